@@ -1,0 +1,106 @@
+// How a kernel names its events: one table next to the kernel, read by the recorder, Python, Perfetto, tests and reports.
+//
+//   // name, class, ends at, channel, fields known at begin, fields known at end
+//   #define MY_EVENTS(EVENT)                                                                       \
+//       EVENT(copy_token, work, issue, "", "peer:10 slot:22", "")                                  \
+//       EVENT(signal_token, signal, completion, "token data slot", "peer:10 slot:22", "value:32")  \
+//       EVENT(wait_token, wait, completion, "token data slot", "peer:10 slot:22", "seen:32")
+//   TK_DEFINE_EVENTS(MyEvent, MY_EVENTS)
+//
+// Fields are "name:bits", 55 bits a record in all; `peer` is always the other rank. A channel is "name kind key-fields":
+// a wait is joined to the signal of the same channel, key, epoch and launch partner. Kinds: `data` (one signal),
+// `credit` (a value of at least what was wanted), `barrier` (all signals of the key).
+#pragma once
+
+#include <cstdint>
+
+#include "trace/record.h"
+#ifndef TK_DEVICE_PASS_ONLY
+    #include <string>
+#endif
+
+namespace tracekern {
+
+enum class EventClass : uint8_t { work, wait, signal, sync };
+enum class EndsAt : uint8_t { issue, completion };  // issue: stores may still be in flight when the span closes
+
+struct EventInfo {
+    const char* name;
+    EventClass event_class;
+    EndsAt ends_at;
+    const char* channel;
+    const char* begin_fields;
+    const char* end_fields;
+};
+
+// Number of fields in "peer:10 slot:22".
+constexpr int count_fields(const char* fields) {
+    int count = 0;
+    for (; *fields; ++fields) count += *fields == ':';
+    return count;
+}
+
+// Width in bits of field `index` of "peer:10 slot:22"; 0 when there is no such field.
+constexpr uint32_t field_bits(const char* fields, int index) {
+    for (; *fields; ++fields) {
+        if (*fields != ':' || index-- != 0) continue;
+        uint32_t bits = 0;
+        for (++fields; *fields >= '0' && *fields <= '9'; ++fields) bits = bits * 10 + static_cast<uint32_t>(*fields - '0');
+        return bits;
+    }
+    return 0;
+}
+
+constexpr uint32_t total_field_bits(const char* fields) {
+    uint32_t bits = 0;
+    for (int i = 0; i < count_fields(fields); ++i) bits += field_bits(fields, i);
+    return bits;
+}
+
+// The table of an event enum; TK_DEFINE_EVENTS specialises it.
+template <class Event>
+struct EventTable;
+
+#ifndef TK_DEVICE_PASS_ONLY
+// The table as JSON, for capture.launch(..., events=...). Strings in tables are plain identifiers: nothing to escape.
+template <class Event>
+std::string describe_events() {
+    constexpr const char* kClassNames[] = {"work", "wait", "signal", "sync"};
+    constexpr const char* kEndsAtNames[] = {"issue", "completion"};
+    std::string json = "{\"name\":\"" + std::string(EventTable<Event>::kName) + "\",\"events\":[";
+    for (const EventInfo& event : EventTable<Event>::kEvents) {
+        if (json.back() == '}') json += ',';
+        json += "{\"name\":\"" + std::string(event.name) + "\",\"class\":\"" +
+                kClassNames[static_cast<int>(event.event_class)] + "\",\"ends_at\":\"" +
+                kEndsAtNames[static_cast<int>(event.ends_at)] + "\",\"channel\":\"" + event.channel +
+                "\",\"begin_fields\":\"" + event.begin_fields + "\",\"end_fields\":\"" + event.end_fields + "\"}";
+    }
+    return json + "]}";
+}
+#endif
+
+}  // namespace tracekern
+
+#define TK_EVENT_ENUMERATOR(name, event_class, ends_at, channel, begin_fields, end_fields) name,
+#define TK_EVENT_ENTRY(name, event_class, ends_at, channel, begin_fields, end_fields)          \
+    ::tracekern::EventInfo{#name,                                                              \
+                           ::tracekern::EventClass::event_class,                               \
+                           ::tracekern::EndsAt::ends_at,                                       \
+                           channel,                                                            \
+                           begin_fields,                                                       \
+                           end_fields},
+#define TK_EVENT_CHECK(name, event_class, ends_at, channel, begin_fields, end_fields)             \
+    static_assert(::tracekern::total_field_bits(begin_fields) <= ::tracekern::kPayloadBits &&     \
+                      ::tracekern::total_field_bits(end_fields) <= ::tracekern::kPayloadBits,     \
+                  "the fields of " #name " need more than 55 bits");
+
+// Use at namespace scope, outside any namespace of your own that shadows `tracekern`.
+#define TK_DEFINE_EVENTS(Event, TABLE)                                                         \
+    enum class Event : uint32_t { TABLE(TK_EVENT_ENUMERATOR) };                                \
+    TABLE(TK_EVENT_CHECK)                                                                      \
+    template <>                                                                                \
+    struct tracekern::EventTable<Event> {                                                      \
+        static constexpr const char* kName = #Event;                                           \
+        static constexpr EventInfo kEvents[] = {TABLE(TK_EVENT_ENTRY)};                        \
+        static_assert(sizeof(kEvents) / sizeof(EventInfo) <= kMaxEvents, "at most 64 events"); \
+    };

@@ -1,0 +1,89 @@
+// What stands in a profile buffer, bit by bit. tracekern/record/format.py mirrors this file; tests/test_format.py compares them.
+//
+// A launch owns one region: `num_tracks` headers, then `num_tracks` runs of `records_per_track` records.
+// The region is zero before the launch, so a record whose kind is `empty` ends a track that never finished.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tracekern {
+
+enum class RecordFormat : uint32_t {
+    wide = 0,     // 16 bytes: 64-bit ticks, 55 payload bits
+    compact = 1,  // 8 bytes: low 32 bits of the ticks, 23 payload bits, extra records for the rest
+};
+
+enum class RecordKind : uint32_t {
+    empty = 0,
+    begin = 1,
+    end = 2,        // its event repeats the begin's: a decoder can tell a torn buffer from a deep one
+    mark = 3,       // an instant
+    extend = 4,     // compact only: the high 32 payload bits of the record after it
+    time_high = 5,  // compact only: the high 32 bits of the ticks of all records after it
+};
+
+// Both formats end in the same word: kind | event | low payload bits.
+constexpr uint32_t kKindBits = 3;
+constexpr uint32_t kEventBits = 6;
+constexpr uint32_t kPayloadLowBits = 32 - kKindBits - kEventBits;  // 23
+constexpr uint32_t kPayloadBits = 32 + kPayloadLowBits;            // 55
+constexpr uint32_t kMaxEvents = 1u << kEventBits;
+constexpr uint32_t kPayloadLowMask = (1u << kPayloadLowBits) - 1;
+
+constexpr uint32_t record_word(RecordKind kind, uint32_t event, uint64_t payload) {
+    return static_cast<uint32_t>(kind) | event << kKindBits |
+           (static_cast<uint32_t>(payload) & kPayloadLowMask) << (kKindBits + kEventBits);
+}
+
+struct alignas(16) WideRecord {
+    uint64_t ticks;
+    uint32_t payload_high;
+    uint32_t word;
+};
+static_assert(sizeof(WideRecord) == 16 && offsetof(WideRecord, word) == 12, "WideRecord is a file format");
+
+struct alignas(8) CompactRecord {
+    uint32_t ticks_low;  // `extend` and `time_high` carry their 32 bits here
+    uint32_t word;
+};
+static_assert(sizeof(CompactRecord) == 8, "CompactRecord is a file format");
+
+// Identity and loss of one track. The kernel writes the first half when the track starts and the second when it finishes;
+// a track whose `finished` is 0 hung, was killed, or never ran (`started` is 0 too).
+struct alignas(64) TrackHeader {
+    uint64_t start_ticks;
+    uint32_t block;
+    uint16_t warp;
+    uint16_t role;
+    uint32_t sm;  // physical unit the block ran on
+    uint32_t epoch;
+    uint32_t launch_idx;
+    uint32_t started;
+    uint64_t end_ticks;
+    uint32_t written;    // records in the region
+    uint32_t attempted;  // records that a region without end would hold; the difference was lost
+    uint32_t finished;
+    uint32_t reserved[3];
+};
+static_assert(sizeof(TrackHeader) == 64 && offsetof(TrackHeader, end_ticks) == 32, "TrackHeader is a file format");
+
+// Which tracks and events of a launch are recorded, and where to. Lives in memory the device can read, so that a captured
+// graph can be pointed at another region without being rebuilt. The host fills it; the kernel only reads it.
+struct alignas(64) LaunchDescriptor {
+    TrackHeader* headers;
+    void* records;
+    uint64_t event_mask;         // bit i: record event i
+    uint32_t records_per_track;  // 0: count only
+    uint32_t warps_per_block;
+    uint32_t block_first;  // blocks first, first + step, ... below stop are recorded
+    uint32_t block_stop;
+    uint32_t block_step;
+    uint32_t role_mask;  // bit i: record role i
+    uint32_t launch_idx;
+    uint32_t epoch;
+    uint64_t reserved;
+};
+static_assert(sizeof(LaunchDescriptor) == 64, "LaunchDescriptor is shared between host and device");
+
+}  // namespace tracekern

@@ -1,0 +1,240 @@
+"""The Timeline: what every stage right of the recorder works on. Columns, no bits, no GPUs.
+
+Spans, marks and flows are numpy columns; tracks, events, launches and ranks are short tuples they point into. A Timeline is
+never changed: a stage returns a new one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Int64 = npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
+UInt64 = npt.NDArray[np.uint64]
+
+OPEN_END = np.int64(-1)
+"""`end` of a span that never closed: its kernel hung or was killed."""
+
+
+class EventClass(enum.Enum):
+    WORK = "work"
+    WAIT = "wait"
+    SIGNAL = "signal"
+    SYNC = "sync"
+    HOST = "host"
+    LAUNCH = "launch"
+
+
+class TrackKind(enum.IntEnum):
+    DEVICE = 0
+    """One writer of a kernel: a warp or role of a block."""
+    LAUNCH = 1
+    """The kernels of one stream of a rank, one span each."""
+    HOST = 2
+    """A thread of the host process: Python ranges, torch.profiler."""
+
+
+class ChannelKind(enum.Enum):
+    DATA = "data"
+    CREDIT = "credit"
+    BARRIER = "barrier"
+
+
+@dataclass(frozen=True)
+class Field:
+    name: str
+    bits: int
+    signed: bool = False
+
+
+@dataclass(frozen=True)
+class Channel:
+    name: str
+    kind: ChannelKind
+    key: tuple[str, ...]
+    """Names of the begin fields that, with the two ranks and the epoch, identify a message."""
+
+
+@dataclass(frozen=True)
+class EventType:
+    """One row of a kernel's event table (csrc/trace/events.h)."""
+
+    name: str
+    event_class: EventClass
+    ends_at: str  # "issue" | "completion"
+    channel: Channel | None = None
+    begin_fields: tuple[Field, ...] = ()
+    end_fields: tuple[Field, ...] = ()
+
+
+@dataclass(frozen=True)
+class Track:
+    """One row of the picture: a writer of a rank. Successive launches of one stream share it."""
+
+    rank: int
+    kind: TrackKind
+    name: str
+    stream: int = 0
+    block: int = -1
+    warp: int = -1
+    sm: int = -1
+    role: str = ""
+
+
+@dataclass(frozen=True)
+class Launch:
+    rank: int
+    launch_idx: int
+    name: str
+    sequence: int
+    stream: int
+    epoch: int
+    num_blocks: int
+    warps_per_block: int
+    num_tracks: int
+    records_per_track: int
+    records_lost: int
+    records_needed: int
+    """records_per_track that would have lost nothing."""
+
+
+@dataclass(frozen=True)
+class ClockFit:
+    """How a rank's ticks became ns on the common axis, and how far that can be trusted."""
+
+    method: str
+    """"reference" | "ping-pong" | "unaligned"."""
+    hard_ns: float
+    """What round trips prove: the true time lies within +-hard_ns."""
+    sigma_ns: float
+    """Repeatability; assumes that the path is symmetric."""
+    anchor_ticks: tuple[float, ...] = ()
+    anchor_ns: tuple[float, ...] = ()
+    """Piecewise linear map ticks -> axis ns through these anchors; extended with the slope of the outer pieces."""
+    host_offset_ns: float = 0.0
+    host_hard_ns: float = float("nan")
+    """axis ns = host CLOCK_REALTIME ns + host_offset_ns, within host_hard_ns."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    rank: int
+    node: str
+    device: str
+    backend: str
+    state: str  # "closed" | "salvaged"
+    ticks_per_second: float
+    resolution_ticks: int
+    clock: ClockFit | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """The dump's metadata, whole."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something the reader should know: a loss, a torn track, an unpaired record."""
+
+    severity: str  # "warning": the rest is right; "error": part of the data is missing or doubtful
+    kind: str  # "lost_records" | "open_span" | "orphan_end" | "torn_track" | "unmatched_wait" | "backwards_flow" | ...
+    rank: int
+    track: int  # index into Timeline.tracks, -1: none
+    text: str
+    count: int = 1
+
+
+def _empty(dtype: Any) -> Any:
+    return np.empty(0, dtype)
+
+
+@dataclass(frozen=True)
+class Spans:
+    """[n] columns. Sorted by (track, start, -end): parents before children. `end` is OPEN_END for a span that never closed."""
+
+    track: Int32 = field(default_factory=lambda: _empty(np.int32))
+    event: Int32 = field(default_factory=lambda: _empty(np.int32))
+    launch: Int32 = field(default_factory=lambda: _empty(np.int32))
+    start: Int64 = field(default_factory=lambda: _empty(np.int64))
+    end: Int64 = field(default_factory=lambda: _empty(np.int64))
+    begin_payload: UInt64 = field(default_factory=lambda: _empty(np.uint64))
+    end_payload: UInt64 = field(default_factory=lambda: _empty(np.uint64))
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def take(self, which: Any) -> Spans:
+        """The spans that an index array, mask or slice picks."""
+        return Spans(**{f.name: getattr(self, f.name)[which] for f in dataclasses.fields(self)})
+
+
+@dataclass(frozen=True)
+class Marks:
+    """[n] columns of instants, sorted by (track, time)."""
+
+    track: Int32 = field(default_factory=lambda: _empty(np.int32))
+    event: Int32 = field(default_factory=lambda: _empty(np.int32))
+    launch: Int32 = field(default_factory=lambda: _empty(np.int32))
+    time: Int64 = field(default_factory=lambda: _empty(np.int64))
+    payload: UInt64 = field(default_factory=lambda: _empty(np.uint64))
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+    def take(self, which: Any) -> Marks:
+        return Marks(**{f.name: getattr(self, f.name)[which] for f in dataclasses.fields(self)})
+
+
+@dataclass(frozen=True)
+class Flows:
+    """[n] edges from a signal span to the wait span it released: indices into Timeline.spans."""
+
+    signal: Int64 = field(default_factory=lambda: _empty(np.int64))
+    wait: Int64 = field(default_factory=lambda: _empty(np.int64))
+
+    def __len__(self) -> int:
+        return len(self.signal)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    unit: str  # "ticks" (each rank on its own clock) | "ns" (one axis, clock of the reference rank)
+    ranks: tuple[Rank, ...]
+    tracks: tuple[Track, ...]
+    events: tuple[EventType, ...]
+    launches: tuple[Launch, ...]
+    spans: Spans = field(default_factory=Spans)
+    marks: Marks = field(default_factory=Marks)
+    flows: Flows = field(default_factory=Flows)
+    host_names: tuple[str, ...] = ()
+    """Names of host spans: for an event of class HOST, begin_payload indexes this tuple."""
+    problems: tuple[Problem, ...] = ()
+    origin_ns: int = 0
+    """Axis ns of time 0: `start`, `end` and `time` count from here (unit "ns")."""
+    title: str = ""
+    aligned: bool = True
+
+    def replace(self, **changes: Any) -> Timeline:
+        return dataclasses.replace(self, **changes)
+
+    def track_ranks(self) -> Int32:
+        """[num_tracks] rank of each track."""
+        return np.array([track.rank for track in self.tracks], np.int32)
+
+
+def unpack_field(fields: tuple[Field, ...], name: str, payload: UInt64) -> Int64:
+    """[n] values of the field `name` in packed payloads; the first field stands in the lowest bits.
+
+    Raises KeyError when there is no such field.
+    """
+    shift = 0
+    for entry in fields:
+        if entry.name == name:
+            mask = np.uint64((1 << entry.bits) - 1)
+            return ((payload >> np.uint64(shift)) & mask).astype(np.int64)
+        shift += entry.bits
+    raise KeyError(name)
