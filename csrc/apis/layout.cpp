@@ -1,0 +1,61 @@
+// The file format as the compiler sees it, for the test that compares it with tracekern/record/format.py.
+#include <pybind11/pybind11.h>
+
+#include "apis/register.hpp"
+#include "trace/record.h"
+
+namespace py = pybind11;
+
+namespace tracekern {
+namespace {
+
+py::dict track_header_offsets() {
+    py::dict offsets;
+    offsets["start_ticks"] = offsetof(TrackHeader, start_ticks);
+    offsets["block"] = offsetof(TrackHeader, block);
+    offsets["warp"] = offsetof(TrackHeader, warp);
+    offsets["role"] = offsetof(TrackHeader, role);
+    offsets["sm"] = offsetof(TrackHeader, sm);
+    offsets["epoch"] = offsetof(TrackHeader, epoch);
+    offsets["launch_idx"] = offsetof(TrackHeader, launch_idx);
+    offsets["started"] = offsetof(TrackHeader, started);
+    offsets["end_ticks"] = offsetof(TrackHeader, end_ticks);
+    offsets["written"] = offsetof(TrackHeader, written);
+    offsets["attempted"] = offsetof(TrackHeader, attempted);
+    offsets["finished"] = offsetof(TrackHeader, finished);
+    return offsets;
+}
+
+py::dict launch_descriptor_offsets() {
+    py::dict offsets;
+    offsets["headers"] = offsetof(LaunchDescriptor, headers);
+    offsets["records"] = offsetof(LaunchDescriptor, records);
+    offsets["event_mask"] = offsetof(LaunchDescriptor, event_mask);
+    offsets["records_per_track"] = offsetof(LaunchDescriptor, records_per_track);
+    offsets["warps_per_block"] = offsetof(LaunchDescriptor, warps_per_block);
+    offsets["block_first"] = offsetof(LaunchDescriptor, block_first);
+    offsets["block_stop"] = offsetof(LaunchDescriptor, block_stop);
+    offsets["block_step"] = offsetof(LaunchDescriptor, block_step);
+    offsets["role_mask"] = offsetof(LaunchDescriptor, role_mask);
+    offsets["launch_idx"] = offsetof(LaunchDescriptor, launch_idx);
+    offsets["epoch"] = offsetof(LaunchDescriptor, epoch);
+    return offsets;
+}
+
+}  // namespace
+
+void register_layout(py::module_& module) {
+    py::dict layout;
+    layout["track_header"] = track_header_offsets();
+    layout["track_header_bytes"] = sizeof(TrackHeader);
+    layout["launch_descriptor"] = launch_descriptor_offsets();
+    layout["launch_descriptor_bytes"] = sizeof(LaunchDescriptor);
+    layout["wide_record_bytes"] = sizeof(WideRecord);
+    layout["compact_record_bytes"] = sizeof(CompactRecord);
+    layout["kind_bits"] = kKindBits;
+    layout["event_bits"] = kEventBits;
+    layout["payload_low_bits"] = kPayloadLowBits;
+    module.attr("layout") = layout;
+}
+
+}  // namespace tracekern

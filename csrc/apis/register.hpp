@@ -1,0 +1,10 @@
+// One function per domain; each is defined in the .cpp of that name.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace tracekern {
+
+void register_layout(pybind11::module_& module);
+
+}  // namespace tracekern

@@ -1,0 +1,9 @@
+// The extension module tracekern._C. Each domain registers itself; see csrc/apis/.
+#include <pybind11/pybind11.h>
+
+#include "apis/register.hpp"
+
+PYBIND11_MODULE(_C, module) {
+    module.doc() = "tracekern's compiled part";
+    tracekern::register_layout(module);
+}
