@@ -5,5 +5,6 @@
 
 PYBIND11_MODULE(_C, module) {
     module.doc() = "tracekern's compiled part";
+    tracekern::register_clocks(module);
     tracekern::register_layout(module);
 }

@@ -5,6 +5,7 @@
 
 namespace tracekern {
 
+void register_clocks(pybind11::module_& module);
 void register_layout(pybind11::module_& module);
 
 }  // namespace tracekern
