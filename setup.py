@@ -1,4 +1,7 @@
-"""Builds tracekern._C, the CPU extension: recorder layout, CPU backend, bundled kernels, trace encoder. Needs g++ and pybind11."""
+"""Builds tracekern._C, the CPU extension: recorder layout, CPU backend, bundled kernels, trace encoder.
+
+Needs g++ and pybind11.
+"""
 
 import glob
 import os

@@ -1,4 +1,5 @@
-// How a kernel names its events: one table next to the kernel, read by the recorder, Python, Perfetto, tests and reports.
+// How a kernel names its events: one table next to the kernel, read by the recorder, Python, Perfetto, tests and
+// reports.
 //
 //   // name, class, ends at, channel, fields known at begin, fields known at end
 //   #define MY_EVENTS(EVENT)                                                                       \
@@ -7,9 +8,9 @@
 //       EVENT(wait_token, wait, completion, "token data slot", "peer:10 slot:22", "seen:32")
 //   TK_DEFINE_EVENTS(MyEvent, MY_EVENTS)
 //
-// Fields are "name:bits", 55 bits a record in all; `peer` is always the other rank. A channel is "name kind key-fields":
-// a wait is joined to the signal of the same channel, key, epoch and launch partner. Kinds: `data` (one signal),
-// `credit` (a value of at least what was wanted), `barrier` (all signals of the key).
+// Fields are "name:bits", 55 bits a record in all; `peer` is always the other rank. A channel is "name kind
+// key-fields": a wait is joined to the signal of the same channel, key, epoch and launch partner. Kinds: `data` (one
+// signal), `credit` (a value of at least what was wanted), `barrier` (all signals of the key).
 #pragma once
 
 #include <cstdint>
@@ -45,7 +46,8 @@ constexpr uint32_t field_bits(const char* fields, int index) {
     for (; *fields; ++fields) {
         if (*fields != ':' || index-- != 0) continue;
         uint32_t bits = 0;
-        for (++fields; *fields >= '0' && *fields <= '9'; ++fields) bits = bits * 10 + static_cast<uint32_t>(*fields - '0');
+        for (++fields; *fields >= '0' && *fields <= '9'; ++fields)
+            bits = bits * 10 + static_cast<uint32_t>(*fields - '0');
         return bits;
     }
     return 0;
@@ -82,16 +84,12 @@ std::string describe_events() {
 }  // namespace tracekern
 
 #define TK_EVENT_ENUMERATOR(name, event_class, ends_at, channel, begin_fields, end_fields) name,
-#define TK_EVENT_ENTRY(name, event_class, ends_at, channel, begin_fields, end_fields)          \
-    ::tracekern::EventInfo{#name,                                                              \
-                           ::tracekern::EventClass::event_class,                               \
-                           ::tracekern::EndsAt::ends_at,                                       \
-                           channel,                                                            \
-                           begin_fields,                                                       \
-                           end_fields},
-#define TK_EVENT_CHECK(name, event_class, ends_at, channel, begin_fields, end_fields)             \
-    static_assert(::tracekern::total_field_bits(begin_fields) <= ::tracekern::kPayloadBits &&     \
-                      ::tracekern::total_field_bits(end_fields) <= ::tracekern::kPayloadBits,     \
+#define TK_EVENT_ENTRY(name, event_class, ends_at, channel, begin_fields, end_fields) \
+    ::tracekern::EventInfo{                                                           \
+        #name, ::tracekern::EventClass::event_class, ::tracekern::EndsAt::ends_at, channel, begin_fields, end_fields},
+#define TK_EVENT_CHECK(name, event_class, ends_at, channel, begin_fields, end_fields)         \
+    static_assert(::tracekern::total_field_bits(begin_fields) <= ::tracekern::kPayloadBits && \
+                      ::tracekern::total_field_bits(end_fields) <= ::tracekern::kPayloadBits, \
                   "the fields of " #name " need more than 55 bits");
 
 // Use at namespace scope, outside any namespace of your own that shadows `tracekern`.

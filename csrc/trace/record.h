@@ -1,4 +1,5 @@
-// What stands in a profile buffer, bit by bit. tracekern/record/format.py mirrors this file; tests/test_format.py compares them.
+// What stands in a profile buffer, bit by bit. tracekern/record/format.py mirrors this file; tests/test_format.py
+// compares them.
 //
 // A launch owns one region: `num_tracks` headers, then `num_tracks` runs of `records_per_track` records.
 // The region is zero before the launch, so a record whose kind is `empty` ends a track that never finished.
@@ -49,8 +50,8 @@ struct alignas(8) CompactRecord {
 };
 static_assert(sizeof(CompactRecord) == 8, "CompactRecord is a file format");
 
-// Identity and loss of one track. The kernel writes the first half when the track starts and the second when it finishes;
-// a track whose `finished` is 0 hung, was killed, or never ran (`started` is 0 too).
+// Identity and loss of one track. The kernel writes the first half when the track starts and the second when it
+// finishes; a track whose `finished` is 0 hung, was killed, or never ran (`started` is 0 too).
 struct alignas(64) TrackHeader {
     uint64_t start_ticks;
     uint32_t block;
@@ -68,8 +69,8 @@ struct alignas(64) TrackHeader {
 };
 static_assert(sizeof(TrackHeader) == 64 && offsetof(TrackHeader, end_ticks) == 32, "TrackHeader is a file format");
 
-// Which tracks and events of a launch are recorded, and where to. Lives in memory the device can read, so that a captured
-// graph can be pointed at another region without being rebuilt. The host fills it; the kernel only reads it.
+// Which tracks and events of a launch are recorded, and where to. Lives in memory the device can read, so that a
+// captured graph can be pointed at another region without being rebuilt. The host fills it; the kernel only reads it.
 struct alignas(64) LaunchDescriptor {
     TrackHeader* headers;
     void* records;

@@ -1,7 +1,7 @@
 """The Timeline: what every stage right of the recorder works on. Columns, no bits, no GPUs.
 
-Spans, marks and flows are numpy columns; tracks, events, launches and ranks are short tuples they point into. A Timeline is
-never changed: a stage returns a new one.
+Spans, marks and flows are numpy columns; tracks, events, launches and ranks are short tuples they point into. A
+Timeline is never changed: a stage returns a new one.
 """
 
 from __future__ import annotations
@@ -154,7 +154,10 @@ def _empty(dtype: Any) -> Any:
 
 @dataclass(frozen=True)
 class Spans:
-    """[n] columns. Sorted by (track, start, -end): parents before children. `end` is OPEN_END for a span that never closed."""
+    """[n] columns, sorted by (track, start, -end): parents before children.
+
+    `end` is OPEN_END for a span that never closed.
+    """
 
     track: Int32 = field(default_factory=lambda: _empty(np.int32))
     event: Int32 = field(default_factory=lambda: _empty(np.int32))
@@ -235,6 +238,7 @@ def unpack_field(fields: tuple[Field, ...], name: str, payload: UInt64) -> Int64
     for entry in fields:
         if entry.name == name:
             mask = np.uint64((1 << entry.bits) - 1)
-            return ((payload >> np.uint64(shift)) & mask).astype(np.int64)
+            value: UInt64 = (payload >> np.uint64(shift)) & mask
+            return value.astype(np.int64)
         shift += entry.bits
     raise KeyError(name)
