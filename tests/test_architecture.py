@@ -1,0 +1,269 @@
+"""The house rules that a machine can hold: who imports whom, vendor words, sizes, what `import tracekern` pulls in."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CSRC = ROOT / "csrc"
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+
+# Module -> our modules that it may import; the longest prefix counts. tracekern.errors and the rule's own folder are
+# free to all, except where STRICT says otherwise.
+ALLOWED_IMPORTS = {
+    "tracekern": ("tracekern.record", "tracekern.timeline"),  # __init__.py hands out the public names
+    "tracekern.record.format": (),
+    "tracekern.record.dump": ("tracekern.record.format",),
+    "tracekern.record": ("tracekern._C",),
+    "tracekern.moe": ("tracekern.record", "tracekern._C"),
+    "tracekern.fabric": ("tracekern.record", "tracekern._C"),
+    "tracekern.timeline": ("tracekern.record.format", "tracekern.record.dump"),
+    "tracekern.export": ("tracekern.timeline", "tracekern._C"),
+    "tracekern.analysis": ("tracekern.timeline",),
+    "tracekern.viewers": ("tracekern.timeline", "tracekern.analysis"),
+    "tracekern.gate": ("tracekern.analysis",),
+    "tracekern.gate.pytest_plugin": ("tracekern.analysis", "tracekern.gate", "tracekern.record"),
+    "tracekern.cli": ("tracekern",),
+}
+STRICT = ("tracekern", "tracekern.record.format", "tracekern.record.dump")
+TORCH_ALLOWED = ("tracekern.record", "tracekern.moe", "tracekern.fabric")
+
+# Folder or file of csrc -> folders and files it may include from.
+ALLOWED_INCLUDES = {
+    "platform": ("platform",),
+    "trace": ("platform", "trace"),
+    "comm": ("platform", "trace", "comm"),
+    "moe": ("platform", "trace", "comm", "moe"),
+    "fabric": ("platform", "trace", "comm", "fabric"),
+    "encode": ("encode", "trace/record.h"),
+    "apis": ("platform", "trace", "comm", "moe", "fabric", "encode", "apis"),
+    "python_api.cpp": ("apis",),
+    "tracekern.h": ("platform", "trace"),
+}
+VENDOR_WORDS = re.compile(
+    r"\b(__HIP\w*|__CUDA\w*|__NVCC__|__clang__|__GNUC__|__x86_64__|__aarch64__|asm|__asm__|__asm|s_memrealtime"
+    r"|__builtin_amdgcn_\w+|__global__|__device__|__shared__|__host__|__syncthreads|__syncwarp|threadIdx|blockIdx|gridDim"
+    r"|cuda[A-Z_]\w+|hip[A-Z_]\w+)\b|%globaltimer|<cuda|<hip/"
+)
+
+
+def python_files() -> list[Path]:
+    return [path for package in ("tracekern", "viewers") for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def cxx_files() -> list[Path]:
+    return sorted(path for path in CSRC.rglob("*") if path.suffix in {".h", ".hpp", ".cpp", ".cu", ".cuh"})
+
+
+def all_sources() -> list[Path]:
+    folders = [ROOT / name for name in ("tests", "benchmarks", "examples")]
+    others = [path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in {".py", ".cpp", ".h"}]
+    return [*python_files(), *cxx_files(), *others, ROOT / "setup.py"]
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def module_name(path: Path) -> str:
+    parts = list(path.relative_to(ROOT).with_suffix("").parts)
+    if parts[0] == "viewers":
+        parts.insert(0, "tracekern")
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """(module, line) of everything that a file imports, inside functions too."""
+    package = module_name(path).split(".")
+    if path.name != "__init__.py":
+        package = package[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:  # the module in `from tracekern import _C` is the name
+                yield f"{module}.{alias.name}", node.lineno
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            yield from ((str(name.value), node.lineno) for name in node.args[:1] if isinstance(name, ast.Constant))
+
+
+def is_within(module: str, parents: tuple[str, ...]) -> bool:
+    return any(module == parent or module.startswith(parent + ".") for parent in parents)
+
+
+def import_faults(path: Path) -> list[str]:
+    module = module_name(path)
+    rule = max((prefix for prefix in ALLOWED_IMPORTS if is_within(module, (prefix,))), key=len)
+    own_folder = () if rule in STRICT else (rule,)
+    allowed = ("tracekern.errors", "tracekern.__version__", *ALLOWED_IMPORTS[rule], *own_folder)
+    faults = []
+    for name, line in imports(path):
+        is_ours = is_within(name, ("tracekern",)) and name != "tracekern"
+        is_torch = is_within(name, ("torch",)) and not is_within(module, TORCH_ALLOWED)
+        if is_torch or (is_ours and not is_within(name, allowed)):
+            faults.append(f"{relative(path)}:{line}: imports {name}")
+    return faults
+
+
+@pytest.mark.parametrize("path", python_files(), ids=relative)
+def test_imports_follow_the_table(path):
+    assert import_faults(path) == []
+
+
+def test_the_import_check_finds_planted_faults(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    planted = tmp_path / "tracekern" / "timeline" / "planted.py"
+    planted.parent.mkdir(parents=True)
+    planted.write_text(
+        "from tracekern.record.format import WIDE\n"
+        "from tracekern.timeline import model\n"
+        "def lazily():\n"
+        "    import torch\n"
+        "    from ..record import session\n"
+        "    from tracekern import _C\n"
+    )
+    found = [fault.split()[-1] for fault in import_faults(planted)]
+    assert found == ["torch", "tracekern.record.session", "tracekern._C"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tracekern" / "cli").glob("*.py")), ids=relative)
+def test_commands_import_heavy_things_inside(path):
+    light = (*sys.stdlib_module_names, "typer", "rich", "tracekern.cli", "tracekern.errors")
+    top_level = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [
+        name
+        for node in top_level
+        for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""])
+    ]
+    assert [name for name in names if not is_within(name, light) and name != "tracekern"] == []
+
+
+def test_import_tracekern_is_light():
+    code = (
+        "import sys, tracekern; dir(tracekern); "
+        "print(sorted({'torch', 'tracekern._C', 'polars', 'pyarrow', 'typer', 'rich'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def without_comments(text: str) -> str:
+    """C++ text with comments blanked and line numbers kept."""
+
+    def blank(match: re.Match[str]) -> str:
+        return match[0] if match[0].startswith('"') else "\n" * match[0].count("\n")
+
+    return re.sub(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', blank, text, flags=re.DOTALL)
+
+
+def csrc_part(path: Path) -> str:
+    return path.relative_to(CSRC).parts[0]
+
+
+@pytest.mark.parametrize("path", cxx_files(), ids=relative)
+def test_csrc_includes_only_to_the_left(path):
+    allowed = ALLOWED_INCLUDES[csrc_part(path)]
+    for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), re.MULTILINE):
+        assert (CSRC / name).exists(), f"includes {name}; wanted a path that starts in csrc"
+        assert name in allowed or name.split("/")[0] in allowed, f"includes {name}; allowed: {allowed}"
+
+
+@pytest.mark.parametrize("path", cxx_files(), ids=relative)
+def test_csrc_knows_no_torch_and_pybind_only_in_apis(path):
+    headers = re.findall(r"^\s*#\s*include\s+[<\"]([^>\"]+)", path.read_text(), re.MULTILINE)
+    assert [name for name in headers if name.startswith(("torch/", "ATen/", "c10/"))] == []
+    if csrc_part(path) not in {"apis", "python_api.cpp"}:
+        assert [name for name in headers if name.startswith(("pybind11/", "Python.h"))] == []
+
+
+def test_vendor_words_stand_in_platform_alone():
+    found = [
+        f"{relative(path)}:{number}: {match[0]}"
+        for path in cxx_files()
+        if csrc_part(path) != "platform"
+        for number, line in enumerate(without_comments(path.read_text()).splitlines(), 1)
+        for match in VENDOR_WORDS.finditer(line)
+    ]
+    assert found == []
+
+
+def test_files_are_short():
+    lengths = {relative(path): len(path.read_text().splitlines()) for path in all_sources()}
+    assert {name: lines for name, lines in lengths.items() if lines >= MAX_FILE_LINES} == {}
+
+
+def python_functions(text: str) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, node.end_lineno - node.lineno + 1
+
+
+def cxx_functions(text: str) -> Iterator[tuple[str, int]]:
+    """(header, lines) of every function body at namespace or class scope.
+
+    A brace counter: a brace opens a function when a parameter list stands before it and no scope keyword leads.
+    """
+    text = re.sub(r'"(?:\\.|[^"\\\n])*"', '""', without_comments(text))
+    text = re.sub(r"'(?:\\.|[^'\\\n])'", "' '", text)
+    text = re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", lambda match: "\n" * match[0].count("\n"), text, flags=re.MULTILINE)
+    scope = re.compile(r"\s*(template\s*<.*>\s*)?(inline\s+)?(namespace|struct|class|union|enum|extern)\b", re.DOTALL)
+    depth, line, start_line, header, name = 0, 1, 0, "", ""
+    for char in text:
+        line += char == "\n"
+        if char == "{":
+            if depth == 0 and "(" in header and not scope.match(header) and not header.rstrip().endswith("="):
+                depth, name, start_line = 1, " ".join(header.split()), line - header.lstrip().count("\n")
+            elif depth:
+                depth += 1
+        elif char == "}" and depth:
+            depth -= 1
+            if depth == 0:
+                yield name, line - start_line + 1
+        header = "" if char in "{};" else header + char
+
+
+def test_functions_are_short():
+    found = [
+        f"{relative(path)}: {name}: {lines} lines"
+        for path in all_sources()
+        for name, lines in (python_functions if path.suffix == ".py" else cxx_functions)(path.read_text())
+        if lines >= MAX_FUNCTION_LINES
+    ]
+    assert found == []
+
+
+def test_the_cxx_function_counter_counts():
+    text = (
+        "namespace a {\n"
+        "struct alignas(16) B { int x = 1; };\n"
+        "template <class T, int N>\n"
+        "void first(const T& argument,\n"
+        "           int other) {  // } not a brace\n"
+        "    for (int i = 0; i < N; ++i) {\n"
+        "        call([&] { return '}'; });\n"
+        "    }\n"
+        "}\n"
+        "#define MACRO(x) \\\n"
+        "    if (x) {\n"
+        'int second() { return size("}"); }\n'
+        "}  // namespace a\n"
+    )
+    assert [lines for _, lines in cxx_functions(text)] == [7, 1]
+
+
+def test_nothing_names_a_path_of_a_machine():
+    pattern = re.compile("/" + r"(work|home|root|Users|tmp/tk)/\w+")
+    texts = [*all_sources(), *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "Makefile"]
+    found = [f"{relative(path)}: {match[0]}" for path in texts for match in pattern.finditer(path.read_text())]
+    assert found == []
