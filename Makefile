@@ -1,0 +1,56 @@
+# make test   every check: lint, types, format, tests (what .ci/run calls)
+# make soak   the long counts of the same tests
+# make lint   ruff, mypy on the pure parts, clang-format
+# make clean  removes everything that was built, .venv too
+#
+# All of them work in their own virtual environment, .venv. PYTHON=python3.12 picks another interpreter for it.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+CSRC := $(shell find csrc -type f)
+CXX_FILES = $(shell find csrc $(wildcard examples) -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name '*.cu' -o -name '*.cuh')
+
+.DEFAULT_GOAL := test
+.PHONY: test soak lint clean
+
+test: .venv/extension lint
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+soak: .venv/test .venv/extension
+	$(BIN)/python -m pytest -m soak
+
+lint: .venv/test
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+
+clean:
+	rm -rf .venv build *.egg-info demo-capture .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f tracekern/_C.*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The files .venv/* below say that a step is done; each is newer than what the step was made from.
+
+.venv/created:
+	@.ci/venv $(PYTHON)
+	@touch $@
+
+.venv/demo: .venv/created requirements/demo.txt
+	@echo "installing what the demo needs into .venv (a few minutes, once)"
+	@$(PIP) -r requirements/demo.txt
+	@touch $@
+
+.venv/extension: .venv/demo setup.py pyproject.toml $(CSRC)
+	@echo "building the extension"
+	@$(PIP) --no-build-isolation --no-deps --editable .
+	@touch $@
+
+.venv/test: .venv/demo requirements/test.txt .venv/packages
+	@echo "installing what the tests need into .venv (a few minutes, once)"
+	@$(PIP) -r requirements/test.txt
+	@touch $@
+
+.venv/packages: .venv/created
+	@.ci/packages optional clang-19 lld-19 chromium
+	@touch $@
