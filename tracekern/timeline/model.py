@@ -114,10 +114,11 @@ class ClockFit:
     """What round trips prove: the true time lies within +-hard_ns."""
     sigma_ns: float
     """Repeatability; assumes that the path is symmetric."""
-    anchor_ticks: tuple[float, ...] = ()
-    anchor_ns: tuple[float, ...] = ()
-    """Piecewise linear map ticks -> axis ns through these anchors; extended with the slope of the outer pieces."""
-    host_offset_ns: float = 0.0
+    anchor_ticks: tuple[int, ...] = ()
+    anchor_ns: tuple[int, ...] = ()
+    """Piecewise linear map ticks -> axis ns through these anchors, at least two; extended with the slope of the outer
+    pieces. Integers: at 1e18 ns a float is 128 ns coarse."""
+    host_offset_ns: int = 0
     host_hard_ns: float = float("nan")
     """axis ns = host CLOCK_REALTIME ns + host_offset_ns, within host_hard_ns."""
 

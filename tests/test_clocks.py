@@ -1,0 +1,321 @@
+"""The clock fit against exchanges whose truth is known: wander, slow paths, preemptions, dead ranks, damaged rows."""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tracekern.errors import BadInput
+from tracekern.timeline.clocks import apply_clock, fit_clocks, unaligned_clocks
+from tracekern.timeline.model import ClockFit, Rank
+
+SECOND = 10**9
+WALL_NS = 1_760_000_000 * SECOND
+ROW = np.dtype(
+    [("kind", "<u4"), ("round_idx", "<u4"), ("initiator", "<i4"), ("responder", "<i4")]
+    + [(f"t{i}", "<i8") for i in range(4)]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Clock:
+    """True time (ns from the start of the capture) to ticks, in a way of its own: not csrc's simulation."""
+
+    base_ns: int
+    rate: float
+    wander: float
+    phase: float
+    ticks_per_second: int = SECOND
+    resolution_ticks: int = 32
+
+    @classmethod
+    def draw(cls, rng, **changes):
+        clock = cls(
+            WALL_NS + int(rng.integers(-250_000, 250_000)), rng.uniform(-4e-6, 4e-6), 1.2e-7, rng.uniform(0, 6.3)
+        )
+        return dataclasses.replace(clock, **changes)
+
+    def ns(self, time):
+        """[n] float64 ns since base_ns."""
+        turn = math.pi / (20 * SECOND)
+        return time * (1 + self.rate) + self.wander / turn * (np.cos(self.phase) - np.cos(self.phase + turn * time))
+
+    def ticks(self, time):
+        """[n] int64, cut to the resolution."""
+        ns_per_tick = SECOND // self.ticks_per_second
+        whole = self.base_ns + np.floor(self.ns(np.asarray(time, np.float64))).astype(np.int64)
+        return whole // ns_per_tick // self.resolution_ticks * self.resolution_ticks
+
+
+def rank_of(index, clock, node="a"):
+    return Rank(index, node, "cpu", "cpu", "closed", float(clock.ticks_per_second), clock.resolution_ticks)
+
+
+def exchange(rng, clocks, initiator, responder, round_idx, start, count=300, path_ns=150.0, quiet=0.3):
+    """Round trips one after the other; only a `quiet` share of the ways is not preempted for up to 4 ms."""
+    ways = (
+        path_ns + rng.exponential(60, (count, 2)) + (rng.random((count, 2)) > quiet) * rng.uniform(5e3, 4e6, (count, 2))
+    )
+    turn = rng.uniform(20, 60, count)
+    sent = start + np.concatenate([[0], np.cumsum(ways.sum(axis=1) + turn + 50)[:-1]])
+    rows = np.zeros(count, ROW)
+    rows["kind"], rows["round_idx"], rows["initiator"], rows["responder"] = 1, round_idx, initiator, responder
+    rows["t0"] = clocks[initiator].ticks(sent)
+    rows["t1"] = clocks[responder].ticks(sent + ways[:, 0])
+    rows["t2"] = clocks[responder].ticks(sent + ways[:, 0] + turn)
+    rows["t3"] = clocks[initiator].ticks(sent + ways.sum(axis=1) + turn)
+    return rows
+
+
+def sample(rng, clocks, times, pairs=None, **how):
+    """All pairs, in every round one after the other."""
+    rows = []
+    for round_idx, start in enumerate(times):
+        for step, (one, other) in enumerate(pairs or itertools.combinations(sorted(clocks), 2)):
+            rows.append(exchange(rng, clocks, one, other, round_idx, start + step * 2e6, **how))
+    return np.concatenate(rows)
+
+
+def errors_ns(fits, clocks, reference, rank, times):
+    """[n] axis time minus the reference's own reading, at the tick that `rank` would have recorded."""
+    axis = apply_clock(fits[rank], clocks[rank].ticks(times)) - clocks[reference].base_ns
+    return axis - clocks[reference].ns(times)
+
+
+def spans_of(clocks, first, last):
+    return {rank: (int(clock.ticks(first)), int(clock.ticks(last))) for rank, clock in clocks.items()}
+
+
+def test_eight_ranks_over_three_seconds_stay_within_their_bounds():
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        clocks = {rank: Clock.draw(rng) for rank in range(8)}
+        times = np.linspace(0.1, 3.1, 500) * SECOND
+        ranks = [rank_of(rank, clock) for rank, clock in clocks.items()]
+        fits = fit_clocks(sample(rng, clocks, [0, 3.2 * SECOND]), ranks, spans_of(clocks, times[0], times[-1]))
+        assert fits[0].method == "reference"
+        assert (fits[0].hard_ns, fits[0].sigma_ns) == (0.0, 0.0)
+        for rank in range(1, 8):
+            error = np.abs(errors_ns(fits, clocks, 0, rank, times)).max()
+            assert error <= fits[rank].hard_ns <= 2_000
+            assert error <= 300
+            assert 0 < fits[rank].sigma_ns < 200
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    num_ranks=st.integers(2, 6),
+    num_rounds=st.integers(1, 4),
+    forward=st.floats(50, 5_000),
+    backward=st.floats(50, 5_000),
+    coarse=st.booleans(),
+)
+def test_truth_is_within_hard_ns_on_asymmetric_paths(seed, num_ranks, num_rounds, forward, backward, coarse):
+    rng = np.random.default_rng(seed)
+    kind = {"ticks_per_second": 100_000_000, "resolution_ticks": 1} if coarse else {}
+    clocks = {rank: Clock.draw(rng, **kind) for rank in range(num_ranks)}
+    rows = sample(rng, clocks, [k * 2.5 * SECOND for k in range(num_rounds)], count=60)
+    # The way to the responder is longer by forward, the way back by backward: round trips cannot tell.
+    clock_ns = SECOND // clocks[0].ticks_per_second
+    rows["t1"] += int(forward / clock_ns)
+    rows["t2"] += int(forward / clock_ns)
+    rows["t3"] += int((forward + backward) / clock_ns)
+    times = np.linspace(-0.5, num_rounds * 2.5, 200) * SECOND
+    ranks = [rank_of(rank, clock) for rank, clock in clocks.items()]
+    fits = fit_clocks(rows, ranks, spans_of(clocks, times[0], times[-1]))
+    for rank in range(1, num_ranks):
+        assert np.abs(errors_ns(fits, clocks, 0, rank, times)).max() <= fits[rank].hard_ns
+
+
+def test_clocks_of_different_kinds_share_an_axis():
+    rng = np.random.default_rng(3)
+    clocks = {
+        0: Clock.draw(rng, ticks_per_second=100_000_000, resolution_ticks=1),
+        1: Clock.draw(rng, base_ns=7 * SECOND, ticks_per_second=25_000_000, resolution_ticks=1),
+        2: Clock.draw(rng),
+    }
+    ranks = [rank_of(rank, clock) for rank, clock in clocks.items()]
+    times = np.linspace(0, 3, 100) * SECOND
+    fits = fit_clocks(sample(rng, clocks, [0, 3 * SECOND]), ranks, spans_of(clocks, times[0], times[-1]))
+    for rank in (1, 2):
+        assert np.abs(errors_ns(fits, clocks, 0, rank, times)).max() <= fits[rank].hard_ns <= 2_000
+
+
+def test_bound_grows_with_the_distance_from_the_only_round():
+    rng = np.random.default_rng(4)
+    clocks = {rank: Clock.draw(rng) for rank in range(2)}
+    ranks = [rank_of(rank, clock) for rank, clock in clocks.items()]
+    rows = sample(rng, clocks, [0])
+    near, far = (fit_clocks(rows, ranks, spans_of(clocks, 0, seconds * SECOND))[1].hard_ns for seconds in (0.01, 2))
+    # 20 ppm over 2 s: 40 us.
+    assert near < 1_500
+    assert 40_000 < far < 42_000
+
+
+def test_killed_rank_goes_on_with_the_rate_of_its_last_rounds():
+    rng = np.random.default_rng(6)
+    clocks = {rank: Clock.draw(rng) for rank in range(3)}
+    ranks = [rank_of(rank, clock) for rank, clock in clocks.items()]
+    rows = np.concatenate(
+        [
+            sample(rng, clocks, [0, SECOND]),
+            exchange(rng, clocks, 0, 1, 2, 4 * SECOND),
+            exchange(rng, clocks, 0, 1, 3, 8 * SECOND),
+        ]
+    )
+    times = np.linspace(0, 4, 100) * SECOND
+    fits = fit_clocks(rows, ranks, spans_of(clocks, times[0], times[-1]))
+    assert fits[1].hard_ns < 2_000
+    assert fits[1].hard_ns < fits[2].hard_ns < 10_000
+    for rank in (1, 2):
+        assert np.abs(errors_ns(fits, clocks, 0, rank, times)).max() <= fits[rank].hard_ns
+
+
+def test_rank_that_died_early_is_not_the_axis():
+    rng = np.random.default_rng(7)
+    clocks = {rank: Clock.draw(rng) for rank in range(3)}
+    rows = np.concatenate([sample(rng, clocks, [0]), exchange(rng, clocks, 1, 2, 1, 3 * SECOND)])
+    fits = fit_clocks(rows, [rank_of(rank, clock) for rank, clock in clocks.items()])
+    assert [fits[rank].method for rank in range(3)] == ["ping-pong", "reference", "ping-pong"]
+
+
+def test_missing_pair_is_bridged_by_the_others():
+    rng = np.random.default_rng(8)
+    clocks = {rank: Clock.draw(rng) for rank in range(4)}
+    rows = sample(rng, clocks, [0, 3 * SECOND], pairs=[(0, 1), (1, 2), (2, 3)])
+    times = np.linspace(0, 3, 100) * SECOND
+    fits = fit_clocks(rows, [rank_of(rank, clock) for rank, clock in clocks.items()], spans_of(clocks, 0, 3 * SECOND))
+    assert fits[1].hard_ns < fits[2].hard_ns < fits[3].hard_ns
+    for rank in (1, 2, 3):
+        assert np.abs(errors_ns(fits, clocks, 0, rank, times)).max() <= fits[rank].hard_ns
+
+
+def test_one_slow_network_pair_does_not_blur_the_rest():
+    rng = np.random.default_rng(9)
+    clocks = {rank: Clock.draw(rng) for rank in range(4)}
+    ranks = [rank_of(rank, clock, node="ab"[rank // 2]) for rank, clock in clocks.items()]
+    times = [0, 3 * SECOND]
+    rows = np.concatenate(
+        [
+            sample(rng, clocks, times, pairs=[(0, 1), (2, 3)]),
+            sample(rng, clocks, times, pairs=[(0, 2), (0, 3), (1, 2), (1, 3)], path_ns=60_000.0, count=50),
+        ]
+    )
+    fits = fit_clocks(rows, ranks, spans_of(clocks, 0, 3 * SECOND))
+    assert fits[1].hard_ns < 2_000
+    assert 10_000 < fits[2].hard_ns < 100_000
+    seen = np.linspace(0, 3, 100) * SECOND
+    between = errors_ns(fits, clocks, 0, 2, seen) - errors_ns(fits, clocks, 0, 3, seen)
+    assert np.abs(between).max() < 500
+
+
+def test_one_rank_is_its_own_axis():
+    clock = Clock.draw(np.random.default_rng(10), ticks_per_second=100_000_000, resolution_ticks=1)
+    fits = fit_clocks(np.zeros(0, ROW), [rank_of(5, clock)], {5: (10**17, 10**17 + 1000)})
+    assert fits[5].method == "reference"
+    assert (fits[5].hard_ns, fits[5].sigma_ns) == (0.0, 0.0)
+    np.testing.assert_array_equal(apply_clock(fits[5], np.array([10**17, 10**17 + 3])), [10**18, 10**18 + 30])
+    assert fit_clocks(np.zeros(0, ROW), []) == {}
+
+
+def test_rank_without_samples_is_refused_by_name():
+    rng = np.random.default_rng(11)
+    clocks = {rank: Clock.draw(rng) for rank in range(3)}
+    ranks = [rank_of(rank, clock, node=f"host{rank}") for rank, clock in clocks.items()]
+    with pytest.raises(BadInput, match=r"rank 2 \(node host2\).*relate ranks \[0, 1\], wanted all 3.*--unaligned"):
+        fit_clocks(sample(rng, clocks, [0], pairs=[(0, 1)]), ranks)
+    with pytest.raises(BadInput, match=r"rank 1 .*--unaligned"):
+        fit_clocks(np.zeros(0, ROW), ranks)
+
+
+def test_contradictions_are_refused_and_name_the_pair():
+    rng = np.random.default_rng(12)
+    clocks = {rank: Clock.draw(rng) for rank in range(3)}
+    ranks = [rank_of(rank, clock) for rank, clock in clocks.items()]
+    rows = sample(rng, clocks, [0, 3 * SECOND])
+    pair = (rows["initiator"] == 1) & (rows["responder"] == 2) & (rows["round_idx"] == 1)
+
+    stepped = rows.copy()
+    stepped["t1"][np.flatnonzero(pair)[150:]] += 100_000
+    stepped["t2"][np.flatnonzero(pair)[150:]] += 100_000
+    with pytest.raises(BadInput, match=r"ranks 1 and 2 in round 1 contradict each other"):
+        fit_clocks(stepped, ranks)
+
+    around = rows.copy()
+    around["t1"][pair] += 20_000
+    around["t2"][pair] += 20_000
+    with pytest.raises(BadInput, match=r"ranks \d and \d in round 1 contradict the way round over other ranks"):
+        fit_clocks(around, ranks)
+
+    fast = rows.copy()
+    fast["t1"][pair] += 1_000_000
+    fast["t2"][pair] += 1_000_000
+    with pytest.raises(BadInput, match=r"ranks 1 and 2 drifted apart by -?\d+\.\d ppm between rounds 0 and 1"):
+        fit_clocks(fast, ranks)
+
+    backwards = rows.copy()
+    backwards["t3"][7] = backwards["t0"][7] - 1
+    with pytest.raises(BadInput, match="runs backwards"):
+        fit_clocks(backwards, ranks)
+
+
+def host_brackets(rng, clock, rank, round_idx, start, wall_offset_ns, count=20):
+    """Wall clock, device, wall clock; the wall clock is WALL_NS + wall_offset_ns at true time 0 and runs true."""
+    before = start + np.arange(count) * 3_000.0
+    device = before + rng.uniform(100, 1_500, count)
+    after = device + rng.uniform(100, 1_500, count)
+    rows = np.zeros(count, ROW)
+    rows["kind"], rows["round_idx"], rows["initiator"], rows["responder"] = 2, round_idx, rank, rank
+    rows["t0"] = WALL_NS + wall_offset_ns + before.astype(np.int64)
+    rows["t1"] = rows["t2"] = clock.ticks(device)
+    rows["t3"] = WALL_NS + wall_offset_ns + after.astype(np.int64)
+    return rows
+
+
+def test_host_clocks_are_related_node_by_node():
+    rng = np.random.default_rng(13)
+    clocks = {rank: Clock.draw(rng) for rank in range(3)}
+    ranks = [rank_of(rank, clock, node="aab"[rank]) for rank, clock in clocks.items()]
+    wall_offsets = {0: 23_000, 1: 23_000, 2: -40 * SECOND}
+    rounds = (0, 3 * SECOND)
+    rows = [sample(rng, clocks, rounds)]
+    for (k, start), rank in itertools.product(enumerate(rounds), clocks):
+        rows.append(host_brackets(rng, clocks[rank], rank, k, start, wall_offsets[rank]))
+    fits = fit_clocks(np.concatenate(rows), ranks, spans_of(clocks, 0, 3 * SECOND))
+    assert (fits[0].host_offset_ns, fits[0].host_hard_ns) == (fits[1].host_offset_ns, fits[1].host_hard_ns)
+    times = np.linspace(0, 3, 50) * SECOND
+    for rank, fit in fits.items():
+        wall_ns = WALL_NS + wall_offsets[rank] + times.astype(np.int64)
+        error = wall_ns + fit.host_offset_ns - clocks[0].base_ns - clocks[0].ns(times)
+        # Two clocks that differ by 4 ppm at most drift 12 us in 3 s: half of that and the brackets.
+        assert np.abs(error).max() <= fit.host_hard_ns < 10_000
+
+
+def test_wall_clock_set_while_sampling_gives_no_host_relation():
+    rng = np.random.default_rng(14)
+    clock = Clock.draw(rng)
+    rows = [host_brackets(rng, clock, 0, 0, start, offset) for start, offset in ((0, 0), (1e6, 50_000_000))]
+    fit = fit_clocks(np.concatenate(rows), [rank_of(0, clock)])[0]
+    assert math.isnan(fit.host_hard_ns)
+
+
+def test_apply_is_exact_at_any_size_and_beyond_the_anchors():
+    fit = ClockFit("ping-pong", 1.0, 1.0, (WALL_NS, WALL_NS + 2 * SECOND), (WALL_NS + 5, WALL_NS + 2 * SECOND + 11))
+    ticks = WALL_NS + np.array([-SECOND, 0, 1, SECOND, 2 * SECOND, 2 * SECOND + 1, 3 * SECOND])
+    np.testing.assert_array_equal(apply_clock(fit, ticks) - ticks, [2, 5, 5, 8, 11, 11, 14])
+    assert apply_clock(fit, ticks).dtype == np.int64
+    assert apply_clock(fit, ticks[:0]).shape == (0,)
+
+
+def test_unaligned_clocks_keep_their_own_time():
+    ranks = [Rank(0, "a", "cpu", "cpu", "closed", 1e9, 32), Rank(1, "a", "cpu", "cpu", "closed", 1e8, 1)]
+    fits = unaligned_clocks(ranks, {0: (WALL_NS, WALL_NS + 7), 1: (10**17, 10**17 + 1)})
+    assert {fit.method for fit in fits.values()} == {"unaligned"}
+    assert {fit.hard_ns for fit in fits.values()} == {math.inf}
+    np.testing.assert_array_equal(apply_clock(fits[0], np.array([WALL_NS + 33])), [WALL_NS + 33])
+    np.testing.assert_array_equal(apply_clock(fits[1], np.array([10**17 + 2])), [10**18 + 20])
