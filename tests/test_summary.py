@@ -1,0 +1,122 @@
+"""The numbers of `tracekern info`, on a Timeline small enough to count by hand."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tracekern.analysis.summary import summarize
+from tracekern.timeline.model import (
+    OPEN_END,
+    ClockFit,
+    EventClass,
+    EventType,
+    Field,
+    Flows,
+    Launch,
+    Marks,
+    Problem,
+    Rank,
+    Spans,
+    Timeline,
+    Track,
+    TrackKind,
+)
+
+COPY, WAIT = 0, 1
+
+
+def spans_of(rows: list[tuple[int, int, int, int, int]]) -> Spans:
+    """Rows of (track, event, start, end, peer)."""
+    track, event, start, end, peer = np.array(rows, np.int64).T
+    return Spans(
+        track=track.astype(np.int32),
+        event=event.astype(np.int32),
+        launch=np.zeros(len(rows), np.int32),
+        start=start,
+        end=end,
+        begin_payload=peer.astype(np.uint64),
+        end_payload=np.zeros(len(rows), np.uint64),
+    )
+
+
+@pytest.fixture
+def timeline() -> Timeline:
+    peer = (Field("peer", 10),)
+    tracks = (
+        Track(0, TrackKind.DEVICE, "block 0 warp 0", block=0, warp=0),
+        Track(0, TrackKind.DEVICE, "block 0 warp 1", block=0, warp=1),
+        Track(1, TrackKind.DEVICE, "block 0 warp 0", block=0, warp=0),
+        Track(1, TrackKind.HOST, "main"),
+    )
+    rows = [
+        (0, COPY, 0, 100, 1),  # 40 of its 100 ns are a wait
+        (0, WAIT, 20, 60, 1),
+        (0, WAIT, 30, 40, 2),  # inside the other wait: no more waiting than that
+        (1, COPY, 100, 200, 1),
+        (2, WAIT, 0, 50, 0),
+        (2, WAIT, 50, 80, 3),
+        (2, WAIT, 90, int(OPEN_END), 0),
+        (3, COPY, 0, 1000, 0),  # the host's time is not the device's
+    ]
+    return Timeline(
+        unit="ns",
+        ranks=tuple(
+            Rank(rank, "node", "simulated", "cpu", "closed", 1e9, 32, ClockFit("ping-pong", 900.0, 40.0))
+            for rank in range(2)
+        ),
+        tracks=tracks,
+        events=(
+            EventType("copy_token", EventClass.WORK, "issue", begin_fields=peer),
+            EventType("wait_token", EventClass.WAIT, "completion", begin_fields=peer),
+        ),
+        launches=(
+            Launch(0, 0, "dispatch", 0, 0, 1, 1, 2, 2, 16, 5, 21),
+            Launch(1, 0, "dispatch", 0, 0, 1, 1, 1, 1, 16, 0, 7),
+        ),
+        spans=spans_of(rows),
+        marks=Marks(*(np.zeros(1, dtype) for dtype in (np.int32, np.int32, np.int32, np.int64, np.uint64))),
+        flows=Flows(np.array([0]), np.array([4])),
+        problems=(
+            Problem("warning", "lost_records", 0, 0, "5 records lost", 5),
+            Problem("error", "open_span", 1, 2, ""),
+        ),
+    )
+
+
+def test_counts_and_losses(timeline):
+    summary = summarize(timeline)
+    assert (summary.num_spans, summary.num_flows, summary.duration_ns) == (8, 1, 1000)
+    assert summary.problems == {"lost_records": 5, "open_span": 1}
+    first, second = summary.ranks
+    assert (first.num_spans, first.num_marks, first.num_open_spans) == (4, 1, 0)
+    assert (second.num_spans, second.num_marks, second.num_open_spans) == (4, 0, 1)
+    assert (first.num_device_tracks, second.num_device_tracks, second.num_host_tracks) == (2, 1, 1)
+    assert (first.records_lost, first.records_per_track, first.records_needed) == (5, 16, 21)
+    assert (second.records_lost, second.records_needed) == (0, 0)
+    assert (first.clock_method, first.clock_hard_ns, first.clock_sigma_ns) == ("ping-pong", 900.0, 40.0)
+
+
+def test_wait_share_counts_nested_waits_once(timeline):
+    first, second = summarize(timeline).ranks
+    assert first.wait_share == pytest.approx(40 / 200)
+    assert second.wait_share == pytest.approx(1.0)
+
+
+def test_events_name_the_peer_of_the_longest(timeline):
+    first, second = summarize(timeline).ranks
+    copy, wait = first.events
+    assert (copy.event, copy.count, copy.total_ns, copy.longest_ns, copy.longest_peer) == ("copy_token", 2, 200, 100, 1)
+    assert (wait.event_class, wait.count, wait.total_ns, wait.longest_ns) == ("wait", 2, 50, 40)
+    assert [(event.event, event.count, event.longest_ns, event.longest_peer) for event in second.events] == [
+        ("wait_token", 3, 50, 0)
+    ]
+
+
+def test_an_empty_timeline_has_a_summary_that_json_takes(timeline):
+    empty = timeline.replace(spans=Spans(), marks=Marks(), flows=Flows(), problems=())
+    summary = summarize(empty)
+    assert (summary.num_spans, summary.duration_ns) == (0, 0)
+    assert json.loads(json.dumps(summary.as_dict(), allow_nan=False))["ranks"][0]["wait_share"] is None

