@@ -1,0 +1,175 @@
+// CPU backend: a warp is one fiber or one thread, a lane is a turn of a loop. Proves order, coverage and results, never
+// durations.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "platform/number.h"
+#include "platform/simulated_clock.h"
+
+namespace tracekern {
+
+constexpr int kLanes = 32;
+
+struct alignas(16) Vector16 {
+    uint32_t words[4];
+};
+
+template <class T>
+struct PerLane {
+    std::array<T, kLanes> values;
+};
+
+// ---- clock: each rank reads its own simulated one; the executor points every thread that runs warps at it ----
+
+inline thread_local const SimulatedClock* current_clock = nullptr;
+
+inline uint64_t read_clock() {
+    return current_clock->read();
+}
+inline uint64_t read_clock_after(uint64_t) {
+    return read_clock();
+}
+inline uint32_t sm_id() {
+    return 0;
+}
+
+// ---- memory: all ranks share one coherent memory, so device and system scope are the same ----
+
+template <class T>
+T load_acquire_system(const T* word) {
+    return std::atomic_ref<T>(*const_cast<T*>(word)).load(std::memory_order_acquire);
+}
+template <class T>
+T load_relaxed_system(const T* word) {
+    return std::atomic_ref<T>(*const_cast<T*>(word)).load(std::memory_order_relaxed);
+}
+template <class T>
+void store_release_system(T* word, T value) {
+    std::atomic_ref<T>(*word).store(value, std::memory_order_release);
+}
+template <class T>
+void store_relaxed_system(T* word, T value) {
+    std::atomic_ref<T>(*word).store(value, std::memory_order_relaxed);
+}
+template <class T>
+T add_relaxed_device(T* word, T value) {
+    return std::atomic_ref<T>(*word).fetch_add(value, std::memory_order_relaxed);
+}
+template <class T>
+T add_acq_rel_device(T* word, T value) {
+    return std::atomic_ref<T>(*word).fetch_add(value, std::memory_order_acq_rel);
+}
+template <class T>
+T add_relaxed_block(T* shared_word, T value) {
+    return add_relaxed_device(shared_word, value);
+}
+inline bool claim_system(uint32_t* word) {
+    uint32_t expected = 0;
+    return std::atomic_ref<uint32_t>(*word).compare_exchange_strong(expected, 1, std::memory_order_acq_rel);
+}
+
+// ---- numbers: built with -ffp-contract=off ----
+
+inline float multiply_rn(float a, float b) {
+    return a * b;
+}
+inline float add_rn(float a, float b) {
+    return a + b;
+}
+inline float to_float(float x) {
+    return x;
+}
+inline float to_float(Half x) {
+    return half_to_float(x);
+}
+inline float to_float(BFloat16 x) {
+    return bfloat16_to_float(x);
+}
+template <class T>
+T from_float(float x) {
+    if constexpr (std::is_same_v<T, float>) {
+        return x;
+    } else if constexpr (std::is_same_v<T, Half>) {
+        return float_to_half(x);
+    } else {
+        return float_to_bfloat16(x);
+    }
+}
+
+// What a block gives its warps; platform/cpu_executor.hpp implements it twice.
+class BlockContext {
+public:
+    virtual void sync() = 0;
+    // Lets others run. `spins` counts the calls since the wait began; the caller starts it at 0.
+    virtual void relax(uint32_t& spins) = 0;
+    void* shared = nullptr;
+
+protected:
+    ~BlockContext() = default;
+};
+
+class Warp {
+public:
+    Warp(BlockContext& context, uint32_t block, uint32_t num_blocks, uint32_t warp, uint32_t num_warps)
+        : block(block), num_blocks(num_blocks), warp(warp), num_warps(num_warps), context_(context) {}
+
+    const uint32_t block, num_blocks;
+    const uint32_t warp, num_warps;  // of this block
+
+    bool is_leader() const { return true; }
+
+    // f(lane) on every lane.
+    template <class F>
+    auto lanes(F f) {
+        PerLane<decltype(f(0))> result;
+        for (int lane = 0; lane < kLanes; ++lane) result.values[lane] = f(lane);
+        return result;
+    }
+    template <class T>
+    T shuffle(const PerLane<T>& x, int lane) {
+        return x.values[lane];
+    }
+    // f(i) for every i below n, lanes side by side.
+    template <class F>
+    void strided(uint32_t n, F f) {
+        for (uint32_t i = 0; i < n; ++i) f(i);
+    }
+    // f(lane) summed over all lanes.
+    template <class F>
+    uint32_t sum(F f) {
+        uint32_t total = 0;
+        for (int lane = 0; lane < kLanes; ++lane) total += f(lane);
+        return total;
+    }
+    // One lane calls f; all lanes get its result. Orders the other lanes' memory accesses before and after it.
+    template <class F>
+    auto once(F f) {
+        return f();
+    }
+    // The same without a result.
+    template <class F>
+    void leader(F f) {
+        f();
+    }
+    template <class T>
+    void copy_vectors(void* dst, const void* src, uint32_t n) {
+        std::memcpy(dst, src, size_t{n} * sizeof(T));
+    }
+    template <class T>
+    T& shared() {
+        return *static_cast<T*>(context_.shared);
+    }
+    void sync() {}
+    void block_sync() { context_.sync(); }
+    void relax(uint32_t& spins) { context_.relax(spins); }
+
+private:
+    BlockContext& context_;
+};
+
+}  // namespace tracekern

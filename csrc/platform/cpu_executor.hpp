@@ -1,0 +1,152 @@
+// Runs a warp-granular kernel on the CPU with forward progress for every warp, so that kernels may spin on each other.
+//
+//   fibers   all warps of a rank share one thread; a wait switches to the next warp. The default.
+//   threads  a thread a warp, for the race detector.
+//
+// A thread whose warps all wait for other ranks gives its core away, so any number of ranks runs on any number of
+// cores.
+#pragma once
+
+#include <sched.h>
+#include <time.h>
+
+#include <barrier>
+#include <cstddef>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "platform/device.h"
+#include "platform/fiber.hpp"
+
+namespace tracekern {
+
+enum class CpuExecutor { fibers, threads };
+
+struct CpuLaunch {
+    uint32_t num_blocks = 1;
+    uint32_t warps_per_block = 1;
+    size_t shared_bytes = 0;
+    CpuExecutor executor = CpuExecutor::fibers;
+    const SimulatedClock* clock = nullptr;
+};
+
+// Pauses, then yields the core, then sleeps: a spin that lasts is waiting for somebody who needs the core.
+inline void relax_thread(uint32_t& spins) {
+    ++spins;
+    if (spins < 64) {
+        fiber_pause();
+    } else if (spins < 512) {
+        sched_yield();
+    } else {
+        const timespec interval{0, 20'000};
+        nanosleep(&interval, nullptr);
+    }
+}
+
+// Points this thread's warps at a clock; puts the old one back at the end of the scope.
+class ClockScope {
+public:
+    explicit ClockScope(const SimulatedClock* clock) : old_(current_clock) { current_clock = clock; }
+    ~ClockScope() { current_clock = old_; }
+    ClockScope(const ClockScope&) = delete;
+
+private:
+    const SimulatedClock* old_;
+};
+
+namespace detail {
+
+struct SharedMemory {
+    explicit SharedMemory(size_t bytes) : words((bytes + sizeof(Vector16) - 1) / sizeof(Vector16)) {}
+    std::vector<Vector16> words;
+};
+
+class ThreadBlock final : public BlockContext {
+public:
+    ThreadBlock(uint32_t num_warps, size_t shared_bytes) : memory_(shared_bytes), barrier_(num_warps) {
+        shared = memory_.words.data();
+    }
+    void sync() override { barrier_.arrive_and_wait(); }
+    void relax(uint32_t& spins) override { relax_thread(spins); }
+
+private:
+    SharedMemory memory_;
+    std::barrier<> barrier_;
+};
+
+class FiberBlock final : public BlockContext {
+public:
+    FiberBlock(FiberScheduler& scheduler, uint32_t num_warps, size_t shared_bytes)
+        : memory_(shared_bytes), scheduler_(scheduler), num_warps_(num_warps) {
+        shared = memory_.words.data();
+    }
+    void sync() override {
+        const uint32_t generation = generation_;
+        scheduler_.note_progress();
+        if (++arrived_ == num_warps_) {
+            arrived_ = 0;
+            ++generation_;
+        }
+        while (generation == generation_) scheduler_.yield();
+        scheduler_.note_progress();
+    }
+    void relax(uint32_t& spins) override {
+        if (spins++ == 0) scheduler_.note_progress();  // it got as far as a new wait
+        scheduler_.yield();
+    }
+
+private:
+    SharedMemory memory_;
+    FiberScheduler& scheduler_;
+    const uint32_t num_warps_;
+    uint32_t arrived_ = 0;
+    uint32_t generation_ = 0;
+};
+
+template <class Kernel>
+void launch_threads(const CpuLaunch& launch, const Kernel& kernel) {
+    std::vector<std::unique_ptr<ThreadBlock>> blocks;
+    std::vector<std::jthread> threads;
+    for (uint32_t block = 0; block < launch.num_blocks; ++block) {
+        blocks.push_back(std::make_unique<ThreadBlock>(launch.warps_per_block, launch.shared_bytes));
+        for (uint32_t warp = 0; warp < launch.warps_per_block; ++warp) {
+            threads.emplace_back([&launch, &kernel, block, warp, context = blocks.back().get()] {
+                ClockScope clock(launch.clock);
+                Warp self(*context, block, launch.num_blocks, warp, launch.warps_per_block);
+                kernel(self);
+            });
+        }
+    }
+}
+
+template <class Kernel>
+void launch_fibers(const CpuLaunch& launch, const Kernel& kernel) {
+    ClockScope clock(launch.clock);
+    FiberScheduler scheduler;
+    std::vector<std::unique_ptr<FiberBlock>> blocks;
+    for (uint32_t block = 0; block < launch.num_blocks; ++block) {
+        blocks.push_back(std::make_unique<FiberBlock>(scheduler, launch.warps_per_block, launch.shared_bytes));
+        for (uint32_t warp = 0; warp < launch.warps_per_block; ++warp) {
+            scheduler.spawn([&launch, &kernel, block, warp, context = blocks.back().get()] {
+                Warp self(*context, block, launch.num_blocks, warp, launch.warps_per_block);
+                kernel(self);
+            });
+        }
+    }
+    scheduler.run(relax_thread);
+}
+
+}  // namespace detail
+
+// Runs kernel(warp) for every warp of the grid; returns when all are through.
+template <class Kernel>
+void launch_cpu(const CpuLaunch& launch, const Kernel& kernel) {
+    if (launch.executor == CpuExecutor::threads) {
+        detail::launch_threads(launch, kernel);
+    } else {
+        detail::launch_fibers(launch, kernel);
+    }
+}
+
+}  // namespace tracekern

@@ -1,0 +1,199 @@
+// CUDA backend: a warp is a warp.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "platform/number.h"
+
+namespace tracekern {
+
+constexpr int kLanes = 32;
+constexpr uint32_t kAllLanes = 0xffffffffu;
+
+struct alignas(16) Vector16 {
+    uint32_t words[4];
+};
+
+template <class T>
+struct PerLane {
+    T value;
+};
+
+TK_DEVICE uint64_t read_clock() {
+    uint64_t ticks;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ticks)::"memory");
+    return ticks;
+}
+
+// A timer read waits for nothing it does not depend on: after a barrier or an acquire it would return the time of
+// arrival (0-32 ns shown for 20,032 ns; H200, 2026-11). The predicate makes the read depend on `value`; it is always
+// true.
+TK_DEVICE uint64_t read_clock_after(uint64_t value) {
+    uint64_t ticks = 0;
+    asm volatile(
+        "{\n\t.reg .pred %%p;\n\t"
+        "setp.ne.u64 %%p, %1, 0xfffffffffffffffe;\n\t"
+        "@%%p mov.u64 %0, %%globaltimer;\n\t}"
+        : "+l"(ticks)
+        : "l"(value)
+        : "memory");
+    return ticks;
+}
+
+TK_DEVICE uint32_t sm_id() {
+    uint32_t id;
+    asm("mov.u32 %0, %%smid;" : "=r"(id));
+    return id;
+}
+
+TK_DEVICE uint64_t load_acquire_system(const uint64_t* word) {
+    uint64_t value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+}
+TK_DEVICE uint32_t load_acquire_system(const uint32_t* word) {
+    uint32_t value;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    return value;
+}
+TK_DEVICE uint64_t load_relaxed_system(const uint64_t* word) {
+    uint64_t value;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+}
+TK_DEVICE uint32_t load_relaxed_system(const uint32_t* word) {
+    uint32_t value;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    return value;
+}
+TK_DEVICE void store_release_system(uint64_t* word, uint64_t value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+TK_DEVICE void store_release_system(uint32_t* word, uint32_t value) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+TK_DEVICE void store_relaxed_system(uint64_t* word, uint64_t value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+TK_DEVICE void store_relaxed_system(uint32_t* word, uint32_t value) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+TK_DEVICE uint32_t add_relaxed_device(uint32_t* word, uint32_t value) {
+    uint32_t old;
+    asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(word), "r"(value) : "memory");
+    return old;
+}
+TK_DEVICE uint32_t add_acq_rel_device(uint32_t* word, uint32_t value) {
+    uint32_t old;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(word), "r"(value) : "memory");
+    return old;
+}
+TK_DEVICE uint64_t add_acq_rel_device(uint64_t* word, uint64_t value) {
+    uint64_t old;
+    asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(word), "l"(value) : "memory");
+    return old;
+}
+TK_DEVICE uint32_t add_relaxed_block(uint32_t* shared_word, uint32_t value) {
+    return atomicAdd(shared_word, value);
+}
+TK_DEVICE bool claim_system(uint32_t* word) {
+    uint32_t old;
+    asm volatile("atom.acq_rel.sys.global.cas.b32 %0, [%1], 0, 1;" : "=r"(old) : "l"(word) : "memory");
+    return old == 0;
+}
+
+TK_DEVICE float multiply_rn(float a, float b) {
+    return __fmul_rn(a, b);
+}
+TK_DEVICE float add_rn(float a, float b) {
+    return __fadd_rn(a, b);
+}
+TK_DEVICE float to_float(float x) {
+    return x;
+}
+TK_DEVICE float to_float(Half x) {
+    float result;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(x.bits));
+    return result;
+}
+TK_DEVICE float to_float(BFloat16 x) {
+    return bfloat16_to_float(x);
+}
+template <class T>
+TK_DEVICE T from_float(float x) {
+    if constexpr (std::is_same_v<T, float>) {
+        return x;
+    } else {
+        T result;
+        if constexpr (std::is_same_v<T, Half>) {
+            asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(x));
+        } else {
+            asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(x));
+        }
+        return result;
+    }
+}
+
+class Warp {
+public:
+    TK_DEVICE explicit Warp(LaunchSize)
+        : block(blockIdx.x),
+          num_blocks(gridDim.x),
+          warp(threadIdx.x / kLanes),
+          num_warps(blockDim.x / kLanes),
+          lane_(threadIdx.x % kLanes) {}
+
+    const uint32_t block, num_blocks;
+    const uint32_t warp, num_warps;  // of this block
+
+    TK_DEVICE bool is_leader() const { return lane_ == 0; }
+
+    template <class F>
+    TK_DEVICE auto lanes(F f) {
+        return PerLane<decltype(f(0))>{f(static_cast<int>(lane_))};
+    }
+    template <class T>
+    TK_DEVICE T shuffle(const PerLane<T>& x, int lane) {
+        return __shfl_sync(kAllLanes, x.value, lane);
+    }
+    template <class F>
+    TK_DEVICE void strided(uint32_t n, F f) {
+        for (uint32_t i = lane_; i < n; i += kLanes) f(i);
+    }
+    template <class F>
+    TK_DEVICE uint32_t sum(F f) {
+        return __reduce_add_sync(kAllLanes, f(static_cast<int>(lane_)));
+    }
+    template <class F>
+    TK_DEVICE auto once(F f) {
+        decltype(f()) result{};
+        __syncwarp();
+        if (lane_ == 0) result = f();
+        __syncwarp();
+        return __shfl_sync(kAllLanes, result, 0);
+    }
+    template <class F>
+    TK_DEVICE void leader(F f) {
+        __syncwarp();
+        if (lane_ == 0) f();
+        __syncwarp();
+    }
+    template <class T>
+    TK_DEVICE void copy_vectors(void* dst, const void* src, uint32_t n) {
+        for (uint32_t i = lane_; i < n; i += kLanes) static_cast<T*>(dst)[i] = static_cast<const T*>(src)[i];
+    }
+    template <class T>
+    TK_DEVICE T& shared() {
+        extern __shared__ __align__(16) unsigned char shared_bytes[];
+        return *reinterpret_cast<T*>(shared_bytes);
+    }
+    TK_DEVICE void sync() { __syncwarp(); }
+    TK_DEVICE void block_sync() { __syncthreads(); }
+    TK_DEVICE void relax(uint32_t& spins) { ++spins; }
+
+private:
+    const uint32_t lane_;
+};
+
+}  // namespace tracekern

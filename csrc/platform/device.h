@@ -1,0 +1,41 @@
+// The device layer: everything a kernel needs from its machine, at warp granularity, for three backends.
+//
+// A kernel is written once. A plain variable is warp-uniform; PerLane<T> holds one value per lane; whatever crosses
+// lanes, warps or blocks is a method of Warp. Vendor words stand in this folder alone.
+//
+// Every backend header defines, besides class Warp and PerLane<T>:
+//   kLanes                                         lanes of a warp
+//   read_clock(), read_clock_after(value)          realtime ticks; the second one not before `value` is there
+//   sm_id()                                        physical unit this block runs on
+//   load_acquire_system, load_relaxed_system       64- and 32-bit loads, ordered with every rank
+//   store_release_system, store_relaxed_system     64- and 32-bit stores
+//   add_relaxed_device, add_acq_rel_device         fetch-and-add, ordered with this device
+//   add_relaxed_block                              the same on a word of the block's shared memory
+//   claim_system(word)                             0 -> 1 once, by one caller of all
+//   multiply_rn, add_rn                            fp32 with one rounding each, never fused
+//   to_float(Half | BFloat16 | float), from_float<T>(x)   round to nearest even
+#pragma once
+
+#if defined(__HIP__)
+    #include "platform/hip.h"
+#elif defined(__CUDACC__)
+    #include "platform/cuda.h"
+#else
+    #include "platform/cpu.h"
+#endif
+
+namespace tracekern {
+
+// Copies `bytes` (a multiple of 2) with all lanes; 16 bytes a lane where both sides allow it.
+TK_DEVICE void copy_row(Warp& warp, void* dst, const void* src, uint32_t bytes) {
+    const uint64_t alignment = reinterpret_cast<uint64_t>(dst) | reinterpret_cast<uint64_t>(src) | bytes;
+    if (alignment % 16 == 0) {
+        warp.copy_vectors<Vector16>(dst, src, bytes / 16);
+    } else if (alignment % 4 == 0) {
+        warp.copy_vectors<uint32_t>(dst, src, bytes / 4);
+    } else {
+        warp.copy_vectors<uint16_t>(dst, src, bytes / 2);
+    }
+}
+
+}  // namespace tracekern

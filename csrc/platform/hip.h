@@ -1,0 +1,189 @@
+// HIP backend (gfx90a, gfx942): a warp is a wavefront of 64 lanes. Builtins only; compile-checked, not run on AMD
+// hardware yet.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "platform/number.h"
+
+namespace tracekern {
+
+constexpr int kLanes = 64;
+
+struct alignas(16) Vector16 {
+    uint32_t words[4];
+};
+
+template <class T>
+struct PerLane {
+    T value;
+};
+
+// s_memrealtime is a scalar load: its result is there only after lgkmcnt(0).
+TK_DEVICE uint64_t read_clock() {
+    uint64_t ticks;
+    asm volatile("s_memrealtime %0\n\ts_waitcnt lgkmcnt(0)" : "=s"(ticks)::"memory");
+    return ticks;
+}
+// The value has to stand in a scalar register before the read can be issued.
+TK_DEVICE uint64_t read_clock_after(uint64_t value) {
+    const int low = __builtin_amdgcn_readfirstlane(static_cast<int>(value));
+    uint64_t ticks;
+    asm volatile("s_memrealtime %0\n\ts_waitcnt lgkmcnt(0)" : "=s"(ticks) : "s"(low) : "memory");
+    return ticks;
+}
+TK_DEVICE uint32_t sm_id() {
+    // Hardware register HW_ID (4), bits 8..14: compute unit, shader array and engine of gfx9.
+    return __builtin_amdgcn_s_getreg(4 | 8 << 6 | (7 - 1) << 11);
+}
+
+template <class T>
+TK_DEVICE T load_acquire_system(const T* word) {
+    return __hip_atomic_load(word, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+template <class T>
+TK_DEVICE T load_relaxed_system(const T* word) {
+    return __hip_atomic_load(word, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+template <class T>
+TK_DEVICE void store_release_system(T* word, T value) {
+    __hip_atomic_store(word, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+template <class T>
+TK_DEVICE void store_relaxed_system(T* word, T value) {
+    __hip_atomic_store(word, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+template <class T>
+TK_DEVICE T add_relaxed_device(T* word, T value) {
+    return __hip_atomic_fetch_add(word, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+template <class T>
+TK_DEVICE T add_acq_rel_device(T* word, T value) {
+    return __hip_atomic_fetch_add(word, value, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
+}
+template <class T>
+TK_DEVICE T add_relaxed_block(T* shared_word, T value) {
+    return __hip_atomic_fetch_add(shared_word, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
+TK_DEVICE bool claim_system(uint32_t* word) {
+    uint32_t expected = 0;
+    return __hip_atomic_compare_exchange_strong(
+        word, &expected, 1u, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+
+#pragma clang fp contract(off)
+TK_DEVICE float multiply_rn(float a, float b) {
+    return a * b;
+}
+TK_DEVICE float add_rn(float a, float b) {
+    return a + b;
+}
+TK_DEVICE float to_float(float x) {
+    return x;
+}
+TK_DEVICE float to_float(Half x) {
+    return static_cast<float>(bits_as<_Float16>(x));
+}
+TK_DEVICE float to_float(BFloat16 x) {
+    return bfloat16_to_float(x);
+}
+template <class T>
+TK_DEVICE T from_float(float x) {
+    if constexpr (std::is_same_v<T, float>) {
+        return x;
+    } else if constexpr (std::is_same_v<T, Half>) {
+        return bits_as<Half>(static_cast<_Float16>(x));
+    } else {
+        return float_to_bfloat16(x);
+    }
+}
+
+class Warp {
+public:
+    TK_DEVICE explicit Warp(LaunchSize size)
+        : block(__builtin_amdgcn_workgroup_id_x()),
+          num_blocks(size.num_blocks),
+          warp(__builtin_amdgcn_workitem_id_x() / kLanes),
+          num_warps(size.warps_per_block),
+          lane_(__builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0u))) {}
+
+    const uint32_t block, num_blocks;
+    const uint32_t warp, num_warps;  // of this block
+
+    TK_DEVICE bool is_leader() const { return lane_ == 0; }
+
+    template <class F>
+    TK_DEVICE auto lanes(F f) {
+        return PerLane<decltype(f(0))>{f(static_cast<int>(lane_))};
+    }
+    template <class T>
+    TK_DEVICE T shuffle(const PerLane<T>& x, int lane) {
+        return broadcast(x.value, lane);
+    }
+    template <class F>
+    TK_DEVICE void strided(uint32_t n, F f) {
+        for (uint32_t i = lane_; i < n; i += kLanes) f(i);
+    }
+    template <class F>
+    TK_DEVICE uint32_t sum(F f) {
+        uint32_t total = f(static_cast<int>(lane_));
+        for (uint32_t distance = kLanes / 2; distance; distance /= 2) {
+            total += __builtin_amdgcn_ds_bpermute(static_cast<int>((lane_ ^ distance) * 4), static_cast<int>(total));
+        }
+        return total;
+    }
+    template <class F>
+    TK_DEVICE auto once(F f) {
+        decltype(f()) result{};
+        sync();
+        if (lane_ == 0) result = f();
+        sync();
+        return broadcast(result, 0);
+    }
+    template <class F>
+    TK_DEVICE void leader(F f) {
+        sync();
+        if (lane_ == 0) f();
+        sync();
+    }
+    template <class T>
+    TK_DEVICE void copy_vectors(void* dst, const void* src, uint32_t n) {
+        for (uint32_t i = lane_; i < n; i += kLanes) static_cast<T*>(dst)[i] = static_cast<const T*>(src)[i];
+    }
+    template <class T>
+    TK_DEVICE T& shared() {
+        extern __attribute__((shared)) uint64_t shared_words[];
+        return *reinterpret_cast<T*>(shared_words);
+    }
+    TK_DEVICE void sync() {
+        __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
+        __builtin_amdgcn_wave_barrier();
+    }
+    TK_DEVICE void block_sync() {
+        __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+        __builtin_amdgcn_s_barrier();
+        __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+    }
+    TK_DEVICE void relax(uint32_t& spins) {
+        ++spins;
+        __builtin_amdgcn_s_sleep(1);
+    }
+
+private:
+    template <class T>
+    TK_DEVICE T broadcast(T value, int lane) {
+        if constexpr (sizeof(T) == 8) {
+            const uint64_t bits = bits_as<uint64_t>(value);
+            const uint64_t low = broadcast(static_cast<uint32_t>(bits), lane);
+            const uint64_t high = broadcast(static_cast<uint32_t>(bits >> 32), lane);
+            return bits_as<T>(high << 32 | low);
+        } else {
+            static_assert(sizeof(T) <= 4);
+            return static_cast<T>(__builtin_amdgcn_ds_bpermute(lane * 4, static_cast<int>(value)));
+        }
+    }
+    const uint32_t lane_;
+};
+
+}  // namespace tracekern

@@ -1,0 +1,31 @@
+// Function qualifiers of the three backends.
+#pragma once
+
+#if defined(__HIP__)
+    // Builtins only: no ROCm header or device library is needed to compile.
+    #define TK_DEVICE      __attribute__((device)) inline __attribute__((always_inline))
+    #define TK_HOST_DEVICE __attribute__((host)) __attribute__((device)) inline
+    #define TK_KERNEL      extern "C" __attribute__((global)) void
+    #define TK_GPU         1
+#elif defined(__CUDACC__)
+    #define TK_DEVICE      __device__ __forceinline__
+    #define TK_HOST_DEVICE __host__ __device__ inline
+    #define TK_KERNEL      extern "C" __global__ void
+    #define TK_GPU         1
+#else
+    #define TK_DEVICE      inline
+    #define TK_HOST_DEVICE inline
+    #define TK_GPU         0
+#endif
+
+#include <cstdint>
+
+namespace tracekern {
+
+// The size of a launch, in the argument list of every GPU kernel: not every backend lets a kernel ask for it.
+struct LaunchSize {
+    uint32_t num_blocks;
+    uint32_t warps_per_block;
+};
+
+}  // namespace tracekern
