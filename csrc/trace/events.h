@@ -2,9 +2,9 @@
 // reports.
 //
 //   // name, class, ends at, channel, fields known at begin, fields known at end
-//   #define MY_EVENTS(EVENT)                                                                       \
-//       EVENT(copy_token, work, issue, "", "peer:10 slot:22", "")                                  \
-//       EVENT(signal_token, signal, completion, "token data slot", "peer:10 slot:22", "value:32")  \
+//   #define MY_EVENTS(EVENT)    (continued with a backslash on each line)
+//       EVENT(copy_token, work, issue, "", "peer:10 slot:22", "")
+//       EVENT(signal_token, signal, completion, "token data slot", "peer:10 slot:22", "value:32")
 //       EVENT(wait_token, wait, completion, "token data slot", "peer:10 slot:22", "seen:32")
 //   TK_DEFINE_EVENTS(MyEvent, MY_EVENTS)
 //
@@ -14,11 +14,9 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "trace/record.h"
-#ifndef TK_DEVICE_PASS_ONLY
-    #include <string>
-#endif
 
 namespace tracekern {
 
@@ -35,14 +33,14 @@ struct EventInfo {
 };
 
 // Number of fields in "peer:10 slot:22".
-constexpr int count_fields(const char* fields) {
+TK_HOST_DEVICE constexpr int count_fields(const char* fields) {
     int count = 0;
     for (; *fields; ++fields) count += *fields == ':';
     return count;
 }
 
 // Width in bits of field `index` of "peer:10 slot:22"; 0 when there is no such field.
-constexpr uint32_t field_bits(const char* fields, int index) {
+TK_HOST_DEVICE constexpr uint32_t field_bits(const char* fields, int index) {
     for (; *fields; ++fields) {
         if (*fields != ':' || index-- != 0) continue;
         uint32_t bits = 0;
@@ -53,17 +51,28 @@ constexpr uint32_t field_bits(const char* fields, int index) {
     return 0;
 }
 
-constexpr uint32_t total_field_bits(const char* fields) {
+TK_HOST_DEVICE constexpr uint32_t total_field_bits(const char* fields) {
     uint32_t bits = 0;
     for (int i = 0; i < count_fields(fields); ++i) bits += field_bits(fields, i);
     return bits;
+}
+
+template <int kCount>
+struct FieldWidths {
+    uint32_t bits[kCount];
+};
+
+template <int kCount>
+TK_HOST_DEVICE constexpr FieldWidths<kCount> field_widths(const char* fields) {
+    FieldWidths<kCount> widths{};
+    for (int i = 0; i < kCount; ++i) widths.bits[i] = field_bits(fields, i);
+    return widths;
 }
 
 // The table of an event enum; TK_DEFINE_EVENTS specialises it.
 template <class Event>
 struct EventTable;
 
-#ifndef TK_DEVICE_PASS_ONLY
 // The table as JSON, for capture.launch(..., events=...). Strings in tables are plain identifiers: nothing to escape.
 template <class Event>
 std::string describe_events() {
@@ -79,7 +88,6 @@ std::string describe_events() {
     }
     return json + "]}";
 }
-#endif
 
 }  // namespace tracekern
 

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "platform/qualifiers.h"
+
 namespace tracekern {
 
 enum class RecordFormat : uint32_t {
@@ -32,7 +34,7 @@ constexpr uint32_t kPayloadBits = 32 + kPayloadLowBits;            // 55
 constexpr uint32_t kMaxEvents = 1u << kEventBits;
 constexpr uint32_t kPayloadLowMask = (1u << kPayloadLowBits) - 1;
 
-constexpr uint32_t record_word(RecordKind kind, uint32_t event, uint64_t payload) {
+TK_HOST_DEVICE constexpr uint32_t record_word(RecordKind kind, uint32_t event, uint64_t payload) {
     return static_cast<uint32_t>(kind) | event << kKindBits |
            (static_cast<uint32_t>(payload) & kPayloadLowMask) << (kKindBits + kEventBits);
 }

@@ -1,0 +1,287 @@
+// How a kernel writes its records. Tracing is a type: Recorder<false> is empty and costs nothing, see
+// tests/test_zero_cost.py.
+//
+//   template <class Rec>
+//   TK_DEVICE void my_kernel(Warp& warp, const MyArgs& args, typename Rec::Args trace) {
+//       Rec recorder(trace, warp);
+//       {
+//           TK_WAIT(recorder, MyEvent::wait_token, peer, slot);
+//           const uint32_t seen = wait(...);
+//           TK_END(seen);
+//       }
+//   }
+//
+// One writer owns a track: no atomic, no fence, no warp synchronisation on the write path, so recording is legal in
+// divergent code of the leader lane. A begin reserves the room of its end, so whatever begins can end; what finds no
+// room is counted.
+#pragma once
+
+#include "platform/device.h"
+#include "trace/events.h"
+#include "trace/record.h"
+
+namespace tracekern {
+
+namespace detail {
+
+// Packs values into the fields of a table entry, first field lowest; a value wider than its field loses its high bits.
+template <class Event, Event kEvent, bool kEnd, class... Values>
+TK_DEVICE uint64_t pack_fields(Values... values) {
+    constexpr const char* kFields = kEnd ? EventTable<Event>::kEvents[static_cast<uint32_t>(kEvent)].end_fields
+                                         : EventTable<Event>::kEvents[static_cast<uint32_t>(kEvent)].begin_fields;
+    static_assert(sizeof...(Values) == 0 || sizeof...(Values) == count_fields(kFields),
+                  "one value for each field of the event's table entry");
+    if constexpr (sizeof...(Values) == 0) {
+        return 0;
+    } else {
+        constexpr auto kWidths = field_widths<sizeof...(Values)>(kFields);
+        uint64_t payload = 0;
+        uint32_t shift = 0;
+        uint32_t index = 0;
+        ((payload |= (static_cast<uint64_t>(values) & ((uint64_t{1} << kWidths.bits[index]) - 1)) << shift,
+          shift += kWidths.bits[index++]),
+         ...);
+        return payload;
+    }
+}
+
+template <class Event>
+TK_HOST_DEVICE constexpr bool is_class(Event event, EventClass event_class) {
+    return EventTable<Event>::kEvents[static_cast<uint32_t>(event)].event_class == event_class;
+}
+
+template <class Event>
+TK_HOST_DEVICE constexpr bool needs_extension(Event event, bool end) {
+    const EventInfo& info = EventTable<Event>::kEvents[static_cast<uint32_t>(event)];
+    return total_field_bits(end ? info.end_fields : info.begin_fields) > kPayloadLowBits;
+}
+
+}  // namespace detail
+
+template <bool kTrace, RecordFormat kFormat = RecordFormat::wide>
+class Recorder;
+
+// An open span; closes at the end of its scope unless it was closed before.
+template <class Rec, class Event, Event kEvent>
+class Span {
+public:
+    TK_DEVICE Span(Rec& recorder, bool open) : recorder_(recorder), open_(open) {}
+    Span(const Span&) = delete;
+    TK_DEVICE ~Span() { close(); }
+
+    // Closes the span, not before `values` are there.
+    template <class... Values>
+    TK_DEVICE void close(Values... values) {
+        recorder_.template end<Event, kEvent>(open_, values...);
+        open_ = false;
+    }
+
+private:
+    Rec& recorder_;
+    bool open_;
+};
+
+// Spans one after the other on one track: one clock read ends one and begins the next. Closes the last one with its
+// scope.
+template <class Rec>
+class Sequence {
+public:
+    TK_DEVICE explicit Sequence(Rec& recorder) : recorder_(recorder) {}
+    Sequence(const Sequence&) = delete;
+    TK_DEVICE ~Sequence() { recorder_.end_sequence(event_, open_); }
+
+    template <class Event, Event kEvent, class... Values>
+    TK_DEVICE void next(Values... values) {
+        open_ = recorder_.template next<Event, kEvent>(event_, open_, values...);
+        event_ = static_cast<uint32_t>(kEvent);
+    }
+
+private:
+    Rec& recorder_;
+    uint32_t event_ = 0;
+    bool open_ = false;
+};
+
+template <>
+class Recorder<false> {
+public:
+    struct Args {};
+    TK_DEVICE Recorder(Args, const Warp&, uint32_t = 0, uint32_t = 0) {}
+    Recorder(const Recorder&) = delete;
+    template <class Event, Event kEvent, class... Values>
+    TK_DEVICE bool begin(Values...) {
+        return false;
+    }
+    template <class Event, Event kEvent, class... Values>
+    TK_DEVICE void end(bool, Values...) {}
+    template <class Event, Event kEvent, class... Values>
+    TK_DEVICE void mark(Values...) {}
+    template <class Event, Event kEvent, class... Values>
+    TK_DEVICE bool next(uint32_t, bool, Values...) {
+        return false;
+    }
+    TK_DEVICE void end_sequence(uint32_t, bool) {}
+};
+
+template <RecordFormat kFormat>
+class Recorder<true, kFormat> {
+public:
+    using Record = std::conditional_t<kFormat == RecordFormat::wide, WideRecord, CompactRecord>;
+    struct Args {
+        const LaunchDescriptor* descriptor;
+    };
+
+    // `role` and `epoch` name the track; a track that the descriptor does not select records nothing.
+    TK_DEVICE Recorder(Args args, const Warp& warp, uint32_t role = 0, uint32_t epoch = 0) {
+        const LaunchDescriptor& launch = *args.descriptor;
+        const uint32_t offset = warp.block - launch.block_first;
+        const bool selected = warp.block >= launch.block_first && warp.block < launch.block_stop &&
+                              offset % launch.block_step == 0 && (launch.role_mask >> role & 1u);
+        if (!selected || !warp.is_leader()) return;
+        const uint64_t track = uint64_t{offset / launch.block_step} * launch.warps_per_block + warp.warp;
+        header_ = launch.headers + track;
+        cursor_ = static_cast<Record*>(launch.records) + track * launch.records_per_track;
+        free_ = launch.records_per_track;
+        event_mask_ = launch.event_mask;
+        const uint64_t ticks = read_clock();
+        ticks_high_ = static_cast<uint32_t>(ticks >> 32);
+        header_->start_ticks = ticks;
+        header_->block = warp.block;
+        header_->warp = static_cast<uint16_t>(warp.warp);
+        header_->role = static_cast<uint16_t>(role);
+        header_->sm = sm_id();
+        header_->epoch = epoch;
+        header_->launch_idx = launch.launch_idx;
+        header_->started = 1;
+    }
+    Recorder(const Recorder&) = delete;
+
+    TK_DEVICE ~Recorder() {
+        if (!header_) return;
+        header_->end_ticks = read_clock();
+        header_->written = written_;
+        header_->attempted = attempted_;
+        header_->finished = 1;
+    }
+
+    // True when the span stands on record; pass that to end().
+    template <class Event, Event kEvent, class... Values>
+    TK_DEVICE bool begin(Values... values) {
+        if (!reserve_span<Event, kEvent>()) return false;
+        write<room<Event, kEvent, false>() == 2>(RecordKind::begin,
+                                                 static_cast<uint32_t>(kEvent),
+                                                 read_clock(),
+                                                 detail::pack_fields<Event, kEvent, false>(values...));
+        return true;
+    }
+
+    template <class Event, Event kEvent, class... Values>
+    TK_DEVICE void end(bool open, Values... values) {
+        if (!open) return;
+        const uint64_t payload = detail::pack_fields<Event, kEvent, true>(values...);
+        const uint64_t ticks = sizeof...(Values) == 0 ? read_clock() : read_clock_after(payload);
+        write<room<Event, kEvent, true>() == 2>(RecordKind::end, static_cast<uint32_t>(kEvent), ticks, payload);
+    }
+
+    template <class Event, Event kEvent, class... Values>
+    TK_DEVICE void mark(Values... values) {
+        if (!(event_mask_ >> static_cast<uint32_t>(kEvent) & 1u)) return;
+        if (!reserve(room<Event, kEvent, false>())) return;
+        write<room<Event, kEvent, false>() == 2>(RecordKind::mark,
+                                                 static_cast<uint32_t>(kEvent),
+                                                 read_clock(),
+                                                 detail::pack_fields<Event, kEvent, false>(values...));
+    }
+
+    // For Sequence: ends `event` if it is open and begins kEvent at the same tick.
+    template <class Event, Event kEvent, class... Values>
+    TK_DEVICE bool next(uint32_t event, bool open, Values... values) {
+        const uint64_t ticks = read_clock();
+        if (open) write<false>(RecordKind::end, event, ticks, 0);
+        if (!reserve_span<Event, kEvent>()) return false;
+        write<room<Event, kEvent, false>() == 2>(RecordKind::begin,
+                                                 static_cast<uint32_t>(kEvent),
+                                                 ticks,
+                                                 detail::pack_fields<Event, kEvent, false>(values...));
+        return true;
+    }
+    TK_DEVICE void end_sequence(uint32_t event, bool open) {
+        if (open) write<false>(RecordKind::end, event, read_clock(), 0);
+    }
+
+private:
+    // Records that one begin, end or mark takes, `time_high` apart.
+    template <class Event, Event kEvent, bool kEnd>
+    TK_DEVICE static constexpr uint32_t room() {
+        return kFormat == RecordFormat::compact && detail::needs_extension(kEvent, kEnd) ? 2 : 1;
+    }
+
+    template <class Event, Event kEvent>
+    TK_DEVICE bool reserve_span() {
+        if (!(event_mask_ >> static_cast<uint32_t>(kEvent) & 1u)) return false;
+        return reserve(room<Event, kEvent, false>() + room<Event, kEvent, true>());
+    }
+
+    TK_DEVICE bool reserve(uint32_t room) {
+        attempted_ += room;
+        if (free_ < room) return false;
+        free_ -= room;
+        return true;
+    }
+
+    TK_DEVICE void put(const Record& record) {
+        *cursor_++ = record;
+        ++written_;
+    }
+
+    template <bool kExtended>
+    TK_DEVICE void write(RecordKind kind, uint32_t event, uint64_t ticks, uint64_t payload) {
+        const uint32_t word = record_word(kind, event, payload);
+        const uint32_t payload_high = static_cast<uint32_t>(payload >> kPayloadLowBits);
+        if constexpr (kFormat == RecordFormat::wide) {
+            put({ticks, payload_high, word});
+        } else {
+            const uint32_t high = static_cast<uint32_t>(ticks >> 32);
+            if (high != ticks_high_) {
+                // Once in 4.29 s. Without room for it this and all later records of the track would show a wrong time.
+                if (!reserve(1)) {
+                    free_ = 0;
+                    return;
+                }
+                ticks_high_ = high;
+                put({high, record_word(RecordKind::time_high, 0, 0)});
+            }
+            if constexpr (kExtended) put({payload_high, record_word(RecordKind::extend, 0, 0)});
+            put({static_cast<uint32_t>(ticks), word});
+        }
+    }
+
+    TrackHeader* header_ = nullptr;
+    Record* cursor_ = nullptr;
+    uint64_t event_mask_ = 0;
+    uint32_t free_ = 0;
+    uint32_t written_ = 0;
+    uint32_t attempted_ = 0;
+    uint32_t ticks_high_ = 0;
+};
+
+}  // namespace tracekern
+
+// One-line spellings. A scope holds one span; nest scopes for nested spans.
+#define TK_SPAN_(recorder, event, ...)                                                                               \
+    [[maybe_unused]] ::tracekern::Span<std::remove_reference_t<decltype(recorder)>, decltype(event), event> tk_span( \
+        recorder, (recorder).template begin<decltype(event), event>(__VA_ARGS__))
+#define TK_RANGE(recorder, event, ...) TK_SPAN_(recorder, event, __VA_ARGS__)
+#define TK_WAIT(recorder, event, ...)                                                                       \
+    static_assert(::tracekern::detail::is_class(event, ::tracekern::EventClass::wait), "not a wait event"); \
+    TK_SPAN_(recorder, event, __VA_ARGS__)
+// Opens before the release fence (where stores drain) and closes after the flag's store.
+#define TK_SIGNAL(recorder, event, ...)                                                                         \
+    static_assert(::tracekern::detail::is_class(event, ::tracekern::EventClass::signal), "not a signal event"); \
+    TK_SPAN_(recorder, event, __VA_ARGS__)
+// Closes the scope's span now, with its end fields.
+#define TK_END(...) tk_span.close(__VA_ARGS__)
+// TK_SEQUENCE opens a chain in this scope, each TK_NEXT ends its last span and begins one with the same clock read.
+#define TK_SEQUENCE(recorder)         ::tracekern::Sequence<std::remove_reference_t<decltype(recorder)>> tk_sequence(recorder)
+#define TK_NEXT(event, ...)           tk_sequence.template next<decltype(event), event>(__VA_ARGS__)
+#define TK_MARK(recorder, event, ...) (recorder).template mark<decltype(event), event>(__VA_ARGS__)
