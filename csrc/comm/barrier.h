@@ -1,0 +1,67 @@
+// Barriers of our own, because they must be able to give up: all blocks of a grid, all ranks.
+#pragma once
+
+#include "comm/signal.h"
+#include "trace/recorder.h"
+
+namespace tracekern {
+
+// All blocks of the grid arrive before any goes on. Every warp calls it; counts[0] starts at 0 and is this grid's
+// alone. acq_rel at device scope on arrival, acquire while waiting: what any warp wrote before is visible to all after.
+// Returns false when it gave up; every warp of the block gets the same answer.
+TK_DEVICE bool grid_barrier(Warp& warp, const CommArgs& comm, uint64_t* count, uint32_t phase) {
+    warp.block_sync();
+    bool ok = true;
+    if (warp.warp == 0) {
+        const uint64_t ticket = warp.once([&] { return add_acq_rel_device(count, uint64_t{1}); });
+        const uint64_t goal = (ticket / warp.num_blocks + 1) * warp.num_blocks;
+        uint64_t started = 0;
+        for (uint32_t spins = 0;;) {
+            const uint64_t arrived = load_acquire_system(count);
+            if (arrived >= goal) break;
+            warp.relax(spins);
+            const WaitFor blocks{phase, comm.rank, static_cast<uint32_t>(goal - arrived)};
+            if (should_give_up(
+                    warp, comm, Channel::barrier, blocks, spins, static_cast<uint32_t>(goal), arrived, started)) {
+                ok = false;
+                break;
+            }
+        }
+        ok = warp.sum([&](int) { return ok ? 0u : 1u; }) == 0;
+    }
+    warp.block_sync();
+    // Warps that did not wait learn of a failure from the abort word, which the fault set before it ended the wait.
+    return ok && load_acquire_system(&comm.control(comm.rank).abort) == 0;
+}
+
+}  // namespace tracekern
+
+#define TK_BARRIER_EVENTS(EVENT)                                                \
+    EVENT(signal_barrier, signal, completion, "barrier barrier", "peer:10", "") \
+    EVENT(wait_barrier, wait, completion, "barrier barrier", "peer:10", "")
+TK_DEFINE_EVENTS(BarrierEvent, TK_BARRIER_EVENTS)
+
+namespace tracekern {
+
+// All ranks arrive before any goes on; one warp a rank, epoch one larger each time. Release and acquire at system
+// scope. Two sets of flags in turns: a rank that is through may raise the next epoch's flag before a slow peer has seen
+// this one's, but not the one after, for which it needs that peer.
+template <class Rec>
+TK_DEVICE bool rank_barrier(Warp& warp, const CommArgs& comm, Rec& recorder, uint32_t epoch, uint32_t phase) {
+    const uint32_t set = epoch % 2 * kMaxRanks;
+    for (uint32_t i = 0; i < comm.num_ranks; ++i) {
+        const uint32_t peer = (comm.rank + i) % comm.num_ranks;
+        TK_SIGNAL(recorder, BarrierEvent::signal_barrier, peer);
+        signal<Channel::barrier>(warp, &comm.control(peer).barrier_flags[set + comm.rank], epoch, 0);
+    }
+    bool ok = true;
+    for (uint32_t i = 0; i < comm.num_ranks; ++i) {
+        const uint32_t peer = (comm.rank + i) % comm.num_ranks;
+        TK_WAIT(recorder, BarrierEvent::wait_barrier, peer);
+        const uint64_t* flag = &comm.control(comm.rank).barrier_flags[set + peer];
+        ok = wait<Channel::barrier>(warp, comm, flag, epoch, {phase, peer, 0}).ok && ok;
+    }
+    return ok;
+}
+
+}  // namespace tracekern

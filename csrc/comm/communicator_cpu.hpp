@@ -1,0 +1,98 @@
+// One rank's end of a symmetric heap on the CPU backend: its clock, its time limit, its fault record, and how to
+// launch.
+#pragma once
+
+#include <cstring>
+#include <stdexcept>
+#include <vector>
+
+#include "comm/barrier.h"
+#include "comm/heap.h"
+#include "comm/signal.h"
+#include "platform/cpu_executor.hpp"
+
+namespace tracekern {
+
+// How a launch is traced: a descriptor in memory and the format of its records; none: the untraced body runs.
+struct TraceChoice {
+    const LaunchDescriptor* descriptor = nullptr;
+    RecordFormat format = RecordFormat::wide;
+};
+
+// Calls f.operator()<Rec>(args) with the recorder type that the choice asks for.
+template <class F>
+void with_recorder(const TraceChoice& trace, F f) {
+    using Wide = Recorder<true, RecordFormat::wide>;
+    using Compact = Recorder<true, RecordFormat::compact>;
+    if (!trace.descriptor) {
+        f.template operator()<Recorder<false>>(Recorder<false>::Args{});
+    } else if (trace.format == RecordFormat::wide) {
+        f.template operator()<Wide>(Wide::Args{trace.descriptor});
+    } else {
+        f.template operator()<Compact>(Compact::Args{trace.descriptor});
+    }
+}
+
+class CpuCommunicator {
+public:
+    // heaps: where each rank's part is mapped here; part `rank` is this rank's own.
+    CpuCommunicator(uint32_t rank, const std::vector<uint64_t>& heaps, uint64_t timeout_ns, const SimulatedClock& clock)
+        : clock_(clock) {
+        if (heaps.empty() || heaps.size() > kMaxRanks) throw std::invalid_argument("a heap is shared by 1 to 64 ranks");
+        args_.rank = rank;
+        args_.num_ranks = static_cast<uint32_t>(heaps.size());
+        args_.fault = &fault_;
+        set_timeout_ns(timeout_ns);
+        for (size_t peer = 0; peer < heaps.size(); ++peer) args_.heap[peer] = reinterpret_cast<char*>(heaps[peer]);
+        clear_control();
+    }
+    CpuCommunicator(const CpuCommunicator&) = delete;
+
+    const CommArgs& args() const { return args_; }
+    const SimulatedClock& clock() const { return clock_; }
+    const FaultRecord& fault() const { return fault_; }
+    // The rank that gave up first, as far as this one was told; -1: nobody.
+    int32_t aborted_by() const {
+        return static_cast<int32_t>(load_relaxed_system(&args_.control(args_.rank).abort_rank)) - 1;
+    }
+    bool failed() const { return load_acquire_system(&fault_.cause) != 0; }
+
+    // The simulated clock counts ns.
+    void set_timeout_ns(uint64_t timeout_ns) { args_.timeout_ticks = timeout_ns; }
+
+    // Forgets a fault and sets this rank's flags back. Collective: no rank may be in a kernel, and all wait for all
+    // afterwards.
+    void clear_control() {
+        HeapControl& control = args_.control(args_.rank);
+        memset(&control, 0, sizeof(control));
+        for (uint64_t& flag : control.barrier_flags) flag = make_flag(kNeverEpoch, 0);
+        memset(&fault_, 0, sizeof(fault_));
+        barrier_epoch_ = kFirstEpoch;
+    }
+
+    template <class Kernel>
+    void launch(CpuLaunch launch, const Kernel& kernel) const {
+        launch.clock = &clock_;
+        launch_cpu(launch, kernel);
+    }
+
+    // All ranks arrive before any returns; one traced kernel of one warp.
+    void barrier(const TraceChoice& trace) {
+        const uint32_t epoch = barrier_epoch_++;
+        with_recorder(trace, [&]<class Rec>(typename Rec::Args trace_args) {
+            launch(CpuLaunch{}, [&](Warp& warp) {
+                Rec recorder(trace_args, warp, 0, epoch);
+                rank_barrier(warp, args_, recorder, epoch, 0);
+            });
+        });
+    }
+    uint32_t barrier_epoch() const { return barrier_epoch_; }
+
+private:
+    CommArgs args_{};
+    FaultRecord fault_{};
+    SimulatedClock clock_;
+    uint32_t barrier_epoch_ = kFirstEpoch;
+};
+
+}  // namespace tracekern

@@ -1,0 +1,29 @@
+// What a wait that ran out of time leaves behind: one record in memory of the host, written by the first warp that
+// gives up.
+#pragma once
+
+#include <cstdint>
+
+namespace tracekern {
+
+enum class FaultCause : uint32_t { none = 0, timeout = 1, peer_aborted = 2 };
+
+struct alignas(64) FaultRecord {
+    uint32_t claimed;  // set once by the warp that writes the record
+    uint32_t cause;    // FaultCause, stored last: the record is whole
+    uint32_t phase;    // kernel, an index into the names of the caller
+    uint32_t channel;  // what was waited for, likewise
+    uint32_t rank;
+    uint32_t peer;
+    uint32_t block;
+    uint32_t warp;
+    uint32_t slot;
+    uint32_t wanted_epoch;
+    uint32_t seen_epoch;
+    uint32_t seen_value;
+    uint64_t waited_ticks;
+    uint64_t reserved;
+};
+static_assert(sizeof(FaultRecord) == 64, "FaultRecord is read by the host");
+
+}  // namespace tracekern

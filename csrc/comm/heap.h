@@ -1,0 +1,34 @@
+// The symmetric heap: the same offset means the same thing on every rank. Each rank's part starts with HeapControl.
+#pragma once
+
+#include <cstdint>
+
+#include "comm/fault.h"
+#include "platform/device.h"
+
+namespace tracekern {
+
+constexpr uint32_t kMaxRanks = 64;  // ranks that share a heap
+
+struct alignas(4096) HeapControl {
+    uint32_t abort;       // not 0: a wait of this rank or of rank abort_rank ran out of time; every wait gives up
+    uint32_t abort_rank;  // rank + 1 of who gave up first, as far as this rank was told
+    alignas(64) uint64_t barrier_flags[2 * kMaxRanks];  // [epoch parity][peer], written by that peer
+    alignas(64) uint64_t ping_flags[2 * kMaxRanks];     // clock ping-pong, see comm/clock_ping_pong.h
+};
+
+struct CommArgs {
+    uint32_t rank;
+    uint32_t num_ranks;
+    uint64_t timeout_ticks;
+    FaultRecord* fault;
+    char* heap[kMaxRanks];  // each rank's heap as this rank sees it
+
+    template <class T>
+    TK_DEVICE T* at(uint32_t peer, uint64_t offset) const {
+        return reinterpret_cast<T*>(heap[peer] + offset);
+    }
+    TK_DEVICE HeapControl& control(uint32_t peer) const { return *at<HeapControl>(peer, 0); }
+};
+
+}  // namespace tracekern

@@ -1,0 +1,162 @@
+// Flags between ranks: how one is raised, and the one primitive that waits for it.
+//
+// A flag is a 64-bit word {epoch, value}: the epoch says of which call it is, so flags are never cleared, and equality
+// of the epoch survives its wrap. One writer a flag. signal() releases at system scope: what the warp wrote before is
+// visible to whoever acquires the flag. wait() acquires at system scope with every lane, so every lane may read the
+// payload.
+#pragma once
+
+#include "comm/heap.h"
+#include "comm/mutation.h"
+#include "comm/perturb.h"
+
+namespace tracekern {
+
+TK_HOST_DEVICE constexpr uint64_t make_flag(uint32_t epoch, uint32_t value) {
+    return uint64_t{epoch} << 32 | value;
+}
+TK_HOST_DEVICE constexpr uint32_t flag_epoch(uint64_t flag) {
+    return static_cast<uint32_t>(flag >> 32);
+}
+TK_HOST_DEVICE constexpr uint32_t flag_value(uint64_t flag) {
+    return static_cast<uint32_t>(flag);
+}
+
+// Whom a wait is for; goes into the fault record.
+struct WaitFor {
+    uint32_t phase;
+    uint32_t peer;
+    uint32_t slot;
+};
+
+struct WaitResult {
+    bool ok;  // false: out of time, or a rank gave up. The caller leaves its loop and still reaches its block barriers
+    uint32_t value;
+};
+
+// The first epoch of a communicator: just below the wrap, so that every run crosses it. Flags start one before it.
+constexpr uint32_t kFirstEpoch = 0xfffffff0u;
+constexpr uint32_t kNeverEpoch = kFirstEpoch - 1;
+
+TK_HOST_DEVICE constexpr bool is_wanted_epoch(Channel channel, uint32_t epoch, uint32_t wanted) {
+    return mutated(channel, Mutation::epoch) ? epoch != kNeverEpoch : epoch == wanted;
+}
+
+template <Channel kChannel>
+TK_DEVICE void signal(Warp& warp, uint64_t* flag, uint32_t epoch, uint32_t value) {
+    perturb(warp);
+    // leader() orders the stores of all lanes before the one lane's release; the release is cumulative, so it covers
+    // them.
+    warp.leader([&] {
+        if constexpr (mutated(kChannel, Mutation::release)) {
+            store_relaxed_system(flag, make_flag(epoch, value));
+        } else {
+            store_release_system(flag, make_flag(epoch, value));
+        }
+    });
+}
+
+// Writes the fault record if nobody did, and tells every rank to give up.
+TK_DEVICE void raise_fault(const Warp& warp,
+                           const CommArgs& comm,
+                           FaultCause cause,
+                           Channel channel,
+                           const WaitFor& wait_for,
+                           uint32_t wanted_epoch,
+                           uint64_t seen,
+                           uint64_t waited_ticks) {
+    if (!claim_system(&comm.fault->claimed)) return;
+    FaultRecord& fault = *comm.fault;
+    fault.phase = wait_for.phase;
+    fault.channel = static_cast<uint32_t>(channel);
+    fault.rank = comm.rank;
+    fault.peer = wait_for.peer;
+    fault.block = warp.block;
+    fault.warp = warp.warp;
+    fault.slot = wait_for.slot;
+    fault.wanted_epoch = wanted_epoch;
+    fault.seen_epoch = flag_epoch(seen);
+    fault.seen_value = flag_value(seen);
+    fault.waited_ticks = waited_ticks;
+    store_release_system(&fault.cause, static_cast<uint32_t>(cause));
+    for (uint32_t peer = 0; peer < comm.num_ranks; ++peer) {
+        HeapControl& control = comm.control(peer);
+        if (load_relaxed_system(&control.abort)) continue;
+        store_relaxed_system(&control.abort_rank, comm.rank + 1);
+        store_release_system(&control.abort, 1u);
+    }
+}
+
+// Called in the turns of a spin: has the time run out, or did a rank give up? Looks every 16th turn.
+TK_DEVICE bool should_give_up(const Warp& warp,
+                              const CommArgs& comm,
+                              Channel channel,
+                              const WaitFor& wait_for,
+                              uint32_t spins,
+                              uint32_t wanted_epoch,
+                              uint64_t seen,
+                              uint64_t& started) {
+    if (spins % 16 != 1) return false;
+    const uint64_t now = read_clock();
+    if (started == 0) started = now;
+    const bool aborted = load_acquire_system(&comm.control(comm.rank).abort) != 0;
+    if (!aborted && now - started < comm.timeout_ticks) return false;
+    if (warp.is_leader()) {
+        const FaultCause cause = aborted ? FaultCause::peer_aborted : FaultCause::timeout;
+        raise_fault(warp, comm, cause, channel, wait_for, wanted_epoch, seen, now - started);
+    }
+    return true;
+}
+
+// Waits until *flag carries `epoch`.
+template <Channel kChannel>
+TK_DEVICE WaitResult wait(Warp& warp, const CommArgs& comm, const uint64_t* flag, uint32_t epoch, WaitFor wait_for) {
+    perturb(warp);
+    if constexpr (mutated(kChannel, Mutation::acknowledgement)) return {true, 0};
+    uint64_t started = 0;
+    bool ok = true;
+    uint64_t seen;
+    for (uint32_t spins = 0;;) {
+        seen = mutated(kChannel, Mutation::acquire) ? load_relaxed_system(flag) : load_acquire_system(flag);
+        if (is_wanted_epoch(kChannel, flag_epoch(seen), epoch)) break;
+        warp.relax(spins);
+        if (should_give_up(warp, comm, kChannel, wait_for, spins, epoch, seen, started)) {
+            ok = false;
+            break;
+        }
+    }
+    // Lanes see the flag in different turns; they go on together, and only if all of them saw it.
+    ok = warp.sum([&](int) { return ok ? 0u : 1u; }) == 0;
+    return {ok, flag_value(seen)};
+}
+
+// Waits until each of `count` neighbouring flags carries `epoch`, a lane a flag, and calls take(i, value) for each.
+// Meant for flags that are their own payload (raised relaxed).
+template <Channel kChannel, class Take>
+TK_DEVICE bool wait_all(Warp& warp,
+                        const CommArgs& comm,
+                        const uint64_t* flags,
+                        uint32_t count,
+                        uint32_t epoch,
+                        WaitFor wait_for,
+                        Take take) {
+    perturb(warp);
+    uint32_t failures = 0;
+    warp.strided(count, [&](uint32_t i) {
+        uint64_t started = 0;
+        WaitFor waiting = wait_for;
+        waiting.slot = i;
+        for (uint32_t spins = 0;;) {
+            const uint64_t seen = load_acquire_system(flags + i);
+            if (is_wanted_epoch(kChannel, flag_epoch(seen), epoch)) return take(i, flag_value(seen));
+            warp.relax(spins);
+            if (failures || should_give_up(warp, comm, kChannel, waiting, spins, epoch, seen, started)) {
+                failures = 1;
+                return;
+            }
+        }
+    });
+    return warp.sum([&](int) { return failures; }) == 0;
+}
+
+}  // namespace tracekern
