@@ -1,0 +1,199 @@
+// Combine: every expert's results go back to the token's rank, which adds them up.
+//
+// combine_send  Acknowledges the receive buffers that dispatch_recv has read, then copies each row to its source and
+// raises its
+//               flag. The fused variants scale (the stand-in for the expert) on the way.
+// combine_recv  Waits for a token's results and adds them in the order of its choices, in fp32: the same bits in every
+// variant.
+//               Its last block prepares the next call.
+//
+// The result buffer needs no acknowledgement of its own: a rank sends results of epoch e+1 to a source only after it
+// has the source's counts of e+1, which the source sends after its combine_recv of e.
+#pragma once
+
+#include "comm/barrier.h"
+#include "comm/signal.h"
+#include "moe/p2p/events.h"
+#include "moe/p2p/layout.h"
+#include "trace/recorder.h"
+
+namespace tracekern {
+
+// dst[i] = src[i] * scale, rounded to T. dst may be src.
+template <class T>
+TK_DEVICE void scale_row(Warp& warp, char* dst, const char* src, float scale, uint32_t hidden) {
+    warp.strided(hidden, [&](uint32_t i) {
+        const float value = to_float(reinterpret_cast<const T*>(src)[i]);
+        reinterpret_cast<T*>(dst)[i] = from_float<T>(multiply_rn(value, scale));
+    });
+}
+
+TK_DEVICE uint32_t global_expert(const P2PArgs& args, uint32_t local_expert) {
+    return args.comm.rank * args.shape.num_local_experts() + local_expert;
+}
+
+// The variants that are not fused: the experts as a kernel of their own.
+template <class T, class Rec>
+TK_DEVICE void scale_experts(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
+    Rec recorder(trace, warp, static_cast<uint32_t>(P2PRole::scale), args.state->epoch);
+    const uint32_t num_rows = args.expert_offset[args.shape.num_local_experts()];
+    const uint32_t num_warps = warp.num_blocks * warp.num_warps;
+    for (uint32_t row = warp.block * warp.num_warps + warp.warp; row < num_rows; row += num_warps) {
+        const uint32_t expert = global_expert(args, args.row_origin[row].local_expert);
+        TK_RANGE(recorder, P2PEvent::scale_token, expert, row);
+        scale_row<T>(warp, args.expert_row(row), args.expert_row(row), args.expert_scale[expert], args.shape.hidden);
+    }
+}
+
+// My peers may overwrite their part of my receive buffer. The first block.
+template <class Rec>
+TK_DEVICE void acknowledge(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch) {
+    for (uint32_t i = warp.warp; i < args.shape.num_ranks; i += warp.num_warps) {
+        const uint32_t peer = (args.comm.rank + i) % args.shape.num_ranks;
+        TK_SIGNAL(recorder, P2PEvent::signal_ack, peer);
+        signal<Channel::ack>(warp, args.ack_flag(peer, args.comm.rank), epoch, 0);
+    }
+}
+
+template <class T, P2PVariant kVariant, class Rec>
+TK_DEVICE void send_result(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t row, uint32_t epoch) {
+    const RowOrigin origin = args.row_origin[row];
+    const uint32_t peer = origin.src_rank;
+    const uint32_t expert = global_expert(args, origin.local_expert);
+    {
+        TK_RANGE(recorder, P2PEvent::send_result, peer, origin.flat, expert);
+        char* result = args.result_row(peer, origin.flat);
+        if constexpr (is_fused(kVariant)) {
+            scale_row<T>(warp, result, args.expert_row(row), args.expert_scale[expert], args.shape.hidden);
+        } else {
+            copy_row(warp, result, args.expert_row(row), args.shape.row_bytes());
+        }
+        poison(args.expert_row(row), args.shape.row_bytes());
+    }
+    if constexpr (has_token_flags(kVariant)) {
+        TK_SIGNAL(recorder, P2PEvent::signal_result, peer, origin.flat, expert);
+        signal<Channel::result>(warp, args.result_flag(peer, origin.flat), epoch, expert);
+    }
+}
+
+// All results of this rank are on their way: one flag for each peer. All warps of all blocks.
+template <class Rec>
+TK_DEVICE void send_results_flags(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch) {
+    {
+        TK_WAIT(recorder, P2PEvent::wait_grid);
+        const bool ok =
+            grid_barrier(warp, args.comm, &args.state->grid_arrivals, static_cast<uint32_t>(P2PStage::combine_send));
+        if (!ok) return;
+    }
+    if (warp.block != 0) return;
+    for (uint32_t i = warp.warp; i < args.shape.num_ranks; i += warp.num_warps) {
+        const uint32_t peer = (args.comm.rank + i) % args.shape.num_ranks;
+        TK_SIGNAL(recorder, P2PEvent::signal_results, peer);
+        signal<Channel::results>(warp, args.results_flag(peer, args.comm.rank), epoch, 0);
+    }
+}
+
+template <class T, P2PVariant kVariant, class Rec>
+TK_DEVICE void combine_send(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
+    const uint32_t epoch = args.state->epoch;
+    Rec recorder(trace, warp, static_cast<uint32_t>(P2PRole::send), epoch);
+    if (warp.block == 0) acknowledge(warp, args, recorder, epoch);
+    const auto rows_of = [&](uint32_t local) { return args.expert_offset[local + 1] - args.expert_offset[local]; };
+    const auto send_row = [&](uint32_t local, uint32_t i) {
+        send_result<T, kVariant>(warp, args, recorder, args.expert_offset[local] + i, epoch);
+    };
+    for_rows<is_balanced(kVariant)>(warp, args.shape.num_local_experts(), rows_of, send_row);
+    if constexpr (!has_token_flags(kVariant)) send_results_flags(warp, args, recorder, epoch);
+}
+
+// Waits for the results of one token; false when it gave up.
+template <class Rec>
+TK_DEVICE bool wait_results_of(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t token, uint32_t epoch) {
+    bool ok = true;
+    for (uint32_t choice = 0; choice < args.shape.topk; ++choice) {
+        const uint32_t flat = token * args.shape.topk + choice;
+        const int32_t chosen = args.topk_idx[flat];
+        if (chosen < 0) continue;
+        const uint32_t expert = static_cast<uint32_t>(chosen);
+        const uint32_t peer = expert / args.shape.num_local_experts();
+        TK_WAIT(recorder, P2PEvent::wait_result, peer, flat, expert);
+        const uint64_t* flag = args.result_flag(args.comm.rank, flat);
+        const WaitFor wait_for{static_cast<uint32_t>(P2PStage::combine_recv), peer, flat};
+        ok = wait<Channel::result>(warp, args.comm, flag, epoch, wait_for).ok && ok;
+    }
+    return ok;
+}
+
+// Waits for the results of all ranks; false when it gave up.
+template <class Rec>
+TK_DEVICE bool wait_all_results(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch) {
+    bool ok = true;
+    for (uint32_t i = 0; i < args.shape.num_ranks; ++i) {
+        const uint32_t peer = (args.comm.rank + i) % args.shape.num_ranks;
+        TK_WAIT(recorder, P2PEvent::wait_results, peer);
+        const uint64_t* flag = args.results_flag(args.comm.rank, peer);
+        const WaitFor wait_for{static_cast<uint32_t>(P2PStage::combine_recv), peer, 0};
+        ok = wait<Channel::results>(warp, args.comm, flag, epoch, wait_for).ok && ok;
+    }
+    return ok;
+}
+
+// out[token] = sum over choices of weight * result, in fp32 and in the order of the choices, no fused multiply-add.
+template <class T>
+TK_DEVICE void reduce_token(Warp& warp, const P2PArgs& args, uint32_t token) {
+    const uint32_t first = token * args.shape.topk;
+    T* out = reinterpret_cast<T*>(args.out + uint64_t{token} * args.shape.row_bytes());
+    warp.strided(args.shape.hidden, [&](uint32_t i) {
+        float sum = 0.0f;
+        for (uint32_t flat = first; flat < first + args.shape.topk; ++flat) {
+            if (args.topk_idx[flat] < 0) continue;
+            const T* result = reinterpret_cast<const T*>(args.result_row(args.comm.rank, flat));
+            sum = add_rn(sum, multiply_rn(args.topk_weights[flat], to_float(result[i])));
+        }
+        out[i] = from_float<T>(sum);
+    });
+    poison(args.result_row(args.comm.rank, first), uint64_t{args.shape.topk} * args.layout.result_stride);
+}
+
+// Everybody has read what I sent: the next call may overwrite it. The first block.
+template <class Rec>
+TK_DEVICE void wait_acknowledged(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch) {
+    for (uint32_t i = warp.warp; i < args.shape.num_ranks; i += warp.num_warps) {
+        const uint32_t peer = (args.comm.rank + i) % args.shape.num_ranks;
+        TK_WAIT(recorder, P2PEvent::wait_ack, peer);
+        const WaitFor wait_for{static_cast<uint32_t>(P2PStage::combine_recv), peer, 0};
+        wait<Channel::ack>(warp, args.comm, args.ack_flag(args.comm.rank, peer), epoch, wait_for);
+    }
+}
+
+// The last block to get here leaves the counters as the next call wants to find them. All warps of all blocks.
+TK_DEVICE void prepare_next_call(Warp& warp, const P2PArgs& args, uint32_t epoch) {
+    warp.block_sync();
+    if (warp.warp != 0) return;
+    const uint32_t done = warp.once([&] { return add_acq_rel_device(&args.state->blocks_done, 1u); });
+    if (done != warp.num_blocks - 1) return;
+    warp.strided(args.shape.num_ranks, [&](uint32_t peer) { args.send_count[peer] = 0; });
+    warp.leader([&] {
+        args.state->blocks_done = 0;
+        args.state->epoch = epoch + 1;
+    });
+}
+
+template <class T, P2PVariant kVariant, class Rec>
+TK_DEVICE void combine_recv(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
+    const uint32_t epoch = args.state->epoch;
+    Rec recorder(trace, warp, static_cast<uint32_t>(P2PRole::reduce), epoch);
+    const uint32_t num_warps = warp.num_blocks * warp.num_warps;
+    bool ok = true;
+    if constexpr (!has_token_flags(kVariant)) ok = wait_all_results(warp, args, recorder, epoch);
+    for (uint32_t token = warp.block * warp.num_warps + warp.warp; ok && token < args.num_tokens; token += num_warps) {
+        if constexpr (has_token_flags(kVariant)) ok = wait_results_of(warp, args, recorder, token, epoch);
+        if (!ok) break;
+        TK_RANGE(recorder, P2PEvent::reduce_token, token);
+        reduce_token<T>(warp, args, token);
+    }
+    if (warp.block == 0) wait_acknowledged(warp, args, recorder, epoch);
+    prepare_next_call(warp, args, epoch);
+}
+
+}  // namespace tracekern

@@ -1,0 +1,194 @@
+// Dispatch: every token goes to the ranks of its experts.
+//
+// dispatch_send  One block counts and tells each peer how many tokens come for each of its experts, then waits for the
+// counts
+//                that come in; meanwhile all others copy rows into the peers' receive buffers and raise their flags.
+// dispatch_recv  Rows move from the receive buffer to their expert, in the layout a grouped GEMM reads.
+//
+// A receive buffer of epoch e is written only after its owner acknowledged epoch e-1: combine_send raises the
+// acknowledgement when dispatch_recv is through (a kernel boundary), combine_recv of the writer waits for it. Counts
+// are sent to every rank, zero included, and every rank acknowledges, so no pair can run ahead.
+#pragma once
+
+#include "comm/barrier.h"
+#include "comm/signal.h"
+#include "moe/p2p/events.h"
+#include "moe/p2p/layout.h"
+#include "trace/recorder.h"
+
+namespace tracekern {
+
+// Counts this rank's tokens for each expert and tells the experts' ranks. All warps of one block.
+template <class Rec>
+TK_DEVICE void send_counts(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch) {
+    const uint32_t num_local = args.shape.num_local_experts();
+    uint32_t* tokens = warp.shared<CountShared>().tokens;
+    {
+        TK_RANGE(recorder, P2PEvent::count_tokens, args.num_tokens);
+        const uint32_t warp_lanes = warp.num_warps;
+        warp.strided((args.shape.num_experts + warp_lanes - 1 - warp.warp) / warp_lanes,
+                     [&](uint32_t i) { tokens[i * warp_lanes + warp.warp] = 0; });
+        warp.block_sync();
+        warp.strided((args.num_flat() + warp_lanes - 1 - warp.warp) / warp_lanes, [&](uint32_t i) {
+            const int32_t expert = args.topk_idx[i * warp_lanes + warp.warp];
+            if (expert >= 0) add_relaxed_block(&tokens[expert], 1u);
+        });
+        warp.block_sync();
+    }
+    for (uint32_t i = warp.warp; i < args.shape.num_ranks; i += warp.num_warps) {
+        const uint32_t peer = (args.comm.rank + i) % args.shape.num_ranks;
+        TK_SIGNAL(recorder, P2PEvent::signal_counts, peer);
+        perturb(warp);
+        // Each flag is its own payload, so relaxed is enough.
+        uint64_t* flags = args.count_flags(peer);
+        warp.strided(num_local, [&](uint32_t local) {
+            store_relaxed_system(&flags[local], make_flag(epoch, tokens[peer * num_local + local]));
+        });
+    }
+}
+
+// Waits for everybody's counts and lays out the rows of the local experts. All warps of one block.
+template <class Rec>
+TK_DEVICE void receive_counts(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch) {
+    const uint32_t num_local = args.shape.num_local_experts();
+    for (uint32_t i = warp.warp; i < args.shape.num_ranks; i += warp.num_warps) {
+        const uint32_t src_rank = (args.comm.rank + i) % args.shape.num_ranks;
+        TK_WAIT(recorder, P2PEvent::wait_counts, src_rank);
+        const uint64_t* flags =
+            args.comm.at<uint64_t>(args.comm.rank, args.layout.count_flags) + uint64_t{src_rank} * num_local;
+        uint32_t* counts = args.expert_count + src_rank * num_local;
+        const WaitFor wait_for{static_cast<uint32_t>(P2PStage::dispatch_send), src_rank, 0};
+        const bool ok = wait_all<Channel::counts>(
+            warp, args.comm, flags, num_local, epoch, wait_for, [&](uint32_t local, uint32_t value) {
+                counts[local] = value;
+            });
+        warp.sync();
+        // After a failure nothing more may be touched: no rows.
+        const uint32_t total = warp.once([&] {
+            uint32_t sum = 0;
+            for (uint32_t local = 0; local < num_local; ++local) sum += counts[local] = ok ? counts[local] : 0;
+            return args.recv_count[src_rank] = sum;
+        });
+        TK_END(total);
+    }
+    warp.block_sync();
+    if (warp.warp != 0) return;
+    warp.leader([&] {
+        uint32_t row = 0;
+        for (uint32_t local = 0; local < num_local; ++local) {
+            args.expert_offset[local] = args.expert_cursor[local] = row;
+            for (uint32_t src_rank = 0; src_rank < args.shape.num_ranks; ++src_rank) {
+                row += args.expert_count[src_rank * num_local + local];
+            }
+        }
+        args.expert_offset[num_local] = row;
+    });
+}
+
+// Copies this warp's share of the flat tokens to their peers.
+template <P2PVariant kVariant, class Rec>
+TK_DEVICE void send_tokens(
+    Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, uint32_t first_warp, uint32_t num_warps) {
+    const uint32_t row_bytes = args.shape.row_bytes();
+    for (uint32_t flat = first_warp; flat < args.num_flat(); flat += num_warps) {
+        const int32_t chosen = args.topk_idx[flat];
+        if (chosen < 0) continue;
+        const uint32_t expert = static_cast<uint32_t>(chosen);
+        const uint32_t peer = expert / args.shape.num_local_experts();
+        const uint32_t slot = warp.once([&] { return add_relaxed_device(&args.send_count[peer], 1u); });
+        {
+            TK_RANGE(recorder, P2PEvent::copy_token, peer, slot, expert);
+            char* row = args.recv_row(peer, args.comm.rank, slot);
+            if (warp.is_leader()) *reinterpret_cast<RowHeader*>(row) = RowHeader{flat, expert, {}};
+            copy_row(warp, row + sizeof(RowHeader), args.x + uint64_t{flat / args.shape.topk} * row_bytes, row_bytes);
+        }
+        if constexpr (has_token_flags(kVariant)) {
+            TK_SIGNAL(recorder, P2PEvent::signal_token, peer, slot, expert);
+            signal<Channel::token>(warp, args.token_flag(peer, args.comm.rank, slot), epoch, expert);
+        }
+    }
+}
+
+// All rows of this rank are on their way: one flag for each peer. All warps of all blocks.
+template <class Rec>
+TK_DEVICE void send_rank_flags(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch) {
+    {
+        TK_WAIT(recorder, P2PEvent::wait_grid);
+        const bool ok =
+            grid_barrier(warp, args.comm, &args.state->grid_arrivals, static_cast<uint32_t>(P2PStage::dispatch_send));
+        if (!ok) return;
+    }
+    if (warp.block != 0) return;
+    for (uint32_t i = warp.warp; i < args.shape.num_ranks; i += warp.num_warps) {
+        const uint32_t peer = (args.comm.rank + i) % args.shape.num_ranks;
+        const uint32_t tokens = args.send_count[peer];
+        TK_SIGNAL(recorder, P2PEvent::signal_rank, peer, tokens);
+        signal<Channel::rank>(warp, args.rank_flag(peer, args.comm.rank), epoch, tokens);
+    }
+}
+
+template <P2PVariant kVariant, class Rec>
+TK_DEVICE void dispatch_send(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
+    const uint32_t epoch = args.state->epoch;
+    // The last block counts; where it is the only one it sends as well.
+    const bool counts = warp.block == warp.num_blocks - 1;
+    const bool sends = !counts || warp.num_blocks == 1;
+    Rec recorder(trace, warp, static_cast<uint32_t>(counts ? P2PRole::count : P2PRole::send), epoch);
+    if (counts) send_counts(warp, args, recorder, epoch);
+    if (sends) {
+        const uint32_t num_blocks = warp.num_blocks == 1 ? 1 : warp.num_blocks - 1;
+        send_tokens<kVariant>(
+            warp, args, recorder, epoch, warp.block * warp.num_warps + warp.warp, num_blocks * warp.num_warps);
+    }
+    if constexpr (!has_token_flags(kVariant)) send_rank_flags(warp, args, recorder, epoch);
+    if (counts) receive_counts(warp, args, recorder, epoch);
+}
+
+// Moves the row in `slot` of `src_rank` to its expert.
+template <class Rec>
+TK_DEVICE void receive_token(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t src_rank, uint32_t slot) {
+    char* row = args.recv_row(args.comm.rank, src_rank, slot);
+    const RowHeader header = *reinterpret_cast<const RowHeader*>(row);
+    TK_RANGE(recorder, P2PEvent::receive_token, src_rank, slot, header.expert);
+    const uint32_t local = header.expert - args.comm.rank * args.shape.num_local_experts();
+    const uint32_t at = warp.once([&] {
+        const uint32_t free_row = add_relaxed_device(&args.expert_cursor[local], 1u);
+        args.row_origin[free_row] = {header.flat, static_cast<uint16_t>(src_rank), static_cast<uint16_t>(local)};
+        return free_row;
+    });
+    copy_row(warp, args.expert_row(at), row + sizeof(RowHeader), args.shape.row_bytes());
+    poison(row, args.layout.row_stride);
+}
+
+template <P2PVariant kVariant, class Rec>
+TK_DEVICE void dispatch_recv(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
+    const uint32_t epoch = args.state->epoch;
+    Rec recorder(trace, warp, static_cast<uint32_t>(P2PRole::receive), epoch);
+    const auto tokens_from = [&](uint32_t src_rank) { return args.recv_count[src_rank]; };
+    uint32_t waited_for = args.shape.num_ranks;  // nobody
+    bool ok = true;
+    for_rows<is_balanced(kVariant)>(warp, args.shape.num_ranks, tokens_from, [&](uint32_t src_rank, uint32_t slot) {
+        const WaitFor wait_for{static_cast<uint32_t>(P2PStage::dispatch_recv), src_rank, slot};
+        if constexpr (has_token_flags(kVariant)) {
+            TK_WAIT(recorder, P2PEvent::wait_token, src_rank, slot);
+            const uint64_t* flag = args.token_flag(args.comm.rank, src_rank, slot);
+            const WaitResult result = wait<Channel::token>(warp, args.comm, flag, epoch, wait_for);
+            ok = result.ok;
+            if (ok) {
+                TK_END(result.value);
+            }
+        } else if (src_rank != waited_for) {
+            waited_for = src_rank;
+            TK_WAIT(recorder, P2PEvent::wait_rank, src_rank);
+            const uint64_t* flag = args.rank_flag(args.comm.rank, src_rank);
+            const WaitResult result = wait<Channel::rank>(warp, args.comm, flag, epoch, wait_for);
+            ok = result.ok;
+            if (ok) {
+                TK_END(result.value);
+            }
+        }
+        if (ok) receive_token(warp, args, recorder, src_rank, slot);
+    });
+}
+
+}  // namespace tracekern

@@ -1,0 +1,42 @@
+// What the P2P kernels record. `slot` is the token's place in the receive buffer of its (source, destination) pair on
+// the way out, and its flat index (token * topk + choice) at the source on the way back. Experts are numbered over all
+// ranks.
+#pragma once
+
+#include "trace/events.h"
+
+// clang-format off
+#define TK_P2P_EVENTS(EVENT)                                                                                        \
+    EVENT(count_tokens,   work,   completion, "",                  "tokens:32",                  "")                \
+    EVENT(signal_counts,  signal, completion, "counts data",       "peer:10",                    "")                \
+    EVENT(wait_counts,    wait,   completion, "counts data",       "peer:10",                    "tokens:32")       \
+    EVENT(copy_token,     work,   issue,      "",                  "peer:10 slot:22 expert:16",  "")                \
+    EVENT(signal_token,   signal, completion, "token data slot",   "peer:10 slot:22 expert:16",  "")                \
+    EVENT(wait_token,     wait,   completion, "token data slot",   "peer:10 slot:22",            "expert:16")       \
+    EVENT(signal_rank,    signal, completion, "rank data",         "peer:10 tokens:32",          "")                \
+    EVENT(wait_rank,      wait,   completion, "rank data",         "peer:10",                    "tokens:32")       \
+    EVENT(receive_token,  work,   issue,      "",                  "peer:10 slot:22 expert:16",  "")                \
+    EVENT(scale_token,    work,   issue,      "",                  "expert:16 row:32",           "")                \
+    EVENT(signal_ack,     signal, completion, "ack data",          "peer:10",                    "")                \
+    EVENT(wait_ack,       wait,   completion, "ack data",          "peer:10",                    "")                \
+    EVENT(send_result,    work,   issue,      "",                  "peer:10 slot:22 expert:16",  "")                \
+    EVENT(signal_result,  signal, completion, "result data slot",  "peer:10 slot:22 expert:16",  "")                \
+    EVENT(wait_result,    wait,   completion, "result data slot",  "peer:10 slot:22 expert:16",  "")                \
+    EVENT(signal_results, signal, completion, "results data",      "peer:10",                    "")                \
+    EVENT(wait_results,   wait,   completion, "results data",      "peer:10",                    "")                \
+    EVENT(reduce_token,   work,   issue,      "",                  "token:32",                   "")                \
+    EVENT(wait_grid,      wait,   completion, "",                  "",                           "")
+// clang-format on
+TK_DEFINE_EVENTS(P2PEvent, TK_P2P_EVENTS)
+
+namespace tracekern {
+
+enum class P2PRole : uint32_t { count, send, receive, scale, reduce };
+inline constexpr const char* kP2PRoleNames[] = {"count", "send", "receive", "scale", "reduce"};
+
+// The kernels of one call, in their order; a fault names one.
+enum class P2PStage : uint32_t { dispatch_send, dispatch_recv, scale_experts, combine_send, combine_recv };
+inline constexpr const char* kP2PStageNames[] = {
+    "dispatch_send", "dispatch_recv", "scale_experts", "combine_send", "combine_recv"};
+
+}  // namespace tracekern

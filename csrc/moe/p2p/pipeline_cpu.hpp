@@ -1,0 +1,138 @@
+// The P2P pipeline on the CPU backend: one rank's workspace, and each stage as a launch.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "comm/communicator_cpu.hpp"
+#include "moe/p2p/combine.h"
+#include "moe/p2p/dispatch.h"
+
+namespace tracekern {
+
+enum class NumberType : uint32_t { fp32, fp16, bf16 };
+
+struct P2PConfig {
+    MoeShape shape;
+    P2PVariant variant;
+    NumberType number;
+    uint32_t num_blocks = 4;
+    uint32_t warps_per_block = 4;
+    CpuExecutor executor = CpuExecutor::fibers;
+};
+
+class P2PPipelineCpu {
+public:
+    P2PPipelineCpu(CpuCommunicator& comm, const P2PConfig& config) : comm_(comm), config_(config) {
+        const MoeShape& shape = config.shape;
+        const uint32_t num_local = shape.num_local_experts();
+        counters_.resize(size_t{2} * shape.num_ranks + size_t{shape.num_ranks} * num_local + 2 * num_local + 1);
+        row_origin_.resize(shape.max_rows());
+        expert_rows_.resize((shape.max_rows() * shape.row_bytes() + sizeof(Vector16) - 1) / sizeof(Vector16));
+        args_.shape = shape;
+        args_.layout = P2PLayout::make(shape);
+        args_.state = &state_;
+        uint32_t* counter = counters_.data();
+        const auto take = [&](size_t count) { return std::exchange(counter, counter + count); };
+        args_.send_count = take(shape.num_ranks);
+        args_.recv_count = take(shape.num_ranks);
+        args_.expert_count = take(size_t{shape.num_ranks} * num_local);
+        args_.expert_offset = take(num_local + 1);
+        args_.expert_cursor = take(num_local);
+        args_.row_origin = row_origin_.data();
+        args_.expert_rows = reinterpret_cast<char*>(expert_rows_.data());
+        reset();
+    }
+    P2PPipelineCpu(const P2PPipelineCpu&) = delete;
+
+    // Sets this rank's flags and counters to the state before the first call. Collective, like
+    // CpuCommunicator::clear_control.
+    void reset() {
+        state_ = P2PState{kFirstEpoch, 0, 0};
+        std::fill(counters_.begin(), counters_.end(), 0);
+        char* heap = comm_.args().heap[comm_.args().rank];
+        auto* flags = reinterpret_cast<uint64_t*>(heap + args_.layout.count_flags);
+        const size_t count = (args_.layout.flags_end - args_.layout.count_flags) / sizeof(uint64_t);
+        std::fill(flags, flags + count, make_flag(kNeverEpoch, 0));
+    }
+
+    // The tensors of the next call; P2PArgs gives shapes.
+    void set_call(const void* x,
+                  const int32_t* topk_idx,
+                  const float* topk_weights,
+                  const float* expert_scale,
+                  void* out,
+                  uint32_t num_tokens) {
+        args_.x = static_cast<const char*>(x);
+        args_.topk_idx = topk_idx;
+        args_.topk_weights = topk_weights;
+        args_.expert_scale = expert_scale;
+        args_.out = static_cast<char*>(out);
+        args_.num_tokens = num_tokens;
+        if (!is_fused(config_.variant)) std::fill_n(args_.send_count, config_.shape.num_ranks, 0u);
+    }
+
+    void run(P2PStage stage, const TraceChoice& trace) {
+        args_.comm = comm_.args();
+        switch (config_.variant) {
+            case P2PVariant::flag:
+                return run_variant<P2PVariant::flag>(stage, trace);
+            case P2PVariant::token:
+                return run_variant<P2PVariant::token>(stage, trace);
+            case P2PVariant::fused:
+                return run_variant<P2PVariant::fused>(stage, trace);
+            case P2PVariant::balanced:
+                return run_variant<P2PVariant::balanced>(stage, trace);
+        }
+    }
+
+    uint32_t epoch() const { return state_.epoch; }
+    const P2PConfig& config() const { return config_; }
+    const P2PArgs& args() const { return args_; }
+
+private:
+    template <P2PVariant kVariant>
+    void run_variant(P2PStage stage, const TraceChoice& trace) {
+        switch (config_.number) {
+            case NumberType::fp32:
+                return run_number<kVariant, float>(stage, trace);
+            case NumberType::fp16:
+                return run_number<kVariant, Half>(stage, trace);
+            case NumberType::bf16:
+                return run_number<kVariant, BFloat16>(stage, trace);
+        }
+    }
+
+    template <P2PVariant kVariant, class T>
+    void run_number(P2PStage stage, const TraceChoice& trace) {
+        CpuLaunch launch{config_.num_blocks, config_.warps_per_block, 0, config_.executor, nullptr};
+        if (stage == P2PStage::dispatch_send) launch.shared_bytes = CountShared::bytes(config_.shape.num_experts);
+        with_recorder(trace, [&]<class Rec>(typename Rec::Args trace_args) {
+            comm_.launch(launch, [&](Warp& warp) {
+                switch (stage) {
+                    case P2PStage::dispatch_send:
+                        return dispatch_send<kVariant, Rec>(warp, args_, trace_args);
+                    case P2PStage::dispatch_recv:
+                        return dispatch_recv<kVariant, Rec>(warp, args_, trace_args);
+                    case P2PStage::scale_experts:
+                        return scale_experts<T, Rec>(warp, args_, trace_args);
+                    case P2PStage::combine_send:
+                        return combine_send<T, kVariant, Rec>(warp, args_, trace_args);
+                    case P2PStage::combine_recv:
+                        return combine_recv<T, kVariant, Rec>(warp, args_, trace_args);
+                }
+            });
+        });
+    }
+
+    CpuCommunicator& comm_;
+    const P2PConfig config_;
+    P2PArgs args_{};
+    P2PState state_{};
+    std::vector<uint32_t> counters_;
+    std::vector<RowOrigin> row_origin_;
+    std::vector<Vector16> expert_rows_;
+};
+
+}  // namespace tracekern

@@ -1,0 +1,206 @@
+// All ranks of the P2P pipeline in one process, back to back with no barrier in between, every result checked bit by
+// bit.
+//
+//   p2p_stress VARIANT NUMBER EXECUTOR RANKS BLOCKS WARPS TOKENS HIDDEN EXPERTS TOPK ITERATIONS SEED
+//
+// Input, routing and token counts change in every iteration; about a third of the ranks have no token at all. Built by
+// the tests with -fsanitize=thread, -DTK_RANDOM_DELAYS, -DTK_POISON_CONSUMED and with planted faults (comm/mutation.h).
+// Exit: 0 right, 1 wrong result, 2 usage, 3 a wait ran out of time.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <thread>
+
+#include "moe/p2p/pipeline_cpu.hpp"
+
+using namespace tracekern;
+
+namespace {
+
+struct Options {
+    P2PConfig config;
+    uint32_t iterations;
+    uint32_t seed;
+};
+
+template <class T>
+std::vector<T> draw_rows(std::mt19937& random, size_t count) {
+    std::uniform_real_distribution<float> value(-2.0f, 2.0f);
+    std::vector<T> rows(count);
+    for (T& element : rows) element = from_float<T>(value(random));
+    return rows;
+}
+
+// What one rank feeds into one iteration: a function of (seed, rank, iteration).
+template <class T>
+struct Input {
+    uint32_t num_tokens;
+    std::vector<int32_t> topk_idx;
+    std::vector<float> topk_weights;
+    std::vector<T> x;
+
+    Input(const Options& options, uint32_t rank, uint32_t iteration) {
+        const MoeShape& shape = options.config.shape;
+        std::mt19937 random(options.seed * 7919u + rank * 104729u + iteration);
+        num_tokens = random() % 3 == 0 ? 0 : random() % (shape.max_tokens + 1);
+        topk_idx.resize(size_t{num_tokens} * shape.topk);
+        topk_weights.resize(topk_idx.size());
+        const bool one_rank = random() % 4 == 0;
+        for (int32_t& expert : topk_idx) {
+            expert = static_cast<int32_t>(random() % (one_rank ? shape.num_local_experts() : shape.num_experts));
+            if (random() % 16 == 0) expert = -1;
+        }
+        std::uniform_real_distribution<float> weight(0.0f, 1.0f);
+        for (float& w : topk_weights) w = weight(random);
+        x = draw_rows<T>(random, size_t{num_tokens} * shape.hidden);
+    }
+};
+
+template <class T>
+uint64_t count_wrong(const MoeShape& shape, const Input<T>& input, const std::vector<float>& scale, const T* out) {
+    uint64_t wrong = 0;
+    for (uint32_t token = 0; token < input.num_tokens; ++token) {
+        for (uint32_t i = 0; i < shape.hidden; ++i) {
+            float sum = 0.0f;
+            for (uint32_t flat = token * shape.topk; flat < (token + 1) * shape.topk; ++flat) {
+                const int32_t expert = input.topk_idx[flat];
+                if (expert < 0) continue;
+                const T scaled = from_float<T>(to_float(input.x[token * shape.hidden + i]) * scale[expert]);
+                sum += input.topk_weights[flat] * to_float(scaled);
+            }
+            const T expected = from_float<T>(sum);
+            wrong += memcmp(&expected, &out[token * shape.hidden + i], sizeof(T)) != 0;
+        }
+    }
+    return wrong;
+}
+
+std::vector<P2PStage> stages_of(P2PVariant variant) {
+    if (is_fused(variant)) {
+        return {P2PStage::dispatch_send, P2PStage::dispatch_recv, P2PStage::combine_send, P2PStage::combine_recv};
+    }
+    return {P2PStage::dispatch_send,
+            P2PStage::dispatch_recv,
+            P2PStage::scale_experts,
+            P2PStage::combine_send,
+            P2PStage::combine_recv};
+}
+
+template <class T>
+int run_rank(const Options& options, CpuCommunicator& comm, P2PPipelineCpu& pipeline) {
+    const MoeShape& shape = options.config.shape;
+    std::vector<float> scale(shape.num_experts);
+    for (uint32_t expert = 0; expert < shape.num_experts; ++expert) scale[expert] = 1.0f + expert / 16.0f;
+    std::vector<T> out(size_t{shape.max_tokens} * shape.hidden);
+    for (uint32_t iteration = 0; iteration < options.iterations; ++iteration) {
+        const Input<T> input(options, comm.args().rank, iteration);
+        memset(out.data(), 0xff, out.size() * sizeof(T));
+        pipeline.set_call(input.x.data(),
+                          input.topk_idx.data(),
+                          input.topk_weights.data(),
+                          scale.data(),
+                          out.data(),
+                          input.num_tokens);
+        for (P2PStage stage : stages_of(options.config.variant)) pipeline.run(stage, TraceChoice{});
+        if (comm.failed()) {
+            const FaultRecord& fault = comm.fault();
+            std::fprintf(
+                stderr,
+                "rank %u: %s block %u warp %u gave up on rank %u, channel %s slot %u, wanted epoch %u, saw %u\n",
+                fault.rank,
+                kP2PStageNames[fault.phase],
+                fault.block,
+                fault.warp,
+                fault.peer,
+                kChannelNames[fault.channel],
+                fault.slot,
+                fault.wanted_epoch,
+                fault.seen_epoch);
+            return 3;
+        }
+        if (const uint64_t wrong = count_wrong(shape, input, scale, out.data())) {
+            std::fprintf(stderr,
+                         "rank %u: %llu wrong elements in iteration %u\n",
+                         comm.args().rank,
+                         static_cast<unsigned long long>(wrong),
+                         iteration);
+            return 1;
+        }
+    }
+    return 0;
+}
+
+int run_rank_of_number(const Options& options, CpuCommunicator& comm, P2PPipelineCpu& pipeline) {
+    switch (options.config.number) {
+        case NumberType::fp32:
+            return run_rank<float>(options, comm, pipeline);
+        case NumberType::fp16:
+            return run_rank<Half>(options, comm, pipeline);
+        case NumberType::bf16:
+            return run_rank<BFloat16>(options, comm, pipeline);
+    }
+    return 2;
+}
+
+int run(const Options& options) {
+    const uint32_t num_ranks = options.config.shape.num_ranks;
+    const uint64_t heap_bytes = P2PLayout::make(options.config.shape).total_bytes;
+    std::vector<std::vector<HeapControl>> memory(num_ranks);
+    std::vector<uint64_t> heaps;
+    for (auto& heap : memory) {
+        heap.resize(heap_bytes / sizeof(HeapControl) + 1);
+        heaps.push_back(reinterpret_cast<uint64_t>(heap.data()));
+    }
+    const SimulatedClock clock = SimulatedClock::draw(0, 0, 0);
+    std::vector<std::unique_ptr<CpuCommunicator>> comms;
+    std::vector<std::unique_ptr<P2PPipelineCpu>> pipelines;
+    for (uint32_t rank = 0; rank < num_ranks; ++rank) {
+        comms.push_back(std::make_unique<CpuCommunicator>(rank, heaps, 5'000'000'000u, clock));
+        pipelines.push_back(std::make_unique<P2PPipelineCpu>(*comms[rank], options.config));
+    }
+    std::vector<int> exits(num_ranks);
+    {
+        std::vector<std::jthread> ranks;
+        for (uint32_t rank = 0; rank < num_ranks; ++rank) {
+            ranks.emplace_back(
+                [&, rank] { exits[rank] = run_rank_of_number(options, *comms[rank], *pipelines[rank]); });
+        }
+    }
+    int worst = 0;
+    for (int code : exits) worst = code == 1 || worst == 1 ? 1 : std::max(worst, code);
+    return worst;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    if (argc != 13) {
+        std::fprintf(stderr, "usage: see the head of p2p_stress.cpp\n");
+        return 2;
+    }
+    const auto number = [&](int i) { return static_cast<uint32_t>(std::strtoul(argv[i], nullptr, 10)); };
+    const auto choice = [&](int i, std::initializer_list<const char*> names) {
+        uint32_t index = 0;
+        for (const char* name : names) {
+            if (std::string(name) == argv[i]) return index;
+            ++index;
+        }
+        std::fprintf(stderr, "what is %s?\n", argv[i]);
+        std::exit(2);
+    };
+    Options options{};
+    options.config.variant = static_cast<P2PVariant>(choice(1, {"flag", "token", "fused", "balanced"}));
+    options.config.number = static_cast<NumberType>(choice(2, {"fp32", "fp16", "bf16"}));
+    options.config.executor = static_cast<CpuExecutor>(choice(3, {"fibers", "threads"}));
+    const uint32_t element_bytes = options.config.number == NumberType::fp32 ? 4 : 2;
+    options.config.shape = MoeShape{number(4), number(7), number(9), number(10), number(8), element_bytes};
+    options.config.num_blocks = number(5);
+    options.config.warps_per_block = number(6);
+    options.iterations = number(11);
+    options.seed = number(12);
+    const int code = run(options);
+    if (code == 0) std::puts("ok");
+    return code;
+}
