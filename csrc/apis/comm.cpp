@@ -1,0 +1,71 @@
+// tracekern._C: one rank's end of a symmetric heap on the CPU backend.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "apis/cpu_backend.hpp"
+#include "apis/register.hpp"
+#include "comm/communicator_cpu.hpp"
+
+namespace py = pybind11;
+
+namespace tracekern {
+namespace {
+
+// None while nothing went wrong; else what the first wait that gave up wanted. Names of phases belong to the kernels:
+// indices.
+py::object fault_to_python(const CpuCommunicator& comm) {
+    if (!comm.failed()) return py::none();
+    const FaultRecord& fault = comm.fault();
+    py::dict result;
+    result["cause"] = fault.cause == static_cast<uint32_t>(FaultCause::timeout) ? "timeout" : "peer_aborted";
+    result["phase"] = fault.phase;
+    result["channel"] = kChannelNames[fault.channel];
+    result["rank"] = fault.rank;
+    result["peer"] = fault.peer;
+    result["block"] = fault.block;
+    result["warp"] = fault.warp;
+    result["slot"] = fault.slot;
+    result["wanted_epoch"] = fault.wanted_epoch;
+    result["seen_epoch"] = fault.seen_epoch;
+    result["seen_value"] = fault.seen_value;
+    result["waited_ns"] = fault.waited_ticks;  // the simulated clock counts ns
+    result["aborted_by"] = comm.aborted_by();
+    return result;
+}
+
+}  // namespace
+
+void register_comm(py::module_& module) {
+    module.attr("heap_control_bytes") = sizeof(HeapControl);
+    module.attr("max_ranks") = kMaxRanks;
+    py::class_<CpuCommunicator>(module, "CpuCommunicator")
+        .def(py::init([](uint32_t rank,
+                         const std::vector<uint64_t>& heaps,
+                         uint64_t timeout_ns,
+                         uint64_t clock_seed,
+                         int64_t clock_t0_ns) {
+                 const auto clock = SimulatedClock::draw(clock_seed, static_cast<int>(rank), clock_t0_ns);
+                 return std::make_unique<CpuCommunicator>(rank, heaps, timeout_ns, clock);
+             }),
+             py::arg("rank"),
+             py::arg("heaps"),
+             py::arg("timeout_ns"),
+             py::arg("clock_seed") = 0,
+             py::arg("clock_t0_ns") = 0)
+        .def("fault", &fault_to_python)
+        .def("set_timeout_ns", &CpuCommunicator::set_timeout_ns, py::arg("timeout_ns"))
+        .def("clear_control", &CpuCommunicator::clear_control)
+        .def_property_readonly("barrier_epoch", &CpuCommunicator::barrier_epoch)
+        .def(
+            "barrier",
+            [](CpuCommunicator& comm, uint64_t descriptor, const std::string& record_format) {
+                const TraceChoice trace = trace_choice(descriptor, record_format);
+                py::gil_scoped_release release;
+                comm.barrier(trace);
+            },
+            py::arg("descriptor") = 0,
+            py::arg("record_format") = "wide");
+    module.def("barrier_event_table", &describe_events<BarrierEvent>);
+}
+
+}  // namespace tracekern

@@ -1,0 +1,137 @@
+// tracekern._C: the P2P pipeline on the CPU backend. Python checks tensors; here arrive addresses and sizes.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "apis/cpu_backend.hpp"
+#include "apis/register.hpp"
+#include "moe/p2p/pipeline_cpu.hpp"
+
+namespace py = pybind11;
+
+namespace tracekern {
+namespace {
+
+template <class Enum, size_t kCount>
+Enum enum_named(const std::string& what, const std::string& name, const char* const (&names)[kCount]) {
+    std::string wanted;
+    for (size_t i = 0; i < kCount; ++i) {
+        if (name == names[i]) return static_cast<Enum>(i);
+        wanted += std::string(i ? ", " : "") + names[i];
+    }
+    throw std::invalid_argument(what + " is '" + name + "'; wanted one of " + wanted);
+}
+
+constexpr const char* kVariantNames[] = {"flag", "token", "fused", "balanced"};
+constexpr const char* kNumberNames[] = {"fp32", "fp16", "bf16"};
+constexpr uint32_t kNumberBytes[] = {4, 2, 2};
+
+MoeShape make_shape(uint32_t num_ranks,
+                    uint32_t max_tokens,
+                    uint32_t num_experts,
+                    uint32_t topk,
+                    uint32_t hidden,
+                    const std::string& dtype) {
+    const auto number = enum_named<NumberType>("dtype", dtype, kNumberNames);
+    return {num_ranks, max_tokens, num_experts, topk, hidden, kNumberBytes[static_cast<uint32_t>(number)]};
+}
+
+std::unique_ptr<P2PPipelineCpu> make_pipeline(CpuCommunicator& comm,
+                                              const std::string& variant,
+                                              const std::string& dtype,
+                                              uint32_t max_tokens,
+                                              uint32_t num_experts,
+                                              uint32_t topk,
+                                              uint32_t hidden,
+                                              uint32_t num_blocks,
+                                              uint32_t warps_per_block,
+                                              const std::string& executor) {
+    P2PConfig config;
+    config.shape = make_shape(comm.args().num_ranks, max_tokens, num_experts, topk, hidden, dtype);
+    config.variant = enum_named<P2PVariant>("variant", variant, kVariantNames);
+    config.number = enum_named<NumberType>("dtype", dtype, kNumberNames);
+    config.num_blocks = num_blocks;
+    config.warps_per_block = warps_per_block;
+    config.executor = cpu_executor(executor);
+    return std::make_unique<P2PPipelineCpu>(comm, config);
+}
+
+void set_call(P2PPipelineCpu& pipeline,
+              uint64_t x,
+              uint64_t topk_idx,
+              uint64_t topk_weights,
+              uint64_t expert_scale,
+              uint64_t out,
+              uint32_t num_tokens) {
+    pipeline.set_call(reinterpret_cast<const void*>(x),
+                      reinterpret_cast<const int32_t*>(topk_idx),
+                      reinterpret_cast<const float*>(topk_weights),
+                      reinterpret_cast<const float*>(expert_scale),
+                      reinterpret_cast<void*>(out),
+                      num_tokens);
+}
+
+}  // namespace
+
+void register_moe(py::module_& module) {
+    module.attr("p2p_variants") =
+        py::cast(std::vector<std::string>(std::begin(kVariantNames), std::end(kVariantNames)));
+    module.attr("p2p_stages") =
+        py::cast(std::vector<std::string>(std::begin(kP2PStageNames), std::end(kP2PStageNames)));
+    module.attr("p2p_roles") = py::cast(std::vector<std::string>(std::begin(kP2PRoleNames), std::end(kP2PRoleNames)));
+    module.attr("max_experts") = kMaxExperts;
+    module.def("p2p_event_table", &describe_events<P2PEvent>);
+    module.def(
+        "p2p_heap_bytes",
+        [](uint32_t num_ranks,
+           uint32_t max_tokens,
+           uint32_t num_experts,
+           uint32_t topk,
+           uint32_t hidden,
+           const std::string& dtype) {
+            return P2PLayout::make(make_shape(num_ranks, max_tokens, num_experts, topk, hidden, dtype)).total_bytes;
+        },
+        py::arg("num_ranks"),
+        py::arg("max_tokens"),
+        py::arg("num_experts"),
+        py::arg("topk"),
+        py::arg("hidden"),
+        py::arg("dtype"));
+    py::class_<P2PPipelineCpu>(module, "P2PPipelineCpu")
+        .def(py::init(&make_pipeline),
+             py::keep_alive<1, 2>(),
+             py::arg("comm"),
+             py::kw_only(),
+             py::arg("variant"),
+             py::arg("dtype"),
+             py::arg("max_tokens"),
+             py::arg("num_experts"),
+             py::arg("topk"),
+             py::arg("hidden"),
+             py::arg("num_blocks"),
+             py::arg("warps_per_block"),
+             py::arg("executor") = "fibers")
+        .def("reset", &P2PPipelineCpu::reset)
+        .def_property_readonly("epoch", &P2PPipelineCpu::epoch)
+        .def("set_call",
+             &set_call,
+             py::kw_only(),
+             py::arg("x"),
+             py::arg("topk_idx"),
+             py::arg("topk_weights"),
+             py::arg("expert_scale"),
+             py::arg("out"),
+             py::arg("num_tokens"))
+        .def(
+            "run",
+            [](P2PPipelineCpu& pipeline, const std::string& stage, uint64_t descriptor, const std::string& format) {
+                const auto chosen = enum_named<P2PStage>("stage", stage, kP2PStageNames);
+                const TraceChoice trace = trace_choice(descriptor, format);
+                py::gil_scoped_release release;
+                pipeline.run(chosen, trace);
+            },
+            py::arg("stage"),
+            py::arg("descriptor") = 0,
+            py::arg("record_format") = "wide");
+}
+
+}  // namespace tracekern
