@@ -1,0 +1,228 @@
+"""Builds captures whose content is known, through the real segment and packer: 8 ranks x 500,000 spans in seconds.
+
+Every track repeats one group of ten spans: `process_group` around seven `copy_token`, one `signal_token` to the next
+rank and one `wait_token` for the rank before. Slots are unique in a rank, so each wait has exactly one signal.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tracekern.record import format as fmt
+from tracekern.record.pack import write_dump
+from tracekern.record.segment import LaunchPlan, Segment
+
+EVENT_TABLE: dict[str, Any] = {
+    "name": "DemoEvent",
+    "events": [
+        {
+            "name": name,
+            "class": event_class,
+            "ends_at": ends_at,
+            "channel": channel,
+            "begin_fields": begin_fields,
+            "end_fields": end_fields,
+        }
+        for name, event_class, ends_at, channel, begin_fields, end_fields in (
+            ("process_group", "work", "completion", "", "group:22", ""),
+            ("copy_token", "work", "issue", "", "peer:10 slot:22", ""),
+            ("signal_token", "signal", "completion", "token data slot", "peer:10 slot:22", "value:32"),
+            ("wait_token", "wait", "completion", "token data slot", "peer:10 slot:22", "seen:32"),
+        )
+    ],
+}
+ROLES = ["sender", "receiver"]
+SPANS_PER_GROUP = 10
+GROUP_NS = 2000
+START_NS = 10**15
+EPOCH = 7
+SIGNAL_OFFSETS = (400, 440)  # begin and end of the signal in its group, ns
+WAIT_OFFSETS = (500, 900)
+
+
+@dataclass(frozen=True)
+class CaptureSpec:
+    """What to build."""
+
+    num_ranks: int = 2
+    num_blocks: int = 2
+    warps_per_block: int = 2
+    groups: int = 5
+    """Groups of ten spans in each track of each launch."""
+    launches: int = 1
+    record_format: str = "wide"
+    clock_offset_ns: int = 100_000
+    """Clock of rank r is this times r ahead."""
+    clock_samples: bool = True
+    host_spans: int = 0
+    records_per_track: int | None = None
+    """None: exactly as many as needed."""
+    run_id: str = "test"
+    killed_rank: int = -1
+    """This rank never finishes its last launch nor closes; its last group has no ends."""
+
+    @property
+    def num_tracks(self) -> int:
+        return self.num_blocks * self.warps_per_block
+
+    @property
+    def spans_per_rank(self) -> int:
+        return self.num_tracks * self.groups * SPANS_PER_GROUP * self.launches
+
+    @property
+    def flows_per_rank(self) -> int:
+        return self.num_tracks * self.groups * self.launches
+
+
+def metadata(spec: CaptureSpec, rank: int) -> dict[str, Any]:
+    """What a capture knows when it opens."""
+    return {
+        "run_id": spec.run_id,
+        "rank": rank,
+        "num_ranks": spec.num_ranks,
+        "node": "testhost",
+        "pid": 1000 + rank,
+        "created": "2026-01-01T00:00:00+00:00",
+        "tracekern": "0.1.0",
+        "backend": "cpu",
+        "device": "synthetic",
+        "command": "tests/captures.py",
+        "note": "synthetic",
+        "clock": {"name": "synthetic", "ticks_per_second": 10**9, "resolution_ticks": 1},
+        "host_clock": "CLOCK_REALTIME",
+        "record_format": spec.record_format,
+        "settings": {"groups": spec.groups},
+    }
+
+
+def write_capture(directory: Path, spec: CaptureSpec) -> Path:
+    """Dumps of all ranks in `directory`, without a manifest. Returns the directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for rank in range(spec.num_ranks):
+        segment = fill_segment(spec, rank)
+        try:
+            write_dump(directory / fmt.dump_file_name(rank), segment)
+        finally:
+            segment.unlink()
+            segment.close()
+    return directory
+
+
+def fill_segment(spec: CaptureSpec, rank: int) -> Segment:
+    """A segment as a rank leaves it. The caller unlinks it."""
+    pattern = _group_records(spec, rank)
+    needed = spec.groups * len(pattern)
+    plans = [_plan(spec, sequence, spec.records_per_track or needed) for sequence in range(spec.launches)]
+    itemsize = fmt.RECORD_DTYPES[spec.record_format].itemsize
+    arena_bytes = sum(plan.region_bytes(itemsize) for plan in plans) + (1 << 16)
+    segment = Segment.create(spec.run_id, rank, metadata(spec, rank), arena_bytes, max(1, spec.host_spans))
+    for sequence, plan in enumerate(plans):
+        address = segment.reserve_launch(plan)
+        assert address is not None
+        killed = rank == spec.killed_rank and sequence == spec.launches - 1
+        _write_launch(spec, rank, segment, segment.launches()[sequence], pattern, killed)
+    if spec.clock_samples:
+        segment.append_clock_samples(clock_samples(spec, rank))
+    for idx in range(spec.host_spans):
+        segment.append_host_span(f"step {idx}", 1, START_NS + idx * GROUP_NS, START_NS + (idx + 1) * GROUP_NS - 1)
+    if rank != spec.killed_rank:
+        segment.header["state"] = fmt.SegmentState.CLOSED
+    return segment
+
+
+def clock_samples(spec: CaptureSpec, rank: int) -> np.ndarray:
+    """Symmetric ping-pong of rank 0 with this rank, before and after, and one bracket of the host clock."""
+    rows = []
+    offset = spec.clock_offset_ns * rank
+    duration = spec.launches * spec.groups * GROUP_NS
+    for round_idx, base in enumerate((START_NS - 100_000, START_NS + duration + 100_000)):
+        for repeat in range(8 if rank else 0):
+            t0 = base + repeat * 2000
+            rows.append(
+                (fmt.SampleKind.PING_PONG, round_idx, 0, rank, t0, t0 + 400 + offset, t0 + 500 + offset, t0 + 900)
+            )
+        rows.append(
+            (
+                fmt.SampleKind.HOST_BRACKET,
+                round_idx,
+                rank,
+                rank,
+                base,
+                base + 50 + offset,
+                base + 50 + offset,
+                base + 100,
+            )
+        )
+    return np.array(rows, fmt.CLOCK_SAMPLE)
+
+
+def _plan(spec: CaptureSpec, sequence: int, records_per_track: int) -> LaunchPlan:
+    return LaunchPlan(
+        name="demo_kernel",
+        num_blocks=spec.num_blocks,
+        warps_per_block=spec.warps_per_block,
+        records_per_track=records_per_track,
+        sequence=sequence,
+        epoch=EPOCH + sequence,
+        blocks=range(spec.num_blocks),
+        events=json.dumps(EVENT_TABLE).encode(),
+        roles=json.dumps(ROLES).encode(),
+    )
+
+
+def _group_records(spec: CaptureSpec, rank: int) -> list[tuple[int, int, int, str]]:
+    """(kind, event, ns in the group, payload) of one group; payload names what _payloads fills in."""
+    begin, end = fmt.RecordKind.BEGIN, fmt.RecordKind.END
+    extend = [(fmt.RecordKind.EXTEND, 0, 0, "")] if spec.record_format == "compact" else []
+    rows: list[tuple[int, int, int, str]] = [(begin, 0, 0, "group")]
+    for copy in range(7):
+        rows += [*extend, (begin, 1, 10 + copy * 50, "next"), (end, 1, 50 + copy * 50, "")]
+    rows += [*extend, (begin, 2, SIGNAL_OFFSETS[0], "next"), *extend, (end, 2, SIGNAL_OFFSETS[1], "value")]
+    rows += [*extend, (begin, 3, WAIT_OFFSETS[0], "previous"), *extend, (end, 3, WAIT_OFFSETS[1], "value")]
+    return [*rows, (end, 0, 1000, "")]
+
+
+def _write_launch(spec: CaptureSpec, rank: int, segment: Segment, entry: Any, pattern: list[Any], killed: bool) -> None:
+    sequence, per_track = int(entry["sequence"]), int(entry["records_per_track"])
+    start = START_NS + sequence * spec.groups * GROUP_NS + rank * spec.clock_offset_ns
+    groups = np.arange(spec.groups, dtype=np.uint64)
+    tracks = np.arange(spec.num_tracks, dtype=np.uint64)
+    slot = (tracks[:, None] * np.uint64(spec.groups) + groups)[:, :, None]
+    kinds, events, offsets = (np.array([row[column] for row in pattern], np.uint64) for column in range(3))
+    ticks = np.uint64(start) + groups[:, None] * np.uint64(GROUP_NS) + offsets
+    payload = np.zeros((spec.num_tracks, spec.groups, len(pattern)), np.uint64)
+    peers = {"next": (rank + 1) % spec.num_ranks, "previous": (rank - 1) % spec.num_ranks}
+    for column, row in enumerate(pattern):
+        if row[3] in peers:
+            payload[:, :, column] = np.uint64(peers[row[3]]) | slot[:, :, 0] << np.uint64(10)
+        elif row[3] == "group":
+            payload[:, :, column] = groups
+        elif row[3] == "value":
+            payload[:, :, column] = EPOCH + sequence
+    word = kinds | events << np.uint64(fmt.EVENT_SHIFT)
+    word = word | (payload & np.uint64((1 << fmt.PAYLOAD_LOW_BITS) - 1)) << np.uint64(fmt.PAYLOAD_SHIFT)
+    flat = np.zeros((spec.num_tracks, spec.groups * len(pattern)), segment.record_dtype)
+    flat["word"] = word.reshape(flat.shape)
+    high = (payload >> np.uint64(fmt.PAYLOAD_LOW_BITS)).reshape(flat.shape)
+    all_ticks = np.broadcast_to(ticks, payload.shape).reshape(flat.shape)
+    if spec.record_format == "wide":
+        flat["ticks"], flat["payload_high"] = all_ticks, high
+    else:
+        is_extend = np.broadcast_to(kinds == fmt.RecordKind.EXTEND, payload.shape).reshape(flat.shape)
+        flat["ticks_low"] = np.where(is_extend, np.roll(high, -1, axis=1), all_ticks & np.uint64(0xFFFFFFFF))
+    written = min(per_track, flat.shape[1] - (5 if killed else 0))
+    segment.records(entry)[:, :written] = flat[:, :written]
+    headers = segment.track_headers(entry)
+    headers["start_ticks"], headers["started"] = start, 1
+    headers["block"] = np.arange(spec.num_tracks) // spec.warps_per_block
+    headers["warp"] = np.arange(spec.num_tracks) % spec.warps_per_block
+    headers["role"] = headers["warp"] % len(ROLES)
+    headers["epoch"], headers["launch_idx"] = entry["epoch"], entry["launch_idx"]
+    if not killed:
+        headers["end_ticks"] = start + spec.groups * GROUP_NS - 1
+        headers["written"], headers["attempted"], headers["finished"] = written, flat.shape[1], 1

@@ -1,0 +1,45 @@
+"""record/format.py mirrors csrc/trace/record.h; the compiled header says what is right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tracekern.record import format as fmt
+
+_C = pytest.importorskip("tracekern._C", reason="the extension is not built")
+
+
+def offsets(dtype: np.dtype) -> dict[str, int]:
+    return {name: offset for name, (_, offset, *_) in dtype.fields.items() if name != "reserved"}
+
+
+def test_track_header_is_the_compiled_one():
+    assert offsets(fmt.TRACK_HEADER) == _C.layout["track_header"]
+    assert fmt.TRACK_HEADER.itemsize == _C.layout["track_header_bytes"]
+
+
+def test_launch_descriptor_is_the_compiled_one():
+    assert offsets(fmt.LAUNCH_DESCRIPTOR) == _C.layout["launch_descriptor"]
+    assert fmt.LAUNCH_DESCRIPTOR.itemsize == _C.layout["launch_descriptor_bytes"]
+
+
+def test_records_are_the_compiled_ones():
+    assert fmt.WIDE_RECORD.itemsize == _C.layout["wide_record_bytes"]
+    assert fmt.COMPACT_RECORD.itemsize == _C.layout["compact_record_bytes"]
+    bits = (_C.layout["kind_bits"], _C.layout["event_bits"], _C.layout["payload_low_bits"])
+    assert bits == (fmt.KIND_BITS, fmt.EVENT_BITS, fmt.PAYLOAD_LOW_BITS)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "num_bytes"),
+    [
+        (fmt.LAUNCH_ENTRY, 256),
+        (fmt.SEGMENT_HEADER, 256),
+        (fmt.CLOCK_SAMPLE, 48),
+        (fmt.HOST_SPAN, 128),
+        (fmt.DUMP_HEADER, 64),
+    ],
+)
+def test_sizes_that_the_documentation_promises(dtype: np.dtype, num_bytes: int):
+    assert dtype.itemsize == num_bytes

@@ -1,0 +1,199 @@
+"""The numpy mirror of csrc/trace/record.h, and the layouts around it (docs/architecture.md).
+
+Every dtype here is a file format: little endian, no implicit padding. tests/test_format.py compares it with record.h.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+
+DUMP_MAGIC = b"TKDUMP\r\n"
+DUMP_VERSION = 1
+SEGMENT_MAGIC = b"TKSEGMT1"
+CAPTURE_FORMAT = "tracekern-capture"
+CAPTURE_VERSION = 1
+MANIFEST_NAME = "capture.json"
+ALIGNMENT = 64
+"""Sections of a dump and regions of a segment start at multiples of this."""
+
+KIND_BITS = 3
+EVENT_BITS = 6
+PAYLOAD_LOW_BITS = 32 - KIND_BITS - EVENT_BITS
+PAYLOAD_BITS = 32 + PAYLOAD_LOW_BITS
+MAX_EVENTS = 1 << EVENT_BITS
+MAX_ROLES = 32
+KIND_MASK = (1 << KIND_BITS) - 1
+EVENT_MASK = MAX_EVENTS - 1
+EVENT_SHIFT = KIND_BITS
+PAYLOAD_SHIFT = KIND_BITS + EVENT_BITS
+
+
+class RecordKind(enum.IntEnum):
+    EMPTY = 0
+    BEGIN = 1
+    END = 2
+    MARK = 3
+    EXTEND = 4
+    """Compact only: the high 32 payload bits of the record after it."""
+    TIME_HIGH = 5
+    """Compact only: the high 32 bits of the ticks of all records after it in the track."""
+
+
+class SegmentState(enum.IntEnum):
+    OPEN = 1
+    CLOSED = 2
+
+
+class SampleKind(enum.IntEnum):
+    PING_PONG = 1
+    HOST_BRACKET = 2
+
+
+ENTRY_COUNTED_ONLY = 1
+"""LaunchEntry.flags: a launch inside `capture.counting()`; it is left out of the dump."""
+
+WIDE_RECORD = np.dtype([("ticks", "<u8"), ("payload_high", "<u4"), ("word", "<u4")])
+COMPACT_RECORD = np.dtype([("ticks_low", "<u4"), ("word", "<u4")])
+RECORD_DTYPES = {"wide": WIDE_RECORD, "compact": COMPACT_RECORD}
+
+TRACK_HEADER = np.dtype(
+    [
+        ("start_ticks", "<u8"),
+        ("block", "<u4"),
+        ("warp", "<u2"),
+        ("role", "<u2"),
+        ("sm", "<u4"),
+        ("epoch", "<u4"),
+        ("launch_idx", "<u4"),
+        ("started", "<u4"),
+        ("end_ticks", "<u8"),
+        ("written", "<u4"),
+        ("attempted", "<u4"),
+        ("finished", "<u4"),
+        ("reserved", "<u4", (3,)),
+    ]
+)
+
+LAUNCH_DESCRIPTOR = np.dtype(
+    [
+        ("headers", "<u8"),
+        ("records", "<u8"),
+        ("event_mask", "<u8"),
+        ("records_per_track", "<u4"),
+        ("warps_per_block", "<u4"),
+        ("block_first", "<u4"),
+        ("block_stop", "<u4"),
+        ("block_step", "<u4"),
+        ("role_mask", "<u4"),
+        ("launch_idx", "<u4"),
+        ("epoch", "<u4"),
+        ("reserved", "<u8"),
+    ]
+)
+
+LAUNCH_ENTRY = np.dtype(
+    [
+        ("name", "S96"),
+        ("launch_idx", "<u4"),
+        ("sequence", "<u4"),
+        ("stream", "<i8"),
+        ("epoch", "<u4"),
+        ("num_blocks", "<u4"),
+        ("warps_per_block", "<u4"),
+        ("block_first", "<u4"),
+        ("block_stop", "<u4"),
+        ("block_step", "<u4"),
+        ("num_tracks", "<u4"),
+        ("records_per_track", "<u4"),
+        ("role_mask", "<u4"),
+        ("flags", "<u4"),
+        ("event_mask", "<u8"),
+        ("headers_offset", "<u8"),  # this and the offsets below count from the segment's start
+        ("records_offset", "<u8"),
+        ("events_offset", "<u8"),
+        ("roles_offset", "<u8"),
+        ("events_bytes", "<u4"),
+        ("roles_bytes", "<u4"),
+        ("reserved", "V56"),
+    ]
+)
+"""What the host knows of a launch before it starts; `events` and `roles` are JSON in the arena."""
+
+CLOCK_SAMPLE = np.dtype(
+    [
+        ("kind", "<u4"),
+        ("round_idx", "<u4"),
+        ("initiator", "<i4"),
+        ("responder", "<i4"),
+        ("t0", "<i8"),
+        ("t1", "<i8"),
+        ("t2", "<i8"),
+        ("t3", "<i8"),
+    ]
+)
+
+HOST_SPAN = np.dtype([("start_ns", "<i8"), ("end_ns", "<i8"), ("thread", "<i8"), ("reserved", "<i8"), ("name", "S96")])
+
+SEGMENT_HEADER = np.dtype(
+    [
+        ("magic", "S8"),
+        ("state", "<u4"),
+        ("pid", "<u4"),
+        ("total_bytes", "<u8"),
+        ("metadata_offset", "<u8"),
+        ("metadata_bytes", "<u8"),
+        ("launches_offset", "<u8"),
+        ("launches_capacity", "<u8"),
+        ("num_launches", "<u8"),
+        ("samples_offset", "<u8"),
+        ("samples_capacity", "<u8"),
+        ("num_samples", "<u8"),
+        ("samples_lost", "<u8"),
+        ("host_offset", "<u8"),
+        ("host_capacity", "<u8"),
+        ("num_host_spans", "<u8"),
+        ("host_spans_lost", "<u8"),
+        ("arena_offset", "<u8"),
+        ("arena_bytes", "<u8"),
+        ("arena_cursor", "<u8"),
+        ("launches_refused", "<u8"),  # found no room: they ran unrecorded
+        ("refused_bytes", "<u8"),
+        ("ready_launch", "<u8"),  # the last three: how ranks agree on when to sample clocks (record/agree.py)
+        ("decided_launch", "<u8"),
+        ("go_launch", "<u8"),
+        ("reserved", "V64"),
+    ]
+)
+
+DUMP_HEADER = np.dtype(
+    [
+        ("magic", "V8"),
+        ("version", "<u4"),
+        ("header_bytes", "<u4"),
+        ("metadata_bytes", "<u8"),
+        ("payload_bytes", "<u8"),
+        ("metadata_crc32", "<u4"),
+        ("payload_crc32", "<u4"),
+        ("file_bytes", "<u8"),
+        ("reserved", "V16"),
+    ]
+)
+
+
+def align_up(value: int, alignment: int = ALIGNMENT) -> int:
+    return -(-value // alignment) * alignment
+
+
+def segment_name(run_id: str, rank: int) -> str:
+    """Name of the POSIX shared memory of one rank; a file of this name stands in /dev/shm."""
+    return f"tracekern-{run_id}-{rank}"
+
+
+def dump_file_name(rank: int) -> str:
+    return f"rank_{rank:05d}.tkdump"
+
+
+def torch_profile_file_name(rank: int) -> str:
+    return f"rank_{rank:05d}.torch.json.gz"

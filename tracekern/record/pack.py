@@ -1,0 +1,185 @@
+"""Packs a segment, dead or alive, into a dump: for the rank that closes it, or the launcher that salvages it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekern.errors import BadInput
+from tracekern.record import format as fmt
+from tracekern.record.dump import LaunchSection, Part
+from tracekern.record.segment import Segment
+
+_SCAN_RECORDS = 4096
+_PACK_RECORDS = 1 << 20
+
+
+def pack(segment: Segment) -> memoryview:
+    """The bytes of the dump of a segment. State is "closed" or, where its rank never closed it, "salvaged"."""
+    buffer = BytesIO()
+    _write(segment, buffer)
+    return buffer.getbuffer()
+
+
+def write_dump(path: Path | str, segment: Segment) -> int:
+    """Write the dump of a segment; the file appears whole or not at all. Returns its size in bytes.
+
+    Raises BadInput when the directory cannot hold it.
+    """
+    with replace_atomically(Path(path)) as file:
+        return _write(segment, file)
+
+
+@contextlib.contextmanager
+def replace_atomically(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` when the block ends well. Raises BadInput when the disk says no."""
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            temporary = file.name
+            yield file  # type: ignore[misc]
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise BadInput(
+            f"{path}: cannot be written ({error.strerror or error}); free space or choose another directory"
+        ) from None
+    finally:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def _found_records(segment: Segment, entry: Any, headers: npt.NDArray[Any]) -> None:
+    """Set `written` of tracks that never finished to the number of records before the first empty one."""
+    per_track = int(entry["records_per_track"])
+    np.minimum(headers["written"], per_track, out=headers["written"])
+    words = segment.records(entry)["word"]
+    for track in np.flatnonzero(headers["finished"] == 0):
+        found = 0
+        while headers["started"][track] and found < per_track:
+            empty = np.flatnonzero(words[track, found : found + _SCAN_RECORDS] & fmt.KIND_MASK == 0)
+            if len(empty):
+                found += int(empty[0])
+                break
+            found = min(found + _SCAN_RECORDS, per_track)
+        headers["written"][track] = found
+
+
+@dataclass(frozen=True)
+class _Packed:
+    entry: Any
+    headers: npt.NDArray[Any]
+
+    @property
+    def num_records(self) -> int:
+        return int(self.headers["written"].sum(dtype=np.int64))
+
+    def records(self, segment: Segment) -> Iterator[npt.NDArray[Any]]:
+        """The written records, track after track, some tracks at a time to bound memory."""
+        records = segment.records(self.entry)
+        step = max(1, _PACK_RECORDS // max(1, records.shape[1]))
+        for first in range(0, len(records), step):
+            written = self.headers["written"][first : first + step]
+            yield records[first : first + step][np.arange(records.shape[1]) < written[:, None]]
+
+
+def _metadata(segment: Segment, launches: list[_Packed]) -> tuple[dict[str, Any], int]:
+    """Metadata of the dump and the size of its payload."""
+    tables: dict[str, list[Any]] = {"event": [], "role": []}
+    cursor = 0
+
+    def place(num_bytes: int) -> int:
+        nonlocal cursor
+        offset, cursor = cursor, fmt.align_up(cursor + num_bytes)
+        return offset
+
+    def index_of(kind: str, table: Any) -> int:
+        if table not in tables[kind]:
+            tables[kind].append(table)
+        return tables[kind].index(table)
+
+    parts = {
+        "clock_samples": Part(place(segment.clock_samples().nbytes), len(segment.clock_samples())),
+        "host_spans": Part(place(segment.host_spans().nbytes), len(segment.host_spans())),
+    }
+    headers_at = [place(packed.headers.nbytes) for packed in launches]
+    sections = []
+    for packed, headers_offset in zip(launches, headers_at, strict=True):
+        entry, count = packed.entry, packed.num_records
+        section = {key: int(entry[key]) for key in LaunchSection.entry_keys()}
+        section |= {
+            "name": entry["name"].decode(errors="replace"),
+            "event_table": index_of("event", segment.events(entry)),
+            "role_table": index_of("role", segment.roles(entry)),
+            "headers_offset": headers_offset,
+            "records_offset": place(count * segment.record_dtype.itemsize),
+            "records_count": count,
+        }
+        sections.append(section)
+    closed = int(segment.header["state"]) == fmt.SegmentState.CLOSED
+    metadata = {key: value for key, value in segment.metadata.items() if key != "directory"} | {
+        "version": fmt.DUMP_VERSION,
+        "state": "closed" if closed else "salvaged",
+        "event_tables": tables["event"],
+        "role_tables": tables["role"],
+        "launches": sections,
+        "launches_refused": int(segment.header["launches_refused"]),
+        "refused_bytes": int(segment.header["refused_bytes"]),
+        "host_spans_lost": int(segment.header["host_spans_lost"]),
+        "clock_samples_lost": int(segment.header["samples_lost"]),
+        **{key: part.as_json() for key, part in parts.items()},
+    }
+    return metadata, cursor
+
+
+def _write(segment: Segment, file: BinaryIO) -> int:
+    launches = []
+    for entry in segment.launches():
+        if not int(entry["flags"]) & fmt.ENTRY_COUNTED_ONLY:
+            headers = segment.track_headers(entry).copy()
+            _found_records(segment, entry, headers)
+            launches.append(_Packed(entry, headers))
+    metadata, payload_bytes = _metadata(segment, launches)
+    text = json.dumps(metadata).encode()
+    file.write(bytes(fmt.DUMP_HEADER.itemsize))
+    file.write(text)
+    file.write(bytes(-len(text) % fmt.ALIGNMENT))
+    crc = 0
+
+    def put(parts: Iterator[npt.NDArray[Any]]) -> None:
+        nonlocal crc
+        num_bytes = 0
+        for part in parts:
+            raw = np.ascontiguousarray(part).view(np.uint8).data
+            crc = zlib.crc32(raw, crc)
+            num_bytes += file.write(raw)
+        padding = bytes(-num_bytes % fmt.ALIGNMENT)
+        crc = zlib.crc32(padding, crc)
+        file.write(padding)
+
+    put(iter([segment.clock_samples()]))
+    put(iter([segment.host_spans()]))
+    for packed in launches:
+        put(iter([packed.headers]))
+    for packed in launches:
+        put(packed.records(segment))
+    header = np.zeros(1, fmt.DUMP_HEADER)
+    file_bytes = fmt.align_up(fmt.DUMP_HEADER.itemsize + len(text)) + payload_bytes
+    values = (np.void(fmt.DUMP_MAGIC), fmt.DUMP_VERSION, fmt.DUMP_HEADER.itemsize, len(text), payload_bytes)
+    header[0] = (*values, zlib.crc32(text), crc, file_bytes, np.void(bytes(16)))
+    file.seek(0)
+    file.write(header.tobytes())
+    file.flush()
+    return file_bytes

@@ -1,0 +1,121 @@
+"""What a reader of a decoded dump should know: losses, spans that never closed, torn tracks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracekern.record.dump import Dump
+from tracekern.timeline.model import OPEN_END, Int32, Problem, Timeline
+from tracekern.timeline.record_columns import Runs
+from tracekern.timeline.track_merge import TrackMerge
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What decoding saw on its way; the last three hold one track index per occurrence."""
+
+    runs: Runs
+    merge: TrackMerge
+    orphans: Int32
+    strange: Int32
+    backwards: Int32
+
+
+def find_problems(timeline: Timeline, dump: Dump, findings: Findings) -> tuple[Problem, ...]:
+    problems = _whole_rank(dump)
+    problems += _losses(timeline, findings)
+    problems += _open_spans(timeline, findings)
+    rank = dump.rank
+    for tracks, severity, kind, text in (
+        (findings.orphans, "error", "orphan_end", "ends without a begin"),
+        (findings.strange, "error", "torn_track", "records of no known kind"),
+        (findings.backwards, "error", "torn_track", "times that fall; raised to the time before"),
+        (findings.merge.overlapping, "warning", "overlapping_launches", "launches of one stream overlap"),
+    ):
+        for track, count in zip(*_count(tracks), strict=True):
+            problems.append(Problem(severity, kind, rank, track, f"{_where(timeline, track)}: {count} {text}", count))
+    return tuple(problems)
+
+
+def _whole_rank(dump: Dump) -> list[Problem]:
+    metadata, rank = dump.metadata, dump.rank
+    problems = []
+    if metadata["state"] == "salvaged":
+        text = f"rank {rank} never closed its capture: killed or crashed; its last records were salvaged"
+        problems.append(Problem("error", "salvaged", rank, -1, text))
+    for key, kind, text in (
+        ("launches_refused", "launch_not_recorded", "launches found no room and ran unrecorded; raise max_bytes"),
+        ("host_spans_lost", "lost_host_spans", "host ranges found no room; raise host_spans"),
+        ("clock_samples_lost", "lost_clock_samples", "clock samples found no room"),
+    ):
+        if metadata[key]:
+            problems.append(Problem("error", kind, rank, -1, f"rank {rank}: {metadata[key]} {text}", metadata[key]))
+    return problems
+
+
+def _losses(timeline: Timeline, findings: Findings) -> list[Problem]:
+    """One problem for each launch and one for each track that lost records."""
+    runs, rank = findings.runs, timeline.ranks[0].rank
+    problems = [
+        Problem(
+            "error",
+            "lost_records",
+            launch.rank,
+            -1,
+            f"rank {launch.rank} launch {launch.name} #{launch.sequence}: {launch.records_lost} records found no room "
+            f"with {launch.records_per_track} a track; {launch.records_needed} would have been enough",
+            launch.records_lost,
+        )
+        for launch in timeline.launches
+        if launch.records_lost and launch.records_per_track
+    ]
+    per_track = np.array([launch.records_per_track for launch in timeline.launches], np.int64)[runs.launch]
+    lost = np.where(runs.finished & (per_track > 0), np.maximum(runs.attempted - runs.written, 0), 0)
+    of_track = np.zeros(len(timeline.tracks), np.int64)
+    needed = np.zeros(len(timeline.tracks), np.int64)
+    lossy = np.flatnonzero(lost)
+    np.add.at(of_track, findings.merge.track[lossy], lost[lossy])
+    np.maximum.at(needed, findings.merge.track[lossy], runs.attempted[lossy])
+    for track in np.flatnonzero(of_track).tolist():
+        text = f"{_where(timeline, track)}: {of_track[track]} records lost; {needed[track]} would have been enough"
+        problems.append(Problem("error", "lost_records", rank, track, text, int(of_track[track])))
+    cut = np.flatnonzero(~runs.finished & (per_track > 0) & (runs.written == per_track))
+    for track, count in zip(*_count(findings.merge.track[cut]), strict=True):
+        text = f"{_where(timeline, track)}: never finished and its region is full: later records are missing"
+        problems.append(Problem("error", "torn_track", rank, track, text, count))
+    return problems
+
+
+def _open_spans(timeline: Timeline, findings: Findings) -> list[Problem]:
+    """Spans that never closed: what a hung kernel was doing, or what a full region could not say any more."""
+    runs, spans = findings.runs, timeline.spans
+    opened = np.flatnonzero(spans.end == OPEN_END)
+    full = runs.finished & (runs.attempted > runs.written)
+    full_pairs = set(zip(findings.merge.track[full].tolist(), runs.launch[full].tolist(), strict=True))
+    names: dict[tuple[int, str], list[str]] = {}
+    for row in opened.tolist():
+        track = int(spans.track[row])
+        kind = "lost_end" if (track, int(spans.launch[row])) in full_pairs else "open_span"
+        names.setdefault((track, kind), []).append(timeline.events[spans.event[row]].name)
+    problems = []
+    for (track, kind), found in names.items():
+        path = " > ".join(found[:4]) + (" ..." if len(found) > 4 else "")
+        why = "its end found no room" if kind == "lost_end" else "never closed"
+        severity = "warning" if kind == "lost_end" else "error"
+        text = f"{_where(timeline, track)}: {path} {why}"
+        problems.append(Problem(severity, kind, timeline.ranks[0].rank, track, text, len(found)))
+    return problems
+
+
+def _count(tracks: Int32) -> tuple[list[int], list[int]]:
+    values, counts = np.unique(tracks, return_counts=True)
+    return values.tolist(), counts.tolist()
+
+
+def _where(timeline: Timeline, track: int) -> str:
+    if track < 0:
+        return f"rank {timeline.ranks[0].rank}"
+    entry = timeline.tracks[track]
+    return f"rank {entry.rank} {entry.name}" + (f" ({entry.role})" if entry.role else "")

@@ -1,0 +1,240 @@
+"""Joins signals to the waits they released: channels of the event tables become edges between spans.
+
+Two ends meet when channel, key fields and epoch agree, and the ranks that they name: a signal knows its source, and
+its destination where it has a field `peer`; a wait the reverse. A channel without `peer` on either side stays within a
+rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekern.timeline.model import (
+    OPEN_END,
+    Channel,
+    ChannelKind,
+    EventClass,
+    EventType,
+    Flows,
+    Int64,
+    Problem,
+    Timeline,
+    unpack_field,
+)
+
+_PEER, _VALUE, _WANTED = "peer", "value", "wanted"
+
+
+def join_flows(timeline: Timeline, every_barrier_signal: bool = False) -> tuple[Flows, tuple[Problem, ...]]:
+    """Edges of all channels, sorted by wait, and what did not fit.
+
+    `data`: the one signal of the key. `credit`: the earliest signal whose `value` reaches the wait's `wanted`.
+    `barrier`: the last signal of the key to arrive, or all of them. Waits that never closed have no edge.
+    """
+    names = sorted({event.channel.name for event in timeline.events if event.channel})
+    found: list[tuple[Int64, Int64]] = []
+    problems: list[Problem] = []
+    for name in names:
+        ends = _Ends.of(timeline, name)
+        signal, wait = ends.join(every_barrier_signal)
+        found.append((signal, wait))
+        problems += _unmatched(timeline, ends, wait)
+        problems += _backwards(timeline, name, signal, wait)
+    if not found:
+        return Flows(), ()
+    signal, wait = (np.concatenate(column) for column in zip(*found, strict=True))
+    order = np.lexsort((signal, wait))
+    return Flows(signal[order], wait[order]), tuple(problems)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """[n] spans that signal or wait on a channel, by start within a key."""
+
+    row: Int64
+    """Index into Timeline.spans."""
+    level: Int64
+    """Credit channels: the value written or wanted."""
+    closed: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class _Ends:
+    channel: Channel
+    signals: _Side
+    waits: _Side
+    signal_key: Int64
+    wait_key: Int64
+    """[n] small numbers, equal where the ends can meet; ascending."""
+
+    @classmethod
+    def of(cls, timeline: Timeline, name: str) -> _Ends:
+        numbered = [
+            (idx, event) for idx, event in enumerate(timeline.events) if event.channel and event.channel.name == name
+        ]
+        channel = numbered[0][1].channel
+        assert channel is not None
+        types = {
+            kind: [(idx, event) for idx, event in numbered if event.event_class is kind]
+            for kind in (EventClass.SIGNAL, EventClass.WAIT)
+        }
+        sides = {kind: _collect(timeline, kind, types[kind]) for kind in types}
+        keys = _number_keys(timeline, channel, types, sides)
+        for kind, side in sides.items():
+            order = np.lexsort((timeline.spans.start[side.row], keys[kind]))
+            sides[kind], keys[kind] = _Side(side.row[order], side.level[order], side.closed[order]), keys[kind][order]
+        signals, waits = sides[EventClass.SIGNAL], sides[EventClass.WAIT]
+        return cls(channel, signals, waits, keys[EventClass.SIGNAL], keys[EventClass.WAIT])
+
+    def join(self, every_barrier_signal: bool) -> tuple[Int64, Int64]:
+        """(signal, wait) rows of all edges."""
+        first = np.searchsorted(self.signal_key, self.wait_key, "left")
+        count = np.searchsorted(self.signal_key, self.wait_key, "right") - first
+        if self.channel.kind is ChannelKind.DATA:
+            pick = self._pick_data(count)
+        elif self.channel.kind is ChannelKind.CREDIT:
+            pick = self._pick_credit(first, count)
+        elif every_barrier_signal:
+            count[~self.waits.closed] = 0
+            waits = np.repeat(np.arange(len(count)), count)
+            pick = np.arange(len(waits)) - np.repeat(np.cumsum(count) - count, count)
+            return self.signals.row[first[waits] + pick], self.waits.row[waits]
+        else:
+            pick = count - 1
+        matched = (pick >= 0) & (pick < count) & self.waits.closed
+        return self.signals.row[(first + pick)[matched]], self.waits.row[matched]
+
+    def _pick_data(self, count: Int64) -> Int64:
+        """One signal serves all waits of its key; several are served in turn, where the numbers tell how."""
+        of_key = np.searchsorted(self.wait_key, self.wait_key, "left")
+        num_waits = np.searchsorted(self.wait_key, self.wait_key, "right") - of_key
+        ordinal = np.arange(len(self.wait_key)) - of_key
+        in_turn = (count > 0) & (num_waits % np.maximum(count, 1) == 0)
+        return np.where(
+            in_turn, ordinal // np.maximum(num_waits // np.maximum(count, 1), 1), np.where(count == 1, 0, -1)
+        )
+
+    def _pick_credit(self, first: Int64, count: Int64) -> Int64:
+        """Values only grow; the first that reaches what was wanted did it."""
+        high = self.signal_key << 32
+        reached = np.maximum.accumulate(high | self.signals.level)
+        return np.searchsorted(reached, self.wait_key << 32 | self.waits.level, "left") - first
+
+
+def _collect(timeline: Timeline, kind: EventClass, types: Sequence[tuple[int, EventType]]) -> _Side:
+    spans = timeline.spans
+    rows, levels = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    name = _VALUE if kind is EventClass.SIGNAL else _WANTED
+    for idx, event in types:
+        row = np.flatnonzero(spans.event == idx)
+        rows.append(row)
+        if any(field.name == name for field in event.begin_fields):
+            levels.append(unpack_field(event.begin_fields, name, spans.begin_payload[row]))
+        elif any(field.name == name for field in event.end_fields):
+            levels.append(unpack_field(event.end_fields, name, spans.end_payload[row]))
+        else:
+            levels.append(np.zeros(len(row), np.int64))
+    row = np.concatenate(rows)
+    return _Side(row, np.concatenate(levels), spans.end[row] != OPEN_END)
+
+
+def _number_keys(
+    timeline: Timeline,
+    channel: Channel,
+    types: dict[EventClass, list[tuple[int, EventType]]],
+    sides: dict[EventClass, _Side],
+) -> dict[EventClass, Int64]:
+    """A number for each distinct (ranks, key fields, epoch), the same on both sides."""
+    has_peer = {
+        kind: bool(events) and all(any(field.name == _PEER for field in event.begin_fields) for _, event in events)
+        for kind, events in types.items()
+    }
+    local = not any(has_peer.values())
+    use_source = (has_peer[EventClass.WAIT] and channel.kind is not ChannelKind.BARRIER) or local
+    use_destination = has_peer[EventClass.SIGNAL] or local
+    columns: dict[EventClass, list[Int64]] = {}
+    for kind, side in sides.items():
+        own = timeline.track_ranks()[timeline.spans.track[side.row]].astype(np.int64)
+        peer = _field(timeline, types[kind], side.row, _PEER) if has_peer[kind] else own
+        source, destination = (own, peer) if kind is EventClass.SIGNAL else (peer, own)
+        columns[kind] = [source] * use_source + [destination] * use_destination + [_epochs(timeline, side.row)]
+        columns[kind] += [_field(timeline, types[kind], side.row, name) for name in channel.key if name != _PEER]
+    num_signals = len(sides[EventClass.SIGNAL].row)
+    packed = np.zeros(num_signals + len(sides[EventClass.WAIT].row), np.int64)
+    for signal_column, wait_column in zip(columns[EventClass.SIGNAL], columns[EventClass.WAIT], strict=True):
+        packed = _append_digit(packed, np.concatenate([signal_column, wait_column]))
+    packed = np.unique(packed, return_inverse=True)[1]
+    return {EventClass.SIGNAL: packed[:num_signals], EventClass.WAIT: packed[num_signals:]}
+
+
+def _append_digit(packed: Int64, digit: Int64) -> Int64:
+    """A number that tells (packed, digit) apart, kept small enough for the next digit."""
+    base = int(digit.max(initial=0)) + 1
+    if int(packed.max(initial=0)) >= (1 << 62) // base:
+        packed = np.unique(packed, return_inverse=True)[1].astype(np.int64)
+        if int(packed.max(initial=0)) >= (1 << 62) // base:
+            digit = np.unique(digit, return_inverse=True)[1].astype(np.int64)
+            base = int(digit.max(initial=0)) + 1
+    return packed * base + digit
+
+
+def _field(timeline: Timeline, types: Sequence[tuple[int, EventType]], rows: Int64, name: str) -> Int64:
+    """[n] values of a begin field; rows may be of several event types that all have it."""
+    values = np.zeros(len(rows), np.int64)
+    for idx, event in types:
+        mine = timeline.spans.event[rows] == idx
+        if any(field.name == name for field in event.begin_fields):
+            values[mine] = unpack_field(event.begin_fields, name, timeline.spans.begin_payload[rows[mine]])
+    return values
+
+
+def _epochs(timeline: Timeline, rows: Int64) -> Int64:
+    """[n] epoch of the launch of each span; kernels that know no epochs are told apart by their sequence number."""
+    epochs = np.array([launch.epoch for launch in timeline.launches], np.int64)
+    if not epochs.any():
+        epochs = np.array([launch.sequence for launch in timeline.launches], np.int64)
+    return np.unique(epochs, return_inverse=True)[1].astype(np.int64)[timeline.spans.launch[rows]]
+
+
+def _unmatched(timeline: Timeline, ends: _Ends, matched: Int64) -> list[Problem]:
+    rows = np.setdiff1d(ends.waits.row[ends.waits.closed], matched)
+    ranks, counts = np.unique(timeline.track_ranks()[timeline.spans.track[rows]], return_counts=True)
+    return [
+        Problem(
+            "warning",
+            "unmatched_wait",
+            rank,
+            -1,
+            f"rank {rank}: {count} waits on channel {ends.channel.name} have no signal on record",
+            count,
+        )
+        for rank, count in zip(ranks.tolist(), counts.tolist(), strict=True)
+    ]
+
+
+def _backwards(timeline: Timeline, channel: str, signal: Int64, wait: Int64) -> list[Problem]:
+    """Waits that ended before their signal began, by more than the clocks of both ranks leave open."""
+    if not timeline.aligned or timeline.unit != "ns":
+        return []
+    spans, rank_of_track = timeline.spans, timeline.track_ranks()
+    source, destination = rank_of_track[spans.track[signal]], rank_of_track[spans.track[wait]]
+    hard = np.zeros(int(rank_of_track.max(initial=0)) + 1)
+    for rank in timeline.ranks:
+        hard[rank.rank] = rank.clock.hard_ns if rank.clock else 0.0
+    slack: npt.NDArray[np.float64] = np.where(source == destination, 0.0, hard[source] + hard[destination])
+    early = spans.start[signal] - spans.end[wait]
+    wrong = np.flatnonzero(early > slack)
+    if not len(wrong):
+        return []
+    worst = wrong[np.argmax(early[wrong])]
+    text = (
+        f"channel {channel}: {len(wrong)} waits end before their signal begins; worst {early[worst]} ns, from rank "
+        f"{source[worst]} to {destination[worst]}, clocks allow {slack[worst]:.0f} ns"
+    )
+    return [
+        Problem("error", "backwards_flow", int(destination[worst]), int(spans.track[wait[worst]]), text, len(wrong))
+    ]

@@ -1,0 +1,85 @@
+"""Lanes of the host: Python ranges of the capture and torch.profiler's trace, on the axis of the kernels."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tracekern.errors import BadInput
+from tracekern.record.dump import Dump
+from tracekern.timeline.model import Int64
+
+_MAX_NS = 1 << 62
+
+
+@dataclass(frozen=True)
+class HostLane:
+    """One thread: [n] spans in CLOCK_REALTIME ns, sorted by (start, -end)."""
+
+    name: str
+    start: Int64
+    end: Int64
+    labels: tuple[str, ...]
+
+
+def host_lanes(dump: Dump) -> list[HostLane]:
+    """The ranges that `capture.range(...)` recorded, one lane a thread."""
+    spans = dump.host_spans()
+    lanes = []
+    for number, thread in enumerate(dict.fromkeys(spans["thread"].tolist())):
+        mine = spans[spans["thread"] == thread]
+        labels = [label.decode(errors="replace") for label in mine["name"].tolist()]
+        lanes.append(
+            _lane("python" if number == 0 else f"python thread {thread}", mine["start_ns"], mine["end_ns"], labels)
+        )
+    return lanes
+
+
+def torch_lanes(path: Path) -> list[HostLane]:
+    """The CPU lanes of a Chrome trace of torch.profiler (.json or .json.gz). Raises BadInput when it is not one."""
+    events, base_ns = _read_chrome(path)
+    threads: dict[tuple[str, str], list[tuple[int, int, str]]] = {}
+    for event in events:
+        if not isinstance(event, dict) or event.get("ph") != "X" or event.get("cat") == "Trace":
+            continue
+        try:
+            start = base_ns + round(float(event["ts"]) * 1000)
+            end = start + round(float(event.get("dur", 0)) * 1000)
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise BadInput(f"{path}: event {str(event)[:60]} has no time; damaged, export it again") from None
+        if not -_MAX_NS < start <= end < _MAX_NS:
+            raise BadInput(f"{path}: event {str(event)[:60]} has an impossible time; damaged, export it again")
+        threads.setdefault((str(event.get("pid")), str(event.get("tid"))), []).append(
+            (start, end, str(event.get("name")))
+        )
+    lanes = []
+    for (_, thread), rows in threads.items():
+        times = np.array([row[:2] for row in rows], np.int64)
+        lanes.append(_lane(f"torch thread {thread}", times[:, 0], times[:, 1], [row[2] for row in rows]))
+    return lanes
+
+
+def _read_chrome(path: Path) -> tuple[list[Any], int]:
+    try:
+        data = path.read_bytes()
+        trace = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+    except (OSError, EOFError, ValueError, RecursionError, gzip.zlib.error) as error:  # type: ignore[attr-defined]
+        raise BadInput(f"{path}: not a Chrome trace ({error}); damaged, export it again") from None
+    if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
+        raise BadInput(
+            f"{path}: no traceEvents: not a trace of torch.profiler; export it with prof.export_chrome_trace"
+        )
+    base_ns = trace.get("baseTimeNanoseconds", 0)
+    if not isinstance(base_ns, int) or not 0 <= base_ns < _MAX_NS:
+        raise BadInput(f"{path}: baseTimeNanoseconds is {str(base_ns)[:40]}, wanted ns since 1970; damaged")
+    return trace["traceEvents"], base_ns
+
+
+def _lane(name: str, start: Int64, end: Int64, labels: list[str]) -> HostLane:
+    order = np.lexsort((-end, start))
+    return HostLane(name, start[order], end[order], tuple(labels[idx] for idx in order.tolist()))
