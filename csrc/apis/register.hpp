@@ -7,6 +7,7 @@ namespace tracekern {
 
 void register_clocks(pybind11::module_& module);
 void register_comm(pybind11::module_& module);
+void register_encode(pybind11::module_& module);
 void register_layout(pybind11::module_& module);
 void register_moe(pybind11::module_& module);
 
