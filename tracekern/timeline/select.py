@@ -1,0 +1,105 @@
+"""Parts of a Timeline: a window of time, some ranks, some tracks. A viewer dies at ten million spans; a part opens."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekern.errors import BadInput
+from tracekern.timeline.model import OPEN_END, Flows, Int32, Timeline
+
+Mask = npt.NDArray[np.bool_]
+
+
+def select(timeline: Timeline, window: tuple[int, int] | None = None, ranks: Sequence[int] | None = None) -> Timeline:
+    """The part of `timeline` inside `window` and on `ranks`.
+
+    `window` is two times in the timeline's unit, counted from its origin, both included. A span that reaches into it is
+    kept whole. A flow is kept when both of its spans are.
+
+    Raises:
+        BadInput: the window is empty or a rank is not in the timeline.
+    """
+    if ranks is not None:
+        timeline = _select_ranks(timeline, ranks)
+    if window is not None:
+        timeline = _select_window(timeline, window)
+    return timeline
+
+
+def take_spans(timeline: Timeline, kept: Mask) -> Timeline:
+    """The timeline with the spans of the mask `kept` [num_spans], and the flows between them."""
+    new_index = np.cumsum(kept, dtype=np.int64) - 1
+    signal, wait = timeline.flows.signal, timeline.flows.wait
+    kept_flows = kept[signal] & kept[wait]
+    flows = Flows(new_index[signal[kept_flows]], new_index[wait[kept_flows]])
+    return timeline.replace(spans=timeline.spans.take(kept), flows=flows)
+
+
+def take_tracks(timeline: Timeline, kept: Mask) -> Timeline:
+    """The timeline with the tracks of the mask `kept` [num_tracks] and what stands on them."""
+    reduced = take_spans(timeline, kept[timeline.spans.track])
+    marks = reduced.marks.take(kept[reduced.marks.track])
+    new_track = _renumber(kept)
+    return reduced.replace(
+        tracks=tuple(track for track, keep in zip(timeline.tracks, kept, strict=True) if keep),
+        spans=_with(reduced.spans, track=new_track[reduced.spans.track]),
+        marks=_with(marks, track=new_track[marks.track]),
+        problems=tuple(
+            _with(problem, track=int(new_track[problem.track]) if problem.track >= 0 else -1)
+            for problem in timeline.problems
+            if problem.track < 0 or kept[problem.track]
+        ),
+    )
+
+
+def _select_ranks(timeline: Timeline, ranks: Sequence[int]) -> Timeline:
+    wanted = set(ranks)
+    known = {rank.rank for rank in timeline.ranks}
+    if unknown := sorted(wanted - known):
+        raise BadInput(f"rank {unknown[0]} is not in the timeline, which has ranks {_ranges(sorted(known))}")
+    if not wanted:
+        raise BadInput(f"no rank selected; choose from {_ranges(sorted(known))}")
+    reduced = take_tracks(timeline, np.isin(timeline.track_ranks(), list(wanted)))
+    kept_launches = np.array([launch.rank in wanted for launch in timeline.launches], bool)
+    new_launch = np.append(_renumber(kept_launches), np.int32(-1))  # index -1: no launch
+    return reduced.replace(
+        ranks=tuple(rank for rank in timeline.ranks if rank.rank in wanted),
+        launches=tuple(launch for launch in timeline.launches if launch.rank in wanted),
+        spans=_with(reduced.spans, launch=new_launch[reduced.spans.launch]),
+        marks=_with(reduced.marks, launch=new_launch[reduced.marks.launch]),
+        problems=tuple(problem for problem in reduced.problems if problem.rank < 0 or problem.rank in wanted),
+    )
+
+
+def _select_window(timeline: Timeline, window: tuple[int, int]) -> Timeline:
+    first, last = window
+    if first >= last:
+        raise BadInput(f"the window {first}:{last} is empty; its end must lie after its start")
+    spans, marks = timeline.spans, timeline.marks
+    reaches_in = (spans.start <= last) & ((spans.end >= first) | (spans.end == OPEN_END))
+    inside = (marks.time >= first) & (marks.time <= last)
+    return take_spans(timeline, reaches_in).replace(marks=marks.take(inside))
+
+
+def _renumber(kept: Mask) -> Int32:
+    return np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
+
+
+def _with(record: Any, **changes: Any) -> Any:
+    return dataclasses.replace(record, **changes)
+
+
+def _ranges(numbers: list[int]) -> str:
+    """[0, 1, 2, 5] as "0-2, 5"."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
