@@ -1,0 +1,93 @@
+"""What a picture of a Timeline must show, worked out one span at a time and apart from the exporters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from tracekern.timeline.model import OPEN_END, EventClass, Field, Timeline
+
+Slice = tuple[str, int, int, tuple[tuple[str, Any], ...]]
+"""(name, start, duration, arguments)."""
+
+
+def draw_end(timeline: Timeline, index: int) -> int:
+    """Where a span's picture ends: an open one reaches to the next launch of its track or to the end of everything."""
+    spans = timeline.spans
+    if spans.end[index] != OPEN_END:
+        return int(spans.end[index])
+    end = max([*spans.start.tolist(), *spans.end.tolist(), *timeline.marks.time.tolist()])
+    later = [
+        int(spans.start[other])
+        for other in range(index + 1, len(spans))
+        if spans.track[other] == spans.track[index] and spans.launch[other] != spans.launch[index]
+    ]
+    return max(int(spans.start[index]), min(later, default=end))
+
+
+def unpack(fields: tuple[Field, ...], payload: int) -> list[int]:
+    values = []
+    for field in fields:
+        value = payload & ((1 << field.bits) - 1)
+        if field.signed and value >> (field.bits - 1):
+            value -= 1 << field.bits
+        values.append(value)
+        payload >>= field.bits
+    return values
+
+
+def begin_arguments(timeline: Timeline, event: int, launch: int, payload: int) -> dict[str, Any]:
+    kind = timeline.events[event]
+    arguments: dict[str, Any] = {}
+    for field, value in zip(kind.begin_fields, unpack(kind.begin_fields, payload), strict=True):
+        arguments[field.name] = value
+    if launch >= 0:
+        arguments["launch"] = f"{timeline.launches[launch].name} #{timeline.launches[launch].sequence}"
+        arguments["epoch"] = timeline.launches[launch].epoch
+    return arguments
+
+
+def span_slice(timeline: Timeline, index: int) -> Slice:
+    spans = timeline.spans
+    event, launch = int(spans.event[index]), int(spans.launch[index])
+    kind = timeline.events[event]
+    arguments = begin_arguments(timeline, event, launch, int(spans.begin_payload[index]))
+    if spans.end[index] == OPEN_END:
+        arguments["open"] = True
+    else:
+        for field, value in zip(kind.end_fields, unpack(kind.end_fields, int(spans.end_payload[index])), strict=True):
+            reserved = {"launch", "epoch", "open"} | {begin.name for begin in kind.begin_fields}
+            arguments["end_" + field.name if field.name in reserved else field.name] = value
+    name = kind.name
+    if kind.event_class is EventClass.HOST:
+        name = timeline.host_names[int(spans.begin_payload[index])]
+    elif kind.event_class is EventClass.LAUNCH and launch >= 0:
+        name = timeline.launches[launch].name
+    start = int(spans.start[index])
+    return name, start, draw_end(timeline, index) - start, tuple(sorted(arguments.items()))
+
+
+def mark_slice(timeline: Timeline, index: int) -> Slice:
+    marks = timeline.marks
+    event = int(marks.event[index])
+    arguments = begin_arguments(timeline, event, int(marks.launch[index]), int(marks.payload[index]))
+    return timeline.events[event].name, int(marks.time[index]), 0, tuple(sorted(arguments.items()))
+
+
+def slices_by_track(timeline: Timeline) -> dict[int, Counter[Slice]]:
+    """Per track the spans and marks that its rows must show."""
+    result: dict[int, Counter[Slice]] = {}
+    for index, track in enumerate(timeline.spans.track.tolist()):
+        result.setdefault(track, Counter())[span_slice(timeline, index)] += 1
+    for index, track in enumerate(timeline.marks.track.tolist()):
+        result.setdefault(track, Counter())[mark_slice(timeline, index)] += 1
+    return result
+
+
+def drawn_flows(timeline: Timeline) -> Counter[tuple[Slice, Slice]]:
+    """The (signal, wait) pairs of arrows that do not point backwards."""
+    pairs: Counter[tuple[Slice, Slice]] = Counter()
+    for signal, wait in zip(timeline.flows.signal.tolist(), timeline.flows.wait.tolist(), strict=True):
+        if draw_end(timeline, wait) > timeline.spans.start[signal]:
+            pairs[span_slice(timeline, signal), span_slice(timeline, wait)] += 1
+    return pairs

@@ -1,0 +1,268 @@
+"""Perfetto export against Perfetto's own trace processor: nothing lost, nothing invented, everything on its row."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import expected
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from timelines import COPY, LAUNCH, WAIT, make_launch, make_rank, make_spans, make_timeline, timelines
+from trace_processor import TraceProcessor, assert_no_loss
+
+from tracekern.errors import BadInput
+from tracekern.export import labels
+from tracekern.export.perfetto import FLOWS_SQL, write_perfetto
+from tracekern.timeline.model import Flows, Problem, Timeline, TrackKind
+
+OURS = "s.category not in ('flow', 'problem') and s.category is not null"
+
+
+def load(timeline: Timeline, path: Path, **options: object) -> TraceProcessor:
+    write_perfetto(timeline, path, **options)
+    processor = TraceProcessor(path)
+    assert_no_loss(processor)
+    return processor
+
+
+def row_names(processor: TraceProcessor) -> dict[int, tuple[str, ...]]:
+    """Track id -> names from the root down."""
+    tracks = {row[0]: row[1:] for row in processor.query("select id, parent_id, name from track")}
+
+    def path(track_id: int | None) -> tuple[str, ...]:
+        return () if track_id is None else (*path(tracks[track_id][0]), tracks[track_id][1])
+
+    return {track_id: path(track_id) for track_id in tracks}
+
+
+def loaded_slices(processor: TraceProcessor, time_shift: int = 0) -> dict[int, expected.Slice]:
+    """Slice id -> what the trace processor made of it."""
+    arguments: dict[int, list] = {}
+    for arg_set, key, int_value, text, kind in processor.query(
+        "select arg_set_id, key, int_value, string_value, value_type from args where key like 'debug.%'"
+    ):
+        value = text if kind == "string" else bool(int_value) if kind == "bool" else int_value
+        arguments.setdefault(arg_set, []).append((key.removeprefix("debug."), value))
+    return {
+        row[0]: (row[1], row[2] - time_shift, row[3], tuple(sorted(arguments.get(row[4], []))))
+        for row in processor.query(f"select id, name, ts, dur, arg_set_id from slice s where {OURS}")
+    }
+
+
+def row_of_track(timeline: Timeline, track_idx: int) -> tuple[str, ...]:
+    """The names of a track's row, from the rank down, as a reader would look for it."""
+    track = timeline.tracks[track_idx]
+    rank_row = labels.rank_label(timeline.ranks[track.rank], 1)
+    if track.kind == TrackKind.LAUNCH:
+        return (rank_row,)
+    if track.kind == TrackKind.HOST:
+        return rank_row, track.name
+    return rank_row, f"block {track.block:03}", f"warp {track.warp:02} {track.role}".rstrip()
+
+
+def check_picture(timeline: Timeline, path: Path) -> TraceProcessor:
+    processor = load(timeline, path)
+    times = [*timeline.spans.start.tolist(), *timeline.marks.time.tolist(), 0]
+    slices = loaded_slices(processor, max(0, -min(times)))
+    assert Counter(slices.values()) == sum(expected.slices_by_track(timeline).values(), Counter())
+    flows = Counter((slices[signal], slices[wait]) for signal, wait in processor.query(FLOWS_SQL))
+    assert flows == expected.drawn_flows(timeline)
+    assert sum(flows.values()) == processor.scalar("select count(*) from flow")
+    return processor
+
+
+@pytest.mark.parametrize("name", ["trace.pftrace", "trace.pftrace.gz"])
+def test_every_span_lies_on_its_row(tmp_path: Path, name: str):
+    timeline = make_timeline(num_ranks=3)
+    processor = check_picture(timeline, tmp_path / name)
+    rows, slices = row_names(processor), loaded_slices(processor)
+    by_row: dict[tuple[str, ...], list] = {}
+    for slice_id, track_id in processor.query(f"select id, track_id from slice s where {OURS} order by ts, depth"):
+        by_row.setdefault(rows[track_id][1:], []).append(slices[slice_id])
+    wanted: dict[tuple[str, ...], list] = {}
+    for index, track in enumerate(timeline.spans.track.tolist()):
+        wanted.setdefault(row_of_track(timeline, track), []).append(expected.span_slice(timeline, index))
+    assert by_row == wanted
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(timeline=timelines())
+def test_any_timeline_arrives_whole(tmp_path: Path, timeline: Timeline):
+    check_picture(timeline, tmp_path / "trace.pftrace.gz")
+
+
+def test_spans_that_overlap_in_part_go_to_lanes(tmp_path: Path):
+    spans = make_spans((2, COPY, 0, start, start + 10, 0, 0) for start in (0, 5, 8, 10))
+    processor = check_picture(make_timeline(spans=spans, flows=Flows()), tmp_path / "trace.pftrace")
+    rows = processor.query(
+        "select t.name, s.ts from slice s join track t on t.id = s.track_id where s.category = 'work'"
+    )
+    assert sorted(rows) == [("block 000", 0), ("block 000", 10), ("block 000 (lane 2)", 5), ("block 000 (lane 3)", 8)]
+
+
+def test_open_spans_reach_the_end_and_say_so(tmp_path: Path):
+    spans = make_spans([(2, WAIT, 0, 100, -1, 3, 99), (3, COPY, 0, 0, 700, 0, 0)])
+    processor = check_picture(make_timeline(spans=spans, flows=Flows()), tmp_path / "trace.pftrace")
+    assert processor.query("select ts, dur from slice where name = 'wait_token'") == [(100, 600)]
+    keys = {
+        row[0]
+        for row in processor.query("select key from args join slice using (arg_set_id) where name = 'wait_token'")
+    }
+    assert keys == {
+        "debug.peer",
+        "debug.slot",
+        "debug.launch",
+        "debug.epoch",
+        "debug.open",
+    }  # no end field: it is not known
+
+
+def test_open_span_does_not_swallow_the_next_launch(tmp_path: Path):
+    launches = (make_launch(0), make_launch(0, sequence=1))
+    spans = make_spans([(2, COPY, 0, 100, -1, 0, 0), (2, COPY, 1, 500, 700, 0, 0)])
+    timeline = make_timeline(1, launches=launches, spans=spans, flows=Flows())
+    processor = check_picture(timeline, tmp_path / "trace.pftrace")
+    assert processor.query("select ts, dur, depth from slice where name = 'copy_token' order by ts") == [
+        (100, 400, 0),
+        (500, 200, 0),
+    ]
+
+
+def test_problems_are_drawn(tmp_path: Path):
+    problems = (
+        Problem("error", "lost_records", 1, 8, "123 records lost; records_per_track=187 would have been enough", 123),
+        Problem("warning", "unmatched_wait", 0, -1, "2 waits without a signal", 2),
+    )
+    processor = load(make_timeline(problems=problems), tmp_path / "trace.pftrace")
+    drawn = processor.query(
+        "select t.name, s.name from slice s join track t on t.id = s.track_id "
+        "where s.category = 'problem' order by s.name"
+    )
+    assert [name for _, name in drawn] == sorted(problem.text for problem in problems)
+    assert "123 lost records" in processor.scalar("select name from slice where category is null")
+
+
+def test_metadata_and_missing_alignment_are_visible(tmp_path: Path):
+    ranks = (make_rank(0), make_rank(1, state="salvaged"))
+    processor = load(make_timeline(aligned=False, ranks=ranks), tmp_path / "trace.pftrace")
+    names = [row[0] for row in processor.query("select name from track where parent_id is null or name like 'rank %'")]
+    assert names[0] == "tracekern: UNALIGNED moe dispatch"
+    assert "rank 1 SALVAGED ±800 ns" in names
+    banner = processor.scalar("select name from slice where category is null")
+    assert "UNALIGNED" in banner
+    assert "CPU backend: never durations" in banner
+    facts = dict(
+        processor.query("select key, display_value from args join slice using (arg_set_id) where category is null")
+    )
+    assert facts["debug.run_id"] == "run-17"
+    assert facts["debug.command"] == "tracekern run moe"
+    assert "±800 ns proven" in facts["debug.rank_1"]
+
+
+def test_ranks_stand_in_order(tmp_path: Path):
+    timeline = make_timeline(num_ranks=12)
+    shuffled = timeline.replace(ranks=tuple(reversed(timeline.ranks)))
+    processor = load(shuffled, tmp_path / "trace.pftrace")
+    ranked = processor.query(
+        "select t.name, a.int_value from track t join args a on a.arg_set_id = t.source_arg_set_id "
+        "where a.key = 'sibling_order_rank' and t.name like 'rank %' order by a.int_value"
+    )
+    assert [name.split()[1] for name, _ in ranked] == [str(rank) for rank in range(12)]
+
+
+def test_backward_flow_is_counted_not_drawn(tmp_path: Path):
+    timeline = make_timeline()
+    late = timeline.spans.start.copy()
+    signals = np.unique(timeline.flows.signal)
+    late[signals] += 10_000
+    end = timeline.spans.end.copy()
+    end[signals] += 10_000
+    spans = make_spans(
+        zip(*(getattr(timeline.spans.take(slice(None)), name) for name in ("track", "event", "launch")), late, end,
+            timeline.spans.begin_payload, timeline.spans.end_payload, strict=True)
+    )  # fmt: skip
+    signal = np.flatnonzero(spans.start > 10_000)
+    flows = Flows(signal, np.full(len(signal), np.flatnonzero(spans.event == WAIT)[0]))
+    path = tmp_path / "trace.pftrace"
+    stats = write_perfetto(timeline.replace(spans=spans, flows=flows), path)
+    assert (stats.flows, stats.flows_left_out) == (0, len(signal))
+    assert_no_loss(TraceProcessor(path))
+
+
+def test_block_detail_keeps_the_first_warp_of_each_role_and_tells(tmp_path: Path):
+    timeline = make_timeline()
+    tracks = tuple(
+        track if track.warp <= 0 else track.__class__(**{**vars(track), "role": ""}) for track in timeline.tracks
+    )
+    path = tmp_path / "trace.pftrace"
+    stats = write_perfetto(timeline.replace(tracks=tracks), path, tracks="block")
+    processor = TraceProcessor(path)
+    assert_no_loss(processor)
+    assert stats.spans_left_out == 12  # 2 ranks x 2 blocks x 1 warp x 3 spans
+    assert stats.flows_left_out == 4
+    assert processor.scalar(f"select count(*) from slice s where {OURS}") == len(timeline.spans) - 12
+    assert "12 spans of other warps left out" in processor.scalar("select name from slice where category is null")
+
+
+def test_launch_overlapping_streams_get_rows_of_their_own(tmp_path: Path):
+    timeline = make_timeline(1)
+    tracks = (*timeline.tracks, timeline.tracks[0].__class__(0, TrackKind.LAUNCH, "kernels stream 1", stream=1))
+    rows = [(0, LAUNCH, 0, 900, 9000, 0, 0), (len(tracks) - 1, LAUNCH, 0, 1000, 9500, 0, 0)]
+    processor = check_picture(
+        timeline.replace(tracks=tracks, spans=make_spans(rows), flows=Flows()), tmp_path / "trace.pftrace"
+    )
+    names = [
+        row[0] for row in processor.query("select t.name from slice s join track t on t.id = s.track_id where dur > 0")
+    ]
+    assert "kernels stream 1" in names
+
+
+def test_gzip_is_one_plain_member(tmp_path: Path):
+    timeline = make_timeline()
+    write_perfetto(timeline, tmp_path / "a.pftrace.gz")
+    write_perfetto(timeline, tmp_path / "a.pftrace")
+    assert gzip.decompress((tmp_path / "a.pftrace.gz").read_bytes()) == (tmp_path / "a.pftrace").read_bytes()
+
+
+def test_ticks_are_refused_and_nothing_is_left(tmp_path: Path):
+    with pytest.raises(BadInput, match="ticks"):
+        write_perfetto(make_timeline(unit="ticks"), tmp_path / "trace.pftrace")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_directory_is_one_line(tmp_path: Path):
+    with pytest.raises(BadInput, match="cannot write .*no-such-directory.*No such file"):
+        write_perfetto(make_timeline(), tmp_path / "no-such-directory" / "trace.pftrace")
+
+
+def test_what_is_no_regular_file_is_never_replaced(tmp_path: Path):
+    pipe = tmp_path / "pipe.pftrace"
+    os.mkfifo(pipe)
+    with pytest.raises(BadInput, match="not a regular file"):
+        write_perfetto(make_timeline(), pipe)
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_a_file_that_cannot_grow_leaves_nothing(tmp_path: Path):
+    """A size limit stands in for a full disk: the write itself fails, after the file was opened."""
+    path = tmp_path / "trace.pftrace"
+    program = (
+        "import resource, timelines, tracekern.errors\n"
+        "from tracekern.export.perfetto import write_perfetto\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "try:\n"
+        f"    write_perfetto(timelines.make_timeline(), {str(path)!r})\n"
+        "except tracekern.errors.BadInput as error:\n"
+        "    print(error)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.getcwd()])}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == f"cannot write {path}: File too large; nothing was left there\n"
+    assert list(tmp_path.iterdir()) == []

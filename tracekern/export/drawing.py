@@ -1,0 +1,138 @@
+"""A Timeline made ready to be drawn: spans in order, open ones with an end, only arrows that can be drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekern.errors import BadInput
+from tracekern.timeline.model import OPEN_END, EventClass, EventType, Flows, Int64, Spans, Timeline, TrackKind
+from tracekern.timeline.select import Mask, take_tracks
+
+Permutation = npt.NDArray[np.intp]
+RESERVED_ARGUMENTS = frozenset({"launch", "epoch", "open"})
+
+
+@dataclass(frozen=True)
+class Drawing:
+    timeline: Timeline
+    """Spans in order of (track, start, longest first)."""
+    draw_end: Int64
+    """[num_spans] `end`; for an open span the end of the trace, or the start of the next launch of its track."""
+    first_ns: int
+    last_ns: int
+    flow_drawable: Mask
+    """[num_flows] False for arrows that would point backwards: the wait ended before its signal began."""
+    flow_early: Mask
+    """[num_flows] True where the waiter saw the signal before the signal's span closed."""
+
+
+def prepare(timeline: Timeline) -> Drawing:
+    """Raises BadInput for a timeline in ticks: ranks on different clocks have no common picture."""
+    if timeline.unit != "ns":
+        raise BadInput(
+            f"the timeline is in {timeline.unit}, each rank on its own clock; align it to ns before exporting"
+        )
+    _check_host_names(timeline)
+    draw_end = _draw_end(timeline)
+    order = _drawing_order(timeline.spans, draw_end)
+    if order is not None:
+        new_index = np.empty(len(order), np.int64)
+        new_index[order] = np.arange(len(order))
+        flows = Flows(new_index[timeline.flows.signal], new_index[timeline.flows.wait])
+        timeline = timeline.replace(spans=timeline.spans.take(order), flows=flows)
+        draw_end = draw_end[order]
+    signal, wait = timeline.flows.signal, timeline.flows.wait
+    first_ns, last_ns = _extent(timeline)
+    return Drawing(
+        timeline=timeline,
+        draw_end=draw_end,
+        first_ns=first_ns,
+        last_ns=last_ns,
+        flow_drawable=draw_end[wait] > timeline.spans.start[signal],
+        flow_early=draw_end[signal] > draw_end[wait],
+    )
+
+
+def argument_names(event: EventType) -> tuple[list[str], list[str]]:
+    """Names under which the begin and end fields of an event are shown: each once, and none of the reserved ones."""
+    taken = set(RESERVED_ARGUMENTS)
+    names: tuple[list[str], list[str]] = ([], [])
+    for prefix, fields, result in (("begin_", event.begin_fields, names[0]), ("end_", event.end_fields, names[1])):
+        for field in fields:
+            name = field.name
+            while name in taken:
+                name = prefix + name
+            taken.add(name)
+            result.append(name)
+    return names
+
+
+def keep_one_row_per_block(timeline: Timeline) -> tuple[Timeline, int]:
+    """The timeline with one track per block and role, that of its first warp with spans; and how many it lacks."""
+    has_spans = np.bincount(timeline.spans.track, minlength=len(timeline.tracks)) > 0
+    first_warps: dict[tuple[int, int, int, str], int] = {}
+    for track_idx, track in enumerate(timeline.tracks):
+        if track.kind != TrackKind.DEVICE or not has_spans[track_idx]:
+            continue
+        key = (track.rank, track.stream, track.block, track.role)
+        if key not in first_warps or track.warp < timeline.tracks[first_warps[key]].warp:
+            first_warps[key] = track_idx
+    kept = np.array([track.kind != TrackKind.DEVICE for track in timeline.tracks], bool)
+    kept[list(first_warps.values())] = True
+    reduced = take_tracks(timeline, kept)
+    return reduced, len(timeline.spans) - len(reduced.spans)
+
+
+def _check_host_names(timeline: Timeline) -> None:
+    host_events = [i for i, event in enumerate(timeline.events) if event.event_class is EventClass.HOST]
+    if host_events:
+        is_host = np.isin(timeline.spans.event, host_events)
+        names = timeline.spans.begin_payload[is_host]
+        if len(names) and int(names.max()) >= len(timeline.host_names):
+            raise BadInput(
+                f"a host span has name {int(names.max())}, the timeline has {len(timeline.host_names)} host names"
+            )
+
+
+def _extent(timeline: Timeline) -> tuple[int, int]:
+    """First and last time of anything in the timeline; (0, 0) when it is empty."""
+    times = [column for column in (timeline.spans.start, timeline.marks.time) if len(column)]
+    if not times:
+        return 0, 0
+    first = min(int(column.min()) for column in times)
+    last = max(int(column.max()) for column in [*times, *([timeline.spans.end] if len(timeline.spans) else [])])
+    return first, last
+
+
+def _draw_end(timeline: Timeline) -> Int64:
+    spans = timeline.spans
+    is_open = spans.end == OPEN_END
+    if not is_open.any():
+        if (spans.end < spans.start).any():
+            return np.maximum(spans.end, spans.start)
+        return spans.end
+    draw_end = np.maximum(spans.end, spans.start)
+    draw_end[is_open] = _extent(timeline)[1]
+    # A launch whose ends were lost must not swallow the launches after it on the same track.
+    changes = np.flatnonzero((np.diff(spans.track) != 0) | (np.diff(spans.launch) != 0)) + 1
+    run_of = np.searchsorted(changes, np.flatnonzero(is_open), side="right")
+    for span_idx, run in zip(np.flatnonzero(is_open), run_of, strict=True):
+        if run < len(changes) and spans.track[changes[run]] == spans.track[span_idx]:
+            draw_end[span_idx] = max(spans.start[span_idx], spans.start[changes[run]])
+    return draw_end
+
+
+def _drawing_order(spans: Spans, draw_end: Int64) -> Permutation | None:
+    """The order of (track, start, longest first), or None when the spans stand in it already."""
+    if len(spans) < 2:
+        return None
+    track_step = np.diff(spans.track)
+    start_step = np.diff(spans.start)
+    end_step = np.diff(draw_end)
+    in_order = (track_step > 0) | ((track_step == 0) & ((start_step > 0) | ((start_step == 0) & (end_step <= 0))))
+    if in_order.all():
+        return None
+    return np.lexsort((-draw_end, spans.start, spans.track))

@@ -1,0 +1,103 @@
+"""The words of a picture: what a stranger reads on a trace about its run, its ranks, its clocks and its losses."""
+
+from __future__ import annotations
+
+import math
+
+from tracekern import __version__
+from tracekern.timeline.model import Problem, Rank, Timeline, Track, TrackKind
+
+UNALIGNED = "UNALIGNED: every rank on its own clock, times of different ranks cannot be compared"
+
+
+def title(timeline: Timeline) -> str:
+    """One line; starts with UNALIGNED when the ranks' clocks were not related."""
+    text = timeline.title or "trace"
+    if not timeline.aligned and "UNALIGNED" not in text.upper():
+        text = f"UNALIGNED {text}"
+    return f"tracekern: {text}"
+
+
+def banner(timeline: Timeline) -> str:
+    """What must be known before a duration is believed, on one line."""
+    parts = [*notes(timeline), *([] if timeline.aligned else [UNALIGNED]), problem_summary(timeline.problems)]
+    return " · ".join(part for part in parts if part) or "about this trace"
+
+
+def notes(timeline: Timeline) -> list[str]:
+    return sorted({str(rank.metadata["note"]) for rank in timeline.ranks if rank.metadata.get("note")})
+
+
+def problem_summary(problems: tuple[Problem, ...]) -> str:
+    counts: dict[str, int] = {}
+    for problem in problems:
+        counts[problem.kind] = counts.get(problem.kind, 0) + problem.count
+    return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(counts.items()))
+
+
+def about(timeline: Timeline) -> dict[str, str]:
+    """Everything a reader may ask about the trace, as text, in the order it is shown."""
+    facts = {"title": title(timeline), "aligned": "yes" if timeline.aligned else UNALIGNED}
+    for key in ("run_id", "command", "created", "note", "settings"):
+        values = sorted({str(rank.metadata[key]) for rank in timeline.ranks if rank.metadata.get(key)})
+        if values:
+            facts[key] = values[0] if len(values) == 1 or key == "created" else "; ".join(values)
+    facts["origin_ns"] = str(timeline.origin_ns)
+    for rank in timeline.ranks:
+        facts[f"rank_{rank.rank}"] = _describe_rank(rank)
+    if timeline.problems:
+        facts["problems"] = problem_summary(timeline.problems)
+    facts["written_by"] = f"tracekern {__version__}"
+    return facts
+
+
+def rank_label(rank: Rank, num_nodes: int) -> str:
+    """Short: Perfetto cuts the middle out of a longer name. about() has the rest."""
+    parts = [f"rank {rank.rank}"]
+    if num_nodes > 1:
+        parts.append(f"@{rank.node}")
+    if rank.state == "salvaged":
+        parts.append("SALVAGED")
+    if rank.clock is not None:
+        if rank.clock.method == "reference":
+            parts.append("clock reference")
+        elif rank.clock.method == "unaligned":
+            parts.append("UNALIGNED")
+        else:
+            parts.append(f"±{format_ns(rank.clock.hard_ns)}")
+    return " ".join(parts)
+
+
+def block_label(track: Track, num_streams: int) -> str:
+    stream = f" stream {track.stream}" if num_streams > 1 else ""
+    return f"block {track.block:03}{stream}"
+
+
+def warp_label(track: Track) -> str:
+    if track.warp < 0:
+        return track.role or track.name
+    return f"warp {track.warp:02} {track.role}".rstrip()
+
+
+def flat_label(track: Track, num_streams: int) -> str:
+    """The whole name of a track on one row, for formats without nested rows."""
+    if track.kind != TrackKind.DEVICE or track.block < 0:
+        return track.name
+    return f"{block_label(track, num_streams)} {warp_label(track)}"
+
+
+def format_ns(value: float) -> str:
+    if math.isnan(value):
+        return "unknown"
+    if value < 1000:
+        return f"{value:.0f} ns"
+    return f"{value / 1000:.1f} µs" if value < 1e6 else f"{value / 1e6:.1f} ms"
+
+
+def _describe_rank(rank: Rank) -> str:
+    text = f"{rank.device} on {rank.node}, backend {rank.backend}, {rank.state}"
+    if rank.clock is None:
+        return f"{text}, clock not fitted"
+    bounds = f"±{format_ns(rank.clock.hard_ns)} proven, ±{format_ns(rank.clock.sigma_ns)} repeatable"
+    host = "" if math.isnan(rank.clock.host_hard_ns) else f", host lanes ±{format_ns(rank.clock.host_hard_ns)}"
+    return f"{text}, clock by {rank.clock.method}, {bounds}{host}"

@@ -1,0 +1,233 @@
+"""Timeline -> native Perfetto trace (.pftrace, .pftrace.gz) for ui.perfetto.dev.
+
+How a flow is drawn: Perfetto's arrows run from the end of one slice to the start of another, but a wait is released
+when it ends. So the end of a wait carries an instant `released`, a child of the wait, and the arrow ends there. It
+starts at the end of the signal; where the waiter saw the flag before the signal's span closed, at an instant `sent`, a
+child of the signal at its start. Both instants have the category `flow`. FLOWS_SQL joins them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from tracekern.errors import BadInput
+from tracekern.export import labels
+from tracekern.export.drawing import Drawing, argument_names, keep_one_row_per_block, prepare
+from tracekern.export.files import Bytes, open_sink
+from tracekern.export.protobuf import (
+    Interned,
+    Interner,
+    instant_packet,
+    interned_annotation,
+    interned_data,
+    slice_packets,
+    track_descriptor,
+)
+from tracekern.export.rows import ROOT_UUID, SHARED_SEQUENCE, Row, Rows, lay_out
+from tracekern.timeline.model import EventClass, EventType, Field, Flows, Launch, Timeline
+
+TrackDetail = Literal["warp", "block"]
+Progress = Callable[[int, int], None]
+
+FLOWS_SQL = """
+select signal.id as signal_id, wait.id as wait_id
+from flow
+join slice source on source.id = flow.slice_out
+join slice released on released.id = flow.slice_in
+join slice signal on signal.id = iif(source.category = 'flow', source.parent_id, source.id)
+join slice wait on wait.id = released.parent_id
+"""
+"""One row for each flow of a trace that tracekern wrote, in Perfetto SQL: the slices of its signal and its wait."""
+
+_CHUNK_BYTES = 1 << 20
+_NAME_SOURCES = {EventClass.LAUNCH: 1, EventClass.HOST: 2}  # NameSource in csrc/encode/perfetto.hpp
+
+
+@dataclass(frozen=True)
+class ExportStats:
+    """What went into the file, and what could not."""
+
+    spans: int
+    flows: int
+    bytes: int
+    marks: int = 0
+    spans_left_out: int = 0
+    """Spans of warps that `tracks="block"` does not show."""
+    flows_left_out: int = 0
+    """Flows that would point backwards in time, or whose spans were left out."""
+
+
+def write_perfetto(
+    timeline: Timeline,
+    path: str | os.PathLike[str],
+    *,
+    tracks: TrackDetail = "warp",
+    progress: Progress | None = None,
+) -> ExportStats:
+    """Writes the trace, gzipped when `path` ends in .gz. The file appears when it is whole.
+
+    `tracks="block"` shows one row per block and role, that of its first warp. `progress` is called with the number of
+    spans written and their total.
+
+    Raises:
+        BadInput: the timeline is in ticks, the extension is not built, or the file cannot be written.
+    """
+    total_flows = len(timeline.flows)
+    spans_left_out = 0
+    if tracks == "block":
+        timeline, spans_left_out = keep_one_row_per_block(timeline)
+    drawing = prepare(timeline)
+    num_flows = int(drawing.flow_drawable.sum())
+    with open_sink(path) as sink:
+        for piece in encode(drawing, spans_left_out=spans_left_out, progress=progress):
+            sink.write(piece)
+    return ExportStats(
+        spans=len(timeline.spans),
+        flows=num_flows,
+        bytes=os.path.getsize(path),
+        marks=len(timeline.marks),
+        spans_left_out=spans_left_out,
+        flows_left_out=total_flows - num_flows,
+    )
+
+
+def encode(drawing: Drawing, *, spans_left_out: int = 0, progress: Progress | None = None) -> Iterator[Bytes]:
+    """The trace in pieces of about a megabyte, uncompressed."""
+    rows = lay_out(drawing.timeline)
+    interner = Interner()
+    time_shift = max(0, -drawing.first_ns)
+    encoder = _make_encoder(drawing, rows, interner, time_shift)
+    yield _prologue(drawing, rows, interner, time_shift, spans_left_out)
+    chunk_bytes = max(_CHUNK_BYTES, encoder.max_packet_bytes)
+    while True:
+        buffer = bytearray(chunk_bytes)
+        written = encoder.fill(buffer)
+        if written == 0:
+            break
+        yield memoryview(buffer)[:written]
+        if progress is not None:
+            progress(encoder.spans_written, len(drawing.timeline.spans))
+    lanes = [
+        _descriptor(rows.lane(rows.of_track[track_idx], lane))
+        for track_idx, num_lanes in enumerate(encoder.lanes_per_track)
+        for lane in range(1, num_lanes)
+    ]
+    # Instants of equal time become children of each other in file order: problems must come after `released`.
+    yield b"".join([*lanes, *_problem_instants(drawing, rows, time_shift)])
+
+
+def _make_encoder(drawing: Drawing, rows: Rows, interner: Interner, time_shift: int) -> Any:
+    try:
+        from tracekern._C import PerfettoEncoder
+    except ImportError as error:
+        raise BadInput(
+            f"writing a Perfetto trace needs the compiled part of tracekern ({error}); "
+            "run `pip install .` where g++ is, or export to .json"
+        ) from error
+    timeline = drawing.timeline
+    tables = {
+        "tracks": [(rows.rows[row].uuid, rows.rows[row].sequence) for row in rows.of_track],
+        "events": [_event_table_entry(event, timeline, interner) for event in timeline.events],
+        "launches": [_launch_table_entry(launch, interner) for launch in timeline.launches],
+        "lane_stride": rows.lane_stride,
+        "time_shift": time_shift,
+        "open_iid": interner.iid(Interned.ANNOTATION_NAME, "open"),
+        "sent_iid": interner.iid(Interned.EVENT_NAME, "sent"),
+        "released_iid": interner.iid(Interned.EVENT_NAME, "released"),
+        "flow_category_iid": interner.iid(Interned.CATEGORY, "flow"),
+    }
+    spans = _columns(timeline.spans, ("track", "event", "launch", "start", "end", "begin_payload", "end_payload"))
+    spans["draw_end"] = np.ascontiguousarray(drawing.draw_end)
+    marks = _columns(timeline.marks, ("track", "event", "launch", "time", "payload"))
+    return PerfettoEncoder(tables, spans, marks, _flow_ends(drawing))
+
+
+def _columns(table: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: np.ascontiguousarray(getattr(table, name)) for name in names}
+
+
+def _event_table_entry(event: EventType, timeline: Timeline, interner: Interner) -> tuple[Any, ...]:
+    name_iid = interner.iid(Interned.EVENT_NAME, event.name)
+    if event.event_class is EventClass.HOST:
+        name_iid = interner.first_iid(Interned.EVENT_NAME, [name or "(no name)" for name in timeline.host_names])
+    begin_names, end_names = argument_names(event)
+    return (
+        name_iid,
+        interner.iid(Interned.CATEGORY, event.event_class.value),
+        _NAME_SOURCES.get(event.event_class, 0),
+        _field_table(event.begin_fields, begin_names, interner),
+        _field_table(event.end_fields, end_names, interner),
+    )
+
+
+def _field_table(fields: tuple[Field, ...], names: list[str], interner: Interner) -> list[tuple[int, int, int, bool]]:
+    table, shift = [], 0
+    for field, name in zip(fields, names, strict=True):
+        table.append((interner.iid(Interned.ANNOTATION_NAME, name), shift, field.bits, field.signed))
+        shift += field.bits
+    return table
+
+
+def _launch_table_entry(launch: Launch, interner: Interner) -> tuple[int, bytes]:
+    text_iid = interner.iid(Interned.ANNOTATION_STRING, f"{launch.name} #{launch.sequence}")
+    which = interned_annotation(interner.iid(Interned.ANNOTATION_NAME, "launch"), text_iid=text_iid)
+    epoch = interned_annotation(interner.iid(Interned.ANNOTATION_NAME, "epoch"), value=launch.epoch)
+    return interner.iid(Interned.EVENT_NAME, launch.name), which + epoch
+
+
+def _flow_ends(drawing: Drawing) -> dict[str, Any]:
+    """The flows that can be drawn, once in order of their signals and once in order of their waits. One id an edge."""
+    timeline = drawing.timeline
+    flows = Flows(timeline.flows.signal[drawing.flow_drawable], timeline.flows.wait[drawing.flow_drawable])
+    early = drawing.flow_early[drawing.flow_drawable]
+    # The signal's rank stands in the high bits: traces of several ranks can be joined without mixing their arrows.
+    rank_of_flow = timeline.track_ranks()[timeline.spans.track[flows.signal]].astype(np.uint64)
+    flow_id = (rank_of_flow + np.uint64(1) << np.uint64(40)) | np.arange(len(flows), dtype=np.uint64)
+    ends = {}
+    for side, span, ids in (
+        ("signal", flows.signal[~early], flow_id[~early]),
+        ("early", flows.signal[early], flow_id[early]),
+        ("wait", flows.wait, flow_id),
+    ):
+        order = np.argsort(span, kind="stable")
+        ends[f"{side}_span"] = span[order]
+        ends[f"{side}_id"] = ids[order]
+    return ends
+
+
+def _prologue(drawing: Drawing, rows: Rows, interner: Interner, time_shift: int, spans_left_out: int) -> bytes:
+    timeline = drawing.timeline
+    facts = labels.about(timeline)
+    banner = labels.banner(timeline)
+    if spans_left_out:
+        facts["left_out"] = f"{spans_left_out} spans: tracks=block shows the first warp of each block and role"
+        banner += f" · {spans_left_out} spans of other warps left out"
+    start, end = drawing.first_ns + time_shift, drawing.last_ns + time_shift
+    parts = [_descriptor(row) for row in rows.rows]
+    parts += [interned_data(interner, sequence) for sequence in sorted({row.sequence for row in rows.rows})]
+    parts.append(slice_packets(ROOT_UUID, start, end, banner, facts, SHARED_SEQUENCE))
+    return b"".join(parts)
+
+
+def _problem_instants(drawing: Drawing, rows: Rows, time_shift: int) -> list[bytes]:
+    timeline = drawing.timeline
+    last_end = np.full(len(timeline.tracks), drawing.first_ns, np.int64)
+    np.maximum.at(last_end, timeline.spans.track, drawing.draw_end)
+    instants = []
+    for problem in timeline.problems:
+        on_track = 0 <= problem.track < len(timeline.tracks)
+        row = rows.of_track[problem.track] if on_track else rows.of_rank.get(problem.rank, 0)
+        time = int(last_end[problem.track]) if on_track else drawing.first_ns
+        arguments = {"severity": problem.severity, "kind": problem.kind, "count": str(problem.count)}
+        uuid = rows.rows[row].uuid
+        instants.append(instant_packet(uuid, time + time_shift, problem.text, "problem", arguments, SHARED_SEQUENCE))
+    return instants
+
+
+def _descriptor(row: Row) -> bytes:
+    return track_descriptor(row.uuid, row.name, row.parent_uuid, row.order, SHARED_SEQUENCE)

@@ -1,0 +1,117 @@
+"""Perfetto packets that are few: descriptors, interned names, metadata. The many are written by csrc/encode."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+EXPLICIT_ORDER = 3
+MERGE_NONE = 2
+_CLEARED_AND_NEEDED = 3
+
+
+class Interned(enum.IntEnum):
+    """Field numbers of InternedData."""
+
+    CATEGORY = 1
+    EVENT_NAME = 2
+    ANNOTATION_NAME = 3
+    ANNOTATION_STRING = 29
+
+
+class Interner:
+    """Numbers for strings, from 1."""
+
+    def __init__(self) -> None:
+        self._texts: dict[Interned, list[str]] = {kind: [] for kind in Interned}
+        self._iids: dict[tuple[Interned, str], int] = {}
+
+    def iid(self, kind: Interned, text: str) -> int:
+        if (kind, text) not in self._iids:
+            self._iids[kind, text] = self.first_iid(kind, [text])
+        return self._iids[kind, text]
+
+    def first_iid(self, kind: Interned, texts: Sequence[str]) -> int:
+        """The number of the first of `texts`; the others follow it one by one."""
+        first = len(self._texts[kind]) + 1
+        self._texts[kind].extend(texts)
+        return first
+
+    def encode(self) -> bytes:
+        entries = [
+            message(kind, varint_field(1, iid) + text_field(2, text))
+            for kind, texts in self._texts.items()
+            for iid, text in enumerate(texts, 1)
+        ]
+        return b"".join(entries)
+
+
+def varint(value: int) -> bytes:
+    value &= (1 << 64) - 1
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def varint_field(number: int, value: int) -> bytes:
+    return varint(number << 3) + varint(value)
+
+
+def message(number: int, content: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def text_field(number: int, text: str) -> bytes:
+    # A lone surrogate in a name must not lose the trace.
+    return message(number, text.encode("utf-8", "replace"))
+
+
+def packet(content: bytes, sequence: int) -> bytes:
+    return message(1, content + varint_field(10, sequence))
+
+
+def interned_data(interner: Interner, sequence: int) -> bytes:
+    """The packet that starts a sequence: clears its state and names what its events will refer to."""
+    return packet(message(12, interner.encode()) + varint_field(13, _CLEARED_AND_NEEDED), sequence)
+
+
+def track_descriptor(uuid: int, name: str, parent_uuid: int, order: int, sequence: int) -> bytes:
+    """A row `name`, `order`-th below its parent. Its own children keep their order and are never merged by name."""
+    content = varint_field(1, uuid) + text_field(2, name)
+    if parent_uuid:
+        content += varint_field(5, parent_uuid)
+    content += varint_field(11, EXPLICIT_ORDER) + varint_field(12, order) + varint_field(15, MERGE_NONE)
+    return packet(message(60, content), sequence)
+
+
+def text_annotation(name: str, value: str) -> bytes:
+    return message(4, text_field(10, name) + text_field(6, value))
+
+
+def interned_annotation(name_iid: int, *, value: int | None = None, text_iid: int | None = None) -> bytes:
+    content = varint_field(1, name_iid)
+    if value is not None:
+        content += varint_field(4, value)
+    if text_iid is not None:
+        content += varint_field(17, text_iid)
+    return message(4, content)
+
+
+def slice_packets(uuid: int, start: int, end: int, name: str, arguments: dict[str, str], sequence: int) -> bytes:
+    """A span with inline names."""
+    annotations = b"".join(text_annotation(key, value) for key, value in arguments.items())
+    begin = varint_field(9, 1) + varint_field(11, uuid) + text_field(23, name) + annotations
+    finish = varint_field(9, 2) + varint_field(11, uuid)
+    return packet(varint_field(8, start) + message(11, begin), sequence) + packet(
+        varint_field(8, end) + message(11, finish), sequence
+    )
+
+
+def instant_packet(uuid: int, time: int, name: str, category: str, arguments: dict[str, str], sequence: int) -> bytes:
+    """An instant with inline names."""
+    annotations = b"".join(text_annotation(key, value) for key, value in arguments.items())
+    event = varint_field(9, 3) + varint_field(11, uuid) + text_field(22, category) + text_field(23, name) + annotations
+    return packet(varint_field(8, time) + message(11, event), sequence)
