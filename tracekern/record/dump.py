@@ -116,26 +116,43 @@ class Dump:
 def read_dump(path: Path | str) -> Dump:
     """Open a dump and check it. Raises BadInput with one line for anything that is not a whole, sound dump."""
     path = Path(path)
-    try:
-        size = path.stat().st_size
-        data = np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: cannot be read ({error}); is it a capture of this machine?") from None
-    header = _check_header(path, data)
-    header_bytes, metadata_bytes = fmt.DUMP_HEADER.itemsize, int(header["metadata_bytes"])
-    text = data[header_bytes : header_bytes + metadata_bytes]
-    payload = np.asarray(data[fmt.align_up(header_bytes + metadata_bytes) :])
-    for part, got, key in (("metadata", text, "metadata_crc32"), ("payload", payload, "payload_crc32")):
-        if zlib.crc32(got.data) != int(header[key]):
-            raise BadInput(f"{path}: checksum of the {part} is wrong: damaged; copy it again from where it was made")
-    try:
-        metadata = json.loads(text.tobytes())
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path}: metadata is not JSON ({error}); damaged") from None
+    header, metadata, payload = _open(path)
+    _check_crc(path, "payload", payload, int(header["payload_crc32"]))
     launches = _check_metadata(str(path), metadata, len(payload))
     dump = Dump(path, metadata, launches, payload)
     _check_counts(dump)
     return dump
+
+
+def peek_metadata(path: Path | str) -> dict[str, Any]:
+    """The checked metadata of a dump, without a look at its payload. Raises BadInput like read_dump."""
+    path = Path(path)
+    _, metadata, payload = _open(path)
+    _check_metadata(str(path), metadata, len(payload))
+    return dict(metadata)
+
+
+def _open(path: Path) -> tuple[Any, Any, npt.NDArray[np.uint8]]:
+    """Checked header, metadata as parsed, and payload."""
+    try:
+        size = path.stat().st_size
+        data = np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: cannot be read ({error}); name a dump or a capture directory") from None
+    header = _check_header(path, data)
+    header_bytes, metadata_bytes = fmt.DUMP_HEADER.itemsize, int(header["metadata_bytes"])
+    text = data[header_bytes : header_bytes + metadata_bytes]
+    _check_crc(path, "metadata", text, int(header["metadata_crc32"]))
+    try:
+        metadata = json.loads(text.tobytes())
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: metadata is not JSON ({error}); damaged") from None
+    return header, metadata, np.asarray(data[fmt.align_up(header_bytes + metadata_bytes) :])
+
+
+def _check_crc(path: Path, part: str, data: npt.NDArray[np.uint8], wanted: int) -> None:
+    if zlib.crc32(data.data) != wanted:
+        raise BadInput(f"{path}: checksum of the {part} is wrong: damaged; copy it again from where it was made")
 
 
 def _check_header(path: Path, data: npt.NDArray[np.uint8]) -> Any:

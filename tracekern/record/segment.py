@@ -12,6 +12,7 @@ import errno
 import json
 import mmap
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,7 @@ class Segment:
 
     def unlink(self) -> None:
         """Remove the name; the memory goes when the last mapping does."""
-        (SHM_DIR / self.name).unlink(missing_ok=True)
+        remove_segment(self.name)
 
     def close(self) -> None:
         """Give the file descriptor back. The mapping lives as long as arrays into it do."""
@@ -304,9 +305,15 @@ class Segment:
             raise BadInput(f"segment {self.name}: {size} bytes, its header says {header['total_bytes']}; damaged")
 
 
+def remove_segment(name: str) -> None:
+    """Remove a segment's name from /dev/shm, whatever it holds."""
+    (SHM_DIR / name).unlink(missing_ok=True)
+
+
 def list_segments(run_id: str) -> list[str]:
-    """Names of the segments in /dev/shm that belong to captures of a run."""
-    return sorted(path.name for path in SHM_DIR.glob(f"{fmt.segment_name(run_id, 0)[:-2]}*"))
+    """Names of the segments in /dev/shm that belong to a run, its second and later captures (RUN.1, RUN.2) included."""
+    of_run = re.compile(re.escape(f"tracekern-{run_id}") + r"(\.\d+)?-\d+")
+    return sorted(path.name for path in SHM_DIR.glob("tracekern-*") if of_run.fullmatch(path.name))
 
 
 def _layout(metadata_bytes: int, host_spans: int, arena_bytes: int) -> dict[str, int]:

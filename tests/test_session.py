@@ -1,0 +1,276 @@
+"""Captures opened in this process, and in real ranks of torch.distributed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.captures import EVENT_TABLE, ROLES
+from tests.kernels import TrackWriter, run_kernel
+from tracekern.errors import BadInput
+from tracekern.record.dump import read_dump
+from tracekern.record.launch import launch_ranks
+from tracekern.record.segment import SHM_DIR, list_segments
+from tracekern.record.selection import DEFAULT_RECORDS_PER_TRACK
+from tracekern.record.session import Capture, capture
+from tracekern.timeline.merge import load
+from tracekern.timeline.model import TrackKind
+
+TABLE = json.dumps(EVENT_TABLE)
+
+
+def launch(session, name: str = "demo", grid: int = 2, warps: int = 2, spans: int = 3):
+    launched = session.launch(name, grid=grid, warps=warps, events=TABLE, roles=ROLES, epoch=1)
+    if launched.traced:
+        run_kernel(launched.descriptor, grid, warps, spans)
+    return launched
+
+
+def test_a_capture_of_one_rank_reads_back(tmp_path: Path):
+    with capture(tmp_path, settings={"tokens": 64}, command="the command") as session:
+        with session.range("step"):
+            launch(session)
+            launch(session)
+        assert session.footprint_bytes > 0
+        name = session.segment.name
+    assert not (SHM_DIR / name).exists()
+
+    timeline = load(tmp_path)
+    kinds = np.array([track.kind for track in timeline.tracks])[timeline.spans.track]
+    assert (kinds == TrackKind.DEVICE).sum() == 2 * 4 * 3
+    assert timeline.host_names == ("step",)
+    metadata = timeline.ranks[0].metadata
+    assert (metadata["settings"], metadata["command"], metadata["state"]) == ({"tokens": 64}, "the command", "closed")
+    host = np.flatnonzero(kinds == TrackKind.HOST)
+    device = np.flatnonzero(kinds == TrackKind.DEVICE)
+    # One axis: the kernels ran inside the host's range.
+    assert timeline.spans.start[host[0]] <= timeline.spans.start[device].min()
+    assert timeline.spans.end[device].max() <= timeline.spans.end[host[0]]
+    manifest = json.loads((tmp_path / "capture.json").read_text())
+    assert [entry["file"] for entry in manifest["ranks"]] == ["rank_00000.tkdump"]
+
+
+def test_counting_gives_exactly_what_the_fullest_track_needs(tmp_path: Path):
+    with capture(tmp_path) as session:
+        with session.counting():
+            launch(session, spans=5)
+            launch(session, spans=9)
+        launch(session, spans=9)
+        launch(session, name="never counted")
+    launches = read_dump(tmp_path / "rank_00000.tkdump").launches
+    assert [entry.records_per_track for entry in launches] == [18, DEFAULT_RECORDS_PER_TRACK]
+    assert [entry.sequence for entry in launches] == [0, 0]
+    assert load(tmp_path, strict=True).problems == ()
+
+
+def test_counting_a_kernel_that_still_runs_is_refused(tmp_path: Path):
+    def count_without_waiting(session: Capture) -> None:
+        with session.counting():
+            TrackWriter(session.launch("slow", grid=1, warps=1, events=TABLE).descriptor, 0, 0)
+
+    with capture(tmp_path) as session, pytest.raises(BadInput, match="'slow' still runs"):
+        count_without_waiting(session)
+
+
+def test_every_nth_launch_of_a_name(tmp_path: Path):
+    with capture(tmp_path, every=3) as session:
+        traced = [launch(session).traced for _ in range(7)]
+    assert traced == [True, False, False, True, False, False, True]
+    assert [entry.sequence for entry in read_dump(tmp_path / "rank_00000.tkdump").launches] == [0, 3, 6]
+
+
+def test_selected_blocks_and_events(tmp_path: Path):
+    with capture(tmp_path, blocks=slice(1, 6, 2), events=["copy_token"]) as session:
+        launch(session, grid=8)
+    timeline = load(tmp_path)
+    assert sorted({track.block for track in timeline.tracks if track.kind == TrackKind.DEVICE}) == [1, 3, 5]
+    with capture(tmp_path, events=["wait_token"]) as session:
+        launch(session)
+    assert not [track for track in load(tmp_path).tracks if track.kind == TrackKind.DEVICE]
+
+
+def test_a_misspelt_event_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING, "tracekern"), capture(tmp_path, events=["copy_tokn"]) as session:
+        launch(session)
+    assert "'copy_tokn'" in caplog.text
+
+
+def test_a_launch_beyond_the_cap_runs_unrecorded_and_is_told(tmp_path: Path):
+    with capture(tmp_path, max_bytes=1 << 20, records_per_track=1000) as session:
+        traced = [launch(session, grid=8).traced for _ in range(6)]
+    assert traced == [True] * 4 + [False] * 2  # 8 x 2 tracks of 16,000 bytes each time
+    problems = load(tmp_path).problems
+    assert [(p.kind, p.count) for p in problems] == [("launch_not_recorded", 2)]
+    with pytest.raises(BadInput, match="max_bytes"):
+        load(tmp_path, strict=True)
+
+
+def test_nested_captures_are_refused(tmp_path: Path):
+    with (
+        capture(tmp_path / "a"),
+        pytest.raises(BadInput, match="close it first"),
+        capture(tmp_path / "b"),
+    ):
+        pass
+    with capture(tmp_path / "c"):
+        pass
+
+
+def test_an_exception_in_the_workload_keeps_the_dump(tmp_path: Path):
+    def fail() -> None:
+        with capture(tmp_path) as session:
+            launch(session)
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        fail()
+    assert len(load(tmp_path).spans) > 0
+
+
+def test_a_second_capture_takes_the_place_of_the_first(tmp_path: Path):
+    for spans in (3, 5):
+        with capture(tmp_path) as session:
+            launch(session, grid=1, warps=1, spans=spans)
+    assert len(load(tmp_path).spans) == 5 + 1  # and the launch
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"record_format": "narrow"}, "wanted one of wide, compact"),
+        ({"records_per_track": -1}, "records_per_track=-1"),
+        ({"every": 0}, "every=0"),
+        ({"blocks": slice(-3, None)}, "start -3"),
+    ],
+)
+def test_arguments_are_checked_before_anything_is_opened(tmp_path: Path, arguments: dict, message: str):
+    with pytest.raises(BadInput, match=message):
+        capture(tmp_path / "never", **arguments)
+    assert not (tmp_path / "never").exists()
+
+
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="choose another directory"), capture(tmp_path / "file" / "capture"):
+        pass
+
+
+def test_ranks_by_environment_alone_need_a_run_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(BadInput, match="initialise torch.distributed"), capture(tmp_path):
+        pass
+    monkeypatch.setenv("RANK", "2")
+    with pytest.raises(BadInput, match="RANK=2 WORLD_SIZE=2"), capture(tmp_path):
+        pass
+
+
+RANK_PROGRAM = """
+import os, sys, time
+from pathlib import Path
+sys.path[:0] = {path!r}
+import torch.distributed as dist
+from tests.test_session import launch
+from tracekern.record import group, session
+{before}
+dist.init_process_group("gloo")
+with session.capture({directory!r}{options}) as opened:
+    rank = opened.group.rank
+    for step in range({steps}):
+        with opened.range(f"step {{step}}"):
+            launch(opened, spans=4)
+        {body}
+dist.destroy_process_group()
+"""
+
+
+def rank_program(directory: Path, steps: int = 2, options: str = "", body: str = "pass", before: str = "") -> list[str]:
+    root = str(Path(__file__).resolve().parent.parent)
+    text = RANK_PROGRAM.format(
+        path=[root], directory=str(directory), steps=steps, options=options, body=body, before=before
+    )
+    return [sys.executable, "-c", text]
+
+
+def test_ranks_of_torch_distributed_make_one_capture(tmp_path: Path):
+    lines: list[str] = []
+    exits = launch_ranks(3, rank_program(tmp_path), on_line=lambda rank, line: lines.append(line), timeout_s=120)
+    assert [end.returncode for end in exits] == [0, 0, 0], "\n".join(lines)
+    timeline = load(tmp_path)
+    assert [rank.state for rank in timeline.ranks] == ["closed"] * 3
+    assert timeline.aligned
+    assert timeline.host_names == ("step 0", "step 1")
+    assert json.loads((tmp_path / "capture.json").read_text())["num_ranks"] == 3
+
+
+def test_clocks_are_sampled_between_launches_by_agreement(tmp_path: Path):
+    """Ranks pass their launches at different times; samples are due all the time, and nobody hangs or is left alone."""
+    program = rank_program(
+        tmp_path, steps=40, before="session.SAMPLE_EVERY_S = 0.1", body="time.sleep(0.003 * (1 + rank * step % 5))"
+    )
+    lines: list[str] = []
+    exits = launch_ranks(3, program, on_line=lambda rank, line: lines.append(line), timeout_s=120)
+    assert [end.returncode for end in exits] == [0, 0, 0], "\n".join(lines)
+    assert not [line for line in lines if "no more clock samples" in line]
+    rounds = [
+        {int(sample["round_idx"]) for sample in read_dump(tmp_path / f"rank_{rank:05d}.tkdump").clock_samples()}
+        for rank in range(3)
+    ]
+    assert rounds[0] == rounds[1] == rounds[2]
+    assert len(rounds[0]) >= 3  # at both ends, and in between
+
+
+def test_nodes_without_a_shared_disk_send_their_dumps_to_rank_0(tmp_path: Path):
+    """Each rank believes to be on a host of its own and is given a directory of its own."""
+    program = rank_program(tmp_path / "shared", before="session.host_identity = lambda: os.environ['RANK']")
+    program[-1] = (
+        program[-1]
+        .replace("with session.capture(", "with session.capture(os.environ['RANK'] + ")
+        .replace(repr(str(tmp_path / "shared")), repr("-capture"))
+    )
+    program[-1] = f"import os; os.chdir({str(tmp_path)!r})\n" + program[-1]
+    lines: list[str] = []
+    exits = launch_ranks(3, program, on_line=lambda rank, line: lines.append(line), timeout_s=120)
+    assert [end.returncode for end in exits] == [0, 0, 0], "\n".join(lines)
+    assert len(load(tmp_path / "0-capture").ranks) == 3
+
+
+def test_a_profile_of_torch_joins_the_capture(tmp_path: Path):
+    program = textwrap.dedent(
+        f"""
+        import sys; sys.path.insert(0, {str(Path(__file__).resolve().parent.parent)!r})
+        import torch
+        from torch.profiler import profile
+        from tests.test_session import launch
+        from tracekern.record.session import Capture, capture
+        with capture({str(tmp_path)!r}) as session:
+            with profile() as profiler:
+                with session.range("around"):
+                    torch.ones(64, 64) @ torch.ones(64, 64)
+                    launch(session)
+            session.add_torch_profile(profiler)
+        """
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    timeline = load(tmp_path)
+    assert "aten::matmul" in timeline.host_names
+    spans = timeline.spans
+    host = [row for row in range(len(spans)) if timeline.tracks[spans.track[row]].kind == TrackKind.HOST]
+    named = {timeline.host_names[int(spans.begin_payload[row])]: row for row in host}
+    around, matmul = named["around"], named["aten::matmul"]
+    # The profiler's clock is not ours: it may be microseconds off, not more than a millisecond.
+    assert spans.start[around] - 10**6 <= spans.start[matmul]
+    assert spans.end[matmul] <= spans.end[around] + 10**6
+
+
+def test_nothing_is_left_in_shared_memory(tmp_path: Path):
+    with capture(tmp_path) as session:
+        assert list_segments(session.run_id) == [session.segment.name]
+    assert list_segments(session.run_id) == []

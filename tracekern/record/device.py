@@ -1,0 +1,71 @@
+"""What a capture asks of the device it records: its name, its clock, and samples of that clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+class CaptureDevice(Protocol):
+    """A backend's device. tracekern/record/clock_samples.py calls the three methods."""
+
+    @property
+    def backend(self) -> str:
+        """ "cpu", "cuda" or "hip"."""
+
+    @property
+    def name(self) -> str:
+        """The device, in the vendor's words."""
+
+    @property
+    def note(self) -> str:
+        """What a reader of the trace has to know; "" for nothing."""
+
+    @property
+    def clock(self) -> dict[str, Any]:
+        """name, ticks_per_second, resolution_ticks."""
+
+    @property
+    def heap_ranks(self) -> Sequence[int]:
+        """Ranks that share this rank's symmetric heap, in its order; they can play ping-pong in it."""
+
+    def read_ticks(self) -> int:
+        """The clock, now."""
+
+    def read_brackets(self, count: int) -> npt.NDArray[np.int64]:
+        """[count, 3]: CLOCK_REALTIME ns before, device ticks, CLOCK_REALTIME ns after."""
+
+    def ping_pong(
+        self, peer: int, initiates: bool, epoch: int, max_round_trips: int, duration_ns: int
+    ) -> npt.NDArray[np.int64]:
+        """[n, 3] ticks sent, answered, received, on the initiator; [0, 3] on the responder.
+
+        `peer` counts in the heap.
+        """
+
+
+class HostDevice:
+    """The CPU backend with the host's own clock: what kernels record without a symmetric heap and a simulated clock."""
+
+    backend = "cpu"
+    name = "CPU"
+    note = "CPU backend: order and coverage, never GPU durations"
+    clock = {"name": "CLOCK_MONOTONIC", "ticks_per_second": 10**9, "resolution_ticks": 32}  # noqa: RUF012
+    heap_ranks: Sequence[int] = ()
+
+    def read_ticks(self) -> int:
+        return time.monotonic_ns() & ~31
+
+    def read_brackets(self, count: int) -> npt.NDArray[np.int64]:
+        rows = [(time.time_ns(), self.read_ticks(), time.time_ns()) for _ in range(count)]
+        return np.array(rows, np.int64).reshape(count, 3)
+
+    def ping_pong(
+        self, peer: int, initiates: bool, epoch: int, max_round_trips: int, duration_ns: int
+    ) -> npt.NDArray[np.int64]:
+        """Never asked for: there is no heap."""
+        raise NotImplementedError(f"rank pair with {peer}: no symmetric heap to play ping-pong in")

@@ -1,0 +1,102 @@
+"""The thin control plane of a capture: who the ranks are, and small messages between them.
+
+Ranks come from torch.distributed where the process uses it, else from RANK and WORLD_SIZE, else there is one. Our
+messages go over a gloo group of our own with a time limit of our own: a dead peer must not keep the survivors from
+their dumps.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tracekern.errors import BadInput
+
+TIMEOUT_S = 60.0
+_CHUNK_BYTES = 16 << 20
+
+
+class Group:
+    """The ranks of a run. `is_connected` says whether they can exchange messages."""
+
+    def __init__(self, rank: int, num_ranks: int, process_group: Any = None) -> None:
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self.process_group = process_group
+        """The gloo group; None for a single rank, or ranks known from the environment alone."""
+
+    @classmethod
+    def discover(cls) -> Group:
+        """The ranks of this process's run. Collective where torch.distributed is initialised.
+
+        Raises BadInput for RANK and WORLD_SIZE that are no rank and no size.
+        """
+        dist = sys.modules.get("torch.distributed")
+        if dist is not None and dist.is_available() and dist.is_initialized():
+            num_ranks = dist.get_world_size()
+            process_group = (
+                dist.new_group(timeout=timedelta(seconds=TIMEOUT_S), backend="gloo") if num_ranks > 1 else None
+            )
+            return cls(dist.get_rank(), num_ranks, process_group)
+        text = (os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1"))
+        if not all(value.isdecimal() for value in text) or not int(text[0]) < int(text[1]):
+            raise BadInput(f"RANK={text[0]} WORLD_SIZE={text[1]}: wanted a rank below a size; set both or neither")
+        return cls(int(text[0]), int(text[1]))
+
+    @property
+    def is_connected(self) -> bool:
+        return self.num_ranks == 1 or self.process_group is not None
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """[num_ranks] what each rank gave; collective. Raises RuntimeError when a peer is gone or late."""
+        if self.process_group is None:
+            return [value]
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self.num_ranks
+        dist.all_gather_object(values, value, group=self.process_group)
+        return values
+
+    def barrier(self, timeout_s: float = TIMEOUT_S) -> None:
+        """Returns when all ranks are here. Raises RuntimeError when a peer is gone or late."""
+        if self.process_group is not None:
+            import torch.distributed as dist
+
+            dist.monitored_barrier(self.process_group, timeout=timedelta(seconds=timeout_s))
+
+    def send_bytes(self, data: memoryview, receiver: int) -> None:
+        """Send to a rank that calls receive_bytes. Raises RuntimeError when it is gone."""
+        import torch
+        import torch.distributed as dist
+
+        dist.send(torch.tensor([len(data)]), receiver, group=self.process_group)
+        for first in range(0, len(data), _CHUNK_BYTES):
+            chunk = np.frombuffer(data[first : first + _CHUNK_BYTES], np.uint8).copy()
+            dist.send(torch.from_numpy(chunk), receiver, group=self.process_group)
+
+    def receive_bytes(self, sender: int) -> Iterator[memoryview]:
+        """What a rank sends, in chunks. Raises RuntimeError when it is gone."""
+        import torch
+        import torch.distributed as dist
+
+        size = torch.zeros(1, dtype=torch.int64)
+        dist.recv(size, sender, group=self.process_group)
+        left = int(size)
+        while left:
+            chunk = torch.empty(min(left, _CHUNK_BYTES), dtype=torch.uint8)
+            dist.recv(chunk, sender, group=self.process_group)
+            left -= len(chunk)
+            yield chunk.numpy().data
+
+
+def host_identity() -> str:
+    """Equal for processes that see the same /dev/shm and disk: the node's name and its boot."""
+    boot_id = Path("/proc/sys/kernel/random/boot_id")
+    return f"{platform.node()} {boot_id.read_text().strip() if boot_id.exists() else ''}"

@@ -1,0 +1,207 @@
+"""Our own launcher: one process per rank on this host. None outlives it, nor for long the first of them that fails.
+
+Afterwards it salvages what dead ranks left in shared memory and removes the segments. Ranks find each other as under
+torchrun: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; TRACEKERN_RUN_ID names the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tracekern.errors import BadInput
+from tracekern.record.salvage import salvage_run
+
+OnLine = Callable[[int, str], None]
+
+_PR_SET_PDEATHSIG = 1
+_POLL_S = 0.02
+_TERM_GRACE_S = 5.0
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """How one rank ended."""
+
+    rank: int
+    pid: int
+    returncode: int
+    """Exit status; minus the signal's number where a signal ended it."""
+    stopped: bool
+    """The launcher ended it: it had not followed a failed rank in time, or the run took too long."""
+    salvaged: bool
+    """It never closed its capture; what it had recorded was saved for it."""
+
+    @property
+    def signal_name(self) -> str:
+        """The signal that ended the rank, "" for none."""
+        return signal.Signals(-self.returncode).name if self.returncode < 0 else ""
+
+
+def launch_ranks(
+    num_ranks: int,
+    target: Sequence[str] | str,
+    *,
+    env: Mapping[str, str] | None = None,
+    capture_dir: Path | str | None = None,
+    timeout_s: float | None = None,
+    on_line: OnLine | None = None,
+    kill_after_s: float = 30.0,
+) -> list[RankExit]:
+    """Run `target` on each rank and wait for all: a command line, or "module:function".
+
+    env: more environment for the ranks. capture_dir: where salvaged dumps go; the capture's own directory without.
+    timeout_s: for the whole run. on_line: gets (rank, line) of what ranks print; without, lines are printed with the
+    rank before them. kill_after_s: how long the others may go on once a rank has failed. Ctrl-C goes to all ranks.
+    Raises BadInput for a target or number that cannot be started.
+    """
+    if num_ranks < 1:
+        raise BadInput(f"{num_ranks} ranks: wanted at least 1")
+    run_id = f"{os.getpid()}-{secrets.token_hex(4)}"
+    run = _Run(_command_line(target), {**os.environ, **(env or {})}, run_id, on_line or _print_line)
+    try:
+        try:
+            run.start(num_ranks)
+            run.wait(timeout_s, kill_after_s)
+        finally:
+            run.stop()
+    finally:
+        salvaged = salvage_run(run_id, Path(capture_dir) if capture_dir else None)
+    return [
+        RankExit(rank, process.pid, process.returncode, rank in run.stopped, rank in salvaged)
+        for rank, process in enumerate(run.processes)
+    ]
+
+
+@dataclass
+class _Run:
+    command: list[str]
+    env: dict[str, str]
+    run_id: str
+    on_line: OnLine
+    processes: list[subprocess.Popen[str]] = field(default_factory=list)
+    readers: list[threading.Thread] = field(default_factory=list)
+    stopped: set[int] = field(default_factory=set)
+
+    def start(self, num_ranks: int) -> None:
+        shared = {
+            "WORLD_SIZE": str(num_ranks),
+            "LOCAL_WORLD_SIZE": str(num_ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_port()),
+            "TRACEKERN_RUN_ID": self.run_id,
+            "TRACEKERN_KEEP_SEGMENT": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        parent = os.getpid()
+        for rank in range(num_ranks):
+            try:
+                process = subprocess.Popen(
+                    self.command,
+                    env={**self.env, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                    start_new_session=True,  # the terminal's Ctrl-C reaches ranks once, through us
+                    preexec_fn=lambda: _die_with(parent),
+                )
+            except OSError as error:
+                raise BadInput(f"{self.command[0]}: cannot be started ({error.strerror}); check the command") from None
+            self.processes.append(process)
+            self.readers.append(threading.Thread(target=self._read, args=(rank, process), daemon=True))
+            self.readers[-1].start()
+
+    def wait(self, timeout_s: float | None, kill_after_s: float) -> None:
+        """Returns when all ended, or when those left have had their time."""
+        deadline = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
+        has_failed = False
+        while self.running():
+            try:
+                time.sleep(_POLL_S)
+            except KeyboardInterrupt:
+                self._signal(signal.SIGINT)
+                deadline = min(deadline, time.monotonic() + kill_after_s)
+            if not has_failed and any(process.returncode for process in self.processes):
+                has_failed = True
+                deadline = min(deadline, time.monotonic() + kill_after_s)
+            if time.monotonic() > deadline:
+                return
+
+    def running(self) -> list[int]:
+        return [rank for rank, process in enumerate(self.processes) if process.poll() is None]
+
+    def stop(self) -> None:
+        """End what still runs, politely first; a second Ctrl-C must not leave ranks behind."""
+        with _ignored(signal.SIGINT):
+            self.stopped.update(self.running())
+            self._signal(signal.SIGTERM)
+            deadline = time.monotonic() + _TERM_GRACE_S
+            while self.running() and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+            self._signal(signal.SIGKILL)
+            for process in self.processes:
+                process.wait()
+            for reader in self.readers:
+                reader.join(_TERM_GRACE_S)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for rank in self.running():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.processes[rank].pid, number)
+
+    def _read(self, rank: int, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.on_line(rank, line.rstrip("\n"))
+
+
+@contextlib.contextmanager
+def _ignored(number: signal.Signals) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def _command_line(target: Sequence[str] | str) -> list[str]:
+    if not isinstance(target, str):
+        return list(target)
+    module, _, function = target.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), function)):
+        raise BadInput(f"target {target!r}: wanted module:function, or a list of words for a command")
+    return [sys.executable, "-c", f"from {module} import {function}; {function}()"]
+
+
+def _die_with(parent: int) -> None:
+    """Runs in the child: the kernel kills it when its launcher dies, which may already have happened."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _print_line(rank: int, line: str) -> None:
+    sys.stdout.write(f"[rank {rank}] {line}\n")

@@ -1,0 +1,84 @@
+"""What of a launch is recorded: blocks, roles, events, every Nth launch, and how many records a track gets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tracekern.errors import BadInput
+from tracekern.record import format as fmt
+
+DEFAULT_RECORDS_PER_TRACK = 1024
+"""What "auto" gives a launch of a name that was never counted."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """None selects everything."""
+
+    records_per_track: int | Literal["auto"] = "auto"
+    blocks: slice | None = None
+    roles: tuple[str, ...] | None = None
+    events: tuple[str, ...] | None = None
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        records = self.records_per_track
+        if records != "auto" and (not isinstance(records, int) or not 0 <= records < 1 << 31):
+            raise BadInput(f"records_per_track={records!r}: wanted 'auto' or a count below 2^31")
+        if self.every < 1:
+            raise BadInput(f"every={self.every}: wanted 1 or more; 3 records every third launch of a name")
+        blocks = self.blocks or slice(None)
+        for name, value, low in (("start", blocks.start, 0), ("stop", blocks.stop, 0), ("step", blocks.step, 1)):
+            if value is not None and value < low:
+                raise BadInput(f"blocks={self.blocks}: {name} {value}, wanted {low} or more")
+
+    def pick_blocks(self, num_blocks: int) -> range:
+        return range(*(self.blocks or slice(None)).indices(num_blocks))
+
+    def event_mask(self, table: KernelTable) -> int:
+        return _mask(self.events, table.event_names, fmt.MAX_EVENTS)
+
+    def role_mask(self, table: KernelTable) -> int:
+        return _mask(self.roles, table.roles, fmt.MAX_ROLES)
+
+    def unknown_names(self, tables: Sequence[KernelTable]) -> list[str]:
+        """Selected names that no kernel of the capture has: a spelling mistake records nothing."""
+        known = {name for table in tables for name in (*table.event_names, *table.roles)}
+        return [name for name in (*(self.events or ()), *(self.roles or ())) if name not in known]
+
+
+@dataclass(frozen=True)
+class KernelTable:
+    """The event and role tables of a kernel, ready for the segment."""
+
+    event_names: tuple[str, ...]
+    roles: tuple[str, ...]
+    events_json: bytes
+
+    @classmethod
+    def parse(cls, events: str | dict[str, Any], roles: Sequence[str]) -> KernelTable:
+        """From what describe_events() returned. Raises BadInput when it is something else."""
+        try:
+            table = json.loads(events) if isinstance(events, str) else events
+            names = tuple(str(event["name"]) for event in table["events"])
+        except (ValueError, KeyError, TypeError):
+            raise BadInput(f"events={str(events)[:60]!r}: wanted what the kernel's describe_events() returns") from None
+        if len(names) > fmt.MAX_EVENTS or len(roles) > fmt.MAX_ROLES:
+            raise BadInput(
+                f"event table with {len(names)} events and {len(roles)} roles: "
+                f"wanted at most {fmt.MAX_EVENTS} and {fmt.MAX_ROLES}"
+            )
+        return cls(names, tuple(roles), json.dumps(table, separators=(",", ":")).encode())
+
+    @property
+    def roles_json(self) -> bytes:
+        return json.dumps(self.roles).encode()
+
+
+def _mask(selected: tuple[str, ...] | None, names: Sequence[str], num_bits: int) -> int:
+    if selected is None:
+        return (1 << num_bits) - 1
+    return sum(1 << idx for idx, name in enumerate(names) if name in selected)

@@ -1,0 +1,339 @@
+"""A capture: `with tracekern.capture(path) as capture:` around a workload, `capture.launch(...)` for each kernel.
+
+Nothing here raises in the middle of a run because of the capture itself: what cannot be recorded is counted and told
+later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import os
+import platform
+import re
+import secrets
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from tracekern.errors import BadInput, TracekernError
+from tracekern.record import format as fmt
+from tracekern.record.agree import SampleAgreement
+from tracekern.record.device import CaptureDevice, HostDevice
+from tracekern.record.gather import leave_dump, save_torch_profile
+from tracekern.record.group import Group, host_identity
+from tracekern.record.manifest import forget_old_capture
+from tracekern.record.segment import LaunchPlan, Segment
+from tracekern.record.selection import DEFAULT_RECORDS_PER_TRACK, KernelTable, Selection
+
+SAMPLE_EVERY_S = 4.0
+"""Clocks are sampled before the first launch after this: 5 s is what the fit allows, and launches take time."""
+
+_log = logging.getLogger("tracekern")
+_active: list[Capture] = []
+_num_opened = 0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to hand to one kernel launch."""
+
+    descriptor: int
+    """Address of the LaunchDescriptor; 0 when this launch is not recorded: launch the untraced kernel."""
+    record_format: str
+
+    @property
+    def traced(self) -> bool:
+        return self.descriptor != 0
+
+
+def capture(
+    path: str | Path,
+    *,
+    records_per_track: int | Literal["auto"] = "auto",
+    record_format: Literal["wide", "compact"] = "wide",
+    blocks: slice | None = None,
+    roles: Sequence[str] | None = None,
+    events: Sequence[str] | None = None,
+    every: int = 1,
+    max_bytes: int = 1 << 30,
+    settings: dict[str, Any] | None = None,
+    command: str | None = None,
+    clocks: bool = True,
+    host_spans: int = 10_000,
+    device: CaptureDevice | None = None,
+) -> Capture:
+    """A capture into directory `path`, to be used as a context manager; collective over the ranks of the run.
+
+    records_per_track: "auto" gives exactly what `capture.counting()` found, or 1024 where nothing was counted.
+    blocks, roles, events: record these only. every: record each Nth launch of a name. max_bytes: cap of this rank's
+    memory. settings: anything that JSON holds, about the workload. clocks: sample the ranks' clocks. host_spans: room
+    for ranges. device: what the kernels run on; the host's own clock without.
+    Raises BadInput for arguments that cannot be used.
+    """
+    if record_format not in fmt.RECORD_DTYPES:
+        raise BadInput(f"record_format={record_format!r}: wanted one of {', '.join(fmt.RECORD_DTYPES)}")
+    selection = Selection(
+        records_per_track, blocks, tuple(roles) if roles else None, tuple(events) if events else None, every
+    )
+    about: dict[str, Any] = {"record_format": record_format, "settings": settings or {}}
+    about["command"] = shlex.join(sys.argv) if command is None else command
+    return Capture(Path(path).absolute(), selection, about, max_bytes, host_spans, device or HostDevice(), clocks)
+
+
+class Capture:
+    """An open capture of this rank; made by `capture()`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        selection: Selection,
+        about: dict[str, Any],
+        max_bytes: int,
+        host_spans: int,
+        device: CaptureDevice,
+        clocks: bool,
+    ) -> None:
+        self.directory = directory
+        self.record_format: str = about["record_format"]
+        self._selection = selection
+        self._about = about
+        self._max_bytes = max_bytes
+        self._host_spans = host_spans
+        self._device = device
+        self._samples_clocks = clocks
+        self._sampler: Any = None
+        self._agreement: SampleAgreement | None = None
+        self._last_sample_s = 0.0
+        self._is_counting = False
+        self._num_launches = 0
+        self._sequence: dict[str, int] = {}
+        self._counted: dict[str, int] = {}
+        self._tables: dict[tuple[str, tuple[str, ...]], KernelTable] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Capture:
+        if _active:
+            raise BadInput(f"{self.directory}: a capture into {_active[0].directory} is open; close it first")
+        self.group = Group.discover()
+        run_id, one_host = self._meet()
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            forget_old_capture(self.directory, self.group.rank, self.group.num_ranks)
+        except OSError as error:
+            raise BadInput(
+                f"{self.directory}: cannot be written ({error.strerror}); choose another directory"
+            ) from None
+        self.run_id = run_id
+        self.segment = Segment.create(run_id, self.group.rank, self._metadata(), self._max_bytes, self._host_spans)
+        self._one_host = one_host
+        _active.append(self)
+        try:
+            self.group.all_gather(None)  # now all segments are there
+            self._open_clocks()
+        except BaseException:
+            _active.remove(self)
+            self.segment.unlink()
+            self.segment.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._sample_clocks_or_tell()
+        for name in self._selection.unknown_names(list(self._tables.values())):
+            _log.warning(
+                "capture %s: no kernel has an event or role %r; nothing of it was recorded", self.directory, name
+            )
+        self.segment.header["state"] = fmt.SegmentState.CLOSED
+        try:
+            leave_dump(self.group, self.segment, self.directory, self._one_host, in_order=kind is None)
+        finally:
+            _active.remove(self)
+            if os.environ.get("TRACEKERN_KEEP_SEGMENT") != "1":
+                self.segment.unlink()
+            self.segment.close()
+        refused = int(self.segment.header["launches_refused"])
+        if refused:
+            _log.warning("capture %s: %d launches did not fit max_bytes=%d", self.directory, refused, self._max_bytes)
+        _log.info("capture %s: rank %d held %d bytes", self.directory, self.group.rank, self.footprint_bytes)
+
+    @property
+    def footprint_bytes(self) -> int:
+        """Memory this rank's capture holds now."""
+        return self.segment.footprint_bytes
+
+    def launch(
+        self,
+        name: str,
+        *,
+        grid: int,
+        warps: int,
+        stream: int = 0,
+        events: str | dict[str, Any],
+        roles: Sequence[str] = (),
+        epoch: int = 0,
+    ) -> Launch:
+        """Reserve the region of one launch of `grid` blocks with `warps` warps each; call it right before the launch.
+
+        events: what the kernel's describe_events() returns. The region is zero and belongs to this launch alone.
+        """
+        if grid < 1 or warps < 1:
+            raise BadInput(f"launch {name!r}: {grid} blocks of {warps} warps; wanted at least 1 of each")
+        with self._lock:
+            self._num_launches += 1
+            self._sample_when_due()
+            table = self._table(events, roles)
+            sequence = self._sequence.get(name, 0)
+            if not self._is_counting:
+                self._sequence[name] = sequence + 1
+                if sequence % self._selection.every:
+                    return Launch(0, self.record_format)
+            plan = LaunchPlan(
+                name=name,
+                num_blocks=grid,
+                warps_per_block=warps,
+                records_per_track=self._records_per_track(name),
+                stream=stream,
+                sequence=sequence,
+                epoch=epoch,
+                blocks=self._selection.pick_blocks(grid),
+                event_mask=self._selection.event_mask(table),
+                role_mask=self._selection.role_mask(table),
+                events=table.events_json,
+                roles=table.roles_json,
+                counted_only=self._is_counting,
+            )
+            return Launch(self.segment.reserve_launch(plan) or 0, self.record_format)
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """Launches inside are counted, not recorded; then "auto" gives each name exactly what its fullest track needed.
+
+        The kernels have to be through when the block ends: synchronise the device inside it.
+        """
+        first = int(self.segment.header["num_launches"])
+        self._is_counting = True
+        try:
+            yield
+        finally:
+            self._is_counting = False
+        for entry in self.segment.launches()[first:]:
+            headers = self.segment.track_headers(entry)
+            if ((headers["started"] != 0) & (headers["finished"] == 0)).any():
+                raise BadInput(
+                    f"counting(): kernel {entry['name'].decode()!r} still runs; synchronise inside the block"
+                )
+            name = entry["name"].decode(errors="replace")
+            self._counted[name] = max(self._counted.get(name, 0), int(headers["attempted"].max(initial=0)))
+        _log.info("capture %s: records per track: %s", self.directory, self._counted)
+
+    @contextlib.contextmanager
+    def range(self, name: str) -> Iterator[None]:
+        """A named span of this host thread, drawn beside the kernels."""
+        start_ns = time.time_ns()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.segment.append_host_span(name, threading.get_native_id(), start_ns, time.time_ns())
+
+    def add_torch_profile(self, profile: Any) -> Path:
+        """Put a torch.profiler run into the capture: the profiler after its block, or the path of its Chrome trace.
+
+        Returns the file in the capture directory. Raises BadInput when there is no trace.
+        """
+        return save_torch_profile(profile, self.directory / fmt.torch_profile_file_name(self.group.rank))
+
+    def sample_clocks(self) -> None:
+        """One round of clock samples, now; collective. The capture does so itself at its ends and every few seconds."""
+        if self._sampler is not None:
+            self._sampler.sample()
+            self._last_sample_s = time.monotonic()
+
+    def _meet(self) -> tuple[str, bool]:
+        """The run's name, the same on all ranks, and whether all are on one host."""
+        global _num_opened
+        ordinal, _num_opened = _num_opened, _num_opened + 1
+        base = re.sub(r"[^A-Za-z0-9_-]", "_", os.environ.get("TRACEKERN_RUN_ID", ""))
+        if not base and not self.group.is_connected:
+            raise BadInput(
+                f"rank {self.group.rank} of {self.group.num_ranks} by environment alone: initialise torch.distributed "
+                "before the capture, or start the ranks with tracekern's launcher"
+            )
+        run_id = base + (f".{ordinal}" if ordinal else "") if base else f"{int(time.time()):x}-{secrets.token_hex(4)}"
+        met = self.group.all_gather((run_id, host_identity()))
+        return met[0][0], len({host for _, host in met}) == 1
+
+    def _metadata(self) -> dict[str, Any]:
+        from tracekern import __version__
+
+        return {
+            "run_id": self.run_id,
+            "rank": self.group.rank,
+            "num_ranks": self.group.num_ranks,
+            "node": platform.node(),
+            "pid": os.getpid(),
+            "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "tracekern": __version__,
+            "backend": self._device.backend,
+            "device": self._device.name,
+            "note": self._device.note,
+            "clock": self._device.clock,
+            "host_clock": "CLOCK_REALTIME",
+            "directory": str(self.directory),
+            **self._about,
+        }
+
+    def _open_clocks(self) -> None:
+        if not self._samples_clocks or not self.group.is_connected:
+            return
+        from tracekern.record.clock_samples import ClockSampler
+
+        self._sampler = ClockSampler(
+            self._device, self.segment.append_clock_samples, self._device.heap_ranks, self.group.process_group
+        )
+        if self._one_host:
+            names = [fmt.segment_name(self.run_id, rank) for rank in range(self.group.num_ranks)]
+            segments = [self.segment if name == self.segment.name else Segment.attach(name) for name in names]
+            self._agreement = SampleAgreement(self.group.rank, segments)
+        self.sample_clocks()
+
+    def _sample_when_due(self) -> None:
+        if self._sampler is None or self._agreement is None:
+            return
+        due = time.monotonic() - self._last_sample_s > SAMPLE_EVERY_S
+        if self._agreement.decide(self._num_launches, due):
+            self._sample_clocks_or_tell()
+
+    def _sample_clocks_or_tell(self) -> None:
+        """A peer that died is for the workload to find: the capture goes on with the samples it has."""
+        try:
+            self.sample_clocks()
+        except TracekernError as error:
+            _log.warning("capture %s: no more clock samples: %s", self.directory, error)
+            self._sampler = None
+
+    def _table(self, events: str | dict[str, Any], roles: Sequence[str]) -> KernelTable:
+        if isinstance(events, dict):
+            return KernelTable.parse(events, roles)
+        key = (events, tuple(roles))
+        if key not in self._tables:
+            self._tables[key] = KernelTable.parse(events, roles)
+        return self._tables[key]
+
+    def _records_per_track(self, name: str) -> int:
+        if self._is_counting:
+            return 0
+        if self._selection.records_per_track == "auto":
+            return self._counted.get(name, DEFAULT_RECORDS_PER_TRACK)
+        return self._selection.records_per_track
