@@ -48,7 +48,11 @@ TK_DEVICE T load_relaxed_system(const T* word) {
 }
 template <class T>
 TK_DEVICE void store_release_system(T* word, T value) {
-    __hip_atomic_store(word, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");  // system scope
+    // The fence writes the caches back. clang 19 waits for that only where the same kernel has stores of its own under
+    // way, but what it writes back may be another block's or kernel's.
+    asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
+    __hip_atomic_store(word, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
 }
 template <class T>
 TK_DEVICE void store_relaxed_system(T* word, T value) {

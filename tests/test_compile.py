@@ -1,0 +1,157 @@
+"""Every kernel compiles for every device, without stack or spills, and has the instructions that the protocol needs."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+import pytest
+from toolchains import AMD_TARGETS, CSRC, NVCC, compile_cached, compiler_output, hip_command
+
+pytestmark = pytest.mark.compilers
+
+SOURCES = sorted(CSRC.rglob("*.cu"))
+IDS = [str(path.relative_to(CSRC)) for path in SOURCES]
+RECORDERS = ("off", "wide", "compact")
+
+# Kernel without variant, number type and recorder -> does it raise flags that guard a payload? Does it wait for flags?
+SIGNALS = {
+    "rank_barrier": True,
+    "p2p_dispatch_send": True,
+    "p2p_dispatch_recv": False,
+    "p2p_scale_experts": False,
+    "p2p_combine_send": True,
+    "p2p_combine_recv": False,
+}
+WAITS = {
+    "rank_barrier": True,
+    "p2p_dispatch_send": True,
+    "p2p_dispatch_recv": True,
+    "p2p_scale_experts": False,
+    "p2p_combine_send": False,  # the flag variant waits for its own grid
+    "p2p_combine_recv": True,
+}
+
+
+def family(kernel: str) -> str:
+    return next(name for name in SIGNALS if kernel.startswith(name))
+
+
+@functools.cache
+def ptx_kernels(source: Path) -> dict[str, str]:
+    """Kernel -> its PTX."""
+    text = compile_cached((*NVCC, "-ptx"), source, ".ptx").read_text()
+    parts = re.split(r"^\.visible \.entry (\w+)\(", text, flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+@functools.cache
+def amd_kernels(source: Path, target: str) -> dict[str, str]:
+    """Kernel -> its assembly and descriptor."""
+    text = compile_cached((*hip_command(target), "-S"), source, f".{target}.s").read_text()
+    bodies = dict(re.findall(r"^(\w+): +; @\1\n(.*?)^\.Lfunc_end\d+:", text, flags=re.MULTILINE | re.DOTALL))
+    assert len(bodies) == text.count(".amdhsa_kernel ")
+    return bodies
+
+
+def by_recorder(kernels: dict[str, str]) -> dict[str, dict[str, str]]:
+    """Kernel without its last word -> recorder -> text."""
+    grouped: dict[str, dict[str, str]] = {}
+    for name, text in kernels.items():
+        stem, recorder = name.rsplit("_", 1)
+        grouped.setdefault(stem, {})[recorder] = text
+    for stem, texts in grouped.items():
+        assert sorted(texts) == sorted(RECORDERS), stem
+    return grouped
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=IDS)
+def test_sm_90_has_no_stack_and_no_spills(source):
+    result = compile_cached((*NVCC, "-cubin", "-Xptxas", "-v"), source, ".cubin")
+    log = compiler_output(result).read_text()
+    frames = re.findall(
+        r"properties for (\w+)\n\s*(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log
+    )
+    assert len(frames) == log.count("Compiling entry function") > 0
+    assert [frame for frame in frames if frame[1:] != ("0", "0", "0")] == []
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=IDS)
+def test_sm_90_reads_the_clock_and_orders_with_the_system(source):
+    kernels = ptx_kernels(source)
+    assert kernels
+    for name, text in kernels.items():
+        assert "st.volatile" not in text
+        assert "membar" not in text, f"{name}: order is written at the flag"
+        if SIGNALS[family(name)]:
+            assert "st.release.sys.global.u64" in text, name
+        if WAITS[family(name)]:
+            assert "ld.acquire.sys.global.u64" in text, name
+    for stem, texts in by_recorder(kernels).items():
+        reads = {recorder: len(re.findall(r"mov\.u64 \S+, %globaltimer;", texts[recorder])) for recorder in RECORDERS}
+        assert reads["wide"] > reads["off"], stem
+        assert reads["compact"] > reads["off"], stem
+        if not WAITS[family(stem)] and "combine_send_flag" not in stem:
+            assert reads["off"] == 0, stem  # only a wait with a time limit reads the clock untraced
+
+
+def test_sm_90_reads_the_clock_after_the_value_it_stamps():
+    # wait_token closes with the expert that the flag carried; the read must depend on it, by a predicate.
+    source = CSRC / "moe/p2p/kernels.cu"
+    text = ptx_kernels(source)["p2p_dispatch_recv_token_wide"]
+    assert re.search(r"setp\.ne\.u64 %p, \S+, 0xfffffffffffffffe;\n\s*@%p mov\.u64 \S+, %globaltimer;", text)
+
+
+@pytest.mark.parametrize("target", AMD_TARGETS)
+@pytest.mark.parametrize("source", SOURCES, ids=IDS)
+def test_amd_has_no_scratch(source, target):
+    text = compile_cached((*hip_command(target), "-S"), source, f".{target}.s").read_text()
+    scratch = re.findall(r"\.amdhsa_private_segment_fixed_size (\d+)", text)
+    assert set(scratch) == {"0"}
+    assert set(re.findall(r"\.vgpr_spill_count: (\d+)", text)) == {"0"}
+
+
+# What a release and an acquire of a 64-bit flag look like, in this order with nothing but arithmetic in between: caches
+# written back before the store, invalidated after the load.
+AMD_RELEASE = {
+    "gfx942": (r"buffer_wbl2 sc0 sc1", r"s_waitcnt vmcnt\(0\)", r"(global|flat)_store_dwordx2 .* sc0 sc1"),
+    "gfx90a": (r"buffer_wbl2$", r"s_waitcnt vmcnt\(0\)", r"(global|flat)_store_dwordx2 "),
+}
+AMD_ACQUIRE = {
+    "gfx942": (r"(global|flat)_load_dwordx2 .* sc0 sc1", r"s_waitcnt vmcnt\(0\)", r"buffer_inv sc0 sc1"),
+    "gfx90a": (r"(global|flat)_load_dwordx2 .* glc", r"s_waitcnt vmcnt\(0\)", r"buffer_invl2"),
+}
+
+
+def has_in_order(text: str, steps: tuple[str, ...]) -> bool:
+    """Do the steps follow each other in one straight piece of code, with no other memory access between them?"""
+    reached = 0
+    for line in text.splitlines():
+        if re.match(r"\s+" + steps[reached], line):
+            reached += 1
+            if reached == len(steps):
+                return True
+        elif re.match(r"\.LBB|\s+(global|flat|buffer|scratch|s_cbranch|s_branch)", line):
+            reached = int(re.match(r"\s+" + steps[0], line) is not None)
+    return False
+
+
+@pytest.mark.parametrize("target", AMD_TARGETS)
+@pytest.mark.parametrize("source", SOURCES, ids=IDS)
+def test_amd_reads_the_clock_and_orders_with_the_system(source, target):
+    kernels = amd_kernels(source, target)
+    for name, text in kernels.items():
+        if SIGNALS[family(name)]:
+            assert has_in_order(text, AMD_RELEASE[target]), name
+        if WAITS[family(name)]:
+            assert has_in_order(text, AMD_ACQUIRE[target]), name
+    for stem, texts in by_recorder(kernels).items():
+        reads = {recorder: texts[recorder].count("s_memrealtime") for recorder in RECORDERS}
+        arrived = {
+            recorder: len(re.findall(r"s_memrealtime \S+\n\s+s_waitcnt lgkmcnt\(0\)", texts[recorder]))
+            for recorder in RECORDERS
+        }
+        assert reads == arrived, f"{stem}: a clock read that nothing waits for"
+        assert reads["wide"] > reads["off"], stem
+        assert reads["compact"] > reads["off"], stem
