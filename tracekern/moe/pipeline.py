@@ -1,0 +1,241 @@
+"""The P2P kernels as a call: dispatch, experts, combine over the ranks of one node, traced where a capture is given."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from tracekern.errors import BadInput, CommTimeout
+from tracekern.moe.shape import MoeShape
+from tracekern.record.group import Group
+from tracekern.record.symmetric_heap import SymmetricHeap
+
+if TYPE_CHECKING:
+    import torch
+
+    from tracekern.record.session import Capture
+
+STAGES = {
+    "flag": ("dispatch_send", "dispatch_recv", "scale_experts", "combine_send", "combine_recv"),
+    "token": ("dispatch_send", "dispatch_recv", "scale_experts", "combine_send", "combine_recv"),
+    "fused": ("dispatch_send", "dispatch_recv", "combine_send", "combine_recv"),
+    "balanced": ("dispatch_send", "dispatch_recv", "combine_send", "combine_recv"),
+}
+"""The kernels of one call of each variant, in their order."""
+
+
+def clock_from_environment() -> tuple[int, int]:
+    """(seed, t0_ns) of the simulated clock; seed 0, the host's clock, where TRACEKERN_SIMULATED_CLOCK is not set."""
+    text = os.environ.get("TRACEKERN_SIMULATED_CLOCK", "0:0")
+    try:
+        seed, t0_ns = (int(part) for part in text.split(":"))
+    except ValueError:
+        raise BadInput(f"TRACEKERN_SIMULATED_CLOCK is {text!r}; wanted SEED:T0_NS") from None
+    return seed, t0_ns
+
+
+class Communicator:
+    """One rank's end of a symmetric heap. Collective to make, to reset, and in barrier()."""
+
+    def __init__(self, group: Group, num_bytes: int, timeout_s: float) -> None:
+        from tracekern import _C
+
+        self.group = group
+        self.heap = SymmetricHeap(group, num_bytes)
+        seed, t0_ns = clock_from_environment()
+        self.native = _C.CpuCommunicator(
+            rank=group.rank,
+            heaps=self.heap.addresses,
+            timeout_ns=int(timeout_s * 1e9),
+            clock_seed=seed,
+            clock_t0_ns=t0_ns,
+        )
+        self._barrier_events = _C.barrier_event_table()
+        group.barrier()
+
+    def barrier(self, capture: Capture | None = None) -> None:
+        """All ranks arrive before any returns: a kernel of one warp, traced like any other."""
+        descriptor, record_format = 0, "wide"
+        if capture is not None:
+            launch = capture.launch(
+                "rank_barrier", grid=1, warps=1, events=self._barrier_events, epoch=self.native.barrier_epoch
+            )
+            descriptor, record_format = launch.descriptor, capture.record_format
+        self.native.barrier(descriptor=descriptor, record_format=record_format)
+        self.check("rank_barrier", ("rank_barrier",))
+
+    def check(self, kernel: str, phases: tuple[str, ...]) -> None:
+        """Raises CommTimeout when a wait gave up; phases: names of the kernel's phases, as its faults count them."""
+        fault = self.native.fault()
+        if fault is not None:
+            raise CommTimeout(describe_fault(kernel, phases, fault))
+
+
+def describe_fault(kernel: str, phases: tuple[str, ...], fault: dict[str, Any]) -> str:
+    """One line: who waited for whom, in which kernel, for what, and what was there instead."""
+    phase = phases[fault["phase"]] if fault["phase"] < len(phases) else kernel
+    who = f"rank {fault['rank']} {phase} block {fault['block']} warp {fault['warp']}"
+    what = (
+        f"channel {fault['channel']} slot {fault['slot']}: wanted epoch {fault['wanted_epoch']}, "
+        f"saw epoch {fault['seen_epoch']} value {fault['seen_value']}"
+    )
+    waited = f"after {fault['waited_ns'] / 1e6:.0f} ms"
+    if fault["cause"] == "peer_aborted":
+        return f"{who} stopped waiting for rank {fault['peer']} {waited}: rank {fault['aborted_by']} gave up; {what}"
+    return f"{who} gave up on rank {fault['peer']} {waited}; {what}; see what rank {fault['peer']} was doing"
+
+
+class P2PPipeline:
+    """Dispatch -> experts -> combine on the symmetric heap. Allocates once; a call moves tokens only.
+
+    Usable from one thread at a time. After a CommTimeout every call is refused until reset(), which is collective.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        shape: MoeShape,
+        variant: str,
+        *,
+        timeout_s: float = 10.0,
+        num_blocks: int = 4,
+        warps_per_block: int = 4,
+        executor: str = "fibers",
+    ) -> None:
+        """variant: a key of STAGES. num_blocks x warps_per_block: the grid of every kernel. Raises BadInput."""
+        from tracekern import _C
+
+        if variant not in STAGES:
+            raise BadInput(f"variant is {variant!r}; wanted one of {', '.join(STAGES)}")
+        if shape.num_ranks != group.num_ranks:
+            raise BadInput(f"the shape is for {shape.num_ranks} ranks, the group has {group.num_ranks}")
+        for name, value, high in (("num_blocks", num_blocks, 4096), ("warps_per_block", warps_per_block, 32)):
+            if not 1 <= value <= high:
+                raise BadInput(f"{name} is {value}; wanted 1 to {high}")
+        self.shape, self.variant = shape, variant
+        self.grid, self.warps = num_blocks, warps_per_block
+        sizes = {
+            "max_tokens": shape.max_tokens,
+            "num_experts": shape.num_experts,
+            "topk": shape.topk,
+            "hidden": shape.hidden,
+            "dtype": shape.dtype,
+        }
+        _check_same_everywhere(group, {**sizes, "variant": variant, "grid": (num_blocks, warps_per_block)})
+        self.comm = Communicator(group, _C.p2p_heap_bytes(num_ranks=shape.num_ranks, **sizes), timeout_s)
+        self._native = _C.P2PPipelineCpu(
+            self.comm.native,
+            variant=variant,
+            num_blocks=num_blocks,
+            warps_per_block=warps_per_block,
+            executor=executor,
+            **sizes,
+        )
+        self._events = _C.p2p_event_table()
+        self._roles = tuple(_C.p2p_roles)
+        self._phases = tuple(_C.p2p_stages)
+        self._failed = ""
+        group.barrier()
+
+    @property
+    def epoch(self) -> int:
+        """Of the next call: 32 bits, starts just below the wrap."""
+        return int(self._native.epoch)
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor,
+        expert_scale: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        capture: Capture | None = None,
+    ) -> torch.Tensor:
+        """Returns [num_tokens, hidden] in x's dtype; `out` if given.
+
+        x: [num_tokens, hidden]; topk_idx: [num_tokens, topk] int32, -1 for none; topk_weights: [num_tokens, topk] fp32;
+        expert_scale: [num_experts] fp32.
+
+        Raises BadInput, and CommTimeout when a peer does not come.
+        """
+        import torch
+
+        if self._failed:
+            raise CommTimeout(f"the communicator is out of use since: {self._failed}; call reset() on every rank")
+        self._check_tensors(x, topk_idx, topk_weights, expert_scale)
+        if out is None:
+            out = torch.empty_like(x)
+        elif out.shape != x.shape or out.dtype != x.dtype or not out.is_contiguous():
+            raise BadInput(f"out is {_describe(out)}; wanted {_describe(x)}, contiguous")
+        self._native.set_call(
+            x=x.data_ptr(),
+            topk_idx=topk_idx.data_ptr(),
+            topk_weights=topk_weights.data_ptr(),
+            expert_scale=expert_scale.data_ptr(),
+            out=out.data_ptr(),
+            num_tokens=x.shape[0],
+        )
+        epoch = self.epoch
+        for stage in STAGES[self.variant]:
+            self._run_stage(stage, epoch, capture)
+        return out
+
+    def _run_stage(self, stage: str, epoch: int, capture: Capture | None) -> None:
+        descriptor, record_format = 0, "wide"
+        if capture is not None:
+            launch = capture.launch(
+                stage, grid=self.grid, warps=self.warps, events=self._events, roles=self._roles, epoch=epoch
+            )
+            descriptor, record_format = launch.descriptor, capture.record_format
+        self._native.run(stage, descriptor=descriptor, record_format=record_format)
+        try:
+            self.comm.check(stage, self._phases)
+        except CommTimeout as error:
+            self._failed = str(error)
+            raise
+
+    def reset(self) -> None:
+        """Collective: makes the communicator usable again after a CommTimeout."""
+        self.comm.group.barrier()
+        self.comm.native.clear_control()
+        self._native.reset()
+        self._failed = ""
+        self.comm.group.barrier()
+
+    def _check_tensors(
+        self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, expert_scale: torch.Tensor
+    ) -> None:
+        import torch
+
+        from tracekern.moe.routing import torch_dtype
+
+        shape = self.shape
+        num_tokens = int(x.shape[0]) if x.ndim == 2 else -1
+        wanted = (
+            ("x", x, torch_dtype(shape), (num_tokens, shape.hidden)),
+            ("topk_idx", topk_idx, torch.int32, (num_tokens, shape.topk)),
+            ("topk_weights", topk_weights, torch.float32, (num_tokens, shape.topk)),
+            ("expert_scale", expert_scale, torch.float32, (shape.num_experts,)),
+        )
+        for name, tensor, dtype, size in wanted:
+            if tuple(tensor.shape) != size or tensor.dtype != dtype:
+                raise BadInput(f"{name} is {_describe(tensor)}; wanted {dtype} {list(size)}")
+            if not tensor.is_contiguous() or tensor.device.type != "cpu":
+                raise BadInput(f"{name} must be contiguous and on the CPU; it is on {tensor.device}")
+        if num_tokens > shape.max_tokens:
+            raise BadInput(f"{num_tokens} tokens; the pipeline was made for at most {shape.max_tokens}")
+        if num_tokens and not -1 <= int(topk_idx.min()) <= int(topk_idx.max()) < shape.num_experts:
+            bad = topk_idx[(topk_idx < -1) | (topk_idx >= shape.num_experts)][0].item()
+            raise BadInput(f"topk_idx names expert {bad}; wanted -1 (none) or 0 to {shape.num_experts - 1}")
+
+
+def _check_same_everywhere(group: Group, settings: dict[str, Any]) -> None:
+    for rank, theirs in enumerate(group.all_gather(settings)):
+        for name, value in theirs.items():
+            if value != settings[name]:
+                raise BadInput(f"{name} is {settings[name]} on rank {group.rank} and {value} on rank {rank}")
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"

@@ -1,0 +1,94 @@
+"""The variants in plain torch: `reference`, loops that explain themselves, and `sorted`, written without kernels.
+
+Every variant computes, for each token,
+
+    out = round(sum over choices k, in their order, of weight[k] * round(x * scale[expert[k]]))
+
+with products and sums in fp32, each rounded on its own, and round() to the dtype: one result, the same bits everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracekern.moe.routing import Batch
+from tracekern.moe.shape import MoeShape
+
+if TYPE_CHECKING:
+    import torch
+
+
+def reference(batch: Batch, expert_scale: torch.Tensor) -> torch.Tensor:
+    """[num_tokens, hidden] in the dtype of batch.x: each token visits its experts one by one, on its own rank."""
+    import torch
+
+    out = torch.empty_like(batch.x)
+    for token in range(batch.num_tokens):
+        total = torch.zeros(batch.x.shape[1], dtype=torch.float32)
+        for choice, expert in enumerate(batch.topk_idx[token].tolist()):
+            if expert < 0:
+                continue
+            result = (batch.x[token].float() * expert_scale[expert]).to(batch.x.dtype)
+            total = total + batch.topk_weights[token, choice] * result.float()
+        out[token] = total.to(batch.x.dtype)
+    return out
+
+
+def sorted_all_to_all(batch: Batch, expert_scale: torch.Tensor, shape: MoeShape) -> torch.Tensor:
+    """The same result by argsort and all_to_all_single over the default process group; collective."""
+    import torch
+
+    chosen = batch.topk_idx.reshape(-1).long()
+    # Choices of no expert sort first and stay at home.
+    order = torch.argsort(chosen, stable=True)[int((chosen < 0).sum()) :]
+    rows = batch.x[order // shape.topk]
+    send_counts = torch.bincount(chosen[order], minlength=shape.num_experts).reshape(shape.num_ranks, -1)
+    recv_counts = torch.empty_like(send_counts)
+    _all_to_all(recv_counts, send_counts, [1] * shape.num_ranks, [1] * shape.num_ranks)
+
+    send_splits, recv_splits = send_counts.sum(1).tolist(), recv_counts.sum(1).tolist()
+    received = torch.empty((sum(recv_splits), shape.hidden), dtype=rows.dtype)
+    _all_to_all(received, rows, recv_splits, send_splits)
+
+    # Rows came by source rank, within it by expert: a second sort gives the layout of a grouped GEMM.
+    local = torch.arange(shape.num_local_experts).repeat(shape.num_ranks).repeat_interleave(recv_counts.reshape(-1))
+    by_expert = torch.argsort(local, stable=True)
+    first_expert = _rank() * shape.num_local_experts
+    scaled = (received[by_expert].float() * expert_scale[first_expert + local[by_expert], None]).to(rows.dtype)
+
+    back = torch.empty_like(received)
+    back[by_expert] = scaled
+    returned = torch.empty_like(rows)
+    _all_to_all(returned, back, send_splits, recv_splits)
+    results = torch.zeros((batch.num_tokens * shape.topk, shape.hidden), dtype=torch.float32)
+    results[order] = returned.float()
+    return _weighted_sum(batch, results.reshape(batch.num_tokens, shape.topk, shape.hidden)).to(rows.dtype)
+
+
+def _weighted_sum(batch: Batch, results: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    total = torch.zeros((batch.num_tokens, results.shape[2]), dtype=torch.float32)
+    for choice in range(results.shape[1]):
+        weighted = batch.topk_weights[:, choice, None] * results[:, choice]
+        total = torch.where(batch.topk_idx[:, choice, None] >= 0, total + weighted, total)
+    return total
+
+
+def _rank() -> int:
+    import torch.distributed as dist
+
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _all_to_all(out: torch.Tensor, rows: torch.Tensor, out_splits: list[int], in_splits: list[int]) -> None:
+    """Rows as bytes: gloo moves no bf16."""
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        out.copy_(rows)
+        return
+    received = torch.empty((out.shape[0], out.shape[1] * out.element_size()), dtype=torch.uint8)
+    dist.all_to_all_single(received, rows.contiguous().view(torch.uint8), out_splits, in_splits)
+    out.copy_(received.view(out.dtype))

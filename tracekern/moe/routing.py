@@ -1,0 +1,91 @@
+"""Tokens and where they go: a function of (seed, rank, iteration), so that a test knows everybody's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tracekern.errors import BadInput
+from tracekern.moe.shape import MoeShape
+
+if TYPE_CHECKING:
+    import torch
+
+ROUTINGS = ("uniform", "zipf", "one-hot-rank")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one rank feeds into one call.
+
+    x: [num_tokens, hidden] in the shape's dtype. topk_idx: [num_tokens, topk] int32, experts of all ranks, -1 for none.
+    topk_weights: [num_tokens, topk] fp32.
+    """
+
+    x: torch.Tensor
+    topk_idx: torch.Tensor
+    topk_weights: torch.Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.x.shape[0])
+
+
+def draw_num_tokens(shape: MoeShape, rng: np.random.Generator, *, uneven: bool) -> int:
+    """Even: max_tokens. Uneven: 0 on about every eighth rank, else 1 to max_tokens."""
+    if not uneven:
+        return shape.max_tokens
+    return 0 if rng.integers(8) == 0 else int(rng.integers(1, shape.max_tokens + 1))
+
+
+def draw_topk(shape: MoeShape, num_tokens: int, rng: np.random.Generator, routing: str) -> np.ndarray:
+    """[num_tokens, topk] int32, without repetition within a token.
+
+    uniform: all experts alike. zipf: expert i with weight 1/(i+1) in an order of its own, so that some experts, and
+    the ranks that hold them, get most. one-hot-rank: every token to experts of one rank (as far as it has topk of them).
+    """
+    if routing == "uniform":
+        weights = np.ones(shape.num_experts)
+    elif routing == "zipf":
+        weights = 1.0 / (1.0 + np.arange(shape.num_experts))
+        weights = weights[np.random.default_rng(shape.num_experts).permutation(shape.num_experts)]
+    elif routing == "one-hot-rank":
+        weights = np.full(shape.num_experts, 1e-12)
+        weights[: shape.num_local_experts] = 1.0
+        weights = np.roll(weights, int(rng.integers(shape.num_ranks)) * shape.num_local_experts)
+    else:
+        raise BadInput(f"routing is {routing!r}; wanted one of {', '.join(ROUTINGS)}")
+    # Gumbel's trick: the topk largest of log-weight plus noise are a draw without repetition.
+    noise = rng.gumbel(size=(num_tokens, shape.num_experts))
+    return np.argsort(-(np.log(weights) + noise), axis=1, kind="stable")[:, : shape.topk].astype(np.int32)
+
+
+def draw_batch(shape: MoeShape, *, seed: int, rank: int, iteration: int, routing: str, uneven: bool) -> Batch:
+    """The batch of one rank in one iteration."""
+    import torch
+
+    rng = np.random.default_rng([seed, rank, iteration])
+    num_tokens = draw_num_tokens(shape, rng, uneven=uneven)
+    topk_idx = draw_topk(shape, num_tokens, rng, routing)
+    weights = rng.random((num_tokens, shape.topk), np.float32)
+    x = rng.standard_normal((num_tokens, shape.hidden), np.float32)
+    return Batch(
+        x=torch.from_numpy(x).to(torch_dtype(shape)),
+        topk_idx=torch.from_numpy(topk_idx),
+        topk_weights=torch.from_numpy(weights),
+    )
+
+
+def draw_expert_scale(shape: MoeShape) -> torch.Tensor:
+    """[num_experts] fp32: what each expert multiplies its input with, the stand-in for its network."""
+    import torch
+
+    return 1.0 + torch.arange(shape.num_experts, dtype=torch.float32) / shape.num_experts
+
+
+def torch_dtype(shape: MoeShape) -> torch.dtype:
+    import torch
+
+    return {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[shape.dtype]

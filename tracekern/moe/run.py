@@ -1,0 +1,190 @@
+"""`tracekern run moe` as a function: starts the ranks, each runs tracekern.moe.worker, and their reports come back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tracekern.errors import BadInput, CommTimeout, TracekernError
+from tracekern.moe.pipeline import STAGES
+from tracekern.moe.routing import ROUTINGS
+from tracekern.moe.shape import MoeShape
+
+VARIANTS = ("reference", "sorted", *STAGES)
+
+
+@dataclass(frozen=True)
+class MoeRun:
+    """One run: `iterations` calls of a variant on `ranks` ranks, each checked bit by bit.
+
+    Raises BadInput for what cannot be.
+    """
+
+    ranks: int = 8
+    variant: str = "balanced"
+    tokens: int = 64
+    """The most a rank has."""
+    hidden: int = 2048
+    experts: int = 64
+    topk: int = 6
+    dtype: str = "bf16"
+    routing: str = "zipf"
+    uneven: bool = True
+    iterations: int = 3
+    seed: int = 7
+    trace: bool = True
+    timeout_ms: int = 20_000
+    records_per_track: int | str = "auto"
+    record_format: str = "wide"
+    every: int = 1
+    blocks: int = 4
+    warps: int = 4
+    torch_profiler: bool = False
+    backend: str = "auto"
+
+    def __post_init__(self) -> None:
+        _ = self.shape
+        for name, value, wanted in (
+            ("variant", self.variant, VARIANTS),
+            ("routing", self.routing, ROUTINGS),
+            ("backend", self.backend, ("auto", "cpu")),
+            ("record format", self.record_format, ("wide", "compact")),
+        ):
+            if value not in wanted:
+                raise BadInput(f"{name} is {value!r}; wanted one of {', '.join(wanted)}")
+        for name, value, low, high in (
+            ("iterations", self.iterations, 1, 1_000_000),
+            ("seed", self.seed, 0, (1 << 63) - 1),
+            ("timeout-ms", self.timeout_ms, 1, 3_600_000),
+            ("every", self.every, 1, 1_000_000),
+            ("blocks", self.blocks, 1, 1024),
+            ("warps", self.warps, 1, 32),
+        ):
+            if not low <= value <= high:
+                raise BadInput(f"{name} is {value}; wanted {low} to {high}")
+        if self.records_per_track != "auto" and not 1 <= int(self.records_per_track) <= 1 << 24:
+            raise BadInput(f"records-per-track is {self.records_per_track}; wanted auto or 1 to {1 << 24}")
+
+    @property
+    def shape(self) -> MoeShape:
+        return MoeShape(self.ranks, self.tokens, self.experts, self.topk, self.hidden, self.dtype)
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What one rank says of its run."""
+
+    rank: int
+    ok: bool
+    error: str = ""
+    """One line, empty when nothing went wrong."""
+    exit_code: int = 0
+    wrong_elements: int = 0
+    """Elements of all results that differ from `reference` in any bit."""
+    tokens: int = 0
+    """Over all iterations."""
+    iteration_ms: tuple[float, ...] = ()
+    """Host time of each call."""
+    footprint_bytes: int = 0
+    """Of the profile buffers."""
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """What came of a run. `ok` only if every rank ended well and every result equals `reference`."""
+
+    options: MoeRun
+    ok: bool
+    ranks: tuple[RankReport, ...]
+    wall_s: float
+    capture_dir: str = ""
+    errors: tuple[str, ...] = field(default=())
+
+    def raise_for_error(self) -> None:
+        """Raises the error that explains the failure best; CommTimeout where a rank waited in vain."""
+        if self.ok:
+            return
+        text = "; ".join(self.errors) or "a rank failed and left no word"
+        kind = (
+            CommTimeout if any(report.exit_code == CommTimeout.exit_code for report in self.ranks) else TracekernError
+        )
+        raise kind(text)
+
+
+def run(options: MoeRun, directory: str | Path, on_progress: Callable[[int, int], None] | None = None) -> RunReport:
+    """Runs it and leaves a capture in `directory` (unless options.trace is off).
+
+    on_progress(done, total): calls that rank 0 has finished, of all.
+    """
+    from tracekern.record.launch import launch_ranks
+
+    capture_dir = Path(directory) if options.trace else None
+    if capture_dir is not None:
+        capture_dir.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tracekern-run-") as reports_dir:
+
+        def on_line(rank: int, line: str) -> None:
+            if rank == 0 and on_progress and line.startswith(PROGRESS):
+                on_progress(int(line[len(PROGRESS) :]), options.iterations)
+            elif not line.startswith(PROGRESS):
+                sys.stderr.write(f"[rank {rank}] {line}\n")
+
+        exits = launch_ranks(
+            options.ranks,
+            [sys.executable, "-m", "tracekern.moe.worker"],
+            env={
+                "TRACEKERN_MOE_RUN": json.dumps(dataclasses.asdict(options)),
+                "TRACEKERN_MOE_REPORTS": reports_dir,
+                "TRACEKERN_MOE_CAPTURE": str(capture_dir or ""),
+                "TRACEKERN_SIMULATED_CLOCK": simulated_clock(options.seed),
+                "OMP_NUM_THREADS": "1",
+            },
+            capture_dir=capture_dir,
+            on_line=on_line,
+        )
+        reports = tuple(_read_report(Path(reports_dir), ended.rank, ended) for ended in exits)
+    errors = _explain(reports)
+    return RunReport(
+        options=options,
+        ok=all(report.ok for report in reports),
+        ranks=reports,
+        wall_s=time.monotonic() - started,
+        capture_dir=str(capture_dir or ""),
+        errors=errors,
+    )
+
+
+PROGRESS = "tracekern-progress "
+"""A worker's line that says how many calls are done."""
+
+
+def simulated_clock(seed: int) -> str:
+    """TRACEKERN_SIMULATED_CLOCK of a run: an environment that names one already is kept."""
+    return os.environ.get("TRACEKERN_SIMULATED_CLOCK", f"{seed + 1}:{time.clock_gettime_ns(time.CLOCK_MONOTONIC)}")
+
+
+def _read_report(directory: Path, rank: int, ended: Any) -> RankReport:
+    path = directory / f"rank_{rank}.json"
+    if path.exists():
+        values = json.loads(path.read_text())
+        values["iteration_ms"] = tuple(values["iteration_ms"])
+        return RankReport(**values)
+    how = f"killed by signal {-ended.returncode}" if ended.returncode < 0 else f"ended with {ended.returncode}"
+    return RankReport(rank=rank, ok=False, error=f"rank {rank} {how}", exit_code=2)
+
+
+def _explain(reports: tuple[RankReport, ...]) -> tuple[str, ...]:
+    """The lines of the ranks that failed on their own; those that only followed another come last."""
+    failed = [report for report in reports if not report.ok]
+    followed = [report for report in failed if "gave up; channel" in report.error]
+    first = [report for report in failed if report not in followed]
+    return tuple(report.error for report in first + followed)

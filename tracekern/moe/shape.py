@@ -1,0 +1,63 @@
+"""The shape of a mixture-of-experts layer spread over ranks, checked once at the door."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tracekern.errors import BadInput
+
+DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
+"""Bytes of an element of each number type."""
+
+MAX_TOPK = 16
+MAX_EXPERTS = 4096
+MAX_RANKS = 64
+
+
+@dataclass(frozen=True)
+class MoeShape:
+    """The same on every rank. Raises BadInput when the numbers do not fit together."""
+
+    num_ranks: int
+    max_tokens: int
+    """Of one rank; the ranks' real numbers may differ, and may be 0."""
+    num_experts: int
+    topk: int
+    hidden: int
+    dtype: str
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("num_ranks", 1, MAX_RANKS),
+            ("max_tokens", 1, 1 << 18),
+            ("num_experts", 1, MAX_EXPERTS),
+            ("topk", 1, MAX_TOPK),
+            ("hidden", 1, 1 << 20),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise BadInput(f"{name} is {value}; wanted {low} to {high}")
+        if self.dtype not in DTYPES:
+            raise BadInput(f"dtype is {self.dtype!r}; wanted one of {', '.join(DTYPES)}")
+        if self.num_experts % self.num_ranks:
+            raise BadInput(
+                f"{self.num_experts} experts do not divide over {self.num_ranks} ranks; "
+                f"take a multiple of it, such as {-(-self.num_experts // self.num_ranks) * self.num_ranks}"
+            )
+        if self.topk > self.num_experts:
+            raise BadInput(
+                f"top-k {self.topk} of {self.num_experts} experts: a token cannot choose more than there are"
+            )
+        if self.max_tokens * self.topk >= 1 << 22:
+            raise BadInput(
+                f"{self.max_tokens} tokens x top-k {self.topk} are {self.max_tokens * self.topk} rows for one rank; "
+                f"the slot field of the events holds less than {1 << 22}"
+            )
+
+    @property
+    def num_local_experts(self) -> int:
+        return self.num_experts // self.num_ranks
+
+    @property
+    def row_bytes(self) -> int:
+        return self.hidden * DTYPES[self.dtype]

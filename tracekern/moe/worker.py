@@ -1,0 +1,183 @@
+"""One rank of `tracekern run moe`: python -m tracekern.moe.worker, under our launcher or torchrun.
+
+Reads its options from TRACEKERN_MOE_RUN (the fields of MoeRun as JSON), leaves rank_<r>.json in TRACEKERN_MOE_REPORTS
+and its part of the capture in TRACEKERN_MOE_CAPTURE.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tracekern.errors import BadInput, TracekernError
+from tracekern.moe.pipeline import STAGES, P2PPipeline
+from tracekern.moe.reference import reference, sorted_all_to_all
+from tracekern.moe.routing import Batch, draw_batch, draw_expert_scale
+from tracekern.moe.run import PROGRESS, MoeRun, RankReport
+from tracekern.record.group import Group
+
+if TYPE_CHECKING:
+    import torch
+
+    from tracekern.record.session import Capture
+
+Call = Callable[[Batch, "Capture | None"], "torch.Tensor"]
+
+CPU_NOTE = "CPU backend: shows order and coverage, never GPU durations"
+
+
+def main() -> int:
+    """Runs this rank; returns its exit code."""
+    options = _options_from_environment()
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        report = _run_rank(options)
+    except TracekernError as error:
+        report = RankReport(rank=rank, ok=False, error=str(error), exit_code=error.exit_code)
+    reports_dir = os.environ.get("TRACEKERN_MOE_REPORTS")
+    if reports_dir:
+        Path(reports_dir, f"rank_{rank}.json").write_text(json.dumps(dataclasses.asdict(report)))
+    if report.error:
+        sys.stderr.write(report.error + "\n")
+    return report.exit_code
+
+
+def _options_from_environment() -> MoeRun:
+    text = os.environ.get("TRACEKERN_MOE_RUN", "{}")
+    try:
+        return MoeRun(**json.loads(text))
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"TRACEKERN_MOE_RUN is {text!r}: {error}") from None
+
+
+def _run_rank(options: MoeRun) -> RankReport:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    if options.ranks > 1:
+        dist.init_process_group("gloo")
+    group = Group.discover()
+    if group.num_ranks != options.ranks:
+        raise BadInput(f"{group.num_ranks} ranks were started, the run is for {options.ranks}")
+    batches = [_draw(options, group.rank, iteration) for iteration in range(options.iterations)]
+    call, barrier = _prepare(options, group)
+    directory = os.environ.get("TRACEKERN_MOE_CAPTURE", "")
+    with _capture(options, directory) as capture:
+        if capture is not None and options.records_per_track == "auto":
+            with capture.counting():
+                for batch in batches:
+                    call(batch, capture)
+        barrier(capture)
+        outputs, times = _timed_calls(batches, call, capture, options, group.rank)
+        footprint = capture.footprint_bytes if capture is not None else 0
+    scale = draw_expert_scale(options.shape)
+    wrong = sum(_count_wrong(batch, scale, out) for batch, out in zip(batches, outputs, strict=True))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    error = f"rank {group.rank}: {wrong} elements differ from reference" if wrong else ""
+    return RankReport(
+        rank=group.rank,
+        ok=not wrong,
+        error=error,
+        exit_code=1 if wrong else 0,
+        wrong_elements=wrong,
+        tokens=sum(batch.num_tokens for batch in batches),
+        iteration_ms=tuple(times),
+        footprint_bytes=footprint,
+    )
+
+
+def _draw(options: MoeRun, rank: int, iteration: int) -> Batch:
+    return draw_batch(
+        options.shape,
+        seed=options.seed,
+        rank=rank,
+        iteration=iteration,
+        routing=options.routing,
+        uneven=options.uneven,
+    )
+
+
+def _prepare(options: MoeRun, group: Group) -> tuple[Call, Callable[[Capture | None], None]]:
+    """The variant as a call, and what makes all ranks start together."""
+    shape, scale = options.shape, draw_expert_scale(options.shape)
+    if options.variant in STAGES:
+        pipeline = P2PPipeline(
+            group,
+            shape,
+            options.variant,
+            timeout_s=options.timeout_ms / 1e3,
+            num_blocks=options.blocks,
+            warps_per_block=options.warps,
+        )
+        return (
+            lambda batch, capture: pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, capture=capture),
+            pipeline.comm.barrier,
+        )
+    if options.variant == "sorted":
+        return lambda batch, _: sorted_all_to_all(batch, scale, shape), lambda _: group.barrier()
+    return lambda batch, _: reference(batch, scale), lambda _: group.barrier()
+
+
+def _capture(options: MoeRun, directory: str) -> Any:
+    if not directory:
+        return contextlib.nullcontext()
+    from tracekern.record.session import capture
+
+    return capture(
+        directory,
+        records_per_track=options.records_per_track,
+        record_format=options.record_format,
+        every=options.every,
+        settings=dataclasses.asdict(options),
+        note=CPU_NOTE,
+    )
+
+
+def _timed_calls(
+    batches: list[Batch], call: Call, capture: Capture | None, options: MoeRun, rank: int
+) -> tuple[list[torch.Tensor], list[float]]:
+    """All calls back to back, no barrier in between; host milliseconds of each."""
+    outputs, times = [], []
+    with _torch_profile(options, capture):
+        for iteration, batch in enumerate(batches):
+            started = time.perf_counter()
+            with capture.range(f"{options.variant} call") if capture is not None else contextlib.nullcontext():
+                outputs.append(call(batch, capture))
+            times.append((time.perf_counter() - started) * 1e3)
+            if rank == 0:
+                sys.stdout.write(f"{PROGRESS}{iteration + 1}\n")
+                sys.stdout.flush()
+    return outputs, times
+
+
+@contextlib.contextmanager
+def _torch_profile(options: MoeRun, capture: Capture | None) -> Any:
+    if not options.torch_profiler or capture is None:
+        yield
+        return
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        yield
+    capture.add_torch_profile(profiler)
+
+
+def _count_wrong(batch: Batch, scale: torch.Tensor, out: torch.Tensor) -> int:
+    import torch
+
+    expected = reference(batch, scale)
+    bits = torch.int32 if out.dtype == torch.float32 else torch.int16
+    return int((expected.view(bits) != out.view(bits)).sum())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
