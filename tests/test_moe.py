@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tracekern.record.group import Group
 
-from tests.rank_pool import RankPool
+from rank_pool import RankPool
 from tracekern.errors import BadInput
 from tracekern.moe.pipeline import STAGES, P2PPipeline
 from tracekern.moe.reference import reference, sorted_all_to_all

@@ -49,6 +49,8 @@ class MoeRun:
     warps: int = 4
     torch_profiler: bool = False
     backend: str = "auto"
+    command: str = "tracekern run moe"
+    """What stands in the capture as the command that made it."""
 
     def __post_init__(self) -> None:
         _ = self.shape

@@ -21,6 +21,7 @@ from tracekern.moe.pipeline import STAGES, P2PPipeline
 from tracekern.moe.reference import reference, sorted_all_to_all
 from tracekern.moe.routing import Batch, draw_batch, draw_expert_scale
 from tracekern.moe.run import PROGRESS, MoeRun, RankReport
+from tracekern.record.communicator import Communicator, CpuDevice
 from tracekern.record.group import Group
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from tracekern.record.session import Capture
 
 Call = Callable[[Batch, "Capture | None"], "torch.Tensor"]
-
-CPU_NOTE = "CPU backend: shows order and coverage, never GPU durations"
 
 
 def main() -> int:
@@ -68,9 +67,9 @@ def _run_rank(options: MoeRun) -> RankReport:
     if group.num_ranks != options.ranks:
         raise BadInput(f"{group.num_ranks} ranks were started, the run is for {options.ranks}")
     batches = [_draw(options, group.rank, iteration) for iteration in range(options.iterations)]
-    call, barrier = _prepare(options, group)
+    call, barrier, device = _prepare(options, group)
     directory = os.environ.get("TRACEKERN_MOE_CAPTURE", "")
-    with _capture(options, directory) as capture:
+    with _capture(options, directory, device) as capture:
         if capture is not None and options.records_per_track == "auto":
             with capture.counting():
                 for batch in batches:
@@ -106,8 +105,10 @@ def _draw(options: MoeRun, rank: int, iteration: int) -> Batch:
     )
 
 
-def _prepare(options: MoeRun, group: Group) -> tuple[Call, Callable[[Capture | None], None]]:
-    """The variant as a call, and what makes all ranks start together."""
+def _prepare(options: MoeRun, group: Group) -> tuple[Call, Callable[[Capture | None], None], CpuDevice]:
+    """The variant as a call, what makes all ranks start together, and the device with the clock."""
+    from tracekern import _C
+
     shape, scale = options.shape, draw_expert_scale(options.shape)
     if options.variant in STAGES:
         pipeline = P2PPipeline(
@@ -121,13 +122,15 @@ def _prepare(options: MoeRun, group: Group) -> tuple[Call, Callable[[Capture | N
         return (
             lambda batch, capture: pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, capture=capture),
             pipeline.comm.barrier,
+            pipeline.comm.device,
         )
+    comm = Communicator(group, _C.heap_control_bytes, options.timeout_ms / 1e3)
     if options.variant == "sorted":
-        return lambda batch, _: sorted_all_to_all(batch, scale, shape), lambda _: group.barrier()
-    return lambda batch, _: reference(batch, scale), lambda _: group.barrier()
+        return lambda batch, _: sorted_all_to_all(batch, scale, shape), comm.barrier, comm.device
+    return lambda batch, _: reference(batch, scale), comm.barrier, comm.device
 
 
-def _capture(options: MoeRun, directory: str) -> Any:
+def _capture(options: MoeRun, directory: str, device: CpuDevice) -> Any:
     if not directory:
         return contextlib.nullcontext()
     from tracekern.record.session import capture
@@ -138,7 +141,8 @@ def _capture(options: MoeRun, directory: str) -> Any:
         record_format=options.record_format,
         every=options.every,
         settings=dataclasses.asdict(options),
-        note=CPU_NOTE,
+        command=options.command,
+        device=device,
     )
 
 
