@@ -44,13 +44,13 @@ def draw_topk(shape: MoeShape, num_tokens: int, rng: np.random.Generator, routin
     """[num_tokens, topk] int32, without repetition within a token.
 
     uniform: all experts alike. zipf: expert i with weight 1/(i+1) in an order of its own, so that some experts, and
-    the ranks that hold them, get most. one-hot-rank: every token to experts of one rank (as far as it has topk of them).
+    the ranks that hold them, get most. one-hot-rank: all tokens to experts of one rank (as far as it has topk).
     """
     if routing == "uniform":
         weights = np.ones(shape.num_experts)
     elif routing == "zipf":
         weights = 1.0 / (1.0 + np.arange(shape.num_experts))
-        weights = weights[np.random.default_rng(shape.num_experts).permutation(shape.num_experts)]
+        weights = np.random.default_rng(shape.num_experts).permutation(weights)
     elif routing == "one-hot-rank":
         weights = np.full(shape.num_experts, 1e-12)
         weights[: shape.num_local_experts] = 1.0
