@@ -1,8 +1,14 @@
-// The truth about simulated device clocks, for tests and benchmarks: captures never hold it.
+// Reading device clocks for samples; and the truth about simulated ones, for tests and benchmarks: captures never hold
+// it.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <time.h>
+
+#include <vector>
 
 #include "apis/register.hpp"
+#include "comm/clock_ping_pong.h"
+#include "comm/communicator_cpu.hpp"
 #include "platform/simulated_clock.h"
 
 namespace py = pybind11;
@@ -23,9 +29,70 @@ py::array_t<int64_t> map_times(uint64_t seed, int rank, int64_t t0_ns, const Int
     return result;
 }
 
+int64_t wall_clock_ns() {
+    timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+// [count, 3]: wall clock ns, device ticks, wall clock ns.
+py::array_t<int64_t> read_brackets(const CpuCommunicator& comm, py::ssize_t count) {
+    py::array_t<int64_t> result({count, py::ssize_t{3}});
+    auto rows = result.mutable_unchecked<2>();
+    for (py::ssize_t i = 0; i < count; ++i) {
+        rows(i, 0) = wall_clock_ns();
+        rows(i, 1) = static_cast<int64_t>(comm.clock().read());
+        rows(i, 2) = wall_clock_ns();
+    }
+    return result;
+}
+
+// [n, 3] ticks sent, answered, received on the initiator; [0, 3] on the responder.
+py::array_t<int64_t> clock_ping_pong(const CpuCommunicator& comm,
+                                     uint32_t peer,
+                                     bool initiates,
+                                     uint32_t epoch,
+                                     uint32_t max_round_trips,
+                                     uint64_t duration_ns) {
+    if (peer >= comm.args().num_ranks || peer == comm.args().rank) throw py::value_error("peer: not another rank");
+    std::vector<RoundTrip> round_trips(initiates ? max_round_trips : 0);
+    uint32_t count = 0;
+    {
+        py::gil_scoped_release release;
+        // The simulated clock counts ns.
+        const ClockPingPongArgs args{
+            comm.args(), peer, epoch, max_round_trips, duration_ns, round_trips.data(), &count};
+        comm.launch(CpuLaunch{}, [&](Warp& warp) {
+            if (initiates) {
+                initiate_ping_pong(warp, args);
+            } else {
+                answer_ping_pong(warp, args);
+            }
+        });
+    }
+    py::array_t<int64_t> result({py::ssize_t{count}, py::ssize_t{3}});
+    static_assert(sizeof(RoundTrip) == 3 * sizeof(int64_t));
+    memcpy(result.mutable_data(), round_trips.data(), count * sizeof(RoundTrip));
+    return result;
+}
+
 }  // namespace
 
 void register_clocks(py::module_& module) {
+    module.def(
+        "read_clock",
+        [](const CpuCommunicator& comm) { return static_cast<int64_t>(comm.clock().read()); },
+        py::arg("communicator"),
+        "Device ticks, now.");
+    module.def("read_brackets", &read_brackets, py::arg("communicator"), py::arg("count"));
+    module.def("clock_ping_pong",
+               &clock_ping_pong,
+               py::arg("communicator"),
+               py::arg("peer"),
+               py::arg("initiates"),
+               py::arg("epoch"),
+               py::arg("max_round_trips"),
+               py::arg("duration_ns"));
     module.def(
         "simulated_clock_ticks",
         [](uint64_t seed, int rank, int64_t t0_ns, const Int64Array& host_ns) {

@@ -1,0 +1,86 @@
+"""Clock samples taken by real rank processes, and the fit of them against the simulated truth."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tracekern import _C
+from tracekern.record.clock_samples import choose_pairs
+from tracekern.record.format import SampleKind
+from tracekern.record.launch import launch_ranks
+from tracekern.timeline.clocks import apply_clock, fit_clocks
+from tracekern.timeline.model import Rank
+
+SEED = 77
+
+
+def run_ranks(directory, num_ranks, num_heap_ranks, dies_after_round=-1):
+    """(t0_ns, [what each rank left])"""
+    t0_ns = _C.simulated_clock_now()
+    with open(directory / "heap", "wb") as heap:
+        heap.truncate(num_ranks << 16)
+    script = Path(__file__).parent / "clock_ranks.py"
+    arguments = [directory, SEED, t0_ns, num_heap_ranks, dies_after_round]
+    command = [sys.executable, str(script), *map(str, arguments)]
+    exits = launch_ranks(num_ranks, command, env={"PYTHONPATH": str(script.parents[1])}, timeout_s=120)
+    assert [exit_.returncode for exit_ in exits] == [0] * num_ranks
+    return t0_ns, [np.load(directory / f"rank_{rank}.npz") for rank in range(num_ranks)]
+
+
+def check_truth(t0_ns, left, nodes):
+    """Fits, and compares every tick that was read with where it truly belongs."""
+    ranks = [Rank(rank, node, "CPU", "cpu", "closed", 1e9, 32) for rank, node in enumerate(nodes)]
+    rows = np.concatenate([part["rows"] for part in left])
+    spans = {rank: (part["ticks"].min(), part["ticks"].max()) for rank, part in enumerate(left) if len(part["ticks"])}
+    fits = fit_clocks(rows, ranks, spans)
+    reference = next(rank for rank, fit in fits.items() if fit.method == "reference")
+    for rank, part in enumerate(left):
+        ticks = part["ticks"].astype(np.int64)
+        for within_tick in (0, 31):
+            host_ns = _C.simulated_clock_host_ns(SEED, rank, t0_ns, ticks + within_tick)
+            truth = _C.simulated_clock_ns(SEED, reference, t0_ns, host_ns)
+            # The reference's own ticks are the axis; what they are cut to is in the bounds of the others.
+            limit = fits[rank].hard_ns if rank != reference else within_tick + 1
+            assert np.abs(apply_clock(fits[rank], ticks) - truth).max(initial=0) <= limit
+    return fits
+
+
+def test_four_ranks_of_one_node(tmp_path):
+    t0_ns, left = run_ranks(tmp_path, 4, 4)
+    fits = check_truth(t0_ns, left, "aaaa")
+    assert [fit.method for fit in fits.values()] == ["reference"] + ["ping-pong"] * 3
+    assert all(fit.host_hard_ns == fits[0].host_hard_ns for fit in fits.values())
+    for rank, part in enumerate(left):
+        own = part["rows"][part["rows"]["kind"] == SampleKind.PING_PONG]
+        assert set(own["initiator"]) == {rank}
+        assert set(own["round_idx"]) == {0, 1, 2}
+    # What a dump keeps of a pair and round is what proves most, not a thousand rows.
+    assert max(np.unique(part["rows"][["round_idx", "responder"]], return_counts=True)[1].max() for part in left) <= 50
+
+
+def test_rank_without_a_common_heap_is_reached_over_the_process_group(tmp_path):
+    t0_ns, left = run_ranks(tmp_path, 3, 2)
+    fits = check_truth(t0_ns, left, "aab")
+    assert fits[1].hard_ns < fits[2].hard_ns
+
+
+def test_survivors_keep_what_was_sampled_before_a_rank_died(tmp_path):
+    t0_ns, left = run_ranks(tmp_path, 3, 3, dies_after_round=0)
+    assert not left[2]["failure"]
+    for part in left[:2]:
+        assert "lost the others in round 1" in str(part["failure"])
+        assert set(part["rows"]["round_idx"][part["rows"]["kind"] == SampleKind.PING_PONG]) == {0}
+    check_truth(t0_ns, left, "aaa")
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 8, 9, 40])
+def test_pairs_join_all_ranks_and_stay_few(num_ranks):
+    pairs = choose_pairs(num_ranks)
+    joined = {0}
+    for _ in range(num_ranks):
+        joined |= {rank for pair in pairs if joined & set(pair) for rank in pair}
+    assert joined == set(range(num_ranks))
+    assert len({frozenset(pair) for pair in pairs}) == len(pairs)
+    assert len(pairs) <= (28 if num_ranks <= 8 else 2 * num_ranks)

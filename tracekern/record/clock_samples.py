@@ -1,0 +1,207 @@
+"""Takes clock samples with the other ranks of a run: rounds of ping-pong between pairs, brackets of the host's clock.
+
+One pair at a time; all other ranks sleep in a receive, since a core they spin on is a core the pair may need. What was
+measured is appended pair by pair: a rank that dies in mid-round leaves what it had. docs/clocks.md says what it is for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekern.errors import CommTimeout
+from tracekern.record.device import CaptureDevice
+from tracekern.record.format import CLOCK_SAMPLE, SampleKind
+
+ALL_PAIRS_UP_TO = 8
+MAX_ROUND_TRIPS = 1_000
+"""In a pair and round over shared memory: 0.2 ms where both ranks run undisturbed."""
+MAX_PAIR_NS = 20_000_000
+"""A pair whose ranks are preempted all the time gives up after this and keeps what it has."""
+NUM_NETWORK_ROUND_TRIPS = 40
+NUM_BRACKETS = 50
+_KEPT_EACH_WAY = 12
+
+Int64 = npt.NDArray[np.int64]
+Append = Callable[[npt.NDArray[Any]], None]
+
+_epochs = itertools.count(1)
+
+
+def choose_pairs(num_ranks: int) -> list[tuple[int, int]]:
+    """(initiator, responder) of a round, in order: all pairs of up to 8 ranks; of more, a ring and a star around 0."""
+    if num_ranks <= ALL_PAIRS_UP_TO:
+        pairs = list(itertools.combinations(range(num_ranks), 2))
+    else:
+        ring = [(rank, (rank + 1) % num_ranks) for rank in range(num_ranks)]
+        pairs = sorted({(min(pair), max(pair)) for pair in ring} | {(0, rank) for rank in range(1, num_ranks)})
+    # In turns, so that not rank 0 alone keeps most of the rows.
+    return [pair if sum(pair) % 2 else (pair[1], pair[0]) for pair in pairs]
+
+
+class ClockSampler:
+    """Samples the clocks of all ranks of a process group; every call is collective.
+
+    heap_ranks: ranks of the group that share this rank's symmetric heap, in the heap's order; pairs among them play
+    ping-pong in it, all others over the group. append: takes rows of dtype CLOCK_SAMPLE, this rank's share of a round.
+    """
+
+    def __init__(
+        self,
+        device: CaptureDevice,
+        append: Append,
+        heap_ranks: Sequence[int] = (),
+        group: Any = None,
+        timeout_s: float = 60.0,
+    ) -> None:
+        self._device = device
+        self._append = append
+        self._heap_ranks = list(heap_ranks)
+        self._timeout = timedelta(seconds=timeout_s)
+        self._link = _Link(group, self._timeout) if _is_distributed() else None
+        self._next_round = 0
+
+    def sample(self) -> None:
+        """One round. Raises CommTimeout when a rank does not take part in time."""
+        round_idx = self._next_round
+        self._next_round += 1
+        rank = self._link.rank if self._link else 0
+        brackets = self._device.read_brackets(NUM_BRACKETS)
+        self._append(_rows(SampleKind.HOST_BRACKET, round_idx, rank, rank, brackets[:, [0, 1, 1, 2]]))
+        if self._link is None:
+            return
+        try:
+            self._link.barrier()
+            self._sample_pairs(self._link, round_idx)
+            # Nobody goes back to work, and to spinning, before the last pair is through.
+            self._link.barrier()
+        except RuntimeError as error:
+            reason = str(error).strip().split("\n")[0]
+            raise CommTimeout(
+                f"clock samples: rank {rank} lost the others in round {round_idx} ({reason}); see which one died"
+            ) from error
+
+    def _sample_pairs(self, link: _Link, round_idx: int) -> None:
+        pairs = choose_pairs(link.num_ranks)
+        for index, (initiator, responder) in enumerate(pairs):
+            if link.rank == initiator:
+                if index and pairs[index - 1][0] != initiator:
+                    link.receive(pairs[index - 1][0])
+                epoch = next(_epochs)
+                link.send(responder, epoch)
+                stamps = self._exchange(link, responder, True, epoch)
+                self._append(_leading(_rows(SampleKind.PING_PONG, round_idx, initiator, responder, stamps)))
+                if index + 1 < len(pairs) and pairs[index + 1][0] != initiator:
+                    link.send(pairs[index + 1][0], index)
+            elif link.rank == responder:
+                self._exchange(link, initiator, False, link.receive(initiator))
+
+    def _exchange(self, link: _Link, peer: int, initiates: bool, epoch: int) -> Int64:
+        """[n, 4] stamps t0..t3 of the round trips with `peer`; none on the responder."""
+        if link.rank not in self._heap_ranks or peer not in self._heap_ranks:
+            return _ask_over(link, peer, self._device) if initiates else _answer_over(link, peer, self._device)
+        with _on_own_core(0 if initiates else 1):
+            slot = self._heap_ranks.index(peer)
+            stamps = self._device.ping_pong(slot, initiates, epoch & 0xFFFFFFFF, MAX_ROUND_TRIPS, MAX_PAIR_NS)
+        return stamps[:, [0, 1, 1, 2]]
+
+
+class _Link:
+    """Small messages between ranks; a receiver sleeps."""
+
+    def __init__(self, group: Any, timeout: timedelta) -> None:
+        import torch.distributed as dist
+
+        self._dist = dist
+        # NCCL would run these on the device that is being measured.
+        group = group or dist.group.WORLD
+        ranks = dist.get_process_group_ranks(group)
+        self._group = group if dist.get_backend(group) == "gloo" else dist.new_group(ranks, timeout, "gloo")
+        self._timeout = timeout
+        self.rank = dist.get_rank(self._group)
+        self.num_ranks = dist.get_world_size(self._group)
+        self._global_ranks = ranks
+
+    def send(self, peer: int, *words: int) -> None:
+        import torch
+
+        message = torch.tensor(words, dtype=torch.int64)
+        self._finish(self._dist.isend(message, self._global_ranks[peer], group=self._group))
+
+    def receive(self, peer: int) -> int:
+        return self.receive_all(peer, 1)[0]
+
+    def receive_all(self, peer: int, num_words: int) -> list[int]:
+        import torch
+
+        message = torch.empty(num_words, dtype=torch.int64)
+        self._finish(self._dist.irecv(message, self._global_ranks[peer], group=self._group))
+        return [int(word) for word in message]
+
+    def _finish(self, work: Any) -> None:
+        work.wait(self._timeout)
+
+    def barrier(self) -> None:
+        self._dist.monitored_barrier(self._group, timeout=self._timeout)
+
+
+def _is_distributed() -> bool:
+    try:
+        import torch.distributed as dist
+    except ImportError:
+        return False
+    return bool(dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
+
+
+def _ask_over(link: _Link, peer: int, device: CaptureDevice) -> Int64:
+    stamps = np.zeros((NUM_NETWORK_ROUND_TRIPS, 4), np.int64)
+    for row in stamps:
+        row[0] = device.read_ticks()
+        link.send(peer, 0)
+        row[1:3] = link.receive_all(peer, 2)
+        row[3] = device.read_ticks()
+    return stamps
+
+
+def _answer_over(link: _Link, peer: int, device: CaptureDevice) -> Int64:
+    for _ in range(NUM_NETWORK_ROUND_TRIPS):
+        link.receive(peer)
+        received_ticks = device.read_ticks()
+        link.send(peer, received_ticks, device.read_ticks())
+    return np.zeros((0, 4), np.int64)
+
+
+def _rows(kind: SampleKind, round_idx: int, initiator: int, responder: int, stamps: Int64) -> npt.NDArray[Any]:
+    rows = np.zeros(len(stamps), CLOCK_SAMPLE)
+    rows["kind"], rows["round_idx"], rows["initiator"], rows["responder"] = kind, round_idx, initiator, responder
+    for column in range(4):
+        rows[f"t{column}"] = stamps[:, column]
+    return rows
+
+
+def _leading(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The round trips that prove most: fastest there, back, and in all. The others would only fill the dump."""
+    there, back = rows["t1"] - rows["t0"], rows["t3"] - rows["t2"]
+    ranked = [np.argsort(way, kind="stable")[:_KEPT_EACH_WAY] for way in (there, back, there + back)]
+    return rows[np.unique(np.concatenate(ranked))]
+
+
+@contextlib.contextmanager
+def _on_own_core(which: int) -> Iterator[None]:
+    """Two spinning ranks on one core would take turns of a time slice: keep them apart. Restored afterwards."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        yield
+        return
+    os.sched_setaffinity(0, {cores[which]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, set(cores))
