@@ -126,7 +126,8 @@ def is_running(pid: int) -> bool:
 def test_ctrl_c_reaches_every_rank():
     text = """
         import os, time
-        try: print("ready", flush=True); time.sleep(600)
+        print("ready", flush=True)
+        try: time.sleep(600)
         except KeyboardInterrupt: print("interrupted", flush=True); raise SystemExit(7)
         """
     launcher = subprocess.Popen(

@@ -22,7 +22,7 @@ class Offset:
     error: float
     """The truth lies within +-error of value."""
     closure: float
-    """Root mean square by which the pairs of this rank miss the offsets: 0 if paths are symmetric."""
+    """Weighted root mean square by which the pairs of this rank miss the offsets: 0 if paths are symmetric."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,13 @@ def solve_round(bursts: Sequence[Burst], reference: int) -> RoundFit:
     at_most = _tightest(low, high, intervals, ranks, joined[0].round_idx)
     origin = place[reference]
     upper, lower = at_most[origin, :], -at_most[:, origin]
-    offsets, residuals = _least_squares(low, high, intervals, origin, len(ranks))
+    # A pair weighs as much as its interval is narrow: one that was preempted all the time says next to nothing.
+    weights = 1.0 / (intervals[:, 1] - intervals[:, 0] + 1.0)
+    offsets, residuals = _least_squares(low, high, intervals.mean(axis=1), weights, origin, len(ranks))
     offsets = np.clip(offsets, lower, upper)
     errors = np.maximum(upper - offsets, offsets - lower)
-    closure = [float(np.sqrt(np.mean(residuals[(low == i) | (high == i)] ** 2))) for i in range(len(ranks))]
+    own = [(low == i) | (high == i) for i in range(len(ranks))]
+    closure = [float(np.sqrt(np.average(residuals[pairs] ** 2, weights=weights[pairs] ** 2))) for pairs in own]
     return RoundFit(
         time,
         {
@@ -103,11 +106,14 @@ def _tightest(
 
 
 def _least_squares(
-    low: npt.NDArray[np.int64], high: npt.NDArray[np.int64], intervals: Float64, origin: int, num_ranks: int
+    low: npt.NDArray[np.int64],
+    high: npt.NDArray[np.int64],
+    middles: Float64,
+    weights: Float64,
+    origin: int,
+    num_ranks: int,
 ) -> tuple[Float64, Float64]:
-    """([n] offsets, [pairs] residuals); a pair weighs as much as its interval is narrow."""
-    middles = intervals.mean(axis=1)
-    weights = 1.0 / (intervals[:, 1] - intervals[:, 0] + 1.0)
+    """([n] offsets, [pairs] residuals)"""
     design = np.zeros((len(middles), num_ranks))
     design[np.arange(len(middles)), high] = 1.0
     design[np.arange(len(middles)), low] = -1.0

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.timeline.clock_pairs import HOST_BRACKET
+from tracekern.record.format import SampleKind
 from tracekern.timeline.model import ClockFit, Int64, Rank
 
 MAX_HOST_RATE = 500e-6
@@ -62,7 +62,9 @@ def _bracket(
 ) -> tuple[npt.NDArray[Any], ...]:
     """(round, host ns, least, most) of the brackets of one rank: axis minus wall clock, int64 ns."""
     rows = samples[
-        (samples["kind"] == HOST_BRACKET) & (samples["initiator"] == rank.rank) & (samples["t3"] >= samples["t0"])
+        (samples["kind"] == SampleKind.HOST_BRACKET)
+        & (samples["initiator"] == rank.rank)
+        & (samples["t3"] >= samples["t0"])
     ]
     axis = apply_clock(fit, rows["t1"].astype(np.int64))
     doubt = int(np.ceil(fit.hard_ns))

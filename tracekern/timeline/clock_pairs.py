@@ -16,12 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.errors import BadInput
+from tracekern.record.format import SampleKind
 from tracekern.timeline.model import Rank
 
 Float64 = npt.NDArray[np.float64]
-
-PING_PONG = 1
-HOST_BRACKET = 2
 
 MAX_RATE = 20e-6
 """Assumed: no two device clocks drift apart faster than this (8 H200, 2026-11: 3.9e-6)."""
@@ -83,8 +81,10 @@ class Burst:
     slope: float = 0.0
     slope_error: float = MAX_RATE
     """The true slope near `at` lies within +-slope_error of `slope`."""
+    tick_spread: float = 0.0
+    """Standard deviation that the resolution of the two clocks alone gives a midpoint, ns."""
     spread: float = 0.0
-    """Standard deviation of the midpoints of the fastest round trips, ns."""
+    """Standard deviation of the midpoints of the fastest round trips, by their median deviation, ns."""
 
     @property
     def middle(self) -> float:
@@ -106,7 +106,7 @@ def find_bursts(samples: npt.NDArray[Any], clocks: Mapping[int, LocalClock]) -> 
 
     Raises BadInput when a row runs backwards or the rows of a pair contradict each other.
     """
-    rows = samples[samples["kind"] == PING_PONG]
+    rows = samples[samples["kind"] == SampleKind.PING_PONG]
     rows = rows[np.isin(rows["initiator"], list(clocks)) & np.isin(rows["responder"], list(clocks))]
     _check_rows(rows)
     low = np.minimum(rows["initiator"], rows["responder"])
@@ -130,8 +130,8 @@ def _check_rows(rows: npt.NDArray[Any]) -> None:
         row = rows[wrong][0]
         raise BadInput(
             f"clock samples: a round trip of ranks {row['initiator']} and {row['responder']} in round "
-            f"{row['round_idx']} runs backwards (t0={row['t0']} t1={row['t1']} t2={row['t2']} t3={row['t3']}); the dump "
-            "is damaged or a device clock was set: record again, or merge with --unaligned"
+            f"{row['round_idx']} runs backwards (t0={row['t0']} t1={row['t1']} t2={row['t2']} t3={row['t3']}); the "
+            "dump is damaged or a device clock was set: record again, or merge with --unaligned"
         )
 
 
@@ -147,7 +147,8 @@ def _collect(rows: npt.NDArray[Any], low: LocalClock, high: LocalClock, round_id
     upper = Bounds(np.where(ours, start, stop), np.where(ours, first - start, last - stop) + high.resolution_ns)
     lower = Bounds(np.where(ours, stop, start), np.where(ours, last - stop, first - start) - low.resolution_ns)
     fastest = int(np.argmin(upper.value - lower.value))
-    return Burst(low.rank, high.rank, round_idx, upper, lower, at=float(start[fastest]))
+    tick_spread = float(np.hypot(low.resolution_ns, high.resolution_ns)) / np.sqrt(24)
+    return Burst(low.rank, high.rank, round_idx, upper, lower, at=float(start[fastest]), tick_spread=tick_spread)
 
 
 def _prove(burst: Burst) -> Burst:
@@ -159,12 +160,14 @@ def _prove(burst: Burst) -> Burst:
     if at_least > at_most:
         raise BadInput(
             f"clock samples: the round trips of ranks {burst.low} and {burst.high} in round {burst.round_idx} "
-            f"contradict each other (one proves {at_least - at_most:.0f} ns more than another allows); a device clock was set or "
-            f"drifts by more than {MAX_RATE * 1e6:.0f} ppm: record again, or merge with --unaligned"
+            f"contradict each other (one proves {at_least - at_most:.0f} ns more than another allows); a device clock "
+            f"was set, or drifts by more than {MAX_RATE * 1e6:.0f} ppm: record again, or merge with --unaligned"
         )
     num_leading = min(len(upper), max(_MIN_LEADING, int(len(upper) * _LEADING_FRACTION)))
     leading = np.argsort(upper - lower, kind="stable")[:num_leading]
-    spread = float(np.std((upper[leading] + lower[leading]) / 2))
+    middles = (upper[leading] + lower[leading]) / 2
+    deviation = 1.4826 * float(np.median(np.abs(middles - np.median(middles))))
+    spread = max(deviation, burst.tick_spread)
     return replace(burst, at_most=at_most, at_least=at_least, spread=spread)
 
 

@@ -16,13 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.errors import BadInput
+from tracekern.record.format import SampleKind
 from tracekern.timeline.clock_graph import RoundFit, solve_round
 from tracekern.timeline.clock_host import relate_hosts
 from tracekern.timeline.clock_pairs import (
-    HOST_BRACKET,
     MAX_RATE,
     MAX_WANDER_PER_NS,
-    PING_PONG,
     Burst,
     LocalClock,
     find_bursts,
@@ -88,7 +87,7 @@ def apply_clock(fit: ClockFit, ticks: Int64) -> Int64:
 
 def _first_tick(samples: npt.NDArray[Any], rank: int, spans: Mapping[int, tuple[int, int]]) -> int:
     """A tick near all others of the rank, to count from."""
-    ping_pong, bracket = samples["kind"] == PING_PONG, samples["kind"] == HOST_BRACKET
+    ping_pong, bracket = samples["kind"] == SampleKind.PING_PONG, samples["kind"] == SampleKind.HOST_BRACKET
     initiated = samples["t0"][ping_pong & (samples["initiator"] == rank)]
     answered = samples["t1"][(ping_pong | bracket) & (samples["responder"] == rank)]
     firsts = [int(stamps.min()) for stamps in (initiated, answered) if len(stamps)]
