@@ -126,8 +126,7 @@ def is_running(pid: int) -> bool:
 def test_ctrl_c_reaches_every_rank():
     text = """
         import os, time
-        print("ready", flush=True)
-        try: time.sleep(600)
+        try: print("ready", flush=True); time.sleep(600)
         except KeyboardInterrupt: print("interrupted", flush=True); raise SystemExit(7)
         """
     launcher = subprocess.Popen(

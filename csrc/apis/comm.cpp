@@ -38,6 +38,8 @@ py::object fault_to_python(const CpuCommunicator& comm) {
 void register_comm(py::module_& module) {
     module.attr("heap_control_bytes") = sizeof(HeapControl);
     module.attr("max_ranks") = kMaxRanks;
+    module.attr("simulated_ticks_per_second") = SimulatedClock::kTicksPerSecond;
+    module.attr("simulated_resolution_ticks") = SimulatedClock::kResolutionTicks;
     py::class_<CpuCommunicator>(module, "CpuCommunicator")
         .def(py::init([](uint32_t rank,
                          const std::vector<uint64_t>& heaps,

@@ -24,9 +24,11 @@ struct PerLane {
     std::array<T, kLanes> values;
 };
 
-// ---- clock: each rank reads its own simulated one; the executor points every thread that runs warps at it ----
+// ---- clock: each rank reads its own; the executor points every thread that runs warps at it, the host's own without
+// one ----
 
-inline thread_local const SimulatedClock* current_clock = nullptr;
+inline constexpr SimulatedClock kHostClock{};
+inline thread_local const SimulatedClock* current_clock = &kHostClock;
 
 inline uint64_t read_clock() {
     return current_clock->read();

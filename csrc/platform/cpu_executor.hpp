@@ -28,7 +28,7 @@ struct CpuLaunch {
     uint32_t warps_per_block = 1;
     size_t shared_bytes = 0;
     CpuExecutor executor = CpuExecutor::fibers;
-    const SimulatedClock* clock = nullptr;
+    const SimulatedClock* clock = &kHostClock;
 };
 
 // Pauses, then yields the core, then sleeps: a spin that lasts is waiting for somebody who needs the core.

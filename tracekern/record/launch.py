@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tracekern.errors import BadInput
 from tracekern.record.salvage import salvage_run
@@ -128,25 +129,25 @@ class _Run:
     def wait(self, timeout_s: float | None, kill_after_s: float) -> None:
         """Returns when all ended, or when those left have had their time."""
         deadline = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
+        interrupts: list[int] = []
         has_failed = False
-        while self.running():
-            try:
+        with _on_signal(signal.SIGINT, lambda number, frame: interrupts.append(number)):
+            while self.running() and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
-            except KeyboardInterrupt:
-                self._signal(signal.SIGINT)
-                deadline = min(deadline, time.monotonic() + kill_after_s)
-            if not has_failed and any(process.returncode for process in self.processes):
-                has_failed = True
-                deadline = min(deadline, time.monotonic() + kill_after_s)
-            if time.monotonic() > deadline:
-                return
+                if interrupts:
+                    interrupts.clear()
+                    self._signal(signal.SIGINT)
+                    deadline = min(deadline, time.monotonic() + kill_after_s)
+                if not has_failed and any(process.returncode for process in self.processes):
+                    has_failed = True
+                    deadline = min(deadline, time.monotonic() + kill_after_s)
 
     def running(self) -> list[int]:
         return [rank for rank, process in enumerate(self.processes) if process.poll() is None]
 
     def stop(self) -> None:
         """End what still runs, politely first; a second Ctrl-C must not leave ranks behind."""
-        with _ignored(signal.SIGINT):
+        with _on_signal(signal.SIGINT, signal.SIG_IGN):
             self.stopped.update(self.running())
             self._signal(signal.SIGTERM)
             deadline = time.monotonic() + _TERM_GRACE_S
@@ -170,11 +171,12 @@ class _Run:
 
 
 @contextlib.contextmanager
-def _ignored(number: signal.Signals) -> Iterator[None]:
+def _on_signal(number: signal.Signals, handler: Any) -> Iterator[None]:
+    """Another handler for a while; only the main thread gets signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(number, signal.SIG_IGN)
+    before = signal.signal(number, handler)
     try:
         yield
     finally:

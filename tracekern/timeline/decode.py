@@ -1,19 +1,29 @@
-"""From one dump to a Timeline in ticks, and what was wrong with it. Right of here nobody knows bits."""
+"""From one dump to a Timeline in ticks, and what was wrong with it. Right of here nobody knows bits.
+
+Runs are decoded some at a time, in the order in which their tracks stand in the Timeline: the work stays in the cache,
+and the peak of memory is little more than the result.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tracekern.record import format as fmt
 from tracekern.record.dump import Dump
+from tracekern.timeline.columns import join_rows
 from tracekern.timeline.decode_problems import Findings, find_problems
-from tracekern.timeline.event_tables import parse_event_table, unknown_event
+from tracekern.timeline.event_tables import EventNumbers
 from tracekern.timeline.launch_lanes import add_launch_lanes
-from tracekern.timeline.model import OPEN_END, EventType, Int32, Int64, Launch, Marks, Rank, Spans, Timeline
+from tracekern.timeline.model import OPEN_END, Int32, Int64, Launch, Marks, Rank, Spans, Timeline
 from tracekern.timeline.pairing import pair
 from tracekern.timeline.record_columns import Records, Runs, read_runs
 from tracekern.timeline.track_merge import merge_tracks
+
+_BATCH_RECORDS = 1 << 19
 
 
 def decode(dump: Dump) -> Timeline:
@@ -22,61 +32,83 @@ def decode(dump: Dump) -> Timeline:
     Raises BadInput for a bad event table.
     """
     runs, area = read_runs(dump)
-    records = Records(area, runs)
-    run_of = _run_of_record(runs, len(records))
+    merge = merge_tracks(dump, runs)
+    events = EventNumbers(dump)
+    findings = Findings(runs, merge)
+    spans: list[Spans] = []
+    marks: list[Marks] = []
+    for batch in _batches(merge.sorted_runs, runs.written):
+        decoded = _decode_batch(area, runs, batch, events, merge.track, findings)
+        spans.append(decoded[0])
+        marks.append(decoded[1])
+    timeline = Timeline(
+        unit="ticks",
+        ranks=(_rank(dump),),
+        tracks=merge.tracks,
+        events=events.types(),
+        launches=_launches(dump, runs),
+        marks=join_rows(marks, Marks()),
+        title=dump.metadata["note"],
+    )
+    timeline = add_launch_lanes(timeline, runs)
+    spans.append(timeline.spans)
+    timeline = timeline.replace(spans=join_rows(spans, Spans()))
+    return timeline.replace(problems=find_problems(timeline, dump, findings))
+
+
+def _batches(sorted_runs: Int64, written: Int64) -> Iterator[Int64]:
+    """Consecutive runs of about _BATCH_RECORDS records together."""
+    if len(sorted_runs):
+        batch = np.cumsum(written[sorted_runs]) // _BATCH_RECORDS
+        yield from np.split(sorted_runs, np.flatnonzero(np.diff(batch)) + 1)
+
+
+def _decode_batch(
+    area: npt.NDArray[Any], runs: Runs, batch: Int64, events: EventNumbers, track_of_run: Int32, findings: Findings
+) -> tuple[Spans, Marks]:
+    raw, run_first = _gather(area, runs.first[batch], runs.written[batch])
+    records = Records(raw, run_first, runs.start[batch])
+    run_of = np.repeat(np.arange(len(batch), dtype=np.int32), runs.written[batch])
     where = np.flatnonzero(records.kind - np.uint8(1) < 3).astype(np.int32)  # begin, end or mark
-    where = where[run_of[where] >= 0]
     kind, event, owner = records.kind[where], records.event(where), run_of[where]
     ticks, backwards = _forward_only(records.ticks(where), owner)
-    last = _last_ticks(runs, ticks, owner)
-    merge = merge_tracks(dump, runs, last)
-    events, type_of = _number_events(dump, event, runs.launch[owner])
+    launch, track = runs.launch[batch], track_of_run[batch]
+    type_of = events.number(launch[owner], event)
 
     spanning = np.flatnonzero(kind != fmt.RecordKind.MARK).astype(np.int32)
     pairs = pair(kind[spanning] == fmt.RecordKind.BEGIN, event[spanning], owner[spanning])
-    order = merge.order(owner[spanning[pairs.begin]])
-    is_open = (pairs.end < 0)[order]
-    begin, end = spanning[pairs.begin[order]], spanning[pairs.end[order]]
+    is_open = pairs.end < 0
+    begin, end = spanning[pairs.begin], spanning[pairs.end]
     spans = Spans(
-        track=merge.track[owner[begin]],
+        track=track[owner[begin]],
         event=type_of[begin],
-        launch=runs.launch[owner[begin]],
+        launch=launch[owner[begin]],
         start=ticks[begin],
         end=np.where(is_open, OPEN_END, ticks[end]),
         begin_payload=records.payload(where[begin]),
         end_payload=np.where(is_open, np.uint64(0), records.payload(where[end])),
     )
-    marked = np.flatnonzero(kind == fmt.RecordKind.MARK)
-    marked = marked[merge.order(owner[marked])]
+    marked = np.flatnonzero(kind == fmt.RecordKind.MARK).astype(np.int32)
     marks = Marks(
-        track=merge.track[owner[marked]],
+        track=track[owner[marked]],
         event=type_of[marked],
-        launch=runs.launch[owner[marked]],
+        launch=launch[owner[marked]],
         time=ticks[marked],
         payload=records.payload(where[marked]),
     )
-    timeline = Timeline(
-        unit="ticks",
-        ranks=(_rank(dump),),
-        tracks=merge.tracks,
-        events=events,
-        launches=_launches(dump, runs),
-        spans=spans,
-        marks=marks,
-        title=dump.metadata["note"],
-    )
-    timeline = add_launch_lanes(timeline, runs, last)
-    orphans = owner[spanning[pairs.orphan]]
-    strange = run_of[np.flatnonzero((records.kind == fmt.RecordKind.EMPTY) | (records.kind > fmt.RecordKind.TIME_HIGH))]
-    findings = Findings(runs, merge, merge.track[orphans], merge.track[strange[strange >= 0]], merge.track[backwards])
-    return timeline.replace(problems=find_problems(timeline, dump, findings))
+    strange = np.flatnonzero((records.kind == fmt.RecordKind.EMPTY) | (records.kind > fmt.RecordKind.TIME_HIGH))
+    findings.orphans.append(track[owner[spanning[pairs.orphan]]])
+    findings.strange.append(track[run_of[strange]])
+    findings.backwards.append(track[backwards])
+    return spans, marks
 
 
-def _run_of_record(runs: Runs, num_records: int) -> Int32:
-    """[num_records] the run of each record; -1 for the padding between launches."""
-    gaps = np.append(runs.first[1:], num_records) - (runs.first + runs.written) if len(runs) else np.empty(0, np.int64)
-    numbers = np.stack([np.arange(len(runs), dtype=np.int32), np.full(len(runs), -1, np.int32)], axis=1)
-    return np.repeat(numbers.ravel(), np.stack([runs.written, gaps], axis=1).ravel())
+def _gather(area: npt.NDArray[Any], first: Int64, written: Int64) -> tuple[npt.NDArray[Any], Int64]:
+    """The records of some runs one after the other, and where each run starts in them."""
+    placed = np.cumsum(written) - written
+    if (first - placed == first[0]).all():
+        return area[first[0] : first[0] + int(written.sum())], placed
+    return area[np.repeat(first - placed, written) + np.arange(written.sum())], placed
 
 
 def _forward_only(ticks: Int64, owner: Int32) -> tuple[Int64, Int32]:
@@ -87,34 +119,6 @@ def _forward_only(ticks: Int64, owner: Int32) -> tuple[Int64, Int32]:
         rows = slice(*np.searchsorted(owner, [run, run + 1]).tolist())
         ticks[rows] = np.maximum.accumulate(ticks[rows])
     return ticks, backwards
-
-
-def _last_ticks(runs: Runs, ticks: Int64, owner: Int32) -> Int64:
-    """[num_runs] the latest ticks known of each run."""
-    last = np.maximum(runs.start, runs.end)
-    stops = np.searchsorted(owner, np.arange(len(runs)), "right") - 1
-    some = (
-        (stops >= 0) & (owner[np.maximum(stops, 0)] == np.arange(len(runs)))
-        if len(owner)
-        else np.zeros(len(runs), bool)
-    )
-    last[some] = np.maximum(last[some], ticks[stops[some]])
-    return last
-
-
-def _number_events(dump: Dump, event: npt.NDArray[np.uint8], launch: Int32) -> tuple[tuple[EventType, ...], Int32]:
-    """All events of the dump's tables, each once, and [n] indices into them for the records' own numbers."""
-    known: dict[EventType, int] = {}
-    tables = dump.metadata["event_tables"]
-    number = np.full((max(1, len(tables)), fmt.MAX_EVENTS), -1, np.int32)
-    for idx, table in enumerate(tables):
-        for row, entry in enumerate(parse_event_table(str(dump.path), table)):
-            number[idx, row] = known.setdefault(entry, len(known))
-    table_of_launch = np.array([entry.event_table for entry in dump.launches], np.int32)
-    cell = table_of_launch[launch] * np.int32(fmt.MAX_EVENTS) + event
-    for unknown in np.flatnonzero((np.bincount(cell, minlength=number.size) > 0) & (number.ravel() < 0)).tolist():
-        number.ravel()[unknown] = known.setdefault(unknown_event(unknown % fmt.MAX_EVENTS), len(known))
-    return tuple(known), number.ravel()[cell]
 
 
 def _launches(dump: Dump, runs: Runs) -> tuple[Launch, ...]:

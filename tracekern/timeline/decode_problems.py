@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -11,16 +11,18 @@ from tracekern.timeline.model import OPEN_END, Int32, Problem, Timeline
 from tracekern.timeline.record_columns import Runs
 from tracekern.timeline.track_merge import TrackMerge
 
+_NO_TRACKS = np.empty(0, np.int32)
+
 
 @dataclass(frozen=True)
 class Findings:
-    """What decoding saw on its way; the last three hold one track index per occurrence."""
+    """What decoding saw on its way; the lists collect one track index per occurrence, batch by batch."""
 
     runs: Runs
     merge: TrackMerge
-    orphans: Int32
-    strange: Int32
-    backwards: Int32
+    orphans: list[Int32] = field(default_factory=list)
+    strange: list[Int32] = field(default_factory=list)
+    backwards: list[Int32] = field(default_factory=list)
 
 
 def find_problems(timeline: Timeline, dump: Dump, findings: Findings) -> tuple[Problem, ...]:
@@ -32,9 +34,9 @@ def find_problems(timeline: Timeline, dump: Dump, findings: Findings) -> tuple[P
         (findings.orphans, "error", "orphan_end", "ends without a begin"),
         (findings.strange, "error", "torn_track", "records of no known kind"),
         (findings.backwards, "error", "torn_track", "times that fall; raised to the time before"),
-        (findings.merge.overlapping, "warning", "overlapping_launches", "launches of one stream overlap"),
+        ([findings.merge.overlapping], "warning", "overlapping_launches", "launches of one stream overlap"),
     ):
-        for track, count in zip(*_count(tracks), strict=True):
+        for track, count in zip(*_count(np.concatenate([_NO_TRACKS, *tracks])), strict=True):
             problems.append(Problem(severity, kind, rank, track, f"{_where(timeline, track)}: {count} {text}", count))
     return tuple(problems)
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from tracekern.errors import BadInput
-from tracekern.record.format import PAYLOAD_BITS
-from tracekern.timeline.model import Channel, ChannelKind, EventClass, EventType, Field
+from tracekern.record.dump import Dump
+from tracekern.record.format import MAX_EVENTS, PAYLOAD_BITS
+from tracekern.timeline.model import Channel, ChannelKind, EventClass, EventType, Field, Int32
 
 _DEVICE_CLASSES = {kind.value: kind for kind in (EventClass.WORK, EventClass.WAIT, EventClass.SIGNAL, EventClass.SYNC)}
 _CHANNEL_KINDS = {kind.value: kind for kind in ChannelKind}
@@ -17,9 +21,32 @@ def parse_event_table(where: str, table: dict[str, Any]) -> tuple[EventType, ...
     return tuple(_parse_event(f"{where}: event {event['name'][:60]!r}", event) for event in table["events"])
 
 
-def unknown_event(event: int) -> EventType:
-    """Stands in for an index that the kernel's table does not have."""
-    return EventType(f"unknown_event_{event}", EventClass.WORK, "completion")
+class EventNumbers:
+    """Numbers the events of all tables of a dump, each event once. Raises BadInput for a bad table."""
+
+    def __init__(self, dump: Dump) -> None:
+        self._known: dict[EventType, int] = {}
+        tables = dump.metadata["event_tables"]
+        self._number = np.full((max(1, len(tables)), MAX_EVENTS), -1, np.int32)
+        for idx, table in enumerate(tables):
+            for row, event in enumerate(parse_event_table(str(dump.path), table)):
+                self._number[idx, row] = self._add(event)
+        self._table_of_launch = np.array([launch.event_table for launch in dump.launches], np.int32)
+
+    def number(self, launch: Int32, event: npt.NDArray[np.uint8]) -> Int32:
+        """[n] index into types() of the records' own numbers; one that its table does not have becomes a new event."""
+        cell = self._table_of_launch[launch] * np.int32(MAX_EVENTS) + event
+        flat: Int32 = self._number.ravel()
+        for unknown in np.flatnonzero((np.bincount(cell, minlength=len(flat)) > 0) & (flat < 0)).tolist():
+            flat[unknown] = self._add(EventType(f"unknown_event_{unknown % MAX_EVENTS}", EventClass.WORK, "completion"))
+        number: Int32 = flat[cell]
+        return number
+
+    def types(self) -> tuple[EventType, ...]:
+        return tuple(self._known)
+
+    def _add(self, event: EventType) -> int:
+        return self._known.setdefault(event, len(self._known))
 
 
 def _parse_event(where: str, event: dict[str, str]) -> EventType:

@@ -201,7 +201,10 @@ def _epochs(timeline: Timeline, rows: Int64) -> Int64:
 
 
 def _unmatched(timeline: Timeline, ends: _Ends, matched: Int64) -> list[Problem]:
-    rows = np.setdiff1d(ends.waits.row[ends.waits.closed], matched)
+    is_matched = np.zeros(len(timeline.spans), np.bool_)
+    is_matched[matched] = True
+    rows = ends.waits.row[ends.waits.closed]
+    rows = rows[~is_matched[rows]]
     ranks, counts = np.unique(timeline.track_ranks()[timeline.spans.track[rows]], return_counts=True)
     return [
         Problem(

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
-from tracekern.timeline.model import OPEN_END, EventClass, EventType, Field, Int64, Spans, Timeline, Track, TrackKind
+from tracekern.timeline.model import OPEN_END, EventClass, EventType, Field, Spans, Timeline, Track, TrackKind
 from tracekern.timeline.record_columns import Runs
 from tracekern.timeline.track_merge import assign_lanes
 
 LAUNCH_FIELDS = (Field("epoch", 32), Field("sequence", 23))
 
 
-def add_launch_lanes(timeline: Timeline, runs: Runs, last: Int64) -> Timeline:
-    """The timeline of one rank (ticks) with a LAUNCH track for each stream; `last` is [num_runs] latest ticks of a run.
+def add_launch_lanes(timeline: Timeline, runs: Runs) -> Timeline:
+    """The timeline of one rank (ticks), which has no spans yet, with a LAUNCH track for each stream.
 
     A launch with a writer that never finished is a span that never closed. Launches that overlap get lanes of their
     own.
@@ -26,7 +24,7 @@ def add_launch_lanes(timeline: Timeline, runs: Runs, last: Int64) -> Timeline:
     first = np.full(num_launches, np.iinfo(np.int64).max)
     final = np.full(num_launches, -1, np.int64)
     np.minimum.at(first, runs.launch[started], runs.start[started])
-    np.maximum.at(final, runs.launch[started], last[started])
+    np.maximum.at(final, runs.launch[started], runs.last[started])
     is_open = np.bincount(runs.launch[started[~runs.finished[started]]], minlength=num_launches) > 0
 
     stream = np.array([launch.stream for launch in timeline.launches], np.int64)
@@ -44,7 +42,7 @@ def add_launch_lanes(timeline: Timeline, runs: Runs, last: Int64) -> Timeline:
         for name, group in zip(names, rows[0].tolist(), strict=True)
     ]
     events, event = _number_names(timeline)
-    extra = Spans(
+    spans = Spans(
         track=(track.ravel() + len(timeline.tracks)).astype(np.int32),
         event=event[shown],
         launch=shown.astype(np.int32),
@@ -52,12 +50,6 @@ def add_launch_lanes(timeline: Timeline, runs: Runs, last: Int64) -> Timeline:
         end=np.where(is_open[shown], OPEN_END, final[shown]),
         begin_payload=np.array([_payload(timeline, idx) for idx in shown.tolist()], np.uint64),
         end_payload=np.zeros(len(shown), np.uint64),
-    )
-    spans = Spans(
-        **{
-            field.name: np.concatenate([getattr(timeline.spans, field.name), getattr(extra, field.name)])
-            for field in dataclasses.fields(Spans)
-        }
     )
     return timeline.replace(tracks=(*timeline.tracks, *tracks), events=events, spans=spans)
 

@@ -14,6 +14,7 @@ from tracekern.errors import BadInput
 from tracekern.record.dump import Dump, read_dump
 from tracekern.record.format import CLOCK_SAMPLE, torch_profile_file_name
 from tracekern.timeline.clocks import apply_clock, fit_clocks, unaligned_clocks
+from tracekern.timeline.columns import join_rows
 from tracekern.timeline.decode import decode
 from tracekern.timeline.flows import join_flows
 from tracekern.timeline.host import HostLane, host_lanes, torch_lanes
@@ -22,6 +23,7 @@ from tracekern.timeline.model import (
     ClockFit,
     EventClass,
     EventType,
+    Marks,
     Problem,
     Spans,
     Timeline,
@@ -165,7 +167,7 @@ def _add_host(piece: Timeline, lanes: Sequence[HostLane]) -> Timeline:
     return piece.replace(
         tracks=(*piece.tracks, *(Track(rank.rank, TrackKind.HOST, lane.name) for lane in lanes)),
         events=(*piece.events, HOST_EVENT),
-        spans=_join_rows([piece.spans, *columns]),
+        spans=join_rows([piece.spans, *columns], Spans()),
         host_names=tuple(names),
     )
 
@@ -208,8 +210,8 @@ def _concatenate(pieces: list[Timeline]) -> Timeline:
         tracks=tracks,
         events=tuple(events),
         launches=launches,
-        spans=_join_rows(spans),
-        marks=_join_rows(marks),
+        spans=join_rows(spans, Spans()),
+        marks=join_rows(marks, Marks()),
         host_names=tuple(names),
         problems=tuple(problems),
         origin_ns=origin,
@@ -240,14 +242,6 @@ def _renumber_spans(
         begin_payload=payload,
         end_payload=spans.end_payload,
     )
-
-
-def _join_rows(parts: list[Any]) -> Any:
-    """Columns of several Spans or Marks after each other; empties `parts` column by column to keep the peak low."""
-    columns = [{field.name: getattr(part, field.name) for field in dataclasses.fields(part)} for part in parts]
-    kind = type(parts[0])
-    parts.clear()
-    return kind(**{name: np.concatenate([column.pop(name) for column in columns]) for name in list(columns[0])})
 
 
 def _refuse_losses(timeline: Timeline) -> None:

@@ -22,17 +22,9 @@ class TrackMerge:
     overlapping: Int32
     """Tracks that exist only because launches of one stream overlapped."""
 
-    def order(self, owner: Int32) -> Int64:
-        """[n] permutation that brings rows sorted by run (`owner`, ascending) into the order of `sorted_runs`."""
-        counts = np.bincount(owner, minlength=len(self.track))
-        first = np.cumsum(counts) - counts
-        counts, first = counts[self.sorted_runs], first[self.sorted_runs]
-        placed = np.cumsum(counts) - counts
-        return np.repeat(first - placed, counts) + np.arange(len(owner))
 
-
-def merge_tracks(dump: Dump, runs: Runs, last: Int64) -> TrackMerge:
-    """Tracks of the runs that left records or lost some; `last` is [num_runs] the latest ticks known of each run."""
+def merge_tracks(dump: Dump, runs: Runs) -> TrackMerge:
+    """Tracks of the runs that left records or lost some."""
     streams = np.array([launch.stream for launch in dump.launches], np.int64)[runs.launch]
     used = np.flatnonzero((runs.written > 0) | (runs.attempted > 0))
     order = used[np.lexsort((runs.start[used], runs.warp[used], runs.block[used], streams[used]))]
@@ -40,7 +32,7 @@ def merge_tracks(dump: Dump, runs: Runs, last: Int64) -> TrackMerge:
     is_new = np.ones(len(order), np.bool_)
     is_new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
     group = np.cumsum(is_new) - 1
-    lane = assign_lanes(group, runs.start[order], last[order])
+    lane = assign_lanes(group, runs.start[order], runs.last[order])
     by_lane = np.lexsort((np.arange(len(order)), lane, group))
     order, group, lane = order[by_lane], group[by_lane], lane[by_lane]
     is_first = np.ones(len(order), np.bool_)

@@ -106,7 +106,7 @@ private:
 
     template <P2PVariant kVariant, class T>
     void run_number(P2PStage stage, const TraceChoice& trace) {
-        CpuLaunch launch{config_.num_blocks, config_.warps_per_block, 0, config_.executor, nullptr};
+        CpuLaunch launch{config_.num_blocks, config_.warps_per_block, 0, config_.executor};
         if (stage == P2PStage::dispatch_send) launch.shared_bytes = CountShared::bytes(config_.shape.num_experts);
         with_recorder(trace, [&]<class Rec>(typename Rec::Args trace_args) {
             comm_.launch(launch, [&](Warp& warp) {

@@ -1,0 +1,234 @@
+"""Decoding against a slow and obvious decoder, for both record formats, sound and torn tracks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.captures import EVENT_TABLE, CaptureSpec, metadata
+from tracekern.record import format as fmt
+from tracekern.record.dump import read_dump
+from tracekern.record.format import RecordKind
+from tracekern.record.pack import write_dump
+from tracekern.record.segment import LaunchPlan, Segment
+from tracekern.timeline.decode import decode
+from tracekern.timeline.model import OPEN_END, Timeline, TrackKind
+
+BEGIN, END, MARK = RecordKind.BEGIN, RecordKind.END, RecordKind.MARK
+
+
+@dataclass
+class Run:
+    """What one writer did: (kind, event, ticks since its start, payload)."""
+
+    start: int = 1 << 40
+    steps: list[tuple[int, int, int, int]] = field(default_factory=list)
+    finished: bool = True
+
+
+def encode(run: Run, record_format: str) -> np.ndarray:
+    """The records that the recorder writes for a run."""
+    rows: list[tuple[int, ...]] = []
+    high = run.start >> 32
+    for kind, event, offset, payload in run.steps:
+        ticks = run.start + offset
+        word = kind | event << fmt.EVENT_SHIFT | (payload & (1 << fmt.PAYLOAD_LOW_BITS) - 1) << fmt.PAYLOAD_SHIFT
+        payload_high = payload >> fmt.PAYLOAD_LOW_BITS
+        if record_format == "wide":
+            rows.append((ticks, payload_high, word))
+            continue
+        if ticks >> 32 != high:
+            high = ticks >> 32
+            rows.append((high, RecordKind.TIME_HIGH))
+        if payload_high:
+            rows.append((payload_high, RecordKind.EXTEND))
+        rows.append((ticks & 0xFFFFFFFF, word))
+    return np.array(rows, fmt.RECORD_DTYPES[record_format])
+
+
+def decode_runs(path: Path, launches: list[list[Run]], record_format: str) -> Timeline:
+    """Through a real segment and dump: one launch per list, one track per run."""
+    encoded = [[encode(run, record_format) for run in launch] for launch in launches]
+    spec = CaptureSpec(num_ranks=1, record_format=record_format, run_id="decode")
+    segment = Segment.create("decode", 0, metadata(spec, 0), 1 << 22)
+    try:
+        for runs, rows in zip(launches, encoded, strict=True):
+            plan = LaunchPlan(
+                name="kernel",
+                num_blocks=len(runs),
+                warps_per_block=1,
+                records_per_track=max(len(row) for row in rows) + 1,
+                blocks=range(len(runs)),
+                events=json.dumps(EVENT_TABLE).encode(),
+            )
+            assert segment.reserve_launch(plan) is not None
+            entry = segment.launches()[-1]
+            headers, records = segment.track_headers(entry), segment.records(entry)
+            for track, (run, row) in enumerate(zip(runs, rows, strict=True)):
+                records[track, : len(row)] = row
+                headers[track]["block"], headers[track]["start_ticks"], headers[track]["started"] = track, run.start, 1
+                if run.finished:
+                    headers[track]["written"] = headers[track]["attempted"] = len(row)
+                    headers[track]["end_ticks"] = run.start + (run.steps[-1][2] if run.steps else 0)
+                    headers[track]["finished"] = 1
+        segment.header["state"] = fmt.SegmentState.CLOSED
+        write_dump(path, segment)
+    finally:
+        segment.unlink()
+        segment.close()
+    return decode(read_dump(path))
+
+
+def reference(run: Run) -> tuple[list[tuple[int, int, int, int, int]], list[tuple[int, int, int]], int]:
+    """(spans, marks, orphan ends) of a run with a stack, one record after the other."""
+    spans: list[list[int]] = []
+    marks = []
+    stack: list[int] = []
+    orphans = 0
+    for kind, event, offset, payload in run.steps:
+        ticks = run.start + offset
+        if kind == BEGIN:
+            stack.append(len(spans))
+            spans.append([event, ticks, OPEN_END, payload, 0])
+        elif kind == MARK:
+            marks.append((event, ticks, payload))
+        elif any(spans[idx][0] == event for idx in stack):
+            while spans[stack[-1]][0] != event:
+                stack.pop()
+            spans[stack.pop()][2::2] = [ticks, payload]
+        else:
+            orphans += 1
+    return [tuple(span) for span in spans], marks, orphans  # type: ignore[misc]
+
+
+def device_rows(timeline: Timeline, block: int) -> tuple[list, list]:
+    tracks = [t for t, track in enumerate(timeline.tracks) if track.kind == TrackKind.DEVICE and track.block == block]
+    spans = timeline.spans.take(np.isin(timeline.spans.track, tracks))
+    marks = timeline.marks.take(np.isin(timeline.marks.track, tracks))
+    columns = (spans.event, spans.start, spans.end, spans.begin_payload, spans.end_payload)
+    return (
+        list(zip(*(column.tolist() for column in columns), strict=True)),
+        list(zip(*(column.tolist() for column in (marks.event, marks.time, marks.payload)), strict=True)),
+    )
+
+
+@st.composite
+def runs(draw: st.DrawFn, any_order: bool) -> Run:
+    """A run; `any_order` draws begins and ends that need not match."""
+    run = Run(start=draw(st.sampled_from([1 << 40, (1 << 40) - 5, 0xFFFFFFF0])), finished=draw(st.booleans()))
+    stack: list[int] = []
+    offset = 0
+    for _ in range(draw(st.integers(0, 30))):
+        offset += draw(st.sampled_from([0, 1, 7, 1 << 31, 1 << 33]))
+        kind = draw(st.sampled_from([BEGIN, END, MARK]))
+        event = draw(st.integers(0, 3))
+        if kind == END and not any_order:
+            if not stack:
+                continue
+            event = stack.pop()
+        elif kind == BEGIN:
+            stack.append(event)
+        payload = draw(st.integers(0, (1 << fmt.PAYLOAD_BITS) - 1))
+        run.steps.append((kind, event, offset, payload))
+    return run
+
+
+@pytest.mark.parametrize("record_format", ["wide", "compact"])
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_decode_agrees_with_the_obvious_decoder(
+    tmp_path_factory: pytest.TempPathFactory, record_format: str, data: st.DataObject
+):
+    any_order = data.draw(st.booleans())
+    launch = data.draw(st.lists(runs(any_order), min_size=1, max_size=4))
+    timeline = decode_runs(tmp_path_factory.mktemp("decode") / "rank_00000.tkdump", [launch], record_format)
+    orphans = 0
+    for block, run in enumerate(launch):
+        spans, marks, run_orphans = reference(run)
+        assert device_rows(timeline, block) == (spans, marks)
+        orphans += run_orphans
+    assert sum(p.count for p in timeline.problems if p.kind == "orphan_end") == orphans
+    opened = sum(p.count for p in timeline.problems if p.kind == "open_span" and "stream" not in p.text)
+    assert opened == sum(end == OPEN_END for run in launch for _, _, end, _, _ in reference(run)[0])
+
+
+def test_launches_of_one_stream_share_their_tracks(tmp_path: Path):
+    span = [(BEGIN, 1, 0, 5), (END, 1, 10, 0)]
+    launches = [[Run(1000, span), Run(1000, span)], [Run(2000, span), Run(2000, span)], [Run(3000, span)]]
+    timeline = decode_runs(tmp_path / "rank_00000.tkdump", launches, "wide")
+    device = [track for track in timeline.tracks if track.kind == TrackKind.DEVICE]
+    assert [track.block for track in device] == [0, 1]
+    rows = timeline.spans.take(timeline.spans.track == 0)
+    assert (rows.start.tolist(), rows.launch.tolist()) == ([1000, 2000, 3000], [0, 1, 2])
+    assert timeline.problems == ()
+
+
+def test_launches_that_overlap_on_one_stream_get_lanes(tmp_path: Path):
+    span = [(BEGIN, 1, 0, 0), (END, 1, 1500, 0)]
+    timeline = decode_runs(
+        tmp_path / "rank_00000.tkdump", [[Run(1000, span)], [Run(2000, span)], [Run(2500, span)]], "wide"
+    )
+    assert [track.name for track in timeline.tracks] == [
+        "block 0 warp 0",
+        "block 0 warp 0 lane 2",
+        "stream 0",
+        "stream 0 lane 2",
+    ]
+    assert timeline.spans.take(timeline.spans.track == 0).start.tolist() == [1000, 2500]
+    assert [p.kind for p in timeline.problems] == ["overlapping_launches"]
+
+
+def test_an_event_that_the_table_does_not_have_is_kept(tmp_path: Path):
+    timeline = decode_runs(tmp_path / "rank_00000.tkdump", [[Run(1000, [(BEGIN, 60, 0, 1), (END, 60, 5, 0)])]], "wide")
+    assert timeline.events[timeline.spans.event[0]].name == "unknown_event_60"
+
+
+def test_time_that_falls_is_raised_and_told(tmp_path: Path):
+    steps = [(BEGIN, 1, 100, 0), (END, 1, 40, 0), (BEGIN, 1, 120, 0), (END, 1, 130, 0)]
+    timeline = decode_runs(tmp_path / "rank_00000.tkdump", [[Run(1000, steps)]], "wide")
+    rows = timeline.spans.take(timeline.spans.track == 0)
+    assert (rows.start.tolist(), rows.end.tolist()) == ([1100, 1120], [1100, 1130])
+    assert [(p.kind, p.track) for p in timeline.problems] == [("torn_track", 0)]
+
+
+def test_nesting_far_beyond_any_kernel_is_still_right(tmp_path: Path):
+    depth = 5000
+    steps = [(BEGIN, 1, i, i) for i in range(depth)] + [(END, 1, depth + i, 0) for i in range(depth)]
+    timeline = decode_runs(tmp_path / "rank_00000.tkdump", [[Run(1000, steps)]], "wide")
+    rows = timeline.spans.take(timeline.spans.track == 0)
+    assert (rows.start - 1000).tolist() == list(range(depth))
+    assert (rows.end - 1000).tolist() == list(range(2 * depth - 1, depth - 1, -1))
+
+
+def test_a_dump_without_launches_decodes_to_nothing(tmp_path: Path):
+    timeline = decode_runs(tmp_path / "rank_00000.tkdump", [], "wide")
+    assert (len(timeline.spans), len(timeline.marks), timeline.problems) == (0, 0, ())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"class": "idle"}, "wanted one of work, wait, signal, sync"),
+        ({"ends_at": "later"}, "wanted issue or completion"),
+        ({"begin_fields": "peer"}, "wanted name:bits"),
+        ({"begin_fields": "peer:99"}, "wanted name:bits"),
+        ({"begin_fields": "a:40 b:40"}, "more than 55 bits"),
+        ({"channel": "token"}, "'name data|credit|barrier key-fields'"),
+        ({"channel": "token data place"}, "channel key 'place' is no begin field"),
+    ],
+)
+def test_a_bad_event_table_is_refused(change: dict[str, str], message: str):
+    from tracekern.errors import BadInput
+    from tracekern.timeline.event_tables import parse_event_table
+
+    event = {**EVENT_TABLE["events"][1], **change}
+    with pytest.raises(BadInput) as refused:
+        parse_event_table("r0.tkdump", {"name": "T", "events": [event]})
+    assert message in str(refused.value)
+    assert "copy_token" in str(refused.value)

@@ -1,0 +1,232 @@
+"""Dumps at the door: what is sound reads back; what is not is one clear line, whatever was done to the bytes."""
+
+from __future__ import annotations
+
+import json
+import resource
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.captures import CaptureSpec, fill_segment, write_capture
+from tracekern.errors import BadInput
+from tracekern.record import format as fmt
+from tracekern.record.dump import peek_metadata, read_dump
+from tracekern.record.pack import pack, write_dump
+from tracekern.record.segment import Segment
+from tracekern.timeline.decode import decode
+
+HEADER_BYTES = fmt.DUMP_HEADER.itemsize
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    spec = CaptureSpec(groups=2, num_blocks=1, launches=2, host_spans=1, record_format="compact")
+    directory = write_capture(tmp_path_factory.mktemp("sound"), spec)
+    return (directory / "rank_00000.tkdump").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz") / "rank_00000.tkdump"
+
+
+def refuse(path: Path, data: bytes) -> str:
+    """The line with which a dump of these bytes is refused; sound bytes decode."""
+    path.write_bytes(data)
+    with pytest.raises(BadInput) as refused:
+        decode(read_dump(path))
+    text = str(refused.value)
+    assert "\n" not in text
+    assert path.name in text
+    return text
+
+
+def complaint(path: Path) -> str:
+    """Why a dump is refused, "" when it decodes; any other exception is a fault of the reader."""
+    try:
+        decode(read_dump(path))
+    except BadInput as refused:
+        return str(refused)
+    return ""
+
+
+def metadata_of(data: bytes) -> dict[str, Any]:
+    (size,) = struct.unpack_from("<Q", data, 16)
+    return json.loads(data[HEADER_BYTES : HEADER_BYTES + size])
+
+
+def rebuild(data: bytes, metadata: Any, payload: bytes | None = None) -> bytes:
+    """A dump with other contents whose checksums are right: damage that only the schema can find."""
+    (size,) = struct.unpack_from("<Q", data, 16)
+    payload = data[fmt.align_up(HEADER_BYTES + size) :] if payload is None else payload
+    text = metadata if isinstance(metadata, bytes) else json.dumps(metadata).encode()
+    start = fmt.align_up(HEADER_BYTES + len(text))
+    sizes = (fmt.DUMP_VERSION, HEADER_BYTES, len(text), len(payload), zlib.crc32(text), zlib.crc32(payload))
+    header = fmt.DUMP_MAGIC + struct.pack("<IIQQIIQ16x", *sizes, start + len(payload))
+    return header + text + bytes(start - HEADER_BYTES - len(text)) + payload
+
+
+def test_pack_and_write_give_the_same_bytes(tmp_path: Path):
+    segment = fill_segment(CaptureSpec(host_spans=3), 1)
+    try:
+        size = write_dump(tmp_path / "rank_00001.tkdump", segment)
+        data = (tmp_path / "rank_00001.tkdump").read_bytes()
+        assert bytes(pack(segment)) == data
+        assert len(data) == size
+    finally:
+        segment.unlink()
+    assert [path.name for path in tmp_path.iterdir()] == ["rank_00001.tkdump"]
+
+
+def test_a_dump_holds_what_was_written(tmp_path: Path):
+    spec = CaptureSpec(groups=3, launches=2, host_spans=2, records_per_track=500)
+    write_capture(tmp_path, spec)
+    dump = read_dump(tmp_path / "rank_00001.tkdump")
+    assert (dump.rank, dump.run_id, dump.metadata["state"]) == (1, "test", "closed")
+    assert [launch.records_count for launch in dump.launches] == [4 * 60] * 2
+    assert len(dump.clock_samples()) == 18
+    assert [name.decode() for name in dump.host_spans()["name"]] == ["step 0", "step 1"]
+    assert dump.path.stat().st_size < 20_000  # not the 500 records a track that were reserved
+    assert peek_metadata(dump.path) == dump.metadata
+
+
+def test_a_segment_reads_the_same_from_outside():
+    segment = fill_segment(CaptureSpec(killed_rank=0), 0)
+    try:
+        other = Segment.attach(segment.name)
+        assert bytes(pack(other)) == bytes(pack(segment))
+        assert metadata_of(bytes(pack(other)))["state"] == "salvaged"
+    finally:
+        segment.unlink()
+    with pytest.raises(BadInput, match="cannot be opened"):
+        Segment.attach(segment.name)
+
+
+def test_the_name_of_a_segment_is_taken_once():
+    segment = fill_segment(CaptureSpec(), 0)
+    try:
+        with pytest.raises(BadInput, match="already there"):
+            fill_segment(CaptureSpec(), 0)
+    finally:
+        segment.unlink()
+
+
+def test_truncation_at_and_around_every_border(sound: bytes, scratch: Path):
+    metadata = metadata_of(sound)
+    payload = len(sound) - struct.unpack_from("<Q", sound, 24)[0]
+    offsets = [metadata["clock_samples"]["offset"], metadata["host_spans"]["offset"]]
+    offsets += [launch[key] for launch in metadata["launches"] for key in ("headers_offset", "records_offset")]
+    borders = {0, 8, 12, 16, 24, 32, 40, HEADER_BYTES, payload, len(sound), *(payload + offset for offset in offsets)}
+    for cut in sorted({border + step for border in borders for step in (-1, 0, 1)}):
+        if 0 <= cut < len(sound):
+            refuse(scratch, sound[:cut])
+    refuse(scratch, sound + b"\0")
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7)), min_size=1, max_size=4, unique=True)
+)
+def test_flipped_bits_are_always_found(sound: bytes, scratch: Path, flips: list[tuple[float, int]]):
+    data = bytearray(sound)
+    for place, bit in flips:
+        data[int(place * len(sound))] ^= 1 << bit
+    # Padding and reserved bytes carry nothing.
+    metadata_end = HEADER_BYTES + struct.unpack_from("<Q", sound, 16)[0]
+    unused = [*range(48, HEADER_BYTES), *range(metadata_end, fmt.align_up(metadata_end))]
+    if all(data[place] == sound[place] for place in range(len(sound)) if place not in unused):
+        return
+    refuse(scratch, bytes(data))
+
+
+def test_other_versions_name_both(sound: bytes, scratch: Path):
+    data = bytearray(sound)
+    struct.pack_into("<I", data, 8, 7)
+    assert "version 7, this reader knows 1" in refuse(scratch, bytes(data))
+
+
+def test_other_files_are_told_apart(scratch: Path, sound: bytes):
+    assert "not a tracekern dump" in refuse(scratch, b"\x7fELF" + bytes(100))
+    assert "0 bytes" in refuse(scratch, b"")
+    with pytest.raises(BadInput, match="cannot be read"):
+        read_dump(scratch.parent / "missing.tkdump")
+    with pytest.raises(BadInput, match="cannot be read"):
+        read_dump(scratch.parent)
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"[]", b"null", b"{", b"\xff\xfe", b"[" * 100_000, b'{"version":' + b"9" * 10_000 + b"}"]
+)
+def test_metadata_that_is_no_object(sound: bytes, scratch: Path, text: bytes):
+    refuse(scratch, rebuild(sound, text))
+
+
+def walk(value: Any, path: tuple = ()) -> list[tuple]:
+    """Paths to everything in a JSON value."""
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path] + [inner for key, child in children for inner in walk(child, (*path, key))]
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_metadata_of_any_other_shape_reads_or_is_refused(sound: bytes, scratch: Path, data: st.DataObject):
+    """Right checksums around wrong contents: never another exception, never memory beyond the file's own size."""
+    metadata = metadata_of(sound)
+    path = data.draw(st.sampled_from([path for path in walk(metadata) if path]))
+    wild = st.one_of(
+        st.none(),
+        st.booleans(),
+        st.text(max_size=4),
+        st.floats(),
+        st.integers(-(1 << 70), 1 << 70),
+        st.integers(0, 300),
+        st.just([]),
+        st.just({}),
+    )
+    parent = metadata
+    for key in path[:-1]:
+        parent = parent[key]
+    if data.draw(st.booleans()):
+        parent[path[-1]] = data.draw(wild)
+    else:
+        del parent[path[-1]]
+    scratch.write_bytes(rebuild(sound, metadata))
+    assert "\n" not in complaint(scratch)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_a_payload_of_any_other_content_reads_or_is_refused(sound: bytes, scratch: Path, data: st.DataObject):
+    size = struct.unpack_from("<Q", sound, 16)[0]
+    payload = np.frombuffer(sound[fmt.align_up(HEADER_BYTES + size) :], np.uint8).copy()
+    for _ in range(data.draw(st.integers(1, 6))):
+        place = data.draw(st.integers(0, len(payload) // 4 - 1))
+        payload.view("<u4")[place] = data.draw(st.one_of(st.integers(0, 9), st.integers(0, 0xFFFFFFFF)))
+    scratch.write_bytes(rebuild(sound, metadata_of(sound), payload.tobytes()))
+    assert "\n" not in complaint(scratch)
+
+
+def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path):
+    """A file may grow to half a dump only; and a directory that is a file takes none."""
+    segment = fill_segment(CaptureSpec(), 0)
+    try:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(BadInput, match="cannot be written"):
+            write_dump(tmp_path / "file" / "rank_00000.tkdump", segment)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(pack(segment)) // 2, before[1]))
+        try:
+            with pytest.raises(BadInput, match=r"cannot be written \(File too large\)"):
+                write_dump(tmp_path / "rank_00000.tkdump", segment)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    finally:
+        segment.unlink()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

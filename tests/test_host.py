@@ -1,0 +1,124 @@
+"""Host lanes: ranges of the capture, and what torch.profiler writes, sound and damaged."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.captures import CaptureSpec, write_capture
+from tracekern.errors import BadInput
+from tracekern.record.dump import read_dump
+from tracekern.timeline.host import host_lanes, torch_lanes
+from tracekern.timeline.merge import load
+from tracekern.timeline.model import TrackKind
+
+EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 7, "ts": 10.5, "dur": 2.25}
+
+
+def write_trace(path: Path, *events: dict[str, Any], base: Any = 10**18) -> Path:
+    path.write_text(json.dumps({"traceEvents": list(events), "baseTimeNanoseconds": base}))
+    return path
+
+
+def test_times_count_from_the_profilers_base(tmp_path: Path):
+    (lane,) = torch_lanes(write_trace(tmp_path / "t.json", EVENT))
+    assert (lane.start.tolist(), lane.end.tolist(), lane.labels) == (
+        [10**18 + 10_500],
+        [10**18 + 12_750],
+        ("aten::mm",),
+    )
+
+
+def test_each_thread_is_a_lane_with_parents_before_children(tmp_path: Path):
+    inner = {**EVENT, "name": "inner"}
+    outer = {**EVENT, "name": "outer", "dur": 9}
+    other = {**EVENT, "name": "other", "tid": 8}
+    noise = [
+        {"ph": "M", "name": "process_name"},
+        {"ph": "i", "ts": 1},
+        {**EVENT, "cat": "Trace", "name": "PyTorch Profiler"},
+    ]
+    lanes = torch_lanes(write_trace(tmp_path / "t.json", *noise, inner, outer, other))
+    assert [lane.labels for lane in lanes] == [("outer", "inner"), ("other",)]
+
+
+def test_a_real_profile_lies_where_the_host_was(tmp_path: Path):
+    torch = pytest.importorskip("torch")
+    before = time.time_ns()
+    with torch.profiler.profile() as profiler:
+        torch.ones(64, 64) @ torch.ones(64, 64)
+    after = time.time_ns()
+    profiler.export_chrome_trace(str(tmp_path / "t.json.gz"))
+    rows = [
+        row
+        for lane in torch_lanes(tmp_path / "t.json.gz")
+        for row in zip(lane.labels, lane.start, lane.end, strict=True)
+    ]
+    found = [(start, end) for label, start, end in rows if label == "aten::matmul"]
+    assert len(found) == 1
+    # The profiler turns its own clock into wall time: good to a millisecond.
+    assert before - 10**6 <= found[0][0] <= found[0][1] <= after + 10**6
+
+
+def test_ranges_of_several_threads_and_ranks(tmp_path: Path):
+    write_capture(tmp_path, CaptureSpec(num_ranks=2, host_spans=3))
+    (lane,) = host_lanes(read_dump(tmp_path / "rank_00001.tkdump"))
+    assert lane.labels == ("step 0", "step 1", "step 2")
+    trace = write_trace(tmp_path / "outside.json", EVENT, base=10**15)
+    timeline = load(tmp_path, host=[(1, trace)])
+    lanes = [(track.rank, track.name) for track in timeline.tracks if track.kind == TrackKind.HOST]
+    assert lanes == [(0, "python"), (1, "python"), (1, "torch thread 7")]
+    row = np.flatnonzero(timeline.spans.track == len(timeline.tracks) - 1)
+    assert timeline.host_names[int(timeline.spans.begin_payload[row[0]])] == "aten::mm"
+    assert timeline.origin_ns + timeline.spans.start[row[0]] == 10**15 + 10_500
+    with pytest.raises(BadInput, match="is for rank 5"):
+        load(tmp_path, host=[(5, trace)])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not a Chrome trace"),
+        (b"{", "not a Chrome trace"),
+        (b"[" * 100_000, "not a Chrome trace"),
+        (b"\x1f\x8b\x00", "not a Chrome trace"),
+        (gzip.compress(b'{"traceEvents": []}')[:-6], "not a Chrome trace"),
+        (b"[1, 2]", "no traceEvents"),
+        (b'{"traceEvents": 3}', "no traceEvents"),
+        (b'{"traceEvents": [], "baseTimeNanoseconds": "soon"}', "baseTimeNanoseconds"),
+        (b'{"traceEvents": [{"ph": "X"}]}', "has no time"),
+        (b'{"traceEvents": [{"ph": "X", "ts": "x"}]}', "has no time"),
+        (b'{"traceEvents": [{"ph": "X", "ts": 1e300}]}', "impossible time"),
+        (b'{"traceEvents": [{"ph": "X", "ts": NaN}]}', "has no time"),
+        (b'{"traceEvents": [{"ph": "X", "ts": 5, "dur": -1}]}', "impossible time"),
+    ],
+)
+def test_damaged_traces_are_one_line(tmp_path: Path, content: bytes, message: str):
+    path = tmp_path / "t.json"
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match=message) as refused:
+        torch_lanes(path)
+    assert "\n" not in str(refused.value)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_a_damaged_gzip_never_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject):
+    content = bytearray(gzip.compress(json.dumps({"traceEvents": [EVENT] * 20}).encode()))
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    path = tmp_path_factory.mktemp("gz") / "t.json.gz"
+    path.write_bytes(bytes(content))
+    try:
+        lanes = torch_lanes(path)
+    except BadInput:
+        return
+    assert [len(lane.labels) for lane in lanes] == [20]

@@ -1,0 +1,180 @@
+"""The MoE variants on real rank processes: one result, bit by bit, on random shapes and back to back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rank_pool import RankPool
+
+from tracekern.errors import BadInput
+from tracekern.moe.pipeline import STAGES, P2PPipeline
+from tracekern.moe.reference import reference, sorted_all_to_all
+from tracekern.moe.routing import ROUTINGS, Batch, draw_batch, draw_expert_scale
+from tracekern.moe.shape import MoeShape
+from tracekern.record.group import Group
+
+POOL_SIZES = (1, 2, 3, 4, 8)
+
+
+@pytest.fixture(scope="module")
+def pools():
+    started: dict[int, RankPool] = {}
+
+    def pool(num_ranks: int) -> RankPool:
+        if num_ranks not in started:
+            started[num_ranks] = RankPool(num_ranks)
+        return started[num_ranks]
+
+    yield pool
+    for one in started.values():
+        one.close()
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    bits = torch.int32 if a.dtype == torch.float32 else torch.int16
+    return bool((a.view(bits) == b.view(bits)).all())
+
+
+def drop_some_choices(batch: Batch, seed: int) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    dropped = torch.rand(batch.topk_idx.shape, generator=generator) < 0.1
+    return Batch(batch.x, batch.topk_idx.masked_fill(dropped, -1), batch.topk_weights)
+
+
+def wrong_variants(
+    group: Group, shape: MoeShape, grid: tuple[int, int], seed: int, routing: str, uneven: bool
+) -> list[str]:
+    """On one rank: the variants whose result differs from the loops in any bit."""
+    batch = draw_batch(shape, seed=seed, rank=group.rank, iteration=0, routing=routing, uneven=uneven)
+    batch = drop_some_choices(batch, seed * 64 + group.rank)
+    scale = draw_expert_scale(shape)
+    expected = reference(batch, scale)
+    wrong = [] if same_bits(expected, sorted_all_to_all(batch, scale, shape)) else ["sorted"]
+    for variant in STAGES:
+        pipeline = P2PPipeline(group, shape, variant, num_blocks=grid[0], warps_per_block=grid[1])
+        for _ in range(2):
+            out = torch.full_like(batch.x, float("nan"))
+            pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, out=out)
+            if not same_bits(expected, out):
+                wrong.append(variant)
+    return wrong
+
+
+@st.composite
+def shapes(draw) -> MoeShape:
+    num_ranks = draw(st.sampled_from(POOL_SIZES))
+    num_experts = num_ranks * draw(st.integers(1, 12))
+    return MoeShape(
+        num_ranks=num_ranks,
+        max_tokens=draw(st.integers(1, 24)),
+        num_experts=num_experts,
+        topk=draw(st.integers(1, min(16, num_experts))),
+        hidden=draw(st.one_of(st.integers(1, 260), st.sampled_from((512, 2880)))),
+        dtype=draw(st.sampled_from(("fp32", "fp16", "bf16"))),
+    )
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    shape=shapes(),
+    grid=st.tuples(st.integers(1, 5), st.integers(1, 4)),
+    seed=st.integers(0, 2**31),
+    routing=st.sampled_from(ROUTINGS),
+    uneven=st.booleans(),
+)
+def test_all_variants_give_the_bits_of_reference(pools, shape, grid, seed, routing, uneven):
+    answers = pools(shape.num_ranks).call(wrong_variants, shape, grid, seed, routing, uneven)
+    assert answers == [[]] * shape.num_ranks
+
+
+def run_back_to_back(group: Group, shape: MoeShape, variant: str, iterations: int) -> int:
+    """Wrong iterations on one rank: input, routing and counts change every time, nobody waits in between."""
+    pipeline = P2PPipeline(group, shape, variant)
+    scale = draw_expert_scale(shape)
+    wrong = 0
+    for iteration in range(iterations):
+        routing = ROUTINGS[iteration % len(ROUTINGS)]
+        batch = draw_batch(shape, seed=3, rank=group.rank, iteration=iteration, routing=routing, uneven=True)
+        out = torch.full_like(batch.x, float("nan"))
+        pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, out=out)
+        wrong += not same_bits(reference(batch, scale), out)
+    assert pipeline.epoch == (0xFFFFFFF0 + iterations) % 2**32
+    return wrong
+
+
+@pytest.mark.parametrize("variant", list(STAGES))
+def test_a_thousand_calls_back_to_back(pools, variant):
+    shape = MoeShape(num_ranks=8, max_tokens=4, num_experts=16, topk=2, hidden=40, dtype="bf16")
+    assert pools(8).call(run_back_to_back, shape, variant, 1000) == [0] * 8
+
+
+def refuse(group: Group, what: str) -> str:
+    """What the pipeline says to a bad call; the same on every rank."""
+    shape = MoeShape(num_ranks=2, max_tokens=4, num_experts=4, topk=2, hidden=8, dtype="fp32")
+    batch = draw_batch(shape, seed=1, rank=group.rank, iteration=0, routing="uniform", uneven=False)
+    scale = draw_expert_scale(shape)
+    x, idx, weights = batch.x, batch.topk_idx.clone(), batch.topk_weights
+    try:
+        if what == "sizes differ":
+            P2PPipeline(group, MoeShape(2, 4 + group.rank, 4, 2, 8, "fp32"), "fused")
+        pipeline = P2PPipeline(group, shape, "fused")
+        if what == "expert out of range":
+            idx[1, 1] = 4
+        elif what == "dtype":
+            x = x.to(torch.bfloat16)
+        elif what == "too many tokens":
+            x, idx, weights = (torch.cat([tensor, tensor]) for tensor in (x, idx, weights))
+        pipeline(x, idx, weights, scale)
+    except BadInput as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("expert out of range", "topk_idx names expert 4; wanted -1 (none) or 0 to 3"),
+        ("dtype", "x is torch.bfloat16 [4, 8]; wanted torch.float32 [4, 8]"),
+        ("too many tokens", "8 tokens; the pipeline was made for at most 4"),
+    ],
+)
+def test_a_bad_call_is_refused_in_one_line(pools, what, said):
+    assert pools(2).call(refuse, what) == [said, said]
+
+
+def test_sizes_that_differ_name_both_ranks(pools):
+    answers = pools(2).call(refuse, "sizes differ")
+    assert answers == ["max_tokens is 4 on rank 0 and 5 on rank 1", "max_tokens is 5 on rank 1 and 4 on rank 0"]
+
+
+def wait_for_one_who_does_not_come(group: Group) -> list[str]:
+    """Rank 1 stays away; rank 0 gives up, is refused afterwards, and works again after a reset."""
+    from tracekern.errors import CommTimeout
+
+    shape = MoeShape(num_ranks=2, max_tokens=4, num_experts=4, topk=2, hidden=8, dtype="fp32")
+    batch = draw_batch(shape, seed=1, rank=group.rank, iteration=0, routing="uniform", uneven=False)
+    scale = draw_expert_scale(shape)
+    pipeline = P2PPipeline(group, shape, "balanced", timeout_s=0.2)
+    said = []
+    if group.rank == 0:
+        for _ in range(2):
+            try:
+                pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale)
+            except CommTimeout as error:
+                said.append(str(error))
+    pipeline.reset()
+    out = pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale)
+    said.append("same" if same_bits(out, reference(batch, scale)) else "differs")
+    return said
+
+
+def test_a_missing_peer_is_named_and_reset_repairs(pools):
+    first, second = pools(2).call(wait_for_one_who_does_not_come)
+    assert second == ["same"]
+    assert first[0].startswith("rank 0 dispatch_send block 3 warp ")
+    assert "gave up on rank 1 after 2" in first[0]
+    assert "channel counts slot 0: wanted epoch 4294967280, saw epoch 4294967279" in first[0]
+    assert first[1].startswith("the communicator is out of use since: rank 0 dispatch_send")
+    assert first[2] == "same"
