@@ -239,7 +239,8 @@ def unpack_field(fields: tuple[Field, ...], name: str, payload: UInt64) -> Int64
     for entry in fields:
         if entry.name == name:
             mask = np.uint64((1 << entry.bits) - 1)
-            value: UInt64 = (payload >> np.uint64(shift)) & mask
-            return value.astype(np.int64)
+            value: Int64 = ((payload >> np.uint64(shift)) & mask).astype(np.int64)
+            sign = 1 << (entry.bits - 1) if entry.signed else 0
+            return (value ^ sign) - sign  # spreads the sign bit
         shift += entry.bits
     raise KeyError(name)
