@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.errors import BadInput
-from tracekern.timeline.model import OPEN_END, EventClass, EventType, Flows, Int64, Spans, Timeline, TrackKind
+from tracekern.timeline.model import OPEN_END, EventClass, EventType, Flows, Int64, Problem, Spans, Timeline, TrackKind
 from tracekern.timeline.select import Mask, take_tracks
 
 Permutation = npt.NDArray[np.intp]
@@ -27,6 +27,15 @@ class Drawing:
     """[num_flows] False for arrows that would point backwards: the wait ended before its signal began."""
     flow_early: Mask
     """[num_flows] True where the waiter saw the signal before the signal's span closed."""
+
+    def problem_times(self) -> list[tuple[Problem, int]]:
+        """Each problem with the time to draw it at: the end of its track, where a loss began, or the start of all."""
+        last_end = np.full(len(self.timeline.tracks), self.first_ns, np.int64)
+        np.maximum.at(last_end, self.timeline.spans.track, self.draw_end)
+        return [
+            (problem, int(last_end[problem.track]) if problem.track >= 0 else self.first_ns)
+            for problem in self.timeline.problems
+        ]
 
 
 def prepare(timeline: Timeline) -> Drawing:
@@ -52,13 +61,13 @@ def prepare(timeline: Timeline) -> Drawing:
         first_ns=first_ns,
         last_ns=last_ns,
         flow_drawable=draw_end[wait] > timeline.spans.start[signal],
-        flow_early=draw_end[signal] > draw_end[wait],
+        flow_early=draw_end[signal] >= draw_end[wait],
     )
 
 
-def argument_names(event: EventType) -> tuple[list[str], list[str]]:
+def argument_names(event: EventType, reserved: frozenset[str] = RESERVED_ARGUMENTS) -> tuple[list[str], list[str]]:
     """Names under which the begin and end fields of an event are shown: each once, and none of the reserved ones."""
-    taken = set(RESERVED_ARGUMENTS)
+    taken = set(reserved)
     names: tuple[list[str], list[str]] = ([], [])
     for prefix, fields, result in (("begin_", event.begin_fields, names[0]), ("end_", event.end_fields, names[1])):
         for field in fields:

@@ -202,11 +202,7 @@ def _flow_ends(drawing: Drawing) -> dict[str, Any]:
 
 def _prologue(drawing: Drawing, rows: Rows, interner: Interner, time_shift: int, spans_left_out: int) -> bytes:
     timeline = drawing.timeline
-    facts = labels.about(timeline)
-    banner = labels.banner(timeline)
-    if spans_left_out:
-        facts["left_out"] = f"{spans_left_out} spans: tracks=block shows the first warp of each block and role"
-        banner += f" · {spans_left_out} spans of other warps left out"
+    banner, facts = labels.banner(timeline, spans_left_out), labels.about(timeline)
     start, end = drawing.first_ns + time_shift, drawing.last_ns + time_shift
     parts = [_descriptor(row) for row in rows.rows]
     parts += [interned_data(interner, sequence) for sequence in sorted({row.sequence for row in rows.rows})]
@@ -215,14 +211,9 @@ def _prologue(drawing: Drawing, rows: Rows, interner: Interner, time_shift: int,
 
 
 def _problem_instants(drawing: Drawing, rows: Rows, time_shift: int) -> list[bytes]:
-    timeline = drawing.timeline
-    last_end = np.full(len(timeline.tracks), drawing.first_ns, np.int64)
-    np.maximum.at(last_end, timeline.spans.track, drawing.draw_end)
     instants = []
-    for problem in timeline.problems:
-        on_track = 0 <= problem.track < len(timeline.tracks)
-        row = rows.of_track[problem.track] if on_track else rows.of_rank.get(problem.rank, 0)
-        time = int(last_end[problem.track]) if on_track else drawing.first_ns
+    for problem, time in drawing.problem_times():
+        row = rows.of_track[problem.track] if problem.track >= 0 else rows.of_rank.get(problem.rank, 0)
         arguments = {"severity": problem.severity, "kind": problem.kind, "count": str(problem.count)}
         uuid = rows.rows[row].uuid
         instants.append(instant_packet(uuid, time + time_shift, problem.text, "problem", arguments, SHARED_SEQUENCE))

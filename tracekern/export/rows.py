@@ -79,7 +79,7 @@ def _lay_out_rank(rows: Rows, timeline: Timeline, rank_row: int, members: list[i
     num_streams = len({tracks[i].stream for i in members if tracks[i].kind == TrackKind.DEVICE})
     blocks: dict[tuple[int, int], list[int]] = {}
     order = 0
-    for track_idx in sorted(members, key=lambda i: _sort_key(tracks[i])):
+    for track_idx in sorted(members, key=lambda i: sort_key(tracks[i])):
         track = tracks[track_idx]
         if track.kind == TrackKind.LAUNCH and order == 0:
             rows.of_track[track_idx] = rank_row
@@ -102,7 +102,8 @@ def _lay_out_rank(rows: Rows, timeline: Timeline, rank_row: int, members: list[i
         order += 1
 
 
-def _sort_key(track: Track) -> tuple[int, int, int, int, str]:
+def sort_key(track: Track) -> tuple[int, int, int, int, str]:
+    """The order of tracks below their rank: kernels, host threads, blocks."""
     kind = {TrackKind.LAUNCH: 0, TrackKind.HOST: 1, TrackKind.DEVICE: 2}[track.kind]
     return kind, track.block, track.stream, track.warp, track.name
 
