@@ -1,0 +1,233 @@
+"""Timeline -> Parquet (.parquet): a row for each span and mark, readable columns, for DuckDB, Polars and Spark.
+
+Columns: span (its number, which flows refer to; null for a mark), rank, node, track, kind, block, warp, role, sm,
+event, name (not the event's for host ranges and launches), class, ends_at, launch, sequence, epoch, start_ns, end_ns,
+duration_ns, open, flow_sources (spans of the signals that ended this wait), flow_targets (spans of the waits that this
+signal ended), and one for each field that any event has. What a row does not have is null; an open span has no end.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tracekern.errors import BadInput
+from tracekern.export import labels
+from tracekern.export.drawing import argument_names, prepare
+from tracekern.export.files import atomic_path
+from tracekern.export.perfetto import ExportStats, Progress
+from tracekern.timeline.model import (
+    OPEN_END,
+    EventClass,
+    EventType,
+    Field,
+    Int32,
+    Int64,
+    Marks,
+    Spans,
+    Timeline,
+    UInt64,
+    unpack_field,
+)
+from tracekern.timeline.select import Mask
+
+_ROWS_AT_A_TIME = 1 << 20
+_COLUMNS = frozenset(
+    ("span", "rank", "node", "track", "kind", "block", "warp", "role", "sm", "event", "name", "class", "ends_at")
+    + ("launch", "sequence", "epoch", "start_ns", "end_ns", "duration_ns", "open", "flow_sources", "flow_targets")
+)
+
+
+def write_parquet(timeline: Timeline, path: str | os.PathLike[str], *, progress: Progress | None = None) -> ExportStats:
+    """Writes the table, with what the trace says about itself in the key-value metadata of the schema.
+
+    `progress` is called with the spans written and their total. Times are ns from `origin_ns` of the metadata.
+
+    Raises:
+        BadInput: the timeline is in ticks, pyarrow is missing, or the file cannot be written.
+    """
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise BadInput(f"writing Parquet needs pyarrow ({error}); run `pip install tracekern[read]`") from error
+    timeline = prepare(timeline).timeline
+    tables = _TableMaker(timeline)
+    schema = tables.of_spans(0, 0).schema.with_metadata(labels.about(timeline))
+    num_spans = len(timeline.spans)
+    with atomic_path(path) as temporary, pyarrow.parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
+        for first in range(0, num_spans, _ROWS_AT_A_TIME):
+            last = min(first + _ROWS_AT_A_TIME, num_spans)
+            writer.write_table(tables.of_spans(first, last).cast(schema))
+            if progress is not None:
+                progress(last, num_spans)
+        if len(timeline.marks):
+            writer.write_table(tables.of_marks().cast(schema))
+    return ExportStats(
+        spans=num_spans, flows=len(timeline.flows), bytes=os.path.getsize(path), marks=len(timeline.marks)
+    )
+
+
+class _TableMaker:
+    """Arrow tables of a timeline's spans and marks, all with the same columns."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._fields = _field_sources(timeline)
+        flows = timeline.flows
+        self._flow_sources = _Neighbours(flows.wait, flows.signal)
+        self._flow_targets = _Neighbours(flows.signal, flows.wait)
+
+    def of_spans(self, first: int, last: int) -> Any:
+        spans = self._timeline.spans.take(slice(first, last))
+        is_open = spans.end == OPEN_END
+        return _table(
+            {
+                "span": np.arange(first, last, dtype=np.int64),
+                **self._shared_columns(spans, spans.begin_payload),
+                "start_ns": spans.start,
+                "end_ns": _nullable(spans.end, is_open),
+                "duration_ns": _nullable(spans.end - spans.start, is_open),
+                "open": is_open,
+                "flow_sources": self._flow_sources.lists(first, last),
+                "flow_targets": self._flow_targets.lists(first, last),
+                **self._field_columns(spans.event, spans.begin_payload, spans.end_payload, ~is_open),
+            }
+        )
+
+    def of_marks(self) -> Any:
+        marks = self._timeline.marks
+        none = np.zeros(len(marks), bool)
+        no_flows = _Neighbours(np.empty(0, np.int64), np.empty(0, np.int64)).lists(0, len(marks))
+        return _table(
+            {
+                "span": _nullable(marks.time, ~none),
+                **self._shared_columns(marks, marks.payload),
+                "start_ns": marks.time,
+                "end_ns": marks.time,
+                "duration_ns": np.zeros(len(marks), np.int64),
+                "open": none,
+                "flow_sources": no_flows,
+                "flow_targets": no_flows,
+                **self._field_columns(marks.event, marks.payload, marks.payload, none),
+            }
+        )
+
+    def _shared_columns(self, rows: Spans | Marks, payload: UInt64) -> dict[str, Any]:
+        tracks, events, launches = self._timeline.tracks, self._timeline.events, self._timeline.launches
+        nodes = {rank.rank: rank.node for rank in self._timeline.ranks}
+        return {
+            "rank": _numbers([track.rank for track in tracks], rows.track),
+            "node": _texts([nodes.get(track.rank, "") for track in tracks], rows.track),
+            "track": _texts([track.name for track in tracks], rows.track),
+            "kind": _texts([track.kind.name.lower() for track in tracks], rows.track),
+            "block": _numbers([track.block for track in tracks], rows.track, missing=-1),
+            "warp": _numbers([track.warp for track in tracks], rows.track, missing=-1),
+            "role": _texts([track.role for track in tracks], rows.track),
+            "sm": _numbers([track.sm for track in tracks], rows.track, missing=-1),
+            "event": _texts([event.name for event in events], rows.event),
+            "name": self._names(rows, payload),
+            "class": _texts([event.event_class.value for event in events], rows.event),
+            "ends_at": _texts([event.ends_at for event in events], rows.event),
+            # Launch -1 is no launch: the empty name and the missing number at the end.
+            "launch": _texts([*(launch.name for launch in launches), ""], rows.launch % (len(launches) + 1)),
+            "sequence": _numbers([*(launch.sequence for launch in launches), -1], rows.launch, missing=-1),
+            "epoch": _numbers([*(launch.epoch for launch in launches), -1], rows.launch, missing=-1),
+        }
+
+    def _names(self, rows: Spans | Marks, payload: UInt64) -> Any:
+        events, launches, host_names = self._timeline.events, self._timeline.launches, self._timeline.host_names
+        names = [*(event.name for event in events), *(launch.name for launch in launches), *host_names]
+        index = rows.event.astype(np.int64)
+        is_launch = _is_of_class(events, EventClass.LAUNCH)[rows.event] & (rows.launch >= 0)
+        is_host = _is_of_class(events, EventClass.HOST)[rows.event]
+        index[is_launch] = len(events) + rows.launch[is_launch]
+        index[is_host] = len(events) + len(launches) + payload[is_host].astype(np.int64)
+        return _texts(names, index)
+
+    def _field_columns(self, event: Int32, begin: UInt64, end: UInt64, has_end: Mask) -> dict[str, Any]:
+        columns = {}
+        for name, sources in self._fields.items():
+            values = np.zeros(len(event), np.int64)
+            missing = np.ones(len(event), bool)
+            for source in sources:
+                rows = np.flatnonzero((event == source.event) & has_end if source.at_end else event == source.event)
+                payload = end if source.at_end else begin
+                values[rows] = unpack_field(source.fields, source.name, payload[rows])
+                missing[rows] = False
+            columns[name] = _nullable(values, missing)
+        return columns
+
+
+@dataclass(frozen=True)
+class _FieldSource:
+    """One event's field that feeds a column."""
+
+    event: int
+    at_end: bool
+    fields: tuple[Field, ...]
+    name: str
+
+
+def _field_sources(timeline: Timeline) -> dict[str, list[_FieldSource]]:
+    """Column name -> the fields that it shows. Fields of one name share a column."""
+    sources: dict[str, list[_FieldSource]] = {}
+    for event_idx, event in enumerate(timeline.events):
+        both = (event.begin_fields, event.end_fields)
+        for at_end, (fields, names) in enumerate(zip(both, argument_names(event, _COLUMNS), strict=True)):
+            for field, column in zip(fields, names, strict=True):
+                sources.setdefault(column, []).append(_FieldSource(event_idx, bool(at_end), fields, field.name))
+    return sources
+
+
+class _Neighbours:
+    """For every span the spans at the other ends of its flows."""
+
+    def __init__(self, span: Int64, other: Int64) -> None:
+        order = np.argsort(span, kind="stable")
+        self._span = span[order]
+        self._other = other[order]
+
+    def lists(self, first: int, last: int) -> Any:
+        """A list per span of [first, last); null where there is none."""
+        import pyarrow
+
+        bounds = np.searchsorted(self._span, np.arange(first, last + 1))
+        values = pyarrow.array(self._other[bounds[0] : bounds[-1]], pyarrow.int64())
+        offsets = (bounds - bounds[0]).astype(np.int32)
+        mask = pyarrow.array(np.diff(offsets) == 0)
+        return pyarrow.ListArray.from_arrays(pyarrow.array(offsets), values, mask=mask)
+
+
+def _table(columns: dict[str, Any]) -> Any:
+    import pyarrow
+
+    return pyarrow.table(columns)
+
+
+def _nullable(values: Int64 | Int32, missing: Mask) -> Any:
+    import pyarrow
+
+    return pyarrow.array(values, mask=missing)
+
+
+def _numbers(table: list[int], index: Any, missing: int | None = None) -> Any:
+    values = np.array(table, np.int64)[index] if table else np.empty(0, np.int64)
+    return _nullable(values, values == missing if missing is not None else np.zeros(len(values), bool))
+
+
+def _texts(table: list[str], index: Any) -> Any:
+    """A column of table[index], each text stored once; the empty text is null."""
+    import pyarrow
+
+    codes: dict[str, int] = {}
+    code_of = np.array([codes.setdefault(text, len(codes)) for text in table], np.int32)
+    column = code_of[index] if table else np.empty(0, np.int32)
+    indices = _nullable(column, column == codes.get("", -1))
+    return pyarrow.DictionaryArray.from_arrays(indices, pyarrow.array(codes, pyarrow.string()))
+
+
+def _is_of_class(events: tuple[EventType, ...], event_class: EventClass) -> Mask:
+    return np.array([event.event_class is event_class for event in events], bool)
