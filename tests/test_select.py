@@ -1,0 +1,103 @@
+"""A part of a Timeline is a Timeline: its indices point at the same things as before."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import expected
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timelines import COPY, make_spans, make_timeline, timelines
+
+from tracekern.errors import BadInput
+from tracekern.timeline.model import OPEN_END, Flows, Problem, Timeline
+from tracekern.timeline.select import select
+
+Described = tuple
+
+
+def describe(timeline: Timeline, span: int) -> Described:
+    """A span by what it means, not by indices."""
+    spans = timeline.spans
+    launch = timeline.launches[spans.launch[span]] if spans.launch[span] >= 0 else None
+    columns = (spans.start, spans.end, spans.event, spans.begin_payload, spans.end_payload)
+    return timeline.tracks[spans.track[span]], launch, *(int(column[span]) for column in columns)
+
+
+def spans_of(timeline: Timeline) -> Counter[Described]:
+    return Counter(describe(timeline, span) for span in range(len(timeline.spans)))
+
+
+def flows_of(timeline: Timeline) -> Counter[tuple[Described, Described]]:
+    edges = zip(timeline.flows.signal.tolist(), timeline.flows.wait.tolist(), strict=True)
+    return Counter((describe(timeline, signal), describe(timeline, wait)) for signal, wait in edges)
+
+
+def kept_flows(timeline: Timeline, kept: Counter[Described]) -> Counter[tuple[Described, Described]]:
+    return Counter({pair: count for pair, count in flows_of(timeline).items() if pair[0] in kept and pair[1] in kept})
+
+
+@settings(deadline=None)
+@given(timeline=timelines(), ranks=st.sets(st.integers(0, 2), min_size=1))
+def test_ranks(timeline: Timeline, ranks: set[int]):
+    ranks &= {rank.rank for rank in timeline.ranks}
+    if not ranks:
+        return
+    part = select(timeline, ranks=sorted(ranks))
+    wanted = Counter({span: count for span, count in spans_of(timeline).items() if span[0].rank in ranks})
+    assert spans_of(part) == wanted
+    assert flows_of(part) == kept_flows(timeline, wanted)
+    assert {rank.rank for rank in part.ranks} == ranks
+    assert {launch.rank for launch in part.launches} == ranks
+    marks = [timeline.tracks[track].rank for track in timeline.marks.track]
+    assert [part.tracks[track].rank for track in part.marks.track] == [rank for rank in marks if rank in ranks]
+
+
+@settings(deadline=None)
+@given(timeline=timelines(), first=st.integers(-30, 50), length=st.integers(1, 40))
+def test_window(timeline: Timeline, first: int, length: int):
+    last = first + length
+    part = select(timeline, window=(first, last))
+    wanted: Counter[Described] = Counter()
+    for span in range(len(timeline.spans)):
+        start, end = int(timeline.spans.start[span]), int(timeline.spans.end[span])
+        if start <= last and (end >= first or end == OPEN_END):
+            wanted[describe(timeline, span)] += 1
+    assert spans_of(part) == wanted
+    assert flows_of(part) == kept_flows(timeline, wanted)
+    assert part.marks.time.tolist() == [time for time in timeline.marks.time.tolist() if first <= time <= last]
+
+
+def test_problems_follow_their_tracks():
+    problems = (Problem("error", "lost_records", 1, 8, "on rank 1"), Problem("warning", "x", 0, -1, "on rank 0"))
+    timeline = make_timeline(problems=problems)
+    part = select(timeline, ranks=[1])
+    assert [problem.text for problem in part.problems] == ["on rank 1"]
+    assert part.tracks[part.problems[0].track] == timeline.tracks[8]
+
+
+def test_unknown_rank_names_those_that_are_there():
+    with pytest.raises(BadInput, match=r"rank 7 is not in the timeline, which has ranks 0-2$"):
+        select(make_timeline(num_ranks=3), ranks=[0, 7])
+
+
+@pytest.mark.parametrize("window", [(5, 5), (9, 3)])
+def test_empty_window(window: tuple[int, int]):
+    with pytest.raises(BadInput, match="is empty"):
+        select(make_timeline(), window=window)
+
+
+def test_nothing_asked_is_everything():
+    timeline = make_timeline()
+    assert select(timeline) is timeline
+
+
+def test_a_span_that_reaches_in_is_kept_whole():
+    timeline = make_timeline(
+        spans=make_spans([(2, COPY, 0, 0, 100, 0, 0), (2, COPY, 0, 200, 300, 0, 0)]), flows=Flows()
+    )
+    part = select(timeline, window=(90, 150))
+    assert expected.span_slice(part, 0)[1:3] == (0, 100)
+    assert np.array_equal(part.spans.start, [0])

@@ -1,0 +1,68 @@
+"""The suffix picks the format; what cannot be written is told in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+from timelines import make_timeline
+from trace_processor import TraceProcessor
+
+from tracekern.errors import BadInput
+from tracekern.export import write
+from tracekern.export.write import ManySpansWarning, export
+
+
+@pytest.mark.parametrize("suffix", [".pftrace", ".pftrace.gz", ".json", ".json.gz"])
+def test_pictures_by_suffix(tmp_path: Path, suffix: str):
+    timeline = make_timeline()
+    path = tmp_path / f"trace{suffix}"
+    stats = export(timeline, path)
+    assert stats.spans == len(timeline.spans)
+    assert stats.flows == len(timeline.flows)
+    assert stats.bytes == path.stat().st_size
+    assert TraceProcessor(path).scalar("select count(*) from flow") == len(timeline.flows)
+
+
+def test_parquet_by_suffix_and_by_name(tmp_path: Path):
+    timeline = make_timeline()
+    for name, format_name in (("trace.parquet", None), ("trace.table", "parquet")):
+        export(timeline, tmp_path / name, format_name)
+        assert pl.read_parquet(tmp_path / name).height == len(timeline.spans)
+
+
+def test_a_part_is_written(tmp_path: Path):
+    timeline = make_timeline(num_ranks=3)
+    stats = export(timeline, tmp_path / "trace.parquet", ranks=[1], window=(0, 1200))
+    rows = pl.read_parquet(tmp_path / "trace.parquet")
+    assert stats.spans == rows.height
+    assert set(rows["rank"]) == {1}
+    assert rows["start_ns"].max() == 1100
+
+
+def test_progress_ends_at_the_total(tmp_path: Path):
+    timeline = make_timeline()
+    for name in ("a.pftrace.gz", "a.json", "a.parquet"):
+        steps: list[tuple[int, int]] = []
+        export(timeline, tmp_path / name, progress=lambda done, total, steps=steps: steps.append((done, total)))
+        assert steps[-1] == (len(timeline.spans), len(timeline.spans))
+
+
+def test_many_spans_warn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(write, "MANY_SPANS", 10)
+    with pytest.warns(ManySpansWarning, match="--window, --ranks or --tracks block"):
+        export(make_timeline(), tmp_path / "trace.pftrace")
+
+
+@pytest.mark.parametrize("name", ["trace.perfetto", "trace", "trace.gz"])
+def test_unknown_suffix(tmp_path: Path, name: str):
+    with pytest.raises(BadInput, match=r"\.pftrace, \.pftrace\.gz, \.json, \.json\.gz, \.parquet"):
+        export(make_timeline(), tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("options", "words"), [({"format": "csv"}, "csv"), ({"tracks": "lane"}, "warp or block")])
+def test_unknown_options(tmp_path: Path, options: dict, words: str):
+    with pytest.raises(BadInput, match=words):
+        export(make_timeline(), tmp_path / "trace.json", **options)
