@@ -141,6 +141,8 @@ class _OneFileHandler(BaseHTTPRequestHandler):
 
 
 class _OfflineHandler(SimpleHTTPRequestHandler):
+    server: ThreadingHTTPServer
+
     extensions_map = {  # noqa: RUF012 - the parent's attribute; the system's own table may lack these
         **SimpleHTTPRequestHandler.extensions_map,
         ".wasm": "application/wasm",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 import tracekern
-from tracekern.cli import open_trace
+from tracekern.cli import info, open_trace
 
 app = typer.Typer(
     name="tracekern",
@@ -14,6 +14,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(info.info)
 app.command("open")(open_trace.open_trace)
 
 

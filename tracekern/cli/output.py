@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from rich.console import Console
@@ -26,6 +27,20 @@ def note(text: str) -> None:
 def print_json(value: dict[str, Any]) -> None:
     """The one JSON object of `--json`."""
     sys.stdout.write(json.dumps(value) + "\n")
+
+
+def duration(value_ns: float) -> str:
+    """A time in the unit that a person would use: 950 ns, 1.25 us, 17.3 ms, 2.1 s."""
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if value_ns >= size:
+            return f"{value_ns / size:.3g} {unit}"
+    return f"{value_ns:.0f} ns"
+
+
+def working(text: str) -> AbstractContextManager[object]:
+    """Something moves on stderr while a step of unknown length runs; silent where stderr is not a terminal."""
+    errors = Console(stderr=True)
+    return errors.status(text) if errors.is_terminal else nullcontext()
 
 
 def progress() -> Progress:

@@ -1,0 +1,63 @@
+"""What `pip install .` and `pip install -e .` give: the extension, the headers for users' kernels, the viewers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    """A copy of the sources, with nothing built."""
+    copy = tmp_path_factory.mktemp("checkout") / "tracekern"
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout: cannot tell the sources from what was built")
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_symlink() or (ROOT / name).exists():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
+    return copy
+
+
+def pip(*arguments: object, cwd: Path) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *map(str, arguments)]
+    subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True)
+
+
+def run_python(interpreter: Path, code: str, cwd: Path) -> str:
+    """What `code` prints, in an interpreter that sees the packages of this one, but not this checkout."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    result = subprocess.run([interpreter, "-c", code], cwd=cwd, capture_output=True, text=True, env=environment)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_the_wheel_holds_what_an_installation_needs(checkout, tmp_path):
+    pip("wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", tmp_path, checkout, cwd=tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert any(name.startswith("tracekern/_C.") and name.endswith(".so") for name in names)
+    for path in [*(ROOT / "tracekern").rglob("*.py"), *(ROOT / "viewers").rglob("*.py")]:
+        name = path.relative_to(ROOT).as_posix().replace("viewers/", "tracekern/viewers/", 1)
+        assert name.replace("tracekern/tracekern/", "tracekern/") in names
+    headers = [path for part in ("trace", "platform") for path in (ROOT / "csrc" / part).iterdir()]
+    for path in [ROOT / "csrc" / "tracekern.h", *headers]:
+        assert f"tracekern/include/{path.relative_to(ROOT / 'csrc').as_posix()}" in names
+    unpacked = tmp_path / "unpacked"
+    zipfile.ZipFile(wheel).extractall(unpacked)
+    code = (
+        f"import sys; sys.path.insert(0, {str(unpacked)!r}); import tracekern, tracekern._C, tracekern.viewers, os\n"
+        "print(os.path.exists(tracekern.include_path() + '/tracekern.h'), tracekern.__file__)"
+    )
+    assert run_python(Path(sys.executable), code, tmp_path) == f"True {unpacked / 'tracekern' / '__init__.py'}"

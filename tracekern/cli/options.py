@@ -1,0 +1,85 @@
+"""Options that more than one command takes, and what their texts mean."""
+
+from __future__ import annotations
+
+import enum
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tracekern.errors import BadInput
+
+
+class Tracks(str, enum.Enum):
+    block = "block"
+    warp = "warp"
+
+
+Output = Annotated[
+    Path,
+    typer.Option(
+        "--output", "-o", help="File to write. Its suffix is the format: .pftrace, .json (also .gz), .parquet."
+    ),
+]
+Unaligned = Annotated[
+    bool,
+    typer.Option("--unaligned", help="Take every clock as it is where they cannot be related; the title says so."),
+]
+Strict = Annotated[bool, typer.Option("--strict", help="Refuse captures that lost records or ranks.")]
+Partial = Annotated[bool, typer.Option("--partial", help="Go on without ranks whose dump is missing.")]
+Window = Annotated[str | None, typer.Option(metavar="START:END", help="Only this part of the time, as in 1.5ms:2ms.")]
+Ranks = Annotated[str | None, typer.Option(metavar="LIST", help="Only these ranks, as in 0,2-4.")]
+TrackDetail = Annotated[Tracks, typer.Option(help="A row for each block, or for each warp.")]
+Host = Annotated[
+    list[str] | None,
+    typer.Option(metavar="RANK=FILE", help="A Chrome trace of torch.profiler to show beside the kernels. Repeatable."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+_TIME = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s)?")
+_RANKS = re.compile(r"(\d+)(?:-(\d+))?")
+_MAX_RANKS = 65_536
+
+
+def parse_window(text: str | None) -> tuple[int, int] | None:
+    """ "1.5ms:2ms" as (1500000, 2000000), ns from the start of the trace; a number without unit is ns."""
+    if text is None:
+        return None
+    first, colon, last = text.partition(":")
+    if not colon:
+        raise BadInput(f"--window: got {text!r}, wanted START:END, for example 1.5ms:2ms")
+    return _parse_time(first, text), _parse_time(last, text)
+
+
+def _parse_time(part: str, text: str) -> int:
+    match = _TIME.fullmatch(part.strip())
+    if not match:
+        raise BadInput(
+            f"--window: {part!r} in {text!r} is no time; wanted a number and ns, us, ms or s, as in 1.5ms:2ms"
+        )
+    return round(float(match[1]) * _NS[match[2] or "ns"])
+
+
+def parse_ranks(text: str | None) -> list[int] | None:
+    """ "0,2-4" as [0, 2, 3, 4]."""
+    if text is None:
+        return None
+    ranks: set[int] = set()
+    for part in text.split(","):
+        match = _RANKS.fullmatch(part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last < _MAX_RANKS:
+            raise BadInput(f"--ranks: {part!r} in {text!r} is no rank or range of ranks; wanted for example 0,2-4")
+        ranks.update(range(first, last + 1))
+    return sorted(ranks)
+
+
+def parse_host(text: str) -> tuple[int, str]:
+    """ "3=profile.json" as (3, "profile.json")."""
+    rank, equals, path = text.partition("=")
+    if not equals or not rank.isdigit() or not path:
+        raise BadInput(f"--host: got {text!r}, wanted RANK=FILE, for example 0=profile.json")
+    return int(rank), path
