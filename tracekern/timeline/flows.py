@@ -154,7 +154,7 @@ def _number_keys(
         for kind, events in types.items()
     }
     local = not any(has_peer.values())
-    use_source = (has_peer[EventClass.WAIT] and channel.kind is not ChannelKind.BARRIER) or local
+    use_source = has_peer[EventClass.WAIT] or local
     use_destination = has_peer[EventClass.SIGNAL] or local
     columns: dict[EventClass, list[Int64]] = {}
     for kind, side in sides.items():
@@ -225,7 +225,7 @@ def _backwards(timeline: Timeline, channel: str, signal: Int64, wait: Int64) -> 
         return []
     spans, rank_of_track = timeline.spans, timeline.track_ranks()
     source, destination = rank_of_track[spans.track[signal]], rank_of_track[spans.track[wait]]
-    hard = np.zeros(int(rank_of_track.max(initial=0)) + 1)
+    hard = np.zeros(max(rank.rank for rank in timeline.ranks) + 1)
     for rank in timeline.ranks:
         hard[rank.rank] = rank.clock.hard_ns if rank.clock else 0.0
     slack: npt.NDArray[np.float64] = np.where(source == destination, 0.0, hard[source] + hard[destination])

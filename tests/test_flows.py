@@ -1,0 +1,197 @@
+"""Joining signals and waits against an obvious join, for all kinds of channels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tracekern.timeline.flows import join_flows
+from tracekern.timeline.model import (
+    OPEN_END,
+    Channel,
+    ChannelKind,
+    ClockFit,
+    EventClass,
+    EventType,
+    Field,
+    Launch,
+    Rank,
+    Spans,
+    Timeline,
+    Track,
+    TrackKind,
+)
+
+NUM_RANKS = 3
+PEER, SLOT, LEVEL = Field("peer", 10), Field("slot", 22), Field("level", 20)
+
+
+@dataclass(frozen=True)
+class End:
+    """A signal or a wait."""
+
+    is_signal: bool
+    rank: int
+    peer: int
+    slot: int
+    epoch: int
+    start: int
+    end: int
+    level: int = 0
+
+
+def build(ends: list[End], kind: ChannelKind, signal_peer: bool = True, wait_peer: bool = True, hard_ns: float = 0.0):
+    """A Timeline of one track per rank and epoch."""
+    channel = Channel("token", kind, ("slot",))
+
+    def event(name: str, event_class: EventClass, level: str, has_peer: bool) -> EventType:
+        fields = ((PEER,) if has_peer else ()) + (SLOT, Field(level, LEVEL.bits))
+        return EventType(name, event_class, "completion", channel, fields)
+
+    events = (
+        event("wait_token", EventClass.WAIT, "wanted", wait_peer),
+        event("signal_token", EventClass.SIGNAL, "value", signal_peer),
+    )
+    epochs = sorted({end.epoch for end in ends})
+    places = [(rank, epoch) for rank in range(NUM_RANKS) for epoch in epochs]
+    ends = sorted(ends, key=lambda end: (places.index((end.rank, end.epoch)), end.start))
+    payloads = []
+    for end in ends:
+        shift, payload = 0, 0
+        values = packed(end, signal_peer if end.is_signal else wait_peer)
+        for field, value in zip(events[end.is_signal].begin_fields, values, strict=True):
+            payload |= value << shift
+            shift += field.bits
+        payloads.append(payload)
+    place = [places.index((end.rank, end.epoch)) for end in ends]
+    spans = Spans(
+        track=np.array(place, np.int32),
+        event=np.array([end.is_signal for end in ends], np.int32),
+        launch=np.array(place, np.int32),
+        start=np.array([end.start for end in ends], np.int64),
+        end=np.array([end.end for end in ends], np.int64),
+        begin_payload=np.array(payloads, np.uint64),
+        end_payload=np.zeros(len(ends), np.uint64),
+    )
+    fit = ClockFit("reference", hard_ns, 0.0)
+    timeline = Timeline(
+        unit="ns",
+        ranks=tuple(Rank(rank, "n", "d", "cpu", "closed", 1e9, 1, fit) for rank in range(NUM_RANKS)),
+        tracks=tuple(Track(rank, TrackKind.DEVICE, str(epoch)) for rank, epoch in places),
+        events=events,
+        launches=tuple(Launch(rank, i, "k", 0, 0, epoch, 1, 1, 1, 9, 0, 9) for i, (rank, epoch) in enumerate(places)),
+        spans=spans,
+    )
+    return timeline, ends
+
+
+def packed(end: End, has_peer: bool) -> list[int]:
+    return [end.peer] * has_peer + [end.slot, end.level]
+
+
+def meets(signal: End, wait: End, signal_peer: bool, wait_peer: bool) -> bool:
+    if (signal.slot, signal.epoch) != (wait.slot, wait.epoch):
+        return False
+    if not signal_peer and not wait_peer:
+        return signal.rank == wait.rank
+    return (not signal_peer or signal.peer == wait.rank) and (not wait_peer or wait.peer == signal.rank)
+
+
+def obvious_join(ends: list[End], kind: ChannelKind, signal_peer: bool, wait_peer: bool) -> set[tuple[int, int]]:
+    edges = set()
+    by_start = sorted(range(len(ends)), key=lambda idx: (ends[idx].start, idx))
+    for wait in (idx for idx in by_start if not ends[idx].is_signal and ends[idx].end != OPEN_END):
+        mine = [s for s in by_start if ends[s].is_signal and meets(ends[s], ends[wait], signal_peer, wait_peer)]
+        rivals = [
+            idx
+            for idx in by_start
+            if not ends[idx].is_signal and mine and meets(ends[mine[0]], ends[idx], signal_peer, wait_peer)
+        ]
+        if kind is ChannelKind.BARRIER:
+            mine = mine[-1:]
+        elif kind is ChannelKind.CREDIT:
+            mine = [signal for signal in mine if ends[signal].level >= ends[wait].level][:1]
+        elif len(rivals) % max(len(mine), 1) == 0:
+            mine = [mine[rivals.index(wait) * len(mine) // len(rivals)]] if mine else []
+        elif len(mine) != 1:
+            mine = []
+        edges |= {(signal, wait) for signal in mine}
+    return edges
+
+
+@st.composite
+def ends(draw: st.DrawFn, signal_peer: bool, wait_peer: bool) -> list[End]:
+    found = []
+    for start in range(draw(st.integers(0, 25))):
+        is_signal = draw(st.booleans())
+        found.append(
+            End(
+                is_signal,
+                rank=draw(st.integers(0, NUM_RANKS - 1)),
+                peer=draw(st.integers(0, NUM_RANKS - 1)),
+                slot=draw(st.sampled_from([0, 1, (1 << 22) - 1])),
+                epoch=draw(st.sampled_from([1, 0xFFFFFFFF])),
+                start=start,
+                end=OPEN_END if draw(st.integers(0, 5)) == 0 else start + 100,
+                level=draw(st.integers(0, 6)),
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("signal_peer", "wait_peer"), [(True, True), (False, False), (True, False), (False, True)], ids=str
+)
+@pytest.mark.parametrize("kind", list(ChannelKind))
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_the_join_is_the_obvious_one(kind: ChannelKind, signal_peer: bool, wait_peer: bool, data: st.DataObject):
+    timeline, rows = build(data.draw(ends(signal_peer, wait_peer)), kind, signal_peer, wait_peer)
+    flows, problems = join_flows(timeline)
+    found = set(zip(flows.signal.tolist(), flows.wait.tolist(), strict=True))
+    assert len(found) == len(flows)
+    assert found == obvious_join(rows, kind, signal_peer, wait_peer)
+    closed = sum(not end.is_signal and end.end != OPEN_END for end in rows)
+    unmatched = sum(problem.count for problem in problems if problem.kind == "unmatched_wait")
+    assert unmatched == closed - len({wait for _, wait in found})
+
+
+def test_a_barrier_can_give_every_signal():
+    arrivals = [End(True, rank, 0, 5, 1, start=10 * rank, end=10 * rank + 5) for rank in range(3)]
+    waits = [End(False, 0, 0, 5, 1, start=0, end=50), End(False, 0, 0, 5, 1, start=1, end=OPEN_END)]
+    timeline, rows = build(arrivals + waits, ChannelKind.BARRIER, wait_peer=False)
+    flows, _ = join_flows(timeline)
+    assert [(rows[signal].rank, rows[wait].start) for signal, wait in zip(flows.signal, flows.wait, strict=True)] == [
+        (2, 0)
+    ]
+    flows, _ = join_flows(timeline, every_barrier_signal=True)
+    assert {rows[signal].rank for signal in flows.signal} == {0, 1, 2}
+    assert {rows[wait].start for wait in flows.wait} == {0}
+
+
+def test_a_wait_that_ends_before_its_signal_begins_is_told_beyond_the_clocks():
+    pair = [End(True, 0, 1, 0, 1, start=1000, end=1010), End(False, 1, 0, 0, 1, start=0, end=800)]
+    for hard_ns, wanted in ((99.0, [("backwards_flow", 1)]), (100.0, [])):
+        timeline, _ = build(pair, ChannelKind.DATA, hard_ns=hard_ns)
+        flows, problems = join_flows(timeline)
+        assert len(flows) == 1
+        assert [(problem.kind, problem.rank) for problem in problems] == wanted
+    assert join_flows(timeline.replace(aligned=False))[1] == ()
+
+
+def test_kernels_without_epochs_are_told_apart_by_their_sequence():
+    ends = [
+        End(is_signal, is_signal ^ 1, is_signal, 0, epoch, start=1000 * epoch, end=1000 * epoch + 10)
+        for epoch in (1, 2)
+        for is_signal in (True, False)
+    ]
+    timeline, _ = build(ends, ChannelKind.DATA)
+    launches = tuple(Launch(e.rank, e.launch_idx, "k", e.epoch, 0, 0, 1, 1, 1, 9, 0, 9) for e in timeline.launches)
+    flows, problems = join_flows(timeline.replace(launches=launches))
+    assert problems == ()
+    assert (timeline.spans.start[flows.signal] == timeline.spans.start[flows.wait]).all()
+    assert len(flows) == 2
