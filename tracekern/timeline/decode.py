@@ -23,7 +23,7 @@ from tracekern.timeline.pairing import pair
 from tracekern.timeline.record_columns import Records, Runs, read_runs
 from tracekern.timeline.track_merge import merge_tracks
 
-_BATCH_RECORDS = 1 << 19
+_BATCH_RECORDS = 1 << 18
 
 
 def decode(dump: Dump) -> Timeline:
