@@ -36,7 +36,7 @@ TK_DEVICE bool grid_barrier(Warp& warp, const CommArgs& comm, uint64_t* count, u
 
 }  // namespace tracekern
 
-#define TK_BARRIER_EVENTS(EVENT)                                                \
+#define TK_BARRIER_EVENTS(EVENT)                                             \
     EVENT(signal_barrier, signal, completion, "barrier data", "peer:10", "") \
     EVENT(wait_barrier, wait, completion, "barrier data", "peer:10", "")
 TK_DEFINE_EVENTS(BarrierEvent, TK_BARRIER_EVENTS)
