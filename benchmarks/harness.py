@@ -1,4 +1,4 @@
-"""What every benchmark shares: a table on the terminal, and a JSON file that says where, when and how it was measured."""
+"""What benchmarks share: a table on the terminal, and a JSON file that says where, when and how it was measured."""
 
 from __future__ import annotations
 

@@ -1,0 +1,233 @@
+"""The main job end to end: ranks run, the capture merges, and Perfetto itself counts what the routing table demands."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from trace_processor import TraceProcessor, assert_no_loss
+
+import tracekern
+from tracekern.errors import BadInput, CommTimeout
+from tracekern.export.perfetto import FLOWS_SQL, write_perfetto
+from tracekern.moe.routing import draw_batch
+from tracekern.moe.run import MoeRun, run
+from tracekern.timeline.model import EventClass
+
+SMALL = {"ranks": 4, "tokens": 12, "hidden": 64, "experts": 16, "topk": 3, "iterations": 2, "blocks": 3, "warps": 2}
+
+
+def routed(options: MoeRun) -> Counter[tuple[int, int, int]]:
+    """(source, destination, expert) -> tokens, over all iterations, from the routing alone."""
+    counts: Counter[tuple[int, int, int]] = Counter()
+    for iteration in range(options.iterations):
+        for rank in range(options.ranks):
+            batch = draw_batch(
+                options.shape,
+                seed=options.seed,
+                rank=rank,
+                iteration=iteration,
+                routing=options.routing,
+                uneven=options.uneven,
+            )
+            for expert in batch.topk_idx.flatten().tolist():
+                counts[rank, expert // options.shape.num_local_experts, expert] += 1
+    return counts
+
+
+class Loaded:
+    """A trace in the trace processor: slices by id with their rank and arguments."""
+
+    def __init__(self, path: Path) -> None:
+        self.processor = TraceProcessor(path)
+        assert_no_loss(self.processor)
+        tracks = {row[0]: row[1:] for row in self.processor.query("select id, parent_id, name from track")}
+
+        def rank_of(track: int | None) -> int:
+            while track is not None:
+                parent, name = tracks[track]
+                if found := re.match(r"rank (\d+)", name or ""):
+                    return int(found[1])
+                track = parent
+            return -1
+
+        ranks = {track: rank_of(track) for track in tracks}
+        arguments: dict[int, dict[str, int]] = {}
+        for arg_set, key, value in self.processor.query(
+            "select arg_set_id, key, int_value from args where key in ('debug.peer', 'debug.expert', 'debug.slot')"
+        ):
+            arguments.setdefault(arg_set, {})[key.removeprefix("debug.")] = value
+        self.slices = {
+            row[0]: (row[1], ranks[row[2]], arguments.get(row[3], {}))
+            for row in self.processor.query("select id, name, track_id, arg_set_id from slice")
+        }
+
+    def count(self, event: str, *, rank_is_source: bool) -> Counter[tuple[int, int, int]]:
+        """(source, destination, expert) -> slices of that name."""
+        counts: Counter[tuple[int, int, int]] = Counter()
+        for name, rank, arguments in self.slices.values():
+            if name == event:
+                peer, expert = arguments["peer"], arguments["expert"]
+                counts[(rank, peer, expert) if rank_is_source else (peer, rank, expert)] += 1
+        return counts
+
+    def count_flows(self, signal_name: str, *, signal_is_source: bool) -> Counter[tuple[int, int, int]]:
+        """(source, destination, expert) -> arrows from a signal of that name, checked for leading where they should."""
+        counts: Counter[tuple[int, int, int]] = Counter()
+        for signal_id, wait_id in self.processor.query(FLOWS_SQL):
+            name, rank, arguments = self.slices[signal_id]
+            if name != signal_name:
+                continue
+            wait_name, wait_rank, wait_arguments = self.slices[wait_id]
+            assert wait_name == name.replace("signal_", "wait_")
+            assert (wait_rank, wait_arguments["peer"]) == (arguments["peer"], rank)
+            assert wait_arguments["slot"] == arguments["slot"]
+            expert = arguments["expert"]
+            counts[(rank, wait_rank, expert) if signal_is_source else (wait_rank, rank, expert)] += 1
+        return counts
+
+
+@pytest.mark.parametrize("variant", ["token", "fused", "balanced"])
+def test_perfetto_counts_what_the_routing_demands(tmp_path, variant):
+    options = MoeRun(**SMALL, variant=variant, seed=11)
+    report = run(options, tmp_path / "capture")
+    report.raise_for_error()
+    timeline = tracekern.load(tmp_path / "capture")
+    write_perfetto(timeline, tmp_path / "trace.pftrace.gz")
+    loaded = Loaded(tmp_path / "trace.pftrace.gz")
+    wanted = routed(options)
+    assert sum(wanted.values()) > 0
+    for event in ("copy_token", "signal_token", "wait_result"):
+        assert loaded.count(event, rank_is_source=True) == wanted, event
+    for event in ("wait_token", "receive_token", "send_result", "signal_result"):
+        assert loaded.count(event, rank_is_source=False) == wanted, event
+    assert loaded.count_flows("signal_token", signal_is_source=True) == wanted
+    assert loaded.count_flows("signal_result", signal_is_source=False) == wanted
+
+
+def test_rank_flags_release_every_wait_on_them(tmp_path):
+    report = run(MoeRun(**SMALL, variant="flag"), tmp_path)
+    report.raise_for_error()
+    timeline = tracekern.load(tmp_path)
+    names = [event.name for event in timeline.events]
+    waits = {i for i, event in enumerate(timeline.events) if event.channel and event.event_class is EventClass.WAIT}
+    assert {"wait_rank", "wait_results", "wait_counts", "wait_ack", "wait_barrier"} <= {names[i] for i in waits}
+    assert not [problem for problem in timeline.problems if problem.kind == "unmatched_wait"]
+    num_waits = sum(int((timeline.spans.event == i).sum()) for i in waits)
+    assert len(timeline.flows) == num_waits
+
+
+@pytest.mark.parametrize("variant", ["reference", "sorted"])
+def test_torch_variants_leave_host_lanes(tmp_path, variant):
+    report = run(MoeRun(**SMALL, variant=variant), tmp_path)
+    report.raise_for_error()
+    timeline = tracekern.load(tmp_path)
+    assert timeline.host_names.count(f"{variant} call") == 1
+
+
+def test_too_few_records_are_counted_drawn_and_told(tmp_path):
+    report = run(MoeRun(**{**SMALL, "tokens": 64}, records_per_track=16), tmp_path)
+    report.raise_for_error()
+    timeline = tracekern.load(tmp_path)
+    lost = [launch for launch in timeline.launches if launch.records_lost]
+    assert lost
+    assert all(launch.records_needed > 16 for launch in lost)
+    with pytest.raises(BadInput, match="would have been enough"):
+        tracekern.load(tmp_path, strict=True)
+    enough = max(launch.records_needed for launch in timeline.launches)
+    report = run(MoeRun(**{**SMALL, "tokens": 64}, records_per_track=enough), tmp_path / "again")
+    report.raise_for_error()
+    assert not any(launch.records_lost for launch in tracekern.load(tmp_path / "again").launches)
+
+
+def test_both_record_formats_tell_the_same(tmp_path):
+    counts = []
+    for record_format in ("wide", "compact"):
+        run(MoeRun(**SMALL, record_format=record_format), tmp_path / record_format).raise_for_error()
+        timeline = tracekern.load(tmp_path / record_format)
+        names = [event.name for event in timeline.events]
+        counts.append(Counter(names[event] for event in timeline.spans.event.tolist()))
+        assert not any(launch.records_lost for launch in timeline.launches)
+    assert counts[0] == counts[1]
+
+
+def find_rank(directory: Path, rank: int) -> int:
+    """The process of a rank that records into `directory`."""
+    wanted = {f"TRACEKERN_MOE_CAPTURE={directory}".encode(), f"RANK={rank}".encode()}
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if wanted <= set(path.read_bytes().split(b"\0")):
+                return int(path.parent.name)
+    raise LookupError(f"rank {rank} does not run")
+
+
+def test_a_killed_rank_is_named_and_its_part_is_kept(tmp_path):
+    options = MoeRun(**{**SMALL, "iterations": 2000}, records_per_track=200, timeout_ms=1500)
+
+    def kill_in_mid_run(done: int, _total: int) -> None:
+        if done == 20:
+            os.kill(find_rank(tmp_path, 2), signal.SIGKILL)
+
+    report = run(options, tmp_path, kill_in_mid_run)
+    assert not report.ok
+    assert "rank 2 killed by signal 9" in report.errors
+    with pytest.raises(CommTimeout, match="gave up on rank 2"):
+        report.raise_for_error()
+    said = [text for text in report.errors if "gave up on rank 2" in text]
+    assert all(
+        re.search(r"^rank [013] .* channel \w+ slot \d+: wanted epoch \d+, saw epoch \d+ value \d+", text)
+        for text in said
+    )
+    timeline = tracekern.load(tmp_path)
+    assert [rank.state for rank in timeline.ranks] == ["closed", "closed", "salvaged", "closed"]
+    spans = timeline.spans
+    rank_2 = timeline.track_ranks()[spans.track] == 2
+    assert int(rank_2.sum()) > 100
+    is_wait = [event.event_class is EventClass.WAIT for event in timeline.events]
+    open_waits = [int(event) for event, end in zip(spans.event, spans.end, strict=True) if end == -1 and is_wait[event]]
+    assert open_waits
+
+
+def test_torchrun_gives_the_same_capture(tmp_path):
+    """Two agents play two nodes on this host: WORLD_SIZE 4, two ranks each."""
+    options = MoeRun(**SMALL)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=2",
+        "--nproc-per-node=2",
+        "--master-addr=127.0.0.1",
+    ]
+    environment = {
+        **os.environ,
+        "TRACEKERN_MOE_RUN": json.dumps(dataclasses.asdict(options)),
+        "TRACEKERN_MOE_CAPTURE": str(tmp_path),
+        "OMP_NUM_THREADS": "1",
+    }
+    port = 20_000 + os.getpid() % 20_000
+    agents = [
+        subprocess.Popen(
+            [*command, f"--master-port={port}", f"--node-rank={node}", "-m", "tracekern.moe.worker"],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        for node in range(2)
+    ]
+    for agent in agents:
+        _, errors = agent.communicate(timeout=120)
+        assert agent.returncode == 0, errors.decode()[-2000:]
+    timeline = tracekern.load(tmp_path)
+    assert [rank.rank for rank in timeline.ranks] == [0, 1, 2, 3]
+    names = [event.name for event in timeline.events]
+    assert int((timeline.spans.event == names.index("copy_token")).sum()) == sum(routed(options).values())
