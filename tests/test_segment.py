@@ -1,0 +1,167 @@
+"""Segments: what a launch is given, and what happens where shared memory ends."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.captures import EVENT_TABLE, CaptureSpec, metadata
+from tests.kernels import memory
+from tracekern.errors import BadInput
+from tracekern.record import format as fmt
+from tracekern.record.segment import LaunchPlan, Segment, list_segments
+from tracekern.timeline.merge import load
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def plan(**changes) -> LaunchPlan:
+    wanted = {
+        "name": "kernel",
+        "num_blocks": 10,
+        "warps_per_block": 2,
+        "records_per_track": 5,
+        "blocks": range(1, 8, 3),
+        "events": json.dumps(EVENT_TABLE).encode(),
+    }
+    return LaunchPlan(**{**wanted, **changes})
+
+
+@pytest.fixture
+def segment() -> Iterator[Segment]:
+    segment = Segment.create("segment-test", 0, metadata(CaptureSpec(), 0), 1 << 20)
+    yield segment
+    segment.unlink()
+    segment.close()
+
+
+def test_the_descriptor_leads_to_zeroed_aligned_memory_of_its_own(segment: Segment):
+    addresses = [segment.reserve_launch(plan(stream=-1, epoch=(1 << 32) + 3)) for _ in range(2)]
+    first, second = (memory(address, fmt.LAUNCH_DESCRIPTOR)[0] for address in addresses if address)
+    assert (int(first["launch_idx"]), int(second["launch_idx"]), int(first["epoch"])) == (0, 1, 3)
+    assert [int(first[key]) for key in ("block_first", "block_stop", "block_step")] == [1, 8, 3]
+    num_tracks = 3 * 2
+    for launch in (first, second):
+        headers = memory(int(launch["headers"]), fmt.TRACK_HEADER, num_tracks)
+        records = memory(int(launch["records"]), fmt.WIDE_RECORD, num_tracks * 5)
+        assert not headers.tobytes().strip(b"\0")
+        assert not records.tobytes().strip(b"\0")
+        assert int(launch["headers"]) % 64 == int(launch["records"]) % 64 == 0
+        assert int(launch["records"]) == int(launch["headers"]) + headers.nbytes
+    assert int(first["records"]) + num_tracks * 5 * fmt.WIDE_RECORD.itemsize <= addresses[1]
+    assert segment.launches()["stream"].tolist() == [-1, -1]
+
+
+def test_what_the_kernel_writes_is_what_the_segment_reads(segment: Segment):
+    address = segment.reserve_launch(plan())
+    assert address is not None
+    descriptor = memory(address, fmt.LAUNCH_DESCRIPTOR)[0]
+    memory(int(descriptor["headers"]), fmt.TRACK_HEADER, 6)["block"] = range(6)
+    memory(int(descriptor["records"]), fmt.WIDE_RECORD, 30)["ticks"] = range(30)
+    outside = Segment.attach(segment.name)
+    entry = outside.launches()[0]
+    assert outside.track_headers(entry)["block"].tolist() == list(range(6))
+    assert outside.records(entry)["ticks"].ravel().tolist() == list(range(30))
+    assert outside.events(entry) == EVENT_TABLE
+    with pytest.raises(ValueError, match="read-only"):
+        outside.records(entry)["ticks"] = 0
+
+
+def test_a_table_is_stored_once(segment: Segment):
+    used = []
+    for _ in range(3):
+        segment.reserve_launch(plan(records_per_track=0))
+        used.append(int(segment.header["arena_cursor"]))
+    assert used[2] - used[1] < used[0]
+    assert len(set(segment.launches()["events_offset"].tolist())) == 1
+
+
+def test_beyond_the_cap_a_launch_is_refused_and_counted(segment: Segment):
+    assert segment.reserve_launch(plan(records_per_track=20_000)) is None
+    assert segment.reserve_launch(plan()) is not None
+    assert (int(segment.header["launches_refused"]), len(segment.launches())) == (1, 1)
+
+
+def test_host_spans_beyond_their_room_are_counted():
+    segment = Segment.create("segment-host", 0, metadata(CaptureSpec(), 0), 1 << 16, host_spans=2)
+    try:
+        for idx in range(5):
+            segment.append_host_span("x" * 200, 1, idx, idx + 1)
+        assert (len(segment.host_spans()), int(segment.header["host_spans_lost"])) == (2, 3)
+    finally:
+        segment.unlink()
+
+
+def test_segments_of_a_run_are_not_those_of_its_namesakes():
+    names = [("r1", 0), ("r1", 11), ("r1.2", 0), ("r10", 0), ("r1-0", 0)]
+    segments = [Segment.create(run_id, rank, metadata(CaptureSpec(), 0), 4096) for run_id, rank in names]
+    try:
+        assert list_segments("r1") == ["tracekern-r1-0", "tracekern-r1-11", "tracekern-r1.2-0"]
+    finally:
+        for segment in segments:
+            segment.unlink()
+
+
+def test_a_file_that_is_no_segment_is_refused():
+    path = Path("/dev/shm/tracekern-nothing-0")
+    for content, message in ((b"", "died at birth"), (bytes(4096), "magic")):
+        path.write_bytes(content)
+        try:
+            with pytest.raises(BadInput, match=message):
+                Segment.attach(path.name)
+        finally:
+            path.unlink()
+
+
+def run_in_small_shared_memory(num_bytes: int, program: str) -> str:
+    """Run Python where /dev/shm holds `num_bytes` only: a mount of its own, which needs user namespaces."""
+    if shutil.which("unshare") is None:
+        pytest.skip("unshare is not installed")
+    mount = f"mount -t tmpfs -o size={num_bytes} tmpfs /dev/shm"
+    if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True).returncode:
+        pytest.skip("this container may not mount a small /dev/shm")
+    program = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{program}"
+    command = ["unshare", "-rm", "sh", "-c", f'{mount} && exec "$0" -c "$1"', sys.executable, program]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_full_shared_memory_costs_launches_and_never_the_run(tmp_path: Path):
+    program = f"""
+from tests.captures import EVENT_TABLE
+from tests.kernels import run_kernel
+from tracekern.record.session import capture
+with capture({str(tmp_path)!r}, records_per_track=10_000) as session:
+    for _ in range(6):
+        launch = session.launch("k", grid=2, warps=4, events=EVENT_TABLE)
+        if launch.traced:
+            run_kernel(launch.descriptor, 2, 4, 5_000)
+        print(launch.traced)
+"""
+    traced = run_in_small_shared_memory(6 << 20, program).split()
+    assert traced == ["True"] * 4 + ["False"] * 2
+    timeline = load(tmp_path)
+    assert len(timeline.spans) == 4 * (8 * 5_000 + 1)
+    assert [(problem.kind, problem.count) for problem in timeline.problems] == [("launch_not_recorded", 2)]
+
+
+def test_no_shared_memory_at_all_is_one_clear_line(tmp_path: Path):
+    program = f"""
+from tracekern.errors import BadInput
+from tracekern.record.session import capture
+open("/dev/shm/filler", "wb").write(bytes(65536))
+try:
+    with capture({str(tmp_path)!r}):
+        print("opened")
+except BadInput as refused:
+    print(refused)
+"""
+    text = run_in_small_shared_memory(65536, program)
+    assert "no room in /dev/shm (No space left on device)" in text
