@@ -41,7 +41,7 @@ def begin_arguments(timeline: Timeline, event: int, launch: int, payload: int) -
     arguments: dict[str, Any] = {}
     for field, value in zip(kind.begin_fields, unpack(kind.begin_fields, payload), strict=True):
         arguments[field.name] = value
-    if launch >= 0:
+    if launch >= 0 and kind.event_class is not EventClass.LAUNCH:
         arguments["launch"] = f"{timeline.launches[launch].name} #{timeline.launches[launch].sequence}"
         arguments["epoch"] = timeline.launches[launch].epoch
     return arguments

@@ -14,7 +14,7 @@ from timelines import HOST, HOST_NAMES, LAUNCH, WAIT, make_timeline, timelines
 
 from tracekern.errors import BadInput
 from tracekern.export.parquet import write_parquet
-from tracekern.timeline.model import OPEN_END, Timeline
+from tracekern.timeline.model import OPEN_END, EventClass, Timeline
 
 
 def load(timeline: Timeline, path: Path) -> list[dict]:
@@ -25,6 +25,8 @@ def load(timeline: Timeline, path: Path) -> list[dict]:
 def expected_fields(timeline: Timeline, span: int) -> dict[str, int]:
     """The fields under their column names: those that meet a base column or each other carry where they stand."""
     kind = timeline.events[timeline.spans.event[span]]
+    if kind.event_class is EventClass.LAUNCH:  # has columns of its own for what its fields say
+        return {}
     begin = expected.unpack(kind.begin_fields, int(timeline.spans.begin_payload[span]))
     result = {field.name: value for field, value in zip(kind.begin_fields, begin, strict=True)}
     if timeline.spans.end[span] != OPEN_END:

@@ -171,7 +171,10 @@ void PerfettoEncoder::begin_span(ProtoWriter& writer) {
     Packet packet(writer, time, kSliceBegin, uuid);
     packet.name(name_of(event, spans_.launch[i], spans_.begin_payload[i]), event.category_iid);
     packet.fields(event.begin_fields, spans_.begin_payload[i]);
-    if (spans_.launch[i] >= 0) packet.encoded(tables_.launches[spans_.launch[i]].annotations);
+    // A launch's own span names its launch and has the epoch among its fields.
+    if (spans_.launch[i] >= 0 && event.name_source != NameSource::launch) {
+        packet.encoded(tables_.launches[spans_.launch[i]].annotations);
+    }
     if (spans_.end[i] == kOpenEnd) packet.annotation(tables_.open_iid, kAnnotationBool, 1);
     const size_t first_signal = next_signal_;
     packet.flows(kFlowIds, flows_.signals, first_signal, take_flows(flows_.signals, next_signal_, i));

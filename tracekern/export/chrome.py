@@ -146,7 +146,9 @@ class _Writer:
     ) -> None:
         kind = self._timeline.events[event]
         parts = [self._begin_arguments[event](begin)]
-        parts.append(self._launch_arguments[launch] if launch >= 0 else "")
+        # A launch's own span names its launch and has the epoch among its fields.
+        if launch >= 0 and kind.event_class is not EventClass.LAUNCH:
+            parts.append(self._launch_arguments[launch])
         parts.append('"open":true' if end == OPEN_END else self._end_arguments[event](ended))
         arguments = "{" + ",".join(part for part in parts if part) + "}"
         name = _json(_name(kind, launch, begin, self._timeline.launches, self._timeline.host_names))
@@ -225,9 +227,10 @@ class _Writer:
 
 
 def _json(value: object) -> str:
-    # Perfetto (v52) decodes the escapes of few names, so characters stand as they are; and it takes the quote after an
-    # escaped backslash for an escaped one, so a backslash is written by its number.
-    return json.dumps(value, ensure_ascii=False).replace("\\\\", "\\u005c")
+    # Perfetto (v52) decodes the escapes of few names, so characters stand as they are; but it takes the quote after an
+    # escaped backslash for an escaped one and refuses a file with a DEL in its metadata: these two go by their numbers.
+    text = json.dumps(value, ensure_ascii=False)
+    return text.replace("\\\\", "\\u005c").replace("\x7f", "\\u007f")
 
 
 def _microseconds(value: int) -> str:

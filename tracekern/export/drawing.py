@@ -13,6 +13,7 @@ from tracekern.timeline.select import Mask, take_tracks
 
 Permutation = npt.NDArray[np.intp]
 RESERVED_ARGUMENTS = frozenset({"launch", "epoch", "open"})
+"""Arguments that every span of a kernel has beside its fields. The span of a launch has fields that say the same."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def prepare(timeline: Timeline) -> Drawing:
 
 def argument_names(event: EventType, reserved: frozenset[str] = RESERVED_ARGUMENTS) -> tuple[list[str], list[str]]:
     """Names under which the begin and end fields of an event are shown: each once, and none of the reserved ones."""
-    taken = set(reserved)
+    taken = {"open"} if event.event_class is EventClass.LAUNCH else set(reserved)
     names: tuple[list[str], list[str]] = ([], [])
     for prefix, fields, result in (("begin_", event.begin_fields, names[0]), ("end_", event.end_fields, names[1])):
         for field in fields:

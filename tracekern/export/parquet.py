@@ -178,6 +178,8 @@ def _field_sources(timeline: Timeline) -> dict[str, list[_FieldSource]]:
         both = (event.begin_fields, event.end_fields)
         for at_end, (fields, names) in enumerate(zip(both, argument_names(event, _COLUMNS), strict=True)):
             for field, column in zip(fields, names, strict=True):
+                if column in _COLUMNS:  # of a launch's own span: the columns of its launch say it
+                    continue
                 sources.setdefault(column, []).append(_FieldSource(event_idx, bool(at_end), fields, field.name))
     return sources
 
