@@ -8,21 +8,27 @@ namespace tracekern {
 
 // All blocks of the grid arrive before any goes on. Every warp calls it; counts[0] starts at 0 and is this grid's
 // alone. acq_rel at device scope on arrival, acquire while waiting: what any warp wrote before is visible to all after.
-// Returns false when it gave up; every warp of the block gets the same answer.
+// Returns false when it gave up. A rank may abort while the warps of a block are on their way out, so that their
+// answers differ: either way they go on to their next block barrier.
 TK_DEVICE bool grid_barrier(Warp& warp, const CommArgs& comm, uint64_t* count, uint32_t phase) {
     warp.block_sync();
     bool ok = true;
     if (warp.warp == 0) {
-        const uint64_t ticket = warp.once([&] { return add_acq_rel_device(count, uint64_t{1}); });
+        perturb(warp);
+        const uint64_t ticket = warp.once([&] {
+            return mutated(Channel::grid, Mutation::release) ? add_relaxed_device(count, uint64_t{1})
+                                                             : add_acq_rel_device(count, uint64_t{1});
+        });
         const uint64_t goal = (ticket / warp.num_blocks + 1) * warp.num_blocks;
         uint64_t started = 0;
         for (uint32_t spins = 0;;) {
-            const uint64_t arrived = load_acquire_system(count);
-            if (arrived >= goal) break;
+            const uint64_t arrived =
+                mutated(Channel::grid, Mutation::acquire) ? load_relaxed_system(count) : load_acquire_system(count);
+            if (arrived >= goal || mutated(Channel::grid, Mutation::acknowledgement)) break;
             warp.relax(spins);
             const WaitFor blocks{phase, comm.rank, static_cast<uint32_t>(goal - arrived)};
-            if (should_give_up(
-                    warp, comm, Channel::barrier, blocks, spins, static_cast<uint32_t>(goal), arrived, started)) {
+            const uint64_t seen = make_flag(static_cast<uint32_t>(arrived), 0);
+            if (should_give_up(warp, comm, Channel::grid, blocks, spins, static_cast<uint32_t>(goal), seen, started)) {
                 ok = false;
                 break;
             }

@@ -1,25 +1,34 @@
 // Planted faults, for the tests that prove that others would be found. Outside those tests nothing is mutated.
 //
-// A test compiles with -DTK_MUTATE_CHANNEL=token -DTK_MUTATION=release. Channels are those of the kernels' event
-// tables.
+// A test compiles with -DTK_PLANTED_FAULTS and names one channel and mutation at run time. Channels are those of the
+// kernels' event tables, and `grid`, the arrival of a grid's blocks.
 #pragma once
 
 #include "platform/qualifiers.h"
 
 namespace tracekern {
 
-enum class Channel : unsigned { counts, token, rank, result, results, ack, barrier, clock };
-enum class Mutation { none, release, acquire, epoch, acknowledgement };
+enum class Channel : unsigned { counts, token, rank, result, results, ack, barrier, clock, grid };
+// What is left out: the release, the acquire, the comparison of the epoch, the whole wait.
+enum class Mutation : unsigned { none, release, acquire, epoch, acknowledgement };
 
 inline constexpr const char* kChannelNames[] = {
-    "counts", "token", "rank", "result", "results", "ack", "barrier", "clock"};
+    "counts", "token", "rank", "result", "results", "ack", "barrier", "clock", "grid"};
 
-TK_HOST_DEVICE constexpr bool mutated([[maybe_unused]] Channel channel, [[maybe_unused]] Mutation mutation) {
-#ifdef TK_MUTATION
-    return channel == Channel::TK_MUTATE_CHANNEL && mutation == Mutation::TK_MUTATION;
-#else
-    return false;
-#endif
+#ifdef TK_PLANTED_FAULTS
+struct PlantedFault {
+    Channel channel;
+    Mutation mutation;
+};
+inline PlantedFault planted_fault{};
+
+inline bool mutated(Channel channel, Mutation mutation) {
+    return planted_fault.channel == channel && planted_fault.mutation == mutation;
 }
+#else
+TK_HOST_DEVICE constexpr bool mutated(Channel, Mutation) {
+    return false;
+}
+#endif
 
 }  // namespace tracekern

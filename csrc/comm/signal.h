@@ -38,8 +38,10 @@ struct WaitResult {
 constexpr uint32_t kFirstEpoch = 0xfffffff0u;
 constexpr uint32_t kNeverEpoch = kFirstEpoch - 1;
 
-TK_HOST_DEVICE constexpr bool is_wanted_epoch(Channel channel, uint32_t epoch, uint32_t wanted) {
-    return mutated(channel, Mutation::epoch) ? epoch != kNeverEpoch : epoch == wanted;
+TK_DEVICE bool is_wanted_epoch(Channel channel, uint32_t epoch, uint32_t wanted) {
+    if (mutated(channel, Mutation::acknowledgement)) return true;
+    if (mutated(channel, Mutation::epoch)) return epoch != kNeverEpoch;
+    return epoch == wanted;
 }
 
 template <Channel kChannel>
@@ -48,12 +50,18 @@ TK_DEVICE void signal(Warp& warp, uint64_t* flag, uint32_t epoch, uint32_t value
     // leader() orders the stores of all lanes before the one lane's release; the release is cumulative, so it covers
     // them.
     warp.leader([&] {
-        if constexpr (mutated(kChannel, Mutation::release)) {
+        if (mutated(kChannel, Mutation::release)) {
             store_relaxed_system(flag, make_flag(epoch, value));
         } else {
             store_release_system(flag, make_flag(epoch, value));
         }
     });
+}
+
+// For a flag that orders nothing but itself.
+TK_DEVICE void signal_relaxed(Warp& warp, uint64_t* flag, uint32_t epoch, uint32_t value) {
+    perturb(warp);
+    warp.leader([&] { store_relaxed_system(flag, make_flag(epoch, value)); });
 }
 
 // Writes the fault record if nobody did, and tells every rank to give up.
@@ -65,7 +73,11 @@ TK_DEVICE void raise_fault(const Warp& warp,
                            uint32_t wanted_epoch,
                            uint64_t seen,
                            uint64_t waited_ticks) {
-    if (!claim_system(&comm.fault->claimed)) return;
+    if (!claim_system(&comm.fault->claimed)) {
+        // Whoever asks next must not miss it, even if the winner is still writing.
+        store_release_system(&comm.control(comm.rank).abort, 1u);
+        return;
+    }
     FaultRecord& fault = *comm.fault;
     fault.phase = wait_for.phase;
     fault.channel = static_cast<uint32_t>(channel);
@@ -81,7 +93,7 @@ TK_DEVICE void raise_fault(const Warp& warp,
     store_release_system(&fault.cause, static_cast<uint32_t>(cause));
     for (uint32_t peer = 0; peer < comm.num_ranks; ++peer) {
         HeapControl& control = comm.control(peer);
-        if (load_relaxed_system(&control.abort)) continue;
+        if (load_relaxed_system(&control.abort_rank)) continue;
         store_relaxed_system(&control.abort_rank, comm.rank + 1);
         store_release_system(&control.abort, 1u);
     }
@@ -112,7 +124,6 @@ TK_DEVICE bool should_give_up(const Warp& warp,
 template <Channel kChannel>
 TK_DEVICE WaitResult wait(Warp& warp, const CommArgs& comm, const uint64_t* flag, uint32_t epoch, WaitFor wait_for) {
     perturb(warp);
-    if constexpr (mutated(kChannel, Mutation::acknowledgement)) return {true, 0};
     uint64_t started = 0;
     bool ok = true;
     uint64_t seen;

@@ -1,11 +1,15 @@
 // All ranks of the P2P pipeline in one process, back to back with no barrier in between, every result checked bit by
 // bit.
 //
-//   p2p_stress VARIANT NUMBER EXECUTOR RANKS BLOCKS WARPS TOKENS HIDDEN EXPERTS TOPK ITERATIONS SEED
+//   p2p_stress VARIANT NUMBER EXECUTOR RANKS BLOCKS WARPS TOKENS HIDDEN EXPERTS TOPK ITERATIONS SEED [OPTION=VALUE...]
+//     trace=wide|compact     runs the traced kernels and looks after the words behind their records
+//     timeout_ms=N           how long a wait lasts; default 20000
+//     absent=RANK            that rank never starts
+//     plant=CHANNEL:MUTATION leaves something out of the protocol, see comm/mutation.h (-DTK_PLANTED_FAULTS)
 //
 // Input, routing and token counts change in every iteration; about a third of the ranks have no token at all. Built by
-// the tests with -fsanitize=thread, -DTK_RANDOM_DELAYS, -DTK_POISON_CONSUMED and with planted faults (comm/mutation.h).
-// Exit: 0 right, 1 wrong result, 2 usage, 3 a wait ran out of time.
+// the tests with -fsanitize=thread, -DTK_RANDOM_DELAYS and -DTK_POISON_CONSUMED.
+// Exit: 0 right, 1 wrong result, 2 usage, 3 a wait ran out of time, 4 a record where none belongs.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -14,6 +18,7 @@
 #include <thread>
 
 #include "moe/p2p/pipeline_cpu.hpp"
+#include "stress_common.hpp"
 
 using namespace tracekern;
 
@@ -23,6 +28,7 @@ struct Options {
     P2PConfig config;
     uint32_t iterations;
     uint32_t seed;
+    StressOptions stress;
 };
 
 template <class T>
@@ -94,6 +100,7 @@ int run_rank(const Options& options, CpuCommunicator& comm, P2PPipelineCpu& pipe
     std::vector<float> scale(shape.num_experts);
     for (uint32_t expert = 0; expert < shape.num_experts; ++expert) scale[expert] = 1.0f + expert / 16.0f;
     std::vector<T> out(size_t{shape.max_tokens} * shape.hidden);
+    TraceRegion region(options.stress.trace, options.config.num_blocks, options.config.warps_per_block, 64);
     for (uint32_t iteration = 0; iteration < options.iterations; ++iteration) {
         const Input<T> input(options, comm.args().rank, iteration);
         memset(out.data(), 0xff, out.size() * sizeof(T));
@@ -103,23 +110,11 @@ int run_rank(const Options& options, CpuCommunicator& comm, P2PPipelineCpu& pipe
                           scale.data(),
                           out.data(),
                           input.num_tokens);
-        for (P2PStage stage : stages_of(options.config.variant)) pipeline.run(stage, TraceChoice{});
-        if (comm.failed()) {
-            const FaultRecord& fault = comm.fault();
-            std::fprintf(
-                stderr,
-                "rank %u: %s block %u warp %u gave up on rank %u, channel %s slot %u, wanted epoch %u, saw %u\n",
-                fault.rank,
-                kP2PStageNames[fault.phase],
-                fault.block,
-                fault.warp,
-                fault.peer,
-                kChannelNames[fault.channel],
-                fault.slot,
-                fault.wanted_epoch,
-                fault.seen_epoch);
-            return 3;
+        for (P2PStage stage : stages_of(options.config.variant)) {
+            pipeline.run(stage, region.begin_launch());
+            if (!region.is_whole()) return 4;
         }
+        if (comm.failed()) return report_fault(comm.fault(), kP2PStageNames[comm.fault().phase]);
         if (const uint64_t wrong = count_wrong(shape, input, scale, out.data())) {
             std::fprintf(stderr,
                          "rank %u: %llu wrong elements in iteration %u\n",
@@ -147,23 +142,19 @@ int run_rank_of_number(const Options& options, CpuCommunicator& comm, P2PPipelin
 int run(const Options& options) {
     const uint32_t num_ranks = options.config.shape.num_ranks;
     const uint64_t heap_bytes = P2PLayout::make(options.config.shape).total_bytes;
-    std::vector<std::vector<HeapControl>> memory(num_ranks);
-    std::vector<uint64_t> heaps;
-    for (auto& heap : memory) {
-        heap.resize(heap_bytes / sizeof(HeapControl) + 1);
-        heaps.push_back(reinterpret_cast<uint64_t>(heap.data()));
-    }
-    const SimulatedClock clock = SimulatedClock::draw(0, 0, 0);
+    const StressHeaps heaps(num_ranks, heap_bytes);
+    const uint64_t timeout_ns = options.stress.timeout_ns;
     std::vector<std::unique_ptr<CpuCommunicator>> comms;
     std::vector<std::unique_ptr<P2PPipelineCpu>> pipelines;
     for (uint32_t rank = 0; rank < num_ranks; ++rank) {
-        comms.push_back(std::make_unique<CpuCommunicator>(rank, heaps, 5'000'000'000u, clock));
+        comms.push_back(std::make_unique<CpuCommunicator>(rank, heaps.addresses, timeout_ns, heaps.clock));
         pipelines.push_back(std::make_unique<P2PPipelineCpu>(*comms[rank], options.config));
     }
     std::vector<int> exits(num_ranks);
     {
         std::vector<std::jthread> ranks;
         for (uint32_t rank = 0; rank < num_ranks; ++rank) {
+            if (rank == options.stress.absent) continue;
             ranks.emplace_back(
                 [&, rank] { exits[rank] = run_rank_of_number(options, *comms[rank], *pipelines[rank]); });
         }
@@ -176,20 +167,12 @@ int run(const Options& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    if (argc != 13) {
+    if (argc < 13) {
         std::fprintf(stderr, "usage: see the head of p2p_stress.cpp\n");
         return 2;
     }
     const auto number = [&](int i) { return static_cast<uint32_t>(std::strtoul(argv[i], nullptr, 10)); };
-    const auto choice = [&](int i, std::initializer_list<const char*> names) {
-        uint32_t index = 0;
-        for (const char* name : names) {
-            if (std::string(name) == argv[i]) return index;
-            ++index;
-        }
-        std::fprintf(stderr, "what is %s?\n", argv[i]);
-        std::exit(2);
-    };
+    const auto choice = [&](int i, std::initializer_list<const char*> names) { return choose(argv[i], names); };
     Options options{};
     options.config.variant = static_cast<P2PVariant>(choice(1, {"flag", "token", "fused", "balanced"}));
     options.config.number = static_cast<NumberType>(choice(2, {"fp32", "fp16", "bf16"}));
@@ -200,6 +183,7 @@ int main(int argc, char** argv) {
     options.config.warps_per_block = number(6);
     options.iterations = number(11);
     options.seed = number(12);
+    options.stress = StressOptions::parse(argc - 13, argv + 13);
     const int code = run(options);
     if (code == 0) std::puts("ok");
     return code;

@@ -45,13 +45,14 @@ TK_DEVICE void scale_experts(Warp& warp, const P2PArgs& args, typename Rec::Args
     }
 }
 
-// My peers may overwrite their part of my receive buffer. The first block.
+// My peers may overwrite their part of my receive buffer and of my counts. The first block. Relaxed is enough: both
+// were read in an earlier kernel, the peer writes in a later one, and its results, which are released, order every row.
 template <class Rec>
 TK_DEVICE void acknowledge(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch) {
     for (uint32_t i = warp.warp; i < args.shape.num_ranks; i += warp.num_warps) {
         const uint32_t peer = (args.comm.rank + i) % args.shape.num_ranks;
         TK_SIGNAL(recorder, P2PEvent::signal_ack, peer);
-        signal<Channel::ack>(warp, args.ack_flag(peer, args.comm.rank), epoch, 0);
+        signal_relaxed(warp, args.ack_flag(peer, args.comm.rank), epoch, 0);
     }
 }
 

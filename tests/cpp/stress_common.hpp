@@ -1,0 +1,158 @@
+// What the attacking programs share: options, heaps of ranks in one process, trace regions with guard words, fault
+// lines.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "comm/communicator_cpu.hpp"
+
+namespace tracekern {
+
+// The index of `given` in `names`; ends the program when there is no such name.
+template <class Names>
+uint32_t choose(const std::string& given, const Names& names) {
+    uint32_t index = 0;
+    for (const char* name : names) {
+        if (given == name) return index;
+        ++index;
+    }
+    std::fprintf(stderr, "what is %s?\n", given.c_str());
+    std::exit(2);
+}
+
+enum class StressTrace : uint32_t { off, wide, compact };
+
+struct StressOptions {
+    uint64_t timeout_ns = 20'000'000'000u;
+    uint32_t absent = ~0u;
+    StressTrace trace = StressTrace::off;
+
+    static StressOptions parse(int count, char** given) {
+        StressOptions options;
+        for (int i = 0; i < count; ++i) {
+            const std::string text = given[i];
+            const size_t equals = text.find('=');
+            const std::string key = text.substr(0, equals);
+            const std::string value = equals == std::string::npos ? "" : text.substr(equals + 1);
+            switch (choose(key, std::initializer_list<const char*>{"timeout_ms", "absent", "trace", "plant"})) {
+                case 0:
+                    options.timeout_ns = std::stoull(value) * 1'000'000;
+                    break;
+                case 1:
+                    options.absent = static_cast<uint32_t>(std::stoul(value));
+                    break;
+                case 2:
+                    options.trace = static_cast<StressTrace>(
+                        choose(value, std::initializer_list<const char*>{"off", "wide", "compact"}));
+                    break;
+                case 3:
+                    plant(value);
+                    break;
+            }
+        }
+        return options;
+    }
+
+private:
+    static void plant([[maybe_unused]] const std::string& value) {
+#ifdef TK_PLANTED_FAULTS
+        const size_t colon = value.find(':');
+        planted_fault.channel = static_cast<Channel>(choose(value.substr(0, colon), kChannelNames));
+        planted_fault.mutation = static_cast<Mutation>(
+            choose(value.substr(colon + 1),
+                   std::initializer_list<const char*>{"none", "release", "acquire", "epoch", "acknowledgement"}));
+#else
+        std::fprintf(stderr, "plant needs -DTK_PLANTED_FAULTS\n");
+        std::exit(2);
+#endif
+    }
+};
+
+// The symmetric heap of all ranks in one process.
+struct StressHeaps {
+    StressHeaps(uint32_t num_ranks, uint64_t bytes) : memory(num_ranks) {
+        for (auto& heap : memory) {
+            heap.resize(bytes / sizeof(HeapControl) + 1);
+            addresses.push_back(reinterpret_cast<uint64_t>(heap.data()));
+        }
+    }
+    std::vector<std::vector<HeapControl>> memory;
+    std::vector<uint64_t> addresses;
+    SimulatedClock clock = SimulatedClock::draw(0, 0, 0);
+};
+
+// Room for the records of one launch at a time, with guard words behind each part.
+class TraceRegion {
+public:
+    TraceRegion(StressTrace trace, uint32_t num_blocks, uint32_t warps_per_block, uint32_t records_per_track)
+        : trace_(trace) {
+        if (trace == StressTrace::off) return;
+        const size_t num_tracks = size_t{num_blocks} * warps_per_block;
+        const size_t record_bytes = trace == StressTrace::wide ? sizeof(WideRecord) : sizeof(CompactRecord);
+        headers_.resize(num_tracks + 1);
+        records_.resize(num_tracks * records_per_track * record_bytes / sizeof(WideRecord) + 1);
+        descriptor_.headers = headers_.data();
+        descriptor_.records = records_.data();
+        descriptor_.event_mask = ~uint64_t{0};
+        descriptor_.records_per_track = records_per_track;
+        descriptor_.warps_per_block = warps_per_block;
+        descriptor_.block_stop = num_blocks;
+        descriptor_.block_step = 1;
+        descriptor_.role_mask = ~0u;
+    }
+
+    TraceChoice begin_launch() {
+        if (trace_ == StressTrace::off) return {};
+        memset(headers_.data(), 0, headers_.size() * sizeof(TrackHeader));
+        memset(records_.data(), 0, records_.size() * sizeof(WideRecord));
+        memset(&headers_.back(), 0xa5, sizeof(TrackHeader));
+        memset(&records_.back(), 0xa5, sizeof(WideRecord));
+        return {&descriptor_, trace_ == StressTrace::wide ? RecordFormat::wide : RecordFormat::compact};
+    }
+
+    // Every track ran to its end, wrote no more than fits, and nothing stands behind the region.
+    bool is_whole() const {
+        if (trace_ == StressTrace::off) return true;
+        for (size_t track = 0; track + 1 < headers_.size(); ++track) {
+            const TrackHeader& header = headers_[track];
+            if (!header.started || !header.finished) return false;
+            if (header.written > descriptor_.records_per_track || header.written > header.attempted) return false;
+        }
+        char guard[sizeof(TrackHeader)];
+        memset(guard, 0xa5, sizeof(guard));
+        return memcmp(&headers_.back(), guard, sizeof(TrackHeader)) == 0 &&
+               memcmp(&records_.back(), guard, sizeof(WideRecord)) == 0;
+    }
+
+private:
+    StressTrace trace_;
+    std::vector<TrackHeader> headers_;
+    std::vector<WideRecord> records_;
+    LaunchDescriptor descriptor_{};
+};
+
+// One line on stderr; returns the exit code for it.
+inline int report_fault(const FaultRecord& fault, const char* phase) {
+    std::fprintf(stderr,
+                 "fault rank=%u cause=%u phase=%s peer=%u channel=%s slot=%u block=%u warp=%u wanted=%u seen=%u "
+                 "waited_ms=%llu\n",
+                 fault.rank,
+                 fault.cause,
+                 phase,
+                 fault.peer,
+                 kChannelNames[fault.channel],
+                 fault.slot,
+                 fault.block,
+                 fault.warp,
+                 fault.wanted_epoch,
+                 fault.seen_epoch,
+                 static_cast<unsigned long long>(fault.waited_ticks / 1'000'000));
+    return 3;
+}
+
+}  // namespace tracekern

@@ -1,0 +1,65 @@
+"""Grid and rank barriers: nobody goes on too early, across the wrap of the epoch, and everybody can give up."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+from attack import DELAYS, PLANTED, TIMED_OUT, Shape, assert_right, run_program, stress
+from toolchains import program
+
+NEVER = 0xFFFFFFEF
+FIRST_EPOCH = 0xFFFFFFF0
+
+
+def faults(done: subprocess.CompletedProcess[str]) -> list[dict[str, str]]:
+    """One record a rank that gave up."""
+    assert done.returncode == TIMED_OUT, done.stderr
+    return [dict(re.findall(r"(\w+)=(\S+)", line)) for line in done.stderr.splitlines()]
+
+
+def barriers(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return run_program(program("barriers", "-O1", *PLANTED), *map(str, arguments))
+
+
+@pytest.mark.parametrize("executor", ["fibers", "threads"])
+@pytest.mark.parametrize(("blocks", "warps"), [(1, 1), (1, 4), (13, 1), (8, 3)])
+def test_grid_barrier_waits_for_every_warp(executor, blocks, warps):
+    assert_right(barriers("grid", executor, 2, blocks, warps, 100 if executor == "fibers" else 20))
+
+
+@pytest.mark.parametrize(("ranks", "rounds"), [(1, 100), (2, 3000), (8, 200)])
+def test_rank_barrier_crosses_the_wrap(ranks, rounds):
+    assert_right(barriers("rank", "fibers", ranks, 1, 1, rounds))
+
+
+@pytest.mark.parametrize("executor", ["fibers", "threads"])
+def test_a_block_that_never_comes_is_named(executor):
+    (fault,) = faults(barriers("grid", executor, 1, 5, 3, 10, "absent=2", "timeout_ms=300"))
+    assert fault["channel"] == "grid"
+    assert fault["cause"] == "1"
+    assert (fault["wanted"], fault["seen"]) == ("5", "4")
+
+
+@pytest.mark.parametrize("executor", ["fibers", "threads"])
+def test_a_rank_that_never_comes_is_named_by_all_others(executor):
+    found = faults(barriers("rank", executor, 4, 1, 1, 10, "absent=2", "timeout_ms=300"))
+    assert sorted(fault["rank"] for fault in found) == ["0", "1", "3"]
+    for fault in found:
+        assert (fault["peer"], fault["channel"]) == ("2", "barrier")
+        assert (fault["wanted"], fault["seen"]) == (str(FIRST_EPOCH), str(NEVER))
+    assert "1" in {fault["cause"] for fault in found}, "somebody's time ran out"
+
+
+@pytest.mark.parametrize("variant", ["flag", "balanced"])
+@pytest.mark.parametrize("executor", ["fibers", "threads"])
+def test_the_pipeline_gives_up_on_a_rank_that_never_comes(variant, executor):
+    # Every warp still reaches its block barriers: were one left behind, this would hang and not exit with 3.
+    shape = Shape(ranks=4, blocks=3, warps=3, experts=8, iterations=3)
+    found = faults(stress(("-O1", *DELAYS), variant, "fp32", executor, shape, "absent=1", "timeout_ms=500"))
+    assert sorted(fault["rank"] for fault in found) == ["0", "2", "3"]
+    for fault in found:
+        assert fault["peer"] == "1"
+        assert (fault["phase"], fault["channel"]) == ("dispatch_send", "counts")
+        assert (fault["wanted"], fault["seen"]) == (str(FIRST_EPOCH), str(NEVER))

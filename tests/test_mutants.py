@@ -1,0 +1,141 @@
+"""Leaves out one release, acquire, epoch, wait or block barrier at a time: some run has to notice.
+
+Every mutant runs with the same shapes as its control, which is right.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from attack import (
+    DELAYS,
+    PLANTED,
+    RACE_EXIT,
+    RIGHT,
+    TIMED_OUT,
+    TSAN,
+    WRONG_RESULT,
+    Shape,
+    assert_right,
+    run_program,
+)
+from toolchains import CSRC, GXX, ROOT, compile_cached, program
+
+NOTICED = (RACE_EXIT, WRONG_RESULT)
+SEEDS = (1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One way to run a program so that a fault in `sites` shows."""
+
+    program: str
+    arguments: tuple[str, ...]
+    sites: tuple[str, ...]
+    flags: tuple[str, ...] = TSAN
+    noticed: tuple[int, ...] = NOTICED
+
+    def run(self, seed: int, *options: str) -> subprocess.CompletedProcess[str]:
+        arguments = (argument.replace("SEED", str(seed)) for argument in self.arguments)
+        return run_program(program(self.program, *self.flags), *arguments, *options)
+
+
+def pipeline(variant: str, shape: Shape) -> tuple[str, ...]:
+    return (variant, "fp32", "threads", *shape.arguments()[:-1], "SEED")
+
+
+def sites(channel: str, *mutations: str) -> tuple[str, ...]:
+    return tuple(f"{channel}:{mutation}" for mutation in mutations)
+
+
+FLAGGED = ("release", "acquire", "epoch", "acknowledgement")
+# The flags `counts` and `ack` order nothing but themselves and are raised relaxed: only their values can be missed.
+RELAXED = ("epoch", "acknowledgement")
+
+BUSY = Shape(tokens=4, iterations=150)
+# Hardly a token: nothing but the acknowledgement keeps a fast rank from lapping a slow one.
+EMPTY = ("token", "fp32", "fibers", *Shape(4, 1, 1, 0, 8, 4, 1, 1500).arguments()[:-1], "SEED")
+# Wrong counts and lapped flags end in a wait for what never comes.
+WITH_TIME_OUT = (*NOTICED, TIMED_OUT)
+MUTANT_TIMEOUT = "timeout_ms=4000"
+
+ATTACKS = {
+    "token": Attack("p2p_stress", pipeline("token", BUSY), sites("token", *FLAGGED) + sites("result", *FLAGGED)),
+    "rank": Attack(
+        "p2p_stress",
+        pipeline("flag", BUSY),
+        sites("rank", *FLAGGED) + sites("results", *FLAGGED) + sites("grid", "release", "acquire", "acknowledgement"),
+    ),
+    "counts": Attack("p2p_stress", pipeline("balanced", BUSY), sites("counts", *RELAXED), TSAN, WITH_TIME_OUT),
+    "ack": Attack("p2p_stress", EMPTY, sites("ack", *RELAXED), ("-O1", *PLANTED), WITH_TIME_OUT),
+    "barrier": Attack("barriers", ("rank", "threads", "3", "1", "1", "200"), sites("barrier", *FLAGGED)),
+    "grid": Attack(
+        "barriers", ("grid", "threads", "1", "3", "2", "100"), sites("grid", "release", "acquire", "acknowledgement")
+    ),
+}
+MUTANTS = [(name, site) for name, attack in ATTACKS.items() for site in attack.sites]
+
+
+@pytest.mark.parametrize(("name", "site"), MUTANTS, ids=[f"{name}-{site}" for name, site in MUTANTS])
+def test_planted_fault_is_noticed(name, site):
+    seen = []
+    for seed in SEEDS:
+        seen.append(ATTACKS[name].run(seed, f"plant={site}", MUTANT_TIMEOUT).returncode)
+        if seen[-1] in ATTACKS[name].noticed:
+            return
+    pytest.fail(f"{site} left out, and nothing noticed: exits {seen}")
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_without_a_fault_the_same_run_is_right(name):
+    assert_right(ATTACKS[name].run(SEEDS[0]))
+
+
+BLOCK_SYNC = re.compile(r"\bwarp\.block_sync\(\);")
+BLOCK_SYNC_FILES = ("comm/barrier.h", "moe/p2p/dispatch.h", "moe/p2p/combine.h")
+NUM_BLOCK_SYNCS = sum(len(BLOCK_SYNC.findall((CSRC / name).read_text())) for name in BLOCK_SYNC_FILES)
+
+
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory) -> Path:
+    """p2p_stress from a copy of the sources in which $LEFT_OUT names the block barrier that is left out."""
+    copy = tmp_path_factory.mktemp("numbered") / "csrc"
+    shutil.copytree(CSRC, copy)
+    site = 0
+    for name in BLOCK_SYNC_FILES:
+        text = (copy / name).read_text()
+        while BLOCK_SYNC.search(text):
+            text = BLOCK_SYNC.sub(f"(left_out({site}) ? void() : warp.block_sync ());", text, count=1)
+            site += 1
+        (copy / name).write_text(text)
+    perturb = copy / "comm/perturb.h"
+    chosen = (
+        "\n#include <cstdlib>\n"
+        "inline const char* const left_out_site = std::getenv(\"LEFT_OUT\");\n"
+        "inline bool left_out(int site) { return left_out_site && std::atoi(left_out_site) == site; }\n"
+    )
+    perturb.write_text(perturb.read_text() + chosen)
+    source = ROOT / "tests" / "cpp" / "p2p_stress.cpp"
+    return compile_cached((*GXX, "-O1", "-g1", "-fsanitize=thread", *DELAYS), source, "", copy)
+
+
+@pytest.mark.parametrize("site", range(NUM_BLOCK_SYNCS))
+def test_left_out_block_barrier_is_noticed(numbered, site, monkeypatch):
+    # The flag variant uses the grid barrier too.
+    monkeypatch.setenv("LEFT_OUT", str(site))
+    shape = Shape(ranks=2, blocks=2, warps=3, tokens=8, experts=8, iterations=60)
+    done = run_program(numbered, *pipeline("flag", shape)[:-1], "1")
+    assert done.returncode in NOTICED, f"exit {done.returncode}"
+
+
+def test_all_block_barriers_are_numbered(numbered, monkeypatch):
+    monkeypatch.setenv("LEFT_OUT", str(NUM_BLOCK_SYNCS))
+    shape = Shape(ranks=2, blocks=2, warps=3, tokens=8, experts=8, iterations=20)
+    assert run_program(numbered, *pipeline("flag", shape)[:-1], "1").returncode == RIGHT
+    calls = [path for path in CSRC.rglob("*.h") if BLOCK_SYNC.search(path.read_text())]
+    assert sorted(str(path.relative_to(CSRC)) for path in calls) == sorted(BLOCK_SYNC_FILES)

@@ -1,0 +1,42 @@
+"""Every variant and both barriers under the sanitizers: a thread a warp, all ranks in one process."""
+
+from __future__ import annotations
+
+import pytest
+from attack import NUMBERS, TSAN, VARIANTS, Shape, assert_right, run_program, stress
+from toolchains import program
+
+SHAPES = {
+    "several_blocks": Shape(),
+    "one_warp": Shape(ranks=2, blocks=1, warps=1, tokens=5, experts=4, topk=3, iterations=60),
+    "no_tokens": Shape(ranks=3, tokens=0, experts=3, topk=1, iterations=30),
+    "one_rank": Shape(ranks=1, tokens=9, experts=5, topk=4),
+    "odd_row": Shape(ranks=4, blocks=3, warps=1, tokens=6, hidden=13, experts=4, topk=1, iterations=25),
+}
+MEMORY = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-DTK_POISON_CONSUMED")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_variants_have_no_race(shape, variant):
+    assert_right(stress(TSAN, variant, "fp32", "threads", shape))
+
+
+@pytest.mark.parametrize("trace", ["wide", "compact"])
+def test_recording_has_no_race(trace):
+    shape = Shape(iterations=15)
+    assert_right(stress(TSAN, "balanced", "bf16", "threads", shape, f"trace={trace}"))
+
+
+@pytest.mark.parametrize(
+    "arguments", [("grid", "threads", "1", "4", "3", "200"), ("rank", "threads", "3", "1", "1", "300")], ids=str
+)
+def test_barriers_have_no_race(arguments):
+    assert_right(run_program(program("barriers", *TSAN), *arguments))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("number", NUMBERS)
+def test_memory_is_used_as_it_should(variant, number):
+    assert_right(stress(MEMORY, variant, number, "fibers", Shape(ranks=4, blocks=3, experts=8, iterations=30)))
+    assert_right(stress(MEMORY, variant, number, "fibers", Shape(hidden=13, experts=3), "trace=compact"))
