@@ -67,6 +67,7 @@ class RankPool:
 def _serve(rank: int, num_ranks: int, rendezvous: str, pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
+
     from tracekern.record.group import Group
 
     torch.set_num_threads(1)

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "apis/cpu_backend.hpp"
+#include "apis/names.hpp"
 #include "apis/register.hpp"
 #include "comm/communicator_cpu.hpp"
 
@@ -11,26 +12,10 @@ namespace py = pybind11;
 namespace tracekern {
 namespace {
 
-// None while nothing went wrong; else what the first wait that gave up wanted. Names of phases belong to the kernels:
-// indices.
+// None while nothing went wrong.
 py::object fault_to_python(const CpuCommunicator& comm) {
     if (!comm.failed()) return py::none();
-    const FaultRecord& fault = comm.fault();
-    py::dict result;
-    result["cause"] = fault.cause == static_cast<uint32_t>(FaultCause::timeout) ? "timeout" : "peer_aborted";
-    result["phase"] = fault.phase;
-    result["channel"] = kChannelNames[fault.channel];
-    result["rank"] = fault.rank;
-    result["peer"] = fault.peer;
-    result["block"] = fault.block;
-    result["warp"] = fault.warp;
-    result["slot"] = fault.slot;
-    result["wanted_epoch"] = fault.wanted_epoch;
-    result["seen_epoch"] = fault.seen_epoch;
-    result["seen_value"] = fault.seen_value;
-    result["waited_ns"] = fault.waited_ticks;  // the simulated clock counts ns
-    result["aborted_by"] = comm.aborted_by();
-    return result;
+    return fault_dict(comm.fault(), comm.aborted_by());
 }
 
 }  // namespace

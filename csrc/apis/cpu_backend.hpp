@@ -5,20 +5,14 @@
 #include <stdexcept>
 #include <string>
 
+#include "apis/names.hpp"
 #include "comm/communicator_cpu.hpp"
 
 namespace tracekern {
 
 // descriptor: address of a LaunchDescriptor, 0 for an untraced launch.
 inline TraceChoice trace_choice(uint64_t descriptor, const std::string& record_format) {
-    TraceChoice choice;
-    choice.descriptor = reinterpret_cast<const LaunchDescriptor*>(descriptor);
-    if (record_format == "compact") {
-        choice.format = RecordFormat::compact;
-    } else if (record_format != "wide") {
-        throw std::invalid_argument("record_format is '" + record_format + "'; wanted 'wide' or 'compact'");
-    }
-    return choice;
+    return {reinterpret_cast<const LaunchDescriptor*>(descriptor), record_format_named(record_format)};
 }
 
 inline CpuExecutor cpu_executor(const std::string& name) {

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "apis/cpu_backend.hpp"
+#include "apis/names.hpp"
 #include "apis/register.hpp"
 #include "moe/p2p/pipeline_cpu.hpp"
 
@@ -11,28 +12,11 @@ namespace py = pybind11;
 namespace tracekern {
 namespace {
 
-template <class Enum, size_t kCount>
-Enum enum_named(const std::string& what, const std::string& name, const char* const (&names)[kCount]) {
-    std::string wanted;
-    for (size_t i = 0; i < kCount; ++i) {
-        if (name == names[i]) return static_cast<Enum>(i);
-        wanted += std::string(i ? ", " : "") + names[i];
-    }
-    throw std::invalid_argument(what + " is '" + name + "'; wanted one of " + wanted);
-}
-
-constexpr const char* kVariantNames[] = {"flag", "token", "fused", "balanced"};
-constexpr const char* kNumberNames[] = {"fp32", "fp16", "bf16"};
-constexpr uint32_t kNumberBytes[] = {4, 2, 2};
-
-MoeShape make_shape(uint32_t num_ranks,
-                    uint32_t max_tokens,
-                    uint32_t num_experts,
-                    uint32_t topk,
-                    uint32_t hidden,
-                    const std::string& dtype) {
-    const auto number = enum_named<NumberType>("dtype", dtype, kNumberNames);
-    return {num_ranks, max_tokens, num_experts, topk, hidden, kNumberBytes[static_cast<uint32_t>(number)]};
+template <size_t kCount>
+py::list names_list(const char* const (&names)[kCount]) {
+    py::list result;
+    for (const char* name : names) result.append(name);
+    return result;
 }
 
 std::unique_ptr<P2PPipelineCpu> make_pipeline(CpuCommunicator& comm,
@@ -70,32 +54,14 @@ void set_call(P2PPipelineCpu& pipeline,
                       num_tokens);
 }
 
-}  // namespace
+void run_stage(P2PPipelineCpu& pipeline, const std::string& stage, uint64_t descriptor, const std::string& format) {
+    const auto chosen = enum_named<P2PStage>("stage", stage, kP2PStageNames);
+    const TraceChoice trace = trace_choice(descriptor, format);
+    py::gil_scoped_release release;
+    pipeline.run(chosen, trace);
+}
 
-void register_moe(py::module_& module) {
-    module.attr("p2p_variants") =
-        py::cast(std::vector<std::string>(std::begin(kVariantNames), std::end(kVariantNames)));
-    module.attr("p2p_stages") =
-        py::cast(std::vector<std::string>(std::begin(kP2PStageNames), std::end(kP2PStageNames)));
-    module.attr("p2p_roles") = py::cast(std::vector<std::string>(std::begin(kP2PRoleNames), std::end(kP2PRoleNames)));
-    module.attr("max_experts") = kMaxExperts;
-    module.def("p2p_event_table", &describe_events<P2PEvent>);
-    module.def(
-        "p2p_heap_bytes",
-        [](uint32_t num_ranks,
-           uint32_t max_tokens,
-           uint32_t num_experts,
-           uint32_t topk,
-           uint32_t hidden,
-           const std::string& dtype) {
-            return P2PLayout::make(make_shape(num_ranks, max_tokens, num_experts, topk, hidden, dtype)).total_bytes;
-        },
-        py::arg("num_ranks"),
-        py::arg("max_tokens"),
-        py::arg("num_experts"),
-        py::arg("topk"),
-        py::arg("hidden"),
-        py::arg("dtype"));
+void register_pipeline(py::module_& module) {
     py::class_<P2PPipelineCpu>(module, "P2PPipelineCpu")
         .def(py::init(&make_pipeline),
              py::keep_alive<1, 2>(),
@@ -121,17 +87,34 @@ void register_moe(py::module_& module) {
              py::arg("expert_scale"),
              py::arg("out"),
              py::arg("num_tokens"))
-        .def(
-            "run",
-            [](P2PPipelineCpu& pipeline, const std::string& stage, uint64_t descriptor, const std::string& format) {
-                const auto chosen = enum_named<P2PStage>("stage", stage, kP2PStageNames);
-                const TraceChoice trace = trace_choice(descriptor, format);
-                py::gil_scoped_release release;
-                pipeline.run(chosen, trace);
-            },
-            py::arg("stage"),
-            py::arg("descriptor") = 0,
-            py::arg("record_format") = "wide");
+        .def("run", &run_stage, py::arg("stage"), py::arg("descriptor") = 0, py::arg("record_format") = "wide");
+}
+
+}  // namespace
+
+void register_moe(py::module_& module) {
+    module.attr("p2p_variants") = names_list(kVariantNames);
+    module.attr("p2p_stages") = names_list(kP2PStageNames);
+    module.attr("p2p_roles") = names_list(kP2PRoleNames);
+    module.attr("max_experts") = kMaxExperts;
+    module.def("p2p_event_table", &describe_events<P2PEvent>);
+    module.def(
+        "p2p_heap_bytes",
+        [](uint32_t num_ranks,
+           uint32_t max_tokens,
+           uint32_t num_experts,
+           uint32_t topk,
+           uint32_t hidden,
+           const std::string& dtype) {
+            return P2PLayout::make(make_shape(num_ranks, max_tokens, num_experts, topk, hidden, dtype)).total_bytes;
+        },
+        py::arg("num_ranks"),
+        py::arg("max_tokens"),
+        py::arg("num_experts"),
+        py::arg("topk"),
+        py::arg("hidden"),
+        py::arg("dtype"));
+    register_pipeline(module);
 }
 
 }  // namespace tracekern
