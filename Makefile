@@ -1,3 +1,4 @@
+# make demo   8 ranks of a traced MoE pipeline; says what it saw and where the trace is
 # make test   every check: lint, types, format, tests (what .ci/run calls)
 # make soak   the long counts of the same tests
 # make lint   ruff, mypy on the pure parts, clang-format
@@ -12,7 +13,13 @@ CSRC := $(shell find csrc -type f)
 CXX_FILES = $(shell find csrc $(wildcard examples) -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name '*.cu' -o -name '*.cuh')
 
 .DEFAULT_GOAL := test
-.PHONY: test soak lint clean
+DEMO = run moe --ranks 8 --variant balanced --tokens 64 --hidden 2048 --experts 64 --topk 6 --dtype bf16 \
+    --routing zipf --iterations 3 --seed 7 -o demo-capture
+
+.PHONY: demo test soak lint clean
+
+demo: .venv/extension
+	@$(BIN)/tracekern $(DEMO)
 
 test: .venv/extension lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ from tests.captures import CaptureSpec, write_capture
 from tracekern.cli.options import parse_host, parse_ranks, parse_window
 from tracekern.errors import BadInput
 
+ROOT = Path(__file__).resolve().parent.parent
 SPEC = CaptureSpec(num_ranks=3, host_spans=4)
 
 
@@ -79,7 +82,7 @@ def test_host():
 def test_version_and_help(command_line):
     assert command_line("--version").stdout.startswith("tracekern ")
     commands = command_line("--help").stdout
-    for name in ("info", "open"):
+    for name in ("merge", "export", "info", "open"):
         assert name in commands
         assert command_line(name, "--help").returncode == 0
     assert command_line("no-such-command").returncode == 2
@@ -110,7 +113,7 @@ def test_info_prints_what_is_there(command_line, capture):
     assert result.returncode == 0, result.stderr
     num_spans = SPEC.num_ranks * (SPEC.spans_per_rank + SPEC.launches + SPEC.host_spans)
     assert f"3 ranks, {num_spans} spans" in result.stdout
-    for word in ("reference", "ping-pong", "proven", "copy_token", "wait_token"):
+    for word in ("reference", "ping-pong ±", "copy_token", "wait_token"):
         assert word in result.stdout
 
 
@@ -139,3 +142,97 @@ def test_info_tells_losses_and_the_size_that_would_have_been_enough(command_line
 def test_info_on_something_else(command_line, tmp_path):
     refused(command_line("info", tmp_path), str(tmp_path), "not a capture directory")
     refused(command_line("info", tmp_path / "missing"), "missing")
+
+
+def perfetto_json(path: Path) -> list[dict]:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt") as file:
+        return json.load(file)["traceEvents"]
+
+
+def test_merge_says_what_it_wrote(command_line, capture, tmp_path):
+    result = command_line("merge", capture, "-o", tmp_path / "all.pftrace.gz", "--json")
+    assert result.returncode == 0, result.stderr
+    said = json.loads(result.stdout)
+    assert (said["format"], said["aligned"]) == ("perfetto", True)
+    assert said["bytes"] == (tmp_path / "all.pftrace.gz").stat().st_size
+    assert said["flows"] == SPEC.num_ranks * SPEC.flows_per_rank
+    plain = command_line("merge", capture, "-o", tmp_path / "all.pftrace")
+    assert f"{said['spans']:,} spans, {said['flows']:,} arrows" in plain.stdout
+
+
+def test_merge_takes_single_dumps(command_line, capture, tmp_path):
+    dumps = sorted(capture.glob("*.tkdump"))
+    results = [
+        json.loads(command_line("merge", *captures, "-o", tmp_path / "x.pftrace", "--json").stdout)
+        for captures in ([capture], dumps)
+    ]
+    assert results[0] == results[1]
+
+
+def test_export_picks_format_ranks_and_window(command_line, capture, tmp_path):
+    whole, part = tmp_path / "whole.json", tmp_path / "part.json.gz"
+    assert command_line("export", capture, "-o", whole).returncode == 0
+    assert command_line("export", capture, "-o", part, "--ranks", "0,2", "--window", "0:2us").returncode == 0
+    spans = [event for event in perfetto_json(whole) if event["ph"] == "X"]
+    some = [event for event in perfetto_json(part) if event["ph"] == "X"]
+    assert 0 < len(some) < len(spans)
+    assert len({event["pid"] for event in spans} - {event["pid"] for event in some}) == 1  # rank 1
+
+
+def test_export_to_parquet(command_line, capture, tmp_path):
+    polars = pytest.importorskip("polars")
+    said = json.loads(command_line("export", capture, "-o", tmp_path / "t.parquet", "--json").stdout)
+    table = polars.read_parquet(tmp_path / "t.parquet")
+    assert len(table) == said["spans"] + said["marks"]
+
+
+def test_strict_refuses_losses_and_writes_nothing(command_line, lossy, tmp_path):
+    refused(command_line("merge", lossy, "-o", tmp_path / "t.pftrace", "--strict"), "merge without --strict")
+    assert list(tmp_path.iterdir()) == []
+    assert command_line("merge", lossy, "-o", tmp_path / "t.pftrace").returncode == 0
+
+
+def test_mixed_runs_and_missing_ranks(command_line, capture, lossy, tmp_path):
+    output = tmp_path / "t.pftrace"
+    refused(command_line("merge", capture, lossy, "-o", output), "merge one run at a time")
+    two = sorted(capture.glob("*.tkdump"))[:2]
+    refused(command_line("merge", *two, "-o", output), "1 of 3 ranks have no dump: 2")
+    assert list(tmp_path.iterdir()) == []
+    assert command_line("merge", *two, "-o", output, "--partial").returncode == 0
+
+
+def test_ranks_without_calibration_are_refused_unless_told(command_line, tmp_path):
+    wild = write_capture(tmp_path / "wild", CaptureSpec(num_ranks=2, clock_samples=False, run_id="wild"))
+    refused(command_line("merge", wild, "-o", tmp_path / "t.json"), "--unaligned")
+    assert not (tmp_path / "t.json").exists()
+    result = command_line("merge", wild, "-o", tmp_path / "t.json", "--unaligned", "--json")
+    assert json.loads(result.stdout)["aligned"] is False
+    assert "UNALIGNED" in (tmp_path / "t.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("-o", "t.txt"), "the suffix picks the format"),
+        (("-o", "missing/t.json"), "its folder does not exist"),
+        (("-o", "t.json", "--ranks", "0,9"), "rank 9 is not in the timeline"),
+        (("-o", "t.json", "--window", "5us:1us"), "window"),
+        (("-o", "t.json", "--host", "0=missing.json"), "missing.json"),
+        (("-o", "t.json", "--host", "profile.json"), "wanted RANK=FILE"),
+    ],
+)
+def test_bad_merge_options(command_line, capture, tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    refused(command_line("merge", capture, *arguments), said)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_truncated_dump_is_one_line(command_line, capture, tmp_path):
+    cut = tmp_path / "cut"
+    shutil.copytree(capture, cut)
+    dump = cut / "rank_00001.tkdump"
+    dump.write_bytes(dump.read_bytes()[:-100])
+    refused(command_line("merge", cut, "-o", tmp_path / "t.pftrace"), "rank_00001.tkdump")
+    assert not (tmp_path / "t.pftrace").exists()

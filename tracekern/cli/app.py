@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 import tracekern
-from tracekern.cli import info, open_trace
+from tracekern.cli import export, info, merge, open_trace, run
 
 app = typer.Typer(
     name="tracekern",
@@ -14,6 +14,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(run.app, name="run")
+app.command()(merge.merge)
+app.command()(export.export)
 app.command()(info.info)
 app.command("open")(open_trace.open_trace)
 

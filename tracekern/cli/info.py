@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracekern.cli import options
-from tracekern.cli.output import console, duration, print_json, working
+from tracekern.cli.output import console, duration, print_json, table, working
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from tracekern.analysis.summary import RankSummary, Summary
 
 
@@ -37,47 +39,46 @@ def print_summary(summary: Summary) -> None:
     out = console()
     if summary.title:
         out.print(summary.title, markup=False)
+    count = f"{len(summary.ranks)} rank{'s' if len(summary.ranks) != 1 else ''}"
     out.print(
-        f"{len(summary.ranks)} ranks, {summary.num_spans:,} spans, {summary.num_flows:,} arrows, "
+        f"{count}, {summary.num_spans:,} spans, {summary.num_flows:,} arrows, "
         f"{duration(summary.duration_ns)}"
     )
     out.print(_ranks_table(summary))
     out.print(_events_table(summary))
+    print_losses(out, summary)
+    for kind, count in summary.problems.items():
+        out.print(f"problem {kind}: {count:,}", markup=False)
+
+
+def print_losses(out: Console, summary: Summary) -> None:
+    """A line for each rank that lost records, with the size that would have been enough."""
     for rank in summary.ranks:
         if rank.records_lost:
             out.print(
                 f"rank {rank.rank} lost {rank.records_lost:,} records: a track had room for "
                 f"{rank.records_per_track}; --records-per-track {rank.records_needed} would have been enough"
             )
-    for kind, count in summary.problems.items():
-        out.print(f"problem {kind}: {count:,}", markup=False)
 
 
 def _ranks_table(summary: Summary) -> object:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("rank", justify="right")
-    for name in ("node", "device", "state"):
-        table.add_column(name)
-    for name in ("tracks", "spans", "marks", "open", "lost", "waiting"):
-        table.add_column(name, justify="right")
-    table.add_column("clock")
+    numbers = ["rank", "tracks", "spans", "marks", "open", "lost", "waiting"]
+    grid = table(numbers, ["state", "node", "device", "clock"])
     for rank in summary.ranks:
-        table.add_row(
+        grid.add_row(
             str(rank.rank),
-            rank.node,
-            rank.device,
-            rank.state,
             f"{rank.num_device_tracks:,}",
             f"{rank.num_spans:,}",
             f"{rank.num_marks:,}",
             f"{rank.num_open_spans:,}",
             f"{rank.records_lost:,}",
             share(rank.wait_share),
+            rank.state,
+            rank.node,
+            rank.device,
             clock(rank),
         )
-    return table
+    return grid
 
 
 def share(value: float) -> str:
@@ -87,31 +88,24 @@ def share(value: float) -> str:
 
 def clock(rank: RankSummary) -> str:
     """How the rank's clock was related to the axis, and how far that can be trusted."""
-    if not math.isfinite(rank.clock_hard_ns):
+    if rank.clock_method == "reference" or not math.isfinite(rank.clock_hard_ns):
         return rank.clock_method
-    return f"{rank.clock_method} ±{duration(rank.clock_hard_ns)} proven, ±{duration(rank.clock_sigma_ns)} repeatable"
+    return f"{rank.clock_method} ±{duration(rank.clock_hard_ns)}, sigma {duration(rank.clock_sigma_ns)}"
 
 
 def _events_table(summary: Summary) -> object:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("event")
-    table.add_column("class")
-    for name in ("spans", "total", "longest"):
-        table.add_column(name, justify="right")
-    table.add_column("longest was")
+    grid = table(["spans", "total", "longest"], ["event", "class", "longest was"])
     names = {(event.event, event.event_class): None for rank in summary.ranks for event in rank.events}
     for name, event_class in names:
         found = [(rank.rank, event) for rank in summary.ranks for event in rank.events if event.event == name]
         rank_of_longest, longest = max(found, key=lambda entry: entry[1].longest_ns)
         peer = f", peer {longest.longest_peer}" if longest.longest_peer >= 0 else ""
-        table.add_row(
-            name,
-            event_class,
+        grid.add_row(
             f"{sum(event.count for _, event in found):,}",
             duration(sum(event.total_ns for _, event in found)),
             duration(longest.longest_ns),
+            name,
+            event_class,
             f"on rank {rank_of_longest}{peer}",
         )
-    return table
+    return grid

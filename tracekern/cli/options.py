@@ -83,3 +83,12 @@ def parse_host(text: str) -> tuple[int, str]:
     if not equals or not rank.isdigit() or not path:
         raise BadInput(f"--host: got {text!r}, wanted RANK=FILE, for example 0=profile.json")
     return int(rank), path
+
+
+def parse_records(text: str) -> int | str:
+    """ "auto", or a number of records."""
+    if text == "auto":
+        return text
+    if not text.isdecimal() or int(text) == 0:
+        raise BadInput(f"--records-per-track: got {text!r}, wanted auto or a number from 1 on")
+    return int(text)

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 _PLAIN_WIDTH = 130
 """Columns of a table that goes to a file or pipe, where no terminal tells its width."""
@@ -27,6 +28,16 @@ def note(text: str) -> None:
 def print_json(value: dict[str, Any]) -> None:
     """The one JSON object of `--json`."""
     sys.stdout.write(json.dumps(value) + "\n")
+
+
+def table(right: list[str], left: list[str]) -> Table:
+    """An empty table: first the columns that align right, numbers, then those that align left."""
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for name in right:
+        grid.add_column(name, justify="right")
+    for name in left:
+        grid.add_column(name)
+    return grid
 
 
 def duration(value_ns: float) -> str:

@@ -1,0 +1,54 @@
+// A kernel of your own, traced: the warps of a block square rows of a matrix, then wait for each other.
+//
+// The two events, the three lines that record them and the choice at the launch are all that tracing takes.
+#include <platform/cpu_executor.hpp>
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <tracekern.h>
+
+namespace py = pybind11;
+using namespace tracekern;
+
+// name, class, ends at, channel, fields at begin, fields at end
+#define MY_EVENTS(EVENT)                                  \
+    EVENT(square_row, work, completion, "", "row:32", "") \
+    EVENT(wait_block, wait, completion, "", "", "")
+TK_DEFINE_EVENTS(MyEvent, MY_EVENTS)
+
+struct SquareArgs {
+    float* matrix;  // [num_rows, num_columns]
+    uint32_t num_rows;
+    uint32_t num_columns;
+};
+
+template <class Rec>
+TK_DEVICE void square_rows(Warp& warp, const SquareArgs& args, typename Rec::Args trace) {
+    Rec recorder(trace, warp);
+    const uint32_t num_writers = warp.num_blocks * warp.num_warps;
+    for (uint32_t row = warp.block * warp.num_warps + warp.warp; row < args.num_rows; row += num_writers) {
+        TK_RANGE(recorder, MyEvent::square_row, row);
+        float* values = args.matrix + size_t{row} * args.num_columns;
+        warp.strided(args.num_columns, [&](uint32_t column) { values[column] *= values[column]; });
+    }
+    TK_WAIT(recorder, MyEvent::wait_block);
+    warp.block_sync();
+}
+
+// descriptor: of capture.launch(...); 0 runs the kernel that has no tracing in it.
+void square(py::array_t<float, py::array::c_style> matrix, uint32_t grid, uint32_t warps, uint64_t descriptor) {
+    const SquareArgs args{
+        matrix.mutable_data(), static_cast<uint32_t>(matrix.shape(0)), static_cast<uint32_t>(matrix.shape(1))};
+    const SimulatedClock clock;  // the host's own
+    const CpuLaunch size{.num_blocks = grid, .warps_per_block = warps, .clock = &clock};
+    if (descriptor) {
+        const Recorder<true>::Args trace{reinterpret_cast<const LaunchDescriptor*>(descriptor)};
+        launch_cpu(size, [&](Warp& warp) { square_rows<Recorder<true>>(warp, args, trace); });
+    } else {
+        launch_cpu(size, [&](Warp& warp) { square_rows<Recorder<false>>(warp, args, {}); });
+    }
+}
+
+PYBIND11_MODULE(my_kernel, module) {
+    module.def("square", &square);
+    module.def("events", &describe_events<MyEvent>);
+}

@@ -1,0 +1,42 @@
+"""The examples do what the documentation says."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLE = ROOT / "examples" / "my_kernel"
+
+
+def test_a_kernel_of_your_own(tmp_path, command_line):
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ on this machine")
+    copy = shutil.copytree(EXAMPLE, tmp_path / "my_kernel", ignore=shutil.ignore_patterns("*.so"))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, copy / "trace_it.py"], cwd=tmp_path, check=True, env=environment)
+    (rank,) = json.loads(command_line("info", tmp_path / "my-capture", "--json").stdout)["ranks"]
+    assert {event["event"]: event["count"] for event in rank["events"]} == {
+        "square_row": 3 * 64,  # launches, rows
+        "wait_block": 3 * 4 * 2,  # launches, blocks, warps
+    }
+    assert rank["records_lost"] == 0
+
+
+def test_the_guide_shows_the_example_as_it_is():
+    guide = (ROOT / "docs" / "instrumenting.md").read_text()
+    kernel = (EXAMPLE / "my_kernel.cpp").read_text()
+    script = (EXAMPLE / "trace_it.py").read_text()
+    blocks = [block.split("\n", 1) for block in guide.split("```")[1::2]]
+    shown = {"cpp": kernel, "python": script}
+    quoted = [(language, text) for language, text in blocks if language in shown]
+    assert len(quoted) >= 3
+    for language, text in quoted:
+        for line in text.strip().splitlines():
+            assert line.strip() in shown[language], line

@@ -1,0 +1,112 @@
+"""`tracekern run moe` as a user types it: small shapes, whole path from kernels to the trace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.test_cli import refused
+from tracekern.moe.routing import ROUTINGS
+from tracekern.moe.run import VARIANTS
+
+SMALL = ("--ranks", 4, "--tokens", 12, "--hidden", 96, "--experts", 8, "--topk", 3, "--iterations", 2)
+TOPK = 3
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, command_line) -> tuple[Path, dict]:
+    """A traced run: its directory and what --json said."""
+    directory = tmp_path_factory.mktemp("run")
+    result = command_line("run", "moe", *SMALL, "-o", directory, "--json")
+    assert result.returncode == 0, result.stderr
+    return directory, json.loads(result.stdout)
+
+
+def test_a_run_leaves_capture_and_trace(finished):
+    directory, said = finished
+    assert {path.name for path in directory.iterdir()} >= {"capture.json", "rank_00000.tkdump", "trace.pftrace.gz"}
+    (run,) = said["runs"]
+    assert said["ok"] is True
+    assert run["trace"] == str(directory / "trace.pftrace.gz")
+    assert run["options"]["variant"] == "balanced"
+    assert [rank["wrong_elements"] for rank in run["ranks"]] == [0, 0, 0, 0]
+
+
+def test_the_kernels_sent_what_the_tokens_demand(finished):
+    (run,) = finished[1]["runs"]
+    wanted = sum(rank["tokens"] for rank in run["ranks"]) * TOPK
+    counts = {"copy_token": 0, "receive_token": 0}
+    for rank in run["summary"]["ranks"]:
+        for event in rank["events"]:
+            if event["event"] in counts:
+                counts[event["event"]] += event["count"]
+    assert counts == {"copy_token": wanted, "receive_token": wanted}
+
+
+def test_clocks_are_bounded(finished):
+    (run,) = finished[1]["runs"]
+    clocks = [(rank["clock_method"], rank["clock_hard_ns"]) for rank in run["summary"]["ranks"]]
+    assert clocks[0] == ("reference", 0.0)
+    assert all(method == "ping-pong" and 0 < hard_ns < 1e6 for method, hard_ns in clocks[1:])
+
+
+def test_the_table_is_for_people(command_line, tmp_path):
+    result = command_line("run", "moe", *SMALL, "-o", tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "every result equals the reference, bit by bit" in result.stdout
+    assert f"tracekern open {tmp_path / 'trace.pftrace.gz'}" in result.stdout
+
+
+def test_without_trace_nothing_is_left(command_line, tmp_path):
+    result = command_line("run", "moe", *SMALL, "--variant", "all", "--no-trace", "-o", tmp_path, "--json")
+    assert result.returncode == 0, result.stderr
+    said = json.loads(result.stdout)
+    assert [run["options"]["variant"] for run in said["runs"]] == list(VARIANTS)
+    assert [run["trace"] for run in said["runs"]] == [None] * len(VARIANTS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_track_is_told_with_the_size_it_needs(command_line, tmp_path):
+    small = tmp_path / "small"
+    shape = (*SMALL, "--blocks", 1, "--warps", 2)  # few tracks, so that each has much to hold
+    result = command_line("run", "moe", *shape, "-o", small, "--records-per-track", 16)
+    assert result.returncode == 0, result.stderr
+    assert "would have been enough" in result.stdout
+    needed = max(rank["records_needed"] for rank in json.loads(command_line("info", small, "--json").stdout)["ranks"])
+    refused(command_line("merge", small, "-o", tmp_path / "strict.pftrace", "--strict"), "record again with more room")
+    assert not (tmp_path / "strict.pftrace").exists()
+    enough = tmp_path / "enough"
+    assert command_line("run", "moe", *shape, "-o", enough, "--records-per-track", needed).returncode == 0
+    assert {rank["records_lost"] for rank in json.loads(command_line("info", enough, "--json").stdout)["ranks"]} == {0}
+    assert command_line("merge", enough, "-o", tmp_path / "strict.pftrace", "--strict").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--experts", 30, "--ranks", 8), "30 experts do not divide over 8 ranks"),
+        (("--variant", "fastest"), "variant is 'fastest'; wanted one of reference"),
+        (("--routing", "random"), "routing is 'random'; wanted one of uniform"),
+        (("--dtype", "fp8"), "dtype is 'fp8'; wanted one of fp32"),
+        (("--topk", 17), "topk is 17; wanted 1 to 16"),
+        (("--ranks", 0), "num_ranks is 0; wanted 1"),
+        (("--iterations", 0), "iterations is 0; wanted 1"),
+        (("--records-per-track", "some"), "--records-per-track: got 'some', wanted auto or a number"),
+        (("--backend", "tpu"), "backend is 'tpu'; wanted one of auto"),
+    ],
+)
+def test_bad_options_are_one_line_and_nothing_is_written(command_line, tmp_path, arguments, said):
+    refused(command_line("run", "moe", *arguments, "-o", tmp_path / "out"), said)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_capture_needs_a_place(command_line):
+    refused(command_line("run", "moe"), "give one with -o DIR")
+
+
+def test_help_names_every_choice(command_line):
+    text = " ".join(command_line("run", "moe", "--help").stdout.split())
+    for name in (*VARIANTS, *ROUTINGS, "all"):
+        assert name in text

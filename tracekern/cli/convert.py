@@ -1,0 +1,87 @@
+"""What `merge` and `export` share: read captures, choose a part, write one file, say what is in it."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tracekern.cli.options import Tracks, parse_host, parse_ranks, parse_window
+from tracekern.cli.output import console, note, print_json, progress, working
+from tracekern.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which part of which captures, as typed."""
+
+    captures: list[Path]
+    unaligned: bool
+    strict: bool
+    partial: bool
+    window: str | None
+    ranks: str | None
+    tracks: Tracks
+    host: list[str] | None
+
+
+def convert(selection: Selection, output: Path, as_json: bool) -> None:
+    """Reads the captures and writes `output`; prints what it holds."""
+    from tracekern.export.write import export, format_of
+    from tracekern.timeline.merge import load
+
+    format_name = format_of(output)
+    window, ranks = parse_window(selection.window), parse_ranks(selection.ranks)
+    host = [parse_host(text) for text in selection.host or []]
+    _check_folder(output)
+    with working("reading and aligning the captures"):
+        timeline = load(
+            selection.captures,
+            unaligned=selection.unaligned,
+            strict=selection.strict,
+            partial=selection.partial,
+            host=host,
+        )
+    with progress() as bar, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        task = bar.add_task(f"writing {output.name}", total=None)
+        stats = export(
+            timeline,
+            output,
+            tracks=selection.tracks.value,
+            window=window,
+            ranks=ranks,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    for warning in warned:
+        note(f"warning: {warning.message}")
+    result = {"file": str(output), "format": format_name, **vars(stats), "aligned": timeline.aligned}
+    if as_json:
+        print_json({**result, "problems": _problems(timeline)})
+    else:
+        _print(result, timeline)
+
+
+def _check_folder(output: Path) -> None:
+    if not output.absolute().parent.is_dir():
+        raise BadInput(f"{output}: its folder does not exist; wanted a place to write; mkdir -p {output.parent}")
+    if output.is_dir():
+        raise BadInput(f"{output}: is a directory; wanted the name of a file, as in {output / 'trace.pftrace.gz'}")
+
+
+def _problems(timeline: Any) -> list[dict[str, Any]]:
+    return [vars(problem) for problem in timeline.problems]
+
+
+def _print(result: dict[str, Any], timeline: Any) -> None:
+    out = console()
+    size = f"{result['bytes'] / 1e6:.1f} MB" if result["bytes"] >= 1e5 else f"{result['bytes']:,} bytes"
+    counts = f"{result['spans']:,} spans, {result['flows']:,} arrows"
+    out.print(f"{result['file']}: {counts}, {size}", soft_wrap=True, markup=False)
+    if result["spans_left_out"] or result["flows_left_out"]:
+        out.print(f"left out: {result['spans_left_out']:,} spans, {result['flows_left_out']:,} arrows")
+    for problem in timeline.problems[:10]:
+        note(f"{problem.severity}: {problem.text}")
+    if len(timeline.problems) > 10:
+        note(f"and {len(timeline.problems) - 10} more; tracekern info lists their number by kind")

@@ -1,0 +1,174 @@
+"""`tracekern run`: runs a workload on several ranks, records what happens in its kernels, leaves capture and trace."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tracekern.cli import options
+from tracekern.cli.info import clock, print_losses, share
+from tracekern.cli.output import console, duration, note, print_json, progress, table
+from tracekern.errors import BadInput, TracekernError
+
+if TYPE_CHECKING:
+    from tracekern.analysis.summary import RankSummary, Summary
+    from tracekern.moe.run import MoeRun, RankReport, RunReport
+
+app = typer.Typer(help="Run a workload and trace it.", no_args_is_help=True)
+
+TRACE_NAME = "trace.pftrace.gz"
+
+
+@app.callback()
+def _workloads() -> None:
+    """Keeps `moe` a command of its own, though it is the only one."""
+
+
+@app.command()
+def moe(
+    context: typer.Context,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Directory for capture and trace.")] = None,
+    ranks: Annotated[int, typer.Option(help="Processes, one simulated device each.")] = 8,
+    variant: Annotated[
+        str, typer.Option(help="reference, sorted, flag, token, fused, balanced; or all, one after the other.")
+    ] = "balanced",
+    tokens: Annotated[int, typer.Option(help="Tokens of a rank, at most.")] = 64,
+    hidden: Annotated[int, typer.Option(help="Elements of a token.")] = 2048,
+    experts: Annotated[int, typer.Option(help="Of all ranks together.")] = 64,
+    topk: Annotated[int, typer.Option(help="Experts of a token.")] = 6,
+    dtype: Annotated[str, typer.Option(help="fp32, fp16 or bf16.")] = "bf16",
+    routing: Annotated[str, typer.Option(help="uniform, zipf or one-hot-rank.")] = "zipf",
+    uneven: Annotated[bool, typer.Option("--uneven/--even", help="Do ranks differ in their number of tokens?")] = True,
+    iterations: Annotated[int, typer.Option(help="Calls, back to back.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of tokens, routing and simulated clocks.")] = 7,
+    trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Record, or run the untraced kernels.")] = True,
+    timeout_ms: Annotated[int, typer.Option(help="Longest wait of a kernel for a peer.")] = 20_000,
+    records_per_track: Annotated[str, typer.Option(help="Room of a track; auto counts first.")] = "auto",
+    record_format: Annotated[str, typer.Option(help="wide or compact.")] = "wide",
+    every: Annotated[int, typer.Option(help="Record each Nth launch of a kernel.")] = 1,
+    blocks: Annotated[int, typer.Option(help="Blocks of a kernel.")] = 4,
+    warps: Annotated[int, typer.Option(help="Warps of a block.")] = 4,
+    torch_profiler: Annotated[bool, typer.Option("--torch-profiler", help="Add torch.profiler's lanes.")] = False,
+    backend: Annotated[str, typer.Option(help="Where the kernels run: auto or cpu.")] = "auto",
+    as_json: options.Json = False,
+) -> None:
+    """MoE dispatch, experts and combine. Ends with 0 only if every result equals the reference, bit by bit."""
+    from tracekern.moe.run import VARIANTS, MoeRun
+
+    names = {field.name for field in dataclasses.fields(MoeRun)}
+    given = {name: value for name, value in context.params.items() if name in names}
+    given["records_per_track"] = options.parse_records(records_per_track)
+    given["command"] = shlex.join(["tracekern", *sys.argv[1:]])
+    plans = [MoeRun(**{**given, "variant": name}) for name in (VARIANTS if variant == "all" else (variant,))]
+    if trace and output is None:
+        raise BadInput("run moe: no place for the capture; give one with -o DIR, or run with --no-trace")
+    results = []
+    for plan in plans:
+        results.append(_run(plan, output / plan.variant if output and len(plans) > 1 else output))
+        if not as_json:
+            _print(results[-1])
+    if as_json:
+        all_ok = all(result.report.ok for result in results)
+        print_json({"ok": all_ok, "runs": [result.as_dict() for result in results]})
+    for result in results:
+        result.report.raise_for_error()
+
+
+@dataclass(frozen=True)
+class _Result:
+    report: RunReport
+    trace: Path | None = None
+    summary: Summary | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            **dataclasses.asdict(self.report),
+            "trace": str(self.trace) if self.trace else None,
+            "summary": self.summary.as_dict() if self.summary else None,
+        }
+
+
+def _run(plan: MoeRun, directory: Path | None) -> _Result:
+    from tracekern.moe.run import run
+
+    with progress() as bar:
+        task = bar.add_task(f"{plan.variant} on {plan.ranks} ranks", total=plan.iterations)
+        report = run(plan, directory or "", lambda done, total: bar.update(task, completed=done, total=total))
+    if not plan.trace or directory is None:
+        return _Result(report)
+    try:
+        return _Result(report, *_write_trace(directory, partial=not report.ok))
+    except TracekernError as error:
+        if report.ok:
+            raise
+        note(f"no trace of this run: {error}")
+        return _Result(report)
+
+
+def _write_trace(directory: Path, partial: bool) -> tuple[Path, Summary]:
+    """partial: show what a failed run left, even where a rank left nothing."""
+    from tracekern.analysis.summary import summarize
+    from tracekern.export.write import export
+    from tracekern.timeline.merge import load
+
+    with progress() as bar:
+        task = bar.add_task("writing the trace", total=None)
+        timeline = load(directory, partial=partial)
+        path = directory / TRACE_NAME
+        export(timeline, path, progress=lambda done, total: bar.update(task, completed=done, total=total))
+    return path, summarize(timeline)
+
+
+def _print(result: _Result) -> None:
+    report, out = result.report, console()
+    plan = report.options
+    out.print(
+        f"{plan.variant}: {plan.iterations} calls on {plan.ranks} ranks, up to {plan.tokens} tokens of {plan.hidden} "
+        f"{plan.dtype}, top-{plan.topk} of {plan.experts} experts, {plan.routing} routing",
+        soft_wrap=True,
+    )
+    summaries = {rank.rank: rank for rank in result.summary.ranks} if result.summary else {}
+    out.print(_table([(rank, summaries.get(rank.rank)) for rank in report.ranks]))
+    if result.summary:
+        if result.summary.title:
+            out.print(result.summary.title, markup=False, soft_wrap=True)
+        print_losses(out, result.summary)
+    if report.ok:
+        out.print("every result equals the reference, bit by bit")
+    if result.trace:
+        out.print(f"trace: {result.trace}   show it: tracekern open {result.trace}", soft_wrap=True, markup=False)
+
+
+def _table(ranks: list[tuple[RankReport, RankSummary | None]]) -> object:
+    traced = any(summary for _, summary in ranks)
+    left = ["result", "longest wait", "clock"] if traced else ["result"]
+    grid = table(["rank", "tokens", "ms/call", *(["sent", "received", "spans", "waiting"] if traced else [])], left)
+    for report, summary in ranks:
+        mean_ms = sum(report.iteration_ms) / len(report.iteration_ms) if report.iteration_ms else float("nan")
+        row = [str(report.rank), f"{report.tokens:,}", f"{mean_ms:.1f}"]
+        if traced and summary:
+            counts = {event.event: event.count for event in summary.events}
+            sent, received = counts.get("copy_token", 0), counts.get("receive_token", 0)
+            row += [f"{sent:,}", f"{received:,}", f"{summary.num_spans:,}", share(summary.wait_share)]
+        elif traced:
+            row += ["-"] * 4
+        row.append("equal" if report.ok else f"{report.wrong_elements:,} differ" if report.wrong_elements else "failed")
+        if traced:
+            row += [_longest_wait(summary), clock(summary)] if summary else ["-", "-"]
+        grid.add_row(*row)
+    return grid
+
+
+def _longest_wait(summary: RankSummary) -> str:
+    waits = [event for event in summary.events if event.event_class == "wait"]
+    if not waits:
+        return "-"
+    longest = max(waits, key=lambda event: event.longest_ns)
+    peer = f" for rank {longest.longest_peer}" if longest.longest_peer >= 0 else ""
+    return f"{duration(longest.longest_ns)} in {longest.event}{peer}"
