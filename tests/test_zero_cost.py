@@ -1,0 +1,98 @@
+"""Off costs nothing: every bundled kernel is byte-identical to one whose source never knew of tracing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from elf import functions, read_sections
+from strip_tracing import copy_stripped, stripped
+from toolchains import CSRC, GXX, NVCC, ROOT, compile_cached, compiler_output, hip_command
+
+SOURCES = [str(path.relative_to(CSRC)) for path in sorted(CSRC.rglob("*.cu"))]
+# The stripped source leaves values unused that only a record carried.
+NVCC_STRIPPED = tuple(word for word in NVCC if word not in ("-Werror", "all-warnings"))
+CUBIN = ("-cubin", "-Xptxas", "-v")
+
+
+@pytest.fixture(scope="module")
+def never_traced(tmp_path_factory) -> Path:
+    return copy_stripped(CSRC, tmp_path_factory.mktemp("stripped") / "csrc")
+
+
+def assert_same(ours: dict[str, object], never: dict[str, object]) -> None:
+    """Every untraced kernel is the same, and the comparison can tell: every traced one is not."""
+    off = [name for name in ours if name.endswith("_off")]
+    assert off
+    assert sorted(off) == sorted(name for name in never if name.endswith("_off"))
+    assert [name for name in off if ours[name] != never[name]] == []
+    traced = [name for name in ours if name.endswith(("_wide", "_compact"))]
+    assert traced
+    same = [name for name in traced if ours[name] == ours[name.rsplit("_", 1)[0] + "_off"]]
+    assert same == [], "traced kernels that do not trace"
+
+
+def cuda_kernels(cubin: Path) -> dict[str, object]:
+    """Kernel -> its code and what ptxas says of registers, stack, barriers and memory."""
+    sections = read_sections(cubin)
+    properties = dict(
+        re.findall(
+            r"Compiling entry function '(\w+)' for 'sm_90'\n(.*?)(?=ptxas info\s*: Compil|\Z)",
+            re.sub(r"Compile time = .*", "", compiler_output(cubin).read_text()),
+            flags=re.DOTALL,
+        )
+    )
+    texts = {name[len(".text.") :]: section.data for name, section in sections.items() if name.startswith(".text.")}
+    assert sorted(texts) == sorted(properties)
+    return {name: (texts[name], properties[name]) for name in texts}
+
+
+@pytest.mark.compilers
+@pytest.mark.parametrize("source", SOURCES)
+def test_sm_90(never_traced, source):
+    ours = compile_cached((*NVCC, *CUBIN), CSRC / source, ".cubin")
+    never = compile_cached((*NVCC_STRIPPED, *CUBIN), never_traced / source, ".cubin", never_traced)
+    assert_same(cuda_kernels(ours), cuda_kernels(never))
+
+
+def amd_kernels(assembly: Path) -> dict[str, object]:
+    """Kernel -> its code and descriptor: registers, scratch, shared memory."""
+    text = assembly.read_text()
+    return dict(re.findall(r"^(\w+): +; @\1\n(.*?)^\.Lfunc_end\d+:", text, flags=re.MULTILINE | re.DOTALL))
+
+
+@pytest.mark.compilers
+@pytest.mark.parametrize("source", SOURCES)
+def test_gfx942(never_traced, source):
+    command = (*hip_command("gfx942"), "-S")
+    ours = compile_cached(command, CSRC / source, ".gfx942.s")
+    lenient = tuple(word for word in command if word != "-Werror")
+    never = compile_cached(lenient, never_traced / source, ".gfx942.s", never_traced)
+    assert_same(amd_kernels(ours), amd_kernels(never))
+
+
+def test_gxx(never_traced):
+    source = ROOT / "tests" / "cpp" / "cpu_kernels.cpp"
+    command = (*(word for word in GXX if not word.startswith("-W")), "-O2", "-ffunction-sections", "-c")
+    ours = functions(compile_cached(command, source, ".o"))
+    never = functions(compile_cached(command, source, ".o", never_traced))
+    assert_same(ours, never)
+
+
+def test_the_stripper_takes_all_and_no_more():
+    source = """template <class Rec>
+TK_DEVICE bool f(Warp& warp, Rec& recorder, int x) {
+    {
+        TK_WAIT(recorder, Event::wait, g(x, (1)));
+        if (ok) {
+            TK_END(h(x));
+        }
+        keep(x);
+    }
+    return f2(warp, recorder, x) + f3(recorder_count);
+}
+"""
+    assert re.sub(r"\s+", " ", stripped(source)) == (
+        "TK_DEVICE bool f(Warp& warp, int x) { { if (ok) { } keep(x); } return f2(warp, x) + f3(recorder_count); } "
+    )
