@@ -18,6 +18,8 @@ RECORDERS = ("off", "wide", "compact")
 # Kernel without variant, number type and recorder -> does it raise flags that guard a payload? Does it wait for flags?
 SIGNALS = {
     "rank_barrier": True,
+    "initiate_clock_ping_pong": False,  # its words are their own payload
+    "answer_clock_ping_pong": False,
     "p2p_dispatch_send": True,
     "p2p_dispatch_recv": False,
     "p2p_scale_experts": False,
@@ -26,6 +28,8 @@ SIGNALS = {
 }
 WAITS = {
     "rank_barrier": True,
+    "initiate_clock_ping_pong": True,
+    "answer_clock_ping_pong": True,
     "p2p_dispatch_send": True,
     "p2p_dispatch_recv": True,
     "p2p_scale_experts": False,
@@ -56,11 +60,12 @@ def amd_kernels(source: Path, target: str) -> dict[str, str]:
 
 
 def by_recorder(kernels: dict[str, str]) -> dict[str, dict[str, str]]:
-    """Kernel without its last word -> recorder -> text."""
+    """Kernel without its last word -> recorder -> text, for those that come with several."""
     grouped: dict[str, dict[str, str]] = {}
     for name, text in kernels.items():
         stem, recorder = name.rsplit("_", 1)
-        grouped.setdefault(stem, {})[recorder] = text
+        if "clock_ping_pong" not in name:
+            grouped.setdefault(stem, {})[recorder] = text
     for stem, texts in grouped.items():
         assert sorted(texts) == sorted(RECORDERS), stem
     return grouped
@@ -96,10 +101,17 @@ def test_sm_90_reads_the_clock_and_orders_with_the_system(source):
             assert reads["off"] == 0, stem  # only a wait with a time limit reads the clock untraced
 
 
-def test_sm_90_reads_the_clock_after_the_value_it_stamps():
-    # wait_token closes with the expert that the flag carried; the read must depend on it, by a predicate.
-    source = CSRC / "moe/p2p/kernels.cu"
-    text = ptx_kernels(source)["p2p_dispatch_recv_token_wide"]
+@pytest.mark.parametrize(
+    ("source", "kernel"),
+    [
+        ("moe/p2p/kernels.cu", "p2p_dispatch_recv_token_wide"),  # the expert that the flag carried
+        ("comm/kernels.cu", "initiate_clock_ping_pong"),  # the reply
+        ("comm/kernels.cu", "answer_clock_ping_pong"),  # the request
+    ],
+)
+def test_sm_90_reads_the_clock_after_the_value_it_stamps(source, kernel):
+    # The read depends on the value by a predicate.
+    text = ptx_kernels(CSRC / source)[kernel]
     assert re.search(r"setp\.ne\.u64 %p, \S+, 0xfffffffffffffffe;\n\s*@%p mov\.u64 \S+, %globaltimer;", text)
 
 

@@ -1,5 +1,6 @@
-// The kernels of the communicator for GPUs: one entry point for each kind of recorder. CUDA and HIP compile it.
+// The kernels of the communicator for GPUs. CUDA and HIP compile it.
 #include "comm/barrier.h"
+#include "comm/clock_ping_pong.h"
 
 using namespace tracekern;  // NOLINT: entry points have C names
 
@@ -26,3 +27,12 @@ using RecorderCompact = Recorder<true, RecordFormat::compact>;
 TK_RANK_BARRIER(off, RecorderOff)
 TK_RANK_BARRIER(wide, RecorderWide)
 TK_RANK_BARRIER(compact, RecorderCompact)
+
+TK_KERNEL initiate_clock_ping_pong(const ClockPingPongArgs args, const LaunchSize size) {
+    Warp warp(size);
+    initiate_ping_pong(warp, args);
+}
+TK_KERNEL answer_clock_ping_pong(const ClockPingPongArgs args, const LaunchSize size) {
+    Warp warp(size);
+    answer_ping_pong(warp, args);
+}

@@ -1,0 +1,162 @@
+// A kernel that does nothing but record, for test_recorder.py: writes the raw region to stdout.
+//
+//   recorder describe                                      the event table as JSON
+//   recorder SCENARIO wide|compact RECORDS [NAME=VALUE...] headers and records, a guard of 0xa5 behind both
+//
+// 4 blocks of 2 warps; the role of a warp is its number. NAMEs are those of the launch descriptor: event_mask,
+// block_first, block_stop, block_step, role_mask.
+//   all    every macro and payload width once       many   20 spans within each other, then 20 side by side
+//   cross  spans while the low half of the clock wraps     hang   ends in the middle of a wait
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "comm/communicator_cpu.hpp"
+
+#define TK_TEST_EVENTS(EVENT)                                                 \
+    EVENT(plain, work, completion, "", "", "")                                \
+    EVENT(fits, work, issue, "", "a:23", "")                                  \
+    EVENT(extended, work, issue, "", "a:24", "b:24")                          \
+    EVENT(wait_full, wait, completion, "data data a", "a:23 b:32", "c:55")    \
+    EVENT(signal_some, signal, completion, "data data a", "a:23 b:10", "c:1") \
+    EVENT(note, work, completion, "", "n:30", "")                             \
+    EVENT(step, work, completion, "", "n:40", "")
+TK_DEFINE_EVENTS(TestEvent, TK_TEST_EVENTS)
+
+using namespace tracekern;
+
+namespace {
+
+constexpr uint32_t kNumBlocks = 4;
+constexpr uint32_t kNumWarps = 2;
+constexpr uint64_t kBoundary = uint64_t{7} << 32;
+
+struct Region {
+    std::vector<TrackHeader> headers;
+    std::vector<char> records;
+
+    [[noreturn]] void write() const {
+        std::fwrite(headers.data(), sizeof(TrackHeader), headers.size(), stdout);
+        std::fwrite(records.data(), 1, records.size(), stdout);
+        std::fflush(stdout);
+        std::_Exit(0);
+    }
+};
+
+template <class Rec>
+void record_all(Rec& recorder) {
+    TK_RANGE(recorder, TestEvent::fits, 0x7fffffu);
+    {
+        TK_RANGE(recorder, TestEvent::extended, 0xffffffu);
+        {
+            TK_WAIT(recorder, TestEvent::wait_full, 0x400001u, 0xfffffffeu);
+            {
+                TK_RANGE(recorder, TestEvent::plain);
+            }
+            TK_END((uint64_t{1} << 55) - 2);
+        }
+        TK_END(0x800001u);
+    }
+    {
+        TK_SEQUENCE(recorder);
+        TK_NEXT(TestEvent::plain);
+        TK_NEXT(TestEvent::step, uint64_t{1} << 39 | 5);
+        TK_MARK(recorder, TestEvent::note, 0x3fffffffu);
+        TK_NEXT(TestEvent::fits, 3);
+    }
+    {
+        TK_SIGNAL(recorder, TestEvent::signal_some, 1, 1023);
+        TK_END(3);  // wider than its field: the high bit is lost
+    }
+}
+
+template <class Rec>
+void record_nested(Rec& recorder, uint32_t depth) {
+    TK_RANGE(recorder, TestEvent::extended, depth);
+    if (depth) record_nested(recorder, depth - 1);
+    TK_END(depth);
+}
+
+template <class Rec>
+void record_many(Rec& recorder) {
+    record_nested(recorder, 19);
+    TK_SEQUENCE(recorder);
+    for (uint32_t i = 0; i < 20; ++i) {
+        TK_NEXT(TestEvent::step, i);
+        TK_RANGE(recorder, TestEvent::fits, i);
+        TK_MARK(recorder, TestEvent::note, i);
+    }
+}
+
+template <class Rec>
+void record_across_the_boundary(Rec& recorder) {
+    TK_RANGE(recorder, TestEvent::plain);
+    for (uint32_t before = 0; before < 3; ++before) TK_MARK(recorder, TestEvent::note, before);
+    while (read_clock() < kBoundary) {
+    }
+    for (uint32_t after = 10; after < 13; ++after) TK_MARK(recorder, TestEvent::note, after);
+}
+
+template <class Rec>
+void hang(Rec& recorder, const Region& region) {
+    TK_RANGE(recorder, TestEvent::fits, 9);
+    TK_MARK(recorder, TestEvent::note, 1);
+    {
+        TK_WAIT(recorder, TestEvent::wait_full, 5, 6);
+        region.write();
+    }
+}
+
+void run(const std::string& scenario, const TraceChoice& trace, const Region& region) {
+    // A second before the low half of the clock wraps, or long before the next time it does.
+    const int64_t from_boundary_ns = scenario == "cross" ? -1'000'000'000 : 100'000'000;
+    SimulatedClock clock = SimulatedClock::draw(0, 0, 0);
+    clock.offset_ns =
+        static_cast<double>(static_cast<int64_t>(kBoundary) + from_boundary_ns - SimulatedClock::host_now_ns());
+    with_recorder(trace, [&]<class Rec>(typename Rec::Args args) {
+        launch_cpu({kNumBlocks, kNumWarps, 0, CpuExecutor::fibers, &clock}, [&](Warp& warp) {
+            Rec recorder(args, warp, warp.warp, 77);
+            if (scenario == "all") record_all(recorder);
+            if (scenario == "many") record_many(recorder);
+            if (scenario == "cross") record_across_the_boundary(recorder);
+            if (scenario == "hang") hang(recorder, region);
+        });
+    });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    if (argc > 1 && std::string(argv[1]) == "describe") return std::puts(describe_events<TestEvent>().c_str()) < 0;
+    const bool wide = std::string(argv[2]) == "wide";
+    const auto records = static_cast<uint32_t>(std::strtoul(argv[3], nullptr, 10));
+    LaunchDescriptor launch{};
+    launch.event_mask = ~uint64_t{0};
+    launch.records_per_track = records;
+    launch.warps_per_block = kNumWarps;
+    launch.block_stop = kNumBlocks;
+    launch.block_step = 1;
+    launch.role_mask = ~0u;
+    launch.launch_idx = 5;
+    for (int i = 4; i < argc; ++i) {
+        const std::string given = argv[i];
+        const std::string name = given.substr(0, given.find('='));
+        const uint64_t value = std::stoull(given.substr(name.size() + 1), nullptr, 0);
+        if (name == "event_mask") launch.event_mask = value;
+        if (name == "block_first") launch.block_first = static_cast<uint32_t>(value);
+        if (name == "block_stop") launch.block_stop = static_cast<uint32_t>(value);
+        if (name == "block_step") launch.block_step = static_cast<uint32_t>(value);
+        if (name == "role_mask") launch.role_mask = static_cast<uint32_t>(value);
+    }
+    constexpr size_t kTracks = size_t{kNumBlocks} * kNumWarps;
+    const size_t record_bytes = wide ? sizeof(WideRecord) : sizeof(CompactRecord);
+    Region region{std::vector<TrackHeader>(kTracks + 1), std::vector<char>((kTracks * records + 1) * record_bytes)};
+    memset(&region.headers.back(), 0xa5, sizeof(TrackHeader));
+    memset(region.records.data() + kTracks * records * record_bytes, 0xa5, record_bytes);
+    launch.headers = region.headers.data();
+    launch.records = region.records.data();
+    run(argv[1], {&launch, wide ? RecordFormat::wide : RecordFormat::compact}, region);
+    region.write();
+}
