@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -61,3 +62,24 @@ def test_the_wheel_holds_what_an_installation_needs(checkout, tmp_path):
         "print(os.path.exists(tracekern.include_path() + '/tracekern.h'), tracekern.__file__)"
     )
     assert run_python(Path(sys.executable), code, tmp_path) == f"True {unpacked / 'tracekern' / '__init__.py'}"
+
+
+def test_the_stub_names_what_the_extension_has():
+    from tracekern import _C
+
+    declared = {}
+    for node in ast.parse((ROOT / "tracekern" / "_C.pyi").read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            declared[node.name] = {member.name for member in node.body if isinstance(member, ast.FunctionDef)}
+        elif isinstance(node, ast.FunctionDef):
+            declared[node.name] = set()
+        elif isinstance(node, ast.AnnAssign):
+            declared[ast.unparse(node.target)] = set()
+    present = {
+        name: {member for member in vars(value) if member == "__init__" or not member.startswith("_")}
+        if isinstance(value, type)
+        else set()
+        for name, value in vars(_C).items()
+        if not name.startswith("__")
+    }
+    assert declared == present
