@@ -10,7 +10,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CSRC := $(shell find csrc -type f)
-CXX_FILES = $(shell find csrc $(wildcard examples) -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name '*.cu' -o -name '*.cuh')
+CXX_FILES = $(shell find csrc examples tests -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name '*.cu' -o -name '*.cuh')
 
 .DEFAULT_GOAL := test
 DEMO = run moe --ranks 8 --variant balanced --tokens 64 --hidden 2048 --experts 64 --topk 6 --dtype bf16 \

@@ -1,10 +1,11 @@
 // A kernel of your own, traced: the warps of a block square rows of a matrix, then wait for each other.
 //
 // The two events, the three lines that record them and the choice at the launch are all that tracing takes.
-#include <platform/cpu_executor.hpp>
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <tracekern.h>
+
+#include <platform/cpu_executor.hpp>
 
 namespace py = pybind11;
 using namespace tracekern;
