@@ -28,14 +28,45 @@ from tracekern.timeline.model import OPEN_END, TrackKind
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def python(text: str) -> list[str]:
-    return [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n" + textwrap.dedent(text)]
+class Program:
+    """A program text as a target: a command line, or a function in a module of its own."""
+
+    def __init__(self, kind: str, directory: Path) -> None:
+        self.kind = kind
+        self.directory = directory
+        self.env = {"PYTHONPATH": f"{directory}:{ROOT}"}
+
+    def target(self, text: str) -> list[str] | str:
+        text = textwrap.dedent(text)
+        if self.kind == "command":
+            return [sys.executable, "-c", text]
+        (self.directory / "program.py").write_text("def main():\n" + textwrap.indent(text, "    "))
+        return "program:main"
+
+    def run(self, num_ranks: int, text: str, **options) -> tuple[list, list[tuple[int, str]]]:
+        lines: list[tuple[int, str]] = []
+        env = {**self.env, **options.pop("env", {})}
+        exits = launch_ranks(
+            num_ranks, self.target(text), env=env, on_line=lambda rank, line: lines.append((rank, line)), **options
+        )
+        return exits, lines
+
+    def launcher(self, num_ranks: int, text: str) -> list[str]:
+        """The command of a launcher in a process of its own; it prints how the ranks ended."""
+        call = f"launch_ranks({num_ranks}, {self.target(text)!r}, env={self.env!r})"
+        program = f"from tracekern.record.launch import launch_ranks; print([e.returncode for e in {call}])"
+        return [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {program}"]
 
 
-def run(num_ranks: int, text: str, **options) -> tuple[list, list[tuple[int, str]]]:
-    lines: list[tuple[int, str]] = []
-    exits = launch_ranks(num_ranks, python(text), on_line=lambda rank, line: lines.append((rank, line)), **options)
-    return exits, lines
+@pytest.fixture(params=["command", "function"])
+def program(request: pytest.FixtureRequest, tmp_path: Path) -> Program:
+    (tmp_path / "program").mkdir()
+    return Program(request.param, tmp_path / "program")
+
+
+@pytest.fixture
+def function(tmp_path: Path) -> Program:
+    return Program("function", tmp_path)
 
 
 def record_until_killed() -> None:
@@ -50,8 +81,8 @@ def record_until_killed() -> None:
         writer.finish()
 
 
-def test_ranks_get_the_environment_of_torchrun_and_their_lines_come_back():
-    exits, lines = run(
+def test_ranks_get_the_environment_of_torchrun_and_their_lines_come_back(program: Program):
+    exits, lines = program.run(
         3,
         """
         import os
@@ -68,17 +99,118 @@ def test_ranks_get_the_environment_of_torchrun_and_their_lines_come_back():
     assert len(rest) == 1
 
 
-def test_a_function_can_be_the_target(capfd: pytest.CaptureFixture):
-    exits = launch_ranks(2, "platform:node")
-    assert [end.returncode for end in exits] == [0, 0]
+def test_targets_that_cannot_be_started_are_told(function: Program):
     with pytest.raises(BadInput, match="module:function"):
         launch_ranks(2, "import os; os._exit")
     with pytest.raises(BadInput, match="cannot be started"):
         launch_ranks(1, ["/nonexistent/program"])
+    with pytest.raises(BadInput, match="cannot be imported .ModuleNotFoundError: No module named 'nonexistent'"):
+        launch_ranks(2, "nonexistent:main")
+    with pytest.raises(BadInput, match="AttributeError: .* has no attribute 'nonexistent'"):
+        launch_ranks(2, "platform:nonexistent")
 
 
-def test_when_a_rank_dies_the_others_get_their_time_and_no_more():
-    exits, lines = run(
+def test_a_function_ends_like_a_program(function: Program):
+    exits, lines = function.run(
+        6,
+        """
+        import atexit, os, signal, sys, threading, time
+        rank = int(os.environ["RANK"])
+        atexit.register(print, "at exit")
+        threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+        if rank == 1: return 3
+        if rank == 2: sys.exit("sorry")
+        if rank == 3: raise ValueError("wrong")
+        if rank == 4: raise KeyboardInterrupt
+        if rank == 5: os.kill(os.getpid(), signal.SIGKILL)
+        """,
+    )
+    assert [end.returncode for end in exits] == [0, 3, 1, 1, -signal.SIGINT, -signal.SIGKILL]
+    said = [[line for rank, line in lines if rank == wanted] for wanted in range(6)]
+    assert [texts[-2:] for texts in said] == [["thread", "at exit"]] * 5 + [[]]
+    assert [len(texts) for texts in said[:3]] == [2, 2, 3]
+    assert "sorry" in said[2]
+    assert "ValueError: wrong" in said[3]
+    assert "KeyboardInterrupt" in said[4]
+
+
+def test_the_module_of_a_function_is_imported_once(function: Program):
+    (function.directory / "module.py").write_text(
+        """
+import os, numpy, random
+print("imported")
+before = os.getpid()
+def main():
+    print(before, os.getppid(), numpy.random.random(), random.random())
+"""
+    )
+    lines: list[tuple[int, str]] = []
+    started: dict[int, int] = {}
+    exits = launch_ranks(
+        3,
+        "module:main",
+        env=function.env,
+        on_line=lambda rank, line: lines.append((rank, line)),
+        on_start=started.__setitem__,
+    )
+    assert started == {end.rank: end.pid for end in exits}
+    assert [(rank, line) for rank, line in lines if line == "imported"] == [(0, "imported")]
+    words = [line.split() for _, line in lines if line != "imported"]
+    assert len(words) == 3
+    assert len({word for before, parent, *_ in words for word in (before, parent)}) == 1
+    assert len({numbers for *_, number, other in words for numbers in (number, other)}) == 6
+
+
+def test_a_module_that_starts_threads_is_imported_by_each_rank(function: Program):
+    (function.directory / "module.py").write_text(
+        """
+import os, threading, time
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+before = os.getpid()
+def main():
+    print(os.environ["RANK"], before == os.getpid(), threading.active_count())
+    return 4
+"""
+    )
+    lines: list[tuple[int, str]] = []
+    exits = launch_ranks(2, "module:main", env=function.env, on_line=lambda *line: lines.append(line))
+    assert [end.returncode for end in exits] == [4, 4]
+    assert sorted(lines) == [(0, "0 True 2"), (1, "1 True 2")]
+
+
+def test_ctrl_c_and_limits_hold_while_the_module_is_imported(function: Program):
+    (function.directory / "module.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(600)")
+    exits = launch_ranks(2, "module:main", env=function.env, timeout_s=1, on_line=lambda *line: None)
+    assert [end.signal_name for end in exits] == ["SIGTERM", "SIGTERM"]
+    assert [end.stopped for end in exits] == [True, True]
+
+    call = f"launch_ranks(2, 'module:main', env={function.env!r})"
+    program = f"from tracekern.record.launch import launch_ranks; print([e.returncode for e in {call}])"
+    launcher = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    assert "importing" in launcher.stdout.readline()
+    launcher.send_signal(signal.SIGINT)
+    assert "[-2, -2]" in launcher.stdout.read()
+    launcher.wait(60)
+
+
+def test_ranks_end_with_the_process_they_were_forked_from(function: Program):
+    pids: dict[int, int] = {}
+
+    def kill_parent(_rank: int, line: str) -> None:
+        if line.isdecimal():
+            os.kill(int(line), signal.SIGKILL)
+
+    text = "import os, time; print(os.getppid() if os.environ['RANK'] == '0' else '', flush=True); time.sleep(600)"
+    exits = launch_ranks(
+        2, function.target(text), env=function.env, on_line=kill_parent, on_start=pids.__setitem__, kill_after_s=30
+    )
+    assert [end.signal_name for end in exits] == ["SIGKILL", "SIGKILL"]
+    assert not any(is_running(pid) for pid in pids.values())
+
+
+def test_when_a_rank_dies_the_others_get_their_time_and_no_more(program: Program):
+    exits, lines = program.run(
         3,
         """
         import os, time, signal
@@ -94,16 +226,15 @@ def test_when_a_rank_dies_the_others_get_their_time_and_no_more():
     assert lines == [(1, "ended by itself")]
 
 
-def test_the_whole_run_has_a_limit():
-    exits, _ = run(2, "import time; time.sleep(600)", timeout_s=1)
+def test_the_whole_run_has_a_limit(program: Program):
+    exits, _ = program.run(2, "import time; time.sleep(600)", timeout_s=1)
     assert [end.signal_name for end in exits] == ["SIGTERM", "SIGTERM"]
 
 
-def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path):
+def test_ranks_do_not_outlive_a_killed_launcher(program: Program, tmp_path: Path):
     note = f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w').write(str(os.getpid()))"
     rank = f"import os, time; {note}; time.sleep(600)"
-    text = f"from tracekern.record.launch import launch_ranks; launch_ranks(2, {[sys.executable, '-c', rank]!r})"
-    launcher = subprocess.Popen(python(text))
+    launcher = subprocess.Popen(program.launcher(2, rank))
     while not all((tmp_path / str(rank)).exists() and (tmp_path / str(rank)).read_text() for rank in range(2)):
         assert launcher.poll() is None
         time.sleep(0.05)
@@ -123,20 +254,13 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_ctrl_c_reaches_every_rank():
+def test_ctrl_c_reaches_every_rank(program: Program):
     text = """
         import os, time
         try: print("ready", flush=True); time.sleep(600)
         except KeyboardInterrupt: print("interrupted", flush=True); raise SystemExit(7)
         """
-    launcher = subprocess.Popen(
-        python(
-            f"from tracekern.record.launch import launch_ranks\n"
-            f"print([e.returncode for e in launch_ranks(2, {python(text)!r})])"
-        ),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    launcher = subprocess.Popen(program.launcher(2, text), stdout=subprocess.PIPE, text=True)
     assert launcher.stdout is not None
     seen = [launcher.stdout.readline() for _ in range(2)]
     assert all("ready" in line for line in seen)
@@ -147,10 +271,10 @@ def test_ctrl_c_reaches_every_rank():
     assert "[7, 7]" in rest
 
 
-def test_every_record_before_a_sigkill_is_salvaged(tmp_path: Path):
+def test_every_record_before_a_sigkill_is_salvaged(program: Program, tmp_path: Path):
     """The killer knows how many records the rank had told of when the signal was sent: all of them have to be there."""
     told = killed_at = 0
-    pid: list[int] = []
+    pids: dict[int, int] = {}
     lock = threading.Lock()
 
     def on_line(rank: int, line: str) -> None:
@@ -158,15 +282,14 @@ def test_every_record_before_a_sigkill_is_salvaged(tmp_path: Path):
         if rank == 1 and (match := re.fullmatch(r"wrote (\d+)", line)):
             with lock:
                 told = int(match[1])
-                if told >= 3000 and not killed_at:
+                if told >= 3000 and not killed_at and 1 in pids:
                     killed_at = told
-                    os.kill(pid[0], signal.SIGKILL)
-        elif rank == 1 and line.startswith("pid "):
-            pid.append(int(line[4:]))
+                    os.kill(pids[1], signal.SIGKILL)
 
-    text = "import os; print('pid', os.getpid()); from tests.test_launch import record_until_killed as r; r()"
+    target = program.target("from tests.test_launch import record_until_killed as r; r()")
+    env = {**program.env, "CAPTURE_DIR": str(tmp_path)}
     before = set(SHM_DIR.glob("tracekern-*"))
-    exits = launch_ranks(2, python(text), env={"CAPTURE_DIR": str(tmp_path)}, on_line=on_line, timeout_s=120)
+    exits = launch_ranks(2, target, env=env, on_line=on_line, on_start=pids.__setitem__, timeout_s=120)
 
     assert exits[1].signal_name == "SIGKILL"
     assert [end.salvaged for end in exits] == [False, True]

@@ -7,7 +7,6 @@ torchrun: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; TRACEKERN_RUN_
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import secrets
 import signal
@@ -23,13 +22,13 @@ from typing import Any
 
 from tracekern.errors import BadInput
 from tracekern.record.salvage import salvage_run
+from tracekern.record.spawner import SpawnedRank, Spawner, die_with
 
 OnLine = Callable[[int, str], None]
+OnStart = Callable[[int, int], None]
 
-_PR_SET_PDEATHSIG = 1
 _POLL_S = 0.02
 _TERM_GRACE_S = 5.0
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
@@ -59,44 +58,53 @@ def launch_ranks(
     capture_dir: Path | str | None = None,
     timeout_s: float | None = None,
     on_line: OnLine | None = None,
+    on_start: OnStart | None = None,
     kill_after_s: float = 30.0,
 ) -> list[RankExit]:
     """Run `target` on each rank and wait for all: a command line, or "module:function".
 
+    A function starts sooner: its module is imported once, in a process that all ranks are forks of, with
+    OMP_NUM_THREADS=1 unless that is set; an int it returns is the exit status. A module that starts threads when it is
+    imported is imported by each rank again.
     env: more environment for the ranks. capture_dir: where salvaged dumps go; the capture's own directory without.
     timeout_s: for the whole run. on_line: gets (rank, line) of what ranks print; without, lines are printed with the
-    rank before them. kill_after_s: how long the others may go on once a rank has failed. Ctrl-C goes to all ranks.
-    Raises BadInput for a target or number that cannot be started.
+    rank before them. on_start: gets (rank, pid). kill_after_s: how long the others may go on once a rank has failed.
+    Ctrl-C goes to all ranks. Raises BadInput for a target or number that cannot be started.
     """
     if num_ranks < 1:
         raise BadInput(f"{num_ranks} ranks: wanted at least 1")
     run_id = f"{os.getpid()}-{secrets.token_hex(4)}"
-    run = _Run(_command_line(target), {**os.environ, **(env or {})}, run_id, on_line or _print_line)
+    _check_target(target)
+    run = _Run({**os.environ, **(env or {})}, run_id, on_line or _print_line, on_start)
     try:
         try:
-            run.start(num_ranks)
+            run.start(num_ranks, target)
             run.wait(timeout_s, kill_after_s)
         finally:
             run.stop()
     finally:
         salvaged = salvage_run(run_id, Path(capture_dir) if capture_dir else None)
+    if run.spawner is not None and run.spawner.error:
+        raise BadInput(f"target {target!r}: cannot be imported ({run.spawner.error}); check module and function")
     return [
-        RankExit(rank, process.pid, process.returncode, rank in run.stopped, rank in salvaged)
+        RankExit(rank, process.pid, process.wait(), rank in run.stopped, rank in salvaged)
         for rank, process in enumerate(run.processes)
     ]
 
 
 @dataclass
 class _Run:
-    command: list[str]
     env: dict[str, str]
     run_id: str
     on_line: OnLine
-    processes: list[subprocess.Popen[str]] = field(default_factory=list)
+    on_start: OnStart | None
+    spawner: Spawner | None = None
+    processes: list[subprocess.Popen[str] | SpawnedRank] = field(default_factory=list)
     readers: list[threading.Thread] = field(default_factory=list)
+    started: set[int] = field(default_factory=set)
     stopped: set[int] = field(default_factory=set)
 
-    def start(self, num_ranks: int) -> None:
+    def start(self, num_ranks: int, target: Sequence[str] | str) -> None:
         shared = {
             "WORLD_SIZE": str(num_ranks),
             "LOCAL_WORLD_SIZE": str(num_ranks),
@@ -106,23 +114,14 @@ class _Run:
             "TRACEKERN_KEEP_SEGMENT": "1",
             "PYTHONUNBUFFERED": "1",
         }
-        parent = os.getpid()
-        for rank in range(num_ranks):
-            try:
-                process = subprocess.Popen(
-                    self.command,
-                    env={**self.env, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    errors="replace",
-                    start_new_session=True,  # the terminal's Ctrl-C reaches ranks once, through us
-                    preexec_fn=lambda: _die_with(parent),
-                )
-            except OSError as error:
-                raise BadInput(f"{self.command[0]}: cannot be started ({error.strerror}); check the command") from None
-            self.processes.append(process)
+        env = {**self.env, **shared}
+        if isinstance(target, str):
+            self.spawner = Spawner(target, num_ranks, env)
+            self.processes.extend(self.spawner.ranks)
+        else:
+            for rank in range(num_ranks):
+                self.processes.append(_start_command(target, {**env, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
+        for rank, process in enumerate(self.processes):
             self.readers.append(threading.Thread(target=self._read, args=(rank, process), daemon=True))
             self.readers[-1].start()
 
@@ -133,6 +132,7 @@ class _Run:
         has_failed = False
         with _on_signal(signal.SIGINT, lambda number, frame: interrupts.append(number)):
             while self.running() and time.monotonic() < deadline:
+                self._tell_started()
                 time.sleep(_POLL_S)
                 if interrupts:
                     interrupts.clear()
@@ -141,6 +141,7 @@ class _Run:
                 if not has_failed and any(process.returncode for process in self.processes):
                     has_failed = True
                     deadline = min(deadline, time.monotonic() + kill_after_s)
+        self._tell_started()
 
     def running(self) -> list[int]:
         return [rank for rank, process in enumerate(self.processes) if process.poll() is None]
@@ -158,13 +159,22 @@ class _Run:
                 process.wait()
             for reader in self.readers:
                 reader.join(_TERM_GRACE_S)
+            if self.spawner is not None:
+                self.spawner.close()
+
+    def _tell_started(self) -> None:
+        for rank, process in enumerate(self.processes):
+            if rank not in self.started and (not isinstance(process, SpawnedRank) or process.has_started):
+                self.started.add(rank)
+                if self.on_start is not None:
+                    self.on_start(rank, process.pid)
 
     def _signal(self, number: signal.Signals) -> None:
         for rank in self.running():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.processes[rank].pid, number)
 
-    def _read(self, rank: int, process: subprocess.Popen[str]) -> None:
+    def _read(self, rank: int, process: subprocess.Popen[str] | SpawnedRank) -> None:
         assert process.stdout is not None
         for line in process.stdout:
             self.on_line(rank, line.rstrip("\n"))
@@ -183,20 +193,29 @@ def _on_signal(number: signal.Signals, handler: Any) -> Iterator[None]:
         signal.signal(number, before)
 
 
-def _command_line(target: Sequence[str] | str) -> list[str]:
-    if not isinstance(target, str):
-        return list(target)
-    module, _, function = target.partition(":")
-    if not all(part.isidentifier() for part in (*module.split("."), function)):
-        raise BadInput(f"target {target!r}: wanted module:function, or a list of words for a command")
-    return [sys.executable, "-c", f"from {module} import {function}; {function}()"]
+def _check_target(target: Sequence[str] | str) -> None:
+    if isinstance(target, str):
+        module, _, function = target.partition(":")
+        if not all(part.isidentifier() for part in (*module.split("."), function)):
+            raise BadInput(f"target {target!r}: wanted module:function, or a list of words for a command")
 
 
-def _die_with(parent: int) -> None:
-    """Runs in the child: the kernel kills it when its launcher dies, which may already have happened."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
+def _start_command(command: Sequence[str], env: dict[str, str]) -> subprocess.Popen[str]:
+    parent = os.getpid()
+    try:
+        return subprocess.Popen(
+            list(command),
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # the terminal's Ctrl-C reaches ranks once, through us
+            preexec_fn=lambda: die_with(parent),
+        )
+    except OSError as error:
+        raise BadInput(f"{command[0]}: cannot be started ({error.strerror}); check the command") from None
 
 
 def _free_port() -> int:
