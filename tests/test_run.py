@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -160,24 +159,16 @@ def test_both_record_formats_tell_the_same(tmp_path):
     assert counts[0] == counts[1]
 
 
-def find_rank(directory: Path, rank: int) -> int:
-    """The process of a rank that records into `directory`."""
-    wanted = {f"TRACEKERN_MOE_CAPTURE={directory}".encode(), f"RANK={rank}".encode()}
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if wanted <= set(path.read_bytes().split(b"\0")):
-                return int(path.parent.name)
-    raise LookupError(f"rank {rank} does not run")
-
-
 def test_a_killed_rank_is_named_and_its_part_is_kept(tmp_path):
     options = MoeRun(**{**SMALL, "iterations": 2000}, records_per_track=200, timeout_ms=1500)
 
+    pids: dict[int, int] = {}
+
     def kill_in_mid_run(done: int, _total: int) -> None:
         if done == 20:
-            os.kill(find_rank(tmp_path, 2), signal.SIGKILL)
+            os.kill(pids[2], signal.SIGKILL)
 
-    report = run(options, tmp_path, kill_in_mid_run)
+    report = run(options, tmp_path, kill_in_mid_run, on_start=pids.__setitem__)
     assert not report.ok
     assert "rank 2 killed by signal 9" in report.errors
     with pytest.raises(CommTimeout, match="gave up on rank 2"):

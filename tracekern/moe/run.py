@@ -121,10 +121,15 @@ class RunReport:
         raise kind(text)
 
 
-def run(options: MoeRun, directory: str | Path, on_progress: Callable[[int, int], None] | None = None) -> RunReport:
+def run(
+    options: MoeRun,
+    directory: str | Path,
+    on_progress: Callable[[int, int], None] | None = None,
+    on_start: Callable[[int, int], None] | None = None,
+) -> RunReport:
     """Runs it and leaves a capture in `directory` (unless options.trace is off).
 
-    on_progress(done, total): calls that rank 0 has finished, of all.
+    on_progress(done, total): calls that rank 0 has finished, of all. on_start(rank, pid): a rank has started.
     """
     from tracekern.record.launch import launch_ranks
 
@@ -142,7 +147,7 @@ def run(options: MoeRun, directory: str | Path, on_progress: Callable[[int, int]
 
         exits = launch_ranks(
             options.ranks,
-            [sys.executable, "-m", "tracekern.moe.worker"],
+            "tracekern.moe.worker:main",
             env={
                 "TRACEKERN_MOE_RUN": json.dumps(dataclasses.asdict(options)),
                 "TRACEKERN_MOE_REPORTS": reports_dir,
@@ -152,6 +157,7 @@ def run(options: MoeRun, directory: str | Path, on_progress: Callable[[int, int]
             },
             capture_dir=capture_dir,
             on_line=on_line,
+            on_start=on_start,
         )
         reports = tuple(_read_report(Path(reports_dir), ended.rank, ended) for ended in exits)
     errors = _explain(reports)

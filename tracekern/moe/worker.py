@@ -14,8 +14,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+import torch.distributed as dist
+
+from tracekern import _C
 from tracekern.errors import BadInput, TracekernError
 from tracekern.moe.pipeline import STAGES, P2PPipeline
 from tracekern.moe.reference import reference, sorted_all_to_all
@@ -23,13 +27,9 @@ from tracekern.moe.routing import Batch, draw_batch, draw_expert_scale
 from tracekern.moe.run import PROGRESS, MoeRun, RankReport
 from tracekern.record.communicator import Communicator, CpuDevice
 from tracekern.record.group import Group
+from tracekern.record.session import Capture, capture
 
-if TYPE_CHECKING:
-    import torch
-
-    from tracekern.record.session import Capture
-
-Call = Callable[[Batch, "Capture | None"], "torch.Tensor"]
+Call = Callable[[Batch, Capture | None], torch.Tensor]
 
 
 def main() -> int:
@@ -57,9 +57,6 @@ def _options_from_environment() -> MoeRun:
 
 
 def _run_rank(options: MoeRun) -> RankReport:
-    import torch
-    import torch.distributed as dist
-
     torch.set_num_threads(1)
     if options.ranks > 1:
         dist.init_process_group("gloo")
@@ -107,8 +104,6 @@ def _draw(options: MoeRun, rank: int, iteration: int) -> Batch:
 
 def _prepare(options: MoeRun, group: Group) -> tuple[Call, Callable[[Capture | None], None], CpuDevice]:
     """The variant as a call, what makes all ranks start together, and the device with the clock."""
-    from tracekern import _C
-
     shape, scale = options.shape, draw_expert_scale(options.shape)
     if options.variant in STAGES:
         pipeline = P2PPipeline(
@@ -133,8 +128,6 @@ def _prepare(options: MoeRun, group: Group) -> tuple[Call, Callable[[Capture | N
 def _capture(options: MoeRun, directory: str, device: CpuDevice) -> Any:
     if not directory:
         return contextlib.nullcontext()
-    from tracekern.record.session import capture
-
     return capture(
         directory,
         records_per_track=options.records_per_track,
@@ -176,8 +169,6 @@ def _torch_profile(options: MoeRun, capture: Capture | None) -> Any:
 
 
 def _count_wrong(batch: Batch, scale: torch.Tensor, out: torch.Tensor) -> int:
-    import torch
-
     expected = reference(batch, scale)
     bits = torch.int32 if out.dtype == torch.float32 else torch.int16
     return int((expected.view(bits) != out.view(bits)).sum())
