@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-MACRO = re.compile(r"\bTK_(?:RANGE|WAIT|SIGNAL|END|MARK|NEXT|SEQUENCE)\(")
+MACRO = re.compile(r"\bTK_(?:RANGE|WAIT|SIGNAL|END|END_IF|MARK|NEXT|SEQUENCE)\(")
 FUNCTION = re.compile(r"template <([^>\n]*)>\n((?:static |inline )*TK_DEVICE [^;{]*\{)")
 
 

@@ -20,7 +20,7 @@ from tracekern.errors import BadInput, CommTimeout
 from tracekern.export.perfetto import FLOWS_SQL, write_perfetto
 from tracekern.moe.routing import draw_batch
 from tracekern.moe.run import MoeRun, run
-from tracekern.timeline.model import EventClass
+from tracekern.timeline.model import OPEN_END, EventClass
 
 SMALL = {"ranks": 4, "tokens": 12, "hidden": 64, "experts": 16, "topk": 3, "iterations": 2, "blocks": 3, "warps": 2}
 
@@ -184,8 +184,14 @@ def test_a_killed_rank_is_named_and_its_part_is_kept(tmp_path):
     rank_2 = timeline.track_ranks()[spans.track] == 2
     assert int(rank_2.sum()) > 100
     is_wait = [event.event_class is EventClass.WAIT for event in timeline.events]
-    open_waits = [int(event) for event, end in zip(spans.event, spans.end, strict=True) if end == -1 and is_wait[event]]
-    assert open_waits
+    ranks = timeline.track_ranks()[spans.track]
+    open_waits = [
+        int(rank)
+        for rank, event, end in zip(ranks, spans.event, spans.end, strict=True)
+        if end == OPEN_END and is_wait[event]
+    ]
+    assert {0, 1, 3} <= set(open_waits)
+    assert not any(problem.kind in ("unmatched_wait", "lost_records") for problem in timeline.problems)
 
 
 def test_torchrun_gives_the_same_capture(tmp_path):

@@ -65,7 +65,9 @@ TK_DEVICE bool rank_barrier(Warp& warp, const CommArgs& comm, Rec& recorder, uin
         const uint32_t peer = (comm.rank + i) % comm.num_ranks;
         TK_WAIT(recorder, BarrierEvent::wait_barrier, peer);
         const uint64_t* flag = &comm.control(comm.rank).barrier_flags[set + peer];
-        ok = wait<Channel::barrier>(warp, comm, flag, epoch, {phase, peer, 0}).ok && ok;
+        const bool arrived = wait<Channel::barrier>(warp, comm, flag, epoch, {phase, peer, 0}).ok;
+        TK_END_IF(arrived);
+        ok = ok && arrived;
     }
     return ok;
 }

@@ -75,6 +75,13 @@ public:
         recorder_.template end<Event, kEvent>(open_, values...);
         open_ = false;
     }
+    // The same if `done`; else the span stays open for good: what it waited for never came.
+    template <class... Values>
+    TK_DEVICE void close_if(bool done, Values... values) {
+        if (done) return close(values...);
+        recorder_.template leave_open<Event, kEvent>(open_);
+        open_ = false;
+    }
 
 private:
     Rec& recorder_;
@@ -114,6 +121,8 @@ public:
     }
     template <class Event, Event kEvent, class... Values>
     TK_DEVICE void end(bool, Values...) {}
+    template <class Event, Event kEvent>
+    TK_DEVICE void leave_open(bool) {}
     template <class Event, Event kEvent, class... Values>
     TK_DEVICE void mark(Values...) {}
     template <class Event, Event kEvent, class... Values>
@@ -181,6 +190,14 @@ public:
         const uint64_t payload = detail::pack_fields<Event, kEvent, true>(values...);
         const uint64_t ticks = sizeof...(Values) == 0 ? read_clock() : read_clock_after(payload);
         write<room<Event, kEvent, true>() == 2>(RecordKind::end, static_cast<uint32_t>(kEvent), ticks, payload);
+    }
+
+    // Gives back the room of an end that will never come.
+    template <class Event, Event kEvent>
+    TK_DEVICE void leave_open(bool open) {
+        if (!open) return;
+        attempted_ -= room<Event, kEvent, true>();
+        free_ += room<Event, kEvent, true>();
     }
 
     template <class Event, Event kEvent, class... Values>
@@ -279,8 +296,9 @@ private:
 #define TK_SIGNAL(recorder, event, ...)                                                                         \
     static_assert(::tracekern::detail::is_class(event, ::tracekern::EventClass::signal), "not a signal event"); \
     TK_SPAN_(recorder, event, __VA_ARGS__)
-// Closes the scope's span now, with its end fields.
-#define TK_END(...) tk_span.close(__VA_ARGS__)
+// Closes the scope's span now, with its end fields; TK_END_IF(false) leaves it open for good.
+#define TK_END_IF(...) tk_span.close_if(__VA_ARGS__)
+#define TK_END(...)    tk_span.close(__VA_ARGS__)
 // TK_SEQUENCE opens a chain in this scope, each TK_NEXT ends its last span and begins one with the same clock read.
 #define TK_SEQUENCE(recorder)         ::tracekern::Sequence<std::remove_reference_t<decltype(recorder)>> tk_sequence(recorder)
 #define TK_NEXT(event, ...)           tk_sequence.template next<decltype(event), event>(__VA_ARGS__)

@@ -84,6 +84,7 @@ TK_DEVICE void send_results_flags(Warp& warp, const P2PArgs& args, Rec& recorder
         TK_WAIT(recorder, P2PEvent::wait_grid);
         const bool ok =
             grid_barrier(warp, args.comm, &args.state->grid_arrivals, static_cast<uint32_t>(P2PStage::combine_send));
+        TK_END_IF(ok);
         if (!ok) return;
     }
     if (warp.block != 0) return;
@@ -120,7 +121,9 @@ TK_DEVICE bool wait_results_of(Warp& warp, const P2PArgs& args, Rec& recorder, u
         TK_WAIT(recorder, P2PEvent::wait_result, peer, flat, expert);
         const uint64_t* flag = args.result_flag(args.comm.rank, flat);
         const WaitFor wait_for{static_cast<uint32_t>(P2PStage::combine_recv), peer, flat};
-        ok = wait<Channel::result>(warp, args.comm, flag, epoch, wait_for).ok && ok;
+        const bool arrived = wait<Channel::result>(warp, args.comm, flag, epoch, wait_for).ok;
+        TK_END_IF(arrived);
+        ok = ok && arrived;
     }
     return ok;
 }
@@ -134,7 +137,9 @@ TK_DEVICE bool wait_all_results(Warp& warp, const P2PArgs& args, Rec& recorder, 
         TK_WAIT(recorder, P2PEvent::wait_results, peer);
         const uint64_t* flag = args.results_flag(args.comm.rank, peer);
         const WaitFor wait_for{static_cast<uint32_t>(P2PStage::combine_recv), peer, 0};
-        ok = wait<Channel::results>(warp, args.comm, flag, epoch, wait_for).ok && ok;
+        const bool arrived = wait<Channel::results>(warp, args.comm, flag, epoch, wait_for).ok;
+        TK_END_IF(arrived);
+        ok = ok && arrived;
     }
     return ok;
 }
@@ -163,7 +168,9 @@ TK_DEVICE void wait_acknowledged(Warp& warp, const P2PArgs& args, Rec& recorder,
         const uint32_t peer = (args.comm.rank + i) % args.shape.num_ranks;
         TK_WAIT(recorder, P2PEvent::wait_ack, peer);
         const WaitFor wait_for{static_cast<uint32_t>(P2PStage::combine_recv), peer, 0};
-        wait<Channel::ack>(warp, args.comm, args.ack_flag(args.comm.rank, peer), epoch, wait_for);
+        const uint64_t* flag = args.ack_flag(args.comm.rank, peer);
+        [[maybe_unused]] const bool arrived = wait<Channel::ack>(warp, args.comm, flag, epoch, wait_for).ok;
+        TK_END_IF(arrived);
     }
 }
 

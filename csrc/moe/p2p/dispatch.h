@@ -69,7 +69,7 @@ TK_DEVICE void receive_counts(Warp& warp, const P2PArgs& args, Rec& recorder, ui
             for (uint32_t local = 0; local < num_local; ++local) sum += counts[local] = ok ? counts[local] : 0;
             return args.recv_count[src_rank] = sum;
         });
-        TK_END(total);
+        TK_END_IF(ok, total);
     }
     warp.block_sync();
     if (warp.warp != 0) return;
@@ -116,6 +116,7 @@ TK_DEVICE void send_rank_flags(Warp& warp, const P2PArgs& args, Rec& recorder, u
         TK_WAIT(recorder, P2PEvent::wait_grid);
         const bool ok =
             grid_barrier(warp, args.comm, &args.state->grid_arrivals, static_cast<uint32_t>(P2PStage::dispatch_send));
+        TK_END_IF(ok);
         if (!ok) return;
     }
     if (warp.block != 0) return;
@@ -174,18 +175,14 @@ TK_DEVICE void dispatch_recv(Warp& warp, const P2PArgs& args, typename Rec::Args
             const uint64_t* flag = args.token_flag(args.comm.rank, src_rank, slot);
             const WaitResult result = wait<Channel::token>(warp, args.comm, flag, epoch, wait_for);
             ok = result.ok;
-            if (ok) {
-                TK_END(result.value);
-            }
+            TK_END_IF(ok, result.value);
         } else if (src_rank != waited_for) {
             waited_for = src_rank;
             TK_WAIT(recorder, P2PEvent::wait_rank, src_rank);
             const uint64_t* flag = args.rank_flag(args.comm.rank, src_rank);
             const WaitResult result = wait<Channel::rank>(warp, args.comm, flag, epoch, wait_for);
             ok = result.ok;
-            if (ok) {
-                TK_END(result.value);
-            }
+            TK_END_IF(ok, result.value);
         }
         if (ok) receive_token(warp, args, recorder, src_rank, slot);
     });
