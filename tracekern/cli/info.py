@@ -40,10 +40,7 @@ def print_summary(summary: Summary) -> None:
     if summary.title:
         out.print(summary.title, markup=False)
     count = f"{len(summary.ranks)} rank{'s' if len(summary.ranks) != 1 else ''}"
-    out.print(
-        f"{count}, {summary.num_spans:,} spans, {summary.num_flows:,} arrows, "
-        f"{duration(summary.duration_ns)}"
-    )
+    out.print(f"{count}, {summary.num_spans:,} spans, {summary.num_flows:,} arrows, {duration(summary.duration_ns)}")
     out.print(_ranks_table(summary))
     out.print(_events_table(summary))
     print_losses(out, summary)

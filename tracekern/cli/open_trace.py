@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tracekern.cli.output import note
+from tracekern.cli.output import note, program
 from tracekern.errors import BadInput
 
 
@@ -43,7 +43,7 @@ def open_trace(
 def _check(file: Path) -> None:
     if file.is_dir():
         trace = file / "trace.pftrace.gz"
-        advice = f"tracekern open {trace}" if trace.exists() else f"tracekern export {file} -o {trace}"
+        advice = f"{program()} open {trace}" if trace.exists() else f"{program()} export {file} -o {trace}"
         raise BadInput(f"open: {file} is a directory; wanted a trace file; {advice}")
     if not file.is_file():
         raise BadInput(f"open: {file}: no such file; wanted a trace")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -23,6 +26,15 @@ def console() -> Console:
 def note(text: str) -> None:
     """Says to the person, not to the program that reads stdout, what is going on."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False)
+
+
+def program() -> str:
+    """How the person called tracekern, for a line to copy: its path, where the shell would not find the name."""
+    called = sys.argv[0]
+    if Path(called).name != "tracekern":
+        return f"{Path(sys.executable).name} -m tracekern"
+    found = shutil.which("tracekern")
+    return "tracekern" if found and os.path.samefile(found, called) else os.path.relpath(called)
 
 
 def print_json(value: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import typer
 
 from tracekern.cli import options
 from tracekern.cli.info import clock, print_losses, share
-from tracekern.cli.output import console, duration, note, print_json, progress, table
+from tracekern.cli.output import console, duration, note, print_json, program, progress, table
 from tracekern.errors import BadInput, TracekernError
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _print(result: _Result) -> None:
     if report.ok:
         out.print("every result equals the reference, bit by bit")
     if result.trace:
-        out.print(f"trace: {result.trace}   show it: tracekern open {result.trace}", soft_wrap=True, markup=False)
+        out.print(f"trace: {result.trace}   show it: {program()} open {result.trace}", soft_wrap=True, markup=False)
 
 
 def _table(ranks: list[tuple[RankReport, RankSummary | None]]) -> object:
