@@ -25,7 +25,7 @@ test: .venv/extension lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 soak: .venv/test .venv/extension
-	$(BIN)/python -m pytest -m soak
+	$(BIN)/python -m pytest -m soak --timeout 3600
 
 lint: .venv/test
 	$(BIN)/ruff check
