@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-MACRO = re.compile(r"\bTK_(?:RANGE|WAIT|SIGNAL|END|END_IF|MARK|NEXT|SEQUENCE)\(")
+MACRO = re.compile(r"\bTK_(?:RANGE|WAIT|SIGNAL|END|END_IF|END_AFTER|MARK|NEXT|SEQUENCE)\(")
 FUNCTION = re.compile(r"template <([^>\n]*)>\n((?:static |inline )*TK_DEVICE [^;{]*\{)")
 
 
@@ -32,6 +32,7 @@ def _without_parameter(match: re.Match[str]) -> str:
 
 
 def stripped(text: str) -> str:
+    text = re.sub(r"\bTK_END_AFTER_BARRIER\((\w+)\);", r"\1.block_sync();", text)
     text = without_macros(text)
     text = re.sub(r"\bRec recorder\([^;]*\);", "", text)
     text = FUNCTION.sub(_without_parameter, text)

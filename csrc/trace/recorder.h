@@ -14,6 +14,9 @@
 // One writer owns a track: no atomic, no fence, no warp synchronisation on the write path, so recording is legal in
 // divergent code of the leader lane. A begin reserves the room of its end, so whatever begins can end; what finds no
 // room is counted.
+//
+// All lanes run the same instructions and only the leader's stores are enabled: a branch around them would cost more
+// than the stores.
 #pragma once
 
 #include "platform/device.h"
@@ -72,20 +75,33 @@ public:
     // Closes the span, not before `values` are there.
     template <class... Values>
     TK_DEVICE void close(Values... values) {
-        recorder_.template end<Event, kEvent>(open_, values...);
-        open_ = false;
+        if (!closed_) recorder_.template end<Event, kEvent>(open_, values...);
+        closed_ = true;
     }
     // The same if `done`; else the span stays open for good: what it waited for never came.
     template <class... Values>
     TK_DEVICE void close_if(bool done, Values... values) {
-        if (done) return close(values...);
-        recorder_.template leave_open<Event, kEvent>(open_);
-        open_ = false;
+        if constexpr (sizeof...(Values) == 0) {
+            if (done) return close_after(done);
+        } else {
+            if (done) return close(values...);
+        }
+        if (!closed_) recorder_.template leave_open<Event, kEvent>(open_);
+        closed_ = true;
     }
+    // Closes the span without end fields, not before `value` is there.
+    template <class Value>
+    TK_DEVICE void close_after(Value value) {
+        if (!closed_) recorder_.template end_after<Event, kEvent>(open_, static_cast<uint64_t>(value));
+        closed_ = true;
+    }
+    // All warps of the block call it: a block barrier, and the span ends when the last warp has arrived.
+    TK_DEVICE void close_after_barrier(Warp& warp) { close_after(recorder_.block_sync(warp)); }
 
 private:
     Rec& recorder_;
-    bool open_;
+    const bool open_;
+    bool closed_ = false;  // the compiler knows it wherever a span is closed on every way
 };
 
 // Spans one after the other on one track: one clock read ends one and begins the next. Closes the last one with its
@@ -123,6 +139,12 @@ public:
     TK_DEVICE void end(bool, Values...) {}
     template <class Event, Event kEvent>
     TK_DEVICE void leave_open(bool) {}
+    template <class Event, Event kEvent>
+    TK_DEVICE void end_after(bool, uint64_t) {}
+    TK_DEVICE uint32_t block_sync(Warp& warp) {
+        warp.block_sync();
+        return 0;
+    }
     template <class Event, Event kEvent, class... Values>
     TK_DEVICE void mark(Values...) {}
     template <class Event, Event kEvent, class... Values>
@@ -142,14 +164,16 @@ public:
 
     // `role` and `epoch` name the track; a track that the descriptor does not select records nothing.
     TK_DEVICE Recorder(Args args, const Warp& warp, uint32_t role = 0, uint32_t epoch = 0) {
-        const LaunchDescriptor& launch = *args.descriptor;
+        // As a whole and without a branch in between: the loads go out together.
+        const LaunchDescriptor launch = *args.descriptor;
         const uint32_t offset = warp.block - launch.block_first;
-        const bool selected = warp.block >= launch.block_first && warp.block < launch.block_stop &&
-                              offset % launch.block_step == 0 && (launch.role_mask >> role & 1u);
-        if (!selected || !warp.is_leader()) return;
-        const uint64_t track = uint64_t{offset / launch.block_step} * launch.warps_per_block + warp.warp;
+        const uint32_t index = offset / launch.block_step;
+        const bool selected = (warp.block >= launch.block_first) & (warp.block < launch.block_stop) &
+                              (index * launch.block_step == offset) & (launch.role_mask >> role & 1u);
+        if (!(selected & warp.is_leader())) return;
+        const uint64_t track = uint64_t{index} * launch.warps_per_block + warp.warp;
         header_ = launch.headers + track;
-        cursor_ = static_cast<Record*>(launch.records) + track * launch.records_per_track;
+        records_ = static_cast<Record*>(launch.records) + track * launch.records_per_track;
         free_ = launch.records_per_track;
         event_mask_ = launch.event_mask;
         const uint64_t ticks = read_clock();
@@ -176,21 +200,27 @@ public:
     // True when the span stands on record; pass that to end().
     template <class Event, Event kEvent, class... Values>
     TK_DEVICE bool begin(Values... values) {
-        if (!reserve_span<Event, kEvent>()) return false;
-        write<room<Event, kEvent, false>() == 2>(RecordKind::begin,
-                                                 static_cast<uint32_t>(kEvent),
-                                                 read_clock(),
-                                                 detail::pack_fields<Event, kEvent, false>(values...));
-        return true;
+        const bool open = reserve(kEvent, room<Event, kEvent, false>() + room<Event, kEvent, true>());
+        return write < room<Event, kEvent, false>() == 2 > (open,
+                                                            RecordKind::begin,
+                                                            static_cast<uint32_t>(kEvent),
+                                                            read_clock(),
+                                                            detail::pack_fields<Event, kEvent, false>(values...));
     }
 
     template <class Event, Event kEvent, class... Values>
     TK_DEVICE void end(bool open, Values... values) {
-        if (!open) return;
         const uint64_t payload = detail::pack_fields<Event, kEvent, true>(values...);
         const uint64_t ticks = sizeof...(Values) == 0 ? read_clock() : read_clock_after(payload);
-        write<room<Event, kEvent, true>() == 2>(RecordKind::end, static_cast<uint32_t>(kEvent), ticks, payload);
+        write<room<Event, kEvent, true>() == 2>(open, RecordKind::end, static_cast<uint32_t>(kEvent), ticks, payload);
     }
+    template <class Event, Event kEvent>
+    TK_DEVICE void end_after(bool open, uint64_t value) {
+        const uint64_t ticks = read_clock_after(value);
+        write<room<Event, kEvent, true>() == 2>(open, RecordKind::end, static_cast<uint32_t>(kEvent), ticks, 0);
+    }
+    // A block barrier with a result that is there when the last warp has arrived.
+    TK_DEVICE uint32_t block_sync(Warp& warp) { return warp.block_sync_count(); }
 
     // Gives back the room of an end that will never come.
     template <class Event, Event kEvent>
@@ -202,9 +232,9 @@ public:
 
     template <class Event, Event kEvent, class... Values>
     TK_DEVICE void mark(Values... values) {
-        if (!(event_mask_ >> static_cast<uint32_t>(kEvent) & 1u)) return;
-        if (!reserve(room<Event, kEvent, false>())) return;
-        write<room<Event, kEvent, false>() == 2>(RecordKind::mark,
+        const bool open = reserve(kEvent, room<Event, kEvent, false>());
+        write<room<Event, kEvent, false>() == 2>(open,
+                                                 RecordKind::mark,
                                                  static_cast<uint32_t>(kEvent),
                                                  read_clock(),
                                                  detail::pack_fields<Event, kEvent, false>(values...));
@@ -214,16 +244,16 @@ public:
     template <class Event, Event kEvent, class... Values>
     TK_DEVICE bool next(uint32_t event, bool open, Values... values) {
         const uint64_t ticks = read_clock();
-        if (open) write<false>(RecordKind::end, event, ticks, 0);
-        if (!reserve_span<Event, kEvent>()) return false;
-        write<room<Event, kEvent, false>() == 2>(RecordKind::begin,
-                                                 static_cast<uint32_t>(kEvent),
-                                                 ticks,
-                                                 detail::pack_fields<Event, kEvent, false>(values...));
-        return true;
+        write<false>(open, RecordKind::end, event, ticks, 0);
+        const bool next_open = reserve(kEvent, room<Event, kEvent, false>() + room<Event, kEvent, true>());
+        return write < room<Event, kEvent, false>() == 2 > (next_open,
+                                                            RecordKind::begin,
+                                                            static_cast<uint32_t>(kEvent),
+                                                            ticks,
+                                                            detail::pack_fields<Event, kEvent, false>(values...));
     }
     TK_DEVICE void end_sequence(uint32_t event, bool open) {
-        if (open) write<false>(RecordKind::end, event, read_clock(), 0);
+        write<false>(open, RecordKind::end, event, read_clock(), 0);
     }
 
 private:
@@ -233,50 +263,45 @@ private:
         return kFormat == RecordFormat::compact && detail::needs_extension(kEvent, kEnd) ? 2 : 1;
     }
 
-    template <class Event, Event kEvent>
-    TK_DEVICE bool reserve_span() {
-        if (!(event_mask_ >> static_cast<uint32_t>(kEvent) & 1u)) return false;
-        return reserve(room<Event, kEvent, false>() + room<Event, kEvent, true>());
+    template <class Event>
+    TK_DEVICE bool reserve(Event event, uint32_t room) {
+        return take_if(event_mask_ >> static_cast<uint32_t>(event) & 1u, room, free_, attempted_);
     }
 
-    TK_DEVICE bool reserve(uint32_t room) {
-        attempted_ += room;
-        if (free_ < room) return false;
-        free_ -= room;
-        return true;
-    }
-
-    TK_DEVICE void put(const Record& record) {
-        *cursor_++ = record;
-        ++written_;
-    }
-
+    // Returns whether the record was written: `open`, but for a lost time_high.
     template <bool kExtended>
-    TK_DEVICE void write(RecordKind kind, uint32_t event, uint64_t ticks, uint64_t payload) {
+    TK_DEVICE bool write(bool open, RecordKind kind, uint32_t event, uint64_t ticks, uint64_t payload) {
         const uint32_t word = record_word(kind, event, payload);
         const uint32_t payload_high = static_cast<uint32_t>(payload >> kPayloadLowBits);
         if constexpr (kFormat == RecordFormat::wide) {
-            put({ticks, payload_high, word});
+            store_if(open, records_, written_, Record{ticks, payload_high, word});
         } else {
             const uint32_t high = static_cast<uint32_t>(ticks >> 32);
-            if (high != ticks_high_) {
-                // Once in 4.29 s. Without room for it this and all later records of the track would show a wrong time.
-                if (!reserve(1)) {
-                    free_ = 0;
-                    return;
-                }
-                ticks_high_ = high;
-                put({high, record_word(RecordKind::time_high, 0, 0)});
+            if (open & (high != ticks_high_)) write_time_high(high);
+            open &= high == ticks_high_;
+            if constexpr (kExtended) {
+                store_if(open, records_, written_, Record{payload_high, record_word(RecordKind::extend, 0, 0)});
             }
-            if constexpr (kExtended) put({payload_high, record_word(RecordKind::extend, 0, 0)});
-            put({static_cast<uint32_t>(ticks), word});
+            store_if(open, records_, written_, Record{static_cast<uint32_t>(ticks), word});
+        }
+        return open;
+    }
+
+    // Once in 4.29 s. Without room for it this and all later records of the track would show a wrong time.
+    TK_DEVICE void write_time_high(uint32_t high) {
+        if (take_if(true, 1, free_, attempted_)) {
+            ticks_high_ = high;
+            store_if(true, records_, written_, Record{high, record_word(RecordKind::time_high, 0, 0)});
+        } else {
+            free_ = 0;
         }
     }
 
+    // Of all lanes but the leader the mask is 0.
     TrackHeader* header_ = nullptr;
-    Record* cursor_ = nullptr;
+    Record* records_ = nullptr;
     uint64_t event_mask_ = 0;
-    uint32_t free_ = 0;
+    uint32_t free_ = 0;  // records that are neither written nor reserved
     uint32_t written_ = 0;
     uint32_t attempted_ = 0;
     uint32_t ticks_high_ = 0;
@@ -298,7 +323,13 @@ private:
     TK_SPAN_(recorder, event, __VA_ARGS__)
 // Closes the scope's span now, with its end fields; TK_END_IF(false) leaves it open for good.
 #define TK_END_IF(...) tk_span.close_if(__VA_ARGS__)
-#define TK_END(...)    tk_span.close(__VA_ARGS__)
+// Closes the scope's span now, with its end fields.
+#define TK_END(...) tk_span.close(__VA_ARGS__)
+// Closes it without end fields, but not before `value` is there: a clock read waits for nothing it does not depend on.
+#define TK_END_AFTER(value) tk_span.close_after(value)
+// A block barrier that ends the scope's span. Behind a plain warp.block_sync() the span would end when this warp
+// arrives.
+#define TK_END_AFTER_BARRIER(warp) tk_span.close_after_barrier(warp)
 // TK_SEQUENCE opens a chain in this scope, each TK_NEXT ends its last span and begins one with the same clock read.
 #define TK_SEQUENCE(recorder)         ::tracekern::Sequence<std::remove_reference_t<decltype(recorder)>> tk_sequence(recorder)
 #define TK_NEXT(event, ...)           tk_sequence.template next<decltype(event), event>(__VA_ARGS__)

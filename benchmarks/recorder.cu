@@ -1,0 +1,374 @@
+// What one begin+end span costs, for recorder.py: every probe around the same region of dependent FMAs, launch by
+// launch in turns, on all SMs. Prints one JSON object a line, one a probe and configuration.
+//
+//   recorder LAUNCHES REGIONS
+//
+// Built with -DTK_FLASHINFER and FlashInfer's include folder it runs FlashInfer's own macros too.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "platform/gpu_host.hpp"
+#include "recorder_probes.cuh"
+
+using namespace tracekern;
+
+namespace {
+
+// ---- host: one probe with its buffer, and a reader that knows what must stand in it ----
+
+struct Config {
+    uint32_t num_blocks, num_warps, num_regions, num_steps;
+    uint32_t num_tracks() const { return num_blocks * num_warps; }
+};
+
+struct DecodedSpan {
+    uint64_t begin_ns, end_ns;
+};
+using Spans = std::vector<DecodedSpan>;
+
+class Case {
+public:
+    Case(std::string name, const void* kernel, double bytes_per_span)
+        : name(std::move(name)), kernel(kernel), bytes_per_span(bytes_per_span) {}
+    virtual ~Case() = default;
+    virtual void prepare(const Config&, bool) {}
+    virtual void launch(const BenchArgs& args, const Config& config) = 0;
+    // The spans of one track, oldest first; throws when a record is not what it must be.
+    virtual Spans read(const Config&, uint32_t) const { return {}; }
+    virtual bool has_records() const { return true; }
+
+    const std::string name;
+    const void* kernel;
+    const double bytes_per_span;
+    std::vector<float> times_ms;
+
+protected:
+    static constexpr uint32_t kSharedBytes = 120 << 10;  // one block an SM
+    void start(const BenchArgs& args, const Config& config, void* trace) const {
+        BenchArgs copy = args;
+        launch_kernel(kernel, config.num_blocks, config.num_warps * 32, kSharedBytes, 0, {&copy, trace});
+    }
+
+public:
+    void allow_shared() const {
+        TK_CUDA(
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kSharedBytes)));
+    }
+};
+
+void require(bool holds, const std::string& what) {
+    if (!holds) throw std::runtime_error(what);
+}
+
+template <class T>
+std::vector<T> fetch(const T* device, size_t count) {
+    std::vector<T> host(count);
+    TK_CUDA(cudaMemcpy(host.data(), device, count * sizeof(T), cudaMemcpyDeviceToHost));
+    return host;
+}
+
+class NothingCase final : public Case {
+public:
+    NothingCase() : Case("nothing", reinterpret_cast<const void*>(run_regions<Nothing>), 0) {}
+    void launch(const BenchArgs& args, const Config& config) override {
+        Nothing::Args none;
+        start(args, config, &none);
+    }
+    bool has_records() const override { return false; }
+};
+
+template <RecordFormat kFormat, bool kFields>
+class OursCase final : public Case {
+    using Probe = Ours<kFormat, kFields>;
+    using Record = typename Probe::Rec::Record;
+    static constexpr bool kWide = kFormat == RecordFormat::wide;
+    static constexpr uint32_t kRecordsPerSpan = !kWide && kFields ? 3 : 2;
+
+public:
+    OursCase(const std::string& name, char* records)
+        : Case(name, reinterpret_cast<const void*>(run_regions<Probe>), kRecordsPerSpan * sizeof(Record)),
+          records_(reinterpret_cast<Record*>(records)),
+          headers_(sizeof(TrackHeader) * kMaxTracks),
+          descriptor_(sizeof(LaunchDescriptor)) {}
+
+    void prepare(const Config& config, bool zero) override {
+        room_ = kRecordsPerSpan * config.num_regions + (kWide ? 0 : 2);  // time_high
+        LaunchDescriptor launch{};
+        launch.headers = headers_.template as<TrackHeader>();
+        launch.records = records_;
+        launch.event_mask = ~uint64_t{0};
+        launch.records_per_track = room_;
+        launch.warps_per_block = config.num_warps;
+        launch.block_stop = config.num_blocks;
+        launch.block_step = 1;
+        launch.role_mask = ~0u;
+        TK_CUDA(cudaMemcpy(descriptor_.as<void>(), &launch, sizeof(launch), cudaMemcpyHostToDevice));
+        if (zero) TK_CUDA(cudaMemset(launch.headers, 0, sizeof(TrackHeader) * config.num_tracks()));
+    }
+    void launch(const BenchArgs& args, const Config& config) override {
+        typename Probe::Args trace{descriptor_.as<LaunchDescriptor>()};
+        start(args, config, &trace);
+    }
+    Spans read(const Config& config, uint32_t track) const override {
+        const TrackHeader header = fetch(headers_.template as<TrackHeader>() + track, 1)[0];
+        require(header.started == 1 && header.finished == 1, "a track did not finish");
+        require(header.block == track / config.num_warps && header.warp == track % config.num_warps, "wrong identity");
+        require(header.written == header.attempted, "records were lost");
+        const uint32_t surplus = header.written - kRecordsPerSpan * config.num_regions;
+        require(surplus <= (kWide ? 0u : 1u), "wrong number of records: " + std::to_string(header.written));
+        const auto records = fetch(records_ + uint64_t{track} * room_, header.written);
+        Spans spans;
+        uint64_t high = header.start_ticks >> 32, extension = 0, begin_ns = 0;
+        bool open = false;
+        for (const Record& record : records) {
+            const auto kind = static_cast<RecordKind>(record.word & 7);
+            uint64_t ticks, payload;
+            if constexpr (kWide) {
+                ticks = record.ticks;
+                payload = uint64_t{record.payload_high} << kPayloadLowBits | record.word >> 9;
+            } else {
+                if (kind == RecordKind::time_high) {
+                    high = record.ticks_low;
+                    continue;
+                }
+                if (kind == RecordKind::extend) {
+                    extension = record.ticks_low;
+                    continue;
+                }
+                ticks = high << 32 | record.ticks_low;
+                payload = extension << kPayloadLowBits | record.word >> 9;
+                extension = 0;
+            }
+            require((record.word >> kKindBits & (kMaxEvents - 1)) == (kFields ? 1u : 0u), "wrong event");
+            require(kind == (open ? RecordKind::end : RecordKind::begin), "begin and end do not alternate");
+            if (open) {
+                spans.push_back({begin_ns, ticks});
+            } else if (kFields) {
+                const uint64_t i = spans.size();
+                require(payload == (kPeer | i << 10 | (i & 0xffff) << 32), "wrong payload");
+            }
+            begin_ns = ticks;
+            open = !open;
+        }
+        return spans;
+    }
+
+private:
+    Record* records_;
+    DeviceMemory headers_, descriptor_;
+    uint32_t room_ = 0;
+};
+
+// FlashInfer's layout: word 0, then event k of writer w at 1 + k * num_writers + w; tag low, time high.
+template <class Probe>
+class InterleavedCase final : public Case {
+public:
+    InterleavedCase(const std::string& name, char* buffer)
+        : Case(name, reinterpret_cast<const void*>(run_regions<Probe>), 16),
+          buffer_(reinterpret_cast<uint64_t*>(buffer)) {}
+    void launch(const BenchArgs& args, const Config& config) override {
+        typename Probe::Args trace{buffer_};
+        start(args, config, &trace);
+    }
+    Spans read(const Config& config, uint32_t track) const override {
+        const size_t num_tracks = config.num_tracks();
+        std::vector<uint64_t> events(size_t{2} * config.num_regions);
+        TK_CUDA(cudaMemcpy2D(events.data(),
+                             sizeof(uint64_t),
+                             buffer_ + 1 + track,
+                             num_tracks * sizeof(uint64_t),
+                             sizeof(uint64_t),
+                             events.size(),
+                             cudaMemcpyDeviceToHost));
+        Spans spans;
+        for (size_t i = 0; i < events.size(); i += 2) {
+            require((events[i] & 3) == 0 && (events[i + 1] & 3) == 1, "begin and end do not alternate");
+            const uint32_t begin = static_cast<uint32_t>(events[i] >> 32);
+            const uint32_t length = static_cast<uint32_t>(events[i + 1] >> 32) - begin;
+            const uint64_t base = spans.empty() ? begin : spans.back().end_ns;
+            const uint64_t unwrapped = base + static_cast<uint32_t>(begin - static_cast<uint32_t>(base));
+            spans.push_back({unwrapped, unwrapped + length});
+        }
+        return spans;
+    }
+
+private:
+    uint64_t* buffer_;
+};
+
+class AtomicCase final : public Case {
+public:
+    explicit AtomicCase(char* buffer)
+        : Case("atomic", reinterpret_cast<const void*>(run_regions<Atomic>), 32),
+          buffer_(reinterpret_cast<uint64_t*>(buffer)) {}
+    void prepare(const Config&, bool) override { TK_CUDA(cudaMemset(buffer_, 0, sizeof(uint64_t))); }
+    void launch(const BenchArgs& args, const Config& config) override {
+        BufferArgs trace{buffer_};
+        start(args, config, &trace);
+    }
+    // Entries name their block only: the first num_regions of the asked block's, in order of time.
+    Spans read(const Config& config, uint32_t track) const override {
+        const size_t count = size_t{config.num_tracks()} * config.num_regions;
+        require(fetch(buffer_, 1)[0] == count, "wrong number of entries");
+        const auto words = fetch(buffer_ + 1, std::min<size_t>(count, 1 << 20) * 4);
+        Spans spans;
+        for (size_t i = 0; i < words.size() && spans.size() < config.num_regions; i += 4) {
+            if (words[i + 3] == track / config.num_warps) spans.push_back({words[i], words[i] + words[i + 1]});
+        }
+        std::sort(spans.begin(), spans.end(), [](auto a, auto b) { return a.begin_ns < b.begin_ns; });
+        return spans;
+    }
+
+private:
+    uint64_t* buffer_;
+};
+
+double quantile(std::vector<double> values, double q) {
+    std::sort(values.begin(), values.end());
+    return values[static_cast<size_t>(q * static_cast<double>(values.size() - 1) + 0.5)];
+}
+
+// Reads some tracks of a launch of its own. Returns the median length of a span; throws when something is wrong.
+double verify(Case& probe, const BenchArgs& args, const Config& config, double untraced_ns, double traced_ns) {
+    probe.prepare(config, true);
+    probe.launch(args, config);
+    TK_CUDA(cudaDeviceSynchronize());
+    const bool shared_entries = probe.name == "atomic";
+    std::vector<double> lengths;
+    for (uint32_t i = 0; i < 5; ++i) {
+        const Spans spans = probe.read(config, i * (config.num_tracks() - 1) / 4);
+        require(spans.size() == config.num_regions || shared_entries, "wrong number of spans");
+        require(!spans.empty(), "no spans");
+        for (size_t k = 0; k < spans.size(); ++k) {
+            require(spans[k].end_ns >= spans[k].begin_ns, "a span ends before it begins");
+            require(shared_entries || k == 0 || spans[k].begin_ns >= spans[k - 1].end_ns, "spans overlap");
+            lengths.push_back(static_cast<double>(spans[k].end_ns - spans[k].begin_ns));
+        }
+    }
+    const double median = quantile(lengths, 0.5);
+    require(median >= 0.8 * untraced_ns - 32 && median <= 1.2 * traced_ns + 64,
+            "spans are " + std::to_string(median) + " ns long, the region " + std::to_string(untraced_ns) + " ns");
+    return median;
+}
+
+float timed_launch(Case& probe, const BenchArgs& args, const Config& config, cudaEvent_t* events) {
+    probe.prepare(config, false);
+    TK_CUDA(cudaEventRecord(events[0]));
+    probe.launch(args, config);
+    TK_CUDA(cudaEventRecord(events[1]));
+    TK_CUDA(cudaEventSynchronize(events[1]));
+    TK_CUDA(cudaGetLastError());
+    float ms = 0;
+    TK_CUDA(cudaEventElapsedTime(&ms, events[0], events[1]));
+    return ms;
+}
+
+// One line of JSON. Returns whether the records are right.
+bool report(Case& probe, const Case& nothing, const BenchArgs& args, const Config& config) {
+    std::vector<double> added, traced, untraced;
+    for (size_t i = 0; i < probe.times_ms.size(); ++i) {
+        untraced.push_back(1e6 * nothing.times_ms[i] / config.num_regions);
+        traced.push_back(1e6 * probe.times_ms[i] / config.num_regions);
+        added.push_back(traced.back() - untraced.back());
+    }
+    cudaFuncAttributes attributes;
+    TK_CUDA(cudaFuncGetAttributes(&attributes, probe.kernel));
+    std::string records = "none";
+    double length = 0;
+    if (probe.has_records()) {
+        try {
+            length = verify(probe, args, config, quantile(untraced, 0.5), quantile(traced, 0.5));
+            records = "right";
+        } catch (const std::exception& error) {
+            TK_CUDA(cudaDeviceSynchronize());
+            records = error.what();
+        }
+    }
+    std::printf(
+        "{\"probe\": \"%s\", \"warps_per_sm\": %u, \"fmas\": %u, \"region_ns\": %.1f, \"added_ns\": %.2f, "
+        "\"p10_ns\": %.2f, \"p90_ns\": %.2f, \"bytes_per_span\": %g, \"registers\": %d, \"local_bytes\": %zu, "
+        "\"span_ns\": %.0f, \"records\": \"%s\"}\n",
+        probe.name.c_str(),
+        config.num_warps,
+        config.num_steps,
+        quantile(untraced, 0.5),
+        quantile(traced, 0.5) - quantile(untraced, 0.5),
+        quantile(added, 0.1),
+        quantile(added, 0.9),
+        probe.bytes_per_span,
+        attributes.numRegs,
+        attributes.localSizeBytes,
+        length,
+        records.c_str());
+    std::fflush(stdout);
+    return records == "right" || records == "none";
+}
+
+bool measure(std::vector<std::unique_ptr<Case>>& cases, float* sink, const Config& config, uint32_t num_launches) {
+    const BenchArgs args{sink, config.num_regions, config.num_steps, kPeer, 0.5f};
+    cudaEvent_t events[2];
+    for (cudaEvent_t& event : events) TK_CUDA(cudaEventCreate(&event));
+    for (auto& probe : cases) {
+        probe->times_ms.clear();
+        for (int i = 0; i < 3; ++i) timed_launch(*probe, args, config, events);
+    }
+    for (uint32_t round = 0; round < num_launches; ++round) {
+        for (size_t i = 0; i < cases.size(); ++i) {
+            Case& probe = *cases[(i + round) % cases.size()];
+            probe.times_ms.push_back(timed_launch(probe, args, config, events));
+        }
+    }
+    for (cudaEvent_t event : events) TK_CUDA(cudaEventDestroy(event));
+    bool right = true;
+    for (auto& probe : cases) right = report(*probe, *cases[0], args, config) && right;
+    return right;
+}
+
+int run(uint32_t num_launches, uint32_t num_regions) {
+    int device = 0, num_sms = 0;
+    TK_CUDA(cudaGetDevice(&device));
+    TK_CUDA(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device));
+    const uint32_t num_blocks = std::min<uint32_t>(num_sms, kMaxBlocks);
+    const uint64_t num_spans = uint64_t{num_blocks} * 32 * num_regions;
+    DeviceMemory buffer(num_spans * 32 + 4096);
+    DeviceMemory sink(uint64_t{num_blocks} * 1024 * sizeof(float));
+    char* records = buffer.as<char>();
+
+    std::vector<std::unique_ptr<Case>> cases;
+    cases.push_back(std::make_unique<NothingCase>());
+    cases.push_back(std::make_unique<OursCase<RecordFormat::wide, false>>("wide", records));
+    cases.push_back(std::make_unique<OursCase<RecordFormat::wide, true>>("wide, fields", records));
+    cases.push_back(std::make_unique<OursCase<RecordFormat::compact, false>>("compact", records));
+    cases.push_back(std::make_unique<OursCase<RecordFormat::compact, true>>("compact, fields", records));
+#ifdef TK_FLASHINFER
+    cases.push_back(std::make_unique<InterleavedCase<Flashinfer>>("flashinfer", records));
+#endif
+    cases.push_back(std::make_unique<InterleavedCase<Clean>>("clean", records));
+    cases.push_back(std::make_unique<AtomicCase>(records));
+    for (auto& probe : cases) probe->allow_shared();
+    bool right = true;
+    for (const uint32_t num_steps : {125u, 1000u}) {
+        for (const uint32_t num_warps : {4u, 16u, 32u}) {
+            right = measure(cases, sink.as<float>(), {num_blocks, num_warps, num_regions, num_steps}, num_launches) &&
+                    right;
+        }
+    }
+    return right ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    if (argc != 3) return std::fprintf(stderr, "recorder LAUNCHES REGIONS\n"), 2;
+    try {
+        return run(static_cast<uint32_t>(std::atoi(argv[1])), static_cast<uint32_t>(std::atoi(argv[2])));
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "recorder: %s\n", error.what());
+        return 1;
+    }
+}

@@ -1,0 +1,170 @@
+"""What a begin+end span costs on this GPU: both record formats beside nothing, FlashInfer, an atomic scheme, Proton.
+
+    python benchmarks/recorder.py [--launches 40] [--regions 1000] [--no-proton]
+
+Needs one GPU and nvcc. FLASHINFER_INCLUDE names the folder that holds flashinfer/profiler.cuh (in the wheel of
+flashinfer-python: flashinfer/data/include); without it that row is missing. Proton runs where triton can be imported.
+Exits with 1 when a probe's records are wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from harness import Table, write_results
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = ("wide", "wide, fields", "compact", "compact, fields")
+# Of the cost of FlashInfer's macros, by warps per SM.
+GOALS = {4: 0.30, 16: 0.45, 32: 0.45}
+
+Row = dict[str, Any]
+
+
+def nvidia_smi(field: str) -> str:
+    """One property of the first GPU, "" where it cannot be told."""
+    command = [shutil.which("nvidia-smi") or "true", "--id=0", f"--query-gpu={field}", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def flashinfer_include() -> Path | None:
+    """The folder to give to nvcc, or None with a line that says why."""
+    named = os.environ.get("FLASHINFER_INCLUDE")
+    if named is None:
+        print("flashinfer: not available (FLASHINFER_INCLUDE is not set)")
+        return None
+    # Whichever folder was meant: the one above flashinfer/, or flashinfer/ itself.
+    for folder in (Path(named), Path(named).parent):
+        if (folder / "flashinfer" / "profiler.cuh").is_file():
+            return folder
+    print(f"flashinfer: not available (no flashinfer/profiler.cuh under {named})")
+    return None
+
+
+def build(folder: Path) -> Path:
+    """Compiles recorder.cu for this machine's GPU."""
+    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    capability = nvidia_smi("compute_cap").replace(".", "") or "90"
+    command = [nvcc, f"-arch=sm_{capability}", "-std=c++20", "-O3", f"-I{ROOT / 'csrc'}"]
+    include = flashinfer_include()
+    if include is not None:
+        command += ["-DTK_FLASHINFER", f"-I{include}"]
+    program = folder / "recorder"
+    subprocess.run([*command, "-o", str(program), str(ROOT / "benchmarks" / "recorder.cu")], check=True)
+    return program
+
+
+def measure(program: Path, launches: int, regions: int) -> tuple[list[Row], bool]:
+    done = subprocess.run([str(program), str(launches), str(regions)], stdout=subprocess.PIPE, text=True, timeout=420)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    return rows, done.returncode == 0
+
+
+def measure_proton(launches: int, regions: int) -> tuple[list[Row], str]:
+    """Rows and, without any, the reason. In a process of its own: its instrumentation stays on for good."""
+    worker = ROOT / "benchmarks" / "recorder_proton.py"
+    try:
+        done = subprocess.run(
+            [sys.executable, str(worker), str(launches), str(regions)], capture_output=True, text=True, timeout=150
+        )
+    except subprocess.TimeoutExpired:
+        return [], "it took longer than 150 s"
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if rows and done.returncode == 0:
+        return rows, ""
+    last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return rows, last
+
+
+def add_ratios(rows: list[Row]) -> None:
+    """Each row's cost over FlashInfer's macros and over their scheme written cleanly, in the same configuration."""
+    cost = {(row["probe"], row["warps_per_sm"], row["fmas"]): row["added_ns"] for row in rows}
+    for row in rows:
+        for other in ("flashinfer", "clean"):
+            base = cost.get((other, row["warps_per_sm"], row["fmas"]))
+            row[f"over_{other}"] = round(row["added_ns"] / base, 3) if base and row["probe"] != "nothing" else None
+
+
+def ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def print_tables(rows: list[Row]) -> None:
+    columns = ["probe", "ns/span", "p10", "p90", "/flashinfer", "/clean", "B/span", "registers", "local B", "records"]
+    for warps, fmas in sorted({(row["warps_per_sm"], row["fmas"]) for row in rows}, key=lambda key: (key[1], key[0])):
+        chosen = [row for row in rows if (row["warps_per_sm"], row["fmas"]) == (warps, fmas)]
+        table = Table(f"{warps} warps per SM, regions of {chosen[0]['region_ns']:.0f} ns ({fmas} FMAs)", columns)
+        for row in chosen[1:]:
+            table.add(
+                row["probe"],
+                f"{row['added_ns']:+.1f}",
+                f"{row['p10_ns']:+.1f}",
+                f"{row['p90_ns']:+.1f}",
+                ratio(row["over_flashinfer"]),
+                ratio(row["over_clean"]),
+                f"{row['bytes_per_span']:g}",
+                str(row["registers"]),
+                str(row["local_bytes"]),
+                row["records"],
+            )
+        table.print()
+
+
+def print_verdicts(rows: list[Row]) -> None:
+    """Which of our probes miss the goals."""
+    missed = [
+        f"{row['probe']} at {row['warps_per_sm']} warps, {row['fmas']} FMAs: "
+        f"{ratio(row['over_flashinfer'])} of flashinfer (goal {GOALS[row['warps_per_sm']]:.2f}x), "
+        f"{ratio(row['over_clean'])} of clean (goal 1.00x)"
+        for row in rows
+        if row["probe"] in OURS
+        and ((row["over_flashinfer"] or 0) > GOALS[row["warps_per_sm"]] or (row["over_clean"] or 0) > 1)
+    ]
+    print("goals: all met" if not missed else "\n  ".join(["goals missed:", *missed]))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--launches", type=int, default=40, help="timed launches of each probe")
+    parser.add_argument("--regions", type=int, default=1000, help="spans a warp and launch")
+    parser.add_argument("--no-proton", action="store_true", help="leave Triton Proton out")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        rows, right = measure(build(Path(folder)), options.launches, options.regions)
+    add_ratios(rows)
+    print_tables(rows)
+    print_verdicts(rows)
+    proton: list[Row] = []
+    reason = "left out"
+    if not options.no_proton:
+        proton, reason = measure_proton(max(5, options.launches // 4), options.regions)
+    for row in proton:
+        print("proton:", ", ".join(f"{name} {value}" for name, value in row.items()))
+    if reason:
+        print(f"proton: not available ({reason})")
+    results = {
+        "launches": options.launches,
+        "regions": options.regions,
+        "rows": rows,
+        "proton": proton,
+        "proton_missing": reason,
+    }
+    write_results("recorder", results, device=nvidia_smi("name"), driver=nvidia_smi("driver_version"))
+    if not right or not rows:
+        print("recorder: a probe failed or its records are wrong; see the column `records` and the lines above")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

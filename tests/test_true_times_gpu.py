@@ -1,0 +1,83 @@
+"""A clock read means what it says: spans that end at a barrier or an arrival read the time of the last one to come."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import shutil
+import subprocess
+
+import pytest
+from toolchains import NVCC, ROOT, compile_cached
+
+SOURCE = ROOT / "tests" / "cpp" / "true_times.cu"
+DELAY_NS = 20_000
+TOLERANCE_NS = 100 + 32  # the clock ticks every 32 ns
+KINDS = ("block", "mbarrier", "bulk_copy", "cluster")
+
+Spans = list[tuple[int, int]]
+
+
+def require_gpu() -> None:
+    """Skips the test where no CUDA device answers."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        pytest.skip("no CUDA driver")
+    count = ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        pytest.skip("no CUDA device")
+
+
+@functools.cache
+def measured() -> dict[tuple[str, str], Spans]:
+    """(kind, traced or naive) -> (span, witness) in ns of every warp that waited for the late one."""
+    program = compile_cached(NVCC, SOURCE, "")
+    done = subprocess.run([program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found: dict[tuple[str, str], Spans] = {}
+    for line in done.stdout.splitlines():
+        kind, mode, _, span, witness = line.split()
+        found.setdefault((kind, mode), []).append((int(span), int(witness)))
+    return found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["block", "mbarrier"])
+def test_a_wait_reads_the_time_of_the_late_arrival(kind):
+    require_gpu()
+    spans = measured()[kind, "traced"]
+    assert len(spans) == 7
+    assert [span for span, _ in spans if abs(span - DELAY_NS) > TOLERANCE_NS] == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_wait_ends_when_what_it_waited_for_is_there(kind):
+    require_gpu()
+    spans = [(span, witness) for span, witness in measured()[kind, "traced"] if witness >= 0]
+    assert len(spans) == 7
+    assert [pair for pair in spans if abs(pair[0] - pair[1]) > TOLERANCE_NS] == []
+    assert min(span for span, _ in measured()[kind, "traced"]) >= DELAY_NS - TOLERANCE_NS
+
+
+@pytest.mark.gpu
+def test_the_naive_read_behind_a_block_barrier_is_wrong():
+    require_gpu()
+    assert max(span for span, _ in measured()["block", "naive"]) < DELAY_NS / 2
+
+
+@pytest.mark.compilers
+def test_the_read_behind_a_block_barrier_depends_on_its_result():
+    if shutil.which("nvdisasm") is None:
+        pytest.skip("nvdisasm is not installed (CUDA toolkit)")
+    cubin = compile_cached((*NVCC, "-cubin"), SOURCE, ".cubin")
+    text = subprocess.run(["nvdisasm", "-c", cubin], capture_output=True, text=True, check=True).stdout
+    parts = re.split(r"^\.text\.", text, flags=re.MULTILINE)
+    (kernel,) = (part for part in parts if "KindE0ELb0" in part.split(":")[0])
+    behind_last_barrier = kernel[kernel.rindex("BAR.RED") :]
+    found = re.search(
+        r"B2R\.RESULT R\d+(?:(?!GLOBALTIMER).)*@P\d CS2R \S+ SR_GLOBALTIMERLO", behind_last_barrier, re.DOTALL
+    )
+    assert found, "the first read behind the barrier is not under a predicate"
