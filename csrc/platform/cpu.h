@@ -36,6 +36,16 @@ inline uint64_t read_clock() {
 inline uint64_t read_clock_after(uint64_t) {
     return read_clock();
 }
+inline bool take_if(bool wanted, uint32_t room, uint32_t& free, uint32_t& attempted) {
+    const bool taken = wanted && free >= room;
+    attempted += wanted ? room : 0;
+    free -= taken ? room : 0;
+    return taken;
+}
+template <class Record>
+void store_if(bool enabled, Record* records, uint32_t& index, const Record& record) {
+    if (enabled) records[index++] = record;
+}
 inline uint32_t sm_id() {
     return 0;
 }
@@ -141,6 +151,20 @@ public:
     void strided(uint32_t n, F f) {
         for (uint32_t i = 0; i < n; ++i) f(i);
     }
+    // The same with all warps of the block side by side; each warp gets its share.
+    template <class F>
+    void block_strided(uint32_t n, F f) {
+        for (uint32_t first = warp * kLanes; first < n; first += num_warps * kLanes) {
+            for (uint32_t i = first; i < n && i < first + kLanes; ++i) f(i);
+        }
+    }
+    // f(i) summed over all i below n.
+    template <class F>
+    uint32_t sum_over(uint32_t n, F f) {
+        uint32_t total = 0;
+        for (uint32_t i = 0; i < n; ++i) total += f(i);
+        return total;
+    }
     // f(lane) summed over all lanes.
     template <class F>
     uint32_t sum(F f) {
@@ -168,6 +192,11 @@ public:
     }
     void sync() {}
     void block_sync() { context_.sync(); }
+    // The same with a result, the threads that have arrived, for a clock read to depend on.
+    uint32_t block_sync_count() {
+        context_.sync();
+        return num_warps * kLanes;
+    }
     void relax(uint32_t& spins) { context_.relax(spins); }
 
 private:

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "platform/copy.h"
 #include "platform/number.h"
 
 namespace tracekern {
@@ -27,18 +28,74 @@ TK_DEVICE uint64_t read_clock() {
 }
 
 // A timer read waits for nothing it does not depend on: after a barrier or an acquire it would return the time of
-// arrival (0-32 ns shown for 20,032 ns; H200, 2026-11). The predicate makes the read depend on `value`; it is always
-// true.
+// arrival (0-32 ns shown for 20,032 ns; H200, 2026-11). The branch makes the read depend on `value`: never taken, a
+// grid has blocks, but no compiler knows. It becomes a predicate on the read; a predicate written here does not,
+// ptxas 13.0 reads first and selects afterwards.
 TK_DEVICE uint64_t read_clock_after(uint64_t value) {
     uint64_t ticks = 0;
     asm volatile(
-        "{\n\t.reg .pred %%p;\n\t"
-        "setp.ne.u64 %%p, %1, 0xfffffffffffffffe;\n\t"
-        "@%%p mov.u64 %0, %%globaltimer;\n\t}"
+        "{\n\t.reg .pred %%p;\n\t.reg .b32 %%low, %%high, %%any;\n\t"
+        "mov.b64 {%%low, %%high}, %1;\n\t"
+        "mov.u32 %%any, %%nctaid.x;\n\t"
+        "or.b32 %%any, %%any, %%low;\n\t"
+        "or.b32 %%any, %%any, %%high;\n\t"
+        "setp.ne.u32 %%p, %%any, 0;\n\t"
+        "@!%%p bra UNREAD;\n\t"
+        "mov.u64 %0, %%globaltimer;\n\t"
+        "UNREAD:\n\t}"
         : "+l"(ticks)
         : "l"(value)
         : "memory");
     return ticks;
+}
+
+// Where `wanted`: counts `room` and takes it from `free` if there is so much. Returns whether it was taken. Here and in
+// store_if a few predicated instructions and no branch; the compiler's own choice for them is twice that.
+TK_DEVICE bool take_if(bool wanted, uint32_t room, uint32_t& free, uint32_t& attempted) {
+    uint32_t taken;
+    asm("{\n\t.reg .pred %%wanted, %%taken;\n\t"
+        "setp.ne.u32 %%wanted, %3, 0;\n\t"
+        "setp.ge.and.u32 %%taken, %0, %4, %%wanted;\n\t"
+        "@%%wanted add.u32 %1, %1, %4;\n\t"
+        "@%%taken sub.u32 %0, %0, %4;\n\t"
+        "selp.u32 %2, 1, 0, %%taken;\n\t}"
+        : "+r"(free), "+r"(attempted), "=r"(taken)
+        : "r"(uint32_t{wanted}), "r"(room));
+    return taken;
+}
+
+// Where `enabled`: stores a record of 8 or 16 bytes in global memory and counts it.
+template <class Record>
+TK_DEVICE void store_if(bool enabled, Record* records, uint32_t& index, const Record& record) {
+    struct Words {
+        uint32_t words[sizeof(Record) / 4];
+    };
+    const Words value = bits_as<Words>(record);
+    if constexpr (sizeof(Record) == 16) {
+        asm volatile(
+            "{\n\t.reg .pred %%enabled;\n\t"
+            "setp.ne.u32 %%enabled, %2, 0;\n\t"
+            "@%%enabled st.global.v4.b32 [%1], {%3, %4, %5, %6};\n\t"
+            "@%%enabled add.u32 %0, %0, 1;\n\t}"
+            : "+r"(index)
+            : "l"(records + index),
+              "r"(uint32_t{enabled}),
+              "r"(value.words[0]),
+              "r"(value.words[1]),
+              "r"(value.words[2]),
+              "r"(value.words[3])
+            : "memory");
+    } else {
+        static_assert(sizeof(Record) == 8);
+        asm volatile(
+            "{\n\t.reg .pred %%enabled;\n\t"
+            "setp.ne.u32 %%enabled, %2, 0;\n\t"
+            "@%%enabled st.global.v2.b32 [%1], {%3, %4};\n\t"
+            "@%%enabled add.u32 %0, %0, 1;\n\t}"
+            : "+r"(index)
+            : "l"(records + index), "r"(uint32_t{enabled}), "r"(value.words[0]), "r"(value.words[1])
+            : "memory");
+    }
 }
 
 TK_DEVICE uint32_t sm_id() {
@@ -167,6 +224,16 @@ public:
         for (uint32_t i = lane_; i < n; i += kLanes) f(i);
     }
     template <class F>
+    TK_DEVICE void block_strided(uint32_t n, F f) {
+        for (uint32_t i = warp * kLanes + lane_; i < n; i += num_warps * kLanes) f(i);
+    }
+    template <class F>
+    TK_DEVICE uint32_t sum_over(uint32_t n, F f) {
+        uint32_t own = 0;
+        for (uint32_t i = lane_; i < n; i += kLanes) own += f(i);
+        return sum([&](int) { return own; });
+    }
+    template <class F>
     TK_DEVICE uint32_t sum(F f) {
         return __reduce_add_sync(kAllLanes, f(static_cast<int>(lane_)));
     }
@@ -186,7 +253,7 @@ public:
     }
     template <class T>
     TK_DEVICE void copy_vectors(void* dst, const void* src, uint32_t n) {
-        for (uint32_t i = lane_; i < n; i += kLanes) static_cast<T*>(dst)[i] = static_cast<const T*>(src)[i];
+        copy_batched<T, kLanes>(static_cast<T*>(dst), static_cast<const T*>(src), n, lane_);
     }
     template <class T>
     TK_DEVICE T& shared() {
@@ -195,6 +262,7 @@ public:
     }
     TK_DEVICE void sync() { __syncwarp(); }
     TK_DEVICE void block_sync() { __syncthreads(); }
+    TK_DEVICE uint32_t block_sync_count() { return static_cast<uint32_t>(__syncthreads_count(1)); }
     TK_DEVICE void relax(uint32_t& spins) { ++spins; }
 
 private:

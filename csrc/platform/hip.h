@@ -5,15 +5,15 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "platform/copy.h"
 #include "platform/number.h"
 
 namespace tracekern {
 
 constexpr int kLanes = 64;
 
-struct alignas(16) Vector16 {
-    uint32_t words[4];
-};
+// A vector of the compiler's own: an array of structs would be copied through scratch memory.
+using Vector16 = uint32_t __attribute__((ext_vector_type(4)));
 
 template <class T>
 struct PerLane {
@@ -32,6 +32,16 @@ TK_DEVICE uint64_t read_clock_after(uint64_t value) {
     uint64_t ticks;
     asm volatile("s_memrealtime %0\n\ts_waitcnt lgkmcnt(0)" : "=s"(ticks) : "s"(low) : "memory");
     return ticks;
+}
+TK_DEVICE bool take_if(bool wanted, uint32_t room, uint32_t& free, uint32_t& attempted) {
+    const bool taken = wanted && free >= room;
+    attempted += wanted ? room : 0;
+    free -= taken ? room : 0;
+    return taken;
+}
+template <class Record>
+TK_DEVICE void store_if(bool enabled, Record* records, uint32_t& index, const Record& record) {
+    if (enabled) records[index++] = record;
 }
 TK_DEVICE uint32_t sm_id() {
     // Hardware register HW_ID (4), bits 8..14: compute unit, shader array and engine of gfx9.
@@ -130,6 +140,16 @@ public:
         for (uint32_t i = lane_; i < n; i += kLanes) f(i);
     }
     template <class F>
+    TK_DEVICE void block_strided(uint32_t n, F f) {
+        for (uint32_t i = warp * kLanes + lane_; i < n; i += num_warps * kLanes) f(i);
+    }
+    template <class F>
+    TK_DEVICE uint32_t sum_over(uint32_t n, F f) {
+        uint32_t own = 0;
+        for (uint32_t i = lane_; i < n; i += kLanes) own += f(i);
+        return sum([&](int) { return own; });
+    }
+    template <class F>
     TK_DEVICE uint32_t sum(F f) {
         uint32_t total = f(static_cast<int>(lane_));
         for (uint32_t distance = kLanes / 2; distance; distance /= 2) {
@@ -153,7 +173,7 @@ public:
     }
     template <class T>
     TK_DEVICE void copy_vectors(void* dst, const void* src, uint32_t n) {
-        for (uint32_t i = lane_; i < n; i += kLanes) static_cast<T*>(dst)[i] = static_cast<const T*>(src)[i];
+        copy_batched<T, kLanes>(static_cast<T*>(dst), static_cast<const T*>(src), n, lane_);
     }
     template <class T>
     TK_DEVICE T& shared() {
@@ -168,6 +188,11 @@ public:
         __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
         __builtin_amdgcn_s_barrier();
         __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+    }
+    // s_barrier holds the wave, so that nothing has to depend on the count.
+    TK_DEVICE uint32_t block_sync_count() {
+        block_sync();
+        return num_warps * kLanes;
     }
     TK_DEVICE void relax(uint32_t& spins) {
         ++spins;

@@ -18,6 +18,13 @@
     #define TK_GPU         0
 #endif
 
+#if TK_GPU
+    // Arrays that live in registers need indices known at compile time.
+    #define TK_UNROLL _Pragma("unroll")
+#else
+    #define TK_UNROLL
+#endif
+
 #include <cstdint>
 
 namespace tracekern {

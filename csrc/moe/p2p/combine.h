@@ -19,13 +19,38 @@
 
 namespace tracekern {
 
+// Numbers that one lane moves at once.
+template <class T, uint32_t kCount>
+struct alignas(kCount * sizeof(T)) Pack {
+    T values[kCount];
+};
+template <class T>
+constexpr uint32_t kPackCount = 16 / sizeof(T);
+
+TK_DEVICE bool can_pack(const void* a, const void* b, uint32_t bytes) {
+    return (reinterpret_cast<uint64_t>(a) | reinterpret_cast<uint64_t>(b) | bytes) % 16 == 0;
+}
+
+template <class T, uint32_t kCount>
+TK_DEVICE void scale_packs(Warp& warp, char* dst, const char* src, float scale, uint32_t hidden) {
+    using Unit = Pack<T, kCount>;
+    warp.strided(hidden / kCount, [&](uint32_t i) {
+        Unit unit = reinterpret_cast<const Unit*>(src)[i];
+        TK_UNROLL
+        for (uint32_t k = 0; k < kCount; ++k)
+            unit.values[k] = from_float<T>(multiply_rn(to_float(unit.values[k]), scale));
+        reinterpret_cast<Unit*>(dst)[i] = unit;
+    });
+}
+
 // dst[i] = src[i] * scale, rounded to T. dst may be src.
 template <class T>
 TK_DEVICE void scale_row(Warp& warp, char* dst, const char* src, float scale, uint32_t hidden) {
-    warp.strided(hidden, [&](uint32_t i) {
-        const float value = to_float(reinterpret_cast<const T*>(src)[i]);
-        reinterpret_cast<T*>(dst)[i] = from_float<T>(multiply_rn(value, scale));
-    });
+    if (can_pack(dst, src, hidden * sizeof(T))) {
+        scale_packs<T, kPackCount<T>>(warp, dst, src, scale, hidden);
+    } else {
+        scale_packs<T, 1>(warp, dst, src, scale, hidden);
+    }
 }
 
 TK_DEVICE uint32_t global_expert(const P2PArgs& args, uint32_t local_expert) {
@@ -108,11 +133,11 @@ TK_DEVICE void combine_send(Warp& warp, const P2PArgs& args, typename Rec::Args 
     if constexpr (!has_token_flags(kVariant)) send_results_flags(warp, args, recorder, epoch);
 }
 
-// Waits for the results of one token; false when it gave up.
+// Waits for the results of one token, a choice a warp; false when this warp's choices gave up.
 template <class Rec>
 TK_DEVICE bool wait_results_of(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t token, uint32_t epoch) {
     bool ok = true;
-    for (uint32_t choice = 0; choice < args.shape.topk; ++choice) {
+    for (uint32_t choice = warp.warp; choice < args.shape.topk; choice += warp.num_warps) {
         const uint32_t flat = token * args.shape.topk + choice;
         const int32_t chosen = args.topk_idx[flat];
         if (chosen < 0) continue;
@@ -126,6 +151,18 @@ TK_DEVICE bool wait_results_of(Warp& warp, const P2PArgs& args, Rec& recorder, u
         ok = ok && arrived;
     }
     return ok;
+}
+
+// All warps of the block: true when every one of them has what it waited for. `failed` is zero and this token's alone:
+// a warp that is fast enough to fail the next token before a slow one has looked here marks another word.
+template <class Rec>
+TK_DEVICE bool all_warps_ok(Warp& warp, Rec& recorder, bool ok, uint32_t* failed) {
+    if (!ok && warp.is_leader()) add_relaxed_block(failed, 1u);
+    {
+        TK_WAIT(recorder, P2PEvent::wait_block);
+        TK_END_AFTER_BARRIER(warp);
+    }
+    return *failed == 0;
 }
 
 // Waits for the results of all ranks; false when it gave up.
@@ -144,21 +181,40 @@ TK_DEVICE bool wait_all_results(Warp& warp, const P2PArgs& args, Rec& recorder, 
     return ok;
 }
 
-// out[token] = sum over choices of weight * result, in fp32 and in the order of the choices, no fused multiply-add.
-template <class T>
-TK_DEVICE void reduce_token(Warp& warp, const P2PArgs& args, uint32_t token) {
+// out[i] = sum over choices of weight * result[i], in fp32 and in the order of the choices, no fused multiply-add.
+template <class T, uint32_t kCount>
+TK_DEVICE void reduce_packs(Warp& warp, const P2PArgs& args, uint32_t token) {
+    using Unit = Pack<T, kCount>;
     const uint32_t first = token * args.shape.topk;
-    T* out = reinterpret_cast<T*>(args.out + uint64_t{token} * args.shape.row_bytes());
-    warp.strided(args.shape.hidden, [&](uint32_t i) {
-        float sum = 0.0f;
+    Unit* out = reinterpret_cast<Unit*>(args.out + uint64_t{token} * args.shape.row_bytes());
+    warp.block_strided(args.shape.hidden / kCount, [&](uint32_t i) {
+        float sums[kCount] = {};
         for (uint32_t flat = first; flat < first + args.shape.topk; ++flat) {
             if (args.topk_idx[flat] < 0) continue;
-            const T* result = reinterpret_cast<const T*>(args.result_row(args.comm.rank, flat));
-            sum = add_rn(sum, multiply_rn(args.topk_weights[flat], to_float(result[i])));
+            const float weight = args.topk_weights[flat];
+            Unit* result = reinterpret_cast<Unit*>(args.result_row(args.comm.rank, flat)) + i;
+            const Unit unit = *result;
+            TK_UNROLL
+            for (uint32_t k = 0; k < kCount; ++k) {
+                sums[k] = add_rn(sums[k], multiply_rn(weight, to_float(unit.values[k])));
+            }
+            poison(result, sizeof(Unit));
         }
-        out[i] = from_float<T>(sum);
+        Unit unit;
+        TK_UNROLL
+        for (uint32_t k = 0; k < kCount; ++k) unit.values[k] = from_float<T>(sums[k]);
+        out[i] = unit;
     });
-    poison(args.result_row(args.comm.rank, first), uint64_t{args.shape.topk} * args.layout.result_stride);
+}
+
+// All warps of the block, each its share of the row.
+template <class T>
+TK_DEVICE void reduce_token(Warp& warp, const P2PArgs& args, uint32_t token) {
+    if (can_pack(args.out, nullptr, args.shape.row_bytes())) {
+        reduce_packs<T, kPackCount<T>>(warp, args, token);
+    } else {
+        reduce_packs<T, 1>(warp, args, token);
+    }
 }
 
 // Everybody has read what I sent: the next call may overwrite it. The first block.
@@ -191,11 +247,21 @@ template <class T, P2PVariant kVariant, class Rec>
 TK_DEVICE void combine_recv(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
     const uint32_t epoch = args.state->epoch;
     Rec recorder(trace, warp, static_cast<uint32_t>(P2PRole::reduce), epoch);
-    const uint32_t num_warps = warp.num_blocks * warp.num_warps;
+    uint32_t* failed = warp.shared<ReduceShared>().failed;
+    if (warp.warp == 0) warp.leader([&] { failed[0] = failed[1] = 0; });
+    warp.block_sync();
     bool ok = true;
-    if constexpr (!has_token_flags(kVariant)) ok = wait_all_results(warp, args, recorder, epoch);
-    for (uint32_t token = warp.block * warp.num_warps + warp.warp; ok && token < args.num_tokens; token += num_warps) {
-        if constexpr (has_token_flags(kVariant)) ok = wait_results_of(warp, args, recorder, token, epoch);
+    if constexpr (!has_token_flags(kVariant)) {
+        ok = all_warps_ok(warp, recorder, wait_all_results(warp, args, recorder, epoch), &failed[0]);
+    }
+    // A token a block: its warps wait for one choice each, then share the row.
+    uint32_t parity = 0;
+    for (uint32_t token = warp.block; ok && token < args.num_tokens; token += warp.num_blocks) {
+        if constexpr (has_token_flags(kVariant)) {
+            const bool arrived = wait_results_of(warp, args, recorder, token, epoch);
+            ok = all_warps_ok(warp, recorder, arrived, &failed[parity]);
+            parity ^= 1;
+        }
         if (!ok) break;
         TK_RANGE(recorder, P2PEvent::reduce_token, token);
         reduce_token<T>(warp, args, token);

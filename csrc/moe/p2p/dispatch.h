@@ -25,15 +25,13 @@ TK_DEVICE void send_counts(Warp& warp, const P2PArgs& args, Rec& recorder, uint3
     uint32_t* tokens = warp.shared<CountShared>().tokens;
     {
         TK_RANGE(recorder, P2PEvent::count_tokens, args.num_tokens);
-        const uint32_t warp_lanes = warp.num_warps;
-        warp.strided((args.shape.num_experts + warp_lanes - 1 - warp.warp) / warp_lanes,
-                     [&](uint32_t i) { tokens[i * warp_lanes + warp.warp] = 0; });
+        warp.block_strided(args.shape.num_experts, [&](uint32_t expert) { tokens[expert] = 0; });
         warp.block_sync();
-        warp.strided((args.num_flat() + warp_lanes - 1 - warp.warp) / warp_lanes, [&](uint32_t i) {
-            const int32_t expert = args.topk_idx[i * warp_lanes + warp.warp];
+        warp.block_strided(args.num_flat(), [&](uint32_t flat) {
+            const int32_t expert = args.topk_idx[flat];
             if (expert >= 0) add_relaxed_block(&tokens[expert], 1u);
         });
-        warp.block_sync();
+        TK_END_AFTER_BARRIER(warp);
     }
     for (uint32_t i = warp.warp; i < args.shape.num_ranks; i += warp.num_warps) {
         const uint32_t peer = (args.comm.rank + i) % args.shape.num_ranks;
@@ -47,39 +45,43 @@ TK_DEVICE void send_counts(Warp& warp, const P2PArgs& args, Rec& recorder, uint3
     }
 }
 
-// Waits for everybody's counts and lays out the rows of the local experts. All warps of one block.
+// Waits for everybody's counts and lays out the rows of the local experts. All warps of one block, after send_counts().
 template <class Rec>
 TK_DEVICE void receive_counts(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch) {
     const uint32_t num_local = args.shape.num_local_experts();
+    uint32_t* incoming = warp.shared<CountShared>().tokens;
+    uint32_t* sums = incoming + args.shape.num_experts;
+    warp.block_sync();  // all warps have sent what stood there
     for (uint32_t i = warp.warp; i < args.shape.num_ranks; i += warp.num_warps) {
         const uint32_t src_rank = (args.comm.rank + i) % args.shape.num_ranks;
         TK_WAIT(recorder, P2PEvent::wait_counts, src_rank);
         const uint64_t* flags =
             args.comm.at<uint64_t>(args.comm.rank, args.layout.count_flags) + uint64_t{src_rank} * num_local;
-        uint32_t* counts = args.expert_count + src_rank * num_local;
+        uint32_t* counts = incoming + src_rank * num_local;
         const WaitFor wait_for{static_cast<uint32_t>(P2PStage::dispatch_send), src_rank, 0};
-        const bool ok = wait_all<Channel::counts>(
-            warp, args.comm, flags, num_local, epoch, wait_for, [&](uint32_t local, uint32_t value) {
-                counts[local] = value;
-            });
-        warp.sync();
+        const auto take = [&](uint32_t local, uint32_t value) { counts[local] = value; };
+        const bool ok = wait_all<Channel::counts>(warp, args.comm, flags, num_local, epoch, wait_for, take);
         // After a failure nothing more may be touched: no rows.
-        const uint32_t total = warp.once([&] {
-            uint32_t sum = 0;
-            for (uint32_t local = 0; local < num_local; ++local) sum += counts[local] = ok ? counts[local] : 0;
-            return args.recv_count[src_rank] = sum;
-        });
+        if (!ok) warp.strided(num_local, [&](uint32_t local) { counts[local] = 0; });
+        const uint32_t total = warp.sum_over(num_local, [&](uint32_t local) { return counts[local]; });
+        warp.leader([&] { args.recv_count[src_rank] = total; });
         TK_END_IF(ok, total);
     }
+    warp.block_sync();
+    warp.block_strided(num_local, [&](uint32_t local) {
+        uint32_t sum = 0;
+        for (uint32_t src_rank = 0; src_rank < args.shape.num_ranks; ++src_rank) {
+            sum += incoming[src_rank * num_local + local];
+        }
+        sums[local] = sum;
+    });
     warp.block_sync();
     if (warp.warp != 0) return;
     warp.leader([&] {
         uint32_t row = 0;
         for (uint32_t local = 0; local < num_local; ++local) {
             args.expert_offset[local] = args.expert_cursor[local] = row;
-            for (uint32_t src_rank = 0; src_rank < args.shape.num_ranks; ++src_rank) {
-                row += args.expert_count[src_rank * num_local + local];
-            }
+            row += sums[local];
         }
         args.expert_offset[num_local] = row;
     });

@@ -80,7 +80,6 @@ struct P2PArgs {
     P2PState* state;
     uint32_t* send_count;     // [rank] slots taken at that peer so far
     uint32_t* recv_count;     // [rank] tokens that come from it
-    uint32_t* expert_count;   // [rank][local expert] tokens that come from it for that expert
     uint32_t* expert_offset;  // [local expert + 1] first row of that expert
     uint32_t* expert_cursor;  // [local expert] next free row
     RowOrigin* row_origin;    // [row]
@@ -123,10 +122,17 @@ struct P2PArgs {
     TK_DEVICE uint32_t num_flat() const { return num_tokens * shape.topk; }
 };
 
-// Shared memory of a block of dispatch_send. The host sizes it with bytes().
+// Shared memory of the blocks that need some. The host sizes it with bytes().
 struct CountShared {
-    uint32_t tokens[1];  // [expert]
-    static constexpr uint64_t bytes(uint32_t num_experts) { return uint64_t{num_experts} * sizeof(uint32_t); }
+    // [expert] tokens this rank sends to it; later [rank][local expert] tokens that come, as many words, and behind
+    // them [local expert] their sums over ranks.
+    uint32_t tokens[1];
+    static uint64_t bytes(const MoeShape& shape) {
+        return (uint64_t{shape.num_experts} + shape.num_local_experts()) * sizeof(uint32_t);
+    }
+};
+struct ReduceShared {
+    uint32_t failed[2];  // [parity of the token's turn] a warp waited in vain
 };
 
 // The steps of the design, each a variant of one pipeline with one result.

@@ -27,7 +27,7 @@ public:
     P2PPipelineCpu(CpuCommunicator& comm, const P2PConfig& config) : comm_(comm), config_(config) {
         const MoeShape& shape = config.shape;
         const uint32_t num_local = shape.num_local_experts();
-        counters_.resize(size_t{2} * shape.num_ranks + size_t{shape.num_ranks} * num_local + 2 * num_local + 1);
+        counters_.resize(size_t{2} * shape.num_ranks + 2 * num_local + 1);
         row_origin_.resize(shape.max_rows());
         expert_rows_.resize((shape.max_rows() * shape.row_bytes() + sizeof(Vector16) - 1) / sizeof(Vector16));
         args_.shape = shape;
@@ -37,7 +37,6 @@ public:
         const auto take = [&](size_t count) { return std::exchange(counter, counter + count); };
         args_.send_count = take(shape.num_ranks);
         args_.recv_count = take(shape.num_ranks);
-        args_.expert_count = take(size_t{shape.num_ranks} * num_local);
         args_.expert_offset = take(num_local + 1);
         args_.expert_cursor = take(num_local);
         args_.row_origin = row_origin_.data();
@@ -107,7 +106,8 @@ private:
     template <P2PVariant kVariant, class T>
     void run_number(P2PStage stage, const TraceChoice& trace) {
         CpuLaunch launch{config_.num_blocks, config_.warps_per_block, 0, config_.executor};
-        if (stage == P2PStage::dispatch_send) launch.shared_bytes = CountShared::bytes(config_.shape.num_experts);
+        if (stage == P2PStage::dispatch_send) launch.shared_bytes = CountShared::bytes(config_.shape);
+        if (stage == P2PStage::combine_recv) launch.shared_bytes = sizeof(ReduceShared);
         with_recorder(trace, [&]<class Rec>(typename Rec::Args trace_args) {
             comm_.launch(launch, [&](Warp& warp) {
                 switch (stage) {

@@ -1,0 +1,215 @@
+// What the host needs of CUDA: errors that say which call, memory that frees itself, memory that peers can map,
+// launches.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tracekern {
+
+inline void check(cudaError_t code, const char* call) {
+    if (code == cudaSuccess) return;
+    throw std::runtime_error(std::string(call) + ": " + cudaGetErrorString(code));
+}
+#define TK_CUDA(call) ::tracekern::check(call, #call)
+
+// A function of the driver, found at run time: the extension imports, and builds, where there is none.
+template <class Function>
+Function* driver_function(const char* name) {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    TK_CUDA(cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found));
+    if (!function) throw std::runtime_error(std::string(name) + ": the driver has no such function; update it");
+    return reinterpret_cast<Function*>(function);
+}
+#define TK_DRIVER(name) ::tracekern::driver_function<decltype(name)>(#name)
+
+inline void check(CUresult code, const char* call) {
+    if (code == CUDA_SUCCESS) return;
+    const char* text = nullptr;
+    TK_DRIVER(cuGetErrorString)(code, &text);
+    throw std::runtime_error(std::string(call) + ": " + (text ? text : "unknown error"));
+}
+
+inline uint64_t round_up(uint64_t value, uint64_t unit) {
+    return (value + unit - 1) / unit * unit;
+}
+
+inline void copy_to_device(void* device, const void* host, uint64_t bytes) {
+    TK_CUDA(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice));
+}
+inline void copy_to_host(void* host, const void* device, uint64_t bytes) {
+    TK_CUDA(cudaMemcpy(host, device, bytes, cudaMemcpyDeviceToHost));
+}
+inline void clear_device(void* device, uint64_t bytes) {
+    TK_CUDA(cudaMemset(device, 0, bytes));
+}
+inline void clear_device_on(uint64_t stream, void* device, uint64_t bytes) {
+    TK_CUDA(cudaMemsetAsync(device, 0, bytes, reinterpret_cast<cudaStream_t>(stream)));
+}
+inline void synchronize_device() {
+    TK_CUDA(cudaDeviceSynchronize());
+}
+
+// Lets kernels write to host memory; returns the address that the device uses for it.
+inline uint64_t register_host_memory(uint64_t address, uint64_t bytes) {
+    auto* memory = reinterpret_cast<void*>(address);
+    TK_CUDA(cudaHostRegister(memory, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable));
+    void* device = nullptr;
+    TK_CUDA(cudaHostGetDevicePointer(&device, memory, 0));
+    return reinterpret_cast<uint64_t>(device);
+}
+inline void unregister_host_memory(uint64_t address) {
+    TK_CUDA(cudaHostUnregister(reinterpret_cast<void*>(address)));
+}
+
+// Zeroed device memory.
+class DeviceMemory {
+public:
+    explicit DeviceMemory(uint64_t bytes) {
+        TK_CUDA(cudaMalloc(&data_, bytes));
+        TK_CUDA(cudaMemset(data_, 0, bytes));
+    }
+    ~DeviceMemory() { cudaFree(data_); }
+    DeviceMemory(const DeviceMemory&) = delete;
+    template <class T>
+    T* as() const {
+        return static_cast<T*>(data_);
+    }
+
+private:
+    void* data_ = nullptr;
+};
+
+// Zeroed host memory that the device reaches at the same address.
+class MappedMemory {
+public:
+    explicit MappedMemory(uint64_t bytes) {
+        TK_CUDA(cudaHostAlloc(&data_, bytes, cudaHostAllocMapped | cudaHostAllocPortable));
+        memset(data_, 0, bytes);
+    }
+    ~MappedMemory() { cudaFreeHost(data_); }
+    MappedMemory(const MappedMemory&) = delete;
+    template <class T>
+    T* as() const {
+        return static_cast<T*>(data_);
+    }
+
+private:
+    void* data_ = nullptr;
+};
+
+// Device memory that other processes map by a file descriptor. Each rank exports its part and imports everybody else's.
+class ShareableMemory {
+public:
+    // Allocates on the current device.
+    static ShareableMemory allocate(uint64_t bytes) {
+        ShareableMemory memory;
+        memory.bytes_ = round_up(bytes, granularity());
+        const CUmemAllocationProp properties = own_properties();
+        TK_CUDA(TK_DRIVER(cuMemCreate)(&memory.handle_, memory.bytes_, &properties, 0));
+        memory.map();
+        TK_CUDA(cudaMemset(memory.data(), 0, memory.bytes_));
+        return memory;
+    }
+    // Maps what another process exported; the descriptor stays the caller's.
+    static ShareableMemory import(int descriptor, uint64_t bytes) {
+        ShareableMemory memory;
+        memory.bytes_ = round_up(bytes, granularity());
+        TK_CUDA(TK_DRIVER(cuMemImportFromShareableHandle)(&memory.handle_,
+                                                          reinterpret_cast<void*>(static_cast<uintptr_t>(descriptor)),
+                                                          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+        memory.map();
+        return memory;
+    }
+    // A new descriptor for another process; the caller closes it.
+    int export_descriptor() const {
+        int descriptor = -1;
+        TK_CUDA(
+            TK_DRIVER(cuMemExportToShareableHandle)(&descriptor, handle_, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        return descriptor;
+    }
+    void* data() const { return reinterpret_cast<void*>(address_); }
+
+    ShareableMemory(ShareableMemory&& other) noexcept
+        : handle_(std::exchange(other.handle_, 0)),
+          address_(std::exchange(other.address_, 0)),
+          bytes_(std::exchange(other.bytes_, 0)) {}
+    ~ShareableMemory() {
+        if (address_) {
+            TK_DRIVER(cuMemUnmap)(address_, bytes_);
+            TK_DRIVER(cuMemAddressFree)(address_, bytes_);
+        }
+        if (handle_) TK_DRIVER(cuMemRelease)(handle_);
+    }
+
+private:
+    ShareableMemory() = default;
+
+    static int current_device() {
+        int device = 0;
+        TK_CUDA(cudaGetDevice(&device));
+        return device;
+    }
+    static CUmemAllocationProp own_properties() {
+        CUmemAllocationProp properties{};
+        properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+        properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+        properties.location.id = current_device();
+        return properties;
+    }
+    static uint64_t granularity() {
+        const CUmemAllocationProp properties = own_properties();
+        size_t unit = 0;
+        TK_CUDA(TK_DRIVER(cuMemGetAllocationGranularity)(&unit, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
+        return unit;
+    }
+    void map() {
+        TK_CUDA(TK_DRIVER(cuMemAddressReserve)(&address_, bytes_, 0, 0, 0));
+        TK_CUDA(TK_DRIVER(cuMemMap)(address_, bytes_, 0, handle_, 0));
+        CUmemAccessDesc access{};
+        access.location = own_properties().location;
+        access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        TK_CUDA(TK_DRIVER(cuMemSetAccess)(address_, bytes_, &access, 1));
+    }
+
+    CUmemGenericAllocationHandle handle_ = 0;
+    CUdeviceptr address_ = 0;
+    uint64_t bytes_ = 0;
+};
+
+// Launches a kernel by its address. `parameters` point at the arguments in the order of the kernel's list.
+inline void launch_kernel(const void* kernel,
+                          uint32_t num_blocks,
+                          uint32_t num_threads,
+                          uint64_t shared_bytes,
+                          uint64_t stream,
+                          std::vector<void*> parameters) {
+    TK_CUDA(cudaLaunchKernel(kernel,
+                             dim3(num_blocks),
+                             dim3(num_threads),
+                             parameters.data(),
+                             shared_bytes,
+                             reinterpret_cast<cudaStream_t>(stream)));
+}
+
+// Blocks of this kernel that the current device holds at once: what spins together must be resident together.
+inline uint32_t resident_blocks(const void* kernel, uint32_t num_threads, uint64_t shared_bytes) {
+    int device = 0, per_sm = 0, num_sms = 0;
+    TK_CUDA(cudaGetDevice(&device));
+    TK_CUDA(
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, static_cast<int>(num_threads), shared_bytes));
+    TK_CUDA(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device));
+    return static_cast<uint32_t>(per_sm * num_sms);
+}
+
+}  // namespace tracekern
