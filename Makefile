@@ -1,6 +1,7 @@
 # make demo   8 ranks of a traced MoE pipeline; says what it saw and where the trace is
 # make test   every check: lint, types, format, tests (what .ci/run calls)
 # make soak   the long counts of the same tests
+# make gpu-check  on a machine with GPUs and its own torch: what only a GPU can show; no virtual environment
 # make lint   ruff, mypy on the pure parts, clang-format
 # make clean  removes everything that was built, .venv too
 #
@@ -16,7 +17,7 @@ CXX_FILES = $(shell find csrc examples tests -name '*.cpp' -o -name '*.h' -o -na
 DEMO = run moe --ranks 8 --variant balanced --tokens 64 --hidden 2048 --experts 64 --topk 6 --dtype bf16 \
     --routing zipf --iterations 3 --seed 7 -o demo-capture
 
-.PHONY: demo test soak lint clean
+.PHONY: demo test soak gpu-check lint clean
 
 demo: .venv/extension
 	@$(BIN)/tracekern $(DEMO)
@@ -26,6 +27,11 @@ test: .venv/extension lint
 
 soak: .venv/test .venv/extension
 	$(BIN)/python -m pytest -m soak --timeout 3600
+
+gpu-check:
+	$(PYTHON) setup.py build_ext --inplace
+	$(PYTHON) -m pytest -m "gpu or multigpu" tests/test_gpu.py tests/test_true_times_gpu.py
+	$(PYTHON) benchmarks/recorder.py
 
 lint: .venv/test
 	$(BIN)/ruff check

@@ -1,30 +1,68 @@
-"""Builds tracekern._C, the CPU extension: recorder layout, CPU backend, bundled kernels, trace encoder.
+"""Builds tracekern._C with g++ and pybind11, and its twin for GPUs, tracekern._cuda, where nvcc is."""
 
-Needs g++ and pybind11.
-"""
+from __future__ import annotations
 
 import glob
 import os
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
 
+import pybind11
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
-from setuptools import setup
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 ParallelCompile("TRACEKERN_BUILD_JOBS", default=os.cpu_count() or 1).install()
 
 HEADERS = [path for pattern in ("csrc/**/*.h", "csrc/**/*.hpp") for path in glob.glob(pattern, recursive=True)]
 SOURCES = ["csrc/python_api.cpp", *sorted(glob.glob("csrc/apis/*.cpp")), *sorted(glob.glob("csrc/encode/*.cpp"))]
+KERNELS = sorted(glob.glob("csrc/**/kernels.cu", recursive=True))
+CUDA_SOURCES = ["csrc/python_api_cuda.cu", "csrc/apis/cuda.cu", *KERNELS]
+NVCC = shutil.which("nvcc")
+NVCC_FLAGS = ["-std=c++20", "-O3", "-Xcompiler", "-fPIC", "-Icsrc", "-DTK_KERNEL_TABLE"]
 
-setup(
-    ext_modules=[
-        Pybind11Extension(
-            "tracekern._C",
-            SOURCES,
-            include_dirs=["csrc"],
-            depends=HEADERS,
-            cxx_std=20,
-            # Kernels promise bit-equal results on every backend: a*b+c must stay two roundings.
-            extra_compile_args=["-O2", "-g0", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", "-pthread"],
-            extra_link_args=["-pthread", "-lrt"],
-        )
-    ]
-)
+
+class BuildExtensions(build_ext):
+    """build_ext that hands .cu files to nvcc."""
+
+    def build_extension(self, extension: Extension) -> None:
+        if extension.name != "tracekern._cuda":
+            super().build_extension(extension)
+            return
+        target = Path(self.get_ext_fullpath(extension.name))
+        newest = max(os.path.getmtime(path) for path in [*extension.sources, *extension.depends])
+        if not self.force and target.exists() and target.stat().st_mtime > newest:
+            return
+        includes = [f"-I{pybind11.get_include()}", f"-I{sysconfig.get_paths()['include']}"]
+        architecture = os.environ.get("TRACEKERN_CUDA_ARCH", "sm_90")
+        objects, compilers = [], []
+        for source in extension.sources:
+            out = Path(self.build_temp, source).with_suffix(".cu.o")
+            out.parent.mkdir(parents=True, exist_ok=True)
+            command = [NVCC, f"-arch={architecture}", *NVCC_FLAGS, *includes, "-c", source, "-o", str(out)]
+            compilers.append(subprocess.Popen(command))
+            objects.append(str(out))
+        if any(compiler.wait() for compiler in compilers):
+            raise RuntimeError("nvcc failed; see its lines above")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run([NVCC, "-shared", "-o", str(target), *objects], check=True)
+
+
+extensions = [
+    Pybind11Extension(
+        "tracekern._C",
+        SOURCES,
+        include_dirs=["csrc"],
+        depends=HEADERS,
+        cxx_std=20,
+        # Kernels promise bit-equal results on every backend: a*b+c must stay two roundings.
+        extra_compile_args=["-O2", "-g0", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", "-pthread"],
+        extra_link_args=["-pthread", "-lrt"],
+    )
+]
+if NVCC:
+    extensions.append(Extension("tracekern._cuda", CUDA_SOURCES, depends=HEADERS))
+
+setup(ext_modules=extensions, cmdclass={"build_ext": BuildExtensions})

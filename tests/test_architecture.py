@@ -22,8 +22,8 @@ ALLOWED_IMPORTS = {
     "tracekern": ("tracekern.record", "tracekern.timeline"),  # __init__.py hands out the public names
     "tracekern.record.format": (),
     "tracekern.record.dump": ("tracekern.record.format",),
-    "tracekern.record": ("tracekern._C",),
-    "tracekern.moe": ("tracekern.record", "tracekern._C"),
+    "tracekern.record": ("tracekern._C", "tracekern._cuda"),
+    "tracekern.moe": ("tracekern.record", "tracekern._C", "tracekern._cuda"),
     "tracekern.fabric": ("tracekern.record", "tracekern._C"),
     "tracekern.timeline": ("tracekern.record.format", "tracekern.record.dump"),
     "tracekern.export": ("tracekern.timeline", "tracekern._C"),
@@ -47,6 +47,7 @@ ALLOWED_INCLUDES = {
     "encode": ("encode", "trace/record.h"),
     "apis": ("platform", "trace", "comm", "moe", "fabric", "encode", "apis"),
     "python_api.cpp": ("apis",),
+    "python_api_cuda.cu": ("apis",),
     "tracekern.h": ("platform", "trace"),
 }
 VENDOR_WORDS = re.compile(
@@ -184,7 +185,7 @@ def test_csrc_includes_only_to_the_left(path):
 def test_csrc_knows_no_torch_and_pybind_only_in_apis(path):
     headers = re.findall(r"^\s*#\s*include\s+[<\"]([^>\"]+)", path.read_text(), re.MULTILINE)
     assert [name for name in headers if name.startswith(("torch/", "ATen/", "c10/"))] == []
-    if csrc_part(path) not in {"apis", "python_api.cpp"}:
+    if csrc_part(path) not in {"apis", "python_api.cpp", "python_api_cuda.cu"}:
         assert [name for name in headers if name.startswith(("pybind11/", "Python.h"))] == []
 
 

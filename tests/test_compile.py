@@ -11,7 +11,7 @@ from toolchains import AMD_TARGETS, CSRC, NVCC, compile_cached, compiler_output,
 
 pytestmark = pytest.mark.compilers
 
-SOURCES = sorted(CSRC.rglob("*.cu"))
+SOURCES = sorted(CSRC.rglob("kernels.cu"))
 IDS = [str(path.relative_to(CSRC)) for path in SOURCES]
 RECORDERS = ("off", "wide", "compact")
 
@@ -20,6 +20,7 @@ SIGNALS = {
     "rank_barrier": True,
     "initiate_clock_ping_pong": False,  # its words are their own payload
     "answer_clock_ping_pong": False,
+    "answer_host_clock": True,
     "p2p_dispatch_send": True,
     "p2p_dispatch_recv": False,
     "p2p_scale_experts": False,
@@ -30,6 +31,7 @@ WAITS = {
     "rank_barrier": True,
     "initiate_clock_ping_pong": True,
     "answer_clock_ping_pong": True,
+    "answer_host_clock": True,
     "p2p_dispatch_send": True,
     "p2p_dispatch_recv": True,
     "p2p_scale_experts": False,
@@ -64,7 +66,7 @@ def by_recorder(kernels: dict[str, str]) -> dict[str, dict[str, str]]:
     grouped: dict[str, dict[str, str]] = {}
     for name, text in kernels.items():
         stem, recorder = name.rsplit("_", 1)
-        if "clock_ping_pong" not in name:
+        if "clock" not in name:
             grouped.setdefault(stem, {})[recorder] = text
     for stem, texts in grouped.items():
         assert sorted(texts) == sorted(RECORDERS), stem
@@ -110,9 +112,13 @@ def test_sm_90_reads_the_clock_and_orders_with_the_system(source):
     ],
 )
 def test_sm_90_reads_the_clock_after_the_value_it_stamps(source, kernel):
-    # The read depends on the value by a predicate.
+    # The read depends on the value by a branch.
     text = ptx_kernels(CSRC / source)[kernel]
-    assert re.search(r"setp\.ne\.u64 %p, \S+, 0xfffffffffffffffe;\n\s*@%p mov\.u64 \S+, %globaltimer;", text)
+    assert re.search(
+        r"mov\.b64 \{%low, %high\}, \S+;\n\s*mov\.u32 %any, %nctaid\.x;\n(\s*or\.b32 %any, %any, %(low|high);\n){2}"
+        r"\s*setp\.ne\.u32 %p, %any, 0;\n\s*@!%p bra UNREAD;\n\s*mov\.u64 \S+, %globaltimer;",
+        text,
+    )
 
 
 @pytest.mark.parametrize("target", AMD_TARGETS)

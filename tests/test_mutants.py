@@ -116,7 +116,7 @@ def numbered(tmp_path_factory) -> Path:
     perturb = copy / "comm/perturb.h"
     chosen = (
         "\n#include <cstdlib>\n"
-        "inline const char* const left_out_site = std::getenv(\"LEFT_OUT\");\n"
+        'inline const char* const left_out_site = std::getenv("LEFT_OUT");\n'
         "inline bool left_out(int site) { return left_out_site && std::atoi(left_out_site) == site; }\n"
     )
     perturb.write_text(perturb.read_text() + chosen)

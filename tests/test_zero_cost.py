@@ -10,7 +10,7 @@ from elf import functions, read_sections
 from strip_tracing import copy_stripped, stripped
 from toolchains import CSRC, GXX, NVCC, ROOT, compile_cached, compiler_output, hip_command
 
-SOURCES = [str(path.relative_to(CSRC)) for path in sorted(CSRC.rglob("*.cu"))]
+SOURCES = [str(path.relative_to(CSRC)) for path in sorted(CSRC.rglob("kernels.cu"))]
 # The stripped source leaves values unused that only a record carried.
 NVCC_STRIPPED = tuple(word for word in NVCC if word not in ("-Werror", "all-warnings"))
 CUBIN = ("-cubin", "-Xptxas", "-v")

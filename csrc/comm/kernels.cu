@@ -36,3 +36,35 @@ TK_KERNEL answer_clock_ping_pong(const ClockPingPongArgs args, const LaunchSize 
     Warp warp(size);
     answer_ping_pong(warp, args);
 }
+
+// Answers the host: when *request becomes n (1, 2, ...) it stamps, `count` times in all or until the limit. The host
+// reads its own clock before it asks and after it sees the stamp.
+TK_KERNEL answer_host_clock(const uint64_t* request, uint64_t* stamp, uint32_t count, uint64_t timeout_ticks) {
+    const uint64_t started = read_clock();
+    for (uint64_t next = 1; next <= count; ++next) {
+        uint64_t seen;
+        while ((seen = load_acquire_system(request)) != next) {
+            if (read_clock() - started > timeout_ticks) return;
+        }
+        store_release_system(stamp, read_clock_after(seen));
+    }
+}
+
+#ifdef TK_KERNEL_TABLE
+    #include "comm/kernel_table.hpp"
+
+const void* tracekern::rank_barrier_kernel(bool traced, RecordFormat format) {
+    if (!traced) return reinterpret_cast<const void*>(rank_barrier_off);
+    return format == RecordFormat::wide ? reinterpret_cast<const void*>(rank_barrier_wide)
+                                        : reinterpret_cast<const void*>(rank_barrier_compact);
+}
+
+const void* tracekern::ping_pong_kernel(bool initiates) {
+    return initiates ? reinterpret_cast<const void*>(initiate_clock_ping_pong)
+                     : reinterpret_cast<const void*>(answer_clock_ping_pong);
+}
+
+const void* tracekern::host_clock_kernel() {
+    return reinterpret_cast<const void*>(answer_host_clock);
+}
+#endif

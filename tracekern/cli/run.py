@@ -52,10 +52,12 @@ def moe(
     records_per_track: Annotated[str, typer.Option(help="Room of a track; auto counts first.")] = "auto",
     record_format: Annotated[str, typer.Option(help="wide or compact.")] = "wide",
     every: Annotated[int, typer.Option(help="Record each Nth launch of a kernel.")] = 1,
-    blocks: Annotated[int, typer.Option(help="Blocks of a kernel.")] = 4,
-    warps: Annotated[int, typer.Option(help="Warps of a block.")] = 4,
+    blocks: Annotated[int, typer.Option(help="Blocks of a kernel; 0: 4 on the CPU, 128 on a GPU.")] = 0,
+    warps: Annotated[int, typer.Option(help="Warps of a block; 0: 4 on the CPU, 16 on a GPU.")] = 0,
     torch_profiler: Annotated[bool, typer.Option("--torch-profiler", help="Add torch.profiler's lanes.")] = False,
-    backend: Annotated[str, typer.Option(help="Where the kernels run: auto or cpu.")] = "auto",
+    backend: Annotated[
+        str, typer.Option(help="Where the kernels run: cpu, cuda, or auto: on GPUs where there is one for each rank.")
+    ] = "auto",
     as_json: options.Json = False,
 ) -> None:
     """MoE dispatch, experts and combine. Ends with 0 only if every result equals the reference, bit by bit."""

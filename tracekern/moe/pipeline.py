@@ -39,8 +39,12 @@ class P2PPipeline:
         num_blocks: int = 4,
         warps_per_block: int = 4,
         executor: str = "fibers",
+        backend: str = "cpu",
     ) -> None:
-        """variant: a key of STAGES. num_blocks x warps_per_block: the grid of every kernel. Raises BadInput."""
+        """variant: a key of STAGES. num_blocks x warps_per_block: the grid of every kernel. backend: "cpu" or "cuda".
+
+        Raises BadInput.
+        """
         from tracekern import _C
 
         if variant not in STAGES:
@@ -60,15 +64,15 @@ class P2PPipeline:
             "dtype": shape.dtype,
         }
         _check_same_everywhere(group, {**sizes, "variant": variant, "grid": (num_blocks, warps_per_block)})
-        self.comm = Communicator(group, _C.p2p_heap_bytes(num_ranks=shape.num_ranks, **sizes), timeout_s)
-        self._native = _C.P2PPipelineCpu(
-            self.comm.native,
-            variant=variant,
-            num_blocks=num_blocks,
-            warps_per_block=warps_per_block,
-            executor=executor,
-            **sizes,
-        )
+        self.comm = Communicator(group, _C.p2p_heap_bytes(num_ranks=shape.num_ranks, **sizes), timeout_s, backend)
+        grid = {"variant": variant, "num_blocks": num_blocks, "warps_per_block": warps_per_block}
+        self._native: Any
+        if backend == "cuda":
+            from tracekern import _cuda
+
+            self._native = _cuda.P2PPipelineCuda(self.comm.native, **grid, **sizes)
+        else:
+            self._native = _C.P2PPipelineCpu(self.comm.native, executor=executor, **grid, **sizes)
         self._events = _C.p2p_event_table()
         self._roles = tuple(_C.p2p_roles)
         self._phases = tuple(_C.p2p_stages)
@@ -95,6 +99,7 @@ class P2PPipeline:
         x: [num_tokens, hidden]; topk_idx: [num_tokens, topk] int32, -1 for none; topk_weights: [num_tokens, topk] fp32;
         expert_scale: [num_experts] fp32.
 
+        On a GPU the call only starts the work, on the current stream; synchronize() waits for it.
         Raises BadInput, and CommTimeout when a peer does not come.
         """
         import torch
@@ -126,9 +131,23 @@ class P2PPipeline:
                 stage, grid=self.grid, warps=self.warps, events=self._events, roles=self._roles, epoch=epoch
             )
             descriptor, record_format = launch.descriptor, capture.record_format
-        self._native.run(stage, descriptor=descriptor, record_format=record_format)
+        if self.comm.device.backend == "cuda":
+            import torch
+
+            stream = torch.cuda.current_stream().cuda_stream
+            self._native.run(stage, descriptor=descriptor, record_format=record_format, stream=stream)
+        else:
+            self._native.run(stage, descriptor=descriptor, record_format=record_format)
+        self._check()
+
+    def synchronize(self) -> None:
+        """Returns when this rank's calls are through. Raises CommTimeout when a peer did not come."""
+        self.comm.synchronize()
+        self._check()
+
+    def _check(self) -> None:
         try:
-            self.comm.check(stage, self._phases)
+            self.comm.check("", self._phases)
         except CommTimeout as error:
             self._failed = str(error)
             raise
@@ -159,11 +178,13 @@ class P2PPipeline:
         for name, tensor, dtype, size in wanted:
             if tuple(tensor.shape) != size or tensor.dtype != dtype:
                 raise BadInput(f"{name} is {_describe(tensor)}; wanted {dtype} {list(size)}")
-            if not tensor.is_contiguous() or tensor.device.type != "cpu":
-                raise BadInput(f"{name} must be contiguous and on the CPU; it is on {tensor.device}")
+            if not tensor.is_contiguous() or tensor.device.type != self.comm.device.backend:
+                raise BadInput(f"{name} must be contiguous and on {self.comm.device.backend}; it is on {tensor.device}")
         if num_tokens > shape.max_tokens:
             raise BadInput(f"{num_tokens} tokens; the pipeline was made for at most {shape.max_tokens}")
-        if num_tokens and not -1 <= int(topk_idx.min()) <= int(topk_idx.max()) < shape.num_experts:
+        # Looking at indices on a GPU would stop the stream in every call.
+        on_host = self.comm.device.backend == "cpu"
+        if on_host and num_tokens and not -1 <= int(topk_idx.min()) <= int(topk_idx.max()) < shape.num_experts:
             bad = topk_idx[(topk_idx < -1) | (topk_idx >= shape.num_experts)][0].item()
             raise BadInput(f"topk_idx names expert {bad}; wanted -1 (none) or 0 to {shape.num_experts - 1}")
 

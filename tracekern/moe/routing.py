@@ -28,6 +28,10 @@ class Batch:
     topk_idx: torch.Tensor
     topk_weights: torch.Tensor
 
+    def to(self, device: str) -> Batch:
+        """The same on another device."""
+        return Batch(self.x.to(device), self.topk_idx.to(device), self.topk_weights.to(device))
+
     @property
     def num_tokens(self) -> int:
         return int(self.x.shape[0])

@@ -45,8 +45,10 @@ class MoeRun:
     records_per_track: int | str = "auto"
     record_format: str = "wide"
     every: int = 1
-    blocks: int = 4
-    warps: int = 4
+    blocks: int = 0
+    """Of a kernel; 0: 4 on the CPU, 128 on a GPU."""
+    warps: int = 0
+    """Of a block; 0: 4 on the CPU, 16 on a GPU."""
     torch_profiler: bool = False
     backend: str = "auto"
     command: str = "tracekern run moe"
@@ -57,18 +59,20 @@ class MoeRun:
         for name, value, wanted in (
             ("variant", self.variant, VARIANTS),
             ("routing", self.routing, ROUTINGS),
-            ("backend", self.backend, ("auto", "cpu")),
+            ("backend", self.backend, ("auto", "cpu", "cuda")),
             ("record format", self.record_format, ("wide", "compact")),
         ):
             if value not in wanted:
                 raise BadInput(f"{name} is {value!r}; wanted one of {', '.join(wanted)}")
+        if self.backend == "cuda" and self.variant not in STAGES:
+            raise BadInput(f"variant {self.variant} runs on the CPU only; on GPUs take one of {', '.join(STAGES)}")
         for name, value, low, high in (
             ("iterations", self.iterations, 1, 1_000_000),
             ("seed", self.seed, 0, (1 << 63) - 1),
             ("timeout-ms", self.timeout_ms, 1, 3_600_000),
             ("every", self.every, 1, 1_000_000),
-            ("blocks", self.blocks, 1, 1024),
-            ("warps", self.warps, 1, 32),
+            ("blocks", self.blocks, 0, 1024),
+            ("warps", self.warps, 0, 32),
         ):
             if not low <= value <= high:
                 raise BadInput(f"{name} is {value}; wanted {low} to {high}")

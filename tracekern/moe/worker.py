@@ -25,11 +25,14 @@ from tracekern.moe.pipeline import STAGES, P2PPipeline
 from tracekern.moe.reference import reference, sorted_all_to_all
 from tracekern.moe.routing import Batch, draw_batch, draw_expert_scale
 from tracekern.moe.run import PROGRESS, MoeRun, RankReport
-from tracekern.record.communicator import Communicator, CpuDevice
+from tracekern.record.communicator import Communicator
 from tracekern.record.group import Group
 from tracekern.record.session import Capture, capture
 
 Call = Callable[[Batch, Capture | None], torch.Tensor]
+
+MAX_BYTES = {"cpu": 1 << 30, "cuda": 1 << 29}
+"""Cap of a rank's profile buffers; on a GPU all of it is pinned at once."""
 
 
 def main() -> int:
@@ -60,22 +63,24 @@ def _run_rank(options: MoeRun) -> RankReport:
     torch.set_num_threads(1)
     if options.ranks > 1:
         dist.init_process_group("gloo")
+    backend = _choose_backend(options)
     group = Group.discover()
     if group.num_ranks != options.ranks:
         raise BadInput(f"{group.num_ranks} ranks were started, the run is for {options.ranks}")
     batches = [_draw(options, group.rank, iteration) for iteration in range(options.iterations)]
-    call, barrier, device = _prepare(options, group)
+    call, comm = _prepare(options, group, backend)
+    inputs = [batch.to(backend) for batch in batches]
     directory = os.environ.get("TRACEKERN_MOE_CAPTURE", "")
-    with _capture(options, directory, device) as capture:
+    with _capture(options, directory, comm) as capture:
         if capture is not None and options.records_per_track == "auto":
             with capture.counting():
-                for batch in batches:
+                for batch in inputs:
                     call(batch, capture)
-        barrier(capture)
-        outputs, times = _timed_calls(batches, call, capture, options, group.rank)
+        comm.barrier(capture)
+        outputs, times = _timed_calls(inputs, call, capture, options, group.rank)
         footprint = capture.footprint_bytes if capture is not None else 0
     scale = draw_expert_scale(options.shape)
-    wrong = sum(_count_wrong(batch, scale, out) for batch, out in zip(batches, outputs, strict=True))
+    wrong = sum(_count_wrong(batch, scale, out.cpu()) for batch, out in zip(batches, outputs, strict=True))
     if dist.is_initialized():
         dist.destroy_process_group()
     error = f"rank {group.rank}: {wrong} elements differ from reference" if wrong else ""
@@ -102,30 +107,47 @@ def _draw(options: MoeRun, rank: int, iteration: int) -> Batch:
     )
 
 
-def _prepare(options: MoeRun, group: Group) -> tuple[Call, Callable[[Capture | None], None], CpuDevice]:
-    """The variant as a call, what makes all ranks start together, and the device with the clock."""
-    shape, scale = options.shape, draw_expert_scale(options.shape)
+def _choose_backend(options: MoeRun) -> str:
+    """ "cpu" or "cuda"; on a GPU this rank takes the one of its local number. Raises BadInput where there is none."""
+    if options.variant not in STAGES and options.backend != "cuda":
+        return "cpu"
+    if options.backend == "cpu" or (options.backend == "auto" and torch.cuda.device_count() < options.ranks):
+        return "cpu"
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if local_rank >= torch.cuda.device_count():
+        raise BadInput(f"local rank {local_rank} has no GPU of its own: {torch.cuda.device_count()} are here")
+    torch.cuda.set_device(local_rank)
+    return "cuda"
+
+
+def _prepare(options: MoeRun, group: Group, backend: str) -> tuple[Call, Communicator]:
+    """The variant as a call that returns when its work is through, and the ranks' communicator."""
+    shape, scale, timeout_s = options.shape, draw_expert_scale(options.shape).to(backend), options.timeout_ms / 1e3
     if options.variant in STAGES:
+        grid = (4, 4) if backend == "cpu" else (128, 16)
         pipeline = P2PPipeline(
             group,
             shape,
             options.variant,
-            timeout_s=options.timeout_ms / 1e3,
-            num_blocks=options.blocks,
-            warps_per_block=options.warps,
+            timeout_s=timeout_s,
+            num_blocks=options.blocks or grid[0],
+            warps_per_block=options.warps or grid[1],
+            backend=backend,
         )
-        return (
-            lambda batch, capture: pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, capture=capture),
-            pipeline.comm.barrier,
-            pipeline.comm.device,
-        )
-    comm = Communicator(group, _C.heap_control_bytes, options.timeout_ms / 1e3)
+
+        def call(batch: Batch, capture: Capture | None) -> torch.Tensor:
+            out = pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, capture=capture)
+            pipeline.synchronize()
+            return out
+
+        return call, pipeline.comm
+    comm = Communicator(group, _C.heap_control_bytes, timeout_s, backend)
     if options.variant == "sorted":
-        return lambda batch, _: sorted_all_to_all(batch, scale, shape), comm.barrier, comm.device
-    return lambda batch, _: reference(batch, scale), comm.barrier, comm.device
+        return lambda batch, _: sorted_all_to_all(batch, scale, shape), comm
+    return lambda batch, _: reference(batch, scale), comm
 
 
-def _capture(options: MoeRun, directory: str, device: CpuDevice) -> Any:
+def _capture(options: MoeRun, directory: str, comm: Communicator) -> Any:
     if not directory:
         return contextlib.nullcontext()
     return capture(
@@ -135,7 +157,8 @@ def _capture(options: MoeRun, directory: str, device: CpuDevice) -> Any:
         every=options.every,
         settings=dataclasses.asdict(options),
         command=options.command,
-        device=device,
+        device=comm.device,
+        max_bytes=MAX_BYTES[comm.device.backend],
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.errors import BadInput, CommTimeout
+from tracekern.record.device import CaptureDevice, HostDevice
 from tracekern.record.group import Group
 from tracekern.record.symmetric_heap import SymmetricHeap
 
@@ -27,12 +28,8 @@ def clock_from_environment() -> tuple[int, int]:
     return seed, t0_ns
 
 
-class CpuDevice:
+class CpuDevice(HostDevice):
     """What a capture asks of the CPU backend (tracekern.record.device.CaptureDevice): this rank's simulated clock."""
-
-    backend = "cpu"
-    name = "CPU"
-    note = "CPU backend: order and coverage, never GPU durations"
 
     def __init__(self, native: Any, heap_ranks: Sequence[int]) -> None:
         from tracekern import _C
@@ -65,23 +62,36 @@ class CpuDevice:
 class Communicator:
     """One rank's end of a symmetric heap. Collective to make, to reset, and in barrier()."""
 
-    def __init__(self, group: Group, num_bytes: int, timeout_s: float) -> None:
+    def __init__(self, group: Group, num_bytes: int, timeout_s: float, backend: str = "cpu") -> None:
+        """num_bytes: of each rank's part. backend: "cpu" or "cuda"."""
         from tracekern import _C
 
         self.group = group
-        self.heap = SymmetricHeap(group, num_bytes)
+        self.native: Any
+        self.device: CaptureDevice
+        """For tracekern.capture(..., device=...)."""
+        if backend == "cuda":
+            from tracekern.record.cuda import open_cuda
+
+            self.native, self.device = open_cuda(group, num_bytes, timeout_s)
+        else:
+            self._open_cpu(num_bytes, timeout_s)
+        self._barrier_events = _C.barrier_event_table()
+        group.barrier()
+
+    def _open_cpu(self, num_bytes: int, timeout_s: float) -> None:
+        from tracekern import _C
+
+        self._heap = SymmetricHeap(self.group, num_bytes)
         seed, t0_ns = clock_from_environment()
         self.native = _C.CpuCommunicator(
-            rank=group.rank,
-            heaps=self.heap.addresses,
+            rank=self.group.rank,
+            heaps=self._heap.addresses,
             timeout_ns=int(timeout_s * 1e9),
             clock_seed=seed,
             clock_t0_ns=t0_ns,
         )
-        self.device = CpuDevice(self.native, range(group.num_ranks))
-        """For tracekern.capture(..., device=...)."""
-        self._barrier_events = _C.barrier_event_table()
-        group.barrier()
+        self.device = CpuDevice(self.native, range(self.group.num_ranks))
 
     def barrier(self, capture: Capture | None = None) -> None:
         """All ranks arrive before any returns: a kernel of one warp, traced like any other."""
@@ -92,7 +102,15 @@ class Communicator:
             )
             descriptor, record_format = launch.descriptor, capture.record_format
         self.native.barrier(descriptor=descriptor, record_format=record_format)
+        self.synchronize()
         self.check("rank_barrier", ("rank_barrier",))
+
+    def synchronize(self) -> None:
+        """Returns when this rank's kernels are through."""
+        if self.device.backend == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
 
     def check(self, kernel: str, phases: tuple[str, ...]) -> None:
         """Raises CommTimeout when a wait gave up; phases: names of the kernel's phases, as its faults count them."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from tracekern.record.segment import Segment
 
 
 class CaptureDevice(Protocol):
@@ -33,6 +36,12 @@ class CaptureDevice(Protocol):
     def heap_ranks(self) -> Sequence[int]:
         """Ranks that share this rank's symmetric heap, in its order; they can play ping-pong in it."""
 
+    def attach(self, segment: Segment) -> None:
+        """Kernels of this device are going to write into the segment."""
+
+    def detach(self) -> None:
+        """They no longer do; the segment is about to go."""
+
     def read_ticks(self) -> int:
         """The clock, now."""
 
@@ -56,6 +65,12 @@ class HostDevice:
     note = "CPU backend: order and coverage, never GPU durations"
     clock = {"name": "CLOCK_MONOTONIC", "ticks_per_second": 10**9, "resolution_ticks": 32}  # noqa: RUF012
     heap_ranks: Sequence[int] = ()
+
+    def attach(self, segment: Segment) -> None:
+        """Nothing to do: kernels share this process's memory."""
+
+    def detach(self) -> None:
+        """Nothing to do."""
 
     def read_ticks(self) -> int:
         return time.monotonic_ns() & ~31

@@ -160,6 +160,13 @@ class Segment:
         used = sum(int(self.header[f"num_{part}"]) * dtype.itemsize for part, dtype in parts)
         return int(self.header["launches_offset"]) + used + int(self.header["arena_cursor"])
 
+    def back_arena(self) -> tuple[int, int]:
+        """Gives the whole arena real pages; its address and bytes. Raises BadInput when /dev/shm is too full for it."""
+        offset, num_bytes = int(self.header["arena_offset"]), int(self.header["arena_bytes"])
+        if not self._back(offset, num_bytes):
+            raise BadInput(f"segment {self.name}: {num_bytes} bytes do not fit {SHM_DIR}; lower max_bytes")
+        return self.address + offset, num_bytes
+
     def reserve_launch(self, plan: LaunchPlan) -> int | None:
         """Address of the LaunchDescriptor of a zeroed region for `plan`, or None when there is no room (counted)."""
         idx = int(self.header["num_launches"])

@@ -136,6 +136,7 @@ class Capture:
         self._one_host = one_host
         _active.append(self)
         try:
+            self._device.attach(self.segment)
             self.group.all_gather(None)  # now all segments are there
             self._open_clocks()
         except BaseException:
@@ -161,6 +162,7 @@ class Capture:
             _active.remove(self)
             if os.environ.get("TRACEKERN_KEEP_SEGMENT") != "1":
                 self.segment.unlink()
+            self._device.detach()
             self.segment.close()
         refused = int(self.segment.header["launches_refused"])
         if refused:

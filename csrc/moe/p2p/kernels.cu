@@ -26,21 +26,39 @@ using RecorderCompact = Recorder<true, RecordFormat::compact>;
 // A comma inside a macro argument would end it.
 #define TK_COMMA ,
 
-#define TK_P2P_NUMBER(variant, suffix, T)                                                               \
-    TK_P2P_KERNEL(p2p_combine_send_##variant##_##suffix, combine_send < T TK_COMMA P2PVariant::variant) \
-    TK_P2P_KERNEL(p2p_combine_recv_##variant##_##suffix, combine_recv < T TK_COMMA P2PVariant::variant)
+#define TK_P2P_NUMBER(X, variant, suffix, T)                                                \
+    X(p2p_combine_send_##variant##_##suffix, combine_send < T TK_COMMA P2PVariant::variant) \
+    X(p2p_combine_recv_##variant##_##suffix, combine_recv < T TK_COMMA P2PVariant::variant)
 
-#define TK_P2P_VARIANT(variant)                                                     \
-    TK_P2P_KERNEL(p2p_dispatch_send_##variant, dispatch_send < P2PVariant::variant) \
-    TK_P2P_KERNEL(p2p_dispatch_recv_##variant, dispatch_recv < P2PVariant::variant) \
-    TK_P2P_NUMBER(variant, fp32, float)                                             \
-    TK_P2P_NUMBER(variant, fp16, Half)                                              \
-    TK_P2P_NUMBER(variant, bf16, BFloat16)
+#define TK_P2P_VARIANT(X, variant)                                      \
+    X(p2p_dispatch_send_##variant, dispatch_send < P2PVariant::variant) \
+    X(p2p_dispatch_recv_##variant, dispatch_recv < P2PVariant::variant) \
+    TK_P2P_NUMBER(X, variant, fp32, float)                              \
+    TK_P2P_NUMBER(X, variant, fp16, Half)                               \
+    TK_P2P_NUMBER(X, variant, bf16, BFloat16)
 
-TK_P2P_VARIANT(flag)
-TK_P2P_VARIANT(token)
-TK_P2P_VARIANT(fused)
-TK_P2P_VARIANT(balanced)
-TK_P2P_KERNEL(p2p_scale_experts_fp32, scale_experts < float)
-TK_P2P_KERNEL(p2p_scale_experts_fp16, scale_experts < Half)
-TK_P2P_KERNEL(p2p_scale_experts_bf16, scale_experts < BFloat16)
+#define TK_P2P_KERNELS(X)                            \
+    TK_P2P_VARIANT(X, flag)                          \
+    TK_P2P_VARIANT(X, token)                         \
+    TK_P2P_VARIANT(X, fused)                         \
+    TK_P2P_VARIANT(X, balanced)                      \
+    X(p2p_scale_experts_fp32, scale_experts < float) \
+    X(p2p_scale_experts_fp16, scale_experts < Half)  \
+    X(p2p_scale_experts_bf16, scale_experts < BFloat16)
+
+TK_P2P_KERNELS(TK_P2P_KERNEL)
+
+#ifdef TK_KERNEL_TABLE
+    // For the host: entry points by name.
+    #include "moe/p2p/kernel_table.hpp"
+
+    #define TK_TABLE_ROW(name, call)                                     \
+        {#name "_off", reinterpret_cast<const void*>(name##_off)},       \
+            {#name "_wide", reinterpret_cast<const void*>(name##_wide)}, \
+            {#name "_compact", reinterpret_cast<const void*>(name##_compact)},
+
+const std::unordered_map<std::string, const void*>& tracekern::p2p_kernels() {
+    static const std::unordered_map<std::string, const void*> kernels = {TK_P2P_KERNELS(TK_TABLE_ROW)};
+    return kernels;
+}
+#endif

@@ -1,0 +1,147 @@
+// tracekern._cuda: the GPU twins of the communicator and the pipeline in _C.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "apis/names.hpp"
+#include "comm/clocks_cuda.hpp"
+#include "moe/p2p/pipeline_cuda.hpp"
+
+namespace py = pybind11;
+using namespace tracekern;  // NOLINT: the module's own file
+
+namespace {
+
+py::dict fault_to_dict(const CudaCommunicator& comm) {
+    return fault_dict(comm.fault(), comm.aborted_by());
+}
+
+py::array_t<int64_t> rows_of_three(const void* rows, size_t count) {
+    py::array_t<int64_t> result({static_cast<py::ssize_t>(count), py::ssize_t{3}});
+    memcpy(result.mutable_data(), rows, count * 3 * sizeof(int64_t));
+    return result;
+}
+
+void register_communicator(py::module_& extension) {
+    py::class_<CudaCommunicator>(extension, "CudaCommunicator")
+        .def(py::init<uint32_t, uint32_t, uint64_t, uint64_t>(),
+             py::arg("rank"),
+             py::arg("num_ranks"),
+             py::arg("heap_bytes"),
+             py::arg("timeout_ns"))
+        .def("export_heap", &CudaCommunicator::export_heap)
+        .def("import_peer", &CudaCommunicator::import_peer, py::arg("peer"), py::arg("descriptor"))
+        .def("fault",
+             [](const CudaCommunicator& comm) -> py::object {
+                 if (!comm.failed()) return py::none();
+                 return fault_to_dict(comm);
+             })
+        .def("set_timeout_ns", &CudaCommunicator::set_timeout_ns)
+        .def("clear_control", &CudaCommunicator::clear_control)
+        .def_property_readonly("barrier_epoch", &CudaCommunicator::barrier_epoch)
+        .def(
+            "barrier",
+            [](CudaCommunicator& comm, uint64_t descriptor, const std::string& format, uint64_t stream) {
+                comm.barrier(descriptor, record_format_named(format), stream);
+            },
+            py::arg("descriptor") = 0,
+            py::arg("record_format") = "wide",
+            py::arg("stream") = 0)
+        .def("ping_pong",
+             [](const CudaCommunicator& comm,
+                uint32_t peer,
+                bool initiates,
+                uint32_t epoch,
+                uint32_t max_round_trips,
+                uint64_t duration_ns) {
+                 const auto trips = ping_pong(comm, peer, initiates, epoch, max_round_trips, duration_ns);
+                 return rows_of_three(trips.data(), trips.size());
+             });
+}
+
+std::unique_ptr<P2PPipelineCuda> make_pipeline(CudaCommunicator& comm,
+                                               const std::string& variant,
+                                               const std::string& dtype,
+                                               uint32_t max_tokens,
+                                               uint32_t num_experts,
+                                               uint32_t topk,
+                                               uint32_t hidden,
+                                               uint32_t num_blocks,
+                                               uint32_t warps_per_block) {
+    const MoeShape shape = make_shape(comm.args().num_ranks, max_tokens, num_experts, topk, hidden, dtype);
+    const auto which = enum_named<P2PVariant>("variant", variant, kVariantNames);
+    return std::make_unique<P2PPipelineCuda>(comm, shape, which, variant, dtype, CudaGrid{num_blocks, warps_per_block});
+}
+
+void set_call(P2PPipelineCuda& pipeline,
+              uint64_t x,
+              uint64_t topk_idx,
+              uint64_t topk_weights,
+              uint64_t expert_scale,
+              uint64_t out,
+              uint32_t num_tokens) {
+    pipeline.set_call(reinterpret_cast<const void*>(x),
+                      reinterpret_cast<const int32_t*>(topk_idx),
+                      reinterpret_cast<const float*>(topk_weights),
+                      reinterpret_cast<const float*>(expert_scale),
+                      reinterpret_cast<void*>(out),
+                      num_tokens);
+}
+
+void run_stage(P2PPipelineCuda& pipeline,
+               const std::string& stage,
+               uint64_t descriptor,
+               const std::string& format,
+               uint64_t stream) {
+    pipeline.run(enum_named<P2PStage>("stage", stage, kP2PStageNames), descriptor, record_format_named(format), stream);
+}
+
+void register_pipeline(py::module_& extension) {
+    py::class_<P2PPipelineCuda>(extension, "P2PPipelineCuda")
+        .def(py::init(&make_pipeline),
+             py::keep_alive<1, 2>(),
+             py::arg("comm"),
+             py::kw_only(),
+             py::arg("variant"),
+             py::arg("dtype"),
+             py::arg("max_tokens"),
+             py::arg("num_experts"),
+             py::arg("topk"),
+             py::arg("hidden"),
+             py::arg("num_blocks"),
+             py::arg("warps_per_block"))
+        .def("reset", &P2PPipelineCuda::reset)
+        .def_property_readonly("epoch", &P2PPipelineCuda::epoch)
+        .def("set_call",
+             &set_call,
+             py::kw_only(),
+             py::arg("x"),
+             py::arg("topk_idx"),
+             py::arg("topk_weights"),
+             py::arg("expert_scale"),
+             py::arg("out"),
+             py::arg("num_tokens"))
+        .def("run",
+             &run_stage,
+             py::arg("stage"),
+             py::arg("descriptor") = 0,
+             py::arg("record_format") = "wide",
+             py::arg("stream") = 0);
+}
+
+}  // namespace
+
+namespace tracekern {
+
+void register_cuda(py::module_& extension) {
+    register_communicator(extension);
+    register_pipeline(extension);
+    extension.def("register_host", &register_host_memory, py::arg("address"), py::arg("num_bytes"));
+    extension.def("unregister_host", &unregister_host_memory, py::arg("address"));
+    extension.def("read_brackets", [](uint32_t count) {
+        const auto brackets = read_brackets(count, 2'000'000'000);
+        return rows_of_three(brackets.data(), brackets.size());
+    });
+}
+
+}  // namespace tracekern

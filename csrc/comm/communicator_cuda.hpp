@@ -1,0 +1,74 @@
+// One rank's end of a symmetric heap on a GPU: device memory that all ranks of the node map, and what launches there
+// need.
+#pragma once
+
+#include <time.h>
+
+#include <array>
+#include <vector>
+
+#include "comm/clock_ping_pong.h"
+#include "comm/fault.h"
+#include "comm/heap.h"
+#include "comm/kernel_table.hpp"
+#include "platform/gpu_host.hpp"
+
+namespace tracekern {
+
+class CudaCommunicator {
+public:
+    // Allocates this rank's part on the current device; import_peer() for every other rank makes it whole.
+    CudaCommunicator(uint32_t rank, uint32_t num_ranks, uint64_t heap_bytes, uint64_t timeout_ns)
+        : heap_bytes_(heap_bytes), own_(ShareableMemory::allocate(heap_bytes)), fault_(sizeof(FaultRecord)) {
+        args_.rank = rank;
+        args_.num_ranks = num_ranks;
+        args_.timeout_ticks = timeout_ns;  // %globaltimer counts ns
+        args_.fault = fault_.as<FaultRecord>();
+        args_.heap[rank] = static_cast<char*>(own_.data());
+        clear_control();
+    }
+
+    int export_heap() const { return own_.export_descriptor(); }
+    void import_peer(uint32_t peer, int descriptor) {
+        peers_.push_back(ShareableMemory::import(descriptor, heap_bytes_));
+        args_.heap[peer] = static_cast<char*>(peers_.back().data());
+    }
+
+    const CommArgs& args() const { return args_; }
+    const FaultRecord& fault() const { return *args_.fault; }
+    bool failed() const { return __atomic_load_n(&args_.fault->cause, __ATOMIC_ACQUIRE) != 0; }
+    int32_t aborted_by() const {
+        uint32_t rank_plus_1 = 0;
+        copy_to_host(&rank_plus_1, args_.heap[args_.rank] + offsetof(HeapControl, abort_rank), sizeof(rank_plus_1));
+        return static_cast<int32_t>(rank_plus_1) - 1;
+    }
+    void set_timeout_ns(uint64_t timeout_ns) { args_.timeout_ticks = timeout_ns; }
+
+    // Collective, with all devices idle; all wait for all afterwards.
+    void clear_control() {
+        std::vector<uint8_t> bytes(sizeof(HeapControl), 0);
+        auto& control = *reinterpret_cast<HeapControl*>(bytes.data());
+        for (uint64_t& flag : control.barrier_flags) flag = make_flag(kNeverEpoch, 0);
+        copy_to_device(args_.heap[args_.rank], bytes.data(), bytes.size());
+        memset(args_.fault, 0, sizeof(FaultRecord));
+        barrier_epoch_ = kFirstEpoch;
+    }
+
+    void barrier(uint64_t descriptor, RecordFormat format, uint64_t stream) {
+        uint32_t epoch = barrier_epoch_++;
+        LaunchSize size{1, 1};
+        launch_kernel(
+            rank_barrier_kernel(descriptor != 0, format), 1, 32, 0, stream, {&args_, &epoch, &size, &descriptor});
+    }
+    uint32_t barrier_epoch() const { return barrier_epoch_; }
+
+private:
+    const uint64_t heap_bytes_;
+    CommArgs args_{};
+    ShareableMemory own_;
+    std::vector<ShareableMemory> peers_;
+    MappedMemory fault_;
+    uint32_t barrier_epoch_ = kFirstEpoch;
+};
+
+}  // namespace tracekern

@@ -1,0 +1,11 @@
+// The extension module tracekern._cuda, built where nvcc is; see csrc/apis/cuda.cu.
+#include <pybind11/pybind11.h>
+
+namespace tracekern {
+void register_cuda(pybind11::module_& module);
+}
+
+PYBIND11_MODULE(_cuda, extension) {
+    extension.doc() = "tracekern's compiled part for CUDA devices";
+    tracekern::register_cuda(extension);
+}

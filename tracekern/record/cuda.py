@@ -1,0 +1,128 @@
+"""A rank's end of a symmetric heap on a GPU: opening it over all ranks of a node, and the device's clock."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekern.errors import BadInput
+from tracekern.record.group import Group, host_identity
+
+if TYPE_CHECKING:
+    from tracekern.record.segment import Segment
+
+CONNECT_TIMEOUT_S = 60.0
+
+
+class CudaDevice:
+    """What a capture asks of a GPU (tracekern.record.device.CaptureDevice)."""
+
+    backend = "cuda"
+    note = ""
+
+    def __init__(self, native: Any, heap_ranks: Sequence[int]) -> None:
+        import torch
+
+        from tracekern import _cuda
+
+        self._native = native
+        self._cuda = _cuda
+        self.heap_ranks = heap_ranks
+        self.name = torch.cuda.get_device_name()
+        self.clock: dict[str, Any] = {
+            "name": "%globaltimer",
+            "ticks_per_second": 10**9,
+            "resolution_ticks": probe_resolution(_cuda.read_brackets(2000)[:, 1]),
+        }
+
+    def attach(self, segment: Segment) -> None:
+        """Lets kernels write into the segment's arena. Raises BadInput where host and device addresses differ."""
+        address, num_bytes = segment.back_arena()
+        if self._cuda.register_host(address, num_bytes) != address:
+            raise BadInput("this GPU sees host memory at another address than the host; captures need one address")
+        self._attached = address
+
+    def detach(self) -> None:
+        """The segment is about to go."""
+        self._cuda.unregister_host(self._attached)
+
+    def read_ticks(self) -> int:
+        """The clock, now."""
+        return int(self._cuda.read_brackets(1)[0, 1])
+
+    def read_brackets(self, count: int) -> npt.NDArray[np.int64]:
+        """[count, 3]: CLOCK_REALTIME ns before, device ticks, CLOCK_REALTIME ns after."""
+        return np.asarray(self._cuda.read_brackets(count))
+
+    def ping_pong(
+        self, peer: int, initiates: bool, epoch: int, max_round_trips: int, duration_ns: int
+    ) -> npt.NDArray[np.int64]:
+        """[n, 3] ticks sent, answered, received, on the initiator; [0, 3] on the responder."""
+        return np.asarray(self._native.ping_pong(peer, initiates, epoch, max_round_trips, duration_ns))
+
+
+def probe_resolution(ticks: npt.NDArray[np.int64]) -> int:
+    """The coarsest step that divides all differences of many readings: 32 on an H200 (measured 2026-11)."""
+    return int(np.gcd.reduce(np.diff(ticks))) or 1
+
+
+def open_cuda(group: Group, num_bytes: int, timeout_s: float) -> tuple[Any, CudaDevice]:
+    """The native communicator and the device; collective. Raises BadInput where GPUs cannot reach each other."""
+    import torch
+
+    from tracekern import _cuda
+
+    offers = group.all_gather((host_identity(), num_bytes, torch.cuda.current_device(), torch.cuda.get_device_name()))
+    _check_offers(offers)
+    native = _cuda.CudaCommunicator(group.rank, group.num_ranks, num_bytes, int(timeout_s * 1e9))
+    descriptors = exchange_descriptors(group, native.export_heap)
+    for peer, descriptor in descriptors.items():
+        native.import_peer(peer, descriptor)
+        socket.close(descriptor)
+    group.barrier()
+    return native, CudaDevice(native, range(group.num_ranks))
+
+
+def _check_offers(offers: list[tuple[str, int, int, str]]) -> None:
+    import torch
+
+    for rank, (node, num_bytes, device, name) in enumerate(offers):
+        if num_bytes != offers[0][1]:
+            raise BadInput(f"symmetric heap: rank 0 asks for {offers[0][1]} bytes, rank {rank} for {num_bytes}")
+        if node != offers[0][0]:
+            raise BadInput(f"symmetric heap: rank 0 is on {offers[0][0]}, rank {rank} on {node}; one node only")
+        if name != offers[0][3]:
+            raise BadInput(f"rank 0 has a {offers[0][3]}, rank {rank} a {name}; these kernels want equal GPUs")
+        own = torch.cuda.current_device()
+        if device != own and not torch.cuda.can_device_access_peer(own, device):
+            raise BadInput(f"GPU {own} cannot reach GPU {device}; run `nvidia-smi topo -p2p rw` and leave MIG off")
+
+
+def exchange_descriptors(group: Group, export: Any) -> dict[int, int]:
+    """Peer -> file descriptor that it exported for this rank. Collective; over sockets that have no name on disk."""
+    address = f"\0tracekern-{secrets.token_hex(16)}"
+    received: dict[int, int] = {}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.settimeout(CONNECT_TIMEOUT_S)
+        listener.bind(address)
+        listener.listen(group.num_ranks)
+        addresses = group.all_gather(address)
+        for peer, theirs in enumerate(addresses):
+            if peer == group.rank:
+                continue
+            descriptor = export()
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+                link.connect(theirs)
+                socket.send_fds(link, [group.rank.to_bytes(4, "little")], [descriptor])
+            socket.close(descriptor)
+        for _ in range(group.num_ranks - 1):
+            link, _ = listener.accept()
+            with link:
+                message, descriptors, _, _ = socket.recv_fds(link, 4, 1)
+                received[int.from_bytes(message, "little")] = descriptors[0]
+    return received
