@@ -40,9 +40,10 @@ class MoeShape:
         if self.dtype not in DTYPES:
             raise BadInput(f"dtype is {self.dtype!r}; wanted one of {', '.join(DTYPES)}")
         if self.num_experts % self.num_ranks:
+            next_multiple = -(-self.num_experts // self.num_ranks) * self.num_ranks
             raise BadInput(
                 f"{self.num_experts} experts do not divide over {self.num_ranks} ranks; "
-                f"take a multiple of it, such as {-(-self.num_experts // self.num_ranks) * self.num_ranks}"
+                f"take a multiple of {self.num_ranks}, such as {next_multiple}"
             )
         if self.topk > self.num_experts:
             raise BadInput(

@@ -116,7 +116,9 @@ def _check_run(dumps: Sequence[Dump], partial: bool) -> list[Problem]:
         return []
     text = f"{len(missing)} of {first.metadata['num_ranks']} ranks have no dump: {', '.join(map(str, missing[:8]))}"
     if not partial:
-        raise BadInput(f"{first.path.parent}: {text}; name the directories of all nodes, or allow a partial merge")
+        raise BadInput(
+            f"{first.path.parent}: {text}; name the directories of all nodes, or go on without them with --partial"
+        )
     return [Problem("error", "missing_rank", missing[0], -1, text, len(missing))]
 
 
