@@ -230,9 +230,9 @@ TK_DEVICE void wait_acknowledged(Warp& warp, const P2PArgs& args, Rec& recorder,
     }
 }
 
-// The last block to get here leaves the counters as the next call wants to find them. All warps of all blocks.
+// The last block to get here leaves the counters as the next call wants to find them. All warps have read the epoch:
+// each block has had a barrier since.
 TK_DEVICE void prepare_next_call(Warp& warp, const P2PArgs& args, uint32_t epoch) {
-    warp.block_sync();
     if (warp.warp != 0) return;
     const uint32_t done = warp.once([&] { return add_acq_rel_device(&args.state->blocks_done, 1u); });
     if (done != warp.num_blocks - 1) return;

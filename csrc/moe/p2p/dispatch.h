@@ -51,7 +51,7 @@ TK_DEVICE void receive_counts(Warp& warp, const P2PArgs& args, Rec& recorder, ui
     const uint32_t num_local = args.shape.num_local_experts();
     uint32_t* incoming = warp.shared<CountShared>().tokens;
     uint32_t* sums = incoming + args.shape.num_experts;
-    warp.block_sync();  // all warps have sent what stood there
+    // A warp writes over those counts alone that it has sent itself: both loops deal out the ranks alike.
     for (uint32_t i = warp.warp; i < args.shape.num_ranks; i += warp.num_warps) {
         const uint32_t src_rank = (args.comm.rank + i) % args.shape.num_ranks;
         TK_WAIT(recorder, P2PEvent::wait_counts, src_rank);
