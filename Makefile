@@ -23,7 +23,7 @@ demo: .venv/extension
 	@$(BIN)/tracekern $(DEMO)
 
 test: .venv/extension lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal -rs
 
 soak: .venv/test .venv/extension
 	$(BIN)/python -m pytest -m soak --timeout 3600
