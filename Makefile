@@ -5,7 +5,7 @@
 # make lint   ruff, mypy on the pure parts, clang-format
 # make clean  removes everything that was built, .venv too
 #
-# All of them work in their own virtual environment, .venv. PYTHON=python3.12 picks another interpreter for it.
+# All but gpu-check work in their own virtual environment, .venv. PYTHON=python3.12 picks another interpreter for it.
 
 PYTHON ?= python3
 BIN := .venv/bin

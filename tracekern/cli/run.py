@@ -34,7 +34,7 @@ def _workloads() -> None:
 def moe(
     context: typer.Context,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Directory for capture and trace.")] = None,
-    ranks: Annotated[int, typer.Option(help="Processes, one simulated device each.")] = 8,
+    ranks: Annotated[int, typer.Option(help="Processes, one device each; simulated on the CPU.")] = 8,
     variant: Annotated[
         str, typer.Option(help="reference, sorted, flag, token, fused, balanced; or all, one after the other.")
     ] = "balanced",

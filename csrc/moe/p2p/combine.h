@@ -1,11 +1,10 @@
 // Combine: every expert's results go back to the token's rank, which adds them up.
 //
-// combine_send  Acknowledges the receive buffers that dispatch_recv has read, then copies each row to its source and
-// raises its
-//               flag. The fused variants scale (the stand-in for the expert) on the way.
-// combine_recv  Waits for a token's results and adds them in the order of its choices, in fp32: the same bits in every
-// variant.
-//               Its last block prepares the next call.
+// combine_send acknowledges the receive buffers that dispatch_recv has read, then copies each row to its source and
+// raises its flag. The fused variants scale (the stand-in for the expert) on the way.
+//
+// combine_recv takes a token a block: its warps wait for one result each, then share the row and add the results in the
+// order of the token's choices, in fp32: the same bits in every variant. The last block prepares the next call.
 //
 // The result buffer needs no acknowledgement of its own: a rank sends results of epoch e+1 to a source only after it
 // has the source's counts of e+1, which the source sends after its combine_recv of e.

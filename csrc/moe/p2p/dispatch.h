@@ -1,9 +1,9 @@
 // Dispatch: every token goes to the ranks of its experts.
 //
-// dispatch_send  One block counts and tells each peer how many tokens come for each of its experts, then waits for the
-// counts
-//                that come in; meanwhile all others copy rows into the peers' receive buffers and raise their flags.
-// dispatch_recv  Rows move from the receive buffer to their expert, in the layout a grouped GEMM reads.
+// In dispatch_send one block counts and tells each peer how many tokens come for each of its experts, then waits for
+// the counts that come in; meanwhile all others copy rows into the peers' receive buffers and raise their flags.
+//
+// In dispatch_recv rows move from the receive buffer to their expert, in the layout a grouped GEMM reads.
 //
 // A receive buffer of epoch e is written only after its owner acknowledged epoch e-1: combine_send raises the
 // acknowledgement when dispatch_recv is through (a kernel boundary), combine_recv of the writer waits for it. Counts
