@@ -41,7 +41,8 @@ class BuildExtensions(build_ext):
         for source in extension.sources:
             out = Path(self.build_temp, source).with_suffix(".cu.o")
             out.parent.mkdir(parents=True, exist_ok=True)
-            command = [NVCC, f"-arch={architecture}", *NVCC_FLAGS, *includes, "-c", source, "-o", str(out)]
+            extra = os.environ.get("TRACEKERN_NVCC_FLAGS", "").split()
+            command = [NVCC, f"-arch={architecture}", *NVCC_FLAGS, *extra, *includes, "-c", source, "-o", str(out)]
             compilers.append(subprocess.Popen(command))
             objects.append(str(out))
         if any(compiler.wait() for compiler in compilers):

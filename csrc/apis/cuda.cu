@@ -5,6 +5,8 @@
 
 #include "apis/names.hpp"
 #include "comm/clocks_cuda.hpp"
+#include "comm/kernel_table.hpp"
+#include "moe/p2p/kernel_table.hpp"
 #include "moe/p2p/pipeline_cuda.hpp"
 
 namespace py = pybind11;
@@ -129,6 +131,16 @@ void register_pipeline(py::module_& extension) {
              py::arg("stream") = 0);
 }
 
+#ifdef TK_PLANTED_FAULTS
+// Leaves one thing out of the protocol from now on, on the current device; see comm/mutation.h.
+void plant(const std::string& channel, const std::string& mutation) {
+    const PlantedFault fault{enum_named<Channel>("channel", channel, kChannelNames),
+                             enum_named<Mutation>("mutation", mutation, kMutationNames)};
+    plant_in_comm(fault);
+    plant_in_p2p(fault);
+}
+#endif
+
 }  // namespace
 
 namespace tracekern {
@@ -136,6 +148,9 @@ namespace tracekern {
 void register_cuda(py::module_& extension) {
     register_communicator(extension);
     register_pipeline(extension);
+#ifdef TK_PLANTED_FAULTS
+    extension.def("plant", &plant, py::arg("channel"), py::arg("mutation"));
+#endif
     extension.def("register_host", &register_host_memory, py::arg("address"), py::arg("num_bytes"));
     extension.def("unregister_host", &unregister_host_memory, py::arg("address"));
     extension.def("read_brackets", [](uint32_t count) {

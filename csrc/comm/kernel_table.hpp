@@ -1,6 +1,7 @@
 // The communicator's kernels of the GPU build, as the host launches them.
 #pragma once
 
+#include "comm/mutation.h"
 #include "trace/record.h"
 
 namespace tracekern {
@@ -8,5 +9,8 @@ namespace tracekern {
 const void* rank_barrier_kernel(bool traced, RecordFormat format);
 const void* ping_pong_kernel(bool initiates);
 const void* host_clock_kernel();
+#ifdef TK_PLANTED_FAULTS
+void plant_in_comm(PlantedFault fault);
+#endif
 
 }  // namespace tracekern

@@ -67,4 +67,12 @@ const void* tracekern::ping_pong_kernel(bool initiates) {
 const void* tracekern::host_clock_kernel() {
     return reinterpret_cast<const void*>(answer_host_clock);
 }
+
+    #ifdef TK_PLANTED_FAULTS
+        #include "platform/gpu_host.hpp"
+
+void tracekern::plant_in_comm(PlantedFault fault) {
+    set_variable(planted_fault, fault);
+}
+    #endif
 #endif

@@ -14,15 +14,16 @@ enum class Mutation : unsigned { none, release, acquire, epoch, acknowledgement 
 
 inline constexpr const char* kChannelNames[] = {
     "counts", "token", "rank", "result", "results", "ack", "barrier", "clock", "grid"};
+inline constexpr const char* kMutationNames[] = {"none", "release", "acquire", "epoch", "acknowledgement"};
 
 #ifdef TK_PLANTED_FAULTS
 struct PlantedFault {
     Channel channel;
     Mutation mutation;
 };
-inline PlantedFault planted_fault{};
+TK_VARIABLE PlantedFault planted_fault;
 
-inline bool mutated(Channel channel, Mutation mutation) {
+TK_DEVICE bool mutated(Channel channel, Mutation mutation) {
     return planted_fault.channel == channel && planted_fault.mutation == mutation;
 }
 #else

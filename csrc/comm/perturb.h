@@ -7,6 +7,16 @@
 namespace tracekern {
 
 #ifdef TK_RANDOM_DELAYS
+    #if TK_GPU
+TK_DEVICE void perturb(Warp& warp) {
+    uint64_t state = warp.once([] { return read_clock(); }) * 0x9e3779b97f4a7c15u + warp.block * 37 + warp.warp;
+    state ^= state >> 29;
+    // Most are nothing; a few last longer than a flag takes to arrive.
+    const uint64_t ticks = state % 16 ? state % 64 : state % 8192;
+    for (const uint64_t started = read_clock(); read_clock() - started < ticks;) {
+    }
+}
+    #else
 inline void perturb(Warp& warp) {
     static thread_local uint64_t state = 0x9e3779b97f4a7c15u ^ reinterpret_cast<uintptr_t>(&state);
     state ^= state << 13;
@@ -17,11 +27,12 @@ inline void perturb(Warp& warp) {
     uint32_t spins = 0;
     for (uint32_t turn = 0; turn < turns; ++turn) warp.relax(spins);
 }
+    #endif
 #else
 TK_DEVICE void perturb(Warp&) {}
 #endif
 
-#ifdef TK_POISON_CONSUMED
+#if defined(TK_POISON_CONSUMED) && !TK_GPU
 inline void poison(void* consumed, uint64_t bytes) {
     memset(consumed, 0xff, bytes);
 }

@@ -55,6 +55,11 @@ inline void clear_device(void* device, uint64_t bytes) {
 inline void clear_device_on(uint64_t stream, void* device, uint64_t bytes) {
     TK_CUDA(cudaMemsetAsync(device, 0, bytes, reinterpret_cast<cudaStream_t>(stream)));
 }
+// Sets a TK_VARIABLE of the calling source file on the current device.
+template <class T>
+void set_variable(const T& variable, const T& value) {
+    TK_CUDA(cudaMemcpyToSymbol(variable, &value, sizeof(T)));
+}
 inline void synchronize_device() {
     TK_CUDA(cudaDeviceSynchronize());
 }

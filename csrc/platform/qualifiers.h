@@ -1,4 +1,4 @@
-// Function qualifiers of the three backends.
+// Function qualifiers of the three backends; TK_VARIABLE is a variable of the device code, on GPUs one a source file.
 #pragma once
 
 #if defined(__HIP__)
@@ -6,15 +6,18 @@
     #define TK_DEVICE      __attribute__((device)) inline __attribute__((always_inline))
     #define TK_HOST_DEVICE __attribute__((host)) __attribute__((device)) inline
     #define TK_KERNEL      extern "C" __attribute__((global)) void
+    #define TK_VARIABLE    static __attribute__((device))
     #define TK_GPU         1
 #elif defined(__CUDACC__)
     #define TK_DEVICE      __device__ __forceinline__
     #define TK_HOST_DEVICE __host__ __device__ inline
     #define TK_KERNEL      extern "C" __global__ void
+    #define TK_VARIABLE    static __device__
     #define TK_GPU         1
 #else
     #define TK_DEVICE      inline
     #define TK_HOST_DEVICE inline
+    #define TK_VARIABLE    inline
     #define TK_GPU         0
 #endif
 

@@ -63,9 +63,7 @@ private:
 #ifdef TK_PLANTED_FAULTS
         const size_t colon = value.find(':');
         planted_fault.channel = static_cast<Channel>(choose(value.substr(0, colon), kChannelNames));
-        planted_fault.mutation = static_cast<Mutation>(
-            choose(value.substr(colon + 1),
-                   std::initializer_list<const char*>{"none", "release", "acquire", "epoch", "acknowledgement"}));
+        planted_fault.mutation = static_cast<Mutation>(choose(value.substr(colon + 1), kMutationNames));
 #else
         std::fprintf(stderr, "plant needs -DTK_PLANTED_FAULTS\n");
         std::exit(2);

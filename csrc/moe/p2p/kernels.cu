@@ -61,4 +61,12 @@ const std::unordered_map<std::string, const void*>& tracekern::p2p_kernels() {
     static const std::unordered_map<std::string, const void*> kernels = {TK_P2P_KERNELS(TK_TABLE_ROW)};
     return kernels;
 }
+
+    #ifdef TK_PLANTED_FAULTS
+        #include "platform/gpu_host.hpp"
+
+void tracekern::plant_in_p2p(PlantedFault fault) {
+    set_variable(planted_fault, fault);
+}
+    #endif
 #endif

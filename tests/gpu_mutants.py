@@ -1,0 +1,116 @@
+"""Leaves one thing at a time out of the protocol on real GPUs and prints, as JSON, how each fault was noticed.
+
+    python tests/gpu_mutants.py NUM_RANKS
+
+Runs in a tree whose extension was built with -DTK_PLANTED_FAULTS -DTK_RANDOM_DELAYS: see test_mutants_gpu.py.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the tree that holds this file, not what is installed
+
+from rank_pool import RankFailed, RankPool
+
+FLAGGED = ("release", "acquire", "epoch", "acknowledgement")
+RELAXED = ("epoch", "acknowledgement")
+SITES = {
+    "token": [("token", mutation) for mutation in FLAGGED] + [("result", mutation) for mutation in FLAGGED],
+    "flag": [("rank", mutation) for mutation in FLAGGED]
+    + [("results", mutation) for mutation in FLAGGED]
+    + [("grid", mutation) for mutation in ("release", "acquire", "acknowledgement")],
+    "balanced": [("counts", mutation) for mutation in RELAXED] + [("ack", mutation) for mutation in RELAXED],
+    "barrier": [("barrier", mutation) for mutation in RELAXED],  # it guards no payload of its own
+}
+"""What is attacked -> (channel, what is left out)."""
+NUM_BATCHES = 4
+NUM_CALLS = 400
+
+
+def run_pipeline(group: Any, variant: str, channel: str, mutation: str) -> str:
+    """How this rank noticed the fault; empty: not at all."""
+    import torch
+
+    from tracekern import _cuda
+    from tracekern.errors import CommTimeout
+    from tracekern.moe.pipeline import P2PPipeline
+    from tracekern.moe.reference import reference
+    from tracekern.moe.routing import draw_batch, draw_expert_scale
+    from tracekern.moe.shape import MoeShape
+
+    torch.cuda.set_device(group.rank)
+    _cuda.plant(channel, mutation)
+    shape = MoeShape(group.num_ranks, 64, 8 * group.num_ranks, 4, 1024, "bf16")
+    scale = draw_expert_scale(shape)
+    batches = [
+        draw_batch(shape, seed=5, rank=group.rank, iteration=iteration, routing="uniform", uneven=True)
+        for iteration in range(NUM_BATCHES)
+    ]
+    wanted = [reference(batch, scale).cuda().view(torch.int16) for batch in batches]
+    inputs, scale = [batch.to("cuda") for batch in batches], scale.cuda()
+    pipeline = P2PPipeline(group, shape, variant, timeout_s=1.0, num_blocks=64, warps_per_block=8, backend="cuda")
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    try:
+        for call in range(NUM_CALLS):
+            if call % (8 + group.rank) == 0:
+                time.sleep(1e-3)  # ranks lap one another
+            batch = inputs[call % NUM_BATCHES]
+            out = pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale)
+            wrong += (out.view(torch.int16) != wanted[call % NUM_BATCHES]).sum()
+        pipeline.synchronize()
+    except CommTimeout:
+        return "time-out"
+    return "wrong result" if int(wrong) else ""
+
+
+def run_barrier(group: Any, _: str, channel: str, mutation: str) -> str:
+    """A rank that comes late: nobody may be through before it has come."""
+    import torch
+
+    from tracekern import _cuda
+    from tracekern.record.communicator import Communicator
+
+    torch.cuda.set_device(group.rank)
+    _cuda.plant("barrier", "none")
+    comm = Communicator(group, 1 << 20, 1.0, "cuda")
+    for _turn in range(4):  # in the first epochs no flag was raised before
+        comm.barrier()
+    _cuda.plant(channel, mutation)
+    group.barrier()
+    if group.rank == 0:
+        time.sleep(0.05)
+    entered_ns = time.monotonic_ns()
+    comm.barrier()
+    through_ns = time.monotonic_ns()
+    times = group.all_gather({"entered": entered_ns, "through": through_ns})
+    return "early" if min(entry["through"] for entry in times) < times[0]["entered"] else ""
+
+
+def main() -> int:
+    num_ranks = int(sys.argv[1])
+    noticed: dict[str, str] = {}
+    pool = RankPool(num_ranks)
+    for variant, sites in SITES.items():
+        function = run_barrier if variant == "barrier" else run_pipeline
+        for channel, mutation in [("counts", "none"), *sites]:
+            try:
+                answers = [answer for answer in pool.call(function, variant, channel, mutation) if answer]
+            except RankFailed as error:  # a wrong count can lead a kernel astray
+                answers = [str(error).strip().splitlines()[-1]]
+                pool.close()
+                pool = RankPool(num_ranks)
+            name = f"{variant}:control" if mutation == "none" else f"{channel}:{mutation}"
+            noticed[name] = answers[0] if answers else ""
+            print(f"{name:24} {noticed[name] or '-'}", file=sys.stderr, flush=True)
+    pool.close()
+    print(json.dumps(noticed))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
