@@ -29,9 +29,7 @@ soak: .venv/test .venv/extension
 	$(BIN)/python -m pytest -m soak --timeout 3600
 
 gpu-check:
-	$(PYTHON) setup.py build_ext --inplace
-	$(PYTHON) -m pytest -m "gpu or multigpu" tests/test_gpu.py tests/test_true_times_gpu.py
-	$(PYTHON) benchmarks/recorder.py
+	$(PYTHON) benchmarks/gpu_all.py
 
 lint: .venv/test
 	$(BIN)/ruff check

@@ -34,10 +34,14 @@ class CudaDevice:
         self._cuda = _cuda
         self.heap_ranks = heap_ranks
         self.name = torch.cuda.get_device_name()
-        self.clock: dict[str, Any] = {
+
+    @property
+    def clock(self) -> dict[str, Any]:
+        """Probed anew for each capture: a profiler may change how finely the clock steps."""
+        return {
             "name": "%globaltimer",
             "ticks_per_second": 10**9,
-            "resolution_ticks": probe_resolution(_cuda.read_brackets(2000)[:, 1]),
+            "resolution_ticks": probe_resolution(self.read_brackets(2000)[:, 1]),
         }
 
     def attach(self, segment: Segment) -> None:

@@ -1,0 +1,205 @@
+"""Clocks of the GPUs of one host: held-out samples, closure over triangles, and torch.profiler's kernels as a check.
+
+    python benchmarks/clocks_gpu.py [--ranks 4] [--seconds 60]
+
+Samples the clocks every 2.5 s, fits every second round, and looks how far the rounds in between lie from the fit; then
+records a pipeline under torch.profiler and asks whether CUPTI's interval of each kernel holds what the kernel recorded.
+Neither moves a time stamp. Exits with 1 when a goal is missed. Needs one GPU a rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from harness import Table, write_results
+
+ROOT = Path(__file__).resolve().parents[1]
+ROUND_EVERY_S = 2.5
+NUM_CALLS = 40
+MAX_HELD_OUT_NS = 100
+MAX_CLOSURE_NS = 100
+MAX_HOST_HARD_NS = 3_000
+
+
+def run_rank(directory: Path, seconds: float) -> None:
+    """One rank: a capture of clock samples alone, then one of a pipeline under torch.profiler."""
+    import torch
+    import torch.distributed as dist
+    from torch.profiler import ProfilerActivity, profile
+
+    import tracekern
+    from tracekern.moe.pipeline import P2PPipeline
+    from tracekern.moe.routing import draw_batch, draw_expert_scale
+    from tracekern.moe.shape import MoeShape
+    from tracekern.record.group import Group
+
+    dist.init_process_group("gloo")
+    group = Group.discover()
+    torch.cuda.set_device(group.rank)
+    shape = MoeShape(group.num_ranks, 32, 8 * group.num_ranks, 4, 1024, "bf16")
+    pipeline = P2PPipeline(group, shape, "balanced", num_blocks=64, warps_per_block=8, backend="cuda")
+    with tracekern.capture(directory / "samples", device=pipeline.comm.device) as capture:
+        for _ in range(round(seconds / ROUND_EVERY_S)):
+            time.sleep(ROUND_EVERY_S)
+            capture.sample_clocks()
+    batch = draw_batch(shape, seed=3, rank=group.rank, iteration=0, routing="uniform", uneven=False).to("cuda")
+    scale = draw_expert_scale(shape).cuda()
+    profiler = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
+    with (
+        profiler,
+        tracekern.capture(directory / "profiled", device=pipeline.comm.device, records_per_track=256) as capture,
+    ):
+        for _ in range(NUM_CALLS):
+            pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, capture=capture)
+            pipeline.synchronize()
+    profiler.export_chrome_trace(str(directory / f"profile_{group.rank}.json"))
+    dist.destroy_process_group()
+
+
+def residuals(directory: Path) -> tuple[dict[tuple[int, int], dict[int, float]], set[int]]:
+    """Pair -> round -> how far the pair's round trips lie from the fit, ns; and the rounds that were held out."""
+    from tracekern.record.dump import read_dump
+    from tracekern.record.format import SampleKind
+    from tracekern.timeline.clocks import apply_clock, fit_clocks
+    from tracekern.timeline.decode import decode
+
+    dumps = [read_dump(path) for path in sorted(directory.glob("rank_*.tkdump"))]
+    samples = np.concatenate([dump.clock_samples() for dump in dumps])
+    ranks = [rank for dump in dumps for rank in decode(dump).ranks]
+    rounds = np.unique(samples["round_idx"])
+    held_out = set(rounds[1:-1:2].tolist())
+    fits = fit_clocks(samples[~np.isin(samples["round_idx"], list(held_out))], ranks)
+    found: dict[tuple[int, int], dict[int, float]] = {}
+    trips = samples[samples["kind"] == SampleKind.PING_PONG]
+    for low, high in itertools.combinations(sorted(fits), 2):
+        of_pair = (np.minimum(trips["initiator"], trips["responder"]) == low) & (
+            np.maximum(trips["initiator"], trips["responder"]) == high
+        )
+        for index in rounds.tolist():
+            rows = trips[of_pair & (trips["round_idx"] == index)]
+            offsets = []
+            for initiator, responder, sign in ((low, high, 1), (high, low, -1)):
+                mine = rows[rows["initiator"] == initiator]
+                sent, back = (apply_clock(fits[initiator], mine[name]) for name in ("t0", "t3"))
+                come, gone = (apply_clock(fits[responder], mine[name]) for name in ("t1", "t2"))
+                fastest = np.argsort(back - sent)[: max(8, len(mine) // 10)]
+                offsets.append(sign * (come - sent + gone - back)[fastest] / 2)
+            found.setdefault((low, high), {})[index] = float(np.median(np.concatenate(offsets)))
+    return found, held_out
+
+
+def closures(found: dict[tuple[int, int], dict[int, float]]) -> list[float]:
+    """Of every triangle of ranks and every round: the three differences around it, which should add up to nothing."""
+    ranks = sorted({rank for pair in found for rank in pair})
+    return [
+        found[a, b][index] + found[b, c][index] - found[a, c][index]
+        for a, b, c in itertools.combinations(ranks, 3)
+        for index in found[a, b]
+    ]
+
+
+def containment(directory: Path) -> dict[str, Any]:
+    """Kernels by torch.profiler against what the launch of the same number recorded, on the host's clock."""
+    import tracekern
+    from tracekern.timeline.model import OPEN_END, TrackKind
+
+    timeline = tracekern.load(directory / "profiled")
+    kinds = np.array([track.kind for track in timeline.tracks])
+    spans = timeline.spans
+    device = (kinds[spans.track] == TrackKind.DEVICE) & (spans.end != OPEN_END)
+    outside, margins = [], []
+    for rank in timeline.ranks:
+        trace = json.loads((directory / f"profile_{rank.rank}.json").read_text())
+        base_ns = int(trace.get("baseTimeNanoseconds", 0))
+        kernels = sorted(
+            (base_ns + round(event["ts"] * 1e3), base_ns + round((event["ts"] + event["dur"]) * 1e3), event["name"])
+            for event in trace["traceEvents"]
+            if event.get("cat") == "kernel"
+        )
+        for name in ("dispatch_send", "dispatch_recv", "combine_send", "combine_recv"):
+            seen = [kernel for kernel in kernels if f"p2p_{name}" in kernel[2]]
+            launches = [
+                index for index, entry in enumerate(timeline.launches) if (entry.rank, entry.name) == (rank.rank, name)
+            ]
+            if len(seen) != len(launches):
+                raise SystemExit(f"rank {rank.rank}: {len(seen)} kernels {name} by CUPTI, {len(launches)} launches")
+            for (start, end, _), launch in zip(seen, launches, strict=True):
+                mine = device & (spans.launch == launch)
+                to_host = timeline.origin_ns - rank.clock.host_offset_ns
+                first, last = spans.start[mine].min() + to_host, spans.end[mine].max() + to_host
+                margins.append(min(first - start, end - last))
+                outside.append(max(0, -margins[-1]))
+    return {
+        "kernels": len(outside),
+        "outside_hard": int(np.sum(np.array(outside) > max(rank.clock.host_hard_ns for rank in timeline.ranks))),
+        "largest_outside_ns": int(max(outside)),
+        "median_margin_ns": float(np.median(margins)),
+        "host_hard_ns": max(rank.clock.host_hard_ns for rank in timeline.ranks),
+        "resolution_ticks": [rank.resolution_ticks for rank in timeline.ranks],
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--rank-directory", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank_directory:
+        run_rank(options.rank_directory, options.seconds)
+        return 0
+    from recorder import nvidia_smi
+
+    from tracekern.record.launch import launch_ranks
+
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        command = [sys.executable, __file__, "--rank-directory", name, "--seconds", str(options.seconds)]
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        exits = launch_ranks(options.ranks, command, env={"PYTHONPATH": path})
+        if any(ended.returncode for ended in exits):
+            return 1
+        found, held_out = residuals(directory / "samples")
+        contained = containment(directory)
+    apart = {pair: [value for index, value in rounds.items() if index in held_out] for pair, rounds in found.items()}
+    table = Table(
+        f"held-out rounds against the fit, ns, {len(held_out)} rounds of a pair", ["ranks", "median", "worst"]
+    )
+    for (low, high), values in apart.items():
+        table.add(f"{low}-{high}", f"{np.median(np.abs(values)):.0f}", f"{np.max(np.abs(values)):.0f}")
+    table.print()
+    worst = float(max(np.max(np.abs(values)) for values in apart.values()))
+    closure = float(np.max(np.abs(closures(found)))) if options.ranks > 2 else float("nan")
+    print(
+        f"held-out worst {worst:.0f} ns (goal {MAX_HELD_OUT_NS}), "
+        f"closure worst {closure:.0f} ns (goal {MAX_CLOSURE_NS})"
+    )
+    print(f"CUPTI: {contained}")
+    results = {
+        "ranks": options.ranks,
+        "seconds": options.seconds,
+        "held_out_ns": {f"{low}-{high}": values for (low, high), values in apart.items()},
+        "worst_held_out_ns": worst,
+        "worst_closure_ns": closure if np.isfinite(closure) else None,
+        "containment": contained,
+    }
+    write_results(
+        "clocks_gpu", results, device=f"{options.ranks}x {nvidia_smi('name')}", driver=nvidia_smi("driver_version")
+    )
+    within = worst <= MAX_HELD_OUT_NS and not closure > MAX_CLOSURE_NS and contained["outside_hard"] == 0
+    return 0 if within and contained["host_hard_ns"] <= MAX_HOST_HARD_NS else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

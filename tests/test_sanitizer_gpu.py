@@ -1,0 +1,52 @@
+"""compute-sanitizer finds nothing in the bundled kernels on small shapes; skipped where it or a GPU is missing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tracekern.moe.pipeline import STAGES
+from tracekern.moe.run import MoeRun
+
+SANITIZER = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+FOUND = 9
+
+
+def sanitize(tool: str, variant: str, directory: str) -> None:
+    """One rank in one process, recording: what it sends goes to itself, through the same code."""
+    if torch.cuda.device_count() < 1 or not os.path.exists(SANITIZER):
+        pytest.skip("needs a GPU and compute-sanitizer")
+    options = MoeRun(
+        ranks=1,
+        variant=variant,
+        tokens=4,
+        hidden=64,
+        experts=4,
+        topk=2,
+        iterations=2,
+        backend="cuda",
+        timeout_ms=60_000,
+    )
+    environment = {
+        **os.environ,
+        "TRACEKERN_MOE_RUN": json.dumps(dataclasses.asdict(options)),
+        "TRACEKERN_MOE_CAPTURE": directory,
+    }
+    command = [SANITIZER, "--tool", tool, "--error-exitcode", str(FOUND), sys.executable, "-m", "tracekern.moe.worker"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+@pytest.mark.parametrize("variant", list(STAGES))
+def test_compute_sanitizer_finds_nothing(tmp_path, variant, tool):
+    sanitize(tool, variant, str(tmp_path))
