@@ -1,0 +1,403 @@
+"""Waits taken apart: synthetic runs with known causes, an obvious oracle, kept captures, and what is empty."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scenarios import SEE_NS, SIGNAL_NS, Scenario, exchange, rows_of
+from timelines import make_rank, make_timeline, timelines
+
+import tracekern
+from tracekern.analysis.imbalance import work_imbalance
+from tracekern.analysis.wait_statistics import KEYS, wait_statistics
+from tracekern.analysis.waits import CLASSES, Phase, WaitKind, Waits, analyze_waits
+from tracekern.errors import BadInput
+from tracekern.timeline.model import OPEN_END, EventClass, Timeline, TrackKind
+
+TRACES = Path(__file__).resolve().parent.parent / "traces"
+
+
+def by_rank_and_peer(waits: Waits, name: str) -> dict[tuple[int, int], int]:
+    """(rank, peer) -> ns of a class, where there is any."""
+    found: dict[tuple[int, int], int] = defaultdict(int)
+    for rank, peer, ns in zip(waits.rank, waits.peer, getattr(waits, name), strict=True):
+        found[int(rank), int(peer)] += int(ns)
+    return {pair: ns for pair, ns in found.items() if ns}
+
+
+def charged(waits: Waits, name: str, peer: int) -> int:
+    return sum(ns for (_, other), ns in by_rank_and_peer(waits, name).items() if other == peer)
+
+
+def test_nothing_injected_nothing_charged():
+    waits = analyze_waits(exchange().timeline())
+    totals = waits.totals()
+    assert totals.pop("visibility") == len(waits) * SEE_NS
+    assert totals == dict.fromkeys(totals, 0)
+    assert not waits.wrong_order.any()
+    assert not waits.slack.any()
+
+
+def test_late_sender():
+    late_ns, launches = 50_000, 5
+    waits = analyze_waits(exchange(num_ranks=4, num_launches=launches, late={2: late_ns}).timeline())
+    injected = 3 * launches * late_ns
+    assert injected * 0.95 <= charged(waits, "late_sender", 2) <= injected
+    totals = waits.totals()
+    assert totals["late_sender"] == charged(waits, "late_sender", 2)
+    assert totals["drain"] <= 0.05 * injected
+    assert totals["visibility"] == len(waits) * SEE_NS
+
+
+def test_a_slow_link_is_drain_and_nobody_is_late():
+    waits = analyze_waits(exchange(slow_link={(1, 3): 40_000}, num_launches=4).timeline())
+    assert by_rank_and_peer(waits, "drain") == {(3, 1): 4 * 40_000}
+    assert waits.totals()["late_sender"] == 0
+
+
+def test_uneven_tokens_are_imbalance_and_not_wait():
+    timeline = exchange(num_ranks=4, num_launches=3, tokens={1: 30_000}).timeline()
+    totals = analyze_waits(timeline).totals()
+    assert {name for name, ns in totals.items() if ns} == {"visibility"}
+    worst, *others = work_imbalance(timeline)
+    assert (worst.phase, worst.busiest_rank) == (Phase("dispatch", "receive_token"), 1)
+    assert worst.imbalance_ns == 3 * 3 * 30_000 * 3 / 4  # max - mean of 3 launches of 3 warps
+    assert [other.imbalance_ns for other in others] == [0]
+
+
+def test_imbalance_leaves_out_the_waits_inside_work():
+    timeline = make_timeline(2)
+    spans = timeline.spans
+    start, end = spans.start.copy(), spans.end.copy()
+    work = np.flatnonzero(spans.event == 0)
+    end[work] = end[work] + 5000  # now every copy encloses the signal and the wait behind it, 140 and 1360 ns
+    timeline = timeline.replace(
+        spans=type(spans)(spans.track, spans.event, spans.launch, start, end, *[spans.begin_payload] * 2)
+    )
+    (row,) = work_imbalance(timeline)
+    assert row.busy_ns == dict.fromkeys((0, 1), 4 * (5500 - 1360))
+
+
+def test_slow_credits_are_the_receivers():
+    run = Scenario(2)
+    run.launch("send")
+    for value in range(1, 6):
+        run.work(1, 30_000, event="receive_token")  # the consumer is slow
+        run.grant(1, peer=0, value=value)
+        run.wait_room(0, peer=1, wanted=value)
+        run.work(0, 100)
+    waits = analyze_waits(run.timeline())
+    injected = 5 * 30_000
+    assert 0.95 * injected <= by_rank_and_peer(waits, "late_receiver")[0, 1] <= injected
+    assert waits.totals()["late_sender"] == waits.totals()["unmatched"] == 0
+
+
+def test_a_barrier_straggler():
+    run = Scenario(4)
+    run.launch("dispatch")
+    for _ in range(3):
+        for rank in run.ranks:
+            run.work(rank, 1000 + (20_000 if rank == 2 else 0))
+        run.meet()
+    waits = analyze_waits(run.timeline())
+    late = by_rank_and_peer(waits, "barrier_late")
+    assert set(late) == {(rank, 2) for rank in (0, 1, 3)}
+    assert 0.95 * 9 * 20_000 <= sum(late.values()) <= 9 * 20_000
+    assert waits.totals() == {
+        **dict.fromkeys(CLASSES, 0),
+        "barrier_late": sum(late.values()),
+        "completion": int(waits.wait_ns.sum()) - sum(late.values()),
+    }
+    assert len(waits.arrivals) == 12 * 4
+    assert waits.peer.tolist() == [2] * 12
+
+
+def test_the_last_warp_at_a_block_barrier():
+    run = Scenario(2, num_warps=3)
+    run.launch("combine")
+    for _ in range(4):
+        for rank in run.ranks:
+            for warp in run.warps:
+                run.work(rank, 1000 + (7000 if (rank, warp) == (1, 2) else 0), warp)
+            run.meet_block(rank)
+    timeline = run.timeline()
+    waits = analyze_waits(timeline)
+    assert by_rank_and_peer(waits, "barrier_late") == {(1, 1): 4 * 2 * 7000}
+    assert waits.totals()["completion"] == len(waits) * SEE_NS
+    late = waits.barrier_late > 0
+    assert {timeline.tracks[track].warp for track in timeline.spans.track[waits.last_arrival[late]]} == {2}
+
+
+def test_a_block_barrier_with_records_missing_charges_nobody():
+    run = Scenario(1, num_warps=2)
+    run.launch("combine")
+    for ns in (1000, 9000):
+        run.work(0, ns, warp=0)
+        run.meet_block(0)
+    timeline = run.timeline()
+    lost = rows_of(timeline, "wait_block")[0]
+    spans = timeline.spans.take(np.arange(len(timeline.spans)) != lost)
+    waits = analyze_waits(timeline.replace(spans=spans))
+    assert waits.totals() == {**dict.fromkeys(CLASSES, 0), "completion": int(waits.wait_ns.sum())}
+    assert all(last in (-1, row) for last, row in zip(waits.last_arrival, waits.row, strict=True))
+
+
+def test_wrong_order():
+    run = Scenario(3)
+    run.launch("dispatch")
+    run.work(1, 50_000)
+    for rank in (1, 2):
+        run.signal(rank, peer=0)
+    run.wait(0, peer=1)  # 2 was there all the time
+    run.wait(0, peer=2)
+    waits = analyze_waits(run.timeline())
+    late = by_rank_and_peer(waits, "late_sender")
+    assert late == {(0, 1): 50_000}
+    assert waits.wrong_order.tolist() == [50_000 - SIGNAL_NS, 0]
+
+
+def test_a_message_of_a_later_launch_is_no_wrong_order():
+    run = Scenario(3)
+    for sender, ns in ((1, 50_000), (2, 100)):
+        run.launch("dispatch")
+        run.work(sender, ns)
+        run.signal(sender, peer=0)
+        run.wait(0, peer=sender)
+    waits = analyze_waits(run.timeline())
+    assert waits.late_sender.tolist() == [50_000, 0]
+    assert waits.slack[1] > 49_000
+    assert waits.wrong_order.tolist() == [0, 0]
+
+
+def test_early_data_is_slack():
+    run = Scenario(2)
+    run.launch("dispatch")
+    run.signal(1, peer=0)
+    run.work(0, 9000)
+    run.wait(0, peer=1)
+    waits = analyze_waits(run.timeline())
+    assert waits.slack.tolist() == [9000 - SIGNAL_NS]
+    assert waits.visibility.tolist() == waits.wait_ns.tolist() == [SEE_NS]
+
+
+def test_waits_without_a_signal_or_a_channel_are_told_apart():
+    run = Scenario(2)
+    run.launch("dispatch")
+    run.work(1, 3000)
+    run.signal(1, peer=0)
+    run.wait(0, peer=1)
+    run.wait_other(0, 700)
+    waits = analyze_waits(run.timeline(without=["signal_token"]))
+    assert waits.totals() == {**dict.fromkeys(CLASSES, 0), "unmatched": 3000 + SIGNAL_NS + SEE_NS, "completion": 700}
+    assert waits.peer.tolist() == [1, -1]
+
+
+@pytest.mark.parametrize("name", ["cpu_8_ranks", "h200x4"])
+def test_kept_captures_add_up_to_the_tick(name: str):
+    timeline = tracekern.load(TRACES / name)
+    waits = analyze_waits(timeline)
+    check_invariants(timeline, waits)
+    spans = timeline.spans
+    is_wait = np.array([event.event_class is EventClass.WAIT for event in timeline.events])[spans.event]
+    assert sum(waits.totals().values()) == int((spans.end - spans.start)[is_wait & (spans.end != OPEN_END)].sum())
+    assert waits.totals()["unmatched"] == 0
+    assert_same(waits, oracle(timeline))
+
+
+def test_block_barriers_of_a_gpu_have_a_last_warp():
+    waits = analyze_waits(tracekern.load(TRACES / "h200x4"))
+    at_barrier = waits.phase == waits.phases.index(Phase("combine_recv", "wait_block"))
+    assert at_barrier.any()
+    assert (waits.last_arrival[at_barrier] >= 0).all()
+    assert waits.barrier_late[at_barrier].sum() > 0.99 * waits.wait_ns[at_barrier].sum()
+
+
+def check_invariants(timeline: Timeline, waits: Waits) -> None:
+    by_class = waits.by_class()
+    assert tuple(by_class) == CLASSES
+    assert all((values >= 0).all() for values in by_class.values())
+    assert np.array_equal(sum(by_class.values()), waits.wait_ns)
+    assert sum(waits.totals().values()) == int(waits.wait_ns.sum())
+    assert np.array_equal(waits.wait_ns, (timeline.spans.end - timeline.spans.start)[waits.row])
+    assert (waits.slack >= 0).all()
+    assert (waits.wrong_order >= 0).all()
+    assert (waits.wrong_order <= waits.late_sender).all()
+
+
+def oracle(timeline: Timeline) -> list[dict[str, int]]:
+    """Every wait by itself, in plain Python."""
+    spans, found = timeline.spans, []
+    signals: dict[int, list[int]] = defaultdict(list)
+    for signal, wait in zip(timeline.flows.signal.tolist(), timeline.flows.wait.tolist(), strict=True):
+        signals[wait].append(signal)
+    last = oracle_last_warps(timeline)
+    for row in range(len(spans)):
+        event = timeline.events[spans.event[row]]
+        is_device = timeline.tracks[spans.track[row]].kind == TrackKind.DEVICE
+        if event.event_class is EventClass.WAIT and is_device and spans.end[row] != OPEN_END:
+            if event.channel is None:
+                found.append({"row": row, **oracle_barrier(timeline, row, last.get(row))})
+            else:
+                found.append({"row": row, **oracle_data(timeline, row, signals[row])})
+    arrived: dict[tuple[int, int, int], int] = {}  # earliest arrival that a later wait of the loop takes
+    for wait in reversed(found):
+        row = wait["row"]
+        loop = int(spans.track[row]), int(spans.launch[row]), int(spans.event[row])
+        late_until = int(spans.start[row]) + wait["late_sender"]
+        wait["wrong_order"] = max(0, late_until - max(int(spans.start[row]), arrived.get(loop, late_until)))
+        if "done" in wait:
+            arrived[loop] = min(wait["done"], arrived.get(loop, wait["done"]))
+    return found
+
+
+def oracle_data(timeline: Timeline, row: int, signals: list[int]) -> dict[str, int]:
+    spans, result = timeline.spans, dict.fromkeys((*CLASSES, "slack"), 0)
+    begin, end = int(spans.start[row]), int(spans.end[row])
+    if not signals:
+        return {**result, "unmatched": end - begin}
+    ends = [(int(spans.end[s]) if spans.end[s] != OPEN_END else 1 << 61, int(spans.start[s])) for s in signals]
+    done, there = max(ends)
+    result["late_sender"] = min(max(there - begin, 0), end - begin)
+    result["drain"] = max(0, min(end, done) - max(begin, there))
+    result["visibility"] = end - begin - result["late_sender"] - result["drain"]
+    result["slack"] = max(begin - done, 0)
+    result["done"] = done
+    return result
+
+
+def oracle_barrier(timeline: Timeline, row: int, last: int | None) -> dict[str, int]:
+    begin, end = int(timeline.spans.start[row]), int(timeline.spans.end[row])
+    late = 0 if last is None else min(max(last - begin, 0), end - begin)
+    return {**dict.fromkeys((*CLASSES, "slack"), 0), "barrier_late": late, "completion": end - begin - late}
+
+
+def oracle_last_warps(timeline: Timeline) -> dict[int, int]:
+    """Wait at a block barrier -> when its last warp came."""
+    spans = timeline.spans
+    passes: dict[tuple[int, int, int], int] = defaultdict(int)
+    meetings: dict[tuple[int, int, int, int], list[int]] = defaultdict(list)
+    for row in range(len(spans)):
+        event, track, launch = int(spans.event[row]), int(spans.track[row]), int(spans.launch[row])
+        if timeline.events[event].name == "wait_block":
+            meetings[event, launch, timeline.tracks[track].block, passes[event, launch, track]].append(row)
+            passes[event, launch, track] += 1
+    last = {}
+    for rows in meetings.values():
+        latest = max(int(spans.start[row]) for row in rows)
+        if all(spans.end[row] == OPEN_END or spans.end[row] >= latest for row in rows):
+            last.update(dict.fromkeys(rows, latest))
+    return last
+
+
+def assert_same(waits: Waits, expected: list[dict[str, int]]) -> None:
+    assert waits.row.tolist() == [wait["row"] for wait in expected]
+    for name in (*CLASSES, "slack", "wrong_order"):
+        assert getattr(waits, name).tolist() == [wait[name] for wait in expected], name
+
+
+@settings(max_examples=300, deadline=None)
+@given(timelines())
+def test_any_timeline_adds_up_and_agrees_with_the_oracle(timeline: Timeline):
+    waits = analyze_waits(timeline)
+    check_invariants(timeline, waits)
+    assert_same(waits, oracle(timeline))
+
+
+@settings(max_examples=100, deadline=None)
+@given(timelines(), st.permutations(KEYS), st.integers(0, 4))
+def test_statistics_are_those_of_plain_loops(timeline: Timeline, keys: list[str], num_keys: int):
+    waits = analyze_waits(timeline)
+    by = keys[:num_keys]
+    members: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for i in range(len(waits)):
+        names = {
+            "rank": int(waits.rank[i]),
+            "peer": int(waits.peer[i]),
+            "phase": waits.phases[waits.phase[i]],
+            "role": waits.roles[waits.role[i]],
+        }
+        members[tuple(names[key] for key in by)].append(i)
+    rows = wait_statistics(waits, by)
+    assert [row.sum_ns for row in rows] == sorted((row.sum_ns for row in rows), reverse=True)
+    assert {tuple(getattr(row, key) for key in by) for row in rows} == set(members)
+    for row in rows:
+        mine = members[tuple(getattr(row, key) for key in by)]
+        ns = waits.wait_ns[mine]
+        of_track: dict[int, int] = defaultdict(int)
+        for i in mine:
+            of_track[int(waits.track[i])] += int(waits.wait_ns[i])
+        assert (row.count, row.sum_ns, row.max_warp_ns) == (len(mine), int(ns.sum()), max(of_track.values()))
+        assert row.p50_ns == pytest.approx(np.quantile(ns, 0.5))
+        assert row.p99_ns == pytest.approx(np.quantile(ns, 0.99))
+        assert row.by_class == {name: int(getattr(waits, name)[mine].sum()) for name in CLASSES}
+        assert all(getattr(row, key) is None for key in set(KEYS) - set(by))
+
+
+def test_statistics_refuse_an_unknown_key():
+    with pytest.raises(ValueError, match="no key 'warp'; wanted some of rank, phase, role, peer"):
+        wait_statistics(analyze_waits(make_timeline()), ("rank", "warp"))
+
+
+def test_one_rank_waits_for_itself_only():
+    run = Scenario(1, num_warps=2)
+    run.launch("dispatch")
+    run.work(0, 500, warp=1)
+    run.signal(0, peer=0, warp=1)
+    run.wait(0, peer=0, warp=0)
+    waits = analyze_waits(run.timeline())
+    assert by_rank_and_peer(waits, "late_sender") == {(0, 0): 500}
+
+
+@pytest.mark.parametrize(
+    "timeline",
+    [
+        Timeline("ns", (make_rank(0),), (), (), ()),
+        Scenario(2).timeline(),
+        exchange(num_launches=2).timeline(without=["wait_token"]),
+    ],
+    ids=["no tracks", "no spans", "no waits"],
+)
+def test_nothing_to_wait_for(timeline: Timeline):
+    waits = analyze_waits(timeline)
+    assert len(waits) == waits.num_open == 0
+    assert waits.totals() == dict.fromkeys(CLASSES, 0)
+    assert wait_statistics(waits) == ()
+
+
+def test_launches_in_which_nothing_happens_change_nothing():
+    busy, empty = exchange(num_launches=1), exchange(num_launches=1)
+    empty.launch("dispatch")
+    empty.launch("combine")
+    assert analyze_waits(empty.timeline()).totals() == analyze_waits(busy.timeline()).totals()
+
+
+def test_open_waits_are_counted_and_have_no_row():
+    timeline = exchange(num_launches=1, num_ranks=3).timeline()
+    end = timeline.spans.end.copy()
+    end[rows_of(timeline, "wait_token")[0]] = OPEN_END
+    spans = type(timeline.spans)(
+        timeline.spans.track,
+        timeline.spans.event,
+        timeline.spans.launch,
+        timeline.spans.start,
+        end,
+        timeline.spans.begin_payload,
+        timeline.spans.end_payload,
+    )
+    waits = analyze_waits(timeline.replace(spans=spans))
+    assert (len(waits), waits.num_open) == (5, 1)
+
+
+def test_ticks_are_refused():
+    with pytest.raises(BadInput, match=r"one time axis in ns, got ticks; use tracekern.load\(\)"):
+        analyze_waits(make_timeline(unit="ticks"))
+
+
+def test_kinds_say_what_a_wait_is():
+    timeline = exchange(num_launches=1, num_ranks=2).timeline()
+    assert set(analyze_waits(timeline).kind) == {WaitKind.DATA}

@@ -1,0 +1,63 @@
+"""Imbalance is work, not wait: how much longer than the mean the busiest rank works in a phase."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracekern.analysis.groups import group_rows
+from tracekern.analysis.wait_edges import of_events
+from tracekern.analysis.waits import Phase, number_phases
+from tracekern.timeline.model import OPEN_END, EventClass, Int64, Timeline, TrackKind
+
+
+@dataclass(frozen=True)
+class Imbalance:
+    phase: Phase
+    busiest_rank: int
+    max_ns: int
+    mean_ns: float
+    """Over all ranks of the timeline, those that did nothing included."""
+    busy_ns: dict[int, int]
+    """By rank: sum over its warps of the time in spans of this phase, less the waits inside them."""
+
+    @property
+    def imbalance_ns(self) -> float:
+        return self.max_ns - self.mean_ns
+
+
+def work_imbalance(timeline: Timeline) -> tuple[Imbalance, ...]:
+    """One row for each phase of work on device tracks, largest imbalance first."""
+    spans = timeline.spans
+    is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks] or [False])
+    usable = is_device[spans.track] & (spans.end != OPEN_END)
+    is_wait = of_events(timeline, [event.event_class is EventClass.WAIT for event in timeline.events]) & usable
+    is_work = of_events(timeline, [event.event_class is EventClass.WORK for event in timeline.events]) & usable
+    row = np.flatnonzero(is_work)
+    phase, phases = number_phases(timeline, row)
+    groups = group_rows(len(row), phase, timeline.track_ranks()[spans.track[row]])
+    sums = groups.sum(spans.end[row] - spans.start[row] - _waits_inside(timeline, row, np.flatnonzero(is_wait)))
+    busy: list[dict[int, int]] = [{rank.rank: 0 for rank in timeline.ranks} for _ in phases]
+    for number, rank, ns in zip(*(column.tolist() for column in (*groups.columns, sums)), strict=True):
+        busy[number][rank] = ns
+    found = []
+    for about, of_rank in zip(phases, busy, strict=True):
+        busiest = max(of_rank, key=lambda rank: (of_rank[rank], -rank))
+        mean = sum(of_rank.values()) / len(of_rank)
+        found.append(Imbalance(about, busiest, of_rank[busiest], mean, of_rank))
+    return tuple(sorted(found, key=lambda one: -one.imbalance_ns))
+
+
+def _waits_inside(timeline: Timeline, row: Int64, waits: Int64) -> Int64:
+    """[n] ns of the spans `waits` that begin inside the span `row` of the same track, and do not enclose it."""
+    spans = timeline.spans
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(spans.end[waits] - spans.start[waits])])
+    # One number line for all tracks: spans are sorted by track and start.
+    origin = spans.start.min(initial=0)
+    room = int(max(spans.end.max(initial=0), spans.start.max(initial=0)) - origin) + 1
+    place = spans.track[waits] * np.int64(room) + (spans.start[waits] - origin)
+    stop = np.searchsorted(place, spans.track[row] * np.int64(room) + (spans.end[row] - origin), "left")
+    start = np.searchsorted(waits, row, "right")
+    inside: Int64 = before[np.maximum(stop, start)] - before[start]
+    return inside

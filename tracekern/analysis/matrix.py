@@ -1,0 +1,197 @@
+"""Who waits for whom: a matrix of ranks, and which rows, columns and points of it stand out.
+
+What stands out is found by median polish of the logarithms: every value is an overall level, times a factor of its row,
+times one of its column, times what is left. Medians do not follow the outliers they are to find. (Tukey, Exploratory
+Data Analysis, 1977, chapter 11)
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekern.analysis.class_limits import limit_classes
+from tracekern.analysis.doubt import Bound
+from tracekern.analysis.groups import group_rows
+from tracekern.analysis.waits import Waits
+from tracekern.timeline.model import Int64, Timeline
+
+Float64 = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+LINE_FACTOR = 1.25
+"""A row or column stands out from this factor on."""
+POINT_FACTOR = 2.0
+MIN_CELLS = 3
+"""A row or column needs as many values before its median says anything."""
+
+_MAX_SWEEPS = 20
+_TICKS_IN_DOUBT = 2
+
+
+class Quantity(enum.Enum):
+    """What the cells count."""
+
+    WAIT = "wait"
+    """All of the waits."""
+    LATE = "late"
+    """Until the peer was there: late_sender, late_receiver, barrier_late."""
+    DRAIN = "drain"
+    """While the peer's stores drained: the link."""
+
+
+class Locality(enum.IntEnum):
+    """How far apart two ranks are; values are compared within a class only."""
+
+    SELF = 0
+    SAME_NODE = 1
+    OTHER_NODE = 2
+
+
+@dataclass(frozen=True)
+class WaitMatrix:
+    """[n, n] over `ranks`: row = the rank that waits, column = the rank it waits for."""
+
+    quantity: Quantity
+    ranks: tuple[int, ...]
+    sum_ns: Int64
+    count: Int64
+    """Number of waits; 0: nothing is known about the pair."""
+    doubt_ns: Int64
+    """By how much a sum may be wrong: two clock ticks a wait, and what the clocks of the pair leave open (likely)."""
+    locality: npt.NDArray[np.int8]
+    """Locality of each pair."""
+
+    rows_are = "ranks that wait"
+    columns_are = "ranks that are waited for"
+
+
+@dataclass(frozen=True)
+class Abnormal:
+    """A row, column or point well above what the others lead to expect, by more than the doubt."""
+
+    locality: Locality
+    rank: int | None
+    """The rank that waits; None for a column."""
+    peer: int | None
+    """The rank waited for; None for a row."""
+    factor: float
+    """How many times the expected value."""
+    excess_ns: int
+    """Sum above the expected value."""
+
+
+@dataclass(frozen=True)
+class Polish:
+    """log(value) = level + row + column + rest, over the cells that are known."""
+
+    level: float
+    row: Float64
+    column: Float64
+    rest: Float64
+
+
+def wait_matrix(timeline: Timeline, waits: Waits, quantity: Quantity = Quantity.WAIT) -> WaitMatrix:
+    """Sums of `quantity` by waiting rank and peer. Waits for nobody known are left out."""
+    ranks = tuple(rank.rank for rank in timeline.ranks)
+    index_of = np.full(max(ranks, default=-1) + 2, -1, np.int64)
+    index_of[list(ranks)] = np.arange(len(ranks))
+    about = np.flatnonzero(waits.peer >= 0)
+    groups = group_rows(len(waits), waits.rank, waits.peer)
+    rank, peer = groups.columns
+    known = peer >= 0
+    cell = (index_of[rank[known]], index_of[peer[known]])
+    values = {Quantity.WAIT: waits.wait_ns, Quantity.LATE: waits.late_ns, Quantity.DRAIN: waits.drain_ns}[quantity]
+    sums, count, doubt = (np.zeros((len(ranks), len(ranks)), np.int64) for _ in range(3))
+    sums[cell] = groups.sum(values)[known]
+    count[cell] = groups.count()[known]
+    tick_ns = max((rank.resolution_ticks * 1e9 / rank.ticks_per_second for rank in timeline.ranks), default=0.0)
+    doubt += np.ceil(count * _TICKS_IN_DOUBT * tick_ns).astype(np.int64)
+    if quantity is not Quantity.WAIT and len(about):
+        limits = limit_classes(timeline, waits, groups, Bound.LIKELY)
+        lo, hi = (limits.late if quantity is Quantity.LATE else limits.drain).T
+        doubt[cell] += (hi - lo)[known]
+    return WaitMatrix(quantity, ranks, sums, count, doubt, _localities(timeline))
+
+
+def find_abnormal(matrix: WaitMatrix) -> tuple[Abnormal, ...]:
+    """Rows and columns from LINE_FACTOR, points from POINT_FACTOR on, largest excess first, each class by itself."""
+    found: list[Abnormal] = []
+    for locality in (Locality.SAME_NODE, Locality.OTHER_NODE):
+        cells = (matrix.locality == locality) & (matrix.count > 0)
+        polish = polish_medians(np.where(cells, np.log(np.maximum(matrix.sum_ns, 1)), np.nan))
+        found += _lines(matrix, locality, cells, polish.row, axis=0)
+        found += _lines(matrix, locality, cells, polish.column, axis=1)
+        found += _points(matrix, locality, cells, polish.rest)
+    return tuple(sorted(found, key=lambda one: -one.excess_ns))
+
+
+def polish_medians(values: Float64) -> Polish:
+    """Median polish of an [n, m] matrix; nan where nothing is known. Lines of fewer than MIN_CELLS values stay at 0."""
+    rest = values.copy()
+    row, column = np.zeros(values.shape[0]), np.zeros(values.shape[1])
+    level = 0.0
+    for _ in range(_MAX_SWEEPS):
+        row_step = _medians(rest)
+        rest -= row_step[:, None]
+        column_step = _medians(rest.T)
+        rest -= column_step[None, :]
+        row, column = row + row_step, column + column_step
+        if not row_step.any() and not column_step.any():
+            break
+    for effect, used in ((row, _is_long(values)), (column, _is_long(values.T))):
+        middle = float(np.median(effect[used])) if used.any() else 0.0
+        effect[used] -= middle
+        level += middle
+    return Polish(level, row, column, rest)
+
+
+def _medians(values: Float64) -> Float64:
+    """[n] median of each row that is long enough, else 0."""
+    result = np.zeros(len(values))
+    used = _is_long(values)
+    if used.any():
+        result[used] = np.nanmedian(values[used], axis=1)
+    return result
+
+
+def _is_long(values: Float64) -> Mask:
+    return np.asarray(np.isfinite(values).sum(axis=1) >= MIN_CELLS, bool)
+
+
+def _localities(timeline: Timeline) -> npt.NDArray[np.int8]:
+    nodes = np.unique([rank.node for rank in timeline.ranks], return_inverse=True)[1]
+    locality = np.where(nodes[:, None] == nodes[None, :], Locality.SAME_NODE, Locality.OTHER_NODE).astype(np.int8)
+    np.fill_diagonal(locality, Locality.SELF)
+    return locality
+
+
+def _lines(matrix: WaitMatrix, locality: Locality, cells: Mask, effect: Float64, axis: int) -> list[Abnormal]:
+    """Rows (axis 0) or columns (axis 1) that stand out."""
+    sums, doubt = (np.where(cells, values, 0).sum(axis=1 - axis) for values in (matrix.sum_ns, matrix.doubt_ns))
+    factor = np.exp(effect)
+    excess = sums * (1 - 1 / factor)
+    chosen = np.flatnonzero((factor >= LINE_FACTOR) & (excess > doubt))
+    return [
+        Abnormal(
+            locality,
+            matrix.ranks[i] if axis == 0 else None,
+            matrix.ranks[i] if axis == 1 else None,
+            float(factor[i]),
+            round(float(excess[i])),
+        )
+        for i in chosen.tolist()
+    ]
+
+
+def _points(matrix: WaitMatrix, locality: Locality, cells: Mask, rest: Float64) -> list[Abnormal]:
+    enough = cells & _is_long(np.where(cells, 0.0, np.nan))[:, None] & _is_long(np.where(cells, 0.0, np.nan).T)[None, :]
+    factor = np.where(enough, np.exp(np.where(enough, rest, 0.0)), 1.0)
+    excess = matrix.sum_ns * (1 - 1 / factor)
+    return [
+        Abnormal(locality, matrix.ranks[i], matrix.ranks[j], float(factor[i, j]), round(float(excess[i, j])))
+        for i, j in np.argwhere((factor >= POINT_FACTOR) & (excess > matrix.doubt_ns)).tolist()
+    ]

@@ -1,0 +1,279 @@
+"""Every wait, taken apart: how much of it the sender was late, how much its stores took, and what is left.
+
+A wait [b, e] is released by the signal [s0, s1] that arrived last. Before s0 the sender was not there yet (late), until
+s1 its stores drained, and what is left the flag took to be seen. docs/analysis.md defines every quantity.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekern.analysis import wait_edges
+from tracekern.analysis.groups import group_rows
+from tracekern.analysis.wait_order import overtaken
+from tracekern.errors import BadInput
+from tracekern.timeline.model import (
+    OPEN_END,
+    ChannelKind,
+    EventClass,
+    Flows,
+    Int32,
+    Int64,
+    Timeline,
+    TrackKind,
+    unpack_field,
+)
+
+Int8 = npt.NDArray[np.int8]
+
+
+class Phase(NamedTuple):
+    """Where in the program a span stands."""
+
+    stage: str
+    """Name of the launch; empty for a span of no launch."""
+    event: str
+
+    def __str__(self) -> str:
+        return f"{self.stage}.{self.event}" if self.stage else self.event
+
+
+class WaitKind(enum.IntEnum):
+    DATA = 0
+    CREDIT = 1
+    BARRIER = 2
+    """A barrier of ranks, or of the warps of a block or grid."""
+    OPAQUE = 3
+    """No channel: nothing on record says what it was for."""
+    UNMATCHED = 4
+    """A channel, but no signal on record."""
+
+
+CLASSES = ("late_sender", "drain", "visibility", "late_receiver", "barrier_late", "completion", "unmatched")
+"""The classes that every wait is divided into, without rest."""
+
+
+@dataclass(frozen=True)
+class Waits:
+    """[n] columns, one row for each closed span of class WAIT on a device track, in the order of Timeline.spans.
+
+    Stored are three times that add up to `wait_ns`; what they are called depends on `kind`, and the properties named in
+    CLASSES sort them out.
+    """
+
+    row: Int64
+    """Index into Timeline.spans."""
+    kind: Int8
+    """A WaitKind."""
+    signal: Int64
+    """The signal span that released it, or the last to arrive at a barrier of ranks: index into Timeline.spans; -1."""
+    last_arrival: Int64
+    """At a block or grid barrier: the wait span of the warp that came last (maybe the row itself); -1."""
+    rank: Int32
+    peer: Int32
+    """The rank waited for: source of the signal, last at the barrier, or named by the wait; -1 where nobody knows."""
+    track: Int32
+    role: Int32
+    """Index into `roles`."""
+    phase: Int32
+    """Index into `phases`."""
+    launch: Int32
+    """Index into Timeline.launches; -1."""
+    wait_ns: Int64
+    late_ns: Int64
+    """From the begin until the peer was there: late_sender, late_receiver or barrier_late."""
+    drain_ns: Int64
+    slack_ns: Int64
+    """How long before the wait its signal had arrived. Not wait: time in hand."""
+    wrong_order_ns: Int64
+    """The part of late_sender during which another message was there that the track takes later in the same phase."""
+    phases: tuple[Phase, ...]
+    roles: tuple[str, ...]
+    arrivals: Flows
+    """For waits at barriers of ranks: every arrival, not just the last."""
+    num_open: int
+    """Waits that never ended: their kernel hung or was killed. They have no row."""
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @property
+    def late_sender(self) -> Int64:
+        return self._where(WaitKind.DATA, self.late_ns)
+
+    @property
+    def late_receiver(self) -> Int64:
+        return self._where(WaitKind.CREDIT, self.late_ns)
+
+    @property
+    def barrier_late(self) -> Int64:
+        return self._where(WaitKind.BARRIER, self.late_ns)
+
+    @property
+    def drain(self) -> Int64:
+        return self.drain_ns
+
+    @property
+    def visibility(self) -> Int64:
+        return self._where(WaitKind.DATA, self.rest_ns) + self._where(WaitKind.CREDIT, self.rest_ns)
+
+    @property
+    def completion(self) -> Int64:
+        return self._where(WaitKind.BARRIER, self.rest_ns) + self._where(WaitKind.OPAQUE, self.rest_ns)
+
+    @property
+    def unmatched(self) -> Int64:
+        return self._where(WaitKind.UNMATCHED, self.rest_ns)
+
+    @property
+    def slack(self) -> Int64:
+        return self.slack_ns
+
+    @property
+    def wrong_order(self) -> Int64:
+        return self.wrong_order_ns
+
+    @property
+    def rest_ns(self) -> Int64:
+        """What is neither late nor drain."""
+        return self.wait_ns - self.late_ns - self.drain_ns
+
+    def by_class(self) -> dict[str, Int64]:
+        """CLASSES -> [n] ns. They add up to wait_ns, row by row."""
+        return {name: getattr(self, name) for name in CLASSES}
+
+    def totals(self) -> dict[str, int]:
+        """CLASSES -> ns over all waits. They add up to the sum of wait_ns."""
+        return {name: int(values.sum()) for name, values in self.by_class().items()}
+
+    def _where(self, kind: WaitKind, values: Int64) -> Int64:
+        return np.where(self.kind == kind, values, 0)
+
+
+def analyze_waits(timeline: Timeline) -> Waits:
+    """Takes every wait of `timeline` apart, at the time stamps as they are; `doubt` says how far those can be trusted.
+
+    Signals and waits are joined by `timeline.flows`. Raises BadInput for a Timeline in ticks.
+    """
+    if timeline.unit != "ns":
+        raise BadInput(f"waits between ranks need one time axis in ns, got {timeline.unit}; use tracekern.load()")
+    spans = timeline.spans
+    is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks] or [False])
+    is_wait = wait_edges.of_events(timeline, [event.event_class is EventClass.WAIT for event in timeline.events])
+    is_wait &= is_device[spans.track]
+    row = np.flatnonzero(is_wait & (spans.end != OPEN_END))
+    arrivals = wait_edges.barrier_arrivals(timeline)
+    signal, last_arrival = _releases(timeline, arrivals, row)
+    kind = _kinds(timeline, row, signal, last_arrival)
+    begin, end = spans.start[row], spans.end[row]
+    late, drain, slack = _divide(timeline, kind, begin, end, signal, last_arrival)
+    track = spans.track[row]
+    roles = tuple(sorted({entry.role for entry in timeline.tracks}))
+    role_of_track = np.array([roles.index(entry.role) for entry in timeline.tracks] or [0], np.int32)
+    phase, phases = number_phases(timeline, row)
+    arrived = np.where((kind == WaitKind.DATA) & (signal >= 0), wait_edges.signal_ends(timeline, signal), -1)
+    return Waits(
+        row=row,
+        kind=kind,
+        signal=signal,
+        last_arrival=last_arrival,
+        rank=_rank_of(timeline, row),
+        peer=_peers(timeline, row, signal, last_arrival),
+        track=track,
+        role=role_of_track[track],
+        phase=phase,
+        launch=spans.launch[row],
+        wait_ns=end - begin,
+        late_ns=late,
+        drain_ns=drain,
+        slack_ns=slack,
+        wrong_order_ns=overtaken(
+            group_rows(len(row), track, spans.launch[row], spans.event[row]).group,
+            begin,
+            begin + np.where(kind == WaitKind.DATA, late, 0),
+            arrived,
+        ),
+        phases=phases,
+        roles=roles,
+        arrivals=arrivals,
+        num_open=int(np.count_nonzero(is_wait)) - len(row),
+    )
+
+
+def number_phases(timeline: Timeline, row: Int64) -> tuple[Int32, tuple[Phase, ...]]:
+    """([n] index into the phases, the phases) of the spans `row`; only phases that occur, sorted by name."""
+    stages = sorted({launch.name for launch in timeline.launches} | {""})
+    names = sorted({event.name for event in timeline.events})
+    stage_of_launch = np.array([*(stages.index(launch.name) for launch in timeline.launches), stages.index("")])
+    name_of_event = np.array([names.index(event.name) for event in timeline.events] or [0])
+    spans = timeline.spans
+    groups = group_rows(len(row), stage_of_launch[spans.launch[row]], name_of_event[spans.event[row]])
+    stage, name = groups.columns
+    phases = tuple(Phase(stages[s], names[n]) for s, n in zip(stage.tolist(), name.tolist(), strict=True))
+    return groups.group.astype(np.int32), phases
+
+
+def _releases(timeline: Timeline, arrivals: Flows, row: Int64) -> tuple[Int64, Int64]:
+    """([n] releasing signal, [n] last arrival at a block or grid barrier); -1 where there is none."""
+    signal = wait_edges.last_signals(timeline)
+    signal[arrivals.wait] = arrivals.signal  # sorted by arrival: the last one written stays
+    local = wait_edges.local_barriers(timeline)
+    last_arrival = np.full(len(timeline.spans), -1, np.int64)
+    last_arrival[local.wait] = local.last
+    return signal[row], last_arrival[row]
+
+
+def _kinds(timeline: Timeline, row: Int64, signal: Int64, last_arrival: Int64) -> Int8:
+    of_channel = {ChannelKind.DATA: WaitKind.DATA, ChannelKind.CREDIT: WaitKind.CREDIT}
+    of_event = np.array(
+        [
+            of_channel.get(event.channel.kind, WaitKind.BARRIER) if event.channel else WaitKind.OPAQUE
+            for event in timeline.events
+        ]
+        or [WaitKind.OPAQUE],
+        np.int8,
+    )
+    kind = of_event[timeline.spans.event[row]]
+    kind[(kind == WaitKind.OPAQUE) & (last_arrival >= 0)] = WaitKind.BARRIER
+    kind[(kind != WaitKind.OPAQUE) & (signal < 0) & (last_arrival < 0)] = WaitKind.UNMATCHED
+    return kind
+
+
+def _divide(
+    timeline: Timeline, kind: Int8, begin: Int64, end: Int64, signal: Int64, last_arrival: Int64
+) -> tuple[Int64, Int64, Int64]:
+    """([n] late, drain, slack)"""
+    spans, wait_ns = timeline.spans, end - begin
+    released = (signal >= 0) | (last_arrival >= 0)
+    there = np.where(signal >= 0, spans.start[signal], spans.start[last_arrival])
+    late = np.where(released, np.clip(there - begin, 0, wait_ns), 0)
+    drains = (signal >= 0) & (kind != WaitKind.BARRIER)
+    done = wait_edges.signal_ends(timeline, signal)
+    drain = np.where(drains, np.clip(done - begin, 0, wait_ns) - late, 0)
+    slack = np.where(drains, np.maximum(begin - done, 0), 0)
+    return late, drain, slack
+
+
+def _rank_of(timeline: Timeline, row: Int64) -> Int32:
+    return timeline.track_ranks()[timeline.spans.track[row]]
+
+
+def _peers(timeline: Timeline, row: Int64, signal: Int64, last_arrival: Int64) -> Int32:
+    """[n] the rank waited for."""
+    spans = timeline.spans
+    peer = np.full(len(row), -1, np.int32)
+    event = spans.event[row]
+    for idx, about in enumerate(timeline.events):
+        if about.event_class is EventClass.WAIT and any(field.name == "peer" for field in about.begin_fields):
+            mine = np.flatnonzero(event == idx)
+            peer[mine] = unpack_field(about.begin_fields, "peer", spans.begin_payload[row[mine]])
+    peer[~np.isin(peer, [rank.rank for rank in timeline.ranks])] = -1
+    for releaser in (signal, last_arrival):
+        known = releaser >= 0
+        peer[known] = _rank_of(timeline, releaser[known])
+    return peer
