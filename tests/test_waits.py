@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenarios import SEE_NS, SIGNAL_NS, Scenario, exchange, rows_of
 from timelines import make_rank, make_timeline, timelines
+from wait_oracle import Wait, any_runs, oracle
 
 import tracekern
-from tracekern.analysis.imbalance import work_imbalance
-from tracekern.analysis.wait_statistics import KEYS, wait_statistics
 from tracekern.analysis.waits import CLASSES, Phase, WaitKind, Waits, analyze_waits
 from tracekern.errors import BadInput
-from tracekern.timeline.model import OPEN_END, EventClass, Timeline, TrackKind
+from tracekern.timeline.model import OPEN_END, EventClass, Timeline
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
 
@@ -58,29 +57,6 @@ def test_a_slow_link_is_drain_and_nobody_is_late():
     waits = analyze_waits(exchange(slow_link={(1, 3): 40_000}, num_launches=4).timeline())
     assert by_rank_and_peer(waits, "drain") == {(3, 1): 4 * 40_000}
     assert waits.totals()["late_sender"] == 0
-
-
-def test_uneven_tokens_are_imbalance_and_not_wait():
-    timeline = exchange(num_ranks=4, num_launches=3, tokens={1: 30_000}).timeline()
-    totals = analyze_waits(timeline).totals()
-    assert {name for name, ns in totals.items() if ns} == {"visibility"}
-    worst, *others = work_imbalance(timeline)
-    assert (worst.phase, worst.busiest_rank) == (Phase("dispatch", "receive_token"), 1)
-    assert worst.imbalance_ns == 3 * 3 * 30_000 * 3 / 4  # max - mean of 3 launches of 3 warps
-    assert [other.imbalance_ns for other in others] == [0]
-
-
-def test_imbalance_leaves_out_the_waits_inside_work():
-    timeline = make_timeline(2)
-    spans = timeline.spans
-    start, end = spans.start.copy(), spans.end.copy()
-    work = np.flatnonzero(spans.event == 0)
-    end[work] = end[work] + 5000  # now every copy encloses the signal and the wait behind it, 140 and 1360 ns
-    timeline = timeline.replace(
-        spans=type(spans)(spans.track, spans.event, spans.launch, start, end, *[spans.begin_payload] * 2)
-    )
-    (row,) = work_imbalance(timeline)
-    assert row.busy_ns == dict.fromkeys((0, 1), 4 * (5500 - 1360))
 
 
 def test_slow_credits_are_the_receivers():
@@ -229,118 +205,18 @@ def check_invariants(timeline: Timeline, waits: Waits) -> None:
     assert (waits.wrong_order <= waits.late_sender).all()
 
 
-def oracle(timeline: Timeline) -> list[dict[str, int]]:
-    """Every wait by itself, in plain Python."""
-    spans, found = timeline.spans, []
-    signals: dict[int, list[int]] = defaultdict(list)
-    for signal, wait in zip(timeline.flows.signal.tolist(), timeline.flows.wait.tolist(), strict=True):
-        signals[wait].append(signal)
-    last = oracle_last_warps(timeline)
-    for row in range(len(spans)):
-        event = timeline.events[spans.event[row]]
-        is_device = timeline.tracks[spans.track[row]].kind == TrackKind.DEVICE
-        if event.event_class is EventClass.WAIT and is_device and spans.end[row] != OPEN_END:
-            if event.channel is None:
-                found.append({"row": row, **oracle_barrier(timeline, row, last.get(row))})
-            else:
-                found.append({"row": row, **oracle_data(timeline, row, signals[row])})
-    arrived: dict[tuple[int, int, int], int] = {}  # earliest arrival that a later wait of the loop takes
-    for wait in reversed(found):
-        row = wait["row"]
-        loop = int(spans.track[row]), int(spans.launch[row]), int(spans.event[row])
-        late_until = int(spans.start[row]) + wait["late_sender"]
-        wait["wrong_order"] = max(0, late_until - max(int(spans.start[row]), arrived.get(loop, late_until)))
-        if "done" in wait:
-            arrived[loop] = min(wait["done"], arrived.get(loop, wait["done"]))
-    return found
-
-
-def oracle_data(timeline: Timeline, row: int, signals: list[int]) -> dict[str, int]:
-    spans, result = timeline.spans, dict.fromkeys((*CLASSES, "slack"), 0)
-    begin, end = int(spans.start[row]), int(spans.end[row])
-    if not signals:
-        return {**result, "unmatched": end - begin}
-    ends = [(int(spans.end[s]) if spans.end[s] != OPEN_END else 1 << 61, int(spans.start[s])) for s in signals]
-    done, there = max(ends)
-    result["late_sender"] = min(max(there - begin, 0), end - begin)
-    result["drain"] = max(0, min(end, done) - max(begin, there))
-    result["visibility"] = end - begin - result["late_sender"] - result["drain"]
-    result["slack"] = max(begin - done, 0)
-    result["done"] = done
-    return result
-
-
-def oracle_barrier(timeline: Timeline, row: int, last: int | None) -> dict[str, int]:
-    begin, end = int(timeline.spans.start[row]), int(timeline.spans.end[row])
-    late = 0 if last is None else min(max(last - begin, 0), end - begin)
-    return {**dict.fromkeys((*CLASSES, "slack"), 0), "barrier_late": late, "completion": end - begin - late}
-
-
-def oracle_last_warps(timeline: Timeline) -> dict[int, int]:
-    """Wait at a block barrier -> when its last warp came."""
-    spans = timeline.spans
-    passes: dict[tuple[int, int, int], int] = defaultdict(int)
-    meetings: dict[tuple[int, int, int, int], list[int]] = defaultdict(list)
-    for row in range(len(spans)):
-        event, track, launch = int(spans.event[row]), int(spans.track[row]), int(spans.launch[row])
-        if timeline.events[event].name == "wait_block":
-            meetings[event, launch, timeline.tracks[track].block, passes[event, launch, track]].append(row)
-            passes[event, launch, track] += 1
-    last = {}
-    for rows in meetings.values():
-        latest = max(int(spans.start[row]) for row in rows)
-        if all(spans.end[row] == OPEN_END or spans.end[row] >= latest for row in rows):
-            last.update(dict.fromkeys(rows, latest))
-    return last
-
-
-def assert_same(waits: Waits, expected: list[dict[str, int]]) -> None:
+def assert_same(waits: Waits, expected: list[Wait]) -> None:
     assert waits.row.tolist() == [wait["row"] for wait in expected]
     for name in (*CLASSES, "slack", "wrong_order"):
         assert getattr(waits, name).tolist() == [wait[name] for wait in expected], name
 
 
-@settings(max_examples=300, deadline=None)
-@given(timelines())
+@settings(max_examples=400, deadline=None)
+@given(st.one_of(any_runs(), timelines()))
 def test_any_timeline_adds_up_and_agrees_with_the_oracle(timeline: Timeline):
     waits = analyze_waits(timeline)
     check_invariants(timeline, waits)
     assert_same(waits, oracle(timeline))
-
-
-@settings(max_examples=100, deadline=None)
-@given(timelines(), st.permutations(KEYS), st.integers(0, 4))
-def test_statistics_are_those_of_plain_loops(timeline: Timeline, keys: list[str], num_keys: int):
-    waits = analyze_waits(timeline)
-    by = keys[:num_keys]
-    members: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for i in range(len(waits)):
-        names = {
-            "rank": int(waits.rank[i]),
-            "peer": int(waits.peer[i]),
-            "phase": waits.phases[waits.phase[i]],
-            "role": waits.roles[waits.role[i]],
-        }
-        members[tuple(names[key] for key in by)].append(i)
-    rows = wait_statistics(waits, by)
-    assert [row.sum_ns for row in rows] == sorted((row.sum_ns for row in rows), reverse=True)
-    assert {tuple(getattr(row, key) for key in by) for row in rows} == set(members)
-    for row in rows:
-        mine = members[tuple(getattr(row, key) for key in by)]
-        ns = waits.wait_ns[mine]
-        of_track: dict[int, int] = defaultdict(int)
-        for i in mine:
-            of_track[int(waits.track[i])] += int(waits.wait_ns[i])
-        assert (row.count, row.sum_ns, row.max_warp_ns) == (len(mine), int(ns.sum()), max(of_track.values()))
-        assert row.p50_ns == pytest.approx(np.quantile(ns, 0.5))
-        assert row.p99_ns == pytest.approx(np.quantile(ns, 0.99))
-        assert row.by_class == {name: int(getattr(waits, name)[mine].sum()) for name in CLASSES}
-        assert all(getattr(row, key) is None for key in set(KEYS) - set(by))
-
-
-def test_statistics_refuse_an_unknown_key():
-    with pytest.raises(ValueError, match="no key 'warp'; wanted some of rank, phase, role, peer"):
-        wait_statistics(analyze_waits(make_timeline()), ("rank", "warp"))
 
 
 def test_one_rank_waits_for_itself_only():
@@ -366,7 +242,6 @@ def test_nothing_to_wait_for(timeline: Timeline):
     waits = analyze_waits(timeline)
     assert len(waits) == waits.num_open == 0
     assert waits.totals() == dict.fromkeys(CLASSES, 0)
-    assert wait_statistics(waits) == ()
 
 
 def test_launches_in_which_nothing_happens_change_nothing():
