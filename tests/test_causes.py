@@ -1,0 +1,240 @@
+"""Root causes: synthetic runs of known causes, obvious oracles for the parts, Timelines that hold nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from scenarios import SEE_NS, Scenario, exchange
+from scenarios_causes import COPY_NS, CallScenario, chain, pipeline
+from timelines import make_rank, timelines
+
+import tracekern
+from tracekern.analysis.cause_chains import Target
+from tracekern.analysis.cause_history import History
+from tracekern.analysis.cause_order import find_edges
+from tracekern.analysis.cause_shares import split_waits
+from tracekern.analysis.cause_solve import solve_costs
+from tracekern.analysis.causes import Causes, analyze_causes
+from tracekern.analysis.event_graph import UNRECORDED, build_graph
+from tracekern.analysis.waits import Phase, analyze_waits
+from tracekern.timeline.model import Timeline
+
+TRACES = Path(__file__).resolve().parent.parent / "traces"
+DELAY_NS, CALLS = 50_000, 4
+COPY, RECEIVE = Phase("dispatch_send", "copy_token"), Phase("dispatch_recv", "receive_token")
+
+
+def causes_of(run: Scenario) -> Causes:
+    timeline = run.timeline()
+    causes = analyze_causes(timeline, analyze_waits(timeline))
+    assert sum(cost.total_ns for cost in causes.costs) == pytest.approx(causes.charged_ns, rel=1e-9)
+    assert not causes.note
+    return causes
+
+
+def charged(causes: Causes, rank: int, target: Target, phase: Phase | None = None) -> float:
+    return sum(
+        cost.total_ns
+        for cost in causes.costs
+        if (cost.rank, cost.target) == (rank, target) and phase in (None, cost.phase)
+    )
+
+
+def test_nothing_injected_nothing_charged_but_the_time_to_see_a_flag():
+    for run in (pipeline(), exchange(tokens={1: DELAY_NS})):
+        timeline = run.timeline()
+        waits = analyze_waits(timeline)
+        causes = analyze_causes(timeline, waits)
+        assert {cost.target for cost in causes.costs} == {Target.LINK}
+        assert causes.charged_ns == sum(cost.direct_ns for cost in causes.costs) == SEE_NS * len(waits)
+        assert causes.chains == ()
+
+
+@pytest.mark.parametrize(
+    ("run", "rank", "target", "phase"),
+    [
+        (pipeline(num_calls=CALLS, copy={1: DELAY_NS}), 1, Target.WORK, COPY),
+        (pipeline(num_calls=CALLS, receive={3: DELAY_NS}), 3, Target.WORK, RECEIVE),
+        (pipeline(num_calls=CALLS, gap={2: DELAY_NS}), 2, Target.HOST, None),
+        (exchange(num_launches=CALLS, late={0: DELAY_NS}), 0, Target.WORK, Phase("dispatch", "copy_token")),
+    ],
+    ids=["longer work", "more tokens", "host gap", "late sender"],
+)
+def test_the_cause_is_found(run: Scenario, rank: int, target: Target, phase: Phase | None):
+    causes = causes_of(run)
+    injected = 3 * CALLS * DELAY_NS
+    assert 0.95 * injected <= charged(causes, rank, target, phase) <= injected
+    others = sum(cost.total_ns for cost in causes.costs) - charged(causes, rank, target, phase)
+    assert others <= 0.05 * injected
+    assert next(iter(causes.by_rank())) == rank
+    assert (causes.chains[0].rank, causes.chains[0].target) == (rank, target)
+
+
+def test_a_slow_link():
+    causes = causes_of(pipeline(num_calls=CALLS, drain={(1, 2): DELAY_NS}))
+    on_link = [cost for cost in causes.costs if cost.target is Target.LINK and (cost.rank, cost.peer) == (1, 2)]
+    # Rank 2 waited for the link; then two ranks waited for rank 2, which had waited for the link.
+    assert sum(cost.direct_ns for cost in on_link) >= 0.95 * CALLS * DELAY_NS
+    assert sum(cost.passed_on_ns for cost in on_link) >= 0.95 * 2 * CALLS * DELAY_NS
+    # They also waited for rank 1, whose kernel could not end before its stores had drained.
+    assert charged(causes, 1, Target.LINK) >= 0.95 * 5 * CALLS * DELAY_NS
+    assert charged(causes, 1, Target.LINK) >= 0.95 * causes.charged_ns
+
+
+def test_in_a_chain_the_first_is_charged_and_not_the_one_between():
+    causes = causes_of(chain(DELAY_NS, CALLS))
+    injected = 2 * CALLS * DELAY_NS
+    phase = Phase("dispatch", "copy_token")
+    root = next(cost for cost in causes.costs if (cost.rank, cost.phase) == (0, phase))
+    assert root.total_ns >= 0.95 * injected
+    assert root.direct_ns == pytest.approx(CALLS * DELAY_NS, rel=0.1)
+    assert root.passed_on_ns == pytest.approx(CALLS * DELAY_NS, rel=0.2)
+    # What each works after its own wait makes the next one wait: not part of what was injected, and its own.
+    assert charged(causes, 1, Target.WORK) == pytest.approx(CALLS * COPY_NS, rel=0.2)
+    longest = causes.chains[0]
+    assert longest.waiters == ((2, Phase("dispatch", "wait_token")), (1, Phase("dispatch", "wait_token")))
+    assert (longest.rank, longest.target, longest.phase) == (0, Target.WORK, phase)
+
+
+def test_the_longest_waiter_is_not_blamed():
+    run = CallScenario(3)
+    run.launch("dispatch")
+    run.work(0, 90_000)
+    run.signal(0, 1)
+    run.wait(1, 0)  # waits longest, and passes half of it on
+    run.work(2, 40_000)
+    run.work(1, 100)
+    run.signal(1, 2)
+    run.wait(2, 1)
+    causes = causes_of(run)
+    assert charged(causes, 0, Target.WORK) >= 0.95 * causes.charged_ns
+    assert charged(causes, 1, Target.WORK) <= 0.01 * causes.charged_ns
+
+
+def test_slow_credits_are_the_consumers():
+    run = CallScenario(2)
+    run.launch("dispatch")
+    for number in range(CALLS):
+        run.work(1, DELAY_NS, event="receive_token")
+        run.grant(1, 0, value=number + 1)
+        run.wait_room(0, 1, wanted=number + 1)
+        run.work(0, 100)
+    assert charged(causes_of(run), 1, Target.WORK, Phase("dispatch", "receive_token")) >= 0.95 * CALLS * DELAY_NS
+
+
+def test_a_straggler_at_a_barrier_of_ranks():
+    run = CallScenario(4)
+    for _ in range(CALLS):
+        run.launch("dispatch")
+        for rank in run.ranks:
+            run.work(rank, COPY_NS + (DELAY_NS if rank == 2 else 0))
+        run.meet()
+    causes = causes_of(run)
+    assert charged(causes, 2, Target.WORK, Phase("dispatch", "copy_token")) >= 0.95 * causes.charged_ns
+
+
+def test_a_warp_that_waited_for_a_peer_keeps_its_block_waiting():
+    run = CallScenario(2, num_warps=3)
+    run.launch("dispatch")
+    run.work(0, DELAY_NS)
+    run.signal(0, 1)
+    run.wait(1, 0, warp=0)
+    run.meet_block(1)
+    causes = causes_of(run)
+    assert charged(causes, 0, Target.WORK) >= 0.95 * 3 * DELAY_NS
+    assert causes.by_rank().get(1, 0) == 0
+
+
+@pytest.mark.parametrize("lost", ["signal_token", "copy_token", "wait_token"])
+def test_lost_records_are_never_charged_to_nothing(lost: str):
+    timeline = pipeline(copy={1: DELAY_NS}).timeline(without=[lost])
+    causes = analyze_causes(timeline, analyze_waits(timeline))
+    assert sum(cost.total_ns for cost in causes.costs) == pytest.approx(causes.charged_ns, rel=1e-9)
+    if lost == "copy_token":  # the time is still there, without a name
+        assert charged(causes, 1, Target.WORK, Phase("dispatch_send", UNRECORDED)) >= 0.95 * 12 * DELAY_NS
+
+
+@pytest.mark.parametrize("name", ["cpu_8_ranks", "h200x4"])
+def test_costs_sum_to_the_waits_of_kept_captures(name: str):
+    timeline = tracekern.load(TRACES / name)
+    waits = analyze_waits(timeline)
+    causes = analyze_causes(timeline, waits)
+    totals = waits.totals()
+    late_and_link = sum(
+        totals[kind] for kind in ("late_sender", "late_receiver", "barrier_late", "drain", "visibility")
+    )
+    assert causes.charged_ns == late_and_link
+    assert sum(cost.total_ns for cost in causes.costs) == pytest.approx(late_and_link, rel=1e-9)
+    assert causes.chained_ns == sum(sorted(waits.late_ns.tolist())[-1000:])
+    assert sum(chain.late_ns for chain in causes.chains) <= causes.chained_ns
+
+
+@settings(max_examples=150, deadline=None)
+@given(timelines())
+def test_any_timeline_is_charged_in_full(timeline: Timeline):
+    waits = analyze_waits(timeline)
+    causes = analyze_causes(timeline, waits)
+    assert sum(cost.total_ns for cost in causes.costs) == pytest.approx(causes.charged_ns, rel=1e-9)
+    assert (causes.note == "") == (causes.charged_ns > 0)
+
+
+def test_the_triangular_system_is_the_obvious_recursion():
+    timeline = tracekern.load(TRACES / "h200x4")
+    waits = analyze_waits(timeline)
+    graph = build_graph(timeline)
+    edges = find_edges(timeline, graph, waits)
+    shares = split_waits(timeline, graph, waits, edges, (waits.wait_ns - waits.late_ns)[edges.wait])
+    late, ranges, sequence = shares.late_ns, shares.late_ranges, shares.late_waits
+    passes = np.zeros((len(late), len(late)))
+    for wait in range(len(late)):
+        held = [*range(ranges.own_first[wait], ranges.own_stop[wait])]
+        held += sequence.by_stream[ranges.past_first[wait] : ranges.past_stop[wait]].tolist()
+        assert all(sequence.time[other] < sequence.time[wait] for other in held)
+        assert ranges.total_ns[wait] == late[held].sum()
+        if held:
+            np.add.at(passes[wait], held, shares.waiting[wait] * late[held] / late[held].sum())
+    expected = np.linalg.solve(np.eye(len(late)) - passes.T, late.astype(float))
+    np.testing.assert_allclose(solve_costs(shares), expected, rtol=1e-6, atol=1e-3)
+    assert (expected > late + 1).any()
+
+
+def test_history_against_a_walk_over_the_spans():
+    run = pipeline(num_ranks=2, num_calls=2, copy={1: 700}, gap={0: 300})
+    timeline = run.timeline()
+    graph, waits = build_graph(timeline), analyze_waits(timeline)
+    history = History(timeline, graph, waits)
+    spans, first = timeline.spans, int(graph.schedule.start.min())
+    track = next(idx for idx, track in enumerate(timeline.tracks) if track.rank == 1)  # one warp: its own stream
+    stream = int(graph.schedule.stream[graph.schedule.rank == 1][0])
+    times = np.arange(first, int(spans.end.max()), 37)
+    moments = history.of_streams(np.full(len(times), stream), times)
+    spent = history.spent(moments, history.slots(moments))
+    start = history.of_streams(np.array([stream]), np.array([first]))
+    spent -= history.spent(start, history.slots(start))
+    for time, row in zip(times.tolist(), spent, strict=True):
+        overlap = np.clip(np.minimum(spans.end, time) - spans.start, 0, None)
+        assert row.sum() == time - first
+        for idx, phase in enumerate(graph.phases):
+            if phase.event in ("copy_token", "receive_token", "signal_token"):
+                names = [timeline.launches[launch].name == phase.stage for launch in spans.launch]
+                mine = (spans.track == track) & np.array(names)
+                mine &= np.array([timeline.events[event].name == phase.event for event in spans.event])
+                assert row[idx] == overlap[mine].sum()
+
+
+def test_clear_answers_where_there_is_nothing_to_say():
+    alone = CallScenario(1)
+    alone.launch("dispatch")
+    alone.work(0, 1000)
+    for timeline, words in (
+        (alone.timeline(), "no waits on record"),
+        (Timeline("ns", (), (), (), ()), "no waits on record"),
+        (pipeline(copy={1: DELAY_NS}).timeline().replace(aligned=False), "not aligned"),
+        (Timeline("ns", (make_rank(0), make_rank(1)), (), (), (), aligned=False), "not aligned"),
+    ):
+        causes = analyze_causes(timeline, analyze_waits(timeline))
+        assert words in causes.note
+        assert (causes.costs, causes.charged_ns, causes.chains) == ((), 0, ())

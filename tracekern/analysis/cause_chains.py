@@ -1,0 +1,110 @@
+"""The longest waits followed to their roots: who waited for whom, who waited for whom, ... and what lay at the end."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracekern.analysis.cause_order import Edges
+from tracekern.analysis.cause_shares import Ranges, Sequence, Shares
+from tracekern.analysis.event_graph import EventGraph
+from tracekern.analysis.waits import Phase, Waits
+from tracekern.timeline.model import EventClass, Timeline
+
+_NUM_WAITS = 1000
+_NUM_CHAINS = 20
+_MAX_LENGTH = 12
+
+
+class Target(enum.Enum):
+    """What a wait can be charged to."""
+
+    WORK = "work"
+    """A phase that took longer than at the rank that waited."""
+    HOST = "host"
+    """A kernel that was started later."""
+    LINK = "link"
+    """Stores that drained and flags that travelled."""
+    UNEXPLAINED = "unexplained"
+    """Nothing on record took longer."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """At each step the largest share was followed."""
+
+    waiters: tuple[tuple[int, Phase], ...]
+    """(rank, phase) that waited; the one that waited longest first, each for the next one."""
+    rank: int
+    """Where the root lies; of target LINK the rank that sent."""
+    target: Target
+    phase: Phase
+    """Of targets WORK and LINK, as in Cost."""
+    late_ns: int
+    """Lateness at the first waiter, over `num_waits` waits."""
+    num_waits: int
+
+
+Root = tuple[tuple[tuple[int, Phase], ...], int, Target, Phase]
+"""The first four fields of a Chain."""
+
+
+def targets_of_phases(timeline: Timeline, graph: EventGraph) -> list[Target]:
+    """A signal that takes longer waits for its stores: that is the link's."""
+    signals = {event.name for event in timeline.events if event.event_class is EventClass.SIGNAL}
+    return [Target.LINK if phase.event in signals else Target.WORK for phase in graph.phases]
+
+
+def find_chains(
+    timeline: Timeline, graph: EventGraph, waits: Waits, edges: Edges, shares: Shares
+) -> tuple[tuple[Chain, ...], int]:
+    """(the largest chains, ns of the waits they were made from): of the _NUM_WAITS waits with the most lateness."""
+    follow = _Follower(graph, waits, edges, shares, targets_of_phases(timeline, graph))
+    longest = np.argsort(-shares.late_ns, kind="stable")[:_NUM_WAITS]
+    found: dict[Root, tuple[int, int]] = {}
+    for wait in longest.tolist():
+        root = follow.root_of(wait)
+        late, count = found.get(root, (0, 0))
+        found[root] = late + int(shares.late_ns[wait]), count + 1
+    largest = sorted(found.items(), key=lambda item: -item[1][0])[:_NUM_CHAINS]
+    chains = tuple(Chain(*root, *values) for root, values in largest)
+    return chains, int(shares.late_ns[longest].sum())
+
+
+class _Follower:
+    def __init__(self, graph: EventGraph, waits: Waits, edges: Edges, shares: Shares, targets: list[Target]) -> None:
+        self._graph, self._waits, self._edges, self._shares, self._targets = graph, waits, edges, shares, targets
+        self._first_direct = np.searchsorted(shares.direct_wait, np.arange(len(shares.edge) + 1))
+
+    def root_of(self, wait: int) -> Root:
+        """Of the chain that begins at late wait `wait`."""
+        graph, waits, edges, shares = self._graph, self._waits, self._edges, self._shares
+        steps = []
+        while True:
+            edge = shares.edge[wait]
+            steps.append((int(waits.rank[edges.wait[edge]]), waits.phases[waits.phase[edges.wait[edge]]]))
+            rank = int(graph.schedule.rank[graph.runs.launch[edges.source[edge]]])
+            direct = slice(int(self._first_direct[wait]), int(self._first_direct[wait + 1]))
+            best = max(shares.direct_share[direct], default=0.0)
+            if shares.waiting[wait] > max(best, shares.link[wait]) and len(steps) < _MAX_LENGTH:
+                wait = _longest(shares.late_waits, shares.late_ranges, wait)
+                continue
+            if shares.link[wait] > best:
+                slow = shares.link_waits.edge[_longest(shares.link_waits, shares.link_ranges, wait)]
+                return tuple(steps), int(waits.peer[edges.wait[slow]]), Target.LINK, Phase("", "")
+            if best == 0:
+                return tuple(steps), rank, Target.UNEXPLAINED, Phase("", "")
+            category = int(shares.direct_category[direct][shares.direct_share[direct].argmax()])
+            if category == len(graph.phases):
+                return tuple(steps), rank, Target.HOST, Phase("", "")
+            return tuple(steps), rank, self._targets[category], graph.phases[category]
+
+
+def _longest(sequence: Sequence, ranges: Ranges, wait: int) -> int:
+    """The wait of most weight among those that the source of `wait` had."""
+    own = np.arange(ranges.own_first[wait], ranges.own_stop[wait])
+    past = sequence.by_stream[ranges.past_first[wait] : ranges.past_stop[wait]]
+    candidates = np.concatenate([own, past])
+    return int(candidates[sequence.weight_ns[candidates].argmax()])

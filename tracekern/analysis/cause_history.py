@@ -1,0 +1,189 @@
+"""How much time a rank had spent in each phase by a given moment.
+
+Before its launch a run has no history of its own: the kernel began when all runs of the launch before had ended. So
+the past of a run is that of its *stream*: in each earlier launch what the run did that ended last, and the gaps of the
+host between launches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekern.analysis.event_graph import EventGraph
+from tracekern.analysis.waits import WaitKind, Waits
+from tracekern.timeline.model import Int64, Timeline
+
+
+@dataclass(frozen=True)
+class Moments:
+    """[n] moments in the history of a stream."""
+
+    launch: Int64
+    run: Int64
+    """Whose time inside the launch counts; -1: the launch left no span."""
+    piece: Int64
+    """The last piece of the run that began by then."""
+    in_piece_ns: Int64
+    in_launch_ns: Int64
+    after_ns: Int64
+    """Beyond the end of the launch; negative before the first launch of the stream."""
+
+    def __len__(self) -> int:
+        return len(self.launch)
+
+    def take(self, which: slice) -> Moments:
+        columns = (self.launch, self.run, self.piece, self.in_piece_ns, self.in_launch_ns, self.after_ns)
+        return Moments(*(column[which] for column in columns))
+
+
+def bisect_right(values: Int64, first: Int64, stop: Int64, wanted: Int64) -> Int64:
+    """[n] where `wanted` would go behind its equals in values[first:stop], which is sorted."""
+    low: Int64 = first.copy()
+    high: Int64 = stop.copy()
+    while True:
+        busy = low < high
+        if not busy.any():
+            return low
+        middle = (low + high) >> 1
+        right = busy & (values[np.minimum(middle, len(values) - 1)] <= wanted)
+        low = np.where(right, middle + 1, low)
+        high = np.where(busy & ~right, middle, high)
+
+
+class History:
+    """Time spent by category: all phases of the graph, then `host`, `late` and `link`."""
+
+    def __init__(self, timeline: Timeline, graph: EventGraph, waits: Waits) -> None:
+        self.graph = graph
+        self.host = len(graph.phases)
+        self.late, self.link = self.host + 1, self.host + 2
+        self.num_categories = self.host + 3
+        first_phase = np.searchsorted(graph.stage_of_phase, np.arange(len(graph.stages)))
+        self._slot_of_phase = (np.arange(len(graph.phases)) - first_phase[graph.stage_of_phase]).astype(np.int8)
+        self._first_phase = first_phase
+        self._late_ns, self._link_ns, self._own_ns = _divide_pieces(timeline, graph, waits)
+        self._base = self._launch_bases()
+
+    def of_runs(self, run: Int64, time: Int64) -> Moments:
+        """[n] moments in the histories of runs; before the start of its launch, the run's is its stream's."""
+        schedule = self.graph.schedule
+        launch = self.graph.runs.launch[run].astype(np.int64)
+        past = self.of_streams(schedule.stream[launch].astype(np.int64), time)
+        inside = time >= schedule.start[launch]
+        return self._moments(
+            np.where(inside, launch, past.launch),
+            np.where(inside, run, past.run),
+            time,
+            np.where(inside, np.maximum(time - schedule.end[launch], 0), past.after_ns),
+        )
+
+    def of_streams(self, stream: Int64, time: Int64) -> Moments:
+        schedule = self.graph.schedule
+        first, stop = schedule.first_of_stream[stream], schedule.first_of_stream[stream + 1]
+        found = bisect_right(schedule.start[schedule.order], first, stop, time) - 1
+        launch = schedule.order[np.maximum(found, first)]
+        after = np.where(found < first, time - schedule.start[launch], np.maximum(time - schedule.end[launch], 0))
+        return self._moments(launch, schedule.last_run[launch], time, after)
+
+    def _moments(self, launch: Int64, run: Int64, time: Int64, after: Int64) -> Moments:
+        graph = self.graph
+        runs, activity = graph.runs, graph.activity
+        time = np.clip(time, graph.schedule.start[launch], graph.schedule.end[launch])
+        known = np.maximum(run, 0)
+        piece = bisect_right(activity.start, runs.first[known], runs.stop[known], time) - 1
+        piece = np.maximum(piece, runs.first[known])
+        in_piece = np.clip(time - activity.start[piece], 0, activity.end[piece] - activity.start[piece])
+        in_piece = np.where(run < 0, 0, in_piece)
+        return Moments(launch, run, piece, in_piece, time - graph.schedule.start[launch], after)
+
+    def slots(self, moments: Moments) -> list[Int64]:
+        """What `spent` needs of each moment, in one pass over all pieces for each slot: [n] ns of the own time of each
+        phase of the stage, then late and link, inside the launch."""
+        graph = self.graph
+        known = np.maximum(moments.run, 0)
+        first, piece = graph.runs.first[known], moments.piece
+        late = np.minimum(moments.in_piece_ns, self._late_ns[piece])
+        link = np.minimum(moments.in_piece_ns - late, self._link_ns[piece])
+        partial = {"late": late, "link": link, "own": moments.in_piece_ns - late - link}
+        slot_of_piece = self._slot_of_phase[graph.phase]
+        in_slot = slot_of_piece[piece]
+        found = []
+        for slot in range(int(self._slot_of_phase.max(initial=-1)) + 1):
+            before = _sums_before(np.where(slot_of_piece == slot, self._own_ns, 0))
+            found.append(before[piece] - before[first] + np.where(in_slot == slot, partial["own"], 0))
+        for name, values in (("late", self._late_ns), ("link", self._link_ns)):
+            before = _sums_before(values)
+            found.append(before[piece] - before[first] + partial[name])
+        for values in found:
+            values[moments.run < 0] = 0
+        return found
+
+    def spent(self, moments: Moments, slots: list[Int64]) -> Int64:
+        """[n, num_categories] ns by each moment, since a time that is the same for all moments of a stream."""
+        graph = self.graph
+        rows = np.arange(len(moments))
+        stage = graph.schedule.stage[moments.launch]
+        spent = self._base[moments.launch]
+        *own, late, link = slots
+        rest = moments.in_launch_ns - late - link
+        last = len(graph.phases) - 1
+        for slot, values in enumerate(own):
+            # A stage with fewer phases has nothing in this slot: adding it to some phase changes nothing.
+            spent[rows, np.minimum(self._first_phase[stage] + slot, last)] += values
+            rest -= values
+        spent[rows, graph.unrecorded[stage]] += np.maximum(rest, 0)
+        spent[:, self.host] += moments.after_ns
+        spent[:, self.late] += late
+        spent[:, self.link] += link
+        return spent
+
+    def _launch_bases(self) -> Int64:
+        """[num_launches, num_categories] ns spent on the stream of each launch by its start."""
+        schedule = self.graph.schedule
+        base = np.zeros((len(schedule.rank), self.num_categories), np.int64)
+        self._base = base  # still nothing: `spent` then gives what was spent inside the launch
+        if not len(schedule.order) or not len(self.graph.activity):
+            return base
+        order = schedule.order
+        ends = self._moments(order, schedule.last_run[order], schedule.end[order], np.zeros(len(order), np.int64))
+        inside = np.zeros_like(base)
+        inside[order] = self.spent(ends, self.slots(ends))
+        base = np.zeros_like(base)
+        for launch, before in zip(order.tolist(), schedule.before[order].tolist(), strict=True):
+            if before >= 0:
+                base[launch] = base[before] + inside[before]
+                base[launch, self.host] += schedule.gap_ns[launch]
+        return base
+
+
+def _sums_before(values: Int64) -> Int64:
+    """[n] sum of all values before each."""
+    sums = np.cumsum(values)
+    sums -= values
+    return sums
+
+
+def _divide_pieces(timeline: Timeline, graph: EventGraph, waits: Waits) -> tuple[Int64, Int64, Int64]:
+    """([num_pieces] ns of waiting for somebody late, ns of waiting for the link, all other ns)"""
+    activity = graph.activity
+    late, link = np.zeros(len(activity), np.int64), np.zeros(len(activity), np.int64)
+    wait_of_span = np.full(len(timeline.spans), -1, np.int32)
+    wait_of_span[waits.row] = np.arange(len(waits), dtype=np.int32)
+    piece = np.flatnonzero(wait_of_span[activity.span] >= 0)
+    wait = wait_of_span[activity.span[piece]]
+    begin = timeline.spans.start[waits.row[wait]]
+    until = begin + waits.late_ns[wait]
+    start, end = activity.start[piece], activity.end[piece]
+    late[piece] = np.clip(until - start, 0, end - start)
+    crosses = is_message(waits)[wait]
+    link[piece] = np.where(crosses, end - start - late[piece], 0)
+    return late, link, activity.end - activity.start - late - link
+
+
+def is_message(waits: Waits) -> npt.NDArray[np.bool_]:
+    """[n] whether the wait was for one signal on record: what is not lateness is then the link's."""
+    of_kind = (waits.kind == WaitKind.DATA) | (waits.kind == WaitKind.CREDIT)
+    return np.asarray(of_kind & (waits.signal >= 0), bool)

@@ -1,0 +1,154 @@
+"""Who is behind each wait: the lateness of its source split by what took longer there than at the waiter.
+
+Both are looked at from the last event that ordered them: the source until it released the wait, the waiter until it
+began to wait. Every category of time in which the source spent more gets its share: a phase of work, the host's gaps,
+the link, and waiting, which is passed on to the causes of those waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekern.analysis.cause_history import History, Moments, bisect_right
+from tracekern.analysis.cause_order import Edges, last_ordered
+from tracekern.analysis.event_graph import EventGraph
+from tracekern.analysis.waits import Waits
+from tracekern.timeline.model import Int64, Timeline
+
+Float = npt.NDArray[np.float64]
+
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """[n] for each wait the waits of its source since the two were ordered: two slices of a Sequence."""
+
+    own_first: Int64
+    own_stop: Int64
+    """Of Sequence.by_run: in the launch that released the wait."""
+    past_first: Int64
+    past_stop: Int64
+    """Of Sequence.by_stream: in earlier launches."""
+    total_ns: Int64
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """Some waits with a time and a weight each, as they follow each other on their run, and on their stream."""
+
+    edge: Int64
+    """[n] index into Edges, by (run, time)."""
+    run: Int64
+    time: Int64
+    """When what the weight measures was over."""
+    weight_ns: Int64
+    by_stream: Int64
+    """[m] indices into `edge`: those in the history of a stream, by (stream, time)."""
+    stream: Int64
+    """[m]"""
+
+    @classmethod
+    def of(cls, graph: EventGraph, edges: Edges, time: Int64, weight_ns: Int64) -> Sequence:
+        """The waits of some weight; time, weight_ns: [num_edges]."""
+        edge = np.flatnonzero(weight_ns > 0)
+        edge = edge[np.lexsort((time[edge], edges.waiter[edge]))]
+        run, time, weight_ns = edges.waiter[edge], time[edge], weight_ns[edge]
+        launch = graph.runs.launch[run]
+        in_history = np.flatnonzero(graph.schedule.last_run[launch] == run)
+        stream = graph.schedule.stream[launch[in_history]].astype(np.int64)
+        by_time = np.lexsort((time[in_history], stream))
+        return cls(edge, run, time, weight_ns, in_history[by_time], stream[by_time])
+
+    def ranges(self, graph: EventGraph, asked: Edges, since: Int64) -> Ranges:
+        """Waits with since < time < release; those of earlier launches by the history of the stream."""
+        launch = graph.runs.launch[asked.source]
+        began = graph.schedule.start[launch]
+        low, high = (np.searchsorted(self.run, asked.source, side) for side in ("left", "right"))
+        own_first = bisect_right(self.time, low, high, np.maximum(since, began - 1))
+        own_stop = np.maximum(bisect_right(self.time, low, high, asked.release - 1), own_first)
+        stream = graph.schedule.stream[launch].astype(np.int64)
+        low, high = (np.searchsorted(self.stream, stream, side) for side in ("left", "right"))
+        past_time = self.time[self.by_stream]
+        past_first = bisect_right(past_time, low, high, since)
+        past_stop = np.maximum(bisect_right(past_time, low, high, np.minimum(began, asked.release) - 1), past_first)
+        own, past = (np.append(0, np.cumsum(w)) for w in (self.weight_ns, self.weight_ns[self.by_stream]))
+        total = own[own_stop] - own[own_first] + past[past_stop] - past[past_first]
+        return Ranges(own_first, own_stop, past_first, past_stop, total)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How each late wait is split. Shares of a wait sum to 1."""
+
+    edge: Int64
+    """[n] late waits, by (run, release): index into Edges."""
+    late_ns: Int64
+    waiting: Float
+    """[n] share of what the source waited itself."""
+    link: Float
+    """[n] share of the link in the source's own waits."""
+    unexplained: Float
+    """[n] 1 where nothing took longer at the source."""
+    direct_wait: Int64
+    """[m] the rest, one row a wait and category: index into `edge`, ..."""
+    direct_category: Int64
+    """... category of the History (a phase or the host), ..."""
+    direct_share: Float
+    """... and share."""
+    late_waits: Sequence
+    link_waits: Sequence
+    late_ranges: Ranges
+    link_ranges: Ranges
+
+
+def split_waits(timeline: Timeline, graph: EventGraph, waits: Waits, edges: Edges, link_ns: Int64) -> Shares:
+    """link_ns: [num_edges] drain and visibility of each wait."""
+    late_waits = Sequence.of(graph, edges, edges.release, waits.late_ns[edges.wait])
+    link_waits = Sequence.of(graph, edges, edges.end, link_ns)
+    asked = edges.take(late_waits.edge)
+    since = last_ordered(timeline, graph, waits, edges, late_waits.edge)
+    late_ranges, link_ranges = (sequence.ranges(graph, asked, since) for sequence in (late_waits, link_waits))
+    history = History(timeline, graph, waits)
+    moments = [
+        history.of_runs(asked.source, asked.release),
+        history.of_runs(asked.source, since),
+        history.of_runs(asked.waiter, asked.begin),
+        history.of_runs(asked.waiter, since),
+    ]
+    columns = _split(history, moments, late_ranges.total_ns, link_ranges.total_ns)
+    return Shares(late_waits.edge, late_waits.weight_ns, *columns, late_waits, link_waits, late_ranges, link_ranges)
+
+
+def _split(
+    history: History, moments: list[Moments], late_ns: Int64, link_ns: Int64
+) -> tuple[Float, Float, Float, Int64, Int64, Float]:
+    """The columns of Shares from `waiting` to `direct_share`, some waits at a time."""
+    count = len(late_ns)
+    slots = [history.slots(each) for each in moments]
+    waiting, link, unexplained = np.zeros(count), np.zeros(count), np.zeros(count)
+    rows, categories, values = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0)]
+    for first in range(0, count, _CHUNK):
+        part = slice(first, first + _CHUNK)
+        source, source_since, waiter, waiter_since = (
+            history.spent(moment.take(part), [values[part] for values in slot])
+            for moment, slot in zip(moments, slots, strict=True)
+        )
+        at_waiter = np.maximum(waiter - waiter_since, 0)
+        at_source = np.maximum(source - source_since, 0)
+        at_source[:, history.late] = late_ns[part]
+        at_source[:, history.link] = link_ns[part]
+        longer = np.maximum(at_source - at_waiter, 0)
+        total = longer.sum(axis=1)
+        unexplained[part] = total == 0
+        scale = 1 / np.maximum(total, 1)
+        waiting[part] = longer[:, history.late] * scale
+        link[part] = longer[:, history.link] * scale
+        row, category = np.nonzero(longer[:, : history.late])
+        rows.append(row + first)
+        categories.append(category)
+        values.append(longer[row, category] * scale[row])
+    return waiting, link, unexplained, np.concatenate(rows), np.concatenate(categories), np.concatenate(values)

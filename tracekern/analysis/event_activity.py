@@ -1,0 +1,95 @@
+"""What each device track did at each time: its spans without overlap, a nested one taking its time from the outer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekern.timeline.model import OPEN_END, Int32, Int64, Timeline, TrackKind
+
+Mask = npt.NDArray[np.bool_]
+
+_MAX_DEPTH = 64
+
+
+@dataclass(frozen=True)
+class Activity:
+    """[n] pieces of device spans, sorted by (track, start); no two of a track overlap."""
+
+    span: Int64
+    """Index into Timeline.spans: the innermost span open at this time."""
+    track: Int32
+    start: Int64
+    end: Int64
+
+    def __len__(self) -> int:
+        return len(self.span)
+
+
+def flatten(timeline: Timeline) -> Activity:
+    """The closed spans of all device tracks. Where none encloses another one, each is a piece, of no length too."""
+    spans = timeline.spans
+    is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks] or [False])
+    span = np.flatnonzero(is_device[spans.track] & (spans.end != OPEN_END))
+    track, start, end = spans.track[span], spans.start[span], spans.end[span]
+    overlaps = (start[1:] < end[:-1]) & (track[1:] == track[:-1])
+    if not overlaps.any():
+        return Activity(span, track, start, end)
+    is_nested = np.isin(track, track[1:][overlaps])
+    flat = [Activity(span[~is_nested], track[~is_nested], start[~is_nested], end[~is_nested])]
+    lasting = is_nested & (end > start)
+    flat.append(_cut(Activity(span[lasting], track[lasting], start[lasting], end[lasting])))
+    joined = [np.concatenate([getattr(part, name) for part in flat]) for name in ("span", "track", "start", "end")]
+    order = np.lexsort((joined[2], joined[1]))
+    return Activity(*(column[order] for column in joined))
+
+
+def outermost(track: Int32, start: Int64, end: Int64) -> Mask:
+    """[n] whether a span begins when all spans before it on its track are over; sorted by (track, start, -end)."""
+    result = np.ones(len(start), bool)
+    if not len(start):
+        return result
+    # One number line for all tracks, so that a running maximum of the ends starts anew with each track.
+    base = start.min()
+    shift = np.cumsum(np.append(False, track[1:] != track[:-1])) * (int(end.max() - base) + 1) - base
+    reach = np.maximum.accumulate(end + shift)
+    result[1:] = start[1:] + shift[1:] >= reach[:-1]
+    return result
+
+
+def _cut(nested: Activity) -> Activity:
+    """Pieces of nested spans of positive length. A span that outlives the one it began in is cut there."""
+    parent, depth, end = _nest(nested)
+    inner = np.flatnonzero(parent >= 0)
+    # Every begin and every end of an inner span starts a piece: of the span itself, or of the one around it.
+    count = len(nested)
+    owner = np.concatenate([np.arange(count), parent[inner]])
+    time = np.concatenate([nested.start, end[inner]])
+    turn = np.concatenate([depth + 1, -depth[inner]])  # at one time: ends before begins, inner ends before outer ones
+    order = np.lexsort((turn, time, nested.track[owner]))
+    owner, time = owner[order], time[order]
+    track = nested.track[owner]
+    stop = end[owner]
+    same = track[1:] == track[:-1]
+    stop[:-1][same] = np.minimum(stop[:-1], time[1:])[same]
+    kept = stop > time
+    return Activity(nested.span[owner[kept]], track[kept], time[kept], stop[kept])
+
+
+def _nest(nested: Activity) -> tuple[Int64, Int64, Int64]:
+    """([n] index of the span around it or -1, [n] depth, [n] end, cut to that of the span around it)"""
+    parent = np.full(len(nested), -1, np.int64)
+    depth = np.zeros(len(nested), np.int64)
+    end = nested.end.copy()
+    rest = np.arange(len(nested))
+    for level in range(_MAX_DEPTH):
+        outer = outermost(nested.track[rest], nested.start[rest], end[rest])
+        around = rest[np.maximum.accumulate(np.where(outer, np.arange(len(rest)), 0))]
+        rest, around = rest[~outer], around[~outer]
+        if not len(rest):
+            break
+        parent[rest], depth[rest] = around, level + 1
+        end[rest] = np.minimum(end[rest], end[around])
+    return parent, depth, end
