@@ -133,7 +133,7 @@ def any_runs(draw: st.DrawFn) -> Timeline:
     for _ in range(draw(st.integers(0, 40))):
         track = draw(st.integers(0, len(tracks) - 1))
         event = draw(st.integers(0, NUMBER["wait_other"]))
-        start, length = draw(st.integers(0, 60)), draw(st.integers(-2, 40))
+        start, length = draw(st.integers(1000, 1060)), draw(st.integers(-2, 40))
         payload, shift = 0, 0
         for field in EVENTS[event].begin_fields:
             value = draw(st.integers(0, num_ranks)) if field.name == "peer" else draw(st.integers(0, 1))

@@ -125,9 +125,11 @@ def late_charges(timeline: Timeline, waits: Waits, bound: Bound) -> Charges:
     simple = np.ones(len(waits), bool)
     simple[arrivals.wait] = False
     plain = np.flatnonzero(simple & (waits.kind != WaitKind.UNMATCHED) & (waits.peer >= 0))
-    latest_for_sure = np.full(len(waits), -_UNKNOWN * 2)
-    np.maximum.at(latest_for_sure, arrivals.wait, arrivals.behind_ns - arrivals.doubt_ns)
-    candidate = arrivals.behind_ns + arrivals.doubt_ns >= latest_for_sure[arrivals.wait]
+    # Which of two arrivals was later is a matter of their two clocks: that of the rank that waits is the same for both.
+    doubt = clock_doubt(timeline, bound)[arrivals.rank]
+    surely_latest = np.full(len(waits), -2 * _UNKNOWN)
+    np.maximum.at(surely_latest, arrivals.wait, arrivals.behind_ns - doubt)
+    candidate = arrivals.behind_ns + doubt >= surely_latest[arrivals.wait]
     wait, rank = arrivals.wait[candidate], arrivals.rank[candidate]
     is_alone = np.bincount(wait, minlength=len(waits))[wait] == 1
     reach = np.clip((arrivals.behind_ns + arrivals.doubt_ns)[candidate], 0, waits.wait_ns[wait])

@@ -99,7 +99,6 @@ def wait_matrix(timeline: Timeline, waits: Waits, quantity: Quantity = Quantity.
     ranks = tuple(rank.rank for rank in timeline.ranks)
     index_of = np.full(max(ranks, default=-1) + 2, -1, np.int64)
     index_of[list(ranks)] = np.arange(len(ranks))
-    about = np.flatnonzero(waits.peer >= 0)
     groups = group_rows(len(waits), waits.rank, waits.peer)
     rank, peer = groups.columns
     known = peer >= 0
@@ -110,7 +109,7 @@ def wait_matrix(timeline: Timeline, waits: Waits, quantity: Quantity = Quantity.
     count[cell] = groups.count()[known]
     tick_ns = max((rank.resolution_ticks * 1e9 / rank.ticks_per_second for rank in timeline.ranks), default=0.0)
     doubt += np.ceil(count * _TICKS_IN_DOUBT * tick_ns).astype(np.int64)
-    if quantity is not Quantity.WAIT and len(about):
+    if quantity is not Quantity.WAIT:
         limits = limit_classes(timeline, waits, groups, Bound.LIKELY)
         lo, hi = (limits.late if quantity is Quantity.LATE else limits.drain).T
         doubt[cell] += (hi - lo)[known]
@@ -122,18 +121,22 @@ def find_abnormal(matrix: WaitMatrix) -> tuple[Abnormal, ...]:
     found: list[Abnormal] = []
     for locality in (Locality.SAME_NODE, Locality.OTHER_NODE):
         cells = (matrix.locality == locality) & (matrix.count > 0)
-        polish = polish_medians(np.where(cells, np.log(np.maximum(matrix.sum_ns, 1)), np.nan))
+        # Below its doubt a value is as good as its doubt; a factor over nothing would mean nothing.
+        at_least = np.maximum(matrix.sum_ns, np.maximum(matrix.doubt_ns, 1))
+        polish = polish_medians(np.where(cells, np.log(at_least), np.nan))
         found += _lines(matrix, locality, cells, polish.row, axis=0)
         found += _lines(matrix, locality, cells, polish.column, axis=1)
-        found += _points(matrix, locality, cells, polish.rest)
+        found += _points(matrix, locality, polish.rest)
     return tuple(sorted(found, key=lambda one: -one.excess_ns))
 
 
 def polish_medians(values: Float64) -> Polish:
-    """Median polish of an [n, m] matrix; nan where nothing is known. Lines of fewer than MIN_CELLS values stay at 0."""
-    rest = values.copy()
+    """Median polish of an [n, m] matrix with nan where nothing is known.
+
+    Lines of fewer than MIN_CELLS values are left out: nan in `rest`, 0 in `row` and `column`.
+    """
+    rest = np.where(_in_long_lines(np.isfinite(values)), values, np.nan)
     row, column = np.zeros(values.shape[0]), np.zeros(values.shape[1])
-    level = 0.0
     for _ in range(_MAX_SWEEPS):
         row_step = _medians(rest)
         rest -= row_step[:, None]
@@ -142,24 +145,31 @@ def polish_medians(values: Float64) -> Polish:
         row, column = row + row_step, column + column_step
         if not row_step.any() and not column_step.any():
             break
-    for effect, used in ((row, _is_long(values)), (column, _is_long(values.T))):
-        middle = float(np.median(effect[used])) if used.any() else 0.0
-        effect[used] -= middle
-        level += middle
+    level = 0.0
+    for effect, used in ((row, np.isfinite(rest).any(axis=1)), (column, np.isfinite(rest).any(axis=0))):
+        if used.any():
+            middle = float(np.median(effect[used]))
+            effect[used] -= middle
+            level += middle
     return Polish(level, row, column, rest)
 
 
+def _in_long_lines(known: Mask) -> Mask:
+    """[n, m] the cells whose row and column both hold MIN_CELLS or more of them."""
+    while True:
+        is_long = known & (known.sum(axis=1) >= MIN_CELLS)[:, None] & (known.sum(axis=0) >= MIN_CELLS)[None, :]
+        if np.array_equal(is_long, known):
+            return known
+        known = is_long
+
+
 def _medians(values: Float64) -> Float64:
-    """[n] median of each row that is long enough, else 0."""
+    """[n] median of each row, 0 where nothing in it is known."""
     result = np.zeros(len(values))
-    used = _is_long(values)
+    used = np.isfinite(values).any(axis=1)
     if used.any():
         result[used] = np.nanmedian(values[used], axis=1)
     return result
-
-
-def _is_long(values: Float64) -> Mask:
-    return np.asarray(np.isfinite(values).sum(axis=1) >= MIN_CELLS, bool)
 
 
 def _localities(timeline: Timeline) -> npt.NDArray[np.int8]:
@@ -187,9 +197,8 @@ def _lines(matrix: WaitMatrix, locality: Locality, cells: Mask, effect: Float64,
     ]
 
 
-def _points(matrix: WaitMatrix, locality: Locality, cells: Mask, rest: Float64) -> list[Abnormal]:
-    enough = cells & _is_long(np.where(cells, 0.0, np.nan))[:, None] & _is_long(np.where(cells, 0.0, np.nan).T)[None, :]
-    factor = np.where(enough, np.exp(np.where(enough, rest, 0.0)), 1.0)
+def _points(matrix: WaitMatrix, locality: Locality, rest: Float64) -> list[Abnormal]:
+    factor = np.exp(np.nan_to_num(rest))
     excess = matrix.sum_ns * (1 - 1 / factor)
     return [
         Abnormal(locality, matrix.ranks[i], matrix.ranks[j], float(factor[i, j]), round(float(excess[i, j])))

@@ -1,0 +1,219 @@
+"""Intervals hold the truth whatever the clocks did, and a rank is named only where they leave no other."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scenarios import SIGNAL_NS, Scenario, exchange
+from wait_oracle import any_runs
+
+import tracekern
+from tracekern.analysis.class_limits import limit_classes
+from tracekern.analysis.doubt import (
+    COVERED_SIGMAS,
+    Blame,
+    Bound,
+    Interval,
+    Verdict,
+    blame_ranks,
+    clock_doubt,
+    late_charges,
+    name_worst,
+)
+from tracekern.analysis.groups import group_rows
+from tracekern.analysis.waits import analyze_waits
+from tracekern.timeline.model import OPEN_END, ClockFit, Timeline
+
+TRACES = Path(__file__).resolve().parent.parent / "traces"
+
+
+def judge(timeline: Timeline) -> tuple[dict[int, Blame], Verdict]:
+    blames = blame_ranks(timeline, analyze_waits(timeline))
+    return {blame.rank: blame for blame in blames}, name_worst(blames)
+
+
+def with_clocks(timeline: Timeline, hard_ns: float, sigma_ns: float, error_ns: dict[int, int]) -> Timeline:
+    """The same run seen through clocks that are wrong."""
+    ranks = tuple(
+        dataclasses.replace(
+            rank, clock=ClockFit("ping-pong", hard_ns, sigma_ns) if rank.rank else ClockFit("reference", 0.0, 0.0)
+        )
+        for rank in timeline.ranks
+    )
+    spans = timeline.spans
+    wrong = np.array([error_ns.get(track.rank, 0) for track in timeline.tracks], np.int64)[spans.track]
+    end = np.where(spans.end == OPEN_END, OPEN_END, spans.end + wrong)
+    return timeline.replace(ranks=ranks, spans=dataclasses.replace(spans, start=spans.start + wrong, end=end))
+
+
+def test_the_late_rank_is_named():
+    blames, verdict = judge(exchange(late={2: 50_000}).timeline({1: 300, 3: -400}, hard_ns=600, sigma_ns=150))
+    assert verdict == Verdict(2, True, (2,))
+    assert blames[2].likely.lo_ns <= 3 * 5 * 50_000 <= blames[2].likely.hi_ns
+
+
+def test_the_longest_waiter_is_not_blamed():
+    timeline = exchange(late={1: 30_000, 2: 30_000, 3: 45_000}).timeline(hard_ns=600, sigma_ns=100)
+    waits = analyze_waits(timeline)
+    waited = np.bincount(waits.rank, waits.wait_ns)
+    assert waited.argmax() == 0
+    assert judge(timeline)[1].rank == 3
+    assert judge(timeline)[0][0].late_ns == 0
+
+
+def test_nothing_injected_nobody_named():
+    blames, verdict = judge(exchange().timeline(hard_ns=600, sigma_ns=100))
+    assert verdict == Verdict(None, False, verdict.candidates)
+    assert {blame.late_ns for blame in blames.values()} == {0}
+    assert {blame.likely.lo_ns for blame in blames.values()} == {0}
+
+
+def test_with_perfect_clocks_and_nothing_late_there_is_no_candidate():
+    assert judge(exchange().timeline())[1] == Verdict(None, False, ())
+
+
+def test_a_clock_error_larger_than_the_effect_is_inconclusive():
+    run = exchange(late={2: 1000}, slow_link={(1, peer): 4000 for peer in (0, 2, 3)})
+    blames, verdict = judge(run.timeline())
+    assert (blames[1].late_ns, verdict.rank) == (0, 2)
+    blames, verdict = judge(run.timeline({1: 3900}, hard_ns=4500, sigma_ns=1500))
+    assert blames[1].late_ns > 3 * blames[2].late_ns  # the stamps alone accuse rank 1, which is not late
+    assert verdict.rank is None
+    assert verdict.candidates[:2] == (1, 2)
+    assert blames[1].likely.lo_ns == 0
+    assert blames[1].likely.inconclusive_ns == blames[1].likely.hi_ns >= blames[1].late_ns
+
+
+def test_likely_is_said_where_it_is_not_proven():
+    timeline = exchange(late={2: 2000}).timeline(hard_ns=4000, sigma_ns=100)
+    assert judge(timeline)[1] == Verdict(2, False, (2,))
+
+
+def test_likely_is_never_wider_than_proven():
+    timeline = exchange(num_ranks=3).timeline(hard_ns=500, sigma_ns=400)
+    assert (
+        clock_doubt(timeline, Bound.LIKELY).tolist() == clock_doubt(timeline, Bound.PROVEN).tolist() == [0, 500, 500, 0]
+    )
+    timeline = exchange(num_ranks=3).timeline(hard_ns=500, sigma_ns=40)
+    assert clock_doubt(timeline, Bound.LIKELY).tolist() == [0, COVERED_SIGMAS * 40, COVERED_SIGMAS * 40, 0]
+
+
+def test_errors_add_up_over_waits():
+    widths = []
+    for num_launches in (1, 8):
+        blames, _ = judge(exchange(num_launches=num_launches, late={2: 9000}).timeline(hard_ns=700, sigma_ns=100))
+        widths.append(blames[2].proven.inconclusive_ns)
+    # Each waits 9060 ns for rank 2, and can have waited no longer. Rank 0 is the reference: 9000 - 700 at least; the
+    # others 9000 - 1400.
+    one_launch = (9060 - 8300) + 2 * (9060 - 7600)
+    assert widths == [one_launch, 8 * one_launch]
+
+
+def test_within_a_rank_there_is_no_doubt():
+    run = Scenario(1, num_warps=2)
+    run.launch("dispatch")
+    run.work(0, 500, warp=1)
+    run.signal(0, peer=0, warp=1)
+    run.wait(0, peer=0, warp=0)
+    charges = late_charges(timeline := run.timeline(), analyze_waits(timeline), Bound.PROVEN)
+    assert (charges.lo_ns.tolist(), charges.hi_ns.tolist()) == ([500], [500])
+    assert judge(timeline) == ({0: Blame(0, 0, Interval(0, 0), Interval(0, 0))}, Verdict(None, False, ()))
+
+
+def test_unaligned_ranks_leave_everything_open():
+    timeline = exchange(late={2: 50_000}).timeline().replace(aligned=False)
+    blames, verdict = judge(timeline)
+    assert verdict.rank is None
+    assert set(verdict.candidates) == {0, 1, 2, 3}
+    assert {blame.likely.lo_ns for blame in blames.values()} == {0}
+    waits = analyze_waits(timeline)
+    assert blames[2].likely.hi_ns == int(waits.wait_ns[waits.peer == 2].sum())
+
+
+def test_every_rank_that_may_have_come_last_at_a_barrier_is_named():
+    run = Scenario(4)
+    run.launch("dispatch")
+    for rank, ns in enumerate((1000, 20_000, 20_500, 1000)):
+        run.work(rank, ns)
+    run.meet()
+    timeline = run.timeline(hard_ns=800, sigma_ns=50)
+    waits = analyze_waits(timeline)
+    proven, likely = (late_charges(timeline, waits, bound) for bound in (Bound.PROVEN, Bound.LIKELY))
+    assert set(likely.rank) == {2}
+    assert set(proven.rank) == {1, 2}
+    blames, verdict = judge(timeline)
+    assert verdict == Verdict(2, False, (2,))
+    assert blames[1].proven.lo_ns == blames[2].proven.lo_ns == 0
+    assert blames[2].likely.lo_ns > 2 * 19_000
+    assert blames[1].late_ns == 0
+    assert blames[2].late_ns == pytest.approx(2 * 19_500 + 500, abs=4 * 4 * SIGNAL_NS)
+
+
+@pytest.mark.parametrize("name", ["cpu_8_ranks", "h200x4"])
+def test_kept_captures_charge_all_lateness_between_ranks_once(name: str):
+    timeline = tracekern.load(TRACES / name)
+    waits = analyze_waits(timeline)
+    blames = blame_ranks(timeline, waits)
+    assert sum(blame.late_ns for blame in blames) == int(waits.late_ns[waits.rank != waits.peer].sum())
+    for blame in blames:
+        assert blame.proven.lo_ns <= blame.likely.lo_ns <= blame.late_ns <= blame.likely.hi_ns <= blame.proven.hi_ns
+
+
+@settings(max_examples=150, deadline=None)
+@given(any_runs(), st.integers(0, 30), st.data())
+def test_the_truth_lies_inside_whatever_the_clocks_did(truth: Timeline, hard_ns: int, data: st.DataObject):
+    error = {rank.rank: data.draw(st.integers(-hard_ns, hard_ns)) for rank in truth.ranks if rank.rank}
+    seen = with_clocks(truth, hard_ns, hard_ns, error)
+    true_waits, waits = analyze_waits(truth), analyze_waits(seen)
+    # Ranks and phases do not change with the clocks; who came last at a barrier does.
+    groups = group_rows(len(waits), waits.rank, waits.phase)
+    limits = limit_classes(seen, waits, groups, Bound.PROVEN)
+    for name in ("late", "drain", "rest"):
+        true_ns, seen_ns = (groups.sum(getattr(one, f"{name}_ns")) for one in (true_waits, waits))
+        lo, hi = getattr(limits, name).T
+        for ns in (true_ns, seen_ns):
+            assert (lo <= ns).all(), name
+            assert (ns <= hi).all(), name
+    charges = late_charges(seen, waits, Bound.PROVEN)
+    for rank in (entry.rank for entry in truth.ranks):
+        mine = charges.rank == rank
+        true_ns = int(true_waits.late_ns[true_waits.peer == rank].sum())
+        assert charges.lo_ns[mine].sum() <= true_ns <= charges.hi_ns[mine].sum()
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> Timeline:
+    """Some messages from rank 1 to rank 0: signals and waits at any time, a warp each."""
+    times = st.tuples(st.integers(1000, 1050), st.integers(0, 25))
+    pairs = draw(st.lists(st.tuples(times, times), min_size=1, max_size=5))
+    run = Scenario(2, num_warps=len(pairs))
+    run.launch("dispatch")
+    for slot, (signal, wait) in enumerate(pairs):
+        run.now[1, slot], run.now[0, slot] = signal[0], wait[0]
+        run.signal(1, peer=0, slot=slot, ns=signal[1], warp=slot)
+        run.wait(0, peer=1, slot=slot, warp=slot, see_ns=wait[1])
+    return run.timeline()
+
+
+@settings(max_examples=50, deadline=None)
+@given(messages(), st.integers(0, 15))
+def test_limits_are_reached_by_some_offset(truth: Timeline, hard_ns: int):
+    """Late and rest are; drain is not missed, and met where there is one wait or no doubt."""
+    sums: dict[str, list[int]] = {"late": [], "drain": [], "rest": []}
+    for offset in range(-hard_ns, hard_ns + 1):
+        moved = analyze_waits(with_clocks(truth, 0, 0, {1: offset}))
+        for name, found in sums.items():
+            found.append(int(getattr(moved, f"{name}_ns").sum()))
+    waits = analyze_waits(seen := with_clocks(truth, hard_ns, hard_ns, {}))
+    limits = limit_classes(seen, waits, group_rows(len(waits)), Bound.PROVEN)
+    assert limits.late[0].tolist() == [min(sums["late"]), max(sums["late"])]
+    assert limits.rest[0].tolist() == [min(sums["rest"]), max(sums["rest"])]
+    lo, hi = limits.drain[0].tolist()
+    assert lo <= min(sums["drain"]) <= max(sums["drain"]) <= hi
+    if len(waits) == 1 or hard_ns == 0:
+        assert (lo, hi) == (min(sums["drain"]), max(sums["drain"]))
