@@ -23,6 +23,7 @@ py::dict track_header_offsets() {
     offsets["written"] = offsetof(TrackHeader, written);
     offsets["attempted"] = offsetof(TrackHeader, attempted);
     offsets["finished"] = offsetof(TrackHeader, finished);
+    offsets["torn"] = offsetof(TrackHeader, torn);
     return offsets;
 }
 
@@ -39,6 +40,7 @@ py::dict launch_descriptor_offsets() {
     offsets["role_mask"] = offsetof(LaunchDescriptor, role_mask);
     offsets["launch_idx"] = offsetof(LaunchDescriptor, launch_idx);
     offsets["epoch"] = offsetof(LaunchDescriptor, epoch);
+    offsets["first_lap"] = offsetof(LaunchDescriptor, first_lap);
     return offsets;
 }
 
@@ -55,6 +57,8 @@ void register_layout(py::module_& module) {
     layout["kind_bits"] = kKindBits;
     layout["event_bits"] = kEventBits;
     layout["payload_low_bits"] = kPayloadLowBits;
+    layout["lap_shift"] = kLapShift;
+    layout["started_ring"] = kStartedRing;
     module.attr("layout") = layout;
 }
 

@@ -25,7 +25,6 @@ Enum enum_named(const std::string& what, const std::string& name, const char* co
 
 inline constexpr const char* kVariantNames[] = {"flag", "token", "fused", "balanced"};
 inline constexpr const char* kNumberNames[] = {"fp32", "fp16", "bf16"};
-inline constexpr const char* kRecordFormatNames[] = {"wide", "compact"};
 
 inline RecordFormat record_format_named(const std::string& name) {
     return enum_named<RecordFormat>("record_format", name, kRecordFormatNames);

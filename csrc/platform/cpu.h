@@ -43,8 +43,10 @@ inline bool take_if(bool wanted, uint32_t room, uint32_t& free, uint32_t& attemp
     return taken;
 }
 template <class Record>
-void store_if(bool enabled, Record* records, uint32_t& index, const Record& record) {
-    if (enabled) records[index++] = record;
+void store_if(bool enabled, Record* place, uint32_t& count, const Record& record) {
+    if (!enabled) return;
+    *place = record;
+    ++count;
 }
 inline uint32_t sm_id() {
     return 0;

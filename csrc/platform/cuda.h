@@ -66,7 +66,7 @@ TK_DEVICE bool take_if(bool wanted, uint32_t room, uint32_t& free, uint32_t& att
 
 // Where `enabled`: stores a record of 8 or 16 bytes in global memory and counts it.
 template <class Record>
-TK_DEVICE void store_if(bool enabled, Record* records, uint32_t& index, const Record& record) {
+TK_DEVICE void store_if(bool enabled, Record* place, uint32_t& count, const Record& record) {
     struct Words {
         uint32_t words[sizeof(Record) / 4];
     };
@@ -77,8 +77,8 @@ TK_DEVICE void store_if(bool enabled, Record* records, uint32_t& index, const Re
             "setp.ne.u32 %%enabled, %2, 0;\n\t"
             "@%%enabled st.global.v4.b32 [%1], {%3, %4, %5, %6};\n\t"
             "@%%enabled add.u32 %0, %0, 1;\n\t}"
-            : "+r"(index)
-            : "l"(records + index),
+            : "+r"(count)
+            : "l"(place),
               "r"(uint32_t{enabled}),
               "r"(value.words[0]),
               "r"(value.words[1]),
@@ -92,8 +92,8 @@ TK_DEVICE void store_if(bool enabled, Record* records, uint32_t& index, const Re
             "setp.ne.u32 %%enabled, %2, 0;\n\t"
             "@%%enabled st.global.v2.b32 [%1], {%3, %4};\n\t"
             "@%%enabled add.u32 %0, %0, 1;\n\t}"
-            : "+r"(index)
-            : "l"(records + index), "r"(uint32_t{enabled}), "r"(value.words[0]), "r"(value.words[1])
+            : "+r"(count)
+            : "l"(place), "r"(uint32_t{enabled}), "r"(value.words[0]), "r"(value.words[1])
             : "memory");
     }
 }

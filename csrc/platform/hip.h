@@ -40,8 +40,10 @@ TK_DEVICE bool take_if(bool wanted, uint32_t room, uint32_t& free, uint32_t& att
     return taken;
 }
 template <class Record>
-TK_DEVICE void store_if(bool enabled, Record* records, uint32_t& index, const Record& record) {
-    if (enabled) records[index++] = record;
+TK_DEVICE void store_if(bool enabled, Record* place, uint32_t& count, const Record& record) {
+    if (!enabled) return;
+    *place = record;
+    ++count;
 }
 TK_DEVICE uint32_t sm_id() {
     // Hardware register HW_ID (4), bits 8..14: compute unit, shader array and engine of gfx9.

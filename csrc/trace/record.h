@@ -15,7 +15,9 @@ namespace tracekern {
 enum class RecordFormat : uint32_t {
     wide = 0,     // 16 bytes: 64-bit ticks, 55 payload bits
     compact = 1,  // 8 bytes: low 32 bits of the ticks, 23 payload bits, extra records for the rest
+    ring = 2,     // as wide, but the last records of a track stay and not the first; each tells its lap, see below
 };
+inline constexpr const char* kRecordFormatNames[] = {"wide", "compact", "ring"};
 
 enum class RecordKind : uint32_t {
     empty = 0,
@@ -46,6 +48,12 @@ struct alignas(16) WideRecord {
 };
 static_assert(sizeof(WideRecord) == 16 && offsetof(WideRecord, word) == 12, "WideRecord is a file format");
 
+// A ring has a power of two of slots, the largest that fits records_per_track. The lap of its writer stands in the
+// upper 16 bits of the ticks: whoever reads a ring that is still written, or was torn when its writer died, knows the
+// slots of this lap from those of the lap before and from any that are older. 48 bits of ns are 78 hours, for one
+// launch.
+constexpr uint32_t kLapShift = 48;
+
 struct alignas(8) CompactRecord {
     uint32_t ticks_low;  // `extend` and `time_high` carry their 32 bits here
     uint32_t word;
@@ -62,13 +70,18 @@ struct alignas(64) TrackHeader {
     uint32_t sm;  // physical unit the block ran on
     uint32_t epoch;
     uint32_t launch_idx;
-    uint32_t started;
+    uint32_t started;  // kStarted, or kStartedRing where the records are those of a ring
     uint64_t end_ticks;
-    uint32_t written;    // records in the region
-    uint32_t attempted;  // records that a region without end would hold; the difference was lost
+    // Records in the region, and those that a region without end would hold; the difference was lost. In a ring both
+    // count from lap 0 of the region; in a dump they mean the same as everywhere, and the difference was overwritten.
+    uint32_t written;
+    uint32_t attempted;
     uint32_t finished;
-    uint32_t reserved[3];
+    uint32_t torn;  // in a dump: records of a ring that should be there and never arrived
+    uint32_t reserved[2];
 };
+constexpr uint32_t kStarted = 1;
+constexpr uint32_t kStartedRing = 2;
 static_assert(sizeof(TrackHeader) == 64 && offsetof(TrackHeader, end_ticks) == 32, "TrackHeader is a file format");
 
 // Which tracks and events of a launch are recorded, and where to. Lives in memory the device can read, so that a
@@ -85,7 +98,8 @@ struct alignas(64) LaunchDescriptor {
     uint32_t role_mask;  // bit i: record role i
     uint32_t launch_idx;
     uint32_t epoch;
-    uint64_t reserved;
+    uint32_t first_lap;  // of a ring: 0, or the lap behind the last one of the launch that had the region before
+    uint32_t reserved;
 };
 static_assert(sizeof(LaunchDescriptor) == 64, "LaunchDescriptor is shared between host and device");
 

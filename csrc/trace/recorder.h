@@ -13,7 +13,7 @@
 //
 // One writer owns a track: no atomic, no fence, no warp synchronisation on the write path, so recording is legal in
 // divergent code of the leader lane. A begin reserves the room of its end, so whatever begins can end; what finds no
-// room is counted.
+// room is counted. RecordFormat::ring reserves nothing: it overwrites the oldest record, for a flight recorder.
 //
 // All lanes run the same instructions and only the leader's stores are enabled: a branch around them would cost more
 // than the stores.
@@ -157,7 +157,8 @@ public:
 template <RecordFormat kFormat>
 class Recorder<true, kFormat> {
 public:
-    using Record = std::conditional_t<kFormat == RecordFormat::wide, WideRecord, CompactRecord>;
+    static constexpr bool kIsRing = kFormat == RecordFormat::ring;
+    using Record = std::conditional_t<kFormat == RecordFormat::compact, CompactRecord, WideRecord>;
     struct Args {
         const LaunchDescriptor* descriptor;
     };
@@ -174,8 +175,15 @@ public:
         const uint64_t track = uint64_t{index} * launch.warps_per_block + warp.warp;
         header_ = launch.headers + track;
         records_ = static_cast<Record*>(launch.records) + track * launch.records_per_track;
-        free_ = launch.records_per_track;
         event_mask_ = launch.event_mask;
+        if constexpr (kIsRing) {
+            if (launch.records_per_track == 0) event_mask_ = 0;
+            ring_bits_ = 31 - static_cast<uint32_t>(__builtin_clz(launch.records_per_track | 1));
+            ring_mask_ = (1u << ring_bits_) - 1;
+            written_ = launch.first_lap << ring_bits_;
+        } else {
+            free_ = launch.records_per_track;
+        }
         const uint64_t ticks = read_clock();
         ticks_high_ = static_cast<uint32_t>(ticks >> 32);
         header_->start_ticks = ticks;
@@ -185,7 +193,7 @@ public:
         header_->sm = sm_id();
         header_->epoch = epoch;
         header_->launch_idx = launch.launch_idx;
-        header_->started = 1;
+        header_->started = kIsRing ? kStartedRing : kStarted;
     }
     Recorder(const Recorder&) = delete;
 
@@ -193,7 +201,7 @@ public:
         if (!header_) return;
         header_->end_ticks = read_clock();
         header_->written = written_;
-        header_->attempted = attempted_;
+        header_->attempted = kIsRing ? written_ : attempted_;
         header_->finished = 1;
     }
 
@@ -225,7 +233,7 @@ public:
     // Gives back the room of an end that will never come.
     template <class Event, Event kEvent>
     TK_DEVICE void leave_open(bool open) {
-        if (!open) return;
+        if (kIsRing || !open) return;
         attempted_ -= room<Event, kEvent, true>();
         free_ += room<Event, kEvent, true>();
     }
@@ -265,7 +273,12 @@ private:
 
     template <class Event>
     TK_DEVICE bool reserve(Event event, uint32_t room) {
-        return take_if(event_mask_ >> static_cast<uint32_t>(event) & 1u, room, free_, attempted_);
+        const bool wanted = event_mask_ >> static_cast<uint32_t>(event) & 1u;
+        if constexpr (kIsRing) {
+            return wanted;
+        } else {
+            return take_if(wanted, room, free_, attempted_);
+        }
     }
 
     // Returns whether the record was written: `open`, but for a lost time_high.
@@ -274,15 +287,21 @@ private:
         const uint32_t word = record_word(kind, event, payload);
         const uint32_t payload_high = static_cast<uint32_t>(payload >> kPayloadLowBits);
         if constexpr (kFormat == RecordFormat::wide) {
-            store_if(open, records_, written_, Record{ticks, payload_high, word});
+            store_if(open, records_ + written_, written_, Record{ticks, payload_high, word});
+        } else if constexpr (kIsRing) {
+            const uint32_t slot = written_ & ring_mask_;
+            const uint64_t lap = written_ >> ring_bits_;
+            const uint64_t low_ticks = ticks & ((uint64_t{1} << kLapShift) - 1);
+            store_if(open, records_ + slot, written_, Record{lap << kLapShift | low_ticks, payload_high, word});
         } else {
             const uint32_t high = static_cast<uint32_t>(ticks >> 32);
             if (open & (high != ticks_high_)) write_time_high(high);
             open &= high == ticks_high_;
             if constexpr (kExtended) {
-                store_if(open, records_, written_, Record{payload_high, record_word(RecordKind::extend, 0, 0)});
+                store_if(
+                    open, records_ + written_, written_, Record{payload_high, record_word(RecordKind::extend, 0, 0)});
             }
-            store_if(open, records_, written_, Record{static_cast<uint32_t>(ticks), word});
+            store_if(open, records_ + written_, written_, Record{static_cast<uint32_t>(ticks), word});
         }
         return open;
     }
@@ -291,7 +310,7 @@ private:
     TK_DEVICE void write_time_high(uint32_t high) {
         if (take_if(true, 1, free_, attempted_)) {
             ticks_high_ = high;
-            store_if(true, records_, written_, Record{high, record_word(RecordKind::time_high, 0, 0)});
+            store_if(true, records_ + written_, written_, Record{high, record_word(RecordKind::time_high, 0, 0)});
         } else {
             free_ = 0;
         }
@@ -305,6 +324,8 @@ private:
     uint32_t written_ = 0;
     uint32_t attempted_ = 0;
     uint32_t ticks_high_ = 0;
+    uint32_t ring_bits_ = 0;  // of a ring: 2^ring_bits_ slots
+    uint32_t ring_mask_ = 0;
 };
 
 }  // namespace tracekern

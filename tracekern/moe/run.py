@@ -44,6 +44,8 @@ class MoeRun:
     timeout_ms: int = 20_000
     records_per_track: int | str = "auto"
     record_format: str = "wide"
+    keep: str = "first"
+    """"first" or "last" records of a full track stay."""
     every: int = 1
     blocks: int = 0
     """Of a kernel; 0: 4 on the CPU, 128 on a GPU."""
@@ -61,6 +63,7 @@ class MoeRun:
             ("routing", self.routing, ROUTINGS),
             ("backend", self.backend, ("auto", "cpu", "cuda")),
             ("record format", self.record_format, ("wide", "compact")),
+            ("keep", self.keep, ("first", "last")),
         ):
             if value not in wanted:
                 raise BadInput(f"{name} is {value!r}; wanted one of {', '.join(wanted)}")

@@ -28,6 +28,10 @@ KIND_MASK = (1 << KIND_BITS) - 1
 EVENT_MASK = MAX_EVENTS - 1
 EVENT_SHIFT = KIND_BITS
 PAYLOAD_SHIFT = KIND_BITS + EVENT_BITS
+LAP_SHIFT = 48
+"""Where the lap stands in the ticks of a ring's record."""
+STARTED_RING = 2
+"""TrackHeader.started of a track whose records are those of a ring."""
 
 
 class RecordKind(enum.IntEnum):
@@ -57,6 +61,8 @@ ENTRY_COUNTED_ONLY = 1
 WIDE_RECORD = np.dtype([("ticks", "<u8"), ("payload_high", "<u4"), ("word", "<u4")])
 COMPACT_RECORD = np.dtype([("ticks_low", "<u4"), ("word", "<u4")])
 RECORD_DTYPES = {"wide": WIDE_RECORD, "compact": COMPACT_RECORD}
+"""Of a dump. A segment may also be a "ring": wide records in it, and wide in its dump."""
+SEGMENT_DTYPES = RECORD_DTYPES | {"ring": WIDE_RECORD}
 
 TRACK_HEADER = np.dtype(
     [
@@ -72,7 +78,8 @@ TRACK_HEADER = np.dtype(
         ("written", "<u4"),
         ("attempted", "<u4"),
         ("finished", "<u4"),
-        ("reserved", "<u4", (3,)),
+        ("torn", "<u4"),
+        ("reserved", "<u4", (2,)),
     ]
 )
 
@@ -89,7 +96,8 @@ LAUNCH_DESCRIPTOR = np.dtype(
         ("role_mask", "<u4"),
         ("launch_idx", "<u4"),
         ("epoch", "<u4"),
-        ("reserved", "<u8"),
+        ("first_lap", "<u4"),
+        ("reserved", "<u4"),
     ]
 )
 
@@ -116,7 +124,8 @@ LAUNCH_ENTRY = np.dtype(
         ("roles_offset", "<u8"),
         ("events_bytes", "<u4"),
         ("roles_bytes", "<u4"),
-        ("reserved", "V56"),
+        ("first_lap", "<u4"),
+        ("reserved", "V52"),
     ]
 )
 """What the host knows of a launch before it starts; `events` and `roles` are JSON in the arena."""

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from tracekern.errors import BadInput
 from tracekern.record import format as fmt
 from tracekern.record.dump import LaunchSection, Part
+from tracekern.record.ring import Rings, read_rings
 from tracekern.record.segment import Segment
 
 _SCAN_RECORDS = 4096
@@ -61,12 +62,57 @@ def replace_atomically(path: Path) -> Iterator[BinaryIO]:
             Path(temporary).unlink(missing_ok=True)
 
 
+def _is_ring(headers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    return np.asarray(headers["started"] == fmt.STARTED_RING)
+
+
+def _chunks(records: npt.NDArray[Any]) -> Iterator[slice]:
+    """Some tracks at a time, to bound memory."""
+    step = max(1, _PACK_RECORDS // max(1, records.shape[1]))
+    return (slice(first, first + step) for first in range(0, len(records), step))
+
+
+def _read_rings(
+    segment: Segment, entry: Any, headers: npt.NDArray[Any]
+) -> Iterator[tuple[npt.NDArray[np.int64], Rings]]:
+    """(tracks, their rings) of those tracks of the launch that are rings."""
+    records = segment.records(entry)
+    for rows in _chunks(records):
+        tracks = np.flatnonzero(_is_ring(headers[rows])) + rows.start
+        if len(tracks) and records.shape[1]:
+            yield tracks, read_rings(records[tracks], headers[tracks], int(entry["first_lap"]))
+
+
+def _unrolled(segment: Segment, entry: Any, headers: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    """The records of a launch that has rings, track after track: those of a ring from the oldest to the newest."""
+    records = segment.records(entry)
+    for rows in _chunks(records):
+        chunk = records[rows].copy()
+        kept = np.arange(chunk.shape[1]) < headers["written"][rows, None]
+        ring = np.flatnonzero(_is_ring(headers[rows]))
+        rings = read_rings(chunk[ring], headers[rows][ring], int(entry["first_lap"]))
+        width = rings.order.shape[1]
+        unrolled = np.take_along_axis(chunk[ring, :width], rings.order, axis=1)
+        unrolled["ticks"] = rings.ticks
+        chunk[ring, :width] = unrolled
+        kept[ring, :width] = rings.kept
+        yield chunk[kept]
+
+
 def _found_records(segment: Segment, entry: Any, headers: npt.NDArray[Any]) -> None:
-    """Set `written` of tracks that never finished to the number of records before the first empty one."""
+    """Set `written` of tracks that never finished to the number of records before the first empty one.
+
+    Of a ring, finished or not, to the number of records found, and `attempted` and `torn` with it.
+    """
     per_track = int(entry["records_per_track"])
+    is_ring = _is_ring(headers)
+    for rows, rings in _read_rings(segment, entry, headers):
+        headers["written"][rows] = rings.kept.sum(axis=1)
+        headers["attempted"][rows] = rings.attempted
+        headers["torn"][rows] = rings.torn
     np.minimum(headers["written"], per_track, out=headers["written"])
     words = segment.records(entry)["word"]
-    for track in np.flatnonzero(headers["finished"] == 0):
+    for track in np.flatnonzero((headers["finished"] == 0) & ~is_ring):
         found = 0
         while headers["started"][track] and found < per_track:
             empty = np.flatnonzero(words[track, found : found + _SCAN_RECORDS] & fmt.KIND_MASK == 0)
@@ -89,10 +135,11 @@ class _Packed:
     def records(self, segment: Segment) -> Iterator[npt.NDArray[Any]]:
         """The written records, track after track, some tracks at a time to bound memory."""
         records = segment.records(self.entry)
-        step = max(1, _PACK_RECORDS // max(1, records.shape[1]))
-        for first in range(0, len(records), step):
-            written = self.headers["written"][first : first + step]
-            yield records[first : first + step][np.arange(records.shape[1]) < written[:, None]]
+        if _is_ring(self.headers).any():
+            yield from _unrolled(segment, self.entry, self.headers)
+            return
+        for rows in _chunks(records):
+            yield records[rows][np.arange(records.shape[1]) < self.headers["written"][rows, None]]
 
 
 def _metadata(segment: Segment, launches: list[_Packed]) -> tuple[dict[str, Any], int]:
@@ -131,6 +178,7 @@ def _metadata(segment: Segment, launches: list[_Packed]) -> tuple[dict[str, Any]
     closed = int(segment.header["state"]) == fmt.SegmentState.CLOSED
     metadata = {key: value for key, value in segment.metadata.items() if key != "directory"} | {
         "version": fmt.DUMP_VERSION,
+        "record_format": "wide" if segment.record_dtype == fmt.WIDE_RECORD else "compact",
         "state": "closed" if closed else "salvaged",
         "event_tables": tables["event"],
         "role_tables": tables["role"],

@@ -150,7 +150,7 @@ class Segment:
     @property
     def record_dtype(self) -> np.dtype[Any]:
         if self._record_dtype is None:
-            self._record_dtype = fmt.RECORD_DTYPES[self.metadata["record_format"]]
+            self._record_dtype = fmt.SEGMENT_DTYPES[self.metadata["record_format"]]
         return self._record_dtype
 
     @property
@@ -190,6 +190,7 @@ class Segment:
             "records_per_track": plan.records_per_track,
             "role_mask": plan.role_mask,
             "event_mask": plan.event_mask,
+            "first_lap": 0,
         }
         descriptor = self._view(region, fmt.LAUNCH_DESCRIPTOR, 1)
         _fill(descriptor, shared | {"headers": self.address + headers_at, "records": self.address + records_at})

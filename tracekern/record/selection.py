@@ -23,8 +23,11 @@ class Selection:
     roles: tuple[str, ...] | None = None
     events: tuple[str, ...] | None = None
     every: int = 1
+    keep: Literal["first", "last"] = "first"
 
     def __post_init__(self) -> None:
+        if self.keep not in ("first", "last"):
+            raise BadInput(f"keep={self.keep!r}: wanted 'first', or 'last' for a flight recorder")
         records = self.records_per_track
         if records != "auto" and (not isinstance(records, int) or not 0 <= records < 1 << 31):
             raise BadInput(f"records_per_track={records!r}: wanted 'auto' or a count below 2^31")
@@ -34,6 +37,18 @@ class Selection:
         for name, value, low in (("start", blocks.start, 0), ("stop", blocks.stop, 0), ("step", blocks.step, 1)):
             if value is not None and value < low:
                 raise BadInput(f"blocks={self.blocks}: {name} {value}, wanted {low} or more")
+
+    def room(self, counted: int | None) -> int:
+        """Records of a track in a launch whose fullest track needed `counted`; None: that was never counted.
+
+        A ring has a power of two of them, and is as large whatever the launch needs.
+        """
+        keeps_last = self.keep == "last"
+        if self.records_per_track != "auto":
+            wanted = self.records_per_track
+        else:
+            wanted = DEFAULT_RECORDS_PER_TRACK if counted is None or keeps_last else counted
+        return 1 << (wanted - 1).bit_length() if keeps_last and wanted else wanted
 
     def pick_blocks(self, num_blocks: int) -> range:
         return range(*(self.blocks or slice(None)).indices(num_blocks))

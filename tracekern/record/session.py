@@ -31,7 +31,7 @@ from tracekern.record.gather import leave_dump, save_torch_profile
 from tracekern.record.group import Group, host_identity
 from tracekern.record.manifest import forget_old_capture
 from tracekern.record.segment import LaunchPlan, Segment
-from tracekern.record.selection import DEFAULT_RECORDS_PER_TRACK, KernelTable, Selection
+from tracekern.record.selection import KernelTable, Selection
 
 SAMPLE_EVERY_S = 4.0
 """Clocks are sampled before the first launch after this: 5 s is what the fit allows, and launches take time."""
@@ -59,6 +59,7 @@ def capture(
     *,
     records_per_track: int | Literal["auto"] = "auto",
     record_format: Literal["wide", "compact"] = "wide",
+    keep: Literal["first", "last"] = "first",
     blocks: slice | None = None,
     roles: Sequence[str] | None = None,
     events: Sequence[str] | None = None,
@@ -73,6 +74,7 @@ def capture(
     """A capture into directory `path`, to be used as a context manager; collective over the ranks of the run.
 
     records_per_track: "auto" gives exactly what `capture.counting()` found, or 1024 where nothing was counted.
+    keep: what stays where a track is full: its first records, or, for a flight recorder, its last.
     blocks, roles, events: record these only. every: record each Nth launch of a name. max_bytes: cap of this rank's
     memory. settings: anything that JSON holds, about the workload. clocks: sample the ranks' clocks. host_spans: room
     for ranges. device: what the kernels run on; the host's own clock without.
@@ -81,8 +83,12 @@ def capture(
     if record_format not in fmt.RECORD_DTYPES:
         raise BadInput(f"record_format={record_format!r}: wanted one of {', '.join(fmt.RECORD_DTYPES)}")
     selection = Selection(
-        records_per_track, blocks, tuple(roles) if roles else None, tuple(events) if events else None, every
+        records_per_track, blocks, tuple(roles) if roles else None, tuple(events) if events else None, every, keep
     )
+    if keep == "last":
+        if record_format != "wide":
+            raise BadInput(f"keep='last' with record_format={record_format!r}: wanted 'wide'; records must stand alone")
+        record_format = "ring"  # type: ignore[assignment]
     about: dict[str, Any] = {"record_format": record_format, "settings": settings or {}}
     about["command"] = shlex.join(sys.argv) if command is None else command
     return Capture(Path(path).absolute(), selection, about, max_bytes, host_spans, device or HostDevice(), clocks)
@@ -336,6 +342,4 @@ class Capture:
     def _records_per_track(self, name: str) -> int:
         if self._is_counting:
             return 0
-        if self._selection.records_per_track == "auto":
-            return self._counted.get(name, DEFAULT_RECORDS_PER_TRACK)
-        return self._selection.records_per_track
+        return self._selection.room(self._counted.get(name))

@@ -96,8 +96,24 @@ def _decode_batch(
         time=ticks[marked],
         payload=records.payload(where[marked]),
     )
+    is_cut = runs.overwritten[batch][owner[spanning[pairs.orphan]]] > 0
+    cut, orphan = spanning[pairs.orphan[is_cut]], spanning[pairs.orphan[~is_cut]]
+    if len(cut):
+        first = np.searchsorted(owner, owner[cut])
+        since_oldest = Spans(
+            track=track[owner[cut]],
+            event=events.without_begin(type_of[cut]),
+            launch=launch[owner[cut]],
+            start=ticks[first],
+            end=ticks[cut],
+            begin_payload=np.zeros(len(cut), np.uint64),
+            end_payload=records.payload(where[cut]),
+        )
+        # In front of what begins later in the same run; the outer ones, which end later, in front of the inner ones.
+        before = np.lexsort((np.concatenate([-cut, begin]), np.concatenate([first * 2, begin * 2 + 1])))
+        spans = join_rows([since_oldest, spans], Spans()).take(before)
     strange = np.flatnonzero((records.kind == fmt.RecordKind.EMPTY) | (records.kind > fmt.RecordKind.TIME_HIGH))
-    findings.orphans.append(track[owner[spanning[pairs.orphan]]])
+    findings.orphans.append(track[owner[orphan]])
     findings.strange.append(track[run_of[strange]])
     findings.backwards.append(track[backwards])
     return spans, marks
@@ -122,7 +138,7 @@ def _forward_only(ticks: Int64, owner: Int32) -> tuple[Int64, Int32]:
 
 
 def _launches(dump: Dump, runs: Runs) -> tuple[Launch, ...]:
-    lost = np.where(runs.finished, np.maximum(runs.attempted - runs.written, 0), 0)
+    lost, overwritten = runs.lost, runs.overwritten
     needed = np.maximum(runs.attempted, runs.written)
     stops = np.cumsum([entry.num_tracks for entry in dump.launches], dtype=np.int64).tolist()
     launches = []
@@ -143,6 +159,7 @@ def _launches(dump: Dump, runs: Runs) -> tuple[Launch, ...]:
                 records_per_track=entry.records_per_track,
                 records_lost=int(lost[rows].sum()),
                 records_needed=int(needed[rows].max(initial=0)),
+                records_overwritten=int(overwritten[rows].sum()),
             )
         )
     return tuple(launches)

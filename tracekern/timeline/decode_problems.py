@@ -28,6 +28,7 @@ class Findings:
 def find_problems(timeline: Timeline, dump: Dump, findings: Findings) -> tuple[Problem, ...]:
     problems = _whole_rank(dump)
     problems += _losses(timeline, findings)
+    problems += _overwritten(dump.rank, findings.runs)
     problems += _open_spans(timeline, findings)
     rank = dump.rank
     for tracks, severity, kind, text in (
@@ -74,7 +75,7 @@ def _losses(timeline: Timeline, findings: Findings) -> list[Problem]:
         if launch.records_lost and launch.records_per_track
     ]
     per_track = np.array([launch.records_per_track for launch in timeline.launches], np.int64)[runs.launch]
-    lost = np.where(runs.finished & (per_track > 0), np.maximum(runs.attempted - runs.written, 0), 0)
+    lost = np.where(per_track > 0, runs.lost, 0)
     of_track = np.zeros(len(timeline.tracks), np.int64)
     needed = np.zeros(len(timeline.tracks), np.int64)
     lossy = np.flatnonzero(lost)
@@ -83,10 +84,25 @@ def _losses(timeline: Timeline, findings: Findings) -> list[Problem]:
     for track in np.flatnonzero(of_track).tolist():
         text = f"{_where(timeline, track)}: {of_track[track]} records lost; {needed[track]} would have been enough"
         problems.append(Problem("error", "lost_records", rank, track, text, int(of_track[track])))
-    cut = np.flatnonzero(~runs.finished & (per_track > 0) & (runs.written == per_track))
+    cut = np.flatnonzero(~runs.finished & ~runs.ring & (per_track > 0) & (runs.written == per_track))
     for track, count in zip(*_count(findings.merge.track[cut]), strict=True):
         text = f"{_where(timeline, track)}: never finished and its region is full: later records are missing"
         problems.append(Problem("error", "torn_track", rank, track, text, count))
+    return problems
+
+
+def _overwritten(rank: int, runs: Runs) -> list[Problem]:
+    """What a flight recorder does all the time: one note a rank. What it should not: records that never arrived."""
+    problems = []
+    count = int(runs.overwritten.sum())
+    if count:
+        num_launches = len(np.unique(runs.launch[runs.overwritten > 0]))
+        text = f"rank {rank}: {count} older records of {num_launches} launches were overwritten, as keep='last' asks"
+        problems.append(Problem("note", "overwritten_records", rank, -1, text, count))
+    torn = int(runs.torn.sum())
+    if torn:
+        text = f"rank {rank}: {torn} records never arrived in {int((runs.torn > 0).sum())} tracks: torn when it died"
+        problems.append(Problem("warning", "torn_track", rank, -1, text, torn))
     return problems
 
 
@@ -94,7 +110,7 @@ def _open_spans(timeline: Timeline, findings: Findings) -> list[Problem]:
     """Spans that never closed: what a hung kernel was doing, or what a full region could not say any more."""
     runs, spans = findings.runs, timeline.spans
     opened = np.flatnonzero(spans.end == OPEN_END)
-    full = runs.finished & (runs.attempted > runs.written)
+    full = runs.lost > 0
     full_pairs = set(zip(findings.merge.track[full].tolist(), runs.launch[full].tolist(), strict=True))
     names: dict[tuple[int, str], list[str]] = {}
     for row in opened.tolist():

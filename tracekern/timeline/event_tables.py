@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,14 @@ class EventNumbers:
         for unknown in np.flatnonzero((np.bincount(cell, minlength=len(flat)) > 0) & (flat < 0)).tolist():
             flat[unknown] = self._add(EventType(f"unknown_event_{unknown % MAX_EVENTS}", EventClass.WORK, "completion"))
         number: Int32 = flat[cell]
+        return number
+
+    def without_begin(self, number: Int32) -> Int32:
+        """[n] the same events as spans whose begin was overwritten: what it told, and whom they meet, is not known."""
+        types = self.types()
+        for known in np.unique(number).tolist():
+            headless = dataclasses.replace(types[known], channel=None, begin_fields=())
+            number = np.where(number == known, np.int32(self._add(headless)), number)
         return number
 
     def types(self) -> tuple[EventType, ...]:

@@ -206,9 +206,11 @@ def _unmatched(timeline: Timeline, ends: _Ends, matched: Int64) -> list[Problem]
     rows = ends.waits.row[ends.waits.closed]
     rows = rows[~is_matched[rows]]
     ranks, counts = np.unique(timeline.track_ranks()[timeline.spans.track[rows]], return_counts=True)
+    # A flight recorder may have kept the wait and overwritten the signal.
+    expected = any(launch.records_overwritten for launch in timeline.launches)
     return [
         Problem(
-            "warning",
+            "note" if expected else "warning",
             "unmatched_wait",
             rank,
             -1,

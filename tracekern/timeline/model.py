@@ -102,6 +102,8 @@ class Launch:
     records_lost: int
     records_needed: int
     """records_per_track that would have lost nothing."""
+    records_overwritten: int = 0
+    """Of a flight recorder: older records that made room."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ class Rank:
 class Problem:
     """Something the reader should know: a loss, a torn track, an unpaired record."""
 
-    severity: str  # "warning": the rest is right; "error": part of the data is missing or doubtful
+    severity: str  # "note": as was asked for; "warning": the rest is right; "error": data is missing or doubtful
     kind: str  # "lost_records" | "open_span" | "orphan_end" | "torn_track" | "unmatched_wait" | "backwards_flow" | ...
     rank: int
     track: int  # index into Timeline.tracks, -1: none

@@ -36,11 +36,25 @@ class Runs:
     """Index of its first record in the records area."""
     written: Int64
     attempted: Int64
+    torn: Int64
+    """Records that should be there and never arrived; rings only."""
     started: npt.NDArray[np.bool_]
     finished: npt.NDArray[np.bool_]
+    ring: npt.NDArray[np.bool_]
+    """Kept its last records, not its first."""
 
     def __len__(self) -> int:
         return len(self.first)
+
+    @property
+    def lost(self) -> Int64:
+        """[num_runs] records that found no room."""
+        return np.where(self.finished & ~self.ring, np.maximum(self.attempted - self.written, 0), 0)
+
+    @property
+    def overwritten(self) -> Int64:
+        """[num_runs] records of a ring that made room for later ones."""
+        return np.where(self.ring, np.maximum(self.attempted - self.written - self.torn, 0), 0)
 
 
 def read_runs(dump: Dump) -> tuple[Runs, npt.NDArray[Any]]:
@@ -62,7 +76,9 @@ def read_runs(dump: Dump) -> tuple[Runs, npt.NDArray[Any]]:
     last = np.maximum(start, end)
     filled = written > 0
     last[filled] = np.maximum(last[filled], _last_record_ticks(area, (first + written - 1)[filled], start[filled]))
-    columns = {key: headers[key].astype(np.int64) for key in ("block", "warp", "role", "sm", "epoch", "attempted")}
+    columns = {
+        key: headers[key].astype(np.int64) for key in ("block", "warp", "role", "sm", "epoch", "attempted", "torn")
+    }
     runs = Runs(
         launch=launch,
         start=start,
@@ -72,6 +88,7 @@ def read_runs(dump: Dump) -> tuple[Runs, npt.NDArray[Any]]:
         written=written,
         started=headers["started"] != 0,
         finished=headers["finished"] != 0,
+        ring=headers["started"] == fmt.STARTED_RING,
         **columns,
     )
     return runs, area

@@ -8,6 +8,7 @@ using namespace tracekern;  // NOLINT: entry points have C names
 using RecorderOff = Recorder<false>;
 using RecorderWide = Recorder<true, RecordFormat::wide>;
 using RecorderCompact = Recorder<true, RecordFormat::compact>;
+using RecorderRing = Recorder<true, RecordFormat::ring>;
 
 #define TK_P2P_KERNEL(name, call)                                                                      \
     TK_KERNEL name##_off(const P2PArgs args, const LaunchSize size, RecorderOff::Args trace) {         \
@@ -21,6 +22,10 @@ using RecorderCompact = Recorder<true, RecordFormat::compact>;
     TK_KERNEL name##_compact(const P2PArgs args, const LaunchSize size, RecorderCompact::Args trace) { \
         Warp warp(size);                                                                               \
         call, RecorderCompact > (warp, args, trace);                                                   \
+    }                                                                                                  \
+    TK_KERNEL name##_ring(const P2PArgs args, const LaunchSize size, RecorderRing::Args trace) {       \
+        Warp warp(size);                                                                               \
+        call, RecorderRing > (warp, args, trace);                                                      \
     }
 
 // A comma inside a macro argument would end it.
@@ -52,10 +57,11 @@ TK_P2P_KERNELS(TK_P2P_KERNEL)
     // For the host: entry points by name.
     #include "moe/p2p/kernel_table.hpp"
 
-    #define TK_TABLE_ROW(name, call)                                     \
-        {#name "_off", reinterpret_cast<const void*>(name##_off)},       \
-            {#name "_wide", reinterpret_cast<const void*>(name##_wide)}, \
-            {#name "_compact", reinterpret_cast<const void*>(name##_compact)},
+    #define TK_TABLE_ROW(name, call)                                           \
+        {#name "_off", reinterpret_cast<const void*>(name##_off)},             \
+            {#name "_wide", reinterpret_cast<const void*>(name##_wide)},       \
+            {#name "_compact", reinterpret_cast<const void*>(name##_compact)}, \
+            {#name "_ring", reinterpret_cast<const void*>(name##_ring)},
 
 const std::unordered_map<std::string, const void*>& tracekern::p2p_kernels() {
     static const std::unordered_map<std::string, const void*> kernels = {TK_P2P_KERNELS(TK_TABLE_ROW)};

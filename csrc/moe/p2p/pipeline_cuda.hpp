@@ -79,7 +79,7 @@ public:
             clear_device_on(stream, args_.send_count, shape_.num_ranks * sizeof(uint32_t));
         }
         LaunchSize size{grid_.num_blocks, grid_.warps_per_block};
-        const char* body = descriptor == 0 ? "off" : format == RecordFormat::wide ? "wide" : "compact";
+        const char* body = descriptor == 0 ? "off" : kRecordFormatNames[static_cast<uint32_t>(format)];
         launch_kernel(kernel_of(stage, body),
                       grid_.num_blocks,
                       grid_.warps_per_block * 32,
@@ -111,7 +111,7 @@ private:
     // could have to wait for a kernel that spins.
     void check_residency() const {
         for (uint32_t stage = 0; stage < 5; ++stage) {
-            for (const char* body : {"off", "wide", "compact"}) {
+            for (const char* body : {"off", "wide", "compact", "ring"}) {
                 const auto which = static_cast<P2PStage>(stage);
                 const uint32_t room =
                     resident_blocks(kernel_of(which, body), grid_.warps_per_block * 32, shared_bytes(which));
