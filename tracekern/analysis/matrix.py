@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.analysis.class_limits import limit_classes
+from tracekern.analysis.class_limits import limit_drain, limit_late
 from tracekern.analysis.doubt import Bound
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.waits import Waits
@@ -110,8 +110,8 @@ def wait_matrix(timeline: Timeline, waits: Waits, quantity: Quantity = Quantity.
     tick_ns = max((rank.resolution_ticks * 1e9 / rank.ticks_per_second for rank in timeline.ranks), default=0.0)
     doubt += np.ceil(count * _TICKS_IN_DOUBT * tick_ns).astype(np.int64)
     if quantity is not Quantity.WAIT:
-        limits = limit_classes(timeline, waits, groups, Bound.LIKELY)
-        lo, hi = (limits.late if quantity is Quantity.LATE else limits.drain).T
+        limit = limit_late if quantity is Quantity.LATE else limit_drain
+        lo, hi = limit(timeline, waits, groups, Bound.LIKELY).T
         doubt[cell] += (hi - lo)[known]
     return WaitMatrix(quantity, ranks, sums, count, doubt, _localities(timeline))
 

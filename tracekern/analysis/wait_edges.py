@@ -116,9 +116,9 @@ def _meetings(timeline: Timeline, rows: Int64, place_of_track: Int64) -> tuple[I
     meeting = group_rows(len(rows), spans.launch[rows], place_of_track[spans.track[rows]], ordinal)
     start, end = spans.start[rows], spans.end[rows]
     closed = end != OPEN_END
-    by_arrival = np.lexsort((start, meeting.group))
+    came_last = np.flatnonzero(start == meeting.largest(start)[meeting.group])
     last = np.empty(len(meeting), np.int64)
-    last[meeting.group[by_arrival]] = by_arrival  # the last one written stays
+    last[meeting.group[came_last]] = came_last
     left_early = closed & (end < start[last[meeting.group]])
     sound = np.ones(len(meeting), bool)
     sound[meeting.group[left_early]] = False

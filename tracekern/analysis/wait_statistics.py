@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from tracekern.analysis.groups import Groups, group_rows
 from tracekern.analysis.waits import CLASSES, Phase, Waits
 from tracekern.timeline.model import Int64
+
+Float64 = npt.NDArray[np.float64]
 
 KEYS = ("rank", "phase", "role", "peer")
 
@@ -18,6 +21,8 @@ KEYS = ("rank", "phase", "role", "peer")
 class WaitStatistic:
     """The waits that agree in the keys asked for; the other keys are None."""
 
+    group: int
+    """Their number in group_waits(waits, by): where `class_limits` has their limits."""
     rank: int | None
     phase: Phase | None
     role: str | None
@@ -36,16 +41,21 @@ class WaitStatistic:
     slack_ns: int
 
 
+def group_waits(waits: Waits, by: Sequence[str] = KEYS) -> Groups:
+    """The groups of waits that agree in the keys `by`. Raises ValueError for a key that is not in KEYS."""
+    if unknown := sorted(set(by) - set(KEYS)):
+        raise ValueError(f"no key {unknown[0]!r}; wanted some of {', '.join(KEYS)}")
+    return group_rows(len(waits), *(getattr(waits, key) for key in by))
+
+
 def wait_statistics(waits: Waits, by: Sequence[str] = KEYS) -> tuple[WaitStatistic, ...]:
     """One row for each group of waits that agree in the keys `by`, largest sum first.
 
     Raises ValueError for a key that is not in KEYS.
     """
-    if unknown := sorted(set(by) - set(KEYS)):
-        raise ValueError(f"no key {unknown[0]!r}; wanted some of {', '.join(KEYS)}")
+    groups = group_waits(waits, by)
     if not len(waits):
         return ()
-    groups = group_rows(len(waits), *(getattr(waits, key) for key in by))
     keys = dict(zip(by, groups.columns, strict=True))
     sums, counts = groups.sum(waits.wait_ns), groups.count()
     warps = group_rows(len(waits), groups.group, waits.track)
@@ -56,6 +66,7 @@ def wait_statistics(waits: Waits, by: Sequence[str] = KEYS) -> tuple[WaitStatist
     wrong_order, slack = groups.sum(waits.wrong_order_ns), groups.sum(waits.slack_ns)
     return tuple(
         WaitStatistic(
+            group=i,
             rank=int(keys["rank"][i]) if "rank" in keys else None,
             phase=waits.phases[keys["phase"][i]] if "phase" in keys else None,
             role=waits.roles[keys["role"][i]] if "role" in keys else None,
@@ -73,9 +84,9 @@ def wait_statistics(waits: Waits, by: Sequence[str] = KEYS) -> tuple[WaitStatist
     )
 
 
-def _quantiles(groups: Groups, values: Int64, wanted: Sequence[float]) -> list[np.ndarray]:
+def _quantiles(groups: Groups, values: Int64, wanted: Sequence[float]) -> list[Float64]:
     """[num_groups] for each wanted quantile: linear between the two nearest values."""
-    ordered = values[np.lexsort((values, groups.group))]
+    ordered = _sort_within(groups, values)
     count = groups.count()
     first = np.cumsum(count) - count
     found = []
@@ -86,3 +97,13 @@ def _quantiles(groups: Groups, values: Int64, wanted: Sequence[float]) -> list[n
         low, high = ordered[first + below], ordered[first + above]
         found.append(low + (high - low) * (place - below))
     return found
+
+
+def _sort_within(groups: Groups, values: Int64) -> Int64:
+    """The values (0 or more), group after group, each ascending."""
+    room = int(values.max(initial=0)) + 1
+    if len(groups) * room >= 1 << 62:
+        return values[np.lexsort((values, groups.group))]
+    packed = groups.group * room + values  # one sort of numbers takes a tenth of a sort of indices by two keys
+    packed.sort()
+    return packed % room
