@@ -64,7 +64,7 @@ class History:
         first_phase = np.searchsorted(graph.stage_of_phase, np.arange(len(graph.stages)))
         self._slot_of_phase = (np.arange(len(graph.phases)) - first_phase[graph.stage_of_phase]).astype(np.int8)
         self._first_phase = first_phase
-        self._late_ns, self._link_ns, self._own_ns = _divide_pieces(timeline, graph, waits)
+        self._late_ns, self._link_ns, self._own_ns = divide_pieces(timeline, graph, waits)
         self._base = self._launch_bases()
 
     def of_runs(self, run: Int64, time: Int64) -> Moments:
@@ -166,7 +166,7 @@ def _sums_before(values: Int64) -> Int64:
     return sums
 
 
-def _divide_pieces(timeline: Timeline, graph: EventGraph, waits: Waits) -> tuple[Int64, Int64, Int64]:
+def divide_pieces(timeline: Timeline, graph: EventGraph, waits: Waits) -> tuple[Int64, Int64, Int64]:
     """([num_pieces] ns of waiting for somebody late, ns of waiting for the link, all other ns)"""
     activity = graph.activity
     late, link = np.zeros(len(activity), np.int64), np.zeros(len(activity), np.int64)

@@ -51,11 +51,15 @@ def outermost(track: Int32, start: Int64, end: Int64) -> Mask:
     result = np.ones(len(start), bool)
     if not len(start):
         return result
-    # One number line for all tracks, so that a running maximum of the ends starts anew with each track.
-    base = start.min()
-    shift = np.cumsum(np.append(False, track[1:] != track[:-1])) * (int(end.max() - base) + 1) - base
-    reach = np.maximum.accumulate(end + shift)
-    result[1:] = start[1:] + shift[1:] >= reach[:-1]
+    # One number line for all tracks, so that a running maximum of the ends starts anew with each track. Each
+    # counts from its own first span: unaligned clocks may lie years apart.
+    is_first = np.append(True, track[1:] != track[:-1])
+    group = np.cumsum(is_first) - 1
+    begin = start - start[is_first][group]
+    length = end - start
+    begin += group * (int((begin + length).max()) + 1)
+    reach = np.maximum.accumulate(begin + length)
+    result[1:] = begin[1:] >= reach[:-1]
     return result
 
 

@@ -121,7 +121,7 @@ def _find_runs(activity: Activity, launch: Int32) -> tuple[Int32, Runs]:
     is_first = np.ones(len(track), bool)
     is_first[1:] = (track[1:] != track[:-1]) | (launch[1:] != launch[:-1])
     first = np.flatnonzero(is_first)
-    stop = np.append(first[1:], len(track))
+    stop = np.append(first, len(track))[1:]
     run = (np.cumsum(is_first, dtype=np.int32) - 1).astype(np.int32)
     return run, Runs(track[first], launch[first], first, stop, activity.start[first], activity.end[stop - 1])
 

@@ -1,0 +1,173 @@
+"""Balance against counts in plain loops, unions of intervals against marked ticks, and what the events do not say."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timelines import COPY, EVENTS, SIGNAL, WAIT, make_rank, make_spans, make_timeline, make_tracks, timelines
+
+import tracekern
+from tracekern.analysis.balance import BYTES_OF_DTYPE, Balance, analyze_balance, load_imbalance
+from tracekern.analysis.balance_unions import union_ns
+from tracekern.moe.routing import draw_batch
+from tracekern.moe.run import MoeRun
+from tracekern.moe.shape import DTYPES
+from tracekern.timeline.model import EventClass, EventType, Field, Timeline
+
+TRACES = Path(__file__).resolve().parent.parent / "traces"
+PEER, SLOT, EXPERT = Field("peer", 10), Field("slot", 22), Field("expert", 16)
+RECEIVE, SCALE = len(EVENTS), len(EVENTS) + 1
+ALL_EVENTS = (
+    *EVENTS,
+    EventType("receive_token", EventClass.WORK, "issue", None, (PEER, SLOT, EXPERT)),
+    EventType("scale_token", EventClass.WORK, "issue", None, (EXPERT, Field("row", 32))),
+)
+
+
+def build(rows: list[tuple[int, int, int, int, int]], num_ranks: int = 2, **settings: object) -> Timeline:
+    """rows: (track, event, start, end, payload); tracks 2 to 5 are rank 0's warps, 8 to 11 rank 1's."""
+    return make_timeline(
+        num_ranks,
+        ranks=tuple(make_rank(rank, metadata={"settings": settings}) for rank in range(num_ranks)),
+        tracks=make_tracks(num_ranks),
+        events=ALL_EVENTS,
+        spans=make_spans((track, event, 0, start, end, payload, 0) for track, event, start, end, payload in rows),
+        flows=type(make_timeline().flows)(),
+    )
+
+
+def test_links():
+    rows = [(2, COPY, 100, 200, 1), (3, COPY, 150, 300, 1), (2, SIGNAL, 200, 260, 1), (3, COPY, 400, 500, 1 | 1 << 10)]
+    rows += [(2, COPY, 600, 900, 0)]  # to itself: no link
+    (link,) = analyze_balance(build(rows, hidden=500, dtype="bf16"), link_limit=20.0).links
+    assert (link.source, link.destination, link.tokens, link.bytes) == (0, 1, 3, 3000)
+    assert link.busy_ns == 300
+    assert link.gb_per_s == 10.0
+    assert link.utilisation == 0.5
+    by_pair = analyze_balance(build(rows, hidden=500, dtype="bf16"), link_limit={(0, 1): 40.0}).links[0]
+    assert by_pair.utilisation == 0.25
+    from_capture = analyze_balance(build(rows, hidden=500, dtype="bf16", link_gb_per_s=100.0)).links[0]
+    assert from_capture.limit_gb_per_s == 100.0
+
+
+def test_without_a_size_there_is_no_rate():
+    balance = analyze_balance(build([(2, COPY, 100, 200, 1)]), link_limit=20.0)
+    (link,) = balance.links
+    assert (balance.token_bytes, link.bytes, link.gb_per_s, link.utilisation) == (None, None, None, None)
+    assert link.busy_ns == 100
+
+
+def test_loads():
+    expert = 5 << 32
+    rows = [
+        (2, RECEIVE, 0, 100, 1 | expert),
+        (3, WAIT, 0, 400, 1),
+        (4, SCALE, 100, 350, 5),
+        (8, COPY, 0, 70, 0 | 3 << 10),
+        (8, SIGNAL, 70, 90, 0),
+    ]
+    balance = analyze_balance(build(rows))
+    first, second = balance.ranks
+    assert (first.busy_ns, first.wait_ns, first.num_spans, first.tokens_received) == (350, 400, 2, 1)
+    assert (second.busy_ns, second.wait_ns, second.tokens_sent) == (90, 0, 1)
+    assert load_imbalance(balance.ranks) == pytest.approx(350 / 220)
+    assert [(load.rank, load.name, load.busy_ns) for load in balance.experts] == [(0, "5", 350)]
+    assert [(load.rank, load.name, load.busy_ns) for load in balance.blocks] == [
+        (0, "0", 100),
+        (0, "1", 250),
+        (1, "0", 90),
+    ]
+    assert [(load.rank, load.name, load.busy_ns) for load in balance.roles] == [
+        (0, "", 350),
+        (0, "sender", 0),
+        (1, "", 90),
+    ]
+
+
+def test_time_inside_another_span_counts_once():
+    rows = [(2, COPY, 0, 1000, 1), (2, WAIT, 300, 700, 1), (2, SIGNAL, 800, 900, 1)]
+    load = analyze_balance(build(rows)).ranks[0]
+    assert (load.busy_ns, load.wait_ns) == (600, 400)
+
+
+def test_overlap():
+    rows = [(2, COPY, 0, 100, 1), (3, COPY, 50, 150, 1), (4, SCALE, 120, 400, 5), (5, SCALE, 10, 20, 5)]
+    first, second = analyze_balance(build(rows)).overlaps
+    assert (first.communication_ns, first.compute_ns, first.both_ns) == (150, 290, 40)
+    assert first.share == pytest.approx(40 / 150)
+    assert second.communication_ns == 0
+    assert math.isnan(second.share)
+
+
+INTERVALS = st.lists(st.tuples(st.integers(0, 2), st.integers(-30, 30), st.integers(0, 12)), max_size=25)
+
+
+@given(INTERVALS, st.sampled_from([0, 10**17]))
+def test_unions_against_marked_ticks(rows: list[tuple[int, int, int]], apart: int):
+    marked = {(owner, tick) for owner, start, length in rows for tick in range(start, start + length)}
+    owner, start, length = (np.array([row[i] for row in rows], np.int64) for i in range(3))
+    start = start + owner * apart
+    found = union_ns(owner, start, start + length, 4)
+    assert found.tolist() == [sum(mark[0] == number for mark in marked) for number in range(4)]
+
+
+def test_the_kept_capture_against_its_routing():
+    timeline = tracekern.load(TRACES / "cpu_8_ranks")
+    options = MoeRun(**{**timeline.ranks[0].metadata["settings"]})
+    sent: Counter[int] = Counter()
+    received: Counter[int] = Counter()
+    for rank in range(options.ranks):
+        for iteration in range(options.iterations):
+            batch = draw_batch(
+                options.shape,
+                seed=options.seed,
+                rank=rank,
+                iteration=iteration,
+                routing=options.routing,
+                uneven=options.uneven,
+            )
+            for expert in batch.topk_idx.flatten().tolist():
+                if expert >= 0:
+                    sent[rank] += 1
+                    received[expert // options.shape.num_local_experts] += 1
+    balance = analyze_balance(timeline)
+    assert {load.rank: load.tokens_received for load in balance.ranks} == dict(received)
+    # Every token comes back: a rank also sends the results of what it received.
+    assert {load.rank: load.tokens_sent for load in balance.ranks} == {
+        rank: sent[rank] + received[rank] for rank in range(options.ranks)
+    }
+    assert sum(load.tokens_received for load in balance.experts) == sum(received.values())
+    assert balance.token_bytes == options.hidden * 2
+
+
+def test_sizes_of_number_types_are_those_of_the_kernels():
+    assert DTYPES.items() <= BYTES_OF_DTYPE.items()
+
+
+@settings(max_examples=100, deadline=None)
+@given(timelines(), st.booleans())
+def test_any_timeline_has_a_balance(timeline: Timeline, aligned: bool):
+    balance = analyze_balance(timeline.replace(aligned=aligned))
+    assert_consistent(balance)
+    assert len(balance.overlaps) == len(timeline.ranks)
+
+
+def assert_consistent(balance: Balance) -> None:
+    for loads in (balance.blocks, balance.roles):
+        for name in ("busy_ns", "wait_ns", "num_spans", "tokens_sent"):
+            assert sum(getattr(load, name) for load in loads) == sum(getattr(load, name) for load in balance.ranks)
+    for overlap in balance.overlaps:
+        assert 0 <= overlap.both_ns <= min(overlap.communication_ns, overlap.compute_ns)
+
+
+def test_nothing_on_record():
+    balance = analyze_balance(Timeline("ns", (), (), (), ()))
+    assert dataclasses.astuple(balance) == ((), (), (), (), (), (), None)
+    assert math.isnan(load_imbalance(balance.ranks))

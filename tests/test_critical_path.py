@@ -1,0 +1,142 @@
+"""The critical path: synthetic runs whose longest chain is known, sums to the tick, and Timelines that hold nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from scenarios import Scenario
+from scenarios_causes import COPY_NS, GAP_NS, CallScenario, chain, pipeline
+from timelines import timelines
+
+import tracekern
+from tracekern.analysis.critical_path import CriticalPath, critical_path
+from tracekern.analysis.critical_path import Path as FoundPath
+from tracekern.analysis.path_parts import PathKind
+from tracekern.analysis.waits import Phase, analyze_waits
+from tracekern.timeline.model import Timeline
+
+TRACES = Path(__file__).resolve().parent.parent / "traces"
+DELAY_NS, CALLS = 50_000, 4
+
+
+def path_of(timeline: Timeline) -> CriticalPath:
+    found = critical_path(timeline, analyze_waits(timeline))
+    for path in (found.whole, *found.iterations):
+        if path:
+            assert_sums(path)
+    return found
+
+
+def assert_sums(path: FoundPath) -> None:
+    assert sum(part.time_ns for part in path.parts) == path.makespan_ns
+    assert (path.segments.end - path.segments.start).sum() == path.makespan_ns
+    if path.makespan_ns:
+        assert path.segments.start[0] == path.start_ns
+        assert path.segments.end[-1] == path.end_ns
+    assert (path.segments.start[1:] == path.segments.end[:-1]).all()
+
+
+def time_in(path: FoundPath, rank: int, kind: PathKind, phase: Phase | None = None) -> int:
+    return sum(
+        part.time_ns for part in path.parts if (part.rank, part.kind) == (rank, kind) and phase in (None, part.phase)
+    )
+
+
+def test_a_chain_of_ranks_is_the_path():
+    found = path_of(chain(DELAY_NS, CALLS).timeline())
+    copy = Phase("dispatch", "copy_token")
+    assert time_in(found.whole, 0, PathKind.PHASE, copy) == CALLS * (COPY_NS + DELAY_NS)
+    for rank in (1, 2):
+        assert time_in(found.whole, rank, PathKind.PHASE, copy) == CALLS * COPY_NS
+    links = [(part.rank, part.peer, part.time_ns) for part in found.whole.parts if part.kind is PathKind.LINK]
+    assert sorted(links) == [(0, 1, CALLS * 60), (1, 2, CALLS * 60)]  # 40 ns to signal, 20 ns to see it
+    assert [path.iteration for path in found.iterations] == list(range(CALLS))
+    for path in found.iterations:
+        assert time_in(path, 0, PathKind.PHASE, copy) == COPY_NS + DELAY_NS
+
+
+@pytest.mark.parametrize(
+    ("run", "rank", "kind", "phase", "expected"),
+    [
+        (pipeline(copy={1: DELAY_NS}), 1, PathKind.PHASE, Phase("dispatch_send", "copy_token"), COPY_NS + DELAY_NS),
+        (pipeline(receive={3: DELAY_NS}), 3, PathKind.PHASE, Phase("dispatch_recv", "receive_token"), 500 + DELAY_NS),
+    ],
+    ids=["longer work", "more tokens"],
+)
+def test_what_was_made_longer_is_on_the_path(run: Scenario, rank: int, kind: PathKind, phase: Phase, expected: int):
+    assert time_in(path_of(run.timeline()).whole, rank, kind, phase) == CALLS * expected
+
+
+def test_a_gap_of_the_host_is_on_the_path():
+    whole = path_of(pipeline(gap={2: DELAY_NS}).timeline()).whole
+    # Before the first kernel of all there is no gap: the path begins with the first event.
+    assert time_in(whole, 2, PathKind.HOST) == CALLS * (DELAY_NS + 4 * GAP_NS) - GAP_NS
+    assert sum(part.time_ns for part in whole.parts if part.rank == 2) >= 0.99 * whole.makespan_ns
+
+
+@pytest.mark.parametrize("arrives_ns", [-500, 0, 30_000])
+def test_a_slow_link_is_on_the_path(arrives_ns: int):
+    run = CallScenario(2)
+    run.launch("dispatch")
+    run.work(0, 1000)
+    run.signal(0, 1, ns=DELAY_NS)
+    run.work(1, 1000 + arrives_ns)
+    run.wait(1, 0)
+    run.work(1, 700, event="receive_token")
+    whole = path_of(run.timeline()).whole
+    # However late the waiter arrived: the stores of the signal took until then.
+    assert [(part.rank, part.kind, part.peer, part.time_ns) for part in whole.parts] == [
+        (0, PathKind.LINK, 1, DELAY_NS + 20),
+        (0, PathKind.PHASE, -1, 1000),
+        (1, PathKind.PHASE, -1, 700),
+    ]
+
+
+def test_iterations_are_counted_by_the_names_that_repeat_most():
+    run = CallScenario(2)
+    run.launch("setup")
+    run.work(0, 5000)
+    for _ in range(3):
+        run.launch("step")
+        run.work(0, 1000)
+        run.work(1, 3000)
+    found = path_of(run.timeline())
+    assert [path.iteration for path in found.iterations] == [0, 1, 2]
+    assert found.iterations[0].start_ns == found.whole.start_ns
+    assert [path.start_ns for path in found.iterations[1:]] == [path.end_ns for path in found.iterations[:-1]]
+    assert found.iterations[-1].end_ns == found.whole.end_ns
+
+
+@pytest.mark.parametrize("name", ["cpu_8_ranks", "h200x4"])
+def test_kept_captures(name: str):
+    timeline = tracekern.load(TRACES / name)
+    found = path_of(timeline)
+    assert len(found.iterations) == 3
+    assert not found.note
+    tracks = found.whole.segments.track
+    on_device = tracks >= 0
+    ranks = timeline.track_ranks()
+    assert (ranks[tracks[on_device]] == found.whole.segments.rank[on_device]).all()
+
+
+@settings(max_examples=150, deadline=None)
+@given(timelines())
+def test_parts_of_any_timeline_sum_to_the_makespan(timeline: Timeline):
+    found = path_of(timeline)
+    assert (found.whole is None) == bool(found.note)
+
+
+def test_clear_answers_where_there_is_nothing_to_say():
+    alone = CallScenario(1)
+    alone.launch("dispatch")
+    alone.work(0, 1000)
+    assert time_in(path_of(alone.timeline()).whole, 0, PathKind.PHASE, Phase("dispatch", "copy_token")) == 1000
+    for timeline, words in (
+        (Timeline("ns", (), (), (), ()), "no kernel is on record"),
+        (pipeline().timeline().replace(aligned=False), "not aligned"),
+    ):
+        found = path_of(timeline)
+        assert words in found.note
+        assert (found.whole, found.iterations) == (None, ())

@@ -1,0 +1,127 @@
+"""What bounds the time of a run: the chain of work, messages and gaps that leads back from its last event to its first.
+
+Nothing on the path can be shortened without the end coming earlier, until another chain is the longest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracekern.analysis.cause_history import is_message
+from tracekern.analysis.cause_order import find_edges
+from tracekern.analysis.event_graph import EventGraph, build_graph
+from tracekern.analysis.path_parts import PartFinder, PathPart
+from tracekern.analysis.path_walk import Walker
+from tracekern.analysis.waits import Waits
+from tracekern.timeline.model import Int32, Int64, Timeline
+
+_LATE = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class Segments:
+    """[n] stretches of the path, earliest first, each beginning where the one before ends."""
+
+    rank: Int32
+    track: Int32
+    """Index into Timeline.tracks; -1 for the host."""
+    start: Int64
+    end: Int64
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass(frozen=True)
+class Path:
+    """`parts`, and the lengths of `segments`, sum to end_ns - start_ns to the tick."""
+
+    iteration: int
+    """Sequence number of its launches; -1 for the whole capture."""
+    start_ns: int
+    end_ns: int
+    parts: tuple[PathPart, ...]
+    """Largest first."""
+    segments: Segments
+
+    @property
+    def makespan_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True)
+class CriticalPath:
+    whole: Path | None
+    """None where there is nothing on record, or nothing to compare; `note` says so."""
+    iterations: tuple[Path, ...]
+    """From the end of the iteration before to its own end; the first from the first event. Empty where the capture has
+    no launches that repeat."""
+    note: str
+
+
+def critical_path(timeline: Timeline, waits: Waits) -> CriticalPath:
+    """The path of the whole capture and of each iteration, from `waits` of the same Timeline in ns."""
+    if not timeline.aligned and len(timeline.ranks) > 1:
+        return CriticalPath(None, (), "the ranks' clocks are not aligned: no path leads from one to another")
+    graph = build_graph(timeline)
+    shown = graph.schedule.order
+    if not len(shown):
+        return CriticalPath(None, (), "no kernel is on record")
+    paths = _Paths(timeline, graph, waits)
+    floor = int(graph.schedule.start[shown].min())
+    last = int(shown[graph.schedule.end[shown].argmax()])
+    whole = paths.find(-1, last, floor)
+    iterations = []
+    for iteration, launch in _iteration_ends(graph):
+        end = int(graph.schedule.end[launch])
+        if end > floor:
+            iterations.append(paths.find(iteration, launch, floor))
+            floor = end
+    return CriticalPath(whole, tuple(iterations), "")
+
+
+class _Paths:
+    def __init__(self, timeline: Timeline, graph: EventGraph, waits: Waits) -> None:
+        edges = find_edges(timeline, graph, waits)
+        # Late, or still draining: when such a wait ended did not depend on when it began.
+        decided = edges.take(np.flatnonzero((waits.late_ns + waits.drain_ns)[edges.wait] > 0))
+        start = np.where(waits.signal >= 0, timeline.spans.start[waits.signal], _LATE)[decided.wait]
+        decided = dataclasses.replace(decided, release=np.minimum(decided.release, start))
+        self._graph = graph
+        self._walker = Walker(graph, decided, is_message(waits)[decided.wait])
+        self._finder = PartFinder(timeline, graph, waits)
+        self._waits = waits
+
+    def find(self, iteration: int, launch: int, floor: int) -> Path:
+        """From the end of `launch` back to `floor`."""
+        graph = self._graph
+        hops = self._walker.walk(launch, floor)
+        wait = self._walker.edges.wait[hops.edge[hops.edge >= 0]]
+        parts = self._finder.find(hops, self._waits.peer[wait], self._waits.rank[wait])
+        track = np.where(hops.run >= 0, graph.runs.track[hops.run] if len(graph.runs) else -1, -1)
+        segments = Segments(
+            graph.schedule.rank[hops.launch][::-1], track.astype(np.int32)[::-1], hops.start[::-1], hops.end[::-1]
+        )
+        return Path(iteration, floor, int(graph.schedule.end[launch]), parts, segments)
+
+
+def _iteration_ends(graph: EventGraph) -> list[tuple[int, int]]:
+    """(sequence number, launch that ended last) of each iteration: launches of one sequence number, over all names that
+    occur as often as any does."""
+    schedule = graph.schedule
+    named = np.array([stage != "" for stage in graph.stages])[schedule.stage[schedule.order]]
+    launch = schedule.order[named]
+    if not len(launch):
+        return []
+    count = np.zeros(len(graph.stages), np.int64)
+    np.maximum.at(count, schedule.stage[launch], schedule.sequence[launch] + 1)
+    if count.max() < 2:
+        return []
+    launch = launch[count[schedule.stage[launch]] == count.max()]
+    launch = launch[np.lexsort((schedule.end[launch], schedule.sequence[launch]))]
+    sequence = schedule.sequence[launch]
+    is_last = np.append(sequence[1:] != sequence[:-1], True)
+    return list(zip(sequence[is_last].tolist(), launch[is_last].tolist(), strict=True))
