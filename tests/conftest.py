@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import browser as chromium
 import pytest
 
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -20,3 +21,10 @@ def command_line() -> CommandLine:
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[chromium.Browser]:
+    """One headless Chromium for all tests of a worker; skips where there is none."""
+    with chromium.launch() as launched:
+        yield launched

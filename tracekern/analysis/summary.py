@@ -82,9 +82,9 @@ def summarize(timeline: Timeline) -> Summary:
     closed = spans.end != OPEN_END
     last = max(spans.end.max(initial=0), spans.start.max(initial=0), timeline.marks.time.max(initial=0))
     first = min(spans.start.min(initial=last), timeline.marks.time.min(initial=last))
-    outermost = _outermost(timeline, closed)
+    outermost = outermost_of(timeline, closed)
     is_wait = _of_class(timeline, EventClass.WAIT) & closed
-    outermost_wait = _outermost(timeline, is_wait)
+    outermost_wait = outermost_of(timeline, is_wait)
     problems: dict[str, int] = {}
     for problem in timeline.problems:
         problems[problem.kind] = problems.get(problem.kind, 0) + problem.count
@@ -161,7 +161,7 @@ def _of_class(timeline: Timeline, event_class: EventClass) -> Mask:
     return np.asarray(of_class[timeline.spans.event], bool)
 
 
-def _outermost(timeline: Timeline, chosen: Mask) -> Mask:
+def outermost_of(timeline: Timeline, chosen: Mask) -> Mask:
     """The spans of the mask `chosen` that lie in no other chosen span of their track."""
     which = np.flatnonzero(chosen)
     result = np.zeros(len(chosen), bool)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 import tracekern
-from tracekern.cli import export, info, merge, open_trace, run
+from tracekern.cli import export, info, merge, open_trace, report, run
 
 app = typer.Typer(
     name="tracekern",
@@ -18,6 +18,7 @@ app.add_typer(run.app, name="run")
 app.command()(merge.merge)
 app.command()(export.export)
 app.command()(info.info)
+app.command()(report.report)
 app.command("open")(open_trace.open_trace)
 
 

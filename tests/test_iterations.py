@@ -1,0 +1,44 @@
+"""Launches of all ranks put together to iterations."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from timelines import LAUNCH, make_launch, make_spans, make_timeline
+
+from tracekern.analysis.iterations import find_iterations
+from tracekern.timeline.model import OPEN_END, Flows
+
+# launch index -> rank and sequence: two ranks, three iterations, two kernels in the first
+LAUNCHES = tuple(
+    dataclasses.replace(make_launch(rank, name), sequence=sequence)
+    for rank, name, sequence in [
+        (0, "dispatch", 0),
+        (0, "combine", 0),
+        (0, "dispatch", 1),
+        (1, "dispatch", 0),
+        (1, "dispatch", 1),
+        (0, "dispatch", 2),
+    ]
+)
+
+
+def iterations_of(*rows: tuple[int, int, int]):
+    spans = make_spans((8 * LAUNCHES[launch].rank, LAUNCH, launch, start, end, 0, 0) for launch, start, end in rows)
+    return find_iterations(make_timeline(launches=LAUNCHES, spans=spans, flows=Flows()))
+
+
+def test_an_iteration_reaches_from_the_first_kernel_to_the_last_of_any_rank():
+    found = iterations_of((0, 100, 200), (1, 250, 300), (3, 90, 280), (2, 310, 420), (4, 305, 330), (5, 500, 505))
+    assert found.sequence.tolist() == [0, 1, 2]
+    assert found.start.tolist() == [90, 305, 500]
+    assert found.duration_ns.tolist() == [210, 115, 5]
+    assert found.best_median_worst() == (2, 1, 0)
+
+
+def test_an_iteration_that_never_ended_is_none():
+    assert iterations_of((0, 100, 200), (3, 90, OPEN_END), (2, 310, 420)).sequence.tolist() == [1]
+
+
+def test_no_launch_no_iteration():
+    assert len(iterations_of()) == 0

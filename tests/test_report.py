@@ -1,0 +1,208 @@
+"""`tracekern report`: what it says in the terminal, and its page in a real browser, on real and on poor captures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from captures import CaptureSpec, write_capture
+from timelines import LAUNCH, WAIT, make_launch, make_rank, make_timeline
+
+from tracekern.analysis.findings import Findings, find
+from tracekern.timeline.merge import load
+from tracekern.timeline.model import Flows, Spans, Timeline
+from tracekern.viewers.report.headlines import headlines
+from tracekern.viewers.report.report_page import report_page
+
+TRACES = Path(__file__).parent.parent / "traces"
+WIDTHS = [1280, 390]
+
+
+@pytest.fixture(scope="module")
+def findings() -> Findings:
+    return find(load(TRACES / "h200x4"))
+
+
+def page_of(findings: Findings, path: Path) -> Path:
+    path.write_text(report_page(findings, "h200x4", "traces/h200x4", "tracekern open trace.pftrace.gz"))
+    return path
+
+
+def figures_of(page: Path) -> list[dict]:
+    text = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page.read_text(), re.DOTALL)[1]
+    return json.loads(text)
+
+
+FIGURES = """[...document.querySelectorAll('.figure')].filter((e) => e.clientWidth).map((e) => ({
+    name: e.getAttribute('aria-label'),
+    shapes: [...e.querySelectorAll('.trace path, .hm image')].map((s) => s.getBoundingClientRect())
+        .filter((box) => box.width > 0.5 || box.height > 0.5).length,
+    overflow: (e.querySelector('.main-svg') || e).getBoundingClientRect().right - document.documentElement.clientWidth,
+}))"""
+"""What can be seen of each figure that is not hidden."""
+
+
+def look_at(page) -> list[dict]:
+    """The figures, after scrolling through the page as a reader does: they are drawn when they come into view."""
+    height = page.evaluate("document.documentElement.scrollHeight")
+    for place in range(0, height, 300):
+        page.evaluate(f"window.scrollTo(0, {place})")
+        page.wait_for_timeout(30)
+    page.wait_for_function(f"() => {FIGURES}.every((figure) => figure.shapes > 0)")
+    return page.evaluate(f"() => {FIGURES}")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("color_scheme", ["light", "dark"])
+def test_the_page_works_in_a_browser_without_a_network(findings, tmp_path, browser, width, color_scheme):
+    path = page_of(findings, tmp_path / "report.html")
+    with browser.tab(width, color_scheme=color_scheme) as tab:
+        page = tab.page
+        page.goto(path.as_uri())
+        figures = look_at(page)
+        assert len(figures) >= 5
+        assert [figure for figure in figures if figure["overflow"] > 0] == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert tab.complaints == []
+        assert [url for url in tab.requested if not url.startswith(("data:", path.as_uri()))] == []
+
+
+def test_iterations_can_be_chosen(findings, tmp_path, browser):
+    with browser.tab() as tab:
+        page = tab.page
+        page.goto(page_of(findings, tmp_path / "report.html").as_uri())
+        page.get_by_role("button", name="best iteration").click()
+        page.wait_for_function("() => document.querySelector('.pane:not([hidden]) .main-svg')")
+        shown = page.locator(".pane:not([hidden]) .figure")
+        assert shown.get_attribute("aria-label").startswith("Spans of the best iteration")
+        assert tab.complaints == []
+
+
+def test_bars_of_time_sum_to_the_whole(findings, tmp_path):
+    figure = figures_of(page_of(findings, tmp_path / "report.html"))[0]
+    assert np.allclose(np.sum([trace["x"] for trace in figure["data"]], axis=0), 100)
+    waits = next(trace["x"] for trace in figure["data"] if trace["name"] == "wait")
+    assert waits == pytest.approx((100 * findings.time.wait / findings.time.total).tolist())
+
+
+def test_matrix_says_which_side_waits(findings, tmp_path):
+    figure = next(
+        entry
+        for entry in figures_of(page_of(findings, tmp_path / "report.html"))
+        if entry["kind"] == "plot" and entry["data"][0]["type"] == "heatmap"
+    )
+    assert figure["layout"]["yaxis"]["title"]["text"] == "waits (rank)"
+    assert figure["layout"]["xaxis"]["title"]["text"] == "is waited for (rank)"
+    drawn = [[10**value if value is not None else 0 for value in row] for row in figure["data"][0]["z"]]
+    assert np.allclose(drawn, findings.matrix.sum_ns)
+    assert figure["data"][0]["hovertext"][3][0].startswith("rank 3 waits for rank 0")
+
+
+def test_gantt_draws_spans_where_they_are(findings, tmp_path):
+    gantts = [entry for entry in figures_of(page_of(findings, tmp_path / "report.html")) if entry["kind"] == "gantt"]
+    assert [entry["name"].split()[0] for entry in gantts] == ["worst", "median", "best"]
+    choice, drawn = findings.gantts[0], gantts[0]["columns"]
+    spans = findings.timeline.spans.take(choice.spans)
+    start = int(findings.iterations.start[choice.iteration])
+    assert [start + value for value in drawn["start"]] == spans.start.tolist()
+    assert drawn["duration"] == (spans.end - spans.start).tolist()
+    names = [gantts[0]["kinds"][kind][0] for kind in drawn["kind"]]
+    assert names == [findings.timeline.events[event].name for event in spans.event.tolist()]
+
+
+def test_names_from_a_capture_are_only_text(tmp_path, browser):
+    evil = "</script><img src=x onerror=alert(1)>"
+    timeline = make_timeline(launches=tuple(make_launch(rank, evil) for rank in range(2)), title=evil)
+    ranks = tuple(dataclasses.replace(rank, device=evil, metadata={"command": evil}) for rank in timeline.ranks)
+    path = page_of(find(timeline.replace(ranks=ranks)), tmp_path / "report.html")
+    with browser.tab() as tab:
+        tab.page.goto(path.as_uri())
+        look_at(tab.page)
+        assert tab.page.locator("img").count() == 0
+        assert tab.complaints == []
+
+
+def without(timeline: Timeline, event: int) -> Timeline:
+    kept = timeline.spans.event != event
+    return timeline.replace(spans=timeline.spans.take(kept), flows=Flows())
+
+
+POOR = {
+    "one rank": make_timeline(1),
+    "no waits": without(make_timeline(), WAIT),
+    "no launches": without(make_timeline(), LAUNCH),
+    "nothing at all": make_timeline(spans=Spans(), flows=Flows()),
+    "no rank": Timeline("ns", (), (), (), ()),
+    "unaligned": make_timeline(aligned=False, ranks=tuple(make_rank(rank, clock=None) for rank in range(2))),
+    "waits without signals": make_timeline(flows=Flows()),
+    "64 ranks": make_timeline(64),
+}
+
+
+@pytest.mark.parametrize("name", POOR)
+def test_poor_captures_get_a_clear_answer(name, tmp_path, browser):
+    findings = find(POOR[name])
+    lines = headlines(findings)
+    assert len(lines) == 5
+    assert all(line.text for line in lines)
+    path = page_of(findings, tmp_path / "report.html")
+    with browser.tab(390) as tab:
+        tab.page.goto(path.as_uri())
+        look_at(tab.page)
+        assert tab.page.locator("h2").count() == tab.page.locator(".answer").count()
+        assert tab.complaints == []
+
+
+def test_what_is_missing_is_said():
+    said = {name: {line.word: line.text for line in headlines(find(timeline))} for name, timeline in POOR.items()}
+    assert said["one rank"]["who"] == "one rank: nobody else to wait for"
+    assert "no waits on record" in said["no waits"]["waiting"]
+    assert "no whole iteration" in said["no launches"]["steady"]
+    assert "no kernel left a span" in said["nothing at all"]["waiting"]
+    assert "nobody can be named" in said["unaligned"]["who"]
+    assert "UNALIGNED" in said["unaligned"]["trust"]
+
+
+def test_a_large_capture_stays_a_small_page(tmp_path):
+    """A million spans: aggregates and at most 20,000 rectangles."""
+    directory = write_capture(tmp_path / "large", CaptureSpec(num_ranks=4, num_blocks=8, groups=600, launches=5))
+    findings = find(load(directory))
+    assert findings.summary.num_spans >= 900_000
+    path = page_of(findings, tmp_path / "report.html")
+    assert path.stat().st_size <= 8_000_000
+    assert 0 < sum(len(entry["columns"]["row"]) for entry in figures_of(path) if entry["kind"] == "gantt") <= 20_000
+
+
+def test_command_prints_five_lines_and_writes_the_page(command_line, tmp_path, findings):
+    result = command_line("report", TRACES / "h200x4", "-o", tmp_path / "report.html")
+    assert result.returncode == 0, result.stderr
+    lines = [line.split(maxsplit=1) for line in result.stdout.splitlines()]
+    assert lines == [[line.word, line.text] for line in headlines(findings)]
+    assert "report.html" in result.stderr
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_json_has_the_same_lines(command_line, findings):
+    result = command_line("report", TRACES / "h200x4", "--json")
+    assert json.loads(result.stdout) == {"file": None, **{line.word: line.text for line in headlines(findings)}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["report", "missing"], "missing"),
+        (["report", str(TRACES / "h200x4"), "-o", "report.pdf"], "wanted a name that ends in .html"),
+        (["report", str(TRACES / "h200x4"), "-o", "no/such/folder/report.html"], "its folder does not exist"),
+        (["report", str(TRACES / "h200x4"), "--ranks", "9"], "rank 9 is not in the timeline"),
+    ],
+)
+def test_bad_input_is_one_line(command_line, arguments, said):
+    result = command_line(*arguments)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert said in result.stderr

@@ -1,0 +1,62 @@
+"""Everything that `report` says about a capture, computed once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tracekern.analysis.distribution import Distribution, distribute
+from tracekern.analysis.doubt import Blame, Verdict, blame_ranks, name_worst
+from tracekern.analysis.gantt import Gantt, choose_spans
+from tracekern.analysis.iterations import Iterations, find_iterations
+from tracekern.analysis.matrix import Abnormal, WaitMatrix, find_abnormal, wait_matrix
+from tracekern.analysis.summary import Summary, summarize
+from tracekern.analysis.time_shares import TimeShares, share_time
+from tracekern.analysis.wait_statistics import WaitStatistic, wait_statistics
+from tracekern.analysis.waits import Waits, analyze_waits
+from tracekern.timeline.model import Timeline
+
+
+@dataclass(frozen=True)
+class Findings:
+    timeline: Timeline
+    summary: Summary
+    time: TimeShares
+    iterations: Iterations
+    gantts: tuple[Gantt, ...]
+    """The longest, the median and the shortest iteration; fewer where these are the same."""
+    waits: Waits
+    phases: tuple[WaitStatistic, ...]
+    """Waits by phase, largest sum first."""
+    distributions: tuple[Distribution, ...]
+    """Of the phases with the largest sums."""
+    blames: tuple[Blame, ...]
+    verdict: Verdict
+    matrix: WaitMatrix
+    abnormal: tuple[Abnormal, ...]
+
+
+MAX_DISTRIBUTIONS = 6
+
+
+def find(timeline: Timeline) -> Findings:
+    """Runs every analysis on a Timeline in ns."""
+    iterations = find_iterations(timeline)
+    rows = dict.fromkeys(reversed(iterations.best_median_worst())) if len(iterations) else {}
+    waits = analyze_waits(timeline)
+    phases = wait_statistics(waits, by=("phase",))
+    blames = blame_ranks(timeline, waits)
+    matrix = wait_matrix(timeline, waits)
+    return Findings(
+        timeline=timeline,
+        summary=summarize(timeline),
+        time=share_time(timeline),
+        iterations=iterations,
+        gantts=tuple(choose_spans(timeline, iterations, row) for row in rows),
+        waits=waits,
+        phases=phases,
+        distributions=distribute(waits, [entry.phase for entry in phases[:MAX_DISTRIBUTIONS] if entry.phase]),
+        blames=blames,
+        verdict=name_worst(blames),
+        matrix=matrix,
+        abnormal=find_abnormal(matrix),
+    )

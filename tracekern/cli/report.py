@@ -1,0 +1,72 @@
+"""`tracekern report`: the five lines somebody needs first, and the whole answer as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tracekern.cli import options
+from tracekern.cli.output import console, note, print_json, program, working
+from tracekern.errors import BadInput
+
+
+def report(
+    captures: Annotated[list[Path], typer.Argument(metavar="CAPTURE...", help="Capture directories, or single dumps.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write the whole report as one HTML file that needs no network."),
+    ] = None,
+    unaligned: options.Unaligned = False,
+    strict: options.Strict = False,
+    partial: options.Partial = False,
+    window: options.Window = None,
+    ranks: options.Ranks = None,
+    as_json: options.Json = False,
+) -> None:
+    """Say what dominates, who waits for whom and why; write it as a page with -o report.html."""
+    from tracekern.analysis.findings import find
+    from tracekern.timeline.merge import load
+    from tracekern.timeline.select import select
+    from tracekern.viewers.report.headlines import headlines
+
+    if output is not None and output.suffix not in (".html", ".htm"):
+        raise BadInput(f"report: {output}: the report is a page; wanted a name that ends in .html")
+    chosen_window, chosen_ranks = options.parse_window(window), options.parse_ranks(ranks)
+    with working("reading and analysing the captures"):
+        timeline = load(captures, unaligned=unaligned, strict=strict, partial=partial)
+        findings = find(select(timeline, chosen_window, chosen_ranks))
+    lines = headlines(findings)
+    if output is not None:
+        _write_page(findings, captures, output)
+    if as_json:
+        print_json({"file": str(output) if output else None, **{line.word: line.text for line in lines}})
+        return
+    out = console()
+    width = max(len(line.word) for line in lines)
+    for line in lines:
+        out.print(f"[bold]{line.word:>{width}}[/bold]  ", end="")
+        out.print(line.text, markup=False, soft_wrap=True)
+    if output is None:
+        note(f"the whole report: {program()} report {' '.join(map(str, captures))} -o report.html")
+    else:
+        note(f"{output}: open it in a browser")
+
+
+def _write_page(findings: object, captures: list[Path], output: Path) -> None:
+    from tracekern.export.files import atomic_path
+    from tracekern.viewers.report.report_page import report_page
+
+    if not output.absolute().parent.is_dir():
+        raise BadInput(f"{output}: its folder does not exist; wanted a place to write; mkdir -p {output.parent}")
+    trace = captures[0] / "trace.pftrace.gz"
+    if trace.exists():
+        command = f"{program()} open {trace}"
+    else:
+        command = (
+            f"{program()} merge {' '.join(map(str, captures))} -o trace.pftrace.gz && {program()} open trace.pftrace.gz"
+        )
+    page = report_page(findings, captures[0].resolve().name, ", ".join(map(str, captures)), command)
+    with atomic_path(output) as temporary:
+        temporary.write_text(page, encoding="utf-8")

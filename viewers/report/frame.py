@@ -1,0 +1,154 @@
+"""The frame of a page: one HTML file that needs nothing else. Parts come in as text and Plotly figures."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tracekern.errors import BadInput
+from tracekern.viewers.words import escape
+
+_UNIT_SPACE = re.compile(r"(?<=\d) (?=(?:ns|us|ms|s|x)\b|%)")
+"""A number and its unit stay on one line."""
+
+_ASSETS = Path(__file__).parent.parent / "assets"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A Plotly figure. A colour that starts with "--" is the name of a CSS variable in assets/page.css."""
+
+    data: Sequence[dict[str, Any]]
+    layout: dict[str, Any]
+    height: int
+    says: str
+    """What the figure shows, for who cannot see it."""
+
+
+@dataclass(frozen=True)
+class Gantt:
+    """Spans of one iteration as columns; assets/page.js draws them."""
+
+    name: str
+    rows: Sequence[str]
+    short_rows: Sequence[str]
+    kinds: Sequence[tuple[str, str]]
+    """(event, class) of each kind of span."""
+    columns: dict[str, list[Any]]
+    """row, kind, start (ns from the start of the iteration), duration (ns), detail; one entry a span."""
+    height: int
+
+
+@dataclass(frozen=True)
+class Part:
+    key: str
+    title: str
+    question: str
+    answer: str
+    """HTML; the first thing a reader sees."""
+    body: Sequence[str | Figure | Sequence[Gantt]] = ()
+    """HTML, figures, and pictures to choose one from."""
+    aside: str = ""
+    """HTML; what limits the answer."""
+
+
+@dataclass
+class _Specs:
+    """What the script of the page draws, in the order of the page."""
+
+    entries: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, kind: str, height: int, says: str, **content: Any) -> str:
+        self.entries.append({"kind": kind, **content})
+        return (
+            f'<div class="figure" role="img" aria-label="{escape(says)}" data-figure="{len(self.entries) - 1}" '
+            f'style="height:{height}px"></div>'
+        )
+
+
+def render(title: str, lead: str, parts: Sequence[Part], foot: str) -> str:
+    """The page. `lead` and `foot` are HTML. Raises BadInput where plotly is not installed."""
+    specs = _Specs()
+    sections = _UNIT_SPACE.sub("\u00a0", "\n".join(_section(part, specs) for part in parts))
+    links = "".join(f'<a href="#{part.key}">{escape(part.title)}</a>' for part in parts)
+    figures = json.dumps(specs.entries, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
+        f"<style>\n{_asset('page.css')}</style>\n</head>\n<body>\n"
+        f'<header><p class="brand">tracekern</p><h1>{escape(title)}</h1>{lead}<nav>{links}</nav></header>\n'
+        f"<main>\n{sections}\n</main>\n<footer>{foot}</footer>\n"
+        f'<script type="application/json" id="figures">{figures}</script>\n'
+        f"<script>{_plotly()}</script>\n<script>\n{_asset('page.js')}</script>\n</body>\n</html>\n"
+    )
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> str:
+    """An HTML table of escaped cells; the last `numbers` columns align right."""
+    first_number = len(columns) - numbers
+    style = ["" if place < first_number else ' class="number"' for place in range(len(columns))]
+    head = "".join(f"<th{css}>{escape(name)}</th>" for css, name in zip(style, columns, strict=True))
+    lines = (
+        "<tr>" + "".join(f"<td{css}>{cell}</td>" for css, cell in zip(style, row, strict=True)) + "</tr>"
+        for row in rows
+    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+
+
+def command(text: str) -> str:
+    """A line to copy."""
+    return f'<p class="command"><code>{escape(text)}</code><button type="button">copy</button></p>'
+
+
+def _section(part: Part, specs: _Specs) -> str:
+    body = "".join(_block(block, specs) for block in part.body)
+    aside = f'<p class="aside">{part.aside}</p>' if part.aside else ""
+    return (
+        f'<section id="{part.key}"><p class="kicker">{escape(part.title)}</p><h2>{escape(part.question)}</h2>'
+        f'<p class="answer">{part.answer}</p>{body}{aside}</section>'
+    )
+
+
+def _block(block: str | Figure | Sequence[Gantt], specs: _Specs) -> str:
+    if isinstance(block, str):
+        return block
+    if isinstance(block, Figure):
+        return specs.add("plot", block.height, block.says, data=block.data, layout=block.layout)
+    choices = [
+        specs.add(
+            "gantt",
+            gantt.height,
+            f"Spans of the {gantt.name}",
+            name=gantt.name,
+            rows=gantt.rows,
+            shortRows=gantt.short_rows,
+            kinds=gantt.kinds,
+            columns=gantt.columns,
+        )
+        for gantt in block
+    ]
+    buttons = "".join(
+        f'<button type="button" aria-pressed="{"true" if place == 0 else "false"}">{escape(gantt.name)}</button>'
+        for place, gantt in enumerate(block)
+    )
+    panes = "".join(f'<div class="pane"{" hidden" if place else ""}>{pane}</div>' for place, pane in enumerate(choices))
+    return f'<div class="choice"><div class="buttons">{buttons}</div>{panes}</div>'
+
+
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+def _plotly() -> str:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise BadInput(
+            "report: the PyPI package plotly, which draws the page, is not installed here; pip install plotly"
+        ) from None
+    return str(get_plotlyjs())

@@ -1,0 +1,119 @@
+"""The five lines that somebody needs first. The terminal and the top of the page say the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tracekern.analysis.doubt import Blame
+from tracekern.analysis.findings import Findings
+from tracekern.viewers.words import count, duration, percent, ranks
+
+CLASS_WORDS = {
+    "late_sender": "the sender came late",
+    "drain": "the sender's stores drained",
+    "visibility": "the flag took to be seen",
+    "late_receiver": "the receiver freed its slots late",
+    "barrier_late": "others came late to the barrier",
+    "completion": "a barrier was completed",
+    "unmatched": "no signal on record",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    word: str
+    text: str
+
+
+def headlines(findings: Findings) -> list[Line]:
+    """One line each: how much waiting and where, whose fault, why, how steady, and how far to trust it."""
+    return [
+        Line("waiting", _waiting(findings)),
+        Line("who", _who(findings)),
+        Line("why", _why(findings)),
+        Line("steady", steadiness(findings)),
+        Line("trust", trust(findings)),
+    ]
+
+
+def _waiting(findings: Findings) -> str:
+    wait, total = int(findings.time.wait.sum()), int(findings.time.total.sum())
+    if not total:
+        return "no kernel left a span: there is nothing to say about time"
+    if not findings.phases:
+        return f"no waits on record; the warps' {duration(total)} went into other spans"
+    worst = findings.phases[0]
+    all_waits = sum(phase.sum_ns for phase in findings.phases)
+    return (
+        f"{percent(wait, total)} of the warps' time, {duration(wait)} of {duration(total)}; "
+        f"most in {worst.phase}: {duration(worst.sum_ns)}, {percent(worst.sum_ns, all_waits)} of all waits"
+    )
+
+
+def _who(findings: Findings) -> str:
+    if len(findings.summary.ranks) < 2:
+        return "one rank: nobody else to wait for"
+    if not findings.summary.aligned:
+        return "the clocks were not aligned: nobody can be named"
+    verdict, worst = findings.verdict, findings.blames[0] if findings.blames else None
+    if worst is None or worst.late_ns == 0 and not verdict.candidates:
+        return "no rank made another one wait"
+    if verdict.rank is None:
+        return f"open between {ranks(verdict.candidates)}: the clocks do not tell them apart"
+    named = next(blame for blame in findings.blames if blame.rank == verdict.rank)
+    certainty = "proven by the clock bounds" if verdict.is_proven else "likely, not proven, by the clock bounds"
+    return f"rank {verdict.rank} made the others wait {charged(named)}, more than any other rank; {certainty}"
+
+
+def charged(blame: Blame) -> str:
+    """A blame with what the clocks leave open."""
+    half = blame.likely.inconclusive_ns / 2
+    return duration(blame.late_ns) + (f" ±{duration(half)}" if half >= 1 else "")
+
+
+def _why(findings: Findings) -> str:
+    totals = {name: ns for name, ns in findings.waits.totals().items() if ns}
+    if not totals:
+        return "no waits, no cause"
+    whole = sum(totals.values())
+    largest = sorted(totals, key=lambda name: -totals[name])[:2]
+    return "; ".join(f"{percent(totals[name], whole)} because {CLASS_WORDS[name]}" for name in largest)
+
+
+def steadiness(findings: Findings) -> str:
+    if not len(findings.iterations):
+        return "no whole iteration on record"
+    if len(findings.iterations) == 1:
+        return f"one iteration, {duration(int(findings.iterations.duration_ns[0]))}: nothing to compare it with"
+    best, median, worst = (int(findings.iterations.duration_ns[row]) for row in findings.iterations.best_median_worst())
+    return (
+        f"{count(len(findings.iterations), 'iteration')}: median {duration(median)}, "
+        f"best {duration(best)}, worst {duration(worst)}, {worst / max(median, 1):.2f} x the median"
+    )
+
+
+def trust(findings: Findings) -> str:
+    summary = findings.summary
+    lost = sum(rank.records_lost for rank in summary.ranks)
+    salvaged = [rank.rank for rank in summary.ranks if rank.state == "salvaged"]
+    parts = [clocks(findings), f"{lost:,} records lost" if lost else "no record lost"]
+    if salvaged:
+        parts.append(f"{ranks(salvaged)} died")
+    if findings.waits.num_open:
+        parts.append(f"{count(findings.waits.num_open, 'wait')} never ended")
+    if any(rank.backend == "cpu" for rank in summary.ranks):
+        parts.append("made on the CPU backend: order and coverage, never GPU durations")
+    return "; ".join(parts)
+
+
+def clocks(findings: Findings) -> str:
+    summary = findings.summary
+    if not summary.aligned:
+        return "clocks UNALIGNED: times of different ranks cannot be compared"
+    if len(summary.ranks) == 1:
+        return "one clock"
+    bounds = [rank.clock_hard_ns for rank in summary.ranks if rank.clock_hard_ns == rank.clock_hard_ns]
+    sigmas = [rank.clock_sigma_ns for rank in summary.ranks if rank.clock_sigma_ns == rank.clock_sigma_ns]
+    if not bounds:
+        return "clocks of unknown quality"
+    return f"clocks within ±{duration(max(bounds))} proven, ±{duration(max(sigmas, default=float('nan')))} repeatable"

@@ -1,0 +1,101 @@
+"""Who waits for whom?"""
+
+from __future__ import annotations
+
+from tracekern.analysis.findings import Findings
+from tracekern.analysis.matrix import Abnormal, WaitMatrix
+from tracekern.viewers.report.charts import heatmap
+from tracekern.viewers.report.frame import Figure, Part, table
+from tracekern.viewers.report.headlines import charged
+from tracekern.viewers.words import duration, ranks
+
+_MAX_NAMED = 8
+_MAX_FRAMED = 2
+
+
+def matrix_part(findings: Findings) -> Part:
+    question = "Who waits for whom?"
+    matrix = findings.matrix
+    between = int(matrix.sum_ns.sum() - matrix.sum_ns.diagonal().sum())
+    if len(matrix.ranks) < 2:
+        return Part("matrix", "Matrix", question, "There is one rank: it can wait for nobody but itself.")
+    if not between:
+        return Part("matrix", "Matrix", question, "No rank waited for another one.")
+    body: list[str | Figure] = [_picture(matrix, findings.abnormal)]
+    if findings.abnormal:
+        body.append(
+            "<ul class='lines'>"
+            + "".join(
+                f"<li><span class='word'>{_factor(one)}</span><span>{_say(one)}</span></li>"
+                for one in findings.abnormal[:_MAX_NAMED]
+            )
+            + "</ul>"
+        )
+    body += ["<h3>How long each rank made the others wait</h3>", _blame_table(findings)]
+    aside = (
+        "Rows wait, columns are waited for; colours are logarithmic. A row or column stands out from 1.25 times, a "
+        "point from 2 times what the medians of its row and column lead to expect, and by more than the clocks leave "
+        "open. The diagonal is waiting for warps of the same rank."
+    )
+    return Part("matrix", "Matrix", question, _answer(findings), body, aside)
+
+
+def _answer(findings: Findings) -> str:
+    if not findings.summary.aligned:
+        return "Durations of waits hold; <b>who came late cannot be said</b>: the clocks were not aligned."
+    verdict = findings.verdict
+    if verdict.rank is not None:
+        named = next(blame for blame in findings.blames if blame.rank == verdict.rank)
+        return f"The others waited longest for <b>rank {verdict.rank}</b>: {charged(named)} until it was there."
+    if verdict.candidates:
+        return f"The clocks leave open who made the others wait longest: <b>{ranks(verdict.candidates)}</b>."
+    return "No rank came late for another one: what is left is the time of the messages themselves."
+
+
+def _picture(matrix: WaitMatrix, abnormal: tuple[Abnormal, ...]) -> Figure:
+    hover = [
+        [
+            f"rank {waiter} waits for rank {peer}<br>{duration(sum_ns)} in {number:,} waits (±{duration(doubt)})"
+            for peer, sum_ns, number, doubt in zip(matrix.ranks, *line, strict=True)
+        ]
+        for waiter, *line in zip(
+            matrix.ranks, matrix.sum_ns.tolist(), matrix.count.tolist(), matrix.doubt_ns.tolist(), strict=True
+        )
+    ]
+    place = {rank: idx for idx, rank in enumerate(matrix.ranks)}
+    last = len(matrix.ranks) - 1
+    marked = []
+    for one in abnormal[:_MAX_FRAMED]:
+        top, bottom = (0, last) if one.rank is None else (place[one.rank],) * 2
+        left, right = (0, last) if one.peer is None else (place[one.peer],) * 2
+        marked.append((top, left, bottom, right))
+    names = [str(rank) for rank in matrix.ranks]
+    return heatmap(
+        names, matrix.sum_ns.tolist(), hover, marked, "Wait time between ranks: rows wait, columns are waited for"
+    )
+
+
+def _factor(one: Abnormal) -> str:
+    return f"{one.factor:.1f} x"
+
+
+def _say(one: Abnormal) -> str:
+    excess = f"{duration(one.excess_ns)} above what is expected"
+    if one.peer is None:
+        return f"rank {one.rank} waits longer than the others, whomever it waits for: {excess}"
+    if one.rank is None:
+        return f"everybody waits longer for rank {one.peer}: {excess}"
+    return f"rank {one.rank} waits for rank {one.peer} longer than either does elsewhere: {excess}"
+
+
+def _blame_table(findings: Findings) -> str:
+    rows = [
+        [
+            f"rank {blame.rank}",
+            duration(blame.late_ns),
+            f"{duration(blame.likely.lo_ns)} – {duration(blame.likely.hi_ns)}",
+            f"{duration(blame.proven.lo_ns)} – {duration(blame.proven.hi_ns)}",
+        ]
+        for blame in findings.blames[:_MAX_NAMED]
+    ]
+    return table(["", "others waited for it", "likely between", "proven between"], rows, numbers=3)

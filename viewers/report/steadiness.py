@@ -1,0 +1,131 @@
+"""Is every iteration like the others? Their durations, how the waits are distributed, and three iterations drawn."""
+
+from __future__ import annotations
+
+from tracekern.analysis.findings import Findings
+from tracekern.analysis.gantt import Gantt as Choice
+from tracekern.timeline.model import EventType, Timeline, Track, TrackKind, unpack_field
+from tracekern.viewers.report.charts import steps, time_scale
+from tracekern.viewers.report.frame import Figure, Gantt, Part, command
+from tracekern.viewers.report.headlines import steadiness
+from tracekern.viewers.words import count, duration, escape
+
+
+def steadiness_part(findings: Findings, open_command: str) -> Part:
+    """`open_command`: what to type to see all of it."""
+    question = "Is every iteration like the others?"
+    body: list[str | Figure | list[Gantt]] = []
+    if len(findings.iterations) > 1:
+        body.append(_durations(findings))
+    if findings.distributions:
+        body += ["<h3>How long single waits take</h3>", _ecdf(findings)]
+    if findings.gantts:
+        body += ["<h3>Inside an iteration</h3>", _gantts(findings), command(open_command)]
+    left_out = sum(gantt.num_spans_left_out for gantt in findings.gantts)
+    aside = (
+        f"Drawn are the warps that waited longest, {count(left_out, 'more span')} of these iterations are left out; "
+        "Perfetto shows them all."
+        if left_out
+        else ""
+    )
+    answer = steadiness(findings)
+    return Part("steadiness", "Steadiness", question, escape(answer[0].upper() + answer[1:]) + ".", body, aside)
+
+
+def _durations(findings: Findings) -> Figure:
+    iterations = findings.iterations
+    unit, size = time_scale(iterations.duration_ns.tolist())
+    data = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers" if len(iterations) <= 200 else "lines",
+            "x": iterations.sequence.tolist(),
+            "y": (iterations.duration_ns / size).tolist(),
+            "line": {"color": "--work", "width": 1.5},
+            "marker": {"size": 6},
+            "hovertext": [
+                f"iteration {sequence}: {duration(ns)}"
+                for sequence, ns in zip(iterations.sequence.tolist(), iterations.duration_ns.tolist(), strict=True)
+            ],
+            "hoverinfo": "text",
+        }
+    ]
+    few = {"dtick": 1} if len(iterations) <= 24 else {}
+    layout = {
+        "xaxis": {"title": {"text": "iteration"}, "tickformat": "d", "showgrid": False, **few},
+        "yaxis": {"title": {"text": f"duration ({unit})"}, "rangemode": "tozero"},
+        "showlegend": False,
+        "margin": {"b": 44},
+    }
+    return Figure(data, layout, 240, "Duration of each iteration")
+
+
+def _ecdf(findings: Findings) -> Figure:
+    curves = [
+        (
+            str(entry.phase),
+            [max(1, ns) for ns in entry.wait_ns[[0, *range(len(entry.wait_ns))]].tolist()],
+            [0.0, *(100 * entry.share).tolist()],
+        )
+        for entry in findings.distributions
+    ]
+    return steps(curves, "duration of a wait", "Empirical distribution of the waits, by phase")
+
+
+def _gantts(findings: Findings) -> list[Gantt]:
+    names = ("worst", "median", "best") if len(findings.gantts) == 3 else ("worst", "best")
+    if len(findings.gantts) == 1:
+        names = ("only",)
+    return [_gantt(findings, choice, name) for choice, name in zip(findings.gantts, names, strict=True)]
+
+
+def _gantt(findings: Findings, choice: Choice, name: str) -> Gantt:
+    timeline, iterations = findings.timeline, findings.iterations
+    spans = timeline.spans.take(choice.spans)
+    row_of = {track: row for row, track in enumerate(choice.tracks)}
+    events = sorted(set(spans.event.tolist()))
+    kind_of = {event: kind for kind, event in enumerate(events)}
+    length = int(iterations.duration_ns[choice.iteration])
+    columns = {
+        "row": [row_of[track] for track in spans.track.tolist()],
+        "kind": [kind_of[event] for event in spans.event.tolist()],
+        "start": (spans.start - iterations.start[choice.iteration]).tolist(),
+        "duration": (spans.end - spans.start).tolist(),
+        "detail": _details(timeline, choice),
+    }
+    tracks = [timeline.tracks[idx] for idx in choice.tracks]
+    row_px = 18 if len(tracks) <= 60 else 11
+    return Gantt(
+        name=f"{name} iteration: {int(iterations.sequence[choice.iteration])}, {duration(length)}",
+        rows=[_row_name(track) for track in tracks],
+        short_rows=[_short_row_name(track) for track in tracks],
+        kinds=[(escape(timeline.events[event].name), timeline.events[event].event_class.value) for event in events],
+        columns=columns,
+        height=row_px * len(tracks) + 96,
+    )
+
+
+def _details(timeline: Timeline, choice: Choice) -> list[str]:
+    """The begin fields of each span, as text."""
+    spans = timeline.spans.take(choice.spans)
+    details = [""] * len(spans)
+    for event in sorted(set(spans.event.tolist())):
+        about: EventType = timeline.events[event]
+        chosen = (spans.event == event).nonzero()[0].tolist()
+        values = [
+            (entry.name, unpack_field(about.begin_fields, entry.name, spans.begin_payload[chosen]).tolist())
+            for entry in about.begin_fields
+        ]
+        for place, index in enumerate(chosen):
+            details[index] = ", ".join(f"{name} {column[place]}" for name, column in values)
+    return details
+
+
+def _row_name(track: Track) -> str:
+    if track.kind == TrackKind.LAUNCH:
+        return f"rank {track.rank} kernels"
+    return f"{track.name} {track.role}".strip()
+
+
+def _short_row_name(track: Track) -> str:
+    return f"rank {track.rank}" if track.kind == TrackKind.LAUNCH else f"{track.block}·{track.warp}"

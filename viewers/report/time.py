@@ -1,0 +1,118 @@
+"""Work or wait? Shares of the warps' time, and the waits by phase."""
+
+from __future__ import annotations
+
+from tracekern.analysis.findings import Findings
+from tracekern.viewers.report.charts import stacked_bars, time_scale
+from tracekern.viewers.report.frame import Figure, Part, table
+from tracekern.viewers.report.headlines import CLASS_WORDS
+from tracekern.viewers.words import count, duration, escape, percent
+
+_PARTS = (
+    ("work", "--work", ""),
+    ("signal", "--signal", "."),
+    ("sync", "--sync", "x"),
+    ("wait", "--wait", "/"),
+    ("unrecorded", "--unrecorded", ""),
+)
+_CLASS_LOOKS = {
+    "late_sender": ("--wait", "/"),
+    "barrier_late": ("--passed", ""),
+    "drain": ("--link", "."),
+    "visibility": ("--host", ""),
+    "late_receiver": ("--sync", "x"),
+    "completion": ("--launch", ""),
+    "unmatched": ("--unrecorded", "-"),
+}
+_MAX_PHASES = 10
+
+
+def time_part(findings: Findings) -> Part:
+    question = "Work or wait?"
+    time = findings.time
+    totals = {name: int(getattr(time, name).sum()) for name, *_ in _PARTS}
+    whole = sum(totals.values())
+    if not whole:
+        return Part("time", "Time", question, "No kernel left a span here, so there is no time to share out.")
+    said = ", ".join(f"{percent(ns, whole)} {name}" for name, ns in totals.items() if ns)
+    answer = f"The warps spent <b>{percent(totals['wait'], whole)}</b> of their time waiting: {said}."
+    body: list[str | Figure] = [_share_bars(findings)]
+    if findings.phases:
+        body += [
+            "<h3>The waits, by phase and by what they waited for</h3>",
+            _phase_bars(findings),
+            _phase_table(findings),
+        ]
+    aside = (
+        "Time of a warp counts from its first record in a launch to its last. Unrecorded is time between spans. "
+        "Host time between launches is in no warp's time."
+    )
+    return Part("time", "Time", question, answer, body, aside)
+
+
+def _share_bars(findings: Findings) -> Figure:
+    time = findings.time
+    total = [max(1, ns) for ns in time.total.tolist()]
+    parts, hover = [], []
+    for name, color, pattern in _PARTS:
+        values = getattr(time, name).tolist()
+        if not any(values):
+            continue
+        parts.append((name, color, pattern, [100 * ns / whole for ns, whole in zip(values, total, strict=True)]))
+        hover.append(
+            [
+                f"rank {rank}: {name}<br>{duration(ns)}, {percent(ns, whole)} of its warps' {duration(whole)}"
+                for rank, ns, whole in zip(time.ranks, values, total, strict=True)
+            ]
+        )
+    rows = [f"rank {rank}" for rank in time.ranks]
+    return stacked_bars(
+        rows,
+        parts,
+        axis="share of the warps' time",
+        says="Shares of work and wait, by rank",
+        is_share=True,
+        hover=hover,
+    )
+
+
+def _phase_bars(findings: Findings) -> Figure:
+    phases = findings.phases[:_MAX_PHASES]
+    unit, size = time_scale([phase.sum_ns for phase in phases])
+    parts, hover = [], []
+    for name, (color, pattern) in _CLASS_LOOKS.items():
+        values = [phase.by_class[name] for phase in phases]
+        if not any(values):
+            continue
+        parts.append((CLASS_WORDS[name], color, pattern, [ns / size for ns in values]))
+        hover.append(
+            [
+                f"{escape(phase.phase)}<br>{CLASS_WORDS[name]}: {duration(ns)}, {percent(ns, phase.sum_ns)}"
+                for phase, ns in zip(phases, values, strict=True)
+            ]
+        )
+    rows = [str(phase.phase) for phase in phases]
+    return stacked_bars(
+        rows, parts, axis=f"{unit}, summed over all warps", says="Waits by phase and class", hover=hover
+    )
+
+
+def _phase_table(findings: Findings) -> str:
+    rows = [
+        [
+            f"<code>{escape(phase.phase)}</code>",
+            f"{phase.count:,}",
+            duration(phase.sum_ns),
+            duration(phase.max_warp_ns),
+            duration(phase.p50_ns),
+            duration(phase.p99_ns),
+        ]
+        for phase in findings.phases[:_MAX_PHASES]
+    ]
+    rest = findings.phases[_MAX_PHASES:]
+    more = (
+        f"<p class='aside'>and {count(len(rest), 'more phase')}, {duration(sum(p.sum_ns for p in rest))}</p>"
+        if rest
+        else ""
+    )
+    return table(["phase", "waits", "sum", "longest warp", "p50", "p99"], rows, numbers=5) + more

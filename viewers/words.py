@@ -1,0 +1,51 @@
+"""How numbers are said: the same words on the page and in the terminal."""
+
+from __future__ import annotations
+
+import html
+import math
+
+_UNITS = (("s", 1e9), ("ms", 1e6), ("us", 1e3), ("ns", 1.0))
+
+
+def duration(value_ns: float) -> str:
+    """Three digits in the unit that a person would use: 950 ns, 1.25 us, 17.3 ms; "unknown" for nan."""
+    if math.isnan(value_ns):
+        return "unknown"
+    unit, size = unit_for(value_ns)
+    value = value_ns / size
+    digits = 0 if abs(value) >= 99.95 or unit == "ns" else 1 if abs(value) >= 9.995 else 2
+    return f"{value:,.{digits}f} {unit}"
+
+
+def unit_for(value_ns: float) -> tuple[str, float]:
+    """The largest unit that `value_ns` fills once, and its ns."""
+    return next((entry for entry in _UNITS if abs(value_ns) >= entry[1]), _UNITS[-1])
+
+
+def percent(part: float, whole: float) -> str:
+    """ "25 %"; two digits below ten; "-" of nothing."""
+    if not whole:
+        return "-"
+    share = 100 * part / whole
+    return f"{share:.0f} %" if share >= 10 or share == 0 else "<0.1 %" if share < 0.1 else f"{share:.1f} %"
+
+
+def count(number: int, thing: str) -> str:
+    """ "1 rank", "4 ranks"."""
+    return f"{number:,} {thing}" + ("" if number == 1 else "s")
+
+
+def ranks(numbers: list[int] | tuple[int, ...]) -> str:
+    """ "rank 3", "ranks 1, 2 and 5", "ranks 0, 1, 2, 3 and 60 more"."""
+    shown = [str(number) for number in numbers[:4]]
+    if len(numbers) > 4:
+        return f"ranks {', '.join(shown)} and {len(numbers) - 4} more"
+    if len(shown) == 1:
+        return f"rank {shown[0]}"
+    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}" if shown else "no rank"
+
+
+def escape(text: object) -> str:
+    """Text from a capture, safe in HTML and in the little HTML that Plotly reads."""
+    return html.escape(str(text), quote=True)
