@@ -164,6 +164,21 @@ def test_kept_captures_charge_all_lateness_between_ranks_once(name: str):
         assert blame.proven.lo_ns <= blame.likely.lo_ns <= blame.late_ns <= blame.likely.hi_ns <= blame.proven.hi_ns
 
 
+def test_blame_among_the_waits_of_one_phase():
+    run = exchange(late={2: 50_000}, num_launches=1)
+    run.launch("combine")
+    for rank in run.ranks:
+        run.work(rank, 90_000 if rank == 3 else 1000)
+        run.signal(rank, peer=(rank + 1) % 4, slot=1)
+    for rank in run.ranks:
+        run.wait(rank, peer=(rank - 1) % 4, slot=1)
+    timeline = run.timeline(hard_ns=600, sigma_ns=100)
+    waits = analyze_waits(timeline)
+    stages = np.array([phase.stage for phase in waits.phases])[waits.phase]
+    for stage, rank in (("dispatch", 2), ("combine", 3)):
+        assert name_worst(blame_ranks(timeline, waits, stages == stage)).rank == rank
+
+
 @settings(max_examples=150, deadline=None)
 @given(any_runs(), st.integers(0, 30), st.data())
 def test_the_truth_lies_inside_whatever_the_clocks_did(truth: Timeline, hard_ns: int, data: st.DataObject):
