@@ -55,7 +55,7 @@ def about(timeline: Timeline) -> dict[str, str]:
 
 def rank_label(rank: Rank, num_nodes: int) -> str:
     """Short: Perfetto cuts the middle out of a longer name. about() has the rest."""
-    parts = [f"rank {rank.rank}"]
+    parts = [rank.label or f"rank {rank.rank}"]
     if num_nodes > 1:
         parts.append(f"@{rank.node}")
     if rank.state == "salvaged":
@@ -97,7 +97,8 @@ def format_ns(value: float) -> str:
 
 
 def _describe_rank(rank: Rank) -> str:
-    text = f"{rank.device} on {rank.node}, backend {rank.backend}, {rank.state}"
+    name = f"{rank.label}: " if rank.label else ""
+    text = f"{name}{rank.device} on {rank.node}, backend {rank.backend}, {rank.state}"
     if rank.clock is None:
         return f"{text}, clock not fitted"
     bounds = f"±{format_ns(rank.clock.hard_ns)} proven, ±{format_ns(rank.clock.sigma_ns)} repeatable"

@@ -68,7 +68,7 @@ def load(
     pieces = _decode_all(dumps)
     fits = _fit(samples, pieces, unaligned)
     pieces = [_to_ns(piece, fits[piece.ranks[0].rank]) for piece in pieces]
-    timeline = _concatenate([_add_host(piece, lanes[piece.ranks[0].rank]) for piece in pieces])
+    timeline = concatenate([_add_host(piece, lanes[piece.ranks[0].rank]) for piece in pieces])
     timeline = timeline.replace(
         aligned=not unaligned, title=f"UNALIGNED {timeline.title}".strip() if unaligned else timeline.title
     )
@@ -182,8 +182,8 @@ def _add_host(piece: Timeline, lanes: Sequence[HostLane]) -> Timeline:
     )
 
 
-def _concatenate(pieces: list[Timeline]) -> Timeline:
-    """All ranks in one Timeline, rebased to the first event."""
+def concatenate(pieces: list[Timeline]) -> Timeline:
+    """All ranks in one Timeline, rebased to the first event; without flows. Empties `pieces`."""
     events: dict[EventType, int] = {}
     names: dict[str, int] = {}
     spans, marks, problems = [], [], []

@@ -137,6 +137,8 @@ class Rank:
     clock: ClockFit | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     """The dump's metadata, whole."""
+    label: str = ""
+    """What a picture calls it; "": rank and its number."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,266 @@
+"""`tracekern check` and `tracekern ab` as CI runs them: real captures, exit codes, files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from captures import CaptureSpec, write_capture
+from launched import record
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = f"{shlex.quote(sys.executable)} {shlex.quote(str(ROOT / 'tests' / 'launched.py'))}"
+RUNS = 8
+WAIT = "dispatch.wait_token.p50"
+
+
+@pytest.fixture(scope="session")
+def launches(tmp_path_factory) -> Path:
+    """base/, head/ and slow/ of eight captures, lossy/ with one more that lost records, wide/ of another shape."""
+    directory = tmp_path_factory.mktemp("launches")
+    for side, settings in {
+        "base": {},
+        "head": {},
+        "slow": {"slow_wait": 1.3},
+        "lossy": {},
+        "wide": {"tokens": 128},
+    }.items():
+        for number in range(RUNS):
+            record(directory / side / f"{side}_{number:02}", **settings)
+    record(directory / "lossy" / "lossy_99", room=50)
+    return directory
+
+
+@pytest.fixture
+def check(command_line, tmp_path):
+    """Runs `tracekern check` with its storage and no configuration but the test's own."""
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        place = ["--storage", tmp_path / "kept", "--config", tmp_path / "pyproject.toml"]
+        return command_line("check", *arguments, *place)
+
+    return run
+
+
+def kept(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "kept").rglob("*.json"))
+
+
+def test_save_then_hold_against_the_latest(check, launches, tmp_path):
+    saved = check(launches / "base", "--save")
+    assert saved.returncode == 0, saved.stderr
+    assert "saved 8 runs as" in saved.stderr
+    assert re.search(rf"\+\d+\.\d % +{re.escape(WAIT)}", saved.stderr), "the minimal detectable change is told"
+    same = check(launches / "head", "--against", "latest")
+    assert same.returncode == 0, same.stdout + same.stderr
+    assert "nothing regressed" in same.stdout
+    slow = check(launches / "slow", "--against", "1", "--save")
+    assert slow.returncode == 1
+    assert f"{WAIT} regressed by +" in slow.stdout
+    assert "combine.wait_token.p50 regressed" not in slow.stdout
+    assert len(kept(tmp_path)) == 1, "what regressed does not become the next baseline"
+
+
+def test_captures_against_captures(check, launches):
+    result = check(launches / "slow", "--against", launches / "base", "--json")
+    assert result.returncode == 1
+    report = json.loads(result.stdout)
+    assert (report["outcome"], report["exit_code"]) == ("regressed", 1)
+    (change,) = [change for change in report["comparison"]["changes"] if change["metric"] == WAIT]
+    assert change["verdict"] == "regressed"
+    assert change["low"] < 0.3 < change["high"] + 0.02
+    single = check(*sorted((launches / "head").iterdir()), "--against", launches / "base")
+    assert single.returncode == 0, single.stdout + single.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--against", "{base}"],
+        ["--against", "{base}", "--on-undecided", "pass"],
+        ["--max", "wait_token.p50=1s"],
+        ["--max", "wait_token.p50=1ns", "--on-undecided", "pass"],
+        ["--save"],
+        ["--append", "{history}"],
+    ],
+)
+def test_a_lossy_capture_ends_in_2_whatever_is_asked(check, launches, tmp_path, arguments):
+    places = {"base": launches / "base", "history": tmp_path / "history.jsonl"}
+    result = check(launches / "lossy", *(argument.format(**places) for argument in arguments))
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert "lossy_99 lost data" in result.stderr
+    assert kept(tmp_path) == []
+    assert not places["history"].exists()
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        (["head/head_00"], "1 run, wanted at least 5"),
+        (["wide"], "other shape: settings.tokens is 128, was 64"),
+    ],
+)
+def test_what_cannot_be_compared_ends_in_2(check, launches, runs, said):
+    result = check(*(launches / run for run in runs), "--against", launches / "base", "--on-undecided", "pass")
+    assert result.returncode == 2
+    assert said in result.stderr
+
+
+def test_budgets_need_no_baseline_and_one_run(check, launches, tmp_path):
+    run = launches / "head" / "head_00"
+    assert check(run, "--max", "dispatch.wait_token.p50=1ms").returncode == 0
+    over = check(run, "--max", "wait_token.p50=1us")
+    assert over.returncode == 1
+    assert over.stdout.count("over its budget") == 2, "both stages have that event"
+    (tmp_path / "pyproject.toml").write_text('[tool.tracekern.budgets]\n"wait_token.p50" = "1us"\n')
+    assert check(run).returncode == 1
+    assert check(run, "--max", "wait_token.p50=1ms").returncode == 0, "the command line comes last"
+    unknown = check(run, "--max", "wait_tokens.p50=1ms")
+    assert unknown.returncode == 2
+    assert unknown.stdout == ""
+    assert unknown.stderr.count("\n") == 1
+    assert "near it are" in unknown.stderr
+
+
+def test_files_for_a_pull_request(check, launches, tmp_path):
+    arguments = ["--junit", tmp_path / "out.xml", "--markdown", tmp_path / "out.md", "--json"]
+    result = check(launches / "slow", "--against", launches / "base", *arguments)
+    assert result.returncode == 1
+    suite = ET.parse(tmp_path / "out.xml").getroot().find("testsuite")
+    failed = [case.get("name") for case in suite.findall("testcase") if case.find("failure") is not None]
+    assert WAIT in failed
+    undecided = [case for case in suite.findall("testcase") if case.find("error") is not None]
+    assert (suite.get("failures"), suite.get("errors")) == (str(len(failed)), str(len(undecided)))
+    assert "❌" in (tmp_path / "out.md").read_text()
+    assert json.loads(result.stdout)["exit_code"] == 1
+    bad = check(launches / "slow", "--against", launches / "base", "--markdown", tmp_path / "no" / "folder.md")
+    assert bad.returncode == 2
+    assert "cannot be written" in bad.stderr
+
+
+def test_the_first_night_and_the_trend(check, launches, tmp_path):
+    history, page = tmp_path / "history.jsonl", tmp_path / "trend.html"
+    nightly = ["--against", "latest", "--save", "--append", history, "--trend", page]
+    first = check(launches / "base", *nightly)
+    assert first.returncode == 0, first.stderr
+    assert "these runs become the first" in first.stderr
+    second = check(launches / "head", *nightly)
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert len(kept(tmp_path)) == 2
+    third = check(launches / "slow", *nightly)
+    assert third.returncode == 1
+    assert f"drift: {WAIT} +" in third.stderr
+    assert len(history.read_text().splitlines()) == 3
+    text = page.read_text()
+    assert "crept since the first check" in text
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=", text), "the page loads nothing"
+
+
+def test_an_interrupted_history_is_not_lost(check, launches, tmp_path):
+    history = tmp_path / "history.jsonl"
+    history.write_text("half a li")
+    result = check(launches / "base", "--append", history)
+    assert result.returncode == 2
+    assert "history.jsonl:1: is not JSON" in result.stderr
+    assert history.read_text() == "half a li"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "nothing to check"),
+        (["--against", "latest"], "no baseline in"),
+        (["--against", "missing.json"], "missing.json: cannot be read"),
+        (["--max", "wait_token"], "wanted NAME=LIMIT"),
+        (["--save", "--floor", "five"], "--floor"),
+        (["--save", "--min-runs", "2"], "--min-runs"),
+        (["--save", "--trend", "x.html"], "--trend"),
+    ],
+)
+def test_bad_arguments_are_one_line(check, launches, arguments, said):
+    result = check(launches / "base", *arguments)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert said in result.stderr
+
+
+def test_nothing_is_saved_of_too_few_runs(check, launches, tmp_path):
+    result = check(launches / "head" / "head_00", "--save")
+    assert result.returncode == 2
+    assert "1 run, wanted at least 5" in result.stderr
+    assert kept(tmp_path) == []
+
+
+def test_unaligned_captures_are_refused_and_have_no_end_to_end(check, tmp_path):
+    for number in range(5):
+        spec = CaptureSpec(clock_samples=False, run_id=f"unaligned{number}", launches=2)
+        write_capture(tmp_path / "runs" / str(number), spec)
+    refused = check(tmp_path / "runs", "--save")
+    assert refused.returncode == 2
+    assert "--unaligned" in refused.stderr
+    assert check(tmp_path / "runs", "--save", "--unaligned").returncode == 0
+    assert check(tmp_path / "runs", "--against", "latest", "--unaligned").returncode == 0
+    missing = check(tmp_path / "runs", "--unaligned", "--max", "end_to_end.p50=1s")
+    assert missing.returncode == 2
+    assert "no such metric" in missing.stderr
+
+
+def test_a_fault_of_ours_is_never_a_pass(launches, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import tracekern.gate.check as module\n"
+        "def broken(*arguments, **named):\n"
+        "    raise RuntimeError('planted')\n"
+        "module.check = broken\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "-m", "tracekern", "check", str(launches / "base"), "--max", "wait_token.p50=1s"]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert result.returncode == 2
+    assert "fault of tracekern" in result.stderr
+
+
+def ab(command_line, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return command_line("ab", "--runs", 5, "--warm-ups", 0, *arguments, timeout=300)
+
+
+def test_ab_launches_by_turns_and_names_what_is_slower(command_line, tmp_path):
+    result = ab(
+        command_line, "--base", f"{PROGRAM} {{out}}", "--head", f'{PROGRAM} "$TRACEKERN_OUT" --slow-wait 1.5',
+        "-o", tmp_path / "ab", "--json",
+    )  # fmt: skip
+    assert result.returncode == 1, result.stdout + result.stderr
+    report = json.loads(result.stdout)
+    assert WAIT in report["headline"]
+    created = sorted((tmp_path / "ab").iterdir(), key=lambda path: (path / "capture.json").stat().st_mtime_ns)
+    turns = [path.name.partition("_")[0] for path in created]
+    assert turns == ["base", "head", "head", "base", "base", "head", "head", "base", "base", "head"]
+
+
+@pytest.mark.parametrize(
+    ("base", "said"),
+    [
+        ("echo all went wrong; exit 3", "base ended with 3, saying 'all went wrong'"),
+        ("true", "base left no capture"),
+        ("sleep 100", "took longer than 1 s"),
+    ],
+)
+def test_ab_with_a_command_that_fails(command_line, tmp_path, base, said):
+    result = ab(command_line, "--base", base, "--head", "true", "--timeout", 1)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert said in result.stderr
+
+
+def test_ab_writes_into_nobodys_directory(command_line, tmp_path):
+    (tmp_path / "mine").write_text("")
+    result = ab(command_line, "--base", "true", "--head", "true", "-o", tmp_path)
+    assert result.returncode == 2
+    assert "is not empty" in result.stderr

@@ -1,0 +1,176 @@
+"""Verdicts: what is proven, what is not, and what cannot even be asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from runs import METRICS, draw_runs, make_run
+
+from tracekern.gate.check import check
+from tracekern.gate.compare import (
+    Rules,
+    Verdict,
+    compare,
+    floors,
+    minimal_detectable_changes,
+)
+from tracekern.gate.report import Outcome
+
+RULES = Rules()
+COPY = "dispatch.copy_token.p50"
+
+
+def verdicts(base, head, rules=RULES) -> dict[str, Verdict]:
+    comparison = compare(base, head, rules)
+    assert comparison.problems == ()
+    return {change.metric: change.verdict for change in comparison.changes}
+
+
+def test_a_growth_of_one_metric_is_named_and_no_other():
+    found = verdicts(draw_runs(8, 1), draw_runs(8, 2, factor={COPY: 1.15}))
+    assert found.pop(COPY) is Verdict.REGRESSED
+    assert set(found.values()) == {Verdict.SAME}
+
+
+def test_five_runs_a_side_are_enough_for_a_clear_growth():
+    assert verdicts(draw_runs(5, 1), draw_runs(5, 2, factor={COPY: 1.3}))[COPY] is Verdict.REGRESSED
+
+
+def test_better_is_said():
+    assert verdicts(draw_runs(8, 1), draw_runs(8, 2, factor={COPY: 0.8}))[COPY] is Verdict.BETTER
+
+
+def test_a_growth_below_the_floor_is_the_same_however_sure():
+    comparison = compare(draw_runs(8, 1, spread=0.001), draw_runs(8, 2, spread=0.001, factor={COPY: 1.03}), RULES)
+    (change,) = [change for change in comparison.changes if change.metric == COPY]
+    assert change.verdict is Verdict.SAME
+    assert change.p <= RULES.family_error
+    assert change.low > 0.02
+
+
+def test_noise_is_undecided_and_says_how_many_runs_would_tell():
+    comparison = compare(draw_runs(8, 1, spread=0.1), draw_runs(8, 2, spread=0.1), RULES)
+    undecided = comparison.of(Verdict.UNDECIDED)
+    assert undecided
+    assert any(change.runs_to_decide > 8 for change in undecided)
+    assert not comparison.of(Verdict.REGRESSED)
+
+
+def test_the_floor_follows_ticks_probes_clocks_and_shares():
+    metrics = {
+        "a.long.p50": 100_000.0,
+        "a.ticks.p50": 128.0,
+        "a.probe.p50": 500.0,
+        "a.nothing.p50": 0.0,
+        "a.w.wait_share": 0.02,
+        "end_to_end.p50": 9000.0,
+    }
+    runs = [make_run(0, metrics)]
+    found = dict(zip(metrics, floors(runs, list(metrics), RULES), strict=True))
+    assert found == pytest.approx(
+        {
+            "a.long.p50": 0.05,
+            "a.ticks.p50": 64 / 128,
+            "a.probe.p50": 64 / 500,  # two ticks are more than the 56 ns of a probe
+            "a.nothing.p50": 64 / 16,  # below half a tick nothing is believed
+            "a.w.wait_share": 0.5,
+            "end_to_end.p50": 900 / 9000,
+        }
+    )
+    costly = [dataclasses.replace(runs[0], probe_cost_ns=100.0)]
+    assert floors(costly, ["a.probe.p50"], RULES)[0] == pytest.approx(0.2)
+
+
+def test_a_p99_of_few_spans_is_not_gated():
+    few = {"dispatch.wait_token": 99}
+    base = [dataclasses.replace(run, spans={**run.spans, **few}) for run in draw_runs(5, 1)]
+    comparison = compare(base, draw_runs(5, 2), RULES)
+    assert "dispatch.wait_token.p99" not in {change.metric for change in comparison.changes}
+    assert any("dispatch.wait_token.p99 has fewer than 100" in note for note in comparison.notes)
+
+
+def test_only_the_metrics_asked_for():
+    found = verdicts(draw_runs(5, 1), draw_runs(5, 2), Rules(metrics=("dispatch_*", "combine.*.p50")))
+    assert set(found) == {"combine.reduce_token.p50"}
+    nothing = compare(draw_runs(5, 1), draw_runs(5, 2), Rules(metrics=("nothing.*",)))
+    assert "nothing to compare" in nothing.problems[0]
+
+
+def changed(**changes):
+    return [dataclasses.replace(run, **changes) for run in draw_runs(8, 2)]
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (draw_runs(4, 2), "head: 4 runs, wanted at least 5"),
+        ([], "head: 0 runs"),
+        (changed(losses=("3 records lost",)), "lost data: 3 records lost"),
+        (changed(spans={}), "no span in a measured launch"),
+        (changed(device="NVIDIA H100"), "other device"),
+        (changed(backend="cpu"), "other device"),
+        (changed(shape={"ranks": 4, "settings": {"tokens": 128}}), "settings.tokens is 128, was 64"),
+        (changed(shape={"ranks": 8, "settings": {"tokens": 64}}), "ranks is 8, was 4"),
+        (changed(nodes=("node-b",)), "other session"),
+        (changed(aligned=False), "unaligned"),
+        (changed(run_id="the same"), "in it twice"),
+        (draw_runs(8, 2, metrics={k: v for k, v in METRICS.items() if k != COPY}), f"gone: {COPY}"),
+        ([*draw_runs(7, 2), make_run(9, shape={"ranks": 1})], "head: other shape"),
+    ],
+)
+def test_what_cannot_be_compared_says_why_and_exits_2(head, said):
+    comparison = compare(draw_runs(8, 1), head, RULES)
+    assert any(said in problem for problem in comparison.problems), comparison.problems
+    assert comparison.changes == ()
+    assert check(head, draw_runs(8, 1), ()).outcome is Outcome.CANNOT_SAY
+
+
+def test_other_hosts_when_allowed():
+    assert compare(draw_runs(8, 1), changed(nodes=("node-b",)), Rules(across_hosts=True)).problems == ()
+
+
+def test_a_new_metric_is_noted_and_the_rest_compared():
+    head = draw_runs(8, 2, metrics={**METRICS, "new.event.p50": 10.0})
+    comparison = compare(draw_runs(8, 1), head, RULES)
+    assert comparison.problems == ()
+    assert "not gated: new.event.p50 is not in every run of base" in comparison.notes
+
+
+def test_zero_and_constant_values_are_no_trouble():
+    metrics = {"a.nothing.p50": 0.0, "a.w.wait_share": 0.0, "a.fixed.p50": 64.0}
+    runs = [make_run(i, metrics) for i in range(5)]
+    assert set(verdicts(runs, runs).values()) == {Verdict.SAME}
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.03])
+def test_false_alarms_are_rarer_than_promised(spread):
+    alarms = 0
+    for seed in range(100):
+        comparison = compare(draw_runs(8, 2 * seed, spread=spread), draw_runs(8, 2 * seed + 1, spread=spread), RULES)
+        alarms += bool(comparison.of(Verdict.REGRESSED))
+    assert alarms <= 3
+
+
+def test_the_minimal_detectable_change_is_detected():
+    """At the change promised on save, new runs show it in about 95 of 100 checks."""
+    spread = 0.02
+    found = []
+    for seed in range(60):
+        base = draw_runs(8, 3 * seed, spread=spread)
+        growth = 1 + float(
+            np.median([minimal_detectable_changes(draw_runs(8, s, spread=spread), RULES)[COPY] for s in range(9)])
+        )
+        head = draw_runs(8, 3 * seed + 1, spread=spread, factor={COPY: growth})
+        found.append(verdicts(base, head)[COPY] is Verdict.REGRESSED)
+    assert np.mean(found) >= 0.85
+
+
+def test_the_minimal_detectable_change_shrinks_with_runs_and_grows_with_spread():
+    few, many = (minimal_detectable_changes(draw_runs(n, 1, spread=0.02), RULES)[COPY] for n in (5, 24))
+    assert 0.05 < many < few
+    noisy = minimal_detectable_changes(draw_runs(5, 1, spread=0.2), RULES)[COPY]
+    assert noisy > 3 * few
+    assert math.isfinite(noisy)

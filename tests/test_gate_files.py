@@ -1,0 +1,228 @@
+"""What the gate keeps and reads: baselines, budgets, histories; whole, and damaged in every way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runs import draw_runs, make_run
+
+from tracekern.errors import BadInput
+from tracekern.gate import baseline, history
+from tracekern.gate.budget import Budget, check_budgets, parse_budget, read_budgets
+from tracekern.gate.compare import Rules, compare
+from tracekern.gate.run import Run, difference
+
+
+def rounded(runs: list[Run], source: Path) -> list[Run]:
+    """As they come back from a file: six digits, another source."""
+    return [Run.from_dict(str(source), run.as_dict()) for run in runs]
+
+
+def test_a_baseline_comes_back(tmp_path):
+    runs = draw_runs(5, 1)
+    path = baseline.save(runs, tmp_path)
+    assert path.parent == tmp_path / "nvidia-h200"
+    assert path.name.startswith("0001_")
+    assert baseline.read(path) == rounded(runs, path)
+    for run, again in zip(runs, baseline.read(path), strict=True):
+        assert again.metrics == pytest.approx(run.metrics, rel=1e-5)
+        assert (again.shape, again.nodes, again.losses) == (run.shape, run.nodes, run.losses)
+    document = json.loads(path.read_text())
+    assert (document["format"], document["version"]) == ("tracekern-baseline", 1)
+    assert document["machine"]["node"]
+
+
+def test_baselines_are_numbered_and_named_after_the_commit(tmp_path, monkeypatch):
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    monkeypatch.chdir(tmp_path)
+    git("init", "-b", "trunk")
+    (tmp_path / "file").write_text("1")
+    git("add", "file")
+    git("commit", "-m", "first")
+    (tmp_path / "file").write_text("2")
+    first, second = baseline.save(draw_runs(5, 1)), baseline.save(draw_runs(5, 2))
+    commit = json.loads(first.read_text())["commit"]
+    assert (commit["branch"], commit["dirty"], len(commit["id"])) == ("trunk", True, 40)
+    assert first.name.startswith(f"0001_{commit['id'][:12]}_20")
+    assert second.name.startswith("0002_")
+
+
+def test_a_baseline_is_found_by_number_path_and_shape(tmp_path):
+    small, large = ({"ranks": 4, "settings": {"tokens": tokens}} for tokens in (64, 128))
+    first, second, third = (baseline.save([make_run(0, shape=shape)], tmp_path) for shape in (small, small, large))
+    like = make_run(1, shape=small)
+    assert baseline.find("latest", like, tmp_path) == second
+    assert baseline.find("latest", make_run(1, shape=large), tmp_path) == third
+    assert baseline.find("1", like, tmp_path) == first
+    assert baseline.find(str(third), like, tmp_path) == third
+    with pytest.raises(BadInput, match="no baseline of this shape.*ranks is 2, was 4"):
+        baseline.find("latest", make_run(1, shape={**small, "ranks": 2}), tmp_path)
+    with pytest.raises(BadInput, match="no baseline 0009.*0001 to 0003"):
+        baseline.find("9", like, tmp_path)
+    with pytest.raises(BadInput, match="no baseline in .*--save"):
+        baseline.find("latest", make_run(device="another"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda text: text[: len(text) // 2], "is not JSON"),
+        (lambda text: "[]", "is not a baseline"),
+        (lambda text: text.replace('"tracekern-baseline"', '"other"'), "is not a baseline"),
+        (lambda text: text.replace('"version": 1', '"version": 2'), "baseline version 2, this tracekern knows 1"),
+        (lambda text: json.dumps({**json.loads(text), "runs": []}), "holds no runs"),
+        (lambda text: json.dumps({**json.loads(text), "runs": [1]}), "other fields"),
+        (lambda text: text.replace('"run_id"', '"name"'), "other fields"),
+        (lambda text: text.replace('"metrics": {', '"metrics": {"a.b.p50": null, '), "field metrics of a run"),
+        (lambda text: text.replace('"metrics": {', '"metrics": {"a.b.p50": -1, '), "field metrics of a run"),
+        (lambda text: text.replace('"metrics": {', '"metrics": {"a.b.p50": Infinity, '), "field metrics of a run"),
+    ],
+)
+def test_a_damaged_baseline_is_refused_in_a_line(tmp_path, damage, said):
+    path = baseline.save([make_run()], tmp_path)
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(BadInput, match=said) as error:
+        baseline.read(path)
+    assert "\n" not in str(error.value)
+    assert str(path) in str(error.value)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(field=st.sampled_from(sorted(make_run().as_dict())), value=_JSON)
+def test_any_value_in_a_run_is_taken_or_refused(field, value):
+    values = {**make_run().as_dict(), field: value}
+    with contextlib.suppress(BadInput):
+        run = Run.from_dict("file", values)
+        difference(run.shape, make_run().shape)
+        baseline.slug(run.device)
+        assert Run.from_dict("file", json.loads(json.dumps(run.as_dict()))).run_id == run.run_id
+        compare([run] * 5, [make_run()] * 5, Rules())
+
+
+def test_nowhere_to_save(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="cannot be made"):
+        baseline.save([make_run()], tmp_path / "file")
+
+
+def test_captures_are_found_one_level_below_and_counted_once(tmp_path):
+    with pytest.raises(BadInput, match="does not exist"):
+        baseline.read_any([tmp_path / "nothing"])
+    with pytest.raises(BadInput, match="no capture in it"):
+        baseline.read_any([tmp_path])
+    path = baseline.save(draw_runs(5, 1), tmp_path)
+    assert len(baseline.read_any([path])) == 5
+    with pytest.raises(BadInput, match="named twice"):
+        baseline.read_any([path, path.parent / ".." / path.parent.name / path.name])
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [
+        ("wait_token.p99=20us", Budget("wait_token.p99", 20_000)),
+        ("dispatch.wait_token.p50 = 1.5 ms", Budget("dispatch.wait_token.p50", 1_500_000)),
+        ("wait_token.wait_share=30%", Budget("wait_token.wait_share", 0.3)),
+        ("end_to_end.p50=1s", Budget("end_to_end.p50", 1e9)),
+    ],
+)
+def test_budgets(text, budget):
+    assert parse_budget(text).name == budget.name
+    assert parse_budget(text).limit == pytest.approx(budget.limit)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "wait_token.p99", "p99=1us", ".p99=1us", "wait_token.p98=1us", "wait_token.p99=20", "wait_token.p99=20%"]
+    + ["wait_token.p99=-1us", "wait_token.wait_share=1us", "wait_token.p99=us", "wait_token.p99=1us2"],
+)
+def test_bad_budgets(text):
+    with pytest.raises(BadInput, match="budget .*wanted"):
+        parse_budget(text)
+
+
+def test_a_budget_holds_for_every_stage_that_has_the_event():
+    metrics = {"dispatch.wait_token.p50": 100.0, "combine.wait_token.p50": 300.0, "combine.wait_token.p99": 900.0}
+    runs = [make_run(i, {name: value + i for name, value in metrics.items()}) for i in range(3)]
+    results = check_budgets([Budget("wait_token.p50", 200)], runs)
+    assert [(result.metric, result.value, result.ok) for result in results] == [
+        ("dispatch.wait_token.p50", 101, True),
+        ("combine.wait_token.p50", 301, False),
+    ]
+    assert [result.metric for result in check_budgets([Budget("combine.wait_token.p99", 901)], runs)] == [
+        "combine.wait_token.p99"
+    ]
+
+
+def test_a_budget_for_nothing_names_what_is_near():
+    with pytest.raises(BadInput, match=r"wait_tokn.p50: no such metric; near it are .*wait_token\.p50"):
+        check_budgets([Budget("wait_tokn.p50", 1)], [make_run()])
+    with pytest.raises(BadInput, match="there are none"):
+        check_budgets([Budget("zzz.p50", 1)], [make_run(metrics={})])
+
+
+def test_budgets_of_pyproject(tmp_path):
+    path = tmp_path / "pyproject.toml"
+    assert read_budgets(path) == []
+    path.write_text("[project]\nname = 'x'\n")
+    assert read_budgets(path) == []
+    path.write_text('[tool.tracekern.budgets]\n"wait_token.p99" = "20us"\n')
+    assert read_budgets(path) == [Budget("wait_token.p99", 20_000)]
+    for text, said in (
+        ("[tool.tracekern.budgets\n", "cannot be read"),
+        ("[tool.tracekern]\nbudgets = 3\n", "budgets is no table"),
+        ('[tool.tracekern.budgets]\n"wait_token.p99" = 20\n', "wanted a time with its unit"),
+    ):
+        path.write_text(text)
+        with pytest.raises(BadInput, match=said) as error:
+            read_budgets(path)
+        assert str(path) in str(error.value)
+
+
+COPY = "dispatch.copy_token.p50"
+
+
+def test_slow_drift_that_no_single_check_sees(tmp_path):
+    path = tmp_path / "history.jsonl"
+    for step in range(8):
+        entries = history.append(path, draw_runs(8, step, factor={COPY: 1.02**step}, first=8 * step), "good")
+        if step < 2:
+            assert history.drift(entries, Rules()) == []
+    assert len(entries) == len(history.read(path)) == 8
+    (change,) = history.drift(entries, Rules())
+    assert change.metric == COPY
+    assert change.estimate == pytest.approx(1.02**7 - 1, abs=0.03)
+    points = history.series(entries)[COPY]
+    assert len(points) == 8
+    assert all(low <= middle <= high for _, low, middle, high in points)
+
+
+def test_a_history_holds_other_shapes_and_places_apart(tmp_path):
+    path = tmp_path / "history.jsonl"
+    history.append(path, draw_runs(5, 1), "good")
+    history.append(path, [make_run(9, nodes=("elsewhere",))], "good")
+    entries = history.append(path, draw_runs(5, 2, first=5), "good")
+    assert len(entries) == 3
+    assert len(history.comparable(entries)) == 2
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"format": "tracekern-history", "version": 2, "runs": [{}]}', '{"a": 1}'])
+def test_a_file_that_is_no_history_is_left_as_it_is(tmp_path, line):
+    path = tmp_path / "history.jsonl"
+    path.write_text(f"{line}\n")
+    with pytest.raises(BadInput, match="history.jsonl:1: "):
+        history.append(path, [make_run()], "good")
+    assert path.read_text() == f"{line}\n"

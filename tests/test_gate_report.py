@@ -1,0 +1,91 @@
+"""Exit codes, and the same report as JSON, Markdown and JUnit XML."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from runs import draw_runs
+
+from tracekern.gate.budget import Budget
+from tracekern.gate.check import check
+from tracekern.gate.report import Outcome, junit, markdown, percent, show
+
+COPY = "dispatch.copy_token.p50"
+BASE = draw_runs(8, 1)
+SAME = draw_runs(8, 2)
+SLOW = draw_runs(8, 2, factor={COPY: 1.2})
+NOISY = draw_runs(8, 2, spread=0.2)
+LOSSY = [*SAME[:7], dataclasses.replace(SAME[7], losses=("2 records | lost",))]
+TIGHT, LOOSE = Budget("copy_token.p50", 3000.0), Budget("copy_token.p50", 9000.0)
+
+
+@pytest.mark.parametrize(
+    ("head", "base", "budgets", "undecided_fails", "outcome"),
+    [
+        (SAME, BASE, [], True, Outcome.GOOD),
+        (SLOW, BASE, [], True, Outcome.REGRESSED),
+        (NOISY, BASE, [], True, Outcome.CANNOT_SAY),
+        (NOISY, BASE, [], False, Outcome.GOOD),
+        (SAME, None, [LOOSE], True, Outcome.GOOD),
+        (SAME, None, [TIGHT], True, Outcome.REGRESSED),
+        (SAME[:1], None, [TIGHT], True, Outcome.REGRESSED),  # a budget needs no second run
+        (SAME, BASE, [TIGHT], True, Outcome.REGRESSED),
+        (LOSSY, BASE, [], True, Outcome.CANNOT_SAY),
+        (LOSSY, None, [LOOSE], True, Outcome.CANNOT_SAY),
+        (LOSSY, None, [TIGHT], False, Outcome.CANNOT_SAY),
+        (SAME[:3], BASE, [], False, Outcome.CANNOT_SAY),
+    ],
+)
+def test_the_exit_code(head, base, budgets, undecided_fails, outcome):
+    report = check(head, base, budgets, undecided_fails=undecided_fails)
+    assert report.outcome is outcome
+    document = json.loads(json.dumps(report.as_dict()))
+    assert document["exit_code"] == int(outcome)
+    assert document["headline"]
+
+
+def test_markdown_shows_what_a_reviewer_needs():
+    text = markdown(check(SLOW, BASE, [TIGHT], head_name="new|code", base_name="0001"))
+    assert text.startswith("### ❌ tracekern: dispatch.copy_token.p50 is over its budget")
+    assert "| `dispatch.copy_token.p50` | 3 us | 4.7" in text
+    assert "**regressed**" in text
+    assert "new\\|code" in text
+    for line in text.splitlines():
+        assert not line.startswith("|") or line.endswith("|")
+    lossy = markdown(check(LOSSY, BASE))
+    assert lossy.startswith("### ❔")
+    assert "2 records \\| lost" in lossy
+
+
+def test_junit_is_read_back_by_its_package(tmp_path):
+    from junitparser import Error, Failure, JUnitXml, Skipped
+
+    def results(report) -> dict[str, list[type]]:
+        junit(report, tmp_path / "out.xml")
+        return {
+            case.name: [type(result) for result in case.result]
+            for suite in JUnitXml.fromfile(str(tmp_path / "out.xml"))
+            for case in suite
+        }
+
+    found = results(check(SLOW, BASE))
+    assert found.pop(COPY) == [Failure]
+    assert set(map(tuple, found.values())) == {()}
+    assert results(check(SAME, None, [TIGHT])) == {COPY: [Failure]}
+    assert [Error] in results(check(NOISY, BASE)).values()
+    assert [Skipped] in results(check(NOISY, BASE, undecided_fails=False)).values()
+    assert results(check(LOSSY, BASE)) == {"check": [Error]}
+
+
+def test_numbers_for_people():
+    assert [show("a.p50", value) for value in (0.0, 64.0, 3104.0, 2.5e6, 3e9)] == [
+        "0 ns",
+        "64 ns",
+        "3.1 us",
+        "2.5 ms",
+        "3 s",
+    ]
+    assert show("a.wait_share", 0.125) == "12.5 %"
+    assert [percent(value) for value in (0.153, -0.05, 22.6, float("nan"))] == ["+15.3 %", "-5.0 %", "x23.6", "?"]

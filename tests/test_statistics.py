@@ -1,0 +1,166 @@
+"""The numbers of a run, on Timelines small enough to count by hand and on a real capture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from captures import CaptureSpec, write_capture
+from launched import COPY_NS, ITERATIONS, SPANS, WARPS, record
+from timelines import EVENTS, make_rank, make_spans, make_timeline
+
+import tracekern
+from tracekern.analysis.difference import differences
+from tracekern.analysis.statistics import phase_statistics
+from tracekern.errors import BadInput
+from tracekern.timeline.model import OPEN_END, Launch, Timeline, Track, TrackKind
+
+COPY, WAIT, LAUNCH = 0, 2, 5
+OPEN = int(OPEN_END)
+TRACES = Path(__file__).resolve().parent.parent / "traces"
+
+
+def timeline_of(launches: list[tuple[str, int]], rows: list[tuple[int, int, int, int]], **changes: object) -> Timeline:
+    """One rank. launches: (name, sequence); rows: (event, launch, start, end); launch spans go on their own track."""
+    spans = make_spans((1 if event == LAUNCH else 0, event, launch, a, b, 0, 0) for event, launch, a, b in rows)
+    values = {
+        "unit": "ns",
+        "ranks": (make_rank(0),),
+        "tracks": (Track(0, TrackKind.DEVICE, "block 0"), Track(0, TrackKind.LAUNCH, "kernels")),
+        "events": EVENTS,
+        "launches": tuple(
+            Launch(0, i, name, sequence, 0, 1, 1, 2, 2, 64, 0, 12) for i, (name, sequence) in enumerate(launches)
+        ),
+        "spans": spans,
+        **changes,
+    }
+    return Timeline(**values)
+
+
+def test_phases_by_hand():
+    timeline = timeline_of(
+        [("send", 0), ("send", 1), ("send", 2)],
+        [
+            (LAUNCH, 0, 0, 1000),
+            (COPY, 0, 0, 900),  # warms up
+            (LAUNCH, 1, 2000, 2100),
+            (COPY, 1, 2000, 2010),
+            (WAIT, 1, 2010, 2050),
+            (LAUNCH, 2, 3000, 3300),
+            (COPY, 2, 3000, 3020),
+            (COPY, 2, 3020, 3060),
+            (WAIT, 2, 3100, 3180),
+            (WAIT, 2, 3200, OPEN),  # never ended: no duration
+        ],
+    )
+    statistics = phase_statistics(timeline)
+    copy, wait = statistics.phases
+    assert (copy.name, copy.num_spans, copy.total_ns, copy.p50_ns) == ("send.copy_token", 3, 70, 20)
+    assert copy.p99_ns == pytest.approx(np.quantile([10, 20, 40], 0.99))
+    assert (wait.name, wait.num_spans, wait.total_ns, wait.p50_ns) == ("send.wait_token", 2, 120, 60)
+    assert wait.wait_share == pytest.approx(120 / (2 * 400))  # two writers, launches of 100 and 300 ns
+    assert np.isnan(copy.wait_share)
+    assert statistics.end_to_end_ns == (100, 300)
+    assert statistics.metrics() == {
+        "send.copy_token.p50": 20,
+        "send.copy_token.p99": copy.p99_ns,
+        "send.wait_token.p50": 60,
+        "send.wait_token.p99": wait.p99_ns,
+        "send.wait_token.wait_share": 0.15,
+        "end_to_end.p50": 200,
+    }
+    assert (statistics.num_iterations, statistics.num_measured, statistics.resolution_ns) == (3, 2, 32)
+
+
+def test_what_is_launched_less_often_is_set_up_and_more_often_is_several_times_an_iteration():
+    names = [
+        ("barrier", 0),
+        *((name, i) for i in range(2) for name in ("send", "recv")),
+        *(("gemm", i) for i in range(4)),
+    ]
+    rows = [(LAUNCH, i, 1000 * i, 1000 * i + 500) for i in range(len(names))]
+    rows += [(COPY, i, 1000 * i, 1000 * i + 100 + i) for i in range(len(names))]
+    statistics = phase_statistics(timeline_of(names, rows))
+    assert statistics.set_up_stages == ("barrier",)
+    assert {phase.name: phase.num_spans for phase in statistics.phases} == {
+        "send.copy_token": 1,
+        "recv.copy_token": 1,
+        "gemm.copy_token": 2,
+    }
+    # The second iteration is launches 3 and 4 and the last two of gemm, 7 and 8.
+    assert statistics.end_to_end_ns == (8500 - 3000,)
+
+
+def test_a_single_iteration_is_measured():
+    statistics = phase_statistics(timeline_of([("send", 0)], [(LAUNCH, 0, 0, 100), (COPY, 0, 0, 50)]))
+    assert (statistics.num_iterations, statistics.num_measured) == (1, 1)
+    assert statistics.metrics()["send.copy_token.p50"] == 50
+
+
+def test_iterations_of_several_ranks_reach_from_the_first_to_the_last():
+    timeline = make_timeline(num_ranks=3)
+    assert phase_statistics(timeline).end_to_end_ns == (9000 - 900,)
+    assert phase_statistics(timeline.replace(aligned=False)).end_to_end_ns == ()
+    assert "end_to_end.p50" not in phase_statistics(timeline.replace(aligned=False)).metrics()
+
+
+@pytest.mark.parametrize(
+    ("launches", "rows"),
+    [([], []), ([("send", 0), ("send", 1)], []), ([("send", 0)], [(COPY, 0, 10, OPEN)])],
+    ids=["nothing", "empty iterations", "nothing closed"],
+)
+def test_nothing_to_measure_gives_no_metrics(launches, rows):
+    statistics = phase_statistics(timeline_of(launches, rows))
+    assert statistics.phases == ()
+    assert statistics.metrics() == {}
+
+
+def test_no_waits_at_all():
+    timeline = timeline_of([("send", 0)], [(LAUNCH, 0, 0, 100), (COPY, 0, 0, 50)])
+    assert not [name for name in phase_statistics(timeline).metrics() if name.endswith("wait_share")]
+
+
+def test_ticks_are_refused():
+    with pytest.raises(BadInput, match="in ticks"):
+        phase_statistics(make_timeline(unit="ticks"))
+
+
+def test_losses_are_told(tmp_path):
+    whole = phase_statistics(tracekern.load(write_capture(tmp_path / "whole", CaptureSpec(run_id="whole"))))
+    assert whole.losses == ()
+    lossy = CaptureSpec(records_per_track=20, run_id="lossy")
+    assert phase_statistics(tracekern.load(write_capture(tmp_path / "lossy", lossy))).losses
+    killed = CaptureSpec(killed_rank=1, run_id="killed")
+    assert phase_statistics(tracekern.load(write_capture(tmp_path / "killed", killed))).losses
+
+
+def test_a_real_capture(tmp_path):
+    statistics = phase_statistics(tracekern.load(record(tmp_path / "run")))
+    assert {phase.name for phase in statistics.phases} == {
+        f"{stage}.{event}" for stage in ("dispatch", "combine") for event in ("copy_token", "wait_token")
+    }
+    assert all(phase.num_spans == WARPS * SPANS * (ITERATIONS - 1) for phase in statistics.phases)
+    assert statistics.metrics()["dispatch.copy_token.p50"] == pytest.approx(COPY_NS, rel=0.08)
+    assert len(statistics.end_to_end_ns) == ITERATIONS - 1
+
+
+def test_the_kept_capture_of_gpus_is_measured_with_what_a_probe_costs_there():
+    statistics = phase_statistics(tracekern.load(TRACES / "h200x4"))
+    assert statistics.probe_cost_ns == 56  # 8 warps a block: the figure of 16 warps, the next one measured
+    assert statistics.set_up_stages == ("rank_barrier",)
+    metrics = statistics.metrics()
+    shares = [value for name, value in metrics.items() if name.endswith("wait_share")]
+    assert shares
+    assert all(0 <= share <= 1 for share in shares)
+    assert len(statistics.end_to_end_ns) == 2
+
+
+def test_differences_of_two():
+    first = phase_statistics(timeline_of([("a", 0)], [(LAUNCH, 0, 0, 100), (COPY, 0, 0, 50), (WAIT, 0, 50, 50)]))
+    second = phase_statistics(timeline_of([("b", 0), ("a", 0)], [(COPY, 1, 0, 60), (COPY, 0, 60, 70)]))
+    found = {d.metric: d for d in differences(first, second)}
+    assert found["a.copy_token.p50"].change == pytest.approx(0.2)
+    assert np.isnan(found["b.copy_token.p50"].first)
+    assert np.isnan(found["b.copy_token.p50"].change)
+    assert np.isnan(found["a.wait_token.p50"].change)

@@ -1,0 +1,224 @@
+"""The numbers of one run that a gate can hold: durations of phases, shares of waiting, time of an iteration.
+
+A phase is an event in a stage, a stage is a launch name: `dispatch_recv.wait_token`. The launches of a capture are put
+into iterations: the number of iterations is the commonest number of launches a stage has (the larger one of equals), a
+stage launched k times as often belongs to each k times, and a stage launched less often is set-up and not measured.
+The first iteration warms up and is not measured either, unless it is the only one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekern.errors import BadInput
+from tracekern.timeline.merge import LOSS_KINDS
+from tracekern.timeline.model import OPEN_END, EventClass, Int32, Int64, Timeline, TrackKind
+
+END_TO_END = "end_to_end"
+STATISTICS = ("p50", "p99", "wait_share")
+
+_PROBE_NS = {
+    ("cuda", "wide"): ((4, 31.0), (16, 56.0), (32, 122.0)),
+    ("cuda", "compact"): ((4, 80.0), (16, 103.0), (32, 156.0)),
+}
+"""(backend, record format) -> (warps per SM, ns that one span adds); H200, 2026-11-21, benchmarks/recorder.py."""
+
+_LOSSES = (*LOSS_KINDS, "open_span", "salvaged", "overwritten_records")
+
+
+@dataclass(frozen=True)
+class PhaseStatistics:
+    """The closed spans of one phase on the device tracks of all ranks, in the measured iterations."""
+
+    stage: str
+    event: str
+    event_class: str
+    num_spans: int
+    total_ns: int
+    p50_ns: float
+    p99_ns: float
+    wait_share: float
+    """Waits only, else nan: their part of the stage's time, which is its launches' durations times their writers."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.stage}.{self.event}"
+
+
+@dataclass(frozen=True)
+class RunStatistics:
+    phases: tuple[PhaseStatistics, ...]
+    end_to_end_ns: tuple[int, ...]
+    """Of each measured iteration: first record of its first stage to last record of its last, over all ranks. Empty
+    where ranks are unaligned."""
+    num_iterations: int
+    num_measured: int
+    set_up_stages: tuple[str, ...]
+    resolution_ns: float
+    """The coarsest tick of all ranks."""
+    probe_cost_ns: float
+    """What recording one span adds; 0 where nobody measured it."""
+    clock_hard_ns: float
+    """The widest bound of all ranks' clocks."""
+    losses: tuple[str, ...]
+    """What is missing from the capture, a line each; numbers of a lossy capture prove nothing."""
+
+    def metrics(self) -> dict[str, float]:
+        """Name -> value, `dispatch_recv.wait_token.p50` -> ns. A wait_share lies in 0..1."""
+        values = {}
+        for phase in self.phases:
+            values[f"{phase.name}.p50"] = phase.p50_ns
+            values[f"{phase.name}.p99"] = phase.p99_ns
+            if phase.event_class == EventClass.WAIT.value:
+                values[f"{phase.name}.wait_share"] = phase.wait_share
+        if self.end_to_end_ns:
+            values[f"{END_TO_END}.p50"] = float(np.median(self.end_to_end_ns))
+        return values
+
+
+def phase_statistics(timeline: Timeline) -> RunStatistics:
+    """Statistics of a Timeline in ns. Raises BadInput when it is in ticks."""
+    if timeline.unit != "ns":
+        raise BadInput(f"statistics of a timeline in {timeline.unit}; align it to ns first (tracekern.load)")
+    iterations = _Iterations(timeline)
+    return RunStatistics(
+        phases=tuple(_phases(timeline, iterations)),
+        end_to_end_ns=_end_to_end(timeline, iterations),
+        num_iterations=iterations.count,
+        num_measured=iterations.count - iterations.first_measured,
+        set_up_stages=iterations.set_up_stages,
+        resolution_ns=max((1e9 * rank.resolution_ticks / rank.ticks_per_second for rank in timeline.ranks), default=0),
+        probe_cost_ns=_probe_cost_ns(timeline),
+        clock_hard_ns=max((rank.clock.hard_ns for rank in timeline.ranks if rank.clock), default=float("inf")),
+        losses=_losses(timeline),
+    )
+
+
+class _Iterations:
+    """Which launch belongs to which iteration."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        sequences: dict[str, set[int]] = {}
+        for launch in timeline.launches:
+            sequences.setdefault(launch.name, set()).add(launch.sequence)
+        self.stages = tuple(sequences)
+        lengths = Counter(len(found) for found in sequences.values())
+        self.count = max(lengths, key=lambda length: (lengths[length], length), default=0)
+        self.set_up_stages = tuple(name for name, found in sequences.items() if len(found) % self.count)
+        self.first_measured = 1 if self.count > 1 else 0
+        order = {name: {number: i for i, number in enumerate(sorted(found))} for name, found in sequences.items()}
+        self.of_launch = np.array(
+            [
+                -1
+                if launch.name in self.set_up_stages
+                else order[launch.name][launch.sequence] * self.count // len(sequences[launch.name])
+                for launch in timeline.launches
+            ],
+            np.int32,
+        )
+        """[num_launches] its iteration, -1: set-up."""
+        number = {name: i for i, name in enumerate(self.stages)}
+        self.stage_of_launch = np.array([number[launch.name] for launch in timeline.launches], np.int32)
+        self.is_measured = self.of_launch >= self.first_measured
+
+
+def _phases(timeline: Timeline, iterations: _Iterations) -> Iterator[PhaseStatistics]:
+    names, name_of_event = _unique_names(timeline)
+    stage_time = _stage_time(timeline, iterations)
+    for key, durations in _durations(timeline, iterations, name_of_event, len(names)):
+        stage, name = divmod(key, len(names))
+        event_class = names[name][1]
+        total = int(durations.sum(dtype=np.int64))
+        p50, p99 = np.quantile(durations, (0.5, 0.99))
+        is_wait = event_class is EventClass.WAIT
+        yield PhaseStatistics(
+            stage=iterations.stages[stage],
+            event=names[name][0],
+            event_class=event_class.value,
+            num_spans=len(durations),
+            total_ns=total,
+            p50_ns=float(p50),
+            p99_ns=float(p99),
+            wait_share=total / stage_time[stage] if is_wait and stage_time[stage] else float("nan"),
+        )
+
+
+def _unique_names(timeline: Timeline) -> tuple[list[tuple[str, EventClass]], Int32]:
+    """Different tables may hold the same event: (name, class) once each, and [num_events] which of them an event is."""
+    known: dict[tuple[str, EventClass], int] = {}
+    number = [known.setdefault((event.name, event.event_class), len(known)) for event in timeline.events]
+    return list(known), np.array(number, np.int32)
+
+
+def _durations(
+    timeline: Timeline, iterations: _Iterations, name_of_event: Int32, num_names: int
+) -> Iterator[tuple[int, Int64]]:
+    """(stage * num_names + name, durations) of each phase that has closed spans."""
+    if not len(timeline.spans) or not timeline.launches:
+        return
+    spans = timeline.spans
+    is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks], bool)
+    # One look-up a launch instead of two: -1 stands for everything that is not measured, index -1 for "no launch".
+    stage = np.append(np.where(iterations.is_measured, iterations.stage_of_launch, -1), np.int32(-1))[spans.launch]
+    chosen = is_device[spans.track] & (stage >= 0) & (spans.end != OPEN_END)
+    key = stage[chosen] * np.int32(num_names) + name_of_event[spans.event[chosen]]
+    if len(iterations.stages) * num_names <= np.iinfo(np.int16).max:
+        key = key.astype(np.int16)  # sorted by radix, in linear time
+    duration = (spans.end - spans.start)[chosen]
+    order = np.argsort(key, kind="stable")
+    key, duration = key[order], duration[order]
+    firsts = np.flatnonzero(np.diff(key, prepend=key[:1] - 1))
+    if len(key):
+        yield from zip(key[firsts].tolist(), np.split(duration, firsts[1:]), strict=True)
+
+
+def _stage_time(timeline: Timeline, iterations: _Iterations) -> npt.NDArray[np.float64]:
+    """[num_stages] ns that all writers of a stage's measured launches had together."""
+    which, duration = _launch_spans(timeline, iterations)
+    writers = np.array([launch.num_tracks for launch in timeline.launches], np.float64)
+    stages = iterations.stage_of_launch[timeline.spans.launch[which]]
+    weights = duration * writers[timeline.spans.launch[which]]
+    time: npt.NDArray[np.float64] = np.bincount(stages, weights, minlength=len(iterations.stages)).astype(np.float64)
+    return time
+
+
+def _launch_spans(timeline: Timeline, iterations: _Iterations) -> tuple[Int64, Int64]:
+    """Indices and durations of the spans of measured launches that ended."""
+    is_lane = np.array([track.kind == TrackKind.LAUNCH for track in timeline.tracks], bool)
+    spans = timeline.spans
+    which = np.flatnonzero(is_lane[spans.track]) if len(is_lane) else np.empty(0, np.int64)
+    which = which[(spans.end[which] != OPEN_END) & (spans.launch[which] >= 0)]
+    which = which[iterations.is_measured[spans.launch[which]]]
+    return which, spans.end[which] - spans.start[which]
+
+
+def _end_to_end(timeline: Timeline, iterations: _Iterations) -> tuple[int, ...]:
+    if not timeline.aligned and len(timeline.ranks) > 1:
+        return ()
+    which, _ = _launch_spans(timeline, iterations)
+    of_span = iterations.of_launch[timeline.spans.launch[which]]
+    times = []
+    for iteration in range(iterations.first_measured, iterations.count):
+        members = which[of_span == iteration]
+        if len(members):
+            times.append(int(timeline.spans.end[members].max() - timeline.spans.start[members].min()))
+    return tuple(times)
+
+
+def _probe_cost_ns(timeline: Timeline) -> float:
+    """By the warps of the largest block, with one block on an SM; 0 for a backend nobody measured."""
+    warps = max((launch.warps_per_block for launch in timeline.launches), default=0)
+    costs = [0.0]
+    for rank in timeline.ranks:
+        table = _PROBE_NS.get((rank.backend, str(rank.metadata.get("record_format"))), ())
+        costs += [next((cost for most, cost in table if warps <= most), table[-1][1])] if table else []
+    return max(costs)
+
+
+def _losses(timeline: Timeline) -> tuple[str, ...]:
+    return tuple(problem.text for problem in timeline.problems if problem.kind in _LOSSES)

@@ -1,0 +1,83 @@
+"""`tracekern ab`: launches two commands by turns and compares them: the honest comparison on a noisy machine."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tracekern.cli import gate_output, options
+from tracekern.cli.output import progress
+from tracekern.errors import BadInput
+
+if TYPE_CHECKING:
+    from tracekern.gate.run import Run
+
+
+def ab(
+    base: Annotated[str, typer.Option(metavar="CMD", help="Shell command of the old program; captures into {out}.")],
+    head: Annotated[str, typer.Option(metavar="CMD", help="Of the new one; {out} is also in TRACEKERN_OUT.")],
+    runs: Annotated[int, typer.Option(help="Launches of each side; at least 5.")] = 8,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Keep the captures here; empty or new.")
+    ] = None,
+    warm_ups: Annotated[int, typer.Option(help="Launches of each side that do not count, before the others.")] = 1,
+    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="For one launch.")] = None,
+    budgets: gate_output.Budgets = None,
+    metrics: gate_output.Metrics = None,
+    floor: gate_output.Floor = "5%",
+    on_undecided: gate_output.Undecided = gate_output.OnUndecided.fail,
+    unaligned: options.Unaligned = False,
+    junit: gate_output.Junit = None,
+    markdown: gate_output.Markdown = None,
+    as_json: options.Json = False,
+) -> None:
+    """Launch base and head by turns (base, head, head, base, ...) and say whether head is slower.
+
+    Exit code 0: same or better, 1: regressed, 2: cannot say.
+    """
+    from tracekern.gate.budget import parse_budget
+    from tracekern.gate.check import check
+
+    rules = gate_output.make_rules(floor, 5, metrics, across_hosts=False)
+    limits = list(map(parse_budget, budgets or ()))
+    if runs < rules.min_runs or warm_ups < 0:
+        raise BadInput(f"--runs {runs}, --warm-ups {warm_ups}: wanted at least {rules.min_runs} runs and 0 warm-ups")
+    if output is not None and output.exists() and any(output.iterdir()):
+        raise BadInput(f"{output}: is not empty; wanted a new directory for the captures of both sides")
+    with tempfile.TemporaryDirectory(prefix="tracekern-ab-") as scratch:
+        sides = _launch({"base": base, "head": head}, runs, warm_ups, timeout, output or Path(scratch), unaligned)
+    report = check(
+        sides["head"],
+        sides["base"],
+        limits,
+        rules,
+        head_name=head,
+        base_name=base,
+        undecided_fails=on_undecided is gate_output.OnUndecided.fail,
+    )
+    gate_output.finish(report, gate_output.Outputs(as_json, junit, markdown))
+
+
+def _launch(
+    commands: dict[str, str], runs: int, warm_ups: int, timeout: float | None, directory: Path, unaligned: bool
+) -> dict[str, list[Run]]:
+    from tracekern.gate.ab import run_turns, turns
+    from tracekern.gate.run import read_run
+
+    todo = turns(runs, directory, warm_ups)
+    with progress() as bar:
+        task = bar.add_task("launching", total=len(todo))
+        run_turns(
+            todo,
+            commands,
+            timeout,
+            lambda number, turn: bar.update(task, completed=number, description=f"launching {turn.directory.name}"),
+        )
+        bar.update(task, completed=len(todo), description="reading captures")
+        counted = todo[2 * warm_ups :]
+        return {
+            side: [read_run(turn.directory, unaligned) for turn in counted if turn.side == side] for side in commands
+        }

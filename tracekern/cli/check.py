@@ -1,0 +1,152 @@
+"""`tracekern check`: holds launches of a program against a baseline and against budgets; its exit code is for CI."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tracekern.cli import gate_output, options
+from tracekern.cli.output import note, progress
+from tracekern.errors import BadInput
+
+if TYPE_CHECKING:
+    from tracekern.gate.budget import Budget
+    from tracekern.gate.compare import Rules
+    from tracekern.gate.run import Run
+
+
+def check(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Captures of one launch each, or directories that hold several."),
+    ],
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BASELINE", help="latest, a number as in 0003, a file, or a directory of captures to compare with."
+        ),
+    ] = None,
+    save: Annotated[bool, typer.Option("--save", help="Keep the runs as a baseline, unless they regressed.")] = False,
+    budgets: gate_output.Budgets = None,
+    config: Annotated[Path, typer.Option(help="Its [tool.tracekern.budgets] hold too.")] = Path("pyproject.toml"),
+    metrics: gate_output.Metrics = None,
+    floor: gate_output.Floor = "5%",
+    min_runs: gate_output.MinRuns = 5,
+    on_undecided: gate_output.Undecided = gate_output.OnUndecided.fail,
+    across_hosts: Annotated[bool, typer.Option("--across-hosts", help="Compare runs of different machines.")] = False,
+    unaligned: options.Unaligned = False,
+    storage: Annotated[Path, typer.Option(help="Where baselines are kept.")] = Path(".tracekern"),
+    append: Annotated[Path | None, typer.Option(metavar="FILE.jsonl", help="Add the runs to a history.")] = None,
+    trend: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Draw that history: one offline page.")
+    ] = None,
+    junit: gate_output.Junit = None,
+    markdown: gate_output.Markdown = None,
+    as_json: options.Json = False,
+) -> None:
+    """Say whether launches of a program got slower. Exit code 0: same or better, 1: regressed, 2: cannot say.
+
+    The unit is one launch of the program: give at least 5 captures, better 8. A capture that lost records proves
+    nothing and ends in 2.
+    """
+    from tracekern.gate.check import check as check_runs
+
+    if trend and not append:
+        raise BadInput("--trend draws the history that --append names; give both")
+    rules = gate_output.make_rules(floor, min_runs, metrics, across_hosts)
+    limits = _limits(config, budgets or [])
+    if not (against or save or limits or append):
+        raise BadInput("nothing to check: give --against BASELINE, --max NAME=LIMIT, --save or --append")
+    head = _read(runs, unaligned)
+    base, base_name = _base(against, head, save, storage, unaligned)
+    report = check_runs(
+        head,
+        base,
+        limits,
+        rules,
+        head_name=_name(runs),
+        base_name=base_name,
+        undecided_fails=on_undecided is gate_output.OnUndecided.fail,
+    )
+    if save:
+        _save(head, rules, storage, "" if report.outcome != 1 and not report.all_problems else report.headline)
+    if append and not report.all_problems:
+        _append(append, trend, head, report.outcome.name.lower(), rules)
+    gate_output.finish(report, gate_output.Outputs(as_json, junit, markdown))
+
+
+def _limits(config: Path, texts: list[str]) -> list[Budget]:
+    """Those of the file, and those of the command line in place of them where both name the same."""
+    from tracekern.gate.budget import parse_budget, read_budgets
+
+    budgets = [*read_budgets(config), *map(parse_budget, texts)]
+    return list({budget.name: budget for budget in budgets}.values())
+
+
+def _read(paths: list[Path], unaligned: bool) -> list[Run]:
+    from tracekern.gate.baseline import read_any
+
+    with progress() as bar:
+        task = bar.add_task("reading captures", total=None)
+        return read_any(paths, unaligned, lambda done, total: bar.update(task, completed=done, total=total))
+
+
+def _base(
+    against: str | None, head: list[Run], save: bool, storage: Path, unaligned: bool
+) -> tuple[list[Run] | None, str]:
+    """The runs to compare with and their name; none where nothing is kept yet and the first is about to be."""
+    from tracekern.gate.baseline import find
+
+    if against is None:
+        return None, ""
+    try:
+        path = find(against, head[0], storage)
+    except BadInput as error:
+        if not save or against != "latest":
+            raise
+        note(f"{error}: these runs become the first")
+        return None, ""
+    return _read([path], unaligned), str(path)
+
+
+def _save(runs: list[Run], rules: Rules, storage: Path, refusal: str) -> None:
+    from tracekern.gate.baseline import save
+    from tracekern.gate.compare import minimal_detectable_changes, own_problems
+    from tracekern.gate.report import percent
+
+    problems = own_problems("these runs", runs, rules)
+    if refusal or problems:
+        note(f"not saved: {refusal or problems[0]}")
+        if problems and not refusal:
+            raise BadInput(problems[0])
+        return
+    path = save(runs, storage)
+    note(f"saved {len(runs)} runs as {path}")
+    changes = sorted(minimal_detectable_changes(runs, rules).items(), key=lambda entry: entry[1])
+    note(f"with {len(runs)} runs again, a growth is noticed in 95 of 100 checks from:")
+    for name, change in changes:
+        note(f"  {percent(change):>9}  {name}")
+
+
+def _append(path: Path, trend: Path | None, runs: list[Run], outcome: str, rules: Rules) -> None:
+    from tracekern.gate import history
+    from tracekern.gate.files import write_whole
+    from tracekern.gate.report import percent
+
+    entries = history.append(path, runs, outcome)
+    crept = history.drift(entries, rules)
+    for change in crept:
+        first = history.comparable(entries)[0]
+        note(f"drift: {change.metric} {percent(change.estimate)} since {first.created[:10]} {first.commit[:7]}")
+    if trend:
+        from tracekern.viewers.trend import trend_page
+
+        drifts = {change.metric: change.estimate for change in crept}
+        write_whole(trend, trend_page(runs[0].device, history.series(entries), drifts))
+
+
+def _name(paths: list[Path]) -> str:
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return f"{paths[0]}{more}"

@@ -1,0 +1,137 @@
+"""`tracekern diff`: two captures side by side, as a table and as one Perfetto trace aligned at a launch."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tracekern.cli import options
+from tracekern.cli.output import console, note, print_json, progress, table, working
+from tracekern.errors import BadInput
+
+if TYPE_CHECKING:
+    from tracekern.analysis.statistics import PhaseStatistics, RunStatistics
+    from tracekern.timeline.model import Timeline
+
+
+def diff(
+    first: Annotated[Path, typer.Argument(metavar="A", help="A capture directory.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="The one to compare with it.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="One trace of both: .pftrace, .json, also .gz."),
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="LAUNCH#N", help="Start the trace's sides together there; as in dispatch_send#2."),
+    ] = None,
+    unaligned: options.Unaligned = False,
+    partial: options.Partial = False,
+    as_json: options.Json = False,
+) -> None:
+    """Show two captures side by side: phases, waits, time of an iteration. Proves nothing; tracekern ab does."""
+    from tracekern.analysis.difference import CAVEAT, differences
+    from tracekern.analysis.statistics import phase_statistics
+    from tracekern.timeline.merge import load
+
+    where = _parse_at(at)
+    with working("reading and aligning the captures"):
+        timelines = [load(path, unaligned=unaligned, partial=partial) for path in (first, second)]
+        sides = [phase_statistics(timeline) for timeline in timelines]
+    if output:
+        _write(timelines, where, output)
+    warnings = _warnings(timelines, sides)
+    if as_json:
+        rows = [
+            {"metric": d.metric, "a": _plain(d.first), "b": _plain(d.second), "change": _plain(d.change)}
+            for d in differences(*sides)
+        ]
+        print_json({"a": str(first), "b": str(second), "differences": rows, "warnings": warnings, "caveat": CAVEAT})
+        return
+    for warning in warnings:
+        note(warning)
+    out = console()
+    out.print(f"A: {first}\nB: {second}", markup=False, soft_wrap=True)
+    out.print(_phase_table(*sides))
+    out.print(_end_to_end(*sides))
+    out.print(CAVEAT, soft_wrap=True)
+
+
+def _parse_at(text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    name, hash_sign, number = text.rpartition("#")
+    if not hash_sign or not name or not number.isdecimal():
+        raise BadInput(f"--at: got {text!r}, wanted LAUNCH#N, as in dispatch_send#2")
+    return name, int(number)
+
+
+def _write(timelines: list[Timeline], at: tuple[str, int] | None, output: Path) -> None:
+    from tracekern.export.write import export
+    from tracekern.timeline.side_by_side import side_by_side
+
+    both = side_by_side(timelines[0], timelines[1], at=at)
+    with progress() as bar:
+        task = bar.add_task(f"writing {output.name}", total=None)
+        export(both, output, progress=lambda done, total: bar.update(task, completed=done, total=total))
+    note(f"both in one trace: {output}")
+
+
+def _warnings(timelines: list[Timeline], sides: list[RunStatistics]) -> list[str]:
+    """What makes the two less comparable than they look."""
+    from tracekern.gate.run import difference, make_run
+
+    runs = [
+        make_run(name, statistics, timeline, timeline.ranks[0].metadata)
+        for name, statistics, timeline in zip("AB", sides, timelines, strict=True)
+    ]
+    warnings = [f"{run.source} lost data: {run.losses[0]}" for run in runs if run.losses]
+    if text := difference(runs[0].shape, runs[1].shape):
+        warnings.append(f"different shapes: {text} in A")
+    if (runs[0].device, runs[0].nodes) != (runs[1].device, runs[1].nodes):
+        places = " and ".join(f"{run.device} on {', '.join(run.nodes)}" for run in runs)
+        warnings.append(f"different places: {places}")
+    return warnings
+
+
+def _phase_table(first: RunStatistics, second: RunStatistics) -> object:
+    grid = table(
+        ["A p50", "B p50", "change", "A p99", "B p99", "change", "A waits", "B waits", "A spans", "B spans"], ["phase"]
+    )
+    ours, theirs = ({phase.name: phase for phase in side.phases} for side in (first, second))
+    for name in dict.fromkeys([*ours, *theirs]):
+        a, b = ours.get(name), theirs.get(name)
+        grid.add_row(
+            *_pair(a, b, "p50_ns"),
+            *_pair(a, b, "p99_ns"),
+            *(f"{phase.wait_share:.1%}" if phase and not math.isnan(phase.wait_share) else "" for phase in (a, b)),
+            *(f"{phase.num_spans:,}" if phase else "-" for phase in (a, b)),
+            name,
+        )
+    return grid
+
+
+def _pair(a: PhaseStatistics | None, b: PhaseStatistics | None, field: str) -> list[str]:
+    from tracekern.gate.report import percent, show
+
+    values = [getattr(phase, field) if phase else None for phase in (a, b)]
+    cells = ["-" if value is None else show("", value) for value in values]
+    known = values[0] and values[1] is not None
+    return [*cells, percent(values[1] / values[0] - 1) if known else "-"]
+
+
+def _end_to_end(first: RunStatistics, second: RunStatistics) -> str:
+    from tracekern.gate.report import percent, show
+
+    values = [side.metrics().get("end_to_end.p50") for side in (first, second)]
+    cells = ["unknown" if value is None else show("", value) for value in values]
+    change = f" ({percent(values[1] / values[0] - 1)})" if all(values) else ""
+    counts = f"{first.num_measured} and {second.num_measured} measured"
+    return f"an iteration takes {cells[0]} in A, {cells[1]} in B{change}; median of {counts}"
+
+
+def _plain(value: float) -> Any:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,126 @@
+"""What `check` and `ab` share: options, and how a report is shown."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tracekern.cli.output import console, note, print_json, table
+from tracekern.errors import BadInput
+
+if TYPE_CHECKING:
+    from tracekern.gate.compare import Change, Rules
+    from tracekern.gate.report import Report
+
+
+class OnUndecided(str, enum.Enum):
+    fail = "fail"
+    allow = "pass"
+
+
+Floor = Annotated[str, typer.Option(metavar="PERCENT", help="The smallest growth that matters.")]
+MinRuns = Annotated[int, typer.Option(help="Runs a side below which nothing is said; at least 5.")]
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option("--metric", metavar="PATTERN", help="Gate only these, as in 'dispatch_*.p50'. Repeatable."),
+]
+Undecided = Annotated[
+    OnUndecided, typer.Option("--on-undecided", help="fail: a metric that cannot be decided ends in exit code 2.")
+]
+Junit = Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML.")]
+Markdown = Annotated[Path | None, typer.Option(metavar="FILE", help="Write Markdown for a pull request.")]
+Budgets = Annotated[
+    list[str] | None,
+    typer.Option("--max", metavar="NAME=LIMIT", help="A budget, as in wait_token.p99=20us. Repeatable."),
+]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    as_json: bool
+    junit: Path | None
+    markdown: Path | None
+
+
+def make_rules(floor: str, min_runs: int, metrics: list[str] | None, across_hosts: bool) -> Rules:
+    from tracekern.gate.compare import Rules
+
+    text = floor.strip().removesuffix("%").strip()
+    try:
+        value = float(text) / 100
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 10:
+        raise BadInput(f"--floor: got {floor!r}, wanted a percentage, as in 5%")
+    if min_runs < Rules.min_runs:
+        raise BadInput(f"--min-runs: got {min_runs}, wanted at least {Rules.min_runs}: with fewer no test can tell")
+    return Rules(floor=value, min_runs=min_runs, metrics=tuple(metrics or ("*",)), across_hosts=across_hosts)
+
+
+def finish(report: Report, outputs: Outputs) -> None:
+    """Writes and prints the report, and exits with its code."""
+    from tracekern.gate.files import write_whole
+    from tracekern.gate.report import junit, markdown
+
+    if outputs.junit:
+        junit(report, outputs.junit)
+    if outputs.markdown:
+        write_whole(outputs.markdown, markdown(report))
+    if outputs.as_json:
+        print_json(report.as_dict())
+    else:
+        print_report(report)
+    raise typer.Exit(int(report.outcome))
+
+
+def print_report(report: Report) -> None:
+    out = console()
+    if report.budgets:
+        out.print(_budget_table(report))
+    if report.comparison and report.comparison.changes:
+        out.print(_change_table(report))
+    for problem in report.all_problems:
+        note(f"cannot say: {problem}")
+    for text in report.comparison.notes if report.comparison else ():
+        note(text)
+    out.print(report.headline, markup=False, soft_wrap=True)
+
+
+def _budget_table(report: Report) -> object:
+    from tracekern.gate.report import show
+
+    grid = table(["value", "budget"], ["", "metric"])
+    for result in report.budgets:
+        value, limit = show(result.metric, result.value), show(result.metric, result.budget.limit)
+        grid.add_row(value, limit, "ok" if result.ok else "[bold red]over[/]", result.metric)
+    return grid
+
+
+def _change_table(report: Report) -> object:
+    from tracekern.gate.report import order, percent, show
+
+    assert report.comparison is not None
+    grid = table(["base", "head", "change", "95 % interval", "floor", "p", "runs to tell"], ["", "metric"])
+    for change in order(report.comparison.changes):
+        grid.add_row(
+            show(change.metric, change.base),
+            show(change.metric, change.head),
+            percent(change.estimate),
+            f"{percent(change.low)} .. {percent(change.high)}",
+            percent(change.floor)[1:],
+            f"{change.p:.2g}",
+            f"about {change.runs_to_decide}" if change.runs_to_decide else "",
+            _verdict(change),
+            change.metric,
+        )
+    return grid
+
+
+def _verdict(change: Change) -> str:
+    colors = {"regressed": "bold red", "undecided": "yellow", "better": "green", "same": ""}
+    word = change.verdict.value
+    return f"[{colors[word]}]{word}[/]" if colors[word] else word

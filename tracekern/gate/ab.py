@@ -1,0 +1,96 @@
+"""Base and head launched by turns in one job, so that a noisy machine hits both alike."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tracekern.errors import BadInput
+
+PLACEHOLDER = "{out}"
+VARIABLE = "TRACEKERN_OUT"
+
+
+@dataclass(frozen=True)
+class Turn:
+    side: str  # "base" | "head"
+    directory: Path
+    """Where the command leaves its capture."""
+
+
+def turns(num_runs: int, directory: Path, warm_ups: int = 0) -> list[Turn]:
+    """Base, head, head, base, ...: what drifts slowly adds as much to one side as to the other."""
+    order = [side for _ in range(warm_ups) for side in ("base", "head")]
+    result = [Turn(side, directory / f"{side}_warm_up_{i // 2:02}") for i, side in enumerate(order)]
+    for pair in range(num_runs):
+        sides = ("base", "head") if pair % 2 == 0 else ("head", "base")
+        result += [Turn(side, directory / f"{side}_{pair:02}") for side in sides]
+    return result
+
+
+def run_turns(
+    todo: list[Turn],
+    commands: Mapping[str, str],
+    timeout_s: float | None = None,
+    on_progress: Callable[[int, Turn], None] | None = None,
+) -> None:
+    """Runs the shell command of each turn. Raises BadInput for one that fails or leaves no capture.
+
+    commands: side -> command line; in it, {out} stands for the directory, which TRACEKERN_OUT names as well.
+    on_progress(number, turn): before each.
+    """
+    for number, turn in enumerate(todo):
+        if on_progress:
+            on_progress(number, turn)
+        turn.directory.mkdir(parents=True)
+        _run(turn, commands[turn.side].replace(PLACEHOLDER, shlex.quote(str(turn.directory))), timeout_s)
+        if not any(turn.directory.glob("rank_*.tkdump")):
+            raise BadInput(
+                f"{turn.side} left no capture in {turn.directory} (no rank_*.tkdump); its command has to capture into "
+                f"{PLACEHOLDER}, or into the directory that {VARIABLE} names: {commands[turn.side]}"
+            )
+
+
+def _run(turn: Turn, command: str, timeout_s: float | None) -> None:
+    log = turn.directory / "output.txt"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            shell=True,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, VARIABLE: str(turn.directory)},
+            start_new_session=True,  # the whole family of the command can be ended
+        )
+        try:
+            returncode = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise BadInput(
+                f"{turn.side} took longer than {timeout_s:g} s{_last_line(log)}; command: {command}"
+            ) from None
+        finally:
+            _end(process)
+    if returncode:
+        raise BadInput(f"{turn.side} ended with {returncode}{_last_line(log)}; command: {command}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").split("\n")
+    said = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f", saying {said[:200]!r}" if said else ""

@@ -1,0 +1,156 @@
+"""Runs kept on disk: `.tracekern/<device>/0001_<commit>_<date>.json`, numbered as pytest-benchmark numbers files."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tracekern
+from tracekern.errors import BadInput
+from tracekern.gate.files import write_whole
+from tracekern.gate.run import Run, difference, find_captures, read_run
+
+FORMAT = "tracekern-baseline"
+VERSION = 1
+STORAGE = Path(".tracekern")
+_NAME = re.compile(r"(\d{4,})_.*\.json")
+
+
+def save(runs: Sequence[Run], storage: Path = STORAGE) -> Path:
+    """Keeps `runs`, all of one device, under the next number. Returns the file."""
+    directory = storage / slug(runs[0].device)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{directory}: cannot be made ({error.strerror}); choose a place with --storage") from None
+    commit = commit_info()
+    stamp = datetime.datetime.now(datetime.timezone.utc)
+    number = max((number for number, _ in _numbered(directory)), default=0) + 1
+    name = f"{number:04}_{commit['id'][:12] or 'uncommitted'}_{stamp:%Y%m%d}.json"
+    write(directory / name, runs, commit)
+    return directory / name
+
+
+def write(path: Path, runs: Sequence[Run], commit: dict[str, Any] | None = None) -> None:
+    """The file of `runs`, whole or not at all."""
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "created": now(),
+        "commit": commit or commit_info(),
+        "machine": machine_info(),
+        "device": runs[0].device,
+        "shape": runs[0].shape,
+        "runs": [run.as_dict() for run in runs],
+    }
+    write_whole(path, json.dumps(document, indent=1) + "\n")
+
+
+def read(path: Path) -> list[Run]:
+    """The runs in a file that write() made. Raises BadInput for any other."""
+    try:
+        document = json.loads(path.read_text())
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror}); name a baseline, a capture, or latest") from None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: is not JSON ({str(error)[:80]}); wanted a baseline that check --save wrote") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise BadInput(f"{path}: is not a baseline; wanted one that check --save wrote")
+    if document.get("version") != VERSION:
+        raise BadInput(
+            f"{path}: baseline version {str(document.get('version'))[:20]}, this tracekern knows {VERSION}; save it "
+            "again with check --save"
+        )
+    runs = document.get("runs")
+    if not isinstance(runs, list) or not runs:
+        raise BadInput(f"{path}: holds no runs; save it again with check --save")
+    return [Run.from_dict(str(path), values) for values in runs]
+
+
+def find(text: str, like: Run, storage: Path = STORAGE) -> Path:
+    """The file that `text` means: a path, a number as in 0003, or latest: the newest of the same shape and device.
+
+    like: a run that will be compared with it. Raises BadInput with what there is.
+    """
+    if text != "latest" and not text.isdecimal():
+        return Path(text)
+    directory = storage / slug(like.device)
+    kept = sorted(_numbered(directory))
+    if not kept:
+        raise BadInput(f"no baseline in {directory}; keep one with tracekern check --save RUN...")
+    if text.isdecimal():
+        chosen = [path for number, path in kept if number == int(text)]
+        if not chosen:
+            raise BadInput(f"no baseline {int(text):04} in {directory}; it has {kept[0][0]:04} to {kept[-1][0]:04}")
+        return chosen[-1]
+    reasons = []
+    for _, path in reversed(kept):
+        reasons.append(difference(read(path)[0].shape, like.shape))
+        if not reasons[-1]:
+            return path
+    raise BadInput(f"no baseline of this shape in {directory}: since the newest, {reasons[0]}; keep one with --save")
+
+
+def slug(device: str) -> str:
+    """ "NVIDIA H200" as a folder: nvidia-h200."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "unknown"
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def machine_info() -> dict[str, Any]:
+    return {
+        "node": platform.node(),
+        "system": f"{platform.system()} {platform.release()}",
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "tracekern": tracekern.__version__,
+    }
+
+
+def commit_info() -> dict[str, Any]:
+    """Commit of the working directory; id "" outside a repository."""
+    return {
+        "id": _git("rev-parse", "HEAD"),
+        "branch": _git("branch", "--show-current"),
+        "dirty": bool(_git("status", "--porcelain")),
+    }
+
+
+def _git(*arguments: str) -> str:
+    try:
+        result = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return result.stdout.strip()
+
+
+def _numbered(directory: Path) -> list[tuple[int, Path]]:
+    found = ((_NAME.fullmatch(path.name), path) for path in sorted(directory.glob("*.json")))
+    return [(int(match[1]), path) for match, path in found if match]
+
+
+def read_any(
+    paths: Iterable[Path], unaligned: bool = False, on_progress: Callable[[int, int], None] | None = None
+) -> list[Run]:
+    """The runs of captures, of directories that hold captures, of files that hold runs; on_progress(done, total)."""
+    sources = [source for path in paths for source in ([path] if path.suffix == ".json" else find_captures(path))]
+    resolved = [source.resolve() for source in sources]
+    for number, source in enumerate(sources):
+        if resolved[number] in resolved[:number]:
+            raise BadInput(f"{source}: named twice; one launch of the program counts once")
+    runs = []
+    for done, source in enumerate(sources, 1):
+        runs += read(source) if source.suffix == ".json" else [read_run(source, unaligned)]
+        if on_progress:
+            on_progress(done, len(sources))
+    return runs

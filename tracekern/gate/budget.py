@@ -1,0 +1,111 @@
+"""Limits that hold without a baseline: `wait_token.p99=20us` on the command line or in pyproject.toml.
+
+[tool.tracekern.budgets]
+"wait_token.p99" = "20us"
+"dispatch_recv.wait_token.wait_share" = "30%"
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tracekern.analysis.statistics import STATISTICS
+from tracekern.errors import BadInput
+from tracekern.gate.run import Run
+
+_UNITS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9, "%": 0.01}
+_LIMIT = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|ms|s|%)")
+
+
+@dataclass(frozen=True)
+class Budget:
+    name: str
+    """A metric, or one without its stage: `wait_token.p99` holds for every stage that has that event."""
+    limit: float
+    """ns, or a share in 0..1."""
+
+
+@dataclass(frozen=True)
+class BudgetResult:
+    metric: str
+    budget: Budget
+    value: float
+    """Median over the runs."""
+
+    @property
+    def ok(self) -> bool:
+        return self.value <= self.budget.limit
+
+
+def parse_budget(text: str) -> Budget:
+    """ "wait_token.p99=20us". Raises BadInput."""
+    name, equals, limit = (part.strip() for part in text.partition("="))
+    if not equals:
+        raise BadInput(f"budget {text!r}: wanted NAME=LIMIT, as in wait_token.p99=20us")
+    return _budget(name, limit)
+
+
+def read_budgets(pyproject: Path) -> list[Budget]:
+    """The budgets in [tool.tracekern.budgets]; none where the file or the table is missing. Raises BadInput."""
+    if not pyproject.is_file():
+        return []
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        try:
+            import tomli as tomllib
+        except ImportError:
+            raise BadInput(
+                f"{pyproject}: reading it needs tomli on Python 3.10; pip install 'tracekern[read]'"
+            ) from None
+    try:
+        document: Any = tomllib.loads(pyproject.read_text())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{pyproject}: cannot be read ({error}); fix it, or choose another with --config") from None
+    for key in ("tool", "tracekern", "budgets"):
+        document = document.get(key, {})
+        if not isinstance(document, Mapping):
+            raise BadInput(f"{pyproject}: {key} is no table; wanted [tool.tracekern.budgets] with lines NAME = LIMIT")
+    try:
+        return [_budget(name, limit) for name, limit in document.items()]
+    except BadInput as error:
+        raise BadInput(f"{pyproject}: {error}") from None
+
+
+def check_budgets(budgets: Iterable[Budget], runs: Sequence[Run]) -> list[BudgetResult]:
+    """Every metric that a budget names, with its median over `runs`. Raises BadInput for a name that nothing has."""
+    known = list(dict.fromkeys(name for run in runs for name in run.metrics))
+    results = []
+    for budget in budgets:
+        meant = [name for name in known if name == budget.name or name.partition(".")[2] == budget.name]
+        if not meant:
+            raise BadInput(f"budget {budget.name}: no such metric; {_near(budget.name, known)}")
+        for name in meant:
+            value = float(np.median([run.metrics[name] for run in runs if name in run.metrics]))
+            results.append(BudgetResult(name, budget, value))
+    return results
+
+
+def _budget(name: str, limit: Any) -> Budget:
+    if name.rpartition(".")[2] not in STATISTICS or not name.rpartition(".")[0]:
+        raise BadInput(f"budget {name}: wanted EVENT.STATISTIC, the statistic one of {', '.join(STATISTICS)}")
+    match = _LIMIT.fullmatch(limit.strip()) if isinstance(limit, str) else None
+    is_share = name.endswith(".wait_share")
+    if not match or (match[2] == "%") != is_share:
+        wanted = "a share, as in 30%" if is_share else "a time with its unit, as in 20us"
+        raise BadInput(f"budget {name}: limit is {limit!r}, wanted {wanted}")
+    return Budget(name, float(match[1]) * _UNITS[match[2]])
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    without_stage = [full.partition(".")[2] if full.count(".") > 1 else full for full in known]
+    near = difflib.get_close_matches(name, dict.fromkeys([*known, *without_stage]), n=3, cutoff=0.5)
+    return f"near it are {', '.join(near)}" if near else f"there are {', '.join(list(known)[:6]) or 'none'}"

@@ -1,0 +1,35 @@
+"""The whole check as a function: runs in, report out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tracekern.gate.budget import Budget, check_budgets
+from tracekern.gate.compare import Rules, compare
+from tracekern.gate.report import Report, losses_of
+from tracekern.gate.run import Run
+
+
+def check(
+    head: Sequence[Run],
+    base: Sequence[Run] | None,
+    budgets: Iterable[Budget] = (),
+    rules: Rules | None = None,
+    *,
+    head_name: str = "",
+    base_name: str = "",
+    undecided_fails: bool = True,
+) -> Report:
+    """Holds the runs of `head` against those of `base`, where given, and against budgets.
+
+    Raises BadInput for a budget whose name nothing has.
+    """
+    problems = losses_of(head)
+    return Report(
+        head=head_name,
+        base=base_name,
+        comparison=None if base is None else compare(base, head, rules or Rules()),
+        budgets=() if problems else tuple(check_budgets(budgets, head)),
+        problems=problems,
+        undecided_fails=undecided_fails,
+    )

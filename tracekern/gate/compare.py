@@ -1,0 +1,263 @@
+"""Are the runs of head slower than those of base? A verdict for each metric, and for all of them together.
+
+A metric regressed when two things hold: its adjusted p-value is at most the family error (some metric grew at all, and
+this one is named with all others in view), and the interval of its own change lies above the floor (it grew by more
+than anybody cares about, the clock can tell, and a probe costs). It is the same when the interval ends below the floor.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from tracekern.gate.permutation import Floats, adjusted_p, shift_interval
+from tracekern.gate.run import Run, difference
+
+MIN_SPANS_OF_P99 = 100
+"""Below, a p99 is little but the longest span, and is shown, not gated."""
+SHARE_FLOOR = 0.01
+"""A wait share that moves by less than a hundredth of the time is nobody's concern, whatever its ratio."""
+_SHARE_GRAIN = 1e-3
+_MAX_RUNS_SHOWN = 1000
+
+
+class Verdict(enum.Enum):
+    SAME = "same"
+    BETTER = "better"
+    REGRESSED = "regressed"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True)
+class Rules:
+    family_error: float = 0.005
+    confidence: float = 0.95
+    floor: float = 0.05
+    """The smallest growth that matters; a metric's own floor is larger where ticks or probes are coarser."""
+    min_runs: int = 5
+    metrics: tuple[str, ...] = ("*",)
+    """Patterns of the metrics to gate, as in `dispatch_*.p50`."""
+    across_hosts: bool = False
+
+
+@dataclass(frozen=True)
+class Change:
+    """How one metric moved; changes are relative, 0.15 for 15 % more."""
+
+    metric: str
+    base: float
+    """Medians over the runs: ns, or a share in 0..1."""
+    head: float
+    low: float
+    estimate: float
+    high: float
+    floor: float
+    p: float
+    verdict: Verdict
+    base_spread: float
+    """Standard deviation of the runs' logarithms, about the relative one."""
+    head_spread: float
+    runs_to_decide: int
+    """Runs a side that would about decide it, 0 where it is decided or no number would."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    num_base: int
+    num_head: int
+    changes: tuple[Change, ...]
+    problems: tuple[str, ...]
+    """Why nothing can be said; then `changes` is empty."""
+    notes: tuple[str, ...]
+    """What was left out of the family, and why."""
+
+    def of(self, verdict: Verdict) -> list[Change]:
+        return [change for change in self.changes if change.verdict is verdict]
+
+    def as_dict(self) -> dict[str, Any]:
+        rows = [{**vars(change), "verdict": change.verdict.value} for change in self.changes]
+        return {**vars(self), "changes": rows}
+
+
+def compare(base: Sequence[Run], head: Sequence[Run], rules: Rules) -> Comparison:
+    """base, head: at least rules.min_runs of the same shape each, else the result only says why not."""
+    problems = [*own_problems("base", base, rules), *own_problems("head", head, rules)]
+    if base and head:
+        problems += _mismatches(base[0], head[0], rules)
+    names, notes = _family(base, head, rules) if not problems else ([], [])
+    problems += [note for note in notes if note.startswith("gone: ")]
+    if not problems and not names:
+        problems.append(f"no metric in all runs matches {', '.join(rules.metrics)}; nothing to compare")
+    changes = _changes(base, head, names, rules) if not problems else []
+    return Comparison(len(base), len(head), tuple(changes), tuple(problems), tuple(notes))
+
+
+def floors(runs: Sequence[Run], names: Sequence[str], rules: Rules) -> Floats:
+    """[m] smallest relative growth of each metric that counts, given its size in `runs`."""
+    ticks = max(run.resolution_ns for run in runs)
+    probe = max(run.probe_cost_ns for run in runs)
+    bound = max(run.clock_hard_ns for run in runs)
+    result = []
+    for name in names:
+        value = float(np.median([run.metrics[name] for run in runs]))
+        if name.endswith(".wait_share"):
+            least = SHARE_FLOOR
+        else:
+            least = max(2 * ticks, probe, bound if name.startswith("end_to_end.") else 0)
+        result.append(max(rules.floor, least / max(value, _grain_of(name, runs))))
+    return np.array(result)
+
+
+def logarithms(runs: Sequence[Run], names: Sequence[str]) -> Floats:
+    """[runs, m]; what is below its grain counts as the grain."""
+    return np.array([[math.log(max(run.metrics[name], _grain_of(name, runs))) for name in names] for run in runs])
+
+
+def _grain_of(name: str, runs: Sequence[Run]) -> float:
+    return _SHARE_GRAIN if name.endswith(".wait_share") else max(max(run.resolution_ns for run in runs) / 2, 0.5)
+
+
+def minimal_detectable_changes(runs: Sequence[Run], rules: Rules) -> dict[str, float]:
+    """Metric -> relative growth that as many runs again would show in 95 of 100 checks, if they spread as these do.
+
+    Both conditions of a regression, by Student's t: an approximation for planning, not for a verdict.
+    """
+    names, _ = _family(runs, runs, rules)
+    degrees, error = 2 * len(runs) - 2, math.sqrt(2 / len(runs))
+    family = _student(1 - rules.family_error / max(len(names), 1), degrees)
+    alone = _student((1 + rules.confidence) / 2, degrees)
+    power = _student(0.95, degrees)
+    result = {}
+    logs = logarithms(runs, names)
+    for name, spread, floor in zip(names, logs.std(axis=0, ddof=1), floors(runs, names, rules), strict=True):
+        needed = max(math.log1p(floor) + alone * spread * error, family * spread * error) + power * spread * error
+        result[name] = math.expm1(needed)
+    return result
+
+
+def own_problems(side: str, runs: Sequence[Run], rules: Rules) -> list[str]:
+    """What is wrong with one side by itself."""
+    problems = [f"{side}: {run.source} lost data: {run.losses[0]}" for run in runs if run.losses]
+    problems += [f"{side}: {run.source} has no span in a measured launch" for run in runs if not run.spans]
+    if len(runs) < rules.min_runs:
+        problems.append(
+            f"{side}: {len(runs)} run{'s' if len(runs) != 1 else ''}, wanted at least {rules.min_runs}: launch the "
+            "program more often (iterations of one launch are no runs)"
+        )
+    for run in runs[1:]:
+        problems += [f"{side}: {text}" for text in _mismatches(runs[0], run, rules)]
+    identities = [run.run_id for run in runs]
+    if len(set(identities)) < len(identities):
+        problems.append(f"{side}: one launch of the program is in it twice; each counts once")
+    return list(dict.fromkeys(problems))
+
+
+def _mismatches(first: Run, second: Run, rules: Rules) -> list[str]:
+    problems = []
+    if (first.device, first.backend) != (second.device, second.backend):
+        problems.append(
+            f"other device: {second.source} ran on {second.device} ({second.backend}), {first.source} on "
+            f"{first.device} ({first.backend})"
+        )
+    if text := difference(first.shape, second.shape):
+        problems.append(f"other shape: {text} in {second.source}; compare runs of one shape, or save a new baseline")
+    if first.aligned != second.aligned:
+        problems.append(f"{(first if second.aligned else second).source} is unaligned, other runs are not")
+    if first.nodes != second.nodes and not rules.across_hosts:
+        problems.append(
+            f"other session: {second.source} ran on {', '.join(second.nodes)}, {first.source} on "
+            f"{', '.join(first.nodes)}; record both sides in one job with tracekern ab, or allow it with --across-hosts"
+        )
+    return problems
+
+
+def _family(base: Sequence[Run], head: Sequence[Run], rules: Rules) -> tuple[list[str], list[str]]:
+    """Names of the metrics to gate, and notes on those that are not."""
+    in_base, in_head = (set.intersection(*(set(run.metrics) for run in runs)) for runs in (base, head))
+    known = list(dict.fromkeys(name for run in (*base, *head) for name in run.metrics))
+    wanted = [name for name in known if any(fnmatchcase(name, pattern) for pattern in rules.metrics)]
+    names, notes = [], []
+    for name in wanted:
+        if name in in_base and name not in in_head:
+            notes.append(f"gone: {name} is in every run of base, not of head; renamed? then save a new baseline")
+        elif name not in in_base:
+            notes.append(f"not gated: {name} is not in every run of base")
+        elif name.endswith(".p99") and _fewest_spans(name, (*base, *head)) < MIN_SPANS_OF_P99:
+            notes.append(f"not gated: {name} has fewer than {MIN_SPANS_OF_P99} spans in a run")
+        else:
+            names.append(name)
+    return names, notes
+
+
+def _fewest_spans(name: str, runs: Sequence[Run]) -> int:
+    return min(run.spans.get(name.rpartition(".")[0], 0) for run in runs)
+
+
+def _changes(base: Sequence[Run], head: Sequence[Run], names: Sequence[str], rules: Rules) -> list[Change]:
+    base_logs, head_logs = logarithms(base, names), logarithms(head, names)
+    medians = [float(np.median([run.metrics[name] for run in base])) for name in names]
+    grain = np.array(
+        [_grain_of(name, base) / max(m, _grain_of(name, base)) for name, m in zip(names, medians, strict=True)]
+    )
+    p = adjusted_p(base_logs, head_logs, grain)
+    low, estimate, high = shift_interval(base_logs, head_logs, rules.confidence)
+    limits = floors(base, names, rules)
+    changes = []
+    for i, name in enumerate(names):
+        interval = (float(low[i]), float(estimate[i]), float(high[i]))
+        verdict = _verdict(interval, math.log1p(limits[i]), float(p[i]), rules)
+        changes.append(
+            Change(
+                metric=name,
+                base=medians[i],
+                head=float(np.median([run.metrics[name] for run in head])),
+                low=math.expm1(interval[0]),
+                estimate=math.expm1(interval[1]),
+                high=math.expm1(interval[2]),
+                floor=float(limits[i]),
+                p=float(p[i]),
+                verdict=verdict,
+                base_spread=float(base_logs[:, i].std(ddof=1)),
+                head_spread=float(head_logs[:, i].std(ddof=1)),
+                runs_to_decide=_runs_to_decide(interval, math.log1p(limits[i]), min(len(base), len(head)))
+                if verdict is Verdict.UNDECIDED
+                else 0,
+            )
+        )
+    return changes
+
+
+def _verdict(interval: tuple[float, float, float], floor: float, p: float, rules: Rules) -> Verdict:
+    low, _, high = interval
+    if high < -floor:
+        return Verdict.BETTER
+    if high < floor:
+        return Verdict.SAME
+    return Verdict.REGRESSED if low > floor and p <= rules.family_error else Verdict.UNDECIDED
+
+
+def _runs_to_decide(interval: tuple[float, float, float], floor: float, num_runs: int) -> int:
+    """An interval shrinks with the root of the runs; it decides when it is narrower than its distance to the floor."""
+    low, estimate, high = interval
+    distance = abs(floor - estimate)
+    half = max(high - estimate, estimate - low)
+    needed = math.ceil(num_runs * (half / distance) ** 2) if distance else _MAX_RUNS_SHOWN + 1
+    return max(needed, num_runs + 1) if needed <= _MAX_RUNS_SHOWN else 0
+
+
+def _student(probability: float, degrees: int) -> float:
+    """Quantile of Student's t (Abramowitz and Stegun, 26.7.5: good to 1 % from 8 degrees of freedom on)."""
+    z = NormalDist().inv_cdf(probability)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return float(z + sum(term / degrees**power for power, term in enumerate(terms, 1)))

@@ -1,0 +1,96 @@
+"""One line a check in a JSON-lines file, and what has crept since its first: each step too small for the gate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tracekern.errors import BadInput
+from tracekern.gate.baseline import commit_info, now
+from tracekern.gate.compare import Change, Rules, Verdict, compare
+from tracekern.gate.files import write_whole
+from tracekern.gate.run import Run, difference
+
+FORMAT = "tracekern-history"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    created: str
+    commit: str
+    outcome: str
+    runs: tuple[Run, ...]
+
+
+def append(path: Path, runs: Sequence[Run], outcome: str) -> list[Entry]:
+    """Adds a line, and returns all entries, the new one last. Raises BadInput for a file that is no history."""
+    before = read(path) if path.exists() else []
+    entry = Entry(now(), commit_info()["id"], outcome, tuple(runs))
+    line = {"format": FORMAT, "version": VERSION, "created": entry.created, "commit": entry.commit, "outcome": outcome}
+    text = json.dumps({**line, "runs": [run.as_dict() for run in runs]}) + "\n"
+    old = path.read_text() if path.exists() else ""
+    write_whole(path, old + ("" if not old or old.endswith("\n") else "\n") + text)
+    return [*before, entry]
+
+
+def read(path: Path) -> list[Entry]:
+    """Raises BadInput, naming the line, for one that append() did not write."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read ({error}); name a history that --append wrote, or a new file") from None
+    return [_entry(f"{path}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def comparable(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries with the device, hosts and shape of the newest."""
+    newest = entries[-1].runs[0]
+    return [entry for entry in entries if not _differs(entry.runs[0], newest)]
+
+
+def drift(entries: Sequence[Entry], rules: Rules) -> list[Change]:
+    """What grew from the first comparable entry to the newest; empty where there are too few entries or runs."""
+    entries = comparable(entries)
+    if len(entries) < 2:
+        return []
+    return compare(entries[0].runs, entries[-1].runs, rules).of(Verdict.REGRESSED)
+
+
+def series(entries: Sequence[Entry]) -> dict[str, list[tuple[str, float, float, float]]]:
+    """Metric -> (label, lowest, median, highest of the runs) of each comparable entry."""
+    result: dict[str, list[tuple[str, float, float, float]]] = {}
+    for number, entry in enumerate(comparable(entries), 1):
+        label = f"{number}: {entry.created[:10]} {entry.commit[:7]}".rstrip()
+        for name in dict.fromkeys(name for run in entry.runs for name in run.metrics):
+            values = [run.metrics[name] for run in entry.runs if name in run.metrics]
+            row = (label, min(values), float(np.median(values)), max(values))
+            result.setdefault(name, []).append(row)
+    return result
+
+
+def _differs(first: Run, second: Run) -> bool:
+    same_place = (first.device, first.backend, first.nodes) == (second.device, second.backend, second.nodes)
+    return not same_place or bool(difference(first.shape, second.shape))
+
+
+def _entry(where: str, line: str) -> Entry:
+    try:
+        values: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{where}: is not JSON ({str(error)[:60]}); wanted a line that --append wrote") from None
+    if not isinstance(values, dict) or values.get("format") != FORMAT or not isinstance(values.get("runs"), list):
+        raise BadInput(f"{where}: is no line of a history; wanted one that --append wrote")
+    if values.get("version") != VERSION or not values["runs"]:
+        got = str(values.get("version"))[:20]
+        raise BadInput(
+            f"{where}: history version {got} with {len(values['runs'])} runs, wanted {VERSION}; start a new file"
+        )
+    runs = tuple(Run.from_dict(where, run) for run in values["runs"])
+    created, commit, outcome = (str(values.get(key, "")) for key in ("created", "commit", "outcome"))
+    return Entry(created, commit, outcome, runs)

@@ -1,0 +1,191 @@
+"""What a check found, as one value with an exit code, and as JSON, Markdown and JUnit XML."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tracekern.errors import BadInput
+from tracekern.gate.budget import BudgetResult
+from tracekern.gate.compare import Change, Comparison, Verdict
+from tracekern.gate.files import write_whole
+from tracekern.gate.run import Run
+
+
+class Outcome(enum.IntEnum):
+    """The exit code of a check."""
+
+    GOOD = 0
+    REGRESSED = 1
+    CANNOT_SAY = 2
+
+
+@dataclass(frozen=True)
+class Report:
+    head: str
+    """Where the checked runs came from, in a few words."""
+    base: str
+    comparison: Comparison | None
+    budgets: tuple[BudgetResult, ...]
+    problems: tuple[str, ...]
+    """Why nothing can be said, beside those of the comparison."""
+    undecided_fails: bool = True
+
+    @property
+    def all_problems(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.problems, *(self.comparison.problems if self.comparison else ()))))
+
+    @property
+    def outcome(self) -> Outcome:
+        """Doubtful data first: from them nothing is proven, neither good nor bad."""
+        if self.all_problems:
+            return Outcome.CANNOT_SAY
+        comparison = self.comparison
+        if any(not result.ok for result in self.budgets) or (comparison and comparison.of(Verdict.REGRESSED)):
+            return Outcome.REGRESSED
+        if self.undecided_fails and comparison and comparison.of(Verdict.UNDECIDED):
+            return Outcome.CANNOT_SAY
+        return Outcome.GOOD
+
+    @property
+    def headline(self) -> str:
+        """One sentence."""
+        if self.all_problems:
+            return f"cannot say: {self.all_problems[0]}"
+        over = [result for result in self.budgets if not result.ok]
+        parts = [f"{result.metric} is over its budget" for result in over]
+        if self.comparison:
+            parts += [f"{c.metric} regressed by {percent(c.estimate)}" for c in self.comparison.of(Verdict.REGRESSED)]
+            undecided = len(self.comparison.of(Verdict.UNDECIDED))
+            if not parts:
+                parts.append("nothing regressed")
+            if undecided:
+                parts.append(f"{undecided} of {len(self.comparison.changes)} metrics undecided")
+        if self.budgets and not over:
+            parts.append("within budget")
+        return "; ".join(parts) or "nothing was compared"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "outcome": self.outcome.name.lower(),
+            "exit_code": int(self.outcome),
+            "headline": self.headline,
+            "base": self.base,
+            "head": self.head,
+            "problems": list(self.all_problems),
+            "budgets": [
+                {"metric": b.metric, "limit": b.budget.limit, "value": b.value, "ok": b.ok} for b in self.budgets
+            ],
+            "comparison": self.comparison.as_dict() if self.comparison else None,
+        }
+
+
+def losses_of(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Why numbers of these runs prove nothing, whatever they are held against."""
+    lost = [f"{run.source} lost data: {run.losses[0]}" for run in runs if run.losses]
+    empty = [f"{run.source} has no span in a measured launch" for run in runs if not run.spans]
+    return (*lost, *empty)
+
+
+def order(changes: Sequence[Change]) -> list[Change]:
+    """What matters first: regressions, then what is undecided, what got better, what is the same."""
+    ranks = (Verdict.REGRESSED, Verdict.UNDECIDED, Verdict.BETTER, Verdict.SAME)
+    return sorted(changes, key=lambda change: (ranks.index(change.verdict), -change.estimate))
+
+
+def markdown(report: Report) -> str:
+    """For a comment on a pull request."""
+    signs = {Outcome.GOOD: "✅", Outcome.REGRESSED: "❌", Outcome.CANNOT_SAY: "❔"}
+    lines = [f"### {signs[report.outcome]} tracekern: {_cell(report.headline)}", ""]
+    if report.budgets:
+        lines += ["| budget | limit | value | |", "| --- | ---: | ---: | --- |"]
+        for result in report.budgets:
+            limit, value = (show(result.metric, number) for number in (result.budget.limit, result.value))
+            lines.append(f"| `{result.metric}` | {limit} | {value} | {'ok' if result.ok else '**over**'} |")
+        lines.append("")
+    if report.comparison and report.comparison.changes:
+        lines += _markdown_changes(report.comparison)
+    lines += [f"- {_cell(problem)}" for problem in report.all_problems]
+    if report.comparison and report.comparison.notes:
+        lines += ["", *(f"- {_cell(note)}" for note in report.comparison.notes)]
+    lines += ["", f"base: {_cell(report.base or 'none')} · head: {_cell(report.head)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_changes(comparison: Comparison) -> list[str]:
+    shown = [change for change in order(comparison.changes) if change.verdict is not Verdict.SAME]
+    lines = [
+        f"{comparison.num_head} runs against {comparison.num_base}; "
+        f"{len(comparison.of(Verdict.SAME))} metrics the same.",
+        "",
+    ]
+    if shown:
+        lines += [
+            "| metric | base | head | change | 95 % interval | floor | |",
+            "| --- | ---: | ---: | ---: | --- | ---: | --- |",
+        ]
+    for change in shown:
+        base, head = show(change.metric, change.base), show(change.metric, change.head)
+        word = f"**{change.verdict.value}**" if change.verdict is Verdict.REGRESSED else change.verdict.value
+        lines.append(
+            f"| `{change.metric}` | {base} | {head} | {percent(change.estimate)} | {percent(change.low)} to "
+            f"{percent(change.high)} | {percent(change.floor)[1:]} | {word} |"
+        )
+    return [*lines, ""]
+
+
+def junit(report: Report, path: Path) -> None:
+    """JUnit XML: a test case for each budget and each metric. Raises BadInput where junitparser is missing."""
+    try:
+        from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
+    except ImportError:
+        raise BadInput("--junit needs junitparser, which is not installed; pip install 'tracekern[read]'") from None
+
+    suite = TestSuite("tracekern")
+    for problem in report.all_problems:
+        case = TestCase("check", classname="tracekern")
+        case.result = [Error(problem, "cannot_say")]
+        suite.add_testcase(case)
+    for result in report.budgets:
+        case = TestCase(result.metric, classname="tracekern.budget")
+        if not result.ok:
+            text = f"{show(result.metric, result.value)}, budget {show(result.metric, result.budget.limit)}"
+            case.result = [Failure(text, "over_budget")]
+        suite.add_testcase(case)
+    for change in report.comparison.changes if report.comparison else ():
+        case = TestCase(change.metric, classname="tracekern.compare")
+        interval = f"{percent(change.low)} to {percent(change.high)}"
+        text = f"{percent(change.estimate)} ({interval}), floor {percent(change.floor)}"
+        if change.verdict is Verdict.REGRESSED:
+            case.result = [Failure(text, "regressed")]
+        elif change.verdict is Verdict.UNDECIDED:
+            case.result = [Error(text, "undecided")] if report.undecided_fails else [Skipped(f"undecided: {text}")]
+        suite.add_testcase(case)
+    document = JUnitXml("tracekern")
+    document.add_testsuite(suite)
+    write_whole(path, document.tostring())  # type: ignore[no-untyped-call]
+
+
+def show(metric: str, value: float) -> str:
+    """A value in the unit a person would use: 288 ns, 3.10 us, 12.5 %."""
+    if metric.endswith(".wait_share"):
+        return f"{100 * value:.3g} %"
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g} ns"
+
+
+def percent(value: float) -> str:
+    """0.153 as "+15.3 %"."""
+    if not math.isfinite(value):
+        return "?"
+    return f"{100 * value:+.1f} %" if abs(value) < 10 else f"x{1 + value:.3g}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,153 @@
+"""One run: what a launch of the program left in its capture, reduced to the numbers a gate needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tracekern
+from tracekern.analysis.statistics import RunStatistics, phase_statistics
+from tracekern.errors import BadInput
+
+_FREE_SETTINGS = ("command",)
+"""Settings that may differ between runs of one shape."""
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_size(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and value >= 0
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(map(_is_text, value))
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_size, value.values()))
+
+
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("run_id", "created", "command", "device", "backend"), _is_text),
+    **dict.fromkeys(("nodes", "losses"), _are_texts),
+    **dict.fromkeys(("metrics", "spans"), _are_sizes),
+    **dict.fromkeys(("resolution_ns", "probe_cost_ns"), _is_size),
+    "clock_hard_ns": lambda value: value is None or _is_size(value),
+    "shape": lambda value: isinstance(value, dict),
+    "aligned": lambda value: isinstance(value, bool),
+}
+"""Field of a run in a file -> is its value one that can be?"""
+
+
+@dataclass(frozen=True)
+class Run:
+    source: str
+    """Path of its capture, or of the file that holds its numbers."""
+    run_id: str
+    created: str
+    command: str
+    device: str
+    backend: str
+    nodes: tuple[str, ...]
+    shape: Mapping[str, Any]
+    """What has to be equal for runs to be comparable: settings, ranks, iterations, launch sizes."""
+    metrics: Mapping[str, float]
+    spans: Mapping[str, int]
+    """Phase -> number of spans behind its numbers."""
+    resolution_ns: float
+    probe_cost_ns: float
+    clock_hard_ns: float
+    aligned: bool
+    losses: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; a bound that is not finite becomes None."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "source"}
+        values["metrics"] = {name: float(f"{value:.6g}") for name, value in self.metrics.items()}
+        values["clock_hard_ns"] = round(self.clock_hard_ns, 1) if math.isfinite(self.clock_hard_ns) else None
+        return values
+
+    @staticmethod
+    def from_dict(source: str, values: Any) -> Run:
+        """Raises BadInput for anything that as_dict() did not make."""
+        if not isinstance(values, dict) or set(values) != set(_CHECKS):
+            raise BadInput(f"{source}: a run in it has other fields than {', '.join(sorted(_CHECKS))}; record it again")
+        for name, is_right in _CHECKS.items():
+            if not is_right(values[name]):
+                got = str(values[name])[:60]
+                raise BadInput(f"{source}: field {name} of a run is {got}, which cannot be; record it again")
+        lists = {name: tuple(values[name]) for name in ("nodes", "losses")}
+        bound = float("inf") if values["clock_hard_ns"] is None else values["clock_hard_ns"]
+        return Run(source=source, **{**values, **lists, "clock_hard_ns": bound})
+
+
+def read_run(path: Path, unaligned: bool = False) -> Run:
+    """The run whose capture is in directory `path`. Raises BadInput when it cannot be read."""
+    timeline = tracekern.load(path, unaligned=unaligned)
+    about = timeline.ranks[0].metadata
+    return make_run(str(path), phase_statistics(timeline), timeline, about)
+
+
+def make_run(source: str, statistics: RunStatistics, timeline: Any, about: Mapping[str, Any]) -> Run:
+    """timeline, about: the Timeline behind the statistics and the metadata of its first rank."""
+    settings = {key: value for key, value in about.get("settings", {}).items() if key not in _FREE_SETTINGS}
+    grids = {launch.name: f"{launch.num_blocks}x{launch.warps_per_block}" for launch in timeline.launches}
+    return Run(
+        source=source,
+        run_id=str(about.get("run_id", "")),
+        created=str(about.get("created", "")),
+        command=str(about.get("command", "")),
+        device=" + ".join(sorted({rank.device for rank in timeline.ranks})),
+        backend=" + ".join(sorted({rank.backend for rank in timeline.ranks})),
+        nodes=tuple(sorted({rank.node for rank in timeline.ranks})),
+        shape={
+            "ranks": len(timeline.ranks),
+            "iterations": statistics.num_iterations,
+            "launches": grids,
+            "settings": settings,
+        },
+        metrics=statistics.metrics(),
+        spans={phase.name: phase.num_spans for phase in statistics.phases},
+        resolution_ns=statistics.resolution_ns,
+        probe_cost_ns=statistics.probe_cost_ns,
+        clock_hard_ns=statistics.clock_hard_ns,
+        aligned=timeline.aligned,
+        losses=statistics.losses,
+    )
+
+
+def find_captures(path: Path) -> list[Path]:
+    """`path` itself where it is a capture directory, else the capture directories in it. Raises BadInput for none."""
+    if not path.exists():
+        raise BadInput(f"{path}: does not exist; name a capture directory, or one that holds several")
+    found = [path] if _holds_dumps(path) else sorted(filter(_holds_dumps, path.iterdir())) if path.is_dir() else []
+    if not found:
+        raise BadInput(f"{path}: no capture in it or one level below (no rank_*.tkdump); wanted a capture directory")
+    return found
+
+
+def difference(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = "") -> str:
+    """The first difference of two shapes in words, "" for none."""
+    for key in sorted(first.keys() | second.keys()):
+        a, b = first.get(key), second.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            if inner := difference(a, b, f"{prefix}{key}."):
+                return inner
+        elif a != b:
+            return f"{prefix}{key} is {_show(b)}, was {_show(a)}"
+    return ""
+
+
+def _show(value: Any) -> str:
+    return "missing" if value is None else str(value)[:60]
+
+
+def _holds_dumps(path: Path) -> bool:
+    return path.is_dir() and any(path.glob("rank_*.tkdump"))
