@@ -9,7 +9,7 @@ from timelines import LAUNCH, make_launch, make_spans, make_timeline
 from tracekern.analysis.iterations import find_iterations
 from tracekern.timeline.model import OPEN_END, Flows
 
-# launch index -> rank and sequence: two ranks, three iterations, two kernels in the first
+# launch index -> rank and sequence: two ranks, three iterations of two kernels, and one barrier before them
 LAUNCHES = tuple(
     dataclasses.replace(make_launch(rank, name), sequence=sequence)
     for rank, name, sequence in [
@@ -19,6 +19,9 @@ LAUNCHES = tuple(
         (1, "dispatch", 0),
         (1, "dispatch", 1),
         (0, "dispatch", 2),
+        (0, "combine", 1),
+        (0, "combine", 2),
+        (0, "barrier", 0),
     ]
 )
 
@@ -29,7 +32,9 @@ def iterations_of(*rows: tuple[int, int, int]):
 
 
 def test_an_iteration_reaches_from_the_first_kernel_to_the_last_of_any_rank():
-    found = iterations_of((0, 100, 200), (1, 250, 300), (3, 90, 280), (2, 310, 420), (4, 305, 330), (5, 500, 505))
+    found = iterations_of(
+        (8, 10, 90), (0, 100, 200), (1, 250, 300), (3, 90, 280), (2, 310, 420), (4, 305, 330), (5, 500, 505)
+    )
     assert found.sequence.tolist() == [0, 1, 2]
     assert found.start.tolist() == [90, 305, 500]
     assert found.duration_ns.tolist() == [210, 115, 5]

@@ -33,15 +33,20 @@ class Iterations:
 
 
 def find_iterations(timeline: Timeline) -> Iterations:
-    """Launches with equal `sequence` form an iteration, whatever their kernel and rank; those that never ended do not.
+    """Launches with equal `sequence` form an iteration, over all kernels that were launched as often as any was.
 
-    `sequence` counts the launches of one kernel on one rank (docs/architecture.md), so this holds for programs that
-    launch every kernel once an iteration.
+    `sequence` counts the launches of one kernel on one rank (docs/architecture.md). An iteration with a launch that
+    never ended is left out.
     """
     spans = timeline.spans
     is_launch = np.array([event.event_class == EventClass.LAUNCH for event in timeline.events], bool)
-    chosen = np.flatnonzero(is_launch[spans.event] & (spans.launch >= 0))
+    repeats: dict[str, int] = {}
+    for launch in timeline.launches:
+        repeats[launch.name] = max(repeats.get(launch.name, 0), launch.sequence + 1)
+    most = max(repeats.values(), default=0)
+    counts = np.array([*(repeats[launch.name] == most for launch in timeline.launches), False])  # index -1: no launch
     sequence_of = np.array([launch.sequence for launch in timeline.launches], np.int64)
+    chosen = np.flatnonzero(is_launch[spans.event] & counts[spans.launch])
     never_ended = np.unique(sequence_of[spans.launch[chosen[spans.end[chosen] == OPEN_END]]])
     sequence, row = np.unique(sequence_of[spans.launch[chosen]], return_inverse=True)
     start = np.full(len(sequence), np.iinfo(np.int64).max)
