@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tracekern.analysis.balance import Balance, analyze_balance
+from tracekern.analysis.causes import Causes, analyze_causes
+from tracekern.analysis.critical_path import CriticalPath, critical_path
 from tracekern.analysis.distribution import Distribution, distribute
 from tracekern.analysis.doubt import Blame, Verdict, blame_ranks, name_worst
 from tracekern.analysis.gantt import Gantt, choose_spans
+from tracekern.analysis.imbalance import Imbalance, work_imbalance
 from tracekern.analysis.iterations import Iterations, find_iterations
 from tracekern.analysis.matrix import Abnormal, WaitMatrix, find_abnormal, wait_matrix
 from tracekern.analysis.summary import Summary, summarize
@@ -33,6 +37,10 @@ class Findings:
     verdict: Verdict
     matrix: WaitMatrix
     abnormal: tuple[Abnormal, ...]
+    causes: Causes
+    path: CriticalPath
+    balance: Balance
+    imbalances: tuple[Imbalance, ...]
 
 
 MAX_DISTRIBUTIONS = 6
@@ -59,4 +67,8 @@ def find(timeline: Timeline) -> Findings:
         verdict=name_worst(blames),
         matrix=matrix,
         abnormal=find_abnormal(matrix),
+        causes=analyze_causes(timeline, waits),
+        path=critical_path(timeline, waits),
+        balance=analyze_balance(timeline),
+        imbalances=work_imbalance(timeline),
     )

@@ -56,50 +56,54 @@ def stacked_bars(
 
 def heatmap(
     names: Sequence[str],
-    sum_ns: Sequence[Sequence[int]],
+    values: Sequence[Sequence[float]],
     hover: Sequence[Sequence[str]],
     marked: Sequence[tuple[int, int, int, int]],
     says: str,
+    *,
+    axes: tuple[str, str] = ("waits (rank)", "is waited for (rank)"),
+    unit: str = "",
 ) -> Figure:
-    """Durations on a logarithmic colour scale; cells that are 0 stay empty.
+    """A square of rows and columns with the same names; cells that are 0 stay empty.
 
-    `marked`: frames from (row, column) to (row, column).
+    Durations (ns) on a logarithmic colour scale; with a `unit`, plain numbers on a linear one. `marked`: frames from
+    (row, column) to (row, column).
     """
-    logs = [[math.log10(value) if value > 0 else None for value in row] for row in sum_ns]
-    known = [value for row in logs for value in row if value is not None]
-    low, high = (math.floor(min(known)), math.ceil(max(known))) if known else (0, 1)
+    shade = (lambda value: value) if unit else math.log10
+    shades = [[shade(value) if value > 0 else None for value in row] for row in values]
+    known = [value for row in shades for value in row if value is not None]
     few = len(names) <= 12
     data: list[dict[str, Any]] = [
         {
             "type": "heatmap",
-            "z": logs,
-            "zmin": low,
-            "zmax": max(high, low + 1),
+            "z": shades,
             "colorscale": HEAT,
             "hovertext": hover,
             "hoverinfo": "text",
             "xgap": 2 if few else 0.5,
             "ygap": 2 if few else 0.5,
             "hoverongaps": False,
-            "colorbar": {
-                "tickvals": list(range(low, high + 1)),
-                "ticktext": [duration(10.0**power) for power in range(low, high + 1)],
-                "thickness": 12,
-                "outlinewidth": 0,
-                "len": 0.8,
-            },
-            **({"text": [[_cell(value) for value in row] for row in sum_ns], "texttemplate": "%{text}"} if few else {}),
+            "colorbar": {"thickness": 12, "outlinewidth": 0, "len": 0.8},
         }
     ]
+    if unit:
+        data[0] |= {"zmin": 0, "zmax": max([*known, 1e-9])}
+    else:
+        low, high = (math.floor(min(known)), math.ceil(max(known))) if known else (0, 1)
+        powers = list(range(low, max(high, low + 1) + 1))
+        data[0] |= {"zmin": powers[0], "zmax": powers[-1]}
+        data[0]["colorbar"] |= {"tickvals": powers, "ticktext": [duration(10.0**power) for power in powers]}
+    if few:
+        data[0] |= {"text": [[_cell(value, unit) for value in row] for row in values], "texttemplate": "%{text}"}
     step = 1 if len(names) <= 16 else 4 if len(names) <= 32 else 8
     ticks = {"tickvals": list(range(0, len(names), step)), "ticktext": list(names[::step]), "showgrid": False}
     layout = {
-        "xaxis": {**ticks, "title": {"text": "is waited for (rank)"}, "side": "top", "constrain": "domain"},
+        "xaxis": {**ticks, "title": {"text": axes[1]}, "side": "top", "constrain": "domain"},
         "yaxis": {
             **ticks,
-            "title": {"text": "waits (rank)"},
+            "title": {"text": axes[0]},
             "autorange": "reversed",
-            "scaleanchor": "x" if not few else False,
+            "scaleanchor": False if few else "x",
             "zeroline": False,
         },
         "shapes": [_frame(*place) for place in marked],
@@ -162,8 +166,10 @@ def _pattern(shape: str) -> dict[str, Any]:
     return {"shape": shape, "fillmode": "overlay", "fgcolor": "--panel", "fgopacity": 0.5, "size": 6} if shape else {}
 
 
-def _cell(value: int) -> str:
-    return duration(value) if value else ""
+def _cell(value: float, unit: str) -> str:
+    if not value:
+        return ""
+    return f"{value:,.3g}" if unit else duration(value)
 
 
 def _frame(top: int, left: int, bottom: int, right: int) -> dict[str, Any]:

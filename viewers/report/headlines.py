@@ -6,17 +6,9 @@ from dataclasses import dataclass
 
 from tracekern.analysis.doubt import Blame
 from tracekern.analysis.findings import Findings
+from tracekern.viewers.report.cause import describe_cost
+from tracekern.viewers.report.path import describe_part
 from tracekern.viewers.words import count, duration, percent, ranks
-
-CLASS_WORDS = {
-    "late_sender": "the sender came late",
-    "drain": "the sender's stores drained",
-    "visibility": "the flag took to be seen",
-    "late_receiver": "the receiver freed its slots late",
-    "barrier_late": "others came late to the barrier",
-    "completion": "a barrier was completed",
-    "unmatched": "no signal on record",
-}
 
 
 @dataclass(frozen=True)
@@ -26,12 +18,12 @@ class Line:
 
 
 def headlines(findings: Findings) -> list[Line]:
-    """One line each: how much waiting and where, whose fault, why, how steady, and how far to trust it."""
+    """One line each: how much waiting and where, whose fault, why, what bounds the time, and how far to trust it."""
     return [
         Line("waiting", _waiting(findings)),
         Line("who", _who(findings)),
         Line("why", _why(findings)),
-        Line("steady", steadiness(findings)),
+        Line("bound", _bound(findings)),
         Line("trust", trust(findings)),
     ]
 
@@ -72,12 +64,28 @@ def charged(blame: Blame) -> str:
 
 
 def _why(findings: Findings) -> str:
-    totals = {name: ns for name, ns in findings.waits.totals().items() if ns}
-    if not totals:
-        return "no waits, no cause"
-    whole = sum(totals.values())
-    largest = sorted(totals, key=lambda name: -totals[name])[:2]
-    return "; ".join(f"{percent(totals[name], whole)} because {CLASS_WORDS[name]}" for name in largest)
+    causes = findings.causes
+    if not causes.costs:
+        return causes.note or "no cause on record"
+    first, *others = causes.costs
+    text = (
+        f"{percent(first.total_ns, causes.charged_ns)} goes back to {describe_cost(first)} "
+        f"({duration(first.direct_ns)} directly, {duration(first.passed_on_ns)} passed on)"
+    )
+    if others and others[0].total_ns * 4 > first.total_ns:
+        text += f"; {percent(others[0].total_ns, causes.charged_ns)} to {describe_cost(others[0])}"
+    return text
+
+
+def _bound(findings: Findings) -> str:
+    whole = findings.path.whole
+    if whole is None or not whole.parts:
+        return findings.path.note or "there is no path"
+    first = whole.parts[0]
+    text = (
+        f"{percent(first.time_ns, whole.makespan_ns)} of the {duration(whole.makespan_ns)} lie {describe_part(first)}"
+    )
+    return f"{text}; {steadiness(findings)}" if len(findings.iterations) > 1 else text
 
 
 def steadiness(findings: Findings) -> str:

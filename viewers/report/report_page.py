@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from tracekern import __version__
 from tracekern.analysis.findings import Findings
+from tracekern.viewers.report.balance import balance_part
+from tracekern.viewers.report.cause import cause_part
 from tracekern.viewers.report.frame import Part, render
 from tracekern.viewers.report.headlines import headlines
 from tracekern.viewers.report.matrix import matrix_part
+from tracekern.viewers.report.path import path_part
 from tracekern.viewers.report.steadiness import steadiness_part
 from tracekern.viewers.report.time import time_part
 from tracekern.viewers.report.trust import trust_part
@@ -23,7 +26,10 @@ def report_page(findings: Findings, name: str, capture: str, open_command: str) 
         _summary_part(findings),
         time_part(findings),
         matrix_part(findings),
+        cause_part(findings),
+        path_part(findings),
         steadiness_part(findings, open_command),
+        balance_part(findings),
         trust_part(findings),
     ]
     return render(name, _lead(findings, capture), parts, f"{escape(capture)} · tracekern {__version__}")

@@ -5,9 +5,17 @@ from __future__ import annotations
 from tracekern.analysis.findings import Findings
 from tracekern.viewers.report.charts import stacked_bars, time_scale
 from tracekern.viewers.report.frame import Figure, Part, table
-from tracekern.viewers.report.headlines import CLASS_WORDS
 from tracekern.viewers.words import count, duration, escape, percent
 
+_CLASS_WORDS = {
+    "late_sender": "the sender came late",
+    "drain": "the sender's stores drained",
+    "visibility": "the flag took to be seen",
+    "late_receiver": "the receiver freed its slots late",
+    "barrier_late": "others came late to the barrier",
+    "completion": "a barrier was completed",
+    "unmatched": "no signal on record",
+}
 _PARTS = (
     ("work", "--work", ""),
     ("signal", "--signal", "."),
@@ -84,10 +92,10 @@ def _phase_bars(findings: Findings) -> Figure:
         values = [phase.by_class[name] for phase in phases]
         if not any(values):
             continue
-        parts.append((CLASS_WORDS[name], color, pattern, [ns / size for ns in values]))
+        parts.append((_CLASS_WORDS[name], color, pattern, [ns / size for ns in values]))
         hover.append(
             [
-                f"{escape(phase.phase)}<br>{CLASS_WORDS[name]}: {duration(ns)}, {percent(ns, phase.sum_ns)}"
+                f"{escape(phase.phase)}<br>{_CLASS_WORDS[name]}: {duration(ns)}, {percent(ns, phase.sum_ns)}"
                 for phase, ns in zip(phases, values, strict=True)
             ]
         )

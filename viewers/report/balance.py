@@ -1,0 +1,152 @@
+"""Is the load even? Busy time by rank, tokens by expert, links, and how much communication hides behind compute."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tracekern.analysis.balance import Load, load_imbalance
+from tracekern.analysis.findings import Findings
+from tracekern.viewers.report.charts import heatmap, stacked_bars, time_scale
+from tracekern.viewers.report.frame import Figure, Part, table
+from tracekern.viewers.words import count, duration, escape, percent
+
+_MAX_EXPERTS = 512
+_MAX_PHASES = 5
+
+
+def balance_part(findings: Findings) -> Part:
+    question = "Is the load even?"
+    balance = findings.balance
+    if not any(load.busy_ns for load in balance.ranks):
+        return Part("balance", "Balance", question, "No warp left work on record.")
+    body: list[str | Figure] = []
+    if len(balance.ranks) > 1:
+        body.append(_rank_bars(balance.ranks))
+    if findings.imbalances:
+        body += ["<h3>Phases of work that one rank spends longest on</h3>", _imbalance_table(findings)]
+    if len(balance.experts) > 1:
+        body += ["<h3>Experts</h3>", _expert_bars(balance.experts)]
+    if balance.links:
+        body += ["<h3>Links</h3>", *_links(findings)]
+    return Part("balance", "Balance", question, _answer(findings), body, _aside(findings))
+
+
+def _answer(findings: Findings) -> str:
+    balance = findings.balance
+    busiest = max(balance.ranks, key=lambda load: load.busy_ns)
+    factor = load_imbalance(balance.ranks)
+    parts = [
+        f"The busiest rank, <b>rank {busiest.rank}</b>, works <b>{factor:.2f} x</b> as long as the mean"
+        if len(balance.ranks) > 1
+        else f"Rank {busiest.rank} works {duration(busiest.busy_ns)} over all its warps"
+    ]
+    received = [load for load in balance.experts if load.tokens_received]
+    if len(received) > 1:
+        most = max(received, key=lambda load: load.tokens_received)
+        mean = sum(load.tokens_received for load in balance.experts) / len(balance.experts)
+        parts.append(
+            f"expert {escape(most.name)} on rank {most.rank} gets {most.tokens_received:,} tokens, "
+            f"{most.tokens_received / mean:.1f} x the mean"
+        )
+    return "; ".join(parts) + "."
+
+
+def _aside(findings: Findings) -> str:
+    shares = [overlap.share for overlap in findings.balance.overlaps if not math.isnan(overlap.share)]
+    hidden = f" Expert compute hides {percent(sum(shares), len(shares))} of the communication." if any(shares) else ""
+    return "Busy is time in spans that are not waits, over all warps; a span inside another counts once." + hidden
+
+
+def _rank_bars(loads: tuple[Load, ...]) -> Figure:
+    unit, size = time_scale([load.busy_ns for load in loads])
+    parts = [("busy", "--work", "", [load.busy_ns / size for load in loads])]
+    hover = [
+        [
+            f"rank {load.rank}: busy {duration(load.busy_ns)}, waiting {duration(load.wait_ns)}<br>"
+            f"{load.tokens_sent:,} tokens sent, {load.tokens_received:,} received"
+            for load in loads
+        ]
+    ]
+    rows = [f"rank {load.rank}" for load in loads]
+    return stacked_bars(rows, parts, axis=f"busy, {unit} over all warps", says="Busy time by rank", hover=hover)
+
+
+def _imbalance_table(findings: Findings) -> str:
+    rows = [
+        [
+            f"<code>{escape(entry.phase)}</code>",
+            f"rank {entry.busiest_rank}",
+            duration(entry.max_ns),
+            duration(entry.mean_ns),
+            f"{entry.max_ns / entry.mean_ns:.2f} x" if entry.mean_ns else "-",
+        ]
+        for entry in findings.imbalances[:_MAX_PHASES]
+    ]
+    return table(["phase", "longest on", "there", "mean", ""], rows, numbers=3)
+
+
+def _expert_bars(experts: tuple[Load, ...]) -> Figure:
+    """One bar an expert, in their order; the ranks alternate in shade."""
+    shown = sorted(experts, key=lambda load: (load.rank, int(load.name)))[:_MAX_EXPERTS]
+    by_tokens = any(load.tokens_received for load in shown)
+    unit, size = ("tokens received", 1.0) if by_tokens else time_scale([load.busy_ns for load in shown])
+    data: list[dict[str, Any]] = [
+        {
+            "type": "bar",
+            "x": list(range(len(shown))),
+            "y": [(load.tokens_received if by_tokens else load.busy_ns) / size for load in shown],
+            "marker": {"color": ["--work" if load.rank % 2 == 0 else "--host" for load in shown], "line": {"width": 0}},
+            "hovertext": [
+                f"expert {escape(load.name)} on rank {load.rank}<br>{count(load.tokens_received, 'token')} received, "
+                f"busy {duration(load.busy_ns)}"
+                for load in shown
+            ],
+            "hoverinfo": "text",
+        }
+    ]
+    first_of_rank = [place for place, load in enumerate(shown) if place == 0 or shown[place - 1].rank != load.rank]
+    step = 1 if len(first_of_rank) <= 12 else 8
+    layout = {
+        "bargap": 0.15,
+        "xaxis": {
+            "tickvals": first_of_rank[::step],
+            "ticktext": [f"rank {shown[place].rank}" for place in first_of_rank[::step]],
+            "showgrid": False,
+        },
+        "yaxis": {"title": {"text": unit if by_tokens else f"busy, {unit}"}},
+        "showlegend": False,
+        "margin": {"b": 32},
+    }
+    return Figure(data, layout, 260, "Load of each expert")
+
+
+def _links(findings: Findings) -> list[str | Figure]:
+    balance = findings.balance
+    ranks = [rank.rank for rank in findings.timeline.ranks]
+    place = {rank: idx for idx, rank in enumerate(ranks)}
+    rates = [[0.0] * len(ranks) for _ in ranks]
+    hover = [[""] * len(ranks) for _ in ranks]
+    with_rate = any(link.gb_per_s for link in balance.links)
+    for link in balance.links:
+        if link.source not in place or link.destination not in place:
+            continue
+        row, column = place[link.source], place[link.destination]
+        rates[row][column] = (link.gb_per_s or 0.0) if with_rate else float(link.tokens)
+        speed = f"{link.gb_per_s:.3g} GB/s" if link.gb_per_s else "speed unknown"
+        part = "" if link.utilisation is None else f", {100 * link.utilisation:.0f} % of the measured limit"
+        hover[row][column] = (
+            f"rank {link.source} → rank {link.destination}<br>{count(link.tokens, 'token')}, {speed}{part}<br>"
+            f"sending for {duration(link.busy_ns)}"
+        )
+    what = "GB/s while sending" if with_rate else "tokens sent"
+    figure = heatmap(
+        [str(rank) for rank in ranks],
+        rates,
+        hover,
+        (),
+        f"{what}: rows send, columns receive",
+        axes=("sends (rank)", "receives (rank)"),
+        unit=what,
+    )
+    return [f"<p class='aside'>{what}</p>", figure]

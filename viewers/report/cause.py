@@ -1,0 +1,101 @@
+"""Why did they wait? Root causes: what took longer, at which rank, host or link, and whom it held up."""
+
+from __future__ import annotations
+
+from tracekern.analysis.cause_chains import Chain, Target
+from tracekern.analysis.causes import Cost
+from tracekern.analysis.findings import Findings
+from tracekern.analysis.waits import Phase
+from tracekern.viewers.report.charts import stacked_bars, time_scale
+from tracekern.viewers.report.frame import Figure, Part, table
+from tracekern.viewers.words import count, duration, escape, percent
+
+_MAX_COSTS = 10
+_MAX_CHAINS = 6
+_TARGET_WORDS = {
+    Target.WORK: "work that took longer",
+    Target.HOST: "kernels that hosts started later",
+    Target.LINK: "stores that drained and flags that travelled",
+    Target.UNEXPLAINED: "nothing on record",
+}
+
+
+def cause_part(findings: Findings) -> Part:
+    question = "Why did they wait?"
+    causes = findings.causes
+    if not causes.costs:
+        return Part("cause", "Cause", question, f"{escape(_sentence(causes.note or 'no cause on record'))}.")
+    whole = float(causes.charged_ns)
+    by_target = {target: sum(cost.total_ns for cost in causes.costs if cost.target is target) for target in Target}
+    said = "; ".join(
+        f"{percent(ns, whole)} {_TARGET_WORDS[target]}"
+        for target, ns in sorted(by_target.items(), key=lambda entry: -entry[1])
+        if ns
+    )
+    first = causes.costs[0]
+    answer = (
+        f"<b>{percent(first.total_ns, whole)}</b> of {duration(whole)} go back to <b>{escape(describe_cost(first))}"
+        f"</b>: {duration(first.direct_ns)} of waiting for that rank itself, {duration(first.passed_on_ns)} passed on "
+        f"by ranks and warps that were held up. By kind: {said}."
+    )
+    body: list[str | Figure] = [_cost_bars(findings)]
+    if causes.chains:
+        body += ["<h3>The longest chains</h3>", _chain_table(findings)]
+    aside = (
+        "A wait is charged to what its source did longer than the waiter since they last met, and, as far as the "
+        "source had to wait itself, passed on to the causes of those waits. All charges add up to the waits. Chains "
+        f"follow the largest share at each step; they were made from {duration(causes.chained_ns)} of lateness."
+    )
+    return Part("cause", "Cause", question, answer, body, aside)
+
+
+def describe_cost(cost: Cost) -> str:
+    """ "rank 0's host", "rank 3: combine_send.send_result", "link 0 → 3"."""
+    return _place(cost.rank, cost.target, cost.phase, cost.peer)
+
+
+def _place(rank: int, target: Target, phase: Phase, peer: int) -> str:
+    owner = f"rank {rank}" if rank >= 0 else "an unknown rank"
+    if target is Target.HOST:
+        return f"the host of {owner}"
+    if target is Target.LINK and peer >= 0:
+        return f"the link {rank} → {peer}"
+    if target is Target.LINK:
+        return f"{owner}: stores of {phase}" if phase.event else f"{owner}: its link"
+    if target is Target.WORK:
+        return f"{owner}: {phase}"
+    return f"{owner}: unexplained"
+
+
+def _cost_bars(findings: Findings) -> Figure:
+    costs = findings.causes.costs[:_MAX_COSTS]
+    unit, size = time_scale([cost.total_ns for cost in costs])
+    parts = [
+        ("direct", "--direct", "", [cost.direct_ns / size for cost in costs]),
+        ("passed on", "--passed", "/", [cost.passed_on_ns / size for cost in costs]),
+    ]
+    hover = [
+        [f"{escape(describe_cost(cost))}<br>direct: {duration(cost.direct_ns)}" for cost in costs],
+        [f"{escape(describe_cost(cost))}<br>passed on: {duration(cost.passed_on_ns)}" for cost in costs],
+    ]
+    rows = [describe_cost(cost) for cost in costs]
+    return stacked_bars(
+        rows, parts, axis=f"{unit} of waiting, over all warps", says="Waiting by root cause", hover=hover
+    )
+
+
+def _chain_table(findings: Findings) -> str:
+    chains = findings.causes.chains[:_MAX_CHAINS]
+    rows = [[duration(chain.late_ns), f"{chain.num_waits:,}", _chain(chain)] for chain in chains]
+    rest = len(findings.causes.chains) - len(chains)
+    more = f"<p class='aside'>and {count(rest, 'more chain')}</p>" if rest else ""
+    return table(["lateness", "waits", "who waited, for whom, and what lay at the end"], rows) + more
+
+
+def _chain(chain: Chain) -> str:
+    steps = [f"<code>rank {rank} {escape(phase)}</code>" for rank, phase in chain.waiters]
+    return " ← ".join([*steps, f"<b>{escape(_place(chain.rank, chain.target, chain.phase, -1))}</b>"])
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]

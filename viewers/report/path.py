@@ -1,0 +1,113 @@
+"""What bounds the time? The critical path by part, and which rank it runs through when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tracekern.analysis.critical_path import Path
+from tracekern.analysis.findings import Findings
+from tracekern.analysis.path_parts import PathKind, PathPart
+from tracekern.viewers.report.charts import stacked_bars, time_scale
+from tracekern.viewers.report.frame import Figure, Part
+from tracekern.viewers.words import count, duration, escape, percent
+
+_MAX_PARTS = 10
+_MAX_SEGMENTS = 4000
+_LOOKS = {
+    PathKind.PHASE: ("in a kernel", "--work", ""),
+    PathKind.LINK: ("on a link", "--link", "."),
+    PathKind.HOST: ("before a kernel was started", "--host", "/"),
+}
+
+
+def path_part(findings: Findings) -> Part:
+    question = "What bounds the time?"
+    whole = findings.path.whole
+    if whole is None or not whole.parts:
+        note = findings.path.note or "there is no path"
+        return Part("path", "Path", question, f"{escape(note[0].upper() + note[1:])}.")
+    first = whole.parts[0]
+    answer = (
+        f"<b>{percent(first.time_ns, whole.makespan_ns)}</b> of the {duration(whole.makespan_ns)} on the critical path "
+        f"lie {escape(describe_part(first))}."
+    )
+    body: list[str | Figure] = [_part_bars(whole)]
+    if len(findings.timeline.ranks) > 1:
+        body += ["<h3>Where the path runs</h3>", _route(findings, whole)]
+    aside = (
+        "The path leads back from the last event: within a warp, from a wait that ended late to the signal that "
+        "released it, from a kernel to the one before it. Its parts add up to the time of the capture. Shortening "
+        "anything else ends nothing earlier."
+    )
+    return Part("path", "Path", question, answer, body, aside)
+
+
+def describe_part(part: PathPart) -> str:
+    """ "in combine_recv.reduce_token of rank 3", "on the link 0 → 3", "before rank 0's kernels were started"."""
+    if part.kind == PathKind.HOST:
+        return f"before kernels of rank {part.rank} were started"
+    if part.kind == PathKind.LINK:
+        return f"on the link {part.rank} → {part.peer}"
+    return f"in {part.phase} of rank {part.rank}"
+
+
+def _part_bars(path: Path) -> Figure:
+    shown = path.parts[:_MAX_PARTS]
+    rest = path.parts[_MAX_PARTS:]
+    rows = [describe_part(part) for part in shown]
+    times = [part.time_ns for part in shown]
+    kinds = [part.kind for part in shown]
+    if rest:
+        rows.append(f"in {count(len(rest), 'smaller part')}")
+        times.append(sum(part.time_ns for part in rest))
+        kinds.append(PathKind.PHASE)
+    unit, size = time_scale(times)
+    parts, hover = [], []
+    for kind, (name, color, pattern) in _LOOKS.items():
+        if kind not in kinds:
+            continue
+        own = [ns if entry == kind else 0 for ns, entry in zip(times, kinds, strict=True)]
+        parts.append((name, color, pattern, [ns / size for ns in own]))
+        hover.append(
+            [
+                f"{escape(row)}<br>{duration(ns)}, {percent(ns, path.makespan_ns)} of the path"
+                for row, ns in zip(rows, own, strict=True)
+            ]
+        )
+    return stacked_bars(rows, parts, axis=unit, says="Parts of the critical path", hover=hover)
+
+
+def _route(findings: Findings, path: Path) -> Figure:
+    """A line at the height of the rank that the path runs through; the longest stretches, where there are many."""
+    segments = path.segments
+    lengths = segments.end - segments.start
+    chosen = sorted((-lengths).argsort(kind="stable")[:_MAX_SEGMENTS].tolist())
+    unit, size = time_scale([path.makespan_ns])
+    ranks = [rank.rank for rank in findings.timeline.ranks]
+    row = {rank: place for place, rank in enumerate(ranks)}
+    data: list[dict[str, Any]] = []
+    for name, color, dash, on_host in (("in a kernel", "--work", "solid", False), ("host", "--host", "solid", True)):
+        own = [idx for idx in chosen if (int(segments.track[idx]) < 0) == on_host and int(segments.rank[idx]) in row]
+        x: list[float | None] = []
+        y: list[int | None] = []
+        text: list[str] = []
+        for idx in own:
+            begin, end, rank = int(segments.start[idx]), int(segments.end[idx]), int(segments.rank[idx])
+            x += [(begin - path.start_ns) / size, (end - path.start_ns) / size, None]
+            y += [row[rank], row[rank], None]
+            text += [f"rank {rank}, {name}: {duration(end - begin)}"] * 2 + [""]
+        line = {"color": color, "width": 9 if on_host else 15, "dash": dash}
+        look = {"type": "scatter", "mode": "lines", "name": name, "line": line, "hoverinfo": "text"}
+        data.append({**look, "x": x, "y": y, "hovertext": text})
+    step = 1 if len(ranks) <= 24 else 4
+    layout = {
+        "xaxis": {"title": {"text": f"{unit} from the first event"}, "zeroline": False},
+        "yaxis": {
+            "tickvals": list(range(0, len(ranks), step)),
+            "ticktext": [f"rank {rank}" for rank in ranks[::step]],
+            "range": [len(ranks) - 0.5, -0.5],
+            "zeroline": False,
+        },
+        "margin": {"t": 34, "b": 44},
+    }
+    return Figure(data, layout, max(180, min(560, 30 * len(ranks) + 90)), "Ranks that the critical path runs through")
