@@ -61,6 +61,7 @@ EVENTS = (
     _event("signal_meeting", EventClass.SIGNAL, _MEETING, _PEER, Field("round", 16)),
     _event("wait_meeting", EventClass.WAIT, _MEETING, Field("round", 16)),
     _event("wait_block", EventClass.WAIT),
+    _event("wait_grid", EventClass.WAIT),
     _event("wait_other", EventClass.WAIT),
     EventType("dispatch", EventClass.LAUNCH, "completion"),
 )

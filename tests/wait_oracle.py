@@ -21,7 +21,7 @@ Wait = dict[str, int]
 
 
 def oracle(timeline: Timeline) -> list[Wait]:
-    """The classes, slack and wrong_order of every wait, in the order of the spans."""
+    """The classes, slack, wrong_order and peer of every wait, in the order of the spans."""
     spans, found = timeline.spans, []
     signals: dict[int, list[int]] = defaultdict(list)
     for signal, wait in zip(timeline.flows.signal.tolist(), timeline.flows.wait.tolist(), strict=True):
@@ -29,11 +29,12 @@ def oracle(timeline: Timeline) -> list[Wait]:
     last_warps, meetings = _last_warps(timeline), _meetings(timeline)
     for row in range(len(spans)):
         event = timeline.events[spans.event[row]]
-        is_device = timeline.tracks[spans.track[row]].kind == TrackKind.DEVICE
-        if event.event_class is not EventClass.WAIT or not is_device or spans.end[row] == OPEN_END:
+        if event.event_class is not EventClass.WAIT or spans.end[row] == OPEN_END:
             continue
         if event.channel is None:
-            wait = _at_barrier(timeline, row, last_warps.get(row, int(spans.start[row])))
+            wait = _at_barrier(timeline, row, last_warps.get(row, row)) | {"peer": -1}
+            if row in last_warps:
+                wait["peer"] = _rank(timeline, row)
         elif event.channel.kind is ChannelKind.BARRIER:
             last = meetings.get(_meeting(timeline, row))
             wait = _unmatched(timeline, row) if last is None else _at_barrier(timeline, row, last)
@@ -46,43 +47,56 @@ def oracle(timeline: Timeline) -> list[Wait]:
     return found
 
 
+def _rank(timeline: Timeline, row: int) -> int:
+    return timeline.tracks[timeline.spans.track[row]].rank
+
+
 def _unmatched(timeline: Timeline, row: int) -> Wait:
-    return {"unmatched": int(timeline.spans.end[row] - timeline.spans.start[row])}
+    fields = timeline.events[timeline.spans.event[row]].begin_fields
+    peer = -1
+    if any(field.name == "peer" for field in fields):
+        peer = int(unpack_field(fields, "peer", timeline.spans.begin_payload[row : row + 1])[0])
+    known = peer in {rank.rank for rank in timeline.ranks}
+    ns = int(timeline.spans.end[row] - timeline.spans.start[row])
+    return {"unmatched": ns, "peer": peer if known else -1}
 
 
 def _for_signal(timeline: Timeline, row: int, signals: list[int], kind: ChannelKind) -> Wait:
     spans = timeline.spans
     begin, end = int(spans.start[row]), int(spans.end[row])
-    ends = [(int(spans.end[s]) if spans.end[s] != OPEN_END else NEVER, int(spans.start[s])) for s in signals]
-    done, there = max(ends)
+    ends = [(int(spans.end[s]) if spans.end[s] != OPEN_END else NEVER, int(spans.start[s]), s) for s in signals]
+    done, there, signal = max(ends)
     late = min(max(there - begin, 0), end - begin)
     drain = max(0, min(end, done) - max(begin, there))
     wait = {"drain": drain, "visibility": end - begin - late - drain, "slack": max(begin - done, 0)}
+    wait["peer"] = _rank(timeline, signal)
     if kind is ChannelKind.CREDIT:
         return {**wait, "late_receiver": late}
     return {**wait, "late_sender": late, "done": done}
 
 
 def _at_barrier(timeline: Timeline, row: int, last: int) -> Wait:
+    """`last`: the span with which the last one came."""
     begin, end = int(timeline.spans.start[row]), int(timeline.spans.end[row])
-    late = min(max(last - begin, 0), end - begin)
-    return {"barrier_late": late, "completion": end - begin - late}
+    late = min(max(int(timeline.spans.start[last]) - begin, 0), end - begin)
+    return {"barrier_late": late, "completion": end - begin - late, "peer": _rank(timeline, last)}
 
 
 def _last_warps(timeline: Timeline) -> dict[int, int]:
-    """Wait at a block barrier -> when its last warp came."""
+    """Wait at a block or grid barrier -> the wait of the warp that came last."""
     spans = timeline.spans
     passes: dict[tuple[int, int, int], int] = defaultdict(int)
     meetings: dict[tuple[int, int, int, int], list[int]] = defaultdict(list)
     for row in range(len(spans)):
         event, track, launch = int(spans.event[row]), int(spans.track[row]), int(spans.launch[row])
-        if timeline.events[event].name == "wait_block":
-            meetings[event, launch, timeline.tracks[track].block, passes[event, launch, track]].append(row)
+        if timeline.events[event].name in ("wait_block", "wait_grid"):
+            block = timeline.tracks[track].block if timeline.events[event].name == "wait_block" else -1
+            meetings[event, launch, block, passes[event, launch, track]].append(row)
             passes[event, launch, track] += 1
     last = {}
     for rows in meetings.values():
-        latest = max(int(spans.start[row]) for row in rows)
-        if all(spans.end[row] == OPEN_END or spans.end[row] >= latest for row in rows):
+        latest = max(rows, key=lambda row: int(spans.start[row]))
+        if all(spans.end[row] == OPEN_END or spans.end[row] >= spans.start[latest] for row in rows):
             last.update(dict.fromkeys(rows, latest))
     return last
 
@@ -99,13 +113,13 @@ def _meeting(timeline: Timeline, row: int) -> tuple[int, int, int]:
 
 
 def _meetings(timeline: Timeline) -> dict[tuple[int, int, int], int]:
-    """When the last rank came."""
-    last: dict[tuple[int, int, int], int] = {}
+    """The signal of the rank that came last."""
+    last: dict[tuple[int, int, int], tuple[int, int]] = {}
     for row in range(len(timeline.spans)):
         if timeline.events[timeline.spans.event[row]].name == "signal_meeting":
-            meeting, start = _meeting(timeline, row), int(timeline.spans.start[row])
-            last[meeting] = max(last.get(meeting, start), start)
-    return last
+            meeting, arrival = _meeting(timeline, row), (int(timeline.spans.start[row]), row)
+            last[meeting] = max(last.get(meeting, arrival), arrival)
+    return {meeting: row for meeting, (_, row) in last.items()}
 
 
 def _add_wrong_order(timeline: Timeline, found: list[Wait]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.wait_edges import of_events
 from tracekern.analysis.waits import Phase, number_phases
-from tracekern.timeline.model import OPEN_END, EventClass, Int64, Timeline, TrackKind
+from tracekern.timeline.model import OPEN_END, EventClass, Int64, Timeline
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,11 @@ class Imbalance:
 
 
 def work_imbalance(timeline: Timeline) -> tuple[Imbalance, ...]:
-    """One row for each phase of work on device tracks, largest imbalance first."""
+    """One row for each phase of work, largest imbalance first."""
     spans = timeline.spans
-    is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks] or [False])
-    usable = is_device[spans.track] & (spans.end != OPEN_END)
-    is_wait = of_events(timeline, [event.event_class is EventClass.WAIT for event in timeline.events]) & usable
-    is_work = of_events(timeline, [event.event_class is EventClass.WORK for event in timeline.events]) & usable
+    closed = spans.end != OPEN_END
+    is_wait = of_events(timeline, [event.event_class is EventClass.WAIT for event in timeline.events]) & closed
+    is_work = of_events(timeline, [event.event_class is EventClass.WORK for event in timeline.events]) & closed
     row = np.flatnonzero(is_work)
     phase, phases = number_phases(timeline, row)
     groups = group_rows(len(row), phase, timeline.track_ranks()[spans.track[row]])

@@ -25,7 +25,6 @@ from tracekern.timeline.model import (
     Int32,
     Int64,
     Timeline,
-    TrackKind,
     unpack_field,
 )
 
@@ -60,7 +59,7 @@ CLASSES = ("late_sender", "drain", "visibility", "late_receiver", "barrier_late"
 
 @dataclass(frozen=True)
 class Waits:
-    """[n] columns, one row for each closed span of class WAIT on a device track, in the order of Timeline.spans.
+    """[n] columns, one row for each closed span of class WAIT, in the order of Timeline.spans.
 
     Stored are three times that add up to `wait_ns`; what they are called depends on `kind`, and the properties named in
     CLASSES sort them out.
@@ -163,9 +162,7 @@ def analyze_waits(timeline: Timeline) -> Waits:
     if timeline.unit != "ns":
         raise BadInput(f"waits between ranks need one time axis in ns, got {timeline.unit}; use tracekern.load()")
     spans = timeline.spans
-    is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks] or [False])
     is_wait = wait_edges.of_events(timeline, [event.event_class is EventClass.WAIT for event in timeline.events])
-    is_wait &= is_device[spans.track]
     row = np.flatnonzero(is_wait & (spans.end != OPEN_END))
     arrivals = wait_edges.barrier_arrivals(timeline)
     signal, last_arrival = _releases(timeline, arrivals, row)
@@ -195,7 +192,7 @@ def analyze_waits(timeline: Timeline) -> Waits:
         wrong_order_ns=overtaken(
             group_rows(len(row), track, spans.launch[row], spans.event[row]).group,
             begin,
-            begin + np.where(kind == WaitKind.DATA, late, 0),
+            begin + late,
             arrived,
         ),
         phases=phases,
