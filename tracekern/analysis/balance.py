@@ -6,15 +6,16 @@ its name begins with `receive_`. One with a field `expert` and no peer is the ex
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tracekern.analysis.balance_spans import Mask, Spans, describe_spans, own_times
+from tracekern.analysis.balance_spans import EventRows, join_columns, own_times, rows_by_event
 from tracekern.analysis.balance_unions import union_ns
-from tracekern.analysis.event_activity import flatten
+from tracekern.analysis.event_activity import Mask
 from tracekern.analysis.groups import group_rows
 from tracekern.timeline.model import Int64, Timeline
 
@@ -101,25 +102,82 @@ def analyze_balance(timeline: Timeline, link_limit: LinkLimit | None = None) -> 
 
     link_limit: None takes `link_gb_per_s` of the capture's settings, if it is there.
     """
-    spans = describe_spans(timeline)
-    own_ns = own_times(timeline, flatten(timeline), spans.row)
+    events = rows_by_event(timeline)
     settings = timeline.ranks[0].metadata.get("settings", {}) if timeline.ranks else {}
     token_bytes = _token_bytes(settings)
     if link_limit is None:
         link_limit = settings.get("link_gb_per_s")
-    everything = np.ones(len(spans.row), bool)
-    block_of_track = np.array([track.block for track in timeline.tracks] or [0], np.int64)
+    own_ns = own_times(timeline)
+    cells = _Cells.of_tracks(timeline, events, own_ns)
+    block = np.array([track.block for track in timeline.tracks] or [0], np.int64)
     roles = sorted({track.role for track in timeline.tracks})
-    role_of_track = np.array([roles.index(track.role) for track in timeline.tracks] or [0], np.int64)
+    role = np.array([roles.index(track.role) for track in timeline.tracks] or [0], np.int64)
     return Balance(
-        ranks=_loads(spans, own_ns, everything, np.zeros(len(spans.row), np.int64), [""]),
-        blocks=_loads(spans, own_ns, everything, block_of_track[spans.track]),
-        experts=_loads(spans, own_ns, _at_home(spans), spans.expert),
-        roles=_loads(spans, own_ns, everything, role_of_track[spans.track], roles),
-        links=_links(timeline, spans, token_bytes, link_limit),
-        overlaps=_overlaps(timeline, spans),
+        ranks=cells.loads(np.zeros_like(cells.place), [""]),
+        blocks=cells.loads(block[cells.place]),
+        experts=_expert_loads(timeline, events, own_ns),
+        roles=cells.loads(role[cells.place], roles),
+        links=_links(timeline, events, token_bytes, link_limit),
+        overlaps=_overlaps(timeline, events),
         token_bytes=token_bytes,
     )
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """[n] sums over the spans of one event in one place of a rank."""
+
+    rank: Int64
+    place: Int64
+    is_wait: Mask
+    sends: Mask
+    takes: Mask
+    count: Int64
+    own_ns: Int64
+
+    @classmethod
+    def of_tracks(cls, timeline: Timeline, events: Sequence[EventRows], own_ns: Int64) -> _Cells:
+        """The place is the track."""
+        ranks = timeline.track_ranks().astype(np.int64)
+        parts = []
+        for event in events:
+            track = timeline.spans.track[event.row]
+            place = np.flatnonzero(np.bincount(track))
+            count, ns = np.bincount(track)[place], np.zeros(len(ranks), np.int64)
+            np.add.at(ns, track, own_ns[event.row])
+            parts.append(cls._of(event, ranks[place], place, count, ns[place]))
+        return cls(*join_columns(parts, len(dataclasses.fields(cls))))
+
+    @classmethod
+    def of_experts(cls, timeline: Timeline, events: Sequence[EventRows], own_ns: Int64) -> _Cells:
+        parts = []
+        for event in events:
+            if event.is_work and event.has("expert"):
+                groups = group_rows(len(event.row), event.rank, event.field(timeline, "expert"))
+                rank, expert = groups.columns
+                parts.append(cls._of(event, rank, expert, groups.count(), groups.sum(own_ns[event.row])))
+        return cls(*join_columns(parts, len(dataclasses.fields(cls))))
+
+    @staticmethod
+    def _of(event: EventRows, rank: Int64, place: Int64, count: Int64, own_ns: Int64) -> tuple[Any, ...]:
+        flags = (np.full(len(rank), flag) for flag in (event.is_wait, event.sends, event.takes))
+        return (rank, place, *flags, count, own_ns)
+
+    def take(self, which: Mask) -> _Cells:
+        return _Cells(*(getattr(self, field.name)[which] for field in dataclasses.fields(self)))
+
+    def loads(self, key: Int64, names: Sequence[str] | None = None) -> tuple[Load, ...]:
+        """One for each (rank, key); `names` of the keys, by default their number."""
+        groups = group_rows(len(key), self.rank, key)
+        weights = (
+            np.where(self.is_wait, 0, self.count),
+            np.where(self.is_wait, 0, self.own_ns),
+            np.where(self.is_wait, self.own_ns, 0),
+            np.where(self.sends, self.count, 0),
+            np.where(self.takes, self.count, 0),
+        )
+        table = zip(*(column.tolist() for column in (*groups.columns, *map(groups.sum, weights))), strict=True)
+        return tuple(Load(rank, names[place] if names else str(place), *sums) for rank, place, *sums in table)
 
 
 def _token_bytes(settings: Mapping[str, Any]) -> int | None:
@@ -127,55 +185,49 @@ def _token_bytes(settings: Mapping[str, Any]) -> int | None:
     return hidden * size if isinstance(hidden, int) and size else None
 
 
-def _loads(spans: Spans, own_ns: Int64, chosen: Mask, key: Int64, names: list[str] | None = None) -> tuple[Load, ...]:
-    """One for each (rank, key) of the spans `chosen`; `names` of the keys, by default their number."""
-    which = np.flatnonzero(chosen)
-    groups = group_rows(len(which), spans.rank[which], key[which])
-    sums = (
-        groups.sum(values[which])
-        for values in (~spans.is_wait, np.where(spans.is_wait, 0, own_ns), own_ns, spans.sends, spans.takes)
-    )
-    table = zip(*(column.tolist() for column in (*groups.columns, *sums)), strict=True)
-    return tuple(
-        Load(rank, names[number] if names else str(number), count, busy, total - busy, sent, received)
-        for rank, number, count, busy, total, sent, received in table
-    )
+def _expert_loads(timeline: Timeline, events: Sequence[EventRows], own_ns: Int64) -> tuple[Load, ...]:
+    """All work for experts on the ranks where they live: those that receive their tokens, or compute for them."""
+    home = _Cells.of_experts(timeline, [event for event in events if event.takes or event.computes], own_ns)
+    cells = _Cells.of_experts(timeline, events, own_ns)
+    num_experts = int(cells.place.max(initial=-1)) + 1
+    cells = cells.take(np.isin(cells.rank * num_experts + cells.place, home.rank * num_experts + home.place))
+    return cells.loads(cells.place)
 
 
-def _at_home(spans: Spans) -> Mask:
-    """Work for experts on the ranks where they live: those that receive their tokens, or compute for them."""
-    lives = np.flatnonzero((spans.takes | spans.computes) & (spans.expert >= 0))
-    num_experts = int(spans.expert.max(initial=-1)) + 1
-    homes = np.unique(spans.rank[lives] * num_experts + spans.expert[lives])
-    return spans.is_work & (spans.expert >= 0) & np.isin(spans.rank * num_experts + spans.expert, homes)
-
-
-def _links(timeline: Timeline, spans: Spans, token_bytes: int | None, limit: LinkLimit | None) -> tuple[Link, ...]:
-    outgoing = (spans.sends | (spans.is_signal & (spans.peer >= 0))) & (spans.peer != spans.rank)
-    which = np.flatnonzero(outgoing)
-    groups = group_rows(len(which), spans.rank[which], spans.peer[which])
-    start, end = timeline.spans.start[spans.row[which]], timeline.spans.end[spans.row[which]]
+def _links(
+    timeline: Timeline, events: Sequence[EventRows], token_bytes: int | None, limit: LinkLimit | None
+) -> tuple[Link, ...]:
+    parts = []
+    for event in events:
+        if event.sends or (event.is_signal and event.has("peer")):
+            peer = event.field(timeline, "peer")
+            away = peer != event.rank
+            row = event.row[away]
+            tokens = np.full(len(row), event.sends)
+            parts.append((event.rank[away], peer[away], timeline.spans.start[row], timeline.spans.end[row], tokens))
+    source, destination, start, end, is_token = join_columns(parts, 5)
+    groups = group_rows(len(source), source, destination)
     busy = union_ns(groups.group, start, end, len(groups))
-    table = zip(*(column.tolist() for column in (*groups.columns, groups.sum(spans.sends[which]), busy)), strict=True)
+    table = zip(*(column.tolist() for column in (*groups.columns, groups.sum(is_token), busy)), strict=True)
     links = []
-    for source, destination, tokens, ns in table:
-        size = tokens * token_bytes if token_bytes is not None else None
-        of_pair = limit.get((source, destination)) if isinstance(limit, Mapping) else limit
+    for source_rank, peer_rank, num_tokens, ns in table:
+        size = num_tokens * token_bytes if token_bytes is not None else None
+        of_pair = limit.get((source_rank, peer_rank)) if isinstance(limit, Mapping) else limit
         rate = size / ns if size is not None and ns else None
-        links.append(Link(source, destination, tokens, size, ns, rate, of_pair))
+        links.append(Link(source_rank, peer_rank, num_tokens, size, ns, rate, of_pair))
     return tuple(sorted(links, key=lambda link: -link.busy_ns))
 
 
-def _overlaps(timeline: Timeline, spans: Spans) -> tuple[Overlap, ...]:
+def _overlaps(timeline: Timeline, events: Sequence[EventRows]) -> tuple[Overlap, ...]:
     """Both together cover what one alone does, plus the other, less what they share."""
     count = max((rank.rank for rank in timeline.ranks), default=-1) + 1
-    moves = spans.sends | spans.takes | spans.is_signal
+    moves = [event for event in events if event.sends or event.takes or event.is_signal]
+    computes = [event for event in events if event.computes]
     covered = []
-    for chosen in (moves, spans.computes, moves | spans.computes):
-        which = np.flatnonzero(chosen)
-        row = spans.row[which]
-        covered.append(union_ns(spans.rank[which], timeline.spans.start[row], timeline.spans.end[row], count))
-    communication, compute, either = (column.tolist() for column in covered)
+    for chosen in (moves, computes, moves + computes):
+        rank, row = join_columns(((event.rank.astype(np.int64), event.row) for event in chosen), 2)
+        covered.append(union_ns(rank, timeline.spans.start[row], timeline.spans.end[row], count).tolist())
+    communication, compute, either = covered
     return tuple(
         Overlap(rank, communication[rank], compute[rank], communication[rank] + compute[rank] - either[rank])
         for rank in sorted(entry.rank for entry in timeline.ranks)

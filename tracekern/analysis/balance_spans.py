@@ -1,90 +1,93 @@
-"""What the events say of each device span: whom it sent to or took from, for which expert, wait or work."""
+"""What the events say of the device spans: whom they sent to or took from, for which expert, wait or work."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from tracekern.analysis.event_activity import Activity
-from tracekern.analysis.wait_edges import of_events
-from tracekern.timeline.model import OPEN_END, EventClass, EventType, Int64, Timeline, TrackKind, unpack_field
-
-Mask = npt.NDArray[np.bool_]
+from tracekern.analysis.event_activity import flatten
+from tracekern.timeline.model import OPEN_END, EventClass, EventType, Int32, Int64, Timeline, TrackKind, unpack_field
 
 _RECEIVES = "receive_"
 
 
 @dataclass(frozen=True)
-class Spans:
-    """[n] closed device spans and what their events say of them."""
+class EventRows:
+    """All closed device spans of one event, and what they do."""
 
+    number: int
+    """Index into Timeline.events."""
+    about: EventType
     row: Int64
-    """Index into Timeline.spans."""
-    rank: Int64
-    track: Int64
-    peer: Int64
-    """-1 where the event names none."""
-    expert: Int64
-    is_wait: Mask
-    is_work: Mask
-    is_signal: Mask
-    receives: Mask
+    """[n] index into Timeline.spans."""
+    rank: Int32
+    """[n]"""
 
     @property
-    def sends(self) -> Mask:
+    def is_wait(self) -> bool:
+        return self.about.event_class is EventClass.WAIT
+
+    @property
+    def is_work(self) -> bool:
+        return self.about.event_class is EventClass.WORK
+
+    @property
+    def is_signal(self) -> bool:
+        return self.about.event_class is EventClass.SIGNAL
+
+    @property
+    def sends(self) -> bool:
         """Moves a token to the peer."""
-        return self.is_work & (self.peer >= 0) & ~self.receives
+        return self.is_work and self.has("peer") and not self.about.name.startswith(_RECEIVES)
 
     @property
-    def takes(self) -> Mask:
+    def takes(self) -> bool:
         """Moves a token that came from the peer."""
-        return self.is_work & (self.peer >= 0) & self.receives
+        return self.is_work and self.has("peer") and self.about.name.startswith(_RECEIVES)
 
     @property
-    def computes(self) -> Mask:
-        return self.is_work & (self.peer < 0) & (self.expert >= 0)
+    def computes(self) -> bool:
+        """Works for an expert."""
+        return self.is_work and self.has("expert") and not self.has("peer")
+
+    def has(self, name: str) -> bool:
+        return any(field.name == name for field in self.about.begin_fields)
+
+    def field(self, timeline: Timeline, name: str) -> Int64:
+        """[n] values of a begin field. Raises KeyError when there is none."""
+        return unpack_field(self.about.begin_fields, name, timeline.spans.begin_payload[self.row])
 
 
-def describe_spans(timeline: Timeline) -> Spans:
-    spans, events = timeline.spans, timeline.events
+def rows_by_event(timeline: Timeline) -> list[EventRows]:
+    """One for each event that has closed spans on device tracks."""
+    spans = timeline.spans
     is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks] or [False])
-    row = np.flatnonzero(is_device[spans.track] & (spans.end != OPEN_END))
-    classes = {
-        kind: of_events(timeline, [event.event_class is kind for event in events])[row]
-        for kind in (EventClass.WAIT, EventClass.WORK, EventClass.SIGNAL)
-    }
-    return Spans(
-        row=row,
-        rank=timeline.track_ranks()[spans.track[row]].astype(np.int64),
-        track=spans.track[row].astype(np.int64),
-        peer=_field(timeline, row, "peer"),
-        expert=_field(timeline, row, "expert"),
-        is_wait=classes[EventClass.WAIT],
-        is_work=classes[EventClass.WORK],
-        is_signal=classes[EventClass.SIGNAL],
-        receives=of_events(timeline, [event.name.startswith(_RECEIVES) for event in events])[row],
-    )
+    usable = is_device[spans.track] & (spans.end != OPEN_END)
+    ranks = timeline.track_ranks()
+    found = []
+    for number, about in enumerate(timeline.events):
+        row = np.flatnonzero((spans.event == number) & usable)
+        if len(row):
+            found.append(EventRows(number, about, row, ranks[spans.track[row]]))
+    return found
 
 
-def own_times(timeline: Timeline, activity: Activity, row: Int64) -> Int64:
-    """[n] ns of each span `row` that lie in no span inside it."""
+def own_times(timeline: Timeline) -> Int64:
+    """[num_spans] ns of each closed device span that lie in no span inside it."""
+    activity = flatten(timeline)
     own = np.zeros(len(timeline.spans), np.int64)
-    np.add.at(own, activity.span, activity.end - activity.start)
-    return own[row]
+    length = activity.end - activity.start
+    if np.all(activity.span[1:] > activity.span[:-1]):  # each span is one piece
+        own[activity.span] = length
+    else:
+        np.add.at(own, activity.span, length)
+    return own
 
 
-def _field(timeline: Timeline, row: Int64, name: str) -> Int64:
-    """[n] the begin field `name` of the spans; -1 where the event has none."""
-    values = np.full(len(row), -1, np.int64)
-    event, payload = timeline.spans.event[row], timeline.spans.begin_payload[row]
-    for idx, about in enumerate(timeline.events):
-        if _has(about, name):
-            mine = np.flatnonzero(event == idx)
-            values[mine] = unpack_field(about.begin_fields, name, payload[mine])
-    return values
-
-
-def _has(event: EventType, name: str) -> bool:
-    return any(field.name == name for field in event.begin_fields)
+def join_columns(parts: Iterable[tuple[Any, ...]], count: int) -> list[Any]:
+    """The `count` columns of all parts, one after the other."""
+    listed = list(parts)
+    return [np.concatenate([part[idx] for part in listed] or [np.empty(0, np.int64)]) for idx in range(count)]

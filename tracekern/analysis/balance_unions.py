@@ -16,12 +16,16 @@ def union_ns(owner: Int64, start: Int64, end: Int64, num_owners: int) -> Int64:
     first = np.full(num_owners, np.iinfo(np.int64).max)
     np.minimum.at(first, owner, start)
     begin = start - first[owner]
-    length = end - start
-    begin += owner * (int((begin + length).max()) + 1)
-    order = np.argsort(begin, kind="stable")
-    begin = begin[order]
-    reach = np.maximum.accumulate(begin + length[order])
-    # Each interval adds what it covers beyond all that began before it.
-    gain = reach - np.maximum(np.append(begin[:1], reach[:-1]), begin)
-    np.add.at(covered, owner[order], gain)
+    finish = end - first[owner]
+    room = int(finish.max()) + 1
+    begin += owner * room
+    finish += owner * room
+    begin.sort()
+    finish.sort()
+    # Nothing is open after the i-th end exactly if the next begin comes behind it: all that began before has ended.
+    gaps = np.maximum(begin[1:] - finish[:-1], 0)
+    bounds = np.searchsorted(begin, np.arange(num_owners + 1) * room)
+    for number in np.flatnonzero(np.diff(bounds)).tolist():
+        low, high = bounds[number], bounds[number + 1]
+        covered[number] = finish[high - 1] - begin[low] - gaps[low : high - 1].sum()
     return covered

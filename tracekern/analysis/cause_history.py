@@ -112,7 +112,7 @@ class History:
         in_slot = slot_of_piece[piece]
         found = []
         for slot in range(int(self._slot_of_phase.max(initial=-1)) + 1):
-            before = _sums_before(np.where(slot_of_piece == slot, self._own_ns, 0))
+            before = _sums_before(self._own_ns * (slot_of_piece == slot))
             found.append(before[piece] - before[first] + np.where(in_slot == slot, partial["own"], 0))
         for name, values in (("late", self._late_ns), ("link", self._link_ns)):
             before = _sums_before(values)
@@ -142,21 +142,29 @@ class History:
 
     def _launch_bases(self) -> Int64:
         """[num_launches, num_categories] ns spent on the stream of each launch by its start."""
-        schedule = self.graph.schedule
-        base = np.zeros((len(schedule.rank), self.num_categories), np.int64)
-        self._base = base  # still nothing: `spent` then gives what was spent inside the launch
-        if not len(schedule.order) or not len(self.graph.activity):
-            return base
-        order = schedule.order
-        ends = self._moments(order, schedule.last_run[order], schedule.end[order], np.zeros(len(order), np.int64))
-        inside = np.zeros_like(base)
-        inside[order] = self.spent(ends, self.slots(ends))
-        base = np.zeros_like(base)
-        for launch, before in zip(order.tolist(), schedule.before[order].tolist(), strict=True):
+        graph, schedule = self.graph, self.graph.schedule
+        inside = np.zeros((len(schedule.rank), self.num_categories), np.int64)
+        shown = schedule.order
+        deciding = shown[schedule.last_run[shown] >= 0]
+        launch, piece = expand_runs(graph, deciding, schedule.last_run[deciding])
+        np.add.at(inside, (launch, graph.phase[piece]), self._own_ns[piece])
+        np.add.at(inside[:, self.late], launch, self._late_ns[piece])
+        np.add.at(inside[:, self.link], launch, self._link_ns[piece])
+        rest = (schedule.end - schedule.start)[shown] - inside[shown].sum(axis=1)
+        inside[shown, graph.unrecorded[schedule.stage[shown]]] += np.maximum(rest, 0)
+        base = np.zeros_like(inside)
+        for launch, before in zip(shown.tolist(), schedule.before[shown].tolist(), strict=True):
             if before >= 0:
                 base[launch] = base[before] + inside[before]
                 base[launch, self.host] += schedule.gap_ns[launch]
         return base
+
+
+def expand_runs(graph: EventGraph, owner: Int64, run: Int64) -> tuple[Int64, Int64]:
+    """(owner, piece) of all pieces of some runs."""
+    first, count = graph.runs.first[run], graph.runs.stop[run] - graph.runs.first[run]
+    piece = np.repeat(first - np.cumsum(count) + count, count) + np.arange(count.sum())
+    return np.repeat(owner, count), piece
 
 
 def _sums_before(values: Int64) -> Int64:

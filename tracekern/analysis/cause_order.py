@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracekern.analysis.event_activity import Mask
 from tracekern.analysis.event_graph import EventGraph
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.waits import Waits
@@ -44,10 +45,10 @@ class Edges:
         return Edges(*(column[which] for column in columns))
 
 
-def find_edges(timeline: Timeline, graph: EventGraph, waits: Waits) -> Edges:
-    """The waits whose releaser is on record, on another track."""
+def find_edges(timeline: Timeline, graph: EventGraph, waits: Waits, chosen: Mask | None = None) -> Edges:
+    """The waits (of the mask `chosen`, [num_waits]) whose releaser is on record, on another track."""
     releaser = np.where(waits.signal >= 0, waits.signal, waits.last_arrival)
-    wait = np.flatnonzero(releaser >= 0)
+    wait = np.flatnonzero(releaser >= 0 if chosen is None else (releaser >= 0) & chosen)
     waiter = graph.run_of_spans(timeline, waits.row[wait])
     source = graph.run_of_spans(timeline, releaser[wait])
     known = (waiter >= 0) & (source >= 0) & (waiter != source)
@@ -146,9 +147,8 @@ def _by_runs(edges: Edges, asked: Edges, blocked: np.ndarray) -> Int64:
 def _first_heard(edges: Edges, source_launch: Int64, num_launches: int) -> Callable[[Int64, Int64], Int64]:
     """A look-up: [n] when a run had first got a signal from a launch; _LATE for never."""
     key = edges.waiter * num_launches + source_launch
-    order = np.lexsort((edges.end, key))
-    known, first = np.unique(key[order], return_index=True)
-    end = edges.end[order][first]
+    known, first = np.unique(key, return_index=True)  # the waits of a run stand in their order
+    end = edges.end[first]
 
     def look_up(run: Int64, launch: Int64) -> Int64:
         wanted = run * num_launches + launch

@@ -113,29 +113,32 @@ def split_waits(timeline: Timeline, graph: EventGraph, waits: Waits, edges: Edge
     since = last_ordered(timeline, graph, waits, edges, late_waits.edge)
     late_ranges, link_ranges = (sequence.ranges(graph, asked, since) for sequence in (late_waits, link_waits))
     history = History(timeline, graph, waits)
-    moments = [
-        history.of_runs(asked.source, asked.release),
-        history.of_runs(asked.source, since),
-        history.of_runs(asked.waiter, asked.begin),
-        history.of_runs(asked.waiter, since),
-    ]
+    moments = history.of_runs(
+        np.concatenate([asked.source, asked.source, asked.waiter, asked.waiter]),
+        np.concatenate([asked.release, since, asked.begin, since]),
+    )
     columns = _split(history, moments, late_ranges.total_ns, link_ranges.total_ns)
     return Shares(late_waits.edge, late_waits.weight_ns, *columns, late_waits, link_waits, late_ranges, link_ranges)
 
 
 def _split(
-    history: History, moments: list[Moments], late_ns: Int64, link_ns: Int64
+    history: History, moments: Moments, late_ns: Int64, link_ns: Int64
 ) -> tuple[Float, Float, Float, Int64, Int64, Float]:
-    """The columns of Shares from `waiting` to `direct_share`, some waits at a time."""
+    """The columns of Shares from `waiting` to `direct_share`, some waits at a time.
+
+    moments: of all waits the source's release, its `since`, the waiter's begin, its `since`.
+    """
     count = len(late_ns)
-    slots = [history.slots(each) for each in moments]
+    slots = history.slots(moments)
     waiting, link, unexplained = np.zeros(count), np.zeros(count), np.zeros(count)
     rows, categories, values = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0)]
     for first in range(0, count, _CHUNK):
         part = slice(first, first + _CHUNK)
         source, source_since, waiter, waiter_since = (
-            history.spent(moment.take(part), [values[part] for values in slot])
-            for moment, slot in zip(moments, slots, strict=True)
+            history.spent(moments.take(which), [column[which] for column in slots])
+            for which in (
+                slice(quarter + first, quarter + min(first + _CHUNK, count)) for quarter in np.arange(4) * count
+            )
         )
         at_waiter = np.maximum(waiter - waiter_since, 0)
         at_source = np.maximum(source - source_since, 0)

@@ -85,9 +85,8 @@ def critical_path(timeline: Timeline, waits: Waits) -> CriticalPath:
 
 class _Paths:
     def __init__(self, timeline: Timeline, graph: EventGraph, waits: Waits) -> None:
-        edges = find_edges(timeline, graph, waits)
         # Late, or still draining: when such a wait ended did not depend on when it began.
-        decided = edges.take(np.flatnonzero((waits.late_ns + waits.drain_ns)[edges.wait] > 0))
+        decided = find_edges(timeline, graph, waits, waits.late_ns + waits.drain_ns > 0)
         start = np.where(waits.signal >= 0, timeline.spans.start[waits.signal], _LATE)[decided.wait]
         decided = dataclasses.replace(decided, release=np.minimum(decided.release, start))
         self._graph = graph

@@ -1,0 +1,148 @@
+"""How long does the analysis of a capture take, question by question, and how does it grow?
+
+    python benchmarks/analysis.py
+    python benchmarks/analysis.py --sizes 1 --rounds 1      # a quick look
+
+Synthetic Timelines (analysis_timeline.py) of 1, 2, 5 and 10 M spans: 27 % of the spans are waits for messages, 3 % for
+a block. Every size runs in a process of its own. Memory is the peak of the process while a question is answered, less
+what it held before: the Timeline, and the waits where they are given. Exits with 1 when a bound is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness import Table, write_results
+
+Measured = dict[str, Any]
+
+MAX_SECONDS = 10.0
+"""All questions together, at the largest size."""
+MAX_GROWTH = 1.5
+"""Seconds a span at the largest size, in those of the smallest."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=float, nargs="+", default=[1, 2, 5, 10], help="in M spans")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--child", type=int, metavar="SPANS", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        print(json.dumps(measure(arguments.child, arguments.rounds)))
+        return
+    load_before = os.getloadavg()[0]
+    sizes = [measure_in_child(round(size * 1e6), arguments.rounds) for size in arguments.sizes]
+    verdicts = judge(sizes)
+    print_tables(sizes, verdicts)
+    write_results("analysis", {"load_before": load_before, "sizes": sizes, "verdicts": verdicts})
+    sys.exit(0 if all(verdict["met"] for verdict in verdicts) else 1)
+
+
+def measure_in_child(num_spans: int, rounds: int) -> Measured:
+    command = [sys.executable, __file__, "--child", str(num_spans), "--rounds", str(rounds)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    return dict(json.loads(done.stdout))
+
+
+def measure(num_spans: int, rounds: int) -> Measured:
+    """All questions, in turns: a noisy machine hits all alike."""
+    from analysis_timeline import make_timeline
+
+    from tracekern.analysis.balance import analyze_balance
+    from tracekern.analysis.causes import analyze_causes
+    from tracekern.analysis.critical_path import critical_path
+    from tracekern.analysis.matrix import find_abnormal, wait_matrix
+    from tracekern.analysis.wait_statistics import wait_statistics
+    from tracekern.analysis.waits import analyze_waits
+
+    timeline = make_timeline(num_spans)
+    waits = analyze_waits(timeline)
+    analyze_causes(make_timeline(1), analyze_waits(make_timeline(1)))  # imports scipy
+    questions: dict[str, Callable[[], Any]] = {
+        "waits": lambda: analyze_waits(timeline),
+        "statistics": lambda: wait_statistics(waits),
+        "matrix": lambda: find_abnormal(wait_matrix(timeline, waits)),
+        "causes": lambda: analyze_causes(timeline, waits),
+        "critical path": lambda: critical_path(timeline, waits),
+        "balance": lambda: analyze_balance(timeline),
+    }
+    runs = [{name: timed(work) for name, work in questions.items()} for _ in range(rounds)]
+    return {
+        "spans": len(timeline.spans),
+        "waits": len(waits),
+        "late_waits": int((waits.late_ns > 0).sum()),
+        "flows": len(timeline.flows),
+        "timeline_bytes": resident_bytes("VmRSS"),
+        "questions": {name: {key: [run[name][key] for run in runs] for key in runs[0][name]} for name in questions},
+    }
+
+
+def timed(work: Callable[[], Any]) -> dict[str, float]:
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from here
+    before = resident_bytes("VmRSS")
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return {"wall_s": wall, "cpu_s": cpu, "peak_bytes": resident_bytes("VmHWM") - before}
+
+
+def resident_bytes(name: str) -> int:
+    """VmRSS: what the process holds now; VmHWM: the most it ever held."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    raise LookupError(name)
+
+
+def seconds(size: Measured, name: str) -> float:
+    return statistics.median(size["questions"][name]["wall_s"])
+
+
+def total_seconds(size: Measured) -> float:
+    return sum(seconds(size, name) for name in size["questions"])
+
+
+def judge(sizes: list[Measured]) -> list[Measured]:
+    last, first = sizes[-1], sizes[0]
+    growth = (total_seconds(last) / last["spans"]) / (total_seconds(first) / first["spans"])
+    rows = [
+        (f"all questions, {last['spans'] / 1e6:.0f} M spans, s", total_seconds(last), MAX_SECONDS),
+        ("seconds a span, largest / smallest size", growth, MAX_GROWTH),
+    ]
+    return [{"what": what, "measured": value, "bound": bound, "met": value <= bound} for what, value, bound in rows]
+
+
+def print_tables(sizes: list[Measured], verdicts: list[Measured]) -> None:
+    table = Table("seconds (median wall)", ["question", *(f"{size['spans'] / 1e6:.1f} M" for size in sizes)])
+    for name in sizes[0]["questions"]:
+        table.add(name, *(f"{seconds(size, name):.2f}" for size in sizes))
+    table.add("all", *(f"{total_seconds(size):.2f}" for size in sizes))
+    table.print()
+    table = Table(
+        "peak memory beyond the Timeline, MB", ["question", *(f"{size['spans'] / 1e6:.1f} M" for size in sizes)]
+    )
+    for name in sizes[0]["questions"]:
+        table.add(name, *(f"{max(size['questions'][name]['peak_bytes']) / 1e6:.0f}" for size in sizes))
+    table.add("Timeline and waits", *(f"{size['timeline_bytes'] / 1e6:.0f}" for size in sizes))
+    table.print()
+    table = Table("bounds", ["what", "measured", "at most", "met"])
+    for row in verdicts:
+        table.add(row["what"], f"{row['measured']:.2f}", f"{row['bound']:g}", "yes" if row["met"] else "NO")
+    table.print()
+
+
+if __name__ == "__main__":
+    main()
