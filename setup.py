@@ -19,7 +19,7 @@ ParallelCompile("TRACEKERN_BUILD_JOBS", default=os.cpu_count() or 1).install()
 HEADERS = [path for pattern in ("csrc/**/*.h", "csrc/**/*.hpp") for path in glob.glob(pattern, recursive=True)]
 SOURCES = ["csrc/python_api.cpp", *sorted(glob.glob("csrc/apis/*.cpp")), *sorted(glob.glob("csrc/encode/*.cpp"))]
 KERNELS = sorted(glob.glob("csrc/**/kernels.cu", recursive=True))
-CUDA_SOURCES = ["csrc/python_api_cuda.cu", "csrc/apis/cuda.cu", *KERNELS]
+CUDA_SOURCES = ["csrc/python_api_cuda.cu", *sorted(glob.glob("csrc/apis/*.cu")), *KERNELS]
 NVCC = shutil.which("nvcc")
 NVCC_FLAGS = ["-std=c++20", "-O3", "-Xcompiler", "-fPIC", "-Icsrc", "-DTK_KERNEL_TABLE"]
 

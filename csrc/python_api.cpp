@@ -10,4 +10,5 @@ PYBIND11_MODULE(_C, module) {
     tracekern::register_encode(module);
     tracekern::register_layout(module);
     tracekern::register_moe(module);
+    tracekern::register_probe(module);
 }

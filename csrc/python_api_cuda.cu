@@ -2,10 +2,12 @@
 #include <pybind11/pybind11.h>
 
 namespace tracekern {
+void register_capture(pybind11::module_& module);
 void register_cuda(pybind11::module_& module);
 }
 
 PYBIND11_MODULE(_cuda, extension) {
     extension.doc() = "tracekern's compiled part for CUDA devices";
+    tracekern::register_capture(extension);
     tracekern::register_cuda(extension);
 }

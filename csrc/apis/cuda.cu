@@ -98,6 +98,16 @@ void run_stage(P2PPipelineCuda& pipeline,
     pipeline.run(enum_named<P2PStage>("stage", stage, kP2PStageNames), descriptor, record_format_named(format), stream);
 }
 
+// All stages with one call from Python: between two launches of a traced call the GPU is to wait no longer than between
+// those of an untraced one.
+void run_stages(P2PPipelineCuda& pipeline,
+                const std::vector<std::string>& stages,
+                const std::vector<uint64_t>& descriptors,
+                const std::string& format,
+                uint64_t stream) {
+    for (size_t i = 0; i < stages.size(); ++i) run_stage(pipeline, stages[i], descriptors.at(i), format, stream);
+}
+
 void register_pipeline(py::module_& extension) {
     py::class_<P2PPipelineCuda>(extension, "P2PPipelineCuda")
         .def(py::init(&make_pipeline),
@@ -123,10 +133,10 @@ void register_pipeline(py::module_& extension) {
              py::arg("expert_scale"),
              py::arg("out"),
              py::arg("num_tokens"))
-        .def("run",
-             &run_stage,
-             py::arg("stage"),
-             py::arg("descriptor") = 0,
+        .def("run_stages",
+             &run_stages,
+             py::arg("stages"),
+             py::arg("descriptors"),
              py::arg("record_format") = "wide",
              py::arg("stream") = 0);
 }
@@ -151,8 +161,6 @@ void register_cuda(py::module_& extension) {
 #ifdef TK_PLANTED_FAULTS
     extension.def("plant", &plant, py::arg("channel"), py::arg("mutation"));
 #endif
-    extension.def("register_host", &register_host_memory, py::arg("address"), py::arg("num_bytes"));
-    extension.def("unregister_host", &unregister_host_memory, py::arg("address"));
     extension.def("read_brackets", [](uint32_t count) {
         const auto brackets = read_brackets(count, 2'000'000'000);
         return rows_of_three(brackets.data(), brackets.size());

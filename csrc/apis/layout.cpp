@@ -41,6 +41,7 @@ py::dict launch_descriptor_offsets() {
     offsets["launch_idx"] = offsetof(LaunchDescriptor, launch_idx);
     offsets["epoch"] = offsetof(LaunchDescriptor, epoch);
     offsets["first_lap"] = offsetof(LaunchDescriptor, first_lap);
+    offsets["replay"] = offsetof(LaunchDescriptor, replay);
     return offsets;
 }
 

@@ -82,6 +82,8 @@ public:
     explicit DeviceMemory(uint64_t bytes) {
         TK_CUDA(cudaMalloc(&data_, bytes));
         TK_CUDA(cudaMemset(data_, 0, bytes));
+        // Streams that do not wait for the default one are to find it zero, too.
+        TK_CUDA(cudaStreamSynchronize(cudaStreamLegacy));
     }
     ~DeviceMemory() { cudaFree(data_); }
     DeviceMemory(const DeviceMemory&) = delete;
@@ -110,6 +112,52 @@ public:
 
 private:
     void* data_ = nullptr;
+};
+
+// A stream that runs beside all others.
+class SideStream {
+public:
+    SideStream() { TK_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+    ~SideStream() { cudaStreamDestroy(stream_); }
+    SideStream(const SideStream&) = delete;
+
+    uint64_t handle() const { return reinterpret_cast<uint64_t>(stream_); }
+    void copy_to_device(void* device, const void* host, uint64_t bytes) const {
+        TK_CUDA(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_));
+    }
+    void copy_to_host(void* host, const void* device, uint64_t bytes) const {
+        TK_CUDA(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_));
+    }
+    void synchronize() const { TK_CUDA(cudaStreamSynchronize(stream_)); }
+
+private:
+    cudaStream_t stream_ = nullptr;
+};
+
+// Device time from its construction to stop_ms(), on one stream.
+class DeviceTimer {
+public:
+    explicit DeviceTimer(const SideStream& stream) : stream_(reinterpret_cast<cudaStream_t>(stream.handle())) {
+        TK_CUDA(cudaEventCreate(&start_));
+        TK_CUDA(cudaEventCreate(&stop_));
+        TK_CUDA(cudaEventRecord(start_, stream_));
+    }
+    ~DeviceTimer() {
+        cudaEventDestroy(start_);
+        cudaEventDestroy(stop_);
+    }
+    DeviceTimer(const DeviceTimer&) = delete;
+    double stop_ms() const {
+        float elapsed_ms = 0;
+        TK_CUDA(cudaEventRecord(stop_, stream_));
+        TK_CUDA(cudaEventSynchronize(stop_));
+        TK_CUDA(cudaEventElapsedTime(&elapsed_ms, start_, stop_));
+        return elapsed_ms;
+    }
+
+private:
+    const cudaStream_t stream_;
+    cudaEvent_t start_ = nullptr, stop_ = nullptr;
 };
 
 // Device memory that other processes map by a file descriptor. Each rank exports its part and imports everybody else's.
@@ -192,6 +240,19 @@ private:
     uint64_t bytes_ = 0;
 };
 
+inline uint32_t num_multiprocessors() {
+    int device = 0, count = 0;
+    TK_CUDA(cudaGetDevice(&device));
+    TK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+    return static_cast<uint32_t>(count);
+}
+
+// Loads a kernel now. Left to its first launch, loading may have to wait for a kernel that spins.
+inline void load_kernel(const void* kernel) {
+    cudaFuncAttributes attributes;
+    TK_CUDA(cudaFuncGetAttributes(&attributes, kernel));
+}
+
 // Launches a kernel by its address. `parameters` point at the arguments in the order of the kernel's list.
 inline void launch_kernel(const void* kernel,
                           uint32_t num_blocks,
@@ -209,12 +270,10 @@ inline void launch_kernel(const void* kernel,
 
 // Blocks of this kernel that the current device holds at once: what spins together must be resident together.
 inline uint32_t resident_blocks(const void* kernel, uint32_t num_threads, uint64_t shared_bytes) {
-    int device = 0, per_sm = 0, num_sms = 0;
-    TK_CUDA(cudaGetDevice(&device));
+    int per_sm = 0;
     TK_CUDA(
         cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, static_cast<int>(num_threads), shared_bytes));
-    TK_CUDA(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device));
-    return static_cast<uint32_t>(per_sm * num_sms);
+    return static_cast<uint32_t>(per_sm) * num_multiprocessors();
 }
 
 }  // namespace tracekern

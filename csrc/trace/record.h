@@ -99,7 +99,7 @@ struct alignas(64) LaunchDescriptor {
     uint32_t launch_idx;
     uint32_t epoch;
     uint32_t first_lap;  // of a ring: 0, or the lap behind the last one of the launch that had the region before
-    uint32_t reserved;
+    uint32_t replay;     // the replay of a graph that took this region, counted from 1; 0: none did
 };
 static_assert(sizeof(LaunchDescriptor) == 64, "LaunchDescriptor is shared between host and device");
 

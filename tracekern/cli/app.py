@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 import tracekern
-from tracekern.cli import ab, check, diff, export, info, merge, open_trace, report, run
+from tracekern.cli import ab, check, diff, export, info, merge, open_trace, overhead, report, run
 
 app = typer.Typer(
     name="tracekern",
@@ -22,6 +22,7 @@ app.command()(report.report)
 app.command()(check.check)
 app.command()(ab.ab)
 app.command()(diff.diff)
+app.command()(overhead.overhead)
 app.command("open")(open_trace.open_trace)
 
 

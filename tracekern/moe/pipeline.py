@@ -119,26 +119,39 @@ class P2PPipeline:
             out=out.data_ptr(),
             num_tokens=x.shape[0],
         )
-        epoch = self.epoch
-        for stage in STAGES[self.variant]:
-            self._run_stage(stage, epoch, capture)
+        if self.comm.device.backend == "cuda":
+            self._run_on_gpu(capture)
+        else:
+            for stage in STAGES[self.variant]:
+                descriptor = self._descriptor(stage, self.epoch, capture, 0)
+                record_format = capture.record_format if capture is not None else "wide"
+                self._native.run(stage, descriptor=descriptor, record_format=record_format)
+                self._check()
         return out
 
-    def _run_stage(self, stage: str, epoch: int, capture: Capture | None) -> None:
-        descriptor, record_format = 0, "wide"
-        if capture is not None:
-            launch = capture.launch(
-                stage, grid=self.grid, warps=self.warps, events=self._events, roles=self._roles, epoch=epoch
-            )
-            descriptor, record_format = launch.descriptor, capture.record_format
-        if self.comm.device.backend == "cuda":
-            import torch
+    def _run_on_gpu(self, capture: Capture | None) -> None:
+        import torch
 
-            stream = torch.cuda.current_stream().cuda_stream
-            self._native.run(stage, descriptor=descriptor, record_format=record_format, stream=stream)
-        else:
-            self._native.run(stage, descriptor=descriptor, record_format=record_format)
+        stages, epoch = STAGES[self.variant], self.epoch
+        stream = torch.cuda.current_stream().cuda_stream
+        descriptors = [self._descriptor(stage, epoch, capture, stream) for stage in stages]
+        record_format = capture.record_format if capture is not None else "wide"
+        self._native.run_stages(stages, descriptors, record_format=record_format, stream=stream)
         self._check()
+
+    def _descriptor(self, stage: str, epoch: int, capture: Capture | None, stream: int) -> int:
+        if capture is None:
+            return 0
+        launch = capture.launch(
+            stage,
+            grid=self.grid,
+            warps=self.warps,
+            stream=stream,
+            events=self._events,
+            roles=self._roles,
+            epoch=epoch,
+        )
+        return launch.descriptor
 
     def synchronize(self) -> None:
         """Returns when this rank's calls are through. Raises CommTimeout when a peer did not come."""

@@ -11,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.errors import BadInput
+from tracekern.record import format as fmt
 from tracekern.record.group import Group, host_identity
+from tracekern.record.segment import MAX_LAUNCHES, Segment
 
 if TYPE_CHECKING:
-    from tracekern.record.segment import Segment
+    from tracekern.record.launch_plan import Region
 
 CONNECT_TIMEOUT_S = 60.0
 
@@ -24,6 +26,8 @@ class CudaDevice:
 
     backend = "cuda"
     note = ""
+    has_mirror = True
+    max_regions_ahead = 32
 
     def __init__(self, native: Any, heap_ranks: Sequence[int]) -> None:
         import torch
@@ -45,15 +49,42 @@ class CudaDevice:
         }
 
     def attach(self, segment: Segment) -> None:
-        """Lets kernels write into the segment's arena. Raises BadInput where host and device addresses differ."""
-        address, num_bytes = segment.back_arena()
-        if self._cuda.register_host(address, num_bytes) != address:
-            raise BadInput("this GPU sees host memory at another address than the host; captures need one address")
-        self._attached = address
+        """Lets kernels write into the segment's arena. Raises BadInput where the GPU cannot reach it."""
+        self._arena, num_bytes = segment.back_arena()
+        self._arena_offset = self._arena - segment.address
+        try:
+            self._memory = self._cuda.GpuCapture(self._arena, num_bytes, MAX_LAUNCHES)
+        except RuntimeError as error:
+            raise BadInput(f"{num_bytes} bytes of host memory for the GPU: {error}; lower max_bytes") from None
+
+    def place(self, segment: Segment, regions: Sequence[Region], mirrored: bool) -> Sequence[int]:
+        """In device memory: a kernel that read them from the host would first of all wait for the bus."""
+        stride = regions[1].offset - regions[0].offset if len(regions) > 1 else fmt.LAUNCH_DESCRIPTOR.itemsize
+        rows = segment.descriptors(regions[0].offset, len(regions), stride).copy()
+        for key in ("headers", "records"):
+            rows[key] += np.uint64(self.mirror_offset(mirrored))
+        first = self._memory.place(regions[0].launch_idx, rows.ctypes.data, len(rows))
+        return range(first, first + rows.nbytes, fmt.LAUNCH_DESCRIPTOR.itemsize)
+
+    def mirror_offset(self, mirrored: bool) -> int:
+        """What to add to an address in the arena for the place where kernels write; 0 unless mirrored."""
+        return int(self._memory.mirror()) - self._arena if mirrored else 0
+
+    def collect(self, segment: Segment) -> None:
+        """Copies the mirrored regions into the arena."""
+        import torch
+
+        torch.cuda.synchronize()
+        for entry in segment.recorded_launches():
+            if int(entry["flags"]) & fmt.ENTRY_MIRRORED:
+                first = int(entry["headers_offset"])
+                stop = int(entry["records_offset"]) + segment.records(entry).nbytes
+                self._memory.collect(first - self._arena_offset, stop - first)
+        self._memory.finish()
 
     def detach(self) -> None:
         """The segment is about to go."""
-        self._cuda.unregister_host(self._attached)
+        self._memory.release()
 
     def read_ticks(self) -> int:
         """The clock, now."""

@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tracekern.errors import BadInput
+
 if TYPE_CHECKING:
+    from tracekern.record.group import Group
+    from tracekern.record.launch_plan import Region
     from tracekern.record.segment import Segment
 
 
@@ -36,8 +40,28 @@ class CaptureDevice(Protocol):
     def heap_ranks(self) -> Sequence[int]:
         """Ranks that share this rank's symmetric heap, in its order; they can play ping-pong in it."""
 
+    @property
+    def has_mirror(self) -> bool:
+        """Whether it can record into memory of its own."""
+
+    @property
+    def max_regions_ahead(self) -> int:
+        """How many launches of a kernel are worth preparing at once."""
+
     def attach(self, segment: Segment) -> None:
         """Kernels of this device are going to write into the segment."""
+
+    def place(self, segment: Segment, regions: Sequence[Region], mirrored: bool) -> Sequence[int]:
+        """Addresses at which kernels find the descriptors of new regions of one plan, evenly spaced in the arena.
+
+        mirrored: their records go to the device's own memory until collect().
+        """
+
+    def collect(self, segment: Segment) -> None:
+        """Copies what was recorded in the device's own memory into the arena; waits for all kernels.
+
+        Raises RuntimeError where the device no longer answers.
+        """
 
     def detach(self) -> None:
         """They no longer do; the segment is about to go."""
@@ -65,9 +89,18 @@ class HostDevice:
     note = "CPU backend: order and coverage, never GPU durations"
     clock = {"name": "CLOCK_MONOTONIC", "ticks_per_second": 10**9, "resolution_ticks": 32}  # noqa: RUF012
     heap_ranks: Sequence[int] = ()
+    has_mirror = False
+    max_regions_ahead = 1
 
     def attach(self, segment: Segment) -> None:
         """Nothing to do: kernels share this process's memory."""
+
+    def place(self, segment: Segment, regions: Sequence[Region], mirrored: bool) -> Sequence[int]:
+        """Kernels read the descriptors in the arena."""
+        return [segment.address + region.offset for region in regions]
+
+    def collect(self, segment: Segment) -> None:
+        """Nothing to do: all records are in the arena."""
 
     def detach(self) -> None:
         """Nothing to do."""
@@ -84,3 +117,19 @@ class HostDevice:
     ) -> npt.NDArray[np.int64]:
         """Never asked for: there is no heap."""
         raise NotImplementedError(f"rank pair with {peer}: no symmetric heap to play ping-pong in")
+
+
+def open_device(wanted: CaptureDevice | str, group: Group) -> CaptureDevice:
+    """A device that is one already, or the one of that name: "cpu" or "cuda"; collective. Raises BadInput."""
+    if not isinstance(wanted, str):
+        return wanted
+    if wanted == "cpu":
+        return HostDevice()
+    if wanted != "cuda":
+        raise BadInput(f"device={wanted!r}: wanted 'cpu', 'cuda' or the device of a communicator")
+    try:
+        from tracekern import _C
+        from tracekern.record.cuda import open_cuda
+    except ImportError as error:
+        raise BadInput(f"device='cuda': {error}; build tracekern where nvcc is") from None
+    return open_cuda(group, _C.heap_control_bytes, timeout_s=10.0)[1]

@@ -229,6 +229,7 @@ def _check_metadata(where: str, metadata: Any, payload_bytes: int) -> tuple[Laun
     checker.get(clock, "name", str)
     checker.integer(clock, "ticks_per_second", 1)
     checker.integer(clock, "resolution_ticks", 1)
+    _check_overhead(checker, metadata)
     _check_tables(checker, metadata)
     for key, dtype in (("clock_samples", fmt.CLOCK_SAMPLE), ("host_spans", fmt.HOST_SPAN)):
         part = checker.get(metadata, key, dict)
@@ -253,6 +254,16 @@ def _check_choices(checker: _Checker, metadata: dict[str, Any]) -> None:
     for key, choices in (("record_format", tuple(fmt.RECORD_DTYPES)), ("state", ("closed", "salvaged"))):
         if metadata[key] not in choices:
             raise checker.fail(f"metadata field {key} is {metadata[key][:40]!r}, wanted one of {', '.join(choices)}")
+
+
+def _check_overhead(checker: _Checker, metadata: dict[str, Any]) -> None:
+    """Warps per SM -> ns of a span; older dumps have none."""
+    costs = metadata.get("overhead_ns", {})
+    pairs = costs.items() if isinstance(costs, dict) else [("", None)]
+    for warps, cost in pairs:
+        known = warps.isascii() and warps.isdigit() and len(warps) < 5
+        if not known or not isinstance(cost, int | float) or not 0 <= cost < 1e9:
+            raise checker.fail(f"metadata field overhead_ns is {str(costs)[:40]}, wanted ns by warps per SM")
 
 
 def _check_tables(checker: _Checker, metadata: dict[str, Any]) -> None:

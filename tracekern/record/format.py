@@ -57,6 +57,12 @@ class SampleKind(enum.IntEnum):
 
 ENTRY_COUNTED_ONLY = 1
 """LaunchEntry.flags: a launch inside `capture.counting()`; it is left out of the dump."""
+ENTRY_RESERVED = 2
+"""No launch has this region yet; it is left out of the dump."""
+ENTRY_IN_GRAPH = 4
+"""For the replay of a graph that the descriptor in the arena names; left out of the dump where none took it."""
+ENTRY_MIRRORED = 8
+"""Recorded in device memory; the region in the arena is filled when the capture closes."""
 
 WIDE_RECORD = np.dtype([("ticks", "<u8"), ("payload_high", "<u4"), ("word", "<u4")])
 COMPACT_RECORD = np.dtype([("ticks_low", "<u4"), ("word", "<u4")])
@@ -97,7 +103,7 @@ LAUNCH_DESCRIPTOR = np.dtype(
         ("launch_idx", "<u4"),
         ("epoch", "<u4"),
         ("first_lap", "<u4"),
-        ("reserved", "<u4"),
+        ("replay", "<u4"),
     ]
 )
 

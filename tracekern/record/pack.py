@@ -194,11 +194,10 @@ def _metadata(segment: Segment, launches: list[_Packed]) -> tuple[dict[str, Any]
 
 def _write(segment: Segment, file: BinaryIO) -> int:
     launches = []
-    for entry in segment.launches():
-        if not int(entry["flags"]) & fmt.ENTRY_COUNTED_ONLY:
-            headers = segment.track_headers(entry).copy()
-            _found_records(segment, entry, headers)
-            launches.append(_Packed(entry, headers))
+    for entry in segment.recorded_launches():
+        headers = segment.track_headers(entry).copy()
+        _found_records(segment, entry, headers)
+        launches.append(_Packed(entry, headers))
     metadata, payload_bytes = _metadata(segment, launches)
     text = json.dumps(metadata).encode()
     file.write(bytes(fmt.DUMP_HEADER.itemsize))

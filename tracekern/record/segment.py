@@ -13,7 +13,6 @@ import json
 import mmap
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,44 +21,12 @@ import numpy.typing as npt
 
 from tracekern.errors import BadInput
 from tracekern.record import format as fmt
+from tracekern.record.launch_plan import LaunchPlan, Region
 
 SHM_DIR = Path("/dev/shm")
 MAX_LAUNCHES = 1 << 16
 MAX_CLOCK_SAMPLES = 1 << 16
 _NAME_BYTES = 95
-
-
-@dataclass(frozen=True)
-class LaunchPlan:
-    """One launch as the host knows it before the kernel starts."""
-
-    name: str
-    num_blocks: int
-    warps_per_block: int
-    records_per_track: int
-    """0: count only."""
-    stream: int = 0
-    sequence: int = 0
-    epoch: int = 0
-    blocks: range = range(0)
-    """Blocks that are recorded; one track per block and warp."""
-    event_mask: int = (1 << 64) - 1
-    role_mask: int = (1 << 32) - 1
-    events: bytes = b""
-    """The kernel's event table, JSON as describe_events() gives it."""
-    roles: bytes = b"[]"
-    """JSON list of role names."""
-    counted_only: bool = False
-
-    @property
-    def num_tracks(self) -> int:
-        return len(self.blocks) * self.warps_per_block
-
-    def region_bytes(self, record_bytes: int) -> int:
-        """Arena bytes of descriptor, headers and records."""
-        headers = self.num_tracks * fmt.TRACK_HEADER.itemsize
-        records = self.num_tracks * self.records_per_track * record_bytes
-        return fmt.LAUNCH_DESCRIPTOR.itemsize + headers + fmt.align_up(records)
 
 
 class Segment:
@@ -71,6 +38,7 @@ class Segment:
         self._fd = file_descriptor
         self._bytes = np.frombuffer(mmap.mmap(file_descriptor, size, access=access), np.uint8)
         self._texts: dict[bytes, int] = {}
+        self._all_entries: npt.NDArray[Any] | None = None
         self.header: Any = self._bytes[: fmt.SEGMENT_HEADER.itemsize].view(fmt.SEGMENT_HEADER)[0]
         self._record_dtype: np.dtype[Any] | None = None
 
@@ -169,38 +137,52 @@ class Segment:
 
     def reserve_launch(self, plan: LaunchPlan) -> int | None:
         """Address of the LaunchDescriptor of a zeroed region for `plan`, or None when there is no room (counted)."""
-        idx = int(self.header["num_launches"])
-        entry_at = int(self.header["launches_offset"]) + idx * fmt.LAUNCH_ENTRY.itemsize
-        events_at, roles_at = self._store_text(plan.events), self._store_text(plan.roles)
-        region = self._allocate(plan.region_bytes(self.record_dtype.itemsize))
-        has_entry = idx < int(self.header["launches_capacity"]) and self._back(entry_at, fmt.LAUNCH_ENTRY.itemsize)
-        if region is None or events_at is None or roles_at is None or not has_entry:
-            self.header["launches_refused"] += 1
-            self.header["refused_bytes"] += plan.region_bytes(self.record_dtype.itemsize)
+        regions = self.reserve_regions(plan, 1)
+        if not regions:
+            self.refuse(plan)
             return None
-        headers_at = region + fmt.LAUNCH_DESCRIPTOR.itemsize
+        self.start_launch(regions[0], plan.sequence, plan.epoch)
+        return self.address + regions[0].offset
+
+    def refuse(self, plan: LaunchPlan) -> None:
+        """Counts a launch that runs unrecorded."""
+        self.header["launches_refused"] += 1
+        self.header["refused_bytes"] += plan.region_bytes(self.record_dtype.itemsize)
+
+    def reserve_regions(self, plan: LaunchPlan, count: int) -> list[Region]:
+        """Zeroed regions for up to `count` launches of `plan`, as many as there is room for.
+
+        Until start_launch() they count as unused: a dump does not show them.
+        """
+        events_at, roles_at = self._store_text(plan.events), self._store_text(plan.roles)
+        region_bytes = plan.region_bytes(self.record_dtype.itemsize)
+        first_idx = int(self.header["num_launches"])
+        count = min(count, self.arena_room // region_bytes, int(self.header["launches_capacity"]) - first_idx)
+        if events_at is None or roles_at is None or count < 1:
+            return []
+        entries_at = int(self.header["launches_offset"]) + first_idx * fmt.LAUNCH_ENTRY.itemsize
+        if not self._back(entries_at, count * fmt.LAUNCH_ENTRY.itemsize):
+            return []
+        first_at = self._allocate(count * region_bytes)
+        if first_at is None:
+            return []
+        offsets = first_at + np.arange(count) * region_bytes
+        headers_at = offsets + fmt.LAUNCH_DESCRIPTOR.itemsize
         records_at = headers_at + plan.num_tracks * fmt.TRACK_HEADER.itemsize
-        shared: dict[str, int] = {
-            "launch_idx": idx,
+        shared: dict[str, Any] = {
+            **plan.descriptor_fields(),
+            "launch_idx": first_idx + np.arange(count),
             "epoch": plan.epoch & 0xFFFFFFFF,
-            "warps_per_block": plan.warps_per_block,
-            "block_first": plan.blocks.start,
-            "block_stop": plan.blocks.stop,
-            "block_step": plan.blocks.step,
-            "records_per_track": plan.records_per_track,
-            "role_mask": plan.role_mask,
-            "event_mask": plan.event_mask,
-            "first_lap": 0,
         }
-        descriptor = self._view(region, fmt.LAUNCH_DESCRIPTOR, 1)
-        _fill(descriptor, shared | {"headers": self.address + headers_at, "records": self.address + records_at})
+        addresses = {"headers": self.address + headers_at, "records": self.address + records_at}
+        _fill(self.descriptors(first_at, count, region_bytes), shared | addresses)
         only_host_knows: dict[str, Any] = {
             "name": plan.name.encode()[:_NAME_BYTES],
             "sequence": plan.sequence,
             "stream": plan.stream,
             "num_blocks": plan.num_blocks,
             "num_tracks": plan.num_tracks,
-            "flags": fmt.ENTRY_COUNTED_ONLY if plan.counted_only else 0,
+            "flags": plan.flags | fmt.ENTRY_RESERVED,
             "headers_offset": headers_at,
             "records_offset": records_at,
             "events_offset": events_at,
@@ -208,9 +190,16 @@ class Segment:
             "roles_offset": roles_at,
             "roles_bytes": len(plan.roles),
         }
-        _fill(self._view(entry_at, fmt.LAUNCH_ENTRY, 1), shared | only_host_knows)
-        self.header["num_launches"] = idx + 1
-        return self.address + region
+        _fill(self._view(entries_at, fmt.LAUNCH_ENTRY, count), shared | only_host_knows)
+        self.header["num_launches"] = first_idx + count
+        return [Region(first_idx + i, int(offset)) for i, offset in enumerate(offsets)]
+
+    def start_launch(self, region: Region, sequence: int, epoch: int) -> None:
+        """A launch of the region's plan is going to use it."""
+        entries = self._entries
+        entries["sequence"][region.launch_idx] = sequence
+        entries["epoch"][region.launch_idx] = epoch & 0xFFFFFFFF
+        entries["flags"][region.launch_idx] ^= fmt.ENTRY_RESERVED
 
     def append_clock_samples(self, samples: npt.NDArray[Any]) -> None:
         """Append rows of dtype CLOCK_SAMPLE; what finds no room is counted."""
@@ -222,8 +211,36 @@ class Segment:
         _fill(span, {"name": name.encode()[:_NAME_BYTES], "thread": thread, "start_ns": start_ns, "end_ns": end_ns})
         self._append("host", span)
 
+    @property
+    def arena_room(self) -> int:
+        """Bytes of the arena that are free, a multiple of fmt.ALIGNMENT."""
+        return int(self.header["arena_bytes"]) - int(self.header["arena_cursor"])
+
+    def descriptors(self, offset: int, count: int = 1, stride: int = 0) -> npt.NDArray[Any]:
+        """[count] LAUNCH_DESCRIPTOR, `stride` bytes apart; side by side where it is 0."""
+        stride = stride or fmt.LAUNCH_DESCRIPTOR.itemsize
+        self._check_inside(offset, offset + count * stride)
+        found: npt.NDArray[Any] = np.ndarray((count,), fmt.LAUNCH_DESCRIPTOR, self._bytes.data, offset, (stride,))
+        return found
+
+    def recorded_launches(self) -> list[Any]:
+        """LAUNCH_ENTRY of all launches that ran recorded; of a graph's the sequence is its replay's."""
+        found = []
+        for entry in self.launches():
+            flags = int(entry["flags"])
+            if flags & fmt.ENTRY_IN_GRAPH:
+                region = int(entry["headers_offset"]) - fmt.LAUNCH_DESCRIPTOR.itemsize
+                replay = self.descriptors(region)["replay"][0]
+                if replay:
+                    taken = entry.copy()
+                    taken["sequence"] = replay - 1
+                    found.append(taken)
+            elif not flags & (fmt.ENTRY_COUNTED_ONLY | fmt.ENTRY_RESERVED):
+                found.append(entry)
+        return found
+
     def launches(self) -> npt.NDArray[Any]:
-        """[num_launches] LAUNCH_ENTRY, those that were only counted included."""
+        """[num_launches] LAUNCH_ENTRY, those that were only counted or reserved included."""
         return self._view(int(self.header["launches_offset"]), fmt.LAUNCH_ENTRY, int(self.header["num_launches"]))
 
     def clock_samples(self) -> npt.NDArray[Any]:
@@ -248,6 +265,14 @@ class Segment:
 
     def roles(self, entry: Any) -> Any:
         return self._json(int(entry["roles_offset"]), int(entry["roles_bytes"]))
+
+    @property
+    def _entries(self) -> npt.NDArray[Any]:
+        """The whole launch directory, those places included that no launch has yet."""
+        if self._all_entries is None:
+            capacity = int(self.header["launches_capacity"])
+            self._all_entries = self._view(int(self.header["launches_offset"]), fmt.LAUNCH_ENTRY, capacity)
+        return self._all_entries
 
     def _append(self, part: str, rows: npt.NDArray[Any]) -> None:
         count_key, lost_key = (
@@ -293,11 +318,14 @@ class Segment:
 
     def _view(self, offset: int, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
         stop = offset + count * dtype.itemsize
+        self._check_inside(offset, stop)
+        return self._bytes[offset:stop].view(dtype)
+
+    def _check_inside(self, offset: int, stop: int) -> None:
         if stop > len(self._bytes):
             raise BadInput(
                 f"segment {self.name}: part at {offset}..{stop} is outside its {len(self._bytes)} bytes; damaged"
             )
-        return self._bytes[offset:stop].view(dtype)
 
     def _json(self, offset: int, length: int) -> Any:
         try:

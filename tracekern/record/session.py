@@ -17,21 +17,27 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tracekern.errors import BadInput, TracekernError
 from tracekern.record import format as fmt
 from tracekern.record.agree import SampleAgreement
-from tracekern.record.device import CaptureDevice, HostDevice
+from tracekern.record.device import CaptureDevice, open_device
 from tracekern.record.gather import leave_dump, save_torch_profile
 from tracekern.record.group import Group, host_identity
+from tracekern.record.launches import Launches
 from tracekern.record.manifest import forget_old_capture
-from tracekern.record.segment import LaunchPlan, Segment
-from tracekern.record.selection import KernelTable, Selection
+from tracekern.record.overhead import overhead_ns
+from tracekern.record.segment import Segment
+from tracekern.record.selection import Selection
+from tracekern.record.sinks import Sink, SinkChoice
+
+if TYPE_CHECKING:
+    from tracekern.record.graphs import TracedGraph
 
 SAMPLE_EVERY_S = 4.0
 """Clocks are sampled before the first launch after this: 5 s is what the fit allows, and launches take time."""
@@ -69,7 +75,9 @@ def capture(
     command: str | None = None,
     clocks: bool = True,
     host_spans: int = 10_000,
-    device: CaptureDevice | None = None,
+    device: CaptureDevice | Literal["cpu", "cuda"] | None = None,
+    sink: Sink = "auto",
+    load: Sequence[Callable[[], None]] = (),
 ) -> Capture:
     """A capture into directory `path`, to be used as a context manager; collective over the ranks of the run.
 
@@ -77,7 +85,10 @@ def capture(
     keep: what stays where a track is full: its first records, or, for a flight recorder, its last.
     blocks, roles, events: record these only. every: record each Nth launch of a name. max_bytes: cap of this rank's
     memory. settings: anything that JSON holds, about the workload. clocks: sample the ranks' clocks. host_spans: room
-    for ranges. device: what the kernels run on; the host's own clock without.
+    for ranges. device: what the kernels run on: a communicator's device, "cuda" for torch's current one, or "cpu" with
+    the host's own clock; without, "cuda" if this process has used torch.cuda. sink: "host" or "device" memory for the
+    records; "auto" takes the device's for kernels that counting() found to record too fast for the bus. load: called
+    when the capture opens, to load the kernels' two bodies: loading one later may have to wait for a kernel that spins.
     Raises BadInput for arguments that cannot be used.
     """
     if record_format not in fmt.RECORD_DTYPES:
@@ -91,38 +102,42 @@ def capture(
         record_format = "ring"  # type: ignore[assignment]
     about: dict[str, Any] = {"record_format": record_format, "settings": settings or {}}
     about["command"] = shlex.join(sys.argv) if command is None else command
-    return Capture(Path(path).absolute(), selection, about, max_bytes, host_spans, device or HostDevice(), clocks)
+    setup = _Setup(device or _used_device(), sink, max_bytes, host_spans, clocks, tuple(load))
+    return Capture(Path(path).absolute(), selection, about, setup)
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """Of capture()'s arguments those that say how to open it."""
+
+    device: CaptureDevice | Literal["cpu", "cuda"]
+    sink: Sink
+    max_bytes: int
+    host_spans: int
+    clocks: bool
+    load: tuple[Callable[[], None], ...]
+
+
+def _used_device() -> Literal["cpu", "cuda"]:
+    torch = sys.modules.get("torch")
+    return "cuda" if torch is not None and torch.cuda.is_initialized() else "cpu"
 
 
 class Capture:
     """An open capture of this rank; made by `capture()`."""
 
-    def __init__(
-        self,
-        directory: Path,
-        selection: Selection,
-        about: dict[str, Any],
-        max_bytes: int,
-        host_spans: int,
-        device: CaptureDevice,
-        clocks: bool,
-    ) -> None:
+    def __init__(self, directory: Path, selection: Selection, about: dict[str, Any], setup: _Setup) -> None:
         self.directory = directory
         self.record_format: str = about["record_format"]
         self._selection = selection
         self._about = about
-        self._max_bytes = max_bytes
-        self._host_spans = host_spans
-        self._device = device
-        self._samples_clocks = clocks
+        self._setup = setup
         self._sampler: Any = None
         self._agreement: SampleAgreement | None = None
         self._last_sample_s = 0.0
         self._is_counting = False
         self._num_launches = 0
-        self._sequence: dict[str, int] = {}
-        self._counted: dict[str, int] = {}
-        self._tables: dict[tuple[str, tuple[str, ...]], KernelTable] = {}
+        self._graphs: list[TracedGraph] = []
         self._lock = threading.Lock()
 
     def __enter__(self) -> Capture:
@@ -130,6 +145,8 @@ class Capture:
             raise BadInput(f"{self.directory}: a capture into {_active[0].directory} is open; close it first")
         self.group = Group.discover()
         run_id, one_host = self._meet()
+        self.device = open_device(self._setup.device, self.group)
+        sinks = SinkChoice(self._setup.sink, self.device.has_mirror)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             forget_old_capture(self.directory, self.group.rank, self.group.num_ranks)
@@ -138,11 +155,15 @@ class Capture:
                 f"{self.directory}: cannot be written ({error.strerror}); choose another directory"
             ) from None
         self.run_id = run_id
-        self.segment = Segment.create(run_id, self.group.rank, self._metadata(), self._max_bytes, self._host_spans)
+        setup = self._setup
+        self.segment = Segment.create(run_id, self.group.rank, self._metadata(), setup.max_bytes, setup.host_spans)
+        self._launches = Launches(self.segment, self.device, self._selection, sinks)
         self._one_host = one_host
         _active.append(self)
         try:
-            self._device.attach(self.segment)
+            self.device.attach(self.segment)
+            for load in setup.load:
+                load()
             self.group.all_gather(None)  # now all segments are there
             self._open_clocks()
         except BaseException:
@@ -157,10 +178,11 @@ class Capture:
     ) -> None:
         if kind is None:
             self._sample_clocks_or_tell()
-        for name in self._selection.unknown_names(list(self._tables.values())):
+        for name in self._launches.unknown_names():
             _log.warning(
                 "capture %s: no kernel has an event or role %r; nothing of it was recorded", self.directory, name
             )
+        self._collect()
         self.segment.header["state"] = fmt.SegmentState.CLOSED
         try:
             leave_dump(self.group, self.segment, self.directory, self._one_host, in_order=kind is None)
@@ -168,11 +190,13 @@ class Capture:
             _active.remove(self)
             if os.environ.get("TRACEKERN_KEEP_SEGMENT") != "1":
                 self.segment.unlink()
-            self._device.detach()
+            self.device.detach()
             self.segment.close()
         refused = int(self.segment.header["launches_refused"])
         if refused:
-            _log.warning("capture %s: %d launches did not fit max_bytes=%d", self.directory, refused, self._max_bytes)
+            _log.warning(
+                "capture %s: %d launches did not fit max_bytes=%d", self.directory, refused, self._setup.max_bytes
+            )
         _log.info("capture %s: rank %d held %d bytes", self.directory, self.group.rank, self.footprint_bytes)
 
     @property
@@ -197,31 +221,42 @@ class Capture:
         """
         if grid < 1 or warps < 1:
             raise BadInput(f"launch {name!r}: {grid} blocks of {warps} warps; wanted at least 1 of each")
+        kernel = (name, grid, warps, stream, events, roles)
         with self._lock:
-            self._num_launches += 1
-            self._sample_when_due()
-            table = self._table(events, roles)
-            sequence = self._sequence.get(name, 0)
-            if not self._is_counting:
-                self._sequence[name] = sequence + 1
-                if sequence % self._selection.every:
-                    return Launch(0, self.record_format)
-            plan = LaunchPlan(
-                name=name,
-                num_blocks=grid,
-                warps_per_block=warps,
-                records_per_track=self._records_per_track(name),
-                stream=stream,
-                sequence=sequence,
-                epoch=epoch,
-                blocks=self._selection.pick_blocks(grid),
-                event_mask=self._selection.event_mask(table),
-                role_mask=self._selection.role_mask(table),
-                events=table.events_json,
-                roles=table.roles_json,
-                counted_only=self._is_counting,
-            )
-            return Launch(self.segment.reserve_launch(plan) or 0, self.record_format)
+            if self._graphs and self._graphs[-1].is_capturing:
+                return Launch(self._graphs[-1].add_launch(self._launches.plan(*kernel)), self.record_format)
+            self._before_launch()
+            if self._is_counting:
+                return Launch(self._launches.count(self._launches.plan(*kernel, counted_only=True)), self.record_format)
+            return Launch(self._launches.take(*kernel, epoch), self.record_format)
+
+    def graph(self, run: Callable[[], None], *, name: str = "graph", slots: int = 1024) -> TracedGraph:
+        """Captures `run`, which starts kernels on torch's current stream, as a CUDA graph: once traced, once not.
+
+        Call run() once before, so that all kernels are loaded. It gets its descriptors from launch() as ever; the names
+        of its launches become NAME/LAUNCH. slots: how many replays the host may be ahead of the GPU without a loss.
+        Raises BadInput without a GPU.
+        """
+        from tracekern.record.graphs import TracedGraph
+
+        if self.device.backend != "cuda":
+            raise BadInput(f"capture.graph({name!r}): the {self.device.backend} backend has no graphs; it needs a GPU")
+        if slots < 1:
+            raise BadInput(f"capture.graph({name!r}): slots={slots}; wanted 1 or more")
+        graph = TracedGraph(self, self.device, name, slots)
+        with self._lock:
+            self._graphs.append(graph)
+        try:
+            graph.capture(run)
+        except BaseException:
+            self._graphs.remove(graph)
+            raise
+        return graph
+
+    def before_replay(self) -> None:
+        """For TracedGraph: clocks are sampled between replays as between launches."""
+        with self._lock:
+            self._before_launch()
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
@@ -235,15 +270,7 @@ class Capture:
             yield
         finally:
             self._is_counting = False
-        for entry in self.segment.launches()[first:]:
-            headers = self.segment.track_headers(entry)
-            if ((headers["started"] != 0) & (headers["finished"] == 0)).any():
-                raise BadInput(
-                    f"counting(): kernel {entry['name'].decode()!r} still runs; synchronise inside the block"
-                )
-            name = entry["name"].decode(errors="replace")
-            self._counted[name] = max(self._counted.get(name, 0), int(headers["attempted"].max(initial=0)))
-        _log.info("capture %s: records per track: %s", self.directory, self._counted)
+        _log.info("capture %s: records per track: %s", self.directory, self._launches.read_counts(first))
 
     @contextlib.contextmanager
     def range(self, name: str) -> Iterator[None]:
@@ -293,22 +320,23 @@ class Capture:
             "pid": os.getpid(),
             "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "tracekern": __version__,
-            "backend": self._device.backend,
-            "device": self._device.name,
-            "note": self._device.note,
-            "clock": self._device.clock,
+            "backend": self.device.backend,
+            "device": self.device.name,
+            "note": self.device.note,
+            "clock": self.device.clock,
             "host_clock": "CLOCK_REALTIME",
+            "overhead_ns": overhead_ns(self.device.backend, self.device.name, self.record_format),
             "directory": str(self.directory),
             **self._about,
         }
 
     def _open_clocks(self) -> None:
-        if not self._samples_clocks or not self.group.is_connected:
+        if not self._setup.clocks or not self.group.is_connected:
             return
         from tracekern.record.clock_samples import ClockSampler
 
         self._sampler = ClockSampler(
-            self._device, self.segment.append_clock_samples, self._device.heap_ranks, self.group.process_group
+            self.device, self.segment.append_clock_samples, self.device.heap_ranks, self.group.process_group
         )
         if self._one_host:
             names = [fmt.segment_name(self.run_id, rank) for rank in range(self.group.num_ranks)]
@@ -316,7 +344,8 @@ class Capture:
             self._agreement = SampleAgreement(self.group.rank, segments)
         self.sample_clocks()
 
-    def _sample_when_due(self) -> None:
+    def _before_launch(self) -> None:
+        self._num_launches += 1
         if self._sampler is None or self._agreement is None:
             return
         due = time.monotonic() - self._last_sample_s > SAMPLE_EVERY_S
@@ -331,15 +360,18 @@ class Capture:
             _log.warning("capture %s: no more clock samples: %s", self.directory, error)
             self._sampler = None
 
-    def _table(self, events: str | dict[str, Any], roles: Sequence[str]) -> KernelTable:
-        if isinstance(events, dict):
-            return KernelTable.parse(events, roles)
-        key = (events, tuple(roles))
-        if key not in self._tables:
-            self._tables[key] = KernelTable.parse(events, roles)
-        return self._tables[key]
-
-    def _records_per_track(self, name: str) -> int:
-        if self._is_counting:
-            return 0
-        return self._selection.room(self._counted.get(name))
+    def _collect(self) -> None:
+        """Brings back what is in device memory. A device that no longer answers keeps it: that is told, not raised."""
+        try:
+            for graph in self._graphs:
+                graph.close()
+            self.device.collect(self.segment)
+        except RuntimeError as error:
+            lost = [entry for entry in self.segment.recorded_launches() if entry["flags"] & fmt.ENTRY_MIRRORED]
+            self.segment.header["launches_refused"] += len(lost)
+            _log.warning(
+                "capture %s: the device does not answer, %d launches recorded in its memory are lost: %s",
+                self.directory,
+                len(lost),
+                error,
+            )

@@ -16,6 +16,7 @@ from tracekern.record import format as fmt
 from tracekern.record.dump import Dump
 from tracekern.timeline.columns import join_rows
 from tracekern.timeline.decode_problems import Findings, find_problems
+from tracekern.timeline.dense_probes import dense_probes
 from tracekern.timeline.event_tables import EventNumbers
 from tracekern.timeline.launch_lanes import add_launch_lanes
 from tracekern.timeline.model import OPEN_END, Int32, Int64, Launch, Marks, Rank, Spans, Timeline
@@ -53,7 +54,7 @@ def decode(dump: Dump) -> Timeline:
     timeline = add_launch_lanes(timeline, runs)
     spans.append(timeline.spans)
     timeline = timeline.replace(spans=join_rows(spans, Spans()))
-    return timeline.replace(problems=find_problems(timeline, dump, findings))
+    return timeline.replace(problems=(*find_problems(timeline, dump, findings), *dense_probes(timeline, dump, runs)))
 
 
 def _batches(sorted_runs: Int64, written: Int64) -> Iterator[Int64]:

@@ -1,0 +1,193 @@
+"""What tracing costs the bundled pipeline on GPUs: device time of a call, untraced and traced in turns, both sinks.
+
+    python benchmarks/overhead_pipeline.py [--ranks 1] [--tokens 1 16 64 256 1024 4096] [--calls 40]
+
+Every token has its spans. A call is queued behind a sleeping GPU, so that device time is all that is measured: CUDA
+events right before and behind it, the slowest rank of each call. Also prints the host's time to queue a call. Exits
+with 1 where a traced call ran unrecorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from harness import Table, write_results
+from recorder import nvidia_smi
+
+SHAPE = {"num_experts": 256, "topk": 8, "hidden": 7168, "dtype": "bf16"}
+SINKS = ("host", "device")
+GOALS = {"device": 1.02, "host": 1.03}
+SLEEP_CYCLES = 2_000_000
+"""About 1 ms: longer than the host takes to queue a call."""
+
+Row = dict[str, Any]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 16, 64, 256, 1024, 4096], help="of each rank")
+    parser.add_argument("--calls", type=int, default=40, help="timed pairs of calls of each sink")
+    parser.add_argument("--variant", default="balanced")
+    options = parser.parse_args()
+    if "RANK" in os.environ:
+        measure(options)
+        return 0
+    samples = run_ranks(options.ranks)
+    rows = [summarise(of_all) for of_all in zip(*samples, strict=True)]
+    print_table(options, rows)
+    about = {"shape": SHAPE, "ranks": options.ranks, "variant": options.variant, "calls": options.calls}
+    device = f"{options.ranks}x {nvidia_smi('name')}"
+    write_results(f"overhead_pipeline_{options.ranks}", {**about, "rows": rows}, device, nvidia_smi("driver_version"))
+    unrecorded = sum(row["unrecorded"] for row in rows)
+    if unrecorded:
+        print(f"overhead_pipeline: {unrecorded} traced launches found no room and ran unrecorded: not a measurement")
+    return 1 if unrecorded else 0
+
+
+def run_ranks(num_ranks: int) -> list[list[Row]]:
+    """The rows of every rank. Raises RuntimeError with the ranks' lines where one failed."""
+    from tracekern.record.launch import launch_ranks
+
+    lines: list[list[str]] = [[] for _ in range(num_ranks)]
+    command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:]]
+    exits = launch_ranks(num_ranks, command, on_line=lambda rank, line: lines[rank].append(line), timeout_s=400)
+    if any(end.returncode for end in exits):
+        raise RuntimeError("\n".join(line for of_rank in lines for line in of_rank[-12:]))
+    return [[json.loads(line) for line in of_rank if line.startswith("{")] for of_rank in lines]
+
+
+def measure(options: argparse.Namespace) -> None:
+    """One rank: prints a row for each number of tokens and sink."""
+    import torch
+    import torch.distributed as dist
+
+    from tracekern.moe.pipeline import P2PPipeline
+    from tracekern.moe.routing import draw_batch, draw_expert_scale
+    from tracekern.moe.shape import MoeShape
+    from tracekern.record.group import Group
+
+    if options.ranks > 1:
+        dist.init_process_group("gloo")
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    group = Group.discover()
+    shape = MoeShape(num_ranks=options.ranks, max_tokens=max(options.tokens), **SHAPE)
+    pipeline = P2PPipeline(group, shape, options.variant, backend="cuda", num_blocks=128, warps_per_block=16)
+    scale = draw_expert_scale(shape).cuda()
+    for tokens in options.tokens:
+        drawn = MoeShape(num_ranks=options.ranks, max_tokens=tokens, **SHAPE)
+        batch = draw_batch(drawn, seed=1, rank=group.rank, iteration=0, routing="uniform", uneven=False).to("cuda")
+        tensors = (batch.x, batch.topk_idx, batch.topk_weights, scale)
+        for sink in SINKS:
+            row = measure_sink(pipeline, tensors, sink, options.calls)
+            print(json.dumps({"tokens": tokens, "sink": sink, **row}), flush=True)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def measure_sink(pipeline: Any, tensors: tuple[Any, ...], sink: str, num_calls: int) -> Row:
+    """Pairs of untraced and traced calls under one capture."""
+    import torch
+
+    from tracekern.record.session import capture
+
+    out = torch.empty_like(tensors[0])
+
+    def timed_us(session: Any) -> tuple[float, float]:
+        pipeline.comm.barrier()
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(SLEEP_CYCLES)
+        start.record()
+        began = time.perf_counter()
+        pipeline(*tensors, out=out, capture=session)
+        queued_us = (time.perf_counter() - began) * 1e6
+        stop.record()
+        pipeline.synchronize()
+        return start.elapsed_time(stop) * 1e3, queued_us
+
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        capture(directory, device=pipeline.comm.device, sink=sink, max_bytes=1 << 30) as session,
+    ):
+        with session.counting():
+            pipeline(*tensors, out=out, capture=session)
+            pipeline.synchronize()
+        first_launch = len(session.segment.launches())
+        pairs = [(timed_us(None), timed_us(session)) for _ in range(num_calls + 3)][3:]
+        torch.cuda.synchronize()
+        session.device.collect(session.segment)  # so that records of the device sink can be counted here
+        launches = [entry for entry in session.segment.recorded_launches() if entry["launch_idx"] >= first_launch]
+        records = sum(int(session.segment.track_headers(entry)["written"].sum()) for entry in launches)
+        unrecorded = int(session.segment.header["launches_refused"])
+    return {
+        "off_us": [off for (off, _), _ in pairs],
+        "on_us": [on for _, (on, _) in pairs],
+        "off_queue_us": statistics.median(queue for (_, queue), _ in pairs),
+        "on_queue_us": statistics.median(queue for _, (_, queue) in pairs),
+        "records_per_call": records // (num_calls + 3),
+        "unrecorded": unrecorded,
+    }
+
+
+def summarise(ranks: tuple[Row, ...]) -> Row:
+    """One row of all ranks: medians, spread, and the median of the ratios of neighbouring calls."""
+    off, on = ([max(times) for times in zip(*(row[key] for row in ranks), strict=True)] for key in ("off_us", "on_us"))
+    ratios = sorted(b / a for a, b in zip(off, on, strict=True))
+    off, on = sorted(off), sorted(on)
+    tenth = len(off) // 10
+    return {
+        "tokens": ranks[0]["tokens"],
+        "sink": ranks[0]["sink"],
+        "off_us": statistics.median(off),
+        "off_p10_us": off[tenth],
+        "off_p90_us": off[-1 - tenth],
+        "on_us": statistics.median(on),
+        "on_p10_us": on[tenth],
+        "on_p90_us": on[-1 - tenth],
+        "on_over_off": statistics.median(on) / statistics.median(off),
+        "pair_ratio": statistics.median(ratios),
+        "pair_ratio_p10": ratios[tenth],
+        "pair_ratio_p90": ratios[-1 - tenth],
+        "off_queue_us": max(row["off_queue_us"] for row in ranks),
+        "on_queue_us": max(row["on_queue_us"] for row in ranks),
+        "records_per_call": max(row["records_per_call"] for row in ranks),
+        "records_per_s": max(row["records_per_call"] for row in ranks) / statistics.median(on) * 1e6,
+        "unrecorded": sum(row["unrecorded"] for row in ranks),
+    }
+
+
+def print_table(options: argparse.Namespace, rows: list[Row]) -> None:
+    columns = ["tokens", "sink", "off us", "p10..p90", "on us", "p10..p90", "on/off", "pairs", "p10..p90"]
+    columns += ["M records/s", "queue off us", "on", "goal"]
+    table = Table(f"{options.variant} on {options.ranks} ranks, device time of the slowest", columns)
+    for row in rows:
+        goal = GOALS[row["sink"]]
+        table.add(
+            str(row["tokens"]),
+            row["sink"],
+            f"{row['off_us']:.1f}",
+            f"{row['off_p10_us']:.1f}..{row['off_p90_us']:.1f}",
+            f"{row['on_us']:.1f}",
+            f"{row['on_p10_us']:.1f}..{row['on_p90_us']:.1f}",
+            f"{row['on_over_off']:.3f}",
+            f"{row['pair_ratio']:.3f}",
+            f"{row['pair_ratio_p10']:.3f}..{row['pair_ratio_p90']:.3f}",
+            f"{row['records_per_s'] / 1e6:.0f}",
+            f"{row['off_queue_us']:.0f}",
+            f"{row['on_queue_us']:.0f}",
+            "met" if row["on_over_off"] <= goal else f"missed {goal:.2f}",
+        )
+    table.print()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+// tracekern._cuda: what a capture keeps on a GPU, traced graphs, and what a span costs.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "apis/names.hpp"
+#include "trace/capture_gpu.hpp"
+#include "trace/graph_gpu.hpp"
+#include "trace/probe_gpu.hpp"
+
+namespace py = pybind11;
+using namespace tracekern;  // NOLINT: the module's own file
+
+namespace {
+
+const LaunchDescriptor* descriptors_at(uint64_t address) {
+    return reinterpret_cast<const LaunchDescriptor*>(address);
+}
+
+void register_gpu_capture(py::module_& extension) {
+    py::class_<GpuCapture>(extension, "GpuCapture")
+        .def(
+            py::init<uint64_t, uint64_t, uint32_t>(), py::arg("arena"), py::arg("arena_bytes"), py::arg("max_launches"))
+        .def(
+            "place",
+            [](GpuCapture& capture, uint32_t first_launch_idx, uint64_t descriptors, uint32_t count) {
+                return capture.place(first_launch_idx, descriptors_at(descriptors), count);
+            },
+            py::arg("first_launch_idx"),
+            py::arg("descriptors"),
+            py::arg("count"))
+        .def("mirror", &GpuCapture::mirror)
+        .def("collect", &GpuCapture::collect, py::arg("offset"), py::arg("num_bytes"))
+        .def("finish", &GpuCapture::finish)
+        .def("release", &GpuCapture::release);
+}
+
+void finish_capture(GraphRing& ring,
+                    uint64_t count_only,
+                    const std::vector<uint32_t>& num_tracks,
+                    uint64_t mirror_offset) {
+    ring.finish_capture(descriptors_at(count_only), num_tracks, mirror_offset);
+}
+
+void register_graph_ring(py::module_& extension) {
+    py::class_<GraphRing>(extension, "GraphRing")
+        .def(py::init<uint32_t, uint32_t>(), py::arg("num_slots"), py::arg("max_launches"))
+        .def("descriptor", &GraphRing::descriptor, py::arg("idx"))
+        .def("add_first_node", &GraphRing::add_first_node, py::arg("stream"))
+        .def("finish_capture", &finish_capture, py::arg("count_only"), py::arg("num_tracks"), py::arg("mirror_offset"))
+        .def(
+            "place", [](GraphRing& ring, uint64_t set) { return ring.place(descriptors_at(set)); }, py::arg("set"))
+        .def("settle", &GraphRing::settle)
+        .def_property_readonly("replays", [](const GraphRing& ring) { return ring.control().replays; })
+        .def_property_readonly("lost_replays", [](const GraphRing& ring) { return ring.control().lost_replays; })
+        .def_property_readonly("lost_records", [](const GraphRing& ring) { return ring.control().lost_records; });
+}
+
+py::tuple probe_times(uint32_t warps_per_sm,
+                      uint32_t num_regions,
+                      uint32_t num_steps,
+                      uint32_t num_rounds,
+                      const std::string& record_format,
+                      bool in_host_memory) {
+    const ProbePlan plan{
+        warps_per_sm, num_regions, num_steps, num_rounds, record_format_named(record_format), in_host_memory};
+    const ProbeTimes times = time_probe(plan);
+    return py::make_tuple(times.off_ms, times.on_ms);
+}
+
+}  // namespace
+
+namespace tracekern {
+
+void register_capture(py::module_& extension) {
+    register_gpu_capture(extension);
+    register_graph_ring(extension);
+    extension.def("probe_times",
+                  &probe_times,
+                  py::kw_only(),
+                  py::arg("warps_per_sm"),
+                  py::arg("num_regions"),
+                  py::arg("num_steps"),
+                  py::arg("num_rounds"),
+                  py::arg("record_format"),
+                  py::arg("in_host_memory"));
+}
+
+}  // namespace tracekern

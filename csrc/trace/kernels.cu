@@ -1,0 +1,42 @@
+// The recorder's own kernels for GPUs: a graph's first node, and the probe that measures a span. CUDA and HIP compile
+// it.
+#include "trace/graph.h"
+#include "trace/probe.h"
+
+using namespace tracekern;  // NOLINT: entry points have C names
+
+TK_KERNEL graph_advance(GraphTrace* graph, const LaunchSize size, bool begins_replay) {
+    Warp warp(size);
+    advance_graph(warp, *graph, begins_replay);
+}
+
+#define TK_PROBE_KERNEL(suffix, Rec)                                                               \
+    TK_KERNEL probe_spans_##suffix(const ProbeArgs args, const LaunchSize size, Rec::Args trace) { \
+        Warp warp(size);                                                                           \
+        probe_spans<Rec>(warp, args, trace);                                                       \
+    }
+
+using RecorderOff = Recorder<false>;
+using RecorderWide = Recorder<true, RecordFormat::wide>;
+using RecorderCompact = Recorder<true, RecordFormat::compact>;
+using RecorderRing = Recorder<true, RecordFormat::ring>;
+
+TK_PROBE_KERNEL(off, RecorderOff)
+TK_PROBE_KERNEL(wide, RecorderWide)
+TK_PROBE_KERNEL(compact, RecorderCompact)
+TK_PROBE_KERNEL(ring, RecorderRing)
+
+#ifdef TK_KERNEL_TABLE
+    #include "trace/kernel_table.hpp"
+
+const void* tracekern::graph_advance_kernel() {
+    return reinterpret_cast<const void*>(graph_advance);
+}
+
+const void* tracekern::probe_kernel(bool traced, RecordFormat format) {
+    if (!traced) return reinterpret_cast<const void*>(probe_spans_off);
+    if (format == RecordFormat::ring) return reinterpret_cast<const void*>(probe_spans_ring);
+    return format == RecordFormat::compact ? reinterpret_cast<const void*>(probe_spans_compact)
+                                           : reinterpret_cast<const void*>(probe_spans_wide);
+}
+#endif

@@ -1,0 +1,74 @@
+// Times the probe kernel on a GPU, with spans and without, in turns.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "platform/gpu_host.hpp"
+#include "trace/kernel_table.hpp"
+#include "trace/probe.h"
+
+namespace tracekern {
+
+struct ProbePlan {
+    uint32_t warps_per_sm;
+    uint32_t num_regions;
+    uint32_t num_steps;
+    uint32_t num_rounds;
+    RecordFormat format;
+    bool in_host_memory;
+};
+
+struct ProbeTimes {
+    std::vector<double> off_ms, on_ms;  // of one launch, a pair a round
+};
+
+// One block an SM, on all of them.
+inline ProbeTimes time_probe(const ProbePlan& plan) {
+    const uint32_t num_blocks = num_multiprocessors();
+    const uint32_t num_tracks = num_blocks * plan.warps_per_sm;
+    const uint32_t records_per_track = 4 * plan.num_regions;  // compact takes three a span
+    const uint64_t record_bytes = plan.format == RecordFormat::compact ? sizeof(CompactRecord) : sizeof(WideRecord);
+    const uint64_t num_bytes = uint64_t{num_tracks} * records_per_track * record_bytes;
+    std::optional<MappedMemory> on_host;
+    std::optional<DeviceMemory> on_device;
+    DeviceMemory headers(uint64_t{num_tracks} * sizeof(TrackHeader)), sink(num_tracks * sizeof(float));
+    DeviceMemory descriptor(sizeof(LaunchDescriptor));
+
+    LaunchDescriptor launch{};
+    launch.headers = headers.as<TrackHeader>();
+    launch.records =
+        plan.in_host_memory ? on_host.emplace(num_bytes).as<void>() : on_device.emplace(num_bytes).as<void>();
+    launch.event_mask = ~uint64_t{0};
+    launch.records_per_track = records_per_track;
+    launch.warps_per_block = plan.warps_per_sm;
+    launch.block_stop = num_blocks;
+    launch.block_step = 1;
+    launch.role_mask = ~0u;
+    copy_to_device(descriptor.as<void>(), &launch, sizeof(launch));
+
+    ProbeArgs args{sink.as<float>(), plan.num_regions, plan.num_steps, 0.5f};
+    LaunchSize size{num_blocks, plan.warps_per_sm};
+    auto* trace = descriptor.as<LaunchDescriptor>();
+    const SideStream stream;
+    const auto time_ms = [&](bool traced) {
+        const DeviceTimer timer(stream);
+        launch_kernel(probe_kernel(traced, plan.format),
+                      num_blocks,
+                      plan.warps_per_sm * 32,
+                      0,
+                      stream.handle(),
+                      {&args, &size, &trace});
+        return timer.stop_ms();
+    };
+    ProbeTimes times;
+    for (const bool traced : {false, true}) time_ms(traced);  // loads the kernels
+    for (uint32_t round = 0; round < plan.num_rounds; ++round) {
+        times.off_ms.push_back(time_ms(false));
+        times.on_ms.push_back(time_ms(true));
+    }
+    return times;
+}
+
+}  // namespace tracekern

@@ -1,0 +1,17 @@
+// Between the kernel, which knows no torch, and its binding, which knows no tracing.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+struct SquareLaunch {
+    uint32_t grid;
+    uint32_t warps;
+    uint64_t descriptor;  // of capture.launch(...); 0 runs the kernel that has no tracing in it
+    uint64_t stream;
+};
+
+void launch_square(float* matrix, uint32_t num_rows, uint32_t num_columns, const SquareLaunch& launch);
+// Loads both bodies: left to the first launch, that may have to wait for a kernel that spins.
+void load_square();
+std::string square_events();

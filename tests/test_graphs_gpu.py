@@ -1,0 +1,85 @@
+"""CUDA graphs: a thousand replays of a captured pipeline, each into regions of its own; a late host only loses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tracekern.record.dump import Dump, read_dump
+from tracekern.record.launch import launch_ranks
+
+PROGRAM = str(Path(__file__).with_name("graph_replays.py"))
+STAGES = ("dispatch_send", "dispatch_recv", "combine_send", "combine_recv")
+
+
+def replay(directory: Path, ranks: int, *arguments: object) -> list[dict]:
+    """Runs graph_replays.py; its reports by rank."""
+    if torch.cuda.device_count() < ranks:
+        pytest.skip(f"needs {ranks} GPUs, {torch.cuda.device_count()} are here")
+    lines: dict[int, list[str]] = {rank: [] for rank in range(ranks)}
+    command = [sys.executable, PROGRAM, str(directory), *map(str, arguments)]
+    exits = launch_ranks(ranks, command, on_line=lambda rank, line: lines[rank].append(line), timeout_s=100)
+    assert [end.returncode for end in exits] == [0] * ranks, lines
+    return [json.loads(next(line for line in lines[rank] if line.startswith("{"))) for rank in range(ranks)]
+
+
+def epochs_of(dump: Dump, name: str) -> dict[int, set[int]]:
+    """Replay number -> the epochs that the tracks of kernel `name` recorded."""
+    found = {}
+    for launch in dump.launches:
+        if launch.name == f"decode/{name}":
+            headers = dump.track_headers(launch)
+            assert (headers["started"] != 0).all()
+            assert (headers["finished"] != 0).all()
+            assert (headers["written"] == headers["attempted"]).all()
+            assert (headers["launch_idx"] == launch.launch_idx).all()
+            found[launch.sequence] = set(headers["epoch"].tolist())
+    return found
+
+
+def check_replays(dump: Dump, report: dict) -> None:
+    """Every traced replay is there once, with its number, its epoch and all its records."""
+    assert report["wrong"] == 0
+    assert (report["lost_replays"], report["lost_records"]) == (0, 0)
+    calls = [call for call, traced in enumerate(report["traced"]) if traced]
+    for stage in STAGES:
+        epochs = epochs_of(dump, stage)
+        assert sorted(epochs) == list(range(len(calls)))
+        first = next(iter(epochs[0]))
+        for number, call in enumerate(calls):
+            assert epochs[number] == {(first + call - calls[0]) & 0xFFFFFFFF}
+    records: dict[int, int] = {}
+    for launch in dump.launches:
+        if launch.name.startswith("decode/"):
+            records[launch.sequence] = records.get(launch.sequence, 0) + launch.records_count
+    counted = report["counted"]
+    assert [records[number] for number in range(len(calls))] == [counted[call % len(counted)] for call in calls]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sink", ["host", "device"])
+def test_a_thousand_replays_record_into_regions_of_their_own(tmp_path, sink):
+    (report,) = replay(tmp_path, 1, 1334, sink)
+    assert sum(report["traced"]) >= 1000
+    check_replays(read_dump(tmp_path / "rank_00000.tkdump"), report)
+
+
+@pytest.mark.multigpu
+def test_replays_of_two_ranks(tmp_path):
+    for rank, report in enumerate(replay(tmp_path, 2, 200, "auto")):
+        check_replays(read_dump(tmp_path / f"rank_{rank:05d}.tkdump"), report)
+
+
+@pytest.mark.gpu
+def test_a_late_host_loses_counted_records_and_stops_nobody(tmp_path):
+    (report,) = replay(tmp_path, 1, 20, "host", "late")
+    assert report["enqueued_s"] < 0.15  # the GPU slept longer than that
+    dump = read_dump(tmp_path / "rank_00000.tkdump")
+    assert sorted(epochs_of(dump, "combine_recv")) == [0, 1, 2, 3]  # there were four slots
+    assert report["lost_replays"] == 16
+    assert report["lost_records"] == 16 * report["counted"][-1]
+    assert dump.metadata["launches_refused"] == 16 * len(STAGES)

@@ -1,0 +1,104 @@
+"""What a span costs: measured here on the CPU backend, stored in the capture, and held against the spans of a GPU's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.captures import EVENT_TABLE, CaptureSpec, metadata
+from tests.kernels import run_kernel
+from tracekern.errors import BadInput
+from tracekern.record import format as fmt
+from tracekern.record.dump import read_dump
+from tracekern.record.overhead import measure_span
+from tracekern.record.pack import write_dump
+from tracekern.record.segment import LaunchPlan, Segment
+from tracekern.record.session import capture
+from tracekern.timeline.decode import decode
+
+SPAN_COST_NS = 50
+
+
+@pytest.mark.parametrize("record_format", ["wide", "compact"])
+def test_a_span_costs_something_on_the_cpu(record_format):
+    cost = measure_span("cpu", record_format, 1, num_regions=500, num_rounds=11)
+    assert cost.region_ns > 0
+    assert cost.low_ns <= cost.span_ns <= cost.high_ns
+    assert cost.span_ns > 0  # two clock reads and two stores
+
+
+def test_the_command_measures_and_says_what(command_line):
+    told = json.loads(command_line("overhead", "--backend", "cpu", "--json").stdout)
+    assert told["backend"] == "cpu"
+    assert all(span["span_ns"] > 0 for span in told["spans"])
+    assert "says nothing about a GPU" in command_line("overhead", "--backend", "cpu").stdout
+    refused = command_line("overhead", "--backend", "tpu")
+    assert refused.returncode == 2
+    assert "wanted auto, cpu or cuda" in refused.stderr
+
+
+def test_a_capture_stores_it(tmp_path: Path):
+    with capture(tmp_path) as session:
+        run_kernel(session.launch("demo", grid=1, warps=1, events=EVENT_TABLE).descriptor, 1, 1, 1)
+    stored = read_dump(tmp_path / "rank_00000.tkdump").metadata["overhead_ns"]
+    assert list(stored) == ["1"]
+    assert stored["1"] > 0
+
+
+@pytest.mark.parametrize("stored", [[1], {"4": "fast"}, {"x": 1.0}, {"4": -1.0}, {"4": None}])
+def test_nonsense_in_a_dump_is_refused(tmp_path: Path, stored: object):
+    with pytest.raises(BadInput, match="overhead_ns"):
+        problems_of(tmp_path, [100], 1000, overhead_ns=stored)
+
+
+def problems_of(tmp_path: Path, lengths_ns: list[int], kernel_ns: int, **changes: object) -> list[str]:
+    """Texts of the dense_probes problems of one launch with 4 warps on one SM, each with these spans of work."""
+    about = metadata(CaptureSpec(num_ranks=1), 0) | {"backend": "cuda", "overhead_ns": {"4": SPAN_COST_NS}} | changes
+    segment = Segment.create(f"overhead-{tmp_path.name}", 0, about, 1 << 22)
+    plan = LaunchPlan("demo", 1, 4, 2 * len(lengths_ns), blocks=range(1), events=json.dumps(EVENT_TABLE).encode())
+    try:
+        segment.reserve_launch(plan)
+        entry = segment.launches()[0]
+        headers, records = segment.track_headers(entry), segment.records(entry)
+        headers["started"] = headers["finished"] = 1
+        headers["warp"] = np.arange(4)
+        headers["start_ticks"], headers["end_ticks"] = 10**15, 10**15 + kernel_ns
+        headers["written"] = headers["attempted"] = 2 * len(lengths_ns)
+        ends = np.cumsum(lengths_ns)
+        records["ticks"] = 10**15 + np.stack([ends - lengths_ns, ends], axis=1).ravel()
+        kinds = np.tile([fmt.RecordKind.BEGIN, fmt.RecordKind.END], len(lengths_ns))
+        records["word"] = kinds | 1 << fmt.EVENT_SHIFT  # copy_token
+        segment.header["state"] = fmt.SegmentState.CLOSED
+        write_dump(tmp_path / "rank_00000.tkdump", segment)
+    finally:
+        segment.unlink()
+        segment.close()
+    problems = decode(read_dump(tmp_path / "rank_00000.tkdump")).problems
+    assert {(problem.kind, problem.severity) for problem in problems} <= {("dense_probes", "warning")}
+    return [problem.text for problem in problems]
+
+
+def test_sparse_probes_are_no_problem(tmp_path: Path):
+    assert problems_of(tmp_path, [2000] * 100, 220_000) == []
+
+
+def test_probes_that_take_a_part_of_the_kernel_are_told(tmp_path: Path):
+    (text,) = problems_of(tmp_path, [400] * 100, 50_000)  # 100 x 50 ns of 50 us
+    assert "kernel demo: its probes take about 10% of its time (50 ns for each of 400 spans)" in text
+
+
+def test_spans_as_short_as_their_recording_are_told(tmp_path: Path):
+    (text,) = problems_of(tmp_path, [64] * 100, 10**6)
+    assert "event copy_token: half of its 400 spans are shorter than 64 ns" in text
+
+
+def test_few_short_spans_are_no_problem(tmp_path: Path):
+    assert problems_of(tmp_path, [64] * 20, 10**6) == []
+
+
+def test_the_cpu_backend_is_never_judged(tmp_path: Path):
+    assert problems_of(tmp_path, [64] * 100, 10_000, backend="cpu") == []
+    assert problems_of(tmp_path, [64] * 100, 10_000, overhead_ns={}) == []

@@ -1,0 +1,99 @@
+"""Launches reserved ahead: they cost little, take each its own region, and leave no trace where nobody came."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.captures import EVENT_TABLE
+from tests.kernels import run_kernel
+from tracekern.errors import BadInput
+from tracekern.record.device import HostDevice
+from tracekern.record.dump import read_dump
+from tracekern.record.launch_plan import Region
+from tracekern.record.segment import Segment
+from tracekern.record.session import Capture, capture
+
+TABLE = json.dumps(EVENT_TABLE)
+
+
+class AheadDevice(HostDevice):
+    """The CPU backend, with launches prepared as on a GPU; keeps the sizes of the batches."""
+
+    max_regions_ahead = 8
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    def place(self, segment: Segment, regions: Sequence[Region], mirrored: bool) -> Sequence[int]:
+        self.batches.append(len(regions))
+        return super().place(segment, regions, mirrored)
+
+
+def launch(session: Capture, name: str = "demo", spans: int = 1) -> bool:
+    launched = session.launch(name, grid=2, warps=2, events=TABLE)
+    if launched.traced:
+        run_kernel(launched.descriptor, 2, 2, spans)
+    return launched.traced
+
+
+def launches_of(directory: Path) -> list[tuple[str, int, int]]:
+    launches = read_dump(directory / "rank_00000.tkdump").launches
+    return [(entry.name, entry.sequence, entry.records_count) for entry in launches]
+
+
+def test_batches_grow_and_what_nobody_used_is_not_in_the_dump(tmp_path: Path):
+    device = AheadDevice()
+    with capture(tmp_path, device=device) as session:
+        for spans in range(1, 20):
+            launch(session, spans=spans)
+    assert device.batches == [1, 2, 4, 8, 8]
+    assert launches_of(tmp_path) == [("demo", n, 2 * 4 * (n + 1)) for n in range(19)]
+
+
+def test_two_kernels_take_turns(tmp_path: Path):
+    with capture(tmp_path, device=AheadDevice(), every=2) as session:
+        for _ in range(6):
+            launch(session, "first", spans=1)
+            launch(session, "second", spans=2)
+    found = sorted(launches_of(tmp_path))
+    assert found == [*(("first", n, 8) for n in (0, 2, 4)), *(("second", n, 16) for n in (0, 2, 4))]
+
+
+def test_as_many_launches_fit_as_one_by_one(tmp_path: Path):
+    fitted = []
+    for device in (HostDevice(), AheadDevice()):
+        with capture(tmp_path, device=device, max_bytes=1 << 20, records_per_track=1000) as session:
+            fitted.append([launch(session) for _ in range(20)])
+    assert fitted[0] == fitted[1]
+    assert 10 < sum(fitted[0]) < 20
+
+
+def test_a_batch_leaves_room_for_other_kernels(tmp_path: Path):
+    device = AheadDevice()
+    with capture(tmp_path, device=device, max_bytes=1 << 20, records_per_track=400) as session:
+        for _ in range(5):
+            assert launch(session)
+        assert session.segment.arena_room > (1 << 20) // 2
+    assert max(device.batches) <= 2
+
+
+def test_counting_changes_the_size_of_regions_that_were_ready(tmp_path: Path):
+    with capture(tmp_path, device=AheadDevice()) as session:
+        for _ in range(2):
+            launch(session)
+        with session.counting():
+            launch(session, spans=7)
+        launch(session, spans=7)
+    launches = read_dump(tmp_path / "rank_00000.tkdump").launches
+    assert [entry.records_per_track for entry in launches] == [1024, 1024, 14]
+
+
+def test_the_cpu_backend_has_no_memory_of_its_own(tmp_path: Path):
+    with pytest.raises(BadInput, match="sink='device'"), capture(tmp_path, device="cpu", sink="device"):
+        pass
+    with pytest.raises(BadInput, match="wanted 'cpu', 'cuda'"), capture(tmp_path, device="tpu"):
+        pass

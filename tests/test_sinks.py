@@ -1,0 +1,44 @@
+"""Which memory a kernel's records go to: by the rate at which its counted launches would have recorded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tracekern.record import format as fmt
+from tracekern.record.sinks import MAX_HOST_RECORDS_PER_S, SinkChoice
+
+
+def counted(records: int, duration_ns: int, num_tracks: int = 4) -> np.ndarray:
+    headers = np.zeros(num_tracks + 1, fmt.TRACK_HEADER)  # the last track was not selected: it never ran
+    headers["start_ticks"][:-1] = 10**15 + np.arange(num_tracks)
+    headers["end_ticks"][:-1] = 10**15 + duration_ns
+    headers["attempted"][:-1] = records // num_tracks
+    headers["finished"][:-1] = 1
+    return headers
+
+
+@pytest.mark.parametrize(
+    ("wanted", "has_mirror", "share", "mirrored"),
+    [
+        ("auto", True, 0.9, False),
+        ("auto", True, 1.1, True),
+        ("auto", False, 1.1, False),
+        ("host", True, 9.0, False),
+        ("device", True, 0.1, True),
+    ],
+)
+def test_the_expected_rate_decides(wanted, has_mirror, share, mirrored):
+    sinks = SinkChoice(wanted, has_mirror)
+    sinks.count("kernel", counted(4000, int(4000 / (MAX_HOST_RECORDS_PER_S * share) * 1e9)), 1e9)
+    assert sinks.is_mirrored("kernel") == mirrored
+
+
+def test_the_fastest_of_several_launches_decides_and_a_kernel_nobody_counted_goes_to_the_host():
+    sinks = SinkChoice("auto", True)
+    for duration_ns in (10**6, 10, 10**6):
+        sinks.count("kernel", counted(4000, duration_ns), 1e9)
+    sinks.count("never ran", counted(0, 0)[-1:], 1e9)
+    assert sinks.is_mirrored("kernel")
+    assert not sinks.is_mirrored("never ran")
+    assert not sinks.is_mirrored("unknown")

@@ -1,0 +1,59 @@
+"""`tracekern overhead`: what a span costs on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tracekern.cli import options
+from tracekern.cli.output import console, duration, print_json, table
+from tracekern.errors import BadInput
+
+if TYPE_CHECKING:
+    from tracekern.record.overhead import Backend, SpanCost
+
+
+def overhead(
+    backend: Annotated[str, typer.Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
+    record_format: Annotated[str, typer.Option(help="wide or compact.")] = "wide",
+    as_json: options.Json = False,
+) -> None:
+    """Measure what a begin and end add to a kernel here: short and long spans, few warps and many, both sinks."""
+    if backend not in ("auto", "cpu", "cuda"):
+        raise BadInput(f"--backend {backend}: wanted auto, cpu or cuda")
+    if record_format not in ("wide", "compact"):
+        raise BadInput(f"--record-format {record_format}: wanted wide or compact")
+    from tracekern.record.overhead import find_device
+
+    chosen, device = find_device(backend)
+    costs = measure(chosen, record_format)
+    if as_json:
+        print_json({"backend": chosen, "device": device, "spans": [dataclasses.asdict(cost) for cost in costs]})
+        return
+    out = console()
+    out.print(f"{device}: what a begin and end of format {record_format} add", markup=False)
+    if chosen == "cpu":
+        out.print("CPU backend: the cost of recording on this processor says nothing about a GPU")
+    grid = table(["warps/SM", "span of", "adds", "lowest", "highest"], ["sink"])
+    for cost in costs:
+        warps = "-" if chosen == "cpu" else str(cost.warps_per_sm)
+        times = (cost.region_ns, cost.span_ns, cost.low_ns, cost.high_ns)
+        grid.add_row(warps, *map(duration, times), cost.sink)
+    out.print(grid)
+
+
+def measure(backend: Backend, record_format: str) -> list[SpanCost]:
+    """All that the table shows."""
+    from tracekern.record.overhead import WARPS_PER_SM, measure_span
+
+    lengths = (125, 1250)
+    if backend == "cpu":
+        return [measure_span("cpu", record_format, 1, num_steps=steps, num_rounds=21) for steps in lengths]
+    return [
+        measure_span("cuda", record_format, warps, sink, num_steps=steps, num_rounds=21)
+        for sink in ("device", "host")
+        for steps in lengths
+        for warps in WARPS_PER_SM
+    ]

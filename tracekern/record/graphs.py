@@ -1,0 +1,152 @@
+"""A CUDA graph in two instances, traced and untraced, and the ring that hands each traced replay regions of its own.
+
+csrc/trace/graph.h has the device's side, docs/graphs.md the whole of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekern.errors import BadInput
+from tracekern.record import format as fmt
+from tracekern.record.launch_plan import LaunchPlan
+from tracekern.record.region_queue import batch_size
+
+if TYPE_CHECKING:
+    from tracekern.record.session import Capture
+
+MAX_LAUNCHES_OF_A_GRAPH = 64
+
+_log = logging.getLogger("tracekern")
+
+
+class TracedGraph:
+    """Made by Capture.graph(). Usable from one thread at a time; outlives the capture, then it runs untraced."""
+
+    def __init__(self, capture: Capture, device: Any, name: str, slots: int) -> None:
+        from tracekern import _cuda
+
+        self.name = name
+        self._capture = capture
+        self._device = device
+        self._ring = _cuda.GraphRing(slots, MAX_LAUNCHES_OF_A_GRAPH)
+        self._plans: list[LaunchPlan] = []
+        self._capturing = ""
+        self._sets: deque[npt.NDArray[Any]] = deque()
+        self._next_batch = 8
+        self._is_open = True
+
+    @property
+    def is_capturing(self) -> bool:
+        """launch() is called by the graph's run(), not by a launch."""
+        return bool(self._capturing)
+
+    @property
+    def lost_replays(self) -> int:
+        """Traced replays that ran unrecorded, because the host was late or the capture full. Exact once closed."""
+        return int(self._ring.lost_replays)
+
+    @property
+    def lost_records(self) -> int:
+        """What those would have written."""
+        return int(self._ring.lost_records)
+
+    def capture(self, run: Callable[[], None]) -> None:
+        """Captures both instances. For Capture.graph()."""
+        self._traced = self._capture_instance("traced", run)
+        self._untraced = self._capture_instance("untraced", run)
+        if not self._plans:
+            raise BadInput(
+                f"capture.graph({self.name!r}): run() never called capture.launch(); there is nothing to trace"
+            )
+        mirrored = any(plan.flags & fmt.ENTRY_MIRRORED for plan in self._plans)
+        flags = fmt.ENTRY_IN_GRAPH | (fmt.ENTRY_MIRRORED if mirrored else 0)
+        self._plans = [dataclasses.replace(plan, flags=flags) for plan in self._plans]
+        self._mirror_offset = self._device.mirror_offset(mirrored)
+        count_only = np.zeros(len(self._plans), fmt.LAUNCH_DESCRIPTOR)
+        for row, plan in zip(count_only, self._plans, strict=True):
+            for key, value in plan.descriptor_fields().items():
+                row[key] = value
+        num_tracks = [plan.num_tracks for plan in self._plans]
+        self._ring.finish_capture(count_only.ctypes.data, num_tracks, self._mirror_offset)
+
+    def add_launch(self, plan: LaunchPlan) -> int:
+        """Address of the descriptor for a launch inside run(); 0 in the untraced instance. For Capture.launch()."""
+        if self._capturing == "untraced":
+            return 0
+        self._plans.append(dataclasses.replace(plan, name=f"{self.name}/{plan.name}"))
+        return int(self._ring.descriptor(len(self._plans) - 1))
+
+    def replay(self, traced: bool = True) -> None:
+        """Starts the graph on torch's current stream. Never waits for the GPU."""
+        if traced and self._is_open:
+            self._capture.before_replay()
+            self._lay_ready()
+            self._traced.replay()
+        else:
+            self._untraced.replay()
+
+    def close(self) -> None:
+        """The capture closes: waits for all replays and adds what was lost to what the capture tells."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        import torch
+
+        torch.cuda.synchronize()
+        self._ring.settle()
+        segment = self._capture.segment
+        segment.header["launches_refused"] += self.lost_replays * len(self._plans)
+        segment.header["refused_bytes"] += self.lost_records * segment.record_dtype.itemsize
+        if self.lost_replays:
+            _log.warning(
+                "graph %s: %d of %d traced replays ran unrecorded (%d records): too few slots, or max_bytes too small",
+                self.name,
+                self.lost_replays,
+                self._ring.replays,
+                self.lost_records,
+            )
+
+    def _capture_instance(self, instance: str, run: Callable[[], None]) -> Any:
+        import torch
+
+        graph = torch.cuda.CUDAGraph()
+        self._capturing = instance
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                if instance == "traced":
+                    self._ring.add_first_node(torch.cuda.current_stream().cuda_stream)
+                run()
+        finally:
+            self._capturing = ""
+        return graph
+
+    def _lay_ready(self) -> None:
+        """One set for the replay that starts now. Without room, or with all slots taken, it runs unrecorded."""
+        if not self._sets:
+            self._reserve()
+        if self._sets and self._ring.place(self._sets[0].ctypes.data):
+            self._sets.popleft()
+
+    def _reserve(self) -> None:
+        segment = self._capture.segment
+        if segment.arena_room < sum(plan.region_bytes(segment.record_dtype.itemsize) for plan in self._plans):
+            return
+        count = batch_size(self._next_batch, segment, self._plans)
+        regions = [segment.reserve_regions(plan, count) for plan in self._plans]
+        count = min(len(of_plan) for of_plan in regions)
+        sets = np.zeros((count, len(self._plans)), fmt.LAUNCH_DESCRIPTOR)
+        for idx, of_plan in enumerate(regions):
+            for row, region in enumerate(of_plan[:count]):
+                sets[row, idx] = segment.descriptors(region.offset)[0]
+        for key in ("headers", "records"):
+            sets[key] += np.uint64(self._mirror_offset)
+        self._sets.extend(sets)
+        self._next_batch = min(2 * self._next_batch, 8 * self._device.max_regions_ahead)

@@ -1,0 +1,111 @@
+"""The launches of a capture: what of each is recorded, where its records go, and how often each name was launched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tracekern.errors import BadInput
+from tracekern.record import format as fmt
+from tracekern.record.launch_plan import LaunchPlan
+from tracekern.record.region_queue import RegionQueue
+from tracekern.record.selection import KernelTable, Selection
+from tracekern.record.sinks import SinkChoice
+
+if TYPE_CHECKING:
+    from tracekern.record.device import CaptureDevice
+    from tracekern.record.segment import Segment
+
+
+class Launches:
+    """Of one capture; its caller holds a lock."""
+
+    def __init__(self, segment: Segment, device: CaptureDevice, selection: Selection, sinks: SinkChoice) -> None:
+        self._segment = segment
+        self._device = device
+        self._selection = selection
+        self._sinks = sinks
+        self._sequence: dict[str, int] = {}
+        self._counted: dict[str, int] = {}
+        self._tables: dict[tuple[str, tuple[str, ...]], KernelTable] = {}
+        self._queues: dict[tuple[object, ...], RegionQueue] = {}
+
+    def count(self, plan: LaunchPlan) -> int:
+        """Address of the descriptor of a launch that only counts."""
+        return RegionQueue(self._segment, self._device, plan).take(0, plan.epoch)
+
+    def take(
+        self,
+        name: str,
+        grid: int,
+        warps: int,
+        stream: int,
+        events: str | dict[str, Any],
+        roles: Sequence[str],
+        epoch: int,
+    ) -> int:
+        """Address of the descriptor of the next launch of `name`; 0 where it is not recorded."""
+        sequence = self._sequence.get(name, 0)
+        self._sequence[name] = sequence + 1
+        if sequence % self._selection.every:
+            return 0
+        key = (name, grid, warps, stream, events if isinstance(events, str) else id(events), tuple(roles))
+        if key not in self._queues:
+            plan = self.plan(name, grid, warps, stream, events, roles)
+            self._queues[key] = RegionQueue(self._segment, self._device, plan)
+        return self._queues[key].take(sequence, epoch)
+
+    def plan(
+        self,
+        name: str,
+        grid: int,
+        warps: int,
+        stream: int,
+        events: str | dict[str, Any],
+        roles: Sequence[str],
+        counted_only: bool = False,
+    ) -> LaunchPlan:
+        """How launches of this kernel are recorded. Raises BadInput for a bad event table."""
+        table = self._table(events, roles)
+        mirrored = not counted_only and self._sinks.is_mirrored(name)
+        return LaunchPlan(
+            name=name,
+            num_blocks=grid,
+            warps_per_block=warps,
+            records_per_track=0 if counted_only else self._selection.room(self._counted.get(name)),
+            stream=stream,
+            blocks=self._selection.pick_blocks(grid),
+            event_mask=self._selection.event_mask(table),
+            role_mask=self._selection.role_mask(table),
+            events=table.events_json,
+            roles=table.roles_json,
+            flags=fmt.ENTRY_COUNTED_ONLY if counted_only else fmt.ENTRY_MIRRORED if mirrored else 0,
+        )
+
+    def read_counts(self, first_launch: int) -> dict[str, int]:
+        """Takes in what the counted launches from this index on found; records of the fullest track by name.
+
+        Raises BadInput for a kernel that still runs.
+        """
+        ticks_per_second = float(self._segment.metadata["clock"]["ticks_per_second"])
+        for entry in self._segment.launches()[first_launch:]:
+            name = entry["name"].decode(errors="replace")
+            headers = self._segment.track_headers(entry)
+            if ((headers["started"] != 0) & (headers["finished"] == 0)).any():
+                raise BadInput(f"counting(): kernel {name!r} still runs; synchronise inside the block")
+            self._counted[name] = max(self._counted.get(name, 0), int(headers["attempted"].max(initial=0)))
+            self._sinks.count(name, headers, ticks_per_second)
+        self._queues.clear()  # their regions are of the size before
+        return self._counted
+
+    def unknown_names(self) -> list[str]:
+        """Selected events and roles that no kernel has."""
+        return self._selection.unknown_names(list(self._tables.values()))
+
+    def _table(self, events: str | dict[str, Any], roles: Sequence[str]) -> KernelTable:
+        if isinstance(events, dict):
+            return KernelTable.parse(events, roles)
+        key = (events, tuple(roles))
+        if key not in self._tables:
+            self._tables[key] = KernelTable.parse(events, roles)
+        return self._tables[key]

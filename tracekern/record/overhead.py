@@ -1,0 +1,93 @@
+"""What a span costs on this device: the same arithmetic with spans around it and without, timed in turns."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import statistics
+from dataclasses import dataclass
+from typing import Literal
+
+from tracekern.errors import BadInput
+
+WARPS_PER_SM = (4, 16, 32)
+_NUM_STEPS = 125
+"""Dependent multiply-adds in a span: about 0.4 us on an H200."""
+
+Backend = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class SpanCost:
+    """Of one begin and end, on all SMs at once."""
+
+    warps_per_sm: int
+    sink: str
+    record_format: str
+    region_ns: float
+    """Length of the code in the span."""
+    span_ns: float
+    """What the span adds; median over rounds."""
+    low_ns: float
+    high_ns: float
+
+
+def measure_span(
+    backend: Backend,
+    record_format: str,
+    warps_per_sm: int,
+    sink: str = "host",
+    *,
+    num_regions: int = 200,
+    num_steps: int = _NUM_STEPS,
+    num_rounds: int = 7,
+) -> SpanCost:
+    """Runs the probe kernel num_rounds times each way. The CPU backend has one warp and one sink.
+
+    num_steps: multiply-adds of a span, rounded up to the next 25. Raises BadInput where there is no such backend.
+    """
+    about = {"num_regions": num_regions, "num_steps": num_steps, "num_rounds": num_rounds}
+    if backend == "cpu":
+        from tracekern import _C
+
+        off_ms, on_ms = _C.probe_times(record_format=record_format, **about)
+    else:
+        try:
+            from tracekern import _cuda
+        except ImportError as error:
+            raise BadInput(f"no GPU to measure on: {error}; build tracekern where nvcc is") from None
+        off_ms, on_ms = _cuda.probe_times(
+            warps_per_sm=warps_per_sm, record_format=record_format, in_host_memory=sink == "host", **about
+        )
+    added = sorted((on - off) * 1e6 / num_regions for off, on in zip(off_ms, on_ms, strict=True))
+    return SpanCost(
+        warps_per_sm=warps_per_sm,
+        sink=sink,
+        record_format=record_format,
+        region_ns=statistics.median(off_ms) * 1e6 / num_regions,
+        span_ns=statistics.median(added),
+        low_ns=added[0],
+        high_ns=added[-1],
+    )
+
+
+def find_device(backend: str) -> tuple[Backend, str]:
+    """ "cpu" or "cuda" and the device's name; "auto" is the GPU where torch sees one. Raises BadInput without it."""
+    import torch
+
+    if backend == "cuda" or (backend == "auto" and torch.cuda.is_available()):
+        if not torch.cuda.is_available():
+            raise BadInput("backend cuda: torch finds no GPU here; take cpu")
+        return "cuda", torch.cuda.get_device_name()
+    return "cpu", platform.processor() or platform.machine()
+
+
+@functools.cache
+def overhead_ns(backend: Backend, device: str, record_format: str) -> dict[str, float]:
+    """ns that a span costs by warps per SM, for the metadata of a capture; measured once a process and `device`.
+
+    A few milliseconds. Of records in device memory: what the recorder itself costs, whatever the bus does.
+    """
+    densities = (1,) if backend == "cpu" else WARPS_PER_SM
+    costs = (measure_span(backend, record_format, warps, "device", num_rounds=5) for warps in densities)
+    return {str(cost.warps_per_sm): round(max(cost.span_ns, 0.0), 1) for cost in costs}

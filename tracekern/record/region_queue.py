@@ -1,0 +1,53 @@
+"""Regions of a kernel's launches, reserved ahead in growing batches: a launch then costs its host microseconds."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tracekern.record import format as fmt
+from tracekern.record.launch_plan import LaunchPlan, Region
+
+if TYPE_CHECKING:
+    from tracekern.record.device import CaptureDevice
+    from tracekern.record.segment import Segment
+
+_MAX_SHARE_OF_ROOM = 16
+"""A batch takes at most one part in this many of what is left: other kernels need room, too."""
+
+
+def batch_size(wanted: int, segment: Segment, plans: Sequence[LaunchPlan]) -> int:
+    """How many regions of each plan to reserve now."""
+    num_bytes = sum(plan.region_bytes(segment.record_dtype.itemsize) for plan in plans)
+    return max(1, min(wanted, segment.arena_room // (_MAX_SHARE_OF_ROOM * max(num_bytes, 1))))
+
+
+class RegionQueue:
+    """For launches of one plan."""
+
+    def __init__(self, segment: Segment, device: CaptureDevice, plan: LaunchPlan) -> None:
+        self._segment = segment
+        self._device = device
+        self._plan = plan
+        self._next_batch = 1
+        self._ready: deque[tuple[Region, int]] = deque()
+
+    def take(self, sequence: int, epoch: int) -> int:
+        """Address of the descriptor for the next launch; 0, and the launch is counted, where there is no room."""
+        if not self._ready:
+            self._reserve()
+        if not self._ready:
+            self._segment.refuse(self._plan)
+            return 0
+        region, descriptor = self._ready.popleft()
+        self._segment.start_launch(region, sequence, epoch)
+        return descriptor
+
+    def _reserve(self) -> None:
+        count = batch_size(self._next_batch, self._segment, [self._plan])
+        regions = self._segment.reserve_regions(self._plan, count)
+        if regions:
+            mirrored = bool(self._plan.flags & fmt.ENTRY_MIRRORED)
+            self._ready.extend(zip(regions, self._device.place(self._segment, regions, mirrored), strict=True))
+        self._next_batch = min(2 * self._next_batch, self._device.max_regions_ahead)
