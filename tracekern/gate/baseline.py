@@ -25,17 +25,21 @@ _NAME = re.compile(r"(\d{4,})_.*\.json")
 
 def save(runs: Sequence[Run], storage: Path = STORAGE) -> Path:
     """Keeps `runs`, all of one device, under the next number. Returns the file."""
-    directory = storage / slug(runs[0].device)
+    commit = commit_info()
+    path = next_path(storage / slug(runs[0].device), commit)
+    write(path, runs, commit)
+    return path
+
+
+def next_path(directory: Path, commit: dict[str, Any]) -> Path:
+    """Where the next file of a folder goes: 0003_<commit>_<date>.json. Makes the folder; raises BadInput."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(f"{directory}: cannot be made ({error.strerror}); choose a place with --storage") from None
-    commit = commit_info()
-    stamp = datetime.datetime.now(datetime.timezone.utc)
-    number = max((number for number, _ in _numbered(directory)), default=0) + 1
-    name = f"{number:04}_{commit['id'][:12] or 'uncommitted'}_{stamp:%Y%m%d}.json"
-    write(directory / name, runs, commit)
-    return directory / name
+        raise BadInput(f"{directory}: cannot be made ({error.strerror}); choose another place for baselines") from None
+    number = max((number for number, _ in numbered(directory)), default=0) + 1
+    today = datetime.datetime.now(datetime.timezone.utc)
+    return directory / f"{number:04}_{commit['id'][:12] or 'uncommitted'}_{today:%Y%m%d}.json"
 
 
 def write(path: Path, runs: Sequence[Run], commit: dict[str, Any] | None = None) -> None:
@@ -82,7 +86,7 @@ def find(text: str, like: Run, storage: Path = STORAGE) -> Path:
     if text != "latest" and not text.isdecimal():
         return Path(text)
     directory = storage / slug(like.device)
-    kept = sorted(_numbered(directory))
+    kept = numbered(directory)
     if not kept:
         raise BadInput(f"no baseline in {directory}; keep one with tracekern check --save RUN...")
     if text.isdecimal():
@@ -134,9 +138,10 @@ def _git(*arguments: str) -> str:
     return result.stdout.strip()
 
 
-def _numbered(directory: Path) -> list[tuple[int, Path]]:
-    found = ((_NAME.fullmatch(path.name), path) for path in sorted(directory.glob("*.json")))
-    return [(int(match[1]), path) for match, path in found if match]
+def numbered(directory: Path) -> list[tuple[int, Path]]:
+    """The kept files of a folder with their numbers, in order."""
+    found = ((_NAME.fullmatch(path.name), path) for path in directory.glob("*.json"))
+    return sorted((int(match[1]), path) for match, path in found if match)
 
 
 def read_any(

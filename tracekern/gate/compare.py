@@ -90,7 +90,7 @@ def compare(base: Sequence[Run], head: Sequence[Run], rules: Rules) -> Compariso
     """base, head: at least rules.min_runs of the same shape each, else the result only says why not."""
     problems = [*own_problems("base", base, rules), *own_problems("head", head, rules)]
     if base and head:
-        problems += _mismatches(base[0], head[0], rules)
+        problems += sides_differ(base[0], head[0], rules)
     names, notes = _family(base, head, rules) if not problems else ([], [])
     problems += [note for note in notes if note.startswith("gone: ")]
     if not problems and not names:
@@ -152,14 +152,15 @@ def own_problems(side: str, runs: Sequence[Run], rules: Rules) -> list[str]:
             "program more often (iterations of one launch are no runs)"
         )
     for run in runs[1:]:
-        problems += [f"{side}: {text}" for text in _mismatches(runs[0], run, rules)]
+        problems += [f"{side}: {text}" for text in sides_differ(runs[0], run, rules)]
     identities = [run.run_id for run in runs]
     if len(set(identities)) < len(identities):
         problems.append(f"{side}: one launch of the program is in it twice; each counts once")
     return list(dict.fromkeys(problems))
 
 
-def _mismatches(first: Run, second: Run, rules: Rules) -> list[str]:
+def sides_differ(first: Run, second: Run, rules: Rules) -> list[str]:
+    """Why two runs cannot be compared, a line each; empty where they can."""
     problems = []
     if (first.device, first.backend) != (second.device, second.backend):
         problems.append(

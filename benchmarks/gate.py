@@ -1,0 +1,181 @@
+"""Does the gate keep its promises on real launches? False alarms of A/A comparisons, and growth that must be caught.
+
+    python benchmarks/gate.py --record 24 [--backend cuda --ranks 4 ...]    launches the program 24 times
+    python benchmarks/gate.py                                               draws from all that is in traces/launches
+
+Recording needs numpy and torch alone; it keeps every launch's numbers in traces/launches/<device>.json as they come.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from harness import Table, write_results
+
+from tracekern.errors import TracekernError
+from tracekern.gate import baseline
+from tracekern.gate.compare import Rules, Verdict, compare, floors, logarithms
+from tracekern.gate.report import percent, show
+from tracekern.gate.run import Run, read_run
+
+LAUNCHES = Path(__file__).resolve().parent.parent / "traces" / "launches"
+SHAPE = {"ranks": 4, "tokens": 32, "hidden": 512, "experts": 16, "topk": 4, "iterations": 10, "seed": 7, "blocks": 0}
+COMPARISONS, DETECTIONS = 1000, 100
+GROWTH = 1.15
+MAX_SPREAD = 0.03
+SIDE = 8
+_GIVE_UP_AFTER = 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", type=int, metavar="LAUNCHES", help="launch the program this often")
+    parser.add_argument("--out", type=Path, help="file or folder of the recorded numbers; traces/launches")
+    parser.add_argument("--backend", default="cpu", choices=["cpu", "cuda"])
+    for name, default in SHAPE.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--warps", type=int, default=0)
+    parser.add_argument("--variant", default="balanced")
+    parser.add_argument("--comparisons", type=int, default=COMPARISONS)
+    arguments = parser.parse_args()
+    if arguments.record:
+        record(arguments)
+    else:
+        evaluate(sorted(LAUNCHES.glob("*.json")), arguments.comparisons)
+
+
+def record(arguments: argparse.Namespace) -> None:
+    """Every launch is a program of its own: new processes, new communicator, new clocks."""
+    from tracekern.moe.run import MoeRun, run
+
+    shape = {name: getattr(arguments, name) for name in (*SHAPE, "warps", "variant", "backend")}
+    command = shlex.join(["python", "benchmarks/gate.py", *sys.argv[1:]])
+    runs: list[Run] = []
+    failures = 0
+    while len(runs) < arguments.record:
+        started = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="tracekern-gate-") as directory:
+            try:
+                run(MoeRun(**shape, command=command), directory).raise_for_error()
+                runs.append(dataclasses.replace(read_run(Path(directory)), source=f"launch {len(runs)}"))
+            except TracekernError as error:
+                failures += 1
+                print(f"a launch failed and does not count: {error}", flush=True)
+                if failures == _GIVE_UP_AFTER:
+                    raise
+                continue
+        path = arguments.out or LAUNCHES
+        path = path if path.suffix == ".json" else path / f"{baseline.slug(runs[0].device)}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        baseline.write(path, runs)
+        lost = f", LOST DATA: {runs[-1].losses[0]}" if runs[-1].losses else ""
+        print(f"launch {len(runs)} of {arguments.record}: {time.monotonic() - started:.1f} s{lost}", flush=True)
+    print(f"-> {path}")
+
+
+def evaluate(paths: Sequence[Path], comparisons: int) -> None:
+    results = {}
+    for path in paths:
+        runs = baseline.read(path)
+        if len(runs) < 2 * SIDE:
+            print(f"{path.name}: {len(runs)} launches, wanted at least {2 * SIDE} to draw {SIDE} and {SIDE} from")
+            continue
+        results[path.stem] = evaluate_device(runs, comparisons)
+    write_results("gate", {"runs_a_side": SIDE, "growth": GROWTH, "max_spread": MAX_SPREAD, "devices": results})
+
+
+def evaluate_device(runs: list[Run], comparisons: int) -> dict[str, Any]:
+    rng = np.random.default_rng(1)
+    started = time.perf_counter()
+    outcomes = [compare(*draw(rng, runs), Rules()) for _ in range(comparisons)]
+    seconds = (time.perf_counter() - started) / comparisons
+    alarms = sum(bool(outcome.of(Verdict.REGRESSED)) for outcome in outcomes)
+    settled = sum(not outcome.of(Verdict.UNDECIDED) for outcome in outcomes)
+    undecided = float(np.mean([len(outcome.of(Verdict.UNDECIDED)) for outcome in outcomes]))
+    gated = [change.metric for change in outcomes[0].changes]
+    in_time = compare(runs[:SIDE], runs[-SIDE:], Rules()).of(Verdict.REGRESSED)
+    print(f"\n{runs[0].device}: {len(runs)} launches, {len(gated)} metrics gated, {1e3 * seconds:.0f} ms a comparison")
+    print(f"  {alarms} alarms in {comparisons} A/A comparisons of {SIDE} against {SIDE} launches drawn disjointly")
+    print(f"  {settled} of them settled every metric; {undecided:.1f} metrics undecided on average")
+    print(f"  the first {SIDE} against the last {SIDE}: {', '.join(c.metric for c in in_time) or 'nothing regressed'}")
+    return {
+        "device": runs[0].device,
+        "launches": len(runs),
+        "recorded": [runs[0].created, runs[-1].created],
+        "command": runs[0].command,
+        "shape": runs[0].shape,
+        "metrics": len(gated),
+        "comparisons": comparisons,
+        "alarms": alarms,
+        "settled": settled,
+        "undecided_metrics": round(undecided, 2),
+        "first_against_last": [change.metric for change in in_time],
+        "ms_a_comparison": round(1e3 * seconds, 1),
+        "rows": detect_all(runs, gated),
+    }
+
+
+def detect_all(runs: list[Run], gated: Sequence[str]) -> list[dict[str, Any]]:
+    """For each p50 the spread of the launches, and how often its growth is caught where spread and floor allow it."""
+    names = [name for name in gated if name.endswith(".p50")]
+    spreads = logarithms(runs, names).std(axis=0, ddof=1)
+    least = floors(runs, names, Rules())
+    table = Table("  growth of a phase by 15 %, 100 times each", ["median", "spread", "floor", "caught", "metric"])
+    rows = []
+    for name, spread, floor in zip(names, spreads, least, strict=True):
+        asked = spread <= MAX_SPREAD and floor < GROWTH - 1
+        caught = detect(runs, name) if asked else None
+        median = float(np.median([run.metrics[name] for run in runs]))
+        why = "" if asked else "spread" if spread > MAX_SPREAD else "floor"
+        rows.append(
+            {
+                "metric": name,
+                "median": median,
+                "spread": round(float(spread), 4),
+                "floor": round(float(floor), 4),
+                "caught": caught,
+                "not_asked": why,
+            }
+        )
+        said = f"{caught}/{DETECTIONS}" if asked else f"not asked: {why}"
+        table.add(show(name, median), percent(spread)[1:], percent(floor)[1:], said, name)
+    table.print()
+    return rows
+
+
+def detect(runs: list[Run], name: str) -> int:
+    """How many of DETECTIONS comparisons find that the phase of `name` takes GROWTH times as long."""
+    rng = np.random.default_rng(2)
+    caught = 0
+    for _ in range(DETECTIONS):
+        base, head = draw(rng, runs)
+        slow = [grown(run, name.rpartition(".")[0]) for run in head]
+        caught += name in {change.metric for change in compare(base, slow, Rules()).of(Verdict.REGRESSED)}
+    return caught
+
+
+def grown(run: Run, phase: str) -> Run:
+    metrics = {
+        name: value * GROWTH if name in (f"{phase}.p50", f"{phase}.p99") else value
+        for name, value in run.metrics.items()
+    }
+    return dataclasses.replace(run, metrics=metrics)
+
+
+def draw(rng: np.random.Generator, runs: list[Run]) -> tuple[list[Run], list[Run]]:
+    """Two sides of launches, none on both."""
+    chosen = rng.permutation(len(runs))[: 2 * SIDE]
+    return [runs[i] for i in chosen[:SIDE]], [runs[i] for i in chosen[SIDE:]]
+
+
+if __name__ == "__main__":
+    main()

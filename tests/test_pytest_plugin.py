@@ -1,0 +1,144 @@
+"""The plugin in real inner pytest runs, with real captures of kernels that take known times."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+TESTS = Path(__file__).resolve().parent
+IS_INSTALLED = any(entry.value == "tracekern.gate.pytest_plugin" for entry in entry_points(group="pytest11"))
+PLUGIN = () if IS_INSTALLED else ("-p", "tracekern.gate.pytest_plugin")
+
+ONE_KERNEL = """
+import sys
+sys.path.insert(0, {tests!r})
+import numpy as np
+import pytest
+from launched import COPY_NS, WAIT_NS, SPANS, EVENTS, write_track
+import json
+
+FACTOR = {factor}
+
+def run_kernel(capture, room=4 * SPANS):
+    launched = capture.launch("dispatch", grid=1, warps=1, events=json.dumps(EVENTS), epoch=1)
+    write_track(launched.descriptor, 0, 10**15, np.array([COPY_NS, WAIT_NS * FACTOR]), np.random.default_rng(1))
+
+def test_waits(tracekern_capture, stall_budget):
+    for _ in range({captures}):
+        with tracekern_capture(clocks=False, records_per_track={room}) as capture:
+            run_kernel(capture)
+    assert tracekern_capture.statistics.num_measured == 1
+    assert len(tracekern_capture.timeline.spans) > 20
+    stall_budget({budget!r}, "wait_token.wait_share=90%")
+
+def test_without():
+    pass
+"""
+
+
+@pytest.fixture
+def inner(pytester, monkeypatch):
+    """Writes the inner test and runs pytest on it in a process of its own."""
+    root = str(TESTS.parent)
+    monkeypatch.setenv("PYTHONPATH", root)
+
+    def run(
+        *arguments: str, factor: float = 1.0, captures: int = 1, room: int = 200, budget: str = "wait_token.p50=1ms"
+    ):
+        text = ONE_KERNEL.format(tests=str(TESTS), factor=factor, captures=captures, room=room, budget=budget)
+        pytester.makepyfile(test_inner=text)
+        return pytester.runpytest_subprocess(*PLUGIN, "-p", "no:cacheprovider", *arguments)
+
+    return run
+
+
+def kept(pytester) -> list[Path]:
+    return sorted((pytester.path / ".tracekern").rglob("*.json"))
+
+
+def test_a_budget_that_holds_and_one_that_does_not(inner, pytester):
+    inner().assert_outcomes(passed=2)
+    result = inner(budget="wait_token.p50=1us")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(
+        ["*over the stall budget*", "dispatch.wait_token.p50 is 2* us, its budget is 1 us (*% over)"]
+    )
+    assert kept(pytester) == []
+
+
+def test_a_lossy_capture_meets_no_budget(inner):
+    result = inner(room=50)
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*no budget can be judged*", "cannot say:*lost data*"])
+
+
+def test_a_budget_for_nothing_says_what_there_is(inner):
+    result = inner(budget="wait_tokens.p50=1us")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*no such metric; near it are *wait_token.p50*"])
+
+
+def test_save_compare_fail(inner, pytester):
+    saved = inner("--tracekern-save")
+    saved.assert_outcomes(passed=2)
+    saved.stdout.fnmatch_lines(["saved 1 tests as *0001_*"])
+    (path,) = kept(pytester)
+    assert list(json.loads(path.read_text())["tests"]) == ["test_inner.py::test_waits"]
+
+    same = inner("--tracekern-compare", "--tracekern-compare-fail=p50:15%")
+    assert same.ret == 0
+    same.stdout.fnmatch_lines(["compared with *0001_*", "*dispatch.wait_token.p50 * (+0.0 %)"])
+
+    slow = inner("--tracekern-compare-fail=p50:15%", "--tracekern-save", factor=1.2)
+    slow.assert_outcomes(passed=2)
+    assert slow.ret == pytest.ExitCode.TESTS_FAILED
+    slow.stdout.fnmatch_lines(["not saved: *", "*wait_token.p50 * (+20.* %), more than 15 % (fewer than 5 runs*"])
+    assert len(kept(pytester)) == 1
+
+    assert inner("--tracekern-compare=1", "--tracekern-compare-fail=p50:25%", factor=1.2).ret == 0
+    assert inner("--tracekern-compare", factor=1.2).ret == 0, "without a limit it only tells"
+
+
+def test_five_captures_a_side_are_a_proof(inner):
+    assert inner("--tracekern-save", captures=5).ret == 0
+    slow = inner("--tracekern-compare-fail=p50:15%", factor=1.3, captures=5)
+    assert slow.ret == pytest.ExitCode.TESTS_FAILED
+    slow.stdout.fnmatch_lines(["*more than 15 %"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--tracekern-compare"], "no baseline latest in .tracekern/pytest"),
+        (["--tracekern-compare=7"], "no baseline 7"),
+        (["--tracekern-compare=nothing.json"], "nothing.json: cannot be read"),
+        (["--tracekern-compare-fail=p50"], "wanted p50|p99|wait_share:PERCENT"),
+        (["--tracekern-save", "-n", "2"], "without pytest-xdist"),
+    ],
+)
+def test_bad_options_stop_before_any_test(inner, arguments, said):
+    result = inner(*arguments)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*{said}*"])
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": "tracekern-pytest", "version": 2}'])
+def test_a_baseline_of_another_kind_is_refused(inner, pytester, text):
+    (pytester.path / "old.json").write_text(text)
+    result = inner("--tracekern-compare=old.json")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*old.json: *"])
+
+
+def test_a_suite_that_does_not_use_it_pays_nothing(pytester, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(TESTS.parent))
+    pytester.makepyfile("import sys\ndef test_light():\n    assert not {'numpy', 'torch'} & set(sys.modules)\n")
+    blocked = [argument for name in ("hypothesispytest", "xdist", "timeout") for argument in ("-p", f"no:{name}")]
+    pytester.runpytest_subprocess(*PLUGIN, *blocked).assert_outcomes(passed=1)
+    assert sys.version_info >= (3, 10)
