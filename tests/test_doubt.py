@@ -115,14 +115,34 @@ def test_errors_add_up_over_waits():
 
 
 def test_within_a_rank_there_is_no_doubt():
-    run = Scenario(1, num_warps=2)
+    run = Scenario(2, num_warps=2)
     run.launch("dispatch")
-    run.work(0, 500, warp=1)
-    run.signal(0, peer=0, warp=1)
-    run.wait(0, peer=0, warp=0)
-    charges = late_charges(timeline := run.timeline(), analyze_waits(timeline), Bound.PROVEN)
+    run.work(1, 500, warp=1)
+    run.signal(1, peer=1, warp=1)
+    run.wait(1, peer=1, warp=0)
+    timeline = run.timeline(hard_ns=700, sigma_ns=700)
+    charges = late_charges(timeline, analyze_waits(timeline), Bound.PROVEN)
     assert (charges.lo_ns.tolist(), charges.hi_ns.tolist()) == ([500], [500])
-    assert judge(timeline) == ({0: Blame(0, 0, Interval(0, 0), Interval(0, 0))}, Verdict(None, False, ()))
+    blames, verdict = judge(timeline)
+    assert verdict == Verdict(None, False, ())
+    assert blames[1] == Blame(1, 0, Interval(0, 0), Interval(0, 0))
+
+
+@pytest.mark.parametrize(
+    ("likely", "proven", "verdict"),
+    [
+        ([(90, 110), (0, 89)], [(90, 110), (0, 89)], Verdict(0, True, (0,))),
+        ([(90, 110), (0, 90)], [(90, 110), (0, 90)], Verdict(None, False, (0, 1))),
+        ([(90, 110), (0, 89)], [(50, 150), (0, 120)], Verdict(0, False, (0,))),
+        ([(0, 110), (0, 0)], [(0, 110), (0, 0)], Verdict(None, False, (0,))),
+        ([(10, 20), (30, 90), (40, 70)], [(10, 20), (30, 90), (40, 70)], Verdict(None, False, (1, 2))),
+        ([], [], Verdict(None, False, ())),
+    ],
+)
+def test_a_rank_is_named_when_its_lo_exceeds_the_hi_of_all_others(likely: list, proven: list, verdict: Verdict):
+    limits = zip(likely, proven, strict=True)
+    blames = [Blame(rank, 0, Interval(*one), Interval(*other)) for rank, (one, other) in enumerate(limits)]
+    assert name_worst(blames) == verdict
 
 
 def test_unaligned_ranks_leave_everything_open():

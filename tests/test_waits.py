@@ -14,6 +14,7 @@ from timelines import make_rank, make_timeline, timelines
 from wait_oracle import Wait, any_runs, oracle
 
 import tracekern
+from tracekern.analysis.wait_order import overtaken
 from tracekern.analysis.waits import CLASSES, Phase, WaitKind, Waits, analyze_waits
 from tracekern.errors import BadInput
 from tracekern.timeline.model import OPEN_END, EventClass, Timeline
@@ -148,6 +149,33 @@ def test_a_message_of_a_later_launch_is_no_wrong_order():
     assert waits.late_sender.tolist() == [50_000, 0]
     assert waits.slack[1] > 49_000
     assert waits.wrong_order.tolist() == [0, 0]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20), st.integers(0, 20), st.integers(-1, 30)), max_size=12))
+def test_overtaken_is_that_of_plain_loops(rows: list[tuple[int, int, int, int]]):
+    group, begin, late, distance = np.array(rows or np.empty((0, 4)), np.int64).T
+    arrived = np.where(distance < 0, -1, begin + late + distance)
+    expected = []
+    for i in range(len(rows)):
+        later = [arrived[j] for j in range(i + 1, len(rows)) if group[j] == group[i] and arrived[j] >= 0]
+        expected.append(max(0, begin[i] + late[i] - max([begin[i], min(later, default=100)])))
+    assert overtaken(group, begin, begin + late, arrived).tolist() == expected
+
+
+def test_of_several_signals_the_last_to_arrive_releases():
+    run = Scenario(3)
+    run.launch("dispatch")
+    run.signal(1, peer=0, ns=900)  # begins first, ends last
+    run.work(2, 100)
+    run.signal(2, peer=0)
+    run.wait(0, peer=1)
+    timeline = run.timeline()
+    signals = rows_of(timeline, "signal_token")
+    flows = type(timeline.flows)(signals[::-1].copy(), np.repeat(rows_of(timeline, "wait_token"), 2))
+    waits = analyze_waits(timeline.replace(flows=flows))
+    assert waits.peer.tolist() == [1]
+    assert waits.totals() == {**dict.fromkeys(CLASSES, 0), "drain": 900, "visibility": SEE_NS}
 
 
 def test_early_data_is_slack():

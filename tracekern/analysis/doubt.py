@@ -112,7 +112,6 @@ def late_limits(timeline: Timeline, waits: Waits, bound: Bound) -> tuple[Int64, 
     hi = np.where(released, np.clip(behind + doubt, 0, waits.wait_ns), 0)
     arrivals = _Arrivals.of(timeline, waits, bound)
     for limit, behind in ((lo, arrivals.behind_ns - arrivals.doubt_ns), (hi, arrivals.behind_ns + arrivals.doubt_ns)):
-        limit[arrivals.wait] = 0
         np.maximum.at(limit, arrivals.wait, np.clip(behind, 0, waits.wait_ns[arrivals.wait]))
     return lo, hi
 

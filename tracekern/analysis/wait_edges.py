@@ -38,10 +38,7 @@ def is_barrier(timeline: Timeline) -> list[bool]:
 
 
 def last_signals(timeline: Timeline) -> Int64:
-    """[num_spans] the signal span that arrived last at each wait of a data or credit channel; else -1.
-
-    At barriers of ranks -1 as well.
-    """
+    """[num_spans] the signal span that arrived last at each wait that has a flow; else -1."""
     signal, wait = timeline.flows.signal, timeline.flows.wait
     if np.any(np.diff(wait) <= 0):  # several signals to one wait, or edges in no order
         order = np.lexsort((signal, timeline.spans.start[signal], signal_ends(timeline, signal), wait))
@@ -50,7 +47,6 @@ def last_signals(timeline: Timeline) -> Int64:
         signal, wait = signal[last], wait[last]
     result = np.full(len(timeline.spans), -1, np.int64)
     result[wait] = signal
-    result[of_events(timeline, is_barrier(timeline))] = -1
     return result
 
 

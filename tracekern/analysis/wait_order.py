@@ -11,7 +11,7 @@ def overtaken(group: Int64, begin: Int64, late_until: Int64, arrived: Int64) -> 
     """[n] ns of [begin, late_until] after the first arrival of a message that a later wait of the same group takes.
 
     Rows stand in the order in which the track waits, those of a group together or not. `arrived` is when the message of
-    the row was there, negative where that is not known.
+    the row was there: not before its late_until, or negative where that is not known.
     """
     order = np.argsort(group, kind="stable")
     own_group, start, stop = group[order], begin[order], late_until[order]
@@ -23,13 +23,11 @@ def overtaken(group: Int64, begin: Int64, late_until: Int64, arrived: Int64) -> 
     room = np.maximum.reduceat(stop, first) - low + 1
     base = np.cumsum(room) - room
     size = np.diff(first, append=len(own_group))
-    place = np.repeat(base - low, size)
+    to_line = np.repeat(base - low, size)
     never = np.repeat(base + room - 1, size)
-    there = np.where(arrived[order] < 0, never, np.clip(arrived[order] + place, place + np.repeat(low, size), never))
+    there = np.where(arrived[order] < 0, never, np.clip(arrived[order] + to_line, np.repeat(base, size), never))
+    # The row's own message is in this minimum too; it came too late to make a difference.
     earliest = np.minimum.accumulate(there[::-1])[::-1]
-    later = np.append(earliest[1:], 0)
-    later[np.append(first[1:], len(own_group)) - 1] = never[np.append(first[1:], len(own_group)) - 1]
-    overlap = np.maximum(stop + place - np.maximum(start + place, later), 0)
     result = np.empty(len(group), np.int64)
-    result[order] = overlap
+    result[order] = np.maximum(stop + to_line - np.maximum(start + to_line, earliest), 0)
     return result
