@@ -13,7 +13,7 @@ from scenarios import SIGNAL_NS, Scenario, exchange
 from wait_oracle import any_runs
 
 import tracekern
-from tracekern.analysis.class_limits import limit_classes
+from tracekern.analysis.class_limits import limit_classes, limit_drain
 from tracekern.analysis.doubt import (
     COVERED_SIGMAS,
     Blame,
@@ -219,6 +219,17 @@ def test_the_truth_lies_inside_whatever_the_clocks_did(truth: Timeline, hard_ns:
         mine = charges.rank == rank
         true_ns = int(true_waits.late_ns[true_waits.peer == rank].sum())
         assert charges.lo_ns[mine].sum() <= true_ns <= charges.hi_ns[mine].sum()
+
+
+def test_drain_may_peak_between_the_offsets_that_are_looked_at():
+    run = Scenario(2)
+    run.launch("dispatch")
+    run.now[1, 0], run.now[0, 0] = 1000, 1005
+    run.signal(1, peer=0, ns=2)
+    run.wait(0, peer=1, see_ns=2)
+    timeline = run.timeline(hard_ns=10, sigma_ns=10)
+    waits = analyze_waits(timeline)
+    assert limit_drain(timeline, waits, group_rows(1), Bound.PROVEN).tolist() == [[0, 2]]  # all of it at an offset of 5
 
 
 @st.composite

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from scenarios import exchange
+from scenarios import Scenario, exchange
 from timelines import make_timeline
 
 from tracekern.analysis.imbalance import work_imbalance
@@ -31,3 +31,18 @@ def test_imbalance_leaves_out_the_waits_inside_work():
     )
     (row,) = work_imbalance(timeline)
     assert row.busy_ns == dict.fromkeys((0, 1), 4 * (5500 - 1360))
+
+
+def test_work_of_no_length_has_no_waits_inside():
+    run = Scenario(1)
+    run.launch("dispatch")
+    start = run.now[0, 0]
+    run.wait_other(0, 500)
+    run.now[0, 0] = start
+    run.work(0, 0)
+    (row,) = work_imbalance(run.timeline())
+    assert row.busy_ns == {0: 0}
+
+
+def test_no_work_no_rows():
+    assert work_imbalance(Scenario(2).timeline()) == ()

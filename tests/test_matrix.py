@@ -123,6 +123,12 @@ def test_an_excess_within_the_doubt_does_not_stand_out():
     assert find_abnormal(by_hand(factors, doubt_ns=40_000)) == ()
 
 
+def test_a_cell_in_more_doubt_than_the_others_does_not_stand_out_for_that():
+    matrix = by_hand(np.ones((6, 6)))
+    matrix.doubt_ns[2, 5] = 90_000
+    assert find_abnormal(matrix) == ()
+
+
 def test_a_waiting_time_of_few_ticks_is_no_ratio():
     """20 ns against 40 ns is a factor of two, and two ticks of the clock."""
     timeline = exchange(num_ranks=6).timeline()
