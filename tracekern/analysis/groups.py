@@ -52,7 +52,7 @@ def group_rows(num_rows: int, *columns: npt.NDArray[Any]) -> Groups:
         widths.append(high - low + 1)
     num_cells = int(np.prod([float(width) for width in widths])) if widths else 1
     if num_cells >= _MAX_CODE:
-        return _group_wide(num_rows, *columns)
+        return _group_wide(*columns)
     for column, low, width in zip(columns, lows, widths, strict=True):
         code *= width
         code += column
@@ -71,8 +71,11 @@ def group_rows(num_rows: int, *columns: npt.NDArray[Any]) -> Groups:
     return Groups(group, tuple(reversed(keys)))
 
 
-def _group_wide(num_rows: int, *columns: npt.NDArray[Any]) -> Groups:
-    """The same where the numbers are too far apart for one code: number the values of each column first."""
-    values, numbers = zip(*(np.unique(column, return_inverse=True) for column in columns), strict=True)
-    groups = group_rows(num_rows, *numbers)
-    return Groups(groups.group, tuple(own[number] for own, number in zip(values, groups.columns, strict=True)))
+def _group_wide(*columns: npt.NDArray[Any]) -> Groups:
+    """The same where the numbers are too far apart for one code: a column at a time, numbering what is there."""
+    group = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        number = np.unique(column, return_inverse=True)[1]
+        group = np.unique(group * (int(number.max(initial=0)) + 1) + number, return_inverse=True)[1]
+    first = np.unique(group, return_index=True)[1]
+    return Groups(group, tuple(column[first] for column in columns))
