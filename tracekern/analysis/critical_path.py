@@ -13,11 +13,15 @@ import numpy as np
 from tracekern.analysis.cause_history import is_message
 from tracekern.analysis.cause_order import find_edges
 from tracekern.analysis.event_graph import EventGraph, build_graph
+from tracekern.analysis.path_nodes import count_nodes
 from tracekern.analysis.path_parts import PartFinder, PathPart
+from tracekern.analysis.path_replay import Replay, replay_without
 from tracekern.analysis.path_walk import Walker
 from tracekern.analysis.waits import Waits
 from tracekern.timeline.model import Int32, Int64, Timeline
 
+MAX_REPLAYED_NODES = 50_000
+_MAX_GAINS = 8
 _LATE = np.iinfo(np.int64).max
 
 
@@ -59,17 +63,20 @@ class CriticalPath:
     iterations: tuple[Path, ...]
     """From the end of the iteration before to its own end; the first from the first event. Empty where the capture has
     no launches that repeat."""
+    replay: Replay | None
+    """What it would gain to have the largest parts of the path as short as elsewhere; of as many iterations from the
+    first on as have at most MAX_REPLAYED_NODES signals and waits."""
     note: str
 
 
 def critical_path(timeline: Timeline, waits: Waits) -> CriticalPath:
     """The path of the whole capture and of each iteration, from `waits` of the same Timeline in ns."""
     if not timeline.aligned and len(timeline.ranks) > 1:
-        return CriticalPath(None, (), "the ranks' clocks are not aligned: no path leads from one to another")
+        return CriticalPath(None, (), None, "the ranks' clocks are not aligned: no path leads from one to another")
     graph = build_graph(timeline)
     shown = graph.schedule.order
     if not len(shown):
-        return CriticalPath(None, (), "no kernel is on record")
+        return CriticalPath(None, (), None, "no kernel is on record")
     paths = _Paths(timeline, graph, waits)
     floor = int(graph.schedule.start[shown].min())
     last = int(shown[graph.schedule.end[shown].argmax()])
@@ -80,7 +87,23 @@ def critical_path(timeline: Timeline, waits: Waits) -> CriticalPath:
         if end > floor:
             iterations.append(paths.find(iteration, launch, floor))
             floor = end
-    return CriticalPath(whole, tuple(iterations), "")
+    replay = _replay(timeline, graph, waits, paths, floor=whole.start_ns)
+    return CriticalPath(whole, tuple(iterations), replay, "")
+
+
+def _replay(timeline: Timeline, graph: EventGraph, waits: Waits, paths: _Paths, floor: int) -> Replay:
+    schedule = graph.schedule
+    nodes_of_launch = count_nodes(timeline, waits)[:-1]
+    last = int(schedule.order[schedule.end[schedule.order].argmax()])
+    for launch in [last, *(launch for _, launch in reversed(_iteration_ends(graph)))]:
+        until = schedule.end[launch]
+        replayed = (schedule.stream >= 0) & (schedule.end <= until)
+        num_nodes = int(nodes_of_launch[replayed[: len(nodes_of_launch)]].sum())
+        if num_nodes <= MAX_REPLAYED_NODES:
+            parts = paths.find(-1, launch, floor).parts[:_MAX_GAINS]
+            return replay_without(timeline, graph, waits, replayed, parts)
+    note = f"one iteration has {num_nodes} signals and waits; {MAX_REPLAYED_NODES} are replayed at most"
+    return Replay(floor, floor, 0, (), note)
 
 
 class _Paths:
