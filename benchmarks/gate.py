@@ -28,7 +28,28 @@ from tracekern.gate.report import percent, show
 from tracekern.gate.run import Run, read_run
 
 LAUNCHES = Path(__file__).resolve().parent.parent / "traces" / "launches"
-SHAPE = {"ranks": 4, "tokens": 32, "hidden": 512, "experts": 16, "topk": 4, "iterations": 10, "seed": 7, "blocks": 0}
+SHAPES = {
+    "cpu": {
+        "ranks": 4,
+        "tokens": 32,
+        "hidden": 512,
+        "experts": 16,
+        "topk": 4,
+        "iterations": 10,
+        "blocks": 4,
+        "warps": 4,
+    },
+    "cuda": {
+        "ranks": 4,
+        "tokens": 64,
+        "hidden": 7168,
+        "experts": 64,
+        "topk": 4,
+        "iterations": 20,
+        "blocks": 16,
+        "warps": 8,
+    },
+}
 COMPARISONS, DETECTIONS = 1000, 100
 GROWTH = 1.15
 MAX_SPREAD = 0.03
@@ -40,10 +61,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", type=int, metavar="LAUNCHES", help="launch the program this often")
     parser.add_argument("--out", type=Path, help="file or folder of the recorded numbers; traces/launches")
-    parser.add_argument("--backend", default="cpu", choices=["cpu", "cuda"])
-    for name, default in SHAPE.items():
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--warps", type=int, default=0)
+    parser.add_argument("--backend", default="cpu", choices=list(SHAPES))
+    for name in SHAPES["cpu"]:
+        parser.add_argument(f"--{name}", type=int, help=" or ".join(f"{SHAPES[b][name]} ({b})" for b in SHAPES))
+    parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--variant", default="balanced")
     parser.add_argument("--comparisons", type=int, default=COMPARISONS)
     arguments = parser.parse_args()
@@ -57,7 +78,8 @@ def record(arguments: argparse.Namespace) -> None:
     """Every launch is a program of its own: new processes, new communicator, new clocks."""
     from tracekern.moe.run import MoeRun, run
 
-    shape = {name: getattr(arguments, name) for name in (*SHAPE, "warps", "variant", "backend")}
+    given = {name: getattr(arguments, name) for name in (*SHAPES["cpu"], "seed", "variant", "backend")}
+    shape = {**SHAPES[arguments.backend], **{name: value for name, value in given.items() if value is not None}}
     command = shlex.join(["python", "benchmarks/gate.py", *sys.argv[1:]])
     runs: list[Run] = []
     failures = 0

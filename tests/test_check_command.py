@@ -227,6 +227,23 @@ def test_a_fault_of_ours_is_never_a_pass(launches, tmp_path):
     assert "fault of tracekern" in result.stderr
 
 
+def test_a_gpu_node_needs_none_of_the_readers_packages(launches, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Hidden:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name in ('polars', 'pyarrow', 'scipy', 'plotly', 'perfetto', 'junitparser'):\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Hidden())\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "-m", "tracekern", "check", str(launches / "head"), "--against", str(launches / "base")]
+    for more, code in (([], 0), (["--junit", "out.xml"], 2)):
+        result = subprocess.run([*command, *more], capture_output=True, text=True, env=environment, cwd=tmp_path)
+        assert result.returncode == code, result.stderr
+    assert "pip install 'tracekern[read]'" in result.stderr
+
+
 def ab(command_line, *arguments: object) -> subprocess.CompletedProcess[str]:
     return command_line("ab", "--runs", 5, "--warm-ups", 0, *arguments, timeout=300)
 

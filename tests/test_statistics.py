@@ -145,9 +145,17 @@ def test_a_real_capture(tmp_path):
     assert len(statistics.end_to_end_ns) == ITERATIONS - 1
 
 
-def test_the_kept_capture_of_gpus_is_measured_with_what_a_probe_costs_there():
+@pytest.mark.parametrize(("warps", "cost"), [(2, 31.0), (4, 31.0), (5, 56.0), (64, 122.0)])
+def test_what_a_probe_costs_is_taken_from_the_capture(warps, cost):
+    measured = {"overhead_ns": {"16": 56.0, "4": 31.0, "32": 122.0}}
+    launch = Launch(0, 0, "send", 0, 0, 1, 1, warps, 2, 64, 0, 12)
+    timeline = timeline_of([], [], ranks=(make_rank(0, metadata=measured),)).replace(launches=(launch,))
+    assert phase_statistics(timeline).probe_cost_ns == cost
+    assert phase_statistics(timeline.replace(ranks=(make_rank(0),))).probe_cost_ns == 0
+
+
+def test_the_kept_capture_of_gpus():
     statistics = phase_statistics(tracekern.load(TRACES / "h200x4"))
-    assert statistics.probe_cost_ns == 56  # 8 warps a block: the figure of 16 warps, the next one measured
     assert statistics.set_up_stages == ("rank_barrier",)
     metrics = statistics.metrics()
     shares = [value for name, value in metrics.items() if name.endswith("wait_share")]

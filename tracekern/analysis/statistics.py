@@ -22,12 +22,6 @@ from tracekern.timeline.model import OPEN_END, EventClass, Int32, Int64, Timelin
 END_TO_END = "end_to_end"
 STATISTICS = ("p50", "p99", "wait_share")
 
-_PROBE_NS = {
-    ("cuda", "wide"): ((4, 31.0), (16, 56.0), (32, 122.0)),
-    ("cuda", "compact"): ((4, 80.0), (16, 103.0), (32, 156.0)),
-}
-"""(backend, record format) -> (warps per SM, ns that one span adds); H200, 2026-11-21, benchmarks/recorder.py."""
-
 _LOSSES = (*LOSS_KINDS, "open_span", "salvaged", "overwritten_records")
 
 
@@ -62,7 +56,7 @@ class RunStatistics:
     resolution_ns: float
     """The coarsest tick of all ranks."""
     probe_cost_ns: float
-    """What recording one span adds; 0 where nobody measured it."""
+    """What recording one span adds, as the capture measured it; 0 where it did not."""
     clock_hard_ns: float
     """The widest bound of all ranks' clocks."""
     losses: tuple[str, ...]
@@ -211,12 +205,12 @@ def _end_to_end(timeline: Timeline, iterations: _Iterations) -> tuple[int, ...]:
 
 
 def _probe_cost_ns(timeline: Timeline) -> float:
-    """By the warps of the largest block, with one block on an SM; 0 for a backend nobody measured."""
+    """At the next measured number of warps per SM from that of the largest block on, one block an SM."""
     warps = max((launch.warps_per_block for launch in timeline.launches), default=0)
     costs = [0.0]
     for rank in timeline.ranks:
-        table = _PROBE_NS.get((rank.backend, str(rank.metadata.get("record_format"))), ())
-        costs += [next((cost for most, cost in table if warps <= most), table[-1][1])] if table else []
+        measured = sorted((int(density), float(cost)) for density, cost in rank.metadata.get("overhead_ns", {}).items())
+        costs += [next((cost for most, cost in measured if warps <= most), measured[-1][1])] if measured else []
     return max(costs)
 
 

@@ -48,7 +48,9 @@ def ab(
     if output is not None and output.exists() and any(output.iterdir()):
         raise BadInput(f"{output}: is not empty; wanted a new directory for the captures of both sides")
     with tempfile.TemporaryDirectory(prefix="tracekern-ab-") as scratch:
-        sides = _launch({"base": base, "head": head}, runs, warm_ups, timeout, output or Path(scratch), unaligned)
+        sides = _launch(
+            {"base": base, "head": head}, runs, warm_ups, timeout, (output or Path(scratch)).absolute(), unaligned
+        )
     report = check(
         sides["head"],
         sides["base"],
