@@ -45,7 +45,7 @@ inline bool take_if(bool wanted, uint32_t room, uint32_t& free, uint32_t& attemp
 template <class Record>
 void store_if(bool enabled, Record* place, uint32_t& count, const Record& record) {
     if (!enabled) return;
-    *place = record;
+    std::memcpy(place, &record, sizeof(Record));  // a part of a track header is stored like a record
     ++count;
 }
 inline uint32_t sm_id() {

@@ -65,7 +65,8 @@ TK_DEVICE void advance_graph(Warp& warp, GraphTrace& graph, bool begins_replay) 
     if (begins_replay) {
         const LaunchDescriptor* set =
             finds_set ? graph.ring + taken % graph.num_slots * graph.num_launches : graph.spare;
-        copy_row(warp, graph.current, set, graph.num_launches * static_cast<uint32_t>(sizeof(LaunchDescriptor)));
+        warp.copy_vectors<Vector16>(
+            graph.current, set, graph.num_launches * sizeof(LaunchDescriptor) / sizeof(Vector16));
         // In the arena, for whoever packs it: this region was used, and by which replay.
         warp.strided(finds_set ? graph.num_launches : 0, [&](uint32_t i) {
             auto* headers = reinterpret_cast<char*>(set[i].headers) - graph.mirror_offset;

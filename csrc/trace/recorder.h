@@ -186,22 +186,16 @@ public:
         }
         const uint64_t ticks = read_clock();
         ticks_high_ = static_cast<uint32_t>(ticks >> 32);
-        header_->start_ticks = ticks;
-        header_->block = warp.block;
-        header_->warp = static_cast<uint16_t>(warp.warp);
-        header_->role = static_cast<uint16_t>(role);
-        header_->sm = sm_id();
-        header_->epoch = epoch;
-        header_->launch_idx = launch.launch_idx;
-        header_->started = kIsRing ? kStartedRing : kStarted;
+        store_header(0, {static_cast<uint32_t>(ticks), ticks_high_, warp.block, warp.warp | role << 16});
+        store_header(1, {sm_id(), epoch, launch.launch_idx, kIsRing ? kStartedRing : kStarted});
     }
     Recorder(const Recorder&) = delete;
 
     TK_DEVICE ~Recorder() {
         if (!header_) return;
-        header_->end_ticks = read_clock();
-        header_->written = written_;
-        header_->attempted = kIsRing ? written_ : attempted_;
+        const uint64_t ticks = read_clock();
+        const uint32_t attempted = kIsRing ? written_ : attempted_;
+        store_header(2, {static_cast<uint32_t>(ticks), static_cast<uint32_t>(ticks >> 32), written_, attempted});
         header_->finished = 1;
     }
 
@@ -265,6 +259,12 @@ public:
     }
 
 private:
+    // A quarter of the header with one store: over the bus every store is a message of its own.
+    TK_DEVICE void store_header(uint32_t quarter, const Vector16& words) {
+        uint32_t count = 0;
+        store_if(true, reinterpret_cast<Vector16*>(header_) + quarter, count, words);
+    }
+
     // Records that one begin, end or mark takes, `time_high` apart.
     template <class Event, Event kEvent, bool kEnd>
     TK_DEVICE static constexpr uint32_t room() {

@@ -72,14 +72,16 @@ class CudaDevice:
 
     def collect(self, segment: Segment) -> None:
         """Copies the mirrored regions into the arena."""
+        mirrored = [entry for entry in segment.recorded_launches() if entry["flags"] & fmt.ENTRY_MIRRORED]
+        if not mirrored:
+            return
         import torch
 
         torch.cuda.synchronize()
-        for entry in segment.recorded_launches():
-            if int(entry["flags"]) & fmt.ENTRY_MIRRORED:
-                first = int(entry["headers_offset"])
-                stop = int(entry["records_offset"]) + segment.records(entry).nbytes
-                self._memory.collect(first - self._arena_offset, stop - first)
+        for entry in mirrored:
+            first = int(entry["headers_offset"])
+            stop = int(entry["records_offset"]) + segment.records(entry).nbytes
+            self._memory.collect(first - self._arena_offset, stop - first)
         self._memory.finish()
 
     def detach(self) -> None:
