@@ -42,6 +42,8 @@ STEPS = (
     Step("mutants", f"{PYTEST} tests/test_mutants_gpu.py", 400, 2),
     Step("sanitizer", f"{PYTEST} tests/test_sanitizer_gpu.py", 400),
     Step("recorder", "benchmarks/recorder.py", 300),
+    Step("overhead", "benchmarks/overhead_pipeline.py --ranks {gpus}", 400),
+    Step("graphs", "benchmarks/graphs.py", 200),
     Step("clocks", "benchmarks/clocks_gpu.py --ranks {gpus}", 200, 2),
 )
 

@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "my_kernel"
+EXTENSION = ROOT / "examples" / "torch_extension"
 
 
 def test_a_kernel_of_your_own(tmp_path, command_line):
@@ -31,8 +32,8 @@ def test_a_kernel_of_your_own(tmp_path, command_line):
 
 def test_the_guide_shows_the_example_as_it_is():
     guide = (ROOT / "docs" / "instrumenting.md").read_text()
-    kernel = (EXAMPLE / "my_kernel.cpp").read_text()
-    script = (EXAMPLE / "trace_it.py").read_text()
+    kernel = (EXAMPLE / "my_kernel.cpp").read_text() + (EXTENSION / "square.cu").read_text()
+    script = (EXAMPLE / "trace_it.py").read_text() + (EXTENSION / "trace_it.py").read_text()
     blocks = [block.split("\n", 1) for block in guide.split("```")[1::2]]
     shown = {"cpp": kernel, "python": script}
     quoted = [(language, text) for language, text in blocks if language in shown]

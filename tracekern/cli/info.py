@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tracekern.analysis.summary import RankSummary, Summary
+    from tracekern.timeline.model import Rank, Timeline
 
 
 def info(
@@ -27,11 +28,34 @@ def info(
     from tracekern.timeline.merge import load
 
     with working("reading and aligning the captures"):
-        summary = summarize(load(captures, unaligned=unaligned, partial=True))
+        timeline = load(captures, unaligned=unaligned, partial=True)
+        summary = summarize(timeline)
     if as_json:
-        print_json(summary.as_dict())
+        print_json({**summary.as_dict(), "recorder": [_recorder(rank) for rank in timeline.ranks]})
     else:
         print_summary(summary)
+        _print_recorder(console(), timeline)
+
+
+def _recorder(rank: Rank) -> dict[str, Any]:
+    """Where a rank's records went, and what a span cost there."""
+    metadata = rank.metadata
+    return {"rank": rank.rank, "sinks": metadata.get("sinks", {}), "overhead_ns": metadata.get("overhead_ns", {})}
+
+
+def _print_recorder(out: Console, timeline: Timeline) -> None:
+    """What the recorder itself did to the kernels of GPUs; on the CPU backend that says nothing."""
+    ranks = [_recorder(rank) for rank in timeline.ranks if rank.backend != "cpu"]
+    mirrored = sorted({name for rank in ranks for name, sinks in rank["sinks"].items() if "device" in sinks})
+    if ranks:
+        also = f"; of {', '.join(mirrored)} to device memory: too many for the bus" if mirrored else ""
+        out.print(f"records went to host memory{also}", markup=False)
+    for rank in ranks[:1]:
+        costs = ", ".join(f"{cost:.0f} ns at {warps} warps per SM" for warps, cost in rank["overhead_ns"].items())
+        out.print(f"a span costs {costs}" if costs else "what a span costs was not measured")
+    for problem in timeline.problems:
+        if problem.kind == "dense_probes":
+            out.print(f"warning: {problem.text}", markup=False)
 
 
 def print_summary(summary: Summary) -> None:

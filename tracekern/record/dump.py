@@ -230,6 +230,7 @@ def _check_metadata(where: str, metadata: Any, payload_bytes: int) -> tuple[Laun
     checker.integer(clock, "ticks_per_second", 1)
     checker.integer(clock, "resolution_ticks", 1)
     _check_overhead(checker, metadata)
+    _check_sinks(checker, metadata)
     _check_tables(checker, metadata)
     for key, dtype in (("clock_samples", fmt.CLOCK_SAMPLE), ("host_spans", fmt.HOST_SPAN)):
         part = checker.get(metadata, key, dict)
@@ -264,6 +265,15 @@ def _check_overhead(checker: _Checker, metadata: dict[str, Any]) -> None:
         known = warps.isascii() and warps.isdigit() and len(warps) < 5
         if not known or not isinstance(cost, int | float) or not 0 <= cost < 1e9:
             raise checker.fail(f"metadata field overhead_ns is {str(costs)[:40]}, wanted ns by warps per SM")
+
+
+def _check_sinks(checker: _Checker, metadata: dict[str, Any]) -> None:
+    """Kernel -> memories that its records went to; older dumps have none."""
+    sinks = metadata.get("sinks", {})
+    if not isinstance(sinks, dict) or not all(
+        isinstance(found, list) and set(map(str, found)) <= {"host", "device"} for found in sinks.values()
+    ):
+        raise checker.fail(f"metadata field sinks is {str(sinks)[:40]}, wanted 'host' or 'device' by kernel")
 
 
 def _check_tables(checker: _Checker, metadata: dict[str, Any]) -> None:

@@ -183,6 +183,7 @@ def _metadata(segment: Segment, launches: list[_Packed]) -> tuple[dict[str, Any]
         "event_tables": tables["event"],
         "role_tables": tables["role"],
         "launches": sections,
+        "sinks": _sinks(launches),
         "launches_refused": int(segment.header["launches_refused"]),
         "refused_bytes": int(segment.header["refused_bytes"]),
         "host_spans_lost": int(segment.header["host_spans_lost"]),
@@ -190,6 +191,15 @@ def _metadata(segment: Segment, launches: list[_Packed]) -> tuple[dict[str, Any]
         **{key: part.as_json() for key, part in parts.items()},
     }
     return metadata, cursor
+
+
+def _sinks(launches: list[_Packed]) -> dict[str, list[str]]:
+    """Kernel -> the memories that its records went to, "host" or "device"."""
+    found: dict[str, set[str]] = {}
+    for packed in launches:
+        mirrored = int(packed.entry["flags"]) & fmt.ENTRY_MIRRORED
+        found.setdefault(packed.entry["name"].decode(errors="replace"), set()).add("device" if mirrored else "host")
+    return {name: sorted(sinks) for name, sinks in found.items()}
 
 
 def _write(segment: Segment, file: BinaryIO) -> int:
