@@ -17,6 +17,7 @@ from trace_processor import TraceProcessor, assert_no_loss
 from tracekern.errors import BadInput
 from tracekern.export import labels
 from tracekern.export.chrome import _json, write_chrome
+from tracekern.timeline.counters import count_events
 from tracekern.timeline.model import Flows, Timeline, TrackKind
 
 FLOWS_SQL = """
@@ -160,3 +161,20 @@ def test_ticks_are_refused_and_nothing_is_left(tmp_path: Path):
     with pytest.raises(BadInput, match="ticks"):
         write_chrome(make_timeline(unit="ticks"), tmp_path / "trace.json")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_counters_belong_to_their_rank(tmp_path: Path):
+    timeline = make_timeline()
+    write_chrome(timeline, tmp_path / "trace.json")
+    processor = TraceProcessor(tmp_path / "trace.json")
+    assert_no_loss(processor)
+    drawn = processor.query(
+        "select p.pid, t.name, c.ts, c.value from counter c join process_counter_track t on t.id = c.track_id "
+        "join process p using (upid)"
+    )
+    wanted = [
+        (counter.rank + 1, f"{counter.name} {counter.unit}", time, value)
+        for counter in count_events(timeline)
+        for time, value in zip(counter.time.tolist(), counter.value.tolist(), strict=True)
+    ]
+    assert sorted(drawn) == sorted(wanted)

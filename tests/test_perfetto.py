@@ -19,6 +19,7 @@ from trace_processor import TraceProcessor, assert_no_loss
 from tracekern.errors import BadInput
 from tracekern.export import labels
 from tracekern.export.perfetto import FLOWS_SQL, write_perfetto
+from tracekern.timeline.counters import count_events
 from tracekern.timeline.model import Flows, Problem, Timeline, TrackKind
 
 OURS = "s.category not in ('flow', 'problem') and s.category is not null"
@@ -163,6 +164,21 @@ def test_metadata_and_missing_alignment_are_visible(tmp_path: Path):
     assert facts["debug.run_id"] == "run-17"
     assert facts["debug.command"] == "tracekern run moe"
     assert "±800 ns proven" in facts["debug.rank_1"]
+
+
+def test_counters_stand_below_their_rank(tmp_path: Path):
+    timeline = make_timeline()
+    processor = load(timeline, tmp_path / "trace.pftrace")
+    drawn = processor.query(
+        "select p.name, t.name, c.ts, c.value from counter c join track t on t.id = c.track_id "
+        "join track p on p.id = t.parent_id order by p.name, t.name, c.ts"
+    )
+    wanted = [
+        (labels.rank_label(timeline.ranks[counter.rank], 1), counter.name, time, value)
+        for counter in count_events(timeline)
+        for time, value in zip(counter.time.tolist(), counter.value.tolist(), strict=True)
+    ]
+    assert drawn == sorted(wanted)
 
 
 def test_ranks_stand_in_order(tmp_path: Path):

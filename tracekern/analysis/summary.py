@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from tracekern.timeline.model import OPEN_END, EventClass, Int64, Timeline, TrackKind, unpack_field
-
-Mask = npt.NDArray[np.bool_]
+from tracekern.timeline.intervals import Mask, outermost
+from tracekern.timeline.model import OPEN_END, EventClass, Timeline, TrackKind, unpack_field
 
 
 @dataclass(frozen=True)
@@ -82,9 +80,9 @@ def summarize(timeline: Timeline) -> Summary:
     closed = spans.end != OPEN_END
     last = max(spans.end.max(initial=0), spans.start.max(initial=0), timeline.marks.time.max(initial=0))
     first = min(spans.start.min(initial=last), timeline.marks.time.min(initial=last))
-    outermost = outermost_of(timeline, closed)
+    outer = outermost(timeline.spans, closed)
     is_wait = _of_class(timeline, EventClass.WAIT) & closed
-    outermost_wait = outermost_of(timeline, is_wait)
+    outer_wait = outermost(timeline.spans, is_wait)
     problems: dict[str, int] = {}
     for problem in timeline.problems:
         problems[problem.kind] = problems.get(problem.kind, 0) + problem.count
@@ -94,12 +92,12 @@ def summarize(timeline: Timeline) -> Summary:
         num_spans=len(spans),
         num_flows=len(timeline.flows),
         duration_ns=int(last - first),
-        ranks=tuple(_rank(timeline, rank.rank, outermost, outermost_wait) for rank in timeline.ranks),
+        ranks=tuple(_rank(timeline, rank.rank, outer, outer_wait) for rank in timeline.ranks),
         problems=problems,
     )
 
 
-def _rank(timeline: Timeline, rank: int, outermost: Mask, outermost_wait: Mask) -> RankSummary:
+def _rank(timeline: Timeline, rank: int, outer: Mask, outer_wait: Mask) -> RankSummary:
     about = next(entry for entry in timeline.ranks if entry.rank == rank)
     kinds = [track.kind for track in timeline.tracks if track.rank == rank]
     launches = [launch for launch in timeline.launches if launch.rank == rank]
@@ -107,7 +105,7 @@ def _rank(timeline: Timeline, rank: int, outermost: Mask, outermost_wait: Mask) 
     is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks], bool)
     on_device = (of_rank & is_device)[timeline.spans.track]
     duration = timeline.spans.end - timeline.spans.start
-    busy = int(duration[on_device & outermost].sum())
+    busy = int(duration[on_device & outer].sum())
     lost = sum(launch.records_lost for launch in launches)
     return RankSummary(
         rank=rank,
@@ -124,7 +122,7 @@ def _rank(timeline: Timeline, rank: int, outermost: Mask, outermost_wait: Mask) 
         records_lost=lost,
         records_per_track=max((launch.records_per_track for launch in launches), default=0),
         records_needed=max((launch.records_needed for launch in launches), default=0) if lost else 0,
-        wait_share=int(duration[on_device & outermost_wait].sum()) / busy if busy else float("nan"),
+        wait_share=int(duration[on_device & outer_wait].sum()) / busy if busy else float("nan"),
         clock_method=about.clock.method if about.clock else "none",
         clock_hard_ns=about.clock.hard_ns if about.clock else float("nan"),
         clock_sigma_ns=about.clock.sigma_ns if about.clock else float("nan"),
@@ -159,20 +157,3 @@ def _events(timeline: Timeline, on_device: Mask) -> tuple[EventSummary, ...]:
 def _of_class(timeline: Timeline, event_class: EventClass) -> Mask:
     of_class = np.array([event.event_class == event_class for event in timeline.events], bool)
     return np.asarray(of_class[timeline.spans.event], bool)
-
-
-def outermost_of(timeline: Timeline, chosen: Mask) -> Mask:
-    """The spans of the mask `chosen` that lie in no other chosen span of their track."""
-    which = np.flatnonzero(chosen)
-    result = np.zeros(len(chosen), bool)
-    if len(which) == 0:
-        return result
-    spans = timeline.spans.take(which)
-    # One number line for all tracks, so that a running maximum of the ends starts anew with each track.
-    base = spans.start.min()
-    room = int(max(spans.end.max(), spans.start.max()) - base) + 1
-    shift: Int64 = spans.track.astype(np.int64) * room - base
-    reach = np.maximum.accumulate(spans.end + shift)
-    result[which[0]] = True
-    result[which[1:]] = spans.start[1:] + shift[1:] >= reach[:-1]
-    return result

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from tracekern.analysis.summary import outermost_of
+from tracekern.timeline.intervals import Mask, outermost
 from tracekern.timeline.model import OPEN_END, EventClass, Int32, Int64, Spans, Timeline, TrackKind
-
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -50,9 +47,9 @@ def share_time(timeline: Timeline) -> TimeShares:
     def per_rank(chosen: Mask) -> Int64:
         return _sum_per_rank(ranks, rank_of_span[chosen], duration[chosen])
 
-    outer = outermost_of(timeline, closed & (stall >= 0))
+    outer = outermost(spans, closed & (stall >= 0))
     wait, signal, sync = (per_rank(outer & (stall == idx)) for idx in range(len(_STALLS)))
-    covered = per_rank(outermost_of(timeline, closed))
+    covered = per_rank(outermost(spans, closed))
     lifetime = _lifetimes(timeline.spans.take(closed), rank_of_span[closed], ranks)
     return TimeShares(ranks, covered - wait - signal - sync, wait, signal, sync, lifetime - covered)
 

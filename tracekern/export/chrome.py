@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from tracekern.export import labels
-from tracekern.export.drawing import Drawing, argument_names, keep_one_row_per_block, prepare
+from tracekern.export.drawing import Drawing, argument_names, keep_one_row_per_block, longest_wait, prepare
 from tracekern.export.files import open_sink
 from tracekern.export.perfetto import ExportStats, Progress, TrackDetail
 from tracekern.export.rows import sort_key
+from tracekern.timeline.counters import Counter, count_events
 from tracekern.timeline.model import OPEN_END, EventClass, EventType, Field, Int64, Launch, Timeline, TrackKind
 
 _SPANS_AT_A_TIME = 1 << 16
@@ -42,12 +43,13 @@ def write_chrome(
     """
     total_flows = len(timeline.flows)
     spans_left_out = 0
+    counters = count_events(timeline)
     if tracks == "block":
         timeline, spans_left_out = keep_one_row_per_block(timeline)
     drawing = prepare(timeline)
     num_flows = int(drawing.flow_drawable.sum())
     with open_sink(path) as sink:
-        for lines in _Writer(drawing).pieces(spans_left_out, progress):
+        for lines in _Writer(drawing).pieces(counters, spans_left_out, progress):
             sink.write(lines.encode("utf-8", "replace"))
     return ExportStats(
         spans=len(timeline.spans),
@@ -89,10 +91,11 @@ class _Writer:
         self._end_arguments = [_argument_formatter(event.end_fields, event, 1) for event in self._timeline.events]
         self._launch_arguments = [_launch_arguments(launch) for launch in self._timeline.launches]
 
-    def pieces(self, spans_left_out: int, progress: Progress | None) -> Iterator[str]:
+    def pieces(self, counters: Sequence[Counter], spans_left_out: int, progress: Progress | None) -> Iterator[str]:
         """The file, piece by piece."""
         yield '{"displayTimeUnit":"ns","traceEvents":[\n'
         self._write_header(spans_left_out)
+        self._write_counters(counters)
         yield self._take_lines()
         num_spans = len(self._timeline.spans)
         for first in range(0, num_spans, _SPANS_AT_A_TIME):
@@ -123,8 +126,20 @@ class _Writer:
         banner = labels.banner(timeline, spans_left_out)
         prefix = self._new_thread(self._banner_pid, "about this trace", 0)
         start, end = self._drawing.first_ns, self._drawing.last_ns
-        arguments = _json(labels.about(timeline))
+        facts = labels.about(timeline)
+        if (wait := longest_wait(self._drawing)) >= 0:
+            facts["longest_wait"] = labels.describe_longest_wait(timeline, wait, self._time_shift)
+        arguments = _json(facts)
         self._event("X", start, prefix, _json(banner), "about", f',"dur":{_microseconds(end - start)}', arguments)
+
+    def _write_counters(self, counters: Sequence[Counter]) -> None:
+        for counter in counters:
+            name = _json(f"{counter.name} (peaks)" if counter.is_thinned else counter.name)
+            for time, value in zip(counter.time.tolist(), counter.value.tolist(), strict=True):
+                self._lines.append(
+                    f'{{"ph":"C","name":{name},"pid":{counter.rank + 1},'
+                    f'"ts":{_microseconds(time + self._time_shift)},"args":{{"{counter.unit}":{value}}}}},\n'
+                )
 
     def _span_tuples(self, first: int, last: int) -> Iterator[tuple[int, ...]]:
         spans = self._timeline.spans

@@ -39,6 +39,22 @@ class Drawing:
         ]
 
 
+def longest_wait(drawing: Drawing) -> int:
+    """Index of the span that a reader should see first: the longest wait on a device track that ended, -1 without any.
+
+    One that a signal released is preferred: it has an arrow to follow.
+    """
+    timeline = drawing.timeline
+    is_wait = np.array([event.event_class is EventClass.WAIT for event in timeline.events] or [False])
+    is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks] or [False])
+    spans = timeline.spans
+    chosen = is_wait[spans.event] & is_device[spans.track] & (spans.end != OPEN_END)
+    released = np.zeros(len(spans), bool)
+    released[timeline.flows.wait[drawing.flow_drawable]] = True
+    which = np.flatnonzero(chosen & released if (chosen & released).any() else chosen)
+    return int(which[(spans.end - spans.start)[which].argmax()]) if len(which) else -1
+
+
 def prepare(timeline: Timeline) -> Drawing:
     """Raises BadInput for a timeline in ticks: ranks on different clocks have no common picture."""
     if timeline.unit != "ns":

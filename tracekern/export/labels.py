@@ -53,6 +53,16 @@ def about(timeline: Timeline) -> dict[str, str]:
     return facts
 
 
+def describe_longest_wait(timeline: Timeline, span_idx: int, time_shift: int) -> str:
+    """Where the longest wait stands in the trace; `tracekern open` reads the two numbers (viewers/perfetto_ui.py)."""
+    spans = timeline.spans
+    start, duration = int(spans.start[span_idx]), int(spans.end[span_idx] - spans.start[span_idx])
+    track = timeline.tracks[spans.track[span_idx]]
+    event = timeline.events[spans.event[span_idx]].name
+    place = f"rank {track.rank} {flat_label(track, 1)}"
+    return f"ts {start + time_shift} dur {duration} ({place}: {event}, {format_ns(duration)})"
+
+
 def rank_label(rank: Rank, num_nodes: int) -> str:
     """Short: Perfetto cuts the middle out of a longer name. about() has the rest."""
     parts = [rank.label or f"rank {rank.rank}"]

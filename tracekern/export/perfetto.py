@@ -9,7 +9,7 @@ child of the signal at its start. Both instants have the category `flow`. FLOWS_
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,11 +17,13 @@ import numpy as np
 
 from tracekern.errors import BadInput
 from tracekern.export import labels
-from tracekern.export.drawing import Drawing, argument_names, keep_one_row_per_block, prepare
+from tracekern.export.drawing import Drawing, argument_names, keep_one_row_per_block, longest_wait, prepare
 from tracekern.export.files import Bytes, open_sink
 from tracekern.export.protobuf import (
     Interned,
     Interner,
+    counter_descriptor,
+    counter_packets,
     instant_packet,
     interned_annotation,
     interned_data,
@@ -29,6 +31,7 @@ from tracekern.export.protobuf import (
     track_descriptor,
 )
 from tracekern.export.rows import ROOT_UUID, SHARED_SEQUENCE, Row, Rows, lay_out
+from tracekern.timeline.counters import Counter, count_events
 from tracekern.timeline.model import EventClass, EventType, Field, Flows, Launch, Timeline
 
 TrackDetail = Literal["warp", "block"]
@@ -79,12 +82,13 @@ def write_perfetto(
     """
     total_flows = len(timeline.flows)
     spans_left_out = 0
+    counters = count_events(timeline)
     if tracks == "block":
         timeline, spans_left_out = keep_one_row_per_block(timeline)
     drawing = prepare(timeline)
     num_flows = int(drawing.flow_drawable.sum())
     with open_sink(path) as sink:
-        for piece in encode(drawing, spans_left_out=spans_left_out, progress=progress):
+        for piece in encode(drawing, counters, spans_left_out=spans_left_out, progress=progress):
             sink.write(piece)
     return ExportStats(
         spans=len(timeline.spans),
@@ -96,13 +100,22 @@ def write_perfetto(
     )
 
 
-def encode(drawing: Drawing, *, spans_left_out: int = 0, progress: Progress | None = None) -> Iterator[Bytes]:
+def encode(
+    drawing: Drawing,
+    counters: Sequence[Counter] = (),
+    *,
+    spans_left_out: int = 0,
+    progress: Progress | None = None,
+) -> Iterator[Bytes]:
     """The trace in pieces of about a megabyte, uncompressed."""
     rows = lay_out(drawing.timeline)
+    counter_rows = [_counter_row(rows, counter) for counter in counters]
     interner = Interner()
     time_shift = max(0, -drawing.first_ns)
     encoder = _make_encoder(drawing, rows, interner, time_shift)
     yield _prologue(drawing, rows, interner, time_shift, spans_left_out)
+    for counter, row in zip(counters, counter_rows, strict=True):
+        yield counter_packets(row.uuid, counter.time + time_shift, counter.value, row.sequence)
     chunk_bytes = max(_CHUNK_BYTES, encoder.max_packet_bytes)
     while True:
         buffer = bytearray(chunk_bytes)
@@ -204,6 +217,8 @@ def _prologue(drawing: Drawing, rows: Rows, interner: Interner, time_shift: int,
     timeline = drawing.timeline
     banner, facts = labels.banner(timeline, spans_left_out), labels.about(timeline)
     start, end = drawing.first_ns + time_shift, drawing.last_ns + time_shift
+    if (wait := longest_wait(drawing)) >= 0:
+        facts["longest_wait"] = labels.describe_longest_wait(timeline, wait, time_shift)
     parts = [_descriptor(row) for row in rows.rows]
     parts += [interned_data(interner, sequence) for sequence in sorted({row.sequence for row in rows.rows})]
     parts.append(slice_packets(ROOT_UUID, start, end, banner, facts, SHARED_SEQUENCE))
@@ -220,5 +235,14 @@ def _problem_instants(drawing: Drawing, rows: Rows, time_shift: int) -> list[byt
     return instants
 
 
+def _counter_row(rows: Rows, counter: Counter) -> Row:
+    """Right below its rank, before the streams and blocks."""
+    name = f"{counter.name} (peaks)" if counter.is_thinned else counter.name
+    index = rows.add(name, rows.of_rank[counter.rank], -1, SHARED_SEQUENCE, counter.unit)
+    return rows.rows[index]
+
+
 def _descriptor(row: Row) -> bytes:
+    if row.unit:
+        return counter_descriptor(row.uuid, row.name, row.unit, row.parent_uuid, row.order, SHARED_SEQUENCE)
     return track_descriptor(row.uuid, row.name, row.parent_uuid, row.order, SHARED_SEQUENCE)

@@ -5,9 +5,15 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
+from tracekern.timeline.model import Int64
+
 EXPLICIT_ORDER = 3
 MERGE_NONE = 2
 _CLEARED_AND_NEEDED = 3
+_PADDED_BYTES = 10  # of a varint of 64 bits
 
 
 class Interned(enum.IntEnum):
@@ -85,6 +91,34 @@ def track_descriptor(uuid: int, name: str, parent_uuid: int, order: int, sequenc
         content += varint_field(5, parent_uuid)
     content += varint_field(11, EXPLICIT_ORDER) + varint_field(12, order) + varint_field(15, MERGE_NONE)
     return packet(message(60, content), sequence)
+
+
+def counter_descriptor(uuid: int, name: str, unit: str, parent_uuid: int, order: int, sequence: int) -> bytes:
+    """A row `name` that shows numbers over time."""
+    content = varint_field(1, uuid) + text_field(2, name) + varint_field(5, parent_uuid)
+    content += message(8, text_field(6, unit)) + varint_field(12, order) + varint_field(15, MERGE_NONE)
+    return packet(message(60, content), sequence)
+
+
+def counter_packets(uuid: int, time: Int64, value: Int64, sequence: int) -> bytes:
+    """A packet for each point [n] of a counter. Padded varints make all of one size: one table of bytes."""
+    event_head = varint_field(9, 4) + varint_field(11, uuid) + varint(30 << 3)
+    event_bytes = len(event_head) + _PADDED_BYTES
+    tail = varint_field(10, sequence)
+    head = varint(8 << 3)
+    packet_bytes = len(head) + _PADDED_BYTES + 2 + event_bytes + len(tail)  # 2: tag and length of the event
+    fixed = (bytes([1 << 3 | 2, packet_bytes]) + head, bytes([11 << 3 | 2, event_bytes]) + event_head, tail)
+    before, between, after = (np.tile(np.frombuffer(part, np.uint8), (len(time), 1)) for part in fixed)
+    table = [before, _padded_varints(time), between, _padded_varints(value), after]
+    return np.concatenate(table, axis=1).tobytes()
+
+
+def _padded_varints(values: Int64) -> npt.NDArray[np.uint8]:
+    """[n, _PADDED_BYTES] seven bits a byte, lowest first; all but the last say that more follows."""
+    shifts = np.arange(_PADDED_BYTES, dtype=np.uint64) * np.uint64(7)
+    digits: npt.NDArray[np.uint8] = (values.astype(np.uint64)[:, None] >> shifts & np.uint64(0x7F)).astype(np.uint8)
+    digits[:, :-1] |= np.uint8(0x80)
+    return digits
 
 
 def text_annotation(name: str, value: str) -> bytes:

@@ -27,6 +27,8 @@ class Row:
     parent_uuid: int
     order: int
     sequence: int = SHARED_SEQUENCE
+    unit: str = ""
+    """Of a counter's row: what it counts."""
 
 
 @dataclass
@@ -41,9 +43,9 @@ class Rows:
     def lane_stride(self) -> int:
         return len(self.rows) + ROOT_UUID
 
-    def add(self, name: str, parent: int, order: int, sequence: int = SHARED_SEQUENCE) -> int:
+    def add(self, name: str, parent: int, order: int, sequence: int = SHARED_SEQUENCE, unit: str = "") -> int:
         parent_uuid = self.rows[parent].uuid if parent >= 0 else 0
-        self.rows.append(Row(ROOT_UUID + len(self.rows), name, parent_uuid, order * _LANES_PER_ROW, sequence))
+        self.rows.append(Row(ROOT_UUID + len(self.rows), name, parent_uuid, order * _LANES_PER_ROW, sequence, unit))
         return len(self.rows) - 1
 
     def lane(self, row_idx: int, lane: int) -> Row:

@@ -1,0 +1,103 @@
+"""Counters against a count at every moment, span by span."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from timelines import COPY, WAIT, make_spans, make_timeline, timelines
+
+from tracekern.timeline import counters
+from tracekern.timeline.counters import count_events
+from tracekern.timeline.model import OPEN_END, EventClass, Flows, Timeline, TrackKind
+
+
+def value_at(counter, time: int) -> int:
+    before = counter.value[counter.time <= time]
+    return int(before[-1]) if len(before) else 0
+
+
+def stalled_at(timeline: Timeline, rank: int, time: int) -> int:
+    """Warps of the rank inside a wait from `time` on."""
+    spans = timeline.spans
+    return len(
+        {
+            int(spans.track[i])
+            for i in range(len(spans))
+            if timeline.tracks[spans.track[i]].rank == rank
+            and timeline.tracks[spans.track[i]].kind == TrackKind.DEVICE
+            and timeline.events[spans.event[i]].event_class == EventClass.WAIT
+            and spans.start[i] <= time
+            and (spans.end[i] == OPEN_END or time < spans.end[i])
+        }
+    )
+
+
+def in_flight_at(timeline: Timeline, rank: int, time: int) -> int:
+    """Signals for waits of the rank that were sent by `time` and not received."""
+    spans, flows = timeline.spans, timeline.flows
+    count = 0
+    for signal in set(flows.signal.tolist()):
+        waits = [w for s, w in zip(flows.signal.tolist(), flows.wait.tolist(), strict=True) if s == signal]
+        waits = [wait for wait in waits if spans.end[wait] != OPEN_END]
+        if not waits:
+            continue
+        first = min(waits, key=lambda wait: (spans.end[wait], flows.wait.tolist().index(wait)))
+        received, sent = spans.end[first], spans.end[signal]
+        if sent == OPEN_END or sent >= received:
+            sent = spans.start[signal]
+        if timeline.tracks[spans.track[first]].rank == rank and sent <= time < received:
+            count += 1
+    return count
+
+
+def moments(timeline: Timeline) -> list[int]:
+    spans = timeline.spans
+    return sorted({*spans.start.tolist(), *spans.end.tolist(), *(spans.end - 1).tolist()})
+
+
+@settings(max_examples=60, deadline=None)
+@given(timeline=timelines())
+def test_counters_are_right_at_every_moment(timeline):
+    found = {(counter.rank, counter.name): counter for counter in count_events(timeline)}
+    for counter in found.values():
+        assert (counter.time[1:] > counter.time[:-1]).all()
+    for rank in [entry.rank for entry in timeline.ranks]:
+        for time in moments(timeline):
+            for name, counted in (("stalled warps", stalled_at), ("token in flight", in_flight_at)):
+                counter = found.get((rank, name))
+                assert (value_at(counter, time) if counter else 0) == counted(timeline, rank, time)
+
+
+def test_a_ring_by_hand():
+    found = {(counter.rank, counter.name): counter for counter in count_events(make_timeline(2))}
+    stalled = found[0, "stalled warps"]
+    assert (stalled.time.tolist(), stalled.value.tolist()) == ([1640, 3000], [4, 0])
+    in_flight = found[0, "token in flight"]  # sent by rank 1 at 1100 + 640
+    assert (in_flight.time.tolist(), in_flight.value.tolist()) == ([1740, 3000], [4, 0])
+
+
+def test_nested_and_endless_waits():
+    rows = [(2, WAIT, 0, 100, 200, 0, 0), (2, WAIT, 0, 120, 150, 0, 0), (3, WAIT, 0, 130, OPEN_END, 0, 0)]
+    (counter,) = count_events(make_timeline(1, spans=make_spans(rows), flows=Flows()))
+    assert (counter.time.tolist(), counter.value.tolist()) == ([100, 130, 200], [1, 2, 1])
+
+
+def test_without_waits_there_are_none():
+    assert count_events(make_timeline(spans=make_spans([(2, COPY, 0, 0, 9, 0, 0)]), flows=Flows())) == ()
+
+
+def test_many_points_become_peaks(monkeypatch):
+    rows = [(2, WAIT, 0, 10 * i, 10 * i + 4 + i % 3, 0, 0) for i in range(1000)]
+    rows += [(3, WAIT, 0, 5003, 5004, 0, 0)]
+    timeline = make_timeline(1, spans=make_spans(rows), flows=Flows())
+    (exact,) = count_events(timeline)
+    monkeypatch.setattr(counters, "MAX_POINTS", 100)
+    (thinned,) = count_events(timeline)
+    assert not exact.is_thinned
+    assert thinned.is_thinned
+    assert len(thinned.time) <= 100
+    assert thinned.value.max() == exact.value.max() == 2
+    assert (thinned.time[-1], thinned.value[-1]) == (exact.time[-1], 0)
+    cells = [*thinned.time.tolist(), exact.time[-1] + 1]
+    for start, stop, value in zip(cells, cells[1:], thinned.value.tolist(), strict=False):
+        inside = exact.value[(exact.time >= start) & (exact.time < stop)]
+        assert value == max([*inside.tolist(), value_at(exact, start - 1) if stop <= exact.time[-1] else 0])

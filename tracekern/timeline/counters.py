@@ -1,0 +1,104 @@
+"""What a rank has at every moment, counted from its spans: messages under way to it, and warps that wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracekern.timeline.intervals import unions
+from tracekern.timeline.model import OPEN_END, ChannelKind, EventClass, Int64, Timeline, TrackKind
+
+MAX_POINTS = 20_000
+"""Of one counter. Viewers draw no more, and a trace of many waits must not grow by two points for each."""
+
+
+@dataclass(frozen=True)
+class Counter:
+    """[n] columns: from `time` on (ns from the origin, rising) the counter is `value`."""
+
+    rank: int
+    name: str
+    unit: str
+    time: Int64
+    value: Int64
+    is_thinned: bool
+    """The window was cut into MAX_POINTS cells, and each value is the largest of its cell."""
+
+
+def count_events(timeline: Timeline) -> tuple[Counter, ...]:
+    """The counters of every rank that has them, in the order of the ranks. Ranks that never wait get none.
+
+    `stalled warps`: device tracks inside a wait; a wait that never ended stays. `<channel> in flight`: signals for this
+    rank that were sent and not yet received, for each data channel with a key, which is to say a message for each
+    token; where there is none, for all data channels. Sent is the end of the signal, or its start where the waiter saw
+    it before; received is the end of the first wait it released. Signals without a wait on record, and those that a
+    clock error shows after their wait, are left out.
+    """
+    return tuple(sorted([*_stalled(timeline), *_in_flight(timeline)], key=lambda counter: counter.rank))
+
+
+def _stalled(timeline: Timeline) -> list[Counter]:
+    spans = timeline.spans
+    is_wait = np.array([event.event_class == EventClass.WAIT for event in timeline.events] or [False])
+    is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks] or [False])
+    chosen = np.flatnonzero(is_wait[spans.event] & is_device[spans.track])
+    never = max(spans.end.max(initial=0), spans.start.max(initial=0)) + 1
+    end = np.where(spans.end[chosen] == OPEN_END, never, spans.end[chosen])
+    first, end = unions(spans.track[chosen], spans.start[chosen], end)
+    start, rank_of = spans.start[chosen[first]], timeline.track_ranks()[spans.track[chosen[first]]]
+    counters = []
+    for rank in np.unique(rank_of).tolist():
+        own = rank_of == rank
+        counters.append(_make(rank, "stalled warps", "warps", start[own], end[own & (end < never)]))
+    return counters
+
+
+def _in_flight(timeline: Timeline) -> list[Counter]:
+    spans, signal, wait = timeline.spans, timeline.flows.signal, timeline.flows.wait
+    of_event = _channel_names(timeline)
+    names = sorted(set(of_event) - {""})
+    channel_of = np.array([names.index(name) if name else -1 for name in of_event] or [-1])[spans.event[signal]]
+    closed = (channel_of >= 0) & (spans.end[wait] != OPEN_END)
+    signal, wait, channel_of = signal[closed], wait[closed], channel_of[closed]
+    order = np.lexsort((spans.end[wait], signal))
+    first = order[np.append(True, np.diff(signal[order]) != 0)[: len(order)]]  # of a signal's waits, the first to end
+    received = spans.end[wait[first]]
+    sent_end = spans.end[signal[first]]
+    is_early = (sent_end == OPEN_END) | (sent_end >= received)
+    sent = np.where(is_early, spans.start[signal[first]], sent_end)
+    rank_of = timeline.track_ranks()[spans.track[wait[first]]]
+    counters = []
+    for rank in np.unique(rank_of).tolist():
+        for channel, name in enumerate(names):
+            own = (rank_of == rank) & (channel_of[first] == channel) & (sent < received)
+            if own.any():
+                counters.append(_make(rank, f"{name} in flight", "messages", sent[own], received[own]))
+    return counters
+
+
+def _channel_names(timeline: Timeline) -> list[str]:
+    """The channel to count of each event; empty for none."""
+    channels = [event.channel for event in timeline.events]
+    data = [channel if channel and channel.kind == ChannelKind.DATA else None for channel in channels]
+    has_tokens = any(channel and channel.key for channel in data)
+    return [channel.name if channel and (channel.key or not has_tokens) else "" for channel in data]
+
+
+def _make(rank: int, name: str, unit: str, up: Int64, down: Int64) -> Counter:
+    """One more at each time of `up`, one less at each of `down`."""
+    step = np.concatenate([np.ones(len(up), np.int64), -np.ones(len(down), np.int64)])
+    time, place = np.unique(np.concatenate([up, down]), return_inverse=True)
+    change = np.zeros(len(time), np.int64)
+    np.add.at(change, place, step)
+    value = np.cumsum(change)
+    changed = np.append(True, np.diff(value) != 0)
+    time, value = time[changed], value[changed]
+    if len(time) <= MAX_POINTS:
+        return Counter(rank, name, unit, time, value, False)
+    # The last point stays as it is: all cells end before it.
+    cell = (time[:-1] - time[0]) * (MAX_POINTS - 1) // (time[-1] - time[0])
+    first = np.flatnonzero(np.append(True, np.diff(cell) != 0))
+    # A cell begins with what the one before it ended with.
+    peak = np.maximum(np.maximum.reduceat(value[:-1], first), np.append(0, value[first[1:] - 1]))
+    return Counter(rank, name, unit, np.append(time[first], time[-1]), np.append(peak, value[-1]), True)

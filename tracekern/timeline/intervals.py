@@ -1,0 +1,41 @@
+"""Spans as intervals of their tracks."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekern.timeline.model import Int32, Int64, Spans
+
+Mask = npt.NDArray[np.bool_]
+
+
+def outermost(spans: Spans, chosen: Mask) -> Mask:
+    """[num_spans] the spans of the mask `chosen` that lie in no other chosen span of their track."""
+    which = np.flatnonzero(chosen)
+    result = np.zeros(len(chosen), bool)
+    if len(which):
+        shift = _one_line(spans.track[which], spans.start[which], spans.end[which])
+        reach = np.maximum.accumulate(spans.end[which] + shift)
+        result[which] = np.append(True, (spans.start[which] + shift)[1:] >= reach[:-1])
+    return result
+
+
+def unions(track: Int32, start: Int64, end: Int64) -> tuple[Int64, Int64]:
+    """Intervals sorted by (track, start), joined where they overlap on a track: ([m] index of the first, [m] end)."""
+    if not len(start):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    shift = _one_line(track, start, end)
+    reach = np.maximum.accumulate(end + shift)
+    first = np.flatnonzero(np.append(True, (start + shift)[1:] >= reach[:-1]))
+    last = np.append(first[1:], len(start)) - 1
+    return first, reach[last] - shift[last]
+
+
+def _one_line(track: Int32, start: Int64, end: Int64) -> Int64:
+    """[n] what to add to the times of each interval to have all tracks, one after the other, on one line of numbers:
+    there a running maximum of the ends starts anew with each track."""
+    base = start.min()
+    room = int(max(end.max(), start.max()) - base) + 1
+    shift: Int64 = track.astype(np.int64) * room - base
+    return shift
