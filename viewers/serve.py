@@ -46,7 +46,7 @@ def serve_once(path: Path, on_ready: Callable[[str], None]) -> None:
     with server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            on_ready(perfetto_ui.online_url(path.name))
+            on_ready(perfetto_ui.online_url(path))
             server.done.wait()
         finally:
             server.shutdown()
@@ -62,7 +62,7 @@ def serve_offline(path: Path, on_ready: Callable[[str], None]) -> None:
     with ThreadingHTTPServer((_HOST, 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            on_ready(perfetto_ui.offline_url(server.server_port, path.name))
+            on_ready(perfetto_ui.offline_url(server.server_port, path))
             threading.Event().wait()
         finally:
             server.shutdown()

@@ -23,9 +23,12 @@ def open_trace(
 
     The file is handed to this machine's browser alone, for one read; it is not uploaded.
     """
-    from tracekern.viewers import serve
+    from tracekern.viewers import perfetto_ui, queries, serve
 
     _check(file)
+    if wait := perfetto_ui.find_longest_wait(file):
+        note(f"selected: the longest wait, {wait.text}")
+        note(f"SQL in the UI: type :select * from {queries.names()[-1]}; all queries are in {queries.FOLDER}")
 
     def show(url: str) -> None:
         typer.echo(url)

@@ -1,0 +1,178 @@
+"""The SQL that comes with tracekern, in Perfetto's own trace processor: the same numbers as tracekern.analysis."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from timelines import make_timeline
+from trace_processor import TraceProcessor, assert_no_loss
+
+from tracekern.analysis.doubt import blame_ranks
+from tracekern.analysis.matrix import wait_matrix
+from tracekern.analysis.wait_statistics import wait_statistics
+from tracekern.analysis.waits import WaitKind, Waits, analyze_waits
+from tracekern.export.perfetto import write_perfetto
+from tracekern.timeline.counters import count_events
+from tracekern.timeline.merge import load
+from tracekern.timeline.model import OPEN_END, EventClass, Timeline, TrackKind
+from tracekern.viewers import queries
+
+TRACES = Path(__file__).parent.parent / "traces"
+
+
+class Case:
+    """A capture, its numbers, and its trace with the views in it."""
+
+    def __init__(self, timeline: Timeline, path: Path) -> None:
+        write_perfetto(timeline, path)
+        self.timeline = timeline
+        self.waits: Waits = analyze_waits(timeline)
+        self.processor = TraceProcessor(path)
+        assert_no_loss(self.processor)
+        self.processor.query(queries.definitions())
+
+    def query(self, sql: str) -> list[tuple]:
+        return self.processor.query(sql)
+
+
+@pytest.fixture(scope="module", params=["h200x4", "cpu_8_ranks", "by hand"])
+def case(request, tmp_path_factory) -> Case:
+    timeline = make_timeline(3) if request.param == "by hand" else load(TRACES / request.param)
+    return Case(timeline, tmp_path_factory.mktemp("views") / "trace.pftrace.gz")
+
+
+def test_every_question_is_answered(case):
+    for name in queries.names():
+        assert case.query(queries.query(name)), name
+
+
+def test_files_can_be_pasted_whole_in_any_order_after_the_first(case):
+    for name in queries.names():
+        assert case.query((queries.FOLDER / f"{name}.sql").read_text())
+
+
+def test_each_wait_is_taken_apart_alike(case):
+    rows = case.query("select ts, dur, late, drain, rest from tk_wait where signal_id is not null")
+    waits, spans = case.waits, case.timeline.spans
+    chosen = waits.signal >= 0
+    shift = max(0, -int(spans.start.min()))
+    columns = (spans.start[waits.row] + shift, waits.wait_ns, waits.late_ns, waits.drain_ns, waits.rest_ns)
+    wanted = zip(*(column[chosen].tolist() for column in columns), strict=True)
+    assert sorted(rows) == sorted(wanted)
+
+
+def test_no_wait_is_missing(case):
+    assert case.query("select count(*), sum(dur) from tk_wait") == [(len(case.waits), int(case.waits.wait_ns.sum()))]
+
+
+def test_matrix(case):
+    rows = case.query("select rank, peer, waits, wait_ns, late_ns, drain_ns from tk_wait_matrix")
+    # What a trace shows no arrow for, barriers inside a block, cannot be attributed there.
+    known = np.flatnonzero((case.waits.signal >= 0) | (case.waits.kind == WaitKind.UNMATCHED))
+    wanted: dict[tuple[int, int], list[int]] = {}
+    for row in known.tolist():
+        cell = wanted.setdefault((int(case.waits.rank[row]), int(case.waits.peer[row])), [0, 0, 0, 0])
+        values = (1, case.waits.wait_ns[row], case.waits.late_ns[row], case.waits.drain_ns[row])
+        for place, value in enumerate(values):
+            cell[place] += int(value)
+    assert {(rank, peer): values for rank, peer, *values in rows} == wanted
+    matrix = wait_matrix(case.timeline, case.waits)
+    for rank, peer, _, wait_ns, *_ in rows:
+        if rank != peer:
+            assert matrix.sum_ns[matrix.ranks.index(rank), matrix.ranks.index(peer)] == wait_ns
+
+
+def test_late_ranks(case):
+    found = dict(case.query("select rank, late_ns from tk_late_ranks"))
+    assert found == {blame.rank: blame.late_ns for blame in blame_ranks(case.timeline, case.waits) if blame.late_ns}
+
+
+def test_wait_by_rank(case):
+    found = {(rank, phase): tuple(rest) for rank, phase, *rest in case.query("select * from tk_wait_by_rank")}
+    for entry in wait_statistics(case.waits, by=("rank", "phase")):
+        waits, wait_ns, longest_ns, late_ns, drain_ns = found.pop((entry.rank, str(entry.phase)))
+        assert (waits, wait_ns) == (entry.count, entry.sum_ns)
+        chosen = (case.waits.rank == entry.rank) & (case.waits.phase == case.waits.phases.index(entry.phase))
+        assert longest_ns == case.waits.wait_ns[chosen].max()
+        late = sum(entry.by_class[name] for name in ("late_sender", "late_receiver"))
+        assert (late_ns or 0, drain_ns or 0) == (late, entry.by_class["drain"])
+    assert found == {}
+
+
+def test_quantiles_of_phases(case):
+    found = {
+        phase: rest
+        for phase, *rest in case.query("select phase, spans, total_ns, max_ns, p50_ns, p99_ns from tk_phases")
+    }
+    for entry in wait_statistics(case.waits, by=("phase",)):
+        spans, total, _, p50, p99 = found[str(entry.phase)]
+        assert (spans, total) == (entry.count, entry.sum_ns)
+        assert (p50, p99) == pytest.approx((entry.p50_ns, entry.p99_ns))
+    timeline, spans = case.timeline, case.timeline.spans
+    for phase, (count, total, longest, p50, p99) in found.items():
+        stage, name = phase.rsplit(".", 1)
+        events = [i for i, event in enumerate(timeline.events) if event.name == name]
+        launches = [i for i, launch in enumerate(timeline.launches) if launch.name == stage]
+        chosen = np.isin(spans.event, events) & np.isin(spans.launch, launches) & (spans.end != OPEN_END)
+        durations = (spans.end - spans.start)[chosen]
+        assert (count, total, longest) == (len(durations), durations.sum(), durations.max())
+        assert (p50, p99) == pytest.approx(tuple(np.quantile(durations, (0.5, 0.99))))
+
+
+def test_longest_waits(case):
+    durations = [dur for (dur,) in case.query("select dur from tk_longest_waits")]
+    assert durations == sorted(case.waits.wait_ns.tolist(), reverse=True)[:100]
+
+
+def test_kernels(case):
+    rows = case.query("select kernel, rank, iteration, dur, later_ns from tk_kernels")
+    timeline, spans = case.timeline, case.timeline.spans
+    is_launch = np.array([event.event_class == EventClass.LAUNCH for event in timeline.events])[spans.event]
+    kernels = [
+        (timeline.launches[spans.launch[i]], int(spans.start[i]), int(spans.end[i] - spans.start[i]))
+        for i in np.flatnonzero(is_launch & (spans.launch >= 0)).tolist()
+    ]
+    if timeline.aligned and len({launch.sequence for launch, *_ in kernels}) > 1:  # by hand: no field `sequence` is set
+        first: dict[tuple[str, int], int] = {}
+        for launch, start, _ in kernels:
+            key = launch.name, launch.sequence
+            first[key] = min(start, first.get(key, start))
+        wanted = [
+            (launch.name, launch.rank, launch.sequence, dur, start - first[launch.name, launch.sequence])
+            for launch, start, dur in kernels
+        ]
+        assert sorted(rows) == sorted(wanted)
+
+
+def test_counters_and_stalled_warps(case):
+    drawn: dict[tuple[int, str], list[tuple[int, float]]] = {}
+    for rank, name, ts, value in case.query(
+        "select t.rank, n.name, c.ts, c.value from counter c join tk_track t using (track_id) "
+        "join track n on n.id = c.track_id order by c.ts"
+    ):
+        drawn.setdefault((rank, name), []).append((ts, value))
+    counted = {(counter.rank, counter.name): counter for counter in count_events(case.timeline)}
+    assert drawn == {
+        key: list(zip(counter.time.tolist(), map(float, counter.value.tolist()), strict=True))
+        for key, counter in counted.items()
+    }
+    most = dict(case.query("select rank, most from tk_stalled_warps"))
+    assert most == {rank: int(c.value.max()) for (rank, name), c in counted.items() if name == "stalled warps"}
+    mean = dict(case.query("select rank, mean from tk_stalled_warps"))
+    spans = case.timeline.spans
+    for rank, value in mean.items():
+        tracks = [i for i, t in enumerate(case.timeline.tracks) if t.rank == rank and t.kind == TrackKind.DEVICE]
+        is_wait = np.array([event.event_class == EventClass.WAIT for event in case.timeline.events])[spans.event]
+        stalled = (spans.end - spans.start)[is_wait & np.isin(spans.track, tracks)].sum()  # none nested, none open
+        duration = case.processor.scalar("select trace_end() - trace_start()")
+        assert value == pytest.approx(stalled / duration)
+
+
+def test_the_rank_of_every_span_is_found(case):
+    rows = dict(case.query("select rank, count(*) from tk_span group by rank"))
+    timeline = case.timeline
+    device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks])[timeline.spans.track]
+    ranks = timeline.track_ranks()[timeline.spans.track][device]
+    assert rows == {rank: int((ranks == rank).sum()) for rank in set(ranks.tolist())}

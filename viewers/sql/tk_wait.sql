@@ -1,0 +1,58 @@
+-- Every wait, taken apart: how long until its sender was there (late), how long the sender's stores drained, and the rest.
+--   id, ts, dur, track_id   of the slice, so that the UI can jump to it
+--   rank, row, phase, peer  who waited, where, in which kernel and event, for whom; peer is null where nobody knows
+--   signal_id               the signal that arrived last; null where the trace has none
+--   late, drain, rest       they add up to dur; late and drain are null without a signal
+-- Waits that never ended are left out. Same numbers as tracekern.analysis.waits for data and credit channels.
+
+create or replace perfetto view tk_track as
+with named as (
+  select t.id as track_id, t.name as row, t.name as n0, p.name as n1, g.name as n2
+  from track t left join track p on p.id = t.parent_id left join track g on g.id = p.parent_id
+)
+select
+  track_id,
+  case when n1 glob 'block *' then n1 || ' ' || row else row end as row,
+  cast(substr(case
+    when n0 glob 'rank [0-9]*' then n0
+    when n1 glob 'rank [0-9]*' then n1
+    when n2 glob 'rank [0-9]*' then n2
+  end, 6) as int) as rank
+from named;
+
+create or replace perfetto view tk_span as
+select
+  s.id, s.ts, s.dur, s.track_id, s.name as event, s.category as class, t.rank, t.row, s.arg_set_id,
+  substr(launch, 1, instr(launch, ' #') - 1) || '.' || s.name as phase,
+  cast(substr(launch, instr(launch, ' #') + 2) as int) as iteration
+from (select *, extract_arg(arg_set_id, 'debug.launch') as launch from slice) s
+join tk_track t using (track_id)
+where s.category in ('work', 'wait', 'signal', 'sync') and s.launch is not null and s.dur > -1
+  and extract_arg(s.arg_set_id, 'debug.open') is null;
+
+create or replace perfetto view tk_wait as
+with
+released as (
+  select wait.id as wait_id, signal.id as signal_id, signal.ts as s0, iif(s.category = 'flow', wait.ts + wait.dur, signal.ts + signal.dur) as s1, signal.track_id as source
+  from flow f
+  join slice s on s.id = f.slice_out
+  join slice r on r.id = f.slice_in
+  join slice signal on signal.id = iif(s.category = 'flow', s.parent_id, s.id)
+  join slice wait on wait.id = r.parent_id
+),
+last as (
+  select *, row_number() over (partition by wait_id order by s1 desc, signal_id desc) as place from released
+)
+select
+  w.id, w.ts, w.dur, w.track_id, w.rank, w.row, w.phase, w.iteration,
+  coalesce(t.rank, extract_arg(w.arg_set_id, 'debug.peer')) as peer,
+  l.signal_id,
+  min(max(l.s0 - w.ts, 0), w.dur) as late,
+  min(max(l.s1 - w.ts, 0), w.dur) - min(max(l.s0 - w.ts, 0), w.dur) as drain,
+  w.dur - coalesce(min(max(l.s1 - w.ts, 0), w.dur), 0) as rest
+from tk_span w
+left join last l on l.wait_id = w.id and l.place = 1
+left join tk_track t on t.track_id = l.source
+where w.class = 'wait';
+
+select * from tk_wait order by dur desc limit 100;
