@@ -26,6 +26,8 @@ SIGNALS = {
     "p2p_scale_experts": False,
     "p2p_combine_send": True,
     "p2p_combine_recv": False,
+    "graph_advance": True,  # the slot that the host may fill again
+    "probe_spans": False,
 }
 WAITS = {
     "rank_barrier": True,
@@ -37,6 +39,8 @@ WAITS = {
     "p2p_scale_experts": False,
     "p2p_combine_send": False,  # the flag variant waits for its own grid
     "p2p_combine_recv": True,
+    "graph_advance": True,  # the set that the host laid ready
+    "probe_spans": False,
 }
 
 
@@ -66,7 +70,7 @@ def by_recorder(kernels: dict[str, str]) -> dict[str, dict[str, str]]:
     grouped: dict[str, dict[str, str]] = {}
     for name, text in kernels.items():
         stem, recorder = name.rsplit("_", 1)
-        if "clock" not in name:
+        if "clock" not in name and name != "graph_advance":
             grouped.setdefault(stem, {})[recorder] = text
     for stem, texts in grouped.items():
         assert sorted(texts) == sorted(RECORDERS), stem

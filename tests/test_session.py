@@ -270,6 +270,16 @@ def test_a_profile_of_torch_joins_the_capture(tmp_path: Path):
     assert spans.end[matmul] <= spans.end[around] + 10**6
 
 
+def test_what_is_to_be_loaded_is_loaded_when_the_capture_opens(tmp_path: Path):
+    seen: list[str] = []
+    session = capture(tmp_path, load=[lambda: seen.append("loaded")])
+    assert not seen
+    with session:
+        assert seen == ["loaded"]
+        launch(session)
+    assert seen == ["loaded"]
+
+
 def test_nothing_is_left_in_shared_memory(tmp_path: Path):
     with capture(tmp_path) as session:
         assert list_segments(session.run_id) == [session.segment.name]

@@ -37,6 +37,8 @@ class Segment:
         self.name = name
         self._fd = file_descriptor
         self._bytes = np.frombuffer(mmap.mmap(file_descriptor, size, access=access), np.uint8)
+        self._address = int(self._bytes.ctypes.data)
+        self._is_arena_backed = False
         self._texts: dict[bytes, int] = {}
         self._all_entries: npt.NDArray[Any] | None = None
         self.header: Any = self._bytes[: fmt.SEGMENT_HEADER.itemsize].view(fmt.SEGMENT_HEADER)[0]
@@ -108,7 +110,7 @@ class Segment:
     @property
     def address(self) -> int:
         """Where the segment is mapped in this process."""
-        return int(self._bytes.ctypes.data)
+        return self._address
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -133,6 +135,7 @@ class Segment:
         offset, num_bytes = int(self.header["arena_offset"]), int(self.header["arena_bytes"])
         if not self._back(offset, num_bytes):
             raise BadInput(f"segment {self.name}: {num_bytes} bytes do not fit {SHM_DIR}; lower max_bytes")
+        self._is_arena_backed = True
         return self.address + offset, num_bytes
 
     def reserve_launch(self, plan: LaunchPlan) -> int | None:
@@ -300,7 +303,9 @@ class Segment:
         cursor = int(self.header["arena_cursor"])
         stop = cursor + fmt.align_up(num_bytes)
         offset = int(self.header["arena_offset"]) + cursor
-        if stop > int(self.header["arena_bytes"]) or not self._back(offset, num_bytes):
+        if stop > int(self.header["arena_bytes"]):
+            return None
+        if not self._is_arena_backed and not self._back(offset, num_bytes):
             return None
         self.header["arena_cursor"] = stop
         return offset
