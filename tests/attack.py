@@ -10,7 +10,7 @@ from pathlib import Path
 
 from toolchains import program
 
-VARIANTS = ("flag", "token", "fused", "balanced")
+VARIANTS = ("flag", "token", "fused", "balanced", "dedup", "reduce", "pipelined")
 NUMBERS = ("fp32", "fp16", "bf16")
 
 DELAYS = ("-DTK_RANDOM_DELAYS", "-DTK_POISON_CONSUMED")

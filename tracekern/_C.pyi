@@ -42,6 +42,7 @@ class P2PPipelineCpu:
         hidden: int,
         num_blocks: int,
         warps_per_block: int,
+        partitions: int = 2,
         executor: str = "fibers",
     ) -> None: ...
     @property
@@ -69,7 +70,16 @@ def clock_ping_pong(
     communicator: CpuCommunicator, peer: int, initiates: bool, epoch: int, max_round_trips: int, duration_ns: int
 ) -> Int64: ...
 def p2p_event_table() -> str: ...
-def p2p_heap_bytes(num_ranks: int, max_tokens: int, num_experts: int, topk: int, hidden: int, dtype: str) -> int: ...
+def p2p_heap_bytes(
+    num_ranks: int,
+    max_tokens: int,
+    num_experts: int,
+    topk: int,
+    hidden: int,
+    dtype: str,
+    variant: str,
+    partitions: int = 2,
+) -> int: ...
 def probe_times(
     *, num_regions: int, num_steps: int, num_rounds: int, record_format: str
 ) -> tuple[list[float], list[float]]: ...

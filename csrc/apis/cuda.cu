@@ -69,10 +69,12 @@ std::unique_ptr<P2PPipelineCuda> make_pipeline(CudaCommunicator& comm,
                                                uint32_t topk,
                                                uint32_t hidden,
                                                uint32_t num_blocks,
-                                               uint32_t warps_per_block) {
+                                               uint32_t warps_per_block,
+                                               uint32_t partitions) {
     const MoeShape shape = make_shape(comm.args().num_ranks, max_tokens, num_experts, topk, hidden, dtype);
     const auto which = enum_named<P2PVariant>("variant", variant, kVariantNames);
-    return std::make_unique<P2PPipelineCuda>(comm, shape, which, variant, dtype, CudaGrid{num_blocks, warps_per_block});
+    return std::make_unique<P2PPipelineCuda>(
+        comm, shape, which, variant, dtype, partitions, CudaGrid{num_blocks, warps_per_block});
 }
 
 void set_call(P2PPipelineCuda& pipeline,
@@ -121,7 +123,8 @@ void register_pipeline(py::module_& extension) {
              py::arg("topk"),
              py::arg("hidden"),
              py::arg("num_blocks"),
-             py::arg("warps_per_block"))
+             py::arg("warps_per_block"),
+             py::arg("partitions") = 2)
         .def("reset", &P2PPipelineCuda::reset)
         .def_property_readonly("epoch", &P2PPipelineCuda::epoch)
         .def("set_call",

@@ -28,11 +28,13 @@ std::unique_ptr<P2PPipelineCpu> make_pipeline(CpuCommunicator& comm,
                                               uint32_t hidden,
                                               uint32_t num_blocks,
                                               uint32_t warps_per_block,
+                                              uint32_t partitions,
                                               const std::string& executor) {
     P2PConfig config;
     config.shape = make_shape(comm.args().num_ranks, max_tokens, num_experts, topk, hidden, dtype);
     config.variant = enum_named<P2PVariant>("variant", variant, kVariantNames);
     config.number = enum_named<NumberType>("dtype", dtype, kNumberNames);
+    config.partitions = partitions;
     config.num_blocks = num_blocks;
     config.warps_per_block = warps_per_block;
     config.executor = cpu_executor(executor);
@@ -75,6 +77,7 @@ void register_pipeline(py::module_& module) {
              py::arg("hidden"),
              py::arg("num_blocks"),
              py::arg("warps_per_block"),
+             py::arg("partitions") = 2,
              py::arg("executor") = "fibers")
         .def("reset", &P2PPipelineCpu::reset)
         .def_property_readonly("epoch", &P2PPipelineCpu::epoch)
@@ -105,15 +108,21 @@ void register_moe(py::module_& module) {
            uint32_t num_experts,
            uint32_t topk,
            uint32_t hidden,
-           const std::string& dtype) {
-            return P2PLayout::make(make_shape(num_ranks, max_tokens, num_experts, topk, hidden, dtype)).total_bytes;
+           const std::string& dtype,
+           const std::string& variant,
+           uint32_t partitions) {
+            const MoeShape shape = make_shape(num_ranks, max_tokens, num_experts, topk, hidden, dtype);
+            const auto which = enum_named<P2PVariant>("variant", variant, kVariantNames);
+            return P2PLayout::make(shape, which, partitions).total_bytes;
         },
         py::arg("num_ranks"),
         py::arg("max_tokens"),
         py::arg("num_experts"),
         py::arg("topk"),
         py::arg("hidden"),
-        py::arg("dtype"));
+        py::arg("dtype"),
+        py::arg("variant"),
+        py::arg("partitions") = 2);
     register_pipeline(module);
 }
 

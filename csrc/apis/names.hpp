@@ -23,7 +23,7 @@ Enum enum_named(const std::string& what, const std::string& name, const char* co
     throw std::invalid_argument(what + " is '" + name + "'; wanted one of " + wanted);
 }
 
-inline constexpr const char* kVariantNames[] = {"flag", "token", "fused", "balanced"};
+inline constexpr const char* kVariantNames[] = {"flag", "token", "fused", "balanced", "dedup", "reduce", "pipelined"};
 inline constexpr const char* kNumberNames[] = {"fp32", "fp16", "bf16"};
 
 inline RecordFormat record_format_named(const std::string& name) {

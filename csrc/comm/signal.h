@@ -120,6 +120,12 @@ TK_DEVICE bool should_give_up(const Warp& warp,
     return true;
 }
 
+// One look at a flag; what it carries tells whether it has come.
+template <Channel kChannel>
+TK_DEVICE uint64_t look_at(const uint64_t* flag) {
+    return mutated(kChannel, Mutation::acquire) ? load_relaxed_system(flag) : load_acquire_system(flag);
+}
+
 // Waits until *flag carries `epoch`.
 template <Channel kChannel>
 TK_DEVICE WaitResult wait(Warp& warp, const CommArgs& comm, const uint64_t* flag, uint32_t epoch, WaitFor wait_for) {
@@ -128,7 +134,7 @@ TK_DEVICE WaitResult wait(Warp& warp, const CommArgs& comm, const uint64_t* flag
     bool ok = true;
     uint64_t seen;
     for (uint32_t spins = 0;;) {
-        seen = mutated(kChannel, Mutation::acquire) ? load_relaxed_system(flag) : load_acquire_system(flag);
+        seen = look_at<kChannel>(flag);
         if (is_wanted_epoch(kChannel, flag_epoch(seen), epoch)) break;
         warp.relax(spins);
         if (should_give_up(warp, comm, kChannel, wait_for, spins, epoch, seen, started)) {

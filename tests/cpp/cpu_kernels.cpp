@@ -2,6 +2,7 @@
 // test_zero_cost.py to compare.
 #include "moe/p2p/combine.h"
 #include "moe/p2p/dispatch.h"
+#include "moe/p2p/pipelined.h"
 
 using namespace tracekern;
 
@@ -28,4 +29,12 @@ TK_CPU_VARIANT(flag)
 TK_CPU_VARIANT(token)
 TK_CPU_VARIANT(fused)
 TK_CPU_VARIANT(balanced)
+
+#define TK_CPU_DEDUP(variant)                                          \
+    TK_CPU_KERNELS(dispatch_##variant, dispatch < P2PVariant::variant) \
+    TK_CPU_KERNELS(combine_##variant, combine < BFloat16 TK_COMMA P2PVariant::variant)
+
+TK_CPU_DEDUP(dedup)
+TK_CPU_DEDUP(reduce)
+TK_CPU_KERNELS(dispatch_combine, dispatch_combine < BFloat16)
 TK_CPU_KERNELS(scale_experts, scale_experts < BFloat16)

@@ -4,6 +4,7 @@
 //   p2p_stress VARIANT NUMBER EXECUTOR RANKS BLOCKS WARPS TOKENS HIDDEN EXPERTS TOPK ITERATIONS SEED [OPTION=VALUE...]
 //     trace=wide|compact     runs the traced kernels and looks after the words behind their records
 //     timeout_ms=N           how long a wait lasts; default 20000
+//     partitions=N           of the pipelined variant; default 2
 //     absent=RANK            that rank never starts
 //     plant=CHANNEL:MUTATION leaves something out of the protocol, see comm/mutation.h (-DTK_PLANTED_FAULTS)
 //
@@ -64,34 +65,43 @@ struct Input {
     }
 };
 
+// The weighted results of one element, added in the order of the choices: those of the experts [first, stop) alone.
 template <class T>
-uint64_t count_wrong(const MoeShape& shape, const Input<T>& input, const std::vector<float>& scale, const T* out) {
-    uint64_t wrong = 0;
-    for (uint32_t token = 0; token < input.num_tokens; ++token) {
-        for (uint32_t i = 0; i < shape.hidden; ++i) {
-            float sum = 0.0f;
-            for (uint32_t flat = token * shape.topk; flat < (token + 1) * shape.topk; ++flat) {
-                const int32_t expert = input.topk_idx[flat];
-                if (expert < 0) continue;
-                const T scaled = from_float<T>(to_float(input.x[token * shape.hidden + i]) * scale[expert]);
-                sum += input.topk_weights[flat] * to_float(scaled);
-            }
-            const T expected = from_float<T>(sum);
-            wrong += memcmp(&expected, &out[token * shape.hidden + i], sizeof(T)) != 0;
-        }
+float sum_results(const MoeShape& shape,
+                  const Input<T>& input,
+                  const std::vector<float>& scale,
+                  size_t element,
+                  uint32_t first,
+                  uint32_t stop) {
+    const size_t token = element / shape.hidden;
+    float sum = 0.0f;
+    for (size_t flat = token * shape.topk; flat < (token + 1) * shape.topk; ++flat) {
+        const int32_t expert = input.topk_idx[flat];
+        if (expert < static_cast<int32_t>(first) || expert >= static_cast<int32_t>(stop)) continue;
+        const T scaled = from_float<T>(to_float(input.x[element]) * scale[expert]);
+        sum += input.topk_weights[flat] * to_float(scaled);
     }
-    return wrong;
+    return sum;
 }
 
-std::vector<P2PStage> stages_of(P2PVariant variant) {
-    if (is_fused(variant)) {
-        return {P2PStage::dispatch_send, P2PStage::dispatch_recv, P2PStage::combine_send, P2PStage::combine_recv};
+template <class T>
+uint64_t count_wrong(const P2PConfig& config, const Input<T>& input, const std::vector<float>& scale, const T* out) {
+    const MoeShape& shape = config.shape;
+    uint64_t wrong = 0;
+    for (size_t element = 0; element < size_t{input.num_tokens} * shape.hidden; ++element) {
+        float sum = 0.0f;
+        if (reduces_at_experts(config.variant)) {
+            for (uint32_t first = 0; first < shape.num_experts; first += shape.num_local_experts()) {
+                const uint32_t stop = first + shape.num_local_experts();
+                sum += to_float(from_float<T>(sum_results(shape, input, scale, element, first, stop)));
+            }
+        } else {
+            sum = sum_results(shape, input, scale, element, 0, shape.num_experts);
+        }
+        const T expected = from_float<T>(sum);
+        wrong += memcmp(&expected, &out[element], sizeof(T)) != 0;
     }
-    return {P2PStage::dispatch_send,
-            P2PStage::dispatch_recv,
-            P2PStage::scale_experts,
-            P2PStage::combine_send,
-            P2PStage::combine_recv};
+    return wrong;
 }
 
 template <class T>
@@ -115,7 +125,7 @@ int run_rank(const Options& options, CpuCommunicator& comm, P2PPipelineCpu& pipe
             if (!region.is_whole()) return 4;
         }
         if (comm.failed()) return report_fault(comm.fault(), kP2PStageNames[comm.fault().phase]);
-        if (const uint64_t wrong = count_wrong(shape, input, scale, out.data())) {
+        if (const uint64_t wrong = count_wrong(options.config, input, scale, out.data())) {
             std::fprintf(stderr,
                          "rank %u: %llu wrong elements in iteration %u\n",
                          comm.args().rank,
@@ -141,7 +151,8 @@ int run_rank_of_number(const Options& options, CpuCommunicator& comm, P2PPipelin
 
 int run(const Options& options) {
     const uint32_t num_ranks = options.config.shape.num_ranks;
-    const uint64_t heap_bytes = P2PLayout::make(options.config.shape).total_bytes;
+    const P2PConfig& config = options.config;
+    const uint64_t heap_bytes = P2PLayout::make(config.shape, config.variant, config.partitions).total_bytes;
     const StressHeaps heaps(num_ranks, heap_bytes);
     const uint64_t timeout_ns = options.stress.timeout_ns;
     std::vector<std::unique_ptr<CpuCommunicator>> comms;
@@ -174,7 +185,8 @@ int main(int argc, char** argv) {
     const auto number = [&](int i) { return static_cast<uint32_t>(std::strtoul(argv[i], nullptr, 10)); };
     const auto choice = [&](int i, std::initializer_list<const char*> names) { return choose(argv[i], names); };
     Options options{};
-    options.config.variant = static_cast<P2PVariant>(choice(1, {"flag", "token", "fused", "balanced"}));
+    options.config.variant =
+        static_cast<P2PVariant>(choice(1, {"flag", "token", "fused", "balanced", "dedup", "reduce", "pipelined"}));
     options.config.number = static_cast<NumberType>(choice(2, {"fp32", "fp16", "bf16"}));
     options.config.executor = static_cast<CpuExecutor>(choice(3, {"fibers", "threads"}));
     const uint32_t element_bytes = options.config.number == NumberType::fp32 ? 4 : 2;
@@ -184,6 +196,7 @@ int main(int argc, char** argv) {
     options.iterations = number(11);
     options.seed = number(12);
     options.stress = StressOptions::parse(argc - 13, argv + 13);
+    options.config.partitions = options.stress.partitions;
     const int code = run(options);
     if (code == 0) std::puts("ok");
     return code;

@@ -30,6 +30,7 @@ enum class StressTrace : uint32_t { off, wide, compact };
 struct StressOptions {
     uint64_t timeout_ns = 20'000'000'000u;
     uint32_t absent = ~0u;
+    uint32_t partitions = 2;
     StressTrace trace = StressTrace::off;
 
     static StressOptions parse(int count, char** given) {
@@ -39,7 +40,8 @@ struct StressOptions {
             const size_t equals = text.find('=');
             const std::string key = text.substr(0, equals);
             const std::string value = equals == std::string::npos ? "" : text.substr(equals + 1);
-            switch (choose(key, std::initializer_list<const char*>{"timeout_ms", "absent", "trace", "plant"})) {
+            switch (choose(
+                key, std::initializer_list<const char*>{"timeout_ms", "absent", "trace", "plant", "partitions"})) {
                 case 0:
                     options.timeout_ns = std::stoull(value) * 1'000'000;
                     break;
@@ -52,6 +54,9 @@ struct StressOptions {
                     break;
                 case 3:
                     plant(value);
+                    break;
+                case 4:
+                    options.partitions = static_cast<uint32_t>(std::stoul(value));
                     break;
             }
         }

@@ -36,7 +36,10 @@ def moe(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Directory for capture and trace.")] = None,
     ranks: Annotated[int, typer.Option(help="Processes, one device each; simulated on the CPU.")] = 8,
     variant: Annotated[
-        str, typer.Option(help="reference, sorted, flag, token, fused, balanced; or all, one after the other.")
+        str,
+        typer.Option(
+            help="reference, sorted, flag, token, fused, balanced, dedup, reduce, pipelined; or all, one after the other."
+        ),
     ] = "balanced",
     tokens: Annotated[int, typer.Option(help="Tokens of a rank, at most.")] = 64,
     hidden: Annotated[int, typer.Option(help="Elements of a token.")] = 2048,
@@ -55,13 +58,17 @@ def moe(
     every: Annotated[int, typer.Option(help="Record each Nth launch of a kernel.")] = 1,
     blocks: Annotated[int, typer.Option(help="Blocks of a kernel; 0: 4 on the CPU, 128 on a GPU.")] = 0,
     warps: Annotated[int, typer.Option(help="Warps of a block; 0: 4 on the CPU, 16 on a GPU.")] = 0,
+    partitions: Annotated[int, typer.Option(help="Of a rank's tokens in pipelined; two are under way at a time.")] = 2,
     torch_profiler: Annotated[bool, typer.Option("--torch-profiler", help="Add torch.profiler's lanes.")] = False,
     backend: Annotated[
         str, typer.Option(help="Where the kernels run: cpu, cuda, or auto: on GPUs where there is one for each rank.")
     ] = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """MoE dispatch, experts and combine. Ends with 0 only if every result equals the reference, bit by bit."""
+    """MoE dispatch, experts and combine. Ends with 0 only if every result equals the reference, bit by bit.
+
+    reduce and pipelined add up at the experts' ranks: their reference does so in the same order.
+    """
     from tracekern.moe.run import VARIANTS, MoeRun
 
     names = {field.name for field in dataclasses.fields(MoeRun)}
@@ -129,6 +136,8 @@ def _write_trace(directory: Path, partial: bool) -> tuple[Path, Summary]:
 
 
 def _print(result: _Result) -> None:
+    from tracekern.moe.run import reference_name
+
     report, out = result.report, console()
     plan = report.options
     out.print(
@@ -143,7 +152,7 @@ def _print(result: _Result) -> None:
             out.print(result.summary.title, markup=False, soft_wrap=True)
         print_losses(out, result.summary)
     if report.ok:
-        out.print("every result equals the reference, bit by bit")
+        out.print(f"every result equals the {reference_name(plan.variant).replace('_', ' ')}, bit by bit")
     if result.trace:
         out.print(f"trace: {result.trace}   show it: {program()} open {result.trace}", soft_wrap=True, markup=False)
 
@@ -157,7 +166,8 @@ def _table(ranks: list[tuple[RankReport, RankSummary | None]]) -> object:
         row = [str(report.rank), f"{report.tokens:,}", f"{mean_ms:.1f}"]
         if traced and summary:
             counts = {event.event: event.count for event in summary.events}
-            sent, received = counts.get("copy_token", 0), counts.get("receive_token", 0)
+            sent = counts.get("copy_token", 0) + counts.get("copy_row", 0)
+            received = counts.get("receive_token", 0) + counts.get("wait_row", 0)
             row += [f"{sent:,}", f"{received:,}", f"{summary.num_spans:,}", share(summary.wait_share)]
         elif traced:
             row += ["-"] * 4

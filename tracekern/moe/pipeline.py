@@ -19,8 +19,14 @@ STAGES = {
     "token": ("dispatch_send", "dispatch_recv", "scale_experts", "combine_send", "combine_recv"),
     "fused": ("dispatch_send", "dispatch_recv", "combine_send", "combine_recv"),
     "balanced": ("dispatch_send", "dispatch_recv", "combine_send", "combine_recv"),
+    "dedup": ("dispatch", "combine"),
+    "reduce": ("dispatch", "combine"),
+    "pipelined": ("dispatch_combine",),
 }
 """The kernels of one call of each variant, in their order."""
+
+REDUCING = ("reduce", "pipelined")
+"""Variants that add up at the experts' ranks: their result is rank_reduced_reference, within reduce_tolerance."""
 
 
 class P2PPipeline:
@@ -38,11 +44,13 @@ class P2PPipeline:
         timeout_s: float = 10.0,
         num_blocks: int = 4,
         warps_per_block: int = 4,
+        partitions: int = 2,
         executor: str = "fibers",
         backend: str = "cpu",
     ) -> None:
         """variant: a key of STAGES. num_blocks x warps_per_block: the grid of every kernel. backend: "cpu" or "cuda".
 
+        partitions: of a rank's tokens in the pipelined variant, at most; two of them are under way at a time.
         Raises BadInput.
         """
         from tracekern import _C
@@ -51,7 +59,11 @@ class P2PPipeline:
             raise BadInput(f"variant is {variant!r}; wanted one of {', '.join(STAGES)}")
         if shape.num_ranks != group.num_ranks:
             raise BadInput(f"the shape is for {shape.num_ranks} ranks, the group has {group.num_ranks}")
-        for name, value, high in (("num_blocks", num_blocks, 4096), ("warps_per_block", warps_per_block, 32)):
+        for name, value, high in (
+            ("num_blocks", num_blocks, 4096),
+            ("warps_per_block", warps_per_block, 32),
+            ("partitions", partitions, 64),
+        ):
             if not 1 <= value <= high:
                 raise BadInput(f"{name} is {value}; wanted 1 to {high}")
         self.shape, self.variant = shape, variant
@@ -63,9 +75,11 @@ class P2PPipeline:
             "hidden": shape.hidden,
             "dtype": shape.dtype,
         }
-        _check_same_everywhere(group, {**sizes, "variant": variant, "grid": (num_blocks, warps_per_block)})
-        self.comm = Communicator(group, _C.p2p_heap_bytes(num_ranks=shape.num_ranks, **sizes), timeout_s, backend)
-        grid = {"variant": variant, "num_blocks": num_blocks, "warps_per_block": warps_per_block}
+        kind = {"variant": variant, "partitions": partitions}
+        _check_same_everywhere(group, {**sizes, **kind, "grid": (num_blocks, warps_per_block)})
+        heap_bytes = _C.p2p_heap_bytes(num_ranks=shape.num_ranks, **sizes, **kind)
+        self.comm = Communicator(group, heap_bytes, timeout_s, backend)
+        grid = {**kind, "num_blocks": num_blocks, "warps_per_block": warps_per_block}
         self._native: Any
         if backend == "cuda":
             from tracekern import _cuda

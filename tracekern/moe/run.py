@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekern.errors import BadInput, CommTimeout, TracekernError
-from tracekern.moe.pipeline import STAGES
+from tracekern.moe.pipeline import REDUCING, STAGES
 from tracekern.moe.routing import ROUTINGS
 from tracekern.moe.shape import MoeShape
 
@@ -51,6 +51,8 @@ class MoeRun:
     """Of a kernel; 0: 4 on the CPU, 128 on a GPU."""
     warps: int = 0
     """Of a block; 0: 4 on the CPU, 16 on a GPU."""
+    partitions: int = 2
+    """Of a rank's tokens in the pipelined variant, at most."""
     torch_profiler: bool = False
     backend: str = "auto"
     command: str = "tracekern run moe"
@@ -76,6 +78,7 @@ class MoeRun:
             ("every", self.every, 1, 1_000_000),
             ("blocks", self.blocks, 0, 1024),
             ("warps", self.warps, 0, 32),
+            ("partitions", self.partitions, 1, 64),
         ):
             if not low <= value <= high:
                 raise BadInput(f"{name} is {value}; wanted {low} to {high}")
@@ -97,7 +100,7 @@ class RankReport:
     """One line, empty when nothing went wrong."""
     exit_code: int = 0
     wrong_elements: int = 0
-    """Elements of all results that differ from `reference` in any bit."""
+    """Elements of all results that differ from what the variant promises in any bit; see reference_name."""
     tokens: int = 0
     """Over all iterations."""
     iteration_ms: tuple[float, ...] = ()
@@ -108,7 +111,7 @@ class RankReport:
 
 @dataclass(frozen=True)
 class RunReport:
-    """What came of a run. `ok` only if every rank ended well and every result equals `reference`."""
+    """What came of a run. `ok` only if every rank ended well and every result equals the variant's reference."""
 
     options: MoeRun
     ok: bool
@@ -176,6 +179,11 @@ def run(
         capture_dir=str(capture_dir or ""),
         errors=errors,
     )
+
+
+def reference_name(variant: str) -> str:
+    """The function of tracekern.moe.reference whose bits this variant promises."""
+    return "rank_reduced_reference" if variant in REDUCING else "reference"
 
 
 PROGRESS = "tracekern-progress "

@@ -22,9 +22,9 @@ import torch.distributed as dist
 from tracekern import _C
 from tracekern.errors import BadInput, TracekernError
 from tracekern.moe.pipeline import STAGES, P2PPipeline
-from tracekern.moe.reference import reference, sorted_all_to_all
+from tracekern.moe.reference import expected, reference, sorted_all_to_all
 from tracekern.moe.routing import Batch, draw_batch, draw_expert_scale
-from tracekern.moe.run import PROGRESS, MoeRun, RankReport
+from tracekern.moe.run import PROGRESS, MoeRun, RankReport, reference_name
 from tracekern.record.communicator import Communicator
 from tracekern.record.group import Group
 from tracekern.record.session import Capture, capture
@@ -80,10 +80,10 @@ def _run_rank(options: MoeRun) -> RankReport:
         outputs, times = _timed_calls(inputs, call, capture, options, group.rank)
         footprint = capture.footprint_bytes if capture is not None else 0
     scale = draw_expert_scale(options.shape)
-    wrong = sum(_count_wrong(batch, scale, out.cpu()) for batch, out in zip(batches, outputs, strict=True))
+    wrong = sum(_count_wrong(options, batch, scale, out.cpu()) for batch, out in zip(batches, outputs, strict=True))
     if dist.is_initialized():
         dist.destroy_process_group()
-    error = f"rank {group.rank}: {wrong} elements differ from reference" if wrong else ""
+    error = f"rank {group.rank}: {wrong} elements differ from {reference_name(options.variant)}" if wrong else ""
     return RankReport(
         rank=group.rank,
         ok=not wrong,
@@ -132,6 +132,7 @@ def _prepare(options: MoeRun, group: Group, backend: str) -> tuple[Call, Communi
             timeout_s=timeout_s,
             num_blocks=options.blocks or grid[0],
             warps_per_block=options.warps or grid[1],
+            partitions=options.partitions,
             backend=backend,
         )
 
@@ -192,10 +193,10 @@ def _torch_profile(options: MoeRun, capture: Capture | None) -> Any:
     capture.add_torch_profile(profiler)
 
 
-def _count_wrong(batch: Batch, scale: torch.Tensor, out: torch.Tensor) -> int:
-    expected = reference(batch, scale)
+def _count_wrong(options: MoeRun, batch: Batch, scale: torch.Tensor, out: torch.Tensor) -> int:
+    wanted = expected(options.variant, batch, scale, options.shape)
     bits = torch.int32 if out.dtype == torch.float32 else torch.int16
-    return int((expected.view(bits) != out.view(bits)).sum())
+    return int((wanted.view(bits) != out.view(bits)).sum())
 
 
 if __name__ == "__main__":

@@ -14,43 +14,10 @@
 #include "comm/signal.h"
 #include "moe/p2p/events.h"
 #include "moe/p2p/layout.h"
+#include "moe/p2p/rows.h"
 #include "trace/recorder.h"
 
 namespace tracekern {
-
-// Numbers that one lane moves at once.
-template <class T, uint32_t kCount>
-struct alignas(kCount * sizeof(T)) Pack {
-    T values[kCount];
-};
-template <class T>
-constexpr uint32_t kPackCount = 16 / sizeof(T);
-
-TK_DEVICE bool can_pack(const void* a, const void* b, uint32_t bytes) {
-    return (reinterpret_cast<uint64_t>(a) | reinterpret_cast<uint64_t>(b) | bytes) % 16 == 0;
-}
-
-template <class T, uint32_t kCount>
-TK_DEVICE void scale_packs(Warp& warp, char* dst, const char* src, float scale, uint32_t hidden) {
-    using Unit = Pack<T, kCount>;
-    warp.strided(hidden / kCount, [&](uint32_t i) {
-        Unit unit = reinterpret_cast<const Unit*>(src)[i];
-        TK_UNROLL
-        for (uint32_t k = 0; k < kCount; ++k)
-            unit.values[k] = from_float<T>(multiply_rn(to_float(unit.values[k]), scale));
-        reinterpret_cast<Unit*>(dst)[i] = unit;
-    });
-}
-
-// dst[i] = src[i] * scale, rounded to T. dst may be src.
-template <class T>
-TK_DEVICE void scale_row(Warp& warp, char* dst, const char* src, float scale, uint32_t hidden) {
-    if (can_pack(dst, src, hidden * sizeof(T))) {
-        scale_packs<T, kPackCount<T>>(warp, dst, src, scale, hidden);
-    } else {
-        scale_packs<T, 1>(warp, dst, src, scale, hidden);
-    }
-}
 
 TK_DEVICE uint32_t global_expert(const P2PArgs& args, uint32_t local_expert) {
     return args.comm.rank * args.shape.num_local_experts() + local_expert;
@@ -72,11 +39,9 @@ TK_DEVICE void scale_experts(Warp& warp, const P2PArgs& args, typename Rec::Args
 // My peers may overwrite their part of my receive buffer and of my counts. The first block. Relaxed is enough: both
 // were read in an earlier kernel, the peer writes in a later one, and its results, which are released, order every row.
 template <class Rec>
-TK_DEVICE void acknowledge(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch) {
+TK_DEVICE void acknowledge_all(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch) {
     for (uint32_t i = warp.warp; i < args.shape.num_ranks; i += warp.num_warps) {
-        const uint32_t peer = (args.comm.rank + i) % args.shape.num_ranks;
-        TK_SIGNAL(recorder, P2PEvent::signal_ack, peer);
-        signal_relaxed(warp, args.ack_flag(peer, args.comm.rank), epoch, 0);
+        acknowledge(warp, args, recorder, epoch, (args.comm.rank + i) % args.shape.num_ranks);
     }
 }
 
@@ -123,7 +88,7 @@ template <class T, P2PVariant kVariant, class Rec>
 TK_DEVICE void combine_send(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
     const uint32_t epoch = args.state->epoch;
     Rec recorder(trace, warp, static_cast<uint32_t>(P2PRole::send), epoch);
-    if (warp.block == 0) acknowledge(warp, args, recorder, epoch);
+    if (warp.block == 0) acknowledge_all(warp, args, recorder, epoch);
     const auto rows_of = [&](uint32_t local) { return args.expert_offset[local + 1] - args.expert_offset[local]; };
     const auto send_row = [&](uint32_t local, uint32_t i) {
         send_result<T, kVariant>(warp, args, recorder, args.expert_offset[local] + i, epoch);
@@ -216,13 +181,13 @@ TK_DEVICE void reduce_token(Warp& warp, const P2PArgs& args, uint32_t token) {
     }
 }
 
-// Everybody has read what I sent: the next call may overwrite it. The first block.
+// Everybody has read what I sent: the next call may overwrite it. All warps of one block.
 template <class Rec>
-TK_DEVICE void wait_acknowledged(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch) {
+TK_DEVICE void wait_acknowledged(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, P2PStage stage) {
     for (uint32_t i = warp.warp; i < args.shape.num_ranks; i += warp.num_warps) {
         const uint32_t peer = (args.comm.rank + i) % args.shape.num_ranks;
         TK_WAIT(recorder, P2PEvent::wait_ack, peer);
-        const WaitFor wait_for{static_cast<uint32_t>(P2PStage::combine_recv), peer, 0};
+        const WaitFor wait_for{static_cast<uint32_t>(stage), peer, 0};
         const uint64_t* flag = args.ack_flag(args.comm.rank, peer);
         [[maybe_unused]] const bool arrived = wait<Channel::ack>(warp, args.comm, flag, epoch, wait_for).ok;
         TK_END_IF(arrived);
@@ -235,7 +200,7 @@ TK_DEVICE void prepare_next_call(Warp& warp, const P2PArgs& args, uint32_t epoch
     if (warp.warp != 0) return;
     const uint32_t done = warp.once([&] { return add_acq_rel_device(&args.state->blocks_done, 1u); });
     if (done != warp.num_blocks - 1) return;
-    warp.strided(args.shape.num_ranks, [&](uint32_t peer) { args.send_count[peer] = 0; });
+    warp.strided(args.layout.num_partitions * args.shape.num_ranks, [&](uint32_t i) { args.send_count[i] = 0; });
     warp.leader([&] {
         args.state->blocks_done = 0;
         args.state->epoch = epoch + 1;
@@ -265,7 +230,7 @@ TK_DEVICE void combine_recv(Warp& warp, const P2PArgs& args, typename Rec::Args 
         TK_RANGE(recorder, P2PEvent::reduce_token, token);
         reduce_token<T>(warp, args, token);
     }
-    if (warp.block == 0) wait_acknowledged(warp, args, recorder, epoch);
+    if (warp.block == 0) wait_acknowledged(warp, args, recorder, epoch, P2PStage::combine_recv);
     prepare_next_call(warp, args, epoch);
 }
 

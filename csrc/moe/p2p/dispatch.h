@@ -5,6 +5,8 @@
 //
 // In dispatch_recv rows move from the receive buffer to their expert, in the layout a grouped GEMM reads.
 //
+// The deduplicated variants (moe/p2p/dedup_dispatch.h) count here too.
+//
 // A receive buffer of epoch e is written only after its owner acknowledged epoch e-1: combine_send raises the
 // acknowledgement when dispatch_recv is through (a kernel boundary), combine_recv of the writer waits for it. Counts
 // are sent to every rank, zero included, and every rank acknowledges, so no pair can run ahead.
@@ -18,19 +20,42 @@
 
 namespace tracekern {
 
-// Counts this rank's tokens for each expert and tells the experts' ranks. All warps of one block.
-template <class Rec>
+// The ranks that have experts of this token, a bit each.
+TK_DEVICE uint64_t destinations(const P2PArgs& args, uint32_t token) {
+    const int32_t* chosen = args.topk_idx + uint64_t{token} * args.shape.topk;
+    uint64_t ranks = 0;
+    for (uint32_t choice = 0; choice < args.shape.topk; ++choice) {
+        const int32_t expert = chosen[choice];
+        if (expert >= 0) ranks |= uint64_t{1} << static_cast<uint32_t>(expert) / args.shape.num_local_experts();
+    }
+    return ranks;
+}
+
+// Counts this rank's tokens for each expert, deduplicated also the rows for each rank and partition, and tells the
+// experts' ranks. All warps of one block.
+template <P2PVariant kVariant, class Rec>
 TK_DEVICE void send_counts(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch) {
     const uint32_t num_local = args.shape.num_local_experts();
-    uint32_t* tokens = warp.shared<CountShared>().tokens;
+    const uint32_t num_counts = args.layout.num_counts;
+    uint32_t* counts = warp.shared<CountShared>().counts;
     {
         TK_RANGE(recorder, P2PEvent::count_tokens, args.num_tokens);
-        warp.block_strided(args.shape.num_experts, [&](uint32_t expert) { tokens[expert] = 0; });
+        warp.block_strided(args.shape.num_ranks * num_counts, [&](uint32_t i) { counts[i] = 0; });
         warp.block_sync();
         warp.block_strided(args.num_flat(), [&](uint32_t flat) {
-            const int32_t expert = args.topk_idx[flat];
-            if (expert >= 0) add_relaxed_block(&tokens[expert], 1u);
+            if (args.topk_idx[flat] < 0) return;
+            const uint32_t expert = static_cast<uint32_t>(args.topk_idx[flat]);
+            add_relaxed_block(&counts[expert / num_local * num_counts + expert % num_local], 1u);
         });
+        if constexpr (is_deduplicated(kVariant)) {
+            warp.block_strided(args.num_tokens, [&](uint32_t token) {
+                const uint32_t partition = token / args.layout.partition_tokens;
+                const uint64_t ranks = destinations(args, token);
+                for (uint32_t peer = 0; peer < args.shape.num_ranks; ++peer) {
+                    if (ranks >> peer & 1) add_relaxed_block(&counts[peer * num_counts + num_local + partition], 1u);
+                }
+            });
+        }
         TK_END_AFTER_BARRIER(warp);
     }
     for (uint32_t i = warp.warp; i < args.shape.num_ranks; i += warp.num_warps) {
@@ -39,39 +64,66 @@ TK_DEVICE void send_counts(Warp& warp, const P2PArgs& args, Rec& recorder, uint3
         perturb(warp);
         // Each flag is its own payload, so relaxed is enough.
         uint64_t* flags = args.count_flags(peer);
-        warp.strided(num_local, [&](uint32_t local) {
-            store_relaxed_system(&flags[local], make_flag(epoch, tokens[peer * num_local + local]));
+        warp.strided(num_counts, [&](uint32_t i) {
+            store_relaxed_system(&flags[i], make_flag(epoch, counts[peer * num_counts + i]));
         });
     }
 }
 
-// Waits for everybody's counts and lays out the rows of the local experts. All warps of one block, after send_counts().
+// What `peer` sent was read: it may send anew. Relaxed: the flag orders nothing, see its callers.
 template <class Rec>
-TK_DEVICE void receive_counts(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch) {
+TK_DEVICE void acknowledge(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, uint32_t peer) {
+    TK_SIGNAL(recorder, P2PEvent::signal_ack, peer);
+    signal_relaxed(warp, args.ack_flag(peer, args.comm.rank), epoch, 0);
+}
+
+// The rows that come from this rank, by its counts: of each partition, or one for each choice.
+template <P2PVariant kVariant>
+TK_DEVICE uint32_t store_recv_counts(Warp& warp, const P2PArgs& args, uint32_t src_rank, const uint32_t* counts) {
     const uint32_t num_local = args.shape.num_local_experts();
-    uint32_t* incoming = warp.shared<CountShared>().tokens;
-    uint32_t* sums = incoming + args.shape.num_experts;
+    if constexpr (is_deduplicated(kVariant)) {
+        const uint32_t* rows = counts + num_local;
+        warp.sync();  // other lanes took them
+        warp.strided(args.layout.num_partitions, [&](uint32_t partition) {
+            args.recv_count[partition * args.shape.num_ranks + src_rank] = rows[partition];
+        });
+        return warp.sum_over(args.layout.num_partitions, [&](uint32_t partition) { return rows[partition]; });
+    } else {
+        const uint32_t total = warp.sum_over(num_local, [&](uint32_t local) { return counts[local]; });
+        warp.leader([&] { args.recv_count[src_rank] = total; });
+        return total;
+    }
+}
+
+// Waits for everybody's counts and lays out the rows of the local experts. All warps of one block, after send_counts().
+template <P2PVariant kVariant, class Rec>
+TK_DEVICE void receive_counts(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, P2PStage stage) {
+    const uint32_t num_local = args.shape.num_local_experts();
+    const uint32_t num_counts = args.layout.num_counts;
+    uint32_t* incoming = warp.shared<CountShared>().counts;
+    uint32_t* sums = incoming + args.shape.num_ranks * num_counts;
     // A warp writes over those counts alone that it has sent itself: both loops deal out the ranks alike.
     for (uint32_t i = warp.warp; i < args.shape.num_ranks; i += warp.num_warps) {
         const uint32_t src_rank = (args.comm.rank + i) % args.shape.num_ranks;
         TK_WAIT(recorder, P2PEvent::wait_counts, src_rank);
         const uint64_t* flags =
-            args.comm.at<uint64_t>(args.comm.rank, args.layout.count_flags) + uint64_t{src_rank} * num_local;
-        uint32_t* counts = incoming + src_rank * num_local;
-        const WaitFor wait_for{static_cast<uint32_t>(P2PStage::dispatch_send), src_rank, 0};
-        const auto take = [&](uint32_t local, uint32_t value) { counts[local] = value; };
-        const bool ok = wait_all<Channel::counts>(warp, args.comm, flags, num_local, epoch, wait_for, take);
+            args.comm.at<uint64_t>(args.comm.rank, args.layout.count_flags) + uint64_t{src_rank} * num_counts;
+        uint32_t* counts = incoming + src_rank * num_counts;
+        const WaitFor wait_for{static_cast<uint32_t>(stage), src_rank, 0};
+        const auto take = [&](uint32_t i, uint32_t value) { counts[i] = value; };
+        const bool ok = wait_all<Channel::counts>(warp, args.comm, flags, num_counts, epoch, wait_for, take);
         // After a failure nothing more may be touched: no rows.
-        if (!ok) warp.strided(num_local, [&](uint32_t local) { counts[local] = 0; });
-        const uint32_t total = warp.sum_over(num_local, [&](uint32_t local) { return counts[local]; });
-        warp.leader([&] { args.recv_count[src_rank] = total; });
+        if (!ok) warp.strided(num_counts, [&](uint32_t i) { counts[i] = 0; });
+        const uint32_t total = store_recv_counts<kVariant>(warp, args, src_rank, counts);
+        // Here, since rows need no acknowledgement: the counts are acquired and taken.
+        if constexpr (is_deduplicated(kVariant)) acknowledge(warp, args, recorder, epoch, src_rank);
         TK_END_IF(ok, total);
     }
     warp.block_sync();
     warp.block_strided(num_local, [&](uint32_t local) {
         uint32_t sum = 0;
         for (uint32_t src_rank = 0; src_rank < args.shape.num_ranks; ++src_rank) {
-            sum += incoming[src_rank * num_local + local];
+            sum += incoming[src_rank * num_counts + local];
         }
         sums[local] = sum;
     });
@@ -137,14 +189,14 @@ TK_DEVICE void dispatch_send(Warp& warp, const P2PArgs& args, typename Rec::Args
     const bool counts = warp.block == warp.num_blocks - 1;
     const bool sends = !counts || warp.num_blocks == 1;
     Rec recorder(trace, warp, static_cast<uint32_t>(counts ? P2PRole::count : P2PRole::send), epoch);
-    if (counts) send_counts(warp, args, recorder, epoch);
+    if (counts) send_counts<kVariant>(warp, args, recorder, epoch);
     if (sends) {
         const uint32_t num_blocks = warp.num_blocks == 1 ? 1 : warp.num_blocks - 1;
         send_tokens<kVariant>(
             warp, args, recorder, epoch, warp.block * warp.num_warps + warp.warp, num_blocks * warp.num_warps);
     }
     if constexpr (!has_token_flags(kVariant)) send_rank_flags(warp, args, recorder, epoch);
-    if (counts) receive_counts(warp, args, recorder, epoch);
+    if (counts) receive_counts<kVariant>(warp, args, recorder, epoch, P2PStage::dispatch_send);
 }
 
 // Moves the row in `slot` of `src_rank` to its expert.

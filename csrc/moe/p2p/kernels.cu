@@ -2,6 +2,7 @@
 // compile it.
 #include "moe/p2p/combine.h"
 #include "moe/p2p/dispatch.h"
+#include "moe/p2p/pipelined.h"
 
 using namespace tracekern;  // NOLINT: entry points have C names
 
@@ -42,13 +43,24 @@ using RecorderRing = Recorder<true, RecordFormat::ring>;
     TK_P2P_NUMBER(X, variant, fp16, Half)                               \
     TK_P2P_NUMBER(X, variant, bf16, BFloat16)
 
-#define TK_P2P_KERNELS(X)                            \
-    TK_P2P_VARIANT(X, flag)                          \
-    TK_P2P_VARIANT(X, token)                         \
-    TK_P2P_VARIANT(X, fused)                         \
-    TK_P2P_VARIANT(X, balanced)                      \
-    X(p2p_scale_experts_fp32, scale_experts < float) \
-    X(p2p_scale_experts_fp16, scale_experts < Half)  \
+#define TK_P2P_DEDUP(X, variant)                                                  \
+    X(p2p_dispatch_##variant, dispatch < P2PVariant::variant)                     \
+    X(p2p_combine_##variant##_fp32, combine < float TK_COMMA P2PVariant::variant) \
+    X(p2p_combine_##variant##_fp16, combine < Half TK_COMMA P2PVariant::variant)  \
+    X(p2p_combine_##variant##_bf16, combine < BFloat16 TK_COMMA P2PVariant::variant)
+
+#define TK_P2P_KERNELS(X)                                               \
+    TK_P2P_VARIANT(X, flag)                                             \
+    TK_P2P_VARIANT(X, token)                                            \
+    TK_P2P_VARIANT(X, fused)                                            \
+    TK_P2P_VARIANT(X, balanced)                                         \
+    TK_P2P_DEDUP(X, dedup)                                              \
+    TK_P2P_DEDUP(X, reduce)                                             \
+    X(p2p_dispatch_combine_pipelined_fp32, dispatch_combine < float)    \
+    X(p2p_dispatch_combine_pipelined_fp16, dispatch_combine < Half)     \
+    X(p2p_dispatch_combine_pipelined_bf16, dispatch_combine < BFloat16) \
+    X(p2p_scale_experts_fp32, scale_experts < float)                    \
+    X(p2p_scale_experts_fp16, scale_experts < Half)                     \
     X(p2p_scale_experts_bf16, scale_experts < BFloat16)
 
 TK_P2P_KERNELS(TK_P2P_KERNEL)

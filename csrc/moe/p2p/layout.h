@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "comm/heap.h"
+#include "moe/p2p/variants.h"
 #include "moe/shape.h"
 
 namespace tracekern {
@@ -16,6 +17,19 @@ struct alignas(16) RowHeader {
     uint32_t reserved[2];
 };
 
+// The same where a token goes once to each rank: RowChoice[topk] follow, the first num_choices of them filled.
+struct alignas(16) SharedRowHeader {
+    uint32_t token;
+    uint32_t num_choices;
+    uint32_t reserved[2];
+};
+struct RowChoice {
+    uint16_t local_expert;
+    uint16_t choice;
+    float weight;
+    uint32_t expert_row;  // filled in by the receiver: where the row stands for that expert
+};
+
 // Where a row of the expert input came from and which expert it is for.
 struct RowOrigin {
     uint32_t flat;
@@ -25,40 +39,57 @@ struct RowOrigin {
 
 // Offsets in the symmetric heap. [x] stands for an array with that many entries.
 struct P2PLayout {
-    uint64_t count_flags;    // u64 [rank][local expert]   written by rank: tokens it sends to that expert
+    uint64_t count_flags;    // u64 [rank][count]          written by rank: tokens for each local expert; in the
+                             //                            deduplicated variants behind them rows of each partition
     uint64_t token_flags;    // u64 [rank][slot]           written by rank: the row of that slot is there
     uint64_t rank_flags;     // u64 [rank]                 written by rank: all its rows are there
     uint64_t ack_flags;      // u64 [rank]                 written by rank: it has read all my rows
-    uint64_t result_flags;   // u64 [flat]                 written by the expert's rank: that result is there
+    uint64_t result_flags;   // u64 [result]               written by the expert's rank: that result is there
     uint64_t results_flags;  // u64 [rank]                 written by rank: all its results are there
     uint64_t flags_end;
-    uint64_t recv_rows;    // [rank][slot] RowHeader + row
-    uint64_t result_rows;  // [flat] row
+    uint64_t recv_rows;    // [rank][slot] header + row
+    uint64_t result_rows;  // [result] row; a result is a flat token, or a (token, rank) where experts' ranks add up
     uint64_t total_bytes;
-    uint32_t row_stride;     // of recv_rows
-    uint32_t result_stride;  // of result_rows
+    uint32_t header_bytes;       // of recv_rows
+    uint32_t row_stride;         // of recv_rows
+    uint32_t result_stride;      // of result_rows
+    uint32_t num_slots;          // of one source in recv_rows
+    uint32_t results_per_token;  // in result_rows
+    uint32_t num_counts;         // of one source in count_flags
+    uint32_t num_partitions;     // the tokens of a rank, in order, `partition_tokens` in each
+    uint32_t partition_tokens;
 
-    static P2PLayout make(const MoeShape& shape) {
+    // partitions: of the pipelined variant, at most; the others have one.
+    static P2PLayout make(const MoeShape& shape, P2PVariant variant, uint32_t partitions) {
         const uint64_t ranks = shape.num_ranks;
-        const uint64_t flat = shape.max_flat();
         P2PLayout layout{};
+        const uint32_t wanted = is_pipelined(variant) ? partitions : 1;
+        layout.partition_tokens = (shape.max_tokens + wanted - 1) / wanted;
+        layout.num_partitions = (shape.max_tokens + layout.partition_tokens - 1) / layout.partition_tokens;
+        layout.num_slots = is_deduplicated(variant) ? shape.max_tokens : shape.max_flat();
+        layout.results_per_token = reduces_at_experts(variant) ? shape.num_ranks : shape.topk;
+        layout.num_counts = shape.num_local_experts() + (is_deduplicated(variant) ? layout.num_partitions : 0);
+        const uint64_t results = uint64_t{shape.max_tokens} * layout.results_per_token;
         uint64_t cursor = sizeof(HeapControl);
         const auto take = [&](uint64_t bytes) {
             const uint64_t offset = cursor;
             cursor += (bytes + 127) / 128 * 128;
             return offset;
         };
-        layout.count_flags = take(ranks * shape.num_local_experts() * 8);
-        layout.token_flags = take(ranks * flat * 8);
+        layout.count_flags = take(ranks * layout.num_counts * 8);
+        layout.token_flags = take(ranks * layout.num_slots * 8);
         layout.rank_flags = take(ranks * 8);
         layout.ack_flags = take(ranks * 8);
-        layout.result_flags = take(flat * 8);
+        layout.result_flags = take(results * 8);
         layout.results_flags = take(ranks * 8);
         layout.flags_end = cursor;
         layout.result_stride = (shape.row_bytes() + 15) / 16 * 16;
-        layout.row_stride = static_cast<uint32_t>(sizeof(RowHeader)) + layout.result_stride;
-        layout.recv_rows = take(ranks * flat * layout.row_stride);
-        layout.result_rows = take(flat * layout.result_stride);
+        const uint64_t choices = (shape.topk * sizeof(RowChoice) + 15) / 16 * 16;
+        layout.header_bytes =
+            static_cast<uint32_t>(is_deduplicated(variant) ? sizeof(SharedRowHeader) + choices : sizeof(RowHeader));
+        layout.row_stride = layout.header_bytes + layout.result_stride;
+        layout.recv_rows = take(ranks * layout.num_slots * layout.row_stride);
+        layout.result_rows = take(results * layout.result_stride);
         layout.total_bytes = cursor;
         return layout;
     }
@@ -67,8 +98,9 @@ struct P2PLayout {
 // Memory of one rank that no peer touches. It lives from call to call: nothing in it is allocated or cleared by a call.
 struct P2PState {
     uint32_t epoch;          // of the call under way
-    uint32_t blocks_done;    // of combine_recv; the last one prepares the next call
+    uint32_t blocks_done;    // of the last kernel; the last one prepares the next call
     uint64_t grid_arrivals;  // for grid_barrier
+    uint64_t layout_flag;    // deduplicated variants: recv_count and the experts' rows are laid out
 };
 
 struct P2PArgs {
@@ -78,8 +110,8 @@ struct P2PArgs {
 
     // Workspace
     P2PState* state;
-    uint32_t* send_count;     // [rank] slots taken at that peer so far
-    uint32_t* recv_count;     // [rank] tokens that come from it
+    uint32_t* send_count;     // [partition][rank] slots taken at that peer so far
+    uint32_t* recv_count;     // [partition][rank] rows that come from it
     uint32_t* expert_offset;  // [local expert + 1] first row of that expert
     uint32_t* expert_cursor;  // [local expert] next free row
     RowOrigin* row_origin;    // [row]
@@ -94,14 +126,17 @@ struct P2PArgs {
     uint32_t num_tokens;
 
     TK_DEVICE uint64_t* count_flags(uint32_t peer) const {
-        return comm.at<uint64_t>(peer, layout.count_flags) + uint64_t{comm.rank} * shape.num_local_experts();
+        return comm.at<uint64_t>(peer, layout.count_flags) + uint64_t{comm.rank} * layout.num_counts;
     }
     TK_DEVICE uint64_t* token_flag(uint32_t at_rank, uint32_t src_rank, uint32_t slot) const {
-        return comm.at<uint64_t>(at_rank, layout.token_flags) + uint64_t{src_rank} * shape.max_flat() + slot;
+        return comm.at<uint64_t>(at_rank, layout.token_flags) + uint64_t{src_rank} * layout.num_slots + slot;
     }
     TK_DEVICE char* recv_row(uint32_t at_rank, uint32_t src_rank, uint32_t slot) const {
         return comm.at<char>(at_rank, layout.recv_rows) +
-               (uint64_t{src_rank} * shape.max_flat() + slot) * layout.row_stride;
+               (uint64_t{src_rank} * layout.num_slots + slot) * layout.row_stride;
+    }
+    TK_DEVICE static RowChoice* row_choices(char* recv_row) {
+        return reinterpret_cast<RowChoice*>(recv_row + sizeof(SharedRowHeader));
     }
     TK_DEVICE uint64_t* rank_flag(uint32_t at_rank, uint32_t of_rank) const {
         return comm.at<uint64_t>(at_rank, layout.rank_flags) + of_rank;
@@ -109,14 +144,14 @@ struct P2PArgs {
     TK_DEVICE uint64_t* ack_flag(uint32_t at_rank, uint32_t of_rank) const {
         return comm.at<uint64_t>(at_rank, layout.ack_flags) + of_rank;
     }
-    TK_DEVICE uint64_t* result_flag(uint32_t at_rank, uint32_t flat) const {
-        return comm.at<uint64_t>(at_rank, layout.result_flags) + flat;
+    TK_DEVICE uint64_t* result_flag(uint32_t at_rank, uint32_t result) const {
+        return comm.at<uint64_t>(at_rank, layout.result_flags) + result;
     }
     TK_DEVICE uint64_t* results_flag(uint32_t at_rank, uint32_t of_rank) const {
         return comm.at<uint64_t>(at_rank, layout.results_flags) + of_rank;
     }
-    TK_DEVICE char* result_row(uint32_t at_rank, uint32_t flat) const {
-        return comm.at<char>(at_rank, layout.result_rows) + uint64_t{flat} * layout.result_stride;
+    TK_DEVICE char* result_row(uint32_t at_rank, uint32_t result) const {
+        return comm.at<char>(at_rank, layout.result_rows) + uint64_t{result} * layout.result_stride;
     }
     TK_DEVICE char* expert_row(uint64_t row) const { return expert_rows + row * shape.row_bytes(); }
     TK_DEVICE uint32_t num_flat() const { return num_tokens * shape.topk; }
@@ -124,58 +159,20 @@ struct P2PArgs {
 
 // Shared memory of the blocks that need some. The host sizes it with bytes().
 struct CountShared {
-    // [expert] tokens this rank sends to it; later [rank][local expert] tokens that come, as many words, and behind
-    // them [local expert] their sums over ranks.
-    uint32_t tokens[1];
-    static uint64_t bytes(const MoeShape& shape) {
-        return (uint64_t{shape.num_experts} + shape.num_local_experts()) * sizeof(uint32_t);
+    // [rank][count] what this rank sends to it; later what comes from it, as many words, and behind them [local expert]
+    // the sums over ranks.
+    uint32_t counts[1];
+    TK_HOST_DEVICE static uint64_t bytes(const MoeShape& shape, const P2PLayout& layout) {
+        return (uint64_t{shape.num_ranks} * layout.num_counts + shape.num_local_experts()) * sizeof(uint32_t);
     }
 };
 struct ReduceShared {
     uint32_t failed[2];  // [parity of the token's turn] a warp waited in vain
 };
 
-// The steps of the design, each a variant of one pipeline with one result.
-enum class P2PVariant : uint32_t { flag, token, fused, balanced };
-
-// One flag for all rows of a rank pair, or a flag for each row.
-TK_HOST_DEVICE constexpr bool has_token_flags(P2PVariant variant) {
-    return variant != P2PVariant::flag;
-}
-// Experts scale while they send back, and nothing is cleared before a call.
-TK_HOST_DEVICE constexpr bool is_fused(P2PVariant variant) {
-    return variant >= P2PVariant::fused;
-}
-// Rows are dealt out over all blocks, whichever rank or expert they belong to.
-TK_HOST_DEVICE constexpr bool is_balanced(P2PVariant variant) {
-    return variant == P2PVariant::balanced;
-}
-
-// How one warp walks over rows that lie in groups (by source rank, by expert) of known sizes: calls visit(group,
-// index). Grouped: each block serves the groups block, block + num_blocks, ...; where there are more blocks than
-// groups, several blocks share one. Balanced: the groups are laid end to end and dealt out warp by warp.
-template <bool kBalanced, class GroupSize, class Visit>
-TK_DEVICE void for_rows(Warp& warp, uint32_t num_groups, GroupSize group_size, Visit visit) {
-    if constexpr (kBalanced) {
-        const uint32_t stride = warp.num_blocks * warp.num_warps;
-        uint32_t next = warp.block * warp.num_warps + warp.warp;
-        uint32_t start = 0;
-        for (uint32_t group = 0; group < num_groups; ++group) {
-            const uint32_t end = start + group_size(group);
-            for (; next < end; next += stride) visit(group, next - start);
-            start = end;
-        }
-    } else {
-        const uint32_t first = warp.block % num_groups;
-        const uint32_t sharers = (warp.num_blocks - first + num_groups - 1) / num_groups;
-        for (uint32_t group = first; group < num_groups; group += warp.num_blocks) {
-            const uint32_t size = group_size(group);
-            for (uint32_t i = warp.block / num_groups * warp.num_warps + warp.warp; i < size;
-                 i += sharers * warp.num_warps) {
-                visit(group, i);
-            }
-        }
-    }
+// Bytes of the expert input. The pipelined variant has none: its experts work on a row where it arrived.
+inline uint64_t expert_row_bytes(const MoeShape& shape, P2PVariant variant) {
+    return is_pipelined(variant) ? 0 : shape.max_rows() * shape.row_bytes();
 }
 
 }  // namespace tracekern

@@ -8,6 +8,8 @@
 #include "comm/communicator_cpu.hpp"
 #include "moe/p2p/combine.h"
 #include "moe/p2p/dispatch.h"
+#include "moe/p2p/pipelined.h"
+#include "moe/p2p/stages.h"
 
 namespace tracekern {
 
@@ -17,6 +19,7 @@ struct P2PConfig {
     MoeShape shape;
     P2PVariant variant;
     NumberType number;
+    uint32_t partitions = 2;  // of the pipelined variant, at most
     uint32_t num_blocks = 4;
     uint32_t warps_per_block = 4;
     CpuExecutor executor = CpuExecutor::fibers;
@@ -27,16 +30,18 @@ public:
     P2PPipelineCpu(CpuCommunicator& comm, const P2PConfig& config) : comm_(comm), config_(config) {
         const MoeShape& shape = config.shape;
         const uint32_t num_local = shape.num_local_experts();
-        counters_.resize(size_t{2} * shape.num_ranks + 2 * num_local + 1);
-        row_origin_.resize(shape.max_rows());
-        expert_rows_.resize((shape.max_rows() * shape.row_bytes() + sizeof(Vector16) - 1) / sizeof(Vector16));
         args_.shape = shape;
-        args_.layout = P2PLayout::make(shape);
+        args_.layout = P2PLayout::make(shape, config.variant, config.partitions);
+        const size_t num_counts = size_t{args_.layout.num_partitions} * shape.num_ranks;
+        counters_.resize(2 * num_counts + 2 * num_local + 1);
+        row_origin_.resize(is_deduplicated(config.variant) ? 0 : shape.max_rows());
+        const uint64_t expert_bytes = expert_row_bytes(shape, config.variant);
+        expert_rows_.resize((expert_bytes + sizeof(Vector16) - 1) / sizeof(Vector16));
         args_.state = &state_;
         uint32_t* counter = counters_.data();
         const auto take = [&](size_t count) { return std::exchange(counter, counter + count); };
-        args_.send_count = take(shape.num_ranks);
-        args_.recv_count = take(shape.num_ranks);
+        args_.send_count = take(num_counts);
+        args_.recv_count = take(num_counts);
         args_.expert_offset = take(num_local + 1);
         args_.expert_cursor = take(num_local);
         args_.row_origin = row_origin_.data();
@@ -48,7 +53,7 @@ public:
     // Sets this rank's flags and counters to the state before the first call. Collective, like
     // CpuCommunicator::clear_control.
     void reset() {
-        state_ = P2PState{kFirstEpoch, 0, 0};
+        state_ = P2PState{kFirstEpoch, 0, 0, make_flag(kNeverEpoch, 0)};
         std::fill(counters_.begin(), counters_.end(), 0);
         char* heap = comm_.args().heap[comm_.args().rank];
         auto* flags = reinterpret_cast<uint64_t*>(heap + args_.layout.count_flags);
@@ -83,6 +88,12 @@ public:
                 return run_variant<P2PVariant::fused>(stage, trace);
             case P2PVariant::balanced:
                 return run_variant<P2PVariant::balanced>(stage, trace);
+            case P2PVariant::dedup:
+                return run_variant<P2PVariant::dedup>(stage, trace);
+            case P2PVariant::reduce:
+                return run_variant<P2PVariant::reduce>(stage, trace);
+            case P2PVariant::pipelined:
+                return run_variant<P2PVariant::pipelined>(stage, trace);
         }
     }
 
@@ -106,24 +117,25 @@ private:
     template <P2PVariant kVariant, class T>
     void run_number(P2PStage stage, const TraceChoice& trace) {
         CpuLaunch launch{config_.num_blocks, config_.warps_per_block, 0, config_.executor};
-        if (stage == P2PStage::dispatch_send) launch.shared_bytes = CountShared::bytes(config_.shape);
-        if (stage == P2PStage::combine_recv) launch.shared_bytes = sizeof(ReduceShared);
+        launch.shared_bytes = stage_shared_bytes(stage, args_.shape, args_.layout, config_.warps_per_block);
         with_recorder(trace, [&]<class Rec>(typename Rec::Args trace_args) {
-            comm_.launch(launch, [&](Warp& warp) {
-                switch (stage) {
-                    case P2PStage::dispatch_send:
-                        return dispatch_send<kVariant, Rec>(warp, args_, trace_args);
-                    case P2PStage::dispatch_recv:
-                        return dispatch_recv<kVariant, Rec>(warp, args_, trace_args);
-                    case P2PStage::scale_experts:
-                        return scale_experts<T, Rec>(warp, args_, trace_args);
-                    case P2PStage::combine_send:
-                        return combine_send<T, kVariant, Rec>(warp, args_, trace_args);
-                    case P2PStage::combine_recv:
-                        return combine_recv<T, kVariant, Rec>(warp, args_, trace_args);
-                }
-            });
+            comm_.launch(launch, [&](Warp& warp) { run_stage<kVariant, T, Rec>(stage, warp, trace_args); });
         });
+    }
+
+    template <P2PVariant kVariant, class T, class Rec>
+    void run_stage(P2PStage stage, Warp& warp, typename Rec::Args trace) {
+        if constexpr (is_deduplicated(kVariant)) {
+            if (stage == P2PStage::dispatch) return dispatch<kVariant, Rec>(warp, args_, trace);
+            if (stage == P2PStage::combine) return combine<T, kVariant, Rec>(warp, args_, trace);
+            if (stage == P2PStage::dispatch_combine) return dispatch_combine<T, Rec>(warp, args_, trace);
+        } else {
+            if (stage == P2PStage::dispatch_send) return dispatch_send<kVariant, Rec>(warp, args_, trace);
+            if (stage == P2PStage::dispatch_recv) return dispatch_recv<kVariant, Rec>(warp, args_, trace);
+            if (stage == P2PStage::scale_experts) return scale_experts<T, Rec>(warp, args_, trace);
+            if (stage == P2PStage::combine_send) return combine_send<T, kVariant, Rec>(warp, args_, trace);
+            if (stage == P2PStage::combine_recv) return combine_recv<T, kVariant, Rec>(warp, args_, trace);
+        }
     }
 
     CpuCommunicator& comm_;

@@ -4,9 +4,8 @@
 #include <string>
 
 #include "comm/communicator_cuda.hpp"
-#include "moe/p2p/events.h"
 #include "moe/p2p/kernel_table.hpp"
-#include "moe/p2p/layout.h"
+#include "moe/p2p/stages.h"
 
 namespace tracekern {
 
@@ -22,6 +21,7 @@ public:
                     P2PVariant variant,
                     const std::string& variant_name,
                     const std::string& number_name,
+                    uint32_t partitions,
                     CudaGrid grid)
         : comm_(comm),
           shape_(shape),
@@ -29,16 +29,17 @@ public:
           variant_name_(variant_name),
           number_name_(number_name),
           grid_(grid),
-          counters_(sizeof(P2PState) + num_counters(shape) * sizeof(uint32_t)),
-          row_origin_(shape.max_rows() * sizeof(RowOrigin)),
-          expert_rows_(shape.max_rows() * shape.row_bytes()) {
+          layout_(P2PLayout::make(shape, variant, partitions)),
+          counters_(sizeof(P2PState) + num_counters() * sizeof(uint32_t)),
+          row_origin_(is_deduplicated(variant) ? 0 : shape.max_rows() * sizeof(RowOrigin)),
+          expert_rows_(expert_row_bytes(shape, variant)) {
         args_.shape = shape;
-        args_.layout = P2PLayout::make(shape);
+        args_.layout = layout_;
         args_.state = counters_.as<P2PState>();
         auto* counter = reinterpret_cast<uint32_t*>(args_.state + 1);
         const auto take = [&](size_t count) { return std::exchange(counter, counter + count); };
-        args_.send_count = take(shape.num_ranks);
-        args_.recv_count = take(shape.num_ranks);
+        args_.send_count = take(size_t{layout_.num_partitions} * shape.num_ranks);
+        args_.recv_count = take(size_t{layout_.num_partitions} * shape.num_ranks);
         args_.expert_offset = take(shape.num_local_experts() + 1);
         args_.expert_cursor = take(shape.num_local_experts());
         args_.row_origin = row_origin_.as<RowOrigin>();
@@ -51,8 +52,9 @@ public:
     // Collective, with all devices idle.
     void reset() {
         epoch_ = kFirstEpoch;
-        clear_device(args_.state, sizeof(P2PState) + num_counters(shape_) * sizeof(uint32_t));
-        copy_to_device(&args_.state->epoch, &epoch_, sizeof(epoch_));
+        clear_device(args_.state, sizeof(P2PState) + num_counters() * sizeof(uint32_t));
+        const P2PState state{epoch_, 0, 0, make_flag(kNeverEpoch, 0)};
+        copy_to_device(args_.state, &state, sizeof(state));
         const size_t count = (args_.layout.flags_end - args_.layout.count_flags) / sizeof(uint64_t);
         const std::vector<uint64_t> flags(count, make_flag(kNeverEpoch, 0));
         char* heap = comm_.args().heap[comm_.args().rank];
@@ -83,40 +85,36 @@ public:
         launch_kernel(kernel_of(stage, body),
                       grid_.num_blocks,
                       grid_.warps_per_block * 32,
-                      shared_bytes(stage),
+                      stage_shared_bytes(stage, shape_, layout_, grid_.warps_per_block),
                       stream,
                       {&args_, &size, &descriptor});
-        if (stage == P2PStage::combine_recv) ++epoch_;
+        if (stage == stages_of(variant_).back()) ++epoch_;
     }
 
     // Of the next call.
     uint32_t epoch() const { return epoch_; }
 
 private:
-    static size_t num_counters(const MoeShape& shape) {
-        const size_t num_local = shape.num_local_experts();
-        return size_t{2} * shape.num_ranks + 2 * num_local + 1;
-    }
-    uint64_t shared_bytes(P2PStage stage) const {
-        if (stage == P2PStage::dispatch_send) return CountShared::bytes(shape_);
-        return stage == P2PStage::combine_recv ? sizeof(ReduceShared) : 0;
+    size_t num_counters() const {
+        const size_t num_counts = size_t{layout_.num_partitions} * shape_.num_ranks;
+        return 2 * num_counts + 2 * shape_.num_local_experts() + 1;
     }
     const void* kernel_of(P2PStage stage, const std::string& body) const {
         std::string name = std::string("p2p_") + kP2PStageNames[static_cast<uint32_t>(stage)];
+        const bool moves_only = stage <= P2PStage::dispatch_recv || stage == P2PStage::dispatch;
         if (stage != P2PStage::scale_experts) name += "_" + variant_name_;
-        if (stage >= P2PStage::scale_experts) name += "_" + number_name_;
+        if (!moves_only) name += "_" + number_name_;
         return p2p_kernels().at(name + "_" + body);
     }
     // All blocks of a kernel that waits must be on the device at once. Asking also loads both bodies: loading one later
     // could have to wait for a kernel that spins.
     void check_residency() const {
-        for (uint32_t stage = 0; stage < 5; ++stage) {
+        for (const P2PStage stage : stages_of(variant_)) {
+            const uint64_t bytes = stage_shared_bytes(stage, shape_, layout_, grid_.warps_per_block);
             for (const char* body : {"off", "wide", "compact", "ring"}) {
-                const auto which = static_cast<P2PStage>(stage);
-                const uint32_t room =
-                    resident_blocks(kernel_of(which, body), grid_.warps_per_block * 32, shared_bytes(which));
+                const uint32_t room = resident_blocks(kernel_of(stage, body), grid_.warps_per_block * 32, bytes);
                 if (room < grid_.num_blocks) {
-                    throw std::invalid_argument(std::string(kP2PStageNames[stage]) + ": " +
+                    throw std::invalid_argument(std::string(kP2PStageNames[static_cast<uint32_t>(stage)]) + ": " +
                                                 std::to_string(grid_.num_blocks) + " blocks of " +
                                                 std::to_string(grid_.warps_per_block) + " warps; the device holds " +
                                                 std::to_string(room) + " at once; take fewer");
@@ -130,6 +128,7 @@ private:
     const P2PVariant variant_;
     const std::string variant_name_, number_name_;
     const CudaGrid grid_;
+    const P2PLayout layout_;
     DeviceMemory counters_, row_origin_, expert_rows_;
     P2PArgs args_{};
     uint32_t epoch_ = kFirstEpoch;

@@ -1,0 +1,194 @@
+// Combine, deduplicated: an expert's rank sends back one row for each choice, or (`reduce`) the sum of its weighted
+// results, one row for each token and rank. The token's rank adds up what comes.
+//
+// One kernel: in every block half of the warps send back, the other half add up, each a part of a token's row. Warps
+// that send back wait for nothing that this kernel makes, so every result comes.
+//
+// Results of epoch e+1 are written only after the rows of e+1 came, which their source sends after it has added up the
+// results of e: the result buffer needs no acknowledgement.
+#pragma once
+
+#include "moe/p2p/combine.h"
+#include "moe/p2p/dedup_dispatch.h"
+#include "moe/p2p/row_sum.h"
+
+namespace tracekern {
+
+// What a token's rank adds up: results of each choice, or of each rank.
+template <P2PVariant kVariant>
+inline constexpr Channel kResultChannel = reduces_at_experts(kVariant) ? Channel::partial : Channel::result;
+
+// Sends each choice's result of a received row.
+template <class T, class Rec>
+TK_DEVICE void send_results_of(
+    Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, uint32_t src_rank, char* row) {
+    const SharedRowHeader header = *reinterpret_cast<const SharedRowHeader*>(row);
+    for (uint32_t i = 0; i < header.num_choices; ++i) {
+        const RowChoice choice = P2PArgs::row_choices(row)[i];
+        const uint32_t flat = header.token * args.shape.topk + choice.choice;
+        const uint32_t expert = global_expert(args, choice.local_expert);
+        {
+            TK_RANGE(recorder, P2PEvent::send_result, src_rank, flat, expert);
+            char* input = args.expert_row(choice.expert_row);
+            scale_row<T>(warp, args.result_row(src_rank, flat), input, args.expert_scale[expert], args.shape.hidden);
+            poison(input, args.shape.row_bytes());
+        }
+        TK_SIGNAL(recorder, P2PEvent::signal_result, src_rank, flat, expert);
+        signal<Channel::result>(warp, args.result_flag(src_rank, flat), epoch, expert);
+    }
+}
+
+// Sends the weighted sum of this rank's results of a received row. kInPlace: experts work on the row where it arrived.
+template <class T, bool kInPlace, class Rec>
+TK_DEVICE void send_partial(
+    Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, uint32_t src_rank, char* row) {
+    const SharedRowHeader header = *reinterpret_cast<const SharedRowHeader*>(row);
+    const uint32_t result = header.token * args.layout.results_per_token + args.comm.rank;
+    {
+        TK_RANGE(recorder, P2PEvent::send_partial, src_rank, header.token, header.num_choices);
+        Contribution* list = contributions_of(warp, args);
+        warp.sync();  // the list of the row before is read
+        warp.strided(header.num_choices, [&](uint32_t i) {
+            const RowChoice choice = P2PArgs::row_choices(row)[i];
+            char* input = kInPlace ? row + args.layout.header_bytes : args.expert_row(choice.expert_row);
+            const float scale = args.expert_scale[global_expert(args, choice.local_expert)];
+            list[i] = {input, choice.weight, scale, src_rank, result};
+        });
+        warp.sync();
+        char* partial = args.result_row(src_rank, result);
+        sum_rows<T, true, kInPlace>(warp, partial, list, header.num_choices, args.shape.hidden, 0, 1);
+    }
+    TK_SIGNAL(recorder, P2PEvent::signal_partial, src_rank, header.token);
+    signal<Channel::partial>(warp, args.result_flag(src_rank, result), epoch, header.num_choices);
+}
+
+// Sends back this share of the rows that came.
+template <class T, P2PVariant kVariant, class Rec>
+TK_DEVICE void send_back(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, Share share) {
+    for_incoming_rows(warp, args, share, 0, [&](uint32_t src_rank, uint32_t slot) {
+        char* row = args.recv_row(args.comm.rank, src_rank, slot);
+        if constexpr (reduces_at_experts(kVariant)) {
+            send_partial<T, false>(warp, args, recorder, epoch, src_rank, row);
+        } else {
+            send_results_of<T>(warp, args, recorder, epoch, src_rank, row);
+        }
+    });
+}
+
+// Lists the results of a token in the order of their sum; returns how many.
+template <P2PVariant kVariant>
+TK_DEVICE uint32_t list_results(Warp& warp, const P2PArgs& args, uint32_t token, Contribution* list) {
+    const uint32_t per_token = args.layout.results_per_token;
+    const uint32_t first = token * per_token;
+    uint64_t results = 0;
+    if constexpr (reduces_at_experts(kVariant)) {
+        results = destinations(args, token);
+    } else {
+        for (uint32_t i = 0; i < per_token; ++i) results |= uint64_t{args.topk_idx[first + i] >= 0} << i;
+    }
+    warp.sync();  // the list of the token before is read
+    warp.strided(per_token, [&](uint32_t i) {
+        if (!(results >> i & 1)) return;
+        uint32_t peer = i;
+        float weight = 1.0f;
+        if constexpr (!reduces_at_experts(kVariant)) {
+            peer = static_cast<uint32_t>(args.topk_idx[first + i]) / args.shape.num_local_experts();
+            weight = args.topk_weights[first + i];
+        }
+        const uint32_t place = count_bits(results & ((uint64_t{1} << i) - 1));
+        list[place] = {args.result_row(args.comm.rank, first + i), weight, 1.0f, peer, first + i};
+    });
+    warp.sync();
+    return count_bits(results);
+}
+
+// Waits for the results in `list`; false when it gave up. All flags are looked at side by side first: one after the
+// other each would cost a trip to memory, although most have come.
+template <P2PVariant kVariant, class Rec>
+TK_DEVICE bool wait_results_in(Warp& warp,
+                               const P2PArgs& args,
+                               Rec& recorder,
+                               uint32_t epoch,
+                               P2PStage stage,
+                               uint32_t token,
+                               const Contribution* list,
+                               uint32_t count) {
+    constexpr Channel kChannel = kResultChannel<kVariant>;
+    const auto looks = warp.lanes([&](int lane) {
+        if (static_cast<uint32_t>(lane) >= count) return uint64_t{0};
+        return look_at<kChannel>(args.result_flag(args.comm.rank, list[lane].result));
+    });
+    warp.sync();  // each lane acquired one flag; from here on every lane may read every result
+    bool ok = true;
+    for (uint32_t i = 0; i < count; ++i) {
+        const uint32_t peer = list[i].peer;
+        const uint32_t result = list[i].result;
+        const auto arrive = [&] {
+            if (is_wanted_epoch(kChannel, flag_epoch(warp.shuffle(looks, static_cast<int>(i))), epoch)) return true;
+            const WaitFor wait_for{static_cast<uint32_t>(stage), peer, result};
+            return wait<kChannel>(warp, args.comm, args.result_flag(args.comm.rank, result), epoch, wait_for).ok;
+        };
+        bool arrived;
+        if constexpr (reduces_at_experts(kVariant)) {
+            TK_WAIT(recorder, P2PEvent::wait_partial, peer, token);
+            arrived = arrive();
+            TK_END_IF(arrived);
+        } else {
+            TK_WAIT(recorder, P2PEvent::wait_result, peer, result, static_cast<uint32_t>(args.topk_idx[result]));
+            arrived = arrive();
+            TK_END_IF(arrived);
+        }
+        ok = ok && arrived;
+    }
+    return ok;
+}
+
+// Adds up the results of this share of a partition's tokens. With more warps than tokens several take a part each.
+template <class T, P2PVariant kVariant, class Rec>
+TK_DEVICE bool reduce_tokens(
+    Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, P2PStage stage, Share share, uint32_t partition) {
+    const uint32_t num_tokens = partition_size(args, partition);
+    if (num_tokens == 0) return true;
+    const uint32_t hidden = args.shape.hidden;
+    const uint32_t most_parts = (args.shape.row_bytes() + 2047) / 2048;
+    const uint32_t warps_per_token = share.stride / num_tokens;
+    const uint32_t wanted = warps_per_token < most_parts ? warps_per_token : most_parts;
+    const uint32_t num_parts = wanted ? wanted : 1;
+    Contribution* list = contributions_of(warp, args);
+    bool ok = true;
+    for (uint32_t item = share.first; ok && item < num_tokens * num_parts; item += share.stride) {
+        const uint32_t token = partition_begin(args, partition) + item / num_parts;
+        const uint32_t count = list_results<kVariant>(warp, args, token, list);
+        ok = wait_results_in<kVariant>(warp, args, recorder, epoch, stage, token, list, count);
+        if (!ok) break;
+        TK_RANGE(recorder, P2PEvent::reduce_token, token);
+        char* out = args.out + uint64_t{token} * args.shape.row_bytes();
+        sum_rows<T, false, false>(warp, out, list, count, hidden, item % num_parts, num_parts);
+    }
+    return ok;
+}
+
+// The end of a call. All warps: the last block waits until all counts were read, the last one to arrive prepares the
+// next call. The barrier: no warp of this block needs what that resets.
+template <class Rec>
+TK_DEVICE void finish_call(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, P2PStage stage) {
+    if (is_count_block(warp)) wait_acknowledged(warp, args, recorder, epoch, stage);
+    {
+        TK_WAIT(recorder, P2PEvent::wait_block);
+        TK_END_AFTER_BARRIER(warp);
+    }
+    prepare_next_call(warp, args, epoch);
+}
+
+// The kernel of `dedup` and `reduce`.
+template <class T, P2PVariant kVariant, class Rec>
+TK_DEVICE void combine(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
+    const uint32_t epoch = args.state->epoch;
+    const Roles roles = Roles::of(warp, warp.num_blocks);
+    Rec recorder(trace, warp, static_cast<uint32_t>(roles.receives ? P2PRole::send : P2PRole::reduce), epoch);
+    if (roles.receives) send_back<T, kVariant>(warp, args, recorder, epoch, roles.share);
+    if (roles.sends) reduce_tokens<T, kVariant>(warp, args, recorder, epoch, P2PStage::combine, roles.share, 0);
+    finish_call(warp, args, recorder, epoch, P2PStage::combine);
+}
+
+}  // namespace tracekern

@@ -1,0 +1,196 @@
+// Dispatch, deduplicated: a token goes once to each rank that has experts of it, with the list of those experts.
+//
+// One kernel: in every block half of the warps send, the other half receive. Warps that send wait for nobody, so every
+// row comes. The last block counts: it tells each peer how many rows come, waits for the counts that come in and raises
+// the layout flag, for which the receiving warps wait.
+//
+// A row's slot at its receiver is free again when the source has all results of the token: the receiver raises a
+// result after it has read the row. Counts alone need an acknowledgement; it is raised as soon as they were read.
+#pragma once
+
+#include "moe/p2p/dispatch.h"
+
+namespace tracekern {
+
+// What a warp of a block does in the kernels of the deduplicated variants. A block of one warp does both.
+struct Roles {
+    bool sends;     // rows out; later adds up what comes back
+    bool receives;  // rows in; later sends results back
+    Share share;    // of the items of its role
+
+    // num_blocks: those that work, from the first. Neighbouring items go to different blocks.
+    TK_DEVICE static Roles of(const Warp& warp, uint32_t num_blocks) {
+        if (warp.num_warps == 1) return {true, true, {warp.block, num_blocks}};
+        const uint32_t num_senders = warp.num_warps / 2;
+        const bool sends = warp.warp < num_senders;
+        const uint32_t index = sends ? warp.warp : warp.warp - num_senders;
+        const uint32_t count = sends ? num_senders : warp.num_warps - num_senders;
+        return {sends, !sends, {index * num_blocks + warp.block, count * num_blocks}};
+    }
+};
+
+// The last block counts; where it is the only one it works as well.
+TK_DEVICE bool is_count_block(const Warp& warp) {
+    return warp.block == warp.num_blocks - 1;
+}
+TK_DEVICE uint32_t num_working_blocks(const Warp& warp) {
+    return warp.num_blocks == 1 ? 1 : warp.num_blocks - 1;
+}
+
+TK_HOST_DEVICE constexpr uint32_t count_bits(uint64_t bits) {
+    uint32_t count = 0;
+    for (; bits; bits &= bits - 1) ++count;
+    return count;
+}
+
+// The choices of a token that `peer` has the experts of, a bit each.
+TK_DEVICE uint32_t choices_at(const P2PArgs& args, uint32_t token, uint32_t peer) {
+    const int32_t* chosen = args.topk_idx + uint64_t{token} * args.shape.topk;
+    uint32_t choices = 0;
+    for (uint32_t choice = 0; choice < args.shape.topk; ++choice) {
+        const int32_t expert = chosen[choice];
+        const bool there = expert >= 0 && static_cast<uint32_t>(expert) / args.shape.num_local_experts() == peer;
+        choices |= uint32_t{there} << choice;
+    }
+    return choices;
+}
+
+// Stands before the row: which token it is, and which of its choices it is for.
+TK_DEVICE void write_row_header(
+    Warp& warp, const P2PArgs& args, char* row, uint32_t token, uint32_t peer, uint32_t choices) {
+    warp.leader([&] { *reinterpret_cast<SharedRowHeader*>(row) = {token, count_bits(choices), {}}; });
+    warp.strided(args.shape.topk, [&](uint32_t choice) {
+        if (!(choices >> choice & 1)) return;
+        const uint64_t flat = uint64_t{token} * args.shape.topk + choice;
+        const uint32_t local = static_cast<uint32_t>(args.topk_idx[flat]) - peer * args.shape.num_local_experts();
+        const uint32_t place = count_bits(choices & ((1u << choice) - 1));
+        P2PArgs::row_choices(row)[place] = {
+            static_cast<uint16_t>(local), static_cast<uint16_t>(choice), args.topk_weights[flat], 0};
+    });
+}
+
+TK_DEVICE uint32_t partition_begin(const P2PArgs& args, uint32_t partition) {
+    return partition * args.layout.partition_tokens;
+}
+TK_DEVICE uint32_t partition_size(const P2PArgs& args, uint32_t partition) {
+    const uint32_t begin = partition_begin(args, partition);
+    if (begin >= args.num_tokens) return 0;
+    const uint32_t left = args.num_tokens - begin;
+    return left < args.layout.partition_tokens ? left : args.layout.partition_tokens;
+}
+
+// Copies this share of a partition's (token, peer) pairs. Neighbours go to different peers.
+template <class Rec>
+TK_DEVICE void send_rows(
+    Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, Share share, uint32_t partition) {
+    const uint32_t num_ranks = args.shape.num_ranks;
+    const uint32_t begin = partition_begin(args, partition);
+    const uint32_t row_bytes = args.shape.row_bytes();
+    for (uint32_t pair = share.first; pair < partition_size(args, partition) * num_ranks; pair += share.stride) {
+        const uint32_t token = begin + pair / num_ranks;
+        const uint32_t peer = (args.comm.rank + pair % num_ranks) % num_ranks;
+        const uint32_t choices = choices_at(args, token, peer);
+        if (choices == 0) continue;
+        uint32_t* taken = &args.send_count[partition * num_ranks + peer];
+        const uint32_t slot = begin + warp.once([&] { return add_relaxed_device(taken, 1u); });
+        {
+            TK_RANGE(recorder, P2PEvent::copy_row, peer, slot, count_bits(choices));
+            char* row = args.recv_row(peer, args.comm.rank, slot);
+            write_row_header(warp, args, row, token, peer, choices);
+            copy_row(warp, row + args.layout.header_bytes, args.x + uint64_t{token} * row_bytes, row_bytes);
+        }
+        TK_SIGNAL(recorder, P2PEvent::signal_row, peer, slot, count_bits(choices));
+        signal<Channel::row>(warp, args.token_flag(peer, args.comm.rank, slot), epoch, count_bits(choices));
+    }
+}
+
+// Counts in both directions. All warps of the count block.
+template <P2PVariant kVariant, class Rec>
+TK_DEVICE void exchange_counts(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, P2PStage stage) {
+    send_counts<kVariant>(warp, args, recorder, epoch);
+    receive_counts<kVariant>(warp, args, recorder, epoch, stage);
+    if (warp.warp != 0) return;
+    // Orders what all warps of this block wrote before the barriers of receive_counts.
+    TK_SIGNAL(recorder, P2PEvent::signal_layout);
+    signal<Channel::layout>(warp, &args.state->layout_flag, epoch, 0);
+}
+
+// Waits until it is known which rows come; false when it gave up.
+template <class Rec>
+TK_DEVICE bool wait_layout(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, P2PStage stage) {
+    TK_WAIT(recorder, P2PEvent::wait_layout);
+    const WaitFor wait_for{static_cast<uint32_t>(stage), args.comm.rank, 0};
+    const bool ok = wait<Channel::layout>(warp, args.comm, &args.state->layout_flag, epoch, wait_for).ok;
+    TK_END_IF(ok);
+    return ok;
+}
+
+// Calls visit(src_rank, slot) for this share of the rows that come in a partition. The counts are loaded side by side:
+// one after the other each would cost a trip to memory.
+template <class Visit>
+TK_DEVICE void for_incoming_rows(Warp& warp, const P2PArgs& args, Share share, uint32_t partition, Visit visit) {
+    const uint32_t* counts = args.recv_count + partition * args.shape.num_ranks;
+    const uint32_t begin = partition_begin(args, partition);
+    uint32_t next = share.first;
+    for (uint32_t base = 0; base < args.shape.num_ranks; base += kLanes) {
+        const uint32_t left = args.shape.num_ranks - base;
+        const uint32_t num_ranks = left < kLanes ? left : kLanes;
+        const auto sizes = warp.lanes(
+            [&](int lane) { return static_cast<uint32_t>(lane) < num_ranks ? counts[base + lane] : uint32_t{0}; });
+        const auto size_of = [&](uint32_t i) { return warp.shuffle(sizes, static_cast<int>(i)); };
+        const auto visit_row = [&](uint32_t i, uint32_t index) { visit(base + i, begin + index); };
+        next = for_shared_rows(Share{next, share.stride}, num_ranks, size_of, visit_row);
+    }
+}
+
+// Waits for one row; false when it gave up.
+template <class Rec>
+TK_DEVICE bool wait_row(
+    Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, P2PStage stage, uint32_t src_rank, uint32_t slot) {
+    TK_WAIT(recorder, P2PEvent::wait_row, src_rank, slot);
+    const uint64_t* flag = args.token_flag(args.comm.rank, src_rank, slot);
+    const WaitFor wait_for{static_cast<uint32_t>(stage), src_rank, slot};
+    const WaitResult result = wait<Channel::row>(warp, args.comm, flag, epoch, wait_for);
+    TK_END_IF(result.ok, result.value);
+    return result.ok;
+}
+
+// Copies a row to each of its local experts and notes where.
+template <class Rec>
+TK_DEVICE void expand_row(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t src_rank, uint32_t slot) {
+    char* row = args.recv_row(args.comm.rank, src_rank, slot);
+    const uint32_t num_choices = reinterpret_cast<const SharedRowHeader*>(row)->num_choices;
+    TK_RANGE(recorder, P2PEvent::expand_row, src_rank, slot, num_choices);
+    RowChoice* choices = P2PArgs::row_choices(row);
+    const auto expert_rows = warp.lanes([&](int lane) {
+        if (static_cast<uint32_t>(lane) >= num_choices) return uint32_t{0};
+        RowChoice& choice = choices[lane];
+        return choice.expert_row = add_relaxed_device(&args.expert_cursor[choice.local_expert], 1u);
+    });
+    char* data = row + args.layout.header_bytes;
+    for (uint32_t i = 0; i < num_choices; ++i) {
+        const uint32_t expert_row = warp.shuffle(expert_rows, static_cast<int>(i));
+        copy_row(warp, args.expert_row(expert_row), data, args.shape.row_bytes());
+    }
+    poison(data, args.shape.row_bytes());
+}
+
+// The kernel of `dedup` and `reduce`.
+template <P2PVariant kVariant, class Rec>
+TK_DEVICE void dispatch(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
+    const uint32_t epoch = args.state->epoch;
+    const Roles roles = Roles::of(warp, num_working_blocks(warp));
+    const P2PRole role = is_count_block(warp) ? P2PRole::count : roles.sends ? P2PRole::send : P2PRole::receive;
+    Rec recorder(trace, warp, static_cast<uint32_t>(role), epoch);
+    if (is_count_block(warp)) exchange_counts<kVariant>(warp, args, recorder, epoch, P2PStage::dispatch);
+    if (is_count_block(warp) && warp.num_blocks > 1) return;
+    if (roles.sends) send_rows(warp, args, recorder, epoch, roles.share, 0);
+    if (!roles.receives || !wait_layout(warp, args, recorder, epoch, P2PStage::dispatch)) return;
+    bool ok = true;
+    for_incoming_rows(warp, args, roles.share, 0, [&](uint32_t src_rank, uint32_t slot) {
+        ok = ok && wait_row(warp, args, recorder, epoch, P2PStage::dispatch, src_rank, slot);
+        if (ok) expand_row(warp, args, recorder, src_rank, slot);
+    });
+}
+
+}  // namespace tracekern

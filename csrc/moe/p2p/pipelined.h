@@ -1,0 +1,64 @@
+// The whole call as one kernel: one partition of the tokens goes out while the results of another one come back.
+//
+// In every block half of the warps are on the token's side: they send the rows of a partition, then add up the results
+// of the partition before, so that two are always on their way. The other half are on the expert's side: they take
+// rows as they come, partition by partition, and send the sums back. Experts work on a row where it arrived; there is
+// no layout for a grouped GEMM. The results are those of `reduce`, bit by bit.
+//
+// No cycle of waits: rows of a partition are sent after the results of the second one before, and are taken before any
+// row of a later one, on every rank; the rows of the first two partitions wait for nothing.
+#pragma once
+
+#include "moe/p2p/dedup_combine.h"
+
+namespace tracekern {
+
+// Takes this share of the rows of a partition and sends their sums back; false when it gave up.
+template <class T, class Rec>
+TK_DEVICE bool serve_rows(
+    Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, Share share, uint32_t partition) {
+    bool ok = true;
+    for_incoming_rows(warp, args, share, partition, [&](uint32_t src_rank, uint32_t slot) {
+        ok = ok && wait_row(warp, args, recorder, epoch, P2PStage::dispatch_combine, src_rank, slot);
+        if (!ok) return;
+        send_partial<T, true>(warp, args, recorder, epoch, src_rank, args.recv_row(args.comm.rank, src_rank, slot));
+    });
+    return ok;
+}
+
+// A block of one warp does both sides in turns.
+template <class T, class Rec>
+TK_DEVICE void exchange_partitions(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, Roles roles) {
+    constexpr P2PStage kStage = P2PStage::dispatch_combine;
+    const uint32_t num_partitions = args.layout.num_partitions;
+    bool ok = true;
+    for (uint32_t partition = 0; ok && partition <= num_partitions; ++partition) {
+        if (roles.sends && partition < num_partitions) {
+            send_rows(warp, args, recorder, epoch, roles.share, partition);
+        }
+        if (roles.receives && partition == 0) ok = wait_layout(warp, args, recorder, epoch, kStage);
+        if (!ok || partition == 0) continue;
+        if (roles.receives) ok = serve_rows<T>(warp, args, recorder, epoch, roles.share, partition - 1);
+        if (ok && roles.sends) {
+            ok = reduce_tokens<T, P2PVariant::pipelined>(
+                warp, args, recorder, epoch, kStage, roles.share, partition - 1);
+        }
+    }
+}
+
+template <class T, class Rec>
+TK_DEVICE void dispatch_combine(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
+    const uint32_t epoch = args.state->epoch;
+    const Roles roles = Roles::of(warp, num_working_blocks(warp));
+    const P2PRole role = is_count_block(warp) ? P2PRole::count : roles.sends ? P2PRole::token : P2PRole::expert;
+    Rec recorder(trace, warp, static_cast<uint32_t>(role), epoch);
+    if (is_count_block(warp)) {
+        exchange_counts<P2PVariant::pipelined>(warp, args, recorder, epoch, P2PStage::dispatch_combine);
+    }
+    if (!is_count_block(warp) || warp.num_blocks == 1) {
+        exchange_partitions<T>(warp, args, recorder, epoch, roles);
+    }
+    finish_call(warp, args, recorder, epoch, P2PStage::dispatch_combine);
+}
+
+}  // namespace tracekern

@@ -1,0 +1,79 @@
+// The variants of the P2P pipeline: what each of them does, and how its warps share the work.
+#pragma once
+
+#include <cstdint>
+
+#include "platform/device.h"
+
+namespace tracekern {
+
+// The steps of the design. All but `reduce` and `pipelined` have one result; those two have one of their own.
+enum class P2PVariant : uint32_t { flag, token, fused, balanced, dedup, reduce, pipelined };
+
+// One flag for all rows of a rank pair, or a flag for each row.
+TK_HOST_DEVICE constexpr bool has_token_flags(P2PVariant variant) {
+    return variant != P2PVariant::flag;
+}
+// Experts scale while they send back, and nothing is cleared before a call.
+TK_HOST_DEVICE constexpr bool is_fused(P2PVariant variant) {
+    return variant >= P2PVariant::fused;
+}
+// Rows are dealt out over all blocks, whichever rank or expert they belong to.
+TK_HOST_DEVICE constexpr bool is_balanced(P2PVariant variant) {
+    return variant >= P2PVariant::balanced;
+}
+// A token goes once to each rank that has experts of it, and warps of the same kernel send and receive.
+TK_HOST_DEVICE constexpr bool is_deduplicated(P2PVariant variant) {
+    return variant >= P2PVariant::dedup;
+}
+// An expert's rank adds up its results of a token and sends one row.
+TK_HOST_DEVICE constexpr bool reduces_at_experts(P2PVariant variant) {
+    return variant >= P2PVariant::reduce;
+}
+// One kernel, in which one partition of the tokens is on its way out while another one comes back.
+TK_HOST_DEVICE constexpr bool is_pipelined(P2PVariant variant) {
+    return variant == P2PVariant::pipelined;
+}
+
+// One warp's part of rows that many share: first, first + stride, ...
+struct Share {
+    uint32_t first;
+    uint32_t stride;
+};
+
+// Calls visit(group, index) for this share of rows that lie in groups of known sizes, laid end to end. Returns where
+// the share goes on in rows that follow.
+template <class GroupSize, class Visit>
+TK_DEVICE uint32_t for_shared_rows(Share share, uint32_t num_groups, GroupSize group_size, Visit visit) {
+    uint32_t next = share.first;
+    uint32_t start = 0;
+    for (uint32_t group = 0; group < num_groups; ++group) {
+        const uint32_t end = start + group_size(group);
+        for (; next < end; next += share.stride) visit(group, next - start);
+        start = end;
+    }
+    return next - start;
+}
+
+// How one warp walks over rows that lie in groups (by source rank, by expert) of known sizes: calls visit(group,
+// index). Grouped: each block serves the groups block, block + num_blocks, ...; where there are more blocks than
+// groups, several blocks share one. Balanced: the groups are laid end to end and dealt out warp by warp.
+template <bool kBalanced, class GroupSize, class Visit>
+TK_DEVICE void for_rows(Warp& warp, uint32_t num_groups, GroupSize group_size, Visit visit) {
+    if constexpr (kBalanced) {
+        const Share share{warp.block * warp.num_warps + warp.warp, warp.num_blocks * warp.num_warps};
+        for_shared_rows(share, num_groups, group_size, visit);
+    } else {
+        const uint32_t first = warp.block % num_groups;
+        const uint32_t sharers = (warp.num_blocks - first + num_groups - 1) / num_groups;
+        for (uint32_t group = first; group < num_groups; group += warp.num_blocks) {
+            const uint32_t size = group_size(group);
+            for (uint32_t i = warp.block / num_groups * warp.num_warps + warp.warp; i < size;
+                 i += sharers * warp.num_warps) {
+                visit(group, i);
+            }
+        }
+    }
+}
+
+}  // namespace tracekern
