@@ -28,6 +28,9 @@ SIGNALS = {
     "p2p_combine_recv": False,
     "graph_advance": True,  # the slot that the host may fill again
     "probe_spans": False,
+    "p2p_dispatch_combine": True,
+    "p2p_dispatch": True,
+    "p2p_combine": True,
 }
 WAITS = {
     "rank_barrier": True,
@@ -41,6 +44,9 @@ WAITS = {
     "p2p_combine_recv": True,
     "graph_advance": True,  # the set that the host laid ready
     "probe_spans": False,
+    "p2p_dispatch_combine": True,
+    "p2p_dispatch": True,
+    "p2p_combine": True,
 }
 
 

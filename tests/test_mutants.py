@@ -73,6 +73,23 @@ ATTACKS = {
     ),
     "counts": Attack("p2p_stress", pipeline("balanced", BUSY), sites("counts", *RELAXED), TSAN, WITH_TIME_OUT),
     "ack": Attack("p2p_stress", EMPTY, sites("ack", *RELAXED), ("-O1", *PLANTED), WITH_TIME_OUT),
+    "dedup": Attack(
+        "p2p_stress",
+        pipeline("dedup", BUSY),
+        sites("row", *FLAGGED) + sites("layout", *FLAGGED) + sites("result", *FLAGGED),
+        noticed=WITH_TIME_OUT,
+    ),
+    "reduce": Attack("p2p_stress", pipeline("reduce", BUSY), sites("row", *FLAGGED) + sites("partial", *FLAGGED)),
+    "pipelined": Attack(
+        "p2p_stress",
+        pipeline("pipelined", BUSY),
+        sites("row", *FLAGGED) + sites("layout", *FLAGGED) + sites("partial", *FLAGGED),
+        noticed=WITH_TIME_OUT,
+    ),
+    "dedup_counts": Attack("p2p_stress", pipeline("reduce", BUSY), sites("counts", *RELAXED), TSAN, WITH_TIME_OUT),
+    "dedup_ack": Attack(
+        "p2p_stress", ("pipelined", *EMPTY[1:]), sites("ack", *RELAXED), ("-O1", *PLANTED), WITH_TIME_OUT
+    ),
     "barrier": Attack("barriers", ("rank", "threads", "3", "1", "1", "200"), sites("barrier", *FLAGGED)),
     "grid": Attack(
         "barriers", ("grid", "threads", "1", "3", "2", "100"), sites("grid", "release", "acquire", "acknowledgement")
@@ -99,7 +116,9 @@ def test_without_a_fault_the_same_run_is_right(name):
 # More experts and choices than a warp has lanes, so that several warps share each loop.
 WIDE = Shape(ranks=2, blocks=2, warps=3, tokens=24, experts=128, iterations=30)
 BLOCK_SYNC = re.compile(r"\b(?:warp\.block_sync\(\)|TK_END_AFTER_BARRIER\(warp\));")
-BLOCK_SYNC_FILES = ("comm/barrier.h", "moe/p2p/dispatch.h", "moe/p2p/combine.h")
+BLOCK_SYNC_FILES = ("comm/barrier.h", "moe/p2p/dispatch.h", "moe/p2p/combine.h", "moe/p2p/dedup_combine.h")
+# The flag variant uses the grid barrier too; in the others a block may have no token, and no barrier but its first.
+BLOCK_SYNC_VARIANTS = ("flag", "balanced", "pipelined")
 NUM_BLOCK_SYNCS = sum(len(BLOCK_SYNC.findall((CSRC / name).read_text())) for name in BLOCK_SYNC_FILES)
 
 
@@ -128,10 +147,9 @@ def numbered(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("site", range(NUM_BLOCK_SYNCS))
 def test_left_out_block_barrier_is_noticed(numbered, site, monkeypatch):
-    # The flag variant uses the grid barrier too; in the others a block may have no token, and no barrier but its first.
     monkeypatch.setenv("LEFT_OUT", str(site))
     exits = []
-    for variant in ("flag", "balanced"):
+    for variant in BLOCK_SYNC_VARIANTS:
         exits.append(run_program(numbered, *pipeline(variant, WIDE)[:-1], "1").returncode)
         if exits[-1] in NOTICED:
             return
@@ -140,7 +158,7 @@ def test_left_out_block_barrier_is_noticed(numbered, site, monkeypatch):
 
 def test_all_block_barriers_are_numbered(numbered, monkeypatch):
     monkeypatch.setenv("LEFT_OUT", str(NUM_BLOCK_SYNCS))
-    for variant in ("flag", "balanced"):
+    for variant in BLOCK_SYNC_VARIANTS:
         assert run_program(numbered, *pipeline(variant, WIDE)[:-1], "1").returncode == RIGHT
     kernels = [path for part in ("comm", "moe") for path in (CSRC / part).rglob("*.h")]
     calls = [path for path in kernels if BLOCK_SYNC.search(path.read_text())]

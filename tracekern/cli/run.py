@@ -38,7 +38,7 @@ def moe(
     variant: Annotated[
         str,
         typer.Option(
-            help="reference, sorted, flag, token, fused, balanced, dedup, reduce, pipelined; or all, one after the other."
+            help="reference, sorted, flag, token, fused, balanced, dedup, reduce, pipelined; all: one after the other."
         ),
     ] = "balanced",
     tokens: Annotated[int, typer.Option(help="Tokens of a rank, at most.")] = 64,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tracekern.errors import BadInput, CommTimeout
@@ -107,12 +108,14 @@ class P2PPipeline:
         *,
         out: torch.Tensor | None = None,
         capture: Capture | None = None,
+        after_stage: Callable[[str], None] | None = None,
     ) -> torch.Tensor:
         """Returns [num_tokens, hidden] in x's dtype; `out` if given.
 
         x: [num_tokens, hidden]; topk_idx: [num_tokens, topk] int32, -1 for none; topk_weights: [num_tokens, topk] fp32;
         expert_scale: [num_experts] fp32.
 
+        after_stage: called with the name of each kernel when it was started.
         On a GPU the call only starts the work, on the current stream; synchronize() waits for it.
         Raises BadInput, and CommTimeout when a peer does not come.
         """
@@ -134,23 +137,31 @@ class P2PPipeline:
             num_tokens=x.shape[0],
         )
         if self.comm.device.backend == "cuda":
-            self._run_on_gpu(capture)
-        else:
-            for stage in STAGES[self.variant]:
-                descriptor = self._descriptor(stage, self.epoch, capture, 0)
-                record_format = capture.record_format if capture is not None else "wide"
-                self._native.run(stage, descriptor=descriptor, record_format=record_format)
-                self._check()
+            self._run_on_gpu(capture, after_stage)
+            return out
+        for stage in STAGES[self.variant]:
+            descriptor = self._descriptor(stage, self.epoch, capture, 0)
+            record_format = capture.record_format if capture is not None else "wide"
+            self._native.run(stage, descriptor=descriptor, record_format=record_format)
+            self._check()
+            if after_stage is not None:
+                after_stage(stage)
         return out
 
-    def _run_on_gpu(self, capture: Capture | None) -> None:
+    def _run_on_gpu(self, capture: Capture | None, after_stage: Callable[[str], None] | None) -> None:
         import torch
 
         stages, epoch = STAGES[self.variant], self.epoch
         stream = torch.cuda.current_stream().cuda_stream
         descriptors = [self._descriptor(stage, epoch, capture, stream) for stage in stages]
         record_format = capture.record_format if capture is not None else "wide"
-        self._native.run_stages(stages, descriptors, record_format=record_format, stream=stream)
+        how = {"record_format": record_format, "stream": stream}
+        if after_stage is None:
+            self._native.run_stages(stages, descriptors, **how)
+        else:
+            for stage, descriptor in zip(stages, descriptors, strict=True):
+                self._native.run_stages([stage], [descriptor], **how)
+                after_stage(stage)
         self._check()
 
     def _descriptor(self, stage: str, epoch: int, capture: Capture | None, stream: int) -> int:

@@ -49,7 +49,7 @@ def rank_reduced_reference(batch: Batch, expert_scale: torch.Tensor, shape: MoeS
     """[num_tokens, hidden]: what `reduce` and `pipelined` compute, in the same order of the same roundings."""
     import torch
 
-    total = torch.zeros((batch.num_tokens, shape.hidden), dtype=torch.float32)
+    total = torch.zeros((batch.num_tokens, shape.hidden), dtype=torch.float32, device=batch.x.device)
     for rank in range(shape.num_ranks):
         here = batch.topk_idx // shape.num_local_experts == rank  # -1 // n is -1
         partial = torch.zeros_like(total)
@@ -66,12 +66,12 @@ def rank_reduced_reference(batch: Batch, expert_scale: torch.Tensor, shape: MoeS
 def reduce_tolerance(batch: Batch, expert_scale: torch.Tensor, shape: MoeShape) -> torch.Tensor:
     """[num_tokens, hidden] fp64: how far `reduce` and `pipelined` may lie from `reference`, element by element.
 
-    With products p_k = weight[k] * result[k], the same fp32 numbers in both, and A = sum |p_k|: a sum of n terms in fp32
-    is off by at most g A, g = n u / (1 - n u), u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 2nd
-    ed., section 4.2). `reference` is off by g A before its last rounding. A rank's partial sum is rounded to the dtype
-    as well, by v |sum| + s (v: its unit roundoff, 0 for fp32; s: half its smallest subnormal), and the sum of at most n
-    partials is off by g times theirs, which are at most (1 + g)(1 + v) A + n s together. The two last roundings add
-    v (|reference| + |result|) + 2 s. Holds as long as nothing overflows.
+    With products p_k = weight[k] * result[k], the same fp32 numbers in both, and A = sum |p_k|: a sum of n terms in
+    fp32 is off by at most g A, g = n u / (1 - n u), u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms,
+    2nd ed., section 4.2). `reference` is off by g A before its last rounding. A rank's partial sum is rounded to the
+    dtype as well, by v |sum| + s (v: its unit roundoff, 0 for fp32; s: half its smallest subnormal), and the sum of at
+    most n partials is off by g times theirs, which are at most (1 + g)(1 + v) A + n s together. The two last roundings
+    add v (|reference| + |result|) + 2 s. Holds as long as nothing overflows.
     """
     import torch
 
@@ -94,6 +94,7 @@ def sorted_all_to_all(batch: Batch, expert_scale: torch.Tensor, shape: MoeShape)
     """The same result by argsort and all_to_all_single over the default process group; collective."""
     import torch
 
+    device = batch.x.device
     chosen = batch.topk_idx.reshape(-1).long()
     # Choices of no expert sort first and stay at home.
     order = torch.argsort(chosen, stable=True)[int((chosen < 0).sum()) :]
@@ -103,11 +104,12 @@ def sorted_all_to_all(batch: Batch, expert_scale: torch.Tensor, shape: MoeShape)
     _all_to_all(recv_counts, send_counts, [1] * shape.num_ranks, [1] * shape.num_ranks)
 
     send_splits, recv_splits = send_counts.sum(1).tolist(), recv_counts.sum(1).tolist()
-    received = torch.empty((sum(recv_splits), shape.hidden), dtype=rows.dtype)
+    received = torch.empty((sum(recv_splits), shape.hidden), dtype=rows.dtype, device=device)
     _all_to_all(received, rows, recv_splits, send_splits)
 
     # Rows came by source rank, within it by expert: a second sort gives the layout of a grouped GEMM.
-    local = torch.arange(shape.num_local_experts).repeat(shape.num_ranks).repeat_interleave(recv_counts.reshape(-1))
+    experts = torch.arange(shape.num_local_experts, device=device).repeat(shape.num_ranks)
+    local = experts.repeat_interleave(recv_counts.reshape(-1))
     by_expert = torch.argsort(local, stable=True)
     first_expert = _rank() * shape.num_local_experts
     scaled = (received[by_expert].float() * expert_scale[first_expert + local[by_expert], None]).to(rows.dtype)
@@ -116,15 +118,16 @@ def sorted_all_to_all(batch: Batch, expert_scale: torch.Tensor, shape: MoeShape)
     back[by_expert] = scaled
     returned = torch.empty_like(rows)
     _all_to_all(returned, back, send_splits, recv_splits)
-    results = torch.zeros((batch.num_tokens * shape.topk, shape.hidden), dtype=torch.float32)
+    results = torch.zeros((batch.num_tokens * shape.topk, shape.hidden), dtype=torch.float32, device=device)
     results[order] = returned.float()
-    return _weighted_sum(batch, results.reshape(batch.num_tokens, shape.topk, shape.hidden)).to(rows.dtype)
+    return weighted_sum(batch, results.reshape(batch.num_tokens, shape.topk, shape.hidden)).to(rows.dtype)
 
 
-def _weighted_sum(batch: Batch, results: torch.Tensor) -> torch.Tensor:
+def weighted_sum(batch: Batch, results: torch.Tensor) -> torch.Tensor:
+    """[num_tokens, hidden] fp32: results [num_tokens, topk, hidden] fp32 added in the order of the choices."""
     import torch
 
-    total = torch.zeros((batch.num_tokens, results.shape[2]), dtype=torch.float32)
+    total = torch.zeros((batch.num_tokens, results.shape[2]), dtype=torch.float32, device=results.device)
     for choice in range(results.shape[1]):
         weighted = batch.topk_weights[:, choice, None] * results[:, choice]
         total = torch.where(batch.topk_idx[:, choice, None] >= 0, total + weighted, total)
@@ -145,6 +148,6 @@ def _all_to_all(out: torch.Tensor, rows: torch.Tensor, out_splits: list[int], in
     if not dist.is_initialized():
         out.copy_(rows)
         return
-    received = torch.empty((out.shape[0], out.shape[1] * out.element_size()), dtype=torch.uint8)
+    received = torch.empty((out.shape[0], out.shape[1] * out.element_size()), dtype=torch.uint8, device=out.device)
     dist.all_to_all_single(received, rows.contiguous().view(torch.uint8), out_splits, in_splits)
     out.copy_(received.view(out.dtype))

@@ -1,6 +1,7 @@
 // The P2P pipeline on a GPU: one rank's workspace in device memory, and each stage as a launch on a stream.
 #pragma once
 
+#include <algorithm>
 #include <string>
 
 #include "comm/communicator_cuda.hpp"
@@ -31,8 +32,8 @@ public:
           grid_(grid),
           layout_(P2PLayout::make(shape, variant, partitions)),
           counters_(sizeof(P2PState) + num_counters() * sizeof(uint32_t)),
-          row_origin_(is_deduplicated(variant) ? 0 : shape.max_rows() * sizeof(RowOrigin)),
-          expert_rows_(expert_row_bytes(shape, variant)) {
+          row_origin_((is_deduplicated(variant) ? 1 : shape.max_rows()) * sizeof(RowOrigin)),
+          expert_rows_(std::max<uint64_t>(expert_row_bytes(shape, variant), 1)) {
         args_.shape = shape;
         args_.layout = layout_;
         args_.state = counters_.as<P2PState>();

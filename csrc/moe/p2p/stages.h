@@ -19,7 +19,10 @@ inline std::vector<P2PStage> stages_of(P2PVariant variant) {
 }
 
 // Shared memory of a block.
-inline uint64_t stage_shared_bytes(P2PStage stage, const MoeShape& shape, const P2PLayout& layout, uint32_t warps_per_block) {
+inline uint64_t stage_shared_bytes(P2PStage stage,
+                                   const MoeShape& shape,
+                                   const P2PLayout& layout,
+                                   uint32_t warps_per_block) {
     switch (stage) {
         case P2PStage::dispatch_send:
         case P2PStage::dispatch:

@@ -1,0 +1,273 @@
+"""One rank of benchmarks/moe.py: measures its part of every variant and leaves it as JSON.
+
+moe_rank.py ours       the bundled kernels, and `sorted` over the process group
+moe_rank.py vdev_2d    torch.ops.symm_mem.all_to_all_vdev_2d, alone: it may not start, or not end
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from moe import SEED, traffic
+from moe_peers import Vdev2d, importable_peers
+
+import tracekern
+from tracekern.moe.pipeline import REDUCING, STAGES, P2PPipeline
+from tracekern.moe.reference import rank_reduced_reference, sorted_all_to_all
+from tracekern.moe.routing import Batch, draw_batch, draw_expert_scale
+from tracekern.moe.shape import MoeShape
+from tracekern.record.group import Group
+
+FLUSH_BYTES = 256 << 20
+DELAY_CYCLES = 600_000
+"""About 0.35 ms: longer than the host takes to queue a sample."""
+NUM_SKEW_CALLS = 20
+NUM_WARM_UP = 5
+
+Mark = Callable[[str], None]
+"""Called with "dispatch" when a leg's last kernel was started."""
+
+
+class Rank:
+    """What all measurements share."""
+
+    def __init__(self) -> None:
+        self.options: dict[str, Any] = json.loads(os.environ["TRACEKERN_BENCHMARK"])
+        self.backend = self.options["backend"]
+        self.directory = Path(self.options["directory"])
+        self.on_gpu = self.backend == "cuda"
+        rank = int(os.environ["RANK"])
+        if self.on_gpu:
+            torch.cuda.set_device(rank)
+            dist.init_process_group("cpu:gloo,cuda:nccl", device_id=torch.device("cuda", rank))
+        else:
+            torch.set_num_threads(1)
+            dist.init_process_group("gloo")
+        self.group = Group.discover()
+        self.flush_buffer = torch.empty(FLUSH_BYTES if self.on_gpu else 0, dtype=torch.uint8, device=self.backend)
+        self.rows: list[dict[str, Any]] = []
+
+    def shape(self, load: str) -> MoeShape:
+        keys = self.options
+        most = max(keys["tokens"], 1) if not load.endswith("each") else keys["many"]
+        return MoeShape(keys["ranks"], most, keys["experts"], keys["topk"], keys["hidden"], keys["dtype"])
+
+    def batch(self, load: str, rank: int) -> Batch:
+        tokens = self.options["loads"][load][rank]
+        shape = dataclasses.replace(self.shape(load), max_tokens=tokens)
+        return draw_batch(shape, seed=SEED, rank=rank, iteration=0, routing="uniform", uneven=False)
+
+    def measure(self, load: str, name: str, call: Callable[[Mark], Any], barrier: Callable[[], None]) -> None:
+        """Times `call`; `barrier` queues a barrier of all ranks on the device."""
+        us: dict[str, list[float]] = {"call": []}
+        for sample in range(NUM_WARM_UP + self.options["samples"]):
+            stamps = self._sample(call, barrier)
+            if sample < NUM_WARM_UP:
+                continue
+            us["call"].append(stamps["end"])
+            if "dispatch" in stamps:
+                us.setdefault("dispatch", []).append(stamps["dispatch"])
+                us.setdefault("combine", []).append(stamps["end"] - stamps["dispatch"])
+        self.rows.append({"load": load, "name": name, "us": us})
+        self.save()
+
+    def _sample(self, call: Callable[[Mark], Any], barrier: Callable[[], None]) -> dict[str, float]:
+        """us since the barrier of each mark, and of the end."""
+        if not self.on_gpu:
+            times: dict[str, float] = {}
+            barrier()
+            started = time.perf_counter()
+            call(lambda name: times.__setitem__(name, time.perf_counter()))
+            times["end"] = time.perf_counter()
+            return {name: (at - started) * 1e6 for name, at in times.items()}
+        events: dict[str, Any] = {}
+
+        def mark(name: str) -> None:
+            events[name] = torch.cuda.Event(enable_timing=True)
+            events[name].record()
+
+        self.flush_buffer.zero_()
+        torch.cuda._sleep(DELAY_CYCLES)
+        barrier()
+        mark("start")
+        call(mark)
+        mark("end")
+        torch.cuda.synchronize()
+        start = events.pop("start")
+        return {name: start.elapsed_time(event) * 1e3 for name, event in events.items()}
+
+    def save(self) -> None:
+        """What was measured so far: the next one may not end."""
+        path = self.directory / f"{sys.argv[1]}.rank{self.group.rank}.json"
+        path.write_text(json.dumps(self.rows))
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
+
+
+def make_pipeline(rank: Rank, shape: MoeShape, variant: str, grid: tuple[int, int], partitions: int) -> P2PPipeline:
+    return P2PPipeline(
+        rank.group,
+        shape,
+        variant,
+        timeout_s=10.0,
+        num_blocks=grid[0],
+        warps_per_block=grid[1],
+        partitions=partitions,
+        backend=rank.backend,
+    )
+
+
+def plans(rank: Rank) -> list[tuple[str, str, tuple[int, int], int]]:
+    """(name, variant, grid, partitions) of what is to be measured."""
+    keys = rank.options
+    default = (128, 16) if rank.on_gpu else (4, 4)
+    grid = (keys["blocks"] or default[0], keys["warps"] or default[1])
+    if not keys["sweep"]:
+        return [(variant, variant, grid, keys["partitions"]) for variant in keys["variants"] or STAGES]
+    grids = [(132, 16), (128, 16), (66, 16), (132, 8), (132, 12)] if rank.on_gpu else [(2, 2), (4, 4)]
+    found = []
+    for variant in keys["variants"] or ("dedup", "reduce", "pipelined"):
+        for partitions in (1, 2, 4, 8) if variant == "pipelined" else (1,):
+            for blocks, warps in grids:
+                name = f"{variant} {blocks}x{warps}" + (f" /{partitions}" if variant == "pipelined" else "")
+                found.append((name, variant, (blocks, warps), partitions))
+    return found
+
+
+def measure_ours(rank: Rank) -> None:
+    notes = importable_peers()
+    skew: list[int] | None = None
+    for load in rank.options["loads"]:
+        shape, scale = rank.shape(load), draw_expert_scale(rank.shape(load)).to(rank.backend)
+        batch = rank.batch(load, rank.group.rank).to(rank.backend)
+        loops = sorted_all_to_all(batch, scale, shape)  # the bits of reference, which is too slow for so many tokens
+        sums = rank_reduced_reference(batch, scale, shape)
+        for name, variant, grid, partitions in plans(rank):
+            rank.group.barrier()
+            try:
+                pipeline = make_pipeline(rank, shape, variant, grid, partitions)
+            except (ValueError, RuntimeError) as error:
+                notes[f"{name}, {load}"] = str(error)
+                continue
+            measure_pipeline(rank, load, name, pipeline, batch, scale, sums if variant in REDUCING else loops)
+            if skew is None and not rank.options["sweep"]:
+                skew = entry_skew(rank, pipeline, batch, scale)
+            rank.group.barrier()
+            del pipeline
+            gc.collect()
+        measure_sorted(rank, load, batch, scale)
+    write_about(rank, notes, skew or [])
+
+
+def measure_pipeline(
+    rank: Rank, load: str, name: str, pipeline: P2PPipeline, batch: Batch, scale: torch.Tensor, wanted: torch.Tensor
+) -> None:
+    out = torch.empty_like(batch.x)
+    last_of_dispatch = [stage for stage in STAGES[pipeline.variant] if stage.startswith("dispatch")][-1]
+
+    def call(mark: Mark) -> None:
+        def after_stage(stage: str) -> None:
+            if stage == last_of_dispatch and len(STAGES[pipeline.variant]) > 1:
+                mark("dispatch")
+
+        pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, out=out, after_stage=after_stage)
+
+    def barrier() -> None:
+        stream = {"stream": torch.cuda.current_stream().cuda_stream} if rank.on_gpu else {}
+        pipeline.comm.native.barrier(**stream)
+
+    out.fill_(float("nan"))
+    call(lambda _: None)
+    pipeline.synchronize()
+    wrong = int((bits(out) != bits(wanted)).sum())
+    if wrong:
+        raise RuntimeError(f"error: {name}, {load}: {wrong} elements are wrong")
+    rank.measure(load, name, call, barrier)
+    pipeline.synchronize()
+
+
+def measure_sorted(rank: Rank, load: str, batch: Batch, scale: torch.Tensor) -> None:
+    """sorted: the host waits for the split sizes in its middle, as whoever writes it in torch has to."""
+    if rank.options["no_peers"]:
+        return
+    shape = rank.shape(load)
+    token = torch.zeros(1, device=rank.backend)
+    name = "sorted (NCCL)" if rank.on_gpu else "sorted (gloo)"
+    rank.measure(load, name, lambda _: sorted_all_to_all(batch, scale, shape), lambda: dist.all_reduce(token) and None)
+
+
+def entry_skew(rank: Rank, pipeline: P2PPipeline, batch: Batch, scale: torch.Tensor) -> list[int]:
+    """ns between the first and the last rank's first warp, of each of some calls behind a barrier; on rank 0."""
+    directory = rank.directory / "skew"
+    with tracekern.capture(directory, device=pipeline.comm.device, records_per_track=64) as capture:
+        for _ in range(NUM_SKEW_CALLS):
+            pipeline.comm.native.barrier(**({"stream": torch.cuda.current_stream().cuda_stream} if rank.on_gpu else {}))
+            pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, capture=capture)
+            pipeline.synchronize()
+    if rank.group.rank:
+        return []
+    timeline = tracekern.load(directory)
+    first_stage = STAGES[pipeline.variant][0]
+    starts: dict[int, dict[int, int]] = {}
+    ranks = timeline.track_ranks()
+    for start, track, launch in zip(
+        timeline.spans.start.tolist(), timeline.spans.track.tolist(), timeline.spans.launch.tolist(), strict=True
+    ):
+        if launch < 0 or timeline.launches[launch].name != first_stage:
+            continue
+        of = starts.setdefault(timeline.launches[launch].sequence, {})
+        of[int(ranks[track])] = min(start, of.get(int(ranks[track]), start))
+    return [max(of.values()) - min(of.values()) for of in starts.values() if len(of) == rank.group.num_ranks]
+
+
+def write_about(rank: Rank, notes: dict[str, str], skew: list[int]) -> None:
+    if rank.group.rank:
+        return
+    about: dict[str, Any] = {"notes": notes, "traffic": {}}
+    for load in rank.options["loads"]:
+        shape = rank.shape(load)
+        chosen = [rank.batch(load, peer).topk_idx.numpy() for peer in range(rank.group.num_ranks)]
+        about["traffic"][load] = traffic(chosen, shape.num_ranks, shape.num_experts, shape.row_bytes)
+    if skew:
+        about["entry_skew_ns"] = {"median": statistics.median(skew), "max": max(skew), "calls": len(skew)}
+    if rank.on_gpu:
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        about["driver"] = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0]
+        about["device"] = f"{rank.group.num_ranks}x {torch.cuda.get_device_name()}"
+    (rank.directory / "about.json").write_text(json.dumps(about))
+
+
+def measure_vdev(rank: Rank, load: str) -> None:
+    shape, scale = rank.shape(load), draw_expert_scale(rank.shape(load)).cuda()
+    batch = rank.batch(load, rank.group.rank).to("cuda")
+    peer = Vdev2d(shape)
+    wrong = int((bits(peer(batch, scale)) != bits(sorted_all_to_all(batch, scale, shape))).sum())
+    if wrong:
+        raise RuntimeError(f"error: vdev_2d, {load}: {wrong} elements are wrong")
+    token = torch.zeros(1, device="cuda")
+    rank.measure(load, "vdev_2d (NVSHMEM)", lambda _: peer(batch, scale), lambda: dist.all_reduce(token) and None)
+
+
+if __name__ == "__main__":
+    this = Rank()
+    if sys.argv[1] == "ours":
+        measure_ours(this)
+    else:
+        for each_load in this.options["loads"]:
+            measure_vdev(this, each_load)
+    this.save()
+    dist.destroy_process_group()
