@@ -64,8 +64,9 @@ struct P2PLayout {
         const uint64_t ranks = shape.num_ranks;
         P2PLayout layout{};
         const uint32_t wanted = is_pipelined(variant) ? partitions : 1;
-        layout.partition_tokens = (shape.max_tokens + wanted - 1) / wanted;
-        layout.num_partitions = (shape.max_tokens + layout.partition_tokens - 1) / layout.partition_tokens;
+        const uint32_t most = shape.max_tokens ? shape.max_tokens : 1;
+        layout.partition_tokens = (most + wanted - 1) / wanted;
+        layout.num_partitions = (most + layout.partition_tokens - 1) / layout.partition_tokens;
         layout.num_slots = is_deduplicated(variant) ? shape.max_tokens : shape.max_flat();
         layout.results_per_token = reduces_at_experts(variant) ? shape.num_ranks : shape.topk;
         layout.num_counts = shape.num_local_experts() + (is_deduplicated(variant) ? layout.num_partitions : 0);
