@@ -43,6 +43,24 @@ def routed(options: MoeRun) -> Counter[tuple[int, int, int]]:
     return counts
 
 
+def routed_rows(options: MoeRun) -> Counter[tuple[int, int, int]]:
+    """(source, destination, -1) -> tokens that have experts there, each once."""
+    counts: Counter[tuple[int, int, int]] = Counter()
+    for iteration in range(options.iterations):
+        for rank in range(options.ranks):
+            batch = draw_batch(
+                options.shape,
+                seed=options.seed,
+                rank=rank,
+                iteration=iteration,
+                routing=options.routing,
+                uneven=options.uneven,
+            )
+            for experts in batch.topk_idx.tolist():
+                counts.update({(rank, expert // options.shape.num_local_experts, -1) for expert in experts})
+    return counts
+
+
 class Loaded:
     """A trace in the trace processor: slices by id with their rank and arguments."""
 
@@ -71,11 +89,11 @@ class Loaded:
         }
 
     def count(self, event: str, *, rank_is_source: bool) -> Counter[tuple[int, int, int]]:
-        """(source, destination, expert) -> slices of that name."""
+        """(source, destination, expert) -> slices of that name; expert -1 where they name none."""
         counts: Counter[tuple[int, int, int]] = Counter()
         for name, rank, arguments in self.slices.values():
             if name == event:
-                peer, expert = arguments["peer"], arguments["expert"]
+                peer, expert = arguments["peer"], arguments.get("expert", -1)
                 counts[(rank, peer, expert) if rank_is_source else (peer, rank, expert)] += 1
         return counts
 
@@ -90,7 +108,7 @@ class Loaded:
             assert wait_name == name.replace("signal_", "wait_")
             assert (wait_rank, wait_arguments["peer"]) == (arguments["peer"], rank)
             assert wait_arguments["slot"] == arguments["slot"]
-            expert = arguments["expert"]
+            expert = arguments.get("expert", -1)
             counts[(rank, wait_rank, expert) if signal_is_source else (wait_rank, rank, expert)] += 1
         return counts
 
@@ -111,6 +129,25 @@ def test_perfetto_counts_what_the_routing_demands(tmp_path, variant):
         assert loaded.count(event, rank_is_source=False) == wanted, event
     assert loaded.count_flows("signal_token", signal_is_source=True) == wanted
     assert loaded.count_flows("signal_result", signal_is_source=False) == wanted
+
+
+@pytest.mark.parametrize("variant", ["dedup", "reduce", "pipelined"])
+def test_a_token_goes_once_to_each_rank_of_its_experts(tmp_path, variant):
+    options = MoeRun(**SMALL, variant=variant, seed=11)
+    run(options, tmp_path / "capture").raise_for_error()
+    timeline = tracekern.load(tmp_path / "capture")
+    assert not [problem for problem in timeline.problems if problem.kind == "unmatched_wait"]
+    write_perfetto(timeline, tmp_path / "trace.pftrace.gz")
+    loaded = Loaded(tmp_path / "trace.pftrace.gz")
+    rows, choices = routed_rows(options), routed(options)
+    assert 0 < sum(rows.values()) < sum(choices.values())
+    assert loaded.count("copy_row", rank_is_source=True) == rows
+    assert loaded.count("wait_row", rank_is_source=False) == rows
+    assert loaded.count_flows("signal_row", signal_is_source=True) == rows
+    back, wanted = ("result", choices) if variant == "dedup" else ("partial", rows)
+    assert loaded.count(f"send_{back}", rank_is_source=False) == wanted
+    assert loaded.count(f"wait_{back}", rank_is_source=True) == wanted
+    assert loaded.count_flows(f"signal_{back}", signal_is_source=False) == wanted
 
 
 def test_rank_flags_release_every_wait_on_them(tmp_path):

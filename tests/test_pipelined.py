@@ -1,0 +1,59 @@
+"""The pipelined variant keeps two partitions under way: seen in the records of the kernel itself."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+from expected import unpack
+
+import tracekern
+from tracekern.moe.run import MoeRun, run
+from tracekern.timeline.model import Timeline
+
+TOKENS, PARTITIONS = 24, 4
+SHAPE = {"ranks": 3, "tokens": TOKENS, "hidden": 64, "experts": 12, "topk": 3, "uneven": False, "routing": "uniform"}
+Step = tuple[int, int, int]
+"""(partition, start, end)."""
+
+
+def steps_of_tracks(timeline: Timeline) -> dict[tuple[int, int], dict[str, list[Step]]]:
+    """(track, launch) -> event -> its spans, for events whose slot or token names the partition."""
+    partition_tokens = TOKENS // PARTITIONS
+    field_of = {"copy_row": 1, "wait_partial": 1, "reduce_token": 0, "wait_row": 1, "send_partial": 1}
+    steps: dict[tuple[int, int], dict[str, list[Step]]] = defaultdict(lambda: defaultdict(list))
+    spans = timeline.spans
+    for index, event in enumerate(spans.event.tolist()):
+        kind = timeline.events[event]
+        if kind.name in field_of:
+            place = unpack(kind.begin_fields, int(spans.begin_payload[index]))[field_of[kind.name]]
+            step = (place // partition_tokens, int(spans.start[index]), int(spans.end[index]))
+            steps[int(spans.track[index]), int(spans.launch[index])][kind.name].append(step)
+    return steps
+
+
+@pytest.mark.parametrize(("blocks", "warps"), [(3, 2), (1, 1)])
+def test_a_partition_goes_out_while_the_one_before_comes_back(tmp_path, blocks, warps):
+    options = MoeRun(**SHAPE, variant="pipelined", iterations=2, blocks=blocks, warps=warps, partitions=PARTITIONS)
+    run(options, tmp_path).raise_for_error()
+    seen = 0
+    for events in steps_of_tracks(tracekern.load(tmp_path)).values():
+        for partition, start, _ in events["wait_partial"]:
+            # What comes next is on its way before the first look at what comes back, ...
+            assert all(end <= start for other, _, end in events["copy_row"] if other <= partition + 1)
+            seen += sum(other == partition + 1 for other, _, _ in events["copy_row"])
+        for partition, start, _ in events["copy_row"]:
+            # ... and no third partition joins them.
+            assert all(end <= start for other, _, end in events["reduce_token"] if other <= partition - 2)
+            seen += sum(other == partition - 2 for other, _, _ in events["reduce_token"])
+        for partition, start, _ in events["wait_row"]:
+            assert all(end <= start for other, _, end in events["send_partial"] if other < partition)
+    assert seen > 0
+
+
+def test_one_partition_is_sent_whole_before_anything_comes_back(tmp_path):
+    options = MoeRun(**SHAPE, variant="pipelined", iterations=1, partitions=1)
+    run(options, tmp_path).raise_for_error()
+    for events in steps_of_tracks(tracekern.load(tmp_path)).values():
+        for _, start, _ in events["wait_partial"]:
+            assert all(end <= start for _, _, end in events["copy_row"])
