@@ -13,6 +13,7 @@ from scenarios import SIGNAL_NS, Scenario, exchange
 from wait_oracle import any_runs
 
 import tracekern
+from tracekern.analysis import class_limits
 from tracekern.analysis.class_limits import limit_classes, limit_drain
 from tracekern.analysis.doubt import (
     COVERED_SIGMAS,
@@ -230,6 +231,26 @@ def test_drain_may_peak_between_the_offsets_that_are_looked_at():
     timeline = run.timeline(hard_ns=10, sigma_ns=10)
     waits = analyze_waits(timeline)
     assert limit_drain(timeline, waits, group_rows(1), Bound.PROVEN).tolist() == [[0, 2]]  # all of it at an offset of 5
+
+
+def test_drain_is_possible_where_the_signal_seems_to_come_after_the_wait():
+    run = Scenario(2)
+    run.launch("dispatch")
+    run.signal(1, peer=0, ns=10)
+    run.wait(0, peer=1, see_ns=20)
+    timeline = run.timeline({1: 40}, hard_ns=50, sigma_ns=50)
+    waits = analyze_waits(timeline)
+    assert (waits.late_sender.tolist(), waits.drain.tolist()) == ([30], [0])
+    assert limit_drain(timeline, waits, group_rows(1), Bound.PROVEN).tolist() == [[0, 10]]
+
+
+def test_limits_do_not_depend_on_how_many_waits_are_looked_at_together(monkeypatch: pytest.MonkeyPatch):
+    timeline = tracekern.load(TRACES / "h200x4")
+    waits = analyze_waits(timeline)
+    groups = group_rows(len(waits), waits.phase, waits.peer)
+    at_once = limit_drain(timeline, waits, groups, Bound.PROVEN)
+    monkeypatch.setattr(class_limits, "_CHUNK", 100)
+    assert np.array_equal(limit_drain(timeline, waits, groups, Bound.PROVEN), at_once)
 
 
 @st.composite
