@@ -1,6 +1,6 @@
 """Replays of a traced CUDA graph back to back on one GPU: time of a replay off and on, GB/s recorded, what was lost.
 
-    python benchmarks/graphs.py [--tokens 1 16 64 256 1024] [--replays 300] [--slots 1024]
+    python benchmarks/graphs.py [--tokens 1 16 64 256 1024] [--replays 150] [--slots 1024]
 
 The rate up to which nothing is lost is the highest GB/s of a row that lost nothing. The last result is checked.
 """
@@ -27,7 +27,7 @@ Row = dict[str, Any]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 16, 64, 256, 1024])
-    parser.add_argument("--replays", type=int, default=300)
+    parser.add_argument("--replays", type=int, default=150)
     parser.add_argument("--slots", type=int, default=1024)
     options = parser.parse_args()
     rows = measure(options)
@@ -100,7 +100,7 @@ def measure_sink(pipeline: Any, tensors: tuple[Any, ...], sink: str, options: ar
 
     with (
         tempfile.TemporaryDirectory() as directory,
-        capture(directory, device=pipeline.comm.device, sink=sink, max_bytes=1 << 31) as session,
+        capture(directory, device=pipeline.comm.device, sink=sink, max_bytes=1 << 30) as session,
     ):
         with session.counting():
             pipeline(*tensors, out=out, capture=session)

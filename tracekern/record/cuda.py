@@ -67,8 +67,8 @@ class CudaDevice:
         return range(first, first + rows.nbytes, fmt.LAUNCH_DESCRIPTOR.itemsize)
 
     def mirror_offset(self, mirrored: bool) -> int:
-        """What to add to an address in the arena for the place where kernels write; 0 unless mirrored."""
-        return int(self._memory.mirror()) - self._arena if mirrored else 0
+        """What to add, modulo 2^64, to an address in the arena for the place where kernels write; 0 unless mirrored."""
+        return (int(self._memory.mirror()) - self._arena) % (1 << 64) if mirrored else 0
 
     def collect(self, segment: Segment) -> None:
         """Copies the mirrored regions into the arena."""

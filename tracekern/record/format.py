@@ -131,7 +131,8 @@ LAUNCH_ENTRY = np.dtype(
         ("events_bytes", "<u4"),
         ("roles_bytes", "<u4"),
         ("first_lap", "<u4"),
-        ("reserved", "V52"),
+        ("order", "<u4"),  # launches that started before it; of a graph's region, before it was reserved
+        ("reserved", "V48"),
     ]
 )
 """What the host knows of a launch before it starts; `events` and `roles` are JSON in the arena."""

@@ -39,6 +39,7 @@ class Segment:
         self._bytes = np.frombuffer(mmap.mmap(file_descriptor, size, access=access), np.uint8)
         self._address = int(self._bytes.ctypes.data)
         self._is_arena_backed = False
+        self._num_started = 0
         self._texts: dict[bytes, int] = {}
         self._all_entries: npt.NDArray[Any] | None = None
         self.header: Any = self._bytes[: fmt.SEGMENT_HEADER.itemsize].view(fmt.SEGMENT_HEADER)[0]
@@ -182,6 +183,7 @@ class Segment:
         only_host_knows: dict[str, Any] = {
             "name": plan.name.encode()[:_NAME_BYTES],
             "sequence": plan.sequence,
+            "order": self._num_started,
             "stream": plan.stream,
             "num_blocks": plan.num_blocks,
             "num_tracks": plan.num_tracks,
@@ -200,6 +202,8 @@ class Segment:
     def start_launch(self, region: Region, sequence: int, epoch: int) -> None:
         """A launch of the region's plan is going to use it."""
         entries = self._entries
+        entries["order"][region.launch_idx] = self._num_started
+        self._num_started += 1
         entries["sequence"][region.launch_idx] = sequence
         entries["epoch"][region.launch_idx] = epoch & 0xFFFFFFFF
         entries["flags"][region.launch_idx] ^= fmt.ENTRY_RESERVED
@@ -227,7 +231,7 @@ class Segment:
         return found
 
     def recorded_launches(self) -> list[Any]:
-        """LAUNCH_ENTRY of all launches that ran recorded; of a graph's the sequence is its replay's."""
+        """LAUNCH_ENTRY of all launches that ran recorded, in their order; of a graph's the sequence is its replay's."""
         found = []
         for entry in self.launches():
             flags = int(entry["flags"])
@@ -240,7 +244,7 @@ class Segment:
                     found.append(taken)
             elif not flags & (fmt.ENTRY_COUNTED_ONLY | fmt.ENTRY_RESERVED):
                 found.append(entry)
-        return found
+        return sorted(found, key=lambda entry: (int(entry["order"]), int(entry["sequence"])))
 
     def launches(self) -> npt.NDArray[Any]:
         """[num_launches] LAUNCH_ENTRY, those that were only counted or reserved included."""

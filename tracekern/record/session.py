@@ -146,7 +146,9 @@ class Capture:
         self.group = Group.discover()
         run_id, one_host = self._meet()
         self.device = open_device(self._setup.device, self.group)
-        sinks = SinkChoice(self._setup.sink, self.device.has_mirror)
+        # A flight recorder is there to be read when the device no longer answers.
+        sink = "host" if self._setup.sink == "auto" and self.record_format == "ring" else self._setup.sink
+        sinks = SinkChoice(sink, self.device.has_mirror)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             forget_old_capture(self.directory, self.group.rank, self.group.num_ranks)
