@@ -26,15 +26,15 @@ class Selection:
     host: list[str] | None
 
 
-def convert(selection: Selection, output: Path, as_json: bool) -> None:
-    """Reads the captures and writes `output`; prints what it holds."""
+def convert(selection: Selection, output: Path, as_json: bool, format_name: str | None = None) -> None:
+    """Reads the captures and writes `output`, in the format of its suffix or in `format_name`; prints what it holds."""
     from tracekern.export.write import export, format_of
     from tracekern.timeline.merge import load
 
-    format_name = format_of(output)
+    format_name = format_name or format_of(output)
     window, ranks = parse_window(selection.window), parse_ranks(selection.ranks)
     host = [parse_host(text) for text in selection.host or []]
-    _check_folder(output)
+    _check_folder(output, format_name)
     with working("reading and aligning the captures"):
         timeline = load(
             selection.captures,
@@ -49,6 +49,7 @@ def convert(selection: Selection, output: Path, as_json: bool) -> None:
         stats = export(
             timeline,
             output,
+            format_name,
             tracks=selection.tracks.value,
             window=window,
             ranks=ranks,
@@ -63,10 +64,10 @@ def convert(selection: Selection, output: Path, as_json: bool) -> None:
         _print(result, timeline)
 
 
-def _check_folder(output: Path) -> None:
+def _check_folder(output: Path, format_name: str) -> None:
     if not output.absolute().parent.is_dir():
         raise BadInput(f"{output}: its folder does not exist; wanted a place to write; mkdir -p {output.parent}")
-    if output.is_dir():
+    if output.is_dir() and format_name != "otf2":
         raise BadInput(f"{output}: is a directory; wanted the name of a file, as in {output / 'trace.pftrace.gz'}")
 
 

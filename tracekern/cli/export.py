@@ -8,11 +8,15 @@ from typing import Annotated
 import typer
 
 from tracekern.cli import convert, options
+from tracekern.errors import BadInput
 
 
 def export(
     capture: Annotated[Path, typer.Argument(help="A capture directory.")],
-    output: options.Output,
+    output: options.OptionalOutput = None,
+    otf2: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write an OTF2 archive, for Vampir, into this new directory.")
+    ] = None,
     unaligned: options.Unaligned = False,
     strict: options.Strict = False,
     partial: options.Partial = False,
@@ -22,6 +26,8 @@ def export(
     host: options.Host = None,
     as_json: options.Json = False,
 ) -> None:
-    """Write one capture in another format: Perfetto, Chrome JSON or Parquet."""
+    """Write one capture in another format: Perfetto, Chrome JSON, Parquet or OTF2."""
     selection = convert.Selection([capture], unaligned, strict, partial, window, ranks, tracks, host)
-    convert.convert(selection, output, as_json)
+    if (output is None) == (otf2 is None):
+        raise BadInput("export: wanted one of -o FILE and --otf2 DIR")
+    convert.convert(selection, output or otf2, as_json, "otf2" if otf2 else None)

@@ -17,12 +17,11 @@ class Tracks(str, enum.Enum):
     warp = "warp"
 
 
-Output = Annotated[
-    Path,
-    typer.Option(
-        "--output", "-o", help="File to write. Its suffix is the format: .pftrace, .json (also .gz), .parquet."
-    ),
-]
+_OUTPUT = typer.Option(
+    "--output", "-o", help="File to write. Its suffix is the format: .pftrace, .json (also .gz), .parquet."
+)
+Output = Annotated[Path, _OUTPUT]
+OptionalOutput = Annotated[Path | None, _OUTPUT]
 Unaligned = Annotated[
     bool,
     typer.Option("--unaligned", help="Take every clock as it is where they cannot be related; the title says so."),

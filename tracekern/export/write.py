@@ -9,6 +9,7 @@ from typing import Literal
 
 from tracekern.errors import BadInput
 from tracekern.export.chrome import write_chrome
+from tracekern.export.otf2 import write_otf2
 from tracekern.export.parquet import write_parquet
 from tracekern.export.perfetto import ExportStats, write_perfetto
 from tracekern.timeline.model import Timeline
@@ -20,6 +21,7 @@ FORMATS = {
     ".json": "chrome",
     ".json.gz": "chrome",
     ".parquet": "parquet",
+    ".otf2": "otf2",
 }
 MANY_SPANS = 5_000_000
 """More than this makes a browser slow or ends its memory."""
@@ -30,7 +32,7 @@ class ManySpansWarning(UserWarning):
 
 
 def format_of(path: str | os.PathLike[str]) -> str:
-    """ "perfetto", "chrome" or "parquet", by the suffix. Raises BadInput for any other."""
+    """ "perfetto", "chrome", "parquet" or "otf2", by the suffix. Raises BadInput for any other."""
     name = os.fspath(path)
     for suffix, format_name in FORMATS.items():
         if name.endswith(suffix):
@@ -50,22 +52,22 @@ def export(
 ) -> ExportStats:
     """Writes `timeline`, or the part of it in `window` (ns from its origin) and on `ranks`, to `path`.
 
-    `format` ("perfetto", "chrome", "parquet") overrides the suffix. `tracks="block"` shows one row per block and role;
-    Parquet always holds every span. Warns with ManySpansWarning above 5 million spans.
+    `format` ("perfetto", "chrome", "parquet", "otf2": a new directory) overrides the suffix. `tracks="block"` shows one
+    row per block and role; Parquet always holds every span. Warns with ManySpansWarning above 5 million spans.
 
     Raises:
         BadInput: unknown suffix or format, a rank that is not there, an empty window, a file that cannot be written.
     """
     format_name = format or format_of(path)
     if format_name not in FORMATS.values():
-        raise BadInput(f"format {format_name!r} is unknown; choose perfetto, chrome or parquet")
+        raise BadInput(f"format {format_name!r} is unknown; choose perfetto, chrome, parquet or otf2")
     if tracks not in ("warp", "block"):
         raise BadInput(f"track detail {tracks!r} is unknown; choose warp or block")
     timeline = select(timeline, window, ranks)
     if format_name == "parquet":
         return write_parquet(timeline, path, progress=progress)
-    writer = write_perfetto if format_name == "perfetto" else write_chrome
-    stats = writer(timeline, path, tracks=tracks, progress=progress)
+    writers = {"perfetto": write_perfetto, "chrome": write_chrome, "otf2": write_otf2}
+    stats = writers[format_name](timeline, path, tracks=tracks, progress=progress)
     if stats.spans > MANY_SPANS:
         warnings.warn(
             f"{os.fspath(path)} has {stats.spans:,} spans, a browser is slow above {MANY_SPANS:,}; "

@@ -1,0 +1,289 @@
+"""Timeline -> OTF2 archive, for Vampir and the Score-P tools. Needs the PyPI package otf2.
+
+A rank is a process, a track (and each lane of one) a location of it. Spans are regions, grouped by class, with their
+fields as attributes; a mark is a region of no length. A flow is a message: sent where the signal ends, or begins if the
+waiter saw it before, received where the wait ends. Each message has a tag of its own: tools that match by order, sender
+and tag cannot mix them up.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tracekern.errors import BadInput
+from tracekern.export import labels
+from tracekern.export.drawing import Drawing, argument_names, keep_one_row_per_block, prepare
+from tracekern.export.perfetto import ExportStats, Progress, TrackDetail
+from tracekern.export.rows import sort_key
+from tracekern.timeline.model import OPEN_END, EventClass, Timeline, TrackKind
+
+_TICKS_PER_SECOND = 1_000_000_000
+_MAX_TAG = (1 << 32) - 1
+_ROLES = {
+    EventClass.WORK: "FUNCTION",
+    EventClass.WAIT: "THREAD_WAIT",
+    EventClass.SIGNAL: "POINT2POINT",
+    EventClass.SYNC: "BARRIER",
+    EventClass.HOST: "FUNCTION",
+    EventClass.LAUNCH: "KERNEL",
+}
+"""Names of otf2.RegionRole."""
+
+_RowKey = tuple[int, int]
+"""(track, lane): a location."""
+
+
+def write_otf2(
+    timeline: Timeline,
+    path: str | os.PathLike[str],
+    *,
+    tracks: TrackDetail = "warp",
+    progress: Progress | None = None,
+) -> ExportStats:
+    """Writes a new directory `path` with the archive; its anchor is `path`/traces.otf2. It appears when it is whole.
+
+    `tracks` and `progress` are those of write_perfetto().
+
+    Raises:
+        BadInput: the package otf2 is missing, `path` exists or cannot be written, or the timeline is in ticks or empty.
+    """
+    otf2 = _import_otf2()
+    target = Path(path)
+    if target.exists():
+        raise BadInput(f"{target}: exists already; an OTF2 archive is a new directory, name one that is not there")
+    if not len(timeline.spans) and not len(timeline.marks):
+        raise BadInput(f"{target}: there is no span to write, and OTF2's reader refuses an archive without events")
+    total_flows = len(timeline.flows)
+    spans_left_out = 0
+    if tracks == "block":
+        timeline, spans_left_out = keep_one_row_per_block(timeline)
+    drawing = prepare(timeline)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir()
+        with otf2.writer.open(os.fspath(temporary), timer_resolution=_TICKS_PER_SECOND) as archive:
+            _Writer(otf2, archive, drawing).write(progress)
+        temporary.rename(target)
+    except OSError as error:
+        raise BadInput(f"cannot write {target}: {error.strerror or error}; nothing was left there") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    num_flows = int(drawing.flow_drawable.sum())
+    return ExportStats(
+        spans=len(timeline.spans),
+        flows=num_flows,
+        bytes=sum(file.stat().st_size for file in target.rglob("*") if file.is_file()),
+        marks=len(timeline.marks),
+        spans_left_out=spans_left_out,
+        flows_left_out=total_flows - num_flows,
+    )
+
+
+def _import_otf2() -> Any:
+    try:
+        import otf2
+    except ImportError as error:
+        raise BadInput(
+            f"writing an OTF2 archive needs the PyPI package otf2, which is not installed here ({error}); "
+            "pip install otf2"
+        ) from None
+    return otf2
+
+
+class _Writer:
+    """Locations are written one after the other; within one, time only rises."""
+
+    def __init__(self, otf2: Any, archive: Any, drawing: Drawing) -> None:
+        self._otf2, self._archive, self._definitions = otf2, archive, archive.definitions
+        self._drawing, self._timeline = drawing, drawing.timeline
+        self._time_shift = max(0, -drawing.first_ns)
+        self._row_of_span, self._spans_of_row = _place_spans(drawing)
+        self._marks_of_row: dict[_RowKey, list[int]] = {}
+        for mark, track in enumerate(self._timeline.marks.track.tolist()):
+            self._marks_of_row.setdefault((track, 0), []).append(mark)
+        rows = {*self._spans_of_row, *self._marks_of_row}
+        self._rows = sorted(rows, key=lambda row: (self._rank(row), *sort_key(self._timeline.tracks[row[0]]), row))
+        self._number = {row: number for number, row in enumerate(self._rows)}
+        self._locations = self._define_locations()
+        self._comm = self._define_comm()
+        self._regions: dict[tuple[EventClass, str], Any] = {}
+        self._attributes: dict[str, Any] = {}
+        self._sent, self._received = _messages(drawing)
+
+    def write(self, progress: Progress | None) -> None:
+        done = 0
+        for row, location in zip(self._rows, self._locations, strict=True):
+            self._write_row(row, self._archive.event_writer_from_location(location))
+            done += len(self._spans_of_row.get(row, ()))
+            if progress is not None:
+                progress(done, len(self._timeline.spans))
+        for event_class in EventClass:
+            members = tuple(region for (kind, _), region in self._regions.items() if kind is event_class)
+            if members:
+                self._definitions.group(event_class.value, group_type=self._otf2.GroupType.REGIONS, members=members)
+
+    def _write_row(self, row: _RowKey, writer: Any) -> None:
+        """Spans lie inside each other or follow each other: what ended is left before the next one is entered."""
+        timeline = self._timeline
+        starts = timeline.spans.start
+        steps = [(int(starts[span]), 0, span) for span in self._spans_of_row.get(row, ())]
+        steps += [(int(timeline.marks.time[mark]), 1, mark) for mark in self._marks_of_row.get(row, ())]
+        open_spans: list[int] = []
+        for time, is_mark, index in sorted(steps, key=lambda step: step[:2]):  # stable: the longer of two comes first
+            while open_spans and int(self._drawing.draw_end[open_spans[-1]]) <= time:
+                self._leave(open_spans.pop(), writer)
+            if is_mark:
+                self._write_mark(index, writer)
+            else:
+                self._enter(index, writer)
+                open_spans.append(index)
+        while open_spans:
+            self._leave(open_spans.pop(), writer)
+
+    def _enter(self, span: int, writer: Any) -> None:
+        spans = self._timeline.spans
+        event, launch, payload = int(spans.event[span]), int(spans.launch[span]), int(spans.begin_payload[span])
+        time = int(spans.start[span]) + self._time_shift
+        arguments = self._arguments(event, launch, payload, 0)
+        if spans.end[span] == OPEN_END:
+            arguments[self._attribute("open", is_text=False)] = 1
+        writer.enter(time, self._region(event, launch, payload), attributes=arguments)
+        for flow, wait, is_early in self._sent.get(span, ()):
+            if is_early:
+                self._send(writer, time, flow, wait)
+
+    def _leave(self, span: int, writer: Any) -> None:
+        spans = self._timeline.spans
+        event, launch = int(spans.event[span]), int(spans.launch[span])
+        time = int(self._drawing.draw_end[span]) + self._time_shift
+        for flow, wait, is_early in self._sent.get(span, ()):
+            if not is_early:
+                self._send(writer, time, flow, wait)
+        for flow, signal in self._received.get(span, ()):
+            sender = self._number[self._row_of_span[signal]]
+            writer.mpi_recv(time, sender=sender, communicator=self._comm, msg_tag=flow & _MAX_TAG, msg_length=0)
+        is_open = spans.end[span] == OPEN_END
+        arguments = {} if is_open else self._arguments(event, -1, int(spans.end_payload[span]), 1)
+        writer.leave(time, self._region(event, launch, int(spans.begin_payload[span])), attributes=arguments)
+
+    def _write_mark(self, mark: int, writer: Any) -> None:
+        marks = self._timeline.marks
+        event, launch, payload = int(marks.event[mark]), int(marks.launch[mark]), int(marks.payload[mark])
+        time, region = int(marks.time[mark]) + self._time_shift, self._region(event, launch, payload)
+        writer.enter(time, region, attributes=self._arguments(event, launch, payload, 0))
+        writer.leave(time, region)
+
+    def _send(self, writer: Any, time: int, flow: int, wait: int) -> None:
+        receiver = self._number[self._row_of_span[wait]]
+        writer.mpi_send(time, receiver=receiver, communicator=self._comm, msg_tag=flow & _MAX_TAG, msg_length=0)
+
+    def _define_locations(self) -> list[Any]:
+        timeline, define, kinds = self._timeline, self._definitions, self._otf2.LocationType
+        root = define.system_tree_node(labels.title(timeline), class_name="machine")
+        nodes = {name: define.system_tree_node(name, class_name="node", parent=root) for name in _nodes(timeline)}
+        groups = {
+            rank.rank: define.location_group(labels.rank_label(rank, 1), system_tree_parent=nodes[rank.node])
+            for rank in timeline.ranks
+        }
+        num_streams = {
+            rank: len({t.stream for t in timeline.tracks if t.rank == rank and t.kind == TrackKind.DEVICE})
+            for rank in groups
+        }
+        locations = []
+        for track_idx, lane in self._rows:
+            track = timeline.tracks[track_idx]
+            name = labels.flat_label(track, num_streams[track.rank]) + (f" (lane {lane + 1})" if lane else "")
+            kind = kinds.CPU_THREAD if track.kind == TrackKind.HOST else kinds.ACCELERATOR_STREAM
+            locations.append(define.location(name, type=kind, group=groups[track.rank]))
+        return locations
+
+    def _define_comm(self) -> Any:
+        """One communicator of all locations: a message runs from one to another, not just between ranks."""
+        kinds, paradigm = self._otf2.GroupType, self._otf2.Paradigm.MPI
+        members = tuple(self._locations)
+        self._definitions.group("locations", group_type=kinds.COMM_LOCATIONS, paradigm=paradigm, members=members)
+        group = self._definitions.group("tracks", group_type=kinds.COMM_GROUP, paradigm=paradigm, members=members)
+        return self._definitions.comm("flows", group=group)
+
+    def _region(self, event: int, launch: int, payload: int) -> Any:
+        about = self._timeline.events[event]
+        name = about.name
+        if about.event_class is EventClass.HOST:
+            name = self._timeline.host_names[payload] or "(no name)"
+        elif about.event_class is EventClass.LAUNCH and launch >= 0:
+            name = self._timeline.launches[launch].name
+        key = about.event_class, name
+        if key not in self._regions:
+            role = getattr(self._otf2.RegionRole, _ROLES[about.event_class])
+            self._regions[key] = self._definitions.region(name, region_role=role, paradigm=self._otf2.Paradigm.USER)
+        return self._regions[key]
+
+    def _arguments(self, event: int, launch: int, payload: int, which: int) -> dict[Any, Any]:
+        about = self._timeline.events[event]
+        if about.event_class is EventClass.HOST:
+            return {}
+        arguments: dict[Any, Any] = {}
+        fields = (about.begin_fields, about.end_fields)[which]
+        for entry, name in zip(fields, argument_names(about)[which], strict=True):
+            value = payload & (1 << entry.bits) - 1
+            sign = 1 << (entry.bits - 1) if entry.signed else 0
+            arguments[self._attribute(name, is_text=False)] = (value ^ sign) - sign
+            payload >>= entry.bits
+        if launch >= 0 and about.event_class is not EventClass.LAUNCH:
+            of = self._timeline.launches[launch]
+            arguments[self._attribute("launch", is_text=True)] = f"{of.name} #{of.sequence}"
+            arguments[self._attribute("epoch", is_text=False)] = of.epoch
+        return arguments
+
+    def _attribute(self, name: str, *, is_text: bool) -> Any:
+        if name not in self._attributes:
+            kind = self._otf2.Type.STRING if is_text else self._otf2.Type.INT64
+            self._attributes[name] = self._definitions.attribute(name, type=kind)
+        return self._attributes[name]
+
+    def _rank(self, row: _RowKey) -> int:
+        return self._timeline.tracks[row[0]].rank
+
+
+def _nodes(timeline: Timeline) -> list[str]:
+    return sorted({rank.node for rank in timeline.ranks})
+
+
+def _place_spans(drawing: Drawing) -> tuple[list[_RowKey], dict[_RowKey, list[int]]]:
+    """The row of each span, and the spans of each row: the first lane of its track in which it crosses no other."""
+    spans = drawing.timeline.spans
+    row_of_span: list[_RowKey] = []
+    spans_of_row: dict[_RowKey, list[int]] = {}
+    current = -1
+    lanes: list[list[int]] = []
+    columns = (spans.track.tolist(), spans.start.tolist(), drawing.draw_end.tolist())
+    for index, (track, start, end) in enumerate(zip(*columns, strict=True)):
+        if track != current:
+            current, lanes = track, []
+        for ends in lanes:
+            while ends and ends[-1] <= start:
+                ends.pop()
+        lane = next((lane for lane, ends in enumerate(lanes) if not ends or ends[-1] >= end), len(lanes))
+        if lane == len(lanes):
+            lanes.append([])
+        lanes[lane].append(end)
+        row_of_span.append((track, lane))
+        spans_of_row.setdefault((track, lane), []).append(index)
+    return row_of_span, spans_of_row
+
+
+def _messages(drawing: Drawing) -> tuple[dict[int, list[tuple[int, int, bool]]], dict[int, list[tuple[int, int]]]]:
+    """Signal -> (number, wait, whether it leaves at the signal's start); wait -> (number, signal)."""
+    flows = drawing.timeline.flows
+    sent: dict[int, list[tuple[int, int, bool]]] = {}
+    received: dict[int, list[tuple[int, int]]] = {}
+    for flow in np.flatnonzero(drawing.flow_drawable).tolist():
+        signal, wait = int(flows.signal[flow]), int(flows.wait[flow])
+        sent.setdefault(signal, []).append((flow, wait, bool(drawing.flow_early[flow])))
+        received.setdefault(wait, []).append((flow, signal))
+    return sent, received
