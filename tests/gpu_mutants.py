@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,42 +25,58 @@ SITES = {
     "flag": [("rank", mutation) for mutation in FLAGGED]
     + [("results", mutation) for mutation in FLAGGED]
     + [("grid", mutation) for mutation in ("release", "acquire", "acknowledgement")],
-    "balanced": [("counts", mutation) for mutation in RELAXED] + [("ack", mutation) for mutation in RELAXED],
+    "balanced": [("counts", mutation) for mutation in RELAXED],
+    "pipelined": [(name, mutation) for name in ("row", "partial", "layout") for mutation in FLAGGED],
+    "empty": [("ack", mutation) for mutation in RELAXED],
     "barrier": [("barrier", mutation) for mutation in RELAXED],  # it guards no payload of its own
 }
 """What is attacked -> (channel, what is left out)."""
 NUM_BATCHES = 4
-NUM_CALLS = 400
 
 
-def run_pipeline(group: Any, variant: str, channel: str, mutation: str) -> str:
+@dataclass(frozen=True)
+class Load:
+    variant: str
+    tokens: int = 256
+    hidden: int = 7168
+    topk: int = 8
+    calls: int = 60
+
+
+# Rows that take long, of a zipf routing that gives the blocks unlike work. Hardly a token: nothing but the
+# acknowledgement keeps a fast rank from lapping a slow one.
+LOADS = {"empty": Load("token", tokens=1, hidden=8, topk=1, calls=3000)}
+
+
+def run_pipeline(group: Any, name: str, channel: str, mutation: str) -> str:
     """How this rank noticed the fault; empty: not at all."""
     import torch
 
     from tracekern import _cuda
     from tracekern.errors import CommTimeout
     from tracekern.moe.pipeline import P2PPipeline
-    from tracekern.moe.reference import reference
+    from tracekern.moe.reference import expected
     from tracekern.moe.routing import draw_batch, draw_expert_scale
     from tracekern.moe.shape import MoeShape
 
+    load = LOADS.get(name, Load(name))
     torch.cuda.set_device(group.rank)
     _cuda.plant(channel, mutation)
-    shape = MoeShape(group.num_ranks, 64, 8 * group.num_ranks, 4, 1024, "bf16")
-    scale = draw_expert_scale(shape)
+    shape = MoeShape(group.num_ranks, load.tokens, 8 * group.num_ranks, load.topk, load.hidden, "bf16")
+    scale = draw_expert_scale(shape).cuda()
     batches = [
-        draw_batch(shape, seed=5, rank=group.rank, iteration=iteration, routing="uniform", uneven=True)
+        draw_batch(shape, seed=5, rank=group.rank, iteration=iteration, routing="zipf", uneven=True).to("cuda")
         for iteration in range(NUM_BATCHES)
     ]
-    wanted = [reference(batch, scale).cuda().view(torch.int16) for batch in batches]
-    inputs, scale = [batch.to("cuda") for batch in batches], scale.cuda()
-    pipeline = P2PPipeline(group, shape, variant, timeout_s=1.0, num_blocks=64, warps_per_block=8, backend="cuda")
+    wanted = [expected(load.variant, batch, scale, shape).view(torch.int16) for batch in batches]
+    grid = {"num_blocks": 16, "warps_per_block": 8}
+    pipeline = P2PPipeline(group, shape, load.variant, timeout_s=1.0, **grid, backend="cuda")
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
     try:
-        for call in range(NUM_CALLS):
+        for call in range(load.calls):
             if call % (8 + group.rank) == 0:
                 time.sleep(1e-3)  # ranks lap one another
-            batch = inputs[call % NUM_BATCHES]
+            batch = batches[call % NUM_BATCHES]
             out = pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale)
             wrong += (out.view(torch.int16) != wanted[call % NUM_BATCHES]).sum()
         pipeline.synchronize()

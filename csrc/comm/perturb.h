@@ -11,8 +11,9 @@ namespace tracekern {
 TK_DEVICE void perturb(Warp& warp) {
     uint64_t state = warp.once([] { return read_clock(); }) * 0x9e3779b97f4a7c15u + warp.block * 37 + warp.warp;
     state ^= state >> 29;
-    // Most are nothing; a few last longer than a flag takes to arrive.
-    const uint64_t ticks = state % 16 ? state % 64 : state % 8192;
+    // Most are nothing, a few last longer than a flag takes to arrive, and fewer longer than a kernel.
+    const uint64_t limit = state % 16 ? 64 : state % 64 ? 8192 : 500'000;
+    const uint64_t ticks = (state >> 8) % limit;
     for (const uint64_t started = read_clock(); read_clock() - started < ticks;) {
     }
 }
