@@ -9,6 +9,7 @@ Each step runs under a time limit of its own and the next goes on whatever came 
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import subprocess
 import sys
@@ -45,6 +46,9 @@ STEPS = (
     Step("overhead", "benchmarks/overhead_pipeline.py --ranks {gpus}", 400),
     Step("graphs", "benchmarks/graphs.py", 200),
     Step("clocks", "benchmarks/clocks_gpu.py --ranks {gpus}", 200, 2),
+    Step("overhead", "benchmarks/overhead_pipeline.py --ranks {gpus} --calls 30", 300),
+    Step("graphs", "benchmarks/graphs.py --replays 200", 200),
+    Step("moe", "benchmarks/moe.py --ranks {gpus}", 300),
 )
 
 
@@ -52,9 +56,12 @@ def run_step(step: Step, num_gpus: int) -> tuple[str, float]:
     """("ok" | how it failed, seconds). Its output goes to ours."""
     command = [sys.executable, *shlex.split(step.arguments.format(gpus=num_gpus))]
     print(f"\n== {step.name}: {shlex.join(command[1:])}", flush=True)
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     started = time.monotonic()
     try:
-        code = subprocess.run(command, cwd=ROOT, timeout=step.limit_s).returncode
+        code = subprocess.run(
+            command, cwd=ROOT, timeout=step.limit_s, env={**os.environ, "PYTHONPATH": path}
+        ).returncode
     except subprocess.TimeoutExpired:
         return f"stopped after {step.limit_s} s", time.monotonic() - started
     return "ok" if code == 0 else f"exit {code}", time.monotonic() - started
