@@ -154,6 +154,15 @@ def test_false_alarms_are_rarer_than_promised(spread):
     assert alarms <= 3
 
 
+@pytest.mark.parametrize("metric", [COPY, "dispatch.wait_token.p99", "end_to_end.p50"])
+def test_a_growth_of_15_percent_is_caught_where_runs_spread_by_3(metric):
+    pairs = [
+        (draw_runs(8, 2 * s, spread=0.03), draw_runs(8, 2 * s + 1, spread=0.03, factor={metric: 1.15}))
+        for s in range(100)
+    ]
+    assert sum(verdicts(base, head)[metric] is Verdict.REGRESSED for base, head in pairs) >= 95
+
+
 def test_the_minimal_detectable_change_is_detected():
     """At the change promised on save, new runs show it in about 95 of 100 checks."""
     spread = 0.02

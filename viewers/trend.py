@@ -9,8 +9,8 @@ from typing import Any
 Points = Sequence[tuple[str, float, float, float]]
 """(label of the check, lowest, median, highest of its runs) in order."""
 
-_COLUMNS = 2
-_ROW_PIXELS = 210
+_ROW_PIXELS = 180
+_MAX_NAMED = 2
 _LINE, _BAND, _CREPT = "#0072b2", "rgba(0,114,178,0.18)", "#d55e00"  # told apart by colour-blind readers
 
 
@@ -27,19 +27,18 @@ def trend_page(device: str, series: Mapping[str, Points], drifts: Mapping[str, f
         raise BadInput("the trend page needs plotly, which is not installed; pip install 'tracekern[read]'") from None
 
     names = sorted(series, key=lambda name: (-drifts.get(name, float("-inf")), name))
-    rows = max(1, -(-len(names) // _COLUMNS))
-    figure = make_subplots(rows, _COLUMNS, subplot_titles=names, vertical_spacing=0.35 / rows)
-    for number, name in enumerate(names):
-        row, column = divmod(number, _COLUMNS)
+    rows = max(1, len(names))
+    figure = make_subplots(rows, 1, subplot_titles=names, vertical_spacing=0.35 / rows)
+    for row, name in enumerate(names, 1):
         for trace in _traces(series[name], _CREPT if name in drifts else _LINE):
-            figure.add_trace(trace, row + 1, column + 1)
+            figure.add_trace(trace, row, 1)
     checks = max(map(len, series.values()), default=0)
     figure.update_layout(
         title={"text": _title(device, checks, drifts), "x": 0.01},
-        height=_ROW_PIXELS * rows + 140,
+        height=_ROW_PIXELS * rows + 180,
         showlegend=False,
         template="plotly_white",
-        margin={"l": 60, "r": 20, "t": 110, "b": 30},
+        margin={"l": 60, "r": 20, "t": 150, "b": 30},
     )
     figure.update_xaxes(showticklabels=False)
     figure.update_yaxes(ticksuffix=" %", zeroline=True)
@@ -69,6 +68,8 @@ def _traces(points: Points, color: str) -> list[Any]:
 
 
 def _title(device: str, checks: int, drifts: Mapping[str, float]) -> str:
-    crept = ", ".join(f"{name} {100 * growth:+.1f} %" for name, growth in drifts.items())
+    crept = ", ".join(f"{name} {100 * growth:+.1f} %" for name, growth in list(drifts.items())[:_MAX_NAMED])
+    crept += f" and {len(drifts) - _MAX_NAMED} more" if len(drifts) > _MAX_NAMED else ""
     said = f"crept since the first check: {crept}" if drifts else "nothing crept since the first check"
-    return f"{html.escape(device)}: {checks} checks, percent of the first<br><sup>{html.escape(said)}</sup>"
+    about = f"{checks} checks, percent of the first; line: median, band: all launches"
+    return f"{html.escape(device)}<br><sup>{about}<br>{html.escape(said)}</sup>"
