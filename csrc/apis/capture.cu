@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "apis/names.hpp"
+#include "comm/kernel_table.hpp"
 #include "trace/capture_gpu.hpp"
 #include "trace/graph_gpu.hpp"
 #include "trace/probe_gpu.hpp"
@@ -14,6 +15,17 @@ namespace {
 
 const LaunchDescriptor* descriptors_at(uint64_t address) {
     return reinterpret_cast<const LaunchDescriptor*>(address);
+}
+
+// Left to its first launch, a kernel's loading may have to wait for another kernel that spins: on the very launch that
+// would come next. The pipeline loads its own when it is made.
+std::unique_ptr<GpuCapture> open_capture(uint64_t arena, uint64_t arena_bytes, uint32_t max_launches) {
+    for (const auto format : {RecordFormat::wide, RecordFormat::compact, RecordFormat::ring}) {
+        for (const bool traced : {false, true}) load_kernel(rank_barrier_kernel(traced, format));
+    }
+    for (const bool initiates : {false, true}) load_kernel(ping_pong_kernel(initiates));
+    load_kernel(host_clock_kernel());
+    return std::make_unique<GpuCapture>(arena, arena_bytes, max_launches);
 }
 
 void register_gpu_capture(py::module_& extension) {
