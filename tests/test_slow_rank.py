@@ -11,6 +11,8 @@ import pytest
 from rank_pool import RankPool
 
 import tracekern
+from tracekern.analysis.cause_chains import Target
+from tracekern.analysis.causes import analyze_causes
 from tracekern.analysis.doubt import blame_ranks, name_worst
 from tracekern.analysis.waits import analyze_waits
 from tracekern.moe.pipeline import P2PPipeline
@@ -52,6 +54,11 @@ def check_that_it_is_named(pool: RankPool, directory: Path, slow_rank: int) -> N
     assert name_worst(blames).rank == slow_rank, blames
     # A busy machine holds up those that wait as well, and then they wait less.
     assert blames[0].likely.lo_ns >= HELD_UP_S * 1e9 * NUM_CALLS * (NUM_RANKS - 1) / 2
+    # Over all stages, what came after passed on to where it began: its host, which slept.
+    causes = analyze_causes(timeline, waits)
+    assert name_worst(causes.blames).rank == slow_rank, causes.blames
+    hosts = [cost.rank for cost in causes.costs if cost.target is Target.HOST]
+    assert hosts[0] == slow_rank
 
 
 @pytest.mark.parametrize("slow_rank", [1, 2])

@@ -18,15 +18,18 @@ from tracekern.timeline.model import Int64
 Float = npt.NDArray[np.float64]
 
 
-def solve_costs(shares: Shares) -> Float:
-    """[n] ns of waiting that each late wait stands for: its own lateness and what was passed on to it."""
+def solve_costs(shares: Shares, late_ns: Float) -> Float:
+    """[n, m] ns of waiting that each late wait stands for: its own lateness and what was passed on to it.
+
+    late_ns: [n, m] its own lateness, in m cases that are split alike.
+    """
     from scipy.sparse import coo_array
     from scipy.sparse.linalg import spsolve_triangular
 
     sequence, ranges, weight = shares.late_waits, shares.late_ranges, shares.late_ns
     count, num_past = len(weight), len(sequence.by_stream)
     if not count:
-        return np.zeros(0)
+        return np.zeros_like(late_ns)
     rate = np.where(ranges.total_ns > 0, shares.waiting / np.maximum(ranges.total_ns, 1), 0.0)
     past_of = np.full(count, -1, np.int64)
     past_of[sequence.by_stream] = np.arange(num_past)
@@ -41,19 +44,20 @@ def solve_costs(shares: Shares) -> Float:
         entries.append((first + same, first + same + 1, np.full(len(same), -1.0)))
     size = count + num_past
     entries.append((np.arange(size), np.arange(size), np.ones(size)))
-    known = np.bincount(rows, weights=signs * (rate * weight)[sources], minlength=size)
+    known = np.zeros((size, late_ns.shape[1]))
+    np.add.at(known, rows, (signs * rate[sources])[:, None] * late_ns[sources])
 
     time = np.concatenate([sequence.time, sequence.time[sequence.by_stream]])
     place = np.empty(size, np.int64)
     place[np.lexsort((np.concatenate([np.arange(count), np.arange(num_past)]), time))[::-1]] = np.arange(size)
     row, column, value = (np.concatenate(part) for part in zip(*entries, strict=True))
     matrix = coo_array((value, (place[row], place[column])), shape=(size, size)).tocsc()
-    right = np.empty(size)
+    right = np.empty_like(known)
     right[place] = known
     density = spsolve_triangular(matrix, right, lower=True, unit_diagonal=True)[place]
     received = density[:count]
     received[sequence.by_stream] += density[count:]
-    costs: Float = weight * (1 + np.maximum(received, 0))
+    costs: Float = late_ns + weight[:, None] * np.maximum(received, 0)
     return costs
 
 

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracekern.analysis.cause_blame import blame_causes
 from tracekern.analysis.cause_chains import Chain, Target, find_chains, targets_of_phases
 from tracekern.analysis.cause_history import is_message
 from tracekern.analysis.cause_order import Edges, find_edges
 from tracekern.analysis.cause_shares import Shares, split_waits
 from tracekern.analysis.cause_solve import solve_costs, spread
+from tracekern.analysis.doubt import Blame
 from tracekern.analysis.event_graph import EventGraph, build_graph
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.waits import Phase, Waits
@@ -54,19 +56,15 @@ class Causes:
     """Largest total first."""
     charged_ns: int
     """late_sender + late_receiver + barrier_late + drain + visibility over all waits."""
+    blames: tuple[Blame, ...]
+    """What each rank caused by its own work and its host, most first, and how sure that is: for doubt.name_worst. The
+    links are nobody's."""
     chains: tuple[Chain, ...]
     """Largest first; of the longest waits alone."""
     chained_ns: int
     """Lateness of the waits that `chains` was made from."""
     note: str
     """Why there is nothing to charge; empty where there is."""
-
-    def by_rank(self) -> dict[int, float]:
-        """Rank -> ns that it is charged with, largest first."""
-        totals: dict[int, float] = {}
-        for cost in self.costs:
-            totals[cost.rank] = totals.get(cost.rank, 0.0) + cost.total_ns
-        return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
 
 def analyze_causes(timeline: Timeline, waits: Waits) -> Causes:
@@ -75,23 +73,24 @@ def analyze_causes(timeline: Timeline, waits: Waits) -> Causes:
     Ranks whose clocks were not aligned cannot be compared: then nothing is charged, and `note` says so.
     """
     if not timeline.aligned and len(timeline.ranks) > 1:
-        return Causes((), 0, (), 0, "the ranks' clocks are not aligned: who was late cannot be told")
+        return Causes((), 0, (), (), 0, "the ranks' clocks are not aligned: who was late cannot be told")
     link_ns = np.where(is_message(waits), waits.wait_ns - waits.late_ns, 0)
     charged = int(waits.late_ns.sum() + link_ns.sum())
     if not charged:
-        return Causes((), 0, (), 0, "no rank waited for anybody" if len(waits) else "no waits on record")
+        return Causes((), 0, (), (), 0, "no rank waited for anybody" if len(waits) else "no waits on record")
     graph = build_graph(timeline)
     edges = find_edges(timeline, graph, waits)
     shares = split_waits(timeline, graph, waits, edges, link_ns[edges.wait])
-    costs = solve_costs(shares)
+    costs = solve_costs(shares, shares.late_ns[:, None].astype(float))[:, 0]
     tables = [
         _direct_costs(timeline, graph, edges, shares, costs),
         _link_costs(waits, edges, shares, costs, link_ns),
         _unexplained(graph, waits, edges, shares, costs),
     ]
     rows = [cost for table in tables for cost in table if cost.total_ns > 0]
-    chains, chained_ns = find_chains(timeline, graph, waits, edges, shares)
-    return Causes(tuple(sorted(rows, key=lambda cost: -cost.total_ns)), charged, chains, chained_ns, "")
+    rows.sort(key=lambda cost: -cost.total_ns)
+    blames = blame_causes(timeline, graph, waits, edges, shares, costs)
+    return Causes(tuple(rows), charged, blames, *find_chains(timeline, graph, waits, edges, shares), "")
 
 
 def _direct_costs(timeline: Timeline, graph: EventGraph, edges: Edges, shares: Shares, costs: np.ndarray) -> list[Cost]:

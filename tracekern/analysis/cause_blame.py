@@ -1,0 +1,67 @@
+"""What each rank made others wait by its own work and its host, within what the clocks leave open."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracekern.analysis.cause_chains import Target, targets_of_phases
+from tracekern.analysis.cause_order import Edges
+from tracekern.analysis.cause_shares import Float, Shares
+from tracekern.analysis.cause_solve import solve_costs
+from tracekern.analysis.doubt import Blame, Bound, Interval, late_charges
+from tracekern.analysis.event_graph import EventGraph
+from tracekern.analysis.waits import Waits
+from tracekern.timeline.model import Int64, Timeline
+
+
+def blame_causes(
+    timeline: Timeline, graph: EventGraph, waits: Waits, edges: Edges, shares: Shares, costs: Float
+) -> tuple[Blame, ...]:
+    """One for each rank, most first; costs: [num_late_waits] of the time stamps as they are.
+
+    The limits are those of the lateness, passed on by the shares as they are. Where more waits may have been late, or a
+    barrier may have waited for another rank, that adds to the upper limit of the rank waited for.
+    """
+    limits, direct = [], []
+    for bound in (Bound.LIKELY, Bound.PROVEN):
+        lo, hi, beside = _limits(timeline, waits, edges, shares, bound)
+        limits += [lo, hi]
+        direct.append(beside)
+    columns = np.column_stack([costs, solve_costs(shares, np.column_stack(limits))])
+    late, *others = _of_ranks(timeline, graph, edges, shares, columns)
+    likely_lo, likely_hi, proven_lo, proven_hi = others
+    blames = [
+        Blame(
+            entry.rank,
+            int(late[entry.rank]),
+            Interval(int(likely_lo[entry.rank]), int(np.ceil(likely_hi[entry.rank] + direct[0][entry.rank]))),
+            Interval(int(proven_lo[entry.rank]), int(np.ceil(proven_hi[entry.rank] + direct[1][entry.rank]))),
+        )
+        for entry in timeline.ranks
+    ]
+    return tuple(sorted(blames, key=lambda blame: (-blame.late_ns, -blame.likely.hi_ns, blame.rank)))
+
+
+def _limits(timeline: Timeline, waits: Waits, edges: Edges, shares: Shares, bound: Bound) -> tuple[Float, Float, Int64]:
+    """([num_late_waits] lowest, [num_late_waits] highest lateness, [largest rank + 1] ns on top of the highest)"""
+    charges = late_charges(timeline, waits, bound)
+    wait = edges.wait[shares.edge]
+    is_split = np.zeros(len(waits), bool)
+    is_split[wait] = True
+    usual = is_split[charges.wait] & (charges.rank == waits.peer[charges.wait])
+    lo, hi = np.zeros(len(waits)), np.zeros(len(waits))
+    lo[charges.wait[usual]], hi[charges.wait[usual]] = charges.lo_ns[usual], charges.hi_ns[usual]
+    beside = ~usual & (charges.rank != waits.rank[charges.wait]) & (charges.hi_ns > 0)
+    on_top = np.zeros(max(entry.rank for entry in timeline.ranks) + 1, np.int64)
+    np.add.at(on_top, charges.rank[beside], charges.hi_ns[beside])
+    return lo[wait], hi[wait], on_top
+
+
+def _of_ranks(timeline: Timeline, graph: EventGraph, edges: Edges, shares: Shares, costs: Float) -> Float:
+    """[columns of costs, largest rank + 1] ns charged to the work and the host of each rank."""
+    own = np.array([target is Target.WORK for target in targets_of_phases(timeline, graph)] + [True])
+    chosen = own[shares.direct_category]
+    wait, share = shares.direct_wait[chosen], shares.direct_share[chosen]
+    rank = graph.schedule.rank[graph.runs.launch[edges.source[shares.edge[wait]]]]
+    num_ranks = max(entry.rank for entry in timeline.ranks) + 1
+    return np.stack([np.bincount(rank, column[wait] * share, num_ranks) for column in costs.T])
