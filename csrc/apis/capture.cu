@@ -30,8 +30,7 @@ std::unique_ptr<GpuCapture> open_capture(uint64_t arena, uint64_t arena_bytes, u
 
 void register_gpu_capture(py::module_& extension) {
     py::class_<GpuCapture>(extension, "GpuCapture")
-        .def(
-            py::init<uint64_t, uint64_t, uint32_t>(), py::arg("arena"), py::arg("arena_bytes"), py::arg("max_launches"))
+        .def(py::init(&open_capture), py::arg("arena"), py::arg("arena_bytes"), py::arg("max_launches"))
         .def(
             "place",
             [](GpuCapture& capture, uint32_t first_launch_idx, uint64_t descriptors, uint32_t count) {
