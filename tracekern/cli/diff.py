@@ -22,7 +22,9 @@ def diff(
     second: Annotated[Path, typer.Argument(metavar="B", help="The one to compare with it.")],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="One trace of both: .pftrace, .json, also .gz."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="One page, .html, or one trace of both: .pftrace, .json, also .gz."
+        ),
     ] = None,
     at: Annotated[
         str | None,
@@ -41,9 +43,11 @@ def diff(
     with working("reading and aligning the captures"):
         timelines = [load(path, unaligned=unaligned, partial=partial) for path in (first, second)]
         sides = [phase_statistics(timeline) for timeline in timelines]
-    if output:
-        _write(timelines, where, output)
     warnings = _warnings(timelines, sides)
+    if output and output.suffix == ".html":
+        _write_page((first, second), timelines, sides, warnings, output)
+    elif output:
+        _write(timelines, where, output)
     if as_json:
         rows = [
             {"metric": d.metric, "a": _plain(d.first), "b": _plain(d.second), "change": _plain(d.change)}
@@ -78,6 +82,28 @@ def _write(timelines: list[Timeline], at: tuple[str, int] | None, output: Path) 
         task = bar.add_task(f"writing {output.name}", total=None)
         export(both, output, progress=lambda done, total: bar.update(task, completed=done, total=total))
     note(f"both in one trace: {output}")
+
+
+def _write_page(
+    names: tuple[Path, Path],
+    timelines: list[Timeline],
+    sides: list[RunStatistics],
+    warnings: list[str],
+    output: Path,
+) -> None:
+    from tracekern.analysis.difference import CAVEAT, differences
+    from tracekern.analysis.findings import find
+    from tracekern.export.files import atomic_path
+    from tracekern.viewers.diff_page import Side, diff_page
+
+    first, second = (
+        Side(str(name), find(timeline), statistics)
+        for name, timeline, statistics in zip(names, timelines, sides, strict=True)
+    )
+    page = diff_page((first, second), differences(*sides), warnings, CAVEAT)
+    with atomic_path(output) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+    note(f"{output}: open it in a browser")
 
 
 def _warnings(timelines: list[Timeline], sides: list[RunStatistics]) -> list[str]:

@@ -54,6 +54,24 @@ def stacked_bars(
     return Figure(data, layout, row_px * len(rows) + 96, says)
 
 
+def grouped_bars(
+    rows: Sequence[str],
+    bars: Sequence[tuple[str, str, str, Sequence[float], Sequence[str]]],
+    *,
+    axis: str,
+    says: str,
+) -> Figure:
+    """Horizontal bars beside each other, the first row on top. `bars`: (name, colour, pattern, values, their texts)."""
+    parts = [bar[:4] for bar in bars]
+    hover = [
+        [f"{escape(row)}<br>{escape(name)}: {text}" for row, text in zip(rows, texts, strict=True)]
+        for name, *_, texts in bars
+    ]
+    figure = stacked_bars(rows, parts, axis=axis, says=says, hover=hover)
+    layout = {**figure.layout, "barmode": "group", "bargap": 0.35, "bargroupgap": 0.05}
+    return Figure(figure.data, layout, figure.height + 10 * len(rows), says)
+
+
 def heatmap(
     names: Sequence[str],
     values: Sequence[Sequence[float]],

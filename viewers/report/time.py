@@ -16,7 +16,7 @@ _CLASS_WORDS = {
     "completion": "a barrier was completed",
     "unmatched": "no signal on record",
 }
-_PARTS = (
+TIME_PARTS = (
     ("work", "--work", ""),
     ("signal", "--signal", "."),
     ("sync", "--sync", "x"),
@@ -38,7 +38,7 @@ _MAX_PHASES = 10
 def time_part(findings: Findings) -> Part:
     question = "Work or wait?"
     time = findings.time
-    totals = {name: int(getattr(time, name).sum()) for name, *_ in _PARTS}
+    totals = {name: int(getattr(time, name).sum()) for name, *_ in TIME_PARTS}
     whole = sum(totals.values())
     if not whole:
         return Part("time", "Time", question, "No kernel left a span here, so there is no time to share out.")
@@ -62,7 +62,7 @@ def _share_bars(findings: Findings) -> Figure:
     time = findings.time
     total = [max(1, ns) for ns in time.total.tolist()]
     parts, hover = [], []
-    for name, color, pattern in _PARTS:
+    for name, color, pattern in TIME_PARTS:
         values = getattr(time, name).tolist()
         if not any(values):
             continue

@@ -1,0 +1,169 @@
+"""The page of `tracekern diff`: two captures side by side. What differs; whether it would again, a gate says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tracekern import __version__
+from tracekern.analysis.difference import Difference
+from tracekern.analysis.findings import Findings
+from tracekern.analysis.statistics import PhaseStatistics, RunStatistics
+from tracekern.viewers.report.cause import describe_cost
+from tracekern.viewers.report.charts import grouped_bars, stacked_bars, time_scale
+from tracekern.viewers.report.frame import Part, render, table
+from tracekern.viewers.report.headlines import headlines
+from tracekern.viewers.report.time import TIME_PARTS
+from tracekern.viewers.words import duration, escape, percent
+
+_MAX_PHASES = 14
+_MAX_COSTS = 8
+
+
+@dataclass(frozen=True)
+class Side:
+    name: str
+    """Where the capture is."""
+    findings: Findings
+    statistics: RunStatistics
+
+
+def diff_page(sides: tuple[Side, Side], differences: Sequence[Difference], warnings: Sequence[str], caveat: str) -> str:
+    """The page as HTML. `warnings`: what makes the two less comparable than they look. `caveat`: what one run a side
+    cannot say. Raises BadInput where plotly is not installed."""
+    parts = [_summary(sides, caveat), _time(sides), _phases(sides), _causes(sides), _metrics(differences)]
+    lead = f"<p>A: {escape(sides[0].name)}<br>B: {escape(sides[1].name)}</p>"
+    lead += "".join(f"<p class='warn'>{escape(warning)}</p>" for warning in warnings)
+    return render("A and B", lead, parts, f"tracekern {__version__}")
+
+
+def _summary(sides: tuple[Side, Side], caveat: str) -> Part:
+    ours, theirs = (headlines(side.findings) for side in sides)
+    rows = [
+        [f"<span class='word'>{line.word}</span>", f"<b>A</b> {escape(line.text)}<br><b>B</b> {escape(other.text)}"]
+        for line, other in zip(ours, theirs, strict=True)
+    ]
+    answer = f"{_end_to_end(sides)} {escape(caveat[0].upper() + caveat[1:])}."
+    return Part("summary", "Summary", "What is different?", answer, [table(["", ""], rows)])
+
+
+def _end_to_end(sides: tuple[Side, Side]) -> str:
+    first, second = (side.statistics.metrics().get("end_to_end.p50") for side in sides)
+    if first is None or second is None:
+        return "The time of an iteration is not known on both sides."
+    return (
+        f"An iteration takes <b>{duration(first)}</b> in A, <b>{duration(second)}</b> in B ({_change(first, second)})."
+    )
+
+
+def _time(sides: tuple[Side, Side]) -> Part:
+    totals = [side.findings.time.total.sum() for side in sides]
+    parts, hover = [], []
+    for name, color, pattern in TIME_PARTS:
+        values = [int(getattr(side.findings.time, name).sum()) for side in sides]
+        parts.append(
+            (name, color, pattern, [100 * ns / max(1, total) for ns, total in zip(values, totals, strict=True)])
+        )
+        hover.append([f"{side}: {name}<br>{duration(ns)}" for side, ns in zip("AB", values, strict=True)])
+    figure = stacked_bars(
+        ["A", "B"], parts, axis="share of the warps' time", says="Shares of work and wait", is_share=True, hover=hover
+    )
+    waits = [int(side.findings.time.wait.sum()) for side in sides]
+    answer = (
+        f"The warps waited <b>{percent(waits[0], totals[0])}</b> of their time in A, "
+        f"<b>{percent(waits[1], totals[1])}</b> in B."
+    )
+    return Part("time", "Time", "Work or wait?", answer, [figure])
+
+
+def _phases(sides: tuple[Side, Side]) -> Part:
+    question = "Which phases take longer?"
+    ours, theirs = ({phase.name: phase for phase in side.statistics.phases} for side in sides)
+    names = sorted({*ours, *theirs}, key=lambda name: -max(_total(ours.get(name)), _total(theirs.get(name))))
+    if not names:
+        return Part("phases", "Phases", question, "No phase is on record.")
+    shown = names[:_MAX_PHASES]
+    medians = [[phase.p50_ns if (phase := of.get(name)) else 0.0 for name in shown] for of in (ours, theirs)]
+    unit, size = time_scale([value for side in medians for value in side])
+    bars = [
+        (side, color, pattern, [value / size for value in values], [duration(value) for value in values])
+        for side, color, pattern, values in zip("AB", ("--work", "--wait"), ("", "/"), medians, strict=True)
+    ]
+    figure = grouped_bars(shown, bars, axis=f"median of a span, {unit}", says="Median duration of each phase, A and B")
+    rows = [
+        [
+            f"<code>{escape(name)}</code>",
+            *_pair(ours.get(name), theirs.get(name), "p50_ns"),
+            *_pair(ours.get(name), theirs.get(name), "p99_ns"),
+        ]
+        for name in shown
+    ]
+    columns = ["phase", "A p50", "B p50", "", "A p99", "B p99", ""]
+    answer = "Medians and 99th percentiles over the spans of all ranks, largest total first."
+    return Part("phases", "Phases", question, answer, [figure, table(columns, rows, numbers=6)])
+
+
+def _causes(sides: tuple[Side, Side]) -> Part:
+    by_name: list[dict[str, float]] = []
+    for side in sides:
+        totals: dict[str, float] = {}
+        for cost in side.findings.causes.costs:
+            totals[describe_cost(cost)] = totals.get(describe_cost(cost), 0.0) + cost.total_ns
+        by_name.append(totals)
+    ours, theirs = by_name
+    names = sorted({*ours, *theirs}, key=lambda name: -max(ours.get(name, 0), theirs.get(name, 0)))[:_MAX_COSTS]
+    question = "Why do they wait?"
+    if not names:
+        return Part("cause", "Cause", question, "No wait is charged to a cause on either side.")
+    unit, size = time_scale([of.get(name, 0) for name in names for of in by_name])
+    bars = [
+        (
+            side,
+            color,
+            pattern,
+            [of.get(name, 0) / size for name in names],
+            [duration(of.get(name, 0)) for name in names],
+        )
+        for side, color, pattern, of in zip("AB", ("--work", "--wait"), ("", "/"), by_name, strict=True)
+    ]
+    figure = grouped_bars(names, bars, axis=f"{unit} of waiting, over all warps", says="Waiting by root cause, A and B")
+    answer = f"The largest cause goes from {duration(ours.get(names[0], 0))} to {duration(theirs.get(names[0], 0))}: "
+    return Part("cause", "Cause", question, f"{answer}<b>{escape(names[0])}</b>.", [figure])
+
+
+def _metrics(differences: Sequence[Difference]) -> Part:
+    rows = [
+        [
+            f"<code>{escape(one.metric)}</code>",
+            _show(one.metric, one.first),
+            _show(one.metric, one.second),
+            _change(one.first, one.second),
+        ]
+        for one in differences
+    ]
+    body = [f"<details><summary>all numbers</summary>{table(['metric', 'A', 'B', ''], rows, numbers=3)}</details>"]
+    return Part("metrics", "Numbers", "What can a gate hold?", "Every number that tracekern check compares.", body)
+
+
+def _total(phase: PhaseStatistics | None) -> int:
+    return phase.total_ns if phase else 0
+
+
+def _pair(a: PhaseStatistics | None, b: PhaseStatistics | None, field: str) -> list[str]:
+    first, second = (getattr(phase, field) if phase else math.nan for phase in (a, b))
+    return [*("-" if math.isnan(value) else duration(value) for value in (first, second)), _change(first, second)]
+
+
+def _change(first: float, second: float) -> str:
+    """Relative; as a factor from twice on."""
+    if not first or math.isnan(first + second):
+        return ""
+    ratio = second / first
+    return f"x {ratio:.3g}" if ratio >= 2 else f"{100 * (ratio - 1):+.1f} %"
+
+
+def _show(metric: str, value: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return f"{100 * value:.1f} %" if metric.endswith("wait_share") else duration(value)
