@@ -158,6 +158,9 @@ def test_the_first_night_and_the_trend(check, launches, tmp_path):
     assert third.returncode == 1
     assert f"drift: {WAIT} +" in third.stderr
     assert len(history.read_text().splitlines()) == 3
+    other = check(launches / "wide", *nightly)
+    assert other.returncode == 2, "another shape is no first night"
+    assert "no baseline of this shape" in other.stderr
     text = page.read_text()
     assert "crept since the first check" in text
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=", text), "the page loads nothing"

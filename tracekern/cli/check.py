@@ -52,6 +52,7 @@ def check(
     nothing and ends in 2.
     """
     from tracekern.gate.check import check as check_runs
+    from tracekern.gate.report import Outcome
 
     if trend and not append:
         raise BadInput("--trend draws the history that --append names; give both")
@@ -71,7 +72,8 @@ def check(
         undecided_fails=on_undecided is gate_output.OnUndecided.fail,
     )
     if save:
-        _save(head, rules, storage, "" if report.outcome != 1 and not report.all_problems else report.headline)
+        is_doubtful = report.outcome is Outcome.REGRESSED or report.all_problems
+        _save(head, rules, storage, report.headline if is_doubtful else "")
     if append and not report.all_problems:
         _append(append, trend, head, report.outcome.name.lower(), rules)
     gate_output.finish(report, gate_output.Outputs(as_json, junit, markdown))
@@ -97,13 +99,13 @@ def _base(
     against: str | None, head: list[Run], save: bool, storage: Path, unaligned: bool
 ) -> tuple[list[Run] | None, str]:
     """The runs to compare with and their name; none where nothing is kept yet and the first is about to be."""
-    from tracekern.gate.baseline import find
+    from tracekern.gate.baseline import NoBaseline, find
 
     if against is None:
         return None, ""
     try:
         path = find(against, head[0], storage)
-    except BadInput as error:
+    except NoBaseline as error:
         if not save or against != "latest":
             raise
         note(f"{error}: these runs become the first")

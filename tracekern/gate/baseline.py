@@ -23,6 +23,10 @@ STORAGE = Path(".tracekern")
 _NAME = re.compile(r"(\d{4,})_.*\.json")
 
 
+class NoBaseline(BadInput):
+    """Nothing was kept yet for this device."""
+
+
 def save(runs: Sequence[Run], storage: Path = STORAGE) -> Path:
     """Keeps `runs`, all of one device, under the next number. Returns the file."""
     commit = commit_info()
@@ -81,14 +85,14 @@ def read(path: Path) -> list[Run]:
 def find(text: str, like: Run, storage: Path = STORAGE) -> Path:
     """The file that `text` means: a path, a number as in 0003, or latest: the newest of the same shape and device.
 
-    like: a run that will be compared with it. Raises BadInput with what there is.
+    like: a run that will be compared with it. Raises NoBaseline where nothing was kept, BadInput with what there is.
     """
     if text != "latest" and not text.isdecimal():
         return Path(text)
     directory = storage / slug(like.device)
     kept = numbered(directory)
     if not kept:
-        raise BadInput(f"no baseline in {directory}; keep one with tracekern check --save RUN...")
+        raise NoBaseline(f"no baseline in {directory}; keep one with tracekern check --save RUN...")
     if text.isdecimal():
         chosen = [path for number, path in kept if number == int(text)]
         if not chosen:

@@ -184,16 +184,20 @@ def _family(base: Sequence[Run], head: Sequence[Run], rules: Rules) -> tuple[lis
     in_base, in_head = (set.intersection(*(set(run.metrics) for run in runs)) for runs in (base, head))
     known = list(dict.fromkeys(name for run in (*base, *head) for name in run.metrics))
     wanted = [name for name in known if any(fnmatchcase(name, pattern) for pattern in rules.metrics)]
-    names, notes = [], []
+    names, notes, new, few = [], [], [], []
     for name in wanted:
         if name in in_base and name not in in_head:
             notes.append(f"gone: {name} is in every run of base, not of head; renamed? then save a new baseline")
         elif name not in in_base:
-            notes.append(f"not gated: {name} is not in every run of base")
+            new.append(name)
         elif name.endswith(".p99") and _fewest_spans(name, (*base, *head)) < MIN_SPANS_OF_P99:
-            notes.append(f"not gated: {name} has fewer than {MIN_SPANS_OF_P99} spans in a run")
+            few.append(name)
         else:
             names.append(name)
+    if new:
+        notes.append(f"not gated, not in every run of base: {', '.join(new)}")
+    if few:
+        notes.append(f"not gated, fewer than {MIN_SPANS_OF_P99} spans in a run: {', '.join(few)}")
     return names, notes
 
 
