@@ -92,6 +92,18 @@ def test_counting_changes_the_size_of_regions_that_were_ready(tmp_path: Path):
     assert [entry.records_per_track for entry in launches] == [1024, 1024, 14]
 
 
+def test_a_launch_in_a_graph_that_the_capture_does_not_know_runs_unrecorded(tmp_path: Path, caplog):
+    device = AheadDevice()
+    with capture(tmp_path, device=device) as session:
+        assert launch(session)
+        device.is_stream_captured = lambda: True
+        assert not launch(session)
+        device.is_stream_captured = lambda: False
+        assert launch(session)
+    assert [(name, number) for name, number, _ in launches_of(tmp_path)] == [("demo", 0), ("demo", 1)]
+    assert "graph that capture.graph() did not make" in caplog.text
+
+
 def test_the_cpu_backend_has_no_memory_of_its_own(tmp_path: Path):
     with pytest.raises(BadInput, match="sink='device'"), capture(tmp_path, device="cpu", sink="device"):
         pass

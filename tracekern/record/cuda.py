@@ -66,6 +66,12 @@ class CudaDevice:
         first = self._memory.place(regions[0].launch_idx, rows.ctypes.data, len(rows))
         return range(first, first + rows.nbytes, fmt.LAUNCH_DESCRIPTOR.itemsize)
 
+    def is_stream_captured(self) -> bool:
+        """Of torch's current stream."""
+        import torch
+
+        return bool(torch.cuda.is_current_stream_capturing())
+
     def mirror_offset(self, mirrored: bool) -> int:
         """What to add, modulo 2^64, to an address in the arena for the place where kernels write; 0 unless mirrored."""
         return (int(self._memory.mirror()) - self._arena) % (1 << 64) if mirrored else 0

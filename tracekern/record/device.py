@@ -57,6 +57,9 @@ class CaptureDevice(Protocol):
         mirrored: their records go to the device's own memory until collect().
         """
 
+    def is_stream_captured(self) -> bool:
+        """Whether what is launched now becomes part of a graph instead of running."""
+
     def collect(self, segment: Segment) -> None:
         """Copies what was recorded in the device's own memory into the arena; waits for all kernels.
 
@@ -98,6 +101,10 @@ class HostDevice:
     def place(self, segment: Segment, regions: Sequence[Region], mirrored: bool) -> Sequence[int]:
         """Kernels read the descriptors in the arena."""
         return [segment.address + region.offset for region in regions]
+
+    def is_stream_captured(self) -> bool:
+        """There are no graphs."""
+        return False
 
     def collect(self, segment: Segment) -> None:
         """Nothing to do: all records are in the arena."""

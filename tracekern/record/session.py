@@ -197,7 +197,7 @@ class Capture:
         refused = int(self.segment.header["launches_refused"])
         if refused:
             _log.warning(
-                "capture %s: %d launches did not fit max_bytes=%d", self.directory, refused, self._setup.max_bytes
+                "capture %s: %d launches ran unrecorded; max_bytes=%d", self.directory, refused, self._setup.max_bytes
             )
         _log.info("capture %s: rank %d held %d bytes", self.directory, self.group.rank, self.footprint_bytes)
 
@@ -227,6 +227,10 @@ class Capture:
         with self._lock:
             if self._graphs and self._graphs[-1].is_capturing:
                 return Launch(self._graphs[-1].add_launch(self._launches.plan(*kernel)), self.record_format)
+            if self.device.is_stream_captured():
+                # All replays of a graph that capture.graph() does not know would write to one region.
+                _log.warning("launch %s: in a CUDA graph that capture.graph() did not make; it runs unrecorded", name)
+                return Launch(0, self.record_format)
             self._before_launch()
             if self._is_counting:
                 return Launch(self._launches.count(self._launches.plan(*kernel, counted_only=True)), self.record_format)
