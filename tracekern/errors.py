@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class TracekernError(Exception):
     """What is wrong, which thing, what was got and wanted, what to do: one line."""
@@ -13,7 +15,19 @@ class BadInput(TracekernError):
     """A dump, trace, argument or environment that cannot be used as it is."""
 
 
-class CommTimeout(TracekernError):
+class CommTimeout(TracekernError, TimeoutError):
     """A kernel waited longer than its limit for a peer."""
+
+    exit_code = 3
+
+    def __init__(self, text: str, fault: dict[str, Any] | None = None) -> None:
+        super().__init__(text)
+        self.fault = fault or {}
+        """kernel, rank, block, warp, peer, channel, slot, wanted_epoch, seen_epoch, seen_value, waited_ns, cause,
+        aborted_by (a rank), on_timeout; empty where no kernel wrote them down."""
+
+
+class DeviceLost(TracekernError):
+    """A device that this process cannot use any more: a kernel trapped or touched what it must not."""
 
     exit_code = 3

@@ -10,22 +10,16 @@
 namespace py = pybind11;
 
 namespace tracekern {
-namespace {
-
-// None while nothing went wrong.
-py::object fault_to_python(const CpuCommunicator& comm) {
-    if (!comm.failed()) return py::none();
-    return fault_dict(comm.fault(), comm.aborted_by());
-}
-
-}  // namespace
-
 void register_comm(py::module_& module) {
     module.attr("heap_control_bytes") = sizeof(HeapControl);
     module.attr("max_ranks") = kMaxRanks;
     module.attr("simulated_ticks_per_second") = SimulatedClock::kTicksPerSecond;
     module.attr("simulated_resolution_ticks") = SimulatedClock::kResolutionTicks;
-    py::class_<CpuCommunicator>(module, "CpuCommunicator")
+    module.attr("channels") = names_list(kChannelNames);
+    module.attr("rank_barrier_phase") = kRankBarrierPhase;
+    py::class_<CpuCommunicator> communicator(module, "CpuCommunicator");
+    register_faults<CpuCommunicator>(communicator);
+    communicator
         .def(py::init([](uint32_t rank,
                          const std::vector<uint64_t>& heaps,
                          uint64_t timeout_ns,
@@ -39,8 +33,13 @@ void register_comm(py::module_& module) {
              py::arg("timeout_ns"),
              py::arg("clock_seed") = 0,
              py::arg("clock_t0_ns") = 0)
-        .def("fault", &fault_to_python)
-        .def("set_timeout_ns", &CpuCommunicator::set_timeout_ns, py::arg("timeout_ns"))
+        .def_property_readonly("trapped", &CpuCommunicator::trapped)
+        // Of a user's own kernels: the SimulatedClock of their launches, as bytes.
+        .def_property_readonly("clock",
+                               [](const CpuCommunicator& comm) {
+                                   return py::bytes(reinterpret_cast<const char*>(&comm.clock()),
+                                                    sizeof(SimulatedClock));
+                               })
         .def("clear_control", &CpuCommunicator::clear_control)
         .def_property_readonly("barrier_epoch", &CpuCommunicator::barrier_epoch)
         .def(

@@ -8,14 +8,24 @@
 #include "comm/kernel_table.hpp"
 #include "moe/p2p/kernel_table.hpp"
 #include "moe/p2p/pipeline_cuda.hpp"
+#include "platform/gpu_facts.hpp"
 
 namespace py = pybind11;
 using namespace tracekern;  // NOLINT: the module's own file
 
 namespace {
 
-py::dict fault_to_dict(const CudaCommunicator& comm) {
-    return fault_dict(comm.fault(), comm.aborted_by());
+py::dict facts_to_dict() {
+    const DeviceFacts facts = device_facts();
+    py::dict result;
+    result["name"] = facts.name;
+    result["bus_id"] = facts.bus_id;
+    result["free_bytes"] = facts.free_bytes;
+    result["total_bytes"] = facts.total_bytes;
+    result["has_mps"] = facts.has_mps;
+    result["exports_memory"] = facts.exports_memory;
+    result["reachable"] = facts.reachable;
+    return result;
 }
 
 py::array_t<int64_t> rows_of_three(const void* rows, size_t count) {
@@ -25,7 +35,9 @@ py::array_t<int64_t> rows_of_three(const void* rows, size_t count) {
 }
 
 void register_communicator(py::module_& extension) {
-    py::class_<CudaCommunicator>(extension, "CudaCommunicator")
+    py::class_<CudaCommunicator> communicator(extension, "CudaCommunicator");
+    register_faults<CudaCommunicator>(communicator);
+    communicator
         .def(py::init<uint32_t, uint32_t, uint64_t, uint64_t>(),
              py::arg("rank"),
              py::arg("num_ranks"),
@@ -33,12 +45,6 @@ void register_communicator(py::module_& extension) {
              py::arg("timeout_ns"))
         .def("export_heap", &CudaCommunicator::export_heap)
         .def("import_peer", &CudaCommunicator::import_peer, py::arg("peer"), py::arg("descriptor"))
-        .def("fault",
-             [](const CudaCommunicator& comm) -> py::object {
-                 if (!comm.failed()) return py::none();
-                 return fault_to_dict(comm);
-             })
-        .def("set_timeout_ns", &CudaCommunicator::set_timeout_ns)
         .def("clear_control", &CudaCommunicator::clear_control)
         .def_property_readonly("barrier_epoch", &CudaCommunicator::barrier_epoch)
         .def(
@@ -164,6 +170,12 @@ void register_cuda(py::module_& extension) {
 #ifdef TK_PLANTED_FAULTS
     extension.def("plant", &plant, py::arg("channel"), py::arg("mutation"));
 #endif
+    extension.def("device_error", &device_error, "What is wrong with the current device for good; empty: nothing.");
+    extension.def("device_facts", &facts_to_dict, "The current device, for tracekern.record.preflight.");
+    extension.def("driver_versions", [] {
+        const DriverVersions versions = driver_versions();
+        return std::pair{versions.driver, versions.runtime};
+    });
     extension.def("read_brackets", [](uint32_t count) {
         const auto brackets = read_brackets(count, 2'000'000'000);
         return rows_of_three(brackets.data(), brackets.size());

@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 
 #include "apis/register.hpp"
+#include "comm/fault.h"
 #include "trace/record.h"
 
 namespace py = pybind11;
@@ -45,6 +46,26 @@ py::dict launch_descriptor_offsets() {
     return offsets;
 }
 
+py::dict fault_record_offsets() {
+    py::dict offsets;
+    offsets["claimed"] = offsetof(FaultRecord, claimed);
+    offsets["cause"] = offsetof(FaultRecord, cause);
+    offsets["phase"] = offsetof(FaultRecord, phase);
+    offsets["channel"] = offsetof(FaultRecord, channel);
+    offsets["rank"] = offsetof(FaultRecord, rank);
+    offsets["peer"] = offsetof(FaultRecord, peer);
+    offsets["block"] = offsetof(FaultRecord, block);
+    offsets["warp"] = offsetof(FaultRecord, warp);
+    offsets["slot"] = offsetof(FaultRecord, slot);
+    offsets["wanted_epoch"] = offsetof(FaultRecord, wanted_epoch);
+    offsets["seen_epoch"] = offsetof(FaultRecord, seen_epoch);
+    offsets["seen_value"] = offsetof(FaultRecord, seen_value);
+    offsets["waited_ns"] = offsetof(FaultRecord, waited_ticks);  // ticks of both backends are ns
+    offsets["aborted_by"] = offsetof(FaultRecord, aborted_by);
+    offsets["on_timeout"] = offsetof(FaultRecord, on_timeout);
+    return offsets;
+}
+
 }  // namespace
 
 void register_layout(py::module_& module) {
@@ -53,6 +74,8 @@ void register_layout(py::module_& module) {
     layout["track_header_bytes"] = sizeof(TrackHeader);
     layout["launch_descriptor"] = launch_descriptor_offsets();
     layout["launch_descriptor_bytes"] = sizeof(LaunchDescriptor);
+    layout["fault_record"] = fault_record_offsets();
+    layout["fault_record_bytes"] = sizeof(FaultRecord);
     layout["wide_record_bytes"] = sizeof(WideRecord);
     layout["compact_record_bytes"] = sizeof(CompactRecord);
     layout["kind_bits"] = kKindBits;

@@ -12,13 +12,6 @@ namespace py = pybind11;
 namespace tracekern {
 namespace {
 
-template <size_t kCount>
-py::list names_list(const char* const (&names)[kCount]) {
-    py::list result;
-    for (const char* name : names) result.append(name);
-    return result;
-}
-
 std::unique_ptr<P2PPipelineCpu> make_pipeline(CpuCommunicator& comm,
                                               const std::string& variant,
                                               const std::string& dtype,

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "comm/fault.h"
+#include "comm/heap.h"
 #include "comm/mutation.h"
 #include "moe/p2p/layout.h"
 #include "trace/record.h"
@@ -21,6 +22,13 @@ Enum enum_named(const std::string& what, const std::string& name, const char* co
         wanted += std::string(i ? ", " : "") + names[i];
     }
     throw std::invalid_argument(what + " is '" + name + "'; wanted one of " + wanted);
+}
+
+template <size_t kCount>
+pybind11::list names_list(const char* const (&names)[kCount]) {
+    pybind11::list result;
+    for (const char* name : names) result.append(name);
+    return result;
 }
 
 inline constexpr const char* kVariantNames[] = {"flag", "token", "fused", "balanced", "dedup", "reduce", "pipelined"};
@@ -41,24 +49,31 @@ inline MoeShape make_shape(uint32_t num_ranks,
     return {num_ranks, max_tokens, num_experts, topk, hidden, kNumberBytes[number]};
 }
 
-// What the first wait that gave up wanted. Names of phases belong to the kernels: indices. Ticks of both backends are
-// ns.
-inline pybind11::dict fault_dict(const FaultRecord& fault, int32_t aborted_by) {
-    pybind11::dict result;
-    result["cause"] = fault.cause == static_cast<uint32_t>(FaultCause::timeout) ? "timeout" : "peer_aborted";
-    result["phase"] = fault.phase;
-    result["channel"] = kChannelNames[fault.channel];
-    result["rank"] = fault.rank;
-    result["peer"] = fault.peer;
-    result["block"] = fault.block;
-    result["warp"] = fault.warp;
-    result["slot"] = fault.slot;
-    result["wanted_epoch"] = fault.wanted_epoch;
-    result["seen_epoch"] = fault.seen_epoch;
-    result["seen_value"] = fault.seen_value;
-    result["waited_ns"] = fault.waited_ticks;
-    result["aborted_by"] = aborted_by;
-    return result;
+// The faults of a communicator: bytes for tracekern/record/fault.py, None while nothing went wrong.
+template <class Communicator, class Class>
+void register_faults(Class& communicator) {
+    namespace py = pybind11;
+    communicator
+        .def("fault",
+             [](const Communicator& comm) -> py::object {
+                 if (!comm.failed()) return py::none();
+                 return py::bytes(reinterpret_cast<const char*>(&comm.fault()), sizeof(FaultRecord));
+             })
+        .def(
+            "keep_fault_at",
+            [](Communicator& comm, uint64_t address) { comm.keep_fault_at(reinterpret_cast<FaultRecord*>(address)); },
+            py::arg("address"))
+        .def(
+            "set_timeout",
+            [](Communicator& comm, uint64_t timeout_ns, const std::string& on_timeout) {
+                comm.set_timeout(timeout_ns, enum_named<OnTimeout>("on_timeout", on_timeout, kOnTimeoutNames));
+            },
+            py::arg("timeout_ns"),
+            py::arg("on_timeout"))
+        // For kernels of a user's own: the CommArgs that they take, as bytes.
+        .def_property_readonly("kernel_args", [](const Communicator& comm) {
+            return py::bytes(reinterpret_cast<const char*>(&comm.args()), sizeof(CommArgs));
+        });
 }
 
 }  // namespace tracekern

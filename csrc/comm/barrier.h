@@ -49,6 +49,9 @@ TK_DEFINE_EVENTS(BarrierEvent, TK_BARRIER_EVENTS)
 
 namespace tracekern {
 
+// In the fault record of a wait of the communicator's own barrier; smaller numbers are the kernels'.
+constexpr uint32_t kRankBarrierPhase = 255;
+
 // All ranks arrive before any goes on; one warp a rank, epoch one larger each time. Release and acquire at system
 // scope. Two sets of flags in turns: a rank that is through may raise the next epoch's flag before a slow peer has seen
 // this one's, but not the one after, for which it needs that peer.

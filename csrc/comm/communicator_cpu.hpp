@@ -45,7 +45,7 @@ public:
         args_.rank = rank;
         args_.num_ranks = static_cast<uint32_t>(heaps.size());
         args_.fault = &fault_;
-        set_timeout_ns(timeout_ns);
+        set_timeout(timeout_ns, OnTimeout::raise);
         for (size_t peer = 0; peer < heaps.size(); ++peer) args_.heap[peer] = reinterpret_cast<char*>(heaps[peer]);
         clear_control();
     }
@@ -53,15 +53,20 @@ public:
 
     const CommArgs& args() const { return args_; }
     const SimulatedClock& clock() const { return clock_; }
-    const FaultRecord& fault() const { return fault_; }
-    // The rank that gave up first, as far as this one was told; -1: nobody.
-    int32_t aborted_by() const {
-        return static_cast<int32_t>(load_relaxed_system(&args_.control(args_.rank).abort_rank)) - 1;
-    }
-    bool failed() const { return load_acquire_system(&fault_.cause) != 0; }
+    const FaultRecord& fault() const { return *args_.fault; }
+    bool failed() const { return load_acquire_system(&args_.fault->cause) != 0; }
 
-    // The simulated clock counts ns.
-    void set_timeout_ns(uint64_t timeout_ns) { args_.timeout_ticks = timeout_ns; }
+    // For the launches to come. The simulated clock counts ns.
+    void set_timeout(uint64_t timeout_ns, OnTimeout on_timeout) {
+        args_.timeout_ticks = timeout_ns;
+        args_.on_timeout = on_timeout;
+    }
+    // Where faults are written from now on, the one there is included: memory that outlives the process. nullptr: here.
+    void keep_fault_at(FaultRecord* place) {
+        if (!place) place = &fault_;
+        if (place != args_.fault) *place = *args_.fault;
+        args_.fault = place;
+    }
 
     // Forgets a fault and sets this rank's flags back. Collective: no rank may be in a kernel, and all wait for all
     // afterwards.
@@ -69,15 +74,23 @@ public:
         HeapControl& control = args_.control(args_.rank);
         memset(&control, 0, sizeof(control));
         for (uint64_t& flag : control.barrier_flags) flag = make_flag(kNeverEpoch, 0);
-        memset(&fault_, 0, sizeof(fault_));
+        memset(args_.fault, 0, sizeof(FaultRecord));
         barrier_epoch_ = kFirstEpoch;
     }
 
     template <class Kernel>
     void launch(CpuLaunch launch, const Kernel& kernel) const {
+        if (trapped_) throw DeviceTrapped();
         launch.clock = &clock_;
-        launch_cpu(launch, kernel);
+        try {
+            launch_cpu(launch, kernel);
+        } catch (const DeviceTrapped&) {
+            trapped_ = true;
+            throw;
+        }
     }
+    // Like a device after a trap: nothing more can be launched.
+    bool trapped() const { return trapped_; }
 
     // All ranks arrive before any returns; one traced kernel of one warp.
     void barrier(const TraceChoice& trace) {
@@ -85,7 +98,7 @@ public:
         with_recorder(trace, [&]<class Rec>(typename Rec::Args trace_args) {
             launch(CpuLaunch{}, [&](Warp& warp) {
                 Rec recorder(trace_args, warp, 0, epoch);
-                rank_barrier(warp, args_, recorder, epoch, 0);
+                rank_barrier(warp, args_, recorder, epoch, kRankBarrierPhase);
             });
         });
     }
@@ -95,6 +108,7 @@ private:
     CommArgs args_{};
     FaultRecord fault_{};
     SimulatedClock clock_;
+    mutable bool trapped_ = false;
     uint32_t barrier_epoch_ = kFirstEpoch;
 };
 

@@ -24,6 +24,7 @@ public:
         args_.num_ranks = num_ranks;
         args_.timeout_ticks = timeout_ns;  // %globaltimer counts ns
         args_.fault = fault_.as<FaultRecord>();
+        args_.on_timeout = OnTimeout::raise;
         args_.heap[rank] = static_cast<char*>(own_.data());
         clear_control();
     }
@@ -37,12 +38,17 @@ public:
     const CommArgs& args() const { return args_; }
     const FaultRecord& fault() const { return *args_.fault; }
     bool failed() const { return __atomic_load_n(&args_.fault->cause, __ATOMIC_ACQUIRE) != 0; }
-    int32_t aborted_by() const {
-        uint32_t rank_plus_1 = 0;
-        copy_to_host(&rank_plus_1, args_.heap[args_.rank] + offsetof(HeapControl, abort_rank), sizeof(rank_plus_1));
-        return static_cast<int32_t>(rank_plus_1) - 1;
+    void set_timeout(uint64_t timeout_ns, OnTimeout on_timeout) {
+        args_.timeout_ticks = timeout_ns;
+        args_.on_timeout = on_timeout;
     }
-    void set_timeout_ns(uint64_t timeout_ns) { args_.timeout_ticks = timeout_ns; }
+    // Where faults are written from now on, the one there is included: host memory that outlives the process and that
+    // the device reaches at the same address. nullptr: here.
+    void keep_fault_at(FaultRecord* place) {
+        if (!place) place = fault_.as<FaultRecord>();
+        if (place != args_.fault) *place = *args_.fault;
+        args_.fault = place;
+    }
 
     // Collective, with all devices idle; all wait for all afterwards.
     void clear_control() {

@@ -1,5 +1,5 @@
 // What a wait that ran out of time leaves behind: one record in memory of the host, written by the first warp that
-// gives up.
+// gives up. tracekern/record/fault.py reads it, from the live process or from what a dead one left.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,11 @@
 namespace tracekern {
 
 enum class FaultCause : uint32_t { none = 0, timeout = 1, peer_aborted = 2 };
+
+// What the warp that wrote the record does next: `raise` lets every warp leave its loops and reach its block barriers;
+// `trap` stops the device where it stands, which keeps what other warps were doing, and ends its use by this process.
+enum class OnTimeout : uint32_t { raise = 0, trap = 1 };
+inline constexpr const char* kOnTimeoutNames[] = {"raise", "trap"};
 
 struct alignas(64) FaultRecord {
     uint32_t claimed;  // set once by the warp that writes the record
@@ -22,7 +27,8 @@ struct alignas(64) FaultRecord {
     uint32_t seen_epoch;
     uint32_t seen_value;
     uint64_t waited_ticks;
-    uint64_t reserved;
+    uint32_t aborted_by;  // rank + 1 of who gave up first, as far as this rank was told
+    uint32_t on_timeout;  // OnTimeout
 };
 static_assert(sizeof(FaultRecord) == 64, "FaultRecord is read by the host");
 

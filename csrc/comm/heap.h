@@ -22,6 +22,7 @@ struct CommArgs {
     uint32_t num_ranks;
     uint64_t timeout_ticks;
     FaultRecord* fault;
+    OnTimeout on_timeout;
     char* heap[kMaxRanks];  // each rank's heap as this rank sees it
 
     template <class T>

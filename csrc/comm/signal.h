@@ -90,6 +90,9 @@ TK_DEVICE void raise_fault(const Warp& warp,
     fault.seen_epoch = flag_epoch(seen);
     fault.seen_value = flag_value(seen);
     fault.waited_ticks = waited_ticks;
+    fault.on_timeout = static_cast<uint32_t>(comm.on_timeout);
+    const uint32_t aborted_by = load_relaxed_system(&comm.control(comm.rank).abort_rank);
+    fault.aborted_by = aborted_by ? aborted_by : comm.rank + 1;
     store_release_system(&fault.cause, static_cast<uint32_t>(cause));
     for (uint32_t peer = 0; peer < comm.num_ranks; ++peer) {
         HeapControl& control = comm.control(peer);
@@ -97,6 +100,7 @@ TK_DEVICE void raise_fault(const Warp& warp,
         store_relaxed_system(&control.abort_rank, comm.rank + 1);
         store_release_system(&control.abort, 1u);
     }
+    if (comm.on_timeout == OnTimeout::trap) warp.trap();
 }
 
 // Called in the turns of a spin: has the time run out, or did a rank give up? Looks every 16th turn.

@@ -121,6 +121,8 @@ public:
     virtual void sync() = 0;
     // Lets others run. `spins` counts the calls since the wait began; the caller starts it at 0.
     virtual void relax(uint32_t& spins) = 0;
+    // Stops all warps of the launch where they stand; never returns.
+    virtual void trap() = 0;
     void* shared = nullptr;
 
 protected:
@@ -200,6 +202,7 @@ public:
         return num_warps * kLanes;
     }
     void relax(uint32_t& spins) { context_.relax(spins); }
+    void trap() const { context_.trap(); }
 
 private:
     BlockContext& context_;

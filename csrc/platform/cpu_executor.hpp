@@ -3,6 +3,9 @@
 //   fibers   all warps of a rank share one thread; a wait switches to the next warp. The default.
 //   threads  a thread a warp, for the race detector.
 //
+// A trap stops all warps of a launch where they stand. Fibers are left on their stacks and launch_cpu() throws
+// DeviceTrapped; threads cannot be stopped one by one, so the process ends.
+//
 // A thread whose warps all wait for other ranks gives its core away, so any number of ranks runs on any number of
 // cores.
 #pragma once
@@ -12,7 +15,9 @@
 
 #include <barrier>
 #include <cstddef>
+#include <cstdlib>
 #include <memory>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -20,6 +25,10 @@
 #include "platform/fiber.hpp"
 
 namespace tracekern {
+
+struct DeviceTrapped : std::runtime_error {
+    DeviceTrapped() : std::runtime_error("a kernel trapped") {}
+};
 
 enum class CpuExecutor { fibers, threads };
 
@@ -69,6 +78,7 @@ public:
     }
     void sync() override { barrier_.arrive_and_wait(); }
     void relax(uint32_t& spins) override { relax_thread(spins); }
+    void trap() override { std::abort(); }
 
 private:
     SharedMemory memory_;
@@ -95,6 +105,7 @@ public:
         if (spins++ == 0) scheduler_.note_progress();  // it got as far as a new wait
         scheduler_.yield();
     }
+    void trap() override { scheduler_.stop(); }
 
 private:
     SharedMemory memory_;
@@ -134,7 +145,7 @@ void launch_fibers(const CpuLaunch& launch, const Kernel& kernel) {
             });
         }
     }
-    scheduler.run(relax_thread);
+    if (!scheduler.run(relax_thread)) throw DeviceTrapped();
 }
 
 }  // namespace detail

@@ -264,6 +264,8 @@ public:
     TK_DEVICE void block_sync() { __syncthreads(); }
     TK_DEVICE uint32_t block_sync_count() { return static_cast<uint32_t>(__syncthreads_count(1)); }
     TK_DEVICE void relax(uint32_t& spins) { ++spins; }
+    // Stops all kernels of this process on the device for good; what this lane wrote before is in memory.
+    TK_DEVICE void trap() const { asm volatile("fence.acq_rel.sys;\n\ttrap;" ::: "memory"); }
 
 private:
     const uint32_t lane_;

@@ -3,7 +3,8 @@
 // A kernel is written once. A plain variable is warp-uniform; PerLane<T> holds one value per lane; whatever crosses
 // lanes, warps or blocks is a method of Warp. Vendor words stand in this folder alone.
 //
-// Every backend header defines, besides class Warp and PerLane<T>:
+// Warp::trap() stops the device for good; what was written before stays readable. Every backend header defines, besides
+// class Warp and PerLane<T>:
 //   kLanes                                         lanes of a warp
 //   read_clock(), read_clock_after(value)          realtime ticks; the second one not before `value` is there
 //   take_if(wanted, room, free, attempted)         room for records: counted, and taken where there is enough

@@ -79,8 +79,9 @@ public:
     }
 
     // Runs all fibers to their end, in turns. relax(spins) is called after a round in which every fiber only waited.
+    // Returns false when one of them called stop(): what stood on the fibers' stacks is gone without a destructor.
     template <class Relax>
-    void run(Relax relax) {
+    bool run(Relax relax) {
         size_t left = fibers_.size();
         uint32_t idle_rounds = 0;
         while (left) {
@@ -89,6 +90,7 @@ public:
                 if (fiber->done) continue;
                 running_ = fiber.get();
                 resume(*fiber);
+                if (stopped_) return false;
                 if (fiber->done) {
                     --left;
                     ++progress_;
@@ -101,11 +103,17 @@ public:
                 idle_rounds = 0;
             }
         }
+        return true;
     }
 
     // Called inside a fiber: the others have their turn.
     void yield() { suspend(*running_); }
     void note_progress() { ++progress_; }
+    // Called inside a fiber: none of them runs any more.
+    void stop() {
+        stopped_ = true;
+        yield();
+    }
 
 private:
     struct Fiber {
@@ -184,6 +192,7 @@ private:
     std::vector<std::unique_ptr<Fiber>> fibers_;
     Fiber* running_ = nullptr;
     uint64_t progress_ = 0;
+    bool stopped_ = false;
 };
 
 }  // namespace tracekern

@@ -197,11 +197,15 @@ public:
           address_(std::exchange(other.address_, 0)),
           bytes_(std::exchange(other.bytes_, 0)) {}
     ~ShareableMemory() {
-        if (address_) {
-            TK_DRIVER(cuMemUnmap)(address_, bytes_);
-            TK_DRIVER(cuMemAddressFree)(address_, bytes_);
+        try {
+            if (address_) {
+                TK_DRIVER(cuMemUnmap)(address_, bytes_);
+                TK_DRIVER(cuMemAddressFree)(address_, bytes_);
+            }
+            if (handle_) TK_DRIVER(cuMemRelease)(handle_);
+        } catch (const std::runtime_error&) {
+            // After a trap even the look-up of a function fails; the driver takes everything back with the process.
         }
-        if (handle_) TK_DRIVER(cuMemRelease)(handle_);
     }
 
 private:

@@ -200,6 +200,12 @@ public:
         ++spins;
         __builtin_amdgcn_s_sleep(1);
     }
+    // Stops all kernels of this process on the device for good; what this wave wrote before is in memory.
+    TK_DEVICE void trap() const {
+        __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");
+        asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
+        __builtin_trap();
+    }
 
 private:
     template <class T>

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tracekern.errors import BadInput, CommTimeout
+from tracekern.errors import BadInput
 from tracekern.moe.shape import MoeShape
 from tracekern.record.communicator import Communicator
 from tracekern.record.group import Group
@@ -43,6 +43,7 @@ class P2PPipeline:
         variant: str,
         *,
         timeout_s: float = 10.0,
+        on_timeout: str = "raise",
         num_blocks: int = 4,
         warps_per_block: int = 4,
         partitions: int = 2,
@@ -52,7 +53,7 @@ class P2PPipeline:
         """variant: a key of STAGES. num_blocks x warps_per_block: the grid of every kernel. backend: "cpu" or "cuda".
 
         partitions: of a rank's tokens in the pipelined variant, at most; two of them are under way at a time.
-        Raises BadInput.
+        timeout_s, on_timeout: see Communicator.set_timeout(). Raises BadInput.
         """
         from tracekern import _C
 
@@ -79,7 +80,7 @@ class P2PPipeline:
         kind = {"variant": variant, "partitions": partitions}
         _check_same_everywhere(group, {**sizes, **kind, "grid": (num_blocks, warps_per_block)})
         heap_bytes = _C.p2p_heap_bytes(num_ranks=shape.num_ranks, **sizes, **kind)
-        self.comm = Communicator(group, heap_bytes, timeout_s, backend)
+        self.comm = Communicator(group, heap_bytes, timeout_s, backend, on_timeout)
         grid = {**kind, "num_blocks": num_blocks, "warps_per_block": warps_per_block}
         self._native: Any
         if backend == "cuda":
@@ -90,8 +91,8 @@ class P2PPipeline:
             self._native = _C.P2PPipelineCpu(self.comm.native, executor=executor, **grid, **sizes)
         self._events = _C.p2p_event_table()
         self._roles = tuple(_C.p2p_roles)
-        self._phases = tuple(_C.p2p_stages)
-        self._failed = ""
+        self.comm.fault_names["phases"] = list(_C.p2p_stages)
+        self.comm.on_reset(self._native.reset)
         group.barrier()
 
     @property
@@ -121,8 +122,7 @@ class P2PPipeline:
         """
         import torch
 
-        if self._failed:
-            raise CommTimeout(f"the communicator is out of use since: {self._failed}; call reset() on every rank")
+        self.comm.require_usable()
         self._check_tensors(x, topk_idx, topk_weights, expert_scale)
         if out is None:
             out = torch.empty_like(x)
@@ -142,8 +142,8 @@ class P2PPipeline:
         for stage in STAGES[self.variant]:
             descriptor = self._descriptor(stage, self.epoch, capture, 0)
             record_format = capture.record_format if capture is not None else "wide"
-            self._native.run(stage, descriptor=descriptor, record_format=record_format)
-            self._check()
+            with self.comm.guarded():
+                self._native.run(stage, descriptor=descriptor, record_format=record_format)
             if after_stage is not None:
                 after_stage(stage)
         return out
@@ -157,12 +157,13 @@ class P2PPipeline:
         record_format = capture.record_format if capture is not None else "wide"
         how = {"record_format": record_format, "stream": stream}
         if after_stage is None:
-            self._native.run_stages(stages, descriptors, **how)
+            with self.comm.guarded():
+                self._native.run_stages(stages, descriptors, **how)
         else:
             for stage, descriptor in zip(stages, descriptors, strict=True):
-                self._native.run_stages([stage], [descriptor], **how)
+                with self.comm.guarded():
+                    self._native.run_stages([stage], [descriptor], **how)
                 after_stage(stage)
-        self._check()
 
     def _descriptor(self, stage: str, epoch: int, capture: Capture | None, stream: int) -> int:
         if capture is None:
@@ -181,22 +182,10 @@ class P2PPipeline:
     def synchronize(self) -> None:
         """Returns when this rank's calls are through. Raises CommTimeout when a peer did not come."""
         self.comm.synchronize()
-        self._check()
-
-    def _check(self) -> None:
-        try:
-            self.comm.check("", self._phases)
-        except CommTimeout as error:
-            self._failed = str(error)
-            raise
 
     def reset(self) -> None:
         """Collective: makes the communicator usable again after a CommTimeout."""
-        self.comm.group.barrier()
-        self.comm.native.clear_control()
-        self._native.reset()
-        self._failed = ""
-        self.comm.group.barrier()
+        self.comm.reset()
 
     def _check_tensors(
         self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, expert_scale: torch.Tensor

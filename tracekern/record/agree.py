@@ -1,4 +1,4 @@
-"""How ranks agree on the launch before which all of them sample their clocks.
+"""How ranks agree on when all of them sample their clocks: before which launch, and whether at the end.
 
 Sampling is collective, and due by the time that has passed. But a rank that waits for the others before launch n, while
 one of them is still inside launch n - 1 and waits for that rank's data, would hang both. So rank 0 decides for each
@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from tracekern.record.segment import Segment
 
 _LEADER_WAITS_S = 0.05
 _FOLLOWER_WAITS_S = 2.0
 """For rank 0 to come out of its kernel; then the launch goes on without samples."""
+_LEAVING_WAITS_S = 60.0
 _POLL_S = 0.0005
+_LEAVES, _LEAVES_IN_DISORDER = 1, 2
 
 
 class SampleAgreement:
@@ -31,6 +35,27 @@ class SampleAgreement:
     def decide(self, launch_number: int, due: bool) -> bool:
         """Whether all ranks sample now, before launch `launch_number`; the same answer on each."""
         return self._lead(launch_number, due) if self._is_leader else self._follow(launch_number, due)
+
+    def leave(self, in_order: bool) -> bool:
+        """Whether all ranks close their captures in order, so that they can sample clocks together once more.
+
+        One that raised, lost its device, died, or did not come within a minute decides for all.
+        """
+        self._own["leaving"] = _LEAVES if in_order else _LEAVES_IN_DISORDER
+        if not in_order:
+            return False
+        everybody = [self._own, self._leader, *self._others]
+        settled = _poll(
+            lambda: (
+                all(int(rank["leaving"]) == _LEAVES for rank in everybody)
+                or any(int(rank["leaving"]) == _LEAVES_IN_DISORDER or _is_dead(rank) for rank in everybody)
+            ),
+            _LEAVING_WAITS_S,
+        )
+        in_order = settled and all(int(rank["leaving"]) == _LEAVES for rank in everybody)
+        if not in_order:
+            self._own["leaving"] = _LEAVES_IN_DISORDER
+        return in_order
 
     def _lead(self, launch_number: int, due: bool) -> bool:
         ready = [int(other["ready_launch"]) == launch_number for other in self._others]
@@ -50,6 +75,11 @@ class SampleAgreement:
         _poll(lambda: int(self._leader["decided_launch"]) >= launch_number, _FOLLOWER_WAITS_S)
         self._own["ready_launch"] = 0
         return int(self._leader["go_launch"]) == launch_number
+
+
+def _is_dead(rank: Any) -> bool:
+    """Of a rank that has not closed: is its process gone?"""
+    return not int(rank["leaving"]) and not Path(f"/proc/{int(rank['pid'])}").exists()
 
 
 def _poll(condition: Callable[[], bool], limit_s: float) -> bool:

@@ -1,20 +1,23 @@
-"""A rank's end of a symmetric heap on the CPU backend: its clock, its time limit, its faults."""
+"""A rank's end of a symmetric heap: its time limit, its faults, and the way back; the CPU backend's device."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.errors import BadInput, CommTimeout
+from tracekern.errors import BadInput, CommTimeout, DeviceLost
 from tracekern.record.device import CaptureDevice, HostDevice
+from tracekern.record.fault import describe_fault, parse_fault
 from tracekern.record.group import Group
 from tracekern.record.symmetric_heap import SymmetricHeap
 
 if TYPE_CHECKING:
+    from tracekern.record.segment import Segment
     from tracekern.record.session import Capture
 
 
@@ -34,6 +37,7 @@ class CpuDevice(HostDevice):
     def __init__(self, native: Any, heap_ranks: Sequence[int]) -> None:
         from tracekern import _C
 
+        super().__init__()
         self._native = native
         self._c = _C
         self.heap_ranks = heap_ranks
@@ -42,6 +46,18 @@ class CpuDevice(HostDevice):
             "ticks_per_second": _C.simulated_ticks_per_second,
             "resolution_ticks": _C.simulated_resolution_ticks,
         }
+
+    def attach(self, segment: Segment) -> None:
+        """Faults are written into the segment from now on."""
+        self._native.keep_fault_at(segment.fault_address)
+
+    def detach(self) -> None:
+        """The segment is about to go."""
+        self._native.keep_fault_at(0)
+
+    def trouble(self) -> str:
+        """Of the simulated device: trapped or not."""
+        return "a kernel trapped: this process can use its device no more" if self._native.trapped else ""
 
     def read_ticks(self) -> int:
         """This rank's clock, now."""
@@ -60,22 +76,36 @@ class CpuDevice(HostDevice):
 
 
 class Communicator:
-    """One rank's end of a symmetric heap. Collective to make, to reset, and in barrier()."""
+    """One rank's end of a symmetric heap. Collective to make, to reset, and in barrier().
 
-    def __init__(self, group: Group, num_bytes: int, timeout_s: float, backend: str = "cpu") -> None:
-        """num_bytes: of each rank's part. backend: "cpu" or "cuda"."""
+    After a wait ran out of time every use is refused with CommTimeout until reset().
+    """
+
+    def __init__(
+        self, group: Group, num_bytes: int, timeout_s: float, backend: str = "cpu", on_timeout: str = "raise"
+    ) -> None:
+        """num_bytes: of each rank's part. backend: "cpu" or "cuda". timeout_s, on_timeout: see set_timeout().
+
+        Raises BadInput where the devices cannot share memory, or have none left.
+        """
         from tracekern import _C
 
         self.group = group
         self.native: Any
         self.device: CaptureDevice
         """For tracekern.capture(..., device=...)."""
+        self.fault_names: dict[str, Any] = {"rank_barrier": _C.rank_barrier_phase, "channels": list(_C.channels)}
+        """Names for the numbers of a fault record; the user of the communicator adds "phases", its kernels."""
+        self._failure: CommTimeout | DeviceLost | None = None
+        self._on_reset: list[Callable[[], None]] = []
         if backend == "cuda":
             from tracekern.record.cuda import open_cuda
 
             self.native, self.device = open_cuda(group, num_bytes, timeout_s)
         else:
             self._open_cpu(num_bytes, timeout_s)
+        self.device.fault_names = self.fault_names
+        self.set_timeout(timeout_s, on_timeout)
         self._barrier_events = _C.barrier_event_table()
         group.barrier()
 
@@ -93,41 +123,89 @@ class Communicator:
         )
         self.device = CpuDevice(self.native, range(self.group.num_ranks))
 
+    def set_timeout(self, timeout_s: float, on_timeout: str = "raise") -> None:
+        """The longest wait of the kernels launched from now on, and what one does that waited longer.
+
+        on_timeout: "raise" has every warp leave its loops, and the call raises CommTimeout; the communicator works
+        again after reset(). "trap" stops the device where it stands, so that a debugger or core dump sees every warp,
+        and ends its use by this process. Either way the fault and all records are in host memory.
+        Raises BadInput for other values.
+        """
+        if not 0 < timeout_s < 1e6:
+            raise BadInput(f"timeout_s is {timeout_s}; wanted more than 0 and less than 1e6 seconds")
+        if on_timeout not in ("raise", "trap"):
+            raise BadInput(f"on_timeout is {on_timeout!r}; wanted 'raise' or 'trap'")
+        self.native.set_timeout(int(timeout_s * 1e9), on_timeout)
+
     def barrier(self, capture: Capture | None = None) -> None:
         """All ranks arrive before any returns: a kernel of one warp, traced like any other."""
         descriptor, record_format = 0, "wide"
-        if capture is not None:
-            launch = capture.launch(
-                "rank_barrier", grid=1, warps=1, events=self._barrier_events, epoch=self.native.barrier_epoch
-            )
-            descriptor, record_format = launch.descriptor, capture.record_format
-        self.native.barrier(descriptor=descriptor, record_format=record_format)
+        with self.guarded():
+            if capture is not None:
+                launch = capture.launch(
+                    "rank_barrier", grid=1, warps=1, events=self._barrier_events, epoch=self.native.barrier_epoch
+                )
+                descriptor, record_format = launch.descriptor, capture.record_format
+            self.native.barrier(descriptor=descriptor, record_format=record_format)
         self.synchronize()
-        self.check("rank_barrier", ("rank_barrier",))
 
     def synchronize(self) -> None:
-        """Returns when this rank's kernels are through."""
-        if self.device.backend == "cuda":
+        """Returns when this rank's kernels are through. Raises CommTimeout, or DeviceLost after another fault."""
+        with self.guarded():
+            if self.device.backend == "cuda":
+                import torch
+
+                torch.cuda.synchronize()
+
+    def require_usable(self) -> None:
+        """Raises CommTimeout after a wait gave up and before reset(), DeviceLost after the device was lost."""
+        if self._failure is None:
+            return
+        what = "restart the process" if self.device.trouble() else "call reset() on every rank"
+        text = f"the communicator is out of use since: {self._failure}; {what}"
+        raise CommTimeout(text, self._failure.fault) if isinstance(self._failure, CommTimeout) else DeviceLost(text)
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Around whatever uses the device. Raises CommTimeout when a wait gave up, DeviceLost for a lost device."""
+        self.require_usable()
+        try:
+            yield
+        except RuntimeError as error:
+            self.check()
+            trouble = self.device.trouble()
+            if not trouble:
+                raise
+            self._failure = DeviceLost(f"rank {self.group.rank}: {trouble} ({str(error).splitlines()[0]})")
+            raise self._failure from error
+        self.check()
+
+    def check(self) -> None:
+        """Raises CommTimeout when a wait of this rank gave up."""
+        raw = self.native.fault()
+        if raw is not None:
+            fault = parse_fault(raw, self.fault_names) or {}
+            self._failure = CommTimeout(describe_fault(fault), fault)
+            raise self._failure
+
+    def on_reset(self, call: Callable[[], None]) -> None:
+        """Has reset() call it on every rank while no kernel runs: for flags that live in the heap."""
+        self._on_reset.append(call)
+
+    def reset(self) -> None:
+        """Collective: forgets the fault and sets flags and epochs back on all ranks; then the communicator works again.
+
+        Raises DeviceLost on every rank when one of them has lost its device.
+        """
+        if not self.device.trouble() and self.device.backend == "cuda":
             import torch
 
             torch.cuda.synchronize()
-
-    def check(self, kernel: str, phases: tuple[str, ...]) -> None:
-        """Raises CommTimeout when a wait gave up; phases: names of the kernel's phases, as its faults count them."""
-        fault = self.native.fault()
-        if fault is not None:
-            raise CommTimeout(describe_fault(kernel, phases, fault))
-
-
-def describe_fault(kernel: str, phases: tuple[str, ...], fault: dict[str, Any]) -> str:
-    """One line: who waited for whom, in which kernel, for what, and what was there instead."""
-    phase = phases[fault["phase"]] if fault["phase"] < len(phases) else kernel
-    who = f"rank {fault['rank']} {phase} block {fault['block']} warp {fault['warp']}"
-    what = (
-        f"channel {fault['channel']} slot {fault['slot']}: wanted epoch {fault['wanted_epoch']}, "
-        f"saw epoch {fault['seen_epoch']} value {fault['seen_value']}"
-    )
-    waited = f"after {fault['waited_ns'] / 1e6:.0f} ms"
-    if fault["cause"] == "peer_aborted":
-        return f"{who} stopped waiting for rank {fault['peer']} {waited}: rank {fault['aborted_by']} gave up; {what}"
-    return f"{who} gave up on rank {fault['peer']} {waited}; {what}; see what rank {fault['peer']} was doing"
+        for rank, trouble in enumerate(self.group.all_gather(self.device.trouble())):
+            if trouble:
+                raise DeviceLost(f"reset: rank {rank}: {trouble}; restart all ranks")
+        self.native.clear_control()
+        for call in self._on_reset:
+            call()
+        self._failure = None
+        self.group.barrier()

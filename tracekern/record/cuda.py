@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.errors import BadInput
+from tracekern.errors import BadInput, DeviceLost
 from tracekern.record import format as fmt
 from tracekern.record.group import Group, host_identity
+from tracekern.record.preflight import GpuFacts, find_profiler, judge, out_of_memory
 from tracekern.record.segment import MAX_LAUNCHES, Segment
 
 if TYPE_CHECKING:
     from tracekern.record.launch_plan import Region
 
 CONNECT_TIMEOUT_S = 60.0
+
+_log = logging.getLogger("tracekern")
 
 
 class CudaDevice:
@@ -37,6 +42,7 @@ class CudaDevice:
         self._native = native
         self._cuda = _cuda
         self.heap_ranks = heap_ranks
+        self.fault_names: dict[str, Any] = {}
         self.name = torch.cuda.get_device_name()
 
     @property
@@ -56,6 +62,7 @@ class CudaDevice:
             self._memory = self._cuda.GpuCapture(self._arena, num_bytes, MAX_LAUNCHES)
         except RuntimeError as error:
             raise BadInput(f"{num_bytes} bytes of host memory for the GPU: {error}; lower max_bytes") from None
+        self._native.keep_fault_at(segment.fault_address)
 
     def place(self, segment: Segment, regions: Sequence[Region], mirrored: bool) -> Sequence[int]:
         """In device memory: a kernel that read them from the host would first of all wait for the bus."""
@@ -92,21 +99,39 @@ class CudaDevice:
 
     def detach(self) -> None:
         """The segment is about to go."""
-        self._memory.release()
+        self._native.keep_fault_at(0)
+        if not self.trouble():
+            self._memory.release()
+
+    def trouble(self) -> str:
+        """Why this process can use its GPU no more, such as a trap; "" while it can."""
+        error = str(self._cuda.device_error())
+        return f"{self.name} is lost to this process: {error}" if error else ""
 
     def read_ticks(self) -> int:
         """The clock, now."""
-        return int(self._cuda.read_brackets(1)[0, 1])
+        with self._losing():
+            return int(self._cuda.read_brackets(1)[0, 1])
 
     def read_brackets(self, count: int) -> npt.NDArray[np.int64]:
         """[count, 3]: CLOCK_REALTIME ns before, device ticks, CLOCK_REALTIME ns after."""
-        return np.asarray(self._cuda.read_brackets(count))
+        with self._losing():
+            return np.asarray(self._cuda.read_brackets(count))
 
     def ping_pong(
         self, peer: int, initiates: bool, epoch: int, max_round_trips: int, duration_ns: int
     ) -> npt.NDArray[np.int64]:
         """[n, 3] ticks sent, answered, received, on the initiator; [0, 3] on the responder."""
-        return np.asarray(self._native.ping_pong(peer, initiates, epoch, max_round_trips, duration_ns))
+        with self._losing():
+            return np.asarray(self._native.ping_pong(peer, initiates, epoch, max_round_trips, duration_ns))
+
+    @contextlib.contextmanager
+    def _losing(self) -> Iterator[None]:
+        """Raises DeviceLost where a call fails because a kernel trapped before it."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise DeviceLost(self.trouble() or str(error)) from error
 
 
 def probe_resolution(ticks: npt.NDArray[np.int64]) -> int:
@@ -115,14 +140,28 @@ def probe_resolution(ticks: npt.NDArray[np.int64]) -> int:
 
 
 def open_cuda(group: Group, num_bytes: int, timeout_s: float) -> tuple[Any, CudaDevice]:
-    """The native communicator and the device; collective. Raises BadInput where GPUs cannot reach each other."""
-    import torch
+    """The native communicator and the device; collective.
 
+    Raises BadInput, the same on all ranks, where GPUs cannot reach each other or have no room.
+    """
     from tracekern import _cuda
 
-    offers = group.all_gather((host_identity(), num_bytes, torch.cuda.current_device(), torch.cuda.get_device_name()))
-    _check_offers(offers)
-    native = _cuda.CudaCommunicator(group.rank, group.num_ranks, num_bytes, int(timeout_s * 1e9))
+    facts = group.all_gather(collect_facts(num_bytes))
+    verdict = judge(facts)
+    if verdict.refusal:
+        raise BadInput(verdict.refusal)
+    for text in verdict.warnings if group.rank == 0 else ():
+        _log.warning("%s", text)
+    native, problem = None, ""
+    try:
+        native = _cuda.CudaCommunicator(group.rank, group.num_ranks, num_bytes, int(timeout_s * 1e9))
+    except RuntimeError as error:
+        full = "out of memory" in str(error)
+        now = collect_facts(num_bytes)
+        problem = out_of_memory(group.rank, now) if full else f"rank {group.rank}: symmetric heap: {error}"
+    problems = [text for text in group.all_gather(problem) if text]
+    if problems or native is None:
+        raise BadInput(problems[0])
     descriptors = exchange_descriptors(group, native.export_heap)
     for peer, descriptor in descriptors.items():
         native.import_peer(peer, descriptor)
@@ -131,19 +170,22 @@ def open_cuda(group: Group, num_bytes: int, timeout_s: float) -> tuple[Any, Cuda
     return native, CudaDevice(native, range(group.num_ranks))
 
 
-def _check_offers(offers: list[tuple[str, int, int, str]]) -> None:
-    import torch
+def collect_facts(num_bytes: int) -> GpuFacts:
+    """What is to be known of this rank's GPU. Never raises: what cannot be found out is said in `error`."""
+    from tracekern import _cuda
 
-    for rank, (node, num_bytes, device, name) in enumerate(offers):
-        if num_bytes != offers[0][1]:
-            raise BadInput(f"symmetric heap: rank 0 asks for {offers[0][1]} bytes, rank {rank} for {num_bytes}")
-        if node != offers[0][0]:
-            raise BadInput(f"symmetric heap: rank 0 is on {offers[0][0]}, rank {rank} on {node}; one node only")
-        if name != offers[0][3]:
-            raise BadInput(f"rank 0 has a {offers[0][3]}, rank {rank} a {name}; these kernels want equal GPUs")
-        own = torch.cuda.current_device()
-        if device != own and not torch.cuda.can_device_access_peer(own, device):
-            raise BadInput(f"GPU {own} cannot reach GPU {device}; run `nvidia-smi topo -p2p rw` and leave MIG off")
+    driver, runtime = _cuda.driver_versions()
+    known = {
+        "node": host_identity(),
+        "heap_bytes": num_bytes,
+        "driver_version": driver,
+        "runtime_version": runtime,
+        "profiler": find_profiler(),
+    }
+    try:
+        return GpuFacts(**known, **_cuda.device_facts())
+    except RuntimeError as error:
+        return GpuFacts(**known, error=str(error))
 
 
 def exchange_descriptors(group: Group, export: Any) -> dict[int, int]:

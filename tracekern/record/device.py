@@ -36,6 +36,9 @@ class CaptureDevice(Protocol):
     def clock(self) -> dict[str, Any]:
         """name, ticks_per_second, resolution_ticks."""
 
+    fault_names: dict[str, Any]
+    """Names for the numbers of a fault record (tracekern.record.fault); for the dump."""
+
     @property
     def heap_ranks(self) -> Sequence[int]:
         """Ranks that share this rank's symmetric heap, in its order; they can play ping-pong in it."""
@@ -69,6 +72,9 @@ class CaptureDevice(Protocol):
     def detach(self) -> None:
         """They no longer do; the segment is about to go."""
 
+    def trouble(self) -> str:
+        """One line: why this process can use the device no more; "" while it can."""
+
     def read_ticks(self) -> int:
         """The clock, now."""
 
@@ -95,6 +101,9 @@ class HostDevice:
     has_mirror = False
     max_regions_ahead = 1
 
+    def __init__(self) -> None:
+        self.fault_names: dict[str, Any] = {}
+
     def attach(self, segment: Segment) -> None:
         """Nothing to do: kernels share this process's memory."""
 
@@ -111,6 +120,9 @@ class HostDevice:
 
     def detach(self) -> None:
         """Nothing to do."""
+
+    def trouble(self) -> str:
+        return ""
 
     def read_ticks(self) -> int:
         return time.monotonic_ns() & ~31

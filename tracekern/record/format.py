@@ -176,10 +176,12 @@ SEGMENT_HEADER = np.dtype(
         ("arena_cursor", "<u8"),
         ("launches_refused", "<u8"),  # found no room: they ran unrecorded
         ("refused_bytes", "<u8"),
-        ("ready_launch", "<u8"),  # the last three: how ranks agree on when to sample clocks (record/agree.py)
+        ("ready_launch", "<u8"),  # these three: how ranks agree on when to sample clocks (record/agree.py)
         ("decided_launch", "<u8"),
         ("go_launch", "<u8"),
-        ("reserved", "V64"),
+        ("fault_offset", "<u8"),  # of the fault record (csrc/comm/fault.h), from the segment's start
+        ("leaving", "<u8"),  # 1: this rank closes its capture, 2: with an error, or without its device
+        ("reserved", "V48"),
     ]
 )
 

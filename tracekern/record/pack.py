@@ -19,6 +19,7 @@ import numpy.typing as npt
 from tracekern.errors import BadInput
 from tracekern.record import format as fmt
 from tracekern.record.dump import LaunchSection, Part
+from tracekern.record.fault import describe_fault
 from tracekern.record.ring import Rings, read_rings
 from tracekern.record.segment import Segment
 
@@ -176,10 +177,14 @@ def _metadata(segment: Segment, launches: list[_Packed]) -> tuple[dict[str, Any]
         }
         sections.append(section)
     closed = int(segment.header["state"]) == fmt.SegmentState.CLOSED
-    metadata = {key: value for key, value in segment.metadata.items() if key != "directory"} | {
+    fault = segment.fault()
+    only_live = ("directory", "fault_names")
+    metadata = {key: value for key, value in segment.metadata.items() if key not in only_live} | {
         "version": fmt.DUMP_VERSION,
         "record_format": "wide" if segment.record_dtype == fmt.WIDE_RECORD else "compact",
         "state": "closed" if closed else "salvaged",
+        "fault": fault,
+        "fault_text": describe_fault(fault) if fault else "",
         "event_tables": tables["event"],
         "role_tables": tables["role"],
         "launches": sections,

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from tracekern.errors import BadInput
 from tracekern.record import format as fmt
+from tracekern.record.fault import FAULT_RECORD, parse_fault
 from tracekern.record.launch_plan import LaunchPlan, Region
 
 SHM_DIR = Path("/dev/shm")
@@ -77,6 +78,7 @@ class Segment:
         for key, value in layout.items():
             segment.header[key] = value
         segment.header["pid"] = os.getpid()
+        segment.header["fault_offset"] = segment._allocate(FAULT_RECORD.itemsize) or 0
         segment.header["state"] = fmt.SegmentState.OPEN
         segment.header["magic"] = fmt.SEGMENT_MAGIC
         return segment
@@ -112,6 +114,18 @@ class Segment:
     def address(self) -> int:
         """Where the segment is mapped in this process."""
         return self._address
+
+    @property
+    def fault_address(self) -> int:
+        """Where the wait that gives up first writes its fault record; 0: the arena has no room for one."""
+        offset = int(self.header["fault_offset"])
+        return self.address + offset if offset else 0
+
+    def fault(self) -> dict[str, Any] | None:
+        """What the first wait that gave up wanted; None where none did."""
+        offset = int(self.header["fault_offset"])
+        raw = self._view(offset, FAULT_RECORD, 1).tobytes() if offset else bytes(FAULT_RECORD.itemsize)
+        return parse_fault(raw, self.metadata.get("fault_names", {}))
 
     @property
     def metadata(self) -> dict[str, Any]:

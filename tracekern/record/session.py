@@ -82,7 +82,7 @@ def capture(
     """A capture into directory `path`, to be used as a context manager; collective over the ranks of the run.
 
     records_per_track: "auto" gives exactly what `capture.counting()` found, or 1024 where nothing was counted.
-    keep: what stays where a track is full: its first records, or, for a flight recorder, its last.
+    keep: what stays where a track is full: its first records, or, for a flight recorder, its last, in host memory.
     blocks, roles, events: record these only. every: record each Nth launch of a name. max_bytes: cap of this rank's
     memory. settings: anything that JSON holds, about the workload. clocks: sample the ranks' clocks. host_spans: room
     for ranges. device: what the kernels run on: a communicator's device, "cuda" for torch's current one, or "cpu" with
@@ -99,7 +99,11 @@ def capture(
     if keep == "last":
         if record_format != "wide":
             raise BadInput(f"keep='last' with record_format={record_format!r}: wanted 'wide'; records must stand alone")
-        record_format = "ring"  # type: ignore[assignment]
+        if sink == "device":
+            raise BadInput(
+                "keep='last' with sink='device': wanted 'auto' or 'host'; a trap takes device memory with it"
+            )
+        record_format, sink = "ring", "host"  # type: ignore[assignment]
     about: dict[str, Any] = {"record_format": record_format, "settings": settings or {}}
     about["command"] = shlex.join(sys.argv) if command is None else command
     setup = _Setup(device or _used_device(), sink, max_bytes, host_spans, clocks, tuple(load))
@@ -178,16 +182,22 @@ class Capture:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is None:
+        trouble = self.device.trouble()
+        if trouble:
+            _log.warning("capture %s: rank %d: %s; what it recorded is kept", self.directory, self.group.rank, trouble)
+        in_order = kind is None and not trouble
+        if self._agreement is not None:
+            in_order = self._agreement.leave(in_order)
+        if in_order:
             self._sample_clocks_or_tell()
         for name in self._launches.unknown_names():
             _log.warning(
                 "capture %s: no kernel has an event or role %r; nothing of it was recorded", self.directory, name
             )
-        self._collect()
+        self._collect(trouble)
         self.segment.header["state"] = fmt.SegmentState.CLOSED
         try:
-            leave_dump(self.group, self.segment, self.directory, self._one_host, in_order=kind is None)
+            leave_dump(self.group, self.segment, self.directory, self._one_host, in_order)
         finally:
             _active.remove(self)
             if os.environ.get("TRACEKERN_KEEP_SEGMENT") != "1":
@@ -333,6 +343,7 @@ class Capture:
             "host_clock": "CLOCK_REALTIME",
             "overhead_ns": overhead_ns(self.device.backend, self.device.name, self.record_format),
             "directory": str(self.directory),
+            "fault_names": self.device.fault_names,
             **self._about,
         }
 
@@ -366,8 +377,11 @@ class Capture:
             _log.warning("capture %s: no more clock samples: %s", self.directory, error)
             self._sampler = None
 
-    def _collect(self) -> None:
-        """Brings back what is in device memory. A device that no longer answers keeps it: that is told, not raised."""
+    def _collect(self, trouble: str) -> None:
+        """Brings back what is in device memory. A device that no longer answers keeps it: that is told, not raised.
+
+        trouble: why it does not, if that was told already.
+        """
         try:
             for graph in self._graphs:
                 graph.close()
@@ -375,6 +389,8 @@ class Capture:
         except RuntimeError as error:
             lost = [entry for entry in self.segment.recorded_launches() if entry["flags"] & fmt.ENTRY_MIRRORED]
             self.segment.header["launches_refused"] += len(lost)
+            if trouble and not lost:
+                return
             _log.warning(
                 "capture %s: the device does not answer, %d launches recorded in its memory are lost: %s",
                 self.directory,

@@ -48,6 +48,8 @@ def _whole_rank(dump: Dump) -> list[Problem]:
     if metadata["state"] == "salvaged":
         text = f"rank {rank} never closed its capture: killed or crashed; its last records were salvaged"
         problems.append(Problem("error", "salvaged", rank, -1, text))
+    if metadata.get("fault_text"):
+        problems.append(Problem("error", "fault", rank, -1, str(metadata["fault_text"])))
     for key, kind, text in (
         ("launches_refused", "launch_not_recorded", "launches found no room and ran unrecorded; raise max_bytes"),
         ("host_spans_lost", "lost_host_spans", "host ranges found no room; raise host_spans"),

@@ -1,0 +1,77 @@
+// What is to be known of a GPU before kernels spin on it. tracekern/record/preflight.py judges.
+#pragma once
+
+#include <map>
+
+#include "platform/gpu_host.hpp"
+
+namespace tracekern {
+
+struct DriverVersions {
+    int driver;   // the newest CUDA that the driver serves, 1000 * major + 10 * minor
+    int runtime;  // that this build was made with
+};
+
+struct DeviceFacts {
+    std::string name;
+    std::string bus_id;
+    uint64_t free_bytes;
+    uint64_t total_bytes;
+    bool has_mps;                           // other processes' kernels may run beside ours
+    bool exports_memory;                    // by file descriptor
+    std::map<std::string, bool> reachable;  // bus id of every other visible GPU -> can this one map its memory?
+};
+
+// Works with any driver, too old ones included.
+inline DriverVersions driver_versions() {
+    DriverVersions versions{};
+    TK_CUDA(cudaDriverGetVersion(&versions.driver));
+    TK_CUDA(cudaRuntimeGetVersion(&versions.runtime));
+    return versions;
+}
+
+inline int driver_attribute(CUdevice_attribute attribute, int device) {
+    int value = 0;
+    TK_CUDA(TK_DRIVER(cuDeviceGetAttribute)(&value, attribute, device));
+    return value;
+}
+
+inline std::string device_bus_id(int device) {
+    char text[32] = {};
+    TK_CUDA(cudaDeviceGetPCIBusId(text, sizeof(text), device));
+    return text;
+}
+
+// Of the current device.
+inline DeviceFacts device_facts() {
+    DeviceFacts facts;
+    int device = 0, num_devices = 0;
+    TK_CUDA(cudaGetDevice(&device));
+    TK_CUDA(cudaGetDeviceCount(&num_devices));
+    cudaDeviceProp properties;
+    TK_CUDA(cudaGetDeviceProperties(&properties, device));
+    facts.name = properties.name;
+    facts.bus_id = device_bus_id(device);
+    size_t free_bytes = 0, total_bytes = 0;
+    TK_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
+    facts.free_bytes = free_bytes;
+    facts.total_bytes = total_bytes;
+    facts.has_mps = driver_attribute(CU_DEVICE_ATTRIBUTE_MPS_ENABLED, device) != 0;
+    facts.exports_memory = driver_attribute(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, device) &&
+                           driver_attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device);
+    for (int other = 0; other < num_devices; ++other) {
+        if (other == device) continue;
+        int reachable = 0;
+        TK_CUDA(cudaDeviceCanAccessPeer(&reachable, device, other));
+        facts.reachable[device_bus_id(other)] = reachable != 0;
+    }
+    return facts;
+}
+
+// What ended the current device's use by this process, such as a trap; empty: nothing did. Does not wait for kernels.
+inline std::string device_error() {
+    const cudaError_t code = cudaStreamQuery(nullptr);
+    return code == cudaSuccess || code == cudaErrorNotReady ? "" : cudaGetErrorString(code);
+}
+
+}  // namespace tracekern

@@ -1,0 +1,195 @@
+"""What happens to a GPU and its records when kernels wait in vain; each scenario needs processes of its own.
+
+    python -m tests.gpu_flight SCENARIO DIRECTORY
+
+Starts the ranks of the scenario by our launcher, ends them after a time limit, and prints as JSON how they ended and
+what they left in DIRECTORY/rank_<r>.json. test_gpu_flight.py looks at that and at the capture in DIRECTORY/capture.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tracekern.errors import BadInput, CommTimeout, DeviceLost
+from tracekern.moe.pipeline import P2PPipeline
+from tracekern.moe.reference import reference
+from tracekern.moe.routing import draw_batch, draw_expert_scale
+from tracekern.moe.shape import MoeShape
+from tracekern.record.group import Group
+from tracekern.record.launch import launch_ranks
+from tracekern.record.session import capture
+
+NUM_BATCHES = 4
+LIMIT_S = 40.0
+
+
+class Workload:
+    """A pipeline of this rank, and calls of it that are compared with the reference on the device."""
+
+    def __init__(self, **options: Any) -> None:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        if int(os.environ["WORLD_SIZE"]) > 1:
+            torch.distributed.init_process_group("gloo")
+        self.group = Group.discover()
+        shape = MoeShape(self.group.num_ranks, 32, 8 * self.group.num_ranks, 4, 1024, "bf16")
+        scale = draw_expert_scale(shape)
+        batches = [
+            draw_batch(shape, seed=5, rank=self.group.rank, iteration=iteration, routing="uniform", uneven=True)
+            for iteration in range(NUM_BATCHES)
+        ]
+        self.wanted = [reference(batch, scale).cuda().view(torch.int16) for batch in batches]
+        self.batches, self.scale = [batch.to("cuda") for batch in batches], scale.cuda()
+        grid = {"num_blocks": 16, "warps_per_block": 8}
+        self.pipeline = P2PPipeline(self.group, shape, "balanced", **grid, backend="cuda", **options)
+        self.comm = self.pipeline.comm
+
+    def call(self, iteration: int, session: Any = None) -> torch.Tensor:
+        """Number of wrong elements, on the device."""
+        batch = self.batches[iteration % NUM_BATCHES]
+        out = self.pipeline(batch.x, batch.topk_idx, batch.topk_weights, self.scale, capture=session)
+        return (out.view(torch.int16) != self.wanted[iteration % NUM_BATCHES]).sum()
+
+    def fail(self, session: Any) -> CommTimeout:
+        """Rank 0 alone makes a call, and gives up."""
+        try:
+            self.call(1, session)
+            self.pipeline.synchronize()
+        except CommTimeout as error:
+            return error
+        raise AssertionError("nobody gave up")
+
+
+def leave(rank: int, found: dict[str, Any]) -> int:
+    Path(os.environ["FLIGHT_DIR"], f"rank_{rank}.json").write_text(json.dumps(found))
+    return 0
+
+
+def time_out() -> int:
+    """Rank 1 stays away; rank 0 gives up and is refused; after a reset 1,000 calls are right."""
+    workload = Workload(timeout_s=0.5)
+    rank, found = workload.group.rank, {"said": [], "fault": {}}
+    with capture(Path(os.environ["FLIGHT_DIR"], "capture"), device=workload.comm.device, keep="last") as session:
+        workload.call(0, session)
+        workload.pipeline.synchronize()
+        for _ in range(2 if rank == 0 else 0):
+            error = workload.fail(session)
+            found["said"].append(str(error))
+            found["fault"] = error.fault
+    workload.comm.set_timeout(10.0)
+    workload.pipeline.reset()
+    wrong = sum(workload.call(iteration) for iteration in range(1000))
+    workload.pipeline.synchronize()
+    return leave(rank, {**found, "wrong": int(wrong)})
+
+
+def trap() -> int:
+    """Rank 1 stays away and the kernel of rank 0 traps: its device is gone, its capture is not."""
+    workload = Workload(timeout_s=0.5, on_timeout="trap")
+    rank, found = workload.group.rank, {"said": []}
+    with capture(Path(os.environ["FLIGHT_DIR"], "capture"), device=workload.comm.device) as session:
+        workload.call(0, session)
+        workload.pipeline.synchronize()
+        for _ in range(2 if rank == 0 else 0):
+            found["said"].append(str(workload.fail(session)))
+    try:
+        workload.pipeline.reset()
+    except DeviceLost as error:
+        found["reset"] = str(error)
+    return leave(rank, found)
+
+
+def calls_without_end() -> int:
+    """Until rank 1 is killed in the middle of it, and rank 0 gives up."""
+    workload = Workload(timeout_s=0.5)
+    directory, rank = Path(os.environ["FLIGHT_DIR"]), workload.group.rank
+    try:
+        with capture(directory / "capture", device=workload.comm.device, keep="last", records_per_track=32) as session:
+            for iteration in range(100_000):
+                workload.call(iteration, session)
+                if iteration == 50:
+                    (directory / f"ready_{rank}").touch()
+                workload.pipeline.synchronize()
+    except CommTimeout as error:
+        return leave(rank, {"said": [str(error)]})
+    return 1
+
+
+def keep_last() -> int:
+    """The same calls with room for all records, and with a ring."""
+    workload = Workload(timeout_s=5.0)
+    for name, options in (
+        ("first", {"records_per_track": 1 << 10}),
+        ("capture", {"keep": "last", "records_per_track": 16}),
+    ):
+        with capture(Path(os.environ["FLIGHT_DIR"], name), device=workload.comm.device, **options) as session:
+            for iteration in range(3):
+                workload.call(iteration, session)
+            workload.pipeline.synchronize()
+    return leave(0, {})
+
+
+def refusals() -> int:
+    """What preflight finds on this machine, and a heap that no GPU holds."""
+    from tracekern.record.communicator import Communicator
+    from tracekern.record.cuda import collect_facts
+    from tracekern.record.preflight import judge
+
+    torch.cuda.set_device(0)
+    facts = collect_facts(1 << 20)
+    found: dict[str, Any] = {"name": facts.name, "driver": facts.driver_version, "free": facts.free_bytes}
+    found["verdict"] = [judge([facts]).refusal, *judge([facts]).warnings]
+    found["reachable"] = dict(facts.reachable)
+    try:
+        Communicator(Group(0, 1), 1 << 50, 1.0, "cuda")
+    except BadInput as error:
+        found["too_large"] = str(error)
+    comm = Communicator(Group(0, 1), 1 << 20, 1.0, "cuda")
+    comm.barrier()
+    return leave(0, found)
+
+
+SCENARIOS = {"time_out": 2, "trap": 2, "calls_without_end": 2, "keep_last": 1, "refusals": 1}
+
+
+def main() -> int:
+    scenario, directory = sys.argv[1], Path(sys.argv[2])
+    pids: dict[int, int] = {}
+    lines: list[str] = []
+
+    def kill_when_ready() -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not all((directory / f"ready_{rank}").exists() for rank in range(2)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(pids[1], signal.SIGKILL)
+
+    if scenario == "calls_without_end":
+        threading.Thread(target=kill_when_ready, daemon=True).start()
+    exits = launch_ranks(
+        SCENARIOS[scenario],
+        f"tests.gpu_flight:{scenario}",
+        env={"FLIGHT_DIR": str(directory)},
+        timeout_s=LIMIT_S,
+        on_line=lambda rank, line: lines.append(f"[rank {rank}] {line}"),
+        on_start=pids.__setitem__,
+    )
+    reports = [directory / f"rank_{rank}.json" for rank in range(SCENARIOS[scenario])]
+    ended = {
+        "codes": [ended.returncode for ended in exits],
+        "ranks": [json.loads(path.read_text()) if path.exists() else None for path in reports],
+        "lines": lines,
+    }
+    sys.stdout.write(json.dumps(ended) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""The flight recorder on real GPUs: trap, time-out, a killed peer, keep-last, refusals; skipped without GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tracekern.timeline.merge import load
+from tracekern.timeline.model import OPEN_END, EventClass, Timeline
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT_S = 60.0
+
+
+def play(scenario: str, directory: Path, num_gpus: int) -> dict[str, Any]:
+    """How the ranks of a scenario ended; it has ended by itself, or is ended, before LIMIT_S."""
+    if torch.cuda.device_count() < num_gpus:
+        pytest.skip(f"needs {num_gpus} GPUs, {torch.cuda.device_count()} are here")
+    command = [sys.executable, "-m", "tests.gpu_flight", scenario, str(directory)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def open_waits(timeline: Timeline) -> Counter[tuple[int, str]]:
+    """(rank, event) of waits that never ended."""
+    spans, ranks = timeline.spans, timeline.track_ranks()
+    is_wait = np.array([event.event_class is EventClass.WAIT for event in timeline.events])
+    rows = np.flatnonzero((spans.end == OPEN_END) & is_wait[spans.event])
+    return Counter((int(ranks[spans.track[row]]), timeline.events[spans.event[row]].name) for row in rows)
+
+
+def faults(timeline: Timeline) -> list[str]:
+    return [problem.text for problem in timeline.problems if problem.kind == "fault"]
+
+
+@pytest.mark.multigpu
+def test_a_time_out_says_all_and_reset_repairs(tmp_path):
+    ended = play("time_out", tmp_path, 2)
+    assert ended["codes"] == [0, 0], ended["lines"]
+    first, second = ended["ranks"]
+    assert (first["wrong"], second["wrong"], second["said"]) == (0, 0, [])
+    assert first["said"][1].startswith("the communicator is out of use since: rank 0 ")
+    fault = first["fault"]
+    assert (fault["kernel"], fault["rank"], fault["peer"], fault["channel"]) == ("dispatch_send", 0, 1, "counts")
+    assert fault["wanted_epoch"] == fault["seen_epoch"] + 1
+    assert 0.5e9 <= fault["waited_ns"] < 5e9
+    timeline = load(tmp_path / "capture")
+    assert faults(timeline) == [first["said"][0]]
+    assert {rank for rank, _ in open_waits(timeline)} == {0}
+
+
+@pytest.mark.multigpu
+def test_after_a_trap_the_capture_is_whole(tmp_path):
+    ended = play("trap", tmp_path, 2)
+    assert ended["codes"] == [0, 0], ended["lines"]
+    first, second = ended["ranks"]
+    assert first["said"][0].endswith("the kernel trapped: this process can use its device no more")
+    assert first["said"][1].endswith("restart the process")
+    assert first["reset"] == second["reset"]
+    assert re.match(r"reset: rank 0: .* is lost to this process: .*; restart all ranks", first["reset"])
+    assert [line for line in ended["lines"] if "what it recorded is kept" in line]
+    timeline = load(tmp_path / "capture")
+    assert [rank.state for rank in timeline.ranks] == ["closed", "closed"]
+    waits = open_waits(timeline)
+    assert waits[0, "wait_counts"] >= 1
+    assert {rank for rank, _ in waits} == {0}
+    assert len(faults(timeline)) == 1
+
+
+@pytest.mark.multigpu
+def test_the_records_of_a_killed_peer_are_kept(tmp_path):
+    ended = play("calls_without_end", tmp_path, 2)
+    assert ended["codes"][1] == -9, ended["lines"]
+    assert "gave up on rank 1 after 5" in ended["ranks"][0]["said"][0], ended["lines"]
+    timeline = load(tmp_path / "capture")
+    assert [rank.state for rank in timeline.ranks] == ["closed", "salvaged"]
+    assert 0 in {rank for rank, _ in open_waits(timeline)}
+    ranks = timeline.track_ranks()[timeline.spans.track]
+    assert int((ranks == 1).sum()) > 1000
+
+
+@pytest.mark.gpu
+def test_the_last_records_stay(tmp_path):
+    ended = play("keep_last", tmp_path, 1)
+    assert ended["codes"] == [0], ended["lines"]
+    whole, tail = load(tmp_path / "first"), load(tmp_path / "capture")
+    assert not [problem for problem in tail.problems if problem.severity != "note"]
+    needed = {launch.launch_idx: launch.records_needed for launch in whole.launches}
+    overwritten = {launch.launch_idx: launch.records_overwritten for launch in tail.launches}
+    assert any(overwritten.values())
+    assert not any(launch.records_lost for launch in [*whole.launches, *tail.launches])
+    assert all((needed[idx] > 16) == (count > 0) for idx, count in overwritten.items() if abs(needed[idx] - 16) > 4)
+    held = np.bincount(tail.spans.launch[tail.spans.launch >= 0], minlength=len(tail.launches))
+    assert held.max() <= max(launch.num_tracks for launch in tail.launches) * 16 + 1
+
+
+@pytest.mark.gpu
+def test_facts_and_a_heap_that_no_gpu_holds(tmp_path):
+    ended = play("refusals", tmp_path, 1)
+    assert ended["codes"] == [0], ended["lines"]
+    (found,) = ended["ranks"]
+    assert found["name"].startswith("NVIDIA")
+    assert found["driver"] >= 12000
+    assert found["free"] > 1 << 30
+    assert found["verdict"][0] == ""
+    assert all(found["reachable"].values())
+    assert re.match(
+        r"rank 0: the symmetric heap wants 1048576.0 GiB, \d+\.\d GiB of .* are free on NVIDIA", found["too_large"]
+    )

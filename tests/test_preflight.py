@@ -1,0 +1,136 @@
+"""What is refused, or warned of, before kernels of several GPUs wait for each other: facts in, one line out."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tracekern.record.preflight import GpuFacts, find_profiler, judge
+
+GIB = 1 << 30
+SOUND = GpuFacts(
+    node="host",
+    heap_bytes=4 * GIB,
+    driver_version=13000,
+    runtime_version=13000,
+    name="NVIDIA H200",
+    free_bytes=130 * GIB,
+    total_bytes=140 * GIB,
+)
+
+
+def ranks(count: int, **changes_of_rank_1: object) -> list[GpuFacts]:
+    """Sound ranks, each with a GPU of its own that reaches all others; rank 1 is changed."""
+    bus_ids = [f"0000:{rank:02X}:00.0" for rank in range(count)]
+    facts = [
+        dataclasses.replace(SOUND, bus_id=own, reachable={other: True for other in bus_ids if other != own})
+        for own in bus_ids
+    ]
+    facts[1:2] = [dataclasses.replace(fact, **changes_of_rank_1) for fact in facts[1:2]]
+    return facts
+
+
+def test_sound_gpus_pass_without_a_word():
+    for count in (1, 2, 8):
+        verdict = judge(ranks(count))
+        assert (verdict.refusal, verdict.warnings) == ("", ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        (
+            {"driver_version": 12080},
+            "rank 1: the driver serves CUDA 12.8, this build needs 13.0; update the driver, or build tracekern with an "
+            "older CUDA toolkit",
+        ),
+        (
+            {"driver_version": 0, "error": "cudaGetDeviceCount: no CUDA-capable device is detected"},
+            "rank 1: the driver is missing, this build needs 13.0; update the driver, or build tracekern with an older "
+            "CUDA toolkit",
+        ),
+        ({"error": "cudaGetDevice: out of order"}, "rank 1: cudaGetDevice: out of order"),
+        ({"node": "other"}, "symmetric heap: rank 0 is on host, rank 1 on other; one node only"),
+        (
+            {"heap_bytes": 8 * GIB},
+            "symmetric heap: rank 0 asks for 4294967296 bytes, rank 1 for 8589934592; every rank must use the same "
+            "shape",
+        ),
+        (
+            {"name": "NVIDIA H100 80GB HBM3"},
+            "rank 0 has a NVIDIA H200, rank 1 a NVIDIA H100 80GB HBM3; these kernels want equal GPUs: choose them with "
+            "CUDA_VISIBLE_DEVICES",
+        ),
+        (
+            {"exports_memory": False},
+            "rank 1: NVIDIA H200 cannot export memory by file descriptor; run on Linux without a vGPU",
+        ),
+        (
+            {"reachable": {"0000:00:00.0": False}},
+            "rank 1: GPU 0000:01:00.0 cannot reach rank 0's GPU 0000:00:00.0; see `nvidia-smi topo -p2p rw`, and "
+            "choose GPUs that can",
+        ),
+        (
+            {"free_bytes": 3 * GIB},
+            "rank 1: the symmetric heap wants 4.0 GiB, 3.0 GiB of 140.0 GiB are free on NVIDIA H200 0000:01:00.0; make "
+            "the shape smaller, or end what fills it",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_with_its_remedy(changes, refusal):
+    verdict = judge(ranks(2, **changes))
+    assert verdict.refusal == refusal
+    assert "\n" not in verdict.refusal
+
+
+def test_a_mig_slice_works_alone():
+    name = "NVIDIA H200 MIG 1g.18gb"
+    alone, together = ([dataclasses.replace(fact, name=name) for fact in ranks(count)] for count in (1, 2))
+    assert judge(alone).refusal == ""
+    wanted = f"rank 0 has a MIG slice ({name}), which no peer reaches; run `nvidia-smi -mig 0`"
+    assert judge(together).refusal == wanted
+
+
+def test_an_older_driver_of_the_same_major_version_serves():
+    facts = [dataclasses.replace(SOUND, driver_version=12020, runtime_version=12080)]
+    assert judge(facts).refusal == ""
+
+
+def test_a_gpu_that_the_process_does_not_see_may_be_reachable():
+    assert judge(ranks(2, reachable={})).refusal == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "warning"),
+    [
+        (
+            {"has_mps": True},
+            "MPS serves the GPU of rank 1: other processes may take the room that kernels which wait for each other "
+            "need; stop it with `echo quit | nvidia-cuda-mps-control`",
+        ),
+        (
+            {"profiler": "Nsight Compute"},
+            "Nsight Compute is attached to rank 1: it runs kernels again, one at a time, and one that waits for "
+            "another rank waits in vain; use nsys, or ncu on the kernels that do not wait",
+        ),
+        (
+            {"profiler": "Compute Sanitizer"},
+            "Compute Sanitizer is attached to rank 1: it makes kernels many times slower; raise timeout_s",
+        ),
+        (
+            {"bus_id": "0000:00:00.0"},
+            "ranks 0, 1 share GPU 0000:00:00.0: kernels that wait for each other take turns on it",
+        ),
+    ],
+)
+def test_what_may_fail_is_warned_of(changes, warning):
+    verdict = judge(ranks(2, **changes))
+    assert (verdict.refusal, verdict.warnings) == ("", (warning,))
+
+
+def test_a_profiler_shows_in_the_environment():
+    assert find_profiler({"PATH": "/bin"}) == ""
+    assert find_profiler({"NV_COMPUTE_PROFILER_PERFWORKS_DIR": "/opt"}) == "Nsight Compute"
+    assert find_profiler({"NV_SANITIZER_INJECTION_PORT_RANGE_BEGIN": "0"}) == "Compute Sanitizer"
+    assert find_profiler({"NSYS_PROFILING_SESSION_ID": "1"}) == ""  # it runs every kernel once, beside the others
