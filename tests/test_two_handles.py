@@ -1,0 +1,55 @@
+"""The demonstration: two handles on one buffer hang, the trace says why, and tagged flags do not hang."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tracekern.timeline.merge import load
+from tracekern.timeline.model import OPEN_END
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLE = ROOT / "examples" / "two_handles"
+
+
+def run(directory: Path, *options: str) -> list[str]:
+    """What it printed; it ended with 0."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ on this machine")
+    command = [sys.executable, str(EXAMPLE / "run_it.py"), *options, "-o", str(directory)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def test_two_handles_hang_and_the_trace_says_why(tmp_path):
+    told = run(tmp_path)
+    assert any("gave up on rank 0" in line and "channel counts slot 1" in line for line in told)
+    wanted = (
+        r"rank 1 waits in call 3 \(handle 0\) for rank 0's flag in slot 1$",
+        r"  rank 0 raised it at [\d,.]+ us$",
+        r"  rank 1 wiped slot 1 at [\d,.]+ us, in call 2: handle 1 took it for its own next slot$",
+        r"rank 0 went on in call 2 [\d,.]+ us before the flag of call 2 was raised: it took one that another call",
+    )
+    for line, pattern in zip(told[-len(wanted) :], wanted, strict=True):
+        assert re.match(pattern, line), line
+    timeline = load(tmp_path)
+    assert {"fault", "open_span", "backwards_flow"} <= {problem.kind for problem in timeline.problems}
+    (open_row,) = (
+        row for row, end in enumerate(timeline.spans.end) if end == OPEN_END and timeline.spans.event[row] >= 0
+    )
+    assert timeline.events[timeline.spans.event[open_row]].name == "wait_count"
+
+
+def test_tagged_flags_do_not_hang(tmp_path):
+    assert run(tmp_path, "--tagged") == ["every wait met its own signal"]
+    timeline = load(tmp_path)
+    assert not timeline.problems
+    assert len(timeline.flows) == 2 * 3  # ranks, calls
