@@ -94,6 +94,39 @@ def record_pipeline(directory: Path, **options: object) -> Timeline:
     return load(directory)
 
 
+def test_the_last_launches_stay_where_room_ends(tmp_path):
+    """Hundreds of launches in room for a few: those that are left are the last, whole, and nothing older shows."""
+    pipeline = P2PPipeline(Group(0, 1), SHAPE, "balanced", num_blocks=2, warps_per_block=2)
+    batch = draw_batch(SHAPE, seed=3, rank=0, iteration=0, routing="uniform", uneven=False)
+    num_calls, scale = 200, draw_expert_scale(SHAPE)
+    how = {"keep": "last", "records_per_track": 32, "max_bytes": 1 << 16}
+    with capture(tmp_path, device=pipeline.comm.device, **how) as session:
+        for _ in range(num_calls):
+            pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, capture=session)
+        assert session.footprint_bytes < 1 << 20
+        assert int(session.segment.header["launches_refused"]) == 0
+    timeline = load(tmp_path)
+    by_name = defaultdict(list)
+    for launch in timeline.launches:
+        by_name[launch.name].append(launch)
+    counts = set()
+    for launches in by_name.values():
+        sequences = [launch.sequence for launch in launches]
+        assert sequences == list(range(num_calls - len(sequences), num_calls))
+        assert [launch.epoch for launch in launches] == [(0xFFFFFFF0 + number) % (1 << 32) for number in sequences]
+        counts.add(len(sequences))
+    assert max(counts) > 2
+    assert {problem.severity for problem in timeline.problems} <= {"note"}
+    whole = record_pipeline(tmp_path / "whole", records_per_track=32, keep="last")
+    of_whole = {launch.name: launch.records_needed for launch in whole.launches}
+    assert {launch.name: launch.records_needed for launch in timeline.launches} == of_whole
+    spans = timeline.spans
+    for idx, launch in enumerate(timeline.launches):
+        of_launch = spans.start[(spans.launch == idx) & (spans.end != OPEN_END)]
+        assert len(of_launch), launch
+    assert (np.diff(spans.start)[np.diff(spans.track) == 0] >= 0).all()
+
+
 def told_by_track(timeline: Timeline) -> dict[tuple[int, int], list[tuple[str, int]]]:
     """(launch, track) -> (event, payload at its end) of its closed spans, in the order in which they ended."""
     spans, found = timeline.spans, defaultdict(list)

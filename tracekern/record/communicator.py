@@ -37,7 +37,6 @@ class CpuDevice(HostDevice):
     def __init__(self, native: Any, heap_ranks: Sequence[int]) -> None:
         from tracekern import _C
 
-        super().__init__()
         self._native = native
         self._c = _C
         self.heap_ranks = heap_ranks
@@ -49,7 +48,7 @@ class CpuDevice(HostDevice):
 
     def attach(self, segment: Segment) -> None:
         """Faults are written into the segment from now on."""
-        self._native.keep_fault_at(segment.fault_address)
+        self._native.keep_fault_at(segment.fault_record.ctypes.data)
 
     def detach(self) -> None:
         """The segment is about to go."""

@@ -62,7 +62,7 @@ class CudaDevice:
             self._memory = self._cuda.GpuCapture(self._arena, num_bytes, MAX_LAUNCHES)
         except RuntimeError as error:
             raise BadInput(f"{num_bytes} bytes of host memory for the GPU: {error}; lower max_bytes") from None
-        self._native.keep_fault_at(segment.fault_address)
+        self._native.keep_fault_at(segment.fault_record.ctypes.data)
 
     def place(self, segment: Segment, regions: Sequence[Region], mirrored: bool) -> Sequence[int]:
         """In device memory: a kernel that read them from the host would first of all wait for the bus."""

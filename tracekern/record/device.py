@@ -98,11 +98,9 @@ class HostDevice:
     note = "CPU backend: order and coverage, never GPU durations"
     clock = {"name": "CLOCK_MONOTONIC", "ticks_per_second": 10**9, "resolution_ticks": 32}  # noqa: RUF012
     heap_ranks: Sequence[int] = ()
+    fault_names: dict[str, Any] = {}  # noqa: RUF012 - a communicator gives its device names of its own
     has_mirror = False
     max_regions_ahead = 1
-
-    def __init__(self) -> None:
-        self.fault_names: dict[str, Any] = {}
 
     def attach(self, segment: Segment) -> None:
         """Nothing to do: kernels share this process's memory."""

@@ -30,8 +30,8 @@ EVENT_SHIFT = KIND_BITS
 PAYLOAD_SHIFT = KIND_BITS + EVENT_BITS
 LAP_SHIFT = 48
 """Where the lap stands in the ticks of a ring's record."""
-STARTED_RING = 2
-"""TrackHeader.started of a track whose records are those of a ring."""
+STARTED, STARTED_RING = 1, 2
+"""TrackHeader.started; the second one where the records are those of a ring."""
 
 
 class RecordKind(enum.IntEnum):

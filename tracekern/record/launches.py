@@ -52,7 +52,7 @@ class Launches:
         key = (name, grid, warps, stream, events if isinstance(events, str) else id(events), tuple(roles))
         if key not in self._queues:
             plan = self.plan(name, grid, warps, stream, events, roles)
-            self._queues[key] = RegionQueue(self._segment, self._device, plan)
+            self._queues[key] = RegionQueue(self._segment, self._device, plan, self._selection.keep == "last")
         return self._queues[key].take(sequence, epoch)
 
     def plan(

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tracekern.errors import BadInput
 from tracekern.record import format as fmt
 from tracekern.record.dump import LaunchSection, Part
-from tracekern.record.fault import describe_fault
+from tracekern.record.fault import describe_fault, parse_fault
 from tracekern.record.ring import Rings, read_rings
 from tracekern.record.segment import Segment
 
@@ -177,7 +177,7 @@ def _metadata(segment: Segment, launches: list[_Packed]) -> tuple[dict[str, Any]
         }
         sections.append(section)
     closed = int(segment.header["state"]) == fmt.SegmentState.CLOSED
-    fault = segment.fault()
+    fault = parse_fault(segment.fault_record.tobytes(), segment.metadata.get("fault_names", {}))
     only_live = ("directory", "fault_names")
     metadata = {key: value for key, value in segment.metadata.items() if key not in only_live} | {
         "version": fmt.DUMP_VERSION,

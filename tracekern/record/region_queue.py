@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tracekern.record import format as fmt
 from tracekern.record.launch_plan import LaunchPlan, Region
+from tracekern.record.recycle import UsedRegions
 
 if TYPE_CHECKING:
     from tracekern.record.device import CaptureDevice
@@ -26,7 +27,9 @@ def batch_size(wanted: int, segment: Segment, plans: Sequence[LaunchPlan]) -> in
 class RegionQueue:
     """For launches of one plan."""
 
-    def __init__(self, segment: Segment, device: CaptureDevice, plan: LaunchPlan) -> None:
+    def __init__(self, segment: Segment, device: CaptureDevice, plan: LaunchPlan, recycles: bool = False) -> None:
+        """recycles: where there is no room left, the oldest launch gives its region; for a flight recorder."""
+        self._used = UsedRegions(segment) if recycles else None
         self._segment = segment
         self._device = device
         self._plan = plan
@@ -38,11 +41,20 @@ class RegionQueue:
         if not self._ready:
             self._reserve()
         if not self._ready:
+            self._reuse()
+        if not self._ready:
             self._segment.refuse(self._plan)
             return 0
         region, descriptor = self._ready.popleft()
+        if self._used is not None:
+            self._used.append(region)
         self._segment.start_launch(region, sequence, epoch)
         return descriptor
+
+    def _reuse(self) -> None:
+        oldest = self._used.take_oldest() if self._used is not None else None
+        if oldest is not None:
+            self._ready.append((oldest, self._device.place(self._segment, [oldest], False)[0]))
 
     def _reserve(self) -> None:
         count = batch_size(self._next_batch, self._segment, [self._plan])

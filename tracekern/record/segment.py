@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from tracekern.errors import BadInput
 from tracekern.record import format as fmt
-from tracekern.record.fault import FAULT_RECORD, parse_fault
+from tracekern.record.fault import FAULT_RECORD
 from tracekern.record.launch_plan import LaunchPlan, Region
 
 SHM_DIR = Path("/dev/shm")
@@ -68,6 +68,7 @@ class Segment:
         try:
             os.ftruncate(fd, layout["total_bytes"])
             os.posix_fallocate(fd, 0, layout["launches_offset"])
+            os.posix_fallocate(fd, layout["fault_offset"], FAULT_RECORD.itemsize)
             segment = cls(name, fd, layout["total_bytes"], writable=True)
         except OSError as error:
             os.close(fd)
@@ -78,7 +79,6 @@ class Segment:
         for key, value in layout.items():
             segment.header[key] = value
         segment.header["pid"] = os.getpid()
-        segment.header["fault_offset"] = segment._allocate(FAULT_RECORD.itemsize) or 0
         segment.header["state"] = fmt.SegmentState.OPEN
         segment.header["magic"] = fmt.SEGMENT_MAGIC
         return segment
@@ -116,16 +116,9 @@ class Segment:
         return self._address
 
     @property
-    def fault_address(self) -> int:
-        """Where the wait that gives up first writes its fault record; 0: the arena has no room for one."""
-        offset = int(self.header["fault_offset"])
-        return self.address + offset if offset else 0
-
-    def fault(self) -> dict[str, Any] | None:
-        """What the first wait that gave up wanted; None where none did."""
-        offset = int(self.header["fault_offset"])
-        raw = self._view(offset, FAULT_RECORD, 1).tobytes() if offset else bytes(FAULT_RECORD.itemsize)
-        return parse_fault(raw, self.metadata.get("fault_names", {}))
+    def fault_record(self) -> npt.NDArray[Any]:
+        """[1] FAULT_RECORD: here the first wait that gives up writes what it wanted."""
+        return self._view(int(self.header["fault_offset"]), FAULT_RECORD, 1)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -394,6 +387,8 @@ def _layout(metadata_bytes: int, host_spans: int, arena_bytes: int) -> dict[str,
     return layout | {
         "arena_offset": arena_offset,
         "arena_bytes": arena_bytes,
+        "arena_cursor": FAULT_RECORD.itemsize,
+        "fault_offset": arena_offset,
         "total_bytes": arena_offset + arena_bytes,
     }
 

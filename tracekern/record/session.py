@@ -82,7 +82,8 @@ def capture(
     """A capture into directory `path`, to be used as a context manager; collective over the ranks of the run.
 
     records_per_track: "auto" gives exactly what `capture.counting()` found, or 1024 where nothing was counted.
-    keep: what stays where a track is full: its first records, or, for a flight recorder, its last, in host memory.
+    keep: what stays where a track is full: its first records, or, for a flight recorder, its last; that one drops
+    its oldest launches, too, where max_bytes is used up.
     blocks, roles, events: record these only. every: record each Nth launch of a name. max_bytes: cap of this rank's
     memory. settings: anything that JSON holds, about the workload. clocks: sample the ranks' clocks. host_spans: room
     for ranges. device: what the kernels run on: a communicator's device, "cuda" for torch's current one, or "cpu" with
@@ -100,10 +101,8 @@ def capture(
         if record_format != "wide":
             raise BadInput(f"keep='last' with record_format={record_format!r}: wanted 'wide'; records must stand alone")
         if sink == "device":
-            raise BadInput(
-                "keep='last' with sink='device': wanted 'auto' or 'host'; a trap takes device memory with it"
-            )
-        record_format, sink = "ring", "host"  # type: ignore[assignment]
+            raise BadInput("keep='last' with sink='device': wanted 'auto' or 'host'; a trap takes device memory away")
+        record_format = "ring"  # type: ignore[assignment]
     about: dict[str, Any] = {"record_format": record_format, "settings": settings or {}}
     about["command"] = shlex.join(sys.argv) if command is None else command
     setup = _Setup(device or _used_device(), sink, max_bytes, host_spans, clocks, tuple(load))
