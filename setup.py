@@ -21,7 +21,7 @@ SOURCES = ["csrc/python_api.cpp", *sorted(glob.glob("csrc/apis/*.cpp")), *sorted
 KERNELS = sorted(glob.glob("csrc/**/kernels.cu", recursive=True))
 CUDA_SOURCES = ["csrc/python_api_cuda.cu", *sorted(glob.glob("csrc/apis/*.cu")), *KERNELS]
 NVCC = shutil.which("nvcc")
-NVCC_FLAGS = ["-std=c++20", "-O3", "-Xcompiler", "-fPIC", "-Icsrc", "-DTK_KERNEL_TABLE"]
+NVCC_FLAGS = ["-std=c++20", "-O3", "-Xcompiler", "-fPIC", "-Icsrc", "-DTK_KERNEL_TABLE", "--split-compile=0"]
 
 
 class BuildExtensions(build_ext):

@@ -2,6 +2,9 @@
 
     python tests/gpu_mutants.py NUM_RANKS
 
+A release or acquire left out shows nothing here: the stores of a warp come over NVLink in their order (4 H200s,
+2026-11: 60 calls of the pipelined kernel for each site). Those are for the race detector of test_mutants.py.
+
 Runs in a tree whose extension was built with -DTK_PLANTED_FAULTS -DTK_RANDOM_DELAYS: see test_mutants_gpu.py.
 """
 
@@ -18,17 +21,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the tree that
 
 from rank_pool import RankFailed, RankPool
 
-FLAGGED = ("release", "acquire", "epoch", "acknowledgement")
-RELAXED = ("epoch", "acknowledgement")
+VALUE = ("epoch", "acknowledgement")
 SITES = {
-    "token": [("token", mutation) for mutation in FLAGGED] + [("result", mutation) for mutation in FLAGGED],
-    "flag": [("rank", mutation) for mutation in FLAGGED]
-    + [("results", mutation) for mutation in FLAGGED]
-    + [("grid", mutation) for mutation in ("release", "acquire", "acknowledgement")],
-    "balanced": [("counts", mutation) for mutation in RELAXED],
-    "pipelined": [(name, mutation) for name in ("row", "partial", "layout") for mutation in FLAGGED],
-    "empty": [("ack", mutation) for mutation in RELAXED],
-    "barrier": [("barrier", mutation) for mutation in RELAXED],  # it guards no payload of its own
+    "token": [("token", mutation) for mutation in VALUE] + [("result", mutation) for mutation in VALUE],
+    "flag": [("rank", mutation) for mutation in VALUE]
+    + [("results", mutation) for mutation in VALUE]
+    + [("grid", "acknowledgement")],
+    "balanced": [("counts", mutation) for mutation in VALUE],
+    "pipelined": [(name, mutation) for name in ("row", "partial", "layout") for mutation in VALUE],
+    "empty": [("ack", mutation) for mutation in VALUE],
+    "barrier": [("barrier", mutation) for mutation in VALUE],
 }
 """What is attacked -> (channel, what is left out)."""
 NUM_BATCHES = 4
@@ -63,12 +65,13 @@ def run_pipeline(group: Any, name: str, channel: str, mutation: str) -> str:
     torch.cuda.set_device(group.rank)
     _cuda.plant(channel, mutation)
     shape = MoeShape(group.num_ranks, load.tokens, 8 * group.num_ranks, load.topk, load.hidden, "bf16")
-    scale = draw_expert_scale(shape).cuda()
+    scale = draw_expert_scale(shape)
     batches = [
-        draw_batch(shape, seed=5, rank=group.rank, iteration=iteration, routing="zipf", uneven=True).to("cuda")
+        draw_batch(shape, seed=5, rank=group.rank, iteration=iteration, routing="zipf", uneven=True)
         for iteration in range(NUM_BATCHES)
     ]
-    wanted = [expected(load.variant, batch, scale, shape).view(torch.int16) for batch in batches]
+    wanted = [expected(load.variant, batch, scale, shape).cuda().view(torch.int16) for batch in batches]
+    batches, scale = [batch.to("cuda") for batch in batches], scale.cuda()
     grid = {"num_blocks": 16, "warps_per_block": 8}
     pipeline = P2PPipeline(group, shape, load.variant, timeout_s=1.0, **grid, backend="cuda")
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")

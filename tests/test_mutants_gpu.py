@@ -19,8 +19,7 @@ ALL = [f"{channel}:{mutation}" for sites in SITES.values() for channel, mutation
 
 
 def test_every_site_of_the_cpu_is_attacked_here_too():
-    without_payload = {"barrier:release", "barrier:acquire"}
-    assert set(ALL) == {site for _, site in MUTANTS} - without_payload
+    assert set(ALL) == {site for _, site in MUTANTS if not site.endswith((":release", ":acquire"))}
 
 
 @pytest.fixture(scope="module")
