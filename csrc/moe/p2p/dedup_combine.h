@@ -29,7 +29,7 @@ TK_DEVICE void send_results_of(
         const uint32_t expert = global_expert(args, choice.local_expert);
         {
             TK_RANGE(recorder, P2PEvent::send_result, src_rank, flat, expert);
-            char* input = args.expert_row(choice.expert_row);
+            char* input = args.expert_row(args.row_places(row)[i]);
             scale_row<T>(warp, args.result_row(src_rank, flat), input, args.expert_scale[expert], args.shape.hidden);
             poison(input, args.shape.row_bytes());
         }
@@ -50,7 +50,7 @@ TK_DEVICE void send_partial(
         warp.sync();  // the list of the row before is read
         warp.strided(header.num_choices, [&](uint32_t i) {
             const RowChoice choice = P2PArgs::row_choices(row)[i];
-            char* input = kInPlace ? row + args.layout.header_bytes : args.expert_row(choice.expert_row);
+            char* input = kInPlace ? row + args.layout.header_bytes : args.expert_row(args.row_places(row)[i]);
             const float scale = args.expert_scale[global_expert(args, choice.local_expert)];
             list[i] = {input, choice.weight, scale, src_rank, result};
         });

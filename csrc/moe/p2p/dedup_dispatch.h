@@ -55,17 +55,25 @@ TK_DEVICE uint32_t choices_at(const P2PArgs& args, uint32_t token, uint32_t peer
     return choices;
 }
 
-// Stands before the row: which token it is, and which of its choices it is for.
+// Stands before the row: which token it is, and which of its choices it is for. One store of all lanes together.
 TK_DEVICE void write_row_header(
     Warp& warp, const P2PArgs& args, char* row, uint32_t token, uint32_t peer, uint32_t choices) {
-    warp.leader([&] { *reinterpret_cast<SharedRowHeader*>(row) = {token, count_bits(choices), {}}; });
-    warp.strided(args.shape.topk, [&](uint32_t choice) {
-        if (!(choices >> choice & 1)) return;
-        const uint64_t flat = uint64_t{token} * args.shape.topk + choice;
-        const uint32_t local = static_cast<uint32_t>(args.topk_idx[flat]) - peer * args.shape.num_local_experts();
-        const uint32_t place = count_bits(choices & ((1u << choice) - 1));
-        P2PArgs::row_choices(row)[place] = {
-            static_cast<uint16_t>(local), static_cast<uint16_t>(choice), args.topk_weights[flat], 0};
+    auto* words = reinterpret_cast<uint64_t*>(row);
+    warp.strided(args.shape.topk + 1, [&](uint32_t i) {
+        uint64_t word;
+        uint32_t place = 0;
+        if (i == 0) {
+            word = bits_as<uint64_t>(SharedRowHeader{token, count_bits(choices)});
+        } else {
+            const uint32_t choice = i - 1;
+            if (!(choices >> choice & 1)) return;
+            const uint64_t flat = uint64_t{token} * args.shape.topk + choice;
+            const uint32_t local = static_cast<uint32_t>(args.topk_idx[flat]) - peer * args.shape.num_local_experts();
+            word = bits_as<uint64_t>(
+                RowChoice{static_cast<uint16_t>(local), static_cast<uint16_t>(choice), args.topk_weights[flat]});
+            place = 1 + count_bits(choices & ((1u << choice) - 1));
+        }
+        words[place] = word;
     });
 }
 
@@ -88,7 +96,8 @@ TK_DEVICE void send_rows(
     const uint32_t row_bytes = args.shape.row_bytes();
     for (uint32_t pair = share.first; pair < partition_size(args, partition) * num_ranks; pair += share.stride) {
         const uint32_t token = begin + pair / num_ranks;
-        const uint32_t peer = (args.comm.rank + pair % num_ranks) % num_ranks;
+        // Turned from token to token: a warp whose stride is a multiple of the ranks meets them all.
+        const uint32_t peer = (args.comm.rank + pair + token) % num_ranks;
         const uint32_t choices = choices_at(args, token, peer);
         if (choices == 0) continue;
         uint32_t* taken = &args.send_count[partition * num_ranks + peer];
@@ -161,11 +170,11 @@ TK_DEVICE void expand_row(Warp& warp, const P2PArgs& args, Rec& recorder, uint32
     char* row = args.recv_row(args.comm.rank, src_rank, slot);
     const uint32_t num_choices = reinterpret_cast<const SharedRowHeader*>(row)->num_choices;
     TK_RANGE(recorder, P2PEvent::expand_row, src_rank, slot, num_choices);
-    RowChoice* choices = P2PArgs::row_choices(row);
+    const RowChoice* choices = P2PArgs::row_choices(row);
     const auto expert_rows = warp.lanes([&](int lane) {
         if (static_cast<uint32_t>(lane) >= num_choices) return uint32_t{0};
-        RowChoice& choice = choices[lane];
-        return choice.expert_row = add_relaxed_device(&args.expert_cursor[choice.local_expert], 1u);
+        const uint32_t place = add_relaxed_device(&args.expert_cursor[choices[lane].local_expert], 1u);
+        return args.row_places(row)[lane] = place;
     });
     char* data = row + args.layout.header_bytes;
     for (uint32_t i = 0; i < num_choices; ++i) {

@@ -153,8 +153,9 @@ TK_DEVICE void send_tokens(
         {
             TK_RANGE(recorder, P2PEvent::copy_token, peer, slot, expert);
             char* row = args.recv_row(peer, args.comm.rank, slot);
-            if (warp.is_leader()) *reinterpret_cast<RowHeader*>(row) = RowHeader{flat, expert, {}};
-            copy_row(warp, row + sizeof(RowHeader), args.x + uint64_t{flat / args.shape.topk} * row_bytes, row_bytes);
+            if (warp.is_leader()) *reinterpret_cast<RowHeader*>(row) = RowHeader{flat, expert};
+            copy_row(
+                warp, row + args.layout.header_bytes, args.x + uint64_t{flat / args.shape.topk} * row_bytes, row_bytes);
         }
         if constexpr (has_token_flags(kVariant)) {
             TK_SIGNAL(recorder, P2PEvent::signal_token, peer, slot, expert);
@@ -211,7 +212,7 @@ TK_DEVICE void receive_token(Warp& warp, const P2PArgs& args, Rec& recorder, uin
         args.row_origin[free_row] = {header.flat, static_cast<uint16_t>(src_rank), static_cast<uint16_t>(local)};
         return free_row;
     });
-    copy_row(warp, args.expert_row(at), row + sizeof(RowHeader), args.shape.row_bytes());
+    copy_row(warp, args.expert_row(at), row + args.layout.header_bytes, args.shape.row_bytes());
     poison(row, args.layout.row_stride);
 }
 

@@ -11,24 +11,23 @@
 namespace tracekern {
 
 // Stands before each row in the receive buffer.
-struct alignas(16) RowHeader {
+struct alignas(8) RowHeader {
     uint32_t flat;  // the token's flat index at its source
     uint32_t expert;
-    uint32_t reserved[2];
 };
 
-// The same where a token goes once to each rank: RowChoice[topk] follow, the first num_choices of them filled.
-struct alignas(16) SharedRowHeader {
+// The same where a token goes once to each rank. RowChoice[topk] follow, the first num_choices of them filled, and
+// uint32_t[topk], filled in by the receiver: where the row stands for that choice's expert.
+struct alignas(8) SharedRowHeader {
     uint32_t token;
     uint32_t num_choices;
-    uint32_t reserved[2];
 };
-struct RowChoice {
+struct alignas(8) RowChoice {
     uint16_t local_expert;
     uint16_t choice;
     float weight;
-    uint32_t expert_row;  // filled in by the receiver: where the row stands for that expert
 };
+static_assert(sizeof(SharedRowHeader) == 8 && sizeof(RowChoice) == 8, "a lane writes one of them with one store");
 
 // Where a row of the expert input came from and which expert it is for.
 struct RowOrigin {
@@ -36,6 +35,11 @@ struct RowOrigin {
     uint16_t src_rank;
     uint16_t local_expert;
 };
+
+// Rows start on a line of the cache: stores that straddle lines are more messages on the link.
+constexpr uint64_t whole_lines(uint64_t bytes) {
+    return (bytes + 127) / 128 * 128;
+}
 
 // Offsets in the symmetric heap. [x] stands for an array with that many entries.
 struct P2PLayout {
@@ -74,7 +78,7 @@ struct P2PLayout {
         uint64_t cursor = sizeof(HeapControl);
         const auto take = [&](uint64_t bytes) {
             const uint64_t offset = cursor;
-            cursor += (bytes + 127) / 128 * 128;
+            cursor += whole_lines(bytes);
             return offset;
         };
         layout.count_flags = take(ranks * layout.num_counts * 8);
@@ -84,10 +88,10 @@ struct P2PLayout {
         layout.result_flags = take(results * 8);
         layout.results_flags = take(ranks * 8);
         layout.flags_end = cursor;
-        layout.result_stride = (shape.row_bytes() + 15) / 16 * 16;
-        const uint64_t choices = (shape.topk * sizeof(RowChoice) + 15) / 16 * 16;
-        layout.header_bytes =
-            static_cast<uint32_t>(is_deduplicated(variant) ? sizeof(SharedRowHeader) + choices : sizeof(RowHeader));
+        const uint64_t choices = shape.topk * (sizeof(RowChoice) + sizeof(uint32_t));
+        const uint64_t header = is_deduplicated(variant) ? sizeof(SharedRowHeader) + choices : sizeof(RowHeader);
+        layout.result_stride = static_cast<uint32_t>(whole_lines(shape.row_bytes()));
+        layout.header_bytes = static_cast<uint32_t>(whole_lines(header));
         layout.row_stride = layout.header_bytes + layout.result_stride;
         layout.recv_rows = take(ranks * layout.num_slots * layout.row_stride);
         layout.result_rows = take(results * layout.result_stride);
@@ -138,6 +142,10 @@ struct P2PArgs {
     }
     TK_DEVICE static RowChoice* row_choices(char* recv_row) {
         return reinterpret_cast<RowChoice*>(recv_row + sizeof(SharedRowHeader));
+    }
+    // Where the receiver keeps the places of a row at its experts.
+    TK_DEVICE uint32_t* row_places(char* recv_row) const {
+        return reinterpret_cast<uint32_t*>(row_choices(recv_row) + shape.topk);
     }
     TK_DEVICE uint64_t* rank_flag(uint32_t at_rank, uint32_t of_rank) const {
         return comm.at<uint64_t>(at_rank, layout.rank_flags) + of_rank;
