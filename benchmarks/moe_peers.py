@@ -21,9 +21,20 @@ def importable_peers() -> dict[str, str]:
     return {**missing, **present}
 
 
+MOST_SPLITS = 15
+
+
+def fits(num_local_experts: int, sharers: int) -> bool:
+    return num_local_experts % sharers == 0 and num_local_experts // sharers <= MOST_SPLITS
+
+
 class Vdev2d:
     """torch.ops.symm_mem.all_to_all_vdev_2d there and its _offset twin back; tokens are permuted, scaled and added up
-    by plain torch. No host in between: the split sizes stay on the device. Collective."""
+    by plain torch. No host in between: the split sizes stay on the device. Collective.
+
+    It takes fewer than 16 splits a rank (NUM_TILES): with more experts several share one, and every row's expert goes
+    along in a second exchange of 16 bytes a row.
+    """
 
     def __init__(self, shape: MoeShape) -> None:
         import torch.distributed._symmetric_memory as symm_mem
@@ -36,10 +47,15 @@ class Vdev2d:
         self.input = symm_mem.empty(rows, shape.hidden, dtype=dtype, device=device)
         self.received = symm_mem.empty(rows * 5 // 4, shape.hidden, dtype=dtype, device=device)
         self.returned = symm_mem.empty(rows, shape.hidden, dtype=dtype, device=device)
-        self.splits = symm_mem.empty(shape.num_experts, dtype=torch.int64, device=device)
-        self.there = symm_mem.empty(2, shape.num_experts, dtype=torch.int64, device=device)
-        self.back = symm_mem.empty(2, shape.num_experts, dtype=torch.int64, device=device)
-        for tensor in (self.input, self.received, self.returned, self.splits, self.there, self.back):
+        self.sharers = next(n for n in range(1, shape.num_local_experts + 1) if fits(shape.num_local_experts, n))
+        num_splits = shape.num_experts // self.sharers
+        self.experts = symm_mem.empty(rows, 4, dtype=torch.int32, device=device)
+        self.received_experts = symm_mem.empty(rows * 5 // 4, 4, dtype=torch.int32, device=device)
+        self.splits = symm_mem.empty(num_splits, dtype=torch.int64, device=device)
+        self.there = symm_mem.empty(2, num_splits, dtype=torch.int64, device=device)
+        self.back = symm_mem.empty(2, num_splits, dtype=torch.int64, device=device)
+        rows_of_tokens = (self.input, self.received, self.returned, self.experts, self.received_experts)
+        for tensor in (*rows_of_tokens, self.splits, self.there, self.back):
             symm_mem.rendezvous(tensor, self.group)
 
     def __call__(self, batch: Batch, expert_scale: torch.Tensor) -> torch.Tensor:
@@ -48,14 +64,13 @@ class Vdev2d:
         chosen = batch.topk_idx.reshape(-1).long()
         order = torch.argsort(chosen, stable=True)
         torch.index_select(batch.x, 0, order // shape.topk, out=self.input[: len(order)])
-        self.splits.copy_(torch.bincount(chosen, minlength=shape.num_experts))
+        self.experts[: len(order)] = chosen[order, None].int()
+        self.splits.copy_(torch.bincount(chosen // self.sharers, minlength=len(self.splits)))
         ops = torch.ops.symm_mem
         ops.all_to_all_vdev_2d(self.input, self.received, self.splits, self.there, self.group)
-        # Received rows stand by local expert, within it by source rank.
-        ends = self.there[1] + self.there[0]
-        split_of = torch.searchsorted(ends, torch.arange(len(self.received), device="cuda"), right=True)
-        expert = dist.get_rank() * shape.num_local_experts + split_of // shape.num_ranks
-        scale = expert_scale[expert.clamp(max=shape.num_experts - 1), None]
+        ops.all_to_all_vdev_2d(self.experts, self.received_experts, self.splits, self.there, self.group)
+        expert = self.received_experts[:, 0].clamp(0, shape.num_experts - 1).long()
+        scale = expert_scale[expert, None]
         self.received.copy_((self.received.float() * scale).to(self.received.dtype))
         ops.all_to_all_vdev_2d_offset(self.received, self.returned, self.there, self.back, self.group)
         results = torch.empty((len(order), shape.hidden), dtype=torch.float32, device="cuda")

@@ -215,6 +215,8 @@ def entry_skew(rank: Rank, pipeline: P2PPipeline, batch: Batch, scale: torch.Ten
     directory = rank.directory / "skew"
     with tracekern.capture(directory, device=pipeline.comm.device, records_per_track=64) as capture:
         for _ in range(NUM_SKEW_CALLS):
+            if rank.on_gpu:
+                torch.cuda._sleep(10 * DELAY_CYCLES)  # a traced launch takes the host longer
             pipeline.comm.native.barrier(**({"stream": torch.cuda.current_stream().cuda_stream} if rank.on_gpu else {}))
             pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, capture=capture)
             pipeline.synchronize()

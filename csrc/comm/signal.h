@@ -115,7 +115,7 @@ TK_DEVICE bool should_give_up(const Warp& warp,
     if (spins % 16 != 1) return false;
     const uint64_t now = read_clock();
     if (started == 0) started = now;
-    const bool aborted = load_acquire_system(&comm.control(comm.rank).abort) != 0;
+    const bool aborted = load_relaxed_system(&comm.control(comm.rank).abort) != 0;
     if (!aborted && now - started < comm.timeout_ticks) return false;
     if (warp.is_leader()) {
         const FaultCause cause = aborted ? FaultCause::peer_aborted : FaultCause::timeout;
@@ -130,21 +130,22 @@ TK_DEVICE uint64_t look_at(const uint64_t* flag) {
     return mutated(kChannel, Mutation::acquire) ? load_relaxed_system(flag) : load_acquire_system(flag);
 }
 
-// Waits until *flag carries `epoch`.
+// Waits until *flag carries `epoch`. Relaxed while it spins: on a GPU an acquire empties the cache of the whole block,
+// also of its warps that are copying.
 template <Channel kChannel>
 TK_DEVICE WaitResult wait(Warp& warp, const CommArgs& comm, const uint64_t* flag, uint32_t epoch, WaitFor wait_for) {
     perturb(warp);
     uint64_t started = 0;
     bool ok = true;
-    uint64_t seen;
-    for (uint32_t spins = 0;;) {
-        seen = look_at<kChannel>(flag);
-        if (is_wanted_epoch(kChannel, flag_epoch(seen), epoch)) break;
+    uint64_t seen = look_at<kChannel>(flag);
+    for (uint32_t spins = 0; !is_wanted_epoch(kChannel, flag_epoch(seen), epoch);) {
         warp.relax(spins);
         if (should_give_up(warp, comm, kChannel, wait_for, spins, epoch, seen, started)) {
             ok = false;
             break;
         }
+        seen = load_relaxed_system(flag);
+        if (is_wanted_epoch(kChannel, flag_epoch(seen), epoch)) seen = look_at<kChannel>(flag);
     }
     // Lanes see the flag in different turns; they go on together, and only if all of them saw it.
     ok = warp.sum([&](int) { return ok ? 0u : 1u; }) == 0;

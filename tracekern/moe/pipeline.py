@@ -50,7 +50,9 @@ class P2PPipeline:
         executor: str = "fibers",
         backend: str = "cpu",
     ) -> None:
-        """variant: a key of STAGES. num_blocks x warps_per_block: the grid of every kernel. backend: "cpu" or "cuda".
+        """variant: a key of STAGES. num_blocks x warps_per_block: the grid of every kernel; on a GPU at most 16 warps.
+
+        backend: "cpu" or "cuda".
 
         partitions: of a rank's tokens in the pipelined variant, at most; two of them are under way at a time.
         timeout_s, on_timeout: see Communicator.set_timeout(). Raises BadInput.
@@ -63,7 +65,7 @@ class P2PPipeline:
             raise BadInput(f"the shape is for {shape.num_ranks} ranks, the group has {group.num_ranks}")
         for name, value, high in (
             ("num_blocks", num_blocks, 4096),
-            ("warps_per_block", warps_per_block, 32),
+            ("warps_per_block", warps_per_block, 16 if backend == "cuda" else 32),
             ("partitions", partitions, 64),
         ):
             if not 1 <= value <= high:

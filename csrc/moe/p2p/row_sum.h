@@ -43,11 +43,12 @@ TK_DEVICE void add_pack(float (&sums)[kCount], const Pack<T, kCount>& pack, cons
     }
 }
 
-// Each lane has kDepth vectors under way at a time. kOneRow: all contributions are of one row, which is read once.
+// Each lane has kDepth vectors of a row under way at a time, and those of the next row. kOneRow: all contributions are
+// of one row, which is read once. The depths are what 128 registers hold.
 template <class T, uint32_t kCount, bool kScaled, bool kOneRow>
 TK_DEVICE void sum_packs(Warp& warp, char* dst, const Contribution* list, uint32_t num_rows, RowPart part) {
     using Unit = Pack<T, kCount>;
-    constexpr uint32_t kDepth = 4;
+    constexpr uint32_t kDepth = kOneRow ? 4 : 3;
     const uint32_t columns = (part.count + kDepth - 1) / kDepth;
     Unit* out = reinterpret_cast<Unit*>(dst) + part.begin;
     // The last vectors may be missing: their lanes do the first one again and drop it.
@@ -57,15 +58,19 @@ TK_DEVICE void sum_packs(Warp& warp, char* dst, const Contribution* list, uint32
     warp.strided(columns, [&](uint32_t column) {
         float sums[kDepth][kCount] = {};
         Unit units[kDepth] = {};
-        for (uint32_t i = 0; i < num_rows; ++i) {
-            const Contribution from = list[i];
-            const Unit* row = reinterpret_cast<const Unit*>(from.row) + part.begin;
-            if (!kOneRow || i == 0) {
-                TK_UNROLL
-                for (uint32_t d = 0; d < kDepth; ++d) units[d] = row[at(column, d)];
-            }
+        const auto load = [&](uint32_t i) {
+            const Unit* row = reinterpret_cast<const Unit*>(list[i].row) + part.begin;
             TK_UNROLL
-            for (uint32_t d = 0; d < kDepth; ++d) add_pack<T, kCount, kScaled>(sums[d], units[d], from);
+            for (uint32_t d = 0; d < kDepth; ++d) units[d] = row[at(column, d)];
+        };
+        if (num_rows) load(0);
+        for (uint32_t i = 0; i < num_rows; ++i) {
+            Unit now[kDepth];
+            TK_UNROLL
+            for (uint32_t d = 0; d < kDepth; ++d) now[d] = units[d];
+            if (!kOneRow && i + 1 < num_rows) load(i + 1);  // on its way while this one is added
+            TK_UNROLL
+            for (uint32_t d = 0; d < kDepth; ++d) add_pack<T, kCount, kScaled>(sums[d], now[d], list[i]);
         }
         TK_UNROLL
         for (uint32_t d = 0; d < kDepth; ++d) {
