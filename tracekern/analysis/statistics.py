@@ -2,7 +2,8 @@
 
 A phase is an event in a stage, a stage is a launch name: `dispatch_recv.wait_token`. The launches of a capture are put
 into iterations: the number of iterations is the commonest number of launches a stage has (the larger one of equals), a
-stage launched k times as often belongs to each k times, and a stage launched less often is set-up and not measured.
+stage launched k times as often belongs to each k times, and a stage launched any other number of times is set-up and
+not measured.
 The first iteration warms up and is not measured either, unless it is the only one.
 """
 

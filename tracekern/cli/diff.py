@@ -156,7 +156,9 @@ def _end_to_end(first: RunStatistics, second: RunStatistics) -> str:
     cells = ["unknown" if value is None else show("", value) for value in values]
     change = f" ({percent(values[1] / values[0] - 1)})" if all(values) else ""
     counts = f"{first.num_measured} and {second.num_measured} measured"
-    return f"an iteration takes {cells[0]} in A, {cells[1]} in B{change}; median of {counts}"
+    set_up = sorted({*first.set_up_stages, *second.set_up_stages})
+    left_out = f"; set-up, not measured: {', '.join(set_up)}" if set_up else ""
+    return f"an iteration takes {cells[0]} in A, {cells[1]} in B{change}; median of {counts}{left_out}"
 
 
 def _plain(value: float) -> Any:
