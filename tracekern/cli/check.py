@@ -24,9 +24,7 @@ def check(
     ],
     against: Annotated[
         str | None,
-        typer.Option(
-            metavar="BASELINE", help="latest, a number as in 0003, a file, or a directory of captures to compare with."
-        ),
+        typer.Option(metavar="BASELINE", help="latest, a number as in 0003, a file, or a directory of captures."),
     ] = None,
     save: Annotated[bool, typer.Option("--save", help="Keep the runs as a baseline, unless they regressed.")] = False,
     budgets: gate_output.Budgets = None,
@@ -39,9 +37,7 @@ def check(
     unaligned: options.Unaligned = False,
     storage: Annotated[Path, typer.Option(help="Where baselines are kept.")] = Path(".tracekern"),
     append: Annotated[Path | None, typer.Option(metavar="FILE.jsonl", help="Add the runs to a history.")] = None,
-    trend: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", help="Draw that history: one offline page.")
-    ] = None,
+    trend: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Draw that history, offline.")] = None,
     junit: gate_output.Junit = None,
     markdown: gate_output.Markdown = None,
     as_json: options.Json = False,
