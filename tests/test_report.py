@@ -102,6 +102,30 @@ def test_matrix_says_which_side_waits(findings, tmp_path):
     assert figure["data"][0]["hovertext"][3][0].startswith("rank 3 waits for rank 0")
 
 
+def test_causes_and_path_are_drawn_as_they_were_found(findings, tmp_path):
+    figures = {entry["says"]: entry for entry in figures_of(page_of(findings, tmp_path / "report.html"))}
+    causes = figures["Waiting by root cause"]
+    drawn = sum(np.array(trace["x"]) for trace in causes["data"]) * 1e6
+    assert causes["layout"]["xaxis"]["title"]["text"].startswith("ms")
+    assert np.allclose(drawn, [cost.total_ns for cost in findings.causes.costs[: len(drawn)]])
+    path = figures["Parts of the critical path"]
+    assert path["layout"]["xaxis"]["title"]["text"] == "us"
+    assert sum(sum(trace["x"]) for trace in path["data"]) * 1e3 == pytest.approx(findings.path.whole.makespan_ns)
+    route = figures["Ranks that the critical path runs through"]
+    lengths = [end - start for t in route["data"] for start, end in zip(t["x"][::3], t["x"][1::3], strict=True)]
+    assert sum(lengths) * 1e6 == pytest.approx(findings.path.whole.makespan_ns)
+
+
+def test_the_rank_that_caused_it_is_named_and_the_longest_waiter_is_not(findings):
+    lines = {line.word: line.text for line in headlines(findings)}
+    assert findings.time.ranks[int(findings.time.wait.argmax())] == 2
+    assert lines["who"].startswith("rank 0 caused 44.8 ms ±18.6 us of it")
+    assert "the host of rank 0" in lines["why"]
+    assert (
+        "before kernels of rank 0 were started; as short as elsewhere, the host of rank 0 would save" in lines["bound"]
+    )
+
+
 def test_gantt_draws_spans_where_they_are(findings, tmp_path):
     gantts = [entry for entry in figures_of(page_of(findings, tmp_path / "report.html")) if entry["kind"] == "gantt"]
     assert [entry["name"].split()[0] for entry in gantts] == ["worst", "median", "best"]

@@ -35,9 +35,12 @@ class Findings:
     """Of the phases with the largest sums."""
     blames: tuple[Blame, ...]
     verdict: Verdict
+    """Who came late most."""
     matrix: WaitMatrix
     abnormal: tuple[Abnormal, ...]
     causes: Causes
+    culprit: Verdict
+    """Who caused most of the waiting, by its own work and its host."""
     path: CriticalPath
     balance: Balance
     imbalances: tuple[Imbalance, ...]
@@ -54,6 +57,7 @@ def find(timeline: Timeline) -> Findings:
     phases = wait_statistics(waits, by=("phase",))
     blames = blame_ranks(timeline, waits)
     matrix = wait_matrix(timeline, waits)
+    causes = analyze_causes(timeline, waits)
     return Findings(
         timeline=timeline,
         summary=summarize(timeline),
@@ -67,7 +71,8 @@ def find(timeline: Timeline) -> Findings:
         verdict=name_worst(blames),
         matrix=matrix,
         abnormal=find_abnormal(matrix),
-        causes=analyze_causes(timeline, waits),
+        causes=causes,
+        culprit=name_worst(causes.blames),
         path=critical_path(timeline, waits),
         balance=analyze_balance(timeline),
         imbalances=work_imbalance(timeline),

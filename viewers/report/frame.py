@@ -63,7 +63,7 @@ class _Specs:
     entries: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, kind: str, height: int, says: str, **content: Any) -> str:
-        self.entries.append({"kind": kind, **content})
+        self.entries.append({"kind": kind, "says": says, **content})
         return (
             f'<div class="figure" role="img" aria-label="{escape(says)}" data-figure="{len(self.entries) - 1}" '
             f'style="height:{height}px"></div>'

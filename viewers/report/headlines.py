@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tracekern.analysis.doubt import Blame
 from tracekern.analysis.findings import Findings
 from tracekern.viewers.report.cause import describe_cost
-from tracekern.viewers.report.path import describe_part
+from tracekern.viewers.report.path import describe_gain, describe_part
 from tracekern.viewers.words import count, duration, percent, ranks
 
 
@@ -47,14 +47,14 @@ def _who(findings: Findings) -> str:
         return "one rank: nobody else to wait for"
     if not findings.summary.aligned:
         return "the clocks were not aligned: nobody can be named"
-    verdict, worst = findings.verdict, findings.blames[0] if findings.blames else None
-    if worst is None or worst.late_ns == 0 and not verdict.candidates:
+    verdict, blames = findings.culprit, findings.causes.blames
+    if not blames or not verdict.candidates:
         return "no rank made another one wait"
     if verdict.rank is None:
         return f"open between {ranks(verdict.candidates)}: the clocks do not tell them apart"
-    named = next(blame for blame in findings.blames if blame.rank == verdict.rank)
+    named = next(blame for blame in blames if blame.rank == verdict.rank)
     certainty = "proven by the clock bounds" if verdict.is_proven else "likely, not proven, by the clock bounds"
-    return f"rank {verdict.rank} made the others wait {charged(named)}, more than any other rank; {certainty}"
+    return f"rank {verdict.rank} caused {charged(named)} of it by its own work and its host; {certainty}"
 
 
 def charged(blame: Blame) -> str:
@@ -82,10 +82,11 @@ def _bound(findings: Findings) -> str:
     if whole is None or not whole.parts:
         return findings.path.note or "there is no path"
     first = whole.parts[0]
-    text = (
-        f"{percent(first.time_ns, whole.makespan_ns)} of the {duration(whole.makespan_ns)} lie {describe_part(first)}"
-    )
-    return f"{text}; {steadiness(findings)}" if len(findings.iterations) > 1 else text
+    text = f"{percent(first.time_ns, whole.makespan_ns)} of {duration(whole.makespan_ns)} lie {describe_part(first)}"
+    gains = findings.path.replay.gains if findings.path.replay else ()
+    if gains and gains[0].saved_ns > 0:
+        text += f"; as short as elsewhere, {describe_gain(gains[0])} would save {duration(gains[0].saved_ns)}"
+    return text
 
 
 def steadiness(findings: Findings) -> str:

@@ -7,11 +7,13 @@ from typing import Any
 from tracekern.analysis.critical_path import Path
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.path_parts import PathKind, PathPart
+from tracekern.analysis.path_replay import Gain
 from tracekern.viewers.report.charts import stacked_bars, time_scale
-from tracekern.viewers.report.frame import Figure, Part
+from tracekern.viewers.report.frame import Figure, Part, table
 from tracekern.viewers.words import count, duration, escape, percent
 
 _MAX_PARTS = 10
+_MAX_GAINS = 5
 _MAX_SEGMENTS = 4000
 _LOOKS = {
     PathKind.PHASE: ("in a kernel", "--work", ""),
@@ -25,13 +27,13 @@ def path_part(findings: Findings) -> Part:
     whole = findings.path.whole
     if whole is None or not whole.parts:
         note = findings.path.note or "there is no path"
-        return Part("path", "Path", question, f"{escape(note[0].upper() + note[1:])}.")
+        return Part("path", "Path", question, f"{escape(_sentence(note))}.")
     first = whole.parts[0]
     answer = (
         f"<b>{percent(first.time_ns, whole.makespan_ns)}</b> of the {duration(whole.makespan_ns)} on the critical path "
         f"lie {escape(describe_part(first))}."
     )
-    body: list[str | Figure] = [_part_bars(whole)]
+    body: list[str | Figure] = [_part_bars(whole), *_gains(findings)]
     if len(findings.timeline.ranks) > 1:
         body += ["<h3>Where the path runs</h3>", _route(findings, whole)]
     aside = (
@@ -49,6 +51,38 @@ def describe_part(part: PathPart) -> str:
     if part.kind == PathKind.LINK:
         return f"on the link {part.rank} → {part.peer}"
     return f"in {part.phase} of rank {part.rank}"
+
+
+def describe_gain(gain: Gain) -> str:
+    """ "the host of rank 3", "combine_recv.reduce_token of rank 3", "the link 0 → 3"."""
+    part = gain.part
+    if part.kind == PathKind.HOST:
+        return f"the host of rank {part.rank}"
+    return f"the link {part.rank} → {part.peer}" if part.kind == PathKind.LINK else f"{part.phase} of rank {part.rank}"
+
+
+def _gains(findings: Findings) -> list[str | Figure]:
+    """What a replay says, or why it says nothing."""
+    replay = findings.path.replay
+    if replay is None:
+        return []
+    title = "<h3>What would end earlier, if it were as short as elsewhere</h3>"
+    makespan = replay.end_ns - replay.start_ns
+    gains = [gain for gain in replay.gains if gain.saved_ns > 0][:_MAX_GAINS]
+    if not gains:
+        why = f"Nothing can be said: {replay.note}" if replay.note else "No part alone: another chain is as long"
+        return [title, f"<p>{escape(why)}.</p>"]
+    rows = [[escape(describe_gain(gain)), duration(gain.saved_ns), percent(gain.saved_ns, makespan)] for gain in gains]
+    error = abs(replay.replayed_ns - makespan)
+    aside = (
+        "<p class='aside'>The run was replayed with one part at the median of its peers. Unchanged, the replay gives "
+        f"{duration(replay.replayed_ns)} for {duration(makespan)}, an error of {percent(error, makespan)}.</p>"
+    )
+    return [title, table(["part", "saved", ""], rows, numbers=2), aside]
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _part_bars(path: Path) -> Figure:
