@@ -77,7 +77,9 @@ def time_out() -> int:
     """Rank 1 stays away; rank 0 gives up and is refused; after a reset 1,000 calls are right."""
     workload = Workload(timeout_s=0.5)
     rank, found = workload.group.rank, {"said": [], "fault": {}}
-    with capture(Path(os.environ["FLIGHT_DIR"], "capture"), device=workload.comm.device, keep="last") as session:
+    with capture(
+        Path(os.environ["FLIGHT_DIR"], "capture"), device=workload.comm.device, max_bytes=1 << 27, keep="last"
+    ) as session:
         workload.call(0, session)
         workload.pipeline.synchronize()
         for _ in range(2 if rank == 0 else 0):
@@ -95,7 +97,7 @@ def trap() -> int:
     """Rank 1 stays away and the kernel of rank 0 traps: its device is gone, its capture is not."""
     workload = Workload(timeout_s=0.5, on_timeout="trap")
     rank, found = workload.group.rank, {"said": []}
-    with capture(Path(os.environ["FLIGHT_DIR"], "capture"), device=workload.comm.device) as session:
+    with capture(Path(os.environ["FLIGHT_DIR"], "capture"), device=workload.comm.device, max_bytes=1 << 27) as session:
         workload.call(0, session)
         workload.pipeline.synchronize()
         for _ in range(2 if rank == 0 else 0):
@@ -112,7 +114,9 @@ def calls_without_end() -> int:
     workload = Workload(timeout_s=0.5)
     directory, rank = Path(os.environ["FLIGHT_DIR"]), workload.group.rank
     try:
-        with capture(directory / "capture", device=workload.comm.device, keep="last", records_per_track=32) as session:
+        with capture(
+            directory / "capture", device=workload.comm.device, max_bytes=1 << 27, keep="last", records_per_track=32
+        ) as session:
             for iteration in range(100_000):
                 workload.call(iteration, session)
                 if iteration == 50:
@@ -130,7 +134,9 @@ def keep_last() -> int:
         ("first", {"records_per_track": 1 << 10}),
         ("capture", {"keep": "last", "records_per_track": 16}),
     ):
-        with capture(Path(os.environ["FLIGHT_DIR"], name), device=workload.comm.device, **options) as session:
+        with capture(
+            Path(os.environ["FLIGHT_DIR"], name), device=workload.comm.device, max_bytes=1 << 27, **options
+        ) as session:
             for iteration in range(3):
                 workload.call(iteration, session)
             workload.pipeline.synchronize()

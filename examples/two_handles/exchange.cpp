@@ -11,6 +11,10 @@
 #include <pybind11/pybind11.h>
 #include <tracekern.h>
 
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
 #ifndef __CUDACC__
     #include <platform/cpu_executor.hpp>
 #endif
@@ -156,11 +160,11 @@ void run_exchange(const std::string& comm,
     launch<Recorder<false>, false>(args, clock, {});
 }
 
-PYBIND11_MODULE(exchange, module) {
-    module.def("run", &run_exchange);
-    module.def("come_late", [](const std::string& comm, const std::string& clock, uint32_t slot, uint64_t limit_ns) {
+PYBIND11_MODULE(exchange, extension) {
+    extension.def("run", &run_exchange);
+    extension.def("come_late", [](const std::string& comm, const std::string& clock, uint32_t slot, uint64_t limit_ns) {
         launch_come_late(make_args(comm, slot, 0, 0, 0), clock, limit_ns);  // ticks of both backends are ns
     });
-    module.def("events", &describe_events<ExchangeEvent>);
-    module.attr("heap_bytes") = sizeof(HeapControl) + 2 * kMaxRanks * sizeof(uint64_t);
+    extension.def("events", &describe_events<ExchangeEvent>);
+    extension.attr("heap_bytes") = sizeof(HeapControl) + 2 * kMaxRanks * sizeof(uint64_t);
 }
