@@ -50,10 +50,9 @@ class P2PPipeline:
         executor: str = "fibers",
         backend: str = "cpu",
     ) -> None:
-        """variant: a key of STAGES. num_blocks x warps_per_block: the grid of every kernel; on a GPU at most 16 warps.
+        """variant: a key of STAGES. backend: "cpu" or "cuda".
 
-        backend: "cpu" or "cuda".
-
+        num_blocks x warps_per_block: the grid of every kernel; on a GPU at most 16 warps.
         partitions: of a rank's tokens in the pipelined variant, at most; two of them are under way at a time.
         timeout_s, on_timeout: see Communicator.set_timeout(). Raises BadInput.
         """
@@ -63,13 +62,9 @@ class P2PPipeline:
             raise BadInput(f"variant is {variant!r}; wanted one of {', '.join(STAGES)}")
         if shape.num_ranks != group.num_ranks:
             raise BadInput(f"the shape is for {shape.num_ranks} ranks, the group has {group.num_ranks}")
-        for name, value, high in (
-            ("num_blocks", num_blocks, 4096),
-            ("warps_per_block", warps_per_block, 16 if backend == "cuda" else 32),
-            ("partitions", partitions, 64),
-        ):
-            if not 1 <= value <= high:
-                raise BadInput(f"{name} is {value}; wanted 1 to {high}")
+        _check_range("num_blocks", num_blocks, 4096)
+        _check_range("warps_per_block", warps_per_block, 16 if backend == "cuda" else 32)
+        _check_range("partitions", partitions, 64)
         self.shape, self.variant = shape, variant
         self.grid, self.warps = num_blocks, warps_per_block
         sizes = {
@@ -216,6 +211,11 @@ class P2PPipeline:
         if on_host and num_tokens and not -1 <= int(topk_idx.min()) <= int(topk_idx.max()) < shape.num_experts:
             bad = topk_idx[(topk_idx < -1) | (topk_idx >= shape.num_experts)][0].item()
             raise BadInput(f"topk_idx names expert {bad}; wanted -1 (none) or 0 to {shape.num_experts - 1}")
+
+
+def _check_range(name: str, value: int, high: int) -> None:
+    if not 1 <= value <= high:
+        raise BadInput(f"{name} is {value}; wanted 1 to {high}")
 
 
 def _check_same_everywhere(group: Group, settings: dict[str, Any]) -> None:
