@@ -223,12 +223,15 @@ def _overlaps(timeline: Timeline, events: Sequence[EventRows]) -> tuple[Overlap,
     count = max((rank.rank for rank in timeline.ranks), default=-1) + 1
     moves = [event for event in events if event.sends or event.takes or event.is_signal]
     computes = [event for event in events if event.computes]
-    covered = []
-    for chosen in (moves, computes, moves + computes):
+
+    def covered(chosen: Sequence[EventRows]) -> Int64:
         rank, row = join_columns(((event.rank.astype(np.int64), event.row) for event in chosen), 2)
-        covered.append(union_ns(rank, timeline.spans.start[row], timeline.spans.end[row], count).tolist())
-    communication, compute, either = covered
+        return union_ns(rank, timeline.spans.start[row], timeline.spans.end[row], count)
+
+    communication, compute = covered(moves), covered(computes)
+    either = covered(moves + computes) if moves and computes else communication + compute
+    both = communication + compute - either
     return tuple(
-        Overlap(rank, communication[rank], compute[rank], communication[rank] + compute[rank] - either[rank])
+        Overlap(rank, int(communication[rank]), int(compute[rank]), int(both[rank]))
         for rank in sorted(entry.rank for entry in timeline.ranks)
     )

@@ -79,11 +79,10 @@ def own_times(timeline: Timeline) -> Int64:
     """[num_spans] ns of each closed device span that lie in no span inside it."""
     activity = flatten(timeline)
     own = np.zeros(len(timeline.spans), np.int64)
-    length = activity.end - activity.start
-    if np.all(activity.span[1:] > activity.span[:-1]):  # each span is one piece
-        own[activity.span] = length
+    if activity.is_flat:
+        own[activity.span] = activity.end - activity.start
     else:
-        np.add.at(own, activity.span, length)
+        np.add.at(own, activity.span, activity.end - activity.start)
     return own
 
 

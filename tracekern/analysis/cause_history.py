@@ -64,7 +64,9 @@ class History:
         first_phase = np.searchsorted(graph.stage_of_phase, np.arange(len(graph.stages)))
         self._slot_of_phase = (np.arange(len(graph.phases)) - first_phase[graph.stage_of_phase]).astype(np.int8)
         self._first_phase = first_phase
-        self._late_ns, self._link_ns, self._own_ns = divide_pieces(timeline, graph, waits)
+        self._waits = WaitPieces.of(timeline, graph, waits)
+        self._own_ns = graph.activity.end - graph.activity.start
+        self._own_ns[self._waits.piece] -= self._waits.late_ns + self._waits.link_ns
         self._base = self._launch_bases()
 
     def of_runs(self, run: Int64, time: Int64) -> Moments:
@@ -105,18 +107,20 @@ class History:
         graph = self.graph
         known = np.maximum(moments.run, 0)
         first, piece = graph.runs.first[known], moments.piece
-        late = np.minimum(moments.in_piece_ns, self._late_ns[piece])
-        link = np.minimum(moments.in_piece_ns - late, self._link_ns[piece])
-        partial = {"late": late, "link": link, "own": moments.in_piece_ns - late - link}
+        waits = self._waits
+        late = np.minimum(moments.in_piece_ns, waits.at(waits.late_ns, piece))
+        link = np.minimum(moments.in_piece_ns - late, waits.at(waits.link_ns, piece))
+        partial = moments.in_piece_ns - late - link
         slot_of_piece = self._slot_of_phase[graph.phase]
-        in_slot = slot_of_piece[piece]
+        in_slot, own_ns = slot_of_piece[piece], self._own_ns[piece]
+        sums = np.empty_like(self._own_ns)
         found = []
         for slot in range(int(self._slot_of_phase.max(initial=-1)) + 1):
-            before = _sums_before(self._own_ns * (slot_of_piece == slot))
-            found.append(before[piece] - before[first] + np.where(in_slot == slot, partial["own"], 0))
-        for name, values in (("late", self._late_ns), ("link", self._link_ns)):
-            before = _sums_before(values)
-            found.append(before[piece] - before[first] + partial[name])
+            np.cumsum(np.multiply(self._own_ns, slot_of_piece == slot, out=sums), out=sums)
+            since = np.where(first > 0, sums[first - 1], 0)
+            found.append(sums[piece] - since + np.where(in_slot == slot, partial - own_ns, 0))
+        found.append(waits.between(waits.late_ns, first, piece) + late)
+        found.append(waits.between(waits.link_ns, first, piece) + link)
         for values in found:
             values[moments.run < 0] = 0
         return found
@@ -148,8 +152,8 @@ class History:
         deciding = shown[schedule.last_run[shown] >= 0]
         launch, piece = expand_runs(graph, deciding, schedule.last_run[deciding])
         np.add.at(inside, (launch, graph.phase[piece]), self._own_ns[piece])
-        np.add.at(inside[:, self.late], launch, self._late_ns[piece])
-        np.add.at(inside[:, self.link], launch, self._link_ns[piece])
+        np.add.at(inside[:, self.late], launch, self._waits.at(self._waits.late_ns, piece))
+        np.add.at(inside[:, self.link], launch, self._waits.at(self._waits.link_ns, piece))
         rest = (schedule.end - schedule.start)[shown] - inside[shown].sum(axis=1)
         inside[shown, graph.unrecorded[schedule.stage[shown]]] += np.maximum(rest, 0)
         base = np.zeros_like(inside)
@@ -167,28 +171,44 @@ def expand_runs(graph: EventGraph, owner: Int64, run: Int64) -> tuple[Int64, Int
     return np.repeat(owner, count), piece
 
 
-def _sums_before(values: Int64) -> Int64:
-    """[n] sum of all values before each."""
-    sums = np.cumsum(values)
-    sums -= values
-    return sums
+@dataclass(frozen=True)
+class WaitPieces:
+    """[n] the pieces of activity that are waits."""
 
+    piece: Int64
+    """Ascending."""
+    late_ns: Int64
+    """Until the other side was there."""
+    link_ns: Int64
+    """From then to the end, where the wait was for a message."""
 
-def divide_pieces(timeline: Timeline, graph: EventGraph, waits: Waits) -> tuple[Int64, Int64, Int64]:
-    """([num_pieces] ns of waiting for somebody late, ns of waiting for the link, all other ns)"""
-    activity = graph.activity
-    late, link = np.zeros(len(activity), np.int64), np.zeros(len(activity), np.int64)
-    wait_of_span = np.full(len(timeline.spans), -1, np.int32)
-    wait_of_span[waits.row] = np.arange(len(waits), dtype=np.int32)
-    piece = np.flatnonzero(wait_of_span[activity.span] >= 0)
-    wait = wait_of_span[activity.span[piece]]
-    begin = timeline.spans.start[waits.row[wait]]
-    until = begin + waits.late_ns[wait]
-    start, end = activity.start[piece], activity.end[piece]
-    late[piece] = np.clip(until - start, 0, end - start)
-    crosses = is_message(waits)[wait]
-    link[piece] = np.where(crosses, end - start - late[piece], 0)
-    return late, link, activity.end - activity.start - late - link
+    @classmethod
+    def of(cls, timeline: Timeline, graph: EventGraph, waits: Waits) -> WaitPieces:
+        activity = graph.activity
+        if activity.is_flat:
+            piece, wait = np.searchsorted(activity.span, waits.row), np.arange(len(waits))
+        else:
+            wait_of_span = np.full(len(timeline.spans), -1, np.int64)
+            wait_of_span[waits.row] = np.arange(len(waits))
+            piece = np.flatnonzero(wait_of_span[activity.span] >= 0)
+            wait = wait_of_span[activity.span[piece]]
+        start, length = activity.start[piece], activity.end[piece] - activity.start[piece]
+        until = timeline.spans.start[waits.row[wait]] + waits.late_ns[wait]
+        late = np.clip(until - start, 0, length)
+        return cls(piece, late, np.where(is_message(waits)[wait], length - late, 0))
+
+    def at(self, values: Int64, piece: Int64) -> Int64:
+        """[m] what `values` (a column) says of each piece; 0 for one that is no wait."""
+        if not len(self.piece):
+            return np.zeros(len(piece), np.int64)
+        found = np.minimum(np.searchsorted(self.piece, piece), len(self.piece) - 1)
+        return np.where(self.piece[found] == piece, values[found], 0)
+
+    def between(self, values: Int64, first: Int64, stop: Int64) -> Int64:
+        """[m] sum of `values` over the pieces first..stop, without stop."""
+        sums: Int64 = np.append(0, np.cumsum(values))
+        between: Int64 = sums[np.searchsorted(self.piece, stop)] - sums[np.searchsorted(self.piece, first)]
+        return between
 
 
 def is_message(waits: Waits) -> npt.NDArray[np.bool_]:

@@ -55,7 +55,8 @@ class Sequence:
     def of(cls, graph: EventGraph, edges: Edges, time: Int64, weight_ns: Int64) -> Sequence:
         """The waits of some weight; time, weight_ns: [num_edges]."""
         edge = np.flatnonzero(weight_ns > 0)
-        edge = edge[np.lexsort((time[edge], edges.waiter[edge]))]
+        if not _is_sorted(edges.waiter[edge], time[edge]):
+            edge = edge[np.lexsort((time[edge], edges.waiter[edge]))]
         run, time, weight_ns = edges.waiter[edge], time[edge], weight_ns[edge]
         launch = graph.runs.launch[run]
         in_history = np.flatnonzero(graph.schedule.last_run[launch] == run)
@@ -103,6 +104,11 @@ class Shares:
     link_waits: Sequence
     late_ranges: Ranges
     link_ranges: Ranges
+
+
+def _is_sorted(first: Int64, second: Int64) -> bool:
+    """By `first`, and where that is the same by `second`."""
+    return bool(np.all((first[1:] > first[:-1]) | ((first[1:] == first[:-1]) & (second[1:] >= second[:-1]))))
 
 
 def split_waits(timeline: Timeline, graph: EventGraph, waits: Waits, edges: Edges, link_ns: Int64) -> Shares:

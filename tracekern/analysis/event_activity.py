@@ -23,27 +23,37 @@ class Activity:
     track: Int32
     start: Int64
     end: Int64
+    is_flat: bool
+    """No span encloses another one: each is one piece, and `span` ascends."""
 
     def __len__(self) -> int:
         return len(self.span)
 
 
+def closed_device_spans(timeline: Timeline) -> Int64:
+    """Indices into Timeline.spans, ascending."""
+    spans = timeline.spans
+    is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks] or [False])
+    return np.flatnonzero(is_device[spans.track] & (spans.end != OPEN_END))
+
+
 def flatten(timeline: Timeline) -> Activity:
     """The closed spans of all device tracks. Where none encloses another one, each is a piece, of no length too."""
     spans = timeline.spans
-    is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks] or [False])
-    span = np.flatnonzero(is_device[spans.track] & (spans.end != OPEN_END))
+    span = closed_device_spans(timeline)
     track, start, end = spans.track[span], spans.start[span], spans.end[span]
     overlaps = (start[1:] < end[:-1]) & (track[1:] == track[:-1])
     if not overlaps.any():
-        return Activity(span, track, start, end)
+        return Activity(span, track, start, end, is_flat=True)
     is_nested = np.isin(track, track[1:][overlaps])
-    flat = [Activity(span[~is_nested], track[~is_nested], start[~is_nested], end[~is_nested])]
+    flat = [Activity(span[~is_nested], track[~is_nested], start[~is_nested], end[~is_nested], is_flat=True)]
     lasting = is_nested & (end > start)
-    flat.append(_cut(Activity(span[lasting], track[lasting], start[lasting], end[lasting])))
-    joined = [np.concatenate([getattr(part, name) for part in flat]) for name in ("span", "track", "start", "end")]
-    order = np.lexsort((joined[2], joined[1]))
-    return Activity(*(column[order] for column in joined))
+    flat.append(_cut(Activity(span[lasting], track[lasting], start[lasting], end[lasting], is_flat=False)))
+    joined_span, joined_track, joined_start, joined_end = (
+        np.concatenate([getattr(part, name) for part in flat]) for name in ("span", "track", "start", "end")
+    )
+    order = np.lexsort((joined_start, joined_track))
+    return Activity(joined_span[order], joined_track[order], joined_start[order], joined_end[order], is_flat=False)
 
 
 def outermost(track: Int32, start: Int64, end: Int64) -> Mask:
@@ -79,7 +89,7 @@ def _cut(nested: Activity) -> Activity:
     same = track[1:] == track[:-1]
     stop[:-1][same] = np.minimum(stop[:-1], time[1:])[same]
     kept = stop > time
-    return Activity(nested.span[owner[kept]], track[kept], time[kept], stop[kept])
+    return Activity(nested.span[owner[kept]], track[kept], time[kept], stop[kept], is_flat=False)
 
 
 def _nest(nested: Activity) -> tuple[Int64, Int64, Int64]:

@@ -182,7 +182,8 @@ def _number_phases(
     """([num_pieces] phase, the phases by stage, [num_phases] stage)"""
     names = tuple(dict.fromkeys([*(event.name for event in timeline.events), UNRECORDED]))
     name_of_event = np.array([names.index(event.name) for event in timeline.events] or [0], np.int32)
-    code = stage * np.int32(len(names)) + name_of_event[timeline.spans.event[activity.span]]
+    code = name_of_event[timeline.spans.event[activity.span]]
+    code += stage * np.int32(len(names))
     present = np.bincount(code, minlength=len(stages) * len(names)) > 0
     present[np.arange(len(stages)) * len(names) + names.index(UNRECORDED)] = True
     codes = np.flatnonzero(present)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.cause_history import bisect_right, divide_pieces
+from tracekern.analysis.cause_history import WaitPieces, bisect_right
 from tracekern.analysis.event_graph import EventGraph
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.path_walk import HopKind, Hops
@@ -53,9 +53,8 @@ class Pieces:
 class PartFinder:
     def __init__(self, timeline: Timeline, graph: EventGraph, waits: Waits) -> None:
         self._graph = graph
-        _, self._link_ns, _ = divide_pieces(timeline, graph, waits)
-        self._peer_of_span = np.full(len(timeline.spans), -1, np.int32)
-        self._peer_of_span[waits.row] = waits.peer
+        self._pieces = WaitPieces.of(timeline, graph, waits)
+        self._waits = waits
 
     def find(self, hops: Hops, link_source: Int32, link_destination: Int32) -> tuple[PathPart, ...]:
         """Largest first. They sum to the length of the path. link_source, link_destination: ranks of the hops
@@ -105,13 +104,13 @@ class PartFinder:
         ns = np.maximum(end - start, 0)
         np.add.at(covered, hop, ns)
         # The link's part of a wait is its end.
-        link = np.clip(end - np.maximum(start, activity.end[piece] - self._link_ns[piece]), 0, None)
+        link = np.clip(
+            end - np.maximum(start, activity.end[piece] - self._pieces.at(self._pieces.link_ns, piece)), 0, None
+        )
         rank = graph.schedule.rank[hops.launch[hop]]
         none = np.full(len(hop), -1, np.int32)
-        peer = self._peer_of_span[activity.span[piece]]
         work = Pieces(np.full(len(hop), int(PathKind.PHASE)), rank, graph.phase[piece], none, ns - link)
         link_of = np.flatnonzero(link > 0)
-        sent = Pieces(
-            np.full(len(link_of), int(PathKind.LINK)), peer[link_of], none[link_of], rank[link_of], link[link_of]
-        )
+        peer = self._waits.peer[np.searchsorted(self._waits.row, activity.span[piece[link_of]])]
+        sent = Pieces(np.full(len(link_of), int(PathKind.LINK)), peer, none[link_of], rank[link_of], link[link_of])
         return [work, sent], covered[device]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.analysis.cause_history import bisect_right, is_message
+from tracekern.analysis.cause_history import bisect_right, expand_runs, is_message
 from tracekern.analysis.event_activity import Mask
 from tracekern.analysis.event_graph import EventGraph
 from tracekern.analysis.path_nodes import Nodes, find_nodes
@@ -88,6 +88,9 @@ class _Changes:
         self._graph, self._waits, self._nodes, self._launches = graph, waits, nodes, launches
         self._wait_names = {event.name for event in timeline.events if event.event_class is EventClass.WAIT}
         runs, activity = graph.runs, graph.activity
+        run = np.flatnonzero(np.isin(runs.launch, launches))
+        self._run_of_piece, self._pieces = expand_runs(graph, run, run)
+        """Of the runs that are replayed."""
         piece = bisect_right(activity.start, runs.first[nodes.run], runs.stop[nodes.run], nodes.begin) - 1
         self._piece = np.maximum(piece, runs.first[nodes.run])
         inside = np.minimum(nodes.begin, activity.end[self._piece]) - activity.start[self._piece]
@@ -111,15 +114,16 @@ class _Changes:
         if part.phase.event in self._wait_names:
             return None
         phase = graph.phases.index(part.phase)
-        length = graph.activity.end - graph.activity.start
-        if phase in graph.unrecorded:
-            chosen, sign = graph.stage_of_phase[graph.phase] == graph.stage_of_phase[phase], -1
+        unrecorded = phase in graph.unrecorded
+        phases = np.arange(len(graph.phases))
+        counted = graph.stage_of_phase == graph.stage_of_phase[phase] if unrecorded else phases == phase
+        chosen = counted[graph.phase[self._pieces]]
+        length = np.where(chosen, (graph.activity.end[self._pieces] - graph.activity.start[self._pieces]), 0)
+        of_run = np.zeros(len(runs), np.int64)
+        np.add.at(of_run, self._run_of_piece, length)
+        if unrecorded:
             whole = (graph.schedule.end - graph.schedule.start)[runs.launch]
-            whole = np.where(graph.schedule.stage[runs.launch] == graph.stage_of_phase[phase], whole, 0)
-        else:
-            chosen, sign, whole = graph.phase == phase, 1, np.zeros(len(runs), np.int64)
-        sums = np.append(0, np.cumsum(np.where(chosen, length, 0)))
-        of_run = whole + sign * (sums[runs.stop] - sums[runs.first])
+            of_run = np.where(graph.schedule.stage[runs.launch] == graph.stage_of_phase[phase], whole - of_run, 0)
         of_launch = np.zeros(len(graph.schedule.rank), np.int64)
         np.add.at(of_launch, runs.launch, of_run)
         saved_share = self._excess_share(of_launch, part.rank)
@@ -127,9 +131,12 @@ class _Changes:
             return None
         share_of_run = saved_share[runs.launch]
         piece, run = self._piece, self._nodes.run
-        by_node = sums[piece] - sums[runs.first[run]] + np.where(chosen[piece], self._in_piece, 0)
-        if sign < 0:
-            by_node = np.where(whole[run] > 0, self._nodes.begin - graph.schedule.start[runs.launch[run]] - by_node, 0)
+        sums = np.append(0, np.cumsum(length))
+        place, first = (np.searchsorted(self._pieces, wanted) for wanted in (piece, runs.first[run]))
+        by_node = sums[place] - sums[first] + np.where(counted[graph.phase[piece]], self._in_piece, 0)
+        if unrecorded:
+            in_stage = graph.schedule.stage[runs.launch[run]] == graph.stage_of_phase[phase]
+            by_node = np.where(in_stage, self._nodes.begin - graph.schedule.start[runs.launch[run]] - by_node, 0)
         return _Change(by_node * share_of_run[run], of_run * share_of_run, self.nothing.link, self.nothing.gap)
 
     def _excess_share(self, of_launch: Int64, rank: int) -> Float | None:
