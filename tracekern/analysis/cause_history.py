@@ -73,14 +73,12 @@ class History:
         """[n] moments in the histories of runs; before the start of its launch, the run's is its stream's."""
         schedule = self.graph.schedule
         launch = self.graph.runs.launch[run].astype(np.int64)
-        past = self.of_streams(schedule.stream[launch].astype(np.int64), time)
-        inside = time >= schedule.start[launch]
-        return self._moments(
-            np.where(inside, launch, past.launch),
-            np.where(inside, run, past.run),
-            time,
-            np.where(inside, np.maximum(time - schedule.end[launch], 0), past.after_ns),
-        )
+        after = np.maximum(time - schedule.end[launch], 0)
+        outside = np.flatnonzero(time < schedule.start[launch])
+        past = self.of_streams(schedule.stream[launch[outside]].astype(np.int64), time[outside])
+        run = run.copy()
+        run[outside], launch[outside], after[outside] = past.run, past.launch, past.after_ns
+        return self._moments(launch, run, time, after)
 
     def of_streams(self, stream: Int64, time: Int64) -> Moments:
         schedule = self.graph.schedule
@@ -107,9 +105,9 @@ class History:
         graph = self.graph
         known = np.maximum(moments.run, 0)
         first, piece = graph.runs.first[known], moments.piece
-        waits = self._waits
-        late = np.minimum(moments.in_piece_ns, waits.at(waits.late_ns, piece))
-        link = np.minimum(moments.in_piece_ns - late, waits.at(waits.link_ns, piece))
+        waits = self._waits.around(len(graph.activity), first, piece)
+        late = np.minimum(moments.in_piece_ns, waits.late_ns)
+        link = np.minimum(moments.in_piece_ns - late, waits.link_ns)
         partial = moments.in_piece_ns - late - link
         slot_of_piece = self._slot_of_phase[graph.phase]
         in_slot, own_ns = slot_of_piece[piece], self._own_ns[piece]
@@ -119,8 +117,8 @@ class History:
             np.cumsum(np.multiply(self._own_ns, slot_of_piece == slot, out=sums), out=sums)
             since = np.where(first > 0, sums[first - 1], 0)
             found.append(sums[piece] - since + np.where(in_slot == slot, partial - own_ns, 0))
-        found.append(waits.between(waits.late_ns, first, piece) + late)
-        found.append(waits.between(waits.link_ns, first, piece) + link)
+        found.append(waits.late_before_ns + late)
+        found.append(waits.link_before_ns + link)
         for values in found:
             values[moments.run < 0] = 0
         return found
@@ -204,11 +202,27 @@ class WaitPieces:
         found = np.minimum(np.searchsorted(self.piece, piece), len(self.piece) - 1)
         return np.where(self.piece[found] == piece, values[found], 0)
 
-    def between(self, values: Int64, first: Int64, stop: Int64) -> Int64:
-        """[m] sum of `values` over the pieces first..stop, without stop."""
-        sums: Int64 = np.append(0, np.cumsum(values))
-        between: Int64 = sums[np.searchsorted(self.piece, stop)] - sums[np.searchsorted(self.piece, first)]
-        return between
+    def around(self, num_pieces: int, first: Int64, piece: Int64) -> WaitsAround:
+        """For many pieces at once."""
+        is_wait = np.zeros(num_pieces, bool)
+        is_wait[self.piece] = True
+        count = np.cumsum(is_wait, dtype=np.int32)
+        is_here, place, since = is_wait[piece], count[piece] - is_wait[piece], count[first] - is_wait[first]
+        columns = []
+        for values in (self.late_ns, self.link_ns):
+            sums = np.append(0, np.cumsum(values))
+            columns += [np.where(is_here, np.append(values, 0)[place], 0), sums[place] - sums[since]]
+        return WaitsAround(*columns)
+
+
+@dataclass(frozen=True)
+class WaitsAround:
+    """[m] for each piece what it waits itself, and all pieces from a first one up to it."""
+
+    late_ns: Int64
+    late_before_ns: Int64
+    link_ns: Int64
+    link_before_ns: Int64
 
 
 def is_message(waits: Waits) -> npt.NDArray[np.bool_]:
