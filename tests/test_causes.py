@@ -7,20 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from scenarios import SEE_NS, Scenario, exchange
 from scenarios_causes import COPY_NS, CallScenario, chain, pipeline
 from timelines import make_rank, timelines
 
 import tracekern
 from tracekern.analysis.cause_chains import Target
-from tracekern.analysis.cause_history import History
-from tracekern.analysis.cause_order import find_edges
+from tracekern.analysis.cause_history import History, bisect_right
+from tracekern.analysis.cause_order import find_edges, last_ordered, latest_before
 from tracekern.analysis.cause_shares import split_waits
 from tracekern.analysis.cause_solve import solve_costs
 from tracekern.analysis.causes import Causes, analyze_causes
 from tracekern.analysis.doubt import Verdict, name_worst
 from tracekern.analysis.event_graph import UNRECORDED, build_graph
-from tracekern.analysis.waits import Phase, analyze_waits
+from tracekern.analysis.waits import Phase, WaitKind, analyze_waits
 from tracekern.timeline.model import Timeline
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
@@ -236,6 +237,45 @@ def test_history_against_a_walk_over_the_spans():
                 mine = (spans.track == track) & np.array(names)
                 mine &= np.array([timeline.events[event].name == phase.event for event in spans.event])
                 assert row[idx] == overlap[mine].sum()
+
+
+SMALL = st.integers(0, 4)
+
+
+@given(st.lists(st.tuples(SMALL, SMALL), max_size=12), st.lists(st.tuples(SMALL, SMALL), max_size=12))
+def test_the_latest_before_against_a_loop(entries: list[tuple[int, int]], asked: list[tuple[int, int]]):
+    columns = [np.array([row[i] for row in rows], np.int64) for rows in (entries, asked) for i in range(2)]
+    for found, (group, time) in zip(latest_before(*columns).tolist(), asked, strict=True):
+        times = [other_time for other_group, other_time in entries if other_group == group and other_time <= time]
+        assert (found >= 0) == bool(times)
+        assert not times or entries[found] == (group, max(times))
+
+
+@given(st.lists(SMALL, max_size=12), st.integers(0, 12), st.integers(0, 12), st.integers(-1, 5))
+def test_bisecting_slices(values: list[int], first: int, stop: int, wanted: int):
+    first, stop = sorted((min(first, len(values)), min(stop, len(values))))
+    values[first:stop] = sorted(values[first:stop])
+    found = bisect_right(np.array(values, np.int64), *(np.array([number]) for number in (first, stop, wanted)))
+    assert found.tolist() == [first + sum(value <= wanted for value in values[first:stop])]
+
+
+def test_since_when_two_runs_are_compared():
+    """Two messages of one launch, both late: the first since the ranks last met, the second since the first."""
+    run = CallScenario(2)
+    run.launch("meet")
+    run.meet()
+    run.launch("dispatch")
+    for slot in range(2):
+        run.work(0, 3000)
+        run.signal(0, 1, slot=slot)
+        run.wait(1, 0, slot=slot)
+    timeline = run.timeline()
+    waits, graph = analyze_waits(timeline), build_graph(timeline)
+    edges = find_edges(timeline, graph, waits)
+    tokens = np.flatnonzero(waits.kind[edges.wait] == WaitKind.DATA)
+    ordered = last_ordered(timeline, graph, waits, edges, tokens)
+    met = waits.row[waits.kind == WaitKind.BARRIER]
+    assert ordered.tolist() == [timeline.spans.end[met].max(), edges.end[tokens[0]]]
 
 
 def test_clear_answers_where_there_is_nothing_to_say():
