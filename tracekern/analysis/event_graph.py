@@ -64,8 +64,6 @@ class Schedule:
 @dataclass(frozen=True)
 class EventGraph:
     activity: Activity
-    run: Int32
-    """[num_pieces] run of each piece of activity."""
     phase: Int32
     """[num_pieces] phase of each piece."""
     runs: Runs
@@ -102,11 +100,12 @@ def build_graph(timeline: Timeline) -> EventGraph:
     activity = flatten(timeline)
     stages = tuple(dict.fromkeys([*(launch.name for launch in timeline.launches), ""]))
     launch = _launch_of_pieces(timeline, activity)
-    run, runs = _find_runs(activity, launch)
+    runs = _find_runs(activity, launch)
+    del launch  # as large as the activity
     schedule = _schedule(timeline, runs, stages)
-    phase, phases, stage_of_phase = _number_phases(timeline, activity, schedule.stage[launch], stages)
+    phase, phases, stage_of_phase = _number_phases(timeline, activity, runs, schedule.stage[runs.launch], stages)
     unrecorded = np.array([phases.index(Phase(stage, UNRECORDED)) for stage in stages], np.int32)
-    return EventGraph(activity, run, phase, runs, schedule, stages, phases, stage_of_phase, unrecorded)
+    return EventGraph(activity, phase, runs, schedule, stages, phases, stage_of_phase, unrecorded)
 
 
 def _launch_of_pieces(timeline: Timeline, activity: Activity) -> Int32:
@@ -116,14 +115,13 @@ def _launch_of_pieces(timeline: Timeline, activity: Activity) -> Int32:
     return launch
 
 
-def _find_runs(activity: Activity, launch: Int32) -> tuple[Int32, Runs]:
+def _find_runs(activity: Activity, launch: Int32) -> Runs:
     track = activity.track
     is_first = np.ones(len(track), bool)
     is_first[1:] = (track[1:] != track[:-1]) | (launch[1:] != launch[:-1])
     first = np.flatnonzero(is_first)
     stop = np.append(first, len(track))[1:]
-    run = (np.cumsum(is_first, dtype=np.int32) - 1).astype(np.int32)
-    return run, Runs(track[first], launch[first], first, stop, activity.start[first], activity.end[stop - 1])
+    return Runs(track[first], launch[first], first, stop, activity.start[first], activity.end[stop - 1])
 
 
 def _schedule(timeline: Timeline, runs: Runs, stages: tuple[str, ...]) -> Schedule:
@@ -177,13 +175,13 @@ def _predecessors(order: Int64, stream: Int32, start: Int64, end: Int64) -> tupl
 
 
 def _number_phases(
-    timeline: Timeline, activity: Activity, stage: Int32, stages: tuple[str, ...]
+    timeline: Timeline, activity: Activity, runs: Runs, stage_of_run: Int32, stages: tuple[str, ...]
 ) -> tuple[Int32, tuple[Phase, ...], Int32]:
     """([num_pieces] phase, the phases by stage, [num_phases] stage)"""
     names = tuple(dict.fromkeys([*(event.name for event in timeline.events), UNRECORDED]))
     name_of_event = np.array([names.index(event.name) for event in timeline.events] or [0], np.int32)
     code = name_of_event[timeline.spans.event[activity.span]]
-    code += stage * np.int32(len(names))
+    code += np.repeat(stage_of_run * np.int32(len(names)), runs.stop - runs.first)
     present = np.bincount(code, minlength=len(stages) * len(names)) > 0
     present[np.arange(len(stages)) * len(names) + names.index(UNRECORDED)] = True
     codes = np.flatnonzero(present)
