@@ -29,6 +29,7 @@ from tracekern.record.launch import launch_ranks
 from tracekern.record.session import capture
 
 NUM_BATCHES = 4
+NUM_RECYCLED = 300
 LIMIT_S = 40.0
 
 
@@ -128,7 +129,7 @@ def calls_without_end() -> int:
 
 
 def keep_last() -> int:
-    """The same calls with room for all records, and with a ring."""
+    """The same calls with room for all records, and with a ring; then more launches than there is room for."""
     workload = Workload(timeout_s=5.0)
     for name, options in (
         ("first", {"records_per_track": 1 << 10}),
@@ -140,7 +141,13 @@ def keep_last() -> int:
             for iteration in range(3):
                 workload.call(iteration, session)
             workload.pipeline.synchronize()
-    return leave(0, {})
+    room = {"device": workload.comm.device, "max_bytes": 1 << 22, "keep": "last", "records_per_track": 16}
+    with capture(Path(os.environ["FLIGHT_DIR"], "recycled"), **room) as session:
+        wrong = []
+        for iteration in range(NUM_RECYCLED):
+            wrong.append(workload.call(iteration, session))
+            workload.pipeline.synchronize()
+    return leave(0, {"wrong": int(sum(wrong))})
 
 
 def refusals() -> int:

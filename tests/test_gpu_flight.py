@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.gpu_flight import NUM_RECYCLED
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import OPEN_END, EventClass, Timeline
 
@@ -105,6 +106,13 @@ def test_the_last_records_stay(tmp_path):
     assert all((needed[idx] > 16) == (count > 0) for idx, count in overwritten.items() if abs(needed[idx] - 16) > 4)
     held = np.bincount(tail.spans.launch[tail.spans.launch >= 0], minlength=len(tail.launches))
     assert held.max() <= max(launch.num_tracks for launch in tail.launches) * 16 + 1
+    assert ended["ranks"][0]["wrong"] == 0
+    recycled = load(tmp_path / "recycled")
+    assert not [problem for problem in recycled.problems if problem.severity != "note" and problem.kind not in expected]
+    for name in {launch.name for launch in recycled.launches}:
+        sequences = [launch.sequence for launch in recycled.launches if launch.name == name]
+        assert 2 < len(sequences) < NUM_RECYCLED
+        assert sequences == list(range(NUM_RECYCLED - len(sequences), NUM_RECYCLED))
 
 
 @pytest.mark.gpu
