@@ -18,7 +18,9 @@ class Tracks(str, enum.Enum):
 
 
 _OUTPUT = typer.Option(
-    "--output", "-o", help="File to write. Its suffix is the format: .pftrace, .json (also .gz), .parquet."
+    "--output",
+    "-o",
+    help="File to write. Its suffix is the format: .pftrace, .json (also .gz), .parquet, .otf2 (a directory).",
 )
 Output = Annotated[Path, _OUTPUT]
 OptionalOutput = Annotated[Path | None, _OUTPUT]
