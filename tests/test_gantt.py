@@ -28,7 +28,7 @@ def test_all_ranks_get_rows_and_the_longest_waiter_is_there(timeline):
     assert len(set(ranks.values())) == 1
     assert set(ranks) == {0, 1, 2, 3}
     spans = timeline.spans
-    launches = [i for i, launch in enumerate(timeline.launches) if launch.sequence == iterations.sequence[0]]
+    launches = np.flatnonzero(iterations.of_launch == iterations.number[0])
     waits = [i for i, event in enumerate(timeline.events) if event.event_class == EventClass.WAIT]
     rows = np.flatnonzero(np.isin(spans.launch, launches) & np.isin(spans.event, waits))
     for rank in ranks:

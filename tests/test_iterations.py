@@ -35,14 +35,24 @@ def test_an_iteration_reaches_from_the_first_kernel_to_the_last_of_any_rank():
     found = iterations_of(
         (8, 10, 90), (0, 100, 200), (1, 250, 300), (3, 90, 280), (2, 310, 420), (4, 305, 330), (5, 500, 505)
     )
-    assert found.sequence.tolist() == [0, 1, 2]
+    assert found.number.tolist() == [0, 1, 2]
     assert found.start.tolist() == [90, 305, 500]
     assert found.duration_ns.tolist() == [210, 115, 5]
     assert found.best_median_worst() == (2, 1, 0)
 
 
 def test_an_iteration_that_never_ended_is_none():
-    assert iterations_of((0, 100, 200), (3, 90, OPEN_END), (2, 310, 420)).sequence.tolist() == [1]
+    assert iterations_of((0, 100, 200), (3, 90, OPEN_END), (2, 310, 420)).number.tolist() == [1]
+
+
+def test_a_kernel_launched_twice_as_often_belongs_to_each_iteration_twice():
+    launches = [make_launch(0, name) for name in ("send", "recv", "send", "recv", "wait", "wait", "wait", "wait")]
+    numbers = (0, 0, 1, 1, 0, 1, 2, 3)
+    launches = tuple(dataclasses.replace(entry, sequence=n) for entry, n in zip(launches, numbers, strict=True))
+    spans = make_spans((0, LAUNCH, launch, 100 * launch, 100 * launch + 9, 0, 0) for launch in range(8))
+    found = find_iterations(make_timeline(launches=launches, spans=spans, flows=Flows()))
+    assert found.of_launch.tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert (found.start.tolist(), found.end.tolist()) == ([0, 200], [509, 709])
 
 
 def test_no_launch_no_iteration():

@@ -35,8 +35,8 @@ def choose_spans(timeline: Timeline, iterations: Iterations, row: int, max_spans
     how long they waited; in all at most MIN_ROWS or two a rank, and at most `max_spans` spans.
     """
     spans, num_tracks = timeline.spans, len(timeline.tracks)
-    sequence = np.array([*(launch.sequence for launch in timeline.launches), -1], np.int64)  # index -1: no launch
-    inside = (sequence[spans.launch] == iterations.sequence[row]) & (spans.end != OPEN_END)
+    of_launch = np.append(iterations.of_launch, -1)  # index -1: no launch
+    inside = (of_launch[spans.launch] == iterations.number[row]) & (spans.end != OPEN_END)
     count = np.bincount(spans.track[inside], minlength=num_tracks)
     is_wait = np.array([event.event_class == EventClass.WAIT for event in timeline.events], bool)[spans.event] & inside
     waited = np.zeros(num_tracks, np.int64)

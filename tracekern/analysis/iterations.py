@@ -6,21 +6,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.timeline.model import OPEN_END, EventClass, Int64, Timeline
+from tracekern.analysis.statistics import LaunchIterations
+from tracekern.timeline.model import OPEN_END, EventClass, Int32, Int64, Timeline
 
 
 @dataclass(frozen=True)
 class Iterations:
-    """[n] columns, one row an iteration, in order of `sequence`. Times in ns from the origin of the timeline."""
+    """[n] columns, one row an iteration, in their order. Times in ns from the origin of the timeline."""
 
-    sequence: Int64
+    number: Int64
+    """From 0; one that never ended is missing."""
     start: Int64
     """When the first of its kernels began on any rank."""
     end: Int64
     """When the last of its kernels ended on any rank."""
+    of_launch: Int32
+    """[num_launches] number of each launch's iteration; -1 for set-up."""
 
     def __len__(self) -> int:
-        return len(self.sequence)
+        return len(self.number)
 
     @property
     def duration_ns(self) -> Int64:
@@ -33,25 +37,17 @@ class Iterations:
 
 
 def find_iterations(timeline: Timeline) -> Iterations:
-    """Launches with equal `sequence` form an iteration, over all kernels that were launched as often as any was.
-
-    `sequence` counts the launches of one kernel on one rank (docs/architecture.md). An iteration with a launch that
-    never ended is left out.
-    """
+    """The iterations that tracekern.analysis.statistics counts, without those that have a launch which never ended."""
     spans = timeline.spans
+    of_launch = LaunchIterations(timeline).of_launch
     is_launch = np.array([event.event_class == EventClass.LAUNCH for event in timeline.events], bool)
-    repeats: dict[str, int] = {}
-    for launch in timeline.launches:
-        repeats[launch.name] = max(repeats.get(launch.name, 0), launch.sequence + 1)
-    most = max(repeats.values(), default=0)
-    counts = np.array([*(repeats[launch.name] == most for launch in timeline.launches), False])  # index -1: no launch
-    sequence_of = np.array([launch.sequence for launch in timeline.launches], np.int64)
-    chosen = np.flatnonzero(is_launch[spans.event] & counts[spans.launch])
-    never_ended = np.unique(sequence_of[spans.launch[chosen[spans.end[chosen] == OPEN_END]]])
-    sequence, row = np.unique(sequence_of[spans.launch[chosen]], return_inverse=True)
-    start = np.full(len(sequence), np.iinfo(np.int64).max)
-    end = np.full(len(sequence), np.iinfo(np.int64).min)
+    chosen = np.flatnonzero(is_launch[spans.event] & (np.append(of_launch, -1)[spans.launch] >= 0))
+    number_of = of_launch[spans.launch[chosen]].astype(np.int64)
+    never_ended = np.unique(number_of[spans.end[chosen] == OPEN_END])
+    number, row = np.unique(number_of, return_inverse=True)
+    start = np.full(len(number), np.iinfo(np.int64).max)
+    end = np.full(len(number), np.iinfo(np.int64).min)
     np.minimum.at(start, row, spans.start[chosen])
     np.maximum.at(end, row, spans.end[chosen])
-    whole = ~np.isin(sequence, never_ended)
-    return Iterations(sequence[whole], start[whole], end[whole])
+    whole = ~np.isin(number, never_ended)
+    return Iterations(number[whole], start[whole], end[whole], of_launch)

@@ -80,7 +80,7 @@ def phase_statistics(timeline: Timeline) -> RunStatistics:
     """Statistics of a Timeline in ns. Raises BadInput when it is in ticks."""
     if timeline.unit != "ns":
         raise BadInput(f"statistics of a timeline in {timeline.unit}; align it to ns first (tracekern.load)")
-    iterations = _Iterations(timeline)
+    iterations = LaunchIterations(timeline)
     return RunStatistics(
         phases=tuple(_phases(timeline, iterations)),
         end_to_end_ns=_end_to_end(timeline, iterations),
@@ -94,7 +94,7 @@ def phase_statistics(timeline: Timeline) -> RunStatistics:
     )
 
 
-class _Iterations:
+class LaunchIterations:
     """Which launch belongs to which iteration."""
 
     def __init__(self, timeline: Timeline) -> None:
@@ -122,7 +122,7 @@ class _Iterations:
         self.is_measured = self.of_launch >= self.first_measured
 
 
-def _phases(timeline: Timeline, iterations: _Iterations) -> Iterator[PhaseStatistics]:
+def _phases(timeline: Timeline, iterations: LaunchIterations) -> Iterator[PhaseStatistics]:
     names, name_of_event = _unique_names(timeline)
     stage_time = _stage_time(timeline, iterations)
     for key, durations in _durations(timeline, iterations, name_of_event, len(names)):
@@ -151,7 +151,7 @@ def _unique_names(timeline: Timeline) -> tuple[list[tuple[str, EventClass]], Int
 
 
 def _durations(
-    timeline: Timeline, iterations: _Iterations, name_of_event: Int32, num_names: int
+    timeline: Timeline, iterations: LaunchIterations, name_of_event: Int32, num_names: int
 ) -> Iterator[tuple[int, Int64]]:
     """(stage * num_names + name, durations) of each phase that has closed spans."""
     if not len(timeline.spans) or not timeline.launches:
@@ -172,7 +172,7 @@ def _durations(
         yield from zip(key[firsts].tolist(), np.split(duration, firsts[1:]), strict=True)
 
 
-def _stage_time(timeline: Timeline, iterations: _Iterations) -> npt.NDArray[np.float64]:
+def _stage_time(timeline: Timeline, iterations: LaunchIterations) -> npt.NDArray[np.float64]:
     """[num_stages] ns that all writers of a stage's measured launches had together."""
     which, duration = _launch_spans(timeline, iterations)
     writers = np.array([launch.num_tracks for launch in timeline.launches], np.float64)
@@ -182,7 +182,7 @@ def _stage_time(timeline: Timeline, iterations: _Iterations) -> npt.NDArray[np.f
     return time
 
 
-def _launch_spans(timeline: Timeline, iterations: _Iterations) -> tuple[Int64, Int64]:
+def _launch_spans(timeline: Timeline, iterations: LaunchIterations) -> tuple[Int64, Int64]:
     """Indices and durations of the spans of measured launches that ended."""
     is_lane = np.array([track.kind == TrackKind.LAUNCH for track in timeline.tracks], bool)
     spans = timeline.spans
@@ -192,7 +192,7 @@ def _launch_spans(timeline: Timeline, iterations: _Iterations) -> tuple[Int64, I
     return which, spans.end[which] - spans.start[which]
 
 
-def _end_to_end(timeline: Timeline, iterations: _Iterations) -> tuple[int, ...]:
+def _end_to_end(timeline: Timeline, iterations: LaunchIterations) -> tuple[int, ...]:
     if not timeline.aligned and len(timeline.ranks) > 1:
         return ()
     which, _ = _launch_spans(timeline, iterations)

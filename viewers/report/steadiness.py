@@ -39,13 +39,13 @@ def _durations(findings: Findings) -> Figure:
         {
             "type": "scatter",
             "mode": "lines+markers" if len(iterations) <= 200 else "lines",
-            "x": iterations.sequence.tolist(),
+            "x": iterations.number.tolist(),
             "y": (iterations.duration_ns / size).tolist(),
             "line": {"color": "--work", "width": 1.5},
             "marker": {"size": 6},
             "hovertext": [
-                f"iteration {sequence}: {duration(ns)}"
-                for sequence, ns in zip(iterations.sequence.tolist(), iterations.duration_ns.tolist(), strict=True)
+                f"iteration {number}: {duration(ns)}"
+                for number, ns in zip(iterations.number.tolist(), iterations.duration_ns.tolist(), strict=True)
             ],
             "hoverinfo": "text",
         }
@@ -96,7 +96,7 @@ def _gantt(findings: Findings, choice: Choice, name: str) -> Gantt:
     tracks = [timeline.tracks[idx] for idx in choice.tracks]
     row_px = 18 if len(tracks) <= 60 else 11
     return Gantt(
-        name=f"{name} iteration: {int(iterations.sequence[choice.iteration])}, {duration(length)}",
+        name=f"{name} iteration: {int(iterations.number[choice.iteration])}, {duration(length)}",
         rows=[_row_name(track) for track in tracks],
         short_rows=[_short_row_name(track) for track in tracks],
         kinds=[(escape(timeline.events[event].name), timeline.events[event].event_class.value) for event in events],
