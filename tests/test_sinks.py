@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tracekern.record import format as fmt
-from tracekern.record.sinks import MAX_HOST_RECORDS_PER_S, SinkChoice
+from tracekern.record.sinks import MAX_HOST_STORES_PER_S, STORES_PER_TRACK, SinkChoice
 
 
 def counted(records: int, duration_ns: int, num_tracks: int = 4) -> np.ndarray:
@@ -30,7 +30,8 @@ def counted(records: int, duration_ns: int, num_tracks: int = 4) -> np.ndarray:
 )
 def test_the_expected_rate_decides(wanted, has_mirror, share, mirrored):
     sinks = SinkChoice(wanted, has_mirror)
-    sinks.count("kernel", counted(4000, int(4000 / (MAX_HOST_RECORDS_PER_S * share) * 1e9)), 1e9)
+    stores = 4000 + 4 * STORES_PER_TRACK
+    sinks.count("kernel", counted(4000, int(stores / (MAX_HOST_STORES_PER_S * share) * 1e9)), 1e9)
     assert sinks.is_mirrored("kernel") == mirrored
 
 

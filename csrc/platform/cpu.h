@@ -45,8 +45,12 @@ inline bool take_if(bool wanted, uint32_t room, uint32_t& free, uint32_t& attemp
 template <class Record>
 void store_if(bool enabled, Record* place, uint32_t& count, const Record& record) {
     if (!enabled) return;
-    std::memcpy(place, &record, sizeof(Record));  // a part of a track header is stored like a record
+    *place = record;
     ++count;
+}
+inline void store_pair(Vector16* place, const Vector16& first, const Vector16& second) {
+    std::memcpy(place, &first, sizeof(first));
+    std::memcpy(place + 1, &second, sizeof(second));
 }
 inline uint32_t sm_id() {
     return 0;

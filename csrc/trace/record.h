@@ -84,7 +84,7 @@ constexpr uint32_t kStarted = 1;
 constexpr uint32_t kStartedRing = 2;
 static_assert(sizeof(TrackHeader) == 64 && offsetof(TrackHeader, warp) == 12 && offsetof(TrackHeader, sm) == 16 &&
                   offsetof(TrackHeader, end_ticks) == 32 && offsetof(TrackHeader, finished) == 48,
-              "TrackHeader is a file format, and the recorder stores it in quarters");
+              "TrackHeader is a file format, and the recorder stores it 16 bytes at a time");
 
 // Which tracks and events of a launch are recorded, and where to. Lives in memory the device can read, so that a
 // captured graph can be pointed at another region without being rebuilt. The host fills it; the kernel only reads it.

@@ -168,12 +168,18 @@ public:
         // As a whole and without a branch in between: the loads go out together.
         const LaunchDescriptor launch = *args.descriptor;
         const uint32_t offset = warp.block - launch.block_first;
-        const uint32_t index = offset / launch.block_step;
+        const uint32_t index = launch.block_step == 1 ? offset : offset / launch.block_step;  // a division is 60 ns
         const bool selected = (warp.block >= launch.block_first) & (warp.block < launch.block_stop) &
                               (index * launch.block_step == offset) & (launch.role_mask >> role & 1u);
-        if (!(selected & warp.is_leader())) return;
+        if (!selected) return;
         const uint64_t track = uint64_t{index} * launch.warps_per_block + warp.warp;
         header_ = launch.headers + track;
+        const uint64_t ticks = read_clock();
+        ticks_high_ = static_cast<uint32_t>(ticks >> 32);
+        store_header(0,
+                     {static_cast<uint32_t>(ticks), ticks_high_, warp.block, warp.warp | role << 16},
+                     {sm_id(), epoch, launch.launch_idx, kIsRing ? kStartedRing : kStarted});
+        if (!warp.is_leader()) return;
         records_ = static_cast<Record*>(launch.records) + track * launch.records_per_track;
         event_mask_ = launch.event_mask;
         if constexpr (kIsRing) {
@@ -184,10 +190,6 @@ public:
         } else {
             free_ = launch.records_per_track;
         }
-        const uint64_t ticks = read_clock();
-        ticks_high_ = static_cast<uint32_t>(ticks >> 32);
-        store_header(0, {static_cast<uint32_t>(ticks), ticks_high_, warp.block, warp.warp | role << 16});
-        store_header(1, {sm_id(), epoch, launch.launch_idx, kIsRing ? kStartedRing : kStarted});
     }
     Recorder(const Recorder&) = delete;
 
@@ -195,8 +197,9 @@ public:
         if (!header_) return;
         const uint64_t ticks = read_clock();
         const uint32_t attempted = kIsRing ? written_ : attempted_;
-        store_header(2, {static_cast<uint32_t>(ticks), static_cast<uint32_t>(ticks >> 32), written_, attempted});
-        header_->finished = 1;
+        store_header(1,
+                     {static_cast<uint32_t>(ticks), static_cast<uint32_t>(ticks >> 32), written_, attempted},
+                     {1, 0, 0, 0});  // finished
     }
 
     // True when the span stands on record; pass that to end().
@@ -259,10 +262,8 @@ public:
     }
 
 private:
-    // A quarter of the header with one store: over the bus every store is a message of its own.
-    TK_DEVICE void store_header(uint32_t quarter, const Vector16& words) {
-        uint32_t count = 0;
-        store_if(true, reinterpret_cast<Vector16*>(header_) + quarter, count, words);
+    TK_DEVICE void store_header(uint32_t half, const Vector16& first, const Vector16& second) {
+        store_pair(reinterpret_cast<Vector16*>(header_) + 2 * half, first, second);
     }
 
     // Records that one begin, end or mark takes, `time_high` apart.
@@ -316,8 +317,8 @@ private:
         }
     }
 
-    // Of all lanes but the leader the mask is 0.
     TrackHeader* header_ = nullptr;
+    // All that follows is the leader's; of the other lanes the mask is 0.
     Record* records_ = nullptr;
     uint64_t event_mask_ = 0;
     uint32_t free_ = 0;  // records that are neither written nor reserved

@@ -36,7 +36,7 @@ def overhead(
     out.print(f"{device}: what a begin and end of format {record_format} add", markup=False)
     if chosen == "cpu":
         out.print("CPU backend: the cost of recording on this processor says nothing about a GPU")
-    grid = table(["warps/SM", "span of", "adds", "lowest", "highest"], ["sink"])
+    grid = table(["warps/SM", "span of", "adds", "p10", "p90"], ["sink"])
     for cost in costs:
         warps = "-" if chosen == "cpu" else str(cost.warps_per_sm)
         times = (cost.region_ns, cost.span_ns, cost.low_ns, cost.high_ns)
@@ -52,7 +52,7 @@ def measure(backend: Backend, record_format: str) -> list[SpanCost]:
     if backend == "cpu":
         return [measure_span("cpu", record_format, 1, num_steps=steps, num_rounds=21) for steps in lengths]
     return [
-        measure_span("cuda", record_format, warps, sink, num_steps=steps, num_rounds=21)
+        measure_span("cuda", record_format, warps, sink, num_steps=steps, num_regions=500, num_rounds=31)
         for sink in ("device", "host")
         for steps in lengths
         for warps in WARPS_PER_SM

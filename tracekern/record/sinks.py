@@ -1,8 +1,8 @@
 """Where the records of a launch go: straight to shared host memory, or to device memory first.
 
 Host memory is the ordinary sink: it can be read at any moment, outlives a trap and a killed process, and nothing is
-copied back. The bus carries so many records and no more: a kernel that records faster than that would be slowed down,
-so its records go to device memory and are copied when the capture closes.
+copied back. But each store crosses the bus as a message of its own, which delays the kernel: where it stores often, its
+records go to device memory and are copied when the capture closes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,12 @@ from tracekern.errors import BadInput
 
 Sink = Literal["auto", "host", "device"]
 
-MAX_HOST_RECORDS_PER_S = 400e6
-"""Below this a record costs the same in host memory as in device memory (H200, PCIe 5 x16, 2026-11)."""
+MAX_HOST_STORES_PER_S = 100e6
+"""Where 0.2 to 0.45 ns for each store are about 3 % of a kernel's time: the bundled pipeline, at 270 to 600 M stores a
+second, took 5 to 27 % longer into host memory and 1 to 5 % into device memory (4 H200, PCIe 5 x16, 2026-11-21)."""
+
+STORES_PER_TRACK = 2
+"""Of a track's header, besides its records."""
 
 _log = logging.getLogger("tracekern")
 
@@ -34,7 +38,7 @@ class SinkChoice:
             raise BadInput("sink='device': the CPU backend has no memory of its own; take 'auto' or 'host'")
         self._wanted = wanted
         self._has_mirror = has_mirror
-        self._records_per_s: dict[str, float] = {}
+        self._stores_per_s: dict[str, float] = {}
 
     def count(self, name: str, headers: npt.NDArray[Any], ticks_per_second: float) -> None:
         """A launch of kernel `name` was counted; headers: [num_tracks] TRACK_HEADER."""
@@ -42,15 +46,16 @@ class SinkChoice:
         if len(done) == 0:
             return
         ticks = int(done["end_ticks"].max()) - int(done["start_ticks"].min())
-        rate = int(done["attempted"].sum(dtype=np.int64)) * ticks_per_second / max(ticks, 1)
-        self._records_per_s[name] = max(rate, self._records_per_s.get(name, 0.0))
+        stores = int(done["attempted"].sum(dtype=np.int64)) + STORES_PER_TRACK * len(done)
+        rate = stores * ticks_per_second / max(ticks, 1)
+        self._stores_per_s[name] = max(rate, self._stores_per_s.get(name, 0.0))
 
     def is_mirrored(self, name: str) -> bool:
         """Whether launches of this kernel record in device memory. A kernel that was never counted does not."""
-        rate = self._records_per_s.get(name, 0.0)
+        rate = self._stores_per_s.get(name, 0.0)
         mirrored = self._has_mirror and (
-            self._wanted == "device" or (self._wanted == "auto" and rate > MAX_HOST_RECORDS_PER_S)
+            self._wanted == "device" or (self._wanted == "auto" and rate > MAX_HOST_STORES_PER_S)
         )
-        expected = f"{rate / 1e6:.0f} M records/s expected" if rate else "never counted"
+        expected = f"{rate / 1e6:.0f} M stores/s expected" if rate else "never counted"
         _log.info("kernel %s: records go to %s memory (%s)", name, "device" if mirrored else "host", expected)
         return mirrored
