@@ -2,6 +2,8 @@
 // do with theirs. In fp32, a rounding for each product and each sum, in the order of the list.
 #pragma once
 
+#include <type_traits>
+
 #include "moe/p2p/rows.h"
 
 namespace tracekern {
@@ -44,11 +46,11 @@ TK_DEVICE void add_pack(float (&sums)[kCount], const Pack<T, kCount>& pack, cons
 }
 
 // Each lane has kDepth vectors of a row under way at a time, and those of the next row. kOneRow: all contributions are
-// of one row, which is read once. The depths are what 128 registers hold.
+// of one row, which is read once. The depths are what 128 registers hold; conversions of fp16 take more of them.
 template <class T, uint32_t kCount, bool kScaled, bool kOneRow>
 TK_DEVICE void sum_packs(Warp& warp, char* dst, const Contribution* list, uint32_t num_rows, RowPart part) {
     using Unit = Pack<T, kCount>;
-    constexpr uint32_t kDepth = kOneRow ? 4 : 3;
+    constexpr uint32_t kDepth = kOneRow && !std::is_same_v<T, Half> ? 4 : 3;
     const uint32_t columns = (part.count + kDepth - 1) / kDepth;
     Unit* out = reinterpret_cast<Unit*>(dst) + part.begin;
     // The last vectors may be missing: their lanes do the first one again and drop it.
