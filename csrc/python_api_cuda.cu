@@ -4,7 +4,7 @@
 namespace tracekern {
 void register_capture(pybind11::module_& module);
 void register_cuda(pybind11::module_& module);
-}
+}  // namespace tracekern
 
 PYBIND11_MODULE(_cuda, extension) {
     extension.doc() = "tracekern's compiled part for CUDA devices";
