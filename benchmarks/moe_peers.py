@@ -42,7 +42,11 @@ class Vdev2d:
         symm_mem.set_backend("NVSHMEM")
         self.shape = shape
         self.group = dist.group.WORLD.group_name
-        rows, dtype, device = shape.max_tokens * shape.topk, torch_dtype(shape), torch.device("cuda")
+        rows, dtype, device = (
+            shape.max_tokens * shape.topk,
+            torch_dtype(shape),
+            torch.device("cuda", torch.cuda.current_device()),
+        )
         # Room for a quarter more than the mean: uniform routing stays below.
         self.input = symm_mem.empty(rows, shape.hidden, dtype=dtype, device=device)
         self.received = symm_mem.empty(rows * 5 // 4, shape.hidden, dtype=dtype, device=device)

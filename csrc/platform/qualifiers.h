@@ -6,16 +6,16 @@
     #define TK_DEVICE      __attribute__((device)) inline __attribute__((always_inline))
     #define TK_HOST_DEVICE __attribute__((host)) __attribute__((device)) inline
     #define TK_KERNEL      extern "C" __attribute__((global)) void
-    #define TK_KERNEL_16   TK_KERNEL
+    #define TK_KERNEL_512  TK_KERNEL __attribute__((amdgpu_flat_work_group_size(1, 512)))
     #define TK_VARIABLE    static __attribute__((device))
     #define TK_GPU         1
 #elif defined(__CUDACC__)
     #define TK_DEVICE      __device__ __forceinline__
     #define TK_HOST_DEVICE __host__ __device__ inline
     #define TK_KERNEL      extern "C" __global__ void
-    // For blocks of at most 16 warps, one at a time: no more than 128 registers a thread. Without the 1, ptxas 13.0
-    // takes fewer, for more blocks, and spills.
-    #define TK_KERNEL_16   extern "C" __global__ void __launch_bounds__(512, 1)
+    // For blocks of at most 512 threads, one at a time: up to 128 registers a thread. Without the 1, ptxas 13.0 takes
+    // fewer, for more blocks, and spills.
+    #define TK_KERNEL_512  extern "C" __global__ void __launch_bounds__(512, 1)
     #define TK_VARIABLE    static __device__
     #define TK_GPU         1
 #else

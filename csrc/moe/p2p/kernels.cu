@@ -11,22 +11,22 @@ using RecorderWide = Recorder<true, RecordFormat::wide>;
 using RecorderCompact = Recorder<true, RecordFormat::compact>;
 using RecorderRing = Recorder<true, RecordFormat::ring>;
 
-#define TK_P2P_KERNEL(name, call)                                                                         \
-    TK_KERNEL_16 name##_off(const P2PArgs args, const LaunchSize size, RecorderOff::Args trace) {         \
-        Warp warp(size);                                                                                  \
-        call, RecorderOff > (warp, args, trace);                                                          \
-    }                                                                                                     \
-    TK_KERNEL_16 name##_wide(const P2PArgs args, const LaunchSize size, RecorderWide::Args trace) {       \
-        Warp warp(size);                                                                                  \
-        call, RecorderWide > (warp, args, trace);                                                         \
-    }                                                                                                     \
-    TK_KERNEL_16 name##_compact(const P2PArgs args, const LaunchSize size, RecorderCompact::Args trace) { \
-        Warp warp(size);                                                                                  \
-        call, RecorderCompact > (warp, args, trace);                                                      \
-    }                                                                                                     \
-    TK_KERNEL_16 name##_ring(const P2PArgs args, const LaunchSize size, RecorderRing::Args trace) {       \
-        Warp warp(size);                                                                                  \
-        call, RecorderRing > (warp, args, trace);                                                         \
+#define TK_P2P_KERNEL(name, call)                                                                          \
+    TK_KERNEL_512 name##_off(const P2PArgs args, const LaunchSize size, RecorderOff::Args trace) {         \
+        Warp warp(size);                                                                                   \
+        call, RecorderOff > (warp, args, trace);                                                           \
+    }                                                                                                      \
+    TK_KERNEL_512 name##_wide(const P2PArgs args, const LaunchSize size, RecorderWide::Args trace) {       \
+        Warp warp(size);                                                                                   \
+        call, RecorderWide > (warp, args, trace);                                                          \
+    }                                                                                                      \
+    TK_KERNEL_512 name##_compact(const P2PArgs args, const LaunchSize size, RecorderCompact::Args trace) { \
+        Warp warp(size);                                                                                   \
+        call, RecorderCompact > (warp, args, trace);                                                       \
+    }                                                                                                      \
+    TK_KERNEL_512 name##_ring(const P2PArgs args, const LaunchSize size, RecorderRing::Args trace) {       \
+        Warp warp(size);                                                                                   \
+        call, RecorderRing > (warp, args, trace);                                                          \
     }
 
 // A comma inside a macro argument would end it.
