@@ -26,7 +26,7 @@ test: .venv/extension lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -rs
 
 soak: .venv/test .venv/extension
-	$(BIN)/python -m pytest -m soak --timeout 3600
+	TRACEKERN_ALL_KERNELS=1 $(BIN)/python -m pytest -m "soak or compilers" --timeout 3600
 
 gpu-check:
 	$(PYTHON) benchmarks/gpu_all.py

@@ -23,7 +23,9 @@ CSRC = ROOT / "csrc"
 CACHE = ROOT / "build" / "tests"
 
 GXX = ("g++", "-std=c++20", "-ffp-contract=off", "-pthread", "-Wall", "-Wextra", "-Werror")
-NVCC = ("nvcc", "-arch=sm_90", "-std=c++20", "-Werror", "all-warnings")
+# One number type stands for all in kernels.cu, unless `make soak` wants them all.
+SAMPLE = () if os.environ.get("TRACEKERN_ALL_KERNELS") else ("-DTK_SAMPLE",)
+NVCC = ("nvcc", "-arch=sm_90", "-std=c++20", "-Werror", "all-warnings", *SAMPLE)
 AMD_TARGETS = ("gfx942", "gfx90a")
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
@@ -32,7 +34,7 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 def hip_command(target: str) -> tuple[str, ...]:
     """clang for one AMD target, without any ROCm installed."""
     flags = ("-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib")
-    return ("clang++-19", *flags, f"--offload-arch={target}", "-O3", "-std=c++20", "-Wall", "-Werror")
+    return ("clang++-19", *flags, f"--offload-arch={target}", "-O3", "-std=c++20", "-Wall", "-Werror", *SAMPLE)
 
 
 @functools.cache

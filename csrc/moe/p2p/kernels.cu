@@ -32,6 +32,13 @@ using RecorderRing = Recorder<true, RecordFormat::ring>;
 // A comma inside a macro argument would end it.
 #define TK_COMMA ,
 
+// With TK_SAMPLE one number type stands for all: for tests that compile often.
+#ifdef TK_SAMPLE
+    #define TK_UNLESS_SAMPLE(...)
+#else
+    #define TK_UNLESS_SAMPLE(...) __VA_ARGS__
+#endif
+
 #define TK_P2P_NUMBER(X, variant, suffix, T)                                                \
     X(p2p_combine_send_##variant##_##suffix, combine_send < T TK_COMMA P2PVariant::variant) \
     X(p2p_combine_recv_##variant##_##suffix, combine_recv < T TK_COMMA P2PVariant::variant)
@@ -39,28 +46,28 @@ using RecorderRing = Recorder<true, RecordFormat::ring>;
 #define TK_P2P_VARIANT(X, variant)                                      \
     X(p2p_dispatch_send_##variant, dispatch_send < P2PVariant::variant) \
     X(p2p_dispatch_recv_##variant, dispatch_recv < P2PVariant::variant) \
-    TK_P2P_NUMBER(X, variant, fp32, float)                              \
-    TK_P2P_NUMBER(X, variant, fp16, Half)                               \
+    TK_UNLESS_SAMPLE(TK_P2P_NUMBER(X, variant, fp32, float))            \
+    TK_UNLESS_SAMPLE(TK_P2P_NUMBER(X, variant, fp16, Half))             \
     TK_P2P_NUMBER(X, variant, bf16, BFloat16)
 
-#define TK_P2P_DEDUP(X, variant)                                                  \
-    X(p2p_dispatch_##variant, dispatch < P2PVariant::variant)                     \
-    X(p2p_combine_##variant##_fp32, combine < float TK_COMMA P2PVariant::variant) \
-    X(p2p_combine_##variant##_fp16, combine < Half TK_COMMA P2PVariant::variant)  \
+#define TK_P2P_DEDUP(X, variant)                                                                    \
+    X(p2p_dispatch_##variant, dispatch < P2PVariant::variant)                                       \
+    TK_UNLESS_SAMPLE(X(p2p_combine_##variant##_fp32, combine < float TK_COMMA P2PVariant::variant)) \
+    TK_UNLESS_SAMPLE(X(p2p_combine_##variant##_fp16, combine < Half TK_COMMA P2PVariant::variant))  \
     X(p2p_combine_##variant##_bf16, combine < BFloat16 TK_COMMA P2PVariant::variant)
 
-#define TK_P2P_KERNELS(X)                                               \
-    TK_P2P_VARIANT(X, flag)                                             \
-    TK_P2P_VARIANT(X, token)                                            \
-    TK_P2P_VARIANT(X, fused)                                            \
-    TK_P2P_VARIANT(X, balanced)                                         \
-    TK_P2P_DEDUP(X, dedup)                                              \
-    TK_P2P_DEDUP(X, reduce)                                             \
-    X(p2p_dispatch_combine_pipelined_fp32, dispatch_combine < float)    \
-    X(p2p_dispatch_combine_pipelined_fp16, dispatch_combine < Half)     \
-    X(p2p_dispatch_combine_pipelined_bf16, dispatch_combine < BFloat16) \
-    X(p2p_scale_experts_fp32, scale_experts < float)                    \
-    X(p2p_scale_experts_fp16, scale_experts < Half)                     \
+#define TK_P2P_KERNELS(X)                                                              \
+    TK_P2P_VARIANT(X, flag)                                                            \
+    TK_P2P_VARIANT(X, token)                                                           \
+    TK_P2P_VARIANT(X, fused)                                                           \
+    TK_P2P_VARIANT(X, balanced)                                                        \
+    TK_P2P_DEDUP(X, dedup)                                                             \
+    TK_P2P_DEDUP(X, reduce)                                                            \
+    TK_UNLESS_SAMPLE(X(p2p_dispatch_combine_pipelined_fp32, dispatch_combine < float)) \
+    TK_UNLESS_SAMPLE(X(p2p_dispatch_combine_pipelined_fp16, dispatch_combine < Half))  \
+    X(p2p_dispatch_combine_pipelined_bf16, dispatch_combine < BFloat16)                \
+    TK_UNLESS_SAMPLE(X(p2p_scale_experts_fp32, scale_experts < float))                 \
+    TK_UNLESS_SAMPLE(X(p2p_scale_experts_fp16, scale_experts < Half))                  \
     X(p2p_scale_experts_bf16, scale_experts < BFloat16)
 
 TK_P2P_KERNELS(TK_P2P_KERNEL)
