@@ -96,9 +96,17 @@ ATTACKS = {
     ),
 }
 MUTANTS = [(name, site) for name, attack in ATTACKS.items() for site in attack.sites]
+# `pipelined` runs the code of these, with the same flags.
+LONG = ("dedup", "reduce", "dedup_counts", "dedup_ack")
 
 
-@pytest.mark.parametrize(("name", "site"), MUTANTS, ids=[f"{name}-{site}" for name, site in MUTANTS])
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.soak] if name in LONG else []
+
+
+@pytest.mark.parametrize(
+    ("name", "site"), [pytest.param(name, site, id=f"{name}-{site}", marks=marks(name)) for name, site in MUTANTS]
+)
 def test_planted_fault_is_noticed(name, site):
     seen = []
     for seed in SEEDS:
@@ -108,7 +116,7 @@ def test_planted_fault_is_noticed(name, site):
     pytest.fail(f"{site} left out, and nothing noticed: exits {seen}")
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in ATTACKS])
 def test_without_a_fault_the_same_run_is_right(name):
     assert_right(ATTACKS[name].run(SEEDS[0]))
 
