@@ -20,7 +20,7 @@ HEADERS = [path for pattern in ("csrc/**/*.h", "csrc/**/*.hpp") for path in glob
 SOURCES = ["csrc/python_api.cpp", *sorted(glob.glob("csrc/apis/*.cpp")), *sorted(glob.glob("csrc/encode/*.cpp"))]
 KERNELS = sorted(glob.glob("csrc/**/kernels.cu", recursive=True))
 CUDA_SOURCES = ["csrc/python_api_cuda.cu", *sorted(glob.glob("csrc/apis/*.cu")), *KERNELS]
-NVCC = shutil.which("nvcc")
+NVCC = None if os.environ.get("TRACEKERN_CUDA") == "0" else shutil.which("nvcc")  # 0: leave the GPU twin out
 NVCC_FLAGS = ["-std=c++20", "-O3", "-Xcompiler", "-fPIC", "-Icsrc", "-DTK_KERNEL_TABLE", "--split-compile=0"]
 
 

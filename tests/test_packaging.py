@@ -32,8 +32,10 @@ def checkout(tmp_path_factory) -> Path:
 
 
 def pip(*arguments: object, cwd: Path) -> None:
+    """Without the GPU twin: its kernels take minutes to compile."""
+    environment = {**os.environ, "TRACEKERN_CUDA": "0"}
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *map(str, arguments)]
-    subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True)
+    subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True, env=environment)
 
 
 def run_python(interpreter: Path, code: str, cwd: Path) -> str:
