@@ -61,6 +61,8 @@ def check_that_it_is_named(pool: RankPool, directory: Path, slow_rank: int) -> N
     assert hosts[0] == slow_rank
 
 
+# Other work on this machine can hold a rank up for longer than that, and is then rightly named.
+@pytest.mark.soak
 @pytest.mark.parametrize("slow_rank", [1, 2])
 def test_a_rank_held_up_before_dispatch_is_named(pool: RankPool, tmp_path: Path, slow_rank: int):
     check_that_it_is_named(pool, tmp_path / "capture", slow_rank)
