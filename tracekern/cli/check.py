@@ -28,7 +28,7 @@ def check(
     ] = None,
     save: Annotated[bool, typer.Option("--save", help="Keep the runs as a baseline, unless they regressed.")] = False,
     budgets: gate_output.Budgets = None,
-    config: Annotated[Path, typer.Option(help="Its [tool.tracekern.budgets] hold too.")] = Path("pyproject.toml"),
+    config: Annotated[Path, typer.Option(help=r"Its \[tool.tracekern.budgets] hold too.")] = Path("pyproject.toml"),
     metrics: gate_output.Metrics = None,
     floor: gate_output.Floor = "5%",
     min_runs: gate_output.MinRuns = 5,
