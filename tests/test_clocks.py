@@ -129,7 +129,11 @@ def test_truth_is_within_hard_ns_on_asymmetric_paths(seed, num_ranks, num_rounds
     ranks = [rank_of(rank, clock) for rank, clock in clocks.items()]
     fits = fit_clocks(rows, ranks, spans_of(clocks, times[0], times[-1]))
     for rank in range(1, num_ranks):
-        assert np.abs(errors_ns(fits, clocks, 0, rank, times)).max() <= fits[rank].hard_ns
+        errors = errors_ns(fits, clocks, 0, rank, times)
+        assert np.abs(errors).max() <= fits[rank].hard_ns
+        # Both ticks and the rounding of the two stamps are in a difference of errors too.
+        most = fits[rank].rate_error * np.diff(times) + clock_ns * clocks[rank].resolution_ticks + 3
+        assert np.all(np.abs(np.diff(errors)) <= most)
 
 
 def test_clocks_of_different_kinds_share_an_axis():
@@ -155,6 +159,23 @@ def test_bound_grows_with_the_distance_from_the_only_round():
     # 20 ppm over 2 s: 40 us.
     assert near < 1_000
     assert 40_000 < far < 42_000
+
+
+def test_bound_is_that_of_the_time_of_the_events():
+    rng = np.random.default_rng(5)
+    clocks = {rank: Clock.draw(rng) for rank in range(2)}
+    ranks = [rank_of(rank, clock) for rank, clock in clocks.items()]
+    poor = exchange(rng, clocks, 0, 1, 0, 0, path_ns=8_000.0, quiet=1.0)
+    rows = np.concatenate([poor, exchange(rng, clocks, 0, 1, 1, SECOND, quiet=1.0)])
+    hard_ns = []
+    for start in (0.1, 0.5, 0.9):
+        times = np.linspace(start, start + 0.05, 50) * SECOND
+        fits = fit_clocks(rows, ranks, spans_of(clocks, times[0], times[-1]))
+        assert np.abs(errors_ns(fits, clocks, 0, 1, times)).max() <= fits[1].hard_ns
+        hard_ns.append(fits[1].hard_ns)
+    assert hard_ns[0] > 7_000
+    assert hard_ns[1] < hard_ns[0] * 0.7
+    assert hard_ns[2] < hard_ns[0] * 0.3
 
 
 def test_killed_rank_goes_on_with_the_rate_of_its_last_rounds():

@@ -24,16 +24,20 @@ def relate_hosts(
     samples: npt.NDArray[Any],
     ranks: Sequence[Rank],
     fits: Mapping[int, ClockFit],
+    hard_ns: Mapping[int, float],
     apply_clock: Callable[[ClockFit, Int64], Int64],
 ) -> dict[int, ClockFit]:
     """The fits with host_offset_ns and host_hard_ns filled in; ranks of one node share both.
 
-    A node without host brackets keeps host_hard_ns = nan, as does one whose wall clock was set while it was sampled.
+    hard_ns: rank -> bound of its fit where the brackets were taken, which is not where its events are. A node without
+    host brackets keeps host_hard_ns = nan, as does one whose wall clock was set while it was sampled.
     """
     related = dict(fits)
     for node in sorted({rank.node for rank in ranks}):
         members = [rank for rank in ranks if rank.node == node]
-        brackets = [_bracket(samples, rank, fits[rank.rank], apply_clock) for rank in members]
+        brackets = [
+            _bracket(samples, rank, fits[rank.rank], hard_ns.get(rank.rank, 0.0), apply_clock) for rank in members
+        ]
         round_idx, host, at_least, at_most = (np.concatenate(column) for column in zip(*brackets, strict=True))
         if not len(host):
             continue
@@ -57,17 +61,24 @@ def _each(round_idx: npt.NDArray[Any]) -> list[npt.NDArray[np.bool_]]:
     return [round_idx == one for one in np.unique(round_idx)]
 
 
+def bracket_rows(samples: npt.NDArray[Any], rank: int) -> npt.NDArray[Any]:
+    """The samples of one rank that hold its wall clock; those during which it was set back are left out."""
+    is_bracket = (samples["kind"] == SampleKind.HOST_BRACKET) & (samples["initiator"] == rank)
+    rows: npt.NDArray[Any] = samples[is_bracket & (samples["t3"] >= samples["t0"])]
+    return rows
+
+
 def _bracket(
-    samples: npt.NDArray[Any], rank: Rank, fit: ClockFit, apply_clock: Callable[[ClockFit, Int64], Int64]
+    samples: npt.NDArray[Any],
+    rank: Rank,
+    fit: ClockFit,
+    hard_ns: float,
+    apply_clock: Callable[[ClockFit, Int64], Int64],
 ) -> tuple[npt.NDArray[Any], ...]:
     """(round, host ns, least, most) of the brackets of one rank: axis minus wall clock, int64 ns."""
-    rows = samples[
-        (samples["kind"] == SampleKind.HOST_BRACKET)
-        & (samples["initiator"] == rank.rank)
-        & (samples["t3"] >= samples["t0"])
-    ]
+    rows = bracket_rows(samples, rank.rank)
     axis = apply_clock(fit, rows["t1"].astype(np.int64))
-    doubt = int(np.ceil(fit.hard_ns))
+    doubt = int(np.ceil(hard_ns))
     tick_ns = int(np.ceil(rank.resolution_ticks * 1e9 / rank.ticks_per_second))
     return rows["round_idx"], rows["t0"], axis - doubt - rows["t3"], axis + doubt + tick_ns - rows["t0"]
 

@@ -18,11 +18,12 @@ import numpy.typing as npt
 from tracekern.errors import BadInput
 from tracekern.record.format import SampleKind
 from tracekern.timeline.clock_graph import RoundFit, solve_round
-from tracekern.timeline.clock_host import relate_hosts
+from tracekern.timeline.clock_host import bracket_rows, relate_hosts
 from tracekern.timeline.clock_pairs import (
     MAX_RATE,
     MAX_WANDER_PER_NS,
     Burst,
+    Float64,
     LocalClock,
     find_bursts,
 )
@@ -50,19 +51,22 @@ def fit_clocks(
     clocks = {rank.rank: LocalClock.of(rank, _first_tick(samples, rank.rank, spans)) for rank in ranks}
     if len(ranks) == 1:
         fits = {ranks[0].rank: _fit_reference(clocks[ranks[0].rank])}
-        return relate_hosts(samples, ranks, fits, apply_clock)
+        return relate_hosts(samples, ranks, fits, {ranks[0].rank: 0.0}, apply_clock)
     bursts = find_bursts(samples, clocks)
     reference = _choose_reference(bursts, clocks)
     rounds = [
         solve_round([b for b in bursts if b.round_idx == i], reference) for i in sorted({b.round_idx for b in bursts})
     ]
     _refuse_unrelated(ranks, rounds, reference)
-    fits = {reference: _fit_reference(clocks[reference])}
+    fits, bracket_hard_ns = {reference: _fit_reference(clocks[reference])}, {reference: 0.0}
     for rank in sorted(clocks.keys() - {reference}):
-        course = _Course.through(rounds, rank)
+        relation = _Relation(_Course.through(rounds, rank), clocks[rank], clocks[reference])
         spread = [burst.spread for burst in bursts if rank in (burst.low, burst.high)]
-        fits[rank] = _fit_rank(course, clocks[rank], clocks[reference], spans.get(rank), float(np.median(spread)))
-    return relate_hosts(samples, ranks, fits, apply_clock)
+        fits[rank] = relation.fit(spans.get(rank), float(np.median(spread)))
+        brackets = bracket_rows(samples, rank)["t1"]
+        if len(brackets):
+            bracket_hard_ns[rank] = relation.hard_ns(*relation.times((int(brackets.min()), int(brackets.max()))))
+    return relate_hosts(samples, ranks, fits, bracket_hard_ns, apply_clock)
 
 
 def unaligned_clocks(ranks: Sequence[Rank], spans_ticks: SpansTicks | None = None) -> dict[int, ClockFit]:
@@ -115,9 +119,9 @@ def _refuse_unrelated(ranks: Sequence[Rank], rounds: Sequence[RoundFit], referen
 class _Course:
     """One rank's clock minus the reference's at the rounds: [k] columns, in ns from the bases of the clocks."""
 
-    time: npt.NDArray[np.float64]
-    offset: npt.NDArray[np.float64]
-    error: npt.NDArray[np.float64]
+    time: Float64
+    offset: Float64
+    error: Float64
     """The truth lies within +-error of offset."""
     closure: float
 
@@ -143,46 +147,88 @@ class _Course:
         return 0.0, MAX_RATE
 
     def error_within(self, first: float, last: float) -> float:
-        """Largest error of the piecewise linear map between two times."""
-        gaps = np.diff(self.time)
-        pieces = np.maximum(self.error[:-1], self.error[1:]) + MAX_WANDER_PER_NS * gaps**2 / 8
-        touched = pieces[(self.time[1:] >= first) & (self.time[:-1] <= last)]
-        worst = float(touched.max(initial=0.0))
+        """Largest error of the piecewise linear map between two times.
+
+        The errors at both ends of a piece bound it in between: their chord, and what a rate that wanders makes of it.
+        """
+        begin, end, touched = self._pieces(first, last)
+        from_, to = np.maximum(begin, first)[touched], np.minimum(end, last)[touched]
+        begin, end = begin[touched], end[touched]
+        chord = np.maximum(np.interp(from_, self.time, self.error), np.interp(to, self.time, self.error))
+        widest = np.clip((begin + end) / 2, from_, to)
+        pieces = chord + MAX_WANDER_PER_NS / 2 * (widest - begin) * (end - widest)
         inside = self.error[(self.time >= first) & (self.time <= last)]
-        worst = max(worst, float(inside.max(initial=0.0)))
-        for distance, is_first in ((self.time[0] - first, True), (last - self.time[-1], False)):
-            if distance > 0:
-                _, slope_error = self.outer_slope(is_first)
-                near = float(self.error[0 if is_first else -1])
-                worst = max(worst, near + slope_error * distance + MAX_WANDER_PER_NS * distance**2 / 2)
+        worst = max(float(pieces.max(initial=0.0)), float(inside.max(initial=0.0)))
+        for distance, is_first in self._outside(first, last):
+            _, slope_error = self.outer_slope(is_first)
+            near = float(self.error[0 if is_first else -1])
+            worst = max(worst, near + slope_error * distance + MAX_WANDER_PER_NS * distance**2 / 2)
         return worst
 
+    def rate_error_within(self, first: float, last: float) -> float:
+        """Largest error of the slope of that map between two times."""
+        begin, end, touched = self._pieces(first, last)
+        gaps = end - begin
+        pieces = (self.error[:-1] + self.error[1:]) / gaps + MAX_WANDER_PER_NS * gaps / 2
+        pieces = np.minimum(pieces, MAX_RATE + np.abs(np.diff(self.offset) / gaps))[touched]
+        worst = float(pieces.max(initial=0.0))
+        for distance, is_first in self._outside(first, last):
+            worst = max(worst, self.outer_slope(is_first)[1] + MAX_WANDER_PER_NS * distance)
+        return worst
 
-def _fit_rank(
-    course: _Course, clock: LocalClock, reference: LocalClock, span: tuple[int, int] | None, spread: float
-) -> ClockFit:
-    """One more anchor a second before and after the rounds holds the slope to go on with."""
-    before, after = course.time[0] - _SECOND, course.time[-1] + _SECOND
-    times = [before, *course.time, after]
-    offsets = [
-        course.offset[0] - course.outer_slope(first=True)[0] * _SECOND,
-        *course.offset,
-        course.offset[-1] + course.outer_slope(first=False)[0] * _SECOND,
-    ]
-    _, (axis_base, _) = _scale_anchors(reference)
-    ticks, ns = [], []
-    for time, offset in zip(times, offsets, strict=True):
-        elapsed_ticks = round((time + offset) / clock.ns_per_tick)
-        # At that whole tick, not at the time itself: a tick of 40 ns must not cost 20 ns.
-        ticks.append(clock.base_ticks + elapsed_ticks)
-        ns.append(axis_base + round(elapsed_ticks * clock.ns_per_tick - offset))
-    if span is None:
-        first, last = float(course.time[0]), float(course.time[-1])
-    else:
-        first, last = (float(time) for time in clock.to_ns(np.array(span, np.int64)) - course.offset[[0, -1]])
-    # A tick stands for any moment up to the next one, on either clock; 1 ns for the rounding of anchors and results.
-    hard_ns = course.error_within(first, last) + clock.resolution_ns + reference.resolution_ns + 1
-    return ClockFit("ping-pong", hard_ns, float(np.hypot(spread, course.closure)), tuple(ticks), tuple(ns))
+    def _pieces(self, first: float, last: float) -> tuple[Float64, Float64, npt.NDArray[np.bool_]]:
+        """([k - 1] begin, end of the pieces between rounds, whether [first, last] touches them)"""
+        return self.time[:-1], self.time[1:], (self.time[1:] >= first) & (self.time[:-1] <= last)
+
+    def _outside(self, first: float, last: float) -> list[tuple[float, bool]]:
+        """(how far, whether before the first round) for what of [first, last] lies beyond the rounds."""
+        beyond = ((float(self.time[0] - first), True), (float(last - self.time[-1]), False))
+        return [(distance, is_first) for distance, is_first in beyond if distance > 0]
+
+
+@dataclass(frozen=True)
+class _Relation:
+    """One rank's clock, its course beside the reference's, and what that proves."""
+
+    course: _Course
+    clock: LocalClock
+    reference: LocalClock
+
+    def times(self, ticks: tuple[int, int]) -> tuple[float, float]:
+        """(first, last) tick of the rank as times of the course."""
+        first, last = self.clock.to_ns(np.array(ticks, np.int64)) - self.course.offset[[0, -1]]
+        return float(first), float(last)
+
+    def hard_ns(self, first: float, last: float) -> float:
+        """A tick stands for any moment up to the next one, on either clock; 1 ns for rounding anchors and results."""
+        return self.course.error_within(first, last) + self.clock.resolution_ns + self.reference.resolution_ns + 1
+
+    def fit(self, span: tuple[int, int] | None, spread: float) -> ClockFit:
+        """One more anchor a second before and after the rounds holds the slope to go on with."""
+        course = self.course
+        before, after = course.time[0] - _SECOND, course.time[-1] + _SECOND
+        times = [before, *course.time, after]
+        offsets = [
+            course.offset[0] - course.outer_slope(first=True)[0] * _SECOND,
+            *course.offset,
+            course.offset[-1] + course.outer_slope(first=False)[0] * _SECOND,
+        ]
+        _, (axis_base, _) = _scale_anchors(self.reference)
+        ticks, ns = [], []
+        for time, offset in zip(times, offsets, strict=True):
+            elapsed_ticks = round((time + offset) / self.clock.ns_per_tick)
+            # At that whole tick, not at the time itself: a tick of 40 ns must not cost 20 ns.
+            ticks.append(self.clock.base_ticks + elapsed_ticks)
+            ns.append(axis_base + round(elapsed_ticks * self.clock.ns_per_tick - offset))
+        first, last = (float(course.time[0]), float(course.time[-1])) if span is None else self.times(span)
+        return ClockFit(
+            "ping-pong",
+            self.hard_ns(first, last),
+            float(np.hypot(spread, course.closure)),
+            tuple(ticks),
+            tuple(ns),
+            rate_error=course.rate_error_within(first, last),
+        )
 
 
 def _fit_reference(clock: LocalClock) -> ClockFit:

@@ -113,7 +113,7 @@ class ClockFit:
     method: str
     """"reference" | "ping-pong" | "unaligned"."""
     hard_ns: float
-    """What round trips prove: the true time lies within +-hard_ns."""
+    """What round trips and flows prove: the true time lies within +-hard_ns."""
     sigma_ns: float
     """Repeatability; assumes that the path is symmetric."""
     anchor_ticks: tuple[int, ...] = ()
@@ -123,6 +123,10 @@ class ClockFit:
     host_offset_ns: int = 0
     host_hard_ns: float = float("nan")
     """axis ns = host CLOCK_REALTIME ns + host_offset_ns, within host_hard_ns."""
+    rate_error: float = 0.0
+    """The map's slope is within this of the truth, ns per ns, wherever events were mapped."""
+    round_trip_ns: float | None = None
+    """hard_ns as round trips alone prove it, where flows tightened it; None where they did not."""
 
 
 @dataclass(frozen=True)
