@@ -94,14 +94,15 @@ def test_a_slow_link_is_on_the_path(arrives_ns: int):
     ]
 
 
-def test_iterations_are_counted_by_the_names_that_repeat_most():
+def test_iterations_are_those_of_the_gate():
     run = CallScenario(2)
     run.launch("setup")
     run.work(0, 5000)
     for _ in range(3):
-        run.launch("step")
-        run.work(0, 1000)
-        run.work(1, 3000)
+        for stage in ("dispatch", "gemm", "gemm", "combine"):
+            run.launch(stage)
+            run.work(0, 1000)
+            run.work(1, 3000)
     found = path_of(run.timeline())
     assert [path.iteration for path in found.iterations] == [0, 1, 2]
     assert found.iterations[0].start_ns == found.whole.start_ns

@@ -13,6 +13,7 @@ import numpy as np
 from tracekern.analysis.cause_history import is_message
 from tracekern.analysis.cause_order import find_edges
 from tracekern.analysis.event_graph import EventGraph, build_graph
+from tracekern.analysis.iterations import LaunchIterations
 from tracekern.analysis.path_nodes import count_nodes
 from tracekern.analysis.path_parts import PartFinder, PathPart
 from tracekern.analysis.path_replay import Replay, replay_without
@@ -44,7 +45,7 @@ class Path:
     """`parts`, and the lengths of `segments`, sum to end_ns - start_ns to the tick."""
 
     iteration: int
-    """Sequence number of its launches; -1 for the whole capture."""
+    """Its number (analysis/iterations.py); -1 for the whole capture."""
     start_ns: int
     end_ns: int
     parts: tuple[PathPart, ...]
@@ -82,7 +83,7 @@ def critical_path(timeline: Timeline, waits: Waits) -> CriticalPath:
     last = int(shown[graph.schedule.end[shown].argmax()])
     whole = paths.find(-1, last, floor)
     iterations = []
-    for iteration, launch in _iteration_ends(graph):
+    for iteration, launch in _iteration_ends(timeline, graph):
         end = int(graph.schedule.end[launch])
         if end > floor:
             iterations.append(paths.find(iteration, launch, floor))
@@ -95,7 +96,7 @@ def _replay(timeline: Timeline, graph: EventGraph, waits: Waits, paths: _Paths, 
     schedule = graph.schedule
     nodes_of_launch = count_nodes(timeline, waits)[:-1]
     last = int(schedule.order[schedule.end[schedule.order].argmax()])
-    for launch in [last, *(launch for _, launch in reversed(_iteration_ends(graph)))]:
+    for launch in [last, *(launch for _, launch in reversed(_iteration_ends(timeline, graph)))]:
         until = schedule.end[launch]
         replayed = (schedule.stream >= 0) & (schedule.end <= until)
         num_nodes = int(nodes_of_launch[replayed[: len(nodes_of_launch)]].sum())
@@ -130,20 +131,14 @@ class _Paths:
         return Path(iteration, floor, int(graph.schedule.end[launch]), parts, segments)
 
 
-def _iteration_ends(graph: EventGraph) -> list[tuple[int, int]]:
-    """(sequence number, launch that ended last) of each iteration: launches of one sequence number, over all names that
-    occur as often as any does."""
-    schedule = graph.schedule
-    named = np.array([stage != "" for stage in graph.stages])[schedule.stage[schedule.order]]
-    launch = schedule.order[named]
-    if not len(launch):
+def _iteration_ends(timeline: Timeline, graph: EventGraph) -> list[tuple[int, int]]:
+    """(number, launch that ended last) of each iteration; none where nothing repeats."""
+    schedule, iterations = graph.schedule, LaunchIterations(timeline)
+    if iterations.count < 2:
         return []
-    count = np.zeros(len(graph.stages), np.int64)
-    np.maximum.at(count, schedule.stage[launch], schedule.sequence[launch] + 1)
-    if count.max() < 2:
-        return []
-    launch = launch[count[schedule.stage[launch]] == count.max()]
-    launch = launch[np.lexsort((schedule.end[launch], schedule.sequence[launch]))]
-    sequence = schedule.sequence[launch]
-    is_last = np.append(sequence[1:] != sequence[:-1], True)
-    return list(zip(sequence[is_last].tolist(), launch[is_last].tolist(), strict=True))
+    launch = schedule.order[schedule.order < len(timeline.launches)]
+    launch = launch[iterations.of_launch[launch] >= 0]
+    launch = launch[np.lexsort((schedule.end[launch], iterations.of_launch[launch]))]
+    number = iterations.of_launch[launch]
+    is_last = np.append(number[1:] != number[:-1], True)
+    return list(zip(number[is_last].tolist(), launch[is_last].tolist(), strict=True))

@@ -1,13 +1,46 @@
-"""The iterations of a run: the launches of all ranks that belong together, and how long each took."""
+"""The iterations of a run: the launches of all ranks that belong together, and how long each took.
+
+A stage is a launch name. The number of iterations is the commonest number of launches a stage has (the larger one of
+equals), a stage launched k times as often belongs to each k times, and a stage launched any other number of times is
+set-up and belongs to none.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.statistics import LaunchIterations
 from tracekern.timeline.model import OPEN_END, EventClass, Int32, Int64, Timeline
+
+
+class LaunchIterations:
+    """Which launch belongs to which iteration."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        sequences: dict[str, set[int]] = {}
+        for launch in timeline.launches:
+            sequences.setdefault(launch.name, set()).add(launch.sequence)
+        self.stages = tuple(sequences)
+        lengths = Counter(len(found) for found in sequences.values())
+        self.count = max(lengths, key=lambda length: (lengths[length], length), default=0)
+        self.set_up_stages = tuple(name for name, found in sequences.items() if len(found) % self.count)
+        self.first_measured = 1 if self.count > 1 else 0
+        order = {name: {number: i for i, number in enumerate(sorted(found))} for name, found in sequences.items()}
+        self.of_launch = np.array(
+            [
+                -1
+                if launch.name in self.set_up_stages
+                else order[launch.name][launch.sequence] * self.count // len(sequences[launch.name])
+                for launch in timeline.launches
+            ],
+            np.int32,
+        )
+        """[num_launches] its iteration, -1: set-up."""
+        number = {name: i for i, name in enumerate(self.stages)}
+        self.stage_of_launch = np.array([number[launch.name] for launch in timeline.launches], np.int32)
+        self.is_measured = self.of_launch >= self.first_measured
 
 
 @dataclass(frozen=True)
@@ -37,7 +70,7 @@ class Iterations:
 
 
 def find_iterations(timeline: Timeline) -> Iterations:
-    """The iterations that tracekern.analysis.statistics counts, without those that have a launch which never ended."""
+    """The iterations without those that have a launch which never ended."""
     spans = timeline.spans
     of_launch = LaunchIterations(timeline).of_launch
     is_launch = np.array([event.event_class == EventClass.LAUNCH for event in timeline.events], bool)

@@ -1,21 +1,18 @@
 """The numbers of one run that a gate can hold: durations of phases, shares of waiting, time of an iteration.
 
-A phase is an event in a stage, a stage is a launch name: `dispatch_recv.wait_token`. The launches of a capture are put
-into iterations: the number of iterations is the commonest number of launches a stage has (the larger one of equals), a
-stage launched k times as often belongs to each k times, and a stage launched any other number of times is set-up and
-not measured.
-The first iteration warms up and is not measured either, unless it is the only one.
+A phase is an event in a stage, a stage is a launch name: `dispatch_recv.wait_token`. Measured are the iterations of the
+run (analysis/iterations.py) but the first, which warms up, unless it is the only one.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from tracekern.analysis.iterations import LaunchIterations
 from tracekern.errors import BadInput
 from tracekern.timeline.merge import LOSS_KINDS
 from tracekern.timeline.model import OPEN_END, EventClass, Int32, Int64, Timeline, TrackKind
@@ -92,34 +89,6 @@ def phase_statistics(timeline: Timeline) -> RunStatistics:
         clock_hard_ns=max((rank.clock.hard_ns for rank in timeline.ranks if rank.clock), default=float("inf")),
         losses=_losses(timeline),
     )
-
-
-class LaunchIterations:
-    """Which launch belongs to which iteration."""
-
-    def __init__(self, timeline: Timeline) -> None:
-        sequences: dict[str, set[int]] = {}
-        for launch in timeline.launches:
-            sequences.setdefault(launch.name, set()).add(launch.sequence)
-        self.stages = tuple(sequences)
-        lengths = Counter(len(found) for found in sequences.values())
-        self.count = max(lengths, key=lambda length: (lengths[length], length), default=0)
-        self.set_up_stages = tuple(name for name, found in sequences.items() if len(found) % self.count)
-        self.first_measured = 1 if self.count > 1 else 0
-        order = {name: {number: i for i, number in enumerate(sorted(found))} for name, found in sequences.items()}
-        self.of_launch = np.array(
-            [
-                -1
-                if launch.name in self.set_up_stages
-                else order[launch.name][launch.sequence] * self.count // len(sequences[launch.name])
-                for launch in timeline.launches
-            ],
-            np.int32,
-        )
-        """[num_launches] its iteration, -1: set-up."""
-        number = {name: i for i, name in enumerate(self.stages)}
-        self.stage_of_launch = np.array([number[launch.name] for launch in timeline.launches], np.int32)
-        self.is_measured = self.of_launch >= self.first_measured
 
 
 def _phases(timeline: Timeline, iterations: LaunchIterations) -> Iterator[PhaseStatistics]:
