@@ -59,6 +59,8 @@ class CaptureSpec:
     clock_offset_ns: int = 100_000
     """Clock of rank r is this times r ahead."""
     clock_samples: bool = True
+    path_ns: int = 400
+    """How long a ping-pong takes each way."""
     host_spans: int = 0
     records_per_track: int | None = None
     """None: exactly as many as needed."""
@@ -142,9 +144,19 @@ def clock_samples(spec: CaptureSpec, rank: int) -> np.ndarray:
     duration = spec.launches * spec.groups * GROUP_NS
     for round_idx, base in enumerate((START_NS - 100_000, START_NS + duration + 100_000)):
         for repeat in range(8 if rank else 0):
-            t0 = base + repeat * 2000
+            t0 = base + repeat * 5 * spec.path_ns
+            t1 = t0 + spec.path_ns
             rows.append(
-                (fmt.SampleKind.PING_PONG, round_idx, 0, rank, t0, t0 + 400 + offset, t0 + 500 + offset, t0 + 900)
+                (
+                    fmt.SampleKind.PING_PONG,
+                    round_idx,
+                    0,
+                    rank,
+                    t0,
+                    t1 + offset,
+                    t1 + 100 + offset,
+                    t1 + 100 + spec.path_ns,
+                )
             )
         rows.append(
             (

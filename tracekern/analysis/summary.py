@@ -46,6 +46,8 @@ class RankSummary:
     """Part of the time inside recorded spans of the device that was inside a wait, 0..1; nan without spans."""
     clock_method: str
     clock_hard_ns: float
+    clock_round_trip_ns: float | None
+    """What round trips alone prove, where flows tightened it to clock_hard_ns; None where they did not."""
     clock_sigma_ns: float
     events: tuple[EventSummary, ...]
 
@@ -125,6 +127,7 @@ def _rank(timeline: Timeline, rank: int, outer: Mask, outer_wait: Mask) -> RankS
         wait_share=int(duration[on_device & outer_wait].sum()) / busy if busy else float("nan"),
         clock_method=about.clock.method if about.clock else "none",
         clock_hard_ns=about.clock.hard_ns if about.clock else float("nan"),
+        clock_round_trip_ns=about.clock.round_trip_ns if about.clock else None,
         clock_sigma_ns=about.clock.sigma_ns if about.clock else float("nan"),
         events=_events(timeline, on_device),
     )

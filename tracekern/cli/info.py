@@ -111,7 +111,8 @@ def clock(rank: RankSummary) -> str:
     """How the rank's clock was related to the axis, and how far that can be trusted."""
     if rank.clock_method == "reference" or not math.isfinite(rank.clock_hard_ns):
         return rank.clock_method
-    return f"{rank.clock_method} ±{duration(rank.clock_hard_ns)}, sigma {duration(rank.clock_sigma_ns)}"
+    source = "" if rank.clock_round_trip_ns is None else f" by flows, ±{duration(rank.clock_round_trip_ns)} without"
+    return f"{rank.clock_method} ±{duration(rank.clock_hard_ns)}{source}, sigma {duration(rank.clock_sigma_ns)}"
 
 
 def _events_table(summary: Summary) -> object:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from tracekern.errors import BadInput
 from tracekern.record.dump import Dump, read_dump
 from tracekern.record.format import CLOCK_SAMPLE, torch_profile_file_name
+from tracekern.timeline.clock_flows import tighten_clocks
 from tracekern.timeline.clocks import apply_clock, fit_clocks, unaligned_clocks
 from tracekern.timeline.columns import join_rows
 from tracekern.timeline.decode import decode
@@ -73,7 +74,10 @@ def load(
         aligned=not unaligned, title=f"UNALIGNED {timeline.title}".strip() if unaligned else timeline.title
     )
     flows, flow_problems = join_flows(timeline)
-    timeline = timeline.replace(flows=flows, problems=(*problems, *timeline.problems, *flow_problems))
+    timeline = timeline.replace(flows=flows)
+    ranks, clock_problems = tighten_clocks(timeline)
+    problems = [*problems, *timeline.problems, *flow_problems, *clock_problems]
+    timeline = timeline.replace(ranks=ranks, problems=tuple(problems))
     if strict:
         _refuse_losses(timeline)
     return timeline
