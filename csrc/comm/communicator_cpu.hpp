@@ -78,8 +78,7 @@ public:
         barrier_epoch_ = kFirstEpoch;
     }
 
-    template <class Kernel>
-    void launch(CpuLaunch launch, const Kernel& kernel) const {
+    void launch(CpuLaunch launch, const CpuKernel& kernel) const {
         if (trapped_) throw DeviceTrapped();
         launch.clock = &clock_;
         try {

@@ -16,6 +16,7 @@
 #include <barrier>
 #include <cstddef>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <thread>
@@ -39,6 +40,9 @@ struct CpuLaunch {
     CpuExecutor executor = CpuExecutor::fibers;
     const SimulatedClock* clock = &kHostClock;
 };
+
+// A kernel as the executor sees it; a template parameter would compile threads and fibers again for each.
+using CpuKernel = std::function<void(Warp&)>;
 
 // Pauses, then yields the core, then sleeps: a spin that lasts is waiting for somebody who needs the core.
 inline void relax_thread(uint32_t& spins) {
@@ -115,8 +119,7 @@ private:
     uint32_t generation_ = 0;
 };
 
-template <class Kernel>
-void launch_threads(const CpuLaunch& launch, const Kernel& kernel) {
+inline void launch_threads(const CpuLaunch& launch, const CpuKernel& kernel) {
     std::vector<std::unique_ptr<ThreadBlock>> blocks;
     std::vector<std::jthread> threads;
     for (uint32_t block = 0; block < launch.num_blocks; ++block) {
@@ -131,8 +134,7 @@ void launch_threads(const CpuLaunch& launch, const Kernel& kernel) {
     }
 }
 
-template <class Kernel>
-void launch_fibers(const CpuLaunch& launch, const Kernel& kernel) {
+inline void launch_fibers(const CpuLaunch& launch, const CpuKernel& kernel) {
     ClockScope clock(launch.clock);
     FiberScheduler scheduler;
     std::vector<std::unique_ptr<FiberBlock>> blocks;
@@ -151,8 +153,7 @@ void launch_fibers(const CpuLaunch& launch, const Kernel& kernel) {
 }  // namespace detail
 
 // Runs kernel(warp) for every warp of the grid; returns when all are through.
-template <class Kernel>
-void launch_cpu(const CpuLaunch& launch, const Kernel& kernel) {
+inline void launch_cpu(const CpuLaunch& launch, const CpuKernel& kernel) {
     if (launch.executor == CpuExecutor::threads) {
         detail::launch_threads(launch, kernel);
     } else {

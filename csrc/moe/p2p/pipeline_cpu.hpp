@@ -102,8 +102,27 @@ public:
     const P2PArgs& args() const { return args_; }
 
 private:
+    // Stages that move rows know no number type: compiled once a variant.
     template <P2PVariant kVariant>
     void run_variant(P2PStage stage, const TraceChoice& trace) {
+        if constexpr (kVariant == P2PVariant::dedup || kVariant == P2PVariant::reduce) {
+            if (stage == P2PStage::dispatch) {
+                return launch(stage, trace, [&]<class Rec>(Warp& warp, typename Rec::Args trace_args) {
+                    dispatch<kVariant, Rec>(warp, args_, trace_args);
+                });
+            }
+        } else if constexpr (!is_deduplicated(kVariant)) {
+            if (stage == P2PStage::dispatch_send) {
+                return launch(stage, trace, [&]<class Rec>(Warp& warp, typename Rec::Args trace_args) {
+                    dispatch_send<kVariant, Rec>(warp, args_, trace_args);
+                });
+            }
+            if (stage == P2PStage::dispatch_recv) {
+                return launch(stage, trace, [&]<class Rec>(Warp& warp, typename Rec::Args trace_args) {
+                    dispatch_recv<kVariant, Rec>(warp, args_, trace_args);
+                });
+            }
+        }
         switch (config_.number) {
             case NumberType::fp32:
                 return run_number<kVariant, float>(stage, trace);
@@ -116,26 +135,27 @@ private:
 
     template <P2PVariant kVariant, class T>
     void run_number(P2PStage stage, const TraceChoice& trace) {
-        CpuLaunch launch{config_.num_blocks, config_.warps_per_block, 0, config_.executor};
-        launch.shared_bytes = stage_shared_bytes(stage, args_.shape, args_.layout, config_.warps_per_block);
-        with_recorder(trace, [&]<class Rec>(typename Rec::Args trace_args) {
-            comm_.launch(launch, [&](Warp& warp) { run_stage<kVariant, T, Rec>(stage, warp, trace_args); });
+        launch(stage, trace, [&]<class Rec>(Warp& warp, typename Rec::Args trace_args) {
+            if constexpr (is_pipelined(kVariant)) {
+                if (stage == P2PStage::dispatch_combine) return dispatch_combine<T, Rec>(warp, args_, trace_args);
+            } else if constexpr (is_deduplicated(kVariant)) {
+                if (stage == P2PStage::combine) return combine<T, kVariant, Rec>(warp, args_, trace_args);
+            } else {
+                if (stage == P2PStage::scale_experts) return scale_experts<T, Rec>(warp, args_, trace_args);
+                if (stage == P2PStage::combine_send) return combine_send<T, kVariant, Rec>(warp, args_, trace_args);
+                if (stage == P2PStage::combine_recv) return combine_recv<T, kVariant, Rec>(warp, args_, trace_args);
+            }
         });
     }
 
-    template <P2PVariant kVariant, class T, class Rec>
-    void run_stage(P2PStage stage, Warp& warp, typename Rec::Args trace) {
-        if constexpr (is_deduplicated(kVariant)) {
-            if (stage == P2PStage::dispatch) return dispatch<kVariant, Rec>(warp, args_, trace);
-            if (stage == P2PStage::combine) return combine<T, kVariant, Rec>(warp, args_, trace);
-            if (stage == P2PStage::dispatch_combine) return dispatch_combine<T, Rec>(warp, args_, trace);
-        } else {
-            if (stage == P2PStage::dispatch_send) return dispatch_send<kVariant, Rec>(warp, args_, trace);
-            if (stage == P2PStage::dispatch_recv) return dispatch_recv<kVariant, Rec>(warp, args_, trace);
-            if (stage == P2PStage::scale_experts) return scale_experts<T, Rec>(warp, args_, trace);
-            if (stage == P2PStage::combine_send) return combine_send<T, kVariant, Rec>(warp, args_, trace);
-            if (stage == P2PStage::combine_recv) return combine_recv<T, kVariant, Rec>(warp, args_, trace);
-        }
+    // Calls body.operator()<Rec>(warp, args) in every warp, with the recorder that `trace` asks for.
+    template <class Body>
+    void launch(P2PStage stage, const TraceChoice& trace, const Body& body) {
+        CpuLaunch launch{config_.num_blocks, config_.warps_per_block, 0, config_.executor};
+        launch.shared_bytes = stage_shared_bytes(stage, args_.shape, args_.layout, config_.warps_per_block);
+        with_recorder(trace, [&]<class Rec>(typename Rec::Args trace_args) {
+            comm_.launch(launch, [&](Warp& warp) { body.template operator()<Rec>(warp, trace_args); });
+        });
     }
 
     CpuCommunicator& comm_;
