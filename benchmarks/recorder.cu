@@ -82,22 +82,19 @@ public:
     bool has_records() const override { return false; }
 };
 
-template <RecordFormat kFormat, bool kFields>
+template <bool kFields>
 class OursCase final : public Case {
-    using Probe = Ours<kFormat, kFields>;
-    using Record = typename Probe::Rec::Record;
-    static constexpr bool kWide = kFormat == RecordFormat::wide;
-    static constexpr uint32_t kRecordsPerSpan = !kWide && kFields ? 3 : 2;
+    using Probe = Ours<kFields>;
 
 public:
     OursCase(const std::string& name, char* records)
-        : Case(name, reinterpret_cast<const void*>(run_regions<Probe>), kRecordsPerSpan * sizeof(Record)),
-          records_(reinterpret_cast<Record*>(records)),
+        : Case(name, reinterpret_cast<const void*>(run_regions<Probe>), 2 * sizeof(WideRecord)),
+          records_(reinterpret_cast<WideRecord*>(records)),
           headers_(sizeof(TrackHeader) * kMaxTracks),
           descriptor_(sizeof(LaunchDescriptor)) {}
 
     void prepare(const Config& config, bool zero) override {
-        room_ = kRecordsPerSpan * config.num_regions + (kWide ? 0 : 2);  // time_high
+        room_ = 2 * config.num_regions;
         LaunchDescriptor launch{};
         launch.headers = headers_.template as<TrackHeader>();
         launch.records = records_;
@@ -119,47 +116,30 @@ public:
         require(header.started == 1 && header.finished == 1, "a track did not finish");
         require(header.block == track / config.num_warps && header.warp == track % config.num_warps, "wrong identity");
         require(header.written == header.attempted, "records were lost");
-        const uint32_t surplus = header.written - kRecordsPerSpan * config.num_regions;
-        require(surplus <= (kWide ? 0u : 1u), "wrong number of records: " + std::to_string(header.written));
+        require(header.written == 2 * config.num_regions, "wrong number of records: " + std::to_string(header.written));
         const auto records = fetch(records_ + uint64_t{track} * room_, header.written);
         Spans spans;
-        uint64_t high = header.start_ticks >> 32, extension = 0, begin_ns = 0;
+        uint64_t begin_ns = 0;
         bool open = false;
-        for (const Record& record : records) {
+        for (const WideRecord& record : records) {
             const auto kind = static_cast<RecordKind>(record.word & 7);
-            uint64_t ticks, payload;
-            if constexpr (kWide) {
-                ticks = record.ticks;
-                payload = uint64_t{record.payload_high} << kPayloadLowBits | record.word >> 9;
-            } else {
-                if (kind == RecordKind::time_high) {
-                    high = record.ticks_low;
-                    continue;
-                }
-                if (kind == RecordKind::extend) {
-                    extension = record.ticks_low;
-                    continue;
-                }
-                ticks = high << 32 | record.ticks_low;
-                payload = extension << kPayloadLowBits | record.word >> 9;
-                extension = 0;
-            }
+            const uint64_t payload = uint64_t{record.payload_high} << kPayloadLowBits | record.word >> 9;
             require((record.word >> kKindBits & (kMaxEvents - 1)) == (kFields ? 1u : 0u), "wrong event");
             require(kind == (open ? RecordKind::end : RecordKind::begin), "begin and end do not alternate");
             if (open) {
-                spans.push_back({begin_ns, ticks});
+                spans.push_back({begin_ns, record.ticks});
             } else if (kFields) {
                 const uint64_t i = spans.size();
                 require(payload == (kPeer | i << 10 | (i & 0xffff) << 32), "wrong payload");
             }
-            begin_ns = ticks;
+            begin_ns = record.ticks;
             open = !open;
         }
         return spans;
     }
 
 private:
-    Record* records_;
+    WideRecord* records_;
     DeviceMemory headers_, descriptor_;
     uint32_t room_ = 0;
 };
@@ -341,10 +321,8 @@ int run(uint32_t num_launches, uint32_t num_regions) {
 
     std::vector<std::unique_ptr<Case>> cases;
     cases.push_back(std::make_unique<NothingCase>());
-    cases.push_back(std::make_unique<OursCase<RecordFormat::wide, false>>("wide", records));
-    cases.push_back(std::make_unique<OursCase<RecordFormat::wide, true>>("wide, fields", records));
-    cases.push_back(std::make_unique<OursCase<RecordFormat::compact, false>>("compact", records));
-    cases.push_back(std::make_unique<OursCase<RecordFormat::compact, true>>("compact, fields", records));
+    cases.push_back(std::make_unique<OursCase<false>>("wide", records));
+    cases.push_back(std::make_unique<OursCase<true>>("wide, fields", records));
 #ifdef TK_FLASHINFER
     cases.push_back(std::make_unique<InterleavedCase<Flashinfer>>("flashinfer", records));
 #endif

@@ -41,9 +41,9 @@ struct Nothing {
     }
 };
 
-template <RecordFormat kFormat, bool kFields>
+template <bool kFields>
 struct Ours {
-    using Rec = Recorder<true, kFormat>;
+    using Rec = Recorder<true>;
     using Args = typename Rec::Args;
     TK_DEVICE Ours(Args args, const Warp& warp) : recorder(args, warp) {}
     template <class F>

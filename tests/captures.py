@@ -55,7 +55,6 @@ class CaptureSpec:
     groups: int = 5
     """Groups of ten spans in each track of each launch."""
     launches: int = 1
-    record_format: str = "wide"
     clock_offset_ns: int = 100_000
     """Clock of rank r is this times r ahead."""
     clock_samples: bool = True
@@ -97,7 +96,7 @@ def metadata(spec: CaptureSpec, rank: int) -> dict[str, Any]:
         "note": "synthetic",
         "clock": {"name": "synthetic", "ticks_per_second": 10**9, "resolution_ticks": 1},
         "host_clock": "CLOCK_REALTIME",
-        "record_format": spec.record_format,
+        "record_format": fmt.RECORD_FORMAT,
         "settings": {"groups": spec.groups},
     }
 
@@ -120,8 +119,7 @@ def fill_segment(spec: CaptureSpec, rank: int) -> Segment:
     pattern = _group_records(spec, rank)
     needed = spec.groups * len(pattern)
     plans = [_plan(spec, sequence, spec.records_per_track or needed) for sequence in range(spec.launches)]
-    itemsize = fmt.RECORD_DTYPES[spec.record_format].itemsize
-    arena_bytes = sum(plan.region_bytes(itemsize) for plan in plans) + (1 << 16)
+    arena_bytes = sum(plan.region_bytes for plan in plans) + (1 << 16)
     segment = Segment.create(spec.run_id, rank, metadata(spec, rank), arena_bytes, max(1, spec.host_spans))
     for sequence, plan in enumerate(plans):
         address = segment.reserve_launch(plan)
@@ -190,12 +188,11 @@ def _plan(spec: CaptureSpec, sequence: int, records_per_track: int) -> LaunchPla
 def _group_records(spec: CaptureSpec, rank: int) -> list[tuple[int, int, int, str]]:
     """(kind, event, ns in the group, payload) of one group; payload names what _payloads fills in."""
     begin, end = fmt.RecordKind.BEGIN, fmt.RecordKind.END
-    extend = [(fmt.RecordKind.EXTEND, 0, 0, "")] if spec.record_format == "compact" else []
     rows: list[tuple[int, int, int, str]] = [(begin, 0, 0, "group")]
     for copy in range(7):
-        rows += [*extend, (begin, 1, 10 + copy * 50, "next"), (end, 1, 50 + copy * 50, "")]
-    rows += [*extend, (begin, 2, SIGNAL_OFFSETS[0], "next"), *extend, (end, 2, SIGNAL_OFFSETS[1], "value")]
-    rows += [*extend, (begin, 3, WAIT_OFFSETS[0], "previous"), *extend, (end, 3, WAIT_OFFSETS[1], "value")]
+        rows += [(begin, 1, 10 + copy * 50, "next"), (end, 1, 50 + copy * 50, "")]
+    rows += [(begin, 2, SIGNAL_OFFSETS[0], "next"), (end, 2, SIGNAL_OFFSETS[1], "value")]
+    rows += [(begin, 3, WAIT_OFFSETS[0], "previous"), (end, 3, WAIT_OFFSETS[1], "value")]
     return [*rows, (end, 0, 1000, "")]
 
 
@@ -218,15 +215,10 @@ def _write_launch(spec: CaptureSpec, rank: int, segment: Segment, entry: Any, pa
             payload[:, :, column] = EPOCH + sequence
     word = kinds | events << np.uint64(fmt.EVENT_SHIFT)
     word = word | (payload & np.uint64((1 << fmt.PAYLOAD_LOW_BITS) - 1)) << np.uint64(fmt.PAYLOAD_SHIFT)
-    flat = np.zeros((spec.num_tracks, spec.groups * len(pattern)), segment.record_dtype)
+    flat = np.zeros((spec.num_tracks, spec.groups * len(pattern)), fmt.WIDE_RECORD)
     flat["word"] = word.reshape(flat.shape)
-    high = (payload >> np.uint64(fmt.PAYLOAD_LOW_BITS)).reshape(flat.shape)
-    all_ticks = np.broadcast_to(ticks, payload.shape).reshape(flat.shape)
-    if spec.record_format == "wide":
-        flat["ticks"], flat["payload_high"] = all_ticks, high
-    else:
-        is_extend = np.broadcast_to(kinds == fmt.RecordKind.EXTEND, payload.shape).reshape(flat.shape)
-        flat["ticks_low"] = np.where(is_extend, np.roll(high, -1, axis=1), all_ticks & np.uint64(0xFFFFFFFF))
+    flat["ticks"] = np.broadcast_to(ticks, payload.shape).reshape(flat.shape)
+    flat["payload_high"] = (payload >> np.uint64(fmt.PAYLOAD_LOW_BITS)).reshape(flat.shape)
     written = min(per_track, flat.shape[1] - (5 if killed else 0))
     segment.records(entry)[:, :written] = flat[:, :written]
     headers = segment.track_headers(entry)

@@ -1,4 +1,4 @@
-"""Decoding against a slow and obvious decoder, for both record formats, sound and torn tracks."""
+"""Decoding against a slow and obvious decoder, sound and torn tracks."""
 
 from __future__ import annotations
 
@@ -32,30 +32,20 @@ class Run:
     finished: bool = True
 
 
-def encode(run: Run, record_format: str) -> np.ndarray:
+def encode(run: Run) -> np.ndarray:
     """The records that the recorder writes for a run."""
     rows: list[tuple[int, ...]] = []
-    high = run.start >> 32
     for kind, event, offset, payload in run.steps:
         ticks = run.start + offset
         word = kind | event << fmt.EVENT_SHIFT | (payload & (1 << fmt.PAYLOAD_LOW_BITS) - 1) << fmt.PAYLOAD_SHIFT
-        payload_high = payload >> fmt.PAYLOAD_LOW_BITS
-        if record_format == "wide":
-            rows.append((ticks, payload_high, word))
-            continue
-        if ticks >> 32 != high:
-            high = ticks >> 32
-            rows.append((high, RecordKind.TIME_HIGH))
-        if payload_high:
-            rows.append((payload_high, RecordKind.EXTEND))
-        rows.append((ticks & 0xFFFFFFFF, word))
-    return np.array(rows, fmt.RECORD_DTYPES[record_format])
+        rows.append((ticks, payload >> fmt.PAYLOAD_LOW_BITS, word))
+    return np.array(rows, fmt.WIDE_RECORD)
 
 
-def decode_runs(path: Path, launches: list[list[Run]], record_format: str) -> Timeline:
+def decode_runs(path: Path, launches: list[list[Run]]) -> Timeline:
     """Through a real segment and dump: one launch per list, one track per run."""
-    encoded = [[encode(run, record_format) for run in launch] for launch in launches]
-    spec = CaptureSpec(num_ranks=1, record_format=record_format, run_id="decode")
+    encoded = [[encode(run) for run in launch] for launch in launches]
+    spec = CaptureSpec(num_ranks=1, run_id="decode")
     segment = Segment.create("decode", 0, metadata(spec, 0), 1 << 22)
     try:
         for runs, rows in zip(launches, encoded, strict=True):
@@ -139,15 +129,12 @@ def runs(draw: st.DrawFn, any_order: bool) -> Run:
     return run
 
 
-@pytest.mark.parametrize("record_format", ["wide", "compact"])
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_decode_agrees_with_the_obvious_decoder(
-    tmp_path_factory: pytest.TempPathFactory, record_format: str, data: st.DataObject
-):
+def test_decode_agrees_with_the_obvious_decoder(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject):
     any_order = data.draw(st.booleans())
     launch = data.draw(st.lists(runs(any_order), min_size=1, max_size=4))
-    timeline = decode_runs(tmp_path_factory.mktemp("decode") / "rank_00000.tkdump", [launch], record_format)
+    timeline = decode_runs(tmp_path_factory.mktemp("decode") / "rank_00000.tkdump", [launch])
     orphans = 0
     for block, run in enumerate(launch):
         spans, marks, run_orphans = reference(run)
@@ -161,7 +148,7 @@ def test_decode_agrees_with_the_obvious_decoder(
 def test_launches_of_one_stream_share_their_tracks(tmp_path: Path):
     span = [(BEGIN, 1, 0, 5), (END, 1, 10, 0)]
     launches = [[Run(1000, span), Run(1000, span)], [Run(2000, span), Run(2000, span)], [Run(3000, span)]]
-    timeline = decode_runs(tmp_path / "rank_00000.tkdump", launches, "wide")
+    timeline = decode_runs(tmp_path / "rank_00000.tkdump", launches)
     device = [track for track in timeline.tracks if track.kind == TrackKind.DEVICE]
     assert [track.block for track in device] == [0, 1]
     rows = timeline.spans.take(timeline.spans.track == 0)
@@ -171,9 +158,7 @@ def test_launches_of_one_stream_share_their_tracks(tmp_path: Path):
 
 def test_launches_that_overlap_on_one_stream_get_lanes(tmp_path: Path):
     span = [(BEGIN, 1, 0, 0), (END, 1, 1500, 0)]
-    timeline = decode_runs(
-        tmp_path / "rank_00000.tkdump", [[Run(1000, span)], [Run(2000, span)], [Run(2500, span)]], "wide"
-    )
+    timeline = decode_runs(tmp_path / "rank_00000.tkdump", [[Run(1000, span)], [Run(2000, span)], [Run(2500, span)]])
     assert [track.name for track in timeline.tracks] == [
         "block 0 warp 0",
         "block 0 warp 0 lane 2",
@@ -185,13 +170,13 @@ def test_launches_that_overlap_on_one_stream_get_lanes(tmp_path: Path):
 
 
 def test_an_event_that_the_table_does_not_have_is_kept(tmp_path: Path):
-    timeline = decode_runs(tmp_path / "rank_00000.tkdump", [[Run(1000, [(BEGIN, 60, 0, 1), (END, 60, 5, 0)])]], "wide")
+    timeline = decode_runs(tmp_path / "rank_00000.tkdump", [[Run(1000, [(BEGIN, 60, 0, 1), (END, 60, 5, 0)])]])
     assert timeline.events[timeline.spans.event[0]].name == "unknown_event_60"
 
 
 def test_time_that_falls_is_raised_and_told(tmp_path: Path):
     steps = [(BEGIN, 1, 100, 0), (END, 1, 40, 0), (BEGIN, 1, 120, 0), (END, 1, 130, 0)]
-    timeline = decode_runs(tmp_path / "rank_00000.tkdump", [[Run(1000, steps)]], "wide")
+    timeline = decode_runs(tmp_path / "rank_00000.tkdump", [[Run(1000, steps)]])
     rows = timeline.spans.take(timeline.spans.track == 0)
     assert (rows.start.tolist(), rows.end.tolist()) == ([1100, 1120], [1100, 1130])
     assert [(p.kind, p.track) for p in timeline.problems] == [("torn_track", 0)]
@@ -200,14 +185,14 @@ def test_time_that_falls_is_raised_and_told(tmp_path: Path):
 def test_nesting_far_beyond_any_kernel_is_still_right(tmp_path: Path):
     depth = 5000
     steps = [(BEGIN, 1, i, i) for i in range(depth)] + [(END, 1, depth + i, 0) for i in range(depth)]
-    timeline = decode_runs(tmp_path / "rank_00000.tkdump", [[Run(1000, steps)]], "wide")
+    timeline = decode_runs(tmp_path / "rank_00000.tkdump", [[Run(1000, steps)]])
     rows = timeline.spans.take(timeline.spans.track == 0)
     assert (rows.start - 1000).tolist() == list(range(depth))
     assert (rows.end - 1000).tolist() == list(range(2 * depth - 1, depth - 1, -1))
 
 
 def test_a_dump_without_launches_decodes_to_nothing(tmp_path: Path):
-    timeline = decode_runs(tmp_path / "rank_00000.tkdump", [], "wide")
+    timeline = decode_runs(tmp_path / "rank_00000.tkdump", [])
     assert (len(timeline.spans), len(timeline.marks), timeline.problems) == (0, 0, ())
 
 

@@ -27,7 +27,7 @@ HEADER_BYTES = fmt.DUMP_HEADER.itemsize
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    spec = CaptureSpec(groups=2, num_blocks=1, launches=2, host_spans=1, record_format="compact")
+    spec = CaptureSpec(groups=2, num_blocks=1, launches=2, host_spans=1)
     directory = write_capture(tmp_path_factory.mktemp("sound"), spec)
     return (directory / "rank_00000.tkdump").read_bytes()
 
@@ -150,6 +150,12 @@ def test_other_versions_name_both(sound: bytes, scratch: Path):
     data = bytearray(sound)
     struct.pack_into("<I", data, 8, 7)
     assert "version 7, this reader knows 1" in refuse(scratch, bytes(data))
+
+
+def test_records_of_a_format_that_is_gone_are_refused(sound: bytes, scratch: Path):
+    told = refuse(scratch, rebuild(sound, metadata_of(sound) | {"record_format": "compact", "tracekern": "0.1.0.dev1"}))
+    assert "records of format 'compact', this reader knows 'wide'" in told
+    assert "read it with the tracekern that wrote it (0.1.0.dev1)" in told
 
 
 def test_other_files_are_told_apart(scratch: Path, sound: bytes):

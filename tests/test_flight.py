@@ -172,7 +172,6 @@ def test_a_span_whose_begin_was_overwritten_starts_at_the_oldest_record(tmp_path
 
 def test_what_cannot_be_a_ring_is_refused(tmp_path):
     for options, words in (
-        ({"keep": "last", "record_format": "compact"}, "keep='last' with record_format='compact': wanted 'wide'"),
         ({"keep": "last", "sink": "device"}, "keep='last' with sink='device': wanted 'auto' or 'host'"),
         ({"keep": "newest"}, "keep='newest': wanted 'first', or 'last'"),
     ):

@@ -26,7 +26,6 @@ def test_launch_descriptor_is_the_compiled_one():
 
 def test_records_are_the_compiled_ones():
     assert fmt.WIDE_RECORD.itemsize == _C.layout["wide_record_bytes"]
-    assert fmt.COMPACT_RECORD.itemsize == _C.layout["compact_record_bytes"]
     bits = (_C.layout["kind_bits"], _C.layout["event_bits"], _C.layout["payload_low_bits"])
     assert bits == (fmt.KIND_BITS, fmt.EVENT_BITS, fmt.PAYLOAD_LOW_BITS)
     assert (_C.layout["lap_shift"], _C.layout["started_ring"]) == (fmt.LAP_SHIFT, fmt.STARTED_RING)

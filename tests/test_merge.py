@@ -19,9 +19,8 @@ def device_rows(timeline: Timeline, name: str) -> np.ndarray:
     return np.flatnonzero(timeline.spans.event == idx[0])
 
 
-@pytest.mark.parametrize("record_format", ["wide", "compact"])
-def test_ranks_land_on_one_axis(tmp_path: Path, record_format: str):
-    spec = CaptureSpec(num_ranks=3, launches=2, record_format=record_format, host_spans=2)
+def test_ranks_land_on_one_axis(tmp_path: Path):
+    spec = CaptureSpec(num_ranks=3, launches=2, host_spans=2)
     timeline = load(write_capture(tmp_path, spec))
 
     assert timeline.aligned

@@ -22,7 +22,7 @@ from tracekern.timeline.decode import decode
 SPAN_COST_NS = 50
 
 
-@pytest.mark.parametrize("record_format", ["wide", "compact"])
+@pytest.mark.parametrize("record_format", ["wide", "ring"])
 def test_a_span_costs_something_on_the_cpu(record_format):
     cost = measure_span("cpu", record_format, 1, num_regions=500, num_rounds=11)
     assert cost.region_ns > 0

@@ -14,11 +14,10 @@ NUM_BLOCKS, NUM_WARPS = 4, 2
 NUM_TRACKS = NUM_BLOCKS * NUM_WARPS
 HEADER = struct.Struct("<QIHHIIIIQIII12x")
 HEADER_BYTES = 64
-RECORD_BYTES = {"wide": 16, "compact": 8}
-BEGIN, END, MARK, EXTEND, TIME_HIGH = 1, 2, 3, 4, 5
-PLAIN, FITS, EXTENDED, WAIT_FULL, SIGNAL_SOME, NOTE, STEP = range(7)
+RECORD_BYTES = 16
+BEGIN, END, MARK = 1, 2, 3
+PLAIN, FITS, STRADDLES, WAIT_FULL, SIGNAL_SOME, NOTE, STEP = range(7)
 BOUNDARY = 7 << 32
-FORMATS = ("wide", "compact")
 
 
 @dataclass
@@ -42,27 +41,7 @@ class Track:
         return [(kind, event, payload) for kind, event, _, payload in self.records]
 
 
-def words(raw: bytes) -> list[tuple[int, int]]:
-    return list(struct.iter_unpack("<II", raw))
-
-
-def read_compact(raw: bytes, start_ticks: int) -> list[tuple[int, int, int, int]]:
-    found, high, extension = [], start_ticks >> 32, 0
-    for low, word in words(raw):
-        kind, event, payload = word & 7, word >> 3 & 63, word >> 9
-        if kind == 0:
-            break
-        if kind == TIME_HIGH:
-            high = low
-        elif kind == EXTEND:
-            extension = low
-        else:
-            found.append((kind, event, high << 32 | low, extension << 23 | payload))
-            extension = 0
-    return found
-
-
-def read_wide(raw: bytes) -> list[tuple[int, int, int, int]]:
+def read_records(raw: bytes) -> list[tuple[int, int, int, int]]:
     found = []
     for ticks, high, word in struct.iter_unpack("<QII", raw):
         if word & 7 == 0:
@@ -71,21 +50,20 @@ def read_wide(raw: bytes) -> list[tuple[int, int, int, int]]:
     return found
 
 
-def record(scenario: str, record_format: str, num_records: int, **selection: int) -> list[Track]:
+def record(scenario: str, num_records: int, **selection: int) -> list[Track]:
     """The tracks that a launch of the test kernel left; checks the guards behind headers and records."""
     options = [f"{name}={value}" for name, value in selection.items()]
-    command = [program("recorder", "-O1"), scenario, record_format, str(num_records), *options]
+    command = [program("recorder", "-O1"), scenario, str(num_records), *options]
     raw = subprocess.run(command, capture_output=True, check=True).stdout
     headers, records = raw[: HEADER_BYTES * (NUM_TRACKS + 1)], raw[HEADER_BYTES * (NUM_TRACKS + 1) :]
-    track_bytes = num_records * RECORD_BYTES[record_format]
+    track_bytes = num_records * RECORD_BYTES
     assert headers[-HEADER_BYTES:] == b"\xa5" * HEADER_BYTES
-    assert records[NUM_TRACKS * track_bytes :] == b"\xa5" * RECORD_BYTES[record_format]
+    assert records[NUM_TRACKS * track_bytes :] == b"\xa5" * RECORD_BYTES
     tracks = []
     for i in range(NUM_TRACKS):
         fields = HEADER.unpack_from(headers, i * HEADER_BYTES)
         region = records[i * track_bytes : (i + 1) * track_bytes]
-        found = read_wide(region) if record_format == "wide" else read_compact(region, fields[0])
-        tracks.append(Track(*fields, found))
+        tracks.append(Track(*fields, read_records(region)))
     return tracks
 
 
@@ -102,12 +80,12 @@ def assert_nested(track: Track) -> None:
 
 ALL = [
     (BEGIN, FITS, 0x7FFFFF),
-    (BEGIN, EXTENDED, 0xFFFFFF),
+    (BEGIN, STRADDLES, 0xFFFFFF),
     (BEGIN, WAIT_FULL, 0xFFFFFFFE << 23 | 0x400001),
     (BEGIN, PLAIN, 0),
     (END, PLAIN, 0),
     (END, WAIT_FULL, (1 << 55) - 2),
-    (END, EXTENDED, 0x800001),
+    (END, STRADDLES, 0x800001),
     (BEGIN, PLAIN, 0),
     (END, PLAIN, 0),
     (BEGIN, STEP, 1 << 39 | 5),
@@ -121,34 +99,30 @@ ALL = [
 ]
 
 
-@pytest.mark.parametrize("record_format", FORMATS)
-def test_every_macro_and_payload_width(record_format):
-    for index, track in enumerate(record("all", record_format, 64)):
+def test_every_macro_and_payload_width():
+    for index, track in enumerate(record("all", 64)):
         assert track.what() == ALL
         assert (track.block, track.warp, track.role) == (index // NUM_WARPS, index % NUM_WARPS, index % NUM_WARPS)
         assert (track.epoch, track.launch_idx, track.started, track.finished) == (77, 5, 1, 1)
         ticks = [track.start_ticks, *(record[2] for record in track.records), track.end_ticks]
         assert ticks == sorted(ticks)
-        assert track.written == track.attempted
-        assert track.written == len(ALL) + (7 if record_format == "compact" else 0), "events with over 23 bits"
+        assert track.written == track.attempted == len(ALL)
 
 
-@pytest.mark.parametrize("record_format", FORMATS)
-def test_a_sequence_ends_and_begins_at_one_tick(record_format):
-    for track in record("all", record_format, 64):
+def test_a_sequence_ends_and_begins_at_one_tick():
+    for track in record("all", 64):
         ticks = [entry[2] for entry in track.records]
         assert ticks[8] == ticks[9]
         assert ticks[11] == ticks[12]
 
 
-@pytest.mark.parametrize("record_format", FORMATS)
 @pytest.mark.parametrize("scenario", ["all", "many"])
-def test_a_full_track_stops_counts_and_stays_whole(scenario, record_format):
-    (wanted,) = {track.attempted for track in record(scenario, record_format, 1000)}
-    complete = record(scenario, record_format, wanted)[0]
+def test_a_full_track_stops_counts_and_stays_whole(scenario):
+    (wanted,) = {track.attempted for track in record(scenario, 1000)}
+    complete = record(scenario, wanted)[0]
     assert complete.written == wanted, "what was attempted is exactly what would have been enough"
     for room in range(wanted):
-        for track in record(scenario, record_format, room)[:2]:
+        for track in record(scenario, room)[:2]:
             assert track.attempted == wanted
             assert track.written <= room
             assert track.finished == 1
@@ -158,22 +132,20 @@ def test_a_full_track_stops_counts_and_stays_whole(scenario, record_format):
 
 
 def test_no_room_at_all_only_counts():
-    for track in record("many", "compact", 0):
+    for track in record("many", 0):
         assert (track.written, track.records, track.finished) == (0, [], 1)
         assert track.attempted > 100
 
 
-@pytest.mark.parametrize("record_format", FORMATS)
-def test_selected_blocks_are_packed(record_format):
-    tracks = record("all", record_format, 64, block_first=1, block_stop=4, block_step=2)
+def test_selected_blocks_are_packed():
+    tracks = record("all", 64, block_first=1, block_stop=4, block_step=2)
     assert [(track.block, track.warp) for track in tracks[:4]] == [(1, 0), (1, 1), (3, 0), (3, 1)]
     assert all(track.what() == ALL for track in tracks[:4])
     assert all(track.started == 0 and track.records == [] for track in tracks[4:])
 
 
-@pytest.mark.parametrize("record_format", FORMATS)
-def test_a_role_that_is_not_selected_leaves_its_track_untouched(record_format):
-    tracks = record("all", record_format, 64, role_mask=2)
+def test_a_role_that_is_not_selected_leaves_its_track_untouched():
+    tracks = record("all", 64, role_mask=2)
     for track in tracks:
         selected = track.role == 1
         assert bool(track.started) == selected
@@ -181,31 +153,27 @@ def test_a_role_that_is_not_selected_leaves_its_track_untouched(record_format):
     assert sum(track.started for track in tracks) == NUM_BLOCKS
 
 
-@pytest.mark.parametrize("record_format", FORMATS)
-def test_only_selected_events_are_recorded_and_counted(record_format):
-    mask = 1 << EXTENDED | 1 << NOTE
-    tracks = record("all", record_format, 64, event_mask=mask)
+def test_only_selected_events_are_recorded_and_counted():
+    mask = 1 << STRADDLES | 1 << NOTE
+    tracks = record("all", 64, event_mask=mask)
     for track in tracks:
         assert track.what() == [entry for entry in ALL if mask >> entry[1] & 1]
-        assert track.attempted == track.written == (3 if record_format == "wide" else 6)
+        assert track.attempted == track.written == 3
 
 
-@pytest.mark.parametrize("record_format", FORMATS)
-def test_the_clock_is_64_bits_wide_for_the_reader(record_format):
-    track = record("cross", record_format, 64)[0]
+def test_the_clock_is_64_bits_wide_for_the_reader():
+    track = record("cross", 64)[0]
     assert track.start_ticks < BOUNDARY <= track.end_ticks
     by_payload = {payload: ticks for kind, _, ticks, payload in track.records if kind == MARK}
     assert all((ticks >= BOUNDARY) == (payload >= 10) for payload, ticks in by_payload.items())
     assert sorted(by_payload) == [0, 1, 2, 10, 11, 12]
     assert max(by_payload.values()) < BOUNDARY + 60_000_000_000
-    extra = {"wide": 0, "compact": len(by_payload) + 1}[record_format]  # an `extend` each, one `time_high`
-    assert track.written == len(track.records) + extra
+    assert track.written == len(track.records)
     assert_nested(track)
 
 
-@pytest.mark.parametrize("record_format", FORMATS)
-def test_a_hang_leaves_its_begins_readable(record_format):
-    track = record("hang", record_format, 64)[0]
+def test_a_hang_leaves_its_begins_readable():
+    track = record("hang", 64)[0]
     assert track.what() == [(BEGIN, FITS, 9), (MARK, NOTE, 1), (BEGIN, WAIT_FULL, 6 << 23 | 5)]
     assert (track.started, track.finished) == (1, 0)
 

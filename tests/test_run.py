@@ -185,17 +185,6 @@ def test_too_few_records_are_counted_drawn_and_told(tmp_path):
     assert not any(launch.records_lost for launch in tracekern.load(tmp_path / "again").launches)
 
 
-def test_both_record_formats_tell_the_same(tmp_path):
-    counts = []
-    for record_format in ("wide", "compact"):
-        run(MoeRun(**SMALL, record_format=record_format), tmp_path / record_format).raise_for_error()
-        timeline = tracekern.load(tmp_path / record_format)
-        names = [event.name for event in timeline.events]
-        counts.append(Counter(names[event] for event in timeline.spans.event.tolist()))
-        assert not any(launch.records_lost for launch in timeline.launches)
-    assert counts[0] == counts[1]
-
-
 def test_a_killed_rank_is_named_and_its_part_is_kept(tmp_path):
     options = MoeRun(**{**SMALL, "iterations": 2000}, records_per_track=200, timeout_ms=1500)
 

@@ -144,7 +144,6 @@ def test_a_second_capture_takes_the_place_of_the_first(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"record_format": "narrow"}, "wanted one of wide, compact"),
         ({"records_per_track": -1}, "records_per_track=-1"),
         ({"every": 0}, "every=0"),
         ({"blocks": slice(-3, None)}, "start -3"),

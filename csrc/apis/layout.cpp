@@ -77,7 +77,6 @@ void register_layout(py::module_& module) {
     layout["fault_record"] = fault_record_offsets();
     layout["fault_record_bytes"] = sizeof(FaultRecord);
     layout["wide_record_bytes"] = sizeof(WideRecord);
-    layout["compact_record_bytes"] = sizeof(CompactRecord);
     layout["kind_bits"] = kKindBits;
     layout["event_bits"] = kEventBits;
     layout["payload_low_bits"] = kPayloadLowBits;

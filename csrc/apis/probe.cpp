@@ -25,8 +25,8 @@ double time_ms(const ProbeArgs& args, typename Rec::Args trace) {
 
 template <class Rec>
 py::tuple time_probe(uint32_t num_regions, uint32_t num_steps, uint32_t num_rounds) {
-    const uint32_t records_per_track = 4 * num_regions;  // compact takes three a span
-    std::vector<typename Rec::Record> records(records_per_track);
+    const uint32_t records_per_track = 2 * num_regions;
+    std::vector<WideRecord> records(records_per_track);
     TrackHeader header{};
     float sink = 0;
     LaunchDescriptor launch{};
@@ -47,11 +47,7 @@ py::tuple time_probe(uint32_t num_regions, uint32_t num_steps, uint32_t num_roun
 
 // One warp; (ms without spans, ms with), a pair a round.
 py::tuple probe_times(uint32_t num_regions, uint32_t num_steps, uint32_t num_rounds, const std::string& record_format) {
-    const RecordFormat format = record_format_named(record_format);
-    if (format == RecordFormat::compact) {
-        return time_probe<Recorder<true, RecordFormat::compact>>(num_regions, num_steps, num_rounds);
-    }
-    if (format == RecordFormat::ring) {
+    if (record_format_named(record_format) == RecordFormat::ring) {
         return time_probe<Recorder<true, RecordFormat::ring>>(num_regions, num_steps, num_rounds);
     }
     return time_probe<Recorder<true, RecordFormat::wide>>(num_regions, num_steps, num_rounds);

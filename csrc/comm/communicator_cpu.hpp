@@ -23,16 +23,13 @@ struct TraceChoice {
 template <class F>
 void with_recorder(const TraceChoice& trace, F f) {
     using Wide = Recorder<true, RecordFormat::wide>;
-    using Compact = Recorder<true, RecordFormat::compact>;
     using Ring = Recorder<true, RecordFormat::ring>;
     if (!trace.descriptor) {
         f.template operator()<Recorder<false>>(Recorder<false>::Args{});
-    } else if (trace.format == RecordFormat::wide) {
-        f.template operator()<Wide>(Wide::Args{trace.descriptor});
     } else if (trace.format == RecordFormat::ring) {
         f.template operator()<Ring>(Ring::Args{trace.descriptor});
     } else {
-        f.template operator()<Compact>(Compact::Args{trace.descriptor});
+        f.template operator()<Wide>(Wide::Args{trace.descriptor});
     }
 }
 

@@ -22,12 +22,10 @@ TK_DEVICE void run_rank_barrier(const CommArgs& comm, uint32_t epoch, LaunchSize
 
 using RecorderOff = Recorder<false>;
 using RecorderWide = Recorder<true, RecordFormat::wide>;
-using RecorderCompact = Recorder<true, RecordFormat::compact>;
 using RecorderRing = Recorder<true, RecordFormat::ring>;
 
 TK_RANK_BARRIER(off, RecorderOff)
 TK_RANK_BARRIER(wide, RecorderWide)
-TK_RANK_BARRIER(compact, RecorderCompact)
 TK_RANK_BARRIER(ring, RecorderRing)
 
 TK_KERNEL initiate_clock_ping_pong(const ClockPingPongArgs args, const LaunchSize size) {
@@ -57,15 +55,8 @@ TK_KERNEL answer_host_clock(const uint64_t* request, uint64_t* stamp, uint32_t c
 
 const void* tracekern::rank_barrier_kernel(bool traced, RecordFormat format) {
     if (!traced) return reinterpret_cast<const void*>(rank_barrier_off);
-    switch (format) {
-        case RecordFormat::wide:
-            return reinterpret_cast<const void*>(rank_barrier_wide);
-        case RecordFormat::compact:
-            return reinterpret_cast<const void*>(rank_barrier_compact);
-        case RecordFormat::ring:
-            return reinterpret_cast<const void*>(rank_barrier_ring);
-    }
-    return nullptr;
+    return format == RecordFormat::ring ? reinterpret_cast<const void*>(rank_barrier_ring)
+                                        : reinterpret_cast<const void*>(rank_barrier_wide);
 }
 
 const void* tracekern::ping_pong_kernel(bool initiates) {

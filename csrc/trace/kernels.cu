@@ -18,12 +18,10 @@ TK_KERNEL graph_advance(GraphTrace* graph, const LaunchSize size, bool begins_re
 
 using RecorderOff = Recorder<false>;
 using RecorderWide = Recorder<true, RecordFormat::wide>;
-using RecorderCompact = Recorder<true, RecordFormat::compact>;
 using RecorderRing = Recorder<true, RecordFormat::ring>;
 
 TK_PROBE_KERNEL(off, RecorderOff)
 TK_PROBE_KERNEL(wide, RecorderWide)
-TK_PROBE_KERNEL(compact, RecorderCompact)
 TK_PROBE_KERNEL(ring, RecorderRing)
 
 #ifdef TK_KERNEL_TABLE
@@ -35,8 +33,7 @@ const void* tracekern::graph_advance_kernel() {
 
 const void* tracekern::probe_kernel(bool traced, RecordFormat format) {
     if (!traced) return reinterpret_cast<const void*>(probe_spans_off);
-    if (format == RecordFormat::ring) return reinterpret_cast<const void*>(probe_spans_ring);
-    return format == RecordFormat::compact ? reinterpret_cast<const void*>(probe_spans_compact)
-                                           : reinterpret_cast<const void*>(probe_spans_wide);
+    return format == RecordFormat::ring ? reinterpret_cast<const void*>(probe_spans_ring)
+                                        : reinterpret_cast<const void*>(probe_spans_wide);
 }
 #endif

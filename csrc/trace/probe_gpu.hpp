@@ -28,9 +28,8 @@ struct ProbeTimes {
 inline ProbeTimes time_probe(const ProbePlan& plan) {
     const uint32_t num_blocks = num_multiprocessors();
     const uint32_t num_tracks = num_blocks * plan.warps_per_sm;
-    const uint32_t records_per_track = 4 * plan.num_regions;  // compact takes three a span
-    const uint64_t record_bytes = plan.format == RecordFormat::compact ? sizeof(CompactRecord) : sizeof(WideRecord);
-    const uint64_t num_bytes = uint64_t{num_tracks} * records_per_track * record_bytes;
+    const uint32_t records_per_track = 2 * plan.num_regions;
+    const uint64_t num_bytes = uint64_t{num_tracks} * records_per_track * sizeof(WideRecord);
     std::optional<MappedMemory> on_host;
     std::optional<DeviceMemory> on_device;
     DeviceMemory headers(uint64_t{num_tracks} * sizeof(TrackHeader)), sink(num_tracks * sizeof(float));

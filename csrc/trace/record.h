@@ -13,22 +13,19 @@
 namespace tracekern {
 
 enum class RecordFormat : uint32_t {
-    wide = 0,     // 16 bytes: 64-bit ticks, 55 payload bits
-    compact = 1,  // 8 bytes: low 32 bits of the ticks, 23 payload bits, extra records for the rest
-    ring = 2,     // as wide, but the last records of a track stay and not the first; each tells its lap, see below
+    wide = 0,  // 16 bytes: 64-bit ticks, 55 payload bits
+    ring = 1,  // the same, but the last records of a track stay and not the first; each tells its lap, see below
 };
-inline constexpr const char* kRecordFormatNames[] = {"wide", "compact", "ring"};
+inline constexpr const char* kRecordFormatNames[] = {"wide", "ring"};
 
 enum class RecordKind : uint32_t {
     empty = 0,
     begin = 1,
-    end = 2,        // its event repeats the begin's: a decoder can tell a torn buffer from a deep one
-    mark = 3,       // an instant
-    extend = 4,     // compact only: the high 32 payload bits of the record after it
-    time_high = 5,  // compact only: the high 32 bits of the ticks of all records after it
+    end = 2,   // its event repeats the begin's: a decoder can tell a torn buffer from a deep one
+    mark = 3,  // an instant
 };
 
-// Both formats end in the same word: kind | event | low payload bits.
+// The last word of a record: kind | event | low payload bits.
 constexpr uint32_t kKindBits = 3;
 constexpr uint32_t kEventBits = 6;
 constexpr uint32_t kPayloadLowBits = 32 - kKindBits - kEventBits;  // 23
@@ -53,12 +50,6 @@ static_assert(sizeof(WideRecord) == 16 && offsetof(WideRecord, word) == 12, "Wid
 // slots of this lap from those of the lap before and from any that are older. 48 bits of ns are 78 hours, for one
 // launch.
 constexpr uint32_t kLapShift = 48;
-
-struct alignas(8) CompactRecord {
-    uint32_t ticks_low;  // `extend` and `time_high` carry their 32 bits here
-    uint32_t word;
-};
-static_assert(sizeof(CompactRecord) == 8, "CompactRecord is a file format");
 
 // Identity and loss of one track. The kernel writes the first half when the track starts and the second when it
 // finishes; a track whose `finished` is 0 hung, was killed, or never ran (`started` is 0 too).

@@ -53,12 +53,6 @@ TK_HOST_DEVICE constexpr bool is_class(Event event, EventClass event_class) {
     return EventTable<Event>::kEvents[static_cast<uint32_t>(event)].event_class == event_class;
 }
 
-template <class Event>
-TK_HOST_DEVICE constexpr bool needs_extension(Event event, bool end) {
-    const EventInfo& info = EventTable<Event>::kEvents[static_cast<uint32_t>(event)];
-    return total_field_bits(end ? info.end_fields : info.begin_fields) > kPayloadLowBits;
-}
-
 }  // namespace detail
 
 template <bool kTrace, RecordFormat kFormat = RecordFormat::wide>
@@ -86,7 +80,7 @@ public:
         } else {
             if (done) return close(values...);
         }
-        if (!closed_) recorder_.template leave_open<Event, kEvent>(open_);
+        if (!closed_) recorder_.leave_open(open_);
         closed_ = true;
     }
     // Closes the span without end fields, not before `value` is there.
@@ -137,7 +131,6 @@ public:
     }
     template <class Event, Event kEvent, class... Values>
     TK_DEVICE void end(bool, Values...) {}
-    template <class Event, Event kEvent>
     TK_DEVICE void leave_open(bool) {}
     template <class Event, Event kEvent>
     TK_DEVICE void end_after(bool, uint64_t) {}
@@ -158,7 +151,6 @@ template <RecordFormat kFormat>
 class Recorder<true, kFormat> {
 public:
     static constexpr bool kIsRing = kFormat == RecordFormat::ring;
-    using Record = std::conditional_t<kFormat == RecordFormat::compact, CompactRecord, WideRecord>;
     struct Args {
         const LaunchDescriptor* descriptor;
     };
@@ -175,12 +167,12 @@ public:
         const uint64_t track = uint64_t{index} * launch.warps_per_block + warp.warp;
         header_ = launch.headers + track;
         const uint64_t ticks = read_clock();
-        ticks_high_ = static_cast<uint32_t>(ticks >> 32);
+        const uint32_t ticks_high = static_cast<uint32_t>(ticks >> 32);
         store_header(0,
-                     {static_cast<uint32_t>(ticks), ticks_high_, warp.block, warp.warp | role << 16},
+                     {static_cast<uint32_t>(ticks), ticks_high, warp.block, warp.warp | role << 16},
                      {sm_id(), epoch, launch.launch_idx, kIsRing ? kStartedRing : kStarted});
         if (!warp.is_leader()) return;
-        records_ = static_cast<Record*>(launch.records) + track * launch.records_per_track;
+        records_ = static_cast<WideRecord*>(launch.records) + track * launch.records_per_track;
         event_mask_ = launch.event_mask;
         if constexpr (kIsRing) {
             if (launch.records_per_track == 0) event_mask_ = 0;
@@ -205,71 +197,54 @@ public:
     // True when the span stands on record; pass that to end().
     template <class Event, Event kEvent, class... Values>
     TK_DEVICE bool begin(Values... values) {
-        const bool open = reserve(kEvent, room<Event, kEvent, false>() + room<Event, kEvent, true>());
-        return write < room<Event, kEvent, false>() == 2 > (open,
-                                                            RecordKind::begin,
-                                                            static_cast<uint32_t>(kEvent),
-                                                            read_clock(),
-                                                            detail::pack_fields<Event, kEvent, false>(values...));
+        const bool open = reserve(kEvent, kSpanRoom);
+        write(open, RecordKind::begin, kEvent, read_clock(), detail::pack_fields<Event, kEvent, false>(values...));
+        return open;
     }
 
     template <class Event, Event kEvent, class... Values>
     TK_DEVICE void end(bool open, Values... values) {
         const uint64_t payload = detail::pack_fields<Event, kEvent, true>(values...);
         const uint64_t ticks = sizeof...(Values) == 0 ? read_clock() : read_clock_after(payload);
-        write<room<Event, kEvent, true>() == 2>(open, RecordKind::end, static_cast<uint32_t>(kEvent), ticks, payload);
+        write(open, RecordKind::end, kEvent, ticks, payload);
     }
     template <class Event, Event kEvent>
     TK_DEVICE void end_after(bool open, uint64_t value) {
         const uint64_t ticks = read_clock_after(value);
-        write<room<Event, kEvent, true>() == 2>(open, RecordKind::end, static_cast<uint32_t>(kEvent), ticks, 0);
+        write(open, RecordKind::end, kEvent, ticks, 0);
     }
     // A block barrier with a result that is there when the last warp has arrived.
     TK_DEVICE uint32_t block_sync(Warp& warp) { return warp.block_sync_count(); }
 
     // Gives back the room of an end that will never come.
-    template <class Event, Event kEvent>
     TK_DEVICE void leave_open(bool open) {
         if (kIsRing || !open) return;
-        attempted_ -= room<Event, kEvent, true>();
-        free_ += room<Event, kEvent, true>();
+        --attempted_;
+        ++free_;
     }
 
     template <class Event, Event kEvent, class... Values>
     TK_DEVICE void mark(Values... values) {
-        const bool open = reserve(kEvent, room<Event, kEvent, false>());
-        write<room<Event, kEvent, false>() == 2>(open,
-                                                 RecordKind::mark,
-                                                 static_cast<uint32_t>(kEvent),
-                                                 read_clock(),
-                                                 detail::pack_fields<Event, kEvent, false>(values...));
+        const bool open = reserve(kEvent, 1);
+        write(open, RecordKind::mark, kEvent, read_clock(), detail::pack_fields<Event, kEvent, false>(values...));
     }
 
     // For Sequence: ends `event` if it is open and begins kEvent at the same tick.
     template <class Event, Event kEvent, class... Values>
     TK_DEVICE bool next(uint32_t event, bool open, Values... values) {
         const uint64_t ticks = read_clock();
-        write<false>(open, RecordKind::end, event, ticks, 0);
-        const bool next_open = reserve(kEvent, room<Event, kEvent, false>() + room<Event, kEvent, true>());
-        return write < room<Event, kEvent, false>() == 2 > (next_open,
-                                                            RecordKind::begin,
-                                                            static_cast<uint32_t>(kEvent),
-                                                            ticks,
-                                                            detail::pack_fields<Event, kEvent, false>(values...));
+        write(open, RecordKind::end, event, ticks, 0);
+        const bool next_open = reserve(kEvent, kSpanRoom);
+        write(next_open, RecordKind::begin, kEvent, ticks, detail::pack_fields<Event, kEvent, false>(values...));
+        return next_open;
     }
-    TK_DEVICE void end_sequence(uint32_t event, bool open) {
-        write<false>(open, RecordKind::end, event, read_clock(), 0);
-    }
+    TK_DEVICE void end_sequence(uint32_t event, bool open) { write(open, RecordKind::end, event, read_clock(), 0); }
 
 private:
+    static constexpr uint32_t kSpanRoom = 2;  // its begin and its end
+
     TK_DEVICE void store_header(uint32_t half, const Vector16& first, const Vector16& second) {
         store_pair(reinterpret_cast<Vector16*>(header_) + 2 * half, first, second);
-    }
-
-    // Records that one begin, end or mark takes, `time_high` apart.
-    template <class Event, Event kEvent, bool kEnd>
-    TK_DEVICE static constexpr uint32_t room() {
-        return kFormat == RecordFormat::compact && detail::needs_extension(kEvent, kEnd) ? 2 : 1;
     }
 
     template <class Event>
@@ -282,49 +257,27 @@ private:
         }
     }
 
-    // Returns whether the record was written: `open`, but for a lost time_high.
-    template <bool kExtended>
-    TK_DEVICE bool write(bool open, RecordKind kind, uint32_t event, uint64_t ticks, uint64_t payload) {
-        const uint32_t word = record_word(kind, event, payload);
+    template <class Event>
+    TK_DEVICE void write(bool open, RecordKind kind, Event event, uint64_t ticks, uint64_t payload) {
+        const uint32_t word = record_word(kind, static_cast<uint32_t>(event), payload);
         const uint32_t payload_high = static_cast<uint32_t>(payload >> kPayloadLowBits);
-        if constexpr (kFormat == RecordFormat::wide) {
-            store_if(open, records_ + written_, written_, Record{ticks, payload_high, word});
-        } else if constexpr (kIsRing) {
+        if constexpr (kIsRing) {
             const uint32_t slot = written_ & ring_mask_;
             const uint64_t lap = written_ >> ring_bits_;
             const uint64_t low_ticks = ticks & ((uint64_t{1} << kLapShift) - 1);
-            store_if(open, records_ + slot, written_, Record{lap << kLapShift | low_ticks, payload_high, word});
+            store_if(open, records_ + slot, written_, WideRecord{lap << kLapShift | low_ticks, payload_high, word});
         } else {
-            const uint32_t high = static_cast<uint32_t>(ticks >> 32);
-            if (open & (high != ticks_high_)) write_time_high(high);
-            open &= high == ticks_high_;
-            if constexpr (kExtended) {
-                store_if(
-                    open, records_ + written_, written_, Record{payload_high, record_word(RecordKind::extend, 0, 0)});
-            }
-            store_if(open, records_ + written_, written_, Record{static_cast<uint32_t>(ticks), word});
-        }
-        return open;
-    }
-
-    // Once in 4.29 s. Without room for it this and all later records of the track would show a wrong time.
-    TK_DEVICE void write_time_high(uint32_t high) {
-        if (take_if(true, 1, free_, attempted_)) {
-            ticks_high_ = high;
-            store_if(true, records_ + written_, written_, Record{high, record_word(RecordKind::time_high, 0, 0)});
-        } else {
-            free_ = 0;
+            store_if(open, records_ + written_, written_, WideRecord{ticks, payload_high, word});
         }
     }
 
     TrackHeader* header_ = nullptr;
     // All that follows is the leader's; of the other lanes the mask is 0.
-    Record* records_ = nullptr;
+    WideRecord* records_ = nullptr;
     uint64_t event_mask_ = 0;
     uint32_t free_ = 0;  // records that are neither written nor reserved
     uint32_t written_ = 0;
     uint32_t attempted_ = 0;
-    uint32_t ticks_high_ = 0;
     uint32_t ring_bits_ = 0;  // of a ring: 2^ring_bits_ slots
     uint32_t ring_mask_ = 0;
 };

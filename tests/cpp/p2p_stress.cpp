@@ -2,7 +2,7 @@
 // bit.
 //
 //   p2p_stress VARIANT NUMBER EXECUTOR RANKS BLOCKS WARPS TOKENS HIDDEN EXPERTS TOPK ITERATIONS SEED [OPTION=VALUE...]
-//     trace=wide|compact     runs the traced kernels and looks after the words behind their records
+//     trace=on               runs the traced kernels and looks after the words behind their records
 //     timeout_ms=N           how long a wait lasts; default 20000
 //     partitions=N           of the pipelined variant; default 2
 //     absent=RANK            that rank never starts

@@ -1,7 +1,7 @@
 // A kernel that does nothing but record, for test_recorder.py: writes the raw region to stdout.
 //
-//   recorder describe                                      the event table as JSON
-//   recorder SCENARIO wide|compact RECORDS [NAME=VALUE...] headers and records, a guard of 0xa5 behind both
+//   recorder describe                          the event table as JSON
+//   recorder SCENARIO RECORDS [NAME=VALUE...]  headers and records, a guard of 0xa5 behind both
 //
 // 4 blocks of 2 warps; the role of a warp is its number. NAMEs are those of the launch descriptor: event_mask,
 // block_first, block_stop, block_step, role_mask.
@@ -18,7 +18,7 @@
 #define TK_TEST_EVENTS(EVENT)                                                 \
     EVENT(plain, work, completion, "", "", "")                                \
     EVENT(fits, work, issue, "", "a:23", "")                                  \
-    EVENT(extended, work, issue, "", "a:24", "b:24")                          \
+    EVENT(straddles, work, issue, "", "a:24", "b:24")                         \
     EVENT(wait_full, wait, completion, "data data a", "a:23 b:32", "c:55")    \
     EVENT(signal_some, signal, completion, "data data a", "a:23 b:10", "c:1") \
     EVENT(note, work, completion, "", "n:30", "")                             \
@@ -35,11 +35,11 @@ constexpr uint64_t kBoundary = uint64_t{7} << 32;
 
 struct Region {
     std::vector<TrackHeader> headers;
-    std::vector<char> records;
+    std::vector<WideRecord> records;
 
     [[noreturn]] void write() const {
         std::fwrite(headers.data(), sizeof(TrackHeader), headers.size(), stdout);
-        std::fwrite(records.data(), 1, records.size(), stdout);
+        std::fwrite(records.data(), sizeof(WideRecord), records.size(), stdout);
         std::fflush(stdout);
         std::_Exit(0);
     }
@@ -49,7 +49,7 @@ template <class Rec>
 void record_all(Rec& recorder) {
     TK_RANGE(recorder, TestEvent::fits, 0x7fffffu);
     {
-        TK_RANGE(recorder, TestEvent::extended, 0xffffffu);
+        TK_RANGE(recorder, TestEvent::straddles, 0xffffffu);
         {
             TK_WAIT(recorder, TestEvent::wait_full, 0x400001u, 0xfffffffeu);
             {
@@ -74,7 +74,7 @@ void record_all(Rec& recorder) {
 
 template <class Rec>
 void record_nested(Rec& recorder, uint32_t depth) {
-    TK_RANGE(recorder, TestEvent::extended, depth);
+    TK_RANGE(recorder, TestEvent::straddles, depth);
     if (depth) record_nested(recorder, depth - 1);
     TK_END(depth);
 }
@@ -130,8 +130,7 @@ void run(const std::string& scenario, const TraceChoice& trace, const Region& re
 
 int main(int argc, char** argv) {
     if (argc > 1 && std::string(argv[1]) == "describe") return std::puts(describe_events<TestEvent>().c_str()) < 0;
-    const bool wide = std::string(argv[2]) == "wide";
-    const auto records = static_cast<uint32_t>(std::strtoul(argv[3], nullptr, 10));
+    const auto records = static_cast<uint32_t>(std::strtoul(argv[2], nullptr, 10));
     LaunchDescriptor launch{};
     launch.event_mask = ~uint64_t{0};
     launch.records_per_track = records;
@@ -140,7 +139,7 @@ int main(int argc, char** argv) {
     launch.block_step = 1;
     launch.role_mask = ~0u;
     launch.launch_idx = 5;
-    for (int i = 4; i < argc; ++i) {
+    for (int i = 3; i < argc; ++i) {
         const std::string given = argv[i];
         const std::string name = given.substr(0, given.find('='));
         const uint64_t value = std::stoull(given.substr(name.size() + 1), nullptr, 0);
@@ -151,12 +150,11 @@ int main(int argc, char** argv) {
         if (name == "role_mask") launch.role_mask = static_cast<uint32_t>(value);
     }
     constexpr size_t kTracks = size_t{kNumBlocks} * kNumWarps;
-    const size_t record_bytes = wide ? sizeof(WideRecord) : sizeof(CompactRecord);
-    Region region{std::vector<TrackHeader>(kTracks + 1), std::vector<char>((kTracks * records + 1) * record_bytes)};
+    Region region{std::vector<TrackHeader>(kTracks + 1), std::vector<WideRecord>(kTracks * records + 1)};
     memset(&region.headers.back(), 0xa5, sizeof(TrackHeader));
-    memset(region.records.data() + kTracks * records * record_bytes, 0xa5, record_bytes);
+    memset(&region.records.back(), 0xa5, sizeof(WideRecord));
     launch.headers = region.headers.data();
     launch.records = region.records.data();
-    run(argv[1], {&launch, wide ? RecordFormat::wide : RecordFormat::compact}, region);
+    run(argv[1], {&launch}, region);
     region.write();
 }

@@ -25,13 +25,11 @@ uint32_t choose(const std::string& given, const Names& names) {
     std::exit(2);
 }
 
-enum class StressTrace : uint32_t { off, wide, compact };
-
 struct StressOptions {
     uint64_t timeout_ns = 20'000'000'000u;
     uint32_t absent = ~0u;
     uint32_t partitions = 2;
-    StressTrace trace = StressTrace::off;
+    bool trace = false;
 
     static StressOptions parse(int count, char** given) {
         StressOptions options;
@@ -49,8 +47,7 @@ struct StressOptions {
                     options.absent = static_cast<uint32_t>(std::stoul(value));
                     break;
                 case 2:
-                    options.trace = static_cast<StressTrace>(
-                        choose(value, std::initializer_list<const char*>{"off", "wide", "compact"}));
+                    options.trace = choose(value, std::initializer_list<const char*>{"off", "on"});
                     break;
                 case 3:
                     plant(value);
@@ -92,13 +89,11 @@ struct StressHeaps {
 // Room for the records of one launch at a time, with guard words behind each part.
 class TraceRegion {
 public:
-    TraceRegion(StressTrace trace, uint32_t num_blocks, uint32_t warps_per_block, uint32_t records_per_track)
-        : trace_(trace) {
-        if (trace == StressTrace::off) return;
+    TraceRegion(bool trace, uint32_t num_blocks, uint32_t warps_per_block, uint32_t records_per_track) : trace_(trace) {
+        if (!trace) return;
         const size_t num_tracks = size_t{num_blocks} * warps_per_block;
-        const size_t record_bytes = trace == StressTrace::wide ? sizeof(WideRecord) : sizeof(CompactRecord);
         headers_.resize(num_tracks + 1);
-        records_.resize(num_tracks * records_per_track * record_bytes / sizeof(WideRecord) + 1);
+        records_.resize(num_tracks * records_per_track + 1);
         descriptor_.headers = headers_.data();
         descriptor_.records = records_.data();
         descriptor_.event_mask = ~uint64_t{0};
@@ -110,17 +105,17 @@ public:
     }
 
     TraceChoice begin_launch() {
-        if (trace_ == StressTrace::off) return {};
+        if (!trace_) return {};
         memset(headers_.data(), 0, headers_.size() * sizeof(TrackHeader));
         memset(records_.data(), 0, records_.size() * sizeof(WideRecord));
         memset(&headers_.back(), 0xa5, sizeof(TrackHeader));
         memset(&records_.back(), 0xa5, sizeof(WideRecord));
-        return {&descriptor_, trace_ == StressTrace::wide ? RecordFormat::wide : RecordFormat::compact};
+        return {&descriptor_};
     }
 
     // Every track ran to its end, wrote no more than fits, and nothing stands behind the region.
     bool is_whole() const {
-        if (trace_ == StressTrace::off) return true;
+        if (!trace_) return true;
         for (size_t track = 0; track + 1 < headers_.size(); ++track) {
             const TrackHeader& header = headers_[track];
             if (!header.started || !header.finished) return false;
@@ -133,7 +128,7 @@ public:
     }
 
 private:
-    StressTrace trace_;
+    bool trace_;
     std::vector<TrackHeader> headers_;
     std::vector<WideRecord> records_;
     LaunchDescriptor descriptor_{};

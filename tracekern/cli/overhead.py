@@ -17,23 +17,20 @@ if TYPE_CHECKING:
 
 def overhead(
     backend: Annotated[str, typer.Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
-    record_format: Annotated[str, typer.Option(help="wide or compact.")] = "wide",
     as_json: options.Json = False,
 ) -> None:
     """Measure what a begin and end add to a kernel here: short and long spans, few warps and many, both sinks."""
     if backend not in ("auto", "cpu", "cuda"):
         raise BadInput(f"--backend {backend}: wanted auto, cpu or cuda")
-    if record_format not in ("wide", "compact"):
-        raise BadInput(f"--record-format {record_format}: wanted wide or compact")
     from tracekern.record.overhead import find_device
 
     chosen, device = find_device(backend)
-    costs = measure(chosen, record_format)
+    costs = measure(chosen)
     if as_json:
         print_json({"backend": chosen, "device": device, "spans": [dataclasses.asdict(cost) for cost in costs]})
         return
     out = console()
-    out.print(f"{device}: what a begin and end of format {record_format} add", markup=False)
+    out.print(f"{device}: what a begin and end add", markup=False)
     if chosen == "cpu":
         out.print("CPU backend: the cost of recording on this processor says nothing about a GPU")
     grid = table(["warps/SM", "span of", "adds", "p10", "p90"], ["sink"])
@@ -44,15 +41,15 @@ def overhead(
     out.print(grid)
 
 
-def measure(backend: Backend, record_format: str) -> list[SpanCost]:
+def measure(backend: Backend) -> list[SpanCost]:
     """All that the table shows."""
     from tracekern.record.overhead import WARPS_PER_SM, measure_span
 
     lengths = (125, 1250)
     if backend == "cpu":
-        return [measure_span("cpu", record_format, 1, num_steps=steps, num_rounds=21) for steps in lengths]
+        return [measure_span("cpu", "wide", 1, num_steps=steps, num_rounds=21) for steps in lengths]
     return [
-        measure_span("cuda", record_format, warps, sink, num_steps=steps, num_regions=500, num_rounds=31)
+        measure_span("cuda", "wide", warps, sink, num_steps=steps, num_regions=500, num_rounds=31)
         for sink in ("device", "host")
         for steps in lengths
         for warps in WARPS_PER_SM

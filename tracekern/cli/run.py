@@ -53,7 +53,6 @@ def moe(
     trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Record, or run the untraced kernels.")] = True,
     timeout_ms: Annotated[int, typer.Option(help="Longest wait of a kernel for a peer.")] = 20_000,
     records_per_track: Annotated[str, typer.Option(help="Room of a track; auto counts first.")] = "auto",
-    record_format: Annotated[str, typer.Option(help="wide or compact.")] = "wide",
     keep: Annotated[str, typer.Option(help="What stays of a full track: its first or its last records.")] = "first",
     every: Annotated[int, typer.Option(help="Record each Nth launch of a kernel.")] = 1,
     blocks: Annotated[int, typer.Option(help="Blocks of a kernel; 0: 4 on the CPU, 128 on a GPU.")] = 0,

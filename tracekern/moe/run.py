@@ -43,7 +43,6 @@ class MoeRun:
     trace: bool = True
     timeout_ms: int = 20_000
     records_per_track: int | str = "auto"
-    record_format: str = "wide"
     keep: str = "first"
     """"first" or "last" records of a full track stay."""
     every: int = 1
@@ -64,7 +63,6 @@ class MoeRun:
             ("variant", self.variant, VARIANTS),
             ("routing", self.routing, ROUTINGS),
             ("backend", self.backend, ("auto", "cpu", "cuda")),
-            ("record format", self.record_format, ("wide", "compact")),
             ("keep", self.keep, ("first", "last")),
         ):
             if value not in wanted:

@@ -154,7 +154,6 @@ def _capture(options: MoeRun, directory: str, comm: Communicator) -> Any:
     return capture(
         directory,
         records_per_track=options.records_per_track,
-        record_format=options.record_format,
         keep=options.keep,
         every=options.every,
         settings=dataclasses.asdict(options),

@@ -92,10 +92,6 @@ class Dump:
     def run_id(self) -> str:
         return str(self.metadata["run_id"])
 
-    @property
-    def record_dtype(self) -> np.dtype[Any]:
-        return fmt.RECORD_DTYPES[self.metadata["record_format"]]
-
     def clock_samples(self) -> npt.NDArray[Any]:
         """[n] CLOCK_SAMPLE."""
         return self._part("clock_samples", fmt.CLOCK_SAMPLE)
@@ -236,7 +232,7 @@ def _check_metadata(where: str, metadata: Any, payload_bytes: int) -> tuple[Laun
         part = checker.get(metadata, key, dict)
         count = checker.integer(part, "count")
         _check_range(checker, key, checker.integer(part, "offset"), count * dtype.itemsize, payload_bytes)
-    record_bytes = fmt.RECORD_DTYPES[metadata["record_format"]].itemsize
+    record_bytes = fmt.WIDE_RECORD.itemsize
     launches = tuple(_launch(checker, metadata, entry) for entry in checker.get(metadata, "launches", list))
     records_stop = 0
     for launch in launches:
@@ -252,9 +248,13 @@ def _check_metadata(where: str, metadata: Any, payload_bytes: int) -> tuple[Laun
 
 
 def _check_choices(checker: _Checker, metadata: dict[str, Any]) -> None:
-    for key, choices in (("record_format", tuple(fmt.RECORD_DTYPES)), ("state", ("closed", "salvaged"))):
-        if metadata[key] not in choices:
-            raise checker.fail(f"metadata field {key} is {metadata[key][:40]!r}, wanted one of {', '.join(choices)}")
+    if metadata["record_format"] != fmt.RECORD_FORMAT:
+        raise BadInput(
+            f"{checker.where}: records of format {metadata['record_format'][:40]!r}, this reader knows "
+            f"{fmt.RECORD_FORMAT!r}; read it with the tracekern that wrote it ({metadata['tracekern'][:40]})"
+        )
+    if metadata["state"] not in ("closed", "salvaged"):
+        raise checker.fail(f"metadata field state is {metadata['state'][:40]!r}, wanted closed or salvaged")
 
 
 def _check_overhead(checker: _Checker, metadata: dict[str, Any]) -> None:

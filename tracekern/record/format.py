@@ -39,10 +39,6 @@ class RecordKind(enum.IntEnum):
     BEGIN = 1
     END = 2
     MARK = 3
-    EXTEND = 4
-    """Compact only: the high 32 payload bits of the record after it."""
-    TIME_HIGH = 5
-    """Compact only: the high 32 bits of the ticks of all records after it in the track."""
 
 
 class SegmentState(enum.IntEnum):
@@ -65,10 +61,8 @@ ENTRY_MIRRORED = 8
 """Recorded in device memory; the region in the arena is filled when the capture closes."""
 
 WIDE_RECORD = np.dtype([("ticks", "<u8"), ("payload_high", "<u4"), ("word", "<u4")])
-COMPACT_RECORD = np.dtype([("ticks_low", "<u4"), ("word", "<u4")])
-RECORD_DTYPES = {"wide": WIDE_RECORD, "compact": COMPACT_RECORD}
-"""Of a dump. A segment may also be a "ring": wide records in it, and wide in its dump."""
-SEGMENT_DTYPES = RECORD_DTYPES | {"ring": WIDE_RECORD}
+RECORD_FORMAT = "wide"
+"""Of every dump. A segment may also be a "ring": wide records with laps in it, and without them in its dump."""
 
 TRACK_HEADER = np.dtype(
     [

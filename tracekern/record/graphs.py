@@ -104,7 +104,7 @@ class TracedGraph:
         self._ring.settle()
         segment = self._capture.segment
         segment.header["launches_refused"] += self.lost_replays * len(self._plans)
-        segment.header["refused_bytes"] += self.lost_records * segment.record_dtype.itemsize
+        segment.header["refused_bytes"] += self.lost_records * fmt.WIDE_RECORD.itemsize
         if self.lost_replays:
             _log.warning(
                 "graph %s: %d of %d traced replays ran unrecorded (%d records): too few slots, or max_bytes too small",
@@ -137,7 +137,7 @@ class TracedGraph:
 
     def _reserve(self) -> None:
         segment = self._capture.segment
-        if segment.arena_room < sum(plan.region_bytes(segment.record_dtype.itemsize) for plan in self._plans):
+        if segment.arena_room < sum(plan.region_bytes for plan in self._plans):
             return
         count = batch_size(self._next_batch, segment, self._plans)
         regions = [segment.reserve_regions(plan, count) for plan in self._plans]

@@ -46,10 +46,11 @@ class LaunchPlan:
     def num_tracks(self) -> int:
         return len(self.blocks) * self.warps_per_block
 
-    def region_bytes(self, record_bytes: int) -> int:
+    @property
+    def region_bytes(self) -> int:
         """Arena bytes of descriptor, headers and records."""
         headers = self.num_tracks * fmt.TRACK_HEADER.itemsize
-        records = self.num_tracks * self.records_per_track * record_bytes
+        records = self.num_tracks * self.records_per_track * fmt.WIDE_RECORD.itemsize
         return fmt.LAUNCH_DESCRIPTOR.itemsize + headers + fmt.align_up(records)
 
 

@@ -172,7 +172,7 @@ def _metadata(segment: Segment, launches: list[_Packed]) -> tuple[dict[str, Any]
             "event_table": index_of("event", segment.events(entry)),
             "role_table": index_of("role", segment.roles(entry)),
             "headers_offset": headers_offset,
-            "records_offset": place(count * segment.record_dtype.itemsize),
+            "records_offset": place(count * fmt.WIDE_RECORD.itemsize),
             "records_count": count,
         }
         sections.append(section)
@@ -181,7 +181,7 @@ def _metadata(segment: Segment, launches: list[_Packed]) -> tuple[dict[str, Any]
     only_live = ("directory", "fault_names")
     metadata = {key: value for key, value in segment.metadata.items() if key not in only_live} | {
         "version": fmt.DUMP_VERSION,
-        "record_format": "wide" if segment.record_dtype == fmt.WIDE_RECORD else "compact",
+        "record_format": fmt.RECORD_FORMAT,
         "state": "closed" if closed else "salvaged",
         "fault": fault,
         "fault_text": describe_fault(fault) if fault else "",

@@ -20,7 +20,7 @@ _MAX_SHARE_OF_ROOM = 16
 
 def batch_size(wanted: int, segment: Segment, plans: Sequence[LaunchPlan]) -> int:
     """How many regions of each plan to reserve now."""
-    num_bytes = sum(plan.region_bytes(segment.record_dtype.itemsize) for plan in plans)
+    num_bytes = sum(plan.region_bytes for plan in plans)
     return max(1, min(wanted, segment.arena_room // (_MAX_SHARE_OF_ROOM * max(num_bytes, 1))))
 
 

@@ -44,7 +44,6 @@ class Segment:
         self._texts: dict[bytes, int] = {}
         self._all_entries: npt.NDArray[Any] | None = None
         self.header: Any = self._bytes[: fmt.SEGMENT_HEADER.itemsize].view(fmt.SEGMENT_HEADER)[0]
-        self._record_dtype: np.dtype[Any] | None = None
 
     @classmethod
     def create(
@@ -126,12 +125,6 @@ class Segment:
         return self._json(offset, length)  # type: ignore[no-any-return]
 
     @property
-    def record_dtype(self) -> np.dtype[Any]:
-        if self._record_dtype is None:
-            self._record_dtype = fmt.SEGMENT_DTYPES[self.metadata["record_format"]]
-        return self._record_dtype
-
-    @property
     def footprint_bytes(self) -> int:
         """Memory that the capture holds now."""
         parts = (("launches", fmt.LAUNCH_ENTRY), ("samples", fmt.CLOCK_SAMPLE), ("host_spans", fmt.HOST_SPAN))
@@ -158,7 +151,7 @@ class Segment:
     def refuse(self, plan: LaunchPlan) -> None:
         """Counts a launch that runs unrecorded."""
         self.header["launches_refused"] += 1
-        self.header["refused_bytes"] += plan.region_bytes(self.record_dtype.itemsize)
+        self.header["refused_bytes"] += plan.region_bytes
 
     def reserve_regions(self, plan: LaunchPlan, count: int) -> list[Region]:
         """Zeroed regions for up to `count` launches of `plan`, as many as there is room for.
@@ -166,7 +159,7 @@ class Segment:
         Until start_launch() they count as unused: a dump does not show them.
         """
         events_at, roles_at = self._store_text(plan.events), self._store_text(plan.roles)
-        region_bytes = plan.region_bytes(self.record_dtype.itemsize)
+        region_bytes = plan.region_bytes
         first_idx = int(self.header["num_launches"])
         count = min(count, self.arena_room // region_bytes, int(self.header["launches_capacity"]) - first_idx)
         if events_at is None or roles_at is None or count < 1:
@@ -270,7 +263,7 @@ class Segment:
     def records(self, entry: Any) -> npt.NDArray[Any]:
         """[num_tracks, records_per_track] records of a launch."""
         num_tracks, per_track = int(entry["num_tracks"]), int(entry["records_per_track"])
-        flat = self._view(int(entry["records_offset"]), self.record_dtype, num_tracks * per_track)
+        flat = self._view(int(entry["records_offset"]), fmt.WIDE_RECORD, num_tracks * per_track)
         return flat.reshape(num_tracks, per_track)
 
     def events(self, entry: Any) -> Any:

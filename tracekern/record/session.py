@@ -64,7 +64,6 @@ def capture(
     path: str | Path,
     *,
     records_per_track: int | Literal["auto"] = "auto",
-    record_format: Literal["wide", "compact"] = "wide",
     keep: Literal["first", "last"] = "first",
     blocks: slice | None = None,
     roles: Sequence[str] | None = None,
@@ -92,18 +91,12 @@ def capture(
     when the capture opens, to load the kernels' two bodies: loading one later may have to wait for a kernel that spins.
     Raises BadInput for arguments that cannot be used.
     """
-    if record_format not in fmt.RECORD_DTYPES:
-        raise BadInput(f"record_format={record_format!r}: wanted one of {', '.join(fmt.RECORD_DTYPES)}")
     selection = Selection(
         records_per_track, blocks, tuple(roles) if roles else None, tuple(events) if events else None, every, keep
     )
-    if keep == "last":
-        if record_format != "wide":
-            raise BadInput(f"keep='last' with record_format={record_format!r}: wanted 'wide'; records must stand alone")
-        if sink == "device":
-            raise BadInput("keep='last' with sink='device': wanted 'auto' or 'host'; a trap takes device memory away")
-        record_format = "ring"  # type: ignore[assignment]
-    about: dict[str, Any] = {"record_format": record_format, "settings": settings or {}}
+    if keep == "last" and sink == "device":
+        raise BadInput("keep='last' with sink='device': wanted 'auto' or 'host'; a trap takes device memory away")
+    about: dict[str, Any] = {"record_format": "ring" if keep == "last" else "wide", "settings": settings or {}}
     about["command"] = shlex.join(sys.argv) if command is None else command
     setup = _Setup(device or _used_device(), sink, max_bytes, host_spans, clocks, tuple(load))
     return Capture(Path(path).absolute(), selection, about, setup)

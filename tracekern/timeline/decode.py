@@ -67,8 +67,7 @@ def _batches(sorted_runs: Int64, written: Int64) -> Iterator[Int64]:
 def _decode_batch(
     area: npt.NDArray[Any], runs: Runs, batch: Int64, events: EventNumbers, track_of_run: Int32, findings: Findings
 ) -> tuple[Spans, Marks]:
-    raw, run_first = _gather(area, runs.first[batch], runs.written[batch])
-    records = Records(raw, run_first, runs.start[batch])
+    records = Records(_gather(area, runs.first[batch], runs.written[batch]))
     run_of = np.repeat(np.arange(len(batch), dtype=np.int32), runs.written[batch])
     where = np.flatnonzero(records.kind - np.uint8(1) < 3).astype(np.int32)  # begin, end or mark
     kind, event, owner = records.kind[where], records.event(where), run_of[where]
@@ -113,19 +112,19 @@ def _decode_batch(
         # In front of what begins later in the same run; the outer ones, which end later, in front of the inner ones.
         before = np.lexsort((np.concatenate([-cut, begin]), np.concatenate([first * 2, begin * 2 + 1])))
         spans = join_rows([since_oldest, spans], Spans()).take(before)
-    strange = np.flatnonzero((records.kind == fmt.RecordKind.EMPTY) | (records.kind > fmt.RecordKind.TIME_HIGH))
+    strange = np.flatnonzero((records.kind == fmt.RecordKind.EMPTY) | (records.kind > fmt.RecordKind.MARK))
     findings.orphans.append(track[owner[orphan]])
     findings.strange.append(track[run_of[strange]])
     findings.backwards.append(track[backwards])
     return spans, marks
 
 
-def _gather(area: npt.NDArray[Any], first: Int64, written: Int64) -> tuple[npt.NDArray[Any], Int64]:
-    """The records of some runs one after the other, and where each run starts in them."""
+def _gather(area: npt.NDArray[Any], first: Int64, written: Int64) -> npt.NDArray[Any]:
+    """The records of some runs one after the other."""
     placed = np.cumsum(written) - written
-    if (first - placed == first[0]).all():
-        return area[first[0] : first[0] + int(written.sum())], placed
-    return area[np.repeat(first - placed, written) + np.arange(written.sum())], placed
+    in_a_row = (first - placed == first[0]).all()
+    where = slice(first[0], first[0] + int(written.sum()))
+    return area[where] if in_a_row else area[np.repeat(first - placed, written) + np.arange(written.sum())]
 
 
 def _forward_only(ticks: Int64, owner: Int32) -> tuple[Int64, Int32]:

@@ -1,4 +1,4 @@
-"""The bits of a dump as columns: the runs of records that writers left, and both record formats behind one face."""
+"""The bits of a dump as columns: the runs of records that writers left, and the fields of each."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def read_runs(dump: Dump) -> tuple[Runs, npt.NDArray[Any]]:
     start, end = headers["start_ticks"].astype(np.int64), headers["end_ticks"].astype(np.int64)
     last = np.maximum(start, end)
     filled = written > 0
-    last[filled] = np.maximum(last[filled], _last_record_ticks(area, (first + written - 1)[filled], start[filled]))
+    of_records: UInt64 = np.minimum(area["ticks"][(first + written - 1)[filled]], np.uint64(_MAX_TICKS))
+    last[filled] = np.maximum(last[filled], of_records.view(np.int64))
     columns = {
         key: headers[key].astype(np.int64) for key in ("block", "warp", "role", "sm", "epoch", "attempted", "torn")
     }
@@ -96,29 +97,19 @@ def read_runs(dump: Dump) -> tuple[Runs, npt.NDArray[Any]]:
 
 def _records_area(dump: Dump) -> tuple[npt.NDArray[Any], Int64]:
     """The area, and [num_launches] index of each launch's first record in it."""
-    record_bytes = dump.record_dtype.itemsize
+    record_bytes = fmt.WIDE_RECORD.itemsize
     start = dump.launches[0].records_offset if dump.launches else 0
     stop = max((entry.records_offset + entry.records_count * record_bytes for entry in dump.launches), default=0)
-    area = dump.payload[start:stop].view(dump.record_dtype)
+    area = dump.payload[start:stop].view(fmt.WIDE_RECORD)
     return area, np.array([(entry.records_offset - start) // record_bytes for entry in dump.launches], np.int64)
 
 
-def _last_record_ticks(area: npt.NDArray[Any], where: Int64, start: Int64) -> Int64:
-    """Ticks of the last record of runs that began at `start`; a guess within 4.29 s where a compact one wrapped."""
-    if area.dtype == fmt.WIDE_RECORD:
-        ticks: UInt64 = np.minimum(area["ticks"][where], np.uint64(_MAX_TICKS))
-        return ticks.view(np.int64)
-    low: Int64 = area["ticks_low"][where].astype(np.int64)
-    return start + ((low - start) & 0xFFFFFFFF)
-
-
 class Records:
-    """[n] records of some runs, one run after the other, wide or compact."""
+    """[n] WIDE_RECORD of some runs, one run after the other."""
 
-    def __init__(self, raw: npt.NDArray[Any], run_first: Int64, run_start: Int64) -> None:
+    def __init__(self, raw: npt.NDArray[Any]) -> None:
         self._raw = raw
         self.kind = (raw["word"] & np.uint32(fmt.KIND_MASK)).astype(np.uint8)
-        self._high = self._time_high(run_first, run_start) if raw.dtype == fmt.COMPACT_RECORD else None
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -130,31 +121,13 @@ class Records:
 
     def ticks(self, where: Int32) -> Int64:
         """Ticks of the records at `where`. Raises BadInput beyond 2^62."""
-        if self._high is None:
-            ticks: UInt64 = self._raw["ticks"][where]
-        else:
-            ticks = self._high[where].astype(np.uint64) << np.uint64(32)
-            ticks |= self._raw["ticks_low"][where]
+        ticks: UInt64 = self._raw["ticks"][where]
         if len(ticks) and int(ticks.max()) > _MAX_TICKS:
             raise BadInput(f"a record's ticks {int(ticks.max())} are beyond 2^62; the dump is damaged")
         return ticks.view(np.int64)
 
     def payload(self, where: Int32) -> UInt64:
-        if self._high is None:
-            payload: UInt64 = self._raw["payload_high"][where].astype(np.uint64)
-        else:
-            before = np.maximum(where - 1, 0)
-            extended = self.kind[before] == fmt.RecordKind.EXTEND
-            payload = np.where(extended, self._raw["ticks_low"][before], 0).astype(np.uint64)
+        payload: UInt64 = self._raw["payload_high"][where].astype(np.uint64)
         payload <<= np.uint64(fmt.PAYLOAD_LOW_BITS)
         payload |= self._raw["word"][where] >> np.uint32(fmt.PAYLOAD_SHIFT)
         return payload
-
-    def _time_high(self, run_first: Int64, run_start: Int64) -> npt.NDArray[np.uint32]:
-        """[n] high 32 bits of the ticks: those of the run's start until a time_high record says otherwise."""
-        changes = np.flatnonzero(self.kind == fmt.RecordKind.TIME_HIGH)
-        at = np.concatenate([run_first, changes])
-        value = np.concatenate([(run_start >> 32).astype(np.uint32), self._raw["ticks_low"][changes]])
-        order = np.argsort(at, kind="stable")
-        at, value = at[order], value[order]
-        return np.repeat(value, np.diff(at, append=len(self)))

@@ -8,25 +8,20 @@ using namespace tracekern;  // NOLINT: entry points have C names
 
 using RecorderOff = Recorder<false>;
 using RecorderWide = Recorder<true, RecordFormat::wide>;
-using RecorderCompact = Recorder<true, RecordFormat::compact>;
 using RecorderRing = Recorder<true, RecordFormat::ring>;
 
-#define TK_P2P_KERNEL(name, call)                                                                          \
-    TK_KERNEL_512 name##_off(const P2PArgs args, const LaunchSize size, RecorderOff::Args trace) {         \
-        Warp warp(size);                                                                                   \
-        call, RecorderOff > (warp, args, trace);                                                           \
-    }                                                                                                      \
-    TK_KERNEL_512 name##_wide(const P2PArgs args, const LaunchSize size, RecorderWide::Args trace) {       \
-        Warp warp(size);                                                                                   \
-        call, RecorderWide > (warp, args, trace);                                                          \
-    }                                                                                                      \
-    TK_KERNEL_512 name##_compact(const P2PArgs args, const LaunchSize size, RecorderCompact::Args trace) { \
-        Warp warp(size);                                                                                   \
-        call, RecorderCompact > (warp, args, trace);                                                       \
-    }                                                                                                      \
-    TK_KERNEL_512 name##_ring(const P2PArgs args, const LaunchSize size, RecorderRing::Args trace) {       \
-        Warp warp(size);                                                                                   \
-        call, RecorderRing > (warp, args, trace);                                                          \
+#define TK_P2P_KERNEL(name, call)                                                                    \
+    TK_KERNEL_512 name##_off(const P2PArgs args, const LaunchSize size, RecorderOff::Args trace) {   \
+        Warp warp(size);                                                                             \
+        call, RecorderOff > (warp, args, trace);                                                     \
+    }                                                                                                \
+    TK_KERNEL_512 name##_wide(const P2PArgs args, const LaunchSize size, RecorderWide::Args trace) { \
+        Warp warp(size);                                                                             \
+        call, RecorderWide > (warp, args, trace);                                                    \
+    }                                                                                                \
+    TK_KERNEL_512 name##_ring(const P2PArgs args, const LaunchSize size, RecorderRing::Args trace) { \
+        Warp warp(size);                                                                             \
+        call, RecorderRing > (warp, args, trace);                                                    \
     }
 
 // A comma inside a macro argument would end it.
@@ -76,10 +71,9 @@ TK_P2P_KERNELS(TK_P2P_KERNEL)
     // For the host: entry points by name.
     #include "moe/p2p/kernel_table.hpp"
 
-    #define TK_TABLE_ROW(name, call)                                           \
-        {#name "_off", reinterpret_cast<const void*>(name##_off)},             \
-            {#name "_wide", reinterpret_cast<const void*>(name##_wide)},       \
-            {#name "_compact", reinterpret_cast<const void*>(name##_compact)}, \
+    #define TK_TABLE_ROW(name, call)                                     \
+        {#name "_off", reinterpret_cast<const void*>(name##_off)},       \
+            {#name "_wide", reinterpret_cast<const void*>(name##_wide)}, \
             {#name "_ring", reinterpret_cast<const void*>(name##_ring)},
 
 const std::unordered_map<std::string, const void*>& tracekern::p2p_kernels() {

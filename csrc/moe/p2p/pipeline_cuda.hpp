@@ -112,7 +112,7 @@ private:
     void check_residency() const {
         for (const P2PStage stage : stages_of(variant_)) {
             const uint64_t bytes = stage_shared_bytes(stage, shape_, layout_, grid_.warps_per_block);
-            for (const char* body : {"off", "wide", "compact", "ring"}) {
+            for (const char* body : {"off", "wide", "ring"}) {
                 const uint32_t room = resident_blocks(kernel_of(stage, body), grid_.warps_per_block * 32, bytes);
                 if (room < grid_.num_blocks) {
                     throw std::invalid_argument(std::string(kP2PStageNames[static_cast<uint32_t>(stage)]) + ": " +
