@@ -12,6 +12,7 @@
 
 #include "comm/barrier.h"
 #include "comm/signal.h"
+#include "moe/p2p/acknowledge.h"
 #include "moe/p2p/events.h"
 #include "moe/p2p/layout.h"
 #include "moe/p2p/rows.h"
@@ -33,15 +34,6 @@ TK_DEVICE void scale_experts(Warp& warp, const P2PArgs& args, typename Rec::Args
         const uint32_t expert = global_expert(args, args.row_origin[row].local_expert);
         TK_RANGE(recorder, P2PEvent::scale_token, expert, row);
         scale_row<T>(warp, args.expert_row(row), args.expert_row(row), args.expert_scale[expert], args.shape.hidden);
-    }
-}
-
-// My peers may overwrite their part of my receive buffer and of my counts. The first block. Relaxed is enough: both
-// were read in an earlier kernel, the peer writes in a later one, and its results, which are released, order every row.
-template <class Rec>
-TK_DEVICE void acknowledge_all(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch) {
-    for (uint32_t i = warp.warp; i < args.shape.num_ranks; i += warp.num_warps) {
-        acknowledge(warp, args, recorder, epoch, (args.comm.rank + i) % args.shape.num_ranks);
     }
 }
 
@@ -178,19 +170,6 @@ TK_DEVICE void reduce_token(Warp& warp, const P2PArgs& args, uint32_t token) {
         reduce_packs<T, kPackCount<T>>(warp, args, token);
     } else {
         reduce_packs<T, 1>(warp, args, token);
-    }
-}
-
-// Everybody has read what I sent: the next call may overwrite it. All warps of one block.
-template <class Rec>
-TK_DEVICE void wait_acknowledged(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, P2PStage stage) {
-    for (uint32_t i = warp.warp; i < args.shape.num_ranks; i += warp.num_warps) {
-        const uint32_t peer = (args.comm.rank + i) % args.shape.num_ranks;
-        TK_WAIT(recorder, P2PEvent::wait_ack, peer);
-        const WaitFor wait_for{static_cast<uint32_t>(stage), peer, 0};
-        const uint64_t* flag = args.ack_flag(args.comm.rank, peer);
-        [[maybe_unused]] const bool arrived = wait<Channel::ack>(warp, args.comm, flag, epoch, wait_for).ok;
-        TK_END_IF(arrived);
     }
 }
 

@@ -14,6 +14,7 @@
 
 #include "comm/barrier.h"
 #include "comm/signal.h"
+#include "moe/p2p/acknowledge.h"
 #include "moe/p2p/events.h"
 #include "moe/p2p/layout.h"
 #include "trace/recorder.h"
@@ -68,13 +69,6 @@ TK_DEVICE void send_counts(Warp& warp, const P2PArgs& args, Rec& recorder, uint3
             store_relaxed_system(&flags[i], make_flag(epoch, counts[peer * num_counts + i]));
         });
     }
-}
-
-// What `peer` sent was read: it may send anew. Relaxed: the flag orders nothing, see its callers.
-template <class Rec>
-TK_DEVICE void acknowledge(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, uint32_t peer) {
-    TK_SIGNAL(recorder, P2PEvent::signal_ack, peer);
-    signal_relaxed(warp, args.ack_flag(peer, args.comm.rank), epoch, 0);
 }
 
 // The rows that come from this rank, by its counts: of each partition, or one for each choice.
