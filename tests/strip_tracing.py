@@ -1,4 +1,4 @@
-"""A copy of csrc as if nobody had ever traced it: no macro, no recorder, not even as a parameter of a function."""
+"""A copy of csrc without any tracing macro."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import shutil
 from pathlib import Path
 
 MACRO = re.compile(r"\bTK_(?:RANGE|WAIT|SIGNAL|END|END_IF|END_AFTER|MARK|NEXT|SEQUENCE)\(")
-FUNCTION = re.compile(r"template <([^>\n]*)>\n((?:static |inline )*TK_DEVICE [^;{]*\{)")
+BARRIER = re.compile(r"\bTK_END_AFTER_BARRIER\((\w+)\);")
 
 
-def without_macros(text: str) -> str:
-    """Statements that a macro makes, parentheses balanced, go."""
+def stripped(text: str) -> str:
+    """Statements that a macro makes, parentheses balanced, go; of a barrier that ends a span the barrier stays."""
+    text = BARRIER.sub(r"\1.block_sync();", text)
     while match := MACRO.search(text):
         depth, at = 1, match.end()
         while depth:
@@ -22,30 +23,13 @@ def without_macros(text: str) -> str:
     return text
 
 
-def _without_parameter(match: re.Match[str]) -> str:
-    template, function = match.groups()
-    if "Rec& recorder" not in function:
-        return match.group()
-    kept = [word for word in template.split(", ") if word != "class Rec"]
-    header = f"template <{', '.join(kept)}>\n" if kept else ""
-    return header + re.sub(r",\s*Rec& recorder", "", function)
-
-
-def stripped(text: str) -> str:
-    text = re.sub(r"\bTK_END_AFTER_BARRIER\((\w+)\);", r"\1.block_sync();", text)
-    text = without_macros(text)
-    text = re.sub(r"\bRec recorder\([^;]*\);", "", text)
-    text = FUNCTION.sub(_without_parameter, text)
-    return re.sub(r",\s*recorder\b(?=\s*[,)])", "", text)
-
-
 def copy_stripped(csrc: Path, copy: Path) -> Path:
     """Copies csrc and strips all but the recorder itself. Returns `copy`."""
     shutil.copytree(csrc, copy)
     for part in ("comm", "moe"):
         for path in (copy / part).rglob("*.*"):
             text = stripped(path.read_text())
-            left = re.search(r"\brecorder\b(?!\.h\")", re.sub(r"//[^\n]*", "", text))
+            left = re.search(r"\bTK_(?:END|MARK|NEXT|RANGE|SEQUENCE|SIGNAL|WAIT)", text)
             assert left is None, f"{path.name}: {text[max(0, left.start() - 80) : left.end() + 40]}"
             path.write_text(text)
     return copy

@@ -62,6 +62,7 @@ class Recorder;
 template <class Rec, class Event, Event kEvent>
 class Span {
 public:
+    static constexpr bool kTraced = true;
     TK_DEVICE Span(Rec& recorder, bool open) : recorder_(recorder), open_(open) {}
     Span(const Span&) = delete;
     TK_DEVICE ~Span() { close(); }
@@ -98,11 +99,27 @@ private:
     bool closed_ = false;  // the compiler knows it wherever a span is closed on every way
 };
 
+// Untraced: nothing, not even a branch that the compiler would have to fold.
+template <class Event, Event kEvent>
+class Span<Recorder<false>, Event, kEvent> {
+public:
+    static constexpr bool kTraced = false;
+    TK_DEVICE Span(Recorder<false>&, bool) {}
+    Span(const Span&) = delete;
+    template <class... Values>
+    TK_DEVICE void close(Values...) {}
+    template <class... Values>
+    TK_DEVICE void close_if(bool, Values...) {}
+    TK_DEVICE void close_after(uint64_t) {}
+    TK_DEVICE void close_after_barrier(Warp& warp) { warp.block_sync(); }
+};
+
 // Spans one after the other on one track: one clock read ends one and begins the next. Closes the last one with its
 // scope.
 template <class Rec>
 class Sequence {
 public:
+    static constexpr bool kTraced = Rec::kTraced;
     TK_DEVICE explicit Sequence(Rec& recorder) : recorder_(recorder) {}
     Sequence(const Sequence&) = delete;
     TK_DEVICE ~Sequence() { recorder_.end_sequence(event_, open_); }
@@ -122,21 +139,13 @@ private:
 template <>
 class Recorder<false> {
 public:
+    static constexpr bool kTraced = false;
     struct Args {};
     TK_DEVICE Recorder(Args, const Warp&, uint32_t = 0, uint32_t = 0) {}
     Recorder(const Recorder&) = delete;
     template <class Event, Event kEvent, class... Values>
     TK_DEVICE bool begin(Values...) {
         return false;
-    }
-    template <class Event, Event kEvent, class... Values>
-    TK_DEVICE void end(bool, Values...) {}
-    TK_DEVICE void leave_open(bool) {}
-    template <class Event, Event kEvent>
-    TK_DEVICE void end_after(bool, uint64_t) {}
-    TK_DEVICE uint32_t block_sync(Warp& warp) {
-        warp.block_sync();
-        return 0;
     }
     template <class Event, Event kEvent, class... Values>
     TK_DEVICE void mark(Values...) {}
@@ -150,6 +159,7 @@ public:
 template <RecordFormat kFormat>
 class Recorder<true, kFormat> {
 public:
+    static constexpr bool kTraced = true;
     static constexpr bool kIsRing = kFormat == RecordFormat::ring;
     struct Args {
         const LaunchDescriptor* descriptor;
@@ -284,10 +294,12 @@ private:
 
 }  // namespace tracekern
 
-// One-line spellings. A scope holds one span; nest scopes for nested spans.
+// One-line spellings. A scope holds one span; nest scopes for nested spans. Untraced, no value is evaluated.
+#define TK_IF_TRACED_(what, ...) \
+    (std::remove_reference_t<decltype(what)>::kTraced ? __VA_ARGS__ : decltype(__VA_ARGS__)())
 #define TK_SPAN_(recorder, event, ...)                                                                               \
     [[maybe_unused]] ::tracekern::Span<std::remove_reference_t<decltype(recorder)>, decltype(event), event> tk_span( \
-        recorder, (recorder).template begin<decltype(event), event>(__VA_ARGS__))
+        recorder, TK_IF_TRACED_(recorder, (recorder).template begin<decltype(event), event>(__VA_ARGS__)))
 #define TK_RANGE(recorder, event, ...) TK_SPAN_(recorder, event, __VA_ARGS__)
 #define TK_WAIT(recorder, event, ...)                                                                       \
     static_assert(::tracekern::detail::is_class(event, ::tracekern::EventClass::wait), "not a wait event"); \
@@ -297,15 +309,16 @@ private:
     static_assert(::tracekern::detail::is_class(event, ::tracekern::EventClass::signal), "not a signal event"); \
     TK_SPAN_(recorder, event, __VA_ARGS__)
 // Closes the scope's span now, with its end fields; TK_END_IF(false) leaves it open for good.
-#define TK_END_IF(...) tk_span.close_if(__VA_ARGS__)
+#define TK_END_IF(...) TK_IF_TRACED_(tk_span, tk_span.close_if(__VA_ARGS__))
 // Closes the scope's span now, with its end fields.
-#define TK_END(...) tk_span.close(__VA_ARGS__)
+#define TK_END(...) TK_IF_TRACED_(tk_span, tk_span.close(__VA_ARGS__))
 // Closes it without end fields, but not before `value` is there: a clock read waits for nothing it does not depend on.
-#define TK_END_AFTER(value) tk_span.close_after(value)
+#define TK_END_AFTER(value) TK_IF_TRACED_(tk_span, tk_span.close_after(value))
 // A block barrier that ends the scope's span. Behind a plain warp.block_sync() the span would end when this warp
 // arrives.
 #define TK_END_AFTER_BARRIER(warp) tk_span.close_after_barrier(warp)
 // TK_SEQUENCE opens a chain in this scope, each TK_NEXT ends its last span and begins one with the same clock read.
-#define TK_SEQUENCE(recorder)         ::tracekern::Sequence<std::remove_reference_t<decltype(recorder)>> tk_sequence(recorder)
-#define TK_NEXT(event, ...)           tk_sequence.template next<decltype(event), event>(__VA_ARGS__)
-#define TK_MARK(recorder, event, ...) (recorder).template mark<decltype(event), event>(__VA_ARGS__)
+#define TK_SEQUENCE(recorder) ::tracekern::Sequence<std::remove_reference_t<decltype(recorder)>> tk_sequence(recorder)
+#define TK_NEXT(event, ...)   TK_IF_TRACED_(tk_sequence, tk_sequence.template next<decltype(event), event>(__VA_ARGS__))
+#define TK_MARK(recorder, event, ...) \
+    TK_IF_TRACED_(recorder, (recorder).template mark<decltype(event), event>(__VA_ARGS__))
