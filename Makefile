@@ -14,6 +14,8 @@ CSRC := $(shell find csrc -type f)
 CXX_FILES = $(shell find csrc examples tests -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name '*.cu' -o -name '*.cuh')
 
 .DEFAULT_GOAL := test
+# The GPU twin of the extension takes nvcc minutes: only where a GPU is. TRACEKERN_CUDA=1 builds it anyway.
+export TRACEKERN_CUDA ?= $(if $(wildcard /dev/nvidia[0-9]*),1,0)
 DEMO = run moe --ranks 8 --variant balanced --tokens 64 --hidden 2048 --experts 64 --topk 6 --dtype bf16 \
     --routing zipf --iterations 3 --seed 7 -o demo-capture
 

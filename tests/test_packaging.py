@@ -55,7 +55,7 @@ def test_the_wheel_holds_what_an_installation_needs(checkout, tmp_path):
     for path in [*(ROOT / "tracekern").rglob("*.py"), *viewers]:
         name = path.relative_to(ROOT).as_posix().replace("viewers/", "tracekern/viewers/", 1)
         assert name.replace("tracekern/tracekern/", "tracekern/") in names
-    headers = [path for part in ("trace", "platform") for path in (ROOT / "csrc" / part).iterdir()]
+    headers = [path for part in ("trace", "platform") for path in (ROOT / "csrc" / part).glob("*.h*")]
     for path in [ROOT / "csrc" / "tracekern.h", *headers]:
         assert f"tracekern/include/{path.relative_to(ROOT / 'csrc').as_posix()}" in names
     unpacked = tmp_path / "unpacked"
