@@ -14,6 +14,8 @@ pytestmark = pytest.mark.compilers
 SOURCES = sorted(CSRC.rglob("kernels.cu"))
 IDS = [str(path.relative_to(CSRC)) for path in SOURCES]
 RECORDERS = ("off", "wide", "ring")
+PROBE = CSRC / "trace" / "kernels.cu"
+"""Its kernel alone has a body that counts cycles too."""
 
 # Kernel without variant, number type and recorder -> does it raise flags that guard a payload? Does it wait for flags?
 SIGNALS = {
@@ -79,7 +81,7 @@ def by_recorder(kernels: dict[str, str]) -> dict[str, dict[str, str]]:
         if "clock" not in name and name != "graph_advance":
             grouped.setdefault(stem, {})[recorder] = text
     for stem, texts in grouped.items():
-        assert sorted(texts) == sorted(RECORDERS), stem
+        assert sorted(texts) == sorted((*RECORDERS, *(["cycles"] if stem == "probe_spans" else []))), stem
     return grouped
 
 
@@ -129,6 +131,24 @@ def test_sm_90_reads_the_clock_after_the_value_it_stamps(source, kernel):
         r"\s*setp\.ne\.u32 %p, %any, 0;\n\s*@!%p bra UNREAD;\n\s*mov\.u64 \S+, %globaltimer;",
         text,
     )
+
+
+def test_sm_90_counts_cycles_inside_and_reads_the_clock_at_the_ends():
+    texts = by_recorder(ptx_kernels(PROBE))["probe_spans"]
+    clocks = {name: re.findall(r"mov\.u64 \S+, %(globaltimer|clock64);", text) for name, text in texts.items()}
+    # At each end the counter, the realtime clock, the counter again.
+    anchor = ["clock64", "globaltimer", "clock64"]
+    assert clocks["cycles"][:3] == clocks["cycles"][-3:] == anchor
+    assert clocks["cycles"][3:-3] == ["clock64"] * (len(clocks["wide"]) - 2)
+    assert set(clocks["wide"]) == {"globaltimer"}
+
+
+@pytest.mark.parametrize("target", AMD_TARGETS)
+def test_amd_counts_cycles_inside_and_reads_the_clock_at_the_ends(target):
+    texts = by_recorder(amd_kernels(PROBE, target))["probe_spans"]
+    clocks = {name: re.findall(r"\b(s_memrealtime|s_memtime)\b", text) for name, text in texts.items()}
+    assert sorted(clocks["cycles"]) == ["s_memrealtime"] * 2 + ["s_memtime"] * (len(clocks["wide"]) - 2 + 4)
+    assert set(clocks["wide"]) == {"s_memrealtime"}
 
 
 @pytest.mark.parametrize("target", AMD_TARGETS)

@@ -28,7 +28,9 @@ def test_records_are_the_compiled_ones():
     assert fmt.WIDE_RECORD.itemsize == _C.layout["wide_record_bytes"]
     bits = (_C.layout["kind_bits"], _C.layout["event_bits"], _C.layout["payload_low_bits"])
     assert bits == (fmt.KIND_BITS, fmt.EVENT_BITS, fmt.PAYLOAD_LOW_BITS)
-    assert (_C.layout["lap_shift"], _C.layout["started_ring"]) == (fmt.LAP_SHIFT, fmt.STARTED_RING)
+    started = (_C.layout["started_ring"], _C.layout["started_cycles"])
+    assert (_C.layout["lap_shift"], *started) == (fmt.LAP_SHIFT, fmt.STARTED_RING, fmt.STARTED_CYCLES)
+    assert _C.layout["max_anchor_cycles"] == fmt.MAX_ANCHOR_CYCLES
 
 
 @pytest.mark.parametrize(

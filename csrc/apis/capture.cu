@@ -72,8 +72,8 @@ py::tuple probe_times(uint32_t warps_per_sm,
                       uint32_t num_rounds,
                       const std::string& record_format,
                       bool in_host_memory) {
-    const ProbePlan plan{
-        warps_per_sm, num_regions, num_steps, num_rounds, record_format_named(record_format), in_host_memory};
+    const auto format = enum_named<RecordFormat>("record_format", record_format, kRecordFormatNames);
+    const ProbePlan plan{warps_per_sm, num_regions, num_steps, num_rounds, format, in_host_memory};
     const ProbeTimes times = time_probe(plan);
     return py::make_tuple(times.off_ms, times.on_ms);
 }

@@ -25,6 +25,7 @@ py::dict track_header_offsets() {
     offsets["attempted"] = offsetof(TrackHeader, attempted);
     offsets["finished"] = offsetof(TrackHeader, finished);
     offsets["torn"] = offsetof(TrackHeader, torn);
+    offsets["elapsed_cycles"] = offsetof(TrackHeader, elapsed_cycles);
     return offsets;
 }
 
@@ -82,6 +83,8 @@ void register_layout(py::module_& module) {
     layout["payload_low_bits"] = kPayloadLowBits;
     layout["lap_shift"] = kLapShift;
     layout["started_ring"] = kStartedRing;
+    layout["started_cycles"] = kStartedCycles;
+    layout["max_anchor_cycles"] = kMaxAnchorCycles;
     module.attr("layout") = layout;
 }
 

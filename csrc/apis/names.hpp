@@ -34,8 +34,10 @@ pybind11::list names_list(const char* const (&names)[kCount]) {
 inline constexpr const char* kVariantNames[] = {"flag", "token", "fused", "balanced", "dedup", "reduce", "pipelined"};
 inline constexpr const char* kNumberNames[] = {"fp32", "fp16", "bf16"};
 
+// A format that the bundled kernels have a body for.
 inline RecordFormat record_format_named(const std::string& name) {
-    return enum_named<RecordFormat>("record_format", name, kRecordFormatNames);
+    constexpr const char* kBundled[] = {kRecordFormatNames[0], kRecordFormatNames[1]};
+    return enum_named<RecordFormat>("record_format", name, kBundled);
 }
 
 inline MoeShape make_shape(uint32_t num_ranks,

@@ -47,10 +47,14 @@ py::tuple time_probe(uint32_t num_regions, uint32_t num_steps, uint32_t num_roun
 
 // One warp; (ms without spans, ms with), a pair a round.
 py::tuple probe_times(uint32_t num_regions, uint32_t num_steps, uint32_t num_rounds, const std::string& record_format) {
-    if (record_format_named(record_format) == RecordFormat::ring) {
-        return time_probe<Recorder<true, RecordFormat::ring>>(num_regions, num_steps, num_rounds);
+    switch (enum_named<RecordFormat>("record_format", record_format, kRecordFormatNames)) {
+        case RecordFormat::ring:
+            return time_probe<Recorder<true, RecordFormat::ring>>(num_regions, num_steps, num_rounds);
+        case RecordFormat::cycles:
+            return time_probe<Recorder<true, RecordFormat::cycles>>(num_regions, num_steps, num_rounds);
+        default:
+            return time_probe<Recorder<true, RecordFormat::wide>>(num_regions, num_steps, num_rounds);
     }
-    return time_probe<Recorder<true, RecordFormat::wide>>(num_regions, num_steps, num_rounds);
 }
 
 }  // namespace

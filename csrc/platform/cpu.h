@@ -36,6 +36,12 @@ inline uint64_t read_clock() {
 inline uint64_t read_clock_after(uint64_t) {
     return read_clock();
 }
+inline uint64_t read_cycles() {
+    return current_clock->read_cycles();
+}
+inline uint64_t read_cycles_after(uint64_t) {
+    return read_cycles();
+}
 inline bool take_if(bool wanted, uint32_t room, uint32_t& free, uint32_t& attempted) {
     const bool taken = wanted && free >= room;
     attempted += wanted ? room : 0;

@@ -26,28 +26,42 @@ TK_DEVICE uint64_t read_clock() {
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ticks)::"memory");
     return ticks;
 }
+TK_DEVICE uint64_t read_cycles() {
+    uint64_t cycles;
+    asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles)::"memory");
+    return cycles;
+}
 
 // A timer read waits for nothing it does not depend on: after a barrier or an acquire it would return the time of
 // arrival (0-32 ns shown for 20,032 ns; H200, 2026-11). The branch makes the read depend on `value`: never taken, a
 // grid has blocks, but no compiler knows. It becomes a predicate on the read; a predicate written here does not,
 // ptxas 13.0 reads first and selects afterwards.
+#define TK_READ_AFTER(timer, result, value)                           \
+    asm volatile(                                                     \
+        "{\n\t.reg .pred %%p;\n\t.reg .b32 %%low, %%high, %%any;\n\t" \
+        "mov.b64 {%%low, %%high}, %1;\n\t"                            \
+        "mov.u32 %%any, %%nctaid.x;\n\t"                              \
+        "or.b32 %%any, %%any, %%low;\n\t"                             \
+        "or.b32 %%any, %%any, %%high;\n\t"                            \
+        "setp.ne.u32 %%p, %%any, 0;\n\t"                              \
+        "@!%%p bra UNREAD;\n\t"                                       \
+        "mov.u64 %0, %%" timer                                        \
+        ";\n\t"                                                       \
+        "UNREAD:\n\t}"                                                \
+        : "+l"(result)                                                \
+        : "l"(value)                                                  \
+        : "memory")
 TK_DEVICE uint64_t read_clock_after(uint64_t value) {
     uint64_t ticks = 0;
-    asm volatile(
-        "{\n\t.reg .pred %%p;\n\t.reg .b32 %%low, %%high, %%any;\n\t"
-        "mov.b64 {%%low, %%high}, %1;\n\t"
-        "mov.u32 %%any, %%nctaid.x;\n\t"
-        "or.b32 %%any, %%any, %%low;\n\t"
-        "or.b32 %%any, %%any, %%high;\n\t"
-        "setp.ne.u32 %%p, %%any, 0;\n\t"
-        "@!%%p bra UNREAD;\n\t"
-        "mov.u64 %0, %%globaltimer;\n\t"
-        "UNREAD:\n\t}"
-        : "+l"(ticks)
-        : "l"(value)
-        : "memory");
+    TK_READ_AFTER("globaltimer", ticks, value);
     return ticks;
 }
+TK_DEVICE uint64_t read_cycles_after(uint64_t value) {
+    uint64_t cycles = 0;
+    TK_READ_AFTER("clock64", cycles, value);
+    return cycles;
+}
+#undef TK_READ_AFTER
 
 // Where `wanted`: counts `room` and takes it from `free` if there is so much. Returns whether it was taken. Here and in
 // store_if a few predicated instructions and no branch; the compiler's own choice for them is twice that.

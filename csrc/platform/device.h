@@ -7,6 +7,7 @@
 // class Warp and PerLane<T>:
 //   kLanes                                         lanes of a warp
 //   read_clock(), read_clock_after(value)          realtime ticks; the second one not before `value` is there
+//   read_cycles(), read_cycles_after(value)        the same of the core's cycle counter: of this unit alone
 //   take_if(wanted, room, free, attempted)         room for records: counted, and taken where there is enough
 //   store_if(enabled, place, count, record)        *place = record and ++count, without a branch where that is cheaper
 //   store_pair(place, first, second)               the first lane's two 16-byte words side by side; where all lanes

@@ -33,6 +33,18 @@ TK_DEVICE uint64_t read_clock_after(uint64_t value) {
     asm volatile("s_memrealtime %0\n\ts_waitcnt lgkmcnt(0)" : "=s"(ticks) : "s"(low) : "memory");
     return ticks;
 }
+// s_memtime counts cycles of the core clock.
+TK_DEVICE uint64_t read_cycles() {
+    uint64_t cycles;
+    asm volatile("s_memtime %0\n\ts_waitcnt lgkmcnt(0)" : "=s"(cycles)::"memory");
+    return cycles;
+}
+TK_DEVICE uint64_t read_cycles_after(uint64_t value) {
+    const int low = __builtin_amdgcn_readfirstlane(static_cast<int>(value));
+    uint64_t cycles;
+    asm volatile("s_memtime %0\n\ts_waitcnt lgkmcnt(0)" : "=s"(cycles) : "s"(low) : "memory");
+    return cycles;
+}
 TK_DEVICE bool take_if(bool wanted, uint32_t room, uint32_t& free, uint32_t& attempted) {
     const bool taken = wanted && free >= room;
     attempted += wanted ? room : 0;

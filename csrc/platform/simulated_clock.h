@@ -19,6 +19,7 @@ struct SimulatedClock {
     static constexpr double kMaxOffsetNs = 250e3;
     static constexpr double kMaxRate = 4e-6;
     static constexpr double kWander = 0.06 * kMaxRate / 2;                  // amplitude: 6 % from peak to peak
+    static constexpr double kCyclesPerNs = 1.755;                           // of the core, within 10 %
     static constexpr double kWanderRadiansPerNs = 3.14159265358979 / 20e9;  // from one peak to the other in 20 s
 
     int64_t t0_ns = 0;  // host time at which the clock is exactly offset_ns off
@@ -26,6 +27,7 @@ struct SimulatedClock {
     double rate = 0;
     double wander = 0;
     double wander_phase = 0;
+    double cycles_per_ns = kCyclesPerNs;
 
     // Seed 0 is the host's clock itself, in ticks of 32 ns. All ranks of a run share seed and t0_ns.
     static SimulatedClock draw(uint64_t seed, int rank, int64_t t0_ns) {
@@ -37,6 +39,7 @@ struct SimulatedClock {
         clock.rate = (kMaxRate - kWander) * uniform(state);
         clock.wander = kWander;
         clock.wander_phase = 3.14159265358979 * uniform(state);
+        clock.cycles_per_ns *= 1 + 0.1 * uniform(state);
         return clock;
     }
 
@@ -65,6 +68,9 @@ struct SimulatedClock {
     }
 
     uint64_t read() const { return ticks_at(host_now_ns()); }
+
+    // The cycle counter of the core: another rate, another zero, and no coarse ticks.
+    uint64_t read_cycles() const { return static_cast<uint64_t>(static_cast<double>(host_now_ns()) * cycles_per_ns); }
 
 private:
     // offset + the integral of rate + wander * sin(phase + w t) since t0.

@@ -19,10 +19,12 @@ TK_KERNEL graph_advance(GraphTrace* graph, const LaunchSize size, bool begins_re
 using RecorderOff = Recorder<false>;
 using RecorderWide = Recorder<true, RecordFormat::wide>;
 using RecorderRing = Recorder<true, RecordFormat::ring>;
+using RecorderCycles = Recorder<true, RecordFormat::cycles>;
 
 TK_PROBE_KERNEL(off, RecorderOff)
 TK_PROBE_KERNEL(wide, RecorderWide)
 TK_PROBE_KERNEL(ring, RecorderRing)
+TK_PROBE_KERNEL(cycles, RecorderCycles)
 
 #ifdef TK_KERNEL_TABLE
     #include "trace/kernel_table.hpp"
@@ -33,7 +35,14 @@ const void* tracekern::graph_advance_kernel() {
 
 const void* tracekern::probe_kernel(bool traced, RecordFormat format) {
     if (!traced) return reinterpret_cast<const void*>(probe_spans_off);
-    return format == RecordFormat::ring ? reinterpret_cast<const void*>(probe_spans_ring)
-                                        : reinterpret_cast<const void*>(probe_spans_wide);
+    switch (format) {
+        case RecordFormat::wide:
+            return reinterpret_cast<const void*>(probe_spans_wide);
+        case RecordFormat::ring:
+            return reinterpret_cast<const void*>(probe_spans_ring);
+        case RecordFormat::cycles:
+            return reinterpret_cast<const void*>(probe_spans_cycles);
+    }
+    return nullptr;
 }
 #endif

@@ -13,10 +13,11 @@
 namespace tracekern {
 
 enum class RecordFormat : uint32_t {
-    wide = 0,  // 16 bytes: 64-bit ticks, 55 payload bits
-    ring = 1,  // the same, but the last records of a track stay and not the first; each tells its lap, see below
+    wide = 0,    // 16 bytes: 64-bit ticks, 55 payload bits
+    ring = 1,    // the same, but the last records of a track stay and not the first; each tells its lap, see below
+    cycles = 2,  // as wide, in cycles of the core clock; for kernels of one's own, the bundled ones have no such body
 };
-inline constexpr const char* kRecordFormatNames[] = {"wide", "ring"};
+inline constexpr const char* kRecordFormatNames[] = {"wide", "ring", "cycles"};
 
 enum class RecordKind : uint32_t {
     empty = 0,
@@ -39,7 +40,7 @@ TK_HOST_DEVICE constexpr uint32_t record_word(RecordKind kind, uint32_t event, u
 }
 
 struct alignas(16) WideRecord {
-    uint64_t ticks;
+    uint64_t ticks;  // of the realtime clock; in a track of cycles: cycles since the track began
     uint32_t payload_high;
     uint32_t word;
 };
@@ -61,20 +62,26 @@ struct alignas(64) TrackHeader {
     uint32_t sm;  // physical unit the block ran on
     uint32_t epoch;
     uint32_t launch_idx;
-    uint32_t started;  // kStarted, or kStartedRing where the records are those of a ring
+    uint32_t started;  // kStarted; kStartedRing where the records are those of a ring, kStartedCycles of cycles
     uint64_t end_ticks;
     // Records in the region, and those that a region without end would hold; the difference was lost. In a ring both
     // count from lap 0 of the region; in a dump they mean the same as everywhere, and the difference was overwritten.
     uint32_t written;
     uint32_t attempted;
     uint32_t finished;
-    uint32_t torn;  // in a dump: records of a ring that should be there and never arrived
-    uint32_t reserved[2];
+    uint32_t torn;            // in a dump: records of a ring that should be there and never arrived
+    uint64_t elapsed_cycles;  // of a track of cycles: from start_ticks to end_ticks; 0: not measured
 };
 constexpr uint32_t kStarted = 1;
 constexpr uint32_t kStartedRing = 2;
+constexpr uint32_t kStartedCycles = 3;
+// At both ends of a track of cycles its two clocks are read together: the counter, the realtime clock, and the counter
+// again, this many cycles later at most. What comes between the readings is tried again, kAnchorTries times in all.
+constexpr uint32_t kMaxAnchorCycles = 256;
+constexpr uint32_t kAnchorTries = 8;
 static_assert(sizeof(TrackHeader) == 64 && offsetof(TrackHeader, warp) == 12 && offsetof(TrackHeader, sm) == 16 &&
-                  offsetof(TrackHeader, end_ticks) == 32 && offsetof(TrackHeader, finished) == 48,
+                  offsetof(TrackHeader, end_ticks) == 32 && offsetof(TrackHeader, finished) == 48 &&
+                  offsetof(TrackHeader, elapsed_cycles) == 56,
               "TrackHeader is a file format, and the recorder stores it 16 bytes at a time");
 
 // Which tracks and events of a launch are recorded, and where to. Lives in memory the device can read, so that a

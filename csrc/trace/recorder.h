@@ -14,6 +14,8 @@
 // One writer owns a track: no atomic, no fence, no warp synchronisation on the write path, so recording is legal in
 // divergent code of the leader lane. A begin reserves the room of its end, so whatever begins can end; what finds no
 // room is counted. RecordFormat::ring reserves nothing: it overwrites the oldest record, for a flight recorder.
+// RecordFormat::cycles stamps records with the core's cycle counter, for spans shorter than a tick of the realtime
+// clock; that one is read at both ends of the track only, and what lies in between gives the rate.
 //
 // All lanes run the same instructions and only the leader's stores are enabled: a branch around them would cost more
 // than the stores.
@@ -51,6 +53,28 @@ TK_DEVICE uint64_t pack_fields(Values... values) {
 template <class Event>
 TK_HOST_DEVICE constexpr bool is_class(Event event, EventClass event_class) {
     return EventTable<Event>::kEvents[static_cast<uint32_t>(event)].event_class == event_class;
+}
+
+// Both clocks of a track of cycles at one moment.
+struct Anchor {
+    uint64_t ticks = 0;
+    uint64_t cycles = 0;
+    bool sharp = false;
+};
+
+TK_DEVICE Anchor read_anchor() {
+    Anchor anchor;
+#if TK_GPU
+    #pragma unroll 1
+#endif
+    for (uint32_t attempt = 0; attempt < kAnchorTries && !anchor.sharp; ++attempt) {
+        const uint64_t before = read_cycles();
+        anchor.ticks = read_clock();
+        const uint64_t width = read_cycles() - before;
+        anchor.cycles = before + width / 2;
+        anchor.sharp = width <= kMaxAnchorCycles;
+    }
+    return anchor;
 }
 
 }  // namespace detail
@@ -161,6 +185,7 @@ class Recorder<true, kFormat> {
 public:
     static constexpr bool kTraced = true;
     static constexpr bool kIsRing = kFormat == RecordFormat::ring;
+    static constexpr bool kIsCycles = kFormat == RecordFormat::cycles;
     struct Args {
         const LaunchDescriptor* descriptor;
     };
@@ -176,11 +201,17 @@ public:
         if (!selected) return;
         const uint64_t track = uint64_t{index} * launch.warps_per_block + warp.warp;
         header_ = launch.headers + track;
-        const uint64_t ticks = read_clock();
+        uint64_t ticks;
+        if constexpr (kIsCycles) {
+            start_ = detail::read_anchor();
+            ticks = start_.ticks;
+        } else {
+            ticks = read_clock();
+        }
         const uint32_t ticks_high = static_cast<uint32_t>(ticks >> 32);
         store_header(0,
                      {static_cast<uint32_t>(ticks), ticks_high, warp.block, warp.warp | role << 16},
-                     {sm_id(), epoch, launch.launch_idx, kIsRing ? kStartedRing : kStarted});
+                     {sm_id(), epoch, launch.launch_idx, kStartedAs});
         if (!warp.is_leader()) return;
         records_ = static_cast<WideRecord*>(launch.records) + track * launch.records_per_track;
         event_mask_ = launch.event_mask;
@@ -197,30 +228,37 @@ public:
 
     TK_DEVICE ~Recorder() {
         if (!header_) return;
-        const uint64_t ticks = read_clock();
+        uint64_t ticks, cycles = 0;
+        if constexpr (kIsCycles) {
+            const detail::Anchor end = detail::read_anchor();
+            ticks = end.ticks;
+            if (start_.sharp && end.sharp) cycles = end.cycles - start_.cycles;
+        } else {
+            ticks = read_clock();
+        }
         const uint32_t attempted = kIsRing ? written_ : attempted_;
         store_header(1,
                      {static_cast<uint32_t>(ticks), static_cast<uint32_t>(ticks >> 32), written_, attempted},
-                     {1, 0, 0, 0});  // finished
+                     {1, 0, static_cast<uint32_t>(cycles), static_cast<uint32_t>(cycles >> 32)});  // finished
     }
 
     // True when the span stands on record; pass that to end().
     template <class Event, Event kEvent, class... Values>
     TK_DEVICE bool begin(Values... values) {
         const bool open = reserve(kEvent, kSpanRoom);
-        write(open, RecordKind::begin, kEvent, read_clock(), detail::pack_fields<Event, kEvent, false>(values...));
+        write(open, RecordKind::begin, kEvent, stamp(), detail::pack_fields<Event, kEvent, false>(values...));
         return open;
     }
 
     template <class Event, Event kEvent, class... Values>
     TK_DEVICE void end(bool open, Values... values) {
         const uint64_t payload = detail::pack_fields<Event, kEvent, true>(values...);
-        const uint64_t ticks = sizeof...(Values) == 0 ? read_clock() : read_clock_after(payload);
+        const uint64_t ticks = sizeof...(Values) == 0 ? stamp() : stamp_after(payload);
         write(open, RecordKind::end, kEvent, ticks, payload);
     }
     template <class Event, Event kEvent>
     TK_DEVICE void end_after(bool open, uint64_t value) {
-        const uint64_t ticks = read_clock_after(value);
+        const uint64_t ticks = stamp_after(value);
         write(open, RecordKind::end, kEvent, ticks, 0);
     }
     // A block barrier with a result that is there when the last warp has arrived.
@@ -236,22 +274,33 @@ public:
     template <class Event, Event kEvent, class... Values>
     TK_DEVICE void mark(Values... values) {
         const bool open = reserve(kEvent, 1);
-        write(open, RecordKind::mark, kEvent, read_clock(), detail::pack_fields<Event, kEvent, false>(values...));
+        write(open, RecordKind::mark, kEvent, stamp(), detail::pack_fields<Event, kEvent, false>(values...));
     }
 
     // For Sequence: ends `event` if it is open and begins kEvent at the same tick.
     template <class Event, Event kEvent, class... Values>
     TK_DEVICE bool next(uint32_t event, bool open, Values... values) {
-        const uint64_t ticks = read_clock();
+        const uint64_t ticks = stamp();
         write(open, RecordKind::end, event, ticks, 0);
         const bool next_open = reserve(kEvent, kSpanRoom);
         write(next_open, RecordKind::begin, kEvent, ticks, detail::pack_fields<Event, kEvent, false>(values...));
         return next_open;
     }
-    TK_DEVICE void end_sequence(uint32_t event, bool open) { write(open, RecordKind::end, event, read_clock(), 0); }
+    TK_DEVICE void end_sequence(uint32_t event, bool open) { write(open, RecordKind::end, event, stamp(), 0); }
 
 private:
     static constexpr uint32_t kSpanRoom = 2;  // its begin and its end
+    static constexpr uint32_t kStartedAs = kIsRing ? kStartedRing : kIsCycles ? kStartedCycles : kStarted;
+
+    // The time of a record; stamp_after: not before `value` is there.
+    TK_DEVICE uint64_t stamp() const {
+        if constexpr (kIsCycles) return read_cycles() - start_.cycles;
+        return read_clock();
+    }
+    TK_DEVICE uint64_t stamp_after(uint64_t value) const {
+        if constexpr (kIsCycles) return read_cycles_after(value) - start_.cycles;
+        return read_clock_after(value);
+    }
 
     TK_DEVICE void store_header(uint32_t half, const Vector16& first, const Vector16& second) {
         store_pair(reinterpret_cast<Vector16*>(header_) + 2 * half, first, second);
@@ -282,6 +331,7 @@ private:
     }
 
     TrackHeader* header_ = nullptr;
+    [[no_unique_address]] std::conditional_t<kIsCycles, detail::Anchor, std::true_type> start_;
     // All that follows is the leader's; of the other lanes the mask is 0.
     WideRecord* records_ = nullptr;
     uint64_t event_mask_ = 0;

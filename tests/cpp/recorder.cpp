@@ -4,7 +4,7 @@
 //   recorder SCENARIO RECORDS [NAME=VALUE...]  headers and records, a guard of 0xa5 behind both
 //
 // 4 blocks of 2 warps; the role of a warp is its number. NAMEs are those of the launch descriptor: event_mask,
-// block_first, block_stop, block_step, role_mask.
+// block_first, block_stop, block_step, role_mask; cycles=1 takes the body that counts cycles of the core.
 //   all    every macro and payload width once       many   20 spans within each other, then 20 side by side
 //   cross  spans while the low half of the clock wraps     hang   ends in the middle of a wait
 #include <cstdio>
@@ -109,13 +109,13 @@ void hang(Rec& recorder, const Region& region) {
     }
 }
 
-void run(const std::string& scenario, const TraceChoice& trace, const Region& region) {
+void run(const std::string& scenario, const LaunchDescriptor& launch, bool cycles, const Region& region) {
     // A second before the low half of the clock wraps, or long before the next time it does.
     const int64_t from_boundary_ns = scenario == "cross" ? -1'000'000'000 : 100'000'000;
     SimulatedClock clock = SimulatedClock::draw(0, 0, 0);
     clock.offset_ns =
         static_cast<double>(static_cast<int64_t>(kBoundary) + from_boundary_ns - SimulatedClock::host_now_ns());
-    with_recorder(trace, [&]<class Rec>(typename Rec::Args args) {
+    const auto record = [&]<class Rec>(typename Rec::Args args) {
         launch_cpu({kNumBlocks, kNumWarps, 0, CpuExecutor::fibers, &clock}, [&](Warp& warp) {
             Rec recorder(args, warp, warp.warp, 77);
             if (scenario == "all") record_all(recorder);
@@ -123,7 +123,13 @@ void run(const std::string& scenario, const TraceChoice& trace, const Region& re
             if (scenario == "cross") record_across_the_boundary(recorder);
             if (scenario == "hang") hang(recorder, region);
         });
-    });
+    };
+    using Cycles = Recorder<true, RecordFormat::cycles>;
+    if (cycles) {
+        record.operator()<Cycles>(Cycles::Args{&launch});
+    } else {
+        with_recorder({&launch}, record);
+    }
 }
 
 }  // namespace
@@ -139,6 +145,7 @@ int main(int argc, char** argv) {
     launch.block_step = 1;
     launch.role_mask = ~0u;
     launch.launch_idx = 5;
+    bool cycles = false;
     for (int i = 3; i < argc; ++i) {
         const std::string given = argv[i];
         const std::string name = given.substr(0, given.find('='));
@@ -147,6 +154,7 @@ int main(int argc, char** argv) {
         if (name == "block_first") launch.block_first = static_cast<uint32_t>(value);
         if (name == "block_stop") launch.block_stop = static_cast<uint32_t>(value);
         if (name == "block_step") launch.block_step = static_cast<uint32_t>(value);
+        if (name == "cycles") cycles = value;
         if (name == "role_mask") launch.role_mask = static_cast<uint32_t>(value);
     }
     constexpr size_t kTracks = size_t{kNumBlocks} * kNumWarps;
@@ -155,6 +163,6 @@ int main(int argc, char** argv) {
     memset(&region.records.back(), 0xa5, sizeof(WideRecord));
     launch.headers = region.headers.data();
     launch.records = region.records.data();
-    run(argv[1], {&launch}, region);
+    run(argv[1], launch, cycles, region);
     region.write();
 }

@@ -56,6 +56,8 @@ def _print_recorder(out: Console, timeline: Timeline) -> None:
     for problem in timeline.problems:
         if problem.kind == "dense_probes":
             out.print(f"warning: {problem.text}", markup=False)
+        if problem.kind in ("cycle_clock", "cycle_rate_unknown"):
+            out.print(problem.text, markup=False)
 
 
 def print_summary(summary: Summary) -> None:

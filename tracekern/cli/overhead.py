@@ -33,11 +33,12 @@ def overhead(
     out.print(f"{device}: what a begin and end add", markup=False)
     if chosen == "cpu":
         out.print("CPU backend: the cost of recording on this processor says nothing about a GPU")
-    grid = table(["warps/SM", "span of", "adds", "p10", "p90"], ["sink"])
+    grid = table(["warps/SM", "span of", "adds", "p10", "p90"], ["sink", "clock"])
     for cost in costs:
         warps = "-" if chosen == "cpu" else str(cost.warps_per_sm)
         times = (cost.region_ns, cost.span_ns, cost.low_ns, cost.high_ns)
-        grid.add_row(warps, *map(duration, times), cost.sink)
+        clock = "core cycles" if cost.record_format == "cycles" else "realtime"
+        grid.add_row(warps, *map(duration, times), cost.sink, clock)
     out.print(grid)
 
 
@@ -47,10 +48,14 @@ def measure(backend: Backend) -> list[SpanCost]:
 
     lengths = (125, 1250)
     if backend == "cpu":
-        return [measure_span("cpu", "wide", 1, num_steps=steps, num_rounds=21) for steps in lengths]
+        return [
+            measure_span("cpu", record_format, 1, num_steps=steps, num_rounds=21)
+            for record_format in ("wide", "cycles")
+            for steps in lengths
+        ]
     return [
-        measure_span("cuda", "wide", warps, sink, num_steps=steps, num_regions=500, num_rounds=31)
-        for sink in ("device", "host")
+        measure_span("cuda", record_format, warps, sink, num_steps=steps, num_regions=500, num_rounds=31)
+        for record_format, sink in (("wide", "device"), ("wide", "host"), ("cycles", "device"))
         for steps in lengths
         for warps in WARPS_PER_SM
     ]

@@ -30,8 +30,11 @@ EVENT_SHIFT = KIND_BITS
 PAYLOAD_SHIFT = KIND_BITS + EVENT_BITS
 LAP_SHIFT = 48
 """Where the lap stands in the ticks of a ring's record."""
-STARTED, STARTED_RING = 1, 2
-"""TrackHeader.started; the second one where the records are those of a ring."""
+STARTED, STARTED_RING, STARTED_CYCLES = 1, 2, 3
+"""TrackHeader.started; the second one where the records are those of a ring, the third where they count cycles."""
+
+MAX_ANCHOR_CYCLES = 256
+"""Between the two readings of the cycle counter around one of the realtime clock, at both ends of a track of cycles."""
 
 
 class RecordKind(enum.IntEnum):
@@ -79,7 +82,7 @@ TRACK_HEADER = np.dtype(
         ("attempted", "<u4"),
         ("finished", "<u4"),
         ("torn", "<u4"),
-        ("reserved", "<u4", (2,)),
+        ("elapsed_cycles", "<u8"),
     ]
 )
 

@@ -58,7 +58,7 @@ class UsedRegions:
         slots = ring_slots(int(entry["records_per_track"]))
         laps = -(-headers["attempted"][is_ring].astype(np.int64) // max(slots, 1))
         first_lap = int(laps.max(initial=int(entry["first_lap"])))
-        if first_lap > _MAX_FIRST_LAP or (headers["started"] == fmt.STARTED).any():
+        if first_lap > _MAX_FIRST_LAP or ((headers["started"] != 0) & ~is_ring).any():
             self._segment.records(entry)[:] = 0
             first_lap = 0
         headers[:] = 0

@@ -54,7 +54,14 @@ def decode(dump: Dump) -> Timeline:
     timeline = add_launch_lanes(timeline, runs)
     spans.append(timeline.spans)
     timeline = timeline.replace(spans=join_rows(spans, Spans()))
-    return timeline.replace(problems=(*find_problems(timeline, dump, findings), *dense_probes(timeline, dump, runs)))
+    rank = timeline.ranks[0]
+    return timeline.replace(
+        problems=(
+            *find_problems(timeline, dump, findings),
+            *dense_probes(timeline, dump, runs),
+            *runs.rates.describe(rank.rank, rank.ticks_per_second),
+        )
+    )
 
 
 def _batches(sorted_runs: Int64, written: Int64) -> Iterator[Int64]:
@@ -71,7 +78,7 @@ def _decode_batch(
     run_of = np.repeat(np.arange(len(batch), dtype=np.int32), runs.written[batch])
     where = np.flatnonzero(records.kind - np.uint8(1) < 3).astype(np.int32)  # begin, end or mark
     kind, event, owner = records.kind[where], records.event(where), run_of[where]
-    ticks, backwards = _forward_only(records.ticks(where), owner)
+    ticks, backwards = _forward_only(runs.to_ticks(records.stamps(where), batch, owner), owner)
     launch, track = runs.launch[batch], track_of_run[batch]
     type_of = events.number(launch[owner], event)
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tracekern.errors import BadInput
 from tracekern.record import format as fmt
 from tracekern.record.dump import Dump
+from tracekern.timeline.cycle_clock import CycleRates
 from tracekern.timeline.model import Int32, Int64, UInt64
 
 _MAX_TICKS = 1 << 62
@@ -42,9 +43,18 @@ class Runs:
     finished: npt.NDArray[np.bool_]
     ring: npt.NDArray[np.bool_]
     """Kept its last records, not its first."""
+    rates: CycleRates
+    """Of runs whose records count cycles."""
 
     def __len__(self) -> int:
         return len(self.first)
+
+    def to_ticks(self, stamps: Int64, some: Int64, owner: Int32) -> Int64:
+        """[n] ticks of [n] stamps; that of number i belongs to the run some[owner[i]]."""
+        rates = self.rates.take(some)
+        if not rates.any():
+            return stamps
+        return rates.take(owner).to_ticks(self.start[some][owner], stamps, _MAX_TICKS)
 
     @property
     def lost(self) -> Int64:
@@ -73,10 +83,12 @@ def read_runs(dump: Dump) -> tuple[Runs, npt.NDArray[Any]]:
         if len(headers) and int(headers[key].max()) > _MAX_TICKS:
             raise BadInput(f"{dump.path}: {key} {int(headers[key].max())} is beyond 2^62; damaged")
     start, end = headers["start_ticks"].astype(np.int64), headers["end_ticks"].astype(np.int64)
+    rates = CycleRates.of(headers, dump.metadata["clock"]["resolution_ticks"])
     last = np.maximum(start, end)
-    filled = written > 0
-    of_records: UInt64 = np.minimum(area["ticks"][(first + written - 1)[filled]], np.uint64(_MAX_TICKS))
-    last[filled] = np.maximum(last[filled], of_records.view(np.int64))
+    filled = np.flatnonzero(written > 0)
+    stamps: UInt64 = np.minimum(area["ticks"][(first + written - 1)[filled]], np.uint64(_MAX_TICKS))
+    of_records = rates.take(filled).to_ticks(start[filled], stamps.view(np.int64), _MAX_TICKS)
+    last[filled] = np.maximum(last[filled], of_records)
     columns = {
         key: headers[key].astype(np.int64) for key in ("block", "warp", "role", "sm", "epoch", "attempted", "torn")
     }
@@ -90,6 +102,7 @@ def read_runs(dump: Dump) -> tuple[Runs, npt.NDArray[Any]]:
         started=headers["started"] != 0,
         finished=headers["finished"] != 0,
         ring=headers["started"] == fmt.STARTED_RING,
+        rates=rates,
         **columns,
     )
     return runs, area
@@ -119,8 +132,8 @@ class Records:
         event &= np.uint32(fmt.EVENT_MASK)
         return event.astype(np.uint8)
 
-    def ticks(self, where: Int32) -> Int64:
-        """Ticks of the records at `where`. Raises BadInput beyond 2^62."""
+    def stamps(self, where: Int32) -> Int64:
+        """Ticks or cycles of the records at `where`. Raises BadInput beyond 2^62."""
         ticks: UInt64 = self._raw["ticks"][where]
         if len(ticks) and int(ticks.max()) > _MAX_TICKS:
             raise BadInput(f"a record's ticks {int(ticks.max())} are beyond 2^62; the dump is damaged")
