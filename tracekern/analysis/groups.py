@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +13,8 @@ import numpy.typing as npt
 Int64 = npt.NDArray[np.int64]
 
 _DENSE_CELLS = 1 << 22
+_CELLS_A_ROW = 12
+"""Up to so many, a table of all cells is faster than a sort of the rows."""
 _MAX_CODE = 1 << 62
 
 
@@ -44,38 +48,52 @@ class Groups:
 
 def group_rows(num_rows: int, *columns: npt.NDArray[Any]) -> Groups:
     """Groups of rows that agree in all `columns` ([num_rows] integers); without columns all rows are one group."""
-    code = np.zeros(num_rows, np.int64)
-    lows, widths = [], []
+    if not columns:
+        return Groups(np.zeros(num_rows, np.int64), ())
+    is_new = np.ones(num_rows, bool)
+    is_new[1:] = False
     for column in columns:
-        low, high = int(column.min(initial=0)), int(column.max(initial=0))
-        lows.append(low)
-        widths.append(high - low + 1)
-    num_cells = int(np.prod([float(width) for width in widths])) if widths else 1
+        is_new[1:] |= column[1:] != column[:-1]
+    first = np.flatnonzero(is_new)
+    if 2 * len(first) > num_rows:
+        return Groups(*_group(columns))
+    # Mostly like its neighbour: one row for each stretch of equal ones is enough.
+    group, keys = _group([column[first] for column in columns])
+    return Groups(np.repeat(group, np.diff(first, append=num_rows)), keys)
+
+
+def _group(columns: Sequence[npt.NDArray[Any]]) -> tuple[Int64, tuple[Int64, ...]]:
+    """The two fields of Groups; `columns`: one or more."""
+    lows = [int(column.min(initial=0)) for column in columns]
+    widths = [int(column.max(initial=0)) - low + 1 for column, low in zip(columns, lows, strict=True)]
+    num_cells = math.prod(widths)
     if num_cells >= _MAX_CODE:
-        return _group_wide(*columns)
-    for column, low, width in zip(columns, lows, widths, strict=True):
+        return _group_wide(columns)
+    code = columns[0].astype(np.int64)
+    code -= lows[0]
+    for column, low, width in zip(columns[1:], lows[1:], widths[1:], strict=True):
         code *= width
         code += column
         code -= low
-    if num_cells <= _DENSE_CELLS:
-        present = np.flatnonzero(np.bincount(code, minlength=1))
-        number = np.zeros(num_cells, np.int64)
-        number[present] = np.arange(len(present))
-        group = number[code]
+    if num_cells <= max(_DENSE_CELLS, _CELLS_A_ROW * len(code)):
+        occurs = np.zeros(num_cells, bool)
+        occurs[code] = True
+        present = np.flatnonzero(occurs)
+        group = np.subtract(np.cumsum(occurs, dtype=np.int32)[code], 1, dtype=np.int64)
     else:
         present, group = np.unique(code, return_inverse=True)
     keys = []
     for low, width in zip(reversed(lows), reversed(widths), strict=True):
         present, digit = np.divmod(present, width)
         keys.append(digit + low)
-    return Groups(group, tuple(reversed(keys)))
+    return group, tuple(reversed(keys))
 
 
-def _group_wide(*columns: npt.NDArray[Any]) -> Groups:
+def _group_wide(columns: Sequence[npt.NDArray[Any]]) -> tuple[Int64, tuple[Int64, ...]]:
     """The same where the numbers are too far apart for one code: a column at a time, numbering what is there."""
     group = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         number = np.unique(column, return_inverse=True)[1]
         group = np.unique(group * (int(number.max(initial=0)) + 1) + number, return_inverse=True)[1]
     first = np.unique(group, return_index=True)[1]
-    return Groups(group, tuple(column[first] for column in columns))
+    return group, tuple(column[first] for column in columns)

@@ -6,6 +6,8 @@ import numpy as np
 
 from tracekern.timeline.model import Int64
 
+_NEVER = np.iinfo(np.int64).max
+
 
 def overtaken(group: Int64, begin: Int64, late_until: Int64, arrived: Int64) -> Int64:
     """[n] ns of [begin, late_until] after the first arrival of a message that a later wait of the same group takes.
@@ -13,21 +15,30 @@ def overtaken(group: Int64, begin: Int64, late_until: Int64, arrived: Int64) -> 
     Rows stand in the order in which the track waits, those of a group together or not. `arrived` is when the message of
     the row was there: not before its late_until, or negative where that is not known.
     """
+    if np.all(group[1:] >= group[:-1]):
+        return _overtaken(group, begin, late_until, arrived)
     order = np.argsort(group, kind="stable")
-    own_group, start, stop = group[order], begin[order], late_until[order]
-    first = np.flatnonzero(np.diff(own_group, prepend=-1))
+    result = np.empty(len(group), np.int64)
+    result[order] = _overtaken(group[order], begin[order], late_until[order], arrived[order])
+    return result
+
+
+def _overtaken(group: Int64, begin: Int64, late_until: Int64, arrived: Int64) -> Int64:
+    """The same where each group stands together."""
+    first = np.flatnonzero(np.append(True, group[1:] != group[:-1])[: len(group)])
     if not len(first):
         return np.zeros(0, np.int64)
     # Each group gets a stretch of a number line of its own, so that one running minimum from the back serves all.
-    low = np.minimum.reduceat(start, first)
-    room = np.maximum.reduceat(stop, first) - low + 1
-    base = np.cumsum(room) - room
-    size = np.diff(first, append=len(own_group))
-    to_line = np.repeat(base - low, size)
-    never = np.repeat(base + room - 1, size)
-    there = np.where(arrived[order] < 0, never, np.clip(arrived[order] + to_line, np.repeat(base, size), never))
-    # The row's own message is in this minimum too; it came too late to make a difference.
+    low = np.minimum.reduceat(begin, first)
+    room = np.maximum.reduceat(late_until, first) - low + 1
+    size = np.diff(first, append=len(group))
+    to_line = np.repeat(np.cumsum(room) - room - low, size)
+    there = np.maximum(arrived, np.repeat(low, size))
+    there += to_line
+    there[arrived < 0] = _NEVER
+    # The row's own message is in this minimum too; it came too late to make a difference. So did those of later groups.
     earliest = np.minimum.accumulate(there[::-1])[::-1]
-    result = np.empty(len(group), np.int64)
-    result[order] = np.maximum(stop + to_line - np.maximum(start + to_line, earliest), 0)
-    return result
+    np.maximum(earliest, begin + to_line, out=earliest)
+    to_line += late_until
+    to_line -= earliest
+    return np.maximum(to_line, 0, out=to_line)

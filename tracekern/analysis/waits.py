@@ -168,12 +168,12 @@ def analyze_waits(timeline: Timeline) -> Waits:
     signal, last_arrival = _releases(timeline, arrivals, row)
     kind = _kinds(timeline, row, signal, last_arrival)
     begin, end = spans.start[row], spans.end[row]
-    late, drain, slack = _divide(timeline, kind, begin, end, signal, last_arrival)
+    done = wait_edges.signal_ends(timeline, signal)
+    late, drain, slack = _divide(timeline, kind, begin, end, signal, last_arrival, done)
     track = spans.track[row]
     roles = tuple(sorted({entry.role for entry in timeline.tracks}))
     role_of_track = np.array([roles.index(entry.role) for entry in timeline.tracks] or [0], np.int32)
     phase, phases = number_phases(timeline, row)
-    arrived = np.where((kind == WaitKind.DATA) & (signal >= 0), wait_edges.signal_ends(timeline, signal), -1)
     return Waits(
         row=row,
         kind=kind,
@@ -189,12 +189,7 @@ def analyze_waits(timeline: Timeline) -> Waits:
         late_ns=late,
         drain_ns=drain,
         slack_ns=slack,
-        wrong_order_ns=overtaken(
-            group_rows(len(row), track, spans.launch[row], spans.event[row]).group,
-            begin,
-            begin + late,
-            arrived,
-        ),
+        wrong_order_ns=_wrong_order(timeline, row, kind, begin + late, done),
         phases=phases,
         roles=roles,
         arrivals=arrivals,
@@ -242,7 +237,7 @@ def _kinds(timeline: Timeline, row: Int64, signal: Int64, last_arrival: Int64) -
 
 
 def _divide(
-    timeline: Timeline, kind: Int8, begin: Int64, end: Int64, signal: Int64, last_arrival: Int64
+    timeline: Timeline, kind: Int8, begin: Int64, end: Int64, signal: Int64, last_arrival: Int64, done: Int64
 ) -> tuple[Int64, Int64, Int64]:
     """([n] late, drain, slack)"""
     spans, wait_ns = timeline.spans, end - begin
@@ -250,10 +245,18 @@ def _divide(
     there = np.where(signal >= 0, spans.start[signal], spans.start[last_arrival])
     late = np.where(released, np.clip(there - begin, 0, wait_ns), 0)
     drains = (signal >= 0) & (kind != WaitKind.BARRIER)
-    done = wait_edges.signal_ends(timeline, signal)
     drain = np.where(drains, np.clip(done - begin, 0, wait_ns) - late, 0)
     slack = np.where(drains, np.maximum(begin - done, 0), 0)
     return late, drain, slack
+
+
+def _wrong_order(timeline: Timeline, row: Int64, kind: Int8, late_until: Int64, done: Int64) -> Int64:
+    spans, result = timeline.spans, np.zeros(len(row), np.int64)
+    data = np.flatnonzero(kind == WaitKind.DATA)
+    row = row[data]
+    group = group_rows(len(row), spans.track[row], spans.launch[row], spans.event[row]).group
+    result[data] = overtaken(group, spans.start[row], late_until[data], done[data])
+    return result
 
 
 def _rank_of(timeline: Timeline, row: Int64) -> Int32:
