@@ -6,8 +6,8 @@
 Synthetic Timelines (analysis_timeline.py) of 1, 2, 5 and 10 M spans: 27 % of the spans are waits for messages, 3 % for
 a block. Every size runs in a process of its own. The analysis runs on one thread: judged are CPU seconds of the fastest
 round, because other work on the machine touches wall seconds far more; both are written. Memory is the peak of the
-process while a question is answered, less what it held before: the Timeline, and the waits where they are given. Exits
-with 1 when a bound is missed.
+process while a question is answered, less what it held before: the Timeline, its waits and its event graph. These two
+are questions of their own; the others are given them. Exits with 1 when a bound is missed.
 """
 
 from __future__ import annotations
@@ -65,20 +65,22 @@ def measure(num_spans: int, rounds: int) -> Measured:
     from tracekern.analysis.balance import analyze_balance
     from tracekern.analysis.causes import analyze_causes
     from tracekern.analysis.critical_path import critical_path
+    from tracekern.analysis.event_graph import build_graph
     from tracekern.analysis.matrix import find_abnormal, wait_matrix
     from tracekern.analysis.wait_statistics import wait_statistics
     from tracekern.analysis.waits import analyze_waits
 
     timeline = make_timeline(num_spans)
-    waits = analyze_waits(timeline)
+    waits, graph = analyze_waits(timeline), build_graph(timeline)
     analyze_causes(make_timeline(1), analyze_waits(make_timeline(1)))  # imports scipy
     questions: dict[str, Callable[[], Any]] = {
         "waits": lambda: analyze_waits(timeline),
         "statistics": lambda: wait_statistics(waits),
         "matrix": lambda: find_abnormal(wait_matrix(timeline, waits)),
-        "causes": lambda: analyze_causes(timeline, waits),
-        "critical path": lambda: critical_path(timeline, waits),
-        "balance": lambda: analyze_balance(timeline),
+        "event graph": lambda: build_graph(timeline),
+        "causes": lambda: analyze_causes(timeline, waits, graph),
+        "critical path": lambda: critical_path(timeline, waits, graph),
+        "balance": lambda: analyze_balance(timeline, activity=graph.activity),
     }
     runs = [{name: timed(work) for name, work in questions.items()} for _ in range(rounds)]
     return {
@@ -98,7 +100,8 @@ def timed(work: Callable[[], Any]) -> dict[str, float]:
     wall, cpu = time.perf_counter(), time.process_time()
     work()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    return {"wall_s": wall, "cpu_s": cpu, "peak_bytes": resident_bytes("VmHWM") - before}
+    peak = resident_bytes("VmHWM")
+    return {"wall_s": wall, "cpu_s": cpu, "peak_bytes": peak - before, "process_peak_bytes": peak}
 
 
 def resident_bytes(name: str) -> int:
@@ -115,6 +118,11 @@ def seconds(size: Measured, name: str) -> float:
 
 def wall_seconds(size: Measured) -> float:
     return sum(statistics.median(question["wall_s"]) for question in size["questions"].values())
+
+
+def most_bytes(size: Measured) -> int:
+    """The most that the process held at any time, everything in it."""
+    return int(max(max(question["process_peak_bytes"]) for question in size["questions"].values()))
 
 
 def total_seconds(size: Measured) -> float:
@@ -143,7 +151,8 @@ def print_tables(sizes: list[Measured], verdicts: list[Measured]) -> None:
     )
     for name in sizes[0]["questions"]:
         table.add(name, *(f"{max(size['questions'][name]['peak_bytes']) / 1e6:.0f}" for size in sizes))
-    table.add("Timeline and waits", *(f"{size['timeline_bytes'] / 1e6:.0f}" for size in sizes))
+    table.add("Timeline, waits, graph", *(f"{size['timeline_bytes'] / 1e6:.0f}" for size in sizes))
+    table.add("most of the process", *(f"{most_bytes(size) / 1e6:.0f}" for size in sizes))
     table.print()
     table = Table("bounds", ["what", "measured", "at most", "met"])
     for row in verdicts:

@@ -19,7 +19,7 @@ from tracekern.analysis.balance_unions import union_ns
 from tracekern.moe.routing import draw_batch
 from tracekern.moe.run import MoeRun
 from tracekern.moe.shape import DTYPES
-from tracekern.timeline.model import EventClass, EventType, Field, Timeline
+from tracekern.timeline.model import EventClass, EventType, Field, Spans, Timeline
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
 PEER, SLOT, EXPERT = Field("peer", 10), Field("slot", 22), Field("expert", 16)
@@ -114,7 +114,8 @@ def test_unions_against_marked_ticks(rows: list[tuple[int, int, int]], apart: in
     marked = {(owner, tick) for owner, start, length in rows for tick in range(start, start + length)}
     owner, start, length = (np.array([row[i] for row in rows], np.int64) for i in range(3))
     start = start + owner * apart
-    found = union_ns(owner, start, start + length, 4)
+    spans = Spans(start=start, end=start + length)
+    found = union_ns(spans, np.arange(len(rows)), owner, 4)
     assert found.tolist() == [sum(mark[0] == number for mark in marked) for number in range(4)]
 
 

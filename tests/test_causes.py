@@ -215,7 +215,9 @@ def test_the_triangular_system_is_the_obvious_recursion():
     assert (expected > late + 1).any()
 
 
-def test_history_against_a_walk_over_the_spans():
+@pytest.mark.parametrize("pieces_at_once", [1, 5, 1000])
+def test_history_against_a_walk_over_the_spans(pieces_at_once: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tracekern.analysis.cause_slots._PIECES_AT_ONCE", pieces_at_once)
     run = pipeline(num_ranks=2, num_calls=2, copy={1: 700}, gap={0: 300})
     timeline = run.timeline()
     graph, waits = build_graph(timeline), analyze_waits(timeline)
@@ -251,12 +253,22 @@ def test_the_latest_before_against_a_loop(entries: list[tuple[int, int]], asked:
         assert not times or entries[found] == (group, max(times))
 
 
-@given(st.lists(SMALL, max_size=12), st.integers(0, 12), st.integers(0, 12), st.integers(-1, 5))
-def test_bisecting_slices(values: list[int], first: int, stop: int, wanted: int):
-    first, stop = sorted((min(first, len(values)), min(stop, len(values))))
-    values[first:stop] = sorted(values[first:stop])
-    found = bisect_right(np.array(values, np.int64), *(np.array([number]) for number in (first, stop, wanted)))
-    assert found.tolist() == [first + sum(value <= wanted for value in values[first:stop])]
+@given(
+    st.lists(st.lists(SMALL, max_size=6), min_size=1, max_size=5),
+    st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 5)), max_size=12),
+)
+def test_bisecting_slices(slices: list[list[int]], asked: list[tuple[int, int]]):
+    slices = [sorted(values) for values in slices]
+    stops = np.cumsum([len(values) for values in slices])
+    values = np.array([value for entry in slices for value in entry], np.int64)
+    which = np.array([number % len(slices) for number, _ in asked], np.int64)
+    wanted = np.array([value for _, value in asked], np.int64)
+    starts = np.append(0, stops[:-1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tracekern.analysis.cause_history._BLOCK", 3)
+        found = bisect_right(values, starts[which], stops[which], wanted)
+    for place, number, value in zip(found.tolist(), which.tolist(), wanted.tolist(), strict=True):
+        assert place == starts[number] + sum(other <= value for other in slices[number])
 
 
 def test_since_when_two_runs_are_compared():

@@ -15,7 +15,7 @@ import numpy as np
 
 from tracekern.analysis.balance_spans import EventRows, join_columns, own_times, rows_by_event
 from tracekern.analysis.balance_unions import union_ns
-from tracekern.analysis.event_activity import Mask
+from tracekern.analysis.event_activity import Activity, Mask, flatten
 from tracekern.analysis.groups import group_rows
 from tracekern.timeline.model import Int64, Timeline
 
@@ -97,17 +97,19 @@ def load_imbalance(loads: tuple[Load, ...]) -> float:
     return max(busy) * len(busy) / sum(busy) if sum(busy) else float("nan")
 
 
-def analyze_balance(timeline: Timeline, link_limit: LinkLimit | None = None) -> Balance:
+def analyze_balance(
+    timeline: Timeline, link_limit: LinkLimit | None = None, activity: Activity | None = None
+) -> Balance:
     """Works on unaligned Timelines too: nothing is compared across ranks.
 
-    link_limit: None takes `link_gb_per_s` of the capture's settings, if it is there.
+    link_limit: None takes `link_gb_per_s` of the capture's settings, if it is there. activity: flatten(timeline).
     """
     events = rows_by_event(timeline)
     settings = timeline.ranks[0].metadata.get("settings", {}) if timeline.ranks else {}
     token_bytes = _token_bytes(settings)
     if link_limit is None:
         link_limit = settings.get("link_gb_per_s")
-    own_ns = own_times(timeline)
+    own_ns = own_times(timeline, activity or flatten(timeline))
     cells = _Cells.of_tracks(timeline, events, own_ns)
     block = np.array([track.block for track in timeline.tracks] or [0], np.int64)
     roles = sorted({track.role for track in timeline.tracks})
@@ -141,11 +143,9 @@ class _Cells:
         ranks = timeline.track_ranks().astype(np.int64)
         parts = []
         for event in events:
-            track = timeline.spans.track[event.row]
-            place = np.flatnonzero(np.bincount(track))
-            count, ns = np.bincount(track)[place], np.zeros(len(ranks), np.int64)
-            np.add.at(ns, track, own_ns[event.row])
-            parts.append(cls._of(event, ranks[place], place, count, ns[place]))
+            count = np.diff(event.first, append=len(event.row))
+            ns = np.add.reduceat(own_ns[event.row], event.first)
+            parts.append(cls._of(event, ranks[event.track], event.track, count, ns))
         return cls(*join_columns(parts, len(dataclasses.fields(cls))))
 
     @classmethod
@@ -203,11 +203,10 @@ def _links(
             peer = event.field(timeline, "peer")
             away = peer != event.rank
             row = event.row[away]
-            tokens = np.full(len(row), event.sends)
-            parts.append((event.rank[away], peer[away], timeline.spans.start[row], timeline.spans.end[row], tokens))
-    source, destination, start, end, is_token = join_columns(parts, 5)
+            parts.append((event.rank[away], peer[away].astype(np.int32), row, np.full(len(row), event.sends)))
+    source, destination, row, is_token = join_columns(parts, 4)
     groups = group_rows(len(source), source, destination)
-    busy = union_ns(groups.group, start, end, len(groups))
+    busy = union_ns(timeline.spans, row, groups.group, len(groups))
     table = zip(*(column.tolist() for column in (*groups.columns, groups.sum(is_token), busy)), strict=True)
     links = []
     for source_rank, peer_rank, num_tokens, ns in table:
@@ -225,8 +224,8 @@ def _overlaps(timeline: Timeline, events: Sequence[EventRows]) -> tuple[Overlap,
     computes = [event for event in events if event.computes]
 
     def covered(chosen: Sequence[EventRows]) -> Int64:
-        rank, row = join_columns(((event.rank.astype(np.int64), event.row) for event in chosen), 2)
-        return union_ns(rank, timeline.spans.start[row], timeline.spans.end[row], count)
+        rank, row = join_columns(((event.rank, event.row) for event in chosen), 2)
+        return union_ns(timeline.spans, row, rank, count)
 
     communication, compute = covered(moves), covered(computes)
     either = covered(moves + computes) if moves and computes else communication + compute

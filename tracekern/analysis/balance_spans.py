@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tracekern.analysis.event_activity import flatten
+from tracekern.analysis.event_activity import Activity
 from tracekern.timeline.model import OPEN_END, EventClass, EventType, Int32, Int64, Timeline, TrackKind, unpack_field
 
 _RECEIVES = "receive_"
@@ -25,6 +25,10 @@ class EventRows:
     """[n] index into Timeline.spans."""
     rank: Int32
     """[n]"""
+    track: Int64
+    """[m] the tracks that have any, ascending, ..."""
+    first: Int64
+    """... and where the spans of each begin in `row`."""
 
     @property
     def is_wait(self) -> bool:
@@ -66,23 +70,26 @@ def rows_by_event(timeline: Timeline) -> list[EventRows]:
     spans = timeline.spans
     is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks] or [False])
     usable = is_device[spans.track] & (spans.end != OPEN_END)
+    event = np.where(usable, spans.event, -1).astype(np.min_scalar_type(-len(timeline.events) - 1))
     ranks = timeline.track_ranks()
     found = []
     for number, about in enumerate(timeline.events):
-        row = np.flatnonzero((spans.event == number) & usable)
+        row = np.flatnonzero(event == number)
         if len(row):
-            found.append(EventRows(number, about, row, ranks[spans.track[row]]))
+            track_of_row = spans.track[row]
+            first = np.flatnonzero(np.append(True, track_of_row[1:] != track_of_row[:-1]))
+            track = track_of_row[first].astype(np.int64)
+            rank = np.repeat(ranks[track], np.diff(first, append=len(row)))
+            found.append(EventRows(number, about, row, rank, track, first))
     return found
 
 
-def own_times(timeline: Timeline) -> Int64:
-    """[num_spans] ns of each closed device span that lie in no span inside it."""
-    activity = flatten(timeline)
-    own = np.zeros(len(timeline.spans), np.int64)
+def own_times(timeline: Timeline, activity: Activity) -> Int64:
+    """[num_spans] ns of each closed device span that lie in no span inside it; of other spans, anything."""
     if activity.is_flat:
-        own[activity.span] = activity.end - activity.start
-    else:
-        np.add.at(own, activity.span, activity.end - activity.start)
+        return timeline.spans.end - timeline.spans.start
+    own = np.zeros(len(timeline.spans), np.int64)
+    np.add.at(own, activity.span, activity.end - activity.start)
     return own
 
 

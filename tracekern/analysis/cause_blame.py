@@ -8,7 +8,7 @@ from tracekern.analysis.cause_chains import Target, targets_of_phases
 from tracekern.analysis.cause_order import Edges
 from tracekern.analysis.cause_shares import Float, Shares
 from tracekern.analysis.cause_solve import solve_costs
-from tracekern.analysis.doubt import Blame, Bound, Interval, late_charges
+from tracekern.analysis.doubt import Blame, Bound, Interval, clock_doubt, late_charges
 from tracekern.analysis.event_graph import EventGraph
 from tracekern.analysis.waits import Waits
 from tracekern.timeline.model import Int64, Timeline
@@ -22,9 +22,11 @@ def blame_causes(
     The limits are those of the lateness, passed on by the shares as they are. Where more waits may have been late, or a
     barrier may have waited for another rank, that adds to the upper limit of the rank waited for.
     """
+    near = np.flatnonzero((waits.late_ns > 0) | (waits.slack_ns <= 2 * clock_doubt(timeline, Bound.PROVEN).max()))
+    maybe_late, split = waits.take(near), np.searchsorted(near, edges.wait[shares.edge])
     limits, direct = [], []
     for bound in (Bound.LIKELY, Bound.PROVEN):
-        lo, hi, beside = _limits(timeline, waits, edges, shares, bound)
+        lo, hi, beside = _limits(timeline, maybe_late, split, bound)
         limits += [lo, hi]
         direct.append(beside)
     columns = np.column_stack([costs, solve_costs(shares, np.column_stack(limits))])
@@ -42,19 +44,21 @@ def blame_causes(
     return tuple(sorted(blames, key=lambda blame: (-blame.late_ns, -blame.likely.hi_ns, blame.rank)))
 
 
-def _limits(timeline: Timeline, waits: Waits, edges: Edges, shares: Shares, bound: Bound) -> tuple[Float, Float, Int64]:
-    """([num_late_waits] lowest, [num_late_waits] highest lateness, [largest rank + 1] ns on top of the highest)"""
+def _limits(timeline: Timeline, waits: Waits, split: Int64, bound: Bound) -> tuple[Float, Float, Int64]:
+    """([num_late_waits] lowest, [num_late_waits] highest lateness, [largest rank + 1] ns on top of the highest).
+
+    waits: all that may have been late; split: [num_late_waits] indices of those that were split.
+    """
     charges = late_charges(timeline, waits, bound)
-    wait = edges.wait[shares.edge]
     is_split = np.zeros(len(waits), bool)
-    is_split[wait] = True
+    is_split[split] = True
     usual = is_split[charges.wait] & (charges.rank == waits.peer[charges.wait])
     lo, hi = np.zeros(len(waits)), np.zeros(len(waits))
     lo[charges.wait[usual]], hi[charges.wait[usual]] = charges.lo_ns[usual], charges.hi_ns[usual]
     beside = ~usual & (charges.rank != waits.rank[charges.wait]) & (charges.hi_ns > 0)
     on_top = np.zeros(max(entry.rank for entry in timeline.ranks) + 1, np.int64)
     np.add.at(on_top, charges.rank[beside], charges.hi_ns[beside])
-    return lo[wait], hi[wait], on_top
+    return lo[split], hi[split], on_top
 
 
 def _of_ranks(timeline: Timeline, graph: EventGraph, edges: Edges, shares: Shares, costs: Float) -> Float:

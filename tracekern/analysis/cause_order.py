@@ -40,9 +40,14 @@ class Edges:
     def __len__(self) -> int:
         return len(self.wait)
 
-    def take(self, which: Int64) -> Edges:
+    def take(self, which: Int64 | slice) -> Edges:
         columns = (self.wait, self.waiter, self.source, self.begin, self.release, self.end)
         return Edges(*(column[which] for column in columns))
+
+
+def is_sorted(first: Int64, second: Int64) -> bool:
+    """By `first`, and where that is the same by `second`."""
+    return bool(np.all((first[1:] > first[:-1]) | ((first[1:] == first[:-1]) & (second[1:] >= second[:-1]))))
 
 
 def find_edges(timeline: Timeline, graph: EventGraph, waits: Waits, chosen: Mask | None = None) -> Edges:

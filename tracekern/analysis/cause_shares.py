@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.analysis.cause_history import History, Moments, bisect_right
-from tracekern.analysis.cause_order import Edges, last_ordered
+from tracekern.analysis.cause_order import Edges, is_sorted, last_ordered
 from tracekern.analysis.event_graph import EventGraph
 from tracekern.analysis.waits import Waits
 from tracekern.timeline.model import Int64, Timeline
 
 Float = npt.NDArray[np.float64]
 
-_CHUNK = 1 << 16
+_CHUNK = 1 << 13
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,13 @@ class Sequence:
     def of(cls, graph: EventGraph, edges: Edges, time: Int64, weight_ns: Int64) -> Sequence:
         """The waits of some weight; time, weight_ns: [num_edges]."""
         edge = np.flatnonzero(weight_ns > 0)
-        if not _is_sorted(edges.waiter[edge], time[edge]):
+        if not is_sorted(edges.waiter[edge], time[edge]):
             edge = edge[np.lexsort((time[edge], edges.waiter[edge]))]
         run, time, weight_ns = edges.waiter[edge], time[edge], weight_ns[edge]
-        launch = graph.runs.launch[run]
-        in_history = np.flatnonzero(graph.schedule.last_run[launch] == run)
-        stream = graph.schedule.stream[launch[in_history]].astype(np.int64)
+        launch = graph.runs.launch
+        decides = graph.schedule.last_run[launch] == np.arange(len(launch))
+        in_history = np.flatnonzero(decides[run])
+        stream = graph.schedule.stream[launch[run[in_history]]].astype(np.int64)
         by_time = np.lexsort((time[in_history], stream))
         return cls(edge, run, time, weight_ns, in_history[by_time], stream[by_time])
 
@@ -68,11 +69,11 @@ class Sequence:
         """Waits with since < time < release; those of earlier launches by the history of the stream."""
         launch = graph.runs.launch[asked.source]
         began = graph.schedule.start[launch]
-        low, high = (np.searchsorted(self.run, asked.source, side) for side in ("left", "right"))
+        low, high = _stretch_of(self.run, asked.source, len(graph.runs))
         own_first = bisect_right(self.time, low, high, np.maximum(since, began - 1))
         own_stop = np.maximum(bisect_right(self.time, low, high, asked.release - 1), own_first)
         stream = graph.schedule.stream[launch].astype(np.int64)
-        low, high = (np.searchsorted(self.stream, stream, side) for side in ("left", "right"))
+        low, high = _stretch_of(self.stream, stream, int(graph.schedule.stream.max()) + 1)
         past_time = self.time[self.by_stream]
         past_first = bisect_right(past_time, low, high, since)
         past_stop = np.maximum(bisect_right(past_time, low, high, np.minimum(began, asked.release) - 1), past_first)
@@ -106,9 +107,11 @@ class Shares:
     link_ranges: Ranges
 
 
-def _is_sorted(first: Int64, second: Int64) -> bool:
-    """By `first`, and where that is the same by `second`."""
-    return bool(np.all((first[1:] > first[:-1]) | ((first[1:] == first[:-1]) & (second[1:] >= second[:-1]))))
+def _stretch_of(values: Int64, wanted: Int64, count: int) -> tuple[Int64, Int64]:
+    """([n] first, [n] stop) of those equal to each wanted one; `values` are sorted, and all are in 0..count."""
+    bounds = np.zeros(count + 1, np.int64)
+    np.cumsum(np.bincount(values, minlength=count), out=bounds[1:])
+    return bounds[wanted], bounds[wanted + 1]
 
 
 def split_waits(timeline: Timeline, graph: EventGraph, waits: Waits, edges: Edges, link_ns: Int64) -> Shares:
@@ -141,7 +144,7 @@ def _split(
     for first in range(0, count, _CHUNK):
         part = slice(first, first + _CHUNK)
         source, source_since, waiter, waiter_since = (
-            history.spent(moments.take(which), [column[which] for column in slots])
+            history.spent(moments.take(which), slots[:, which])
             for which in (
                 slice(quarter + first, quarter + min(first + _CHUNK, count)) for quarter in np.arange(4) * count
             )

@@ -13,13 +13,13 @@ import numpy as np
 
 from tracekern.analysis.cause_blame import blame_causes
 from tracekern.analysis.cause_chains import Chain, Target, find_chains, targets_of_phases
-from tracekern.analysis.cause_history import is_message
 from tracekern.analysis.cause_order import Edges, find_edges
 from tracekern.analysis.cause_shares import Shares, split_waits
 from tracekern.analysis.cause_solve import solve_costs, spread
 from tracekern.analysis.doubt import Blame
 from tracekern.analysis.event_graph import EventGraph, build_graph
 from tracekern.analysis.groups import group_rows
+from tracekern.analysis.wait_pieces import is_message
 from tracekern.analysis.waits import Phase, Waits
 from tracekern.timeline.model import Int64, Timeline
 
@@ -67,8 +67,8 @@ class Causes:
     """Why there is nothing to charge; empty where there is."""
 
 
-def analyze_causes(timeline: Timeline, waits: Waits) -> Causes:
-    """Charges the waits of `waits` (of the same Timeline, in ns) to their causes.
+def analyze_causes(timeline: Timeline, waits: Waits, graph: EventGraph | None = None) -> Causes:
+    """Charges the waits of `waits` (of the same Timeline, in ns) to their causes. `graph`: build_graph(timeline).
 
     Ranks whose clocks were not aligned cannot be compared: then nothing is charged, and `note` says so.
     """
@@ -78,7 +78,7 @@ def analyze_causes(timeline: Timeline, waits: Waits) -> Causes:
     charged = int(waits.late_ns.sum() + link_ns.sum())
     if not charged:
         return Causes((), 0, (), (), 0, "no rank waited for anybody" if len(waits) else "no waits on record")
-    graph = build_graph(timeline)
+    graph = graph or build_graph(timeline)
     edges = find_edges(timeline, graph, waits)
     shares = split_waits(timeline, graph, waits, edges, link_ns[edges.wait])
     costs = solve_costs(shares, shares.late_ns[:, None].astype(float))[:, 0]
@@ -123,12 +123,14 @@ def _link_costs(waits: Waits, edges: Edges, shares: Shares, costs: np.ndarray, l
 def _unexplained(graph: EventGraph, waits: Waits, edges: Edges, shares: Shares, costs: np.ndarray) -> list[Cost]:
     """Lateness of sources that did nothing longer than the waiter, or that left nothing on record."""
     rank = graph.schedule.rank[graph.runs.launch[edges.source[shares.edge]]]
-    lost = waits.late_ns.copy()
-    lost[edges.wait] = 0
+    is_lost = waits.late_ns > 0
+    is_lost[edges.wait] = False
+    lost = np.flatnonzero(is_lost)
     rows = []
-    for entry in np.unique(np.append(rank, waits.peer[lost > 0])).tolist():
+    for entry in np.unique(np.append(rank, waits.peer[lost])).tolist():
         mine = rank == entry
-        direct = float((shares.late_ns * shares.unexplained)[mine].sum() + lost[waits.peer == entry].sum())
-        total = float((costs * shares.unexplained)[mine].sum() + lost[waits.peer == entry].sum())
+        nowhere = int(waits.late_ns[lost[waits.peer[lost] == entry]].sum())
+        direct = float((shares.late_ns * shares.unexplained)[mine].sum()) + nowhere
+        total = float((costs * shares.unexplained)[mine].sum()) + nowhere
         rows.append(Cost(entry, Target.UNEXPLAINED, _NO_PHASE, -1, direct, total - direct))
     return rows

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.cause_history import is_message
 from tracekern.analysis.cause_order import find_edges
 from tracekern.analysis.event_graph import EventGraph, build_graph
 from tracekern.analysis.iterations import LaunchIterations
@@ -18,6 +17,7 @@ from tracekern.analysis.path_nodes import count_nodes
 from tracekern.analysis.path_parts import PartFinder, PathPart
 from tracekern.analysis.path_replay import Replay, replay_without
 from tracekern.analysis.path_walk import Walker
+from tracekern.analysis.wait_pieces import is_message
 from tracekern.analysis.waits import Waits
 from tracekern.timeline.model import Int32, Int64, Timeline
 
@@ -70,11 +70,14 @@ class CriticalPath:
     note: str
 
 
-def critical_path(timeline: Timeline, waits: Waits) -> CriticalPath:
-    """The path of the whole capture and of each iteration, from `waits` of the same Timeline in ns."""
+def critical_path(timeline: Timeline, waits: Waits, graph: EventGraph | None = None) -> CriticalPath:
+    """The path of the whole capture and of each iteration, from `waits` of the same Timeline in ns.
+
+    `graph`: build_graph(timeline).
+    """
     if not timeline.aligned and len(timeline.ranks) > 1:
         return CriticalPath(None, (), None, "the ranks' clocks are not aligned: no path leads from one to another")
-    graph = build_graph(timeline)
+    graph = graph or build_graph(timeline)
     shown = graph.schedule.order
     if not len(shown):
         return CriticalPath(None, (), None, "no kernel is on record")
@@ -83,22 +86,25 @@ def critical_path(timeline: Timeline, waits: Waits) -> CriticalPath:
     last = int(shown[graph.schedule.end[shown].argmax()])
     whole = paths.find(-1, last, floor)
     iterations = []
-    for iteration, launch in _iteration_ends(timeline, graph):
+    iteration_ends = _iteration_ends(timeline, graph)
+    for iteration, launch in iteration_ends:
         end = int(graph.schedule.end[launch])
         if end > floor:
             iterations.append(paths.find(iteration, launch, floor))
             floor = end
-    replay = _replay(timeline, graph, waits, paths, floor=whole.start_ns)
+    candidates = [last, *(launch for _, launch in reversed(iteration_ends))]
+    replay = _replay(timeline, graph, waits, paths, floor=whole.start_ns, launches=candidates)
     return CriticalPath(whole, tuple(iterations), replay, "")
 
 
-def _replay(timeline: Timeline, graph: EventGraph, waits: Waits, paths: _Paths, floor: int) -> Replay:
+def _replay(
+    timeline: Timeline, graph: EventGraph, waits: Waits, paths: _Paths, floor: int, launches: list[int]
+) -> Replay:
+    """Of all launches that end by the first of `launches` by which there is not too much to replay."""
     schedule = graph.schedule
     nodes_of_launch = count_nodes(timeline, waits)[:-1]
-    last = int(schedule.order[schedule.end[schedule.order].argmax()])
-    for launch in [last, *(launch for _, launch in reversed(_iteration_ends(timeline, graph)))]:
-        until = schedule.end[launch]
-        replayed = (schedule.stream >= 0) & (schedule.end <= until)
+    for launch in launches:
+        replayed = (schedule.stream >= 0) & (schedule.end <= schedule.end[launch])
         num_nodes = int(nodes_of_launch[replayed[: len(nodes_of_launch)]].sum())
         if num_nodes <= MAX_REPLAYED_NODES:
             parts = paths.find(-1, launch, floor).parts[:_MAX_GAINS]
@@ -111,10 +117,11 @@ class _Paths:
     def __init__(self, timeline: Timeline, graph: EventGraph, waits: Waits) -> None:
         # Late, or still draining: when such a wait ended did not depend on when it began.
         decided = find_edges(timeline, graph, waits, waits.late_ns + waits.drain_ns > 0)
-        start = np.where(waits.signal >= 0, timeline.spans.start[waits.signal], _LATE)[decided.wait]
+        signal = waits.signal[decided.wait]
+        start = np.where(signal >= 0, timeline.spans.start[signal], _LATE)
         decided = dataclasses.replace(decided, release=np.minimum(decided.release, start))
         self._graph = graph
-        self._walker = Walker(graph, decided, is_message(waits)[decided.wait])
+        self._walker = Walker(graph, decided, is_message(waits, decided.wait))
         self._finder = PartFinder(timeline, graph, waits)
         self._waits = waits
 

@@ -6,6 +6,7 @@ runs of the one before it have ended, so the run that ended last decides when th
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +36,9 @@ class Runs:
 
     def __len__(self) -> int:
         return len(self.track)
+
+    def take(self, which: Int64) -> Runs:
+        return Runs(**{field.name: getattr(self, field.name)[which] for field in dataclasses.fields(self)})
 
 
 @dataclass(frozen=True)
@@ -75,19 +79,28 @@ class EventGraph:
     unrecorded: Int32
     """[num_stages] the UNRECORDED phase of each stage."""
 
+    run_of_span: Int32
+    """[num_spans] of those that are pieces of activity; -1 for all others."""
+
     def run_of_spans(self, timeline: Timeline, span: Int64) -> Int64:
         """[n] the run that each span stands in; -1 where its track left nothing of any length in that launch."""
-        spans, runs = timeline.spans, self.runs
-        num_launches = len(self.schedule.rank)
+        run = self.run_of_span[span].astype(np.int64)
+        if len(other := np.flatnonzero(run < 0)):
+            run[other] = self._run_of_launch(timeline, span[other])
+        return run
+
+    def _run_of_launch(self, timeline: Timeline, span: Int64) -> Int64:
+        """The same for spans that never ended, or that take no time of their own."""
+        if not len(self.runs):
+            return np.full(len(span), -1)
+        spans, runs, num_launches = timeline.spans, self.runs, len(self.schedule.rank)
         launch = spans.launch[span].astype(np.int64)
-        if len(launch) and launch.min() < 0:
-            launch = np.where(launch < 0, nameless_launches(timeline)[spans.track[span]], launch)
+        launch = np.where(launch < 0, nameless_launches(timeline)[spans.track[span]], launch)
         key = runs.track.astype(np.int64) * num_launches + runs.launch
         wanted = spans.track[span].astype(np.int64) * num_launches + launch
         order = np.argsort(key, kind="stable")
-        found = np.searchsorted(key[order], wanted)
-        found = order[np.minimum(found, len(order) - 1)] if len(order) else np.full(len(span), -1)
-        return np.where(key[found] == wanted, found, -1) if len(order) else found
+        found = order[np.minimum(np.searchsorted(key[order], wanted), len(order) - 1)]
+        return np.where(key[found] == wanted, found, -1)
 
 
 def nameless_launches(timeline: Timeline) -> Int32:
@@ -105,7 +118,9 @@ def build_graph(timeline: Timeline) -> EventGraph:
     schedule = _schedule(timeline, runs, stages)
     phase, phases, stage_of_phase = _number_phases(timeline, activity, runs, schedule.stage[runs.launch], stages)
     unrecorded = np.array([phases.index(Phase(stage, UNRECORDED)) for stage in stages], np.int32)
-    return EventGraph(activity, phase, runs, schedule, stages, phases, stage_of_phase, unrecorded)
+    run_of_span = np.full(len(timeline.spans), -1, np.int32)
+    run_of_span[activity.span] = np.repeat(_first_of_kind(runs), runs.stop - runs.first)
+    return EventGraph(activity, phase, runs, schedule, stages, phases, stage_of_phase, unrecorded, run_of_span)
 
 
 def _launch_of_pieces(timeline: Timeline, activity: Activity) -> Int32:
@@ -122,6 +137,16 @@ def _find_runs(activity: Activity, launch: Int32) -> Runs:
     first = np.flatnonzero(is_first)
     stop = np.append(first, len(track))[1:]
     return Runs(track[first], launch[first], first, stop, activity.start[first], activity.end[stop - 1])
+
+
+def _first_of_kind(runs: Runs) -> Int32:
+    """[n] itself; for what a track recorded in a launch after another one had begun there, the first of that launch."""
+    number = np.arange(len(runs), dtype=np.int32)
+    key = runs.track.astype(np.int64) << 32 | runs.launch
+    if np.all(key[1:] > key[:-1]):
+        return number
+    _, first, kind = np.unique(key, return_index=True, return_inverse=True)
+    return number[first][kind]
 
 
 def _schedule(timeline: Timeline, runs: Runs, stages: tuple[str, ...]) -> Schedule:

@@ -9,6 +9,7 @@ from tracekern.analysis.causes import Causes, analyze_causes
 from tracekern.analysis.critical_path import CriticalPath, critical_path
 from tracekern.analysis.distribution import Distribution, distribute
 from tracekern.analysis.doubt import Blame, Verdict, blame_ranks, name_worst
+from tracekern.analysis.event_graph import build_graph
 from tracekern.analysis.gantt import Gantt, choose_spans
 from tracekern.analysis.imbalance import Imbalance, work_imbalance
 from tracekern.analysis.iterations import Iterations, find_iterations
@@ -57,7 +58,8 @@ def find(timeline: Timeline) -> Findings:
     phases = wait_statistics(waits, by=("phase",))
     blames = blame_ranks(timeline, waits)
     matrix = wait_matrix(timeline, waits)
-    causes = analyze_causes(timeline, waits)
+    graph = build_graph(timeline)
+    causes = analyze_causes(timeline, waits, graph)
     return Findings(
         timeline=timeline,
         summary=summarize(timeline),
@@ -73,7 +75,7 @@ def find(timeline: Timeline) -> Findings:
         abnormal=find_abnormal(matrix),
         causes=causes,
         culprit=name_worst(causes.blames),
-        path=critical_path(timeline, waits),
-        balance=analyze_balance(timeline),
+        path=critical_path(timeline, waits, graph),
+        balance=analyze_balance(timeline, activity=graph.activity),
         imbalances=work_imbalance(timeline),
     )

@@ -79,7 +79,9 @@ def _group(columns: Sequence[npt.NDArray[Any]]) -> tuple[Int64, tuple[Int64, ...
         occurs = np.zeros(num_cells, bool)
         occurs[code] = True
         present = np.flatnonzero(occurs)
-        group = np.subtract(np.cumsum(occurs, dtype=np.int32)[code], 1, dtype=np.int64)
+        number = np.empty(num_cells, np.int64)  # of those that occur: the rest is never touched
+        number[present] = np.arange(len(present))
+        group = number[code]
     else:
         present, group = np.unique(code, return_inverse=True)
     keys = []

@@ -54,10 +54,10 @@ class _Pairs:
 
 def count_nodes(timeline: Timeline, waits: Waits) -> Int64:
     """[num_launches + 1] about how many nodes each launch would have; the last entry is for spans of no launch."""
-    released = np.flatnonzero((waits.signal >= 0) | (waits.last_arrival >= 0))
-    told = waits.signal[released]
-    launch = np.concatenate([waits.launch[released], timeline.spans.launch[told[told >= 0]]])
-    return np.bincount(launch % (len(timeline.launches) + 1), minlength=len(timeline.launches) + 1)
+    rows = len(timeline.launches) + 1
+    hearing = waits.launch[(waits.signal >= 0) | (waits.last_arrival >= 0)]
+    telling = timeline.spans.launch[waits.signal[waits.signal >= 0]]
+    return np.bincount(hearing % rows, minlength=rows) + np.bincount(telling % rows, minlength=rows)
 
 
 def find_nodes(timeline: Timeline, graph: EventGraph, waits: Waits, replayed: Mask) -> Nodes | None:
@@ -69,7 +69,8 @@ def find_nodes(timeline: Timeline, graph: EventGraph, waits: Waits, replayed: Ma
         run = graph.run_of_spans(timeline, span)
         return np.where((run >= 0) & of_run[run], run, -1) if len(of_run) else run
 
-    pairs = _pairs(timeline, waits)
+    of_launch = np.append(replayed[: len(timeline.launches)], True)  # the last for spans that name no launch
+    pairs = _pairs(waits, of_launch[waits.launch])
     hearer = run_of(waits.row[pairs.wait])
     kept = hearer >= 0
     pairs = _Pairs(pairs.wait[kept], pairs.span[kept], pairs.meeting[kept])
@@ -95,19 +96,17 @@ def find_nodes(timeline: Timeline, graph: EventGraph, waits: Waits, replayed: Ma
     return Nodes(run[order], begin[order], end[order], meeting[order], hears[order], wait[order], told_before, latest)
 
 
-def _pairs(timeline: Timeline, waits: Waits) -> _Pairs:
+def _pairs(waits: Waits, chosen: Mask) -> _Pairs:
     """Numbers of meetings: the signal's span, the last arrival's, or for a barrier of ranks the wait's."""
-    at_ranks = (waits.kind == WaitKind.BARRIER) & (waits.signal >= 0)
-    by_signal = np.flatnonzero((waits.signal >= 0) & ~at_ranks)
-    local = np.flatnonzero(waits.last_arrival >= 0)
-    wait_of_row = np.full(len(timeline.spans), -1, np.int64)
-    wait_of_row[waits.row] = np.arange(len(waits))
-    arrived = wait_of_row[waits.arrivals.wait]
+    by_signal = np.flatnonzero(chosen & (waits.signal >= 0) & (waits.kind != WaitKind.BARRIER))
+    local = np.flatnonzero(chosen & (waits.last_arrival >= 0))
+    arrived = np.searchsorted(waits.row, waits.arrivals.wait)
+    arrival = np.flatnonzero(chosen[arrived])
     # Each warp of a block tells the others; for the replay it is enough that all meet.
     return _Pairs(
-        np.concatenate([by_signal, arrived, local]),
-        np.concatenate([waits.signal[by_signal], waits.arrivals.signal, waits.row[local]]),
-        np.concatenate([waits.signal[by_signal], waits.arrivals.wait, waits.last_arrival[local]]),
+        np.concatenate([by_signal, arrived[arrival], local]),
+        np.concatenate([waits.signal[by_signal], waits.arrivals.signal[arrival], waits.row[local]]),
+        np.concatenate([waits.signal[by_signal], waits.arrivals.wait[arrival], waits.last_arrival[local]]),
     )
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.cause_history import WaitPieces, bisect_right
+from tracekern.analysis.cause_history import bisect_right
 from tracekern.analysis.event_graph import EventGraph
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.path_walk import HopKind, Hops
+from tracekern.analysis.wait_pieces import parts_of_pieces
 from tracekern.analysis.waits import Phase, Waits
 from tracekern.timeline.model import Int32, Int64, Timeline
 
@@ -52,9 +53,7 @@ class Pieces:
 
 class PartFinder:
     def __init__(self, timeline: Timeline, graph: EventGraph, waits: Waits) -> None:
-        self._graph = graph
-        self._pieces = WaitPieces.of(timeline, graph, waits)
-        self._waits = waits
+        self._timeline, self._graph, self._waits = timeline, graph, waits
 
     def find(self, hops: Hops, link_source: Int32, link_destination: Int32) -> tuple[PathPart, ...]:
         """Largest first. They sum to the length of the path. link_source, link_destination: ranks of the hops
@@ -104,9 +103,8 @@ class PartFinder:
         ns = np.maximum(end - start, 0)
         np.add.at(covered, hop, ns)
         # The link's part of a wait is its end.
-        link = np.clip(
-            end - np.maximum(start, activity.end[piece] - self._pieces.at(self._pieces.link_ns, piece)), 0, None
-        )
+        _, link_ns = parts_of_pieces(self._timeline, graph, self._waits, piece)
+        link = np.clip(end - np.maximum(start, activity.end[piece] - link_ns), 0, None)
         rank = graph.schedule.rank[hops.launch[hop]]
         none = np.full(len(hop), -1, np.int32)
         work = Pieces(np.full(len(hop), int(PathKind.PHASE)), rank, graph.phase[piece], none, ns - link)

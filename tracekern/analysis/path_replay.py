@@ -7,16 +7,18 @@ replay has to give the makespan that was measured.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.analysis.cause_history import bisect_right, expand_runs, is_message
+from tracekern.analysis.cause_history import bisect_right, expand_runs
 from tracekern.analysis.event_activity import Mask
 from tracekern.analysis.event_graph import EventGraph
 from tracekern.analysis.path_nodes import Nodes, find_nodes
 from tracekern.analysis.path_parts import PathKind, PathPart
+from tracekern.analysis.wait_pieces import is_message
 from tracekern.analysis.waits import Waits
 from tracekern.timeline.model import EventClass, Int64, Timeline
 
@@ -58,6 +60,9 @@ def replay_without(
     nodes = find_nodes(timeline, graph, waits, replayed)
     if nodes is None:
         return Replay(start, end, 0, (), "the clocks of the ranks contradict the signals: no order to replay them in")
+    here = np.flatnonzero(replayed[graph.runs.launch])
+    graph = dataclasses.replace(graph, runs=graph.runs.take(here))
+    nodes = dataclasses.replace(nodes, run=np.searchsorted(here, nodes.run))
     changes = _Changes(timeline, graph, waits, nodes, shown)
     changed = [(part, change) for part in parts if (change := changes.of(part)) is not None]
     ends = _Run(graph, waits, nodes, shown, changes, [change for _, change in changed]).makespans() - start
@@ -84,13 +89,14 @@ class _Change:
 
 
 class _Changes:
+    """`graph` has no runs but those that are replayed."""
+
     def __init__(self, timeline: Timeline, graph: EventGraph, waits: Waits, nodes: Nodes, launches: Int64) -> None:
         self._graph, self._waits, self._nodes, self._launches = graph, waits, nodes, launches
         self._wait_names = {event.name for event in timeline.events if event.event_class is EventClass.WAIT}
         runs, activity = graph.runs, graph.activity
-        run = np.flatnonzero(np.isin(runs.launch, launches))
+        run = np.arange(len(runs))
         self._run_of_piece, self._pieces = expand_runs(graph, run, run)
-        """Of the runs that are replayed."""
         piece = bisect_right(activity.start, runs.first[nodes.run], runs.stop[nodes.run], nodes.begin) - 1
         self._piece = np.maximum(piece, runs.first[nodes.run])
         inside = np.minimum(nodes.begin, activity.end[self._piece]) - activity.start[self._piece]
@@ -169,7 +175,7 @@ class _Changes:
 
     def _link(self, part: PathPart) -> _Change | None:
         nodes, waits = self._nodes, self._waits
-        message = nodes.hears & is_message(waits)[nodes.wait]
+        message = nodes.hears & is_message(waits, nodes.wait)
         source, destination = waits.peer[nodes.wait], waits.rank[nodes.wait]
         mine = message & (source == part.rank) & (destination == part.peer)
         others = message & ~mine & (source != destination)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.analysis.cause_order import Edges
+from tracekern.analysis.cause_order import Edges, is_sorted
 from tracekern.analysis.event_graph import EventGraph
 from tracekern.timeline.model import Int64
 
@@ -42,12 +42,10 @@ class Walker:
 
     def __init__(self, graph: EventGraph, edges: Edges, is_message: Mask) -> None:
         """edges: waits whose end was decided by the other side; is_message: [num_edges] by a signal."""
-        order = np.lexsort((edges.end, edges.waiter))
+        order = slice(None) if is_sorted(edges.waiter, edges.end) else np.lexsort((edges.end, edges.waiter))
         self.edges = edges.take(order)
         self._is_message = is_message[order]
-        bounds = np.searchsorted(self.edges.waiter, np.arange(len(graph.runs) + 1))
-        self._first_edge = bounds.tolist()
-        self._launch_of_run = graph.runs.launch.tolist()
+        self._launch_of_run = graph.runs.launch
         schedule = graph.schedule
         self._start, self._end = schedule.start.tolist(), schedule.end.tolist()
         self._before, self._last_run = schedule.before.tolist(), schedule.last_run.tolist()
@@ -72,7 +70,7 @@ class Walker:
                 else:
                     hop(HopKind.RUN, int(self.edges.release[edge]))
                 run = int(self.edges.source[edge])
-                launch = self._launch_of_run[run]
+                launch = int(self._launch_of_run[run])
                 continue
             hop(HopKind.RUN, self._start[launch])
             before = self._before[launch]
@@ -85,7 +83,7 @@ class Walker:
 
     def _last_wait(self, run: int, time: int) -> int:
         """The last edge of the run that ended by `time` and was decided before it; -1 for none."""
-        first, stop = self._first_edge[run], self._first_edge[run + 1]
+        first, stop = np.searchsorted(self.edges.waiter, (run, run + 1)).tolist()
         found = first + int(np.searchsorted(self.edges.end[first:stop], time, "right")) - 1
         while found >= first and self.edges.release[found] >= time:
             found -= 1

@@ -39,6 +39,5 @@ def _overtaken(group: Int64, begin: Int64, late_until: Int64, arrived: Int64) ->
     # The row's own message is in this minimum too; it came too late to make a difference. So did those of later groups.
     earliest = np.minimum.accumulate(there[::-1])[::-1]
     np.maximum(earliest, begin + to_line, out=earliest)
-    to_line += late_until
-    to_line -= earliest
-    return np.maximum(to_line, 0, out=to_line)
+    result: Int64 = np.maximum(late_until + to_line - earliest, 0)
+    return result

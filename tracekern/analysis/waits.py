@@ -6,6 +6,7 @@ s1 its stores drained, and what is left the flag took to be seen. docs/analysis.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -149,6 +150,19 @@ class Waits:
     def totals(self) -> dict[str, int]:
         """CLASSES -> ns over all waits. They add up to the sum of wait_ns."""
         return {name: int(values.sum()) for name, values in self.by_class().items()}
+
+    def take(self, which: Int64) -> Waits:
+        """The waits that an ascending index array picks. `num_open` stays."""
+        columns = {
+            field.name: getattr(self, field.name)[which]
+            for field in dataclasses.fields(self)
+            if field.name not in ("phases", "roles", "arrivals", "num_open")
+        }
+        is_taken = np.zeros(len(self), bool)
+        is_taken[which] = True
+        kept = is_taken[np.searchsorted(self.row, self.arrivals.wait)]
+        arrivals = Flows(self.arrivals.signal[kept], self.arrivals.wait[kept])
+        return dataclasses.replace(self, **columns, arrivals=arrivals)
 
     def _where(self, kind: WaitKind, values: Int64) -> Int64:
         return np.where(self.kind == kind, values, 0)

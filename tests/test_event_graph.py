@@ -1,0 +1,39 @@
+"""Runs of the event graph against plain loops."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from timelines import COPY, make_launch, make_spans, make_timeline, make_tracks, timelines
+
+from tracekern.analysis.event_graph import EventGraph, build_graph, nameless_launches
+from tracekern.timeline.model import OPEN_END, Flows, Timeline, TrackKind
+
+
+def runs_by_hand(timeline: Timeline, graph: EventGraph) -> list[int]:
+    """The first run of each span's track and launch."""
+    nameless = nameless_launches(timeline).tolist()
+    runs: dict[tuple[int, int], int] = {}
+    for number, key in enumerate(zip(graph.runs.track.tolist(), graph.runs.launch.tolist(), strict=True)):
+        runs.setdefault(key, number)
+    spans = zip(timeline.spans.track.tolist(), timeline.spans.launch.tolist(), strict=True)
+    return [runs.get((track, launch if launch >= 0 else nameless[track]), -1) for track, launch in spans]
+
+
+@settings(max_examples=150, deadline=None)
+@given(timelines())
+def test_runs_of_any_spans(timeline: Timeline):
+    graph = build_graph(timeline)
+    found = graph.run_of_spans(timeline, np.arange(len(timeline.spans)))
+    assert found.tolist() == runs_by_hand(timeline, graph)
+
+
+def test_a_launch_that_comes_back_on_its_track():
+    writer = next(number for number, track in enumerate(make_tracks(1)) if track.kind == TrackKind.DEVICE)
+    times = [(0, 0, 10), (1, 10, 20), (0, 20, 30), (1, 30, OPEN_END)]
+    rows = [(writer, COPY, *entry, 0, 0) for entry in times]
+    launches = (make_launch(0, "dispatch"), make_launch(0, "combine"))
+    timeline = make_timeline(launches=launches, spans=make_spans(rows), flows=Flows())
+    graph = build_graph(timeline)
+    assert len(graph.runs) == 3
+    assert graph.run_of_spans(timeline, np.arange(4)).tolist() == [0, 1, 0, 1] == runs_by_hand(timeline, graph)
