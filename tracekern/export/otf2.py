@@ -10,30 +10,24 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tracekern.errors import BadInput
 from tracekern.export import labels
-from tracekern.export.drawing import Drawing, argument_names, keep_one_row_per_block, prepare
+from tracekern.export.drawing import Drawing, keep_one_row_per_block, prepare
+from tracekern.export.otf2_events import SpanEvents
 from tracekern.export.perfetto import ExportStats, Progress, TrackDetail
 from tracekern.export.rows import sort_key
 from tracekern.timeline.model import OPEN_END, EventClass, Timeline, TrackKind
 
 _TICKS_PER_SECOND = 1_000_000_000
+_CHUNK_BYTES = 1 << 18
+"""The least that OTF2 allows: it allots one of each kind to every location."""
 _MAX_TAG = (1 << 32) - 1
-_ROLES = {
-    EventClass.WORK: "FUNCTION",
-    EventClass.WAIT: "THREAD_WAIT",
-    EventClass.SIGNAL: "POINT2POINT",
-    EventClass.SYNC: "BARRIER",
-    EventClass.HOST: "FUNCTION",
-    EventClass.LAUNCH: "KERNEL",
-}
-"""Names of otf2.RegionRole."""
-
 _RowKey = tuple[int, int]
 """(track, lane): a location."""
 
@@ -66,7 +60,12 @@ def write_otf2(
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir()
-        with otf2.writer.open(os.fspath(temporary), timer_resolution=_TICKS_PER_SECOND) as archive:
+        with otf2.writer.open(
+            os.fspath(temporary),
+            timer_resolution=_TICKS_PER_SECOND,
+            chunk_size_events=_CHUNK_BYTES,
+            chunk_size_definitions=_CHUNK_BYTES,
+        ) as archive:
             _Writer(otf2, archive, drawing).write(progress)
         temporary.rename(target)
     except OSError as error:
@@ -95,6 +94,19 @@ def _import_otf2() -> Any:
     return otf2
 
 
+class _Span(NamedTuple):
+    number: int
+    """Index into Timeline.spans."""
+    event: int
+    launch: int
+    start: int
+    end: int
+    """Where it is drawn to."""
+    payload: int
+    end_payload: int
+    is_open: bool
+
+
 class _Writer:
     """Locations are written one after the other; within one, time only rises."""
 
@@ -111,8 +123,7 @@ class _Writer:
         self._number = {row: number for number, row in enumerate(self._rows)}
         self._locations = self._define_locations()
         self._comm = self._define_comm()
-        self._regions: dict[tuple[EventClass, str], Any] = {}
-        self._attributes: dict[str, Any] = {}
+        self._events = SpanEvents(otf2, self._definitions, self._timeline)
         self._sent, self._received = _messages(drawing)
 
     def write(self, progress: Progress | None) -> None:
@@ -122,61 +133,59 @@ class _Writer:
             done += len(self._spans_of_row.get(row, ()))
             if progress is not None:
                 progress(done, len(self._timeline.spans))
+        self._events.close()
         for event_class in EventClass:
-            members = tuple(region for (kind, _), region in self._regions.items() if kind is event_class)
-            if members:
+            if members := self._events.regions(event_class):
                 self._definitions.group(event_class.value, group_type=self._otf2.GroupType.REGIONS, members=members)
 
     def _write_row(self, row: _RowKey, writer: Any) -> None:
         """Spans lie inside each other or follow each other: what ended is left before the next one is entered."""
-        timeline = self._timeline
-        starts = timeline.spans.start
-        steps = [(int(starts[span]), 0, span) for span in self._spans_of_row.get(row, ())]
-        steps += [(int(timeline.marks.time[mark]), 1, mark) for mark in self._marks_of_row.get(row, ())]
-        open_spans: list[int] = []
-        for time, is_mark, index in sorted(steps, key=lambda step: step[:2]):  # stable: the longer of two comes first
-            while open_spans and int(self._drawing.draw_end[open_spans[-1]]) <= time:
+        marks = self._timeline.marks
+        steps: list[tuple[int, int, _Span | int]] = [(span.start, 0, span) for span in self._columns(row)]
+        steps += [(int(marks.time[mark]), 1, mark) for mark in self._marks_of_row.get(row, ())]
+        open_spans: list[_Span] = []
+        for time, _, step in sorted(steps, key=lambda step: step[:2]):  # stable: the longer of two comes first
+            while open_spans and open_spans[-1].end <= time:
                 self._leave(open_spans.pop(), writer)
-            if is_mark:
-                self._write_mark(index, writer)
+            if isinstance(step, _Span):
+                self._enter(step, writer)
+                open_spans.append(step)
             else:
-                self._enter(index, writer)
-                open_spans.append(index)
+                self._write_mark(step, writer)
         while open_spans:
             self._leave(open_spans.pop(), writer)
 
-    def _enter(self, span: int, writer: Any) -> None:
-        spans = self._timeline.spans
-        event, launch, payload = int(spans.event[span]), int(spans.launch[span]), int(spans.begin_payload[span])
-        time = int(spans.start[span]) + self._time_shift
-        arguments = self._arguments(event, launch, payload, 0)
-        if spans.end[span] == OPEN_END:
-            arguments[self._attribute("open", is_text=False)] = 1
-        writer.enter(time, self._region(event, launch, payload), attributes=arguments)
-        for flow, wait, is_early in self._sent.get(span, ()):
+    def _columns(self, row: _RowKey) -> Iterator[_Span]:
+        index, spans = np.array(self._spans_of_row.get(row, ()), np.int64), self._timeline.spans
+        columns = (spans.event, spans.launch, spans.start, self._drawing.draw_end, spans.begin_payload)
+        is_open = spans.end[index] == OPEN_END
+        table = (index, *(column[index] for column in columns), spans.end_payload[index], is_open)
+        return map(_Span._make, zip(*(column.tolist() for column in table), strict=True))
+
+    def _enter(self, span: _Span, writer: Any) -> None:
+        time = span.start + self._time_shift
+        self._events.enter(writer, time, span.event, span.launch, span.payload, is_open=span.is_open)
+        for flow, wait, is_early in self._sent.get(span.number, ()):
             if is_early:
                 self._send(writer, time, flow, wait)
 
-    def _leave(self, span: int, writer: Any) -> None:
-        spans = self._timeline.spans
-        event, launch = int(spans.event[span]), int(spans.launch[span])
-        time = int(self._drawing.draw_end[span]) + self._time_shift
-        for flow, wait, is_early in self._sent.get(span, ()):
+    def _leave(self, span: _Span, writer: Any) -> None:
+        time = span.end + self._time_shift
+        for flow, wait, is_early in self._sent.get(span.number, ()):
             if not is_early:
                 self._send(writer, time, flow, wait)
-        for flow, signal in self._received.get(span, ()):
+        for flow, signal in self._received.get(span.number, ()):
             sender = self._number[self._row_of_span[signal]]
             writer.mpi_recv(time, sender=sender, communicator=self._comm, msg_tag=flow & _MAX_TAG, msg_length=0)
-        is_open = spans.end[span] == OPEN_END
-        arguments = {} if is_open else self._arguments(event, -1, int(spans.end_payload[span]), 1)
-        writer.leave(time, self._region(event, launch, int(spans.begin_payload[span])), attributes=arguments)
+        end_payload = None if span.is_open else span.end_payload
+        self._events.leave(writer, time, span.event, span.launch, span.payload, end_payload)
 
     def _write_mark(self, mark: int, writer: Any) -> None:
         marks = self._timeline.marks
-        event, launch, payload = int(marks.event[mark]), int(marks.launch[mark]), int(marks.payload[mark])
-        time, region = int(marks.time[mark]) + self._time_shift, self._region(event, launch, payload)
-        writer.enter(time, region, attributes=self._arguments(event, launch, payload, 0))
-        writer.leave(time, region)
+        time = int(marks.time[mark]) + self._time_shift
+        about = int(marks.event[mark]), int(marks.launch[mark]), int(marks.payload[mark])
+        self._events.enter(writer, time, *about)
+        self._events.leave(writer, time, *about)
 
     def _send(self, writer: Any, time: int, flow: int, wait: int) -> None:
         receiver = self._number[self._row_of_span[wait]]
@@ -209,42 +218,6 @@ class _Writer:
         self._definitions.group("locations", group_type=kinds.COMM_LOCATIONS, paradigm=paradigm, members=members)
         group = self._definitions.group("tracks", group_type=kinds.COMM_GROUP, paradigm=paradigm, members=members)
         return self._definitions.comm("flows", group=group)
-
-    def _region(self, event: int, launch: int, payload: int) -> Any:
-        about = self._timeline.events[event]
-        name = about.name
-        if about.event_class is EventClass.HOST:
-            name = self._timeline.host_names[payload] or "(no name)"
-        elif about.event_class is EventClass.LAUNCH and launch >= 0:
-            name = self._timeline.launches[launch].name
-        key = about.event_class, name
-        if key not in self._regions:
-            role = getattr(self._otf2.RegionRole, _ROLES[about.event_class])
-            self._regions[key] = self._definitions.region(name, region_role=role, paradigm=self._otf2.Paradigm.USER)
-        return self._regions[key]
-
-    def _arguments(self, event: int, launch: int, payload: int, which: int) -> dict[Any, Any]:
-        about = self._timeline.events[event]
-        if about.event_class is EventClass.HOST:
-            return {}
-        arguments: dict[Any, Any] = {}
-        fields = (about.begin_fields, about.end_fields)[which]
-        for entry, name in zip(fields, argument_names(about)[which], strict=True):
-            value = payload & (1 << entry.bits) - 1
-            sign = 1 << (entry.bits - 1) if entry.signed else 0
-            arguments[self._attribute(name, is_text=False)] = (value ^ sign) - sign
-            payload >>= entry.bits
-        if launch >= 0 and about.event_class is not EventClass.LAUNCH:
-            of = self._timeline.launches[launch]
-            arguments[self._attribute("launch", is_text=True)] = f"{of.name} #{of.sequence}"
-            arguments[self._attribute("epoch", is_text=False)] = of.epoch
-        return arguments
-
-    def _attribute(self, name: str, *, is_text: bool) -> Any:
-        if name not in self._attributes:
-            kind = self._otf2.Type.STRING if is_text else self._otf2.Type.INT64
-            self._attributes[name] = self._definitions.attribute(name, type=kind)
-        return self._attributes[name]
 
     def _rank(self, row: _RowKey) -> int:
         return self._timeline.tracks[row[0]].rank
