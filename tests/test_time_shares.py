@@ -45,6 +45,11 @@ def test_time_between_launches_belongs_to_no_warp():
     assert (found["total"], found["unrecorded"]) == ([20, 0], [0, 0])
 
 
+def test_spans_that_overlap_in_part_are_counted_once():
+    found = shares_of([(WARP, COPY, 0, 0, 2, 0, 0), (WARP, WAIT, 0, 1, 4, 0, 0)])
+    assert (found["work"], found["wait"], found["total"]) == ([1, 0], [3, 0], [4, 0])
+
+
 @settings(deadline=None)
 @given(timeline=timelines())
 def test_no_part_is_negative_and_all_make_the_whole(timeline):

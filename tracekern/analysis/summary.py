@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tracekern.timeline.intervals import Mask, outermost
-from tracekern.timeline.model import OPEN_END, EventClass, Timeline, TrackKind, unpack_field
+from tracekern.timeline.intervals import Mask, exposed
+from tracekern.timeline.model import OPEN_END, EventClass, Int64, Timeline, TrackKind, unpack_field
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,8 @@ def summarize(timeline: Timeline) -> Summary:
     closed = spans.end != OPEN_END
     last = max(spans.end.max(initial=0), spans.start.max(initial=0), timeline.marks.time.max(initial=0))
     first = min(spans.start.min(initial=last), timeline.marks.time.min(initial=last))
-    outer = outermost(timeline.spans, closed)
-    is_wait = _of_class(timeline, EventClass.WAIT) & closed
-    outer_wait = outermost(timeline.spans, is_wait)
+    covered = exposed(timeline.spans, closed)
+    waited = exposed(timeline.spans, _of_class(timeline, EventClass.WAIT) & closed)
     problems: dict[str, int] = {}
     for problem in timeline.problems:
         problems[problem.kind] = problems.get(problem.kind, 0) + problem.count
@@ -94,20 +93,19 @@ def summarize(timeline: Timeline) -> Summary:
         num_spans=len(spans),
         num_flows=len(timeline.flows),
         duration_ns=int(last - first),
-        ranks=tuple(_rank(timeline, rank.rank, outer, outer_wait) for rank in timeline.ranks),
+        ranks=tuple(_rank(timeline, rank.rank, covered, waited) for rank in timeline.ranks),
         problems=problems,
     )
 
 
-def _rank(timeline: Timeline, rank: int, outer: Mask, outer_wait: Mask) -> RankSummary:
+def _rank(timeline: Timeline, rank: int, covered: Int64, waited: Int64) -> RankSummary:
     about = next(entry for entry in timeline.ranks if entry.rank == rank)
     kinds = [track.kind for track in timeline.tracks if track.rank == rank]
     launches = [launch for launch in timeline.launches if launch.rank == rank]
     of_rank = timeline.track_ranks() == rank
     is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks], bool)
     on_device = (of_rank & is_device)[timeline.spans.track]
-    duration = timeline.spans.end - timeline.spans.start
-    busy = int(duration[on_device & outer].sum())
+    busy = int(covered[on_device].sum())
     lost = sum(launch.records_lost for launch in launches)
     return RankSummary(
         rank=rank,
@@ -124,7 +122,7 @@ def _rank(timeline: Timeline, rank: int, outer: Mask, outer_wait: Mask) -> RankS
         records_lost=lost,
         records_per_track=max((launch.records_per_track for launch in launches), default=0),
         records_needed=max((launch.records_needed for launch in launches), default=0) if lost else 0,
-        wait_share=int(duration[on_device & outer_wait].sum()) / busy if busy else float("nan"),
+        wait_share=int(waited[on_device].sum()) / busy if busy else float("nan"),
         clock_method=about.clock.method if about.clock else "none",
         clock_hard_ns=about.clock.hard_ns if about.clock else float("nan"),
         clock_round_trip_ns=about.clock.round_trip_ns if about.clock else None,

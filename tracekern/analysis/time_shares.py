@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.timeline.intervals import Mask, outermost
+from tracekern.timeline.intervals import exposed
 from tracekern.timeline.model import OPEN_END, EventClass, Int32, Int64, Spans, Timeline, TrackKind
 
 
@@ -40,16 +40,12 @@ def share_time(timeline: Timeline) -> TimeShares:
     closed = np.asarray((spans.end != OPEN_END) & is_device[spans.track], bool)
     class_idx = [_STALLS.index(event.event_class) if event.event_class in _STALLS else -1 for event in timeline.events]
     stall = np.array(class_idx, np.int64)[spans.event]
-    duration = spans.end - spans.start
     rank_of_span = timeline.track_ranks()[spans.track]
     ranks = tuple(rank.rank for rank in timeline.ranks)
 
-    def per_rank(chosen: Mask) -> Int64:
-        return _sum_per_rank(ranks, rank_of_span[chosen], duration[chosen])
-
-    outer = outermost(spans, closed & (stall >= 0))
-    wait, signal, sync = (per_rank(outer & (stall == idx)) for idx in range(len(_STALLS)))
-    covered = per_rank(outermost(spans, closed))
+    stalled = exposed(spans, closed & (stall >= 0))
+    wait, signal, sync = (_sum_per_rank(ranks, rank_of_span, stalled * (stall == idx)) for idx in range(len(_STALLS)))
+    covered = _sum_per_rank(ranks, rank_of_span, exposed(spans, closed))
     lifetime = _lifetimes(timeline.spans.take(closed), rank_of_span[closed], ranks)
     return TimeShares(ranks, covered - wait - signal - sync, wait, signal, sync, lifetime - covered)
 

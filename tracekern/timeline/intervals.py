@@ -10,14 +10,16 @@ from tracekern.timeline.model import Int32, Int64, Spans
 Mask = npt.NDArray[np.bool_]
 
 
-def outermost(spans: Spans, chosen: Mask) -> Mask:
-    """[num_spans] the spans of the mask `chosen` that lie in no other chosen span of their track."""
+def exposed(spans: Spans, chosen: Mask) -> Int64:
+    """[num_spans] ns of each span of the mask `chosen` in which no chosen span of its track is open that opened
+    earlier; 0 for all others. The sum is the length of their union."""
     which = np.flatnonzero(chosen)
-    result = np.zeros(len(chosen), bool)
+    result = np.zeros(len(chosen), np.int64)
     if len(which):
         shift = _one_line(spans.track[which], spans.start[which], spans.end[which])
-        reach = np.maximum.accumulate(spans.end[which] + shift)
-        result[which] = np.append(True, (spans.start[which] + shift)[1:] >= reach[:-1])
+        start, end = spans.start[which] + shift, spans.end[which] + shift
+        reach = np.append(start[0], np.maximum.accumulate(end)[:-1])
+        result[which] = np.maximum(end - np.maximum(start, reach), 0)
     return result
 
 
