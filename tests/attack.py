@@ -15,6 +15,7 @@ NUMBERS = ("fp32", "fp16", "bf16")
 
 DELAYS = ("-DTK_RANDOM_DELAYS", "-DTK_POISON_CONSUMED")
 PLANTED = ("-DTK_PLANTED_FAULTS", *DELAYS)
+SLOW = ("-O1", *PLANTED)
 TSAN = ("-O1", "-g1", "-fsanitize=thread", *PLANTED)
 RACE_EXIT = 66
 

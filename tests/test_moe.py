@@ -82,18 +82,22 @@ def shapes(draw) -> MoeShape:
     )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    shape=shapes(),
-    grid=st.tuples(st.integers(1, 5), st.integers(1, 4)),
-    partitions=st.integers(1, 5),
-    seed=st.integers(0, 2**31),
-    routing=st.sampled_from(ROUTINGS),
-    uneven=st.booleans(),
-)
-def test_all_variants_give_the_bits_of_reference(pools, shape, grid, partitions, seed, routing, uneven):
-    answers = pools(shape.num_ranks).call(wrong_variants, shape, grid, partitions, seed, routing, uneven)
-    assert answers == [[]] * shape.num_ranks
+@pytest.mark.parametrize("num_shapes", [60, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])])
+def test_all_variants_give_the_bits_of_reference(pools, num_shapes):
+    @settings(max_examples=num_shapes, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(
+        shape=shapes(),
+        grid=st.tuples(st.integers(1, 5), st.integers(1, 4)),
+        partitions=st.integers(1, 5),
+        seed=st.integers(0, 2**31),
+        routing=st.sampled_from(ROUTINGS),
+        uneven=st.booleans(),
+    )
+    def no_variant_is_wrong(shape, grid, partitions, seed, routing, uneven):
+        answers = pools(shape.num_ranks).call(wrong_variants, shape, grid, partitions, seed, routing, uneven)
+        assert answers == [[]] * shape.num_ranks
+
+    no_variant_is_wrong()
 
 
 def run_back_to_back(group: Group, shape: MoeShape, variant: str, iterations: int) -> int:
@@ -112,9 +116,10 @@ def run_back_to_back(group: Group, shape: MoeShape, variant: str, iterations: in
 
 
 @pytest.mark.parametrize("variant", list(STAGES))
-def test_a_thousand_calls_back_to_back(pools, variant):
+@pytest.mark.parametrize("num_calls", [200, pytest.param(1000, marks=pytest.mark.soak)])
+def test_calls_back_to_back(pools, variant, num_calls):
     shape = MoeShape(num_ranks=8, max_tokens=4, num_experts=16, topk=2, hidden=40, dtype="bf16")
-    assert pools(8).call(run_back_to_back, shape, variant, 1000) == [0] * 8
+    assert pools(8).call(run_back_to_back, shape, variant, num_calls) == [0] * 8
 
 
 def refuse(group: Group, what: str) -> str:

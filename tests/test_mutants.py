@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from attack import (
     DELAYS,
-    PLANTED,
     RACE_EXIT,
     RIGHT,
+    SLOW,
     TIMED_OUT,
     TSAN,
     WRONG_RESULT,
@@ -27,7 +27,8 @@ from attack import (
 from toolchains import CSRC, GXX, ROOT, compile_cached, program
 
 NOTICED = (RACE_EXIT, WRONG_RESULT)
-SEEDS = (1, 2, 3)
+SEEDS = range(1, 9)
+"""Load hides a missing release from the race detector now and then; the first seed that shows it ends the test."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ ATTACKS = {
         sites("rank", *FLAGGED) + sites("results", *FLAGGED) + sites("grid", "release", "acquire", "acknowledgement"),
     ),
     "counts": Attack("p2p_stress", pipeline("balanced", BUSY), sites("counts", *RELAXED), TSAN, WITH_TIME_OUT),
-    "ack": Attack("p2p_stress", EMPTY, sites("ack", *RELAXED), ("-O1", *PLANTED), WITH_TIME_OUT),
+    "ack": Attack("p2p_stress", EMPTY, sites("ack", *RELAXED), SLOW, WITH_TIME_OUT),
     "dedup": Attack(
         "p2p_stress",
         pipeline("dedup", BUSY),
@@ -87,9 +88,7 @@ ATTACKS = {
         noticed=WITH_TIME_OUT,
     ),
     "dedup_counts": Attack("p2p_stress", pipeline("reduce", BUSY), sites("counts", *RELAXED), TSAN, WITH_TIME_OUT),
-    "dedup_ack": Attack(
-        "p2p_stress", ("pipelined", *EMPTY[1:]), sites("ack", *RELAXED), ("-O1", *PLANTED), WITH_TIME_OUT
-    ),
+    "dedup_ack": Attack("p2p_stress", ("pipelined", *EMPTY[1:]), sites("ack", *RELAXED), SLOW, WITH_TIME_OUT),
     "barrier": Attack("barriers", ("rank", "threads", "3", "1", "1", "200"), sites("barrier", *FLAGGED)),
     "grid": Attack(
         "barriers", ("grid", "threads", "1", "3", "2", "100"), sites("grid", "release", "acquire", "acknowledgement")

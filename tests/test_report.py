@@ -19,7 +19,6 @@ from tracekern.viewers.report.headlines import headlines, steadiness
 from tracekern.viewers.report.report_page import report_page
 
 TRACES = Path(__file__).parent.parent / "traces"
-WIDTHS = [1280, 390]
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +55,7 @@ def look_at(page) -> list[dict]:
     return page.evaluate(f"() => {FIGURES}")
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("color_scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "color_scheme"), [(1280, "light"), (390, "dark")])
 def test_the_page_works_in_a_browser_without_a_network(findings, tmp_path, browser, width, color_scheme):
     path = page_of(findings, tmp_path / "report.html")
     with browser.tab(width, color_scheme=color_scheme) as tab:

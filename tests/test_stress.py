@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from attack import DELAYS, NUMBERS, VARIANTS, Shape, assert_right, stress
+from attack import NUMBERS, SLOW, VARIANTS, Shape, assert_right, stress
 
 POISON = ("-O2", "-DTK_POISON_CONSUMED")
-SLOW = ("-O1", *DELAYS)
 
 LAYOUTS = [(1, 1, 1), (1, 5, 3), (2, 1, 1), (2, 8, 1), (3, 2, 4), (5, 1, 7), (8, 8, 4)]
 """ranks, blocks, warps"""

@@ -8,12 +8,9 @@ from pathlib import Path
 import pytest
 from elf import functions, read_sections
 from strip_tracing import copy_stripped, stripped
-from toolchains import CSRC, GXX, NVCC, ROOT, compile_cached, compiler_output, hip_command
+from toolchains import CSRC, GXX, ROOT, compile_cached, compile_sm_90, compiler_output, hip_command
 
 SOURCES = [str(path.relative_to(CSRC)) for path in sorted(CSRC.rglob("kernels.cu"))]
-# The stripped source leaves values unused that only a record carried.
-NVCC_STRIPPED = tuple(word for word in NVCC if word not in ("-Werror", "all-warnings"))
-CUBIN = ("-cubin", "-Xptxas", "-v")
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +48,9 @@ def cuda_kernels(cubin: Path) -> dict[str, object]:
 @pytest.mark.compilers
 @pytest.mark.parametrize("source", SOURCES)
 def test_sm_90(never_traced, source):
-    ours = compile_cached((*NVCC, *CUBIN), CSRC / source, ".cubin")
-    never = compile_cached((*NVCC_STRIPPED, *CUBIN), never_traced / source, ".cubin", never_traced)
+    _, ours = compile_sm_90(CSRC / source)
+    # The stripped source leaves values unused that only a record carried.
+    _, never = compile_sm_90(never_traced / source, include=never_traced, strict=False)
     assert_same(cuda_kernels(ours), cuda_kernels(never))
 
 

@@ -23,7 +23,7 @@ CSRC = ROOT / "csrc"
 CACHE = ROOT / "build" / "tests"
 
 GXX = ("g++", "-std=c++20", "-ffp-contract=off", "-pthread", "-Wall", "-Wextra", "-Werror")
-# One number type stands for all in kernels.cu, unless `make soak` wants them all.
+# One number type stands for all in kernels.cu, and no ring, unless `make soak` wants them all.
 SAMPLE = () if os.environ.get("TRACEKERN_ALL_KERNELS") else ("-DTK_SAMPLE",)
 NVCC = ("nvcc", "-arch=sm_90", "-std=c++20", "-Werror", "all-warnings", *SAMPLE)
 AMD_TARGETS = ("gfx942", "gfx90a")
@@ -100,6 +100,13 @@ def compile_cached(command: tuple[str, ...], source: Path, suffix: str, include:
 def compiler_output(result: Path) -> Path:
     """Where compile_cached() kept the compiler's messages."""
     return result.with_suffix(".log")
+
+
+def compile_sm_90(source: Path, *, include: Path = CSRC, strict: bool = True) -> tuple[Path, Path]:
+    """PTX, and the cubin made of it; what ptxas says of registers and stack stands next to the cubin."""
+    command = NVCC if strict else tuple(word for word in NVCC if word not in ("-Werror", "all-warnings"))
+    ptx = compile_cached((*command, "-ptx"), source, ".ptx", include)
+    return ptx, compile_cached(("nvcc", "-arch=sm_90", "-cubin", "-Xptxas", "-v"), ptx, ".cubin")
 
 
 def program(name: str, *flags: str) -> Path:

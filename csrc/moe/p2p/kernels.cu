@@ -10,29 +10,25 @@ using RecorderOff = Recorder<false>;
 using RecorderWide = Recorder<true, RecordFormat::wide>;
 using RecorderRing = Recorder<true, RecordFormat::ring>;
 
-#define TK_P2P_KERNEL(name, call)                                                                    \
-    TK_KERNEL_512 name##_off(const P2PArgs args, const LaunchSize size, RecorderOff::Args trace) {   \
-        Warp warp(size);                                                                             \
-        call, RecorderOff > (warp, args, trace);                                                     \
-    }                                                                                                \
-    TK_KERNEL_512 name##_wide(const P2PArgs args, const LaunchSize size, RecorderWide::Args trace) { \
-        Warp warp(size);                                                                             \
-        call, RecorderWide > (warp, args, trace);                                                    \
-    }                                                                                                \
-    TK_KERNEL_512 name##_ring(const P2PArgs args, const LaunchSize size, RecorderRing::Args trace) { \
-        Warp warp(size);                                                                             \
-        call, RecorderRing > (warp, args, trace);                                                    \
-    }
-
-// A comma inside a macro argument would end it.
-#define TK_COMMA ,
-
-// With TK_SAMPLE one number type stands for all: for tests that compile often.
+// With TK_SAMPLE one number type stands for all, and nothing for the ring: for tests that compile often.
 #ifdef TK_SAMPLE
     #define TK_UNLESS_SAMPLE(...)
 #else
     #define TK_UNLESS_SAMPLE(...) __VA_ARGS__
 #endif
+
+#define TK_P2P_BODY(name, Rec, ...)                                                  \
+    TK_KERNEL_512 name(const P2PArgs args, const LaunchSize size, Rec::Args trace) { \
+        Warp warp(size);                                                             \
+        __VA_ARGS__, Rec > (warp, args, trace);                                      \
+    }
+#define TK_P2P_KERNEL(name, call)                \
+    TK_P2P_BODY(name##_off, RecorderOff, call)   \
+    TK_P2P_BODY(name##_wide, RecorderWide, call) \
+    TK_UNLESS_SAMPLE(TK_P2P_BODY(name##_ring, RecorderRing, call))
+
+// A comma inside a macro argument would end it.
+#define TK_COMMA ,
 
 #define TK_P2P_NUMBER(X, variant, suffix, T)                                                \
     X(p2p_combine_send_##variant##_##suffix, combine_send < T TK_COMMA P2PVariant::variant) \
@@ -74,7 +70,7 @@ TK_P2P_KERNELS(TK_P2P_KERNEL)
     #define TK_TABLE_ROW(name, call)                                     \
         {#name "_off", reinterpret_cast<const void*>(name##_off)},       \
             {#name "_wide", reinterpret_cast<const void*>(name##_wide)}, \
-            {#name "_ring", reinterpret_cast<const void*>(name##_ring)},
+            TK_UNLESS_SAMPLE({#name "_ring", reinterpret_cast<const void*>(name##_ring)}, )
 
 const std::unordered_map<std::string, const void*>& tracekern::p2p_kernels() {
     static const std::unordered_map<std::string, const void*> kernels = {TK_P2P_KERNELS(TK_TABLE_ROW)};
