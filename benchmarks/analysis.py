@@ -4,10 +4,11 @@
     python benchmarks/analysis.py --sizes 1 --rounds 1      # a quick look
 
 Synthetic Timelines (analysis_timeline.py) of 1, 2, 5 and 10 M spans: 27 % of the spans are waits for messages, 3 % for
-a block. Every size runs in a process of its own. The analysis runs on one thread: judged are CPU seconds of the fastest
-round, because other work on the machine touches wall seconds far more; both are written. Memory is the peak of the
-process while a question is answered, less what it held before: the Timeline, its waits and its event graph. These two
-are questions of their own; the others are given them. Exits with 1 when a bound is missed.
+a block. Every size runs in a process of its own. Each question alone runs on one thread: judged are CPU seconds of the
+fastest round, one question after the other, because other work on the machine touches wall seconds far more; both are
+written. Memory is the peak of the process while a question is answered, less what it held before: the Timeline, its
+waits and its event graph. These two are questions of their own; the others are given them. The last line is everything
+at once, by the clock. Exits with 1 when a bound is missed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import argparse
 import gc
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -28,6 +28,8 @@ from harness import Table, write_results
 
 Measured = dict[str, Any]
 
+REPORT = "all of a report"
+"""Every question in one go, as `tracekern report` asks them: two threads."""
 MAX_SECONDS = 10.0
 """All questions together, at the largest size."""
 MAX_GROWTH = 1.5
@@ -65,8 +67,13 @@ def measure(num_spans: int, rounds: int) -> Measured:
     from tracekern.analysis.balance import analyze_balance
     from tracekern.analysis.causes import analyze_causes
     from tracekern.analysis.critical_path import critical_path
+    from tracekern.analysis.doubt import blame_ranks
     from tracekern.analysis.event_graph import build_graph
+    from tracekern.analysis.findings import find
+    from tracekern.analysis.imbalance import work_imbalance
     from tracekern.analysis.matrix import find_abnormal, wait_matrix
+    from tracekern.analysis.summary import summarize
+    from tracekern.analysis.time_shares import share_time
     from tracekern.analysis.wait_statistics import wait_statistics
     from tracekern.analysis.waits import analyze_waits
 
@@ -81,6 +88,11 @@ def measure(num_spans: int, rounds: int) -> Measured:
         "causes": lambda: analyze_causes(timeline, waits, graph),
         "critical path": lambda: critical_path(timeline, waits, graph),
         "balance": lambda: analyze_balance(timeline, activity=graph.activity),
+        "blame": lambda: blame_ranks(timeline, waits),
+        "time shares": lambda: share_time(timeline),
+        "imbalance": lambda: work_imbalance(timeline),
+        "summary": lambda: summarize(timeline),
+        REPORT: lambda: find(timeline),
     }
     runs = [{name: timed(work) for name, work in questions.items()} for _ in range(rounds)]
     return {
@@ -116,8 +128,9 @@ def seconds(size: Measured, name: str) -> float:
     return float(min(size["questions"][name]["cpu_s"]))
 
 
-def wall_seconds(size: Measured) -> float:
-    return sum(statistics.median(question["wall_s"]) for question in size["questions"].values())
+def report_seconds(size: Measured) -> float:
+    """By the clock; the fastest round."""
+    return float(min(size["questions"][REPORT]["wall_s"]))
 
 
 def most_bytes(size: Measured) -> int:
@@ -126,14 +139,14 @@ def most_bytes(size: Measured) -> int:
 
 
 def total_seconds(size: Measured) -> float:
-    return sum(seconds(size, name) for name in size["questions"])
+    return sum(seconds(size, name) for name in size["questions"] if name != REPORT)
 
 
 def judge(sizes: list[Measured]) -> list[Measured]:
     last, first = sizes[-1], sizes[0]
     growth = (total_seconds(last) / last["spans"]) / (total_seconds(first) / first["spans"])
     rows = [
-        (f"all questions, {last['spans'] / 1e6:.0f} M spans, s", total_seconds(last), MAX_SECONDS),
+        (f"all questions, {last['spans'] / 1e6:.0f} M spans, CPU s", total_seconds(last), MAX_SECONDS),
         ("seconds a span, largest / smallest size", growth, MAX_GROWTH),
     ]
     return [{"what": what, "measured": value, "bound": bound, "met": value <= bound} for what, value, bound in rows]
@@ -142,9 +155,10 @@ def judge(sizes: list[Measured]) -> list[Measured]:
 def print_tables(sizes: list[Measured], verdicts: list[Measured]) -> None:
     table = Table("CPU seconds, fastest round", ["question", *(f"{size['spans'] / 1e6:.1f} M" for size in sizes)])
     for name in sizes[0]["questions"]:
-        table.add(name, *(f"{seconds(size, name):.2f}" for size in sizes))
-    table.add("all", *(f"{total_seconds(size):.2f}" for size in sizes))
-    table.add("all, wall, median", *(f"{wall_seconds(size):.2f}" for size in sizes))
+        if name != REPORT:
+            table.add(name, *(f"{seconds(size, name):.2f}" for size in sizes))
+    table.add("one after the other", *(f"{total_seconds(size):.2f}" for size in sizes))
+    table.add(f"{REPORT}, by the clock", *(f"{report_seconds(size):.2f}" for size in sizes))
     table.print()
     table = Table(
         "peak memory beyond the Timeline, MB", ["question", *(f"{size['spans'] / 1e6:.1f} M" for size in sizes)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -120,3 +121,12 @@ def test_an_empty_timeline_has_a_summary_that_json_takes(timeline):
     summary = summarize(empty)
     assert (summary.num_spans, summary.duration_ns) == (0, 0)
     assert json.loads(json.dumps(summary.as_dict(), allow_nan=False))["ranks"][0]["wait_share"] is None
+
+
+def test_clocks_that_are_years_apart_change_no_share_of_waiting(timeline: Timeline):
+    apart = np.where(timeline.track_ranks()[timeline.spans.track] == 1, 4 * 10**18, 0)
+    end = np.where(timeline.spans.end == OPEN_END, OPEN_END, timeline.spans.end + apart)
+    spans = dataclasses.replace(timeline.spans, start=timeline.spans.start + apart, end=end)
+    shares = [[rank.wait_share for rank in summarize(one).ranks] for one in (timeline, timeline.replace(spans=spans))]
+    assert shares[0] == shares[1]
+    assert 0 < min(shares[0]) <= max(shares[0]) <= 1

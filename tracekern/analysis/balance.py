@@ -201,13 +201,17 @@ def _links(
     for event in events:
         if event.sends or (event.is_signal and event.has("peer")):
             peer = event.field(timeline, "peer")
-            away = peer != event.rank
-            row = event.row[away]
-            parts.append((event.rank[away], peer[away].astype(np.int32), row, np.full(len(row), event.sends)))
-    source, destination, row, is_token = join_columns(parts, 4)
-    groups = group_rows(len(source), source, destination)
-    busy = union_ns(timeline.spans, row, groups.group, len(groups))
-    table = zip(*(column.tolist() for column in (*groups.columns, groups.sum(is_token), busy)), strict=True)
+            away = np.flatnonzero(peer != event.rank)
+            pairs = group_rows(len(away), event.rank[away], peer[away])
+            tokens = pairs.count() if event.sends else np.zeros(len(pairs), np.int64)
+            parts.append((event.row[away], pairs, tokens))
+    source, destination, tokens = join_columns(((*pairs.columns, tokens) for _, pairs, tokens in parts), 3)
+    every = group_rows(len(source), source, destination)
+    first = np.cumsum([0, *(len(pairs) for _, pairs, _ in parts)])
+    numbered = zip(first[:-1].tolist(), parts, strict=True)
+    row, owner = join_columns(((row, every.group[start + pairs.group]) for start, (row, pairs, _) in numbered), 2)
+    busy = union_ns(timeline.spans, row, owner, len(every))
+    table = zip(*(column.tolist() for column in (*every.columns, every.sum(tokens), busy)), strict=True)
     links = []
     for source_rank, peer_rank, num_tokens, ns in table:
         size = num_tokens * token_bytes if token_bytes is not None else None

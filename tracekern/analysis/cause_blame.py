@@ -8,7 +8,7 @@ from tracekern.analysis.cause_chains import Target, targets_of_phases
 from tracekern.analysis.cause_order import Edges
 from tracekern.analysis.cause_shares import Float, Shares
 from tracekern.analysis.cause_solve import solve_costs
-from tracekern.analysis.doubt import Blame, Bound, Interval, clock_doubt, late_charges
+from tracekern.analysis.doubt import Blame, Bound, Interval, late_charges, may_be_late
 from tracekern.analysis.event_graph import EventGraph
 from tracekern.analysis.waits import Waits
 from tracekern.timeline.model import Int64, Timeline
@@ -22,7 +22,7 @@ def blame_causes(
     The limits are those of the lateness, passed on by the shares as they are. Where more waits may have been late, or a
     barrier may have waited for another rank, that adds to the upper limit of the rank waited for.
     """
-    near = np.flatnonzero((waits.late_ns > 0) | (waits.slack_ns <= 2 * clock_doubt(timeline, Bound.PROVEN).max()))
+    near = np.flatnonzero(may_be_late(timeline, waits))
     maybe_late, split = waits.take(near), np.searchsorted(near, edges.wait[shares.edge])
     limits, direct = [], []
     for bound in (Bound.LIKELY, Bound.PROVEN):

@@ -57,11 +57,11 @@ def find_edges(timeline: Timeline, graph: EventGraph, waits: Waits, chosen: Mask
     waiter = graph.run_of_spans(timeline, waits.row[wait])
     source = graph.run_of_spans(timeline, releaser[wait])
     known = (waiter >= 0) & (source >= 0) & (waiter != source)
-    wait = wait[known]
-    begin = timeline.spans.start[waits.row[wait]]
-    return Edges(
-        wait, waiter[known], source[known], begin, begin + waits.late_ns[wait], timeline.spans.end[waits.row[wait]]
-    )
+    if not known.all():
+        wait, waiter, source = wait[known], waiter[known], source[known]
+    row = waits.row[wait]
+    begin = timeline.spans.start[row]
+    return Edges(wait, waiter, source, begin, begin + waits.late_ns[wait], timeline.spans.end[row])
 
 
 def last_ordered(timeline: Timeline, graph: EventGraph, waits: Waits, edges: Edges, which: Int64) -> Int64:

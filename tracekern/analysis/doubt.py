@@ -98,6 +98,12 @@ def pair_doubt(timeline: Timeline, one: Int32, other: Int32, bound: Bound) -> In
     return np.where((one == other) | (one < 0) | (other < 0), 0, np.minimum(doubt[one] + doubt[other], _UNKNOWN))
 
 
+def may_be_late(timeline: Timeline, waits: Waits) -> Mask:
+    """[n] False for waits whose signal had come so long before that no doubt about the clocks makes it late."""
+    largest_doubt = 2 * clock_doubt(timeline, Bound.PROVEN).max()
+    return np.asarray((waits.late_ns > 0) | (waits.slack_ns <= largest_doubt), bool)
+
+
 def late_limits(timeline: Timeline, waits: Waits, bound: Bound) -> tuple[Int64, Int64]:
     """([n] lowest, [n] highest) late_ns of each wait.
 
@@ -150,8 +156,9 @@ def blame_ranks(timeline: Timeline, waits: Waits, among: Mask | None = None) -> 
     among: [len(waits)] the waits to look at, for example those of one phase; all of them without.
     """
     nothing = (0, Interval(0, 0))
-    chosen = np.ones(len(waits), bool) if among is None else among
-    likely, proven = (_blame(timeline, waits, chosen, bound) for bound in (Bound.LIKELY, Bound.PROVEN))
+    chosen = may_be_late(timeline, waits)
+    some = waits.take(np.flatnonzero(chosen if among is None else chosen & among))
+    likely, proven = (_blame(timeline, some, bound) for bound in (Bound.LIKELY, Bound.PROVEN))
     blames = [
         Blame(rank.rank, *likely.get(rank.rank, nothing), proven.get(rank.rank, nothing)[1]) for rank in timeline.ranks
     ]
@@ -185,10 +192,10 @@ class _Arrivals:
         return cls(wait, rank, behind, pair_doubt(timeline, waits.rank[wait], rank, bound))
 
 
-def _blame(timeline: Timeline, waits: Waits, chosen: Mask, bound: Bound) -> dict[int, tuple[int, Interval]]:
+def _blame(timeline: Timeline, waits: Waits, bound: Bound) -> dict[int, tuple[int, Interval]]:
     """Rank -> (late ns, limits)"""
     charges = late_charges(timeline, waits, bound)
-    others = np.flatnonzero((charges.rank != waits.rank[charges.wait]) & chosen[charges.wait])
+    others = np.flatnonzero(charges.rank != waits.rank[charges.wait])
     groups = group_rows(len(others), charges.rank[others])
     columns = [groups.sum(values[others]).tolist() for values in (charges.late_ns, charges.lo_ns, charges.hi_ns)]
     return {

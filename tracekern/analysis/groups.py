@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 Int64 = npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
 
 _DENSE_CELLS = 1 << 22
-_CELLS_A_ROW = 12
-"""Up to so many, a table of all cells is faster than a sort of the rows."""
 _MAX_CODE = 1 << 62
 
 
@@ -69,26 +68,37 @@ def _group(columns: Sequence[npt.NDArray[Any]]) -> tuple[Int64, tuple[Int64, ...
     num_cells = math.prod(widths)
     if num_cells >= _MAX_CODE:
         return _group_wide(columns)
-    code = columns[0].astype(np.int64)
-    code -= lows[0]
-    for column, low, width in zip(columns[1:], lows[1:], widths[1:], strict=True):
+    code = np.zeros(len(columns[0]), np.int32 if num_cells <= np.iinfo(np.int32).max else np.int64)
+    for column, low, width in zip(columns, lows, widths, strict=True):
         code *= width
-        code += column
-        code -= low
-    if num_cells <= max(_DENSE_CELLS, _CELLS_A_ROW * len(code)):
-        occurs = np.zeros(num_cells, bool)
-        occurs[code] = True
-        present = np.flatnonzero(occurs)
-        number = np.empty(num_cells, np.int64)  # of those that occur: the rest is never touched
-        number[present] = np.arange(len(present))
-        group = number[code]
-    else:
-        present, group = np.unique(code, return_inverse=True)
+        np.add(code, column - low, out=code, casting="unsafe")  # what is added is below the width
+    present, group = _number_few(code, num_cells) if num_cells <= _DENSE_CELLS else _number_many(code, num_cells)
     keys = []
     for low, width in zip(reversed(lows), reversed(widths), strict=True):
         present, digit = np.divmod(present, width)
         keys.append(digit + low)
     return group, tuple(reversed(keys))
+
+
+def _number_few(code: Int64 | Int32, num_cells: int) -> tuple[Int64, Int64]:
+    """(the codes that occur, ascending; [n] number of each row's code among them) by a table of all cells."""
+    occurs = np.zeros(num_cells, bool)
+    occurs[code] = True
+    present = np.flatnonzero(occurs)
+    number = np.empty(num_cells, np.int64)  # of those that occur: the rest is never touched
+    number[present] = np.arange(len(present))
+    return present, number[code]
+
+
+def _number_many(code: Int64 | Int32, num_cells: int) -> tuple[Int64, Int64]:
+    """The same by a sort, 16 bits at a time: that takes linear time."""
+    digits = [(code >> shift).astype(np.uint16) for shift in range(0, num_cells.bit_length(), 16)]
+    order = np.lexsort(digits)
+    is_new = np.ones(len(code), bool)
+    is_new[1:] = code[order[1:]] != code[order[:-1]]
+    group = np.empty(len(code), np.int64)
+    group[order] = np.cumsum(is_new) - 1
+    return code[order[is_new]].astype(np.int64), group
 
 
 def _group_wide(columns: Sequence[npt.NDArray[Any]]) -> tuple[Int64, tuple[Int64, ...]]:

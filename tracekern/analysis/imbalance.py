@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekern.analysis.groups import group_rows
-from tracekern.analysis.wait_edges import of_events
-from tracekern.analysis.waits import Phase, number_phases
-from tracekern.timeline.model import OPEN_END, EventClass, Int64, Timeline
+from tracekern.analysis.track_parts import parts_by_track
+from tracekern.analysis.waits import Phase, PhaseNumbers
+from tracekern.timeline.model import OPEN_END, EventClass, Int64, Spans, Timeline
 
 
 @dataclass(frozen=True)
@@ -29,28 +29,31 @@ class Imbalance:
 
 def work_imbalance(timeline: Timeline) -> tuple[Imbalance, ...]:
     """One row for each phase of work, largest imbalance first."""
-    spans = timeline.spans
-    closed = spans.end != OPEN_END
-    is_wait = of_events(timeline, [event.event_class is EventClass.WAIT for event in timeline.events]) & closed
-    is_work = of_events(timeline, [event.event_class is EventClass.WORK for event in timeline.events]) & closed
-    row = np.flatnonzero(is_work)
-    phase, phases = number_phases(timeline, row)
-    groups = group_rows(len(row), phase, timeline.track_ranks()[spans.track[row]])
-    sums = groups.sum(spans.end[row] - spans.start[row] - _waits_inside(timeline, row, np.flatnonzero(is_wait)))
-    busy: list[dict[int, int]] = [{rank.rank: 0 for rank in timeline.ranks} for _ in phases]
-    for number, rank, ns in zip(*(column.tolist() for column in (*groups.columns, sums)), strict=True):
-        busy[number][rank] = ns
+    phases, rank_of_track = PhaseNumbers(timeline), timeline.track_ranks()
+    is_wait, is_work = (
+        np.array([event.event_class is wanted for event in timeline.events], bool)
+        for wanted in (EventClass.WAIT, EventClass.WORK)
+    )
+    busy: dict[Phase, dict[int, int]] = {}
+    for _, spans in parts_by_track(timeline.spans):
+        closed = spans.end != OPEN_END
+        row, waits = (np.flatnonzero(closed & of_event[spans.event]) for of_event in (is_work, is_wait))
+        groups = group_rows(len(row), phases.of(spans, row), rank_of_track[spans.track[row]])
+        sums = groups.sum(spans.end[row] - spans.start[row] - _waits_inside(spans, row, waits))
+        for number, rank, ns in zip(*(column.tolist() for column in (*groups.columns, sums)), strict=True):
+            of_rank = busy.setdefault(phases[number], {})
+            of_rank[rank] = of_rank.get(rank, 0) + ns
     found = []
-    for about, of_rank in zip(phases, busy, strict=True):
+    for about in sorted(busy):
+        of_rank = {rank.rank: busy[about].get(rank.rank, 0) for rank in timeline.ranks}
         busiest = max(of_rank, key=lambda rank: (of_rank[rank], -rank))
         mean = sum(of_rank.values()) / len(of_rank)
         found.append(Imbalance(about, busiest, of_rank[busiest], mean, of_rank))
     return tuple(sorted(found, key=lambda one: -one.imbalance_ns))
 
 
-def _waits_inside(timeline: Timeline, row: Int64, waits: Int64) -> Int64:
+def _waits_inside(spans: Spans, row: Int64, waits: Int64) -> Int64:
     """[n] ns of the spans `waits` that begin inside the span `row` of the same track, and do not enclose it."""
-    spans = timeline.spans
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(spans.end[waits] - spans.start[waits])])
     # One number line for all tracks: spans are sorted by track and start.
     origin = spans.start.min(initial=0)

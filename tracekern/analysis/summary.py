@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tracekern.timeline.intervals import Mask, exposed
-from tracekern.timeline.model import OPEN_END, EventClass, Int64, Timeline, TrackKind, unpack_field
+from tracekern.analysis.span_counts import SpanCounts
+from tracekern.timeline.model import Timeline, TrackKind, unpack_field
 
 
 @dataclass(frozen=True)
@@ -79,33 +79,29 @@ class Summary:
 def summarize(timeline: Timeline) -> Summary:
     """Numbers of a Timeline in ns."""
     spans = timeline.spans
-    closed = spans.end != OPEN_END
     last = max(spans.end.max(initial=0), spans.start.max(initial=0), timeline.marks.time.max(initial=0))
     first = min(spans.start.min(initial=last), timeline.marks.time.min(initial=last))
-    covered = exposed(timeline.spans, closed)
-    waited = exposed(timeline.spans, _of_class(timeline, EventClass.WAIT) & closed)
     problems: dict[str, int] = {}
     for problem in timeline.problems:
         problems[problem.kind] = problems.get(problem.kind, 0) + problem.count
+    counts = SpanCounts(timeline)
     return Summary(
         title=timeline.title,
         aligned=timeline.aligned,
         num_spans=len(spans),
         num_flows=len(timeline.flows),
         duration_ns=int(last - first),
-        ranks=tuple(_rank(timeline, rank.rank, covered, waited) for rank in timeline.ranks),
+        ranks=tuple(_rank(timeline, rank.rank, counts) for rank in timeline.ranks),
         problems=problems,
     )
 
 
-def _rank(timeline: Timeline, rank: int, covered: Int64, waited: Int64) -> RankSummary:
+def _rank(timeline: Timeline, rank: int, counts: SpanCounts) -> RankSummary:
     about = next(entry for entry in timeline.ranks if entry.rank == rank)
     kinds = [track.kind for track in timeline.tracks if track.rank == rank]
     launches = [launch for launch in timeline.launches if launch.rank == rank]
     of_rank = timeline.track_ranks() == rank
-    is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks], bool)
-    on_device = (of_rank & is_device)[timeline.spans.track]
-    busy = int(covered[on_device].sum())
+    busy = int(counts.busy_ns[of_rank].sum())
     lost = sum(launch.records_lost for launch in launches)
     return RankSummary(
         rank=rank,
@@ -116,45 +112,39 @@ def _rank(timeline: Timeline, rank: int, covered: Int64, waited: Int64) -> RankS
         num_launches=len(launches),
         num_device_tracks=kinds.count(TrackKind.DEVICE),
         num_host_tracks=kinds.count(TrackKind.HOST),
-        num_spans=int(of_rank[timeline.spans.track].sum()),
+        num_spans=int(counts.spans[of_rank].sum()),
         num_marks=int(of_rank[timeline.marks.track].sum()),
-        num_open_spans=int((of_rank[timeline.spans.track] & (timeline.spans.end == OPEN_END)).sum()),
+        num_open_spans=int(counts.open_spans[of_rank].sum()),
         records_lost=lost,
         records_per_track=max((launch.records_per_track for launch in launches), default=0),
         records_needed=max((launch.records_needed for launch in launches), default=0) if lost else 0,
-        wait_share=int(waited[on_device].sum()) / busy if busy else float("nan"),
+        wait_share=int(counts.wait_ns[of_rank].sum()) / busy if busy else float("nan"),
         clock_method=about.clock.method if about.clock else "none",
         clock_hard_ns=about.clock.hard_ns if about.clock else float("nan"),
         clock_round_trip_ns=about.clock.round_trip_ns if about.clock else None,
         clock_sigma_ns=about.clock.sigma_ns if about.clock else float("nan"),
-        events=_events(timeline, on_device),
+        events=_events(timeline, rank, counts),
     )
 
 
-def _events(timeline: Timeline, on_device: Mask) -> tuple[EventSummary, ...]:
-    spans = timeline.spans
+def _events(timeline: Timeline, rank: int, counts: SpanCounts) -> tuple[EventSummary, ...]:
     summaries = []
-    for event in np.unique(spans.event[on_device]).tolist():
-        about = timeline.events[event]
-        chosen = np.flatnonzero(on_device & (spans.event == event))
-        duration = np.where(spans.end[chosen] == OPEN_END, 0, spans.end[chosen] - spans.start[chosen])
-        longest = chosen[duration.argmax()]
+    for number, about in enumerate(timeline.events):
+        found = counts.events.get((rank, number))
+        if found is None:
+            continue
         peer = -1
         if any(field.name == "peer" for field in about.begin_fields):
-            peer = int(unpack_field(about.begin_fields, "peer", spans.begin_payload[longest : longest + 1])[0])
+            longest = slice(found.longest, found.longest + 1)
+            peer = int(unpack_field(about.begin_fields, "peer", timeline.spans.begin_payload[longest])[0])
         summaries.append(
             EventSummary(
                 event=about.name,
                 event_class=about.event_class.value,
-                count=len(chosen),
-                total_ns=int(duration.sum()),
-                longest_ns=int(duration.max()),
+                count=found.count,
+                total_ns=found.total_ns,
+                longest_ns=found.longest_ns,
                 longest_peer=peer,
             )
         )
     return tuple(summaries)
-
-
-def _of_class(timeline: Timeline, event_class: EventClass) -> Mask:
-    of_class = np.array([event.event_class == event_class for event in timeline.events], bool)
-    return np.asarray(of_class[timeline.spans.event], bool)

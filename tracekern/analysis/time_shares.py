@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
+from tracekern.analysis.track_parts import parts_by_track
 from tracekern.timeline.intervals import exposed
-from tracekern.timeline.model import OPEN_END, EventClass, Int32, Int64, Spans, Timeline, TrackKind
+from tracekern.timeline.model import OPEN_END, EventClass, Int64, Spans, Timeline, TrackKind
+
+Int8 = npt.NDArray[np.int8]
 
 
 @dataclass(frozen=True)
@@ -35,29 +39,32 @@ _STALLS = (EventClass.WAIT, EventClass.SIGNAL, EventClass.SYNC)
 
 def share_time(timeline: Timeline) -> TimeShares:
     """The warp time of every rank, split by what the warp did. Spans that never closed do not count."""
-    spans = timeline.spans
     is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks], bool)
-    closed = np.asarray((spans.end != OPEN_END) & is_device[spans.track], bool)
     class_idx = [_STALLS.index(event.event_class) if event.event_class in _STALLS else -1 for event in timeline.events]
-    stall = np.array(class_idx, np.int64)[spans.event]
-    rank_of_span = timeline.track_ranks()[spans.track]
+    stall_of_event = np.array(class_idx, np.int8)
+    of_tracks = np.zeros((len(timeline.tracks), len(_STALLS) + 2), np.int64)
+    for _, spans in parts_by_track(timeline.spans):
+        closed = np.asarray((spans.end != OPEN_END) & is_device[spans.track], bool)
+        _add_times(of_tracks, spans.take(closed), stall_of_event)
+    of_track = timeline.track_ranks()
     ranks = tuple(rank.rank for rank in timeline.ranks)
-
-    stalled = exposed(spans, closed & (stall >= 0))
-    wait, signal, sync = (_sum_per_rank(ranks, rank_of_span, stalled * (stall == idx)) for idx in range(len(_STALLS)))
-    covered = _sum_per_rank(ranks, rank_of_span, exposed(spans, closed))
-    lifetime = _lifetimes(timeline.spans.take(closed), rank_of_span[closed], ranks)
+    sums = np.array([of_tracks[of_track == rank].sum(axis=0) for rank in ranks], np.int64)
+    wait, signal, sync, covered, lifetime = sums.reshape(-1, len(_STALLS) + 2).T
     return TimeShares(ranks, covered - wait - signal - sync, wait, signal, sync, lifetime - covered)
 
 
-def _lifetimes(spans: Spans, rank_of_span: Int32, ranks: tuple[int, ...]) -> Int64:
-    """First start to last end of each (track, launch), summed per rank. A track's launches follow one another."""
+def _add_times(of_tracks: Int64, spans: Spans, stall_of_event: Int8) -> None:
+    """Adds up, for each track: the time in each class of stall, in any span, and the lifetimes of launches, each from
+    its first start to its last end. A track's launches follow one another."""
     if not len(spans):
-        return np.zeros(len(ranks), np.int64)
-    first = np.flatnonzero(np.append(True, (np.diff(spans.track) != 0) | (np.diff(spans.launch) != 0)))
-    lifetime = np.maximum.reduceat(spans.end, first) - spans.start[first]
-    return _sum_per_rank(ranks, rank_of_span[first], lifetime)
-
-
-def _sum_per_rank(ranks: tuple[int, ...], rank_of: Int32, amount: Int64) -> Int64:
-    return np.array([int(amount[rank_of == rank].sum()) for rank in ranks], np.int64)
+        return
+    first = np.flatnonzero(np.append(True, spans.track[1:] != spans.track[:-1]))
+    track, stall = spans.track[first], stall_of_event[spans.event]
+    stalled = exposed(spans, stall >= 0)
+    for column in range(len(_STALLS)):
+        of_tracks[track, column] += np.add.reduceat(np.where(stall == column, stalled, 0), first)
+    of_tracks[track, -2] += np.add.reduceat(exposed(spans, np.ones(len(spans), bool)), first)
+    is_first = np.append(True, (np.diff(spans.track) != 0) | (np.diff(spans.launch) != 0))
+    begun = np.flatnonzero(is_first)
+    lifetime = np.maximum.reduceat(spans.end, begun) - spans.start[begun]
+    np.add.at(of_tracks[:, -1], spans.track[begun], lifetime)

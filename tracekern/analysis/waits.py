@@ -25,6 +25,7 @@ from tracekern.timeline.model import (
     Flows,
     Int32,
     Int64,
+    Spans,
     Timeline,
     unpack_field,
 )
@@ -211,17 +212,33 @@ def analyze_waits(timeline: Timeline) -> Waits:
     )
 
 
+class PhaseNumbers:
+    """Numbers of the phases that a Timeline can have, in the order of their names."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._stages = sorted({launch.name for launch in timeline.launches} | {""})
+        self._names = sorted({event.name for event in timeline.events})
+        stage = {name: number for number, name in enumerate(self._stages)}
+        of_launch = [stage[launch.name] for launch in timeline.launches]
+        self._of_launch = np.array([*of_launch, stage[""]], np.int32) * np.int32(len(self._names))
+        name = {name: number for number, name in enumerate(self._names)}
+        self._of_event = np.array([name[event.name] for event in timeline.events] or [0], np.int32)
+
+    def of(self, spans: Spans, row: Int64) -> Int32:
+        """[n] number of the phase of each span."""
+        numbers: Int32 = self._of_launch[spans.launch[row]] + self._of_event[spans.event[row]]
+        return numbers
+
+    def __getitem__(self, number: int) -> Phase:
+        stage, name = divmod(number, len(self._names))
+        return Phase(self._stages[stage], self._names[name])
+
+
 def number_phases(timeline: Timeline, row: Int64) -> tuple[Int32, tuple[Phase, ...]]:
     """([n] index into the phases, the phases) of the spans `row`; only phases that occur, sorted by name."""
-    stages = sorted({launch.name for launch in timeline.launches} | {""})
-    names = sorted({event.name for event in timeline.events})
-    stage_of_launch = np.array([*(stages.index(launch.name) for launch in timeline.launches), stages.index("")])
-    name_of_event = np.array([names.index(event.name) for event in timeline.events] or [0])
-    spans = timeline.spans
-    groups = group_rows(len(row), stage_of_launch[spans.launch[row]], name_of_event[spans.event[row]])
-    stage, name = groups.columns
-    phases = tuple(Phase(stages[s], names[n]) for s, n in zip(stage.tolist(), name.tolist(), strict=True))
-    return groups.group.astype(np.int32), phases
+    numbers = PhaseNumbers(timeline)
+    groups = group_rows(len(row), numbers.of(timeline.spans, row))
+    return groups.group.astype(np.int32), tuple(numbers[number] for number in groups.columns[0].tolist())
 
 
 def _releases(timeline: Timeline, arrivals: Flows, row: Int64) -> tuple[Int64, Int64]:

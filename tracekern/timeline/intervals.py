@@ -36,8 +36,11 @@ def unions(track: Int32, start: Int64, end: Int64) -> tuple[Int64, Int64]:
 
 def _one_line(track: Int32, start: Int64, end: Int64) -> Int64:
     """[n] what to add to the times of each interval to have all tracks, one after the other, on one line of numbers:
-    there a running maximum of the ends starts anew with each track."""
-    base = start.min()
-    room = int(max(end.max(), start.max()) - base) + 1
-    shift: Int64 = track.astype(np.int64) * room - base
+    there a running maximum of the ends starts anew with each track. Sorted by (track, start). Each track counts from
+    its own first start: unaligned clocks may lie years apart."""
+    is_first = np.append(True, track[1:] != track[:-1])
+    group = np.cumsum(is_first) - 1
+    base = start[is_first][group]
+    room = int((np.maximum(start, end) - base).max()) + 1
+    shift: Int64 = group * room - base
     return shift

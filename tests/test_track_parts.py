@@ -1,0 +1,45 @@
+"""Spans cut at tracks: nothing lost, nothing torn, and the same numbers however small the parts are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from timelines import make_timeline, timelines
+
+from tracekern.analysis.imbalance import work_imbalance
+from tracekern.analysis.summary import summarize
+from tracekern.analysis.time_shares import share_time
+from tracekern.analysis.track_parts import parts_by_track
+from tracekern.timeline.model import Flows, Spans, Timeline
+
+AT_ONCE = "tracekern.analysis.track_parts._SPANS_AT_ONCE"
+
+
+@settings(max_examples=60, deadline=None)
+@given(timelines())
+def test_parts_are_the_whole(timeline: Timeline):
+    spans = timeline.spans
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AT_ONCE, 3)
+        parts = list(parts_by_track(spans))
+    assert [start for start, _ in parts] == np.cumsum([0, *(len(part) for _, part in parts)])[:-1].tolist()
+    assert sum(len(part) for _, part in parts) == len(spans)
+    tracks = [set(part.track.tolist()) for _, part in parts]
+    assert sum(map(len, tracks)) == len(set(spans.track.tolist()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(timelines())
+def test_small_parts_give_the_same_numbers(timeline: Timeline):
+    def numbers() -> str:
+        return repr((summarize(timeline).as_dict(), share_time(timeline), work_imbalance(timeline)))
+
+    whole = numbers()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AT_ONCE, 2)
+        assert numbers() == whole
+
+
+def test_no_spans_no_parts():
+    assert list(parts_by_track(make_timeline(spans=Spans(), flows=Flows()).spans)) == []
