@@ -87,7 +87,7 @@ def measure(num_spans: int, rounds: int) -> Measured:
         "event graph": lambda: build_graph(timeline),
         "causes": lambda: analyze_causes(timeline, waits, graph),
         "critical path": lambda: critical_path(timeline, waits, graph),
-        "balance": lambda: analyze_balance(timeline, activity=graph.activity),
+        "balance": lambda: analyze_balance(timeline),
         "blame": lambda: blame_ranks(timeline, waits),
         "time shares": lambda: share_time(timeline),
         "imbalance": lambda: work_imbalance(timeline),

@@ -15,7 +15,7 @@ import numpy as np
 
 from tracekern.analysis.balance_spans import EventRows, join_columns, own_times, rows_by_event
 from tracekern.analysis.balance_unions import union_ns
-from tracekern.analysis.event_activity import Activity, Mask, flatten
+from tracekern.analysis.event_activity import Mask
 from tracekern.analysis.groups import group_rows
 from tracekern.timeline.model import Int64, Timeline
 
@@ -97,19 +97,17 @@ def load_imbalance(loads: tuple[Load, ...]) -> float:
     return max(busy) * len(busy) / sum(busy) if sum(busy) else float("nan")
 
 
-def analyze_balance(
-    timeline: Timeline, link_limit: LinkLimit | None = None, activity: Activity | None = None
-) -> Balance:
+def analyze_balance(timeline: Timeline, link_limit: LinkLimit | None = None) -> Balance:
     """Works on unaligned Timelines too: nothing is compared across ranks.
 
-    link_limit: None takes `link_gb_per_s` of the capture's settings, if it is there. activity: flatten(timeline).
+    link_limit: None takes `link_gb_per_s` of the capture's settings, if it is there.
     """
     events = rows_by_event(timeline)
     settings = timeline.ranks[0].metadata.get("settings", {}) if timeline.ranks else {}
     token_bytes = _token_bytes(settings)
     if link_limit is None:
         link_limit = settings.get("link_gb_per_s")
-    own_ns = own_times(timeline, activity or flatten(timeline))
+    own_ns = own_times(timeline)
     cells = _Cells.of_tracks(timeline, events, own_ns)
     block = np.array([track.block for track in timeline.tracks] or [0], np.int64)
     roles = sorted({track.role for track in timeline.tracks})

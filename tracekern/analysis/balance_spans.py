@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tracekern.analysis.event_activity import Activity
+from tracekern.analysis.event_activity import flatten
 from tracekern.timeline.model import OPEN_END, EventClass, EventType, Int32, Int64, Timeline, TrackKind, unpack_field
 
 _RECEIVES = "receive_"
@@ -84,8 +84,9 @@ def rows_by_event(timeline: Timeline) -> list[EventRows]:
     return found
 
 
-def own_times(timeline: Timeline, activity: Activity) -> Int64:
+def own_times(timeline: Timeline) -> Int64:
     """[num_spans] ns of each closed device span that lie in no span inside it; of other spans, anything."""
+    activity = flatten(timeline)
     if activity.is_flat:
         return timeline.spans.end - timeline.spans.start
     own = np.zeros(len(timeline.spans), np.int64)
