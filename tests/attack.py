@@ -8,15 +8,16 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolchains import program
+from toolchains import SAMPLE, program
 
 VARIANTS = ("flag", "token", "fused", "balanced", "dedup", "reduce", "pipelined")
 NUMBERS = ("fp32", "fp16", "bf16")
+SAMPLED_NUMBERS = ("bf16",) if SAMPLE else NUMBERS
 
 DELAYS = ("-DTK_RANDOM_DELAYS", "-DTK_POISON_CONSUMED")
 PLANTED = ("-DTK_PLANTED_FAULTS", *DELAYS)
-SLOW = ("-O1", *PLANTED)
-TSAN = ("-O1", "-g1", "-fsanitize=thread", *PLANTED)
+SLOW = ("-O1", *PLANTED, *SAMPLE)
+TSAN = ("-O1", "-g1", "-fsanitize=thread", *PLANTED, *SAMPLE)
 RACE_EXIT = 66
 
 RIGHT, WRONG_RESULT, USAGE, TIMED_OUT, BAD_RECORD = range(5)

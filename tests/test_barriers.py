@@ -57,7 +57,7 @@ def test_a_rank_that_never_comes_is_named_by_all_others(executor):
 def test_the_pipeline_gives_up_on_a_rank_that_never_comes(variant, executor):
     # Every warp still reaches its block barriers: were one left behind, this would hang and not exit with 3.
     shape = Shape(ranks=4, blocks=3, warps=3, experts=8, iterations=3)
-    found = faults(stress(SLOW, variant, "fp32", executor, shape, "absent=1", "timeout_ms=500"))
+    found = faults(stress(SLOW, variant, "bf16", executor, shape, "absent=1", "timeout_ms=500"))
     assert sorted(fault["rank"] for fault in found) == ["0", "2", "3"]
     for fault in found:
         assert fault["peer"] == "1"

@@ -24,7 +24,7 @@ from attack import (
     assert_right,
     run_program,
 )
-from toolchains import CSRC, GXX, ROOT, compile_cached, program
+from toolchains import CSRC, GXX, ROOT, SAMPLE, compile_cached, program
 
 NOTICED = (RACE_EXIT, WRONG_RESULT)
 SEEDS = range(1, 9)
@@ -47,7 +47,7 @@ class Attack:
 
 
 def pipeline(variant: str, shape: Shape) -> tuple[str, ...]:
-    return (variant, "fp32", "threads", *shape.arguments()[:-1], "SEED")
+    return (variant, "bf16", "threads", *shape.arguments()[:-1], "SEED")
 
 
 def sites(channel: str, *mutations: str) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ RELAXED = ("epoch", "acknowledgement")
 
 BUSY = Shape(tokens=4, iterations=150)
 # Hardly a token: nothing but the acknowledgement keeps a fast rank from lapping a slow one.
-EMPTY = ("token", "fp32", "fibers", *Shape(4, 1, 1, 0, 8, 4, 1, 1500).arguments()[:-1], "SEED")
+EMPTY = ("token", "bf16", "fibers", *Shape(4, 1, 1, 0, 8, 4, 1, 1500).arguments()[:-1], "SEED")
 # Wrong counts and lapped flags end in a wait for what never comes.
 WITH_TIME_OUT = (*NOTICED, TIMED_OUT)
 MUTANT_TIMEOUT = "timeout_ms=4000"
@@ -149,7 +149,7 @@ def numbered(tmp_path_factory) -> Path:
     )
     perturb.write_text(perturb.read_text() + chosen)
     source = ROOT / "tests" / "cpp" / "p2p_stress.cpp"
-    return compile_cached((*GXX, "-O1", "-g1", "-fsanitize=thread", *DELAYS), source, "", copy)
+    return compile_cached((*GXX, "-O1", "-g1", "-fsanitize=thread", *DELAYS, *SAMPLE), source, "", copy)
 
 
 @pytest.mark.parametrize("site", range(NUM_BLOCK_SYNCS))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from attack import NUMBERS, TSAN, VARIANTS, Shape, assert_right, run_program, stress
-from toolchains import program
+from attack import SAMPLED_NUMBERS, TSAN, VARIANTS, Shape, assert_right, run_program, stress
+from toolchains import SAMPLE, program
 
 SHAPES = {
     "several_blocks": Shape(),
@@ -13,13 +13,14 @@ SHAPES = {
     "one_rank": Shape(ranks=1, tokens=9, experts=5, topk=4),
     "odd_row": Shape(ranks=4, blocks=3, warps=1, tokens=6, hidden=13, experts=4, topk=1, iterations=25),
 }
-MEMORY = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-DTK_POISON_CONSUMED")
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+MEMORY = ("-O0", "-g1", *SANITIZERS, "-DTK_POISON_CONSUMED", *SAMPLE)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_variants_have_no_race(shape, variant):
-    assert_right(stress(TSAN, variant, "fp32", "threads", shape))
+    assert_right(stress(TSAN, variant, "bf16", "threads", shape))
 
 
 def test_recording_has_no_race():
@@ -35,7 +36,7 @@ def test_barriers_have_no_race(arguments):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("number", SAMPLED_NUMBERS)
 def test_memory_is_used_as_it_should(variant, number):
     assert_right(stress(MEMORY, variant, number, "fibers", Shape(ranks=4, blocks=3, experts=8, iterations=30)))
     assert_right(stress(MEMORY, variant, number, "fibers", Shape(hidden=13, experts=3), "trace=on"))

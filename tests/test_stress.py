@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from attack import NUMBERS, SLOW, VARIANTS, Shape, assert_right, stress
+from attack import NUMBERS, SAMPLED_NUMBERS, SLOW, VARIANTS, Shape, assert_right, stress
 
 POISON = ("-O2", "-DTK_POISON_CONSUMED")
 
@@ -60,7 +60,7 @@ def test_tracks_that_overflow_stay_in_their_region():
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("number", SAMPLED_NUMBERS)
 def test_ten_thousand_calls_with_delays(variant, number):
     shape = Shape(ranks=8, blocks=4, warps=2, tokens=6, hidden=16, experts=16, topk=2, iterations=10_000)
     assert_right(stress(SLOW, variant, number, "fibers", shape))

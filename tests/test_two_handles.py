@@ -18,10 +18,22 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "two_handles"
 
 
-def run(directory: Path, *options: str) -> list[str]:
-    """What it printed; it ended with 0."""
+@pytest.fixture(scope="module")
+def extension(tmp_path_factory) -> Path:
     if shutil.which("g++") is None:
         pytest.skip("no g++ on this machine")
+    sys.path.insert(0, str(EXAMPLE))
+    try:
+        import run_it
+    finally:
+        sys.path.remove(str(EXAMPLE))
+    (built,) = run_it.build("cpu", tmp_path_factory.mktemp("extension")).glob("*.so")
+    return built
+
+
+def run(extension: Path, directory: Path, *options: str) -> list[str]:
+    """What it printed; it ended with 0."""
+    shutil.copy(extension, directory)
     command = [sys.executable, str(EXAMPLE / "run_it.py"), *options, "-o", str(directory)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
@@ -29,8 +41,8 @@ def run(directory: Path, *options: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_two_handles_hang_and_the_trace_says_why(tmp_path):
-    told = run(tmp_path)
+def test_two_handles_hang_and_the_trace_says_why(extension, tmp_path):
+    told = run(extension, tmp_path)
     assert any("gave up on rank 0" in line and "channel counts slot 1" in line for line in told)
     wanted = (
         r"rank 1 waits in call 3 \(handle 0\) for rank 0's flag in slot 1$",
@@ -48,8 +60,8 @@ def test_two_handles_hang_and_the_trace_says_why(tmp_path):
     assert timeline.events[timeline.spans.event[open_row]].name == "wait_count"
 
 
-def test_tagged_flags_do_not_hang(tmp_path):
-    assert run(tmp_path, "--tagged") == ["every wait met its own signal"]
+def test_tagged_flags_do_not_hang(extension, tmp_path):
+    assert run(extension, tmp_path, "--tagged") == ["every wait met its own signal"]
     timeline = load(tmp_path)
     assert not timeline.problems
     assert len(timeline.flows) == 2 * 3  # ranks, calls

@@ -35,12 +35,14 @@ class Handle:
 
 
 def build(backend: str, directory: Path) -> Path:
-    """Compiles the extension into `directory`; returns that."""
+    """Compiles the extension into `directory`, unless it is there and newer than its source; returns `directory`."""
     import pybind11
 
     import tracekern
 
     target = directory / f"exchange{sysconfig.get_config_var('EXT_SUFFIX')}"
+    if target.exists() and target.stat().st_mtime > (HERE / "exchange.cpp").stat().st_mtime:
+        return directory
     includes = [tracekern.include_path(), pybind11.get_include(), sysconfig.get_path("include")]
     compilers = {
         "cpu": ["g++", "-fPIC", "-pthread"],
