@@ -22,6 +22,7 @@ Bools = npt.NDArray[np.bool_]
 _MAX_BOUNDS = 1 << 20
 """Windows times pairs of ranks; as float64, 8 MB."""
 _MIN_WINDOW_BITS = 15
+_LIKELY_SIGMAS = 3.0
 _ROUNDING_NS = 1.0
 """Both ends of a flow are whole ns."""
 
@@ -222,11 +223,14 @@ def _contradiction(timeline: Timeline, rank: int, via: int, excess_ns: float) ->
 def _outside(timeline: Timeline, graph: _Graph, place: int, upper: Float64, lower: Float64) -> Problem | None:
     """The fit of a rank where the flows prove that it is off: the paths of the clock samples were not symmetric."""
     seen = graph.occupied[place]
-    beyond = np.maximum(lower[seen, place], -upper[seen, place]).max(initial=0.0)
-    if beyond <= 0.0:
-        return None
     rank, reference = timeline.ranks[place], timeline.ranks[graph.reference]
-    hard_ns = rank.clock.hard_ns if rank.clock else 0.0
+    if rank.clock is None or not seen.any():
+        return None
+    beyond = np.maximum(lower[seen, place], -upper[seen, place]).max()
+    # Noise of the samples and drift over the events explain this much.
+    if beyond <= _LIKELY_SIGMAS * rank.clock.sigma_ns + graph.rate[place] * np.ptp(graph.center[seen]):
+        return None
+    hard_ns = rank.clock.hard_ns
     text = (
         f"signals and waits prove the clock of rank {rank.rank} at least {beyond:.0f} ns off its fit to rank "
         f"{reference.rank} (round trips allow {hard_ns:.0f} ns): clock samples travel faster one way than the other"
