@@ -152,6 +152,7 @@ def numbered(tmp_path_factory) -> Path:
     return compile_cached((*GXX, "-O1", "-g1", "-fsanitize=thread", *DELAYS, *SAMPLE), source, "", copy)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("site", range(NUM_BLOCK_SYNCS))
 def test_left_out_block_barrier_is_noticed(numbered, site, monkeypatch):
     monkeypatch.setenv("LEFT_OUT", str(site))
@@ -163,6 +164,7 @@ def test_left_out_block_barrier_is_noticed(numbered, site, monkeypatch):
     pytest.fail(f"barrier {site} left out, and nothing noticed: exits {exits}")
 
 
+@pytest.mark.soak
 def test_all_block_barriers_are_numbered(numbered, monkeypatch):
     monkeypatch.setenv("LEFT_OUT", str(NUM_BLOCK_SYNCS))
     for variant in BLOCK_SYNC_VARIANTS:

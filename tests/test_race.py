@@ -7,7 +7,7 @@ from attack import SAMPLED_NUMBERS, TSAN, VARIANTS, Shape, assert_right, run_pro
 from toolchains import SAMPLE, program
 
 SHAPES = {
-    "several_blocks": Shape(),
+    "several_blocks": Shape(iterations=20),
     "one_warp": Shape(ranks=2, blocks=1, warps=1, tokens=5, experts=4, topk=3, iterations=60),
     "no_tokens": Shape(ranks=3, tokens=0, experts=3, topk=1, iterations=30),
     "one_rank": Shape(ranks=1, tokens=9, experts=5, topk=4),
@@ -38,5 +38,5 @@ def test_barriers_have_no_race(arguments):
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("number", SAMPLED_NUMBERS)
 def test_memory_is_used_as_it_should(variant, number):
-    assert_right(stress(MEMORY, variant, number, "fibers", Shape(ranks=4, blocks=3, experts=8, iterations=30)))
-    assert_right(stress(MEMORY, variant, number, "fibers", Shape(hidden=13, experts=3), "trace=on"))
+    assert_right(stress(MEMORY, variant, number, "fibers", Shape(ranks=4, blocks=3, experts=8, iterations=10)))
+    assert_right(stress(MEMORY, variant, number, "fibers", Shape(hidden=13, experts=3, iterations=10), "trace=on"))
