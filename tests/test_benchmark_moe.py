@@ -41,7 +41,7 @@ def test_traffic_counts_what_loops_count(seed):
     assert found["overlapped_limit_us"] <= found["limit_us"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_every_variant_is_measured_on_the_cpu(tmp_path, ranks):
     small = shlex.split("--tokens 6 --many 9 --hidden 64 --experts 8 --topk 2 --samples 2 --blocks 2 --warps 2")
     command = [sys.executable, "benchmarks/moe.py", f"--ranks={ranks}", "--backend=cpu", *small]

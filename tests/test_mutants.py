@@ -95,8 +95,8 @@ ATTACKS = {
     ),
 }
 MUTANTS = [(name, site) for name, attack in ATTACKS.items() for site in attack.sites]
-# `pipelined` runs the code of these, with the same flags.
-LONG = ("dedup", "reduce", "dedup_counts", "dedup_ack")
+# `make test` holds the flags of the pipelined kernel and the barriers, `make soak` those of the older variants too.
+LONG = ("token", "rank", "dedup", "reduce", "dedup_counts", "dedup_ack")
 
 
 def marks(name: str) -> list[pytest.MarkDecorator]:

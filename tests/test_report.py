@@ -172,7 +172,7 @@ def test_poor_captures_get_a_clear_answer(name):
     assert all(line.text for line in lines)
 
 
-@pytest.mark.parametrize("name", ["no rank", "nothing at all", "waits without signals", "64 ranks"])
+@pytest.mark.parametrize("name", ["no rank", "waits without signals", pytest.param("64 ranks", marks=pytest.mark.soak)])
 def test_poor_captures_get_a_page(name, tmp_path, browser):
     path = page_of(find(POOR[name]), tmp_path / "report.html")
     with browser.tab(390) as tab:
