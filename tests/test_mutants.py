@@ -96,7 +96,7 @@ ATTACKS = {
 }
 MUTANTS = [(name, site) for name, attack in ATTACKS.items() for site in attack.sites]
 # `make test` holds the flags of the pipelined kernel and the barriers, `make soak` those of the older variants too.
-LONG = ("token", "rank", "dedup", "reduce", "dedup_counts", "dedup_ack")
+LONG = ("token", "rank", "ack", "dedup", "reduce", "dedup_counts", "dedup_ack")
 
 
 def marks(name: str) -> list[pytest.MarkDecorator]:
