@@ -56,6 +56,14 @@ def test_baselines_are_numbered_and_named_after_the_commit(tmp_path, monkeypatch
     assert second.name.startswith("0002_")
 
 
+def test_how_it_was_recorded_is_no_part_of_the_shape(tmp_path):
+    about = {"tokens": 64, "record_format": "wide", "records_per_track": "auto", "timeout_ms": 20_000, "command": "x"}
+    path = baseline.save([make_run(1, shape={"ranks": 4, "settings": about})], tmp_path)
+    assert baseline.find("latest", make_run(2, shape={"ranks": 4, "settings": {"tokens": 64}}), tmp_path) == path
+    with pytest.raises(BadInput, match=r"settings\.keep is last, was missing"):
+        baseline.find("latest", make_run(2, shape={"ranks": 4, "settings": {"tokens": 64, "keep": "last"}}), tmp_path)
+
+
 def test_a_baseline_is_found_by_number_path_and_shape(tmp_path):
     small, large = ({"ranks": 4, "settings": {"tokens": tokens}} for tokens in (64, 128))
     first, second, third = (baseline.save([make_run(0, shape=shape)], tmp_path) for shape in (small, small, large))

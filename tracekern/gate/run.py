@@ -13,8 +13,8 @@ import tracekern
 from tracekern.analysis.statistics import RunStatistics, phase_statistics
 from tracekern.errors import BadInput
 
-_FREE_SETTINGS = ("command",)
-"""Settings that may differ between runs of one shape."""
+_FREE_SETTINGS = ("command", "timeout_ms", "records_per_track", "record_format")
+"""Settings that may differ between runs of one shape: they move nothing, or no more than a probe costs: the floor."""
 
 
 def _is_text(value: Any) -> bool:
@@ -85,7 +85,8 @@ class Run:
                 raise BadInput(f"{source}: field {name} of a run is {got}, which cannot be; record it again")
         lists = {name: tuple(values[name]) for name in ("nodes", "losses")}
         bound = float("inf") if values["clock_hard_ns"] is None else values["clock_hard_ns"]
-        return Run(source=source, **{**values, **lists, "clock_hard_ns": bound})
+        shape = {**values["shape"], "settings": _of_shape(values["shape"].get("settings"))}
+        return Run(source=source, **{**values, **lists, "clock_hard_ns": bound, "shape": shape})
 
 
 def read_run(path: Path, unaligned: bool = False) -> Run:
@@ -97,7 +98,6 @@ def read_run(path: Path, unaligned: bool = False) -> Run:
 
 def make_run(source: str, statistics: RunStatistics, timeline: Any, about: Mapping[str, Any]) -> Run:
     """timeline, about: the Timeline behind the statistics and the metadata of its first rank."""
-    settings = {key: value for key, value in about.get("settings", {}).items() if key not in _FREE_SETTINGS}
     grids = {launch.name: f"{launch.num_blocks}x{launch.warps_per_block}" for launch in timeline.launches}
     return Run(
         source=source,
@@ -111,7 +111,7 @@ def make_run(source: str, statistics: RunStatistics, timeline: Any, about: Mappi
             "ranks": len(timeline.ranks),
             "iterations": statistics.num_iterations,
             "launches": grids,
-            "settings": settings,
+            "settings": _of_shape(about.get("settings")),
         },
         metrics=statistics.metrics(),
         spans={phase.name: phase.num_spans for phase in statistics.phases},
@@ -121,6 +121,12 @@ def make_run(source: str, statistics: RunStatistics, timeline: Any, about: Mappi
         aligned=timeline.aligned,
         losses=statistics.losses,
     )
+
+
+def _of_shape(settings: Any) -> dict[str, Any]:
+    """Those settings that runs of one shape have in common."""
+    known = settings if isinstance(settings, dict) else {}
+    return {key: value for key, value in known.items() if key not in _FREE_SETTINGS}
 
 
 def find_captures(path: Path) -> list[Path]:
