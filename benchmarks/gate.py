@@ -113,16 +113,11 @@ def evaluate(paths: Sequence[Path]) -> int:
 
 def judge(device: dict[str, Any]) -> list[dict[str, Any]]:
     """A row for each promise: kept, BROKEN, or why it is not shown."""
-    steady = [row for row in device["phases"] if row["promised"]]
-    usual = [row["caught"] for row in steady if row["floor"] <= Rules().floor]
-    of_steady, of_usual = (
-        f"+15 % caught of {DETECTIONS}, least of {len(rows)} phases that spread by at most {MAX_SPREAD:.0%}"
-        for rows in (steady, usual)
-    )
+    promised = [row["caught"] for row in device["phases"] if row["promised"]]
+    growth = f"+15 % caught of {DETECTIONS}, least of {len(promised)} phases: spread <= {MAX_SPREAD:.0%}, usual floor"
     rows = [
         (f"alarms in {COMPARISONS} A/A comparisons", device["alarms"], "<=", MAX_ALARMS),
-        (of_steady, min((row["caught"] for row in steady), default=None), ">=", MIN_CAUGHT),
-        (f"{of_usual}, the usual floor", min(usual, default=None), ">=", MIN_CAUGHT),
+        (growth, min(promised, default=None), ">=", MIN_CAUGHT),
         (f"of {COMPARISONS} checks with a lossy launch: exit code 2", device["lossy_refused"], ">=", COMPARISONS),
     ]
     verdicts = []
@@ -183,21 +178,25 @@ def refuses_a_loss(rng: np.random.Generator, runs: list[Run]) -> bool:
 def detect_all(runs: list[Run], gated: Sequence[str]) -> list[dict[str, Any]]:
     """For each phase's p50 the spread of the launches, and how often its growth is caught.
 
-    Promised is 95 of 100 where the launches spread by at most MAX_SPREAD. Where the floor (two ticks, or what recording
-    a span costs) is above the growth, the gate says itself that it cannot see it; the rest shows what noise costs.
+    Promised is 95 of 100 where the launches spread by at most MAX_SPREAD and the floor is the usual one. Two ticks or
+    the cost of a probe make it higher where spans are short: of 15 %, a floor of 11 % leaves too little to be sure of.
+    Those rows, and the ones where noise is larger, show what is caught all the same.
     """
     names = [name for name in gated if name.endswith(".p50") and not name.startswith(END_TO_END)]
     spreads = logarithms(runs, names).std(axis=0, ddof=1)
     least = floors(runs, names, Rules())
-    table = Table(f"  a phase grows by 15 %, {DETECTIONS} times", ["median", "spread", "floor", "caught", "", "phase"])
+    columns = ["median", "spread", "floor", "caught", "promise", "phase"]
+    table = Table(f"  a phase grows by 15 %, {DETECTIONS} times", columns)
     rows = []
     for name, spread, floor in zip(names, spreads, least, strict=True):
         median = float(np.median([run.metrics[name] for run in runs]))
         caught = detect(runs, name) if floor < GROWTH - 1 else None
+        limits = [f"floor {percent(floor)[1:]}"] if floor > Rules().floor else []
+        limits += [f"spread {percent(spread)[1:]}"] if spread > MAX_SPREAD else []
         row = {"metric": name, "median": median, "spread": round(float(spread), 4), "floor": round(float(floor), 4)}
-        rows.append({**row, "caught": caught, "promised": caught is not None and bool(spread <= MAX_SPREAD)})
+        rows.append({**row, "caught": caught, "promised": not limits})
         said = "below the floor" if caught is None else f"{caught}/{DETECTIONS}"
-        promise = "promised" if rows[-1]["promised"] else ""
+        promise = ", ".join(limits) or "promised"
         table.add(show(name, median), percent(spread)[1:], percent(floor)[1:], said, promise, name)
     table.print()
     return rows
