@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import html
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from tracekern import __version__
+from tracekern.viewers.report.frame import Figure, Part, render, table
+from tracekern.viewers.words import count, duration, escape
 
 Points = Sequence[tuple[str, float, float, float]]
 """(label of the check, lowest, median, highest of its runs) in order."""
 
-_ROW_PIXELS = 180
 _MAX_NAMED = 2
-_LINE, _BAND, _CREPT = "#0072b2", "rgba(0,114,178,0.18)", "#d55e00"  # told apart by colour-blind readers
+_MAX_TICKS = 12
+_LEAST_RANGE = 6
+"""Percent: what no check would call a change looks flat."""
 
 
 def trend_page(device: str, series: Mapping[str, Points], drifts: Mapping[str, float]) -> str:
@@ -19,57 +24,83 @@ def trend_page(device: str, series: Mapping[str, Points], drifts: Mapping[str, f
 
     Raises BadInput where plotly is missing.
     """
-    from tracekern.errors import BadInput
-
-    try:
-        from plotly.subplots import make_subplots
-    except ImportError:
-        raise BadInput("the trend page needs plotly, which is not installed; pip install 'tracekern[read]'") from None
-
-    names = sorted(series, key=lambda name: (-drifts.get(name, float("-inf")), name))
-    rows = max(1, len(names))
-    figure = make_subplots(rows, 1, subplot_titles=names, vertical_spacing=0.35 / rows)
-    for row, name in enumerate(names, 1):
-        for trace in _traces(series[name], _CREPT if name in drifts else _LINE):
-            figure.add_trace(trace, row, 1)
-    checks = max(map(len, series.values()), default=0)
-    figure.update_layout(
-        title={"text": _title(device, checks, drifts), "x": 0.01},
-        height=_ROW_PIXELS * rows + 180,
-        showlegend=False,
-        template="plotly_white",
-        margin={"l": 60, "r": 20, "t": 150, "b": 30},
+    crept = sorted((name for name in drifts if name in series), key=lambda name: -drifts[name])
+    steady = sorted(name for name in series if name not in drifts)
+    checks = max(series.values(), key=len, default=())
+    aside = (
+        "Percent of the first check's median; the line is the median of a check's launches, the band reaches from the "
+        "lowest launch to the highest. Crept is what the first and the newest check differ by, beyond noise and floor."
     )
-    figure.update_xaxes(showticklabels=False)
-    figure.update_yaxes(ticksuffix=" %", zeroline=True)
-    figure.update_annotations(font_size=12)
-    return str(figure.to_html(include_plotlyjs=True, full_html=True, config={"displaylogo": False}))
+    parts = [
+        Part(
+            "crept",
+            "Drift",
+            "What crept since the first check?",
+            _answer(drifts, len(checks)),
+            [block for name in crept for block in _metric(name, series[name], "--wait")],
+            aside,
+        )
+    ]
+    if steady:
+        others = [block for name in steady for block in _metric(name, series[name], "--work")]
+        answer = f"{count(len(steady), 'metric')} that did not creep, or not for certain."
+        parts.append(Part("others", "The rest", "How did the others move?", answer, others))
+    rows = [[escape(number), escape(when)] for number, _, when in (label.partition(": ") for label, *_ in checks)]
+    about = "Checks of this device, its hosts and this shape."
+    parts.append(Part("checks", "Checks", "Which checks are these?", about, [table(["check", "date, commit"], rows)]))
+    lead = f"<p>{count(len(checks), 'check')} · {count(len(series), 'metric')}</p>"
+    return render(device, lead, parts, f"tracekern {__version__}")
 
 
-def _traces(points: Points, color: str) -> list[Any]:
-    """The band of the runs and the line of their medians, in percent of the first check's median."""
-    import plotly.graph_objects as go
+def _answer(drifts: Mapping[str, float], checks: int) -> str:
+    if checks < 2:
+        return "There is one check: nothing to compare it with."
+    if not drifts:
+        return "Nothing crept since the first check."
+    named = [f"<b>{escape(name)}</b> {100 * growth:+.1f} %" for name, growth in list(drifts.items())[:_MAX_NAMED]]
+    more = f" and {len(drifts) - _MAX_NAMED} more" if len(drifts) > _MAX_NAMED else ""
+    return f"These crept since the first check: {', '.join(named)}{more}."
 
+
+def _metric(name: str, points: Points, color: str) -> list[str | Figure]:
+    first, last = points[0][2], points[-1][2]
+    moved = f"{_show(name, first)} → {_show(name, last)}" if len(points) > 1 else _show(name, first)
+    return [f"<h3>{escape(name)}</h3><p class='aside'>{moved}</p>", _figure(name, points, color)]
+
+
+def _figure(name: str, points: Points, color: str) -> Figure:
+    """Band and line, in percent of the first check's median."""
     first = points[0][2] or 1.0
-    labels = [label for label, *_ in points]
+    numbers = list(range(1, len(points) + 1))
     low, middle, high = ([100 * (point[i] / first - 1) for point in points] for i in (1, 2, 3))
-    band = go.Scatter(
-        x=labels + labels[::-1], y=high + low[::-1], fill="toself", fillcolor=_BAND, line_width=0, hoverinfo="skip"
-    )
-    line = go.Scatter(
-        x=labels,
-        y=middle,
-        mode="lines+markers",
-        line_color=color,
-        customdata=[point[2] for point in points],
-        hovertemplate="%{x}<br>%{y:+.1f} of the first check<br>median %{customdata:.4~g}<extra></extra>",
-    )
-    return [band, line]
+    look: dict[str, Any] = {"type": "scatter", "showlegend": False, "x": numbers, "hoverinfo": "skip", "mode": "lines"}
+    edge = {"width": 0, "color": "--host"}
+    line = {
+        **look,
+        "mode": "lines+markers",
+        "y": middle,
+        "line": {"color": color, "width": 2},
+        "marker": {"size": 6},
+        "hoverinfo": "text",
+        "hovertext": [
+            f"{escape(label)}<br>{change:+.1f} % of the first check<br>median {_show(name, median)}, "
+            f"{_show(name, least)} to {_show(name, most)}"
+            for (label, least, median, most), change in zip(points, middle, strict=True)
+        ],
+    }
+    band = {**look, "y": high, "line": edge, "fill": "tonexty", "opacity": 0.5}
+    step = math.ceil(len(points) / _MAX_TICKS)
+    layout = {
+        "xaxis": {"title": {"text": "check"}, "tickvals": numbers[::step], "range": [0.8, len(points) + 0.2]},
+        "yaxis": {
+            "ticksuffix": " %",
+            "nticks": 5,
+            "range": [min(-_LEAST_RANGE, 1.1 * min(low)), max(_LEAST_RANGE, 1.1 * max(high))],
+        },
+        "margin": {"b": 40},
+    }
+    return Figure([{**look, "y": low, "line": edge}, band, line], layout, 190, f"{name} over the checks")
 
 
-def _title(device: str, checks: int, drifts: Mapping[str, float]) -> str:
-    crept = ", ".join(f"{name} {100 * growth:+.1f} %" for name, growth in list(drifts.items())[:_MAX_NAMED])
-    crept += f" and {len(drifts) - _MAX_NAMED} more" if len(drifts) > _MAX_NAMED else ""
-    said = f"crept since the first check: {crept}" if drifts else "nothing crept since the first check"
-    about = f"{checks} checks, percent of the first; line: median, band: all launches"
-    return f"{html.escape(device)}<br><sup>{about}<br>{html.escape(said)}</sup>"
+def _show(name: str, value: float) -> str:
+    return f"{100 * value:.3g} %" if name.endswith(".wait_share") else duration(value)

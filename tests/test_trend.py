@@ -1,0 +1,57 @@
+"""The page of a gate's history, in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from test_report import look_at
+
+from tracekern.viewers.trend import trend_page
+
+CREPT, STEADY, SHARE = "combine.reduce_token.p50", "dispatch.copy_token.p50", "dispatch.wait_token.wait_share"
+
+
+def series_of(checks: int) -> dict[str, list[tuple[str, float, float, float]]]:
+    def points(values: list[float]) -> list[tuple[str, float, float, float]]:
+        return [(f"{i}: 2026-11-21 abcdef0", 0.99 * v, v, 1.02 * v) for i, v in enumerate(values, 1)]
+
+    return {
+        CREPT: points([4000 * 1.02**i for i in range(checks)]),
+        STEADY: points([2000.0] * checks),
+        SHARE: points([0.0] * checks),
+    }
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_works_in_a_browser(tmp_path, browser, width):
+    path = tmp_path / "trend.html"
+    path.write_text(trend_page("NVIDIA H200", series_of(6), {CREPT: 0.104}))
+    with browser.tab(width) as tab:
+        tab.page.goto(path.as_uri())
+        figures = look_at(tab.page)
+        assert len(figures) == 3
+        assert [figure for figure in figures if figure["overflow"] > 0] == []
+        assert "combine.reduce_token.p50 +10.4\u00a0%" in tab.page.inner_text("#crept")
+        assert tab.page.locator("#checks tbody tr").count() == 6
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert tab.complaints == []
+        assert [url for url in tab.requested if not url.startswith(("data:", path.as_uri()))] == []
+
+
+def test_points_are_percent_of_the_first_check():
+    text = re.search(r'id="figures">(.*?)</script>', trend_page("CPU", series_of(3), {CREPT: 0.04}), re.DOTALL)[1]
+    crept, *others = json.loads(text)
+    assert crept["says"].startswith(CREPT)
+    low, high, line = crept["data"]
+    assert line["y"] == pytest.approx([0, 2, 4.04])
+    assert low["y"][0] == pytest.approx(-1)
+    assert high["y"][2] == pytest.approx(100 * (1.02 * 1.0404 - 1))
+    assert {figure["says"].split()[0] for figure in others} == {STEADY, SHARE}
+
+
+@pytest.mark.parametrize(("checks", "said"), [(1, "one check"), (2, "Nothing crept since")])
+def test_what_cannot_be_said(checks, said):
+    assert said in trend_page("<b>a device</b>", series_of(checks), {})
+    assert "<b>a device</b>" not in trend_page("<b>a device</b>", series_of(checks), {})
