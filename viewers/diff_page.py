@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tracekern import __version__
@@ -15,7 +15,7 @@ from tracekern.viewers.report.charts import grouped_bars, stacked_bars, time_sca
 from tracekern.viewers.report.frame import Part, render, table
 from tracekern.viewers.report.headlines import headlines
 from tracekern.viewers.report.time import TIME_PARTS
-from tracekern.viewers.words import duration, escape, percent
+from tracekern.viewers.words import count, duration, escape, percent
 
 _MAX_PHASES = 14
 _MAX_COSTS = 8
@@ -62,6 +62,8 @@ def _time(sides: tuple[Side, Side]) -> Part:
     parts, hover = [], []
     for name, color, pattern in TIME_PARTS:
         values = [int(getattr(side.findings.time, name).sum()) for side in sides]
+        if not any(values):
+            continue
         parts.append(
             (name, color, pattern, [100 * ns / max(1, total) for ns, total in zip(values, totals, strict=True)])
         )
@@ -100,8 +102,24 @@ def _phases(sides: tuple[Side, Side]) -> Part:
         for name in shown
     ]
     columns = ["phase", "A p50", "B p50", "", "A p99", "B p99", ""]
-    answer = "Medians and 99th percentiles over the spans of all ranks, largest total first."
-    return Part("phases", "Phases", question, answer, [figure, table(columns, rows, numbers=6)])
+    aside = "Medians and 99th percentiles over the spans of all ranks, largest total first."
+    return Part("phases", "Phases", question, _longer(ours, theirs), [figure, table(columns, rows, numbers=6)], aside)
+
+
+def _longer(ours: Mapping[str, PhaseStatistics], theirs: Mapping[str, PhaseStatistics]) -> str:
+    """How many phases have a higher median in B, and which of them adds most over its spans."""
+    both = [(ours[name], theirs[name]) for name in ours if name in theirs]
+    if not both:
+        return "No phase is in both."
+    longer = [(a, b) for a, b in both if b.p50_ns > a.p50_ns]
+    text = f"{len(longer)} of {count(len(both), 'phase')} {'has' if len(longer) == 1 else 'have'} a higher median in B"
+    if not longer:
+        return f"{text}."
+    a, b = max(longer, key=lambda pair: (pair[1].p50_ns - pair[0].p50_ns) * pair[1].num_spans)
+    return (
+        f"{text}; most over all its spans <b>{escape(b.name)}</b>: {duration(a.p50_ns)} to {duration(b.p50_ns)} "
+        f"({_change(a.p50_ns, b.p50_ns)})."
+    )
 
 
 def _causes(sides: tuple[Side, Side]) -> Part:
