@@ -55,6 +55,8 @@ def test_links():
     assert by_pair.utilisation == 0.25
     from_capture = analyze_balance(build(rows, hidden=500, dtype="bf16", link_gb_per_s=100.0)).links[0]
     assert from_capture.limit_gb_per_s == 100.0
+    no_number = analyze_balance(build(rows, hidden=500, dtype="bf16", link_gb_per_s="fast")).links[0]
+    assert no_number.limit_gb_per_s is None
 
 
 def test_without_a_size_there_is_no_rate():

@@ -14,7 +14,7 @@ from timelines import LAUNCH, WAIT, make_launch, make_rank, make_timeline
 
 from tracekern.analysis.findings import Findings, find
 from tracekern.timeline.merge import load
-from tracekern.timeline.model import Flows, Spans, Timeline
+from tracekern.timeline.model import ClockFit, Flows, Spans, Timeline
 from tracekern.viewers.report.headlines import headlines, steadiness
 from tracekern.viewers.report.report_page import report_page
 
@@ -190,6 +190,38 @@ def test_what_is_missing_is_said():
     assert "no kernel left a span" in said["nothing at all"]["waiting"]
     assert "nobody can be named" in said["unaligned"]["who"]
     assert "UNALIGNED" in said["unaligned"]["trust"]
+
+
+def test_trust_says_where_bounds_come_from_and_what_recording_costs(findings, tmp_path):
+    page = page_of(findings, tmp_path / "report.html").read_text()
+    assert "±864\u00a0ns by round trips" in page
+    assert "What recording a span costs was not measured" in page
+    late = find(load(TRACES / "h200x4_late_host"))
+    spans = sum(event.count for rank in late.summary.ranks for event in rank.events)
+    share = 100 * spans * 66.4 / late.time.total.sum()
+    said = f"Recording a span costs 66\u00a0ns, measured on this device when the capture opened: for {spans:,} spans"
+    assert f"{said} about {share:.1f}\u00a0% of the warps' time" in page_of(late, tmp_path / "late.html").read_text()
+    ranks = [make_rank(0), make_rank(1, clock=ClockFit("ping-pong", 300.0, 20.0, round_trip_ns=700.0))]
+    tightened = find(make_timeline(2).replace(ranks=tuple(ranks)))
+    assert (
+        "±300\u00a0ns by messages, ±700\u00a0ns by round trips" in page_of(tightened, tmp_path / "t.html").read_text()
+    )
+
+
+def test_links_are_held_against_a_measured_limit(findings, tmp_path):
+    assert "give the limit" in page_of(findings, tmp_path / "report.html").read_text()
+    limited = find(findings.timeline, link_limit=400.0)
+    best = max(limited.balance.links, key=lambda link: link.gb_per_s)
+    said = f"at best {100 * best.gb_per_s / 400:.1f}\u00a0% of the measured limit of 400 GB/s, from rank {best.source}"
+    assert said in page_of(limited, tmp_path / "report.html").read_text()
+
+
+def test_a_first_iteration_that_hides_the_others_says_how_to_see_them(findings, command_line):
+    (bound,) = [line.text for line in headlines(find(load(TRACES / "h200x4_late_host"))) if line.word == "bound"]
+    window = re.search(r"the first iteration is 100 % of it, --window (\S+) shows the others", bound)[1]
+    others = command_line("report", TRACES / "h200x4_late_host", "--window", window, "--json")
+    assert "of 1.70 ms lie before kernels of rank 1" in json.loads(others.stdout)["bound"]
+    assert not any("--window" in line.text for line in headlines(findings))
 
 
 def test_a_large_capture_stays_a_small_page(tmp_path):

@@ -100,13 +100,14 @@ def load_imbalance(loads: tuple[Load, ...]) -> float:
 def analyze_balance(timeline: Timeline, link_limit: LinkLimit | None = None) -> Balance:
     """Works on unaligned Timelines too: nothing is compared across ranks.
 
-    link_limit: None takes `link_gb_per_s` of the capture's settings, if it is there.
+    link_limit: GB/s that a link was measured to reach, one number or one a (source, destination); None takes
+    `link_gb_per_s` of the capture's settings, where that is a number.
     """
     events = rows_by_event(timeline)
     settings = timeline.ranks[0].metadata.get("settings", {}) if timeline.ranks else {}
     token_bytes = _token_bytes(settings)
-    if link_limit is None:
-        link_limit = settings.get("link_gb_per_s")
+    if link_limit is None and isinstance(settings.get("link_gb_per_s"), int | float):
+        link_limit = float(settings["link_gb_per_s"])
     own_ns = own_times(timeline)
     cells = _Cells.of_tracks(timeline, events, own_ns)
     block = np.array([track.block for track in timeline.tracks] or [0], np.int64)

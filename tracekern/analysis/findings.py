@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from tracekern.analysis.balance import Balance, analyze_balance
+from tracekern.analysis.balance import Balance, LinkLimit, analyze_balance
 from tracekern.analysis.causes import Causes, analyze_causes
 from tracekern.analysis.critical_path import CriticalPath, critical_path
 from tracekern.analysis.distribution import Distribution, distribute
@@ -16,6 +16,7 @@ from tracekern.analysis.gantt import Gantt, choose_spans
 from tracekern.analysis.imbalance import Imbalance, work_imbalance
 from tracekern.analysis.iterations import Iterations, find_iterations
 from tracekern.analysis.matrix import Abnormal, WaitMatrix, find_abnormal, wait_matrix
+from tracekern.analysis.statistics import probe_cost_ns
 from tracekern.analysis.summary import Summary, summarize
 from tracekern.analysis.time_shares import TimeShares, share_time
 from tracekern.analysis.wait_statistics import WaitStatistic, wait_statistics
@@ -47,15 +48,20 @@ class Findings:
     path: CriticalPath
     balance: Balance
     imbalances: tuple[Imbalance, ...]
+    probe_cost_ns: float
+    """What recording one span adds, as the capture measured it; 0 where it did not."""
 
 
 MAX_DISTRIBUTIONS = 6
 
 
-def find(timeline: Timeline) -> Findings:
-    """Runs every analysis on a Timeline in ns. What needs no waits is worked out beside the rest, on a second core."""
+def find(timeline: Timeline, link_limit: LinkLimit | None = None) -> Findings:
+    """Runs every analysis on a Timeline in ns. What needs no waits is worked out beside the rest, on a second core.
+
+    link_limit: GB/s that a link was measured to reach, as analyze_balance() takes it.
+    """
     with ThreadPoolExecutor(max_workers=1) as beside:
-        plain = beside.submit(_find_plain, timeline)
+        plain = beside.submit(_find_plain, timeline, link_limit)
         iterations = find_iterations(timeline)
         rows = dict.fromkeys(reversed(iterations.best_median_worst())) if len(iterations) else {}
         waits = analyze_waits(timeline)
@@ -82,11 +88,12 @@ def find(timeline: Timeline) -> Findings:
         )
 
 
-def _find_plain(timeline: Timeline) -> dict[str, Any]:
+def _find_plain(timeline: Timeline, link_limit: LinkLimit | None) -> dict[str, Any]:
     """Those fields of Findings that need no waits."""
     return {
-        "balance": analyze_balance(timeline),
+        "balance": analyze_balance(timeline, link_limit),
         "summary": summarize(timeline),
         "time": share_time(timeline),
         "imbalances": work_imbalance(timeline),
+        "probe_cost_ns": probe_cost_ns(timeline),
     }

@@ -85,7 +85,7 @@ def phase_statistics(timeline: Timeline) -> RunStatistics:
         num_measured=iterations.count - iterations.first_measured,
         set_up_stages=iterations.set_up_stages,
         resolution_ns=max((1e9 * rank.resolution_ticks / rank.ticks_per_second for rank in timeline.ranks), default=0),
-        probe_cost_ns=_probe_cost_ns(timeline),
+        probe_cost_ns=probe_cost_ns(timeline),
         clock_hard_ns=max((rank.clock.hard_ns for rank in timeline.ranks if rank.clock), default=float("inf")),
         losses=_losses(timeline),
     )
@@ -174,8 +174,11 @@ def _end_to_end(timeline: Timeline, iterations: LaunchIterations) -> tuple[int, 
     return tuple(times)
 
 
-def _probe_cost_ns(timeline: Timeline) -> float:
-    """At the next measured number of warps per SM from that of the largest block on, one block an SM."""
+def probe_cost_ns(timeline: Timeline) -> float:
+    """What recording one span adds, as the capture measured it; 0 where it did not.
+
+    At the next measured number of warps per SM from that of the largest block on, one block an SM.
+    """
     warps = max((launch.warps_per_block for launch in timeline.launches), default=0)
     costs = [0.0]
     for rank in timeline.ranks:

@@ -23,6 +23,12 @@ def report(
     partial: options.Partial = False,
     window: options.Window = None,
     ranks: options.Ranks = None,
+    link_limit: Annotated[
+        float | None,
+        typer.Option(
+            metavar="GB/s", min=1e-3, help="What a link was measured to reach; the links are held against it."
+        ),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Say what dominates, who waits for whom and why; write it as a page with -o report.html."""
@@ -36,7 +42,7 @@ def report(
     chosen_window, chosen_ranks = options.parse_window(window), options.parse_ranks(ranks)
     with working("reading and analysing the captures"):
         timeline = load(captures, unaligned=unaligned, strict=strict, partial=partial)
-        findings = find(select(timeline, chosen_window, chosen_ranks))
+        findings = find(select(timeline, chosen_window, chosen_ranks), link_limit)
     lines = headlines(findings)
     if output is not None:
         _write_page(findings, captures, output)

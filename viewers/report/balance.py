@@ -69,7 +69,7 @@ def _rank_bars(loads: tuple[Load, ...]) -> Figure:
         ]
     ]
     rows = [f"rank {load.rank}" for load in loads]
-    return stacked_bars(rows, parts, axis=f"busy, {unit} over all warps", says="Busy time by rank", hover=hover)
+    return stacked_bars(rows, parts, axis=f"{unit} busy, over all warps", says="Busy time by rank", hover=hover)
 
 
 def _imbalance_table(findings: Findings) -> str:
@@ -149,4 +149,12 @@ def _links(findings: Findings) -> list[str | Figure]:
         axes=("sends (rank)", "receives (rank)"),
         unit=what,
     )
+    used = [link for link in balance.links if link.utilisation is not None]
+    best = max(used, key=lambda link: link.utilisation or 0.0, default=None)
+    if best is not None:
+        limits = f"the measured limit of {best.limit_gb_per_s:.4g} GB/s"
+        share = percent(best.utilisation or 0.0, 1.0)
+        what += f"; at best {share} of {limits}, from rank {best.source} to rank {best.destination}"
+    elif with_rate:
+        what += "; give the limit that a link was measured to have with --link-limit"
     return [f"<p class='aside'>{what}</p>", figure]

@@ -86,7 +86,17 @@ def _bound(findings: Findings) -> str:
     gains = findings.path.replay.gains if findings.path.replay else ()
     if gains and gains[0].saved_ns > 0:
         text += f"; as short as elsewhere, {describe_gain(gains[0])} would save {duration(gains[0].saved_ns)}"
-    return text
+    return text + _warm_up(findings)
+
+
+def _warm_up(findings: Findings) -> str:
+    """Where the first iteration is most of the capture it is most of every number: how to see the others."""
+    whole, iterations = findings.path.whole, findings.path.iterations
+    if whole is None or len(iterations) < 2 or iterations[0].makespan_ns * 2 <= whole.makespan_ns:
+        return ""
+    first_us, last_us = iterations[1].start_ns // 1000 + 1, whole.end_ns // 1000 + 1
+    share = percent(iterations[0].makespan_ns, whole.makespan_ns)
+    return f"; the first iteration is {share} of it, --window {first_us}us:{last_us}us shows the others"
 
 
 def steadiness(findings: Findings) -> str:

@@ -1,4 +1,4 @@
-"""How far can this be trusted? Clock bounds, losses, what the clocks leave open, versions."""
+"""How far can this be trusted? Clock bounds, losses, overhead, what the clocks leave open, versions."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _MAX_ROWS = 16
 
 def trust_part(findings: Findings) -> Part:
     answer = trust(findings)
-    body = [_ranks(findings), _open(findings), _problems(findings), _settings(findings)]
+    body = [_ranks(findings), _open(findings), _overhead(findings), _problems(findings), _settings(findings)]
     aside = (
-        "Proven bounds follow from round trips alone; repeatable is one standard deviation and assumes that a message "
-        "takes as long there as back. Errors of a pair's clocks are the same for all its waits: they add up, they do "
-        "not average out."
+        "Proven bounds follow from round trips and, where those say more, from messages of the kernels, which cannot "
+        "arrive before they were sent. Repeatable is one standard deviation and assumes that a message takes as long "
+        "there as back. Errors of a pair's clocks are the same for all its waits: they add up, they do not average out."
     )
     return Part(
         "trust", "Trust", "How far can this be trusted?", escape(answer[0].upper() + answer[1:]) + ".", body, aside
@@ -32,7 +32,9 @@ def _ranks(findings: Findings) -> str:
         [
             f"rank {rank.rank}",
             escape(f"{rank.device} on {rank.node}"),
-            escape(_clock(rank)),
+            escape(rank.clock_method),
+            escape(_proven(rank)),
+            _bound(rank.clock_sigma_ns),
             f"{rank.num_spans:,}",
             f"{rank.num_open_spans:,}",
             f"{rank.records_lost:,}",
@@ -40,15 +42,23 @@ def _ranks(findings: Findings) -> str:
         ]
         for rank in shown
     ]
-    grid = table(["", "device", "clock", "spans", "never ended", "records lost", "state"], rows, numbers=4)
+    columns = ["", "device", "clock", "proven", "repeatable", "spans", "never ended", "records lost", "state"]
+    grid = table(columns, rows, numbers=6)
     rest = len(findings.summary.ranks) - len(shown)
     return grid + (f"<p class='aside'>and {count(rest, 'more rank')}</p>" if rest else "")
 
 
-def _clock(rank: RankSummary) -> str:
+def _proven(rank: RankSummary) -> str:
+    """The bound, and where it comes from."""
     if rank.clock_method == "reference" or not math.isfinite(rank.clock_hard_ns):
-        return rank.clock_method
-    return f"{rank.clock_method} ±{duration(rank.clock_hard_ns)} proven, ±{duration(rank.clock_sigma_ns)} repeatable"
+        return "-"
+    if rank.clock_round_trip_ns is None:
+        return f"{_bound(rank.clock_hard_ns)} by round trips"
+    return f"{_bound(rank.clock_hard_ns)} by messages, {_bound(rank.clock_round_trip_ns)} by round trips"
+
+
+def _bound(value_ns: float) -> str:
+    return f"±{duration(value_ns)}" if math.isfinite(value_ns) and value_ns else "-"
 
 
 def _open(findings: Findings) -> str:
@@ -61,6 +71,19 @@ def _open(findings: Findings) -> str:
     return (
         f"<p>Of {duration(late)} that ranks waited for each other to arrive, the clocks leave {percent(likely, late)} "
         f"undecided at their repeatability, {percent(proven, late)} at their proven bounds.</p>"
+    )
+
+
+def _overhead(findings: Findings) -> str:
+    """What recording took of the warps' time, at the cost of a span that the capture measured."""
+    if not findings.probe_cost_ns:
+        return "<p>What recording a span costs was not measured in this capture.</p>"
+    spans = sum(event.count for rank in findings.summary.ranks for event in rank.events)
+    cost_ns = spans * findings.probe_cost_ns
+    return (
+        f"<p>Recording a span costs {duration(findings.probe_cost_ns)}, measured on this device when the capture "
+        f"opened: for {count(spans, 'span')} about {percent(cost_ns, int(findings.time.total.sum()))} of the warps' "
+        "time.</p>"
     )
 
 
