@@ -70,11 +70,13 @@
     const spec = specs[Number(element.dataset.figure)];
     const { data, layout } = spec.kind === "gantt" ? gantt(spec, element.clientWidth) : spec;
     const narrow = element.clientWidth < 600 ? { font: { size: 11 }, ...(layout.narrow || {}) } : {};
-    const whole = merge(merge(base(), layout), narrow);
+    const { bare, ...changes } = narrow;
+    const shown = bare ? data.map(({ texttemplate, ...trace }) => trace) : data;
+    const whole = merge(merge(base(), layout), changes);
     delete whole.narrow;
     for (const key of Object.keys(whole)) if (/^[xy]axis/.test(key)) whole[key] = merge(axis, whole[key]);
     element.dataset.drawn = "yes";
-    return Plotly.react(element, inColor(data), inColor(whole), config);
+    return Plotly.react(element, inColor(shown), inColor(whole), config);
   };
   const redraw = () => figures.filter((element) => element.dataset.drawn && element.clientWidth).forEach(draw);
   const seen = new IntersectionObserver((entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => {

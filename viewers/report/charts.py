@@ -12,6 +12,8 @@ from tracekern.viewers.words import duration, escape, unit_for
 HEAT = [[0, "--heat-0"], [0.25, "--heat-1"], [0.5, "--heat-2"], [0.75, "--heat-3"], [1, "--heat-4"]]
 ROW_PX = 26
 MIN_ROW_PX = 13
+_MAX_NARROW_CELLS = 5
+"""In a row of a heatmap on a phone; the numbers of more would be too small to read, and stand in the hover texts."""
 
 
 def stacked_bars(
@@ -47,9 +49,16 @@ def stacked_bars(
         "barmode": "stack",
         "bargap": 0.28,
         "xaxis": {"title": {"text": axis}, **({"range": [0, 100], "ticksuffix": " %"} if is_share else {})},
-        "yaxis": {**ticks, "autorange": "reversed", "showgrid": False, "tickfont": {"size": 12 if row_px > 18 else 9}},
+        "yaxis": {
+            **ticks,
+            "autorange": "reversed",
+            "showgrid": False,
+            "zeroline": False,
+            "tickfont": {"size": 12 if row_px > 18 else 9},
+        },
         "showlegend": len(parts) > 1,
-        "margin": {"t": 34 if len(parts) > 1 else 8, "b": 44},
+        "margin": {"t": 34 if len(parts) > 1 else 8, "b": 44, "r": 28},
+        "narrow": {"xaxis": {"title": {"text": axis.replace(", ", ",<br>")}, "nticks": 4, "tickangle": 0}},
     }
     return Figure(data, layout, row_px * len(rows) + 96, says)
 
@@ -126,7 +135,7 @@ def heatmap(
         },
         "shapes": [_frame(*place) for place in marked],
         "margin": {"t": 52},
-        "narrow": {"font": {"size": 10}},
+        "narrow": {"font": {"size": 10}, "bare": len(names) > _MAX_NARROW_CELLS},
     }
     return Figure(data, layout, max(260, min(720, 44 * len(names) + 90)), says)
 

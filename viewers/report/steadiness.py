@@ -22,12 +22,12 @@ def steadiness_part(findings: Findings, open_command: str) -> Part:
     if findings.gantts:
         body += ["<h3>Inside an iteration</h3>", _gantts(findings), command(open_command)]
     left_out = sum(gantt.num_spans_left_out for gantt in findings.gantts)
-    aside = (
-        f"Drawn are the warps that waited longest, {count(left_out, 'more span')} of these iterations are left out; "
-        "Perfetto shows them all."
-        if left_out
-        else ""
-    )
+    aside = "Rows are the warps of each rank, on a narrow page as block·warp. " if findings.gantts else ""
+    if left_out:
+        aside += (
+            f"Drawn are those that waited longest, {count(left_out, 'more span')} of these iterations are left out; "
+            "Perfetto shows them all."
+        )
     answer = steadiness(findings)
     return Part("steadiness", "Steadiness", question, escape(answer[0].upper() + answer[1:]) + ".", body, aside)
 

@@ -101,7 +101,7 @@ def _phase_bars(findings: Findings) -> Figure:
         )
     rows = [str(phase.phase) for phase in phases]
     return stacked_bars(
-        rows, parts, axis=f"{unit}, summed over all warps", says="Waits by phase and class", hover=hover
+        rows, parts, axis=f"{unit} of waiting, over all warps", says="Waits by phase and class", hover=hover
     )
 
 
