@@ -70,7 +70,9 @@
     const spec = specs[Number(element.dataset.figure)];
     const { data, layout } = spec.kind === "gantt" ? gantt(spec, element.clientWidth) : spec;
     const narrow = element.clientWidth < 600 ? { font: { size: 11 }, ...(layout.narrow || {}) } : {};
-    const { bare, ...changes } = narrow;
+    const { bare, square, taller, ...changes } = narrow;
+    element.dataset.height ||= parseInt(element.style.height, 10);
+    element.style.height = `${square ? element.clientWidth + 40 : Number(element.dataset.height) + (taller || 0)}px`;
     const shown = bare ? data.map(({ texttemplate, ...trace }) => trace) : data;
     const whole = merge(merge(base(), layout), changes);
     delete whole.narrow;

@@ -12,6 +12,8 @@ from tracekern.viewers.words import duration, escape, unit_for
 HEAT = [[0, "--heat-0"], [0.25, "--heat-1"], [0.5, "--heat-2"], [0.75, "--heat-3"], [1, "--heat-4"]]
 ROW_PX = 26
 MIN_ROW_PX = 13
+_LEGEND_LINE_PX, _WRAPPED_TITLE_PX = 17, 16
+"""On a phone, where a legend has a line for each entry."""
 _MAX_NARROW_CELLS = 5
 """In a row of a heatmap on a phone; the numbers of more would be too small to read, and stand in the hover texts."""
 
@@ -43,6 +45,7 @@ def stacked_bars(
                 "marker": {"color": color, "line": {"width": 0}, "pattern": _pattern(pattern)},
             }
         )
+    legend_px = _LEGEND_LINE_PX * max(0, len(parts) - 2)
     row_px = max(MIN_ROW_PX, ROW_PX - max(0, len(rows) - 12))
     ticks = {"tickvals": list(range(len(rows))), "ticktext": [escape(row) for row in rows]}
     layout = {
@@ -58,7 +61,11 @@ def stacked_bars(
         },
         "showlegend": len(parts) > 1,
         "margin": {"t": 34 if len(parts) > 1 else 8, "b": 44, "r": 28},
-        "narrow": {"xaxis": {"title": {"text": axis.replace(", ", ",<br>")}, "nticks": 4, "tickangle": 0}},
+        "narrow": {
+            "xaxis": {"title": {"text": axis.replace(", ", ",<br>")}, "nticks": 4, "tickangle": 0},
+            "margin": {"t": 34 + legend_px if len(parts) > 1 else 8},
+            "taller": legend_px + _WRAPPED_TITLE_PX,
+        },
     }
     return Figure(data, layout, row_px * len(rows) + 96, says)
 
@@ -135,7 +142,7 @@ def heatmap(
         },
         "shapes": [_frame(*place) for place in marked],
         "margin": {"t": 52},
-        "narrow": {"font": {"size": 10}, "bare": len(names) > _MAX_NARROW_CELLS},
+        "narrow": {"font": {"size": 10}, "bare": len(names) > _MAX_NARROW_CELLS, "square": not few},
     }
     return Figure(data, layout, max(260, min(720, 44 * len(names) + 90)), says)
 
