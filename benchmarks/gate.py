@@ -28,7 +28,7 @@ from tracekern.errors import TracekernError
 from tracekern.gate import baseline
 from tracekern.gate.check import check
 from tracekern.gate.compare import Rules, Verdict, compare, floors, logarithms
-from tracekern.gate.report import Outcome, percent, show
+from tracekern.gate.report import Outcome, show, size
 from tracekern.gate.run import Run, read_run
 
 LAUNCHES = Path(__file__).resolve().parent.parent / "traces" / "launches"
@@ -191,13 +191,13 @@ def detect_all(runs: list[Run], gated: Sequence[str]) -> list[dict[str, Any]]:
     for name, spread, floor in zip(names, spreads, least, strict=True):
         median = float(np.median([run.metrics[name] for run in runs]))
         caught = detect(runs, name) if floor < GROWTH - 1 else None
-        limits = [f"floor {percent(floor)[1:]}"] if floor > Rules().floor else []
-        limits += [f"spread {percent(spread)[1:]}"] if spread > MAX_SPREAD else []
+        limits = [f"floor {size(floor)}"] if floor > Rules().floor else []
+        limits += [f"spread {size(spread)}"] if spread > MAX_SPREAD else []
         row = {"metric": name, "median": median, "spread": round(float(spread), 4), "floor": round(float(floor), 4)}
         rows.append({**row, "caught": caught, "promised": not limits})
         said = "below the floor" if caught is None else f"{caught}/{DETECTIONS}"
         promise = ", ".join(limits) or "promised"
-        table.add(show(name, median), percent(spread)[1:], percent(floor)[1:], said, promise, name)
+        table.add(show(name, median), size(spread), size(floor), said, promise, name)
     table.print()
     return rows
 

@@ -10,7 +10,7 @@ from runs import draw_runs
 
 from tracekern.gate.budget import Budget
 from tracekern.gate.check import check
-from tracekern.gate.report import Outcome, junit, markdown, percent, show
+from tracekern.gate.report import Outcome, junit, markdown, percent, show, size
 
 COPY = "dispatch.copy_token.p50"
 BASE = draw_runs(8, 1)
@@ -89,3 +89,4 @@ def test_numbers_for_people():
     ]
     assert show("a.wait_share", 0.125) == "12.5 %"
     assert [percent(value) for value in (0.153, -0.05, 22.6, float("nan"))] == ["+15.3 %", "-5.0 %", "x23.6", "?"]
+    assert [size(value) for value in (0.05, 10.0)] == ["5.0 %", "x11"]

@@ -255,6 +255,7 @@ def test_json_has_the_same_lines(command_line, findings):
         (["report", str(TRACES / "h200x4"), "-o", "report.pdf"], "wanted a name that ends in .html"),
         (["report", str(TRACES / "h200x4"), "-o", "no/such/folder/report.html"], "its folder does not exist"),
         (["report", str(TRACES / "h200x4"), "--ranks", "9"], "rank 9 is not in the timeline"),
+        (["report", str(TRACES / "h200x4"), "--link-limit", "0"], "--link-limit: got 0, wanted GB/s above 0"),
     ],
 )
 def test_bad_input_is_one_line(command_line, arguments, said):

@@ -101,7 +101,7 @@ def _budget_table(report: Report) -> object:
 
 
 def _change_table(report: Report) -> object:
-    from tracekern.gate.report import order, percent, show
+    from tracekern.gate.report import order, percent, show, size
 
     assert report.comparison is not None
     grid = table(["base", "head", "change", "95 % interval", "floor", "p", "runs to tell"], ["", "metric"])
@@ -111,7 +111,7 @@ def _change_table(report: Report) -> object:
             show(change.metric, change.head),
             percent(change.estimate),
             f"{percent(change.low)} .. {percent(change.high)}",
-            percent(change.floor)[1:],
+            size(change.floor),
             f"{change.p:.2g}",
             f"about {change.runs_to_decide}" if change.runs_to_decide else "",
             _verdict(change),

@@ -25,9 +25,7 @@ def report(
     ranks: options.Ranks = None,
     link_limit: Annotated[
         float | None,
-        typer.Option(
-            metavar="GB/s", min=1e-3, help="What a link was measured to reach; the links are held against it."
-        ),
+        typer.Option(metavar="GB/s", help="What a link was measured to reach; the links are held against it."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -39,6 +37,8 @@ def report(
 
     if output is not None and output.suffix not in (".html", ".htm"):
         raise BadInput(f"report: {output}: the report is a page; wanted a name that ends in .html")
+    if link_limit is not None and not 0 < link_limit < float("inf"):
+        raise BadInput(f"--link-limit: got {link_limit:g}, wanted GB/s above 0")
     chosen_window, chosen_ranks = options.parse_window(window), options.parse_ranks(ranks)
     with working("reading and analysing the captures"):
         timeline = load(captures, unaligned=unaligned, strict=strict, partial=partial)

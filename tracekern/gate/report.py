@@ -133,7 +133,7 @@ def _markdown_changes(comparison: Comparison) -> list[str]:
         word = f"**{change.verdict.value}**" if change.verdict is Verdict.REGRESSED else change.verdict.value
         lines.append(
             f"| `{change.metric}` | {base} | {head} | {percent(change.estimate)} | {percent(change.low)} to "
-            f"{percent(change.high)} | {percent(change.floor)[1:]} | {word} |"
+            f"{percent(change.high)} | {size(change.floor)} | {word} |"
         )
     return [*lines, ""]
 
@@ -159,7 +159,7 @@ def junit(report: Report, path: Path) -> None:
     for change in report.comparison.changes if report.comparison else ():
         case = TestCase(change.metric, classname="tracekern.compare")
         interval = f"{percent(change.low)} to {percent(change.high)}"
-        text = f"{percent(change.estimate)} ({interval}), floor {percent(change.floor)}"
+        text = f"{percent(change.estimate)} ({interval}), floor {size(change.floor)}"
         if change.verdict is Verdict.REGRESSED:
             case.result = [Failure(text, "regressed")]
         elif change.verdict is Verdict.UNDECIDED:
@@ -185,6 +185,11 @@ def percent(value: float) -> str:
     if not math.isfinite(value):
         return "?"
     return f"{100 * value:+.1f} %" if abs(value) < 10 else f"x{1 + value:.3g}"
+
+
+def size(value: float) -> str:
+    """0.05 as "5.0 %": a spread or a floor, which has no direction."""
+    return percent(value).removeprefix("+")
 
 
 def _cell(text: str) -> str:
