@@ -33,7 +33,7 @@ from tracekern.gate.run import Run, read_run
 
 LAUNCHES = Path(__file__).resolve().parent.parent / "traces" / "launches"
 NUMBERS = ("ranks", "tokens", "hidden", "experts", "topk", "iterations", "blocks", "warps")
-SHAPES = {"cpu": (4, 16, 8192, 16, 4, 10, 4, 4), "cuda": (4, 64, 7168, 64, 4, 20, 16, 8)}
+SHAPES = {"cpu": (4, 16, 65536, 16, 4, 10, 4, 4), "cuda": (4, 64, 7168, 64, 4, 20, 16, 8)}
 """Phases of microseconds, launches of seconds."""
 COMPARISONS, DETECTIONS = 1000, 100
 MAX_ALARMS, MIN_CAUGHT = 10, 95

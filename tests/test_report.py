@@ -14,7 +14,8 @@ from timelines import LAUNCH, WAIT, make_launch, make_rank, make_timeline
 
 from tracekern.analysis.findings import Findings, find
 from tracekern.timeline.merge import load
-from tracekern.timeline.model import ClockFit, Flows, Spans, Timeline
+from tracekern.timeline.model import ClockFit, Flows, Spans, Timeline, TrackKind
+from tracekern.timeline.select import take_spans
 from tracekern.viewers.report.headlines import headlines, steadiness
 from tracekern.viewers.report.report_page import report_page
 
@@ -190,6 +191,17 @@ def test_what_is_missing_is_said():
     assert "no kernel left a span" in said["nothing at all"]["waiting"]
     assert "nobody can be named" in said["unaligned"]["who"]
     assert "UNALIGNED" in said["unaligned"]["trust"]
+
+
+def test_an_iteration_or_a_rank_without_spans_is_no_trouble(findings):
+    timeline = findings.timeline
+    is_lane = np.array([track.kind == TrackKind.LAUNCH for track in timeline.tracks])[timeline.spans.track]
+    sequence = np.array([*(launch.sequence for launch in timeline.launches), -1])[timeline.spans.launch]
+    of_rank = timeline.track_ranks()[timeline.spans.track]
+    for is_gone in (sequence == 1, ~is_lane & (sequence == 1), ~is_lane & (of_rank == 0), ~is_lane, is_lane):
+        poor = find(take_spans(timeline, ~is_gone))
+        assert all(line.text for line in headlines(poor))
+        assert report_page(poor, "poor", "poor", "open").count("<section") == 8
 
 
 def test_trust_says_where_bounds_come_from_and_what_recording_costs(findings, tmp_path):
