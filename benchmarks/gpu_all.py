@@ -25,7 +25,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTEST = "-m pytest -q -m 'gpu or multigpu' -p no:cacheprovider"
 SLOW = ("test_mutants_gpu.py", "test_sanitizer_gpu.py")  # steps of their own
 # Files by name: others need packages that a GPU machine has no use for.
-TESTS = " ".join(f"tests/{path.name}" for path in sorted(ROOT.glob("tests/test_*gpu*.py")) if path.name not in SLOW)
+TESTS = " ".join(
+    ["tests/test_cycle_clock.py"]
+    + [f"tests/{path.name}" for path in sorted(ROOT.glob("tests/test_*gpu*.py")) if path.name not in SLOW]
+)
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,6 @@ STEPS = (
     Step("overhead", "benchmarks/overhead_pipeline.py --ranks {gpus}", 400),
     Step("graphs", "benchmarks/graphs.py", 200),
     Step("clocks", "benchmarks/clocks_gpu.py --ranks {gpus}", 200, 2),
-    Step("overhead", "benchmarks/overhead_pipeline.py --ranks {gpus} --calls 30", 300),
-    Step("graphs", "benchmarks/graphs.py --replays 200", 200),
     Step("moe", "benchmarks/moe.py --ranks {gpus}", 300),
 )
 

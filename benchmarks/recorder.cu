@@ -72,11 +72,13 @@ std::vector<T> fetch(const T* device, size_t count) {
     return host;
 }
 
-class NothingCase final : public Case {
+// Leaves no records.
+template <class Probe>
+class BareCase final : public Case {
 public:
-    NothingCase() : Case("nothing", reinterpret_cast<const void*>(run_regions<Nothing>), 0) {}
+    explicit BareCase(const std::string& name) : Case(name, reinterpret_cast<const void*>(run_regions<Probe>), 0) {}
     void launch(const BenchArgs& args, const Config& config) override {
-        Nothing::Args none;
+        typename Probe::Args none;
         start(args, config, &none);
     }
     bool has_records() const override { return false; }
@@ -90,27 +92,22 @@ public:
     OursCase(const std::string& name, char* records)
         : Case(name, reinterpret_cast<const void*>(run_regions<Probe>), 2 * sizeof(WideRecord)),
           records_(reinterpret_cast<WideRecord*>(records)),
-          headers_(sizeof(TrackHeader) * kMaxTracks),
-          descriptor_(sizeof(LaunchDescriptor)) {}
+          headers_(sizeof(TrackHeader) * kMaxTracks) {}
 
     void prepare(const Config& config, bool zero) override {
         room_ = 2 * config.num_regions;
-        LaunchDescriptor launch{};
+        LaunchDescriptor& launch = trace_.launch;
         launch.headers = headers_.template as<TrackHeader>();
         launch.records = records_;
         launch.event_mask = ~uint64_t{0};
         launch.records_per_track = room_;
-        launch.warps_per_block = config.num_warps;
+        launch.warps_per_block = static_cast<uint16_t>(config.num_warps);
         launch.block_stop = config.num_blocks;
         launch.block_step = 1;
         launch.role_mask = ~0u;
-        TK_CUDA(cudaMemcpy(descriptor_.as<void>(), &launch, sizeof(launch), cudaMemcpyHostToDevice));
         if (zero) TK_CUDA(cudaMemset(launch.headers, 0, sizeof(TrackHeader) * config.num_tracks()));
     }
-    void launch(const BenchArgs& args, const Config& config) override {
-        typename Probe::Args trace{descriptor_.as<LaunchDescriptor>()};
-        start(args, config, &trace);
-    }
+    void launch(const BenchArgs& args, const Config& config) override { start(args, config, &trace_); }
     Spans read(const Config& config, uint32_t track) const override {
         const TrackHeader header = fetch(headers_.template as<TrackHeader>() + track, 1)[0];
         require(header.started == 1 && header.finished == 1, "a track did not finish");
@@ -140,7 +137,8 @@ public:
 
 private:
     WideRecord* records_;
-    DeviceMemory headers_, descriptor_;
+    DeviceMemory headers_;
+    typename Probe::Args trace_{};
     uint32_t room_ = 0;
 };
 
@@ -320,7 +318,8 @@ int run(uint32_t num_launches, uint32_t num_regions) {
     char* records = buffer.as<char>();
 
     std::vector<std::unique_ptr<Case>> cases;
-    cases.push_back(std::make_unique<NothingCase>());
+    cases.push_back(std::make_unique<BareCase<Nothing>>("nothing"));
+    cases.push_back(std::make_unique<BareCase<Reads>>("two reads"));
     cases.push_back(std::make_unique<OursCase<false>>("wide", records));
     cases.push_back(std::make_unique<OursCase<true>>("wide, fields", records));
 #ifdef TK_FLASHINFER

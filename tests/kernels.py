@@ -37,7 +37,7 @@ class TrackWriter:
         self.records = memory(records, fmt.WIDE_RECORD, self.capacity)
         self.event_mask = int(launch["event_mask"])
         self.header["block"], self.header["warp"], self.header["role"] = self.block, self.warp, self.role
-        self.header["launch_idx"], self.header["epoch"] = launch["launch_idx"], launch["epoch"]
+        self.header["launch_idx"] = launch["launch_idx"]
         self.header["start_ticks"] = time.monotonic_ns()
         self.header["started"] = 1
 

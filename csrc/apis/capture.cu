@@ -19,26 +19,18 @@ const LaunchDescriptor* descriptors_at(uint64_t address) {
 
 // Left to its first launch, a kernel's loading may have to wait for another kernel that spins: on the very launch that
 // would come next. The pipeline loads its own when it is made.
-std::unique_ptr<GpuCapture> open_capture(uint64_t arena, uint64_t arena_bytes, uint32_t max_launches) {
+std::unique_ptr<GpuCapture> open_capture(uint64_t arena, uint64_t arena_bytes) {
     for (const auto format : {RecordFormat::wide, RecordFormat::ring}) {
         for (const bool traced : {false, true}) load_kernel(rank_barrier_kernel(traced, format));
     }
     for (const bool initiates : {false, true}) load_kernel(ping_pong_kernel(initiates));
     load_kernel(host_clock_kernel());
-    return std::make_unique<GpuCapture>(arena, arena_bytes, max_launches);
+    return std::make_unique<GpuCapture>(arena, arena_bytes);
 }
 
 void register_gpu_capture(py::module_& extension) {
     py::class_<GpuCapture>(extension, "GpuCapture")
-        .def(py::init(&open_capture), py::arg("arena"), py::arg("arena_bytes"), py::arg("max_launches"))
-        .def(
-            "place",
-            [](GpuCapture& capture, uint32_t first_launch_idx, uint64_t descriptors, uint32_t count) {
-                return capture.place(first_launch_idx, descriptors_at(descriptors), count);
-            },
-            py::arg("first_launch_idx"),
-            py::arg("descriptors"),
-            py::arg("count"))
+        .def(py::init(&open_capture), py::arg("arena"), py::arg("arena_bytes"))
         .def("mirror", &GpuCapture::mirror)
         .def("collect", &GpuCapture::collect, py::arg("offset"), py::arg("num_bytes"))
         .def("finish", &GpuCapture::finish)

@@ -34,16 +34,16 @@ py::dict launch_descriptor_offsets() {
     offsets["headers"] = offsetof(LaunchDescriptor, headers);
     offsets["records"] = offsetof(LaunchDescriptor, records);
     offsets["event_mask"] = offsetof(LaunchDescriptor, event_mask);
+    offsets["of_replay"] = offsetof(LaunchDescriptor, of_replay);
     offsets["records_per_track"] = offsetof(LaunchDescriptor, records_per_track);
-    offsets["warps_per_block"] = offsetof(LaunchDescriptor, warps_per_block);
     offsets["block_first"] = offsetof(LaunchDescriptor, block_first);
     offsets["block_stop"] = offsetof(LaunchDescriptor, block_stop);
     offsets["block_step"] = offsetof(LaunchDescriptor, block_step);
     offsets["role_mask"] = offsetof(LaunchDescriptor, role_mask);
     offsets["launch_idx"] = offsetof(LaunchDescriptor, launch_idx);
-    offsets["epoch"] = offsetof(LaunchDescriptor, epoch);
-    offsets["first_lap"] = offsetof(LaunchDescriptor, first_lap);
     offsets["replay"] = offsetof(LaunchDescriptor, replay);
+    offsets["warps_per_block"] = offsetof(LaunchDescriptor, warps_per_block);
+    offsets["first_lap"] = offsetof(LaunchDescriptor, first_lap);
     return offsets;
 }
 

@@ -40,7 +40,7 @@ py::tuple time_probe(uint32_t num_regions, uint32_t num_steps, uint32_t num_roun
     std::vector<double> off_ms, on_ms;
     for (uint32_t round = 0; round < num_rounds; ++round) {
         off_ms.push_back(time_ms<Recorder<false>>(args, {}));
-        on_ms.push_back(time_ms<Rec>(args, {&launch}));
+        on_ms.push_back(time_ms<Rec>(args, {launch}));
     }
     return py::make_tuple(off_ms, on_ms);
 }

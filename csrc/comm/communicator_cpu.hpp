@@ -26,13 +26,13 @@ void with_recorder(const TraceChoice& trace, F f) {
     if (!trace.descriptor) {
         f.template operator()<Recorder<false>>(Recorder<false>::Args{});
     } else if (trace.format == RecordFormat::wide) {
-        f.template operator()<Wide>(Wide::Args{trace.descriptor});
+        f.template operator()<Wide>(Wide::Args{*trace.descriptor});
     } else {
 #ifdef TK_SAMPLE  // for tests that compile often
         throw std::invalid_argument("built without the ring");
 #else
         using Ring = Recorder<true, RecordFormat::ring>;
-        f.template operator()<Ring>(Ring::Args{trace.descriptor});
+        f.template operator()<Ring>(Ring::Args{*trace.descriptor});
 #endif
     }
 }

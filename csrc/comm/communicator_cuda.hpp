@@ -15,6 +15,12 @@
 
 namespace tracekern {
 
+// The launch argument for a kernel's Rec::Args: the descriptor itself; any byte where those are empty.
+inline void* trace_argument(uint64_t descriptor) {
+    static char none;
+    return descriptor ? reinterpret_cast<void*>(descriptor) : &none;
+}
+
 class CudaCommunicator {
 public:
     // Allocates this rank's part on the current device; import_peer() for every other rank makes it whole.
@@ -63,8 +69,8 @@ public:
     void barrier(uint64_t descriptor, RecordFormat format, uint64_t stream) {
         uint32_t epoch = barrier_epoch_++;
         LaunchSize size{1, 1};
-        launch_kernel(
-            rank_barrier_kernel(descriptor != 0, format), 1, 32, 0, stream, {&args_, &epoch, &size, &descriptor});
+        const void* kernel = rank_barrier_kernel(descriptor != 0, format);
+        launch_kernel(kernel, 1, 32, 0, stream, {&args_, &epoch, &size, trace_argument(descriptor)});
     }
     uint32_t barrier_epoch() const { return barrier_epoch_; }
 

@@ -122,9 +122,6 @@ public:
     SideStream(const SideStream&) = delete;
 
     uint64_t handle() const { return reinterpret_cast<uint64_t>(stream_); }
-    void copy_to_device(void* device, const void* host, uint64_t bytes) const {
-        TK_CUDA(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_));
-    }
     void copy_to_host(void* host, const void* device, uint64_t bytes) const {
         TK_CUDA(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_));
     }

@@ -1,5 +1,5 @@
-// What a capture keeps on a GPU: its arena within reach of kernels, the descriptors that they read, and the mirror, a
-// twin of the arena in device memory, for launches whose records are too dense to cross the bus one by one.
+// What a capture keeps on a GPU: its arena within reach of kernels, and the mirror, a twin of the arena in device
+// memory, for launches whose records are too dense to cross the bus one by one.
 #pragma once
 
 #include <memory>
@@ -12,8 +12,7 @@ namespace tracekern {
 class GpuCapture {
 public:
     // arena: host memory of this process, of whole pages.
-    GpuCapture(uint64_t arena, uint64_t arena_bytes, uint32_t max_launches)
-        : arena_(arena), arena_bytes_(arena_bytes), descriptors_(uint64_t{max_launches} * sizeof(LaunchDescriptor)) {
+    GpuCapture(uint64_t arena, uint64_t arena_bytes) : arena_(arena), arena_bytes_(arena_bytes) {
         if (register_host_memory(arena, arena_bytes) != arena) {
             unregister_host_memory(arena);
             throw std::runtime_error("this GPU sees host memory at another address than the host");
@@ -26,15 +25,6 @@ public:
         }
     }
     GpuCapture(const GpuCapture&) = delete;
-
-    // Copies the descriptors of `count` launches to device memory: a kernel that read them from the host would first of
-    // all wait for the bus. Returns the address of the first; they stand one after the other.
-    uint64_t place(uint32_t first_launch_idx, const LaunchDescriptor* descriptors, uint32_t count) {
-        LaunchDescriptor* at = descriptors_.as<LaunchDescriptor>() + first_launch_idx;
-        stream_.copy_to_device(at, descriptors, count * sizeof(LaunchDescriptor));
-        stream_.synchronize();
-        return reinterpret_cast<uint64_t>(at);
-    }
 
     // Address of the mirror, zeroed; it is allocated when it is first asked for.
     uint64_t mirror() {
@@ -56,7 +46,6 @@ private:
     uint64_t arena_;
     const uint64_t arena_bytes_;
     const SideStream stream_;
-    const DeviceMemory descriptors_;
     std::unique_ptr<DeviceMemory> mirror_;
 };
 

@@ -1,5 +1,5 @@
-// How a CUDA graph records: its arguments are frozen, so the kernels of its traced instance read descriptors at one
-// fixed place in device memory, and the first node of every replay puts there what this replay shall use.
+// How a CUDA graph records: its arguments are frozen, so the kernels of its traced instance are told a fixed place in
+// device memory, and the first node of every replay puts there the descriptors that this replay shall use.
 //
 // The host lays regions ready in a ring, one set (a descriptor for each launch of the graph) a replay. The first node
 // takes the oldest set; where the host came late it takes none, and the kernels of that replay only count what they

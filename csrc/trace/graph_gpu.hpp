@@ -14,29 +14,30 @@ class GraphRing {
 public:
     // For a graph of at most max_launches traced launches.
     GraphRing(uint32_t num_slots, uint32_t max_launches)
-        : max_launches_(max_launches),
-          control_(sizeof(GraphControl)),
+        : control_(sizeof(GraphControl)),
           ring_(uint64_t{num_slots} * max_launches * sizeof(LaunchDescriptor)),
           current_(max_launches * sizeof(LaunchDescriptor)),
           spare_(max_launches * sizeof(LaunchDescriptor)),
-          state_(sizeof(GraphTrace)) {
+          state_(sizeof(GraphTrace)),
+          arguments_(max_launches) {
         trace_.control = control_.as<GraphControl>();
         trace_.ring = ring_.as<LaunchDescriptor>();
         trace_.current = current_.as<LaunchDescriptor>();
         trace_.spare = spare_.as<LaunchDescriptor>();
         trace_.num_slots = num_slots;
+        for (uint32_t i = 0; i < max_launches; ++i) arguments_[i].of_replay = trace_.current + i;
         load_kernel(graph_advance_kernel());  // not while a stream is captured
         upload();
     }
     GraphRing(const GraphRing&) = delete;
 
-    // Where the kernels of launch `idx` of the graph find their descriptor.
+    // Address of the descriptor that the kernel of launch `idx` of the graph gets: the way to that of each replay.
     uint64_t descriptor(uint32_t idx) const {
-        if (idx >= max_launches_) {
-            throw std::invalid_argument("a graph of more than " + std::to_string(max_launches_) +
+        if (idx >= arguments_.size()) {
+            throw std::invalid_argument("a graph of more than " + std::to_string(arguments_.size()) +
                                         " traced launches; record fewer of them, or make two graphs");
         }
-        return reinterpret_cast<uint64_t>(trace_.current + idx);
+        return reinterpret_cast<uint64_t>(&arguments_[idx]);
     }
 
     // The graph's first node; called while `stream` is captured.
@@ -85,10 +86,10 @@ private:
         launch_kernel(graph_advance_kernel(), 1, 32, 0, stream, {&graph, &size, &begins_replay});
     }
 
-    const uint32_t max_launches_;
     const MappedMemory control_, ring_;
     const DeviceMemory current_, spare_, state_;
     std::vector<std::unique_ptr<DeviceMemory>> counters_;
+    std::vector<LaunchDescriptor> arguments_;  // [max_launches]
     GraphTrace trace_{};
 };
 

@@ -33,7 +33,6 @@ inline ProbeTimes time_probe(const ProbePlan& plan) {
     std::optional<MappedMemory> on_host;
     std::optional<DeviceMemory> on_device;
     DeviceMemory headers(uint64_t{num_tracks} * sizeof(TrackHeader)), sink(num_tracks * sizeof(float));
-    DeviceMemory descriptor(sizeof(LaunchDescriptor));
 
     LaunchDescriptor launch{};
     launch.headers = headers.as<TrackHeader>();
@@ -41,15 +40,13 @@ inline ProbeTimes time_probe(const ProbePlan& plan) {
         plan.in_host_memory ? on_host.emplace(num_bytes).as<void>() : on_device.emplace(num_bytes).as<void>();
     launch.event_mask = ~uint64_t{0};
     launch.records_per_track = records_per_track;
-    launch.warps_per_block = plan.warps_per_sm;
+    launch.warps_per_block = static_cast<uint16_t>(plan.warps_per_sm);
     launch.block_stop = num_blocks;
     launch.block_step = 1;
     launch.role_mask = ~0u;
-    copy_to_device(descriptor.as<void>(), &launch, sizeof(launch));
 
     ProbeArgs args{sink.as<float>(), plan.num_regions, plan.num_steps, 0.5f};
     LaunchSize size{num_blocks, plan.warps_per_sm};
-    auto* trace = descriptor.as<LaunchDescriptor>();
     const SideStream stream;
     const auto time_ms = [&](bool traced) {
         const DeviceTimer timer(stream);
@@ -58,7 +55,7 @@ inline ProbeTimes time_probe(const ProbePlan& plan) {
                       plan.warps_per_sm * 32,
                       0,
                       stream.handle(),
-                      {&args, &size, &trace});
+                      {&args, &size, &launch});
         return timer.stop_ms();
     };
     ProbeTimes times;

@@ -84,22 +84,24 @@ static_assert(sizeof(TrackHeader) == 64 && offsetof(TrackHeader, warp) == 12 && 
                   offsetof(TrackHeader, elapsed_cycles) == 56,
               "TrackHeader is a file format, and the recorder stores it 16 bytes at a time");
 
-// Which tracks and events of a launch are recorded, and where to. Lives in memory the device can read, so that a
-// captured graph can be pointed at another region without being rebuilt. The host fills it; the kernel only reads it.
-struct alignas(64) LaunchDescriptor {
+// Which tracks and events of a launch are recorded, and where to. The host fills it and the kernel gets it by value: a
+// kernel that had to load it would begin every track with a trip to memory.
+struct alignas(16) LaunchDescriptor {
     TrackHeader* headers;
     void* records;
-    uint64_t event_mask;         // bit i: record event i
+    uint64_t event_mask;  // bit i: record event i
+    // The arguments of a graph's kernels are frozen: device memory that holds the descriptor of the replay under way.
+    // Elsewhere null: this is the one.
+    const LaunchDescriptor* of_replay;
     uint32_t records_per_track;  // 0: count only
-    uint32_t warps_per_block;
-    uint32_t block_first;  // blocks first, first + step, ... below stop are recorded
+    uint32_t block_first;        // blocks first, first + step, ... below stop are recorded
     uint32_t block_stop;
     uint32_t block_step;
     uint32_t role_mask;  // bit i: record role i
     uint32_t launch_idx;
-    uint32_t epoch;
-    uint32_t first_lap;  // of a ring: 0, or the lap behind the last one of the launch that had the region before
-    uint32_t replay;     // the replay of a graph that took this region, counted from 1; 0: none did
+    uint32_t replay;  // the replay of a graph that took this region, counted from 1; 0: none did
+    uint16_t warps_per_block;
+    uint16_t first_lap;  // of a ring: 0, or the lap behind the last one of the launch that had the region before
 };
 static_assert(sizeof(LaunchDescriptor) == 64, "LaunchDescriptor is shared between host and device");
 

@@ -187,13 +187,12 @@ public:
     static constexpr bool kIsRing = kFormat == RecordFormat::ring;
     static constexpr bool kIsCycles = kFormat == RecordFormat::cycles;
     struct Args {
-        const LaunchDescriptor* descriptor;
+        LaunchDescriptor launch;
     };
 
     // `role` and `epoch` name the track; a track that the descriptor does not select records nothing.
-    TK_DEVICE Recorder(Args args, const Warp& warp, uint32_t role = 0, uint32_t epoch = 0) {
-        // As a whole and without a branch in between: the loads go out together.
-        const LaunchDescriptor launch = *args.descriptor;
+    TK_DEVICE Recorder(const Args& args, const Warp& warp, uint32_t role = 0, uint32_t epoch = 0) {
+        const LaunchDescriptor launch = args.launch.of_replay ? *args.launch.of_replay : args.launch;
         const uint32_t offset = warp.block - launch.block_first;
         const uint32_t index = launch.block_step == 1 ? offset : offset / launch.block_step;  // a division is 60 ns
         const bool selected = (warp.block >= launch.block_first) & (warp.block < launch.block_stop) &

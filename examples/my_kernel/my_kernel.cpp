@@ -42,7 +42,7 @@ void square(py::array_t<float, py::array::c_style> matrix, uint32_t grid, uint32
     const SimulatedClock clock;  // the host's own
     const CpuLaunch size{.num_blocks = grid, .warps_per_block = warps, .clock = &clock};
     if (descriptor) {
-        const Recorder<true>::Args trace{reinterpret_cast<const LaunchDescriptor*>(descriptor)};
+        const Recorder<true>::Args trace{*reinterpret_cast<const LaunchDescriptor*>(descriptor)};
         launch_cpu(size, [&](Warp& warp) { square_rows<Recorder<true>>(warp, args, trace); });
     } else {
         launch_cpu(size, [&](Warp& warp) { square_rows<Recorder<false>>(warp, args, {}); });

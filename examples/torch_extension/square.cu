@@ -43,7 +43,7 @@ void launch_square(float* matrix, uint32_t num_rows, uint32_t num_columns, const
     const auto stream = reinterpret_cast<cudaStream_t>(launch.stream);
     const dim3 grid(launch.grid), threads(launch.warps * 32);
     if (launch.descriptor) {
-        const Recorder<true>::Args trace{reinterpret_cast<const LaunchDescriptor*>(launch.descriptor)};
+        const Recorder<true>::Args trace{*reinterpret_cast<const LaunchDescriptor*>(launch.descriptor)};
         square_rows<Recorder<true>><<<grid, threads, 0, stream>>>(matrix, num_rows, num_columns, trace);
     } else {
         square_rows<Recorder<false>><<<grid, threads, 0, stream>>>(matrix, num_rows, num_columns, {});

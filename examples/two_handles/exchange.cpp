@@ -153,7 +153,8 @@ void run_exchange(const std::string& comm,
                   uint64_t descriptor) {
     const ExchangeArgs args = make_args(comm, slot, handle, call, count);
     using Traced = Recorder<true>;
-    const Traced::Args trace{reinterpret_cast<const LaunchDescriptor*>(descriptor)};
+    Traced::Args trace{};
+    if (descriptor) trace = {*reinterpret_cast<const LaunchDescriptor*>(descriptor)};
     if (descriptor && tagged) return launch<Traced, true>(args, clock, trace);
     if (descriptor) return launch<Traced, false>(args, clock, trace);
     if (tagged) return launch<Recorder<false>, true>(args, clock, {});

@@ -29,9 +29,9 @@ TK_DEVICE void multiply(Rec& recorder, float& x) {
     TK_END_AFTER(__float_as_uint(x));
 }
 
-__global__ void short_spans(const LaunchDescriptor* descriptor, float* sink) {
+__global__ void short_spans(const LaunchDescriptor launch, float* sink) {
     Warp warp(LaunchSize{});
-    Recorder<true, RecordFormat::cycles> recorder({descriptor}, warp);
+    Recorder<true, RecordFormat::cycles> recorder({launch}, warp);
     const uint64_t started = read_clock();
     float x = sink[threadIdx.x];
     [&]<uint32_t... kSpan>(std::integer_sequence<uint32_t, kSpan...>) {
@@ -44,7 +44,7 @@ __global__ void short_spans(const LaunchDescriptor* descriptor, float* sink) {
 
 void run() {
     DeviceMemory headers(sizeof(TrackHeader) * kNumTracks), records(sizeof(WideRecord) * 2 * kNumSpans * kNumTracks);
-    DeviceMemory descriptor(sizeof(LaunchDescriptor)), sink(sizeof(float) * 32 * kNumWarps);
+    DeviceMemory sink(sizeof(float) * 32 * kNumWarps);
     LaunchDescriptor launch{};
     launch.headers = headers.as<TrackHeader>();
     launch.records = records.as<void>();
@@ -54,13 +54,11 @@ void run() {
     launch.block_stop = kNumBlocks;
     launch.block_step = 1;
     launch.role_mask = ~0u;
-    TK_CUDA(cudaMemcpy(descriptor.as<void>(), &launch, sizeof(launch), cudaMemcpyHostToDevice));
-    // The first launches fetch code and descriptor; the last one counts.
+    // The first launches fetch the code; the last one counts.
     for (int i = 0; i < 4; ++i) {
-        auto* descriptor_ptr = descriptor.as<LaunchDescriptor>();
         auto* sink_ptr = sink.as<float>();
         launch_kernel(
-            reinterpret_cast<const void*>(short_spans), kNumBlocks, kNumWarps * 32, 0, 0, {&descriptor_ptr, &sink_ptr});
+            reinterpret_cast<const void*>(short_spans), kNumBlocks, kNumWarps * 32, 0, 0, {&launch, &sink_ptr});
         TK_CUDA(cudaGetLastError());
         TK_CUDA(cudaDeviceSynchronize());
     }

@@ -74,8 +74,10 @@ struct Host {
         float sink[kNumTracks];
         const ProbeArgs args{sink, num_spans, kProbeUnroll, 0.5f};
         for (const LaunchDescriptor& launch : current) {
+            LaunchDescriptor argument{};
+            argument.of_replay = &launch;
             launch_cpu(CpuLaunch{.num_blocks = kNumTracks},
-                       [&](Warp& warp) { probe_spans<Recorder<true>>(warp, args, {&launch}); });
+                       [&](Warp& warp) { probe_spans<Recorder<true>>(warp, args, {argument}); });
         }
     }
 };

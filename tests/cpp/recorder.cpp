@@ -126,7 +126,7 @@ void run(const std::string& scenario, const LaunchDescriptor& launch, bool cycle
     };
     using Cycles = Recorder<true, RecordFormat::cycles>;
     if (cycles) {
-        record.operator()<Cycles>(Cycles::Args{&launch});
+        record.operator()<Cycles>(Cycles::Args{launch});
     } else {
         with_recorder({&launch}, record);
     }

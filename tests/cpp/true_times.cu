@@ -108,7 +108,7 @@ TK_DEVICE void wait_in_span(Warp& warp, Recorder<true>& recorder, SharedWords& w
 }
 
 template <Kind kKind, bool kNaive>
-TK_DEVICE void run(const LaunchDescriptor* descriptor, const uint32_t* source, uint64_t* witness) {
+TK_DEVICE void run(const LaunchDescriptor& launch, const uint32_t* source, uint64_t* witness) {
     Warp warp(LaunchSize{});
     __shared__ SharedWords words;
     if (threadIdx.x == 0) {
@@ -117,7 +117,7 @@ TK_DEVICE void run(const LaunchDescriptor* descriptor, const uint32_t* source, u
                          shared_address(&words.barrier))
                      : "memory");
     }
-    Recorder<true> recorder({descriptor}, warp);
+    Recorder<true> recorder({launch}, warp);
     // All begin together: a branch on what is there behind the barrier holds the clock reads that follow.
     if constexpr (kKind == Kind::cluster) {
         cluster_barrier();
@@ -134,14 +134,14 @@ TK_DEVICE void run(const LaunchDescriptor* descriptor, const uint32_t* source, u
 }
 
 template <Kind kKind, bool kNaive>
-__global__ void wait_kernel(const LaunchDescriptor* descriptor, const uint32_t* source, uint64_t* witness) {
-    run<kKind, kNaive>(descriptor, source, witness);
+__global__ void wait_kernel(const LaunchDescriptor launch, const uint32_t* source, uint64_t* witness) {
+    run<kKind, kNaive>(launch, source, witness);
 }
 
 template <bool kNaive>
 __global__ void __cluster_dims__(kClusterBlocks, 1, 1)
-    wait_cluster_kernel(const LaunchDescriptor* descriptor, const uint32_t* source, uint64_t* witness) {
-    run<Kind::cluster, kNaive>(descriptor, source, witness);
+    wait_cluster_kernel(const LaunchDescriptor launch, const uint32_t* source, uint64_t* witness) {
+    run<Kind::cluster, kNaive>(launch, source, witness);
 }
 
 template <Kind kKind, bool kNaive>
@@ -158,7 +158,7 @@ void measure() {
     constexpr uint32_t kBlocks = kKind == Kind::cluster ? kClusterBlocks : 1;
     constexpr uint32_t kTracks = kBlocks * kNumWarps;
     DeviceMemory headers(sizeof(TrackHeader) * kTracks), records(sizeof(WideRecord) * 2 * kTracks);
-    DeviceMemory descriptor(sizeof(LaunchDescriptor)), witness(sizeof(uint64_t) * kTracks), source(16);
+    DeviceMemory witness(sizeof(uint64_t) * kTracks), source(16);
     LaunchDescriptor launch{};
     launch.headers = headers.as<TrackHeader>();
     launch.records = records.as<void>();
@@ -168,15 +168,12 @@ void measure() {
     launch.block_stop = kBlocks;
     launch.block_step = 1;
     launch.role_mask = ~0u;
-    TK_CUDA(cudaMemcpy(descriptor.as<void>(), &launch, sizeof(launch), cudaMemcpyHostToDevice));
     TK_CUDA(cudaMemcpy(source.as<void>(), &kWord, sizeof(kWord), cudaMemcpyHostToDevice));
-    // The first launches fetch code and descriptor; the last one counts.
+    // The first launches fetch the code; the last one counts.
     for (int i = 0; i < 4; ++i) {
-        auto* descriptor_ptr = descriptor.as<LaunchDescriptor>();
         auto* source_ptr = source.as<uint32_t>();
         auto* witness_ptr = witness.as<uint64_t>();
-        launch_kernel(
-            kernel_of<kKind, kNaive>(), kBlocks, kNumWarps * 32, 0, 0, {&descriptor_ptr, &source_ptr, &witness_ptr});
+        launch_kernel(kernel_of<kKind, kNaive>(), kBlocks, kNumWarps * 32, 0, 0, {&launch, &source_ptr, &witness_ptr});
         TK_CUDA(cudaGetLastError());
         TK_CUDA(cudaDeviceSynchronize());
     }

@@ -7,7 +7,7 @@ import logging
 import secrets
 import socket
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,7 @@ from tracekern.errors import BadInput, DeviceLost
 from tracekern.record import format as fmt
 from tracekern.record.group import Group, host_identity
 from tracekern.record.preflight import GpuFacts, find_profiler, judge, out_of_memory
-from tracekern.record.segment import MAX_LAUNCHES, Segment
-
-if TYPE_CHECKING:
-    from tracekern.record.launch_plan import Region
+from tracekern.record.segment import Segment
 
 CONNECT_TIMEOUT_S = 60.0
 
@@ -59,19 +56,10 @@ class CudaDevice:
         self._arena, num_bytes = segment.back_arena()
         self._arena_offset = self._arena - segment.address
         try:
-            self._memory = self._cuda.GpuCapture(self._arena, num_bytes, MAX_LAUNCHES)
+            self._memory = self._cuda.GpuCapture(self._arena, num_bytes)
         except RuntimeError as error:
             raise BadInput(f"{num_bytes} bytes of host memory for the GPU: {error}; lower max_bytes") from None
         self._native.keep_fault_at(segment.fault_record.ctypes.data)
-
-    def place(self, segment: Segment, regions: Sequence[Region], mirrored: bool) -> Sequence[int]:
-        """In device memory: a kernel that read them from the host would first of all wait for the bus."""
-        stride = regions[1].offset - regions[0].offset if len(regions) > 1 else fmt.LAUNCH_DESCRIPTOR.itemsize
-        rows = segment.descriptors(regions[0].offset, len(regions), stride).copy()
-        for key in ("headers", "records"):
-            rows[key] += np.uint64(self.mirror_offset(mirrored))
-        first = self._memory.place(regions[0].launch_idx, rows.ctypes.data, len(rows))
-        return range(first, first + rows.nbytes, fmt.LAUNCH_DESCRIPTOR.itemsize)
 
     def is_stream_captured(self) -> bool:
         """Of torch's current stream."""
@@ -79,9 +67,9 @@ class CudaDevice:
 
         return bool(torch.cuda.is_current_stream_capturing())
 
-    def mirror_offset(self, mirrored: bool) -> int:
-        """What to add, modulo 2^64, to an address in the arena for the place where kernels write; 0 unless mirrored."""
-        return (int(self._memory.mirror()) - self._arena) % (1 << 64) if mirrored else 0
+    def mirror_offset(self) -> int:
+        """What to add, modulo 2^64, to an address in the arena for its place in device memory."""
+        return (int(self._memory.mirror()) - self._arena) % (1 << 64)
 
     def collect(self, segment: Segment) -> None:
         """Copies the mirrored regions into the arena."""

@@ -13,7 +13,6 @@ from tracekern.errors import BadInput
 
 if TYPE_CHECKING:
     from tracekern.record.group import Group
-    from tracekern.record.launch_plan import Region
     from tracekern.record.segment import Segment
 
 
@@ -54,10 +53,10 @@ class CaptureDevice(Protocol):
     def attach(self, segment: Segment) -> None:
         """Kernels of this device are going to write into the segment."""
 
-    def place(self, segment: Segment, regions: Sequence[Region], mirrored: bool) -> Sequence[int]:
-        """Addresses at which kernels find the descriptors of new regions of one plan, evenly spaced in the arena.
+    def mirror_offset(self) -> int:
+        """What to add, modulo 2^64, to an address in the arena for that in the device's own memory.
 
-        mirrored: their records go to the device's own memory until collect().
+        Asked for only where it has a mirror; what is written there gets into the arena with collect().
         """
 
     def is_stream_captured(self) -> bool:
@@ -105,9 +104,9 @@ class HostDevice:
     def attach(self, segment: Segment) -> None:
         """Nothing to do: kernels share this process's memory."""
 
-    def place(self, segment: Segment, regions: Sequence[Region], mirrored: bool) -> Sequence[int]:
-        """Kernels read the descriptors in the arena."""
-        return [segment.address + region.offset for region in regions]
+    def mirror_offset(self) -> int:
+        """Never asked for: there is no other memory."""
+        raise NotImplementedError("the CPU backend records in the arena itself")
 
     def is_stream_captured(self) -> bool:
         """There are no graphs."""

@@ -91,16 +91,16 @@ LAUNCH_DESCRIPTOR = np.dtype(
         ("headers", "<u8"),
         ("records", "<u8"),
         ("event_mask", "<u8"),
+        ("of_replay", "<u8"),
         ("records_per_track", "<u4"),
-        ("warps_per_block", "<u4"),
         ("block_first", "<u4"),
         ("block_stop", "<u4"),
         ("block_step", "<u4"),
         ("role_mask", "<u4"),
         ("launch_idx", "<u4"),
-        ("epoch", "<u4"),
-        ("first_lap", "<u4"),
         ("replay", "<u4"),
+        ("warps_per_block", "<u2"),
+        ("first_lap", "<u2"),
     ]
 )
 

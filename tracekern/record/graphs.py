@@ -69,7 +69,7 @@ class TracedGraph:
         mirrored = any(plan.flags & fmt.ENTRY_MIRRORED for plan in self._plans)
         flags = fmt.ENTRY_IN_GRAPH | (fmt.ENTRY_MIRRORED if mirrored else 0)
         self._plans = [dataclasses.replace(plan, flags=flags) for plan in self._plans]
-        self._mirror_offset = self._device.mirror_offset(mirrored)
+        self._mirror_offset = self._device.mirror_offset() if mirrored else 0
         count_only = np.zeros(len(self._plans), fmt.LAUNCH_DESCRIPTOR)
         for row, plan in zip(count_only, self._plans, strict=True):
             for key, value in plan.descriptor_fields().items():
@@ -140,13 +140,11 @@ class TracedGraph:
         if segment.arena_room < sum(plan.region_bytes for plan in self._plans):
             return
         count = batch_size(self._next_batch, segment, self._plans)
-        regions = [segment.reserve_regions(plan, count) for plan in self._plans]
+        regions = [segment.reserve_regions(plan, count, self._mirror_offset) for plan in self._plans]
         count = min(len(of_plan) for of_plan in regions)
         sets = np.zeros((count, len(self._plans)), fmt.LAUNCH_DESCRIPTOR)
         for idx, of_plan in enumerate(regions):
             for row, region in enumerate(of_plan[:count]):
                 sets[row, idx] = segment.descriptors(region.offset)[0]
-        for key in ("headers", "records"):
-            sets[key] += np.uint64(self._mirror_offset)
         self._sets.extend(sets)
         self._next_batch = min(2 * self._next_batch, 8 * self._device.max_regions_ahead)

@@ -34,7 +34,7 @@ class RegionQueue:
         self._device = device
         self._plan = plan
         self._next_batch = 1
-        self._ready: deque[tuple[Region, int]] = deque()
+        self._ready: deque[Region] = deque()
 
     def take(self, sequence: int, epoch: int) -> int:
         """Address of the descriptor for the next launch; 0, and the launch is counted, where there is no room."""
@@ -45,21 +45,19 @@ class RegionQueue:
         if not self._ready:
             self._segment.refuse(self._plan)
             return 0
-        region, descriptor = self._ready.popleft()
+        region = self._ready.popleft()
         if self._used is not None:
             self._used.append(region)
         self._segment.start_launch(region, sequence, epoch)
-        return descriptor
+        return self._segment.address + region.offset
 
     def _reuse(self) -> None:
         oldest = self._used.take_oldest() if self._used is not None else None
         if oldest is not None:
-            self._ready.append((oldest, self._device.place(self._segment, [oldest], False)[0]))
+            self._ready.append(oldest)
 
     def _reserve(self) -> None:
         count = batch_size(self._next_batch, self._segment, [self._plan])
-        regions = self._segment.reserve_regions(self._plan, count)
-        if regions:
-            mirrored = bool(self._plan.flags & fmt.ENTRY_MIRRORED)
-            self._ready.extend(zip(regions, self._device.place(self._segment, regions, mirrored), strict=True))
+        mirror_offset = self._device.mirror_offset() if self._plan.flags & fmt.ENTRY_MIRRORED else 0
+        self._ready.extend(self._segment.reserve_regions(self._plan, count, mirror_offset))
         self._next_batch = min(2 * self._next_batch, self._device.max_regions_ahead)

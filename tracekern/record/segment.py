@@ -153,10 +153,11 @@ class Segment:
         self.header["launches_refused"] += 1
         self.header["refused_bytes"] += plan.region_bytes
 
-    def reserve_regions(self, plan: LaunchPlan, count: int) -> list[Region]:
+    def reserve_regions(self, plan: LaunchPlan, count: int, mirror_offset: int = 0) -> list[Region]:
         """Zeroed regions for up to `count` launches of `plan`, as many as there is room for.
 
-        Until start_launch() they count as unused: a dump does not show them.
+        Until start_launch() they count as unused: a dump does not show them. mirror_offset: what kernels add, modulo
+        2^64, to an address in the arena for the place where they write.
         """
         events_at, roles_at = self._store_text(plan.events), self._store_text(plan.roles)
         region_bytes = plan.region_bytes
@@ -176,12 +177,14 @@ class Segment:
         shared: dict[str, Any] = {
             **plan.descriptor_fields(),
             "launch_idx": first_idx + np.arange(count),
-            "epoch": plan.epoch & 0xFFFFFFFF,
         }
-        addresses = {"headers": self.address + headers_at, "records": self.address + records_at}
+        written_at = np.uint64((self.address + mirror_offset) % (1 << 64))
+        addresses = {"headers": written_at + headers_at.astype(np.uint64)}
+        addresses["records"] = written_at + records_at.astype(np.uint64)
         _fill(self.descriptors(first_at, count, region_bytes), shared | addresses)
         only_host_knows: dict[str, Any] = {
             "name": plan.name.encode()[:_NAME_BYTES],
+            "epoch": plan.epoch & 0xFFFFFFFF,
             "sequence": plan.sequence,
             "order": self._num_started,
             "stream": plan.stream,

@@ -88,7 +88,7 @@ public:
                       grid_.warps_per_block * 32,
                       stage_shared_bytes(stage, shape_, layout_, grid_.warps_per_block),
                       stream,
-                      {&args_, &size, &descriptor});
+                      {&args_, &size, trace_argument(descriptor)});
         if (stage == stages_of(variant_).back()) ++epoch_;
     }
 
