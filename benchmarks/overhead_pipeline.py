@@ -1,10 +1,10 @@
 """What tracing costs the bundled pipeline on GPUs: device time of a call, untraced and traced in turns, both sinks.
 
-    python benchmarks/overhead_pipeline.py [--ranks 1] [--tokens 1 16 64 256 1024 4096] [--calls 40]
+    python benchmarks/overhead_pipeline.py [--ranks 1] [--tokens 1 16 64 256 1024 4096] [--calls 100]
 
-Every token has its spans. A call is queued behind a sleeping GPU, so that device time is all that is measured: CUDA
-events right before and behind it, the slowest rank of each call. Also prints the host's time to queue a call. Exits
-with 1 where a traced call ran unrecorded.
+Every token has its spans. A call is queued behind a sleeping GPU and a barrier of all ranks on the device, so that the
+device time of the call is all that is measured: CUDA events right before and behind it, the slowest rank of each call.
+Also prints the host's time to queue a call. Exits with 1 where a traced call ran unrecorded.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 16, 64, 256, 1024, 4096], help="of each rank")
-    parser.add_argument("--calls", type=int, default=40, help="timed pairs of calls of each sink")
+    parser.add_argument("--calls", type=int, default=100, help="timed pairs of calls of each sink")
     parser.add_argument("--variant", default="balanced")
     options = parser.parse_args()
     if "RANK" in os.environ:
@@ -106,6 +106,7 @@ def measure_sink(pipeline: Any, tensors: tuple[Any, ...], sink: str, num_calls: 
         pipeline.comm.barrier()
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda._sleep(SLEEP_CYCLES)
+        pipeline.comm.native.barrier(stream=torch.cuda.current_stream().cuda_stream)
         start.record()
         began = time.perf_counter()
         pipeline(*tensors, out=out, capture=session)

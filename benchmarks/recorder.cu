@@ -142,24 +142,27 @@ private:
     uint32_t room_ = 0;
 };
 
-// FlashInfer's layout: word 0, then event k of writer w at 1 + k * num_writers + w; tag low, time high.
+// Events of 8 bytes, tag low, time high. FlashInfer's layout: word 0, then event k of writer w at
+// 1 + k * num_writers + w. That of Short: one writer's events side by side.
 template <class Probe>
-class InterleavedCase final : public Case {
+class EightByteCase final : public Case {
+    static constexpr bool kSideBySide = std::is_same_v<Probe, Short>;
+
 public:
-    InterleavedCase(const std::string& name, char* buffer)
+    EightByteCase(const std::string& name, char* buffer)
         : Case(name, reinterpret_cast<const void*>(run_regions<Probe>), 16),
           buffer_(reinterpret_cast<uint64_t*>(buffer)) {}
     void launch(const BenchArgs& args, const Config& config) override {
         typename Probe::Args trace{buffer_};
+        if constexpr (kSideBySide) trace.records_per_track = 2 * config.num_regions;
         start(args, config, &trace);
     }
     Spans read(const Config& config, uint32_t track) const override {
-        const size_t num_tracks = config.num_tracks();
         std::vector<uint64_t> events(size_t{2} * config.num_regions);
         TK_CUDA(cudaMemcpy2D(events.data(),
                              sizeof(uint64_t),
-                             buffer_ + 1 + track,
-                             num_tracks * sizeof(uint64_t),
+                             buffer_ + (kSideBySide ? track * events.size() : 1 + track),
+                             (kSideBySide ? 1 : config.num_tracks()) * sizeof(uint64_t),
                              sizeof(uint64_t),
                              events.size(),
                              cudaMemcpyDeviceToHost));
@@ -323,9 +326,10 @@ int run(uint32_t num_launches, uint32_t num_regions) {
     cases.push_back(std::make_unique<OursCase<false>>("wide", records));
     cases.push_back(std::make_unique<OursCase<true>>("wide, fields", records));
 #ifdef TK_FLASHINFER
-    cases.push_back(std::make_unique<InterleavedCase<Flashinfer>>("flashinfer", records));
+    cases.push_back(std::make_unique<EightByteCase<Flashinfer>>("flashinfer", records));
 #endif
-    cases.push_back(std::make_unique<InterleavedCase<Clean>>("clean", records));
+    cases.push_back(std::make_unique<EightByteCase<Clean>>("clean", records));
+    cases.push_back(std::make_unique<EightByteCase<Short>>("8-byte records", records));
     cases.push_back(std::make_unique<AtomicCase>(records));
     for (auto& probe : cases) probe->allow_shared();
     bool right = true;

@@ -75,6 +75,40 @@ struct BufferArgs {
     uint64_t* buffer;
 };
 
+// What records of half the size would cost: the low half of the clock and a word, room kept as in a Recorder.
+struct Short {
+    struct Args {
+        uint64_t* buffer;
+        uint32_t records_per_track;
+    };
+    TK_DEVICE Short(Args args, const Warp& warp)
+        : next(args.buffer + (warp.block * warp.num_warps + warp.warp) * uint64_t{args.records_per_track}),
+          free(args.records_per_track),
+          wanted(warp.is_leader()) {}
+    template <class F>
+    TK_DEVICE void span(const BenchArgs&, uint32_t, F body) {
+        const bool open = take_if(wanted, 2, free, attempted);
+        put(open, 0);
+        body();
+        put(open, 1);
+    }
+    TK_DEVICE void put(bool open, uint32_t kind) {
+        uint32_t ticks;
+        asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(ticks)::"memory");
+        asm volatile(
+            "{\n\t.reg .pred %%open;\n\t"
+            "setp.ne.u32 %%open, %1, 0;\n\t"
+            "@%%open st.global.v2.b32 [%0], {%2, %3};\n\t"
+            "@%%open add.u64 %0, %0, 8;\n\t}"
+            : "+l"(next)
+            : "r"(uint32_t{open}), "r"(kind), "r"(ticks)
+            : "memory");
+    }
+    uint64_t* next;
+    uint32_t free, attempted = 0;
+    bool wanted;
+};
+
 // FlashInfer's scheme without the detours of its header: 8 bytes an event, interleaved over all writers.
 struct Clean {
     using Args = BufferArgs;

@@ -29,6 +29,7 @@ from tracekern.record.launch import launch_ranks
 from tracekern.record.session import capture
 
 NUM_BATCHES = 4
+RING_SLOTS = 4
 NUM_RECYCLED = 300
 LIMIT_S = 40.0
 
@@ -133,7 +134,7 @@ def keep_last() -> int:
     workload = Workload(timeout_s=5.0)
     for name, options in (
         ("first", {"records_per_track": 1 << 10}),
-        ("capture", {"keep": "last", "records_per_track": 4}),
+        ("capture", {"keep": "last", "records_per_track": RING_SLOTS}),
     ):
         with capture(
             Path(os.environ["FLIGHT_DIR"], name), device=workload.comm.device, max_bytes=1 << 27, **options
@@ -141,7 +142,7 @@ def keep_last() -> int:
             for iteration in range(3):
                 workload.call(iteration, session)
             workload.pipeline.synchronize()
-    room = {"device": workload.comm.device, "max_bytes": 1 << 22, "keep": "last", "records_per_track": 4}
+    room = {"device": workload.comm.device, "max_bytes": 1 << 22, "keep": "last", "records_per_track": RING_SLOTS}
     with capture(Path(os.environ["FLIGHT_DIR"], "recycled"), **room) as session:
         wrong = []
         for iteration in range(NUM_RECYCLED):

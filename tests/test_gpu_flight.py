@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.gpu_flight import NUM_RECYCLED
+from tests.gpu_flight import NUM_RECYCLED, RING_SLOTS
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import OPEN_END, EventClass, Timeline
 
@@ -49,7 +49,7 @@ def faults(timeline: Timeline) -> list[str]:
 @pytest.mark.multigpu
 def test_a_time_out_says_all_and_reset_repairs(tmp_path):
     ended = play("time_out", tmp_path, 2)
-    assert ended["codes"] == [0, 0], ended["lines"]
+    assert ended["codes"] == [0, 0], "\n".join(ended["lines"])
     first, second = ended["ranks"]
     assert (first["wrong"], second["wrong"], second["said"]) == (0, 0, [])
     assert first["said"][1].startswith("the communicator is out of use since: rank 0 ")
@@ -65,7 +65,7 @@ def test_a_time_out_says_all_and_reset_repairs(tmp_path):
 @pytest.mark.multigpu
 def test_after_a_trap_the_capture_is_whole(tmp_path):
     ended = play("trap", tmp_path, 2)
-    assert ended["codes"] == [0, 0], ended["lines"]
+    assert ended["codes"] == [0, 0], "\n".join(ended["lines"])
     first, second = ended["ranks"]
     assert first["said"][0].endswith("the kernel trapped: this process can use its device no more")
     assert first["said"][1].endswith("restart the process")
@@ -83,8 +83,8 @@ def test_after_a_trap_the_capture_is_whole(tmp_path):
 @pytest.mark.multigpu
 def test_the_records_of_a_killed_peer_are_kept(tmp_path):
     ended = play("calls_without_end", tmp_path, 2)
-    assert ended["codes"][1] == -9, ended["lines"]
-    assert "gave up on rank 1 after 5" in ended["ranks"][0]["said"][0], ended["lines"]
+    assert ended["codes"][1] == -9, "\n".join(ended["lines"])
+    assert "gave up on rank 1 after 5" in ended["ranks"][0]["said"][0], "\n".join(ended["lines"])
     timeline = load(tmp_path / "capture")
     assert [rank.state for rank in timeline.ranks] == ["closed", "salvaged"]
     assert 0 in {rank for rank, _ in open_waits(timeline)}
@@ -95,7 +95,7 @@ def test_the_records_of_a_killed_peer_are_kept(tmp_path):
 @pytest.mark.gpu
 def test_the_last_records_stay(tmp_path):
     ended = play("keep_last", tmp_path, 1)
-    assert ended["codes"] == [0], ended["lines"]
+    assert ended["codes"] == [0], "\n".join(ended["lines"])
     whole, tail = load(tmp_path / "first"), load(tmp_path / "capture")
     expected = ("dense_probes",)  # the kernels are as short as the tests want them
     assert not [problem for problem in tail.problems if problem.severity != "note" and problem.kind not in expected]
@@ -103,9 +103,11 @@ def test_the_last_records_stay(tmp_path):
     overwritten = {launch.launch_idx: launch.records_overwritten for launch in tail.launches}
     assert any(overwritten.values())
     assert not any(launch.records_lost for launch in [*whole.launches, *tail.launches])
-    assert all((needed[idx] > 16) == (count > 0) for idx, count in overwritten.items() if abs(needed[idx] - 16) > 4)
+    for idx, count in overwritten.items():  # which warp moves which token is not the same in both captures
+        near = abs(needed[idx] - RING_SLOTS) <= 2
+        assert near or (needed[idx] > RING_SLOTS) == (count > 0), (idx, needed[idx], count)
     held = np.bincount(tail.spans.launch[tail.spans.launch >= 0], minlength=len(tail.launches))
-    assert held.max() <= max(launch.num_tracks for launch in tail.launches) * 16 + 1
+    assert held.max() <= max(launch.num_tracks for launch in tail.launches) * RING_SLOTS + 1
     assert ended["ranks"][0]["wrong"] == 0
     recycled = load(tmp_path / "recycled")
     assert not [problem for problem in recycled.problems if problem.severity != "note" and problem.kind not in expected]
@@ -118,7 +120,7 @@ def test_the_last_records_stay(tmp_path):
 @pytest.mark.gpu
 def test_facts_and_a_heap_that_no_gpu_holds(tmp_path):
     ended = play("refusals", tmp_path, 1)
-    assert ended["codes"] == [0], ended["lines"]
+    assert ended["codes"] == [0], "\n".join(ended["lines"])
     (found,) = ended["ranks"]
     assert found["name"].startswith("NVIDIA")
     assert found["driver"] >= 12000

@@ -78,38 +78,24 @@ TK_DEVICE bool take_if(bool wanted, uint32_t room, uint32_t& free, uint32_t& att
     return taken;
 }
 
-// Where `enabled`: stores a record of 8 or 16 bytes in global memory and counts it.
+// Where `enabled`: stores a record of 16 bytes in global memory and counts it.
 template <class Record>
 TK_DEVICE void store_if(bool enabled, Record* place, uint32_t& count, const Record& record) {
-    struct Words {
-        uint32_t words[sizeof(Record) / 4];
-    };
-    const Words value = bits_as<Words>(record);
-    if constexpr (sizeof(Record) == 16) {
-        asm volatile(
-            "{\n\t.reg .pred %%enabled;\n\t"
-            "setp.ne.u32 %%enabled, %2, 0;\n\t"
-            "@%%enabled st.global.v4.b32 [%1], {%3, %4, %5, %6};\n\t"
-            "@%%enabled add.u32 %0, %0, 1;\n\t}"
-            : "+r"(count)
-            : "l"(place),
-              "r"(uint32_t{enabled}),
-              "r"(value.words[0]),
-              "r"(value.words[1]),
-              "r"(value.words[2]),
-              "r"(value.words[3])
-            : "memory");
-    } else {
-        static_assert(sizeof(Record) == 8);
-        asm volatile(
-            "{\n\t.reg .pred %%enabled;\n\t"
-            "setp.ne.u32 %%enabled, %2, 0;\n\t"
-            "@%%enabled st.global.v2.b32 [%1], {%3, %4};\n\t"
-            "@%%enabled add.u32 %0, %0, 1;\n\t}"
-            : "+r"(count)
-            : "l"(place), "r"(uint32_t{enabled}), "r"(value.words[0]), "r"(value.words[1])
-            : "memory");
-    }
+    static_assert(sizeof(Record) == sizeof(Vector16));
+    const auto value = bits_as<Vector16>(record);
+    asm volatile(
+        "{\n\t.reg .pred %%enabled;\n\t"
+        "setp.ne.u32 %%enabled, %2, 0;\n\t"
+        "@%%enabled st.global.v4.b32 [%1], {%3, %4, %5, %6};\n\t"
+        "@%%enabled add.u32 %0, %0, 1;\n\t}"
+        : "+r"(count)
+        : "l"(place),
+          "r"(uint32_t{enabled}),
+          "r"(value.words[0]),
+          "r"(value.words[1]),
+          "r"(value.words[2]),
+          "r"(value.words[3])
+        : "memory");
 }
 
 TK_DEVICE void store_pair(Vector16* place, const Vector16& first, const Vector16& second) {
