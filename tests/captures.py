@@ -226,7 +226,8 @@ def _write_launch(spec: CaptureSpec, rank: int, segment: Segment, entry: Any, pa
     headers["block"] = np.arange(spec.num_tracks) // spec.warps_per_block
     headers["warp"] = np.arange(spec.num_tracks) % spec.warps_per_block
     headers["role"] = headers["warp"] % len(ROLES)
-    headers["epoch"], headers["launch_idx"] = entry["epoch"], entry["launch_idx"]
+    headers["launch_idx"] = entry["launch_idx"]
     if not killed:
+        headers["epoch"] = entry["epoch"]
         headers["end_ticks"] = start + spec.groups * GROUP_NS - 1
         headers["written"], headers["attempted"], headers["finished"] = written, flat.shape[1], 1

@@ -12,7 +12,7 @@ from toolchains import program
 
 NUM_BLOCKS, NUM_WARPS = 4, 2
 NUM_TRACKS = NUM_BLOCKS * NUM_WARPS
-HEADER = struct.Struct("<QIHHIIIIQIII12x")
+HEADER = struct.Struct("<QIHHIIIIQIIII8x")
 HEADER_BYTES = 64
 RECORD_BYTES = 16
 BEGIN, END, MARK = 1, 2, 3
@@ -27,13 +27,14 @@ class Track:
     warp: int
     role: int
     sm: int
-    epoch: int
+    torn: int
     launch_idx: int
     started: int
     end_ticks: int
     written: int
     attempted: int
     finished: int
+    epoch: int
     records: list[tuple[int, int, int, int]]
     """(kind, event, ticks, payload)"""
 

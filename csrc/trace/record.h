@@ -59,8 +59,8 @@ struct alignas(64) TrackHeader {
     uint32_t block;
     uint16_t warp;
     uint16_t role;
-    uint32_t sm;  // physical unit the block ran on
-    uint32_t epoch;
+    uint32_t sm;    // physical unit the block ran on
+    uint32_t torn;  // in a dump: records of a ring that should be there and never arrived
     uint32_t launch_idx;
     uint32_t started;  // kStarted; kStartedRing where the records are those of a ring, kStartedCycles of cycles
     uint64_t end_ticks;
@@ -69,7 +69,7 @@ struct alignas(64) TrackHeader {
     uint32_t written;
     uint32_t attempted;
     uint32_t finished;
-    uint32_t torn;            // in a dump: records of a ring that should be there and never arrived
+    uint32_t epoch;
     uint64_t elapsed_cycles;  // of a track of cycles: from start_ticks to end_ticks; 0: not measured
 };
 constexpr uint32_t kStarted = 1;

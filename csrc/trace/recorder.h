@@ -191,7 +191,7 @@ public:
     };
 
     // `role` and `epoch` name the track; a track that the descriptor does not select records nothing.
-    TK_DEVICE Recorder(const Args& args, const Warp& warp, uint32_t role = 0, uint32_t epoch = 0) {
+    TK_DEVICE Recorder(const Args& args, const Warp& warp, uint32_t role = 0, uint32_t epoch = 0) : epoch_(epoch) {
         const LaunchDescriptor launch = args.launch.of_replay ? *args.launch.of_replay : args.launch;
         const uint32_t offset = warp.block - launch.block_first;
         const uint32_t index = launch.block_step == 1 ? offset : offset / launch.block_step;  // a division is 60 ns
@@ -210,7 +210,7 @@ public:
         const uint32_t ticks_high = static_cast<uint32_t>(ticks >> 32);
         store_header(0,
                      {static_cast<uint32_t>(ticks), ticks_high, warp.block, warp.warp | role << 16},
-                     {sm_id(), epoch, launch.launch_idx, kStartedAs});
+                     {sm_id(), 0, launch.launch_idx, kStartedAs});
         if (!warp.is_leader()) return;
         records_ = static_cast<WideRecord*>(launch.records) + track * launch.records_per_track;
         event_mask_ = launch.event_mask;
@@ -238,7 +238,7 @@ public:
         const uint32_t attempted = kIsRing ? written_ : attempted_;
         store_header(1,
                      {static_cast<uint32_t>(ticks), static_cast<uint32_t>(ticks >> 32), written_, attempted},
-                     {1, 0, static_cast<uint32_t>(cycles), static_cast<uint32_t>(cycles >> 32)});  // finished
+                     {1, epoch_, static_cast<uint32_t>(cycles), static_cast<uint32_t>(cycles >> 32)});  // finished
     }
 
     // True when the span stands on record; pass that to end().
@@ -330,6 +330,7 @@ private:
     }
 
     TrackHeader* header_ = nullptr;
+    const uint32_t epoch_;  // on record at the end: it often comes from memory, and no track waits for it at its start
     [[no_unique_address]] std::conditional_t<kIsCycles, detail::Anchor, std::true_type> start_;
     // All that follows is the leader's; of the other lanes the mask is 0.
     WideRecord* records_ = nullptr;

@@ -10,7 +10,7 @@ import enum
 import numpy as np
 
 DUMP_MAGIC = b"TKDUMP\r\n"
-DUMP_VERSION = 1
+DUMP_VERSION = 2
 SEGMENT_MAGIC = b"TKSEGMT1"
 CAPTURE_FORMAT = "tracekern-capture"
 CAPTURE_VERSION = 1
@@ -74,14 +74,14 @@ TRACK_HEADER = np.dtype(
         ("warp", "<u2"),
         ("role", "<u2"),
         ("sm", "<u4"),
-        ("epoch", "<u4"),
+        ("torn", "<u4"),
         ("launch_idx", "<u4"),
         ("started", "<u4"),
         ("end_ticks", "<u8"),
         ("written", "<u4"),
         ("attempted", "<u4"),
         ("finished", "<u4"),
-        ("torn", "<u4"),
+        ("epoch", "<u4"),
         ("elapsed_cycles", "<u8"),
     ]
 )

@@ -151,7 +151,7 @@ def _launches(dump: Dump, runs: Runs) -> tuple[Launch, ...]:
     launches = []
     for entry, stop in zip(dump.launches, stops, strict=True):
         rows = slice(stop - entry.num_tracks, stop)
-        epochs = runs.epoch[rows][runs.started[rows]]
+        epochs = runs.epoch[rows][runs.finished[rows]]
         launches.append(
             Launch(
                 rank=dump.rank,
