@@ -117,7 +117,7 @@ def measure_sink(pipeline: Any, tensors: tuple[Any, ...], sink: str, num_calls: 
 
     with (
         tempfile.TemporaryDirectory() as directory,
-        capture(directory, device=pipeline.comm.device, sink=sink, max_bytes=3 << 28) as session,
+        capture(directory, device=pipeline.comm.device, sink=sink, max_bytes=3 << 29) as session,
     ):
         with session.counting():
             pipeline(*tensors, out=out, capture=session)
