@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from scenarios import Scenario
 from scenarios_causes import COPY_NS, GAP_NS, CallScenario, chain, pipeline
-from timelines import timelines
+from timelines import COPY, make_launch, make_spans, make_timeline, timelines
 
 import tracekern
 from tracekern.analysis.critical_path import CriticalPath, critical_path
 from tracekern.analysis.critical_path import Path as FoundPath
 from tracekern.analysis.path_parts import PathKind
 from tracekern.analysis.waits import Phase, analyze_waits
-from tracekern.timeline.model import Timeline
+from tracekern.timeline.model import Flows, Timeline
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
 DELAY_NS, CALLS = 50_000, 4
@@ -220,6 +220,13 @@ def test_kept_captures(name: str):
 def test_parts_of_any_timeline_sum_to_the_makespan(timeline: Timeline):
     found = path_of(timeline)
     assert (found.whole is None) == bool(found.note)
+
+
+def test_iterations_that_left_nothing():
+    nameless = make_spans([(2, COPY, -1, 100, 300, 0, 0)])  # a span that names none of the two launches
+    launches = (make_launch(0), make_launch(0, sequence=1))
+    found = path_of(make_timeline(1, launches=launches, spans=nameless, flows=Flows()))
+    assert (found.whole.makespan_ns, found.iterations) == (200, ())
 
 
 def test_clear_answers_where_there_is_nothing_to_say():

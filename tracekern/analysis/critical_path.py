@@ -147,5 +147,5 @@ def _iteration_ends(timeline: Timeline, graph: EventGraph) -> list[tuple[int, in
     launch = launch[iterations.of_launch[launch] >= 0]
     launch = launch[np.lexsort((schedule.end[launch], iterations.of_launch[launch]))]
     number = iterations.of_launch[launch]
-    is_last = np.append(number[1:] != number[:-1], True)
+    is_last = np.append(number[1:] != number[:-1], True)[: len(number)]  # none where no such launch left anything
     return list(zip(number[is_last].tolist(), launch[is_last].tolist(), strict=True))
