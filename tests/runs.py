@@ -57,5 +57,5 @@ def draw_runs(
             name: value * (factor or {}).get(name, 1.0) * float(np.exp(spread * rng.standard_normal()))
             for name, value in (METRICS if metrics is None else metrics).items()
         }
-        runs.append(make_run(number, values))
+        runs.append(make_run(number, values, run_id=f"run-{seed}-{number}"))
     return runs

@@ -203,14 +203,17 @@ def test_nothing_is_saved_of_too_few_runs(check, launches, tmp_path):
 
 
 def test_unaligned_captures_are_refused_and_have_no_end_to_end(check, tmp_path):
-    for number in range(5):
+    for number in range(10):
         spec = CaptureSpec(clock_samples=False, run_id=f"unaligned{number}", launches=2)
-        write_capture(tmp_path / "runs" / str(number), spec)
+        write_capture(tmp_path / ("runs" if number < 5 else "head") / str(number), spec)
     refused = check(tmp_path / "runs", "--save")
     assert refused.returncode == 2
     assert "--unaligned" in refused.stderr
     assert check(tmp_path / "runs", "--save", "--unaligned").returncode == 0
-    assert check(tmp_path / "runs", "--against", "latest", "--unaligned").returncode == 0
+    assert check(tmp_path / "head", "--against", "latest", "--unaligned").returncode == 0
+    itself = check(tmp_path / "runs", "--against", "latest", "--unaligned")
+    assert itself.returncode == 2
+    assert "5 launches of the program on both sides" in itself.stderr
     missing = check(tmp_path / "runs", "--unaligned", "--max", "end_to_end.p50=1s")
     assert missing.returncode == 2
     assert "no such metric" in missing.stderr

@@ -117,6 +117,7 @@ def changed(**changes):
         (changed(nodes=("node-b",)), "other session"),
         (changed(aligned=False), "unaligned"),
         (changed(run_id="the same"), "in it twice"),
+        ([*draw_runs(7, 2), *draw_runs(1, 1)], "1 launch of the program on both sides"),
         (draw_runs(8, 2, metrics={k: v for k, v in METRICS.items() if k != COPY}), f"gone: {COPY}"),
         ([*draw_runs(7, 2), make_run(9, shape={"ranks": 1})], "head: other shape"),
     ],
@@ -141,8 +142,8 @@ def test_a_new_metric_is_noted_and_the_rest_compared():
 
 def test_zero_and_constant_values_are_no_trouble():
     metrics = {"a.nothing.p50": 0.0, "a.w.wait_share": 0.0, "a.fixed.p50": 64.0}
-    runs = [make_run(i, metrics) for i in range(5)]
-    assert set(verdicts(runs, runs).values()) == {Verdict.SAME}
+    base, head = [make_run(i, metrics) for i in range(5)], [make_run(i, metrics) for i in range(5, 10)]
+    assert set(verdicts(base, head).values()) == {Verdict.SAME}
 
 
 @pytest.mark.parametrize("spread", [0.01, 0.03])

@@ -91,6 +91,7 @@ def compare(base: Sequence[Run], head: Sequence[Run], rules: Rules) -> Compariso
     problems = [*own_problems("base", base, rules), *own_problems("head", head, rules)]
     if base and head:
         problems += sides_differ(base[0], head[0], rules)
+        problems += _on_both_sides(base, head)
     names, notes = _family(base, head, rules) if not problems else ([], [])
     problems += [note for note in notes if note.startswith("gone: ")]
     if not problems and not names:
@@ -177,6 +178,14 @@ def sides_differ(first: Run, second: Run, rules: Rules) -> list[str]:
             f"{', '.join(first.nodes)}; record both sides in one job with tracekern ab, or allow it with --across-hosts"
         )
     return problems
+
+
+def _on_both_sides(base: Sequence[Run], head: Sequence[Run]) -> list[str]:
+    shared = {run.run_id for run in base} & {run.run_id for run in head} - {""}
+    if not shared:
+        return []
+    number = f"{len(shared)} launch{'es' if len(shared) > 1 else ''} of the program"
+    return [f"{number} on both sides; a launch compared with itself says nothing: launch the program again for head"]
 
 
 def _family(base: Sequence[Run], head: Sequence[Run], rules: Rules) -> tuple[list[str], list[str]]:
