@@ -223,11 +223,8 @@ def _write_launch(spec: CaptureSpec, rank: int, segment: Segment, entry: Any, pa
     segment.records(entry)[:, :written] = flat[:, :written]
     headers = segment.track_headers(entry)
     headers["start_ticks"], headers["started"] = start, 1
-    headers["block"] = np.arange(spec.num_tracks) // spec.warps_per_block
-    headers["warp"] = np.arange(spec.num_tracks) % spec.warps_per_block
-    headers["role"] = headers["warp"] % len(ROLES)
-    headers["launch_idx"] = entry["launch_idx"]
+    headers["role"] = np.arange(spec.num_tracks) % spec.warps_per_block % len(ROLES)
     if not killed:
         headers["epoch"] = entry["epoch"]
         headers["end_ticks"] = start + spec.groups * GROUP_NS - 1
-        headers["written"], headers["attempted"], headers["finished"] = written, flat.shape[1], 1
+        headers["written"], headers["attempted"] = written, flat.shape[1]

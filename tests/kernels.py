@@ -36,8 +36,7 @@ class TrackWriter:
         self.header = memory(headers, fmt.TRACK_HEADER)
         self.records = memory(records, fmt.WIDE_RECORD, self.capacity)
         self.event_mask = int(launch["event_mask"])
-        self.header["block"], self.header["warp"], self.header["role"] = self.block, self.warp, self.role
-        self.header["launch_idx"] = launch["launch_idx"]
+        self.header["role"] = self.role
         self.header["start_ticks"] = time.monotonic_ns()
         self.header["started"] = 1
 
@@ -58,7 +57,6 @@ class TrackWriter:
     def finish(self) -> None:
         self.header["end_ticks"] = time.monotonic_ns()
         self.header["written"], self.header["attempted"] = self.written, self.attempted
-        self.header["finished"] = 1
 
 
 def run_kernel(descriptor: int, grid: int, warps: int, spans: int) -> None:

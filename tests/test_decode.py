@@ -62,11 +62,10 @@ def decode_runs(path: Path, launches: list[list[Run]]) -> Timeline:
             headers, records = segment.track_headers(entry), segment.records(entry)
             for track, (run, row) in enumerate(zip(runs, rows, strict=True)):
                 records[track, : len(row)] = row
-                headers[track]["block"], headers[track]["start_ticks"], headers[track]["started"] = track, run.start, 1
+                headers[track]["start_ticks"], headers[track]["started"] = run.start, 1
                 if run.finished:
                     headers[track]["written"] = headers[track]["attempted"] = len(row)
                     headers[track]["end_ticks"] = run.start + (run.steps[-1][2] if run.steps else 0)
-                    headers[track]["finished"] = 1
         segment.header["state"] = fmt.SegmentState.CLOSED
         write_dump(path, segment)
     finally:

@@ -79,7 +79,7 @@ def test_a_torn_ring_gives_the_records_that_arrived(bits, first_lap, count, befo
 def test_a_finished_ring_tells_its_count_beyond_any_number_of_laps():
     ring = np.zeros(4, fmt.WIDE_RECORD)
     write_ring(ring, START, 9, 6)
-    told = header(START, finished=1, attempted=(9 * 4 + (4 << 16) + 6) & 0xFFFFFFFF)
+    told = header(START, end_ticks=START + 9, attempted=(9 * 4 + (4 << 16) + 6) & 0xFFFFFFFF)
     rings = read_rings(ring[None], told, 9)
     assert int(rings.attempted[0]) == (4 << 16) + 6
 

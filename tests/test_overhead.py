@@ -64,8 +64,7 @@ def problems_of(tmp_path: Path, lengths_ns: list[int], kernel_ns: int, **changes
         segment.reserve_launch(plan)
         entry = segment.launches()[0]
         headers, records = segment.track_headers(entry), segment.records(entry)
-        headers["started"] = headers["finished"] = 1
-        headers["warp"] = np.arange(4)
+        headers["started"] = 1
         headers["start_ticks"], headers["end_ticks"] = 10**15, 10**15 + kernel_ns
         headers["written"] = headers["attempted"] = 2 * len(lengths_ns)
         ends = np.cumsum(lengths_ns)

@@ -12,7 +12,7 @@ from toolchains import program
 
 NUM_BLOCKS, NUM_WARPS = 4, 2
 NUM_TRACKS = NUM_BLOCKS * NUM_WARPS
-HEADER = struct.Struct("<QIHHIIIIQIIII8x")
+HEADER = struct.Struct("<QIHHQIIQI20x")
 HEADER_BYTES = 64
 RECORD_BYTES = 16
 BEGIN, END, MARK = 1, 2, 3
@@ -23,17 +23,13 @@ BOUNDARY = 7 << 32
 @dataclass
 class Track:
     start_ticks: int
-    block: int
-    warp: int
-    role: int
     sm: int
-    torn: int
-    launch_idx: int
     started: int
+    role: int
     end_ticks: int
     written: int
     attempted: int
-    finished: int
+    elapsed_cycles: int
     epoch: int
     records: list[tuple[int, int, int, int]]
     """(kind, event, ticks, payload)"""
@@ -103,11 +99,16 @@ ALL = [
 def test_every_macro_and_payload_width():
     for index, track in enumerate(record("all", 64)):
         assert track.what() == ALL
-        assert (track.block, track.warp, track.role) == (index // NUM_WARPS, index % NUM_WARPS, index % NUM_WARPS)
-        assert (track.epoch, track.launch_idx, track.started, track.finished) == (77, 5, 1, 1)
+        assert (track.role, track.started) == (index % NUM_WARPS, 1)
         ticks = [track.start_ticks, *(record[2] for record in track.records), track.end_ticks]
         assert ticks == sorted(ticks)
         assert track.written == track.attempted == len(ALL)
+
+
+def test_tracks_of_a_graph_find_their_descriptor_and_tell_their_epoch():
+    for track in record("all", 64, in_graph=1):
+        assert track.what() == ALL
+        assert track.epoch == 77
 
 
 def test_a_sequence_ends_and_begins_at_one_tick():
@@ -126,7 +127,7 @@ def test_a_full_track_stops_counts_and_stays_whole(scenario):
         for track in record(scenario, room)[:2]:
             assert track.attempted == wanted
             assert track.written <= room
-            assert track.finished == 1
+            assert track.end_ticks > track.start_ticks
             assert_nested(track)
             remaining = iter(complete.what())
             assert all(entry in remaining for entry in track.what()), "what is there is in order"
@@ -134,14 +135,15 @@ def test_a_full_track_stops_counts_and_stays_whole(scenario):
 
 def test_no_room_at_all_only_counts():
     for track in record("many", 0):
-        assert (track.written, track.records, track.finished) == (0, [], 1)
+        assert (track.written, track.records) == (0, [])
+        assert track.end_ticks > track.start_ticks
         assert track.attempted > 100
 
 
 def test_selected_blocks_are_packed():
-    tracks = record("all", 64, block_first=1, block_stop=4, block_step=2)
-    assert [(track.block, track.warp) for track in tracks[:4]] == [(1, 0), (1, 1), (3, 0), (3, 1)]
-    assert all(track.what() == ALL for track in tracks[:4])
+    tracks = record("where", 64, block_first=1, block_stop=4, block_step=2)
+    wanted = [(1, 0), (1, 1), (3, 0), (3, 1)]  # block and warp
+    assert [track.what() for track in tracks[:4]] == [[(MARK, NOTE, 16 * block + warp)] for block, warp in wanted]
     assert all(track.started == 0 and track.records == [] for track in tracks[4:])
 
 
@@ -176,7 +178,7 @@ def test_the_clock_is_64_bits_wide_for_the_reader():
 def test_a_hang_leaves_its_begins_readable():
     track = record("hang", 64)[0]
     assert track.what() == [(BEGIN, FITS, 9), (MARK, NOTE, 1), (BEGIN, WAIT_FULL, 6 << 23 | 5)]
-    assert (track.started, track.finished) == (1, 0)
+    assert (track.started, track.end_ticks) == (1, 0)
 
 
 def test_the_table_describes_itself():

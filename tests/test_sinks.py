@@ -14,7 +14,6 @@ def counted(records: int, duration_ns: int, num_tracks: int = 4) -> np.ndarray:
     headers["start_ticks"][:-1] = 10**15 + np.arange(num_tracks)
     headers["end_ticks"][:-1] = 10**15 + duration_ns
     headers["attempted"][:-1] = records // num_tracks
-    headers["finished"][:-1] = 1
     return headers
 
 

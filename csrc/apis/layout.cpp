@@ -13,19 +13,20 @@ namespace {
 py::dict track_header_offsets() {
     py::dict offsets;
     offsets["start_ticks"] = offsetof(TrackHeader, start_ticks);
-    offsets["block"] = offsetof(TrackHeader, block);
-    offsets["warp"] = offsetof(TrackHeader, warp);
-    offsets["role"] = offsetof(TrackHeader, role);
     offsets["sm"] = offsetof(TrackHeader, sm);
-    offsets["epoch"] = offsetof(TrackHeader, epoch);
-    offsets["launch_idx"] = offsetof(TrackHeader, launch_idx);
     offsets["started"] = offsetof(TrackHeader, started);
+    offsets["role"] = offsetof(TrackHeader, role);
     offsets["end_ticks"] = offsetof(TrackHeader, end_ticks);
     offsets["written"] = offsetof(TrackHeader, written);
     offsets["attempted"] = offsetof(TrackHeader, attempted);
-    offsets["finished"] = offsetof(TrackHeader, finished);
-    offsets["torn"] = offsetof(TrackHeader, torn);
     offsets["elapsed_cycles"] = offsetof(TrackHeader, elapsed_cycles);
+    offsets["epoch"] = offsetof(TrackHeader, epoch);
+    offsets["torn"] = offsetof(TrackHeader, torn);
+    offsets["block"] = offsetof(TrackHeader, block);
+    offsets["launch_idx"] = offsetof(TrackHeader, launch_idx);
+    offsets["warp"] = offsetof(TrackHeader, warp);
+    offsets["finished"] = offsetof(TrackHeader, finished);
+    offsets["unused"] = offsetof(TrackHeader, unused);
     return offsets;
 }
 
@@ -36,14 +37,13 @@ py::dict launch_descriptor_offsets() {
     offsets["event_mask"] = offsetof(LaunchDescriptor, event_mask);
     offsets["of_replay"] = offsetof(LaunchDescriptor, of_replay);
     offsets["records_per_track"] = offsetof(LaunchDescriptor, records_per_track);
+    offsets["warps_per_block"] = offsetof(LaunchDescriptor, warps_per_block);
     offsets["block_first"] = offsetof(LaunchDescriptor, block_first);
     offsets["block_stop"] = offsetof(LaunchDescriptor, block_stop);
     offsets["block_step"] = offsetof(LaunchDescriptor, block_step);
     offsets["role_mask"] = offsetof(LaunchDescriptor, role_mask);
-    offsets["launch_idx"] = offsetof(LaunchDescriptor, launch_idx);
-    offsets["replay"] = offsetof(LaunchDescriptor, replay);
-    offsets["warps_per_block"] = offsetof(LaunchDescriptor, warps_per_block);
     offsets["first_lap"] = offsetof(LaunchDescriptor, first_lap);
+    offsets["replay"] = offsetof(LaunchDescriptor, replay);
     return offsets;
 }
 

@@ -54,10 +54,6 @@ void store_if(bool enabled, Record* place, uint32_t& count, const Record& record
     *place = record;
     ++count;
 }
-inline void store_pair(Vector16* place, const Vector16& first, const Vector16& second) {
-    std::memcpy(place, &first, sizeof(first));
-    std::memcpy(place + 1, &second, sizeof(second));
-}
 inline uint32_t sm_id() {
     return 0;
 }

@@ -98,15 +98,6 @@ TK_DEVICE void store_if(bool enabled, Record* place, uint32_t& count, const Reco
         : "memory");
 }
 
-TK_DEVICE void store_pair(Vector16* place, const Vector16& first, const Vector16& second) {
-    const uint32_t lane = threadIdx.x % kLanes;
-    const Vector16 own = lane == 0 ? first : second;
-    uint32_t count = 0;
-    store_if(lane < 2, place + lane, count, own);
-    // The second lane may be elsewhere, or through.
-    store_if((lane == 0) & !(__activemask() & 2), place + 1, count, second);
-}
-
 TK_DEVICE uint32_t sm_id() {
     uint32_t id;
     asm("mov.u32 %0, %%smid;" : "=r"(id));

@@ -10,9 +10,6 @@
 //   read_cycles(), read_cycles_after(value)        the same of the core's cycle counter: of this unit alone
 //   take_if(wanted, room, free, attempted)         room for records: counted, and taken where there is enough
 //   store_if(enabled, place, count, record)        *place = record and ++count, without a branch where that is cheaper
-//   store_pair(place, first, second)               the first lane's two 16-byte words side by side; where all lanes
-//   call
-//                                                  it, one message over the bus carries both
 //   sm_id()                                        physical unit this block runs on
 //   load_acquire_system, load_relaxed_system       64- and 32-bit loads, ordered with every rank
 //   store_release_system, store_relaxed_system     64- and 32-bit stores

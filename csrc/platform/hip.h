@@ -57,12 +57,6 @@ TK_DEVICE void store_if(bool enabled, Record* place, uint32_t& count, const Reco
     *place = record;
     ++count;
 }
-TK_DEVICE void store_pair(Vector16* place, const Vector16& first, const Vector16& second) {
-    const uint32_t lane = __builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0u));
-    const bool alone = !(__builtin_amdgcn_read_exec() & 2);  // the second lane may be elsewhere, or through
-    if (lane < 2) place[lane] = lane == 0 ? first : second;
-    if ((lane == 0) & alone) place[1] = second;
-}
 TK_DEVICE uint32_t sm_id() {
     // Hardware register HW_ID (4), bits 8..14: compute unit, shader array and engine of gfx9.
     return __builtin_amdgcn_s_getreg(4 | 8 << 6 | (7 - 1) << 11);

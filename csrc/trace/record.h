@@ -52,25 +52,28 @@ static_assert(sizeof(WideRecord) == 16 && offsetof(WideRecord, word) == 12, "Wid
 // launch.
 constexpr uint32_t kLapShift = 48;
 
-// Identity and loss of one track. The kernel writes the first half when the track starts and the second when it
-// finishes; a track whose `finished` is 0 hung, was killed, or never ran (`started` is 0 too).
+// Identity and loss of one track. The kernel stores 16 bytes when the track starts and 16 when it finishes, each as one
+// message over the bus; what the host knows by the place of the header alone, a dump adds.
 struct alignas(64) TrackHeader {
     uint64_t start_ticks;
-    uint32_t block;
-    uint16_t warp;
+    uint32_t sm;       // physical unit the block ran on
+    uint16_t started;  // kStarted; kStartedRing where the records are those of a ring, kStartedCycles of cycles
     uint16_t role;
-    uint32_t sm;    // physical unit the block ran on
-    uint32_t torn;  // in a dump: records of a ring that should be there and never arrived
-    uint32_t launch_idx;
-    uint32_t started;  // kStarted; kStartedRing where the records are those of a ring, kStartedCycles of cycles
-    uint64_t end_ticks;
+    uint64_t end_ticks;  // 0: the track hung, was killed, or never ran (`started` is 0 too)
     // Records in the region, and those that a region without end would hold; the difference was lost. In a ring both
     // count from lap 0 of the region; in a dump they mean the same as everywhere, and the difference was overwritten.
     uint32_t written;
     uint32_t attempted;
-    uint32_t finished;
-    uint32_t epoch;
+    // Stored at the end by tracks of cycles, and in graphs.
     uint64_t elapsed_cycles;  // of a track of cycles: from start_ticks to end_ticks; 0: not measured
+    uint32_t epoch;           // of a launch in a graph, whose epoch the host does not know
+    uint32_t torn;            // in a dump: records of a ring that should be there and never arrived
+    // In a dump.
+    uint32_t block;
+    uint32_t launch_idx;
+    uint16_t warp;
+    uint16_t finished;
+    uint32_t unused;
 };
 constexpr uint32_t kStarted = 1;
 constexpr uint32_t kStartedRing = 2;
@@ -79,9 +82,8 @@ constexpr uint32_t kStartedCycles = 3;
 // again, this many cycles later at most. What comes between the readings is tried again, kAnchorTries times in all.
 constexpr uint32_t kMaxAnchorCycles = 256;
 constexpr uint32_t kAnchorTries = 8;
-static_assert(sizeof(TrackHeader) == 64 && offsetof(TrackHeader, warp) == 12 && offsetof(TrackHeader, sm) == 16 &&
-                  offsetof(TrackHeader, end_ticks) == 32 && offsetof(TrackHeader, finished) == 48 &&
-                  offsetof(TrackHeader, elapsed_cycles) == 56,
+static_assert(sizeof(TrackHeader) == 64 && offsetof(TrackHeader, end_ticks) == 16 &&
+                  offsetof(TrackHeader, elapsed_cycles) == 32,
               "TrackHeader is a file format, and the recorder stores it 16 bytes at a time");
 
 // Which tracks and events of a launch are recorded, and where to. The host fills it and the kernel gets it by value: a
@@ -94,14 +96,13 @@ struct alignas(16) LaunchDescriptor {
     // Elsewhere null: this is the one.
     const LaunchDescriptor* of_replay;
     uint32_t records_per_track;  // 0: count only
-    uint32_t block_first;        // blocks first, first + step, ... below stop are recorded
+    uint32_t warps_per_block;
+    uint32_t block_first;  // blocks first, first + step, ... below stop are recorded
     uint32_t block_stop;
     uint32_t block_step;
     uint32_t role_mask;  // bit i: record role i
-    uint32_t launch_idx;
-    uint32_t replay;  // the replay of a graph that took this region, counted from 1; 0: none did
-    uint16_t warps_per_block;
-    uint16_t first_lap;  // of a ring: 0, or the lap behind the last one of the launch that had the region before
+    uint32_t first_lap;  // of a ring: 0, or the lap behind the last one of the launch that had the region before
+    uint32_t replay;     // the replay of a graph that took this region, counted from 1; 0: none did
 };
 static_assert(sizeof(LaunchDescriptor) == 64, "LaunchDescriptor is shared between host and device");
 

@@ -192,35 +192,12 @@ public:
 
     // `role` and `epoch` name the track; a track that the descriptor does not select records nothing.
     TK_DEVICE Recorder(const Args& args, const Warp& warp, uint32_t role = 0, uint32_t epoch = 0) : epoch_(epoch) {
-        const LaunchDescriptor launch = args.launch.of_replay ? *args.launch.of_replay : args.launch;
-        const uint32_t offset = warp.block - launch.block_first;
-        const uint32_t index = launch.block_step == 1 ? offset : offset / launch.block_step;  // a division is 60 ns
-        const bool selected = (warp.block >= launch.block_first) & (warp.block < launch.block_stop) &
-                              (index * launch.block_step == offset) & (launch.role_mask >> role & 1u);
-        if (!selected) return;
-        const uint64_t track = uint64_t{index} * launch.warps_per_block + warp.warp;
-        header_ = launch.headers + track;
-        uint64_t ticks;
-        if constexpr (kIsCycles) {
-            start_ = detail::read_anchor();
-            ticks = start_.ticks;
+        if (args.launch.of_replay) [[unlikely]] {
+            const LaunchDescriptor launch = *args.launch.of_replay;  // as a whole: the loads go out together
+            start(launch, warp, role);
+            tells_epoch_ = true;
         } else {
-            ticks = read_clock();
-        }
-        const uint32_t ticks_high = static_cast<uint32_t>(ticks >> 32);
-        store_header(0,
-                     {static_cast<uint32_t>(ticks), ticks_high, warp.block, warp.warp | role << 16},
-                     {sm_id(), 0, launch.launch_idx, kStartedAs});
-        if (!warp.is_leader()) return;
-        records_ = static_cast<WideRecord*>(launch.records) + track * launch.records_per_track;
-        event_mask_ = launch.event_mask;
-        if constexpr (kIsRing) {
-            if (launch.records_per_track == 0) event_mask_ = 0;
-            ring_bits_ = 31 - static_cast<uint32_t>(__builtin_clz(launch.records_per_track | 1));
-            ring_mask_ = (1u << ring_bits_) - 1;
-            written_ = launch.first_lap << ring_bits_;
-        } else {
-            free_ = launch.records_per_track;
+            start(args.launch, warp, role);
         }
     }
     Recorder(const Recorder&) = delete;
@@ -236,9 +213,8 @@ public:
             ticks = read_clock();
         }
         const uint32_t attempted = kIsRing ? written_ : attempted_;
-        store_header(1,
-                     {static_cast<uint32_t>(ticks), static_cast<uint32_t>(ticks >> 32), written_, attempted},
-                     {1, epoch_, static_cast<uint32_t>(cycles), static_cast<uint32_t>(cycles >> 32)});  // finished
+        store_quarter(1, true, ticks, written_, attempted);
+        store_quarter(2, kIsCycles || tells_epoch_, cycles, epoch_, 0);
     }
 
     // True when the span stands on record; pass that to end().
@@ -301,8 +277,42 @@ private:
         return read_clock_after(value);
     }
 
-    TK_DEVICE void store_header(uint32_t half, const Vector16& first, const Vector16& second) {
-        store_pair(reinterpret_cast<Vector16*>(header_) + 2 * half, first, second);
+    // Few instructions: all warps of a kernel begin with them, one after the other on their scheduler.
+    TK_DEVICE void start(const LaunchDescriptor& launch, const Warp& warp, uint32_t role) {
+        uint32_t index = warp.block - launch.block_first;
+        if (index >= launch.block_stop - launch.block_first || !(launch.role_mask >> role & 1u)) return;
+        if (launch.block_step != 1) [[unlikely]] {
+            if (index % launch.block_step) return;
+            index /= launch.block_step;
+        }
+        const uint32_t track = index * launch.warps_per_block + warp.warp;
+        if (!warp.is_leader()) return;
+        header_ = launch.headers + track;
+        uint64_t ticks;
+        if constexpr (kIsCycles) {
+            start_ = detail::read_anchor();
+            ticks = start_.ticks;
+        } else {
+            ticks = read_clock();
+        }
+        store_quarter(0, true, ticks, sm_id(), kStartedAs | role << 16);
+        records_ = static_cast<WideRecord*>(launch.records) + uint64_t{track} * launch.records_per_track;
+        event_mask_ = launch.event_mask;
+        if constexpr (kIsRing) {
+            if (launch.records_per_track == 0) event_mask_ = 0;
+            ring_bits_ = 31 - static_cast<uint32_t>(__builtin_clz(launch.records_per_track | 1));
+            ring_mask_ = (1u << ring_bits_) - 1;
+            written_ = launch.first_lap << ring_bits_;
+        } else {
+            free_ = launch.records_per_track;
+        }
+    }
+
+    // 16 bytes of the header.
+    TK_DEVICE void store_quarter(uint32_t quarter, bool enabled, uint64_t first, uint32_t second, uint32_t third) {
+        uint32_t count = 0;
+        const Vector16 value{static_cast<uint32_t>(first), static_cast<uint32_t>(first >> 32), second, third};
+        store_if(enabled, reinterpret_cast<Vector16*>(header_) + quarter, count, value);
     }
 
     template <class Event>
@@ -329,10 +339,11 @@ private:
         }
     }
 
-    TrackHeader* header_ = nullptr;
     const uint32_t epoch_;  // on record at the end: it often comes from memory, and no track waits for it at its start
     [[no_unique_address]] std::conditional_t<kIsCycles, detail::Anchor, std::true_type> start_;
-    // All that follows is the leader's; of the other lanes the mask is 0.
+    // All that follows is the leader's; of the other lanes the mask is 0 and there is no header.
+    TrackHeader* header_ = nullptr;
+    bool tells_epoch_ = false;  // in a graph; elsewhere the host knows it
     WideRecord* records_ = nullptr;
     uint64_t event_mask_ = 0;
     uint32_t free_ = 0;  // records that are neither written nor reserved

@@ -27,7 +27,7 @@ struct Region {
     TrackHeader headers[kNumTracks]{};
     WideRecord records[kNumTracks * kRecordsPerTrack]{};
 
-    Region(uint32_t launch_idx, uint32_t records_per_track) {
+    explicit Region(uint32_t records_per_track) {
         descriptor.headers = headers;
         descriptor.records = records;
         descriptor.event_mask = ~uint64_t{0};
@@ -36,7 +36,6 @@ struct Region {
         descriptor.block_stop = kNumTracks;
         descriptor.block_step = 1;
         descriptor.role_mask = ~0u;
-        descriptor.launch_idx = launch_idx;
     }
     Region(const Region&) = delete;
 };
@@ -45,7 +44,7 @@ struct Host {
     GraphControl control{};
     LaunchDescriptor ring[kNumSlots * kNumLaunches]{};
     LaunchDescriptor current[kNumLaunches]{};
-    Region spare0{100, 0}, spare1{101, 0};
+    Region spare0{0}, spare1{0};
     LaunchDescriptor spare[kNumLaunches] = {spare0.descriptor, spare1.descriptor};
     GraphTrace graph{};
     std::vector<std::unique_ptr<Region>> regions;
@@ -60,7 +59,7 @@ struct Host {
     }
     void place() {
         for (uint32_t i = 0; i < kNumLaunches; ++i) {
-            regions.push_back(std::make_unique<Region>(static_cast<uint32_t>(regions.size()), kRecordsPerTrack));
+            regions.push_back(std::make_unique<Region>(kRecordsPerTrack));
             ring[control.placed % kNumSlots * kNumLaunches + i] = regions.back()->descriptor;
         }
         ++control.placed;
@@ -85,7 +84,8 @@ struct Host {
 void expect_region(const Region& region, uint32_t replay, uint32_t num_spans) {
     require(region.descriptor.replay == replay, "a region was taken by another replay");
     for (const TrackHeader& header : region.headers) {
-        require(header.finished == (replay != 0), "a track of a taken region did not finish, or one of a free one ran");
+        require((header.end_ticks != 0) == (replay != 0),
+                "a track of a taken region did not finish, or one of a free one ran");
         require(header.written == 2 * num_spans, "a track holds the records of another replay");
     }
 }

@@ -4,7 +4,8 @@
 //   recorder SCENARIO RECORDS [NAME=VALUE...]  headers and records, a guard of 0xa5 behind both
 //
 // 4 blocks of 2 warps; the role of a warp is its number. NAMEs are those of the launch descriptor: event_mask,
-// block_first, block_stop, block_step, role_mask; cycles=1 takes the body that counts cycles of the core.
+// block_first, block_stop, block_step, role_mask; cycles=1 takes the body that counts cycles of the core, in_graph=1
+// the way of a graph to its descriptor.
 //   all    every macro and payload width once       many   20 spans within each other, then 20 side by side
 //   cross  spans while the low half of the clock wraps     hang   ends in the middle of a wait
 #include <cstdio>
@@ -119,6 +120,7 @@ void run(const std::string& scenario, const LaunchDescriptor& launch, bool cycle
         launch_cpu({kNumBlocks, kNumWarps, 0, CpuExecutor::fibers, &clock}, [&](Warp& warp) {
             Rec recorder(args, warp, warp.warp, 77);
             if (scenario == "all") record_all(recorder);
+            if (scenario == "where") TK_MARK(recorder, TestEvent::note, 16 * warp.block + warp.warp);
             if (scenario == "many") record_many(recorder);
             if (scenario == "cross") record_across_the_boundary(recorder);
             if (scenario == "hang") hang(recorder, region);
@@ -144,8 +146,7 @@ int main(int argc, char** argv) {
     launch.block_stop = kNumBlocks;
     launch.block_step = 1;
     launch.role_mask = ~0u;
-    launch.launch_idx = 5;
-    bool cycles = false;
+    bool cycles = false, in_graph = false;
     for (int i = 3; i < argc; ++i) {
         const std::string given = argv[i];
         const std::string name = given.substr(0, given.find('='));
@@ -155,6 +156,7 @@ int main(int argc, char** argv) {
         if (name == "block_stop") launch.block_stop = static_cast<uint32_t>(value);
         if (name == "block_step") launch.block_step = static_cast<uint32_t>(value);
         if (name == "cycles") cycles = value;
+        if (name == "in_graph") in_graph = value;
         if (name == "role_mask") launch.role_mask = static_cast<uint32_t>(value);
     }
     constexpr size_t kTracks = size_t{kNumBlocks} * kNumWarps;
@@ -163,6 +165,8 @@ int main(int argc, char** argv) {
     memset(&region.records.back(), 0xa5, sizeof(WideRecord));
     launch.headers = region.headers.data();
     launch.records = region.records.data();
-    run(argv[1], launch, cycles, region);
+    LaunchDescriptor of_graph{};
+    of_graph.of_replay = &launch;
+    run(argv[1], in_graph ? of_graph : launch, cycles, region);
     region.write();
 }

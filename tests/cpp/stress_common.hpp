@@ -98,7 +98,7 @@ public:
         descriptor_.records = records_.data();
         descriptor_.event_mask = ~uint64_t{0};
         descriptor_.records_per_track = records_per_track;
-        descriptor_.warps_per_block = static_cast<uint16_t>(warps_per_block);
+        descriptor_.warps_per_block = warps_per_block;
         descriptor_.block_stop = num_blocks;
         descriptor_.block_step = 1;
         descriptor_.role_mask = ~0u;

@@ -70,19 +70,20 @@ RECORD_FORMAT = "wide"
 TRACK_HEADER = np.dtype(
     [
         ("start_ticks", "<u8"),
-        ("block", "<u4"),
-        ("warp", "<u2"),
-        ("role", "<u2"),
         ("sm", "<u4"),
-        ("torn", "<u4"),
-        ("launch_idx", "<u4"),
-        ("started", "<u4"),
+        ("started", "<u2"),
+        ("role", "<u2"),
         ("end_ticks", "<u8"),
         ("written", "<u4"),
         ("attempted", "<u4"),
-        ("finished", "<u4"),
-        ("epoch", "<u4"),
         ("elapsed_cycles", "<u8"),
+        ("epoch", "<u4"),
+        ("torn", "<u4"),
+        ("block", "<u4"),
+        ("launch_idx", "<u4"),
+        ("warp", "<u2"),
+        ("finished", "<u2"),
+        ("unused", "<u4"),
     ]
 )
 
@@ -93,14 +94,13 @@ LAUNCH_DESCRIPTOR = np.dtype(
         ("event_mask", "<u8"),
         ("of_replay", "<u8"),
         ("records_per_track", "<u4"),
+        ("warps_per_block", "<u4"),
         ("block_first", "<u4"),
         ("block_stop", "<u4"),
         ("block_step", "<u4"),
         ("role_mask", "<u4"),
-        ("launch_idx", "<u4"),
+        ("first_lap", "<u4"),
         ("replay", "<u4"),
-        ("warps_per_block", "<u2"),
-        ("first_lap", "<u2"),
     ]
 )
 

@@ -91,7 +91,7 @@ class Launches:
         for entry in self._segment.launches()[first_launch:]:
             name = entry["name"].decode(errors="replace")
             headers = self._segment.track_headers(entry)
-            if ((headers["started"] != 0) & (headers["finished"] == 0)).any():
+            if ((headers["started"] != 0) & (headers["end_ticks"] == 0)).any():
                 raise BadInput(f"counting(): kernel {name!r} still runs; synchronise inside the block")
             self._counted[name] = max(self._counted.get(name, 0), int(headers["attempted"].max(initial=0)))
             self._sinks.count(name, headers, ticks_per_second)

@@ -100,6 +100,16 @@ def _unrolled(segment: Segment, entry: Any, headers: npt.NDArray[Any]) -> Iterat
         yield chunk[kept]
 
 
+def _complete(entry: Any, headers: npt.NDArray[Any]) -> None:
+    """Set what kernels leave to the host, because it knows it."""
+    index = np.arange(len(headers))
+    warps = max(int(entry["warps_per_block"]), 1)
+    headers["block"] = int(entry["block_first"]) + index // warps * int(entry["block_step"])
+    headers["warp"] = index % warps
+    headers["launch_idx"] = entry["launch_idx"]
+    headers["finished"] = headers["end_ticks"] != 0
+
+
 def _found_records(segment: Segment, entry: Any, headers: npt.NDArray[Any]) -> None:
     """Set `written` of tracks that never finished to the number of records before the first empty one.
 
@@ -211,6 +221,7 @@ def _write(segment: Segment, file: BinaryIO) -> int:
     launches = []
     for entry in segment.recorded_launches():
         headers = segment.track_headers(entry).copy()
+        _complete(entry, headers)
         _found_records(segment, entry, headers)
         launches.append(_Packed(entry, headers))
     metadata, payload_bytes = _metadata(segment, launches)

@@ -65,7 +65,7 @@ def read_rings(records: npt.NDArray[Any], headers: npt.NDArray[Any], first_lap: 
     kept = this_lap | is_older
     wanted = np.where(has_older, num_slots, head)
     attempted = num_laps * num_slots + head
-    finished = headers["finished"] != 0
+    finished = headers["end_ticks"] != 0
     told = (headers["attempted"].astype(np.int64) - first_lap * num_slots) & 0xFFFFFFFF
     order = (head[:, None] + number) % num_slots
     return Rings(

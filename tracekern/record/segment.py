@@ -174,16 +174,14 @@ class Segment:
         offsets = first_at + np.arange(count) * region_bytes
         headers_at = offsets + fmt.LAUNCH_DESCRIPTOR.itemsize
         records_at = headers_at + plan.num_tracks * fmt.TRACK_HEADER.itemsize
-        shared: dict[str, Any] = {
-            **plan.descriptor_fields(),
-            "launch_idx": first_idx + np.arange(count),
-        }
+        shared: dict[str, Any] = plan.descriptor_fields()
         written_at = np.uint64((self.address + mirror_offset) % (1 << 64))
         addresses = {"headers": written_at + headers_at.astype(np.uint64)}
         addresses["records"] = written_at + records_at.astype(np.uint64)
         _fill(self.descriptors(first_at, count, region_bytes), shared | addresses)
         only_host_knows: dict[str, Any] = {
             "name": plan.name.encode()[:_NAME_BYTES],
+            "launch_idx": first_idx + np.arange(count),
             "epoch": plan.epoch & 0xFFFFFFFF,
             "sequence": plan.sequence,
             "order": self._num_started,

@@ -223,8 +223,8 @@ class Capture:
 
         events: what the kernel's describe_events() returns. The region is zero and belongs to this launch alone.
         """
-        if grid < 1 or not 1 <= warps < 1 << 16:
-            raise BadInput(f"launch {name!r}: {grid} blocks of {warps} warps; wanted at least 1 of each, < 65536 warps")
+        if grid < 1 or warps < 1:
+            raise BadInput(f"launch {name!r}: {grid} blocks of {warps} warps; wanted at least 1 of each")
         kernel = (name, grid, warps, stream, events, roles)
         with self._lock:
             if self._graphs and self._graphs[-1].is_capturing:

@@ -42,7 +42,7 @@ class SinkChoice:
 
     def count(self, name: str, headers: npt.NDArray[Any], ticks_per_second: float) -> None:
         """A launch of kernel `name` was counted; headers: [num_tracks] TRACK_HEADER."""
-        done = headers[headers["finished"] != 0]
+        done = headers[headers["end_ticks"] != 0]
         if len(done) == 0:
             return
         ticks = int(done["end_ticks"].max()) - int(done["start_ticks"].min())

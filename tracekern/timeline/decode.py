@@ -151,7 +151,7 @@ def _launches(dump: Dump, runs: Runs) -> tuple[Launch, ...]:
     launches = []
     for entry, stop in zip(dump.launches, stops, strict=True):
         rows = slice(stop - entry.num_tracks, stop)
-        epochs = runs.epoch[rows][runs.finished[rows]]
+        told = runs.epoch[rows][runs.epoch[rows] != 0]
         launches.append(
             Launch(
                 rank=dump.rank,
@@ -159,7 +159,7 @@ def _launches(dump: Dump, runs: Runs) -> tuple[Launch, ...]:
                 name=entry.name,
                 sequence=entry.sequence,
                 stream=entry.stream,
-                epoch=int(epochs[0]) if len(epochs) else entry.epoch,
+                epoch=int(told[0]) if len(told) else entry.epoch,
                 num_blocks=entry.num_blocks,
                 warps_per_block=entry.warps_per_block,
                 num_tracks=entry.num_tracks,
