@@ -61,7 +61,7 @@ public:
     }
 
     void annotation(uint32_t name_iid, uint8_t value_tag, uint64_t value) {
-        uint8_t* length = writer_.open_message(kDebugAnnotations);
+        MessageByte* length = writer_.open_message(kDebugAnnotations);
         writer_.byte(kAnnotationNameIid);
         writer_.varint(name_iid);
         writer_.byte(value_tag);
@@ -89,8 +89,8 @@ public:
 
 private:
     ProtoWriter& writer_;
-    uint8_t* packet_length_;
-    uint8_t* event_length_;
+    MessageByte* packet_length_;
+    MessageByte* event_length_;
 };
 
 // The flow ends of `span` from `cursor` on; the cursor moves past them.

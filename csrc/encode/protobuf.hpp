@@ -9,24 +9,28 @@ namespace tracekern::encode {
 
 constexpr size_t kMaxVarintBytes = 10;
 
+// A byte of the message. Not uint8_t: for the compiler a store of one of those may change any object, the cursor
+// included, which then is loaded again for each byte.
+using MessageByte = char8_t;
+
 class ProtoWriter {
 public:
-    explicit ProtoWriter(uint8_t* begin) : cursor_(begin) {}
+    explicit ProtoWriter(uint8_t* begin) : cursor_(reinterpret_cast<MessageByte*>(begin)) {}
 
-    uint8_t* cursor() const { return cursor_; }
+    uint8_t* cursor() const { return reinterpret_cast<uint8_t*>(cursor_); }
 
     void byte(uint8_t value) { *cursor_++ = value; }
 
     void varint(uint64_t value) {
         while (value >= 0x80) {
-            *cursor_++ = static_cast<uint8_t>(value | 0x80);
+            *cursor_++ = static_cast<MessageByte>(value | 0x80);
             value >>= 7;
         }
-        *cursor_++ = static_cast<uint8_t>(value);
+        *cursor_++ = static_cast<MessageByte>(value);
     }
 
     void fixed64(uint64_t value) {
-        for (int shift = 0; shift < 64; shift += 8) *cursor_++ = static_cast<uint8_t>(value >> shift);
+        for (int shift = 0; shift < 64; shift += 8) *cursor_++ = static_cast<MessageByte>(value >> shift);
     }
 
     void bytes(const void* data, size_t count) {
@@ -35,13 +39,13 @@ public:
     }
 
     // Starts a nested message whose tag is one byte: returns the place of its length, for close_message().
-    uint8_t* open_message(uint8_t tag) {
+    MessageByte* open_message(uint8_t tag) {
         *cursor_++ = tag;
         return cursor_++;
     }
 
     // One length byte is reserved; the rare longer message is moved up.
-    void close_message(uint8_t* length_place) {
+    void close_message(MessageByte* length_place) {
         uint64_t length = static_cast<uint64_t>(cursor_ - length_place - 1);
         if (length >= 0x80) {
             const size_t length_bytes = varint_bytes(length);
@@ -51,7 +55,7 @@ public:
             cursor_ += length;
             return;
         }
-        *length_place = static_cast<uint8_t>(length);
+        *length_place = static_cast<MessageByte>(length);
     }
 
 private:
@@ -61,7 +65,7 @@ private:
         return count;
     }
 
-    uint8_t* cursor_;
+    MessageByte* cursor_;
 };
 
 }  // namespace tracekern::encode
