@@ -190,7 +190,8 @@ public:
         LaunchDescriptor launch;
     };
 
-    // `role` and `epoch` name the track; a track that the descriptor does not select records nothing.
+    // `role` names the track; one that the descriptor does not select records nothing. `epoch` is asked for in a graph;
+    // elsewhere capture.launch() was told.
     TK_DEVICE Recorder(const Args& args, const Warp& warp, uint32_t role = 0, uint32_t epoch = 0) : epoch_(epoch) {
         if (args.launch.of_replay) [[unlikely]] {
             const LaunchDescriptor launch = *args.launch.of_replay;  // as a whole: the loads go out together

@@ -118,7 +118,7 @@ public:
         if (!trace_) return true;
         for (size_t track = 0; track + 1 < headers_.size(); ++track) {
             const TrackHeader& header = headers_[track];
-            if (!header.started || !header.finished) return false;
+            if (!header.started || !header.end_ticks) return false;
             if (header.written > descriptor_.records_per_track || header.written > header.attempted) return false;
         }
         char guard[sizeof(TrackHeader)];
