@@ -221,8 +221,8 @@ class Capture:
     ) -> Launch:
         """Reserve the region of one launch of `grid` blocks with `warps` warps each; call it right before the launch.
 
-        events: what the kernel's describe_events() returns. epoch: the one of its signals and waits; in a graph, where no
-        host knows it, the kernel's Recorder tells. The region is zero and belongs to this launch alone.
+        events: what the kernel's describe_events() returns. epoch: of its signals and waits; in a graph, where no host
+        knows it, the kernel's Recorder tells. The region is zero and belongs to this launch alone.
         """
         if grid < 1 or warps < 1:
             raise BadInput(f"launch {name!r}: {grid} blocks of {warps} warps; wanted at least 1 of each")
