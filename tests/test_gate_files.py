@@ -17,6 +17,9 @@ from tracekern.gate import baseline, history
 from tracekern.gate.budget import Budget, check_budgets, parse_budget, read_budgets
 from tracekern.gate.compare import Rules, compare
 from tracekern.gate.run import Run, difference
+from tracekern.moe.run import MoeRun
+
+TRACES = Path(__file__).parent.parent / "traces"
 
 
 def rounded(runs: list[Run], source: Path) -> list[Run]:
@@ -56,12 +59,46 @@ def test_baselines_are_numbered_and_named_after_the_commit(tmp_path, monkeypatch
     assert second.name.startswith("0002_")
 
 
-def test_how_it_was_recorded_is_no_part_of_the_shape(tmp_path):
-    about = {"tokens": 64, "record_format": "wide", "records_per_track": "auto", "timeout_ms": 20_000, "command": "x"}
-    path = baseline.save([make_run(1, shape={"ranks": 4, "settings": about})], tmp_path)
-    assert baseline.find("latest", make_run(2, shape={"ranks": 4, "settings": {"tokens": 64}}), tmp_path) == path
-    with pytest.raises(BadInput, match=r"settings\.keep is last, was missing"):
-        baseline.find("latest", make_run(2, shape={"ranks": 4, "settings": {"tokens": 64, "keep": "last"}}), tmp_path)
+OLD_OPTIONS = dict.fromkeys(
+    ("ranks", "iterations", "trace", "every", "blocks", "warps", "torch_profiler", "backend", "timeout_ms", "keep"), 1
+)
+
+
+def test_options_among_the_settings_of_older_runs_are_no_part_of_the_shape(tmp_path):
+    """Even where they name partitions, which only the pipelined variant uses."""
+
+    def run_with(**settings: object) -> Run:
+        return make_run(shape={"ranks": 4, "settings": settings})
+
+    work = {"variant": "balanced", "tokens": 64}
+    path = baseline.save([run_with(**work, **OLD_OPTIONS, partitions=2, command="x")], tmp_path)
+    assert baseline.find("latest", run_with(**work), tmp_path) == path
+    with pytest.raises(BadInput, match=r"settings\.tokens is 65, was 64"):
+        baseline.find("latest", run_with(**{**work, "tokens": 65}), tmp_path)
+    pipelined = {**work, "variant": "pipelined"}
+    path = baseline.save([run_with(**pipelined, **OLD_OPTIONS, partitions=2)], tmp_path)
+    assert baseline.find("latest", run_with(**pipelined, partitions=2), tmp_path) == path
+    with pytest.raises(BadInput, match=r"settings\.partitions is 3, was 2"):
+        baseline.find("latest", run_with(**pipelined, partitions=3), tmp_path)
+
+
+def test_settings_of_a_program_of_ones_own_all_count(tmp_path):
+    baseline.save([make_run(shape={"ranks": 4, "settings": {"tokens": 64, "keep": 1}})], tmp_path)
+    with pytest.raises(BadInput, match=r"settings\.keep is 2, was 1"):
+        baseline.find("latest", make_run(shape={"ranks": 4, "settings": {"tokens": 64, "keep": 2}}), tmp_path)
+
+
+@pytest.mark.parametrize("kept", ["launches/cpu.json", "launches/nvidia-h200.json", "cpu_8_ranks", "h200x4_late_host"])
+def test_what_was_kept_has_the_shape_of_the_same_work_today(kept):
+    """The capture's own command says what the work was; for launches its script's table does."""
+    (run, *_) = baseline.read_any([TRACES / kept])
+    works = {
+        "launches/cpu.json": MoeRun(ranks=4, tokens=16, hidden=65536, experts=16, topk=4),
+        "launches/nvidia-h200.json": MoeRun(ranks=4, tokens=64, hidden=7168, experts=64, topk=4),
+        "cpu_8_ranks": MoeRun(),
+        "h200x4_late_host": MoeRun(ranks=4, tokens=32, hidden=7168, experts=64, topk=4),
+    }
+    assert run.shape["settings"] == works[kept].workload
 
 
 def test_a_baseline_is_found_by_number_path_and_shape(tmp_path):

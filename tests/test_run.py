@@ -185,6 +185,18 @@ def test_too_few_records_are_counted_drawn_and_told(tmp_path):
     assert not any(launch.records_lost for launch in tracekern.load(tmp_path / "again").launches)
 
 
+def test_settings_of_a_capture_are_the_work_alone(tmp_path):
+    options = MoeRun(**SMALL)
+    recorded = {"keep": "last", "every": 2, "records_per_track": 4096, "timeout_ms": 19_000, "command": "other"}
+    assert run(dataclasses.replace(options, **recorded, backend="cpu"), tmp_path).ok
+    assert tracekern.load(tmp_path).ranks[0].metadata["settings"] == options.workload
+    for name, value in {"variant": "token", "tokens": 11, "seed": 8, "uneven": False, "routing": "uniform"}.items():
+        assert dataclasses.replace(options, **{name: value}).workload == {**options.workload, name: value}
+    parts = [MoeRun(**SMALL, variant="pipelined", partitions=count).workload["partitions"] for count in (2, 3)]
+    assert parts == [2, 3]
+    assert MoeRun(**SMALL, partitions=3).workload == options.workload, "no other variant has partitions"
+
+
 def test_a_killed_rank_is_named_and_its_part_is_kept(tmp_path):
     options = MoeRun(**{**SMALL, "iterations": 2000}, records_per_track=200, timeout_ms=1500)
 

@@ -13,8 +13,9 @@ import tracekern
 from tracekern.analysis.statistics import RunStatistics, phase_statistics
 from tracekern.errors import BadInput
 
-_FREE_SETTINGS = ("command", "timeout_ms", "records_per_track", "record_format")
-"""Settings that may differ between runs of one shape: they move nothing, or no more than a probe costs: the floor."""
+_RUN_OPTIONS = frozenset({"ranks", "iterations", "blocks", "warps", "backend", "trace", "every", "torch_profiler"})
+_LATER_OPTIONS = frozenset({"command", "timeout_ms", "records_per_track", "record_format", "keep"})
+"""Options that `run moe` once kept among the settings: the first always, the second as far as they existed."""
 
 
 def _is_text(value: Any) -> bool:
@@ -85,7 +86,7 @@ class Run:
                 raise BadInput(f"{source}: field {name} of a run is {got}, which cannot be; record it again")
         lists = {name: tuple(values[name]) for name in ("nodes", "losses")}
         bound = float("inf") if values["clock_hard_ns"] is None else values["clock_hard_ns"]
-        shape = {**values["shape"], "settings": _of_shape(values["shape"].get("settings"))}
+        shape = {**values["shape"], "settings": _workload(values["shape"].get("settings"))}
         return Run(source=source, **{**values, **lists, "clock_hard_ns": bound, "shape": shape})
 
 
@@ -111,7 +112,7 @@ def make_run(source: str, statistics: RunStatistics, timeline: Any, about: Mappi
             "ranks": len(timeline.ranks),
             "iterations": statistics.num_iterations,
             "launches": grids,
-            "settings": _of_shape(about.get("settings")),
+            "settings": _workload(about.get("settings")),
         },
         metrics=statistics.metrics(),
         spans={phase.name: phase.num_spans for phase in statistics.phases},
@@ -123,10 +124,13 @@ def make_run(source: str, statistics: RunStatistics, timeline: Any, about: Mappi
     )
 
 
-def _of_shape(settings: Any) -> dict[str, Any]:
-    """Those settings that runs of one shape have in common."""
+def _workload(settings: Any) -> dict[str, Any]:
+    """The settings as they are; of older captures by `run moe`, which kept all its options, those that are the work."""
     known = settings if isinstance(settings, dict) else {}
-    return {key: value for key, value in known.items() if key not in _FREE_SETTINGS}
+    if not known.keys() >= _RUN_OPTIONS:
+        return dict(known)
+    unused = set() if known.get("variant") == "pipelined" else {"partitions"}
+    return {key: value for key, value in known.items() if key not in _RUN_OPTIONS | _LATER_OPTIONS | unused}
 
 
 def find_captures(path: Path) -> list[Path]:

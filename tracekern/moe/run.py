@@ -87,6 +87,18 @@ class MoeRun:
     def shape(self) -> MoeShape:
         return MoeShape(self.ranks, self.tokens, self.experts, self.topk, self.hidden, self.dtype)
 
+    @property
+    def workload(self) -> dict[str, Any]:
+        """The settings of its capture: the options that decide what work a call is.
+
+        The gate compares only runs with equal settings. Ranks, calls and grids stand elsewhere in a capture; how it was
+        run or recorded changes no work. An option to come belongs here only where it is used, as `partitions` does.
+        """
+        names = ["variant", "tokens", "hidden", "experts", "topk", "dtype", "routing", "uneven", "seed"]
+        if self.variant == "pipelined":
+            names.append("partitions")
+        return {name: getattr(self, name) for name in names}
+
 
 @dataclass(frozen=True)
 class RankReport:

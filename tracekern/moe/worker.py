@@ -156,7 +156,7 @@ def _capture(options: MoeRun, directory: str, comm: Communicator) -> Any:
         records_per_track=options.records_per_track,
         keep=options.keep,
         every=options.every,
-        settings=dataclasses.asdict(options),
+        settings=options.workload,
         command=options.command,
         device=comm.device,
         max_bytes=MAX_BYTES[comm.device.backend],
