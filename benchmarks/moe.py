@@ -115,7 +115,7 @@ def launch(options: argparse.Namespace, what: str, directory: Path, limit_s: flo
     if any(ended.stopped and ended.returncode < 0 for ended in exits) and not lines:
         return f"stopped after {limit_s} s"
     said = [line for line in lines if "Error" in line or "error" in line]
-    return (said or lines or ["no word"])[-1][:160]
+    return (said or lines or ["no word"])[-1][:1500]
 
 
 def collect(directory: Path, num_ranks: int) -> dict[tuple[str, str], list[dict[str, Any]]]:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from moe import SEED, traffic
-from moe_peers import Vdev2d, importable_peers
+from moe_peers import Exchange, Vdev2d, importable_peers, nvshmem
 
 import tracekern
 from tracekern.moe.pipeline import REDUCING, STAGES, P2PPipeline
@@ -35,6 +35,7 @@ DELAY_CYCLES = 600_000
 """About 0.35 ms: longer than the host takes to queue a sample."""
 NUM_SKEW_CALLS = 20
 NUM_WARM_UP = 5
+VDEV = "vdev_2d (NVSHMEM)"
 
 Mark = Callable[[str], None]
 """Called with "dispatch" when a leg's last kernel was started."""
@@ -253,15 +254,29 @@ def write_about(rank: Rank, notes: dict[str, str], skew: list[int]) -> None:
     (rank.directory / "about.json").write_text(json.dumps(about))
 
 
-def measure_vdev(rank: Rank, load: str) -> None:
+def measure_vdev(rank: Rank, load: str, exchange: Exchange) -> None:
     shape, scale = rank.shape(load), draw_expert_scale(rank.shape(load)).cuda()
     batch = rank.batch(load, rank.group.rank).to("cuda")
-    peer = Vdev2d(shape)
-    wrong = int((bits(peer(batch, scale)) != bits(sorted_all_to_all(batch, scale, shape))).sum())
-    if wrong:
-        raise RuntimeError(f"error: vdev_2d, {load}: {wrong} elements are wrong")
+    peer = Vdev2d(shape, exchange)
+    wanted = bits(sorted_all_to_all(batch, scale, shape))
+
+    def check(when: str) -> None:
+        wrong = int((bits(peer(batch, scale)) != wanted).any(dim=1).sum())
+        counts = rank.group.all_gather(wrong)
+        if any(counts):
+            lines = rank.group.all_gather(peer.diagnose(rank.group.all_gather))
+            told = [f"rank {of}: {count} tokens: {lines[of]}" for of, count in enumerate(counts) if count]
+            raise RuntimeError(f"error: vdev_2d, {load}, wrong {when}: " + " | ".join(told))
+
+    check("at once")
     token = torch.zeros(1, device="cuda")
-    rank.measure(load, "vdev_2d (NVSHMEM)", lambda _: peer(batch, scale), lambda: dist.all_reduce(token) and None)
+    rank.measure(load, VDEV, lambda _: peer(batch, scale), lambda: dist.all_reduce(token) and None)
+    try:
+        check("after it was timed")
+    except RuntimeError:
+        rank.rows = [row for row in rank.rows if (row["load"], row["name"]) != (load, VDEV)]
+        rank.save()
+        raise
 
 
 if __name__ == "__main__":
@@ -269,7 +284,8 @@ if __name__ == "__main__":
     if sys.argv[1] == "ours":
         measure_ours(this)
     else:
+        over = nvshmem()
         for each_load in this.options["loads"]:
-            measure_vdev(this, each_load)
+            measure_vdev(this, each_load, over)
     this.save()
     dist.destroy_process_group()
