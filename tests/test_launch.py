@@ -21,6 +21,7 @@ from tracekern.record.dump import read_dump
 from tracekern.record.launch import launch_ranks
 from tracekern.record.segment import SHM_DIR
 from tracekern.record.session import capture
+from tracekern.record.spawner import Spawner
 from tracekern.timeline.decode import decode
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import OPEN_END, TrackKind
@@ -159,6 +160,47 @@ def main():
     assert len(words) == 3
     assert len({word for before, parent, *_ in words for word in (before, parent)}) == 1
     assert len({numbers for *_, number, other in words for numbers in (number, other)}) == 6
+
+
+def test_runs_that_share_a_spawner_import_once_and_have_their_own_environment(function: Program):
+    (function.directory / "module.py").write_text(
+        """
+import os, signal
+print("imported")
+def main():
+    print(os.getppid(), os.environ.get("GIVEN"), flush=True)
+    if os.environ["RANK"] == os.environ.get("DIES"): os.kill(os.getpid(), signal.SIGKILL)
+    return int(os.environ.get("GIVEN", 0))
+"""
+    )
+    runs = [({"GIVEN": "5"}, [5, 5]), ({"DIES": "1"}, [0, -signal.SIGKILL]), ({"GIVEN": "6"}, [6, 6])]
+    parents, pids = set(), []
+    with Spawner("module:main", {**os.environ, **function.env}) as spawner:
+        for number, (env, ends) in enumerate(runs):
+            lines: list[tuple[int, str]] = []
+            exits = launch_ranks(2, spawner, env=env, on_line=lambda *line, lines=lines: lines.append(line))
+            assert [end.returncode for end in exits] == ends
+            assert [line for line in lines if line[1] == "imported"] == [(0, "imported")] * (number == 0)
+            said = sorted((rank, *line.split()) for rank, line in lines if line != "imported")
+            assert [(rank, given) for rank, _, given in said] == [(rank, env.get("GIVEN", "None")) for rank in range(2)]
+            parents |= {parent for _, parent, _ in said}
+            pids += [end.pid for end in exits]
+            known = [Path(f"/proc/{pid}").exists() for pid in pids]
+            assert known == [False] * (2 * number) + [True] * 2, "ids stay taken until the next run, no longer"
+    assert len(parents) == 1
+    assert not any(Path(f"/proc/{pid}").exists() for pid in [*pids, int(parents.pop())])
+
+
+def test_a_spawner_that_was_killed_between_runs_is_told_by_the_next(function: Program):
+    target = function.target("import os; print(os.getppid())")
+    said: list[str] = []
+    with Spawner(target, {**os.environ, **function.env}) as spawner:
+        assert [end.returncode for end in launch_ranks(2, spawner, on_line=lambda _, line: said.append(line))] == [0, 0]
+        os.kill(int(said[0]), signal.SIGKILL)
+        exits = launch_ranks(2, spawner)
+        assert [end.signal_name for end in exits] == ["SIGKILL", "SIGKILL"]
+        with pytest.raises(BadInput, match="300 ranks of program:main: wanted at most 250"):
+            launch_ranks(300, spawner)
 
 
 def test_a_module_that_starts_threads_is_imported_by_each_rank(function: Program):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 import sys
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from tracekern.errors import BadInput, TracekernError
 if TYPE_CHECKING:
     from tracekern.analysis.summary import RankSummary, Summary
     from tracekern.moe.run import MoeRun, RankReport, RunReport
+    from tracekern.record.spawner import Spawner
 
 app = typer.Typer(help="Run a workload and trace it.", no_args_is_help=True)
 
@@ -68,7 +70,8 @@ def moe(
 
     reduce and pipelined add up at the experts' ranks: their reference does so in the same order.
     """
-    from tracekern.moe.run import VARIANTS, MoeRun
+    from tracekern.moe.run import VARIANTS, WORKER, MoeRun
+    from tracekern.record.spawner import Spawner
 
     names = {field.name for field in dataclasses.fields(MoeRun)}
     given = {name: value for name, value in context.params.items() if name in names}
@@ -78,10 +81,11 @@ def moe(
     if trace and output is None:
         raise BadInput("run moe: no place for the capture; give one with -o DIR, or run with --no-trace")
     results = []
-    for plan in plans:
-        results.append(_run(plan, output / plan.variant if output and len(plans) > 1 else output))
-        if not as_json:
-            _print(results[-1])
+    with Spawner(WORKER, os.environ) as spawner:
+        for plan in plans:
+            results.append(_run(plan, output / plan.variant if output and len(plans) > 1 else output, spawner))
+            if not as_json:
+                _print(results[-1])
     if as_json:
         all_ok = all(result.report.ok for result in results)
         print_json({"ok": all_ok, "runs": [result.as_dict() for result in results]})
@@ -103,12 +107,17 @@ class _Result:
         }
 
 
-def _run(plan: MoeRun, directory: Path | None) -> _Result:
+def _run(plan: MoeRun, directory: Path | None, spawner: Spawner) -> _Result:
     from tracekern.moe.run import run
 
     with progress() as bar:
         task = bar.add_task(f"{plan.variant} on {plan.ranks} ranks", total=plan.iterations)
-        report = run(plan, directory or "", lambda done, total: bar.update(task, completed=done, total=total))
+        report = run(
+            plan,
+            directory or "",
+            lambda done, total: bar.update(task, completed=done, total=total),
+            spawner=spawner,
+        )
     if not plan.trace or directory is None:
         return _Result(report)
     try:

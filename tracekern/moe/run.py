@@ -11,14 +11,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracekern.errors import BadInput, CommTimeout, TracekernError
 from tracekern.moe.pipeline import REDUCING, STAGES
 from tracekern.moe.routing import ROUTINGS
 from tracekern.moe.shape import MoeShape
 
+if TYPE_CHECKING:
+    from tracekern.record.spawner import Spawner
+
 VARIANTS = ("reference", "sorted", *STAGES)
+WORKER = "tracekern.moe.worker:main"
+"""What each rank runs."""
 
 
 @dataclass(frozen=True)
@@ -146,10 +151,12 @@ def run(
     directory: str | Path,
     on_progress: Callable[[int, int], None] | None = None,
     on_start: Callable[[int, int], None] | None = None,
+    spawner: Spawner | None = None,
 ) -> RunReport:
     """Runs it and leaves a capture in `directory` (unless options.trace is off).
 
     on_progress(done, total): calls that rank 0 has finished, of all. on_start(rank, pid): a rank has started.
+    spawner: of WORKER; runs that share one import torch once.
     """
     from tracekern.record.launch import launch_ranks
 
@@ -167,7 +174,7 @@ def run(
 
         exits = launch_ranks(
             options.ranks,
-            "tracekern.moe.worker:main",
+            spawner or WORKER,
             env={
                 "TRACEKERN_MOE_RUN": json.dumps(dataclasses.asdict(options)),
                 "TRACEKERN_MOE_REPORTS": reports_dir,

@@ -52,7 +52,7 @@ class RankExit:
 
 def launch_ranks(
     num_ranks: int,
-    target: Sequence[str] | str,
+    target: Sequence[str] | str | Spawner,
     *,
     env: Mapping[str, str] | None = None,
     capture_dir: Path | str | None = None,
@@ -65,7 +65,7 @@ def launch_ranks(
 
     A function starts sooner: its module is imported once, in a process that all ranks are forks of, with
     OMP_NUM_THREADS=1 unless that is set; an int it returns is the exit status. A module that starts threads when it is
-    imported is imported by each rank again.
+    imported is imported by each rank again. A Spawner in place of the function's name serves several runs.
     env: more environment for the ranks. capture_dir: where salvaged dumps go; the capture's own directory without.
     timeout_s: for the whole run. on_line: gets (rank, line) of what ranks print; without, lines are printed with the
     rank before them. on_start: gets (rank, pid). kill_after_s: how long the others may go on once a rank has failed.
@@ -74,18 +74,19 @@ def launch_ranks(
     if num_ranks < 1:
         raise BadInput(f"{num_ranks} ranks: wanted at least 1")
     run_id = f"{os.getpid()}-{secrets.token_hex(4)}"
-    _check_target(target)
-    run = _Run({**os.environ, **(env or {})}, run_id, on_line or _print_line, on_start)
+    env = {**os.environ, **(env or {})}
+    run = _Run(env, run_id, on_line or _print_line, on_start)
     try:
-        try:
+        with contextlib.ExitStack() as stack:
+            if isinstance(target, str):
+                target = stack.enter_context(Spawner(target, env))
+            stack.callback(run.stop)
             run.start(num_ranks, target)
             run.wait(timeout_s, kill_after_s)
-        finally:
-            run.stop()
     finally:
         salvaged = salvage_run(run_id, Path(capture_dir) if capture_dir else None)
-    if run.spawner is not None and run.spawner.error:
-        raise BadInput(f"target {target!r}: cannot be imported ({run.spawner.error}); check module and function")
+    if isinstance(target, Spawner) and target.error:
+        raise BadInput(f"target {target.target!r}: cannot be imported ({target.error}); check module and function")
     return [
         RankExit(rank, process.pid, process.wait(), rank in run.stopped, rank in salvaged)
         for rank, process in enumerate(run.processes)
@@ -98,13 +99,12 @@ class _Run:
     run_id: str
     on_line: OnLine
     on_start: OnStart | None
-    spawner: Spawner | None = None
     processes: list[subprocess.Popen[str] | SpawnedRank] = field(default_factory=list)
     readers: list[threading.Thread] = field(default_factory=list)
     started: set[int] = field(default_factory=set)
     stopped: set[int] = field(default_factory=set)
 
-    def start(self, num_ranks: int, target: Sequence[str] | str) -> None:
+    def start(self, num_ranks: int, target: Sequence[str] | Spawner) -> None:
         shared = {
             "WORLD_SIZE": str(num_ranks),
             "LOCAL_WORLD_SIZE": str(num_ranks),
@@ -115,9 +115,9 @@ class _Run:
             "PYTHONUNBUFFERED": "1",
         }
         env = {**self.env, **shared}
-        if isinstance(target, str):
-            self.spawner = Spawner(target, num_ranks, env)
-            self.processes.extend(self.spawner.ranks)
+        if isinstance(target, Spawner):
+            target.start(num_ranks, env)
+            self.processes.extend(target.ranks)
         else:
             for rank in range(num_ranks):
                 self.processes.append(_start_command(target, {**env, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
@@ -159,8 +159,6 @@ class _Run:
                 process.wait()
             for reader in self.readers:
                 reader.join(_TERM_GRACE_S)
-            if self.spawner is not None:
-                self.spawner.close()
 
     def _tell_started(self) -> None:
         for rank, process in enumerate(self.processes):
@@ -191,13 +189,6 @@ def _on_signal(number: signal.Signals, handler: Any) -> Iterator[None]:
         yield
     finally:
         signal.signal(number, before)
-
-
-def _check_target(target: Sequence[str] | str) -> None:
-    if isinstance(target, str):
-        module, _, function = target.partition(":")
-        if not all(part.isidentifier() for part in (*module.split("."), function)):
-            raise BadInput(f"target {target!r}: wanted module:function, or a list of words for a command")
 
 
 def _start_command(command: Sequence[str], env: dict[str, str]) -> subprocess.Popen[str]:

@@ -1,7 +1,8 @@
 """Starts ranks as forks of one warm process, which has imported the target's module, and torch with it, once.
 
 Eight interpreters that import torch each take eight times its second of CPU. `Spawner` is the launcher's end;
-`python -m tracekern.record.spawner` is the warm process. It tells of what happens in lines of JSON over a pipe.
+`python -m tracekern.record.spawner` is the warm process. Over its standard input, a socket, it gets for one run after
+the other the pipes and the environment of the ranks; over the first pipe it tells what happens, in lines of JSON.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import gc
 import importlib
 import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,44 +27,70 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from tracekern.errors import BadInput
+
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.02
 _CLOSE_S = 5.0
+_MOST_RANKS = 250  # Linux passes on 253 descriptors at once
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Spawner:
-    """`ranks[rank]`: the processes, which may start some time after this returns."""
+    """The warm process, for runs one after the other. Use it as a context manager, or close() it."""
 
-    def __init__(self, target: str, num_ranks: int, env: Mapping[str, str]) -> None:
-        """target: module:function. env: of the ranks, but for RANK and LOCAL_RANK.
+    def __init__(self, target: str, env: Mapping[str, str]) -> None:
+        """target: module:function; imported when the first run starts, in its environment. env: of the interpreter.
 
-        What the module prints while it is imported comes as rank 0's output.
+        Raises BadInput for a target of another form.
         """
+        module, _, function = target.partition(":")
+        if not all(part.isidentifier() for part in (*module.split("."), function)):
+            raise BadInput(f"target {target!r}: wanted module:function, or a list of words for a command")
         parent = os.getpid()
-        pipes = [os.pipe() for _ in range(num_ranks + 1)]
-        self._reports, *outputs = (read for read, _ in pipes)
-        writes = [write for _, write in pipes]
-        try:
+        self.target = target
+        self.error = ""
+        """Why the module could not be imported."""
+        self.ranks: list[SpawnedRank] = []
+        self._reports, self._unread = -1, b""
+        self._requests, requests = socket.socketpair()
+        with requests:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tracekern.record.spawner", target, *map(str, writes)],
-                # More threads would start with numpy, and only a process of one thread may be forked.
-                env={"OMP_NUM_THREADS": "1", **env},
-                stdin=subprocess.PIPE,
-                stdout=writes[1],
-                stderr=subprocess.STDOUT,
-                pass_fds=writes,
+                [sys.executable, "-m", "tracekern.record.spawner", target],
+                env={**env, "PYTHONUNBUFFERED": "1"},
+                stdin=requests.fileno(),
                 start_new_session=True,
                 preexec_fn=lambda: die_with(parent),
             )
-        finally:
-            for write in writes:
-                os.close(write)
+
+    def __enter__(self) -> Spawner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self, num_ranks: int, env: Mapping[str, str]) -> None:
+        """Makes `ranks` the processes of a run, which may start some time later; those of the last run have ended.
+
+        env: of the ranks, but for RANK and LOCAL_RANK. What the module prints while it is imported comes as rank 0's
+        output. Raises BadInput for too many ranks.
+        """
+        if num_ranks > _MOST_RANKS:
+            raise BadInput(f"{num_ranks} ranks of {self.target}: wanted at most {_MOST_RANKS}")
+        self._forget_run()
+        pipes = [os.pipe() for _ in range(num_ranks + 1)]
+        self._reports, *outputs = (read for read, _ in pipes)
         os.set_blocking(self._reports, False)
-        self._unread = b""
-        self.error = ""
-        """Why the module could not be imported."""
         self.ranks = [SpawnedRank(self, self._process.pid, os.fdopen(fd, errors="replace")) for fd in outputs]
+        # More threads would start with numpy, and only a process of one thread may be forked.
+        request = json.dumps({"OMP_NUM_THREADS": "1", **env}).encode() + b"\n"
+        try:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is dead: then the reports end, too
+                socket.send_fds(self._requests, [b"."], [write for _, write in pipes])
+                self._requests.sendall(request)
+        finally:
+            for _, write in pipes:
+                os.close(write)
 
     def read_reports(self) -> None:
         """Take in what has happened since."""
@@ -74,6 +103,8 @@ class Spawner:
             *lines, self._unread = (self._unread + data).split(b"\n")
             for line in lines:
                 self._take(json.loads(line))
+        if all(rank.returncode is not None for rank in self.ranks):
+            return
         # The warm process is gone, and its ranks with it.
         how = self._process.wait()
         for rank in self.ranks:
@@ -89,14 +120,18 @@ class Spawner:
         rank.returncode = report.get("returncode")
 
     def close(self) -> None:
-        """Let go of the ranks, which have ended: their process ids may be used again from here on."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        """End the process. Process ids of ranks may be used again from here on, or from the next start()."""
+        self._requests.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_CLOSE_S)
         self._process.kill()
         self._process.wait()
-        os.close(self._reports)
+        self._forget_run()
+
+    def _forget_run(self) -> None:
+        if self._reports >= 0:
+            os.close(self._reports)
+        self._reports, self._unread = -1, b""
 
 
 @dataclass
@@ -137,13 +172,35 @@ def run_target(target: str) -> NoReturn:
 
 
 def main() -> None:
-    """The warm process. Arguments: module:function, then descriptors: for reports, for the output of each rank."""
+    """The warm process. Argument: module:function."""
     target = sys.argv[1]
-    reports, *outputs = (int(word) for word in sys.argv[2:])
+    requests = socket.socket(fileno=0)
+    lines = requests.makefile("rb")
+    function: Callable[[], Any] | None = None
+    while descriptors := socket.recv_fds(requests, 1, _MOST_RANKS + 1)[1]:
+        reports, *outputs = descriptors
+        os.environ.clear()
+        os.environ.update(json.loads(lines.readline()))
+        function = function or _import(target, reports, outputs[0])
+        pids = _fork_ranks(target, function, reports, outputs)
+        _connect(Path(os.devnull), 1, 2)
+        for output in outputs:
+            os.close(output)
+        _report_ends(reports, pids)
+        os.close(reports)
+        select.select([requests], [], [])  # the launcher may still signal the last ones: keep their ids taken so long
+        for pid in pids:
+            os.waitpid(pid, 0)
+    os._exit(0)  # tearing down torch would cost 0.36 s of CPU, here and in each rank
+
+
+def _import(target: str, reports: int, output: int) -> Callable[[], Any]:
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     module, name = target.split(":")
     gc.disable()  # a tenth of the time goes into collecting what an import keeps anyway
     try:
-        function = getattr(importlib.import_module(module), name)
+        function: Callable[[], Any] = getattr(importlib.import_module(module), name)
     except Exception as error:
         _report(reports, error=" ".join(f"{type(error).__name__}: {error}".split())[:500])
         raise
@@ -151,6 +208,10 @@ def main() -> None:
     gc.enable()
     sys.stdout.flush()
     sys.stderr.flush()
+    return function
+
+
+def _fork_ranks(target: str, function: Callable[[], Any], reports: int, outputs: list[int]) -> list[int]:
     is_warm = len(os.listdir("/proc/self/task")) == 1
     if not is_warm:
         warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads: this one does nothing but exec
@@ -164,14 +225,7 @@ def main() -> None:
                 _run_and_exit(function)
             program = f"from tracekern.record.spawner import run_target; run_target({target!r})"
             os.execv(sys.executable, [sys.executable, "-c", program])
-    _connect(Path(os.devnull), 1, 2)
-    for output in outputs:
-        os.close(output)
-    _report_ends(reports, pids)
-    sys.stdin.buffer.read()  # the launcher may still signal the last ones: keep their ids taken until it knows
-    for pid in pids:
-        os.waitpid(pid, 0)
-    os._exit(0)  # tearing down torch would cost 0.36 s of CPU, here and in each rank
+    return pids
 
 
 def _become_rank(rank: int, spawner: int, reports: int, outputs: list[int]) -> None:
