@@ -196,7 +196,10 @@ def main() -> int:
         "containment": contained,
     }
     write_results(
-        "clocks_gpu", results, device=f"{options.ranks}x {nvidia_smi('name')}", driver=nvidia_smi("driver_version")
+        f"clocks_gpu_{options.ranks}",
+        results,
+        device=f"{options.ranks}x {nvidia_smi('name')}",
+        driver=nvidia_smi("driver_version"),
     )
     within = worst <= MAX_HELD_OUT_NS and not closure > MAX_CLOSURE_NS and contained["outside_hard"] == 0
     return 0 if within and contained["host_hard_ns"] <= MAX_HOST_HARD_NS else 1

@@ -80,6 +80,7 @@ def main() -> int:
     options = parser.parse_args()
 
     import tracekern
+    from tracekern.errors import TracekernError
     from tracekern.moe.run import MoeRun, run
 
     workload = MoeRun(
@@ -93,8 +94,12 @@ def main() -> int:
         command=shlex.join(["python", *sys.argv]),
     )
     with tempfile.TemporaryDirectory(prefix="tracekern-flows-") as directory:
-        # Counts each iteration's records first, so that none is lost, and checks every result.
-        run(workload, directory).raise_for_error()
+        try:
+            # Counts each iteration's records first, so that none is lost, and checks every result.
+            run(workload, directory).raise_for_error()
+        except TracekernError as error:
+            print(f"flows: {error}")
+            return 1
         timeline = tracekern.load(directory)
     return report(options, timeline, count_rows(workload))
 

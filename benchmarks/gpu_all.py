@@ -1,18 +1,25 @@
 """Everything that only a GPU machine can show, in one go: build, tests, benchmarks. What `make gpu-check` runs.
 
-    python benchmarks/gpu_all.py [--only NAME ...] [--skip NAME ...]
+    python benchmarks/gpu_all.py [--limit-s 570] [--only NAME ...] [--skip NAME ...]
 
-Each step runs under a time limit of its own and the next goes on whatever came of it. Prints how each ended; exits with
-1 when one failed. The benchmarks leave their JSON in benchmarks/results/.
+Needs nothing from a network: python's torch, numpy, pybind11, setuptools, pytest, hypothesis, and nvcc. Each step runs
+under a time limit of its own and the next goes on whatever came of it; what the whole has no time left for is not run
+and said so. Ends with a table of all steps, and with 1 unless every one that this machine has the GPUs for went well.
+The benchmarks leave their JSON in benchmarks/results/.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
+import re
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,76 +29,170 @@ from harness import Table, write_results
 from recorder import nvidia_smi
 
 ROOT = Path(__file__).resolve().parents[1]
-PYTEST = "-m pytest -q -m 'gpu or multigpu' -p no:cacheprovider"
-SLOW = ("test_mutants_gpu.py", "test_sanitizer_gpu.py")  # steps of their own
-# Files by name: others need packages that a GPU machine has no use for.
+PLANTED = "build/planted"
+PYTEST = "-m pytest -q -rs -p no:cacheprovider -m 'gpu or multigpu'"
+BESIDE = "bits or extension"
+"""Tests that no neighbour on the GPU disturbs, by name; they take long one after the other."""
+OF_THEIR_OWN = ("test_mutants_gpu.py", "test_sanitizer_gpu.py")
+# Files by their marks: others need packages that a GPU machine has no use for.
 TESTS = " ".join(
-    ["tests/test_cycle_clock.py"]
-    + [f"tests/{path.name}" for path in sorted(ROOT.glob("tests/test_*gpu*.py")) if path.name not in SLOW]
+    f"tests/{path.name}"
+    for path in sorted(ROOT.glob("tests/test_*.py"))
+    if path.name not in OF_THEIR_OWN and re.search(r"mark\.(multi)?gpu\b", path.read_text())
 )
+COUNTED = re.compile(r"\d+ (passed|failed|skipped|error)")
+GRACE_S = 5.0
 
 
 @dataclass(frozen=True)
 class Step:
     name: str
     arguments: str
-    """Of python; {gpus} stands for the number of GPUs."""
+    """Of python; {gpus} stands for the number of GPUs, {workers} for pytest's options to run tests side by side."""
     limit_s: int
     min_gpus: int = 1
+    beside: bool = False
+    """Runs beside the steps behind it."""
+    needs: str = ""
+    """A step that ran beside others and has to be through."""
 
 
 STEPS = (
-    Step("build", "setup.py build_ext --inplace", 300),
-    Step("tests", f"{PYTEST} {TESTS}", 600),
-    Step("mutants", f"{PYTEST} tests/test_mutants_gpu.py", 400, 2),
-    Step("sanitizer", f"{PYTEST} tests/test_sanitizer_gpu.py", 400),
-    Step("recorder", "benchmarks/recorder.py", 300),
-    Step("overhead", "benchmarks/overhead_pipeline.py --ranks {gpus}", 400),
-    Step("graphs", "benchmarks/graphs.py", 200),
-    Step("clocks", "benchmarks/clocks_gpu.py --ranks {gpus}", 200, 2),
-    Step("moe", "benchmarks/moe.py --ranks {gpus}", 300),
+    Step("planted", f"tests/planted_tree.py {PLANTED}", 200, 2, beside=True),
+    Step("build", "setup.py build_ext --inplace", 200),
+    Step("sanitizer", f"{PYTEST} {{workers}} tests/test_sanitizer_gpu.py", 200, beside=True),
+    Step("results", f"{PYTEST} {{workers}} -k '{BESIDE}' {TESTS}", 240),
+    Step("tests", f"{PYTEST} -k 'not ({BESIDE})' {TESTS}", 240, needs="sanitizer"),
+    Step("flows", "benchmarks/flows.py --backend cuda --ranks {gpus}", 90, 2),
+    Step("clocks", "benchmarks/clocks_gpu.py --ranks {gpus} --seconds 30", 120, 2),
+    Step("mutants", f"{PYTEST} tests/test_mutants_gpu.py", 200, 2, needs="planted"),
+    Step("moe", "benchmarks/moe.py --ranks {gpus} --name moe_{gpus}", 180),
+    Step("overhead", "benchmarks/overhead_pipeline.py --ranks {gpus}", 120),
+    Step("graphs", "benchmarks/graphs.py", 90),
+    Step("recorder", "benchmarks/recorder.py", 180),
 )
 
 
-def run_step(step: Step, num_gpus: int) -> tuple[str, float]:
-    """("ok" | how it failed, seconds). Its output goes to ours."""
-    command = [sys.executable, *shlex.split(step.arguments.format(gpus=num_gpus))]
-    print(f"\n== {step.name}: {shlex.join(command[1:])}", flush=True)
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    started = time.monotonic()
-    try:
-        code = subprocess.run(
-            command, cwd=ROOT, timeout=step.limit_s, env={**os.environ, "PYTHONPATH": path}
-        ).returncode
-    except subprocess.TimeoutExpired:
-        return f"stopped after {step.limit_s} s", time.monotonic() - started
-    return "ok" if code == 0 else f"exit {code}", time.monotonic() - started
+class Running:
+    """A step that was started. What it prints is printed, each line behind the step's name."""
+
+    def __init__(self, step: Step, num_gpus: int, limit_s: float) -> None:
+        self.step, self.limit_s, self.started = step, limit_s, time.monotonic()
+        command = [sys.executable, *shlex.split(step.arguments.format(gpus=num_gpus, workers=side_by_side()))]
+        print(f"\n== {step.name}: {shlex.join(command[1:])}", flush=True)
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONUNBUFFERED": "1",
+            "TRACEKERN_CUDA": "1",  # a build without its GPU half would be no check
+        }
+        if step.needs == "planted":
+            environment["TRACEKERN_PLANTED_TREE"] = str(ROOT / PLANTED)
+        # In a process group of its own, so that nothing it started outlives its time.
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self.counted = ""
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            print(f"[{self.step.name}] {line}", end="", flush=True)
+            if COUNTED.search(line):
+                self.counted = line.strip(" =\n")
+
+    def finish(self) -> tuple[str, str, float]:
+        """(name, how it ended, seconds); how: "ok", with pytest's counts, or what went wrong."""
+        try:
+            code = self.process.wait(max(0.0, self.started + self.limit_s - time.monotonic()))
+            self.reader.join(GRACE_S)
+            only_skipped = "skipped" in self.counted and "passed" not in self.counted
+            ended = f"exit {code}" if code else "nothing ran" if only_skipped else "ok"
+        except subprocess.TimeoutExpired:
+            ended = f"stopped after {self.limit_s:.0f} s"
+        self._end_group()
+        seconds = time.monotonic() - self.started
+        self.reader.join(GRACE_S)
+        return self.step.name, ended + (f": {self.counted}" if self.counted else ""), seconds
+
+    def _end_group(self) -> None:
+        """Politely first: who is asked to end removes what it has in /dev/shm."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self.process.pid, number)
+            except ProcessLookupError:
+                return
+            try:
+                self.process.wait(GRACE_S)
+            except subprocess.TimeoutExpired:
+                continue
+            time.sleep(0.2)
+
+
+def side_by_side() -> str:
+    """Options that run tests in several processes, where pytest can and the processor has the cores."""
+    workers = min(8, (os.cpu_count() or 1) // 4)
+    return f"-n {workers} --dist worksteal" if workers > 1 and importlib.util.find_spec("xdist") else ""
+
+
+def run_steps(steps: list[Step], num_gpus: int, limit_s: float) -> list[tuple[str, str, float]]:
+    """(name, how it ended, seconds) of each, in their order."""
+    deadline = time.monotonic() + limit_s
+    rows: dict[str, tuple[str, str, float]] = {}
+    beside: dict[str, Running] = {}
+    for step in steps:
+        if num_gpus < step.min_gpus:
+            rows[step.name] = (step.name, f"skipped: needs {step.min_gpus} GPUs, {num_gpus} are here", 0.0)
+            continue
+        if step.needs in beside:
+            rows[step.needs] = beside.pop(step.needs).finish()
+        left_s = deadline - time.monotonic() - GRACE_S
+        if left_s < GRACE_S:
+            rows[step.name] = (step.name, f"not run: nothing left of {limit_s:.0f} s", 0.0)
+            continue
+        running = Running(step, num_gpus, min(step.limit_s, left_s))
+        if step.beside:
+            beside[step.name] = running
+            continue
+        rows[step.name] = running.finish()
+    for name, running in beside.items():
+        rows[name] = running.finish()
+    return [rows[step.name] for step in steps]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [step.name for step in STEPS]
+    parser.add_argument("--limit-s", type=float, default=570, help="for everything")
     parser.add_argument("--only", nargs="+", choices=names, default=names)
     parser.add_argument("--skip", nargs="+", choices=names, default=[])
     options = parser.parse_args()
-    num_gpus = len(subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines())
-    rows = []
-    for step in STEPS:
-        if step.name not in options.only or step.name in options.skip:
-            continue
-        if num_gpus < step.min_gpus:
-            rows.append((step.name, f"skipped: needs {step.min_gpus} GPUs, {num_gpus} are here", 0.0))
-            continue
-        rows.append((step.name, *run_step(step, num_gpus)))
-    table = Table(f"\n{num_gpus}x {nvidia_smi('name')}", ["step", "ended", "s"])
+    listed = subprocess.run([shutil.which("nvidia-smi") or "true", "-L"], capture_output=True, text=True)
+    num_gpus = len(listed.stdout.splitlines())
+    if not num_gpus:
+        print("gpu_all: nvidia-smi names no GPU; run `make test` here and this on a machine that has one")
+        return 2
+    steps = [step for step in STEPS if step.name in options.only and step.name not in options.skip]
+    rows = run_steps(steps, num_gpus, options.limit_s)
+    device = f"{num_gpus}x {nvidia_smi('name')}"
+    left_out = [name for name in names if name not in {step.name for step in steps}]
+    rows += [(name, "left out, as was asked for", 0.0) for name in left_out]
+    table = Table(f"\n{device}", ["step", "s", "ended"])
     for name, ended, seconds in rows:
-        table.add(name, ended, f"{seconds:.0f}")
+        table.add(name, f"{seconds:.0f}", ended)
     table.print()
-    steps = [{"step": name, "ended": ended, "seconds": round(seconds, 1)} for name, ended, seconds in rows]
-    write_results(
-        "gpu_all", {"steps": steps}, device=f"{num_gpus}x {nvidia_smi('name')}", driver=nvidia_smi("driver_version")
-    )
-    return 0 if all(ended == "ok" or ended.startswith("skipped") for _, ended, _ in rows) else 1
+    results = [{"step": name, "ended": ended, "seconds": round(seconds, 1)} for name, ended, seconds in rows]
+    write_results(f"gpu_all_{num_gpus}", {"steps": results}, device=device, driver=nvidia_smi("driver_version"))
+    return 0 if all(ended.startswith(("ok", "skipped", "left out")) for _, ended, _ in rows) else 1
 
 
 if __name__ == "__main__":

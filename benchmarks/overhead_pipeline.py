@@ -47,7 +47,8 @@ def main() -> int:
     print_table(options, rows)
     about = {"shape": SHAPE, "ranks": options.ranks, "variant": options.variant, "calls": options.calls}
     device = f"{options.ranks}x {nvidia_smi('name')}"
-    write_results(f"overhead_pipeline_{options.ranks}", {**about, "rows": rows}, device, nvidia_smi("driver_version"))
+    name = f"overhead_pipeline_{options.ranks}" + (f"_{options.variant}" if options.variant != "balanced" else "")
+    write_results(name, {**about, "rows": rows}, device, nvidia_smi("driver_version"))
     unrecorded = sum(row["unrecorded"] for row in rows)
     if unrecorded:
         print(f"overhead_pipeline: {unrecorded} traced launches found no room and ran unrecorded: not a measurement")

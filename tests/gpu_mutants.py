@@ -5,7 +5,7 @@
 A release or acquire left out shows nothing here: the stores of a warp come over NVLink in their order (4 H200s,
 2026-11: 60 calls of the pipelined kernel for each site). Those are for the race detector of test_mutants.py.
 
-Runs in a tree whose extension was built with -DTK_PLANTED_FAULTS -DTK_RANDOM_DELAYS: see test_mutants_gpu.py.
+Runs in a tree that planted_tree.py made.
 """
 
 from __future__ import annotations

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import planted_tree
 import pytest
 import torch
 from gpu_mutants import SITES
 from test_mutants import MUTANTS
-from toolchains import ROOT
 
-FLAGS = "-DTK_PLANTED_FAULTS -DTK_RANDOM_DELAYS"
 ALL = [f"{channel}:{mutation}" for sites in SITES.values() for channel, mutation in sites]
 
 
@@ -24,14 +23,15 @@ def test_every_site_of_the_cpu_is_attacked_here_too():
 
 @pytest.fixture(scope="module")
 def noticed(tmp_path_factory):
-    """{site: how it was noticed} from a copy of the tree, built with the faults in it."""
+    """{site: how it was noticed} from a copy of the tree, built with the faults in it.
+
+    TRACEKERN_PLANTED_TREE names one that planted_tree.py has made already.
+    """
     if torch.cuda.device_count() < 2:
         pytest.skip(f"needs 2 GPUs, {torch.cuda.device_count()} are here")
-    copy = tmp_path_factory.mktemp("planted") / "tree"
-    shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(".*", "build", "traces", "_cuda*.so"))
-    environment = {**os.environ, "TRACEKERN_NVCC_FLAGS": FLAGS, "PYTHONPATH": str(copy)}
-    build = [sys.executable, "setup.py", "build_ext", "--inplace"]
-    subprocess.run(build, cwd=copy, env=environment, check=True, capture_output=True)
+    named = os.environ.get("TRACEKERN_PLANTED_TREE")
+    copy = Path(named) if named else planted_tree.build(tmp_path_factory.mktemp("planted") / "tree")
+    environment = {**os.environ, "PYTHONPATH": str(copy)}
     attack = [sys.executable, "tests/gpu_mutants.py", str(min(torch.cuda.device_count(), 4))]
     done = subprocess.run(attack, cwd=copy, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-6000:]
