@@ -69,7 +69,7 @@ STEPS = (
     Step("moe", "benchmarks/moe.py --ranks {gpus} --name moe_{gpus}", 180),
     Step("overhead", "benchmarks/overhead_pipeline.py --ranks {gpus}", 120),
     Step("graphs", "benchmarks/graphs.py", 90),
-    Step("recorder", "benchmarks/recorder.py", 180),
+    Step("recorder", "benchmarks/recorder.py", 240),
 )
 
 

@@ -86,10 +86,10 @@ def measure_proton(launches: int, regions: int) -> tuple[list[Row], str]:
     return rows, last
 
 
-def add_ratios(rows: list[Row]) -> None:
+def add_ratios(rows: list[Row], proton: list[Row]) -> None:
     """Each row's cost over FlashInfer's macros and over their scheme written cleanly, in the same configuration."""
     cost = {(row["probe"], row["warps_per_sm"], row["fmas"]): row["added_ns"] for row in rows}
-    for row in rows:
+    for row in rows + proton:
         for other in ("flashinfer", "clean"):
             base = cost.get((other, row["warps_per_sm"], row["fmas"]))
             row[f"over_{other}"] = round(row["added_ns"] / base, 3) if base and row["probe"] != "nothing" else None
@@ -141,13 +141,13 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows, right = measure(build(Path(folder)), options.launches, options.regions)
-    add_ratios(rows)
-    print_tables(rows)
-    print_verdicts(rows)
     proton: list[Row] = []
-    reason = "left out"
+    reason = "left out: --no-proton"
     if not options.no_proton:
         proton, reason = measure_proton(max(5, options.launches // 4), options.regions)
+    add_ratios(rows, proton)
+    print_tables(rows)
+    print_verdicts(rows)
     for row in proton:
         print("proton:", ", ".join(f"{name} {value}" for name, value in row.items()))
     if reason:

@@ -1,7 +1,8 @@
 """Triton Proton's intra-kernel mode around regions like recorder.cu's, for recorder.py: one JSON object a line.
 
-Each configuration is timed without and with instrumentation, by events around the launch. Proton copies and parses its
-buffer behind every launch; `launch_ms` is the host's time from one launch to the next.
+Each configuration is timed without and with instrumentation, by the kernel itself: from the first thread's start to the
+last thread's end on the GPU's clock. Events around the launch would not do: behind every launch Proton waits for the
+GPU, copies its buffer and parses it; `launch_ms` is the host's time from one launch to the next.
 """
 
 # ruff: noqa: ANN001, ANN201 (triton.jit reads annotations)
@@ -9,6 +10,7 @@ buffer behind every launch; `launch_ms` is the host's time from one launch to th
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import sys
 import tempfile
@@ -25,68 +27,80 @@ STEPS = 125
 
 
 @triton.jit
-def plain_regions(sink, num_regions, num_steps, factor, SIZE: tl.constexpr):
+def clock_behind(x):
+    """Each thread's ns on the GPU's clock, behind what makes its x."""
+    bits = x.to(tl.int32, bitcast=True)
+    return tl.inline_asm_elementwise(
+        "mov.u64 $0, %globaltimer; // $1", "=l,r", [bits], dtype=tl.int64, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def plain_regions(sink, times, num_regions, num_steps, factor, SIZE: tl.constexpr):
     offsets = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     x = tl.load(sink + offsets)
+    tl.store(times + 2 * offsets, clock_behind(x))
     for _ in range(num_regions):
         for _ in range(num_steps):
             x = x * factor + factor
+    tl.store(times + 2 * offsets + 1, clock_behind(x))
     tl.store(sink + offsets, x)
 
 
 @triton.jit
-def traced_regions(sink, num_regions, num_steps, factor, SIZE: tl.constexpr):
+def traced_regions(sink, times, num_regions, num_steps, factor, SIZE: tl.constexpr):
     offsets = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     x = tl.load(sink + offsets)
+    tl.store(times + 2 * offsets, clock_behind(x))
     for _ in range(num_regions):
         pl.enter_scope("region")
         for _ in range(num_steps):
             x = x * factor + factor
         pl.exit_scope("region")
+    tl.store(times + 2 * offsets + 1, clock_behind(x))
     tl.store(sink + offsets, x)
 
 
-def launch_times(kernel, sink, blocks, warps, launches, regions) -> tuple[list[float], float]:
-    """Milliseconds of each launch by events, and from launch to launch on the host."""
-    times = []
+def run(kernel, blocks: int, warps: int, launches: int, regions: int) -> tuple[float, float]:
+    """ns of the median launch by the kernel's own clock, and ms from launch to launch on the host."""
+    sink = torch.zeros(blocks * warps * 32, device="cuda")
+    times = torch.zeros((len(sink), 2), dtype=torch.int64, device="cuda")
+    took_ns = []
     began = time.perf_counter()
     for _ in range(launches):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        kernel[(blocks,)](sink, regions, STEPS, 0.5, SIZE=warps * 32, num_warps=warps)
-        stop.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(stop))
-    return times, (time.perf_counter() - began) * 1e3 / launches
+        kernel[(blocks,)](sink, times, regions, STEPS, 0.5, SIZE=warps * 32, num_warps=warps)
+        took_ns.append(int(times[:, 1].max() - times[:, 0].min()))
+    return statistics.median(took_ns), (time.perf_counter() - began) * 1e3 / launches
 
 
 def main() -> None:
     launches, regions = int(sys.argv[1]), int(sys.argv[2])
     blocks = torch.cuda.get_device_properties(0).multi_processor_count
-    sink = torch.zeros(blocks * 1024, device="cuda")
-    plain = {}
+    plain_ns = {}
     for warps in (4, 16, 32):
-        launch_times(plain_regions, sink, blocks, warps, 3, regions)
-        plain[warps] = statistics.median(launch_times(plain_regions, sink, blocks, warps, launches, regions)[0])
+        run(plain_regions, blocks, warps, 3, regions)
+        plain_ns[warps], _ = run(plain_regions, blocks, warps, launches, regions)
     pl.enable_semantic("triton")
     with tempfile.TemporaryDirectory() as folder:
         proton.start(str(Path(folder) / "regions"), data="trace", backend="instrumentation")
         for warps in (4, 16, 32):
-            launch_times(traced_regions, sink, blocks, warps, 2, regions)
-            times, launch_ms = launch_times(traced_regions, sink, blocks, warps, launches, regions)
-            added_ns = (statistics.median(times) - plain[warps]) * 1e6 / regions
+            run(traced_regions, blocks, warps, 2, regions)
+            traced_ns, launch_ms = run(traced_regions, blocks, warps, launches, regions)
             row = {
                 "probe": "proton",
                 "triton": triton.__version__,
                 "warps_per_sm": warps,
                 "fmas": STEPS,
-                "region_ns": round(plain[warps] * 1e6 / regions, 1),
-                "added_ns": round(added_ns, 2),
+                "region_ns": round(plain_ns[warps] / regions, 1),
+                "added_ns": round((traced_ns - plain_ns[warps]) / regions, 2),
                 "launch_ms": round(launch_ms, 2),
                 "launches": launches,
             }
             print(json.dumps(row), flush=True)
         proton.finalize()
+        left = list(Path(folder).iterdir())
+        if not any(re.search(rb"\bregion\b", path.read_bytes()) for path in left):
+            raise SystemExit(f"Proton recorded no region; it left {[path.name for path in left]}")
 
 
 if __name__ == "__main__":
