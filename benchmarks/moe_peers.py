@@ -81,7 +81,7 @@ class Vdev2d:
     host in between: the split sizes stay on the device. Collective.
 
     The operation takes fewer than 16 splits a rank: with more experts several share one. So a row carries its expert in
-    a tag of 16 bytes behind its elements. (expert, rank, row, 0): the rest is there for diagnose().
+    a tag of 16 bytes behind its elements, (expert, rank, row, 0): the rest is there for diagnose().
     """
 
     TAG_BYTES = 16
@@ -89,7 +89,8 @@ class Vdev2d:
     def __init__(self, shape: MoeShape, exchange: Exchange) -> None:
         self.shape, self.exchange = shape, exchange
         rows, dtype = shape.max_tokens * shape.topk, torch_dtype(shape)
-        width = shape.hidden + self.TAG_BYTES // dtype.itemsize
+        elements = self.TAG_BYTES // dtype.itemsize
+        width = -(-shape.hidden // elements) * elements + elements  # whole pieces of 16 bytes
         self.input = exchange.empty(rows, width, dtype=dtype)
         # Room for a quarter more than the mean: uniform routing stays below. A group without rows takes one.
         self.received = exchange.empty(rows * 5 // 4 + MOST_SPLITS, width, dtype=dtype)
@@ -106,8 +107,10 @@ class Vdev2d:
         """[num_rows, 4] int32: a view of the rows' tags."""
         return rows.view(torch.int32)[:, -4:]
 
-    def __call__(self, batch: Batch, expert_scale: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, hidden]; no choice of batch may be -1."""
+    def __call__(
+        self, batch: Batch, expert_scale: torch.Tensor, after_dispatch: Callable[[], None] | None = None
+    ) -> torch.Tensor:
+        """[num_tokens, hidden]; no choice of batch may be -1. after_dispatch: called when that was started."""
         shape, exchange = self.shape, self.exchange
         chosen = batch.topk_idx.reshape(-1).long()
         order = torch.argsort(chosen, stable=True)
@@ -116,6 +119,8 @@ class Vdev2d:
         # Not bincount(), which stops the host to look for the largest.
         self.splits.zero_().scatter_add_(0, chosen // self.sharers, torch.ones_like(chosen))
         exchange.dispatch(self.input, self.received, self.splits, self.there)
+        if after_dispatch is not None:
+            after_dispatch()
         expert = self.tags(self.received)[:, 0].clamp(0, shape.num_experts - 1).long()  # where no row came: anything
         self.received[:, : shape.hidden].mul_(expert_scale[expert, None])
         exchange.combine(self.received, self.returned, self.there, self.back)

@@ -32,7 +32,7 @@ from tracekern.record.group import Group
 
 FLUSH_BYTES = 256 << 20
 DELAY_CYCLES = 600_000
-"""About 0.35 ms: longer than the host takes to queue a sample."""
+"""About 0.35 ms: longer than the host takes to queue a sample of ours."""
 NUM_SKEW_CALLS = 20
 NUM_WARM_UP = 5
 VDEV = "vdev_2d (NVSHMEM)"
@@ -70,11 +70,18 @@ class Rank:
         shape = dataclasses.replace(self.shape(load), max_tokens=tokens)
         return draw_batch(shape, seed=SEED, rank=rank, iteration=0, routing="uniform", uneven=False)
 
-    def measure(self, load: str, name: str, call: Callable[[Mark], Any], barrier: Callable[[], None]) -> None:
-        """Times `call`; `barrier` queues a barrier of all ranks on the device."""
+    def measure(
+        self,
+        load: str,
+        name: str,
+        call: Callable[[Mark], Any],
+        barrier: Callable[[], None],
+        delay_cycles: int = DELAY_CYCLES,
+    ) -> None:
+        """Times `call`; `barrier` queues a barrier of all ranks on the device. delay_cycles: see DELAY_CYCLES."""
         us: dict[str, list[float]] = {"call": []}
         for sample in range(NUM_WARM_UP + self.options["samples"]):
-            stamps = self._sample(call, barrier)
+            stamps = self._sample(call, barrier, delay_cycles)
             if sample < NUM_WARM_UP:
                 continue
             us["call"].append(stamps["end"])
@@ -84,7 +91,7 @@ class Rank:
         self.rows.append({"load": load, "name": name, "us": us})
         self.save()
 
-    def _sample(self, call: Callable[[Mark], Any], barrier: Callable[[], None]) -> dict[str, float]:
+    def _sample(self, call: Callable[[Mark], Any], barrier: Callable[[], None], delay_cycles: int) -> dict[str, float]:
         """us since the barrier of each mark, and of the end."""
         if not self.on_gpu:
             times: dict[str, float] = {}
@@ -100,7 +107,7 @@ class Rank:
             events[name].record()
 
         self.flush_buffer.zero_()
-        torch.cuda._sleep(DELAY_CYCLES)
+        torch.cuda._sleep(delay_cycles)
         barrier()
         mark("start")
         call(mark)
@@ -270,7 +277,12 @@ def measure_vdev(rank: Rank, load: str, exchange: Exchange) -> None:
 
     check("at once")
     token = torch.zeros(1, device="cuda")
-    rank.measure(load, VDEV, lambda _: peer(batch, scale), lambda: dist.all_reduce(token) and None)
+
+    def call(mark: Mark) -> None:
+        peer(batch, scale, lambda: mark("dispatch"))
+
+    # Some thirty operations of torch: the host takes longer to queue them.
+    rank.measure(load, VDEV, call, lambda: dist.all_reduce(token) and None, 8 * DELAY_CYCLES)
     try:
         check("after it was timed")
     except RuntimeError:

@@ -21,7 +21,7 @@ from tracekern.moe.shape import MoeShape
 
 
 def shape_of(num_ranks: int, experts_each: int = 4) -> MoeShape:
-    return MoeShape(num_ranks, 12, experts_each * num_ranks, min(4, experts_each * num_ranks), 24, "bf16")
+    return MoeShape(num_ranks, 12, experts_each * num_ranks, min(4, experts_each * num_ranks), 23, "bf16")
 
 
 def batches(shape: MoeShape, rank: int, calls: int) -> list[Batch]:
