@@ -47,7 +47,9 @@ class Exchange:
 
     All lie in symmetric memory. Until an operation has ended on every rank a rank uses its table as a notepad, and no
     operation waits for that at its end: the next one that writes the same table would meet the notes of a slow rank.
-    Between two that share a table there has to be another one.
+    Between two that share a table there has to be another one. Within an operation the first block of a rank writes its
+    notes over while the others may still read them; moving its rows takes it longer, unless the first split is empty
+    (pytorch/pytorch pull request 192300, torch 2.11 is without it).
     """
 
     rank: int

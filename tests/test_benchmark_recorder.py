@@ -24,6 +24,25 @@ def test_each_row_is_compared_with_the_others_of_its_own_configuration():
     assert {entry["over_clean"] for entry in rows + proton} == {None}
 
 
+def test_goals_are_not_met_where_nothing_was_measured_to_judge_them(capsys):
+    rows = [{**row("wide", 4, 30.0), "over_flashinfer": None, "over_clean": 0.5}]
+    recorder.print_verdicts(rows)
+    recorder.print_verdicts([{**rows[0], "over_flashinfer": 0.2}])
+    recorder.print_verdicts([{**rows[0], "over_flashinfer": 0.4}])
+    said = capsys.readouterr().out.splitlines()
+    assert said[:3] == ["goals: not judged, they are ratios to FlashInfer's macros", "goals: all met", "goals missed:"]
+
+
+def test_without_its_header_one_line_says_why_there_is_no_flashinfer(monkeypatch, tmp_path):
+    monkeypatch.delenv("FLASHINFER_INCLUDE", raising=False)
+    assert recorder.flashinfer_include() == (None, "FLASHINFER_INCLUDE is not set")
+    monkeypatch.setenv("FLASHINFER_INCLUDE", str(tmp_path))
+    assert recorder.flashinfer_include() == (None, f"no flashinfer/profiler.cuh under {tmp_path}")
+    (tmp_path / "flashinfer").mkdir()
+    (tmp_path / "flashinfer" / "profiler.cuh").touch()
+    assert recorder.flashinfer_include() == (tmp_path, "")
+
+
 @pytest.mark.skipif(importlib.util.find_spec("triton") is not None, reason="triton is installed")
 def test_without_triton_one_line_says_why_there_is_no_proton():
     assert recorder.measure_proton(1, 1) == ([], "ModuleNotFoundError: No module named 'triton'")
