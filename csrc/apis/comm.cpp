@@ -2,8 +2,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "apis/backends.hpp"
 #include "apis/cpu_backend.hpp"
-#include "apis/names.hpp"
 #include "apis/register.hpp"
 #include "comm/communicator_cpu.hpp"
 
@@ -17,9 +17,7 @@ void register_comm(py::module_& module) {
     module.attr("simulated_resolution_ticks") = SimulatedClock::kResolutionTicks;
     module.attr("channels") = names_list(kChannelNames);
     module.attr("rank_barrier_phase") = kRankBarrierPhase;
-    py::class_<CpuCommunicator> communicator(module, "CpuCommunicator");
-    register_faults<CpuCommunicator>(communicator);
-    communicator
+    register_communicator<CpuCommunicator>(module, "CpuCommunicator")
         .def(py::init([](uint32_t rank,
                          const std::vector<uint64_t>& heaps,
                          uint64_t timeout_ns,
@@ -40,8 +38,6 @@ void register_comm(py::module_& module) {
                                    return py::bytes(reinterpret_cast<const char*>(&comm.clock()),
                                                     sizeof(SimulatedClock));
                                })
-        .def("clear_control", &CpuCommunicator::clear_control)
-        .def_property_readonly("barrier_epoch", &CpuCommunicator::barrier_epoch)
         .def(
             "barrier",
             [](CpuCommunicator& comm, uint64_t descriptor, const std::string& record_format) {

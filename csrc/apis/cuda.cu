@@ -3,7 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "apis/names.hpp"
+#include "apis/backends.hpp"
 #include "comm/clocks_cuda.hpp"
 #include "comm/kernel_table.hpp"
 #include "moe/p2p/kernel_table.hpp"
@@ -34,10 +34,8 @@ py::array_t<int64_t> rows_of_three(const void* rows, size_t count) {
     return result;
 }
 
-void register_communicator(py::module_& extension) {
-    py::class_<CudaCommunicator> communicator(extension, "CudaCommunicator");
-    register_faults<CudaCommunicator>(communicator);
-    communicator
+void register_cuda_communicator(py::module_& extension) {
+    register_communicator<CudaCommunicator>(extension, "CudaCommunicator")
         .def(py::init<uint32_t, uint32_t, uint64_t, uint64_t>(),
              py::arg("rank"),
              py::arg("num_ranks"),
@@ -45,8 +43,6 @@ void register_communicator(py::module_& extension) {
              py::arg("timeout_ns"))
         .def("export_heap", &CudaCommunicator::export_heap)
         .def("import_peer", &CudaCommunicator::import_peer, py::arg("peer"), py::arg("descriptor"))
-        .def("clear_control", &CudaCommunicator::clear_control)
-        .def_property_readonly("barrier_epoch", &CudaCommunicator::barrier_epoch)
         .def(
             "barrier",
             [](CudaCommunicator& comm, uint64_t descriptor, const std::string& format, uint64_t stream) {
@@ -67,37 +63,6 @@ void register_communicator(py::module_& extension) {
              });
 }
 
-std::unique_ptr<P2PPipelineCuda> make_pipeline(CudaCommunicator& comm,
-                                               const std::string& variant,
-                                               const std::string& dtype,
-                                               uint32_t max_tokens,
-                                               uint32_t num_experts,
-                                               uint32_t topk,
-                                               uint32_t hidden,
-                                               uint32_t num_blocks,
-                                               uint32_t warps_per_block,
-                                               uint32_t partitions) {
-    const MoeShape shape = make_shape(comm.args().num_ranks, max_tokens, num_experts, topk, hidden, dtype);
-    const auto which = enum_named<P2PVariant>("variant", variant, kVariantNames);
-    return std::make_unique<P2PPipelineCuda>(
-        comm, shape, which, variant, dtype, partitions, CudaGrid{num_blocks, warps_per_block});
-}
-
-void set_call(P2PPipelineCuda& pipeline,
-              uint64_t x,
-              uint64_t topk_idx,
-              uint64_t topk_weights,
-              uint64_t expert_scale,
-              uint64_t out,
-              uint32_t num_tokens) {
-    pipeline.set_call(reinterpret_cast<const void*>(x),
-                      reinterpret_cast<const int32_t*>(topk_idx),
-                      reinterpret_cast<const float*>(topk_weights),
-                      reinterpret_cast<const float*>(expert_scale),
-                      reinterpret_cast<void*>(out),
-                      num_tokens);
-}
-
 void run_stage(P2PPipelineCuda& pipeline,
                const std::string& stage,
                uint64_t descriptor,
@@ -116,40 +81,6 @@ void run_stages(P2PPipelineCuda& pipeline,
     for (size_t i = 0; i < stages.size(); ++i) run_stage(pipeline, stages[i], descriptors.at(i), format, stream);
 }
 
-void register_pipeline(py::module_& extension) {
-    py::class_<P2PPipelineCuda>(extension, "P2PPipelineCuda")
-        .def(py::init(&make_pipeline),
-             py::keep_alive<1, 2>(),
-             py::arg("comm"),
-             py::kw_only(),
-             py::arg("variant"),
-             py::arg("dtype"),
-             py::arg("max_tokens"),
-             py::arg("num_experts"),
-             py::arg("topk"),
-             py::arg("hidden"),
-             py::arg("num_blocks"),
-             py::arg("warps_per_block"),
-             py::arg("partitions") = 2)
-        .def("reset", &P2PPipelineCuda::reset)
-        .def_property_readonly("epoch", &P2PPipelineCuda::epoch)
-        .def("set_call",
-             &set_call,
-             py::kw_only(),
-             py::arg("x"),
-             py::arg("topk_idx"),
-             py::arg("topk_weights"),
-             py::arg("expert_scale"),
-             py::arg("out"),
-             py::arg("num_tokens"))
-        .def("run_stages",
-             &run_stages,
-             py::arg("stages"),
-             py::arg("descriptors"),
-             py::arg("record_format") = "wide",
-             py::arg("stream") = 0);
-}
-
 #ifdef TK_PLANTED_FAULTS
 // Leaves one thing out of the protocol from now on, on the current device; see comm/mutation.h.
 void plant(const std::string& channel, const std::string& mutation) {
@@ -165,8 +96,14 @@ void plant(const std::string& channel, const std::string& mutation) {
 namespace tracekern {
 
 void register_cuda(py::module_& extension) {
-    register_communicator(extension);
-    register_pipeline(extension);
+    register_cuda_communicator(extension);
+    register_pipeline<P2PPipelineCuda, CudaCommunicator>(extension, "P2PPipelineCuda")
+        .def("run_stages",
+             &run_stages,
+             py::arg("stages"),
+             py::arg("descriptors"),
+             py::arg("record_format") = "wide",
+             py::arg("stream") = 0);
 #ifdef TK_PLANTED_FAULTS
     extension.def("plant", &plant, py::arg("channel"), py::arg("mutation"));
 #endif

@@ -27,6 +27,7 @@ namespace {
 
 struct Options {
     P2PConfig config;
+    CpuExecutor executor;
     uint32_t iterations;
     uint32_t seed;
     StressOptions stress;
@@ -159,7 +160,7 @@ int run(const Options& options) {
     std::vector<std::unique_ptr<P2PPipelineCpu>> pipelines;
     for (uint32_t rank = 0; rank < num_ranks; ++rank) {
         comms.push_back(std::make_unique<CpuCommunicator>(rank, heaps.addresses, timeout_ns, heaps.clock));
-        pipelines.push_back(std::make_unique<P2PPipelineCpu>(*comms[rank], options.config));
+        pipelines.push_back(std::make_unique<P2PPipelineCpu>(*comms[rank], options.config, options.executor));
     }
     std::vector<int> exits(num_ranks);
     {
@@ -183,12 +184,11 @@ int main(int argc, char** argv) {
         return 2;
     }
     const auto number = [&](int i) { return static_cast<uint32_t>(std::strtoul(argv[i], nullptr, 10)); };
-    const auto choice = [&](int i, std::initializer_list<const char*> names) { return choose(argv[i], names); };
     Options options{};
-    options.config.variant =
-        static_cast<P2PVariant>(choice(1, {"flag", "token", "fused", "balanced", "dedup", "reduce", "pipelined"}));
-    options.config.number = static_cast<NumberType>(choice(2, {"fp32", "fp16", "bf16"}));
-    options.config.executor = static_cast<CpuExecutor>(choice(3, {"fibers", "threads"}));
+    options.config.variant = static_cast<P2PVariant>(choose(argv[1], kVariantNames));
+    options.config.number = static_cast<NumberType>(choose(argv[2], kNumberNames));
+    options.executor =
+        static_cast<CpuExecutor>(choose(argv[3], std::initializer_list<const char*>{"fibers", "threads"}));
     const uint32_t element_bytes = options.config.number == NumberType::fp32 ? 4 : 2;
     options.config.shape = MoeShape{number(4), number(7), number(9), number(10), number(8), element_bytes};
     options.config.num_blocks = number(5);

@@ -8,27 +8,17 @@
 
 #include "comm/communicator_cpu.hpp"
 #include "moe/p2p/combine.h"
+#include "moe/p2p/config.h"
 #include "moe/p2p/dispatch.h"
 #include "moe/p2p/pipelined.h"
 #include "moe/p2p/stages.h"
 
 namespace tracekern {
 
-enum class NumberType : uint32_t { fp32, fp16, bf16 };
-
-struct P2PConfig {
-    MoeShape shape;
-    P2PVariant variant;
-    NumberType number;
-    uint32_t partitions = 2;  // of the pipelined variant, at most
-    uint32_t num_blocks = 4;
-    uint32_t warps_per_block = 4;
-    CpuExecutor executor = CpuExecutor::fibers;
-};
-
 class P2PPipelineCpu {
 public:
-    P2PPipelineCpu(CpuCommunicator& comm, const P2PConfig& config) : comm_(comm), config_(config) {
+    P2PPipelineCpu(CpuCommunicator& comm, const P2PConfig& config, CpuExecutor executor)
+        : comm_(comm), config_(config), executor_(executor) {
         const MoeShape& shape = config.shape;
         const uint32_t num_local = shape.num_local_experts();
         args_.shape = shape;
@@ -157,7 +147,7 @@ private:
     // Calls body.operator()<Rec>(warp, args) in every warp, with the recorder that `trace` asks for.
     template <class Body>
     void launch(P2PStage stage, const TraceChoice& trace, const Body& body) {
-        CpuLaunch launch{config_.num_blocks, config_.warps_per_block, 0, config_.executor};
+        CpuLaunch launch{config_.num_blocks, config_.warps_per_block, 0, executor_};
         launch.shared_bytes = stage_shared_bytes(stage, args_.shape, args_.layout, config_.warps_per_block);
         with_recorder(trace, [&]<class Rec>(typename Rec::Args trace_args) {
             comm_.launch(launch, [&](Warp& warp) { body.template operator()<Rec>(warp, trace_args); });
@@ -166,6 +156,7 @@ private:
 
     CpuCommunicator& comm_;
     const P2PConfig config_;
+    const CpuExecutor executor_;
     P2PArgs args_{};
     P2PState state_{};
     std::vector<uint32_t> counters_;

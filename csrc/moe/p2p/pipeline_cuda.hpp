@@ -5,35 +5,22 @@
 #include <string>
 
 #include "comm/communicator_cuda.hpp"
+#include "moe/p2p/config.h"
 #include "moe/p2p/kernel_table.hpp"
 #include "moe/p2p/stages.h"
 
 namespace tracekern {
 
-struct CudaGrid {
-    uint32_t num_blocks;
-    uint32_t warps_per_block;
-};
-
 class P2PPipelineCuda {
 public:
-    P2PPipelineCuda(CudaCommunicator& comm,
-                    const MoeShape& shape,
-                    P2PVariant variant,
-                    const std::string& variant_name,
-                    const std::string& number_name,
-                    uint32_t partitions,
-                    CudaGrid grid)
+    P2PPipelineCuda(CudaCommunicator& comm, const P2PConfig& config)
         : comm_(comm),
-          shape_(shape),
-          variant_(variant),
-          variant_name_(variant_name),
-          number_name_(number_name),
-          grid_(grid),
-          layout_(P2PLayout::make(shape, variant, partitions)),
+          config_(config),
+          layout_(P2PLayout::make(config.shape, config.variant, config.partitions)),
           counters_(sizeof(P2PState) + num_counters() * sizeof(uint32_t)),
-          row_origin_((is_deduplicated(variant) ? 1 : shape.max_rows()) * sizeof(RowOrigin)),
-          expert_rows_(std::max<uint64_t>(expert_row_bytes(shape, variant), 1)) {
+          row_origin_((is_deduplicated(config.variant) ? 1 : config.shape.max_rows()) * sizeof(RowOrigin)),
+          expert_rows_(std::max<uint64_t>(expert_row_bytes(config.shape, config.variant), 1)) {
+        const MoeShape& shape = config.shape;
         args_.shape = shape;
         args_.layout = layout_;
         args_.state = counters_.as<P2PState>();
@@ -78,18 +65,18 @@ public:
 
     void run(P2PStage stage, uint64_t descriptor, RecordFormat format, uint64_t stream) {
         args_.comm = comm_.args();
-        if (stage == P2PStage::dispatch_send && !is_fused(variant_)) {
-            clear_device_on(stream, args_.send_count, shape_.num_ranks * sizeof(uint32_t));
+        if (stage == P2PStage::dispatch_send && !is_fused(config_.variant)) {
+            clear_device_on(stream, args_.send_count, config_.shape.num_ranks * sizeof(uint32_t));
         }
-        LaunchSize size{grid_.num_blocks, grid_.warps_per_block};
+        LaunchSize size{config_.num_blocks, config_.warps_per_block};
         const char* body = descriptor == 0 ? "off" : kRecordFormatNames[static_cast<uint32_t>(format)];
         launch_kernel(kernel_of(stage, body),
-                      grid_.num_blocks,
-                      grid_.warps_per_block * 32,
-                      stage_shared_bytes(stage, shape_, layout_, grid_.warps_per_block),
+                      config_.num_blocks,
+                      config_.warps_per_block * 32,
+                      shared_bytes(stage),
                       stream,
                       {&args_, &size, trace_argument(descriptor)});
-        if (stage == stages_of(variant_).back()) ++epoch_;
+        if (stage == stages_of(config_.variant).back()) ++epoch_;
     }
 
     // Of the next call.
@@ -97,27 +84,31 @@ public:
 
 private:
     size_t num_counters() const {
-        const size_t num_counts = size_t{layout_.num_partitions} * shape_.num_ranks;
-        return 2 * num_counts + 2 * shape_.num_local_experts() + 1;
+        const size_t num_counts = size_t{layout_.num_partitions} * config_.shape.num_ranks;
+        return 2 * num_counts + 2 * config_.shape.num_local_experts() + 1;
+    }
+    uint64_t shared_bytes(P2PStage stage) const {
+        return stage_shared_bytes(stage, config_.shape, layout_, config_.warps_per_block);
     }
     const void* kernel_of(P2PStage stage, const std::string& body) const {
         std::string name = std::string("p2p_") + kP2PStageNames[static_cast<uint32_t>(stage)];
         const bool moves_only = stage <= P2PStage::dispatch_recv || stage == P2PStage::dispatch;
-        if (stage != P2PStage::scale_experts) name += "_" + variant_name_;
-        if (!moves_only) name += "_" + number_name_;
+        const auto add = [&](const char* part) { name += std::string("_") + part; };
+        if (stage != P2PStage::scale_experts) add(kVariantNames[static_cast<uint32_t>(config_.variant)]);
+        if (!moves_only) add(kNumberNames[static_cast<uint32_t>(config_.number)]);
         return p2p_kernels().at(name + "_" + body);
     }
     // All blocks of a kernel that waits must be on the device at once. Asking also loads both bodies: loading one later
     // could have to wait for a kernel that spins.
     void check_residency() const {
-        for (const P2PStage stage : stages_of(variant_)) {
-            const uint64_t bytes = stage_shared_bytes(stage, shape_, layout_, grid_.warps_per_block);
+        for (const P2PStage stage : stages_of(config_.variant)) {
             for (const char* body : {"off", "wide", "ring"}) {
-                const uint32_t room = resident_blocks(kernel_of(stage, body), grid_.warps_per_block * 32, bytes);
-                if (room < grid_.num_blocks) {
+                const uint32_t room =
+                    resident_blocks(kernel_of(stage, body), config_.warps_per_block * 32, shared_bytes(stage));
+                if (room < config_.num_blocks) {
                     throw std::invalid_argument(std::string(kP2PStageNames[static_cast<uint32_t>(stage)]) + ": " +
-                                                std::to_string(grid_.num_blocks) + " blocks of " +
-                                                std::to_string(grid_.warps_per_block) + " warps; the device holds " +
+                                                std::to_string(config_.num_blocks) + " blocks of " +
+                                                std::to_string(config_.warps_per_block) + " warps; the device holds " +
                                                 std::to_string(room) + " at once; take fewer");
                 }
             }
@@ -125,10 +116,7 @@ private:
     }
 
     CudaCommunicator& comm_;
-    const MoeShape shape_;
-    const P2PVariant variant_;
-    const std::string variant_name_, number_name_;
-    const CudaGrid grid_;
+    const P2PConfig config_;
     const P2PLayout layout_;
     DeviceMemory counters_, row_origin_, expert_rows_;
     P2PArgs args_{};
