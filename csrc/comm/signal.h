@@ -64,7 +64,8 @@ TK_DEVICE void signal_relaxed(Warp& warp, uint64_t* flag, uint32_t epoch, uint32
     warp.leader([&] { store_relaxed_system(flag, make_flag(epoch, value)); });
 }
 
-// Writes the fault record if nobody did, and tells every rank to give up.
+// Writes the fault record if nobody did, and tells every rank to give up. By each lane that gives up, since others of
+// its warp may have seen what they waited for; most often all do, and find it claimed with one look over the bus.
 TK_DEVICE void raise_fault(const Warp& warp,
                            const CommArgs& comm,
                            FaultCause cause,
@@ -73,7 +74,7 @@ TK_DEVICE void raise_fault(const Warp& warp,
                            uint32_t wanted_epoch,
                            uint64_t seen,
                            uint64_t waited_ticks) {
-    if (!claim_system(&comm.fault->claimed)) {
+    if (load_relaxed_system(&comm.fault->claimed) || !claim_system(&comm.fault->claimed)) {
         // Whoever asks next must not miss it, even if the winner is still writing.
         store_release_system(&comm.control(comm.rank).abort, 1u);
         return;
@@ -117,10 +118,8 @@ TK_DEVICE bool should_give_up(const Warp& warp,
     if (started == 0) started = now;
     const bool aborted = load_relaxed_system(&comm.control(comm.rank).abort) != 0;
     if (!aborted && now - started < comm.timeout_ticks) return false;
-    if (warp.is_leader()) {
-        const FaultCause cause = aborted ? FaultCause::peer_aborted : FaultCause::timeout;
-        raise_fault(warp, comm, cause, channel, wait_for, wanted_epoch, seen, now - started);
-    }
+    const FaultCause cause = aborted ? FaultCause::peer_aborted : FaultCause::timeout;
+    raise_fault(warp, comm, cause, channel, wait_for, wanted_epoch, seen, now - started);
     return true;
 }
 
