@@ -1,4 +1,4 @@
-"""A warp that waits for many flags, a lane each: whichever lane gives up says so. test_barriers.py has waits for one."""
+"""A warp that waits for many flags, a lane each: whichever lane gives up says so. test_barriers.py waits for one."""
 
 from __future__ import annotations
 
