@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
-from attack import SAMPLED_NUMBERS, TSAN, VARIANTS, Shape, assert_right, run_program, stress
-from toolchains import SAMPLE, program
+from attack import RACE_EXIT, SAMPLED_NUMBERS, TSAN, VARIANTS, Shape, assert_right, run_program, stress
+from toolchains import CSRC, GXX, ROOT, SAMPLE, compile_cached, program
 
 SHAPES = {
     "several_blocks": Shape(iterations=20),
@@ -14,6 +16,7 @@ SHAPES = {
     "odd_row": Shape(ranks=4, blocks=3, warps=1, tokens=6, hidden=13, experts=4, topk=1, iterations=25),
 }
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+RECORDER_TSAN = ("-O1", "-g1", "-fsanitize=thread")
 MEMORY = ("-O0", "-g1", *SANITIZERS, "-DTK_POISON_CONSUMED", *SAMPLE)
 
 
@@ -37,9 +40,38 @@ def test_variants_have_no_race(shape, variant):
     assert_right(stress(TSAN, variant, "bf16", "threads", shape))
 
 
-def test_recording_has_no_race():
-    shape = Shape(iterations=15)
-    assert_right(stress(TSAN, "balanced", "bf16", "threads", shape, "trace=on"))
+@pytest.mark.parametrize("trace", ["on", "ring"])
+@pytest.mark.parametrize("variant", ["balanced", "pipelined"])
+def test_recording_has_no_race(variant, trace):
+    assert_right(stress(TSAN, variant, "bf16", "threads", Shape(iterations=15), f"trace={trace}"))
+
+
+TRACKS = ("3", "2", "8", "60")
+"""Blocks, warps, records of a track, launches that use the same region."""
+
+
+@pytest.mark.parametrize("record_format", ["wide", "ring"])
+def test_tracks_side_by_side_have_no_race(record_format):
+    assert_right(run_program(program("tracks", *RECORDER_TSAN), record_format, *TRACKS))
+
+
+@pytest.mark.parametrize("planted", ["track", "record"])
+@pytest.mark.parametrize("record_format", ["wide", "ring"])
+def test_a_writer_in_another_track_is_noticed(record_format, planted):
+    done = run_program(program("tracks", *RECORDER_TSAN), record_format, *TRACKS, planted)
+    assert done.returncode == RACE_EXIT, done.stderr
+
+
+def test_a_ring_that_reaches_into_the_next_track_is_noticed(tmp_path):
+    copy = tmp_path / "csrc"
+    shutil.copytree(CSRC, copy)
+    recorder = copy / "trace" / "recorder.h"
+    right, wrong = "ring_mask_ = (1u << ring_bits_) - 1;", "ring_mask_ = (2u << ring_bits_) - 1;"
+    assert recorder.read_text().count(right) == 1
+    recorder.write_text(recorder.read_text().replace(right, wrong))
+    binary = compile_cached((*GXX, *RECORDER_TSAN), ROOT / "tests" / "cpp" / "tracks.cpp", "", copy)
+    assert run_program(binary, "ring", *TRACKS).returncode == RACE_EXIT
+    assert_right(run_program(binary, "wide", *TRACKS))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 // bit.
 //
 //   p2p_stress VARIANT NUMBER EXECUTOR RANKS BLOCKS WARPS TOKENS HIDDEN EXPERTS TOPK ITERATIONS SEED [OPTION=VALUE...]
-//     trace=on               runs the traced kernels and looks after the words behind their records
+//     trace=on|ring          runs the traced kernels and looks after the words behind their records
 //     timeout_ms=N           how long a wait lasts; default 20000
 //     partitions=N           of the pipelined variant; default 2
 //     absent=RANK            that rank never starts
@@ -111,7 +111,8 @@ int run_rank(const Options& options, CpuCommunicator& comm, P2PPipelineCpu& pipe
     std::vector<float> scale(shape.num_experts);
     for (uint32_t expert = 0; expert < shape.num_experts; ++expert) scale[expert] = 1.0f + expert / 16.0f;
     std::vector<T> out(size_t{shape.max_tokens} * shape.hidden);
-    TraceRegion region(options.stress.trace, options.config.num_blocks, options.config.warps_per_block, 64);
+    const uint32_t room = options.stress.format == RecordFormat::ring ? 8 : 64;  // so few that rings go round
+    TraceRegion region(options.stress, options.config.num_blocks, options.config.warps_per_block, room);
     for (uint32_t iteration = 0; iteration < options.iterations; ++iteration) {
         const Input<T> input(options, comm.args().rank, iteration);
         memset(out.data(), 0xff, out.size() * sizeof(T));

@@ -30,6 +30,7 @@ struct StressOptions {
     uint32_t absent = ~0u;
     uint32_t partitions = 2;
     bool trace = false;
+    RecordFormat format = RecordFormat::wide;
 
     static StressOptions parse(int count, char** given) {
         StressOptions options;
@@ -47,7 +48,8 @@ struct StressOptions {
                     options.absent = static_cast<uint32_t>(std::stoul(value));
                     break;
                 case 2:
-                    options.trace = choose(value, std::initializer_list<const char*>{"off", "on"});
+                    options.trace = choose(value, std::initializer_list<const char*>{"off", "on", "ring"});
+                    if (value == "ring") options.format = RecordFormat::ring;
                     break;
                 case 3:
                     plant(value);
@@ -89,8 +91,9 @@ struct StressHeaps {
 // Room for the records of one launch at a time, with guard words behind each part.
 class TraceRegion {
 public:
-    TraceRegion(bool trace, uint32_t num_blocks, uint32_t warps_per_block, uint32_t records_per_track) : trace_(trace) {
-        if (!trace) return;
+    TraceRegion(const StressOptions& options, uint32_t num_blocks, uint32_t warps_per_block, uint32_t records_per_track)
+        : trace_(options.trace), format_(options.format) {
+        if (!trace_) return;
         const size_t num_tracks = size_t{num_blocks} * warps_per_block;
         headers_.resize(num_tracks + 1);
         records_.resize(num_tracks * records_per_track + 1);
@@ -110,7 +113,7 @@ public:
         memset(records_.data(), 0, records_.size() * sizeof(WideRecord));
         memset(&headers_.back(), 0xa5, sizeof(TrackHeader));
         memset(&records_.back(), 0xa5, sizeof(WideRecord));
-        return {&descriptor_};
+        return {&descriptor_, format_};
     }
 
     // Every track ran to its end, wrote no more than fits, and nothing stands behind the region.
@@ -119,7 +122,8 @@ public:
         for (size_t track = 0; track + 1 < headers_.size(); ++track) {
             const TrackHeader& header = headers_[track];
             if (!header.started || !header.end_ticks) return false;
-            if (header.written > descriptor_.records_per_track || header.written > header.attempted) return false;
+            if (header.written > header.attempted) return false;
+            if (format_ == RecordFormat::wide && header.written > descriptor_.records_per_track) return false;
         }
         char guard[sizeof(TrackHeader)];
         memset(guard, 0xa5, sizeof(guard));
@@ -129,6 +133,7 @@ public:
 
 private:
     bool trace_;
+    RecordFormat format_;
     std::vector<TrackHeader> headers_;
     std::vector<WideRecord> records_;
     LaunchDescriptor descriptor_{};
