@@ -1,6 +1,6 @@
 """What happens to a GPU and its records when kernels wait in vain; each scenario needs processes of its own.
 
-    python -m tests.gpu_flight SCENARIO DIRECTORY
+    python -m tests.gpu_flight SCENARIO SINK DIRECTORY
 
 Starts the ranks of the scenario by our launcher, ends them after a time limit, and prints as JSON how they ended and
 what they left in DIRECTORY/rank_<r>.json. test_gpu_flight.py looks at that and at the capture in DIRECTORY/capture.
@@ -70,6 +70,12 @@ class Workload:
         raise AssertionError("nobody gave up")
 
 
+def flight(name: str = "capture", **options: Any) -> Any:
+    """A flight recorder into DIRECTORY/name, with the SINK of the scenario."""
+    how = {"max_bytes": 1 << 27, "keep": "last", "sink": os.environ["FLIGHT_SINK"], **options}
+    return capture(Path(os.environ["FLIGHT_DIR"], name), **how)
+
+
 def leave(rank: int, found: dict[str, Any]) -> int:
     Path(os.environ["FLIGHT_DIR"], f"rank_{rank}.json").write_text(json.dumps(found))
     return 0
@@ -79,9 +85,7 @@ def time_out() -> int:
     """Rank 1 stays away; rank 0 gives up and is refused; after a reset 1,000 calls are right."""
     workload = Workload(timeout_s=0.5)
     rank, found = workload.group.rank, {"said": [], "fault": {}}
-    with capture(
-        Path(os.environ["FLIGHT_DIR"], "capture"), device=workload.comm.device, max_bytes=1 << 27, keep="last"
-    ) as session:
+    with flight(device=workload.comm.device) as session:
         workload.call(0, session)
         workload.pipeline.synchronize()
         for _ in range(2 if rank == 0 else 0):
@@ -99,7 +103,7 @@ def trap() -> int:
     """Rank 1 stays away and the kernel of rank 0 traps: its device is gone, its capture is not."""
     workload = Workload(timeout_s=0.5, on_timeout="trap")
     rank, found = workload.group.rank, {"said": []}
-    with capture(Path(os.environ["FLIGHT_DIR"], "capture"), device=workload.comm.device, max_bytes=1 << 27) as session:
+    with flight(device=workload.comm.device) as session:
         workload.call(0, session)
         workload.pipeline.synchronize()
         for _ in range(2 if rank == 0 else 0):
@@ -111,14 +115,30 @@ def trap() -> int:
     return leave(rank, found)
 
 
+def somebody_elses_trap() -> int:
+    """A kernel that is not ours ends the context of rank 0, while one of ours waits in vain."""
+    workload = Workload(timeout_s=5.0)
+    rank, found = workload.group.rank, {"said": []}
+    with flight(device=workload.comm.device) as session:
+        workload.call(0, session)
+        workload.pipeline.synchronize()
+        if rank == 0:
+            workload.call(1, session)
+            with torch.cuda.stream(torch.cuda.Stream()):
+                torch.zeros(4, device="cuda")[torch.tensor([9], device="cuda")]
+            try:
+                torch.cuda.synchronize()
+            except RuntimeError as error:
+                found["said"].append(str(error).splitlines()[0])
+    return leave(rank, found)
+
+
 def calls_without_end() -> int:
     """Until rank 1 is killed in the middle of it, and rank 0 gives up."""
     workload = Workload(timeout_s=0.5)
     directory, rank = Path(os.environ["FLIGHT_DIR"]), workload.group.rank
     try:
-        with capture(
-            directory / "capture", device=workload.comm.device, max_bytes=1 << 27, keep="last", records_per_track=32
-        ) as session:
+        with flight(device=workload.comm.device, records_per_track=32) as session:
             for iteration in range(100_000):
                 workload.call(iteration, session)
                 if iteration == 50:
@@ -133,17 +153,14 @@ def keep_last() -> int:
     """The same calls with room for all records, and with a ring; then more launches than there is room for."""
     workload = Workload(timeout_s=5.0)
     for name, options in (
-        ("first", {"records_per_track": 1 << 10}),
+        ("first", {"records_per_track": 1 << 10, "keep": "first"}),
         ("capture", {"keep": "last", "records_per_track": RING_SLOTS}),
     ):
-        with capture(
-            Path(os.environ["FLIGHT_DIR"], name), device=workload.comm.device, max_bytes=1 << 27, **options
-        ) as session:
+        with flight(name, device=workload.comm.device, **options) as session:
             for iteration in range(3):
                 workload.call(iteration, session)
             workload.pipeline.synchronize()
-    room = {"device": workload.comm.device, "max_bytes": 1 << 22, "keep": "last", "records_per_track": RING_SLOTS}
-    with capture(Path(os.environ["FLIGHT_DIR"], "recycled"), **room) as session:
+    with flight("recycled", device=workload.comm.device, max_bytes=1 << 22, records_per_track=RING_SLOTS) as session:
         wrong = []
         for iteration in range(NUM_RECYCLED):
             wrong.append(workload.call(iteration, session))
@@ -171,11 +188,11 @@ def refusals() -> int:
     return leave(0, found)
 
 
-SCENARIOS = {"time_out": 2, "trap": 2, "calls_without_end": 2, "keep_last": 1, "refusals": 1}
+SCENARIOS = {"time_out": 2, "trap": 2, "somebody_elses_trap": 2, "calls_without_end": 2, "keep_last": 1, "refusals": 1}
 
 
 def main() -> int:
-    scenario, directory = sys.argv[1], Path(sys.argv[2])
+    scenario, sink, directory = sys.argv[1], sys.argv[2], Path(sys.argv[3])
     pids: dict[int, int] = {}
     lines: list[str] = []
 
@@ -190,7 +207,7 @@ def main() -> int:
     exits = launch_ranks(
         SCENARIOS[scenario],
         f"tests.gpu_flight:{scenario}",
-        env={"FLIGHT_DIR": str(directory)},
+        env={"FLIGHT_DIR": str(directory), "FLIGHT_SINK": sink},
         timeout_s=LIMIT_S,
         on_line=lambda rank, line: lines.append(f"[rank {rank}] {line}"),
         on_start=pids.__setitem__,

@@ -1,4 +1,7 @@
-"""The flight recorder on real GPUs: trap, time-out, a killed peer, keep-last, refusals; skipped without GPUs."""
+"""The flight recorder on real GPUs: trap, time-out, a killed peer, keep-last, refusals; skipped without GPUs.
+
+With records in host memory, and in device memory that a keeper holds.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,14 @@ ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 60.0
 
 
-def play(scenario: str, directory: Path, num_gpus: int) -> dict[str, Any]:
+SINKS = pytest.mark.parametrize("sink", ["host", "device"])
+
+
+def play(scenario: str, directory: Path, num_gpus: int, sink: str = "host") -> dict[str, Any]:
     """How the ranks of a scenario ended; it has ended by itself, or is ended, before LIMIT_S."""
     if torch.cuda.device_count() < num_gpus:
         pytest.skip(f"needs {num_gpus} GPUs, {torch.cuda.device_count()} are here")
-    command = [sys.executable, "-m", "tests.gpu_flight", scenario, str(directory)]
+    command = [sys.executable, "-m", "tests.gpu_flight", scenario, sink, str(directory)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -47,8 +53,9 @@ def faults(timeline: Timeline) -> list[str]:
 
 
 @pytest.mark.multigpu
-def test_a_time_out_says_all_and_reset_repairs(tmp_path):
-    ended = play("time_out", tmp_path, 2)
+@SINKS
+def test_a_time_out_says_all_and_reset_repairs(tmp_path, sink):
+    ended = play("time_out", tmp_path, 2, sink)
     assert ended["codes"] == [0, 0], "\n".join(ended["lines"])
     first, second = ended["ranks"]
     assert (first["wrong"], second["wrong"], second["said"]) == (0, 0, [])
@@ -63,8 +70,9 @@ def test_a_time_out_says_all_and_reset_repairs(tmp_path):
 
 
 @pytest.mark.multigpu
-def test_after_a_trap_the_capture_is_whole(tmp_path):
-    ended = play("trap", tmp_path, 2)
+@SINKS
+def test_after_a_trap_the_capture_is_whole(tmp_path, sink):
+    ended = play("trap", tmp_path, 2, sink)
     assert ended["codes"] == [0, 0], "\n".join(ended["lines"])
     first, second = ended["ranks"]
     assert first["said"][0].endswith("the kernel trapped: this process can use its device no more")
@@ -81,20 +89,35 @@ def test_after_a_trap_the_capture_is_whole(tmp_path):
 
 
 @pytest.mark.multigpu
-def test_the_records_of_a_killed_peer_are_kept(tmp_path):
-    ended = play("calls_without_end", tmp_path, 2)
+@SINKS
+def test_what_a_trap_of_somebody_elses_kernel_leaves(tmp_path, sink):
+    ended = play("somebody_elses_trap", tmp_path, 2, sink)
+    assert ended["codes"] == [0, 0], "\n".join(ended["lines"])
+    assert "device-side assert" in ended["ranks"][0]["said"][0]
+    timeline = load(tmp_path / "capture")
+    assert [rank.state for rank in timeline.ranks] == ["closed", "closed"]
+    assert open_waits(timeline)[0, "wait_counts"] >= 1
+    assert not [problem for problem in timeline.problems if problem.kind == "launch_lost"]
+
+
+@pytest.mark.multigpu
+@SINKS
+def test_the_records_of_a_killed_peer_are_kept(tmp_path, sink):
+    ended = play("calls_without_end", tmp_path, 2, sink)
     assert ended["codes"][1] == -9, "\n".join(ended["lines"])
     assert "gave up on rank 1 after 5" in ended["ranks"][0]["said"][0], "\n".join(ended["lines"])
     timeline = load(tmp_path / "capture")
     assert [rank.state for rank in timeline.ranks] == ["closed", "salvaged"]
     assert 0 in {rank for rank, _ in open_waits(timeline)}
+    assert not [problem for problem in timeline.problems if problem.kind == "launch_lost"]
     ranks = timeline.track_ranks()[timeline.spans.track]
     assert int((ranks == 1).sum()) > 1000
 
 
 @pytest.mark.gpu
-def test_the_last_records_stay(tmp_path):
-    ended = play("keep_last", tmp_path, 1)
+@SINKS
+def test_the_last_records_stay(tmp_path, sink):
+    ended = play("keep_last", tmp_path, 1, sink)
     assert ended["codes"] == [0], "\n".join(ended["lines"])
     whole, tail = load(tmp_path / "first"), load(tmp_path / "capture")
     expected = ("dense_probes",)  # the kernels are as short as the tests want them

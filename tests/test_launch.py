@@ -19,7 +19,7 @@ from tests.kernels import TrackWriter
 from tracekern.errors import BadInput
 from tracekern.record.dump import read_dump
 from tracekern.record.launch import launch_ranks
-from tracekern.record.segment import SHM_DIR
+from tracekern.record.segment_names import SHM_DIR
 from tracekern.record.session import capture
 from tracekern.record.spawner import Spawner
 from tracekern.timeline.decode import decode

@@ -15,7 +15,10 @@ from tests.captures import EVENT_TABLE, CaptureSpec, metadata
 from tests.kernels import memory
 from tracekern.errors import BadInput
 from tracekern.record import format as fmt
-from tracekern.record.segment import LaunchPlan, Segment, list_segments
+from tracekern.record.dump import read_dump
+from tracekern.record.pack import write_dump
+from tracekern.record.segment import LaunchPlan, Segment
+from tracekern.record.segment_names import list_segments
 from tracekern.timeline.merge import load
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -87,6 +90,78 @@ def test_beyond_the_cap_a_launch_is_refused_and_counted(segment: Segment):
     assert segment.reserve_launch(plan(records_per_track=20_000)) is None
     assert segment.reserve_launch(plan()) is not None
     assert (int(segment.header["launches_refused"]), len(segment.launches())) == (1, 1)
+
+
+@pytest.mark.parametrize("room", [0, 64, 500, 4000, 10**6])
+def test_no_region_lies_across_a_multiple_of_4_gib(segment: Segment, room: int):
+    """Where kernels write is `room` bytes below such a place when the first region is laid."""
+    wanted = plan(records_per_track=20)
+    segment.reserve_launch(wanted)  # the tables are stored, too
+    first = segment.address + int(segment.header["arena_offset"]) + int(segment.header["arena_cursor"])
+    regions = segment.reserve_regions(wanted, 4, -(first + room) % (1 << 32))
+    regions += segment.reserve_regions(wanted, 4, -(first + room) % (1 << 32))
+    assert len(regions) >= 4
+    for region in regions:
+        descriptor = segment.descriptors(region.offset)[0]
+        start = int(descriptor["records"])
+        stop = start + 6 * 20 * fmt.WIDE_RECORD.itemsize
+        assert start >> 32 == (stop - 1) >> 32
+        assert region.offset + wanted.region_bytes <= int(segment.header["total_bytes"])
+
+
+def test_where_only_such_a_place_is_left_a_launch_is_refused(segment: Segment):
+    wanted = plan(records_per_track=4000)
+    segment.reserve_launch(wanted)
+    first = segment.address + int(segment.header["arena_offset"]) + int(segment.header["arena_cursor"])
+    in_the_middle = -(first + segment.arena_room // 2) % (1 << 32)
+    assert wanted.region_bytes < segment.arena_room < 2 * wanted.region_bytes
+    assert segment.reserve_regions(wanted, 1, in_the_middle) == []
+
+
+def test_what_an_earlier_launch_left_in_a_region_is_not_read(segment: Segment, tmp_path: Path):
+    """Of the second launch track 0 ended, track 1 hangs, and the others never began."""
+    (region,) = segment.reserve_regions(plan(), 1)
+    headers = memory(int(segment.descriptors(region.offset)["headers"][0]), fmt.TRACK_HEADER, 6)
+    for generation, tracks in ((0, slice(0, 6)), (1, slice(0, 2))):
+        segment.start_launch(region, sequence=generation, epoch=generation)
+        headers["start_ticks"][tracks] = 1000 * generation + 100
+        headers["started"][tracks] = fmt.STARTED_RING | int(segment.descriptors(region.offset)["generation"][0])
+        stop = 1 if generation else 6
+        headers["end_ticks"][:stop] = 1000 * generation + 900
+        headers["attempted"][:stop] = headers["written"][:stop] = 3 + generation
+    segment.header["state"] = fmt.SegmentState.CLOSED
+    write_dump(tmp_path / "dump", segment)
+    packed = read_dump(tmp_path / "dump")
+    found = packed.track_headers(packed.launches[0])
+    assert packed.launches[0].sequence == 1
+    assert found["started"].tolist() == [fmt.STARTED_RING] * 2 + [0] * 4
+    assert found["finished"].tolist() == [1, 0, 0, 0, 0, 0]
+    assert found["attempted"].tolist() == [4, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("started", "kept"), [(fmt.STARTED, [2, 5]), (fmt.STARTED_CYCLES, [0, 5])], ids=["wide", "cycles"]
+)
+def test_records_of_a_track_that_hangs_are_not_mixed_with_an_earlier_launchs(segment, tmp_path, started, kept):
+    """In a region used before, by a kernel that has no ring: track 0 hangs after two records, track 1 is through."""
+    (region,) = segment.reserve_regions(plan(), 1)
+    descriptor = segment.descriptors(region.offset)[0]
+    headers = memory(int(descriptor["headers"]), fmt.TRACK_HEADER, 6)
+    records = memory(int(descriptor["records"]), fmt.WIDE_RECORD, 30).reshape(6, 5)
+    for generation, counts in ((0, [5] * 6), (1, [2, 5, 0, 0, 0, 0])):
+        segment.start_launch(region, sequence=generation, epoch=generation)
+        for track, count in enumerate(counts):
+            if count:
+                headers[track] = 0
+                headers["start_ticks"][track] = 1000 * generation + 100
+                headers["started"][track] = started | int(segment.descriptors(region.offset)["generation"][0])
+            records["ticks"][track, :count] = 1000 * generation + 200
+            records["word"][track, :count] = fmt.RecordKind.MARK
+    headers["end_ticks"][1], headers["written"][1], headers["attempted"][1] = 1900, 5, 5
+    segment.header["state"] = fmt.SegmentState.CLOSED
+    write_dump(tmp_path / "dump", segment)
+    packed = read_dump(tmp_path / "dump")
+    assert packed.track_headers(packed.launches[0])["written"].tolist() == [*kept, 0, 0, 0, 0]
 
 
 def test_host_spans_beyond_their_room_are_counted():

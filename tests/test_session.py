@@ -17,7 +17,7 @@ from tests.kernels import TrackWriter, run_kernel
 from tracekern.errors import BadInput
 from tracekern.record.dump import read_dump
 from tracekern.record.launch import launch_ranks
-from tracekern.record.segment import SHM_DIR, list_segments
+from tracekern.record.segment_names import SHM_DIR, list_segments
 from tracekern.record.selection import DEFAULT_RECORDS_PER_TRACK
 from tracekern.record.session import Capture, capture
 from tracekern.timeline.merge import load
@@ -211,9 +211,8 @@ def test_ranks_of_torch_distributed_make_one_capture(tmp_path: Path):
 
 def test_clocks_are_sampled_between_launches_by_agreement(tmp_path: Path):
     """Ranks pass their launches at different times; samples are due all the time, and nobody hangs or is left alone."""
-    program = rank_program(
-        tmp_path, steps=40, before="session.SAMPLE_EVERY_S = 0.1", body="time.sleep(0.003 * (1 + rank * step % 5))"
-    )
+    before = "from tracekern.record import capture_clocks; capture_clocks.SAMPLE_EVERY_S = 0.1"
+    program = rank_program(tmp_path, steps=40, before=before, body="time.sleep(0.003 * (1 + rank * step % 5))")
     lines: list[str] = []
     exits = launch_ranks(3, program, on_line=lambda rank, line: lines.append(line), timeout_s=120)
     assert [end.returncode for end in exits] == [0, 0, 0], "\n".join(lines)

@@ -32,9 +32,13 @@ void register_gpu_capture(py::module_& extension) {
     py::class_<GpuCapture>(extension, "GpuCapture")
         .def(py::init(&open_capture), py::arg("arena"), py::arg("arena_bytes"))
         .def("mirror", &GpuCapture::mirror)
+        .def("export_mirror", &GpuCapture::export_mirror)
         .def("collect", &GpuCapture::collect, py::arg("offset"), py::arg("num_bytes"))
         .def("finish", &GpuCapture::finish)
         .def("release", &GpuCapture::release);
+    py::class_<KeptMirror>(extension, "KeptMirror")
+        .def(py::init<int, int, uint64_t>(), py::arg("device"), py::arg("descriptor"), py::arg("num_bytes"))
+        .def("copy", &KeptMirror::copy, py::arg("arena"), py::arg("offset"), py::arg("num_bytes"));
 }
 
 void finish_capture(GraphRing& ring,

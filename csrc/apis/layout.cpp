@@ -42,7 +42,7 @@ py::dict launch_descriptor_offsets() {
     offsets["block_stop"] = offsetof(LaunchDescriptor, block_stop);
     offsets["block_step"] = offsetof(LaunchDescriptor, block_step);
     offsets["role_mask"] = offsetof(LaunchDescriptor, role_mask);
-    offsets["first_lap"] = offsetof(LaunchDescriptor, first_lap);
+    offsets["generation"] = offsetof(LaunchDescriptor, generation);
     offsets["replay"] = offsetof(LaunchDescriptor, replay);
     return offsets;
 }
@@ -82,6 +82,7 @@ void register_layout(py::module_& module) {
     layout["event_bits"] = kEventBits;
     layout["payload_low_bits"] = kPayloadLowBits;
     layout["lap_shift"] = kLapShift;
+    layout["generation_shift"] = kGenerationShift;
     layout["started_ring"] = kStartedRing;
     layout["started_cycles"] = kStartedCycles;
     layout["max_anchor_cycles"] = kMaxAnchorCycles;

@@ -54,6 +54,10 @@ void store_if(bool enabled, Record* place, uint32_t& count, const Record& record
     *place = record;
     ++count;
 }
+template <class Record>
+void append_if(bool enabled, Record*& next, const Record& record) {
+    if (enabled) *next++ = record;
+}
 inline uint32_t sm_id() {
     return 0;
 }

@@ -10,6 +10,7 @@
 //   read_cycles(), read_cycles_after(value)        the same of the core's cycle counter: of this unit alone
 //   take_if(wanted, room, free, attempted)         room for records: counted, and taken where there is enough
 //   store_if(enabled, place, count, record)        *place = record and ++count, without a branch where that is cheaper
+//   append_if(enabled, next, record)               *next++ = record; may count up the low word of `next` only
 //   sm_id()                                        physical unit this block runs on
 //   load_acquire_system, load_relaxed_system       64- and 32-bit loads, ordered with every rank
 //   store_release_system, store_relaxed_system     64- and 32-bit stores
@@ -29,6 +30,20 @@
 #endif
 
 namespace tracekern {
+
+// Of `room` records from `next` on, those that append_if() can store: not beyond a multiple of 4 GiB.
+template <class Record>
+TK_DEVICE uint32_t append_room(const Record* next, uint32_t room) {
+    const uint32_t low = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(next));
+    const uint32_t until_carry = ~low / static_cast<uint32_t>(sizeof(Record)) + 1;
+    return room < until_carry ? room : until_carry;
+}
+// Records that append_if() stored between the two.
+template <class Record>
+TK_DEVICE uint32_t num_appended(const Record* first, const Record* next) {
+    const uintptr_t bytes = reinterpret_cast<uintptr_t>(next) - reinterpret_cast<uintptr_t>(first);
+    return static_cast<uint32_t>(bytes) / static_cast<uint32_t>(sizeof(Record));
+}
 
 // Copies `bytes` (a multiple of 2) with all lanes; 16 bytes a lane where both sides allow it.
 TK_DEVICE void copy_row(Warp& warp, void* dst, const void* src, uint32_t bytes) {

@@ -60,6 +60,10 @@ template <class T>
 void set_variable(const T& variable, const T& value) {
     TK_CUDA(cudaMemcpyToSymbol(variable, &value, sizeof(T)));
 }
+inline void use_device(int device) {
+    TK_CUDA(cudaSetDevice(device));
+    TK_CUDA(cudaFree(nullptr));  // the driver's calls want a context
+}
 inline void synchronize_device() {
     TK_CUDA(cudaDeviceSynchronize());
 }

@@ -57,6 +57,10 @@ TK_DEVICE void store_if(bool enabled, Record* place, uint32_t& count, const Reco
     *place = record;
     ++count;
 }
+template <class Record>
+TK_DEVICE void append_if(bool enabled, Record*& next, const Record& record) {
+    if (enabled) *next++ = record;
+}
 TK_DEVICE uint32_t sm_id() {
     // Hardware register HW_ID (4), bits 8..14: compute unit, shader array and engine of gfx9.
     return __builtin_amdgcn_s_getreg(4 | 8 << 6 | (7 - 1) << 11);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "platform/gpu_host.hpp"
 #include "trace/record.h"
@@ -28,12 +29,20 @@ public:
 
     // Address of the mirror, zeroed; it is allocated when it is first asked for.
     uint64_t mirror() {
+        if (kept_) return reinterpret_cast<uint64_t>(kept_->data());
         if (!mirror_) mirror_ = std::make_unique<DeviceMemory>(arena_bytes_);
         return reinterpret_cast<uint64_t>(mirror_->as<char>());
     }
+    // A descriptor by which another process maps the mirror (KeptMirror); to be asked for before the mirror is. The
+    // caller closes it.
+    int export_mirror() {
+        kept_.emplace(ShareableMemory::allocate(arena_bytes_));
+        return kept_->export_descriptor();
+    }
     // Copies a part of the mirror to its place in the arena; finish() waits for all of them.
     void collect(uint64_t offset, uint64_t bytes) {
-        stream_.copy_to_host(reinterpret_cast<char*>(arena_) + offset, mirror_->as<char>() + offset, bytes);
+        stream_.copy_to_host(
+            reinterpret_cast<void*>(arena_ + offset), reinterpret_cast<const void*>(mirror() + offset), bytes);
     }
     void finish() const { stream_.synchronize(); }
 
@@ -47,6 +56,23 @@ private:
     const uint64_t arena_bytes_;
     const SideStream stream_;
     std::unique_ptr<DeviceMemory> mirror_;
+    std::optional<ShareableMemory> kept_;
+};
+
+// The mirror of another process, which may be gone. The memory stays as long as this maps it: after a trap, an illegal
+// access or a SIGKILL all words that its kernels had stored were there, and it could be read while one of them hung
+// (H200, 2026-11-21).
+class KeptMirror {
+public:
+    KeptMirror(int device, int descriptor, uint64_t bytes)
+        : memory_((use_device(device), ShareableMemory::import(descriptor, bytes))) {}
+
+    void copy(uint64_t arena, uint64_t offset, uint64_t bytes) const {
+        copy_to_host(reinterpret_cast<void*>(arena + offset), static_cast<const char*>(memory_.data()) + offset, bytes);
+    }
+
+private:
+    const ShareableMemory memory_;
 };
 
 }  // namespace tracekern

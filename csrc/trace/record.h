@@ -2,7 +2,9 @@
 // compares them.
 //
 // A launch owns one region: `num_tracks` headers, then `num_tracks` runs of `records_per_track` records.
-// The region is zero before the launch, so a record whose kind is `empty` ends a track that never finished.
+// The region is zero before the launch, so a record whose kind is `empty` ends a track that never finished. Only a flight
+// recorder uses a region again, as the launch before left it: headers tell whose they are by their generation, records by
+// their time.
 #pragma once
 
 #include <cstddef>
@@ -60,8 +62,8 @@ struct alignas(64) TrackHeader {
     uint16_t started;  // kStarted; kStartedRing where the records are those of a ring, kStartedCycles of cycles
     uint16_t role;
     uint64_t end_ticks;  // 0: the track hung, was killed, or never ran (`started` is 0 too)
-    // Records in the region, and those that a region without end would hold; the difference was lost. In a ring both
-    // count from lap 0 of the region; in a dump they mean the same as everywhere, and the difference was overwritten.
+    // Records in the region, and those that a region without end would hold; the difference was lost. Of a ring both are
+    // the latter; in a dump they mean the same as everywhere, and the difference was overwritten.
     uint32_t written;
     uint32_t attempted;
     // Stored at the end by tracks of cycles, and in graphs.
@@ -78,6 +80,8 @@ struct alignas(64) TrackHeader {
 constexpr uint32_t kStarted = 1;
 constexpr uint32_t kStartedRing = 2;
 constexpr uint32_t kStartedCycles = 3;
+// Above it stands, in a region, the generation of the launch; in a dump nothing.
+constexpr uint32_t kGenerationShift = 2;
 // At both ends of a track of cycles its two clocks are read together: the counter, the realtime clock, and the counter
 // again, this many cycles later at most. What comes between the readings is tried again, kAnchorTries times in all.
 constexpr uint32_t kMaxAnchorCycles = 256;
@@ -101,8 +105,8 @@ struct alignas(16) LaunchDescriptor {
     uint32_t block_stop;
     uint32_t block_step;
     uint32_t role_mask;  // bit i: record role i
-    uint32_t first_lap;  // of a ring: 0, or the lap behind the last one of the launch that had the region before
-    uint32_t replay;     // the replay of a graph that took this region, counted from 1; 0: none did
+    uint32_t generation;  // how many launches had the region before, modulo 2^14, at its place in `started`
+    uint32_t replay;      // the replay of a graph that took this region, counted from 1; 0: none did
 };
 static_assert(sizeof(LaunchDescriptor) == 64, "LaunchDescriptor is shared between host and device");
 

@@ -213,8 +213,11 @@ public:
         } else {
             ticks = read_clock();
         }
-        const uint32_t attempted = kIsRing ? written_ : attempted_;
-        store_quarter(1, true, ticks, written_, attempted);
+        if constexpr (kIsRing) {
+            store_quarter(1, true, ticks, written_, written_);
+        } else {
+            store_quarter(1, true, ticks, num_appended(first_, next_), attempted_);
+        }
         store_quarter(2, kIsCycles || tells_epoch_, cycles, epoch_, 0);
     }
 
@@ -296,16 +299,16 @@ private:
         } else {
             ticks = read_clock();
         }
-        store_quarter(0, true, ticks, sm_id(), kStartedAs | role << 16);
-        records_ = static_cast<WideRecord*>(launch.records) + uint64_t{track} * launch.records_per_track;
+        store_quarter(0, true, ticks, sm_id(), kStartedAs | role << 16 | launch.generation);
+        next_ = static_cast<WideRecord*>(launch.records) + uint64_t{track} * launch.records_per_track;
         event_mask_ = launch.event_mask;
         if constexpr (kIsRing) {
             if (launch.records_per_track == 0) event_mask_ = 0;
             ring_bits_ = 31 - static_cast<uint32_t>(__builtin_clz(launch.records_per_track | 1));
             ring_mask_ = (1u << ring_bits_) - 1;
-            written_ = launch.first_lap << ring_bits_;
         } else {
-            free_ = launch.records_per_track;
+            first_ = next_;
+            free_ = append_room(next_, launch.records_per_track);
         }
     }
 
@@ -334,9 +337,9 @@ private:
             const uint32_t slot = written_ & ring_mask_;
             const uint64_t lap = written_ >> ring_bits_;
             const uint64_t low_ticks = ticks & ((uint64_t{1} << kLapShift) - 1);
-            store_if(open, records_ + slot, written_, WideRecord{lap << kLapShift | low_ticks, payload_high, word});
+            store_if(open, next_ + slot, written_, WideRecord{lap << kLapShift | low_ticks, payload_high, word});
         } else {
-            store_if(open, records_ + written_, written_, WideRecord{ticks, payload_high, word});
+            append_if(open, next_, WideRecord{ticks, payload_high, word});
         }
     }
 
@@ -345,12 +348,15 @@ private:
     // All that follows is the leader's; of the other lanes the mask is 0 and there is no header.
     TrackHeader* header_ = nullptr;
     bool tells_epoch_ = false;  // in a graph; elsewhere the host knows it
-    WideRecord* records_ = nullptr;
+    WideRecord* next_ = nullptr;  // of a ring: its first slot
     uint64_t event_mask_ = 0;
+    // Of tracks that keep their first records.
+    WideRecord* first_ = nullptr;
     uint32_t free_ = 0;  // records that are neither written nor reserved
-    uint32_t written_ = 0;
     uint32_t attempted_ = 0;
-    uint32_t ring_bits_ = 0;  // of a ring: 2^ring_bits_ slots
+    // Of a ring.
+    uint32_t written_ = 0;
+    uint32_t ring_bits_ = 0;  // it has 2^ring_bits_ slots
     uint32_t ring_mask_ = 0;
 };
 

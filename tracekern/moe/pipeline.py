@@ -137,7 +137,7 @@ class P2PPipeline:
             self._run_on_gpu(capture, after_stage)
             return out
         for stage in STAGES[self.variant]:
-            descriptor = self._descriptor(stage, self.epoch, capture, 0)
+            descriptor = self._descriptor(stage, self.epoch, capture, 0, ahead=False)
             record_format = capture.record_format if capture is not None else "wide"
             with self.comm.guarded():
                 self._native.run(stage, descriptor=descriptor, record_format=record_format)
@@ -150,7 +150,7 @@ class P2PPipeline:
 
         stages, epoch = STAGES[self.variant], self.epoch
         stream = torch.cuda.current_stream().cuda_stream
-        descriptors = [self._descriptor(stage, epoch, capture, stream) for stage in stages]
+        descriptors = [self._descriptor(stage, epoch, capture, stream, idx > 0) for idx, stage in enumerate(stages)]
         record_format = capture.record_format if capture is not None else "wide"
         how = {"record_format": record_format, "stream": stream}
         if after_stage is None:
@@ -162,7 +162,7 @@ class P2PPipeline:
                     self._native.run_stages([stage], [descriptor], **how)
                 after_stage(stage)
 
-    def _descriptor(self, stage: str, epoch: int, capture: Capture | None, stream: int) -> int:
+    def _descriptor(self, stage: str, epoch: int, capture: Capture | None, stream: int, ahead: bool) -> int:
         if capture is None:
             return 0
         launch = capture.launch(
@@ -173,6 +173,7 @@ class P2PPipeline:
             events=self._events,
             roles=self._roles,
             epoch=epoch,
+            ahead=ahead,
         )
         return launch.descriptor
 

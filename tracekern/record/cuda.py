@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import secrets
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tracekern.errors import BadInput, DeviceLost
-from tracekern.record import format as fmt
 from tracekern.record.group import Group, host_identity
+from tracekern.record.keeper import Keeper, collect_mirrored
 from tracekern.record.preflight import GpuFacts, find_profiler, judge, out_of_memory
 from tracekern.record.segment import Segment
 
@@ -40,6 +41,8 @@ class CudaDevice:
         self._cuda = _cuda
         self.heap_ranks = heap_ranks
         self.fault_names: dict[str, Any] = {}
+        self._memory: Any = None
+        self._keeper: Keeper | None = None
         self.name = torch.cuda.get_device_name()
 
     @property
@@ -54,12 +57,48 @@ class CudaDevice:
     def attach(self, segment: Segment) -> None:
         """Lets kernels write into the segment's arena. Raises BadInput where the GPU cannot reach it."""
         self._arena, num_bytes = segment.back_arena()
-        self._arena_offset = self._arena - segment.address
         try:
             self._memory = self._cuda.GpuCapture(self._arena, num_bytes)
         except RuntimeError as error:
             raise BadInput(f"{num_bytes} bytes of host memory for the GPU: {error}; lower max_bytes") from None
         self._native.keep_fault_at(segment.fault_record.ctypes.data)
+
+    def start_keeper(self, segment: Segment) -> str:
+        """Lets another process hold the mirror from now on. Returns why that cannot be; "" where it can."""
+        import torch
+
+        if self._cuda.device_facts()["has_mps"]:
+            return "MPS is on: a trap ends the keeper, too"
+        try:
+            descriptor = self._memory.export_mirror()
+            try:
+                num_bytes = int(segment.header["arena_bytes"])
+                self._keeper = Keeper(segment, torch.cuda.current_device(), descriptor, num_bytes)
+            finally:
+                os.close(descriptor)
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    def mark(self, stream: int) -> Callable[[], bool]:
+        """What says whether all that was launched on the stream before now is through."""
+        import torch
+
+        cuda: Any = torch.cuda
+        event = cuda.Event()
+        # Where a kernel trapped, all that was recorded is to stay.
+        try:
+            event.record(cuda.ExternalStream(stream))
+        except RuntimeError:
+            return lambda: False
+
+        def is_passed() -> bool:
+            try:
+                return bool(event.query())
+            except RuntimeError:
+                return False
+
+        return is_passed
 
     def is_stream_captured(self) -> bool:
         """Of torch's current stream."""
@@ -72,23 +111,24 @@ class CudaDevice:
         return (int(self._memory.mirror()) - self._arena) % (1 << 64)
 
     def collect(self, segment: Segment) -> None:
-        """Copies the mirrored regions into the arena."""
-        mirrored = [entry for entry in segment.recorded_launches() if entry["flags"] & fmt.ENTRY_MIRRORED]
-        if not mirrored:
-            return
+        """Copies the mirrored regions into the arena, or lets the keeper do so where this process no longer can."""
+        if self._keeper is not None and self.trouble():
+            return self._keeper.collect()
         import torch
 
         torch.cuda.synchronize()
-        for entry in mirrored:
-            first = int(entry["headers_offset"])
-            stop = int(entry["records_offset"]) + segment.records(entry).nbytes
-            self._memory.collect(first - self._arena_offset, stop - first)
-        self._memory.finish()
+        if collect_mirrored(segment, self._memory.collect):
+            self._memory.finish()
+        segment.header["collected"] = 1
+        return None
 
     def detach(self) -> None:
         """The segment is about to go."""
         self._native.keep_fault_at(0)
-        if not self.trouble():
+        if self._keeper is not None:
+            self._keeper.release()
+            self._keeper = None
+        if self._memory is not None and not self.trouble():
             self._memory.release()
 
     def trouble(self) -> str:

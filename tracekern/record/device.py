@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -59,13 +59,23 @@ class CaptureDevice(Protocol):
         Asked for only where it has a mirror; what is written there gets into the arena with collect().
         """
 
+    def start_keeper(self, segment: Segment) -> str:
+        """Lets another process hold its mirror from now on, so that this one's end does not take it away.
+
+        Returns why that cannot be, in a line; "" where it can. Asked only where it has a mirror, before anything is
+        recorded.
+        """
+
+    def mark(self, stream: int) -> Callable[[], bool]:
+        """What says whether all that was launched on the stream before now is through. It never waits."""
+
     def is_stream_captured(self) -> bool:
         """Whether what is launched now becomes part of a graph instead of running."""
 
     def collect(self, segment: Segment) -> None:
         """Copies what was recorded in the device's own memory into the arena; waits for all kernels.
 
-        Raises RuntimeError where the device no longer answers.
+        Where the device no longer answers, its keeper does it. Raises RuntimeError where there is none.
         """
 
     def detach(self) -> None:
@@ -107,6 +117,14 @@ class HostDevice:
     def mirror_offset(self) -> int:
         """Never asked for: there is no other memory."""
         raise NotImplementedError("the CPU backend records in the arena itself")
+
+    def start_keeper(self, segment: Segment) -> str:
+        """Never asked for: there is no other memory."""
+        raise NotImplementedError("the CPU backend records in the arena itself")
+
+    def mark(self, stream: int) -> Callable[[], bool]:
+        """A launch returns when it is through."""
+        return lambda: True
 
     def is_stream_captured(self) -> bool:
         """There are no graphs."""

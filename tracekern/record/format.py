@@ -32,6 +32,8 @@ LAP_SHIFT = 48
 """Where the lap stands in the ticks of a ring's record."""
 STARTED, STARTED_RING, STARTED_CYCLES = 1, 2, 3
 """TrackHeader.started; the second one where the records are those of a ring, the third where they count cycles."""
+GENERATION_SHIFT = 2
+"""Where the generation of a launch stands in it; not in a dump."""
 
 MAX_ANCHOR_CYCLES = 256
 """Between the two readings of the cycle counter around one of the realtime clock, at both ends of a track of cycles."""
@@ -61,7 +63,7 @@ ENTRY_RESERVED = 2
 ENTRY_IN_GRAPH = 4
 """For the replay of a graph that the descriptor in the arena names; left out of the dump where none took it."""
 ENTRY_MIRRORED = 8
-"""Recorded in device memory; the region in the arena is filled when the capture closes."""
+"""Recorded in device memory; the region in the arena is filled when that is collected."""
 
 WIDE_RECORD = np.dtype([("ticks", "<u8"), ("payload_high", "<u4"), ("word", "<u4")])
 RECORD_FORMAT = "wide"
@@ -99,7 +101,7 @@ LAUNCH_DESCRIPTOR = np.dtype(
         ("block_stop", "<u4"),
         ("block_step", "<u4"),
         ("role_mask", "<u4"),
-        ("first_lap", "<u4"),
+        ("generation", "<u4"),
         ("replay", "<u4"),
     ]
 )
@@ -127,7 +129,7 @@ LAUNCH_ENTRY = np.dtype(
         ("roles_offset", "<u8"),
         ("events_bytes", "<u4"),
         ("roles_bytes", "<u4"),
-        ("first_lap", "<u4"),
+        ("generation", "<u4"),  # the descriptor's
         ("order", "<u4"),  # launches that started before it; of a graph's region, before it was reserved
         ("reserved", "V48"),
     ]
@@ -178,7 +180,8 @@ SEGMENT_HEADER = np.dtype(
         ("go_launch", "<u8"),
         ("fault_offset", "<u8"),  # of the fault record (csrc/comm/fault.h), from the segment's start
         ("leaving", "<u8"),  # 1: this rank closes its capture, 2: with an error, or without its device
-        ("reserved", "V48"),
+        ("collected", "<u8"),  # 1: the arena holds what was recorded in device memory
+        ("reserved", "V40"),
     ]
 )
 

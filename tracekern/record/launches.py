@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tracekern.errors import BadInput
 from tracekern.record import format as fmt
 from tracekern.record.launch_plan import LaunchPlan
+from tracekern.record.recycle import StreamProgress, UsedRegions
 from tracekern.record.region_queue import RegionQueue
 from tracekern.record.selection import KernelTable, Selection
 from tracekern.record.sinks import SinkChoice
@@ -29,6 +30,7 @@ class Launches:
         self._counted: dict[str, int] = {}
         self._tables: dict[tuple[str, tuple[str, ...]], KernelTable] = {}
         self._queues: dict[tuple[object, ...], RegionQueue] = {}
+        self._progress: dict[int, StreamProgress] = {}
 
     def count(self, plan: LaunchPlan) -> int:
         """Address of the descriptor of a launch that only counts."""
@@ -43,6 +45,7 @@ class Launches:
         events: str | dict[str, Any],
         roles: Sequence[str],
         epoch: int,
+        ahead: bool,
     ) -> int:
         """Address of the descriptor of the next launch of `name`; 0 where it is not recorded."""
         sequence = self._sequence.get(name, 0)
@@ -52,8 +55,16 @@ class Launches:
         key = (name, grid, warps, stream, events if isinstance(events, str) else id(events), tuple(roles))
         if key not in self._queues:
             plan = self.plan(name, grid, warps, stream, events, roles)
-            self._queues[key] = RegionQueue(self._segment, self._device, plan, self._selection.keep == "last")
-        return self._queues[key].take(sequence, epoch)
+            self._queues[key] = RegionQueue(self._segment, self._device, plan, self._recycled(stream))
+        return self._queues[key].take(sequence, epoch, ahead)
+
+    def _recycled(self, stream: int) -> UsedRegions | None:
+        """For a flight recorder's queue on this stream."""
+        if self._selection.keep != "last":
+            return None
+        if stream not in self._progress:
+            self._progress[stream] = StreamProgress(lambda: self._device.mark(stream))
+        return UsedRegions(self._progress[stream])
 
     def plan(
         self,

@@ -81,7 +81,7 @@ def _read_rings(
     for rows in _chunks(records):
         tracks = np.flatnonzero(_is_ring(headers[rows])) + rows.start
         if len(tracks) and records.shape[1]:
-            yield tracks, read_rings(records[tracks], headers[tracks], int(entry["first_lap"]))
+            yield tracks, read_rings(records[tracks], headers[tracks])
 
 
 def _unrolled(segment: Segment, entry: Any, headers: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
@@ -91,7 +91,7 @@ def _unrolled(segment: Segment, entry: Any, headers: npt.NDArray[Any]) -> Iterat
         chunk = records[rows].copy()
         kept = np.arange(chunk.shape[1]) < headers["written"][rows, None]
         ring = np.flatnonzero(_is_ring(headers[rows]))
-        rings = read_rings(chunk[ring], headers[rows][ring], int(entry["first_lap"]))
+        rings = read_rings(chunk[ring], headers[rows][ring])
         width = rings.order.shape[1]
         unrolled = np.take_along_axis(chunk[ring, :width], rings.order, axis=1)
         unrolled["ticks"] = rings.ticks
@@ -101,7 +101,12 @@ def _unrolled(segment: Segment, entry: Any, headers: npt.NDArray[Any]) -> Iterat
 
 
 def _complete(entry: Any, headers: npt.NDArray[Any]) -> None:
-    """Set what kernels leave to the host, because it knows it."""
+    """Clear what an earlier launch left, and set what kernels leave to the host, because it knows it."""
+    generation_mask = 0x10000 - (1 << fmt.GENERATION_SHIFT)
+    headers[headers["started"] & generation_mask != entry["generation"]] = 0
+    headers["started"] &= ~generation_mask & 0xFFFF
+    for field in ("end_ticks", "written", "attempted"):
+        headers[field][headers["end_ticks"] < headers["start_ticks"]] = 0
     index = np.arange(len(headers))
     warps = max(int(entry["warps_per_block"]), 1)
     headers["block"] = int(entry["block_first"]) + index // warps * int(entry["block_step"])
@@ -111,9 +116,10 @@ def _complete(entry: Any, headers: npt.NDArray[Any]) -> None:
 
 
 def _found_records(segment: Segment, entry: Any, headers: npt.NDArray[Any]) -> None:
-    """Set `written` of tracks that never finished to the number of records before the first empty one.
+    """Set `written` of tracks that never finished to the number of records before the first that is not theirs.
 
-    Of a ring, finished or not, to the number of records found, and `attempted` and `torn` with it.
+    That one is empty, or of an earlier launch; of cycles nobody can tell the latter, so none is taken. Of a ring,
+    finished or not, to the number of records found, and `attempted` and `torn` with it.
     """
     per_track = int(entry["records_per_track"])
     is_ring = _is_ring(headers)
@@ -122,16 +128,22 @@ def _found_records(segment: Segment, entry: Any, headers: npt.NDArray[Any]) -> N
         headers["attempted"][rows] = rings.attempted
         headers["torn"][rows] = rings.torn
     np.minimum(headers["written"], per_track, out=headers["written"])
-    words = segment.records(entry)["word"]
+    is_unknown = (headers["started"] == fmt.STARTED_CYCLES) & bool(entry["generation"])
     for track in np.flatnonzero((headers["finished"] == 0) & ~is_ring):
-        found = 0
-        while headers["started"][track] and found < per_track:
-            empty = np.flatnonzero(words[track, found : found + _SCAN_RECORDS] & fmt.KIND_MASK == 0)
-            if len(empty):
-                found += int(empty[0])
-                break
-            found = min(found + _SCAN_RECORDS, per_track)
-        headers["written"][track] = found
+        headers["written"][track] = 0 if is_unknown[track] else _scan(segment.records(entry)[track], headers[track])
+
+
+def _scan(records: npt.NDArray[Any], header: Any) -> int:
+    """How many records of one track stand before the first that is not its own."""
+    found = 0
+    since = 0 if header["started"] == fmt.STARTED_CYCLES else header["start_ticks"]
+    while header["started"] and found < len(records):
+        part = records[found : found + _SCAN_RECORDS]
+        foreign = np.flatnonzero((part["word"] & fmt.KIND_MASK == 0) | (part["ticks"] < since))
+        if len(foreign):
+            return found + int(foreign[0])
+        found += len(part)
+    return found
 
 
 @dataclass(frozen=True)
@@ -153,8 +165,8 @@ class _Packed:
             yield records[rows][np.arange(records.shape[1]) < self.headers["written"][rows, None]]
 
 
-def _metadata(segment: Segment, launches: list[_Packed]) -> tuple[dict[str, Any], int]:
-    """Metadata of the dump and the size of its payload."""
+def _metadata(segment: Segment, launches: list[_Packed], num_lost: int) -> tuple[dict[str, Any], int]:
+    """Metadata of the dump and the size of its payload. num_lost: launches whose records are gone with the device."""
     tables: dict[str, list[Any]] = {"event": [], "role": []}
     cursor = 0
 
@@ -199,6 +211,7 @@ def _metadata(segment: Segment, launches: list[_Packed]) -> tuple[dict[str, Any]
         "role_tables": tables["role"],
         "launches": sections,
         "sinks": _sinks(launches),
+        "launches_lost": num_lost,
         "launches_refused": int(segment.header["launches_refused"]),
         "refused_bytes": int(segment.header["refused_bytes"]),
         "host_spans_lost": int(segment.header["host_spans_lost"]),
@@ -218,13 +231,16 @@ def _sinks(launches: list[_Packed]) -> dict[str, list[str]]:
 
 
 def _write(segment: Segment, file: BinaryIO) -> int:
-    launches = []
+    launches, num_lost = [], 0
     for entry in segment.recorded_launches():
+        if int(entry["flags"]) & fmt.ENTRY_MIRRORED and not segment.header["collected"]:
+            num_lost += 1
+            continue
         headers = segment.track_headers(entry).copy()
         _complete(entry, headers)
         _found_records(segment, entry, headers)
         launches.append(_Packed(entry, headers))
-    metadata, payload_bytes = _metadata(segment, launches)
+    metadata, payload_bytes = _metadata(segment, launches, num_lost)
     text = json.dumps(metadata).encode()
     file.write(bytes(fmt.DUMP_HEADER.itemsize))
     file.write(text)

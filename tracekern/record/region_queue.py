@@ -27,18 +27,23 @@ def batch_size(wanted: int, segment: Segment, plans: Sequence[LaunchPlan]) -> in
 class RegionQueue:
     """For launches of one plan."""
 
-    def __init__(self, segment: Segment, device: CaptureDevice, plan: LaunchPlan, recycles: bool = False) -> None:
-        """recycles: where there is no room left, the oldest launch gives its region; for a flight recorder."""
-        self._used = UsedRegions(segment) if recycles else None
+    def __init__(
+        self, segment: Segment, device: CaptureDevice, plan: LaunchPlan, recycled: UsedRegions | None = None
+    ) -> None:
+        """recycled: where there is no room left, the oldest launch gives its region; of a flight recorder."""
+        self._used = recycled
         self._segment = segment
         self._device = device
         self._plan = plan
         self._next_batch = 1
         self._ready: deque[Region] = deque()
 
-    def take(self, sequence: int, epoch: int) -> int:
-        """Address of the descriptor for the next launch; 0, and the launch is counted, where there is no room."""
-        if not self._ready:
+    def take(self, sequence: int, epoch: int, ahead: bool = False) -> int:
+        """Address of the descriptor for the next launch; 0, and the launch is counted, where there is no room.
+
+        ahead: of launches that are not started yet, too.
+        """
+        if not self._ready and self._next_batch:
             self._reserve()
         if not self._ready:
             self._reuse()
@@ -47,7 +52,7 @@ class RegionQueue:
             return 0
         region = self._ready.popleft()
         if self._used is not None:
-            self._used.append(region)
+            self._used.append(region, ahead)
         self._segment.start_launch(region, sequence, epoch)
         return self._segment.address + region.offset
 
@@ -60,4 +65,5 @@ class RegionQueue:
         count = batch_size(self._next_batch, self._segment, [self._plan])
         mirror_offset = self._device.mirror_offset() if self._plan.flags & fmt.ENTRY_MIRRORED else 0
         self._ready.extend(self._segment.reserve_regions(self._plan, count, mirror_offset))
-        self._next_batch = min(2 * self._next_batch, self._device.max_regions_ahead)
+        # Room never comes back: where there was none, nobody asks again.
+        self._next_batch = min(2 * self._next_batch, self._device.max_regions_ahead) if self._ready else 0

@@ -1,7 +1,8 @@
 """Reads the rings of a keep-last launch: which slots belong to the launch, in which order, and what was overwritten.
 
 A ring may be torn: its writer was killed, or still writes. What a slot holds is told by its own lap and time, so a
-record that never arrived, or one that an earlier launch left in the same memory, is not taken for a new one.
+record that never arrived, or one that an earlier launch left in the same memory up to 39 hours before, is not taken for
+a new one.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def ring_slots(records_per_track: int) -> int:
     return 1 << (records_per_track.bit_length() - 1) if records_per_track else 0
 
 
-def read_rings(records: npt.NDArray[Any], headers: npt.NDArray[Any], first_lap: int) -> Rings:
+def read_rings(records: npt.NDArray[Any], headers: npt.NDArray[Any]) -> Rings:
     """The rings of some tracks of one launch.
 
     records: [num_tracks, records_per_track] WIDE_RECORD, at least one a track; headers: [num_tracks] TRACK_HEADER.
@@ -58,20 +59,18 @@ def read_rings(records: npt.NDArray[Any], headers: npt.NDArray[Any], first_lap: 
     this_lap = filled & (lap == newest_lap)
     head = num_slots - np.argmax(this_lap[:, ::-1], axis=1)
     head[~this_lap.any(axis=1)] = 0
-    num_laps = (newest_lap[:, 0] - first_lap) & _LAP_MASK
-    num_laps[head == 0] = 0
-    has_older = num_laps > 0
-    is_older = filled & (lap == (newest_lap - 1) & _LAP_MASK) & (number >= head[:, None]) & has_older[:, None]
+    num_laps = np.where(head > 0, newest_lap[:, 0], 0)
+    is_older = filled & (lap == (newest_lap - 1) & _LAP_MASK) & (number >= head[:, None])
+    has_older = (num_laps > 0) | is_older.any(axis=1)
     kept = this_lap | is_older
     wanted = np.where(has_older, num_slots, head)
     attempted = num_laps * num_slots + head
     finished = headers["end_ticks"] != 0
-    told = (headers["attempted"].astype(np.int64) - first_lap * num_slots) & 0xFFFFFFFF
     order = (head[:, None] + number) % num_slots
     return Rings(
         order=order,
         kept=np.take_along_axis(kept, order, axis=1),
         ticks=np.take_along_axis(start + since.astype(np.uint64), order, axis=1),
-        attempted=np.where(finished, told, attempted),
+        attempted=np.where(finished, headers["attempted"], attempted),
         torn=wanted - kept.sum(axis=1),
     )

@@ -8,9 +8,11 @@ from pathlib import Path
 from tracekern.errors import BadInput
 from tracekern.record import format as fmt
 from tracekern.record.dump import peek_metadata
+from tracekern.record.keeper import COLLECT_TIMEOUT_S
 from tracekern.record.manifest import write_manifest
 from tracekern.record.pack import write_dump
-from tracekern.record.segment import Segment, list_segments, remove_segment
+from tracekern.record.segment import Segment
+from tracekern.record.segment_names import await_segment, list_segments, remove_segment
 
 _log = logging.getLogger("tracekern")
 
@@ -37,6 +39,8 @@ def salvage_run(run_id: str, directory: Path | None = None) -> set[int]:
                 unclosed.add(int(metadata["rank"]))
             path = target / fmt.dump_file_name(metadata["rank"])
             if not _holds(path, metadata["run_id"]):
+                if not await_segment(name, COLLECT_TIMEOUT_S):
+                    _log.warning("segment %s: its keeper does not end; saved without what the device holds", name)
                 write_dump(path, segment)
         except BadInput as error:
             _log.warning("cannot save %s: %s", name, error)

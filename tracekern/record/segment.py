@@ -1,19 +1,17 @@
 """The segment: POSIX shared memory that one rank records into, readable from outside at any moment, dead or alive.
 
-Everything is bump-allocated and never reused, so a region is zero when its launch starts. A count in the header grows
-only after what it counts is complete: a reader that attaches after SIGKILL finds no half-written entry. Pages are
-reserved with posix_fallocate before anybody writes to them, because a full /dev/shm is otherwise met as SIGBUS inside
-a kernel.
+Everything is bump-allocated, so a region is zero when its first launch starts. A count in the header grows only after
+what it counts is complete: a reader that attaches after SIGKILL finds no half-written entry. Pages are reserved with
+posix_fallocate before anybody writes to them, because a full /dev/shm is otherwise met as SIGBUS inside a kernel.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import mmap
 import os
-import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,15 +21,18 @@ from tracekern.errors import BadInput
 from tracekern.record import format as fmt
 from tracekern.record.fault import FAULT_RECORD
 from tracekern.record.launch_plan import LaunchPlan, Region
+from tracekern.record.segment_layout import segment_layout
+from tracekern.record.segment_names import SHM_DIR, remove_segment
 
-SHM_DIR = Path("/dev/shm")
-MAX_LAUNCHES = 1 << 16
-MAX_CLOCK_SAMPLES = 1 << 16
 _NAME_BYTES = 95
+_DESCRIPTOR_FIELDS: Any = fmt.LAUNCH_DESCRIPTOR.fields
+_GENERATION_AT = int(_DESCRIPTOR_FIELDS["generation"][1])
+_CARRY_BYTES = 1 << 32
+"""Regions stay clear of multiples of this: kernels count up the low word of an address (append_if, csrc/platform)."""
 
 
 class Segment:
-    """A mapped segment. `create` maps for writing, `attach` for reading only."""
+    """A mapped segment. `create` maps for writing, `attach` for reading."""
 
     def __init__(self, name: str, file_descriptor: int, size: int, writable: bool) -> None:
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
@@ -42,7 +43,6 @@ class Segment:
         self._is_arena_backed = False
         self._num_started = 0
         self._texts: dict[bytes, int] = {}
-        self._all_entries: npt.NDArray[Any] | None = None
         self.header: Any = self._bytes[: fmt.SEGMENT_HEADER.itemsize].view(fmt.SEGMENT_HEADER)[0]
 
     @classmethod
@@ -55,7 +55,7 @@ class Segment:
         """
         name = fmt.segment_name(run_id, rank)
         text = json.dumps(metadata).encode()
-        layout = _layout(len(text), host_spans, arena_bytes)
+        layout = segment_layout(len(text), host_spans, arena_bytes)
         try:
             fd = os.open(SHM_DIR / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
@@ -83,10 +83,10 @@ class Segment:
         return segment
 
     @classmethod
-    def attach(cls, name: str) -> Segment:
-        """A segment of another process, read only. Raises BadInput when it is missing or not a segment."""
+    def attach(cls, name: str, writable: bool = False) -> Segment:
+        """A segment of another process. Raises BadInput when it is missing or not a segment."""
         try:
-            fd = os.open(SHM_DIR / name, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(SHM_DIR / name, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         except OSError as error:
             raise BadInput(f"segment {name}: cannot be opened ({error.strerror}); is the run over?") from None
         size = os.fstat(fd).st_size
@@ -95,7 +95,7 @@ class Segment:
             raise BadInput(
                 f"segment {name}: {size} bytes, wanted at least {fmt.SEGMENT_HEADER.itemsize}; it died at birth"
             )
-        segment = cls(name, fd, size, writable=False)
+        segment = cls(name, fd, size, writable)
         segment._check(size)
         return segment
 
@@ -162,6 +162,7 @@ class Segment:
         events_at, roles_at = self._store_text(plan.events), self._store_text(plan.roles)
         region_bytes = plan.region_bytes
         first_idx = int(self.header["num_launches"])
+        count = min(count, self._clear_of_carry(region_bytes, mirror_offset))
         count = min(count, self.arena_room // region_bytes, int(self.header["launches_capacity"]) - first_idx)
         if events_at is None or roles_at is None or count < 1:
             return []
@@ -201,13 +202,21 @@ class Segment:
         return [Region(first_idx + i, int(offset)) for i, offset in enumerate(offsets)]
 
     def start_launch(self, region: Region, sequence: int, epoch: int) -> None:
-        """A launch of the region's plan is going to use it."""
-        entries = self._entries
-        entries["order"][region.launch_idx] = self._num_started
+        """A launch of the region's plan is going to use it: the first one, or the next of a flight recorder."""
+        fields, idx = self._entry_fields, region.launch_idx
+        flags = int(fields["flags"][idx])
+        if not flags & fmt.ENTRY_RESERVED:
+            # First of all: whoever packs the segment from outside must not see half of it.
+            flags |= fmt.ENTRY_RESERVED
+            fields["flags"][idx] = flags
+            generation = (int(fields["generation"][idx]) + (1 << fmt.GENERATION_SHIFT)) & 0xFFFF
+            fields["generation"][idx] = generation
+            self._words[(region.offset + _GENERATION_AT) // 4] = generation
+        fields["order"][idx] = self._num_started
         self._num_started += 1
-        entries["sequence"][region.launch_idx] = sequence
-        entries["epoch"][region.launch_idx] = epoch & 0xFFFFFFFF
-        entries["flags"][region.launch_idx] ^= fmt.ENTRY_RESERVED
+        fields["sequence"][idx] = sequence
+        fields["epoch"][idx] = epoch & 0xFFFFFFFF
+        fields["flags"][idx] = flags ^ fmt.ENTRY_RESERVED
 
     def append_clock_samples(self, samples: npt.NDArray[Any]) -> None:
         """Append rows of dtype CLOCK_SAMPLE; what finds no room is counted."""
@@ -274,13 +283,16 @@ class Segment:
     def roles(self, entry: Any) -> Any:
         return self._json(int(entry["roles_offset"]), int(entry["roles_bytes"]))
 
-    @property
-    def _entries(self) -> npt.NDArray[Any]:
-        """The whole launch directory, those places included that no launch has yet."""
-        if self._all_entries is None:
-            capacity = int(self.header["launches_capacity"])
-            self._all_entries = self._view(int(self.header["launches_offset"]), fmt.LAUNCH_ENTRY, capacity)
-        return self._all_entries
+    @functools.cached_property
+    def _entry_fields(self) -> dict[str, npt.NDArray[Any]]:
+        """The columns of the whole launch directory, those places included that no launch has yet."""
+        capacity = int(self.header["launches_capacity"])
+        entries = self._view(int(self.header["launches_offset"]), fmt.LAUNCH_ENTRY, capacity)
+        return {name: entries[name] for name in fmt.LAUNCH_ENTRY.names or ()}
+
+    @functools.cached_property
+    def _words(self) -> npt.NDArray[np.uint32]:
+        return self._bytes[: len(self._bytes) // 4 * 4].view(np.uint32)
 
     def _append(self, part: str, rows: npt.NDArray[Any]) -> None:
         count_key, lost_key = (
@@ -294,6 +306,17 @@ class Segment:
             return
         self._view(offset, rows.dtype, len(rows))[:] = rows
         self.header[count_key] = count + len(rows)
+
+    def _clear_of_carry(self, region_bytes: int, mirror_offset: int) -> int:
+        """Moves the cursor on where a region would not stay clear; how many would until the next such place."""
+        offset = int(self.header["arena_offset"]) + int(self.header["arena_cursor"])
+        at = (self.address + offset + mirror_offset) % _CARRY_BYTES
+        if at + region_bytes > _CARRY_BYTES >= region_bytes:
+            if _CARRY_BYTES - at > self.arena_room:
+                return 0
+            self.header["arena_cursor"] += _CARRY_BYTES - at
+            at = 0
+        return max((_CARRY_BYTES - at) // region_bytes, 1)
 
     def _store_text(self, text: bytes) -> int | None:
         if text not in self._texts:
@@ -349,42 +372,6 @@ class Segment:
             raise BadInput(f"segment {self.name}: magic {bytes(header['magic'])!r}, wanted {fmt.SEGMENT_MAGIC!r}")
         if int(header["total_bytes"]) != size:
             raise BadInput(f"segment {self.name}: {size} bytes, its header says {header['total_bytes']}; damaged")
-
-
-def remove_segment(name: str) -> None:
-    """Remove a segment's name from /dev/shm, whatever it holds."""
-    (SHM_DIR / name).unlink(missing_ok=True)
-
-
-def list_segments(run_id: str) -> list[str]:
-    """Names of the segments in /dev/shm that belong to a run, its second and later captures (RUN.1, RUN.2) included."""
-    of_run = re.compile(re.escape(f"tracekern-{run_id}") + r"(\.\d+)?-\d+")
-    return sorted(path.name for path in SHM_DIR.glob("tracekern-*") if of_run.fullmatch(path.name))
-
-
-def _layout(metadata_bytes: int, host_spans: int, arena_bytes: int) -> dict[str, int]:
-    """Header fields: where each part of the segment stands."""
-    page = mmap.PAGESIZE
-    layout = {"metadata_offset": fmt.SEGMENT_HEADER.itemsize, "metadata_bytes": metadata_bytes}
-    cursor = layout["metadata_offset"] + metadata_bytes
-    parts = (
-        ("launches", MAX_LAUNCHES, fmt.LAUNCH_ENTRY),
-        ("samples", MAX_CLOCK_SAMPLES, fmt.CLOCK_SAMPLE),
-        ("host", host_spans, fmt.HOST_SPAN),
-    )
-    for part, capacity, dtype in parts:
-        cursor = fmt.align_up(cursor, page)
-        layout |= {f"{part}_offset": cursor, f"{part}_capacity": capacity}
-        cursor += capacity * dtype.itemsize
-    arena_offset = fmt.align_up(cursor, page)
-    arena_bytes = fmt.align_up(arena_bytes, page)
-    return layout | {
-        "arena_offset": arena_offset,
-        "arena_bytes": arena_bytes,
-        "arena_cursor": FAULT_RECORD.itemsize,
-        "fault_offset": arena_offset,
-        "total_bytes": arena_offset + arena_bytes,
-    }
 
 
 def _fill(row: npt.NDArray[Any], values: dict[str, Any]) -> None:

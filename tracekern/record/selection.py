@@ -12,6 +12,8 @@ from tracekern.record import format as fmt
 
 DEFAULT_RECORDS_PER_TRACK = 1024
 """What "auto" gives a launch of a name that was never counted."""
+DEFAULT_RING_SLOTS = 256
+"""What it gives a flight recorder: the more launches fit, the further it looks back."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Selection:
         if self.records_per_track != "auto":
             wanted = self.records_per_track
         else:
-            wanted = DEFAULT_RECORDS_PER_TRACK if counted is None or keeps_last else counted
+            wanted = DEFAULT_RING_SLOTS if keeps_last else DEFAULT_RECORDS_PER_TRACK if counted is None else counted
         return 1 << (wanted - 1).bit_length() if keeps_last and wanted else wanted
 
     def pick_blocks(self, num_blocks: int) -> range:

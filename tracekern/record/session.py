@@ -23,9 +23,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from tracekern.errors import BadInput, TracekernError
+from tracekern.errors import BadInput
 from tracekern.record import format as fmt
-from tracekern.record.agree import SampleAgreement
+from tracekern.record.capture_clocks import CaptureClocks
 from tracekern.record.device import CaptureDevice, open_device
 from tracekern.record.gather import leave_dump, save_torch_profile
 from tracekern.record.group import Group, host_identity
@@ -38,9 +38,6 @@ from tracekern.record.sinks import Sink, SinkChoice
 
 if TYPE_CHECKING:
     from tracekern.record.graphs import TracedGraph
-
-SAMPLE_EVERY_S = 4.0
-"""Clocks are sampled before the first launch after this: 5 s is what the fit allows, and launches take time."""
 
 _log = logging.getLogger("tracekern")
 _active: list[Capture] = []
@@ -80,22 +77,22 @@ def capture(
 ) -> Capture:
     """A capture into directory `path`, to be used as a context manager; collective over the ranks of the run.
 
-    records_per_track: "auto" gives exactly what `capture.counting()` found, or 1024 where nothing was counted.
+    records_per_track: "auto" gives exactly what `capture.counting()` found, or 1024 where nothing was counted, and a
+    flight recorder 256.
     keep: what stays where a track is full: its first records, or, for a flight recorder, its last; that one drops
     its oldest launches, too, where max_bytes is used up.
     blocks, roles, events: record these only. every: record each Nth launch of a name. max_bytes: cap of this rank's
     memory. settings: anything that JSON holds, about the workload. clocks: sample the ranks' clocks. host_spans: room
     for ranges. device: what the kernels run on: a communicator's device, "cuda" for torch's current one, or "cpu" with
     the host's own clock; without, "cuda" if this process has used torch.cuda. sink: "host" or "device" memory for the
-    records; "auto" takes the device's for kernels that counting() found to record too fast for the bus. load: called
+    records; "auto" takes the device's for kernels that counting() found to record too fast for the bus; that of a
+    flight recorder is held by a process beside this one, so that it outlives a trap and a killed rank. load: called
     when the capture opens, to load the kernels' two bodies: loading one later may have to wait for a kernel that spins.
     Raises BadInput for arguments that cannot be used.
     """
     selection = Selection(
         records_per_track, blocks, tuple(roles) if roles else None, tuple(events) if events else None, every, keep
     )
-    if keep == "last" and sink == "device":
-        raise BadInput("keep='last' with sink='device': wanted 'auto' or 'host'; a trap takes device memory away")
     about: dict[str, Any] = {"record_format": "ring" if keep == "last" else "wide", "settings": settings or {}}
     about["command"] = shlex.join(sys.argv) if command is None else command
     setup = _Setup(device or _used_device(), sink, max_bytes, host_spans, clocks, tuple(load))
@@ -124,15 +121,11 @@ class Capture:
 
     def __init__(self, directory: Path, selection: Selection, about: dict[str, Any], setup: _Setup) -> None:
         self.directory = directory
-        self.record_format: str = about["record_format"]
         self._selection = selection
         self._about = about
         self._setup = setup
-        self._sampler: Any = None
-        self._agreement: SampleAgreement | None = None
-        self._last_sample_s = 0.0
+        self._clocks = CaptureClocks(str(directory))
         self._is_counting = False
-        self._num_launches = 0
         self._graphs: list[TracedGraph] = []
         self._lock = threading.Lock()
 
@@ -142,9 +135,7 @@ class Capture:
         self.group = Group.discover()
         run_id, one_host = self._meet()
         self.device = open_device(self._setup.device, self.group)
-        # A flight recorder is there to be read when the device no longer answers.
-        sink = "host" if self._setup.sink == "auto" and self.record_format == "ring" else self._setup.sink
-        sinks = SinkChoice(sink, self.device.has_mirror)
+        self._sinks = SinkChoice(self._setup.sink, self.device.has_mirror, together=self._is_ring)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             forget_old_capture(self.directory, self.group.rank, self.group.num_ranks)
@@ -155,18 +146,22 @@ class Capture:
         self.run_id = run_id
         setup = self._setup
         self.segment = Segment.create(run_id, self.group.rank, self._metadata(), setup.max_bytes, setup.host_spans)
-        self._launches = Launches(self.segment, self.device, self._selection, sinks)
+        self._launches = Launches(self.segment, self.device, self._selection, self._sinks)
         self._one_host = one_host
         _active.append(self)
         try:
             self.device.attach(self.segment)
+            if self._is_ring and self._sinks.needs_mirror():
+                self._keep_mirror()
             for load in setup.load:
                 load()
             self.group.all_gather(None)  # now all segments are there
-            self._open_clocks()
+            if setup.clocks and self.group.is_connected:
+                self._clocks.open(self.device, self.segment, self.group, run_id, one_host)
         except BaseException:
             _active.remove(self)
             self.segment.unlink()
+            self.device.detach()
             self.segment.close()
             raise
         return self
@@ -178,15 +173,12 @@ class Capture:
         if trouble:
             _log.warning("capture %s: rank %d: %s; what it recorded is kept", self.directory, self.group.rank, trouble)
         in_order = kind is None and not trouble
-        if self._agreement is not None:
-            in_order = self._agreement.leave(in_order)
-        if in_order:
-            self._sample_clocks_or_tell()
+        in_order = self._clocks.close(in_order)
         for name in self._launches.unknown_names():
             _log.warning(
                 "capture %s: no kernel has an event or role %r; nothing of it was recorded", self.directory, name
             )
-        self._collect(trouble)
+        self._collect()
         self.segment.header["state"] = fmt.SegmentState.CLOSED
         try:
             leave_dump(self.group, self.segment, self.directory, self._one_host, in_order)
@@ -204,6 +196,15 @@ class Capture:
         _log.info("capture %s: rank %d held %d bytes", self.directory, self.group.rank, self.footprint_bytes)
 
     @property
+    def record_format(self) -> str:
+        """Which of a kernel's traced bodies to launch now: "wide", or "ring" for a flight recorder."""
+        return fmt.RECORD_FORMAT if self._is_counting else str(self._about["record_format"])  # a ring counts nothing
+
+    @property
+    def _is_ring(self) -> bool:
+        return bool(self._about["record_format"] == "ring")
+
+    @property
     def footprint_bytes(self) -> int:
         """Memory this rank's capture holds now."""
         return self.segment.footprint_bytes
@@ -218,11 +219,13 @@ class Capture:
         events: str | dict[str, Any],
         roles: Sequence[str] = (),
         epoch: int = 0,
+        ahead: bool = False,
     ) -> Launch:
         """Reserve the region of one launch of `grid` blocks with `warps` warps each; call it right before the launch.
 
         events: what the kernel's describe_events() returns. epoch: of its signals and waits; in a graph, where no host
-        knows it, the kernel's Recorder tells. The region is zero and belongs to this launch alone.
+        knows it, the kernel's Recorder tells. ahead: the launch asked for before this one is still to be started: so
+        all but the first of several that are asked for at once. The region belongs to this launch alone.
         """
         if grid < 1 or warps < 1:
             raise BadInput(f"launch {name!r}: {grid} blocks of {warps} warps; wanted at least 1 of each")
@@ -234,10 +237,10 @@ class Capture:
                 # All replays of a graph that capture.graph() does not know would write to one region.
                 _log.warning("launch %s: in a CUDA graph that capture.graph() did not make; it runs unrecorded", name)
                 return Launch(0, self.record_format)
-            self._before_launch()
+            self._clocks.before_launch()
             if self._is_counting:
                 return Launch(self._launches.count(self._launches.plan(*kernel, counted_only=True)), self.record_format)
-            return Launch(self._launches.take(*kernel, epoch), self.record_format)
+            return Launch(self._launches.take(*kernel, epoch, ahead), self.record_format)
 
     def graph(self, run: Callable[[], None], *, name: str = "graph", slots: int = 1024) -> TracedGraph:
         """Captures `run`, which starts kernels on torch's current stream, as a CUDA graph: once traced, once not.
@@ -265,7 +268,7 @@ class Capture:
     def before_replay(self) -> None:
         """For TracedGraph: clocks are sampled between replays as between launches."""
         with self._lock:
-            self._before_launch()
+            self._clocks.before_launch()
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
@@ -279,7 +282,10 @@ class Capture:
             yield
         finally:
             self._is_counting = False
+        needed_mirror = self._sinks.needs_mirror()
         _log.info("capture %s: records per track: %s", self.directory, self._launches.read_counts(first))
+        if self._is_ring and self._sinks.needs_mirror() and not needed_mirror:
+            self._keep_mirror()
 
     @contextlib.contextmanager
     def range(self, name: str) -> Iterator[None]:
@@ -300,9 +306,7 @@ class Capture:
 
     def sample_clocks(self) -> None:
         """One round of clock samples, now; collective. The capture does so itself at its ends and every few seconds."""
-        if self._sampler is not None:
-            self._sampler.sample()
-            self._last_sample_s = time.monotonic()
+        self._clocks.sample()
 
     def _meet(self) -> tuple[str, bool]:
         """The run's name, the same on all ranks, and whether all are on one host."""
@@ -340,53 +344,30 @@ class Capture:
             **self._about,
         }
 
-    def _open_clocks(self) -> None:
-        if not self._setup.clocks or not self.group.is_connected:
-            return
-        from tracekern.record.clock_samples import ClockSampler
+    def _keep_mirror(self) -> None:
+        """What a flight recorder writes to device memory has to outlive this process: another one maps it, too."""
+        reason = self.device.start_keeper(self.segment)
+        if reason and self._setup.sink == "device":
+            raise BadInput(f"keep='last' with sink='device': {reason}; take sink='host'")
+        if reason:
+            _log.warning("capture %s: records stay in host memory: %s", self.directory, reason)
+            self._sinks.has_mirror = False
 
-        self._sampler = ClockSampler(
-            self.device, self.segment.append_clock_samples, self.device.heap_ranks, self.group.process_group
-        )
-        if self._one_host:
-            names = [fmt.segment_name(self.run_id, rank) for rank in range(self.group.num_ranks)]
-            segments = [self.segment if name == self.segment.name else Segment.attach(name) for name in names]
-            self._agreement = SampleAgreement(self.group.rank, segments)
-        self.sample_clocks()
-
-    def _before_launch(self) -> None:
-        self._num_launches += 1
-        if self._sampler is None or self._agreement is None:
-            return
-        due = time.monotonic() - self._last_sample_s > SAMPLE_EVERY_S
-        if self._agreement.decide(self._num_launches, due):
-            self._sample_clocks_or_tell()
-
-    def _sample_clocks_or_tell(self) -> None:
-        """A peer that died is for the workload to find: the capture goes on with the samples it has."""
-        try:
-            self.sample_clocks()
-        except TracekernError as error:
-            _log.warning("capture %s: no more clock samples: %s", self.directory, error)
-            self._sampler = None
-
-    def _collect(self, trouble: str) -> None:
-        """Brings back what is in device memory. A device that no longer answers keeps it: that is told, not raised.
-
-        trouble: why it does not, if that was told already.
-        """
+    def _collect(self) -> None:
+        """Brings back what is in device memory. What a device that no longer answers keeps is told, not raised."""
         try:
             for graph in self._graphs:
                 graph.close()
+        except RuntimeError as error:
+            _log.warning("capture %s: the last replay of a graph was not counted: %s", self.directory, error)
+        try:
             self.device.collect(self.segment)
         except RuntimeError as error:
             lost = [entry for entry in self.segment.recorded_launches() if entry["flags"] & fmt.ENTRY_MIRRORED]
-            self.segment.header["launches_refused"] += len(lost)
-            if trouble and not lost:
-                return
-            _log.warning(
-                "capture %s: the device does not answer, %d launches recorded in its memory are lost: %s",
-                self.directory,
-                len(lost),
-                error,
-            )
+            if lost:
+                _log.warning(
+                    "capture %s: the device does not answer, %d launches recorded in its memory are lost: %s",
+                    self.directory,
+                    len(lost),
+                    error,
+                )

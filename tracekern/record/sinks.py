@@ -2,7 +2,8 @@
 
 Host memory is the ordinary sink: it can be read at any moment, outlives a trap and a killed process, and nothing is
 copied back. But each store crosses the bus as a message of its own, which delays the kernel: where it stores often, its
-records go to device memory and are copied when the capture closes.
+records go to device memory and are copied when the capture closes. There a flight recorder's need a keeper
+(record/keeper.py).
 """
 
 from __future__ import annotations
@@ -30,14 +31,18 @@ _log = logging.getLogger("tracekern")
 class SinkChoice:
     """Decides for each kernel by name."""
 
-    def __init__(self, wanted: Sink, has_mirror: bool) -> None:
-        """has_mirror: the device can record into memory of its own. Raises BadInput for a sink that cannot be had."""
+    def __init__(self, wanted: Sink, has_mirror: bool, together: bool = False) -> None:
+        """has_mirror: the device can record into memory of its own. together: where one kernel does so, all do.
+
+        Raises BadInput for a sink that cannot be had.
+        """
         if wanted not in ("auto", "host", "device"):
             raise BadInput(f"sink={wanted!r}: wanted 'auto', 'host' or 'device'")
         if wanted == "device" and not has_mirror:
             raise BadInput("sink='device': the CPU backend has no memory of its own; take 'auto' or 'host'")
         self._wanted = wanted
-        self._has_mirror = has_mirror
+        self.has_mirror = has_mirror
+        self._together = together
         self._stores_per_s: dict[str, float] = {}
 
     def count(self, name: str, headers: npt.NDArray[Any], ticks_per_second: float) -> None:
@@ -50,12 +55,18 @@ class SinkChoice:
         rate = stores * ticks_per_second / max(ticks, 1)
         self._stores_per_s[name] = max(rate, self._stores_per_s.get(name, 0.0))
 
+    def needs_mirror(self) -> bool:
+        """Whether launches of any kernel, as far as they are known, record in device memory."""
+        return self._is_mirrored(max(self._stores_per_s.values(), default=0.0))
+
     def is_mirrored(self, name: str) -> bool:
-        """Whether launches of this kernel record in device memory. A kernel that was never counted does not."""
+        """Whether launches of this kernel record in device memory. Not where it was never counted, except by wish."""
         rate = self._stores_per_s.get(name, 0.0)
-        mirrored = self._has_mirror and (
-            self._wanted == "device" or (self._wanted == "auto" and rate > MAX_HOST_STORES_PER_S)
-        )
+        mirrored = self.needs_mirror() if self._together else self._is_mirrored(rate)
         expected = f"{rate / 1e6:.0f} M stores/s expected" if rate else "never counted"
         _log.info("kernel %s: records go to %s memory (%s)", name, "device" if mirrored else "host", expected)
         return mirrored
+
+    def _is_mirrored(self, stores_per_s: float) -> bool:
+        dense = self._wanted == "auto" and stores_per_s > MAX_HOST_STORES_PER_S
+        return self.has_mirror and (self._wanted == "device" or dense)

@@ -13,7 +13,7 @@ import numpy as np
 
 from tracekern.errors import BadInput
 from tracekern.record.group import Group, host_identity
-from tracekern.record.segment import SHM_DIR
+from tracekern.record.segment_names import SHM_DIR
 
 
 class SymmetricHeap:

@@ -52,10 +52,11 @@ def _whole_rank(dump: Dump) -> list[Problem]:
         problems.append(Problem("error", "fault", rank, -1, str(metadata["fault_text"])))
     for key, kind, text in (
         ("launches_refused", "launch_not_recorded", "launches found no room and ran unrecorded; raise max_bytes"),
+        ("launches_lost", "launch_lost", "launches recorded in device memory are gone with it; take sink='host'"),
         ("host_spans_lost", "lost_host_spans", "host ranges found no room; raise host_spans"),
         ("clock_samples_lost", "lost_clock_samples", "clock samples found no room"),
     ):
-        if metadata[key]:
+        if metadata.get(key):
             problems.append(Problem("error", kind, rank, -1, f"rank {rank}: {metadata[key]} {text}", metadata[key]))
     return problems
 

@@ -1,0 +1,144 @@
+"""The keeper: a process that maps a flight recorder's device memory too, so that it outlives the rank that records.
+
+Records in device memory cost a kernel least, but are gone with the process that allocated them, or with its first trap.
+Where another process maps the same memory they are not: a trap, an illegal access or a SIGKILL of the rank takes the
+rank's mapping only. The keeper copies what was recorded into the segment when the rank says so, or dies.
+
+    rank                                        keeper
+    starts it, sends the descriptor             maps the memory, holds the segment: "ready"
+    "collect"                                   copies: "done"
+    closes the link, or dies                    copies, unless it has; ends
+
+Whoever salvages a dead rank's segment waits for its keeper first (segment_names.await_segment).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from tracekern.errors import BadInput
+from tracekern.record import format as fmt
+from tracekern.record.segment import Segment
+from tracekern.record.segment_names import hold_segment
+
+START_TIMEOUT_S = 60.0
+COLLECT_TIMEOUT_S = 60.0
+_LINE_BYTES = 4096
+
+_log = logging.getLogger("tracekern")
+
+
+def collect_mirrored(segment: Segment, copy: Callable[[int, int], None]) -> int:
+    """Calls copy(offset, num_bytes) for each region that was recorded in the mirror; how many there are.
+
+    Offsets count from the arena's start.
+    """
+    mirrored = [entry for entry in segment.recorded_launches() if entry["flags"] & fmt.ENTRY_MIRRORED]
+    for entry in mirrored:
+        first = int(entry["headers_offset"])
+        stop = int(entry["records_offset"]) + segment.records(entry).nbytes
+        copy(first - int(segment.header["arena_offset"]), stop - first)
+    return len(mirrored)
+
+
+class Keeper:
+    """The rank's side."""
+
+    def __init__(self, segment: Segment, device: int, descriptor: int, num_bytes: int) -> None:
+        """device: as CUDA counts in this process; descriptor: of the mirror. Raises RuntimeError with its reason."""
+        self._link, theirs = socket.socketpair()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        arguments = (segment.name, str(device), str(num_bytes), str(theirs.fileno()), str(descriptor))
+        try:
+            # A session of its own: what ends the rank's process group must not end it. No pipe of the rank's either:
+            # who reads that to its end would wait for the keeper.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, *arguments],
+                env=environment,
+                pass_fds=(theirs.fileno(), descriptor),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise RuntimeError(f"the keeper cannot be started ({error.strerror})") from None
+        finally:
+            theirs.close()
+        self._hear("ready", START_TIMEOUT_S)
+
+    def collect(self) -> None:
+        """What was recorded in the mirror is in the segment. Raises RuntimeError where the keeper is gone, too."""
+        self._link.sendall(b"collect\n")
+        self._hear("done", COLLECT_TIMEOUT_S)
+
+    def release(self) -> None:
+        """What it holds is needed no more."""
+        self._link.close()
+        try:
+            self._process.wait(COLLECT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+    def _hear(self, wanted: str, timeout_s: float) -> None:
+        self._link.settimeout(timeout_s)
+        try:
+            said = self._link.recv(_LINE_BYTES).decode(errors="replace").strip()
+        except OSError as error:
+            said = f"nothing ({error})"
+        if said != wanted:
+            raise RuntimeError(f"the keeper said {said or 'nothing: it ended'}")
+
+
+def keep(segment: Segment, link: socket.socket, mirror: Any) -> None:
+    """The keeper's side, until the rank has no more use for it. mirror: a KeptMirror."""
+    arena = segment.address + int(segment.header["arena_offset"])
+
+    def collect() -> None:
+        collect_mirrored(segment, lambda offset, num_bytes: mirror.copy(arena, offset, num_bytes))
+        segment.header["collected"] = 1
+
+    rank = os.pidfd_open(int(segment.header["pid"]))
+    link.sendall(b"ready\n")
+    while _read(link, rank) == b"collect\n":
+        collect()
+        link.sendall(b"done\n")
+    if int(segment.header["state"]) != fmt.SegmentState.CLOSED and not int(segment.header["collected"]):
+        collect()
+
+
+def _read(link: socket.socket, rank: int) -> bytes:
+    """What the rank says; b"" where it is through with its capture, or dead. Forks of it may hold the link open."""
+    readable, _, _ = select.select([link.fileno(), rank], [], [])
+    return link.recv(_LINE_BYTES) if link.fileno() in readable else b""
+
+
+def main() -> int:
+    name, device, num_bytes, link_fd, descriptor = sys.argv[1:]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the rank's end is the keeper's time, and it ends by itself
+    with socket.socket(fileno=int(link_fd)) as link:
+        try:
+            from tracekern import _cuda
+
+            segment = Segment.attach(name, writable=True)
+            mirror = _cuda.KeptMirror(int(device), int(descriptor), int(num_bytes))
+            os.close(int(descriptor))
+            with hold_segment(name):
+                keep(segment, link, mirror)
+        except (ImportError, RuntimeError, OSError, BadInput) as error:
+            link.sendall(f"{type(error).__name__}: {error}\n".encode())
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""Segments as files in /dev/shm: which belong to a run, how they go away, and who still needs one."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+SHM_DIR = Path("/dev/shm")
+_POLL_S = 0.01
+
+
+def remove_segment(name: str) -> None:
+    """Remove a segment's name from /dev/shm, whatever it holds."""
+    (SHM_DIR / name).unlink(missing_ok=True)
+
+
+def list_segments(run_id: str) -> list[str]:
+    """Names of the segments in /dev/shm that belong to a run, its second and later captures (RUN.1, RUN.2) included."""
+    of_run = re.compile(re.escape(f"tracekern-{run_id}") + r"(\.\d+)?-\d+")
+    return sorted(path.name for path in SHM_DIR.glob("tracekern-*") if of_run.fullmatch(path.name))
+
+
+@contextlib.contextmanager
+def hold_segment(name: str) -> Iterator[None]:
+    """Makes await_segment() of other processes wait until the block, or this process, ends."""
+    with open(SHM_DIR / name, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+def await_segment(name: str, timeout_s: float) -> bool:
+    """Waits until nobody holds the segment; False where somebody still does after timeout_s."""
+    deadline = time.monotonic() + timeout_s
+    with open(SHM_DIR / name, "rb") as file:
+        while time.monotonic() < deadline:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            time.sleep(_POLL_S)
+    return False
