@@ -31,6 +31,7 @@ from recorder import nvidia_smi
 ROOT = Path(__file__).resolve().parents[1]
 PLANTED = "build/planted"
 PYTEST = "-m pytest -q -rs -p no:cacheprovider -m 'gpu or multigpu'"
+OVERHEAD = "benchmarks/overhead_pipeline.py --ranks {gpus}"
 BESIDE = "bits or extension"
 """Tests that no neighbour on the GPU disturbs, by name; they take long one after the other."""
 OF_THEIR_OWN = ("test_mutants_gpu.py", "test_sanitizer_gpu.py")
@@ -67,7 +68,8 @@ STEPS = (
     Step("clocks", "benchmarks/clocks_gpu.py --ranks {gpus} --seconds 30", 120, 2),
     Step("mutants", f"{PYTEST} tests/test_mutants_gpu.py", 200, 2, needs="planted"),
     Step("moe", "benchmarks/moe.py --ranks {gpus} --name moe_{gpus}", 180),
-    Step("overhead", "benchmarks/overhead_pipeline.py --ranks {gpus}", 120),
+    Step("overhead", OVERHEAD, 120),
+    Step("overhead of pipelined", f"{OVERHEAD} --variant pipelined --tokens 1 16 64 256", 90, 2),
     Step("graphs", "benchmarks/graphs.py", 90),
     Step("recorder", "benchmarks/recorder.py", 240),
 )

@@ -110,6 +110,7 @@ def measure_mode(pipeline: Any, tensors: tuple[Any, ...], how: dict[str, Any], n
     from tracekern.record.session import capture
 
     out = torch.empty_like(tensors[0])
+    max_bytes = (1 << 28) + 5 * len(tensors[0]) * (1 << 16)  # what 100 calls record; of the flight recorder, some calls
 
     def timed_us(session: Any) -> tuple[float, float]:
         pipeline.comm.barrier()
@@ -126,7 +127,7 @@ def measure_mode(pipeline: Any, tensors: tuple[Any, ...], how: dict[str, Any], n
 
     with (
         tempfile.TemporaryDirectory() as directory,
-        capture(directory, device=pipeline.comm.device, max_bytes=3 << 29, **how) as session,
+        capture(directory, device=pipeline.comm.device, max_bytes=max_bytes, **how) as session,
     ):
         with session.counting():
             pipeline(*tensors, out=out, capture=session)
