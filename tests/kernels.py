@@ -38,7 +38,7 @@ class TrackWriter:
         self.event_mask = int(launch["event_mask"])
         self.header["role"] = self.role
         self.header["start_ticks"] = time.monotonic_ns()
-        self.header["started"] = 1
+        self.header["started"] = fmt.STARTED | int(launch["generation"])
 
     def record(self, kind: fmt.RecordKind, event: int, payload: int = 0) -> None:
         if not self.event_mask >> event & 1:

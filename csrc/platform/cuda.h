@@ -98,8 +98,8 @@ TK_DEVICE void store_if(bool enabled, Record* place, uint32_t& count, const Reco
         : "memory");
 }
 
-// Where `enabled`: stores a record of 16 bytes at `next`, which goes on by one. Only the low word of `next` is counted up:
-// a carry would cost three more instructions, with 32 warps on an SM a tenth of a span (H200, 2026-11-21).
+// Where `enabled`: stores a record of 16 bytes at `next`, which goes on by one. Only the low word of `next` is counted
+// up: a carry would cost three more instructions, with 32 warps on an SM a tenth of a span (H200, 2026-11-21).
 template <class Record>
 TK_DEVICE void append_if(bool enabled, Record*& next, const Record& record) {
     static_assert(sizeof(Record) == sizeof(Vector16));
@@ -112,11 +112,7 @@ TK_DEVICE void append_if(bool enabled, Record*& next, const Record& record) {
         "@%%enabled add.u32 %%low, %%low, 16;\n\t"
         "mov.b64 %0, {%%low, %%high};\n\t}"
         : "+l"(next)
-        : "r"(uint32_t{enabled}),
-          "r"(value.words[0]),
-          "r"(value.words[1]),
-          "r"(value.words[2]),
-          "r"(value.words[3])
+        : "r"(uint32_t{enabled}), "r"(value.words[0]), "r"(value.words[1]), "r"(value.words[2]), "r"(value.words[3])
         : "memory");
 }
 TK_DEVICE uint32_t sm_id() {

@@ -2,9 +2,9 @@
 // compares them.
 //
 // A launch owns one region: `num_tracks` headers, then `num_tracks` runs of `records_per_track` records.
-// The region is zero before the launch, so a record whose kind is `empty` ends a track that never finished. Only a flight
-// recorder uses a region again, as the launch before left it: headers tell whose they are by their generation, records by
-// their time.
+// The region is zero before the launch, so a record whose kind is `empty` ends a track that never finished. Only a
+// flight recorder uses a region again, as the launch before left it: headers tell whose they are by their generation,
+// records by their time.
 #pragma once
 
 #include <cstddef>
@@ -62,8 +62,8 @@ struct alignas(64) TrackHeader {
     uint16_t started;  // kStarted; kStartedRing where the records are those of a ring, kStartedCycles of cycles
     uint16_t role;
     uint64_t end_ticks;  // 0: the track hung, was killed, or never ran (`started` is 0 too)
-    // Records in the region, and those that a region without end would hold; the difference was lost. Of a ring both are
-    // the latter; in a dump they mean the same as everywhere, and the difference was overwritten.
+    // Records in the region, and those that a region without end would hold; the difference was lost. Of a ring both
+    // are the latter; in a dump they mean the same as everywhere, and the difference was overwritten.
     uint32_t written;
     uint32_t attempted;
     // Stored at the end by tracks of cycles, and in graphs.
@@ -104,7 +104,7 @@ struct alignas(16) LaunchDescriptor {
     uint32_t block_first;  // blocks first, first + step, ... below stop are recorded
     uint32_t block_stop;
     uint32_t block_step;
-    uint32_t role_mask;  // bit i: record role i
+    uint32_t role_mask;   // bit i: record role i
     uint32_t generation;  // how many launches had the region before, modulo 2^14, at its place in `started`
     uint32_t replay;      // the replay of a graph that took this region, counted from 1; 0: none did
 };

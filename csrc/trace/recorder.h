@@ -347,7 +347,7 @@ private:
     [[no_unique_address]] std::conditional_t<kIsCycles, detail::Anchor, std::true_type> start_;
     // All that follows is the leader's; of the other lanes the mask is 0 and there is no header.
     TrackHeader* header_ = nullptr;
-    bool tells_epoch_ = false;  // in a graph; elsewhere the host knows it
+    bool tells_epoch_ = false;    // in a graph; elsewhere the host knows it
     WideRecord* next_ = nullptr;  // of a ring: its first slot
     uint64_t event_mask_ = 0;
     // Of tracks that keep their first records.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 import tracekern
-from tracekern.cli import ab, check, diff, export, info, merge, open_trace, overhead, report, run
+from tracekern.cli import ab, check, diff, export, info, merge, open_trace, overhead, report, run, salvage
 
 app = typer.Typer(
     name="tracekern",
@@ -23,6 +23,7 @@ app.command()(check.check)
 app.command()(ab.ab)
 app.command()(diff.diff)
 app.command()(overhead.overhead)
+app.command()(salvage.salvage)
 app.command("open")(open_trace.open_trace)
 
 

@@ -48,8 +48,9 @@ def _print_recorder(out: Console, timeline: Timeline) -> None:
     ranks = [_recorder(rank) for rank in timeline.ranks if rank.backend != "cpu"]
     mirrored = sorted({name for rank in ranks for name, sinks in rank["sinks"].items() if "device" in sinks})
     if ranks:
+        everywhere = {name for rank in ranks for name in rank["sinks"]} == set(mirrored)
         also = f"; of {', '.join(mirrored)} to device memory: too many for the bus" if mirrored else ""
-        out.print(f"records went to host memory{also}", markup=False)
+        out.print("records went to device memory" if everywhere else f"records went to host memory{also}", markup=False)
     for rank in ranks[:1]:
         costs = ", ".join(f"{cost:.0f} ns at {warps} warps per SM" for warps, cost in rank["overhead_ns"].items())
         out.print(f"a span costs {costs}" if costs else "what a span costs was not measured")

@@ -35,7 +35,8 @@ def leave_dump(group: Group, segment: Segment, directory: Path, one_host: bool, 
         try:
             group.barrier() if in_order else group.barrier(_DISORDER_TIMEOUT_S)
         except RuntimeError as error:
-            _log.warning("capture %s: not all ranks closed (%s)", directory, _first_line(error))
+            left = "what a dead rank left, its launcher or `tracekern salvage` packs"
+            _log.warning("capture %s: not all ranks closed (%s); %s", directory, _first_line(error), left)
     elif group.rank == 0:
         write_dump(directory / fmt.dump_file_name(0), segment)
         for rank in range(1, group.num_ranks):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 from tracekern.errors import BadInput
@@ -15,6 +16,36 @@ from tracekern.record.segment import Segment
 from tracekern.record.segment_names import await_segment, list_segments, remove_segment
 
 _log = logging.getLogger("tracekern")
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A segment in shared memory: of a rank that died, or of one that still runs."""
+
+    run_id: str
+    rank: int
+    num_ranks: int
+    pid: int
+    is_running: bool
+    directory: Path
+    """Of its capture."""
+    created: str
+
+
+def find_leftovers(run_id: str = "") -> list[Leftover]:
+    """What stands in this machine's shared memory, of one run or of all, by run and rank."""
+    found = []
+    for name in list_segments(run_id):
+        try:
+            segment = Segment.attach(name)
+        except BadInput:  # another's, or none of a capture
+            continue
+        metadata, pid = segment.metadata, int(segment.header["pid"])
+        segment.close()
+        about = (str(metadata["run_id"]), int(metadata["rank"]), int(metadata["num_ranks"]))
+        is_running = Path(f"/proc/{pid}").exists()
+        found.append(Leftover(*about, pid, is_running, Path(metadata["directory"]), str(metadata["created"])))
+    return sorted(found, key=lambda leftover: (leftover.run_id, leftover.rank))
 
 
 def salvage_run(run_id: str, directory: Path | None = None) -> set[int]:

@@ -19,8 +19,11 @@ def remove_segment(name: str) -> None:
 
 
 def list_segments(run_id: str) -> list[str]:
-    """Names of the segments in /dev/shm that belong to a run, its second and later captures (RUN.1, RUN.2) included."""
-    of_run = re.compile(re.escape(f"tracekern-{run_id}") + r"(\.\d+)?-\d+")
+    """Names of the segments in /dev/shm that belong to a run, its second and later captures (RUN.1, RUN.2) included.
+
+    Without a run those of all.
+    """
+    of_run = re.compile((re.escape(f"tracekern-{run_id}") if run_id else "tracekern-.+") + r"(\.\d+)?-\d+")
     return sorted(path.name for path in SHM_DIR.glob("tracekern-*") if of_run.fullmatch(path.name))
 
 

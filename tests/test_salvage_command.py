@@ -1,0 +1,84 @@
+"""`tracekern salvage`: a rank that no launcher of ours started is killed, and what it had recorded is saved."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tracekern.record.segment_names import list_segments, remove_segment
+from tracekern.timeline.merge import load
+
+ROOT = Path(__file__).resolve().parent.parent
+RANK = """
+import json, sys, time
+sys.path.insert(0, {root!r})
+from tests.captures import EVENT_TABLE
+from tests.kernels import run_kernel
+from tracekern.record.session import capture
+with capture({directory!r}) as session:
+    launched = session.launch("demo", grid=2, warps=2, events=json.dumps(EVENT_TABLE))
+    run_kernel(launched.descriptor, 2, 2, 3)
+    print(session.run_id, flush=True)
+    time.sleep(60)
+"""
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "tracekern", "salvage", *arguments]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=ROOT)
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A rank in the middle of its capture, and its run."""
+    text = RANK.format(root=str(ROOT), directory=str(tmp_path / "capture"))
+    process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    run_id = process.stdout.readline().strip()
+    yield process, run_id
+    process.kill()
+    process.wait()
+    for name in list_segments(run_id):
+        remove_segment(name)
+
+
+def test_what_a_killed_rank_left_is_listed_and_saved(rank, tmp_path):
+    process, run_id = rank
+    refused = command(run_id)
+    assert refused.returncode == 2
+    assert refused.stderr == f"tracekern: run {run_id}: rank 0 (pid {process.pid}) still runs; end it first\n"
+    assert any(
+        row["run_id"] == run_id and row["is_running"] for row in json.loads(command("--json").stdout)["leftovers"]
+    )
+
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    listed = command()
+    assert f"{run_id}: rank 0 of 1 (pid {process.pid}) is gone" in listed.stdout
+    assert f"salvage {run_id}" in listed.stderr
+    saved = command(run_id)
+    assert (saved.returncode, saved.stdout) == (0, f"run {run_id}: saved rank 0 of 1\n")
+    assert f"report {tmp_path / 'capture'}" in saved.stderr
+    timeline = load(tmp_path / "capture")
+    assert [one.state for one in timeline.ranks] == ["salvaged"]
+    assert len(timeline.spans) >= 2 * 2 * 3
+    assert list_segments(run_id) == []
+    again = command(run_id)
+    assert again.returncode == 2
+    assert "nothing of it is left on this machine" in again.stderr
+
+
+def test_it_is_saved_where_one_asks_for(rank, tmp_path):
+    process, run_id = rank
+    process.kill()
+    process.wait()
+    told = json.loads(command(run_id, "-o", str(tmp_path / "other"), "--json").stdout)
+    assert told == {"run_id": run_id, "ranks": [0], "captures": [str(tmp_path / "other")]}
+    assert load(tmp_path / "other").ranks[0].state == "salvaged"
+    assert not list((tmp_path / "capture").glob("*.tkdump"))

@@ -1,0 +1,63 @@
+"""`tracekern salvage`: what ranks left in shared memory when they died, and nobody has saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tracekern.cli import options
+from tracekern.cli.output import console, note, print_json, program, working
+from tracekern.errors import BadInput
+
+if TYPE_CHECKING:
+    from tracekern.record.salvage import Leftover
+
+
+def salvage(
+    run_id: Annotated[str, typer.Argument(metavar="[RUN]", help="The run to save; without, what there is.")] = "",
+    directory: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Where to, instead of the capture's directory.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Save what killed ranks had recorded, where no launcher of tracekern's did. Without RUN: list what there is."""
+    from tracekern.record.salvage import find_leftovers, salvage_run
+
+    leftovers = find_leftovers(run_id)
+    if not run_id:
+        _show(leftovers, as_json)
+        return
+    if not leftovers:
+        raise BadInput(f"run {run_id}: nothing of it is left on this machine; `{program()} salvage` lists what is")
+    for leftover in leftovers:
+        if leftover.is_running:
+            raise BadInput(f"run {run_id}: rank {leftover.rank} (pid {leftover.pid}) still runs; end it first")
+    with working("packing what is left"):
+        salvage_run(run_id, directory)
+    targets = sorted({str(directory or leftover.directory) for leftover in leftovers})
+    if as_json:
+        print_json({"run_id": run_id, "ranks": [leftover.rank for leftover in leftovers], "captures": targets})
+        return
+    ranks = ", ".join(str(leftover.rank) for leftover in leftovers)
+    console().print(f"run {run_id}: saved rank {ranks} of {leftovers[0].num_ranks}", markup=False)
+    for target in targets:
+        note(f"who waited for whom: {program()} report {target}")
+
+
+def _show(leftovers: list[Leftover], as_json: bool) -> None:
+    if as_json:
+        rows = [{**vars(leftover), "directory": str(leftover.directory)} for leftover in leftovers]
+        print_json({"leftovers": rows})
+        return
+    out = console()
+    for leftover in leftovers:
+        state = "runs" if leftover.is_running else "is gone"
+        who = f"rank {leftover.rank} of {leftover.num_ranks} (pid {leftover.pid}) {state}"
+        out.print(f"{leftover.run_id}: {who}; {leftover.created}, {leftover.directory}", markup=False, soft_wrap=True)
+    dead = sorted({leftover.run_id for leftover in leftovers if not leftover.is_running})
+    if not leftovers:
+        out.print("nothing is left on this machine")
+    for run_id in dead:
+        note(f"save it: {program()} salvage {run_id}")
