@@ -43,7 +43,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 16, 64, 256, 1024, 4096], help="of each rank")
-    parser.add_argument("--calls", type=int, default=100, help="timed pairs of calls of each mode")
+    parser.add_argument("--calls", type=int, default=100, help="timed pairs of each mode; fewer from 512 tokens on")
     parser.add_argument("--variant", default="balanced")
     options = parser.parse_args()
     if "RANK" in os.environ:
@@ -110,7 +110,8 @@ def measure_mode(pipeline: Any, tensors: tuple[Any, ...], how: dict[str, Any], n
     from tracekern.record.session import capture
 
     out = torch.empty_like(tensors[0])
-    max_bytes = (1 << 28) + 5 * len(tensors[0]) * (1 << 16)  # what 100 calls record; of the flight recorder, some calls
+    num_calls = min(num_calls, max(20, 25_600 // len(out)))  # many tokens spread less, and leave large captures
+    max_bytes = (1 << 28) + 4000 * len(out) * (num_calls + 4)  # what the calls record; of the flight recorder, the last
 
     def timed_us(session: Any) -> tuple[float, float]:
         pipeline.comm.barrier()
@@ -127,7 +128,7 @@ def measure_mode(pipeline: Any, tensors: tuple[Any, ...], how: dict[str, Any], n
 
     with (
         tempfile.TemporaryDirectory() as directory,
-        capture(directory, device=pipeline.comm.device, max_bytes=max_bytes, **how) as session,
+        capture(directory, device=pipeline.comm.device, clocks=False, max_bytes=max_bytes, **how) as session,
     ):
         with session.counting():
             pipeline(*tensors, out=out, capture=session)
@@ -145,7 +146,7 @@ def measure_mode(pipeline: Any, tensors: tuple[Any, ...], how: dict[str, Any], n
         "on_us": [on for _, (on, _) in pairs],
         "off_queue_us": statistics.median(queue for (_, queue), _ in pairs),
         "on_queue_us": statistics.median(queue for _, (_, queue) in pairs),
-        "records_per_call": records // (num_calls + 3),
+        "records_per_call": records * first_launch // len(launches),  # the flight recorder has the last launches
         "launches_in_device_memory": mirrored / len(launches),
         "unrecorded": unrecorded,
     }
