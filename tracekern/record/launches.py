@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -48,23 +49,29 @@ class Launches:
         ahead: bool,
     ) -> int:
         """Address of the descriptor of the next launch of `name`; 0 where it is not recorded."""
+        progress = self._progress_on(stream)
+        if progress is not None:
+            progress.before_launch(ahead)
         sequence = self._sequence.get(name, 0)
         self._sequence[name] = sequence + 1
         if sequence % self._selection.every:
             return 0
-        key = (name, grid, warps, stream, events if isinstance(events, str) else id(events), tuple(roles))
+        if isinstance(events, dict):
+            events = json.dumps(events)
+        key = (name, grid, warps, stream, events, tuple(roles))
         if key not in self._queues:
             plan = self.plan(name, grid, warps, stream, events, roles)
-            self._queues[key] = RegionQueue(self._segment, self._device, plan, self._recycled(stream))
-        return self._queues[key].take(sequence, epoch, ahead)
+            recycled = None if progress is None else UsedRegions(progress)
+            self._queues[key] = RegionQueue(self._segment, self._device, plan, recycled)
+        return self._queues[key].take(sequence, epoch)
 
-    def _recycled(self, stream: int) -> UsedRegions | None:
-        """For a flight recorder's queue on this stream."""
+    def _progress_on(self, stream: int) -> StreamProgress | None:
+        """Of a flight recorder, which uses regions again."""
         if self._selection.keep != "last":
             return None
         if stream not in self._progress:
             self._progress[stream] = StreamProgress(lambda: self._device.mark(stream))
-        return UsedRegions(self._progress[stream])
+        return self._progress[stream]
 
     def plan(
         self,
@@ -99,6 +106,7 @@ class Launches:
         Raises BadInput for a kernel that still runs.
         """
         ticks_per_second = float(self._segment.metadata["clock"]["ticks_per_second"])
+        needed_mirror = self._sinks.needs_mirror()
         for entry in self._segment.launches()[first_launch:]:
             name = entry["name"].decode(errors="replace")
             headers = self._segment.track_headers(entry)
@@ -106,7 +114,10 @@ class Launches:
                 raise BadInput(f"counting(): kernel {name!r} still runs; synchronise inside the block")
             self._counted[name] = max(self._counted.get(name, 0), int(headers["attempted"].max(initial=0)))
             self._sinks.count(name, headers, ticks_per_second)
-        self._queues.clear()  # their regions are of the size before
+        # Regions are of the size before; a ring's stay as they are unless its records go elsewhere from now on. Given
+        # up, they would be in nobody's hands, and a full flight recorder has no others.
+        if self._selection.keep == "first" or self._sinks.needs_mirror() != needed_mirror:
+            self._queues.clear()
         return self._counted
 
     def unknown_names(self) -> list[str]:

@@ -27,28 +27,39 @@ class StreamProgress:
         self._last_mark = 0
         self._passed = 0
         self._spacing = 1 << 30
+        self._may_mark = True
+
+    def before_launch(self, ahead: bool) -> None:
+        """A launch is asked for, which need not be recorded. A mark that is due comes before it.
+
+        ahead: the launches before it were not all started yet, so a mark would stand in front of them.
+        """
+        self._may_mark = not ahead
+        self._mark_after(self._spacing)
 
     def limit_spacing(self, spacing: int) -> None:
         """From now on at most so many launches lie between two marks, those of one burst aside."""
         self._spacing = min(self._spacing, spacing)
 
-    def count(self, spacing: int, ahead: bool) -> int:
-        """The number of the launch that comes now, with a mark before it where that is due.
-
-        spacing: of the marks that this launch's kernel needs. ahead: the launches before it were not all started yet,
-        so a mark would stand in front of them.
-        """
-        if not ahead and self._launches - self._last_mark >= min(spacing, self._spacing):
-            self._marks.append((self._launches, self._mark()))
-            self._last_mark = self._launches
+    def count(self, spacing: int) -> int:
+        """The number of the launch that comes now. spacing: of the marks that its kernel needs."""
+        self._mark_after(spacing)
         self._launches += 1
         return self._launches - 1
 
     def is_through(self, launch: int) -> bool:
         """Whether the launch of this number is certain to be through."""
+        if launch >= self._last_mark:
+            self._mark_after(1)
         while launch >= self._passed and self._marks and self._marks[0][1]():
             self._passed = self._marks.popleft()[0]
         return launch < self._passed
+
+    def _mark_after(self, num_launches: int) -> None:
+        """Makes a mark where so many launches came since the last, and one can stand here."""
+        if self._may_mark and self._launches - self._last_mark >= num_launches:
+            self._marks.append((self._launches, self._mark()))
+            self._last_mark = self._launches
 
 
 class UsedRegions:
@@ -58,16 +69,16 @@ class UsedRegions:
         self._progress = progress
         self._regions: deque[tuple[int, Region]] = deque()
 
-    def append(self, region: Region, ahead: bool) -> None:
-        """A launch is going to use it. ahead: see StreamProgress.count()."""
-        self._regions.append((self._progress.count(self._spacing, ahead), region))
+    def append(self, region: Region) -> None:
+        """A launch is going to use it."""
+        self._regions.append((self._progress.count(self._spacing), region))
 
     def take_oldest(self) -> Region | None:
-        """The oldest region; None while its launch may still run."""
-        self._progress.limit_spacing(self._spacing)
-        if not self._regions or not self._progress.is_through(self._regions[0][0]):
+        """The oldest region; None where there is none, or its launch may still run."""
+        if not self._regions:
             return None
-        return self._regions.popleft()[1]
+        self._progress.limit_spacing(self._spacing)
+        return self._regions.popleft()[1] if self._progress.is_through(self._regions[0][0]) else None
 
     @property
     def _spacing(self) -> int:

@@ -38,11 +38,8 @@ class RegionQueue:
         self._next_batch = 1
         self._ready: deque[Region] = deque()
 
-    def take(self, sequence: int, epoch: int, ahead: bool = False) -> int:
-        """Address of the descriptor for the next launch; 0, and the launch is counted, where there is no room.
-
-        ahead: of launches that are not started yet, too.
-        """
+    def take(self, sequence: int, epoch: int) -> int:
+        """Address of the descriptor for the next launch; 0, and the launch is counted, where there is no room."""
         if not self._ready and self._next_batch:
             self._reserve()
         if not self._ready:
@@ -52,7 +49,7 @@ class RegionQueue:
             return 0
         region = self._ready.popleft()
         if self._used is not None:
-            self._used.append(region, ahead)
+            self._used.append(region)
         self._segment.start_launch(region, sequence, epoch)
         return self._segment.address + region.offset
 
