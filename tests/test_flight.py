@@ -96,6 +96,26 @@ def test_a_ring_keeps_its_last_records_when_its_laps_have_wrapped(laps):
     assert int(rings.torn[0]) == 0
 
 
+def test_a_finished_ring_takes_nothing_from_days_ago():
+    """Half of the times that lap every 78 hours look like the future; the end of the track tells them from it."""
+    ring = np.zeros(4, fmt.WIDE_RECORD)
+    write_ring(ring, START + (30 * 3600 * 10**9), 0, 4)
+    write_ring(ring, START, 0, 2)
+    rings = read_rings(ring[None], header(START, end_ticks=START + 9, attempted=2))
+    assert rings.ticks[0][rings.kept[0]].tolist() == [START, START + 1]
+    assert int(rings.torn[0]) == 0
+
+
+def test_a_ring_without_a_slot_counts(tmp_path):
+    pipeline = P2PPipeline(Group(0, 1), SHAPE, "balanced", num_blocks=2, warps_per_block=2)
+    batch = draw_batch(SHAPE, seed=3, rank=0, iteration=0, routing="uniform", uneven=False)
+    with capture(tmp_path, device=pipeline.comm.device, keep="last", records_per_track=0) as session:
+        pipeline(batch.x, batch.topk_idx, batch.topk_weights, draw_expert_scale(SHAPE), capture=session)
+    launches = load(tmp_path).launches
+    assert len(launches) >= 4
+    assert not any(launch.records_per_track for launch in launches)
+
+
 def record_pipeline(directory: Path, **options: object) -> Timeline:
     """One rank's pipeline, three calls of the same shape."""
     pipeline = P2PPipeline(Group(0, 1), SHAPE, "balanced", num_blocks=2, warps_per_block=2)

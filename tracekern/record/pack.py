@@ -105,8 +105,9 @@ def _complete(entry: Any, headers: npt.NDArray[Any]) -> None:
     generation_mask = 0x10000 - (1 << fmt.GENERATION_SHIFT)
     headers[headers["started"] & generation_mask != entry["generation"]] = 0
     headers["started"] &= ~generation_mask & 0xFFFF
-    for field in ("end_ticks", "written", "attempted"):
-        headers[field][headers["end_ticks"] < headers["start_ticks"]] = 0
+    is_older = headers["end_ticks"] < headers["start_ticks"]
+    for field in ("end_ticks", "written", "attempted", "elapsed_cycles", "epoch"):
+        headers[field][is_older] = 0
     index = np.arange(len(headers))
     warps = max(int(entry["warps_per_block"]), 1)
     headers["block"] = int(entry["block_first"]) + index // warps * int(entry["block_step"])
@@ -158,7 +159,7 @@ class _Packed:
     def records(self, segment: Segment) -> Iterator[npt.NDArray[Any]]:
         """The written records, track after track, some tracks at a time to bound memory."""
         records = segment.records(self.entry)
-        if _is_ring(self.headers).any():
+        if records.shape[1] and _is_ring(self.headers).any():
             yield from _unrolled(segment, self.entry, self.headers)
             return
         for rows in _chunks(records):

@@ -53,7 +53,9 @@ def read_rings(records: npt.NDArray[Any], headers: npt.NDArray[Any]) -> Rings:
     # Sign-extended: what an earlier launch left comes out negative.
     shift = np.uint64(64 - _TIME_BITS)
     since = ((slots["ticks"] - start) << shift).astype(np.int64) >> np.int64(64 - _TIME_BITS)
-    filled = (slots["word"] & np.uint32(fmt.KIND_MASK) != 0) & (since >= 0)
+    finished = headers["end_ticks"] != 0
+    longest = np.where(finished, (headers["end_ticks"] - headers["start_ticks"]).astype(np.int64), 1 << _TIME_BITS)
+    filled = (slots["word"] & np.uint32(fmt.KIND_MASK) != 0) & (since >= 0) & (since <= longest[:, None])
     newest = np.argmax(np.where(filled, since, -1), axis=1)
     newest_lap = np.take_along_axis(lap, newest[:, None], axis=1)
     this_lap = filled & (lap == newest_lap)
@@ -65,7 +67,6 @@ def read_rings(records: npt.NDArray[Any], headers: npt.NDArray[Any]) -> Rings:
     kept = this_lap | is_older
     wanted = np.where(has_older, num_slots, head)
     attempted = num_laps * num_slots + head
-    finished = headers["end_ticks"] != 0
     order = (head[:, None] + number) % num_slots
     return Rings(
         order=order,
