@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tracekern.errors import BadInput, DeviceLost
 from tracekern.record.group import Group, host_identity
-from tracekern.record.keeper import Keeper, collect_mirrored
+from tracekern.record.keeper import Keeper, collect_mirrored, collect_or_let
 from tracekern.record.preflight import GpuFacts, find_profiler, judge, out_of_memory
 from tracekern.record.segment import Segment
 
@@ -112,15 +112,14 @@ class CudaDevice:
 
     def collect(self, segment: Segment) -> None:
         """Copies the mirrored regions into the arena, or lets the keeper do so where this process no longer can."""
-        if self._keeper is not None and self.trouble():
-            return self._keeper.collect()
         import torch
 
-        torch.cuda.synchronize()
-        if collect_mirrored(segment, self._memory.collect):
-            self._memory.finish()
-        segment.header["collected"] = 1
-        return None
+        def copy() -> None:
+            torch.cuda.synchronize()
+            if collect_mirrored(segment, self._memory.collect):
+                self._memory.finish()
+
+        collect_or_let(segment, copy, self._keeper)
 
     def detach(self) -> None:
         """The segment is about to go."""

@@ -14,7 +14,7 @@ Whoever salvages a dead rank's segment waits for its keeper first (segment_names
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import os
 import select
 import signal
@@ -31,9 +31,8 @@ from tracekern.record.segment_names import hold_segment
 
 START_TIMEOUT_S = 60.0
 COLLECT_TIMEOUT_S = 60.0
+_KILL_TIMEOUT_S = 5.0
 _LINE_BYTES = 4096
-
-_log = logging.getLogger("tracekern")
 
 
 def collect_mirrored(segment: Segment, copy: Callable[[int, int], None]) -> int:
@@ -47,6 +46,22 @@ def collect_mirrored(segment: Segment, copy: Callable[[int, int], None]) -> int:
         stop = int(entry["records_offset"]) + segment.records(entry).nbytes
         copy(first - int(segment.header["arena_offset"]), stop - first)
     return len(mirrored)
+
+
+def collect_or_let(segment: Segment, copy: Callable[[], None], keeper: Keeper | None) -> None:
+    """Lets copy() bring all of the mirror into the segment, or the keeper where that raises RuntimeError.
+
+    So it does where a kernel has trapped, before this or while it waits for the kernel. Raises RuntimeError where
+    neither can.
+    """
+    try:
+        copy()
+    except RuntimeError:
+        if keeper is None:
+            raise
+        keeper.collect()
+    else:
+        segment.header["collected"] = 1
 
 
 class Keeper:
@@ -70,23 +85,39 @@ class Keeper:
                 start_new_session=True,
             )
         except OSError as error:
+            self._link.close()
             raise RuntimeError(f"the keeper cannot be started ({error.strerror})") from None
         finally:
             theirs.close()
-        self._hear("ready", START_TIMEOUT_S)
+        try:
+            self._hear("ready", START_TIMEOUT_S)
+        except BaseException:
+            self._end(0.0)
+            raise
 
     def collect(self) -> None:
         """What was recorded in the mirror is in the segment. Raises RuntimeError where the keeper is gone, too."""
-        self._link.sendall(b"collect\n")
+        try:
+            self._link.sendall(b"collect\n")
+        except OSError as error:
+            raise RuntimeError(f"the keeper is gone ({error.strerror})") from None
         self._hear("done", COLLECT_TIMEOUT_S)
 
     def release(self) -> None:
         """What it holds is needed no more."""
+        self._end(COLLECT_TIMEOUT_S)
+
+    def _end(self, timeout_s: float) -> None:
+        """It ends by itself in that time, or is killed."""
+        with contextlib.suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)  # a close alone says nothing while forks of this process hold it
         self._link.close()
         try:
-            self._process.wait(COLLECT_TIMEOUT_S)
+            self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # in a driver's call even that takes time
+                self._process.wait(_KILL_TIMEOUT_S)
 
     def _hear(self, wanted: str, timeout_s: float) -> None:
         self._link.settimeout(timeout_s)
@@ -135,7 +166,8 @@ def main() -> int:
             with hold_segment(name):
                 keep(segment, link, mirror)
         except (ImportError, RuntimeError, OSError, BadInput) as error:
-            link.sendall(f"{type(error).__name__}: {error}\n".encode())
+            with contextlib.suppress(OSError):  # the rank may be gone
+                link.sendall(f"{type(error).__name__}: {error}\n".encode())
             return 1
     return 0
 
