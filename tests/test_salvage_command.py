@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tracekern.record.segment_names import list_segments, remove_segment
+from tests.captures import EVENT_TABLE
+from tests.kernels import run_kernel
+from tracekern.errors import BadInput
+from tracekern.record.segment_names import SHM_DIR, list_segments, remove_segment
+from tracekern.record.session import capture
 from tracekern.timeline.merge import load
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,7 +27,7 @@ sys.path.insert(0, {root!r})
 from tests.captures import EVENT_TABLE
 from tests.kernels import run_kernel
 from tracekern.record.session import capture
-with capture({directory!r}) as session:
+with capture({directory!r}, max_bytes=1 << 20) as session:
     launched = session.launch("demo", grid=2, warps=2, events=json.dumps(EVENT_TABLE))
     run_kernel(launched.descriptor, 2, 2, 3)
     print(session.run_id, flush=True)
@@ -60,7 +66,7 @@ def test_what_a_killed_rank_left_is_listed_and_saved(rank, tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     listed = command()
-    assert f"{run_id}: rank 0 of 1 (pid {process.pid}) is gone" in listed.stdout
+    assert f"{run_id}: rank 0 of 1 (pid {process.pid}) records no more" in listed.stdout
     assert f"salvage {run_id}" in listed.stderr
     saved = command(run_id)
     assert (saved.returncode, saved.stdout) == (0, f"run {run_id}: saved rank 0 of 1\n")
@@ -82,3 +88,49 @@ def test_it_is_saved_where_one_asks_for(rank, tmp_path):
     assert told == {"run_id": run_id, "ranks": [0], "captures": [str(tmp_path / "other")]}
     assert load(tmp_path / "other").ranks[0].state == "salvaged"
     assert not list((tmp_path / "capture").glob("*.tkdump"))
+
+
+def test_what_cannot_be_saved_is_still_there(rank, tmp_path):
+    process, run_id = rank
+    process.kill()
+    process.wait()
+    (tmp_path / "file").write_text("")
+    failed = command(run_id, "-o", str(tmp_path / "file"))
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert "rank 0 could not be saved and is still there; try another -o DIR" in failed.stderr
+    assert command(run_id).returncode == 0
+
+
+def test_a_damaged_segment_hides_no_other(rank, tmp_path):
+    _, run_id = rank
+    damaged = SHM_DIR / f"tracekern-{run_id}.1-0"
+    damaged.write_bytes((SHM_DIR / f"tracekern-{run_id}-0").read_bytes().replace(b'{"run_id"', b'!"run_id"'))
+    assert [row["run_id"] for row in json.loads(command("--json").stdout)["leftovers"]].count(run_id) == 1
+
+
+def test_a_dump_that_cannot_be_written_stays_in_shared_memory(tmp_path, caplog):
+    place = tmp_path / "capture"
+    session = capture(place, device="cpu").__enter__()
+    launched = session.launch("demo", grid=2, warps=2, events=json.dumps(EVENT_TABLE))
+    run_kernel(launched.descriptor, 2, 2, 3)
+    place.rmdir()
+    place.write_text("")
+    with pytest.raises(BadInput, match="cannot be written"):
+        session.__exit__(None, None, None)
+    assert f"`tracekern salvage {session.run_id} -o DIR` saves it" in caplog.text
+    assert command(session.run_id, "-o", str(tmp_path / "other")).returncode == 0
+    assert load(tmp_path / "other").ranks[0].state == "closed"
+
+
+def test_a_fork_that_leaves_the_block_leaves_the_capture_to_the_rank(tmp_path):
+    with capture(tmp_path, device="cpu") as session:
+        launched = session.launch("demo", grid=2, warps=2, events=json.dumps(EVENT_TABLE))
+        child = os.fork()
+        if child == 0:
+            with contextlib.ExitStack() as stack:
+                stack.callback(os._exit, 0)
+                stack.push(session.__exit__)
+        os.waitpid(child, 0)
+        assert len(list_segments(session.run_id)) == 1
+        run_kernel(launched.descriptor, 2, 2, 3)
+    assert len(load(tmp_path).spans) >= 2 * 2 * 3

@@ -24,18 +24,23 @@ def salvage(
 ) -> None:
     """Save what killed ranks had recorded, where no launcher of tracekern's did. Without RUN: list what there is."""
     from tracekern.record.salvage import find_leftovers, salvage_run
+    from tracekern.record.segment_names import list_segments
 
     leftovers = find_leftovers(run_id)
     if not run_id:
         _show(leftovers, as_json)
         return
     if not leftovers:
+        if list_segments(run_id):
+            raise BadInput(f"run {run_id}: what is left of it cannot be read; salvage it as the user it belongs to")
         raise BadInput(f"run {run_id}: nothing of it is left on this machine; `{program()} salvage` lists what is")
     for leftover in leftovers:
         if leftover.is_running:
             raise BadInput(f"run {run_id}: rank {leftover.rank} (pid {leftover.pid}) still runs; end it first")
     with working("packing what is left"):
         salvage_run(run_id, directory)
+    for leftover in find_leftovers(run_id):
+        raise BadInput(f"run {run_id}: rank {leftover.rank} could not be saved and is still there; try another -o DIR")
     targets = sorted({str(directory or leftover.directory) for leftover in leftovers})
     if as_json:
         print_json({"run_id": run_id, "ranks": [leftover.rank for leftover in leftovers], "captures": targets})
@@ -53,7 +58,7 @@ def _show(leftovers: list[Leftover], as_json: bool) -> None:
         return
     out = console()
     for leftover in leftovers:
-        state = "runs" if leftover.is_running else "is gone"
+        state = "still records" if leftover.is_running else "records no more"
         who = f"rank {leftover.rank} of {leftover.num_ranks} (pid {leftover.pid}) {state}"
         out.print(f"{leftover.run_id}: {who}; {leftover.created}, {leftover.directory}", markup=False, soft_wrap=True)
     dead = sorted({leftover.run_id for leftover in leftovers if not leftover.is_running})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tracekern.record.keeper import COLLECT_TIMEOUT_S
 from tracekern.record.manifest import write_manifest
 from tracekern.record.pack import write_dump
 from tracekern.record.segment import Segment
-from tracekern.record.segment_names import await_segment, list_segments, remove_segment
+from tracekern.record.segment_names import await_segment, has_owner, list_segments, remove_segment
 
 _log = logging.getLogger("tracekern")
 
@@ -27,6 +28,7 @@ class Leftover:
     num_ranks: int
     pid: int
     is_running: bool
+    """It still records, or may."""
     directory: Path
     """Of its capture."""
     created: str
@@ -38,13 +40,13 @@ def find_leftovers(run_id: str = "") -> list[Leftover]:
     for name in list_segments(run_id):
         try:
             segment = Segment.attach(name)
-        except BadInput:  # another's, or none of a capture
+            metadata, pid = segment.metadata, int(segment.header["pid"])
+            segment.close()
+            about = (str(metadata["run_id"]), int(metadata["rank"]), int(metadata["num_ranks"]))
+            where, when = Path(metadata["directory"]), str(metadata["created"])
+            found.append(Leftover(*about, pid, has_owner(name), where, when))
+        except (BadInput, KeyError, FileNotFoundError):  # another user's, none of a capture, or just removed
             continue
-        metadata, pid = segment.metadata, int(segment.header["pid"])
-        segment.close()
-        about = (str(metadata["run_id"]), int(metadata["rank"]), int(metadata["num_ranks"]))
-        is_running = Path(f"/proc/{pid}").exists()
-        found.append(Leftover(*about, pid, is_running, Path(metadata["directory"]), str(metadata["created"])))
     return sorted(found, key=lambda leftover: (leftover.run_id, leftover.rank))
 
 
@@ -52,9 +54,10 @@ def salvage_run(run_id: str, directory: Path | None = None) -> set[int]:
     """Write the dumps that are missing from the captures of a run, their manifests, and remove the run's segments.
 
     To be called when no rank runs any more. directory: where to, instead of the directory each capture was opened with.
-    Returns the ranks that never closed. A segment whose dump cannot be written is told and kept.
+    Returns the ranks that never closed and were saved. A segment whose dump cannot be written is told and kept.
     """
     unclosed = set()
+    deadline = time.monotonic() + COLLECT_TIMEOUT_S  # the keepers of all dead ranks work at once
     captures: set[tuple[Path, str]] = set()
     for name in list_segments(run_id):
         try:
@@ -66,16 +69,16 @@ def salvage_run(run_id: str, directory: Path | None = None) -> set[int]:
         try:
             metadata = segment.metadata
             target = directory or Path(metadata["directory"])
-            if int(segment.header["state"]) != fmt.SegmentState.CLOSED:
-                unclosed.add(int(metadata["rank"]))
             path = target / fmt.dump_file_name(metadata["rank"])
             if not _holds(path, metadata["run_id"]):
-                if not await_segment(name, COLLECT_TIMEOUT_S):
+                if not await_segment(name, deadline - time.monotonic()):
                     _log.warning("segment %s: its keeper does not end; saved without what the device holds", name)
                 write_dump(path, segment)
         except BadInput as error:
             _log.warning("cannot save %s: %s", name, error)
             continue
+        if int(segment.header["state"]) != fmt.SegmentState.CLOSED:
+            unclosed.add(int(metadata["rank"]))
         captures.add((target, metadata["run_id"]))
         segment.unlink()
         segment.close()

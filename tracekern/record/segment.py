@@ -22,7 +22,7 @@ from tracekern.record import format as fmt
 from tracekern.record.fault import FAULT_RECORD
 from tracekern.record.launch_plan import LaunchPlan, Region
 from tracekern.record.segment_layout import segment_layout
-from tracekern.record.segment_names import SHM_DIR, remove_segment
+from tracekern.record.segment_names import SHM_DIR, own_segment, remove_segment
 
 _NAME_BYTES = 95
 _DESCRIPTOR_FIELDS: Any = fmt.LAUNCH_DESCRIPTOR.fields
@@ -77,6 +77,7 @@ class Segment:
         segment._bytes[offset : offset + len(text)] = np.frombuffer(text, np.uint8)
         for key, value in layout.items():
             segment.header[key] = value
+        own_segment(fd)
         segment.header["pid"] = os.getpid()
         segment.header["state"] = fmt.SegmentState.OPEN
         segment.header["magic"] = fmt.SEGMENT_MAGIC
@@ -96,7 +97,11 @@ class Segment:
                 f"segment {name}: {size} bytes, wanted at least {fmt.SEGMENT_HEADER.itemsize}; it died at birth"
             )
         segment = cls(name, fd, size, writable)
-        segment._check(size)
+        try:
+            segment._check(size)
+        except BadInput:
+            segment.close()
+            raise
         return segment
 
     def unlink(self) -> None:

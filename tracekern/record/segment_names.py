@@ -1,4 +1,4 @@
-"""Segments as files in /dev/shm: which belong to a run, how they go away, and who still needs one."""
+"""Segments as files in /dev/shm: which belong to a run, how they go away, who records into one, who still needs it."""
 
 from __future__ import annotations
 
@@ -39,9 +39,28 @@ def await_segment(name: str, timeout_s: float) -> bool:
     """Waits until nobody holds the segment; False where somebody still does after timeout_s."""
     deadline = time.monotonic() + timeout_s
     with open(SHM_DIR / name, "rb") as file:
-        while time.monotonic() < deadline:
+        while True:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
+            if time.monotonic() > deadline:
+                return False
             time.sleep(_POLL_S)
+
+
+def own_segment(file_descriptor: int) -> None:
+    """Makes this process the owner of a segment, until it ends or closes a descriptor of it: this one or another.
+
+    A lock of this kind is no fork's, and is seen from other containers: unlike a pid it cannot be taken for another's.
+    """
+    fcntl.lockf(file_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def has_owner(name: str) -> bool:
+    """Whether the process that made the segment still records into it. Not to be asked by that process."""
+    with open(SHM_DIR / name, "rb") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
     return False

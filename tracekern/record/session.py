@@ -148,6 +148,7 @@ class Capture:
         self.segment = Segment.create(run_id, self.group.rank, self._metadata(), setup.max_bytes, setup.host_spans)
         self._launches = Launches(self.segment, self.device, self._selection, self._sinks)
         self._one_host = one_host
+        self._pid = os.getpid()
         _active.append(self)
         try:
             self.device.attach(self.segment)
@@ -169,6 +170,8 @@ class Capture:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if os.getpid() != self._pid:
+            return  # a fork of the rank leaves the block: the capture is the rank's
         trouble = self.device.trouble()
         if trouble:
             _log.warning("capture %s: rank %d: %s; what it recorded is kept", self.directory, self.group.rank, trouble)
@@ -180,11 +183,16 @@ class Capture:
             )
         self._collect()
         self.segment.header["state"] = fmt.SegmentState.CLOSED
+        is_saved = False
         try:
             leave_dump(self.group, self.segment, self.directory, self._one_host, in_order)
+            is_saved = True
         finally:
             _active.remove(self)
-            if os.environ.get("TRACEKERN_KEEP_SEGMENT") != "1":
+            if not is_saved:
+                how = f"`tracekern salvage {self.run_id} -o DIR` saves it"
+                _log.warning("capture %s: what was recorded stays in shared memory; %s", self.directory, how)
+            elif os.environ.get("TRACEKERN_KEEP_SEGMENT") != "1":
                 self.segment.unlink()
             self.device.detach()
             self.segment.close()
