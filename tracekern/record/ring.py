@@ -2,7 +2,7 @@
 
 A ring may be torn: its writer was killed, or still writes. What a slot holds is told by its own lap and time, so a
 record that never arrived, or one that an earlier launch left in the same memory up to 39 hours before, is not taken for
-a new one.
+a new one. (In a track that finished, no older one either.)
 """
 
 from __future__ import annotations

@@ -232,8 +232,9 @@ class Capture:
         """Reserve the region of one launch of `grid` blocks with `warps` warps each; call it right before the launch.
 
         events: what the kernel's describe_events() returns. epoch: of its signals and waits; in a graph, where no host
-        knows it, the kernel's Recorder tells. ahead: the launch asked for before this one is still to be started: so
-        all but the first of several that are asked for at once. The region belongs to this launch alone.
+        knows it, the kernel's Recorder tells. stream: where the kernel is launched, by one thread at a time; a flight
+        recorder uses regions again by how far it has come. ahead: the launch of this stream asked for before this one
+        is still to be started: so all but the first of several asked for at once. The region is this launch's alone.
         """
         if grid < 1 or warps < 1:
             raise BadInput(f"launch {name!r}: {grid} blocks of {warps} warps; wanted at least 1 of each")
