@@ -16,6 +16,8 @@ import pytest
 from tests.captures import EVENT_TABLE
 from tests.kernels import run_kernel
 from tracekern.errors import BadInput
+from tracekern.record.dump import read_dump
+from tracekern.record.salvage import salvage_run
 from tracekern.record.segment_names import SHM_DIR, list_segments, remove_segment
 from tracekern.record.session import capture
 from tracekern.timeline.merge import load
@@ -33,6 +35,10 @@ with capture({directory!r}, max_bytes=1 << 20) as session:
     print(session.run_id, flush=True)
     time.sleep(60)
 """
+
+
+def run_in(directory: Path) -> str:
+    return read_dump(directory / "rank_00000.tkdump").run_id
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -101,6 +107,21 @@ def test_what_cannot_be_saved_is_still_there(rank, tmp_path):
     assert command(run_id).returncode == 0
 
 
+def test_a_capture_made_since_is_not_overwritten(rank, tmp_path):
+    """As where torchrun starts ranks again, which capture into the same directory."""
+    process, run_id = rank
+    process.kill()
+    process.wait()
+    with capture(tmp_path / "capture", device="cpu", max_bytes=1 << 20) as again:
+        pass
+    refused = command(run_id)
+    assert refused.returncode == 2
+    assert f"holds run {again.run_id}, captured there since; choose another directory" in refused.stderr
+    assert run_in(tmp_path / "capture") == again.run_id
+    assert command(run_id, "-o", str(tmp_path / "other")).returncode == 0
+    assert run_in(tmp_path / "other") == run_id
+
+
 def test_a_damaged_segment_hides_no_other(rank, tmp_path):
     _, run_id = rank
     damaged = SHM_DIR / f"tracekern-{run_id}.1-0"
@@ -120,6 +141,17 @@ def test_a_dump_that_cannot_be_written_stays_in_shared_memory(tmp_path, caplog):
     assert f"`tracekern salvage {session.run_id} -o DIR` saves it" in caplog.text
     assert command(session.run_id, "-o", str(tmp_path / "other")).returncode == 0
     assert load(tmp_path / "other").ranks[0].state == "closed"
+
+
+def test_what_a_capture_saved_itself_is_not_saved_elsewhere(tmp_path, monkeypatch):
+    """The first of two captures of a run, whose launcher salvages into one directory."""
+    monkeypatch.setenv("TRACEKERN_KEEP_SEGMENT", "1")
+    with capture(tmp_path / "first", device="cpu", max_bytes=1 << 20) as session:
+        pass
+    assert salvage_run(session.run_id, tmp_path / "other") == set()
+    assert run_in(tmp_path / "first") == session.run_id
+    assert not list((tmp_path / "other").glob("*.tkdump"))
+    assert list_segments(session.run_id) == []
 
 
 def test_a_fork_that_leaves_the_block_leaves_the_capture_to_the_rank(tmp_path):

@@ -54,7 +54,8 @@ def salvage_run(run_id: str, directory: Path | None = None) -> set[int]:
     """Write the dumps that are missing from the captures of a run, their manifests, and remove the run's segments.
 
     To be called when no rank runs any more. directory: where to, instead of the directory each capture was opened with.
-    Returns the ranks that never closed and were saved. A segment whose dump cannot be written is told and kept.
+    Returns the ranks that never closed and were saved. A segment whose dump cannot be written, or would take the place
+    of another capture's, is told and kept.
     """
     unclosed = set()
     deadline = time.monotonic() + COLLECT_TIMEOUT_S  # the keepers of all dead ranks work at once
@@ -67,29 +68,43 @@ def salvage_run(run_id: str, directory: Path | None = None) -> set[int]:
             remove_segment(name)
             continue
         try:
-            metadata = segment.metadata
-            target = directory or Path(metadata["directory"])
-            path = target / fmt.dump_file_name(metadata["rank"])
-            if not _holds(path, metadata["run_id"]):
-                if not await_segment(name, deadline - time.monotonic()):
-                    _log.warning("segment %s: its keeper does not end; saved without what the device holds", name)
-                write_dump(path, segment)
+            place = _save(segment, directory, deadline)
         except BadInput as error:
             _log.warning("cannot save %s: %s", name, error)
             continue
         if int(segment.header["state"]) != fmt.SegmentState.CLOSED:
-            unclosed.add(int(metadata["rank"]))
-        captures.add((target, metadata["run_id"]))
+            unclosed.add(int(segment.metadata["rank"]))
+        captures.add((place, str(segment.metadata["run_id"])))
         segment.unlink()
         segment.close()
-    for target, name in captures:
-        write_manifest(target, name)
+    for place, name in captures:
+        write_manifest(place, name)
     return unclosed
 
 
-def _holds(path: Path, run_id: str) -> bool:
-    """Whether the dump of this run is already there."""
+def _save(segment: Segment, directory: Path | None, deadline: float) -> Path:
+    """The directory that holds the dump of the segment, now at the latest. Raises BadInput where it cannot be written.
+
+    deadline: of time.monotonic(), for its keeper.
+    """
+    metadata = segment.metadata
+    file_name, own = fmt.dump_file_name(metadata["rank"]), Path(metadata["directory"])
+    target = directory or own
+    for place in (own, target):
+        if _run_in(place / file_name) == metadata["run_id"]:
+            return place
+    if not await_segment(segment.name, deadline - time.monotonic()):
+        _log.warning("segment %s: its keeper does not end; saved without what the device holds", segment.name)
+    other = _run_in(target / file_name)
+    if other:
+        raise BadInput(f"{target / file_name}: holds run {other}, captured there since; choose another directory")
+    write_dump(target / file_name, segment)
+    return target
+
+
+def _run_in(path: Path) -> str:
+    """Of which run there is a sound dump; "" for none."""
     try:
-        return bool(peek_metadata(path)["run_id"] == run_id)
+        return str(peek_metadata(path)["run_id"])
     except BadInput:
-        return False
+        return ""

@@ -38,7 +38,11 @@ def hold_segment(name: str) -> Iterator[None]:
 def await_segment(name: str, timeout_s: float) -> bool:
     """Waits until nobody holds the segment; False where somebody still does after timeout_s."""
     deadline = time.monotonic() + timeout_s
-    with open(SHM_DIR / name, "rb") as file:
+    try:
+        file = open(SHM_DIR / name, "rb")  # noqa: SIM115 - closed below
+    except FileNotFoundError:  # somebody else has saved and removed it
+        return True
+    with file:
         while True:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
