@@ -48,7 +48,7 @@ def solve_costs(shares: Shares, late_ns: Float) -> Float:
     np.add.at(known, rows, (signs * rate[sources])[:, None] * late_ns[sources])
 
     time = np.concatenate([sequence.time, sequence.time[sequence.by_stream]])
-    place = np.empty(size, np.int64)
+    place = np.empty(size, np.int32)  # the solver counts in 32 bits, and scipy before 1.16 leaves that to its caller
     place[np.lexsort((np.concatenate([np.arange(count), np.arange(num_past)]), time))[::-1]] = np.arange(size)
     row, column, value = (np.concatenate(part) for part in zip(*entries, strict=True))
     matrix = coo_array((value, (place[row], place[column])), shape=(size, size)).tocsc()
