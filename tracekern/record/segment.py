@@ -72,7 +72,8 @@ class Segment:
         except OSError as error:
             os.close(fd)
             os.unlink(SHM_DIR / name)
-            raise BadInput(f"segment {name}: no room in {SHM_DIR} ({error.strerror}); remove what fills it") from None
+            what = f"no room in {SHM_DIR} ({error.strerror})"
+            raise BadInput(f"segment {name}: {what}; `tracekern salvage` lists what dead ranks left there") from None
         offset = layout["metadata_offset"]
         segment._bytes[offset : offset + len(text)] = np.frombuffer(text, np.uint8)
         for key, value in layout.items():
@@ -140,7 +141,8 @@ class Segment:
         """Gives the whole arena real pages; its address and bytes. Raises BadInput when /dev/shm is too full for it."""
         offset, num_bytes = int(self.header["arena_offset"]), int(self.header["arena_bytes"])
         if not self._back(offset, num_bytes):
-            raise BadInput(f"segment {self.name}: {num_bytes} bytes do not fit {SHM_DIR}; lower max_bytes")
+            what = f"{num_bytes} bytes do not fit {SHM_DIR}; lower max_bytes"
+            raise BadInput(f"segment {self.name}: {what}; `tracekern salvage` lists what dead ranks left there")
         self._is_arena_backed = True
         return self.address + offset, num_bytes
 
@@ -190,7 +192,7 @@ class Segment:
             "launch_idx": first_idx + np.arange(count),
             "epoch": plan.epoch & 0xFFFFFFFF,
             "sequence": plan.sequence,
-            "order": self._num_started,
+            "order": self._num_started & 0xFFFFFFFF,
             "stream": plan.stream,
             "num_blocks": plan.num_blocks,
             "num_tracks": plan.num_tracks,
@@ -217,9 +219,9 @@ class Segment:
             generation = (int(fields["generation"][idx]) + (1 << fmt.GENERATION_SHIFT)) & 0xFFFF
             fields["generation"][idx] = generation
             self._words[(region.offset + _GENERATION_AT) // 4] = generation
-        fields["order"][idx] = self._num_started
+        fields["order"][idx] = self._num_started & 0xFFFFFFFF
         self._num_started += 1
-        fields["sequence"][idx] = sequence
+        fields["sequence"][idx] = sequence & 0xFFFFFFFF
         fields["epoch"][idx] = epoch & 0xFFFFFFFF
         fields["flags"][idx] = flags ^ fmt.ENTRY_RESERVED
 
