@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.captures import EVENT_TABLE
+from tests.captures import EVENT_TABLE, CaptureSpec, metadata
 from tests.kernels import run_kernel
 from tracekern.errors import BadInput
 from tracekern.record.dump import read_dump
 from tracekern.record.salvage import salvage_run
+from tracekern.record.segment import Segment
 from tracekern.record.segment_names import SHM_DIR, list_segments, remove_segment
 from tracekern.record.session import capture
 from tracekern.timeline.merge import load
@@ -120,6 +121,19 @@ def test_a_capture_made_since_is_not_overwritten(rank, tmp_path):
     assert run_in(tmp_path / "capture") == again.run_id
     assert command(run_id, "-o", str(tmp_path / "other")).returncode == 0
     assert run_in(tmp_path / "other") == run_id
+
+
+def test_a_run_is_saved_when_its_last_rank_has_ended(rank, tmp_path):
+    process, run_id = rank
+    process.kill()
+    process.wait()
+    other = Segment.create(run_id, 1, metadata(CaptureSpec(run_id=run_id), 1) | {"directory": str(tmp_path)}, 1 << 16)
+    listed = command()
+    assert f"{run_id}: rank 0 of 1 (pid {process.pid}) records no more" in listed.stdout
+    assert f"salvage {run_id}" not in listed.stderr
+    assert f"rank 1 (pid {os.getpid()}) still runs; end it first" in command(run_id).stderr
+    other.close()
+    assert f"salvage {run_id}" in command().stderr
 
 
 def test_a_damaged_segment_hides_no_other(rank, tmp_path):

@@ -61,7 +61,8 @@ def _show(leftovers: list[Leftover], as_json: bool) -> None:
         state = "still records" if leftover.is_running else "records no more"
         who = f"rank {leftover.rank} of {leftover.num_ranks} (pid {leftover.pid}) {state}"
         out.print(f"{leftover.run_id}: {who}; {leftover.created}, {leftover.directory}", markup=False, soft_wrap=True)
-    dead = sorted({leftover.run_id for leftover in leftovers if not leftover.is_running})
+    running = {leftover.run_id for leftover in leftovers if leftover.is_running}
+    dead = sorted({leftover.run_id for leftover in leftovers} - running)
     if not leftovers:
         out.print("nothing is left on this machine")
     for run_id in dead:
