@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.captures import EVENT_TABLE, CaptureSpec, metadata
+from tests.kept_device import fork
 from tracekern.record import format as fmt
 from tracekern.record.dump import read_dump
 from tracekern.record.keeper import keep
@@ -45,18 +46,6 @@ class FileMirror:
         assert arena == self._arena
         target = (np.ctypeslib.ctypes.c_uint8 * num_bytes).from_address(arena + offset)
         target[:] = self._bytes[offset : offset + num_bytes].tolist()
-
-
-def fork(run: Callable[[], None]) -> int:
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            run()
-            code = 0
-        finally:
-            os._exit(code)
-    return pid
 
 
 class Pair:
