@@ -17,6 +17,7 @@ from rich.text import Text
 
 from tests.captures import CaptureSpec, write_capture
 from tracekern.cli.app import app
+from tracekern.cli.info import where_records_went
 from tracekern.cli.options import parse_host, parse_ranks, parse_window
 from tracekern.errors import BadInput
 
@@ -34,6 +35,20 @@ def lossy(tmp_path_factory) -> Path:
     """A capture whose tracks were too small."""
     spec = CaptureSpec(num_ranks=2, records_per_track=64, run_id="lossy")
     return write_capture(tmp_path_factory.mktemp("lossy"), spec)
+
+
+@pytest.mark.parametrize(
+    ("sinks", "said"),
+    [
+        ([{}], "records went to host memory"),  # nothing was recorded, or by a version that did not say
+        ([{"send": ["host"]}, {"send": ["host"]}], "records went to host memory"),
+        ([{"send": ["device"]}, {"send": ["device"]}], "records went to device memory"),
+        ([{"send": ["device"], "wait": ["host"]}], "records went to host memory; of send to device memory"),
+        ([{"send": ["device", "host"]}], "records went to host memory; of send to device memory"),
+    ],
+)
+def test_where_records_went(sinks, said):
+    assert where_records_went(sinks).removesuffix(": too many for the bus") == said
 
 
 def refused(result: subprocess.CompletedProcess[str], *said: str) -> None:

@@ -115,6 +115,7 @@ TK_DEVICE void append_if(bool enabled, Record*& next, const Record& record) {
         : "r"(uint32_t{enabled}), "r"(value.words[0]), "r"(value.words[1]), "r"(value.words[2]), "r"(value.words[3])
         : "memory");
 }
+
 TK_DEVICE uint32_t sm_id() {
     uint32_t id;
     asm("mov.u32 %0, %%smid;" : "=r"(id));

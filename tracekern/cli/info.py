@@ -43,14 +43,21 @@ def _recorder(rank: Rank) -> dict[str, Any]:
     return {"rank": rank.rank, "sinks": metadata.get("sinks", {}), "overhead_ns": metadata.get("overhead_ns", {})}
 
 
+def where_records_went(sinks_by_rank: list[dict[str, list[str]]]) -> str:
+    """sinks_by_rank: of each rank, kernel -> "host" and "device" as far as its launches recorded there."""
+    launches = [(name, sinks) for of_rank in sinks_by_rank for name, sinks in of_rank.items()]
+    if launches and all(sinks == ["device"] for _, sinks in launches):
+        return "records went to device memory"
+    mirrored = sorted({name for name, sinks in launches if "device" in sinks})
+    also = f"; of {', '.join(mirrored)} to device memory: too many for the bus" if mirrored else ""
+    return f"records went to host memory{also}"
+
+
 def _print_recorder(out: Console, timeline: Timeline) -> None:
     """What the recorder itself did to the kernels of GPUs; on the CPU backend that says nothing."""
     ranks = [_recorder(rank) for rank in timeline.ranks if rank.backend != "cpu"]
-    mirrored = sorted({name for rank in ranks for name, sinks in rank["sinks"].items() if "device" in sinks})
     if ranks:
-        everywhere = {name for rank in ranks for name in rank["sinks"]} == set(mirrored)
-        also = f"; of {', '.join(mirrored)} to device memory: too many for the bus" if mirrored else ""
-        out.print("records went to device memory" if everywhere else f"records went to host memory{also}", markup=False)
+        out.print(where_records_went([rank["sinks"] for rank in ranks]), markup=False)
     for rank in ranks[:1]:
         costs = ", ".join(f"{cost:.0f} ns at {warps} warps per SM" for warps, cost in rank["overhead_ns"].items())
         out.print(f"a span costs {costs}" if costs else "what a span costs was not measured")

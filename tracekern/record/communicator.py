@@ -127,7 +127,8 @@ class Communicator:
 
         on_timeout: "raise" has every warp leave its loops, and the call raises CommTimeout; the communicator works
         again after reset(). "trap" stops the device where it stands, so that a debugger or core dump sees every warp,
-        and ends its use by this process. Either way the fault and all records are in host memory.
+        and ends its use by this process. Either way the fault stands in host memory, and
+        a flight recorder keeps all records.
         Raises BadInput for other values.
         """
         if not 0 < timeout_s < 1e6:
