@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hypothesis import given, settings
-from timelines import COPY, WAIT, make_spans, make_timeline, timelines
+from timelines import COPY, WAIT, make_spans, make_timeline, make_tracks, timelines
 
 from tracekern.timeline import counters
 from tracekern.timeline.counters import count_events
@@ -75,10 +75,24 @@ def test_a_ring_by_hand():
     assert (in_flight.time.tolist(), in_flight.value.tolist()) == ([1740, 3000], [4, 0])
 
 
+def test_nothing_is_in_flight_between_clocks_that_are_not_aligned():
+    found = count_events(make_timeline(2, aligned=False))
+    assert [(counter.rank, counter.name) for counter in found] == [(0, "stalled warps"), (1, "stalled warps")]
+
+
 def test_nested_and_endless_waits():
     rows = [(2, WAIT, 0, 100, 200, 0, 0), (2, WAIT, 0, 120, 150, 0, 0), (3, WAIT, 0, 130, OPEN_END, 0, 0)]
     (counter,) = count_events(make_timeline(1, spans=make_spans(rows), flows=Flows()))
     assert (counter.time.tolist(), counter.value.tolist()) == ([100, 130, 200], [1, 2, 1])
+
+
+def test_endless_waits_beside_a_clock_that_is_years_ahead():
+    rows = [(track, WAIT, 0, 100 + track, OPEN_END, 0, 0) for track in range(2, 18)]
+    rows += [(20, WAIT, 0, 10**18, 10**18 + 5, 0, 0)]
+    timeline = make_timeline(2, spans=make_spans(rows), flows=Flows(), aligned=False, tracks=make_tracks(2, 8))
+    low, high = count_events(timeline)
+    assert (low.time.tolist(), low.value.tolist()) == (list(range(102, 118)), list(range(1, 17)))
+    assert (high.time.tolist(), high.value.tolist()) == ([10**18, 10**18 + 5], [1, 0])
 
 
 def test_without_waits_there_are_none():

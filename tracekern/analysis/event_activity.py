@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tracekern.timeline.intervals import one_line
 from tracekern.timeline.model import OPEN_END, Int32, Int64, Timeline, TrackKind
 
 Mask = npt.NDArray[np.bool_]
@@ -59,17 +60,8 @@ def flatten(timeline: Timeline) -> Activity:
 def outermost(track: Int32, start: Int64, end: Int64) -> Mask:
     """[n] whether a span begins when all spans before it on its track are over; sorted by (track, start, -end)."""
     result = np.ones(len(start), bool)
-    if not len(start):
-        return result
-    # One number line for all tracks, so that a running maximum of the ends starts anew with each track. Each
-    # counts from its own first span: unaligned clocks may lie years apart.
-    is_first = np.append(True, track[1:] != track[:-1])
-    group = np.cumsum(is_first) - 1
-    begin = start - start[is_first][group]
-    length = end - start
-    begin += group * (int((begin + length).max()) + 1)
-    reach = np.maximum.accumulate(begin + length)
-    result[1:] = begin[1:] >= reach[:-1]
+    shift = one_line(track, start, end)
+    result[1:] = (start + shift)[1:] >= np.maximum.accumulate(end + shift)[:-1]
     return result
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.track_parts import parts_by_track
 from tracekern.analysis.waits import Phase, PhaseNumbers
+from tracekern.timeline.intervals import one_line
 from tracekern.timeline.model import OPEN_END, EventClass, Int64, Spans, Timeline
 
 
@@ -55,11 +56,8 @@ def work_imbalance(timeline: Timeline) -> tuple[Imbalance, ...]:
 def _waits_inside(spans: Spans, row: Int64, waits: Int64) -> Int64:
     """[n] ns of the spans `waits` that begin inside the span `row` of the same track, and do not enclose it."""
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(spans.end[waits] - spans.start[waits])])
-    # One number line for all tracks: spans are sorted by track and start.
-    origin = spans.start.min(initial=0)
-    room = int(max(spans.end.max(initial=0), spans.start.max(initial=0)) - origin) + 1
-    place = spans.track[waits] * np.int64(room) + (spans.start[waits] - origin)
-    stop = np.searchsorted(place, spans.track[row] * np.int64(room) + (spans.end[row] - origin), "left")
+    shift = one_line(spans.track, spans.start, spans.end)
+    stop = np.searchsorted((spans.start + shift)[waits], (spans.end + shift)[row], "left")
     start = np.searchsorted(waits, row, "right")
     inside: Int64 = before[np.maximum(stop, start)] - before[start]
     return inside

@@ -14,6 +14,7 @@ import numpy as np
 from tracekern.analysis.event_activity import Mask
 from tracekern.analysis.event_graph import EventGraph
 from tracekern.analysis.waits import WaitKind, Waits
+from tracekern.timeline.intervals import one_line
 from tracekern.timeline.model import Int64, Timeline
 
 _LATE = np.iinfo(np.int64).max
@@ -115,8 +116,6 @@ def _order(graph: EventGraph, run: Int64, begin: Int64, end: Int64, meeting: Int
     # Doubled, so that at one time a wait ends before its run tells, and hears after another one told.
     key = 2 * end + ~hears
     in_run = np.lexsort((key, run))
-    starts = np.append(True, run[in_run][1:] != run[in_run][:-1])
-    group = np.cumsum(starts) - 1
     launch = graph.runs.launch[run]
     before = graph.schedule.before[launch]
     for _ in range(_MAX_SWEEPS):
@@ -127,8 +126,9 @@ def _order(graph: EventGraph, run: Int64, begin: Int64, end: Int64, meeting: Int
         over = np.full(len(graph.schedule.rank) + 1, -_LATE)
         np.maximum.at(over, launch, key)
         key = np.maximum(key, over[before])  # launch -1 is the last entry, which stays early
-        shift = np.int64(key.max(initial=0) - key.min(initial=0) + 1)
-        key[in_run] = np.maximum.accumulate(key[in_run] + group * shift) - group * shift
+        of_run = key[in_run]
+        shift = one_line(run[in_run], of_run, of_run)
+        key[in_run] = np.maximum.accumulate(of_run + shift) - shift
         if (key == old).all():
             place = np.empty(len(run), np.int64)
             place[in_run] = np.arange(len(run))

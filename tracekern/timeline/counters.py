@@ -32,8 +32,8 @@ def count_events(timeline: Timeline) -> tuple[Counter, ...]:
     `stalled warps`: device tracks inside a wait; a wait that never ended stays. `<channel> in flight`: signals for this
     rank that were sent and not yet received, for each data channel with a key, which is to say a message for each
     token; where there is none, for all data channels. Sent is the end of the signal, or its start where the waiter saw
-    it before; received is the end of the first wait it released. Signals without a wait on record, and those that a
-    clock error shows after their wait, are left out.
+    it before; received is the end of the first wait it released. Signals without a wait on record, those that a clock
+    error shows after their wait, and those between ranks whose clocks are not aligned, are left out.
     """
     return tuple(sorted([*_stalled(timeline), *_in_flight(timeline)], key=lambda counter: counter.rank))
 
@@ -43,14 +43,16 @@ def _stalled(timeline: Timeline) -> list[Counter]:
     is_wait = np.array([event.event_class == EventClass.WAIT for event in timeline.events] or [False])
     is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks] or [False])
     chosen = np.flatnonzero(is_wait[spans.event] & is_device[spans.track])
-    never = max(spans.end.max(initial=0), spans.start.max(initial=0)) + 1
-    end = np.where(spans.end[chosen] == OPEN_END, never, spans.end[chosen])
-    first, end = unions(spans.track[chosen], spans.start[chosen], end)
-    start, rank_of = spans.start[chosen[first]], timeline.track_ranks()[spans.track[chosen[first]]]
+    track, start, end = spans.track[chosen], spans.start[chosen], spans.end[chosen]
+    never = np.zeros(len(timeline.tracks), np.int64)  # behind all waits of the track: other clocks may lie far off
+    np.maximum.at(never, track, np.maximum(start, end) + 1)
+    first, end = unions(track, start, np.where(end == OPEN_END, never[track], end))
+    track, start = track[first], start[first]
+    ended, rank_of = end < never[track], timeline.track_ranks()[track]
     counters = []
     for rank in np.unique(rank_of).tolist():
         own = rank_of == rank
-        counters.append(_make(rank, "stalled warps", "warps", start[own], end[own & (end < never)]))
+        counters.append(_make(rank, "stalled warps", "warps", start[own], end[own & ended]))
     return counters
 
 
@@ -59,15 +61,18 @@ def _in_flight(timeline: Timeline) -> list[Counter]:
     of_event = _channel_names(timeline)
     names = sorted(set(of_event) - {""})
     channel_of = np.array([names.index(name) if name else -1 for name in of_event] or [-1])[spans.event[signal]]
-    closed = (channel_of >= 0) & (spans.end[wait] != OPEN_END)
-    signal, wait, channel_of = signal[closed], wait[closed], channel_of[closed]
+    rank_of_track = timeline.track_ranks()
+    chosen = (channel_of >= 0) & (spans.end[wait] != OPEN_END)
+    if not timeline.aligned:
+        chosen &= rank_of_track[spans.track[signal]] == rank_of_track[spans.track[wait]]
+    signal, wait, channel_of = signal[chosen], wait[chosen], channel_of[chosen]
     order = np.lexsort((spans.end[wait], signal))
     first = order[np.append(True, np.diff(signal[order]) != 0)[: len(order)]]  # of a signal's waits, the first to end
     received = spans.end[wait[first]]
     sent_end = spans.end[signal[first]]
     is_early = (sent_end == OPEN_END) | (sent_end >= received)
     sent = np.where(is_early, spans.start[signal[first]], sent_end)
-    rank_of = timeline.track_ranks()[spans.track[wait[first]]]
+    rank_of = rank_of_track[spans.track[wait[first]]]
     counters = []
     for rank in np.unique(rank_of).tolist():
         for channel, name in enumerate(names):

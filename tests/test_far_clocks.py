@@ -1,0 +1,69 @@
+"""Clocks of unaligned ranks may lie years apart: what is said of one rank must not change with it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from captures import CaptureSpec, write_capture
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timelines import timelines
+
+from tracekern.analysis.balance import analyze_balance
+from tracekern.analysis.event_activity import flatten
+from tracekern.analysis.imbalance import work_imbalance
+from tracekern.analysis.time_shares import share_time
+from tracekern.timeline.counters import count_events
+from tracekern.timeline.merge import load
+from tracekern.timeline.model import OPEN_END, Timeline
+
+YEARS = 10**17
+"""Three of them, in ns."""
+
+
+def moved(timeline: Timeline, by: list[int]) -> Timeline:
+    """by: [num_ranks] ns that the clock of each rank is ahead."""
+    spans = timeline.spans
+    of_span = np.array(by, np.int64)[timeline.track_ranks()[spans.track]]
+    end = np.where(spans.end == OPEN_END, OPEN_END, spans.end + of_span)
+    return timeline.replace(spans=dataclasses.replace(spans, start=spans.start + of_span, end=end), aligned=False)
+
+
+@settings(max_examples=25, deadline=None)
+@given(timelines(), st.permutations([1, 3, 20]))
+def test_what_is_said_of_a_rank_does_not_depend_on_other_clocks(timeline: Timeline, years: list[int]):
+    near = moved(timeline, [100] * 3)
+    by = [100 + YEARS * number for number in years]
+    far = moved(timeline, by)
+    assert work_imbalance(far) == work_imbalance(near)
+    assert dataclasses.astuple(analyze_balance(far)) == dataclasses.astuple(analyze_balance(near))
+    for name, values in vars(share_time(near)).items():
+        assert np.array_equal(getattr(share_time(far), name), values)
+    pieces, moved_pieces = flatten(near), flatten(far)
+    assert np.array_equal(moved_pieces.span, pieces.span)
+    assert np.array_equal(moved_pieces.end - moved_pieces.start, pieces.end - pieces.start)
+    stalled, moved_stalled = (
+        {counter.rank: counter for counter in count_events(of) if counter.name == "stalled warps"} for of in (near, far)
+    )
+    assert {rank: counter.value.tolist() for rank, counter in moved_stalled.items()} == {
+        rank: counter.value.tolist() for rank, counter in stalled.items()
+    }
+    for rank, counter in stalled.items():
+        assert np.array_equal(counter.time - 100, moved_stalled[rank].time - by[rank])
+
+
+def test_many_tracks_of_far_clocks(tmp_path):
+    near, far = (
+        load(
+            write_capture(
+                tmp_path / str(offset),
+                CaptureSpec(num_ranks=4, num_blocks=60, clock_offset_ns=offset, clock_samples=False, killed_rank=0),
+            ),
+            unaligned=True,
+        )
+        for offset in (0, 3 * YEARS)
+    )
+    assert [row.busy_ns for row in work_imbalance(far)] == [row.busy_ns for row in work_imbalance(near)]
+    stalled = [[c.value.tolist() for c in count_events(of) if c.name == "stalled warps"] for of in (near, far)]
+    assert stalled[0] == stalled[1]
