@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -220,6 +221,13 @@ def test_kept_captures(name: str):
 def test_parts_of_any_timeline_sum_to_the_makespan(timeline: Timeline):
     found = path_of(timeline)
     assert (found.whole is None) == bool(found.note)
+
+
+@pytest.mark.parametrize("before", [1_500_000_000, (1 << 32) - 10])
+def test_a_replay_after_billions_of_launches(before: int):
+    timeline = pipeline(copy={1: DELAY_NS}).timeline()
+    later = [dataclasses.replace(launch, sequence=launch.sequence + before) for launch in timeline.launches]
+    assert path_of(timeline.replace(launches=tuple(later))).replay == path_of(timeline).replay
 
 
 def test_iterations_that_left_nothing():

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.captures import EVENT_TABLE, CaptureSpec, metadata
+from tests.captures import EPOCH, EVENT_TABLE, CaptureSpec, fill_segment, metadata
 from tracekern.record import format as fmt
 from tracekern.record.dump import read_dump
 from tracekern.record.format import RecordKind
 from tracekern.record.pack import write_dump
 from tracekern.record.segment import LaunchPlan, Segment
 from tracekern.timeline.decode import decode
-from tracekern.timeline.model import OPEN_END, Timeline, TrackKind
+from tracekern.timeline.model import OPEN_END, Timeline, TrackKind, unpack_field
 
 BEGIN, END, MARK = RecordKind.BEGIN, RecordKind.END, RecordKind.MARK
 
@@ -216,3 +216,22 @@ def test_a_bad_event_table_is_refused(change: dict[str, str], message: str):
         parse_event_table("r0.tkdump", {"name": "T", "events": [event]})
     assert message in str(refused.value)
     assert "copy_token" in str(refused.value)
+
+
+@pytest.mark.parametrize("sequence", [1 << 23, (1 << 32) - 1])
+def test_a_launch_tells_its_sequence_however_many_came_before(tmp_path: Path, sequence: int):
+    segment = fill_segment(CaptureSpec(num_ranks=1, run_id="late"), 0)
+    try:
+        segment.launches()[0]["sequence"] = sequence
+        write_dump(tmp_path / "late.tkdump", segment)
+    finally:
+        segment.unlink()
+        segment.close()
+    timeline = decode(read_dump(tmp_path / "late.tkdump"))
+    (lane,) = np.flatnonzero([timeline.tracks[track].kind == TrackKind.LAUNCH for track in timeline.spans.track])
+    fields = timeline.events[timeline.spans.event[lane]].begin_fields
+    payload = timeline.spans.begin_payload[lane : lane + 1]
+    assert {field.name: int(unpack_field(fields, field.name, payload)[0]) for field in fields} == {
+        "epoch": EPOCH,
+        "sequence": sequence,
+    }

@@ -35,7 +35,7 @@ EVENTS = (
     EventType("wait_token", EventClass.WAIT, "completion", _TOKEN, _KEY, (Field("seen", 32), Field("peer", 10))),
     EventType("barrier", EventClass.SYNC, "completion", None, (Field("wide", 55),), (Field("epoch", 40),)),
     EventType("range", EventClass.HOST, "completion"),
-    EventType("launch", EventClass.LAUNCH, "completion", None, (Field("epoch", 32), Field("sequence", 23))),
+    EventType("launch", EventClass.LAUNCH, "completion", None, (Field("epoch", 32), Field("sequence", 32))),
 )
 HOST_NAMES = ("step", "forward", "step", "Rückwärts → 反向 🚀")
 

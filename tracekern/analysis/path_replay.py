@@ -16,6 +16,7 @@ import numpy.typing as npt
 from tracekern.analysis.cause_history import bisect_right, expand_runs
 from tracekern.analysis.event_activity import Mask
 from tracekern.analysis.event_graph import EventGraph
+from tracekern.analysis.groups import group_rows
 from tracekern.analysis.path_nodes import Nodes, find_nodes
 from tracekern.analysis.path_parts import PathKind, PathPart
 from tracekern.analysis.wait_pieces import is_message
@@ -147,12 +148,11 @@ class _Changes:
 
     def _excess_share(self, of_launch: Int64, rank: int) -> Float | None:
         """[num_launches] what part of `of_launch` rank has more than the median of its peers in the same launch."""
-        schedule = self._graph.schedule
+        schedule, launches = self._graph.schedule, self._launches
         share, found = np.zeros(len(of_launch)), False
-        key = schedule.stage[self._launches] * (int(schedule.sequence.max(initial=0)) + 1)
-        key = key + schedule.sequence[self._launches]
-        for number in np.unique(key[schedule.rank[self._launches] == rank]).tolist():
-            together = self._launches[key == number]
+        group = group_rows(len(launches), schedule.stage[launches], schedule.sequence[launches]).group
+        for number in np.unique(group[schedule.rank[launches] == rank]).tolist():
+            together = launches[group == number]
             peers = together[schedule.rank[together] != rank]
             if not len(peers):
                 continue

@@ -8,7 +8,7 @@ from tracekern.timeline.model import OPEN_END, EventClass, EventType, Field, Spa
 from tracekern.timeline.record_columns import Runs
 from tracekern.timeline.track_merge import assign_lanes
 
-LAUNCH_FIELDS = (Field("epoch", 32), Field("sequence", 23))
+LAUNCH_FIELDS = (Field("epoch", 32), Field("sequence", 32))
 
 
 def add_launch_lanes(timeline: Timeline, runs: Runs) -> Timeline:
@@ -66,4 +66,4 @@ def _number_names(timeline: Timeline) -> tuple[tuple[EventType, ...], np.ndarray
 
 def _payload(timeline: Timeline, idx: int) -> int:
     launch = timeline.launches[idx]
-    return launch.epoch & 0xFFFFFFFF | (launch.sequence & (1 << 23) - 1) << 32
+    return launch.epoch & 0xFFFFFFFF | (launch.sequence & 0xFFFFFFFF) << 32
