@@ -16,6 +16,7 @@ from tracekern.errors import BadInput
 from tracekern.gate import baseline, history
 from tracekern.gate.budget import Budget, check_budgets, parse_budget, read_budgets
 from tracekern.gate.compare import Rules, compare
+from tracekern.gate.files import write_whole
 from tracekern.gate.run import Run, difference
 from tracekern.moe.run import MoeRun
 
@@ -271,3 +272,9 @@ def test_a_file_that_is_no_history_is_left_as_it_is(tmp_path, line):
     with pytest.raises(BadInput, match="history.jsonl:1: "):
         history.append(path, [make_run()], "good")
     assert path.read_text() == f"{line}\n"
+
+
+def test_what_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="cannot be written"):
+        write_whole(tmp_path / "file" / "report.xml", "text")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -19,6 +20,21 @@ from tracekern.timeline.model import Flows, Spans, Timeline, TrackKind
 
 TRACES = Path(__file__).parent.parent / "traces"
 otf2 = pytest.importorskip("otf2", reason="the PyPI package otf2 is not installed (pip install otf2)")
+
+
+FULL_DISK = """
+import resource, signal, sys
+from tracekern.errors import BadInput
+from tracekern.export.otf2 import write_otf2
+from tracekern.timeline.merge import load
+timeline = load(sys.argv[1])
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    write_otf2(timeline, sys.argv[2])
+except BadInput as error:
+    print(error)
+"""
 
 
 class Loaded:
@@ -156,3 +172,11 @@ def test_command(command_line, tmp_path):
     assert sum(Loaded(tmp_path / "archive").by_location.values(), Counter()).total() > 1000
     both = command_line("export", TRACES / "h200x4", "--otf2", tmp_path / "b", "-o", tmp_path / "c.json")
     assert (both.returncode, both.stderr) == (2, "tracekern: export: wanted one of -o FILE and --otf2 DIR\n")
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
+    command = [sys.executable, "-c", FULL_DISK, str(TRACES / "cpu_8_ranks"), str(tmp_path / "archive")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.stdout.startswith(f"cannot write {tmp_path / 'archive'}: "), result.stderr
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -66,3 +66,10 @@ def test_unknown_suffix(tmp_path: Path, name: str):
 def test_unknown_options(tmp_path: Path, options: dict, words: str):
     with pytest.raises(BadInput, match=words):
         export(make_timeline(), tmp_path / "trace.json", **options)
+
+
+@pytest.mark.parametrize("suffix", [".pftrace", ".pftrace.gz", ".json", ".parquet"])
+def test_what_cannot_be_written_is_one_line(tmp_path: Path, suffix: str):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="cannot write .*; nothing was left there"):
+        export(make_timeline(), tmp_path / "file" / f"out{suffix}")

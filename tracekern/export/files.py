@@ -95,7 +95,8 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     except OSError as error:
         raise BadInput(f"cannot write {target}: {error.strerror or error}; nothing was left there") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a disk that cannot be written holds none
+            temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

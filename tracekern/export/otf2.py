@@ -8,6 +8,8 @@ and tag cannot mix them up.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import shutil
 from collections.abc import Iterator
@@ -60,13 +62,7 @@ def write_otf2(
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir()
-        with otf2.writer.open(
-            os.fspath(temporary),
-            timer_resolution=_TICKS_PER_SECOND,
-            chunk_size_events=_CHUNK_BYTES,
-            chunk_size_definitions=_CHUNK_BYTES,
-        ) as archive:
-            _Writer(otf2, archive, drawing).write(progress)
+        _write_archive(otf2, temporary, drawing, progress)
         temporary.rename(target)
     except OSError as error:
         raise BadInput(f"cannot write {target}: {error.strerror or error}; nothing was left there") from error
@@ -81,6 +77,49 @@ def write_otf2(
         spans_left_out=spans_left_out,
         flows_left_out=total_flows - num_flows,
     )
+
+
+def _write_archive(otf2: Any, directory: Path, drawing: Drawing, progress: Progress | None) -> None:
+    """Raises OSError where the library could not write all of it."""
+    import _otf2
+
+    with (
+        _library_errors(_otf2) as errors,
+        otf2.writer.open(
+            os.fspath(directory),
+            timer_resolution=_TICKS_PER_SECOND,
+            chunk_size_events=_CHUNK_BYTES,
+            chunk_size_definitions=_CHUNK_BYTES,
+        ) as archive,
+    ):
+        _Writer(otf2, archive, drawing).write(progress)
+        with contextlib.suppress(_otf2.Error):
+            archive.close()
+        archive.close = lambda: None  # its destructor would try again what has failed
+        if errors:
+            raise OSError(errors[0])
+
+
+@contextlib.contextmanager
+def _library_errors(library: Any) -> Iterator[list[str]]:
+    """What the library complains of meanwhile: of some writes that fail it tells nobody but this callback."""
+    from _otf2.Config import conf
+
+    errors: list[str] = []
+
+    def take(_data: int, _file: bytes, _line: int, _function: bytes, code: int, *_text: object) -> int:
+        errors.append(library.Error_GetDescription(library.ErrorCode(code)))
+        return code
+
+    text, number, pointer = ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p
+    callback = ctypes.CFUNCTYPE(number, pointer, text, ctypes.c_uint64, text, number, text, pointer)(take)
+    register = conf.lib.OTF2_Error_RegisterCallback
+    register.argtypes, register.restype = [pointer, pointer], pointer
+    before = register(ctypes.cast(callback, pointer), None)
+    try:
+        yield errors
+    finally:
+        register(before, None)
 
 
 def _import_otf2() -> Any:

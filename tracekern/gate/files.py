@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -17,4 +18,5 @@ def write_whole(path: Path, text: str | bytes) -> None:
     except OSError as error:
         raise BadInput(f"{path}: cannot be written ({error.strerror}); choose another place") from None
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a disk that cannot be written holds none
+            partial.unlink(missing_ok=True)
