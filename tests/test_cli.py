@@ -142,6 +142,27 @@ def test_without_the_command_line_packages_it_says_what_to_install(tmp_path, mis
     )
 
 
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_closed_standard_streams_are_no_fault(capture, tmp_path, closed):
+    def close() -> None:
+        for descriptor in closed:
+            os.close(descriptor)
+
+    output = tmp_path / "out.pftrace"
+    command = [sys.executable, "-m", "tracekern", "merge", capture, "-o", output]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, preexec_fn=close)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert output.stat().st_size > 0
+
+
+def test_a_full_disk_behind_stdout_is_one_line(capture):
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "tracekern", "info", capture]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert result.returncode == 2
+    assert result.stderr.startswith("tracekern: output: No space left on device; ")
+
+
 def test_info_prints_what_is_there(command_line, capture):
     result = command_line("info", capture)
     assert result.returncode == 0, result.stderr

@@ -7,14 +7,31 @@ limit for a peer. 130: interrupted.
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import traceback
 
 from tracekern.errors import TracekernError
 
+_OF_THE_MACHINE = frozenset(
+    {
+        errno.EACCES,
+        errno.EDQUOT,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOSPC,
+        errno.ENOTDIR,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
+"""What a file system may answer to any path that a user names."""
+
 
 def main() -> None:
     """Runs the command in sys.argv and exits."""
+    _open_standard_streams()
     try:
         from tracekern.cli.app import app
     except ModuleNotFoundError as error:
@@ -28,11 +45,21 @@ def main() -> None:
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in _OF_THE_MACHINE:
             _crash()
-        _fail(f"{error.filename or 'output'}: no space left on the disk; free some or write elsewhere")
+        _fail(f"{error.filename or 'output'}: {error.strerror}; name another place, or make room or rights there")
     except Exception:  # noqa: BLE001 - the outermost frame: shows the fault whole
         _crash()
+
+
+def _open_standard_streams() -> None:
+    """Where whoever called closed one, as services do: what goes there is nobody's, and is no fault."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            # The lowest free descriptor is this one; processes that we start get it, too.
+            opened = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(opened, True)
+            setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r"))
 
 
 def _crash() -> None:
