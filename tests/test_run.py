@@ -232,6 +232,23 @@ def test_a_killed_rank_is_named_and_its_part_is_kept(tmp_path):
     assert not any(problem.kind in ("unmatched_wait", "lost_records") for problem in timeline.problems)
 
 
+def test_an_interrupt_ends_ranks_inside_their_kernels(tmp_path):
+    """One that waits for a rank which is gone would see it only after its time limit."""
+    options = MoeRun(**{**SMALL, "iterations": 100_000}, records_per_track=200, timeout_ms=100_000)
+
+    def interrupt(done: int, _total: int) -> None:
+        if done == 20:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    report = run(options, tmp_path, interrupt)
+    assert [rank.exit_code for rank in report.ranks] == [-signal.SIGINT] * options.ranks
+    with pytest.raises(KeyboardInterrupt):
+        report.raise_for_error()
+    timeline = tracekern.load(tmp_path)
+    assert [rank.state for rank in timeline.ranks] == ["salvaged"] * options.ranks
+    assert len(timeline.spans) > 100
+
+
 def test_torchrun_gives_the_same_capture(tmp_path):
     """Two agents play two nodes on this host: WORLD_SIZE 4, two ranks each."""
     options = MoeRun(**SMALL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,8 @@ def test_a_full_track_is_told_with_the_size_it_needs(command_line, tmp_path):
         (("--routing", "random"), "routing is 'random'; wanted one of uniform"),
         (("--dtype", "fp8"), "dtype is 'fp8'; wanted one of fp32"),
         (("--topk", 17), "topk is 17; wanted 1 to 16"),
-        (("--ranks", 0), "num_ranks is 0; wanted 1"),
+        (("--ranks", 0), "tracekern: ranks is 0; wanted 1"),
+        (("--tokens", 0), "tracekern: tokens is 0; wanted 1"),
         (("--iterations", 0), "iterations is 0; wanted 1"),
         (("--records-per-track", "some"), "--records-per-track: got 'some', wanted auto or a number"),
         (("--backend", "tpu"), "backend is 'tpu'; wanted one of auto"),
@@ -100,6 +102,29 @@ def test_a_full_track_is_told_with_the_size_it_needs(command_line, tmp_path):
 def test_bad_options_are_one_line_and_nothing_is_written(command_line, tmp_path, arguments, said):
     refused(command_line("run", "moe", *arguments, "-o", tmp_path / "out"), said)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_the_place_of_the_capture_is_one_line(command_line, tmp_path):
+    (tmp_path / "out").write_text("")
+    for directory in (tmp_path / "out", tmp_path / "out" / "deeper"):
+        refused(command_line("run", "moe", "-o", directory), "cannot be made a directory")
+
+
+def test_a_run_that_fails_before_its_first_record_says_only_why(command_line, tmp_path):
+    result = command_line("run", "moe", *SMALL, "--backend", "cuda", "-o", tmp_path)
+    if result.returncode == 0:
+        pytest.skip("there is a GPU for each rank here")
+    assert "nan" not in result.stdout
+    assert "no trace of this run" not in result.stderr
+    assert "take fewer ranks or the backend cpu" in result.stderr.splitlines()[-1]
+
+
+def test_sums_that_nothing_counts_are_left_out(command_line, tmp_path):
+    result = command_line("run", "moe", *SMALL, "--variant", "sorted", "-o", tmp_path)
+    heads, *rows = [re.split(r"  +", line.strip()) for line in result.stdout.splitlines()[1:6]]
+    columns = {head: {row[number] for row in rows} for number, head in enumerate(heads)}
+    assert (columns["sent"], columns["received"]) == ({"-"}, {"-"})
+    assert all(int(count) for count in columns["spans"])
 
 
 def test_a_capture_needs_a_place(command_line):

@@ -52,6 +52,11 @@ def table(right: list[str], left: list[str]) -> Table:
     return grid
 
 
+def count_of(number: int, thing: str) -> str:
+    """1 and "rank" as "1 rank", 2 as "2 ranks"."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def duration(value_ns: float) -> str:
     """A time in the unit that a person would use: 950 ns, 1.25 us, 17.3 ms, 2.1 s."""
     for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):

@@ -14,7 +14,7 @@ import typer
 
 from tracekern.cli import options
 from tracekern.cli.info import clock, print_losses, share
-from tracekern.cli.output import console, duration, note, print_json, program, progress, table
+from tracekern.cli.output import console, count_of, duration, note, print_json, program, progress, table
 from tracekern.errors import BadInput, TracekernError
 
 if TYPE_CHECKING:
@@ -120,8 +120,10 @@ def _run(plan: MoeRun, directory: Path | None, spawner: Spawner) -> _Result:
         )
     if not plan.trace or directory is None:
         return _Result(report)
+    if not report.ok and not any(directory.glob("rank_*.tkdump")):
+        return _Result(report)
     try:
-        return _Result(report, *_write_trace(directory, partial=not report.ok))
+        return _Result(report, *_write_trace(directory, has_failed=not report.ok))
     except TracekernError as error:
         if report.ok:
             raise
@@ -129,15 +131,22 @@ def _run(plan: MoeRun, directory: Path | None, spawner: Spawner) -> _Result:
         return _Result(report)
 
 
-def _write_trace(directory: Path, partial: bool) -> tuple[Path, Summary]:
-    """partial: show what a failed run left, even where a rank left nothing."""
+def _write_trace(directory: Path, has_failed: bool) -> tuple[Path, Summary]:
+    """has_failed: show what such a run left, even where a rank left nothing, or nothing to relate its clock by."""
     from tracekern.analysis.summary import summarize
     from tracekern.export.write import export
     from tracekern.timeline.merge import load
 
     with progress() as bar:
         task = bar.add_task("writing the trace", total=None)
-        timeline = load(directory, partial=partial)
+        try:
+            timeline = load(directory, partial=has_failed)
+        except BadInput:
+            if not has_failed:
+                raise
+            timeline = load(directory, partial=True, unaligned=True)
+        if has_failed and not len(timeline.spans):
+            raise BadInput("no kernel left a record; with --records-per-track 256 the first call leaves some")
         path = directory / TRACE_NAME
         export(timeline, path, progress=lambda done, total: bar.update(task, completed=done, total=total))
     return path, summarize(timeline)
@@ -149,8 +158,9 @@ def _print(result: _Result) -> None:
     report, out = result.report, console()
     plan = report.options
     out.print(
-        f"{plan.variant}: {plan.iterations} calls on {plan.ranks} ranks, up to {plan.tokens} tokens of {plan.hidden} "
-        f"{plan.dtype}, top-{plan.topk} of {plan.experts} experts, {plan.routing} routing",
+        f"{plan.variant}: {count_of(plan.iterations, 'call')} on {count_of(plan.ranks, 'rank')}, each with up to "
+        f"{plan.tokens} tokens a rank of {plan.hidden} {plan.dtype}, top-{plan.topk} of {plan.experts} experts, "
+        f"{plan.routing} routing",
         soft_wrap=True,
     )
     summaries = {rank.rank: rank for rank in result.summary.ranks} if result.summary else {}
@@ -167,16 +177,20 @@ def _print(result: _Result) -> None:
 
 def _table(ranks: list[tuple[RankReport, RankSummary | None]]) -> object:
     traced = any(summary for _, summary in ranks)
+    spans_of_run = {event.event for _, summary in ranks if summary for event in summary.events}
     left = ["result", "longest wait", "clock"] if traced else ["result"]
     grid = table(["rank", "tokens", "ms/call", *(["sent", "received", "spans", "waiting"] if traced else [])], left)
     for report, summary in ranks:
-        mean_ms = sum(report.iteration_ms) / len(report.iteration_ms) if report.iteration_ms else float("nan")
-        row = [str(report.rank), f"{report.tokens:,}", f"{mean_ms:.1f}"]
+        row = [str(report.rank), "-", "-"]
+        if report.iteration_ms:
+            row[1:] = [f"{report.tokens:,}", f"{sum(report.iteration_ms) / len(report.iteration_ms):.1f}"]
         if traced and summary:
             counts = {event.event: event.count for event in summary.events}
-            sent = counts.get("copy_token", 0) + counts.get("copy_row", 0)
-            received = counts.get("receive_token", 0) + counts.get("wait_row", 0)
-            row += [f"{sent:,}", f"{received:,}", f"{summary.num_spans:,}", share(summary.wait_share)]
+            moved = [
+                f"{sum(counts.get(name, 0) for name in names):,}" if names & spans_of_run else "-"
+                for names in ({"copy_token", "copy_row"}, {"receive_token", "wait_row"})
+            ]
+            row += [*moved, f"{summary.num_spans:,}", share(summary.wait_share)]
         elif traced:
             row += ["-"] * 4
         row.append("equal" if report.ok else f"{report.wrong_elements:,} differ" if report.wrong_elements else "failed")

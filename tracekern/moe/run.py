@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tracekern.errors import BadInput, CommTimeout, TracekernError
 from tracekern.moe.pipeline import REDUCING, STAGES
 from tracekern.moe.routing import ROUTINGS
-from tracekern.moe.shape import MoeShape
+from tracekern.moe.shape import MAX_EXPERTS, MAX_RANKS, MAX_TOKENS, MoeShape
 
 if TYPE_CHECKING:
     from tracekern.record.spawner import Spawner
@@ -63,7 +64,6 @@ class MoeRun:
     """What stands in the capture as the command that made it."""
 
     def __post_init__(self) -> None:
-        _ = self.shape
         for name, value, wanted in (
             ("variant", self.variant, VARIANTS),
             ("routing", self.routing, ROUTINGS),
@@ -75,6 +75,9 @@ class MoeRun:
         if self.backend == "cuda" and self.variant not in STAGES:
             raise BadInput(f"variant {self.variant} runs on the CPU only; on GPUs take one of {', '.join(STAGES)}")
         for name, value, low, high in (
+            ("ranks", self.ranks, 1, MAX_RANKS),
+            ("tokens", self.tokens, 1, MAX_TOKENS),
+            ("experts", self.experts, 1, MAX_EXPERTS),
             ("iterations", self.iterations, 1, 1_000_000),
             ("seed", self.seed, 0, (1 << 63) - 1),
             ("timeout-ms", self.timeout_ms, 1, 3_600_000),
@@ -87,6 +90,7 @@ class MoeRun:
                 raise BadInput(f"{name} is {value}; wanted {low} to {high}")
         if self.records_per_track != "auto" and not 1 <= int(self.records_per_track) <= 1 << 24:
             raise BadInput(f"records-per-track is {self.records_per_track}; wanted auto or 1 to {1 << 24}")
+        _ = self.shape
 
     @property
     def shape(self) -> MoeShape:
@@ -114,6 +118,7 @@ class RankReport:
     error: str = ""
     """One line, empty when nothing went wrong."""
     exit_code: int = 0
+    """Minus the signal's number where a signal ended it."""
     wrong_elements: int = 0
     """Elements of all results that differ from what the variant promises in any bit; see reference_name."""
     tokens: int = 0
@@ -136,9 +141,14 @@ class RunReport:
     errors: tuple[str, ...] = field(default=())
 
     def raise_for_error(self) -> None:
-        """Raises the error that explains the failure best; CommTimeout where a rank waited in vain."""
+        """Raises the error that explains the failure best; CommTimeout where a rank waited in vain.
+
+        KeyboardInterrupt where Ctrl-C ended a rank.
+        """
         if self.ok:
             return
+        if any(report.exit_code == -signal.SIGINT for report in self.ranks):
+            raise KeyboardInterrupt
         text = "; ".join(self.errors) or "a rank failed and left no word"
         kind = (
             CommTimeout if any(report.exit_code == CommTimeout.exit_code for report in self.ranks) else TracekernError
@@ -162,7 +172,7 @@ def run(
 
     capture_dir = Path(directory) if options.trace else None
     if capture_dir is not None:
-        capture_dir.mkdir(parents=True, exist_ok=True)
+        _make_directory(capture_dir)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tracekern-run-") as reports_dir:
 
@@ -203,6 +213,14 @@ def reference_name(variant: str) -> str:
     return "rank_reduced_reference" if variant in REDUCING else "reference"
 
 
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = "a file of that name is there" if isinstance(error, FileExistsError) else error.strerror
+        raise BadInput(f"{path}: cannot be made a directory ({why}); choose another one") from None
+
+
 PROGRESS = "tracekern-progress "
 """A worker's line that says how many calls are done."""
 
@@ -219,7 +237,7 @@ def _read_report(directory: Path, rank: int, ended: Any) -> RankReport:
         values["iteration_ms"] = tuple(values["iteration_ms"])
         return RankReport(**values)
     how = f"killed by signal {-ended.returncode}" if ended.returncode < 0 else f"ended with {ended.returncode}"
-    return RankReport(rank=rank, ok=False, error=f"rank {rank} {how}", exit_code=2)
+    return RankReport(rank=rank, ok=False, error=f"rank {rank} {how}", exit_code=min(ended.returncode, 0) or 2)
 
 
 def _explain(reports: tuple[RankReport, ...]) -> tuple[str, ...]:

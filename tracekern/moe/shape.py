@@ -9,6 +9,7 @@ from tracekern.errors import BadInput
 DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
 """Bytes of an element of each number type."""
 
+MAX_TOKENS = 1 << 18
 MAX_TOPK = 16
 MAX_EXPERTS = 4096
 MAX_RANKS = 64
@@ -29,7 +30,7 @@ class MoeShape:
     def __post_init__(self) -> None:
         for name, low, high in (
             ("num_ranks", 1, MAX_RANKS),
-            ("max_tokens", 1, 1 << 18),
+            ("max_tokens", 1, MAX_TOKENS),
             ("num_experts", 1, MAX_EXPERTS),
             ("topk", 1, MAX_TOPK),
             ("hidden", 1, 1 << 20),

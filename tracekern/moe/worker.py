@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -68,6 +69,9 @@ def _run_rank(options: MoeRun) -> RankReport:
     if group.num_ranks != options.ranks:
         raise BadInput(f"{group.num_ranks} ranks were started, the run is for {options.ranks}")
     batches = [_draw(options, group.rank, iteration) for iteration in range(options.iterations)]
+    if backend == "cpu":
+        # No handler of Python's runs while a kernel does on this thread: Ctrl-C would wait for the kernel's time limit.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     call, comm = _prepare(options, group, backend)
     inputs = [batch.to(backend) for batch in batches]
     directory = os.environ.get("TRACEKERN_MOE_CAPTURE", "")
@@ -115,7 +119,8 @@ def _choose_backend(options: MoeRun) -> str:
         return "cpu"
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if local_rank >= torch.cuda.device_count():
-        raise BadInput(f"local rank {local_rank} has no GPU of its own: {torch.cuda.device_count()} are here")
+        found = f"local rank {local_rank} has no GPU of its own: {torch.cuda.device_count()} are here"
+        raise BadInput(f"{found}; take fewer ranks or the backend cpu")
     torch.cuda.set_device(local_rank)
     return "cuda"
 
