@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +28,7 @@ from tracekern.timeline.model import (
 )
 
 NUM_RANKS = 3
-PEER, SLOT, LEVEL = Field("peer", 10), Field("slot", 22), Field("level", 20)
+PEER, SLOT, LEVEL = Field("peer", 4), Field("slot", 12), Field("level", 39)
 
 
 @dataclass(frozen=True)
@@ -133,11 +134,11 @@ def ends(draw: st.DrawFn, signal_peer: bool, wait_peer: bool) -> list[End]:
                 is_signal,
                 rank=draw(st.integers(0, NUM_RANKS - 1)),
                 peer=draw(st.integers(0, NUM_RANKS - 1)),
-                slot=draw(st.sampled_from([0, 1, (1 << 22) - 1])),
+                slot=draw(st.sampled_from([0, 1, (1 << SLOT.bits) - 1])),
                 epoch=draw(st.sampled_from([1, 0xFFFFFFFF])),
                 start=start,
                 end=OPEN_END if draw(st.integers(0, 5)) == 0 else start + 100,
-                level=draw(st.integers(0, 6)),
+                level=draw(st.integers(0, 6)) + draw(st.sampled_from([0, 0, 1 << 32])),
             )
         )
     return found
@@ -195,3 +196,35 @@ def test_kernels_without_epochs_are_told_apart_by_their_sequence():
     assert problems == ()
     assert (timeline.spans.start[flows.signal] == timeline.spans.start[flows.wait]).all()
     assert len(flows) == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(ends(True, True))
+def test_channels_of_one_name_and_two_kinds_are_two(rows: list[End]):
+    """Two kernels, one an epoch, name their channels alike: tokens here, credits there."""
+    timeline, rows = build(rows, ChannelKind.DATA)
+    of_credits = build([], ChannelKind.CREDIT)[0].events
+    is_second = np.array([launch.epoch != 1 for launch in timeline.launches], bool)[timeline.spans.launch]
+    spans = dataclasses.replace(timeline.spans, event=timeline.spans.event + 2 * is_second.astype(np.int32))
+    flows, _ = join_flows(timeline.replace(events=(*timeline.events, *of_credits), spans=spans))
+    found = set(zip(flows.signal.tolist(), flows.wait.tolist(), strict=True))
+    wanted = set()
+    for kind, mine in ((ChannelKind.DATA, ~is_second), (ChannelKind.CREDIT, is_second)):
+        idx = np.flatnonzero(mine).tolist()
+        wanted |= {(idx[s], idx[w]) for s, w in obvious_join([rows[i] for i in idx], kind, True, True)}
+    assert found == wanted
+
+
+def test_a_kernel_without_epochs_beside_one_that_has_them():
+    meeting = [
+        End(is_signal, 0, 0, 5, epoch, start=1000 * epoch, end=1000 * epoch + 10)
+        for epoch in (1, 2, 3)
+        for is_signal in (True, False)
+    ]
+    timeline, _ = build(meeting, ChannelKind.BARRIER)
+    launches = [dataclasses.replace(launch, sequence=launch.epoch, epoch=0) for launch in timeline.launches]
+    other = Launch(0, 99, "other", 0, 0, 7, 1, 1, 1, 9, 0, 9)
+    flows, problems = join_flows(timeline.replace(launches=(*launches, other)))
+    assert problems == ()
+    assert len(flows) == 3
+    assert (timeline.spans.start[flows.signal] == timeline.spans.start[flows.wait]).all()

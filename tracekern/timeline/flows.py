@@ -35,15 +35,15 @@ def join_flows(timeline: Timeline, every_barrier_signal: bool = False) -> tuple[
     `data`: the one signal of the key. `credit`: the earliest signal whose `value` reaches the wait's `wanted`.
     `barrier`: the last signal of the key to arrive, or all of them. Waits that never closed have no edge.
     """
-    names = sorted({event.channel.name for event in timeline.events if event.channel})
+    channels = {event.channel for event in timeline.events if event.channel}
     found: list[tuple[Int64, Int64]] = []
     problems: list[Problem] = []
-    for name in names:
-        ends = _Ends.of(timeline, name)
+    for channel in sorted(channels, key=lambda one: (one.name, one.kind.value, one.key)):
+        ends = _Ends.of(timeline, channel)
         signal, wait = ends.join(every_barrier_signal)
         found.append((signal, wait))
         problems += _unmatched(timeline, ends, wait)
-        problems += _backwards(timeline, name, signal, wait)
+        problems += _backwards(timeline, channel.name, signal, wait)
     if not found:
         return Flows(), ()
     signal, wait = (np.concatenate(column) for column in zip(*found, strict=True))
@@ -72,12 +72,8 @@ class _Ends:
     """[n] small numbers, equal where the ends can meet; ascending."""
 
     @classmethod
-    def of(cls, timeline: Timeline, name: str) -> _Ends:
-        numbered = [
-            (idx, event) for idx, event in enumerate(timeline.events) if event.channel and event.channel.name == name
-        ]
-        channel = numbered[0][1].channel
-        assert channel is not None
+    def of(cls, timeline: Timeline, channel: Channel) -> _Ends:
+        numbered = [(idx, event) for idx, event in enumerate(timeline.events) if event.channel == channel]
         types = {
             kind: [(idx, event) for idx, event in numbered if event.event_class is kind]
             for kind in (EventClass.SIGNAL, EventClass.WAIT)
@@ -120,9 +116,11 @@ class _Ends:
 
     def _pick_credit(self, first: Int64, count: Int64) -> Int64:
         """Values only grow; the first that reaches what was wanted did it."""
-        high = self.signal_key << 32
-        reached = np.maximum.accumulate(high | self.signals.level)
-        return np.searchsorted(reached, self.wait_key << 32 | self.waits.level, "left") - first
+        levels = np.concatenate([self.signals.level, self.waits.level])
+        place = np.unique(levels, return_inverse=True)[1]  # a value may have 55 bits, its place has 32
+        level, wanted = np.split(place, [len(self.signals.level)])
+        reached = np.maximum.accumulate(self.signal_key << 32 | level)
+        return np.searchsorted(reached, self.wait_key << 32 | wanted, "left") - first
 
 
 def _collect(timeline: Timeline, kind: EventClass, types: Sequence[tuple[int, EventType]]) -> _Side:
@@ -161,10 +159,10 @@ def _number_keys(
         own = timeline.track_ranks()[timeline.spans.track[side.row]].astype(np.int64)
         peer = _field(timeline, types[kind], side.row, _PEER) if has_peer[kind] else own
         source, destination = (own, peer) if kind is EventClass.SIGNAL else (peer, own)
-        columns[kind] = [source] * use_source + [destination] * use_destination + [_epochs(timeline, side.row)]
+        columns[kind] = [source] * use_source + [destination] * use_destination
         columns[kind] += [_field(timeline, types[kind], side.row, name) for name in channel.key if name != _PEER]
     num_signals = len(sides[EventClass.SIGNAL].row)
-    packed = np.zeros(num_signals + len(sides[EventClass.WAIT].row), np.int64)
+    packed = _epochs(timeline, np.concatenate([sides[EventClass.SIGNAL].row, sides[EventClass.WAIT].row]))
     for signal_column, wait_column in zip(columns[EventClass.SIGNAL], columns[EventClass.WAIT], strict=True):
         packed = _append_digit(packed, np.concatenate([signal_column, wait_column]))
     packed = np.unique(packed, return_inverse=True)[1]
@@ -193,11 +191,12 @@ def _field(timeline: Timeline, types: Sequence[tuple[int, EventType]], rows: Int
 
 
 def _epochs(timeline: Timeline, rows: Int64) -> Int64:
-    """[n] epoch of the launch of each span; kernels that know no epochs are told apart by their sequence number."""
+    """[n] epoch of the launch of each span; launches that know no epochs are told apart by their sequence number."""
+    of_launch = timeline.spans.launch[rows]
     epochs = np.array([launch.epoch for launch in timeline.launches], np.int64)
-    if not epochs.any():
+    if not epochs[of_launch].any():
         epochs = np.array([launch.sequence for launch in timeline.launches], np.int64)
-    return np.unique(epochs, return_inverse=True)[1].astype(np.int64)[timeline.spans.launch[rows]]
+    return np.unique(epochs, return_inverse=True)[1].astype(np.int64)[of_launch]
 
 
 def _unmatched(timeline: Timeline, ends: _Ends, matched: Int64) -> list[Problem]:
