@@ -44,16 +44,14 @@ def _cost_of_launches(timeline: Timeline, runs: Runs, overhead_ns: dict[str, flo
 
 
 def _dense_kernels(timeline: Timeline, runs: Runs, costs: _Costs, ns_per_tick: float) -> list[Problem]:
-    spent: dict[str, list[float]] = {}
     which = runs.finished & (runs.written > 0)
-    spans_ns = runs.written[which] / 2 * costs[runs.launch[which]]
-    lasted_ns = (runs.end - runs.start)[which] * ns_per_tick
-    for idx, launch in enumerate(timeline.launches):
-        of_launch = runs.launch[which] == idx
-        total = spent.setdefault(launch.name, [0.0, 0.0, 0.0])
-        total[0] += spans_ns[of_launch].sum()
-        total[1] += lasted_ns[of_launch].sum()
-        total[2] += runs.written[which][of_launch].sum() / 2
+    names = list(dict.fromkeys(launch.name for launch in timeline.launches))
+    number = {name: idx for idx, name in enumerate(names)}
+    name_of_launch = np.array([number[launch.name] for launch in timeline.launches], np.int64)
+    num_spans = runs.written[which] / 2
+    columns = (num_spans * costs[runs.launch[which]], (runs.end - runs.start)[which] * ns_per_tick, num_spans)
+    name = name_of_launch[runs.launch[which]]
+    sums = (np.bincount(name, column, len(names)).tolist() for column in columns)
     rank = timeline.ranks[0].rank
     return [
         Problem(
@@ -65,7 +63,7 @@ def _dense_kernels(timeline: Timeline, runs: Runs, costs: _Costs, ns_per_tick: f
             f"({probes / spans:.0f} ns for each of {spans:.0f} spans); select fewer events",
             int(spans),
         )
-        for name, (probes, lasted, spans) in spent.items()
+        for name, probes, lasted, spans in zip(names, *sums, strict=True)
         if lasted and probes > MAX_PROBE_SHARE * lasted
     ]
 
