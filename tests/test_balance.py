@@ -66,6 +66,13 @@ def test_without_a_size_there_is_no_rate():
     assert link.busy_ns == 100
 
 
+@pytest.mark.parametrize("settings", [[1, 2], "text", 3, None])
+def test_settings_may_be_anything_that_json_holds(settings):
+    timeline = build([(2, COPY, 100, 200, 1)])
+    ranks = tuple(dataclasses.replace(rank, metadata={"settings": settings}) for rank in timeline.ranks)
+    assert analyze_balance(timeline.replace(ranks=ranks)).token_bytes is None
+
+
 def test_loads():
     expert = 5 << 32
     rows = [

@@ -158,6 +158,14 @@ def test_records_of_a_format_that_is_gone_are_refused(sound: bytes, scratch: Pat
     assert "read it with the tracekern that wrote it (0.1.0.dev1)" in told
 
 
+def test_text_that_is_no_text_gets_a_mark_in_its_place(sound: bytes, scratch: Path):
+    """As in sys.argv, for bytes that are no UTF-8."""
+    strange = {"command": "train \udcff \U0001f680", "settings": ["\ud800"]}
+    scratch.write_bytes(rebuild(sound, metadata_of(sound) | strange))
+    metadata = read_dump(scratch).metadata
+    assert (metadata["command"], metadata["settings"]) == ("train ? \U0001f680", ["?"])
+
+
 def test_other_files_are_told_apart(scratch: Path, sound: bytes):
     assert "not a tracekern dump" in refuse(scratch, b"\x7fELF" + bytes(100))
     assert "0 bytes" in refuse(scratch, b"")

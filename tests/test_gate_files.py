@@ -200,6 +200,11 @@ def test_bad_budgets(text):
         parse_budget(text)
 
 
+def test_a_budget_holds_for_a_stage_with_a_dot_in_its_name():
+    (result,) = check_budgets([Budget("wait_token.p50", 200)], [make_run(0, {"my.kernel.wait_token.p50": 100.0})])
+    assert result.ok
+
+
 def test_a_budget_holds_for_every_stage_that_has_the_event():
     metrics = {"dispatch.wait_token.p50": 100.0, "combine.wait_token.p50": 300.0, "combine.wait_token.p99": 900.0}
     runs = [make_run(i, {name: value + i for name, value in metrics.items()}) for i in range(3)]

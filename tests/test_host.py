@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.captures import CaptureSpec, write_capture
+from tests.captures import GROUP_NS, CaptureSpec, fill_segment, write_capture
 from tracekern.errors import BadInput
 from tracekern.record.dump import read_dump
+from tracekern.record.pack import write_dump
 from tracekern.timeline.host import host_lanes, torch_lanes
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import TrackKind
@@ -81,6 +82,24 @@ def test_ranges_of_several_threads_and_ranks(tmp_path: Path):
     assert timeline.origin_ns + timeline.spans.start[row[0]] == 10**15 + 10_500
     with pytest.raises(BadInput, match="is for rank 5"):
         load(tmp_path, host=[(5, trace)])
+
+
+def test_a_range_during_which_the_wall_clock_was_set_back_takes_no_time(tmp_path: Path):
+    segment = fill_segment(CaptureSpec(num_ranks=1, host_spans=2), 0)
+    try:
+        segment.host_spans()["end_ns"][0] -= GROUP_NS  # 1 ns before its start: what stands for "never ended"
+        write_dump(tmp_path / "rank_00000.tkdump", segment)
+    finally:
+        segment.unlink()
+        segment.close()
+    timeline = load(tmp_path)
+    host = timeline.spans.launch < 0
+    assert (timeline.spans.end - timeline.spans.start)[host].tolist() == [0, GROUP_NS - 1]
+
+
+def test_names_that_are_no_text_get_a_mark_in_their_place(tmp_path: Path):
+    (lane,) = torch_lanes(write_trace(tmp_path / "t.json", {**EVENT, "name": "aten::\udcff", "tid": "\ud800"}))
+    assert (lane.name, lane.labels) == ("torch thread ?", ("aten::?",))
 
 
 @pytest.mark.parametrize(

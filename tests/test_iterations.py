@@ -57,3 +57,9 @@ def test_a_kernel_launched_twice_as_often_belongs_to_each_iteration_twice():
 
 def test_no_launch_no_iteration():
     assert len(iterations_of()) == 0
+
+
+def test_clocks_that_are_not_aligned_give_no_iteration():
+    assert len(find_iterations(make_timeline(2))) == 1
+    assert len(find_iterations(make_timeline(2, aligned=False))) == 0
+    assert len(find_iterations(make_timeline(1, aligned=False))) == 1

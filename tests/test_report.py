@@ -191,6 +191,7 @@ def test_what_is_missing_is_said():
     assert "no kernel left a span" in said["nothing at all"]["waiting"]
     assert "nobody can be named" in said["unaligned"]["who"]
     assert "UNALIGNED" in said["unaligned"]["trust"]
+    assert "cannot be said" in steadiness(find(POOR["unaligned"]))
 
 
 def test_an_iteration_or_a_rank_without_spans_is_no_trouble(findings):

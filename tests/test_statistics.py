@@ -116,6 +116,11 @@ def test_nothing_to_measure_gives_no_metrics(launches, rows):
     assert statistics.metrics() == {}
 
 
+def test_waits_in_launches_of_no_length_have_no_share():
+    statistics = phase_statistics(timeline_of([("send", 0)], [(LAUNCH, 0, 5, 5), (WAIT, 0, 5, 5)]))
+    assert sorted(statistics.metrics()) == ["end_to_end.p50", "send.wait_token.p50", "send.wait_token.p99"]
+
+
 def test_no_waits_at_all():
     timeline = timeline_of([("send", 0)], [(LAUNCH, 0, 0, 100), (COPY, 0, 0, 50)])
     assert not [name for name in phase_statistics(timeline).metrics() if name.endswith("wait_share")]

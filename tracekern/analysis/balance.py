@@ -104,7 +104,9 @@ def analyze_balance(timeline: Timeline, link_limit: LinkLimit | None = None) -> 
     `link_gb_per_s` of the capture's settings, where that is a number.
     """
     events = rows_by_event(timeline)
-    settings = timeline.ranks[0].metadata.get("settings", {}) if timeline.ranks else {}
+    settings = timeline.ranks[0].metadata.get("settings") if timeline.ranks else None
+    if not isinstance(settings, dict):
+        settings = {}
     token_bytes = _token_bytes(settings)
     if link_limit is None and isinstance(settings.get("link_gb_per_s"), int | float):
         link_limit = float(settings["link_gb_per_s"])

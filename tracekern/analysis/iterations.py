@@ -70,10 +70,12 @@ class Iterations:
 
 
 def find_iterations(timeline: Timeline) -> Iterations:
-    """The iterations without those that have a launch which never ended."""
+    """The iterations without those that have a launch which never ended; none where clocks are not aligned."""
     spans = timeline.spans
     of_launch = LaunchIterations(timeline).of_launch
     is_launch = np.array([event.event_class == EventClass.LAUNCH for event in timeline.events], bool)
+    if not timeline.aligned and len(timeline.ranks) > 1:
+        is_launch[:] = False
     chosen = np.flatnonzero(is_launch[spans.event] & (np.append(of_launch, -1)[spans.launch] >= 0))
     number_of = of_launch[spans.launch[chosen]].astype(np.int64)
     never_ended = np.unique(number_of[spans.end[chosen] == OPEN_END])

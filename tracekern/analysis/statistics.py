@@ -6,6 +6,7 @@ run (analysis/iterations.py) but the first, which warms up, unless it is the onl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -35,7 +36,8 @@ class PhaseStatistics:
     p50_ns: float
     p99_ns: float
     wait_share: float
-    """Waits only, else nan: their part of the stage's time, which is its launches' durations times their writers."""
+    """Waits only, else nan: their part of the stage's time, which is its launches' durations times their writers; nan
+    where that is 0."""
 
     @property
     def name(self) -> str:
@@ -66,7 +68,7 @@ class RunStatistics:
         for phase in self.phases:
             values[f"{phase.name}.p50"] = phase.p50_ns
             values[f"{phase.name}.p99"] = phase.p99_ns
-            if phase.event_class == EventClass.WAIT.value:
+            if not math.isnan(phase.wait_share):
                 values[f"{phase.name}.wait_share"] = phase.wait_share
         if self.end_to_end_ns:
             values[f"{END_TO_END}.p50"] = float(np.median(self.end_to_end_ns))

@@ -298,12 +298,12 @@ def _peers(timeline: Timeline, row: Int64, signal: Int64, last_arrival: Int64) -
     """[n] the rank waited for."""
     spans = timeline.spans
     peer = np.full(len(row), -1, np.int32)
-    event = spans.event[row]
+    event, ranks = spans.event[row], [rank.rank for rank in timeline.ranks]
     for idx, about in enumerate(timeline.events):
         if about.event_class is EventClass.WAIT and any(field.name == "peer" for field in about.begin_fields):
             mine = np.flatnonzero(event == idx)
-            peer[mine] = unpack_field(about.begin_fields, "peer", spans.begin_payload[row[mine]])
-    peer[~np.isin(peer, [rank.rank for rank in timeline.ranks])] = -1
+            named = unpack_field(about.begin_fields, "peer", spans.begin_payload[row[mine]])
+            peer[mine] = np.where(np.isin(named, ranks), named, -1)
     for releaser in (signal, last_arrival):
         known = releaser >= 0
         peer[known] = _rank_of(timeline, releaser[known])

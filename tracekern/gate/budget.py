@@ -85,7 +85,7 @@ def check_budgets(budgets: Iterable[Budget], runs: Sequence[Run]) -> list[Budget
     known = list(dict.fromkeys(name for run in runs for name in run.metrics))
     results = []
     for budget in budgets:
-        meant = [name for name in known if name == budget.name or name.partition(".")[2] == budget.name]
+        meant = [name for name in known if name == budget.name or name.endswith(f".{budget.name}")]
         if not meant:
             raise BadInput(f"budget {budget.name}: no such metric; {_near(budget.name, known)}")
         for name in meant:
@@ -106,6 +106,6 @@ def _budget(name: str, limit: Any) -> Budget:
 
 
 def _near(name: str, known: Sequence[str]) -> str:
-    without_stage = [full.partition(".")[2] if full.count(".") > 1 else full for full in known]
+    without_stage = [".".join(full.split(".")[-2:]) for full in known]
     near = difflib.get_close_matches(name, dict.fromkeys([*known, *without_stage]), n=3, cutoff=0.5)
     return f"near it are {', '.join(near)}" if near else f"there are {', '.join(list(known)[:6]) or 'none'}"

@@ -141,6 +141,8 @@ def _open(path: Path) -> tuple[Any, Any, npt.NDArray[np.uint8]]:
     _check_crc(path, "metadata", text, int(header["metadata_crc32"]))
     try:
         metadata = json.loads(text.tobytes())
+        if b"\\ud" in text.tobytes():  # maybe half a surrogate pair, as sys.argv has for bytes that are no UTF-8
+            metadata = json.loads(json.dumps(metadata, ensure_ascii=False).encode(errors="replace"))
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}: metadata is not JSON ({error}); damaged") from None
     return header, metadata, np.asarray(data[fmt.align_up(header_bytes + metadata_bytes) :])

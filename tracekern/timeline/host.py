@@ -34,9 +34,9 @@ def host_lanes(dump: Dump) -> list[HostLane]:
     for number, thread in enumerate(dict.fromkeys(spans["thread"].tolist())):
         mine = spans[spans["thread"] == thread]
         labels = [label.decode(errors="replace") for label in mine["name"].tolist()]
-        lanes.append(
-            _lane("python" if number == 0 else f"python thread {thread}", mine["start_ns"], mine["end_ns"], labels)
-        )
+        start = mine["start_ns"]
+        end = np.maximum(mine["end_ns"], start)  # the wall clock may have been set back meanwhile
+        lanes.append(_lane("python" if number == 0 else f"python thread {thread}", start, end, labels))
     return lanes
 
 
@@ -54,9 +54,8 @@ def torch_lanes(path: Path) -> list[HostLane]:
             raise BadInput(f"{path}: event {str(event)[:60]} has no time; damaged, export it again") from None
         if not -_MAX_NS < start <= end < _MAX_NS:
             raise BadInput(f"{path}: event {str(event)[:60]} has an impossible time; damaged, export it again")
-        threads.setdefault((str(event.get("pid")), str(event.get("tid"))), []).append(
-            (start, end, str(event.get("name")))
-        )
+        process, thread, name = (_text(event.get(key)) for key in ("pid", "tid", "name"))
+        threads.setdefault((process, thread), []).append((start, end, name))
     lanes = []
     for (_, thread), rows in threads.items():
         times = np.array([row[:2] for row in rows], np.int64)
@@ -78,6 +77,11 @@ def _read_chrome(path: Path) -> tuple[list[Any], int]:
     if not isinstance(base_ns, int) or not 0 <= base_ns < _MAX_NS:
         raise BadInput(f"{path}: baseTimeNanoseconds is {str(base_ns)[:40]}, wanted ns since 1970; damaged")
     return trace["traceEvents"], base_ns
+
+
+def _text(value: Any) -> str:
+    """JSON may hold halves of surrogate pairs, which nobody can write."""
+    return str(value).encode(errors="replace").decode()
 
 
 def _lane(name: str, start: Int64, end: Int64, labels: list[str]) -> HostLane:

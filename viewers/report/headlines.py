@@ -100,6 +100,8 @@ def _warm_up(findings: Findings) -> str:
 
 
 def steadiness(findings: Findings) -> str:
+    if not findings.summary.aligned and len(findings.summary.ranks) > 1:
+        return "the clocks were not aligned: how long an iteration took cannot be said"
     if not len(findings.iterations):
         return "no whole iteration on record"
     if len(findings.iterations) == 1:
