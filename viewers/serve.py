@@ -18,6 +18,7 @@ from tracekern.errors import BadInput
 from tracekern.viewers import perfetto_ui
 
 _HOST = "127.0.0.1"
+_SHORT = "/open"
 
 # The UI asks the network for a list of Google's own users and port 9001 for a running trace processor. Neither has a
 # place in an offline view: the browser itself refuses every address but the page's own.
@@ -31,7 +32,8 @@ _OFFLINE_POLICY = (
 def serve_once(path: Path, on_ready: Callable[[str], None]) -> None:
     """Serves `path` on 127.0.0.1:9001 to ui.perfetto.dev until it was read once, whole.
 
-    on_ready: called with the URL to open, when the port listens.
+    on_ready: called, when the port listens, with the URL to open: a short one that leads to the UI's, which has its
+    commands in it and is pages long.
     Raises BadInput when the port is taken.
     """
     try:
@@ -46,7 +48,7 @@ def serve_once(path: Path, on_ready: Callable[[str], None]) -> None:
     with server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            on_ready(perfetto_ui.online_url(path))
+            on_ready(f"http://{_HOST}:{perfetto_ui.ONLINE_PORT}{_SHORT}")
             server.done.wait()
         finally:
             server.shutdown()
@@ -62,10 +64,17 @@ def serve_offline(path: Path, on_ready: Callable[[str], None]) -> None:
     with ThreadingHTTPServer((_HOST, 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            on_ready(perfetto_ui.offline_url(server.server_port, path))
+            on_ready(f"http://{_HOST}:{server.server_port}{_SHORT}")
             threading.Event().wait()
         finally:
             server.shutdown()
+
+
+def _lead_to(handler: BaseHTTPRequestHandler, url: str) -> None:
+    handler.send_response(HTTPStatus.FOUND)
+    handler.send_header("Location", url)
+    handler.send_header("Content-Length", "0")
+    handler.end_headers()
 
 
 def _send_file(handler: BaseHTTPRequestHandler, path: Path) -> None:
@@ -104,6 +113,8 @@ class _OneFileHandler(BaseHTTPRequestHandler):
     server: _OneFileServer
 
     def do_GET(self) -> None:
+        if self.path == _SHORT and _is_for_us(self, self.server.server_port):
+            return _lead_to(self, perfetto_ui.online_url(self.server.path))
         if not self._is_the_file() or not self.server.claim.acquire(blocking=False):
             return self.send_error(HTTPStatus.NOT_FOUND)
         try:
@@ -112,6 +123,7 @@ class _OneFileHandler(BaseHTTPRequestHandler):
             self.server.claim.release()
         else:
             self.server.delivered = True
+        return None
 
     def do_OPTIONS(self) -> None:
         """A browser may ask first whether a public page may read from this machine."""
@@ -157,6 +169,8 @@ class _OfflineHandler(SimpleHTTPRequestHandler):
         path = urlsplit(self.path).path
         if not _is_for_us(self, self.server.server_port):
             return self.send_error(HTTPStatus.NOT_FOUND)
+        if path == _SHORT:
+            return _lead_to(self, perfetto_ui.offline_url(self.server.server_port, self._trace))
         if not path.startswith(perfetto_ui.TRACE_FOLDER):
             return super().do_GET()
         if path != perfetto_ui.TRACE_FOLDER + quote(self._trace.name):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import webbrowser
 from pathlib import Path
+from socket import gethostname
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -32,9 +35,10 @@ def open_trace(
 
     def show(url: str) -> None:
         typer.echo(url)
+        if no_browser or not webbrowser.open(url):
+            port = urlsplit(url).port
+            note(f"open it in a browser; from another machine after: ssh -L {port}:127.0.0.1:{port} {gethostname()}")
         note("the Perfetto UI runs until Ctrl-C" if offline else "waiting for the browser to read the trace once")
-        if not no_browser and not webbrowser.open(url):
-            note("no browser could be started here: open the URL above yourself")
 
     if offline:
         serve.serve_offline(file, show)
@@ -46,7 +50,8 @@ def open_trace(
 def _check(file: Path) -> None:
     if file.is_dir():
         trace = file / "trace.pftrace.gz"
-        advice = f"{program()} open {trace}" if trace.exists() else f"{program()} export {file} -o {trace}"
+        words = ["open", trace] if trace.exists() else ["export", file, "-o", trace]
+        advice = f"{program()} {shlex.join(map(str, words))}"
         raise BadInput(f"open: {file} is a directory; wanted a trace file; {advice}")
     if not file.is_file():
         raise BadInput(f"open: {file}: no such file; wanted a trace")
@@ -54,3 +59,7 @@ def _check(file: Path) -> None:
         raise BadInput(f"open: {file}: Perfetto reads .pftrace and .json (also .gz); export it to one of them")
     if file.stat().st_size == 0:
         raise BadInput(f"open: {file} is empty; wanted a trace")
+    from tracekern.record.format import MANIFEST_NAME
+
+    if file.name == MANIFEST_NAME:
+        raise BadInput(f"open: {file} describes a capture; wanted a trace, as {program()} export makes one of it")
