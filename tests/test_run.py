@@ -16,11 +16,13 @@ import pytest
 from trace_processor import TraceProcessor, assert_no_loss
 
 import tracekern
+from tracekern.analysis.findings import find
 from tracekern.errors import BadInput, CommTimeout
 from tracekern.export.perfetto import FLOWS_SQL, write_perfetto
 from tracekern.moe.routing import draw_batch
 from tracekern.moe.run import MoeRun, run
 from tracekern.timeline.model import OPEN_END, EventClass
+from tracekern.viewers.report.headlines import headlines
 
 SMALL = {"ranks": 4, "tokens": 12, "hidden": 64, "experts": 16, "topk": 3, "iterations": 2, "blocks": 3, "warps": 2}
 
@@ -217,6 +219,12 @@ def test_a_killed_rank_is_named_and_its_part_is_kept(tmp_path):
         for text in said
     )
     timeline = tracekern.load(tmp_path)
+    first = headlines(find(timeline))[0]
+    assert (first.word, "gave up on rank 2" in first.text, first.text.endswith("; 2 more ranks stopped")) == (
+        "fault",
+        True,
+        True,
+    )
     assert [rank.state for rank in timeline.ranks] == ["closed", "closed", "salvaged", "closed"]
     spans = timeline.spans
     rank_2 = timeline.track_ranks()[spans.track] == 2

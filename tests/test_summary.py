@@ -81,7 +81,8 @@ def timeline() -> Timeline:
         marks=Marks(*(np.zeros(1, dtype) for dtype in (np.int32, np.int32, np.int32, np.int64, np.uint64))),
         flows=Flows(np.array([0]), np.array([4])),
         problems=(
-            Problem("warning", "lost_records", 0, 0, "5 records lost", 5),
+            Problem("error", "lost_records", 0, -1, "launch dispatch #0: 5 records found no room", 5),
+            Problem("error", "lost_records", 0, 0, "block 0 warp 0: 5 records lost", 5),
             Problem("error", "open_span", 1, 2, ""),
         ),
     )

@@ -83,7 +83,8 @@ def summarize(timeline: Timeline) -> Summary:
     first = min(spans.start.min(initial=last), timeline.marks.time.min(initial=last))
     problems: dict[str, int] = {}
     for problem in timeline.problems:
-        problems[problem.kind] = problems.get(problem.kind, 0) + problem.count
+        is_told_twice = problem.kind == "lost_records" and problem.track >= 0  # by launch, and again by track
+        problems[problem.kind] = problems.get(problem.kind, 0) + (0 if is_told_twice else problem.count)
     counts = SpanCounts(timeline)
     return Summary(
         title=timeline.title,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tracekern.cli import options
-from tracekern.cli.output import console, duration, print_json, table, working
+from tracekern.cli.output import console, count_of, duration, print_json, table, working
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,6 +34,7 @@ def info(
         print_json({**summary.as_dict(), "recorder": [_recorder(rank) for rank in timeline.ranks]})
     else:
         print_summary(summary)
+        _print_problems(console(), timeline, summary.problems)
         _print_recorder(console(), timeline)
 
 
@@ -73,13 +74,24 @@ def print_summary(summary: Summary) -> None:
     out = console()
     if summary.title:
         out.print(summary.title, markup=False)
-    count = f"{len(summary.ranks)} rank{'s' if len(summary.ranks) != 1 else ''}"
-    out.print(f"{count}, {summary.num_spans:,} spans, {summary.num_flows:,} arrows, {duration(summary.duration_ns)}")
+    count, arrows = count_of(len(summary.ranks), "rank"), count_of(summary.num_flows, "arrow")
+    out.print(f"{count}, {count_of(summary.num_spans, 'span')}, {arrows}, {duration(summary.duration_ns)}")
     out.print(_ranks_table(summary))
-    out.print(_events_table(summary))
+    if summary.num_spans:
+        out.print(_events_table(summary))
     print_losses(out, summary)
-    for kind, count in summary.problems.items():
-        out.print(f"problem {kind}: {count:,}", markup=False)
+
+
+def _print_problems(out: Console, timeline: Timeline, counts: dict[str, int]) -> None:
+    """How often each kind was met, with its first case; what ended a wait, of each rank."""
+    texts: dict[str, list[str]] = {}
+    for problem in timeline.problems:
+        texts.setdefault(problem.kind, []).append(problem.text)
+    for kind, met in texts.items():
+        shown = met if kind == "fault" else met[:1]
+        for text in shown:
+            first = "" if len(met) == len(shown) else f" {counts[kind]:,}, the first:"
+            out.print(f"problem {kind}:{first} {text}", markup=False, soft_wrap=True)
 
 
 def print_losses(out: Console, summary: Summary) -> None:

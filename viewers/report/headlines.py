@@ -18,14 +18,26 @@ class Line:
 
 
 def headlines(findings: Findings) -> list[Line]:
-    """One line each: how much waiting and where, whose fault, why, what bounds the time, and how far to trust it."""
+    """One line each: how much waiting and where, whose fault, why, what bounds the time, and how far to trust it.
+
+    Before them, where a wait ran out of time, which.
+    """
     return [
+        *_fault(findings),
         Line("waiting", _waiting(findings)),
         Line("who", _who(findings)),
         Line("why", _why(findings)),
         Line("bound", _bound(findings)),
         Line("trust", trust(findings)),
     ]
+
+
+def _fault(findings: Findings) -> list[Line]:
+    """The wait that ran out of time by itself; those of other ranks followed it."""
+    faulty = [rank.metadata for rank in findings.timeline.ranks if rank.metadata.get("fault_text")]
+    faulty.sort(key=lambda metadata: (metadata.get("fault") or {}).get("cause") != "timeout")
+    more = f"; {count(len(faulty) - 1, 'more rank')} stopped" if len(faulty) > 1 else ""
+    return [Line("fault", f"{faulty[0]['fault_text']}{more}")] if faulty else []
 
 
 def _waiting(findings: Findings) -> str:
