@@ -129,6 +129,13 @@ def test_budgets_need_no_baseline_and_one_run(check, launches, tmp_path):
     assert "near it are" in unknown.stderr
 
 
+def test_a_budget_holds_for_launches_of_one_shape(check, launches):
+    wide = next((launches / "wide").iterdir())
+    result = check(launches / "head" / "head_00", wide, "--max", "wait_token.p50=1ms")
+    assert result.returncode == 2
+    assert "cannot say: other shape: settings.tokens is 128, was 64" in result.stdout
+
+
 def test_files_for_a_pull_request(check, launches, tmp_path):
     arguments = ["--junit", tmp_path / "out.xml", "--markdown", tmp_path / "out.md", "--json"]
     result = check(launches / "slow", "--against", launches / "base", *arguments)
@@ -142,7 +149,7 @@ def test_files_for_a_pull_request(check, launches, tmp_path):
     assert json.loads(result.stdout)["exit_code"] == 1
     bad = check(launches / "slow", "--against", launches / "base", "--markdown", tmp_path / "no" / "folder.md")
     assert bad.returncode == 2
-    assert "cannot be written" in bad.stderr
+    assert "its folder does not exist" in bad.stderr
 
 
 def test_the_first_night_and_the_trend(check, launches, tmp_path):
@@ -198,7 +205,8 @@ def test_bad_arguments_are_one_line(check, launches, arguments, said):
 def test_nothing_is_saved_of_too_few_runs(check, launches, tmp_path):
     result = check(launches / "head" / "head_00", "--save")
     assert result.returncode == 2
-    assert "1 run, wanted at least 5" in result.stderr
+    assert result.stderr.startswith("tracekern: not saved: these runs: 1 run, wanted at least 5")
+    assert result.stderr.count("\n") == 1
     assert kept(tmp_path) == []
 
 
@@ -287,3 +295,5 @@ def test_ab_writes_into_nobodys_directory(command_line, tmp_path):
     result = ab(command_line, "--base", "true", "--head", "true", "-o", tmp_path)
     assert result.returncode == 2
     assert "is not empty" in result.stderr
+    result = ab(command_line, "--base", "true", "--head", "true", "--junit", tmp_path / "no" / "junit.xml")
+    assert "its folder does not exist" in result.stderr

@@ -110,7 +110,7 @@ def test_a_baseline_is_found_by_number_path_and_shape(tmp_path):
     assert baseline.find("latest", make_run(1, shape=large), tmp_path) == third
     assert baseline.find("1", like, tmp_path) == first
     assert baseline.find(str(third), like, tmp_path) == third
-    with pytest.raises(BadInput, match="no baseline of this shape.*ranks is 2, was 4"):
+    with pytest.raises(BadInput, match="no baseline of this shape.*settings.tokens is 64, was 128"):
         baseline.find("latest", make_run(1, shape={**small, "ranks": 2}), tmp_path)
     with pytest.raises(BadInput, match="no baseline 0009.*0001 to 0003"):
         baseline.find("9", like, tmp_path)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from tracekern.gate.budget import Budget, check_budgets
 from tracekern.gate.compare import Rules, compare
 from tracekern.gate.report import Report, losses_of
-from tracekern.gate.run import Run
+from tracekern.gate.run import Run, difference
 
 
 def check(
@@ -24,7 +24,8 @@ def check(
 
     Raises BadInput for a budget whose name nothing has.
     """
-    problems = losses_of(head)
+    budgets = tuple(budgets)
+    problems = losses_of(head) or (_other_shapes(head) if budgets else ())
     return Report(
         head=head_name,
         base=base_name,
@@ -33,3 +34,9 @@ def check(
         problems=problems,
         undecided_fails=undecided_fails,
     )
+
+
+def _other_shapes(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Launches of different work have no common median to hold against a budget."""
+    texts = [(run.source, difference(runs[0].shape, run.shape)) for run in runs[1:]]
+    return tuple(f"other shape: {text} in {source}; check runs of one shape" for source, text in texts if text)

@@ -144,8 +144,8 @@ def find_captures(path: Path) -> list[Path]:
 
 
 def difference(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = "") -> str:
-    """The first difference of two shapes in words, "" for none."""
-    for key in sorted(first.keys() | second.keys()):
+    """The first difference of two shapes in words, "" for none. Settings come first: the rest follows from them."""
+    for key in sorted(first.keys() | second.keys(), key=lambda key: (key != "settings", key)):
         a, b = first.get(key), second.get(key)
         if isinstance(a, Mapping) and isinstance(b, Mapping):
             if inner := difference(a, b, f"{prefix}{key}."):
