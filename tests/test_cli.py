@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
+import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -194,6 +197,32 @@ def test_info_tells_losses_and_the_size_that_would_have_been_enough(command_line
         assert f"{line} {rank['records_needed']} would have been enough" in result.stdout
 
 
+def test_info_says_each_problem_once(command_line, lossy):
+    told = command_line("info", lossy).stdout
+    summary = json.loads(command_line("info", lossy, "--json").stdout)
+    lost = sum(rank["records_lost"] for rank in summary["ranks"])
+    assert summary["problems"]["lost_records"] == lost
+    assert re.search(rf"problem lost_records: {lost:,}, the first: rank \d launch ", told)
+
+
+def test_a_narrow_terminal_takes_nothing_out_of_a_table(capture):
+    command = [sys.executable, "-m", "tracekern", "info", str(capture)]
+    plain = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    narrow = b""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ.update(COLUMNS="40", TERM="dumb")
+        os.execv(sys.executable, command)
+    with contextlib.suppress(OSError):  # how Linux tells that the other end has closed
+        while data := os.read(terminal, 1 << 16):
+            narrow += data
+    assert os.waitpid(pid, 0)[1] == 0
+    assert (
+        plain.splitlines()[1:]
+        == re.sub(r"\x1b\[\d*m", "", narrow.decode()).splitlines()[-len(plain.splitlines()) + 1 :]
+    )
+
+
 def test_info_on_something_else(command_line, tmp_path):
     refused(command_line("info", tmp_path), str(tmp_path), "not a capture directory")
     refused(command_line("info", tmp_path / "missing"), "missing")
@@ -271,6 +300,7 @@ def test_ranks_without_calibration_are_refused_unless_told(command_line, tmp_pat
     [
         (("-o", "t.txt"), "the suffix picks the format"),
         (("-o", "missing/t.json"), "its folder does not exist"),
+        (("-o", "t.json", "--window", "100s:200s"), "nothing was recorded from 100 s to 200 s; the capture ends at "),
         (("-o", "t.json", "--ranks", "0,9"), "rank 9 is not in the timeline"),
         (("-o", "t.json", "--window", "5us:1us"), "window"),
         (("-o", "t.json", "--host", "0=missing.json"), "missing.json"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -256,6 +258,19 @@ def test_command_prints_five_lines_and_writes_the_page(command_line, tmp_path, f
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
 
 
+def test_the_whole_report_is_of_the_same_part(command_line, tmp_path):
+    place = tmp_path / "my capture"
+    shutil.copytree(TRACES / "h200x4", place)
+    (place / "trace.pftrace.gz").unlink()
+    chosen = ["--unaligned", "--window", "0:1ms", "--ranks", "0-2", "--link-limit", "300.0"]
+    result = command_line("report", place, *chosen)
+    _, command = result.stderr.strip().split(": ", 1)
+    words = shlex.split(command)
+    assert words[words.index("report") :] == ["report", str(place), *chosen, "-o", "report.html"]
+    assert command_line("report", place, "--unaligned", "-o", tmp_path / "report.html").returncode == 0
+    assert "&#x27; --unaligned -o trace.pftrace.gz" in (tmp_path / "report.html").read_text()
+
+
 def test_json_has_the_same_lines(command_line, findings):
     result = command_line("report", TRACES / "h200x4", "--json")
     assert json.loads(result.stdout) == {"file": None, **{line.word: line.text for line in headlines(findings)}}
@@ -264,7 +279,13 @@ def test_json_has_the_same_lines(command_line, findings):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["report", "missing"], "missing"),
+        (["report", "missing"], "missing: no such file or directory"),
+        (["report", str(TRACES)], f"{TRACES / 'cpu_8_ranks'} is one, and 2 more beside it are"),
+        (["report", str(TRACES / "h200x4" / "trace.pftrace.gz")], f"name its capture directory, {TRACES / 'h200x4'}"),
+        (
+            ["report", str(TRACES / "h200x4"), "--window", "9s:10s"],
+            "nothing was recorded from 9 s to 10 s; the capture",
+        ),
         (["report", str(TRACES / "h200x4"), "-o", "report.pdf"], "wanted a name that ends in .html"),
         (["report", str(TRACES / "h200x4"), "-o", "no/such/folder/report.html"], "its folder does not exist"),
         (["report", str(TRACES / "h200x4"), "--ranks", "9"], "rank 9 is not in the timeline"),

@@ -54,6 +54,11 @@ def check(
         raise BadInput("--trend draws the history that --append names; give both")
     rules = gate_output.make_rules(floor, min_runs, metrics, across_hosts)
     limits = _limits(config, budgets or [])
+    outputs = gate_output.Outputs(as_json, junit, markdown)
+    outputs.check()
+    for path in (append, trend):
+        if path is not None:
+            options.check_folder(path)
     if not (against or save or limits or append):
         raise BadInput("nothing to check: give --against BASELINE, --max NAME=LIMIT, --save or --append")
     head = _read(runs, unaligned)
@@ -72,7 +77,7 @@ def check(
         _save(head, rules, storage, report.headline if is_doubtful else "")
     if append and not report.all_problems:
         _append(append, trend, head, report.outcome.name.lower(), rules)
-    gate_output.finish(report, gate_output.Outputs(as_json, junit, markdown))
+    gate_output.finish(report, outputs)
 
 
 def _limits(config: Path, texts: list[str]) -> list[Budget]:
@@ -101,10 +106,10 @@ def _base(
         return None, ""
     try:
         path = find(against, head[0], storage)
-    except NoBaseline as error:
+    except NoBaseline:
         if not save or against != "latest":
             raise
-        note(f"{error}: these runs become the first")
+        note(f"no baseline in {storage} yet: these runs become the first")
         return None, ""
     return _read([path], unaligned), str(path)
 
@@ -115,11 +120,11 @@ def _save(runs: list[Run], rules: Rules, storage: Path, refusal: str) -> None:
     from tracekern.gate.report import percent
 
     problems = own_problems("these runs", runs, rules)
-    if refusal or problems:
-        note(f"not saved: {refusal or problems[0]}")
-        if problems and not refusal:
-            raise BadInput(problems[0])
+    if refusal:
+        note(f"not saved: {refusal}")
         return
+    if problems:
+        raise BadInput(f"not saved: {problems[0]}")
     path = save(runs, storage)
     note(f"saved {len(runs)} runs as {path}")
     changes = sorted(minimal_detectable_changes(runs, rules).items(), key=lambda entry: entry[1])

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tracekern.cli.options import Tracks, parse_host, parse_ranks, parse_window
-from tracekern.cli.output import console, note, print_json, progress, working
+from tracekern.cli.options import Tracks, check_folder, check_window, parse_host, parse_ranks, parse_window
+from tracekern.cli.output import console, count_of, note, print_json, program, progress, working
 from tracekern.errors import BadInput
 
 
@@ -34,7 +34,9 @@ def convert(selection: Selection, output: Path, as_json: bool, format_name: str 
     format_name = format_name or format_of(output)
     window, ranks = parse_window(selection.window), parse_ranks(selection.ranks)
     host = [parse_host(text) for text in selection.host or []]
-    _check_folder(output, format_name)
+    check_folder(output)
+    if output.is_dir() and format_name != "otf2":
+        raise BadInput(f"{output}: is a directory; wanted the name of a file, as in {output / 'trace.pftrace.gz'}")
     with working("reading and aligning the captures"):
         timeline = load(
             selection.captures,
@@ -43,6 +45,7 @@ def convert(selection: Selection, output: Path, as_json: bool, format_name: str 
             partial=selection.partial,
             host=host,
         )
+        check_window(timeline, window)
     with progress() as bar, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         task = bar.add_task(f"writing {output.name}", total=None)
@@ -64,13 +67,6 @@ def convert(selection: Selection, output: Path, as_json: bool, format_name: str 
         _print(result, timeline)
 
 
-def _check_folder(output: Path, format_name: str) -> None:
-    if not output.absolute().parent.is_dir():
-        raise BadInput(f"{output}: its folder does not exist; wanted a place to write; mkdir -p {output.parent}")
-    if output.is_dir() and format_name != "otf2":
-        raise BadInput(f"{output}: is a directory; wanted the name of a file, as in {output / 'trace.pftrace.gz'}")
-
-
 def _problems(timeline: Any) -> list[dict[str, Any]]:
     return [vars(problem) for problem in timeline.problems]
 
@@ -78,11 +74,13 @@ def _problems(timeline: Any) -> list[dict[str, Any]]:
 def _print(result: dict[str, Any], timeline: Any) -> None:
     out = console()
     size = f"{result['bytes'] / 1e6:.1f} MB" if result["bytes"] >= 1e5 else f"{result['bytes']:,} bytes"
-    counts = f"{result['spans']:,} spans, {result['flows']:,} arrows"
+    counts = f"{count_of(result['spans'], 'span')}, {count_of(result['flows'], 'arrow')}"
     out.print(f"{result['file']}: {counts}, {size}", soft_wrap=True, markup=False)
     if result["spans_left_out"] or result["flows_left_out"]:
-        out.print(f"left out: {result['spans_left_out']:,} spans, {result['flows_left_out']:,} arrows")
+        out.print(
+            f"left out: {count_of(result['spans_left_out'], 'span')}, {count_of(result['flows_left_out'], 'arrow')}"
+        )
     for problem in timeline.problems[:10]:
         note(f"{problem.severity}: {problem.text}")
     if len(timeline.problems) > 10:
-        note(f"and {len(timeline.problems) - 10} more; tracekern info lists their number by kind")
+        note(f"and {len(timeline.problems) - 10} more; {program()} info counts them by kind")

@@ -40,6 +40,8 @@ def diff(
     from tracekern.timeline.merge import load
 
     where = _parse_at(at)
+    if output:
+        _check_output(output)
     with working("reading and aligning the captures"):
         timelines = [load(path, unaligned=unaligned, partial=partial) for path in (first, second)]
         sides = [phase_statistics(timeline) for timeline in timelines]
@@ -61,7 +63,9 @@ def diff(
     out.print(f"A: {first}\nB: {second}", markup=False, soft_wrap=True)
     out.print(_phase_table(*sides))
     out.print(_end_to_end(*sides))
-    out.print(CAVEAT, soft_wrap=True)
+    out.print(CAVEAT)
+    if output:
+        note(f"{output}: open it in a browser" if output.suffix == ".html" else f"both in one trace: {output}")
 
 
 def _parse_at(text: str | None) -> tuple[str, int] | None:
@@ -73,6 +77,17 @@ def _parse_at(text: str | None) -> tuple[str, int] | None:
     return name, int(number)
 
 
+def _check_output(output: Path) -> None:
+    from tracekern.export.write import format_of
+
+    if output.suffix != ".html":
+        try:
+            format_of(output)
+        except BadInput as error:
+            raise BadInput(f"{error}, or .html for a page") from None
+    options.check_folder(output)
+
+
 def _write(timelines: list[Timeline], at: tuple[str, int] | None, output: Path) -> None:
     from tracekern.export.write import export
     from tracekern.timeline.side_by_side import side_by_side
@@ -81,7 +96,6 @@ def _write(timelines: list[Timeline], at: tuple[str, int] | None, output: Path) 
     with progress() as bar:
         task = bar.add_task(f"writing {output.name}", total=None)
         export(both, output, progress=lambda done, total: bar.update(task, completed=done, total=total))
-    note(f"both in one trace: {output}")
 
 
 def _write_page(
@@ -103,7 +117,6 @@ def _write_page(
     page = diff_page((first, second), differences(*sides), warnings, CAVEAT)
     with atomic_path(output) as temporary:
         temporary.write_text(page, encoding="utf-8")
-    note(f"{output}: open it in a browser")
 
 
 def _warnings(timelines: list[Timeline], sides: list[RunStatistics]) -> list[str]:
@@ -133,11 +146,18 @@ def _phase_table(first: RunStatistics, second: RunStatistics) -> object:
         grid.add_row(
             *_pair(a, b, "p50_ns"),
             *_pair(a, b, "p99_ns"),
-            *(f"{phase.wait_share:.1%}" if phase and not math.isnan(phase.wait_share) else "" for phase in (a, b)),
+            *(
+                f"{100 * phase.wait_share:.1f} %" if phase and not math.isnan(phase.wait_share) else ""
+                for phase in (a, b)
+            ),
             *(f"{phase.num_spans:,}" if phase else "-" for phase in (a, b)),
             name,
         )
     return grid
+
+
+def _share(value: float) -> str:
+    return "" if math.isnan(value) else f"{100 * value:.1f} %"
 
 
 def _pair(a: PhaseStatistics | None, b: PhaseStatistics | None, field: str) -> list[str]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import enum
 import re
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tracekern.errors import BadInput
+
+if TYPE_CHECKING:
+    from tracekern.timeline.model import Timeline
 
 
 class Tracks(str, enum.Enum):
@@ -55,6 +59,23 @@ def parse_window(text: str | None) -> tuple[int, int] | None:
     return _parse_time(first, text), _parse_time(last, text)
 
 
+def check_window(timeline: Timeline, window: tuple[int, int] | None) -> None:
+    """Raises BadInput for a window, ns from the start, in which nothing was recorded, though there is something."""
+    from tracekern.cli.output import duration
+    from tracekern.timeline.select import select
+
+    if window is None or not (len(timeline.spans) or len(timeline.marks)):
+        return
+    part = select(timeline, window)
+    if not (len(part.spans) or len(part.marks)):
+        spans = timeline.spans
+        last_ns = max(spans.start.max(initial=0), spans.end.max(initial=0), timeline.marks.time.max(initial=0))
+        first, last = map(duration, window)
+        raise BadInput(
+            f"--window: nothing was recorded from {first} to {last}; the capture ends at {duration(last_ns)}"
+        )
+
+
 def _parse_time(part: str, text: str) -> int:
     match = _TIME.fullmatch(part.strip())
     if not match:
@@ -76,6 +97,13 @@ def parse_ranks(text: str | None) -> list[int] | None:
             raise BadInput(f"--ranks: {part!r} in {text!r} is no rank or range of ranks; wanted for example 0,2-4")
         ranks.update(range(first, last + 1))
     return sorted(ranks)
+
+
+def check_folder(output: Path) -> None:
+    """Before the work, not after it. Raises BadInput where the folder of a file to write does not exist."""
+    if not output.absolute().parent.is_dir():
+        folder = shlex.quote(str(output.parent))
+        raise BadInput(f"{output}: its folder does not exist; wanted a place to write; mkdir -p {folder}")
 
 
 def parse_host(text: str) -> tuple[int, str]:

@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-_PLAIN_WIDTH = 130
-"""Columns of a table that goes to a file or pipe, where no terminal tells its width."""
+_WIDTH = 1000
+"""Wider than any line of ours: where a terminal is narrower, it breaks lines itself, and no cell loses its end."""
 
 
 def console() -> Console:
     """For results."""
-    return Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, highlight=False)
+    return Console(width=_WIDTH, highlight=False)
 
 
 def note(text: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracekern.cli import options
-from tracekern.cli.output import console, duration, print_json, table
+from tracekern.cli.output import console, duration, print_json, table, working
 from tracekern.errors import BadInput
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ def overhead(
     from tracekern.record.overhead import find_device
 
     chosen, device = find_device(backend)
-    costs = measure(chosen)
+    with working("measuring"):
+        costs = measure(chosen)
     if as_json:
         print_json({"backend": chosen, "device": device, "spans": [dataclasses.asdict(cost) for cost in costs]})
         return

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tracekern.cli import options
 from tracekern.cli.output import console, note, print_json, program, working
 from tracekern.errors import BadInput
+
+if TYPE_CHECKING:
+    from tracekern.analysis.findings import Findings
 
 
 def report(
@@ -37,15 +41,19 @@ def report(
 
     if output is not None and output.suffix not in (".html", ".htm"):
         raise BadInput(f"report: {output}: the report is a page; wanted a name that ends in .html")
+    if output is not None:
+        options.check_folder(output)
     if link_limit is not None and not 0 < link_limit < float("inf"):
         raise BadInput(f"--link-limit: got {link_limit:g}, wanted GB/s above 0")
     chosen_window, chosen_ranks = options.parse_window(window), options.parse_ranks(ranks)
     with working("reading and analysing the captures"):
         timeline = load(captures, unaligned=unaligned, strict=strict, partial=partial)
+        options.check_window(timeline, chosen_window)
         findings = find(select(timeline, chosen_window, chosen_ranks), link_limit)
     lines = headlines(findings)
+    names = list(map(str, captures))
     if output is not None:
-        _write_page(findings, captures, output)
+        _write_page(findings, names, output)
     if as_json:
         print_json({"file": str(output) if output else None, **{line.word: line.text for line in lines}})
         return
@@ -55,24 +63,25 @@ def report(
         out.print(f"[bold]{line.word:>{width}}[/bold]  ", end="")
         out.print(line.text, markup=False, soft_wrap=True)
     if output is None:
-        note(f"the whole report: {program()} report {' '.join(map(str, captures))} -o report.html")
+        options_given = ["--unaligned"] * unaligned + ["--partial"] * partial
+        for name, value in (("window", window), ("ranks", ranks), ("link-limit", link_limit)):
+            options_given += [f"--{name}", str(value)] if value is not None else []
+        note(f"the whole report: {program()} {shlex.join(['report', *names, *options_given, '-o', 'report.html'])}")
     else:
         note(f"{output}: open it in a browser")
 
 
-def _write_page(findings: object, captures: list[Path], output: Path) -> None:
+def _write_page(findings: Findings, captures: list[str], output: Path) -> None:
     from tracekern.export.files import atomic_path
     from tracekern.viewers.report.report_page import report_page
 
-    if not output.absolute().parent.is_dir():
-        raise BadInput(f"{output}: its folder does not exist; wanted a place to write; mkdir -p {output.parent}")
-    trace = captures[0] / "trace.pftrace.gz"
+    trace = Path(captures[0], "trace.pftrace.gz")
     if trace.exists():
-        command = f"{program()} open {trace}"
+        command = f"{program()} {shlex.join(['open', str(trace)])}"
     else:
-        command = (
-            f"{program()} merge {' '.join(map(str, captures))} -o trace.pftrace.gz && {program()} open trace.pftrace.gz"
-        )
-    page = report_page(findings, captures[0].resolve().name, ", ".join(map(str, captures)), command)
+        unaligned = [] if findings.summary.aligned else ["--unaligned"]
+        merge = shlex.join(["merge", *captures, *unaligned, "-o", "trace.pftrace.gz"])
+        command = f"{program()} {merge} && {program()} open trace.pftrace.gz"
+    page = report_page(findings, Path(captures[0]).resolve().name, ", ".join(captures), command)
     with atomic_path(output) as temporary:
         temporary.write_text(page, encoding="utf-8")

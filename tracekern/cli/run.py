@@ -172,7 +172,11 @@ def _print(result: _Result) -> None:
     if report.ok:
         out.print(f"every result equals the {reference_name(plan.variant).replace('_', ' ')}, bit by bit")
     if result.trace:
-        out.print(f"trace: {result.trace}   show it: {program()} open {result.trace}", soft_wrap=True, markup=False)
+        out.print(
+            f"trace: {result.trace}   show it: {program()} {shlex.join(['open', str(result.trace)])}",
+            soft_wrap=True,
+            markup=False,
+        )
 
 
 def _table(ranks: list[tuple[RankReport, RankSummary | None]]) -> object:

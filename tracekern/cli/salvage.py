@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,7 +49,7 @@ def salvage(
     ranks = ", ".join(str(leftover.rank) for leftover in leftovers)
     console().print(f"run {run_id}: saved rank {ranks} of {leftovers[0].num_ranks}", markup=False)
     for target in targets:
-        note(f"who waited for whom: {program()} report {target}")
+        note(f"who waited for whom: {program()} {shlex.join(['report', target])}")
 
 
 def _show(leftovers: list[Leftover], as_json: bool) -> None:

@@ -67,6 +67,8 @@ def _read_chrome(path: Path) -> tuple[list[Any], int]:
     try:
         data = path.read_bytes()
         trace = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such file; wanted a Chrome trace of torch.profiler") from None
     except (OSError, EOFError, ValueError, RecursionError, gzip.zlib.error) as error:  # type: ignore[attr-defined]
         raise BadInput(f"{path}: not a Chrome trace ({error}); damaged, export it again") from None
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):

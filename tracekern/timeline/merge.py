@@ -38,6 +38,7 @@ LOSS_KINDS = ("lost_records", "torn_track", "orphan_end", "launch_not_recorded",
 """Problems that `strict` refuses: data that should be there and is not."""
 
 _DECODE_THREADS = 2
+_DUMPS = "rank_*.tkdump"
 
 PathLike = str | Path
 
@@ -87,13 +88,25 @@ def find_dumps(paths: Sequence[PathLike]) -> list[Path]:
     """The dump files of capture directories, or named one by one. Raises BadInput for a path that holds none."""
     found: list[Path] = []
     for path in map(Path, paths):
-        dumps = sorted(path.glob("rank_*.tkdump")) if path.is_dir() else [path]
+        dumps = sorted(path.glob(_DUMPS)) if path.is_dir() else [path]
         if not dumps:
-            raise BadInput(f"{path}: no rank_*.tkdump in it: not a capture directory; name the one given to capture()")
+            raise BadInput(f"{path}: no rank_*.tkdump in it: not a capture directory; {_advice(path)}")
+        if not dumps[0].exists():
+            raise BadInput(f"{path}: no such file or directory; name a capture directory or a dump")
+        if dumps == [path] and path.suffix != ".tkdump" and any(path.parent.glob(_DUMPS)):
+            raise BadInput(f"{path}: not a dump; name its capture directory, {path.parent}")
         found += dumps
     if not found:
         raise BadInput("no capture named; give one or more capture directories")
     return found
+
+
+def _advice(directory: Path) -> str:
+    """Where its captures may be: `run moe --variant all` and loops of launches leave them one level below."""
+    below = sorted({dump.parent for dump in directory.glob(f"*/{_DUMPS}")})
+    if not below:
+        return "name the one given to capture()"
+    return f"{below[0]} is one" + (f", and {len(below) - 1} more beside it are" if len(below) > 1 else "")
 
 
 def _read_dumps(paths: Sequence[PathLike]) -> list[Dump]:
