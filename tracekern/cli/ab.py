@@ -43,8 +43,7 @@ def ab(
 
     rules = gate_output.make_rules(floor, 5, metrics, across_hosts=False)
     limits = list(map(parse_budget, budgets or ()))
-    outputs = gate_output.Outputs(as_json, junit, markdown)
-    outputs.check()
+    options.check_folders(junit, markdown)
     if runs < rules.min_runs or warm_ups < 0:
         raise BadInput(f"--runs {runs}, --warm-ups {warm_ups}: wanted at least {rules.min_runs} runs and 0 warm-ups")
     if output is not None and output.exists() and any(output.iterdir()):
@@ -62,7 +61,7 @@ def ab(
         base_name=base,
         undecided_fails=on_undecided is gate_output.OnUndecided.fail,
     )
-    gate_output.finish(report, outputs)
+    gate_output.finish(report, gate_output.Outputs(as_json, junit, markdown))
 
 
 def _launch(

@@ -54,11 +54,7 @@ def check(
         raise BadInput("--trend draws the history that --append names; give both")
     rules = gate_output.make_rules(floor, min_runs, metrics, across_hosts)
     limits = _limits(config, budgets or [])
-    outputs = gate_output.Outputs(as_json, junit, markdown)
-    outputs.check()
-    for path in (append, trend):
-        if path is not None:
-            options.check_folder(path)
+    options.check_folders(append, trend, junit, markdown)
     if not (against or save or limits or append):
         raise BadInput("nothing to check: give --against BASELINE, --max NAME=LIMIT, --save or --append")
     head = _read(runs, unaligned)
@@ -77,7 +73,7 @@ def check(
         _save(head, rules, storage, report.headline if is_doubtful else "")
     if append and not report.all_problems:
         _append(append, trend, head, report.outcome.name.lower(), rules)
-    gate_output.finish(report, outputs)
+    gate_output.finish(report, gate_output.Outputs(as_json, junit, markdown))
 
 
 def _limits(config: Path, texts: list[str]) -> list[Budget]:

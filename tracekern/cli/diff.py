@@ -85,7 +85,7 @@ def _check_output(output: Path) -> None:
             format_of(output)
         except BadInput as error:
             raise BadInput(f"{error}, or .html for a page") from None
-    options.check_folder(output)
+    options.check_folders(output)
 
 
 def _write(timelines: list[Timeline], at: tuple[str, int] | None, output: Path) -> None:

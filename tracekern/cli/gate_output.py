@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracekern.cli import options
 from tracekern.cli.output import console, note, print_json, table
 from tracekern.errors import BadInput
 
@@ -45,12 +44,6 @@ class Outputs:
     as_json: bool
     junit: Path | None
     markdown: Path | None
-
-    def check(self) -> None:
-        """Raises BadInput where a file has no folder to stand in."""
-        for path in (self.junit, self.markdown):
-            if path is not None:
-                options.check_folder(path)
 
 
 def make_rules(floor: str, min_runs: int, metrics: list[str] | None, across_hosts: bool) -> Rules:

@@ -99,11 +99,12 @@ def parse_ranks(text: str | None) -> list[int] | None:
     return sorted(ranks)
 
 
-def check_folder(output: Path) -> None:
+def check_folders(*outputs: Path | None) -> None:
     """Before the work, not after it. Raises BadInput where the folder of a file to write does not exist."""
-    if not output.absolute().parent.is_dir():
-        folder = shlex.quote(str(output.parent))
-        raise BadInput(f"{output}: its folder does not exist; wanted a place to write; mkdir -p {folder}")
+    for output in outputs:
+        if output is not None and not output.absolute().parent.is_dir():
+            folder = shlex.quote(str(output.parent))
+            raise BadInput(f"{output}: its folder does not exist; wanted a place to write; mkdir -p {folder}")
 
 
 def parse_host(text: str) -> tuple[int, str]:
