@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.rank_pool import RankPool
 from tracekern import _C
+from tracekern.analysis.iterations import LaunchIterations
 from tracekern.errors import BadInput, CommTimeout, DeviceLost
 from tracekern.moe.pipeline import P2PPipeline
 from tracekern.moe.reference import reference
@@ -148,6 +149,10 @@ def test_the_last_launches_stay_where_room_ends(tmp_path):
         assert [launch.epoch for launch in launches] == [(0xFFFFFFF0 + number) % (1 << 32) for number in sequences]
         counts.add(len(sequences))
     assert max(counts) > 2
+    of_iteration = defaultdict(set)
+    for launch, number in zip(timeline.launches, LaunchIterations(timeline).of_launch.tolist(), strict=True):
+        of_iteration[number].add(launch.sequence)
+    assert [len(calls) for calls in of_iteration.values()] == [1] * max(counts)
     assert {problem.severity for problem in timeline.problems} <= {"note"}
     whole = record_pipeline(tmp_path / "whole", records_per_track=32, keep="last")
     of_whole = {launch.name: launch.records_needed for launch in whole.launches}

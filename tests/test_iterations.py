@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 from timelines import LAUNCH, make_launch, make_spans, make_timeline
 
 from tracekern.analysis.iterations import find_iterations
-from tracekern.timeline.model import OPEN_END, Flows
+from tracekern.timeline.model import OPEN_END, Flows, Problem
 
 # launch index -> rank and sequence: two ranks, three iterations of two kernels, and one barrier before them
 LAUNCHES = tuple(
@@ -63,3 +64,39 @@ def test_clocks_that_are_not_aligned_give_no_iteration():
     assert len(find_iterations(make_timeline(2))) == 1
     assert len(find_iterations(make_timeline(2, aligned=False))) == 0
     assert len(find_iterations(make_timeline(1, aligned=False))) == 1
+
+
+def calls_of(kept: dict[str, range], **changes: object):
+    """Iterations of one rank that kept these launches of each name, call i from 1000 * i on."""
+    launches = [
+        dataclasses.replace(make_launch(0, name), sequence=sequence)
+        for name, sequences in kept.items()
+        for sequence in sequences
+    ]
+    begin = {name: 100 * place for place, name in enumerate(kept)}
+    start = [1000 * launch.sequence + begin[launch.name] for launch in launches]
+    rows = [(0, LAUNCH, idx, begin, begin + 50, 0, 0) for idx, begin in enumerate(start)]
+    return find_iterations(make_timeline(1, launches=tuple(launches), spans=make_spans(rows), flows=Flows(), **changes))
+
+
+@pytest.mark.parametrize("oldest", [(11, 10, 10), (11, 11, 10), (10, 8, 10)], ids=str)
+def test_a_flight_recorder_that_kept_more_of_one_kernel_than_of_another(oldest):
+    names = ("dispatch", "combine", "finish")
+    found = calls_of({name: range(first, 20) for name, first in zip(names, oldest, strict=True)})
+    assert found.start.tolist() == [1000 * call for call in range(max(oldest), 20)]
+    assert set(found.duration_ns.tolist()) == {250}
+
+
+@pytest.mark.parametrize("hung_in", range(3))
+def test_calls_before_the_one_that_hung_are_whole(hung_in):
+    names = ("dispatch", "combine", "finish")
+    kept = {name: range(8 + (place <= hung_in)) for place, name in enumerate(names)} | {"set_up": range(1)}
+    problem = Problem("error", "open_span", 0, -1, "wait_token never closed")
+    found = calls_of(kept, problems=(problem,))
+    assert found.start.tolist() == [1000 * call for call in range(8 + (hung_in == 2))]
+    assert set(found.duration_ns.tolist()) == {250}
+
+
+def test_each_third_launch_of_kernels_that_are_launched_once_and_twice_a_call():
+    found = calls_of({"dispatch": range(0, 12, 3), "combine": range(0, 24, 3), "finish": range(0, 12, 3)})
+    assert found.of_launch.tolist() == [0, 1, 2, 3, 0, 0, 1, 1, 2, 2, 3, 3, 0, 1, 2, 3]

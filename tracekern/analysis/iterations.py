@@ -2,17 +2,22 @@
 
 A stage is a launch name. The number of iterations is the commonest number of launches a stage has (the larger one of
 equals), a stage launched k times as often belongs to each k times, and a stage launched any other number of times is
-set-up and belongs to none.
+set-up and belongs to none. Launches that a flight recorder did not keep are counted, and where the run did not come to
+its end, a stage may lack what it had still to do.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from tracekern.timeline.model import OPEN_END, EventClass, Int32, Int64, Timeline
+
+_CUT_SHORT = ("open_span", "salvaged", "launch_not_recorded", "launch_lost")
+"""Problems of a capture whose last launches may be missing."""
 
 
 class LaunchIterations:
@@ -23,24 +28,45 @@ class LaunchIterations:
         for launch in timeline.launches:
             sequences.setdefault(launch.name, set()).add(launch.sequence)
         self.stages = tuple(sequences)
-        lengths = Counter(len(found) for found in sequences.values())
-        self.count = max(lengths, key=lambda length: (lengths[length], length), default=0)
-        self.set_up_stages = tuple(name for name, found in sequences.items() if len(found) % self.count)
+        places = {name: _places(found) for name, found in sequences.items()}
+        is_cut = any(problem.kind in _CUT_SHORT for problem in timeline.problems)
+        times = _times_an_iteration({name: max(place.values()) + 1 for name, place in places.items()}, is_cut)
+        self.set_up_stages = tuple(name for name in self.stages if not times[name])
+        iteration = [
+            places[launch.name][launch.sequence] // times[launch.name] if times[launch.name] else -1
+            for launch in timeline.launches
+        ]
+        kept = {number: idx for idx, number in enumerate(sorted({*iteration} - {-1}))}
+        self.count = len(kept)
         self.first_measured = 1 if self.count > 1 else 0
-        order = {name: {number: i for i, number in enumerate(sorted(found))} for name, found in sequences.items()}
-        self.of_launch = np.array(
-            [
-                -1
-                if launch.name in self.set_up_stages
-                else order[launch.name][launch.sequence] * self.count // len(sequences[launch.name])
-                for launch in timeline.launches
-            ],
-            np.int32,
-        )
+        self.of_launch = np.array([kept.get(number, -1) for number in iteration], np.int32)
         """[num_launches] its iteration, -1: set-up."""
         number = {name: i for i, name in enumerate(self.stages)}
         self.stage_of_launch = np.array([number[launch.name] for launch in timeline.launches], np.int32)
         self.is_measured = self.of_launch >= self.first_measured
+        num_launches = np.bincount(self.of_launch[self.of_launch >= 0], minlength=self.count)
+        begins_late = any(min(place.values(), default=0) > 0 for place in places.values())
+        self.is_whole = (num_launches == num_launches.max(initial=0)) | (not is_cut and not begins_late)
+        """[count] False for one that lacks launches: not kept, or never made."""
+
+
+def _places(sequences: set[int]) -> dict[int, int]:
+    """By sequence: how many launches came before it; where each Nth was recorded, how many of those."""
+    ordered = sorted(sequences)
+    is_each_nth = len(ordered) > 1 and min(after - before for before, after in pairwise(ordered)) > 1
+    return {number: place if is_each_nth else number for place, number in enumerate(ordered)}
+
+
+def _times_an_iteration(launched: dict[str, int], is_cut: bool) -> dict[str, int]:
+    """How often each iteration launches a stage, 0: it belongs to none. is_cut: the last one may lack some."""
+    lengths = Counter(launched.values())
+    count = max(lengths, key=lambda length: (lengths[length], length), default=1)
+    if is_cut and count + 1 in lengths:
+        count += 1
+    times = {name: -(-length // count) for name, length in launched.items()}
+    missing = {name: times[name] * count - length for name, length in launched.items()}
+    allowed = {name: times[name] if is_cut and times[name] < length else 0 for name, length in launched.items()}
+    return {name: times[name] if missing[name] <= allowed[name] else 0 for name in launched}
 
 
 @dataclass(frozen=True)
@@ -70,9 +96,9 @@ class Iterations:
 
 
 def find_iterations(timeline: Timeline) -> Iterations:
-    """The iterations without those that have a launch which never ended; none where clocks are not aligned."""
-    spans = timeline.spans
-    of_launch = LaunchIterations(timeline).of_launch
+    """The iterations that lack no launch and have none that never ended; none where clocks are not aligned."""
+    spans, iterations = timeline.spans, LaunchIterations(timeline)
+    of_launch = iterations.of_launch
     is_launch = np.array([event.event_class == EventClass.LAUNCH for event in timeline.events], bool)
     if not timeline.aligned and len(timeline.ranks) > 1:
         is_launch[:] = False
@@ -84,5 +110,5 @@ def find_iterations(timeline: Timeline) -> Iterations:
     end = np.full(len(number), np.iinfo(np.int64).min)
     np.minimum.at(start, row, spans.start[chosen])
     np.maximum.at(end, row, spans.end[chosen])
-    whole = ~np.isin(number, never_ended)
+    whole = ~np.isin(number, never_ended) & iterations.is_whole[number]
     return Iterations(number[whole], start[whole], end[whole], of_launch)

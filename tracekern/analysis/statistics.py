@@ -171,7 +171,7 @@ def _end_to_end(timeline: Timeline, iterations: LaunchIterations) -> tuple[int, 
     times = []
     for iteration in range(iterations.first_measured, iterations.count):
         members = which[of_span == iteration]
-        if len(members):
+        if len(members) and iterations.is_whole[iteration]:
             times.append(int(timeline.spans.end[members].max() - timeline.spans.start[members].min()))
     return tuple(times)
 
