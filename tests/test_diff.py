@@ -15,6 +15,7 @@ from trace_processor import TraceProcessor, assert_no_loss
 import tracekern
 from tracekern.errors import BadInput
 from tracekern.timeline.model import OPEN_END, TrackKind
+from tracekern.timeline.select import take_spans
 from tracekern.timeline.side_by_side import side_by_side
 
 SPEC = CaptureSpec(num_ranks=3, launches=3, host_spans=2)
@@ -26,6 +27,18 @@ def pair(tmp_path_factory) -> tuple[Path, Path]:
     directory = tmp_path_factory.mktemp("pair")
     second = CaptureSpec(num_ranks=2, launches=4, run_id="second", host_spans=1, killed_rank=1)
     return write_capture(directory / "a", SPEC), write_capture(directory / "b", second)
+
+
+def without_lane(timeline, sequence: int):
+    """The timeline as if that launch of demo_kernel had left nothing."""
+    is_gone = np.array([launch.sequence == sequence for launch in timeline.launches])[timeline.spans.launch]
+    return take_spans(timeline, ~(is_gone & (timeline.spans.launch >= 0)))
+
+
+def test_a_launch_that_left_nothing_is_not_the_one_to_align_at(pair):
+    first, second = map(tracekern.load, pair)
+    both = side_by_side(without_lane(first, 1), second)
+    assert launch_start(both, {0, 1, 2}, "demo_kernel", 0) == launch_start(both, {3, 4}, "demo_kernel", 0)
 
 
 def launch_start(timeline, ranks: set[int], name: str, sequence: int) -> int:

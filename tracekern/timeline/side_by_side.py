@@ -21,9 +21,10 @@ def side_by_side(
     kernel that both launched twice, since the first warms up, or else the first launch that both have.
     Raises BadInput where there is no such launch.
     """
-    at = at or _choose(first, second)
     pair = (first, second)
-    starts = [_start_of(timeline, at, name) for timeline, name in zip(pair, names, strict=True)]
+    started = [_starts(timeline, name) for timeline, name in zip(pair, names, strict=True)]
+    at = at or _choose(*started)
+    starts = [_start_of(at, known, name) for known, name in zip(started, names, strict=True)]
     lead = max(start - _earliest(timeline) for timeline, start in zip(pair, starts, strict=True))
     first_free = max((rank.rank for rank in first.ranks), default=-1) + 1
     sides = [
@@ -38,27 +39,32 @@ def side_by_side(
     return concatenate(sides).replace(flows=flows, title=title, aligned=first.aligned and second.aligned)
 
 
-def _choose(first: Timeline, second: Timeline) -> tuple[str, int]:
-    theirs = {(launch.name, launch.sequence) for launch in second.launches}
-    common = [(launch.name, launch.sequence) for launch in first.launches if (launch.name, launch.sequence) in theirs]
-    if not common:
-        raise BadInput("the two captures have no launch in common; there is nothing to align them at")
-    return next((pair for pair in common if pair[1] == 1), common[0])
-
-
-def _start_of(timeline: Timeline, at: tuple[str, int], name: str) -> int:
-    """When the first rank started that launch."""
+def _starts(timeline: Timeline, name: str) -> dict[tuple[str, int], int]:
+    """When the first rank started each launch, by (name, sequence); those that left nothing are missing."""
     if timeline.unit != "ns":
         raise BadInput(f"{name} is in {timeline.unit}; align it to ns first")
     spans = timeline.spans
-    chosen = np.array([(launch.name, launch.sequence) == at for launch in timeline.launches], bool)
-    is_lane = np.array([track.kind == TrackKind.LAUNCH for track in timeline.tracks], bool)
-    which = np.flatnonzero(is_lane[spans.track]) if len(chosen) and len(is_lane) else np.empty(0, np.int64)
-    which = which[chosen[spans.launch[which]]]
-    if not len(which):
-        known = ", ".join(dict.fromkeys(launch.name for launch in timeline.launches)) or "none"
+    is_lane = np.array([track.kind == TrackKind.LAUNCH for track in timeline.tracks] or [False])
+    lanes = np.flatnonzero(is_lane[spans.track] & (spans.launch >= 0))
+    found: dict[tuple[str, int], int] = {}
+    for idx, start in zip(spans.launch[lanes].tolist(), spans.start[lanes].tolist(), strict=True):
+        launch = timeline.launches[idx].name, timeline.launches[idx].sequence
+        found[launch] = min(found.get(launch, start), start)
+    return found
+
+
+def _choose(first: dict[tuple[str, int], int], second: dict[tuple[str, int], int]) -> tuple[str, int]:
+    common = sorted(first.keys() & second.keys(), key=lambda launch: (first[launch], launch))
+    if not common:
+        raise BadInput("the two captures have no launch in common; there is nothing to align them at")
+    return next((launch for launch in common if launch[1] == 1), common[0])
+
+
+def _start_of(at: tuple[str, int], started: dict[tuple[str, int], int], name: str) -> int:
+    if at not in started:
+        known = ", ".join(dict.fromkeys(launch for launch, _ in started)) or "none"
         raise BadInput(f"{name} has no launch {at[1]} of {at[0]!r} with records in it; its launches are {known}")
-    return int(spans.start[which].min())
+    return started[at]
 
 
 def _earliest(timeline: Timeline) -> int:
