@@ -39,8 +39,8 @@ def test_nothing_injected_nothing_charged():
     totals = waits.totals()
     assert totals.pop("visibility") == len(waits) * SEE_NS
     assert totals == dict.fromkeys(totals, 0)
-    assert not waits.wrong_order.any()
-    assert not waits.slack.any()
+    assert not waits.wrong_order_ns.any()
+    assert not waits.slack_ns.any()
 
 
 def test_late_sender():
@@ -135,7 +135,7 @@ def test_wrong_order():
     waits = analyze_waits(run.timeline())
     late = by_rank_and_peer(waits, "late_sender")
     assert late == {(0, 1): 50_000}
-    assert waits.wrong_order.tolist() == [50_000 - SIGNAL_NS, 0]
+    assert waits.wrong_order_ns.tolist() == [50_000 - SIGNAL_NS, 0]
 
 
 def test_a_message_of_a_later_launch_is_no_wrong_order():
@@ -147,8 +147,8 @@ def test_a_message_of_a_later_launch_is_no_wrong_order():
         run.wait(0, peer=sender)
     waits = analyze_waits(run.timeline())
     assert waits.late_sender.tolist() == [50_000, 0]
-    assert waits.slack[1] > 49_000
-    assert waits.wrong_order.tolist() == [0, 0]
+    assert waits.slack_ns[1] > 49_000
+    assert waits.wrong_order_ns.tolist() == [0, 0]
 
 
 @settings(max_examples=200, deadline=None)
@@ -185,7 +185,7 @@ def test_early_data_is_slack():
     run.work(0, 9000)
     run.wait(0, peer=1)
     waits = analyze_waits(run.timeline())
-    assert waits.slack.tolist() == [9000 - SIGNAL_NS]
+    assert waits.slack_ns.tolist() == [9000 - SIGNAL_NS]
     assert waits.visibility.tolist() == waits.wait_ns.tolist() == [SEE_NS]
 
 
@@ -228,14 +228,14 @@ def check_invariants(timeline: Timeline, waits: Waits) -> None:
     assert np.array_equal(sum(by_class.values()), waits.wait_ns)
     assert sum(waits.totals().values()) == int(waits.wait_ns.sum())
     assert np.array_equal(waits.wait_ns, (timeline.spans.end - timeline.spans.start)[waits.row])
-    assert (waits.slack >= 0).all()
-    assert (waits.wrong_order >= 0).all()
-    assert (waits.wrong_order <= waits.late_sender).all()
+    assert (waits.slack_ns >= 0).all()
+    assert (waits.wrong_order_ns >= 0).all()
+    assert (waits.wrong_order_ns <= waits.late_sender).all()
 
 
 def assert_same(waits: Waits, expected: list[Wait]) -> None:
     assert waits.row.tolist() == [wait["row"] for wait in expected]
-    for name in (*CLASSES, "slack", "wrong_order", "peer"):
+    for name in (*CLASSES, "slack_ns", "wrong_order_ns", "peer"):
         assert getattr(waits, name).tolist() == [wait[name] for wait in expected], name
 
 

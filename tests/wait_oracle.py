@@ -21,7 +21,7 @@ Wait = dict[str, int]
 
 
 def oracle(timeline: Timeline) -> list[Wait]:
-    """The classes, slack, wrong_order and peer of every wait, in the order of the spans."""
+    """The classes, slack_ns, wrong_order_ns and peer of every wait, in the order of the spans."""
     spans, found = timeline.spans, []
     signals: dict[int, list[int]] = defaultdict(list)
     for signal, wait in zip(timeline.flows.signal.tolist(), timeline.flows.wait.tolist(), strict=True):
@@ -42,7 +42,7 @@ def oracle(timeline: Timeline) -> list[Wait]:
             wait = _for_signal(timeline, row, signals[row], event.channel.kind)
         else:
             wait = _unmatched(timeline, row)
-        found.append({**dict.fromkeys((*CLASSES, "slack"), 0), **wait, "row": row})
+        found.append({**dict.fromkeys((*CLASSES, "slack_ns"), 0), **wait, "row": row})
     _add_wrong_order(timeline, found)
     return found
 
@@ -68,7 +68,7 @@ def _for_signal(timeline: Timeline, row: int, signals: list[int], kind: ChannelK
     done, there, signal = max(ends)
     late = min(max(there - begin, 0), end - begin)
     drain = max(0, min(end, done) - max(begin, there))
-    wait = {"drain": drain, "visibility": end - begin - late - drain, "slack": max(begin - done, 0)}
+    wait = {"drain": drain, "visibility": end - begin - late - drain, "slack_ns": max(begin - done, 0)}
     wait["peer"] = _rank(timeline, signal)
     if kind is ChannelKind.CREDIT:
         return {**wait, "late_receiver": late}
@@ -129,7 +129,7 @@ def _add_wrong_order(timeline: Timeline, found: list[Wait]) -> None:
         row = wait["row"]
         loop = int(spans.track[row]), int(spans.launch[row]), int(spans.event[row])
         late_until = int(spans.start[row]) + wait["late_sender"]
-        wait["wrong_order"] = max(0, late_until - max(int(spans.start[row]), arrived.get(loop, late_until)))
+        wait["wrong_order_ns"] = max(0, late_until - max(int(spans.start[row]), arrived.get(loop, late_until)))
         if "done" in wait:
             arrived[loop] = min(wait["done"], arrived.get(loop, wait["done"]))
 

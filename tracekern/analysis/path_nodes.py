@@ -90,7 +90,7 @@ def find_nodes(timeline: Timeline, graph: EventGraph, waits: Waits, replayed: Ma
     end = np.concatenate([spans.end[waits.row[wait]], told[tells]])
     hears = np.arange(len(run)) < len(wait)
     meeting = np.concatenate([meeting[first], meeting[tells]])
-    order = _order(graph, run, begin, end, meeting, hears)
+    order = _order(graph, run, end, meeting, hears)
     if order is None:
         return None
     wait = np.concatenate([wait, np.full(len(tells), -1)])
@@ -111,7 +111,7 @@ def _pairs(waits: Waits, chosen: Mask) -> _Pairs:
     )
 
 
-def _order(graph: EventGraph, run: Int64, begin: Int64, end: Int64, meeting: Int64, hears: Mask) -> Int64 | None:
+def _order(graph: EventGraph, run: Int64, end: Int64, meeting: Int64, hears: Mask) -> Int64 | None:
     """By time; where clocks contradict a signal, what follows it is moved behind it. None where that does not end."""
     # Doubled, so that at one time a wait ends before its run tells, and hears after another one told.
     key = 2 * end + ~hears

@@ -132,14 +132,6 @@ class Waits:
         return self._where(WaitKind.UNMATCHED, self.rest_ns)
 
     @property
-    def slack(self) -> Int64:
-        return self.slack_ns
-
-    @property
-    def wrong_order(self) -> Int64:
-        return self.wrong_order_ns
-
-    @property
     def rest_ns(self) -> Int64:
         """What is neither late nor drain."""
         return self.wait_ns - self.late_ns - self.drain_ns

@@ -93,7 +93,7 @@ class _Ends:
         if self.channel.kind is ChannelKind.DATA:
             pick = self._pick_data(count)
         elif self.channel.kind is ChannelKind.CREDIT:
-            pick = self._pick_credit(first, count)
+            pick = self._pick_credit(first)
         elif every_barrier_signal:
             count[~self.waits.closed] = 0
             waits = np.repeat(np.arange(len(count)), count)
@@ -114,7 +114,7 @@ class _Ends:
             in_turn, ordinal // np.maximum(num_waits // np.maximum(count, 1), 1), np.where(count == 1, 0, -1)
         )
 
-    def _pick_credit(self, first: Int64, count: Int64) -> Int64:
+    def _pick_credit(self, first: Int64) -> Int64:
         """Values only grow; the first that reaches what was wanted did it."""
         levels = np.concatenate([self.signals.level, self.waits.level])
         place = np.unique(levels, return_inverse=True)[1]  # a value may have 55 bits, its place has 32
