@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.captures import EPOCH, GROUP_NS, START_NS, WAIT_OFFSETS, CaptureSpec, write_capture
+from tracekern.analysis.summary import summarize
 from tracekern.errors import BadInput
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import EventClass, Timeline, TrackKind, unpack_field
@@ -77,6 +78,24 @@ def test_without_clock_samples_alignment_is_refused(tmp_path: Path):
     timeline = load(tmp_path, unaligned=True)
     assert not timeline.aligned
     assert timeline.title.startswith("UNALIGNED")
+
+
+def test_unaligned_ranks_stand_beside_their_own_hosts(tmp_path: Path):
+    years = 10**17
+    write_capture(tmp_path, CaptureSpec(num_ranks=2, host_spans=3, clock_offset_ns=years))
+    distances, durations = [], []
+    for unaligned in (False, True):
+        timeline = load(tmp_path, unaligned=unaligned)
+        ranks = timeline.track_ranks()[timeline.spans.track]
+        is_host = np.array([track.kind is TrackKind.HOST for track in timeline.tracks])[timeline.spans.track]
+        start = timeline.spans.start
+        distances.append(
+            [int(start[is_host & (ranks == rank)].min() - start[~is_host & (ranks == rank)].min()) for rank in range(2)]
+        )
+        durations.append(summarize(timeline).duration_ns)
+        bounds = [rank.clock.host_hard_ns for rank in timeline.ranks]
+    assert distances[1] == pytest.approx(distances[0], abs=max(bounds))
+    assert durations[1] <= durations[0] < years
 
 
 def test_losses_are_told_and_strict_refuses_them(tmp_path: Path):

@@ -78,9 +78,6 @@ class Summary:
 
 def summarize(timeline: Timeline) -> Summary:
     """Numbers of a Timeline in ns."""
-    spans = timeline.spans
-    last = max(spans.end.max(initial=0), spans.start.max(initial=0), timeline.marks.time.max(initial=0))
-    first = min(spans.start.min(initial=last), timeline.marks.time.min(initial=last))
     problems: dict[str, int] = {}
     for problem in timeline.problems:
         is_told_twice = problem.kind == "lost_records" and problem.track >= 0  # by launch, and again by track
@@ -89,12 +86,25 @@ def summarize(timeline: Timeline) -> Summary:
     return Summary(
         title=timeline.title,
         aligned=timeline.aligned,
-        num_spans=len(spans),
+        num_spans=len(timeline.spans),
         num_flows=len(timeline.flows),
-        duration_ns=int(last - first),
+        duration_ns=_duration_ns(timeline),
         ranks=tuple(_rank(timeline, rank.rank, counts) for rank in timeline.ranks),
         problems=problems,
     )
+
+
+def _duration_ns(timeline: Timeline) -> int:
+    """From the first event to the last; without common clocks that of the rank that took longest by its own."""
+    spans, marks = timeline.spans, timeline.marks
+    starts, ends = np.append(spans.start, marks.time), np.append(np.maximum(spans.start, spans.end), marks.time)
+    if timeline.aligned:
+        return int(ends.max() - starts.min()) if len(starts) else 0
+    of_rank = timeline.track_ranks()[np.append(spans.track, marks.track)]
+    is_device = np.array([track.kind != TrackKind.HOST for track in timeline.tracks] or [False])
+    of_rank = np.where(is_device[np.append(spans.track, marks.track)], of_rank, -1)
+    mine = [of_rank == rank.rank for rank in timeline.ranks]
+    return max((int(ends[rows].max() - starts[rows].min()) for rows in mine if rows.any()), default=0)
 
 
 def _rank(timeline: Timeline, rank: int, counts: SpanCounts) -> RankSummary:

@@ -15,6 +15,7 @@ from tracekern.errors import BadInput
 from tracekern.record.dump import Dump, read_dump
 from tracekern.record.format import CLOCK_SAMPLE, torch_profile_file_name
 from tracekern.timeline.clock_flows import tighten_clocks
+from tracekern.timeline.clock_host import relate_hosts
 from tracekern.timeline.clocks import apply_clock, fit_clocks, unaligned_clocks
 from tracekern.timeline.columns import join_rows
 from tracekern.timeline.decode import decode
@@ -154,7 +155,12 @@ def _fit(samples: npt.NDArray[Any], pieces: Sequence[Timeline], unaligned: bool)
         filled = [column for column in times if len(column)]
         if filled:
             spans_ticks[piece.ranks[0].rank] = (int(min(map(np.min, filled))), int(max(map(np.max, filled))))
-    return unaligned_clocks(ranks, spans_ticks) if unaligned else fit_clocks(samples, ranks, spans_ticks)
+    if not unaligned:
+        return fit_clocks(samples, ranks, spans_ticks)
+    fits = unaligned_clocks(ranks, spans_ticks)
+    for rank in ranks:  # each stands beside its own host at least: wall clock and device clock may lie years apart
+        fits = relate_hosts(samples, [rank], fits, {}, apply_clock)
+    return fits
 
 
 def _to_ns(piece: Timeline, fit: ClockFit) -> Timeline:

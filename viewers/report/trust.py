@@ -88,7 +88,11 @@ def _overhead(findings: Findings) -> str:
 
 
 def _problems(findings: Findings) -> str:
-    problems = findings.timeline.problems
+    # What a launch lost is told once, not for each of its tracks again; what ended a wait comes first.
+    problems = [
+        problem for problem in findings.timeline.problems if problem.kind != "lost_records" or problem.track < 0
+    ]
+    problems.sort(key=lambda problem: problem.kind != "fault")
     if not problems:
         return "<p>The reader met no problem in the capture.</p>"
     rows = [[escape(problem.severity), escape(problem.text)] for problem in problems[:_MAX_ROWS]]
