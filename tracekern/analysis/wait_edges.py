@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tracekern.analysis.groups import group_rows
 from tracekern.timeline.flows import join_flows
-from tracekern.timeline.model import OPEN_END, ChannelKind, EventClass, EventType, Flows, Int64, Timeline
+from tracekern.timeline.model import OPEN_END, ChannelKind, EventClass, EventType, Flows, Int64, Spans, Timeline
 from tracekern.timeline.select import take_spans
 
 Mask = npt.NDArray[np.bool_]
@@ -82,8 +82,9 @@ def is_local_barrier(event: EventType) -> bool:
 def local_barriers(timeline: Timeline) -> LocalBarriers:
     """Who came last at block and grid barriers.
 
-    Every warp passes them equally often, so the k-th wait of each warp belongs to the k-th barrier of its launch. Where
-    a warp left before another one came, records are missing and nobody is said to have been last.
+    Every warp passes them equally often, so the k-th wait of each warp belongs to the k-th barrier of its launch; where
+    a flight recorder overwrote the first ones, the k-th from the end. Where a warp left before another one came,
+    records are missing and nobody is said to have been last; nor where it may be the begin of a wait that is missing.
     """
     spans = timeline.spans
     block_of_track = np.array([track.block for track in timeline.tracks], np.int64)
@@ -105,10 +106,13 @@ def _meetings(timeline: Timeline, rows: Int64, place_of_track: Int64) -> tuple[I
     """(waits, last arrivals) among the spans `rows` of one event, sorted by (track, start)."""
     spans = timeline.spans
     rows = rows[spans.launch[rows] >= 0]
+    lacks_first = np.array([launch.records_overwritten > 0 for launch in timeline.launches], bool)[spans.launch]
+    rows = rows[~lacks_first[rows] | (spans.end[rows] != OPEN_END)]
     passes = group_rows(len(rows), spans.launch[rows], spans.track[rows]).group
     order = np.argsort(passes, kind="stable")
     rows, passes = rows[order], passes[order]
-    ordinal = np.arange(len(rows)) - np.searchsorted(passes, passes, "left")
+    counted_from = np.where(lacks_first[rows], *(np.searchsorted(passes, passes, side) for side in ("right", "left")))
+    ordinal = np.arange(len(rows)) - counted_from
     meeting = group_rows(len(rows), spans.launch[rows], place_of_track[spans.track[rows]], ordinal)
     start, end = spans.start[rows], spans.end[rows]
     closed = end != OPEN_END
@@ -116,7 +120,16 @@ def _meetings(timeline: Timeline, rows: Int64, place_of_track: Int64) -> tuple[I
     last = np.empty(len(meeting), np.int64)
     last[meeting.group[came_last]] = came_last
     left_early = closed & (end < start[last[meeting.group]])
+    # A span without its begin is shown from the oldest record of its track on.
+    maybe_headless = lacks_first[rows] & (start == _run_starts(spans)[rows])
     sound = np.ones(len(meeting), bool)
-    sound[meeting.group[left_early]] = False
+    sound[meeting.group[left_early | maybe_headless]] = False
     kept = closed & sound[meeting.group]
     return rows[kept], rows[last[meeting.group[kept]]]
+
+
+def _run_starts(spans: Spans) -> Int64:
+    """[num_spans] when the first span of its track and launch began."""
+    is_first = np.append(True, (np.diff(spans.track) != 0) | (np.diff(spans.launch) != 0))[: len(spans)]
+    starts: Int64 = spans.start[is_first][np.cumsum(is_first) - 1]
+    return starts
