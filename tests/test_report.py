@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import re
 import shlex
@@ -267,8 +268,9 @@ def test_the_whole_report_is_of_the_same_part(command_line, tmp_path):
     _, command = result.stderr.strip().split(": ", 1)
     words = shlex.split(command)
     assert words[words.index("report") :] == ["report", str(place), *chosen, "-o", "report.html"]
-    assert command_line("report", place, "--unaligned", "-o", tmp_path / "report.html").returncode == 0
-    assert "&#x27; --unaligned -o trace.pftrace.gz" in (tmp_path / "report.html").read_text()
+    assert command_line("report", place, "-o", tmp_path / "report.html").returncode == 0
+    merge = html.escape(f"merge {shlex.quote(str(place))} -o trace.pftrace.gz")
+    assert merge in (tmp_path / "report.html").read_text()
 
 
 def test_json_has_the_same_lines(command_line, findings):

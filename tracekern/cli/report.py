@@ -78,8 +78,7 @@ def _write_page(findings: Findings, captures: list[str], output: Path) -> None:
     if trace.exists():
         command = f"{program()} {shlex.join(['open', str(trace)])}"
     else:
-        unaligned = [] if findings.summary.aligned else ["--unaligned"]
-        merge = shlex.join(["merge", *captures, *unaligned, "-o", "trace.pftrace.gz"])
+        merge = shlex.join(["merge", *captures, "-o", "trace.pftrace.gz"])
         command = f"{program()} {merge} && {program()} open trace.pftrace.gz"
     page = report_page(findings, Path(captures[0]).resolve().name, ", ".join(captures), command)
     with atomic_path(output) as temporary:
