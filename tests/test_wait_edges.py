@@ -28,8 +28,9 @@ def keep_last(dump: Dump, count: int) -> Dump:
         of_tracks["started"] = fmt.STARTED_RING
         headers.append(of_tracks.tobytes())
         records.append(b"".join(track[-count:].tobytes() for track in tracks))
+    before = dump.payload[: dump.launches[0].headers_offset].tobytes()  # clock samples and host spans
     sections = [section.ljust(fmt.align_up(len(section)), b"\0") for section in headers + records]
-    offsets = np.cumsum([0, *map(len, sections)]).tolist()
+    offsets = np.cumsum([len(before), *map(len, sections)]).tolist()
     launches = tuple(
         dataclasses.replace(
             launch,
@@ -39,7 +40,7 @@ def keep_last(dump: Dump, count: int) -> Dump:
         )
         for idx, launch in enumerate(dump.launches)
     )
-    return dataclasses.replace(dump, launches=launches, payload=np.frombuffer(b"".join(sections), np.uint8))
+    return dataclasses.replace(dump, launches=launches, payload=np.frombuffer(b"".join([before, *sections]), np.uint8))
 
 
 def last_ones(timeline: Timeline) -> dict[tuple[str, int], tuple[str, int]]:
@@ -58,3 +59,9 @@ def test_a_flight_recorder_names_the_same_last_warps_or_none(count: int):
     truth, found = last_ones(decode(whole)), last_ones(decode(keep_last(whole, count)))
     assert found
     assert found.items() <= truth.items()
+
+
+def test_a_span_without_its_begin_is_no_short_one():
+    whole = read_dump(TRACES / "h200x4_late_host" / "rank_00000.tkdump")
+    for dump in (whole, keep_last(whole, 5)):
+        assert "dense_probes" not in {problem.kind for problem in decode(dump).problems}

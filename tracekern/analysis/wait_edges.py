@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from tracekern.analysis.groups import group_rows
 from tracekern.timeline.flows import join_flows
-from tracekern.timeline.model import OPEN_END, ChannelKind, EventClass, EventType, Flows, Int64, Spans, Timeline
+from tracekern.timeline.headless import maybe_headless
+from tracekern.timeline.model import OPEN_END, ChannelKind, EventClass, EventType, Flows, Int64, Timeline
 from tracekern.timeline.select import take_spans
 
 Mask = npt.NDArray[np.bool_]
@@ -88,11 +89,13 @@ def local_barriers(timeline: Timeline) -> LocalBarriers:
     """
     spans = timeline.spans
     block_of_track = np.array([track.block for track in timeline.tracks], np.int64)
+    headless = maybe_headless(timeline)
     parts = [
         _meetings(
             timeline,
             np.flatnonzero(spans.event == idx),
             block_of_track if event.name == BLOCK_BARRIER else np.zeros_like(block_of_track),
+            headless,
         )
         for idx, event in enumerate(timeline.events)
         if is_local_barrier(event)
@@ -102,7 +105,7 @@ def local_barriers(timeline: Timeline) -> LocalBarriers:
     return LocalBarriers(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _meetings(timeline: Timeline, rows: Int64, place_of_track: Int64) -> tuple[Int64, Int64]:
+def _meetings(timeline: Timeline, rows: Int64, place_of_track: Int64, headless: Mask) -> tuple[Int64, Int64]:
     """(waits, last arrivals) among the spans `rows` of one event, sorted by (track, start)."""
     spans = timeline.spans
     rows = rows[spans.launch[rows] >= 0]
@@ -120,16 +123,7 @@ def _meetings(timeline: Timeline, rows: Int64, place_of_track: Int64) -> tuple[I
     last = np.empty(len(meeting), np.int64)
     last[meeting.group[came_last]] = came_last
     left_early = closed & (end < start[last[meeting.group]])
-    # A span without its begin is shown from the oldest record of its track on.
-    maybe_headless = lacks_first[rows] & (start == _run_starts(spans)[rows])
     sound = np.ones(len(meeting), bool)
-    sound[meeting.group[left_early | maybe_headless]] = False
+    sound[meeting.group[left_early | headless[rows]]] = False
     kept = closed & sound[meeting.group]
     return rows[kept], rows[last[meeting.group[kept]]]
-
-
-def _run_starts(spans: Spans) -> Int64:
-    """[num_spans] when the first span of its track and launch began."""
-    is_first = np.append(True, (np.diff(spans.track) != 0) | (np.diff(spans.launch) != 0))[: len(spans)]
-    starts: Int64 = spans.start[is_first][np.cumsum(is_first) - 1]
-    return starts

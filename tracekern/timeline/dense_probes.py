@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.record.dump import Dump
+from tracekern.timeline.headless import maybe_headless
 from tracekern.timeline.model import OPEN_END, EventClass, Problem, Timeline
 from tracekern.timeline.record_columns import Runs
 
@@ -70,11 +71,12 @@ def _dense_kernels(timeline: Timeline, runs: Runs, costs: _Costs, ns_per_tick: f
 
 def _short_events(timeline: Timeline, costs: _Costs, ns_per_tick: float) -> list[Problem]:
     spans, rank = timeline.spans, timeline.ranks[0].rank
+    is_timed = (spans.end != OPEN_END) & ~maybe_headless(timeline)
     problems = []
     for idx, event in enumerate(timeline.events):
         if event.event_class != EventClass.WORK:
             continue
-        rows = np.flatnonzero((spans.event == idx) & (spans.end != OPEN_END))
+        rows = np.flatnonzero((spans.event == idx) & is_timed)
         if len(rows) < _MIN_SPANS:
             continue
         median_ns = float(np.median(spans.end[rows] - spans.start[rows])) * ns_per_tick
