@@ -243,10 +243,11 @@ def test_host_clocks_are_related_node_by_node():
 
 def test_wall_clock_set_while_sampling_gives_no_host_relation():
     rng = np.random.default_rng(14)
-    clock = Clock.draw(rng)
+    clock = Clock.draw(rng, base_ns=SECOND)  # one that counts from the start of the machine
     rows = [host_brackets(rng, clock, 0, 0, start, offset) for start, offset in ((0, 0), (1e6, 50_000_000))]
     fit = fit_clocks(np.concatenate(rows), [rank_of(0, clock)])[0]
     assert math.isnan(fit.host_hard_ns)
+    assert abs(WALL_NS + fit.host_offset_ns - clock.base_ns) < 60_000_000, "the lanes still stand near the kernels"
 
 
 def test_apply_is_exact_at_any_size_and_beyond_the_anchors():

@@ -30,7 +30,8 @@ def relate_hosts(
     """The fits with host_offset_ns and host_hard_ns filled in; ranks of one node share both.
 
     hard_ns: rank -> bound of its fit where the brackets were taken, which is not where its events are. A node without
-    host brackets keeps host_hard_ns = nan, as does one whose wall clock was set while it was sampled.
+    host brackets keeps host_hard_ns = nan; so does one whose wall clock was set while it was sampled, and its offset is
+    about that.
     """
     related = dict(fits)
     for node in sorted({rank.node for rank in ranks}):
@@ -52,7 +53,7 @@ def relate_hosts(
         offset, hard = _combine(rounds)
         for rank in members:
             related[rank.rank] = dataclasses.replace(
-                related[rank.rank], host_offset_ns=base + round(offset) if np.isfinite(hard) else 0, host_hard_ns=hard
+                related[rank.rank], host_offset_ns=base + round(offset), host_hard_ns=hard
             )
     return related
 
@@ -92,8 +93,8 @@ def _intersect(time: npt.NDArray[Any], at_least: npt.NDArray[Any], at_most: npt.
 
 def _combine(rounds: Sequence[_Interval]) -> tuple[float, float]:
     """(offset, hard): one number for the whole capture, so what the two clocks drift apart is part of its bound."""
-    if any(at_least > at_most for _, at_least, at_most in rounds):
-        return 0.0, float("nan")
     low, high = min(r[1] for r in rounds), max(r[2] for r in rounds)
+    if any(at_least > at_most for _, at_least, at_most in rounds):
+        return (low + high) / 2, float("nan")
     longest_gap = float(np.diff(sorted(r[0] for r in rounds)).max(initial=0.0))
     return (low + high) / 2, (high - low) / 2 + MAX_HOST_WANDER_PER_NS * longest_gap**2 / 8 + 1
