@@ -80,10 +80,12 @@ def test_junit_is_read_back_by_its_package(tmp_path):
 
 
 def test_numbers_for_people():
-    assert [show("a.p50", value) for value in (0.0, 64.0, 3104.0, 2.5e6, 3e9)] == [
+    assert [show("a.p50", value) for value in (0.0, 64.0, 999.6, 3104.0, 999_600.0, 2.5e6, 3e9)] == [
         "0 ns",
         "64 ns",
+        "1 us",
         "3.1 us",
+        "1 ms",
         "2.5 ms",
         "3 s",
     ]

@@ -8,6 +8,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+import runs
+
+from tracekern.gate.pytest_runs import TestRuns
 
 pytest_plugins = ["pytester"]
 
@@ -142,3 +145,19 @@ def test_a_suite_that_does_not_use_it_pays_nothing(pytester, monkeypatch):
     blocked = [argument for name in ("hypothesispytest", "xdist", "timeout") for argument in ("-p", f"no:{name}")]
     pytester.runpytest_subprocess(*PLUGIN, *blocked).assert_outcomes(passed=1)
     assert sys.version_info >= (3, 10)
+
+
+@pytest.mark.parametrize("num_runs", [1, 5])
+def test_what_grew_from_nothing_grew(num_runs):
+    name = "dispatch.wait_token.wait_share"
+    base, head = (
+        [runs.make_run(side + number, {name: share}) for number in range(num_runs)]
+        for side, share in ((0, 0.0), (100, 0.4))
+    )
+    session = TestRuns(Path("storage"), False, Path("baseline"), {"t": base}, {"wait_share": 0.2}, {"t": head})
+    session.finish(all_passed=True)
+    (failure,) = session.failures
+    assert "0 % -> 40 %" in failure
+    unchanged = TestRuns(Path("storage"), False, Path("baseline"), {"t": base}, {"wait_share": 0.2}, {"t": base})
+    unchanged.finish(all_passed=True)
+    assert unchanged.failures == []

@@ -77,7 +77,7 @@ class TestRuns:
             if not all(values) or (self.limits and statistic not in self.limits):
                 continue
             before, after = (float(np.median(side)) for side in values)
-            growth = after / before - 1 if before else float("nan")
+            growth = after / before - 1 if before else float("inf") if after else 0.0
             line = f"{test}: {name} {show(name, before)} -> {show(name, after)} ({percent(growth)})"
             limit = self.limits.get(statistic, float("inf"))
             if growth > limit and (not proven or _is_proven(name, base, runs, limit)):

@@ -175,7 +175,7 @@ def show(metric: str, value: float) -> str:
     if metric.endswith(".wait_share"):
         return f"{100 * value:.3g} %"
     for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if value >= size:
+        if value >= 0.9995 * size:  # three digits of it are 1.00, those of the next smaller unit would be 1e+03
             return f"{value / size:.3g} {unit}"
     return f"{value:.3g} ns"
 
