@@ -126,23 +126,32 @@ def test_markup_takes_nothing_out_of_a_help_text():
         assert Text.from_markup(text).plain == text.replace("\\[", "["), name
 
 
-@pytest.mark.parametrize("missing", ["typer", "rich"])
-def test_without_the_command_line_packages_it_says_what_to_install(tmp_path, missing):
+@pytest.mark.parametrize(
+    ("missing", "arguments", "extra"),
+    [
+        ("typer", ("info", "CAPTURE"), "run"),
+        ("rich", ("info", "CAPTURE"), "run"),
+        ("torch", ("run", "moe", "-o", "out"), "run"),
+        ("torch", ("overhead",), "run"),
+        ("scipy", ("report", "CAPTURE"), "read"),
+        ("pyarrow", ("export", "CAPTURE", "-o", "out.parquet"), "read"),
+    ],
+)
+def test_where_a_package_is_missing_it_says_what_to_install(capture, tmp_path, missing, arguments, extra):
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
         "class Hidden:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         f"        if name == {missing!r}:\n"
-        "            raise ModuleNotFoundError(name=name)\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
         "sys.meta_path.insert(0, Hidden())\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "tracekern", "info", "x"]
-    refused(
-        subprocess.run(command, capture_output=True, text=True, env=environment),
-        f"needs {missing}",
-        "pip install 'tracekern[run]'",
-    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parent.parent)])}
+    words = [str(capture) if word == "CAPTURE" else word for word in arguments]
+    command = [sys.executable, "-m", "tracekern", *words]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    refused(result, f"needs {missing}", f"tracekern[{extra}]")
+    assert [path.name for path in tmp_path.iterdir() if path.name not in ("sitecustomize.py", "__pycache__")] == []
 
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])

@@ -18,6 +18,7 @@ MODULE = HERE / f"my_kernel{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 includes = [tracekern.include_path(), pybind11.get_include(), sysconfig.get_path("include")]
 flags = ["-std=c++20", "-O2", "-shared", "-fPIC", "-pthread", *(f"-I{path}" for path in includes)]
+print("building my_kernel.cpp, some seconds")
 subprocess.run(["g++", *flags, HERE / "my_kernel.cpp", "-o", MODULE], check=True)
 
 sys.path.insert(0, str(HERE))
@@ -30,4 +31,4 @@ with tracekern.capture("my-capture") as capture:
         my_kernel.square(matrix, 4, 2, launch.descriptor)
 
 assert (matrix == np.float32(1.5) ** 8).all()
-print("three launches of square are in my-capture/")
+print("three launches of square are in my-capture/   show them: tracekern info my-capture")

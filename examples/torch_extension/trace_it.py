@@ -11,7 +11,10 @@ import torch
 
 import tracekern
 
+if not torch.cuda.is_available():
+    sys.exit("this example needs a GPU, and nvcc to build it; examples/my_kernel runs without")
 HERE = Path(__file__).resolve().parent
+print("building square.cu, some minutes")
 subprocess.run([sys.executable, "setup.py", "build_ext", "--inplace"], cwd=HERE, check=True)
 
 sys.path.insert(0, str(HERE))

@@ -43,6 +43,7 @@ def build(backend: str, directory: Path) -> Path:
     target = directory / f"exchange{sysconfig.get_config_var('EXT_SUFFIX')}"
     if target.exists() and target.stat().st_mtime > (HERE / "exchange.cpp").stat().st_mtime:
         return directory
+    sys.stderr.write("building exchange.cpp, some seconds\n")
     includes = [tracekern.include_path(), pybind11.get_include(), sysconfig.get_path("include")]
     compilers = {
         "cpu": ["g++", "-fPIC", "-pthread"],

@@ -29,15 +29,20 @@ _OF_THE_MACHINE = frozenset(
 """What a file system may answer to any path that a user names."""
 
 
+_EXTRAS = {
+    **dict.fromkeys(("torch", "typer", "rich"), "run"),
+    **dict.fromkeys(("scipy", "polars", "pyarrow", "plotly", "perfetto", "junitparser"), "read"),
+}
+"""Package -> the extra of ours that installs it."""
+
+
 def main() -> None:
     """Runs the command in sys.argv and exits."""
     _open_standard_streams()
     try:
         from tracekern.cli.app import app
     except ModuleNotFoundError as error:
-        if error.name not in {"typer", "rich"}:
-            raise
-        _fail(f"the command line needs {error.name}, which is not installed here; pip install 'tracekern[run]'")
+        _fail_without_package(error, "the command line")
     try:
         app()
     except TracekernError as error:
@@ -48,6 +53,8 @@ def main() -> None:
         if error.errno not in _OF_THE_MACHINE:
             _crash()
         _fail(f"{error.filename or 'output'}: {error.strerror}; name another place, or make room or rights there")
+    except ModuleNotFoundError as error:
+        _fail_without_package(error, f"tracekern {' '.join(sys.argv[1:2])}")
     except Exception:  # noqa: BLE001 - the outermost frame: shows the fault whole
         _crash()
 
@@ -60,6 +67,13 @@ def _open_standard_streams() -> None:
             opened = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(opened, True)
             setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r"))
+
+
+def _fail_without_package(error: ModuleNotFoundError, what: str) -> None:
+    package = (error.name or "").partition(".")[0]
+    if package not in _EXTRAS:
+        _crash()
+    _fail(f"{what} needs {package}, which is not installed here; pip install 'tracekern[{_EXTRAS[package]}]'")
 
 
 def _crash() -> None:

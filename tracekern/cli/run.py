@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,6 +74,8 @@ def moe(
     from tracekern.moe.run import VARIANTS, WORKER, MoeRun
     from tracekern.record.spawner import Spawner
 
+    if find_spec("torch") is None:  # the ranks would all say so, and nobody what to do
+        raise BadInput("run moe needs torch, which is not installed here; pip install 'tracekern[run]'")
     names = {field.name for field in dataclasses.fields(MoeRun)}
     given = {name: value for name, value in context.params.items() if name in names}
     given["records_per_track"] = options.parse_records(records_per_track)
