@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import subprocess
 from pathlib import Path
@@ -11,13 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from runs import draw_runs, make_run
+from timelines import make_launch, make_timeline
 
+from tracekern.analysis.statistics import phase_statistics
 from tracekern.errors import BadInput
 from tracekern.gate import baseline, history
 from tracekern.gate.budget import Budget, check_budgets, parse_budget, read_budgets
 from tracekern.gate.compare import Rules, compare
 from tracekern.gate.files import write_whole
 from tracekern.gate.run import Run, difference
+from tracekern.gate.run import make_run as run_of
 from tracekern.moe.run import MoeRun
 
 TRACES = Path(__file__).parent.parent / "traces"
@@ -87,6 +91,14 @@ def test_settings_of_a_program_of_ones_own_all_count(tmp_path):
     baseline.save([make_run(shape={"ranks": 4, "settings": {"tokens": 64, "keep": 1}})], tmp_path)
     with pytest.raises(BadInput, match=r"settings\.keep is 2, was 1"):
         baseline.find("latest", make_run(shape={"ranks": 4, "settings": {"tokens": 64, "keep": 2}}), tmp_path)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_the_shape_names_all_grids_of_a_kernel_in_whatever_order_they_ran(order):
+    launches = [dataclasses.replace(make_launch(0, sequence=i), num_blocks=2 + 6 * (i % 2)) for i in order]
+    timeline = make_timeline(1, launches=tuple(launches))
+    run = run_of("run", phase_statistics(timeline), timeline, {})
+    assert run.shape["launches"] == {"dispatch": "2x2 8x2"}
 
 
 @pytest.mark.parametrize("kept", ["launches/cpu.json", "launches/nvidia-h200.json", "cpu_8_ranks", "h200x4_late_host"])

@@ -99,7 +99,9 @@ def read_run(path: Path, unaligned: bool = False) -> Run:
 
 def make_run(source: str, statistics: RunStatistics, timeline: Any, about: Mapping[str, Any]) -> Run:
     """timeline, about: the Timeline behind the statistics and the metadata of its first rank."""
-    grids = {launch.name: f"{launch.num_blocks}x{launch.warps_per_block}" for launch in timeline.launches}
+    grids: dict[str, set[tuple[int, int]]] = {}
+    for launch in timeline.launches:
+        grids.setdefault(launch.name, set()).add((launch.num_blocks, launch.warps_per_block))
     return Run(
         source=source,
         run_id=str(about.get("run_id", "")),
@@ -111,7 +113,9 @@ def make_run(source: str, statistics: RunStatistics, timeline: Any, about: Mappi
         shape={
             "ranks": len(timeline.ranks),
             "iterations": statistics.num_iterations,
-            "launches": grids,
+            "launches": {
+                name: " ".join(f"{blocks}x{warps}" for blocks, warps in sorted(found)) for name, found in grids.items()
+            },
             "settings": _workload(about.get("settings")),
         },
         metrics=statistics.metrics(),
