@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -135,3 +139,15 @@ def test_help_names_every_choice(command_line):
     text = " ".join(command_line("run", "moe", "--help").stdout.split())
     for name in (*VARIANTS, *ROUTINGS, "all"):
         assert name in text
+
+
+def test_an_interrupt_ends_all_variants(tmp_path):
+    command = [sys.executable, "-m", "tracekern", "run", "moe", *map(str, SMALL), "--variant", "all", "-o", tmp_path]
+    with subprocess.Popen([*command, "--iterations", "1000000"], stdout=subprocess.PIPE, text=True) as process:
+        while not (tmp_path / "reference").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["reference"]

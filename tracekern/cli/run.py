@@ -71,11 +71,9 @@ def moe(
 
     reduce and pipelined add up at the experts' ranks: their reference does so in the same order.
     """
-    from tracekern.moe.run import VARIANTS, WORKER, MoeRun
-    from tracekern.record.spawner import Spawner
+    from tracekern.moe.run import VARIANTS, MoeRun
 
-    if find_spec("torch") is None:  # the ranks would all say so, and nobody what to do
-        raise BadInput("run moe needs torch, which is not installed here; pip install 'tracekern[run]'")
+    _check_torch()
     names = {field.name for field in dataclasses.fields(MoeRun)}
     given = {name: value for name, value in context.params.items() if name in names}
     given["records_per_track"] = options.parse_records(records_per_track)
@@ -83,17 +81,18 @@ def moe(
     plans = [MoeRun(**{**given, "variant": name}) for name in (VARIANTS if variant == "all" else (variant,))]
     if trace and output is None:
         raise BadInput("run moe: no place for the capture; give one with -o DIR, or run with --no-trace")
-    results = []
-    with Spawner(WORKER, os.environ) as spawner:
-        for plan in plans:
-            results.append(_run(plan, output / plan.variant if output and len(plans) > 1 else output, spawner))
-            if not as_json:
-                _print(results[-1])
+    results = _run_all(plans, output, as_json)
     if as_json:
         all_ok = all(result.report.ok for result in results)
         print_json({"ok": all_ok, "runs": [result.as_dict() for result in results]})
     for result in results:
         result.report.raise_for_error()
+
+
+def _check_torch() -> None:
+    """Here, because ranks without it would say what is missing and not what to do."""
+    if find_spec("torch") is None:
+        raise BadInput("run moe needs torch, which is not installed here; pip install 'tracekern[run]'")
 
 
 @dataclass(frozen=True)
@@ -108,6 +107,22 @@ class _Result:
             "trace": str(self.trace) if self.trace else None,
             "summary": self.summary.as_dict() if self.summary else None,
         }
+
+
+def _run_all(plans: list[MoeRun], output: Path | None, as_json: bool) -> list[_Result]:
+    """One after the other, until Ctrl-C; what there is to say is printed as soon as it is known."""
+    from tracekern.moe.run import WORKER
+    from tracekern.record.spawner import Spawner
+
+    results = []
+    with Spawner(WORKER, os.environ) as spawner:
+        for plan in plans:
+            results.append(_run(plan, output / plan.variant if output and len(plans) > 1 else output, spawner))
+            if not as_json:
+                _print(results[-1])
+            if results[-1].report.was_interrupted:
+                break
+    return results
 
 
 def _run(plan: MoeRun, directory: Path | None, spawner: Spawner) -> _Result:

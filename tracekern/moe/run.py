@@ -140,6 +140,11 @@ class RunReport:
     capture_dir: str = ""
     errors: tuple[str, ...] = field(default=())
 
+    @property
+    def was_interrupted(self) -> bool:
+        """Ctrl-C ended a rank."""
+        return any(report.exit_code == -signal.SIGINT for report in self.ranks)
+
     def raise_for_error(self) -> None:
         """Raises the error that explains the failure best; CommTimeout where a rank waited in vain.
 
@@ -147,7 +152,7 @@ class RunReport:
         """
         if self.ok:
             return
-        if any(report.exit_code == -signal.SIGINT for report in self.ranks):
+        if self.was_interrupted:
             raise KeyboardInterrupt
         text = "; ".join(self.errors) or "a rank failed and left no word"
         kind = (
