@@ -79,7 +79,7 @@ def calls_of(kept: dict[str, range], **changes: object):
     return find_iterations(make_timeline(1, launches=tuple(launches), spans=make_spans(rows), flows=Flows(), **changes))
 
 
-@pytest.mark.parametrize("oldest", [(11, 10, 10), (11, 11, 10), (10, 8, 10)], ids=str)
+@pytest.mark.parametrize("oldest", [(11, 10, 10), (11, 11, 10), (10, 8, 10), (1, 0, 0)], ids=str)
 def test_a_flight_recorder_that_kept_more_of_one_kernel_than_of_another(oldest):
     names = ("dispatch", "combine", "finish")
     found = calls_of({name: range(first, 20) for name, first in zip(names, oldest, strict=True)})
@@ -100,3 +100,5 @@ def test_calls_before_the_one_that_hung_are_whole(hung_in):
 def test_each_third_launch_of_kernels_that_are_launched_once_and_twice_a_call():
     found = calls_of({"dispatch": range(0, 12, 3), "combine": range(0, 24, 3), "finish": range(0, 12, 3)})
     assert found.of_launch.tolist() == [0, 1, 2, 3, 0, 0, 1, 1, 2, 2, 3, 3, 0, 1, 2, 3]
+    kept_last = calls_of({"dispatch": range(33, 60, 3), "combine": range(30, 60, 3), "finish": range(30, 60, 3)})
+    assert kept_last.start.tolist() == [1000 * call for call in range(33, 60, 3)]

@@ -8,9 +8,9 @@ its end, a stage may lack what it had still to do.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -24,37 +24,31 @@ class LaunchIterations:
     """Which launch belongs to which iteration."""
 
     def __init__(self, timeline: Timeline) -> None:
-        sequences: dict[str, set[int]] = {}
-        for launch in timeline.launches:
-            sequences.setdefault(launch.name, set()).add(launch.sequence)
-        self.stages = tuple(sequences)
-        places = {name: _places(found) for name, found in sequences.items()}
+        step = math.gcd(*(launch.sequence for launch in timeline.launches)) or 1  # of a capture of each Nth launch
+        place = [launch.sequence // step for launch in timeline.launches]
+        of_stage: dict[str, list[int]] = {}
+        for launch, number in zip(timeline.launches, place, strict=True):
+            of_stage.setdefault(launch.name, []).append(number)
+        self.stages = tuple(of_stage)
         is_cut = any(problem.kind in _CUT_SHORT for problem in timeline.problems)
-        times = _times_an_iteration({name: max(place.values()) + 1 for name, place in places.items()}, is_cut)
+        times = _times_an_iteration({name: max(found) + 1 for name, found in of_stage.items()}, is_cut)
         self.set_up_stages = tuple(name for name in self.stages if not times[name])
         iteration = [
-            places[launch.name][launch.sequence] // times[launch.name] if times[launch.name] else -1
-            for launch in timeline.launches
+            number // times[launch.name] if times[launch.name] else -1
+            for launch, number in zip(timeline.launches, place, strict=True)
         ]
         kept = {number: idx for idx, number in enumerate(sorted({*iteration} - {-1}))}
         self.count = len(kept)
         self.first_measured = 1 if self.count > 1 else 0
         self.of_launch = np.array([kept.get(number, -1) for number in iteration], np.int32)
         """[num_launches] its iteration, -1: set-up."""
-        number = {name: i for i, name in enumerate(self.stages)}
-        self.stage_of_launch = np.array([number[launch.name] for launch in timeline.launches], np.int32)
+        stage = {name: i for i, name in enumerate(self.stages)}
+        self.stage_of_launch = np.array([stage[launch.name] for launch in timeline.launches], np.int32)
         self.is_measured = self.of_launch >= self.first_measured
         num_launches = np.bincount(self.of_launch[self.of_launch >= 0], minlength=self.count)
-        begins_late = any(min(place.values(), default=0) > 0 for place in places.values())
-        self.is_whole = (num_launches == num_launches.max(initial=0)) | (not is_cut and not begins_late)
+        is_part = is_cut or any(min(found) > 0 for found in of_stage.values())
+        self.is_whole = (num_launches == num_launches.max(initial=0)) | (not is_part)
         """[count] False for one that lacks launches: not kept, or never made."""
-
-
-def _places(sequences: set[int]) -> dict[int, int]:
-    """By sequence: how many launches came before it; where each Nth was recorded, how many of those."""
-    ordered = sorted(sequences)
-    is_each_nth = len(ordered) > 1 and min(after - before for before, after in pairwise(ordered)) > 1
-    return {number: place if is_each_nth else number for place, number in enumerate(ordered)}
 
 
 def _times_an_iteration(launched: dict[str, int], is_cut: bool) -> dict[str, int]:
