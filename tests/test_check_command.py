@@ -42,6 +42,8 @@ def launches(tmp_path_factory) -> Path:
 def check(command_line, tmp_path):
     """Runs `tracekern check` with its storage and no configuration but the test's own."""
 
+    (tmp_path / "pyproject.toml").touch()
+
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:
         place = ["--storage", tmp_path / "kept", "--config", tmp_path / "pyproject.toml"]
         return command_line("check", *arguments, *place)
@@ -127,6 +129,13 @@ def test_budgets_need_no_baseline_and_one_run(check, launches, tmp_path):
     assert unknown.stdout == ""
     assert unknown.stderr.count("\n") == 1
     assert "near it are" in unknown.stderr
+
+
+def test_budgets_of_a_file_that_is_not_there_are_not_forgotten(command_line, launches, tmp_path):
+    run, missing = launches / "head" / "head_00", tmp_path / "missing.toml"
+    result = command_line("check", run, "--max", "wait_token.p50=1s", "--config", missing)
+    assert result.returncode == 2
+    assert f"--config {missing}: no such file" in result.stderr
 
 
 def test_a_budget_holds_for_launches_of_one_shape(check, launches):

@@ -28,7 +28,9 @@ def check(
     ] = None,
     save: Annotated[bool, typer.Option("--save", help="Keep the runs as a baseline, unless they regressed.")] = False,
     budgets: gate_output.Budgets = None,
-    config: Annotated[Path, typer.Option(help=r"Its \[tool.tracekern.budgets] hold too.")] = Path("pyproject.toml"),
+    config: Annotated[
+        Path | None, typer.Option(help=r"Its \[tool.tracekern.budgets] hold too. \[default: pyproject.toml, if there]")
+    ] = None,
     metrics: gate_output.Metrics = None,
     floor: gate_output.Floor = "5%",
     min_runs: gate_output.MinRuns = 5,
@@ -76,11 +78,13 @@ def check(
     gate_output.finish(report, gate_output.Outputs(as_json, junit, markdown))
 
 
-def _limits(config: Path, texts: list[str]) -> list[Budget]:
+def _limits(config: Path | None, texts: list[str]) -> list[Budget]:
     """Those of the file, and those of the command line in place of them where both name the same."""
     from tracekern.gate.budget import parse_budget, read_budgets
 
-    budgets = [*read_budgets(config), *map(parse_budget, texts)]
+    if config is not None and not config.is_file():
+        raise BadInput(f"--config {config}: no such file; its budgets would not be held")
+    budgets = [*read_budgets(config or Path("pyproject.toml")), *map(parse_budget, texts)]
     return list({budget.name: budget for budget in budgets}.values())
 
 
