@@ -137,6 +137,7 @@ def test_open_span_does_not_swallow_the_next_launch(tmp_path: Path):
 
 def test_problems_are_drawn(tmp_path: Path):
     problems = (
+        Problem("error", "lost_records", 1, -1, "launch dispatch #0: 123 records found no room", 123),
         Problem("error", "lost_records", 1, 8, "123 records lost; records_per_track=187 would have been enough", 123),
         Problem("warning", "unmatched_wait", 0, -1, "2 waits without a signal", 2),
     )

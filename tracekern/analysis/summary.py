@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tracekern.analysis.span_counts import SpanCounts
-from tracekern.timeline.model import Timeline, TrackKind, unpack_field
+from tracekern.timeline.model import Timeline, TrackKind, count_problems, unpack_field
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,6 @@ class Summary:
 
 def summarize(timeline: Timeline) -> Summary:
     """Numbers of a Timeline in ns."""
-    problems: dict[str, int] = {}
-    for problem in timeline.problems:
-        is_told_twice = problem.kind == "lost_records" and problem.track >= 0  # by launch, and again by track
-        problems[problem.kind] = problems.get(problem.kind, 0) + (0 if is_told_twice else problem.count)
     counts = SpanCounts(timeline)
     return Summary(
         title=timeline.title,
@@ -90,7 +86,7 @@ def summarize(timeline: Timeline) -> Summary:
         num_flows=len(timeline.flows),
         duration_ns=_duration_ns(timeline),
         ranks=tuple(_rank(timeline, rank.rank, counts) for rank in timeline.ranks),
-        problems=problems,
+        problems=count_problems(timeline.problems),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tracekern import __version__
-from tracekern.timeline.model import Problem, Rank, Timeline, Track, TrackKind
+from tracekern.timeline.model import Problem, Rank, Timeline, Track, TrackKind, count_problems
 
 UNALIGNED = "UNALIGNED: every rank on its own clock, times of different ranks cannot be compared"
 
@@ -31,10 +31,8 @@ def notes(timeline: Timeline) -> list[str]:
 
 
 def problem_summary(problems: tuple[Problem, ...]) -> str:
-    counts: dict[str, int] = {}
-    for problem in problems:
-        counts[problem.kind] = counts.get(problem.kind, 0) + problem.count
-    return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(counts.items()))
+    counts = sorted(count_problems(problems).items())
+    return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in counts)
 
 
 def about(timeline: Timeline) -> dict[str, str]:

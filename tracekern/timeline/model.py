@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,6 +156,18 @@ class Problem:
     track: int  # index into Timeline.tracks, -1: none
     text: str
     count: int = 1
+
+
+def count_problems(problems: Iterable[Problem]) -> dict[str, int]:
+    """How often each kind was met. Lost records count once: they are told of launches, and again of their tracks."""
+    counts: dict[str, int] = {}
+    of_tracks = 0
+    for problem in problems:
+        counts[problem.kind] = counts.get(problem.kind, 0) + problem.count
+        of_tracks += problem.count if problem.kind == "lost_records" and problem.track >= 0 else 0
+    if of_tracks:
+        counts["lost_records"] = max(of_tracks, counts["lost_records"] - of_tracks)
+    return counts
 
 
 def _empty(dtype: Any) -> Any:
