@@ -24,6 +24,7 @@ from tracekern.moe.pipeline import P2PPipeline
 from tracekern.moe.reference import reference
 from tracekern.moe.routing import draw_batch, draw_expert_scale
 from tracekern.moe.shape import MoeShape
+from tracekern.record import keeper
 from tracekern.record.group import Group
 from tracekern.record.launch import launch_ranks
 from tracekern.record.session import capture
@@ -54,10 +55,13 @@ class Workload:
         self.pipeline = P2PPipeline(self.group, shape, "balanced", **grid, backend="cuda", **options)
         self.comm = self.pipeline.comm
 
+    def inputs(self, iteration: int) -> tuple[torch.Tensor, ...]:
+        batch = self.batches[iteration % NUM_BATCHES]
+        return batch.x, batch.topk_idx, batch.topk_weights, self.scale
+
     def call(self, iteration: int, session: Any = None) -> torch.Tensor:
         """Number of wrong elements, on the device."""
-        batch = self.batches[iteration % NUM_BATCHES]
-        out = self.pipeline(batch.x, batch.topk_idx, batch.topk_weights, self.scale, capture=session)
+        out = self.pipeline(*self.inputs(iteration), capture=session)
         return (out.view(torch.int16) != self.wanted[iteration % NUM_BATCHES]).sum()
 
     def fail(self, session: Any) -> CommTimeout:
@@ -117,6 +121,15 @@ def trap() -> int:
 
 def somebody_elses_trap() -> int:
     """A kernel that is not ours ends the context of rank 0, while one of ours waits in vain."""
+    return trap_beside(is_noticed=True)
+
+
+def trap_while_closing() -> int:
+    """The same, but the capture closes before anybody has asked the device."""
+    return trap_beside(is_noticed=False)
+
+
+def trap_beside(is_noticed: bool) -> int:
     workload = Workload(timeout_s=5.0)
     rank, found = workload.group.rank, {"said": []}
     with flight(device=workload.comm.device) as session:
@@ -125,7 +138,9 @@ def somebody_elses_trap() -> int:
         if rank == 0:
             workload.call(1, session)
             with torch.cuda.stream(torch.cuda.Stream()):
+                torch.cuda._sleep(10**9)  # cycles: half a second
                 torch.zeros(4, device="cuda")[torch.tensor([9], device="cuda")]
+        if rank == 0 and is_noticed:
             try:
                 torch.cuda.synchronize()
             except RuntimeError as error:
@@ -149,6 +164,18 @@ def calls_without_end() -> int:
     return 1
 
 
+def record_past_the_end(workload: Workload, name: str, **options: Any) -> int:
+    """Launches until regions are used again; the number of wrong elements."""
+    wrong = []
+    with flight(
+        name, device=workload.comm.device, records_per_track=RING_SLOTS, max_bytes=1 << 22, **options
+    ) as session:
+        for iteration in range(NUM_RECYCLED):
+            wrong.append(workload.call(iteration, session))
+            workload.pipeline.synchronize()
+    return int(sum(wrong))
+
+
 def keep_last() -> int:
     """The same calls with room for all records, and with a ring; then more launches than there is room for."""
     workload = Workload(timeout_s=5.0)
@@ -160,12 +187,75 @@ def keep_last() -> int:
             for iteration in range(3):
                 workload.call(iteration, session)
             workload.pipeline.synchronize()
-    with flight("recycled", device=workload.comm.device, max_bytes=1 << 22, records_per_track=RING_SLOTS) as session:
-        wrong = []
-        for iteration in range(NUM_RECYCLED):
-            wrong.append(workload.call(iteration, session))
-            workload.pipeline.synchronize()
-    return leave(0, {"wrong": int(sum(wrong))})
+    return leave(0, {"wrong": record_past_the_end(workload, "recycled")})
+
+
+def hidden_device() -> int:
+    """The environment hides all GPUs once CUDA runs; the keeper finds its own all the same."""
+    workload = Workload(timeout_s=5.0)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    return leave(0, {"wrong": record_past_the_end(workload, "capture")})
+
+
+def keeper_that_fails() -> int:
+    """It does not come in time, and what it was to hold is given back."""
+    workload = Workload(timeout_s=5.0)
+    free_before, _ = torch.cuda.mem_get_info()
+    keeper.START_TIMEOUT_S = 0.001
+    said = ""
+    try:
+        with flight(device=workload.comm.device, max_bytes=1 << 30):
+            pass
+    except BadInput as error:
+        said = str(error)
+    free_after, _ = torch.cuda.mem_get_info()
+    return leave(0, {"said": said, "lost_bytes": free_before - free_after})
+
+
+def beside_a_graph_capture() -> int:
+    """Another thread captures a graph, in the mode that forbids all threads to query, while regions are used again."""
+    workload = Workload(timeout_s=5.0)
+    x, inputs = torch.ones(8, device="cuda"), workload.inputs(0)
+    out = workload.pipeline(*inputs)
+    torch.cuda.synchronize()
+    is_capturing, is_recorded = threading.Event(), threading.Event()
+    graph = torch.cuda.CUDAGraph()
+
+    def capture_graph() -> None:
+        with torch.cuda.graph(graph, capture_error_mode="global"):
+            x.add_(1)
+            is_capturing.set()
+            is_recorded.wait(LIMIT_S)
+
+    thread = threading.Thread(target=capture_graph)
+    with flight(device=workload.comm.device, records_per_track=RING_SLOTS, max_bytes=1 << 22) as session:
+        thread.start()
+        is_capturing.wait(LIMIT_S)
+        for _ in range(NUM_RECYCLED):
+            workload.pipeline(*inputs, out=out, capture=session)
+            time.sleep(0.001)  # nothing may wait for the device now
+        is_recorded.set()
+        thread.join()
+        workload.pipeline.synchronize()
+    graph.replay()
+    torch.cuda.synchronize()
+    return leave(0, {"x": float(x[0])})
+
+
+def another_device() -> int:
+    """The thread turns to another GPU before the capture closes."""
+    workload = Workload(timeout_s=5.0)
+    said = []
+    with flight(device=workload.comm.device, records_per_track=1 << 10) as session:
+        for iteration in range(3):
+            workload.call(iteration, session)
+        torch.cuda.set_device(1)
+        wrong = int(workload.call(3, session))
+        try:
+            workload.pipeline(*(tensor.to("cuda:1") for tensor in workload.inputs(0)))
+        except BadInput as error:
+            said.append(str(error))
+    return leave(0, {"wrong": wrong, "said": said})
 
 
 def refusals() -> int:
@@ -188,7 +278,20 @@ def refusals() -> int:
     return leave(0, found)
 
 
-SCENARIOS = {"time_out": 2, "trap": 2, "somebody_elses_trap": 2, "calls_without_end": 2, "keep_last": 1, "refusals": 1}
+SCENARIOS = {
+    "time_out": 2,
+    "trap": 2,
+    "somebody_elses_trap": 2,
+    "trap_while_closing": 2,
+    "calls_without_end": 2,
+    "keep_last": 1,
+    "hidden_device": 1,
+    "keeper_that_fails": 1,
+    "beside_a_graph_capture": 1,
+    "another_device": 1,
+    "refusals": 1,
+}
+"""Each with the number of its ranks."""
 
 
 def main() -> int:

@@ -58,7 +58,7 @@ class KeptDevice(HostDevice):
 
     def start_keeper(self, segment: Segment) -> str:
         try:
-            self.keeper = keeper.Keeper(segment, 0, self.descriptor, self._num_bytes)
+            self.keeper = keeper.Keeper(segment, "no device", self.descriptor, self._num_bytes)
         except RuntimeError as error:
             return str(error)
         return ""

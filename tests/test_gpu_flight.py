@@ -89,11 +89,13 @@ def test_after_a_trap_the_capture_is_whole(tmp_path, sink):
 
 
 @pytest.mark.multigpu
+@pytest.mark.parametrize("scenario", ["somebody_elses_trap", "trap_while_closing"])
 @SINKS
-def test_what_a_trap_of_somebody_elses_kernel_leaves(tmp_path, sink):
-    ended = play("somebody_elses_trap", tmp_path, 2, sink)
+def test_what_a_trap_of_somebody_elses_kernel_leaves(tmp_path, sink, scenario):
+    ended = play(scenario, tmp_path, 2, sink)
     assert ended["codes"] == [0, 0], "\n".join(ended["lines"])
-    assert "device-side assert" in ended["ranks"][0]["said"][0]
+    if scenario == "somebody_elses_trap":
+        assert "device-side assert" in ended["ranks"][0]["said"][0]
     timeline = load(tmp_path / "capture")
     assert [rank.state for rank in timeline.ranks] == ["closed", "closed"]
     assert open_waits(timeline)[0, "wait_counts"] >= 1
@@ -138,6 +140,56 @@ def test_the_last_records_stay(tmp_path, sink):
         sequences = [launch.sequence for launch in recycled.launches if launch.name == name]
         assert 2 < len(sequences) < NUM_RECYCLED
         assert sequences == list(range(NUM_RECYCLED - len(sequences), NUM_RECYCLED))
+
+
+def assert_recycled(directory: Path) -> None:
+    """Regions were used again, up to the last launch."""
+    sequences = [launch.sequence for launch in load(directory).launches if launch.name == "dispatch_send"]
+    assert 2 < len(sequences) < NUM_RECYCLED
+    assert sequences[-1] == NUM_RECYCLED - 1
+
+
+@pytest.mark.gpu
+def test_the_keeper_finds_a_gpu_that_was_hidden_since(tmp_path):
+    ended = play("hidden_device", tmp_path, 1, "device")
+    assert ended["codes"] == [0], "\n".join(ended["lines"])
+    assert ended["ranks"][0]["wrong"] == 0
+    assert_recycled(tmp_path / "capture")
+
+
+@pytest.mark.gpu
+def test_a_keeper_that_fails_costs_no_memory(tmp_path):
+    ended = play("keeper_that_fails", tmp_path, 1, "device")
+    assert ended["codes"] == [0], "\n".join(ended["lines"])
+    (found,) = ended["ranks"]
+    assert "the keeper said nothing (timed out); take sink='host'" in found["said"]
+    assert found["lost_bytes"] < 1 << 29
+
+
+@pytest.mark.gpu
+@SINKS
+def test_regions_are_used_again_beside_a_graph_capture(tmp_path, sink):
+    ended = play("beside_a_graph_capture", tmp_path, 1, sink)
+    assert ended["codes"] == [0], "\n".join(ended["lines"])
+    assert ended["ranks"][0]["x"] == 2.0
+    assert_recycled(tmp_path / "capture")
+
+
+@pytest.mark.multigpu
+@SINKS
+def test_another_current_device_changes_nothing(tmp_path, sink):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    ended = play("another_device", tmp_path, 1, sink)
+    assert ended["codes"] == [0], "\n".join(ended["lines"])
+    (found,) = ended["ranks"]
+    assert found["wrong"] == 0
+    assert found["said"] == ["x is on cuda:1; wanted contiguous, on cuda:0"]
+    timeline = load(tmp_path / "capture")
+    assert [rank.state for rank in timeline.ranks] == ["closed"]
+    assert not [problem for problem in timeline.problems if problem.severity == "error"]
+    assert len([launch for launch in timeline.launches if launch.name == "dispatch_send"]) == 4
+    assert not (timeline.spans.end == OPEN_END).any()
 
 
 @pytest.mark.gpu

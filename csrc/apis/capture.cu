@@ -33,12 +33,19 @@ void register_gpu_capture(py::module_& extension) {
         .def(py::init(&open_capture), py::arg("arena"), py::arg("arena_bytes"))
         .def("mirror", &GpuCapture::mirror)
         .def("export_mirror", &GpuCapture::export_mirror)
+        .def("drop_mirror", &GpuCapture::drop_mirror)
         .def("collect", &GpuCapture::collect, py::arg("offset"), py::arg("num_bytes"))
         .def("finish", &GpuCapture::finish)
         .def("release", &GpuCapture::release);
     py::class_<KeptMirror>(extension, "KeptMirror")
-        .def(py::init<int, int, uint64_t>(), py::arg("device"), py::arg("descriptor"), py::arg("num_bytes"))
+        .def(
+            py::init<const std::string&, int, uint64_t>(), py::arg("uuid"), py::arg("descriptor"), py::arg("num_bytes"))
         .def("copy", &KeptMirror::copy, py::arg("arena"), py::arg("offset"), py::arg("num_bytes"));
+    extension.def(
+        "device_uuid", [] { return device_uuid(current_device()); }, "Of the current device, in hexadecimal digits.");
+    py::class_<StreamMark>(extension, "StreamMark")
+        .def(py::init<uint64_t>(), py::arg("stream"))
+        .def("is_passed", &StreamMark::is_passed);
 }
 
 void finish_capture(GraphRing& ring,

@@ -36,6 +36,28 @@ inline int driver_attribute(CUdevice_attribute attribute, int device) {
     return value;
 }
 
+// 32 hexadecimal digits.
+inline std::string device_uuid(int device) {
+    cudaDeviceProp properties;
+    TK_CUDA(cudaGetDeviceProperties(&properties, device));
+    std::string text;
+    for (const char byte : properties.uuid.bytes) {
+        constexpr char kDigits[] = "0123456789abcdef";
+        text += kDigits[static_cast<uint8_t>(byte) >> 4];
+        text += kDigits[byte & 15];
+    }
+    return text;
+}
+
+inline int device_with(const std::string& uuid) {
+    int count = 0;
+    TK_CUDA(cudaGetDeviceCount(&count));
+    for (int device = 0; device < count; ++device) {
+        if (device_uuid(device) == uuid) return device;
+    }
+    throw std::runtime_error("none of the " + std::to_string(count) + " GPUs in sight has UUID " + uuid);
+}
+
 inline std::string device_bus_id(int device) {
     char text[32] = {};
     TK_CUDA(cudaDeviceGetPCIBusId(text, sizeof(text), device));
@@ -45,8 +67,8 @@ inline std::string device_bus_id(int device) {
 // Of the current device.
 inline DeviceFacts device_facts() {
     DeviceFacts facts;
-    int device = 0, num_devices = 0;
-    TK_CUDA(cudaGetDevice(&device));
+    const int device = current_device();
+    int num_devices = 0;
     TK_CUDA(cudaGetDeviceCount(&num_devices));
     cudaDeviceProp properties;
     TK_CUDA(cudaGetDeviceProperties(&properties, device));

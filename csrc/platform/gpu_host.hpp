@@ -60,6 +60,11 @@ template <class T>
 void set_variable(const T& variable, const T& value) {
     TK_CUDA(cudaMemcpyToSymbol(variable, &value, sizeof(T)));
 }
+inline int current_device() {
+    int device = 0;
+    TK_CUDA(cudaGetDevice(&device));
+    return device;
+}
 inline void use_device(int device) {
     TK_CUDA(cudaSetDevice(device));
     TK_CUDA(cudaFree(nullptr));  // the driver's calls want a context
@@ -133,6 +138,40 @@ public:
 
 private:
     cudaStream_t stream_ = nullptr;
+};
+
+// Lets this thread make any call while another one captures a graph: in that one's global mode a query would break it.
+class BesideGraphCapture {
+public:
+    BesideGraphCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+    ~BesideGraphCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+    BesideGraphCapture(const BesideGraphCapture&) = delete;
+
+private:
+    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+// A place in a stream of the current device, behind all that it was given before.
+class StreamMark {
+public:
+    explicit StreamMark(uint64_t stream) {
+        const BesideGraphCapture beside;
+        TK_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
+        TK_CUDA(cudaEventRecord(event_, reinterpret_cast<cudaStream_t>(stream)));
+    }
+    ~StreamMark() { cudaEventDestroy(event_); }
+    StreamMark(const StreamMark&) = delete;
+
+    // Never where a kernel has trapped. Does not wait.
+    bool is_passed() const {
+        const BesideGraphCapture beside;
+        const cudaError_t code = cudaEventQuery(event_);
+        if (code == cudaErrorNotReady) cudaGetLastError();  // else the next launch may be taken for a failed one
+        return code == cudaSuccess;
+    }
+
+private:
+    cudaEvent_t event_ = nullptr;
 };
 
 // Device time from its construction to stop_ms(), on one stream.
@@ -212,11 +251,6 @@ public:
 private:
     ShareableMemory() = default;
 
-    static int current_device() {
-        int device = 0;
-        TK_CUDA(cudaGetDevice(&device));
-        return device;
-    }
     static CUmemAllocationProp own_properties() {
         CUmemAllocationProp properties{};
         properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -246,9 +280,8 @@ private:
 };
 
 inline uint32_t num_multiprocessors() {
-    int device = 0, count = 0;
-    TK_CUDA(cudaGetDevice(&device));
-    TK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+    int count = 0;
+    TK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, current_device()));
     return static_cast<uint32_t>(count);
 }
 

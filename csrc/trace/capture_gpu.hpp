@@ -5,7 +5,7 @@
 #include <memory>
 #include <optional>
 
-#include "platform/gpu_host.hpp"
+#include "platform/gpu_facts.hpp"
 #include "trace/record.h"
 
 namespace tracekern {
@@ -39,6 +39,8 @@ public:
         kept_.emplace(ShareableMemory::allocate(arena_bytes_));
         return kept_->export_descriptor();
     }
+    // Nobody maps it, and nothing was recorded there.
+    void drop_mirror() { kept_.reset(); }
     // Copies a part of the mirror to its place in the arena; finish() waits for all of them.
     void collect(uint64_t offset, uint64_t bytes) {
         stream_.copy_to_host(
@@ -64,8 +66,8 @@ private:
 // (H200, 2026-11-21).
 class KeptMirror {
 public:
-    KeptMirror(int device, int descriptor, uint64_t bytes)
-        : memory_((use_device(device), ShareableMemory::import(descriptor, bytes))) {}
+    KeptMirror(const std::string& uuid, int descriptor, uint64_t bytes)
+        : memory_((use_device(device_with(uuid)), ShareableMemory::import(descriptor, bytes))) {}
 
     void copy(uint64_t arena, uint64_t offset, uint64_t bytes) const {
         copy_to_host(reinterpret_cast<void*>(arena + offset), static_cast<const char*>(memory_.data()) + offset, bytes);

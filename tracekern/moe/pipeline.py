@@ -123,8 +123,9 @@ class P2PPipeline:
         self._check_tensors(x, topk_idx, topk_weights, expert_scale)
         if out is None:
             out = torch.empty_like(x)
-        elif out.shape != x.shape or out.dtype != x.dtype or not out.is_contiguous():
-            raise BadInput(f"out is {_describe(out)}; wanted {_describe(x)}, contiguous")
+        elif out.shape != x.shape or out.dtype != x.dtype or out.device != x.device or not out.is_contiguous():
+            wanted = f"{_describe(x)}, contiguous, on {x.device}"
+            raise BadInput(f"out is {_describe(out)} on {out.device}; wanted {wanted}")
         self._native.set_call(
             x=x.data_ptr(),
             topk_idx=topk_idx.data_ptr(),
@@ -134,7 +135,8 @@ class P2PPipeline:
             num_tokens=x.shape[0],
         )
         if self.comm.device.backend == "cuda":
-            self._run_on_gpu(capture, after_stage)
+            with self.comm.device.active():
+                self._run_on_gpu(capture, after_stage)
             return out
         for stage in STAGES[self.variant]:
             descriptor = self._descriptor(stage, self.epoch, capture, 0, ahead=False)
@@ -203,8 +205,11 @@ class P2PPipeline:
         for name, tensor, dtype, size in wanted:
             if tuple(tensor.shape) != size or tensor.dtype != dtype:
                 raise BadInput(f"{name} is {_describe(tensor)}; wanted {dtype} {list(size)}")
-            if not tensor.is_contiguous() or tensor.device.type != self.comm.device.backend:
-                raise BadInput(f"{name} must be contiguous and on {self.comm.device.backend}; it is on {tensor.device}")
+            if not tensor.is_contiguous() or str(tensor.device) != self.comm.device.torch_device:
+                where = "on" if tensor.is_contiguous() else "not contiguous, on"
+                raise BadInput(
+                    f"{name} is {where} {tensor.device}; wanted contiguous, on {self.comm.device.torch_device}"
+                )
         if num_tokens > shape.max_tokens:
             raise BadInput(f"{num_tokens} tokens; the pipeline was made for at most {shape.max_tokens}")
         # Looking at indices on a GPU would stop the stream in every call.

@@ -170,7 +170,8 @@ class Communicator:
         """Around whatever uses the device. Raises CommTimeout when a wait gave up, DeviceLost for a lost device."""
         self.require_usable()
         try:
-            yield
+            with self.device.active():
+                yield
         except RuntimeError as error:
             self.check()
             trouble = self.device.trouble()
@@ -200,12 +201,13 @@ class Communicator:
         if not self.device.trouble() and self.device.backend == "cuda":
             import torch
 
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.device.torch_device)
         for rank, trouble in enumerate(self.group.all_gather(self.device.trouble())):
             if trouble:
                 raise DeviceLost(f"reset: rank {rank}: {trouble}; restart all ranks")
-        self.native.clear_control()
-        for call in self._on_reset:
-            call()
+        with self.device.active():
+            self.native.clear_control()
+            for call in self._on_reset:
+                call()
         self._failure = None
         self.group.barrier()

@@ -43,7 +43,9 @@ class CudaDevice:
         self.fault_names: dict[str, Any] = {}
         self._memory: Any = None
         self._keeper: Keeper | None = None
+        self._index = torch.cuda.current_device()
         self.name = torch.cuda.get_device_name()
+        self.torch_device = f"cuda:{self._index}"
 
     @property
     def clock(self) -> dict[str, Any]:
@@ -54,51 +56,48 @@ class CudaDevice:
             "resolution_ticks": probe_resolution(self.read_brackets(2000)[:, 1]),
         }
 
+    def active(self) -> contextlib.AbstractContextManager[Any]:
+        """Around calls that mean the current device: a thread's may be another one by now."""
+        import torch
+
+        device: contextlib.AbstractContextManager[Any] = torch.cuda.device(self._index)
+        return device
+
     def attach(self, segment: Segment) -> None:
         """Lets kernels write into the segment's arena. Raises BadInput where the GPU cannot reach it."""
         self._arena, num_bytes = segment.back_arena()
         try:
-            self._memory = self._cuda.GpuCapture(self._arena, num_bytes)
+            with self.active():
+                self._memory = self._cuda.GpuCapture(self._arena, num_bytes)
         except RuntimeError as error:
             raise BadInput(f"{num_bytes} bytes of host memory for the GPU: {error}; lower max_bytes") from None
         self._native.keep_fault_at(segment.fault_record.ctypes.data)
 
     def start_keeper(self, segment: Segment) -> str:
         """Lets another process hold the mirror from now on. Returns why that cannot be; "" where it can."""
-        import torch
-
-        if self._cuda.device_facts()["has_mps"]:
-            return "MPS is on: a trap ends the keeper, too"
         try:
-            descriptor = self._memory.export_mirror()
+            with self.active():
+                if self._cuda.device_facts()["has_mps"]:
+                    return "MPS is on: a trap ends the keeper, too"
+                descriptor = self._memory.export_mirror()
+                uuid = self._cuda.device_uuid()
             try:
-                num_bytes = int(segment.header["arena_bytes"])
-                self._keeper = Keeper(segment, torch.cuda.current_device(), descriptor, num_bytes)
+                self._keeper = Keeper(segment, uuid, descriptor, int(segment.header["arena_bytes"]))
             finally:
                 os.close(descriptor)
         except RuntimeError as error:
+            self._memory.drop_mirror()
             return str(error)
         return ""
 
     def mark(self, stream: int) -> Callable[[], bool]:
         """What says whether all that was launched on the stream before now is through."""
-        import torch
-
-        cuda: Any = torch.cuda
-        event = cuda.Event()
-        # Where a kernel trapped, all that was recorded is to stay.
         try:
-            event.record(cuda.ExternalStream(stream))
-        except RuntimeError:
+            with self.active():
+                passed: Callable[[], bool] = self._cuda.StreamMark(stream).is_passed
+        except RuntimeError:  # a kernel trapped: all that was recorded is to stay
             return lambda: False
-
-        def is_passed() -> bool:
-            try:
-                return bool(event.query())
-            except RuntimeError:
-                return False
-
-        return is_passed
+        return passed
 
     def is_stream_captured(self) -> bool:
         """Of torch's current stream."""
@@ -115,7 +114,7 @@ class CudaDevice:
         import torch
 
         def copy() -> None:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._index)
             if collect_mirrored(segment, self._memory.collect):
                 self._memory.finish()
 
@@ -132,7 +131,11 @@ class CudaDevice:
 
     def trouble(self) -> str:
         """Why this process can use its GPU no more, such as a trap; "" while it can."""
-        error = str(self._cuda.device_error())
+        try:
+            with self.active():
+                error = str(self._cuda.device_error())
+        except RuntimeError as lost:
+            error = str(lost)
         return f"{self.name} is lost to this process: {error}" if error else ""
 
     def read_ticks(self) -> int:
@@ -154,9 +157,10 @@ class CudaDevice:
 
     @contextlib.contextmanager
     def _losing(self) -> Iterator[None]:
-        """Raises DeviceLost where a call fails because a kernel trapped before it."""
+        """Calls on this device. Raises DeviceLost where one fails because a kernel trapped before it."""
         try:
-            yield
+            with self.active():
+                yield
         except RuntimeError as error:
             raise DeviceLost(self.trouble() or str(error)) from error
 

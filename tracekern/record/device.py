@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,6 +31,13 @@ class CaptureDevice(Protocol):
     @property
     def note(self) -> str:
         """What a reader of the trace has to know; "" for nothing."""
+
+    @property
+    def torch_device(self) -> str:
+        """Where tensors of its kernels are, as torch writes it."""
+
+    def active(self) -> contextlib.AbstractContextManager[Any]:
+        """Around calls of its kernels: it is this thread's current device inside."""
 
     @property
     def clock(self) -> dict[str, Any]:
@@ -103,6 +111,7 @@ class HostDevice:
     """The CPU backend with the host's own clock: what kernels record without a symmetric heap and a simulated clock."""
 
     backend = "cpu"
+    torch_device = "cpu"
     name = "CPU"
     note = "CPU backend: order and coverage, never GPU durations"
     clock = {"name": "CLOCK_MONOTONIC", "ticks_per_second": 10**9, "resolution_ticks": 32}  # noqa: RUF012
@@ -110,6 +119,10 @@ class HostDevice:
     fault_names: dict[str, Any] = {}  # noqa: RUF012 - a communicator gives its device names of its own
     has_mirror = False
     max_regions_ahead = 1
+
+    def active(self) -> contextlib.AbstractContextManager[Any]:
+        """There is no other device."""
+        return contextlib.nullcontext()
 
     def attach(self, segment: Segment) -> None:
         """Nothing to do: kernels share this process's memory."""

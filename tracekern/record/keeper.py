@@ -67,17 +67,16 @@ def collect_or_let(segment: Segment, copy: Callable[[], None], keeper: Keeper | 
 class Keeper:
     """The rank's side."""
 
-    def __init__(self, segment: Segment, device: int, descriptor: int, num_bytes: int) -> None:
-        """device: as CUDA counts in this process; descriptor: of the mirror. Raises RuntimeError with its reason."""
+    def __init__(self, segment: Segment, device: str, descriptor: int, num_bytes: int) -> None:
+        """device: its UUID; descriptor: of the mirror. Raises RuntimeError with its reason."""
         self._link, theirs = socket.socketpair()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        arguments = (segment.name, str(device), str(num_bytes), str(theirs.fileno()), str(descriptor))
+        arguments = (segment.name, device, str(num_bytes), str(theirs.fileno()), str(descriptor))
         try:
             # A session of its own: what ends the rank's process group must not end it. No pipe of the rank's either:
             # who reads that to its end would wait for the keeper.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, *arguments],
-                env=environment,
+                env=_keeper_environment(),
                 pass_fds=(theirs.fileno(), descriptor),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -129,6 +128,14 @@ class Keeper:
             raise RuntimeError(f"the keeper said {said or 'nothing: it ended'}")
 
 
+def _keeper_environment() -> dict[str, str]:
+    """Ours, as far as it is true: which devices are visible may have been changed since CUDA started here."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    if "MIG-" not in environment.get("CUDA_VISIBLE_DEVICES", ""):  # a part of a GPU is visible only where it is named
+        environment.pop("CUDA_VISIBLE_DEVICES", None)
+    return environment
+
+
 def keep(segment: Segment, link: socket.socket, mirror: Any) -> None:
     """The keeper's side, until the rank has no more use for it. mirror: a KeptMirror."""
     arena = segment.address + int(segment.header["arena_offset"])
@@ -161,7 +168,7 @@ def main() -> int:
             from tracekern import _cuda
 
             segment = Segment.attach(name, writable=True)
-            mirror = _cuda.KeptMirror(int(device), int(descriptor), int(num_bytes))
+            mirror = _cuda.KeptMirror(device, int(descriptor), int(num_bytes))
             os.close(int(descriptor))
             with hold_segment(name):
                 keep(segment, link, mirror)
