@@ -11,15 +11,16 @@ namespace tracekern {
 template <class T, uint32_t kLanes>
 TK_DEVICE void copy_batched(T* dst, const T* src, uint32_t n, uint32_t lane) {
     constexpr uint32_t kBatch = 8;
-    uint32_t i = lane;
-    for (; i + (kBatch - 1) * kLanes < n; i += kBatch * kLanes) {
+    for (uint32_t i = lane; i < n; i += kBatch * kLanes) {
         T batch[kBatch];
+        // Beyond the end the first one again: a branch would part the loads.
 #pragma unroll
-        for (uint32_t k = 0; k < kBatch; ++k) batch[k] = src[i + k * kLanes];
+        for (uint32_t k = 0; k < kBatch; ++k) batch[k] = src[i + k * kLanes < n ? i + k * kLanes : i];
 #pragma unroll
-        for (uint32_t k = 0; k < kBatch; ++k) dst[i + k * kLanes] = batch[k];
+        for (uint32_t k = 0; k < kBatch; ++k) {
+            if (i + k * kLanes < n) dst[i + k * kLanes] = batch[k];
+        }
     }
-    for (; i < n; i += kLanes) dst[i] = src[i];
 }
 
 }  // namespace tracekern

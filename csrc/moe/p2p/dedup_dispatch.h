@@ -9,6 +9,7 @@
 #pragma once
 
 #include "moe/p2p/dispatch.h"
+#include "moe/p2p/row_sum.h"
 
 namespace tracekern {
 
@@ -164,6 +165,17 @@ TK_DEVICE bool wait_row(
     return result.ok;
 }
 
+// Copies a row to all rows in `list`.
+template <class Unit>
+TK_DEVICE void copy_to_all(Warp& warp, const Contribution* list, uint32_t num_rows, const char* src, uint32_t bytes) {
+    constexpr uint32_t kColumns = 8;
+    for_columns<kColumns>(warp, bytes / sizeof(Unit), [&](const Columns<kColumns>& columns) {
+        Unit units[kColumns];
+        columns.load(units, reinterpret_cast<const Unit*>(src));
+        for (uint32_t i = 0; i < num_rows; ++i) columns.store(reinterpret_cast<Unit*>(list[i].row), units);
+    });
+}
+
 // Copies a row to each of its local experts and notes where.
 template <class Rec>
 TK_DEVICE void expand_row(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t src_rank, uint32_t slot) {
@@ -171,17 +183,22 @@ TK_DEVICE void expand_row(Warp& warp, const P2PArgs& args, Rec& recorder, uint32
     const uint32_t num_choices = reinterpret_cast<const SharedRowHeader*>(row)->num_choices;
     TK_RANGE(recorder, P2PEvent::expand_row, src_rank, slot, num_choices);
     const RowChoice* choices = P2PArgs::row_choices(row);
-    const auto expert_rows = warp.lanes([&](int lane) {
-        if (static_cast<uint32_t>(lane) >= num_choices) return uint32_t{0};
-        const uint32_t place = add_relaxed_device(&args.expert_cursor[choices[lane].local_expert], 1u);
-        return args.row_places(row)[lane] = place;
+    Contribution* copies = contributions_of(warp, args);
+    warp.sync();  // the list of the row before is read
+    warp.strided(num_choices, [&](uint32_t i) {
+        const uint32_t place = add_relaxed_device(&args.expert_cursor[choices[i].local_expert], 1u);
+        args.row_places(row)[i] = place;
+        copies[i].row = args.expert_row(place);
     });
+    warp.sync();
     char* data = row + args.layout.header_bytes;
-    for (uint32_t i = 0; i < num_choices; ++i) {
-        const uint32_t expert_row = warp.shuffle(expert_rows, static_cast<int>(i));
-        copy_row(warp, args.expert_row(expert_row), data, args.shape.row_bytes());
+    const uint32_t bytes = args.shape.row_bytes();
+    if (can_pack(data, args.expert_rows, bytes)) {
+        copy_to_all<Vector16>(warp, copies, num_choices, data, bytes);
+    } else {
+        copy_to_all<uint16_t>(warp, copies, num_choices, data, bytes);
     }
-    poison(data, args.shape.row_bytes());
+    poison(data, bytes);
 }
 
 // The kernel of `dedup` and `reduce`.

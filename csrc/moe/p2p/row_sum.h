@@ -35,55 +35,86 @@ struct RowPart {
     uint32_t count;
 };
 
-template <class T, uint32_t kCount, bool kScaled>
-TK_DEVICE void add_pack(float (&sums)[kCount], const Pack<T, kCount>& pack, const Contribution& from) {
+template <class T, uint32_t kCount, bool kScaled, uint32_t kColumns>
+TK_DEVICE void add_packs(float (&sums)[kColumns][kCount],
+                         const Pack<T, kCount> (&packs)[kColumns],
+                         const Contribution& from) {
     TK_UNROLL
-    for (uint32_t k = 0; k < kCount; ++k) {
-        float value = to_float(pack.values[k]);
-        if constexpr (kScaled) value = to_float(from_float<T>(multiply_rn(value, from.scale)));
-        sums[k] = add_rn(sums[k], multiply_rn(from.weight, value));
+    for (uint32_t c = 0; c < kColumns; ++c) {
+        TK_UNROLL
+        for (uint32_t k = 0; k < kCount; ++k) {
+            float value = to_float(packs[c].values[k]);
+            if constexpr (kScaled) value = to_float(from_float<T>(multiply_rn(value, from.scale)));
+            sums[c][k] = add_rn(sums[c][k], multiply_rn(from.weight, value));
+        }
     }
 }
 
-// Each lane has kDepth vectors of a row under way at a time, and those of the next row. kOneRow: all contributions are
-// of one row, which is read once. The depths are what 128 registers hold; conversions of fp16 take more of them.
-template <class T, uint32_t kCount, bool kScaled, bool kOneRow>
+// Adds up all rows for the vectors that a lane has under way; of kRows rows they are at a time.
+template <class T, uint32_t kCount, bool kScaled, uint32_t kWidth, uint32_t kRows>
+struct ManyRows {
+    static constexpr uint32_t kColumns = kWidth;
+    template <class Load>
+    TK_DEVICE static void add(float (&sums)[kColumns][kCount], const Contribution* list, uint32_t num_rows, Load load) {
+        for (uint32_t first = 0; first < num_rows; first += kRows) {
+            Pack<T, kCount> packs[kRows][kColumns] = {};
+            TK_UNROLL
+            for (uint32_t r = 0; r < kRows; ++r) {
+                if (first + r < num_rows) load(packs[r], list[first + r].row);
+            }
+            TK_UNROLL
+            for (uint32_t r = 0; r < kRows; ++r) {
+                if (first + r < num_rows) add_packs<T, kCount, kScaled>(sums, packs[r], list[first + r]);
+            }
+        }
+    }
+};
+
+// The same where all contributions are of one row, which is read once.
+template <class T, uint32_t kCount, bool kScaled, uint32_t kWidth>
+struct OneRow {
+    static constexpr uint32_t kColumns = kWidth;
+    template <class Load>
+    TK_DEVICE static void add(float (&sums)[kColumns][kCount], const Contribution* list, uint32_t num_rows, Load load) {
+        Pack<T, kCount> packs[kColumns] = {};
+        if (num_rows) load(packs, list[0].row);
+        for (uint32_t i = 0; i < num_rows; ++i) add_packs<T, kCount, kScaled>(sums, packs, list[i]);
+    }
+};
+
+template <class T, uint32_t kCount, class Rows>
 TK_DEVICE void sum_packs(Warp& warp, char* dst, const Contribution* list, uint32_t num_rows, RowPart part) {
     using Unit = Pack<T, kCount>;
-    constexpr uint32_t kDepth = kOneRow && !std::is_same_v<T, Half> ? 4 : 3;
-    const uint32_t columns = (part.count + kDepth - 1) / kDepth;
-    Unit* out = reinterpret_cast<Unit*>(dst) + part.begin;
-    // The last vectors may be missing: their lanes do the first one again and drop it.
-    const auto at = [&](uint32_t column, uint32_t d) {
-        return column + d * columns < part.count ? column + d * columns : column;
-    };
-    warp.strided(columns, [&](uint32_t column) {
-        float sums[kDepth][kCount] = {};
-        Unit units[kDepth] = {};
-        const auto load = [&](uint32_t i) {
-            const Unit* row = reinterpret_cast<const Unit*>(list[i].row) + part.begin;
-            TK_UNROLL
-            for (uint32_t d = 0; d < kDepth; ++d) units[d] = row[at(column, d)];
-        };
-        if (num_rows) load(0);
-        for (uint32_t i = 0; i < num_rows; ++i) {
-            Unit now[kDepth];
-            TK_UNROLL
-            for (uint32_t d = 0; d < kDepth; ++d) now[d] = units[d];
-            if (!kOneRow && i + 1 < num_rows) load(i + 1);  // on its way while this one is added
-            TK_UNROLL
-            for (uint32_t d = 0; d < kDepth; ++d) add_pack<T, kCount, kScaled>(sums[d], now[d], list[i]);
-        }
+    constexpr uint32_t kColumns = Rows::kColumns;
+    for_columns<kColumns>(warp, part.count, [&](const Columns<kColumns>& columns) {
+        float sums[kColumns][kCount] = {};
+        Rows::add(sums, list, num_rows, [&](Unit(&packs)[kColumns], const char* row) {
+            columns.load(packs, reinterpret_cast<const Unit*>(row) + part.begin);
+        });
+        Unit rounded[kColumns];
         TK_UNROLL
-        for (uint32_t d = 0; d < kDepth; ++d) {
-            Unit unit;
+        for (uint32_t c = 0; c < kColumns; ++c) {
             TK_UNROLL
-            for (uint32_t k = 0; k < kCount; ++k) unit.values[k] = from_float<T>(sums[d][k]);
-            if (column + d * columns < part.count) out[column + d * columns] = unit;
+            for (uint32_t k = 0; k < kCount; ++k) rounded[c].values[k] = from_float<T>(sums[c][k]);
         }
+        columns.store(reinterpret_cast<Unit*>(dst) + part.begin, rounded);
     });
     for (uint32_t i = 0; i < num_rows; ++i) {
         poison(reinterpret_cast<Unit*>(list[i].row) + part.begin, part.count * sizeof(Unit));
+    }
+}
+
+// As many loads under way as 128 registers hold; conversions of fp16 take more of them. With half as many the way back
+// of `reduce` took 463 us for 4,096 tokens, not 367 (2 H200, 2026-11-21).
+template <class T, uint32_t kCount, bool kScaled, bool kOneRow>
+TK_DEVICE void sum_part(Warp& warp, char* dst, const Contribution* list, uint32_t num_rows, RowPart part) {
+    if constexpr (kOneRow) {
+        constexpr uint32_t kColumns = std::is_same_v<T, Half> ? 3 : 4;
+        sum_packs<T, kCount, OneRow<T, kCount, kScaled, kColumns>>(warp, dst, list, num_rows, part);
+    } else if (num_rows <= 2) {
+        sum_packs<T, kCount, ManyRows<T, kCount, kScaled, 4, 2>>(warp, dst, list, num_rows, part);
+    } else {
+        sum_packs<T, kCount, ManyRows<T, kCount, kScaled, 2, 8>>(warp, dst, list, num_rows, part);
     }
 }
 
@@ -103,9 +134,9 @@ TK_DEVICE void sum_rows(Warp& warp,
     if (begin >= num_units) return;
     const RowPart part{begin, num_units - begin < part_units ? num_units - begin : part_units};
     if (packed) {
-        sum_packs<T, kPackCount<T>, kScaled, kOneRow>(warp, dst, list, num_rows, part);
+        sum_part<T, kPackCount<T>, kScaled, kOneRow>(warp, dst, list, num_rows, part);
     } else {
-        sum_packs<T, 1, kScaled, kOneRow>(warp, dst, list, num_rows, part);
+        sum_part<T, 1, kScaled, kOneRow>(warp, dst, list, num_rows, part);
     }
 }
 

@@ -17,15 +17,50 @@ TK_DEVICE bool can_pack(const void* a, const void* b, uint32_t bytes) {
     return (reinterpret_cast<uint64_t>(a) | reinterpret_cast<uint64_t>(b) | bytes) % 16 == 0;
 }
 
+// The vectors of a row that one lane has under way at a time: one after the other each would take the latency of
+// memory. Where the last are missing their lanes load the first again, and store nothing.
+template <uint32_t kColumns>
+struct Columns {
+    uint32_t first;
+    uint32_t stride;
+    uint32_t count;  // vectors of the row
+
+    TK_DEVICE bool has(uint32_t c) const { return first + c * stride < count; }
+    template <class Unit>
+    TK_DEVICE void load(Unit (&units)[kColumns], const Unit* row) const {
+        TK_UNROLL
+        for (uint32_t c = 0; c < kColumns; ++c) units[c] = row[has(c) ? first + c * stride : first];
+    }
+    template <class Unit>
+    TK_DEVICE void store(Unit* row, const Unit (&units)[kColumns]) const {
+        TK_UNROLL
+        for (uint32_t c = 0; c < kColumns; ++c) {
+            if (has(c)) row[first + c * stride] = units[c];
+        }
+    }
+};
+
+// Calls visit(columns) until all `count` vectors of a row were each one lane's.
+template <uint32_t kColumns, class Visit>
+TK_DEVICE void for_columns(Warp& warp, uint32_t count, Visit visit) {
+    const uint32_t stride = (count + kColumns - 1) / kColumns;
+    warp.strided(stride, [&](uint32_t first) { visit(Columns<kColumns>{first, stride, count}); });
+}
+
 template <class T, uint32_t kCount>
 TK_DEVICE void scale_packs(Warp& warp, char* dst, const char* src, float scale, uint32_t hidden) {
     using Unit = Pack<T, kCount>;
-    warp.strided(hidden / kCount, [&](uint32_t i) {
-        Unit unit = reinterpret_cast<const Unit*>(src)[i];
+    constexpr uint32_t kColumns = 4;
+    for_columns<kColumns>(warp, hidden / kCount, [&](const Columns<kColumns>& columns) {
+        Unit units[kColumns] = {};
+        columns.load(units, reinterpret_cast<const Unit*>(src));
         TK_UNROLL
-        for (uint32_t k = 0; k < kCount; ++k)
-            unit.values[k] = from_float<T>(multiply_rn(to_float(unit.values[k]), scale));
-        reinterpret_cast<Unit*>(dst)[i] = unit;
+        for (uint32_t c = 0; c < kColumns; ++c) {
+            TK_UNROLL
+            for (uint32_t k = 0; k < kCount; ++k)
+                units[c].values[k] = from_float<T>(multiply_rn(to_float(units[c].values[k]), scale));
+        }
+        columns.store(reinterpret_cast<Unit*>(dst), units);
     });
 }
 

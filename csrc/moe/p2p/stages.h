@@ -25,10 +25,10 @@ inline uint64_t stage_shared_bytes(P2PStage stage,
                                    uint32_t warps_per_block) {
     switch (stage) {
         case P2PStage::dispatch_send:
-        case P2PStage::dispatch:
             return CountShared::bytes(shape, layout);
         case P2PStage::combine_recv:
             return sizeof(ReduceShared);
+        case P2PStage::dispatch:
         case P2PStage::combine:
         case P2PStage::dispatch_combine:
             return dedup_shared_bytes(shape, layout, warps_per_block);
