@@ -18,9 +18,11 @@ from tracekern.errors import BadInput
 
 Sink = Literal["auto", "host", "device"]
 
-MAX_HOST_STORES_PER_S = 100e6
-"""Where 0.2 to 0.45 ns for each store are about 3 % of a kernel's time: the bundled pipeline, at 270 to 600 M stores a
-second, took 5 to 27 % longer into host memory and 1 to 5 % into device memory (4 H200, PCIe 5 x16, 2026-11-21)."""
+MAX_HOST_STORES_PER_S = 10e6
+"""Where 0.2 to 0.5 ns for each store are at most 0.5 % of a kernel's time: the bundled pipeline, at 150 to 700 M
+stores a second, took 8 to 30 % longer into host memory and 1 to 8 % into device memory (2 H200, PCIe 5 x16,
+2026-11-21). Ten times less than what would cost 5 %: a counted launch may last several times longer than those to come,
+as it waits for ranks that are not yet in step."""
 
 STORES_PER_TRACK = 2
 """Of a track's header, besides its records."""
