@@ -14,6 +14,7 @@ from timelines import make_rank, make_timeline, timelines
 from wait_oracle import Wait, any_runs, oracle
 
 import tracekern
+from tracekern.analysis.wait_edges import NEVER
 from tracekern.analysis.wait_order import overtaken
 from tracekern.analysis.waits import CLASSES, Phase, WaitKind, Waits, analyze_waits
 from tracekern.errors import BadInput
@@ -155,10 +156,10 @@ def test_a_message_of_a_later_launch_is_no_wrong_order():
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20), st.integers(0, 20), st.integers(-1, 30)), max_size=12))
 def test_overtaken_is_that_of_plain_loops(rows: list[tuple[int, int, int, int]]):
     group, begin, late, distance = np.array(rows or np.empty((0, 4)), np.int64).T
-    arrived = np.where(distance < 0, -1, begin + late + distance)
+    arrived = np.where(distance < 0, NEVER, begin + late + distance)
     expected = []
     for i in range(len(rows)):
-        later = [arrived[j] for j in range(i + 1, len(rows)) if group[j] == group[i] and arrived[j] >= 0]
+        later = [arrived[j] for j in range(i + 1, len(rows)) if group[j] == group[i]]
         expected.append(max(0, begin[i] + late[i] - max([begin[i], min(later, default=100)])))
     assert overtaken(group, begin, begin + late, arrived).tolist() == expected
 

@@ -6,14 +6,12 @@ import numpy as np
 
 from tracekern.timeline.model import Int64
 
-_NEVER = np.iinfo(np.int64).max
-
 
 def overtaken(group: Int64, begin: Int64, late_until: Int64, arrived: Int64) -> Int64:
     """[n] ns of [begin, late_until] after the first arrival of a message that a later wait of the same group takes.
 
     Rows stand in the order in which the track waits, those of a group together or not. `arrived` is when the message of
-    the row was there: not before its late_until, or negative where that is not known.
+    the row was there.
     """
     if np.all(group[1:] >= group[:-1]):
         return _overtaken(group, begin, late_until, arrived)
@@ -35,7 +33,6 @@ def _overtaken(group: Int64, begin: Int64, late_until: Int64, arrived: Int64) ->
     to_line = np.repeat(np.cumsum(room) - room - low, size)
     there = np.maximum(arrived, np.repeat(low, size))
     there += to_line
-    there[arrived < 0] = _NEVER
     # The row's own message is in this minimum too; it came too late to make a difference. So did those of later groups.
     earliest = np.minimum.accumulate(there[::-1])[::-1]
     np.maximum(earliest, begin + to_line, out=earliest)
