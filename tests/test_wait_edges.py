@@ -1,4 +1,4 @@
-"""Who came last at block and grid barriers, where a flight recorder overwrote the older records."""
+"""Who came last at a barrier, where a flight recorder overwrote the older records, or a rank is missing."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scenarios import NUMBER, Scenario
 
+from tracekern.analysis.doubt import blame_ranks, name_worst
 from tracekern.analysis.wait_edges import local_barriers
+from tracekern.analysis.waits import WaitKind, analyze_waits
 from tracekern.record import format as fmt
 from tracekern.record.dump import Dump, read_dump
 from tracekern.timeline.decode import decode
+from tracekern.timeline.flows import join_flows
 from tracekern.timeline.model import Timeline
+from tracekern.timeline.select import select, take_spans
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
 
@@ -65,3 +70,47 @@ def test_a_span_without_its_begin_is_no_short_one():
     whole = read_dump(TRACES / "h200x4_late_host" / "rank_00000.tkdump")
     for dump in (whole, keep_last(whole, 5)):
         assert "dense_probes" not in {problem.kind for problem in decode(dump).problems}
+
+
+def meetings_with_a_late_rank() -> Timeline:
+    """Four launches in which rank 1 comes 9 us late to a barrier of all ranks."""
+    run = Scenario(4)
+    for number in range(4):
+        run.launch("dispatch", at=(1 + number) * 1_000_000)
+        for rank in run.ranks:
+            run.work(rank, 9000 if rank == 1 else 300 * rank)
+        run.meet()
+    return run.timeline()
+
+
+def without_arrivals(timeline: Timeline, rank: int) -> Timeline:
+    """As a flight recorder would have left it that overwrote all that this rank told."""
+    is_lost = (timeline.spans.event == NUMBER["signal_meeting"]) & (
+        timeline.track_ranks()[timeline.spans.track] == rank
+    )
+    launches = tuple(
+        dataclasses.replace(launch, records_overwritten=9 * (launch.rank == rank)) for launch in timeline.launches
+    )
+    return take_spans(timeline, ~is_lost).replace(launches=launches)
+
+
+def test_nobody_was_last_at_a_barrier_where_the_arrival_of_a_rank_was_overwritten():
+    timeline = meetings_with_a_late_rank()
+    assert name_worst(blame_ranks(timeline, analyze_waits(timeline))).rank == 1
+    for lost, worst in ((1, None), (3, 1)):  # rank 3 has heard all others itself
+        seen = without_arrivals(timeline, lost)
+        waits = analyze_waits(seen.replace(flows=join_flows(seen)[0]))
+        of_others = waits.rank != lost
+        assert (waits.kind[of_others] == WaitKind.UNMATCHED).all()
+        assert name_worst(blame_ranks(seen, waits)).rank == worst
+
+
+def test_nobody_was_last_at_a_barrier_of_ranks_that_are_not_in_the_capture():
+    timeline = meetings_with_a_late_rank()
+    ranks = tuple(dataclasses.replace(rank, metadata={"num_ranks": 4}) for rank in timeline.ranks)
+    seen = select(timeline.replace(ranks=ranks), ranks=[0, 2, 3])
+    waits = analyze_waits(seen)
+    assert (waits.kind == WaitKind.UNMATCHED).all()
+    assert name_worst(blame_ranks(seen, waits)).rank is None
+    everybody = select(timeline.replace(ranks=ranks), ranks=[0, 1, 2, 3])
+    assert (analyze_waits(everybody).kind == WaitKind.BARRIER).all()

@@ -52,7 +52,10 @@ def last_signals(timeline: Timeline) -> Int64:
 
 
 def barrier_arrivals(timeline: Timeline) -> Flows:
-    """All signals of each closed wait on a `barrier` channel, sorted by wait and then by arrival (their start)."""
+    """All signals of each closed wait on a `barrier` channel, sorted by wait and then by arrival (their start).
+
+    None of a wait where a rank's signal may be missing: it may have come last.
+    """
     chosen = is_barrier(timeline)
     if not any(chosen):
         return Flows()
@@ -60,8 +63,31 @@ def barrier_arrivals(timeline: Timeline) -> Flows:
     old_index = np.flatnonzero(kept)
     flows, _ = join_flows(take_spans(timeline, kept), every_barrier_signal=True)
     signal, wait = old_index[flows.signal], old_index[flows.wait]
+    known = _all_told(timeline, signal, wait)
+    signal, wait = signal[known], wait[known]
     order = np.lexsort((signal, timeline.spans.start[signal], wait))
     return Flows(signal[order], wait[order])
+
+
+def _all_told(timeline: Timeline, signal: Int64, wait: Int64) -> Mask:
+    """[n] False for arrivals at a barrier that a rank is not among whose records were lost, or that is not here."""
+    spans, rank_of_track = timeline.spans, timeline.track_ranks()
+    lossy = {launch.rank for launch in timeline.launches if launch.records_lost or launch.records_overwritten}
+    is_lossy = np.array([rank in lossy for rank in range(int(rank_of_track.max(initial=-1)) + 1)], bool)
+    num_ranks = len(timeline.ranks)
+    is_rank_missing = any(rank.metadata.get("num_ranks", num_ranks) > num_ranks for rank in timeline.ranks)
+    meets_others = {
+        event.channel for event in timeline.events if any(field.name == "peer" for field in event.begin_fields)
+    }
+    across = of_events(timeline, [event.channel in meets_others for event in timeline.events])[wait]
+
+    pairs = group_rows(len(wait), wait, rank_of_track[spans.track[signal]])
+    at, source = pairs.columns
+    of_others = is_lossy[source] & (source != rank_of_track[spans.track[at]])
+    num_told = np.bincount(at[of_others], minlength=len(spans))[wait]
+    own_lossy = is_lossy[rank_of_track[spans.track[wait]]]
+    told = np.where(across, (num_told == len(lossy) - own_lossy) & (not is_rank_missing), ~own_lossy)
+    return np.asarray(told, bool)
 
 
 @dataclass(frozen=True)

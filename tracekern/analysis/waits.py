@@ -236,6 +236,7 @@ def number_phases(timeline: Timeline, row: Int64) -> tuple[Int32, tuple[Phase, .
 def _releases(timeline: Timeline, arrivals: Flows, row: Int64) -> tuple[Int64, Int64]:
     """([n] releasing signal, [n] last arrival at a block or grid barrier); -1 where there is none."""
     signal = wait_edges.last_signals(timeline)
+    signal[wait_edges.of_events(timeline, wait_edges.is_barrier(timeline))] = -1
     signal[arrivals.wait] = arrivals.signal  # sorted by arrival: the last one written stays
     local = wait_edges.local_barriers(timeline)
     last_arrival = np.full(len(timeline.spans), -1, np.int64)
