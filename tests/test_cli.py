@@ -211,7 +211,7 @@ def test_info_says_each_problem_once(command_line, lossy):
     summary = json.loads(command_line("info", lossy, "--json").stdout)
     lost = sum(rank["records_lost"] for rank in summary["ranks"])
     assert summary["problems"]["lost_records"] == lost
-    assert re.search(rf"problem lost_records: {lost:,}, the first: rank \d launch ", told)
+    assert re.search(rf"error lost_records: {lost:,}, the first: rank \d launch ", told)
 
 
 def test_a_narrow_terminal_takes_nothing_out_of_a_table(capture):

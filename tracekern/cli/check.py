@@ -142,7 +142,8 @@ def _append(path: Path, trend: Path | None, runs: list[Run], outcome: str, rules
     crept = history.drift(entries, rules)
     for change in crept:
         first = history.comparable(entries)[0]
-        note(f"drift: {change.metric} {percent(change.estimate)} since {first.created[:10]} {first.commit[:7]}")
+        since = f"{first.created[:10]} {first.commit[:7]}".rstrip()
+        note(f"drift: {change.metric} {percent(change.estimate)} since {since}")
     if trend:
         from tracekern.viewers.trend import trend_page
 

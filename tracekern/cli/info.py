@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tracekern.analysis.summary import RankSummary, Summary
-    from tracekern.timeline.model import Rank, Timeline
+    from tracekern.timeline.model import Problem, Rank, Timeline
+
+
+_TOLD_IN_FULL = frozenset({"fault", "dense_probes", "cycle_clock", "cycle_rate_unknown"})
 
 
 def info(
@@ -62,11 +65,6 @@ def _print_recorder(out: Console, timeline: Timeline) -> None:
     for rank in ranks[:1]:
         costs = ", ".join(f"{cost:.0f} ns at {warps} warps per SM" for warps, cost in rank["overhead_ns"].items())
         out.print(f"a span costs {costs}" if costs else "what a span costs was not measured")
-    for problem in timeline.problems:
-        if problem.kind == "dense_probes":
-            out.print(f"warning: {problem.text}", markup=False)
-        if problem.kind in ("cycle_clock", "cycle_rate_unknown"):
-            out.print(problem.text, markup=False)
 
 
 def print_summary(summary: Summary) -> None:
@@ -83,15 +81,15 @@ def print_summary(summary: Summary) -> None:
 
 
 def _print_problems(out: Console, timeline: Timeline, counts: dict[str, int]) -> None:
-    """How often each kind was met, with its first case; what ended a wait, of each rank."""
-    texts: dict[str, list[str]] = {}
+    """How often each kind was met, with its first case, or with all of them where each says something else."""
+    kinds: dict[str, list[Problem]] = {}
     for problem in timeline.problems:
-        texts.setdefault(problem.kind, []).append(problem.text)
-    for kind, met in texts.items():
-        shown = met if kind == "fault" else met[:1]
-        for text in shown:
+        kinds.setdefault(problem.kind, []).append(problem)
+    for kind, met in kinds.items():
+        shown = met if kind in _TOLD_IN_FULL else met[:1]
+        for problem in shown:
             first = "" if len(met) == len(shown) else f" {counts[kind]:,}, the first:"
-            out.print(f"problem {kind}:{first} {text}", markup=False, soft_wrap=True)
+            out.print(f"{problem.severity} {kind}:{first} {problem.text}", markup=False, soft_wrap=True)
 
 
 def print_losses(out: Console, summary: Summary) -> None:
