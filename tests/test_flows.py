@@ -228,3 +228,14 @@ def test_a_kernel_without_epochs_beside_one_that_has_them():
     assert problems == ()
     assert len(flows) == 3
     assert (timeline.spans.start[flows.signal] == timeline.spans.start[flows.wait]).all()
+
+
+def test_a_credit_that_came_too_late_stands_for_one_that_was_overwritten():
+    grants = [End(True, 1, 0, 0, 1, start=2000, end=2010, level=8)]
+    waits = [End(False, 0, 1, 0, 1, start=at, end=at + 50, level=level) for at, level in ((100, 4), (2000, 8))]
+    timeline, _ = build(grants + waits, ChannelKind.CREDIT)
+    assert [problem.kind for problem in join_flows(timeline)[1]] == ["backwards_flow"]
+    lossy = tuple(dataclasses.replace(launch, records_overwritten=2) for launch in timeline.launches)
+    flows, problems = join_flows(timeline.replace(launches=lossy))
+    assert timeline.spans.start[flows.wait].tolist() == [2000]
+    assert [(problem.kind, problem.severity) for problem in problems] == [("unmatched_wait", "note")]

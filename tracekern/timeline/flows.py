@@ -41,6 +41,8 @@ def join_flows(timeline: Timeline, every_barrier_signal: bool = False) -> tuple[
     for channel in sorted(channels, key=lambda one: (one.name, one.kind.value, one.key)):
         ends = _Ends.of(timeline, channel)
         signal, wait = ends.join(every_barrier_signal)
+        if channel.kind is ChannelKind.CREDIT:
+            signal, wait = _possible(timeline, signal, wait)
         found.append((signal, wait))
         problems += _unmatched(timeline, ends, wait)
         problems += _backwards(timeline, channel.name, signal, wait)
@@ -220,25 +222,39 @@ def _unmatched(timeline: Timeline, ends: _Ends, matched: Int64) -> list[Problem]
     ]
 
 
-def _backwards(timeline: Timeline, channel: str, signal: Int64, wait: Int64) -> list[Problem]:
-    """Waits that ended before their signal began, by more than the clocks of both ranks leave open."""
-    if not timeline.aligned or timeline.unit != "ns":
-        return []
+def _possible(timeline: Timeline, signal: Int64, wait: Int64) -> tuple[Int64, Int64]:
+    """The edges without those to a wait that was over before: there the signal that came was lost, of those on record
+    a later one was the first that reached what was wanted."""
+    is_lossy = np.array([launch.records_lost + launch.records_overwritten > 0 for launch in timeline.launches], bool)
+    early, slack = _lead(timeline, signal, wait)
+    kept = (early <= slack) | ~is_lossy[timeline.spans.launch[signal]]
+    return signal[kept], wait[kept]
+
+
+def _lead(timeline: Timeline, signal: Int64, wait: Int64) -> tuple[Int64, npt.NDArray[np.float64]]:
+    """([n] by how many ns each wait ended before its signal began, [n] how many the clocks of both ranks leave open)"""
     spans, rank_of_track = timeline.spans, timeline.track_ranks()
+    early = spans.start[signal] - spans.end[wait]
+    if not timeline.aligned or timeline.unit != "ns":
+        return early, np.full(len(early), np.inf)
     source, destination = rank_of_track[spans.track[signal]], rank_of_track[spans.track[wait]]
-    hard = np.zeros(max(rank.rank for rank in timeline.ranks) + 1)
+    hard = np.zeros(max((rank.rank for rank in timeline.ranks), default=-1) + 1)
     for rank in timeline.ranks:
         hard[rank.rank] = rank.clock.hard_ns if rank.clock else 0.0
-    slack: npt.NDArray[np.float64] = np.where(source == destination, 0.0, hard[source] + hard[destination])
-    early = spans.start[signal] - spans.end[wait]
+    return early, np.where(source == destination, 0.0, hard[source] + hard[destination])
+
+
+def _backwards(timeline: Timeline, channel: str, signal: Int64, wait: Int64) -> list[Problem]:
+    """Waits that ended before their signal began, by more than the clocks of both ranks leave open."""
+    early, slack = _lead(timeline, signal, wait)
     wrong = np.flatnonzero(early > slack)
     if not len(wrong):
         return []
     worst = wrong[np.argmax(early[wrong])]
+    track = int(timeline.spans.track[wait[worst]])
+    source, destination = (timeline.tracks[idx].rank for idx in (timeline.spans.track[signal[worst]], track))
     text = (
         f"channel {channel}: {len(wrong)} waits end before their signal begins; worst {early[worst]} ns, from rank "
-        f"{source[worst]} to {destination[worst]}, clocks allow {slack[worst]:.0f} ns"
+        f"{source} to {destination}, clocks allow {slack[worst]:.0f} ns"
     )
-    return [
-        Problem("error", "backwards_flow", int(destination[worst]), int(spans.track[wait[worst]]), text, len(wrong))
-    ]
+    return [Problem("error", "backwards_flow", destination, track, text, len(wrong))]
