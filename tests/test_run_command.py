@@ -141,6 +141,16 @@ def test_help_names_every_choice(command_line):
         assert name in text
 
 
+def test_where_the_trace_cannot_be_written_the_rest_is_said(command_line, tmp_path):
+    (tmp_path / "trace.pftrace.gz").mkdir()
+    result = command_line("run", "moe", *SMALL, "-o", tmp_path)
+    assert result.returncode == 2
+    assert "every result equals the reference" in result.stdout
+    assert "longest wait" in result.stdout
+    assert "cannot write" in result.stderr
+    assert result.stderr.endswith(f"; the capture is in {tmp_path}\n")
+
+
 def test_an_interrupt_ends_all_variants(tmp_path):
     command = [sys.executable, "-m", "tracekern", "run", "moe", *map(str, SMALL), "--variant", "all", "-o", tmp_path]
     with subprocess.Popen([*command, "--iterations", "2000"], stdout=subprocess.PIPE, text=True) as process:

@@ -86,7 +86,7 @@ def moe(
         all_ok = all(result.report.ok for result in results)
         print_json({"ok": all_ok, "runs": [result.as_dict() for result in results]})
     for result in results:
-        result.report.raise_for_error()
+        result.raise_for_error()
 
 
 def _check_torch() -> None:
@@ -100,6 +100,13 @@ class _Result:
     report: RunReport
     trace: Path | None = None
     summary: Summary | None = None
+    trace_error: str = ""
+    """Why there is a capture and no trace."""
+
+    def raise_for_error(self) -> None:
+        self.report.raise_for_error()
+        if self.trace_error:
+            raise TracekernError(f"{self.trace_error}; the capture is in {self.report.capture_dir}")
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -141,7 +148,7 @@ def _run(plan: MoeRun, directory: Path | None, spawner: Spawner) -> _Result:
     if not report.ok and not any(directory.glob("rank_*.tkdump")):
         return _Result(report)
     try:
-        return _Result(report, *_write_trace(directory, has_failed=not report.ok))
+        return _write_trace(report, directory)
     except TracekernError as error:
         if report.ok:
             raise
@@ -149,8 +156,8 @@ def _run(plan: MoeRun, directory: Path | None, spawner: Spawner) -> _Result:
         return _Result(report)
 
 
-def _write_trace(directory: Path, has_failed: bool) -> tuple[Path, Summary]:
-    """has_failed: show what such a run left, even where a rank left nothing, or nothing to relate its clock by."""
+def _write_trace(report: RunReport, directory: Path) -> _Result:
+    """Of a run that failed it shows what there is: where a rank left nothing, or nothing to relate its clock by."""
     from tracekern.analysis.summary import summarize
     from tracekern.export.write import export
     from tracekern.timeline.merge import load
@@ -158,16 +165,19 @@ def _write_trace(directory: Path, has_failed: bool) -> tuple[Path, Summary]:
     with progress() as bar:
         task = bar.add_task("writing the trace", total=None)
         try:
-            timeline = load(directory, partial=has_failed)
+            timeline = load(directory, partial=not report.ok)
         except BadInput:
-            if not has_failed:
+            if report.ok:
                 raise
             timeline = load(directory, partial=True, unaligned=True)
-        if has_failed and not len(timeline.spans):
+        if not report.ok and not len(timeline.spans):
             raise BadInput("no kernel left a record; with --records-per-track 256 the first call leaves some")
-        path = directory / TRACE_NAME
-        export(timeline, path, progress=lambda done, total: bar.update(task, completed=done, total=total))
-    return path, summarize(timeline)
+        path, summary = directory / TRACE_NAME, summarize(timeline)
+        try:
+            export(timeline, path, progress=lambda done, total: bar.update(task, completed=done, total=total))
+        except TracekernError as error:
+            return _Result(report, summary=summary, trace_error=str(error))
+    return _Result(report, path, summary)
 
 
 def _print(result: _Result) -> None:
