@@ -145,6 +145,17 @@ def test_a_budget_holds_for_launches_of_one_shape(check, launches):
     assert "cannot say: other shape: settings.tokens is 128, was 64" in result.stdout
 
 
+def test_a_reader_that_leaves_early_changes_no_verdict(launches, tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    for limit, code in (("1s", 0), ("1us", 1)):
+        words = ["check", str(launches / "head" / "head_00"), "--max", f"wait_token.p50={limit}"]
+        command = [sys.executable, "-m", "tracekern", *words]
+        result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
+        assert (result.returncode, result.stderr) == (code, "")
+    os.close(writer)
+
+
 def test_files_for_a_pull_request(check, launches, tmp_path):
     arguments = ["--junit", tmp_path / "out.xml", "--markdown", tmp_path / "out.md", "--json"]
     result = check(launches / "slow", "--against", launches / "base", *arguments)
