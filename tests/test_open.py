@@ -20,11 +20,13 @@ from urllib.parse import parse_qs, quote, urlsplit
 import numpy as np
 import pytest
 from timelines import WAIT, make_timeline
+from trace_processor import TraceProcessor
 
 from tracekern.analysis.waits import analyze_waits
 from tracekern.errors import BadInput
 from tracekern.export.write import export
 from tracekern.timeline.merge import load
+from tracekern.timeline.model import OPEN_END
 from tracekern.viewers import perfetto_ui
 
 KEPT = Path(__file__).parent.parent / "traces" / "h200x4"
@@ -302,6 +304,26 @@ def test_the_longest_wait_is_found_in_every_format(tmp_path, suffix):
     assert perfetto_ui.find_longest_wait(path) == perfetto_ui.Wait(
         1740, 1660, "rank 1 block 000 warp 01 sender: wait_token, 1.7 µs"
     )
+
+
+def test_a_wait_that_never_ended_comes_first(tmp_path):
+    timeline = make_timeline(2)
+    rows = np.flatnonzero(timeline.spans.event == WAIT)
+    ranks = timeline.track_ranks()[timeline.spans.track[rows]]
+    end = timeline.spans.end.copy()
+    end[rows[ranks == 0]] = end[rows[ranks == 1][1]] = OPEN_END
+    of_rank_1 = rows[ranks == 1][1]
+    dead, alive = dataclasses.replace(timeline.ranks[0], state="salvaged"), timeline.ranks[1]
+    hung = timeline.replace(spans=dataclasses.replace(timeline.spans, end=end), ranks=(dead, alive))
+    export(hung, tmp_path / "trace.pftrace")
+    found = perfetto_ui.find_longest_wait(tmp_path / "trace.pftrace")
+    assert found.text.startswith("rank 1 ")
+    assert found.text.endswith(", never ended")
+    (drawn,) = TraceProcessor(tmp_path / "trace.pftrace").query(
+        f"select extract_arg(arg_set_id, 'debug.open') from slice where ts={found.ts} and dur={found.dur}"
+    )
+    assert drawn[0] is not None
+    assert found.ts == timeline.spans.start[of_rank_1]
 
 
 @pytest.mark.parametrize("content", [b"", b"\x1f\x8b\x08 no gzip", b'{"traceEvents":[]}'])

@@ -128,7 +128,7 @@ class _Writer:
         start, end = self._drawing.first_ns, self._drawing.last_ns
         facts = labels.about(timeline)
         if (wait := longest_wait(self._drawing)) >= 0:
-            facts["longest_wait"] = labels.describe_longest_wait(timeline, wait, self._time_shift)
+            facts["longest_wait"] = labels.describe_longest_wait(self._drawing, wait, self._time_shift)
         arguments = _json(facts)
         self._event("X", start, prefix, _json(banner), "about", f',"dur":{_microseconds(end - start)}', arguments)
 

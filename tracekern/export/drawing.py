@@ -40,19 +40,24 @@ class Drawing:
 
 
 def longest_wait(drawing: Drawing) -> int:
-    """Index of the span that a reader should see first: the longest wait on a device track that ended, -1 without any.
+    """Index of the span that a reader should see first: the longest wait on a device track, -1 without any.
 
-    One that a signal released is preferred: it has an arrow to follow.
+    Preferred is one that never ended, on a rank that lived to close its capture: what a kernel hung in. Then one that a
+    signal released: it has an arrow to follow.
     """
     timeline = drawing.timeline
     is_wait = np.array([event.event_class is EventClass.WAIT for event in timeline.events] or [False])
     is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks] or [False])
     spans = timeline.spans
-    chosen = is_wait[spans.event] & is_device[spans.track] & (spans.end != OPEN_END)
+    chosen = is_wait[spans.event] & is_device[spans.track]
+    closed = {rank.rank for rank in timeline.ranks if rank.state == "closed"}
+    is_alive = np.array([track.rank in closed for track in timeline.tracks] or [False])
+    hung = chosen & (spans.end == OPEN_END)
     released = np.zeros(len(spans), bool)
     released[timeline.flows.wait[drawing.flow_drawable]] = True
-    which = np.flatnonzero(chosen & released if (chosen & released).any() else chosen)
-    return int(which[(spans.end - spans.start)[which].argmax()]) if len(which) else -1
+    choices = (hung & is_alive[spans.track], hung, chosen & released, chosen)
+    which = np.flatnonzero(next((choice for choice in choices if choice.any()), chosen))
+    return int(which[(drawing.draw_end - spans.start)[which].argmax()]) if len(which) else -1
 
 
 def prepare(timeline: Timeline) -> Drawing:

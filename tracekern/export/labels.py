@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from tracekern import __version__
-from tracekern.timeline.model import Problem, Rank, Timeline, Track, TrackKind, count_problems
+from tracekern.export.drawing import Drawing
+from tracekern.timeline.model import OPEN_END, Problem, Rank, Timeline, Track, TrackKind, count_problems
 
 UNALIGNED = "UNALIGNED: every rank on its own clock, times of different ranks cannot be compared"
 
@@ -51,14 +52,15 @@ def about(timeline: Timeline) -> dict[str, str]:
     return facts
 
 
-def describe_longest_wait(timeline: Timeline, span_idx: int, time_shift: int) -> str:
+def describe_longest_wait(drawing: Drawing, span_idx: int, time_shift: int) -> str:
     """Where the longest wait stands in the trace; `tracekern open` reads the two numbers (viewers/perfetto_ui.py)."""
-    spans = timeline.spans
-    start, duration = int(spans.start[span_idx]), int(spans.end[span_idx] - spans.start[span_idx])
+    timeline, spans = drawing.timeline, drawing.timeline.spans
+    start, duration = int(spans.start[span_idx]), int(drawing.draw_end[span_idx] - spans.start[span_idx])
+    end = ", never ended" if spans.end[span_idx] == OPEN_END else ""
     track = timeline.tracks[spans.track[span_idx]]
     event = timeline.events[spans.event[span_idx]].name
     place = f"rank {track.rank} {flat_label(track, 1)}"
-    return f"ts {start + time_shift} dur {duration} ({place}: {event}, {format_ns(duration)})"
+    return f"ts {start + time_shift} dur {duration} ({place}: {event}, {format_ns(duration)}{end})"
 
 
 def rank_label(rank: Rank, num_nodes: int) -> str:

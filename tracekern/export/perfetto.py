@@ -218,7 +218,7 @@ def _prologue(drawing: Drawing, rows: Rows, interner: Interner, time_shift: int,
     banner, facts = labels.banner(timeline, spans_left_out), labels.about(timeline)
     start, end = drawing.first_ns + time_shift, drawing.last_ns + time_shift
     if (wait := longest_wait(drawing)) >= 0:
-        facts["longest_wait"] = labels.describe_longest_wait(timeline, wait, time_shift)
+        facts["longest_wait"] = labels.describe_longest_wait(drawing, wait, time_shift)
     parts = [_descriptor(row) for row in rows.rows]
     parts += [interned_data(interner, sequence) for sequence in sorted({row.sequence for row in rows.rows})]
     parts.append(slice_packets(ROOT_UUID, start, end, banner, facts, SHARED_SEQUENCE))
