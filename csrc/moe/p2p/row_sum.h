@@ -104,17 +104,19 @@ TK_DEVICE void sum_packs(Warp& warp, char* dst, const Contribution* list, uint32
     }
 }
 
-// As many loads under way as 128 registers hold; conversions of fp16 take more of them. With half as many the way back
-// of `reduce` took 463 us for 4,096 tokens, not 367 (2 H200, 2026-11-21).
+// As many loads under way as 128 registers hold without a spill; conversions of fp16 take more of them. With half as
+// many the way back of `reduce` took 463 us for 4,096 tokens, not 370 (2 H200, 2026-11-21).
 template <class T, uint32_t kCount, bool kScaled, bool kOneRow>
 TK_DEVICE void sum_part(Warp& warp, char* dst, const Contribution* list, uint32_t num_rows, RowPart part) {
     if constexpr (kOneRow) {
         constexpr uint32_t kColumns = std::is_same_v<T, Half> ? 3 : 4;
         sum_packs<T, kCount, OneRow<T, kCount, kScaled, kColumns>>(warp, dst, list, num_rows, part);
+    } else if constexpr (!kScaled) {
+        sum_packs<T, kCount, ManyRows<T, kCount, kScaled, 3, 2>>(warp, dst, list, num_rows, part);
     } else if (num_rows <= 2) {
-        sum_packs<T, kCount, ManyRows<T, kCount, kScaled, 4, 2>>(warp, dst, list, num_rows, part);
+        sum_packs<T, kCount, ManyRows<T, kCount, kScaled, 4, 1>>(warp, dst, list, num_rows, part);
     } else {
-        sum_packs<T, kCount, ManyRows<T, kCount, kScaled, 2, 8>>(warp, dst, list, num_rows, part);
+        sum_packs<T, kCount, ManyRows<T, kCount, kScaled, 2, 6>>(warp, dst, list, num_rows, part);
     }
 }
 
