@@ -107,7 +107,8 @@ class CudaDevice:
 
     def mirror_offset(self) -> int:
         """What to add, modulo 2^64, to an address in the arena for its place in device memory."""
-        return (int(self._memory.mirror()) - self._arena) % (1 << 64)
+        with self.active():  # it is allocated when it is first asked for
+            return (int(self._memory.mirror()) - self._arena) % (1 << 64)
 
     def collect(self, segment: Segment) -> None:
         """Copies the mirrored regions into the arena, or lets the keeper do so where this process no longer can."""

@@ -105,7 +105,7 @@ TK_DEVICE void sum_packs(Warp& warp, char* dst, const Contribution* list, uint32
 }
 
 // As many loads under way as 128 registers hold without a spill; conversions of fp16 take more of them. With half as
-// many the way back of `reduce` took 463 us for 4,096 tokens, not 370 (2 H200, 2026-11-21).
+// many the way back of `reduce` took 463 us for 4,096 tokens, with about as many 370 (2 H200, 2026-11-21).
 template <class T, uint32_t kCount, bool kScaled, bool kOneRow>
 TK_DEVICE void sum_part(Warp& warp, char* dst, const Contribution* list, uint32_t num_rows, RowPart part) {
     if constexpr (kOneRow) {
