@@ -145,11 +145,12 @@ def test_a_budget_holds_for_launches_of_one_shape(check, launches):
     assert "cannot say: other shape: settings.tokens is 128, was 64" in result.stdout
 
 
-def test_a_reader_that_leaves_early_changes_no_verdict(launches, tmp_path):
+@pytest.mark.parametrize("more", [[], ["--json"]], ids=["text", "json"])
+def test_a_reader_that_leaves_early_changes_no_verdict(launches, more):
     reader, writer = os.pipe()
     os.close(reader)
     for limit, code in (("1s", 0), ("1us", 1)):
-        words = ["check", str(launches / "head" / "head_00"), "--max", f"wait_token.p50={limit}"]
+        words = ["check", str(launches / "head" / "head_00"), "--max", f"wait_token.p50={limit}", *more]
         command = [sys.executable, "-m", "tracekern", *words]
         result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
         assert (result.returncode, result.stderr) == (code, "")

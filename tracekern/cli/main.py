@@ -7,9 +7,11 @@ limit for a peer. 130: interrupted.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 import traceback
+from typing import Any
 
 from tracekern.errors import TracekernError
 
@@ -59,6 +61,19 @@ def main() -> None:
         _crash()
 
 
+class _WhileSomebodyReads(io.FileIO):
+    """Where the reader of a pipe has left, as `head` does, what comes after is nobody's, and is no fault.
+
+    Below every way to print, and below what the interpreter flushes last: exit codes keep saying what came out.
+    """
+
+    def write(self, data: Any, /) -> int | None:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return memoryview(data).nbytes
+
+
 def _open_standard_streams() -> None:
     """Where whoever called closed one, as services do: what goes there is nobody's, and is no fault."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
@@ -66,7 +81,20 @@ def _open_standard_streams() -> None:
             # The lowest free descriptor is this one; processes that we start get it, too.
             opened = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(opened, True)
-            setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r"))
+            setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r", closefd=False))
+    sys.stdout, sys.stderr = map(_outlive_reader, (sys.stdout, sys.stderr))
+
+
+def _outlive_reader(stream: Any) -> io.TextIOWrapper:
+    """The same stream but for that."""
+    raw = _WhileSomebodyReads(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw) if isinstance(stream.buffer, io.BufferedWriter) else raw,  # `python -u` has none
+        stream.encoding,
+        stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
 
 
 def _fail_without_package(error: ModuleNotFoundError, what: str) -> None:

@@ -18,16 +18,9 @@ _WIDTH = 1000
 """Wider than any line of ours: where a terminal is narrower, it breaks lines itself, and no cell loses its end."""
 
 
-class _Results(Console):
-    def on_broken_pipe(self) -> None:
-        """The reader has seen enough, as `head` does: the exit code still says what came out, not 1 for "regressed"."""
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def console() -> Console:
     """For results."""
-    return _Results(width=_WIDTH, highlight=False)
+    return Console(width=_WIDTH, highlight=False)
 
 
 def note(text: str) -> None:
