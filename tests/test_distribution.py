@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from timelines import make_timeline
+from timelines import WAIT, make_timeline, overwrite_begins
 
 from tracekern.analysis.distribution import distribute
 from tracekern.analysis.waits import analyze_waits
@@ -22,3 +22,12 @@ def test_points_lie_on_the_true_function():
         assert found.share.tolist() == [(values <= value).mean() for value in found.wait_ns]
         assert found.share[-1] == 1
         assert found.wait_ns[0] == values.min()
+
+
+def test_waits_whose_begin_was_overwritten_have_no_known_length():
+    timeline = make_timeline(2)
+    rows = np.flatnonzero(timeline.spans.event == WAIT)
+    waits = analyze_waits(overwrite_begins(timeline, rows[:3]))
+    assert [found.count for found in distribute(waits, waits.phases)] == [len(rows) - 3]
+    waits = analyze_waits(overwrite_begins(timeline, rows))
+    assert distribute(waits, waits.phases) == ()

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from captures import CaptureSpec, write_capture
-from timelines import LAUNCH, WAIT, make_launch, make_rank, make_timeline
+from timelines import LAUNCH, WAIT, make_launch, make_rank, make_timeline, overwrite_begins
 
 from tracekern.analysis.findings import Findings, find
 from tracekern.timeline.merge import load
@@ -222,6 +222,17 @@ def test_trust_says_where_bounds_come_from_and_what_recording_costs(findings, tm
     assert (
         "±300\u00a0ns by messages, ±700\u00a0ns by round trips" in page_of(tightened, tmp_path / "t.html").read_text()
     )
+
+
+def test_waits_whose_begin_was_overwritten_are_told_and_in_no_quantile(tmp_path):
+    timeline = make_timeline(2)
+    rows = np.flatnonzero(timeline.spans.event == WAIT)
+    launches = tuple(dataclasses.replace(launch, records_overwritten=20) for launch in timeline.launches)
+    found = find(overwrite_begins(timeline, rows[:3]).replace(launches=launches))
+    assert "Of 3 waits the flight recorder overwrote the begin" in page_of(found, tmp_path / "r.html").read_text()
+    assert "no record lost; 40 older ones overwritten" in {line.word: line.text for line in headlines(found)}["trust"]
+    nothing_whole = page_of(find(overwrite_begins(timeline, rows)), tmp_path / "n.html").read_text()
+    assert "<td>unknown</td><td>unknown</td>" in re.sub(r"<td[^>]*>", "<td>", nothing_whole)
 
 
 def test_links_are_held_against_a_measured_limit(findings, tmp_path):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 from captures import CaptureSpec, write_capture
 from launched import COPY_NS, ITERATIONS, SPANS, WARPS, record
-from timelines import EVENTS, make_rank, make_spans, make_timeline
+from timelines import EVENTS, make_rank, make_spans, make_timeline, overwrite_begins
 
 import tracekern
 from tracekern.analysis.difference import differences
@@ -167,6 +169,16 @@ def test_the_kept_capture_of_gpus():
     assert shares
     assert all(0 <= share <= 1 for share in shares)
     assert len(statistics.end_to_end_ns) == 2
+
+
+def test_spans_whose_begin_was_overwritten_are_in_no_number():
+    timeline = timeline_of([("send", 0)], [(LAUNCH, 0, 0, 100), (WAIT, 0, 0, 10), (WAIT, 0, 10, 50), (WAIT, 0, 50, 70)])
+    cut = overwrite_begins(timeline, [0])
+    cut = cut.replace(launches=(dataclasses.replace(cut.launches[0], records_overwritten=7),))
+    (wait,) = phase_statistics(cut).phases
+    assert (wait.num_spans, wait.total_ns, wait.p50_ns) == (2, 60, 30)
+    assert math.isnan(wait.wait_share), "of 100 ns nobody knows all waits"
+    assert phase_statistics(overwrite_begins(cut, [0, 1, 2])).phases == ()
 
 
 def test_differences_of_two():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 
 import numpy as np
@@ -113,6 +114,24 @@ def make_timeline(num_ranks: int = 2, **changes: object) -> Timeline:
         **changes,
     }
     return Timeline(**values)
+
+
+def overwrite_begins(timeline: Timeline, rows: Iterable[int]) -> Timeline:
+    """As a flight recorder leaves it that overwrote the begin of these spans; their flows go, too."""
+    rows = list(rows)
+    events, event, payload = list(timeline.events), timeline.spans.event.copy(), timeline.spans.begin_payload.copy()
+    for row in rows:
+        fields = (Field("begin_overwritten", 1),)
+        headless = dataclasses.replace(events[event[row]], channel=None, begin_fields=fields, is_headless=True)
+        if headless not in events:
+            events.append(headless)
+        event[row], payload[row] = events.index(headless), 1
+    known = ~np.isin(timeline.flows.signal, rows) & ~np.isin(timeline.flows.wait, rows)
+    return timeline.replace(
+        events=tuple(events),
+        spans=dataclasses.replace(timeline.spans, event=event, begin_payload=payload),
+        flows=Flows(timeline.flows.signal[known], timeline.flows.wait[known]),
+    )
 
 
 def _ring_flows(tracks: tuple[Track, ...], spans: Spans, num_ranks: int) -> Flows:

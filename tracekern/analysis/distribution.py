@@ -24,10 +24,13 @@ class Distribution:
 
 
 def distribute(waits: Waits, phases: Sequence[Phase], max_points: int = 160) -> tuple[Distribution, ...]:
-    """One distribution for each of `phases`. Every point lies on the true function, the last one is the maximum."""
+    """One distribution for each of `phases` that has waits. Every point lies on the true function, the last one is the
+    maximum. Waits whose begin was overwritten are left out: nobody knows how long they took."""
     found = []
     for phase in phases:
-        ordered = np.sort(waits.wait_ns[waits.phase == waits.phases.index(phase)])
+        ordered = np.sort(waits.wait_ns[(waits.phase == waits.phases.index(phase)) & ~waits.headless])
+        if not len(ordered):
+            continue
         place = np.unique(np.linspace(0, len(ordered) - 1, min(max_points, len(ordered))).astype(np.int64))
         # The last of equal values: the function is right-continuous.
         share = np.searchsorted(ordered, ordered[place], side="right") / len(ordered)

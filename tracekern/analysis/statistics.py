@@ -26,7 +26,8 @@ _LOSSES = (*LOSS_KINDS, "open_span", "salvaged", "overwritten_records", "fault")
 
 @dataclass(frozen=True)
 class PhaseStatistics:
-    """The closed spans of one phase on the device tracks of all ranks, in the measured iterations."""
+    """The closed spans of one phase on the device tracks of all ranks, in the measured iterations, but for those whose
+    begin a flight recorder overwrote: nobody knows how long they took."""
 
     stage: str
     event: str
@@ -37,7 +38,7 @@ class PhaseStatistics:
     p99_ns: float
     wait_share: float
     """Waits only, else nan: their part of the stage's time, which is its launches' durations times their writers; nan
-    where that is 0."""
+    where that is 0, or a flight recorder overwrote some of it."""
 
     @property
     def name(self) -> str:
@@ -131,7 +132,7 @@ def _durations(
     is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks], bool)
     # One look-up a launch instead of two: -1 stands for everything that is not measured, index -1 for "no launch".
     stage = np.append(np.where(iterations.is_measured, iterations.stage_of_launch, -1), np.int32(-1))[spans.launch]
-    chosen = is_device[spans.track] & (stage >= 0) & (spans.end != OPEN_END)
+    chosen = is_device[spans.track] & (stage >= 0) & (spans.end != OPEN_END) & ~timeline.headless_spans()
     key = stage[chosen] * np.int32(num_names) + name_of_event[spans.event[chosen]]
     if len(iterations.stages) * num_names <= np.iinfo(np.int16).max:
         key = key.astype(np.int16)  # sorted by radix, in linear time
@@ -144,12 +145,14 @@ def _durations(
 
 
 def _stage_time(timeline: Timeline, iterations: LaunchIterations) -> npt.NDArray[np.float64]:
-    """[num_stages] ns that all writers of a stage's measured launches had together."""
+    """[num_stages] ns that all writers of a stage's measured launches had together; 0 where not all is on record."""
     which, duration = _launch_spans(timeline, iterations)
     writers = np.array([launch.num_tracks for launch in timeline.launches], np.float64)
     stages = iterations.stage_of_launch[timeline.spans.launch[which]]
     weights = duration * writers[timeline.spans.launch[which]]
     time: npt.NDArray[np.float64] = np.bincount(stages, weights, minlength=len(iterations.stages)).astype(np.float64)
+    is_cut = np.array([launch.records_overwritten > 0 for launch in timeline.launches], bool)
+    time[iterations.stage_of_launch[is_cut & iterations.is_measured]] = 0
     return time
 
 

@@ -9,8 +9,7 @@ import numpy.typing as npt
 
 from tracekern.analysis.groups import group_rows
 from tracekern.timeline.flows import join_flows
-from tracekern.timeline.headless import maybe_headless
-from tracekern.timeline.model import OPEN_END, ChannelKind, EventClass, EventType, Flows, Int64, Timeline
+from tracekern.timeline.model import OPEN_END, ChannelKind, EventClass, EventType, Flows, Int64, Timeline, TrackKind
 from tracekern.timeline.select import take_spans
 
 Mask = npt.NDArray[np.bool_]
@@ -110,31 +109,24 @@ def local_barriers(timeline: Timeline) -> LocalBarriers:
     """Who came last at block and grid barriers.
 
     Every warp passes them equally often, so the k-th wait of each warp belongs to the k-th barrier of its launch; where
-    a flight recorder overwrote the first ones, the k-th from the end. Where a warp left before another one came,
-    records are missing and nobody is said to have been last; nor where it may be the begin of a wait that is missing.
+    a flight recorder overwrote the first ones, the k-th from the end. Nobody is said to have been last where a warp
+    left before another one came (records are missing), where the wait of a warp was overwritten, and where the warp
+    that seems to have come last came earlier by an unknown time: the begin of its wait was overwritten.
     """
-    spans = timeline.spans
     block_of_track = np.array([track.block for track in timeline.tracks], np.int64)
-    headless = maybe_headless(timeline)
-    parts = [
-        _meetings(
-            timeline,
-            np.flatnonzero(spans.event == idx),
-            block_of_track if event.name == BLOCK_BARRIER else np.zeros_like(block_of_track),
-            headless,
-        )
-        for idx, event in enumerate(timeline.events)
-        if is_local_barrier(event)
-    ]
-    if not parts:
-        return LocalBarriers(np.empty(0, np.int64), np.empty(0, np.int64))
+    parts = []
+    for name, place_of_track in ((BLOCK_BARRIER, block_of_track), (GRID_BARRIER, np.zeros_like(block_of_track))):
+        chosen = [is_local_barrier(event) and event.name == name for event in timeline.events]
+        parts.append(_meetings(timeline, np.flatnonzero(of_events(timeline, chosen)), place_of_track))
     return LocalBarriers(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _meetings(timeline: Timeline, rows: Int64, place_of_track: Int64, headless: Mask) -> tuple[Int64, Int64]:
-    """(waits, last arrivals) among the spans `rows` of one event, sorted by (track, start)."""
+def _meetings(timeline: Timeline, rows: Int64, place_of_track: Int64) -> tuple[Int64, Int64]:
+    """(waits, last arrivals) among the waits `rows` at barriers of one kind, sorted by (track, start)."""
     spans = timeline.spans
     rows = rows[spans.launch[rows] >= 0]
+    if not len(rows):
+        return rows, rows
     lacks_first = np.array([launch.records_overwritten > 0 for launch in timeline.launches], bool)[spans.launch]
     rows = rows[~lacks_first[rows] | (spans.end[rows] != OPEN_END)]
     passes = group_rows(len(rows), spans.launch[rows], spans.track[rows]).group
@@ -144,12 +136,32 @@ def _meetings(timeline: Timeline, rows: Int64, place_of_track: Int64, headless: 
     ordinal = np.arange(len(rows)) - counted_from
     meeting = group_rows(len(rows), spans.launch[rows], place_of_track[spans.track[rows]], ordinal)
     start, end = spans.start[rows], spans.end[rows]
-    closed = end != OPEN_END
-    came_last = np.flatnonzero(start == meeting.largest(start)[meeting.group])
+    closed, headless = end != OPEN_END, timeline.headless_spans()[rows]
+    arrival = 2 * start + ~headless  # of two at one time the one that is known to have come then
+    came_last = np.flatnonzero(arrival == meeting.largest(arrival)[meeting.group])
     last = np.empty(len(meeting), np.int64)
     last[meeting.group[came_last]] = came_last
     left_early = closed & (end < start[last[meeting.group]])
-    sound = np.ones(len(meeting), bool)
-    sound[meeting.group[left_early | headless[rows]]] = False
+    launch, place, _ = meeting.columns
+    sound = ~headless[last] & (meeting.count() >= _num_warps(timeline, launch, place, place_of_track))
+    sound[meeting.group[left_early]] = False
     kept = closed & sound[meeting.group]
     return rows[kept], rows[last[meeting.group[kept]]]
+
+
+def _num_warps(timeline: Timeline, launch: Int64, place: Int64, place_of_track: Int64) -> Int64:
+    """[n] how many warps recorded something in that place of that launch; 0 for a launch that lost no record."""
+    is_lossy = np.array([entry.records_lost + entry.records_overwritten > 0 for entry in timeline.launches], bool)
+    if not is_lossy.any():
+        return np.zeros(len(launch), np.int64)
+    is_device = np.array([track.kind is TrackKind.DEVICE for track in timeline.tracks], bool)
+    num_tracks, num_places = len(timeline.tracks), int(place_of_track.max()) + 1
+    runs = []
+    for rows in (timeline.spans, timeline.marks):
+        chosen = np.flatnonzero((rows.launch >= 0) & is_lossy[rows.launch] & is_device[rows.track])
+        run = rows.launch[chosen].astype(np.int64) * num_tracks + rows.track[chosen]
+        runs.append(run[np.flatnonzero(np.diff(run, prepend=-1))])
+    of_launch, track = np.divmod(np.unique(np.concatenate(runs)), num_tracks)
+    known = np.sort(of_launch * num_places + place_of_track[track])
+    after, before = (np.searchsorted(known, launch * num_places + place, side) for side in ("right", "left"))
+    return after - before

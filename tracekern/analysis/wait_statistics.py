@@ -29,12 +29,14 @@ class WaitStatistic:
     peer: int | None
     """-1 where nobody knows whom the waits were for."""
     count: int
+    num_headless: int
+    """Of them took longer than is on record: a flight recorder overwrote their begin."""
     sum_ns: int
     max_warp_ns: int
     """The largest sum of a single warp."""
     p50_ns: float
     p99_ns: float
-    """Quantiles over single waits, linear between them."""
+    """Quantiles over single waits that are not headless, linear between them; nan where there is none."""
     by_class: dict[str, int]
     """waits.CLASSES -> ns; they add up to sum_ns."""
     wrong_order_ns: int
@@ -57,11 +59,12 @@ def wait_statistics(waits: Waits, by: Sequence[str] = KEYS) -> tuple[WaitStatist
     if not len(waits):
         return ()
     keys = dict(zip(by, groups.columns, strict=True))
-    sums, counts = groups.sum(waits.wait_ns), groups.count()
+    sums, counts, headless = groups.sum(waits.wait_ns), groups.count(), groups.sum(waits.headless)
     warps = group_rows(len(waits), groups.group, waits.track)
     of_warp = np.full(len(groups), 0, np.int64)
     np.maximum.at(of_warp, warps.columns[0], warps.sum(waits.wait_ns))
-    p50, p99 = _quantiles(groups, waits.wait_ns, (0.5, 0.99))
+    whole = Groups(groups.group[~waits.headless], groups.columns)
+    p50, p99 = _quantiles(whole, waits.wait_ns[~waits.headless], (0.5, 0.99))
     by_class = {name: groups.sum(values) for name, values in waits.by_class().items()}
     wrong_order, slack = groups.sum(waits.wrong_order_ns), groups.sum(waits.slack_ns)
     return tuple(
@@ -72,6 +75,7 @@ def wait_statistics(waits: Waits, by: Sequence[str] = KEYS) -> tuple[WaitStatist
             role=waits.roles[keys["role"][i]] if "role" in keys else None,
             peer=int(keys["peer"][i]) if "peer" in keys else None,
             count=int(counts[i]),
+            num_headless=int(headless[i]),
             sum_ns=int(sums[i]),
             max_warp_ns=int(of_warp[i]),
             p50_ns=float(p50[i]),
@@ -85,17 +89,18 @@ def wait_statistics(waits: Waits, by: Sequence[str] = KEYS) -> tuple[WaitStatist
 
 
 def _quantiles(groups: Groups, values: Int64, wanted: Sequence[float]) -> list[Float64]:
-    """[num_groups] for each wanted quantile: linear between the two nearest values."""
+    """[num_groups] for each wanted quantile: linear between the two nearest values; nan for a group without values."""
     ordered = _sort_within(groups, values)
-    count = groups.count()
+    filled = np.flatnonzero(groups.count())
+    count = groups.count()[filled]
     first = np.cumsum(count) - count
-    found = []
-    for share in wanted:
+    found = [np.full(len(groups), np.nan) for _ in wanted]
+    for quantile, share in zip(found, wanted, strict=True):
         place = share * (count - 1)
         below = np.floor(place).astype(np.int64)
         above = np.minimum(below + 1, count - 1)
         low, high = ordered[first + below], ordered[first + above]
-        found.append(low + (high - low) * (place - below))
+        quantile[filled] = low + (high - low) * (place - below)
     return found
 
 

@@ -86,6 +86,8 @@ class Waits:
     launch: Int32
     """Index into Timeline.launches; -1."""
     wait_ns: Int64
+    headless: npt.NDArray[np.bool_]
+    """A flight recorder overwrote its begin: it took longer than wait_ns."""
     late_ns: Int64
     """From the begin until the peer was there: late_sender, late_receiver or barrier_late."""
     drain_ns: Int64
@@ -193,6 +195,7 @@ def analyze_waits(timeline: Timeline) -> Waits:
         phase=phase,
         launch=spans.launch[row],
         wait_ns=end - begin,
+        headless=timeline.headless_spans()[row],
         late_ns=late,
         drain_ns=drain,
         slack_ns=slack,

@@ -113,7 +113,7 @@ def _decode_batch(
             launch=launch[owner[cut]],
             start=ticks[first],
             end=ticks[cut],
-            begin_payload=np.zeros(len(cut), np.uint64),
+            begin_payload=np.ones(len(cut), np.uint64),
             end_payload=records.payload(where[cut]),
         )
         # In front of what begins later in the same run; the outer ones, which end later, in front of the inner ones.

@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.record.dump import Dump
-from tracekern.timeline.headless import maybe_headless
 from tracekern.timeline.model import OPEN_END, EventClass, Problem, Timeline
 from tracekern.timeline.record_columns import Runs
 
@@ -71,7 +70,7 @@ def _dense_kernels(timeline: Timeline, runs: Runs, costs: _Costs, ns_per_tick: f
 
 def _short_events(timeline: Timeline, costs: _Costs, ns_per_tick: float) -> list[Problem]:
     spans, rank = timeline.spans, timeline.ranks[0].rank
-    is_timed = (spans.end != OPEN_END) & ~maybe_headless(timeline)
+    is_timed = (spans.end != OPEN_END) & ~timeline.headless_spans()
     problems = []
     for idx, event in enumerate(timeline.events):
         if event.event_class != EventClass.WORK:

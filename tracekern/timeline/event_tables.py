@@ -44,10 +44,15 @@ class EventNumbers:
         return number
 
     def without_begin(self, number: Int32) -> Int32:
-        """[n] the same events as spans whose begin was overwritten: what it told, and whom they meet, is not known."""
+        """[n] the same events as spans whose begin was overwritten: what it told, and whom they meet, is not known.
+
+        Their begin payload is 1: a picture says why they begin where they do.
+        """
         types = self.types()
         for known in np.unique(number).tolist():
-            headless = dataclasses.replace(types[known], channel=None, begin_fields=())
+            headless = dataclasses.replace(
+                types[known], channel=None, begin_fields=(Field("begin_overwritten", 1),), is_headless=True
+            )
             number = np.where(number == known, np.int32(self._add(headless)), number)
         return number
 

@@ -72,6 +72,8 @@ class EventType:
     channel: Channel | None = None
     begin_fields: tuple[Field, ...] = ()
     end_fields: tuple[Field, ...] = ()
+    is_headless: bool = False
+    """A flight recorder overwrote the begin of its spans: they are shown from the oldest record of their track on."""
 
 
 @dataclass(frozen=True)
@@ -249,6 +251,11 @@ class Timeline:
     def track_ranks(self) -> Int32:
         """[num_tracks] rank of each track."""
         return np.array([track.rank for track in self.tracks], np.int32)
+
+    def headless_spans(self) -> npt.NDArray[np.bool_]:
+        """[num_spans] whether a span began earlier than its `start` says."""
+        is_headless: npt.NDArray[np.bool_] = np.array([*(event.is_headless for event in self.events), False], bool)
+        return is_headless[self.spans.event]
 
 
 def unpack_field(fields: tuple[Field, ...], name: str, payload: UInt64) -> Int64:

@@ -130,6 +130,8 @@ def trust(findings: Findings) -> str:
     lost = sum(rank.records_lost for rank in summary.ranks)
     salvaged = [rank.rank for rank in summary.ranks if rank.state == "salvaged"]
     parts = [clocks(findings), f"{lost:,} records lost" if lost else "no record lost"]
+    if overwritten := sum(launch.records_overwritten for launch in findings.timeline.launches):
+        parts.append(f"{overwritten:,} older ones overwritten, as a flight recorder does")
     if salvaged:
         parts.append(f"{ranks(salvaged)} died")
     if findings.waits.num_open:
