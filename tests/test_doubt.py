@@ -13,8 +13,6 @@ from scenarios import SIGNAL_NS, Scenario, exchange
 from wait_oracle import any_runs
 
 import tracekern
-from tracekern.analysis import class_limits
-from tracekern.analysis.class_limits import limit_classes, limit_drain
 from tracekern.analysis.doubt import (
     COVERED_SIGMAS,
     Blame,
@@ -24,9 +22,9 @@ from tracekern.analysis.doubt import (
     blame_ranks,
     clock_doubt,
     late_charges,
+    late_limits,
     name_worst,
 )
-from tracekern.analysis.groups import group_rows
 from tracekern.analysis.waits import analyze_waits
 from tracekern.timeline.model import OPEN_END, ClockFit, Timeline
 
@@ -185,72 +183,21 @@ def test_kept_captures_charge_all_lateness_between_ranks_once(name: str):
         assert blame.proven.lo_ns <= blame.likely.lo_ns <= blame.late_ns <= blame.likely.hi_ns <= blame.proven.hi_ns
 
 
-def test_blame_among_the_waits_of_one_phase():
-    run = exchange(late={2: 50_000}, num_launches=1)
-    run.launch("combine")
-    for rank in run.ranks:
-        run.work(rank, 90_000 if rank == 3 else 1000)
-        run.signal(rank, peer=(rank + 1) % 4, slot=1)
-    for rank in run.ranks:
-        run.wait(rank, peer=(rank - 1) % 4, slot=1)
-    timeline = run.timeline(hard_ns=600, sigma_ns=100)
-    waits = analyze_waits(timeline)
-    stages = np.array([phase.stage for phase in waits.phases])[waits.phase]
-    for stage, rank in (("dispatch", 2), ("combine", 3)):
-        assert name_worst(blame_ranks(timeline, waits, stages == stage)).rank == rank
-
-
 @settings(max_examples=150, deadline=None)
 @given(any_runs(), st.integers(0, 30), st.data())
 def test_the_truth_lies_inside_whatever_the_clocks_did(truth: Timeline, hard_ns: int, data: st.DataObject):
     error = {rank.rank: data.draw(st.integers(-hard_ns, hard_ns)) for rank in truth.ranks if rank.rank}
     seen = with_clocks(truth, hard_ns, hard_ns, error)
     true_waits, waits = analyze_waits(truth), analyze_waits(seen)
-    # Ranks and phases do not change with the clocks; who came last at a barrier does.
-    groups = group_rows(len(waits), waits.rank, waits.phase)
-    limits = limit_classes(seen, waits, groups, Bound.PROVEN)
-    for name in ("late", "drain", "rest"):
-        true_ns, seen_ns = (groups.sum(getattr(one, f"{name}_ns")) for one in (true_waits, waits))
-        lo, hi = getattr(limits, name).T
-        for ns in (true_ns, seen_ns):
-            assert (lo <= ns).all(), name
-            assert (ns <= hi).all(), name
+    lo, hi = late_limits(seen, waits, Bound.PROVEN)
+    for late_ns in (true_waits.late_ns, waits.late_ns):
+        assert (lo <= late_ns).all()
+        assert (late_ns <= hi).all()
     charges = late_charges(seen, waits, Bound.PROVEN)
     for rank in (entry.rank for entry in truth.ranks):
         mine = charges.rank == rank
         true_ns = int(true_waits.late_ns[true_waits.peer == rank].sum())
         assert charges.lo_ns[mine].sum() <= true_ns <= charges.hi_ns[mine].sum()
-
-
-def test_drain_may_peak_between_the_offsets_that_are_looked_at():
-    run = Scenario(2)
-    run.launch("dispatch")
-    run.now[1, 0], run.now[0, 0] = 1000, 1005
-    run.signal(1, peer=0, ns=2)
-    run.wait(0, peer=1, see_ns=2)
-    timeline = run.timeline(hard_ns=10, sigma_ns=10)
-    waits = analyze_waits(timeline)
-    assert limit_drain(timeline, waits, group_rows(1), Bound.PROVEN).tolist() == [[0, 2]]  # all of it at an offset of 5
-
-
-def test_drain_is_possible_where_the_signal_seems_to_come_after_the_wait():
-    run = Scenario(2)
-    run.launch("dispatch")
-    run.signal(1, peer=0, ns=10)
-    run.wait(0, peer=1, see_ns=20)
-    timeline = run.timeline({1: 40}, hard_ns=50, sigma_ns=50)
-    waits = analyze_waits(timeline)
-    assert (waits.late_sender.tolist(), waits.drain.tolist()) == ([30], [0])
-    assert limit_drain(timeline, waits, group_rows(1), Bound.PROVEN).tolist() == [[0, 10]]
-
-
-def test_limits_do_not_depend_on_how_many_waits_are_looked_at_together(monkeypatch: pytest.MonkeyPatch):
-    timeline = tracekern.load(TRACES / "h200x4")
-    waits = analyze_waits(timeline)
-    groups = group_rows(len(waits), waits.phase, waits.peer)
-    at_once = limit_drain(timeline, waits, groups, Bound.PROVEN)
-    monkeypatch.setattr(class_limits, "_CHUNK", 100)
-    assert np.array_equal(limit_drain(timeline, waits, groups, Bound.PROVEN), at_once)
 
 
 @st.composite
@@ -269,18 +216,11 @@ def messages(draw: st.DrawFn) -> Timeline:
 
 @settings(max_examples=50, deadline=None)
 @given(messages(), st.integers(0, 15))
-def test_limits_are_reached_by_some_offset(truth: Timeline, hard_ns: int):
-    """Late and rest are; drain is not missed, and met where there is one wait or no doubt."""
-    sums: dict[str, list[int]] = {"late": [], "drain": [], "rest": []}
-    for offset in range(-hard_ns, hard_ns + 1):
-        moved = analyze_waits(with_clocks(truth, 0, 0, {1: offset}))
-        for name, found in sums.items():
-            found.append(int(getattr(moved, f"{name}_ns").sum()))
-    waits = analyze_waits(seen := with_clocks(truth, hard_ns, hard_ns, {}))
-    limits = limit_classes(seen, waits, group_rows(len(waits)), Bound.PROVEN)
-    assert limits.late[0].tolist() == [min(sums["late"]), max(sums["late"])]
-    assert limits.rest[0].tolist() == [min(sums["rest"]), max(sums["rest"])]
-    lo, hi = limits.drain[0].tolist()
-    assert lo <= min(sums["drain"]) <= max(sums["drain"]) <= hi
-    if len(waits) == 1 or hard_ns == 0:
-        assert (lo, hi) == (min(sums["drain"]), max(sums["drain"]))
+def test_limits_of_a_sum_are_reached_by_some_offset(truth: Timeline, hard_ns: int):
+    late = [
+        int(analyze_waits(with_clocks(truth, 0, 0, {1: offset})).late_ns.sum())
+        for offset in range(-hard_ns, hard_ns + 1)
+    ]
+    seen = with_clocks(truth, hard_ns, hard_ns, {})
+    lo, hi = late_limits(seen, analyze_waits(seen), Bound.PROVEN)
+    assert (lo.sum(), hi.sum()) == (min(late), max(late))

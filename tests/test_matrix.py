@@ -15,7 +15,6 @@ import tracekern
 from tracekern.analysis.matrix import (
     MIN_CELLS,
     Locality,
-    Quantity,
     WaitMatrix,
     find_abnormal,
     polish_medians,
@@ -27,13 +26,13 @@ from tracekern.timeline.model import Timeline
 TRACES = Path(__file__).resolve().parent.parent / "traces"
 
 
-def matrix_of(timeline: Timeline, quantity: Quantity = Quantity.WAIT) -> WaitMatrix:
-    return wait_matrix(timeline, analyze_waits(timeline), quantity)
+def matrix_of(timeline: Timeline) -> WaitMatrix:
+    return wait_matrix(timeline, analyze_waits(timeline))
 
 
-def outliers(timeline: Timeline, quantity: Quantity = Quantity.WAIT) -> list[tuple[int | None, int | None]]:
+def outliers(timeline: Timeline) -> list[tuple[int | None, int | None]]:
     """(rank that waits, rank waited for) of what stands out, None for all of them."""
-    return [(one.rank, one.peer) for one in find_abnormal(matrix_of(timeline, quantity))]
+    return [(one.rank, one.peer) for one in find_abnormal(matrix_of(timeline))]
 
 
 def test_rows_wait_and_columns_are_waited_for():
@@ -42,26 +41,20 @@ def test_rows_wait_and_columns_are_waited_for():
     run.work(2, 700)
     run.signal(2, peer=0, ns=40)
     run.wait(0, peer=2)
-    timeline = run.timeline()
-    for quantity, ns in ((Quantity.WAIT, 740 + SEE_NS), (Quantity.LATE, 700), (Quantity.DRAIN, 40)):
-        matrix = matrix_of(timeline, quantity)
-        expected = np.zeros((3, 3), np.int64)
-        expected[0, 2] = ns
-        assert np.array_equal(matrix.sum_ns, expected)
-        assert np.array_equal(matrix.count, expected > 0)
-    assert (matrix.rows_are, matrix.columns_are) == ("ranks that wait", "ranks that are waited for")
+    matrix = matrix_of(run.timeline())
+    expected = np.zeros((3, 3), np.int64)
+    expected[0, 2] = 740 + SEE_NS
+    assert np.array_equal(matrix.sum_ns, expected)
+    assert np.array_equal(matrix.count, expected > 0)
 
 
 def test_nothing_injected_nothing_stands_out():
-    for quantity in Quantity:
-        assert outliers(exchange(num_ranks=6).timeline(hard_ns=300, sigma_ns=30), quantity) == []
+    assert outliers(exchange(num_ranks=6).timeline(hard_ns=300, sigma_ns=30)) == []
 
 
 def test_a_late_rank_is_a_column():
     timeline = exchange(num_ranks=6, late={4: 50_000}).timeline(hard_ns=300, sigma_ns=30)
     assert outliers(timeline) == [(None, 4)]
-    assert outliers(timeline, Quantity.LATE) == [(None, 4)]
-    assert outliers(timeline, Quantity.DRAIN) == []
 
 
 def test_a_rank_that_starts_early_waits_for_all_and_is_a_row():
@@ -71,7 +64,7 @@ def test_a_rank_that_starts_early_waits_for_all_and_is_a_row():
 
 def test_a_slow_link_is_a_point():
     timeline = exchange(num_ranks=6, slow_link={(1, 3): 9000}).timeline(hard_ns=300, sigma_ns=30)
-    assert outliers(timeline) == outliers(timeline, Quantity.DRAIN) == [(3, 1)]
+    assert outliers(timeline) == [(3, 1)]
     (point,) = find_abnormal(matrix_of(timeline))
     assert point.factor == pytest.approx((9000 + SEE_NS) / SEE_NS)
     assert point.excess_ns == pytest.approx(5 * 9000)
@@ -85,7 +78,7 @@ def by_hand(factors: np.ndarray, nodes: str = "aaaaaa", doubt_ns: int = 1) -> Wa
         [[Locality.SAME_NODE if one == other else Locality.OTHER_NODE for other in nodes] for one in nodes]
     )
     np.fill_diagonal(locality, Locality.SELF)
-    return WaitMatrix(Quantity.WAIT, tuple(range(6)), sums, np.ones_like(sums), np.full_like(sums, doubt_ns), locality)
+    return WaitMatrix(tuple(range(6)), sums, np.ones_like(sums), np.full_like(sums, doubt_ns), locality)
 
 
 @pytest.mark.parametrize("factor", [1.2, 1.3])
@@ -137,10 +130,7 @@ def test_a_waiting_time_of_few_ticks_is_no_ratio():
     assert set(matrix.doubt_ns[matrix.count > 0]) == {5 * 2 * 32}
     sums = matrix.sum_ns.copy()
     sums[2, 5] *= 3
-    assert (
-        find_abnormal(WaitMatrix(Quantity.WAIT, matrix.ranks, sums, matrix.count, matrix.doubt_ns, matrix.locality))
-        == ()
-    )
+    assert find_abnormal(WaitMatrix(matrix.ranks, sums, matrix.count, matrix.doubt_ns, matrix.locality)) == ()
 
 
 def test_links_between_nodes_are_compared_with_each_other():
@@ -154,12 +144,9 @@ def test_links_between_nodes_are_compared_with_each_other():
     assert point.locality is Locality.OTHER_NODE
 
 
-def test_lateness_that_the_clocks_may_explain_does_not_stand_out():
+def test_how_long_somebody_waited_is_a_matter_of_one_clock():
     run = exchange(num_ranks=6, late={4: 1000})
-    assert outliers(run.timeline(hard_ns=300, sigma_ns=20), Quantity.LATE) == [(None, 4)]
-    assert outliers(run.timeline(hard_ns=3000, sigma_ns=2000), Quantity.LATE) == []
-    # How long somebody waited is a matter of one clock.
-    assert outliers(run.timeline(hard_ns=3000, sigma_ns=2000), Quantity.WAIT) == [(None, 4)]
+    assert outliers(run.timeline(hard_ns=3000, sigma_ns=2000)) == [(None, 4)]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
@@ -188,15 +175,14 @@ def test_no_waits_make_an_empty_matrix():
 
 
 @settings(max_examples=60, deadline=None)
-@given(any_runs(), st.sampled_from(Quantity))
-def test_cells_are_the_sums_of_plain_loops(timeline: Timeline, quantity: Quantity):
+@given(any_runs())
+def test_cells_are_the_sums_of_plain_loops(timeline: Timeline):
     waits = analyze_waits(timeline)
-    matrix = wait_matrix(timeline, waits, quantity)
-    values = {Quantity.WAIT: waits.wait_ns, Quantity.LATE: waits.late_ns, Quantity.DRAIN: waits.drain_ns}[quantity]
+    matrix = wait_matrix(timeline, waits)
     for i, rank in enumerate(matrix.ranks):
         for j, peer in enumerate(matrix.ranks):
             mine = [k for k in range(len(waits)) if (waits.rank[k], waits.peer[k]) == (rank, peer)]
-            assert matrix.sum_ns[i, j] == sum(int(values[k]) for k in mine)
+            assert matrix.sum_ns[i, j] == sum(int(waits.wait_ns[k]) for k in mine)
             assert matrix.count[i, j] == len(mine)
     find_abnormal(matrix)
 

@@ -16,6 +16,7 @@ from captures import CaptureSpec, write_capture
 from timelines import LAUNCH, WAIT, make_launch, make_rank, make_timeline, overwrite_begins
 
 from tracekern.analysis.findings import Findings, find
+from tracekern.analysis.waits import WaitKind
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import ClockFit, Flows, Spans, Timeline, TrackKind
 from tracekern.timeline.select import take_spans
@@ -89,6 +90,16 @@ def test_bars_of_time_sum_to_the_whole(findings, tmp_path):
     assert np.allclose(np.sum([trace["x"] for trace in figure["data"]], axis=0), 100)
     waits = next(trace["x"] for trace in figure["data"] if trace["name"] == "wait")
     assert waits == pytest.approx((100 * findings.time.wait / findings.time.total).tolist())
+
+
+def test_waits_in_the_wrong_order_are_told(findings, tmp_path):
+    late, wrong = (
+        int(values[findings.waits.kind == WaitKind.DATA].sum())
+        for values in (findings.waits.late_ns, findings.waits.wrong_order_ns)
+    )
+    page = page_of(findings, tmp_path / "report.html").read_text().replace("\u00a0", " ")
+    assert f"For {100 * wrong / late:.0f} % of the {late / 1e6:.1f} ms in which senders were late" in page
+    assert f"something to do for {wrong / 1e6:.2f} ms" in page
 
 
 def test_matrix_says_which_side_waits(findings, tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timelines import make_timeline, overwrite_begins, timelines
 
-from tracekern.analysis.wait_statistics import KEYS, group_waits, wait_statistics
+from tracekern.analysis.wait_statistics import KEYS, wait_statistics
 from tracekern.analysis.waits import CLASSES, analyze_waits
 from tracekern.timeline.model import Timeline
 
@@ -34,7 +34,6 @@ def test_statistics_are_those_of_plain_loops(timeline: Timeline, keys: list[str]
     assert {tuple(getattr(row, key) for key in by) for row in rows} == set(members)
     for row in rows:
         mine = members[tuple(getattr(row, key) for key in by)]
-        assert np.flatnonzero(group_waits(waits, by).group == row.group).tolist() == mine
         ns = waits.wait_ns[mine]
         of_track: dict[int, int] = defaultdict(int)
         for i in mine:

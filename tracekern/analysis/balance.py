@@ -68,9 +68,8 @@ class Overlap:
     rank: int
     communication_ns: int
     """Time in which at least one warp was moving tokens or signalling."""
-    compute_ns: int
-    """Time in which at least one warp worked for an expert."""
     both_ns: int
+    """Of it time in which at least one warp worked for an expert."""
 
     @property
     def share(self) -> float:
@@ -87,8 +86,6 @@ class Balance:
     links: tuple[Link, ...]
     """Between different ranks, busiest first."""
     overlaps: tuple[Overlap, ...]
-    token_bytes: int | None
-    """From the capture's settings `hidden` and `dtype`; None where they do not say."""
 
 
 def load_imbalance(loads: tuple[Load, ...]) -> float:
@@ -107,7 +104,6 @@ def analyze_balance(timeline: Timeline, link_limit: LinkLimit | None = None) -> 
     settings = timeline.ranks[0].metadata.get("settings") if timeline.ranks else None
     if not isinstance(settings, dict):
         settings = {}
-    token_bytes = _token_bytes(settings)
     if link_limit is None and isinstance(settings.get("link_gb_per_s"), int | float):
         link_limit = float(settings["link_gb_per_s"])
     own_ns = own_times(timeline)
@@ -120,9 +116,8 @@ def analyze_balance(timeline: Timeline, link_limit: LinkLimit | None = None) -> 
         blocks=cells.loads(block[cells.place]),
         experts=_expert_loads(timeline, events, own_ns),
         roles=cells.loads(role[cells.place], roles),
-        links=_links(timeline, events, token_bytes, link_limit),
+        links=_links(timeline, events, _token_bytes(settings), link_limit),
         overlaps=_overlaps(timeline, events),
-        token_bytes=token_bytes,
     )
 
 
@@ -182,6 +177,7 @@ class _Cells:
 
 
 def _token_bytes(settings: Mapping[str, Any]) -> int | None:
+    """From the capture's settings `hidden` and `dtype`; None where they do not say."""
     hidden, size = settings.get("hidden"), BYTES_OF_DTYPE.get(str(settings.get("dtype")))
     return hidden * size if isinstance(hidden, int) and size else None
 
@@ -236,6 +232,6 @@ def _overlaps(timeline: Timeline, events: Sequence[EventRows]) -> tuple[Overlap,
     either = covered(moves + computes) if moves and computes else communication + compute
     both = communication + compute - either
     return tuple(
-        Overlap(rank, int(communication[rank]), int(compute[rank]), int(both[rank]))
+        Overlap(rank, int(communication[rank]), int(both[rank]))
         for rank in sorted(entry.rank for entry in timeline.ranks)
     )

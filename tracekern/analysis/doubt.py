@@ -150,14 +150,10 @@ def late_charges(timeline: Timeline, waits: Waits, bound: Bound) -> Charges:
     )
 
 
-def blame_ranks(timeline: Timeline, waits: Waits, among: Mask | None = None) -> tuple[Blame, ...]:
-    """What each rank is charged with by the others, most first. What a rank waits for itself is its own affair.
-
-    among: [len(waits)] the waits to look at, for example those of one phase; all of them without.
-    """
+def blame_ranks(timeline: Timeline, waits: Waits) -> tuple[Blame, ...]:
+    """What each rank is charged with by the others, most first. What a rank waits for itself is its own affair."""
     nothing = (0, Interval(0, 0))
-    chosen = may_be_late(timeline, waits)
-    some = waits.take(np.flatnonzero(chosen if among is None else chosen & among))
+    some = waits.take(np.flatnonzero(may_be_late(timeline, waits)))
     likely, proven = (_blame(timeline, some, bound) for bound in (Bound.LIKELY, Bound.PROVEN))
     blames = [
         Blame(rank.rank, *likely.get(rank.rank, nothing), proven.get(rank.rank, nothing)[1]) for rank in timeline.ranks

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.analysis.class_limits import limit_drain, limit_late
-from tracekern.analysis.doubt import Bound
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.waits import Waits
 from tracekern.timeline.model import Int64, Timeline
@@ -32,17 +30,6 @@ _MAX_SWEEPS = 20
 _TICKS_IN_DOUBT = 2
 
 
-class Quantity(enum.Enum):
-    """What the cells count."""
-
-    WAIT = "wait"
-    """All of the waits."""
-    LATE = "late"
-    """Until the peer was there: late_sender, late_receiver, barrier_late."""
-    DRAIN = "drain"
-    """While the peer's stores drained: the link."""
-
-
 class Locality(enum.IntEnum):
     """How far apart two ranks are; values are compared within a class only."""
 
@@ -55,18 +42,14 @@ class Locality(enum.IntEnum):
 class WaitMatrix:
     """[n, n] over `ranks`: row = the rank that waits, column = the rank it waits for."""
 
-    quantity: Quantity
     ranks: tuple[int, ...]
     sum_ns: Int64
     count: Int64
     """Number of waits; 0: nothing is known about the pair."""
     doubt_ns: Int64
-    """By how much a sum may be wrong: two clock ticks a wait, and what the clocks of the pair leave open (likely)."""
+    """By how much a sum may be wrong: two ticks a wait. How long a wait took is a matter of one clock."""
     locality: npt.NDArray[np.int8]
     """Locality of each pair."""
-
-    rows_are = "ranks that wait"
-    columns_are = "ranks that are waited for"
 
 
 @dataclass(frozen=True)
@@ -94,8 +77,8 @@ class Polish:
     rest: Float64
 
 
-def wait_matrix(timeline: Timeline, waits: Waits, quantity: Quantity = Quantity.WAIT) -> WaitMatrix:
-    """Sums of `quantity` by waiting rank and peer. Waits for nobody known are left out."""
+def wait_matrix(timeline: Timeline, waits: Waits) -> WaitMatrix:
+    """Sums of waits by waiting rank and peer. Waits for nobody known are left out."""
     ranks = tuple(rank.rank for rank in timeline.ranks)
     index_of = np.full(max(ranks, default=-1) + 2, -1, np.int64)
     index_of[list(ranks)] = np.arange(len(ranks))
@@ -103,17 +86,12 @@ def wait_matrix(timeline: Timeline, waits: Waits, quantity: Quantity = Quantity.
     rank, peer = groups.columns
     known = peer >= 0
     cell = (index_of[rank[known]], index_of[peer[known]])
-    values = {Quantity.WAIT: waits.wait_ns, Quantity.LATE: waits.late_ns, Quantity.DRAIN: waits.drain_ns}[quantity]
-    sums, count, doubt = (np.zeros((len(ranks), len(ranks)), np.int64) for _ in range(3))
-    sums[cell] = groups.sum(values)[known]
+    sums, count = (np.zeros((len(ranks), len(ranks)), np.int64) for _ in range(2))
+    sums[cell] = groups.sum(waits.wait_ns)[known]
     count[cell] = groups.count()[known]
     tick_ns = max((rank.resolution_ticks * 1e9 / rank.ticks_per_second for rank in timeline.ranks), default=0.0)
-    doubt += np.ceil(count * _TICKS_IN_DOUBT * tick_ns).astype(np.int64)
-    if quantity is not Quantity.WAIT:
-        limit = limit_late if quantity is Quantity.LATE else limit_drain
-        lo, hi = limit(timeline, waits, groups, Bound.LIKELY).T
-        doubt[cell] += (hi - lo)[known]
-    return WaitMatrix(quantity, ranks, sums, count, doubt, _localities(timeline))
+    doubt = np.ceil(count * _TICKS_IN_DOUBT * tick_ns).astype(np.int64)
+    return WaitMatrix(ranks, sums, count, doubt, _localities(timeline))
 
 
 def find_abnormal(matrix: WaitMatrix) -> tuple[Abnormal, ...]:

@@ -21,8 +21,6 @@ KEYS = ("rank", "phase", "role", "peer")
 class WaitStatistic:
     """The waits that agree in the keys asked for; the other keys are None."""
 
-    group: int
-    """Their number in group_waits(waits, by): where `class_limits` has their limits."""
     rank: int | None
     phase: Phase | None
     role: str | None
@@ -43,19 +41,14 @@ class WaitStatistic:
     slack_ns: int
 
 
-def group_waits(waits: Waits, by: Sequence[str] = KEYS) -> Groups:
-    """The groups of waits that agree in the keys `by`. Raises ValueError for a key that is not in KEYS."""
-    if unknown := sorted(set(by) - set(KEYS)):
-        raise ValueError(f"no key {unknown[0]!r}; wanted some of {', '.join(KEYS)}")
-    return group_rows(len(waits), *(getattr(waits, key) for key in by))
-
-
 def wait_statistics(waits: Waits, by: Sequence[str] = KEYS) -> tuple[WaitStatistic, ...]:
     """One row for each group of waits that agree in the keys `by`, largest sum first.
 
     Raises ValueError for a key that is not in KEYS.
     """
-    groups = group_waits(waits, by)
+    if unknown := sorted(set(by) - set(KEYS)):
+        raise ValueError(f"no key {unknown[0]!r}; wanted some of {', '.join(KEYS)}")
+    groups = group_rows(len(waits), *(getattr(waits, key) for key in by))
     if not len(waits):
         return ()
     keys = dict(zip(by, groups.columns, strict=True))
@@ -69,7 +62,6 @@ def wait_statistics(waits: Waits, by: Sequence[str] = KEYS) -> tuple[WaitStatist
     wrong_order, slack = groups.sum(waits.wrong_order_ns), groups.sum(waits.slack_ns)
     return tuple(
         WaitStatistic(
-            group=i,
             rank=int(keys["rank"][i]) if "rank" in keys else None,
             phase=waits.phases[keys["phase"][i]] if "phase" in keys else None,
             role=waits.roles[keys["role"][i]] if "role" in keys else None,

@@ -146,10 +146,7 @@ def _phase_table(first: RunStatistics, second: RunStatistics) -> object:
         grid.add_row(
             *_pair(a, b, "p50_ns"),
             *_pair(a, b, "p99_ns"),
-            *(
-                f"{100 * phase.wait_share:.1f} %" if phase and not math.isnan(phase.wait_share) else ""
-                for phase in (a, b)
-            ),
+            *(_share(phase.wait_share) if phase else "" for phase in (a, b)),
             *(f"{phase.num_spans:,}" if phase else "-" for phase in (a, b)),
             name,
         )

@@ -35,8 +35,8 @@ def matrix_part(findings: Findings) -> Part:
     aside = (
         "Rows wait, columns are waited for; a cell sums the waits of all warps, and colours are logarithmic. A row or "
         "column stands out from 1.25 times, a point from 2 times what the medians of its row and column lead to "
-        "expect, and by more than the clocks leave open; the two that cost most are framed. The diagonal is waiting "
-        "for warps of the same rank."
+        "expect, and by more than two ticks of the clock a wait; the two that cost most are framed. The diagonal is "
+        "waiting for warps of the same rank."
     )
     return Part("matrix", "Matrix", question, _answer(findings), body, aside)
 

@@ -123,6 +123,13 @@ def _phase_table(findings: Findings) -> str:
         if rest
         else ""
     )
+    if wrong_order_ns := sum(phase.wrong_order_ns for phase in findings.phases):
+        late_ns = sum(phase.by_class["late_sender"] for phase in findings.phases)
+        more += (
+            f"<p class='aside'>For {percent(wrong_order_ns, late_ns)} of the {duration(late_ns)} in which senders were "
+            "late another message was there that the same warp takes later: in the order in which they come, it would "
+            f"have had something to do for {duration(wrong_order_ns)}.</p>"
+        )
     if headless := sum(phase.num_headless for phase in findings.phases):
         more += (
             f"<p class='aside'>Of {count(headless, 'wait')} the flight recorder overwrote the begin: they count in "
