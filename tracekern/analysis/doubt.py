@@ -21,7 +21,7 @@ from tracekern.timeline.model import Int32, Int64, Timeline
 Mask = npt.NDArray[np.bool_]
 
 COVERED_SIGMAS = 3.0
-"""`sigma_ns` is one standard deviation. In 100 captures on the CPU the worst error was 70 ns, sigma 17 to 28."""
+"""`sigma_ns` is one standard deviation. In 100 captures on the CPU no error was above 2.8 of them and a tick."""
 
 _UNKNOWN = 1 << 60
 """Doubt, in ns, about a clock that was not related to the others."""
