@@ -26,6 +26,7 @@ from tracekern.timeline.model import (
     Track,
     TrackKind,
 )
+from tracekern.timeline.select import take_spans
 
 NUM_RANKS = 3
 PEER, SLOT, LEVEL = Field("peer", 4), Field("slot", 12), Field("level", 39)
@@ -213,6 +214,49 @@ def test_channels_of_one_name_and_two_kinds_are_two(rows: list[End]):
         idx = np.flatnonzero(mine).tolist()
         wanted |= {(idx[s], idx[w]) for s, w in obvious_join([rows[i] for i in idx], kind, True, True)}
     assert found == wanted
+
+
+def in_a_graph_and_plain(kind: ChannelKind, graph: str) -> Timeline:
+    """Rank 0 signals rank 1, plainly at 1000 and as the launch of a graph at 5000, the first of its name each time."""
+    ends = [
+        End(is_signal, is_signal ^ 1, is_signal, 0, epoch, start=start, end=start + 10)
+        for epoch, start in ((1, 1000), (2, 5000))
+        for is_signal in (True, False)
+    ]
+    timeline, _ = build(ends, kind)
+    launches = [dataclasses.replace(launch, epoch=0) for launch in timeline.launches]
+    launches = [
+        dataclasses.replace(launch, name=f"{graph}{launch.name}") if before.epoch == 2 else launch
+        for launch, before in zip(launches, timeline.launches, strict=True)
+    ]
+    return timeline.replace(launches=tuple(launches))
+
+
+@pytest.mark.parametrize("kind", list(ChannelKind))
+def test_a_kernel_in_a_graph_does_not_meet_the_plain_one(kind: ChannelKind):
+    timeline = in_a_graph_and_plain(kind, "decode/")
+    for lost in ((), (True, 1000), (True, 5000)):
+        is_lost = np.array(
+            [
+                (event, start) == lost
+                for event, start in zip(timeline.spans.event == 1, timeline.spans.start, strict=True)
+            ]
+        )
+        seen = take_spans(timeline, ~is_lost)
+        flows, problems = join_flows(seen)
+        assert len(flows) == (1 if lost else 2)
+        assert (seen.spans.start[flows.signal] == seen.spans.start[flows.wait]).all()
+        assert [problem.kind for problem in problems] == (["unmatched_wait"] if lost else [])
+
+
+def test_launches_whose_names_look_like_those_of_graphs_meet_where_only_they_can():
+    """Named layer/send and layer2/receive: one only signals, the other only waits."""
+    timeline = in_a_graph_and_plain(ChannelKind.DATA, "")
+    is_wait = timeline.spans.event == 0
+    names = np.array(["layer/send"] * len(timeline.launches), object)
+    names[timeline.spans.launch[is_wait]] = "layer2/receive"
+    launches = [dataclasses.replace(one, name=name) for one, name in zip(timeline.launches, names, strict=True)]
+    assert len(join_flows(timeline.replace(launches=tuple(launches)))[0]) == 2
 
 
 def test_a_kernel_without_epochs_beside_one_that_has_them():

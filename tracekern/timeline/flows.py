@@ -164,7 +164,7 @@ def _number_keys(
         columns[kind] = [source] * use_source + [destination] * use_destination
         columns[kind] += [_field(timeline, types[kind], side.row, name) for name in channel.key if name != _PEER]
     num_signals = len(sides[EventClass.SIGNAL].row)
-    packed = _epochs(timeline, np.concatenate([sides[EventClass.SIGNAL].row, sides[EventClass.WAIT].row]))
+    packed = _epochs(timeline, sides[EventClass.SIGNAL].row, sides[EventClass.WAIT].row)
     for signal_column, wait_column in zip(columns[EventClass.SIGNAL], columns[EventClass.WAIT], strict=True):
         packed = _append_digit(packed, np.concatenate([signal_column, wait_column]))
     packed = np.unique(packed, return_inverse=True)[1]
@@ -192,13 +192,23 @@ def _field(timeline: Timeline, types: Sequence[tuple[int, EventType]], rows: Int
     return values
 
 
-def _epochs(timeline: Timeline, rows: Int64) -> Int64:
-    """[n] epoch of the launch of each span; launches that know no epochs are told apart by their sequence number."""
-    of_launch = timeline.spans.launch[rows]
+def _epochs(timeline: Timeline, signal: Int64, wait: Int64) -> Int64:
+    """[n] epoch of the launch of each span, signals first.
+
+    Launches that know no epochs are told apart by their sequence number, and those of a graph, named `graph/launch` and
+    counted anew, from all others, where both ends of the channel stand in that graph.
+    """
+    signal_launch, wait_launch = timeline.spans.launch[signal], timeline.spans.launch[wait]
+    of_launch = np.concatenate([signal_launch, wait_launch])
     epochs = np.array([launch.epoch for launch in timeline.launches], np.int64)
     if not epochs[of_launch].any():
         epochs = np.array([launch.sequence for launch in timeline.launches], np.int64)
-    return np.unique(epochs, return_inverse=True)[1].astype(np.int64)[of_launch]
+        names = [launch.name.rpartition("/")[0] for launch in timeline.launches]
+        graph = np.unique(np.array(names, str), return_inverse=True)[1]
+        is_whole = np.isin(graph, np.intersect1d(graph[signal_launch], graph[wait_launch]))
+        epochs = _append_digit(np.unique(epochs, return_inverse=True)[1], np.where(is_whole, graph + 1, 0))
+    numbers: Int64 = np.unique(epochs, return_inverse=True)[1].astype(np.int64)
+    return numbers[of_launch]
 
 
 def _unmatched(timeline: Timeline, ends: _Ends, matched: Int64) -> list[Problem]:
