@@ -207,8 +207,8 @@ def _epochs(timeline: Timeline, signal: Int64, wait: Int64) -> Int64:
         graph = np.unique(np.array(names, str), return_inverse=True)[1]
         is_whole = np.isin(graph, np.intersect1d(graph[signal_launch], graph[wait_launch]))
         epochs = _append_digit(np.unique(epochs, return_inverse=True)[1], np.where(is_whole, graph + 1, 0))
-    numbers: Int64 = np.unique(epochs, return_inverse=True)[1].astype(np.int64)
-    return numbers[of_launch]
+    number: Int64 = np.unique(epochs, return_inverse=True)[1].astype(np.int64)[of_launch]
+    return number
 
 
 def _unmatched(timeline: Timeline, ends: _Ends, matched: Int64) -> list[Problem]:
