@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -16,10 +17,10 @@ from timelines import make_launch, make_timeline
 
 from tracekern.analysis.statistics import phase_statistics
 from tracekern.errors import BadInput
+from tracekern.files import write_whole
 from tracekern.gate import baseline, history
 from tracekern.gate.budget import Budget, check_budgets, parse_budget, read_budgets
 from tracekern.gate.compare import Rules, compare
-from tracekern.gate.files import write_whole
 from tracekern.gate.run import Run, difference
 from tracekern.gate.run import make_run as run_of
 from tracekern.moe.run import MoeRun
@@ -293,5 +294,17 @@ def test_a_file_that_is_no_history_is_left_as_it_is(tmp_path, line):
 
 def test_what_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="cannot be written"):
+    with pytest.raises(BadInput, match="cannot write .*: Not a directory; nothing was left there"):
         write_whole(tmp_path / "file" / "report.xml", "text")
+
+
+def test_a_device_is_not_replaced_and_a_link_stays_one(tmp_path):
+    pipe, link = tmp_path / "pipe", tmp_path / "latest.md"
+    os.mkfifo(pipe)
+    with pytest.raises(BadInput, match="not a regular file"):
+        write_whole(pipe, "text")
+    assert pipe.is_fifo()
+    link.symlink_to(tmp_path / "report.md")
+    write_whole(link, "text")
+    assert link.is_symlink()
+    assert (tmp_path / "report.md").read_text() == "text"

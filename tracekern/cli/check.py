@@ -134,8 +134,8 @@ def _save(runs: list[Run], rules: Rules, storage: Path, refusal: str) -> None:
 
 
 def _append(path: Path, trend: Path | None, runs: list[Run], outcome: str, rules: Rules) -> None:
+    from tracekern.files import write_whole
     from tracekern.gate import history
-    from tracekern.gate.files import write_whole
     from tracekern.gate.report import percent
 
     entries = history.append(path, runs, outcome)

@@ -107,16 +107,14 @@ def _write_page(
 ) -> None:
     from tracekern.analysis.difference import CAVEAT, differences
     from tracekern.analysis.findings import find
-    from tracekern.export.files import atomic_path
+    from tracekern.files import write_whole
     from tracekern.viewers.diff_page import Side, diff_page
 
     first, second = (
         Side(str(name), find(timeline), statistics)
         for name, timeline, statistics in zip(names, timelines, sides, strict=True)
     )
-    page = diff_page((first, second), differences(*sides), warnings, CAVEAT)
-    with atomic_path(output) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+    write_whole(output, diff_page((first, second), differences(*sides), warnings, CAVEAT))
 
 
 def _warnings(timelines: list[Timeline], sides: list[RunStatistics]) -> list[str]:

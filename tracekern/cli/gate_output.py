@@ -63,7 +63,7 @@ def make_rules(floor: str, min_runs: int, metrics: list[str] | None, across_host
 
 def finish(report: Report, outputs: Outputs) -> None:
     """Writes and prints the report, and exits with its code."""
-    from tracekern.gate.files import write_whole
+    from tracekern.files import write_whole
     from tracekern.gate.report import junit, markdown
 
     if outputs.junit:

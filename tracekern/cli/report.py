@@ -71,7 +71,7 @@ def report(
 
 
 def _write_page(findings: Findings, captures: list[str], output: Path) -> None:
-    from tracekern.export.files import atomic_path
+    from tracekern.files import write_whole
     from tracekern.viewers.report.report_page import report_page
 
     trace = Path(captures[0], "trace.pftrace.gz")
@@ -80,6 +80,4 @@ def _write_page(findings: Findings, captures: list[str], output: Path) -> None:
     else:
         merge = shlex.join(["merge", *captures, "-o", "trace.pftrace.gz"])
         command = f"{program()} {merge} && {program()} open trace.pftrace.gz"
-    page = report_page(findings, Path(captures[0]).resolve().name, ", ".join(captures), command)
-    with atomic_path(output) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+    write_whole(output, report_page(findings, Path(captures[0]).resolve().name, ", ".join(captures), command))

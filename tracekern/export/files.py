@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written to a temporary neighbour, compressed by threads, renamed at the end."""
+"""Where exporters write: a file that is whole or not there, compressed by threads where its name says so."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import zlib
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from tracekern.errors import BadInput
+from tracekern.files import atomic_path
 
 COMPRESSION_THREADS = 2
 GZIP_LEVEL = 1
@@ -75,28 +74,6 @@ def _deflate(data: Bytes) -> bytes:
     compressor = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
     # A sync flush ends on a byte: pieces can be put one after the other.
     return compressor.compress(data) + compressor.flush(zlib.Z_SYNC_FLUSH)
-
-
-@contextlib.contextmanager
-def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path beside `path`, renamed to it when the block ends well and removed when it does not.
-
-    Raises:
-        BadInput: the file cannot be written: no space, no such directory, a directory or a device in its place.
-    """
-    target = Path(path)
-    # The rename would replace a device or a pipe by a plain file, for the whole machine in case of /dev/null.
-    if target.exists() and not target.is_file():
-        raise BadInput(f"cannot write {target}: it exists and is not a regular file; name another file")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, target)
-    except OSError as error:
-        raise BadInput(f"cannot write {target}: {error.strerror or error}; nothing was left there") from error
-    finally:
-        with contextlib.suppress(OSError):  # a disk that cannot be written holds none
-            temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -17,8 +17,8 @@ import numpy as np
 from tracekern.errors import BadInput
 from tracekern.export import labels
 from tracekern.export.drawing import argument_names, prepare
-from tracekern.export.files import atomic_path
 from tracekern.export.perfetto import ExportStats, Progress
+from tracekern.files import atomic_path
 from tracekern.timeline.model import (
     OPEN_END,
     EventClass,

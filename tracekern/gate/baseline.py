@@ -14,7 +14,7 @@ from typing import Any
 
 import tracekern
 from tracekern.errors import BadInput
-from tracekern.gate.files import write_whole
+from tracekern.files import write_whole
 from tracekern.gate.run import Run, difference, find_captures, read_run
 
 FORMAT = "tracekern-baseline"

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from tracekern.errors import BadInput
+from tracekern.files import write_whole
 from tracekern.gate.baseline import commit_info, now
 from tracekern.gate.compare import Change, Rules, Verdict, compare
-from tracekern.gate.files import write_whole
 from tracekern.gate.run import Run, difference
 
 FORMAT = "tracekern-history"

@@ -13,9 +13,9 @@ import numpy as np
 
 from tracekern.analysis.statistics import STATISTICS
 from tracekern.errors import BadInput
+from tracekern.files import write_whole
 from tracekern.gate.baseline import commit_info, machine_info, next_path, now, numbered
 from tracekern.gate.compare import Rules, Verdict, compare, sides_differ
-from tracekern.gate.files import write_whole
 from tracekern.gate.report import losses_of, percent, show
 from tracekern.gate.run import Run
 

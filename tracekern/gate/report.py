@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tracekern.errors import BadInput
+from tracekern.files import write_whole
 from tracekern.gate.budget import BudgetResult
 from tracekern.gate.compare import Change, Comparison, Verdict
-from tracekern.gate.files import write_whole
 from tracekern.gate.run import Run
 
 
