@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gzip
 import json
 import os
@@ -19,9 +20,12 @@ import typer
 from rich.text import Text
 
 from tests.captures import CaptureSpec, write_capture
+from tests.timelines import make_timeline
+from tracekern.analysis.summary import EventSummary, summarize
 from tracekern.cli.app import app
-from tracekern.cli.info import where_records_went
+from tracekern.cli.info import print_summary, where_records_went
 from tracekern.cli.options import parse_host, parse_ranks, parse_window
+from tracekern.cli.output import duration
 from tracekern.errors import BadInput
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -52,6 +56,30 @@ def lossy(tmp_path_factory) -> Path:
 )
 def test_where_records_went(sinks, said):
     assert where_records_went(sinks).removesuffix(": too many for the bus") == said
+
+
+@pytest.mark.parametrize(
+    ("ns", "said"),
+    [
+        (0, "0 ns"),
+        (950, "950 ns"),
+        (999.7, "1 us"),
+        (1250, "1.25 us"),
+        (999_960, "1 ms"),
+        (17.3e6, "17.3 ms"),
+        (2.1e9, "2.1 s"),
+    ],
+)
+def test_times_are_said_in_three_digits(ns, said):
+    assert duration(ns) == said
+
+
+def test_events_of_one_name_and_two_classes_are_two_rows(capsys):
+    events = tuple(EventSummary("copy", kind, count, 10 * count, 10, -1) for kind, count in (("work", 3), ("wait", 5)))
+    summary = summarize(make_timeline(1))
+    print_summary(dataclasses.replace(summary, ranks=(dataclasses.replace(summary.ranks[0], events=events),)))
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "copy" in line]
+    assert [(row[0], row[-4]) for row in rows] == [("3", "work"), ("5", "wait")]
 
 
 def refused(result: subprocess.CompletedProcess[str], *said: str) -> None:

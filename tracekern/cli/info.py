@@ -139,7 +139,13 @@ def _events_table(summary: Summary) -> object:
     grid = table(["spans", "total", "longest"], ["event", "class", "longest was"])
     names = {(event.event, event.event_class): None for rank in summary.ranks for event in rank.events}
     for name, event_class in names:
-        found = [(rank.rank, event) for rank in summary.ranks for event in rank.events if event.event == name]
+        wanted = (name, event_class)
+        found = [
+            (rank.rank, event)
+            for rank in summary.ranks
+            for event in rank.events
+            if (event.event, event.event_class) == wanted
+        ]
         rank_of_longest, longest = max(found, key=lambda entry: entry[1].longest_ns)
         peer = f", peer {longest.longest_peer}" if longest.longest_peer >= 0 else ""
         grid.add_row(

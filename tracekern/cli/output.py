@@ -60,7 +60,7 @@ def count_of(number: int, thing: str) -> str:
 def duration(value_ns: float) -> str:
     """A time in the unit that a person would use: 950 ns, 1.25 us, 17.3 ms, 2.1 s."""
     for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if value_ns >= size:
+        if value_ns >= 0.9995 * size:  # three digits of it are 1.00, those of the next smaller unit would be 1e+03
             return f"{value_ns / size:.3g} {unit}"
     return f"{value_ns:.0f} ns"
 
