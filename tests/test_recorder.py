@@ -12,7 +12,7 @@ from toolchains import program
 
 NUM_BLOCKS, NUM_WARPS = 4, 2
 NUM_TRACKS = NUM_BLOCKS * NUM_WARPS
-HEADER = struct.Struct("<QIHHQIIQI20x")
+HEADER = struct.Struct("<QIHHQIIQI16xI")
 HEADER_BYTES = 64
 RECORD_BYTES = 16
 BEGIN, END, MARK = 1, 2, 3
@@ -31,6 +31,7 @@ class Track:
     attempted: int
     elapsed_cycles: int
     epoch: int
+    warps_run: int
     records: list[tuple[int, int, int, int]]
     """(kind, event, ticks, payload)"""
 
@@ -145,6 +146,14 @@ def test_selected_blocks_are_packed():
     wanted = [(1, 0), (1, 1), (3, 0), (3, 1)]  # block and warp
     assert [track.what() for track in tracks[:4]] == [[(MARK, NOTE, 16 * block + warp)] for block, warp in wanted]
     assert all(track.started == 0 and track.records == [] for track in tracks[4:])
+
+
+def test_warps_that_the_host_was_not_told_of_leave_the_tracks_of_others_alone():
+    tracks = record("where", 64, warps_per_block=1)
+    assert [track.what() for track in tracks[:NUM_BLOCKS]] == [[(MARK, NOTE, 16 * i)] for i in range(NUM_BLOCKS)]
+    assert [track.warps_run for track in tracks[:NUM_BLOCKS]] == [NUM_WARPS] * NUM_BLOCKS
+    assert all(track.started == 0 and track.records == [] for track in tracks[NUM_BLOCKS:])
+    assert {track.warps_run for track in record("where", 64)} == {0}
 
 
 def test_a_role_that_is_not_selected_leaves_its_track_untouched():

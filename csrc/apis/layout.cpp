@@ -26,7 +26,7 @@ py::dict track_header_offsets() {
     offsets["launch_idx"] = offsetof(TrackHeader, launch_idx);
     offsets["warp"] = offsetof(TrackHeader, warp);
     offsets["finished"] = offsetof(TrackHeader, finished);
-    offsets["unused"] = offsetof(TrackHeader, unused);
+    offsets["warps_run"] = offsetof(TrackHeader, warps_run);
     return offsets;
 }
 

@@ -75,7 +75,9 @@ struct alignas(64) TrackHeader {
     uint32_t launch_idx;
     uint16_t warp;
     uint16_t finished;
-    uint32_t unused;
+    // Stored in a block's first track by warps that capture.launch() was not told of, and that record nothing: how many
+    // warps the block has. 0: as told.
+    uint32_t warps_run;
 };
 constexpr uint32_t kStarted = 1;
 constexpr uint32_t kStartedRing = 2;

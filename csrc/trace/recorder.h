@@ -291,6 +291,10 @@ private:
         }
         const uint32_t track = index * launch.warps_per_block + warp.warp;
         if (!warp.is_leader()) return;
+        if (warp.warp >= launch.warps_per_block) [[unlikely]] {  // nobody told the host: the track is another block's
+            launch.headers[index * launch.warps_per_block].warps_run = warp.num_warps;
+            return;
+        }
         header_ = launch.headers + track;
         uint64_t ticks;
         if constexpr (kIsCycles) {

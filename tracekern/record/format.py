@@ -85,7 +85,7 @@ TRACK_HEADER = np.dtype(
         ("launch_idx", "<u4"),
         ("warp", "<u2"),
         ("finished", "<u2"),
-        ("unused", "<u4"),
+        ("warps_run", "<u4"),
     ]
 )
 

@@ -10,6 +10,7 @@ from tracekern.record.dump import Dump
 from tracekern.timeline.model import OPEN_END, Int32, Problem, Timeline
 from tracekern.timeline.record_columns import Runs
 from tracekern.timeline.track_merge import TrackMerge
+from tracekern.timeline.wrong_launches import wrong_launches
 
 _NO_TRACKS = np.empty(0, np.int32)
 
@@ -30,6 +31,7 @@ def find_problems(timeline: Timeline, dump: Dump, findings: Findings) -> tuple[P
     problems += _losses(timeline, findings)
     problems += _overwritten(dump.rank, findings.runs)
     problems += _open_spans(timeline, findings)
+    problems += wrong_launches(timeline.launches, findings.runs)
     rank = dump.rank
     for tracks, severity, kind, text in (
         (findings.orphans, "error", "orphan_end", "ends without a begin"),

@@ -39,6 +39,8 @@ class Runs:
     attempted: Int64
     torn: Int64
     """Records that should be there and never arrived; rings only."""
+    warps_run: Int64
+    """Of a block's first warp: how many the block had, where more than the host was told of; else 0."""
     started: npt.NDArray[np.bool_]
     finished: npt.NDArray[np.bool_]
     ring: npt.NDArray[np.bool_]
@@ -89,9 +91,8 @@ def read_runs(dump: Dump) -> tuple[Runs, npt.NDArray[Any]]:
     stamps: UInt64 = np.minimum(area["ticks"][(first + written - 1)[filled]], np.uint64(_MAX_TICKS))
     of_records = rates.take(filled).to_ticks(start[filled], stamps.view(np.int64), _MAX_TICKS)
     last[filled] = np.maximum(last[filled], of_records)
-    columns = {
-        key: headers[key].astype(np.int64) for key in ("block", "warp", "role", "sm", "epoch", "attempted", "torn")
-    }
+    names = ("block", "warp", "role", "sm", "epoch", "attempted", "torn", "warps_run")
+    columns = {key: headers[key].astype(np.int64) for key in names}
     runs = Runs(
         launch=launch,
         start=start,

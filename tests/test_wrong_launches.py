@@ -1,0 +1,54 @@
+"""Kernels that ran otherwise than capture.launch() was told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.captures import EVENT_TABLE
+from tests.kernels import memory, run_kernel
+from tracekern.record import format as fmt
+from tracekern.record.session import capture
+from tracekern.timeline.merge import load
+
+
+def problems_of(directory: Path, warps: int = 2, run_warps: int = 2, run_grid: int = 4, **selection) -> list[tuple]:
+    """What is said of three launches with 4 blocks; their warps record two spans each."""
+    with capture(directory, **selection) as session:
+        for _ in range(3):
+            launched = session.launch("demo", grid=4, warps=warps, events=json.dumps(EVENT_TABLE))
+            run_kernel(launched.descriptor, run_grid, run_warps, 2)
+    return [(problem.severity, problem.kind, problem.count, problem.text) for problem in load(directory).problems]
+
+
+def test_as_told_nothing_is_said(tmp_path: Path):
+    assert problems_of(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("ran", "text"),
+    [
+        ({"run_warps": 1}, "left 4 of 8 tracks empty: fewer blocks or warps ran than grid=4, warps=2 say"),
+        ({"run_grid": 3}, "left 2 of 8 tracks empty"),
+        ({"run_grid": 0}, "recorded nothing: the kernel did not get launch.descriptor"),
+        ({"blocks": slice(10, 20)}, "recorded nothing: blocks= selects none of its 4"),
+    ],
+)
+def test_tracks_that_nobody_began_are_noted_once_a_kernel(tmp_path: Path, ran: dict, text: str):
+    ((severity, kind, count, said),) = problems_of(tmp_path, **ran)
+    assert (severity, kind, count) == ("note", "idle_tracks" if "tracks" in text else "silent_launch", 3)
+    assert said.startswith(f"rank 0: 3 launches of demo {text}")
+
+
+def test_warps_beyond_those_told_of_are_an_error(tmp_path: Path):
+    with capture(tmp_path) as session:
+        launched = session.launch("demo", grid=2, warps=2, events=json.dumps(EVENT_TABLE))
+        run_kernel(launched.descriptor, 2, 2, 1)
+        headers = int(memory(launched.descriptor, fmt.LAUNCH_DESCRIPTOR)[0]["headers"])
+        memory(headers, fmt.TRACK_HEADER)["warps_run"] = 5  # as csrc/trace/recorder.h does; test_recorder.py
+    (problem,) = load(tmp_path).problems
+    assert (problem.severity, problem.kind) == ("error", "surplus_warps")
+    assert "ran with 5 warps a block" in problem.text
+    assert "pass warps=5" in problem.text
