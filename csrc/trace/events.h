@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "trace/record.h"
 
@@ -69,6 +70,47 @@ TK_HOST_DEVICE constexpr FieldWidths<kCount> field_widths(const char* fields) {
     return widths;
 }
 
+// The next word of `text`, taken off it; "" at its end.
+constexpr std::string_view take_word(std::string_view& text) {
+    while (text.starts_with(' ')) text.remove_prefix(1);
+    const std::string_view word = text.substr(0, text.find(' '));
+    text.remove_prefix(word.size());
+    return word;
+}
+
+// Whether `fields` are "name:bits" each, of 1 to 55 bits.
+constexpr bool are_fields(std::string_view fields) {
+    for (std::string_view field = take_word(fields); !field.empty(); field = take_word(fields)) {
+        const size_t colon = field.find(':');
+        if (colon == 0 || colon == std::string_view::npos) return false;
+        uint32_t bits = 0;
+        for (const char digit : field.substr(colon + 1)) {
+            bits = bits * 10 + static_cast<uint32_t>(digit - '0');
+            if (digit < '0' || digit > '9' || bits > kPayloadBits) return false;
+        }
+        if (bits == 0) return false;
+    }
+    return true;
+}
+
+constexpr bool has_field(std::string_view fields, std::string_view name) {
+    for (std::string_view field = take_word(fields); !field.empty(); field = take_word(fields)) {
+        if (field.substr(0, field.find(':')) == name) return true;
+    }
+    return false;
+}
+
+// Whether `channel` is "", or "name kind key-fields" with a kind that there is and keys out of the begin fields.
+constexpr bool is_channel(std::string_view channel, std::string_view begin_fields) {
+    if (take_word(channel).empty()) return true;
+    const std::string_view kind = take_word(channel);
+    if (kind != "data" && kind != "credit" && kind != "barrier") return false;
+    for (std::string_view key = take_word(channel); !key.empty(); key = take_word(channel)) {
+        if (!has_field(begin_fields, key)) return false;
+    }
+    return true;
+}
+
 // The table of an event enum; TK_DEFINE_EVENTS specialises it.
 template <class Event>
 struct EventTable;
@@ -95,17 +137,24 @@ std::string describe_events() {
 #define TK_EVENT_ENTRY(name, event_class, ends_at, channel, begin_fields, end_fields) \
     ::tracekern::EventInfo{                                                           \
         #name, ::tracekern::EventClass::event_class, ::tracekern::EndsAt::ends_at, channel, begin_fields, end_fields},
-#define TK_EVENT_CHECK(name, event_class, ends_at, channel, begin_fields, end_fields)         \
-    static_assert(::tracekern::total_field_bits(begin_fields) <= ::tracekern::kPayloadBits && \
-                      ::tracekern::total_field_bits(end_fields) <= ::tracekern::kPayloadBits, \
+// A capture whose table cannot be read is lost: mistakes are found here.
+#define TK_EVENT_CHECK(name, event_class, ends_at, channel, begin_fields, end_fields)                                 \
+    static_assert(::tracekern::are_fields(begin_fields) && ::tracekern::are_fields(end_fields),                       \
+                  "the fields of " #name ": wanted \"name:bits name:bits ...\", of 1 to 55 bits");                    \
+    static_assert(::tracekern::is_channel(channel, begin_fields),                                                     \
+                  "the channel of " #name                                                                             \
+                  ": wanted \"\" or \"name kind key-fields\"; kind: data, credit or barrier; keys: fields at begin"); \
+    static_assert(::tracekern::total_field_bits(begin_fields) <= ::tracekern::kPayloadBits &&                         \
+                      ::tracekern::total_field_bits(end_fields) <= ::tracekern::kPayloadBits,                         \
                   "the fields of " #name " need more than 55 bits");
 
-// Use at namespace scope, outside any namespace of your own that shadows `tracekern`.
+// Use at namespace scope, outside any namespace of your own that shadows `tracekern`. Hidden: the dynamic linker would
+// give two extensions whose enums have the same name one table, that of the first.
 #define TK_DEFINE_EVENTS(Event, TABLE)                                                         \
     enum class Event : uint32_t { TABLE(TK_EVENT_ENUMERATOR) };                                \
     TABLE(TK_EVENT_CHECK)                                                                      \
     template <>                                                                                \
-    struct tracekern::EventTable<Event> {                                                      \
+    struct __attribute__((visibility("hidden"))) tracekern::EventTable<Event> {                \
         static constexpr const char* kName = #Event;                                           \
         static constexpr EventInfo kEvents[] = {TABLE(TK_EVENT_ENTRY)};                        \
         static_assert(sizeof(kEvents) / sizeof(EventInfo) <= kMaxEvents, "at most 64 events"); \
