@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 import textwrap
+import uuid
 from pathlib import Path
 
 import numpy as np
@@ -146,13 +147,65 @@ def test_a_second_capture_takes_the_place_of_the_first(tmp_path: Path):
     [
         ({"records_per_track": -1}, "records_per_track=-1"),
         ({"every": 0}, "every=0"),
+        ({"every": "2"}, "every='2'"),
         ({"blocks": slice(-3, None)}, "start -3"),
+        ({"blocks": 3}, "blocks=3"),
+        ({"roles": "sender"}, "roles='sender'"),
+        ({"events": "copy_token"}, "events='copy_token'"),
+        ({"max_bytes": 0}, "max_bytes=0"),
+        ({"max_bytes": "1G"}, "max_bytes='1G'"),
+        ({"host_spans": -1}, "host_spans=-1"),
+        ({"settings": {"rate": np.float32(1)}}, "settings=.*float32"),
+        ({"load": print}, "load=.*list of functions"),
     ],
 )
 def test_arguments_are_checked_before_anything_is_opened(tmp_path: Path, arguments: dict, message: str):
     with pytest.raises(BadInput, match=message):
         capture(tmp_path / "never", **arguments)
     assert not (tmp_path / "never").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": 3}, "launch 3"),
+        ({"grid": 0}, "grid=0"),
+        ({"grid": 2.5}, "grid=2.5"),
+        ({"warps": "4"}, "warps='4'"),
+        ({"stream": -1}, "stream=-1"),
+        ({"roles": "sender"}, "roles='sender'"),
+        ({"roles": [3]}, "roles="),
+        ({"events": None}, "launch 'demo': events="),
+    ],
+)
+def test_arguments_of_a_launch_are_checked_and_spoil_no_capture(tmp_path: Path, arguments: dict, message: str):
+    known = {"name": "demo", "grid": 2, "warps": 2, "events": TABLE} | arguments
+    with capture(tmp_path) as session:
+        launch(session)
+        with pytest.raises(BadInput, match=message):
+            session.launch(known.pop("name"), **known)
+    assert [found.name for found in load(tmp_path).launches] == ["demo"]
+
+
+def test_a_capture_that_is_not_open_is_told(tmp_path: Path):
+    session = capture(tmp_path)
+    for _ in range(2):
+        with pytest.raises(BadInput, match="outside the capture's `with` block"):
+            launch(session)
+        with session:
+            launch(session)
+
+
+def test_a_capture_that_cannot_open_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = f"fails-{uuid.uuid4().hex}"
+    monkeypatch.setenv("TRACEKERN_RUN_ID", run)
+    with capture(tmp_path) as session:
+        launch(session)
+    for wrong in ({"max_bytes": 1 << 60}, {"load": [lambda: 1 // 0]}):
+        with pytest.raises((BadInput, ZeroDivisionError)), capture(tmp_path, **wrong):
+            pass
+    assert not list(SHM_DIR.glob(f"tracekern-{run}*"))
+    assert len(load(tmp_path).launches) == 1
 
 
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path):

@@ -175,7 +175,7 @@ def open_device(wanted: CaptureDevice | str, group: Group) -> CaptureDevice:
     if wanted != "cuda":
         raise BadInput(f"device={wanted!r}: wanted 'cpu', 'cuda' or the device of a communicator")
     try:
-        from tracekern import _C
+        from tracekern import _C, _cuda  # noqa: F401 - the second one only where nvcc built it
         from tracekern.record.cuda import open_cuda
     except ImportError as error:
         raise BadInput(f"device='cuda': {error}; build tracekern where nvcc is") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from tracekern.errors import BadInput
@@ -83,8 +84,12 @@ class Launches:
         roles: Sequence[str],
         counted_only: bool = False,
     ) -> LaunchPlan:
-        """How launches of this kernel are recorded. Raises BadInput for a bad event table."""
-        table = self._table(events, roles)
+        """How launches of this kernel are recorded. Raises BadInput for arguments that cannot be used."""
+        _check_arguments(name, grid, warps, stream, roles)
+        try:
+            table = self._table(events, roles)
+        except BadInput as error:
+            raise BadInput(f"launch {name!r}: {error}") from None
         mirrored = not counted_only and self._sinks.is_mirrored(name)
         return LaunchPlan(
             name=name,
@@ -131,3 +136,13 @@ class Launches:
         if key not in self._tables:
             self._tables[key] = KernelTable.parse(events, roles)
         return self._tables[key]
+
+
+def _check_arguments(name: str, grid: int, warps: int, stream: int, roles: Sequence[str]) -> None:
+    if not isinstance(name, str) or not name:
+        raise BadInput(f"launch {name!r}: wanted a name")
+    for what, value, low in (("grid", grid, 1), ("warps", warps, 1), ("stream", stream, 0)):
+        if not isinstance(value, Integral) or value < low:
+            raise BadInput(f"launch {name!r}: {what}={value!r}; wanted a whole number of {low} or more")
+    if isinstance(roles, str) or not all(isinstance(role, str) for role in roles):
+        raise BadInput(f"launch {name!r}: roles={roles!r}; wanted a list of names")

@@ -33,8 +33,10 @@ class Selection:
         records = self.records_per_track
         if records != "auto" and (not isinstance(records, int) or not 0 <= records < 1 << 31):
             raise BadInput(f"records_per_track={records!r}: wanted 'auto' or a count below 2^31")
-        if self.every < 1:
-            raise BadInput(f"every={self.every}: wanted 1 or more; 3 records every third launch of a name")
+        if not isinstance(self.every, int) or self.every < 1:
+            raise BadInput(f"every={self.every!r}: wanted 1 or more; 3 records every third launch of a name")
+        if not isinstance(self.blocks, slice | None):
+            raise BadInput(f"blocks={self.blocks!r}: wanted a slice, as slice(0, 4) for the first four")
         blocks = self.blocks or slice(None)
         for name, value, low in (("start", blocks.start, 0), ("stop", blocks.stop, 0), ("step", blocks.step, 1)):
             if value is not None and value < low:

@@ -34,6 +34,7 @@ from tracekern.record.manifest import forget_old_capture
 from tracekern.record.overhead import overhead_ns
 from tracekern.record.segment import Segment
 from tracekern.record.selection import Selection
+from tracekern.record.setup import Setup, check_settings, list_of_names, used_device
 from tracekern.record.sinks import Sink, SinkChoice
 
 if TYPE_CHECKING:
@@ -91,35 +92,19 @@ def capture(
     Raises BadInput for arguments that cannot be used.
     """
     selection = Selection(
-        records_per_track, blocks, tuple(roles) if roles else None, tuple(events) if events else None, every, keep
+        records_per_track, blocks, list_of_names("roles", roles), list_of_names("events", events), every, keep
     )
     about: dict[str, Any] = {"record_format": "ring" if keep == "last" else "wide", "settings": settings or {}}
     about["command"] = shlex.join(sys.argv) if command is None else command
-    setup = _Setup(device or _used_device(), sink, max_bytes, host_spans, clocks, tuple(load))
+    check_settings(settings)
+    setup = Setup(device or used_device(), sink, max_bytes, host_spans, clocks, load)
     return Capture(Path(path).absolute(), selection, about, setup)
-
-
-@dataclass(frozen=True)
-class _Setup:
-    """Of capture()'s arguments those that say how to open it."""
-
-    device: CaptureDevice | Literal["cpu", "cuda"]
-    sink: Sink
-    max_bytes: int
-    host_spans: int
-    clocks: bool
-    load: tuple[Callable[[], None], ...]
-
-
-def _used_device() -> Literal["cpu", "cuda"]:
-    torch = sys.modules.get("torch")
-    return "cuda" if torch is not None and torch.cuda.is_initialized() else "cpu"
 
 
 class Capture:
     """An open capture of this rank; made by `capture()`."""
 
-    def __init__(self, directory: Path, selection: Selection, about: dict[str, Any], setup: _Setup) -> None:
+    def __init__(self, directory: Path, selection: Selection, about: dict[str, Any], setup: Setup) -> None:
         self.directory = directory
         self._selection = selection
         self._about = about
@@ -136,13 +121,6 @@ class Capture:
         run_id, one_host = self._meet()
         self.device = open_device(self._setup.device, self.group)
         self._sinks = SinkChoice(self._setup.sink, self.device.has_mirror, together=self._is_ring)
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            forget_old_capture(self.directory, self.group.rank, self.group.num_ranks)
-        except OSError as error:
-            raise BadInput(
-                f"{self.directory}: cannot be written ({error.strerror}); choose another directory"
-            ) from None
         self.run_id = run_id
         setup = self._setup
         self.segment = Segment.create(run_id, self.group.rank, self._metadata(), setup.max_bytes, setup.host_spans)
@@ -156,6 +134,7 @@ class Capture:
                 self._keep_mirror()
             for load in setup.load:
                 load()
+            self._make_room()
             self.group.all_gather(None)  # now all segments are there
             if setup.clocks and self.group.is_connected:
                 self._clocks.open(self.device, self.segment, self.group, run_id, one_host)
@@ -236,8 +215,7 @@ class Capture:
         recorder uses regions again by how far it has come. ahead: the launch of this stream asked for before this one
         is still to be started: so all but the first of several asked for at once. The region is this launch's alone.
         """
-        if grid < 1 or warps < 1:
-            raise BadInput(f"launch {name!r}: {grid} blocks of {warps} warps; wanted at least 1 of each")
+        self._check_open(f"launch({name!r})")
         kernel = (name, grid, warps, stream, events, roles)
         with self._lock:
             if self._graphs and self._graphs[-1].is_capturing:
@@ -260,6 +238,7 @@ class Capture:
         """
         from tracekern.record.graphs import TracedGraph
 
+        self._check_open(f"graph({name!r})")
         if self.device.backend != "cuda":
             raise BadInput(f"capture.graph({name!r}): the {self.device.backend} backend has no graphs; it needs a GPU")
         if slots < 1:
@@ -285,6 +264,7 @@ class Capture:
 
         The kernels have to be through when the block ends: synchronise the device inside it.
         """
+        self._check_open("counting()")
         first = int(self.segment.header["num_launches"])
         self._is_counting = True
         try:
@@ -299,6 +279,7 @@ class Capture:
     @contextlib.contextmanager
     def range(self, name: str) -> Iterator[None]:
         """A named span of this host thread, drawn beside the kernels."""
+        self._check_open(f"range({name!r})")
         start_ns = time.time_ns()
         try:
             yield
@@ -316,6 +297,19 @@ class Capture:
     def sample_clocks(self) -> None:
         """One round of clock samples, now; collective. The capture does so itself at its ends and every few seconds."""
         self._clocks.sample()
+
+    def _check_open(self, call: str) -> None:
+        if self not in _active:
+            raise BadInput(f"{self.directory}: {call} outside the capture's `with` block")
+
+    def _make_room(self) -> None:
+        """In the directory. All else that may be wrong was found before: an earlier capture there goes only now."""
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            forget_old_capture(self.directory, self.group.rank, self.group.num_ranks)
+        except OSError as error:
+            why = "it is a file" if self.directory.is_file() else error.strerror
+            raise BadInput(f"{self.directory}: cannot be written ({why}); choose another directory") from None
 
     def _meet(self) -> tuple[str, bool]:
         """The run's name, the same on all ranks, and whether all are on one host."""
