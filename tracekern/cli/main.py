@@ -33,7 +33,7 @@ _OF_THE_MACHINE = frozenset(
 
 _EXTRAS = {
     **dict.fromkeys(("torch", "typer", "rich"), "run"),
-    **dict.fromkeys(("scipy", "polars", "pyarrow", "plotly", "perfetto", "junitparser"), "read"),
+    **dict.fromkeys(("scipy", "polars", "pyarrow", "plotly", "junitparser"), "read"),
 }
 """Package -> the extra of ours that installs it."""
 
