@@ -155,10 +155,10 @@ def test_amd_counts_cycles_inside_and_reads_the_clock_at_the_ends(target):
 
 @pytest.mark.parametrize("target", AMD_TARGETS)
 @pytest.mark.parametrize("source", SOURCES, ids=IDS)
-def test_amd_has_no_scratch(source, target):
+def test_amd_touches_no_scratch_and_calls_nothing(source, target):
+    # By instruction: of scalar registers that went to vector lanes the compiler leaves an empty frame behind.
     text = compile_cached((*hip_command(target), "-S"), source, f".{target}.s").read_text()
-    scratch = re.findall(r"\.amdhsa_private_segment_fixed_size (\d+)", text)
-    assert set(scratch) == {"0"}
+    assert re.findall(r"\b(?:scratch_(?:load|store)|buffer_(?:load|store)|s_swappc)\w*", text) == []
     assert set(re.findall(r"\.vgpr_spill_count: (\d+)", text)) == {"0"}
 
 

@@ -124,6 +124,10 @@ T from_float(float x) {
         return float_to_bfloat16(x);
     }
 }
+template <class T>
+uint32_t from_floats(float low, float high) {
+    return from_float<T>(low).bits | uint32_t{from_float<T>(high).bits} << 16;
+}
 
 // What a block gives its warps; platform/cpu_executor.hpp implements it twice.
 class BlockContext {

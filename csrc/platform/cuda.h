@@ -203,18 +203,23 @@ TK_DEVICE float to_float(Half x) {
 TK_DEVICE float to_float(BFloat16 x) {
     return bfloat16_to_float(x);
 }
+// Two by one instruction. The one that converts a single number runs on a slow unit of the core: never used.
+template <class T>
+TK_DEVICE uint32_t from_floats(float low, float high) {
+    uint32_t word;
+    if constexpr (std::is_same_v<T, Half>) {
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    } else {
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    }
+    return word;
+}
 template <class T>
 TK_DEVICE T from_float(float x) {
     if constexpr (std::is_same_v<T, float>) {
         return x;
     } else {
-        T result;
-        if constexpr (std::is_same_v<T, Half>) {
-            asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(x));
-        } else {
-            asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(x));
-        }
-        return result;
+        return {static_cast<uint16_t>(from_floats<T>(x, 0.0f))};
     }
 }
 

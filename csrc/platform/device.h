@@ -19,6 +19,7 @@
 //   claim_system(word)                             0 -> 1 once, by one caller of all
 //   multiply_rn, add_rn                            fp32 with one rounding each, never fused
 //   to_float(Half | BFloat16 | float), from_float<T>(x)   round to nearest even
+//   from_floats<T>(low, high)                      two of 16 bits in one word
 #pragma once
 
 #if defined(__HIP__)

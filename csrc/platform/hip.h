@@ -130,6 +130,10 @@ TK_DEVICE T from_float(float x) {
         return float_to_bfloat16(x);
     }
 }
+template <class T>
+TK_DEVICE uint32_t from_floats(float low, float high) {
+    return from_float<T>(low).bits | uint32_t{from_float<T>(high).bits} << 16;
+}
 
 class Warp {
 public:

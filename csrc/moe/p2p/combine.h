@@ -150,16 +150,10 @@ TK_DEVICE void reduce_packs(Warp& warp, const P2PArgs& args, uint32_t token) {
             const float weight = args.topk_weights[flat];
             Unit* result = reinterpret_cast<Unit*>(args.result_row(args.comm.rank, flat)) + i;
             const Unit unit = *result;
-            TK_UNROLL
-            for (uint32_t k = 0; k < kCount; ++k) {
-                sums[k] = add_rn(sums[k], multiply_rn(weight, to_float(unit.values[k])));
-            }
+            unit.add_to(sums, weight);
             poison(result, sizeof(Unit));
         }
-        Unit unit;
-        TK_UNROLL
-        for (uint32_t k = 0; k < kCount; ++k) unit.values[k] = from_float<T>(sums[k]);
-        out[i] = unit;
+        out[i] = Unit::of(sums);
     });
 }
 

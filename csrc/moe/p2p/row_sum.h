@@ -2,8 +2,6 @@
 // do with theirs. In fp32, a rounding for each product and each sum, in the order of the list.
 #pragma once
 
-#include <type_traits>
-
 #include "moe/p2p/rows.h"
 
 namespace tracekern {
@@ -35,88 +33,71 @@ struct RowPart {
     uint32_t count;
 };
 
-template <class T, uint32_t kCount, bool kScaled, uint32_t kColumns>
-TK_DEVICE void add_packs(float (&sums)[kColumns][kCount],
-                         const Pack<T, kCount> (&packs)[kColumns],
-                         const Contribution& from) {
+// Loads that a lane has under way at a time: of vectors of a row, and of rows. They and the sums fit into the registers
+// that a block of 512 threads leaves. 2 of 8 rows are as many, but took `pipelined` 438 us for 4,096 tokens, not 397
+// (2 H200, 2026-11-22).
+constexpr uint32_t kSumColumns = 4;
+constexpr uint32_t kSumRows = 2;
+
+template <class T, uint32_t kCount>
+using SumPacks = Pack<T, kCount>[kSumColumns];
+template <uint32_t kCount>
+using Sums = float[kSumColumns][kCount];
+
+template <bool kScaled, class T, uint32_t kCount>
+TK_DEVICE void add_packs(Sums<kCount>& sums, const Pack<T, kCount> (&packs)[kSumColumns], const Contribution& from) {
     TK_UNROLL
-    for (uint32_t c = 0; c < kColumns; ++c) {
-        TK_UNROLL
-        for (uint32_t k = 0; k < kCount; ++k) {
-            float value = to_float(packs[c].values[k]);
-            if constexpr (kScaled) value = to_float(from_float<T>(multiply_rn(value, from.scale)));
-            sums[c][k] = add_rn(sums[c][k], multiply_rn(from.weight, value));
-        }
+    for (uint32_t c = 0; c < kSumColumns; ++c) {
+        (kScaled ? packs[c].scaled(from.scale) : packs[c]).add_to(sums[c], from.weight);
     }
 }
 
-// Adds up all rows for the vectors that a lane has under way; of kRows rows they are at a time.
-template <class T, uint32_t kCount, bool kScaled, uint32_t kWidth, uint32_t kRows>
-struct ManyRows {
-    static constexpr uint32_t kColumns = kWidth;
-    template <class Load>
-    TK_DEVICE static void add(float (&sums)[kColumns][kCount], const Contribution* list, uint32_t num_rows, Load load) {
-        for (uint32_t first = 0; first < num_rows; first += kRows) {
-            Pack<T, kCount> packs[kRows][kColumns] = {};
-            TK_UNROLL
-            for (uint32_t r = 0; r < kRows; ++r) {
-                if (first + r < num_rows) load(packs[r], list[first + r].row);
-            }
-            TK_UNROLL
-            for (uint32_t r = 0; r < kRows; ++r) {
-                if (first + r < num_rows) add_packs<T, kCount, kScaled>(sums, packs[r], list[first + r]);
-            }
+template <class T, uint32_t kCount, bool kScaled, class Load>
+TK_DEVICE void add_rows(Sums<kCount>& sums, const Contribution* list, uint32_t num_rows, Load load) {
+    while (num_rows) {
+        const uint32_t now = num_rows < kSumRows ? num_rows : kSumRows;
+        SumPacks<T, kCount> packs[kSumRows] = {};
+        TK_UNROLL
+        for (uint32_t r = 0; r < kSumRows; ++r) {
+            if (r < now) load(packs[r], list[r].row);
         }
+        TK_UNROLL
+        for (uint32_t r = 0; r < kSumRows; ++r) {
+            if (r < now) add_packs<kScaled>(sums, packs[r], list[r]);
+        }
+        list += now;
+        num_rows -= now;
     }
-};
+}
 
 // The same where all contributions are of one row, which is read once.
-template <class T, uint32_t kCount, bool kScaled, uint32_t kWidth>
-struct OneRow {
-    static constexpr uint32_t kColumns = kWidth;
-    template <class Load>
-    TK_DEVICE static void add(float (&sums)[kColumns][kCount], const Contribution* list, uint32_t num_rows, Load load) {
-        Pack<T, kCount> packs[kColumns] = {};
-        if (num_rows) load(packs, list[0].row);
-        for (uint32_t i = 0; i < num_rows; ++i) add_packs<T, kCount, kScaled>(sums, packs, list[i]);
-    }
-};
+template <class T, uint32_t kCount, bool kScaled, class Load>
+TK_DEVICE void add_one_row(Sums<kCount>& sums, const Contribution* list, uint32_t num_rows, Load load) {
+    SumPacks<T, kCount> packs = {};
+    if (num_rows) load(packs, list[0].row);
+    for (uint32_t i = 0; i < num_rows; ++i) add_packs<kScaled>(sums, packs, list[i]);
+}
 
-template <class T, uint32_t kCount, class Rows>
-TK_DEVICE void sum_packs(Warp& warp, char* dst, const Contribution* list, uint32_t num_rows, RowPart part) {
+template <class T, uint32_t kCount, bool kScaled, bool kOneRow>
+TK_DEVICE void sum_part(Warp& warp, char* dst, const Contribution* list, uint32_t num_rows, RowPart part) {
     using Unit = Pack<T, kCount>;
-    constexpr uint32_t kColumns = Rows::kColumns;
-    for_columns<kColumns>(warp, part.count, [&](const Columns<kColumns>& columns) {
-        float sums[kColumns][kCount] = {};
-        Rows::add(sums, list, num_rows, [&](Unit(&packs)[kColumns], const char* row) {
+    for_columns<kSumColumns>(warp, part.count, [&](const Columns<kSumColumns>& columns) {
+        Sums<kCount> sums = {};
+        const auto load = [&](Unit(&packs)[kSumColumns], const char* row) {
             columns.load(packs, reinterpret_cast<const Unit*>(row) + part.begin);
-        });
-        Unit rounded[kColumns];
-        TK_UNROLL
-        for (uint32_t c = 0; c < kColumns; ++c) {
-            TK_UNROLL
-            for (uint32_t k = 0; k < kCount; ++k) rounded[c].values[k] = from_float<T>(sums[c][k]);
+        };
+        if constexpr (kOneRow) {
+            add_one_row<T, kCount, kScaled>(sums, list, num_rows, load);
+        } else {
+            add_rows<T, kCount, kScaled>(sums, list, num_rows, load);
         }
+        Unit rounded[kSumColumns];
+        TK_UNROLL
+        for (uint32_t c = 0; c < kSumColumns; ++c) rounded[c] = Unit::of(sums[c]);
         columns.store(reinterpret_cast<Unit*>(dst) + part.begin, rounded);
     });
     for (uint32_t i = 0; i < num_rows; ++i) {
         poison(reinterpret_cast<Unit*>(list[i].row) + part.begin, part.count * sizeof(Unit));
-    }
-}
-
-// As many loads under way as 128 registers hold without a spill; conversions of fp16 take more of them. With half as
-// many the way back of `reduce` took 463 us for 4,096 tokens, with about as many 370 (2 H200, 2026-11-21).
-template <class T, uint32_t kCount, bool kScaled, bool kOneRow>
-TK_DEVICE void sum_part(Warp& warp, char* dst, const Contribution* list, uint32_t num_rows, RowPart part) {
-    if constexpr (kOneRow) {
-        constexpr uint32_t kColumns = std::is_same_v<T, Half> ? 3 : 4;
-        sum_packs<T, kCount, OneRow<T, kCount, kScaled, kColumns>>(warp, dst, list, num_rows, part);
-    } else if constexpr (!kScaled) {
-        sum_packs<T, kCount, ManyRows<T, kCount, kScaled, 3, 2>>(warp, dst, list, num_rows, part);
-    } else if (num_rows <= 2) {
-        sum_packs<T, kCount, ManyRows<T, kCount, kScaled, 4, 1>>(warp, dst, list, num_rows, part);
-    } else {
-        sum_packs<T, kCount, ManyRows<T, kCount, kScaled, 2, 6>>(warp, dst, list, num_rows, part);
     }
 }
 

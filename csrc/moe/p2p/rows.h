@@ -1,21 +1,9 @@
 // What a warp does with one row of numbers: several at once where the addresses allow it.
 #pragma once
 
-#include "moe/p2p/layout.h"
+#include "moe/p2p/pack.h"
 
 namespace tracekern {
-
-// Numbers that one lane moves at once.
-template <class T, uint32_t kCount>
-struct alignas(kCount * sizeof(T)) Pack {
-    T values[kCount];
-};
-template <class T>
-constexpr uint32_t kPackCount = 16 / sizeof(T);
-
-TK_DEVICE bool can_pack(const void* a, const void* b, uint32_t bytes) {
-    return (reinterpret_cast<uint64_t>(a) | reinterpret_cast<uint64_t>(b) | bytes) % 16 == 0;
-}
 
 // The vectors of a row that one lane has under way at a time: one after the other each would take the latency of
 // memory. Where the last are missing their lanes load the first again, and store nothing.
@@ -55,11 +43,7 @@ TK_DEVICE void scale_packs(Warp& warp, char* dst, const char* src, float scale, 
         Unit units[kColumns] = {};
         columns.load(units, reinterpret_cast<const Unit*>(src));
         TK_UNROLL
-        for (uint32_t c = 0; c < kColumns; ++c) {
-            TK_UNROLL
-            for (uint32_t k = 0; k < kCount; ++k)
-                units[c].values[k] = from_float<T>(multiply_rn(to_float(units[c].values[k]), scale));
-        }
+        for (uint32_t c = 0; c < kColumns; ++c) units[c] = units[c].scaled(scale);
         columns.store(reinterpret_cast<Unit*>(dst), units);
     });
 }
