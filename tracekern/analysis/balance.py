@@ -15,9 +15,8 @@ import numpy as np
 
 from tracekern.analysis.balance_spans import EventRows, join_columns, own_times, rows_by_event
 from tracekern.analysis.balance_unions import union_ns
-from tracekern.analysis.event_activity import Mask
 from tracekern.analysis.groups import group_rows
-from tracekern.timeline.model import Int64, Timeline
+from tracekern.timeline.model import Int64, Mask, Timeline
 
 BYTES_OF_DTYPE = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
 

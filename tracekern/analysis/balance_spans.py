@@ -58,7 +58,7 @@ class EventRows:
         return self.is_work and self.has("expert") and not self.has("peer")
 
     def has(self, name: str) -> bool:
-        return any(field.name == name for field in self.about.begin_fields)
+        return self.about.has(name)
 
     def field(self, timeline: Timeline, name: str) -> Int64:
         """[n] values of a begin field. Raises KeyError when there is none."""
@@ -68,7 +68,7 @@ class EventRows:
 def rows_by_event(timeline: Timeline) -> list[EventRows]:
     """One for each event that has closed spans on device tracks."""
     spans = timeline.spans
-    is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks] or [False])
+    is_device = timeline.tracks_of(TrackKind.DEVICE)
     usable = is_device[spans.track] & (spans.end != OPEN_END)
     event = np.where(usable, spans.event, -1).astype(np.min_scalar_type(-len(timeline.events) - 1))
     ranks = timeline.track_ranks()

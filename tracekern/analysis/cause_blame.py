@@ -6,16 +6,16 @@ import numpy as np
 
 from tracekern.analysis.cause_chains import Target, targets_of_phases
 from tracekern.analysis.cause_order import Edges
-from tracekern.analysis.cause_shares import Float, Shares
+from tracekern.analysis.cause_shares import Shares
 from tracekern.analysis.cause_solve import solve_costs
 from tracekern.analysis.doubt import Blame, Bound, Interval, late_charges, may_be_late
 from tracekern.analysis.event_graph import EventGraph
 from tracekern.analysis.waits import Waits
-from tracekern.timeline.model import Int64, Timeline
+from tracekern.timeline.model import Float64, Int64, Timeline
 
 
 def blame_causes(
-    timeline: Timeline, graph: EventGraph, waits: Waits, edges: Edges, shares: Shares, costs: Float
+    timeline: Timeline, graph: EventGraph, waits: Waits, edges: Edges, shares: Shares, costs: Float64
 ) -> tuple[Blame, ...]:
     """One for each rank, most first; costs: [num_late_waits] of the time stamps as they are.
 
@@ -44,7 +44,7 @@ def blame_causes(
     return tuple(sorted(blames, key=lambda blame: (-blame.late_ns, -blame.likely.hi_ns, blame.rank)))
 
 
-def _limits(timeline: Timeline, waits: Waits, split: Int64, bound: Bound) -> tuple[Float, Float, Int64]:
+def _limits(timeline: Timeline, waits: Waits, split: Int64, bound: Bound) -> tuple[Float64, Float64, Int64]:
     """([num_late_waits] lowest, [num_late_waits] highest lateness, [largest rank + 1] ns on top of the highest).
 
     waits: all that may have been late; split: [num_late_waits] indices of those that were split.
@@ -61,7 +61,7 @@ def _limits(timeline: Timeline, waits: Waits, split: Int64, bound: Bound) -> tup
     return lo[split], hi[split], on_top
 
 
-def _of_ranks(timeline: Timeline, graph: EventGraph, edges: Edges, shares: Shares, costs: Float) -> Float:
+def _of_ranks(timeline: Timeline, graph: EventGraph, edges: Edges, shares: Shares, costs: Float64) -> Float64:
     """[columns of costs, largest rank + 1] ns charged to the work and the host of each rank."""
     own = np.array([target is Target.WORK for target in targets_of_phases(timeline, graph)] + [True])
     chosen = own[shares.direct_category]

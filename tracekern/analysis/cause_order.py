@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.event_activity import Mask
 from tracekern.analysis.event_graph import EventGraph
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.waits import Waits
-from tracekern.timeline.model import Int64, Timeline
+from tracekern.timeline.model import Int64, Mask, Timeline
 
 _NEVER = np.iinfo(np.int64).min
 _LATE = np.iinfo(np.int64).max

@@ -10,15 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from tracekern.analysis.cause_history import History, Moments, bisect_right
 from tracekern.analysis.cause_order import Edges, is_sorted, last_ordered
 from tracekern.analysis.event_graph import EventGraph
 from tracekern.analysis.waits import Waits
-from tracekern.timeline.model import Int64, Timeline
-
-Float = npt.NDArray[np.float64]
+from tracekern.timeline.model import Float64, Int64, Timeline
 
 _CHUNK = 1 << 13
 
@@ -89,17 +86,17 @@ class Shares:
     edge: Int64
     """[n] late waits, by (run, release): index into Edges."""
     late_ns: Int64
-    waiting: Float
+    waiting: Float64
     """[n] share of what the source waited itself."""
-    link: Float
+    link: Float64
     """[n] share of the link in the source's own waits."""
-    unexplained: Float
+    unexplained: Float64
     """[n] 1 where nothing took longer at the source."""
     direct_wait: Int64
     """[m] the rest, one row a wait and category: index into `edge`, ..."""
     direct_category: Int64
     """... category of the History (a phase or the host), ..."""
-    direct_share: Float
+    direct_share: Float64
     """... and share."""
     late_waits: Sequence
     link_waits: Sequence
@@ -132,7 +129,7 @@ def split_waits(timeline: Timeline, graph: EventGraph, waits: Waits, edges: Edge
 
 def _split(
     history: History, moments: Moments, late_ns: Int64, link_ns: Int64
-) -> tuple[Float, Float, Float, Int64, Int64, Float]:
+) -> tuple[Float64, Float64, Float64, Int64, Int64, Float64]:
     """The columns of Shares from `waiting` to `direct_share`, some waits at a time.
 
     moments: of all waits the source's release, its `since`, the waiter's begin, its `since`.

@@ -10,15 +10,12 @@ entries a row, however long the ranges are.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from tracekern.analysis.cause_shares import Ranges, Sequence, Shares
-from tracekern.timeline.model import Int64
-
-Float = npt.NDArray[np.float64]
+from tracekern.timeline.model import Float64, Int64
 
 
-def solve_costs(shares: Shares, late_ns: Float) -> Float:
+def solve_costs(shares: Shares, late_ns: Float64) -> Float64:
     """[n, m] ns of waiting that each late wait stands for: its own lateness and what was passed on to it.
 
     late_ns: [n, m] its own lateness, in m cases that are split alike.
@@ -57,11 +54,11 @@ def solve_costs(shares: Shares, late_ns: Float) -> Float:
     density = spsolve_triangular(matrix, right, lower=True, unit_diagonal=True)[place]
     received = density[:count]
     received[sequence.by_stream] += density[count:]
-    costs: Float = late_ns + weight[:, None] * np.maximum(received, 0)
+    costs: Float64 = late_ns + weight[:, None] * np.maximum(received, 0)
     return costs
 
 
-def spread(sequence: Sequence, ranges: Ranges, amount_ns: Float) -> Float:
+def spread(sequence: Sequence, ranges: Ranges, amount_ns: Float64) -> Float64:
     """[num_waits of the sequence] ns that each receives when amount_ns[k] is spread over range k by weight."""
     count, num_past = len(sequence.edge), len(sequence.by_stream)
     rate = np.where(ranges.total_ns > 0, amount_ns / np.maximum(ranges.total_ns, 1), 0.0)
@@ -77,7 +74,7 @@ def spread(sequence: Sequence, ranges: Ranges, amount_ns: Float) -> Float:
     return received * sequence.weight_ns
 
 
-def _range_ends(sequence: Sequence, ranges: Ranges, count: int, some: Int64) -> tuple[Int64, Int64, Float]:
+def _range_ends(sequence: Sequence, ranges: Ranges, count: int, some: Int64) -> tuple[Int64, Int64, Float64]:
     """(unknown, wait, sign): the wait's range ends at the unknown (+1), or begins behind it (-1)."""
     rows, sources, signs = [], [], []
     for first, key, low, high in (

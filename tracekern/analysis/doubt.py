@@ -12,13 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.waits import WaitKind, Waits
-from tracekern.timeline.model import Int32, Int64, Timeline
-
-Mask = npt.NDArray[np.bool_]
+from tracekern.timeline.model import Int32, Int64, Mask, Timeline
 
 COVERED_SIGMAS = 3.0
 """`sigma_ns` is one standard deviation. In 100 captures on the CPU no error was above 2.8 of them and a tick."""

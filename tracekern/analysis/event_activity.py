@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from tracekern.timeline.intervals import one_line
-from tracekern.timeline.model import OPEN_END, Int32, Int64, Timeline, TrackKind
-
-Mask = npt.NDArray[np.bool_]
+from tracekern.timeline.model import OPEN_END, Int32, Int64, Mask, Timeline, TrackKind
 
 _MAX_DEPTH = 64
 
@@ -34,7 +31,7 @@ class Activity:
 def closed_device_spans(timeline: Timeline) -> Int64:
     """Indices into Timeline.spans, ascending."""
     spans = timeline.spans
-    is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks] or [False])
+    is_device = timeline.tracks_of(TrackKind.DEVICE)
     return np.flatnonzero(is_device[spans.track] & (spans.end != OPEN_END))
 
 

@@ -175,7 +175,7 @@ def _launch_times(timeline: Timeline, runs: Runs, count: int) -> tuple[Int64, In
     """From the launch lanes and the runs; a launch that left nothing starts at _LATE."""
     spans = timeline.spans
     start, end = np.full(count, _LATE), np.full(count, _EARLY)
-    is_lane = np.array([track.kind == TrackKind.LAUNCH for track in timeline.tracks] or [False])
+    is_lane = timeline.tracks_of(TrackKind.LAUNCH)
     lanes = np.flatnonzero(is_lane[spans.track] & (spans.launch >= 0))
     np.minimum.at(start, spans.launch[lanes], spans.start[lanes])
     np.maximum.at(

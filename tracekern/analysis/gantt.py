@@ -38,7 +38,7 @@ def choose_spans(timeline: Timeline, iterations: Iterations, row: int, max_spans
     of_launch = np.append(iterations.of_launch, -1)  # index -1: no launch
     inside = (of_launch[spans.launch] == iterations.number[row]) & (spans.end != OPEN_END)
     count = np.bincount(spans.track[inside], minlength=num_tracks)
-    is_wait = np.array([event.event_class == EventClass.WAIT for event in timeline.events], bool)[spans.event] & inside
+    is_wait = timeline.events_of(EventClass.WAIT)[spans.event] & inside
     waited = np.zeros(num_tracks, np.int64)
     np.add.at(waited, spans.track[is_wait], (spans.end - spans.start)[is_wait])
     chosen: list[int] = []

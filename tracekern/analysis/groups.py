@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
+from tracekern.timeline.model import Int32, Int64
 
 _DENSE_CELLS = 1 << 22
 _MAX_CODE = 1 << 62

@@ -31,10 +31,7 @@ class Imbalance:
 def work_imbalance(timeline: Timeline) -> tuple[Imbalance, ...]:
     """One row for each phase of work, largest imbalance first."""
     phases, rank_of_track = PhaseNumbers(timeline), timeline.track_ranks()
-    is_wait, is_work = (
-        np.array([event.event_class is wanted for event in timeline.events], bool)
-        for wanted in (EventClass.WAIT, EventClass.WORK)
-    )
+    is_wait, is_work = (timeline.events_of(wanted) for wanted in (EventClass.WAIT, EventClass.WORK))
     busy: dict[Phase, dict[int, int]] = {}
     for _, spans in parts_by_track(timeline.spans):
         closed = spans.end != OPEN_END

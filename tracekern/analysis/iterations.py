@@ -93,7 +93,7 @@ def find_iterations(timeline: Timeline) -> Iterations:
     """The iterations that lack no launch and have none that never ended; none where clocks are not aligned."""
     spans, iterations = timeline.spans, LaunchIterations(timeline)
     of_launch = iterations.of_launch
-    is_launch = np.array([event.event_class == EventClass.LAUNCH for event in timeline.events], bool)
+    is_launch = timeline.events_of(EventClass.LAUNCH)
     if not timeline.aligned and len(timeline.ranks) > 1:
         is_launch[:] = False
     chosen = np.flatnonzero(is_launch[spans.event] & (np.append(of_launch, -1)[spans.launch] >= 0))

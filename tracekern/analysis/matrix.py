@@ -15,10 +15,7 @@ import numpy.typing as npt
 
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.waits import Waits
-from tracekern.timeline.model import Int64, Timeline
-
-Float64 = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
+from tracekern.timeline.model import Float64, Int64, Mask, Timeline
 
 LINE_FACTOR = 1.25
 """A row or column stands out from this factor on."""

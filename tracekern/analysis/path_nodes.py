@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.event_activity import Mask
 from tracekern.analysis.event_graph import EventGraph
 from tracekern.analysis.waits import WaitKind, Waits
 from tracekern.timeline.intervals import one_line
-from tracekern.timeline.model import Int64, Timeline
+from tracekern.timeline.model import Int64, Mask, Timeline
 
 _LATE = np.iinfo(np.int64).max
 _MAX_SWEEPS = 8

@@ -11,19 +11,15 @@ import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from tracekern.analysis.cause_history import bisect_right, expand_runs
-from tracekern.analysis.event_activity import Mask
 from tracekern.analysis.event_graph import EventGraph
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.path_nodes import Nodes, find_nodes
 from tracekern.analysis.path_parts import PathKind, PathPart
 from tracekern.analysis.wait_pieces import is_message
 from tracekern.analysis.waits import Waits
-from tracekern.timeline.model import EventClass, Int64, Timeline
-
-Float = npt.NDArray[np.float64]
+from tracekern.timeline.model import EventClass, Float64, Int64, Mask, Timeline
 
 MAX_ERROR = 0.02
 """Of the makespan: by how much an unchanged replay may miss it."""
@@ -79,13 +75,13 @@ def replay_without(
 class _Change:
     """What is shorter in one replay."""
 
-    before_node: Float
+    before_node: Float64
     """[num_nodes] ns saved by each node of what its run did in this launch."""
-    in_run: Float
+    in_run: Float64
     """[num_runs] ns saved in the whole run."""
-    link: Float
+    link: Float64
     """[num_nodes] factor on the link's time of a wait."""
-    gap: Float
+    gap: Float64
     """[num_launches] ns that the gap before a launch is shorter."""
 
 
@@ -146,7 +142,7 @@ class _Changes:
             by_node = np.where(in_stage, self._nodes.begin - graph.schedule.start[runs.launch[run]] - by_node, 0)
         return _Change(by_node * share_of_run[run], of_run * share_of_run, self.nothing.link, self.nothing.gap)
 
-    def _excess_share(self, of_launch: Int64, rank: int) -> Float | None:
+    def _excess_share(self, of_launch: Int64, rank: int) -> Float64 | None:
         """[num_launches] what part of `of_launch` rank has more than the median of its peers in the same launch."""
         schedule, launches = self._graph.schedule, self._launches
         share, found = np.zeros(len(of_launch)), False
@@ -218,7 +214,7 @@ class _Run:
         self._least = np.where(spare, nodes.end - nodes.begin, 0)
         self._num_replays = len(every)
         self._replayed = frozenset(launches.tolist())
-        self._begun: dict[int, Float] = {}
+        self._begun: dict[int, Float64] = {}
         self._now = np.zeros((len(runs), len(every)))
         last_end = np.full(len(schedule.rank), np.iinfo(np.int64).min)
         np.maximum.at(last_end, runs.launch, runs.end)
@@ -227,7 +223,7 @@ class _Run:
             np.argsort(runs.launch, kind="stable"), np.cumsum(np.bincount(runs.launch, minlength=len(schedule.rank)))
         )
 
-    def makespans(self) -> Float:
+    def makespans(self) -> Float64:
         """[num_replays] time at which the last launch ended."""
         nodes = self._nodes
         told = np.repeat(nodes.told_before.astype(float)[:, None], self._num_replays, axis=1)
@@ -245,7 +241,7 @@ class _Run:
                 np.maximum(told[meeting], time, out=told[meeting])
         for launch in self._launches.tolist():
             self._start(launch)
-        makespans: Float = np.max([self._end(launch) for launch in self._launches.tolist()], axis=0)
+        makespans: Float64 = np.max([self._end(launch) for launch in self._launches.tolist()], axis=0)
         return makespans
 
     def _start(self, launch: int) -> None:
@@ -263,12 +259,12 @@ class _Run:
             self._begun[following] = time
             self._now[self._runs_of_launch[following]] = time
 
-    def _end(self, launch: int) -> Float:
+    def _end(self, launch: int) -> Float64:
         """Of a launch that was started, when all its nodes are through."""
         schedule, mine = self._graph.schedule, self._runs_of_launch[launch]
         if not len(mine):
             return self._begun[launch] + float(schedule.end[launch] - schedule.start[launch])
-        last: Float = (self._now[mine] + self._tail[mine]).max(axis=0)
+        last: Float64 = (self._now[mine] + self._tail[mine]).max(axis=0)
         return last + float(self._after_runs[launch])
 
 

@@ -6,13 +6,10 @@ import enum
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from tracekern.analysis.cause_order import Edges, is_sorted
 from tracekern.analysis.event_graph import EventGraph
-from tracekern.timeline.model import Int64
-
-Mask = npt.NDArray[np.bool_]
+from tracekern.timeline.model import Int64, Mask
 
 
 class HopKind(enum.IntEnum):

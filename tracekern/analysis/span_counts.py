@@ -37,8 +37,8 @@ class SpanCounts:
         self.events: dict[tuple[int, int], EventCount] = {}
         """(rank, number of the event) -> its spans."""
         self._rank_of_track = timeline.track_ranks()
-        self._is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks], bool)
-        self._is_wait = np.array([event.event_class is EventClass.WAIT for event in timeline.events], bool)
+        self._is_device = timeline.tracks_of(TrackKind.DEVICE)
+        self._is_wait = timeline.events_of(EventClass.WAIT)
         for start, spans in parts_by_track(timeline.spans):
             self._add_tracks(spans)
             self._add_events(start, spans)

@@ -129,7 +129,7 @@ def _durations(
     if not len(timeline.spans) or not timeline.launches:
         return
     spans = timeline.spans
-    is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks], bool)
+    is_device = timeline.tracks_of(TrackKind.DEVICE)
     # One look-up a launch instead of two: -1 stands for everything that is not measured, index -1 for "no launch".
     stage = np.append(np.where(iterations.is_measured, iterations.stage_of_launch, -1), np.int32(-1))[spans.launch]
     chosen = is_device[spans.track] & (stage >= 0) & (spans.end != OPEN_END) & ~timeline.headless_spans()
@@ -158,7 +158,7 @@ def _stage_time(timeline: Timeline, iterations: LaunchIterations) -> npt.NDArray
 
 def _launch_spans(timeline: Timeline, iterations: LaunchIterations) -> tuple[Int64, Int64]:
     """Indices and durations of the spans of measured launches that ended."""
-    is_lane = np.array([track.kind == TrackKind.LAUNCH for track in timeline.tracks], bool)
+    is_lane = timeline.tracks_of(TrackKind.LAUNCH)
     spans = timeline.spans
     which = np.flatnonzero(is_lane[spans.track]) if len(is_lane) else np.empty(0, np.int64)
     which = which[(spans.end[which] != OPEN_END) & (spans.launch[which] >= 0)]

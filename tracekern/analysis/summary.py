@@ -97,8 +97,7 @@ def _duration_ns(timeline: Timeline) -> int:
     if timeline.aligned:
         return int(ends.max() - starts.min()) if len(starts) else 0
     of_rank = timeline.track_ranks()[np.append(spans.track, marks.track)]
-    is_device = np.array([track.kind != TrackKind.HOST for track in timeline.tracks] or [False])
-    of_rank = np.where(is_device[np.append(spans.track, marks.track)], of_rank, -1)
+    of_rank = np.where(timeline.tracks_of(TrackKind.HOST)[np.append(spans.track, marks.track)], -1, of_rank)
     mine = [of_rank == rank.rank for rank in timeline.ranks]
     return max((int(ends[rows].max() - starts[rows].min()) for rows in mine if rows.any()), default=0)
 
@@ -141,7 +140,7 @@ def _events(timeline: Timeline, rank: int, counts: SpanCounts) -> tuple[EventSum
         if found is None:
             continue
         peer = -1
-        if any(field.name == "peer" for field in about.begin_fields):
+        if about.has("peer"):
             longest = slice(found.longest, found.longest + 1)
             peer = int(unpack_field(about.begin_fields, "peer", timeline.spans.begin_payload[longest])[0])
         summaries.append(

@@ -39,7 +39,7 @@ _STALLS = (EventClass.WAIT, EventClass.SIGNAL, EventClass.SYNC)
 
 def share_time(timeline: Timeline) -> TimeShares:
     """The warp time of every rank, split by what the warp did. Spans that never closed do not count."""
-    is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks], bool)
+    is_device = timeline.tracks_of(TrackKind.DEVICE)
     class_idx = [_STALLS.index(event.event_class) if event.event_class in _STALLS else -1 for event in timeline.events]
     stall_of_event = np.array(class_idx, np.int8)
     of_tracks = np.zeros((len(timeline.tracks), len(_STALLS) + 2), np.int64)

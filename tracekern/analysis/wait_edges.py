@@ -5,14 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from tracekern.analysis.groups import group_rows
 from tracekern.timeline.flows import join_flows
-from tracekern.timeline.model import OPEN_END, ChannelKind, EventClass, EventType, Flows, Int64, Timeline, TrackKind
+from tracekern.timeline.model import (
+    OPEN_END,
+    ChannelKind,
+    EventClass,
+    EventType,
+    Flows,
+    Int64,
+    Mask,
+    Timeline,
+    TrackKind,
+)
 from tracekern.timeline.select import take_spans
-
-Mask = npt.NDArray[np.bool_]
 
 NEVER = np.int64(1 << 61)
 """The time at which a signal that never closed has arrived. Small enough to be added to."""
@@ -75,9 +82,7 @@ def _all_told(timeline: Timeline, signal: Int64, wait: Int64) -> Mask:
     is_lossy = np.array([rank in lossy for rank in range(int(rank_of_track.max(initial=-1)) + 1)], bool)
     num_ranks = len(timeline.ranks)
     is_rank_missing = any(rank.metadata.get("num_ranks", num_ranks) > num_ranks for rank in timeline.ranks)
-    meets_others = {
-        event.channel for event in timeline.events if any(field.name == "peer" for field in event.begin_fields)
-    }
+    meets_others = {event.channel for event in timeline.events if event.has("peer")}
     across = of_events(timeline, [event.channel in meets_others for event in timeline.events])[wait]
 
     pairs = group_rows(len(wait), wait, rank_of_track[spans.track[signal]])
@@ -154,7 +159,7 @@ def _num_warps(timeline: Timeline, launch: Int64, place: Int64, place_of_track: 
     is_lossy = np.array([entry.records_lost + entry.records_overwritten > 0 for entry in timeline.launches], bool)
     if not is_lossy.any():
         return np.zeros(len(launch), np.int64)
-    is_device = np.array([track.kind is TrackKind.DEVICE for track in timeline.tracks], bool)
+    is_device = timeline.tracks_of(TrackKind.DEVICE)
     num_tracks, num_places = len(timeline.tracks), int(place_of_track.max()) + 1
     runs = []
     for rows in (timeline.spans, timeline.marks):

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.event_activity import Mask
 from tracekern.analysis.event_graph import EventGraph
 from tracekern.analysis.waits import WaitKind, Waits
-from tracekern.timeline.model import Int64, Timeline
+from tracekern.timeline.model import Int64, Mask, Timeline
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from tracekern.analysis.groups import Groups, group_rows
 from tracekern.analysis.waits import CLASSES, Phase, Waits
-from tracekern.timeline.model import Int64
-
-Float64 = npt.NDArray[np.float64]
+from tracekern.timeline.model import Float64, Int64
 
 KEYS = ("rank", "phase", "role", "peer")
 

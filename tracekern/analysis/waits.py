@@ -171,7 +171,7 @@ def analyze_waits(timeline: Timeline) -> Waits:
     if timeline.unit != "ns":
         raise BadInput(f"waits between ranks need one time axis in ns, got {timeline.unit}; use tracekern.load()")
     spans = timeline.spans
-    is_wait = wait_edges.of_events(timeline, [event.event_class is EventClass.WAIT for event in timeline.events])
+    is_wait = timeline.events_of(EventClass.WAIT)[spans.event]
     row = np.flatnonzero(is_wait & (spans.end != OPEN_END))
     arrivals = wait_edges.barrier_arrivals(timeline)
     signal, last_arrival = _releases(timeline, arrivals, row)
@@ -296,7 +296,7 @@ def _peers(timeline: Timeline, row: Int64, signal: Int64, last_arrival: Int64) -
     peer = np.full(len(row), -1, np.int32)
     event, ranks = spans.event[row], [rank.rank for rank in timeline.ranks]
     for idx, about in enumerate(timeline.events):
-        if about.event_class is EventClass.WAIT and any(field.name == "peer" for field in about.begin_fields):
+        if about.event_class is EventClass.WAIT and about.has("peer"):
             mine = np.flatnonzero(event == idx)
             named = unpack_field(about.begin_fields, "peer", spans.begin_payload[row[mine]])
             peer[mine] = np.where(np.isin(named, ranks), named, -1)

@@ -8,8 +8,19 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.errors import BadInput
-from tracekern.timeline.model import OPEN_END, EventClass, EventType, Flows, Int64, Problem, Spans, Timeline, TrackKind
-from tracekern.timeline.select import Mask, take_tracks
+from tracekern.timeline.model import (
+    OPEN_END,
+    EventClass,
+    EventType,
+    Flows,
+    Int64,
+    Mask,
+    Problem,
+    Spans,
+    Timeline,
+    TrackKind,
+)
+from tracekern.timeline.select import take_tracks
 
 Permutation = npt.NDArray[np.intp]
 RESERVED_ARGUMENTS = frozenset({"launch", "epoch", "open"})
@@ -46,8 +57,8 @@ def longest_wait(drawing: Drawing) -> int:
     signal released: it has an arrow to follow.
     """
     timeline = drawing.timeline
-    is_wait = np.array([event.event_class is EventClass.WAIT for event in timeline.events] or [False])
-    is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks] or [False])
+    is_wait = timeline.events_of(EventClass.WAIT)
+    is_device = timeline.tracks_of(TrackKind.DEVICE)
     spans = timeline.spans
     chosen = is_wait[spans.event] & is_device[spans.track]
     closed = {rank.rank for rank in timeline.ranks if rank.state == "closed"}
@@ -111,7 +122,7 @@ def keep_one_row_per_block(timeline: Timeline) -> tuple[Timeline, int]:
         key = (track.rank, track.stream, track.block, track.role)
         if key not in first_warps or track.warp < timeline.tracks[first_warps[key]].warp:
             first_warps[key] = track_idx
-    kept = np.array([track.kind != TrackKind.DEVICE for track in timeline.tracks], bool)
+    kept = ~timeline.tracks_of(TrackKind.DEVICE)
     kept[list(first_warps.values())] = True
     reduced = take_tracks(timeline, kept)
     return reduced, len(timeline.spans) - len(reduced.spans)

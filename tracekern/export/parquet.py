@@ -27,12 +27,12 @@ from tracekern.timeline.model import (
     Int32,
     Int64,
     Marks,
+    Mask,
     Spans,
     Timeline,
     UInt64,
     unpack_field,
 )
-from tracekern.timeline.select import Mask
 
 _ROWS_AT_A_TIME = 1 << 20
 _COLUMNS = frozenset(

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.timeline.model import OPEN_END, ChannelKind, EventClass, Int64, Problem, Rank, Timeline
+from tracekern.timeline.model import OPEN_END, ChannelKind, EventClass, Float64, Int64, Problem, Rank, Timeline
 
-Float64 = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 _MAX_BOUNDS = 1 << 20
@@ -182,8 +181,7 @@ def _names_its_signal(timeline: Timeline) -> Bools:
         event.channel is not None
         and event.event_class is EventClass.WAIT
         and (
-            event.channel.kind is ChannelKind.BARRIER
-            or (event.channel.kind is ChannelKind.DATA and any(field.name == "peer" for field in event.begin_fields))
+            event.channel.kind is ChannelKind.BARRIER or (event.channel.kind is ChannelKind.DATA and event.has("peer"))
         )
         for event in timeline.events
     ]

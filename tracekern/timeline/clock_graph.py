@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from tracekern.errors import BadInput
 from tracekern.timeline.clock_pairs import Burst
-
-Float64 = npt.NDArray[np.float64]
+from tracekern.timeline.model import Float64
 
 
 @dataclass(frozen=True)

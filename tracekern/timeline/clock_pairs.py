@@ -17,9 +17,7 @@ import numpy.typing as npt
 
 from tracekern.errors import BadInput
 from tracekern.record.format import SampleKind
-from tracekern.timeline.model import Rank
-
-Float64 = npt.NDArray[np.float64]
+from tracekern.timeline.model import Float64, Rank
 
 MAX_RATE = 20e-6
 """Assumed: no two device clocks drift apart faster than this (8 H200, 2026-11: 3.9e-6)."""

@@ -23,11 +23,10 @@ from tracekern.timeline.clock_pairs import (
     MAX_RATE,
     MAX_WANDER_PER_NS,
     Burst,
-    Float64,
     LocalClock,
     find_bursts,
 )
-from tracekern.timeline.model import ClockFit, Int64, Rank
+from tracekern.timeline.model import ClockFit, Float64, Int64, Rank
 
 SpansTicks = Mapping[int, tuple[int, int]]
 _SECOND = 10**9

@@ -40,8 +40,8 @@ def count_events(timeline: Timeline) -> tuple[Counter, ...]:
 
 def _stalled(timeline: Timeline) -> list[Counter]:
     spans = timeline.spans
-    is_wait = np.array([event.event_class == EventClass.WAIT for event in timeline.events] or [False])
-    is_device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks] or [False])
+    is_wait = timeline.events_of(EventClass.WAIT)
+    is_device = timeline.tracks_of(TrackKind.DEVICE)
     chosen = np.flatnonzero(is_wait[spans.event] & is_device[spans.track])
     track, start, end = spans.track[chosen], spans.start[chosen], spans.end[chosen]
     never = np.zeros(len(timeline.tracks), np.int64)  # behind all waits of the track: other clocks may lie far off

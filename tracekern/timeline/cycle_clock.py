@@ -13,9 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.record import format as fmt
-from tracekern.timeline.model import Int64, Problem
-
-Float64 = npt.NDArray[np.float64]
+from tracekern.timeline.model import Float64, Int64, Problem
 
 _GOOD_ERROR = 0.02
 """A track that knows its rate as well as this takes its own: on an H200, one of 10 us or more."""

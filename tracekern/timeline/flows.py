@@ -132,7 +132,7 @@ def _collect(timeline: Timeline, kind: EventClass, types: Sequence[tuple[int, Ev
     for idx, event in types:
         row = np.flatnonzero(spans.event == idx)
         rows.append(row)
-        if any(field.name == name for field in event.begin_fields):
+        if event.has(name):
             levels.append(unpack_field(event.begin_fields, name, spans.begin_payload[row]))
         elif any(field.name == name for field in event.end_fields):
             levels.append(unpack_field(event.end_fields, name, spans.end_payload[row]))
@@ -149,10 +149,7 @@ def _number_keys(
     sides: dict[EventClass, _Side],
 ) -> dict[EventClass, Int64]:
     """A number for each distinct (ranks, key fields, epoch), the same on both sides."""
-    has_peer = {
-        kind: bool(events) and all(any(field.name == _PEER for field in event.begin_fields) for _, event in events)
-        for kind, events in types.items()
-    }
+    has_peer = {kind: bool(events) and all(event.has(_PEER) for _, event in events) for kind, events in types.items()}
     local = not any(has_peer.values())
     use_source = has_peer[EventClass.WAIT] or local
     use_destination = has_peer[EventClass.SIGNAL] or local
@@ -187,7 +184,7 @@ def _field(timeline: Timeline, types: Sequence[tuple[int, EventType]], rows: Int
     values = np.zeros(len(rows), np.int64)
     for idx, event in types:
         mine = timeline.spans.event[rows] == idx
-        if any(field.name == name for field in event.begin_fields):
+        if event.has(name):
             values[mine] = unpack_field(event.begin_fields, name, timeline.spans.begin_payload[rows[mine]])
     return values
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from tracekern.timeline.model import Int32, Int64, Spans
-
-Mask = npt.NDArray[np.bool_]
+from tracekern.timeline.model import Int32, Int64, Mask, Spans
 
 
 def exposed(spans: Spans, chosen: Mask) -> Int64:

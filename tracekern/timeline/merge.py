@@ -261,7 +261,7 @@ def _renumber_spans(
     origin: int,
 ) -> Spans:
     spans = piece.spans
-    is_host = np.array([event.event_class is EventClass.HOST for event in piece.events] or [False])[spans.event]
+    is_host = piece.events_of(EventClass.HOST)[spans.event]
     payload = spans.begin_payload
     if is_host.any():
         payload = payload.copy()

@@ -18,6 +18,8 @@ import numpy.typing as npt
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
 UInt64 = npt.NDArray[np.uint64]
+Float64 = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
 OPEN_END = np.int64(-1)
 """`end` of a span that never closed: its kernel hung or was killed."""
@@ -74,6 +76,10 @@ class EventType:
     end_fields: tuple[Field, ...] = ()
     is_headless: bool = False
     """A flight recorder overwrote the begin of its spans: they are shown from the oldest record of their track on."""
+
+    def has(self, field_name: str) -> bool:
+        """Whether it has a begin field of that name."""
+        return any(field.name == field_name for field in self.begin_fields)
 
 
 @dataclass(frozen=True)
@@ -252,10 +258,18 @@ class Timeline:
         """[num_tracks] rank of each track."""
         return np.array([track.rank for track in self.tracks], np.int32)
 
-    def headless_spans(self) -> npt.NDArray[np.bool_]:
+    def tracks_of(self, kind: TrackKind) -> Mask:
+        """[num_tracks] whether a track is of that kind."""
+        return np.array([track.kind is kind for track in self.tracks], bool)
+
+    def events_of(self, event_class: EventClass) -> Mask:
+        """[num_events] whether an event is of that class."""
+        return np.array([event.event_class is event_class for event in self.events], bool)
+
+    def headless_spans(self) -> Mask:
         """[num_spans] whether a span began earlier than its `start` says."""
-        is_headless: npt.NDArray[np.bool_] = np.array([*(event.is_headless for event in self.events), False], bool)
-        return is_headless[self.spans.event]
+        is_headless: Mask = np.array([event.is_headless for event in self.events], bool)[self.spans.event]
+        return is_headless
 
 
 def unpack_field(fields: tuple[Field, ...], name: str, payload: UInt64) -> Int64:

@@ -7,12 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tracekern.errors import BadInput
-from tracekern.timeline.model import OPEN_END, Flows, Int32, Timeline
-
-Mask = npt.NDArray[np.bool_]
+from tracekern.timeline.model import OPEN_END, Flows, Int32, Mask, Timeline
 
 
 def select(timeline: Timeline, window: tuple[int, int] | None = None, ranks: Sequence[int] | None = None) -> Timeline:

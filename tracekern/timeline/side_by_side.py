@@ -44,7 +44,7 @@ def _starts(timeline: Timeline, name: str) -> dict[tuple[str, int], int]:
     if timeline.unit != "ns":
         raise BadInput(f"{name} is in {timeline.unit}; align it to ns first")
     spans = timeline.spans
-    is_lane = np.array([track.kind == TrackKind.LAUNCH for track in timeline.tracks] or [False])
+    is_lane = timeline.tracks_of(TrackKind.LAUNCH)
     lanes = np.flatnonzero(is_lane[spans.track] & (spans.launch >= 0))
     found: dict[tuple[str, int], int] = {}
     for idx, start in zip(spans.launch[lanes].tolist(), spans.start[lanes].tolist(), strict=True):
