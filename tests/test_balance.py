@@ -15,10 +15,10 @@ from timelines import COPY, EVENTS, SIGNAL, WAIT, make_rank, make_spans, make_ti
 
 import tracekern
 from tracekern.analysis.balance import BYTES_OF_DTYPE, Balance, analyze_balance, load_imbalance
-from tracekern.analysis.balance_unions import union_ns
 from tracekern.moe.routing import draw_batch
 from tracekern.moe.run import MoeRun
 from tracekern.moe.shape import DTYPES
+from tracekern.timeline.intervals import union_ns
 from tracekern.timeline.model import EventClass, EventType, Field, Spans, Timeline
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from tracekern.analysis.balance_spans import EventRows, join_columns, own_times, rows_by_event
-from tracekern.analysis.balance_unions import union_ns
 from tracekern.analysis.groups import group_rows
+from tracekern.timeline.intervals import union_ns
 from tracekern.timeline.model import Int64, Mask, Timeline
 
 BYTES_OF_DTYPE = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}

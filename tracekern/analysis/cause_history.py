@@ -15,6 +15,7 @@ from tracekern.analysis.cause_slots import time_by_slot
 from tracekern.analysis.event_graph import EventGraph
 from tracekern.analysis.wait_pieces import WaitPieces, parts_of_pieces
 from tracekern.analysis.waits import Waits
+from tracekern.timeline.columns import rows_of_ranges
 from tracekern.timeline.model import Int64, Timeline
 
 _BLOCK = 1 << 14
@@ -147,5 +148,4 @@ class History:
 def expand_runs(graph: EventGraph, owner: Int64, run: Int64) -> tuple[Int64, Int64]:
     """(owner, piece) of all pieces of some runs."""
     first, count = graph.runs.first[run], graph.runs.stop[run] - graph.runs.first[run]
-    piece = np.repeat(first - np.cumsum(count) + count, count) + np.arange(count.sum())
-    return np.repeat(owner, count), piece
+    return np.repeat(owner, count), rows_of_ranges(first, count)

@@ -14,6 +14,7 @@ from tracekern.analysis.groups import group_rows
 from tracekern.analysis.path_walk import HopKind, Hops
 from tracekern.analysis.wait_pieces import parts_of_pieces
 from tracekern.analysis.waits import Phase, Waits
+from tracekern.timeline.columns import rows_of_ranges
 from tracekern.timeline.model import Int32, Int64, Timeline
 
 
@@ -97,7 +98,7 @@ class PartFinder:
         stop = bisect_right(activity.start, first, stop, hops.end[hop] - 1)
         count = stop - first
         hop = np.repeat(hop, count)
-        piece = np.repeat(first - np.cumsum(count) + count, count) + np.arange(count.sum())
+        piece = rows_of_ranges(first, count)
         start = np.maximum(activity.start[piece], hops.start[hop])
         end = np.minimum(activity.end[piece], hops.end[hop])
         ns = np.maximum(end - start, 0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekern.analysis.groups import group_rows
-from tracekern.analysis.track_parts import parts_by_track
+from tracekern.timeline.columns import parts_by_track
 from tracekern.timeline.intervals import exposed
 from tracekern.timeline.model import OPEN_END, EventClass, Spans, Timeline, TrackKind
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.analysis.track_parts import parts_by_track
+from tracekern.timeline.columns import parts_by_track
 from tracekern.timeline.intervals import exposed
 from tracekern.timeline.model import OPEN_END, EventClass, Int64, Spans, Timeline, TrackKind
 

@@ -1,13 +1,17 @@
-"""Joining Spans or Marks of several parts into one."""
+"""Columns of Spans and Marks: many parts made one, some tracks taken at a time, ranges of rows."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
 
-from tracekern.timeline.model import Marks, Spans
+from tracekern.timeline.model import Int64, Marks, Spans
+
+_SPANS_AT_ONCE = 1 << 16
 
 Rows = TypeVar("Rows", Spans, Marks)
 
@@ -22,3 +26,20 @@ def join_rows(parts: list[Rows], empty: Rows) -> Rows:
     kind = type(parts[0])
     parts.clear()
     return kind(**{name: np.concatenate([column.pop(name) for column in columns]) for name in list(columns[0])})
+
+
+def parts_by_track(spans: Spans) -> Iterator[tuple[int, Spans]]:
+    """(index of the first, spans) of parts that hold all spans of their tracks; together they are `spans`, in order.
+
+    What is worked with stays in the cache, and no column is copied whole.
+    """
+    wanted = spans.track[np.arange(0, len(spans), _SPANS_AT_ONCE)]
+    bounds = np.append(np.unique(np.searchsorted(spans.track, wanted)), len(spans)).tolist()
+    for start, stop in pairwise(bounds):
+        yield start, spans.take(slice(start, stop))
+
+
+def rows_of_ranges(first: Int64, count: Int64) -> Int64:
+    """[sum of count] first[0], first[0] + 1, ... of all ranges, one after the other."""
+    rows: Int64 = np.repeat(first - np.cumsum(count) + count, count) + np.arange(count.sum())
+    return rows

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tracekern.record import format as fmt
 from tracekern.record.dump import Dump
-from tracekern.timeline.columns import join_rows
+from tracekern.timeline.columns import join_rows, rows_of_ranges
 from tracekern.timeline.decode_problems import Findings, find_problems
 from tracekern.timeline.dense_probes import dense_probes
 from tracekern.timeline.event_tables import EventNumbers
@@ -128,10 +128,8 @@ def _decode_batch(
 
 def _gather(area: npt.NDArray[Any], first: Int64, written: Int64) -> npt.NDArray[Any]:
     """The records of some runs one after the other."""
-    placed = np.cumsum(written) - written
-    in_a_row = (first - placed == first[0]).all()
-    where = slice(first[0], first[0] + int(written.sum()))
-    return area[where] if in_a_row else area[np.repeat(first - placed, written) + np.arange(written.sum())]
+    in_a_row = (first[1:] == first[:-1] + written[:-1]).all()
+    return area[first[0] : first[-1] + written[-1]] if in_a_row else area[rows_of_ranges(first, written)]
 
 
 def _forward_only(ticks: Int64, owner: Int32) -> tuple[Int64, Int32]:

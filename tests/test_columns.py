@@ -10,10 +10,10 @@ from timelines import make_timeline, timelines
 from tracekern.analysis.imbalance import work_imbalance
 from tracekern.analysis.summary import summarize
 from tracekern.analysis.time_shares import share_time
-from tracekern.analysis.track_parts import parts_by_track
+from tracekern.timeline.columns import parts_by_track, rows_of_ranges
 from tracekern.timeline.model import Flows, Spans, Timeline
 
-AT_ONCE = "tracekern.analysis.track_parts._SPANS_AT_ONCE"
+AT_ONCE = "tracekern.timeline.columns._SPANS_AT_ONCE"
 
 
 @settings(max_examples=60, deadline=None)
@@ -43,3 +43,8 @@ def test_small_parts_give_the_same_numbers(timeline: Timeline):
 
 def test_no_spans_no_parts():
     assert list(parts_by_track(make_timeline(spans=Spans(), flows=Flows()).spans)) == []
+
+
+def test_rows_of_ranges():
+    assert rows_of_ranges(np.array([5, 0, 9, 2]), np.array([2, 0, 1, 3])).tolist() == [5, 6, 9, 2, 3, 4]
+    assert rows_of_ranges(np.empty(0, np.int64), np.empty(0, np.int64)).tolist() == []
