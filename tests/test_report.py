@@ -122,7 +122,7 @@ def test_causes_and_path_are_drawn_as_they_were_found(findings, tmp_path):
     assert causes["layout"]["xaxis"]["title"]["text"].startswith("ms")
     assert np.allclose(drawn, [cost.total_ns for cost in findings.causes.costs[: len(drawn)]])
     path = figures["Parts of the critical path"]
-    assert path["layout"]["xaxis"]["title"]["text"] == "us"
+    assert path["layout"]["xaxis"]["title"]["text"] == "us of the critical path"
     assert sum(sum(trace["x"]) for trace in path["data"]) * 1e3 == pytest.approx(findings.path.whole.makespan_ns)
     route = figures["Ranks that the critical path runs through"]
     lengths = [end - start for t in route["data"] for start, end in zip(t["x"][::3], t["x"][1::3], strict=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tracekern import __version__
 from tracekern.analysis.difference import Difference
@@ -35,7 +36,13 @@ def diff_page(sides: tuple[Side, Side], differences: Sequence[Difference], warni
     parts = [_summary(sides, caveat), _time(sides), _phases(sides), _causes(sides), _metrics(differences)]
     lead = f"<p>A: {escape(sides[0].name)}<br>B: {escape(sides[1].name)}</p>"
     lead += "".join(f"<p class='warn'>{escape(warning)}</p>" for warning in warnings)
-    return render("A and B", lead, parts, f"tracekern {__version__}")
+    return render(_title(sides), lead, parts, f"tracekern {__version__}")
+
+
+def _title(sides: tuple[Side, Side]) -> str:
+    """The names of the two folders, where they differ: many pages may be open."""
+    names = [Path(side.name).name for side in sides]
+    return "A and B" if names[0] == names[1] else " and ".join(names)
 
 
 def _summary(sides: tuple[Side, Side], caveat: str) -> Part:

@@ -18,6 +18,18 @@ def duration(value_ns: float) -> str:
     return f"{value:,.{digits}f} {unit}"
 
 
+def round_duration(value_ns: float) -> str:
+    """The same of a round number, for the ticks of an axis: 1 us, 10 us."""
+    unit, size = unit_for(value_ns)
+    return f"{value_ns / size:g} {unit}"
+
+
+def factor(value: float) -> str:
+    """Three digits: 1.25 x, 12.5 x, 125 x."""
+    digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:,.{digits}f} x"
+
+
 def unit_for(value_ns: float) -> tuple[str, float]:
     """The largest unit that `value_ns` fills once, and its ns."""
     return next((entry for entry in _UNITS if abs(value_ns) >= entry[1]), _UNITS[-1])

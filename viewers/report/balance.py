@@ -27,7 +27,7 @@ def balance_part(findings: Findings) -> Part:
         body += ["<h3>Phases of work that one rank spends longest on</h3>", _imbalance_table(findings)]
     if len(balance.experts) > 1:
         body += ["<h3>Experts</h3>", _expert_bars(balance.experts)]
-    if balance.links:
+    if any(link.tokens or link.gb_per_s for link in balance.links):
         body += ["<h3>Links</h3>", *_links(findings)]
     return Part("balance", "Balance", question, _answer(findings), body, _aside(findings))
 
@@ -113,10 +113,12 @@ def _expert_bars(experts: tuple[Load, ...]) -> Figure:
             "tickvals": first_of_rank[::step],
             "ticktext": [f"rank {shown[place].rank}" for place in first_of_rank[::step]],
             "showgrid": False,
+            "zeroline": False,
+            "title": {"text": "experts of each rank, in their order"},
         },
         "yaxis": {"title": {"text": unit if by_tokens else f"busy, {unit}"}},
         "showlegend": False,
-        "margin": {"b": 32},
+        "margin": {"b": 48},
     }
     return Figure(data, layout, 260, "Load of each expert")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tracekern.viewers.report.frame import Figure
-from tracekern.viewers.words import duration, escape, unit_for
+from tracekern.viewers.words import duration, escape, round_duration, unit_for
 
 HEAT = [[0, "--heat-0"], [0.25, "--heat-1"], [0.5, "--heat-2"], [0.75, "--heat-3"], [1, "--heat-4"]]
 ROW_PX = 26
@@ -126,11 +126,16 @@ def heatmap(
         low, high = (math.floor(min(known)), math.ceil(max(known))) if known else (0, 1)
         powers = list(range(low, max(high, low + 1) + 1))
         data[0] |= {"zmin": powers[0], "zmax": powers[-1]}
-        data[0]["colorbar"] |= {"tickvals": powers, "ticktext": [duration(10.0**power) for power in powers]}
+        data[0]["colorbar"] |= {"tickvals": powers, "ticktext": [round_duration(10.0**power) for power in powers]}
     if few:
         data[0] |= {"text": [[_cell(value, unit) for value in row] for row in values], "texttemplate": "%{text}"}
     step = 1 if len(names) <= 16 else 4 if len(names) <= 32 else 8
-    ticks = {"tickvals": list(range(0, len(names), step)), "ticktext": list(names[::step]), "showgrid": False}
+    ticks = {
+        "tickvals": list(range(0, len(names), step)),
+        "ticktext": list(names[::step]),
+        "showgrid": False,
+        "zeroline": False,
+    }
     layout = {
         "xaxis": {**ticks, "title": {"text": axes[1]}, "side": "top", "constrain": "domain"},
         "yaxis": {
@@ -138,7 +143,6 @@ def heatmap(
             "title": {"text": axes[0]},
             "autorange": "reversed",
             "scaleanchor": False if few else "x",
-            "zeroline": False,
         },
         "shapes": [_frame(*place) for place in marked],
         "margin": {"t": 52},
@@ -177,7 +181,7 @@ def steps(curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], axis: 
             "type": "log",
             "title": {"text": axis},
             "tickvals": powers,
-            "ticktext": [duration(power) for power in powers],
+            "ticktext": [round_duration(power) for power in powers],
         },
         "yaxis": {"title": {"text": "share that took at most this long"}, "ticksuffix": " %", "range": [0, 101]},
         "margin": {"t": 8 + 22 * ((len(curves) + 1) // 2), "b": 44},

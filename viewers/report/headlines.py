@@ -8,7 +8,7 @@ from tracekern.analysis.doubt import Blame
 from tracekern.analysis.findings import Findings
 from tracekern.viewers.report.cause import describe_cost
 from tracekern.viewers.report.path import describe_gain, describe_part
-from tracekern.viewers.words import count, duration, percent, ranks
+from tracekern.viewers.words import count, duration, factor, percent, ranks
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def steadiness(findings: Findings) -> str:
     best, median, worst = (int(findings.iterations.duration_ns[row]) for row in findings.iterations.best_median_worst())
     return (
         f"{count(len(findings.iterations), 'iteration')}: median {duration(median)}, "
-        f"best {duration(best)}, worst {duration(worst)}, {worst / max(median, 1):.2f} x the median"
+        f"best {duration(best)}, worst {duration(worst)}, {factor(worst / max(median, 1))} the median"
     )
 
 

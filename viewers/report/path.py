@@ -108,7 +108,9 @@ def _part_bars(path: Path) -> Figure:
                 for row, ns in zip(rows, own, strict=True)
             ]
         )
-    return stacked_bars(rows, parts, axis=unit, says="Parts of the critical path", hover=hover)
+    return stacked_bars(
+        rows, parts, axis=f"{unit} of the critical path", says="Parts of the critical path", hover=hover
+    )
 
 
 def _route(findings: Findings, path: Path) -> Figure:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
+from typing import Any
+
 from tracekern import __version__
 from tracekern.analysis.findings import Findings
 from tracekern.viewers.report.balance import balance_part
@@ -56,8 +59,18 @@ def _lead(findings: Findings, capture: str) -> str:
         *([summary.title] if summary.title else []),
         *([f"on {count(nodes, 'node')}"] if nodes > 1 else []),
         ", ".join(devices),
+        *(_made_at(rank.metadata) for rank in findings.timeline.ranks[:1]),
         count(summary.num_spans, "span"),
         duration(summary.duration_ns),
     ]
     warning = "" if summary.aligned else "<p class='warn'>UNALIGNED: times of different ranks cannot be compared.</p>"
     return f"<p>{escape(' · '.join(fact for fact in facts if fact))}</p>{warning}"
+
+
+def _made_at(metadata: dict[str, Any]) -> str:
+    """When the capture was made, to the minute: "2026-11-21 18:02 UTC"; "" where that is not known."""
+    try:
+        made = datetime.fromisoformat(str(metadata.get("created", "")))
+    except ValueError:
+        return ""
+    return f"{made.astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC" if made.tzinfo else f"{made:%Y-%m-%d %H:%M}"
