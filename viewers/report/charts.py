@@ -129,17 +129,10 @@ def heatmap(
         data[0]["colorbar"] |= {"tickvals": powers, "ticktext": [round_duration(10.0**power) for power in powers]}
     if few:
         data[0] |= {"text": [[_cell(value, unit) for value in row] for row in values], "texttemplate": "%{text}"}
-    step = 1 if len(names) <= 16 else 4 if len(names) <= 32 else 8
-    ticks = {
-        "tickvals": list(range(0, len(names), step)),
-        "ticktext": list(names[::step]),
-        "showgrid": False,
-        "zeroline": False,
-    }
     layout = {
-        "xaxis": {**ticks, "title": {"text": axes[1]}, "side": "top", "constrain": "domain"},
+        "xaxis": {**_ticks(names), "title": {"text": axes[1]}, "side": "top", "constrain": "domain"},
         "yaxis": {
-            **ticks,
+            **_ticks(names),
             "title": {"text": axes[0]},
             "autorange": "reversed",
             "scaleanchor": False if few else "x",
@@ -198,6 +191,13 @@ def _powers(values: Sequence[float]) -> list[float]:
     if not values:
         return [1.0]
     return [10.0**power for power in range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)]
+
+
+def _ticks(names: Sequence[str]) -> dict[str, Any]:
+    """A row or column each; of many only some are named."""
+    step = 1 if len(names) <= 16 else 4 if len(names) <= 32 else 8
+    places = list(range(0, len(names), step))
+    return {"tickvals": places, "ticktext": list(names[::step]), "showgrid": False, "zeroline": False}
 
 
 def _pattern(shape: str) -> dict[str, Any]:
