@@ -25,8 +25,8 @@ from tracekern.analysis.summary import EventSummary, summarize
 from tracekern.cli.app import app
 from tracekern.cli.info import print_summary, where_records_went
 from tracekern.cli.options import parse_host, parse_ranks, parse_window
-from tracekern.cli.output import duration
 from tracekern.errors import BadInput
+from tracekern.viewers.words import duration
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = CaptureSpec(num_ranks=3, host_spans=4)
@@ -63,11 +63,11 @@ def test_where_records_went(sinks, said):
     [
         (0, "0 ns"),
         (950, "950 ns"),
-        (999.7, "1 us"),
+        (999.7, "1.00 us"),
         (1250, "1.25 us"),
-        (999_960, "1 ms"),
+        (999_960, "1.00 ms"),
         (17.3e6, "17.3 ms"),
-        (2.1e9, "2.1 s"),
+        (2.1e9, "2.10 s"),
     ],
 )
 def test_times_are_said_in_three_digits(ns, said):

@@ -31,8 +31,8 @@ def factor(value: float) -> str:
 
 
 def unit_for(value_ns: float) -> tuple[str, float]:
-    """The largest unit that `value_ns` fills once, and its ns."""
-    return next((entry for entry in _UNITS if abs(value_ns) >= entry[1]), _UNITS[-1])
+    """The largest unit that `value_ns` fills once, rounded to three digits, and its ns."""
+    return next((entry for entry in _UNITS if abs(value_ns) >= 0.9995 * entry[1]), _UNITS[-1])
 
 
 def percent(part: float, whole: float) -> str:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tracekern.cli.options import Tracks, check_folders, check_window, parse_host, parse_ranks, parse_window
-from tracekern.cli.output import console, count_of, note, print_json, program, progress, working
+from tracekern.cli.output import console, note, print_json, program, progress, working
 from tracekern.errors import BadInput
+from tracekern.viewers.words import count
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,10 @@ def _problems(timeline: Any) -> list[dict[str, Any]]:
 def _print(result: dict[str, Any], timeline: Any) -> None:
     out = console()
     size = f"{result['bytes'] / 1e6:.1f} MB" if result["bytes"] >= 1e5 else f"{result['bytes']:,} bytes"
-    counts = f"{count_of(result['spans'], 'span')}, {count_of(result['flows'], 'arrow')}"
+    counts = f"{count(result['spans'], 'span')}, {count(result['flows'], 'arrow')}"
     out.print(f"{result['file']}: {counts}, {size}", soft_wrap=True, markup=False)
     if result["spans_left_out"] or result["flows_left_out"]:
-        out.print(
-            f"left out: {count_of(result['spans_left_out'], 'span')}, {count_of(result['flows_left_out'], 'arrow')}"
-        )
+        out.print(f"left out: {count(result['spans_left_out'], 'span')}, {count(result['flows_left_out'], 'arrow')}")
     for problem in timeline.problems[:10]:
         note(f"{problem.severity}: {problem.text}")
     if len(timeline.problems) > 10:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tracekern.cli import options
-from tracekern.cli.output import console, count_of, duration, print_json, table, working
+from tracekern.cli.output import console, print_json, table, working
+from tracekern.viewers.words import count, duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,8 +73,8 @@ def print_summary(summary: Summary) -> None:
     out = console()
     if summary.title:
         out.print(summary.title, markup=False)
-    count, arrows = count_of(len(summary.ranks), "rank"), count_of(summary.num_flows, "arrow")
-    out.print(f"{count}, {count_of(summary.num_spans, 'span')}, {arrows}, {duration(summary.duration_ns)}")
+    counts = (count(len(summary.ranks), "rank"), count(summary.num_spans, "span"), count(summary.num_flows, "arrow"))
+    out.print(f"{', '.join(counts)}, {duration(summary.duration_ns)}")
     out.print(_ranks_table(summary))
     if summary.num_spans:
         out.print(_events_table(summary))

@@ -52,19 +52,6 @@ def table(right: list[str], left: list[str]) -> Table:
     return grid
 
 
-def count_of(number: int, thing: str) -> str:
-    """1 and "rank" as "1 rank", 2 as "2 ranks"."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
-
-
-def duration(value_ns: float) -> str:
-    """A time in the unit that a person would use: 950 ns, 1.25 us, 17.3 ms, 2.1 s."""
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if value_ns >= 0.9995 * size:  # three digits of it are 1.00, those of the next smaller unit would be 1e+03
-            return f"{value_ns / size:.3g} {unit}"
-    return f"{value_ns:.0f} ns"
-
-
 def working(text: str) -> AbstractContextManager[object]:
     """Something moves on stderr while a step of unknown length runs; silent where stderr is not a terminal."""
     errors = Console(stderr=True)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracekern.cli import options
-from tracekern.cli.output import console, duration, print_json, table, working
+from tracekern.cli.output import console, print_json, table, working
 from tracekern.errors import BadInput
+from tracekern.viewers.words import duration
 
 if TYPE_CHECKING:
     from tracekern.record.overhead import Backend, SpanCost

@@ -15,8 +15,9 @@ import typer
 
 from tracekern.cli import options
 from tracekern.cli.info import clock, print_losses, share
-from tracekern.cli.output import console, count_of, duration, note, print_json, program, progress, table
+from tracekern.cli.output import console, note, print_json, program, progress, table
 from tracekern.errors import BadInput, TracekernError
+from tracekern.viewers.words import count, duration
 
 if TYPE_CHECKING:
     from tracekern.analysis.summary import RankSummary, Summary
@@ -186,7 +187,7 @@ def _print(result: _Result) -> None:
     report, out = result.report, console()
     plan = report.options
     out.print(
-        f"{plan.variant}: {count_of(plan.iterations, 'call')} on {count_of(plan.ranks, 'rank')}, each with up to "
+        f"{plan.variant}: {count(plan.iterations, 'call')} on {count(plan.ranks, 'rank')}, each with up to "
         f"{plan.tokens} tokens a rank of {plan.hidden} {plan.dtype}, top-{plan.topk} of {plan.experts} experts, "
         f"{plan.routing} routing",
         soft_wrap=True,
