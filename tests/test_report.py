@@ -308,7 +308,7 @@ def test_json_has_the_same_lines(command_line, findings):
         (["report", str(TRACES / "h200x4" / "trace.pftrace.gz")], f"name its capture directory, {TRACES / 'h200x4'}"),
         (
             ["report", str(TRACES / "h200x4"), "--window", "9s:10s"],
-            "nothing was recorded from 9 s to 10 s; the capture",
+            "nothing was recorded from 9.00 s to 10.0 s; the capture",
         ),
         (["report", str(TRACES / "h200x4"), "-o", "report.pdf"], "wanted a name that ends in .html"),
         (["report", str(TRACES / "h200x4"), "-o", "no/such/folder/report.html"], "its folder does not exist"),
