@@ -25,6 +25,7 @@ from tracekern.moe.reference import reference
 from tracekern.moe.routing import draw_batch, draw_expert_scale
 from tracekern.moe.shape import MoeShape
 from tracekern.record import keeper
+from tracekern.record import session as sessions
 from tracekern.record.group import Group
 from tracekern.record.launch import launch_ranks
 from tracekern.record.session import capture
@@ -234,12 +235,26 @@ def beside_a_graph_capture() -> int:
         for _ in range(NUM_RECYCLED):
             workload.pipeline(*inputs, out=out, capture=session)
             time.sleep(0.001)  # nothing may wait for the device now
+        brackets = session.device.read_brackets(100)
         is_recorded.set()
         thread.join()
         workload.pipeline.synchronize()
     graph.replay()
     torch.cuda.synchronize()
-    return leave(0, {"x": float(x[0])})
+    return leave(0, {"x": float(x[0]), "brackets": len(brackets)})
+
+
+def busy_at_the_end() -> int:
+    """A kernel of nobody's runs on and on when the capture closes."""
+    workload = Workload(timeout_s=5.0)
+    sessions.CLOSE_TIMEOUT_S = 1.0
+    with flight(device=workload.comm.device, records_per_track=1 << 10) as session:
+        wrong = int(workload.call(0, session))
+        torch.cuda._sleep(10_000_000_000)  # 5 s
+    is_busy = not torch.cuda.current_stream().query()
+    torch.cuda.synchronize()
+    again = torch.ones(8, device="cuda").sum()  # the GPU is as good as before
+    return leave(0, {"wrong": wrong, "is_busy": is_busy, "sum": float(again)})
 
 
 def another_device() -> int:
@@ -288,6 +303,7 @@ SCENARIOS = {
     "hidden_device": 1,
     "keeper_that_fails": 1,
     "beside_a_graph_capture": 1,
+    "busy_at_the_end": 1,
     "another_device": 1,
     "refusals": 1,
 }

@@ -171,8 +171,21 @@ def test_a_keeper_that_fails_costs_no_memory(tmp_path):
 def test_regions_are_used_again_beside_a_graph_capture(tmp_path, sink):
     ended = play("beside_a_graph_capture", tmp_path, 1, sink)
     assert ended["codes"] == [0], "\n".join(ended["lines"])
-    assert ended["ranks"][0]["x"] == 2.0
+    assert ended["ranks"] == [{"x": 2.0, "brackets": 100}]
     assert_recycled(tmp_path / "capture")
+
+
+@pytest.mark.gpu
+@SINKS
+def test_a_capture_closes_while_a_kernel_runs_on(tmp_path, sink):
+    ended = play("busy_at_the_end", tmp_path, 1, sink)
+    assert ended["codes"] == [0], "\n".join(ended["lines"])
+    assert ended["ranks"] == [{"wrong": 0, "is_busy": True, "sum": 8.0}]
+    assert any("after 1 s kernels still run; what it recorded is kept" in line for line in ended["lines"])
+    timeline = load(tmp_path / "capture")
+    assert [rank.state for rank in timeline.ranks] == ["closed"]
+    assert {launch.name for launch in timeline.launches} >= {"dispatch_send", "combine_recv"}
+    assert not (timeline.spans.end == OPEN_END).any()
 
 
 @pytest.mark.multigpu

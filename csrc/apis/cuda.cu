@@ -50,15 +50,26 @@ void register_cuda_communicator(py::module_& extension) {
             },
             py::arg("descriptor") = 0,
             py::arg("record_format") = "wide",
-            py::arg("stream") = 0)
+            py::arg("stream") = 0);
+}
+
+void register_clock(py::module_& extension) {
+    py::class_<GpuClock>(extension, "GpuClock")
+        .def(py::init<>())
+        .def("read_brackets",
+             [](GpuClock& clock, uint32_t count) {
+                 const auto brackets = clock.read_brackets(count, 2'000'000'000);
+                 return rows_of_three(brackets.data(), brackets.size());
+             })
         .def("ping_pong",
-             [](const CudaCommunicator& comm,
+             [](GpuClock& clock,
+                const CudaCommunicator& comm,
                 uint32_t peer,
                 bool initiates,
                 uint32_t epoch,
                 uint32_t max_round_trips,
                 uint64_t duration_ns) {
-                 const auto trips = ping_pong(comm, peer, initiates, epoch, max_round_trips, duration_ns);
+                 const auto trips = clock.ping_pong(comm, peer, initiates, epoch, max_round_trips, duration_ns);
                  return rows_of_three(trips.data(), trips.size());
              });
 }
@@ -97,6 +108,7 @@ namespace tracekern {
 
 void register_cuda(py::module_& extension) {
     register_cuda_communicator(extension);
+    register_clock(extension);
     register_pipeline<P2PPipelineCuda, CudaCommunicator>(extension, "P2PPipelineCuda")
         .def("run_stages",
              &run_stages,
@@ -112,10 +124,6 @@ void register_cuda(py::module_& extension) {
     extension.def("driver_versions", [] {
         const DriverVersions versions = driver_versions();
         return std::pair{versions.driver, versions.runtime};
-    });
-    extension.def("read_brackets", [](uint32_t count) {
-        const auto brackets = read_brackets(count, 2'000'000'000);
-        return rows_of_three(brackets.data(), brackets.size());
     });
 }
 

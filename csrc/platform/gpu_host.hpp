@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
@@ -135,6 +136,15 @@ public:
         TK_CUDA(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_));
     }
     void synchronize() const { TK_CUDA(cudaStreamSynchronize(stream_)); }
+    bool is_idle_within(uint64_t limit_ns) const {
+        const auto deadline = std::chrono::steady_clock::now() + std::chrono::nanoseconds(limit_ns);
+        cudaError_t code;
+        while ((code = cudaStreamQuery(stream_)) == cudaErrorNotReady && std::chrono::steady_clock::now() < deadline) {
+        }
+        cudaGetLastError();  // else the next launch may be taken for a failed one
+        if (code != cudaErrorNotReady) TK_CUDA(code);
+        return code == cudaSuccess;
+    }
 
 private:
     cudaStream_t stream_ = nullptr;

@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from tracekern.record.segment import Segment
 CONNECT_TIMEOUT_S = 60.0
 
 _log = logging.getLogger("tracekern")
+_abandoned: list[Any] = []
+"""Captures' memory that kernels still write to."""
 
 
 class CudaDevice:
@@ -41,6 +44,8 @@ class CudaDevice:
         self._cuda = _cuda
         self.heap_ranks = heap_ranks
         self.fault_names: dict[str, Any] = {}
+        self._clock = _cuda.GpuClock()
+        self._is_busy = False
         self._memory: Any = None
         self._keeper: Keeper | None = None
         self._index = torch.cuda.current_device()
@@ -110,12 +115,26 @@ class CudaDevice:
         with self.active():  # it is allocated when it is first asked for
             return (int(self._memory.mirror()) - self._arena) % (1 << 64)
 
-    def collect(self, segment: Segment) -> None:
-        """Copies the mirrored regions into the arena, or lets the keeper do so where this process no longer can."""
+    def is_idle_within(self, limit_s: float) -> bool:
+        """Waits so long for all kernels; False, too, where one traps."""
         import torch
 
+        def wait() -> None:
+            with contextlib.suppress(RuntimeError):
+                torch.cuda.synchronize(self._index)
+                idle.set()
+
+        idle = threading.Event()
+        waiter = threading.Thread(target=wait, daemon=True)  # nothing else limits a wait for the device
+        waiter.start()
+        waiter.join(limit_s)
+        self._is_busy = waiter.is_alive()
+        return idle.is_set()
+
+    def collect(self, segment: Segment) -> None:
+        """Copies the mirrored regions into the arena, or lets the keeper do so where this process no longer can."""
+
         def copy() -> None:
-            torch.cuda.synchronize(self._index)
             if collect_mirrored(segment, self._memory.collect):
                 self._memory.finish()
 
@@ -127,7 +146,9 @@ class CudaDevice:
         if self._keeper is not None:
             self._keeper.release()
             self._keeper = None
-        if self._memory is not None and not self.trouble():
+        if self._is_busy:
+            _abandoned.append(self._memory)  # to give it back would wait for the kernels
+        elif self._memory is not None and not self.trouble():
             self._memory.release()
 
     def trouble(self) -> str:
@@ -142,19 +163,19 @@ class CudaDevice:
     def read_ticks(self) -> int:
         """The clock, now."""
         with self._losing():
-            return int(self._cuda.read_brackets(1)[0, 1])
+            return int(self._clock.read_brackets(1)[0, 1])
 
     def read_brackets(self, count: int) -> npt.NDArray[np.int64]:
         """[count, 3]: CLOCK_REALTIME ns before, device ticks, CLOCK_REALTIME ns after."""
         with self._losing():
-            return np.asarray(self._cuda.read_brackets(count))
+            return np.asarray(self._clock.read_brackets(count))
 
     def ping_pong(
         self, peer: int, initiates: bool, epoch: int, max_round_trips: int, duration_ns: int
     ) -> npt.NDArray[np.int64]:
         """[n, 3] ticks sent, answered, received, on the initiator; [0, 3] on the responder."""
         with self._losing():
-            return np.asarray(self._native.ping_pong(peer, initiates, epoch, max_round_trips, duration_ns))
+            return np.asarray(self._clock.ping_pong(self._native, peer, initiates, epoch, max_round_trips, duration_ns))
 
     @contextlib.contextmanager
     def _losing(self) -> Iterator[None]:

@@ -80,8 +80,11 @@ class CaptureDevice(Protocol):
     def is_stream_captured(self) -> bool:
         """Whether what is launched now becomes part of a graph instead of running."""
 
+    def is_idle_within(self, limit_s: float) -> bool:
+        """Waits for all kernels, at most so long. False where some still run, or the device is lost."""
+
     def collect(self, segment: Segment) -> None:
-        """Copies what was recorded in the device's own memory into the arena; waits for all kernels.
+        """Copies what was recorded in the device's own memory into the arena.
 
         Where the device no longer answers, its keeper does it. Raises RuntimeError where there is none.
         """
@@ -142,6 +145,10 @@ class HostDevice:
     def is_stream_captured(self) -> bool:
         """There are no graphs."""
         return False
+
+    def is_idle_within(self, limit_s: float) -> bool:
+        """A launch returns when it is through."""
+        return True
 
     def collect(self, segment: Segment) -> None:
         """Nothing to do: all records are in the arena."""

@@ -40,6 +40,9 @@ from tracekern.record.sinks import Sink, SinkChoice
 if TYPE_CHECKING:
     from tracekern.record.graphs import TracedGraph
 
+CLOSE_TIMEOUT_S = 60.0
+"""How long a capture that closes waits for the kernels that still run."""
+
 _log = logging.getLogger("tracekern")
 _active: list[Capture] = []
 _num_opened = 0
@@ -151,16 +154,17 @@ class Capture:
     ) -> None:
         if os.getpid() != self._pid:
             return  # a fork of the rank leaves the block: the capture is the rank's
+        is_idle = self.device.is_idle_within(CLOSE_TIMEOUT_S)
         trouble = self.device.trouble()
-        if trouble:
-            _log.warning("capture %s: rank %d: %s; what it recorded is kept", self.directory, self.group.rank, trouble)
-        in_order = kind is None and not trouble
-        in_order = self._clocks.close(in_order)
+        if trouble or not is_idle:
+            why = trouble or f"after {CLOSE_TIMEOUT_S:.0f} s kernels still run"
+            _log.warning("capture %s: rank %d: %s; what it recorded is kept", self.directory, self.group.rank, why)
+        in_order = self._clocks.close(kind is None and not trouble)
         for name in self._launches.unknown_names():
             _log.warning(
                 "capture %s: no kernel has an event or role %r; nothing of it was recorded", self.directory, name
             )
-        self._collect()
+        self._collect(is_idle)
         self.segment.header["state"] = fmt.SegmentState.CLOSED
         is_saved = False
         try:
@@ -356,13 +360,10 @@ class Capture:
             _log.warning("capture %s: records stay in host memory: %s", self.directory, reason)
             self._sinks.has_mirror = False
 
-    def _collect(self) -> None:
+    def _collect(self, is_idle: bool) -> None:
         """Brings back what is in device memory. What a device that no longer answers keeps is told, not raised."""
-        try:
-            for graph in self._graphs:
-                graph.close()
-        except RuntimeError as error:
-            _log.warning("capture %s: the last replay of a graph was not counted: %s", self.directory, error)
+        for graph in self._graphs:
+            graph.close(is_idle)
         try:
             self.device.collect(self.segment)
         except RuntimeError as error:
