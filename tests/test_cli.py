@@ -182,59 +182,6 @@ def test_where_a_package_is_missing_it_says_what_to_install(capture, tmp_path, m
     assert [path.name for path in tmp_path.iterdir() if path.name not in ("sitecustomize.py", "__pycache__")] == []
 
 
-@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
-def test_closed_standard_streams_are_no_fault(capture, tmp_path, closed):
-    def close() -> None:
-        for descriptor in closed:
-            os.close(descriptor)
-
-    output = tmp_path / "out.pftrace"
-    command = [sys.executable, "-m", "tracekern", "merge", capture, "-o", output]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, preexec_fn=close)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert output.stat().st_size > 0
-
-
-def test_a_full_disk_behind_stdout_is_one_line(capture):
-    with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "tracekern", "info", capture]
-        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
-    assert result.returncode == 2
-    assert result.stderr.startswith("tracekern: output: No space left on device; ")
-
-
-@pytest.mark.parametrize("more", [[], ["--json"]], ids=["text", "json"])
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("info", "CAPTURE"),
-        ("report", "CAPTURE"),
-        ("diff", "CAPTURE", "CAPTURE"),
-        ("export", "CAPTURE", "-o", "t.json"),
-        ("overhead", "--backend", "cpu"),
-        ("salvage",),
-        ("overhead", "--help"),
-    ],
-    ids=" ".join,
-)
-def test_a_reader_that_leaves_early_is_no_fault(capture, tmp_path, words, more):
-    reader, writer = os.pipe()
-    os.close(reader)
-    command = [sys.executable, "-m", "tracekern", *(str(capture) if word == "CAPTURE" else word for word in words)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run([*command, *more], stdout=writer, stderr=writer, timeout=120, cwd=tmp_path, env=environment)
-    os.close(writer)
-    assert result.returncode == 0
-
-
-def test_unbuffered_output_comes_at_once_and_may_lose_its_reader(capture):
-    command = [sys.executable, "-u", "-m", "tracekern", "info", capture]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline()
-        process.stdout.close()
-        assert (process.stderr.read(), process.wait(timeout=120)) == ("", 0)
-
-
 def test_info_prints_what_is_there(command_line, capture):
     result = command_line("info", capture)
     assert result.returncode == 0, result.stderr

@@ -81,8 +81,11 @@ def _open_standard_streams() -> None:
             # The lowest free descriptor is this one; processes that we start get it, too.
             opened = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(opened, True)
-            setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r", closefd=False))
-    sys.stdout, sys.stderr = map(_outlive_reader, (sys.stdout, sys.stderr))
+            setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r"))
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is getattr(sys, f"__{name}__"):  # not a stream of somebody's own, as in a notebook
+            setattr(sys, name, _outlive_reader(stream))
 
 
 def _outlive_reader(stream: Any) -> io.TextIOWrapper:

@@ -1,0 +1,82 @@
+"""Where commands write when their standard streams are closed, full, left by their reader, or somebody's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from captures import CaptureSpec, write_capture
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def capture(tmp_path_factory) -> Path:
+    return write_capture(tmp_path_factory.mktemp("capture"), CaptureSpec(num_ranks=3, host_spans=4))
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_closed_standard_streams_are_no_fault(capture, tmp_path, closed):
+    def close() -> None:
+        for descriptor in closed:
+            os.close(descriptor)
+
+    output = tmp_path / "out.pftrace"
+    command = [sys.executable, "-m", "tracekern", "merge", capture, "-o", output]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, preexec_fn=close)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert output.stat().st_size > 0
+
+
+def test_a_full_disk_behind_stdout_is_one_line(capture):
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "tracekern", "info", capture]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert result.returncode == 2
+    assert result.stderr.startswith("tracekern: output: No space left on device; ")
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]], ids=["text", "json"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("info", "CAPTURE"),
+        ("report", "CAPTURE"),
+        ("diff", "CAPTURE", "CAPTURE"),
+        ("export", "CAPTURE", "-o", "t.json"),
+        ("overhead", "--backend", "cpu"),
+        ("salvage",),
+        ("overhead", "--help"),
+    ],
+    ids=" ".join,
+)
+def test_a_reader_that_leaves_early_is_no_fault(capture, tmp_path, words, more):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "tracekern", *(str(capture) if word == "CAPTURE" else word for word in words)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run([*command, *more], stdout=writer, stderr=writer, timeout=120, cwd=tmp_path, env=environment)
+    os.close(writer)
+    assert result.returncode == 0
+
+
+def test_unbuffered_output_comes_at_once_and_may_lose_its_reader(capture):
+    command = [sys.executable, "-u", "-m", "tracekern", "info", capture]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(timeout=120)) == ("", 0)
+
+
+def test_a_program_that_calls_the_command_may_have_streams_of_its_own():
+    program = (
+        "import io, sys; sys.argv[1:] = ['--version']; sys.stdout = io.StringIO()\n"
+        "from tracekern.cli.main import main\n"
+        "try: main()\n"
+        "finally: sys.__stdout__.write(sys.stdout.getvalue())"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stdout.split()[0]) == (0, "tracekern"), result.stderr
