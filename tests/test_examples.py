@@ -33,6 +33,7 @@ def test_a_kernel_of_your_own(tmp_path, command_line):
 def test_the_guide_shows_the_example_as_it_is():
     guide = (ROOT / "docs" / "instrumenting.md").read_text()
     kernel = (EXAMPLE / "my_kernel.cpp").read_text() + (EXTENSION / "square.cu").read_text()
+    kernel += (ROOT / "examples" / "two_handles" / "exchange.cpp").read_text()
     script = (EXAMPLE / "trace_it.py").read_text() + (EXTENSION / "trace_it.py").read_text()
     blocks = [block.split("\n", 1) for block in guide.split("```")[1::2]]
     shown = {"cpp": kernel, "python": script}

@@ -270,7 +270,7 @@ def test_online_shows_the_longest_wait(browser):
         wait_until_loaded(tab.page)
         check_view(tab.page)
         assert process.wait(timeout=30) == 0
-        assert any(url.startswith(f"http://127.0.0.1:{PORT}/trace.pftrace.gz") for url in tab.reached)
+        assert any(url.startswith(f"http://127.0.0.1:{PORT}/h200x4-trace.pftrace.gz") for url in tab.reached)
 
 
 def test_offline_shows_a_trace_of_another_program(trace, tmp_path, browser):

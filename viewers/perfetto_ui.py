@@ -49,14 +49,20 @@ def find_longest_wait(trace: Path) -> Wait | None:
 
 def online_url(trace: Path) -> str:
     """URL of ui.perfetto.dev that loads `trace` from 127.0.0.1:9001."""
-    trace_url = f"http://127.0.0.1:{ONLINE_PORT}/{quote(trace.name)}"
+    trace_url = f"http://127.0.0.1:{ONLINE_PORT}/{quote(served_name(trace))}"
     return f"{ONLINE_UI}/{_fragment(trace_url, trace)}&referrer=tracekern"
 
 
 def offline_url(port: int, trace: Path) -> str:
     """URL of the UI on `port` of this machine that loads `trace` from the same port."""
     base = f"http://127.0.0.1:{port}"
-    return f"{base}/{_fragment(f'{base}{TRACE_FOLDER}{quote(trace.name)}', trace)}"
+    return f"{base}/{_fragment(f'{base}{TRACE_FOLDER}{quote(served_name(trace))}', trace)}"
+
+
+def served_name(trace: Path) -> str:
+    """The last part of the file's URL, which the UI shows as the title: of the many "trace.pftrace.gz", which."""
+    folder = trace.resolve().parent.name
+    return f"{folder}-{trace.name}" if trace.name.startswith("trace.") and folder else trace.name
 
 
 def bundled_ui() -> Path:

@@ -148,7 +148,7 @@ class _OneFileHandler(BaseHTTPRequestHandler):
         """The user sees the picture, not the requests."""
 
     def _is_the_file(self) -> bool:
-        wanted = "/" + quote(self.server.path.name)
+        wanted = "/" + quote(perfetto_ui.served_name(self.server.path))
         return _is_for_us(self, self.server.server_port) and urlsplit(self.path).path == wanted
 
 
@@ -173,7 +173,7 @@ class _OfflineHandler(SimpleHTTPRequestHandler):
             return _lead_to(self, perfetto_ui.offline_url(self.server.server_port, self._trace))
         if not path.startswith(perfetto_ui.TRACE_FOLDER):
             return super().do_GET()
-        if path != perfetto_ui.TRACE_FOLDER + quote(self._trace.name):
+        if path != perfetto_ui.TRACE_FOLDER + quote(perfetto_ui.served_name(self._trace)):
             return self.send_error(HTTPStatus.NOT_FOUND)
         return _send_file(self, self._trace)
 

@@ -77,8 +77,11 @@ def _print(result: dict[str, Any], timeline: Any) -> None:
     size = f"{result['bytes'] / 1e6:.1f} MB" if result["bytes"] >= 1e5 else f"{result['bytes']:,} bytes"
     counts = f"{count(result['spans'], 'span')}, {count(result['flows'], 'arrow')}"
     out.print(f"{result['file']}: {counts}, {size}", soft_wrap=True, markup=False)
-    if result["spans_left_out"] or result["flows_left_out"]:
-        out.print(f"left out: {count(result['spans_left_out'], 'span')}, {count(result['flows_left_out'], 'arrow')}")
+    spans, arrows = count(result["spans_left_out"], "span"), count(result["flows_left_out"], "arrow")
+    if result["spans_left_out"]:
+        out.print(f"left out: {spans}, {arrows}")
+    elif result["flows_left_out"]:
+        out.print(f"left out: {arrows} that would point backwards in time")
     for problem in timeline.problems[:10]:
         note(f"{problem.severity}: {problem.text}")
     if len(timeline.problems) > 10:
