@@ -102,6 +102,28 @@ def test_waits_in_the_wrong_order_are_told(findings, tmp_path):
     assert f"something to do for {wrong / 1e6:.2f} ms" in page
 
 
+def test_balance_names_the_busiest_block_and_what_roles_do(findings, tmp_path):
+    page = page_of(findings, tmp_path / "report.html").read_text().replace("\u00a0", " ")
+    blocks = {
+        rank.rank: [load for load in findings.balance.blocks if load.rank == rank.rank]
+        for rank in findings.summary.ranks
+    }
+    factors = {
+        rank: max(load.busy_ns for load in of) * len(of) / sum(load.busy_ns for load in of)
+        for rank, of in blocks.items()
+    }
+    rank = max(factors, key=factors.get)
+    busiest = max(blocks[rank], key=lambda load: load.busy_ns).name
+    assert f"on rank {rank} block {busiest} works {factors[rank]:.2f} x as long as the mean of its blocks" in page
+    senders = [load for load in findings.balance.roles if load.name == "send/receive/reduce"]
+    busy, waiting = (sum(getattr(load, name) for load in senders) for name in ("busy_ns", "wait_ns"))
+    row = re.sub(r"<[^>]*>", " ", page[page.index("What warps do, by role") :])
+    assert re.search(
+        rf"send/receive/reduce +{busy / 1e6:.1f} ms +{waiting / 1e6:.1f} ms +{100 * waiting / (busy + waiting):.0f} %",
+        row,
+    )
+
+
 def test_matrix_says_which_side_waits(findings, tmp_path):
     figure = next(
         entry

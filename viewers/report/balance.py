@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tracekern.analysis.balance import Load, load_imbalance
+from tracekern.analysis.balance import Balance, Load, load_imbalance
 from tracekern.analysis.findings import Findings
+from tracekern.analysis.matrix import LINE_FACTOR
 from tracekern.viewers.report.charts import heatmap, stacked_bars, time_scale
 from tracekern.viewers.report.frame import Figure, Part, table
 from tracekern.viewers.words import count, duration, escape, percent
@@ -25,6 +26,8 @@ def balance_part(findings: Findings) -> Part:
         body.append(_rank_bars(balance.ranks))
     if findings.imbalances:
         body += ["<h3>Phases of work that one rank spends longest on</h3>", _imbalance_table(findings)]
+    if len({load.name for load in balance.roles}) > 1:
+        body += ["<h3>What warps do, by role</h3>", _role_table(balance.roles)]
     if len(balance.experts) > 1:
         body += ["<h3>Experts</h3>", _expert_bars(balance.experts)]
     if any(link.tokens or link.gb_per_s for link in balance.links):
@@ -41,6 +44,7 @@ def _answer(findings: Findings) -> str:
         if len(balance.ranks) > 1
         else f"Rank {busiest.rank} works {duration(busiest.busy_ns)} over all its warps"
     ]
+    parts += _busiest_block(balance)
     received = [load for load in balance.experts if load.tokens_received]
     if len(received) > 1:
         most = max(received, key=lambda load: load.tokens_received)
@@ -50,6 +54,21 @@ def _answer(findings: Findings) -> str:
             f"{most.tokens_received / mean:.1f} x the mean"
         )
     return "; ".join(parts) + "."
+
+
+def _busiest_block(balance: Balance) -> list[str]:
+    """On the rank where blocks differ most: a kernel lasts as long as its busiest block."""
+    of_ranks = [tuple(load for load in balance.blocks if load.rank == rank.rank) for rank in balance.ranks]
+    factor, loads = max(
+        ((load_imbalance(loads), loads) for loads in of_ranks if any(load.busy_ns for load in loads)),
+        key=lambda entry: entry[0],
+    )
+    if factor < LINE_FACTOR:
+        return []
+    busiest = max(loads, key=lambda load: load.busy_ns)
+    return [
+        f"on rank {busiest.rank} block {escape(busiest.name)} works {factor:.2f} x as long as the mean of its blocks"
+    ]
 
 
 def _aside(findings: Findings) -> str:
@@ -70,6 +89,17 @@ def _rank_bars(loads: tuple[Load, ...]) -> Figure:
     ]
     rows = [f"rank {load.rank}" for load in loads]
     return stacked_bars(rows, parts, axis=f"{unit} busy, over all warps", says="Busy time by rank", hover=hover)
+
+
+def _role_table(roles: tuple[Load, ...]) -> str:
+    """Over all ranks: which warps are short of work, and which hold the others up."""
+    rows = []
+    for name in dict.fromkeys(load.name for load in roles):
+        busy, waiting = (
+            sum(getattr(load, field) for load in roles if load.name == name) for field in ("busy_ns", "wait_ns")
+        )
+        rows.append([escape(name or "other"), duration(busy), duration(waiting), percent(waiting, busy + waiting)])
+    return table(["role", "busy", "waiting", ""], rows, numbers=3)
 
 
 def _imbalance_table(findings: Findings) -> str:
