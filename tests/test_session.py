@@ -169,6 +169,7 @@ def test_arguments_are_checked_before_anything_is_opened(tmp_path: Path, argumen
     ("arguments", "message"),
     [
         ({"name": 3}, "launch 3"),
+        ({"name": "é" * 48}, "at most 95 bytes"),
         ({"grid": 0}, "grid=0"),
         ({"grid": 2.5}, "grid=2.5"),
         ({"warps": "4"}, "warps='4'"),

@@ -56,6 +56,8 @@ class SampleKind(enum.IntEnum):
     HOST_BRACKET = 2
 
 
+NAME_BYTES = 95
+"""Of a launch or a host span."""
 ENTRY_COUNTED_ONLY = 1
 """LaunchEntry.flags: a launch inside `capture.counting()`; it is left out of the dump."""
 ENTRY_RESERVED = 2

@@ -24,7 +24,6 @@ from tracekern.record.launch_plan import LaunchPlan, Region
 from tracekern.record.segment_layout import segment_layout
 from tracekern.record.segment_names import SHM_DIR, own_segment, remove_segment
 
-_NAME_BYTES = 95
 _DESCRIPTOR_FIELDS: Any = fmt.LAUNCH_DESCRIPTOR.fields
 _GENERATION_AT = int(_DESCRIPTOR_FIELDS["generation"][1])
 _CARRY_BYTES = 1 << 32
@@ -188,7 +187,7 @@ class Segment:
         addresses["records"] = written_at + records_at.astype(np.uint64)
         _fill(self.descriptors(first_at, count, region_bytes), shared | addresses)
         only_host_knows: dict[str, Any] = {
-            "name": plan.name.encode()[:_NAME_BYTES],
+            "name": plan.name.encode()[: fmt.NAME_BYTES],
             "launch_idx": first_idx + np.arange(count),
             "epoch": plan.epoch & 0xFFFFFFFF,
             "sequence": plan.sequence,
@@ -232,7 +231,7 @@ class Segment:
     def append_host_span(self, name: str, thread: int, start_ns: int, end_ns: int) -> None:
         """Append one range of the host, CLOCK_REALTIME ns; what finds no room is counted."""
         span = np.zeros(1, fmt.HOST_SPAN)
-        _fill(span, {"name": name.encode()[:_NAME_BYTES], "thread": thread, "start_ns": start_ns, "end_ns": end_ns})
+        _fill(span, {"name": name.encode()[: fmt.NAME_BYTES], "thread": thread, "start_ns": start_ns, "end_ns": end_ns})
         self._append("host", span)
 
     @property

@@ -81,7 +81,9 @@ def render(title: str, lead: str, parts: Sequence[Part], foot: str) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
         f"<style>\n{_asset('page.css')}</style>\n</head>\n<body>\n"
-        f'<header><p class="brand">tracekern</p><h1>{escape(title)}</h1>{lead}<nav>{links}</nav></header>\n'
+        f'<header><p class="brand">tracekern</p><h1>{escape(title)}</h1>{lead}<nav>{links}</nav>'
+        '<noscript><p class="warn">The pictures need JavaScript, which is off; text and tables do not.</p></noscript>'
+        "</header>\n"
         f"<main>\n{sections}\n</main>\n<footer>{foot}</footer>\n"
         f'<script type="application/json" id="figures">{figures}</script>\n'
         f"<script>{_plotly()}</script>\n<script>\n{_asset('page.js')}</script>\n</body>\n</html>\n"
