@@ -52,3 +52,9 @@ def test_warps_beyond_those_told_of_are_an_error(tmp_path: Path):
     assert (problem.severity, problem.kind) == ("error", "surplus_warps")
     assert "ran with 5 warps a block" in problem.text
     assert "pass warps=5" in problem.text
+
+
+def test_a_capture_without_launches_says_so(tmp_path: Path, command_line):
+    with capture(tmp_path):
+        pass
+    assert "no launch is on record" in command_line("info", tmp_path).stdout

@@ -39,6 +39,8 @@ def info(
     else:
         print_summary(summary)
         _print_problems(console(), timeline, summary.problems)
+        if not timeline.launches and not timeline.problems:
+            console().print("no launch is on record: capture.launch() was not called")
         _print_recorder(console(), timeline)
 
 
