@@ -1,6 +1,6 @@
 """Everything that only a GPU machine can show, in one go: build, tests, benchmarks. What `make gpu-check` runs.
 
-    python benchmarks/gpu_all.py [--limit-s 590] [--only NAME ...] [--skip NAME ...]
+    python benchmarks/gpu_all.py [--limit-s 1200] [--only NAME ...] [--skip NAME ...]
 
 Needs nothing from a network: python's torch, numpy, pybind11, setuptools, pytest, hypothesis, and nvcc. Each step runs
 under a time limit of its own and the next goes on whatever came of it; what the whole has no time left for is not run
@@ -63,7 +63,7 @@ STEPS = (
     Step("build", "setup.py build_ext --inplace", 200),
     Step("sanitizer", f"{PYTEST} {{workers}} tests/test_sanitizer_gpu.py", 200, beside=True),
     Step("results", f"{PYTEST} {{workers}} -k '{BESIDE}' {TESTS}", 240),
-    Step("tests", f"{PYTEST} -k 'not ({BESIDE})' {TESTS}", 240, needs="sanitizer"),
+    Step("tests", f"{PYTEST} -k 'not ({BESIDE})' {TESTS}", 360, needs="sanitizer"),
     Step("flows", "benchmarks/flows.py --backend cuda --ranks {gpus}", 90, 2),
     Step("clocks", "benchmarks/clocks_gpu.py --ranks {gpus} --seconds 30", 120, 2),
     Step("mutants", f"{PYTEST} tests/test_mutants_gpu.py", 200, 2, needs="planted"),
@@ -174,7 +174,7 @@ def run_steps(steps: list[Step], num_gpus: int, limit_s: float) -> list[tuple[st
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [step.name for step in STEPS]
-    parser.add_argument("--limit-s", type=float, default=590, help="for everything")
+    parser.add_argument("--limit-s", type=float, default=1200, help="for everything")
     parser.add_argument("--only", nargs="+", choices=names, default=names)
     parser.add_argument("--skip", nargs="+", choices=names, default=[])
     options = parser.parse_args()
