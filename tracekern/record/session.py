@@ -18,10 +18,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tracekern.errors import BadInput
 from tracekern.record import format as fmt
@@ -48,8 +47,7 @@ _active: list[Capture] = []
 _num_opened = 0
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """What to hand to one kernel launch."""
 
     descriptor: int
