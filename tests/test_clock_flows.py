@@ -288,5 +288,5 @@ def test_merge_tightens_and_info_says_so(tmp_path: Path):
     assert 3000 < clock.round_trip_ns < 3100
     reference, other = summarize(timeline).ranks
     assert (reference.clock_round_trip_ns, other.clock_round_trip_ns) == (None, clock.round_trip_ns)
-    assert clock_text(other).startswith(f"ping-pong ±{clock.hard_ns:.0f} ns by flows, ±3 us without, sigma")
+    assert clock_text(other).startswith(f"ping-pong ±{clock.hard_ns:.0f} ns by flows, ±3.00 us without, sigma")
     assert load(capture, unaligned=True).ranks[1].clock.hard_ns == float("inf")
