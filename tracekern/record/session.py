@@ -360,8 +360,11 @@ class Capture:
 
     def _collect(self, is_idle: bool) -> None:
         """Brings back what is in device memory. What a device that no longer answers keeps is told, not raised."""
-        for graph in self._graphs:
-            graph.close(is_idle)
+        try:
+            for graph in self._graphs:
+                graph.close(is_idle)
+        except RuntimeError as error:
+            _log.warning("capture %s: the last replay of a graph was not counted: %s", self.directory, error)
         try:
             self.device.collect(self.segment)
         except RuntimeError as error:
