@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tracekern.analysis.waits import analyze_waits
 from tracekern.timeline.flows import join_flows
 from tracekern.timeline.model import (
     OPEN_END,
@@ -160,6 +161,41 @@ def test_the_join_is_the_obvious_one(kind: ChannelKind, signal_peer: bool, wait_
     closed = sum(not end.is_signal and end.end != OPEN_END for end in rows)
     unmatched = sum(problem.count for problem in problems if problem.kind == "unmatched_wait")
     assert unmatched == closed - len({wait for _, wait in found})
+
+
+def known_at_the_end(timeline: Timeline, peers: list[int]) -> Timeline:
+    """The waits take what comes first: they say `peer` at their end, not at their begin."""
+    wait, signal = timeline.events
+    is_wait = timeline.spans.event == 0
+    end_payload = timeline.spans.end_payload.copy()
+    end_payload[is_wait] = peers
+    return timeline.replace(
+        events=(dataclasses.replace(wait, end_fields=(PEER,)), signal),
+        spans=dataclasses.replace(timeline.spans, end_payload=end_payload),
+    )
+
+
+def test_a_wait_that_says_at_its_end_whose_message_it_took_meets_that_one():
+    sent = [End(True, rank, 0, 5, 1, start=10 * rank, end=10 * rank + 5) for rank in range(3)]
+    taken = [End(False, 0, 0, 5, 1, start=30 + idx, end=60 + idx) for idx in range(2)]
+    hung = End(False, 0, 0, 5, 1, start=40, end=OPEN_END)
+    timeline, rows = build([*sent, *taken, hung], ChannelKind.DATA, wait_peer=False)
+    timeline = known_at_the_end(timeline, [2, 1, 0])
+    flows, _ = join_flows(timeline)
+    assert [(rows[signal].rank, rows[wait].start) for signal, wait in zip(flows.signal, flows.wait, strict=True)] == [
+        (2, 30),
+        (1, 31),
+    ]
+    waits = analyze_waits(timeline.replace(flows=flows))
+    assert waits.peer.tolist() == [2, 1]
+    assert analyze_waits(timeline).peer.tolist() == [2, 1]  # the same without arrows
+
+
+def test_a_barrier_meets_all_whomever_its_end_names():
+    arrivals = [End(True, rank, 0, 5, 1, start=10 * rank, end=10 * rank + 5) for rank in range(3)]
+    timeline, rows = build([*arrivals, End(False, 0, 0, 5, 1, start=0, end=50)], ChannelKind.BARRIER, wait_peer=False)
+    flows, _ = join_flows(known_at_the_end(timeline, [2]), every_barrier_signal=True)
+    assert {rows[signal].rank for signal in flows.signal} == {0, 1, 2}
 
 
 def test_a_barrier_can_give_every_signal():

@@ -117,6 +117,14 @@ def test_events_name_the_peer_of_the_longest(timeline):
     ]
 
 
+def test_a_peer_that_only_the_end_tells_is_the_peer_of_the_longest_wait(timeline):
+    copy, wait = timeline.events
+    events = (copy, dataclasses.replace(wait, begin_fields=(), end_fields=wait.begin_fields))
+    spans = dataclasses.replace(timeline.spans, end_payload=np.ones(len(timeline.spans), np.uint64))
+    _, second = summarize(timeline.replace(events=events, spans=spans)).ranks
+    assert [event.longest_peer for event in second.events] == [1]
+
+
 def test_an_empty_timeline_has_a_summary_that_json_takes(timeline):
     empty = timeline.replace(spans=Spans(), marks=Marks(), flows=Flows(), problems=())
     summary = summarize(empty)

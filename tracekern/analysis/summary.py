@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tracekern.analysis.span_counts import SpanCounts
-from tracekern.timeline.model import Timeline, TrackKind, count_problems, unpack_field
+from tracekern.timeline.model import Timeline, TrackKind, count_problems, field_values
 
 
 @dataclass(frozen=True)
@@ -139,10 +139,7 @@ def _events(timeline: Timeline, rank: int, counts: SpanCounts) -> tuple[EventSum
         found = counts.events.get((rank, number))
         if found is None:
             continue
-        peer = -1
-        if about.has("peer"):
-            longest = slice(found.longest, found.longest + 1)
-            peer = int(unpack_field(about.begin_fields, "peer", timeline.spans.begin_payload[longest])[0])
+        peer = field_values(about, "peer", timeline.spans, [found.longest])
         summaries.append(
             EventSummary(
                 event=about.name,
@@ -150,7 +147,7 @@ def _events(timeline: Timeline, rank: int, counts: SpanCounts) -> tuple[EventSum
                 count=found.count,
                 total_ns=found.total_ns,
                 longest_ns=found.longest_ns,
-                longest_peer=peer,
+                longest_peer=-1 if peer is None else int(peer[0]),
             )
         )
     return tuple(summaries)

@@ -27,7 +27,7 @@ from tracekern.timeline.model import (
     Int64,
     Spans,
     Timeline,
-    unpack_field,
+    field_values,
 )
 
 Int8 = npt.NDArray[np.int8]
@@ -296,9 +296,9 @@ def _peers(timeline: Timeline, row: Int64, signal: Int64, last_arrival: Int64) -
     peer = np.full(len(row), -1, np.int32)
     event, ranks = spans.event[row], [rank.rank for rank in timeline.ranks]
     for idx, about in enumerate(timeline.events):
-        if about.event_class is EventClass.WAIT and about.has("peer"):
-            mine = np.flatnonzero(event == idx)
-            named = unpack_field(about.begin_fields, "peer", spans.begin_payload[row[mine]])
+        mine = np.flatnonzero(event == idx)
+        named = field_values(about, "peer", spans, row[mine])
+        if about.event_class is EventClass.WAIT and named is not None:
             peer[mine] = np.where(np.isin(named, ranks), named, -1)
     for releaser in (signal, last_arrival):
         known = releaser >= 0

@@ -23,7 +23,7 @@ from tracekern.timeline.model import (
     Int64,
     Problem,
     Timeline,
-    unpack_field,
+    field_values,
 )
 
 _PEER, _VALUE, _WANTED = "peer", "value", "wanted"
@@ -127,19 +127,9 @@ class _Ends:
 
 def _collect(timeline: Timeline, kind: EventClass, types: Sequence[tuple[int, EventType]]) -> _Side:
     spans = timeline.spans
-    rows, levels = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    name = _VALUE if kind is EventClass.SIGNAL else _WANTED
-    for idx, event in types:
-        row = np.flatnonzero(spans.event == idx)
-        rows.append(row)
-        if event.has(name):
-            levels.append(unpack_field(event.begin_fields, name, spans.begin_payload[row]))
-        elif any(field.name == name for field in event.end_fields):
-            levels.append(unpack_field(event.end_fields, name, spans.end_payload[row]))
-        else:
-            levels.append(np.zeros(len(row), np.int64))
-    row = np.concatenate(rows)
-    return _Side(row, np.concatenate(levels), spans.end[row] != OPEN_END)
+    row = np.concatenate([np.empty(0, np.int64), *(np.flatnonzero(spans.event == idx) for idx, _ in types)])
+    level = _field(timeline, types, row, _VALUE if kind is EventClass.SIGNAL else _WANTED)
+    return _Side(row, level, spans.end[row] != OPEN_END)
 
 
 def _number_keys(
@@ -149,7 +139,7 @@ def _number_keys(
     sides: dict[EventClass, _Side],
 ) -> dict[EventClass, Int64]:
     """A number for each distinct (ranks, key fields, epoch), the same on both sides."""
-    has_peer = {kind: bool(events) and all(event.has(_PEER) for _, event in events) for kind, events in types.items()}
+    has_peer = {kind: bool(events) and all(_names_peer(event) for _, event in events) for kind, events in types.items()}
     local = not any(has_peer.values())
     use_source = has_peer[EventClass.WAIT] or local
     use_destination = has_peer[EventClass.SIGNAL] or local
@@ -168,8 +158,15 @@ def _number_keys(
     return {EventClass.SIGNAL: packed[:num_signals], EventClass.WAIT: packed[num_signals:]}
 
 
+def _names_peer(event: EventType) -> bool:
+    """At its begin or, where it takes what comes first, at its end. A barrier waits for all, whomever its end names."""
+    meets_all = event.channel is not None and event.channel.kind is ChannelKind.BARRIER
+    return event.has(_PEER) or (not meets_all and any(field.name == _PEER for field in event.end_fields))
+
+
 def _append_digit(packed: Int64, digit: Int64) -> Int64:
     """A number that tells (packed, digit) apart, kept small enough for the next digit."""
+    digit = digit - digit.min(initial=0)
     base = int(digit.max(initial=0)) + 1
     if int(packed.max(initial=0)) >= (1 << 62) // base:
         packed = np.unique(packed, return_inverse=True)[1].astype(np.int64)
@@ -180,12 +177,13 @@ def _append_digit(packed: Int64, digit: Int64) -> Int64:
 
 
 def _field(timeline: Timeline, types: Sequence[tuple[int, EventType]], rows: Int64, name: str) -> Int64:
-    """[n] values of a begin field; rows may be of several event types that all have it."""
+    """[n] values of a field; rows may be of several event types. 0 where an event has no such field."""
     values = np.zeros(len(rows), np.int64)
     for idx, event in types:
         mine = timeline.spans.event[rows] == idx
-        if event.has(name):
-            values[mine] = unpack_field(event.begin_fields, name, timeline.spans.begin_payload[rows[mine]])
+        known = field_values(event, name, timeline.spans, rows[mine])
+        if known is not None:
+            values[mine] = known
     return values
 
 

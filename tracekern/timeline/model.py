@@ -286,3 +286,16 @@ def unpack_field(fields: tuple[Field, ...], name: str, payload: UInt64) -> Int64
             return (value ^ sign) - sign  # spreads the sign bit
         shift += entry.bits
     raise KeyError(name)
+
+
+def field_values(event: EventType, name: str, spans: Spans, rows: Any) -> Int64 | None:
+    """[n] what spans of `event` say in a field, at their begin or else at their end; None where they have none such.
+
+    -1 where the end that would say it never came.
+    """
+    if event.has(name):
+        return unpack_field(event.begin_fields, name, spans.begin_payload[rows])
+    if any(field.name == name for field in event.end_fields):
+        ended = unpack_field(event.end_fields, name, spans.end_payload[rows])
+        return np.where(spans.end[rows] == OPEN_END, -1, ended)
+    return None
