@@ -20,7 +20,7 @@ export TRACEKERN_CUDA ?= $(if $(wildcard /dev/nvidia[0-9]*),1,0)
 DEMO = run moe --ranks 8 --variant balanced --tokens 64 --hidden 2048 --experts 64 --topk 6 --dtype bf16 \
     --routing zipf --iterations 3 --seed 7 -o demo-capture
 
-.PHONY: demo test soak gpu-check lint clean
+.PHONY: demo test soak gpu-check lint clean asked
 
 demo: .venv/extension
 	@$(BIN)/tracekern $(DEMO)
@@ -46,6 +46,13 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The files .venv/* below say that a step is done; each is newer than what the step was made from.
+
+ifneq ($(origin PYTHON),file)
+.venv/created: | asked
+endif
+# An interpreter that was asked for must be the one that .venv has.
+asked:
+	@.ci/venv $(PYTHON)
 
 .venv/created:
 	@.ci/venv $(PYTHON)

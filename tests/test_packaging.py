@@ -1,9 +1,13 @@
-"""What `pip install .` and `pip install -e .` give: the extension, the headers for users' kernels, the viewers."""
+"""What `pip install .` and `pip install -e .` give: the extension, the headers for users' kernels, the viewers.
+
+And that make takes the interpreter that it is told.
+"""
 
 from __future__ import annotations
 
 import ast
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -72,6 +76,23 @@ def test_the_wheel_holds_what_an_installation_needs(checkout, tmp_path):
         "print(os.path.exists(tracekern.include_path() + '/tracekern.h'), tracekern.__file__)"
     )
     assert run_python(Path(sys.executable), code, tmp_path) == f"True {unpacked / 'tracekern' / '__init__.py'}"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize(("script", "code"), [(f'exec "{sys.executable}" "$@"', 0), ("echo Python 3.9.1 of /old", 2)])
+def test_make_refuses_an_interpreter_that_its_environment_does_not_have(tmp_path, script, code):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    (tmp_path / ".venv" / "created").touch()
+    command = ["make", ".venv/created", f"PYTHON={sys.executable}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == code
+    told = f".venv is Python 3.9.1 of /old; wanted {sys.executable}, Python {platform.python_version()} of"
+    assert (told in done.stderr) == (code != 0)
 
 
 def test_the_stub_names_what_the_extension_has():
