@@ -108,6 +108,12 @@ def test_bad_options_are_one_line_and_nothing_is_written(command_line, tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_program_of_the_users_own_is_told_how_it_is_started(command_line, tmp_path):
+    program = tmp_path / "mine.py"
+    program.write_text("")
+    refused(command_line("run", program, "--ranks", 2), f"run {program}: no such workload, wanted moe", "torchrun")
+
+
 def test_a_file_in_the_place_of_the_capture_is_one_line(command_line, tmp_path):
     (tmp_path / "out").write_text("")
     for directory in (tmp_path / "out", tmp_path / "out" / "deeper"):

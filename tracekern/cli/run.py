@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 from tracekern.cli import options
 from tracekern.cli.info import clock, print_losses, share
@@ -24,7 +25,19 @@ if TYPE_CHECKING:
     from tracekern.moe.run import MoeRun, RankReport, RunReport
     from tracekern.record.spawner import Spawner
 
-app = typer.Typer(help="Run a workload and trace it.", no_args_is_help=True)
+
+class _Workloads(typer.core.TyperGroup):
+    def resolve_command(self, context: Any, words: list[str]) -> Any:
+        """Raises BadInput for what is no workload: a program of the user's own, more often than not."""
+        if self.get_command(context, words[0]) is None:
+            raise BadInput(
+                f"run {words[0]}: no such workload, wanted moe; a program of your own opens tracekern.capture(...) "
+                "itself and is started as ever, by python or torchrun"
+            )
+        return super().resolve_command(context, words)
+
+
+app = typer.Typer(help="Run a workload and trace it.", no_args_is_help=True, cls=_Workloads)
 
 TRACE_NAME = "trace.pftrace.gz"
 
