@@ -161,53 +161,58 @@ private:
     cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
+class StreamEvent {
+public:
+    explicit StreamEvent(unsigned int flags) {
+        const BesideGraphCapture beside;
+        TK_CUDA(cudaEventCreateWithFlags(&event_, flags));
+    }
+    ~StreamEvent() { cudaEventDestroy(event_); }
+    StreamEvent(const StreamEvent&) = delete;
+
+    cudaEvent_t get() const { return event_; }
+
+private:
+    cudaEvent_t event_ = nullptr;
+};
+
 // A place in a stream of the current device, behind all that it was given before.
 class StreamMark {
 public:
     explicit StreamMark(uint64_t stream) {
         const BesideGraphCapture beside;
-        TK_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
-        TK_CUDA(cudaEventRecord(event_, reinterpret_cast<cudaStream_t>(stream)));
+        TK_CUDA(cudaEventRecord(event_.get(), reinterpret_cast<cudaStream_t>(stream)));
     }
-    ~StreamMark() { cudaEventDestroy(event_); }
-    StreamMark(const StreamMark&) = delete;
 
     // Never where a kernel has trapped. Does not wait.
     bool is_passed() const {
         const BesideGraphCapture beside;
-        const cudaError_t code = cudaEventQuery(event_);
+        const cudaError_t code = cudaEventQuery(event_.get());
         if (code == cudaErrorNotReady) cudaGetLastError();  // else the next launch may be taken for a failed one
         return code == cudaSuccess;
     }
 
 private:
-    cudaEvent_t event_ = nullptr;
+    const StreamEvent event_{cudaEventDisableTiming};
 };
 
 // Device time from its construction to stop_ms(), on one stream.
 class DeviceTimer {
 public:
     explicit DeviceTimer(const SideStream& stream) : stream_(reinterpret_cast<cudaStream_t>(stream.handle())) {
-        TK_CUDA(cudaEventCreate(&start_));
-        TK_CUDA(cudaEventCreate(&stop_));
-        TK_CUDA(cudaEventRecord(start_, stream_));
+        TK_CUDA(cudaEventRecord(start_.get(), stream_));
     }
-    ~DeviceTimer() {
-        cudaEventDestroy(start_);
-        cudaEventDestroy(stop_);
-    }
-    DeviceTimer(const DeviceTimer&) = delete;
     double stop_ms() const {
         float elapsed_ms = 0;
-        TK_CUDA(cudaEventRecord(stop_, stream_));
-        TK_CUDA(cudaEventSynchronize(stop_));
-        TK_CUDA(cudaEventElapsedTime(&elapsed_ms, start_, stop_));
+        TK_CUDA(cudaEventRecord(stop_.get(), stream_));
+        TK_CUDA(cudaEventSynchronize(stop_.get()));
+        TK_CUDA(cudaEventElapsedTime(&elapsed_ms, start_.get(), stop_.get()));
         return elapsed_ms;
     }
 
 private:
     const cudaStream_t stream_;
-    cudaEvent_t start_ = nullptr, stop_ = nullptr;
+    const StreamEvent start_{cudaEventDefault}, stop_{cudaEventDefault};
 };
 
 // Device memory that other processes map by a file descriptor. Each rank exports its part and imports everybody else's.
