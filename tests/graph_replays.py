@@ -1,17 +1,21 @@
 """One rank of test_graphs_gpu.py: a captured pipeline, replayed traced and untraced; results are checked on the way.
 
-    python tests/graph_replays.py DIRECTORY REPLAYS SINK [late]
+    python tests/graph_replays.py DIRECTORY REPLAYS SINK [late|reading]
 
-Prints one JSON object: the first epoch, which calls were traced, the records of one call, what was lost.
+late: the host lays no set ready in time. reading: each replay is read while the next one runs. Prints one JSON object:
+the first epoch, which calls were traced, the records of one call, what was lost, and what was read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
 import time
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -19,6 +23,7 @@ from tracekern.moe.pipeline import P2PPipeline
 from tracekern.moe.reference import reference
 from tracekern.moe.routing import draw_batch, draw_expert_scale
 from tracekern.moe.shape import MoeShape
+from tracekern.record.format import ENTRY_IN_GRAPH
 from tracekern.record.graphs import TracedGraph
 from tracekern.record.group import Group
 from tracekern.record.session import Capture, capture
@@ -26,6 +31,10 @@ from tracekern.record.session import Capture, capture
 NUM_BATCHES = 3
 GRID = {"num_blocks": 8, "warps_per_block": 4}
 UNTRACED_EVERY = 4
+SLOTS = 64
+"""Far fewer than replays: each is used many times."""
+SLEEP_CYCLES = 100_000_000
+"""Some 50 ms, in which the host reads what the replay before left."""
 
 
 class Workload:
@@ -58,7 +67,8 @@ class Workload:
 
 
 def main() -> None:
-    directory, replays, sink, late = sys.argv[1], int(sys.argv[2]), sys.argv[3], "late" in sys.argv
+    directory, replays, sink = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    late, reading = "late" in sys.argv, "reading" in sys.argv
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -70,11 +80,23 @@ def main() -> None:
                 work.call(session)
                 work.pipeline.synchronize()
         counted = counted_records(session)
-        graph = session.graph(lambda: work.call(session), name="decode", slots=4 if late else 1024)
-        traced = [late or step % UNTRACED_EVERY != 1 for step in range(replays)]
-        enqueued_s = replay_late(graph, replays) if late else replay(graph, work, traced)
+
+        def run() -> None:
+            if reading:
+                torch.cuda._sleep(SLEEP_CYCLES)
+            work.call(session)
+
+        graph = session.graph(run, name="decode", slots=4 if late else SLOTS)
+        traced = [late or reading or step % UNTRACED_EVERY != 1 for step in range(replays)]
+        if late:
+            enqueued_s, was_read = replay_late(graph, replays), []
+        elif reading:
+            enqueued_s, was_read = 0.0, replay_and_read(graph, session, replays)
+        else:
+            enqueued_s, was_read = replay(graph, work, traced), []
         work.pipeline.synchronize()
     report = {
+        "was_read": was_read,
         "wrong": int(work.wrong),
         "traced": traced,
         "counted": counted,
@@ -94,7 +116,35 @@ def replay(graph: TracedGraph, work: Workload, traced: list[bool]) -> float:
         work.feed(step % NUM_BATCHES)
         graph.replay(traced=is_traced)
         work.check(step % NUM_BATCHES)
+        if step % (SLOTS // 2) == 0:
+            work.pipeline.synchronize()  # the host is never further ahead than there are slots
     return time.monotonic() - started
+
+
+def replay_and_read(graph: TracedGraph, session: Capture, replays: int) -> list[dict[str, Any]]:
+    """Of each replay but the last: its launches as {name: digest}, read while the next one runs."""
+    done = [torch.cuda.Event() for _ in range(replays)]
+    found = []
+    graph.replay()
+    done[0].record()
+    for number in range(1, replays):
+        graph.replay()
+        done[number].record()
+        done[number - 1].synchronize()
+        launches = [entry for entry in session.segment.recorded_launches() if entry["sequence"] == number - 1]
+        digests = {
+            entry["name"].decode(): digest(session.segment.track_headers(entry), session.segment.records(entry))
+            for entry in launches
+            if int(entry["flags"]) & ENTRY_IN_GRAPH
+        }
+        found.append({"launches": digests, "next_was_running": not done[number].query()})
+    return found
+
+
+def digest(headers: np.ndarray, records: np.ndarray) -> str:
+    """Of all that the tracks of a launch wrote."""
+    written = [track[: header["written"]].tobytes() for header, track in zip(headers, records, strict=True)]
+    return hashlib.sha256(b"".join(written)).hexdigest()
 
 
 def replay_late(graph: TracedGraph, replays: int) -> float:

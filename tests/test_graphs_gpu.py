@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from tracekern.record.dump import Dump, read_dump
+from tracekern.record.format import WIDE_RECORD
 from tracekern.record.launch import launch_ranks
 
 PROGRAM = str(Path(__file__).with_name("graph_replays.py"))
@@ -71,6 +73,22 @@ def test_a_thousand_replays_record_into_regions_of_their_own(tmp_path, sink):
 def test_replays_of_two_ranks(tmp_path):
     for rank, report in enumerate(replay(tmp_path, 2, 200, "auto")):
         check_replays(read_dump(tmp_path / f"rank_{rank:05d}.tkdump"), report)
+
+
+@pytest.mark.gpu
+def test_a_replay_is_read_while_the_next_one_runs(tmp_path):
+    (report,) = replay(tmp_path, 1, 20, "host", "reading")
+    dump = read_dump(tmp_path / "rank_00000.tkdump")
+    kept: dict[int, dict[str, str]] = {}
+    for launch in dump.launches:
+        if launch.name.startswith("decode/"):
+            stop = launch.records_offset + launch.records_count * WIDE_RECORD.itemsize
+            records = dump.payload[launch.records_offset : stop]
+            assert len(records)
+            kept.setdefault(launch.sequence, {})[launch.name] = hashlib.sha256(records.tobytes()).hexdigest()
+    assert all(set(launches) == {f"decode/{stage}" for stage in STAGES} for launches in kept.values())
+    assert [found["launches"] for found in report["was_read"]] == [kept[number] for number in range(19)]
+    assert all(found["next_was_running"] for found in report["was_read"])
 
 
 @pytest.mark.gpu

@@ -1,14 +1,16 @@
 // What a span reads that ends where somebody else arrives, for test_true_times_gpu.py. Warp 0 (of block 0) comes 20 us
 // after the others, who wait for it in a span. Prints a line a waiting warp:
 //
-//   KIND traced|naive WARP SPAN_NS WITNESS_NS
+//   KIND traced|naive WARP SPAN_NS LATE_NS WITNESS_NS
 //
 // traced: the span is closed after the wait's result; naive: by a clock read that follows it in the source alone.
-// WITNESS_NS: from the span's begin to a clock read that depends on a word which warp 0 wrote before it arrived.
+// LATE_NS: from the span's begin until warp 0 went to arrive. WITNESS_NS: from there to a clock read that depends on a
+// word which warp 0 wrote before it arrived; -1 in blocks that do not have that word.
 #include <cstdio>
 #include <string>
 #include <vector>
 
+#include "comm/barrier.h"
 #include "platform/gpu_host.hpp"
 #include "trace/recorder.h"
 
@@ -19,10 +21,11 @@ using namespace tracekern;
 
 namespace {
 
-enum class Kind { block, mbarrier, bulk_copy, cluster };
-constexpr const char* kKindNames[] = {"block", "mbarrier", "bulk_copy", "cluster"};
+enum class Kind { block, mbarrier, bulk_copy, cluster, grid };
+constexpr const char* kKindNames[] = {"block", "mbarrier", "bulk_copy", "cluster", "grid"};
 constexpr uint32_t kNumWarps = 8;
 constexpr uint32_t kClusterBlocks = 2;
+constexpr uint32_t kGridBlocks = 16;
 constexpr uint64_t kDelayNs = 20'000;
 constexpr uint64_t kTimeoutNs = 1'000'000'000;
 constexpr uint32_t kWord = 0x5eed;
@@ -30,6 +33,14 @@ constexpr uint32_t kWord = 0x5eed;
 struct alignas(16) SharedWords {
     uint32_t payload[4];
     uint64_t barrier;
+};
+
+struct TrueTimesArgs {
+    LaunchDescriptor launch;
+    const uint32_t* source;
+    uint64_t* witness;      // [warp of the grid]; of the late one when it went to arrive
+    uint64_t* grid_counts;  // of grid_barrier()
+    CommArgs comm;
 };
 
 TK_DEVICE uint32_t shared_address(const void* pointer) {
@@ -66,13 +77,14 @@ TK_DEVICE void cluster_barrier() {
     asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// What the late warp does last.
+// What the late warp does last. Returns when it went to arrive.
 template <Kind kKind>
-TK_DEVICE void arrive(Warp& warp, SharedWords& words, const uint32_t* source) {
+TK_DEVICE uint64_t arrive(Warp& warp, SharedWords& words, const uint32_t* source) {
     const uint64_t started = read_clock();
     while (read_clock() - started < kDelayNs) {
     }
-    if (!warp.is_leader()) return;
+    const uint64_t went = started + kDelayNs;
+    if (!warp.is_leader()) return went;
     if constexpr (kKind == Kind::bulk_copy) {
         start_bulk_copy(words, source);
     } else {
@@ -81,10 +93,11 @@ TK_DEVICE void arrive(Warp& warp, SharedWords& words, const uint32_t* source) {
             asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&words.barrier)) : "memory");
         }
     }
+    return went;
 }
 
 template <Kind kKind, bool kNaive>
-TK_DEVICE void wait_in_span(Warp& warp, Recorder<true>& recorder, SharedWords& words) {
+TK_DEVICE void wait_in_span(Warp& warp, Recorder<true>& recorder, SharedWords& words, const TrueTimesArgs& args) {
     TK_WAIT(recorder, TrueTimesEvent::wait_late);
     if constexpr (kKind == Kind::block) {
         if constexpr (kNaive) {
@@ -99,6 +112,11 @@ TK_DEVICE void wait_in_span(Warp& warp, Recorder<true>& recorder, SharedWords& w
             const uint32_t loaded = *static_cast<volatile uint32_t*>(words.payload);
             TK_END_AFTER(loaded);
         }
+    } else if constexpr (kKind == Kind::grid) {
+        const bool through = grid_barrier(warp, args.comm, args.grid_counts, 1);
+        if constexpr (!kNaive) {
+            TK_END_IF(through);
+        }
     } else {
         const uint32_t done = wait_mbarrier(&words.barrier);
         if constexpr (!kNaive) {
@@ -108,7 +126,7 @@ TK_DEVICE void wait_in_span(Warp& warp, Recorder<true>& recorder, SharedWords& w
 }
 
 template <Kind kKind, bool kNaive>
-TK_DEVICE void run(const LaunchDescriptor& launch, const uint32_t* source, uint64_t* witness) {
+TK_DEVICE void run(const TrueTimesArgs& args) {
     Warp warp(LaunchSize{});
     __shared__ SharedWords words;
     if (threadIdx.x == 0) {
@@ -117,31 +135,33 @@ TK_DEVICE void run(const LaunchDescriptor& launch, const uint32_t* source, uint6
                          shared_address(&words.barrier))
                      : "memory");
     }
-    Recorder<true> recorder({launch}, warp);
+    Recorder<true> recorder({args.launch}, warp);
     // All begin together: a branch on what is there behind the barrier holds the clock reads that follow.
     if constexpr (kKind == Kind::cluster) {
         cluster_barrier();
         if (*static_cast<volatile uint32_t*>(words.payload) == kWord) return;
+    } else if constexpr (kKind == Kind::grid) {
+        if (!grid_barrier(warp, args.comm, args.grid_counts, 0)) return;
     } else {
         if (warp.block_sync_count() == 0) return;
     }
     const bool late = warp.block == 0 && warp.warp == 0;
-    if (late) arrive<kKind>(warp, words, source);
-    wait_in_span<kKind, kNaive>(warp, recorder, words);
+    const uint64_t went = late ? arrive<kKind>(warp, words, args.source) : 0;
+    wait_in_span<kKind, kNaive>(warp, recorder, words, args);
     const uint32_t seen = *static_cast<volatile uint32_t*>(words.payload);
     const uint64_t seen_ticks = read_clock_after(seen);
-    if (warp.is_leader()) witness[warp.block * kNumWarps + warp.warp] = seen == kWord ? seen_ticks : 0;
+    const uint64_t told = late ? went : seen == kWord ? seen_ticks : 0;
+    if (warp.is_leader()) args.witness[warp.block * kNumWarps + warp.warp] = told;
 }
 
 template <Kind kKind, bool kNaive>
-__global__ void wait_kernel(const LaunchDescriptor launch, const uint32_t* source, uint64_t* witness) {
-    run<kKind, kNaive>(launch, source, witness);
+__global__ void wait_kernel(const TrueTimesArgs args) {
+    run<kKind, kNaive>(args);
 }
 
 template <bool kNaive>
-__global__ void __cluster_dims__(kClusterBlocks, 1, 1)
-    wait_cluster_kernel(const LaunchDescriptor launch, const uint32_t* source, uint64_t* witness) {
-    run<Kind::cluster, kNaive>(launch, source, witness);
+__global__ void __cluster_dims__(kClusterBlocks, 1, 1) wait_cluster_kernel(const TrueTimesArgs args) {
+    run<Kind::cluster, kNaive>(args);
 }
 
 template <Kind kKind, bool kNaive>
@@ -155,11 +175,20 @@ const void* kernel_of() {
 
 template <Kind kKind, bool kNaive>
 void measure() {
-    constexpr uint32_t kBlocks = kKind == Kind::cluster ? kClusterBlocks : 1;
+    constexpr uint32_t kBlocks = kKind == Kind::cluster ? kClusterBlocks : kKind == Kind::grid ? kGridBlocks : 1;
     constexpr uint32_t kTracks = kBlocks * kNumWarps;
     DeviceMemory headers(sizeof(TrackHeader) * kTracks), records(sizeof(WideRecord) * 2 * kTracks);
     DeviceMemory witness(sizeof(uint64_t) * kTracks), source(16);
-    LaunchDescriptor launch{};
+    DeviceMemory control(sizeof(HeapControl)), fault(sizeof(FaultRecord)), grid_counts(sizeof(uint64_t));
+    TrueTimesArgs args{};
+    args.source = source.as<uint32_t>();
+    args.witness = witness.as<uint64_t>();
+    args.grid_counts = grid_counts.as<uint64_t>();
+    args.comm.num_ranks = 1;
+    args.comm.timeout_ticks = kTimeoutNs;
+    args.comm.fault = fault.as<FaultRecord>();
+    args.comm.heap[0] = control.as<char>();
+    LaunchDescriptor& launch = args.launch;
     launch.headers = headers.as<TrackHeader>();
     launch.records = records.as<void>();
     launch.event_mask = ~uint64_t{0};
@@ -171,9 +200,7 @@ void measure() {
     TK_CUDA(cudaMemcpy(source.as<void>(), &kWord, sizeof(kWord), cudaMemcpyHostToDevice));
     // The first launches fetch the code; the last one counts.
     for (int i = 0; i < 4; ++i) {
-        auto* source_ptr = source.as<uint32_t>();
-        auto* witness_ptr = witness.as<uint64_t>();
-        launch_kernel(kernel_of<kKind, kNaive>(), kBlocks, kNumWarps * 32, 0, 0, {&launch, &source_ptr, &witness_ptr});
+        launch_kernel(kernel_of<kKind, kNaive>(), kBlocks, kNumWarps * 32, 0, 0, {&args});
         TK_CUDA(cudaGetLastError());
         TK_CUDA(cudaDeviceSynchronize());
     }
@@ -185,15 +212,16 @@ void measure() {
         const WideRecord& begin = found[2 * track];
         const WideRecord& end = found[2 * track + 1];
         if ((begin.word & 7) != 1 || (end.word & 7) != 2) throw std::runtime_error("a span is not on record");
-        // In a cluster only block 0 has the word.
+        // Only block 0 has the word.
         const bool has_word = track < kNumWarps;
         if (has_word && !seen[track]) throw std::runtime_error("a wait ended before the late warp came");
         const int64_t witness_ns = has_word ? static_cast<int64_t>(seen[track] - begin.ticks) : -1;
-        std::printf("%s %s %u %lld %lld\n",
+        std::printf("%s %s %u %lld %lld %lld\n",
                     kKindNames[static_cast<int>(kKind)],
                     kNaive ? "naive" : "traced",
                     track,
                     static_cast<long long>(end.ticks - begin.ticks),
+                    static_cast<long long>(seen[0] - begin.ticks),
                     static_cast<long long>(witness_ns));
     }
 }
@@ -212,6 +240,7 @@ int main() {
         measure_both<Kind::mbarrier>();
         measure_both<Kind::bulk_copy>();
         measure_both<Kind::cluster>();
+        measure_both<Kind::grid>();
     } catch (const std::exception& error) {
         std::fprintf(stderr, "true_times: %s\n", error.what());
         return 1;
