@@ -24,6 +24,7 @@ from moe import SEED, traffic
 from moe_peers import Exchange, Vdev2d, importable_peers, nvshmem
 
 import tracekern
+from tracekern.errors import BadInput
 from tracekern.moe.pipeline import REDUCING, STAGES, P2PPipeline
 from tracekern.moe.reference import rank_reduced_reference, sorted_all_to_all
 from tracekern.moe.routing import Batch, draw_batch, draw_expert_scale
@@ -168,7 +169,7 @@ def measure_ours(rank: Rank) -> None:
             rank.group.barrier()
             try:
                 pipeline = make_pipeline(rank, shape, variant, grid, partitions)
-            except (ValueError, RuntimeError) as error:
+            except BadInput as error:
                 notes[f"{name}, {load}"] = str(error)
                 continue
             measure_pipeline(rank, load, name, pipeline, batch, scale, sums if variant in REDUCING else loops)

@@ -131,6 +131,8 @@ def refuse(group: Group, what: str) -> str:
     try:
         if what == "sizes differ":
             P2PPipeline(group, MoeShape(2, 4 + group.rank, 4, 2, 8, "fp32"), "fused")
+        if what == "one rank cannot":
+            P2PPipeline(group, shape, "fused", executor="fibers" if group.rank == 0 else "steam")
         pipeline = P2PPipeline(group, shape, "fused")
         if what == "expert out of range":
             idx[1, 1] = 4
@@ -150,6 +152,7 @@ def refuse(group: Group, what: str) -> str:
         ("expert out of range", "topk_idx names expert 4; wanted -1 (none) or 0 to 3"),
         ("dtype", "x is torch.bfloat16 [4, 8]; wanted torch.float32 [4, 8]"),
         ("too many tokens", "8 tokens; the pipeline was made for at most 4"),
+        ("one rank cannot", "rank 1: executor is 'steam'; wanted 'fibers' or 'threads'"),
     ],
 )
 def test_a_bad_call_is_refused_in_one_line(pools, what, said):

@@ -79,13 +79,8 @@ class P2PPipeline:
         heap_bytes = _C.p2p_heap_bytes(num_ranks=shape.num_ranks, **sizes, **kind)
         self.comm = Communicator(group, heap_bytes, timeout_s, backend, on_timeout)
         grid = {**kind, "num_blocks": num_blocks, "warps_per_block": warps_per_block}
-        self._native: Any
-        if backend == "cuda":
-            from tracekern import _cuda
-
-            self._native = _cuda.P2PPipelineCuda(self.comm.native, **grid, **sizes)
-        else:
-            self._native = _C.P2PPipelineCpu(self.comm.native, executor=executor, **grid, **sizes)
+        on_cpu = {"executor": executor} if backend == "cpu" else {}
+        self._native = _make_native(self.comm, backend, {**grid, **sizes, **on_cpu})
         self._events = _C.p2p_event_table()
         self._roles = tuple(_C.p2p_roles)
         self.comm.fault_names["phases"] = list(_C.p2p_stages)
@@ -217,6 +212,26 @@ class P2PPipeline:
         if on_host and num_tokens and not -1 <= int(topk_idx.min()) <= int(topk_idx.max()) < shape.num_experts:
             bad = topk_idx[(topk_idx < -1) | (topk_idx >= shape.num_experts)][0].item()
             raise BadInput(f"topk_idx names expert {bad}; wanted -1 (none) or 0 to {shape.num_experts - 1}")
+
+
+def _make_native(comm: Communicator, backend: str, options: dict[str, Any]) -> Any:
+    """Collective. Raises BadInput, the same on all ranks, where one of them cannot run the kernels."""
+    from tracekern import _C
+
+    native, problem = None, ""
+    try:
+        if backend == "cuda":
+            from tracekern import _cuda
+
+            native = _cuda.P2PPipelineCuda(comm.native, **options)
+        else:
+            native = _C.P2PPipelineCpu(comm.native, **options)
+    except ValueError as error:  # such as more blocks than the GPU holds at once
+        problem = f"rank {comm.group.rank}: {error}"
+    except RuntimeError as error:  # no room for what the kernels keep beside the heap
+        problem = f"rank {comm.group.rank}: {error}; make the shape smaller, or end what fills the GPU"
+    comm.group.refuse_together(problem)
+    return native
 
 
 def _check_range(name: str, value: int, high: int) -> None:

@@ -197,7 +197,12 @@ def open_cuda(group: Group, num_bytes: int, timeout_s: float) -> tuple[Any, Cuda
 
     Raises BadInput, the same on all ranks, where GPUs cannot reach each other or have no room.
     """
-    from tracekern import _cuda
+    try:
+        from tracekern import _cuda
+    except ImportError as error:
+        raise BadInput(
+            f"no kernels for GPUs: {error}; build tracekern where nvcc is, or take the CPU backend"
+        ) from None
 
     facts = group.all_gather(collect_facts(num_bytes))
     verdict = judge(facts)
@@ -205,21 +210,23 @@ def open_cuda(group: Group, num_bytes: int, timeout_s: float) -> tuple[Any, Cuda
         raise BadInput(verdict.refusal)
     for text in verdict.warnings if group.rank == 0 else ():
         _log.warning("%s", text)
-    native, problem = None, ""
+    native: Any
+    problem = ""
     try:
         native = _cuda.CudaCommunicator(group.rank, group.num_ranks, num_bytes, int(timeout_s * 1e9))
     except RuntimeError as error:
         full = "out of memory" in str(error)
         now = collect_facts(num_bytes)
         problem = out_of_memory(group.rank, now) if full else f"rank {group.rank}: symmetric heap: {error}"
-    problems = [text for text in group.all_gather(problem) if text]
-    if problems or native is None:
-        raise BadInput(problems[0])
-    descriptors = exchange_descriptors(group, native.export_heap)
-    for peer, descriptor in descriptors.items():
-        native.import_peer(peer, descriptor)
+    group.refuse_together(problem)
+    for peer, descriptor in exchange_descriptors(group, native.export_heap).items():
+        try:
+            native.import_peer(peer, descriptor)
+        except RuntimeError as error:
+            why = f"{error}; see `nvidia-smi topo -p2p rw`"
+            problem = f"rank {group.rank}: its GPU cannot map the memory of rank {peer}'s: {why}"
         socket.close(descriptor)
-    group.barrier()
+    group.refuse_together(problem)
     return native, CudaDevice(native, range(group.num_ranks))
 
 

@@ -181,9 +181,7 @@ def open_device(wanted: CaptureDevice | str, group: Group) -> CaptureDevice:
         return HostDevice()
     if wanted != "cuda":
         raise BadInput(f"device={wanted!r}: wanted 'cpu', 'cuda' or the device of a communicator")
-    try:
-        from tracekern import _C, _cuda  # noqa: F401 - the second one only where nvcc built it
-        from tracekern.record.cuda import open_cuda
-    except ImportError as error:
-        raise BadInput(f"device='cuda': {error}; build tracekern where nvcc is") from None
+    from tracekern import _C
+    from tracekern.record.cuda import open_cuda
+
     return open_cuda(group, _C.heap_control_bytes, timeout_s=10.0)[1]

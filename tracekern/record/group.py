@@ -71,6 +71,12 @@ class Group:
 
             dist.monitored_barrier(self.process_group, timeout=timedelta(seconds=timeout_s))
 
+    def refuse_together(self, problem: str) -> None:
+        """Raises BadInput on all ranks, with the first problem that one of them has; "" is none. Collective."""
+        first = next((text for text in self.all_gather(problem) if text), "")
+        if first:
+            raise BadInput(first)
+
     def send_bytes(self, data: memoryview, receiver: int) -> None:
         """Send to a rank that calls receive_bytes. Raises RuntimeError when it is gone."""
         import torch

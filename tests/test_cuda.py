@@ -1,0 +1,89 @@
+"""Opening GPUs that turn out not to serve, which no facts told beforehand: one line, the same on all ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from typing import Any
+
+import pytest
+from rank_pool import RankPool
+
+from tracekern.errors import BadInput
+from tracekern.record.cuda import open_cuda
+from tracekern.record.group import Group
+from tracekern.record.session import capture
+
+GIB = 1 << 30
+
+
+def stand_in(rank: int, fails: str) -> types.ModuleType:
+    """In the place of tracekern._cuda: sound GPUs, until rank 1 allocates or maps."""
+
+    class CudaCommunicator:
+        def __init__(self, *_: Any) -> None:
+            if rank == 1 and fails == "allocation":
+                raise RuntimeError("cuMemCreate: out of memory")
+
+        def export_heap(self) -> int:
+            return os.memfd_create("heap")
+
+        def import_peer(self, peer: int, descriptor: int) -> None:
+            if rank == 1 and fails == "mapping":
+                raise RuntimeError("cuMemSetAccess: invalid device ordinal")
+
+    module: Any = types.ModuleType("tracekern._cuda")
+    module.CudaCommunicator = CudaCommunicator
+    module.driver_versions = lambda: (13000, 13000)
+    module.device_facts = lambda: {"name": "GPU", "bus_id": f"{rank}", "free_bytes": GIB, "total_bytes": 2 * GIB}
+    return module  # type: ignore[no-any-return]
+
+
+def refused(group: Group, fails: str) -> tuple[str, int]:
+    """What open_cuda() said on this rank, and how many file descriptors it left open."""
+    sys.modules["tracekern._cuda"] = stand_in(group.rank, fails)
+    before = len(os.listdir("/proc/self/fd"))
+    try:
+        open_cuda(group, GIB // 2, 1.0)
+    except BadInput as error:
+        return str(error), len(os.listdir("/proc/self/fd")) - before
+    finally:
+        del sys.modules["tracekern._cuda"]
+    return "", 0
+
+
+@pytest.mark.parametrize(
+    ("fails", "line"),
+    [
+        (
+            "allocation",
+            "rank 1: the symmetric heap wants 0.5 GiB, 1.0 GiB of 2.0 GiB are free on GPU 1; make the shape smaller, "
+            "or end what fills it",
+        ),
+        (
+            "mapping",
+            "rank 1: its GPU cannot map the memory of rank 0's: cuMemSetAccess: invalid device ordinal; see "
+            "`nvidia-smi topo -p2p rw`",
+        ),
+    ],
+)
+def test_what_fails_on_one_rank_is_refused_on_all(fails, line):
+    pool = RankPool(2)
+    try:
+        assert pool.call(refused, fails) == [(line, 0)] * 2
+    finally:
+        pool.close()
+
+
+def test_without_kernels_for_gpus_one_line_says_so(tmp_path):
+    try:
+        import tracekern._cuda  # noqa: F401
+    except ImportError:
+        pass
+    else:
+        pytest.skip("they were built here")
+    with pytest.raises(BadInput, match="^no kernels for GPUs: .*; build tracekern where nvcc is, or take the CPU"):
+        open_cuda(Group(0, 1), GIB, 1.0)
+    with pytest.raises(BadInput, match="^no kernels for GPUs: "), capture(tmp_path / "capture", device="cuda"):
+        pass
