@@ -6,8 +6,13 @@ import pytest
 import torch
 
 import tracekern
-from tracekern.moe.pipeline import STAGES
+from tracekern.errors import BadInput
+from tracekern.moe.pipeline import STAGES, P2PPipeline
 from tracekern.moe.run import MoeRun, run
+from tracekern.moe.shape import MoeShape
+from tracekern.record.dump import read_dump
+from tracekern.record.group import Group
+from tracekern.record.overhead import WARPS_PER_SM, measure_span
 
 SHAPE = {"tokens": 64, "hidden": 2880, "topk": 6, "iterations": 4, "backend": "cuda"}
 
@@ -49,3 +54,33 @@ def test_a_capture_of_gpus_merges_without_a_doubt(tmp_path, ranks):
     assert len(timeline.flows) > 1000
     assert all(rank.backend == "cuda" and rank.resolution_ticks == 32 for rank in timeline.ranks)
     assert all(rank.clock.hard_ns < 5000 for rank in timeline.ranks)
+
+
+@pytest.mark.gpu
+def test_auto_takes_the_gpu_and_its_capture_tells_what_a_span_costs(tmp_path):
+    require_gpus(1)
+    run(options(1, backend="auto"), tmp_path).raise_for_error()
+    about = read_dump(tmp_path / "rank_00000.tkdump").metadata
+    assert about["backend"] == "cuda"
+    assert sorted(map(int, about["overhead_ns"])) == list(WARPS_PER_SM)
+    assert all(cost > 0 for cost in about["overhead_ns"].values())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sink", ["host", "device"])
+@pytest.mark.parametrize("record_format", ["wide", "ring", "cycles"])
+def test_a_span_costs_something_on_a_gpu(record_format, sink):
+    require_gpus(1)
+    cost = measure_span("cuda", record_format, 4, sink)
+    assert cost.low_ns <= cost.span_ns <= cost.high_ns
+    assert 0 < cost.span_ns < cost.region_ns
+
+
+@pytest.mark.gpu
+def test_a_grid_that_the_gpu_cannot_hold_at_once_is_refused():
+    require_gpus(1)
+    shape = MoeShape(1, 16, 8, 4, 256, "bf16")
+    with pytest.raises(
+        BadInput, match=r"rank 0: dispatch_send: 4096 blocks of 16 warps; the device holds \d+ at once;"
+    ):
+        P2PPipeline(Group(0, 1), shape, "balanced", backend="cuda", num_blocks=4096, warps_per_block=16)
