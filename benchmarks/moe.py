@@ -141,6 +141,14 @@ def summarise(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     return result
 
 
+def add_rates(row: dict[str, Any], bytes_of: dict[str, float]) -> None:
+    """GB/s of the rows that have to travel, `once`, and the share of what the link reaches; both ways for a call."""
+    for leg, figures in row.items():
+        num_bytes = bytes_of["once_bytes"] * (2 if leg == "call" else 1)
+        figures["gb_per_s"] = num_bytes / figures["median_us"] / 1e3
+        figures["share_of_limit"] = figures["gb_per_s"] / LINK_BYTES_PER_NS
+
+
 def print_load(load: str, bytes_of: dict[str, float], rows: dict[str, dict[str, Any]]) -> None:
     once, limit = bytes_of["once_bytes"], bytes_of["limit_us"]
     table = Table(
@@ -151,16 +159,16 @@ def print_load(load: str, bytes_of: dict[str, float], rows: dict[str, dict[str, 
     base = rows.get("sorted (NCCL)", rows.get("sorted (gloo)"))
     for name, row in sorted(rows.items(), key=lambda item: item[1]["call"]["median_us"]):
         call = row["call"]
-        legs = [row[leg]["median_us"] if leg in row else None for leg in ("dispatch", "combine")]
+        legs = [row.get(leg) for leg in ("dispatch", "combine")]
         table.add(
             name,
             f"{call['median_us']:.1f}",
             f"{call['p10_us']:.1f}",
             f"{call['p90_us']:.1f}",
             f"{call['median_us'] / limit:.2f}" if limit else "-",
-            f"{2 * once / call['median_us'] / 1e3:.0f}",
-            *(f"{leg:.1f}" if leg is not None else "-" for leg in legs),
-            *(f"{once / leg / 1e3:.0f}" if leg else "-" for leg in legs),
+            f"{call['gb_per_s']:.0f}",
+            *(f"{leg['median_us']:.1f}" if leg else "-" for leg in legs),
+            *(f"{leg['gb_per_s']:.0f}" if leg else "-" for leg in legs),
             f"{call['median_us'] / base['call']['median_us']:.2f}" if base else "-",
         )
     table.print()
@@ -185,6 +193,8 @@ def main() -> int:
         bytes_of = about.get("traffic", {}).get(load)
         if not rows or bytes_of is None:
             continue
+        for row in rows.values():
+            add_rates(row, bytes_of)
         print(f"\ntokens of the ranks: {counts}")
         print_load(load, bytes_of, rows)
         results.append({"load": load, "tokens": counts, **bytes_of, "rows": rows})

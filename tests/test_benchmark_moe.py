@@ -56,4 +56,8 @@ def test_every_variant_is_measured_on_the_cpu(tmp_path, ranks):
         assert set(load["rows"]) == {*STAGES, "sorted (gloo)"}
         assert all(row["call"]["median_us"] > 0 for row in load["rows"].values())
         assert load["limit_us"] == 0 if ranks == 1 else load["limit_us"] > 0
+        for row in load["rows"].values():
+            call = row["call"]
+            assert call["gb_per_s"] == pytest.approx(2 * load["once_bytes"] / call["median_us"] / 1e3)
+            assert call["share_of_limit"] == pytest.approx(load["limit_us"] / call["median_us"])
     assert results["entry_skew_ns"]["calls"] > 0
