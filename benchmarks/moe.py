@@ -9,8 +9,8 @@ device time of one call between two events of its stream, of the rank that took 
 caches are overwritten, every launch of the sample is already queued behind a delay, and a barrier of all ranks on the
 device stands right before the first event. How far apart the ranks enter is the entry skew: it is read from a capture
 of the same calls, as the spread of the first track's start over the ranks on the common time axis, and no part of it is
-taken off the times. Results are checked, bit by bit, before they are timed. On the CPU backend figures prove order and
-coverage only.
+taken off the times. Results are checked, bit by bit, before they are timed and behind the last sample. On the CPU
+backend figures prove order and coverage only.
 
 Bytes are rows alone, of the busiest rank in its busier direction: `once`, a token once for each other rank that has
 experts of it; `each`, once for each choice. The limit is the time for `once`, out and back, at 371 GB/s, what stores

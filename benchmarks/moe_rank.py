@@ -199,14 +199,17 @@ def measure_pipeline(
         stream = {"stream": torch.cuda.current_stream().cuda_stream} if rank.on_gpu else {}
         pipeline.comm.native.barrier(**stream)
 
+    def check(when: str) -> None:
+        pipeline.synchronize()
+        wrong = int((bits(out) != bits(wanted)).sum())
+        if wrong:
+            raise RuntimeError(f"error: {name}, {load}: {wrong} elements are wrong {when}")
+
     out.fill_(float("nan"))
     call(lambda _: None)
-    pipeline.synchronize()
-    wrong = int((bits(out) != bits(wanted)).sum())
-    if wrong:
-        raise RuntimeError(f"error: {name}, {load}: {wrong} elements are wrong")
+    check("at once")
     rank.measure(load, name, call, barrier)
-    pipeline.synchronize()
+    check("in the last call that was timed")
 
 
 def measure_sorted(rank: Rank, load: str, batch: Batch, scale: torch.Tensor) -> None:
