@@ -26,7 +26,7 @@ from tracekern.cli.app import app
 from tracekern.cli.info import print_summary, where_records_went
 from tracekern.cli.options import parse_host, parse_ranks, parse_window
 from tracekern.errors import BadInput
-from tracekern.viewers.words import duration
+from tracekern.words import duration
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = CaptureSpec(num_ranks=3, host_spans=4)

@@ -10,7 +10,8 @@ from runs import draw_runs
 
 from tracekern.gate.budget import Budget
 from tracekern.gate.check import check
-from tracekern.gate.report import Outcome, junit, markdown, percent, show, size
+from tracekern.gate.report import Outcome, junit, markdown, percent, size
+from tracekern.words import metric_value
 
 COPY = "dispatch.copy_token.p50"
 BASE = draw_runs(8, 1)
@@ -49,7 +50,7 @@ def test_the_exit_code(head, base, budgets, undecided_fails, outcome):
 def test_markdown_shows_what_a_reviewer_needs():
     text = markdown(check(SLOW, BASE, [TIGHT], head_name="new|code", base_name="0001"))
     assert text.startswith("### ❌ tracekern: dispatch.copy_token.p50 is over its budget")
-    assert "| `dispatch.copy_token.p50` | 3 us | 4.7" in text
+    assert "| `dispatch.copy_token.p50` | 3.00 us | 4.7" in text
     assert "**regressed**" in text
     assert "new\\|code" in text
     for line in text.splitlines():
@@ -80,15 +81,15 @@ def test_junit_is_read_back_by_its_package(tmp_path):
 
 
 def test_numbers_for_people():
-    assert [show("a.p50", value) for value in (0.0, 64.0, 999.6, 3104.0, 999_600.0, 2.5e6, 3e9)] == [
+    assert [metric_value("a.p50", value) for value in (0.0, 64.0, 999.6, 3104.0, 999_600.0, 2.5e6, 3e9)] == [
         "0 ns",
         "64 ns",
-        "1 us",
-        "3.1 us",
-        "1 ms",
-        "2.5 ms",
-        "3 s",
+        "1.00 us",
+        "3.10 us",
+        "1.00 ms",
+        "2.50 ms",
+        "3.00 s",
     ]
-    assert show("a.wait_share", 0.125) == "12.5 %"
+    assert metric_value("a.wait_share", 0.125) == "12.5 %"
     assert [percent(value) for value in (0.153, -0.05, 22.6, float("nan"))] == ["+15.3 %", "-5.0 %", "x23.6", "?"]
     assert [size(value) for value in (0.05, 10.0)] == ["5.0 %", "x11"]

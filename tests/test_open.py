@@ -302,7 +302,7 @@ def test_the_longest_wait_is_found_in_every_format(tmp_path, suffix):
     path = tmp_path / f"trace{suffix}"
     export(timeline.replace(spans=dataclasses.replace(timeline.spans, end=late)), path)
     assert perfetto_ui.find_longest_wait(path) == perfetto_ui.Wait(
-        1740, 1660, "rank 1 block 000 warp 01 sender: wait_token, 1.7 µs"
+        1740, 1660, "rank 1 block 000 warp 01 sender: wait_token, 1.66 us"
     )
 
 

@@ -70,7 +70,7 @@ def test_a_budget_that_holds_and_one_that_does_not(inner, pytester):
     result = inner(budget="wait_token.p50=1us")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
-        ["*over the stall budget*", "dispatch.wait_token.p50 is 2* us, its budget is 1 us (*% over)"]
+        ["*over the stall budget*", "dispatch.wait_token.p50 is 2* us, its budget is 1.00 us (*% over)"]
     )
     assert kept(pytester) == []
 

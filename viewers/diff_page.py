@@ -16,7 +16,7 @@ from tracekern.viewers.report.charts import grouped_bars, stacked_bars, time_sca
 from tracekern.viewers.report.frame import Part, render, table
 from tracekern.viewers.report.headlines import headlines
 from tracekern.viewers.report.time import TIME_PARTS
-from tracekern.viewers.words import count, duration, escape, percent
+from tracekern.words import count, duration, escape, metric_value, percent
 
 _MAX_PHASES = 14
 _MAX_COSTS = 8
@@ -189,6 +189,4 @@ def _change(first: float, second: float) -> str:
 
 
 def _show(metric: str, value: float) -> str:
-    if math.isnan(value):
-        return "-"
-    return f"{100 * value:.1f} %" if metric.endswith("wait_share") else duration(value)
+    return "-" if math.isnan(value) else metric_value(metric, value)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tracekern import __version__
 from tracekern.viewers.report.frame import Figure, Part, render, table
-from tracekern.viewers.words import count, duration, escape
+from tracekern.words import count, escape, metric_value
 
 Points = Sequence[tuple[str, float, float, float]]
 """(label of the check, lowest, median, highest of its runs) in order."""
@@ -64,7 +64,7 @@ def _answer(drifts: Mapping[str, float], checks: int) -> str:
 
 def _metric(name: str, points: Points, color: str) -> list[str | Figure]:
     first, last = points[0][2], points[-1][2]
-    moved = f"{_show(name, first)} → {_show(name, last)}" if len(points) > 1 else _show(name, first)
+    moved = " → ".join(metric_value(name, value) for value in (first, last)[: len(points)])
     return [f"<h3>{escape(name)}</h3><p class='aside'>{moved}</p>", _figure(name, points, color)]
 
 
@@ -83,8 +83,8 @@ def _figure(name: str, points: Points, color: str) -> Figure:
         "marker": {"size": 6},
         "hoverinfo": "text",
         "hovertext": [
-            f"{escape(label)}<br>{change:+.1f} % of the first check<br>median {_show(name, median)}, "
-            f"{_show(name, least)} to {_show(name, most)}"
+            f"{escape(label)}<br>{change:+.1f} % of the first check<br>median {metric_value(name, median)}, "
+            f"{metric_value(name, least)} to {metric_value(name, most)}"
             for (label, least, median, most), change in zip(points, middle, strict=True)
         ],
     }
@@ -100,7 +100,3 @@ def _figure(name: str, points: Points, color: str) -> Figure:
         "margin": {"b": 40},
     }
     return Figure([{**look, "y": low, "line": edge}, band, line], layout, 190, f"{name} over the checks")
-
-
-def _show(name: str, value: float) -> str:
-    return f"{100 * value:.3g} %" if name.endswith(".wait_share") else duration(value)

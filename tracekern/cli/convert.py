@@ -10,7 +10,7 @@ from typing import Any
 from tracekern.cli.options import Tracks, check_folders, check_window, parse_host, parse_ranks, parse_window
 from tracekern.cli.output import console, note, print_json, program, progress, working
 from tracekern.errors import BadInput
-from tracekern.viewers.words import count
+from tracekern.words import count
 
 
 @dataclass(frozen=True)

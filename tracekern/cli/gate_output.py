@@ -11,6 +11,7 @@ import typer
 
 from tracekern.cli.output import console, note, print_json, table
 from tracekern.errors import BadInput
+from tracekern.words import metric_value
 
 if TYPE_CHECKING:
     from tracekern.gate.compare import Change, Rules
@@ -91,24 +92,22 @@ def print_report(report: Report) -> None:
 
 
 def _budget_table(report: Report) -> object:
-    from tracekern.gate.report import show
-
     grid = table(["value", "budget"], ["", "metric"])
     for result in report.budgets:
-        value, limit = show(result.metric, result.value), show(result.metric, result.budget.limit)
+        value, limit = metric_value(result.metric, result.value), metric_value(result.metric, result.budget.limit)
         grid.add_row(value, limit, "ok" if result.ok else "[bold red]over[/]", result.metric)
     return grid
 
 
 def _change_table(report: Report) -> object:
-    from tracekern.gate.report import order, percent, show, size
+    from tracekern.gate.report import order, percent, size
 
     assert report.comparison is not None
     grid = table(["base", "head", "change", "95 % interval", "floor", "p", "runs to tell"], ["", "metric"])
     for change in order(report.comparison.changes):
         grid.add_row(
-            show(change.metric, change.base),
-            show(change.metric, change.head),
+            metric_value(change.metric, change.base),
+            metric_value(change.metric, change.head),
             percent(change.estimate),
             f"{percent(change.low)} .. {percent(change.high)}",
             size(change.floor),

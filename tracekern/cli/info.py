@@ -10,7 +10,7 @@ import typer
 
 from tracekern.cli import options
 from tracekern.cli.output import console, print_json, table, working
-from tracekern.viewers.words import count, duration
+from tracekern.words import count, duration
 
 if TYPE_CHECKING:
     from rich.console import Console

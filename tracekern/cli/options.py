@@ -62,7 +62,7 @@ def parse_window(text: str | None) -> tuple[int, int] | None:
 def check_window(timeline: Timeline, window: tuple[int, int] | None) -> None:
     """Raises BadInput for a window, ns from the start, in which nothing was recorded, though there is something."""
     from tracekern.timeline.select import select
-    from tracekern.viewers.words import duration
+    from tracekern.words import duration
 
     if window is None or not (len(timeline.spans) or len(timeline.marks)):
         return

@@ -18,7 +18,7 @@ from tracekern.cli import options
 from tracekern.cli.info import clock, print_losses, share
 from tracekern.cli.output import console, note, print_json, program, progress, table
 from tracekern.errors import BadInput, TracekernError
-from tracekern.viewers.words import count, duration
+from tracekern.words import count, duration
 
 if TYPE_CHECKING:
     from tracekern.analysis.summary import RankSummary, Summary

@@ -7,6 +7,7 @@ import math
 from tracekern import __version__
 from tracekern.export.drawing import Drawing
 from tracekern.timeline.model import OPEN_END, Problem, Rank, Timeline, Track, TrackKind, count_problems
+from tracekern.words import duration
 
 UNALIGNED = "UNALIGNED: every rank on its own clock, times of different ranks cannot be compared"
 
@@ -55,12 +56,12 @@ def about(timeline: Timeline) -> dict[str, str]:
 def describe_longest_wait(drawing: Drawing, span_idx: int, time_shift: int) -> str:
     """Where the longest wait stands in the trace; `tracekern open` reads the two numbers (viewers/perfetto_ui.py)."""
     timeline, spans = drawing.timeline, drawing.timeline.spans
-    start, duration = int(spans.start[span_idx]), int(drawing.draw_end[span_idx] - spans.start[span_idx])
+    start, length = int(spans.start[span_idx]), int(drawing.draw_end[span_idx] - spans.start[span_idx])
     end = ", never ended" if spans.end[span_idx] == OPEN_END else ""
     track = timeline.tracks[spans.track[span_idx]]
     event = timeline.events[spans.event[span_idx]].name
     place = f"rank {track.rank} {flat_label(track, 1)}"
-    return f"ts {start + time_shift} dur {duration} ({place}: {event}, {format_ns(duration)}{end})"
+    return f"ts {start + time_shift} dur {length} ({place}: {event}, {duration(length)}{end})"
 
 
 def rank_label(rank: Rank, num_nodes: int) -> str:
@@ -76,7 +77,7 @@ def rank_label(rank: Rank, num_nodes: int) -> str:
         elif rank.clock.method == "unaligned":
             parts.append("UNALIGNED")
         else:
-            parts.append(f"±{format_ns(rank.clock.hard_ns)}")
+            parts.append(f"±{duration(rank.clock.hard_ns)}")
     return " ".join(parts)
 
 
@@ -98,19 +99,11 @@ def flat_label(track: Track, num_streams: int) -> str:
     return f"{block_label(track, num_streams)} {warp_label(track)}"
 
 
-def format_ns(value: float) -> str:
-    if math.isnan(value):
-        return "unknown"
-    if value < 1000:
-        return f"{value:.0f} ns"
-    return f"{value / 1000:.1f} µs" if value < 1e6 else f"{value / 1e6:.1f} ms"
-
-
 def _describe_rank(rank: Rank) -> str:
     name = f"{rank.label}: " if rank.label else ""
     text = f"{name}{rank.device} on {rank.node}, backend {rank.backend}, {rank.state}"
     if rank.clock is None:
         return f"{text}, clock not fitted"
-    bounds = f"±{format_ns(rank.clock.hard_ns)} proven, ±{format_ns(rank.clock.sigma_ns)} repeatable"
-    host = "" if math.isnan(rank.clock.host_hard_ns) else f", host lanes ±{format_ns(rank.clock.host_hard_ns)}"
+    bounds = f"±{duration(rank.clock.hard_ns)} proven, ±{duration(rank.clock.sigma_ns)} repeatable"
+    host = "" if math.isnan(rank.clock.host_hard_ns) else f", host lanes ±{duration(rank.clock.host_hard_ns)}"
     return f"{text}, clock by {rank.clock.method}, {bounds}{host}"

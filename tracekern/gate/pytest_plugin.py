@@ -85,7 +85,7 @@ class StallBudget:
         """Fails the test where a median over its captures is over its budget, or where a capture lost records."""
         from tracekern.gate.budget import parse_budget
         from tracekern.gate.check import check
-        from tracekern.gate.report import show
+        from tracekern.words import metric_value
 
         if not budgets:
             raise TracekernError("stall_budget: no budget given; wanted for example 'wait_token.p99=20us'")
@@ -93,7 +93,7 @@ class StallBudget:
         over = [result for result in report.budgets if not result.ok]
         lines = [f"cannot say: {problem}" for problem in report.all_problems]
         for result in over:
-            value, limit = (show(result.metric, number) for number in (result.value, result.budget.limit))
+            value, limit = (metric_value(result.metric, number) for number in (result.value, result.budget.limit))
             lines.append(f"{result.metric} is {value}, its budget is {limit} ({percent_over(result)})")
         if lines:
             lines.append(f"capture: {self._captures.directory}")

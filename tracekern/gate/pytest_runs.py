@@ -16,8 +16,9 @@ from tracekern.errors import BadInput
 from tracekern.files import write_whole
 from tracekern.gate.baseline import commit_info, machine_info, next_path, now, numbered
 from tracekern.gate.compare import Rules, Verdict, compare, sides_differ
-from tracekern.gate.report import losses_of, percent, show
+from tracekern.gate.report import losses_of, percent
 from tracekern.gate.run import Run
+from tracekern.words import metric_value
 
 FORMAT = "tracekern-pytest"
 VERSION = 1
@@ -78,7 +79,7 @@ class TestRuns:
                 continue
             before, after = (float(np.median(side)) for side in values)
             growth = after / before - 1 if before else float("inf") if after else 0.0
-            line = f"{test}: {name} {show(name, before)} -> {show(name, after)} ({percent(growth)})"
+            line = f"{test}: {name} {metric_value(name, before)} -> {metric_value(name, after)} ({percent(growth)})"
             limit = self.limits.get(statistic, float("inf"))
             if growth > limit and (not proven or _is_proven(name, base, runs, limit)):
                 self.failures.append(f"{line}, more than {100 * limit:g} %{'' if proven else UNPROVEN}")

@@ -14,6 +14,7 @@ from tracekern.files import write_whole
 from tracekern.gate.budget import BudgetResult
 from tracekern.gate.compare import Change, Comparison, Verdict
 from tracekern.gate.run import Run
+from tracekern.words import metric_value
 
 
 class Outcome(enum.IntEnum):
@@ -104,7 +105,7 @@ def markdown(report: Report) -> str:
     if report.budgets:
         lines += ["| budget | limit | value | |", "| --- | ---: | ---: | --- |"]
         for result in report.budgets:
-            limit, value = (show(result.metric, number) for number in (result.budget.limit, result.value))
+            limit, value = (metric_value(result.metric, number) for number in (result.budget.limit, result.value))
             lines.append(f"| `{result.metric}` | {limit} | {value} | {'ok' if result.ok else '**over**'} |")
         lines.append("")
     if report.comparison and report.comparison.changes:
@@ -129,7 +130,7 @@ def _markdown_changes(comparison: Comparison) -> list[str]:
             "| --- | ---: | ---: | ---: | --- | ---: | --- |",
         ]
     for change in shown:
-        base, head = show(change.metric, change.base), show(change.metric, change.head)
+        base, head = metric_value(change.metric, change.base), metric_value(change.metric, change.head)
         word = f"**{change.verdict.value}**" if change.verdict is Verdict.REGRESSED else change.verdict.value
         lines.append(
             f"| `{change.metric}` | {base} | {head} | {percent(change.estimate)} | {percent(change.low)} to "
@@ -153,8 +154,8 @@ def junit(report: Report, path: Path) -> None:
     for result in report.budgets:
         case = TestCase(result.metric, classname="tracekern.budget")
         if not result.ok:
-            text = f"{show(result.metric, result.value)}, budget {show(result.metric, result.budget.limit)}"
-            case.result = [Failure(text, "over_budget")]
+            value, limit = (metric_value(result.metric, number) for number in (result.value, result.budget.limit))
+            case.result = [Failure(f"{value}, budget {limit}", "over_budget")]
         suite.add_testcase(case)
     for change in report.comparison.changes if report.comparison else ():
         case = TestCase(change.metric, classname="tracekern.compare")
@@ -168,16 +169,6 @@ def junit(report: Report, path: Path) -> None:
     document = JUnitXml("tracekern")
     document.add_testsuite(suite)
     write_whole(path, document.tostring())  # type: ignore[no-untyped-call]
-
-
-def show(metric: str, value: float) -> str:
-    """A value in the unit a person would use: 288 ns, 3.10 us, 12.5 %."""
-    if metric.endswith(".wait_share"):
-        return f"{100 * value:.3g} %"
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if value >= 0.9995 * size:  # three digits of it are 1.00, those of the next smaller unit would be 1e+03
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.3g} ns"
 
 
 def percent(value: float) -> str:

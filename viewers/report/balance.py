@@ -10,7 +10,7 @@ from tracekern.analysis.findings import Findings
 from tracekern.analysis.matrix import LINE_FACTOR
 from tracekern.viewers.report.charts import heatmap, stacked_bars, time_scale
 from tracekern.viewers.report.frame import Figure, Part, table
-from tracekern.viewers.words import count, duration, escape, percent
+from tracekern.words import count, duration, escape, percent
 
 _MAX_EXPERTS = 512
 _MAX_PHASES = 5

@@ -8,7 +8,7 @@ from tracekern.analysis.findings import Findings
 from tracekern.analysis.waits import Phase
 from tracekern.viewers.report.charts import stacked_bars, time_scale
 from tracekern.viewers.report.frame import Figure, Part, table
-from tracekern.viewers.words import count, duration, escape, percent
+from tracekern.words import count, duration, escape, percent
 
 _MAX_COSTS = 10
 _MAX_CHAINS = 6

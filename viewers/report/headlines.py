@@ -8,7 +8,7 @@ from tracekern.analysis.doubt import Blame
 from tracekern.analysis.findings import Findings
 from tracekern.viewers.report.cause import describe_cost
 from tracekern.viewers.report.path import describe_gain, describe_part
-from tracekern.viewers.words import count, duration, factor, percent, ranks
+from tracekern.words import count, duration, factor, percent, ranks
 
 
 @dataclass(frozen=True)

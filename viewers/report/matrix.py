@@ -7,7 +7,7 @@ from tracekern.analysis.matrix import Abnormal, WaitMatrix
 from tracekern.viewers.report.charts import heatmap
 from tracekern.viewers.report.frame import Figure, Part, table
 from tracekern.viewers.report.headlines import charged
-from tracekern.viewers.words import duration, ranks
+from tracekern.words import duration, ranks
 
 _MAX_NAMED = 8
 _MAX_FRAMED = 2

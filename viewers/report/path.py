@@ -10,7 +10,7 @@ from tracekern.analysis.path_parts import PathKind, PathPart
 from tracekern.analysis.path_replay import Gain
 from tracekern.viewers.report.charts import stacked_bars, time_scale
 from tracekern.viewers.report.frame import Figure, Part, table
-from tracekern.viewers.words import count, duration, escape, percent
+from tracekern.words import count, duration, escape, percent
 
 _MAX_PARTS = 10
 _MAX_GAINS = 5

@@ -16,7 +16,7 @@ from tracekern.viewers.report.path import path_part
 from tracekern.viewers.report.steadiness import steadiness_part
 from tracekern.viewers.report.time import time_part
 from tracekern.viewers.report.trust import trust_part
-from tracekern.viewers.words import count, duration, escape
+from tracekern.words import count, duration, escape
 
 
 def report_page(findings: Findings, name: str, capture: str, open_command: str) -> str:

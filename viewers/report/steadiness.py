@@ -8,7 +8,7 @@ from tracekern.timeline.model import EventType, Timeline, Track, TrackKind, unpa
 from tracekern.viewers.report.charts import steps, time_scale
 from tracekern.viewers.report.frame import Figure, Gantt, Part, command
 from tracekern.viewers.report.headlines import steadiness
-from tracekern.viewers.words import count, duration, escape
+from tracekern.words import count, duration, escape
 
 
 def steadiness_part(findings: Findings, open_command: str) -> Part:

@@ -8,7 +8,7 @@ from tracekern.analysis.findings import Findings
 from tracekern.analysis.summary import RankSummary
 from tracekern.viewers.report.frame import Part, table
 from tracekern.viewers.report.headlines import trust
-from tracekern.viewers.words import count, duration, escape, percent
+from tracekern.words import count, duration, escape, percent
 
 _MAX_ROWS = 16
 

@@ -1,4 +1,4 @@
-"""How numbers are said: the same words on the page and in the terminal."""
+"""How numbers are said: the same words on pages, in traces and in the terminal."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ def duration(value_ns: float) -> str:
     value = value_ns / size
     digits = 0 if abs(value) >= 99.95 or unit == "ns" else 1 if abs(value) >= 9.995 else 2
     return f"{value:,.{digits}f} {unit}"
+
+
+def metric_value(metric: str, value: float) -> str:
+    """A metric of a run (tracekern.analysis.statistics): its share of a time as "12.5 %", any other as a duration."""
+    return f"{100 * value:.3g} %" if metric.endswith(".wait_share") else duration(value)
 
 
 def round_duration(value_ns: float) -> str:
