@@ -1,0 +1,174 @@
+"""The figures that the documentation gives are those of the benchmarks whose results are kept."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from toolchains import ROOT
+
+LABELS = {"sorted over NCCL": "sorted (NCCL)", "all_to_all_vdev_2d": "vdev_2d (NVSHMEM)"}
+
+
+@cache
+def results(name: str) -> dict[str, Any]:
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+
+
+@cache
+def text_of(name: str) -> str:
+    """A document without its line breaks."""
+    return " ".join((ROOT / "docs" / name).read_text().split())
+
+
+def day(name: str) -> str:
+    return results(name)["date"][:10]
+
+
+def table(document: str, head: str) -> Iterator[list[str]]:
+    """The cells of the rows of the table whose first line has `head`."""
+    lines = iter((ROOT / "docs" / document).read_text().splitlines())
+    next(line for line in lines if line.startswith("|") and head in line)
+    next(lines)
+    for line in lines:
+        if not line.startswith("|"):
+            return
+        yield [cell.strip().replace("`", "") for cell in line.strip("|").split("|")]
+
+
+def times(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.0f}"
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "has_limit"),
+    [("moe_4", "219, 46, 7 and 164", (True, True)), ("moe_2", "219 and 46", (False, True))],
+)
+def test_times_of_the_moe_kernels(name, head, has_limit):
+    loads = results(name)["loads"]
+    assert [int(number) for number in re.findall(r"\d+", head)] == loads[0]["tokens"]
+    assert loads[1]["tokens"] == [4096] * len(loads[0]["tokens"])
+    assert day(name) in text_of("moe.md")
+    rows = list(table("moe.md", head))
+    assert len(rows) >= 5
+    for label, *cells in rows:
+        wanted = []
+        for load, with_limit in zip(loads, has_limit, strict=True):
+            took = load["rows"][LABELS.get(label, label)]["call"]["median_us"]
+            wanted += [f"{took:,.0f} us", *([times(took / load["limit_us"])] if with_limit else [])]
+        assert cells == wanted, label
+
+
+def added(row: dict[str, Any], digits: int) -> str:
+    """What tracing adds to a call: the median of the pairs."""
+    return f"+{100 * (row['pair_ratio'] - 1):.{digits}f} %"
+
+
+def test_what_tracing_costs_the_pipeline():
+    rows = {(row["tokens"], row["mode"]): row for row in results("overhead_pipeline_2")["rows"]}
+    assert day("overhead_pipeline_2") in text_of("instrumenting.md")
+    shown = list(table("instrumenting.md", "tokens of a rank"))
+    assert len(shown) == len(rows) / 3
+    for cells in shown:
+        modes = [rows[int(cells[0].replace(",", "")), mode] for mode in ("device", "flight recorder", "host")]
+        untraced = statistics.mean(row["off_us"] for row in modes)
+        costs = [added(row, digits) for row, digits in zip(modes, (1, 1, 0), strict=True)]
+        assert cells[1:] == [f"{untraced:,.0f} us", *costs]
+    host = [100 * (row["pair_ratio"] - 1) for (_, mode), row in rows.items() if mode == "host"]
+    flight = [added(rows[tokens, "flight recorder"], digits) for tokens, digits in ((256, 1), (1, 0))]
+    told = text_of("flight_recorder.md")
+    assert f"+{min(host):.0f} to +{max(host):.0f} % of the bundled pipeline" in told
+    assert f"{flight[0]} at 256 tokens, {flight[1]} at one" in told
+    pipelined = {(row["tokens"], row["mode"]): row for row in results("overhead_pipeline_2_pipelined")["rows"]}
+    few, many = (added(pipelined[tokens, "device"], 1) for tokens in (1, 256))
+    assert f"{few} at 1 token and {many} at 256 into device memory" in text_of("instrumenting.md")
+
+
+def test_what_a_span_costs():
+    rows = results("recorder")["rows"]
+    told = text_of("architecture.md")
+    assert day("recorder") in told
+
+    def of(probe: str, fmas: int = 1000, among: Any = rows) -> str:
+        found = [row["added_ns"] for row in among if (row["probe"], row["fmas"]) == (probe, fmas)]
+        return " / ".join(f"{cost:.0f}" for cost in found)
+
+    assert f"a span in it costs {of('wide')} ns at 4 / 16 / 32 warps per SM" in told
+    assert f"in them but event and low clock ({of('8-byte records')} ns)" in told
+    assert f"never leave shared memory ({of('in shared memory')} ns)" in told
+    assert f"adds {of('proton', 125, results('recorder')['proton'])} ns to short regions" in told
+    assert f"Of the {of('wide').split()[-1]} ns, {of('wide, deselected').split()[-1]} are left" in told
+
+
+def test_rates_of_graphs():
+    best = {
+        sink: max(
+            row["gb_per_s"] for row in results("graphs")["rows"] if row["sink"] == sink and not row["lost_replays"]
+        )
+        for sink in ("device", "host")
+    }
+    told = f"nothing was lost at {best['device']:.1f} GB/s into device and {best['host']:.1f} GB/s into host memory"
+    assert told in text_of("graphs.md")
+    assert f"`benchmarks/graphs.py`, {day('graphs')}" in text_of("graphs.md")
+
+
+def test_clocks_of_gpus():
+    found = results("clocks_gpu_4")
+    assert f"`{found['command']}`, 4 H200 of one host, {day('clocks_gpu_4')}" in text_of("clocks.md")
+    medians = [statistics.median(map(abs, values)) for values in found["held_out_ns"].values()]
+    worst, cupti = found["worst_held_out_ns"], found["containment"]
+    measured = [cells[1] for cells in table("clocks.md", "| measured | goal |")]
+    assert measured == [
+        f"off by {min(medians):.0f} to {max(medians):.0f} ns in the median, {worst:.0f} ns at worst",
+        f"{found['worst_closure_ns']:.0f} ns at worst",
+        f"all, {cupti['median_margin_ns'] / 1e3:.2f} us from its edge in the median",
+        f"{cupti['resolution_ticks'][0]} ns",
+    ]
+    assert f"within ±{cupti['host_hard_ns'] / 1e3:.2f} us" in text_of("clocks.md")
+    assert cupti["outside_hard"] == 0
+    flows = results("flows_2")
+    assert (flows["violations"], flows["records_lost"], flows["doubts"]) == (0, 0, [])
+    assert f"On 2 H200 none of {flows['arrows']:,} arrows did" in text_of("clocks.md")
+
+
+def test_clocks_of_the_simulation():
+    captures = results("clocks")["captures"]
+    rows = {cells[0]: cells[1:] for cells in table("clocks.md", "| median | 95 % | largest |")}
+    for label, key in (("hard_ns", "hard_ns"), ("true error", "error_ns"), ("sigma_ns", "sigma_ns")):
+        values = np.array([capture[key] for capture in captures])
+        assert rows[label] == [f"{value:.0f}" for value in (*np.quantile(values, [0.5, 0.95]), values.max())]
+    told = text_of("clocks.md")
+    hard_ns = statistics.median(capture["hard_ns"] for capture in captures)
+    assert f"{len(captures)} captures of 8 ranks" in told
+    assert f"largest of each: median {hard_ns:.0f} | the same |" in told
+    assert not any(capture["tightened"] or capture["outside"] or capture["backwards"] for capture in captures)
+    events, flows = (sum(capture[key] for capture in captures) for key in ("events", "flows"))
+    assert f"{events:,} time stamps, none outside `hard_ns`; {flows:,} flow arrows, none backwards" in told
+
+
+def test_what_analysis_and_the_report_cost():
+    sizes = results("analysis")["sizes"]
+    cpu_s = [
+        sum(min(question["cpu_s"]) for name, question in size["questions"].items() if name != "all of a report")
+        for size in sizes
+    ]
+    one, _, five, ten = (f"{seconds:.1f}" for seconds in cpu_s)
+    assert f"{one} CPU seconds for 1 M spans, {five} for 5 M, {ten} for 10 M" in text_of("analysis.md")
+    page = results("report")
+    assert f"is {page['page']['bytes'] / 1e6:.1f} MB" in text_of("report.md")
+    assert f"after {page['text_s']:.2f} s and its first figures after {page['first_s']:.1f} s" in text_of("report.md")
+
+
+def test_what_the_gate_was_seen_to_do():
+    told = text_of("gate.md")
+    for device, name in (("cpu", "2 CPU cores"), ("nvidia-h200", "4 NVIDIA H200")):
+        found = results("gate")["devices"][device]
+        assert found["lossy_refused"] == 1000
+        assert f"{found['launches']} launches on {name}" in told
+        assert f"{found['alarms']} alarms in 1,000" in told
