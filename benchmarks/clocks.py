@@ -10,10 +10,7 @@ an arrow points backwards, or fewer than 95 of 100 captures keep hard_ns within 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
-import platform
 import sys
 import tempfile
 import time
@@ -21,6 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from harness import write_results
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_HARD_NS = 5_000
@@ -140,7 +140,7 @@ def main() -> int:
     parser.add_argument("--captures", type=int, default=100)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "clocks.json")
+    parser.add_argument("--name", default="clocks", help="of the file in benchmarks/results")
     parser.add_argument("--rank-directory", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_directory:
@@ -159,16 +159,8 @@ def main() -> int:
     print_table(results)
     good = sum(result.hard_ns <= MAX_HARD_NS and result.error_ns <= MAX_ERROR_NS for result in results)
     print(f"{good} of {len(results)} captures: hard_ns <= {MAX_HARD_NS} and true error <= {MAX_ERROR_NS}")
-    report = {
-        "benchmark": "clocks",
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "device": f"CPU backend, {platform.machine()}, {os.cpu_count()} cores, load {load_before:.1f} before",
-        "ranks": options.ranks,
-        "seconds": options.seconds,
-        "captures": [asdict(result) for result in results],
-    }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(report, indent=1) + "\n")
+    about = {"load_before": load_before, "ranks": options.ranks, "seconds": options.seconds}
+    write_results(options.name, {**about, "captures": [asdict(result) for result in results]})
     whole = not any(result.outside or result.backwards for result in results)
     return 0 if whole and good >= 0.95 * len(results) else 1
 
