@@ -262,8 +262,12 @@ def test_waits_whose_begin_was_overwritten_are_told_and_in_no_quantile(tmp_path)
     rows = np.flatnonzero(timeline.spans.event == WAIT)
     launches = tuple(dataclasses.replace(launch, records_overwritten=20) for launch in timeline.launches)
     found = find(overwrite_begins(timeline, rows[:3]).replace(launches=launches))
-    assert "Of 3 waits the flight recorder overwrote the begin" in page_of(found, tmp_path / "r.html").read_text()
-    assert "no record lost; 40 older ones overwritten" in {line.word: line.text for line in headlines(found)}["trust"]
+    page = page_of(found, tmp_path / "r.html").read_text()
+    assert "Of 3 waits the flight recorder overwrote the begin" in page
+    assert "of their time waiting, as far as the flight recorder kept it: " in page
+    lines = {line.word: line.text for line in headlines(found)}
+    assert "no record lost; 40 older ones overwritten" in lines["trust"]
+    assert "of the warps' time that the flight recorder kept, " in lines["waiting"]
     nothing_whole = page_of(find(overwrite_begins(timeline, rows)), tmp_path / "n.html").read_text()
     assert "<td>unknown</td><td>unknown</td>" in re.sub(r"<td[^>]*>", "<td>", nothing_whole)
 

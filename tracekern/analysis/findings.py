@@ -51,6 +51,11 @@ class Findings:
     probe_cost_ns: float
     """What recording one span adds, as the capture measured it; 0 where it did not."""
 
+    @property
+    def records_overwritten(self) -> int:
+        """By a flight recorder: times are of what it kept, not of the run."""
+        return sum(launch.records_overwritten for launch in self.timeline.launches)
+
 
 MAX_DISTRIBUTIONS = 6
 

@@ -48,8 +48,9 @@ def _waiting(findings: Findings) -> str:
         return f"no waits on record; the warps' {duration(total)} went into other spans"
     worst = findings.phases[0]
     all_waits = sum(phase.sum_ns for phase in findings.phases)
+    kept = " that the flight recorder kept" if findings.records_overwritten else ""
     return (
-        f"{percent(wait, total)} of the warps' time, {duration(wait)} of {duration(total)}; "
+        f"{percent(wait, total)} of the warps' time{kept}, {duration(wait)} of {duration(total)}; "
         f"most in {worst.phase}: {duration(worst.sum_ns)}, {percent(worst.sum_ns, all_waits)} of all waits"
     )
 
@@ -130,7 +131,7 @@ def trust(findings: Findings) -> str:
     lost = sum(rank.records_lost for rank in summary.ranks)
     salvaged = [rank.rank for rank in summary.ranks if rank.state == "salvaged"]
     parts = [clocks(findings), f"{lost:,} records lost" if lost else "no record lost"]
-    if overwritten := sum(launch.records_overwritten for launch in findings.timeline.launches):
+    if overwritten := findings.records_overwritten:
         parts.append(f"{overwritten:,} older ones overwritten, as a flight recorder does")
     if salvaged:
         parts.append(f"{ranks(salvaged)} died")

@@ -43,7 +43,8 @@ def time_part(findings: Findings) -> Part:
     if not whole:
         return Part("time", "Time", question, "No kernel left a span here, so there is no time to share out.")
     said = ", ".join(f"{percent(ns, whole)} {name}" for name, ns in totals.items() if ns)
-    answer = f"The warps spent <b>{percent(totals['wait'], whole)}</b> of their time waiting: {said}."
+    kept = ", as far as the flight recorder kept it" if findings.records_overwritten else ""
+    answer = f"The warps spent <b>{percent(totals['wait'], whole)}</b> of their time waiting{kept}: {said}."
     body: list[str | Figure] = [_share_bars(findings)]
     if findings.phases:
         body += [
