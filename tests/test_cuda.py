@@ -8,9 +8,12 @@ import types
 from typing import Any
 
 import pytest
+import torch
 from rank_pool import RankPool
 
 from tracekern.errors import BadInput
+from tracekern.moe import worker
+from tracekern.moe.run import MoeRun
 from tracekern.record.cuda import open_cuda
 from tracekern.record.group import Group
 from tracekern.record.session import capture
@@ -74,6 +77,18 @@ def test_what_fails_on_one_rank_is_refused_on_all(fails, line):
         assert pool.call(refused, fails) == [(line, 0)] * 2
     finally:
         pool.close()
+
+
+def test_a_gpu_that_torch_refuses_is_told_in_one_line(monkeypatch):
+    def set_device(_: int) -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nMore of it.")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", set_device)
+    with pytest.raises(
+        BadInput, match=r"^torch cannot use GPU 0: The NVIDIA driver .* \(found version 11040\)\.; or take"
+    ):
+        worker._choose_backend(MoeRun(ranks=2))
 
 
 def test_without_kernels_for_gpus_one_line_says_so(tmp_path):

@@ -121,7 +121,11 @@ def _choose_backend(options: MoeRun) -> str:
     if local_rank >= torch.cuda.device_count():
         found = f"local rank {local_rank} has no GPU of its own: {torch.cuda.device_count()} are here"
         raise BadInput(f"{found}; take fewer ranks or the backend cpu")
-    torch.cuda.set_device(local_rank)
+    try:
+        torch.cuda.set_device(local_rank)
+    except RuntimeError as error:  # such as a driver that is too old for torch
+        why = str(error).partition("\n")[0]
+        raise BadInput(f"torch cannot use GPU {local_rank}: {why}; or take the backend cpu") from None
     return "cuda"
 
 
