@@ -125,6 +125,23 @@ def test_sm_90_reads_the_clock_and_orders_with_the_system(source):
             assert reads["off"] == 0, stem  # only a wait with a time limit reads the clock untraced
 
 
+MEMORY = re.compile(
+    r"%globaltimer;|\bst\.(?:release|relaxed)\.sys|\bld\.(?:acquire|relaxed)\.sys|\bst\.global\.v4|\bbar\.(?:sync|red)|\bfence\."
+)
+
+
+@pytest.mark.parametrize("source", ["comm/kernels.cu", "moe/p2p/kernels.cu"])
+def test_sm_90_has_the_fence_of_a_signal_in_its_span(source):
+    # The begin is on record before the release, whose fence waits for the stores; the end is read right behind it.
+    span = ["%globaltimer;", "st.global.v4", "st.release.sys", "%globaltimer;", "st.global.v4"]
+    kernels = ptx_kernels(CSRC / source)
+    traced = [name for name in kernels if SIGNALS[family(name)] and name.endswith(("_wide", "_ring"))]
+    assert traced
+    for name in traced:
+        found = MEMORY.findall(kernels[name])
+        assert any(found[at : at + len(span)] == span for at in range(len(found))), name
+
+
 @pytest.mark.parametrize(
     ("source", "kernel"),
     [
