@@ -8,9 +8,9 @@ Two loads: token counts drawn once from 1 to --tokens for each rank, and --many 
 device time of one call between two events of its stream, of the rank that took longest. Before each sample the ranks'
 caches are overwritten, every launch of the sample is already queued behind a delay, and a barrier of all ranks on the
 device stands right before the first event. How far apart the ranks enter is the entry skew: it is read from a capture
-of the same calls, as the spread of the first track's start over the ranks on the common time axis, and no part of it is
-taken off the times. Results are checked, bit by bit, before they are timed and behind the last sample. On the CPU
-backend figures prove order and coverage only.
+of the last variant's calls, as the spread of the first track's start over the ranks on the common time axis, and no
+part of it is taken off the times. Results are checked, bit by bit, before they are timed and behind the last sample.
+On the CPU backend figures prove order and coverage only.
 
 Bytes are rows alone, of the busiest rank in its busier direction: `once`, a token once for each other rank that has
 experts of it; `each`, once for each choice. The limit is the time for `once`, out and back, at 371 GB/s, what stores
@@ -200,8 +200,8 @@ def main() -> int:
         results.append({"load": load, "tokens": counts, **bytes_of, "rows": rows})
     for name, why in {**notes, **({"ours": failed} if failed else {})}.items():
         print(f"{name}: {why}")
-    if "entry_skew_ns" in about:
-        print(f"entry skew: median {about['entry_skew_ns']['median']} ns, most {about['entry_skew_ns']['max']} ns")
+    for load, skew in about.get("entry_skew_ns", {}).items():
+        print(f"entry skew, {load}: median {skew['median']:.0f} ns, most {skew['max']} ns of {skew['calls']} calls")
     if options.backend == "cpu":
         print("CPU backend: order and coverage, never GPU durations")
     shape = {key: value for key, value in vars(options).items() if key != "name"}

@@ -159,13 +159,14 @@ def plans(rank: Rank) -> list[tuple[str, str, tuple[int, int], int]]:
 
 def measure_ours(rank: Rank) -> None:
     notes = importable_peers()
-    skew: list[int] | None = None
+    skew: dict[str, list[int]] = {}
     for load in rank.options["loads"]:
         shape, scale = rank.shape(load), draw_expert_scale(rank.shape(load)).to(rank.backend)
         batch = rank.batch(load, rank.group.rank).to(rank.backend)
         loops = sorted_all_to_all(batch, scale, shape)  # the bits of reference, which is too slow for so many tokens
         sums = rank_reduced_reference(batch, scale, shape)
-        for name, variant, grid, partitions in plans(rank):
+        planned = plans(rank)
+        for name, variant, grid, partitions in planned:
             rank.group.barrier()
             try:
                 pipeline = make_pipeline(rank, shape, variant, grid, partitions)
@@ -173,13 +174,13 @@ def measure_ours(rank: Rank) -> None:
                 notes[f"{name}, {load}"] = str(error)
                 continue
             measure_pipeline(rank, load, name, pipeline, batch, scale, sums if variant in REDUCING else loops)
-            if skew is None and not rank.options["sweep"]:
-                skew = entry_skew(rank, pipeline, batch, scale)
+            if name == planned[-1][0]:
+                skew[load] = entry_skew(rank, pipeline, batch, scale)
             rank.group.barrier()
             del pipeline
             gc.collect()
         measure_sorted(rank, load, batch, scale)
-    write_about(rank, notes, skew or [])
+    write_about(rank, notes, skew)
 
 
 def measure_pipeline(
@@ -248,7 +249,7 @@ def entry_skew(rank: Rank, pipeline: P2PPipeline, batch: Batch, scale: torch.Ten
     return [max(of.values()) - min(of.values()) for of in starts.values() if len(of) == rank.group.num_ranks]
 
 
-def write_about(rank: Rank, notes: dict[str, str], skew: list[int]) -> None:
+def write_about(rank: Rank, notes: dict[str, str], skew: dict[str, list[int]]) -> None:
     if rank.group.rank:
         return
     about: dict[str, Any] = {"notes": notes, "traffic": {}}
@@ -256,8 +257,11 @@ def write_about(rank: Rank, notes: dict[str, str], skew: list[int]) -> None:
         shape = rank.shape(load)
         chosen = [rank.batch(load, peer).topk_idx.numpy() for peer in range(rank.group.num_ranks)]
         about["traffic"][load] = traffic(chosen, shape.num_ranks, shape.num_experts, shape.row_bytes)
-    if skew:
-        about["entry_skew_ns"] = {"median": statistics.median(skew), "max": max(skew), "calls": len(skew)}
+    about["entry_skew_ns"] = {
+        load: {"median": statistics.median(found), "max": max(found), "calls": len(found)}
+        for load, found in skew.items()
+        if found
+    }
     if rank.on_gpu:
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         about["driver"] = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0]

@@ -60,4 +60,5 @@ def test_every_variant_is_measured_on_the_cpu(tmp_path, ranks):
             call = row["call"]
             assert call["gb_per_s"] == pytest.approx(2 * load["once_bytes"] / call["median_us"] / 1e3)
             assert call["share_of_limit"] == pytest.approx(load["limit_us"] / call["median_us"])
-    assert results["entry_skew_ns"]["calls"] > 0
+    assert set(results["entry_skew_ns"]) == {load["load"] for load in results["loads"]}
+    assert all(skew["calls"] > 0 for skew in results["entry_skew_ns"].values())
