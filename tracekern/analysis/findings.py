@@ -13,6 +13,7 @@ from tracekern.analysis.distribution import Distribution, distribute
 from tracekern.analysis.doubt import Blame, Verdict, blame_ranks, name_worst
 from tracekern.analysis.event_graph import build_graph
 from tracekern.analysis.gantt import Gantt, choose_spans
+from tracekern.analysis.hang import Hang, find_hang
 from tracekern.analysis.imbalance import Imbalance, work_imbalance
 from tracekern.analysis.iterations import Iterations, find_iterations
 from tracekern.analysis.matrix import Abnormal, WaitMatrix, find_abnormal, wait_matrix
@@ -48,6 +49,8 @@ class Findings:
     path: CriticalPath
     balance: Balance
     imbalances: tuple[Imbalance, ...]
+    hang: Hang | None
+    """Waits for other ranks that had not ended."""
     probe_cost_ns: float
     """What recording one span adds, as the capture measured it; 0 where it did not."""
 
@@ -100,5 +103,6 @@ def _find_plain(timeline: Timeline, link_limit: LinkLimit | None) -> dict[str, A
         "summary": summarize(timeline),
         "time": share_time(timeline),
         "imbalances": work_imbalance(timeline),
+        "hang": find_hang(timeline),
         "probe_cost_ns": probe_cost_ns(timeline),
     }

@@ -290,16 +290,23 @@ def _rank_of(timeline: Timeline, row: Int64) -> Int32:
     return timeline.track_ranks()[timeline.spans.track[row]]
 
 
-def _peers(timeline: Timeline, row: Int64, signal: Int64, last_arrival: Int64) -> Int32:
-    """[n] the rank waited for."""
+def named_peers(timeline: Timeline, row: Int64) -> Int32:
+    """[n] the rank that waits name as the one they wait for, of this capture or not; -1 where they name none."""
     spans = timeline.spans
     peer = np.full(len(row), -1, np.int32)
-    event, ranks = spans.event[row], [rank.rank for rank in timeline.ranks]
+    event = spans.event[row]
     for idx, about in enumerate(timeline.events):
-        mine = np.flatnonzero(event == idx)
-        named = field_values(about, "peer", spans, row[mine])
-        if about.event_class is EventClass.WAIT and named is not None:
-            peer[mine] = np.where(np.isin(named, ranks), named, -1)
+        if about.event_class is EventClass.WAIT:
+            mine = np.flatnonzero(event == idx)
+            named = field_values(about, "peer", spans, row[mine])
+            peer[mine] = -1 if named is None else named
+    return peer
+
+
+def _peers(timeline: Timeline, row: Int64, signal: Int64, last_arrival: Int64) -> Int32:
+    """[n] the rank waited for."""
+    peer = named_peers(timeline, row)
+    peer[~np.isin(peer, [rank.rank for rank in timeline.ranks])] = -1
     for releaser in (signal, last_arrival):
         known = releaser >= 0
         peer[known] = _rank_of(timeline, releaser[known])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tracekern.analysis.doubt import Blame
 from tracekern.analysis.findings import Findings
+from tracekern.analysis.hang import Holder
 from tracekern.viewers.report.cause import describe_cost
 from tracekern.viewers.report.path import describe_gain, describe_part
 from tracekern.words import count, duration, factor, percent, ranks
@@ -20,10 +21,10 @@ class Line:
 def headlines(findings: Findings) -> list[Line]:
     """One line each: how much waiting and where, whose fault, why, what bounds the time, and how far to trust it.
 
-    Before them, where a wait ran out of time, which.
+    Before them, where a wait ran out of time, which; or else, where waits had not ended, who holds up whom.
     """
     return [
-        *_fault(findings),
+        *(_fault(findings) or _held(findings)),
         Line("waiting", _waiting(findings)),
         Line("who", _who(findings)),
         Line("why", _why(findings)),
@@ -38,6 +39,29 @@ def _fault(findings: Findings) -> list[Line]:
     faulty.sort(key=lambda metadata: (metadata.get("fault") or {}).get("cause") != "timeout")
     more = f"; {count(len(faulty) - 1, 'more rank')} stopped" if len(faulty) > 1 else ""
     return [Line("fault", f"{faulty[0]['fault_text']}{more}")] if faulty else []
+
+
+def _held(findings: Findings) -> list[Line]:
+    hang = findings.hang
+    if hang is None:
+        return []
+    by = [holder.rank for holder in hang.holders]
+    who = f"{ranks(hang.ranks)} by {ranks(by)}" if by else f"{ranks(hang.ranks)} by each other"
+    waits = "1 wait has" if hang.num_waits == 1 else f"{hang.num_waits:,} waits have"
+    longest = f"{hang.longest_phase} of rank {hang.longest_rank} for rank {hang.longest_peer}"
+    parts = [f"{who}: {waits} not ended, the longest after {duration(hang.longest_ns)}, {longest}"]
+    return [Line("held", "; ".join(parts + [_what_holds(holder) for holder in hang.holders[:3]]))]
+
+
+def _what_holds(holder: Holder) -> str:
+    name = f"rank {holder.rank}"
+    if not holder.is_known:
+        return f"{name} is not in this capture"
+    if holder.doing:
+        return f"{name} is in {holder.doing} with {count(holder.num_warps, 'warp')}"
+    if not holder.last_stage:
+        return f"{name} has run no kernel"
+    return f"{name} runs no kernel, {holder.last_stage} ended {duration(holder.idle_ns)} before"
 
 
 def _waiting(findings: Findings) -> str:

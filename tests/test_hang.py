@@ -1,0 +1,103 @@
+"""Who holds up whom in a capture that ends in the middle of waits, and the line of the report that says so."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.timelines import COPY, WAIT, make_launch, make_rank, make_spans, make_timeline, make_tracks
+from tracekern.analysis.findings import find
+from tracekern.analysis.hang import Holder, find_hang
+from tracekern.timeline.model import OPEN_END, Timeline, TrackKind
+from tracekern.viewers.report.headlines import headlines
+
+Row = tuple[int, int, int, int]
+"""Rank, event, peer, start; the end is open."""
+
+
+def timeline_of(open_spans: list[Row], num_ranks: int = 4, last_end: int = 9_000) -> Timeline:
+    """Rank r's last closed span ended at 2,000 + r; a range of rank 0's host ended at last_end."""
+    tracks = make_tracks(num_ranks, num_blocks=1, num_warps=4)
+    device = [[i for i, t in enumerate(tracks) if t.rank == r and t.kind is TrackKind.DEVICE] for r in range(num_ranks)]
+    host = next(i for i, t in enumerate(tracks) if t.kind is TrackKind.HOST)
+    rows = [(host, 4, -1, last_end, last_end, 0, 0)]
+    rows += [(device[rank][0], COPY, rank, 1_000, 2_000 + rank, 0, 0) for rank in range(num_ranks)]
+    used = [0] * num_ranks
+    for rank, event, peer, start in open_spans:
+        rows.append((device[rank][used[rank]], event, rank, start, int(OPEN_END), peer, 0))
+        used[rank] += 1
+    return make_timeline(num_ranks).replace(
+        tracks=tracks,
+        spans=make_spans(rows),
+        flows=type(make_timeline().flows)(),
+        launches=tuple(make_launch(rank) for rank in range(num_ranks)),
+        ranks=tuple(make_rank(rank) for rank in range(num_ranks)),
+    )
+
+
+def line_of(timeline: Timeline) -> str | None:
+    return next((line.text for line in headlines(find(timeline)) if line.word == "held"), None)
+
+
+def test_where_all_waits_ended_nobody_is_held():
+    assert find_hang(make_timeline()) is None
+    assert line_of(make_timeline()) is None
+    assert find_hang(timeline_of([(0, COPY, 1, 5_000)])) is None
+
+
+def test_a_rank_that_waits_for_nobody_holds_the_others():
+    """Rank 3 waits for rank 0, which waits for rank 2."""
+    timeline = timeline_of([(0, WAIT, 2, 4_000), (1, WAIT, 2, 5_000), (3, WAIT, 0, 3_000), (3, WAIT, 2, 6_000)])
+    hang = find_hang(timeline)
+    assert hang is not None
+    assert (hang.ranks, hang.num_waits) == ((0, 1, 3), 4)
+    assert hang.holders == (Holder(2, True, "", 0, "dispatch", 6_998),)
+    assert (hang.longest_ns, hang.longest_rank, hang.longest_peer) == (6_000, 3, 0)
+    assert line_of(timeline) == (
+        "ranks 0, 1 and 3 by rank 2: 4 waits have not ended, the longest after 6.00 us, dispatch.wait_token of rank 3 "
+        "for rank 0; rank 2 runs no kernel, dispatch ended 7.00 us before"
+    )
+
+
+def test_what_it_is_doing_is_said():
+    timeline = timeline_of([(0, WAIT, 1, 4_000), (1, COPY, 0, 5_000), (1, COPY, 0, 6_000)], num_ranks=2)
+    hang = find_hang(timeline)
+    assert hang is not None
+    assert hang.holders == (Holder(1, True, "dispatch.copy_token", 2, "dispatch", 0),)
+    assert line_of(timeline) == (
+        "rank 0 by rank 1: 1 wait has not ended, the longest after 5.00 us, dispatch.wait_token of rank 0 for rank 1; "
+        "rank 1 is in dispatch.copy_token with 2 warps"
+    )
+
+
+def test_ranks_that_wait_for_each_other_hold_each_other():
+    hang = find_hang(timeline_of([(0, WAIT, 1, 4_000), (1, WAIT, 0, 4_500)], num_ranks=2))
+    assert hang is not None
+    assert (hang.ranks, hang.holders) == ((0, 1), ())
+    assert "ranks 0 and 1 by each other: 2 waits" in str(
+        line_of(timeline_of([(0, WAIT, 1, 4_000), (1, WAIT, 0, 4_500)], num_ranks=2))
+    )
+
+
+def test_a_rank_whose_dump_is_missing_is_named():
+    timeline = timeline_of([(0, WAIT, 7, 4_000)], num_ranks=2)
+    assert str(line_of(timeline)).endswith("rank 7 is not in this capture")
+
+
+def test_a_wait_for_the_own_rank_holds_nobody():
+    assert find_hang(timeline_of([(0, WAIT, 0, 4_000)])) is None
+
+
+@pytest.mark.parametrize("lost", [0, 3])
+def test_an_end_that_found_no_room_is_no_hang(lost):
+    timeline = timeline_of([(0, WAIT, 1, 4_000)], num_ranks=2)
+    launches = tuple(
+        type(launch)(**{**vars(launch), "records_lost": lost}) if launch.rank == 0 else launch
+        for launch in timeline.launches
+    )
+    assert (find_hang(timeline.replace(launches=launches)) is None) == bool(lost)
+
+
+def test_an_empty_timeline_is_no_hang():
+    spans = make_timeline().spans.take(np.zeros(0, np.int64))
+    assert find_hang(make_timeline().replace(spans=spans, launches=(), flows=type(make_timeline().flows)())) is None

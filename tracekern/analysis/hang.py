@@ -1,0 +1,95 @@
+"""Who holds up whom where a capture ends in the middle of waits: a job that hung, died, or runs on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracekern.analysis.waits import named_peers
+from tracekern.timeline.model import OPEN_END, EventClass, Int64, Timeline, TrackKind
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A rank that others wait for, and that waits for no other."""
+
+    rank: int
+    is_known: bool
+    """Part of the capture."""
+    doing: str
+    """The stage and event that most of its warps are in, "" where none of its kernels is under way."""
+    num_warps: int
+    """That are in it."""
+    last_stage: str
+    """The kernel that it ran last, "" for none."""
+    idle_ns: int
+    """Since its last span ended; 0 while a kernel is under way."""
+
+
+@dataclass(frozen=True)
+class Hang:
+    ranks: tuple[int, ...]
+    """That wait for another one."""
+    holders: tuple[Holder, ...]
+    """Empty: the ranks wait for each other."""
+    num_waits: int
+    longest_ns: int
+    """Until the last that is on record of any rank."""
+    longest_rank: int
+    longest_peer: int
+    longest_phase: str
+    """Stage and event."""
+
+
+def find_hang(timeline: Timeline) -> Hang | None:
+    """Waits for other ranks that did not end; None where all did. Not those whose end merely found no room."""
+    spans = timeline.spans
+    is_device = timeline.tracks_of(TrackKind.DEVICE)
+    lost = np.array([launch.records_lost > 0 for launch in timeline.launches] or [False])
+    open_rows = np.flatnonzero((spans.end == OPEN_END) & is_device[spans.track] & ~lost[spans.launch])
+    row = open_rows[timeline.events_of(EventClass.WAIT)[spans.event[open_rows]]]
+    rank, peer = timeline.track_ranks()[spans.track[row]], named_peers(timeline, row)
+    between = (peer >= 0) & (peer != rank)
+    row, rank, peer = row[between], rank[between], peer[between]
+    if not len(row):
+        return None
+    end_ns = int(max(spans.end.max(), spans.start.max()))
+    oldest = int(spans.start[row].argmin())
+    waiting = set(rank.tolist())
+    holders = sorted(set(peer.tolist()) - waiting)
+    return Hang(
+        ranks=tuple(sorted(waiting)),
+        holders=tuple(_describe(timeline, holder, open_rows, end_ns) for holder in holders),
+        num_waits=len(row),
+        longest_ns=end_ns - int(spans.start[row[oldest]]),
+        longest_rank=int(rank[oldest]),
+        longest_peer=int(peer[oldest]),
+        longest_phase=_phase(timeline, int(row[oldest])),
+    )
+
+
+def _describe(timeline: Timeline, rank: int, open_rows: Int64, end_ns: int) -> Holder:
+    spans = timeline.spans
+    is_its = (timeline.track_ranks() == rank) & timeline.tracks_of(TrackKind.DEVICE)
+    mine = open_rows[is_its[spans.track[open_rows]]]
+    # The last open span of a track is its innermost.
+    innermost = mine[np.append(np.diff(spans.track[mine]) != 0, True)] if len(mine) else mine
+    doing = Counter(_phase(timeline, row) for row in innermost.tolist())
+    name, num_warps = doing.most_common(1)[0] if doing else ("", 0)
+    rows = np.flatnonzero(is_its[spans.track])
+    last = rows[spans.end[rows].argmax()] if len(rows) else -1
+    return Holder(
+        rank=rank,
+        is_known=rank in [known.rank for known in timeline.ranks],
+        doing=name,
+        num_warps=num_warps,
+        last_stage=timeline.launches[spans.launch[last]].name if last >= 0 else "",
+        idle_ns=end_ns - int(spans.end[last]) if last >= 0 and not doing else 0,
+    )
+
+
+def _phase(timeline: Timeline, row: int) -> str:
+    launch, event = timeline.spans.launch[row], timeline.spans.event[row]
+    return f"{timeline.launches[launch].name}.{timeline.events[event].name}"
