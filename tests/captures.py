@@ -114,6 +114,16 @@ def write_capture(directory: Path, spec: CaptureSpec) -> Path:
     return directory
 
 
+def reserve_launch(segment: Segment, plan: LaunchPlan) -> int | None:
+    """Address of the LaunchDescriptor of a launch of `plan`, or None when there is no room."""
+    regions = segment.reserve_regions(plan, 1)
+    if not regions:
+        segment.refuse(plan)
+        return None
+    segment.start_launch(regions[0], plan.sequence, plan.epoch)
+    return segment.address + regions[0].offset
+
+
 def fill_segment(spec: CaptureSpec, rank: int) -> Segment:
     """A segment as a rank leaves it. The caller unlinks it."""
     pattern = _group_records(spec, rank)
@@ -122,7 +132,7 @@ def fill_segment(spec: CaptureSpec, rank: int) -> Segment:
     arena_bytes = sum(plan.region_bytes for plan in plans) + (1 << 16)
     segment = Segment.create(spec.run_id, rank, metadata(spec, rank), arena_bytes, max(1, spec.host_spans))
     for sequence, plan in enumerate(plans):
-        address = segment.reserve_launch(plan)
+        address = reserve_launch(segment, plan)
         assert address is not None
         killed = rank == spec.killed_rank and sequence == spec.launches - 1
         _write_launch(spec, rank, segment, segment.launches()[sequence], pattern, killed)

@@ -29,6 +29,7 @@ from tracekern.record import session as sessions
 from tracekern.record.group import Group
 from tracekern.record.launch import launch_ranks
 from tracekern.record.session import capture
+from tracekern.record.snapshot import snapshot_run
 
 NUM_BATCHES = 4
 RING_SLOTS = 4
@@ -165,6 +166,30 @@ def calls_without_end() -> int:
     return 1
 
 
+def late_rank() -> int:
+    """Rank 0 waits in a kernel for rank 1, which comes when somebody has taken a snapshot of both."""
+    workload = Workload(timeout_s=LIMIT_S)
+    directory, rank = Path(os.environ["FLIGHT_DIR"]), workload.group.rank
+    with flight(device=workload.comm.device, records_per_track=64) as session:
+        wrong = [workload.call(0, session)]
+        workload.pipeline.synchronize()
+        if rank == 0:
+            wrong.append(workload.call(1, session))
+            time.sleep(0.5)  # its kernel waits now
+        (directory / f"ready_{rank}").write_text(session.run_id)
+        if rank == 1:
+            wait_for([directory / "go"])
+            wrong.append(workload.call(1, session))
+        workload.pipeline.synchronize()
+    return leave(rank, {"wrong": int(sum(wrong))})
+
+
+def wait_for(paths: list[Path]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not all(path.exists() for path in paths) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def record_past_the_end(workload: Workload, name: str, **options: Any) -> int:
     """Launches until regions are used again; the number of wrong elements."""
     wrong = []
@@ -299,6 +324,7 @@ SCENARIOS = {
     "somebody_elses_trap": 2,
     "trap_while_closing": 2,
     "calls_without_end": 2,
+    "late_rank": 2,
     "keep_last": 1,
     "hidden_device": 1,
     "keeper_that_fails": 1,
@@ -315,14 +341,23 @@ def main() -> int:
     pids: dict[int, int] = {}
     lines: list[str] = []
 
+    ready = [directory / f"ready_{rank}" for rank in range(2)]
+
     def kill_when_ready() -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while not all((directory / f"ready_{rank}").exists() for rank in range(2)) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(ready)
         os.kill(pids[1], signal.SIGKILL)
 
-    if scenario == "calls_without_end":
-        threading.Thread(target=kill_when_ready, daemon=True).start()
+    def look_when_ready() -> None:
+        wait_for(ready)
+        time.sleep(0.2)  # until the name of the run is in the file
+        try:
+            snapshot_run(ready[0].read_text(), directory / "now")
+        finally:
+            (directory / "go").touch()
+
+    meanwhile = {"calls_without_end": kill_when_ready, "late_rank": look_when_ready}.get(scenario)
+    if meanwhile is not None:
+        threading.Thread(target=meanwhile, daemon=True).start()
     exits = launch_ranks(
         SCENARIOS[scenario],
         f"tests.gpu_flight:{scenario}",

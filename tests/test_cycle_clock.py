@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from test_true_times_gpu import require_gpu
 from toolchains import NVCC, ROOT, compile_cached, program
 
-from tests.captures import EVENT_TABLE, CaptureSpec, metadata
+from tests.captures import EVENT_TABLE, CaptureSpec, metadata, reserve_launch
 from tracekern.record import format as fmt
 from tracekern.record.dump import read_dump
 from tracekern.record.format import RecordKind
@@ -63,7 +63,7 @@ def decode_regions(path: Path, headers: np.ndarray, records: np.ndarray, events:
             blocks=range(len(headers)),
             events=json.dumps(events or EVENT_TABLE).encode(),
         )
-        assert segment.reserve_launch(plan) is not None
+        assert reserve_launch(segment, plan) is not None
         entry = segment.launches()[-1]
         segment.track_headers(entry)[:] = headers
         segment.records(entry)[:] = records

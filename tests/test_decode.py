@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.captures import EPOCH, EVENT_TABLE, CaptureSpec, fill_segment, metadata
+from tests.captures import EPOCH, EVENT_TABLE, CaptureSpec, fill_segment, metadata, reserve_launch
 from tracekern.record import format as fmt
 from tracekern.record.dump import read_dump
 from tracekern.record.format import RecordKind
@@ -57,7 +57,7 @@ def decode_runs(path: Path, launches: list[list[Run]]) -> Timeline:
                 blocks=range(len(runs)),
                 events=json.dumps(EVENT_TABLE).encode(),
             )
-            assert segment.reserve_launch(plan) is not None
+            assert reserve_launch(segment, plan) is not None
             entry = segment.launches()[-1]
             headers, records = segment.track_headers(entry), segment.records(entry)
             for track, (run, row) in enumerate(zip(runs, rows, strict=True)):

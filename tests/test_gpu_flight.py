@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from tests.gpu_flight import NUM_RECYCLED, RING_SLOTS
+from tracekern.analysis.hang import find_hang
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import OPEN_END, EventClass, Timeline
 
@@ -67,6 +68,26 @@ def test_a_time_out_says_all_and_reset_repairs(tmp_path, sink):
     timeline = load(tmp_path / "capture")
     assert faults(timeline) == [first["said"][0]]
     assert {rank for rank, _ in open_waits(timeline)} == {0}
+
+
+@pytest.mark.multigpu
+@SINKS
+def test_a_snapshot_shows_who_is_late_while_the_kernel_waits(tmp_path, sink):
+    ended = play("late_rank", tmp_path, 2, sink)
+    assert ended["codes"] == [0, 0], "\n".join(ended["lines"])
+    assert [rank["wrong"] for rank in ended["ranks"]] == [0, 0]
+    now = load(tmp_path / "now")
+    assert [rank.state for rank in now.ranks] == ["running", "running"]
+    assert set(now.ranks[0].metadata["sinks"]["dispatch_send"]) == {sink}
+    hang = find_hang(now)
+    assert hang is not None
+    assert (hang.ranks, [holder.rank for holder in hang.holders]) == ((0,), [1])
+    assert hang.longest_phase.startswith("dispatch_send.")
+    assert hang.longest_ns > 0.4e9
+    assert hang.holders[0].doing == ""
+    whole = load(tmp_path / "capture")
+    assert not open_waits(whole)
+    assert find_hang(whole) is None
 
 
 @pytest.mark.multigpu

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,6 +91,10 @@ class Pair:
         arena = segment.address + int(segment.header["arena_offset"])
         with hold_segment(self.name):
             keep(segment, self._theirs, FileMirror(self._mirror, arena))
+
+    def entry(self) -> Any:
+        """Of the launch."""
+        return Segment.attach(self.name).launches()[0]
 
     def roles(self) -> list[int] | None:
         """Of the tracks in a dump made now; None where the launch is lost."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.captures import EVENT_TABLE, CaptureSpec, metadata
+from tests.captures import EVENT_TABLE, CaptureSpec, metadata, reserve_launch
 from tests.kernels import run_kernel
 from tracekern.errors import BadInput
 from tracekern.record import format as fmt
@@ -61,7 +61,7 @@ def problems_of(tmp_path: Path, lengths_ns: list[int], kernel_ns: int, **changes
     segment = Segment.create(f"overhead-{tmp_path.name}", 0, about, 1 << 22)
     plan = LaunchPlan("demo", 1, 4, 2 * len(lengths_ns), blocks=range(1), events=json.dumps(EVENT_TABLE).encode())
     try:
-        segment.reserve_launch(plan)
+        reserve_launch(segment, plan)
         entry = segment.launches()[0]
         headers, records = segment.track_headers(entry), segment.records(entry)
         headers["started"] = 1

@@ -65,7 +65,8 @@ def test_what_a_killed_rank_left_is_listed_and_saved(rank, tmp_path):
     process, run_id = rank
     refused = command(run_id)
     assert refused.returncode == 2
-    assert refused.stderr == f"tracekern: run {run_id}: rank 0 (pid {process.pid}) still runs; end it first\n"
+    assert f"run {run_id}: rank 0 (pid {process.pid}) still runs; end it first, or see what it does: " in refused.stderr
+    assert refused.stderr.endswith(f"tracekern snapshot {run_id}\n")
     assert any(
         row["run_id"] == run_id and row["is_running"] for row in json.loads(command("--json").stdout)["leftovers"]
     )
@@ -131,7 +132,7 @@ def test_a_run_is_saved_when_its_last_rank_has_ended(rank, tmp_path):
     listed = command()
     assert f"{run_id}: rank 0 of 1 (pid {process.pid}) records no more" in listed.stdout
     assert f"salvage {run_id}" not in listed.stderr
-    assert f"rank 1 (pid {os.getpid()}) still runs; end it first" in command(run_id).stderr
+    assert f"rank 1 (pid {os.getpid()}) still runs; end it first, or see" in command(run_id).stderr
     other.close()
     assert f"salvage {run_id}" in command().stderr
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.captures import EVENT_TABLE, CaptureSpec, metadata
+from tests.captures import EVENT_TABLE, CaptureSpec, metadata, reserve_launch
 from tests.kernels import memory
 from tracekern.errors import BadInput
 from tracekern.record import format as fmt
@@ -45,7 +45,7 @@ def segment() -> Iterator[Segment]:
 
 
 def test_the_descriptor_leads_to_zeroed_aligned_memory_of_its_own(segment: Segment):
-    addresses = [segment.reserve_launch(plan(stream=-1, epoch=(1 << 32) + 3)) for _ in range(2)]
+    addresses = [reserve_launch(segment, plan(stream=-1, epoch=(1 << 32) + 3)) for _ in range(2)]
     first, second = (memory(address, fmt.LAUNCH_DESCRIPTOR)[0] for address in addresses if address)
     assert [int(first[key]) for key in ("block_first", "block_stop", "block_step")] == [1, 8, 3]
     num_tracks = 3 * 2
@@ -63,7 +63,7 @@ def test_the_descriptor_leads_to_zeroed_aligned_memory_of_its_own(segment: Segme
 
 
 def test_what_the_kernel_writes_is_what_the_segment_reads(segment: Segment):
-    address = segment.reserve_launch(plan())
+    address = reserve_launch(segment, plan())
     assert address is not None
     descriptor = memory(address, fmt.LAUNCH_DESCRIPTOR)[0]
     memory(int(descriptor["headers"]), fmt.TRACK_HEADER, 6)["block"] = range(6)
@@ -80,15 +80,15 @@ def test_what_the_kernel_writes_is_what_the_segment_reads(segment: Segment):
 def test_a_table_is_stored_once(segment: Segment):
     used = []
     for _ in range(3):
-        segment.reserve_launch(plan(records_per_track=0))
+        reserve_launch(segment, plan(records_per_track=0))
         used.append(int(segment.header["arena_cursor"]))
     assert used[2] - used[1] < used[0]
     assert len(set(segment.launches()["events_offset"].tolist())) == 1
 
 
 def test_beyond_the_cap_a_launch_is_refused_and_counted(segment: Segment):
-    assert segment.reserve_launch(plan(records_per_track=20_000)) is None
-    assert segment.reserve_launch(plan()) is not None
+    assert reserve_launch(segment, plan(records_per_track=20_000)) is None
+    assert reserve_launch(segment, plan()) is not None
     assert (int(segment.header["launches_refused"]), len(segment.launches())) == (1, 1)
 
 
@@ -96,7 +96,7 @@ def test_beyond_the_cap_a_launch_is_refused_and_counted(segment: Segment):
 def test_no_region_lies_across_a_multiple_of_4_gib(segment: Segment, room: int):
     """Where kernels write is `room` bytes below such a place when the first region is laid."""
     wanted = plan(records_per_track=20)
-    segment.reserve_launch(wanted)  # the tables are stored, too
+    reserve_launch(segment, wanted)  # the tables are stored, too
     first = segment.address + int(segment.header["arena_offset"]) + int(segment.header["arena_cursor"])
     regions = segment.reserve_regions(wanted, 4, -(first + room) % (1 << 32))
     regions += segment.reserve_regions(wanted, 4, -(first + room) % (1 << 32))
@@ -111,7 +111,7 @@ def test_no_region_lies_across_a_multiple_of_4_gib(segment: Segment, room: int):
 
 def test_where_only_such_a_place_is_left_a_launch_is_refused(segment: Segment):
     wanted = plan(records_per_track=4000)
-    segment.reserve_launch(wanted)
+    reserve_launch(segment, wanted)
     first = segment.address + int(segment.header["arena_offset"]) + int(segment.header["arena_cursor"])
     in_the_middle = -(first + segment.arena_room // 2) % (1 << 32)
     assert wanted.region_bytes < segment.arena_room < 2 * wanted.region_bytes

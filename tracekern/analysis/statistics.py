@@ -21,7 +21,7 @@ from tracekern.timeline.model import OPEN_END, EventClass, Int32, Int64, Timelin
 END_TO_END = "end_to_end"
 STATISTICS = ("p50", "p99", "wait_share")
 
-_LOSSES = (*LOSS_KINDS, "open_span", "salvaged", "overwritten_records", "fault")
+_LOSSES = (*LOSS_KINDS, "open_span", "salvaged", "running", "overwritten_records", "fault")
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class RankSummary:
     node: str
     device: str
     backend: str
-    state: str  # "closed" | "salvaged": its process died and the launcher kept what it had written
+    state: str  # "closed" | "salvaged": its process died and the launcher kept what it had written | "running"
     num_launches: int
     num_device_tracks: int
     num_host_tracks: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 import tracekern
-from tracekern.cli import ab, check, diff, export, info, merge, open_trace, overhead, report, run, salvage
+from tracekern.cli import ab, check, diff, export, info, merge, open_trace, overhead, report, run, salvage, snapshot
 
 app = typer.Typer(
     name="tracekern",
@@ -24,6 +24,7 @@ app.command()(ab.ab)
 app.command()(diff.diff)
 app.command()(overhead.overhead)
 app.command()(salvage.salvage)
+app.command()(snapshot.snapshot)
 app.command("open")(open_trace.open_trace)
 
 

@@ -37,7 +37,8 @@ def salvage(
         raise BadInput(f"run {run_id}: nothing of it is left on this machine; `{program()} salvage` lists what is")
     for leftover in leftovers:
         if leftover.is_running:
-            raise BadInput(f"run {run_id}: rank {leftover.rank} (pid {leftover.pid}) still runs; end it first")
+            who = f"run {run_id}: rank {leftover.rank} (pid {leftover.pid}) still runs"
+            raise BadInput(f"{who}; end it first, or see what it does: {program()} snapshot {run_id}")
     with working("packing what is left"):
         salvage_run(run_id, directory)
     for leftover in find_leftovers(run_id):

@@ -61,8 +61,8 @@ def longest_wait(drawing: Drawing) -> int:
     is_device = timeline.tracks_of(TrackKind.DEVICE)
     spans = timeline.spans
     chosen = is_wait[spans.event] & is_device[spans.track]
-    closed = {rank.rank for rank in timeline.ranks if rank.state == "closed"}
-    is_alive = np.array([track.rank in closed for track in timeline.tracks] or [False])
+    alive = {rank.rank for rank in timeline.ranks if rank.state != "salvaged"}
+    is_alive = np.array([track.rank in alive for track in timeline.tracks] or [False])
     hung = chosen & (spans.end == OPEN_END)
     released = np.zeros(len(spans), bool)
     released[timeline.flows.wait[drawing.flow_drawable]] = True

@@ -69,8 +69,8 @@ def rank_label(rank: Rank, num_nodes: int) -> str:
     parts = [rank.label or f"rank {rank.rank}"]
     if num_nodes > 1:
         parts.append(f"@{rank.node}")
-    if rank.state == "salvaged":
-        parts.append("SALVAGED")
+    if rank.state != "closed":
+        parts.append(rank.state.upper())
     if rank.clock is not None:
         if rank.clock.method == "reference":
             parts.append("clock reference")

@@ -128,6 +128,14 @@ def peek_metadata(path: Path | str) -> dict[str, Any]:
     return dict(metadata)
 
 
+def run_in(path: Path) -> str:
+    """Of which run there is a sound dump; "" for none."""
+    try:
+        return str(peek_metadata(path)["run_id"])
+    except BadInput:
+        return ""
+
+
 def _open(path: Path) -> tuple[Any, Any, npt.NDArray[np.uint8]]:
     """Checked header, metadata as parsed, and payload."""
     try:
@@ -256,8 +264,9 @@ def _check_choices(checker: _Checker, metadata: dict[str, Any]) -> None:
             f"{checker.where}: records of format {metadata['record_format'][:40]!r}, this reader knows "
             f"{fmt.RECORD_FORMAT!r}; read it with the tracekern that wrote it ({metadata['tracekern'][:40]})"
         )
-    if metadata["state"] not in ("closed", "salvaged"):
-        raise checker.fail(f"metadata field state is {metadata['state'][:40]!r}, wanted closed or salvaged")
+    states = fmt.STATE_NAMES.values()
+    if metadata["state"] not in states:
+        raise checker.fail(f"metadata field state is {metadata['state'][:40]!r}, wanted one of {', '.join(states)}")
 
 
 def _check_overhead(checker: _Checker, metadata: dict[str, Any]) -> None:

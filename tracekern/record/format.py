@@ -49,6 +49,11 @@ class RecordKind(enum.IntEnum):
 class SegmentState(enum.IntEnum):
     OPEN = 1
     CLOSED = 2
+    RUNNING = 3  # of a copy: its rank recorded on
+
+
+STATE_NAMES = {SegmentState.OPEN: "salvaged", SegmentState.CLOSED: "closed", SegmentState.RUNNING: "running"}
+"""What a dump says of the segment it was made of; left open, its rank was killed or crashed."""
 
 
 class SampleKind(enum.IntEnum):

@@ -9,6 +9,10 @@ rank's mapping only. The keeper copies what was recorded into the segment when t
     "collect"                                   copies: "done"
     closes the link, or dies                    copies, unless it has; ends
 
+    who takes a snapshot of the rank
+    connects to a socket with the segment's name
+                                                copies: "done"
+
 Whoever salvages a dead rank's segment waits for its keeper first (segment_names.await_segment).
 """
 
@@ -19,6 +23,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -42,9 +47,12 @@ def collect_mirrored(segment: Segment, copy: Callable[[int, int], None]) -> int:
     """
     mirrored = [entry for entry in segment.recorded_launches() if entry["flags"] & fmt.ENTRY_MIRRORED]
     for entry in mirrored:
+        order = int(entry["order"])
         first = int(entry["headers_offset"])
         stop = int(entry["records_offset"]) + segment.records(entry).nbytes
         copy(first - int(segment.header["arena_offset"]), stop - first)
+        if int(entry["order"]) != order:  # half of it may be the next launch's
+            segment.track_headers(entry)[:] = 0
     return len(mirrored)
 
 
@@ -142,21 +150,59 @@ def keep(segment: Segment, link: socket.socket, mirror: Any) -> None:
 
     def collect() -> None:
         collect_mirrored(segment, lambda offset, num_bytes: mirror.copy(arena, offset, num_bytes))
-        segment.header["collected"] = 1
 
     rank = os.pidfd_open(int(segment.header["pid"]))
-    link.sendall(b"ready\n")
-    while _read(link, rank) == b"collect\n":
-        collect()
-        link.sendall(b"done\n")
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(_door_of(segment.name))
+        door.listen()
+        link.sendall(b"ready\n")
+        while _read(link, rank, door, collect) == b"collect\n":
+            collect()
+            segment.header["collected"] = 1
+            link.sendall(b"done\n")
     if int(segment.header["state"]) != fmt.SegmentState.CLOSED and not int(segment.header["collected"]):
         collect()
+        segment.header["collected"] = 1
 
 
-def _read(link: socket.socket, rank: int) -> bytes:
-    """What the rank says; b"" where it is through with its capture, or dead. Forks of it may hold the link open."""
-    readable, _, _ = select.select([link.fileno(), rank], [], [])
-    return link.recv(_LINE_BYTES) if link.fileno() in readable else b""
+def _read(link: socket.socket, rank: int, door: socket.socket, collect: Callable[[], None]) -> bytes:
+    """What the rank says; b"" where it is through with its capture, or dead. Forks of it may hold the link open.
+
+    Until then whoever comes through the door is served.
+    """
+    while True:
+        readable, _, _ = select.select([link.fileno(), rank, door.fileno()], [], [])
+        if link.fileno() in readable:
+            return link.recv(_LINE_BYTES)
+        if rank in readable:
+            return b""
+        with door.accept()[0] as caller, contextlib.suppress(OSError):  # he may be gone
+            if _user_of(caller) in (os.getuid(), 0):
+                collect()
+                caller.sendall(b"done\n")
+
+
+def ask_keeper(segment_name: str) -> bool:
+    """Has the keeper of a rank that runs copy what the device holds by now into the segment, from any process.
+
+    False where there is none, or it does not answer.
+    """
+    with socket.socket(socket.AF_UNIX) as keeper, contextlib.suppress(OSError):
+        keeper.settimeout(COLLECT_TIMEOUT_S)
+        keeper.connect(_door_of(segment_name))
+        return keeper.recv(_LINE_BYTES) == b"done\n"
+    return False
+
+
+def _door_of(segment_name: str) -> bytes:
+    """The address of the socket where a keeper listens: of the kind that goes with its process."""
+    return b"\0" + segment_name.encode()
+
+
+def _user_of(caller: socket.socket) -> int:
+    """The user that a process at the other end of a socket belongs to."""
+    _, user, _ = struct.unpack("3i", caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return int(user)
 
 
 def main() -> int:

@@ -28,7 +28,7 @@ _PACK_RECORDS = 1 << 20
 
 
 def pack(segment: Segment) -> memoryview:
-    """The bytes of the dump of a segment. State is "closed" or, where its rank never closed it, "salvaged"."""
+    """The bytes of the dump of a segment, which nobody changes meanwhile."""
     buffer = BytesIO()
     _write(segment, buffer)
     return buffer.getbuffer()
@@ -100,11 +100,15 @@ def _unrolled(segment: Segment, entry: Any, headers: npt.NDArray[Any]) -> Iterat
         yield chunk[kept]
 
 
+def is_of_launch(entry: Any, headers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which tracks of the region of a launch are its own; an earlier launch left the others."""
+    return np.asarray(headers["started"] >> fmt.GENERATION_SHIFT << fmt.GENERATION_SHIFT == entry["generation"])
+
+
 def _complete(entry: Any, headers: npt.NDArray[Any]) -> None:
     """Clear what an earlier launch left, and set what kernels leave to the host, because it knows it."""
-    generation_mask = 0x10000 - (1 << fmt.GENERATION_SHIFT)
-    headers[headers["started"] & generation_mask != entry["generation"]] = 0
-    headers["started"] &= ~generation_mask & 0xFFFF
+    headers[~is_of_launch(entry, headers)] = 0
+    headers["started"] &= (1 << fmt.GENERATION_SHIFT) - 1
     is_older = headers["end_ticks"] < headers["start_ticks"]
     for field in ("end_ticks", "written", "attempted", "elapsed_cycles", "epoch"):
         headers[field][is_older] = 0
@@ -199,13 +203,12 @@ def _metadata(segment: Segment, launches: list[_Packed], num_lost: int) -> tuple
             "records_count": count,
         }
         sections.append(section)
-    closed = int(segment.header["state"]) == fmt.SegmentState.CLOSED
     fault = parse_fault(segment.fault_record.tobytes(), segment.metadata.get("fault_names", {}))
     only_live = ("directory", "fault_names")
     metadata = {key: value for key, value in segment.metadata.items() if key not in only_live} | {
         "version": fmt.DUMP_VERSION,
         "record_format": fmt.RECORD_FORMAT,
-        "state": "closed" if closed else "salvaged",
+        "state": fmt.STATE_NAMES[fmt.SegmentState(int(segment.header["state"]))],
         "fault": fault,
         "fault_text": describe_fault(fault) if fault else "",
         "event_tables": tables["event"],

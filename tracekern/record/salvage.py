@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tracekern.errors import BadInput
 from tracekern.record import format as fmt
-from tracekern.record.dump import peek_metadata
+from tracekern.record.dump import run_in
 from tracekern.record.keeper import COLLECT_TIMEOUT_S
 from tracekern.record.manifest import write_manifest
 from tracekern.record.pack import write_dump
@@ -91,20 +91,12 @@ def _save(segment: Segment, directory: Path | None, deadline: float) -> Path:
     file_name, own = fmt.dump_file_name(metadata["rank"]), Path(metadata["directory"])
     target = directory or own
     for place in (own, target):
-        if _run_in(place / file_name) == metadata["run_id"]:
+        if run_in(place / file_name) == metadata["run_id"]:
             return place
     if not await_segment(segment.name, deadline - time.monotonic()):
         _log.warning("segment %s: its keeper does not end; saved without what the device holds", segment.name)
-    other = _run_in(target / file_name)
+    other = run_in(target / file_name)
     if other:
         raise BadInput(f"{target / file_name}: holds run {other}, captured there since; choose another directory")
     write_dump(target / file_name, segment)
     return target
-
-
-def _run_in(path: Path) -> str:
-    """Of which run there is a sound dump; "" for none."""
-    try:
-        return str(peek_metadata(path)["run_id"])
-    except BadInput:
-        return ""

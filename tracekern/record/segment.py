@@ -112,6 +112,17 @@ class Segment:
             raise
         return segment
 
+    def like(self) -> Segment:
+        """One of this process's own, as large and empty; only what is written takes memory."""
+        fd = os.memfd_create(self.name)
+        os.ftruncate(fd, len(self._bytes))
+        return Segment(self.name, fd, len(self._bytes), writable=True)
+
+    def copy_from(self, other: Segment, offset: int, num_bytes: int) -> None:
+        """A part of another segment of the same size."""
+        self._check_inside(offset, offset + num_bytes)
+        self._bytes[offset : offset + num_bytes] = other._bytes[offset : offset + num_bytes]
+
     def unlink(self) -> None:
         """Remove the name; the memory goes when the last mapping does."""
         remove_segment(self.name)
@@ -152,15 +163,6 @@ class Segment:
             raise BadInput(f"segment {self.name}: {what}; `tracekern salvage` lists what dead ranks left there")
         self._is_arena_backed = True
         return self.address + offset, num_bytes
-
-    def reserve_launch(self, plan: LaunchPlan) -> int | None:
-        """Address of the LaunchDescriptor of a zeroed region for `plan`, or None when there is no room (counted)."""
-        regions = self.reserve_regions(plan, 1)
-        if not regions:
-            self.refuse(plan)
-            return None
-        self.start_launch(regions[0], plan.sequence, plan.epoch)
-        return self.address + regions[0].offset
 
     def refuse(self, plan: LaunchPlan) -> None:
         """Counts a launch that runs unrecorded."""

@@ -47,14 +47,19 @@ def find_problems(timeline: Timeline, dump: Dump, findings: Findings) -> tuple[P
 def _whole_rank(dump: Dump) -> list[Problem]:
     metadata, rank = dump.metadata, dump.rank
     problems = []
-    if metadata["state"] == "salvaged":
+    is_running = metadata["state"] == "running"
+    if is_running:
+        text = f"rank {rank} was still running: this is what it had recorded by then"
+        problems.append(Problem("note", "running", rank, -1, text))
+    elif metadata["state"] == "salvaged":
         text = f"rank {rank} never closed its capture: killed or crashed; its last records were salvaged"
         problems.append(Problem("error", "salvaged", rank, -1, text))
+    device_records = "show when the capture closes; take keep='last'" if is_running else "are gone; take sink='host'"
     if metadata.get("fault_text"):
         problems.append(Problem("error", "fault", rank, -1, str(metadata["fault_text"])))
     for key, kind, text in (
         ("launches_refused", "launch_not_recorded", "launches found no room and ran unrecorded; raise max_bytes"),
-        ("launches_lost", "launch_lost", "launches recorded in device memory are gone with it; take sink='host'"),
+        ("launches_lost", "launch_lost", f"launches recorded in device memory {device_records}"),
         ("host_spans_lost", "lost_host_spans", "host ranges found no room; raise host_spans"),
         ("clock_samples_lost", "lost_clock_samples", "clock samples found no room"),
     ):

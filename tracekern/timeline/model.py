@@ -144,7 +144,7 @@ class Rank:
     node: str
     device: str
     backend: str
-    state: str  # "closed" | "salvaged"
+    state: str  # "closed" | "salvaged" | "running" when this was taken
     ticks_per_second: float
     resolution_ticks: int
     clock: ClockFit | None = None

@@ -1,0 +1,49 @@
+"""`tracekern snapshot`: what the ranks of a job that runs, or hangs, have recorded so far."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tracekern.cli import options
+from tracekern.cli.output import console, note, print_json, program, working
+from tracekern.errors import BadInput
+
+
+def snapshot(
+    run_id: Annotated[str, typer.Argument(metavar="[RUN]", help="Which run; not needed where only one runs.")] = "",
+    directory: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Where to; snapshot-RUN without.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Copy what running ranks have recorded so far; they run on. Of a job that hangs: who waits for whom, now."""
+    from tracekern.record.salvage import find_leftovers
+    from tracekern.record.snapshot import snapshot_run
+
+    found = find_leftovers(run_id)
+    running = sorted({leftover.run_id for leftover in found if leftover.is_running})
+    if run_id in running:
+        running = [run_id]
+    if len(running) > 1:
+        raise BadInput(f"several captures are open: {', '.join(running)}; name the one that you mean")
+    if not running:
+        if found:
+            raise BadInput(
+                f"run {found[0].run_id}: no rank of it runs; `{program()} salvage {found[0].run_id}` saves it"
+            )
+        raise BadInput(f"{f'run {run_id}: ' if run_id else ''}no capture is open on this machine")
+    num_ranks = next(leftover.num_ranks for leftover in found if leftover.run_id == running[0])
+    directory = directory or Path(f"snapshot-{running[0]}")
+    with working("copying what was recorded"):
+        ranks = snapshot_run(running[0], directory)
+    if as_json:
+        print_json({"run_id": running[0], "ranks": ranks, "capture": str(directory)})
+        return
+    listed = ", ".join(str(rank) for rank in ranks)
+    console().print(f"run {running[0]}: rank {listed} of {num_ranks} as they stand -> {directory}", markup=False)
+    partial = [] if len(ranks) == num_ranks else ["--partial"]
+    note(f"who waits for whom: {program()} {shlex.join(['report', str(directory), *partial])}")
