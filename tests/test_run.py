@@ -20,7 +20,8 @@ from tracekern.analysis.findings import find
 from tracekern.errors import BadInput, CommTimeout
 from tracekern.export.perfetto import FLOWS_SQL, write_perfetto
 from tracekern.moe.routing import draw_batch
-from tracekern.moe.run import MoeRun, run
+from tracekern.moe.run import MoeRun, RankReport, RunReport, run
+from tracekern.record.fault import describe_fault
 from tracekern.timeline.model import OPEN_END, EventClass
 from tracekern.viewers.report.headlines import headlines
 
@@ -197,6 +198,21 @@ def test_settings_of_a_capture_are_the_work_alone(tmp_path):
     parts = [MoeRun(**SMALL, variant="pipelined", partitions=count).workload["partitions"] for count in (2, 3)]
     assert parts == [2, 3]
     assert MoeRun(**SMALL, partitions=3).workload == options.workload, "no other variant has partitions"
+
+
+def test_ranks_that_only_followed_are_counted():
+    numbers = dict.fromkeys(("block", "warp", "slot", "wanted_epoch", "seen_epoch", "seen_value"), 0)
+    fault = {**numbers, "kernel": "dispatch_send", "channel": "counts", "waited_ns": 20_004_000_000, "aborted_by": 2}
+    causes = ("peer_aborted", "peer_aborted", "timeout")
+    ranks = tuple(
+        RankReport(rank, False, describe_fault({**fault, "rank": rank, "peer": 1, "cause": cause, "on_timeout": ""}), 3)
+        for rank, cause in enumerate(causes)
+    )
+    report = RunReport(MoeRun(), False, ranks, 1.0, errors=tuple(rank.error for rank in ranks))
+    with pytest.raises(CommTimeout) as failure:
+        report.raise_for_error()
+    assert str(failure.value).startswith("rank 2 dispatch_send block 0 warp 0 gave up on rank 1 after 20.0 s; channel")
+    assert str(failure.value).endswith("; 2 more ranks stopped")
 
 
 def test_a_killed_rank_is_named_and_its_part_is_kept(tmp_path):

@@ -18,6 +18,7 @@ from tracekern.errors import BadInput, CommTimeout, TracekernError
 from tracekern.moe.pipeline import REDUCING, STAGES
 from tracekern.moe.routing import ROUTINGS
 from tracekern.moe.shape import MAX_EXPERTS, MAX_RANKS, MAX_TOKENS, MoeShape
+from tracekern.words import count
 
 if TYPE_CHECKING:
     from tracekern.record.spawner import Spawner
@@ -154,7 +155,10 @@ class RunReport:
             return
         if self.was_interrupted:
             raise KeyboardInterrupt
-        text = "; ".join(self.errors) or "a rank failed and left no word"
+        own = [text for text in self.errors if not _followed(text)] or list(self.errors)
+        stopped = len(self.errors) - len(own)
+        text = "; ".join([*own, *([f"{count(stopped, 'more rank')} stopped"] if stopped else [])])
+        text = text or "a rank failed and left no word"
         kind = (
             CommTimeout if any(report.exit_code == CommTimeout.exit_code for report in self.ranks) else TracekernError
         )
@@ -248,6 +252,9 @@ def _read_report(directory: Path, rank: int, ended: Any) -> RankReport:
 def _explain(reports: tuple[RankReport, ...]) -> tuple[str, ...]:
     """The lines of the ranks that failed on their own; those that only followed another come last."""
     failed = [report for report in reports if not report.ok]
-    followed = [report for report in failed if "gave up; channel" in report.error]
-    first = [report for report in failed if report not in followed]
-    return tuple(report.error for report in first + followed)
+    return tuple(report.error for report in sorted(failed, key=lambda report: _followed(report.error)))
+
+
+def _followed(error: str) -> bool:
+    """Whether a rank stopped waiting only because another one had given up (record/fault.py)."""
+    return "gave up; channel" in error

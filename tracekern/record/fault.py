@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from tracekern.words import duration
+
 FAULT_RECORD = np.dtype(
     [
         ("claimed", "<u4"),
@@ -64,7 +66,7 @@ def describe_fault(fault: dict[str, Any]) -> str:
         f"channel {fault['channel']} slot {fault['slot']}: wanted epoch {fault['wanted_epoch']}, "
         f"saw epoch {fault['seen_epoch']} value {fault['seen_value']}"
     )
-    waited = f"after {fault['waited_ns'] / 1e6:.0f} ms"
+    waited = f"after {duration(fault['waited_ns'])}"
     trapped = "; the kernel trapped: this process can use its device no more" if fault["on_timeout"] == "trap" else ""
     if fault["cause"] == "peer_aborted":
         who = f"{who} stopped waiting for rank {fault['peer']} {waited}: rank {fault['aborted_by']} gave up"

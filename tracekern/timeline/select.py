@@ -76,7 +76,7 @@ def _select_ranks(timeline: Timeline, ranks: Sequence[int]) -> Timeline:
 def _select_window(timeline: Timeline, window: tuple[int, int]) -> Timeline:
     first, last = window
     if first >= last:
-        raise BadInput(f"the window {first}:{last} is empty; its end must lie after its start")
+        raise BadInput(f"the window {first}ns:{last}ns is empty; its end must lie after its start")
     spans, marks = timeline.spans, timeline.marks
     reaches_in = (spans.start <= last) & ((spans.end >= first) | (spans.end == OPEN_END))
     inside = (marks.time >= first) & (marks.time <= last)
