@@ -10,8 +10,8 @@ from runs import draw_runs
 
 from tracekern.gate.budget import Budget
 from tracekern.gate.check import check
-from tracekern.gate.report import Outcome, junit, markdown, percent, size
-from tracekern.words import metric_value
+from tracekern.gate.report import Outcome, junit, markdown, size
+from tracekern.words import growth, metric_value
 
 COPY = "dispatch.copy_token.p50"
 BASE = draw_runs(8, 1)
@@ -91,5 +91,5 @@ def test_numbers_for_people():
         "3.00 s",
     ]
     assert metric_value("a.wait_share", 0.125) == "12.5 %"
-    assert [percent(value) for value in (0.153, -0.05, 22.6, float("nan"))] == ["+15.3 %", "-5.0 %", "x23.6", "?"]
-    assert [size(value) for value in (0.05, 10.0)] == ["5.0 %", "x11"]
+    assert [growth(value) for value in (0.153, -0.05, 22.6, float("nan"))] == ["+15.3 %", "-5.0 %", "23.6 x", "?"]
+    assert [size(value) for value in (0.05, 10.0)] == ["5.0 %", "11.0 x"]

@@ -35,6 +35,13 @@ def factor(value: float) -> str:
     return f"{value:,.{digits}f} x"
 
 
+def growth(value: float) -> str:
+    """0.153 as "+15.3 %"; from ten times on a factor, 23.6 x."""
+    if not math.isfinite(value):
+        return "?"
+    return f"{100 * value:+.1f} %" if abs(value) < 10 else factor(1 + value)
+
+
 def unit_for(value_ns: float) -> tuple[str, float]:
     """The largest unit that `value_ns` fills once, rounded to three digits, and its ns."""
     return next((entry for entry in _UNITS if abs(value_ns) >= 0.9995 * entry[1]), _UNITS[-1])

@@ -16,7 +16,7 @@ from tracekern.viewers.report.charts import grouped_bars, stacked_bars, time_sca
 from tracekern.viewers.report.frame import Part, render, table
 from tracekern.viewers.report.headlines import headlines
 from tracekern.viewers.report.time import TIME_PARTS
-from tracekern.words import count, duration, escape, metric_value, percent
+from tracekern.words import count, duration, escape, growth, metric_value, percent
 
 _MAX_PHASES = 14
 _MAX_COSTS = 8
@@ -181,11 +181,7 @@ def _pair(a: PhaseStatistics | None, b: PhaseStatistics | None, field: str) -> l
 
 
 def _change(first: float, second: float) -> str:
-    """Relative; as a factor from twice on."""
-    if not first or math.isnan(first + second):
-        return ""
-    ratio = second / first
-    return f"x {ratio:.3g}" if ratio >= 2 else f"{100 * (ratio - 1):+.1f} %"
+    return "" if not first or math.isnan(first + second) else growth(second / first - 1)
 
 
 def _show(metric: str, value: float) -> str:

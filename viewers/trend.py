@@ -8,7 +8,7 @@ from typing import Any
 
 from tracekern import __version__
 from tracekern.viewers.report.frame import Figure, Part, render, table
-from tracekern.words import count, escape, metric_value
+from tracekern.words import count, escape, growth, metric_value
 
 Points = Sequence[tuple[str, float, float, float]]
 """(label of the check, lowest, median, highest of its runs) in order."""
@@ -57,7 +57,7 @@ def _answer(drifts: Mapping[str, float], checks: int) -> str:
         return "There is one check: nothing to compare it with."
     if not drifts:
         return "Nothing crept since the first check."
-    named = [f"<b>{escape(name)}</b> {100 * growth:+.1f} %" for name, growth in list(drifts.items())[:_MAX_NAMED]]
+    named = [f"<b>{escape(name)}</b> {growth(change)}" for name, change in list(drifts.items())[:_MAX_NAMED]]
     more = f" and {len(drifts) - _MAX_NAMED} more" if len(drifts) > _MAX_NAMED else ""
     return f"These crept since the first check: {', '.join(named)}{more}."
 

@@ -10,6 +10,7 @@ import typer
 from tracekern.cli import gate_output, options
 from tracekern.cli.output import note, progress
 from tracekern.errors import BadInput
+from tracekern.words import growth
 
 if TYPE_CHECKING:
     from tracekern.gate.budget import Budget
@@ -117,7 +118,6 @@ def _base(
 def _save(runs: list[Run], rules: Rules, storage: Path, refusal: str) -> None:
     from tracekern.gate.baseline import save
     from tracekern.gate.compare import minimal_detectable_changes, own_problems
-    from tracekern.gate.report import percent
 
     problems = own_problems("these runs", runs, rules)
     if refusal:
@@ -130,20 +130,19 @@ def _save(runs: list[Run], rules: Rules, storage: Path, refusal: str) -> None:
     changes = sorted(minimal_detectable_changes(runs, rules).items(), key=lambda entry: entry[1])
     note(f"with {len(runs)} runs again, a growth is noticed in 95 of 100 checks from:")
     for name, change in changes:
-        note(f"  {percent(change):>9}  {name}")
+        note(f"  {growth(change):>9}  {name}")
 
 
 def _append(path: Path, trend: Path | None, runs: list[Run], outcome: str, rules: Rules) -> None:
     from tracekern.files import write_whole
     from tracekern.gate import history
-    from tracekern.gate.report import percent
 
     entries = history.append(path, runs, outcome)
     crept = history.drift(entries, rules)
     for change in crept:
         first = history.comparable(entries)[0]
         since = f"{first.created[:10]} {first.commit[:7]}".rstrip()
-        note(f"drift: {change.metric} {percent(change.estimate)} since {since}")
+        note(f"drift: {change.metric} {growth(change.estimate)} since {since}")
     if trend:
         from tracekern.viewers.trend import trend_page
 

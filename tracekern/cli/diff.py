@@ -11,7 +11,7 @@ import typer
 from tracekern.cli import options
 from tracekern.cli.output import console, note, print_json, progress, table, working
 from tracekern.errors import BadInput
-from tracekern.words import duration
+from tracekern.words import duration, growth
 
 if TYPE_CHECKING:
     from tracekern.analysis.statistics import PhaseStatistics, RunStatistics
@@ -157,20 +157,16 @@ def _share(value: float) -> str:
 
 
 def _pair(a: PhaseStatistics | None, b: PhaseStatistics | None, field: str) -> list[str]:
-    from tracekern.gate.report import percent
-
     values = [getattr(phase, field) if phase else None for phase in (a, b)]
     cells = ["-" if value is None else duration(value) for value in values]
     known = values[0] and values[1] is not None
-    return [*cells, percent(values[1] / values[0] - 1) if known else "-"]
+    return [*cells, growth(values[1] / values[0] - 1) if known else "-"]
 
 
 def _end_to_end(first: RunStatistics, second: RunStatistics) -> str:
-    from tracekern.gate.report import percent
-
     values = [side.metrics().get("end_to_end.p50") for side in (first, second)]
     cells = ["unknown" if value is None else duration(value) for value in values]
-    change = f" ({percent(values[1] / values[0] - 1)})" if all(values) else ""
+    change = f" ({growth(values[1] / values[0] - 1)})" if all(values) else ""
     counts = f"{first.num_measured} and {second.num_measured} measured"
     set_up = sorted({*first.set_up_stages, *second.set_up_stages})
     left_out = f"; set-up, not measured: {', '.join(set_up)}" if set_up else ""

@@ -11,7 +11,7 @@ import typer
 
 from tracekern.cli.output import console, note, print_json, table
 from tracekern.errors import BadInput
-from tracekern.words import metric_value
+from tracekern.words import growth, metric_value
 
 if TYPE_CHECKING:
     from tracekern.gate.compare import Change, Rules
@@ -100,7 +100,7 @@ def _budget_table(report: Report) -> object:
 
 
 def _change_table(report: Report) -> object:
-    from tracekern.gate.report import order, percent, size
+    from tracekern.gate.report import order, size
 
     assert report.comparison is not None
     grid = table(["base", "head", "change", "95 % interval", "floor", "p", "runs to tell"], ["", "metric"])
@@ -108,8 +108,8 @@ def _change_table(report: Report) -> object:
         grid.add_row(
             metric_value(change.metric, change.base),
             metric_value(change.metric, change.head),
-            percent(change.estimate),
-            f"{percent(change.low)} .. {percent(change.high)}",
+            growth(change.estimate),
+            f"{growth(change.low)} .. {growth(change.high)}",
             size(change.floor),
             f"{change.p:.2g}",
             f"about {change.runs_to_decide}" if change.runs_to_decide else "",

@@ -16,9 +16,9 @@ from tracekern.errors import BadInput
 from tracekern.files import write_whole
 from tracekern.gate.baseline import commit_info, machine_info, next_path, now, numbered
 from tracekern.gate.compare import Rules, Verdict, compare, sides_differ
-from tracekern.gate.report import losses_of, percent
+from tracekern.gate.report import losses_of
 from tracekern.gate.run import Run
-from tracekern.words import metric_value
+from tracekern.words import growth, metric_value
 
 FORMAT = "tracekern-pytest"
 VERSION = 1
@@ -78,10 +78,10 @@ class TestRuns:
             if not all(values) or (self.limits and statistic not in self.limits):
                 continue
             before, after = (float(np.median(side)) for side in values)
-            growth = after / before - 1 if before else float("inf") if after else 0.0
-            line = f"{test}: {name} {metric_value(name, before)} -> {metric_value(name, after)} ({percent(growth)})"
+            grown = after / before - 1 if before else float("inf") if after else 0.0
+            line = f"{test}: {name} {metric_value(name, before)} -> {metric_value(name, after)} ({growth(grown)})"
             limit = self.limits.get(statistic, float("inf"))
-            if growth > limit and (not proven or _is_proven(name, base, runs, limit)):
+            if grown > limit and (not proven or _is_proven(name, base, runs, limit)):
                 self.failures.append(f"{line}, more than {100 * limit:g} %{'' if proven else UNPROVEN}")
             else:
                 self.lines.append(line)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from tracekern.files import write_whole
 from tracekern.gate.budget import BudgetResult
 from tracekern.gate.compare import Change, Comparison, Verdict
 from tracekern.gate.run import Run
-from tracekern.words import metric_value
+from tracekern.words import growth, metric_value
 
 
 class Outcome(enum.IntEnum):
@@ -60,7 +59,7 @@ class Report:
         over = [result for result in self.budgets if not result.ok]
         parts = [f"{result.metric} is over its budget" for result in over]
         if self.comparison:
-            parts += [f"{c.metric} regressed by {percent(c.estimate)}" for c in self.comparison.of(Verdict.REGRESSED)]
+            parts += [f"{c.metric} regressed by {growth(c.estimate)}" for c in self.comparison.of(Verdict.REGRESSED)]
             undecided = len(self.comparison.of(Verdict.UNDECIDED))
             if not parts:
                 parts.append("nothing regressed")
@@ -133,8 +132,8 @@ def _markdown_changes(comparison: Comparison) -> list[str]:
         base, head = metric_value(change.metric, change.base), metric_value(change.metric, change.head)
         word = f"**{change.verdict.value}**" if change.verdict is Verdict.REGRESSED else change.verdict.value
         lines.append(
-            f"| `{change.metric}` | {base} | {head} | {percent(change.estimate)} | {percent(change.low)} to "
-            f"{percent(change.high)} | {size(change.floor)} | {word} |"
+            f"| `{change.metric}` | {base} | {head} | {growth(change.estimate)} | {growth(change.low)} to "
+            f"{growth(change.high)} | {size(change.floor)} | {word} |"
         )
     return [*lines, ""]
 
@@ -159,8 +158,8 @@ def junit(report: Report, path: Path) -> None:
         suite.add_testcase(case)
     for change in report.comparison.changes if report.comparison else ():
         case = TestCase(change.metric, classname="tracekern.compare")
-        interval = f"{percent(change.low)} to {percent(change.high)}"
-        text = f"{percent(change.estimate)} ({interval}), floor {size(change.floor)}"
+        interval = f"{growth(change.low)} to {growth(change.high)}"
+        text = f"{growth(change.estimate)} ({interval}), floor {size(change.floor)}"
         if change.verdict is Verdict.REGRESSED:
             case.result = [Failure(text, "regressed")]
         elif change.verdict is Verdict.UNDECIDED:
@@ -171,16 +170,9 @@ def junit(report: Report, path: Path) -> None:
     write_whole(path, document.tostring())  # type: ignore[no-untyped-call]
 
 
-def percent(value: float) -> str:
-    """0.153 as "+15.3 %"."""
-    if not math.isfinite(value):
-        return "?"
-    return f"{100 * value:+.1f} %" if abs(value) < 10 else f"x{1 + value:.3g}"
-
-
 def size(value: float) -> str:
     """0.05 as "5.0 %": a spread or a floor, which has no direction."""
-    return percent(value).removeprefix("+")
+    return growth(value).removeprefix("+")
 
 
 def _cell(text: str) -> str:
