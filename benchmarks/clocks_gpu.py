@@ -110,6 +110,13 @@ def closures(found: dict[tuple[int, int], dict[int, float]]) -> list[float]:
     ]
 
 
+def steps_of_clocks(directory: Path) -> list[int]:
+    """Of each rank, in ticks, as probed when the capture opened."""
+    from tracekern.record.dump import peek_metadata
+
+    return [peek_metadata(path)["clock"]["resolution_ticks"] for path in sorted(directory.glob("rank_*.tkdump"))]
+
+
 def containment(directory: Path) -> dict[str, Any]:
     """Kernels by torch.profiler against what the launch of the same number recorded, on the host's clock."""
     import tracekern
@@ -173,6 +180,7 @@ def main() -> int:
             return 1
         found, held_out = residuals(directory / "samples")
         contained = containment(directory)
+        steps = steps_of_clocks(directory / "samples")
     apart = {pair: [value for index, value in rounds.items() if index in held_out] for pair, rounds in found.items()}
     table = Table(
         f"held-out rounds against the fit, ns, {len(held_out)} rounds of a pair", ["ranks", "median", "worst"]
@@ -187,6 +195,7 @@ def main() -> int:
         f"closure worst {closure:.0f} ns (goal {MAX_CLOSURE_NS})"
     )
     print(f"CUPTI: {contained}")
+    print(f"steps of the clocks in ticks: {steps}, under the profiler {contained['resolution_ticks']}")
     results = {
         "ranks": options.ranks,
         "seconds": options.seconds,
@@ -194,6 +203,7 @@ def main() -> int:
         "worst_held_out_ns": worst,
         "worst_closure_ns": closure if np.isfinite(closure) else None,
         "containment": contained,
+        "resolution_ticks_without_profiler": steps,
     }
     write_results(
         f"clocks_gpu_{options.ranks}",

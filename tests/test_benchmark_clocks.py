@@ -51,6 +51,7 @@ def leave(directory: Path, off: dict[tuple[int, int], int]) -> Path:
 def test_sound_clocks_lie_near_the_fit_and_close_all_triangles(tmp_path):
     found, held_out = clocks_gpu.residuals(leave(tmp_path, {}))
     assert held_out == HELD_OUT
+    assert clocks_gpu.steps_of_clocks(tmp_path) == [1] * 3
     assert set(found) == {(0, 1), (0, 2), (1, 2)}
     assert max(abs(value) for rounds in found.values() for value in rounds.values()) < 100
     closures = clocks_gpu.closures(found)
