@@ -28,8 +28,9 @@ from tracekern.errors import TracekernError
 from tracekern.gate import baseline
 from tracekern.gate.check import check
 from tracekern.gate.compare import Rules, Verdict, compare, floors, logarithms
-from tracekern.gate.report import Outcome, show, size
+from tracekern.gate.report import Outcome, size
 from tracekern.gate.run import Run, read_run
+from tracekern.words import metric_value
 
 LAUNCHES = Path(__file__).resolve().parent.parent / "traces" / "launches"
 NUMBERS = ("ranks", "tokens", "hidden", "experts", "topk", "iterations", "blocks", "warps")
@@ -197,7 +198,7 @@ def detect_all(runs: list[Run], gated: Sequence[str]) -> list[dict[str, Any]]:
         rows.append({**row, "caught": caught, "promised": not limits})
         said = "below the floor" if caught is None else f"{caught}/{DETECTIONS}"
         promise = ", ".join(limits) or "promised"
-        table.add(show(name, median), size(spread), size(floor), said, promise, name)
+        table.add(metric_value(name, median), size(spread), size(floor), said, promise, name)
     table.print()
     return rows
 
