@@ -8,6 +8,7 @@ what they left in DIRECTORY/rank_<r>.json. test_gpu_flight.py looks at that and 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -318,6 +319,21 @@ def refusals() -> int:
     return leave(0, found)
 
 
+def no_descriptors() -> int:
+    """As where the driver of rank 1 exports no memory by file descriptor: all share their heaps by CUDA IPC."""
+    from tracekern.record import cuda
+
+    collect = cuda.collect_facts
+    cuda.collect_facts = lambda num_bytes: dataclasses.replace(
+        collect(num_bytes), exports_memory=os.environ["RANK"] != "1"
+    )
+    workload = Workload(timeout_s=5.0)
+    with flight(device=workload.comm.device, records_per_track=1 << 10) as session:
+        wrong = sum(workload.call(iteration, session) for iteration in range(20))
+        workload.pipeline.synchronize()
+    return leave(workload.group.rank, {"wrong": int(wrong), "handle": len(workload.comm.native.heap_handle())})
+
+
 SCENARIOS = {
     "time_out": 2,
     "trap": 2,
@@ -331,6 +347,7 @@ SCENARIOS = {
     "beside_a_graph_capture": 1,
     "busy_at_the_end": 1,
     "another_device": 1,
+    "no_descriptors": 2,
     "refusals": 1,
 }
 """Each with the number of its ranks."""

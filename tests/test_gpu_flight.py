@@ -239,3 +239,11 @@ def test_facts_and_a_heap_that_no_gpu_holds(tmp_path):
     assert re.match(
         r"rank 0: the symmetric heap wants 1048576.0 GiB, \d+\.\d GiB of .* are free on NVIDIA", found["too_large"]
     )
+
+
+@pytest.mark.multigpu
+def test_where_a_driver_exports_no_descriptors_heaps_are_shared_by_ipc(tmp_path):
+    ended = play("no_descriptors", tmp_path, 2)
+    assert ended["codes"] == [0, 0], "\n".join(ended["lines"])
+    assert [(rank["wrong"], rank["handle"]) for rank in ended["ranks"]] == [(0, 64), (0, 64)]
+    assert len(load(tmp_path / "capture").flows) > 0

@@ -63,10 +63,6 @@ def test_sound_gpus_pass_without_a_word():
             "CUDA_VISIBLE_DEVICES",
         ),
         (
-            {"exports_memory": False},
-            "rank 1: NVIDIA H200 cannot export memory by file descriptor; run on Linux without a vGPU",
-        ),
-        (
             {"reachable": {"0000:00:00.0": False}},
             "rank 1: GPU 0000:01:00.0 cannot reach rank 0's GPU 0000:00:00.0; see `nvidia-smi topo -p2p rw`, and "
             "choose GPUs that can",

@@ -36,13 +36,20 @@ py::array_t<int64_t> rows_of_three(const void* rows, size_t count) {
 
 void register_cuda_communicator(py::module_& extension) {
     register_communicator<CudaCommunicator>(extension, "CudaCommunicator")
-        .def(py::init<uint32_t, uint32_t, uint64_t, uint64_t>(),
+        .def(py::init<uint32_t, uint32_t, uint64_t, uint64_t, bool>(),
              py::arg("rank"),
              py::arg("num_ranks"),
              py::arg("heap_bytes"),
-             py::arg("timeout_ns"))
+             py::arg("timeout_ns"),
+             py::arg("by_descriptor"))
         .def("export_heap", &CudaCommunicator::export_heap)
         .def("import_peer", &CudaCommunicator::import_peer, py::arg("peer"), py::arg("descriptor"))
+        .def("heap_handle", [](const CudaCommunicator& comm) { return py::bytes(comm.heap_handle()); })
+        .def(
+            "open_peer",
+            [](CudaCommunicator& comm, uint32_t peer, const py::bytes& handle) { comm.open_peer(peer, handle); },
+            py::arg("peer"),
+            py::arg("handle"))
         .def(
             "barrier",
             [](CudaCommunicator& comm, uint64_t descriptor, const std::string& format, uint64_t stream) {

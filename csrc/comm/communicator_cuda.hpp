@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include <array>
+#include <variant>
 #include <vector>
 
 #include "comm/clock_ping_pong.h"
@@ -21,25 +22,37 @@ inline void* trace_argument(uint64_t descriptor) {
     return descriptor ? reinterpret_cast<void*>(descriptor) : &none;
 }
 
+// A rank's part of the heap, as one process maps it.
+using HeapPart = std::variant<ShareableMemory, IpcMemory>;
+
+inline char* heap_start(const HeapPart& part) {
+    return std::visit([](const auto& memory) { return static_cast<char*>(memory.data()); }, part);
+}
+
 class CudaCommunicator {
 public:
-    // Allocates this rank's part on the current device; import_peer() for every other rank makes it whole.
-    CudaCommunicator(uint32_t rank, uint32_t num_ranks, uint64_t heap_bytes, uint64_t timeout_ns)
-        : heap_bytes_(heap_bytes), own_(ShareableMemory::allocate(heap_bytes)), fault_(sizeof(FaultRecord)) {
+    // Allocates this rank's part on the current device; import_peer() or open_peer() for every other rank makes it
+    // whole: by file descriptors or, on all ranks where one's driver exports none, by handles of CUDA IPC.
+    CudaCommunicator(uint32_t rank, uint32_t num_ranks, uint64_t heap_bytes, uint64_t timeout_ns, bool by_descriptor)
+        : heap_bytes_(heap_bytes),
+          own_(by_descriptor ? HeapPart(ShareableMemory::allocate(heap_bytes))
+                             : HeapPart(IpcMemory::allocate(heap_bytes))),
+          fault_(sizeof(FaultRecord)) {
         args_.rank = rank;
         args_.num_ranks = num_ranks;
         args_.timeout_ticks = timeout_ns;  // %globaltimer counts ns
         args_.fault = fault_.as<FaultRecord>();
         args_.on_timeout = OnTimeout::raise;
-        args_.heap[rank] = static_cast<char*>(own_.data());
+        args_.heap[rank] = heap_start(own_);
         clear_control();
     }
 
-    int export_heap() const { return own_.export_descriptor(); }
+    int export_heap() const { return std::get<ShareableMemory>(own_).export_descriptor(); }
+    std::string heap_handle() const { return std::get<IpcMemory>(own_).handle(); }
     void import_peer(uint32_t peer, int descriptor) {
-        peers_.push_back(ShareableMemory::import(descriptor, heap_bytes_));
-        args_.heap[peer] = static_cast<char*>(peers_.back().data());
+        add_peer(peer, ShareableMemory::import(descriptor, heap_bytes_));
     }
+    void open_peer(uint32_t peer, const std::string& handle) { add_peer(peer, IpcMemory::open(handle)); }
 
     const CommArgs& args() const { return args_; }
     const FaultRecord& fault() const { return *args_.fault; }
@@ -75,10 +88,15 @@ public:
     uint32_t barrier_epoch() const { return barrier_epoch_; }
 
 private:
+    void add_peer(uint32_t peer, HeapPart part) {
+        args_.heap[peer] = heap_start(part);
+        peers_.push_back(std::move(part));
+    }
+
     const uint64_t heap_bytes_;
     CommArgs args_{};
-    ShareableMemory own_;
-    std::vector<ShareableMemory> peers_;
+    HeapPart own_;
+    std::vector<HeapPart> peers_;
     MappedMemory fault_;
     uint32_t barrier_epoch_ = kFirstEpoch;
 };

@@ -294,6 +294,44 @@ private:
     uint64_t bytes_ = 0;
 };
 
+// Device memory that other processes map by a handle of CUDA IPC: for drivers that export no file descriptors.
+class IpcMemory {
+public:
+    // Allocates on the current device.
+    static IpcMemory allocate(uint64_t bytes) {
+        IpcMemory memory(/*is_own=*/true);
+        TK_CUDA(cudaMalloc(&memory.data_, bytes));
+        TK_CUDA(cudaMemset(memory.data_, 0, bytes));
+        return memory;
+    }
+    // Maps what another process allocated.
+    static IpcMemory open(const std::string& bytes) {
+        cudaIpcMemHandle_t handle;
+        if (bytes.size() != sizeof(handle)) throw std::runtime_error("a handle of CUDA IPC has other bytes");
+        memcpy(&handle, bytes.data(), sizeof(handle));
+        IpcMemory memory(/*is_own=*/false);
+        TK_CUDA(cudaIpcOpenMemHandle(&memory.data_, handle, cudaIpcMemLazyEnablePeerAccess));
+        return memory;
+    }
+    std::string handle() const {
+        cudaIpcMemHandle_t handle;
+        TK_CUDA(cudaIpcGetMemHandle(&handle, data_));
+        return {reinterpret_cast<const char*>(&handle), sizeof(handle)};
+    }
+    void* data() const { return data_; }
+
+    IpcMemory(IpcMemory&& other) noexcept : data_(std::exchange(other.data_, nullptr)), is_own_(other.is_own_) {}
+    ~IpcMemory() {
+        if (data_) is_own_ ? cudaFree(data_) : cudaIpcCloseMemHandle(data_);
+    }
+
+private:
+    explicit IpcMemory(bool is_own) : is_own_(is_own) {}
+
+    void* data_ = nullptr;
+    const bool is_own_;
+};
+
 inline uint32_t num_multiprocessors() {
     int count = 0;
     TK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, current_device()));

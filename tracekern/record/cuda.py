@@ -213,21 +213,35 @@ def open_cuda(group: Group, num_bytes: int, timeout_s: float) -> tuple[Any, Cuda
     native: Any
     problem = ""
     try:
-        native = _cuda.CudaCommunicator(group.rank, group.num_ranks, num_bytes, int(timeout_s * 1e9))
+        timeout_ns, by_descriptor = int(timeout_s * 1e9), all(own.exports_memory for own in facts)
+        native = _cuda.CudaCommunicator(group.rank, group.num_ranks, num_bytes, timeout_ns, by_descriptor)
     except RuntimeError as error:
         full = "out of memory" in str(error)
         now = collect_facts(num_bytes)
         problem = out_of_memory(group.rank, now) if full else f"rank {group.rank}: symmetric heap: {error}"
     group.refuse_together(problem)
-    for peer, descriptor in exchange_descriptors(group, native.export_heap).items():
+    group.refuse_together(_map_peers(group, native, by_descriptor))
+    return native, CudaDevice(native, range(group.num_ranks))
+
+
+def _map_peers(group: Group, native: Any, by_descriptor: bool) -> str:
+    """Maps the parts of all other ranks. Collective. Returns what went wrong."""
+    parts: dict[int, Any]
+    if by_descriptor:
+        parts, add = exchange_descriptors(group, native.export_heap), native.import_peer
+    else:
+        handles = group.all_gather(native.heap_handle())
+        parts, add = {peer: handles[peer] for peer in range(group.num_ranks) if peer != group.rank}, native.open_peer
+    problem = ""
+    for peer, part in parts.items():
         try:
-            native.import_peer(peer, descriptor)
+            add(peer, part)
         except RuntimeError as error:
             why = f"{error}; see `nvidia-smi topo -p2p rw`"
             problem = f"rank {group.rank}: its GPU cannot map the memory of rank {peer}'s: {why}"
+    for descriptor in parts.values() if by_descriptor else ():
         socket.close(descriptor)
-    group.refuse_together(problem)
-    return native, CudaDevice(native, range(group.num_ranks))
+    return problem
 
 
 def collect_facts(num_bytes: int) -> GpuFacts:

@@ -26,6 +26,7 @@ class GpuFacts:
     total_bytes: int = 0
     has_mps: bool = False
     exports_memory: bool = True
+    """By file descriptor; if not, the heap is shared by CUDA IPC."""
     reachable: Mapping[str, bool] = field(default_factory=dict)
     """Bus id -> can this GPU map that one's memory? Only of GPUs that the process sees."""
     profiler: str = ""
@@ -99,8 +100,6 @@ def _different(facts: Sequence[GpuFacts]) -> str:
 
 def _cannot_share(facts: Sequence[GpuFacts]) -> str:
     for rank, own in enumerate(facts):
-        if not own.exports_memory:
-            return f"rank {rank}: {own.name} cannot export memory by file descriptor; run on Linux without a vGPU"
         if len(facts) > 1 and own.is_mig:
             return f"rank {rank} has a MIG slice ({own.name}), which no peer reaches; run `nvidia-smi -mig 0`"
         for peer, theirs in enumerate(facts):
