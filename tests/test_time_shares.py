@@ -13,7 +13,9 @@ WARP, OTHER_WARP = 2, 3  # device tracks of rank 0; track 8 is the first warp of
 
 def shares_of(rows) -> dict[str, list[int]]:
     shares = share_time(make_timeline(spans=make_spans(rows), flows=Flows()))
-    return {name: getattr(shares, name).tolist() for name in ("work", "wait", "signal", "sync", "unrecorded", "total")}
+    return {
+        name: getattr(shares, name).tolist() for name in ("work", "wait", "signal", "sync", "between_spans", "total")
+    }
 
 
 def test_every_part_is_counted_once():
@@ -35,14 +37,14 @@ def test_every_part_is_counted_once():
         "wait": [30 + 40, 0],
         "signal": [50, 0],
         "sync": [40, 0],
-        "unrecorded": [10, 0],
+        "between_spans": [10, 0],
         "total": [200 + 40, 7],
     }
 
 
 def test_time_between_launches_belongs_to_no_warp():
     found = shares_of([(WARP, COPY, 0, 0, 10, 0, 0), (WARP, COPY, 1, 1000, 1010, 0, 0)])
-    assert (found["total"], found["unrecorded"]) == ([20, 0], [0, 0])
+    assert (found["total"], found["between_spans"]) == ([20, 0], [0, 0])
 
 
 def test_spans_that_overlap_in_part_are_counted_once():
@@ -54,6 +56,6 @@ def test_spans_that_overlap_in_part_are_counted_once():
 @given(timeline=timelines())
 def test_no_part_is_negative_and_all_make_the_whole(timeline):
     shares = share_time(timeline)
-    parts = [shares.work, shares.wait, shares.signal, shares.sync, shares.unrecorded]
+    parts = [shares.work, shares.wait, shares.signal, shares.sync, shares.between_spans]
     assert all((part >= 0).all() for part in parts)
     assert (sum(parts) == shares.total).all()

@@ -68,13 +68,13 @@ def _time(sides: tuple[Side, Side]) -> Part:
     totals = [side.findings.time.total.sum() for side in sides]
     parts, hover = [], []
     for name, color, pattern in TIME_PARTS:
-        values = [int(getattr(side.findings.time, name).sum()) for side in sides]
+        values, label = [int(getattr(side.findings.time, name).sum()) for side in sides], name.replace("_", " ")
         if not any(values):
             continue
         parts.append(
-            (name, color, pattern, [100 * ns / max(1, total) for ns, total in zip(values, totals, strict=True)])
+            (label, color, pattern, [100 * ns / max(1, total) for ns, total in zip(values, totals, strict=True)])
         )
-        hover.append([f"{side}: {name}<br>{duration(ns)}" for side, ns in zip("AB", values, strict=True)])
+        hover.append([f"{side}: {label}<br>{duration(ns)}" for side, ns in zip("AB", values, strict=True)])
     figure = stacked_bars(
         ["A", "B"], parts, axis="share of the warps' time", says="Shares of work and wait", is_share=True, hover=hover
     )

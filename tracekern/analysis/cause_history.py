@@ -117,7 +117,7 @@ class History:
             # A stage with fewer phases has nothing in this slot: adding it to some phase changes nothing.
             by_place[row + np.minimum(first_phase + slot, last_phase)] += values
             rest -= values
-        by_place[row + graph.unrecorded[stage]] += np.maximum(rest, 0)
+        by_place[row + graph.between_spans[stage]] += np.maximum(rest, 0)
         spent[:, self.host] += moments.after_ns
         spent[:, self.late] += late
         spent[:, self.link] += link
@@ -136,7 +136,7 @@ class History:
         np.add.at(inside[:, self.late], launch, late)
         np.add.at(inside[:, self.link], launch, link)
         rest = (schedule.end - schedule.start)[shown] - inside[shown].sum(axis=1)
-        inside[shown, graph.unrecorded[schedule.stage[shown]]] += np.maximum(rest, 0)
+        inside[shown, graph.between_spans[schedule.stage[shown]]] += np.maximum(rest, 0)
         base = np.zeros_like(inside)
         for launch, before in zip(shown.tolist(), schedule.before[shown].tolist(), strict=True):
             if before >= 0:

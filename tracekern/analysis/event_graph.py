@@ -15,7 +15,7 @@ from tracekern.analysis.event_activity import Activity, flatten
 from tracekern.analysis.waits import Phase
 from tracekern.timeline.model import OPEN_END, Int32, Int64, Timeline, TrackKind
 
-UNRECORDED = "(unrecorded)"
+BETWEEN_SPANS = "(between spans)"
 """Event name of the phase that holds what a run did outside of all spans."""
 
 _LATE = np.iinfo(np.int64).max
@@ -74,10 +74,10 @@ class EventGraph:
     schedule: Schedule
     stages: tuple[str, ...]
     phases: tuple[Phase, ...]
-    """Of all pieces, and one UNRECORDED for each stage."""
+    """Of all pieces, and one BETWEEN_SPANS for each stage."""
     stage_of_phase: Int32
-    unrecorded: Int32
-    """[num_stages] the UNRECORDED phase of each stage."""
+    between_spans: Int32
+    """[num_stages] the BETWEEN_SPANS phase of each stage."""
 
     run_of_span: Int32
     """[num_spans] of those that are pieces of activity; -1 for all others."""
@@ -117,10 +117,10 @@ def build_graph(timeline: Timeline) -> EventGraph:
     del launch  # as large as the activity
     schedule = _schedule(timeline, runs, stages)
     phase, phases, stage_of_phase = _number_phases(timeline, activity, runs, schedule.stage[runs.launch], stages)
-    unrecorded = np.array([phases.index(Phase(stage, UNRECORDED)) for stage in stages], np.int32)
+    between_spans = np.array([phases.index(Phase(stage, BETWEEN_SPANS)) for stage in stages], np.int32)
     run_of_span = np.full(len(timeline.spans), -1, np.int32)
     run_of_span[activity.span] = np.repeat(_first_of_kind(runs), runs.stop - runs.first)
-    return EventGraph(activity, phase, runs, schedule, stages, phases, stage_of_phase, unrecorded, run_of_span)
+    return EventGraph(activity, phase, runs, schedule, stages, phases, stage_of_phase, between_spans, run_of_span)
 
 
 def _launch_of_pieces(timeline: Timeline, activity: Activity) -> Int32:
@@ -203,12 +203,12 @@ def _number_phases(
     timeline: Timeline, activity: Activity, runs: Runs, stage_of_run: Int32, stages: tuple[str, ...]
 ) -> tuple[Int32, tuple[Phase, ...], Int32]:
     """([num_pieces] phase, the phases by stage, [num_phases] stage)"""
-    names = tuple(dict.fromkeys([*(event.name for event in timeline.events), UNRECORDED]))
+    names = tuple(dict.fromkeys([*(event.name for event in timeline.events), BETWEEN_SPANS]))
     name_of_event = np.array([names.index(event.name) for event in timeline.events] or [0], np.int32)
     code = name_of_event[timeline.spans.event[activity.span]]
     code += np.repeat(stage_of_run * np.int32(len(names)), runs.stop - runs.first)
     present = np.bincount(code, minlength=len(stages) * len(names)) > 0
-    present[np.arange(len(stages)) * len(names) + names.index(UNRECORDED)] = True
+    present[np.arange(len(stages)) * len(names) + names.index(BETWEEN_SPANS)] = True
     codes = np.flatnonzero(present)
     number = (np.cumsum(present) - 1).astype(np.int32)
     phases = tuple(Phase(stages[c // len(names)], names[c % len(names)]) for c in codes.tolist())

@@ -69,7 +69,7 @@ class PartFinder:
         parts += inside
         bare = self._whole(hops, device, PathKind.PHASE)
         stage = self._graph.schedule.stage[hops.launch[device]]
-        parts.append(Pieces(bare.kind, bare.rank, self._graph.unrecorded[stage], bare.peer, bare.time_ns - covered))
+        parts.append(Pieces(bare.kind, bare.rank, self._graph.between_spans[stage], bare.peer, bare.time_ns - covered))
         columns = [
             np.concatenate([getattr(part, name) for part in parts]) for name in ("kind", "rank", "phase", "peer")
         ]

@@ -117,14 +117,14 @@ class _Changes:
         if part.phase.event in self._wait_names:
             return None
         phase = graph.phases.index(part.phase)
-        unrecorded = phase in graph.unrecorded
+        between_spans = phase in graph.between_spans
         phases = np.arange(len(graph.phases))
-        counted = graph.stage_of_phase == graph.stage_of_phase[phase] if unrecorded else phases == phase
+        counted = graph.stage_of_phase == graph.stage_of_phase[phase] if between_spans else phases == phase
         chosen = counted[graph.phase[self._pieces]]
         length = np.where(chosen, (graph.activity.end[self._pieces] - graph.activity.start[self._pieces]), 0)
         of_run = np.zeros(len(runs), np.int64)
         np.add.at(of_run, self._run_of_piece, length)
-        if unrecorded:
+        if between_spans:
             whole = (graph.schedule.end - graph.schedule.start)[runs.launch]
             of_run = np.where(graph.schedule.stage[runs.launch] == graph.stage_of_phase[phase], whole - of_run, 0)
         of_launch = np.zeros(len(graph.schedule.rank), np.int64)
@@ -137,7 +137,7 @@ class _Changes:
         sums = np.append(0, np.cumsum(length))
         place, first = (np.searchsorted(self._pieces, wanted) for wanted in (piece, runs.first[run]))
         by_node = sums[place] - sums[first] + np.where(counted[graph.phase[piece]], self._in_piece, 0)
-        if unrecorded:
+        if between_spans:
             in_stage = graph.schedule.stage[runs.launch[run]] == graph.stage_of_phase[phase]
             by_node = np.where(in_stage, self._nodes.begin - graph.schedule.start[runs.launch[run]] - by_node, 0)
         return _Change(by_node * share_of_run[run], of_run * share_of_run, self.nothing.link, self.nothing.gap)

@@ -18,8 +18,8 @@ Int8 = npt.NDArray[np.int8]
 class TimeShares:
     """ns of warp time, `[num_ranks]` each: over all warps of the rank, from the first record of a launch to its last.
 
-    `work` is time inside some span but in no wait, signal or sync; `unrecorded` is time between spans. A wait inside a
-    signal counts as signal: the outer one opened first.
+    `work` is time inside some span but in no wait, signal or sync. A wait inside a signal counts as signal: the outer
+    one opened first.
     """
 
     ranks: tuple[int, ...]
@@ -27,11 +27,11 @@ class TimeShares:
     wait: Int64
     signal: Int64
     sync: Int64
-    unrecorded: Int64
+    between_spans: Int64
 
     @property
     def total(self) -> Int64:
-        return self.work + self.wait + self.signal + self.sync + self.unrecorded
+        return self.work + self.wait + self.signal + self.sync + self.between_spans
 
 
 _STALLS = (EventClass.WAIT, EventClass.SIGNAL, EventClass.SYNC)

@@ -21,7 +21,7 @@ TIME_PARTS = (
     ("signal", "--signal", "."),
     ("sync", "--sync", "x"),
     ("wait", "--wait", "/"),
-    ("unrecorded", "--unrecorded", ""),
+    ("between_spans", "--gap", ""),
 )
 _CLASS_LOOKS = {
     "late_sender": ("--wait", "/"),
@@ -30,7 +30,7 @@ _CLASS_LOOKS = {
     "visibility": ("--host", ""),
     "late_receiver": ("--sync", "x"),
     "completion": ("--launch", ""),
-    "unmatched": ("--unrecorded", "-"),
+    "unmatched": ("--gap", "-"),
 }
 _MAX_PHASES = 10
 
@@ -42,7 +42,7 @@ def time_part(findings: Findings) -> Part:
     whole = sum(totals.values())
     if not whole:
         return Part("time", "Time", question, "No kernel left a span here, so there is no time to share out.")
-    said = ", ".join(f"{percent(ns, whole)} {name}" for name, ns in totals.items() if ns)
+    said = ", ".join(f"{percent(ns, whole)} {name.replace('_', ' ')}" for name, ns in totals.items() if ns)
     kept = ", as far as the flight recorder kept it" if findings.records_overwritten else ""
     answer = f"The warps spent <b>{percent(totals['wait'], whole)}</b> of their time waiting{kept}: {said}."
     body: list[str | Figure] = [_share_bars(findings)]
@@ -53,7 +53,7 @@ def time_part(findings: Findings) -> Part:
             _phase_table(findings),
         ]
     aside = (
-        "Time of a warp counts from its first record in a launch to its last. Unrecorded is time between spans. "
+        "Time of a warp counts from its first record in a launch to its last. "
         "Host time between launches is in no warp's time."
     )
     return Part("time", "Time", question, answer, body, aside)
@@ -64,13 +64,13 @@ def _share_bars(findings: Findings) -> Figure:
     total = [max(1, ns) for ns in time.total.tolist()]
     parts, hover = [], []
     for name, color, pattern in TIME_PARTS:
-        values = getattr(time, name).tolist()
+        values, label = getattr(time, name).tolist(), name.replace("_", " ")
         if not any(values):
             continue
-        parts.append((name, color, pattern, [100 * ns / whole for ns, whole in zip(values, total, strict=True)]))
+        parts.append((label, color, pattern, [100 * ns / whole for ns, whole in zip(values, total, strict=True)]))
         hover.append(
             [
-                f"rank {rank}: {name}<br>{duration(ns)}, {percent(ns, whole)} of its warps' {duration(whole)}"
+                f"rank {rank}: {label}<br>{duration(ns)}, {percent(ns, whole)} of its warps' {duration(whole)}"
                 for rank, ns, whole in zip(time.ranks, values, total, strict=True)
             ]
         )
