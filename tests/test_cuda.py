@@ -36,10 +36,19 @@ def stand_in(rank: int, fails: str) -> types.ModuleType:
             if rank == 1 and fails == "mapping":
                 raise RuntimeError("cuMemSetAccess: invalid device ordinal")
 
+        def heap_handle(self) -> bytes:
+            return bytes([rank] * 64)
+
+        def open_peer(self, peer: int, handle: bytes) -> None:
+            if rank == 1 and fails == "opening":
+                raise RuntimeError(f"cudaIpcOpenMemHandle: {len(handle)} bytes of rank {handle[0]}: invalid argument")
+
     module: Any = types.ModuleType("tracekern._cuda")
     module.CudaCommunicator = CudaCommunicator
     module.driver_versions = lambda: (13000, 13000)
-    module.device_facts = lambda: {"name": "GPU", "bus_id": f"{rank}", "free_bytes": GIB, "total_bytes": 2 * GIB}
+    sizes = {"free_bytes": GIB, "total_bytes": 2 * GIB}
+    exports = fails != "opening" or rank == 1  # one rank that cannot is enough
+    module.device_facts = lambda: {"name": "GPU", "bus_id": f"{rank}", "exports_memory": exports, **sizes}
     return module  # type: ignore[no-any-return]
 
 
@@ -68,6 +77,11 @@ def refused(group: Group, fails: str) -> tuple[str, int]:
             "mapping",
             "rank 1: its GPU cannot map the memory of rank 0's: cuMemSetAccess: invalid device ordinal; see "
             "`nvidia-smi topo -p2p rw`",
+        ),
+        (
+            "opening",
+            "rank 1: its GPU cannot map the memory of rank 0's: cudaIpcOpenMemHandle: 64 bytes of rank 0: invalid "
+            "argument; see `nvidia-smi topo -p2p rw`",
         ),
     ],
 )
