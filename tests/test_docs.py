@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import statistics
@@ -172,3 +173,35 @@ def test_what_the_gate_was_seen_to_do():
         assert found["lossy_refused"] == 1000
         assert f"{found['launches']} launches on {name}" in told
         assert f"{found['alarms']} alarms in 1,000" in told
+
+
+def test_reports_are_shown_as_they_are(command_line):
+    told = command_line("report", ROOT / "traces" / "h200x4_late_host").stdout.splitlines()
+    for document in (ROOT / "README.md", ROOT / "docs" / "walkthrough.md"):
+        (shown,) = (block for block in document.read_text().split("```text\n") if "waiting  40 %" in block)
+        lines = [line for line in shown.split("```")[0].splitlines() if line and not line.startswith("$ ")]
+        if lines[-1].strip() == "...":
+            lines.pop()
+        assert lines == told[: len(lines)]
+        assert len(lines) >= 3
+
+
+def test_what_the_demo_draws():
+    """The demo's rows in the README: tokens, sent and received are the routing's."""
+    from tracekern.moe.routing import draw_batch
+    from tracekern.moe.shape import MoeShape
+
+    shape = MoeShape(8, 64, 64, 6, 1, "bf16")
+    tokens, received = [0] * 8, [0] * 8
+    for rank, iteration in itertools.product(range(8), range(3)):
+        batch = draw_batch(shape, seed=7, rank=rank, iteration=iteration, routing="zipf", uneven=True)
+        tokens[rank] += batch.num_tokens
+        for expert in batch.topk_idx.flatten().tolist():
+            received[expert // 8] += expert >= 0
+    rows = re.findall(
+        r"^ +(\d) +(\d+) +[\d.]+ +(\d+) +(\d+) +[\d,]+ +\d+ %  equal", (ROOT / "README.md").read_text(), re.M
+    )
+    assert len(rows) == 3
+    for row in rows:
+        rank, *counts = map(int, row)
+        assert counts == [tokens[rank], 6 * tokens[rank], received[rank]]
