@@ -1,7 +1,7 @@
 # make demo   8 ranks of a traced MoE pipeline; says what it saw and where the trace is
 # make test   every check: lint, types, format, tests (what .ci/run calls)
 # make soak   the long counts of the same tests
-# make gpu-check  on a machine with GPUs and its own torch: what only a GPU can show, in a quarter of an hour; no virtual
+# make gpu-check  on a machine with GPUs and its own torch: what only a GPU can show, in 20 minutes at most; no virtual
 #             environment, no network
 # make lint   ruff, mypy on the pure parts, clang-format
 # make clean  removes everything that was built, .venv too
