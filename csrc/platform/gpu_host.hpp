@@ -297,10 +297,11 @@ private:
 // Device memory that other processes map by a handle of CUDA IPC: for drivers that export no file descriptors.
 class IpcMemory {
 public:
-    // Allocates on the current device.
+    // Allocates on the current device. Whole blocks of the allocator: a handle gives away all of the block it is in.
     static IpcMemory allocate(uint64_t bytes) {
+        constexpr uint64_t kBlockBytes = 2 << 20;
         IpcMemory memory(/*is_own=*/true);
-        TK_CUDA(cudaMalloc(&memory.data_, bytes));
+        TK_CUDA(cudaMalloc(&memory.data_, round_up(bytes, kBlockBytes)));
         TK_CUDA(cudaMemset(memory.data_, 0, bytes));
         return memory;
     }
