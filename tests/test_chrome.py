@@ -11,14 +11,14 @@ import expected
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from timelines import COPY, make_spans, make_timeline, timelines
+from timelines import COPY, make_rank, make_spans, make_timeline, timelines
 from trace_processor import TraceProcessor, assert_no_loss
 
 from tracekern.errors import BadInput
 from tracekern.export import labels
 from tracekern.export.chrome import _json, write_chrome
 from tracekern.timeline.counters import count_events
-from tracekern.timeline.model import Flows, Timeline, TrackKind
+from tracekern.timeline.model import ClockFit, Flows, Timeline, TrackKind
 
 FLOWS_SQL = """
 select p.pid, t.name, source.ts, q.pid, u.name, target.ts
@@ -150,8 +150,16 @@ def test_overlaps_go_to_threads_of_their_own(tmp_path: Path):
 
 
 def test_the_file_tells_about_itself(tmp_path: Path):
-    write_chrome(make_timeline(aligned=False), tmp_path / "trace.json.gz")
+    inf = float("inf")
+    fits = (ClockFit("unaligned", inf, inf), ClockFit("ping-pong", 864.2, 90.0, host_hard_ns=1250.0))
+    ranks = tuple(make_rank(rank, clock=fit) for rank, fit in enumerate((*fits, ClockFit("reference", 0.0, 0.0))))
+    write_chrome(make_timeline(3, ranks=ranks, aligned=False), tmp_path / "trace.json.gz")
     trace = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))
+    assert [trace["metadata"][f"rank_{rank}"].partition("backend cpu, closed, ")[2] for rank in range(3)] == [
+        "UNALIGNED",
+        "clock by ping-pong, ±864 ns proven, ±90 ns repeatable, host lanes ±1.25 us",
+        "clock reference",
+    ]
     assert trace["metadata"]["title"] == "tracekern: UNALIGNED moe dispatch"
     assert trace["metadata"]["run_id"] == "run-17"
     assert any("UNALIGNED" in event["name"] for event in trace["traceEvents"])

@@ -9,6 +9,9 @@ from tracekern.export.drawing import Drawing
 from tracekern.timeline.model import OPEN_END, Problem, Rank, Timeline, Track, TrackKind, count_problems
 from tracekern.words import duration
 
+_CLOCKS = {"reference": "clock reference", "unaligned": "UNALIGNED"}
+"""How clocks are related that have no bound to tell."""
+
 UNALIGNED = "UNALIGNED: every rank on its own clock, times of different ranks cannot be compared"
 
 
@@ -72,12 +75,7 @@ def rank_label(rank: Rank, num_nodes: int) -> str:
     if rank.state != "closed":
         parts.append(rank.state.upper())
     if rank.clock is not None:
-        if rank.clock.method == "reference":
-            parts.append("clock reference")
-        elif rank.clock.method == "unaligned":
-            parts.append("UNALIGNED")
-        else:
-            parts.append(f"±{duration(rank.clock.hard_ns)}")
+        parts.append(_CLOCKS.get(rank.clock.method, f"±{duration(rank.clock.hard_ns)}"))
     return " ".join(parts)
 
 
@@ -102,8 +100,13 @@ def flat_label(track: Track, num_streams: int) -> str:
 def _describe_rank(rank: Rank) -> str:
     name = f"{rank.label}: " if rank.label else ""
     text = f"{name}{rank.device} on {rank.node}, backend {rank.backend}, {rank.state}"
-    if rank.clock is None:
+    clock = rank.clock
+    if clock is None:
         return f"{text}, clock not fitted"
-    bounds = f"±{duration(rank.clock.hard_ns)} proven, ±{duration(rank.clock.sigma_ns)} repeatable"
-    host = "" if math.isnan(rank.clock.host_hard_ns) else f", host lanes ±{duration(rank.clock.host_hard_ns)}"
-    return f"{text}, clock by {rank.clock.method}, {bounds}{host}"
+    if clock.method in _CLOCKS:
+        how = _CLOCKS[clock.method]
+    else:
+        bounds = f"±{duration(clock.hard_ns)} proven, ±{duration(clock.sigma_ns)} repeatable"
+        how = f"clock by {clock.method}, {bounds}"
+    host = "" if math.isnan(clock.host_hard_ns) else f", host lanes ±{duration(clock.host_hard_ns)}"
+    return f"{text}, {how}{host}"
