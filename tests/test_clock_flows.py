@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -236,6 +237,19 @@ def test_a_fit_outside_what_flows_prove_is_reported_and_its_bound_stays_honest()
     assert error - 300 < proven < error
     assert "rank 1" in problem.text
     assert "rank 0" in problem.text
+    assert problem.text.endswith("clock samples travel faster one way than the other")
+
+
+def test_a_fit_that_is_off_long_after_the_last_sample_is_told_so():
+    """As in a snapshot, or where a rank was killed: seconds behind samples of a few ms nobody knows the rate."""
+    run = two_ranks()
+    for column in ("t1", "t2", "t3"):
+        run.samples[column] += 4_000
+    run.samples = run.samples[run.samples["t1"] < run.samples["t1"].min() + SECOND // 10]
+    run.flows(BOTH, 3 * SECOND + np.arange(20) * 1e4, np.full(20, 100.0))
+    _, (problem,) = tighten_clocks(run.timeline())
+    assert problem.kind == "fit_outside_flows"
+    assert re.search(r"it was sampled long before, and its rate is known within \S+ ppm only$", problem.text)
 
 
 def test_a_reversed_flow_contradicts_and_tightens_nothing():

@@ -219,7 +219,7 @@ def _contradiction(timeline: Timeline, rank: int, via: int, excess_ns: float) ->
 
 
 def _outside(timeline: Timeline, graph: _Graph, place: int, upper: Float64, lower: Float64) -> Problem | None:
-    """The fit of a rank where the flows prove that it is off: the paths of the clock samples were not symmetric."""
+    """The fit of a rank where the flows prove that it is off."""
     seen = graph.occupied[place]
     rank, reference = timeline.ranks[place], timeline.ranks[graph.reference]
     if rank.clock is None or not seen.any():
@@ -229,8 +229,12 @@ def _outside(timeline: Timeline, graph: _Graph, place: int, upper: Float64, lowe
     if beyond <= _LIKELY_SIGMAS * rank.clock.sigma_ns + graph.rate[place] * np.ptp(graph.center[seen]):
         return None
     hard_ns = rank.clock.hard_ns
+    why = "clock samples travel faster one way than the other"
+    behind_samples_ns = graph.center[seen].max() + timeline.origin_ns - rank.clock.anchor_ns[-1]
+    if rank.clock.rate_error * behind_samples_ns >= beyond:
+        why = f"it was sampled long before, and its rate is known within {rank.clock.rate_error * 1e6:.2g} ppm only"
     text = (
         f"signals and waits prove the clock of rank {rank.rank} at least {beyond:.0f} ns off its fit to rank "
-        f"{reference.rank} (round trips allow {hard_ns:.0f} ns): clock samples travel faster one way than the other"
+        f"{reference.rank} (round trips allow {hard_ns:.0f} ns): {why}"
     )
     return Problem("warning", "fit_outside_flows", rank.rank, -1, text)
