@@ -9,6 +9,7 @@ GPU, copies its buffer and parses it; `launch_ms` is the host's time from one la
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import statistics
@@ -23,7 +24,8 @@ import triton.language as tl
 import triton.profiler as proton
 import triton.profiler.language as pl
 
-STEPS = 125
+REGIONS = tuple(itertools.product((125, 1000), (4, 16, 32)))
+"""FMAs of a region and warps of an SM."""
 
 
 @triton.jit
@@ -61,14 +63,14 @@ def traced_regions(sink, times, num_regions, num_steps, factor, SIZE: tl.constex
     tl.store(sink + offsets, x)
 
 
-def run(kernel, blocks: int, warps: int, launches: int, regions: int) -> tuple[float, float]:
+def run(kernel, blocks: int, steps: int, warps: int, launches: int, regions: int) -> tuple[float, float]:
     """ns of the median launch by the kernel's own clock, and ms from launch to launch on the host."""
     sink = torch.zeros(blocks * warps * 32, device="cuda")
     times = torch.zeros((len(sink), 2), dtype=torch.int64, device="cuda")
     took_ns = []
     began = time.perf_counter()
     for _ in range(launches):
-        kernel[(blocks,)](sink, times, regions, STEPS, 0.5, SIZE=warps * 32, num_warps=warps)
+        kernel[(blocks,)](sink, times, regions, steps, 0.5, SIZE=warps * 32, num_warps=warps)
         took_ns.append(int(times[:, 1].max() - times[:, 0].min()))
     return statistics.median(took_ns), (time.perf_counter() - began) * 1e3 / launches
 
@@ -77,22 +79,22 @@ def main() -> None:
     launches, regions = int(sys.argv[1]), int(sys.argv[2])
     blocks = torch.cuda.get_device_properties(0).multi_processor_count
     plain_ns = {}
-    for warps in (4, 16, 32):
-        run(plain_regions, blocks, warps, 3, regions)
-        plain_ns[warps], _ = run(plain_regions, blocks, warps, launches, regions)
+    for steps, warps in REGIONS:
+        run(plain_regions, blocks, steps, warps, 3, regions)
+        plain_ns[steps, warps], _ = run(plain_regions, blocks, steps, warps, launches, regions)
     pl.enable_semantic("triton")
     with tempfile.TemporaryDirectory() as folder:
         proton.start(str(Path(folder) / "regions"), data="trace", backend="instrumentation")
-        for warps in (4, 16, 32):
-            run(traced_regions, blocks, warps, 2, regions)
-            traced_ns, launch_ms = run(traced_regions, blocks, warps, launches, regions)
+        for steps, warps in REGIONS:
+            run(traced_regions, blocks, steps, warps, 2, regions)
+            traced_ns, launch_ms = run(traced_regions, blocks, steps, warps, launches, regions)
             row = {
                 "probe": "proton",
                 "triton": triton.__version__,
                 "warps_per_sm": warps,
-                "fmas": STEPS,
-                "region_ns": round(plain_ns[warps] / regions, 1),
-                "added_ns": round((traced_ns - plain_ns[warps]) / regions, 2),
+                "fmas": steps,
+                "region_ns": round(plain_ns[steps, warps] / regions, 1),
+                "added_ns": round((traced_ns - plain_ns[steps, warps]) / regions, 2),
                 "launch_ms": round(launch_ms, 2),
                 "launches": launches,
             }
