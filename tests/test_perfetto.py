@@ -135,6 +135,12 @@ def test_open_span_does_not_swallow_the_next_launch(tmp_path: Path):
     ]
 
 
+def test_problems_of_a_rank_do_not_stand_on_each_other(tmp_path: Path):
+    problems = tuple(Problem("note", "unmatched_wait", 1, -1, f"rank 1: {number} waits") for number in range(5))
+    processor = load(make_timeline(problems=problems), tmp_path / "trace.pftrace")
+    assert {depth for (depth,) in processor.query("select depth from slice where category = 'problem'")} == {0}
+
+
 def test_problems_are_drawn(tmp_path: Path):
     problems = (
         Problem("error", "lost_records", 1, -1, "launch dispatch #0: 123 records found no room", 123),

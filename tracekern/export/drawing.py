@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,11 +42,15 @@ class Drawing:
     """[num_flows] True where the waiter saw the signal before the signal's span closed."""
 
     def problem_times(self) -> list[tuple[Problem, int]]:
-        """Each problem with the time to draw it at: the end of its track, where a loss began, or the start of all."""
+        """Each problem with the time to draw it at: the end of its track, where a loss began, or the start of all.
+
+        There a nanosecond apart: instants of one time are drawn below each other, and would make their row a tower.
+        """
         last_end = np.full(len(self.timeline.tracks), self.first_ns, np.int64)
         np.maximum.at(last_end, self.timeline.spans.track, self.draw_end)
+        at_start = itertools.count(self.first_ns)
         return [
-            (problem, int(last_end[problem.track]) if problem.track >= 0 else self.first_ns)
+            (problem, int(last_end[problem.track]) if problem.track >= 0 else next(at_start))
             for problem in self.timeline.problems
         ]
 
