@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from hypothesis import given, settings
-from timelines import COPY, make_launch, make_spans, make_timeline, make_tracks, timelines
+from timelines import COPY, LAUNCH, WAIT, make_launch, make_spans, make_timeline, make_tracks, timelines
 
 from tracekern.analysis.event_graph import EventGraph, build_graph, nameless_launches
 from tracekern.timeline.model import OPEN_END, Flows, Timeline, TrackKind
@@ -26,6 +26,27 @@ def test_runs_of_any_spans(timeline: Timeline):
     graph = build_graph(timeline)
     found = graph.run_of_spans(timeline, np.arange(len(timeline.spans)))
     assert found.tolist() == runs_by_hand(timeline, graph)
+
+
+def test_a_wait_that_was_given_up_takes_the_time_until_its_launch_ended():
+    kinds = [track.kind for track in make_tracks(1)]
+    lane, writer = kinds.index(TrackKind.LAUNCH), kinds.index(TrackKind.DEVICE)
+    rows = [
+        (lane, LAUNCH, 0, 0, 100, 0, 0),
+        (lane, LAUNCH, 1, 200, OPEN_END, 0, 0),
+        (writer, COPY, 0, 10, 20, 0, 0),
+        (writer, WAIT, 0, 30, OPEN_END, 0, 0),
+        (writer, COPY, 1, 210, 220, 0, 0),
+        (writer, WAIT, 1, 230, OPEN_END, 0, 0),
+    ]
+    launches = (make_launch(0, "dispatch"), make_launch(0, "combine"))
+    graph = build_graph(make_timeline(1, launches=launches, spans=make_spans(rows), flows=Flows()))
+    pieces = zip(graph.activity.start.tolist(), graph.activity.end.tolist(), graph.phase.tolist(), strict=True)
+    assert [(start, end, str(graph.phases[phase])) for start, end, phase in pieces] == [
+        (10, 20, "dispatch.copy_token"),
+        (30, 100, "dispatch.wait_token"),
+        (210, 220, "combine.copy_token"),
+    ]
 
 
 def test_a_launch_that_comes_back_on_its_track():

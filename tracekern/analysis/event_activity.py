@@ -28,18 +28,24 @@ class Activity:
         return len(self.span)
 
 
-def closed_device_spans(timeline: Timeline) -> Int64:
-    """Indices into Timeline.spans, ascending."""
+def _ends(timeline: Timeline) -> Int64:
+    """[num_spans] `end`; of a span that never closed that of its launch, OPEN_END where that did not end either."""
     spans = timeline.spans
-    is_device = timeline.tracks_of(TrackKind.DEVICE)
-    return np.flatnonzero(is_device[spans.track] & (spans.end != OPEN_END))
+    lanes = np.flatnonzero(timeline.tracks_of(TrackKind.LAUNCH)[spans.track] & (spans.launch >= 0))
+    of_launch = np.full(len(timeline.launches) + 1, OPEN_END)  # the last is that of launch -1, which is none
+    of_launch[spans.launch[lanes]] = spans.end[lanes]
+    ended = of_launch[spans.launch]
+    return np.where((spans.end == OPEN_END) & (ended >= spans.start), ended, spans.end)
 
 
 def flatten(timeline: Timeline) -> Activity:
-    """The closed spans of all device tracks. Where none encloses another one, each is a piece, of no length too."""
-    spans = timeline.spans
-    span = closed_device_spans(timeline)
-    track, start, end = spans.track[span], spans.start[span], spans.end[span]
+    """The spans of all device tracks that ended, or whose launch did: a wait that was given up is in time of its own.
+
+    Where none encloses another one, each is a piece, of no length too.
+    """
+    spans, ends = timeline.spans, _ends(timeline)
+    span = np.flatnonzero(timeline.tracks_of(TrackKind.DEVICE)[spans.track] & (ends != OPEN_END))
+    track, start, end = spans.track[span], spans.start[span], ends[span]
     overlaps = (start[1:] < end[:-1]) & (track[1:] == track[:-1])
     if not overlaps.any():
         return Activity(span, track, start, end, is_flat=True)
