@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.timeline.model import OPEN_END, ChannelKind, EventClass, Float64, Int64, Problem, Rank, Timeline
+from tracekern.words import duration
 
 Bools = npt.NDArray[np.bool_]
 
@@ -212,8 +213,8 @@ def _occupied(timeline: Timeline) -> tuple[int, Bools]:
 def _contradiction(timeline: Timeline, rank: int, via: int, excess_ns: float) -> Problem:
     one, other = sorted((timeline.ranks[rank].rank, timeline.ranks[via].rank))
     text = (
-        f"signals and waits of ranks {one} and {other} contradict what the clocks allow by {excess_ns:.0f} ns: a wait "
-        "ended before its signal began, or a clock was set; hard_ns is that of the round trips"
+        f"signals and waits of ranks {one} and {other} contradict what the clocks allow by {duration(excess_ns)}: a "
+        "wait ended before its signal began, or a clock was set; hard_ns is that of the round trips"
     )
     return Problem("error", "contradicting_flows", one, -1, text)
 
@@ -234,7 +235,7 @@ def _outside(timeline: Timeline, graph: _Graph, place: int, upper: Float64, lowe
     if rank.clock.rate_error * behind_samples_ns >= beyond:
         why = f"it was sampled long before, and its rate is known within {rank.clock.rate_error * 1e6:.2g} ppm only"
     text = (
-        f"signals and waits prove the clock of rank {rank.rank} at least {beyond:.0f} ns off its fit to rank "
-        f"{reference.rank} (round trips allow {hard_ns:.0f} ns): {why}"
+        f"signals and waits prove the clock of rank {rank.rank} at least {duration(beyond)} off its fit to rank "
+        f"{reference.rank} (round trips allow {duration(hard_ns)}): {why}"
     )
     return Problem("warning", "fit_outside_flows", rank.rank, -1, text)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tracekern.errors import BadInput
 from tracekern.timeline.clock_pairs import Burst
 from tracekern.timeline.model import Float64
+from tracekern.words import duration
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def _tightest(
         one, other = low[worst], high[worst]
         raise BadInput(
             f"clock samples: those of ranks {ranks[one]} and {ranks[other]} in round {round_idx} contradict the way "
-            f"round over other ranks by {-slack[one, other]:.0f} ns; a device clock was set while sampling: record "
+            f"round over other ranks by {duration(-slack[one, other])}; a device clock was set while sampling: record "
             "again, or merge with --unaligned"
         )
     return at_most

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from tracekern.errors import BadInput
 from tracekern.record.format import SampleKind
 from tracekern.timeline.model import Float64, Rank
+from tracekern.words import duration
 
 MAX_RATE = 20e-6
 """Assumed: no two device clocks drift apart faster than this (8 H200, 2026-11: 3.9e-6)."""
@@ -158,8 +159,8 @@ def _prove(burst: Burst) -> Burst:
     if at_least > at_most:
         raise BadInput(
             f"clock samples: the round trips of ranks {burst.low} and {burst.high} in round {burst.round_idx} "
-            f"contradict each other (one proves {at_least - at_most:.0f} ns more than another allows); a device clock "
-            f"was set, or drifts by more than {MAX_RATE * 1e6:.0f} ppm: record again, or merge with --unaligned"
+            f"contradict each other (one proves {duration(at_least - at_most)} more than another allows); a device "
+            f"clock was set, or drifts by more than {MAX_RATE * 1e6:.0f} ppm: record again, or merge with --unaligned"
         )
     num_leading = min(len(upper), max(_MIN_LEADING, int(len(upper) * _LEADING_FRACTION)))
     leading = np.argsort(upper - lower, kind="stable")[:num_leading]

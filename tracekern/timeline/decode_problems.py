@@ -107,7 +107,7 @@ def _overwritten(rank: int, runs: Runs) -> list[Problem]:
     count = int(runs.overwritten.sum())
     if count:
         num_launches = len(np.unique(runs.launch[runs.overwritten > 0]))
-        text = f"rank {rank}: {count} older records of {num_launches} launches were overwritten, as keep='last' asks"
+        text = f"rank {rank}: {count:,} older records of {num_launches} launches were overwritten, as keep='last' asks"
         problems.append(Problem("note", "overwritten_records", rank, -1, text, count))
     torn = int(runs.torn.sum())
     if torn:

@@ -25,6 +25,7 @@ from tracekern.timeline.model import (
     Timeline,
     field_values,
 )
+from tracekern.words import count, duration
 
 _PEER, _VALUE, _WANTED = "peer", "value", "wanted"
 
@@ -220,10 +221,10 @@ def _unmatched(timeline: Timeline, ends: _Ends, matched: Int64) -> list[Problem]
             "unmatched_wait",
             rank,
             -1,
-            f"rank {rank}: {count} waits on channel {ends.channel.name} have no signal on record",
-            count,
+            f"rank {rank}: no signal on record of {count(number, 'wait')} on channel {ends.channel.name}",
+            number,
         )
-        for rank, count in zip(ranks.tolist(), counts.tolist(), strict=True)
+        for rank, number in zip(ranks.tolist(), counts.tolist(), strict=True)
     ]
 
 
@@ -259,7 +260,7 @@ def _backwards(timeline: Timeline, channel: str, signal: Int64, wait: Int64) -> 
     track = int(timeline.spans.track[wait[worst]])
     source, destination = (timeline.tracks[idx].rank for idx in (timeline.spans.track[signal[worst]], track))
     text = (
-        f"channel {channel}: {len(wrong)} waits end before their signal begins; worst {early[worst]} ns, from rank "
-        f"{source} to {destination}, clocks allow {slack[worst]:.0f} ns"
+        f"channel {channel}: {count(len(wrong), 'wait')} over before the signal began; worst by "
+        f"{duration(int(early[worst]))}, from rank {source} to {destination}, clocks allow {duration(slack[worst])}"
     )
     return [Problem("error", "backwards_flow", destination, track, text, len(wrong))]
