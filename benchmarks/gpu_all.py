@@ -41,7 +41,8 @@ TESTS = " ".join(
     for path in sorted(ROOT.glob("tests/test_*.py"))
     if path.name not in OF_THEIR_OWN and re.search(r"mark\.(multi)?gpu\b", path.read_text())
 )
-COUNTED = re.compile(r"\d+ (passed|failed|skipped|error)")
+COUNTED = re.compile(r"\d+ (passed|failed|skipped|error)|\d+ of \d+ missed")
+"""In what a step prints: the line that the table of all steps repeats."""
 GRACE_S = 5.0
 
 
@@ -113,7 +114,7 @@ class Running:
                 self.counted = line.strip(" =\n")
 
     def finish(self) -> tuple[str, str, float]:
-        """(name, how it ended, seconds); how: "ok", with pytest's counts, or what went wrong."""
+        """(name, how it ended, seconds); how: "ok", with counts of tests or goals, or what went wrong."""
         try:
             code = self.process.wait(max(0.0, self.started + self.limit_s - time.monotonic()))
             self.reader.join(GRACE_S)

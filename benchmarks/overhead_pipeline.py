@@ -218,6 +218,9 @@ def print_table(options: argparse.Namespace, rows: list[Row]) -> None:
             "" if goal is None else "met" if row["on_over_off"] <= goal else f"missed {goal:.2f}",
         )
     table.print()
+    judged = [row for row in rows if row["mode"] in GOALS]
+    missed = sum(row["on_over_off"] > GOALS[row["mode"]] for row in judged)
+    print(f"goals: {missed} of {len(judged)} missed")
 
 
 if __name__ == "__main__":

@@ -26,12 +26,14 @@ def test_what_fails_stops_nothing_and_every_step_is_told(capfd):
         Step("bad", code("print('1 failed, 3 passed'); raise SystemExit(3)"), 20),
         Step("many", code("raise SystemExit(1)"), 20, min_gpus=9),
         Step("idle", code("print('14 skipped in 4.26s')"), 20),
+        Step("missed", code("print('goals: 2 of 12 missed')"), 20),
         Step("good", code("print('== 7 passed, 2 skipped in 1 s =='); print({gpus})"), 20),
     ]
     assert ended(gpu_all.run_steps(steps, 2, 60)) == {
         "bad": "exit 3: 1 failed, 3 passed",
         "many": "skipped: needs 9 GPUs, 2 are here",
         "idle": "nothing ran: 14 skipped in 4.26s",
+        "missed": "ok: goals: 2 of 12 missed",
         "good": "ok: 7 passed, 2 skipped in 1 s",
     }
     assert "[good] 2\n" in capfd.readouterr().out

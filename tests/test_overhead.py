@@ -10,10 +10,11 @@ import pytest
 
 from tests.captures import EVENT_TABLE, CaptureSpec, metadata, reserve_launch
 from tests.kernels import run_kernel
+from tracekern.cli import overhead as command
 from tracekern.errors import BadInput
 from tracekern.record import format as fmt
 from tracekern.record.dump import read_dump
-from tracekern.record.overhead import measure_span
+from tracekern.record.overhead import SpanCost, measure_span
 from tracekern.record.pack import write_dump
 from tracekern.record.segment import LaunchPlan, Segment
 from tracekern.record.session import capture
@@ -39,6 +40,14 @@ def test_the_command_measures_and_says_what(command_line):
     refused = command_line("overhead", "--backend", "tpu")
     assert refused.returncode == 2
     assert "wanted auto, cpu or cuda" in refused.stderr
+
+
+def test_a_cost_below_zero_is_explained(monkeypatch, capsys):
+    for span_ns, is_told in ((20.0, False), (-26.0, True)):
+        cost = SpanCost(4, "device", "wide", 2790.0, span_ns, span_ns - 3, span_ns + 3)
+        monkeypatch.setattr(command, "measure", lambda chosen, cost=cost: [cost])
+        command.overhead("cpu")
+        assert ("below zero" in capsys.readouterr().err) == is_told
 
 
 def test_a_capture_stores_it(tmp_path: Path):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracekern.cli import options
-from tracekern.cli.output import console, print_json, table, working
+from tracekern.cli.output import console, note, print_json, table, working
 from tracekern.errors import BadInput
 from tracekern.words import duration
 
@@ -42,6 +42,8 @@ def overhead(
         clock = "core cycles" if cost.record_format == "cycles" else "realtime"
         grid.add_row(warps, *map(duration, times), cost.sink, clock)
     out.print(grid)
+    if any(cost.span_ns < 0 for cost in costs):
+        note("below zero: without spans the same loop happens to run that much slower; short spans tell better")
 
 
 def measure(backend: Backend) -> list[SpanCost]:
