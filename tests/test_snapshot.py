@@ -24,7 +24,7 @@ from tracekern.record.dump import Dump, read_dump
 from tracekern.record.keeper import ask_keeper, collect_mirrored
 from tracekern.record.pack import write_dump
 from tracekern.record.segment import Segment
-from tracekern.record.segment_names import list_segments, remove_segment
+from tracekern.record.segment_names import SHM_DIR, list_segments, remove_segment
 from tracekern.record.session import capture
 from tracekern.record.snapshot import copy_as_it_stands, snapshot_run
 from tracekern.timeline.merge import load
@@ -162,6 +162,12 @@ def test_several_open_captures_are_told_apart_by_name(start, tmp_path):
         assert json.loads(command(f"{run_id}.1", "-o", str(tmp_path / "b"), "--json").stdout)["run_id"] == f"{run_id}.1"
     finally:
         second.close()
+
+
+def test_a_damaged_segment_beside_it_is_left_out(start, tmp_path):
+    _, run_id = start(ONE_LAUNCH, max_bytes=1 << 20)
+    (SHM_DIR / f"tracekern-{run_id}-1").write_bytes(b"born a moment ago")
+    assert snapshot_run(run_id, tmp_path / "now") == [0]
 
 
 def test_launches_are_whole_whatever_the_rank_does_meanwhile(start, tmp_path, monkeypatch):

@@ -12,8 +12,9 @@ from tracekern.record.dump import run_in
 from tracekern.record.keeper import COLLECT_TIMEOUT_S, ask_keeper
 from tracekern.record.manifest import write_manifest
 from tracekern.record.pack import is_of_launch, write_dump
+from tracekern.record.salvage import find_leftovers
 from tracekern.record.segment import Segment
-from tracekern.record.segment_names import await_segment, has_owner, list_segments
+from tracekern.record.segment_names import await_segment, has_owner
 
 _TRIES = 4
 
@@ -24,8 +25,8 @@ def snapshot_run(run_id: str, directory: Path) -> list[int]:
     Of a rank that has died, what it left, which stays there to be salvaged. Takes the memory of what was recorded once
     more, rank by rank. Raises BadInput where the directory is another capture's, or cannot be written.
     """
-    segments = [Segment.attach(name) for name in list_segments(run_id)]
-    segments = [segment for segment in segments if segment.metadata["run_id"] == run_id]
+    found = [leftover for leftover in find_leftovers(run_id) if leftover.run_id == run_id]
+    segments = [Segment.attach(fmt.segment_name(run_id, leftover.rank)) for leftover in found]
     try:
         for segment in segments:
             _check_place(segment, directory)
