@@ -7,6 +7,7 @@ rank and one `wait_token` for the rank before. Slots are unique in a rank, so ea
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,9 @@ def fill_segment(spec: CaptureSpec, rank: int) -> Segment:
     needed = spec.groups * len(pattern)
     plans = [_plan(spec, sequence, spec.records_per_track or needed) for sequence in range(spec.launches)]
     arena_bytes = sum(plan.region_bytes for plan in plans) + (1 << 16)
-    segment = Segment.create(spec.run_id, rank, metadata(spec, rank), arena_bytes, max(1, spec.host_spans))
+    segment = Segment.create(
+        f"{spec.run_id}-{os.getpid()}", rank, metadata(spec, rank), arena_bytes, max(1, spec.host_spans)
+    )
     for sequence, plan in enumerate(plans):
         address = reserve_launch(segment, plan)
         assert address is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import subprocess
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ def decode_regions(path: Path, headers: np.ndarray, records: np.ndarray, events:
     """[num_tracks] headers and [num_tracks, records_per_track] records through a real segment and dump."""
     about = metadata(CaptureSpec(num_ranks=1, run_id="cycles"), 0)
     about["clock"] = {"name": "simulated", "ticks_per_second": 10**9, "resolution_ticks": TICK_NS}
-    segment = Segment.create("cycles", 0, about, records.nbytes + headers.nbytes + (1 << 20))
+    segment = Segment.create(f"cycles-{os.getpid()}", 0, about, records.nbytes + headers.nbytes + (1 << 20))
     try:
         plan = LaunchPlan(
             name="kernel",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def decode_runs(path: Path, launches: list[list[Run]]) -> Timeline:
     """Through a real segment and dump: one launch per list, one track per run."""
     encoded = [[encode(run) for run in launch] for launch in launches]
     spec = CaptureSpec(num_ranks=1, run_id="decode")
-    segment = Segment.create("decode", 0, metadata(spec, 0), 1 << 22)
+    segment = Segment.create(f"decode-{os.getpid()}", 0, metadata(spec, 0), 1 << 22)
     try:
         for runs, rows in zip(launches, encoded, strict=True):
             plan = LaunchPlan(

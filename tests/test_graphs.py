@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 
 import pytest
@@ -23,7 +24,7 @@ def test_the_first_node_hands_out_regions_and_counts_what_it_cannot():
 
 
 def test_a_dump_shows_the_regions_that_a_replay_took(tmp_path):
-    segment = Segment.create("graph-test", 0, metadata(CaptureSpec(), 0), 1 << 20)
+    segment = Segment.create(f"graph-test-{os.getpid()}", 0, metadata(CaptureSpec(), 0), 1 << 20)
     try:
         regions = segment.reserve_regions(plan(flags=fmt.ENTRY_IN_GRAPH), 4)
         for region, replay in zip(regions, (3, 1, 0, 2), strict=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -147,7 +148,7 @@ class Flight:
     def __init__(self, path: Path, device: LateDevice, sink: str, arena_bytes: int) -> None:
         self.path = path / "rank_00000.tkdump"
         self.device = device
-        self.segment = Segment.create(f"recycle-{id(self):x}", 0, metadata(CaptureSpec(), 0), arena_bytes)
+        self.segment = Segment.create(f"recycle-{os.getpid()}-{id(self):x}", 0, metadata(CaptureSpec(), 0), arena_bytes)
         self.segment.unlink()
         device.attach(self.segment)
         selection = Selection(records_per_track=SLOTS, keep="last")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -38,7 +39,7 @@ def plan(**changes) -> LaunchPlan:
 
 @pytest.fixture
 def segment() -> Iterator[Segment]:
-    segment = Segment.create("segment-test", 0, metadata(CaptureSpec(), 0), 1 << 20)
+    segment = Segment.create(f"segment-test-{os.getpid()}", 0, metadata(CaptureSpec(), 0), 1 << 20)
     yield segment
     segment.unlink()
     segment.close()
@@ -165,7 +166,7 @@ def test_records_of_a_track_that_hangs_are_not_mixed_with_an_earlier_launchs(seg
 
 
 def test_host_spans_beyond_their_room_are_counted():
-    segment = Segment.create("segment-host", 0, metadata(CaptureSpec(), 0), 1 << 16, host_spans=2)
+    segment = Segment.create(f"segment-host-{os.getpid()}", 0, metadata(CaptureSpec(), 0), 1 << 16, host_spans=2)
     try:
         for idx in range(5):
             segment.append_host_span("x" * 200, 1, idx, idx + 1)
