@@ -11,4 +11,5 @@ PYBIND11_MODULE(_C, module) {
     tracekern::register_layout(module);
     tracekern::register_moe(module);
     tracekern::register_probe(module);
+    tracekern::register_tracks(module);
 }

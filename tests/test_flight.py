@@ -1,4 +1,4 @@
-"""The flight recorder: rings and their laps, torn or not; time limits, traps and resets; what a dead rank leaves."""
+"""The flight recorder: what it keeps, time limits, traps and resets, and what a dead rank leaves."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.rank_pool import RankPool
 from tracekern import _C
@@ -27,84 +25,11 @@ from tracekern.moe.shape import MoeShape
 from tracekern.record import format as fmt
 from tracekern.record.fault import FAULT_RECORD
 from tracekern.record.group import Group
-from tracekern.record.ring import read_rings
 from tracekern.record.session import Capture, capture
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import OPEN_END, EventClass, Timeline, unpack_field
 
-START = 5 << fmt.LAP_SHIFT | (1 << fmt.LAP_SHIFT) - 50  # the low 48 bits wrap after 50 ticks
 SHAPE = MoeShape(num_ranks=1, max_tokens=24, num_experts=4, topk=2, hidden=16, dtype="fp32")
-
-
-def write_ring(ring: np.ndarray, start: int, first: int, count: int, dropped: frozenset[int] = frozenset()) -> None:
-    """What a launch leaves in a ring: record n is a mark of payload n at start + n; those dropped never arrive.
-
-    first: records before these, which nobody finds any more.
-    """
-    for number in set(range(count)) - dropped:
-        lap, slot = divmod(first + number, len(ring))
-        ticks = lap % (1 << 16) << fmt.LAP_SHIFT | (start + number) % (1 << fmt.LAP_SHIFT)
-        ring[slot] = (ticks, 0, fmt.RecordKind.MARK | number << fmt.PAYLOAD_SHIFT)
-
-
-def header(start: int, **changes: int) -> np.ndarray:
-    headers = np.zeros(1, fmt.TRACK_HEADER)
-    headers["start_ticks"] = start
-    for key, value in changes.items():
-        headers[key] = value
-    return headers
-
-
-@given(
-    bits=st.integers(0, 4),
-    count=st.integers(0, 80),
-    before=st.integers(0, 40),
-    lost_at_the_end=st.sets(st.integers(0, 5)),
-)
-def test_a_torn_ring_gives_the_records_that_arrived(bits, count, before, lost_at_the_end):
-    num_slots = 1 << bits
-    ring = np.zeros(num_slots, fmt.WIDE_RECORD)
-    write_ring(ring, START - 1000, 0, before)  # an earlier launch
-    dropped = frozenset(count - 1 - back for back in lost_at_the_end)
-    write_ring(ring, START, 0, count, dropped)
-    rings = read_rings(ring[None], header(START))
-    arrived = sorted(set(range(count)) - dropped)
-    newest = arrived[-1] if arrived else -1
-    window = range(max(newest - num_slots + 1, 0), newest + 1)
-    wanted = [number for number in window if number not in dropped]
-    kept = rings.kept[0]
-    assert (ring["word"][rings.order[0][kept]] >> fmt.PAYLOAD_SHIFT).tolist() == wanted
-    assert rings.ticks[0][kept].tolist() == [START + number for number in wanted]
-    assert int(rings.attempted[0]) == newest + 1
-    assert int(rings.torn[0]) == len(window) - len(wanted)
-
-
-def test_a_finished_ring_tells_its_count_beyond_any_number_of_laps():
-    ring = np.zeros(4, fmt.WIDE_RECORD)
-    first = (4 << 16) + 4  # the lap counts to 2^16, and this launch has come round once
-    write_ring(ring, START, first, 6)
-    rings = read_rings(ring[None], header(START, end_ticks=START + 9, attempted=first + 6))
-    assert int(rings.attempted[0]) == first + 6
-
-
-@pytest.mark.parametrize("laps", [1, (1 << 16) - 1, 1 << 16, 3 << 16])
-def test_a_ring_keeps_its_last_records_when_its_laps_have_wrapped(laps):
-    ring = np.zeros(4, fmt.WIDE_RECORD)
-    write_ring(ring, START, 4 * laps, 6)
-    rings = read_rings(ring[None], header(START))
-    assert rings.kept.all()
-    assert rings.ticks[0].tolist() == [START + number for number in range(2, 6)]
-    assert int(rings.torn[0]) == 0
-
-
-def test_a_finished_ring_takes_nothing_from_days_ago():
-    """Half of the times that lap every 78 hours look like the future; the end of the track tells them from it."""
-    ring = np.zeros(4, fmt.WIDE_RECORD)
-    write_ring(ring, START + (30 * 3600 * 10**9), 0, 4)
-    write_ring(ring, START, 0, 2)
-    rings = read_rings(ring[None], header(START, end_ticks=START + 9, attempted=2))
-    assert rings.ticks[0][rings.kept[0]].tolist() == [START, START + 1]
-    assert int(rings.torn[0]) == 0
 
 
 def test_a_ring_without_a_slot_counts(tmp_path):

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 Int64 = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
 
 channels: list[str]
 heap_control_bytes: int
@@ -78,6 +79,8 @@ def barrier_event_table() -> str: ...
 def clock_ping_pong(
     communicator: CpuCommunicator, peer: int, initiates: bool, epoch: int, max_round_trips: int, duration_ns: int
 ) -> Int64: ...
+def copy_records(headers: Bytes, records: Bytes) -> Bytes: ...
+def find_records(headers: Bytes, records: Bytes, is_reused: bool) -> None: ...
 def p2p_event_table() -> str: ...
 def p2p_heap_bytes(
     num_ranks: int,

@@ -16,14 +16,13 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from tracekern import _C
 from tracekern.errors import BadInput
 from tracekern.record import format as fmt
 from tracekern.record.dump import LaunchSection, Part
 from tracekern.record.fault import describe_fault, parse_fault
-from tracekern.record.ring import Rings, read_rings
 from tracekern.record.segment import Segment
 
-_SCAN_RECORDS = 4096
 _PACK_RECORDS = 1 << 20
 
 
@@ -63,41 +62,15 @@ def replace_atomically(path: Path) -> Iterator[BinaryIO]:
             Path(temporary).unlink(missing_ok=True)
 
 
-def _is_ring(headers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    return np.asarray(headers["started"] == fmt.STARTED_RING)
+def _bytes_of(rows: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """The memory of whole rows, flat."""
+    return rows.view(np.uint8).reshape(-1) if rows.size else np.empty(0, np.uint8)
 
 
 def _chunks(records: npt.NDArray[Any]) -> Iterator[slice]:
     """Some tracks at a time, to bound memory."""
     step = max(1, _PACK_RECORDS // max(1, records.shape[1]))
     return (slice(first, first + step) for first in range(0, len(records), step))
-
-
-def _read_rings(
-    segment: Segment, entry: Any, headers: npt.NDArray[Any]
-) -> Iterator[tuple[npt.NDArray[np.int64], Rings]]:
-    """(tracks, their rings) of those tracks of the launch that are rings."""
-    records = segment.records(entry)
-    for rows in _chunks(records):
-        tracks = np.flatnonzero(_is_ring(headers[rows])) + rows.start
-        if len(tracks) and records.shape[1]:
-            yield tracks, read_rings(records[tracks], headers[tracks])
-
-
-def _unrolled(segment: Segment, entry: Any, headers: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    """The records of a launch that has rings, track after track: those of a ring from the oldest to the newest."""
-    records = segment.records(entry)
-    for rows in _chunks(records):
-        chunk = records[rows].copy()
-        kept = np.arange(chunk.shape[1]) < headers["written"][rows, None]
-        ring = np.flatnonzero(_is_ring(headers[rows]))
-        rings = read_rings(chunk[ring], headers[rows][ring])
-        width = rings.order.shape[1]
-        unrolled = np.take_along_axis(chunk[ring, :width], rings.order, axis=1)
-        unrolled["ticks"] = rings.ticks
-        chunk[ring, :width] = unrolled
-        kept[ring, :width] = rings.kept
-        yield chunk[kept]
 
 
 def is_of_launch(entry: Any, headers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -120,37 +93,6 @@ def _complete(entry: Any, headers: npt.NDArray[Any]) -> None:
     headers["finished"] = headers["end_ticks"] != 0
 
 
-def _found_records(segment: Segment, entry: Any, headers: npt.NDArray[Any]) -> None:
-    """Set `written` of tracks that never finished to the number of records before the first that is not theirs.
-
-    That one is empty, or of an earlier launch; of cycles nobody can tell the latter, so none is taken. Of a ring,
-    finished or not, to the number of records found, and `attempted` and `torn` with it.
-    """
-    per_track = int(entry["records_per_track"])
-    is_ring = _is_ring(headers)
-    for rows, rings in _read_rings(segment, entry, headers):
-        headers["written"][rows] = rings.kept.sum(axis=1)
-        headers["attempted"][rows] = rings.attempted
-        headers["torn"][rows] = rings.torn
-    np.minimum(headers["written"], per_track, out=headers["written"])
-    is_unknown = (headers["started"] == fmt.STARTED_CYCLES) & bool(entry["generation"])
-    for track in np.flatnonzero((headers["finished"] == 0) & ~is_ring):
-        headers["written"][track] = 0 if is_unknown[track] else _scan(segment.records(entry)[track], headers[track])
-
-
-def _scan(records: npt.NDArray[Any], header: Any) -> int:
-    """How many records of one track stand before the first that is not its own."""
-    found = 0
-    since = 0 if header["started"] == fmt.STARTED_CYCLES else header["start_ticks"]
-    while header["started"] and found < len(records):
-        part = records[found : found + _SCAN_RECORDS]
-        foreign = np.flatnonzero((part["word"] & fmt.KIND_MASK == 0) | (part["ticks"] < since))
-        if len(foreign):
-            return found + int(foreign[0])
-        found += len(part)
-    return found
-
-
 @dataclass(frozen=True)
 class _Packed:
     entry: Any
@@ -163,11 +105,8 @@ class _Packed:
     def records(self, segment: Segment) -> Iterator[npt.NDArray[Any]]:
         """The written records, track after track, some tracks at a time to bound memory."""
         records = segment.records(self.entry)
-        if records.shape[1] and _is_ring(self.headers).any():
-            yield from _unrolled(segment, self.entry, self.headers)
-            return
         for rows in _chunks(records):
-            yield records[rows][np.arange(records.shape[1]) < self.headers["written"][rows, None]]
+            yield _C.copy_records(_bytes_of(self.headers[rows]), _bytes_of(records[rows]))
 
 
 def _metadata(segment: Segment, launches: list[_Packed], num_lost: int) -> tuple[dict[str, Any], int]:
@@ -242,7 +181,7 @@ def _write(segment: Segment, file: BinaryIO) -> int:
             continue
         headers = segment.track_headers(entry).copy()
         _complete(entry, headers)
-        _found_records(segment, entry, headers)
+        _C.find_records(_bytes_of(headers), _bytes_of(segment.records(entry)), bool(entry["generation"]))
         launches.append(_Packed(entry, headers))
     metadata, payload_bytes = _metadata(segment, launches, num_lost)
     text = json.dumps(metadata).encode()

@@ -1,0 +1,65 @@
+// The tracks of a region as tracekern/record/pack.py has them read. Sizes are checked here, once.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <span>
+
+#include "apis/register.hpp"
+#include "trace/track_reader.hpp"
+
+namespace py = pybind11;
+
+namespace tracekern {
+namespace {
+
+using Bytes = py::array_t<uint8_t, py::array::c_style>;
+
+// Calls visit(track, its records) for each; headers and records are the bytes of whole arrays.
+template <class Visit>
+void for_tracks(const Bytes& headers, const Bytes& records, Visit visit) {
+    const size_t num_tracks = static_cast<size_t>(headers.nbytes()) / sizeof(TrackHeader);
+    const size_t num_records = static_cast<size_t>(records.nbytes()) / sizeof(WideRecord);
+    if (num_tracks * sizeof(TrackHeader) != static_cast<size_t>(headers.nbytes()) ||
+        num_records * sizeof(WideRecord) != static_cast<size_t>(records.nbytes()) ||
+        (num_tracks ? num_records % num_tracks : num_records) != 0) {
+        throw py::value_error("wanted whole tracks, each with as many records");
+    }
+    const auto* first = reinterpret_cast<const WideRecord*>(records.data());
+    const size_t per_track = num_tracks ? num_records / num_tracks : 0;
+    for (size_t track = 0; track < num_tracks; ++track) visit(track, std::span(first + track * per_track, per_track));
+}
+
+void find_all_records(Bytes headers, const Bytes& records, bool is_reused) {
+    auto* tracks = reinterpret_cast<TrackHeader*>(headers.mutable_data());
+    for_tracks(headers, records, [&](size_t track, std::span<const WideRecord> of_track) {
+        find_records(tracks[track], of_track, is_reused);
+    });
+}
+
+Bytes copy_all_records(const Bytes& headers, const Bytes& records) {
+    const auto* tracks = reinterpret_cast<const TrackHeader*>(headers.data());
+    size_t total = 0;
+    for_tracks(headers, records, [&](size_t track, std::span<const WideRecord> of_track) {
+        if (tracks[track].written > of_track.size()) throw py::value_error("find_records() comes first");
+        total += tracks[track].written;
+    });
+    Bytes copied(static_cast<py::ssize_t>(total * sizeof(WideRecord)));
+    auto* out = reinterpret_cast<WideRecord*>(copied.mutable_data());
+    for_tracks(headers, records, [&](size_t track, std::span<const WideRecord> of_track) {
+        out = copy_records(tracks[track], of_track, out);
+    });
+    return copied;
+}
+
+}  // namespace
+
+void register_tracks(py::module_& module) {
+    module.def("find_records",
+               &find_all_records,
+               py::arg("headers").noconvert(),
+               py::arg("records").noconvert(),
+               py::arg("is_reused"));
+    module.def("copy_records", &copy_all_records, py::arg("headers").noconvert(), py::arg("records").noconvert());
+}
+
+}  // namespace tracekern
