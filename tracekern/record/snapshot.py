@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from pathlib import Path
@@ -31,7 +32,8 @@ def snapshot_run(run_id: str, directory: Path) -> list[int]:
         for segment in segments:
             _check_place(segment, directory)
         for segment in segments:
-            write_dump(directory / fmt.dump_file_name(segment.metadata["rank"]), copy_as_it_stands(segment))
+            with contextlib.closing(copy_as_it_stands(segment)) as copy:
+                write_dump(directory / fmt.dump_file_name(segment.metadata["rank"]), copy)
     finally:
         for segment in segments:
             segment.close()
