@@ -268,6 +268,24 @@ def test_when_a_rank_dies_the_others_get_their_time_and_no_more(program: Program
     assert lines == [(1, "ended by itself")]
 
 
+def test_a_second_capture_in_the_place_of_the_first_leaves_nothing_behind(program: Program, tmp_path: Path, caplog):
+    text = f"""
+    from tracekern.record.session import capture
+    for _ in range(2):
+        with capture({str(tmp_path / "capture")!r}, max_bytes=1 << 20) as session:
+            pass
+    print(session.run_id)
+    """
+    exits, lines = program.run(1, text)
+    assert [end.returncode for end in exits] == [0]
+    (second,) = [line for _, line in lines]
+    assert second.endswith(".1")
+    assert read_dump(tmp_path / "capture" / "rank_00000.tkdump").run_id == second
+    assert load(tmp_path / "capture").ranks[0].state == "closed"
+    assert not list(SHM_DIR.glob(f"tracekern-{second.removesuffix('.1')}*"))
+    assert not caplog.records
+
+
 def test_the_whole_run_has_a_limit(program: Program):
     exits, _ = program.run(2, "import time; time.sleep(600)", timeout_s=1)
     assert [end.signal_name for end in exits] == ["SIGTERM", "SIGTERM"]

@@ -188,7 +188,8 @@ SEGMENT_HEADER = np.dtype(
         ("fault_offset", "<u8"),  # of the fault record (csrc/comm/fault.h), from the segment's start
         ("leaving", "<u8"),  # 1: this rank closes its capture, 2: with an error, or without its device
         ("collected", "<u8"),  # 1: the arena holds what was recorded in device memory
-        ("reserved", "V40"),
+        ("saved", "<u8"),  # 1: its dump was written when it closed; what stands there now may be another capture's
+        ("reserved", "V32"),
     ]
 )
 

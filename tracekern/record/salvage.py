@@ -74,7 +74,8 @@ def salvage_run(run_id: str, directory: Path | None = None) -> set[int]:
             continue
         if int(segment.header["state"]) != fmt.SegmentState.CLOSED:
             unclosed.add(int(segment.metadata["rank"]))
-        captures.add((place, str(segment.metadata["run_id"])))
+        if place is not None:
+            captures.add((place, str(segment.metadata["run_id"])))
         segment.unlink()
         segment.close()
     for place, name in captures:
@@ -82,9 +83,10 @@ def salvage_run(run_id: str, directory: Path | None = None) -> set[int]:
     return unclosed
 
 
-def _save(segment: Segment, directory: Path | None, deadline: float) -> Path:
+def _save(segment: Segment, directory: Path | None, deadline: float) -> Path | None:
     """The directory that holds the dump of the segment, now at the latest. Raises BadInput where it cannot be written.
 
+    None where it was there, until the same program captured into that directory again.
     deadline: of time.monotonic(), for its keeper.
     """
     metadata = segment.metadata
@@ -96,6 +98,8 @@ def _save(segment: Segment, directory: Path | None, deadline: float) -> Path:
     if not await_segment(segment.name, deadline - time.monotonic()):
         _log.warning("segment %s: its keeper does not end; saved without what the device holds", segment.name)
     other = run_in(target / file_name)
+    if other and segment.header["saved"]:
+        return None
     if other:
         raise BadInput(f"{target / file_name}: holds run {other}, captured there since; choose another directory")
     write_dump(target / file_name, segment)

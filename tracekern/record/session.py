@@ -167,6 +167,7 @@ class Capture:
         is_saved = False
         try:
             leave_dump(self.group, self.segment, self.directory, self._one_host, in_order)
+            self.segment.header["saved"] = 1
             is_saved = True
         finally:
             _active.remove(self)
