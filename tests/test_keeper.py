@@ -53,7 +53,7 @@ class Pair:
     """A rank and its keeper, two processes; the rank does `act(segment, link)` when a launch stands in the mirror."""
 
     def __init__(self, directory: Path, act: Callable[[Segment, socket.socket], None]) -> None:
-        self.run_id = f"keeper-{os.getpid()}"
+        self.run_id = f"keeper-{os.getpid()}-{'long' * 30}"  # longer than the address of a socket may be
         self.name = fmt.segment_name(self.run_id, 0)
         self._mirror = directory / "mirror"
         self._ours, self._theirs = socket.socketpair()

@@ -10,7 +10,7 @@ rank's mapping only. The keeper copies what was recorded into the segment when t
     closes the link, or dies                    copies, unless it has; ends
 
     who takes a snapshot of the rank
-    connects to a socket with the segment's name
+    connects to the socket of the segment
                                                 copies: "done"
 
 Whoever salvages a dead rank's segment waits for its keeper first (segment_names.await_segment).
@@ -19,6 +19,7 @@ Whoever salvages a dead rank's segment waits for its keeper first (segment_names
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import select
 import signal
@@ -195,8 +196,11 @@ def ask_keeper(segment_name: str) -> bool:
 
 
 def _door_of(segment_name: str) -> bytes:
-    """The address of the socket where a keeper listens: of the kind that goes with its process."""
-    return b"\0" + segment_name.encode()
+    """The address of the socket where a keeper listens: of the kind that goes with its process.
+
+    Addresses have room for 107 bytes, the names of files for more.
+    """
+    return b"\0tracekern-keeper-" + hashlib.sha256(segment_name.encode()).hexdigest().encode()
 
 
 def _user_of(caller: socket.socket) -> int:
