@@ -66,7 +66,7 @@ STEPS = (
     Step("results", f"{PYTEST} {{workers}} -k '{BESIDE}' {TESTS}", 240),
     Step("tests", f"{PYTEST} -k 'not ({BESIDE})' {TESTS}", 480, needs="sanitizer"),
     Step("flows", "benchmarks/flows.py --backend cuda --ranks {gpus}", 90, 2),
-    Step("clocks", "benchmarks/clocks_gpu.py --ranks {gpus} --seconds 30", 120, 2),
+    Step("clocks", "benchmarks/clocks_gpu.py --ranks {gpus} --seconds 60", 150, 2),
     Step("mutants", f"{PYTEST} tests/test_mutants_gpu.py", 200, 2, needs="planted"),
     Step("moe", "benchmarks/moe.py --ranks {gpus} --name moe_{gpus}", 180),
     Step("graphs", "benchmarks/graphs.py", 90),

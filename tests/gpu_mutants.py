@@ -28,6 +28,8 @@ SITES = {
     + [("results", mutation) for mutation in VALUE]
     + [("grid", "acknowledgement")],
     "balanced": [("counts", mutation) for mutation in VALUE],
+    "dedup": [(name, mutation) for name in ("row", "layout", "result") for mutation in VALUE],
+    "reduce": [(name, mutation) for name in ("row", "partial") for mutation in VALUE],
     "pipelined": [(name, mutation) for name in ("row", "partial", "layout") for mutation in VALUE],
     "empty": [("ack", mutation) for mutation in VALUE],
     "barrier": [("barrier", mutation) for mutation in VALUE],
@@ -124,7 +126,7 @@ def main() -> int:
                 answers = [str(error).strip().splitlines()[-1]]
                 pool.close()
                 pool = RankPool(num_ranks)
-            name = f"{variant}:control" if mutation == "none" else f"{channel}:{mutation}"
+            name = f"{variant}:control" if mutation == "none" else f"{variant}:{channel}:{mutation}"
             noticed[name] = answers[0] if answers else ""
             print(f"{name:24} {noticed[name] or '-'}", file=sys.stderr, flush=True)
     pool.close()
