@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,6 +55,27 @@ def test_a_capture_of_gpus_merges_without_a_doubt(tmp_path, ranks):
     assert len(timeline.flows) > 1000
     assert all(rank.backend == "cuda" and rank.resolution_ticks == 32 for rank in timeline.ranks)
     assert all(rank.clock.hard_ns < 5000 for rank in timeline.ranks)
+
+
+@pytest.mark.gpu
+def test_the_kernels_of_torch_profiler_hold_what_was_recorded_in_them(tmp_path):
+    require_gpus(1)
+    run(options(1, variant="pipelined", torch_profiler=True), tmp_path).raise_for_error()
+    timeline = tracekern.load(tmp_path)
+    spans, names = timeline.spans, timeline.host_names
+    streams = [index for index, track in enumerate(timeline.tracks) if track.name.startswith("torch stream")]
+    of_torch = np.isin(spans.track, streams)
+    ours = of_torch & np.array(["p2p_dispatch_combine" in name for name in names])[spans.begin_payload * of_torch]
+    kernels = sorted(zip(spans.start[ours].tolist(), spans.end[ours].tolist(), strict=True))
+    assert len(kernels) == SHAPE["iterations"]
+    bound = timeline.ranks[0].clock.host_hard_ns
+    for launch, (start, end) in zip(
+        [index for index, launch in enumerate(timeline.launches) if launch.name == STAGES["pipelined"][0]],
+        kernels,
+        strict=True,
+    ):
+        inside = spans.launch == launch
+        assert start - bound <= spans.start[inside].min() <= spans.end[inside].max() <= end + bound
 
 
 @pytest.mark.gpu

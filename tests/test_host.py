@@ -51,6 +51,16 @@ def test_each_thread_is_a_lane_with_parents_before_children(tmp_path: Path):
     assert [lane.labels for lane in lanes] == [("outer", "inner"), ("other",)]
 
 
+def test_a_stream_of_a_gpu_is_a_lane_beside_the_thread_of_its_number(tmp_path: Path):
+    kernel = {**EVENT, "cat": "kernel", "name": "dispatch_send", "pid": 0}
+    copy = {**kernel, "cat": "gpu_memcpy", "name": "copy", "ts": 30}
+    lanes = torch_lanes(write_trace(tmp_path / "t.json", {**EVENT, "pid": 0}, kernel, copy))
+    assert [(lane.name, lane.labels) for lane in lanes] == [
+        ("torch thread 7", ("aten::mm",)),
+        ("torch stream 7", ("dispatch_send", "copy")),
+    ]
+
+
 def test_a_real_profile_lies_where_the_host_was(tmp_path: Path):
     torch = pytest.importorskip("torch")
     before = time.time_ns()

@@ -65,7 +65,11 @@ void register_clock(py::module_& extension) {
         .def(py::init<>())
         .def("read_brackets",
              [](GpuClock& clock, uint32_t count) {
-                 const auto brackets = clock.read_brackets(count, 2'000'000'000);
+                 std::vector<Bracket> brackets;
+                 {
+                     py::gil_scoped_release release;
+                     brackets = clock.read_brackets(count, 2'000'000'000);
+                 }
                  return rows_of_three(brackets.data(), brackets.size());
              })
         .def("ping_pong",
@@ -76,7 +80,11 @@ void register_clock(py::module_& extension) {
                 uint32_t epoch,
                 uint32_t max_round_trips,
                 uint64_t duration_ns) {
-                 const auto trips = clock.ping_pong(comm, peer, initiates, epoch, max_round_trips, duration_ns);
+                 std::vector<RoundTrip> trips;
+                 {
+                     py::gil_scoped_release release;
+                     trips = clock.ping_pong(comm, peer, initiates, epoch, max_round_trips, duration_ns);
+                 }
                  return rows_of_three(trips.data(), trips.size());
              });
 }

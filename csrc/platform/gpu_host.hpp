@@ -11,6 +11,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -136,10 +137,12 @@ public:
         TK_CUDA(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_));
     }
     void synchronize() const { TK_CUDA(cudaStreamSynchronize(stream_)); }
+    // Asks seldom: a profiler makes a span of each question.
     bool is_idle_within(uint64_t limit_ns) const {
         const auto deadline = std::chrono::steady_clock::now() + std::chrono::nanoseconds(limit_ns);
         cudaError_t code;
         while ((code = cudaStreamQuery(stream_)) == cudaErrorNotReady && std::chrono::steady_clock::now() < deadline) {
+            std::this_thread::sleep_for(std::chrono::microseconds(100));
         }
         cudaGetLastError();  // else the next launch may be taken for a failed one
         if (code != cudaErrorNotReady) TK_CUDA(code);

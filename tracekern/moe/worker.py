@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,8 +81,9 @@ def _run_rank(options: MoeRun) -> RankReport:
             with capture.counting():
                 for batch in inputs:
                     call(batch, capture)
-        comm.barrier(capture)
-        outputs, times = _timed_calls(inputs, call, capture, options, group.rank)
+        with _torch_profile(options, capture, backend, lambda: call(inputs[0], None)):
+            comm.barrier(capture)
+            outputs, times = _timed_calls(inputs, call, capture, options, group.rank)
         footprint = capture.footprint_bytes if capture is not None else 0
     scale = draw_expert_scale(options.shape)
     wrong = sum(_count_wrong(options, batch, scale, out.cpu()) for batch, out in zip(batches, outputs, strict=True))
@@ -177,26 +179,35 @@ def _timed_calls(
 ) -> tuple[list[torch.Tensor], list[float]]:
     """All calls back to back, no barrier in between; host milliseconds of each."""
     outputs, times = [], []
-    with _torch_profile(options, capture):
-        for iteration, batch in enumerate(batches):
-            started = time.perf_counter()
-            with capture.range(f"{options.variant} call") if capture is not None else contextlib.nullcontext():
-                outputs.append(call(batch, capture))
-            times.append((time.perf_counter() - started) * 1e3)
-            if rank == 0:
-                sys.stdout.write(f"{PROGRESS}{iteration + 1}\n")
-                sys.stdout.flush()
+    for iteration, batch in enumerate(batches):
+        started = time.perf_counter()
+        with capture.range(f"{options.variant} call") if capture is not None else contextlib.nullcontext():
+            outputs.append(call(batch, capture))
+        times.append((time.perf_counter() - started) * 1e3)
+        if rank == 0:
+            sys.stdout.write(f"{PROGRESS}{iteration + 1}\n")
+            sys.stdout.flush()
     return outputs, times
 
 
 @contextlib.contextmanager
-def _torch_profile(options: MoeRun, capture: Capture | None) -> Any:
+def _torch_profile(options: MoeRun, capture: Capture | None, backend: str, warm_up: Callable[[], object]) -> Any:
+    """Adds torch.profiler's lanes of the block, on GPUs with the kernels as CUPTI saw them.
+
+    warm_up: a call before, not in the profile. Under a profiler's first launches the host takes up to a second or two,
+    on each rank another time (4 H200, 2026-11-22), and all ranks would seem to wait for that.
+    """
     if not options.torch_profiler or capture is None:
         yield
         return
-    from torch.profiler import ProfilerActivity, profile
+    from torch.profiler import ProfilerActivity, profile, schedule
 
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    # That it keeps one cycle only: there is but one.
+    warnings.filterwarnings("ignore", "Warning: Profiler clears events", UserWarning)
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if backend == "cuda" else [])
+    with profile(activities=activities, schedule=schedule(wait=0, warmup=1, active=1)) as profiler:
+        warm_up()
+        profiler.step()
         yield
     capture.add_torch_profile(profiler)
 

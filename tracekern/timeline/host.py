@@ -15,11 +15,13 @@ from tracekern.record.dump import Dump
 from tracekern.timeline.model import Int64
 
 _MAX_NS = 1 << 62
+_GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
+"""Of torch.profiler's events: those whose thread number is a stream's."""
 
 
 @dataclass(frozen=True)
 class HostLane:
-    """One thread: [n] spans in CLOCK_REALTIME ns, sorted by (start, -end)."""
+    """One thread, or stream by CUPTI: [n] spans in CLOCK_REALTIME ns, sorted by (start, -end)."""
 
     name: str
     start: Int64
@@ -41,9 +43,12 @@ def host_lanes(dump: Dump) -> list[HostLane]:
 
 
 def torch_lanes(path: Path) -> list[HostLane]:
-    """The CPU lanes of a Chrome trace of torch.profiler (.json or .json.gz). Raises BadInput when it is not one."""
+    """The lanes of a Chrome trace of torch.profiler (.json or .json.gz), one a thread and one a stream of a GPU.
+
+    Raises BadInput when it is not one.
+    """
     events, base_ns = _read_chrome(path)
-    threads: dict[tuple[str, str], list[tuple[int, int, str]]] = {}
+    lanes: dict[tuple[str, str], list[tuple[int, int, str]]] = {}
     for event in events:
         if not isinstance(event, dict) or event.get("ph") != "X" or event.get("cat") == "Trace":
             continue
@@ -54,13 +59,14 @@ def torch_lanes(path: Path) -> list[HostLane]:
             raise BadInput(f"{path}: event {str(event)[:60]} has no time; damaged, export it again") from None
         if not -_MAX_NS < start <= end < _MAX_NS:
             raise BadInput(f"{path}: event {str(event)[:60]} has an impossible time; damaged, export it again")
-        process, thread, name = (_text(event.get(key)) for key in ("pid", "tid", "name"))
-        threads.setdefault((process, thread), []).append((start, end, name))
-    lanes = []
-    for (_, thread), rows in threads.items():
+        process, number, name = (_text(event.get(key)) for key in ("pid", "tid", "name"))
+        kind = "stream" if event.get("cat") in _GPU_CATEGORIES else "thread"
+        lanes.setdefault((process, f"torch {kind} {number}"), []).append((start, end, name))
+    result = []
+    for (_, lane), rows in lanes.items():
         times = np.array([row[:2] for row in rows], np.int64)
-        lanes.append(_lane(f"torch thread {thread}", times[:, 0], times[:, 1], [row[2] for row in rows]))
-    return lanes
+        result.append(_lane(lane, times[:, 0], times[:, 1], [row[2] for row in rows]))
+    return result
 
 
 def _read_chrome(path: Path) -> tuple[list[Any], int]:
