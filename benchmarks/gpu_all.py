@@ -68,6 +68,7 @@ STEPS = (
     Step("flows", "benchmarks/flows.py --backend cuda --ranks {gpus}", 90, 2),
     Step("clocks", "benchmarks/clocks_gpu.py --ranks {gpus} --seconds 60", 150, 2),
     Step("mutants", f"{PYTEST} tests/test_mutants_gpu.py", 200, 2, needs="planted"),
+    Step("links", "benchmarks/links.py", 60, 2),
     Step("moe", "benchmarks/moe.py --ranks {gpus} --name moe_{gpus}", 180),
     Step("graphs", "benchmarks/graphs.py", 90),
     Step("recorder", "benchmarks/recorder.py", 240),

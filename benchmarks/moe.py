@@ -1,7 +1,7 @@
 """MoE dispatch, experts and combine, every variant and what others offer, side by side in one run.
 
     python benchmarks/moe.py --ranks 4                 # on GPUs, one a rank
-    python benchmarks/moe.py --ranks 4 --sweep         # other grids and partitions for the variants under --variants
+    python benchmarks/moe.py --ranks 4 --sweep         # partitions, and grids if none is given, for --variants
     python benchmarks/moe.py --ranks 2 --backend cpu --tokens 12 --hidden 256 --experts 16 --samples 3
 
 Two loads: token counts drawn once from 1 to --tokens for each rank, and --many tokens on every rank. A sample is the
@@ -54,7 +54,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--variants", nargs="+", help="of ours; default all, for --sweep the three newest")
     parser.add_argument("--blocks", type=int, default=0, help="of a kernel; 0: 4 on the CPU, 128 on a GPU")
     parser.add_argument("--warps", type=int, default=0, help="of a block; 0: 4 on the CPU, 16 on a GPU")
-    parser.add_argument("--partitions", type=int, default=2)
+    parser.add_argument("--partitions", type=int, default=0, help="0: by the number of tokens")
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--no-peers", action="store_true", help="leave out what is not ours")
     parser.add_argument("--name", default="moe", help="of the file in benchmarks/results")

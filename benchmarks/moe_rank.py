@@ -148,9 +148,11 @@ def plans(rank: Rank) -> list[tuple[str, str, tuple[int, int], int]]:
     if not keys["sweep"]:
         return [(variant, variant, grid, keys["partitions"]) for variant in keys["variants"] or STAGES]
     grids = [(132, 16), (128, 16), (66, 16), (132, 8), (132, 12)] if rank.on_gpu else [(2, 2), (4, 4)]
+    if keys["blocks"] or keys["warps"]:
+        grids = [grid]
     found = []
     for variant in keys["variants"] or ("dedup", "reduce", "pipelined"):
-        for partitions in (1, 2, 4, 8) if variant == "pipelined" else (1,):
+        for partitions in (1, 2, 4, 8, 16, 32) if variant == "pipelined" else (1,):
             for blocks, warps in grids:
                 name = f"{variant} {blocks}x{warps}" + (f" /{partitions}" if variant == "pipelined" else "")
                 found.append((name, variant, (blocks, warps), partitions))

@@ -49,15 +49,15 @@ def flashinfer_include() -> tuple[Path | None, str]:
     return None, f"no flashinfer/profiler.cuh under {named}"
 
 
-def build(folder: Path, include: Path | None) -> Path:
-    """Compiles recorder.cu for this machine's GPU, with FlashInfer's header where `include` has it."""
+def build(folder: Path, name: str, include: Path | None = None) -> Path:
+    """Compiles benchmarks/<name>.cu for this machine's GPU, with FlashInfer's header where `include` has it."""
     nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     capability = nvidia_smi("compute_cap").replace(".", "") or "90"
     command = [nvcc, f"-arch=sm_{capability}", "-std=c++20", "-O3", f"-I{ROOT / 'csrc'}"]
     if include is not None:
         command += ["-DTK_FLASHINFER", f"-I{include}"]
-    program = folder / "recorder"
-    subprocess.run([*command, "-o", str(program), str(ROOT / "benchmarks" / "recorder.cu")], check=True)
+    program = folder / name
+    subprocess.run([*command, "-o", str(program), str(ROOT / "benchmarks" / f"{name}.cu")], check=True)
     return program
 
 
@@ -141,7 +141,7 @@ def main() -> int:
     options = parser.parse_args()
     include, no_flashinfer = flashinfer_include()
     with tempfile.TemporaryDirectory() as folder:
-        rows, right = measure(build(Path(folder), include), options.launches, options.regions)
+        rows, right = measure(build(Path(folder), "recorder", include), options.launches, options.regions)
     proton: list[Row] = []
     reason = "left out: --no-proton"
     if not options.no_proton:

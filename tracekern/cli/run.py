@@ -74,7 +74,9 @@ def moe(
     every: Annotated[int, typer.Option(help="Record each Nth launch of a kernel.")] = 1,
     blocks: Annotated[int, typer.Option(help="Blocks of a kernel; 0: 4 on the CPU, 128 on a GPU.")] = 0,
     warps: Annotated[int, typer.Option(help="Warps of a block; 0: 4 on the CPU, 16 on a GPU.")] = 0,
-    partitions: Annotated[int, typer.Option(help="Of a rank's tokens in pipelined; two are under way at a time.")] = 2,
+    partitions: Annotated[
+        int, typer.Option(help="Of a rank's tokens in pipelined, two under way at a time; 0: by their number.")
+    ] = 0,
     torch_profiler: Annotated[bool, typer.Option("--torch-profiler", help="Add torch.profiler's lanes.")] = False,
     backend: Annotated[
         str, typer.Option(help="Where the kernels run: cpu, cuda, or auto: on GPUs where there is one for each rank.")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tracekern.errors import BadInput
-from tracekern.moe.shape import MoeShape
+from tracekern.moe.shape import MAX_PARTITIONS, MoeShape, default_partitions
 from tracekern.record.communicator import Communicator
 from tracekern.record.group import Group
 
@@ -46,14 +46,15 @@ class P2PPipeline:
         on_timeout: str = "raise",
         num_blocks: int = 4,
         warps_per_block: int = 4,
-        partitions: int = 2,
+        partitions: int = 0,
         executor: str = "fibers",
         backend: str = "cpu",
     ) -> None:
         """variant: a key of STAGES. backend: "cpu" or "cuda".
 
         num_blocks x warps_per_block: the grid of every kernel; on a GPU at most 16 warps.
-        partitions: of a rank's tokens in the pipelined variant, at most; two of them are under way at a time.
+        partitions: of a rank's tokens in the pipelined variant, at most; two of them are under way at a time. 0: what
+        default_partitions() says.
         timeout_s, on_timeout: see Communicator.set_timeout(). Raises BadInput.
         """
         from tracekern import _C
@@ -64,7 +65,8 @@ class P2PPipeline:
             raise BadInput(f"the shape is for {shape.num_ranks} ranks, the group has {group.num_ranks}")
         _check_range("num_blocks", num_blocks, 4096)
         _check_range("warps_per_block", warps_per_block, 16 if backend == "cuda" else 32)
-        _check_range("partitions", partitions, 64)
+        partitions = partitions or default_partitions(shape.max_tokens)
+        _check_range("partitions", partitions, MAX_PARTITIONS)
         self.shape, self.variant = shape, variant
         self.grid, self.warps = num_blocks, warps_per_block
         sizes = {

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tracekern.errors import BadInput, CommTimeout, TracekernError
 from tracekern.moe.pipeline import REDUCING, STAGES
 from tracekern.moe.routing import ROUTINGS
-from tracekern.moe.shape import MAX_EXPERTS, MAX_RANKS, MAX_TOKENS, MoeShape
+from tracekern.moe.shape import MAX_EXPERTS, MAX_PARTITIONS, MAX_RANKS, MAX_TOKENS, MoeShape, default_partitions
 from tracekern.words import count
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ class MoeRun:
     """Of a kernel; 0: 4 on the CPU, 128 on a GPU."""
     warps: int = 0
     """Of a block; 0: 4 on the CPU, 16 on a GPU."""
-    partitions: int = 2
-    """Of a rank's tokens in the pipelined variant, at most."""
+    partitions: int = 0
+    """Of a rank's tokens in the pipelined variant, at most; 0: default_partitions()."""
     torch_profiler: bool = False
     backend: str = "auto"
     command: str = "tracekern run moe"
@@ -85,7 +85,7 @@ class MoeRun:
             ("every", self.every, 1, 1_000_000),
             ("blocks", self.blocks, 0, 1024),
             ("warps", self.warps, 0, 32),
-            ("partitions", self.partitions, 1, 64),
+            ("partitions", self.partitions, 0, MAX_PARTITIONS),
         ):
             if not low <= value <= high:
                 raise BadInput(f"{name} is {value}; wanted {low} to {high}")
@@ -105,9 +105,10 @@ class MoeRun:
         run or recorded changes no work. An option to come belongs here only where it is used, as `partitions` does.
         """
         names = ["variant", "tokens", "hidden", "experts", "topk", "dtype", "routing", "uneven", "seed"]
+        settings = {name: getattr(self, name) for name in names}
         if self.variant == "pipelined":
-            names.append("partitions")
-        return {name: getattr(self, name) for name in names}
+            settings["partitions"] = self.partitions or default_partitions(self.tokens)
+        return settings
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ MAX_TOKENS = 1 << 18
 MAX_TOPK = 16
 MAX_EXPERTS = 4096
 MAX_RANKS = 64
+MAX_PARTITIONS = 64
 
 
 @dataclass(frozen=True)
@@ -63,3 +64,8 @@ class MoeShape:
     @property
     def row_bytes(self) -> int:
         return self.hidden * DTYPES[self.dtype]
+
+
+def default_partitions(max_tokens: int) -> int:
+    """How many parts of a rank's tokens `pipelined` takes: of 512 tokens, and two at least."""
+    return min(max(2, -(-max_tokens // 512)), MAX_PARTITIONS)
