@@ -143,7 +143,7 @@ def make_pipeline(rank: Rank, shape: MoeShape, variant: str, grid: tuple[int, in
 def plans(rank: Rank) -> list[tuple[str, str, tuple[int, int], int]]:
     """(name, variant, grid, partitions) of what is to be measured."""
     keys = rank.options
-    default = (128, 16) if rank.on_gpu else (4, 4)
+    default = (torch.cuda.get_device_properties().multi_processor_count, 16) if rank.on_gpu else (4, 4)
     grid = (keys["blocks"] or default[0], keys["warps"] or default[1])
     if not keys["sweep"]:
         return [(variant, variant, grid, keys["partitions"]) for variant in keys["variants"] or STAGES]

@@ -75,7 +75,7 @@ def run_pipeline(group: Any, name: str, channel: str, mutation: str) -> str:
     wanted = [expected(load.variant, batch, scale, shape).cuda().view(torch.int16) for batch in batches]
     batches, scale = [batch.to("cuda") for batch in batches], scale.cuda()
     grid = {"num_blocks": 16, "warps_per_block": 8}
-    pipeline = P2PPipeline(group, shape, load.variant, timeout_s=1.0, **grid, backend="cuda")
+    pipeline = P2PPipeline(group, shape, load.variant, timeout_s=1.0, **grid, partitions=2, backend="cuda")
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
     try:
         for call in range(load.calls):

@@ -32,7 +32,7 @@ def options(ranks: int, **changes: object) -> MoeRun:
 @pytest.mark.parametrize("variant", list(STAGES))
 def test_one_gpu_gives_the_bits_of_reference(tmp_path, variant, dtype):
     require_gpus(1)
-    run(options(1, variant=variant, dtype=dtype), tmp_path).raise_for_error()
+    run(options(1, variant=variant, dtype=dtype, partitions=2), tmp_path).raise_for_error()
 
 
 @pytest.mark.multigpu
@@ -41,7 +41,7 @@ def test_one_gpu_gives_the_bits_of_reference(tmp_path, variant, dtype):
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_gpus_give_the_bits_of_reference(tmp_path, ranks, variant, routing):
     require_gpus(ranks)
-    run(options(ranks, variant=variant, routing=routing, hidden=97), tmp_path).raise_for_error()
+    run(options(ranks, variant=variant, routing=routing, hidden=97, partitions=3), tmp_path).raise_for_error()
 
 
 @pytest.mark.multigpu

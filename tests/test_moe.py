@@ -12,6 +12,7 @@ from tracekern.errors import BadInput
 from tracekern.moe.pipeline import STAGES, P2PPipeline
 from tracekern.moe.reference import expected, reduce_tolerance, reference, sorted_all_to_all
 from tracekern.moe.routing import ROUTINGS, Batch, draw_batch, draw_expert_scale
+from tracekern.moe.run import MoeRun
 from tracekern.moe.shape import MoeShape
 from tracekern.record.group import Group
 
@@ -102,7 +103,7 @@ def test_all_variants_give_the_bits_of_reference(pools, num_shapes):
 
 def run_back_to_back(group: Group, shape: MoeShape, variant: str, iterations: int) -> int:
     """Wrong iterations on one rank: input, routing and counts change every time, nobody waits in between."""
-    pipeline = P2PPipeline(group, shape, variant)
+    pipeline = P2PPipeline(group, shape, variant, partitions=2)
     scale = draw_expert_scale(shape)
     wrong = 0
     for iteration in range(iterations):
@@ -193,3 +194,20 @@ def test_a_missing_peer_is_named_and_reset_repairs(pools):
     assert "channel counts slot 0: wanted epoch 4294967280, saw epoch 4294967279" in first[0]
     assert first[1].startswith("the communicator is out of use since: rank 0 dispatch_send")
     assert first[2] == "same"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tokens", "wanted"),
+    [(1, 4096, 1), (2, 256, 1), (2, 4096, 6), (4, 64, 1), (4, 256, 2), (4, 4096, 18), (8, 4096, 42), (8, 1 << 16, 64)],
+)
+def test_partitions_are_of_10_mb_for_other_ranks(ranks, tokens, wanted):
+    assert MoeShape(ranks, tokens, 256, 8, 7168, "bf16").num_partitions == wanted
+
+
+def test_a_pipeline_takes_as_many_partitions_as_suit_its_shape():
+    large = MoeShape(2, 4096, 16, 1, 7168, "fp32")
+    options = MoeRun(ranks=2, tokens=4096, topk=1, hidden=7168, dtype="fp32", variant="pipelined")
+    assert options.workload["partitions"] == large.num_partitions == 12
+    small = MoeShape(1, 64, 4, 1, 8, "fp32")
+    pipelines = [P2PPipeline(Group.discover(), small, "pipelined", partitions=count) for count in (0, 7)]
+    assert [pipeline.partitions for pipeline in pipelines] == [1, 7]

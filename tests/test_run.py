@@ -136,7 +136,7 @@ def test_perfetto_counts_what_the_routing_demands(tmp_path, variant):
 
 @pytest.mark.parametrize("variant", ["dedup", "reduce", "pipelined"])
 def test_a_token_goes_once_to_each_rank_of_its_experts(tmp_path, variant):
-    options = MoeRun(**SMALL, variant=variant, seed=11)
+    options = MoeRun(**SMALL, variant=variant, seed=11, partitions=2)
     run(options, tmp_path / "capture").raise_for_error()
     timeline = tracekern.load(tmp_path / "capture")
     assert not [problem for problem in timeline.problems if problem.kind == "unmatched_wait"]

@@ -30,6 +30,7 @@ def sanitize(tool: str, variant: str, directory: str) -> None:
         hidden=64,
         experts=4,
         topk=2,
+        partitions=2,
         iterations=2,
         backend="cuda",
         timeout_ms=60_000,

@@ -75,7 +75,7 @@ def moe(
     blocks: Annotated[int, typer.Option(help="Blocks of a kernel; 0: 4 on the CPU, 128 on a GPU.")] = 0,
     warps: Annotated[int, typer.Option(help="Warps of a block; 0: 4 on the CPU, 16 on a GPU.")] = 0,
     partitions: Annotated[
-        int, typer.Option(help="Of a rank's tokens in pipelined, two under way at a time; 0: by their number.")
+        int, typer.Option(help="Of a rank's tokens in pipelined, two under way at a time; 0: by their bytes.")
     ] = 0,
     torch_profiler: Annotated[bool, typer.Option("--torch-profiler", help="Add torch.profiler's lanes.")] = False,
     backend: Annotated[

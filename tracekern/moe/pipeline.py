@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tracekern.errors import BadInput
-from tracekern.moe.shape import MAX_PARTITIONS, MoeShape, default_partitions
+from tracekern.moe.shape import MAX_PARTITIONS, MoeShape
 from tracekern.record.communicator import Communicator
 from tracekern.record.group import Group
 
@@ -53,8 +53,8 @@ class P2PPipeline:
         """variant: a key of STAGES. backend: "cpu" or "cuda".
 
         num_blocks x warps_per_block: the grid of every kernel; on a GPU at most 16 warps.
-        partitions: of a rank's tokens in the pipelined variant, at most; two of them are under way at a time. 0: what
-        default_partitions() says.
+        partitions: of a rank's tokens in the pipelined variant, at most; two of them are under way at a time. 0: as
+        many as suit the shape.
         timeout_s, on_timeout: see Communicator.set_timeout(). Raises BadInput.
         """
         from tracekern import _C
@@ -65,9 +65,9 @@ class P2PPipeline:
             raise BadInput(f"the shape is for {shape.num_ranks} ranks, the group has {group.num_ranks}")
         _check_range("num_blocks", num_blocks, 4096)
         _check_range("warps_per_block", warps_per_block, 16 if backend == "cuda" else 32)
-        partitions = partitions or default_partitions(shape.max_tokens)
+        partitions = partitions or shape.num_partitions
         _check_range("partitions", partitions, MAX_PARTITIONS)
-        self.shape, self.variant = shape, variant
+        self.shape, self.variant, self.partitions = shape, variant, partitions
         self.grid, self.warps = num_blocks, warps_per_block
         sizes = {
             "max_tokens": shape.max_tokens,

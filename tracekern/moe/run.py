@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tracekern.errors import BadInput, CommTimeout, TracekernError
 from tracekern.moe.pipeline import REDUCING, STAGES
 from tracekern.moe.routing import ROUTINGS
-from tracekern.moe.shape import MAX_EXPERTS, MAX_PARTITIONS, MAX_RANKS, MAX_TOKENS, MoeShape, default_partitions
+from tracekern.moe.shape import MAX_EXPERTS, MAX_PARTITIONS, MAX_RANKS, MAX_TOKENS, MoeShape
 from tracekern.words import count
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class MoeRun:
     warps: int = 0
     """Of a block; 0: 4 on the CPU, 16 on a GPU."""
     partitions: int = 0
-    """Of a rank's tokens in the pipelined variant, at most; 0: default_partitions()."""
+    """Of a rank's tokens in the pipelined variant, at most; 0: as many as suit the shape."""
     torch_profiler: bool = False
     backend: str = "auto"
     command: str = "tracekern run moe"
@@ -107,7 +107,7 @@ class MoeRun:
         names = ["variant", "tokens", "hidden", "experts", "topk", "dtype", "routing", "uneven", "seed"]
         settings = {name: getattr(self, name) for name in names}
         if self.variant == "pipelined":
-            settings["partitions"] = self.partitions or default_partitions(self.tokens)
+            settings["partitions"] = self.partitions or self.shape.num_partitions
         return settings
 
 

@@ -14,6 +14,9 @@ MAX_TOPK = 16
 MAX_EXPERTS = 4096
 MAX_RANKS = 64
 MAX_PARTITIONS = 64
+PARTITION_BYTES = 10_000_000
+"""Of rows for other ranks, at most, 27 us of NVLink. For 16 to 8,192 tokens the numbers of partitions that were tried
+next to this one took at most 8 % longer than the best (2 and 4 H200, 2026-11-22, benchmarks/moe.py --sweep)."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,8 @@ class MoeShape:
     def row_bytes(self) -> int:
         return self.hidden * DTYPES[self.dtype]
 
-
-def default_partitions(max_tokens: int) -> int:
-    """How many parts of a rank's tokens `pipelined` takes: of 512 tokens, and two at least."""
-    return min(max(2, -(-max_tokens // 512)), MAX_PARTITIONS)
+    @property
+    def num_partitions(self) -> int:
+        """Of a rank's tokens in the pipelined variant, unless another number is asked for."""
+        num_bytes = self.max_tokens * min(self.topk, self.num_ranks - 1) * self.row_bytes
+        return min(max(1, -(-num_bytes // PARTITION_BYTES)), MAX_PARTITIONS)
