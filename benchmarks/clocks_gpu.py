@@ -129,6 +129,7 @@ def steps_of_clocks(directory: Path) -> list[int]:
 def containment(directory: Path) -> dict[str, Any]:
     """Kernels by torch.profiler against what the launch of the same number recorded, on the host's clock."""
     import tracekern
+    from tracekern.timeline.clock_host import apply_host
     from tracekern.timeline.model import OPEN_END, TrackKind
 
     timeline = tracekern.load(directory / "profiled")
@@ -153,9 +154,9 @@ def containment(directory: Path) -> dict[str, Any]:
                 raise SystemExit(f"rank {rank.rank}: {len(seen)} kernels {name} by CUPTI, {len(launches)} launches")
             for (start, end, _), launch in zip(seen, launches, strict=True):
                 mine = device & (spans.launch == launch)
-                to_host = timeline.origin_ns - rank.clock.host_offset_ns
-                first, last = spans.start[mine].min() + to_host, spans.end[mine].max() + to_host
-                margins.append(min(first - start, end - last))
+                first, last = spans.start[mine].min(), spans.end[mine].max()
+                seen_first, seen_last = apply_host(rank.clock, np.array([start, end])) - timeline.origin_ns
+                margins.append(min(first - seen_first, seen_last - last))
                 outside.append(max(0, -margins[-1]))
     return {
         "kernels": len(outside),

@@ -17,6 +17,7 @@ from tests.captures import CaptureSpec, fill_segment
 from tracekern.moe.run import MoeRun, run
 from tracekern.record.format import CLOCK_SAMPLE, dump_file_name
 from tracekern.record.pack import write_dump
+from tracekern.timeline.clock_course import through_anchors
 from tracekern.timeline.model import TrackKind
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -86,10 +87,13 @@ def profiled(tmp_path_factory):
         for index, launch in enumerate(timeline.launches):
             if launch.rank == rank.rank and launch.name.startswith(("dispatch", "combine")):
                 mine = on_device & (timeline.spans.launch == index)
-                to_host = timeline.origin_ns - rank.clock.host_offset_ns
-                start, end = timeline.spans.start[mine].min() - 500, timeline.spans.end[mine].max() + 500
-                about = {"cat": "kernel", "name": f"p2p_{launch.name}_balanced_wide", "dur": int(end - start) / 1e3}
-                events.append({**about, "ts": int(start + to_host - 10**18) / 1e3})
+                axis = np.array([timeline.spans.start[mine].min() - 500, timeline.spans.end[mine].max() + 500])
+                # Back from the axis to the wall clock.
+                start, end = through_anchors(
+                    rank.clock.host_axis_ns, rank.clock.host_anchor_ns, axis + timeline.origin_ns
+                ).tolist()
+                about = {"cat": "kernel", "name": f"p2p_{launch.name}_balanced_wide", "dur": (end - start) / 1e3}
+                events.append({**about, "ts": (start - 10**18) / 1e3})
         text = {"baseTimeNanoseconds": 10**18, "traceEvents": events}
         (directory / f"profile_{rank.rank}.json").write_text(json.dumps(text))
     return directory

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tracekern.errors import BadInput
 from tracekern.record.format import SampleKind
+from tracekern.timeline.clock_course import Course, through_anchors
 from tracekern.timeline.clock_graph import RoundFit, solve_round
 from tracekern.timeline.clock_host import bracket_rows, relate_hosts
 from tracekern.timeline.clock_pairs import (
@@ -26,7 +27,7 @@ from tracekern.timeline.clock_pairs import (
     LocalClock,
     find_bursts,
 )
-from tracekern.timeline.model import ClockFit, Float64, Int64, Rank
+from tracekern.timeline.model import ClockFit, Int64, Rank
 
 SpansTicks = Mapping[int, tuple[int, int]]
 _SECOND = 10**9
@@ -50,7 +51,7 @@ def fit_clocks(
     clocks = {rank.rank: LocalClock.of(rank, _first_tick(samples, rank.rank, spans)) for rank in ranks}
     if len(ranks) == 1:
         fits = {ranks[0].rank: _fit_reference(clocks[ranks[0].rank])}
-        return relate_hosts(samples, ranks, fits, {ranks[0].rank: 0.0}, apply_clock)
+        return relate_hosts(samples, ranks, fits, {ranks[0].rank: 0.0}, _times_on_axis(fits, spans))
     bursts = find_bursts(samples, clocks)
     reference = _choose_reference(bursts, clocks)
     rounds = [
@@ -59,13 +60,13 @@ def fit_clocks(
     _refuse_unrelated(ranks, rounds, reference)
     fits, bracket_hard_ns = {reference: _fit_reference(clocks[reference])}, {reference: 0.0}
     for rank in sorted(clocks.keys() - {reference}):
-        relation = _Relation(_Course.through(rounds, rank), clocks[rank], clocks[reference])
+        relation = _relate(rounds, clocks[rank], clocks[reference], rank)
         spread = [burst.spread for burst in bursts if rank in (burst.low, burst.high)]
         fits[rank] = relation.fit(spans.get(rank), float(np.median(spread)))
         brackets = bracket_rows(samples, rank)["t1"]
         if len(brackets):
             bracket_hard_ns[rank] = relation.hard_ns(*relation.times((int(brackets.min()), int(brackets.max()))))
-    return relate_hosts(samples, ranks, fits, bracket_hard_ns, apply_clock)
+    return relate_hosts(samples, ranks, fits, bracket_hard_ns, _times_on_axis(fits, spans))
 
 
 def unaligned_clocks(ranks: Sequence[Rank], spans_ticks: SpansTicks | None = None) -> dict[int, ClockFit]:
@@ -80,12 +81,13 @@ def unaligned_clocks(ranks: Sequence[Rank], spans_ticks: SpansTicks | None = Non
 
 def apply_clock(fit: ClockFit, ticks: Int64) -> Int64:
     """[n] int64 axis ns of [n] int64 ticks, exact to less than 1 ns whatever their size."""
-    at = np.array(fit.anchor_ticks, np.int64)
-    ns = np.array(fit.anchor_ns, np.int64)
-    piece = np.clip(np.searchsorted(at, ticks, side="right") - 1, 0, len(at) - 2)
-    slope = np.diff(ns) / np.diff(at)
-    mapped: Int64 = ns[piece] + np.rint((ticks - at[piece]) * slope[piece]).astype(np.int64)
-    return mapped
+    return through_anchors(fit.anchor_ticks, fit.anchor_ns, ticks)
+
+
+def _times_on_axis(fits: Mapping[int, ClockFit], spans: SpansTicks) -> dict[int, tuple[int, int]]:
+    """rank -> (first, last) axis ns of its events."""
+    times = {rank: apply_clock(fits[rank], np.array(span, np.int64)) for rank, span in spans.items() if rank in fits}
+    return {rank: (int(first), int(last)) for rank, (first, last) in times.items()}
 
 
 def _first_tick(samples: npt.NDArray[Any], rank: int, spans: Mapping[int, tuple[int, int]]) -> int:
@@ -114,82 +116,26 @@ def _refuse_unrelated(ranks: Sequence[Rank], rounds: Sequence[RoundFit], referen
             )
 
 
-@dataclass(frozen=True)
-class _Course:
-    """One rank's clock minus the reference's at the rounds: [k] columns, in ns from the bases of the clocks."""
-
-    time: Float64
-    offset: Float64
-    error: Float64
-    """The truth lies within +-error of offset."""
-    closure: float
-
-    @classmethod
-    def through(cls, rounds: Sequence[RoundFit], rank: int) -> _Course:
-        seen = [(r.time, r.offsets[rank]) for r in rounds if rank in r.offsets]
-        return cls(
-            np.array([time for time, _ in seen]),
-            np.array([offset.value for _, offset in seen]),
-            np.array([offset.error for _, offset in seen]),
-            float(np.sqrt(np.mean([offset.closure**2 for _, offset in seen]))),
-        )
-
-    def outer_slope(self, first: bool) -> tuple[float, float]:
-        """(slope, error) to go on with before the first or after the last round."""
-        if len(self.time) > 1:
-            near, far = (0, 1) if first else (-1, -2)
-            distance = abs(self.time[far] - self.time[near])
-            slope = (self.offset[far] - self.offset[near]) / (self.time[far] - self.time[near])
-            error = (self.error[far] + self.error[near]) / distance + MAX_WANDER_PER_NS * distance / 2
-            if abs(slope) <= MAX_RATE:
-                return float(slope), float(min(error, MAX_RATE + abs(slope)))
-        return 0.0, MAX_RATE
-
-    def error_within(self, first: float, last: float) -> float:
-        """Largest error of the piecewise linear map between two times.
-
-        The errors at both ends of a piece bound it in between: their chord, and what a rate that wanders makes of it.
-        """
-        begin, end, touched = self._pieces(first, last)
-        from_, to = np.maximum(begin, first)[touched], np.minimum(end, last)[touched]
-        begin, end = begin[touched], end[touched]
-        chord = np.maximum(np.interp(from_, self.time, self.error), np.interp(to, self.time, self.error))
-        widest = np.clip((begin + end) / 2, from_, to)
-        pieces = chord + MAX_WANDER_PER_NS / 2 * (widest - begin) * (end - widest)
-        inside = self.error[(self.time >= first) & (self.time <= last)]
-        worst = max(float(pieces.max(initial=0.0)), float(inside.max(initial=0.0)))
-        for distance, is_first in self._outside(first, last):
-            _, slope_error = self.outer_slope(is_first)
-            near = float(self.error[0 if is_first else -1])
-            worst = max(worst, near + slope_error * distance + MAX_WANDER_PER_NS * distance**2 / 2)
-        return worst
-
-    def rate_error_within(self, first: float, last: float) -> float:
-        """Largest error of the slope of that map between two times."""
-        begin, end, touched = self._pieces(first, last)
-        gaps = end - begin
-        pieces = (self.error[:-1] + self.error[1:]) / gaps + MAX_WANDER_PER_NS * gaps / 2
-        pieces = np.minimum(pieces, MAX_RATE + np.abs(np.diff(self.offset) / gaps))[touched]
-        worst = float(pieces.max(initial=0.0))
-        for distance, is_first in self._outside(first, last):
-            worst = max(worst, self.outer_slope(is_first)[1] + MAX_WANDER_PER_NS * distance)
-        return worst
-
-    def _pieces(self, first: float, last: float) -> tuple[Float64, Float64, npt.NDArray[np.bool_]]:
-        """([k - 1] begin, end of the pieces between rounds, whether [first, last] touches them)"""
-        return self.time[:-1], self.time[1:], (self.time[1:] >= first) & (self.time[:-1] <= last)
-
-    def _outside(self, first: float, last: float) -> list[tuple[float, bool]]:
-        """(how far, whether before the first round) for what of [first, last] lies beyond the rounds."""
-        beyond = ((float(self.time[0] - first), True), (float(last - self.time[-1]), False))
-        return [(distance, is_first) for distance, is_first in beyond if distance > 0]
+def _relate(rounds: Sequence[RoundFit], clock: LocalClock, reference: LocalClock, rank: int) -> _Relation:
+    seen = [(r.time, r.offsets[rank]) for r in rounds if rank in r.offsets]
+    course = Course(
+        np.array([time for time, _ in seen]),
+        np.array([offset.value for _, offset in seen]),
+        np.array([offset.error for _, offset in seen]),
+        MAX_RATE,
+        MAX_WANDER_PER_NS,
+    )
+    closure = float(np.sqrt(np.mean([offset.closure**2 for _, offset in seen])))
+    return _Relation(course, closure, clock, reference)
 
 
 @dataclass(frozen=True)
 class _Relation:
     """One rank's clock, its course beside the reference's, and what that proves."""
 
-    course: _Course
+    course: Course
+    closure: float
+    """What the pairs miss the least-squares solution by."""
     clock: LocalClock
     reference: LocalClock
 
@@ -203,18 +149,10 @@ class _Relation:
         return self.course.error_within(first, last) + self.clock.resolution_ns + self.reference.resolution_ns + 1
 
     def fit(self, span: tuple[int, int] | None, spread: float) -> ClockFit:
-        """One more anchor a second before and after the rounds holds the slope to go on with."""
         course = self.course
-        before, after = course.time[0] - _SECOND, course.time[-1] + _SECOND
-        times = [before, *course.time, after]
-        offsets = [
-            course.offset[0] - course.outer_slope(first=True)[0] * _SECOND,
-            *course.offset,
-            course.offset[-1] + course.outer_slope(first=False)[0] * _SECOND,
-        ]
         _, (axis_base, _) = _scale_anchors(self.reference)
         ticks, ns = [], []
-        for time, offset in zip(times, offsets, strict=True):
+        for time, offset in zip(*course.anchors(), strict=True):
             elapsed_ticks = round((time + offset) / self.clock.ns_per_tick)
             # At that whole tick, not at the time itself: a tick of 40 ns must not cost 20 ns.
             ticks.append(self.clock.base_ticks + elapsed_ticks)
@@ -223,7 +161,7 @@ class _Relation:
         return ClockFit(
             "ping-pong",
             self.hard_ns(first, last),
-            float(np.hypot(spread, course.closure)),
+            float(np.hypot(spread, self.closure)),
             tuple(ticks),
             tuple(ns),
             rate_error=course.rate_error_within(first, last),

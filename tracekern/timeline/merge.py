@@ -15,7 +15,7 @@ from tracekern.errors import BadInput
 from tracekern.record.dump import Dump, read_dump
 from tracekern.record.format import CLOCK_SAMPLE, torch_profile_file_name
 from tracekern.timeline.clock_flows import tighten_clocks
-from tracekern.timeline.clock_host import relate_hosts
+from tracekern.timeline.clock_host import apply_host, relate_hosts
 from tracekern.timeline.clocks import apply_clock, fit_clocks, unaligned_clocks
 from tracekern.timeline.columns import join_rows
 from tracekern.timeline.decode import decode
@@ -159,7 +159,7 @@ def _fit(samples: npt.NDArray[Any], pieces: Sequence[Timeline], unaligned: bool)
         return fit_clocks(samples, ranks, spans_ticks)
     fits = unaligned_clocks(ranks, spans_ticks)
     for rank in ranks:  # each stands beside its own host at least: wall clock and device clock may lie years apart
-        fits = relate_hosts(samples, [rank], fits, {}, apply_clock)
+        fits = relate_hosts(samples, [rank], fits, {}, {})
     return fits
 
 
@@ -180,7 +180,6 @@ def _add_host(piece: Timeline, lanes: Sequence[HostLane]) -> Timeline:
     if not lanes:
         return piece
     rank, clock = piece.ranks[0], piece.ranks[0].clock
-    offset = np.int64(round(clock.host_offset_ns if clock else 0.0))
     names: dict[str, int] = {}
     columns = []
     for number, lane in enumerate(lanes):
@@ -191,8 +190,8 @@ def _add_host(piece: Timeline, lanes: Sequence[HostLane]) -> Timeline:
                 track=np.full(count, len(piece.tracks) + number, np.int32),
                 event=np.full(count, len(piece.events), np.int32),
                 launch=np.full(count, -1, np.int32),
-                start=lane.start + offset,
-                end=lane.end + offset,
+                start=apply_host(clock, lane.start) if clock else lane.start,
+                end=apply_host(clock, lane.end) if clock else lane.end,
                 begin_payload=labels,
                 end_payload=np.zeros(count, np.uint64),
             )

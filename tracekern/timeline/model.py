@@ -129,9 +129,11 @@ class ClockFit:
     anchor_ns: tuple[int, ...] = ()
     """Piecewise linear map ticks -> axis ns through these anchors, at least two; extended with the slope of the outer
     pieces. Integers: at 1e18 ns a float is 128 ns coarse."""
-    host_offset_ns: int = 0
+    host_anchor_ns: tuple[int, ...] = ()
+    host_axis_ns: tuple[int, ...] = ()
+    """The same from CLOCK_REALTIME ns of the rank's host to axis ns; empty where nothing relates the two."""
     host_hard_ns: float = float("nan")
-    """axis ns = host CLOCK_REALTIME ns + host_offset_ns, within host_hard_ns."""
+    """The truth lies within +-host_hard_ns of that map, wherever the host's ranks have events."""
     rate_error: float = 0.0
     """The map's slope is within this of the truth, ns per ns, wherever events were mapped."""
     round_trip_ns: float | None = None
