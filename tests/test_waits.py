@@ -219,7 +219,9 @@ def test_block_barriers_of_a_gpu_have_a_last_warp():
     at_barrier = waits.phase == waits.phases.index(Phase("combine_recv", "wait_block"))
     assert at_barrier.any()
     assert (waits.last_arrival[at_barrier] >= 0).all()
-    assert waits.barrier_late[at_barrier].sum() > 0.99 * waits.wait_ns[at_barrier].sum()
+    behind = waits.wait_ns[at_barrier] - waits.barrier_late[at_barrier]
+    assert 0 <= behind.min() <= behind.mean() < 64, "two ticks of the clock"
+    assert waits.barrier_late[at_barrier].sum() > 0.9 * waits.wait_ns[at_barrier].sum()
 
 
 def check_invariants(timeline: Timeline, waits: Waits) -> None:
