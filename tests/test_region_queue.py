@@ -106,3 +106,19 @@ def test_the_cpu_backend_has_no_memory_of_its_own(tmp_path: Path):
         pass
     with pytest.raises(BadInput, match="wanted 'cpu', 'cuda'"), capture(tmp_path, device="tpu"):
         pass
+
+
+def test_what_was_counted_finds_its_regions_ready(tmp_path: Path):
+    """The first launches behind counting() take no longer than those to come."""
+    with capture(tmp_path, device=AheadDevice(), every=2) as session:
+        with session.counting():
+            for _ in range(10):
+                launch(session, "long", spans=3)
+            launch(session, "short")
+        reserved = num_reserved(session)
+        for _ in range(10):
+            launch(session, "long", spans=3)
+        assert num_reserved(session) == reserved, "5 of 10 launches are recorded"
+        launch(session, "long")
+        assert num_reserved(session) > reserved
+    assert launches_of(tmp_path) == [("long", n, 24) for n in range(0, 10, 2)] + [("long", 10, 8)]

@@ -175,8 +175,8 @@ def run(
 ) -> RunReport:
     """Runs it and leaves a capture in `directory` (unless options.trace is off).
 
-    on_progress(done, total): calls that rank 0 has finished, of all. on_start(rank, pid): a rank has started.
-    spawner: of WORKER; runs that share one import torch once.
+    on_progress(done, total): calls that rank 0 has finished, of all; told ten times a second. on_start(rank, pid): a
+    rank has started. spawner: of WORKER; runs that share one import torch once.
     """
     from tracekern.record.launch import launch_ranks
 

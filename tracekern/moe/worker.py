@@ -33,6 +33,9 @@ from tracekern.record.session import Capture, capture
 
 Call = Callable[[Batch, Capture | None], torch.Tensor]
 
+TELL_EVERY_S = 0.1
+"""Telling takes this rank 0.1 ms, and the others wait for it: docs/walkthrough.md."""
+
 MAX_BYTES = {"cpu": 1 << 30, "cuda": 1 << 29}
 """Cap of a rank's profile buffers; on a GPU all of it is pinned at once."""
 
@@ -178,15 +181,16 @@ def _timed_calls(
     batches: list[Batch], call: Call, capture: Capture | None, options: MoeRun, rank: int
 ) -> tuple[list[torch.Tensor], list[float]]:
     """All calls back to back, no barrier in between; host milliseconds of each."""
-    outputs, times = [], []
+    outputs, times, told_s = [], [], 0.0
     for iteration, batch in enumerate(batches):
         started = time.perf_counter()
         with capture.range(f"{options.variant} call") if capture is not None else contextlib.nullcontext():
             outputs.append(call(batch, capture))
         times.append((time.perf_counter() - started) * 1e3)
-        if rank == 0:
+        if rank == 0 and (time.monotonic() - told_s > TELL_EVERY_S or iteration + 1 == len(batches)):
             sys.stdout.write(f"{PROGRESS}{iteration + 1}\n")
             sys.stdout.flush()
+            told_s = time.monotonic()
     return outputs, times
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,17 @@ if TYPE_CHECKING:
     from tracekern.record.segment import Segment
 
 
+_Kernel = tuple[str, int, int, int, str, tuple[str, ...]]
+"""(name, grid, warps, stream, events, roles): launches of which have regions alike."""
+
+
+def _kernel(
+    name: str, grid: int, warps: int, stream: int, events: str | dict[str, Any], roles: Sequence[str]
+) -> _Kernel:
+    _check_roles(name, roles)  # before they are a tuple, and a word a list of letters
+    return name, grid, warps, stream, json.dumps(events) if isinstance(events, dict) else events, tuple(roles)
+
+
 class Launches:
     """Of one capture; its caller holds a lock."""
 
@@ -31,12 +43,23 @@ class Launches:
         self._sequence: dict[str, int] = {}
         self._counted: dict[str, int] = {}
         self._tables: dict[tuple[str, tuple[str, ...]], KernelTable] = {}
-        self._queues: dict[tuple[object, ...], RegionQueue] = {}
+        self._queues: dict[_Kernel, RegionQueue] = {}
+        self._to_come: Counter[_Kernel] = Counter()
         self._progress: dict[int, StreamProgress] = {}
 
-    def count(self, plan: LaunchPlan) -> int:
+    def count(
+        self, name: str, grid: int, warps: int, stream: int, events: str | dict[str, Any], roles: Sequence[str]
+    ) -> int:
         """Address of the descriptor of a launch that only counts."""
+        plan = self.plan(name, grid, warps, stream, events, roles, counted_only=True)
+        self._to_come[_kernel(name, grid, warps, stream, events, roles)] += 1
         return RegionQueue(self._segment, self._device, plan).take(0, plan.epoch)
+
+    def reserve_counted(self) -> None:
+        """Regions for what was counted since the last time, as if it came once more: no launch waits for its own."""
+        for kernel, count in self._to_come.items():
+            self._queue(kernel).reserve(-(-count // self._selection.every))
+        self._to_come.clear()
 
     def take(
         self,
@@ -57,14 +80,14 @@ class Launches:
         self._sequence[name] = sequence + 1
         if sequence % self._selection.every:
             return 0
-        if isinstance(events, dict):
-            events = json.dumps(events)
-        key = (name, grid, warps, stream, events, tuple(roles))
-        if key not in self._queues:
-            plan = self.plan(name, grid, warps, stream, events, roles)
+        return self._queue(_kernel(name, grid, warps, stream, events, roles)).take(sequence, epoch)
+
+    def _queue(self, kernel: _Kernel) -> RegionQueue:
+        if kernel not in self._queues:
+            progress = self._progress_on(kernel[3])
             recycled = None if progress is None else UsedRegions(progress)
-            self._queues[key] = RegionQueue(self._segment, self._device, plan, recycled)
-        return self._queues[key].take(sequence, epoch)
+            self._queues[kernel] = RegionQueue(self._segment, self._device, self.plan(*kernel), recycled)
+        return self._queues[kernel]
 
     def _progress_on(self, stream: int) -> StreamProgress | None:
         """Of a flight recorder, which uses regions again."""
@@ -144,5 +167,9 @@ def _check_arguments(name: str, grid: int, warps: int, stream: int, roles: Seque
     for what, value, low in (("grid", grid, 1), ("warps", warps, 1), ("stream", stream, 0)):
         if not isinstance(value, Integral) or value < low:
             raise BadInput(f"launch {name!r}: {what}={value!r}; wanted a whole number of {low} or more")
+    _check_roles(name, roles)
+
+
+def _check_roles(name: str, roles: Sequence[str]) -> None:
     if isinstance(roles, str) or not all(isinstance(role, str) for role in roles):
         raise BadInput(f"launch {name!r}: roles={roles!r}; wanted a list of names")

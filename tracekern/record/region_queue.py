@@ -40,8 +40,8 @@ class RegionQueue:
 
     def take(self, sequence: int, epoch: int) -> int:
         """Address of the descriptor for the next launch; 0, and the launch is counted, where there is no room."""
-        if not self._ready and self._next_batch:
-            self._reserve()
+        if not self._ready:
+            self.reserve(self._next_batch)
         if not self._ready:
             self._reuse()
         if not self._ready:
@@ -58,8 +58,11 @@ class RegionQueue:
         if oldest is not None:
             self._ready.append(oldest)
 
-    def _reserve(self) -> None:
-        count = batch_size(self._next_batch, self._segment, [self._plan])
+    def reserve(self, wanted: int) -> None:
+        """Up to so many regions more, or as many as may be reserved ahead."""
+        if not self._next_batch:
+            return
+        count = batch_size(min(wanted, self._device.max_regions_ahead), self._segment, [self._plan])
         mirror_offset = self._device.mirror_offset() if self._plan.flags & fmt.ENTRY_MIRRORED else 0
         self._ready.extend(self._segment.reserve_regions(self._plan, count, mirror_offset))
         # Room never comes back: where there was none, nobody asks again.

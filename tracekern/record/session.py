@@ -229,7 +229,7 @@ class Capture:
                 return Launch(0, self.record_format)
             self._clocks.before_launch()
             if self._is_counting:
-                return Launch(self._launches.count(self._launches.plan(*kernel, counted_only=True)), self.record_format)
+                return Launch(self._launches.count(*kernel), self.record_format)
             return Launch(self._launches.take(*kernel, epoch, ahead), self.record_format)
 
     def graph(self, run: Callable[[], None], *, name: str = "graph", slots: int = 1024) -> TracedGraph:
@@ -278,6 +278,8 @@ class Capture:
         _log.info("capture %s: records per track: %s", self.directory, self._launches.read_counts(first))
         if self._is_ring and self._sinks.needs_mirror() and not needed_mirror:
             self._keep_mirror()
+        with self._lock:
+            self._launches.reserve_counted()
 
     @contextlib.contextmanager
     def range(self, name: str) -> Iterator[None]:
