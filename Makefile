@@ -12,7 +12,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CSRC := $(shell find csrc -type f)
-CXX_FILES = $(shell find csrc examples tests -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name '*.cu' -o -name '*.cuh')
+CXX_FILES = $(shell find csrc examples tests benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name '*.cu' -o -name '*.cuh')
 
 .DEFAULT_GOAL := test
 # The GPU twin of the extension takes nvcc minutes: only where a GPU is. TRACEKERN_CUDA=1 builds it anyway.

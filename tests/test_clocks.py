@@ -253,14 +253,15 @@ def test_wall_clock_set_while_sampling_gives_no_host_relation():
     assert abs(near[0]) < 60_000_000, "the lanes still stand near the kernels"
 
 
-def test_wall_clock_set_between_two_rounds_gives_no_host_relation():
+@pytest.mark.parametrize("step_ns", [50_000_000, 150_000])
+def test_wall_clock_set_between_two_rounds_gives_no_host_relation(step_ns):
     rng = np.random.default_rng(15)
     clock = Clock.draw(rng)
-    rows = [host_brackets(rng, clock, 0, k, k * SECOND, offset) for k, offset in enumerate((0, 50_000_000, 50_000_000))]
+    rows = [host_brackets(rng, clock, 0, k, k * SECOND, offset) for k, offset in enumerate((0, step_ns, step_ns))]
     fit = fit_clocks(np.concatenate(rows), [rank_of(0, clock)])[0]
     assert math.isnan(fit.host_hard_ns)
-    late = apply_host(fit, np.array([WALL_NS + 50_000_000 + SECOND])) - clock.base_ns - SECOND
-    assert abs(late[0]) < 60_000_000
+    late = apply_host(fit, np.array([WALL_NS + step_ns + SECOND])) - clock.base_ns - SECOND
+    assert abs(late[0]) < 1.2 * step_ns, "the lanes still stand near the kernels"
 
 
 @pytest.mark.parametrize(("rounds", "limit"), [((0,), 500_000), ((0, 20_000_000), 500_000), ((0, SECOND * 3), 4_000)])

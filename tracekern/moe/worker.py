@@ -181,7 +181,7 @@ def _timed_calls(
     batches: list[Batch], call: Call, capture: Capture | None, options: MoeRun, rank: int
 ) -> tuple[list[torch.Tensor], list[float]]:
     """All calls back to back, no barrier in between; host milliseconds of each."""
-    outputs, times, told_s = [], [], 0.0
+    outputs, times, told_s = [], [], time.monotonic()
     for iteration, batch in enumerate(batches):
         started = time.perf_counter()
         with capture.range(f"{options.variant} call") if capture is not None else contextlib.nullcontext():

@@ -15,14 +15,16 @@ from tracekern.timeline.model import ClockFit, Int64, Rank
 
 MAX_HOST_RATE = 500e-6
 """Assumed: a host steers its wall clock by no more than this (the limit of adjtimex)."""
+MAX_HOST_DRIFT = 100e-6
+"""A wall clock that moves faster against the axis was set between two rounds, or is being steered hard: nobody can say
+what it did meanwhile."""
 MAX_HOST_WANDER_PER_NS = 1e-6 / 1e9
 """Assumed: between two rounds the rate of the wall clock changes by no more than 1 ppm in a second."""
-
 MIN_BASELINE_NS = 1e9
 """The middle of a bracket is off by some 0.1 us: over a shorter time a slope would be noise, and lanes reach far."""
 
 _Interval = tuple[float, float, float]  # time, at least, at most: ns
-Times = Mapping[int, tuple[int, int]]
+_Times = Mapping[int, tuple[int, int]]
 _SECOND = 10**9
 
 
@@ -38,7 +40,7 @@ def relate_hosts(
     ranks: Sequence[Rank],
     fits: Mapping[int, ClockFit],
     hard_ns: Mapping[int, float],
-    events: Times,
+    events: _Times,
 ) -> dict[int, ClockFit]:
     """The fits with the map from the wall clock to the axis filled in; ranks of one node share it.
 
@@ -73,7 +75,7 @@ def relate_hosts(
     return related
 
 
-def _of(events: Times, members: Sequence[Rank]) -> list[tuple[int, int]]:
+def _of(events: _Times, members: Sequence[Rank]) -> list[tuple[int, int]]:
     return [events[rank.rank] for rank in members if rank.rank in events]
 
 
@@ -125,7 +127,7 @@ def _combine(
 
 
 def _is_steady(course: Course) -> bool:
-    """Whether no round contradicts itself or the one before by more than a clock is steered: nobody set it."""
+    """Whether no round contradicts itself, or the one before by more than clocks drift: nobody set the wall clock."""
     gap, moved = np.diff(course.time), np.abs(np.diff(course.offset))
-    allowed = MAX_HOST_RATE * gap + course.error[:-1] + course.error[1:]
+    allowed = MAX_HOST_DRIFT * gap + course.error[:-1] + course.error[1:]
     return bool((course.error >= 0).all() and (gap > 0).all() and (moved <= allowed).all())
