@@ -7,7 +7,17 @@ import re
 from pathlib import Path
 
 import pytest
-from toolchains import AMD_TARGETS, CSRC, SAMPLE, compile_cached, compile_sm_90, compiler_output, hip_command
+from toolchains import (
+    AMD_TARGETS,
+    CSRC,
+    NVCC,
+    ROOT,
+    SAMPLE,
+    compile_cached,
+    compile_sm_90,
+    compiler_output,
+    hip_command,
+)
 
 pytestmark = pytest.mark.compilers
 
@@ -231,3 +241,8 @@ def test_amd_reads_the_clock_and_orders_with_the_system(source, target):
         }
         assert reads == arrived, f"{stem}: a clock read that nothing waits for"
         assert all(reads[recorder] > reads["off"] for recorder in reads if recorder != "off"), stem
+
+
+@pytest.mark.parametrize("name", ["recorder.cu", "links.cu"])
+def test_programs_of_benchmarks_compile(name):
+    compile_cached((*NVCC, "-c"), ROOT / "benchmarks" / name, f".{name}.o")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tracekern.errors import BadInput
@@ -14,8 +15,8 @@ MAX_TOPK = 16
 MAX_EXPERTS = 4096
 MAX_RANKS = 64
 MAX_PARTITIONS = 64
-PARTITION_BYTES = 10_000_000
-"""Of rows for other ranks, at most, 27 us of NVLink. For 16 to 8,192 tokens the numbers of partitions that were tried
+PARTITION_BYTES = 9_000_000
+"""Of rows for other ranks, at most, 24 us of NVLink. For 16 to 8,192 tokens the numbers of partitions that were tried
 next to this one took at most 8 % longer than the best (2 and 4 H200, 2026-11-22, benchmarks/moe.py --sweep)."""
 
 
@@ -71,5 +72,7 @@ class MoeShape:
     @property
     def num_partitions(self) -> int:
         """Of a rank's tokens in the pipelined variant, unless another number is asked for."""
-        num_bytes = self.max_tokens * min(self.topk, self.num_ranks - 1) * self.row_bytes
-        return min(max(1, -(-num_bytes // PARTITION_BYTES)), MAX_PARTITIONS)
+        # How many other ranks a token goes to when each choice is as likely to be at any rank.
+        rows_each = (self.num_ranks - 1) * (1 - (1 - 1 / self.num_ranks) ** self.topk)
+        wanted = math.ceil(self.max_tokens * rows_each * self.row_bytes / PARTITION_BYTES)
+        return min(max(1, wanted), MAX_PARTITIONS)
