@@ -73,6 +73,13 @@ def test_without_trace_nothing_is_left(command_line, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_pipelined_run_says_in_how_many_partitions(command_line):
+    result = command_line("run", "moe", *SMALL, "--no-trace", "--variant", "pipelined")
+    assert "zipf routing, in at most 1 partition\n" in result.stdout
+    result = command_line("run", "moe", *SMALL, "--no-trace", "--variant", "pipelined", "--partitions", 3)
+    assert "zipf routing, in at most 3 partitions\n" in result.stdout
+
+
 def test_a_full_track_is_told_with_the_size_it_needs(command_line, tmp_path):
     small = tmp_path / "small"
     shape = (*SMALL, "--blocks", 1, "--warps", 2)  # few tracks, so that each has much to hold

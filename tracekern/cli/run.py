@@ -201,10 +201,11 @@ def _print(result: _Result) -> None:
 
     report, out = result.report, console()
     plan = report.options
+    parts = plan.workload.get("partitions")
     out.print(
         f"{plan.variant}: {count(plan.iterations, 'call')} on {count(plan.ranks, 'rank')}, each with up to "
         f"{plan.tokens} tokens a rank of {plan.hidden} {plan.dtype}, top-{plan.topk} of {plan.experts} experts, "
-        f"{plan.routing} routing",
+        f"{plan.routing} routing" + (f", in at most {count(parts, 'partition')}" if parts else ""),
         soft_wrap=True,
     )
     summaries = {rank.rank: rank for rank in result.summary.ranks} if result.summary else {}
