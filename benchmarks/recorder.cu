@@ -83,6 +83,21 @@ public:
     bool has_records() const override { return false; }
 };
 
+class ReadsCase final : public Case {
+public:
+    explicit ReadsCase(char* buffer)
+        : Case("clock reads", reinterpret_cast<const void*>(run_regions<Reads>), 0),
+          buffer_(reinterpret_cast<uint64_t*>(buffer)) {}
+    void launch(const BenchArgs& args, const Config& config) override {
+        BufferArgs trace{buffer_};
+        start(args, config, &trace);
+    }
+    bool has_records() const override { return false; }
+
+private:
+    uint64_t* buffer_;
+};
+
 class SharedCase final : public Case {
 public:
     SharedCase() : Case("in shared memory", reinterpret_cast<const void*>(run_regions<Shared>), 0) {}
@@ -336,6 +351,7 @@ int run(uint32_t num_launches, uint32_t num_regions) {
 
     std::vector<std::unique_ptr<Case>> cases;
     cases.push_back(std::make_unique<NothingCase>());
+    cases.push_back(std::make_unique<ReadsCase>(records));
     cases.push_back(std::make_unique<OursCase<false>>("wide", records));
     cases.push_back(std::make_unique<OursCase<true>>("wide, fields", records));
     cases.push_back(std::make_unique<OursCase<false>>("wide, deselected", records, true));
