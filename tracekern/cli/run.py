@@ -77,7 +77,9 @@ def moe(
     partitions: Annotated[
         int, typer.Option(help="Of a rank's tokens in pipelined, two under way at a time; 0: by their bytes.")
     ] = 0,
-    torch_profiler: Annotated[bool, typer.Option("--torch-profiler", help="Add torch.profiler's lanes.")] = False,
+    torch_profiler: Annotated[
+        bool, typer.Option("--torch-profiler", help="Add torch.profiler's lanes: threads and, on GPUs, streams.")
+    ] = False,
     backend: Annotated[
         str, typer.Option(help="Where the kernels run: cpu, cuda, or auto: on GPUs where there is one for each rank.")
     ] = "auto",
