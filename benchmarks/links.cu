@@ -168,14 +168,11 @@ double launch_everywhere(const Kind& kind, const std::vector<Gpu>& gpus, uint32_
     return slowest;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-    const int num_launches = argc > 1 ? std::atoi(argv[1]) : 20;
-    const uint32_t num_rows = argc > 2 ? static_cast<uint32_t>(std::atoi(argv[2])) : 12288;
+int run(int num_launches, uint32_t num_rows) {
     int num_gpus = 0;
     TK_CUDA(cudaGetDeviceCount(&num_gpus));
     if (num_gpus < 2) return std::fprintf(stderr, "links: needs 2 GPUs, %d are here\n", num_gpus), 2;
+    num_gpus = std::min(num_gpus, static_cast<int>(kMaxGpus));
     std::vector<Gpu> gpus;
     for (int gpu = 0; gpu < num_gpus; ++gpu) gpus.emplace_back(gpu, num_gpus, num_rows);
     for (uint32_t num_senders : {static_cast<uint32_t>(num_gpus), 1u}) {
@@ -218,4 +215,16 @@ int main(int argc, char** argv) {
     const bool right = std::all_of(row.begin(), row.end(), [](char byte) { return byte == 1; });
     if (!right) std::fprintf(stderr, "links: the last row did not arrive\n");
     return right ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    if (argc != 3) return std::fprintf(stderr, "links LAUNCHES ROWS\n"), 2;
+    try {
+        return run(std::atoi(argv[1]), static_cast<uint32_t>(std::atoi(argv[2])));
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "links: %s\n", error.what());
+        return 1;
+    }
 }

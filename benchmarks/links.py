@@ -39,6 +39,8 @@ def main() -> int:
     parser.add_argument("--launches", type=int, default=20)
     parser.add_argument("--rows", type=int, default=12288, help="of each GPU")
     options = parser.parse_args()
+    if options.launches < 1 or options.rows < 8:
+        parser.error("wanted --launches of 1 or more and --rows of 8 or more")
     with tempfile.TemporaryDirectory() as folder:
         program = build(Path(folder), "links")
         command = [str(program), str(options.launches), str(options.rows)]

@@ -76,6 +76,17 @@ def test_what_links_carry():
     assert f"`pipelined` moves {many['rows']['pipelined']['call']['gb_per_s']:.0f} GB/s" in told
 
 
+def test_what_partitions_are_worth():
+    few, many = (
+        {name.split("/")[1]: row["call"]["median_us"] for name, row in load["rows"].items()}
+        for load in results("moe_sweep_4")["loads"]
+    )
+    told = text_of("moe.md")
+    assert f"8,192 tokens on four GPUs take {many['2']:,.0f} us, with 32 of them {many['32']:,.0f}" in told
+    assert f"up to 16 tokens take {few['2']:.0f} us with two and {few['1']:.0f} with one" in told
+    assert f"each costs some {(few['16'] - few['8']) / 8:.0f} us" in told
+
+
 def added(row: dict[str, Any], digits: int) -> str:
     """What tracing adds to a call: the median of the pairs."""
     return f"{100 * (row['pair_ratio'] - 1):+.{digits}f} %"

@@ -40,5 +40,5 @@ cat >> "$directory/README.md" <<END
 
     tracekern export $directory --unaligned -o $directory/unaligned.pftrace.gz
 
-[docs/walkthrough.md](../../docs/walkthrough.md) walks through what can be seen.
+[docs/walkthrough.md](../../docs/walkthrough.md) walks through such a capture.
 END

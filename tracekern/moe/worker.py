@@ -34,7 +34,7 @@ from tracekern.record.session import Capture, capture
 Call = Callable[[Batch, Capture | None], torch.Tensor]
 
 TELL_EVERY_S = 0.1
-"""Telling takes this rank 0.1 ms, and the others wait for it: docs/walkthrough.md."""
+"""A rank that tells enters its next call later than the others, and they wait for it: docs/walkthrough.md."""
 
 MAX_BYTES = {"cpu": 1 << 30, "cuda": 1 << 29}
 """Cap of a rank's profile buffers; on a GPU all of it is pinned at once."""
