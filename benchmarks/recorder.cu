@@ -98,6 +98,32 @@ private:
     uint64_t* buffer_;
 };
 
+class BareCase final : public Case {
+public:
+    explicit BareCase(char* buffer)
+        : Case("bare stores", reinterpret_cast<const void*>(run_regions<Bare>), 2 * sizeof(WideRecord)),
+          buffer_(buffer) {}
+    void launch(const BenchArgs& args, const Config& config) override {
+        TrackArgs trace{reinterpret_cast<uint64_t*>(buffer_), 2 * config.num_regions};
+        start(args, config, &trace);
+    }
+    Spans read(const Config& config, uint32_t track) const override {
+        const uint32_t room = 2 * config.num_regions;
+        const auto records = fetch(reinterpret_cast<WideRecord*>(buffer_) + uint64_t{track} * room, room);
+        Spans spans;
+        for (size_t i = 0; i < records.size(); i += 2) {
+            require(records[i].word == record_word(RecordKind::begin, 0, 0) &&
+                        records[i + 1].word == record_word(RecordKind::end, 0, 0),
+                    "begin and end do not alternate");
+            spans.push_back({records[i].ticks, records[i + 1].ticks});
+        }
+        return spans;
+    }
+
+private:
+    char* buffer_;
+};
+
 class SharedCase final : public Case {
 public:
     SharedCase() : Case("in shared memory", reinterpret_cast<const void*>(run_regions<Shared>), 0) {}
@@ -352,6 +378,7 @@ int run(uint32_t num_launches, uint32_t num_regions) {
     std::vector<std::unique_ptr<Case>> cases;
     cases.push_back(std::make_unique<NothingCase>());
     cases.push_back(std::make_unique<ReadsCase>(records));
+    cases.push_back(std::make_unique<BareCase>(records));
     cases.push_back(std::make_unique<OursCase<false>>("wide", records));
     cases.push_back(std::make_unique<OursCase<true>>("wide, fields", records));
     cases.push_back(std::make_unique<OursCase<false>>("wide, deselected", records, true));

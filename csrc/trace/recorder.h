@@ -247,7 +247,6 @@ public:
     TK_DEVICE void leave_open(bool open) {
         if (kIsRing || !open) return;
         --attempted_;
-        ++free_;
     }
 
     template <class Event, Event kEvent, class... Values>
@@ -312,7 +311,7 @@ private:
             ring_mask_ = (1u << ring_bits_) - 1;
         } else {
             first_ = next_;
-            free_ = append_room(next_, launch.records_per_track);
+            room_ = append_room(next_, launch.records_per_track);
         }
     }
 
@@ -325,11 +324,13 @@ private:
 
     template <class Event>
     TK_DEVICE bool reserve(Event event, uint32_t room) {
-        const bool wanted = event_mask_ >> static_cast<uint32_t>(event) & 1u;
+        // The event's bit where it stands in the mask: moved down it would cost an instruction more.
+        const uint32_t bit = static_cast<uint32_t>(event);
+        const uint32_t wanted = static_cast<uint32_t>(event_mask_ >> (bit & 32)) & 1u << (bit & 31);
         if constexpr (kIsRing) {
-            return wanted;
+            return wanted != 0;
         } else {
-            return take_if(wanted, room, free_, attempted_);
+            return take_if(wanted, room, attempted_, room_);
         }
     }
 
@@ -356,8 +357,8 @@ private:
     uint64_t event_mask_ = 0;
     // Of tracks that keep their first records.
     WideRecord* first_ = nullptr;
-    uint32_t free_ = 0;  // records that are neither written nor reserved
-    uint32_t attempted_ = 0;
+    uint32_t room_ = 0;       // records
+    uint32_t attempted_ = 0;  // those that were written, reserved or lost: what comes behind a lost one is lost too
     // Of a ring.
     uint32_t written_ = 0;
     uint32_t ring_bits_ = 0;  // it has 2^ring_bits_ slots

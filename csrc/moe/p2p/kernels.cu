@@ -17,8 +17,10 @@ using RecorderRing = Recorder<true, RecordFormat::ring>;
     #define TK_UNLESS_SAMPLE(...) __VA_ARGS__
 #endif
 
+// The trace comes first: behind 800 bytes of arguments it would stand in a line of constants that nothing else needs,
+// and every launch would begin by waiting for it.
 #define TK_P2P_BODY(name, Rec, ...)                                                  \
-    TK_KERNEL_512 name(const P2PArgs args, const LaunchSize size, Rec::Args trace) { \
+    TK_KERNEL_512 name(Rec::Args trace, const P2PArgs args, const LaunchSize size) { \
         Warp warp(size);                                                             \
         __VA_ARGS__, Rec > (warp, args, trace);                                      \
     }

@@ -75,7 +75,7 @@ public:
                       config_.warps_per_block * 32,
                       shared_bytes(stage),
                       stream,
-                      {&args_, &size, trace_argument(descriptor)});
+                      {trace_argument(descriptor), &args_, &size});
         if (stage == stages_of(config_.variant).back()) ++epoch_;
     }
 
