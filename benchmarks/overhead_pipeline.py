@@ -3,9 +3,10 @@
     python benchmarks/overhead_pipeline.py [--ranks 1] [--tokens 1 16 64 256 1024 4096] [--calls 100]
 
 Every token has its spans. Records go to device memory, to the memory that the flight recorder chooses, and to host
-memory; where nothing is selected the traced kernels run and record nothing. A call is queued behind a sleeping GPU and a barrier of all ranks on the device, so that the
-device time of the call is all that is measured: CUDA events right before and behind it, the slowest rank of each call.
-Also prints the host's time to queue a call. Exits with 1 where a traced call ran unrecorded, or far too long.
+memory; where nothing is selected the traced kernels run and record nothing. A call is queued behind a sleeping GPU and
+a barrier of all ranks on the device, so that the device time of the call is all that is measured: CUDA events right
+before and behind it, the slowest rank of each call. Also prints the host's time to queue a call. Exits with 1 where a
+traced call ran unrecorded, or far too long.
 """
 
 from __future__ import annotations

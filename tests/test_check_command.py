@@ -311,6 +311,18 @@ def test_ab_with_a_command_that_fails(command_line, tmp_path, base, said):
     assert said in result.stderr
 
 
+@pytest.mark.parametrize("warm_ups", [0, 1])
+def test_ab_stops_at_the_first_pair_that_cannot_be_compared(command_line, tmp_path, warm_ups):
+    result = ab(
+        command_line, "--base", f"{PROGRAM} {{out}}", "--head", f"{PROGRAM} {{out}} --tokens 9",
+        "--warm-ups", warm_ups, "-o", tmp_path / "ab", "--junit", tmp_path / "junit.xml",
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert "cannot say: other shape: settings.tokens is 9, was 64" in result.stdout, result.stdout + result.stderr
+    assert len(list((tmp_path / "ab").iterdir())) == 2
+    assert "other shape" in (tmp_path / "junit.xml").read_text()
+
+
 def test_ab_writes_into_nobodys_directory(command_line, tmp_path):
     (tmp_path / "mine").write_text("")
     result = ab(command_line, "--base", "true", "--head", "true", "-o", tmp_path)

@@ -274,6 +274,15 @@ def test_slow_drift_that_no_single_check_sees(tmp_path):
     assert all(low <= middle <= high for _, low, middle, high in points)
 
 
+def test_a_history_takes_a_launch_once(tmp_path):
+    path = tmp_path / "history.jsonl"
+    history.append(path, draw_runs(5, 1), "good")
+    before = path.read_bytes()
+    with pytest.raises(BadInput, match=r"history.jsonl: has .* since 20.*; append new launches"):
+        history.append(path, [*draw_runs(4, 2, first=5), draw_runs(5, 1)[3]], "good")
+    assert path.read_bytes() == before
+
+
 def test_a_history_holds_other_shapes_and_places_apart(tmp_path):
     path = tmp_path / "history.jsonl"
     history.append(path, draw_runs(5, 1), "good")

@@ -13,7 +13,8 @@ from tracekern.cli.output import progress
 from tracekern.errors import BadInput
 
 if TYPE_CHECKING:
-    from tracekern.gate.run import Run
+    from tracekern.gate.ab import Sides, Turn
+    from tracekern.gate.compare import Rules
 
 
 def ab(
@@ -38,8 +39,10 @@ def ab(
 
     Exit code 0: same or better, 1: regressed, 2: cannot say.
     """
+    from tracekern.gate.ab import turns
     from tracekern.gate.budget import parse_budget
     from tracekern.gate.check import check
+    from tracekern.gate.report import Report
 
     rules = gate_output.make_rules(floor, 5, metrics, across_hosts=False)
     limits = list(map(parse_budget, budgets or ()))
@@ -49,38 +52,35 @@ def ab(
     if output is not None and output.exists() and any(output.iterdir()):
         raise BadInput(f"{output}: is not empty; wanted a new directory for the captures of both sides")
     with tempfile.TemporaryDirectory(prefix="tracekern-ab-") as scratch:
-        sides = _launch(
-            {"base": base, "head": head}, runs, warm_ups, timeout, (output or Path(scratch)).absolute(), unaligned
+        todo = turns(runs, (output or Path(scratch)).absolute(), warm_ups)
+        sides = _launch(todo, {"base": base, "head": head}, rules, timeout, unaligned)
+    if sides.problems:
+        report = Report(head=head, base=base, comparison=None, budgets=(), problems=sides.problems)
+    else:
+        report = check(
+            sides.head,
+            sides.base,
+            limits,
+            rules,
+            head_name=head,
+            base_name=base,
+            undecided_fails=on_undecided is gate_output.OnUndecided.fail,
         )
-    report = check(
-        sides["head"],
-        sides["base"],
-        limits,
-        rules,
-        head_name=head,
-        base_name=base,
-        undecided_fails=on_undecided is gate_output.OnUndecided.fail,
-    )
     gate_output.finish(report, gate_output.Outputs(as_json, junit, markdown))
 
 
-def _launch(
-    commands: dict[str, str], runs: int, warm_ups: int, timeout: float | None, directory: Path, unaligned: bool
-) -> dict[str, list[Run]]:
-    from tracekern.gate.ab import run_turns, turns
-    from tracekern.gate.run import read_run
+def _launch(todo: list[Turn], commands: dict[str, str], rules: Rules, timeout: float | None, unaligned: bool) -> Sides:
+    from tracekern.gate.ab import run_turns
 
-    todo = turns(runs, directory, warm_ups)
     with progress() as bar:
         task = bar.add_task("launching", total=len(todo))
-        run_turns(
+        return run_turns(
             todo,
             commands,
-            timeout,
-            lambda number, turn: bar.update(task, completed=number, description=f"launching {turn.directory.name}"),
+            rules,
+            unaligned=unaligned,
+            timeout_s=timeout,
+            on_progress=lambda number, turn: bar.update(
+                task, completed=number, description=f"launching {turn.directory.name}"
+            ),
         )
-        bar.update(task, completed=len(todo), description="reading captures")
-        counted = todo[2 * warm_ups :]
-        return {
-            side: [read_run(turn.directory, unaligned) for turn in counted if turn.side == side] for side in commands
-        }

@@ -60,7 +60,7 @@ def check(
     options.check_folders(append, trend, junit, markdown)
     if not (against or save or limits or append):
         raise BadInput("nothing to check: give --against BASELINE, --max NAME=LIMIT, --save or --append")
-    head = _read(runs, unaligned)
+    head = _read_new(runs, unaligned, append)
     base, base_name = _base(against, head, save, storage, unaligned)
     report = check_runs(
         head,
@@ -95,6 +95,16 @@ def _read(paths: list[Path], unaligned: bool) -> list[Run]:
     with progress() as bar:
         task = bar.add_task("reading captures", total=None)
         return read_any(paths, unaligned, lambda done, total: bar.update(task, completed=done, total=total))
+
+
+def _read_new(paths: list[Path], unaligned: bool, append: Path | None) -> list[Run]:
+    """The runs; where they go into a history they have to be new there."""
+    from tracekern.gate.history import require_new
+
+    runs = _read(paths, unaligned)
+    if append:
+        require_new(append, runs)
+    return runs
 
 
 def _base(

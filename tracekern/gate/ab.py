@@ -7,10 +7,13 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tracekern.errors import BadInput
+from tracekern.gate.compare import Rules, sides_differ
+from tracekern.gate.report import losses_of
+from tracekern.gate.run import Run, read_run
 
 PLACEHOLDER = "{out}"
 VARIABLE = "TRACEKERN_OUT"
@@ -21,12 +24,24 @@ class Turn:
     side: str  # "base" | "head"
     directory: Path
     """Where the command leaves its capture."""
+    counts: bool = True
+    """Not a warm-up."""
+
+
+@dataclass
+class Sides:
+    """The runs of the turns that count."""
+
+    base: list[Run] = field(default_factory=list)
+    head: list[Run] = field(default_factory=list)
+    problems: tuple[str, ...] = ()
+    """Why nothing can be said, as soon as that is known: the turns behind it were not launched."""
 
 
 def turns(num_runs: int, directory: Path, warm_ups: int = 0) -> list[Turn]:
     """Base, head, head, base, ...: what drifts slowly adds as much to one side as to the other."""
     order = [side for _ in range(warm_ups) for side in ("base", "head")]
-    result = [Turn(side, directory / f"{side}_warm_up_{i // 2:02}") for i, side in enumerate(order)]
+    result = [Turn(side, directory / f"{side}_warm_up_{i // 2:02}", counts=False) for i, side in enumerate(order)]
     for pair in range(num_runs):
         sides = ("base", "head") if pair % 2 == 0 else ("head", "base")
         result += [Turn(side, directory / f"{side}_{pair:02}") for side in sides]
@@ -36,14 +51,18 @@ def turns(num_runs: int, directory: Path, warm_ups: int = 0) -> list[Turn]:
 def run_turns(
     todo: list[Turn],
     commands: Mapping[str, str],
+    rules: Rules,
+    *,
+    unaligned: bool = False,
     timeout_s: float | None = None,
     on_progress: Callable[[int, Turn], None] | None = None,
-) -> None:
-    """Runs the shell command of each turn. Raises BadInput for one that fails or leaves no capture.
+) -> Sides:
+    """Runs the shell command of each turn and reads its capture. Raises BadInput for one that fails or leaves none.
 
     commands: side -> command line; in it, {out} stands for the directory, which TRACEKERN_OUT names as well.
     on_progress(number, turn): before each.
     """
+    sides, first = Sides(), None
     for number, turn in enumerate(todo):
         if on_progress:
             on_progress(number, turn)
@@ -54,6 +73,15 @@ def run_turns(
                 f"{turn.side} left no capture in {turn.directory} (no rank_*.tkdump); its command has to capture into "
                 f"{PLACEHOLDER}, or into the directory that {VARIABLE} names: {commands[turn.side]}"
             )
+        run = read_run(turn.directory, unaligned)
+        first = first or run
+        lost = losses_of([run]) if turn.counts else ()
+        sides.problems = (*lost, *sides_differ(first, run, rules))
+        if sides.problems:
+            break
+        if turn.counts:
+            (sides.base if turn.side == "base" else sides.head).append(run)
+    return sides
 
 
 def _run(turn: Turn, command: str, timeout_s: float | None) -> None:

@@ -29,14 +29,27 @@ class Entry:
 
 
 def append(path: Path, runs: Sequence[Run], outcome: str) -> list[Entry]:
-    """Adds a line, and returns all entries, the new one last. Raises BadInput for a file that is no history."""
-    before = read(path) if path.exists() else []
+    """Adds a line, and returns all entries, the new one last. Raises BadInput as require_new()."""
+    before = require_new(path, runs)
     entry = Entry(now(), commit_info()["id"], outcome, tuple(runs))
     line = {"format": FORMAT, "version": VERSION, "created": entry.created, "commit": entry.commit, "outcome": outcome}
     text = json.dumps({**line, "runs": [run.as_dict() for run in runs]}) + "\n"
     old = path.read_text() if path.exists() else ""
     write_whole(path, old + ("" if not old or old.endswith("\n") else "\n") + text)
     return [*before, entry]
+
+
+def require_new(path: Path, runs: Sequence[Run]) -> list[Entry]:
+    """The entries of the history, none where there is no file yet.
+
+    Raises BadInput for a file that is no history, and where it has one of the runs: the same twice is no trend.
+    """
+    entries = read(path) if path.exists() else []
+    appended = {run.run_id: entry.created for entry in entries for run in entry.runs if run.run_id}
+    for run in runs:
+        if run.run_id in appended:
+            raise BadInput(f"{path}: has {run.source} since {appended[run.run_id]}; append new launches of the program")
+    return entries
 
 
 def read(path: Path) -> list[Entry]:

@@ -67,7 +67,7 @@ class Report:
                 parts.append(f"{undecided} of {len(self.comparison.changes)} metrics undecided")
         if self.budgets and not over:
             parts.append("within budget")
-        return "; ".join(parts) or "nothing was compared"
+        return "; ".join(parts) or "nothing to compare with"
 
     def as_dict(self) -> dict[str, Any]:
         return {

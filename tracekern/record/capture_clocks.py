@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from tracekern.record.device import CaptureDevice
     from tracekern.record.group import Group
 
-SAMPLE_EVERY_S = 4.0
-"""Clocks are sampled before the first launch after this: 5 s is what the fit allows, and launches take time."""
+SAMPLE_EVERY_S = 3.0
+"""Clocks are sampled before the first launch after this. What two clocks may do between two rounds grows with the
+square of the time: 3 s leave a host lane within 3 us (docs/clocks.md), with room for a launch that is late."""
 
 _log = logging.getLogger("tracekern")
 
