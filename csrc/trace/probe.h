@@ -17,7 +17,9 @@ struct ProbeArgs {
     uint32_t num_steps;    // dependent multiply-adds of a region, a multiple of kProbeUnroll
     float factor;
 };
-constexpr uint32_t kProbeUnroll = 25;
+// Long: how a loop lies in the instruction cache changes what its branch takes, and over many branches that is more
+// than a span adds.
+constexpr uint32_t kProbeUnroll = 125;
 
 template <class Rec>
 TK_DEVICE void probe_spans(Warp& warp, const ProbeArgs& args, typename Rec::Args trace) {

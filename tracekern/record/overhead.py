@@ -44,7 +44,7 @@ def measure_span(
 ) -> SpanCost:
     """Runs the probe kernel num_rounds times each way. The CPU backend has one warp and one sink.
 
-    num_steps: multiply-adds of a span, rounded up to the next 25. Raises BadInput where there is no such backend.
+    num_steps: multiply-adds of a span, rounded up to the next 125. Raises BadInput where there is no such backend.
     """
     about = {"num_regions": num_regions, "num_steps": num_steps, "num_rounds": num_rounds}
     if backend == "cpu":
