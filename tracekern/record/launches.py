@@ -80,7 +80,17 @@ class Launches:
         self._sequence[name] = sequence + 1
         if sequence % self._selection.every:
             return 0
-        return self._queue(_kernel(name, grid, warps, stream, events, roles)).take(sequence, epoch)
+        return self._queue_of(name, grid, warps, stream, events, roles).take(sequence, epoch)
+
+    def _queue_of(
+        self, name: str, grid: int, warps: int, stream: int, events: str | dict[str, Any], roles: Sequence[str]
+    ) -> RegionQueue:
+        """The way of most launches is short: what is a key was checked when it became one."""
+        try:
+            known = self._queues.get((name, grid, warps, stream, events, roles))  # type: ignore[arg-type]
+        except TypeError:  # a dict or a list is no key yet
+            known = None
+        return known or self._queue(_kernel(name, grid, warps, stream, events, roles))
 
     def _queue(self, kernel: _Kernel) -> RegionQueue:
         if kernel not in self._queues:
