@@ -109,11 +109,11 @@ struct Short {
     using Args = TrackArgs;
     TK_DEVICE Short(Args args, const Warp& warp)
         : next(args.buffer + (warp.block * warp.num_warps + warp.warp) * uint64_t{args.records_per_track}),
-          room(args.records_per_track),
+          free(args.records_per_track),
           wanted(warp.is_leader()) {}
     template <class F>
     TK_DEVICE void span(const BenchArgs&, uint32_t, F body) {
-        const bool open = take_if(wanted, 2, attempted, room);
+        const bool open = take_if(wanted, 2, free, attempted);
         put(open, 0);
         body();
         put(open, 1);
@@ -131,7 +131,7 @@ struct Short {
             : "memory");
     }
     uint64_t* next;
-    uint32_t room, attempted = 0;
+    uint32_t free, attempted = 0;
     bool wanted;
 };
 
@@ -141,14 +141,14 @@ struct Shared {
     struct Args {
         uint32_t records_per_track;
     };
-    TK_DEVICE Shared(Args args, const Warp& warp) : room(args.records_per_track), wanted(warp.is_leader()) {
+    TK_DEVICE Shared(Args args, const Warp& warp) : free(args.records_per_track), wanted(warp.is_leader()) {
         extern __shared__ __align__(1024) char rings[];
         ring = static_cast<uint32_t>(__cvta_generic_to_shared(rings)) + warp.warp * kRingBytes;
         next = ring;
     }
     template <class F>
     TK_DEVICE void span(const BenchArgs&, uint32_t, F body) {
-        const bool open = take_if(wanted, 2, attempted, room);
+        const bool open = take_if(wanted, 2, free, attempted);
         put(open, 1);
         body();
         put(open, 2);
@@ -169,7 +169,7 @@ struct Shared {
             : "memory");
         next = ring | (next & (kRingBytes - 1));
     }
-    uint32_t ring, next, room, attempted = 0;
+    uint32_t ring, next, free, attempted = 0;
     bool wanted;
 };
 

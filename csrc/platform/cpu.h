@@ -42,9 +42,11 @@ inline uint64_t read_cycles() {
 inline uint64_t read_cycles_after(uint64_t) {
     return read_cycles();
 }
-inline bool take_if(uint32_t wanted, uint32_t count, uint32_t& attempted, uint32_t room) {
-    attempted += wanted ? count : 0;
-    return wanted && attempted <= room;
+inline bool take_if(uint32_t wanted, uint32_t room, uint32_t& free, uint32_t& attempted) {
+    const bool taken = wanted && free >= room;
+    attempted += wanted ? room : 0;
+    free -= taken ? room : 0;
+    return taken;
 }
 template <class Record>
 void store_if(bool enabled, Record* place, uint32_t& count, const Record& record) {

@@ -63,17 +63,18 @@ TK_DEVICE uint64_t read_cycles_after(uint64_t value) {
 }
 #undef TK_READ_AFTER
 
-// Where `wanted` is not 0: counts `count` records. Returns whether there was room for them and all counted before. Here
-// and in store_if a few predicated instructions and no branch; the compiler's own choice for them is twice that.
-TK_DEVICE bool take_if(uint32_t wanted, uint32_t count, uint32_t& attempted, uint32_t room) {
+// Where `wanted` is not 0: counts `room` and takes it from `free` if there is so much. Returns whether it was taken.
+// Here and in store_if a few predicated instructions and no branch; the compiler's own choice for them is twice that.
+TK_DEVICE bool take_if(uint32_t wanted, uint32_t room, uint32_t& free, uint32_t& attempted) {
     uint32_t taken;
     asm("{\n\t.reg .pred %%wanted, %%taken;\n\t"
-        "setp.ne.u32 %%wanted, %2, 0;\n\t"
-        "@%%wanted add.u32 %0, %0, %3;\n\t"
-        "setp.le.and.u32 %%taken, %0, %4, %%wanted;\n\t"
-        "selp.u32 %1, 1, 0, %%taken;\n\t}"
-        : "+r"(attempted), "=r"(taken)
-        : "r"(wanted), "r"(count), "r"(room));
+        "setp.ne.u32 %%wanted, %3, 0;\n\t"
+        "setp.ge.and.u32 %%taken, %0, %4, %%wanted;\n\t"
+        "@%%wanted add.u32 %1, %1, %4;\n\t"
+        "@%%taken sub.u32 %0, %0, %4;\n\t"
+        "selp.u32 %2, 1, 0, %%taken;\n\t}"
+        : "+r"(free), "+r"(attempted), "=r"(taken)
+        : "r"(wanted), "r"(room));
     return taken;
 }
 

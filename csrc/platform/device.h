@@ -8,7 +8,7 @@
 //   kLanes                                         lanes of a warp
 //   read_clock(), read_clock_after(value)          realtime ticks; the second one not before `value` is there
 //   read_cycles(), read_cycles_after(value)        the same of the core's cycle counter: of this unit alone
-//   take_if(wanted, count, attempted, room)        counts records, and whether there was room for them and all before
+//   take_if(wanted, room, free, attempted)         room for records: counted, and taken where there is enough
 //   store_if(enabled, place, count, record)        *place = record and ++count, without a branch where that is cheaper
 //   append_if(enabled, next, record)               *next++ = record; may count up the low word of `next` only
 //   sm_id()                                        physical unit this block runs on

@@ -45,9 +45,11 @@ TK_DEVICE uint64_t read_cycles_after(uint64_t value) {
     asm volatile("s_memtime %0\n\ts_waitcnt lgkmcnt(0)" : "=s"(cycles) : "s"(low) : "memory");
     return cycles;
 }
-TK_DEVICE bool take_if(uint32_t wanted, uint32_t count, uint32_t& attempted, uint32_t room) {
-    attempted += wanted ? count : 0;
-    return wanted && attempted <= room;
+TK_DEVICE bool take_if(uint32_t wanted, uint32_t room, uint32_t& free, uint32_t& attempted) {
+    const bool taken = wanted && free >= room;
+    attempted += wanted ? room : 0;
+    free -= taken ? room : 0;
+    return taken;
 }
 template <class Record>
 TK_DEVICE void store_if(bool enabled, Record* place, uint32_t& count, const Record& record) {

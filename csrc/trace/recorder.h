@@ -247,6 +247,7 @@ public:
     TK_DEVICE void leave_open(bool open) {
         if (kIsRing || !open) return;
         --attempted_;
+        ++free_;
     }
 
     template <class Event, Event kEvent, class... Values>
@@ -311,7 +312,7 @@ private:
             ring_mask_ = (1u << ring_bits_) - 1;
         } else {
             first_ = next_;
-            room_ = append_room(next_, launch.records_per_track);
+            free_ = append_room(next_, launch.records_per_track);
         }
     }
 
@@ -330,7 +331,7 @@ private:
         if constexpr (kIsRing) {
             return wanted != 0;
         } else {
-            return take_if(wanted, room, attempted_, room_);
+            return take_if(wanted, room, free_, attempted_);
         }
     }
 
@@ -357,8 +358,8 @@ private:
     uint64_t event_mask_ = 0;
     // Of tracks that keep their first records.
     WideRecord* first_ = nullptr;
-    uint32_t room_ = 0;       // records
-    uint32_t attempted_ = 0;  // those that were written, reserved or lost: what comes behind a lost one is lost too
+    uint32_t free_ = 0;  // records that are neither written nor reserved
+    uint32_t attempted_ = 0;
     // Of a ring.
     uint32_t written_ = 0;
     uint32_t ring_bits_ = 0;  // it has 2^ring_bits_ slots
