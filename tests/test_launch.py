@@ -248,6 +248,9 @@ def test_ranks_end_with_the_process_they_were_forked_from(function: Program):
         2, function.target(text), env=function.env, on_line=kill_parent, on_start=pids.__setitem__, kill_after_s=30
     )
     assert [end.signal_name for end in exits] == ["SIGKILL", "SIGKILL"]
+    deadline = time.monotonic() + 30  # nobody can wait for the children of a process that is gone
+    while any(is_running(pid) for pid in pids.values()) and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert not any(is_running(pid) for pid in pids.values())
 
 

@@ -57,7 +57,8 @@ public:
             num_older += is_filled(slots_[i]) && lap_of(slots_[i]) == static_cast<uint16_t>(newest_lap_ - 1);
         }
         for_each([&](const WideRecord&) { ++num_kept; });
-        const uint32_t num_laps = head_ > 0 ? newest_lap_ : 0;
+        // Counted modulo 2^16: lap 0 is not the first where an older one stands behind it.
+        const uint32_t num_laps = head_ == 0 ? 0 : newest_lap_ == 0 && num_older > 0 ? 1u << 16 : newest_lap_;
         const uint32_t wanted = num_laps > 0 || num_older > 0 ? num_slots() : head_;
         if (!is_finished()) header.attempted = num_laps * num_slots() + head_;
         header.written = num_kept;

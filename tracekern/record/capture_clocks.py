@@ -42,6 +42,9 @@ class CaptureClocks:
         if one_host:
             names = [fmt.segment_name(run_id, rank) for rank in range(group.num_ranks)]
             segments = [segment if name == segment.name else Segment.attach(name) for name in names]
+            for peer in segments:
+                if peer is not segment:
+                    peer.close()  # mapped it stays; an open file would outlive its removal
             self._agreement = SampleAgreement(group.rank, segments)
         self.sample()
 
@@ -64,6 +67,7 @@ class CaptureClocks:
         """Takes the last samples, where all ranks close their capture in order. Returns whether they do."""
         if self._agreement is not None:
             in_order = self._agreement.leave(in_order)
+            self._agreement = None
         if in_order:
             self._sample_or_tell()
         return in_order

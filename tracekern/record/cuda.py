@@ -47,6 +47,7 @@ class CudaDevice:
         self._clock = _cuda.GpuClock()
         self._is_busy = False
         self._memory: Any = None
+        self._segment: Segment | None = None
         self._keeper: Keeper | None = None
         self._index = torch.cuda.current_device()
         self.name = torch.cuda.get_device_name()
@@ -71,12 +72,21 @@ class CudaDevice:
     def attach(self, segment: Segment) -> None:
         """Lets kernels write into the segment's arena. Raises BadInput where the GPU cannot reach it."""
         self._arena, num_bytes = segment.back_arena()
+        self._segment = segment
         try:
             with self.active():
                 self._memory = self._cuda.GpuCapture(self._arena, num_bytes)
         except RuntimeError as error:
             raise BadInput(f"{num_bytes} bytes of host memory for the GPU: {error}; lower max_bytes") from None
         self._native.keep_fault_at(segment.fault_record.ctypes.data)
+
+    def open_mirror(self) -> str:
+        """Allocates device memory for records. Returns why it cannot, in a line; "" where it can."""
+        try:
+            self.mirror_offset()
+        except RuntimeError as error:
+            return f"device memory for records: {error}; lower max_bytes"
+        return ""
 
     def start_keeper(self, segment: Segment) -> str:
         """Lets another process hold the mirror from now on. Returns why that cannot be; "" where it can."""
@@ -147,9 +157,10 @@ class CudaDevice:
             self._keeper.release()
             self._keeper = None
         if self._is_busy:
-            _abandoned.append(self._memory)  # to give it back would wait for the kernels
+            _abandoned.append((self._memory, self._segment))  # to give it back would wait for the kernels
         elif self._memory is not None and not self.trouble():
             self._memory.release()
+        self._memory = self._segment = None
 
     def trouble(self) -> str:
         """Why this process can use its GPU no more, such as a trap; "" while it can."""

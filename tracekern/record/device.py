@@ -67,6 +67,9 @@ class CaptureDevice(Protocol):
         Asked for only where it has a mirror; what is written there gets into the arena with collect().
         """
 
+    def open_mirror(self) -> str:
+        """Allocates that memory, before anything is recorded. Returns why it cannot, in a line; "" where it can."""
+
     def start_keeper(self, segment: Segment) -> str:
         """Lets another process hold its mirror from now on, so that this one's end does not take it away.
 
@@ -131,6 +134,10 @@ class HostDevice:
         """Nothing to do: kernels share this process's memory."""
 
     def mirror_offset(self) -> int:
+        """Never asked for: there is no other memory."""
+        raise NotImplementedError("the CPU backend records in the arena itself")
+
+    def open_mirror(self) -> str:
         """Never asked for: there is no other memory."""
         raise NotImplementedError("the CPU backend records in the arena itself")
 

@@ -136,6 +136,11 @@ def run_in(path: Path) -> str:
         return ""
 
 
+def is_whole(path: Path) -> bool:
+    """Of a sound dump: it is no snapshot of a rank that recorded on."""
+    return str(peek_metadata(path)["state"]) != fmt.STATE_NAMES[fmt.SegmentState.RUNNING]
+
+
 def _open(path: Path) -> tuple[Any, Any, npt.NDArray[np.uint8]]:
     """Checked header, metadata as parsed, and payload."""
     try:

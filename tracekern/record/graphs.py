@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -36,17 +37,19 @@ class TracedGraph:
         self.name = name
         self._capture = capture
         self._device = device
-        self._ring = _cuda.GraphRing(slots, MAX_LAUNCHES_OF_A_GRAPH)
+        with device.active():
+            self._ring = _cuda.GraphRing(slots, MAX_LAUNCHES_OF_A_GRAPH)
         self._plans: list[LaunchPlan] = []
         self._capturing = ""
+        self._thread = 0
         self._sets: deque[npt.NDArray[Any]] = deque()
         self._next_batch = 8
         self._is_open = True
 
     @property
     def is_capturing(self) -> bool:
-        """launch() is called by the graph's run(), not by a launch."""
-        return bool(self._capturing)
+        """launch() is called by the graph's run(), not by a launch, and not by another thread."""
+        return bool(self._capturing) and self._thread == threading.get_ident()
 
     @property
     def lost_replays(self) -> int:
@@ -87,8 +90,7 @@ class TracedGraph:
     def replay(self, traced: bool = True) -> None:
         """Starts the graph on torch's current stream. Never waits for the GPU."""
         if traced and self._is_open:
-            self._capture.before_replay()
-            self._lay_ready()
+            self._capture.before_replay(self._lay_ready)
             self._traced.replay()
         else:
             self._untraced.replay()
@@ -101,7 +103,8 @@ class TracedGraph:
         if not is_idle:
             _log.warning("graph %s: its last replays were not counted", self.name)
             return
-        self._ring.settle()
+        with self._device.active():
+            self._ring.settle()
         segment = self._capture.segment
         segment.header["launches_refused"] += self.lost_replays * len(self._plans)
         segment.header["refused_bytes"] += self.lost_records * fmt.WIDE_RECORD.itemsize
@@ -118,7 +121,7 @@ class TracedGraph:
         import torch
 
         graph = torch.cuda.CUDAGraph()
-        self._capturing = instance
+        self._capturing, self._thread = instance, threading.get_ident()
         try:
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 if instance == "traced":

@@ -109,7 +109,9 @@ class _Packed:
             yield _C.copy_records(_bytes_of(self.headers[rows]), _bytes_of(records[rows]))
 
 
-def _metadata(segment: Segment, launches: list[_Packed], num_lost: int) -> tuple[dict[str, Any], int]:
+def _metadata(
+    segment: Segment, rows: dict[str, npt.NDArray[Any]], launches: list[_Packed], num_lost: int
+) -> tuple[dict[str, Any], int]:
     """Metadata of the dump and the size of its payload. num_lost: launches whose records are gone with the device."""
     tables: dict[str, list[Any]] = {"event": [], "role": []}
     cursor = 0
@@ -124,10 +126,7 @@ def _metadata(segment: Segment, launches: list[_Packed], num_lost: int) -> tuple
             tables[kind].append(table)
         return tables[kind].index(table)
 
-    parts = {
-        "clock_samples": Part(place(segment.clock_samples().nbytes), len(segment.clock_samples())),
-        "host_spans": Part(place(segment.host_spans().nbytes), len(segment.host_spans())),
-    }
+    parts = {key: Part(place(of_key.nbytes), len(of_key)) for key, of_key in rows.items()}
     headers_at = [place(packed.headers.nbytes) for packed in launches]
     sections = []
     for packed, headers_offset in zip(launches, headers_at, strict=True):
@@ -183,7 +182,9 @@ def _write(segment: Segment, file: BinaryIO) -> int:
         _complete(entry, headers)
         _C.find_records(_bytes_of(headers), _bytes_of(segment.records(entry)), bool(entry["generation"]))
         launches.append(_Packed(entry, headers))
-    metadata, payload_bytes = _metadata(segment, launches, num_lost)
+    # Taken once: another thread may append to them meanwhile.
+    rows = {"clock_samples": segment.clock_samples(), "host_spans": segment.host_spans()}
+    metadata, payload_bytes = _metadata(segment, rows, launches, num_lost)
     text = json.dumps(metadata).encode()
     file.write(bytes(fmt.DUMP_HEADER.itemsize))
     file.write(text)
@@ -201,8 +202,8 @@ def _write(segment: Segment, file: BinaryIO) -> int:
         crc = zlib.crc32(padding, crc)
         file.write(padding)
 
-    put(iter([segment.clock_samples()]))
-    put(iter([segment.host_spans()]))
+    for of_key in rows.values():
+        put(iter([of_key]))
     for packed in launches:
         put(iter([packed.headers]))
     for packed in launches:

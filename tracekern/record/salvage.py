@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tracekern.errors import BadInput
 from tracekern.record import format as fmt
-from tracekern.record.dump import run_in
+from tracekern.record.dump import is_whole, run_in
 from tracekern.record.keeper import COLLECT_TIMEOUT_S
 from tracekern.record.manifest import write_manifest
 from tracekern.record.pack import write_dump
@@ -93,11 +93,12 @@ def _save(segment: Segment, directory: Path | None, deadline: float) -> Path | N
     file_name, own = fmt.dump_file_name(metadata["rank"]), Path(metadata["directory"])
     target = directory or own
     for place in (own, target):
-        if run_in(place / file_name) == metadata["run_id"]:
+        if run_in(place / file_name) == metadata["run_id"] and is_whole(place / file_name):
             return place
     if not await_segment(segment.name, deadline - time.monotonic()):
         _log.warning("segment %s: its keeper does not end; saved without what the device holds", segment.name)
-    other = run_in(target / file_name)
+    found = run_in(target / file_name)
+    other = found if found != metadata["run_id"] else ""
     if other and segment.header["saved"]:
         return None
     if other:

@@ -55,7 +55,8 @@ class Selection:
         return 1 << (wanted - 1).bit_length() if keeps_last and wanted else wanted
 
     def pick_blocks(self, num_blocks: int) -> range:
-        return range(*(self.blocks or slice(None)).indices(num_blocks))
+        picked = range(*(self.blocks or slice(None)).indices(num_blocks))
+        return picked or range(0)  # kernels subtract its start from its stop
 
     def event_mask(self, table: KernelTable) -> int:
         return _mask(self.events, table.event_names, fmt.MAX_EVENTS)

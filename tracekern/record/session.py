@@ -33,7 +33,7 @@ from tracekern.record.manifest import forget_old_capture
 from tracekern.record.overhead import overhead_ns
 from tracekern.record.segment import Segment
 from tracekern.record.selection import Selection
-from tracekern.record.setup import Setup, check_settings, list_of_names, used_device
+from tracekern.record.setup import Setup, check_settings, list_of_names, used_device, why_refused
 from tracekern.record.sinks import Sink, SinkChoice
 
 if TYPE_CHECKING:
@@ -131,8 +131,8 @@ class Capture:
         _active.append(self)
         try:
             self.device.attach(self.segment)
-            if self._is_ring and self._sinks.needs_mirror():
-                self._keep_mirror()
+            if self._sinks.needs_mirror():
+                self._open_mirror()
             for load in setup.load:
                 load()
             self._make_room()
@@ -144,6 +144,7 @@ class Capture:
             self.segment.unlink()
             self.device.detach()
             self.segment.close()
+            self.group.close()
             raise
         return self
 
@@ -152,20 +153,11 @@ class Capture:
     ) -> None:
         if os.getpid() != self._pid:
             return  # a fork of the rank leaves the block: the capture is the rank's
-        is_idle = self.device.is_idle_within(CLOSE_TIMEOUT_S)
-        trouble = self.device.trouble()
-        if trouble or not is_idle:
-            why = trouble or f"after {CLOSE_TIMEOUT_S:.0f} s kernels still run"
-            _log.warning("capture %s: rank %d: %s; what it recorded is kept", self.directory, self.group.rank, why)
-        in_order = self._clocks.close(kind is None and not trouble)
-        for name in self._launches.unknown_names():
-            _log.warning(
-                "capture %s: no kernel has an event or role %r; nothing of it was recorded", self.directory, name
-            )
-        self._collect(is_idle)
-        self.segment.header["state"] = fmt.SegmentState.CLOSED
         is_saved = False
         try:
+            in_order = self._stop(kind is None)
+            with self._lock:  # another thread may be about to leave a range
+                self.segment.header["state"] = fmt.SegmentState.CLOSED
             leave_dump(self.group, self.segment, self.directory, self._one_host, in_order)
             self.segment.header["saved"] = 1
             is_saved = True
@@ -178,12 +170,25 @@ class Capture:
                 self.segment.unlink()
             self.device.detach()
             self.segment.close()
-        refused = int(self.segment.header["launches_refused"])
-        if refused:
-            _log.warning(
-                "capture %s: %d launches ran unrecorded; max_bytes=%d", self.directory, refused, self._setup.max_bytes
-            )
+            self.group.close()
+        why = why_refused(self.segment.header, self._setup.max_bytes)
+        if why:
+            _log.warning("capture %s: %s", self.directory, why)
         _log.info("capture %s: rank %d held %d bytes", self.directory, self.group.rank, self.footprint_bytes)
+
+    def _stop(self, in_order: bool) -> bool:
+        """Brings in what was recorded and takes the last clock samples. Returns whether all ranks close in order."""
+        is_idle = self.device.is_idle_within(CLOSE_TIMEOUT_S)
+        trouble = self.device.trouble()
+        if trouble or not is_idle:
+            why = trouble or f"after {CLOSE_TIMEOUT_S:.0f} s kernels still run"
+            _log.warning("capture %s: rank %d: %s; what it recorded is kept", self.directory, self.group.rank, why)
+        self._collect(is_idle)  # before a peer that hangs keeps this rank until it is killed
+        for name in self._launches.unknown_names():
+            _log.warning(
+                "capture %s: no kernel has an event or role %r; nothing of it was recorded", self.directory, name
+            )
+        return self._clocks.close(in_order and not trouble)
 
     @property
     def record_format(self) -> str:
@@ -256,10 +261,11 @@ class Capture:
             raise
         return graph
 
-    def before_replay(self) -> None:
-        """For TracedGraph: clocks are sampled between replays as between launches."""
+    def before_replay(self, lay_ready: Callable[[], None]) -> None:
+        """For TracedGraph: clocks are sampled between replays as between launches, and regions reserved."""
         with self._lock:
             self._clocks.before_launch()
+            lay_ready()
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
@@ -276,8 +282,8 @@ class Capture:
             self._is_counting = False
         needed_mirror = self._sinks.needs_mirror()
         _log.info("capture %s: records per track: %s", self.directory, self._launches.read_counts(first))
-        if self._is_ring and self._sinks.needs_mirror() and not needed_mirror:
-            self._keep_mirror()
+        if self._sinks.needs_mirror() and not needed_mirror:
+            self._open_mirror()
         with self._lock:
             self._launches.reserve_counted()
 
@@ -290,7 +296,8 @@ class Capture:
             yield
         finally:
             with self._lock:
-                self.segment.append_host_span(name, threading.get_native_id(), start_ns, time.time_ns())
+                if self.segment.header["state"] == fmt.SegmentState.OPEN:  # else the capture is packed already
+                    self.segment.append_host_span(name, threading.get_native_id(), start_ns, time.time_ns())
 
     def add_torch_profile(self, profile: Any) -> Path:
         """Put a torch.profiler run into the capture: the profiler after its block, or the path of its Chrome trace.
@@ -333,6 +340,8 @@ class Capture:
     def _metadata(self) -> dict[str, Any]:
         from tracekern import __version__
 
+        with self.device.active():
+            cost_ns = overhead_ns(self.device.backend, self.device.name, self.record_format)
         return {
             "run_id": self.run_id,
             "rank": self.group.rank,
@@ -346,17 +355,17 @@ class Capture:
             "note": self.device.note,
             "clock": self.device.clock,
             "host_clock": "CLOCK_REALTIME",
-            "overhead_ns": overhead_ns(self.device.backend, self.device.name, self.record_format),
+            "overhead_ns": cost_ns,
             "directory": str(self.directory),
             "fault_names": self.device.fault_names,
             **self._about,
         }
 
-    def _keep_mirror(self) -> None:
+    def _open_mirror(self) -> None:
         """What a flight recorder writes to device memory has to outlive this process: another one maps it, too."""
-        reason = self.device.start_keeper(self.segment)
+        reason = self.device.start_keeper(self.segment) if self._is_ring else self.device.open_mirror()
         if reason and self._setup.sink == "device":
-            raise BadInput(f"keep='last' with sink='device': {reason}; take sink='host'")
+            raise BadInput(f"keep={self._selection.keep!r} with sink='device': {reason}; take sink='host'")
         if reason:
             _log.warning("capture %s: records stay in host memory: %s", self.directory, reason)
             self._sinks.has_mirror = False

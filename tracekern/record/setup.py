@@ -42,10 +42,20 @@ def used_device() -> Literal["cpu", "cuda"]:
 
 
 def list_of_names(what: str, names: Sequence[str] | None) -> tuple[str, ...] | None:
-    """None where nothing is named. Raises BadInput for a single string, whose letters nobody means."""
+    """None for None, which is all; an empty list is none. Raises BadInput for a string, whose letters nobody means."""
     if isinstance(names, str):
         raise BadInput(f"{what}={names!r}: wanted a list of names")
-    return tuple(names) if names else None
+    return None if names is None else tuple(names)
+
+
+def why_refused(header: Any, max_bytes: int) -> str:
+    """Of a SEGMENT_HEADER: how many launches ran unrecorded, and what they lacked; "" where none did."""
+    refused, capacity = int(header["launches_refused"]), int(header["launches_capacity"])
+    if not refused:
+        return ""
+    is_full = int(header["num_launches"]) >= capacity
+    lacked = f"it holds {capacity} at most: record some with every=, or keep='last'" if is_full else f"{max_bytes=}"
+    return f"{refused} launches ran unrecorded; {lacked}"
 
 
 def check_settings(settings: dict[str, Any] | None) -> None:

@@ -46,7 +46,7 @@ def copy_as_it_stands(segment: Segment) -> Segment:
     Its rank goes on meanwhile, and if it runs a host span says when the copy was made. A region that the rank gives to
     a later launch while it is copied is copied again; after a few tries that launch is left out.
     """
-    runs = has_owner(segment.name)
+    runs = _runs(segment)
     reads_device = False
     if not runs:
         await_segment(segment.name, COLLECT_TIMEOUT_S)
@@ -70,6 +70,14 @@ def copy_as_it_stands(segment: Segment) -> Segment:
         now_ns = time.time_ns()
         copy.append_host_span("snapshot", threading.get_native_id(), now_ns, now_ns)
     return copy
+
+
+def _runs(segment: Segment) -> bool:
+    """Whether its rank still records; one that has closed meanwhile took the segment's name away."""
+    try:
+        return has_owner(segment.name)
+    except FileNotFoundError:
+        return False
 
 
 def _copy_launch(segment: Segment, copy: Segment, launch_idx: int) -> None:
