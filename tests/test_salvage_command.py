@@ -21,6 +21,7 @@ from tracekern.record.salvage import salvage_run
 from tracekern.record.segment import Segment
 from tracekern.record.segment_names import SHM_DIR, list_segments, remove_segment
 from tracekern.record.session import capture
+from tracekern.record.snapshot import snapshot_run
 from tracekern.timeline.merge import load
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -96,6 +97,16 @@ def test_it_is_saved_where_one_asks_for(rank, tmp_path):
     assert told == {"run_id": run_id, "ranks": [0], "captures": [str(tmp_path / "other")]}
     assert load(tmp_path / "other").ranks[0].state == "salvaged"
     assert not list((tmp_path / "capture").glob("*.tkdump"))
+
+
+def test_a_snapshot_is_completed_by_what_came_behind_it(rank, tmp_path):
+    process, run_id = rank
+    snapshot_run(run_id, tmp_path / "now")
+    assert read_dump(tmp_path / "now" / "rank_00000.tkdump").metadata["state"] == "running"
+    process.kill()
+    process.wait()
+    assert command(run_id, "-o", str(tmp_path / "now")).returncode == 0
+    assert read_dump(tmp_path / "now" / "rank_00000.tkdump").metadata["state"] == "salvaged"
 
 
 def test_what_cannot_be_saved_is_still_there(rank, tmp_path):

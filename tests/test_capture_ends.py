@@ -1,0 +1,135 @@
+"""What captures leave behind: nothing open, nothing half-closed, nothing recorded that was not selected."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.test_session import launch
+from tracekern.errors import BadInput
+from tracekern.moe.pipeline import P2PPipeline
+from tracekern.moe.routing import draw_batch, draw_expert_scale
+from tracekern.moe.shape import MoeShape
+from tracekern.record.group import Group
+from tracekern.record.launch import launch_ranks
+from tracekern.record.salvage import salvage_run
+from tracekern.record.segment_names import list_segments
+from tracekern.record.session import Capture, capture
+from tracekern.record.setup import why_refused
+from tracekern.timeline.merge import load
+from tracekern.timeline.model import TrackKind
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize("nothing", [{"blocks": slice(4, 2)}, {"blocks": slice(9, 12)}, {"roles": []}, {"events": ()}])
+def test_a_selection_of_nothing_records_nothing(tmp_path: Path, nothing: dict):
+    """By the real recorder: blocks that stop before they start once let nearly all of them write anywhere."""
+    shape = MoeShape(num_ranks=1, max_tokens=4, num_experts=4, topk=2, hidden=8, dtype="fp32")
+    pipeline = P2PPipeline(Group(0, 1), shape, "balanced", num_blocks=8, warps_per_block=2)
+    batch = draw_batch(shape, seed=1, rank=0, iteration=0, routing="uniform", uneven=False)
+    with capture(tmp_path, device=pipeline.comm.device, **nothing) as session:
+        for _ in range(2):
+            pipeline(batch.x, batch.topk_idx, batch.topk_weights, draw_expert_scale(shape), capture=session)
+    timeline = load(tmp_path)
+    assert len(timeline.launches) == 8
+    assert not timeline.tracks_of(TrackKind.DEVICE)[timeline.spans.track].any()
+
+
+def test_a_range_may_end_behind_its_capture(tmp_path: Path):
+    with capture(tmp_path) as session:
+        outlives = session.range("outlives")
+        outlives.__enter__()
+        with session.range("inside"):
+            launch(session)
+    outlives.__exit__(None, None, None)
+    assert load(tmp_path).host_names == ("inside",)
+
+
+def test_ranges_of_other_threads_spoil_no_dump(tmp_path: Path):
+    """They end while the capture closes, and between the moment it counts them and the one it writes them."""
+    for attempt in range(5):
+        directory = tmp_path / str(attempt)
+        with capture(directory, host_spans=200_000) as session:
+            threads = [threading.Thread(target=make_ranges, args=(session,)) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            time.sleep(0.05)
+        for thread in threads:
+            thread.join(60)
+        assert load(directory).host_names == ("hurry",)
+
+
+def make_ranges(session: Capture) -> None:
+    """Until the capture is closed."""
+    with contextlib.suppress(BadInput):
+        while True:
+            with session.range("hurry"):
+                pass
+
+
+def test_a_capture_that_is_interrupted_while_it_closes_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    session = capture(tmp_path / "first").__enter__()
+    launch(session)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(session.device), "is_idle_within", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.__exit__(None, None, None)
+    assert list_segments(session.run_id), "what was recorded is still there"
+    salvage_run(session.run_id)
+    assert len(load(tmp_path / "first").launches) == 1
+    with capture(tmp_path / "next") as following:
+        launch(following)
+    assert len(load(tmp_path / "next").launches) == 1
+
+
+MANY_CAPTURES = """
+import gc, os, sys
+sys.path.insert(0, {root!r})
+import torch.distributed as dist
+from tests.test_session import launch
+from tracekern.record.session import capture
+dist.init_process_group("gloo")
+for turn in range(4):
+    with capture({directory!r}) as session:
+        launch(session)
+    del session
+    gc.collect()
+    dist.barrier()
+    links = [f"/proc/self/fd/{{fd}}" for fd in os.listdir("/proc/self/fd")]
+    files = [os.readlink(link) for link in links if os.path.lexists(link)]  # not that of the listing itself
+    print("open", len(files), len(os.listdir("/proc/self/task")), sum("deleted" in name for name in files), flush=True)
+    dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_captures_of_ranks_leave_nothing_open(tmp_path: Path):
+    """Neither files nor threads, and no segment of a peer, however many captures a job makes."""
+    program = [sys.executable, "-c", textwrap.dedent(MANY_CAPTURES).format(root=str(ROOT), directory=str(tmp_path))]
+    lines: dict[int, list[str]] = {0: [], 1: [], 2: []}
+    exits = launch_ranks(3, program, on_line=lambda rank, line: lines[rank].append(line), timeout_s=120)
+    assert [end.returncode for end in exits] == [0, 0, 0], lines
+    for of_rank in lines.values():
+        seen = [line.split()[1:] for line in of_rank if line.startswith("open ")]
+        assert len(seen) == 4
+        assert seen[1] == seen[2] == seen[3], "files, threads, and files that were deleted"
+        assert seen[3][2] == "0"
+
+
+@pytest.mark.parametrize(
+    ("num_launches", "said"), [(7, "3 launches ran unrecorded; max_bytes=64"), (8, "it holds 8 at most: record some")]
+)
+def test_why_launches_ran_unrecorded(num_launches: int, said: str):
+    header = {"launches_refused": 3, "launches_capacity": 8, "num_launches": num_launches}
+    assert said in why_refused(header, 64)
+    assert why_refused({**header, "launches_refused": 0}, 64) == ""
