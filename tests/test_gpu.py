@@ -9,11 +9,14 @@ import torch
 import tracekern
 from tracekern.errors import BadInput
 from tracekern.moe.pipeline import STAGES, P2PPipeline
+from tracekern.moe.routing import draw_batch, draw_expert_scale
 from tracekern.moe.run import MoeRun, run
 from tracekern.moe.shape import MoeShape
 from tracekern.record.dump import read_dump
 from tracekern.record.group import Group
 from tracekern.record.overhead import WARPS_PER_SM, measure_span
+from tracekern.record.session import capture
+from tracekern.timeline.merge import load
 
 SHAPE = {"tokens": 64, "hidden": 2880, "topk": 6, "iterations": 4, "backend": "cuda"}
 
@@ -107,3 +110,50 @@ def test_a_grid_that_the_gpu_cannot_hold_at_once_is_refused():
         BadInput, match=r"rank 0: dispatch_send: 4096 blocks of 16 warps; the device holds \d+ at once;"
     ):
         P2PPipeline(Group(0, 1), shape, "balanced", backend="cuda", num_blocks=4096, warps_per_block=16)
+
+
+def one_rank() -> tuple[P2PPipeline, tuple[torch.Tensor, ...]]:
+    """A pipeline of this process alone, and what to call it with."""
+    shape = MoeShape(1, 64, 8, 4, 1024, "bf16")
+    pipeline = P2PPipeline(Group(0, 1), shape, "balanced", backend="cuda", num_blocks=32, warps_per_block=8)
+    batch = draw_batch(shape, seed=1, rank=0, iteration=0, routing="uniform", uneven=False).to("cuda")
+    return pipeline, (batch.x, batch.topk_idx, batch.topk_weights, draw_expert_scale(shape).cuda())
+
+
+@pytest.mark.gpu
+def test_a_capture_gives_its_device_memory_back(tmp_path):
+    require_gpus(1)
+    pipeline, tensors = one_rank()
+    before = torch.cuda.mem_get_info()[0]
+    for _ in range(2):
+        with capture(tmp_path, device=pipeline.comm.device, sink="device", max_bytes=1 << 29) as session:
+            pipeline(*tensors, capture=session)
+            pipeline.synchronize()
+            assert before - torch.cuda.mem_get_info()[0] >= 1 << 29
+    assert before - torch.cuda.mem_get_info()[0] < 1 << 26
+    assert len(load(tmp_path).spans) > 0
+
+
+@pytest.mark.gpu
+def test_a_full_gpu_leaves_records_in_host_memory(tmp_path, caplog):
+    require_gpus(1)
+    pipeline, tensors = one_rank()
+    filler = torch.empty(torch.cuda.mem_get_info()[0] - (128 << 20), dtype=torch.uint8, device="cuda")
+    with (
+        pytest.raises(
+            BadInput, match="sink='device': device memory for records: .*; lower max_bytes; take sink='host'"
+        ),
+        capture(tmp_path, device=pipeline.comm.device, sink="device", max_bytes=1 << 29),
+    ):
+        pass
+    with capture(tmp_path, device=pipeline.comm.device, max_bytes=1 << 29) as session:
+        with session.counting():
+            pipeline(*tensors, capture=session)
+            pipeline.synchronize()
+        pipeline(*tensors, capture=session)
+        pipeline.synchronize()
+    del filler
+    torch.cuda.empty_cache()
+    assert "records stay in host memory: device memory for records" in caplog.text
+    assert set(sum(read_dump(tmp_path / "rank_00000.tkdump").metadata["sinks"].values(), [])) == {"host"}
+    assert len(load(tmp_path).spans) > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import sys
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.test_gpu import one_rank
 from tracekern.record.dump import Dump, read_dump
 from tracekern.record.format import WIDE_RECORD
 from tracekern.record.launch import launch_ranks
+from tracekern.record.session import capture
 
 PROGRAM = str(Path(__file__).with_name("graph_replays.py"))
 STAGES = ("dispatch_send", "dispatch_recv", "combine_send", "combine_recv")
@@ -100,3 +103,24 @@ def test_a_late_host_loses_counted_records_and_stops_nobody(tmp_path):
     assert report["lost_replays"] == 16
     assert report["lost_records"] == 16 * report["counted"][-1]
     assert dump.metadata["launches_refused"] == 16 * len(STAGES)
+
+
+@pytest.mark.multigpu
+def test_a_graph_is_counted_on_its_own_gpu(tmp_path):
+    """Whichever is current when the capture closes: on another one its memory cannot be read."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    pipeline, tensors = one_rank()
+    out = torch.empty_like(tensors[0])
+    with contextlib.ExitStack() as current, capture(tmp_path, device=pipeline.comm.device) as session:
+        pipeline(*tensors, out=out, capture=session)
+        pipeline.synchronize()
+        graph = session.graph(lambda: pipeline(*tensors, out=out, capture=session), name="decode")
+        for _ in range(3):
+            graph.replay()
+        current.enter_context(torch.cuda.device(1))
+    assert graph.lost_replays == 0
+    dump = read_dump(tmp_path / "rank_00000.tkdump")
+    assert {len(epochs_of(dump, stage)) for stage in STAGES} == {3}
+    torch.cuda.synchronize(0)
+    torch.cuda.synchronize(1)
