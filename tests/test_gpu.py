@@ -16,7 +16,6 @@ from tracekern.record.dump import read_dump
 from tracekern.record.group import Group
 from tracekern.record.overhead import WARPS_PER_SM, measure_span
 from tracekern.record.session import capture
-from tracekern.timeline.merge import load
 
 SHAPE = {"tokens": 64, "hidden": 2880, "topk": 6, "iterations": 4, "backend": "cuda"}
 
@@ -131,7 +130,7 @@ def test_a_capture_gives_its_device_memory_back(tmp_path):
             pipeline.synchronize()
             assert before - torch.cuda.mem_get_info()[0] >= 1 << 29
     assert before - torch.cuda.mem_get_info()[0] < 1 << 26
-    assert len(load(tmp_path).spans) > 0
+    assert len(tracekern.load(tmp_path).spans) > 0
 
 
 @pytest.mark.gpu
@@ -156,4 +155,4 @@ def test_a_full_gpu_leaves_records_in_host_memory(tmp_path, caplog):
     torch.cuda.empty_cache()
     assert "records stay in host memory: device memory for records" in caplog.text
     assert set(sum(read_dump(tmp_path / "rank_00000.tkdump").metadata["sinks"].values(), [])) == {"host"}
-    assert len(load(tmp_path).spans) > 0
+    assert len(tracekern.load(tmp_path).spans) > 0
