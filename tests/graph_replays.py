@@ -23,7 +23,7 @@ from tracekern.moe.pipeline import P2PPipeline
 from tracekern.moe.reference import reference
 from tracekern.moe.routing import draw_batch, draw_expert_scale
 from tracekern.moe.shape import MoeShape
-from tracekern.record.format import ENTRY_IN_GRAPH
+from tracekern.record.format import ENTRY_COUNTED_ONLY, ENTRY_IN_GRAPH
 from tracekern.record.graphs import TracedGraph
 from tracekern.record.group import Group
 from tracekern.record.session import Capture, capture
@@ -158,7 +158,7 @@ def replay_late(graph: TracedGraph, replays: int) -> float:
 
 def counted_records(session: Capture) -> list[int]:
     """Records of one call with each batch, over all its launches."""
-    entries = session.segment.launches()
+    entries = [entry for entry in session.segment.launches() if entry["flags"] & ENTRY_COUNTED_ONLY]
     totals = [int(session.segment.track_headers(entry)["attempted"].sum()) for entry in entries]
     of_one_call = len(totals) // NUM_BATCHES
     return [sum(totals[first : first + of_one_call]) for first in range(0, len(totals), of_one_call)]
