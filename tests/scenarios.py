@@ -15,6 +15,7 @@ wait that it releases. Times are true ns; `clock_error` is added to the stamps o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -124,15 +125,15 @@ class Scenario:
         ]
         self._wait(rank, warp, "wait_room", min(granted), SEE_NS, peer=peer, wanted=wanted)
 
-    def meet(self, ns: int = SIGNAL_NS, warp: int = 0) -> None:
-        """A barrier of all ranks, by one warp of each: it tells every rank, and waits for every rank."""
+    def meet(self, ns: int = SIGNAL_NS, warp: int = 0, num_tellers: int = 1) -> None:
+        """A barrier of all ranks: `num_tellers` warps of each, from `warp` on, tell every rank; the first one waits."""
         number = self._counts["meeting"] = self._counts.get("meeting", -1) + 1
         last = dict.fromkeys(self.ranks, 0)
         for rank in self.ranks:
-            for distance in self.ranks:
+            for teller, distance in itertools.product(range(warp, warp + num_tellers), self.ranks):
                 peer = (rank + distance) % len(self.ranks)
-                self._span(rank, warp, "signal_meeting", self.now[rank, warp], ns, peer=peer, round=number)
-                last[peer] = max(last[peer], self.now[rank, warp])
+                self._span(rank, teller, "signal_meeting", self.now[rank, teller], ns, peer=peer, round=number)
+                last[peer] = max(last[peer], self.now[rank, teller])
         for rank in self.ranks:
             self._wait(rank, warp, "wait_meeting", last[rank], SEE_NS, round=number)
 

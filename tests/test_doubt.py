@@ -13,6 +13,7 @@ from scenarios import SIGNAL_NS, Scenario, exchange
 from wait_oracle import any_runs
 
 import tracekern
+from tracekern.analysis.causes import analyze_causes
 from tracekern.analysis.doubt import (
     COVERED_SIGMAS,
     Blame,
@@ -171,6 +172,23 @@ def test_every_rank_that_may_have_come_last_at_a_barrier_is_named():
     assert blames[2].likely.lo_ns > 2 * 19_000
     assert blames[1].late_ns == 0
     assert blames[2].late_ns == pytest.approx(2 * 19_500 + 500, abs=4 * 4 * SIGNAL_NS)
+
+
+@pytest.mark.parametrize("num_tellers", [1, 2, 4])
+def test_a_rank_that_comes_to_a_barrier_with_several_warps_is_charged_once(num_tellers: int):
+    run = Scenario(2, num_warps=4)
+    run.launch("dispatch")
+    for warp in run.warps:
+        run.work(1, 5000 + 10 * warp, warp)
+    run.meet(num_tellers=num_tellers)
+    timeline = run.timeline(hard_ns=100, sigma_ns=10)
+    waits = analyze_waits(timeline)
+    late_ns, wait_ns = int(waits.late_ns[waits.rank == 0].sum()), int(waits.wait_ns[waits.rank == 0].sum())
+    blames, verdict = judge(timeline)
+    assert verdict == Verdict(1, True, (1,))
+    likely = Interval(late_ns - 30, min(late_ns + 30, wait_ns))
+    assert blames[1] == Blame(1, late_ns, likely, Interval(late_ns - 100, min(late_ns + 100, wait_ns)))
+    assert [blame.late_ns for blame in analyze_causes(timeline, waits).blames] == pytest.approx([late_ns, 0], abs=1)
 
 
 @pytest.mark.parametrize("name", ["cpu_8_ranks", "h200x4"])

@@ -167,7 +167,7 @@ def name_worst(blames: Sequence[Blame]) -> Verdict:
 
 @dataclass(frozen=True)
 class _Arrivals:
-    """[m] columns: every rank's arrival at every barrier of ranks that somebody waited at."""
+    """[m] columns: every rank's last arrival at every barrier of ranks that somebody waited at."""
 
     wait: Int64
     """Index into Waits."""
@@ -180,9 +180,11 @@ class _Arrivals:
     def of(cls, timeline: Timeline, waits: Waits, bound: Bound) -> _Arrivals:
         signal = waits.arrivals.signal
         wait = np.searchsorted(waits.row, waits.arrivals.wait)
-        rank = timeline.track_ranks()[timeline.spans.track[signal]]
         behind = timeline.spans.start[signal] - timeline.spans.start[waits.arrivals.wait]
-        return cls(wait, rank, behind, pair_doubt(timeline, waits.rank[wait], rank, bound))
+        # A rank may signal with many warps: it has come when the last of them has.
+        arrivals = group_rows(len(signal), wait, timeline.track_ranks()[timeline.spans.track[signal]])
+        wait, rank = arrivals.columns[0], arrivals.columns[1].astype(np.int32)
+        return cls(wait, rank, arrivals.largest(behind), pair_doubt(timeline, waits.rank[wait], rank, bound))
 
 
 def _blame(timeline: Timeline, waits: Waits, bound: Bound) -> dict[int, tuple[int, Interval]]:
