@@ -21,7 +21,7 @@ class Imbalance:
     mean_ns: float
     """Over all ranks of the timeline, those that did nothing included."""
     busy_ns: dict[int, int]
-    """By rank: sum over its warps of the time in spans of this phase, less the waits inside them."""
+    """By rank: sum over its warps of the time in spans of this phase in which no wait inside them is open."""
 
     @property
     def imbalance_ns(self) -> float:
@@ -51,10 +51,49 @@ def work_imbalance(timeline: Timeline) -> tuple[Imbalance, ...]:
 
 
 def _waits_inside(spans: Spans, row: Int64, waits: Int64) -> Int64:
-    """[n] ns of the spans `waits` that begin inside the span `row` of the same track, and do not enclose it."""
-    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(spans.end[waits] - spans.start[waits])])
+    """[n] ns of the span `row` in which some span of `waits` of its track is open that began inside it."""
     shift = one_line(spans.track, spans.start, spans.end)
-    stop = np.searchsorted((spans.start + shift)[waits], (spans.end + shift)[row], "left")
-    start = np.searchsorted(waits, row, "right")
-    inside: Int64 = before[np.maximum(stop, start)] - before[start]
+    start, end = spans.start + shift, spans.end + shift
+    inside = np.zeros(len(row), np.int64)
+    asked = np.arange(len(row))
+    while len(asked):
+        outer = _Outermost.of(start, end, waits)
+        around = outer.around(row[asked], start[row[asked]])
+        free = asked[around < 0]
+        inside[free] = outer.covered_ns(end[row[free]]) - outer.covered_ns(start[row[free]])
+        # Work inside a wait: that wait is not inside the work, others may be.
+        asked = asked[around >= 0]
+        waits = np.setdiff1d(waits, around)
     return inside
+
+
+@dataclass(frozen=True)
+class _Outermost:
+    """[n] the stretches of time, all tracks on one line, in which some wait is open; ascending."""
+
+    first: Int64
+    """The wait that opened each: index into Spans."""
+    start: Int64
+    end: Int64
+
+    @classmethod
+    def of(cls, start: Int64, end: Int64, waits: Int64) -> _Outermost:
+        """start, end: of all spans, on that line."""
+        reach = np.maximum.accumulate(end[waits])
+        opens = np.flatnonzero(np.append(True, start[waits][1:] >= reach[:-1])[: len(waits)])
+        last = np.append(opens[1:], len(waits))[: len(opens)] - 1
+        return cls(waits[opens], start[waits[opens]], reach[last])
+
+    def around(self, row: Int64, start: Int64) -> Int64:
+        """[n] the wait that opened before the span `row` and is open at its start; -1 where there is none."""
+        before = np.searchsorted(self.first, row) - 1
+        is_open = before >= 0
+        is_open[is_open] = self.end[before[is_open]] > start[is_open]
+        return np.where(is_open, np.append(self.first, -1)[before], -1)
+
+    def covered_ns(self, time: Int64) -> Int64:
+        """[n] ns of all stretches before each time."""
+        before = np.append(0, np.cumsum(self.end - self.start))
+        num_begun = np.searchsorted(self.start, time, "right")
+        still_open = np.maximum(np.append(0, self.end)[num_begun] - time, 0)
+        return before[num_begun] - np.where(num_begun > 0, still_open, 0)
