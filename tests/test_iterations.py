@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 from timelines import LAUNCH, make_launch, make_spans, make_timeline
 
-from tracekern.analysis.iterations import find_iterations
-from tracekern.timeline.model import OPEN_END, Flows, Problem
+from tracekern.analysis.iterations import LaunchIterations, find_iterations
+from tracekern.timeline.model import OPEN_END, Flows, Problem, Timeline
 
 # launch index -> rank and sequence: two ranks, three iterations of two kernels, and one barrier before them
 LAUNCHES = tuple(
@@ -66,8 +66,8 @@ def test_clocks_that_are_not_aligned_give_no_iteration():
     assert len(find_iterations(make_timeline(1, aligned=False))) == 1
 
 
-def calls_of(kept: dict[str, range], **changes: object):
-    """Iterations of one rank that kept these launches of each name, call i from 1000 * i on."""
+def timeline_of(kept: dict[str, range], **changes: object) -> Timeline:
+    """One rank that kept these launches of each name, call i from 1000 * i on."""
     launches = [
         dataclasses.replace(make_launch(0, name), sequence=sequence)
         for name, sequences in kept.items()
@@ -76,7 +76,11 @@ def calls_of(kept: dict[str, range], **changes: object):
     begin = {name: 100 * place for place, name in enumerate(kept)}
     start = [1000 * launch.sequence + begin[launch.name] for launch in launches]
     rows = [(0, LAUNCH, idx, begin, begin + 50, 0, 0) for idx, begin in enumerate(start)]
-    return find_iterations(make_timeline(1, launches=tuple(launches), spans=make_spans(rows), flows=Flows(), **changes))
+    return make_timeline(1, launches=tuple(launches), spans=make_spans(rows), flows=Flows(), **changes)
+
+
+def calls_of(kept: dict[str, range], **changes: object):
+    return find_iterations(timeline_of(kept, **changes))
 
 
 @pytest.mark.parametrize("oldest", [(11, 10, 10), (11, 11, 10), (10, 8, 10), (1, 0, 0)], ids=str)
@@ -85,6 +89,41 @@ def test_a_flight_recorder_that_kept_more_of_one_kernel_than_of_another(oldest):
     found = calls_of({name: range(first, 20) for name, first in zip(names, oldest, strict=True)})
     assert found.start.tolist() == [1000 * call for call in range(max(oldest), 20)]
     assert set(found.duration_ns.tolist()) == {250}
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("num_calls", [24, 25])
+def test_a_stage_that_runs_twice_stays_in_its_iteration_however_few_launches_are_kept(every: int, num_calls: int):
+    kept = {"a": range(0, num_calls, every), "b": range(0, 2 * num_calls, every), "c": range(0, num_calls, every)}
+    launches = LaunchIterations(timeline_of(kept))
+    assert not launches.set_up_stages
+    calls = [*kept["a"], *(number // 2 for number in kept["b"]), *kept["c"]]
+    numbers = {call: number for number, call in enumerate(sorted(set(calls)))}
+    assert launches.of_launch.tolist() == [numbers[call] for call in calls]
+    assert launches.is_whole.tolist() == [every == 1] * len(numbers)
+
+
+@pytest.mark.parametrize("every", [1, 3, 7])
+def test_each_nth_launch_of_stages_that_run_once_makes_whole_iterations(every: int):
+    found = calls_of({"a": range(0, 24, every), "b": range(0, 24, every), "set_up": range(1)})
+    assert set(found.duration_ns.tolist()) == {150}
+    assert found.start.tolist() == [1000 * call for call in range(0, 24, every)]
+
+
+@pytest.mark.parametrize(
+    ("launched", "count", "set_up"),
+    [
+        ({"a": 24, "b": 48}, 24, ()),
+        ({"a": 24, "b": 48, "c": 96}, 24, ()),
+        ({"a": 24, "b": 49}, 49, ("a",)),
+        ({"set_up": 1, "a": 24}, 24, ("set_up",)),
+        ({"a": 24, "b": 48, "c": 48}, 48, ("a",)),
+    ],
+    ids=str,
+)
+def test_of_equally_common_numbers_of_launches_a_part_of_the_other(launched, count, set_up):
+    launches = LaunchIterations(timeline_of({name: range(times) for name, times in launched.items()}))
+    assert (launches.count, launches.set_up_stages) == (count, set_up)
 
 
 @pytest.mark.parametrize("hung_in", range(3))
@@ -99,6 +138,8 @@ def test_calls_before_the_one_that_hung_are_whole(hung_in):
 
 def test_each_third_launch_of_kernels_that_are_launched_once_and_twice_a_call():
     found = calls_of({"dispatch": range(0, 12, 3), "combine": range(0, 24, 3), "finish": range(0, 12, 3)})
-    assert found.of_launch.tolist() == [0, 1, 2, 3, 0, 0, 1, 1, 2, 2, 3, 3, 0, 1, 2, 3]
+    # Launches 0, 3, 6 and 9 of `dispatch`, and of the two `combine` each of iterations 0, 1, 3, 4, 6, 7, 9 and 10 one.
+    assert found.of_launch.tolist() == [0, 2, 4, 6, 0, 1, 2, 3, 4, 5, 6, 7, 0, 2, 4, 6]
+    assert len(found) == 0
     kept_last = calls_of({"dispatch": range(33, 60, 3), "combine": range(30, 60, 3), "finish": range(30, 60, 3)})
     assert kept_last.start.tolist() == [1000 * call for call in range(33, 60, 3)]

@@ -1,9 +1,10 @@
 """The iterations of a run: the launches of all ranks that belong together, and how long each took.
 
-A stage is a launch name. The number of iterations is the commonest number of launches a stage has (the larger one of
-equals), a stage launched k times as often belongs to each k times, and a stage launched any other number of times is
-set-up and belongs to none. Launches that a flight recorder did not keep are counted, and where the run did not come to
-its end, a stage may lack what it had still to do.
+A stage is a launch name. The number of iterations is the commonest number of launches a stage has, a stage launched k
+times as often belongs to each k times, and a stage launched any other number of times is set-up and belongs to none. Of
+equally common numbers it is the largest, or one above 1 that this is a multiple of. Launches that a flight recorder or
+a capture of each N-th launch did not keep are counted, and where the run did not come to its end, a stage may lack what
+it had still to do.
 """
 
 from __future__ import annotations
@@ -24,18 +25,17 @@ class LaunchIterations:
     """Which launch belongs to which iteration."""
 
     def __init__(self, timeline: Timeline) -> None:
-        step = math.gcd(*(launch.sequence for launch in timeline.launches)) or 1  # of a capture of each Nth launch
-        place = [launch.sequence // step for launch in timeline.launches]
+        step = math.gcd(*(launch.sequence for launch in timeline.launches)) or 1  # of a capture of each N-th launch
         of_stage: dict[str, list[int]] = {}
-        for launch, number in zip(timeline.launches, place, strict=True):
-            of_stage.setdefault(launch.name, []).append(number)
+        for launch in timeline.launches:
+            of_stage.setdefault(launch.name, []).append(launch.sequence)
         self.stages = tuple(of_stage)
         is_cut = any(problem.kind in _CUT_SHORT for problem in timeline.problems)
-        times = _times_an_iteration({name: max(found) + 1 for name, found in of_stage.items()}, is_cut)
+        lengths = {name: max(found) // step + 1 for name, found in of_stage.items()}
+        times = _times_an_iteration(lengths, step, is_cut)
         self.set_up_stages = tuple(name for name in self.stages if not times[name])
         iteration = [
-            number // times[launch.name] if times[launch.name] else -1
-            for launch, number in zip(timeline.launches, place, strict=True)
+            launch.sequence // times[launch.name] if times[launch.name] else -1 for launch in timeline.launches
         ]
         kept = {number: idx for idx, number in enumerate(sorted({*iteration} - {-1}))}
         self.count = len(kept)
@@ -47,20 +47,35 @@ class LaunchIterations:
         self.is_measured = self.of_launch >= self.first_measured
         num_launches = np.bincount(self.of_launch[self.of_launch >= 0], minlength=self.count)
         is_part = is_cut or any(min(found) > 0 for found in of_stage.values())
-        self.is_whole = (num_launches == num_launches.max(initial=0)) | (not is_part)
+        is_whole = (num_launches == num_launches.max(initial=0)) | (not is_part)
+        self.is_whole = is_whole & (step == 1 or max(times.values(), default=0) <= 1)  # else each lacks some of a stage
         """[count] False for one that lacks launches: not kept, or never made."""
 
 
-def _times_an_iteration(launched: dict[str, int], is_cut: bool) -> dict[str, int]:
-    """How often each iteration launches a stage, 0: it belongs to none. is_cut: the last one may lack some."""
-    lengths = Counter(launched.values())
-    count = max(lengths, key=lambda length: (lengths[length], length), default=1)
-    if is_cut and count + 1 in lengths:
+def _times_an_iteration(lengths: dict[str, int], step: int, is_cut: bool) -> dict[str, int]:
+    """How often each iteration launches a stage, 0: it belongs to none. is_cut: the last one may lack some.
+
+    lengths: of each stage the number of its launches of which each `step`-th was kept.
+    """
+    stages_of = Counter(lengths.values())
+    most = max(stages_of.values(), default=0)
+    count, *shorter = sorted((length for length in stages_of if stages_of[length] == most), reverse=True) or [1]
+    for length in shorter:
+        if length > 1 and _times(count, length, step, 0):
+            count = length
+    if is_cut and count + 1 in stages_of:
         count += 1
-    times = {name: -(-length // count) for name, length in launched.items()}
-    missing = {name: times[name] * count - length for name, length in launched.items()}
-    allowed = {name: times[name] if is_cut and times[name] < length else 0 for name, length in launched.items()}
-    return {name: times[name] if missing[name] <= allowed[name] else 0 for name in launched}
+    return {name: _times(length, count, step, int(is_cut)) for name, length in lengths.items()}
+
+
+def _times(length: int, count: int, step: int, may_lack: int) -> int:
+    """How often each of the iterations of a stage of `count` launches has one of `length`; 0 where it does not fit.
+
+    Of both each `step`-th launch is known: there were up to step - 1 more. may_lack: iterations that are not complete.
+    """
+    times = -(-length // count)
+    lacking = times * may_lack if times < length else 0
+    return times if times * ((count - 1) * step + 1) <= length * step + lacking else 0
 
 
 @dataclass(frozen=True)
