@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -15,11 +16,13 @@ from timelines import COPY, EVENTS, SIGNAL, WAIT, make_rank, make_spans, make_ti
 
 import tracekern
 from tracekern.analysis.balance import BYTES_OF_DTYPE, Balance, analyze_balance, load_imbalance
+from tracekern.analysis.findings import find
 from tracekern.moe.routing import draw_batch
 from tracekern.moe.run import MoeRun
 from tracekern.moe.shape import DTYPES
 from tracekern.timeline.intervals import union_ns
 from tracekern.timeline.model import EventClass, EventType, Field, Spans, Timeline
+from tracekern.viewers.report.balance import balance_part
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
 PEER, SLOT, EXPERT = Field("peer", 10), Field("slot", 22), Field("expert", 16)
@@ -98,6 +101,35 @@ def test_loads():
         (0, "sender", 0),
         (1, "", 90),
     ]
+
+
+def answer_of(timeline: Timeline) -> str:
+    return re.sub("<[^>]+>", "", balance_part(find(timeline)).answer)
+
+
+def test_ranks_and_experts_that_did_nothing_count_in_the_mean():
+    rows = [(2, RECEIVE, 100 * start, 100 * start + 50, 1) for start in range(6)]
+    rows += [(8, RECEIVE, 100 * start, 100 * start + 50, 0 | 5 << 32) for start in range(2)]
+    balance = analyze_balance(build(rows, num_ranks=4, experts=16))
+    assert [(load.rank, load.busy_ns) for load in balance.ranks] == [(0, 300), (1, 100), (2, 0), (3, 0)]
+    assert load_imbalance(balance.ranks) == 3.0
+    assert balance.num_experts == 16
+    told = answer_of(build(rows, num_ranks=4, experts=16))
+    assert "rank 0, works 3.00 x as long as the mean" in told
+    assert "expert 0 on rank 0 gets 6 tokens, 12.0 x the mean" in told
+    assert "expert 0 on rank 0 gets 6 tokens, 1.5 x the mean" in answer_of(build(rows, num_ranks=4))
+    assert "expert 0 on rank 0 gets 6 tokens, 16.0 x the mean" in answer_of(build(rows[:6], num_ranks=4, experts=16))
+
+
+def test_experts_of_ranks_that_are_not_here_are_not_idle():
+    timeline = build([(2, RECEIVE, 0, 50, 1), (8, RECEIVE, 0, 50, 0 | 5 << 32)], experts=16)
+    ranks = tuple(dataclasses.replace(rank, metadata={**rank.metadata, "num_ranks": 4}) for rank in timeline.ranks)
+    assert analyze_balance(timeline.replace(ranks=ranks)).num_experts == 2
+
+
+@pytest.mark.parametrize(("experts", "found"), [("many", 1), (None, 1), (0, 1), ([16], 1), (16, 16)])
+def test_the_number_of_experts_may_be_anything_that_json_holds(experts: object, found: int):
+    assert analyze_balance(build([(2, RECEIVE, 0, 50, 1)], experts=experts)).num_experts == found
 
 
 def test_time_inside_another_span_counts_once():
@@ -180,5 +212,5 @@ def assert_consistent(balance: Balance) -> None:
 
 def test_nothing_on_record():
     balance = analyze_balance(Timeline("ns", (), (), (), ()))
-    assert dataclasses.astuple(balance) == ((), (), (), (), (), ())
+    assert dataclasses.astuple(balance) == ((), (), (), 0, (), (), ())
     assert math.isnan(load_imbalance(balance.ranks))

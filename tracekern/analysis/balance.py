@@ -79,8 +79,12 @@ class Overlap:
 @dataclass(frozen=True)
 class Balance:
     ranks: tuple[Load, ...]
+    """All of the timeline, those that did nothing included."""
     blocks: tuple[Load, ...]
     experts: tuple[Load, ...]
+    """Those that have spans."""
+    num_experts: int
+    """`experts` of the capture's settings; as many as have spans where that is no number, or a rank is not here."""
     roles: tuple[Load, ...]
     links: tuple[Link, ...]
     """Between different ranks, busiest first."""
@@ -110,10 +114,12 @@ def analyze_balance(timeline: Timeline, link_limit: LinkLimit | None = None) -> 
     block = np.array([track.block for track in timeline.tracks] or [0], np.int64)
     roles = sorted({track.role for track in timeline.tracks})
     role = np.array([roles.index(track.role) for track in timeline.tracks] or [0], np.int64)
+    experts = _expert_loads(timeline, events, own_ns)
     return Balance(
-        ranks=cells.loads(np.zeros_like(cells.place), [""]),
+        ranks=_with_idle_ranks(timeline, cells.loads(np.zeros_like(cells.place), [""])),
         blocks=cells.loads(block[cells.place]),
-        experts=_expert_loads(timeline, events, own_ns),
+        experts=experts,
+        num_experts=_num_experts(timeline, settings, experts),
         roles=cells.loads(role[cells.place], roles),
         links=_links(timeline, events, _token_bytes(settings), link_limit),
         overlaps=_overlaps(timeline, events),
@@ -179,6 +185,19 @@ def _token_bytes(settings: Mapping[str, Any]) -> int | None:
     """From the capture's settings `hidden` and `dtype`; None where they do not say."""
     hidden, size = settings.get("hidden"), BYTES_OF_DTYPE.get(str(settings.get("dtype")))
     return hidden * size if isinstance(hidden, int) and size else None
+
+
+def _with_idle_ranks(timeline: Timeline, loads: tuple[Load, ...]) -> tuple[Load, ...]:
+    idle = {rank.rank for rank in timeline.ranks} - {load.rank for load in loads}
+    return tuple(sorted((*loads, *(Load(rank, "", 0, 0, 0, 0, 0) for rank in idle)), key=lambda load: load.rank))
+
+
+def _num_experts(timeline: Timeline, settings: Mapping[str, Any], loads: tuple[Load, ...]) -> int:
+    in_use = len({load.name for load in loads})
+    named, num_ranks = settings.get("experts"), len(timeline.ranks)
+    # What the experts of a rank got that is not here is not known: they did not get nothing.
+    is_rank_missing = any(rank.metadata.get("num_ranks", num_ranks) > num_ranks for rank in timeline.ranks)
+    return max(named, in_use) if isinstance(named, int) and not is_rank_missing else in_use
 
 
 def _expert_loads(timeline: Timeline, events: Sequence[EventRows], own_ns: Int64) -> tuple[Load, ...]:

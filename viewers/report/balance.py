@@ -46,9 +46,9 @@ def _answer(findings: Findings) -> str:
     ]
     parts += _busiest_block(balance)
     received = [load for load in balance.experts if load.tokens_received]
-    if len(received) > 1:
+    if received and balance.num_experts > 1:
         most = max(received, key=lambda load: load.tokens_received)
-        mean = sum(load.tokens_received for load in balance.experts) / len(balance.experts)
+        mean = sum(load.tokens_received for load in balance.experts) / balance.num_experts
         parts.append(
             f"expert {escape(most.name)} on rank {most.rank} gets {most.tokens_received:,} tokens, "
             f"{most.tokens_received / mean:.1f} x the mean"
