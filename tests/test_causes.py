@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,11 @@ from tracekern.analysis.cause_solve import solve_costs
 from tracekern.analysis.causes import Causes, analyze_causes
 from tracekern.analysis.doubt import Verdict, name_worst
 from tracekern.analysis.event_graph import BETWEEN_SPANS, build_graph
+from tracekern.analysis.findings import find
 from tracekern.analysis.waits import Phase, WaitKind, analyze_waits
-from tracekern.timeline.model import Timeline
+from tracekern.timeline.model import OPEN_END, Timeline
+from tracekern.timeline.select import select
+from tracekern.viewers.report.headlines import headlines
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
 DELAY_NS, CALLS = 50_000, 4
@@ -148,6 +152,52 @@ def test_a_warp_that_waited_for_a_peer_keeps_its_block_waiting():
     causes = causes_of(run)
     assert charged(causes, 0, Target.WORK) >= 0.95 * 3 * DELAY_NS
     assert [(blame.rank, blame.late_ns) for blame in causes.blames][1:] == [(1, 0)]
+
+
+def relay(in_two_kernels: bool) -> Timeline:
+    """Rank 0 works long and tells rank 1, which tells rank 2; nothing of rank 0 is in the capture."""
+    run = CallScenario(3)
+    for call in range(CALLS):
+        run.call = call
+        run.launch("take")
+        run.work(0, DELAY_NS)
+        run.signal(0, 1)
+        run.wait(1, 0)
+        if in_two_kernels:
+            run.launch("give")
+        run.signal(1, 2)
+        run.wait(2, 1)
+    return select(run.timeline(hard_ns=100, sigma_ns=10), ranks=[1, 2])
+
+
+@pytest.mark.parametrize("in_two_kernels", [False, True])
+@pytest.mark.parametrize("given_up", [False, True])
+def test_waiting_for_a_rank_that_is_not_on_record_is_nobodys_work(in_two_kernels: bool, given_up: bool):
+    timeline = relay(in_two_kernels)
+    if given_up:
+        waits = analyze_waits(timeline)
+        end = timeline.spans.end.copy()
+        end[waits.row[waits.rank == 1]] = OPEN_END
+        timeline = timeline.replace(spans=dataclasses.replace(timeline.spans, end=end))
+    causes = analyze_causes(timeline, analyze_waits(timeline))
+    assert charged(causes, 1, Target.UNEXPLAINED) >= 0.95 * causes.charged_ns >= 0.9 * CALLS * DELAY_NS
+    assert sum(cost.total_ns for cost in causes.costs) == pytest.approx(causes.charged_ns, rel=1e-9)
+    assert charged(causes, 1, Target.WORK) == 0
+    assert max(blame.late_ns for blame in causes.blames) <= 0.05 * causes.charged_ns
+    assert (causes.chains[0].rank, causes.chains[0].target) == (1, Target.UNEXPLAINED)
+
+
+def test_nobody_is_named_for_what_is_not_on_record():
+    who = next(line.text for line in headlines(find(relay(in_two_kernels=False))) if line.word == "who")
+    assert who == "nobody can be named: what the ranks waited for is not on record"
+
+
+def test_of_a_capture_of_several_ranks_one_alone_is_not_to_blame_for_its_waits():
+    timeline = select(tracekern.load(TRACES / "h200x4"), ranks=[2])
+    causes = analyze_causes(timeline, analyze_waits(timeline))
+    assert (causes.costs[0].rank, causes.costs[0].target) == (2, Target.UNEXPLAINED)
+    at_work = {cost.phase.event for cost in causes.costs if cost.target is Target.WORK}
+    assert at_work.isdisjoint({"wait_result", "wait_token", "wait_counts"})
 
 
 @pytest.mark.parametrize(("hard_ns", "sigma_ns", "named"), [(500, 100, True), (60_000, 30_000, False)])

@@ -28,7 +28,7 @@ class Target(enum.Enum):
     LINK = "link"
     """Stores that drained and flags that travelled."""
     UNEXPLAINED = "unexplained"
-    """Nothing on record took longer."""
+    """Waits for somebody of whom nothing is on record, or nothing on record took longer."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,14 @@ class _Follower:
             rank = int(graph.schedule.rank[graph.runs.launch[edges.source[edge]]])
             direct = slice(int(self._first_direct[wait]), int(self._first_direct[wait + 1]))
             best = max(shares.direct_share[direct], default=0.0)
-            if shares.waiting[wait] > max(best, shares.link[wait]) and len(steps) < _MAX_LENGTH:
+            unexplained = shares.unexplained[wait]
+            if shares.waiting[wait] > max(best, shares.link[wait], unexplained) and len(steps) < _MAX_LENGTH:
                 wait = _longest(shares.late_waits, shares.late_ranges, wait)
                 continue
-            if shares.link[wait] > best:
+            if shares.link[wait] > max(best, unexplained):
                 slow = shares.link_waits.edge[_longest(shares.link_waits, shares.link_ranges, wait)]
                 return tuple(steps), int(waits.peer[edges.wait[slow]]), Target.LINK, Phase("", "")
-            if best == 0:
+            if unexplained >= best:
                 return tuple(steps), rank, Target.UNEXPLAINED, Phase("", "")
             category = int(shares.direct_category[direct][shares.direct_share[direct].argmax()])
             if category == len(graph.phases):

@@ -59,13 +59,13 @@ def bisect_right(values: Int64, first: Int64, stop: Int64, wanted: Int64) -> Int
 
 
 class History:
-    """Time spent by category: all phases of the graph, then `host`, `late` and `link`."""
+    """Time spent by category: all phases of the graph, then `host`, `unknown`, `late` and `link`."""
 
     def __init__(self, timeline: Timeline, graph: EventGraph, waits: Waits) -> None:
         self.graph = graph
         self.host = len(graph.phases)
-        self.late, self.link = self.host + 1, self.host + 2
-        self.num_categories = self.host + 3
+        self.unknown, self.late, self.link = self.host + 1, self.host + 2, self.host + 3
+        self.num_categories = self.host + 4
         self._first_phase = np.searchsorted(graph.stage_of_phase, np.arange(len(graph.stages)))
         self._waits = WaitPieces.of(timeline, graph, waits)
         self._base = self._launch_bases(timeline, waits)
@@ -110,8 +110,8 @@ class History:
         stage = graph.schedule.stage[moments.launch]
         spent = self._base[moments.launch]
         by_place, row = spent.reshape(-1), np.arange(len(moments)) * self.num_categories
-        *own, late, link = slots
-        rest = moments.in_launch_ns - late - link
+        *own, unknown, late, link = slots
+        rest = moments.in_launch_ns - unknown - late - link
         first_phase, last_phase = self._first_phase[stage], len(graph.phases) - 1
         for slot, values in enumerate(own):
             # A stage with fewer phases has nothing in this slot: adding it to some phase changes nothing.
@@ -119,6 +119,7 @@ class History:
             rest -= values
         by_place[row + graph.between_spans[stage]] += np.maximum(rest, 0)
         spent[:, self.host] += moments.after_ns
+        spent[:, self.unknown] += unknown
         spent[:, self.late] += late
         spent[:, self.link] += link
         return spent
@@ -132,7 +133,8 @@ class History:
         launch, piece = expand_runs(graph, deciding, schedule.last_run[deciding])
         late, link = parts_of_pieces(timeline, graph, waits, piece)
         own = graph.activity.end[piece] - graph.activity.start[piece] - late - link
-        np.add.at(inside, (launch, graph.phase[piece]), own)
+        category = np.where(np.isin(piece, self._waits.unknown), self.unknown, graph.phase[piece])
+        np.add.at(inside, (launch, category), own)
         np.add.at(inside[:, self.late], launch, late)
         np.add.at(inside[:, self.link], launch, link)
         rest = (schedule.end - schedule.start)[shown] - inside[shown].sum(axis=1)

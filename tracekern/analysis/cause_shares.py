@@ -2,7 +2,7 @@
 
 Both are looked at from the last event that ordered them: the source until it released the wait, the waiter until it
 began to wait. Every category of time in which the source spent more gets its share: a phase of work, the host's gaps,
-the link, and waiting, which is passed on to the causes of those waits.
+the link, waits without a cause on record, and waiting, which is passed on to the causes of those waits.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Shares:
     link: Float64
     """[n] share of the link in the source's own waits."""
     unexplained: Float64
-    """[n] 1 where nothing took longer at the source."""
+    """[n] share of the source's own waits without a cause on record; 1 where nothing took longer at the source."""
     direct_wait: Int64
     """[m] the rest, one row a wait and category: index into `edge`, ..."""
     direct_category: Int64
@@ -152,11 +152,11 @@ def _split(
         at_source[:, history.link] = link_ns[part]
         longer = np.maximum(at_source - at_waiter, 0)
         total = longer.sum(axis=1)
-        unexplained[part] = total == 0
         scale = 1 / np.maximum(total, 1)
+        unexplained[part] = np.where(total == 0, 1, longer[:, history.unknown] * scale)
         waiting[part] = longer[:, history.late] * scale
         link[part] = longer[:, history.link] * scale
-        row, category = np.nonzero(longer[:, : history.late])
+        row, category = np.nonzero(longer[:, : history.unknown])
         rows.append(row + first)
         categories.append(category)
         values.append(longer[row, category] * scale[row])

@@ -1,6 +1,7 @@
 """What runs spent their time on up to some moment: sums over their pieces of activity, slot by slot.
 
-A *slot* is the place of a phase among those of its stage; behind these there is one for lateness and one for the link.
+A *slot* is the place of a phase among those of its stage; behind these there is one each for waits without a cause on
+record, for lateness and for the link.
 Pieces are gone through some runs at a time, so that what is summed up stays in the cache.
 """
 
@@ -26,7 +27,7 @@ def time_by_slot(graph: EventGraph, waits: WaitPieces, run: Int64, piece: Int64,
 
     A piece that is a wait counts with what is neither lateness nor link. 0 where the run is -1.
     """
-    num_slots = int(slots_of_phases(graph).max(initial=-1)) + 3
+    num_slots = int(slots_of_phases(graph).max(initial=-1)) + 4
     spent = np.zeros((num_slots, len(run)), np.int64)
     runs = graph.runs
     cuts = np.unique(np.searchsorted(runs.first, np.arange(0, len(graph.activity), _PIECES_AT_ONCE)))
@@ -60,7 +61,9 @@ def _spent(
     own -= late
     own -= link
     slot_of_phase = slots_of_phases(graph).astype(np.int16)
+    unknown = int(slot_of_phase.max(initial=-1)) + 1
     slot = slot_of_phase[graph.phase[pieces]]
+    slot[waits.unknown[slice(*np.searchsorted(waits.unknown, (pieces.start, pieces.stop)))] - pieces.start] = unknown
     sums = np.zeros(len(own) + 1, np.int64)
 
     def before_last(values: Int64) -> Int64:
@@ -72,6 +75,6 @@ def _spent(
     in_own = in_last_ns - in_late - in_link
     rows = [
         before_last(np.where(slot == number, own, 0)) + np.where(slot[last] == number, in_own, 0)
-        for number in range(int(slot_of_phase.max(initial=-1)) + 1)
+        for number in range(unknown + 1)
     ]
     return [*rows, before_last(late) + in_late, before_last(link) + in_link]

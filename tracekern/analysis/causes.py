@@ -121,7 +121,8 @@ def _link_costs(waits: Waits, edges: Edges, shares: Shares, costs: np.ndarray, l
 
 
 def _unexplained(graph: EventGraph, waits: Waits, edges: Edges, shares: Shares, costs: np.ndarray) -> list[Cost]:
-    """Lateness of sources that did nothing longer than the waiter, or that left nothing on record."""
+    """Lateness of sources that waited for somebody of whom nothing is on record, did nothing longer than the waiter, or
+    left nothing on record."""
     rank = graph.schedule.rank[graph.runs.launch[edges.source[shares.edge]]]
     is_lost = waits.late_ns > 0
     is_lost[edges.wait] = False

@@ -8,7 +8,7 @@ import numpy as np
 
 from tracekern.analysis.event_graph import EventGraph
 from tracekern.analysis.waits import WaitKind, Waits
-from tracekern.timeline.model import Int64, Mask, Timeline
+from tracekern.timeline.model import OPEN_END, EventClass, Int64, Mask, Timeline
 
 
 @dataclass(frozen=True)
@@ -21,16 +21,19 @@ class WaitPieces:
     """Until the other side was there."""
     link_ns: Int64
     """From then to the end, where the wait was for a message."""
+    unknown: Int64
+    """[m] the pieces of activity that are waits for somebody of whom nothing is on record, ascending."""
 
     @classmethod
     def of(cls, timeline: Timeline, graph: EventGraph, waits: Waits) -> WaitPieces:
+        unknown = np.flatnonzero(_is_unknown(timeline, waits)[graph.activity.span])
         is_wait = np.zeros(len(timeline.spans), bool)
         is_wait[waits.row] = True
         piece = np.flatnonzero(is_wait[graph.activity.span])
         if graph.activity.is_flat and len(piece) == len(waits):  # each wait is one piece
-            return cls(piece, waits.late_ns, np.where(is_message(waits), waits.wait_ns - waits.late_ns, 0))
+            return cls(piece, waits.late_ns, np.where(is_message(waits), waits.wait_ns - waits.late_ns, 0), unknown)
         wait = np.searchsorted(waits.row, graph.activity.span[piece])
-        return cls(piece, *_divide(timeline, graph, waits, piece, wait))
+        return cls(piece, *_divide(timeline, graph, waits, piece, wait), unknown)
 
 
 def parts_of_pieces(timeline: Timeline, graph: EventGraph, waits: Waits, piece: Int64) -> tuple[Int64, Int64]:
@@ -49,6 +52,18 @@ def is_message(waits: Waits, wait: Int64 | slice = slice(None)) -> Mask:
     kind = waits.kind[wait]
     of_kind = (kind == WaitKind.DATA) | (kind == WaitKind.CREDIT)
     return np.asarray(of_kind & (waits.signal[wait] >= 0), bool)
+
+
+def _is_unknown(timeline: Timeline, waits: Waits) -> Mask:
+    """[num_spans] a wait whose signal is not on record, or one that was given up: no work of the rank that waits."""
+    spans = timeline.spans
+    names_another = [
+        event.event_class is EventClass.WAIT and (event.channel is not None or event.has("peer"))
+        for event in timeline.events
+    ]
+    unknown = np.asarray(np.array([*names_another, False], bool)[spans.event] & (spans.end == OPEN_END), bool)
+    unknown[waits.row[waits.kind == WaitKind.UNMATCHED]] = True
+    return unknown
 
 
 def _divide(timeline: Timeline, graph: EventGraph, waits: Waits, piece: Int64, wait: Int64) -> tuple[Int64, Int64]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tracekern.analysis.cause_chains import Target
 from tracekern.analysis.doubt import Blame
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.hang import Holder
@@ -86,6 +87,8 @@ def _who(findings: Findings) -> str:
         return "the clocks were not aligned: nobody can be named"
     verdict, blames = findings.culprit, findings.causes.blames
     if not blames or not verdict.candidates:
+        if any(cost.target is Target.UNEXPLAINED for cost in findings.causes.costs):
+            return "nobody can be named: what the ranks waited for is not on record"
         return "no rank made another one wait"
     if verdict.rank is None:
         return f"open between {ranks(verdict.candidates)}: the clocks do not tell them apart"
