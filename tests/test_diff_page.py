@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from test_report import figures_of, look_at
-from timelines import make_timeline
+from timelines import WAIT, make_timeline
 
 from tracekern.analysis.difference import CAVEAT, differences
 from tracekern.analysis.findings import find
 from tracekern.analysis.statistics import phase_statistics
-from tracekern.timeline.model import Flows, Spans, Timeline
+from tracekern.timeline.model import OPEN_END, Flows, Spans, Timeline
 from tracekern.timeline.select import select
 from tracekern.viewers.diff_page import Side, diff_page
 
@@ -72,3 +74,31 @@ def test_poor_captures_get_a_page(tmp_path, browser, which):
             look_at(tab.page)
         assert tab.page.locator("h2").count() == 5
         assert tab.complaints == []
+
+
+def hung() -> Timeline:
+    whole = make_timeline()
+    end = whole.spans.end.copy()
+    end[np.flatnonzero(whole.spans.event == WAIT)[-1]] = OPEN_END
+    return whole.replace(spans=dataclasses.replace(whole.spans, end=end))
+
+
+def faulty() -> Timeline:
+    whole = make_timeline()
+    metadata = {**whole.ranks[0].metadata, "fault_text": "a wait timed out"}
+    return whole.replace(ranks=(dataclasses.replace(whole.ranks[0], metadata=metadata), *whole.ranks[1:]))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "missing"),
+    [
+        (make_timeline(), hung(), {"held": "A"}),
+        (faulty(), make_timeline(), {"fault": "B"}),
+        (faulty(), hung(), {"held": "A", "fault": "B"}),
+    ],
+)
+def test_the_lines_of_both_sides_stand_beside_each_other(tmp_path, first, second, missing):
+    text = page_of(first, second, tmp_path / "diff.html").read_text()
+    rows = re.findall(r"<span class='word'>(\w+)</span></td>\s*<td>.*?<b>A</b> (.*?)<br><b>B</b> (.*?)</td>", text)
+    assert [word for word, *_ in rows] == [*missing, "waiting", "who", "why", "bound", "trust"]
+    assert {word: "A" if a == "-" else "B" for word, a, b in rows if "-" in (a, b)} == missing

@@ -46,10 +46,15 @@ def _title(sides: tuple[Side, Side]) -> str:
 
 
 def _summary(sides: tuple[Side, Side], caveat: str) -> Part:
-    ours, theirs = (headlines(side.findings) for side in sides)
+    ours, theirs = ({line.word: line.text for line in headlines(side.findings)} for side in sides)
+    # The lines that only one side may have, of a fault or a hang, come before those of every capture.
+    words = [*(word for word in theirs if word not in ours), *ours]
     rows = [
-        [f"<span class='word'>{line.word}</span>", f"<b>A</b> {escape(line.text)}<br><b>B</b> {escape(other.text)}"]
-        for line, other in zip(ours, theirs, strict=True)
+        [
+            f"<span class='word'>{word}</span>",
+            f"<b>A</b> {escape(ours.get(word, '-'))}<br><b>B</b> {escape(theirs.get(word, '-'))}",
+        ]
+        for word in words
     ]
     answer = f"{_end_to_end(sides)} {escape(caveat[0].upper() + caveat[1:])}."
     return Part("summary", "Summary", "What is different?", answer, [table(["", ""], rows)])
