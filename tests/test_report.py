@@ -18,7 +18,7 @@ from timelines import LAUNCH, WAIT, make_launch, make_rank, make_timeline, overw
 from tracekern.analysis.findings import Findings, find
 from tracekern.analysis.waits import WaitKind
 from tracekern.timeline.merge import load
-from tracekern.timeline.model import ClockFit, Flows, Spans, Timeline, TrackKind
+from tracekern.timeline.model import ClockFit, Flows, Problem, Spans, Timeline, TrackKind
 from tracekern.timeline.select import take_spans
 from tracekern.viewers.report.headlines import headlines, steadiness
 from tracekern.viewers.report.report_page import report_page
@@ -229,6 +229,14 @@ def test_what_is_missing_is_said():
     assert "nobody can be named" in said["unaligned"]["who"]
     assert "UNALIGNED" in said["unaligned"]["trust"]
     assert "cannot be said" in steadiness(find(POOR["unaligned"]))
+
+
+def test_ranks_without_a_dump_are_told_first():
+    text = "3 of 4 ranks have no dump: 1, 2, 3"
+    lost = Problem("error", "missing_rank", 1, -1, text, 3)
+    lines = {line.word: line.text for line in headlines(find(make_timeline(1).replace(problems=(lost,))))}
+    assert lines["trust"].startswith(f"{text}; ")
+    assert lines["who"] == "the other ranks are missing: nobody can be named"
 
 
 def test_an_iteration_or_a_rank_without_spans_is_no_trouble(findings):

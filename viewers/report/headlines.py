@@ -12,6 +12,8 @@ from tracekern.viewers.report.cause import describe_cost
 from tracekern.viewers.report.path import describe_gain, describe_part
 from tracekern.words import count, duration, factor, percent, ranks
 
+_ALONE = "one rank: nobody else to wait for"
+
 
 @dataclass(frozen=True)
 class Line:
@@ -82,7 +84,7 @@ def _waiting(findings: Findings) -> str:
 
 def _who(findings: Findings) -> str:
     if len(findings.summary.ranks) < 2:
-        return "one rank: nobody else to wait for"
+        return "the other ranks are missing: nobody can be named" if _missing(findings) else _ALONE
     if not findings.summary.aligned:
         return "the clocks were not aligned: nobody can be named"
     verdict, blames = findings.culprit, findings.causes.blames
@@ -157,7 +159,7 @@ def trust(findings: Findings) -> str:
     summary = findings.summary
     lost = sum(rank.records_lost for rank in summary.ranks)
     salvaged = [rank.rank for rank in summary.ranks if rank.state == "salvaged"]
-    parts = [clocks(findings), f"{lost:,} records lost" if lost else "no record lost"]
+    parts = [*_missing(findings), clocks(findings), f"{lost:,} records lost" if lost else "no record lost"]
     if overwritten := findings.records_overwritten:
         parts.append(f"{overwritten:,} older ones overwritten, as a flight recorder does")
     if salvaged:
@@ -167,6 +169,11 @@ def trust(findings: Findings) -> str:
     if any(rank.backend == "cpu" for rank in summary.ranks):
         parts.append("made on the CPU backend: order and coverage, never GPU durations")
     return "; ".join(parts)
+
+
+def _missing(findings: Findings) -> list[str]:
+    """Ranks of the run without a dump: what they lost stands in no count of lost records."""
+    return [problem.text for problem in findings.timeline.problems if problem.kind == "missing_rank"]
 
 
 def clocks(findings: Findings) -> str:
