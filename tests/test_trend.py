@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 from test_report import look_at
@@ -24,6 +25,10 @@ def series_of(checks: int) -> dict[str, list[tuple[str, float, float, float]]]:
     }
 
 
+def figures_of(page: str) -> list[dict[str, Any]]:
+    return json.loads(re.search(r'id="figures">(.*?)</script>', page, re.DOTALL)[1])
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_works_in_a_browser(tmp_path, browser, width):
     path = tmp_path / "trend.html"
@@ -41,14 +46,33 @@ def test_the_page_works_in_a_browser(tmp_path, browser, width):
 
 
 def test_points_are_percent_of_the_first_check():
-    text = re.search(r'id="figures">(.*?)</script>', trend_page("CPU", series_of(3), {CREPT: 0.04}), re.DOTALL)[1]
-    crept, *others = json.loads(text)
+    crept, *others = figures_of(trend_page("CPU", series_of(3), {CREPT: 0.04}))
     assert crept["says"].startswith(CREPT)
     low, high, line = crept["data"]
     assert line["y"] == pytest.approx([0, 2, 4.04])
     assert low["y"][0] == pytest.approx(-1)
     assert high["y"][2] == pytest.approx(100 * (1.02 * 1.0404 - 1))
     assert {figure["says"].split()[0] for figure in others} == {STEADY, SHARE}
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "drawn", "unit", "said"),
+    [
+        (SHARE, [0.0, 0.02, 0.2], [0, 2, 20], " %", "median 2 %, 2 % to 2 %"),
+        (STEADY, [0.0, 32.0, 64.0], [0, 32, 64], " ns", "median 32 ns, 32 ns to 32 ns"),
+        (STEADY, [0.0, 0.0, 0.0], [0, 0, 0], " ns", "median 0 ns, 0 ns to 0 ns"),
+    ],
+)
+def test_what_begins_at_zero_is_drawn_in_its_own_unit(metric, values, drawn, unit, said):
+    points = [(f"{i}: 2026-11-21", value, value, value) for i, value in enumerate(values, 1)]
+    page = trend_page("CPU", {metric: points}, {})
+    (figure,) = figures_of(page)
+    line = figure["data"][2]
+    assert line["y"] == pytest.approx(drawn)
+    assert figure["layout"]["yaxis"]["ticksuffix"] == unit
+    assert figure["layout"]["yaxis"]["range"][0] == 0
+    assert line["hovertext"][1] == f"2: 2026-11-21<br>{said}"
+    assert "not in percent of the first check, which is zero" in page
 
 
 @pytest.mark.parametrize(("checks", "said"), [(1, "one check"), (2, "Nothing crept since")])

@@ -18,9 +18,14 @@ def duration(value_ns: float) -> str:
     return f"{value:,.{digits}f} {unit}"
 
 
+def is_share(metric: str) -> bool:
+    """Whether a metric of a run (tracekern.analysis.statistics) is a share of a time; all others are durations."""
+    return metric.endswith(".wait_share")
+
+
 def metric_value(metric: str, value: float) -> str:
     """A metric of a run (tracekern.analysis.statistics): its share of a time as "12.5 %", any other as a duration."""
-    return f"{100 * value:.3g} %" if metric.endswith(".wait_share") else duration(value)
+    return f"{100 * value:.3g} %" if is_share(metric) else duration(value)
 
 
 def round_duration(value_ns: float) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tracekern import __version__
 from tracekern.viewers.report.frame import Figure, Part, render, table
-from tracekern.words import count, escape, growth, metric_value
+from tracekern.words import count, escape, growth, is_share, metric_value, unit_for
 
 Points = Sequence[tuple[str, float, float, float]]
 """(label of the check, lowest, median, highest of its runs) in order."""
@@ -28,8 +29,9 @@ def trend_page(device: str, series: Mapping[str, Points], drifts: Mapping[str, f
     steady = sorted(name for name in series if name not in drifts)
     checks = max(series.values(), key=len, default=())
     aside = (
-        "Percent of the first check's median; the line is the median of a check's launches, the band reaches from the "
-        "lowest launch to the highest. Crept is what the first and the newest check differ by, beyond noise and floor."
+        "Percent of the first check's median, or the metric as it is where that median is zero; the line is the median "
+        "of a check's launches, the band reaches from the lowest launch to the highest. Crept is what the first and "
+        "the newest check differ by, beyond noise and floor."
     )
     parts = [
         Part(
@@ -62,17 +64,41 @@ def _answer(drifts: Mapping[str, float], checks: int) -> str:
     return f"These crept since the first check: {', '.join(named)}{more}."
 
 
+@dataclass(frozen=True)
+class _Scale:
+    """How the values of a metric are drawn: (value - zero) / size, in `unit`."""
+
+    zero: float
+    size: float
+    unit: str
+    least_range: tuple[float, float]
+
+    def draw(self, value: float) -> float:
+        return (value - self.zero) / self.size
+
+
+def _scale(name: str, points: Points) -> _Scale:
+    """Percent of the first check's median; of a median of zero there is no percent: the metric's own unit."""
+    if first := points[0][2]:
+        return _Scale(first, first / 100, "%", (-_LEAST_RANGE, _LEAST_RANGE))
+    if is_share(name):
+        return _Scale(0.0, 0.01, "%", (0, _LEAST_RANGE))
+    unit, size = unit_for(max(most for *_, most in points))
+    return _Scale(0.0, size, unit, (0, 1))
+
+
 def _metric(name: str, points: Points, color: str) -> list[str | Figure]:
     first, last = points[0][2], points[-1][2]
     moved = " → ".join(metric_value(name, value) for value in (first, last)[: len(points)])
-    return [f"<h3>{escape(name)}</h3><p class='aside'>{moved}</p>", _figure(name, points, color)]
+    own_unit = "" if first else "; drawn as it is, not in percent of the first check, which is zero"
+    return [f"<h3>{escape(name)}</h3><p class='aside'>{moved}{own_unit}</p>", _figure(name, points, color)]
 
 
 def _figure(name: str, points: Points, color: str) -> Figure:
-    """Band and line, in percent of the first check's median."""
-    first = points[0][2] or 1.0
+    """Band and line."""
+    scale = _scale(name, points)
     numbers = list(range(1, len(points) + 1))
-    low, middle, high = ([100 * (point[i] / first - 1) for point in points] for i in (1, 2, 3))
+    low, middle, high = ([scale.draw(point[i]) for point in points] for i in (1, 2, 3))
     look: dict[str, Any] = {"type": "scatter", "showlegend": False, "x": numbers, "hoverinfo": "skip", "mode": "lines"}
     edge = {"width": 0, "color": "--host"}
     line = {
@@ -82,21 +108,25 @@ def _figure(name: str, points: Points, color: str) -> Figure:
         "line": {"color": color, "width": 2},
         "marker": {"size": 6},
         "hoverinfo": "text",
-        "hovertext": [
-            f"{escape(label)}<br>{change:+.1f} % of the first check<br>median {metric_value(name, median)}, "
-            f"{metric_value(name, least)} to {metric_value(name, most)}"
-            for (label, least, median, most), change in zip(points, middle, strict=True)
-        ],
+        "hovertext": [_hover(name, point, points[0][2]) for point in points],
     }
     band = {**look, "y": high, "line": edge, "fill": "tonexty", "opacity": 0.5}
     step = math.ceil(len(points) / _MAX_TICKS)
+    least, most = scale.least_range
     layout = {
         "xaxis": {"title": {"text": "check"}, "tickvals": numbers[::step], "range": [0.8, len(points) + 0.2]},
         "yaxis": {
-            "ticksuffix": " %",
+            "ticksuffix": f" {scale.unit}",
             "nticks": 5,
-            "range": [min(-_LEAST_RANGE, 1.1 * min(low)), max(_LEAST_RANGE, 1.1 * max(high))],
+            "range": [min(least, 1.1 * min(low)), max(most, 1.1 * max(high))],
         },
         "margin": {"b": 40},
     }
     return Figure([{**look, "y": low, "line": edge}, band, line], layout, 190, f"{name} over the checks")
+
+
+def _hover(name: str, point: tuple[str, float, float, float], first: float) -> str:
+    label, least, median, most = point
+    change = f"<br>{100 * (median / first - 1):+.1f} % of the first check" if first else ""
+    values = f"median {metric_value(name, median)}, {metric_value(name, least)} to {metric_value(name, most)}"
+    return f"{escape(label)}{change}<br>{values}"
