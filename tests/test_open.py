@@ -24,6 +24,8 @@ from trace_processor import TraceProcessor
 
 from tracekern.analysis.waits import analyze_waits
 from tracekern.errors import BadInput
+from tracekern.export import labels
+from tracekern.export.drawing import longest_wait, prepare
 from tracekern.export.write import export
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import OPEN_END
@@ -304,6 +306,19 @@ def test_the_longest_wait_is_found_in_every_format(tmp_path, suffix):
     assert perfetto_ui.find_longest_wait(path) == perfetto_ui.Wait(
         1740, 1660, "rank 1 block 000 warp 01 sender: wait_token, 1.66 us"
     )
+
+
+def test_a_wait_is_found_however_long_its_text(tmp_path):
+    """In protobuf the length stands before the text: 10 is a line break there, 116 a "t"."""
+    timeline, path = make_timeline(2), tmp_path / "trace.pftrace"
+    lengths = set()
+    for size in range(1, 100):
+        tracks = tuple(dataclasses.replace(t, role="r" * size) for t in timeline.tracks)
+        drawing = prepare(timeline.replace(tracks=tracks))
+        lengths.add(len(labels.describe_longest_wait(drawing, longest_wait(drawing), 0)))
+        export(drawing.timeline, path)
+        assert perfetto_ui.find_longest_wait(path) is not None, size
+    assert {ord("t"), 128} <= lengths
 
 
 def test_a_wait_that_never_ended_comes_first(tmp_path):

@@ -23,8 +23,9 @@ TRACE_FOLDER = "/trace/"
 """Where `open --offline` serves the trace, next to the UI's own files."""
 
 _HEAD_BYTES = 32 << 20
-_LONGEST_WAIT = re.compile(rb"longest_wait[^t]{1,8}ts (\d+) dur (\d+) \(([^\0-\x1f\")]{1,200})\)")
-"""As tracekern.export.labels writes it, in protobuf and in JSON alike."""
+_LONGEST_WAIT = re.compile(rb"longest_wait.{1,8}?ts (\d+) dur (\d+) \(([^\0-\x1f\")]{1,200})\)", re.DOTALL)
+"""As tracekern.export.labels writes it, in protobuf and in JSON alike. Between name and text stand any bytes: in
+protobuf one is the length of the text."""
 
 
 @dataclass(frozen=True)
