@@ -8,6 +8,7 @@ import fcntl
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from tracekern.export.drawing import longest_wait, prepare
 from tracekern.export.write import export
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import OPEN_END
+from tracekern.timeline.side_by_side import side_by_side
 from tracekern.viewers import perfetto_ui
 
 KEPT = Path(__file__).parent.parent / "traces" / "h200x4"
@@ -319,6 +321,21 @@ def test_a_wait_is_found_however_long_its_text(tmp_path):
         export(drawing.timeline, path)
         assert perfetto_ui.find_longest_wait(path) is not None, size
     assert {ord("t"), 128} <= lengths
+
+
+def test_of_two_captures_the_rank_of_its_side_is_named(tmp_path):
+    both, path = side_by_side(make_timeline(1), make_timeline(2)), tmp_path / "trace.pftrace"
+    spans = both.spans
+    end = spans.end.copy()
+    end[np.flatnonzero((spans.event == WAIT) & (both.track_ranks()[spans.track] == 2))[0]] += 300
+    export(both.replace(spans=dataclasses.replace(spans, end=end)), path)
+    assert perfetto_ui.find_longest_wait(path).text.startswith("B rank 1 block 0")
+    url = unquote(perfetto_ui.online_url(path))
+    assert '"longest wait: B rank 1"' in url
+    (pattern,) = re.findall(r'ExpandTracksByRegex","args":\["(.*?)"\]', url)
+    names = [name for (name,) in TraceProcessor(path).query("select name from track where parent_id is not null")]
+    opened = {name[:8] for name in names if re.search(json.loads(f'"{pattern}"'), name)}
+    assert opened == {"A rank 0", "B rank 0", "B rank 1"}
 
 
 def test_a_wait_that_never_ended_comes_first(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,12 @@ from tracekern.export.perfetto import write_perfetto
 from tracekern.timeline.counters import count_events
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import OPEN_END, EventClass, Timeline, TrackKind
+from tracekern.timeline.side_by_side import side_by_side
 from tracekern.viewers import queries
 
 TRACES = Path(__file__).parent.parent / "traces"
+
+WAIT_BY_RANK = "select rank, phase, waits, wait_ns, longest_ns, late_ns, drain_ns from tk_wait_by_rank"
 
 
 class Case:
@@ -97,7 +101,7 @@ def test_late_ranks(case):
 
 
 def test_wait_by_rank(case):
-    found = {(rank, phase): tuple(rest) for rank, phase, *rest in case.query("select * from tk_wait_by_rank")}
+    found = {(rank, phase): tuple(rest) for rank, phase, *rest in case.query(WAIT_BY_RANK)}
     for entry in wait_statistics(case.waits, by=("rank", "phase")):
         waits, wait_ns, longest_ns, late_ns, drain_ns = found.pop((entry.rank, str(entry.phase)))
         assert (waits, wait_ns) == (entry.count, entry.sum_ns)
@@ -184,3 +188,39 @@ def test_the_rank_of_every_span_is_found(case):
     device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks])[timeline.spans.track]
     ranks = timeline.track_ranks()[timeline.spans.track][device]
     assert rows == {rank: int((ranks == rank).sum()) for rank in set(ranks.tolist())}
+
+
+COUNTED = {
+    "tk_wait": "rank, row, phase, iteration, dur, peer, late, drain, rest",
+    "tk_wait_matrix": "rank, peer, waits, wait_ns, late_ns, drain_ns",
+    "tk_late_ranks": "rank, waits, late_ns, longest_ns",
+    "tk_wait_by_rank": "rank, phase, waits, wait_ns, longest_ns, late_ns, drain_ns",
+    "tk_phases": "phase, class, spans, total_ns, max_ns, p50_ns, p99_ns",
+    "tk_kernels": "kernel, rank, iteration, dur, later_ns",
+    "tk_stalled_warps": "rank, most",
+}
+
+
+def test_two_captures_side_by_side_keep_their_own_numbers(tmp_path):
+    captures = [load(TRACES / name) for name in ("h200x4", "h200x4_late_host")]
+    both = Case(side_by_side(*captures), tmp_path / "both.pftrace")
+    for side, capture in zip("AB", captures, strict=True):
+        alone = Case(capture, tmp_path / f"{side}.pftrace")
+        for view, columns in COUNTED.items():
+            wanted = sorted(alone.query(f"select {columns} from {view} where side = ''"), key=repr)
+            assert wanted
+            found = both.query(f"select {columns} from {view} where side = '{side}'")
+            assert sorted(found, key=repr) == wanted, view
+    assert {side for (side,) in both.query("select distinct side from tk_longest_waits")} <= {"A", "B"}
+
+
+def test_rows_that_speak_of_ranks_are_none(tmp_path):
+    """A host thread may be called anything."""
+    timeline = make_timeline(2)
+    named = [dataclasses.replace(t, name="of rank 7") if t.kind is TrackKind.HOST else t for t in timeline.tracks]
+    case = Case(timeline.replace(tracks=tuple(named), title="like rank 9"), tmp_path / "trace.pftrace")
+    assert case.query("select distinct rank, side from tk_track where row = 'of rank 7' order by 1") == [
+        (0, ""),
+        (1, ""),
+    ]
+    assert case.query("select rank, side from tk_track where row glob 'tracekern: *'") == [(None, "")]

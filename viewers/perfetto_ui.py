@@ -27,6 +27,8 @@ _LONGEST_WAIT = re.compile(rb"longest_wait.{1,8}?ts (\d+) dur (\d+) \(([^\0-\x1f
 """As tracekern.export.labels writes it, in protobuf and in JSON alike. Between name and text stand any bytes: in
 protobuf one is the length of the text."""
 
+_RANK = re.compile(r"(?:.*? )?rank \d+")
+
 
 @dataclass(frozen=True)
 class Wait:
@@ -91,13 +93,13 @@ def _fragment(trace_url: str, trace: Path) -> str:
 
 
 def _startup_commands(wait: Wait | None) -> list[dict[str, Any]]:
-    commands = [_command("ExpandTracksByRegex", "^rank \\d+")]
+    commands = [_command("ExpandTracksByRegex", "(^| )rank \\d+")]  # of two captures `A rank 0`
     if wait:
         commands.insert(0, _command("RunQuery", queries.definitions()))
         # A debug track is pinned by itself. Real rows can be pinned by name alone, and warps share theirs.
-        rank = " ".join(wait.text.split()[:2])  # the UI cuts a longer title in its middle
+        rank = _RANK.match(wait.text)  # no more than that: the UI cuts a longer title in its middle
         commands += [
-            _command("AddDebugSliceTrack", _row_of(_slice(wait)), f"longest wait: {rank}"),
+            _command("AddDebugSliceTrack", _row_of(_slice(wait)), f"longest wait: {rank[0] if rank else wait.text}"),
             _command("AddDebugSliceTrack", _row_of(_releaser(wait)), "what released it"),
         ]
     return commands

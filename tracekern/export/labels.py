@@ -63,13 +63,14 @@ def describe_longest_wait(drawing: Drawing, span_idx: int, time_shift: int) -> s
     end = ", never ended" if spans.end[span_idx] == OPEN_END else ""
     track = timeline.tracks[spans.track[span_idx]]
     event = timeline.events[spans.event[span_idx]].name
-    place = f"rank {track.rank} {flat_label(track, 1)}"
+    rank = next((_rank_name(rank) for rank in timeline.ranks if rank.rank == track.rank), f"rank {track.rank}")
+    place = f"{rank} {flat_label(track, 1)}"
     return f"ts {start + time_shift} dur {length} ({place}: {event}, {duration(length)}{end})"
 
 
 def rank_label(rank: Rank, num_nodes: int) -> str:
     """Short: Perfetto cuts the middle out of a longer name. about() has the rest."""
-    parts = [rank.label or f"rank {rank.rank}"]
+    parts = [_rank_name(rank)]
     if num_nodes > 1:
         parts.append(f"@{rank.node}")
     if rank.state != "closed":
@@ -77,6 +78,10 @@ def rank_label(rank: Rank, num_nodes: int) -> str:
     if rank.clock is not None:
         parts.append(_CLOCKS.get(rank.clock.method, f"±{duration(rank.clock.hard_ns)}"))
     return " ".join(parts)
+
+
+def _rank_name(rank: Rank) -> str:
+    return rank.label or f"rank {rank.rank}"
 
 
 def block_label(track: Track, num_streams: int) -> str:

@@ -3,10 +3,10 @@
 -- clocks can be trusted.
 
 create or replace perfetto view tk_late_ranks as
-select peer as rank, count(*) as waits, sum(late) as late_ns, max(late) as longest_ns
+select peer as rank, count(*) as waits, sum(late) as late_ns, max(late) as longest_ns, side
 from tk_wait
 where peer != rank and late > 0
-group by peer
+group by side, peer
 order by late_ns desc;
 
 select * from tk_late_ranks;

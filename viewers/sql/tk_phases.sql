@@ -5,9 +5,9 @@
 create or replace perfetto view tk_phases as
 with ordered as (
   select
-    phase, dur,
-    row_number() over (partition by phase order by dur) - 1 as place,
-    count(*) over (partition by phase) as n
+    side, phase, dur,
+    row_number() over (partition by side, phase order by dur) - 1 as place,
+    count(*) over (partition by side, phase) as n
   from tk_span
   where extract_arg(arg_set_id, 'debug.begin_overwritten') is null
 ),
@@ -16,18 +16,18 @@ wanted as (
 ),
 quantiles as (
   select
-    phase,
+    side, phase,
     sum(iif(place = cast(at50 as int), dur * (1 - (at50 - cast(at50 as int))), 0)
       + iif(place = cast(at50 as int) + 1, dur * (at50 - cast(at50 as int)), 0)) as p50_ns,
     sum(iif(place = cast(at99 as int), dur * (1 - (at99 - cast(at99 as int))), 0)
       + iif(place = cast(at99 as int) + 1, dur * (at99 - cast(at99 as int)), 0)) as p99_ns
   from wanted
-  group by phase
+  group by side, phase
 )
-select s.phase, s.class, count(*) as spans, sum(s.dur) as total_ns, max(s.dur) as max_ns, q.p50_ns, q.p99_ns
+select s.phase, s.class, count(*) as spans, sum(s.dur) as total_ns, max(s.dur) as max_ns, q.p50_ns, q.p99_ns, s.side
 from tk_span s
-left join quantiles q using (phase)
-group by s.phase
+left join quantiles q using (side, phase)
+group by s.side, s.phase
 order by total_ns desc;
 
 select * from tk_phases;

@@ -3,26 +3,31 @@
 --   rank, row, phase, peer  who waited, where, in which kernel and event, for whom; peer is null where nobody knows
 --   signal_id               the signal that arrived last; null where the trace has none
 --   late, drain, rest       they add up to dur; late and drain are null without a signal
+--   side                    which of two captures side by side, as `tracekern diff` writes them; '' where there is one
 -- Waits that never ended are left out. Same numbers as tracekern.analysis.waits for data and credit channels.
+-- A rank is a row right below the one at the top, named `rank 0 ...` or, of two captures, `A rank 0 ...`.
 
 create or replace perfetto view tk_track as
 with named as (
-  select t.id as track_id, t.name as row, t.name as n0, p.name as n1, g.name as n2
+  select
+    t.id as track_id,
+    iif(p.name glob 'block *', p.name || ' ' || t.name, t.name) as row,
+    case when p.id is null then null when g.id is null then t.name when g.parent_id is null then p.name else g.name end as label
   from track t left join track p on p.id = t.parent_id left join track g on g.id = p.parent_id
+),
+placed as (
+  select *, iif(' ' || label glob '* rank [0-9]*', instr(' ' || label, ' rank '), null) as place from named
 )
 select
   track_id,
-  case when n1 glob 'block *' then n1 || ' ' || row else row end as row,
-  cast(substr(case
-    when n0 glob 'rank [0-9]*' then n0
-    when n1 glob 'rank [0-9]*' then n1
-    when n2 glob 'rank [0-9]*' then n2
-  end, 6) as int) as rank
-from named;
+  row,
+  cast(substr(label, place + 5) as int) as rank,
+  coalesce(trim(substr(label, 1, place - 1)), '') as side
+from placed;
 
 create or replace perfetto view tk_span as
 select
-  s.id, s.ts, s.dur, s.track_id, s.name as event, s.category as class, t.rank, t.row, s.arg_set_id,
+  s.id, s.ts, s.dur, s.track_id, s.name as event, s.category as class, t.rank, t.row, t.side, s.arg_set_id,
   substr(launch, 1, instr(launch, ' #') - 1) || '.' || s.name as phase,
   cast(substr(launch, instr(launch, ' #') + 2) as int) as iteration
 from (select *, extract_arg(arg_set_id, 'debug.launch') as launch from slice) s
@@ -49,7 +54,8 @@ select
   l.signal_id,
   min(max(l.s0 - w.ts, 0), w.dur) as late,
   min(max(l.s1 - w.ts, 0), w.dur) - min(max(l.s0 - w.ts, 0), w.dur) as drain,
-  w.dur - coalesce(min(max(l.s1 - w.ts, 0), w.dur), 0) as rest
+  w.dur - coalesce(min(max(l.s1 - w.ts, 0), w.dur), 0) as rest,
+  w.side
 from tk_span w
 left join last l on l.wait_id = w.id and l.place = 1
 left join tk_track t on t.track_id = l.source
