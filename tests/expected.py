@@ -12,11 +12,19 @@ Slice = tuple[str, int, int, tuple[tuple[str, Any], ...]]
 
 
 def draw_end(timeline: Timeline, index: int) -> int:
-    """Where a span's picture ends: an open one reaches to the next launch of its track or to the end of everything."""
+    """Where a span's picture ends: an open one reaches to the next launch of its track or to the end of everything on
+    its clock."""
     spans = timeline.spans
     if spans.end[index] != OPEN_END:
         return int(spans.end[index])
-    end = max([*spans.start.tolist(), *spans.end.tolist(), *timeline.marks.time.tolist()])
+    rank_of = [track.rank for track in timeline.tracks]
+    times = [
+        (rank_of[track], time)
+        for table, column in ((spans, spans.start), (spans, spans.end), (timeline.marks, timeline.marks.time))
+        for track, time in zip(table.track.tolist(), column.tolist(), strict=True)
+    ]
+    own = rank_of[spans.track[index]]
+    end = max(time for rank, time in times if timeline.aligned or rank == own)
     later = [
         int(spans.start[other])
         for other in range(index + 1, len(spans))

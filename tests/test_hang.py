@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from tests.timelines import COPY, WAIT, make_launch, make_rank, make_spans, make_timeline, make_tracks
 from tracekern.analysis.findings import find
 from tracekern.analysis.hang import Holder, find_hang
+from tracekern.export.drawing import prepare
 from tracekern.timeline.model import OPEN_END, Timeline, TrackKind
 from tracekern.viewers.report.headlines import headlines
 
@@ -96,6 +99,27 @@ def test_an_end_that_found_no_room_is_no_hang(lost):
         for launch in timeline.launches
     )
     assert (find_hang(timeline.replace(launches=launches)) is None) == bool(lost)
+
+
+def test_clocks_that_were_not_aligned_are_never_mixed():
+    """Rank 0's clock is years ahead and rank 2's an hour; the last time of each is 11,000 on its own clock."""
+    timeline = timeline_of([(0, WAIT, 2, 4_000), (1, WAIT, 2, 3_000)], num_ranks=3)
+    spans, ranks = timeline.spans, timeline.track_ranks()
+    host = [(i, 4, -1, 11_000, 11_000, 0, 0) for i, track in enumerate(timeline.tracks) if track.kind is TrackKind.HOST]
+    columns = [getattr(spans, name).tolist() for name in vars(spans)]
+    spans = make_spans([*zip(*columns, strict=True), *host])
+    shift = np.array([10**17, 0, 3600 * 10**9])[ranks[spans.track]]
+    moved = dataclasses.replace(
+        spans, start=spans.start + shift, end=np.where(spans.end == OPEN_END, OPEN_END, spans.end + shift)
+    )
+    hang = find_hang(timeline.replace(spans=moved, aligned=False))
+    assert hang is not None
+    assert (hang.longest_ns, hang.longest_rank) == (8_000, 1)
+    assert hang.holders == (Holder(2, True, "", 0, "dispatch", 8_998),)
+    drawing = prepare(timeline.replace(spans=moved, aligned=False))
+    is_open = drawing.timeline.spans.end == OPEN_END
+    assert (drawing.draw_end - drawing.timeline.spans.start)[is_open].tolist() == [7_000, 8_000]
+    assert find_hang(timeline.replace(spans=spans)) == hang
 
 
 def test_an_empty_timeline_is_no_hang():

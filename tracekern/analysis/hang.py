@@ -25,7 +25,7 @@ class Holder:
     last_stage: str
     """The kernel that it ran last, "" for none."""
     idle_ns: int
-    """Since its last span ended; 0 while a kernel is under way."""
+    """Between the end of its last span and the last time on record; 0 while a kernel is under way."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Hang:
     """Empty: the ranks wait for each other."""
     num_waits: int
     longest_ns: int
-    """Until the last that is on record of any rank."""
+    """Until the last time on record, of any rank; of its own where the clocks were not aligned."""
     longest_rank: int
     longest_peer: int
     longest_phase: str
@@ -55,22 +55,24 @@ def find_hang(timeline: Timeline) -> Hang | None:
     row, rank, peer = row[between], rank[between], peer[between]
     if not len(row):
         return None
-    end_ns = int(max(spans.end.max(), spans.start.max()))
-    oldest = int(spans.start[row].argmin())
+    end_ns = timeline.last_times()
+    lasts_ns = end_ns[spans.track[row]] - spans.start[row]
+    oldest = int(lasts_ns.argmax())
     waiting = set(rank.tolist())
     holders = sorted(set(peer.tolist()) - waiting)
     return Hang(
         ranks=tuple(sorted(waiting)),
         holders=tuple(_describe(timeline, holder, open_rows, end_ns) for holder in holders),
         num_waits=len(row),
-        longest_ns=end_ns - int(spans.start[row[oldest]]),
+        longest_ns=int(lasts_ns[oldest]),
         longest_rank=int(rank[oldest]),
         longest_peer=int(peer[oldest]),
         longest_phase=_phase(timeline, int(row[oldest])),
     )
 
 
-def _describe(timeline: Timeline, rank: int, open_rows: Int64, end_ns: int) -> Holder:
+def _describe(timeline: Timeline, rank: int, open_rows: Int64, end_ns: Int64) -> Holder:
+    """end_ns: [num_tracks] the last time on record."""
     spans = timeline.spans
     is_its = (timeline.track_ranks() == rank) & timeline.tracks_of(TrackKind.DEVICE)
     mine = open_rows[is_its[spans.track[open_rows]]]
@@ -86,7 +88,7 @@ def _describe(timeline: Timeline, rank: int, open_rows: Int64, end_ns: int) -> H
         doing=name,
         num_warps=num_warps,
         last_stage=timeline.launches[spans.launch[last]].name if last >= 0 else "",
-        idle_ns=end_ns - int(spans.end[last]) if last >= 0 and not doing else 0,
+        idle_ns=int(end_ns[spans.track[last]] - spans.end[last]) if last >= 0 and not doing else 0,
     )
 
 

@@ -33,7 +33,7 @@ class Drawing:
     timeline: Timeline
     """Spans in order of (track, start, longest first)."""
     draw_end: Int64
-    """[num_spans] `end`; for an open span the end of the trace, or the start of the next launch of its track."""
+    """[num_spans] `end`; for an open span the last time on its clock, or the start of the next launch of its track."""
     first_ns: int
     last_ns: int
     flow_drawable: Mask
@@ -162,7 +162,7 @@ def _draw_end(timeline: Timeline) -> Int64:
             return np.maximum(spans.end, spans.start)
         return spans.end
     draw_end = np.maximum(spans.end, spans.start)
-    draw_end[is_open] = _extent(timeline)[1]
+    draw_end[is_open] = timeline.last_times()[spans.track[is_open]]
     # A launch whose ends were lost must not swallow the launches after it on the same track.
     changes = np.flatnonzero((np.diff(spans.track) != 0) | (np.diff(spans.launch) != 0)) + 1
     run_of = np.searchsorted(changes, np.flatnonzero(is_open), side="right")

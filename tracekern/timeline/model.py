@@ -268,6 +268,17 @@ class Timeline:
         """[num_events] whether an event is of that class."""
         return np.array([event.event_class is event_class for event in self.events], bool)
 
+    def last_times(self) -> Int64:
+        """[num_tracks] the last time on record, in `unit`, that a track's times can be compared with: of all ranks, or
+        of the track's own where each rank is on its own clock. Of nothing on record the lowest number."""
+        last, ranks = np.full(len(self.tracks), np.iinfo(np.int64).min), self.track_ranks()
+        np.maximum.at(last, self.spans.track, np.maximum(self.spans.start, self.spans.end))
+        np.maximum.at(last, self.marks.track, self.marks.time)
+        clocks = np.zeros_like(ranks) if self.aligned and self.unit == "ns" else ranks
+        for clock in np.unique(clocks).tolist():
+            last[clocks == clock] = last[clocks == clock].max()
+        return last
+
     def headless_spans(self) -> Mask:
         """[num_spans] whether a span began earlier than its `start` says."""
         is_headless: Mask = np.array([event.is_headless for event in self.events], bool)[self.spans.event]
