@@ -13,7 +13,7 @@ import expected
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from timelines import COPY, LAUNCH, WAIT, make_launch, make_rank, make_spans, make_timeline, timelines
+from timelines import COPY, HOST, LAUNCH, WAIT, make_launch, make_rank, make_spans, make_timeline, timelines
 from trace_processor import TraceProcessor, assert_no_loss
 
 from tracekern.errors import BadInput
@@ -289,3 +289,42 @@ def test_a_file_that_cannot_grow_leaves_nothing(tmp_path: Path):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout == f"cannot write {path}: File too large; nothing was left there\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_names_of_one_rank_are_not_repeated_for_the_others(tmp_path: Path):
+    """A trace of four times the ranks, each with host ranges and launches of its own, is four times as large."""
+
+    def size(num_ranks: int) -> int:
+        timeline = make_timeline(num_ranks)
+        names = tuple(f"step {number}" for number in range(200 * num_ranks))
+        host = [i for i, track in enumerate(timeline.tracks) if track.kind is TrackKind.HOST]
+        launches = tuple(
+            make_launch(rank, f"kernel {rank}", 1000 * rank + i) for rank in range(num_ranks) for i in range(200)
+        )
+        lanes = [
+            i
+            for i, track in enumerate(timeline.tracks)
+            if track.kind is TrackKind.DEVICE and not track.block + track.warp
+        ]
+        rows = [
+            (track, HOST, -1, 10 * i, 10 * i + 5, 200 * rank + i, 0)
+            for rank, track in enumerate(host)
+            for i in range(200)
+        ]
+        rows += [
+            (track, COPY, 200 * rank + i, 10 * i, 10 * i + 5, 0, 0)
+            for rank, track in enumerate(lanes)
+            for i in range(200)
+        ]
+        timeline = timeline.replace(spans=make_spans(rows), flows=Flows(), launches=launches, host_names=names)
+        check_picture(timeline, tmp_path / "trace.pftrace")
+        return (tmp_path / "trace.pftrace").stat().st_size
+
+    assert size(8) < 4.2 * size(2)
+
+
+def test_what_open_looks_for_stands_before_rows_and_names(tmp_path: Path):
+    path = tmp_path / "trace.pftrace"
+    write_perfetto(make_timeline(3), path)
+    content = path.read_bytes()
+    assert 0 < content.index(b"longest_wait") < min(content.index(b"block 001"), content.index(b"copy_token"))

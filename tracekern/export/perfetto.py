@@ -143,10 +143,14 @@ def _make_encoder(drawing: Drawing, rows: Rows, interner: Interner, time_shift: 
             "run `pip install .` where g++ is, or export to .json"
         ) from error
     timeline = drawing.timeline
+    host_iid = _intern_host_names(timeline, rows, interner)
     tables = {
         "tracks": [(rows.rows[row].uuid, rows.rows[row].sequence) for row in rows.of_track],
-        "events": [_event_table_entry(event, timeline, interner) for event in timeline.events],
-        "launches": [_launch_table_entry(launch, interner) for launch in timeline.launches],
+        "events": [_event_table_entry(event, interner, host_iid) for event in timeline.events],
+        "launches": [
+            _launch_table_entry(launch, interner, rows.rows[rows.of_rank.get(launch.rank, 0)].sequence)
+            for launch in timeline.launches
+        ],
         "lane_stride": rows.lane_stride,
         "time_shift": time_shift,
         "open_iid": interner.iid(Interned.ANNOTATION_NAME, "open"),
@@ -164,13 +168,23 @@ def _columns(table: Any, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: np.ascontiguousarray(getattr(table, name)) for name in names}
 
 
-def _event_table_entry(event: EventType, timeline: Timeline, interner: Interner) -> tuple[Any, ...]:
-    name_iid = interner.iid(Interned.EVENT_NAME, event.name)
-    if event.event_class is EventClass.HOST:
-        name_iid = interner.first_iid(Interned.EVENT_NAME, [name or "(no name)" for name in timeline.host_names])
+def _intern_host_names(timeline: Timeline, rows: Rows, interner: Interner) -> int:
+    """The number of the first. A rank may have thousands that no other has: it gets those that stand on its rows."""
+    first = interner.first_iid(Interned.EVENT_NAME, [name or "(no name)" for name in timeline.host_names])
+    named = np.flatnonzero(timeline.events_of(EventClass.HOST)[timeline.spans.event])
+    iid = timeline.spans.begin_payload[named].astype(np.int64) + first
+    sequence_of = np.array([rows.rows[row].sequence for row in rows.of_track], np.int64)
+    sequence = sequence_of[timeline.spans.track[named]]
+    for own in np.unique(sequence).tolist():
+        interner.need(Interned.EVENT_NAME, np.unique(iid[sequence == own]).tolist(), own)
+    return first
+
+
+def _event_table_entry(event: EventType, interner: Interner, host_iid: int) -> tuple[Any, ...]:
+    is_host = event.event_class is EventClass.HOST
     begin_names, end_names = argument_names(event)
     return (
-        name_iid,
+        host_iid if is_host else interner.iid(Interned.EVENT_NAME, event.name),
         interner.iid(Interned.CATEGORY, event.event_class.value),
         _NAME_SOURCES.get(event.event_class, 0),
         _field_table(event.begin_fields, begin_names, interner),
@@ -186,11 +200,11 @@ def _field_table(fields: tuple[Field, ...], names: list[str], interner: Interner
     return table
 
 
-def _launch_table_entry(launch: Launch, interner: Interner) -> tuple[int, bytes]:
-    text_iid = interner.iid(Interned.ANNOTATION_STRING, f"{launch.name} #{launch.sequence}")
+def _launch_table_entry(launch: Launch, interner: Interner, sequence: int) -> tuple[int, bytes]:
+    text_iid = interner.iid(Interned.ANNOTATION_STRING, f"{launch.name} #{launch.sequence}", sequence)
     which = interned_annotation(interner.iid(Interned.ANNOTATION_NAME, "launch"), text_iid=text_iid)
     epoch = interned_annotation(interner.iid(Interned.ANNOTATION_NAME, "epoch"), value=launch.epoch)
-    return interner.iid(Interned.EVENT_NAME, launch.name), which + epoch
+    return interner.iid(Interned.EVENT_NAME, launch.name, sequence), which + epoch
 
 
 def _flow_ends(drawing: Drawing) -> dict[str, Any]:
@@ -219,9 +233,10 @@ def _prologue(drawing: Drawing, rows: Rows, interner: Interner, time_shift: int,
     start, end = drawing.first_ns + time_shift, drawing.last_ns + time_shift
     if (wait := longest_wait(drawing)) >= 0:
         facts["longest_wait"] = labels.describe_longest_wait(drawing, wait, time_shift)
-    parts = [_descriptor(row) for row in rows.rows]
+    # What `tracekern open` looks for stands first: rows and names of many ranks are larger than what it reads.
+    parts = [_descriptor(rows.rows[0]), slice_packets(ROOT_UUID, start, end, banner, facts, SHARED_SEQUENCE)]
+    parts += [_descriptor(row) for row in rows.rows[1:]]
     parts += [interned_data(interner, sequence) for sequence in sorted({row.sequence for row in rows.rows})]
-    parts.append(slice_packets(ROOT_UUID, start, end, banner, facts, SHARED_SEQUENCE))
     return b"".join(parts)
 
 

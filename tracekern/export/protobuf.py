@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -25,29 +25,40 @@ class Interned(enum.IntEnum):
     ANNOTATION_STRING = 29
 
 
+_EVERY = -1
+
+
 class Interner:
-    """Numbers for strings, from 1."""
+    """Numbers for strings, from 1, the same in all sequences of packets. A sequence names only those that it needs."""
 
     def __init__(self) -> None:
         self._texts: dict[Interned, list[str]] = {kind: [] for kind in Interned}
         self._iids: dict[tuple[Interned, str], int] = {}
+        self._needed: dict[tuple[Interned, int], set[int]] = {}
 
-    def iid(self, kind: Interned, text: str) -> int:
+    def iid(self, kind: Interned, text: str, sequence: int = _EVERY) -> int:
+        """The number of `text`, which `sequence` needs; without one, all do."""
         if (kind, text) not in self._iids:
             self._iids[kind, text] = self.first_iid(kind, [text])
-        return self._iids[kind, text]
+        iid = self._iids[kind, text]
+        self.need(kind, [iid], sequence)
+        return iid
 
     def first_iid(self, kind: Interned, texts: Sequence[str]) -> int:
-        """The number of the first of `texts`; the others follow it one by one."""
+        """The number of the first of `texts`; the others follow it one by one. No sequence needs them yet."""
         first = len(self._texts[kind]) + 1
         self._texts[kind].extend(texts)
         return first
 
-    def encode(self) -> bytes:
+    def need(self, kind: Interned, iids: Iterable[int], sequence: int) -> None:
+        self._needed.setdefault((kind, sequence), set()).update(iids)
+
+    def encode(self, sequence: int) -> bytes:
+        """What `sequence` needs."""
         entries = [
-            message(kind, varint_field(1, iid) + text_field(2, text))
+            message(kind, varint_field(1, iid) + text_field(2, texts[iid - 1]))
             for kind, texts in self._texts.items()
-            for iid, text in enumerate(texts, 1)
+            for iid in sorted(self._needed.get((kind, _EVERY), set()) | self._needed.get((kind, sequence), set()))
         ]
         return b"".join(entries)
 
@@ -81,7 +92,7 @@ def packet(content: bytes, sequence: int) -> bytes:
 
 def interned_data(interner: Interner, sequence: int) -> bytes:
     """The packet that starts a sequence: clears its state and names what its events will refer to."""
-    return packet(message(12, interner.encode()) + varint_field(13, _CLEARED_AND_NEEDED), sequence)
+    return packet(message(12, interner.encode(sequence)) + varint_field(13, _CLEARED_AND_NEEDED), sequence)
 
 
 def track_descriptor(uuid: int, name: str, parent_uuid: int, order: int, sequence: int) -> bytes:
