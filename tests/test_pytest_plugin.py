@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from importlib.metadata import entry_points
@@ -161,3 +162,29 @@ def test_what_grew_from_nothing_grew(num_runs):
     unchanged = TestRuns(Path("storage"), False, Path("baseline"), {"t": base}, {"wait_share": 0.2}, {"t": base})
     unchanged.finish(all_passed=True)
     assert unchanged.failures == []
+
+
+@pytest.mark.parametrize("num_runs", [1, 5])
+@pytest.mark.parametrize(
+    ("name", "before", "after", "num_spans", "fails"),
+    [
+        ("dispatch.wait_token.p99", 1000.0, 1200.0, 32, False),  # little but the longest span
+        ("dispatch.wait_token.p99", 1000.0, 1200.0, 100, True),
+        ("dispatch.wait_token.p50", 64.0, 96.0, 500, False),  # one tick of 32 ns
+        ("dispatch.wait_token.p50", 64.0, 160.0, 500, True),
+        ("dispatch.wait_token.p50", 0.0, 32.0, 500, False),
+        ("dispatch.wait_token.p50", 0.0, 160.0, 500, True),
+        ("dispatch.wait_token.wait_share", 0.02, 0.025, 500, False),  # half a hundredth of the time
+    ],
+)
+def test_what_the_instrument_may_have_made_fails_nothing(num_runs, name, before, after, num_spans, fails):
+    base, head = (
+        [runs.make_run(side + number, {name: value}) for number in range(num_runs)]
+        for side, value in ((0, before), (100, after))
+    )
+    base = [dataclasses.replace(run, spans={"dispatch.wait_token": num_spans}) for run in base]
+    limits = {name.rpartition(".")[2]: 0.15}
+    session = TestRuns(Path("storage"), False, Path("baseline"), {"t": base}, limits, {"t": head})
+    session.finish(all_passed=True)
+    assert bool(session.failures) == fails
+    assert any(name in line for line in (*session.failures, *session.lines))

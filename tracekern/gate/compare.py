@@ -116,6 +116,14 @@ def floors(runs: Sequence[Run], names: Sequence[str], rules: Rules) -> Floats:
     return np.array(result)
 
 
+def has_sign_of_growth(base: Sequence[Run], head: Sequence[Run], name: str, rules: Rules) -> bool:
+    """Whether the medians of runs that all have the metric differ by more than its floor: no proof, however many."""
+    if is_longest_span(name, (*base, *head)):
+        return False
+    before, after = (float(np.median(logarithms(side, [name]))) for side in (base, head))
+    return after - before > math.log1p(floors(base, [name], rules)[0])
+
+
 def logarithms(runs: Sequence[Run], names: Sequence[str]) -> Floats:
     """[runs, m]; what is below its grain counts as the grain."""
     return np.array([[math.log(max(run.metrics[name], _grain_of(name, runs))) for name in names] for run in runs])
@@ -199,7 +207,7 @@ def _family(base: Sequence[Run], head: Sequence[Run], rules: Rules) -> tuple[lis
             notes.append(f"gone: {name} is in every run of base, not of head; renamed? then save a new baseline")
         elif name not in in_base:
             new.append(name)
-        elif name.endswith(".p99") and _fewest_spans(name, (*base, *head)) < MIN_SPANS_OF_P99:
+        elif is_longest_span(name, (*base, *head)):
             few.append(name)
         else:
             names.append(name)
@@ -210,8 +218,10 @@ def _family(base: Sequence[Run], head: Sequence[Run], rules: Rules) -> tuple[lis
     return names, notes
 
 
-def _fewest_spans(name: str, runs: Sequence[Run]) -> int:
-    return min(run.spans.get(name.rpartition(".")[0], 0) for run in runs)
+def is_longest_span(name: str, runs: Sequence[Run]) -> bool:
+    """Whether a metric is a p99 of so few spans in some run that it is little but the longest of them."""
+    fewest = min(run.spans.get(name.rpartition(".")[0], 0) for run in runs)
+    return name.endswith(".p99") and fewest < MIN_SPANS_OF_P99
 
 
 def _changes(base: Sequence[Run], head: Sequence[Run], names: Sequence[str], rules: Rules) -> list[Change]:

@@ -15,7 +15,7 @@ from tracekern.analysis.statistics import STATISTICS
 from tracekern.errors import BadInput
 from tracekern.files import write_whole
 from tracekern.gate.baseline import commit_info, machine_info, next_path, now, numbered
-from tracekern.gate.compare import Rules, Verdict, compare, sides_differ
+from tracekern.gate.compare import Rules, Verdict, compare, has_sign_of_growth, sides_differ
 from tracekern.gate.report import losses_of
 from tracekern.gate.run import Run
 from tracekern.words import growth, metric_value
@@ -81,7 +81,7 @@ class TestRuns:
             grown = after / before - 1 if before else float("inf") if after else 0.0
             line = f"{test}: {name} {metric_value(name, before)} -> {metric_value(name, after)} ({growth(grown)})"
             limit = self.limits.get(statistic, float("inf"))
-            if grown > limit and (not proven or _is_proven(name, base, runs, limit)):
+            if grown > limit and (_is_proven if proven else _is_sign)(name, base, runs, limit):
                 self.failures.append(f"{line}, more than {100 * limit:g} %{'' if proven else UNPROVEN}")
             else:
                 self.lines.append(line)
@@ -93,6 +93,11 @@ UNPROVEN = " (fewer than 5 runs a side: a sign, no proof)"
 def _is_proven(name: str, base: list[Run], runs: list[Run], limit: float) -> bool:
     comparison = compare(base, runs, Rules(floor=limit, metrics=(name,), across_hosts=True))
     return any(change.metric == name for change in comparison.of(Verdict.REGRESSED))
+
+
+def _is_sign(name: str, base: list[Run], runs: list[Run], limit: float) -> bool:
+    before, after = ([run for run in side if name in run.metrics] for side in (base, runs))
+    return has_sign_of_growth(before, after, name, Rules(floor=limit))
 
 
 def parse_limit(text: str) -> tuple[str, float]:
