@@ -62,7 +62,8 @@ def find_chains(
 ) -> tuple[tuple[Chain, ...], int]:
     """(the largest chains, ns of the waits they were made from): of the _NUM_WAITS waits with the most lateness."""
     follow = _Follower(graph, waits, edges, shares, targets_of_phases(timeline, graph))
-    longest = np.argsort(-shares.late_ns, kind="stable")[:_NUM_WAITS]
+    # Of waits as late as each other those that began first: ticks make many of them, and ranks may stand in any order.
+    longest = np.lexsort((edges.begin[shares.edge], -shares.late_ns))[:_NUM_WAITS]
     found: dict[Root, tuple[int, int]] = {}
     for wait in longest.tolist():
         root = follow.root_of(wait)
