@@ -15,12 +15,13 @@ import pytest
 from captures import CaptureSpec, write_capture
 from timelines import LAUNCH, WAIT, make_launch, make_rank, make_timeline, overwrite_begins
 
+from tracekern.analysis.doubt import Blame, Interval
 from tracekern.analysis.findings import Findings, find
 from tracekern.analysis.waits import WaitKind
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import ClockFit, Flows, Problem, Spans, Timeline, TrackKind
 from tracekern.timeline.select import take_spans
-from tracekern.viewers.report.headlines import headlines, steadiness
+from tracekern.viewers.report.headlines import charged, headlines, steadiness
 from tracekern.viewers.report.report_page import report_page
 from tracekern.words import duration, percent
 
@@ -155,11 +156,27 @@ def test_causes_and_path_are_drawn_as_they_were_found(findings, tmp_path):
 def test_the_rank_that_caused_it_is_named_and_the_longest_waiter_is_not(findings):
     lines = {line.word: line.text for line in headlines(findings)}
     assert findings.time.ranks[int(findings.time.wait.argmax())] == 1
-    assert lines["who"].startswith("rank 0 caused 3.60 ms ±826 ns of it")
+    assert lines["who"].startswith("rank 0 caused 3.60 ms (-812 ns to +839 ns) of it")
     assert "the host of rank 0" in lines["why"]
     assert (
         "before kernels of rank 0 were started; as short as elsewhere, the host of rank 0 would save" in lines["bound"]
     )
+
+
+@pytest.mark.parametrize(
+    ("lo_ns", "late_ns", "hi_ns", "said"),
+    [
+        (9_000, 10_000, 11_000, "10.0 us ±1.00 us"),
+        (9_000, 10_000, 11_002, "10.0 us ±1.00 us"),
+        (9_600, 10_000, 10_402, "10.0 us ±402 ns"),  # rounded to ns
+        (0, 600, 9_000, "600 ns (-600 ns to +8.40 us)"),
+        (10_000, 10_000, 10_500, "10.0 us (-0 ns to +500 ns)"),
+        (10_000, 10_000, 10_000, "10.0 us"),
+    ],
+)
+def test_doubt_to_one_side_is_not_said_of_both(lo_ns, late_ns, hi_ns, said):
+    limits = Interval(lo_ns, hi_ns)
+    assert charged(Blame(0, late_ns, limits, limits)) == said
 
 
 def test_gantt_draws_spans_where_they_are(findings, tmp_path):

@@ -13,6 +13,8 @@ from tracekern.viewers.report.path import describe_gain, describe_part
 from tracekern.words import count, duration, factor, percent, ranks
 
 _ALONE = "one rank: nobody else to wait for"
+_ROUNDING_NS = 2
+"""A blame and both of its limits are whole ns."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,12 @@ def _who(findings: Findings) -> str:
 
 
 def charged(blame: Blame) -> str:
-    """A blame with what the clocks leave open."""
-    half = blame.likely.inconclusive_ns / 2
-    return duration(blame.late_ns) + (f" ±{duration(half)}" if half >= 1 else "")
+    """A blame with what the clocks leave open, which is often less to one side: no wait is shorter than nothing."""
+    low_ns, high_ns = blame.late_ns - blame.likely.lo_ns, blame.likely.hi_ns - blame.late_ns
+    low, high, largest = duration(low_ns), duration(high_ns), max(low_ns, high_ns)
+    if low != high and abs(high_ns - low_ns) > _ROUNDING_NS:
+        return f"{duration(blame.late_ns)} (-{low} to +{high})"
+    return duration(blame.late_ns) + (f" ±{duration(largest)}" if largest > _ROUNDING_NS else "")
 
 
 def _why(findings: Findings) -> str:
