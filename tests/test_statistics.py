@@ -16,7 +16,7 @@ import tracekern
 from tracekern.analysis.difference import differences
 from tracekern.analysis.statistics import phase_statistics
 from tracekern.errors import BadInput
-from tracekern.timeline.model import OPEN_END, Launch, Timeline, Track, TrackKind
+from tracekern.timeline.model import OPEN_END, ClockFit, Launch, Timeline, Track, TrackKind
 
 COPY, WAIT, LAUNCH = 0, 2, 5
 OPEN = int(OPEN_END)
@@ -189,3 +189,16 @@ def test_differences_of_two():
     assert np.isnan(found["b.copy_token.p50"].first)
     assert np.isnan(found["b.copy_token.p50"].change)
     assert np.isnan(found["a.wait_token.p50"].change)
+
+
+INF = math.inf
+
+
+@pytest.mark.parametrize(
+    ("hard_ns", "together"),
+    [((), 0), ((INF,), 0), ((0, 700), 700), ((0, 700, 300, 741), 1441), ((0, None), INF), ((INF, INF), INF)],
+)
+def test_times_of_two_ranks_are_apart_by_both_bounds(hard_ns, together):
+    clocks = (None if bound is None else ClockFit("ping-pong", bound, 20.0) for bound in hard_ns)
+    ranks = tuple(make_rank(number, clock=clock) for number, clock in enumerate(clocks))
+    assert phase_statistics(timeline_of([], [], ranks=ranks, tracks=())).clock_hard_ns == together

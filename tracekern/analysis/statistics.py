@@ -59,7 +59,8 @@ class RunStatistics:
     probe_cost_ns: float
     """What recording one span adds, as the capture measured it; 0 where it did not."""
     clock_hard_ns: float
-    """The widest bound of all ranks' clocks."""
+    """By how much the clocks of two ranks may be apart: the two widest bounds together. 0 of one rank, inf of unaligned
+    ones."""
     losses: tuple[str, ...]
     """What is missing from the capture, a line each; numbers of a lossy capture prove nothing."""
 
@@ -89,7 +90,7 @@ def phase_statistics(timeline: Timeline) -> RunStatistics:
         set_up_stages=iterations.set_up_stages,
         resolution_ns=max((1e9 * rank.resolution_ticks / rank.ticks_per_second for rank in timeline.ranks), default=0),
         probe_cost_ns=probe_cost_ns(timeline),
-        clock_hard_ns=max((rank.clock.hard_ns for rank in timeline.ranks if rank.clock), default=float("inf")),
+        clock_hard_ns=_clock_hard_ns(timeline),
         losses=_losses(timeline),
     )
 
@@ -190,6 +191,11 @@ def probe_cost_ns(timeline: Timeline) -> float:
         measured = sorted((int(density), float(cost)) for density, cost in rank.metadata.get("overhead_ns", {}).items())
         costs += [next((cost for most, cost in measured if warps <= most), measured[-1][1])] if measured else []
     return max(costs)
+
+
+def _clock_hard_ns(timeline: Timeline) -> float:
+    bounds = sorted(rank.clock.hard_ns if rank.clock else float("inf") for rank in timeline.ranks)
+    return sum(bounds[-2:]) if len(bounds) > 1 else 0.0
 
 
 def _losses(timeline: Timeline) -> tuple[str, ...]:
