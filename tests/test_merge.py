@@ -10,6 +10,8 @@ import pytest
 from tests.captures import EPOCH, GROUP_NS, START_NS, WAIT_OFFSETS, CaptureSpec, write_capture
 from tracekern.analysis.summary import summarize
 from tracekern.errors import BadInput
+from tracekern.record.dump import Dump, read_dump
+from tracekern.timeline import merge
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import EventClass, Timeline, TrackKind, unpack_field
 
@@ -109,6 +111,20 @@ def test_losses_are_told_and_strict_refuses_them(tmp_path: Path):
     assert sum(p.count for p in per_launch) == sum(p.count for p in per_track)
     assert {launch.records_needed for launch in timeline.launches} == {100}
     with pytest.raises(BadInput, match="100 would have been enough"):
+        load(tmp_path, strict=True)
+
+
+@pytest.mark.parametrize("key", ["launches_lost", "launches_refused", "host_spans_lost", "clock_samples_lost"])
+def test_strict_refuses_whatever_a_capture_counts_as_lost(tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch):
+    def read_lossy(path: Path) -> Dump:
+        dump = read_dump(path)
+        dump.metadata[key] = 3
+        return dump
+
+    write_capture(tmp_path, CaptureSpec())
+    load(tmp_path, strict=True)
+    monkeypatch.setattr(merge, "read_dump", read_lossy)
+    with pytest.raises(BadInput, match=r"rank 0: 3 .*record again, or merge without --strict"):
         load(tmp_path, strict=True)
 
 

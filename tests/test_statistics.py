@@ -16,7 +16,7 @@ import tracekern
 from tracekern.analysis.difference import differences
 from tracekern.analysis.statistics import phase_statistics
 from tracekern.errors import BadInput
-from tracekern.timeline.model import OPEN_END, ClockFit, Launch, Timeline, Track, TrackKind
+from tracekern.timeline.model import OPEN_END, ClockFit, Launch, Problem, Timeline, Track, TrackKind
 
 COPY, WAIT, LAUNCH = 0, 2, 5
 OPEN = int(OPEN_END)
@@ -140,6 +140,22 @@ def test_losses_are_told(tmp_path):
     assert phase_statistics(tracekern.load(write_capture(tmp_path / "lossy", lossy))).losses
     killed = CaptureSpec(killed_rank=1, run_id="killed")
     assert phase_statistics(tracekern.load(write_capture(tmp_path / "killed", killed))).losses
+
+
+@pytest.mark.parametrize(
+    ("kind", "proves_nothing"),
+    [
+        ("surplus_warps", True),
+        ("launch_lost", True),
+        ("cycle_rate_unknown", True),
+        ("lost_host_spans", False),  # no number is made of them
+        ("cycle_clock", False),
+        ("idle_tracks", False),
+    ],
+)
+def test_problems_that_leave_numbers_unproven(kind, proves_nothing):
+    told = timeline_of([], [], problems=(Problem("error", kind, 0, -1, "what happened"),))
+    assert phase_statistics(told).losses == (("what happened",) if proves_nothing else ())
 
 
 def test_a_real_capture(tmp_path):

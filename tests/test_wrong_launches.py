@@ -9,6 +9,8 @@ import pytest
 
 from tests.captures import EVENT_TABLE
 from tests.kernels import memory, run_kernel
+from tracekern.analysis.statistics import phase_statistics
+from tracekern.errors import BadInput
 from tracekern.record import format as fmt
 from tracekern.record.session import capture
 from tracekern.timeline.merge import load
@@ -52,6 +54,9 @@ def test_warps_beyond_those_told_of_are_an_error(tmp_path: Path):
     assert (problem.severity, problem.kind) == ("error", "surplus_warps")
     assert "ran with 5 warps a block" in problem.text
     assert "pass warps=5" in problem.text
+    assert phase_statistics(load(tmp_path, unaligned=True)).losses == (problem.text,)
+    with pytest.raises(BadInput, match="pass warps=5"):
+        load(tmp_path, strict=True)
 
 
 def test_a_capture_without_launches_says_so(tmp_path: Path, command_line):

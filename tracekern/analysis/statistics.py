@@ -15,13 +15,15 @@ import numpy.typing as npt
 
 from tracekern.analysis.iterations import LaunchIterations
 from tracekern.errors import BadInput
-from tracekern.timeline.merge import LOSS_KINDS
+from tracekern.timeline.merge import HOST_LOSS, LOSS_KINDS
 from tracekern.timeline.model import OPEN_END, EventClass, Int32, Int64, Timeline, TrackKind
 
 END_TO_END = "end_to_end"
 STATISTICS = ("p50", "p99", "wait_share")
 
-_LOSSES = (*LOSS_KINDS, "open_span", "salvaged", "running", "overwritten_records", "fault")
+_LOSSES = {*LOSS_KINDS, "open_span", "salvaged", "running", "overwritten_records", "fault", "cycle_rate_unknown"} - {
+    HOST_LOSS  # no number is made of host ranges
+}
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class RunStatistics:
     """By how much the clocks of two ranks may be apart: the two widest bounds together. 0 of one rank, inf of unaligned
     ones."""
     losses: tuple[str, ...]
-    """What is missing from the capture, a line each; numbers of a lossy capture prove nothing."""
+    """What is missing from the capture, or has no known duration, a line each; its numbers then prove nothing."""
 
     def metrics(self) -> dict[str, float]:
         """Name -> value, `dispatch_recv.wait_token.p50` -> ns. A wait_share lies in 0..1."""

@@ -32,7 +32,7 @@ Unaligned = Annotated[
     bool,
     typer.Option("--unaligned", help="Take every clock as it is where they cannot be related; the title says so."),
 ]
-Strict = Annotated[bool, typer.Option("--strict", help="Refuse captures that lost records or ranks.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Refuse captures that lost records, launches or ranks.")]
 Partial = Annotated[bool, typer.Option("--partial", help="Go on without ranks whose dump is missing.")]
 Window = Annotated[str | None, typer.Option(metavar="START:END", help="Only this part of the time, as in 1.5ms:2ms.")]
 Ranks = Annotated[str | None, typer.Option(metavar="LIST", help="Only these ranks, as in 0,2-4.")]

@@ -35,8 +35,13 @@ from tracekern.timeline.model import (
 )
 
 HOST_EVENT = EventType("host", EventClass.HOST, "completion")
-LOSS_KINDS = ("lost_records", "torn_track", "orphan_end", "launch_not_recorded", "lost_clock_samples", "missing_rank")
-"""Problems that `strict` refuses: data that should be there and is not."""
+HOST_LOSS = "lost_host_spans"
+LOSS_KINDS = (
+    *("lost_records", "torn_track", "orphan_end", "surplus_warps", "launch_not_recorded", "launch_lost"),
+    *(HOST_LOSS, "lost_clock_samples", "missing_rank"),
+)
+"""Problems that `strict` refuses: data that should be there and is not. Not "salvaged", "running" or "open_span": what
+a rank had recorded when it died or was looked at is there, and what never arrived is a torn track or a lost launch."""
 
 _DECODE_THREADS = 2
 _DUMPS = "rank_*.tkdump"
@@ -280,4 +285,4 @@ def _refuse_losses(timeline: Timeline) -> None:
     losses = [problem for problem in timeline.problems if problem.kind in LOSS_KINDS]
     if losses:
         more = f" (and {len(losses) - 1} more)" if len(losses) > 1 else ""
-        raise BadInput(f"{losses[0].text}{more}; record again with more room, or merge without --strict")
+        raise BadInput(f"{losses[0].text}{more}; record again, or merge without --strict")
