@@ -275,8 +275,8 @@ def test_only_waits_that_one_signal_can_release_prove_anything(kind, names_peer)
     assert (tightened(timeline)[1] < timeline.ranks[1].clock.hard_ns) == proves
 
 
-@pytest.mark.parametrize("loss", ["records_lost", "records_overwritten"])
-def test_launches_that_lost_records_prove_nothing(loss):
+@pytest.mark.parametrize("loss", ["records_lost", "records_overwritten", "stamp_error_ns"])
+def test_launches_that_lost_records_or_count_cycles_prove_nothing(loss):
     run = two_ranks()
     run.flows(BOTH, SECOND + np.arange(5) * 1e4, np.full(5, 100.0))
     timeline = run.timeline()

@@ -173,6 +173,38 @@ def test_a_track_too_short_to_measure_takes_the_rate_of_the_others(tmp_path: Pat
     assert "2 of them, too short to measure it or never ended, take that of the others together" in text
 
 
+@settings(max_examples=80, deadline=None)
+@given(
+    ghz=st.lists(st.floats(0.4, 3.0), min_size=2, max_size=5),
+    lengths_ns=st.lists(st.floats(200, 50_000), min_size=5, max_size=5),
+    start_ns=st.floats(0, 1e9),
+)
+def test_records_are_off_by_no_more_than_their_launch_says(tmp_path_factory, ghz, lengths_ns, start_ns):
+    """Short tracks take the rate of longer ones, whose core ran at another."""
+    tracks = [
+        CycleTrack(start_ns, start_ns + length, ((start_ns + length / 4, start_ns + 0.99 * length),), rate)
+        for rate, length in zip(ghz, lengths_ns, strict=False)
+    ]
+    timeline = decode_tracks(tmp_path_factory.mktemp("cycles") / "rank_00000.tkdump", tracks)
+    (launch,) = timeline.launches
+    for block, track in enumerate(tracks):
+        start, end = spans_of(timeline, block)
+        assert abs(start[0] - track.spans[0][0]) <= launch.stamp_error_ns
+        assert abs(end[0] - track.spans[0][1]) <= launch.stamp_error_ns
+
+
+def test_a_launch_says_how_far_its_records_may_be_off(tmp_path: Path):
+    long = CycleTrack(1_000.0, 51_000.0, short_spans(1_000.0, 3))
+    plain = dataclasses.replace(long, counts_cycles=False)
+    hung = dataclasses.replace(long, finished=False)
+    errors = [
+        decode_tracks(tmp_path / "rank_00000.tkdump", tracks).launches[0].stamp_error_ns
+        for tracks in ([plain], [plain, long], [long, hung])
+    ]
+    # A tick and 256 cycles at either end.
+    assert errors == [0.0, pytest.approx(2 * (TICK_NS + 256 / GHZ), rel=0.01), float("inf")]
+
+
 def test_short_tracks_alone_pool_what_they_measured_and_say_how_well(tmp_path: Path):
     tracks = [CycleTrack(i * 1_013.0, i * 1_013.0 + 700, ((i * 1_013.0 + 100, i * 1_013.0 + 130),)) for i in range(8)]
     timeline = decode_tracks(tmp_path / "rank_00000.tkdump", tracks)

@@ -221,6 +221,21 @@ def test_a_wait_that_ends_before_its_signal_begins_is_told_beyond_the_clocks():
     assert join_flows(timeline.replace(aligned=False))[1] == ()
 
 
+@pytest.mark.parametrize("is_signal", [True, False])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_wait_may_end_early_by_what_a_cycle_clock_leaves_open(rank: int, is_signal: bool):
+    """In one rank both ends stand in one launch, and add; between ranks one of them does, beside 100 ns of clocks."""
+    pair = [End(True, 0, rank, 0, 1, start=1000, end=1010), End(False, rank, 0, 0, 1, start=0, end=800)]
+    timeline, rows = build(pair, ChannelKind.DATA, hard_ns=50.0 * rank)
+    (row,) = [row for row, end in enumerate(rows) if end.is_signal == is_signal]
+    off = timeline.spans.launch[row]
+    for error_ns, wanted in ((99.0, 1), (100.0, 0), (np.inf, 0)):
+        launches = list(timeline.launches)
+        launches[off] = dataclasses.replace(launches[off], stamp_error_ns=error_ns)
+        _, problems = join_flows(timeline.replace(launches=tuple(launches)))
+        assert [problem.kind for problem in problems] == ["backwards_flow"] * wanted
+
+
 def test_kernels_without_epochs_are_told_apart_by_their_sequence():
     ends = [
         End(is_signal, is_signal ^ 1, is_signal, 0, epoch, start=1000 * epoch, end=1000 * epoch + 10)

@@ -68,10 +68,13 @@ class _Proofs:
         place = _places(timeline)
         source, destination = place[spans.track[flows.signal]], place[spans.track[flows.wait]]
         proves = (source != destination) & _names_its_signal(timeline)[spans.event[flows.wait]]
-        whole = np.array([not (entry.records_lost or entry.records_overwritten) for entry in timeline.launches], bool)
+        # What was lost may have been the signal that really came. That a core clock kept its rate is no proof.
+        is_sound = [
+            not (launch.records_lost or launch.records_overwritten or launch.stamp_error_ns)
+            for launch in timeline.launches
+        ]
         for end in (flows.signal, flows.wait):
-            # What was lost may have been the signal that really came.
-            proves &= whole[spans.launch[end]]
+            proves &= np.array(is_sound, bool)[spans.launch[end]]
         signal, wait = flows.signal[proves], flows.wait[proves]
         source, destination = source[proves], destination[proves]
         signalled, ended = spans.start[signal], spans.end[wait]

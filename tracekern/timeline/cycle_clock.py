@@ -30,6 +30,9 @@ class CycleRates:
     any moment up to the next, and the two clocks were not read at quite the same one. inf where nothing is known."""
     is_own: npt.NDArray[np.bool_]
     """Measured over the run itself, not over others of the same device."""
+    stamp_error: Float64
+    """Ticks by which a record may be off the realtime clock, on the same terms; 0 where it holds ticks of that clock,
+    inf where the run never ended: then nobody knows how fast it counted."""
 
     @classmethod
     def of(cls, headers: npt.NDArray[Any], resolution_ticks: int) -> CycleRates:
@@ -55,14 +58,18 @@ class CycleRates:
             error[others] = doubt[pool].sum() / ticks[pool].sum()
         else:
             rate[others], error[others] = 1.0, np.inf
-        return cls(rate, error, is_own)
+        stamp_error = np.where(counts, np.inf, 0.0)
+        # Off by both anchors, and by as much as a borrowed rate misses the end of the run.
+        stamp_error[ended] = (2 * doubt + np.abs(cycles * rate - ticks))[ended]
+        return cls(rate, error, is_own, stamp_error)
 
     def any(self) -> bool:
         return bool(self.ticks_per_cycle.any())
 
     def take(self, which: Any) -> CycleRates:
         """The runs that an index array or mask picks."""
-        return CycleRates(self.ticks_per_cycle[which], self.error[which], self.is_own[which])
+        columns = (self.ticks_per_cycle, self.error, self.is_own, self.stamp_error)
+        return CycleRates(*(column[which] for column in columns))
 
     def to_ticks(self, start: Int64, stamp: Int64, max_ticks: int) -> Int64:
         """[n] realtime ticks of [n] stamps of runs that began at `start`; no later than max_ticks."""

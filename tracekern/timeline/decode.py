@@ -144,6 +144,7 @@ def _forward_only(ticks: Int64, owner: Int32) -> tuple[Int64, Int32]:
 
 def _launches(dump: Dump, runs: Runs) -> tuple[Launch, ...]:
     lost, overwritten = runs.lost, runs.overwritten
+    stamp_error_ns = runs.rates.stamp_error * 1e9 / dump.metadata["clock"]["ticks_per_second"]
     needed = np.maximum(runs.attempted, runs.written)
     stops = np.cumsum([entry.num_tracks for entry in dump.launches], dtype=np.int64).tolist()
     launches = []
@@ -165,6 +166,7 @@ def _launches(dump: Dump, runs: Runs) -> tuple[Launch, ...]:
                 records_lost=int(lost[rows].sum()),
                 records_needed=int(needed[rows].max(initial=0)),
                 records_overwritten=int(overwritten[rows].sum()),
+                stamp_error_ns=float(stamp_error_ns[rows].max(initial=0.0)),
             )
         )
     return tuple(launches)

@@ -238,7 +238,8 @@ def _possible(timeline: Timeline, signal: Int64, wait: Int64) -> tuple[Int64, In
 
 
 def _lead(timeline: Timeline, signal: Int64, wait: Int64) -> tuple[Int64, npt.NDArray[np.float64]]:
-    """([n] by how many ns each wait ended before its signal began, [n] how many the clocks of both ranks leave open)"""
+    """([n] by how many ns each wait ended before its signal began, [n] how many the clocks of both ranks leave open,
+    and those of cores where they stamped an end)"""
     spans, rank_of_track = timeline.spans, timeline.track_ranks()
     early = spans.start[signal] - spans.end[wait]
     if not timeline.aligned or timeline.unit != "ns":
@@ -247,7 +248,11 @@ def _lead(timeline: Timeline, signal: Int64, wait: Int64) -> tuple[Int64, npt.ND
     hard = np.zeros(max((rank.rank for rank in timeline.ranks), default=-1) + 1)
     for rank in timeline.ranks:
         hard[rank.rank] = rank.clock.hard_ns if rank.clock else 0.0
-    return early, np.where(source == destination, 0.0, hard[source] + hard[destination])
+    slack = np.where(source == destination, 0.0, hard[source] + hard[destination])
+    stamp_error = np.array([launch.stamp_error_ns for launch in timeline.launches], np.float64)
+    for end in (signal, wait):
+        slack += stamp_error[spans.launch[end]]
+    return early, slack
 
 
 def _backwards(timeline: Timeline, channel: str, signal: Int64, wait: Int64) -> list[Problem]:

@@ -113,6 +113,9 @@ class Launch:
     """records_per_track that would have lost nothing."""
     records_overwritten: int = 0
     """Of a flight recorder: older records that made room."""
+    stamp_error_ns: float = 0.0
+    """By how much records that count cycles may be off their rank's clock, given that the core clock kept its rate
+    during a track; inf where a track never ended. 0 where all are stamps of that clock."""
 
 
 @dataclass(frozen=True)
