@@ -59,6 +59,20 @@ def test_warps_beyond_those_told_of_are_an_error(tmp_path: Path):
         load(tmp_path, strict=True)
 
 
+@pytest.mark.parametrize("records_per_track", [2, 64])
+def test_a_flight_recorder_whose_body_is_no_ring_says_so(tmp_path: Path, records_per_track: int):
+    """Whether records were lost or not: what stays of a hang would be its begin."""
+    told = problems_of(tmp_path, keep="last", records_per_track=records_per_track)
+    ((severity, _, count, text),) = [problem for problem in told if problem[1] == "keeps_first"]
+    assert (severity, count) == ("error", 3)
+    assert text.startswith("rank 0: 3 launches of demo kept the first records")
+    assert text.endswith("launch the body of launch.record_format, Recorder<true, RecordFormat::ring>")
+
+
+def test_a_flight_recorder_that_counts_has_no_ring(tmp_path: Path):
+    assert problems_of(tmp_path, keep="last", records_per_track=0) == []
+
+
 def test_a_capture_without_launches_says_so(tmp_path: Path, command_line):
     with capture(tmp_path):
         pass

@@ -53,6 +53,7 @@ class Launch(NamedTuple):
     descriptor: int
     """Address of the LaunchDescriptor; 0 when this launch is not recorded: launch the untraced kernel."""
     record_format: str
+    """Of the body to launch: "wide", Recorder<true>; "ring", Recorder<true, RecordFormat::ring>."""
 
     @property
     def traced(self) -> bool:
@@ -95,7 +96,8 @@ def capture(
     selection = Selection(
         records_per_track, blocks, list_of_names("roles", roles), list_of_names("events", events), every, keep
     )
-    about: dict[str, Any] = {"record_format": "ring" if keep == "last" else "wide", "settings": settings or {}}
+    about: dict[str, Any] = {"keep": keep, "record_format": "ring" if keep == "last" else "wide"}
+    about["settings"] = settings or {}
     about["command"] = shlex.join(sys.argv) if command is None else command
     check_settings(settings)
     setup = Setup(device or used_device(), sink, max_bytes, host_spans, clocks, load)

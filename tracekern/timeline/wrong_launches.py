@@ -9,19 +9,23 @@ import numpy as np
 from tracekern.timeline.model import Launch, Problem
 from tracekern.timeline.record_columns import Runs
 
+_ERRORS = ("surplus_warps", "keeps_first")
 
-def wrong_launches(launches: Sequence[Launch], runs: Runs) -> list[Problem]:
+
+def wrong_launches(launches: Sequence[Launch], runs: Runs, is_flight_recorder: bool) -> list[Problem]:
     """One problem for each kernel, grid and mistake, the launches of one rank counted together."""
     num_started = np.bincount(runs.launch[runs.started], minlength=len(launches)).tolist()
     warps_run = np.zeros(len(launches), np.int64)
     np.maximum.at(warps_run, runs.launch, runs.warps_run)
+    num_first = np.bincount(runs.launch[runs.started & ~runs.ring], minlength=len(launches)) * is_flight_recorder
     found: dict[tuple[str, str, str], list[Launch]] = {}
-    for launch, started, warps in zip(launches, num_started, warps_run.tolist(), strict=True):
-        for kind, why in _mistakes(launch, started, warps):
+    columns = (num_started, warps_run.tolist(), num_first.tolist())
+    for launch, started, warps, first in zip(launches, *columns, strict=True):
+        for kind, why in _mistakes(launch, started, warps) + _wrong_body(launch, first):
             found.setdefault((launch.name, kind, why), []).append(launch)
     return [
         Problem(
-            "error" if kind == "surplus_warps" else "note",
+            "error" if kind in _ERRORS else "note",
             kind,
             alike[0].rank,
             -1,
@@ -61,3 +65,16 @@ def _mistakes(launch: Launch, num_started: int, warps_run: int) -> list[tuple[st
             )
         ]
     return []
+
+
+def _wrong_body(launch: Launch, num_first: int) -> list[tuple[str, str]]:
+    """num_first: tracks of a flight recorder whose body was no ring; where nothing but counts is kept, none is."""
+    if not (num_first and launch.records_per_track):
+        return []
+    return [
+        (
+            "keeps_first",
+            "kept the first records of a track, not the last, as keep='last' asks: "
+            "launch the body of launch.record_format, Recorder<true, RecordFormat::ring>",
+        )
+    ]
