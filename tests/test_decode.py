@@ -156,6 +156,17 @@ def test_launches_of_one_stream_share_their_tracks(tmp_path: Path):
     assert timeline.problems == ()
 
 
+def test_spans_left_open_by_several_launches_stand_in_none_of_each_other(tmp_path: Path):
+    nested, alone = [(BEGIN, 0, 0, 0), (BEGIN, 3, 5, 0)], [(BEGIN, 3, 5, 0)]
+    launches = [[Run(1000 * number, steps)] for number, steps in enumerate((alone, nested, alone, alone), 1)]
+    timeline = decode_runs(tmp_path / "rank_00000.tkdump", launches)
+    told = [(p.text, p.count) for p in timeline.problems if p.kind == "open_span" and p.track == 0]
+    assert told == [
+        ("rank 0 block 0 warp 0: wait_token never closed, in 3 launches", 3),
+        ("rank 0 block 0 warp 0: process_group > wait_token never closed", 2),
+    ]
+
+
 def test_launches_that_overlap_on_one_stream_get_lanes(tmp_path: Path):
     span = [(BEGIN, 1, 0, 0), (END, 1, 1500, 0)]
     timeline = decode_runs(tmp_path / "rank_00000.tkdump", [[Run(1000, span)], [Run(2000, span)], [Run(2500, span)]])

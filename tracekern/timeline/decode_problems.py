@@ -122,18 +122,23 @@ def _open_spans(timeline: Timeline, findings: Findings) -> list[Problem]:
     opened = np.flatnonzero(spans.end == OPEN_END)
     full = runs.lost > 0
     full_pairs = set(zip(findings.merge.track[full].tolist(), runs.launch[full].tolist(), strict=True))
-    names: dict[tuple[int, str], list[str]] = {}
+    names: dict[tuple[int, int, str], list[str]] = {}
     for row in opened.tolist():
-        track = int(spans.track[row])
-        kind = "lost_end" if (track, int(spans.launch[row])) in full_pairs else "open_span"
-        names.setdefault((track, kind), []).append(timeline.events[spans.event[row]].name)
+        track, launch = int(spans.track[row]), int(spans.launch[row])
+        kind = "lost_end" if (track, launch) in full_pairs else "open_span"
+        names.setdefault((track, launch, kind), []).append(timeline.events[spans.event[row]].name)
+    alike: dict[tuple[int, str, tuple[str, ...]], int] = {}
+    for (track, _, kind), found in names.items():
+        key = (track, kind, tuple(found))
+        alike[key] = alike.get(key, 0) + 1
     problems = []
-    for (track, kind), found in names.items():
-        path = " > ".join(found[:4]) + (" ..." if len(found) > 4 else "")
+    for (track, kind, nested), num_launches in alike.items():
+        path = " > ".join(nested[:4]) + (" ..." if len(nested) > 4 else "")
         why = "its end found no room" if kind == "lost_end" else "never closed"
+        where = f", in {num_launches} launches" if num_launches > 1 else ""
         severity = "warning" if kind == "lost_end" else "error"
-        text = f"{_where(timeline, track)}: {path} {why}"
-        problems.append(Problem(severity, kind, timeline.ranks[0].rank, track, text, len(found)))
+        text = f"{_where(timeline, track)}: {path} {why}{where}"
+        problems.append(Problem(severity, kind, timeline.ranks[0].rank, track, text, len(nested) * num_launches))
     return problems
 
 
