@@ -209,8 +209,8 @@ def test_info_tells_losses_and_the_size_that_would_have_been_enough(command_line
     for rank in summary["ranks"]:
         assert rank["records_lost"] > 0
         assert rank["records_per_track"] == 64
-        line = f"rank {rank['rank']} lost {rank['records_lost']} records: a track had room for 64; --records-per-track"
-        assert f"{line} {rank['records_needed']} would have been enough" in result.stdout
+        line = f"rank {rank['rank']} lost {rank['records_lost']} records: a track had room for 64; records_per_track"
+        assert f"{line}={rank['records_needed']} would have been enough" in result.stdout
 
 
 def test_info_says_each_problem_once(command_line, lossy):

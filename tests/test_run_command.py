@@ -85,8 +85,9 @@ def test_a_full_track_is_told_with_the_size_it_needs(command_line, tmp_path):
     shape = (*SMALL, "--blocks", 1, "--warps", 2)  # few tracks, so that each has much to hold
     result = command_line("run", "moe", *shape, "-o", small, "--records-per-track", 16)
     assert result.returncode == 0, result.stderr
-    assert "would have been enough" in result.stdout
     needed = max(rank["records_needed"] for rank in json.loads(command_line("info", small, "--json").stdout)["ranks"])
+    for told in (result.stdout, command_line("info", small).stdout):
+        assert f"records_per_track={needed} (--records-per-track {needed}) would have been enough" in told
     refused(
         command_line("merge", small, "-o", tmp_path / "strict.pftrace", "--strict"),
         "record again, or merge without --strict",

@@ -37,7 +37,7 @@ def info(
     if as_json:
         print_json({**summary.as_dict(), "recorder": [_recorder(rank) for rank in timeline.ranks]})
     else:
-        print_summary(summary)
+        print_summary(summary, by_run_moe=_is_by_run_moe(timeline))
         _print_problems(console(), timeline, summary.problems)
         if not timeline.launches and not timeline.problems:
             console().print("no launch is on record: capture.launch() was not called")
@@ -70,7 +70,11 @@ def _print_recorder(out: Console, timeline: Timeline) -> None:
         out.print(f"a span costs {costs}" if costs else "what a span costs was not measured")
 
 
-def print_summary(summary: Summary) -> None:
+def _is_by_run_moe(timeline: Timeline) -> bool:
+    return any(str(rank.metadata.get("command")).startswith("tracekern run moe") for rank in timeline.ranks)
+
+
+def print_summary(summary: Summary, by_run_moe: bool = False) -> None:
     """The tables of `info`."""
     out = console()
     if summary.title:
@@ -80,7 +84,7 @@ def print_summary(summary: Summary) -> None:
     out.print(_ranks_table(summary))
     if summary.num_spans:
         out.print(_events_table(summary))
-    print_losses(out, summary)
+    print_losses(out, summary, by_run_moe)
 
 
 def _print_problems(out: Console, timeline: Timeline, counts: dict[str, int]) -> None:
@@ -95,13 +99,15 @@ def _print_problems(out: Console, timeline: Timeline, counts: dict[str, int]) ->
             out.print(f"{problem.severity} {kind}:{first} {problem.text}", markup=False, soft_wrap=True)
 
 
-def print_losses(out: Console, summary: Summary) -> None:
-    """A line for each rank that lost records, with the size that would have been enough."""
+def print_losses(out: Console, summary: Summary, by_run_moe: bool) -> None:
+    """A line for each rank that lost records, with the size that would have been enough: only `run moe` has an option
+    for it."""
     for rank in summary.ranks:
         if rank.records_lost:
+            option = f" (--records-per-track {rank.records_needed})" if by_run_moe else ""
             out.print(
-                f"rank {rank.rank} lost {rank.records_lost:,} records: a track had room for "
-                f"{rank.records_per_track}; --records-per-track {rank.records_needed} would have been enough"
+                f"rank {rank.rank} lost {rank.records_lost:,} records: a track had room for {rank.records_per_track}; "
+                f"records_per_track={rank.records_needed}{option} would have been enough"
             )
 
 

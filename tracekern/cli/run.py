@@ -215,7 +215,7 @@ def _print(result: _Result) -> None:
     if result.summary:
         if result.summary.title:
             out.print(result.summary.title, markup=False, soft_wrap=True)
-        print_losses(out, result.summary)
+        print_losses(out, result.summary, by_run_moe=True)
     if report.ok:
         out.print(f"every result equals the {reference_name(plan.variant).replace('_', ' ')}, bit by bit")
     if result.trace:
