@@ -59,20 +59,28 @@ def parse_window(text: str | None) -> tuple[int, int] | None:
     return _parse_time(first, text), _parse_time(last, text)
 
 
-def check_window(timeline: Timeline, window: tuple[int, int] | None) -> None:
-    """Raises BadInput for a window, ns from the start, in which nothing was recorded, though there is something."""
-    from tracekern.timeline.select import select
+def check_window(timeline: Timeline, window: tuple[int, int] | None, of_kernels: bool = False) -> None:
+    """Raises BadInput for a window, ns from the start, in which nothing was recorded, though there is something.
+
+    of_kernels: in which no kernel recorded anything, though one did.
+    """
+    from tracekern.timeline.model import TrackKind
+    from tracekern.timeline.select import select, take_tracks
     from tracekern.words import duration
 
-    if window is None or not (len(timeline.spans) or len(timeline.marks)):
+    if of_kernels:
+        timeline = take_tracks(timeline, timeline.tracks_of(TrackKind.DEVICE))
+    spans, marks = timeline.spans, timeline.marks
+    if window is None or not (len(spans) or len(marks)):
         return
     part = select(timeline, window)
     if not (len(part.spans) or len(part.marks)):
-        spans = timeline.spans
-        last_ns = max(spans.start.max(initial=0), spans.end.max(initial=0), timeline.marks.time.max(initial=0))
-        first, last = map(duration, window)
+        first_ns = min(int(times.min()) for times in (spans.start, marks.time) if len(times))
+        last_ns = max(spans.start.max(initial=0), spans.end.max(initial=0), marks.time.max(initial=0))
+        what = "by kernels " if of_kernels else ""
         raise BadInput(
-            f"--window: nothing was recorded from {first} to {last}; the capture ends at {duration(last_ns)}"
+            f"--window: nothing was recorded {what}from {duration(window[0])} to {duration(window[1])}; "
+            f"what there is lies between {duration(first_ns)} and {duration(last_ns)}"
         )
 
 

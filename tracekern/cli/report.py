@@ -47,8 +47,9 @@ def report(
     chosen_window, chosen_ranks = options.parse_window(window), options.parse_ranks(ranks)
     with working("reading and analysing the captures"):
         timeline = load(captures, unaligned=unaligned, strict=strict, partial=partial)
-        options.check_window(timeline, chosen_window)
-        findings = find(select(timeline, chosen_window, chosen_ranks), link_limit)
+        timeline = select(timeline, ranks=chosen_ranks)
+        options.check_window(timeline, chosen_window, of_kernels=True)
+        findings = find(select(timeline, chosen_window), link_limit)
     lines = headlines(findings)
     names = list(map(str, captures))
     if output is not None:
