@@ -244,6 +244,21 @@ def test_info_on_something_else(command_line, tmp_path):
     refused(command_line("info", tmp_path / "missing"), "missing")
 
 
+def test_info_tells_what_is_known_where_clocks_cannot_be_related(command_line, tmp_path):
+    """As of ranks that gave up on each other before they had sampled their clocks."""
+    wild = write_capture(
+        tmp_path / "wild", CaptureSpec(num_ranks=2, clock_samples=False, records_per_track=8, killed_rank=1)
+    )
+    whole = command_line("info", wild, "--unaligned")
+    assert "error salvaged: rank 1 never closed" in whole.stdout
+    for extra in ((), ("--json",)):
+        result = command_line("info", wild, *extra)
+        assert result.returncode == 2
+        assert result.stderr.count("\n") == 1
+        assert "no clock samples relate it" in result.stderr
+        assert result.stdout == command_line("info", wild, "--unaligned", *extra).stdout
+
+
 def perfetto_json(path: Path) -> list[dict]:
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt") as file:

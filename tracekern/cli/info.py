@@ -10,6 +10,7 @@ import typer
 
 from tracekern.cli import options
 from tracekern.cli.output import console, print_json, table, working
+from tracekern.errors import BadInput
 from tracekern.words import count, duration
 
 if TYPE_CHECKING:
@@ -29,10 +30,9 @@ def info(
 ) -> None:
     """Print ranks, tracks, events, losses and clock bounds of a capture."""
     from tracekern.analysis.summary import summarize
-    from tracekern.timeline.merge import load
 
     with working("reading and aligning the captures"):
-        timeline = load(captures, unaligned=unaligned, partial=True)
+        timeline, refusal = _load(captures, unaligned)
         summary = summarize(timeline)
     if as_json:
         print_json({**summary.as_dict(), "recorder": [_recorder(rank) for rank in timeline.ranks]})
@@ -42,6 +42,18 @@ def info(
         if not timeline.launches and not timeline.problems:
             console().print("no launch is on record: capture.launch() was not called")
         _print_recorder(console(), timeline)
+    if refusal:
+        raise refusal
+
+
+def _load(captures: list[Path], unaligned: bool) -> tuple[Timeline, BadInput | None]:
+    """The captures, and why their clocks cannot be related, where that is so: it must not hide what a fault left."""
+    from tracekern.timeline.merge import load
+
+    try:
+        return load(captures, unaligned=unaligned, partial=True), None
+    except BadInput as refusal:
+        return load(captures, unaligned=True, partial=True), refusal
 
 
 def _recorder(rank: Rank) -> dict[str, Any]:
