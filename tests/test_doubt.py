@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -242,3 +243,24 @@ def test_limits_of_a_sum_are_reached_by_some_offset(truth: Timeline, hard_ns: in
     seen = with_clocks(truth, hard_ns, hard_ns, {})
     lo, hi = late_limits(seen, analyze_waits(seen), Bound.PROVEN)
     assert (lo.sum(), hi.sum()) == (min(late), max(late))
+
+
+@pytest.mark.parametrize(
+    ("files", "chosen", "said"),
+    [
+        ("rank_0000[1-3].tkdump", ("--partial",), "1 of 4 ranks have no dump: 0"),
+        ("*.tkdump", ("--ranks", "1-3"), "1 of 4 ranks left out: 0"),
+        (
+            "rank_0000[1-3].tkdump",
+            ("--partial", "--ranks", "2-3"),
+            "1 of 4 ranks have no dump: 0 and 1 of 3 ranks left out: 1",
+        ),
+    ],
+)
+def test_nothing_is_proven_of_a_rank_that_may_have_waited_for_one_that_is_not_there(command_line, files, chosen, said):
+    """Rank 0 is the culprit of the whole capture."""
+    dumps = sorted((Path(__file__).parent.parent / "traces" / "h200x4_late_host").glob(files))
+    lines = json.loads(command_line("report", *dumps, *chosen, "--json").stdout)
+    assert said in lines["who"]
+    assert "proven by the clock bounds" not in lines["who"]
+    assert lines["trust"].startswith(said.replace(" and ", "; "))

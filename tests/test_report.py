@@ -253,7 +253,7 @@ def test_ranks_without_a_dump_are_told_first():
     lost = Problem("error", "missing_rank", 1, -1, text, 3)
     lines = {line.word: line.text for line in headlines(find(make_timeline(1).replace(problems=(lost,))))}
     assert lines["trust"].startswith(f"{text}; ")
-    assert lines["who"] == "the other ranks are missing: nobody can be named"
+    assert lines["who"] == f"nobody can be named: {text}"
 
 
 def test_an_iteration_or_a_rank_without_spans_is_no_trouble(findings):

@@ -74,7 +74,7 @@ def test_problems_follow_their_tracks():
     problems = (Problem("error", "lost_records", 1, 8, "on rank 1"), Problem("warning", "x", 0, -1, "on rank 0"))
     timeline = make_timeline(problems=problems)
     part = select(timeline, ranks=[1])
-    assert [problem.text for problem in part.problems] == ["on rank 1"]
+    assert [problem.text for problem in part.problems] == ["on rank 1", "1 of 2 ranks left out: 0"]
     assert part.tracks[part.problems[0].track] == timeline.tracks[8]
 
 

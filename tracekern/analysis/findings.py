@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tracekern.analysis.balance import Balance, LinkLimit, analyze_balance
@@ -22,7 +23,7 @@ from tracekern.analysis.summary import Summary, summarize
 from tracekern.analysis.time_shares import TimeShares, share_time
 from tracekern.analysis.wait_statistics import WaitStatistic, wait_statistics
 from tracekern.analysis.waits import Waits, analyze_waits
-from tracekern.timeline.model import Timeline
+from tracekern.timeline.model import ABSENT_KINDS, Timeline
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,11 @@ class Findings:
     """Waits for other ranks that had not ended."""
     probe_cost_ns: float
     """What recording one span adds, as the capture measured it; 0 where it did not."""
+
+    @property
+    def absent(self) -> list[str]:
+        """A line on ranks of the run that have no dump, and one on those left out."""
+        return _absent(self.timeline)
 
     @property
     def records_overwritten(self) -> int:
@@ -86,14 +92,24 @@ def find(timeline: Timeline, link_limit: LinkLimit | None = None) -> Findings:
             phases=phases,
             distributions=distribute(waits, [entry.phase for entry in phases[:MAX_DISTRIBUTIONS] if entry.phase]),
             blames=blames,
-            verdict=name_worst(blames),
+            verdict=_name_worst(timeline, blames),
             matrix=matrix,
             abnormal=find_abnormal(matrix),
             causes=causes,
-            culprit=name_worst(causes.blames),
+            culprit=_name_worst(timeline, causes.blames),
             path=critical_path(timeline, waits, graph),
             **plain.result(),
         )
+
+
+def _absent(timeline: Timeline) -> list[str]:
+    return [problem.text for problem in timeline.problems if problem.kind in ABSENT_KINDS]
+
+
+def _name_worst(timeline: Timeline, blames: Sequence[Blame]) -> Verdict:
+    """Nothing is proven where ranks are absent: the one that is named may have waited for them."""
+    verdict = name_worst(blames)
+    return replace(verdict, is_proven=False) if _absent(timeline) else verdict
 
 
 def _find_plain(timeline: Timeline, link_limit: LinkLimit | None) -> dict[str, Any]:

@@ -159,6 +159,10 @@ class Rank:
     """What a picture calls it; "": rank and its number."""
 
 
+ABSENT_KINDS = ("missing_rank", "left_out_rank")
+"""Problems that tell of ranks of the run of which nothing is here: without a dump, or not selected."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """Something the reader should know: a loss, a torn track, an unpaired record."""

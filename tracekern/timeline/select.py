@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tracekern.errors import BadInput
-from tracekern.timeline.model import OPEN_END, Flows, Int32, Mask, Timeline
+from tracekern.timeline.model import ABSENT_KINDS, OPEN_END, Flows, Int32, Mask, Problem, Timeline
 
 
 def select(timeline: Timeline, window: tuple[int, int] | None = None, ranks: Sequence[int] | None = None) -> Timeline:
@@ -69,8 +69,19 @@ def _select_ranks(timeline: Timeline, ranks: Sequence[int]) -> Timeline:
         launches=tuple(launch for launch in timeline.launches if launch.rank in wanted),
         spans=_with(reduced.spans, launch=new_launch[reduced.spans.launch]),
         marks=_with(reduced.marks, launch=new_launch[reduced.marks.launch]),
-        problems=tuple(problem for problem in reduced.problems if problem.rank < 0 or problem.rank in wanted),
+        problems=(
+            *(p for p in reduced.problems if p.rank < 0 or p.rank in wanted or p.kind in ABSENT_KINDS),
+            *_left_out(sorted(known - wanted), len(known)),
+        ),
     )
+
+
+def _left_out(ranks: list[int], num_known: int) -> list[Problem]:
+    """What is left may have waited for them: whoever reads it has to know."""
+    if not ranks:
+        return []
+    text = f"{len(ranks)} of {num_known} ranks left out: {_ranges(ranks)}"
+    return [Problem("note", "left_out_rank", ranks[0], -1, text, len(ranks))]
 
 
 def _select_window(timeline: Timeline, window: tuple[int, int]) -> Timeline:

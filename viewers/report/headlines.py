@@ -86,19 +86,26 @@ def _waiting(findings: Findings) -> str:
 
 def _who(findings: Findings) -> str:
     if len(findings.summary.ranks) < 2:
-        return "the other ranks are missing: nobody can be named" if _missing(findings) else _ALONE
+        return f"nobody can be named: {_and(findings.absent)}" if findings.absent else _ALONE
     if not findings.summary.aligned:
         return "the clocks were not aligned: nobody can be named"
     verdict, blames = findings.culprit, findings.causes.blames
     if not blames or not verdict.candidates:
         if any(cost.target is Target.UNEXPLAINED for cost in findings.causes.costs):
             return "nobody can be named: what the ranks waited for is not on record"
-        return "no rank made another one wait"
+        return "; ".join(["no rank made another one wait", *findings.absent])
     if verdict.rank is None:
-        return f"open between {ranks(verdict.candidates)}: the clocks do not tell them apart"
+        open_text = f"open between {ranks(verdict.candidates)}: the clocks do not tell them apart"
+        return "; ".join([open_text, *findings.absent])
     named = next(blame for blame in blames if blame.rank == verdict.rank)
     certainty = "proven by the clock bounds" if verdict.is_proven else "likely, not proven, by the clock bounds"
+    if findings.absent:
+        certainty = f"not proven: {_and(findings.absent)}, and it may have waited for what is not here"
     return f"rank {verdict.rank} caused {charged(named)} of it by its own work and its host; {certainty}"
+
+
+def _and(texts: list[str]) -> str:
+    return " and ".join(texts)
 
 
 def charged(blame: Blame) -> str:
@@ -164,7 +171,7 @@ def trust(findings: Findings) -> str:
     summary = findings.summary
     lost = sum(rank.records_lost for rank in summary.ranks)
     salvaged = [rank.rank for rank in summary.ranks if rank.state == "salvaged"]
-    parts = [*_missing(findings), clocks(findings), f"{lost:,} records lost" if lost else "no record lost"]
+    parts = [*findings.absent, clocks(findings), f"{lost:,} records lost" if lost else "no record lost"]
     if overwritten := findings.records_overwritten:
         parts.append(f"{overwritten:,} older ones overwritten, as a flight recorder does")
     if salvaged:
@@ -174,11 +181,6 @@ def trust(findings: Findings) -> str:
     if any(rank.backend == "cpu" for rank in summary.ranks):
         parts.append("made on the CPU backend: order and coverage, never GPU durations")
     return "; ".join(parts)
-
-
-def _missing(findings: Findings) -> list[str]:
-    """Ranks of the run without a dump: what they lost stands in no count of lost records."""
-    return [problem.text for problem in findings.timeline.problems if problem.kind == "missing_rank"]
 
 
 def clocks(findings: Findings) -> str:
