@@ -173,6 +173,19 @@ def test_files_for_a_pull_request(check, launches, tmp_path):
     assert "its folder does not exist" in bad.stderr
 
 
+@pytest.mark.parametrize("option", ["--append", "--trend", "--junit", "--markdown"])
+def test_a_directory_in_place_of_an_output_is_refused_before_anything_is_kept(check, launches, tmp_path, option):
+    history, taken = tmp_path / "history.jsonl", tmp_path / "taken"
+    taken.mkdir()
+    places = {"--append": history, option: taken}
+    words = [word for name, place in places.items() for word in (name, place)]
+    result = check(launches / "base", "--save", *words)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "taken: it exists and is not a regular file" in result.stderr
+    assert kept(tmp_path) == []
+    assert not history.exists()
+
+
 def test_the_first_night_and_the_trend(check, launches, tmp_path):
     history, page = tmp_path / "history.jsonl", tmp_path / "trend.html"
     nightly = ["--against", "latest", "--save", "--append", history, "--trend", page]
@@ -321,6 +334,15 @@ def test_ab_stops_at_the_first_pair_that_cannot_be_compared(command_line, tmp_pa
     assert "cannot say: other shape: settings.tokens is 9, was 64" in result.stdout, result.stdout + result.stderr
     assert len(list((tmp_path / "ab").iterdir())) == 2
     assert "other shape" in (tmp_path / "junit.xml").read_text()
+
+
+@pytest.mark.parametrize("option", ["--junit", "--markdown"])
+def test_ab_launches_nothing_where_an_output_cannot_be_written(command_line, tmp_path, option):
+    launched = tmp_path / "launched"
+    result = ab(command_line, "--base", f"touch {launched}", "--head", "true", option, tmp_path)
+    assert result.returncode == 2
+    assert "it exists and is not a regular file" in result.stderr
+    assert not launched.exists()
 
 
 def test_ab_writes_into_nobodys_directory(command_line, tmp_path):

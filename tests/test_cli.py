@@ -24,7 +24,7 @@ from tests.timelines import make_timeline
 from tracekern.analysis.summary import EventSummary, summarize
 from tracekern.cli.app import app
 from tracekern.cli.info import print_summary, where_records_went
-from tracekern.cli.options import parse_host, parse_ranks, parse_window
+from tracekern.cli.options import check_folders, parse_host, parse_ranks, parse_window
 from tracekern.errors import BadInput
 from tracekern.words import duration
 
@@ -346,6 +346,12 @@ def test_bad_merge_options(command_line, capture, tmp_path, monkeypatch, argumen
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     refused(command_line("merge", capture, *arguments), said)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_the_door(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)  # root may write everywhere
+    with pytest.raises(BadInput, match="its folder cannot be written"):
+        check_folders(None, tmp_path / "t.json")
 
 
 def test_a_truncated_dump_is_one_line(command_line, capture, tmp_path):

@@ -17,10 +17,8 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     A link stays one: what it names is written. Raises BadInput where the file cannot be written: no space, no such
     directory, a directory or a device in its place.
     """
+    require_regular(path)
     target = Path(os.path.realpath(path))
-    # The rename would replace a device or a pipe by a plain file, for the whole machine in case of /dev/null.
-    if target.exists() and not target.is_file():
-        raise BadInput(f"cannot write {path}: it exists and is not a regular file; name another file")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -30,6 +28,14 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):  # a disk that cannot be written holds none
             temporary.unlink(missing_ok=True)
+
+
+def require_regular(path: str | os.PathLike[str]) -> None:
+    """Raises BadInput for the name of something that is there and no file."""
+    target = Path(path)
+    # The rename would replace a device or a pipe by a plain file, for the whole machine in case of /dev/null.
+    if target.exists() and not target.is_file():
+        raise BadInput(f"cannot write {path}: it exists and is not a regular file; name another file")
 
 
 def write_whole(path: str | os.PathLike[str], text: str | bytes) -> None:

@@ -46,7 +46,7 @@ def ab(
 
     rules = gate_output.make_rules(floor, 5, metrics, across_hosts=False)
     limits = list(map(parse_budget, budgets or ()))
-    options.check_folders(junit, markdown)
+    options.check_files(junit, markdown)
     if runs < rules.min_runs or warm_ups < 0:
         raise BadInput(f"--runs {runs}, --warm-ups {warm_ups}: wanted at least {rules.min_runs} runs and 0 warm-ups")
     if output is not None and output.exists() and any(output.iterdir()):

@@ -57,7 +57,7 @@ def check(
         raise BadInput("--trend draws the history that --append names; give both")
     rules = gate_output.make_rules(floor, min_runs, metrics, across_hosts)
     limits = _limits(config, budgets or [])
-    options.check_folders(append, trend, junit, markdown)
+    options.check_files(append, trend, junit, markdown)
     if not (against or save or limits or append):
         raise BadInput("nothing to check: give --against BASELINE, --max NAME=LIMIT, --save or --append")
     head = _read_new(runs, unaligned, append)

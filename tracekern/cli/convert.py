@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tracekern.cli.options import Tracks, check_folders, check_window, parse_host, parse_ranks, parse_window
+from tracekern.cli.options import (
+    Tracks,
+    check_files,
+    check_folders,
+    check_window,
+    parse_host,
+    parse_ranks,
+    parse_window,
+)
 from tracekern.cli.output import console, note, print_json, program, progress, working
 from tracekern.errors import BadInput
 from tracekern.words import count
@@ -35,9 +43,9 @@ def convert(selection: Selection, output: Path, as_json: bool, format_name: str 
     format_name = format_name or format_of(output)
     window, ranks = parse_window(selection.window), parse_ranks(selection.ranks)
     host = [parse_host(text) for text in selection.host or []]
-    check_folders(output)
     if output.is_dir() and format_name != "otf2":
         raise BadInput(f"{output}: is a directory; wanted the name of a file, as in {output / 'trace.pftrace.gz'}")
+    (check_folders if format_name == "otf2" else check_files)(output)
     with working("reading and aligning the captures"):
         timeline = load(
             selection.captures,

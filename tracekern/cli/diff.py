@@ -81,12 +81,11 @@ def _parse_at(text: str | None) -> tuple[str, int] | None:
 def _check_output(output: Path) -> None:
     from tracekern.export.write import format_of
 
-    if output.suffix != ".html":
-        try:
-            format_of(output)
-        except BadInput as error:
-            raise BadInput(f"{error}, or .html for a page") from None
-    options.check_folders(output)
+    try:
+        is_folder = output.suffix != ".html" and format_of(output) == "otf2"
+    except BadInput as error:
+        raise BadInput(f"{error}, or .html for a page") from None
+    (options.check_folders if is_folder else options.check_files)(output)
 
 
 def _write(timelines: list[Timeline], at: tuple[str, int] | None, output: Path) -> None:

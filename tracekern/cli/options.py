@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 import re
 import shlex
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracekern.errors import BadInput
+from tracekern.files import require_regular
 
 if TYPE_CHECKING:
     from tracekern.timeline.model import Timeline
@@ -108,11 +110,21 @@ def parse_ranks(text: str | None) -> list[int] | None:
 
 
 def check_folders(*outputs: Path | None) -> None:
-    """Before the work, not after it. Raises BadInput where the folder of a file to write does not exist."""
-    for output in outputs:
-        if output is not None and not output.absolute().parent.is_dir():
+    """Before the work, not after it. Raises BadInput where nothing can be written beside the output's name."""
+    for output in filter(None, outputs):
+        if not output.absolute().parent.is_dir():
             folder = shlex.quote(str(output.parent))
             raise BadInput(f"{output}: its folder does not exist; wanted a place to write; mkdir -p {folder}")
+        # A link stays one: what it names is written.
+        if not os.access(Path(os.path.realpath(output)).parent, os.W_OK):
+            raise BadInput(f"{output}: its folder cannot be written; name a file in another one")
+
+
+def check_files(*outputs: Path | None) -> None:
+    """As check_folders(), and raises BadInput where something that is no file has an output's name."""
+    check_folders(*outputs)
+    for output in filter(None, outputs):
+        require_regular(output)
 
 
 def parse_host(text: str) -> tuple[int, str]:

@@ -41,7 +41,7 @@ def report(
 
     if output is not None and output.suffix not in (".html", ".htm"):
         raise BadInput(f"report: {output}: the report is a page; wanted a name that ends in .html")
-    options.check_folders(output)
+    options.check_files(output)
     if link_limit is not None and not 0 < link_limit < float("inf"):
         raise BadInput(f"--link-limit: got {link_limit:g}, wanted GB/s above 0")
     chosen_window, chosen_ranks = options.parse_window(window), options.parse_ranks(ranks)
