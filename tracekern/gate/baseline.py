@@ -100,10 +100,10 @@ def find(text: str, like: Run, storage: Path = STORAGE) -> Path:
         return chosen[-1]
     reasons = []
     for _, path in reversed(kept):
-        reasons.append(difference(read(path)[0].shape, like.shape))
+        reasons.append(difference(read(path)[0], like))
         if not reasons[-1]:
             return path
-    raise BadInput(f"no baseline of this shape in {directory}: since the newest, {reasons[0]}; keep one with --save")
+    raise BadInput(f"no baseline of this shape in {directory}: {reasons[0]}, the newest; keep one with --save")
 
 
 def slug(device: str) -> str:

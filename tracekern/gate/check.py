@@ -38,5 +38,5 @@ def check(
 
 def _other_shapes(runs: Sequence[Run]) -> tuple[str, ...]:
     """Launches of different work have no common median to hold against a budget."""
-    texts = [(run.source, difference(runs[0].shape, run.shape)) for run in runs[1:]]
-    return tuple(f"other shape: {text} in {source}; check runs of one shape" for source, text in texts if text)
+    texts = [difference(runs[0], run) for run in runs[1:]]
+    return tuple(f"other shape: {text}; check runs of one shape" for text in texts if text)

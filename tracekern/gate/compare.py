@@ -90,7 +90,7 @@ def compare(base: Sequence[Run], head: Sequence[Run], rules: Rules) -> Compariso
     """base, head: at least rules.min_runs of the same shape each, else the result only says why not."""
     problems = [*own_problems("base", base, rules), *own_problems("head", head, rules)]
     if base and head:
-        problems += sides_differ(base[0], head[0], rules)
+        problems += sides_differ(base[0], head[0], rules, or_else=", or save a new baseline")
         problems += _on_both_sides(base, head)
     names, notes = _family(base, head, rules) if not problems else ([], [])
     problems += [note for note in notes if note.startswith("gone: ")]
@@ -168,16 +168,19 @@ def own_problems(side: str, runs: Sequence[Run], rules: Rules) -> list[str]:
     return list(dict.fromkeys(problems))
 
 
-def sides_differ(first: Run, second: Run, rules: Rules) -> list[str]:
-    """Why two runs cannot be compared, a line each; empty where they can."""
+def sides_differ(first: Run, second: Run, rules: Rules, or_else: str = "") -> list[str]:
+    """Why two runs cannot be compared, a line each; empty where they can.
+
+    or_else: what helps as well where the shapes differ, as in ", or save a new baseline".
+    """
     problems = []
     if (first.device, first.backend) != (second.device, second.backend):
         problems.append(
             f"other device: {second.source} ran on {second.device} ({second.backend}), {first.source} on "
             f"{first.device} ({first.backend})"
         )
-    if text := difference(first.shape, second.shape):
-        problems.append(f"other shape: {text} in {second.source}; compare runs of one shape, or save a new baseline")
+    if text := difference(first, second):
+        problems.append(f"other shape: {text}; compare runs of one shape{or_else}")
     if first.aligned != second.aligned:
         problems.append(f"{(first if second.aligned else second).source} is unaligned, other runs are not")
     if first.nodes != second.nodes and not rules.across_hosts:

@@ -89,7 +89,7 @@ def series(entries: Sequence[Entry]) -> dict[str, list[tuple[str, float, float, 
 
 def _differs(first: Run, second: Run) -> bool:
     same_place = (first.device, first.backend, first.nodes) == (second.device, second.backend, second.nodes)
-    return not same_place or bool(difference(first.shape, second.shape))
+    return not same_place or bool(difference(first, second))
 
 
 def _entry(where: str, line: str) -> Entry:

@@ -68,7 +68,7 @@ class TestRuns:
             self.lines.append(f"{test}: not in the baseline")
             return
         rules = Rules(across_hosts=True)
-        if problems := sides_differ(base[0], runs[0], rules):
+        if problems := sides_differ(base[0], runs[0], rules, or_else=", or save a new baseline"):
             self.failures += [f"{test}: cannot say: {problem}" for problem in problems]
             return
         proven = min(len(base), len(runs)) >= rules.min_runs

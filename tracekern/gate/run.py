@@ -147,16 +147,27 @@ def find_captures(path: Path) -> list[Path]:
     return found
 
 
-def difference(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = "") -> str:
-    """The first difference of two shapes in words, "" for none. Settings come first: the rest follows from them."""
+def difference(first: Run, second: Run) -> str:
+    """The first difference of two runs' shapes in words, "" for none."""
+    found = _first_difference(first.shape, second.shape)
+    if found is None:
+        return ""
+    key, a, b = found
+    return f"{key} is {_show(b)} in {second.source}, {_show(a)} in {first.source}"
+
+
+def _first_difference(
+    first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = ""
+) -> tuple[str, Any, Any] | None:
+    """Its key and both values. Settings come first: the rest follows from them."""
     for key in sorted(first.keys() | second.keys(), key=lambda key: (key != "settings", key)):
         a, b = first.get(key), second.get(key)
         if isinstance(a, Mapping) and isinstance(b, Mapping):
-            if inner := difference(a, b, f"{prefix}{key}."):
+            if inner := _first_difference(a, b, f"{prefix}{key}."):
                 return inner
         elif a != b:
-            return f"{prefix}{key} is {_show(b)}, was {_show(a)}"
-    return ""
+            return f"{prefix}{key}", a, b
+    return None
 
 
 def _show(value: Any) -> str:
