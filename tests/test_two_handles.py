@@ -7,11 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.captures import CaptureSpec, write_capture
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import OPEN_END
 
@@ -19,13 +21,17 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "two_handles"
 
 
+def start(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(EXAMPLE / "run_it.py"), *options, "-o", str(directory)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+
+
 def run(directory: Path, *options: str) -> list[str]:
     """What it printed; it ended with 0."""
     if shutil.which("g++") is None:
         pytest.skip("no g++ on this machine")
-    command = [sys.executable, str(EXAMPLE / "run_it.py"), *options, "-o", str(directory)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    done = start(directory, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 
@@ -56,9 +62,31 @@ def test_two_handles_hang_and_the_trace_says_why_and_tagged_flags_do_not_hang(tm
 
     tagged = tmp_path / "tagged"
     tagged.mkdir()
-    (extension,) = (tmp_path / "hang").glob("*.so")
-    shutil.copy(extension, tagged)  # what is built is not built again
+    built = f"built_{backend}"
+    shutil.copytree(tmp_path / "hang" / built, tagged / built)  # what is built is not built again
     assert run(tagged, "--tagged", "--backend", backend) == ["every wait met its own signal"]
     timeline = load(tagged)
     assert [problem for problem in timeline.problems if problem.kind != "dense_probes"] == []
     assert len(timeline.flows) == 2 * 3  # ranks, calls
+
+
+def test_a_backend_that_cannot_be_had_is_one_line_and_an_old_capture_is_not_explained(tmp_path):
+    if torch.cuda.device_count() >= 2 and shutil.which("nvcc"):
+        pytest.skip("this machine has the backend")
+    for directory in (tmp_path / "new", write_capture(tmp_path / "old", CaptureSpec())):
+        done = start(directory, "--backend", "cuda")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert re.fullmatch(r"run_it: --backend cuda needs [^\n]+\n", done.stderr)
+    assert not (tmp_path / "new").exists()
+
+
+def test_ranks_that_fail_are_not_taken_for_hung(tmp_path):
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ on this machine")
+    directory = write_capture(tmp_path / "old", CaptureSpec())
+    (directory / "built_cpu").mkdir()
+    (directory / "built_cpu" / f"exchange{sysconfig.get_config_var('EXT_SUFFIX')}").write_text("no library")
+    done = start(directory)
+    assert done.returncode == 2
+    assert "every wait" not in done.stdout
+    assert done.stderr.endswith("ended with 1; there is nothing to explain\n"), done.stderr

@@ -4,7 +4,7 @@
 
 Two ranks make three calls, with handle 0, 1, 0; rank 1 is held up between the first and the second. Without --tagged a
 kernel of rank 1 waits in vain, and what is printed says for what and why. Exits with 0 where the outcome is the one
-that the protocol promises.
+that the protocol promises, with 1 where it is another, and with 2 where the two ranks could not run.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -20,6 +21,10 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 NUM_CALLS = 3
+COMPILERS = {
+    "cpu": ["g++", "-fPIC", "-pthread"],
+    "cuda": ["nvcc", "-x", "cu", "-arch=native", "-Xcompiler", "-fPIC"],
+}
 
 
 class Handle:
@@ -34,23 +39,34 @@ class Handle:
         return (self.num_calls - 1) % 2
 
 
-def build(backend: str, directory: Path) -> Path:
-    """Compiles the extension into `directory`, unless it is there and newer than its source; returns `directory`."""
+def missing(backend: str) -> str:
+    """What this machine lacks for the backend, "" for nothing."""
+    compiler = COMPILERS[backend][0]
+    if shutil.which(compiler) is None:
+        return f"needs {compiler}, which is not in PATH"
+    if backend == "cuda":
+        import torch
+
+        if torch.cuda.device_count() < 2:
+            return f"needs 2 GPUs, {torch.cuda.device_count()} are here; --backend cpu needs none"
+    return ""
+
+
+def build(backend: str, output: Path) -> Path:
+    """Compiles the extension, unless it is there and newer than its source; returns its folder, one a backend."""
     import pybind11
 
     import tracekern
 
+    directory = output / f"built_{backend}"
+    directory.mkdir(parents=True, exist_ok=True)
     target = directory / f"exchange{sysconfig.get_config_var('EXT_SUFFIX')}"
     if target.exists() and target.stat().st_mtime > (HERE / "exchange.cpp").stat().st_mtime:
         return directory
     sys.stderr.write("building exchange.cpp, some seconds\n")
     includes = [tracekern.include_path(), pybind11.get_include(), sysconfig.get_path("include")]
-    compilers = {
-        "cpu": ["g++", "-fPIC", "-pthread"],
-        "cuda": ["nvcc", "-x", "cu", "-arch=native", "-Xcompiler", "-fPIC"],
-    }
     flags = ["-std=c++20", "-O2", "-shared", *(f"-I{path}" for path in includes)]
-    subprocess.run([*compilers[backend], *flags, HERE / "exchange.cpp", "-o", target], check=True)
+    subprocess.run([*COMPILERS[backend], *flags, HERE / "exchange.cpp", "-o", target], check=True)
     return directory
 
 
@@ -154,10 +170,17 @@ def main() -> int:
     parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("-o", "--output", type=Path, default=Path("two-handles-capture"))
     options = parser.parse_args()
+    from tracekern.errors import CommTimeout
     from tracekern.record.launch import launch_ranks
 
-    options.output.mkdir(parents=True, exist_ok=True)
-    module_dir = build(options.backend, options.output)
+    if lack := missing(options.backend):
+        sys.stderr.write(f"run_it: --backend {options.backend} {lack}\n")
+        return 2
+    try:
+        module_dir = build(options.backend, options.output)
+    except subprocess.CalledProcessError as error:
+        sys.stderr.write(f"run_it: {error.cmd[0]} ended with {error.returncode}; what it says stands above\n")
+        return 2
     exits = launch_ranks(
         2,
         "run_it:main_of_rank",
@@ -169,10 +192,14 @@ def main() -> int:
         },
         timeout_s=60,
     )
+    for ended in exits:
+        if ended.returncode not in (0, CommTimeout.exit_code):  # then a capture that is there may be of another run
+            sys.stderr.write(f"run_it: rank {ended.rank} ended with {ended.returncode}; there is nothing to explain\n")
+            return 2
     for line in explain(options.output):
         print(line)
-    hung = [ended.rank for ended in exits if ended.returncode]
-    return 0 if bool(hung) != options.tagged else 1
+    hung = any(ended.returncode for ended in exits)
+    return 0 if hung != options.tagged else 1
 
 
 if __name__ == "__main__":
