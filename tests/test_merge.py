@@ -75,8 +75,9 @@ def test_every_wait_has_the_one_signal_of_its_slot(tmp_path: Path):
 
 def test_without_clock_samples_alignment_is_refused(tmp_path: Path):
     write_capture(tmp_path, CaptureSpec(num_ranks=2, clock_samples=False))
-    with pytest.raises(BadInput, match=r"rank 1.*--unaligned"):
+    with pytest.raises(BadInput, match=r"rank 1.*name the dumps of the other ranks and --partial.*--unaligned"):
         load(tmp_path)
+    assert load(tmp_path / "rank_00000.tkdump", partial=True).aligned
     timeline = load(tmp_path, unaligned=True)
     assert not timeline.aligned
     assert timeline.title.startswith("UNALIGNED")

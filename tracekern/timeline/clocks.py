@@ -111,8 +111,8 @@ def _refuse_unrelated(ranks: Sequence[Rank], rounds: Sequence[RoundFit], referen
         if rank.rank not in related:
             raise BadInput(
                 f"rank {rank.rank} (node {rank.node}): no clock samples relate it to rank {reference}; got samples "
-                f"that relate ranks {sorted(related)}, wanted all {len(ranks)}; record with clock sampling on, leave "
-                "the rank out, or merge with --unaligned"
+                f"that relate ranks {sorted(related)}, wanted all {len(ranks)}; record with clock sampling on, name "
+                "the dumps of the other ranks and --partial, or merge with --unaligned"
             )
 
 
