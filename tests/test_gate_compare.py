@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from runs import METRICS, draw_runs, make_run
 
+from tracekern.gate.budget import Budget
 from tracekern.gate.check import check
 from tracekern.gate.compare import (
     Rules,
@@ -90,6 +91,7 @@ def test_a_p99_of_few_spans_is_not_gated():
     comparison = compare(base, draw_runs(5, 2), RULES)
     assert "dispatch.wait_token.p99" not in {change.metric for change in comparison.changes}
     assert comparison.notes == ("not gated, fewer than 100 spans in a run: dispatch.wait_token.p99",)
+    assert check(base, None, [Budget("dispatch.wait_token.p99", 1)]).outcome is Outcome.REGRESSED, "a budget holds it"
 
 
 def test_only_the_metrics_asked_for():
