@@ -76,7 +76,9 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=64, help="the most a rank draws")
     parser.add_argument("--hidden", type=int, default=2880)
-    parser.add_argument("--name", help="of the file in benchmarks/results; flows_RANKS otherwise")
+    parser.add_argument(
+        "--name", help="of the file in benchmarks/results; flows_RANKS otherwise, of a CPU run flows_cpu_RANKS"
+    )
     options = parser.parse_args()
 
     import tracekern
@@ -157,7 +159,7 @@ def report(options: argparse.Namespace, timeline: Timeline, rows_sent: int) -> i
         "channels": rows,
     }
     write_results(
-        options.name or f"flows_{options.ranks}",
+        options.name or f"flows_{'' if on_gpu else 'cpu_'}{options.ranks}",  # figures of GPUs are not overwritten
         results,
         f"{options.ranks}x {nvidia_smi('name')}" if on_gpu else "",
         nvidia_smi("driver_version") if on_gpu else "",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import json
 import subprocess
 import sys
@@ -33,6 +35,18 @@ def test_a_wait_may_not_end_before_its_signal_begins(wait_end, hard_ns, violatio
     assert (apart["arrows"], apart["violations"], apart["violations_beyond_hard_ns"]) == (1, violations, beyond)
     assert apart["least_ns"] == wait_end - 1000
     assert (within["arrows"], within["violations"], within["violations_beyond_hard_ns"]) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(("backend", "wanted"), [("cpu", "flows_cpu_2"), ("cuda", "flows_2")])
+def test_a_run_on_the_cpu_leaves_the_figures_of_gpus_alone(monkeypatch, backend, wanted):
+    names = []
+    monkeypatch.setattr(benchmark, "write_results", lambda name, *_: names.append(name))
+    monkeypatch.setattr(benchmark, "nvidia_smi", lambda _: "")
+    timeline, _ = build([], ChannelKind.DATA)
+    ranks = tuple(dataclasses.replace(rank, backend=backend) for rank in timeline.ranks)
+    options = argparse.Namespace(ranks=2, iterations=1, name=None)
+    assert benchmark.report(options, timeline.replace(ranks=ranks), 0) == 0
+    assert names == [wanted]
 
 
 def test_every_row_of_a_run_has_its_two_arrows_and_none_points_back(tmp_path):
