@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from tests.captures import GROUP_NS, CaptureSpec, fill_segment, write_capture
 from tracekern.errors import BadInput
+from tracekern.export.write import export
 from tracekern.record.dump import read_dump
+from tracekern.record.format import torch_profile_file_name
 from tracekern.record.pack import write_dump
 from tracekern.timeline.host import host_lanes, torch_lanes
 from tracekern.timeline.merge import load
@@ -92,6 +94,23 @@ def test_ranges_of_several_threads_and_ranks(tmp_path: Path):
     assert timeline.origin_ns + timeline.spans.start[row[0]] == 10**15 + 10_500
     with pytest.raises(BadInput, match="is for rank 5"):
         load(tmp_path, host=[(5, trace)])
+
+
+def test_an_export_of_our_own_is_no_profile(tmp_path: Path):
+    capture = write_capture(tmp_path / "capture", CaptureSpec(num_ranks=1))
+    export(load(capture), tmp_path / "e.json")
+    with pytest.raises(BadInput, match=r"e\.json: was written by tracekern itself"):
+        load(capture, host=[(0, tmp_path / "e.json")])
+
+
+def test_a_profile_is_drawn_once(tmp_path: Path):
+    write_capture(tmp_path, CaptureSpec(num_ranks=2))
+    outside = write_trace(tmp_path / "outside.json", EVENT, base=10**15)
+    inside = write_trace(tmp_path / torch_profile_file_name(1), EVENT, base=10**15)
+    (tmp_path / "link.json").symlink_to(outside)
+    for host in ([(0, outside), (0, tmp_path / "link.json")], [(0, outside), (1, outside)], [(1, inside)]):
+        with pytest.raises(BadInput, match=r"is there for rank \d already; name a profile once"):
+            load(tmp_path, host=host)
 
 
 def test_a_range_during_which_the_wall_clock_was_set_back_takes_no_time(tmp_path: Path):

@@ -81,6 +81,11 @@ def _read_chrome(path: Path) -> tuple[list[Any], int]:
         raise BadInput(
             f"{path}: no traceEvents: not a trace of torch.profiler; export it with prof.export_chrome_trace"
         )
+    about = trace.get("metadata")
+    if isinstance(about, dict) and str(about.get("written_by", "")).startswith("tracekern "):
+        raise BadInput(
+            f"{path}: was written by tracekern itself, its spans would be drawn twice; wanted a trace of torch.profiler"
+        )
     base_ns = trace.get("baseTimeNanoseconds", 0)
     if not isinstance(base_ns, int) or not 0 <= base_ns < _MAX_NS:
         raise BadInput(f"{path}: baseTimeNanoseconds is {str(base_ns)[:40]}, wanted ns since 1970; damaged")

@@ -65,13 +65,7 @@ def load(
     """
     dumps = _read_dumps([paths] if isinstance(paths, str | Path) else list(paths))
     problems = _check_run(dumps, partial)
-    profiles = [(dump.rank, dump.path.parent / torch_profile_file_name(dump.rank)) for dump in dumps]
-    profiles = [(rank, path) for rank, path in profiles if path.exists()] + [(rank, Path(path)) for rank, path in host]
-    lanes = {dump.rank: host_lanes(dump) for dump in dumps}
-    for rank, path in profiles:
-        if rank not in lanes:
-            raise BadInput(f"{path}: is for rank {rank}, which this capture does not have; ranks are {sorted(lanes)}")
-        lanes[rank] += torch_lanes(path)
+    lanes = _lanes_of_ranks(dumps, host)
     samples = np.concatenate([np.empty(0, CLOCK_SAMPLE), *(dump.clock_samples() for dump in dumps)])
     pieces = _decode_all(dumps)
     fits = _fit(samples, pieces, unaligned)
@@ -143,6 +137,25 @@ def _check_run(dumps: Sequence[Dump], partial: bool) -> list[Problem]:
             f"{first.path.parent}: {text}; name the directories of all nodes, or go on without them with --partial"
         )
     return [Problem("error", "missing_rank", missing[0], -1, text, len(missing))]
+
+
+def _lanes_of_ranks(dumps: Sequence[Dump], host: Iterable[tuple[int, PathLike]]) -> dict[int, list[HostLane]]:
+    """Rank -> its lanes: of the capture, of the profiles beside its dumps, and of those in `host`."""
+    profiles = [(dump.rank, dump.path.parent / torch_profile_file_name(dump.rank)) for dump in dumps]
+    profiles = [(rank, path) for rank, path in profiles if path.exists()] + [(rank, Path(path)) for rank, path in host]
+    lanes = {dump.rank: host_lanes(dump) for dump in dumps}
+    rank_of_file: dict[Path, int] = {}
+    for rank, path in profiles:
+        if rank not in lanes:
+            raise BadInput(f"{path}: is for rank {rank}, which this capture does not have; ranks are {sorted(lanes)}")
+        file = path.resolve()
+        if file in rank_of_file:
+            raise BadInput(
+                f"{path}: is there for rank {rank_of_file[file]} already; name a profile once, and none of a capture"
+            )
+        rank_of_file[file] = rank
+        lanes[rank] += torch_lanes(path)
+    return lanes
 
 
 def _decode_all(dumps: list[Dump]) -> list[Timeline]:
