@@ -276,6 +276,16 @@ def test_merge_says_what_it_wrote(command_line, capture, tmp_path):
     assert f"{said['spans']:,} spans, {said['flows']:,} arrows" in plain.stdout
 
 
+@pytest.mark.parametrize("command", ["merge", "export", "diff"])
+@pytest.mark.parametrize(("suffix", "is_told"), [("pftrace", True), ("json", False)])
+def test_who_wrote_a_perfetto_trace_is_told_how_to_see_it(command_line, capture, tmp_path, command, suffix, is_told):
+    trace = tmp_path / f"my trace.{suffix}"
+    captures = [capture] * (2 if command == "diff" else 1)
+    result = command_line(command, *captures, "-o", trace)
+    assert result.returncode == 0, result.stderr
+    assert (f" open '{trace}'\n" in result.stdout + result.stderr) == is_told
+
+
 def test_merge_takes_single_dumps(command_line, capture, tmp_path):
     dumps = sorted(capture.glob("*.tkdump"))
     results = [

@@ -16,7 +16,7 @@ from tracekern.cli.options import (
     parse_ranks,
     parse_window,
 )
-from tracekern.cli.output import console, note, print_json, program, progress, working
+from tracekern.cli.output import console, note, print_json, program, progress, show_it, working
 from tracekern.errors import BadInput
 from tracekern.words import count
 
@@ -84,7 +84,8 @@ def _print(result: dict[str, Any], timeline: Any) -> None:
     out = console()
     size = f"{result['bytes'] / 1e6:.1f} MB" if result["bytes"] >= 1e5 else f"{result['bytes']:,} bytes"
     counts = f"{count(result['spans'], 'span')}, {count(result['flows'], 'arrow')}"
-    out.print(f"{result['file']}: {counts}, {size}", soft_wrap=True, markup=False)
+    step = f"   {show_it(Path(result['file']))}" if result["format"] == "perfetto" else ""
+    out.print(f"{result['file']}: {counts}, {size}{step}", soft_wrap=True, markup=False)
     spans, arrows = count(result["spans_left_out"], "span"), count(result["flows_left_out"], "arrow")
     if result["spans_left_out"]:
         out.print(f"left out: {spans}, {arrows}")

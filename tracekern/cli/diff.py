@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tracekern.cli import options
-from tracekern.cli.output import console, note, print_json, progress, table, working
+from tracekern.cli.output import console, note, print_json, progress, show_it, table, working
 from tracekern.errors import BadInput
 from tracekern.words import duration, growth
 
@@ -66,7 +66,14 @@ def diff(
     out.print(_end_to_end(*sides))
     out.print(CAVEAT)
     if output:
-        note(f"{output}: open it in a browser" if output.suffix == ".html" else f"both in one trace: {output}")
+        note(f"{output}: open it in a browser" if output.suffix == ".html" else _next_step(output))
+
+
+def _next_step(output: Path) -> str:
+    from tracekern.export.write import format_of
+
+    step = f"   {show_it(output)}" if format_of(output) == "perfetto" else ""
+    return f"both in one trace: {output}{step}"
 
 
 def _parse_at(text: str | None) -> tuple[str, int] | None:

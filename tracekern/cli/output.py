@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -35,6 +36,11 @@ def program() -> str:
         return f"{Path(sys.executable).name} -m tracekern"
     found = shutil.which("tracekern")
     return "tracekern" if found and os.path.samefile(found, called) else os.path.relpath(called)
+
+
+def show_it(trace: Path) -> str:
+    """What opens a Perfetto trace, for a line to copy."""
+    return f"show it: {program()} {shlex.join(['open', str(trace)])}"
 
 
 def print_json(value: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ import typer.core
 
 from tracekern.cli import options
 from tracekern.cli.info import clock, print_losses, share
-from tracekern.cli.output import console, note, print_json, program, progress, table
+from tracekern.cli.output import console, note, print_json, progress, show_it, table
 from tracekern.errors import BadInput, TracekernError
 from tracekern.words import count, duration
 
@@ -220,7 +220,7 @@ def _print(result: _Result) -> None:
         out.print(f"every result equals the {reference_name(plan.variant).replace('_', ' ')}, bit by bit")
     if result.trace:
         out.print(
-            f"trace: {result.trace}   show it: {program()} {shlex.join(['open', str(result.trace)])}",
+            f"trace: {result.trace}   {show_it(result.trace)}",
             soft_wrap=True,
             markup=False,
         )
