@@ -19,6 +19,7 @@ from tracekern.record.format import RecordKind
 from tracekern.record.pack import write_dump
 from tracekern.record.segment import LaunchPlan, Segment
 from tracekern.timeline.decode import decode
+from tracekern.timeline.event_tables import doubtful_events, parse_event_table
 from tracekern.timeline.model import OPEN_END, Timeline, TrackKind, unpack_field
 
 BEGIN, END, MARK = RecordKind.BEGIN, RecordKind.END, RecordKind.MARK
@@ -221,13 +222,40 @@ def test_a_dump_without_launches_decodes_to_nothing(tmp_path: Path):
 )
 def test_a_bad_event_table_is_refused(change: dict[str, str], message: str):
     from tracekern.errors import BadInput
-    from tracekern.timeline.event_tables import parse_event_table
 
     event = {**EVENT_TABLE["events"][1], **change}
     with pytest.raises(BadInput) as refused:
         parse_event_table("r0.tkdump", {"name": "T", "events": [event]})
     assert message in str(refused.value)
     assert "copy_token" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "doubt"),
+    [
+        ({}, ""),
+        ({"class": "signal", "channel": "row credit", "begin_fields": "value:8"}, ""),
+        ({"class": "wait", "channel": "row credit", "end_fields": "wanted:8"}, ""),
+        ({"begin_fields": "row:8 row:8"}, "field row stands there twice"),
+        ({"begin_fields": "row:8", "end_fields": "row:8"}, "field row stands there twice"),
+        ({"channel": "row data"}, "channel row joins signals and waits, this is class work"),
+        ({"class": "signal", "channel": "row credit"}, "credit channel row without a field value"),
+        ({"class": "wait", "channel": "row credit"}, "credit channel row without a field wanted"),
+    ],
+)
+def test_what_a_table_hardly_means_is_warned_of(change: dict[str, str], doubt: str):
+    event = {**EVENT_TABLE["events"][1], **change}
+    problems = doubtful_events(3, parse_event_table("r3.tkdump", {"name": "T", "events": [event]}))
+    assert [problem.kind for problem in problems] == ["event_table"] * bool(doubt)
+    assert all(problem.text.startswith(f"rank 3 event copy_token: {doubt}") for problem in problems)
+
+
+def test_doubts_about_a_table_stand_beside_the_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    table = [{**event, "begin_fields": "peer:10 slot:22 slot:22"} for event in EVENT_TABLE["events"]]
+    monkeypatch.setitem(EVENT_TABLE, "events", table)
+    timeline = decode_runs(tmp_path / "rank_00000.tkdump", [[Run(1000, [(BEGIN, 1, 0, 1), (END, 1, 5, 0)])]])
+    assert {problem.kind for problem in timeline.problems} == {"event_table"}
+    assert len(timeline.problems) == len(table)
 
 
 @pytest.mark.parametrize("sequence", [1 << 23, (1 << 32) - 1])

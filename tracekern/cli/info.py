@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tracekern.timeline.model import Problem, Rank, Timeline
 
 
-_TOLD_IN_FULL = frozenset({"fault", "dense_probes", "cycle_clock", "cycle_rate_unknown"})
+_TOLD_IN_FULL = frozenset({"fault", "event_table", "dense_probes", "cycle_clock", "cycle_rate_unknown"})
 
 
 def info(

@@ -17,7 +17,7 @@ from tracekern.record.dump import Dump
 from tracekern.timeline.columns import join_rows, rows_of_ranges
 from tracekern.timeline.decode_problems import Findings, find_problems
 from tracekern.timeline.dense_probes import dense_probes
-from tracekern.timeline.event_tables import EventNumbers
+from tracekern.timeline.event_tables import EventNumbers, doubtful_events
 from tracekern.timeline.launch_lanes import add_launch_lanes
 from tracekern.timeline.model import OPEN_END, Int32, Int64, Launch, Marks, Rank, Spans, Timeline
 from tracekern.timeline.pairing import pair
@@ -35,6 +35,7 @@ def decode(dump: Dump) -> Timeline:
     runs, area = read_runs(dump)
     merge = merge_tracks(dump, runs)
     events = EventNumbers(dump)
+    doubts = doubtful_events(dump.rank, events.types())
     findings = Findings(runs, merge)
     spans: list[Spans] = []
     marks: list[Marks] = []
@@ -58,6 +59,7 @@ def decode(dump: Dump) -> Timeline:
     return timeline.replace(
         problems=(
             *find_problems(timeline, dump, findings),
+            *doubts,
             *dense_probes(timeline, dump, runs),
             *runs.rates.describe(rank.rank, rank.ticks_per_second),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,37 @@ import numpy.typing as npt
 from tracekern.errors import BadInput
 from tracekern.record.dump import Dump
 from tracekern.record.format import MAX_EVENTS, PAYLOAD_BITS
-from tracekern.timeline.model import Channel, ChannelKind, EventClass, EventType, Field, Int32
+from tracekern.timeline.model import Channel, ChannelKind, EventClass, EventType, Field, Int32, Problem
 
 _DEVICE_CLASSES = {kind.value: kind for kind in (EventClass.WORK, EventClass.WAIT, EventClass.SIGNAL, EventClass.SYNC)}
+_LEVEL_OF_CREDIT = {EventClass.SIGNAL: "value", EventClass.WAIT: "wanted"}
 _CHANNEL_KINDS = {kind.value: kind for kind in ChannelKind}
 
 
 def parse_event_table(where: str, table: dict[str, Any]) -> tuple[EventType, ...]:
     """The events of one table in order. Raises BadInput naming `where` (a dump) and the event."""
     return tuple(_parse_event(f"{where}: event {event['name'][:60]!r}", event) for event in table["events"])
+
+
+def doubtful_events(rank: int, events: Iterable[EventType]) -> list[Problem]:
+    """Warnings for what compiles and does not say what was meant: spans are right, fields or arrows are missing."""
+    return [
+        Problem("warning", "event_table", rank, -1, f"rank {rank} event {event.name}: {doubt}; fix the table")
+        for event in events
+        for doubt in _doubts(event)
+    ]
+
+
+def _doubts(event: EventType) -> list[str]:
+    names = [field.name for field in (*event.begin_fields, *event.end_fields)]
+    doubts = [f"field {name} stands there twice, the first alone is read" for name in names if names.count(name) > 1]
+    channel = event.channel
+    if channel and event.event_class not in _LEVEL_OF_CREDIT:
+        doubts.append(f"channel {channel.name} joins signals and waits, this is class {event.event_class.value}")
+    elif channel and channel.kind is ChannelKind.CREDIT:
+        level = _LEVEL_OF_CREDIT[event.event_class]
+        doubts += [f"credit channel {channel.name} without a field {level}, taken as 0"] if level not in names else []
+    return list(dict.fromkeys(doubts))
 
 
 class EventNumbers:
