@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracekern.errors import BadInput
-from tracekern.files import require_regular
 
 if TYPE_CHECKING:
     from tracekern.timeline.model import Timeline
@@ -122,6 +121,8 @@ def check_folders(*outputs: Path | None) -> None:
 
 def check_files(*outputs: Path | None) -> None:
     """As check_folders(), and raises BadInput where something that is no file has an output's name."""
+    from tracekern.files import require_regular
+
     check_folders(*outputs)
     for output in filter(None, outputs):
         require_regular(output)
