@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -138,6 +139,16 @@ def test_a_run_that_fails_before_its_first_record_says_only_why(command_line, tm
     assert "nan" not in result.stdout
     assert "no trace of this run" not in result.stderr
     assert "take fewer ranks or the backend cpu" in result.stderr.splitlines()[-1]
+
+
+def test_a_run_that_fails_early_shows_nothing_of_an_earlier_capture(command_line, finished, tmp_path):
+    stale = shutil.copytree(finished[0], tmp_path / "stale")
+    result = command_line("run", "moe", *SMALL, "--backend", "cuda", "-o", stale, "--json")
+    if result.returncode == 0:
+        pytest.skip("there is a GPU for each rank here")
+    (run,) = json.loads(result.stdout)["runs"]
+    assert (run["ok"], run["trace"], run["summary"]) == (False, None, None)
+    assert {path.name for path in stale.iterdir()} == {path.name for path in finished[0].iterdir()}
 
 
 def test_sums_that_nothing_counts_are_left_out(command_line, tmp_path):

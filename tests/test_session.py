@@ -197,6 +197,14 @@ def test_a_capture_that_is_not_open_is_told(tmp_path: Path):
             launch(session)
 
 
+@pytest.mark.parametrize("name", ["trace.pftrace.gz", "mine.pftrace.gz"])
+def test_the_trace_of_an_earlier_capture_goes_with_it(tmp_path: Path, name: str):
+    (tmp_path / name).write_bytes(b"of an earlier capture")
+    with capture(tmp_path):
+        pass
+    assert (tmp_path / name).exists() == (name != "trace.pftrace.gz")
+
+
 def test_a_capture_that_cannot_open_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run = f"fails-{uuid.uuid4().hex}"
     monkeypatch.setenv("TRACEKERN_RUN_ID", run)

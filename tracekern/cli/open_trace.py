@@ -49,7 +49,9 @@ def open_trace(
 
 def _check(file: Path) -> None:
     if file.is_dir():
-        trace = file / "trace.pftrace.gz"
+        from tracekern.record.format import TRACE_NAME
+
+        trace = file / TRACE_NAME
         words = ["open", trace] if trace.exists() else ["export", file, "-o", trace]
         advice = f"{program()} {shlex.join(map(str, words))}"
         raise BadInput(f"open: {file} is a directory; wanted a trace file; {advice}")

@@ -73,12 +73,13 @@ def report(
 
 def _write_page(findings: Findings, captures: list[str], output: Path) -> None:
     from tracekern.files import write_whole
+    from tracekern.record.format import TRACE_NAME
     from tracekern.viewers.report.report_page import report_page
 
-    trace = Path(captures[0], "trace.pftrace.gz")
+    trace = Path(captures[0], TRACE_NAME)
     if trace.exists():
         command = f"{program()} {shlex.join(['open', str(trace)])}"
     else:
-        merge = shlex.join(["merge", *captures, "-o", "trace.pftrace.gz"])
-        command = f"{program()} {merge} && {program()} open trace.pftrace.gz"
+        merge = shlex.join(["merge", *captures, "-o", TRACE_NAME])
+        command = f"{program()} {merge} && {program()} open {TRACE_NAME}"
     write_whole(output, report_page(findings, Path(captures[0]).resolve().name, ", ".join(captures), command))

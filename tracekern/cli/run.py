@@ -39,8 +39,6 @@ class _Workloads(typer.core.TyperGroup):
 
 app = typer.Typer(help="Run a workload and trace it.", no_args_is_help=True, cls=_Workloads)
 
-TRACE_NAME = "trace.pftrace.gz"
-
 
 @app.callback()
 def _workloads() -> None:
@@ -153,6 +151,7 @@ def _run_all(plans: list[MoeRun], output: Path | None, as_json: bool) -> list[_R
 def _run(plan: MoeRun, directory: Path | None, spawner: Spawner) -> _Result:
     from tracekern.moe.run import run
 
+    old = _runs_in(directory) if directory else {}
     with progress() as bar:
         task = bar.add_task(f"{plan.variant} on {plan.ranks} ranks", total=plan.iterations)
         report = run(
@@ -163,10 +162,12 @@ def _run(plan: MoeRun, directory: Path | None, spawner: Spawner) -> _Result:
         )
     if not plan.trace or directory is None:
         return _Result(report)
-    if not report.ok and not any(directory.glob("rank_*.tkdump")):
+    # One that failed early has removed nothing: what stands there may be an earlier capture, of all ranks or of some.
+    dumps = [path for path, run_id in _runs_in(directory).items() if run_id and run_id not in old.values()]
+    if not report.ok and not dumps:
         return _Result(report)
     try:
-        return _write_trace(report, directory)
+        return _write_trace(report, directory, dumps)
     except TracekernError as error:
         if report.ok:
             raise
@@ -174,20 +175,28 @@ def _run(plan: MoeRun, directory: Path | None, spawner: Spawner) -> _Result:
         return _Result(report)
 
 
-def _write_trace(report: RunReport, directory: Path) -> _Result:
+def _runs_in(directory: Path) -> dict[Path, str]:
+    """Each dump and of which run it is."""
+    from tracekern.record.dump import run_in
+
+    return {path: run_in(path) for path in sorted(directory.glob("rank_*.tkdump"))}
+
+
+def _write_trace(report: RunReport, directory: Path, dumps: list[Path]) -> _Result:
     """Of a run that failed it shows what there is: where a rank left nothing, or nothing to relate its clock by."""
     from tracekern.analysis.summary import summarize
     from tracekern.export.write import export
+    from tracekern.record.format import TRACE_NAME
     from tracekern.timeline.merge import load
 
     with progress() as bar:
         task = bar.add_task("writing the trace", total=None)
         try:
-            timeline = load(directory, partial=not report.ok)
+            timeline = load(dumps, partial=not report.ok)
         except BadInput:
             if report.ok:
                 raise
-            timeline = load(directory, partial=True, unaligned=True)
+            timeline = load(dumps, partial=True, unaligned=True)
         if not report.ok and not len(timeline.spans):
             raise BadInput("no kernel left a record; with --records-per-track 256 the first call leaves some")
         path, summary = directory / TRACE_NAME, summarize(timeline)

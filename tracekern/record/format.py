@@ -15,6 +15,8 @@ SEGMENT_MAGIC = b"TKSEGMT1"
 CAPTURE_FORMAT = "tracekern-capture"
 CAPTURE_VERSION = 1
 MANIFEST_NAME = "capture.json"
+TRACE_NAME = "trace.pftrace.gz"
+"""Where `run moe` puts the merged trace of a capture, beside its dumps."""
 ALIGNMENT = 64
 """Sections of a dump and regions of a segment start at multiples of this."""
 

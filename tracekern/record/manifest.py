@@ -35,11 +35,16 @@ def write_manifest(directory: Path, run_id: str) -> list[int]:
 
 
 def forget_old_capture(directory: Path, rank: int, num_ranks: int) -> None:
-    """Remove what an earlier capture left: this rank's files; rank 0 also those that no rank of this run has."""
+    """Remove what an earlier capture left: this rank's files; rank 0 also those that no rank of this run has.
+
+    The trace of an earlier capture goes, too: beside new dumps it would pass for theirs.
+    """
     (directory / fmt.dump_file_name(rank)).unlink(missing_ok=True)
     (directory / fmt.torch_profile_file_name(rank)).unlink(missing_ok=True)
     if rank == 0:
         (directory / fmt.MANIFEST_NAME).unlink(missing_ok=True)
+        if (directory / fmt.TRACE_NAME).is_file():
+            (directory / fmt.TRACE_NAME).unlink()
         keep = {name(idx) for idx in range(num_ranks) for name in (fmt.dump_file_name, fmt.torch_profile_file_name)}
         for pattern in ("rank_*.tkdump", "rank_*.torch.json.gz"):
             for path in directory.glob(pattern):
