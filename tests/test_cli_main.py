@@ -11,6 +11,7 @@ import pytest
 from captures import CaptureSpec, write_capture
 
 ROOT = Path(__file__).resolve().parent.parent
+TRACES = ROOT / "traces"
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +70,49 @@ def test_unbuffered_output_comes_at_once_and_may_lose_its_reader(capture):
         assert process.stdout.readline()
         process.stdout.close()
         assert (process.stderr.read(), process.wait(timeout=120)) == ("", 0)
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_an_encoding_without_our_signs_is_no_fault(capture, encoding):
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    command = [sys.executable, "-m", "tracekern", "report", TRACES / "h200x4"]
+    plain, other = (
+        subprocess.run(command, capture_output=True, timeout=120, env=env) for env in (os.environ, environment)
+    )
+    assert (other.returncode, other.stdout.count(b"\n")) == (0, plain.stdout.count(b"\n")), other.stderr
+    assert not plain.stdout.isascii()
+
+
+def test_a_working_directory_that_is_gone_is_one_line(capture, tmp_path):
+    command = [sys.executable, "-m", "tracekern", "report", capture, "-o", "z.html"]
+    result = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        preexec_fn=tmp_path.rmdir,
+    )
+    said = "tracekern: the working directory does not exist any more; go to another one\n"
+    assert (result.returncode, result.stderr) == (2, said)
+
+
+@pytest.mark.parametrize("module", ["tracekern.cli.app", "tracekern.analysis.findings"])
+def test_an_interrupt_is_one_line_wherever_it_comes(capture, module):
+    """At the import of a module: before the command runs, and within it."""
+    program = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(name, *_):\n"
+        f"        if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder)\n"
+        f"sys.argv[1:] = ['report', {str(capture)!r}]\n"
+        "from tracekern.cli.main import main\n"
+        "main()"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "tracekern: interrupted\n")
 
 
 def test_a_program_that_calls_the_command_may_have_streams_of_its_own():

@@ -11,6 +11,7 @@ import io
 import os
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 from tracekern.errors import TracekernError
@@ -31,6 +32,8 @@ _OF_THE_MACHINE = frozenset(
 """What a file system may answer to any path that a user names."""
 
 
+_INTERRUPTED = 130
+
 _EXTRAS = {
     **dict.fromkeys(("torch", "typer", "rich"), "run"),
     **dict.fromkeys(("scipy", "polars", "pyarrow", "plotly", "junitparser"), "read"),
@@ -40,7 +43,18 @@ _EXTRAS = {
 
 def main() -> None:
     """Runs the command in sys.argv and exits."""
-    _open_standard_streams()
+    try:
+        _open_standard_streams()
+        _run_command()
+    except KeyboardInterrupt:
+        _fail("interrupted", _INTERRUPTED)
+    except SystemExit as end:
+        if end.code == _INTERRUPTED:  # typer's ending of a KeyboardInterrupt, without a word
+            _fail("interrupted", _INTERRUPTED)
+        raise
+
+
+def _run_command() -> None:
     try:
         from tracekern.cli.app import app
     except ModuleNotFoundError as error:
@@ -49,9 +63,9 @@ def main() -> None:
         app()
     except TracekernError as error:
         _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
     except OSError as error:
+        if _is_working_directory_gone():
+            _fail("the working directory does not exist any more; go to another one")
         if error.errno not in _OF_THE_MACHINE:
             _crash()
         _fail(f"{error.filename or 'output'}: {error.strerror}; name another place, or make room or rights there")
@@ -94,10 +108,19 @@ def _outlive_reader(stream: Any) -> io.TextIOWrapper:
     return io.TextIOWrapper(
         io.BufferedWriter(raw) if isinstance(stream.buffer, io.BufferedWriter) else raw,  # `python -u` has none
         stream.encoding,
-        stream.errors,
+        # Half a report is worse than a "?" where the terminal's encoding knows no arrow.
+        stream.errors if stream.encoding.lower() in ("utf-8", "utf8") else "replace",
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )
+
+
+def _is_working_directory_gone() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _fail_without_package(error: ModuleNotFoundError, what: str) -> None:
