@@ -135,6 +135,18 @@ def test_a_function_ends_like_a_program(function: Program):
     assert "KeyboardInterrupt" in said[4]
 
 
+@pytest.mark.parametrize("in_spawner", ["", "threading.Thread(target=time.sleep, args=(0.5,)).start()"])
+def test_an_interrupt_while_modules_are_imported_ends_ranks_without_a_word(function: Program, in_spawner: str):
+    """In the warm process; or, where the module starts threads, in the ranks."""
+    interrupt = "os.kill(os.getpid(), signal.SIGINT)"
+    text = f"if 'RANK' in os.environ: {interrupt}\nelse: {in_spawner or interrupt}\n"
+    text = f"import os, signal, threading, time\n{text}def main(): pass\n"
+    (function.directory / "module.py").write_text(text)
+    lines: list[str] = []
+    exits = launch_ranks(2, "module:main", env=function.env, on_line=lambda _, line: lines.append(line))
+    assert ([end.returncode for end in exits], lines) == ([-signal.SIGINT] * 2, [])
+
+
 def test_the_module_of_a_function_is_imported_once(function: Program):
     (function.directory / "module.py").write_text(
         """

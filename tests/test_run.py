@@ -276,6 +276,14 @@ def test_an_interrupt_ends_ranks_inside_their_kernels(tmp_path):
     assert len(timeline.spans) > 100
 
 
+def test_an_interrupt_before_the_capture_ends_ranks_without_a_word(tmp_path, capfd):
+    """While they meet or draw their tokens."""
+    options = MoeRun(**SMALL, trace=False)
+    report = run(options, tmp_path, on_start=lambda _, pid: os.kill(pid, signal.SIGINT))
+    assert [rank.exit_code for rank in report.ranks] == [-signal.SIGINT] * options.ranks
+    assert capfd.readouterr().err == ""
+
+
 def test_torchrun_gives_the_same_capture(tmp_path):
     """Two agents play two nodes on this host: WORLD_SIZE 4, two ranks each."""
     options = MoeRun(**SMALL)

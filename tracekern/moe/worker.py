@@ -42,6 +42,8 @@ MAX_BYTES = {"cpu": 1 << 30, "cuda": 1 << 29}
 
 def main() -> int:
     """Runs this rank; returns its exit code."""
+    # Until there is something to keep Ctrl-C just ends it, also while it waits for the others in C++.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     options = _options_from_environment()
     rank = int(os.environ.get("RANK", "0"))
     try:
@@ -73,9 +75,9 @@ def _run_rank(options: MoeRun) -> RankReport:
     if group.num_ranks != options.ranks:
         raise BadInput(f"{group.num_ranks} ranks were started, the run is for {options.ranks}")
     batches = [_draw(options, group.rank, iteration) for iteration in range(options.iterations)]
-    if backend == "cpu":
-        # No handler of Python's runs while a kernel does on this thread: Ctrl-C would wait for the kernel's time limit.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if backend != "cpu":
+        # Not on the CPU: no handler of Python's runs while a kernel does on this thread, for as long as its time limit.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     call, comm = _prepare(options, group, backend)
     inputs = [batch.to(backend) for batch in batches]
     directory = os.environ.get("TRACEKERN_MOE_CAPTURE", "")

@@ -60,7 +60,7 @@ class Spawner:
                 env={**env, "PYTHONUNBUFFERED": "1"},
                 stdin=requests.fileno(),
                 start_new_session=True,
-                preexec_fn=lambda: die_with(parent),
+                preexec_fn=lambda: _prepare_spawner(parent),
             )
 
     def __enter__(self) -> Spawner:
@@ -165,14 +165,32 @@ def die_with(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _prepare_spawner(parent: int) -> None:
+    die_with(parent)
+    _block_interrupts()
+
+
+def _block_interrupts() -> None:
+    """Until _end_by_interrupts(): an interpreter that starts would tell of them with a traceback."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+
+
+def _end_by_interrupts() -> None:
+    """While modules are imported: where in them Ctrl-C came is nobody's business."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+
 def run_target(target: str) -> NoReturn:
     """Runs module:function as this process's program. An int that it returns is the exit status."""
+    _end_by_interrupts()
     module, function = target.split(":")
     _run_and_exit(getattr(importlib.import_module(module), function))
 
 
 def main() -> None:
     """The warm process. Argument: module:function."""
+    _end_by_interrupts()
     target = sys.argv[1]
     requests = socket.socket(fileno=0)
     lines = requests.makefile("rb")
@@ -224,6 +242,7 @@ def _fork_ranks(target: str, function: Callable[[], Any], reports: int, outputs:
                 sys.argv = [target]
                 _run_and_exit(function)
             program = f"from tracekern.record.spawner import run_target; run_target({target!r})"
+            _block_interrupts()
             os.execv(sys.executable, [sys.executable, "-c", program])
     return pids
 
@@ -260,6 +279,7 @@ def _run_and_exit(function: Callable[[], Any]) -> NoReturn:
     """As the interpreter ends a program, but for tearing down what was imported."""
     status, is_interrupted = 0, False
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         result = function()
         status = result if type(result) is int else 0
     except SystemExit as end:
