@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -179,13 +180,24 @@ def test_where_the_trace_cannot_be_written_the_rest_is_said(command_line, tmp_pa
     assert result.stderr.endswith(f"; the capture is in {tmp_path}\n")
 
 
-def test_an_interrupt_ends_all_variants(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "ended by SIGTERM")],
+    ids=["SIGINT", "SIGTERM"],
+)
+def test_an_interrupt_ends_all_variants(tmp_path, tmp_path_factory, number, code, said):
     command = [sys.executable, "-m", "tracekern", "run", "moe", *map(str, SMALL), "--variant", "all", "-o", tmp_path]
-    with subprocess.Popen([*command, "--iterations", "2000"], stdout=subprocess.PIPE, text=True) as process:
+    command += ["--iterations", "2000"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path_factory.mktemp("temporary"))}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
         while not any(Path("/dev/shm").glob(f"tracekern-{process.pid}-*")):  # until a rank records
             assert process.poll() is None
             time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
-    assert process.returncode == 130
+        process.send_signal(number)
+        errors = process.communicate(timeout=60)[1]
+    assert (process.returncode, errors.splitlines()[-1]) == (code, f"tracekern: {said}")
+    assert not any(Path("/dev/shm").glob(f"tracekern-{process.pid}-*"))
+    assert not any(Path(environment["TMPDIR"]).iterdir())
     assert [path.name for path in tmp_path.iterdir()] == ["reference"]

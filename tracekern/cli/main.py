@@ -1,7 +1,7 @@
 """Entry point of `tracekern`: runs a command and turns what goes wrong into a line and an exit code.
 
 0: done. 2: something is wrong with the input, the environment or tracekern itself. 3: a rank waited longer than its
-limit for a peer. 130: interrupted.
+limit for a peer. 130: interrupted. 143: `run moe` was ended by SIGTERM.
 """
 
 from __future__ import annotations

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shlex
+import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -97,12 +100,38 @@ def moe(
     plans = [MoeRun(**{**given, "variant": name}) for name in (VARIANTS if variant == "all" else (variant,))]
     if trace and output is None:
         raise BadInput("run moe: no place for the capture; give one with -o DIR, or run with --no-trace")
-    results = _run_all(plans, output, as_json)
-    if as_json:
-        all_ok = all(result.report.ok for result in results)
-        print_json({"ok": all_ok, "runs": [result.as_dict() for result in results]})
-    for result in results:
-        result.raise_for_error()
+    with _sigterm_as_interrupt():
+        results = _run_all(plans, output, as_json)
+        if as_json:
+            all_ok = all(result.report.ok for result in results)
+            print_json({"ok": all_ok, "runs": [result.as_dict() for result in results]})
+        for result in results:
+            result.raise_for_error()
+
+
+class _Terminated(TracekernError):
+    exit_code = 143
+
+
+@contextlib.contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Job schedulers and `timeout` send SIGTERM: it does what Ctrl-C does, but for word and exit code."""
+    received: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        if not received:  # `timeout` sends it twice, to the process and to its group
+            received.append(number)
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not received:
+            raise
+        raise _Terminated("ended by SIGTERM") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check_torch() -> None:
