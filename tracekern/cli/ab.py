@@ -17,13 +17,19 @@ if TYPE_CHECKING:
     from tracekern.gate.compare import Rules
 
 
+_Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="DIR", parser=options.output_path, help="Keep the captures here; empty or new."
+    ),
+]
+
+
 def ab(
     base: Annotated[str, typer.Option(metavar="CMD", help="Shell command of the old program; captures into {out}.")],
     head: Annotated[str, typer.Option(metavar="CMD", help="Of the new one; {out} is also in TRACEKERN_OUT.")],
     runs: Annotated[int, typer.Option(help="Launches of each side; at least 5.")] = 8,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Keep the captures here; empty or new.")
-    ] = None,
+    output: _Output = None,
     warm_ups: Annotated[int, typer.Option(help="Launches of each side that do not count, before the others.")] = 1,
     timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="For one launch.")] = None,
     budgets: gate_output.Budgets = None,
@@ -49,6 +55,8 @@ def ab(
     options.check_files(junit, markdown)
     if runs < rules.min_runs or warm_ups < 0:
         raise BadInput(f"--runs {runs}, --warm-ups {warm_ups}: wanted at least {rules.min_runs} runs and 0 warm-ups")
+    if timeout is not None and not timeout > 0:
+        raise BadInput(f"--timeout: got {timeout:g}, wanted seconds above 0")
     if output is not None and output.exists() and any(output.iterdir()):
         raise BadInput(f"{output}: is not empty; wanted a new directory for the captures of both sides")
     with tempfile.TemporaryDirectory(prefix="tracekern-ab-") as scratch:

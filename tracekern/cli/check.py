@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from tracekern.gate.run import Run
 
 
+_Append = Annotated[
+    Path | None, typer.Option(metavar="FILE.jsonl", parser=options.output_path, help="Add the runs to a history.")
+]
+_Trend = Annotated[
+    Path | None, typer.Option(metavar="FILE.html", parser=options.output_path, help="Draw that history, offline.")
+]
+
+
 def check(
     runs: Annotated[
         list[Path],
@@ -39,8 +47,8 @@ def check(
     across_hosts: Annotated[bool, typer.Option("--across-hosts", help="Compare runs of different machines.")] = False,
     unaligned: options.Unaligned = False,
     storage: Annotated[Path, typer.Option(help="Where baselines are kept.")] = Path(".tracekern"),
-    append: Annotated[Path | None, typer.Option(metavar="FILE.jsonl", help="Add the runs to a history.")] = None,
-    trend: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Draw that history, offline.")] = None,
+    append: _Append = None,
+    trend: _Trend = None,
     junit: gate_output.Junit = None,
     markdown: gate_output.Markdown = None,
     as_json: options.Json = False,

@@ -24,7 +24,11 @@ def diff(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="One page, .html, or one trace of both: .pftrace, .json, also .gz."
+            "--output",
+            "-o",
+            metavar="FILE",
+            parser=options.output_path,
+            help="One page, .html, or one trace of both: .pftrace, .json, also .gz.",
         ),
     ] = None,
     at: Annotated[

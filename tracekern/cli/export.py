@@ -15,7 +15,12 @@ def export(
     capture: Annotated[Path, typer.Argument(help="A capture directory.")],
     output: options.OptionalOutput = None,
     otf2: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write an OTF2 archive, for Vampir, into this new directory.")
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            parser=options.output_path,
+            help="Write an OTF2 archive, for Vampir, into this new directory.",
+        ),
     ] = None,
     unaligned: options.Unaligned = False,
     strict: options.Strict = False,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracekern.cli import options
 from tracekern.cli.output import console, note, print_json, table
 from tracekern.errors import BadInput
 from tracekern.words import growth, metric_value
@@ -32,8 +33,10 @@ Metrics = Annotated[
 Undecided = Annotated[
     OnUndecided, typer.Option("--on-undecided", help="fail: a metric that cannot be decided ends in exit code 2.")
 ]
-Junit = Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML.")]
-Markdown = Annotated[Path | None, typer.Option(metavar="FILE", help="Write Markdown for a pull request.")]
+Junit = Annotated[Path | None, typer.Option(metavar="FILE", parser=options.output_path, help="Write JUnit XML.")]
+Markdown = Annotated[
+    Path | None, typer.Option(metavar="FILE", parser=options.output_path, help="Write Markdown for a pull request.")
+]
 Budgets = Annotated[
     list[str] | None,
     typer.Option("--max", metavar="NAME=LIMIT", help="A budget, as in wait_token.p99=20us. Repeatable."),

@@ -22,9 +22,18 @@ class Tracks(str, enum.Enum):
     warp = "warp"
 
 
+def output_path(text: str) -> Path:
+    """Of every option that names what to write. An empty one, as of a shell's unset variable, is not the folder "."."""
+    if not text:
+        raise BadInput("the name of what to write is empty; wanted a file or directory")
+    return Path(text)
+
+
 _OUTPUT = typer.Option(
     "--output",
     "-o",
+    metavar="FILE",
+    parser=output_path,
     help="File to write. Its suffix is the format: .pftrace, .json (also .gz), .parquet, .otf2 (a directory).",
 )
 Output = Annotated[Path, _OUTPUT]

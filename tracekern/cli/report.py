@@ -20,7 +20,13 @@ def report(
     captures: Annotated[list[Path], typer.Argument(metavar="CAPTURE...", help="Capture directories, or single dumps.")],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write the whole report as one HTML file that needs no network."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            parser=options.output_path,
+            help="Write the whole report as one HTML file that needs no network.",
+        ),
     ] = None,
     unaligned: options.Unaligned = False,
     strict: options.Strict = False,

@@ -43,6 +43,12 @@ class _Workloads(typer.core.TyperGroup):
 app = typer.Typer(help="Run a workload and trace it.", no_args_is_help=True, cls=_Workloads)
 
 
+_Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="DIR", parser=options.output_path, help="Directory for capture and trace."),
+]
+
+
 @app.callback()
 def _workloads() -> None:
     """Keeps `moe` a command of its own, though it is the only one."""
@@ -51,7 +57,7 @@ def _workloads() -> None:
 @app.command()
 def moe(
     context: typer.Context,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Directory for capture and trace.")] = None,
+    output: _Output = None,
     ranks: Annotated[int, typer.Option(help="Processes, one device each; simulated on the CPU.")] = 8,
     variant: Annotated[
         str,

@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 def salvage(
     run_id: Annotated[str, typer.Argument(metavar="[RUN]", help="The run to save; without, what there is.")] = "",
     directory: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Where to, instead of the capture's directory.")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="DIR",
+            parser=options.output_path,
+            help="Where to, instead of the capture's directory.",
+        ),
     ] = None,
     as_json: options.Json = False,
 ) -> None:

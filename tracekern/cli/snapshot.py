@@ -16,7 +16,10 @@ from tracekern.errors import BadInput
 def snapshot(
     run_id: Annotated[str, typer.Argument(metavar="[RUN]", help="Which run; not needed where only one runs.")] = "",
     directory: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Where to; snapshot-RUN without.")
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="DIR", parser=options.output_path, help="Where to; snapshot-RUN without."
+        ),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
