@@ -96,11 +96,12 @@ def test_what_tracing_costs_the_pipeline():
     rows = {(row["tokens"], row["mode"]): row for row in results("overhead_pipeline_4")["rows"]}
     assert day("overhead_pipeline_4") in text_of("instrumenting.md")
     shown = list(table("instrumenting.md", "tokens of a rank"))
-    assert len(shown) == len(rows) / 3
+    assert len(shown) == len(rows) / 4
     for cells in shown:
-        modes = [rows[int(cells[0].replace(",", "")), mode] for mode in ("device", "flight recorder", "host")]
+        names = ("device", "nothing selected", "flight recorder", "host")
+        modes = [rows[int(cells[0].replace(",", "")), mode] for mode in names]
         untraced = statistics.mean(row["off_us"] for row in modes)
-        costs = [added(row, digits) for row, digits in zip(modes, (1, 1, 0), strict=True)]
+        costs = [added(row, digits) for row, digits in zip(modes, (1, 1, 1, 0), strict=True)]
         assert cells[1:] == [f"{untraced:,.0f} us", *costs]
     host = [100 * (row["pair_ratio"] - 1) for (_, mode), row in rows.items() if mode == "host"]
     flight = [added(rows[tokens, "flight recorder"], digits) for tokens, digits in ((256, 1), (1, 0))]
@@ -125,6 +126,9 @@ def test_what_a_span_costs():
     assert f"in them but event and low clock ({of('8-byte records')} ns)" in told
     assert f"never leave shared memory ({of('in shared memory')} ns)" in told
     assert f"adds {of('proton', 125, results('recorder')['proton'])} ns to short regions" in told
+    bare = [row["over_flashinfer"] for row in rows if (row["probe"], row["fmas"]) == ("bare stores", 1000)]
+    ratios = " / ".join(f"{part:.2f}" for part in bare)
+    assert f"{of('bare stores')} ns (`bare stores`), {ratios} of FlashInfer's macros" in told
     assert f"Of the {of('wide').split()[-1]} ns, {of('wide, deselected').split()[-1]} are left" in told
 
 
