@@ -67,18 +67,12 @@ def test_every_span_is_a_row(tmp_path: Path, timeline: Timeline):
         known = {name: row[name] for name in fields if row[name] is not None}
         got.append((*(row[key] for key in keys), tuple(sorted(known.items()))))
     assert sorted(got, key=repr) == sorted(wanted, key=repr)
-    edges = sorted(
-        (wanted[signal], wanted[wait]) for signal, wait in zip(timeline.flows.signal, timeline.flows.wait, strict=True)
-    )
+    joined = zip(timeline.flows.signal, timeline.flows.wait, strict=True)
+    edges = sorted(((wanted[signal], wanted[wait]) for signal, wait in joined), key=repr)
     place = dict(zip(by_span, got, strict=True))
-    assert (
-        sorted((place[span], place[wait]) for span, row in by_span.items() for wait in row["flow_targets"] or ())
-        == edges
-    )
-    assert (
-        sorted((place[signal], place[span]) for span, row in by_span.items() for signal in row["flow_sources"] or ())
-        == edges
-    )
+    targets = [(place[span], place[wait]) for span, row in by_span.items() for wait in row["flow_targets"] or ()]
+    sources = [(place[signal], place[span]) for span, row in by_span.items() for signal in row["flow_sources"] or ()]
+    assert sorted(targets, key=repr) == sorted(sources, key=repr) == edges
 
 
 def test_columns_read_well(tmp_path: Path):
