@@ -1,0 +1,257 @@
+// The probes of recorder.cu on the host: each with its buffer, and a reader that knows what must stand in it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "platform/gpu_host.hpp"
+#include "recorder_probes.cuh"
+
+namespace {
+
+struct Config {
+    uint32_t num_blocks, num_warps, num_regions, num_steps;
+    uint32_t num_tracks() const { return num_blocks * num_warps; }
+};
+
+struct DecodedSpan {
+    uint64_t begin_ns, end_ns;
+};
+using Spans = std::vector<DecodedSpan>;
+
+class Case {
+public:
+    Case(std::string name, const void* kernel, double bytes_per_span)
+        : name(std::move(name)), kernel(kernel), bytes_per_span(bytes_per_span) {}
+    virtual ~Case() = default;
+    virtual void prepare(const Config&, bool) {}
+    virtual void launch(const BenchArgs& args, const Config& config) = 0;
+    // The spans of one track, oldest first; throws when a record is not what it must be.
+    virtual Spans read(const Config&, uint32_t) const { return {}; }
+    virtual bool has_records() const { return true; }
+
+    const std::string name;
+    const void* kernel;
+    const double bytes_per_span;
+    std::vector<float> times_ms;
+
+protected:
+    static constexpr uint32_t kSharedBytes = 120 << 10;  // one block an SM
+    void start(const BenchArgs& args, const Config& config, void* trace) const {
+        BenchArgs copy = args;
+        launch_kernel(kernel, config.num_blocks, config.num_warps * 32, kSharedBytes, 0, {&copy, trace});
+    }
+
+public:
+    void allow_shared() const {
+        TK_CUDA(
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kSharedBytes)));
+    }
+};
+
+void require(bool holds, const std::string& what) {
+    if (!holds) throw std::runtime_error(what);
+}
+
+template <class T>
+std::vector<T> fetch(const T* device, size_t count) {
+    std::vector<T> host(count);
+    TK_CUDA(cudaMemcpy(host.data(), device, count * sizeof(T), cudaMemcpyDeviceToHost));
+    return host;
+}
+
+// Leave no records.
+class NothingCase final : public Case {
+public:
+    NothingCase() : Case("nothing", reinterpret_cast<const void*>(run_regions<Nothing>), 0) {}
+    void launch(const BenchArgs& args, const Config& config) override {
+        Nothing::Args none;
+        start(args, config, &none);
+    }
+    bool has_records() const override { return false; }
+};
+
+class ReadsCase final : public Case {
+public:
+    explicit ReadsCase(char* buffer)
+        : Case("clock reads", reinterpret_cast<const void*>(run_regions<Reads>), 0),
+          buffer_(reinterpret_cast<uint64_t*>(buffer)) {}
+    void launch(const BenchArgs& args, const Config& config) override {
+        BufferArgs trace{buffer_};
+        start(args, config, &trace);
+    }
+    bool has_records() const override { return false; }
+
+private:
+    uint64_t* buffer_;
+};
+
+class BareCase final : public Case {
+public:
+    explicit BareCase(char* buffer)
+        : Case("bare stores", reinterpret_cast<const void*>(run_regions<Bare>), 2 * sizeof(WideRecord)),
+          buffer_(buffer) {}
+    void launch(const BenchArgs& args, const Config& config) override {
+        TrackArgs trace{reinterpret_cast<uint64_t*>(buffer_), 2 * config.num_regions};
+        start(args, config, &trace);
+    }
+    Spans read(const Config& config, uint32_t track) const override {
+        const uint32_t room = 2 * config.num_regions;
+        const auto records = fetch(reinterpret_cast<WideRecord*>(buffer_) + uint64_t{track} * room, room);
+        Spans spans;
+        for (size_t i = 0; i < records.size(); i += 2) {
+            require(records[i].word == record_word(RecordKind::begin, 0, 0) &&
+                        records[i + 1].word == record_word(RecordKind::end, 0, 0),
+                    "begin and end do not alternate");
+            spans.push_back({records[i].ticks, records[i + 1].ticks});
+        }
+        return spans;
+    }
+
+private:
+    char* buffer_;
+};
+
+class SharedCase final : public Case {
+public:
+    SharedCase() : Case("in shared memory", reinterpret_cast<const void*>(run_regions<Shared>), 0) {}
+    void launch(const BenchArgs& args, const Config& config) override {
+        Shared::Args trace{2 * config.num_regions};
+        start(args, config, &trace);
+    }
+    bool has_records() const override { return false; }
+};
+
+// deselected: its launches select no event, so that no store is left of a span but all its instructions.
+template <bool kFields>
+class OursCase final : public Case {
+    using Probe = Ours<kFields>;
+
+public:
+    OursCase(const std::string& name, char* records, bool deselected = false)
+        : Case(name, reinterpret_cast<const void*>(run_regions<Probe>), deselected ? 0 : 2 * sizeof(WideRecord)),
+          records_(reinterpret_cast<WideRecord*>(records)),
+          headers_(sizeof(TrackHeader) * kMaxTracks),
+          deselected_(deselected) {}
+    bool has_records() const override { return !deselected_; }
+
+    void prepare(const Config& config, bool zero) override {
+        room_ = 2 * config.num_regions;
+        LaunchDescriptor& launch = trace_.launch;
+        launch.headers = headers_.template as<TrackHeader>();
+        launch.records = records_;
+        launch.event_mask = deselected_ ? 0 : ~uint64_t{0};
+        launch.records_per_track = room_;
+        launch.warps_per_block = config.num_warps;
+        launch.block_stop = config.num_blocks;
+        launch.block_step = 1;
+        launch.role_mask = ~0u;
+        if (zero) TK_CUDA(cudaMemset(launch.headers, 0, sizeof(TrackHeader) * config.num_tracks()));
+    }
+    void launch(const BenchArgs& args, const Config& config) override { start(args, config, &trace_); }
+    Spans read(const Config& config, uint32_t track) const override {
+        const TrackHeader header = fetch(headers_.template as<TrackHeader>() + track, 1)[0];
+        require(header.started == kStarted && header.end_ticks != 0, "a track did not finish");
+        require(header.written == header.attempted, "records were lost");
+        require(header.written == 2 * config.num_regions, "wrong number of records: " + std::to_string(header.written));
+        const auto records = fetch(records_ + uint64_t{track} * room_, header.written);
+        Spans spans;
+        uint64_t begin_ns = 0;
+        bool open = false;
+        for (const WideRecord& record : records) {
+            const auto kind = static_cast<RecordKind>(record.word & 7);
+            const uint64_t payload = uint64_t{record.payload_high} << kPayloadLowBits | record.word >> 9;
+            require((record.word >> kKindBits & (kMaxEvents - 1)) == (kFields ? 1u : 0u), "wrong event");
+            require(kind == (open ? RecordKind::end : RecordKind::begin), "begin and end do not alternate");
+            if (open) {
+                spans.push_back({begin_ns, record.ticks});
+            } else if (kFields) {
+                const uint64_t i = spans.size();
+                require(payload == (kPeer | i << 10 | (i & 0xffff) << 32), "wrong payload");
+            }
+            begin_ns = record.ticks;
+            open = !open;
+        }
+        return spans;
+    }
+
+private:
+    WideRecord* records_;
+    DeviceMemory headers_;
+    const bool deselected_;
+    typename Probe::Args trace_{};
+    uint32_t room_ = 0;
+};
+
+// Events of 8 bytes, tag low, time high. FlashInfer's layout: word 0, then event k of writer w at
+// 1 + k * num_writers + w. That of Short: one writer's events side by side.
+template <class Probe>
+class EightByteCase final : public Case {
+    static constexpr bool kSideBySide = std::is_same_v<Probe, Short>;
+
+public:
+    EightByteCase(const std::string& name, char* buffer)
+        : Case(name, reinterpret_cast<const void*>(run_regions<Probe>), 16),
+          buffer_(reinterpret_cast<uint64_t*>(buffer)) {}
+    void launch(const BenchArgs& args, const Config& config) override {
+        typename Probe::Args trace{buffer_};
+        if constexpr (kSideBySide) trace.records_per_track = 2 * config.num_regions;
+        start(args, config, &trace);
+    }
+    Spans read(const Config& config, uint32_t track) const override {
+        std::vector<uint64_t> events(size_t{2} * config.num_regions);
+        TK_CUDA(cudaMemcpy2D(events.data(),
+                             sizeof(uint64_t),
+                             buffer_ + (kSideBySide ? track * events.size() : 1 + track),
+                             (kSideBySide ? 1 : config.num_tracks()) * sizeof(uint64_t),
+                             sizeof(uint64_t),
+                             events.size(),
+                             cudaMemcpyDeviceToHost));
+        Spans spans;
+        for (size_t i = 0; i < events.size(); i += 2) {
+            require((events[i] & 3) == 0 && (events[i + 1] & 3) == 1, "begin and end do not alternate");
+            const uint32_t begin = static_cast<uint32_t>(events[i] >> 32);
+            const uint32_t length = static_cast<uint32_t>(events[i + 1] >> 32) - begin;
+            const uint64_t base = spans.empty() ? begin : spans.back().end_ns;
+            const uint64_t unwrapped = base + static_cast<uint32_t>(begin - static_cast<uint32_t>(base));
+            spans.push_back({unwrapped, unwrapped + length});
+        }
+        return spans;
+    }
+
+private:
+    uint64_t* buffer_;
+};
+
+class AtomicCase final : public Case {
+public:
+    explicit AtomicCase(char* buffer)
+        : Case("atomic", reinterpret_cast<const void*>(run_regions<Atomic>), 32),
+          buffer_(reinterpret_cast<uint64_t*>(buffer)) {}
+    void prepare(const Config&, bool) override { TK_CUDA(cudaMemset(buffer_, 0, sizeof(uint64_t))); }
+    void launch(const BenchArgs& args, const Config& config) override {
+        BufferArgs trace{buffer_};
+        start(args, config, &trace);
+    }
+    // Entries name their block only: the first num_regions of the asked block's, in order of time.
+    Spans read(const Config& config, uint32_t track) const override {
+        const size_t count = size_t{config.num_tracks()} * config.num_regions;
+        require(fetch(buffer_, 1)[0] == count, "wrong number of entries");
+        const auto words = fetch(buffer_ + 1, std::min<size_t>(count, 1 << 20) * 4);
+        Spans spans;
+        for (size_t i = 0; i < words.size() && spans.size() < config.num_regions; i += 4) {
+            if (words[i + 3] == track / config.num_warps) spans.push_back({words[i], words[i] + words[i + 1]});
+        }
+        std::sort(spans.begin(), spans.end(), [](auto a, auto b) { return a.begin_ns < b.begin_ns; });
+        return spans;
+    }
+
+private:
+    uint64_t* buffer_;
+};
+
+}  // namespace
