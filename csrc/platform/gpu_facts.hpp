@@ -93,7 +93,7 @@ inline DeviceFacts device_facts() {
 // What ended the current device's use by this process, such as a trap; empty: nothing did. Does not wait for kernels.
 inline std::string device_error() {
     const cudaError_t code = cudaStreamQuery(nullptr);
-    cudaGetLastError();  // also "not ready" would be the next call's
+    if (code != cudaSuccess) cudaGetLastError();  // told here, "not ready" too; what another call left stays
     return code == cudaSuccess || code == cudaErrorNotReady ? "" : cudaGetErrorString(code);
 }
 

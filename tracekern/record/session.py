@@ -84,13 +84,14 @@ def capture(
     flight recorder 256.
     keep: what stays where a track is full: its first records, or, for a flight recorder, its last; that one drops
     its oldest launches, too, where max_bytes is used up.
-    blocks, roles, events: record these only. every: record each Nth launch of a name. max_bytes: cap of this rank's
-    memory. settings: anything that JSON holds, about the workload. clocks: sample the ranks' clocks. host_spans: room
-    for ranges. device: what the kernels run on: a communicator's device, "cuda" for torch's current one, or "cpu" with
-    the host's own clock; without, "cuda" if this process has used torch.cuda. sink: "host" or "device" memory for the
-    records; "auto" takes the device's for kernels that counting() found to record too fast for the bus; that of a
-    flight recorder is held by a process beside this one, so that it outlives a trap and a killed rank. load: called
-    when the capture opens, to load the kernels' two bodies: loading one later may have to wait for a kernel that spins.
+    blocks, roles, events: record these only, of an empty list none. every: record each Nth launch of a name. max_bytes:
+    cap of this rank's memory. settings: anything that JSON holds, about the workload. clocks: sample the ranks' clocks.
+    host_spans: room for ranges. device: what the kernels run on: a communicator's device, "cuda" for torch's current
+    one, or "cpu" with the host's own clock; without, "cuda" if this process has used torch.cuda. sink: "host" or
+    "device" memory for the records; "auto" takes the device's for kernels that counting() found to record too fast for
+    the bus; that of a flight recorder is held by a process beside this one, so that it outlives a trap and a killed
+    rank. load: called when the capture opens, to load the kernels' two bodies: loading one later may have to wait for a
+    kernel that spins.
     Raises BadInput for arguments that cannot be used.
     """
     selection = Selection(
@@ -364,7 +365,7 @@ class Capture:
         }
 
     def _open_mirror(self) -> None:
-        """What a flight recorder writes to device memory has to outlive this process: another one maps it, too."""
+        """Takes device memory for records, of a flight recorder such that outlives this process."""
         reason = self.device.start_keeper(self.segment) if self._is_ring else self.device.open_mirror()
         if reason and self._setup.sink == "device":
             raise BadInput(f"keep={self._selection.keep!r} with sink='device': {reason}; take sink='host'")
