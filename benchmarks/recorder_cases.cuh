@@ -146,7 +146,7 @@ public:
         launch.records = records_;
         launch.event_mask = deselected_ ? 0 : ~uint64_t{0};
         launch.records_per_track = room_;
-        launch.warps_per_block = config.num_warps;
+        launch.warps_per_block = static_cast<uint16_t>(config.num_warps);
         launch.block_stop = config.num_blocks;
         launch.block_step = 1;
         launch.role_mask = ~0u;
