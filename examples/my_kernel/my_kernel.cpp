@@ -32,7 +32,7 @@ TK_DEVICE void square_rows(Warp& warp, const SquareArgs& args, typename Rec::Arg
         warp.strided(args.num_columns, [&](uint32_t column) { values[column] *= values[column]; });
     }
     TK_WAIT(recorder, MyEvent::wait_block);
-    warp.block_sync();
+    TK_END_AFTER_BARRIER(warp);  // a warp.block_sync() that the span ends with
 }
 
 // descriptor: of capture.launch(...); 0 runs the kernel that has no tracing in it.
