@@ -12,7 +12,7 @@ from toolchains import program
 
 NUM_BLOCKS, NUM_WARPS = 4, 2
 NUM_TRACKS = NUM_BLOCKS * NUM_WARPS
-HEADER = struct.Struct("<QIHHQIIQI16xI")
+HEADER = struct.Struct("<QIHHQIIQI4xI8xI")
 HEADER_BYTES = 64
 RECORD_BYTES = 16
 BEGIN, END, MARK = 1, 2, 3
@@ -31,6 +31,7 @@ class Track:
     attempted: int
     elapsed_cycles: int
     epoch: int
+    blocks_run: int
     warps_run: int
     records: list[tuple[int, int, int, int]]
     """(kind, event, ticks, payload)"""
@@ -154,6 +155,21 @@ def test_warps_that_the_host_was_not_told_of_leave_the_tracks_of_others_alone():
     assert [track.warps_run for track in tracks[:NUM_BLOCKS]] == [NUM_WARPS] * NUM_BLOCKS
     assert all(track.started == 0 and track.records == [] for track in tracks[NUM_BLOCKS:])
     assert {track.warps_run for track in record("where", 64)} == {0}
+
+
+def test_blocks_that_the_host_was_not_told_of_say_how_many_ran():
+    told = {"num_blocks": 2, "block_first": 1, "block_stop": 2}
+    for in_graph in (0, 1):
+        tracks = record("where", 64, in_graph=in_graph, **told)
+        assert [track.what() for track in tracks[:2]] == [[(MARK, NOTE, 16)], [(MARK, NOTE, 17)]]
+        assert [track.blocks_run for track in tracks] == [NUM_BLOCKS] + [0] * (NUM_TRACKS - 1)
+        assert all(track.started == 0 and track.records == [] for track in tracks[2:])
+
+
+def test_of_blocks_that_are_not_selected_nothing_is_said():
+    assert {track.blocks_run for track in record("where", 64, block_first=1, block_stop=2)} == {0}
+    no_track = record("where", 64, num_blocks=0, block_stop=0)
+    assert {track.blocks_run for track in no_track} == {0}
 
 
 def test_a_role_that_is_not_selected_leaves_its_track_untouched():

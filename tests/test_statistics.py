@@ -146,6 +146,7 @@ def test_losses_are_told(tmp_path):
     ("kind", "proves_nothing"),
     [
         ("surplus_warps", True),
+        ("surplus_blocks", True),
         ("launch_lost", True),
         ("cycle_rate_unknown", True),
         ("lost_host_spans", False),  # no number is made of them

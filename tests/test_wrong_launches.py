@@ -59,6 +59,28 @@ def test_warps_beyond_those_told_of_are_an_error(tmp_path: Path):
         load(tmp_path, strict=True)
 
 
+@pytest.mark.parametrize("blocks", [None, slice(1, 2)])
+def test_blocks_beyond_those_told_of_are_an_error(tmp_path: Path, blocks: slice | None):
+    with capture(tmp_path, blocks=blocks) as session:
+        launched = session.launch("demo", grid=2, warps=2, events=json.dumps(EVENT_TABLE))
+        run_kernel(launched.descriptor, 2, 2, 1)
+        descriptor = memory(launched.descriptor, fmt.LAUNCH_DESCRIPTOR)[0]
+        assert descriptor["num_blocks"] == 2
+        memory(int(descriptor["headers"]), fmt.TRACK_HEADER)["block"] = 132  # as csrc/trace/recorder.h does
+    (problem,) = load(tmp_path).problems
+    assert (problem.severity, problem.kind) == ("error", "surplus_blocks")
+    assert "ran with 132 blocks; those from block 2 on recorded nothing" in problem.text
+    assert "pass grid=132" in problem.text
+    with pytest.raises(BadInput, match="pass grid=132"):
+        load(tmp_path, strict=True)
+
+
+def test_a_launch_without_tracks_has_nowhere_to_tell_of_blocks(tmp_path: Path):
+    with capture(tmp_path, blocks=slice(10, 20)) as session:
+        launched = session.launch("demo", grid=4, warps=1, events=json.dumps(EVENT_TABLE))
+        assert memory(launched.descriptor, fmt.LAUNCH_DESCRIPTOR)[0]["num_blocks"] == 0
+
+
 @pytest.mark.parametrize("records_per_track", [2, 64])
 def test_a_flight_recorder_whose_body_is_no_ring_says_so(tmp_path: Path, records_per_track: int):
     """Whether records were lost or not: what stays of a hang would be its begin."""

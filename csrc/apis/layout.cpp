@@ -38,11 +38,12 @@ py::dict launch_descriptor_offsets() {
     offsets["of_replay"] = offsetof(LaunchDescriptor, of_replay);
     offsets["records_per_track"] = offsetof(LaunchDescriptor, records_per_track);
     offsets["warps_per_block"] = offsetof(LaunchDescriptor, warps_per_block);
+    offsets["generation"] = offsetof(LaunchDescriptor, generation);
     offsets["block_first"] = offsetof(LaunchDescriptor, block_first);
     offsets["block_stop"] = offsetof(LaunchDescriptor, block_stop);
     offsets["block_step"] = offsetof(LaunchDescriptor, block_step);
     offsets["role_mask"] = offsetof(LaunchDescriptor, role_mask);
-    offsets["generation"] = offsetof(LaunchDescriptor, generation);
+    offsets["num_blocks"] = offsetof(LaunchDescriptor, num_blocks);
     offsets["replay"] = offsetof(LaunchDescriptor, replay);
     return offsets;
 }

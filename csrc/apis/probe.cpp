@@ -34,7 +34,7 @@ py::tuple time_probe(uint32_t num_regions, uint32_t num_steps, uint32_t num_roun
     launch.records = records.data();
     launch.event_mask = ~uint64_t{0};
     launch.records_per_track = records_per_track;
-    launch.warps_per_block = launch.block_stop = launch.block_step = 1;
+    launch.block_stop = launch.block_step = launch.warps_per_block = 1;
     launch.role_mask = ~0u;
     const ProbeArgs args{&sink, num_regions, num_steps, 0.5f};
     std::vector<double> off_ms, on_ms;

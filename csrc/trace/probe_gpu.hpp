@@ -40,7 +40,7 @@ inline ProbeTimes time_probe(const ProbePlan& plan) {
         plan.in_host_memory ? on_host.emplace(num_bytes).as<void>() : on_device.emplace(num_bytes).as<void>();
     launch.event_mask = ~uint64_t{0};
     launch.records_per_track = records_per_track;
-    launch.warps_per_block = plan.warps_per_sm;
+    launch.warps_per_block = static_cast<uint16_t>(plan.warps_per_sm);
     launch.block_stop = num_blocks;
     launch.block_step = 1;
     launch.role_mask = ~0u;

@@ -70,7 +70,8 @@ struct alignas(64) TrackHeader {
     uint64_t elapsed_cycles;  // of a track of cycles: from start_ticks to end_ticks; 0: not measured
     uint32_t epoch;           // of a launch in a graph, whose epoch the host does not know
     uint32_t torn;            // in a dump: records of a ring that should be there and never arrived
-    // In a dump.
+    // In a dump. In the first header of a region: 0, or how many blocks ran, stored by the first block that
+    // capture.launch() was not told of.
     uint32_t block;
     uint32_t launch_idx;
     uint16_t warp;
@@ -102,12 +103,13 @@ struct alignas(16) LaunchDescriptor {
     // Elsewhere null: this is the one.
     const LaunchDescriptor* of_replay;
     uint32_t records_per_track;  // 0: count only
-    uint32_t warps_per_block;
+    uint16_t warps_per_block;
+    uint16_t generation;   // how many launches had the region before, modulo 2^14, at its place in `started`
     uint32_t block_first;  // blocks first, first + step, ... below stop are recorded
     uint32_t block_stop;
     uint32_t block_step;
     uint32_t role_mask;   // bit i: record role i
-    uint32_t generation;  // how many launches had the region before, modulo 2^14, at its place in `started`
+    uint32_t num_blocks;  // of the launch, as the host was told; 0: it has no track that could say otherwise
     uint32_t replay;      // the replay of a graph that took this region, counted from 1; 0: none did
 };
 static_assert(sizeof(LaunchDescriptor) == 64, "LaunchDescriptor is shared between host and device");

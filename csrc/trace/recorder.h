@@ -1,5 +1,4 @@
-// How a kernel writes its records. Tracing is a type: Recorder<false> is empty and costs nothing, see
-// tests/test_zero_cost.py.
+// How a kernel writes its records. Tracing is a type: Recorder<false> costs nothing, see tests/test_zero_cost.py.
 //
 //   template <class Rec>
 //   TK_DEVICE void my_kernel(Warp& warp, const MyArgs& args, typename Rec::Args trace) {
@@ -41,8 +40,7 @@ TK_DEVICE uint64_t pack_fields(Values... values) {
     } else {
         constexpr auto kWidths = field_widths<sizeof...(Values)>(kFields);
         uint64_t payload = 0;
-        uint32_t shift = 0;
-        uint32_t index = 0;
+        uint32_t shift = 0, index = 0;
         ((payload |= (static_cast<uint64_t>(values) & ((uint64_t{1} << kWidths.bits[index]) - 1)) << shift,
           shift += kWidths.bits[index++]),
          ...);
@@ -284,7 +282,12 @@ private:
     // Few instructions: all warps of a kernel begin with them, one after the other on their scheduler.
     TK_DEVICE void start(const LaunchDescriptor& launch, const Warp& warp, uint32_t role) {
         uint32_t index = warp.block - launch.block_first;
-        if (index >= launch.block_stop - launch.block_first || !(launch.role_mask >> role & 1u)) return;
+        if (index >= launch.block_stop - launch.block_first || !(launch.role_mask >> role & 1u)) {
+            // The first block that nobody told the host of tells how many there are.
+            const bool is_surplus = warp.block == launch.num_blocks && warp.block != 0 && warp.warp == 0;
+            if (is_surplus && warp.is_leader()) launch.headers[0].block = warp.num_blocks;
+            return;
+        }
         if (launch.block_step != 1) [[unlikely]] {
             if (index % launch.block_step) return;
             index /= launch.block_step;

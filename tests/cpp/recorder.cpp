@@ -4,8 +4,8 @@
 //   recorder SCENARIO RECORDS [NAME=VALUE...]  headers and records, a guard of 0xa5 behind both
 //
 // 4 blocks of 2 warps; the role of a warp is its number. NAMEs are those of the launch descriptor: event_mask,
-// block_first, block_stop, block_step, role_mask, warps_per_block (what the host was told); cycles=1 takes the body
-// that counts cycles of the core, in_graph=1 the way of a graph to its descriptor.
+// block_first, block_stop, block_step, role_mask, num_blocks and warps_per_block (what the host was told); cycles=1
+// takes the body that counts cycles of the core, in_graph=1 the way of a graph to its descriptor.
 //   all    every macro and payload width once       many   20 spans within each other, then 20 side by side
 //   cross  spans while the low half of the clock wraps     hang   ends in the middle of a wait
 #include <cstdio>
@@ -143,7 +143,7 @@ int main(int argc, char** argv) {
     launch.event_mask = ~uint64_t{0};
     launch.records_per_track = records;
     launch.warps_per_block = kNumWarps;
-    launch.block_stop = kNumBlocks;
+    launch.num_blocks = launch.block_stop = kNumBlocks;
     launch.block_step = 1;
     launch.role_mask = ~0u;
     bool cycles = false, in_graph = false;
@@ -157,7 +157,8 @@ int main(int argc, char** argv) {
         if (name == "block_step") launch.block_step = static_cast<uint32_t>(value);
         if (name == "cycles") cycles = value;
         if (name == "in_graph") in_graph = value;
-        if (name == "warps_per_block") launch.warps_per_block = static_cast<uint32_t>(value);
+        if (name == "num_blocks") launch.num_blocks = static_cast<uint32_t>(value);
+        if (name == "warps_per_block") launch.warps_per_block = static_cast<uint16_t>(value);
         if (name == "role_mask") launch.role_mask = static_cast<uint32_t>(value);
     }
     constexpr size_t kTracks = size_t{kNumBlocks} * kNumWarps;

@@ -65,6 +65,8 @@ class LaunchSection:
     headers_offset: int
     records_offset: int
     records_count: int
+    blocks_run: int = 0
+    """Where the kernel ran with more blocks than num_blocks: how many; else 0."""
 
     @staticmethod
     def entry_keys() -> list[str]:
@@ -311,6 +313,7 @@ def _check_tables(checker: _Checker, metadata: dict[str, Any]) -> None:
 
 def _launch(checker: _Checker, metadata: dict[str, Any], entry: Any) -> LaunchSection:
     values: dict[str, Any] = {"name": checker.get(entry, "name", str)}
+    entry = {"blocks_run": 0} | entry
     for field in fields(LaunchSection):
         if field.name not in values:
             values[field.name] = checker.integer(entry, field.name, -_INT_LIMIT if field.name == "stream" else 0)

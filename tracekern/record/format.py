@@ -105,12 +105,13 @@ LAUNCH_DESCRIPTOR = np.dtype(
         ("event_mask", "<u8"),
         ("of_replay", "<u8"),
         ("records_per_track", "<u4"),
-        ("warps_per_block", "<u4"),
+        ("warps_per_block", "<u2"),
+        ("generation", "<u2"),
         ("block_first", "<u4"),
         ("block_stop", "<u4"),
         ("block_step", "<u4"),
         ("role_mask", "<u4"),
-        ("generation", "<u4"),
+        ("num_blocks", "<u4"),
         ("replay", "<u4"),
     ]
 )

@@ -33,6 +33,7 @@ class LaunchPlan:
     def descriptor_fields(self) -> dict[str, int]:
         """What a LaunchDescriptor and a LaunchEntry of this plan have in common."""
         return {
+            "num_blocks": self.num_blocks if self.num_tracks else 0,
             "warps_per_block": self.warps_per_block,
             "block_first": self.blocks.start,
             "block_stop": self.blocks.stop,

@@ -174,8 +174,8 @@ class Launches:
 def _check_arguments(name: str, grid: int, warps: int, stream: int, roles: Sequence[str]) -> None:
     if not isinstance(name, str) or not 1 <= len(name.encode()) <= fmt.NAME_BYTES:
         raise BadInput(f"launch {name!r}: wanted a name of at most {fmt.NAME_BYTES} bytes")
-    for what, value, low in (("grid", grid, 1), ("warps", warps, 1), ("stream", stream, 0)):
-        if not isinstance(value, Integral) or value < low:
+    for what, value, low, bits in (("grid", grid, 1, 31), ("warps", warps, 1, 16), ("stream", stream, 0, 63)):
+        if not isinstance(value, Integral) or value < low or value >> bits:
             raise BadInput(f"launch {name!r}: {what}={value!r}; wanted a whole number of {low} or more")
     _check_roles(name, roles)
 

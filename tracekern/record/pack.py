@@ -97,6 +97,8 @@ def _complete(entry: Any, headers: npt.NDArray[Any]) -> None:
 class _Packed:
     entry: Any
     headers: npt.NDArray[Any]
+    blocks_run: int
+    """How many, if more than the host was told of; else 0."""
 
     @property
     def num_records(self) -> int:
@@ -140,6 +142,8 @@ def _metadata(
             "records_offset": place(count * fmt.WIDE_RECORD.itemsize),
             "records_count": count,
         }
+        if packed.blocks_run:
+            section["blocks_run"] = packed.blocks_run
         sections.append(section)
     fault = parse_fault(segment.fault_record.tobytes(), segment.metadata.get("fault_names", {}))
     only_live = ("directory", "fault_names")
@@ -179,9 +183,10 @@ def _write(segment: Segment, file: BinaryIO) -> int:
             num_lost += 1
             continue
         headers = segment.track_headers(entry).copy()
+        blocks_run = int(headers["block"][0]) if len(headers) else 0
         _complete(entry, headers)
         _C.find_records(_bytes_of(headers), _bytes_of(segment.records(entry)), bool(entry["generation"]))
-        launches.append(_Packed(entry, headers))
+        launches.append(_Packed(entry, headers, blocks_run))
     # Taken once: another thread may append to them meanwhile.
     rows = {"clock_samples": segment.clock_samples(), "host_spans": segment.host_spans()}
     metadata, payload_bytes = _metadata(segment, rows, launches, num_lost)

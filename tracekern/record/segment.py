@@ -29,7 +29,7 @@ def _word_of(dtype: Any, field: str) -> int:
     return int(dtype.fields[field][1]) // 4
 
 
-_DESCRIPTOR_GENERATION = _word_of(fmt.LAUNCH_DESCRIPTOR, "generation")
+_DESCRIPTOR_WARPS_GENERATION = _word_of(fmt.LAUNCH_DESCRIPTOR, "warps_per_block")
 _ENTRY_WORDS = fmt.LAUNCH_ENTRY.itemsize // 4
 _FLAGS, _GENERATION, _ORDER, _SEQUENCE, _EPOCH = (
     _word_of(fmt.LAUNCH_ENTRY, field) for field in ("flags", "generation", "order", "sequence", "epoch")
@@ -227,7 +227,8 @@ class Segment:
             words[entry + _FLAGS] = flags
             generation = (words[entry + _GENERATION] + (1 << fmt.GENERATION_SHIFT)) & 0xFFFF
             words[entry + _GENERATION] = generation
-            words[region.offset // 4 + _DESCRIPTOR_GENERATION] = generation
+            descriptor = region.offset // 4 + _DESCRIPTOR_WARPS_GENERATION
+            words[descriptor] = words[descriptor] & 0xFFFF | generation << 16
         words[entry + _ORDER] = self._num_started & 0xFFFFFFFF
         self._num_started += 1
         words[entry + _SEQUENCE] = sequence & 0xFFFFFFFF

@@ -167,6 +167,7 @@ def _launches(dump: Dump, runs: Runs) -> tuple[Launch, ...]:
                 records_per_track=entry.records_per_track,
                 records_lost=int(lost[rows].sum()),
                 records_needed=int(needed[rows].max(initial=0)),
+                blocks_run=entry.blocks_run,
                 records_overwritten=int(overwritten[rows].sum()),
                 stamp_error_ns=float(stamp_error_ns[rows].max(initial=0.0)),
             )

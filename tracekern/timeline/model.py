@@ -111,6 +111,8 @@ class Launch:
     records_lost: int
     records_needed: int
     """records_per_track that would have lost nothing."""
+    blocks_run: int = 0
+    """Where the kernel ran with more blocks than num_blocks: how many; else 0."""
     records_overwritten: int = 0
     """Of a flight recorder: older records that made room."""
     stamp_error_ns: float = 0.0

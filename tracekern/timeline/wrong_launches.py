@@ -9,7 +9,7 @@ import numpy as np
 from tracekern.timeline.model import Launch, Problem
 from tracekern.timeline.record_columns import Runs
 
-_ERRORS = ("surplus_warps", "keeps_first")
+_ERRORS = ("surplus_warps", "surplus_blocks", "keeps_first")
 
 
 def wrong_launches(launches: Sequence[Launch], runs: Runs, is_flight_recorder: bool) -> list[Problem]:
@@ -44,6 +44,14 @@ def _mistakes(launch: Launch, num_started: int, warps_run: int) -> list[tuple[st
                 "surplus_warps",
                 f"ran with {warps_run} warps a block; those above {told} recorded nothing: "
                 f"pass warps={warps_run} to capture.launch()",
+            )
+        ]
+    if launch.blocks_run:
+        return [
+            (
+                "surplus_blocks",
+                f"ran with {launch.blocks_run} blocks; those from block {launch.num_blocks} on recorded nothing: "
+                f"pass grid={launch.blocks_run} to capture.launch()",
             )
         ]
     if not launch.num_tracks:
