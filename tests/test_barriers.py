@@ -61,5 +61,5 @@ def test_the_pipeline_gives_up_on_a_rank_that_never_comes(variant, executor):
     assert sorted(fault["rank"] for fault in found) == ["0", "2", "3"]
     for fault in found:
         assert fault["peer"] == "1"
-        assert (fault["phase"], fault["channel"]) == ("dispatch_send", "counts")
+        assert (fault["stage"], fault["channel"]) == ("dispatch_send", "counts")
         assert (fault["wanted"], fault["seen"]) == (str(FIRST_EPOCH), str(NEVER))

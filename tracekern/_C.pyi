@@ -17,7 +17,7 @@ max_ranks: int
 p2p_roles: list[str]
 p2p_stages: list[str]
 p2p_variants: list[str]
-rank_barrier_phase: int
+rank_barrier_stage: int
 simulated_resolution_ticks: int
 simulated_ticks_per_second: int
 

@@ -27,6 +27,10 @@ class CommTimeout(TracekernError, TimeoutError):
         aborted_by (a rank), on_timeout; empty where no kernel wrote them down."""
 
 
+class CallBroken(TracekernError):
+    """A call of several kernels that ended before the last of them: the communicator is out of use until reset()."""
+
+
 class DeviceLost(TracekernError):
     """A device that this process cannot use any more: a kernel trapped or touched what it must not."""
 

@@ -16,7 +16,7 @@ void register_comm(py::module_& module) {
     module.attr("simulated_ticks_per_second") = SimulatedClock::kTicksPerSecond;
     module.attr("simulated_resolution_ticks") = SimulatedClock::kResolutionTicks;
     module.attr("channels") = names_list(kChannelNames);
-    module.attr("rank_barrier_phase") = kRankBarrierPhase;
+    module.attr("rank_barrier_stage") = kRankBarrierStage;
     register_communicator<CpuCommunicator>(module, "CpuCommunicator")
         .def(py::init([](uint32_t rank,
                          const std::vector<uint64_t>& heaps,

@@ -52,7 +52,7 @@ py::dict fault_record_offsets() {
     py::dict offsets;
     offsets["claimed"] = offsetof(FaultRecord, claimed);
     offsets["cause"] = offsetof(FaultRecord, cause);
-    offsets["phase"] = offsetof(FaultRecord, phase);
+    offsets["stage"] = offsetof(FaultRecord, stage);
     offsets["channel"] = offsetof(FaultRecord, channel);
     offsets["rank"] = offsetof(FaultRecord, rank);
     offsets["peer"] = offsetof(FaultRecord, peer);

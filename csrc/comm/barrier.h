@@ -6,11 +6,11 @@
 
 namespace tracekern {
 
-// All blocks of the grid arrive before any goes on. Every warp calls it; counts[0] starts at 0 and is this grid's
+// All blocks of the grid arrive before any goes on. Every warp calls it; *count starts at 0 and is this grid's
 // alone. acq_rel at device scope on arrival, acquire while waiting: what any warp wrote before is visible to all after.
 // Returns false when it gave up. A rank may abort while the warps of a block are on their way out, so that their
 // answers differ: either way they go on to their next block barrier.
-TK_DEVICE bool grid_barrier(Warp& warp, const CommArgs& comm, uint64_t* count, uint32_t phase) {
+TK_DEVICE bool grid_barrier(Warp& warp, const CommArgs& comm, uint64_t* count, uint32_t stage) {
     warp.block_sync();
     bool ok = true;
     if (warp.warp == 0) {
@@ -26,7 +26,8 @@ TK_DEVICE bool grid_barrier(Warp& warp, const CommArgs& comm, uint64_t* count, u
                 mutated(Channel::grid, Mutation::acquire) ? load_relaxed_system(count) : load_acquire_system(count);
             if (arrived >= goal || mutated(Channel::grid, Mutation::acknowledgement)) break;
             warp.relax(spins);
-            const WaitFor blocks{phase, comm.rank, static_cast<uint32_t>(goal - arrived)};
+            // A fault names as its slot how many blocks are missing, and has seen how many came.
+            const WaitFor blocks{stage, comm.rank, static_cast<uint32_t>(goal - arrived)};
             const uint64_t seen = make_flag(static_cast<uint32_t>(arrived), 0);
             if (should_give_up(warp, comm, Channel::grid, blocks, spins, static_cast<uint32_t>(goal), seen, started)) {
                 ok = false;
@@ -50,25 +51,25 @@ TK_DEFINE_EVENTS(BarrierEvent, TK_BARRIER_EVENTS)
 namespace tracekern {
 
 // In the fault record of a wait of the communicator's own barrier; smaller numbers are the kernels'.
-constexpr uint32_t kRankBarrierPhase = 255;
+constexpr uint32_t kRankBarrierStage = 255;
 
 // All ranks arrive before any goes on; one warp a rank, epoch one larger each time. Release and acquire at system
 // scope. Two sets of flags in turns: a rank that is through may raise the next epoch's flag before a slow peer has seen
 // this one's, but not the one after, for which it needs that peer.
 template <class Rec>
-TK_DEVICE bool rank_barrier(Warp& warp, const CommArgs& comm, Rec& recorder, uint32_t epoch, uint32_t phase) {
+TK_DEVICE bool rank_barrier(Warp& warp, const CommArgs& comm, Rec& recorder, uint32_t epoch, uint32_t stage) {
     const uint32_t set = epoch % 2 * kMaxRanks;
     for (uint32_t i = 0; i < comm.num_ranks; ++i) {
-        const uint32_t peer = (comm.rank + i) % comm.num_ranks;
+        const uint32_t peer = comm.nth_peer(i);
         TK_SIGNAL(recorder, BarrierEvent::signal_barrier, peer);
         signal<Channel::barrier>(warp, &comm.control(peer).barrier_flags[set + comm.rank], epoch, 0);
     }
     bool ok = true;
     for (uint32_t i = 0; i < comm.num_ranks; ++i) {
-        const uint32_t peer = (comm.rank + i) % comm.num_ranks;
+        const uint32_t peer = comm.nth_peer(i);
         TK_WAIT(recorder, BarrierEvent::wait_barrier, peer);
         const uint64_t* flag = &comm.control(comm.rank).barrier_flags[set + peer];
-        const bool arrived = wait<Channel::barrier>(warp, comm, flag, epoch, {phase, peer, 0}).ok;
+        const bool arrived = wait<Channel::barrier>(warp, comm, flag, epoch, {stage, peer, 0}).ok;
         TK_END_IF(arrived);
         ok = ok && arrived;
     }

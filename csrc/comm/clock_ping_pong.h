@@ -43,7 +43,7 @@ TK_DEVICE bool spin_until(Warp& warp, const CommArgs& comm, Done done) {
     for (uint32_t spins = 0; !done();) {
         warp.relax(spins);
         if (read_clock() - started > comm.timeout_ticks) return false;
-        if (load_relaxed_system(&comm.control(comm.rank).abort)) return false;
+        if (has_aborted(comm)) return false;
     }
     return true;
 }

@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "comm/barrier.h"
@@ -94,11 +95,11 @@ public:
 
     // All ranks arrive before any returns; one traced kernel of one warp.
     void barrier(const TraceChoice& trace) {
-        const uint32_t epoch = barrier_epoch_++;
+        const uint32_t epoch = std::exchange(barrier_epoch_, next_epoch(barrier_epoch_));
         with_recorder(trace, [&]<class Rec>(typename Rec::Args trace_args) {
             launch(CpuLaunch{}, [&](Warp& warp) {
                 Rec recorder(trace_args, warp, 0, epoch);
-                rank_barrier(warp, args_, recorder, epoch, kRankBarrierPhase);
+                rank_barrier(warp, args_, recorder, epoch, kRankBarrierStage);
             });
         });
     }

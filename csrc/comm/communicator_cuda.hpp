@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include <array>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -80,7 +81,7 @@ public:
     }
 
     void barrier(uint64_t descriptor, RecordFormat format, uint64_t stream) {
-        uint32_t epoch = barrier_epoch_++;
+        uint32_t epoch = std::exchange(barrier_epoch_, next_epoch(barrier_epoch_));
         LaunchSize size{1, 1};
         const void* kernel = rank_barrier_kernel(descriptor != 0, format);
         launch_kernel(kernel, 1, 32, 0, stream, {&args_, &epoch, &size, trace_argument(descriptor)});

@@ -11,8 +11,8 @@ namespace tracekern {
 constexpr uint32_t kMaxRanks = 64;  // ranks that share a heap
 
 struct alignas(4096) HeapControl {
-    uint32_t abort;       // not 0: a wait of this rank or of rank abort_rank ran out of time; every wait gives up
-    uint32_t abort_rank;  // rank + 1 of who gave up first, as far as this rank was told
+    uint32_t abort;       // not 0: a wait of some rank ran out of time; every wait gives up
+    uint32_t aborted_by;  // rank + 1 of who gave up first, as far as this rank was told
     alignas(64) uint64_t barrier_flags[2 * kMaxRanks];  // [epoch parity][peer], written by that peer
     alignas(64) uint64_t ping_flags[2 * kMaxRanks];     // clock ping-pong, see comm/clock_ping_pong.h
 };
@@ -24,6 +24,9 @@ struct CommArgs {
     FaultRecord* fault;
     OnTimeout on_timeout;
     char* heap[kMaxRanks];  // each rank's heap as this rank sees it
+
+    // All ranks in turn, for i from 0. Each rank begins with itself, so that not all go for the same peer at once.
+    TK_DEVICE uint32_t nth_peer(uint32_t i) const { return (rank + i) % num_ranks; }
 
     template <class T>
     TK_DEVICE T* at(uint32_t peer, uint64_t offset) const {

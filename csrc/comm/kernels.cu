@@ -10,7 +10,7 @@ template <class Rec>
 TK_DEVICE void run_rank_barrier(const CommArgs& comm, uint32_t epoch, LaunchSize size, typename Rec::Args trace) {
     Warp warp(size);
     Rec recorder(trace, warp, 0, epoch);
-    rank_barrier(warp, comm, recorder, epoch, kRankBarrierPhase);
+    rank_barrier(warp, comm, recorder, epoch, kRankBarrierStage);
 }
 
 }  // namespace

@@ -8,12 +8,12 @@
 
 namespace tracekern {
 
-enum class Channel : unsigned { counts, token, rank, result, results, ack, barrier, clock, grid, row, partial, layout };
+enum class Channel : unsigned { counts, token, rank, result, results, ack, barrier, grid, row, partial, layout };
 // What is left out: the release, the acquire, the comparison of the epoch, the whole wait.
 enum class Mutation : unsigned { none, release, acquire, epoch, acknowledgement };
 
 inline constexpr const char* kChannelNames[] = {
-    "counts", "token", "rank", "result", "results", "ack", "barrier", "clock", "grid", "row", "partial", "layout"};
+    "counts", "token", "rank", "result", "results", "ack", "barrier", "grid", "row", "partial", "layout"};
 inline constexpr const char* kMutationNames[] = {"none", "release", "acquire", "epoch", "acknowledgement"};
 
 #ifdef TK_PLANTED_FAULTS

@@ -24,7 +24,7 @@ TK_HOST_DEVICE constexpr uint32_t flag_value(uint64_t flag) {
 
 // Whom a wait is for; goes into the fault record.
 struct WaitFor {
-    uint32_t phase;
+    uint32_t stage;
     uint32_t peer;
     uint32_t slot;
 };
@@ -37,6 +37,13 @@ struct WaitResult {
 // The first epoch of a communicator: just below the wrap, so that every run crosses it. Flags start one before it.
 constexpr uint32_t kFirstEpoch = 0xfffffff0u;
 constexpr uint32_t kNeverEpoch = kFirstEpoch - 1;
+
+// A flag that was never raised must not become one of this call: kNeverEpoch is left out, and the epoch behind it, so
+// that odd and even ones still take turns.
+TK_HOST_DEVICE constexpr uint32_t next_epoch(uint32_t epoch) {
+    return epoch + 1 == kNeverEpoch ? kFirstEpoch + 1 : epoch + 1;
+}
+static_assert(next_epoch(kNeverEpoch - 1) == kFirstEpoch + 1 && (kNeverEpoch - 1) % 2 != (kFirstEpoch + 1) % 2);
 
 TK_DEVICE bool is_wanted_epoch(Channel channel, uint32_t epoch, uint32_t wanted) {
     if (mutated(channel, Mutation::acknowledgement)) return true;
@@ -64,8 +71,8 @@ TK_DEVICE void signal_relaxed(Warp& warp, uint64_t* flag, uint32_t epoch, uint32
     warp.leader([&] { store_relaxed_system(flag, make_flag(epoch, value)); });
 }
 
-// Writes the fault record if nobody did, and tells every rank to give up. By each lane that gives up, since others of
-// its warp may have seen what they waited for; most often all do, and find it claimed with one look over the bus.
+// Writes the fault record if nobody did, and tells every rank to give up. Every lane that gives up calls it, since
+// others of its warp may have seen what they waited for; `claimed` lets one lane write.
 TK_DEVICE void raise_fault(const Warp& warp,
                            const CommArgs& comm,
                            FaultCause cause,
@@ -80,7 +87,7 @@ TK_DEVICE void raise_fault(const Warp& warp,
         return;
     }
     FaultRecord& fault = *comm.fault;
-    fault.phase = wait_for.phase;
+    fault.stage = wait_for.stage;
     fault.channel = static_cast<uint32_t>(channel);
     fault.rank = comm.rank;
     fault.peer = wait_for.peer;
@@ -92,19 +99,27 @@ TK_DEVICE void raise_fault(const Warp& warp,
     fault.seen_value = flag_value(seen);
     fault.waited_ticks = waited_ticks;
     fault.on_timeout = static_cast<uint32_t>(comm.on_timeout);
-    const uint32_t aborted_by = load_relaxed_system(&comm.control(comm.rank).abort_rank);
+    const uint32_t aborted_by = load_relaxed_system(&comm.control(comm.rank).aborted_by);
     fault.aborted_by = aborted_by ? aborted_by : comm.rank + 1;
     store_release_system(&fault.cause, static_cast<uint32_t>(cause));
     for (uint32_t peer = 0; peer < comm.num_ranks; ++peer) {
         HeapControl& control = comm.control(peer);
-        if (load_relaxed_system(&control.abort_rank)) continue;
-        store_relaxed_system(&control.abort_rank, comm.rank + 1);
+        if (load_relaxed_system(&control.aborted_by)) continue;
+        store_relaxed_system(&control.aborted_by, comm.rank + 1);
         store_release_system(&control.abort, 1u);
     }
     if (comm.on_timeout == OnTimeout::trap) warp.trap();
 }
 
-// Called in the turns of a spin: has the time run out, or did a rank give up? Looks every 16th turn.
+// Whether some rank gave up. A kernel asks before it passes on what one before it was to receive: that may never have
+// come, and its signal would make it the right result of somebody.
+TK_DEVICE bool has_aborted(const CommArgs& comm) {
+    return load_relaxed_system(&comm.control(comm.rank).abort) != 0;
+}
+
+// Called in the turns of a spin: has the time run out, or did a rank give up? Looks every 16th turn. A wait whose time
+// is over has 16 turns more: it may have been stopped itself, by a debugger say, while what it waits for came.
+// started: the caller's, 0 at first; its lowest bit marks those turns.
 TK_DEVICE bool should_give_up(const Warp& warp,
                               const CommArgs& comm,
                               Channel channel,
@@ -115,15 +130,19 @@ TK_DEVICE bool should_give_up(const Warp& warp,
                               uint64_t& started) {
     if (spins % 16 != 1) return false;
     const uint64_t now = read_clock();
-    if (started == 0) started = now;
-    const bool aborted = load_relaxed_system(&comm.control(comm.rank).abort) != 0;
+    if (started == 0) started = now & ~uint64_t{1};
+    const bool aborted = has_aborted(comm);
     if (!aborted && now - started < comm.timeout_ticks) return false;
+    if (!aborted && started % 2 == 0) {
+        started |= 1;
+        return false;
+    }
     const FaultCause cause = aborted ? FaultCause::peer_aborted : FaultCause::timeout;
     raise_fault(warp, comm, cause, channel, wait_for, wanted_epoch, seen, now - started);
     return true;
 }
 
-// One look at a flag; what it carries tells whether it has come.
+// Loads a flag once; the caller compares its epoch.
 template <Channel kChannel>
 TK_DEVICE uint64_t look_at(const uint64_t* flag) {
     return mutated(kChannel, Mutation::acquire) ? load_relaxed_system(flag) : load_acquire_system(flag);

@@ -7,8 +7,6 @@
 
 namespace tracekern::encode {
 
-constexpr size_t kMaxVarintBytes = 10;
-
 // A byte of the message. Not uint8_t: for the compiler a store of one of those may change any object, the cursor
 // included, which then is loaded again for each byte.
 using MessageByte = char8_t;

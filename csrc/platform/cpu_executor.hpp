@@ -13,6 +13,7 @@
 #include <sched.h>
 #include <time.h>
 
+#include <atomic>
 #include <barrier>
 #include <cstddef>
 #include <cstdlib>
@@ -119,19 +120,46 @@ private:
     uint32_t generation_ = 0;
 };
 
+// Threads of a launch begin together, or none does: a barrier would wait for one that could not be started.
+class StartGate {
+public:
+    enum class State { closed, open, cancelled };
+    // Once, with open or cancelled.
+    void set(State state) {
+        state_.store(state);
+        state_.notify_all();
+    }
+    bool opens() {
+        state_.wait(State::closed);
+        return state_.load() == State::open;
+    }
+
+private:
+    std::atomic<State> state_ = State::closed;
+};
+
 inline void launch_threads(const CpuLaunch& launch, const CpuKernel& kernel) {
     std::vector<std::unique_ptr<ThreadBlock>> blocks;
+    StartGate gate;
     std::vector<std::jthread> threads;
-    for (uint32_t block = 0; block < launch.num_blocks; ++block) {
+    const auto start_threads = [&](uint32_t block) {
         blocks.push_back(std::make_unique<ThreadBlock>(launch.warps_per_block, launch.shared_bytes));
         for (uint32_t warp = 0; warp < launch.warps_per_block; ++warp) {
-            threads.emplace_back([&launch, &kernel, block, warp, context = blocks.back().get()] {
+            threads.emplace_back([&launch, &kernel, &gate, block, warp, context = blocks.back().get()] {
+                if (!gate.opens()) return;
                 ClockScope clock(launch.clock);
                 Warp self(*context, block, launch.num_blocks, warp, launch.warps_per_block);
                 kernel(self);
             });
         }
+    };
+    try {
+        for (uint32_t block = 0; block < launch.num_blocks; ++block) start_threads(block);
+    } catch (...) {
+        gate.set(StartGate::State::cancelled);
+        throw;
     }
+    gate.set(StartGate::State::open);
 }
 
 inline void launch_fibers(const CpuLaunch& launch, const CpuKernel& kernel) {

@@ -57,7 +57,10 @@ public:
     FiberStack() {
         base_ = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (base_ == MAP_FAILED) throw std::bad_alloc();
-        mprotect(base_, static_cast<size_t>(sysconf(_SC_PAGESIZE)), PROT_NONE);
+        if (mprotect(base_, static_cast<size_t>(sysconf(_SC_PAGESIZE)), PROT_NONE) != 0) {
+            munmap(base_, kBytes);
+            throw std::bad_alloc();
+        }
     }
     ~FiberStack() { munmap(base_, kBytes); }
     FiberStack(const FiberStack&) = delete;

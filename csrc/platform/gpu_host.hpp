@@ -46,8 +46,10 @@ inline uint64_t round_up(uint64_t value, uint64_t unit) {
     return (value + unit - 1) / unit * unit;
 }
 
+// Through when it returns: cudaMemcpy alone may still be on its way, for kernels of other streams and for peers.
 inline void copy_to_device(void* device, const void* host, uint64_t bytes) {
     TK_CUDA(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice));
+    TK_CUDA(cudaStreamSynchronize(cudaStreamLegacy));
 }
 inline void copy_to_host(void* host, const void* device, uint64_t bytes) {
     TK_CUDA(cudaMemcpy(host, device, bytes, cudaMemcpyDeviceToHost));

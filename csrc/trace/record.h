@@ -62,8 +62,8 @@ struct alignas(64) TrackHeader {
     uint16_t started;  // kStarted; kStartedRing where the records are those of a ring, kStartedCycles of cycles
     uint16_t role;
     uint64_t end_ticks;  // 0: the track hung, was killed, or never ran (`started` is 0 too)
-    // Records in the region, and those that a region without end would hold; the difference was lost. Of a ring both
-    // are the latter; in a dump they mean the same as everywhere, and the difference was overwritten.
+    // Records stored, and records that the kernel made; the difference was lost. A ring stores how many it made in
+    // both; in a dump its `written` are those that are left, and the difference was overwritten.
     uint32_t written;
     uint32_t attempted;
     // Stored at the end by tracks of cycles, and in graphs.

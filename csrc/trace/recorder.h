@@ -16,8 +16,7 @@
 // RecordFormat::cycles stamps records with the core's cycle counter, for spans shorter than a tick of the realtime
 // clock; that one is read at both ends of the track only, and what lies in between gives the rate.
 //
-// All lanes run the same instructions and only the leader's stores are enabled: a branch around them would cost more
-// than the stores.
+// All lanes run the same instructions, only the leader's stores are enabled: a branch would cost more than they do.
 #pragma once
 
 #include "platform/device.h"
@@ -238,7 +237,7 @@ public:
         const uint64_t ticks = stamp_after(value);
         write(open, RecordKind::end, kEvent, ticks, 0);
     }
-    // A block barrier with a result that is there when the last warp has arrived.
+    // A block barrier whose result is there when the last warp has arrived, so that a clock read can wait for it.
     TK_DEVICE uint32_t block_sync(Warp& warp) { return warp.block_sync_count(); }
 
     // Gives back the room of an end that will never come.
@@ -328,8 +327,7 @@ private:
 
     template <class Event>
     TK_DEVICE bool reserve(Event event, uint32_t room) {
-        // The event's bit where it stands in the mask: moved down it would cost an instruction more.
-        const uint32_t bit = static_cast<uint32_t>(event);
+        const uint32_t bit = static_cast<uint32_t>(event);  // tested in place: moved down it costs an instruction more
         const uint32_t wanted = static_cast<uint32_t>(event_mask_ >> (bit & 32)) & 1u << (bit & 31);
         if constexpr (kIsRing) {
             return wanted != 0;

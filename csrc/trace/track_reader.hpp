@@ -66,19 +66,17 @@ public:
     }
 
 private:
-    static constexpr uint32_t kTimeBits = kLapShift;
-
     uint32_t num_slots() const { return static_cast<uint32_t>(slots_.size()); }
     bool is_finished() const { return header_.end_ticks != 0; }
     static uint16_t lap_of(const WideRecord& slot) { return static_cast<uint16_t>(slot.ticks >> kLapShift); }
     // Sign-extended: what an earlier launch left comes out negative.
     int64_t since_start(const WideRecord& slot) const {
-        return static_cast<int64_t>((slot.ticks - header_.start_ticks) << (64 - kTimeBits)) >> (64 - kTimeBits);
+        return static_cast<int64_t>((slot.ticks - header_.start_ticks) << (64 - kLapShift)) >> (64 - kLapShift);
     }
     bool is_filled(const WideRecord& slot) const {
         const int64_t since = since_start(slot);
         const int64_t longest =
-            is_finished() ? static_cast<int64_t>(header_.end_ticks - header_.start_ticks) : int64_t{1} << kTimeBits;
+            is_finished() ? static_cast<int64_t>(header_.end_ticks - header_.start_ticks) : int64_t{1} << kLapShift;
         return kind_of(slot) != RecordKind::empty && since >= 0 && since <= longest;
     }
 

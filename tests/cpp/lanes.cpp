@@ -59,6 +59,6 @@ int main(int argc, char** argv) {
     });
     if (ok) return sum == 7 * count && !fault.claimed && !control.abort ? 0 : 1;
     if (!control.abort) return 1;
-    std::fprintf(stderr, "cause=%u phase=%u slot=%u seen=%u\n", fault.cause, fault.phase, fault.slot, fault.seen_epoch);
+    std::fprintf(stderr, "cause=%u stage=%u slot=%u seen=%u\n", fault.cause, fault.stage, fault.slot, fault.seen_epoch);
     return 3;
 }

@@ -126,7 +126,7 @@ int run_rank(const Options& options, CpuCommunicator& comm, P2PPipelineCpu& pipe
             pipeline.run(stage, region.begin_launch());
             if (!region.is_whole()) return 4;
         }
-        if (comm.failed()) return report_fault(comm.fault(), kP2PStageNames[comm.fault().phase]);
+        if (comm.failed()) return report_fault(comm.fault(), kP2PStageNames[comm.fault().stage]);
         if (const uint64_t wrong = count_wrong(options.config, input, scale, out.data())) {
             std::fprintf(stderr,
                          "rank %u: %llu wrong elements in iteration %u\n",

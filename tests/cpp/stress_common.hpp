@@ -140,13 +140,13 @@ private:
 };
 
 // One line on stderr; returns the exit code for it.
-inline int report_fault(const FaultRecord& fault, const char* phase) {
+inline int report_fault(const FaultRecord& fault, const char* stage) {
     std::fprintf(stderr,
-                 "fault rank=%u cause=%u phase=%s peer=%u channel=%s slot=%u block=%u warp=%u wanted=%u seen=%u "
+                 "fault rank=%u cause=%u stage=%s peer=%u channel=%s slot=%u block=%u warp=%u wanted=%u seen=%u "
                  "waited_ms=%llu\n",
                  fault.rank,
                  fault.cause,
-                 phase,
+                 stage,
                  fault.peer,
                  kChannelNames[fault.channel],
                  fault.slot,

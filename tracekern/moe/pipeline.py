@@ -26,6 +26,9 @@ STAGES = {
 }
 """The kernels of one call of each variant, in their order."""
 
+MAX_CPU_WARPS = 1 << 14
+"""Each has a stack of its own on the CPU backend, two of the 65,530 mappings that Linux gives a process."""
+
 REDUCING = ("reduce", "pipelined")
 """Variants that add up at the experts' ranks: their result is rank_reduced_reference, within reduce_tolerance."""
 
@@ -52,7 +55,8 @@ class P2PPipeline:
     ) -> None:
         """variant: a key of STAGES. backend: "cpu" or "cuda".
 
-        num_blocks x warps_per_block: the grid of every kernel; on a GPU at most 16 warps.
+        num_blocks x warps_per_block: the grid of every kernel; on a GPU at most 16 warps, on the CPU
+        MAX_CPU_WARPS in all.
         partitions: of a rank's tokens in the pipelined variant, at most; two of them are under way at a time. 0: as
         many as suit the shape.
         timeout_s, on_timeout: see Communicator.set_timeout(). Raises BadInput.
@@ -65,6 +69,8 @@ class P2PPipeline:
             raise BadInput(f"the shape is for {shape.num_ranks} ranks, the group has {group.num_ranks}")
         _check_range("num_blocks", num_blocks, 4096)
         _check_range("warps_per_block", warps_per_block, 16 if backend == "cuda" else 32)
+        if backend == "cpu":
+            _check_range("num_blocks x warps_per_block", num_blocks * warps_per_block, MAX_CPU_WARPS)
         partitions = partitions or shape.num_partitions
         _check_range("partitions", partitions, MAX_PARTITIONS)
         self.shape, self.variant, self.partitions = shape, variant, partitions
@@ -85,7 +91,7 @@ class P2PPipeline:
         self._native = _make_native(self.comm, backend, {**grid, **sizes, **on_cpu})
         self._events = _C.p2p_event_table()
         self._roles = tuple(_C.p2p_roles)
-        self.comm.fault_names["phases"] = list(_C.p2p_stages)
+        self.comm.fault_names["stages"] = list(_C.p2p_stages)
         self.comm.on_reset(self._native.reset)
         group.barrier()
 
@@ -110,9 +116,10 @@ class P2PPipeline:
         x: [num_tokens, hidden]; topk_idx: [num_tokens, topk] int32, -1 for none; topk_weights: [num_tokens, topk] fp32;
         expert_scale: [num_experts] fp32.
 
-        after_stage: called with the name of each kernel when it was started.
+        after_stage: called with the name of each kernel when it was started. What it raises breaks the call off.
         On a GPU the call only starts the work, on the current stream; synchronize() waits for it.
-        Raises BadInput, and CommTimeout when a peer does not come.
+        Raises BadInput, and CommTimeout when a peer does not come. After a call that was broken off between two kernels
+        the next one raises CallBroken, until reset().
         """
         import torch
 
@@ -131,10 +138,15 @@ class P2PPipeline:
             out=out.data_ptr(),
             num_tokens=x.shape[0],
         )
-        if self.comm.device.backend == "cuda":
-            with self.comm.device.active():
-                self._run_on_gpu(capture, after_stage)
-            return out
+        with self.comm.one_call():
+            if self.comm.device.backend == "cuda":
+                with self.comm.device.active():
+                    self._run_on_gpu(capture, after_stage)
+            else:
+                self._run_on_cpu(capture, after_stage)
+        return out
+
+    def _run_on_cpu(self, capture: Capture | None, after_stage: Callable[[str], None] | None) -> None:
         for stage in STAGES[self.variant]:
             descriptor = self._descriptor(stage, self.epoch, capture, 0, ahead=False)
             record_format = capture.record_format if capture is not None else "wide"
@@ -142,7 +154,6 @@ class P2PPipeline:
                 self._native.run(stage, descriptor=descriptor, record_format=record_format)
             if after_stage is not None:
                 after_stage(stage)
-        return out
 
     def _run_on_gpu(self, capture: Capture | None, after_stage: Callable[[str], None] | None) -> None:
         import torch
@@ -230,8 +241,8 @@ def _make_native(comm: Communicator, backend: str, options: dict[str, Any]) -> A
             native = _C.P2PPipelineCpu(comm.native, **options)
     except ValueError as error:  # such as more blocks than the GPU holds at once
         problem = f"rank {comm.group.rank}: {error}"
-    except RuntimeError as error:  # no room for what the kernels keep beside the heap
-        problem = f"rank {comm.group.rank}: {error}; make the shape smaller, or end what fills the GPU"
+    except (RuntimeError, MemoryError) as error:  # no room for what the kernels keep beside the heap
+        problem = f"rank {comm.group.rank}: {error}; make the shape smaller, or end what fills the memory"
     comm.group.refuse_together(problem)
     return native
 

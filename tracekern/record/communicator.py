@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.errors import BadInput, CommTimeout, DeviceLost
+from tracekern.errors import BadInput, CallBroken, CommTimeout, DeviceLost
 from tracekern.record.device import CaptureDevice, HostDevice
 from tracekern.record.fault import describe_fault, parse_fault
 from tracekern.record.group import Group
@@ -34,12 +34,14 @@ def clock_from_environment() -> tuple[int, int]:
 class CpuDevice(HostDevice):
     """What a capture asks of the CPU backend (tracekern.record.device.CaptureDevice): this rank's simulated clock."""
 
-    def __init__(self, native: Any, heap_ranks: Sequence[int]) -> None:
+    def __init__(self, native: Any, heap: SymmetricHeap) -> None:
+        """heap: the memory that `native` points into, kept for as long as this device is."""
         from tracekern import _C
 
         self._native = native
+        self._heap = heap
         self._c = _C
-        self.heap_ranks = heap_ranks
+        self.heap_ranks = range(len(heap.addresses))
         self.clock: dict[str, Any] = {
             "name": "simulated device clock",
             "ticks_per_second": _C.simulated_ticks_per_second,
@@ -89,13 +91,14 @@ class Communicator:
         """
         from tracekern import _C
 
+        _check_timeout(timeout_s, on_timeout)
         self.group = group
         self.native: Any
         self.device: CaptureDevice
         """For tracekern.capture(..., device=...)."""
-        self.fault_names: dict[str, Any] = {"rank_barrier": _C.rank_barrier_phase, "channels": list(_C.channels)}
-        """Names for the numbers of a fault record; the user of the communicator adds "phases", its kernels."""
-        self._failure: CommTimeout | DeviceLost | None = None
+        self.fault_names: dict[str, Any] = {"rank_barrier": _C.rank_barrier_stage, "channels": list(_C.channels)}
+        """Names for the numbers of a fault record; the user of the communicator adds "stages", its kernels."""
+        self._failure: CommTimeout | CallBroken | DeviceLost | None = None
         self._on_reset: list[Callable[[], None]] = []
         if backend == "cuda":
             from tracekern.record.cuda import open_cuda
@@ -120,7 +123,7 @@ class Communicator:
             clock_seed=seed,
             clock_t0_ns=t0_ns,
         )
-        self.device = CpuDevice(self.native, range(self.group.num_ranks))
+        self.device = CpuDevice(self.native, self._heap)
 
     def set_timeout(self, timeout_s: float, on_timeout: str = "raise") -> None:
         """The longest wait of the kernels launched from now on, and what one does that waited longer.
@@ -131,10 +134,7 @@ class Communicator:
         a flight recorder keeps all records.
         Raises BadInput for other values.
         """
-        if not 0 < timeout_s < 1e6:
-            raise BadInput(f"timeout_s is {timeout_s}; wanted more than 0 and less than 1e6 seconds")
-        if on_timeout not in ("raise", "trap"):
-            raise BadInput(f"on_timeout is {on_timeout!r}; wanted 'raise' or 'trap'")
+        _check_timeout(timeout_s, on_timeout)
         self.native.set_timeout(int(timeout_s * 1e9), on_timeout)
 
     def barrier(self, capture: Capture | None = None) -> None:
@@ -158,12 +158,30 @@ class Communicator:
                 torch.cuda.synchronize()
 
     def require_usable(self) -> None:
-        """Raises CommTimeout after a wait gave up and before reset(), DeviceLost after the device was lost."""
+        """Raises after a wait gave up or a call was broken off, before reset(), and after the device was lost.
+
+        CommTimeout, CallBroken or DeviceLost: what it was at first.
+        """
         if self._failure is None:
             return
         what = "restart the process" if self.device.trouble() else "call reset() on every rank"
         text = f"the communicator is out of use since: {self._failure}; {what}"
-        raise CommTimeout(text, self._failure.fault) if isinstance(self._failure, CommTimeout) else DeviceLost(text)
+        if isinstance(self._failure, CommTimeout):
+            raise CommTimeout(text, self._failure.fault)
+        raise type(self._failure)(text)
+
+    @contextlib.contextmanager
+    def one_call(self) -> Iterator[None]:
+        """Around kernels that only make sense together: where one is missing, the next call would take what the others
+        left for its own. Whatever is raised in between puts the communicator out of use until reset()."""
+        self.require_usable()
+        try:
+            yield
+        except BaseException as error:
+            if self._failure is None:
+                what = f"{type(error).__name__}: {error}".removesuffix(": ")
+                self._failure = CallBroken(f"rank {self.group.rank}: a call ended between its kernels ({what})")
+            raise
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
@@ -211,3 +229,10 @@ class Communicator:
                 call()
         self._failure = None
         self.group.barrier()
+
+
+def _check_timeout(timeout_s: float, on_timeout: str) -> None:
+    if not 0 < timeout_s < 1e6:
+        raise BadInput(f"timeout_s is {timeout_s}; wanted more than 0 and less than 1e6 seconds")
+    if on_timeout not in ("raise", "trap"):
+        raise BadInput(f"on_timeout is {on_timeout!r}; wanted 'raise' or 'trap'")

@@ -13,7 +13,7 @@ FAULT_RECORD = np.dtype(
     [
         ("claimed", "<u4"),
         ("cause", "<u4"),
-        ("phase", "<u4"),
+        ("stage", "<u4"),
         ("channel", "<u4"),
         ("rank", "<u4"),
         ("peer", "<u4"),
@@ -38,17 +38,17 @@ _COUNTS = ("rank", "peer", "block", "warp", "slot", "wanted_epoch", "seen_epoch"
 def parse_fault(raw: bytes, names: dict[str, Any]) -> dict[str, Any] | None:
     """The record in 64 bytes with names for its numbers, or None where there is none.
 
-    names: "phases", the kernels of the communicator's user; "channels"; "rank_barrier", the phase of its own barrier.
+    names: "stages", the kernels of the communicator's user; "channels"; "rank_barrier", the stage of its own barrier.
     """
     record = np.frombuffer(raw, FAULT_RECORD)[0]
     cause = int(record["cause"])
     if not 0 < cause < len(_CAUSES):
         return None
-    phase, phases = int(record["phase"]), list(names.get("phases", ()))
-    if phase == names.get("rank_barrier"):
+    stage, stages = int(record["stage"]), list(names.get("stages", ()))
+    if stage == names.get("rank_barrier"):
         kernel = "rank_barrier"
     else:
-        kernel = str(phases[phase]) if phase < len(phases) else f"kernel {phase}"
+        kernel = str(stages[stage]) if stage < len(stages) else f"kernel {stage}"
     return {
         "cause": _CAUSES[cause],
         "kernel": kernel,

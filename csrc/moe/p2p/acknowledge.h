@@ -21,7 +21,7 @@ TK_DEVICE void acknowledge(Warp& warp, const P2PArgs& args, Rec& recorder, uint3
 template <class Rec>
 TK_DEVICE void acknowledge_all(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch) {
     for (uint32_t i = warp.warp; i < args.shape.num_ranks; i += warp.num_warps) {
-        acknowledge(warp, args, recorder, epoch, (args.comm.rank + i) % args.shape.num_ranks);
+        acknowledge(warp, args, recorder, epoch, args.comm.nth_peer(i));
     }
 }
 
@@ -29,7 +29,7 @@ TK_DEVICE void acknowledge_all(Warp& warp, const P2PArgs& args, Rec& recorder, u
 template <class Rec>
 TK_DEVICE void wait_acknowledged(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, P2PStage stage) {
     for (uint32_t i = warp.warp; i < args.shape.num_ranks; i += warp.num_warps) {
-        const uint32_t peer = (args.comm.rank + i) % args.shape.num_ranks;
+        const uint32_t peer = args.comm.nth_peer(i);
         TK_WAIT(recorder, P2PEvent::wait_ack, peer);
         const WaitFor wait_for{static_cast<uint32_t>(stage), peer, 0};
         const uint64_t* flag = args.ack_flag(args.comm.rank, peer);

@@ -1,5 +1,7 @@
 // Combine: every expert's results go back to the token's rank, which adds them up.
 //
+// After a rank gave up combine_send sends nothing: rows that never came would go out as what the call before left.
+//
 // combine_send acknowledges the receive buffers that dispatch_recv has read, then copies each row to its source and
 // raises its flag. The fused variants scale (the stand-in for the expert) on the way.
 //
@@ -70,7 +72,7 @@ TK_DEVICE void send_results_flags(Warp& warp, const P2PArgs& args, Rec& recorder
     }
     if (warp.block != 0) return;
     for (uint32_t i = warp.warp; i < args.shape.num_ranks; i += warp.num_warps) {
-        const uint32_t peer = (args.comm.rank + i) % args.shape.num_ranks;
+        const uint32_t peer = args.comm.nth_peer(i);
         TK_SIGNAL(recorder, P2PEvent::signal_results, peer);
         signal<Channel::results>(warp, args.results_flag(peer, args.comm.rank), epoch, 0);
     }
@@ -85,6 +87,7 @@ TK_DEVICE void combine_send(Warp& warp, const P2PArgs& args, typename Rec::Args 
     const auto send_row = [&](uint32_t local, uint32_t i) {
         send_result<T, kVariant>(warp, args, recorder, args.expert_offset[local] + i, epoch);
     };
+    if (has_aborted(args.comm)) return;
     for_rows<is_balanced(kVariant)>(warp, args.shape.num_local_experts(), rows_of, send_row);
     if constexpr (!has_token_flags(kVariant)) send_results_flags(warp, args, recorder, epoch);
 }
@@ -96,9 +99,9 @@ TK_DEVICE bool wait_results_of(Warp& warp, const P2PArgs& args, Rec& recorder, u
     for (uint32_t choice = warp.warp; choice < args.shape.topk; choice += warp.num_warps) {
         const uint32_t flat = token * args.shape.topk + choice;
         const int32_t chosen = args.topk_idx[flat];
-        if (chosen < 0) continue;
+        if (!args.shape.is_expert(chosen)) continue;
         const uint32_t expert = static_cast<uint32_t>(chosen);
-        const uint32_t peer = expert / args.shape.num_local_experts();
+        const uint32_t peer = args.shape.rank_of(expert);
         TK_WAIT(recorder, P2PEvent::wait_result, peer, flat, expert);
         const uint64_t* flag = args.result_flag(args.comm.rank, flat);
         const WaitFor wait_for{static_cast<uint32_t>(P2PStage::combine_recv), peer, flat};
@@ -126,7 +129,7 @@ template <class Rec>
 TK_DEVICE bool wait_all_results(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch) {
     bool ok = true;
     for (uint32_t i = 0; i < args.shape.num_ranks; ++i) {
-        const uint32_t peer = (args.comm.rank + i) % args.shape.num_ranks;
+        const uint32_t peer = args.comm.nth_peer(i);
         TK_WAIT(recorder, P2PEvent::wait_results, peer);
         const uint64_t* flag = args.results_flag(args.comm.rank, peer);
         const WaitFor wait_for{static_cast<uint32_t>(P2PStage::combine_recv), peer, 0};
@@ -146,7 +149,7 @@ TK_DEVICE void reduce_packs(Warp& warp, const P2PArgs& args, uint32_t token) {
     warp.block_strided(args.shape.hidden / kCount, [&](uint32_t i) {
         float sums[kCount] = {};
         for (uint32_t flat = first; flat < first + args.shape.topk; ++flat) {
-            if (args.topk_idx[flat] < 0) continue;
+            if (!args.shape.is_expert(args.topk_idx[flat])) continue;
             const float weight = args.topk_weights[flat];
             Unit* result = reinterpret_cast<Unit*>(args.result_row(args.comm.rank, flat)) + i;
             const Unit unit = *result;
@@ -176,7 +179,7 @@ TK_DEVICE void prepare_next_call(Warp& warp, const P2PArgs& args, uint32_t epoch
     warp.strided(args.layout.num_partitions * args.shape.num_ranks, [&](uint32_t i) { args.send_count[i] = 0; });
     warp.leader([&] {
         args.state->blocks_done = 0;
-        args.state->epoch = epoch + 1;
+        args.state->epoch = next_epoch(epoch);
     });
 }
 

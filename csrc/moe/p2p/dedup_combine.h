@@ -22,7 +22,7 @@ inline constexpr Channel kResultChannel = reduces_at_experts(kVariant) ? Channel
 template <class T, class Rec>
 TK_DEVICE void send_results_of(
     Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, uint32_t src_rank, char* row) {
-    const SharedRowHeader header = *reinterpret_cast<const SharedRowHeader*>(row);
+    const DedupRowHeader header = *reinterpret_cast<const DedupRowHeader*>(row);
     for (uint32_t i = 0; i < header.num_choices; ++i) {
         const RowChoice choice = P2PArgs::row_choices(row)[i];
         const uint32_t flat = header.token * args.shape.topk + choice.choice;
@@ -42,7 +42,7 @@ TK_DEVICE void send_results_of(
 template <class T, bool kInPlace, class Rec>
 TK_DEVICE void send_partial(
     Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, uint32_t src_rank, char* row) {
-    const SharedRowHeader header = *reinterpret_cast<const SharedRowHeader*>(row);
+    const DedupRowHeader header = *reinterpret_cast<const DedupRowHeader*>(row);
     const uint32_t result = header.token * args.layout.results_per_token + args.comm.rank;
     {
         TK_RANGE(recorder, P2PEvent::send_partial, src_rank, header.token, header.num_choices);
@@ -62,9 +62,10 @@ TK_DEVICE void send_partial(
     signal<Channel::partial>(warp, args.result_flag(src_rank, result), epoch, header.num_choices);
 }
 
-// Sends back this share of the rows that came.
+// Sends back this share of the rows that came; nothing after a rank gave up, since then some may not have.
 template <class T, P2PVariant kVariant, class Rec>
 TK_DEVICE void send_back(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, Share share) {
+    if (has_aborted(args.comm)) return;
     for_incoming_rows(warp, args, share, 0, [&](uint32_t src_rank, uint32_t slot) {
         char* row = args.recv_row(args.comm.rank, src_rank, slot);
         if constexpr (reduces_at_experts(kVariant)) {
@@ -84,7 +85,8 @@ TK_DEVICE uint32_t list_results(Warp& warp, const P2PArgs& args, uint32_t token,
     if constexpr (reduces_at_experts(kVariant)) {
         results = destinations(args, token);
     } else {
-        for (uint32_t i = 0; i < per_token; ++i) results |= uint64_t{args.topk_idx[first + i] >= 0} << i;
+        for (uint32_t i = 0; i < per_token; ++i)
+            results |= uint64_t{args.shape.is_expert(args.topk_idx[first + i])} << i;
     }
     warp.sync();  // the list of the token before is read
     warp.strided(per_token, [&](uint32_t i) {
@@ -92,7 +94,7 @@ TK_DEVICE uint32_t list_results(Warp& warp, const P2PArgs& args, uint32_t token,
         uint32_t peer = i;
         float weight = 1.0f;
         if constexpr (!reduces_at_experts(kVariant)) {
-            peer = static_cast<uint32_t>(args.topk_idx[first + i]) / args.shape.num_local_experts();
+            peer = args.shape.rank_of(static_cast<uint32_t>(args.topk_idx[first + i]));
             weight = args.topk_weights[first + i];
         }
         const uint32_t place = count_bits(results & ((uint64_t{1} << i) - 1));
@@ -143,17 +145,23 @@ TK_DEVICE bool wait_results_in(Warp& warp,
     return ok;
 }
 
-// Adds up the results of this share of a partition's tokens. With more warps than tokens several take a part each.
+// How many warps a token's sum is divided between: those that there are for it, but no part is shorter than what a warp
+// loads at a time.
+TK_DEVICE uint32_t parts_of_a_sum(uint32_t row_bytes, uint32_t num_warps, uint32_t num_tokens) {
+    constexpr uint32_t kLeastBytes = kSumColumns * kLanes * sizeof(Vector16);
+    const uint32_t most_parts = (row_bytes + kLeastBytes - 1) / kLeastBytes;
+    const uint32_t warps_per_token = num_warps / num_tokens;
+    const uint32_t wanted = warps_per_token < most_parts ? warps_per_token : most_parts;
+    return wanted ? wanted : 1;
+}
+
+// Adds up the results of this share of a partition's tokens.
 template <class T, P2PVariant kVariant, class Rec>
 TK_DEVICE bool reduce_tokens(
     Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, P2PStage stage, Share share, uint32_t partition) {
     const uint32_t num_tokens = partition_size(args, partition);
     if (num_tokens == 0) return true;
-    const uint32_t hidden = args.shape.hidden;
-    const uint32_t most_parts = (args.shape.row_bytes() + 2047) / 2048;
-    const uint32_t warps_per_token = share.stride / num_tokens;
-    const uint32_t wanted = warps_per_token < most_parts ? warps_per_token : most_parts;
-    const uint32_t num_parts = wanted ? wanted : 1;
+    const uint32_t num_parts = parts_of_a_sum(args.shape.row_bytes(), share.stride, num_tokens);
     Contribution* list = contributions_of(warp, args);
     bool ok = true;
     for (uint32_t item = share.first; ok && item < num_tokens * num_parts; item += share.stride) {
@@ -163,7 +171,7 @@ TK_DEVICE bool reduce_tokens(
         if (!ok) break;
         TK_RANGE(recorder, P2PEvent::reduce_token, token);
         char* out = args.out + uint64_t{token} * args.shape.row_bytes();
-        sum_rows<T, false, false>(warp, out, list, count, hidden, item % num_parts, num_parts);
+        sum_rows<T, false, false>(warp, out, list, count, args.shape.hidden, item % num_parts, num_parts);
     }
     return ok;
 }
@@ -184,10 +192,10 @@ TK_DEVICE void finish_call(Warp& warp, const P2PArgs& args, Rec& recorder, uint3
 template <class T, P2PVariant kVariant, class Rec>
 TK_DEVICE void combine(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
     const uint32_t epoch = args.state->epoch;
-    const Roles roles = Roles::of(warp, warp.num_blocks);
-    Rec recorder(trace, warp, static_cast<uint32_t>(roles.receives ? P2PRole::send : P2PRole::reduce), epoch);
-    if (roles.receives) send_back<T, kVariant>(warp, args, recorder, epoch, roles.share);
-    if (roles.sends) reduce_tokens<T, kVariant>(warp, args, recorder, epoch, P2PStage::combine, roles.share, 0);
+    const Sides sides = Sides::of(warp, warp.num_blocks);
+    Rec recorder(trace, warp, static_cast<uint32_t>(sides.on_expert_side ? P2PRole::send : P2PRole::reduce), epoch);
+    if (sides.on_expert_side) send_back<T, kVariant>(warp, args, recorder, epoch, sides.share);
+    if (sides.on_token_side) reduce_tokens<T, kVariant>(warp, args, recorder, epoch, P2PStage::combine, sides.share, 0);
     finish_call(warp, args, recorder, epoch, P2PStage::combine);
 }
 

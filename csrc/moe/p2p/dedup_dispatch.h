@@ -13,20 +13,21 @@
 
 namespace tracekern {
 
-// What a warp of a block does in the kernels of the deduplicated variants. A block of one warp does both.
-struct Roles {
-    bool sends;     // rows out; later adds up what comes back
-    bool receives;  // rows in; later sends results back
-    Share share;    // of the items of its role
+// Which side of the exchange a warp works on in the kernels of the deduplicated variants. A block of one warp works on
+// both.
+struct Sides {
+    bool on_token_side;   // sends rows; later adds up what comes back
+    bool on_expert_side;  // receives rows; later sends results back
+    Share share;          // of the items of its side
 
     // num_blocks: those that work, from the first. Neighbouring items go to different blocks.
-    TK_DEVICE static Roles of(const Warp& warp, uint32_t num_blocks) {
+    TK_DEVICE static Sides of(const Warp& warp, uint32_t num_blocks) {
         if (warp.num_warps == 1) return {true, true, {warp.block, num_blocks}};
-        const uint32_t num_senders = warp.num_warps / 2;
-        const bool sends = warp.warp < num_senders;
-        const uint32_t index = sends ? warp.warp : warp.warp - num_senders;
-        const uint32_t count = sends ? num_senders : warp.num_warps - num_senders;
-        return {sends, !sends, {index * num_blocks + warp.block, count * num_blocks}};
+        const uint32_t num_token_warps = warp.num_warps / 2;
+        const bool on_token_side = warp.warp < num_token_warps;
+        const uint32_t index = on_token_side ? warp.warp : warp.warp - num_token_warps;
+        const uint32_t count = on_token_side ? num_token_warps : warp.num_warps - num_token_warps;
+        return {on_token_side, !on_token_side, {index * num_blocks + warp.block, count * num_blocks}};
     }
 };
 
@@ -44,16 +45,15 @@ TK_HOST_DEVICE constexpr uint32_t count_bits(uint64_t bits) {
     return count;
 }
 
-// The choices of a token that `peer` has the experts of, a bit each.
-TK_DEVICE uint32_t choices_at(const P2PArgs& args, uint32_t token, uint32_t peer) {
+// The choices of a token that `peer` has the experts of, a bit each. A lane a choice: the loads go out together.
+TK_DEVICE uint32_t choices_at(Warp& warp, const P2PArgs& args, uint32_t token, uint32_t peer) {
     const int32_t* chosen = args.topk_idx + uint64_t{token} * args.shape.topk;
-    uint32_t choices = 0;
-    for (uint32_t choice = 0; choice < args.shape.topk; ++choice) {
-        const int32_t expert = chosen[choice];
-        const bool there = expert >= 0 && static_cast<uint32_t>(expert) / args.shape.num_local_experts() == peer;
-        choices |= uint32_t{there} << choice;
-    }
-    return choices;
+    const uint32_t num_local = args.shape.num_local_experts();
+    return warp.sum_over(args.shape.topk, [&](uint32_t choice) {
+        // What is no expert is in no rank's range.
+        const bool there = static_cast<uint32_t>(chosen[choice]) - peer * num_local < num_local;
+        return uint32_t{there} << choice;
+    });
 }
 
 // Stands before the row: which token it is, and which of its choices it is for. One store of all lanes together.
@@ -64,7 +64,7 @@ TK_DEVICE void write_row_header(
         uint64_t word;
         uint32_t place = 0;
         if (i == 0) {
-            word = bits_as<uint64_t>(SharedRowHeader{token, count_bits(choices)});
+            word = bits_as<uint64_t>(DedupRowHeader{token, count_bits(choices)});
         } else {
             const uint32_t choice = i - 1;
             if (!(choices >> choice & 1)) return;
@@ -99,7 +99,7 @@ TK_DEVICE void send_rows(
         const uint32_t token = begin + pair / num_ranks;
         // Turned from token to token: a warp whose stride is a multiple of the ranks meets them all.
         const uint32_t peer = (args.comm.rank + pair + token) % num_ranks;
-        const uint32_t choices = choices_at(args, token, peer);
+        const uint32_t choices = choices_at(warp, args, token, peer);
         if (choices == 0) continue;
         uint32_t* taken = &args.send_count[partition * num_ranks + peer];
         const uint32_t slot = begin + warp.once([&] { return add_relaxed_device(taken, 1u); });
@@ -180,7 +180,7 @@ TK_DEVICE void copy_to_all(Warp& warp, const Contribution* list, uint32_t num_ro
 template <class Rec>
 TK_DEVICE void expand_row(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t src_rank, uint32_t slot) {
     char* row = args.recv_row(args.comm.rank, src_rank, slot);
-    const uint32_t num_choices = reinterpret_cast<const SharedRowHeader*>(row)->num_choices;
+    const uint32_t num_choices = reinterpret_cast<const DedupRowHeader*>(row)->num_choices;
     TK_RANGE(recorder, P2PEvent::expand_row, src_rank, slot, num_choices);
     const RowChoice* choices = P2PArgs::row_choices(row);
     Contribution* copies = contributions_of(warp, args);
@@ -205,15 +205,15 @@ TK_DEVICE void expand_row(Warp& warp, const P2PArgs& args, Rec& recorder, uint32
 template <P2PVariant kVariant, class Rec>
 TK_DEVICE void dispatch(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
     const uint32_t epoch = args.state->epoch;
-    const Roles roles = Roles::of(warp, num_working_blocks(warp));
-    const P2PRole role = is_count_block(warp) ? P2PRole::count : roles.sends ? P2PRole::send : P2PRole::receive;
+    const Sides sides = Sides::of(warp, num_working_blocks(warp));
+    const P2PRole role = is_count_block(warp) ? P2PRole::count : sides.on_token_side ? P2PRole::send : P2PRole::receive;
     Rec recorder(trace, warp, static_cast<uint32_t>(role), epoch);
     if (is_count_block(warp)) exchange_counts<kVariant>(warp, args, recorder, epoch, P2PStage::dispatch);
     if (is_count_block(warp) && warp.num_blocks > 1) return;
-    if (roles.sends) send_rows(warp, args, recorder, epoch, roles.share, 0);
-    if (!roles.receives || !wait_layout(warp, args, recorder, epoch, P2PStage::dispatch)) return;
+    if (sides.on_token_side) send_rows(warp, args, recorder, epoch, sides.share, 0);
+    if (!sides.on_expert_side || !wait_layout(warp, args, recorder, epoch, P2PStage::dispatch)) return;
     bool ok = true;
-    for_incoming_rows(warp, args, roles.share, 0, [&](uint32_t src_rank, uint32_t slot) {
+    for_incoming_rows(warp, args, sides.share, 0, [&](uint32_t src_rank, uint32_t slot) {
         ok = ok && wait_row(warp, args, recorder, epoch, P2PStage::dispatch, src_rank, slot);
         if (ok) expand_row(warp, args, recorder, src_rank, slot);
     });

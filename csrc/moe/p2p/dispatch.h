@@ -27,7 +27,7 @@ TK_DEVICE uint64_t destinations(const P2PArgs& args, uint32_t token) {
     uint64_t ranks = 0;
     for (uint32_t choice = 0; choice < args.shape.topk; ++choice) {
         const int32_t expert = chosen[choice];
-        if (expert >= 0) ranks |= uint64_t{1} << static_cast<uint32_t>(expert) / args.shape.num_local_experts();
+        if (args.shape.is_expert(expert)) ranks |= uint64_t{1} << args.shape.rank_of(static_cast<uint32_t>(expert));
     }
     return ranks;
 }
@@ -38,13 +38,13 @@ template <P2PVariant kVariant, class Rec>
 TK_DEVICE void send_counts(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch) {
     const uint32_t num_local = args.shape.num_local_experts();
     const uint32_t num_counts = args.layout.num_counts;
-    uint32_t* counts = warp.shared<CountShared>().counts;
+    uint32_t* counts = shared_at<uint32_t>(warp, args.layout.shared.counts);
     {
         TK_RANGE(recorder, P2PEvent::count_tokens, args.num_tokens);
         warp.block_strided(args.shape.num_ranks * num_counts, [&](uint32_t i) { counts[i] = 0; });
         warp.block_sync();
         warp.block_strided(args.num_flat(), [&](uint32_t flat) {
-            if (args.topk_idx[flat] < 0) return;
+            if (!args.shape.is_expert(args.topk_idx[flat])) return;
             const uint32_t expert = static_cast<uint32_t>(args.topk_idx[flat]);
             add_relaxed_block(&counts[expert / num_local * num_counts + expert % num_local], 1u);
         });
@@ -60,11 +60,11 @@ TK_DEVICE void send_counts(Warp& warp, const P2PArgs& args, Rec& recorder, uint3
         TK_END_AFTER_BARRIER(warp);
     }
     for (uint32_t i = warp.warp; i < args.shape.num_ranks; i += warp.num_warps) {
-        const uint32_t peer = (args.comm.rank + i) % args.shape.num_ranks;
+        const uint32_t peer = args.comm.nth_peer(i);
         TK_SIGNAL(recorder, P2PEvent::signal_counts, peer);
         perturb(warp);
         // Each flag is its own payload, so relaxed is enough.
-        uint64_t* flags = args.count_flags(peer);
+        uint64_t* flags = args.count_flags(peer, args.comm.rank);
         warp.strided(num_counts, [&](uint32_t i) {
             store_relaxed_system(&flags[i], make_flag(epoch, counts[peer * num_counts + i]));
         });
@@ -94,14 +94,13 @@ template <P2PVariant kVariant, class Rec>
 TK_DEVICE void receive_counts(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, P2PStage stage) {
     const uint32_t num_local = args.shape.num_local_experts();
     const uint32_t num_counts = args.layout.num_counts;
-    uint32_t* incoming = warp.shared<CountShared>().counts;
-    uint32_t* sums = incoming + args.shape.num_ranks * num_counts;
+    uint32_t* incoming = shared_at<uint32_t>(warp, args.layout.shared.counts);
+    uint32_t* sums = shared_at<uint32_t>(warp, args.layout.shared.sums);
     // A warp writes over those counts alone that it has sent itself: both loops deal out the ranks alike.
     for (uint32_t i = warp.warp; i < args.shape.num_ranks; i += warp.num_warps) {
-        const uint32_t src_rank = (args.comm.rank + i) % args.shape.num_ranks;
+        const uint32_t src_rank = args.comm.nth_peer(i);
         TK_WAIT(recorder, P2PEvent::wait_counts, src_rank);
-        const uint64_t* flags =
-            args.comm.at<uint64_t>(args.comm.rank, args.layout.count_flags) + uint64_t{src_rank} * num_counts;
+        const uint64_t* flags = args.count_flags(args.comm.rank, src_rank);
         uint32_t* counts = incoming + src_rank * num_counts;
         const WaitFor wait_for{static_cast<uint32_t>(stage), src_rank, 0};
         const auto take = [&](uint32_t i, uint32_t value) { counts[i] = value; };
@@ -140,9 +139,9 @@ TK_DEVICE void send_tokens(
     const uint32_t row_bytes = args.shape.row_bytes();
     for (uint32_t flat = first_warp; flat < args.num_flat(); flat += num_warps) {
         const int32_t chosen = args.topk_idx[flat];
-        if (chosen < 0) continue;
+        if (!args.shape.is_expert(chosen)) continue;
         const uint32_t expert = static_cast<uint32_t>(chosen);
-        const uint32_t peer = expert / args.shape.num_local_experts();
+        const uint32_t peer = args.shape.rank_of(expert);
         const uint32_t slot = warp.once([&] { return add_relaxed_device(&args.send_count[peer], 1u); });
         {
             TK_RANGE(recorder, P2PEvent::copy_token, peer, slot, expert);
@@ -170,7 +169,7 @@ TK_DEVICE void send_rank_flags(Warp& warp, const P2PArgs& args, Rec& recorder, u
     }
     if (warp.block != 0) return;
     for (uint32_t i = warp.warp; i < args.shape.num_ranks; i += warp.num_warps) {
-        const uint32_t peer = (args.comm.rank + i) % args.shape.num_ranks;
+        const uint32_t peer = args.comm.nth_peer(i);
         const uint32_t tokens = args.send_count[peer];
         TK_SIGNAL(recorder, P2PEvent::signal_rank, peer, tokens);
         signal<Channel::rank>(warp, args.rank_flag(peer, args.comm.rank), epoch, tokens);

@@ -47,7 +47,7 @@ namespace tracekern {
 enum class P2PRole : uint32_t { count, send, receive, scale, reduce, token, expert };
 inline constexpr const char* kP2PRoleNames[] = {"count", "send", "receive", "scale", "reduce", "token", "expert"};
 
-// The kernels of one call, in their order; a fault names one.
+// The kernels of all variants; stages_of() has those of a call in their order. A fault names one.
 enum class P2PStage : uint32_t {
     dispatch_send,
     dispatch_recv,

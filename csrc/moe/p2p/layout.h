@@ -18,7 +18,7 @@ struct alignas(8) RowHeader {
 
 // The same where a token goes once to each rank. RowChoice[topk] follow, the first num_choices of them filled, and
 // uint32_t[topk], filled in by the receiver: where the row stands for that choice's expert.
-struct alignas(8) SharedRowHeader {
+struct alignas(8) DedupRowHeader {
     uint32_t token;
     uint32_t num_choices;
 };
@@ -27,7 +27,7 @@ struct alignas(8) RowChoice {
     uint16_t choice;
     float weight;
 };
-static_assert(sizeof(SharedRowHeader) == 8 && sizeof(RowChoice) == 8, "a lane writes one of them with one store");
+static_assert(sizeof(DedupRowHeader) == 8 && sizeof(RowChoice) == 8, "a lane writes one of them with one store");
 
 // Where a row of the expert input came from and which expert it is for.
 struct RowOrigin {
@@ -41,7 +41,14 @@ constexpr uint64_t whole_lines(uint64_t bytes) {
     return (bytes + 127) / 128 * 128;
 }
 
-// Offsets in the symmetric heap. [x] stands for an array with that many entries.
+// Offsets in the shared memory of a block. [x] stands for an array with that many entries.
+struct SharedLayout {
+    uint32_t counts;         // u32 [rank][count]     what this rank sends to it; later what comes from it
+    uint32_t sums;           // u32 [local expert]    what comes for it
+    uint32_t contributions;  // Contribution [warp][topk], deduplicated variants: what the warp adds up
+};
+
+// Offsets in the symmetric heap.
 struct P2PLayout {
     uint64_t count_flags;    // u64 [rank][count]          written by rank: tokens for each local expert; in the
                              //                            deduplicated variants behind them rows of each partition
@@ -62,6 +69,7 @@ struct P2PLayout {
     uint32_t num_counts;         // of one source in count_flags
     uint32_t num_partitions;     // the tokens of a rank, in order, `partition_tokens` in each
     uint32_t partition_tokens;
+    SharedLayout shared;
 
     // partitions: of the pipelined variant, at most; the others have one.
     static P2PLayout make(const MoeShape& shape, P2PVariant variant, uint32_t partitions) {
@@ -89,13 +97,16 @@ struct P2PLayout {
         layout.results_flags = take(ranks * 8);
         layout.flags_end = cursor;
         const uint64_t choices = shape.topk * (sizeof(RowChoice) + sizeof(uint32_t));
-        const uint64_t header = is_deduplicated(variant) ? sizeof(SharedRowHeader) + choices : sizeof(RowHeader);
+        const uint64_t header = is_deduplicated(variant) ? sizeof(DedupRowHeader) + choices : sizeof(RowHeader);
         layout.result_stride = static_cast<uint32_t>(whole_lines(shape.row_bytes()));
         layout.header_bytes = static_cast<uint32_t>(whole_lines(header));
         layout.row_stride = layout.header_bytes + layout.result_stride;
         layout.recv_rows = take(ranks * layout.num_slots * layout.row_stride);
         layout.result_rows = take(results * layout.result_stride);
         layout.total_bytes = cursor;
+        layout.shared.sums = shape.num_ranks * layout.num_counts * static_cast<uint32_t>(sizeof(uint32_t));
+        const uint64_t counted = layout.shared.sums + shape.num_local_experts() * sizeof(uint32_t);
+        layout.shared.contributions = static_cast<uint32_t>((counted + 15) / 16 * 16);
         return layout;
     }
 };
@@ -130,8 +141,8 @@ struct P2PArgs {
     char* out;                  // [token][hidden]
     uint32_t num_tokens;
 
-    TK_DEVICE uint64_t* count_flags(uint32_t peer) const {
-        return comm.at<uint64_t>(peer, layout.count_flags) + uint64_t{comm.rank} * layout.num_counts;
+    TK_DEVICE uint64_t* count_flags(uint32_t at_rank, uint32_t of_rank) const {
+        return comm.at<uint64_t>(at_rank, layout.count_flags) + uint64_t{of_rank} * layout.num_counts;
     }
     TK_DEVICE uint64_t* token_flag(uint32_t at_rank, uint32_t src_rank, uint32_t slot) const {
         return comm.at<uint64_t>(at_rank, layout.token_flags) + uint64_t{src_rank} * layout.num_slots + slot;
@@ -141,7 +152,7 @@ struct P2PArgs {
                (uint64_t{src_rank} * layout.num_slots + slot) * layout.row_stride;
     }
     TK_DEVICE static RowChoice* row_choices(char* recv_row) {
-        return reinterpret_cast<RowChoice*>(recv_row + sizeof(SharedRowHeader));
+        return reinterpret_cast<RowChoice*>(recv_row + sizeof(DedupRowHeader));
     }
     // Where the receiver keeps the places of a row at its experts.
     TK_DEVICE uint32_t* row_places(char* recv_row) const {
@@ -166,15 +177,12 @@ struct P2PArgs {
     TK_DEVICE uint32_t num_flat() const { return num_tokens * shape.topk; }
 };
 
-// Shared memory of the blocks that need some. The host sizes it with bytes().
-struct CountShared {
-    // [rank][count] what this rank sends to it; later what comes from it, as many words, and behind them [local expert]
-    // the sums over ranks.
-    uint32_t counts[1];
-    TK_HOST_DEVICE static uint64_t bytes(const MoeShape& shape, const P2PLayout& layout) {
-        return (uint64_t{shape.num_ranks} * layout.num_counts + shape.num_local_experts()) * sizeof(uint32_t);
-    }
-};
+template <class T>
+TK_DEVICE T* shared_at(Warp& warp, uint32_t offset) {
+    return reinterpret_cast<T*>(&warp.shared<char>() + offset);
+}
+
+// Shared memory of a block of combine_recv.
 struct ReduceShared {
     uint32_t failed[2];  // [parity of the token's turn] a warp waited in vain
 };

@@ -89,8 +89,6 @@ public:
     }
 
     uint32_t epoch() const { return state_.epoch; }
-    const P2PConfig& config() const { return config_; }
-    const P2PArgs& args() const { return args_; }
 
 private:
     // Stages that move rows know no number type: compiled once a variant.

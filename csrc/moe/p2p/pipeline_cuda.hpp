@@ -76,7 +76,7 @@ public:
                       shared_bytes(stage),
                       stream,
                       {trace_argument(descriptor), &args_, &size});
-        if (stage == stages_of(config_.variant).back()) ++epoch_;
+        if (stage == stages_of(config_.variant).back()) epoch_ = next_epoch(epoch_);
     }
 
     // Of the next call.
@@ -98,7 +98,7 @@ private:
         if (!moves_only) add(kNumberNames[static_cast<uint32_t>(config_.number)]);
         return p2p_kernels().at(name + "_" + body);
     }
-    // All blocks of a kernel that waits must be on the device at once. Asking also loads both bodies: loading one later
+    // All blocks of a kernel that waits must be on the device at once. Asking also loads all bodies: loading one later
     // could have to wait for a kernel that spins.
     void check_residency() const {
         for (const P2PStage stage : stages_of(config_.variant)) {

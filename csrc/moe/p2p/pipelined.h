@@ -28,20 +28,20 @@ TK_DEVICE bool serve_rows(
 
 // A block of one warp does both sides in turns.
 template <class T, class Rec>
-TK_DEVICE void exchange_partitions(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, Roles roles) {
+TK_DEVICE void exchange_partitions(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, Sides sides) {
     constexpr P2PStage kStage = P2PStage::dispatch_combine;
     const uint32_t num_partitions = args.layout.num_partitions;
     bool ok = true;
     for (uint32_t partition = 0; ok && partition <= num_partitions; ++partition) {
-        if (roles.sends && partition < num_partitions) {
-            send_rows(warp, args, recorder, epoch, roles.share, partition);
+        if (sides.on_token_side && partition < num_partitions) {
+            send_rows(warp, args, recorder, epoch, sides.share, partition);
         }
-        if (roles.receives && partition == 0) ok = wait_layout(warp, args, recorder, epoch, kStage);
+        if (sides.on_expert_side && partition == 0) ok = wait_layout(warp, args, recorder, epoch, kStage);
         if (!ok || partition == 0) continue;
-        if (roles.receives) ok = serve_rows<T>(warp, args, recorder, epoch, roles.share, partition - 1);
-        if (ok && roles.sends) {
+        if (sides.on_expert_side) ok = serve_rows<T>(warp, args, recorder, epoch, sides.share, partition - 1);
+        if (ok && sides.on_token_side) {
             ok = reduce_tokens<T, P2PVariant::pipelined>(
-                warp, args, recorder, epoch, kStage, roles.share, partition - 1);
+                warp, args, recorder, epoch, kStage, sides.share, partition - 1);
         }
     }
 }
@@ -49,14 +49,14 @@ TK_DEVICE void exchange_partitions(Warp& warp, const P2PArgs& args, Rec& recorde
 template <class T, class Rec>
 TK_DEVICE void dispatch_combine(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
     const uint32_t epoch = args.state->epoch;
-    const Roles roles = Roles::of(warp, num_working_blocks(warp));
-    const P2PRole role = is_count_block(warp) ? P2PRole::count : roles.sends ? P2PRole::token : P2PRole::expert;
+    const Sides sides = Sides::of(warp, num_working_blocks(warp));
+    const P2PRole role = is_count_block(warp) ? P2PRole::count : sides.on_token_side ? P2PRole::token : P2PRole::expert;
     Rec recorder(trace, warp, static_cast<uint32_t>(role), epoch);
     if (is_count_block(warp)) {
         exchange_counts<P2PVariant::pipelined>(warp, args, recorder, epoch, P2PStage::dispatch_combine);
     }
     if (!is_count_block(warp) || warp.num_blocks == 1) {
-        exchange_partitions<T>(warp, args, recorder, epoch, roles);
+        exchange_partitions<T>(warp, args, recorder, epoch, sides);
     }
     finish_call(warp, args, recorder, epoch, P2PStage::dispatch_combine);
 }

@@ -15,16 +15,9 @@ struct alignas(8) Contribution {
     uint32_t result;  // and which
 };
 
-// Shared memory: each warp's list of contributions, behind the counts.
-TK_HOST_DEVICE uint64_t contributions_offset(const MoeShape& shape, const P2PLayout& layout) {
-    return (CountShared::bytes(shape, layout) + 15) / 16 * 16;
-}
-TK_HOST_DEVICE uint64_t dedup_shared_bytes(const MoeShape& shape, const P2PLayout& layout, uint32_t warps_per_block) {
-    return contributions_offset(shape, layout) + uint64_t{warps_per_block} * shape.topk * sizeof(Contribution);
-}
+// The list of this warp, in shared memory.
 TK_DEVICE Contribution* contributions_of(Warp& warp, const P2PArgs& args) {
-    char* lists = &warp.shared<char>() + contributions_offset(args.shape, args.layout);
-    return reinterpret_cast<Contribution*>(lists) + warp.warp * args.shape.topk;
+    return shared_at<Contribution>(warp, args.layout.shared.contributions) + warp.warp * args.shape.topk;
 }
 
 // Which vectors of a row: [begin, begin + count), as many numbers in each as kCount.

@@ -25,13 +25,13 @@ inline uint64_t stage_shared_bytes(P2PStage stage,
                                    uint32_t warps_per_block) {
     switch (stage) {
         case P2PStage::dispatch_send:
-            return CountShared::bytes(shape, layout);
+            return layout.shared.contributions;  // none there: counts and sums
         case P2PStage::combine_recv:
             return sizeof(ReduceShared);
         case P2PStage::dispatch:
         case P2PStage::combine:
         case P2PStage::dispatch_combine:
-            return dedup_shared_bytes(shape, layout, warps_per_block);
+            return layout.shared.contributions + uint64_t{warps_per_block} * shape.topk * sizeof(Contribution);
         default:
             return 0;
     }

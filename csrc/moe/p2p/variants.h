@@ -7,7 +7,8 @@
 
 namespace tracekern {
 
-// The steps of the design. All but `reduce` and `pipelined` have one result; those two have one of their own.
+// The steps of the design. All have the same result, bit by bit, but for `reduce` and `pipelined`: they round
+// otherwise, and agree with each other.
 enum class P2PVariant : uint32_t { flag, token, fused, balanced, dedup, reduce, pipelined };
 
 // One flag for all rows of a rank pair, or a flag for each row.
