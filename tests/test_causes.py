@@ -278,7 +278,8 @@ def test_the_triangular_system_is_the_obvious_recursion():
     waits = analyze_waits(timeline)
     graph = build_graph(timeline)
     edges = find_edges(timeline, graph, waits)
-    shares = split_waits(timeline, graph, waits, edges, (waits.wait_ns - waits.late_ns)[edges.wait])
+    link_ns = (waits.wait_ns - waits.late_ns)[edges.wait]
+    shares = split_waits(timeline, graph, waits, edges, link_ns, np.ones(len(waits), bool))
     late, ranges, sequence = shares.late_ns, shares.late_ranges, shares.late_waits
     passes = np.zeros((len(late), len(late)))
     for wait in range(len(late)):

@@ -11,25 +11,31 @@ from tracekern.analysis.cause_solve import solve_costs
 from tracekern.analysis.doubt import Blame, Bound, Interval, late_charges, may_be_late
 from tracekern.analysis.event_graph import EventGraph
 from tracekern.analysis.waits import Waits
-from tracekern.timeline.model import Float64, Int64, Timeline
+from tracekern.timeline.model import Float64, Int64, Mask, Timeline
 
 
 def blame_causes(
-    timeline: Timeline, graph: EventGraph, waits: Waits, edges: Edges, shares: Shares, costs: Float64
+    timeline: Timeline,
+    graph: EventGraph,
+    waits: Waits,
+    edges: Edges,
+    shares: Shares,
+    costs: Float64,
+    is_charged: Mask,
 ) -> tuple[Blame, ...]:
-    """One for each rank, most first; costs: [num_late_waits] of the time stamps as they are.
+    """One for each rank, most first; costs: [num_late_waits] of the time stamps as they are. is_charged: [num_waits].
 
     The limits are those of the lateness, passed on by the shares as they are. Where more waits may have been late, or a
     barrier may have waited for another rank, that adds to the upper limit of the rank waited for.
     """
-    near = np.flatnonzero(may_be_late(timeline, waits))
-    maybe_late, split = waits.take(near), np.searchsorted(near, edges.wait[shares.edge])
-    limits, direct = [], []
-    for bound in (Bound.LIKELY, Bound.PROVEN):
-        lo, hi, beside = _limits(timeline, maybe_late, split, bound)
-        limits += [lo, hi]
+    near = np.flatnonzero(may_be_late(timeline, waits) & is_charged)
+    charged = np.flatnonzero(is_charged[edges.wait[shares.edge]])
+    maybe_late, split = waits.take(near), np.searchsorted(near, edges.wait[shares.edge[charged]])
+    limits, direct = np.zeros((len(shares.edge), 4)), []
+    for place, bound in enumerate((Bound.LIKELY, Bound.PROVEN)):
+        limits[charged, 2 * place], limits[charged, 2 * place + 1], beside = _limits(timeline, maybe_late, split, bound)
         direct.append(beside)
-    columns = np.column_stack([costs, solve_costs(shares, np.column_stack(limits))])
+    columns = np.column_stack([costs, solve_costs(shares, limits)])
     late, *others = _of_ranks(timeline, graph, edges, shares, columns)
     likely_lo, likely_hi, proven_lo, proven_hi = others
     blames = [
@@ -45,9 +51,9 @@ def blame_causes(
 
 
 def _limits(timeline: Timeline, waits: Waits, split: Int64, bound: Bound) -> tuple[Float64, Float64, Int64]:
-    """([num_late_waits] lowest, [num_late_waits] highest lateness, [largest rank + 1] ns on top of the highest).
+    """([n] lowest, [n] highest lateness, [largest rank + 1] ns on top of the highest).
 
-    waits: all that may have been late; split: [num_late_waits] indices of those that were split.
+    waits: all that may have been late and are charged; split: [n] indices of those that were split.
     """
     charges = late_charges(timeline, waits, bound)
     is_split = np.zeros(len(waits), bool)

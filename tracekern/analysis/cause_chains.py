@@ -60,18 +60,19 @@ def targets_of_phases(timeline: Timeline, graph: EventGraph) -> list[Target]:
 def find_chains(
     timeline: Timeline, graph: EventGraph, waits: Waits, edges: Edges, shares: Shares
 ) -> tuple[tuple[Chain, ...], int]:
-    """(the largest chains, ns of the waits they were made from): of the _NUM_WAITS waits with the most lateness."""
+    """(the largest chains, ns of the waits they were made from): of the _NUM_WAITS most late of those charged."""
     follow = _Follower(graph, waits, edges, shares, targets_of_phases(timeline, graph))
     # Of waits as late as each other those that began first: ticks make many of them, and ranks may stand in any order.
-    longest = np.lexsort((edges.begin[shares.edge], -shares.late_ns))[:_NUM_WAITS]
+    longest = np.lexsort((edges.begin[shares.edge], -shares.charged_ns))[:_NUM_WAITS]
+    longest = longest[shares.charged_ns[longest] > 0]
     found: dict[Root, tuple[int, int]] = {}
     for wait in longest.tolist():
         root = follow.root_of(wait)
         late, count = found.get(root, (0, 0))
-        found[root] = late + int(shares.late_ns[wait]), count + 1
+        found[root] = late + int(shares.charged_ns[wait]), count + 1
     largest = sorted(found.items(), key=lambda item: -item[1][0])[:_NUM_CHAINS]
     chains = tuple(Chain(*root, *values) for root, values in largest)
-    return chains, int(shares.late_ns[longest].sum())
+    return chains, int(shares.charged_ns[longest].sum())
 
 
 class _Follower:

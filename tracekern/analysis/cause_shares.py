@@ -15,7 +15,7 @@ from tracekern.analysis.cause_history import History, Moments, bisect_right
 from tracekern.analysis.cause_order import Edges, is_sorted, last_ordered
 from tracekern.analysis.event_graph import EventGraph
 from tracekern.analysis.waits import Waits
-from tracekern.timeline.model import Float64, Int64, Timeline
+from tracekern.timeline.model import Float64, Int64, Mask, Timeline
 
 _CHUNK = 1 << 13
 
@@ -86,6 +86,8 @@ class Shares:
     edge: Int64
     """[n] late waits, by (run, release): index into Edges."""
     late_ns: Int64
+    charged_ns: Int64
+    """[n] late_ns of those waits that are to be charged; 0 for others, which only pass on."""
     waiting: Float64
     """[n] share of what the source waited itself."""
     link: Float64
@@ -111,8 +113,10 @@ def _stretch_of(values: Int64, wanted: Int64, count: int) -> tuple[Int64, Int64]
     return bounds[wanted], bounds[wanted + 1]
 
 
-def split_waits(timeline: Timeline, graph: EventGraph, waits: Waits, edges: Edges, link_ns: Int64) -> Shares:
-    """link_ns: [num_edges] drain and visibility of each wait."""
+def split_waits(
+    timeline: Timeline, graph: EventGraph, waits: Waits, edges: Edges, link_ns: Int64, is_charged: Mask
+) -> Shares:
+    """link_ns: [num_edges] drain and visibility of each wait. is_charged: [num_waits]."""
     late_waits = Sequence.of(graph, edges, edges.release, waits.late_ns[edges.wait])
     link_waits = Sequence.of(graph, edges, edges.end, link_ns)
     asked = edges.take(late_waits.edge)
@@ -124,7 +128,9 @@ def split_waits(timeline: Timeline, graph: EventGraph, waits: Waits, edges: Edge
         np.concatenate([asked.release, since, asked.begin, since]),
     )
     columns = _split(history, moments, late_ranges.total_ns, link_ranges.total_ns)
-    return Shares(late_waits.edge, late_waits.weight_ns, *columns, late_waits, link_waits, late_ranges, link_ranges)
+    charged_ns = np.where(is_charged[asked.wait], late_waits.weight_ns, 0)
+    ranges = (late_waits, link_waits, late_ranges, link_ranges)
+    return Shares(late_waits.edge, late_waits.weight_ns, charged_ns, *columns, *ranges)
 
 
 def _split(

@@ -21,7 +21,8 @@ from tracekern.analysis.event_graph import EventGraph, build_graph
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.wait_pieces import is_message
 from tracekern.analysis.waits import Phase, Waits
-from tracekern.timeline.model import Int64, Timeline
+from tracekern.timeline.model import Int64, Mask, Timeline
+from tracekern.timeline.select import Window, reaches_into
 
 _NO_PHASE = Phase("", "")
 
@@ -55,7 +56,7 @@ class Causes:
     costs: tuple[Cost, ...]
     """Largest total first."""
     charged_ns: int
-    """late_sender + late_receiver + barrier_late + drain + visibility over all waits."""
+    """late_sender + late_receiver + barrier_late + drain + visibility over all waits that are charged."""
     blames: tuple[Blame, ...]
     """What each rank caused by its own work and its host, most first, and how sure that is: for doubt.name_worst. The
     links are nobody's."""
@@ -67,29 +68,34 @@ class Causes:
     """Why there is nothing to charge; empty where there is."""
 
 
-def analyze_causes(timeline: Timeline, waits: Waits, graph: EventGraph | None = None) -> Causes:
-    """Charges the waits of `waits` (of the same Timeline, in ns) to their causes. `graph`: build_graph(timeline).
+def analyze_causes(
+    timeline: Timeline, waits: Waits, graph: EventGraph | None = None, window: Window | None = None
+) -> Causes:
+    """Charges the waits of `waits` (all of the same Timeline, in ns) to their causes. `graph`: build_graph(timeline).
+
+    window: charges those that reach into it; their causes may lie before it.
 
     Ranks whose clocks were not aligned cannot be compared: then nothing is charged, and `note` says so.
     """
     if not timeline.aligned and len(timeline.ranks) > 1:
         return Causes((), 0, (), (), 0, "the ranks' clocks are not aligned: who was late cannot be told")
     link_ns = np.where(is_message(waits), waits.wait_ns - waits.late_ns, 0)
-    charged = int(waits.late_ns.sum() + link_ns.sum())
+    is_charged = reaches_into(window, timeline.spans.start[waits.row], timeline.spans.end[waits.row])
+    charged = int((waits.late_ns + link_ns)[is_charged].sum())
     if not charged:
-        return Causes((), 0, (), (), 0, "no rank waited for anybody" if len(waits) else "no waits on record")
+        return Causes((), 0, (), (), 0, "no rank waited for anybody" if is_charged.any() else "no waits on record")
     graph = graph or build_graph(timeline)
     edges = find_edges(timeline, graph, waits)
-    shares = split_waits(timeline, graph, waits, edges, link_ns[edges.wait])
-    costs = solve_costs(shares, shares.late_ns[:, None].astype(float))[:, 0]
+    shares = split_waits(timeline, graph, waits, edges, link_ns[edges.wait], is_charged)
+    costs = solve_costs(shares, shares.charged_ns[:, None].astype(float))[:, 0]
     tables = [
         _direct_costs(timeline, graph, edges, shares, costs),
-        _link_costs(waits, edges, shares, costs, link_ns),
-        _unexplained(graph, waits, edges, shares, costs),
+        _link_costs(waits, edges, shares, costs, link_ns, is_charged),
+        _unexplained(graph, waits, edges, shares, costs, is_charged),
     ]
     rows = [cost for table in tables for cost in table if cost.total_ns > 0]
     rows.sort(key=lambda cost: -cost.total_ns)
-    blames = blame_causes(timeline, graph, waits, edges, shares, costs)
+    blames = blame_causes(timeline, graph, waits, edges, shares, costs, is_charged)
     return Causes(tuple(rows), charged, blames, *find_chains(timeline, graph, waits, edges, shares), "")
 
 
@@ -99,7 +105,7 @@ def _direct_costs(timeline: Timeline, graph: EventGraph, edges: Edges, shares: S
     source = edges.source[shares.edge[shares.direct_wait]]
     rank = graph.schedule.rank[graph.runs.launch[source]]
     groups = group_rows(len(rank), rank, shares.direct_category)
-    late = shares.late_ns[shares.direct_wait] * shares.direct_share
+    late = shares.charged_ns[shares.direct_wait] * shares.direct_share
     total = costs[shares.direct_wait] * shares.direct_share
     sums = (np.bincount(groups.group, weights, len(groups)) for weights in (late, total - late))
     table = zip(*(column.tolist() for column in (*groups.columns, *sums)), strict=True)
@@ -108,30 +114,34 @@ def _direct_costs(timeline: Timeline, graph: EventGraph, edges: Edges, shares: S
     ]
 
 
-def _link_costs(waits: Waits, edges: Edges, shares: Shares, costs: np.ndarray, link_ns: Int64) -> list[Cost]:
+def _link_costs(
+    waits: Waits, edges: Edges, shares: Shares, costs: np.ndarray, link_ns: Int64, is_charged: Mask
+) -> list[Cost]:
     """Charges to the links: of each wait itself, and of waits whose sources had waited for a link."""
     passed = np.zeros(len(waits))
     received = spread(shares.link_waits, shares.link_ranges, costs * shares.link)
     passed[edges.wait[shares.link_waits.edge]] = received
     some = np.flatnonzero(link_ns > 0)
     groups = group_rows(len(some), waits.peer[some], waits.rank[some])
-    sums = (np.bincount(groups.group, values[some], len(groups)) for values in (link_ns, passed))
+    sums = (np.bincount(groups.group, values[some], len(groups)) for values in (link_ns * is_charged, passed))
     table = zip(*(column.tolist() for column in (*groups.columns, *sums)), strict=True)
     return [Cost(peer, Target.LINK, _NO_PHASE, rank, direct, passed) for peer, rank, direct, passed in table]
 
 
-def _unexplained(graph: EventGraph, waits: Waits, edges: Edges, shares: Shares, costs: np.ndarray) -> list[Cost]:
+def _unexplained(
+    graph: EventGraph, waits: Waits, edges: Edges, shares: Shares, costs: np.ndarray, is_charged: Mask
+) -> list[Cost]:
     """Lateness of sources that waited for somebody of whom nothing is on record, did nothing longer than the waiter, or
     left nothing on record."""
     rank = graph.schedule.rank[graph.runs.launch[edges.source[shares.edge]]]
-    is_lost = waits.late_ns > 0
+    is_lost = is_charged & (waits.late_ns > 0)
     is_lost[edges.wait] = False
     lost = np.flatnonzero(is_lost)
     rows = []
     for entry in np.unique(np.append(rank, waits.peer[lost])).tolist():
         mine = rank == entry
         nowhere = int(waits.late_ns[lost[waits.peer[lost] == entry]].sum())
-        direct = float((shares.late_ns * shares.unexplained)[mine].sum()) + nowhere
+        direct = float((shares.charged_ns * shares.unexplained)[mine].sum()) + nowhere
         total = float((costs * shares.unexplained)[mine].sum()) + nowhere
         rows.append(Cost(entry, Target.UNEXPLAINED, _NO_PHASE, -1, direct, total - direct))
     return rows

@@ -20,6 +20,7 @@ from tracekern.analysis.path_walk import Walker
 from tracekern.analysis.wait_pieces import is_message
 from tracekern.analysis.waits import Waits
 from tracekern.timeline.model import Int32, Int64, Timeline
+from tracekern.timeline.select import Window, reaches_into
 
 MAX_REPLAYED_NODES = 50_000
 _MAX_GAINS = 8
@@ -45,7 +46,7 @@ class Path:
     """`parts`, and the lengths of `segments`, sum to end_ns - start_ns to the tick."""
 
     iteration: int
-    """Its number (analysis/iterations.py); -1 for the whole capture."""
+    """Its number (analysis/iterations.py); -1 for the whole capture, or window of it."""
     start_ns: int
     end_ns: int
     parts: tuple[PathPart, ...]
@@ -70,41 +71,46 @@ class CriticalPath:
     note: str
 
 
-def critical_path(timeline: Timeline, waits: Waits, graph: EventGraph | None = None) -> CriticalPath:
-    """The path of the whole capture and of each iteration, from `waits` of the same Timeline in ns.
+def critical_path(
+    timeline: Timeline, waits: Waits, graph: EventGraph | None = None, window: Window | None = None
+) -> CriticalPath:
+    """The path of the whole capture and of each iteration, from all `waits` of the same Timeline in ns.
 
-    `graph`: build_graph(timeline).
+    `graph`: build_graph(timeline). window: of the launches that reach into it, as one whole, and of the iterations.
     """
     if not timeline.aligned and len(timeline.ranks) > 1:
         return CriticalPath(None, (), None, "the ranks' clocks are not aligned: no path leads from one to another")
     graph = graph or build_graph(timeline)
-    shown = graph.schedule.order
+    schedule = graph.schedule
+    shown = schedule.order[reaches_into(window, schedule.start[schedule.order], schedule.end[schedule.order])]
     if not len(shown):
         return CriticalPath(None, (), None, "no kernel is on record")
     paths = _Paths(timeline, graph, waits)
-    floor = int(graph.schedule.start[shown].min())
-    last = int(shown[graph.schedule.end[shown].argmax()])
-    whole = paths.find(-1, last, floor)
+    last = int(shown[schedule.end[shown].argmax()])
+    whole = paths.find(-1, last, int(schedule.start[shown].min()))
     iterations = []
     iteration_ends = _iteration_ends(timeline, graph)
+    floor = int(schedule.start[schedule.order].min())
     for iteration, launch in iteration_ends:
-        end = int(graph.schedule.end[launch])
+        end = int(schedule.end[launch])
         if end > floor:
-            iterations.append(paths.find(iteration, launch, floor))
+            if reaches_into(window, np.array([floor]), np.array([end])).all():
+                iterations.append(paths.find(iteration, launch, floor))
             floor = end
-    candidates = [last, *(launch for _, launch in reversed(iteration_ends))]
-    replay = _replay(timeline, graph, waits, paths, floor=whole.start_ns, launches=candidates)
+    candidates = [last, *(launch for _, launch in reversed(iteration_ends) if launch in shown)]
+    replay = _replay(timeline, graph, waits, paths, floor=whole.start_ns, shown=shown, launches=candidates)
     return CriticalPath(whole, tuple(iterations), replay, "")
 
 
 def _replay(
-    timeline: Timeline, graph: EventGraph, waits: Waits, paths: _Paths, floor: int, launches: list[int]
+    timeline: Timeline, graph: EventGraph, waits: Waits, paths: _Paths, floor: int, shown: Int64, launches: list[int]
 ) -> Replay:
-    """Of all launches that end by the first of `launches` by which there is not too much to replay."""
+    """Of those of `shown` that end by the first of `launches` by which there is not too much to replay."""
     schedule = graph.schedule
     nodes_of_launch = count_nodes(timeline, waits)[:-1]
     for launch in launches:
-        replayed = (schedule.stream >= 0) & (schedule.end <= schedule.end[launch])
+        replayed = np.zeros(len(schedule.rank), bool)
+        replayed[shown] = schedule.end[shown] <= schedule.end[launch]
         num_nodes = int(nodes_of_launch[replayed[: len(nodes_of_launch)]].sum())
         if num_nodes <= MAX_REPLAYED_NODES:
             parts = paths.find(-1, launch, floor).parts[:_MAX_GAINS]

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from tracekern.analysis.balance import Balance, LinkLimit, analyze_balance
 from tracekern.analysis.causes import Causes, analyze_causes
 from tracekern.analysis.critical_path import CriticalPath, critical_path
@@ -24,11 +26,14 @@ from tracekern.analysis.time_shares import TimeShares, share_time
 from tracekern.analysis.wait_statistics import WaitStatistic, wait_statistics
 from tracekern.analysis.waits import Waits, analyze_waits
 from tracekern.timeline.model import ABSENT_KINDS, Timeline
+from tracekern.timeline.select import Window, reaches_into, select
 
 
 @dataclass(frozen=True)
 class Findings:
     timeline: Timeline
+    """All of it. What a window chooses are the spans of `summary`, `time`, `balance` and `imbalances`, the iterations,
+    the waits and what is made of these."""
     summary: Summary
     time: TimeShares
     iterations: Iterations
@@ -69,21 +74,24 @@ class Findings:
 MAX_DISTRIBUTIONS = 6
 
 
-def find(timeline: Timeline, link_limit: LinkLimit | None = None) -> Findings:
+def find(timeline: Timeline, link_limit: LinkLimit | None = None, window: Window | None = None) -> Findings:
     """Runs every analysis on a Timeline in ns. What needs no waits is worked out beside the rest, on a second core.
 
-    link_limit: GB/s that a link was measured to reach, as analyze_balance() takes it.
+    link_limit: GB/s that a link was measured to reach, as analyze_balance() takes it. window: says this of what reaches
+    into it. Waits, iterations and hangs are worked out on the whole: what released a wait may lie outside.
     """
     with ThreadPoolExecutor(max_workers=1) as beside:
-        plain = beside.submit(_find_plain, timeline, link_limit)
+        plain = beside.submit(_find_plain, timeline, link_limit, window)
         iterations = find_iterations(timeline)
+        iterations = iterations.take(reaches_into(window, iterations.start, iterations.end))
         rows = dict.fromkeys(reversed(iterations.best_median_worst())) if len(iterations) else {}
-        waits = analyze_waits(timeline)
+        every_wait = analyze_waits(timeline)
+        waits = every_wait if window is None else _take_waits(timeline, every_wait, window)
         phases = wait_statistics(waits, by=("phase",))
         blames = blame_ranks(timeline, waits)
         matrix = wait_matrix(timeline, waits)
         graph = build_graph(timeline)
-        causes = analyze_causes(timeline, waits, graph)
+        causes = analyze_causes(timeline, every_wait, graph, window)
         return Findings(
             timeline=timeline,
             iterations=iterations,
@@ -97,9 +105,14 @@ def find(timeline: Timeline, link_limit: LinkLimit | None = None) -> Findings:
             abnormal=find_abnormal(matrix),
             causes=causes,
             culprit=_name_worst(timeline, causes.blames),
-            path=critical_path(timeline, waits, graph),
+            path=critical_path(timeline, every_wait, graph, window),
             **plain.result(),
         )
+
+
+def _take_waits(timeline: Timeline, waits: Waits, window: Window) -> Waits:
+    spans = timeline.spans
+    return waits.take(np.flatnonzero(reaches_into(window, spans.start[waits.row], spans.end[waits.row])))
 
 
 def _absent(timeline: Timeline) -> list[str]:
@@ -112,13 +125,14 @@ def _name_worst(timeline: Timeline, blames: Sequence[Blame]) -> Verdict:
     return replace(verdict, is_proven=False) if _absent(timeline) else verdict
 
 
-def _find_plain(timeline: Timeline, link_limit: LinkLimit | None) -> dict[str, Any]:
+def _find_plain(timeline: Timeline, link_limit: LinkLimit | None, window: Window | None) -> dict[str, Any]:
     """Those fields of Findings that need no waits."""
+    part = select(timeline, window)
     return {
-        "balance": analyze_balance(timeline, link_limit),
-        "summary": summarize(timeline),
-        "time": share_time(timeline),
-        "imbalances": work_imbalance(timeline),
+        "balance": analyze_balance(part, link_limit),
+        "summary": summarize(part),
+        "time": share_time(part),
+        "imbalances": work_imbalance(part),
         "hang": find_hang(timeline),
         "probe_cost_ns": probe_cost_ns(timeline),
     }

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.timeline.model import OPEN_END, EventClass, Int32, Int64, Timeline
+from tracekern.timeline.model import OPEN_END, EventClass, Int32, Int64, Mask, Timeline
 
 _CUT_SHORT = ("open_span", "salvaged", "running", "launch_not_recorded", "launch_lost")
 """Problems of a capture whose last launches may be missing."""
@@ -97,6 +97,10 @@ class Iterations:
     @property
     def duration_ns(self) -> Int64:
         return self.end - self.start
+
+    def take(self, which: Mask) -> Iterations:
+        """The rows that a mask picks."""
+        return Iterations(self.number[which], self.start[which], self.end[which], self.of_launch)
 
     def best_median_worst(self) -> tuple[int, int, int]:
         """Row numbers of the shortest, the (lower) median and the longest iteration. Raises IndexError when empty."""

@@ -50,8 +50,10 @@ class Replay:
 def replay_without(
     timeline: Timeline, graph: EventGraph, waits: Waits, replayed: Mask, parts: tuple[PathPart, ...]
 ) -> Replay:
-    """replayed: [num_launches of the Schedule] the launches of the replay, from the first on."""
-    schedule = graph.schedule
+    """replayed: [num_launches of the Schedule] the launches of the replay: they follow nothing that is not replayed."""
+    before = np.where(replayed[graph.schedule.before], graph.schedule.before, -1)
+    schedule = dataclasses.replace(graph.schedule, before=before)
+    graph = dataclasses.replace(graph, schedule=schedule)
     shown = np.flatnonzero(replayed)
     start, end = int(schedule.start[shown].min()), int(schedule.end[shown].max())
     nodes = find_nodes(timeline, graph, waits, replayed)

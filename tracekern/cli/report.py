@@ -55,7 +55,7 @@ def report(
         timeline = load(captures, unaligned=unaligned, strict=strict, partial=partial)
         timeline = select(timeline, ranks=chosen_ranks)
         options.check_window(timeline, chosen_window, of_kernels=True)
-        findings = find(select(timeline, chosen_window), link_limit)
+        findings = find(timeline, link_limit, chosen_window)
     lines = headlines(findings)
     names = list(map(str, captures))
     if output is not None:

@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 
 from tracekern.errors import BadInput
-from tracekern.timeline.model import ABSENT_KINDS, OPEN_END, Flows, Int32, Mask, Problem, Timeline
+from tracekern.timeline.model import ABSENT_KINDS, OPEN_END, Flows, Int32, Int64, Mask, Problem, Timeline
+
+Window = tuple[int, int]
+"""Two times in the timeline's unit, counted from its origin, both included."""
 
 
-def select(timeline: Timeline, window: tuple[int, int] | None = None, ranks: Sequence[int] | None = None) -> Timeline:
+def select(timeline: Timeline, window: Window | None = None, ranks: Sequence[int] | None = None) -> Timeline:
     """The part of `timeline` inside `window` and on `ranks`.
 
-    `window` is two times in the timeline's unit, counted from its origin, both included. A span that reaches into it is
-    kept whole. A flow is kept when both of its spans are.
+    A span that reaches into the window is kept whole. A flow is kept when both of its spans are.
 
     Raises:
         BadInput: the window is empty or a rank is not in the timeline.
@@ -26,6 +28,14 @@ def select(timeline: Timeline, window: tuple[int, int] | None = None, ranks: Seq
     if window is not None:
         timeline = _select_window(timeline, window)
     return timeline
+
+
+def reaches_into(window: Window | None, start: Int64, end: Int64) -> Mask:
+    """[n] whether what lasts from each start to its end, or OPEN_END, has a part in the window; without one, all."""
+    if window is None:
+        return np.ones(len(start), bool)
+    first, last = window
+    return np.asarray((start <= last) & ((end >= first) | (end == OPEN_END)), bool)
 
 
 def take_spans(timeline: Timeline, kept: Mask) -> Timeline:
@@ -84,14 +94,13 @@ def _left_out(ranks: list[int], num_known: int) -> list[Problem]:
     return [Problem("note", "left_out_rank", ranks[0], -1, text, len(ranks))]
 
 
-def _select_window(timeline: Timeline, window: tuple[int, int]) -> Timeline:
+def _select_window(timeline: Timeline, window: Window) -> Timeline:
     first, last = window
     if first >= last:
         raise BadInput(f"the window {first}ns:{last}ns is empty; its end must lie after its start")
     spans, marks = timeline.spans, timeline.marks
-    reaches_in = (spans.start <= last) & ((spans.end >= first) | (spans.end == OPEN_END))
-    inside = (marks.time >= first) & (marks.time <= last)
-    return take_spans(timeline, reaches_in).replace(marks=marks.take(inside))
+    inside = reaches_into(window, marks.time, marks.time)
+    return take_spans(timeline, reaches_into(window, spans.start, spans.end)).replace(marks=marks.take(inside))
 
 
 def _renumber(kept: Mask) -> Int32:

@@ -148,6 +148,8 @@ def _warm_up(findings: Findings) -> str:
     whole, iterations = findings.path.whole, findings.path.iterations
     if whole is None or len(iterations) < 2 or iterations[0].makespan_ns * 2 <= whole.makespan_ns:
         return ""
+    if iterations[0].start_ns != whole.start_ns:
+        return ""  # of a window that cuts it
     first_us, last_us = iterations[1].start_ns // 1000 + 1, whole.end_ns // 1000 + 1
     share = percent(iterations[0].makespan_ns, whole.makespan_ns)
     return f"; the first iteration is {share} of it, --window {first_us}us:{last_us}us shows the others"
