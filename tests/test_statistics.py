@@ -123,6 +123,30 @@ def test_waits_in_launches_of_no_length_have_no_share():
     assert sorted(statistics.metrics()) == ["end_to_end.p50", "send.wait_token.p50", "send.wait_token.p99"]
 
 
+def test_waits_inside_each_other_are_no_more_than_all_of_the_time():
+    rows = [(LAUNCH, 0, 0, 100), (WAIT, 0, 0, 100), (WAIT, 0, 0, 99), (WAIT, 0, 50, 60)]
+    (wait,) = phase_statistics(timeline_of([("send", 0)], rows)).phases
+    assert (wait.num_spans, wait.total_ns) == (3, 209)
+    assert wait.wait_share == pytest.approx(100 / (2 * 100))  # two writers
+
+
+def test_one_name_of_two_classes_is_two_phases():
+    same_name = dataclasses.replace(EVENTS[WAIT], name=EVENTS[COPY].name)
+    events = (*EVENTS[:WAIT], same_name, *EVENTS[WAIT + 1 :])
+    rows = [(LAUNCH, 0, 0, 100), (COPY, 0, 0, 10), (WAIT, 0, 10, 40)]
+    rows += [(LAUNCH, 1, 200, 300), (COPY, 1, 200, 220)]
+    statistics = phase_statistics(timeline_of([("send", 0), ("take", 0)], rows, events=events))
+    metrics = statistics.metrics()
+    medians = {name: value for name, value in metrics.items() if name.endswith(".p50")}
+    assert medians == {
+        "send.copy_token (work).p50": 10,
+        "send.copy_token (wait).p50": 30,
+        "take.copy_token.p50": 20,
+        "end_to_end.p50": 300,
+    }
+    assert metrics["send.copy_token (wait).wait_share"] == 30 / (2 * 100)
+
+
 def test_no_waits_at_all():
     timeline = timeline_of([("send", 0)], [(LAUNCH, 0, 0, 100), (COPY, 0, 0, 50)])
     assert not [name for name in phase_statistics(timeline).metrics() if name.endswith("wait_share")]

@@ -7,6 +7,7 @@ run (analysis/iterations.py) but the first, which warms up, unless it is the onl
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from tracekern.analysis.iterations import LaunchIterations
 from tracekern.errors import BadInput
+from tracekern.timeline.intervals import unions
 from tracekern.timeline.merge import HOST_LOSS, LOSS_KINDS
 from tracekern.timeline.model import OPEN_END, EventClass, Int32, Int64, Timeline, TrackKind
 
@@ -33,14 +35,15 @@ class PhaseStatistics:
 
     stage: str
     event: str
+    """With its class, as in "step (wait)", where events of several classes share the name in this stage."""
     event_class: str
     num_spans: int
     total_ns: int
     p50_ns: float
     p99_ns: float
     wait_share: float
-    """Waits only, else nan: their part of the stage's time, which is its launches' durations times their writers; nan
-    where that is 0, or a flight recorder overwrote some of it."""
+    """Waits only, else nan: their part, nested ones counted once, of the stage's time, which is its launches' durations
+    times their writers; nan where that is 0, or a flight recorder overwrote some of it."""
 
     @property
     def name(self) -> str:
@@ -100,22 +103,31 @@ def phase_statistics(timeline: Timeline) -> RunStatistics:
 def _phases(timeline: Timeline, iterations: LaunchIterations) -> Iterator[PhaseStatistics]:
     names, name_of_event = _unique_names(timeline)
     stage_time = _stage_time(timeline, iterations)
-    for key, durations in _durations(timeline, iterations, name_of_event, len(names)):
-        stage, name = divmod(key, len(names))
-        event_class = names[name][1]
-        total = int(durations.sum(dtype=np.int64))
+    found = [(*divmod(key, len(names)), rows) for key, rows in _rows(timeline, iterations, name_of_event, len(names))]
+    spans = timeline.spans
+    times_named = Counter((stage, names[name][0]) for stage, name, _ in found)
+    for stage, name, rows in found:
+        event, event_class = names[name]
+        start, end = spans.start[rows], spans.end[rows]
+        durations = end - start
         p50, p99 = np.quantile(durations, (0.5, 0.99))
-        is_wait = event_class is EventClass.WAIT
+        has_share = event_class is EventClass.WAIT and stage_time[stage] > 0
         yield PhaseStatistics(
             stage=iterations.stages[stage],
-            event=names[name][0],
+            event=event if times_named[stage, event] == 1 else f"{event} ({event_class.value})",
             event_class=event_class.value,
             num_spans=len(durations),
-            total_ns=total,
+            total_ns=int(durations.sum(dtype=np.int64)),
             p50_ns=float(p50),
             p99_ns=float(p99),
-            wait_share=total / stage_time[stage] if is_wait and stage_time[stage] else float("nan"),
+            wait_share=_waited_ns(spans.track[rows], start, end) / stage_time[stage] if has_share else float("nan"),
         )
+
+
+def _waited_ns(track: Int32, start: Int64, end: Int64) -> int:
+    """ns in which writers were in some of the waits, [n] sorted by (track, start): in nested ones they wait once."""
+    first, reach = unions(track, start, end)
+    return int((reach - start[first]).sum())
 
 
 def _unique_names(timeline: Timeline) -> tuple[list[tuple[str, EventClass]], Int32]:
@@ -125,26 +137,26 @@ def _unique_names(timeline: Timeline) -> tuple[list[tuple[str, EventClass]], Int
     return list(known), np.array(number, np.int32)
 
 
-def _durations(
+def _rows(
     timeline: Timeline, iterations: LaunchIterations, name_of_event: Int32, num_names: int
 ) -> Iterator[tuple[int, Int64]]:
-    """(stage * num_names + name, durations) of each phase that has closed spans."""
+    """(stage * num_names + name, its rows of Timeline.spans in their order) of each phase that has closed spans."""
     if not len(timeline.spans) or not timeline.launches:
         return
     spans = timeline.spans
     is_device = timeline.tracks_of(TrackKind.DEVICE)
     # One look-up a launch instead of two: -1 stands for everything that is not measured, index -1 for "no launch".
     stage = np.append(np.where(iterations.is_measured, iterations.stage_of_launch, -1), np.int32(-1))[spans.launch]
-    chosen = is_device[spans.track] & (stage >= 0) & (spans.end != OPEN_END) & ~timeline.headless_spans()
+    is_known = (spans.end != OPEN_END) & ~timeline.headless_spans()
+    chosen = np.flatnonzero(is_device[spans.track] & (stage >= 0) & is_known)
     key = stage[chosen] * np.int32(num_names) + name_of_event[spans.event[chosen]]
     if len(iterations.stages) * num_names <= np.iinfo(np.int16).max:
         key = key.astype(np.int16)  # sorted by radix, in linear time
-    duration = (spans.end - spans.start)[chosen]
     order = np.argsort(key, kind="stable")
-    key, duration = key[order], duration[order]
+    key, chosen = key[order], chosen[order]
     firsts = np.flatnonzero(np.diff(key, prepend=key[:1] - 1))
     if len(key):
-        yield from zip(key[firsts].tolist(), np.split(duration, firsts[1:]), strict=True)
+        yield from zip(key[firsts].tolist(), np.split(chosen, firsts[1:]), strict=True)
 
 
 def _stage_time(timeline: Timeline, iterations: LaunchIterations) -> npt.NDArray[np.float64]:
