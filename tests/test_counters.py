@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given, settings
 from timelines import COPY, WAIT, make_spans, make_timeline, make_tracks, timelines
 
@@ -97,6 +98,15 @@ def test_endless_waits_beside_a_clock_that_is_years_ahead():
 
 def test_without_waits_there_are_none():
     assert count_events(make_timeline(spans=make_spans([(2, COPY, 0, 0, 9, 0, 0)]), flows=Flows())) == ()
+
+
+def test_many_points_over_weeks_stay_in_order():
+    step_ns = 10**11
+    rows = [(2, WAIT, 0, i * step_ns, i * step_ns + 1000, 0, 0) for i in range(counters.MAX_POINTS)]
+    (thinned,) = count_events(make_timeline(1, spans=make_spans(rows), flows=Flows()))
+    assert len(thinned.time) <= counters.MAX_POINTS
+    assert (np.diff(thinned.time) > 0).all()
+    assert thinned.value.tolist() == [1] * (len(thinned.time) - 1) + [0]
 
 
 def test_many_points_become_peaks(monkeypatch):

@@ -102,7 +102,8 @@ def _make(rank: int, name: str, unit: str, up: Int64, down: Int64) -> Counter:
     if len(time) <= MAX_POINTS:
         return Counter(rank, name, unit, time, value, False)
     # The last point stays as it is: all cells end before it.
-    cell = (time[:-1] - time[0]) * (MAX_POINTS - 1) // (time[-1] - time[0])
+    cell_ns = -((time[0] - time[-1]) // (MAX_POINTS - 1))
+    cell = (time[:-1] - time[0]) // cell_ns
     first = np.flatnonzero(np.append(True, np.diff(cell) != 0))
     # A cell begins with what the one before it ended with.
     peak = np.maximum(np.maximum.reduceat(value[:-1], first), np.append(0, value[first[1:] - 1]))
