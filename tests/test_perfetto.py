@@ -19,8 +19,9 @@ from trace_processor import TraceProcessor, assert_no_loss
 from tracekern.errors import BadInput
 from tracekern.export import labels
 from tracekern.export.perfetto import FLOWS_SQL, write_perfetto
+from tracekern.export.rows import lay_out
 from tracekern.timeline.counters import count_events
-from tracekern.timeline.model import Flows, Problem, Timeline, TrackKind
+from tracekern.timeline.model import Flows, Marks, Problem, Spans, Timeline, Track, TrackKind
 
 OURS = "s.category not in ('flow', 'problem') and s.category is not null"
 
@@ -197,6 +198,21 @@ def test_ranks_stand_in_order(tmp_path: Path):
         "where a.key = 'sibling_order_rank' and t.name like 'rank %' order by a.int_value"
     )
     assert [name.split()[1] for name, _ in ranked] == [str(rank) for rank in range(12)]
+
+
+def test_the_order_of_a_rank_of_very_many_warps_is_an_int32():
+    blocks, warps = 65_536, 8
+    tracks = tuple(
+        Track(0, TrackKind.DEVICE, "", block=block, warp=warp) for block in range(blocks) for warp in range(warps)
+    )
+    each, none = np.arange(len(tracks)), np.zeros(len(tracks), np.int32)
+    spans = Spans(each.astype(np.int32), none, none, each, each + 5, none.astype(np.uint64), none.astype(np.uint64))
+    timeline = make_timeline(1).replace(tracks=tracks, spans=spans, flows=Flows(), marks=Marks())
+    rows = lay_out(timeline).rows
+    assert max(row.order for row in rows) < 1 << 31
+    of_blocks = [row.order for row in rows if row.parent_uuid == rows[1].uuid]
+    assert len(of_blocks) == blocks
+    assert of_blocks == sorted(set(of_blocks))
 
 
 def test_backward_flow_is_counted_not_drawn(tmp_path: Path):

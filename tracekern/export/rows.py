@@ -17,7 +17,8 @@ from tracekern.timeline.model import Timeline, Track, TrackKind
 
 ROOT_UUID = 1
 SHARED_SEQUENCE = 1  # of the packets that belong to no rank; rank i of the timeline has i + 2
-_LANES_PER_ROW = 1 << 12
+_LANES_PER_ROW = 1 << 6
+"""What the UI sorts by is an int32: below one row there is room for 2^25 others."""
 
 
 @dataclass(frozen=True)
