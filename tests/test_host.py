@@ -40,6 +40,15 @@ def test_times_count_from_the_profilers_base(tmp_path: Path):
     )
 
 
+def test_times_since_1970_are_exact(tmp_path: Path):
+    """Without a base; as floats of microseconds they would be up to 128 ns off."""
+    event = '{"ph": "X", "name": "k", "pid": 1, "tid": 1, "ts": 1795364000123456.%d00, "dur": 0.100}'
+    (tmp_path / "t.json").write_text('{"traceEvents": [' + ",".join(event % i for i in range(10)) + "]}")
+    (lane,) = torch_lanes(tmp_path / "t.json")
+    assert lane.start.tolist() == [1795364000123456000 + 100 * i for i in range(10)]
+    assert lane.end.tolist() == [1795364000123456000 + 100 * i for i in range(1, 11)]
+
+
 def test_each_thread_is_a_lane_with_parents_before_children(tmp_path: Path):
     inner = {**EVENT, "name": "inner"}
     outer = {**EVENT, "name": "outer", "dur": 9}
@@ -145,6 +154,11 @@ def test_names_that_are_no_text_get_a_mark_in_their_place(tmp_path: Path):
         (b'{"traceEvents": [{"ph": "X"}]}', "has no time"),
         (b'{"traceEvents": [{"ph": "X", "ts": "x"}]}', "has no time"),
         (b'{"traceEvents": [{"ph": "X", "ts": 1e300}]}', "impossible time"),
+        (
+            b'{"traceEvents": [{"ph":"X", "ts":-1e300}], "baseTimeNanoseconds": 4611686018427387903}',
+            "impossible time",
+        ),
+        (b'{"traceEvents": [{"ph": "X", "ts": 1e99999999999999999999}]}', "not a Chrome trace"),
         (b'{"traceEvents": [{"ph": "X", "ts": NaN}]}', "has no time"),
         (b'{"traceEvents": [{"ph": "X", "ts": 5, "dur": -1}]}', "impossible time"),
     ],

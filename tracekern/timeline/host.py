@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,9 @@ def torch_lanes(path: Path) -> list[HostLane]:
         if not isinstance(event, dict) or event.get("ph") != "X" or event.get("cat") == "Trace":
             continue
         try:
-            start = base_ns + round(float(event["ts"]) * 1000)
-            end = start + round(float(event.get("dur", 0)) * 1000)
-        except (KeyError, TypeError, ValueError, OverflowError):
+            start = base_ns + _ns(event["ts"])
+            end = start + _ns(event.get("dur", 0))
+        except (KeyError, TypeError, ValueError, ArithmeticError):
             raise BadInput(f"{path}: event {str(event)[:60]} has no time; damaged, export it again") from None
         if not -_MAX_NS < start <= end < _MAX_NS:
             raise BadInput(f"{path}: event {str(event)[:60]} has an impossible time; damaged, export it again")
@@ -69,13 +70,19 @@ def torch_lanes(path: Path) -> list[HostLane]:
     return result
 
 
+def _ns(microseconds: Any) -> int:
+    """Exact: since 1970 there are more microseconds than the digits of a float."""
+    limit = Decimal(2 * _MAX_NS)  # out of range whatever the base: the digits of a larger one would fill the memory
+    return round(max(min(Decimal(microseconds) * 1000, limit), -limit))
+
+
 def _read_chrome(path: Path) -> tuple[list[Any], int]:
     try:
         data = path.read_bytes()
-        trace = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+        trace = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data, parse_float=Decimal)
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file; wanted a Chrome trace of torch.profiler") from None
-    except (OSError, EOFError, ValueError, RecursionError, gzip.zlib.error) as error:  # type: ignore[attr-defined]
+    except (OSError, EOFError, ValueError, ArithmeticError, RecursionError, gzip.zlib.error) as error:  # type: ignore[attr-defined]
         raise BadInput(f"{path}: not a Chrome trace ({error}); damaged, export it again") from None
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
         raise BadInput(
