@@ -6,7 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from timelines import COPY, LAUNCH, WAIT, make_launch, make_spans, make_timeline, make_tracks, timelines
 
+from tracekern.analysis.critical_path import critical_path
 from tracekern.analysis.event_graph import EventGraph, build_graph, nameless_launches
+from tracekern.analysis.waits import analyze_waits
 from tracekern.timeline.model import OPEN_END, Flows, Timeline, TrackKind
 
 
@@ -47,6 +49,18 @@ def test_a_wait_that_was_given_up_takes_the_time_until_its_launch_ended():
         (30, 100, "dispatch.wait_token"),
         (210, 220, "combine.copy_token"),
     ]
+
+
+def test_a_last_span_of_no_length_ends_its_launch_though_others_are_nested():
+    writer = next(number for number, track in enumerate(make_tracks(1)) if track.kind == TrackKind.DEVICE)
+    times = [(0, 0, 20), (0, 5, 10), (0, 7, 7), (0, 30, 30)]
+    rows = [(writer, COPY, *entry, 0, 0) for entry in times]
+    timeline = make_timeline(1, launches=(make_launch(0),), spans=make_spans(rows), flows=Flows())
+    graph = build_graph(timeline)
+    pieces = zip(graph.activity.start.tolist(), graph.activity.end.tolist(), strict=True)
+    assert list(pieces) == [(0, 5), (5, 10), (10, 20), (30, 30)]
+    assert graph.schedule.end[0] == 30
+    assert critical_path(timeline, analyze_waits(timeline), graph).whole.end_ns == 30
 
 
 def test_a_launch_that_comes_back_on_its_track():

@@ -41,7 +41,7 @@ def _ends(timeline: Timeline) -> Int64:
 def flatten(timeline: Timeline) -> Activity:
     """The spans of all device tracks that ended, or whose launch did: a wait that was given up is in time of its own.
 
-    Where none encloses another one, each is a piece, of no length too.
+    Each that lies in no other one is a piece, of no length too.
     """
     spans, ends = timeline.spans, _ends(timeline)
     span = np.flatnonzero(timeline.tracks_of(TrackKind.DEVICE)[spans.track] & (ends != OPEN_END))
@@ -51,6 +51,8 @@ def flatten(timeline: Timeline) -> Activity:
         return Activity(span, track, start, end, is_flat=True)
     is_nested = np.isin(track, track[1:][overlaps])
     flat = [Activity(span[~is_nested], track[~is_nested], start[~is_nested], end[~is_nested], is_flat=True)]
+    alone = is_nested & (end == start) & outermost(track, start, end)
+    flat.append(Activity(span[alone], track[alone], start[alone], end[alone], is_flat=True))
     lasting = is_nested & (end > start)
     flat.append(_cut(Activity(span[lasting], track[lasting], start[lasting], end[lasting], is_flat=False)))
     joined_span, joined_track, joined_start, joined_end = (
