@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 
+import captures
 import numpy as np
+import pytest
 from captures import CaptureSpec, write_capture
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timelines import timelines
+from timelines import make_rank, timelines
 
 from tracekern.analysis.balance import analyze_balance
 from tracekern.analysis.event_activity import flatten
 from tracekern.analysis.imbalance import work_imbalance
 from tracekern.analysis.time_shares import share_time
+from tracekern.errors import BadInput
+from tracekern.timeline.clock_pairs import LocalClock
 from tracekern.timeline.counters import count_events
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import OPEN_END, Timeline
@@ -51,6 +55,26 @@ def test_what_is_said_of_a_rank_does_not_depend_on_other_clocks(timeline: Timeli
     }
     for rank, counter in stalled.items():
         assert np.array_equal(counter.time - 100, moved_stalled[rank].time - by[rank])
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_ticks_that_are_no_time_are_refused_in_one_line(tmp_path, monkeypatch, sampled):
+    """Of a clock of 10 ns a tick: they fit 62 bits, their ns do not."""
+    about = captures.metadata
+    monkeypatch.setattr(
+        captures, "metadata", lambda *of: about(*of) | {"clock": {**about(*of)["clock"], "ticks_per_second": 10**8}}
+    )
+    spec = CaptureSpec(clock_offset_ns=1 << 61, clock_samples=sampled)
+    for unaligned in (False, True):
+        with pytest.raises(BadInput, match="start_ticks") as refused:
+            load(write_capture(tmp_path / str(unaligned), spec), unaligned=unaligned)
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("ticks", [1 << 62, -1 << 62])
+def test_a_clock_sample_that_is_no_time_is_refused(ticks):
+    with pytest.raises(BadInput, match=r"rank 3: a clock sample at -?4611686018427387904 ticks is beyond 2\^62 ns"):
+        LocalClock.of(make_rank(3, ticks_per_second=100_000_000), ticks)
 
 
 def test_many_tracks_of_far_clocks(tmp_path):

@@ -13,9 +13,8 @@ import numpy as np
 
 from tracekern.errors import BadInput
 from tracekern.record.dump import Dump
-from tracekern.timeline.model import Int64
+from tracekern.timeline.model import MAX_NS, Int64
 
-_MAX_NS = 1 << 62
 _GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
 """Of torch.profiler's events: those whose thread number is a stream's."""
 
@@ -58,7 +57,7 @@ def torch_lanes(path: Path) -> list[HostLane]:
             end = start + _ns(event.get("dur", 0))
         except (KeyError, TypeError, ValueError, ArithmeticError):
             raise BadInput(f"{path}: event {str(event)[:60]} has no time; damaged, export it again") from None
-        if not -_MAX_NS < start <= end < _MAX_NS:
+        if not -MAX_NS < start <= end < MAX_NS:
             raise BadInput(f"{path}: event {str(event)[:60]} has an impossible time; damaged, export it again")
         process, number, name = (_text(event.get(key)) for key in ("pid", "tid", "name"))
         kind = "stream" if event.get("cat") in _GPU_CATEGORIES else "thread"
@@ -72,7 +71,7 @@ def torch_lanes(path: Path) -> list[HostLane]:
 
 def _ns(microseconds: Any) -> int:
     """Exact: since 1970 there are more microseconds than the digits of a float."""
-    limit = Decimal(2 * _MAX_NS)  # out of range whatever the base: the digits of a larger one would fill the memory
+    limit = Decimal(2 * MAX_NS)  # out of range whatever the base: the digits of a larger one would fill the memory
     return round(max(min(Decimal(microseconds) * 1000, limit), -limit))
 
 
@@ -94,7 +93,7 @@ def _read_chrome(path: Path) -> tuple[list[Any], int]:
             f"{path}: was written by tracekern itself, its spans would be drawn twice; wanted a trace of torch.profiler"
         )
     base_ns = trace.get("baseTimeNanoseconds", 0)
-    if not isinstance(base_ns, int) or not 0 <= base_ns < _MAX_NS:
+    if not isinstance(base_ns, int) or not 0 <= base_ns < MAX_NS:
         raise BadInput(f"{path}: baseTimeNanoseconds is {str(base_ns)[:40]}, wanted ns since 1970; damaged")
     return trace["traceEvents"], base_ns
 

@@ -12,9 +12,7 @@ from tracekern.errors import BadInput
 from tracekern.record import format as fmt
 from tracekern.record.dump import Dump
 from tracekern.timeline.cycle_clock import CycleRates
-from tracekern.timeline.model import Int32, Int64, UInt64
-
-_MAX_TICKS = 1 << 62
+from tracekern.timeline.model import MAX_NS, Int32, Int64, UInt64
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,8 @@ class Runs:
     """Kept its last records, not its first."""
     rates: CycleRates
     """Of runs whose records count cycles."""
+    max_ticks: int
+    """Any tick beyond it is damage."""
 
     def __len__(self) -> int:
         return len(self.first)
@@ -56,7 +56,7 @@ class Runs:
         rates = self.rates.take(some)
         if not rates.any():
             return stamps
-        return rates.take(owner).to_ticks(self.start[some][owner], stamps, _MAX_TICKS)
+        return rates.take(owner).to_ticks(self.start[some][owner], stamps, self.max_ticks)
 
     @property
     def lost(self) -> Int64:
@@ -72,8 +72,9 @@ class Runs:
 def read_runs(dump: Dump) -> tuple[Runs, npt.NDArray[Any]]:
     """The runs of all launches, and the records area: one view from the first launch's records to the last launch's.
 
-    Raises BadInput for ticks beyond 2^62.
+    Raises BadInput for ticks beyond 2^62 or, in ns, 2^62.
     """
+    max_ticks = min(MAX_NS, MAX_NS * dump.metadata["clock"]["ticks_per_second"] // 10**9)
     counts = np.array([launch.num_tracks for launch in dump.launches], np.int64)
     headers = np.concatenate([np.empty(0, fmt.TRACK_HEADER), *map(dump.track_headers, dump.launches)])
     launch = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
@@ -82,14 +83,14 @@ def read_runs(dump: Dump) -> tuple[Runs, npt.NDArray[Any]]:
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(written)])
     first = before[:-1] + (launch_first - before[np.cumsum(counts) - counts])[launch]
     for key in ("start_ticks", "end_ticks"):
-        if len(headers) and int(headers[key].max()) > _MAX_TICKS:
-            raise BadInput(f"{dump.path}: {key} {int(headers[key].max())} is beyond 2^62; damaged")
+        if len(headers) and int(headers[key].max()) > max_ticks:
+            raise BadInput(f"{dump.path}: {key} {int(headers[key].max())} is beyond {max_ticks}; damaged")
     start, end = headers["start_ticks"].astype(np.int64), headers["end_ticks"].astype(np.int64)
     rates = CycleRates.of(headers, dump.metadata["clock"]["resolution_ticks"])
     last = np.maximum(start, end)
     filled = np.flatnonzero(written > 0)
-    stamps: UInt64 = np.minimum(area["ticks"][(first + written - 1)[filled]], np.uint64(_MAX_TICKS))
-    of_records = rates.take(filled).to_ticks(start[filled], stamps.view(np.int64), _MAX_TICKS)
+    stamps: UInt64 = np.minimum(area["ticks"][(first + written - 1)[filled]], np.uint64(max_ticks))
+    of_records = rates.take(filled).to_ticks(start[filled], stamps.view(np.int64), max_ticks)
     last[filled] = np.maximum(last[filled], of_records)
     names = ("block", "warp", "role", "sm", "epoch", "attempted", "torn", "warps_run")
     columns = {key: headers[key].astype(np.int64) for key in names}
@@ -104,6 +105,7 @@ def read_runs(dump: Dump) -> tuple[Runs, npt.NDArray[Any]]:
         finished=headers["finished"] != 0,
         ring=headers["started"] == fmt.STARTED_RING,
         rates=rates,
+        max_ticks=max_ticks,
         **columns,
     )
     return runs, area
@@ -121,8 +123,8 @@ def _records_area(dump: Dump) -> tuple[npt.NDArray[Any], Int64]:
 class Records:
     """[n] WIDE_RECORD of some runs, one run after the other."""
 
-    def __init__(self, raw: npt.NDArray[Any]) -> None:
-        self._raw = raw
+    def __init__(self, raw: npt.NDArray[Any], max_ticks: int) -> None:
+        self._raw, self._max_ticks = raw, max_ticks
         self.kind = (raw["word"] & np.uint32(fmt.KIND_MASK)).astype(np.uint8)
 
     def __len__(self) -> int:
@@ -134,10 +136,10 @@ class Records:
         return event.astype(np.uint8)
 
     def stamps(self, where: Int32) -> Int64:
-        """Ticks or cycles of the records at `where`. Raises BadInput beyond 2^62."""
+        """Ticks or cycles of the records at `where`. Raises BadInput beyond max_ticks."""
         ticks: UInt64 = self._raw["ticks"][where]
-        if len(ticks) and int(ticks.max()) > _MAX_TICKS:
-            raise BadInput(f"a record's ticks {int(ticks.max())} are beyond 2^62; the dump is damaged")
+        if len(ticks) and int(ticks.max()) > self._max_ticks:
+            raise BadInput(f"a record's ticks {int(ticks.max())} are beyond {self._max_ticks}; the dump is damaged")
         return ticks.view(np.int64)
 
     def payload(self, where: Int32) -> UInt64:
