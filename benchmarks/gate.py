@@ -87,7 +87,7 @@ def record(arguments: argparse.Namespace) -> None:
         path = arguments.out or LAUNCHES
         path = path if path.suffix == ".json" else path / f"{baseline.slug(runs[0].device)}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        baseline.write(path, runs)
+        baseline.write(path, runs, baseline.commit_info())
         lost = f", LOST DATA: {runs[-1].losses[0]}" if runs[-1].losses else ""
         print(f"launch {len(runs)} of {arguments.record}: {time.monotonic() - started:.1f} s{lost}", flush=True)
     print(f"-> {path}")

@@ -77,7 +77,7 @@ def analyze_causes(
 
     Ranks whose clocks were not aligned cannot be compared: then nothing is charged, and `note` says so.
     """
-    if not timeline.aligned and len(timeline.ranks) > 1:
+    if not timeline.has_one_axis:
         return Causes((), 0, (), (), 0, "the ranks' clocks are not aligned: who was late cannot be told")
     link_ns = np.where(is_message(waits), waits.wait_ns - waits.late_ns, 0)
     is_charged = reaches_into(window, timeline.spans.start[waits.row], timeline.spans.end[waits.row])

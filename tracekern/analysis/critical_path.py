@@ -78,7 +78,7 @@ def critical_path(
 
     `graph`: build_graph(timeline). window: of the launches that reach into it, as one whole, and of the iterations.
     """
-    if not timeline.aligned and len(timeline.ranks) > 1:
+    if not timeline.has_one_axis:
         return CriticalPath(None, (), None, "the ranks' clocks are not aligned: no path leads from one to another")
     graph = graph or build_graph(timeline)
     schedule = graph.schedule

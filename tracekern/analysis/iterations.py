@@ -113,7 +113,7 @@ def find_iterations(timeline: Timeline) -> Iterations:
     spans, iterations = timeline.spans, LaunchIterations(timeline)
     of_launch = iterations.of_launch
     is_launch = timeline.events_of(EventClass.LAUNCH)
-    if not timeline.aligned and len(timeline.ranks) > 1:
+    if not timeline.has_one_axis:
         is_launch[:] = False
     chosen = np.flatnonzero(is_launch[spans.event] & (np.append(of_launch, -1)[spans.launch] >= 0))
     number_of = of_launch[spans.launch[chosen]].astype(np.int64)

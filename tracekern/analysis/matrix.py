@@ -86,7 +86,7 @@ def wait_matrix(timeline: Timeline, waits: Waits) -> WaitMatrix:
     sums, count = (np.zeros((len(ranks), len(ranks)), np.int64) for _ in range(2))
     sums[cell] = groups.sum(waits.wait_ns)[known]
     count[cell] = groups.count()[known]
-    tick_ns = max((rank.resolution_ticks * 1e9 / rank.ticks_per_second for rank in timeline.ranks), default=0.0)
+    tick_ns = max((rank.resolution_ns for rank in timeline.ranks), default=0.0)
     doubt = np.ceil(count * _TICKS_IN_DOUBT * tick_ns).astype(np.int64)
     return WaitMatrix(ranks, sums, count, doubt, _localities(timeline))
 

@@ -93,7 +93,7 @@ def phase_statistics(timeline: Timeline) -> RunStatistics:
         num_iterations=iterations.count,
         num_measured=iterations.count - iterations.first_measured,
         set_up_stages=iterations.set_up_stages,
-        resolution_ns=max((1e9 * rank.resolution_ticks / rank.ticks_per_second for rank in timeline.ranks), default=0),
+        resolution_ns=max((rank.resolution_ns for rank in timeline.ranks), default=0),
         probe_cost_ns=probe_cost_ns(timeline),
         clock_hard_ns=_clock_hard_ns(timeline),
         losses=_losses(timeline),
@@ -182,7 +182,7 @@ def _launch_spans(timeline: Timeline, iterations: LaunchIterations) -> tuple[Int
 
 
 def _end_to_end(timeline: Timeline, iterations: LaunchIterations) -> tuple[int, ...]:
-    if not timeline.aligned and len(timeline.ranks) > 1:
+    if not timeline.has_one_axis:
         return ()
     which, _ = _launch_spans(timeline, iterations)
     of_span = iterations.of_launch[timeline.spans.launch[which]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tracekern.timeline.intervals import one_line
 from tracekern.timeline.model import Int64
 
 
@@ -26,12 +27,9 @@ def _overtaken(group: Int64, begin: Int64, late_until: Int64, arrived: Int64) ->
     first = np.flatnonzero(np.append(True, group[1:] != group[:-1])[: len(group)])
     if not len(first):
         return np.zeros(0, np.int64)
-    # Each group gets a stretch of a number line of its own, so that one running minimum from the back serves all.
+    to_line = one_line(group, begin, late_until)  # there one running minimum from the back serves all groups
     low = np.minimum.reduceat(begin, first)
-    room = np.maximum.reduceat(late_until, first) - low + 1
-    size = np.diff(first, append=len(group))
-    to_line = np.repeat(np.cumsum(room) - room - low, size)
-    there = np.maximum(arrived, np.repeat(low, size))
+    there = np.maximum(arrived, np.repeat(low, np.diff(first, append=len(group))))
     there += to_line
     # The row's own message is in this minimum too; it came too late to make a difference. So did those of later groups.
     earliest = np.minimum.accumulate(there[::-1])[::-1]

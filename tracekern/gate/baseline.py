@@ -46,13 +46,13 @@ def next_path(directory: Path, commit: dict[str, Any]) -> Path:
     return directory / f"{number:04}_{commit['id'][:12] or 'uncommitted'}_{today:%Y%m%d}.json"
 
 
-def write(path: Path, runs: Sequence[Run], commit: dict[str, Any] | None = None) -> None:
+def write(path: Path, runs: Sequence[Run], commit: dict[str, Any]) -> None:
     """The file of `runs`, whole or not at all."""
     document = {
         "format": FORMAT,
         "version": VERSION,
         "created": now(),
-        "commit": commit or commit_info(),
+        "commit": commit,
         "machine": machine_info(),
         "device": runs[0].device,
         "shape": runs[0].shape,

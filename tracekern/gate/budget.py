@@ -20,6 +20,7 @@ import numpy as np
 from tracekern.analysis.statistics import STATISTICS
 from tracekern.errors import BadInput
 from tracekern.gate.run import Run
+from tracekern.words import is_share
 
 _UNITS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9, "%": 0.01}
 _LIMIT = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|ms|s|%)")
@@ -98,9 +99,8 @@ def _budget(name: str, limit: Any) -> Budget:
     if name.rpartition(".")[2] not in STATISTICS or not name.rpartition(".")[0]:
         raise BadInput(f"budget {name}: wanted EVENT.STATISTIC, the statistic one of {', '.join(STATISTICS)}")
     match = _LIMIT.fullmatch(limit.strip()) if isinstance(limit, str) else None
-    is_share = name.endswith(".wait_share")
-    if not match or (match[2] == "%") != is_share:
-        wanted = "a share, as in 30%" if is_share else "a time with its unit, as in 20us"
+    if not match or (match[2] == "%") != is_share(name):
+        wanted = "a share, as in 30%" if is_share(name) else "a time with its unit, as in 20us"
         raise BadInput(f"budget {name}: limit is {limit!r}, wanted {wanted}")
     return Budget(name, float(match[1]) * _UNITS[match[2]])
 

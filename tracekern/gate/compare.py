@@ -17,9 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from tracekern.gate.permutation import Floats, adjusted_p, shift_interval
+from tracekern.gate.permutation import CONFIDENCE, Floats, adjusted_p, shift_interval
 from tracekern.gate.run import Run, difference
+from tracekern.words import is_share
 
+FAMILY_ERROR = 0.005
+"""How often some metric of two sides that are alike may be said to have regressed."""
 MIN_SPANS_OF_P99 = 100
 """Below, a p99 is little but the longest span, and is shown, not gated."""
 SHARE_FLOOR = 0.01
@@ -37,8 +40,6 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True)
 class Rules:
-    family_error: float = 0.005
-    confidence: float = 0.95
     floor: float = 0.05
     """The smallest growth that matters; a metric's own floor is larger where ticks or probes are coarser."""
     min_runs: int = 5
@@ -108,10 +109,8 @@ def floors(runs: Sequence[Run], names: Sequence[str], rules: Rules) -> Floats:
     result = []
     for name in names:
         value = float(np.median([run.metrics[name] for run in runs]))
-        if name.endswith(".wait_share"):
-            least = SHARE_FLOOR
-        else:
-            least = max(2 * ticks, probe, bound if name.startswith("end_to_end.") else 0)
+        of_ranks = bound if name.startswith("end_to_end.") else 0
+        least = SHARE_FLOOR if is_share(name) else max(2 * ticks, probe, of_ranks)
         result.append(max(rules.floor, least / max(value, _grain_of(name, runs))))
     return np.array(result)
 
@@ -130,7 +129,7 @@ def logarithms(runs: Sequence[Run], names: Sequence[str]) -> Floats:
 
 
 def _grain_of(name: str, runs: Sequence[Run]) -> float:
-    return _SHARE_GRAIN if name.endswith(".wait_share") else max(max(run.resolution_ns for run in runs) / 2, 0.5)
+    return _SHARE_GRAIN if is_share(name) else max(max(run.resolution_ns for run in runs) / 2, 0.5)
 
 
 def minimal_detectable_changes(runs: Sequence[Run], rules: Rules) -> dict[str, float]:
@@ -140,8 +139,8 @@ def minimal_detectable_changes(runs: Sequence[Run], rules: Rules) -> dict[str, f
     """
     names, _ = _family(runs, runs, rules)
     degrees, error = 2 * len(runs) - 2, math.sqrt(2 / len(runs))
-    family = _student(1 - rules.family_error / max(len(names), 1), degrees)
-    alone = _student((1 + rules.confidence) / 2, degrees)
+    family = _student(1 - FAMILY_ERROR / max(len(names), 1), degrees)
+    alone = _student((1 + CONFIDENCE) / 2, degrees)
     power = _student(0.95, degrees)
     result = {}
     logs = logarithms(runs, names)
@@ -234,12 +233,12 @@ def _changes(base: Sequence[Run], head: Sequence[Run], names: Sequence[str], rul
         [_grain_of(name, base) / max(m, _grain_of(name, base)) for name, m in zip(names, medians, strict=True)]
     )
     p = adjusted_p(base_logs, head_logs, grain)
-    low, estimate, high = shift_interval(base_logs, head_logs, rules.confidence)
+    low, estimate, high = shift_interval(base_logs, head_logs)
     limits = floors(base, names, rules)
     changes = []
     for i, name in enumerate(names):
         interval = (float(low[i]), float(estimate[i]), float(high[i]))
-        verdict = _verdict(interval, math.log1p(limits[i]), float(p[i]), rules)
+        verdict = _verdict(interval, math.log1p(limits[i]), float(p[i]))
         changes.append(
             Change(
                 metric=name,
@@ -261,13 +260,13 @@ def _changes(base: Sequence[Run], head: Sequence[Run], names: Sequence[str], rul
     return changes
 
 
-def _verdict(interval: tuple[float, float, float], floor: float, p: float, rules: Rules) -> Verdict:
+def _verdict(interval: tuple[float, float, float], floor: float, p: float) -> Verdict:
     low, _, high = interval
     if high < -floor:
         return Verdict.BETTER
     if high < floor:
         return Verdict.SAME
-    return Verdict.REGRESSED if low > floor and p <= rules.family_error else Verdict.UNDECIDED
+    return Verdict.REGRESSED if low > floor and p <= FAMILY_ERROR else Verdict.UNDECIDED
 
 
 def _runs_to_decide(interval: tuple[float, float, float], floor: float, num_runs: int) -> int:

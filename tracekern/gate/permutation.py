@@ -20,6 +20,8 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
+CONFIDENCE = 0.95
+"""Of the interval for a shift."""
 MAX_LABELINGS = 20_000
 _SEED = 20_040_917  # a fixed one: the same runs give the same verdict
 _TIE = 1e-9
@@ -46,13 +48,13 @@ def adjusted_p(base: Floats, head: Floats, grain: Floats) -> Floats:
     return result
 
 
-def shift_interval(base: Floats, head: Floats, confidence: float = 0.95) -> tuple[Floats, Floats, Floats]:
+def shift_interval(base: Floats, head: Floats) -> tuple[Floats, Floats, Floats]:
     """(low, estimate, high), each [m]: by how much head lies above base; a metric at a time, two-sided.
 
     base: [num_base, m], head: [num_head, m].
     """
     differences = np.sort((head[:, None, :] - base[None, :, :]).reshape(-1, base.shape[1]), axis=0)
-    cut = _rank_sum_cut(len(base), len(head), (1 - confidence) / 2)
+    cut = _rank_sum_cut(len(base), len(head), (1 - CONFIDENCE) / 2)
     return differences[cut], np.median(differences, axis=0), differences[-1 - cut]
 
 

@@ -150,7 +150,7 @@ class Segment:
 
     @property
     def footprint_bytes(self) -> int:
-        """Memory that the capture holds now."""
+        """Bytes of the segment that are in use; the mirror and what is reserved beyond them are not counted."""
         parts = (("launches", fmt.LAUNCH_ENTRY), ("samples", fmt.CLOCK_SAMPLE), ("host_spans", fmt.HOST_SPAN))
         used = sum(int(self.header[f"num_{part}"]) * dtype.itemsize for part, dtype in parts)
         return int(self.header["launches_offset"]) + used + int(self.header["arena_cursor"])

@@ -204,7 +204,7 @@ class Capture:
 
     @property
     def footprint_bytes(self) -> int:
-        """Memory this rank's capture holds now."""
+        """Bytes of this rank's segment that are in use now."""
         return self.segment.footprint_bytes
 
     def launch(

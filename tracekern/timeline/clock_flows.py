@@ -172,7 +172,7 @@ def _places(timeline: Timeline) -> Int64:
 
 
 def _ticks_ns(timeline: Timeline) -> Float64:
-    return np.array([rank.resolution_ticks * 1e9 / rank.ticks_per_second for rank in timeline.ranks])
+    return np.array([rank.resolution_ns for rank in timeline.ranks])
 
 
 def _names_its_signal(timeline: Timeline) -> Bools:

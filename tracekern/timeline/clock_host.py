@@ -100,7 +100,7 @@ def _bracket(
     rows = bracket_rows(samples, rank.rank)
     axis = through_anchors(fit.anchor_ticks, fit.anchor_ns, rows["t1"].astype(np.int64))
     doubt = int(np.ceil(hard_ns))
-    tick_ns = int(np.ceil(rank.resolution_ticks * 1e9 / rank.ticks_per_second))
+    tick_ns = int(np.ceil(rank.resolution_ns))
     return rows["round_idx"], rows["t0"], axis - doubt - rows["t3"], axis + doubt + tick_ns - rows["t0"]
 
 

@@ -43,7 +43,7 @@ class LocalClock:
         rate = Fraction(rank.ticks_per_second)
         if abs(base_ticks) * 10**9 > MAX_NS * rate:
             raise BadInput(f"rank {rank.rank}: a clock sample at {base_ticks} ticks is beyond 2^62 ns; damaged")
-        return cls(rank.rank, base_ticks, rate, float(rank.resolution_ticks * 10**9 / rate))
+        return cls(rank.rank, base_ticks, rate, rank.resolution_ns)
 
     @property
     def ns_per_tick(self) -> float:

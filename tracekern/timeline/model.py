@@ -163,6 +163,11 @@ class Rank:
     label: str = ""
     """What a picture calls it; "": rank and its number."""
 
+    @property
+    def resolution_ns(self) -> float:
+        """A tick of its clock."""
+        return self.resolution_ticks * 1e9 / self.ticks_per_second
+
 
 ABSENT_KINDS = ("missing_rank", "left_out_rank")
 """Problems that tell of ranks of the run of which nothing is here: without a dump, or not selected."""
@@ -267,6 +272,11 @@ class Timeline:
 
     def replace(self, **changes: Any) -> Timeline:
         return dataclasses.replace(self, **changes)
+
+    @property
+    def has_one_axis(self) -> bool:
+        """Whether times of all ranks can be compared."""
+        return self.aligned or len(self.ranks) <= 1
 
     def track_ranks(self) -> Int32:
         """[num_tracks] rank of each track."""

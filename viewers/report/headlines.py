@@ -156,7 +156,7 @@ def _warm_up(findings: Findings) -> str:
 
 
 def steadiness(findings: Findings) -> str:
-    if not findings.summary.aligned and len(findings.summary.ranks) > 1:
+    if not findings.timeline.has_one_axis:
         return "the clocks were not aligned: how long an iteration took cannot be said"
     if not len(findings.iterations):
         return "no whole iteration on record"
