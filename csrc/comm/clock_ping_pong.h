@@ -27,6 +27,12 @@ struct ClockPingPongArgs {
     uint32_t* num_round_trips;
 };
 
+// How the host asks a device for its clock: memory of the host that the device maps.
+struct HostClockMailbox {
+    alignas(64) uint64_t request;  // by the host: 1, 2, ... for a stamp each
+    alignas(64) uint64_t stamp;    // by the device, its answer
+};
+
 constexpr uint32_t kPingPongStop = 0xffffffffu;
 
 // A polite wait would be the slowest part of the way, so the first turns are nothing but loads. An answer that takes

@@ -21,24 +21,23 @@ inline int64_t wall_clock_ns() {
 class GpuClock {
 public:
     // Of the current device; so are all calls.
-    GpuClock() : words_(2 * 64) {}
+    GpuClock() : shared_(sizeof(Shared)) {}
 
     // `count` reads of the clock through mapped host memory; one warp answers for at most `timeout_ns`.
     std::vector<Bracket> read_brackets(uint32_t count, uint64_t timeout_ns) {
         const BesideGraphCapture beside;
         wait();
-        uint64_t* request = words_.as<uint64_t>();
-        uint64_t* stamp = request + 8;
-        *request = *stamp = 0;
-        launch_kernel(host_clock_kernel(), 1, 32, 0, stream_.handle(), {&request, &stamp, &count, &timeout_ns});
+        HostClockMailbox* mailbox = &shared_.as<Shared>()->mailbox;
+        *mailbox = {};
+        launch_kernel(host_clock_kernel(), 1, 32, 0, stream_.handle(), {&mailbox, &count, &timeout_ns});
         std::vector<Bracket> brackets;
         const int64_t deadline = wall_clock_ns() + static_cast<int64_t>(timeout_ns);
         for (uint64_t next = 1; next <= count; ++next) {
             const int64_t before = wall_clock_ns();
-            __atomic_store_n(request, next, __ATOMIC_RELEASE);
+            __atomic_store_n(&mailbox->request, next, __ATOMIC_RELEASE);
             uint64_t seen = 0;
             const uint64_t old = brackets.empty() ? 0 : static_cast<uint64_t>(brackets.back()[1]);
-            while ((seen = __atomic_load_n(stamp, __ATOMIC_ACQUIRE)) == old && wall_clock_ns() < deadline) {
+            while ((seen = __atomic_load_n(&mailbox->stamp, __ATOMIC_ACQUIRE)) == old && wall_clock_ns() < deadline) {
             }
             const int64_t after = wall_clock_ns();
             if (seen == old) break;
@@ -62,7 +61,7 @@ public:
             room_ = max_round_trips;
         }
         auto* trips = round_trips_->as<RoundTrip>();
-        auto* count = words_.as<uint32_t>();
+        uint32_t* count = &shared_.as<Shared>()->num_round_trips;
         *count = 0;
         ClockPingPongArgs args{comm.args(), peer, epoch, max_round_trips, duration_ns, trips, count};
         LaunchSize size{1, 1};
@@ -72,6 +71,11 @@ public:
     }
 
 private:
+    struct Shared {  // with the device
+        HostClockMailbox mailbox;
+        uint32_t num_round_trips;
+    };
+
     // For the kernel before, which may have been given up. Its own time is limited; until it starts the GPU may be full
     // of others for good.
     void wait() const {
@@ -83,7 +87,7 @@ private:
     static constexpr uint64_t kStartTimeoutNs = 30'000'000'000;
 
     const SideStream stream_;
-    const MappedMemory words_;
+    const MappedMemory shared_;
     std::unique_ptr<MappedMemory> round_trips_;
     uint32_t room_ = 0;
 };

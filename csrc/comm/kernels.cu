@@ -37,16 +37,16 @@ TK_KERNEL answer_clock_ping_pong(const ClockPingPongArgs args, const LaunchSize 
     answer_ping_pong(warp, args);
 }
 
-// Answers the host: when *request becomes n (1, 2, ...) it stamps, `count` times in all or until the limit. The host
-// reads its own clock before it asks and after it sees the stamp.
-TK_KERNEL answer_host_clock(const uint64_t* request, uint64_t* stamp, uint32_t count, uint64_t timeout_ticks) {
+// Answers the host, `count` times in all or until the limit. The host reads its own clock before it asks and after it
+// sees the stamp.
+TK_KERNEL answer_host_clock(HostClockMailbox* mailbox, uint32_t count, uint64_t timeout_ticks) {
     const uint64_t started = read_clock();
     for (uint64_t next = 1; next <= count; ++next) {
         uint64_t seen;
-        while ((seen = load_acquire_system(request)) != next) {
+        while ((seen = load_acquire_system(&mailbox->request)) != next) {
             if (read_clock() - started > timeout_ticks) return;
         }
-        store_release_system(stamp, read_clock_after(seen));
+        store_release_system(&mailbox->stamp, read_clock_after(seen));
     }
 }
 
