@@ -21,7 +21,6 @@ from tracekern.record.launch import launch_ranks
 from tracekern.record.salvage import salvage_run
 from tracekern.record.segment_names import list_segments
 from tracekern.record.session import Capture, capture
-from tracekern.record.setup import why_refused
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import TrackKind
 
@@ -124,12 +123,3 @@ def test_captures_of_ranks_leave_nothing_open(tmp_path: Path):
         assert len(seen) == 4
         assert seen[1] == seen[2] == seen[3], "files, threads, and files that were deleted"
         assert seen[3][2] == "0"
-
-
-@pytest.mark.parametrize(
-    ("num_launches", "said"), [(7, "3 launches ran unrecorded; max_bytes=64"), (8, "it holds 8 at most: record some")]
-)
-def test_why_launches_ran_unrecorded(num_launches: int, said: str):
-    header = {"launches_refused": 3, "launches_capacity": 8, "num_launches": num_launches}
-    assert said in why_refused(header, 64)
-    assert why_refused({**header, "launches_refused": 0}, 64) == ""

@@ -30,6 +30,7 @@ def info(
 ) -> None:
     """Print ranks, tracks, events, losses and clock bounds of a capture."""
     from tracekern.analysis.summary import summarize
+    from tracekern.record.unrecorded import is_by_run_moe
 
     with working("reading and aligning the captures"):
         timeline, refusal = _load(captures, unaligned)
@@ -37,7 +38,7 @@ def info(
     if as_json:
         print_json({**summary.as_dict(), "recorder": [_recorder(rank) for rank in timeline.ranks]})
     else:
-        print_summary(summary, by_run_moe=_is_by_run_moe(timeline))
+        print_summary(summary, by_run_moe=any(is_by_run_moe(rank.metadata) for rank in timeline.ranks))
         _print_problems(console(), timeline, summary.problems)
         if not timeline.launches and not timeline.problems:
             console().print("no launch is on record: capture.launch() was not called")
@@ -80,10 +81,6 @@ def _print_recorder(out: Console, timeline: Timeline) -> None:
     for rank in ranks[:1]:
         costs = ", ".join(f"{cost:.0f} ns at {warps} warps per SM" for warps, cost in rank["overhead_ns"].items())
         out.print(f"a span costs {costs}" if costs else "what a span costs was not measured")
-
-
-def _is_by_run_moe(timeline: Timeline) -> bool:
-    return any(str(rank.metadata.get("command")).startswith("tracekern run moe") for rank in timeline.ranks)
 
 
 def print_summary(summary: Summary, by_run_moe: bool = False) -> None:

@@ -56,8 +56,18 @@ def salvage(
         return
     ranks = ", ".join(str(leftover.rank) for leftover in leftovers)
     console().print(f"run {run_id}: saved rank {ranks} of {leftovers[0].num_ranks}", markup=False)
+    note_only_counted([Path(target) for target in targets])
     for target in targets:
         note(f"who waited for whom: {program()} {shlex.join(['report', target])}")
+
+
+def note_only_counted(directories: list[Path]) -> None:
+    """Says why there is nothing in the captures, where a rank was still counting; one rank says it for all."""
+    from tracekern.record.dump import peek_metadata
+
+    dumps = [path for directory in directories for path in sorted(directory.glob("rank_*.tkdump"))]
+    if why := next(filter(None, (peek_metadata(path).get("counted_text") for path in dumps)), ""):
+        note(why)
 
 
 def _show(leftovers: list[Leftover], as_json: bool) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from tracekern.cli import options
 from tracekern.cli.output import console, note, print_json, program, working
+from tracekern.cli.salvage import note_only_counted
 from tracekern.errors import BadInput
 
 
@@ -48,5 +49,6 @@ def snapshot(
         return
     listed = ", ".join(str(rank) for rank in ranks)
     console().print(f"run {running[0]}: rank {listed} of {num_ranks} as they stand -> {directory}", markup=False)
+    note_only_counted([directory])
     partial = [] if len(ranks) == num_ranks else ["--partial"]
     note(f"who waits for whom: {program()} {shlex.join(['report', str(directory), *partial])}")

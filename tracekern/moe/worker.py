@@ -82,10 +82,8 @@ def _run_rank(options: MoeRun) -> RankReport:
     inputs = [batch.to(backend) for batch in batches]
     directory = os.environ.get("TRACEKERN_MOE_CAPTURE", "")
     with _capture(options, directory, comm) as capture:
-        if capture is not None and options.records_per_track == "auto":
-            with capture.counting():
-                for batch in inputs:
-                    call(batch, capture)
+        if capture is not None:
+            _count(capture, call, inputs[: _num_counted(options, backend)])
         with _torch_profile(options, capture, backend, lambda: call(inputs[0], None)):
             comm.barrier(capture)
             outputs, times = _timed_calls(inputs, call, capture, options, group.rank)
@@ -105,6 +103,26 @@ def _run_rank(options: MoeRun) -> RankReport:
         iteration_ms=tuple(times),
         footprint_bytes=footprint,
     )
+
+
+def _num_counted(options: MoeRun, backend: str) -> int:
+    """How many calls counting() has to see; nothing of these is recorded, whatever happens in them.
+
+    The first records of a track find room only where the largest call was counted. A flight recorder's tracks are of
+    one size; there counting() only says where records go, which is a question on GPUs alone, and any call answers it.
+    """
+    if options.records_per_track != "auto":
+        return 0
+    if options.keep == "first":
+        return options.iterations
+    return 0 if backend == "cpu" else 1
+
+
+def _count(capture: Capture, call: Call, inputs: list[Batch]) -> None:
+    if inputs:
+        with capture.counting():
+            for batch in inputs:
+                call(batch, capture)
 
 
 def _draw(options: MoeRun, rank: int, iteration: int) -> Batch:

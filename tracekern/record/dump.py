@@ -237,7 +237,9 @@ def _check_metadata(where: str, metadata: Any, payload_bytes: int) -> tuple[Laun
     checker.integer(metadata, "rank", 0, num_ranks)
     for key in ("launches_refused", "refused_bytes", "host_spans_lost", "clock_samples_lost"):
         checker.integer(metadata, key)
-    checker.integer({"launches_lost": 0} | metadata, "launches_lost")  # older dumps have none
+    for key in ("launches_lost", "launches_counted"):
+        checker.integer({key: 0} | metadata, key)  # older dumps have none
+    checker.get({"refused_text": ""} | metadata, "refused_text", str)
     _check_choices(checker, metadata)
     clock = checker.get(metadata, "clock", dict)
     checker.get(clock, "name", str)

@@ -22,6 +22,7 @@ from tracekern.record import format as fmt
 from tracekern.record.dump import LaunchSection, Part
 from tracekern.record.fault import describe_fault, parse_fault
 from tracekern.record.segment import Segment
+from tracekern.record.unrecorded import why_only_counted, why_refused
 
 _PACK_RECORDS = 1 << 20
 
@@ -146,6 +147,7 @@ def _metadata(
             section["blocks_run"] = packed.blocks_run
         sections.append(section)
     fault = parse_fault(segment.fault_record.tobytes(), segment.metadata.get("fault_names", {}))
+    counted = int((segment.launches()["flags"] & fmt.ENTRY_COUNTED_ONLY != 0).sum())
     only_live = ("directory", "fault_names")
     metadata = {key: value for key, value in segment.metadata.items() if key not in only_live} | {
         "version": fmt.DUMP_VERSION,
@@ -157,9 +159,12 @@ def _metadata(
         "role_tables": tables["role"],
         "launches": sections,
         "sinks": _sinks(launches),
+        "launches_counted": counted,
+        "counted_text": why_only_counted(segment.metadata, counted) if counted and not launches else "",
         "launches_lost": num_lost,
         "launches_refused": int(segment.header["launches_refused"]),
         "refused_bytes": int(segment.header["refused_bytes"]),
+        "refused_text": why_refused(segment.header),
         "host_spans_lost": int(segment.header["host_spans_lost"]),
         "clock_samples_lost": int(segment.header["samples_lost"]),
         **{key: part.as_json() for key, part in parts.items()},

@@ -33,8 +33,9 @@ from tracekern.record.manifest import forget_old_capture
 from tracekern.record.overhead import overhead_ns
 from tracekern.record.segment import Segment
 from tracekern.record.selection import Selection
-from tracekern.record.setup import Setup, check_settings, list_of_names, used_device, why_refused
+from tracekern.record.setup import Setup, check_settings, list_of_names, used_device
 from tracekern.record.sinks import Sink, SinkChoice
+from tracekern.record.unrecorded import why_refused
 
 if TYPE_CHECKING:
     from tracekern.record.graphs import TracedGraph
@@ -174,7 +175,7 @@ class Capture:
             self.device.detach()
             self.segment.close()
             self.group.close()
-        why = why_refused(self.segment.header, self._setup.max_bytes)
+        why = why_refused(self.segment.header)
         if why:
             _log.warning("capture %s: %s", self.directory, why)
         _log.info("capture %s: rank %d held %d bytes", self.directory, self.group.rank, self.footprint_bytes)

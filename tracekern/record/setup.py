@@ -48,16 +48,6 @@ def list_of_names(what: str, names: Sequence[str] | None) -> tuple[str, ...] | N
     return None if names is None else tuple(names)
 
 
-def why_refused(header: Any, max_bytes: int) -> str:
-    """Of a SEGMENT_HEADER: how many launches ran unrecorded, and what they lacked; "" where none did."""
-    refused, capacity = int(header["launches_refused"]), int(header["launches_capacity"])
-    if not refused:
-        return ""
-    is_full = int(header["num_launches"]) >= capacity
-    lacked = f"it holds {capacity} at most: record some with every=, or keep='last'" if is_full else f"{max_bytes=}"
-    return f"{refused} launches ran unrecorded; {lacked}"
-
-
 def check_settings(settings: dict[str, Any] | None) -> None:
     """Raises BadInput for what no dump can hold."""
     try:

@@ -57,8 +57,14 @@ def _whole_rank(dump: Dump) -> list[Problem]:
     device_records = "show when the capture closes; take keep='last'" if is_running else "are gone; take sink='host'"
     if metadata.get("fault_text"):
         problems.append(Problem("error", "fault", rank, -1, str(metadata["fault_text"])))
+    if refused := metadata["launches_refused"]:
+        why = metadata.get("refused_text") or f"{refused} launches found no room and ran unrecorded; raise max_bytes"
+        problems.append(Problem("error", "launch_not_recorded", rank, -1, f"rank {rank}: {why}", refused))
+    if counted := metadata.get("counted_text"):
+        problems.append(
+            Problem("warning", "counted_only", rank, -1, f"rank {rank}: {counted}", metadata.get("launches_counted", 0))
+        )
     for key, kind, text in (
-        ("launches_refused", "launch_not_recorded", "launches found no room and ran unrecorded; raise max_bytes"),
         ("launches_lost", "launch_lost", f"launches recorded in device memory {device_records}"),
         ("host_spans_lost", "lost_host_spans", "host ranges found no room; raise host_spans"),
         ("clock_samples_lost", "lost_clock_samples", "clock samples found no room"),

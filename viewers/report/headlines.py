@@ -72,7 +72,8 @@ def _what_holds(holder: Holder) -> str:
 def _waiting(findings: Findings) -> str:
     wait, total = int(findings.time.wait.sum()), int(findings.time.total.sum())
     if not total:
-        return "no kernel left a span: there is nothing to say about time"
+        counted = [problem.text for problem in findings.timeline.problems if problem.kind == "counted_only"]
+        return "; ".join(["no kernel left a span: there is nothing to say about time", *counted[:1]])
     if not findings.phases:
         return f"no waits on record; the warps' {duration(total)} went into other spans"
     worst = findings.phases[0]

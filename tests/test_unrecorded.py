@@ -1,0 +1,103 @@
+"""Launches that ran and left no record: every reader says why, and what to do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.test_session import launch
+from tests.test_snapshot import start  # noqa: F401, a fixture
+from tracekern.analysis.findings import find
+from tracekern.moe.run import MoeRun, run
+from tracekern.moe.worker import _num_counted
+from tracekern.record.dump import peek_metadata
+from tracekern.record.session import capture
+from tracekern.record.unrecorded import why_refused
+from tracekern.timeline.merge import load
+from tracekern.viewers.report.headlines import headlines
+
+STILL_COUNTS = """
+    with session.counting():
+        run_kernel(launch(), 2, 2, 3)
+        print(session.run_id, flush=True)
+        sys.stdin.readline()
+"""
+TOLD = "all its 1 launches were inside counting(); with records_per_track=256"
+
+
+def test_launches_inside_counting_are_told(tmp_path: Path, command_line):
+    with capture(tmp_path) as session, session.counting():
+        launch(session)
+    said = command_line("info", tmp_path).stdout
+    assert TOLD in said
+    assert "capture.launch() was not called" not in said
+    (waiting,) = [line.text for line in headlines(find(load(tmp_path))) if line.word == "waiting"]
+    assert TOLD in waiting
+
+
+def test_once_something_is_recorded_nothing_is_said_of_counting(tmp_path: Path):
+    with capture(tmp_path) as session:
+        with session.counting():
+            launch(session)
+        launch(session)
+    assert load(tmp_path).problems == ()
+
+
+def test_a_rank_that_still_counts_says_so_alive_and_dead(start, tmp_path: Path, command_line):  # noqa: F811
+    process, run_id = start(STILL_COUNTS)
+    assert TOLD in command_line("snapshot", run_id, "-o", tmp_path / "now").stderr
+    process.kill()
+    process.wait()
+    assert TOLD in command_line("salvage", run_id, "-o", tmp_path / "dead").stderr
+
+
+def test_a_flight_recorder_of_run_moe_records_from_its_first_call_on(tmp_path: Path):
+    small = {"ranks": 1, "tokens": 4, "hidden": 16, "experts": 4, "topk": 2, "iterations": 2, "blocks": 2, "warps": 2}
+    launches = {}
+    for keep in ("first", "last"):
+        options = MoeRun(**small, keep=keep, command="tracekern run moe", backend="cpu")
+        assert run(options, tmp_path / keep).ok
+        launches[keep] = peek_metadata(tmp_path / keep / "rank_00000.tkdump")["launches_counted"]
+    assert launches == {"first": 2 * 4, "last": 0}, "two calls of four kernels"
+    assert len(load(tmp_path / "last").launches) == 2 * 4 + 1, "and the barrier of the communicator"
+    assert [_num_counted(MoeRun(keep=keep, iterations=5), "cuda") for keep in ("first", "last")] == [5, 1]
+
+
+def test_the_size_that_is_named_is_enough(tmp_path: Path, command_line, caplog: pytest.LogCaptureFixture):
+    def record(max_bytes: int) -> list[bool]:
+        with capture(tmp_path, max_bytes=max_bytes, records_per_track=1000) as session:
+            return [launch(session, grid=8).traced for _ in range(20)]
+
+    assert False in record(1 << 20)
+    (said,) = {
+        match[0] for text in (caplog.text, command_line("info", tmp_path).stdout) for match in [TOO_SMALL.search(text)]
+    }
+    enough = int(said.split("=")[1])
+    assert record(enough) == [True] * 20
+    assert enough < 8 << 20  # 20 launches of 8 x 2 tracks of 16,000 bytes
+
+
+TOO_SMALL = re.compile(r"16 launches ran unrecorded; max_bytes=(\d+)(?= would have been enough)")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, "3 launches ran unrecorded; max_bytes=1052684 would have been enough"),
+        ({"num_launches": 8}, "a capture holds 8 at most: record some with every="),
+        ({"arena_bytes": 1 << 24}, "max_bytes was not used up: /dev/shm was full"),
+    ],
+)
+def test_why_launches_ran_unrecorded(changed: dict, said: str):
+    header = {
+        "launches_refused": 3,
+        "launches_capacity": 8,
+        "num_launches": 7,
+        "refused_bytes": 8,
+        "arena_cursor": 4100,
+    }
+    header["arena_bytes"] = 4200
+    assert said in why_refused({**header, **changed})
+    assert why_refused({**header, "launches_refused": 0}) == ""

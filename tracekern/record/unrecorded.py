@@ -1,0 +1,37 @@
+"""Launches that ran and left no record: why, in the same words in the log, in a dump and for every reader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_MARGIN_BYTES = 1 << 20
+"""For event tables that found no room either, and for the place that is left free before a multiple of 4 GiB."""
+
+
+def why_refused(header: Any) -> str:
+    """Of a SEGMENT_HEADER: how many launches ran unrecorded, and what they lacked; "" where none did."""
+    refused, capacity = int(header["launches_refused"]), int(header["launches_capacity"])
+    if not refused:
+        return ""
+    enough = int(header["arena_cursor"]) + int(header["refused_bytes"]) + _MARGIN_BYTES
+    if int(header["num_launches"]) >= capacity:
+        lacked = f"a capture holds {capacity} at most: record some with every=, or keep='last'"
+    elif enough > int(header["arena_bytes"]):
+        lacked = f"max_bytes={enough} would have been enough"
+    else:
+        lacked = "max_bytes was not used up: /dev/shm was full, or a graph had too few slots"
+    return f"{refused} launches ran unrecorded; {lacked}"
+
+
+def why_only_counted(metadata: dict[str, Any], counted: int) -> str:
+    """Of a segment's metadata: that all its launches so far, `counted`, were inside counting()."""
+    option = " (--records-per-track 256)" if is_by_run_moe(metadata) else ""
+    return (
+        f"nothing is recorded, as all its {counted} launches were inside counting(); "
+        f"with records_per_track=256{option} instead of 'auto' nothing needs to be counted"
+    )
+
+
+def is_by_run_moe(metadata: dict[str, Any]) -> bool:
+    """Whether the options of `run moe` are those to name."""
+    return str(metadata.get("command")).startswith("tracekern run moe")
