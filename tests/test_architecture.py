@@ -16,17 +16,20 @@ CSRC = ROOT / "csrc"
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
+READABLE = ("format", "event_table", "torch_profile", "dump")
 # Module -> our modules that it may import; the longest prefix counts. FREE ones and the rule's own folder are free to
 # all, except where STRICT says otherwise.
 FREE = ("tracekern.errors", "tracekern.files", "tracekern.words", "tracekern.__version__")
 ALLOWED_IMPORTS = {
     "tracekern": ("tracekern.record", "tracekern.timeline"),  # __init__.py hands out the public names
     "tracekern.record.format": (),
-    "tracekern.record.dump": ("tracekern.record.format",),
+    "tracekern.record.event_table": ("tracekern.record.format",),
+    "tracekern.record.torch_profile": (),
+    "tracekern.record.dump": ("tracekern.record.format", "tracekern.record.event_table"),
     "tracekern.record": ("tracekern._C", "tracekern._cuda"),
     "tracekern.moe": ("tracekern.record", "tracekern._C", "tracekern._cuda"),
     "tracekern.fabric": ("tracekern.record", "tracekern._C"),
-    "tracekern.timeline": ("tracekern.record.format", "tracekern.record.dump"),
+    "tracekern.timeline": tuple(f"tracekern.record.{name}" for name in READABLE),
     "tracekern.export": ("tracekern.timeline", "tracekern._C"),
     "tracekern.analysis": ("tracekern.timeline",),
     "tracekern.viewers": ("tracekern.timeline", "tracekern.analysis"),
@@ -35,7 +38,7 @@ ALLOWED_IMPORTS = {
     "tracekern.cli": ("tracekern",),
     "tracekern.__main__": ("tracekern.cli.main",),
 }
-STRICT = ("tracekern", "tracekern.record.format", "tracekern.record.dump")
+STRICT = ("tracekern", *(f"tracekern.record.{name}" for name in READABLE))
 TORCH_ALLOWED = ("tracekern.record", "tracekern.moe", "tracekern.fabric")
 
 # Folder or file of csrc -> folders and files it may include from.

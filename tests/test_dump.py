@@ -160,10 +160,16 @@ def test_records_of_a_format_that_is_gone_are_refused(sound: bytes, scratch: Pat
 
 def test_text_that_is_no_text_gets_a_mark_in_its_place(sound: bytes, scratch: Path):
     """As in sys.argv, for bytes that are no UTF-8."""
-    strange = {"command": "train \udcff \U0001f680", "settings": ["\ud800"]}
+    strange = {"command": "train \udcff \U0001f680", "settings": {"name": "\ud800"}}
     scratch.write_bytes(rebuild(sound, metadata_of(sound) | strange))
     metadata = read_dump(scratch).metadata
-    assert (metadata["command"], metadata["settings"]) == ("train ? \U0001f680", ["?"])
+    assert (metadata["command"], metadata["settings"]) == ("train ? \U0001f680", {"name": "?"})
+
+
+def test_settings_that_are_no_dict_are_refused(sound: bytes, scratch: Path):
+    assert "metadata field settings is [1], wanted dict" in refuse(
+        scratch, rebuild(sound, metadata_of(sound) | {"settings": [1]})
+    )
 
 
 def test_other_files_are_told_apart(scratch: Path, sound: bytes):

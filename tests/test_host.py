@@ -19,6 +19,7 @@ from tracekern.export.write import export
 from tracekern.record.dump import read_dump
 from tracekern.record.format import torch_profile_file_name
 from tracekern.record.pack import write_dump
+from tracekern.record.session import capture
 from tracekern.timeline.host import host_lanes, torch_lanes
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import TrackKind
@@ -169,6 +170,9 @@ def test_damaged_traces_are_one_line(tmp_path: Path, content: bytes, message: st
     with pytest.raises(BadInput, match=message) as refused:
         torch_lanes(path)
     assert "\n" not in str(refused.value)
+    with capture(tmp_path / "capture") as session, pytest.raises(BadInput, match=message):
+        session.add_torch_profile(path)
+    assert load(tmp_path / "capture").problems == ()
 
 
 @settings(max_examples=100, deadline=None)

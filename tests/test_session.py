@@ -156,6 +156,7 @@ def test_a_second_capture_takes_the_place_of_the_first(tmp_path: Path):
         ({"max_bytes": "1G"}, "max_bytes='1G'"),
         ({"host_spans": -1}, "host_spans=-1"),
         ({"settings": {"rate": np.float32(1)}}, "settings=.*float32"),
+        ({"settings": [1]}, r"settings=\[1\]: wanted a dict"),
         ({"load": print}, "load=.*list of functions"),
     ],
 )
@@ -163,6 +164,11 @@ def test_arguments_are_checked_before_anything_is_opened(tmp_path: Path, argumen
     with pytest.raises(BadInput, match=message):
         capture(tmp_path / "never", **arguments)
     assert not (tmp_path / "never").exists()
+
+
+def one_event(**changed: object) -> dict:
+    """A table as a kernel's author may have got it wrong."""
+    return {**EVENT_TABLE, "events": [{**EVENT_TABLE["events"][1], **changed}]}
 
 
 @pytest.mark.parametrize(
@@ -177,6 +183,13 @@ def test_arguments_are_checked_before_anything_is_opened(tmp_path: Path, argumen
         ({"roles": "sender"}, "roles='sender'"),
         ({"roles": [3]}, "roles="),
         ({"events": None}, "launch 'demo': events="),
+        ({"events": {**EVENT_TABLE, "name": 3}}, "launch 'demo': events="),
+        ({"events": one_event(channel=None)}, "launch 'demo': events="),
+        (
+            {"events": one_event(**{"class": "wrk"})},
+            "launch 'demo': .*event 'copy_token': class 'wrk', wanted one of work",
+        ),
+        ({"events": json.dumps(one_event(begin_fields="x"))}, "launch 'demo': .*wanted name:bits"),
     ],
 )
 def test_arguments_of_a_launch_are_checked_and_spoil_no_capture(tmp_path: Path, arguments: dict, message: str):

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from tracekern.errors import BadInput
 from tracekern.record import format as fmt
+from tracekern.record.event_table import EVENT_KEYS
 
 _INT_LIMIT = 1 << 63
 _TEXT_KEYS = (
@@ -30,7 +31,6 @@ _TEXT_KEYS = (
     "note",
     "record_format",
 )
-_EVENT_KEYS = ("name", "class", "ends_at", "channel", "begin_fields", "end_fields")
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,9 @@ def _check_metadata(where: str, metadata: Any, payload_bytes: int) -> tuple[Laun
         checker.integer(metadata, key)
     for key in ("launches_lost", "launches_counted"):
         checker.integer({key: 0} | metadata, key)  # older dumps have none
-    checker.get({"refused_text": ""} | metadata, "refused_text", str)
+    for key in ("refused_text", "counted_text"):
+        checker.get({key: ""} | metadata, key, str)
+    checker.get({"settings": {}} | metadata, "settings", dict)
     _check_choices(checker, metadata)
     clock = checker.get(metadata, "clock", dict)
     checker.get(clock, "name", str)
@@ -306,7 +308,7 @@ def _check_tables(checker: _Checker, metadata: dict[str, Any]) -> None:
                 f"event table {table['name']!r} has {len(events)} events, wanted at most {fmt.MAX_EVENTS}"
             )
         for event in events:
-            for key in _EVENT_KEYS:
+            for key in EVENT_KEYS:
                 checker.get(event, key, str)
     for table in checker.get(metadata, "role_tables", list):
         if not isinstance(table, list) or not all(isinstance(name, str) for name in table):

@@ -17,6 +17,8 @@ CAPTURE_VERSION = 1
 MANIFEST_NAME = "capture.json"
 TRACE_NAME = "trace.pftrace.gz"
 """Where `run moe` puts the merged trace of a capture, beside its dumps."""
+MAX_NS = 1 << 62
+"""No time lies further from the 0 of its clock: the sum of two is an int64 still. A dump that says more is damaged."""
 ALIGNMENT = 64
 """Sections of a dump and regions of a segment start at multiples of this."""
 

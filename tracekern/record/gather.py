@@ -8,12 +8,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tracekern.errors import BadInput
 from tracekern.record import format as fmt
 from tracekern.record.group import Group
 from tracekern.record.manifest import write_manifest
 from tracekern.record.pack import pack, replace_atomically, write_dump
 from tracekern.record.segment import Segment
+from tracekern.record.torch_profile import read_profile
 
 _DISORDER_TIMEOUT_S = 5.0
 """How long a rank that leaves with an error waits for the others before it writes the manifest."""
@@ -48,17 +48,18 @@ def leave_dump(group: Group, segment: Segment, directory: Path, one_host: bool, 
 
 
 def save_torch_profile(profile: Any, path: Path) -> Path:
-    """Write the Chrome trace of a torch.profiler run, or of the file it was exported to, gzipped, to `path`."""
+    """Write the Chrome trace of a torch.profiler run, or of the file it was exported to, gzipped, to `path`.
+
+    Raises BadInput for what is none: every reader would refuse the whole capture.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "torch.json"
         if isinstance(profile, str | Path):
             source = Path(profile)
         else:
             profile.export_chrome_trace(str(source))
-        try:
-            data = source.read_bytes()
-        except OSError as error:
-            raise BadInput(f"{source}: cannot be read ({error.strerror}); export the Chrome trace first") from None
+        read_profile(source)
+        data = source.read_bytes()
     with replace_atomically(path) as file:
         file.write(data if data[:2] == b"\x1f\x8b" else gzip.compress(data, 3))
     return path

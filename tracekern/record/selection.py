@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from tracekern.errors import BadInput
 from tracekern.record import format as fmt
+from tracekern.record.event_table import EVENT_KEYS, parse_event
 
 DEFAULT_RECORDS_PER_TRACK = 1024
 """What "auto" gives a launch of a name that was never counted."""
@@ -83,9 +84,12 @@ class KernelTable:
         """From what describe_events() returned. Raises BadInput when it is something else."""
         try:
             table = json.loads(events) if isinstance(events, str) else events
-            names = tuple(str(event["name"]) for event in table["events"])
-        except (ValueError, KeyError, TypeError):
-            raise BadInput(f"events={str(events)[:60]!r}: wanted what the kernel's describe_events() returns") from None
+            texts = [table["name"], *(event[key] for event in table["events"] for key in EVENT_KEYS)]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            texts = [None]
+        if not all(isinstance(text, str) for text in texts):
+            raise BadInput(f"events={str(events)[:60]!r}: wanted what the kernel's describe_events() returns")
+        names = tuple(parse_event(f"event table {table['name'][:60]!r}", event).name for event in table["events"])
         if len(names) > fmt.MAX_EVENTS or len(roles) > fmt.MAX_ROLES:
             raise BadInput(
                 f"event table with {len(names)} events and {len(roles)} roles: "

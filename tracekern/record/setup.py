@@ -50,6 +50,8 @@ def list_of_names(what: str, names: Sequence[str] | None) -> tuple[str, ...] | N
 
 def check_settings(settings: dict[str, Any] | None) -> None:
     """Raises BadInput for what no dump can hold."""
+    if not isinstance(settings, dict | None):
+        raise BadInput(f"settings={settings!r}: wanted a dict of what JSON holds")
     try:
         json.dumps(settings)
     except (TypeError, ValueError) as error:

@@ -9,19 +9,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.errors import BadInput
 from tracekern.record.dump import Dump
-from tracekern.record.format import MAX_EVENTS, PAYLOAD_BITS
+from tracekern.record.event_table import EventRow, parse_event
+from tracekern.record.format import MAX_EVENTS
 from tracekern.timeline.model import Channel, ChannelKind, EventClass, EventType, Field, Int32, Problem
 
-_DEVICE_CLASSES = {kind.value: kind for kind in (EventClass.WORK, EventClass.WAIT, EventClass.SIGNAL, EventClass.SYNC)}
 _LEVEL_OF_CREDIT = {EventClass.SIGNAL: "value", EventClass.WAIT: "wanted"}
-_CHANNEL_KINDS = {kind.value: kind for kind in ChannelKind}
 
 
 def parse_event_table(where: str, table: dict[str, Any]) -> tuple[EventType, ...]:
     """The events of one table in order. Raises BadInput naming `where` (a dump) and the event."""
-    return tuple(_parse_event(f"{where}: event {event['name'][:60]!r}", event) for event in table["events"])
+    return tuple(_event_type(parse_event(where, event)) for event in table["events"])
 
 
 def doubtful_events(rank: int, events: Iterable[EventType]) -> list[Problem]:
@@ -86,40 +84,10 @@ class EventNumbers:
         return self._known.setdefault(event, len(self._known))
 
 
-def _parse_event(where: str, event: dict[str, str]) -> EventType:
-    if event["class"] not in _DEVICE_CLASSES:
-        raise BadInput(
-            f"{where}: class {event['class'][:40]!r}, wanted one of {', '.join(_DEVICE_CLASSES)}; fix the table"
-        )
-    if event["ends_at"] not in ("issue", "completion"):
-        raise BadInput(f"{where}: ends at {event['ends_at'][:40]!r}, wanted issue or completion; fix the table")
-    begin_fields = _parse_fields(where, event["begin_fields"])
-    channel = _parse_channel(where, event["channel"], begin_fields) if event["channel"] else None
-    end_fields = _parse_fields(where, event["end_fields"])
-    event_class = _DEVICE_CLASSES[event["class"]]
-    return EventType(event["name"], event_class, event["ends_at"], channel, begin_fields, end_fields)
-
-
-def _parse_fields(where: str, text: str) -> tuple[Field, ...]:
-    fields = []
-    for entry in text.split():
-        name, _, bits = entry.partition(":")
-        if not name or not bits.isascii() or not bits.isdecimal() or not 1 <= int(bits[:4]) <= PAYLOAD_BITS:
-            raise BadInput(
-                f"{where}: field {entry[:40]!r}, wanted name:bits with 1..{PAYLOAD_BITS} bits; fix the table"
-            )
-        fields.append(Field(name, int(bits)))
-    if sum(field.bits for field in fields) > PAYLOAD_BITS:
-        raise BadInput(f"{where}: fields {text[:60]!r} need more than {PAYLOAD_BITS} bits; fix the table")
-    return tuple(fields)
-
-
-def _parse_channel(where: str, text: str, begin_fields: tuple[Field, ...]) -> Channel:
-    name, *rest = text.split() or [""]
-    kind, key = (rest[0], tuple(rest[1:])) if rest else ("", ())
-    if kind not in _CHANNEL_KINDS:
-        raise BadInput(f"{where}: channel {text[:60]!r}, wanted 'name data|credit|barrier key-fields'; fix the table")
-    missing = [field for field in key if field not in {known.name for known in begin_fields}]
-    if missing:
-        raise BadInput(f"{where}: channel key {missing[0][:40]!r} is no begin field; fix the table")
-    return Channel(name, _CHANNEL_KINDS[kind], key)
+def _event_type(row: EventRow) -> EventType:
+    channel = None
+    if row.channel:
+        name, kind, key = row.channel
+        channel = Channel(name, ChannelKind(kind), key)
+    begin_fields, end_fields = (tuple(Field(*field) for field in side) for side in (row.begin_fields, row.end_fields))
+    return EventType(row.name, EventClass(row.event_class), row.ends_at, channel, begin_fields, end_fields)

@@ -24,9 +24,6 @@ Mask = npt.NDArray[np.bool_]
 OPEN_END = np.int64(-1)
 """`end` of a span that never closed: its kernel hung or was killed."""
 
-MAX_NS = 1 << 62
-"""No time lies further from the 0 of its clock: the sum of two is an int64 still. A dump that says more is damaged."""
-
 
 class EventClass(enum.Enum):
     WORK = "work"

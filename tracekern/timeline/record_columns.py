@@ -12,7 +12,7 @@ from tracekern.errors import BadInput
 from tracekern.record import format as fmt
 from tracekern.record.dump import Dump
 from tracekern.timeline.cycle_clock import CycleRates
-from tracekern.timeline.model import MAX_NS, Int32, Int64, UInt64
+from tracekern.timeline.model import Int32, Int64, UInt64
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def read_runs(dump: Dump) -> tuple[Runs, npt.NDArray[Any]]:
 
     Raises BadInput for ticks beyond 2^62 or, in ns, 2^62.
     """
-    max_ticks = min(MAX_NS, MAX_NS * dump.metadata["clock"]["ticks_per_second"] // 10**9)
+    max_ticks = min(fmt.MAX_NS, fmt.MAX_NS * dump.metadata["clock"]["ticks_per_second"] // 10**9)
     counts = np.array([launch.num_tracks for launch in dump.launches], np.int64)
     headers = np.concatenate([np.empty(0, fmt.TRACK_HEADER), *map(dump.track_headers, dump.launches)])
     launch = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
