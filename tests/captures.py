@@ -96,7 +96,6 @@ def metadata(spec: CaptureSpec, rank: int) -> dict[str, Any]:
         "command": "tests/captures.py",
         "note": "synthetic",
         "clock": {"name": "synthetic", "ticks_per_second": 10**9, "resolution_ticks": 1},
-        "host_clock": "CLOCK_REALTIME",
         "record_format": fmt.RECORD_FORMAT,
         "settings": {"groups": spec.groups},
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import textwrap
 import threading
@@ -63,6 +64,37 @@ def test_ranges_of_other_threads_spoil_no_dump(tmp_path: Path):
         for thread in threads:
             thread.join(60)
         assert load(directory).host_names == ("hurry",)
+
+
+@pytest.mark.parametrize("name", [None, 3, "a\udcff"])
+def test_a_range_without_a_name_is_refused_before_its_body(tmp_path: Path, name: object):
+    with capture(tmp_path) as session, pytest.raises(BadInput, match="wanted a name"), session.range(name):
+        pytest.fail("the body ran")
+    assert load(tmp_path).host_names == ()
+
+
+def test_a_fork_records_nothing_and_spoils_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """It shares the rank's regions: what it took was taken again by the rank, and both wrote there."""
+    with capture(tmp_path) as session:
+        launch(session)
+        child = os.fork()
+        if child == 0:
+            is_silent = True
+            with session.counting(), session.range("of the fork"):
+                is_silent = not any(launch(session).traced for _ in range(3))
+            session.sample_clocks()
+            os._exit(0 if is_silent and len(told_of_forks(caplog)) == 1 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert not told_of_forks(caplog)
+        launch(session)
+    timeline = load(tmp_path)
+    assert timeline.problems == ()
+    assert [entry.sequence for entry in timeline.launches] == [0, 1]
+    assert timeline.host_names == ()
+
+
+def told_of_forks(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [text for text in caplog.messages if "in a fork of its rank" in text]
 
 
 def make_ranges(session: Capture) -> None:

@@ -32,16 +32,6 @@ from tracekern.timeline.model import OPEN_END, EventClass, Timeline, unpack_fiel
 SHAPE = MoeShape(num_ranks=1, max_tokens=24, num_experts=4, topk=2, hidden=16, dtype="fp32")
 
 
-def test_a_ring_without_a_slot_counts(tmp_path):
-    pipeline = P2PPipeline(Group(0, 1), SHAPE, "balanced", num_blocks=2, warps_per_block=2)
-    batch = draw_batch(SHAPE, seed=3, rank=0, iteration=0, routing="uniform", uneven=False)
-    with capture(tmp_path, device=pipeline.comm.device, keep="last", records_per_track=0) as session:
-        pipeline(batch.x, batch.topk_idx, batch.topk_weights, draw_expert_scale(SHAPE), capture=session)
-    launches = load(tmp_path).launches
-    assert len(launches) >= 4
-    assert not any(launch.records_per_track for launch in launches)
-
-
 def record_pipeline(directory: Path, **options: object) -> Timeline:
     """One rank's pipeline, three calls of the same shape."""
     pipeline = P2PPipeline(Group(0, 1), SHAPE, "balanced", num_blocks=2, warps_per_block=2)
@@ -151,6 +141,8 @@ def test_a_span_whose_begin_was_overwritten_starts_at_the_oldest_record(tmp_path
 def test_what_cannot_be_a_ring_is_refused(tmp_path):
     with pytest.raises(BadInput, match="keep='newest': wanted 'first', or 'last'"):
         capture(tmp_path, keep="newest")
+    with pytest.raises(BadInput, match="records_per_track=0 with keep='last': a ring keeps 1 record or more"):
+        capture(tmp_path, keep="last", records_per_track=0)
 
 
 SMALL = {"ranks": 4, "tokens": 12, "hidden": 64, "experts": 16, "topk": 3, "blocks": 3, "warps": 2}

@@ -176,6 +176,10 @@ def one_event(**changed: object) -> dict:
     [
         ({"name": 3}, "launch 3"),
         ({"name": "é" * 48}, "at most 95 bytes"),
+        ({"name": "a\udcff"}, "wanted a name"),
+        ({"epoch": -1}, "epoch=-1"),
+        ({"epoch": 1 << 32}, "epoch=4294967296"),
+        ({"epoch": "1"}, "epoch='1'"),
         ({"grid": 0}, "grid=0"),
         ({"grid": 2.5}, "grid=2.5"),
         ({"warps": "4"}, "warps='4'"),

@@ -91,10 +91,6 @@ def test_a_flight_recorder_whose_body_is_no_ring_says_so(tmp_path: Path, records
     assert text.endswith("launch the body of launch.record_format, Recorder<true, RecordFormat::ring>")
 
 
-def test_a_flight_recorder_that_counts_has_no_ring(tmp_path: Path):
-    assert problems_of(tmp_path, keep="last", records_per_track=0) == []
-
-
 def test_a_capture_without_launches_says_so(tmp_path: Path, command_line):
     with capture(tmp_path):
         pass

@@ -14,6 +14,7 @@ from tracekern.record.launch_plan import LaunchPlan
 from tracekern.record.recycle import StreamProgress, UsedRegions
 from tracekern.record.region_queue import RegionQueue
 from tracekern.record.selection import KernelTable, Selection
+from tracekern.record.setup import is_text
 from tracekern.record.sinks import SinkChoice
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _Kernel = tuple[str, int, int, int, str, tuple[str, ...]]
 """(name, grid, warps, stream, events, roles): launches of which have regions alike."""
+_WHOLE = (int, Integral)
+"""The first is what is asked for at each launch, and the check of the second alone takes several times as long."""
 
 
 def _kernel(
@@ -171,8 +174,14 @@ class Launches:
         return self._tables[key]
 
 
+def check_epoch(name: str, epoch: int) -> None:
+    """Raises BadInput for an epoch that no kernel's 32 bits hold."""
+    if not isinstance(epoch, _WHOLE) or epoch < 0 or epoch >> 32:
+        raise BadInput(f"launch {name!r}: epoch={epoch!r}; wanted a whole number from 0 to 2^32 - 1")
+
+
 def _check_arguments(name: str, grid: int, warps: int, stream: int, roles: Sequence[str]) -> None:
-    if not isinstance(name, str) or not 1 <= len(name.encode()) <= fmt.NAME_BYTES:
+    if not is_text(name) or not 1 <= len(name.encode()) <= fmt.NAME_BYTES:
         raise BadInput(f"launch {name!r}: wanted a name of at most {fmt.NAME_BYTES} bytes")
     for what, value, low, bits in (("grid", grid, 1, 31), ("warps", warps, 1, 16), ("stream", stream, 0, 63)):
         if not isinstance(value, Integral) or value < low or value >> bits:

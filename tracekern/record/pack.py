@@ -150,7 +150,6 @@ def _metadata(
     counted = int((segment.launches()["flags"] & fmt.ENTRY_COUNTED_ONLY != 0).sum())
     only_live = ("directory", "fault_names")
     metadata = {key: value for key, value in segment.metadata.items() if key not in only_live} | {
-        "version": fmt.DUMP_VERSION,
         "record_format": fmt.RECORD_FORMAT,
         "state": fmt.STATE_NAMES[fmt.SegmentState(int(segment.header["state"]))],
         "fault": fault,

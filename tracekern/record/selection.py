@@ -34,6 +34,8 @@ class Selection:
         records = self.records_per_track
         if records != "auto" and (not isinstance(records, int) or not 0 <= records < 1 << 31):
             raise BadInput(f"records_per_track={records!r}: wanted 'auto' or a count below 2^31")
+        if records == 0 and self.keep == "last":
+            raise BadInput("records_per_track=0 with keep='last': a ring keeps 1 record or more; 'auto' gives 256")
         if not isinstance(self.every, int) or self.every < 1:
             raise BadInput(f"every={self.every!r}: wanted 1 or more; 3 records every third launch of a name")
         if not isinstance(self.blocks, slice | None):
@@ -53,7 +55,7 @@ class Selection:
             wanted = self.records_per_track
         else:
             wanted = DEFAULT_RING_SLOTS if keeps_last else DEFAULT_RECORDS_PER_TRACK if counted is None else counted
-        return 1 << (wanted - 1).bit_length() if keeps_last and wanted else wanted
+        return 1 << (wanted - 1).bit_length() if keeps_last else wanted
 
     def pick_blocks(self, num_blocks: int) -> range:
         picked = range(*(self.blocks or slice(None)).indices(num_blocks))

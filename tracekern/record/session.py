@@ -7,10 +7,8 @@ later.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import logging
 import os
-import platform
 import re
 import secrets
 import shlex
@@ -28,12 +26,11 @@ from tracekern.record.capture_clocks import CaptureClocks
 from tracekern.record.device import CaptureDevice, open_device
 from tracekern.record.gather import leave_dump, save_torch_profile
 from tracekern.record.group import Group, host_identity
-from tracekern.record.launches import Launches
+from tracekern.record.launches import Launches, check_epoch
 from tracekern.record.manifest import forget_old_capture
-from tracekern.record.overhead import overhead_ns
 from tracekern.record.segment import Segment
 from tracekern.record.selection import Selection
-from tracekern.record.setup import Setup, check_settings, list_of_names, used_device
+from tracekern.record.setup import Setup, check_settings, is_text, list_of_names, opening_metadata, used_device
 from tracekern.record.sinks import Sink, SinkChoice
 from tracekern.record.unrecorded import why_refused
 
@@ -116,6 +113,7 @@ class Capture:
         self._setup = setup
         self._clocks = CaptureClocks(str(directory))
         self._is_counting = False
+        self._is_fork_told = False
         self._graphs: list[TracedGraph] = []
         self._lock = threading.Lock()
 
@@ -128,7 +126,8 @@ class Capture:
         self._sinks = SinkChoice(self._setup.sink, self.device.has_mirror, together=self._is_ring)
         self.run_id = run_id
         setup = self._setup
-        self.segment = Segment.create(run_id, self.group.rank, self._metadata(), setup.max_bytes, setup.host_spans)
+        metadata = opening_metadata(run_id, self.group, self.device, self.directory, self.record_format) | self._about
+        self.segment = Segment.create(run_id, self.group.rank, metadata, setup.max_bytes, setup.host_spans)
         self._launches = Launches(self.segment, self.device, self._selection, self._sinks)
         self._one_host = one_host
         self._pid = os.getpid()
@@ -227,7 +226,9 @@ class Capture:
         recorder uses regions again by how far it has come. ahead: the launch of this stream asked for before this one
         is still to be started: so all but the first of several asked for at once. The region is this launch's alone.
         """
-        self._check_open(f"launch({name!r})")
+        check_epoch(name, epoch)
+        if not self._is_ours(f"launch({name!r})"):
+            return Launch(0, self.record_format)
         kernel = (name, grid, warps, stream, events, roles)
         with self._lock:
             if self._graphs and self._graphs[-1].is_capturing:
@@ -250,7 +251,8 @@ class Capture:
         """
         from tracekern.record.graphs import TracedGraph
 
-        self._check_open(f"graph({name!r})")
+        if not self._is_ours(f"graph({name!r})"):
+            raise BadInput(f"capture.graph({name!r}): in a fork of the rank, which can use no GPU; fork before")
         if self.device.backend != "cuda":
             raise BadInput(f"capture.graph({name!r}): the {self.device.backend} backend has no graphs; it needs a GPU")
         if slots < 1:
@@ -277,7 +279,9 @@ class Capture:
 
         The kernels have to be through when the block ends: synchronise the device inside it.
         """
-        self._check_open("counting()")
+        if not self._is_ours("counting()"):
+            yield
+            return
         first = int(self.segment.header["num_launches"])
         self._is_counting = True
         try:
@@ -293,8 +297,12 @@ class Capture:
 
     @contextlib.contextmanager
     def range(self, name: str) -> Iterator[None]:
-        """A named span of this host thread, drawn beside the kernels."""
-        self._check_open(f"range({name!r})")
+        """A named span of this host thread, drawn beside the kernels; a long name is cut."""
+        if not is_text(name):
+            raise BadInput(f"range({name!r}): wanted a name")
+        if not self._is_ours(f"range({name!r})"):
+            yield
+            return
         start_ns = time.time_ns()
         try:
             yield
@@ -312,11 +320,22 @@ class Capture:
 
     def sample_clocks(self) -> None:
         """One round of clock samples, now; collective. The capture does so itself at its ends and every few seconds."""
-        self._clocks.sample()
+        if self._is_ours("sample_clocks()"):
+            self._clocks.sample()
 
-    def _check_open(self, call: str) -> None:
+    def _is_ours(self, call: str) -> bool:
+        """Whether the rank itself calls. A fork of it would write over what it records: there nothing is recorded.
+
+        Raises BadInput outside the `with` block.
+        """
         if self not in _active:
             raise BadInput(f"{self.directory}: {call} outside the capture's `with` block")
+        if os.getpid() == self._pid:
+            return True
+        if not self._is_fork_told:
+            self._is_fork_told = True
+            _log.warning("capture %s: %s in a fork of its rank: nothing of it is recorded", self.directory, call)
+        return False
 
     def _make_room(self) -> None:
         """In the directory. All else that may be wrong was found before: an earlier capture there goes only now."""
@@ -340,30 +359,6 @@ class Capture:
         run_id = base + (f".{ordinal}" if ordinal else "") if base else f"{int(time.time()):x}-{secrets.token_hex(4)}"
         met = self.group.all_gather((run_id, host_identity()))
         return met[0][0], len({host for _, host in met}) == 1
-
-    def _metadata(self) -> dict[str, Any]:
-        from tracekern import __version__
-
-        with self.device.active():
-            cost_ns = overhead_ns(self.device.backend, self.device.name, self.record_format)
-        return {
-            "run_id": self.run_id,
-            "rank": self.group.rank,
-            "num_ranks": self.group.num_ranks,
-            "node": platform.node(),
-            "pid": os.getpid(),
-            "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "tracekern": __version__,
-            "backend": self.device.backend,
-            "device": self.device.name,
-            "note": self.device.note,
-            "clock": self.device.clock,
-            "host_clock": "CLOCK_REALTIME",
-            "overhead_ns": cost_ns,
-            "directory": str(self.directory),
-            "fault_names": self.device.fault_names,
-            **self._about,
-        }
 
     def _open_mirror(self) -> None:
         """Takes device memory for records, of a flight recorder such that outlives this process."""

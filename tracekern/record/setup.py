@@ -1,19 +1,28 @@
-"""Of capture()'s arguments those that say how to open it, checked before anything is opened."""
+"""How a capture opens: what its arguments ask for, checked before anything is opened, and what it says of itself."""
 
 from __future__ import annotations
 
+import datetime
 import json
+import os
+import platform
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tracekern.errors import BadInput
+from tracekern.record.overhead import overhead_ns
 from tracekern.record.sinks import Sink
 
 if TYPE_CHECKING:
     from tracekern.record.device import CaptureDevice
+    from tracekern.record.group import Group
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,37 @@ def list_of_names(what: str, names: Sequence[str] | None) -> tuple[str, ...] | N
     if isinstance(names, str):
         raise BadInput(f"{what}={names!r}: wanted a list of names")
     return None if names is None else tuple(names)
+
+
+def opening_metadata(
+    run_id: str, group: Group, device: CaptureDevice, directory: Path, record_format: str
+) -> dict[str, Any]:
+    """What a capture knows of itself when it opens, but for capture()'s arguments. record_format: of its launches."""
+    from tracekern import __version__
+
+    with device.active():
+        cost_ns = overhead_ns(device.backend, device.name, record_format)
+    return {
+        "run_id": run_id,
+        "rank": group.rank,
+        "num_ranks": group.num_ranks,
+        "node": platform.node(),
+        "pid": os.getpid(),
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "tracekern": __version__,
+        "backend": device.backend,
+        "device": device.name,
+        "note": device.note,
+        "clock": device.clock,
+        "overhead_ns": cost_ns,
+        "directory": str(directory),
+        "fault_names": device.fault_names,
+    }
+
+
+def is_text(name: object) -> bool:
+    """Whether it is a name that a dump can hold: text without halves of surrogate pairs."""
+    return isinstance(name, str) and not _SURROGATE.search(name)
 
 
 def check_settings(settings: dict[str, Any] | None) -> None:
