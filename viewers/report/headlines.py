@@ -123,8 +123,9 @@ def _why(findings: Findings) -> str:
     if not causes.costs:
         return causes.note or "no cause on record"
     first, *others = causes.costs
+    whole = f"the {duration(causes.charged_ns)} with a cause on record"
     text = (
-        f"{percent(first.total_ns, causes.charged_ns)} goes back to {describe_cost(first)} "
+        f"{percent(first.total_ns, causes.charged_ns)} of {whole} goes back to {describe_cost(first)} "
         f"({duration(first.direct_ns)} directly, {duration(first.passed_on_ns)} passed on)"
     )
     if others and others[0].total_ns * 4 > first.total_ns:
