@@ -75,6 +75,11 @@ def ranks(numbers: list[int] | tuple[int, ...]) -> str:
     return f"ranks {', '.join(shown[:-1])} and {shown[-1]}" if shown else "no rank"
 
 
+def sentence(text: str) -> str:
+    """With a capital at its begin and a full stop at its end."""
+    return f"{text[0].upper()}{text[1:]}."
+
+
 def escape(text: object) -> str:
     """Text from a capture, safe in HTML and in the little HTML that Plotly reads."""
     return html.escape(str(text), quote=True)

@@ -16,7 +16,7 @@ from tracekern.viewers.report.charts import grouped_bars, stacked_bars, time_sca
 from tracekern.viewers.report.frame import Part, render, table
 from tracekern.viewers.report.headlines import headlines
 from tracekern.viewers.report.time import TIME_PARTS
-from tracekern.words import count, duration, escape, growth, metric_value, percent
+from tracekern.words import count, duration, escape, growth, metric_value, percent, sentence
 
 _MAX_PHASES = 14
 _MAX_COSTS = 8
@@ -56,7 +56,7 @@ def _summary(sides: tuple[Side, Side], caveat: str) -> Part:
         ]
         for word in words
     ]
-    answer = f"{_end_to_end(sides)} {escape(caveat[0].upper() + caveat[1:])}."
+    answer = f"{_end_to_end(sides)} {escape(sentence(caveat))}"
     return Part("summary", "Summary", "What is different?", answer, [table(["", ""], rows)])
 
 

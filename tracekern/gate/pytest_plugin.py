@@ -47,7 +47,7 @@ class CaptureFixture:
 
     @property
     def directory(self) -> Path:
-        """The newest capture. Raises BadInput when none was opened."""
+        """The newest capture. Raises TracekernError when none was opened."""
         if not self._captures:
             raise TracekernError("no capture was opened: with tracekern_capture() as capture: ...")
         return self._captures[-1]

@@ -8,7 +8,7 @@ from tracekern.analysis.findings import Findings
 from tracekern.analysis.waits import Phase
 from tracekern.viewers.report.charts import stacked_bars, time_scale
 from tracekern.viewers.report.frame import Figure, Part, table
-from tracekern.words import count, duration, escape, percent
+from tracekern.words import count, duration, escape, percent, sentence
 
 _MAX_COSTS = 10
 _MAX_CHAINS = 6
@@ -24,7 +24,7 @@ def cause_part(findings: Findings) -> Part:
     question = "Why did they wait?"
     causes = findings.causes
     if not causes.costs:
-        return Part("cause", "Cause", question, f"{escape(_sentence(causes.note or 'no cause on record'))}.")
+        return Part("cause", "Cause", question, escape(sentence(causes.note or "no cause on record")))
     whole = float(causes.charged_ns)
     by_target = {target: sum(cost.total_ns for cost in causes.costs if cost.target is target) for target in Target}
     said = "; ".join(
@@ -50,7 +50,7 @@ def cause_part(findings: Findings) -> Part:
 
 
 def describe_cost(cost: Cost) -> str:
-    """ "rank 0's host", "rank 3: combine_send.send_result", "link 0 → 3"."""
+    """ "the host of rank 0", "rank 3: combine_send.send_result", "the link 0 → 3"."""
     return _place(cost.rank, cost.target, cost.phase, cost.peer)
 
 
@@ -95,7 +95,3 @@ def _chain_table(findings: Findings) -> str:
 def _chain(chain: Chain) -> str:
     steps = [f"<code>rank {rank} {escape(phase)}</code>" for rank, phase in chain.waiters]
     return " ← ".join([*steps, f"<b>{escape(_place(chain.rank, chain.target, chain.phase, -1))}</b>"])
-
-
-def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:]

@@ -151,6 +151,6 @@ def _plotly() -> str:
         from plotly.offline import get_plotlyjs
     except ImportError:
         raise BadInput(
-            "report: the PyPI package plotly, which draws the page, is not installed here; pip install plotly"
+            "the PyPI package plotly, which draws the page, is not installed here; pip install plotly"
         ) from None
     return str(get_plotlyjs())

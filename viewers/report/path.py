@@ -10,7 +10,7 @@ from tracekern.analysis.path_parts import PathKind, PathPart
 from tracekern.analysis.path_replay import Gain
 from tracekern.viewers.report.charts import stacked_bars, time_scale
 from tracekern.viewers.report.frame import Figure, Part, table
-from tracekern.words import count, duration, escape, percent
+from tracekern.words import count, duration, escape, percent, sentence
 
 _MAX_PARTS = 10
 _MAX_GAINS = 5
@@ -27,7 +27,7 @@ def path_part(findings: Findings) -> Part:
     whole = findings.path.whole
     if whole is None or not whole.parts:
         note = findings.path.note or "there is no path"
-        return Part("path", "Path", question, f"{escape(_sentence(note))}.")
+        return Part("path", "Path", question, escape(sentence(note)))
     first = whole.parts[0]
     answer = (
         f"<b>{percent(first.time_ns, whole.makespan_ns)}</b> of the {duration(whole.makespan_ns)} on the critical path "
@@ -45,7 +45,7 @@ def path_part(findings: Findings) -> Part:
 
 
 def describe_part(part: PathPart) -> str:
-    """ "in combine_recv.reduce_token of rank 3", "on the link 0 → 3", "before rank 0's kernels were started"."""
+    """ "in combine_recv.reduce_token of rank 3", "on the link 0 → 3", "before kernels of rank 0 were started"."""
     if part.kind == PathKind.HOST:
         return f"before kernels of rank {part.rank} were started"
     if part.kind == PathKind.LINK:
@@ -79,10 +79,6 @@ def _gains(findings: Findings) -> list[str | Figure]:
         f"{duration(replay.replayed_ns)} for {duration(makespan)}, an error of {percent(error, makespan)}.</p>"
     )
     return [title, table(["part", "saved", ""], rows, numbers=2), aside]
-
-
-def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:]
 
 
 def _part_bars(path: Path) -> Figure:

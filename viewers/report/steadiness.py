@@ -8,7 +8,7 @@ from tracekern.timeline.model import EventType, Timeline, Track, TrackKind, unpa
 from tracekern.viewers.report.charts import steps, time_scale
 from tracekern.viewers.report.frame import Figure, Gantt, Part, command
 from tracekern.viewers.report.headlines import steadiness
-from tracekern.words import count, duration, escape
+from tracekern.words import count, duration, escape, sentence
 
 
 def steadiness_part(findings: Findings, open_command: str) -> Part:
@@ -29,7 +29,7 @@ def steadiness_part(findings: Findings, open_command: str) -> Part:
             "Perfetto shows them all."
         )
     answer = steadiness(findings)
-    return Part("steadiness", "Steadiness", question, escape(answer[0].upper() + answer[1:]) + ".", body, aside)
+    return Part("steadiness", "Steadiness", question, escape(sentence(answer)), body, aside)
 
 
 def _durations(findings: Findings) -> Figure:

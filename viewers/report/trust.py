@@ -8,7 +8,7 @@ from tracekern.analysis.findings import Findings
 from tracekern.analysis.summary import RankSummary
 from tracekern.viewers.report.frame import Part, table
 from tracekern.viewers.report.headlines import trust
-from tracekern.words import count, duration, escape, percent
+from tracekern.words import count, duration, escape, percent, sentence
 
 _MAX_ROWS = 16
 
@@ -21,9 +21,7 @@ def trust_part(findings: Findings) -> Part:
         "arrive before they were sent. Repeatable is one standard deviation and assumes that a message takes as long "
         "there as back. Errors of a pair's clocks are the same for all its waits: they add up, they do not average out."
     )
-    return Part(
-        "trust", "Trust", "How far can this be trusted?", escape(answer[0].upper() + answer[1:]) + ".", body, aside
-    )
+    return Part("trust", "Trust", "How far can this be trusted?", escape(sentence(answer)), body, aside)
 
 
 def _ranks(findings: Findings) -> str:
