@@ -101,6 +101,13 @@ def test_counts_and_losses(timeline):
     assert (first.clock_method, first.clock_hard_ns, first.clock_sigma_ns) == ("ping-pong", 900.0, 40.0)
 
 
+def test_no_error_is_shown_beyond_what_is_proven(timeline):
+    """Flows had proven 103 us where samples repeated within 708."""
+    fit = ClockFit("ping-pong", 103e3, 708e3)
+    ranks = tuple(dataclasses.replace(rank, clock=fit) for rank in timeline.ranks)
+    assert [rank.clock_sigma_ns for rank in summarize(timeline.replace(ranks=ranks)).ranks] == [103e3, 103e3]
+
+
 def test_wait_share_counts_nested_waits_once(timeline):
     first, second = summarize(timeline).ranks
     assert first.wait_share == pytest.approx(40 / 200)

@@ -49,6 +49,7 @@ class RankSummary:
     clock_round_trip_ns: float | None
     """What round trips alone prove, where flows tightened it to clock_hard_ns; None where they did not."""
     clock_sigma_ns: float
+    """At most clock_hard_ns: samples that repeat badly take nothing from what is proven."""
     events: tuple[EventSummary, ...]
 
 
@@ -128,7 +129,7 @@ def _rank(timeline: Timeline, rank: int, counts: SpanCounts) -> RankSummary:
         clock_method=about.clock.method if about.clock else "none",
         clock_hard_ns=about.clock.hard_ns if about.clock else float("nan"),
         clock_round_trip_ns=about.clock.round_trip_ns if about.clock else None,
-        clock_sigma_ns=about.clock.sigma_ns if about.clock else float("nan"),
+        clock_sigma_ns=min(about.clock.sigma_ns, about.clock.hard_ns) if about.clock else float("nan"),
         events=_events(timeline, rank, counts),
     )
 
