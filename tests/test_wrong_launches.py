@@ -44,6 +44,10 @@ def test_tracks_that_nobody_began_are_noted_once_a_kernel(tmp_path: Path, ran: d
     assert said.startswith(f"rank 0: 3 launches of demo {text}")
 
 
+def test_tracks_that_the_selection_leaves_empty_are_no_fault_of_the_kernel(tmp_path: Path):
+    assert problems_of(tmp_path, run_warps=1, roles=["producer"]) == []
+
+
 def test_warps_beyond_those_told_of_are_an_error(tmp_path: Path):
     with capture(tmp_path) as session:
         launched = session.launch("demo", grid=2, warps=2, events=json.dumps(EVENT_TABLE))

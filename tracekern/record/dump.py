@@ -242,6 +242,8 @@ def _check_metadata(where: str, metadata: Any, payload_bytes: int) -> tuple[Laun
     for key in ("refused_text", "counted_text"):
         checker.get({key: ""} | metadata, key, str)
     checker.get({"settings": {}} | metadata, "settings", dict)
+    if metadata.get("roles") is not None:
+        _check_names(checker, metadata["roles"])
     _check_choices(checker, metadata)
     clock = checker.get(metadata, "clock", dict)
     checker.get(clock, "name", str)
@@ -311,8 +313,12 @@ def _check_tables(checker: _Checker, metadata: dict[str, Any]) -> None:
             for key in EVENT_KEYS:
                 checker.get(event, key, str)
     for table in checker.get(metadata, "role_tables", list):
-        if not isinstance(table, list) or not all(isinstance(name, str) for name in table):
-            raise checker.fail("a role table is not a list of names")
+        _check_names(checker, table)
+
+
+def _check_names(checker: _Checker, roles: Any) -> None:
+    if not isinstance(roles, list) or not all(isinstance(name, str) for name in roles):
+        raise checker.fail("roles are not a list of names")
 
 
 def _launch(checker: _Checker, metadata: dict[str, Any], entry: Any) -> LaunchSection:

@@ -96,6 +96,7 @@ def capture(
         records_per_track, blocks, list_of_names("roles", roles), list_of_names("events", events), every, keep
     )
     about: dict[str, Any] = {"keep": keep, "record_format": "ring" if keep == "last" else "wide"}
+    about["roles"] = selection.roles
     about["settings"] = settings or {}
     about["command"] = shlex.join(sys.argv) if command is None else command
     check_settings(settings)

@@ -31,7 +31,7 @@ def find_problems(timeline: Timeline, dump: Dump, findings: Findings) -> tuple[P
     problems += _losses(timeline, findings)
     problems += _overwritten(dump.rank, findings.runs)
     problems += _open_spans(timeline, findings)
-    problems += wrong_launches(timeline.launches, findings.runs, dump.metadata.get("keep") == "last")
+    problems += wrong_launches(timeline.launches, findings.runs, dump.metadata)
     rank = dump.rank
     for tracks, severity, kind, text in (
         (findings.orphans, "error", "orphan_end", "ends without a begin"),

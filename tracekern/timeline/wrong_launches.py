@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,8 +13,12 @@ from tracekern.timeline.record_columns import Runs
 _ERRORS = ("surplus_warps", "surplus_blocks", "keeps_first")
 
 
-def wrong_launches(launches: Sequence[Launch], runs: Runs, is_flight_recorder: bool) -> list[Problem]:
-    """One problem for each kernel, grid and mistake, the launches of one rank counted together."""
+def wrong_launches(launches: Sequence[Launch], runs: Runs, metadata: Mapping[str, Any]) -> list[Problem]:
+    """One problem for each kernel, grid and mistake, the launches of one rank counted together.
+
+    metadata: of the rank's dump, which says how the capture was asked for.
+    """
+    is_flight_recorder, selects_roles = metadata.get("keep") == "last", metadata.get("roles") is not None
     num_started = np.bincount(runs.launch[runs.started], minlength=len(launches)).tolist()
     warps_run = np.zeros(len(launches), np.int64)
     np.maximum.at(warps_run, runs.launch, runs.warps_run)
@@ -21,7 +26,7 @@ def wrong_launches(launches: Sequence[Launch], runs: Runs, is_flight_recorder: b
     found: dict[tuple[str, str, str], list[Launch]] = {}
     columns = (num_started, warps_run.tolist(), num_first.tolist())
     for launch, started, warps, first in zip(launches, *columns, strict=True):
-        for kind, why in _mistakes(launch, started, warps) + _wrong_body(launch, first):
+        for kind, why in _mistakes(launch, started, warps, selects_roles) + _wrong_body(first):
             found.setdefault((launch.name, kind, why), []).append(launch)
     return [
         Problem(
@@ -36,7 +41,7 @@ def wrong_launches(launches: Sequence[Launch], runs: Runs, is_flight_recorder: b
     ]
 
 
-def _mistakes(launch: Launch, num_started: int, warps_run: int) -> list[tuple[str, str]]:
+def _mistakes(launch: Launch, num_started: int, warps_run: int, selects_roles: bool) -> list[tuple[str, str]]:
     told = launch.warps_per_block
     if warps_run > told:
         return [
@@ -64,7 +69,7 @@ def _mistakes(launch: Launch, num_started: int, warps_run: int) -> list[tuple[st
                 "warp of the selected roles",
             )
         ]
-    if num_started < launch.num_tracks:
+    if num_started < launch.num_tracks and not selects_roles:  # a track says its role only where it is recorded
         return [
             (
                 "idle_tracks",
@@ -75,9 +80,9 @@ def _mistakes(launch: Launch, num_started: int, warps_run: int) -> list[tuple[st
     return []
 
 
-def _wrong_body(launch: Launch, num_first: int) -> list[tuple[str, str]]:
-    """num_first: tracks of a flight recorder whose body was no ring; where nothing but counts is kept, none is."""
-    if not (num_first and launch.records_per_track):
+def _wrong_body(num_first: int) -> list[tuple[str, str]]:
+    """num_first: tracks of a flight recorder whose body was no ring."""
+    if not num_first:
         return []
     return [
         (
