@@ -238,12 +238,12 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path):
     segment = fill_segment(CaptureSpec(), 0)
     try:
         (tmp_path / "file").write_text("")
-        with pytest.raises(BadInput, match="cannot be written"):
+        with pytest.raises(BadInput, match="cannot write"):
             write_dump(tmp_path / "file" / "rank_00000.tkdump", segment)
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(pack(segment)) // 2, before[1]))
         try:
-            with pytest.raises(BadInput, match=r"cannot be written \(File too large\)"):
+            with pytest.raises(BadInput, match=r"cannot write .*: File too large"):
                 write_dump(tmp_path / "rank_00000.tkdump", segment)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)

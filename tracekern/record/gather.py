@@ -8,10 +8,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tracekern.errors import BadInput
 from tracekern.record import format as fmt
 from tracekern.record.group import Group
 from tracekern.record.manifest import write_manifest
-from tracekern.record.pack import pack, replace_atomically, write_dump
+from tracekern.record.pack import file_of_capture, pack, write_dump
 from tracekern.record.segment import Segment
 from tracekern.record.torch_profile import read_profile
 
@@ -26,25 +27,57 @@ def leave_dump(group: Group, segment: Segment, directory: Path, one_host: bool, 
 
     The dump is safe before anybody waits for a peer. Ranks known from the environment alone cannot meet: their
     launcher, or nobody, writes the manifest.
-    Raises BadInput when the directory cannot hold the dump.
+    Raises BadInput when the directory cannot hold the dump, and not before the peers know: they would wait for it.
     """
-    if one_host or not group.is_connected:
-        write_dump(directory / fmt.dump_file_name(group.rank), segment)
-        if not group.is_connected:
-            return
-        try:
-            group.barrier() if in_order else group.barrier(_DISORDER_TIMEOUT_S)
-        except RuntimeError as error:
-            left = "what a dead rank left, its launcher or `tracekern salvage` packs"
-            _log.warning("capture %s: not all ranks closed (%s); %s", directory, _first_line(error), left)
-    elif group.rank == 0:
-        write_dump(directory / fmt.dump_file_name(0), segment)
+    problem = ""
+    if one_host or not group.is_connected or group.rank == 0:
+        problem = _write(directory, segment)
+    if one_host and group.is_connected:
+        _meet(group, segment, problem, in_order)
+    elif group.is_connected and group.rank == 0:
         for rank in range(1, group.num_ranks):
             _receive(group, rank, directory)
-    else:
+    elif group.is_connected:
         _send(group, segment, directory)
-    if group.rank == 0:
+    if problem:
+        raise BadInput(problem)
+    if group.is_connected and group.rank == 0:
         write_manifest(directory, str(segment.metadata["run_id"]))
+
+
+def how_to_save(run_id: str) -> str:
+    """For somebody whose capture could not be written."""
+    return f"what was recorded stays in shared memory: `tracekern salvage {run_id} -o DIR` saves it"
+
+
+def _write(directory: Path, segment: Segment) -> str:
+    """Why this rank's dump could not be written; "" where it was."""
+    try:
+        write_dump(directory / fmt.dump_file_name(segment.metadata["rank"]), segment)
+    except BadInput as error:
+        return str(error)
+    return ""
+
+
+def _meet(group: Group, segment: Segment, problem: str, in_order: bool) -> None:
+    """Returns when all ranks have tried to write their dumps; rank 0 tells of those that could not."""
+    try:
+        group.barrier() if in_order else group.barrier(_DISORDER_TIMEOUT_S)
+        problems = group.all_gather(problem)
+        group.barrier(
+            _DISORDER_TIMEOUT_S
+        )  # a rank that leaves closes its connections: not while another one still reads
+    except RuntimeError as error:
+        left = "what a dead rank left, its launcher or `tracekern salvage` packs"
+        _log.warning(
+            "capture %s: not all ranks closed (%s); %s", segment.metadata["directory"], _first_line(error), left
+        )
+        return
+    if group.rank == 0:
+        for rank, text in enumerate(problems):
+            if text:
+                how = how_to_save(segment.metadata["run_id"])
+                _log.warning("rank %d could not write its dump: %s; %s", rank, text, how)
 
 
 def save_torch_profile(profile: Any, path: Path) -> Path:
@@ -60,27 +93,41 @@ def save_torch_profile(profile: Any, path: Path) -> Path:
             profile.export_chrome_trace(str(source))
         read_profile(source)
         data = source.read_bytes()
-    with replace_atomically(path) as file:
+    with file_of_capture(path) as file:
         file.write(data if data[:2] == b"\x1f\x8b" else gzip.compress(data, 3))
     return path
 
 
 def _receive(group: Group, rank: int, directory: Path) -> None:
+    """Takes a rank's dump, and answers whether it is on the disk here."""
+    chunks = group.receive_bytes(rank)
     try:
-        with replace_atomically(directory / fmt.dump_file_name(rank)) as file:
-            for chunk in group.receive_bytes(rank):
-                file.write(chunk)
+        try:
+            with file_of_capture(directory / fmt.dump_file_name(rank)) as file:
+                for chunk in chunks:
+                    file.write(chunk)
+            is_saved = True
+        except BadInput as error:
+            _log.warning("capture %s: the dump of rank %d stays with that rank: %s", directory, rank, error)
+            is_saved = False
+            for _ in chunks:  # the rank sends all of it before it asks
+                pass
+        group.send_bytes(memoryview(bytes([is_saved])), rank)
     except RuntimeError as error:
         _log.warning("capture %s: no dump of rank %d (%s)", directory, rank, _first_line(error))
 
 
 def _send(group: Group, segment: Segment, directory: Path) -> None:
-    """To rank 0; where it is gone, onto the disk of this node, from where it can be merged later."""
+    """To rank 0; where that is gone or has no room, onto the disk of this node, from where it can be merged later."""
     try:
         group.send_bytes(pack(segment), 0)
+        is_saved = b"".join(group.receive_bytes(0)) == bytes([True])
+        why = "rank 0 could not write it"
     except RuntimeError as error:
+        is_saved, why = False, f"rank 0 is gone ({_first_line(error)})"
+    if not is_saved:
         path = directory / fmt.dump_file_name(group.rank)
-        _log.warning("rank 0 is gone (%s); this rank's dump is %s", _first_line(error), path)
+        _log.warning("%s; this rank's dump is %s", why, path)
         write_dump(path, segment)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tracekern.record import format as fmt
 from tracekern.record.dump import peek_metadata
-from tracekern.record.pack import replace_atomically
+from tracekern.record.pack import file_of_capture
 
 
 def write_manifest(directory: Path, run_id: str) -> list[int]:
@@ -29,7 +29,7 @@ def write_manifest(directory: Path, run_id: str) -> list[int]:
         "command": newest.get("command", ""),
         "ranks": entries,
     }
-    with replace_atomically(directory / fmt.MANIFEST_NAME) as file:
+    with file_of_capture(directory / fmt.MANIFEST_NAME) as file:
         file.write(json.dumps(manifest, indent=1).encode())
     return [int(str(entry["rank"])) for entry in entries]
 

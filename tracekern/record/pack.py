@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import tempfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern import _C
-from tracekern.errors import BadInput
+from tracekern.files import atomic_path
 from tracekern.record import format as fmt
 from tracekern.record.dump import LaunchSection, Part
 from tracekern.record.fault import describe_fault, parse_fault
@@ -39,28 +37,20 @@ def write_dump(path: Path | str, segment: Segment) -> int:
 
     Raises BadInput when the directory cannot hold it.
     """
-    with replace_atomically(Path(path)) as file:
+    with file_of_capture(Path(path)) as file:
         return _write(segment, file)
 
 
 @contextlib.contextmanager
-def replace_atomically(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` when the block ends well. Raises BadInput when the disk says no."""
-    temporary = ""
-    try:
+def file_of_capture(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` when the block ends well; its directory is made where there is none.
+
+    Raises BadInput when the disk says no.
+    """
+    with atomic_path(path) as temporary:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = file.name
-            yield file  # type: ignore[misc]
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise BadInput(
-            f"{path}: cannot be written ({error.strerror or error}); free space or choose another directory"
-        ) from None
-    finally:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
+        with temporary.open("wb") as file:
+            yield file
 
 
 def _bytes_of(rows: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

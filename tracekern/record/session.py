@@ -24,7 +24,7 @@ from tracekern.errors import BadInput
 from tracekern.record import format as fmt
 from tracekern.record.capture_clocks import CaptureClocks
 from tracekern.record.device import CaptureDevice, open_device
-from tracekern.record.gather import leave_dump, save_torch_profile
+from tracekern.record.gather import how_to_save, leave_dump, save_torch_profile
 from tracekern.record.group import Group, host_identity
 from tracekern.record.launches import Launches, check_epoch
 from tracekern.record.manifest import forget_old_capture
@@ -165,11 +165,12 @@ class Capture:
             leave_dump(self.group, self.segment, self.directory, self._one_host, in_order)
             self.segment.header["saved"] = 1
             is_saved = True
+        except BadInput as problem:  # its text is the last that somebody sees
+            raise BadInput(f"{problem}; {how_to_save(self.run_id)}") from problem
         finally:
             _active.remove(self)
             if not is_saved:
-                how = f"`tracekern salvage {self.run_id} -o DIR` saves it"
-                _log.warning("capture %s: what was recorded stays in shared memory; %s", self.directory, how)
+                _log.warning("capture %s: %s", self.directory, how_to_save(self.run_id))
             elif os.environ.get("TRACEKERN_KEEP_SEGMENT") != "1":
                 self.segment.unlink()
             self.device.detach()

@@ -1,0 +1,52 @@
+"""How the dumps of several ranks come together where a disk is full."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.test_session import rank_program
+from tracekern.record.dump import read_dump
+from tracekern.record.launch import launch_ranks
+from tracekern.timeline.merge import load
+
+FULL_DISK = """
+    if rank == {rank}:
+        import resource, signal
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
+"""
+
+
+def run_two(program: list[str]) -> tuple[list[int], list[str]]:
+    """Exit codes, and lines that begin with the rank that wrote them."""
+    lines: list[str] = []
+    exits = launch_ranks(2, program, on_line=lambda rank, line: lines.append(f"{rank} {line}"), timeout_s=120)
+    return [end.returncode for end in exits], lines
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_cannot_write_its_dump_tells_the_others(tmp_path: Path, rank: int):
+    """They waited for it in vain, for a minute."""
+    codes, lines = run_two(rank_program(tmp_path, body=FULL_DISK.format(rank=rank)))
+    assert [code != 0 for code in codes] == [rank == 0, rank == 1], "\n".join(lines)
+    assert not [line for line in lines if "not all ranks closed" in line]
+    told = re.compile(rf"0 rank {rank} could not write its dump: cannot write .*`tracekern salvage")
+    assert [line for line in lines if told.match(line)]
+    *_, last = [line for line in lines if line.startswith(f"{rank} ") and "BadInput: " in line]
+    assert last.endswith("-o DIR` saves it")
+    assert [one.rank for one in load(tmp_path).ranks] == [0, 1], "the launcher has room, and saves it"
+
+
+def test_a_dump_that_rank_0_has_no_room_for_stays_on_its_node(tmp_path: Path):
+    """Each rank believes to be on a host of its own and is given a directory of its own."""
+    alone = "session.host_identity = lambda: os.environ['RANK']"
+    program = rank_program(tmp_path / "capture", before=alone, body=FULL_DISK.format(rank=0))
+    place = repr(str(tmp_path / "capture"))
+    program[-1] = program[-1].replace(f"capture({place}", f"capture({place} + os.environ['RANK']")
+    codes, lines = run_two(program)
+    assert [code != 0 for code in codes] == [True, False], "\n".join(lines)
+    assert [line for line in lines if line.startswith("1 rank 0 could not write it; this rank's dump is ")]
+    assert read_dump(tmp_path / "capture1" / "rank_00001.tkdump").rank == 1
