@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from tracekern.cli.options import (
     parse_ranks,
     parse_window,
 )
-from tracekern.cli.output import console, note, print_json, program, progress, show_it, working
+from tracekern.cli.output import console, note, print_json, program, progress, show_it, warnings_as_notes, working
 from tracekern.errors import BadInput
 from tracekern.words import count
 
@@ -55,8 +54,7 @@ def convert(selection: Selection, output: Path, as_json: bool, format_name: str 
             host=host,
         )
         check_window(timeline, window)
-    with progress() as bar, warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
+    with warnings_as_notes(), progress() as bar:
         task = bar.add_task(f"writing {output.name}", total=None)
         stats = export(
             timeline,
@@ -67,8 +65,6 @@ def convert(selection: Selection, output: Path, as_json: bool, format_name: str 
             ranks=ranks,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
-    for warning in warned:
-        note(f"warning: {warning.message}")
     result = {"file": str(output), "format": format_name, **vars(stats), "aligned": timeline.aligned}
     if as_json:
         print_json({**result, "problems": _problems(timeline)})

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
 import shutil
 import sys
+import warnings
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,16 @@ def console() -> Console:
 def note(text: str) -> None:
     """Says to the person, not to the program that reads stdout, what is going on."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False)
+
+
+@contextlib.contextmanager
+def warnings_as_notes() -> Iterator[None]:
+    """What the block warns of, one line each behind it, without the place in our code where it arose."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        yield
+    for warning in warned:
+        note(f"warning: {warning.message}")
 
 
 def program() -> str:

@@ -19,7 +19,7 @@ import typer.core
 
 from tracekern.cli import options
 from tracekern.cli.info import clock, print_losses, share
-from tracekern.cli.output import console, note, print_json, progress, show_it, table
+from tracekern.cli.output import console, note, print_json, program, progress, show_it, table, warnings_as_notes
 from tracekern.errors import BadInput, TracekernError
 from tracekern.words import count, duration
 
@@ -106,8 +106,8 @@ def moe(
     plans = [MoeRun(**{**given, "variant": name}) for name in (VARIANTS if variant == "all" else (variant,))]
     if trace and output is None:
         raise BadInput("run moe: no place for the capture; give one with -o DIR, or run with --no-trace")
-    with _sigterm_as_interrupt():
-        results = _run_all(plans, output, as_json)
+    with _sigterm_as_interrupt() as terminated:
+        results = _run_all(plans, output, as_json, terminated)
         if as_json:
             all_ok = all(result.report.ok for result in results)
             print_json({"ok": all_ok, "runs": [result.as_dict() for result in results]})
@@ -120,8 +120,11 @@ class _Terminated(TracekernError):
 
 
 @contextlib.contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """Job schedulers and `timeout` send SIGTERM: it does what Ctrl-C does, but for word and exit code."""
+def _sigterm_as_interrupt() -> Iterator[list[int]]:
+    """Job schedulers and `timeout` send SIGTERM: it does what Ctrl-C does, but for word, exit code and trace.
+
+    Yields a list in which the signal's number stands once it has come: soon behind it comes SIGKILL.
+    """
     received: list[int] = []
 
     def interrupt(number: int, _: object) -> None:
@@ -131,7 +134,7 @@ def _sigterm_as_interrupt() -> Iterator[None]:
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        yield
+        yield received
     except KeyboardInterrupt:
         if not received:
             raise
@@ -167,15 +170,19 @@ class _Result:
         }
 
 
-def _run_all(plans: list[MoeRun], output: Path | None, as_json: bool) -> list[_Result]:
-    """One after the other, until Ctrl-C; what there is to say is printed as soon as it is known."""
+def _run_all(plans: list[MoeRun], output: Path | None, as_json: bool, terminated: list[int]) -> list[_Result]:
+    """One after the other, until Ctrl-C; what there is to say is printed as soon as it is known.
+
+    terminated: not empty once SIGTERM has come.
+    """
     from tracekern.moe.run import WORKER
     from tracekern.record.spawner import Spawner
 
     results = []
     with Spawner(WORKER, os.environ) as spawner:
         for plan in plans:
-            results.append(_run(plan, output / plan.variant if output and len(plans) > 1 else output, spawner))
+            directory = output / plan.variant if output and len(plans) > 1 else output
+            results.append(_run(plan, directory, spawner, terminated))
             if not as_json:
                 _print(results[-1])
             if results[-1].report.was_interrupted:
@@ -183,8 +190,9 @@ def _run_all(plans: list[MoeRun], output: Path | None, as_json: bool) -> list[_R
     return results
 
 
-def _run(plan: MoeRun, directory: Path | None, spawner: Spawner) -> _Result:
+def _run(plan: MoeRun, directory: Path | None, spawner: Spawner, terminated: list[int]) -> _Result:
     from tracekern.moe.run import run
+    from tracekern.record.format import TRACE_NAME
 
     old = _runs_in(directory) if directory else {}
     with progress() as bar:
@@ -200,6 +208,10 @@ def _run(plan: MoeRun, directory: Path | None, spawner: Spawner) -> _Result:
     # One that failed early has removed nothing: what stands there may be an earlier capture, of all ranks or of some.
     dumps = [path for path, run_id in _runs_in(directory).items() if run_id and run_id not in old.values()]
     if not report.ok and not dumps:
+        return _Result(report)
+    if terminated:
+        trace = shlex.join(["merge", str(directory), "--partial", "-o", str(directory / TRACE_NAME)])
+        note(f"what was recorded is kept; its trace: {program()} {trace}")
         return _Result(report)
     try:
         return _write_trace(report, directory, dumps)
@@ -224,7 +236,7 @@ def _write_trace(report: RunReport, directory: Path, dumps: list[Path]) -> _Resu
     from tracekern.record.format import TRACE_NAME
     from tracekern.timeline.merge import load
 
-    with progress() as bar:
+    with warnings_as_notes(), progress() as bar:
         task = bar.add_task("writing the trace", total=None)
         try:
             timeline = load(dumps, partial=not report.ok)

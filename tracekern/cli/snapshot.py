@@ -35,11 +35,12 @@ def snapshot(
     if len(running) > 1:
         raise BadInput(f"several captures are open: {', '.join(running)}; name the one that you mean")
     if not running:
-        if found:
-            raise BadInput(
-                f"run {found[0].run_id}: no rank of it runs; `{program()} salvage {found[0].run_id}` saves it"
-            )
-        raise BadInput(f"{f'run {run_id}: ' if run_id else ''}no capture is open on this machine")
+        dead = {leftover.run_id: leftover.directory for leftover in found}
+        left = [
+            f"of run {name}, into {place}, dead ranks left records: `{program()} salvage {name}` saves them"
+            for name, place in dead.items()
+        ]
+        raise BadInput("; ".join([f"{f'run {run_id}: ' if run_id else ''}no capture is open on this machine", *left]))
     num_ranks = next(leftover.num_ranks for leftover in found if leftover.run_id == running[0])
     directory = directory or Path(f"snapshot-{running[0]}")
     with working("copying what was recorded"):
