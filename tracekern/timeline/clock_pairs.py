@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.errors import BadInput
-from tracekern.record.format import SampleKind
+from tracekern.record.format import MAX_NS, SampleKind
 from tracekern.timeline.model import Float64, Rank
 from tracekern.words import duration
 
@@ -41,7 +41,7 @@ class LocalClock:
     @classmethod
     def of(cls, rank: Rank, base_ticks: int) -> LocalClock:
         rate = Fraction(rank.ticks_per_second)
-        if abs(base_ticks) * 10**9 > fmt.MAX_NS * rate:
+        if abs(base_ticks) * 10**9 > MAX_NS * rate:
             raise BadInput(f"rank {rank.rank}: a clock sample at {base_ticks} ticks is beyond 2^62 ns; damaged")
         return cls(rank.rank, base_ticks, rate, rank.resolution_ns)
 
