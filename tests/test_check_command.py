@@ -38,6 +38,14 @@ def launches(tmp_path_factory) -> Path:
     return directory
 
 
+def test_a_terminal_says_once_what_cannot_be_said(check, launches, monkeypatch):
+    """Errors and results stand in one place there."""
+    for terminal, times in (("", 2), ("1", 1)):
+        monkeypatch.setenv("FORCE_COLOR", terminal)
+        result = check(launches / "lossy", "--max", "wait_token.p50=1s")
+        assert (result.stdout + result.stderr).count("lossy_99 is not whole") == times
+
+
 @pytest.fixture
 def check(command_line, tmp_path):
     """Runs `tracekern check` with its storage and no configuration but the test's own."""
@@ -97,7 +105,7 @@ def test_a_lossy_capture_ends_in_2_whatever_is_asked(check, launches, tmp_path, 
     places = {"base": launches / "base", "history": tmp_path / "history.jsonl"}
     result = check(launches / "lossy", *(argument.format(**places) for argument in arguments))
     assert result.returncode == 2, result.stdout + result.stderr
-    assert "lossy_99 lost data" in result.stderr
+    assert "lossy_99 is not whole" in result.stderr
     assert kept(tmp_path) == []
     assert not places["history"].exists()
 

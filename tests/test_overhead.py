@@ -26,14 +26,13 @@ SPAN_COST_NS = 50
 @pytest.mark.parametrize("record_format", ["wide", "ring", "cycles"])
 def test_the_cost_of_a_span_is_measured_on_the_cpu(record_format):
     cost = measure_span("cpu", record_format, 1, num_regions=500, num_rounds=11)
-    assert cost.region_ns > 0
-    assert cost.low_ns <= cost.span_ns <= cost.high_ns  # no more: where others work too, it may come out below zero
+    assert cost.region_ns > 0  # no more: where others work too, the span may come out below zero
+    assert (cost.record_format, cost.warps_per_sm) == (record_format, 1)
 
 
 def test_the_command_measures_and_says_what(command_line):
     told = json.loads(command_line("overhead", "--backend", "cpu", "--json").stdout)
     assert told["backend"] == "cpu"
-    assert all(span["low_ns"] <= span["span_ns"] <= span["high_ns"] for span in told["spans"])
     assert {span["record_format"] for span in told["spans"]} == {"wide", "cycles"}
     assert "says nothing about a GPU" in command_line("overhead", "--backend", "cpu").stdout
     refused = command_line("overhead", "--backend", "tpu")

@@ -113,6 +113,7 @@ def test_a_full_track_is_told_with_the_size_it_needs(command_line, tmp_path):
         (("--tokens", 0), "tracekern: tokens is 0; wanted 1"),
         (("--iterations", 0), "iterations is 0; wanted 1"),
         (("--records-per-track", "some"), "--records-per-track: got 'some', wanted auto or a number"),
+        (("--partitions", 2), "partitions is 2; variant balanced has none, only pipelined has"),
         (("--backend", "tpu"), "backend is 'tpu'; wanted one of auto"),
     ],
 )

@@ -103,7 +103,9 @@ def moe(
     given = {name: value for name, value in context.params.items() if name in names}
     given["records_per_track"] = options.parse_records(records_per_track)
     given["command"] = shlex.join(["tracekern", *sys.argv[1:]])
-    plans = [MoeRun(**{**given, "variant": name}) for name in (VARIANTS if variant == "all" else (variant,))]
+    plans = [MoeRun(**{**given, "variant": variant})] if variant != "all" else []
+    for name in VARIANTS if variant == "all" else ():
+        plans.append(MoeRun(**{**given, "variant": name, "partitions": partitions if name == "pipelined" else 0}))
     if trace and output is None:
         raise BadInput("run moe: no place for the capture; give one with -o DIR, or run with --no-trace")
     with _sigterm_as_interrupt() as terminated:
@@ -308,6 +310,12 @@ def _table(ranks: list[tuple[RankReport, RankSummary | None]]) -> object:
 
 
 def _longest_wait(summary: RankSummary) -> str:
+    """Of those that ended, and what never did: how long that was going to last nobody knows."""
+    ended = _longest_ended_wait(summary)
+    return f"{ended}; {count(summary.num_open_spans, 'span')} never ended" if summary.num_open_spans else ended
+
+
+def _longest_ended_wait(summary: RankSummary) -> str:
     waits = [event for event in summary.events if event.event_class == "wait"]
     if not waits:
         return "-"

@@ -89,6 +89,8 @@ class MoeRun:
         ):
             if not low <= value <= high:
                 raise BadInput(f"{name} is {value}; wanted {low} to {high}")
+        if self.partitions and self.variant != "pipelined":
+            raise BadInput(f"partitions is {self.partitions}; variant {self.variant} has none, only pipelined has")
         if self.records_per_track != "auto" and not 1 <= int(self.records_per_track) <= 1 << 24:
             raise BadInput(f"records-per-track is {self.records_per_track}; wanted auto or 1 to {1 << 24}")
         _ = self.shape
@@ -121,6 +123,8 @@ class RankReport:
     """One line, empty when nothing went wrong."""
     exit_code: int = 0
     """Minus the signal's number where a signal ended it."""
+    followed: bool = False
+    """It stopped waiting only because another rank had given up."""
     wrong_elements: int = 0
     """Elements of all results that differ from what the variant promises in any bit; see reference_name."""
     tokens: int = 0
@@ -156,7 +160,7 @@ class RunReport:
             return
         if self.was_interrupted:
             raise KeyboardInterrupt
-        own = [text for text in self.errors if not _followed(text)] or list(self.errors)
+        own = [report.error for report in self.ranks if not (report.ok or report.followed)] or list(self.errors)
         stopped = len(self.errors) - len(own)
         text = "; ".join([*own, *([f"{count(stopped, 'more rank')} stopped"] if stopped else [])])
         text = text or "a rank failed and left no word"
@@ -253,9 +257,4 @@ def _read_report(directory: Path, rank: int, ended: Any) -> RankReport:
 def _explain(reports: tuple[RankReport, ...]) -> tuple[str, ...]:
     """The lines of the ranks that failed on their own; those that only followed another come last."""
     failed = [report for report in reports if not report.ok]
-    return tuple(report.error for report in sorted(failed, key=lambda report: _followed(report.error)))
-
-
-def _followed(error: str) -> bool:
-    """Whether a rank stopped waiting only because another one had given up (record/fault.py)."""
-    return "gave up; channel" in error
+    return tuple(report.error for report in sorted(failed, key=lambda report: report.followed))

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from tracekern import _C
-from tracekern.errors import BadInput, TracekernError
+from tracekern.errors import BadInput, CommTimeout, TracekernError
 from tracekern.moe.pipeline import STAGES, P2PPipeline
 from tracekern.moe.reference import expected, reference, sorted_all_to_all
 from tracekern.moe.routing import Batch, draw_batch, draw_expert_scale
@@ -49,7 +49,8 @@ def main() -> int:
     try:
         report = _run_rank(options)
     except TracekernError as error:
-        report = RankReport(rank=rank, ok=False, error=str(error), exit_code=error.exit_code)
+        followed = isinstance(error, CommTimeout) and error.fault.get("cause") == "peer_aborted"
+        report = RankReport(rank=rank, ok=False, error=str(error), exit_code=error.exit_code, followed=followed)
     reports_dir = os.environ.get("TRACEKERN_MOE_REPORTS")
     if reports_dir:
         Path(reports_dir, f"rank_{rank}.json").write_text(json.dumps(dataclasses.asdict(report)))
