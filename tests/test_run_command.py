@@ -11,10 +11,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.test_cli import refused
+from tracekern.analysis.summary import EventSummary
+from tracekern.cli.run import _longest_wait, _plans_of_all
 from tracekern.moe.routing import ROUTINGS
 from tracekern.moe.run import VARIANTS
 
@@ -80,6 +83,19 @@ def test_a_pipelined_run_says_in_how_many_partitions(command_line):
     assert "zipf routing, in at most 1 partition\n" in result.stdout
     result = command_line("run", "moe", *SMALL, "--no-trace", "--variant", "pipelined", "--partitions", 3)
     assert "zipf routing, in at most 3 partitions\n" in result.stdout
+
+
+def test_partitions_of_all_variants_are_for_the_one_that_has_some():
+    given = {"ranks": 4, "experts": 8, "topk": 3, "partitions": 3, "variant": "all"}
+    wanted = {name: 3 if name == "pipelined" else 0 for name in VARIANTS}
+    assert {plan.variant: plan.partitions for plan in _plans_of_all(given)} == wanted
+
+
+def test_a_wait_that_never_ended_is_told_beside_the_longest():
+    """Of a run that timed out it is the one that matters."""
+    wait = EventSummary("wait_token", "wait", 3, 900, 500, 2)
+    told = {opened: _longest_wait(SimpleNamespace(events=(wait,), num_open_spans=opened)) for opened in (0, 2)}
+    assert told == {0: "500 ns in wait_token for rank 2", 2: "500 ns in wait_token for rank 2; 2 spans never ended"}
 
 
 def test_a_full_track_is_told_with_the_size_it_needs(command_line, tmp_path):

@@ -96,16 +96,14 @@ def moe(
 
     reduce and pipelined add up at the experts' ranks: their reference does so in the same order.
     """
-    from tracekern.moe.run import VARIANTS, MoeRun
+    from tracekern.moe.run import MoeRun
 
     _check_torch()
     names = {field.name for field in dataclasses.fields(MoeRun)}
     given = {name: value for name, value in context.params.items() if name in names}
     given["records_per_track"] = options.parse_records(records_per_track)
     given["command"] = shlex.join(["tracekern", *sys.argv[1:]])
-    plans = [MoeRun(**{**given, "variant": variant})] if variant != "all" else []
-    for name in VARIANTS if variant == "all" else ():
-        plans.append(MoeRun(**{**given, "variant": name, "partitions": partitions if name == "pipelined" else 0}))
+    plans = _plans_of_all(given) if variant == "all" else [MoeRun(**given)]
     if trace and output is None:
         raise BadInput("run moe: no place for the capture; give one with -o DIR, or run with --no-trace")
     with _sigterm_as_interrupt() as terminated:
@@ -115,6 +113,14 @@ def moe(
             print_json({"ok": all_ok, "runs": [result.as_dict() for result in results]})
         for result in results:
             result.raise_for_error()
+
+
+def _plans_of_all(given: dict[str, Any]) -> list[MoeRun]:
+    """A run of each variant; partitions are for the one that has some."""
+    from tracekern.moe.run import VARIANTS, MoeRun
+
+    plans = [{**given, "variant": name} for name in VARIANTS]
+    return [MoeRun(**plan if plan["variant"] == "pipelined" else {**plan, "partitions": 0}) for plan in plans]
 
 
 class _Terminated(TracekernError):
