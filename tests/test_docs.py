@@ -113,6 +113,13 @@ def test_what_tracing_costs_the_pipeline():
     assert f"{few} at 1 token and {many} at 256 into device memory" in text_of("instrumenting.md")
 
 
+def test_what_a_flight_recorder_costs_where_it_is_compared():
+    rows = {(row["tokens"], row["mode"]): row for row in results("overhead_pipeline_4")["rows"]}
+    flight, host = added(rows[256, "flight recorder"], 1), added(rows[256, "host"], 0)
+    told = text_of("architecture.md")
+    assert f"{flight.removesuffix(' %')} instead of {host} of the bundled pipeline's time at 256 tokens" in told
+
+
 def test_what_a_span_costs():
     rows = results("recorder")["rows"]
     told = text_of("architecture.md")

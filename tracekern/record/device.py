@@ -1,4 +1,4 @@
-"""What a capture asks of the device it records: its name, its clock, and samples of that clock."""
+"""What a capture asks of the device it records: its name and clock, memory for records, and how far its streams are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CaptureDevice(Protocol):
-    """A backend's device. tracekern/record/clock_samples.py calls the three methods."""
+    """A backend's device. tracekern/record/clock_samples.py calls read_ticks, read_brackets and ping_pong."""
 
     @property
     def backend(self) -> str:
