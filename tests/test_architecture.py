@@ -24,7 +24,7 @@ ALLOWED_IMPORTS = {
     "tracekern": ("tracekern.record", "tracekern.timeline"),  # __init__.py hands out the public names
     "tracekern.record.format": (),
     "tracekern.record.event_table": ("tracekern.record.format",),
-    "tracekern.record.torch_profile": (),
+    "tracekern.record.torch_profile": ("tracekern.record.format",),
     "tracekern.record.dump": ("tracekern.record.format", "tracekern.record.event_table"),
     "tracekern.record": ("tracekern._C", "tracekern._cuda"),
     "tracekern.moe": ("tracekern.record", "tracekern._C", "tracekern._cuda"),
