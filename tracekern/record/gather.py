@@ -64,9 +64,8 @@ def _meet(group: Group, segment: Segment, problem: str, in_order: bool) -> None:
     try:
         group.barrier() if in_order else group.barrier(_DISORDER_TIMEOUT_S)
         problems = group.all_gather(problem)
-        group.barrier(
-            _DISORDER_TIMEOUT_S
-        )  # a rank that leaves closes its connections: not while another one still reads
+        # A rank that leaves closes its connections: not while another one still reads.
+        group.barrier(_DISORDER_TIMEOUT_S)
     except RuntimeError as error:
         left = "what a dead rank left, its launcher or `tracekern salvage` packs"
         _log.warning(
