@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
 import browser as chromium
 import pytest
+
+# Whoever started the tests in the background had Ctrl-C ignored, which every process that they start would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
 
