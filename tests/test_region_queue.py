@@ -86,7 +86,7 @@ def test_counting_changes_the_size_of_regions_that_were_ready(tmp_path: Path):
             launch(session, spans=7)
         launch(session, spans=7)
     launches = read_dump(tmp_path / "rank_00000.tkdump").launches
-    assert [entry.records_per_track for entry in launches] == [1024, 1024, 14]
+    assert [entry.records_per_track for entry in launches] == [1024, 1024, 18]
 
 
 def test_a_launch_in_a_graph_that_the_capture_does_not_know_runs_unrecorded(tmp_path: Path, caplog):

@@ -58,15 +58,15 @@ def test_a_capture_of_one_rank_reads_back(tmp_path: Path):
     assert [entry["file"] for entry in manifest["ranks"]] == ["rank_00000.tkdump"]
 
 
-def test_counting_gives_exactly_what_the_fullest_track_needs(tmp_path: Path):
+def test_counting_gives_what_the_fullest_track_needs_and_a_quarter_more(tmp_path: Path):
     with capture(tmp_path) as session:
         with session.counting():
             launch(session, spans=5)
             launch(session, spans=9)
-        launch(session, spans=9)
+        launch(session, spans=12)
         launch(session, name="never counted")
     launches = read_dump(tmp_path / "rank_00000.tkdump").launches
-    assert [entry.records_per_track for entry in launches] == [18, DEFAULT_RECORDS_PER_TRACK]
+    assert [entry.records_per_track for entry in launches] == [24, DEFAULT_RECORDS_PER_TRACK]
     assert [entry.sequence for entry in launches] == [0, 0]
     assert load(tmp_path, strict=True).problems == ()
 

@@ -75,6 +75,7 @@ def timeline() -> Timeline:
         ),
         launches=(
             Launch(0, 0, "dispatch", 0, 0, 1, 1, 2, 2, 16, 5, 21),
+            Launch(0, 1, "combine", 0, 0, 1, 1, 2, 2, 1024, 0, 21),
             Launch(1, 0, "dispatch", 0, 0, 1, 1, 1, 1, 16, 0, 7),
         ),
         spans=spans_of(rows),

@@ -109,7 +109,7 @@ def _rank(timeline: Timeline, rank: int, counts: SpanCounts) -> RankSummary:
     launches = [launch for launch in timeline.launches if launch.rank == rank]
     of_rank = timeline.track_ranks() == rank
     busy = int(counts.busy_ns[of_rank].sum())
-    lost = sum(launch.records_lost for launch in launches)
+    lossy = [launch for launch in launches if launch.records_lost]
     return RankSummary(
         rank=rank,
         node=about.node,
@@ -122,9 +122,9 @@ def _rank(timeline: Timeline, rank: int, counts: SpanCounts) -> RankSummary:
         num_spans=int(counts.spans[of_rank].sum()),
         num_marks=int(of_rank[timeline.marks.track].sum()),
         num_open_spans=int(counts.open_spans[of_rank].sum()),
-        records_lost=lost,
-        records_per_track=max((launch.records_per_track for launch in launches), default=0),
-        records_needed=max((launch.records_needed for launch in launches), default=0) if lost else 0,
+        records_lost=sum(launch.records_lost for launch in lossy),
+        records_per_track=min((launch.records_per_track for launch in lossy or launches), default=0),
+        records_needed=max((launch.records_needed for launch in launches), default=0) if lossy else 0,
         wait_share=int(counts.wait_ns[of_rank].sum()) / busy if busy else float("nan"),
         clock_method=about.clock.method if about.clock else "none",
         clock_hard_ns=about.clock.hard_ns if about.clock else float("nan"),

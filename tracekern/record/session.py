@@ -78,8 +78,8 @@ def capture(
 ) -> Capture:
     """A capture into directory `path`, to be used as a context manager; collective over the ranks of the run.
 
-    records_per_track: "auto" gives exactly what `capture.counting()` found, or 1024 where nothing was counted, and a
-    flight recorder 256.
+    records_per_track: "auto" gives what `capture.counting()` found and a quarter more, or 1024 where nothing was
+    counted, and a flight recorder 256.
     keep: what stays where a track is full: its first records, or, for a flight recorder, its last; that one drops
     its oldest launches, too, where max_bytes is used up.
     blocks, roles, events: record these only, of an empty list none. every: record each Nth launch of a name. max_bytes:
@@ -277,7 +277,7 @@ class Capture:
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
-        """Launches inside are counted, not recorded; then "auto" gives each name exactly what its fullest track needed.
+        """Launches inside are counted, not recorded; then "auto" gives each name what its fullest track needed.
 
         The kernels have to be through when the block ends: synchronise the device inside it.
         """
