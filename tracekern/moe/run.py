@@ -205,6 +205,8 @@ def run(
                 "TRACEKERN_MOE_CAPTURE": str(capture_dir or ""),
                 "TRACEKERN_SIMULATED_CLOCK": simulated_clock(options.seed),
                 "OMP_NUM_THREADS": "1",
+                # A rank that ends while others talk to its store makes theirs print a stack; what matters they raise.
+                "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
             },
             capture_dir=capture_dir,
             on_line=on_line,
