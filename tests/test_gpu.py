@@ -16,6 +16,7 @@ from tracekern.record.dump import read_dump
 from tracekern.record.group import Group
 from tracekern.record.overhead import WARPS_PER_SM, measure_span
 from tracekern.record.session import capture
+from tracekern.timeline.clocks import apply_clock
 
 SHAPE = {"tokens": 64, "hidden": 2880, "topk": 6, "iterations": 4, "backend": "cuda"}
 
@@ -57,6 +58,25 @@ def test_a_capture_of_gpus_merges_without_a_doubt(tmp_path, ranks):
     assert len(timeline.flows) > 1000
     assert all(rank.backend == "cuda" and rank.resolution_ticks == 32 for rank in timeline.ranks)
     assert all(rank.clock.hard_ns < 5000 for rank in timeline.ranks)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", list(STAGES))
+def test_eight_ranks_that_share_gpus_equal_reference(tmp_path, variant):
+    """And show how wrong the fitted clocks are: ranks of one GPU read the same clock."""
+    require_gpus(1)
+    num_gpus = torch.cuda.device_count()
+    if num_gpus >= 8:
+        pytest.skip("each of 8 ranks has a GPU of its own here")
+    run(options(8, variant=variant, routing="zipf", blocks=16, warps=8), tmp_path).raise_for_error()
+    ranks = tracekern.load(tmp_path).ranks
+    for rank in ranks[num_gpus:]:
+        twin = ranks[rank.rank % num_gpus]
+        ticks = np.array(rank.clock.anchor_ticks)
+        apart = np.abs(apply_clock(rank.clock, ticks) - apply_clock(twin.clock, ticks)).max()
+        print(f"{variant}: ranks {twin.rank} and {rank.rank} share a GPU, their fitted clocks are {apart} ns apart")
+        assert apart <= rank.clock.hard_ns + twin.clock.hard_ns
+        assert rank.metadata["note"].startswith("ranks share GPUs")
 
 
 @pytest.mark.gpu

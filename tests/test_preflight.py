@@ -34,7 +34,7 @@ def ranks(count: int, **changes_of_rank_1: object) -> list[GpuFacts]:
 def test_sound_gpus_pass_without_a_word():
     for count in (1, 2, 8):
         verdict = judge(ranks(count))
-        assert (verdict.refusal, verdict.warnings) == ("", ())
+        assert (verdict.refusal, verdict.warnings, verdict.note) == ("", (), "")
 
 
 @pytest.mark.parametrize(
@@ -114,15 +114,27 @@ def test_a_gpu_that_the_process_does_not_see_may_be_reachable():
             {"profiler": "Compute Sanitizer"},
             "Compute Sanitizer is attached to rank 1: it makes kernels many times slower; raise timeout_s",
         ),
-        (
-            {"bus_id": "0000:00:00.0"},
-            "ranks 0, 1 share GPU 0000:00:00.0: kernels that wait for each other take turns on it",
-        ),
     ],
 )
 def test_what_may_fail_is_warned_of(changes, warning):
     verdict = judge(ranks(2, **changes))
     assert (verdict.refusal, verdict.warnings) == ("", (warning,))
+
+
+def test_ranks_that_share_a_gpu_take_turns_and_need_room_together():
+    facts = ranks(3, bus_id="0000:00:00.0")
+    verdict = judge(facts)
+    assert (verdict.refusal, verdict.warnings) == (
+        "",
+        ("ranks 0, 1 share GPU 0000:00:00.0: kernels that wait for each other take turns on it",),
+    )
+    assert verdict.note == "ranks share GPUs and take turns: order and coverage, never GPU durations"
+    assert judge([dataclasses.replace(fact, free_bytes=7 * GIB) for fact in facts]).refusal == (
+        "rank 0: the symmetric heaps of 2 ranks want 4.0 GiB each, 7.0 GiB of 140.0 GiB are free on NVIDIA H200 "
+        "0000:00:00.0; make the shape smaller, or end what fills it"
+    )
+    alone = dataclasses.replace(facts[2], free_bytes=4 * GIB)
+    assert judge([*facts[:2], alone]).refusal == ""
 
 
 def test_a_profiler_shows_in_the_environment():

@@ -153,17 +153,17 @@ def test_a_file_in_the_place_of_the_capture_is_one_line(command_line, tmp_path):
 def test_a_run_that_fails_before_its_first_record_says_only_why(command_line, tmp_path):
     result = command_line("run", "moe", *SMALL, "--backend", "cuda", "-o", tmp_path)
     if result.returncode == 0:
-        pytest.skip("there is a GPU for each rank here")
+        pytest.skip("there are GPUs here")
     assert "nan" not in result.stdout
     assert "no trace of this run" not in result.stderr
-    assert "take fewer ranks or the backend cpu" in result.stderr.splitlines()[-1]
+    assert "take the backend cpu" in result.stderr.splitlines()[-1]
 
 
 def test_a_run_that_fails_early_shows_nothing_of_an_earlier_capture(command_line, finished, tmp_path):
     stale = shutil.copytree(finished[0], tmp_path / "stale")
     result = command_line("run", "moe", *SMALL, "--backend", "cuda", "-o", stale, "--json")
     if result.returncode == 0:
-        pytest.skip("there is a GPU for each rank here")
+        pytest.skip("there are GPUs here")
     (run,) = json.loads(result.stdout)["runs"]
     assert (run["ok"], run["trace"], run["summary"]) == (False, None, None)
     assert {path.name for path in stale.iterdir()} == {path.name for path in finished[0].iterdir()}

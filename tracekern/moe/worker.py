@@ -138,20 +138,20 @@ def _draw(options: MoeRun, rank: int, iteration: int) -> Batch:
 
 
 def _choose_backend(options: MoeRun) -> str:
-    """ "cpu" or "cuda"; on a GPU this rank takes the one of its local number. Raises BadInput where there is none."""
+    """ "cpu" or "cuda"; of fewer GPUs than ranks each serves several. Raises BadInput where there is none."""
     if options.variant not in STAGES and options.backend != "cuda":
         return "cpu"
-    if options.backend == "cpu" or (options.backend == "auto" and torch.cuda.device_count() < options.ranks):
+    num_gpus = torch.cuda.device_count()
+    if options.backend == "cpu" or (options.backend == "auto" and num_gpus < options.ranks):
         return "cpu"
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if local_rank >= torch.cuda.device_count():
-        found = f"local rank {local_rank} has no GPU of its own: {torch.cuda.device_count()} are here"
-        raise BadInput(f"{found}; take fewer ranks or the backend cpu")
+    if num_gpus == 0:
+        raise BadInput("torch finds no GPU here; take the backend cpu")
+    gpu = int(os.environ.get("LOCAL_RANK", "0")) % num_gpus
     try:
-        torch.cuda.set_device(local_rank)
+        torch.cuda.set_device(gpu)
     except RuntimeError as error:  # such as a driver that is too old for torch
         why = str(error).partition("\n")[0]
-        raise BadInput(f"torch cannot use GPU {local_rank}: {why}; or take the backend cpu") from None
+        raise BadInput(f"torch cannot use GPU {gpu}: {why}; or take the backend cpu") from None
     return "cuda"
 
 

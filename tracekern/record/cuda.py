@@ -31,11 +31,10 @@ class CudaDevice:
     """What a capture asks of a GPU (tracekern.record.device.CaptureDevice)."""
 
     backend = "cuda"
-    note = ""
     has_mirror = True
     max_regions_ahead = 32
 
-    def __init__(self, native: Any, heap_ranks: Sequence[int]) -> None:
+    def __init__(self, native: Any, heap_ranks: Sequence[int], note: str = "") -> None:
         import torch
 
         from tracekern import _cuda
@@ -43,6 +42,7 @@ class CudaDevice:
         self._native = native
         self._cuda = _cuda
         self.heap_ranks = heap_ranks
+        self.note = note
         self.fault_names: dict[str, Any] = {}
         self._clock = _cuda.GpuClock()
         self._is_busy = False
@@ -232,7 +232,7 @@ def open_cuda(group: Group, num_bytes: int, timeout_s: float) -> tuple[Any, Cuda
         problem = out_of_memory(group.rank, now) if full else f"rank {group.rank}: symmetric heap: {error}"
     group.refuse_together(problem)
     group.refuse_together(_map_peers(group, native, by_descriptor))
-    return native, CudaDevice(native, range(group.num_ranks))
+    return native, CudaDevice(native, range(group.num_ranks), verdict.note)
 
 
 def _map_peers(group: Group, native: Any, by_descriptor: bool) -> str:

@@ -43,6 +43,8 @@ class GpuFacts:
 class Verdict:
     refusal: str = ""
     warnings: tuple[str, ...] = ()
+    note: str = ""
+    """What must be known of every duration that is recorded."""
 
 
 def find_profiler(environment: Mapping[str, str] = os.environ) -> str:
@@ -65,7 +67,8 @@ def judge(facts: Sequence[GpuFacts]) -> Verdict:
         _cannot_share(facts),
         _out_of_memory(facts),
     )
-    return Verdict(next((text for text in refusals if text), ""), tuple(_warnings(facts)))
+    note = "ranks share GPUs and take turns: order and coverage, never GPU durations" if _shared(facts) else ""
+    return Verdict(next((text for text in refusals if text), ""), tuple(_warnings(facts)), note)
 
 
 def _old_driver(facts: Sequence[GpuFacts]) -> str:
@@ -111,30 +114,38 @@ def _cannot_share(facts: Sequence[GpuFacts]) -> str:
     return ""
 
 
-def _out_of_memory(facts: Sequence[GpuFacts]) -> str:
+def _shared(facts: Sequence[GpuFacts]) -> dict[str, list[int]]:
+    """The ranks of each GPU that several have."""
+    ranks_of: dict[str, list[int]] = {}
     for rank, own in enumerate(facts):
-        if own.heap_bytes > own.free_bytes:
-            return out_of_memory(rank, own)
+        ranks_of.setdefault(own.bus_id, []).append(rank)
+    return {bus_id: ranks for bus_id, ranks in ranks_of.items() if len(ranks) > 1 and bus_id}
+
+
+def _out_of_memory(facts: Sequence[GpuFacts]) -> str:
+    shared = _shared(facts)
+    for rank, own in enumerate(facts):
+        num_heaps = len(shared.get(own.bus_id, [rank]))
+        if num_heaps * own.heap_bytes > own.free_bytes:
+            return out_of_memory(rank, own, num_heaps)
     return ""
 
 
-def out_of_memory(rank: int, own: GpuFacts) -> str:
-    """One line for a heap that found no room on this rank's GPU."""
+def out_of_memory(rank: int, own: GpuFacts, num_heaps: int = 1) -> str:
+    """One line for heaps that find no room on this rank's GPU."""
+    heap = f"the symmetric heap wants {_gib(own.heap_bytes)}"
+    heaps = f"the symmetric heaps of {num_heaps} ranks want {_gib(own.heap_bytes)} each"
     return (
-        f"rank {rank}: the symmetric heap wants {_gib(own.heap_bytes)}, {_gib(own.free_bytes)} of "
+        f"rank {rank}: {heap if num_heaps == 1 else heaps}, {_gib(own.free_bytes)} of "
         f"{_gib(own.total_bytes)} are free on {own.name} {own.bus_id}; make the shape smaller, or end what fills it"
     )
 
 
 def _warnings(facts: Sequence[GpuFacts]) -> list[str]:
-    warnings = []
-    ranks_of: dict[str, list[int]] = {}
-    for rank, own in enumerate(facts):
-        ranks_of.setdefault(own.bus_id, []).append(rank)
-    for bus_id, ranks in ranks_of.items():
-        if len(ranks) > 1 and bus_id:
-            listed = ", ".join(map(str, ranks))
-            warnings.append(f"ranks {listed} share GPU {bus_id}: kernels that wait for each other take turns on it")
+    warnings = [
+        f"ranks {', '.join(map(str, ranks))} share GPU {bus_id}: kernels that wait for each other take turns on it"
+        for bus_id, ranks in _shared(facts).items()
+    ]
     if _any(facts, "has_mps"):
         warnings.append(
             f"MPS serves the GPU of rank {_any(facts, 'has_mps')[0]}: other processes may take the room that kernels "
