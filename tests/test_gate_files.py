@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import json
+import multiprocessing
 import os
 import subprocess
 from pathlib import Path
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import draw_runs, make_run
+from runs import METRICS, draw_runs, make_run
 from timelines import make_launch, make_timeline
 
 from tracekern.analysis.statistics import phase_statistics
@@ -172,6 +174,27 @@ def test_any_value_in_a_run_is_taken_or_refused(field, value):
         compare([run] * 5, [make_run()] * 5, Rules())
 
 
+@pytest.mark.parametrize("number", [1e308, 10**400, -1, float("nan")], ids=lambda number: f"{str(number)[:6]}")
+def test_a_number_that_no_clock_gives_is_refused(number):
+    for field, value in (("resolution_ns", number), ("metrics", {COPY: number})):
+        with pytest.raises(BadInput, match="which cannot be"):
+            Run.from_dict("file", {**make_run().as_dict(), field: value})
+
+
+def test_checks_at_the_same_time_lose_nothing_of_each_other(tmp_path):
+    """Each in a process of its own, as two jobs on one runner are."""
+    count = 40
+    sides = [draw_runs(5, number) for number in range(count)]
+    with concurrent.futures.ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool:
+        waiting = [pool.submit(history.append, tmp_path / "history.jsonl", runs, "good") for runs in sides]
+        waiting += [pool.submit(baseline.save, runs, tmp_path) for runs in sides]
+        results = [done.result(60) for done in waiting]
+    assert len(history.read(tmp_path / "history.jsonl")) == count
+    assert len(set(results[count:])) == count
+    assert sorted(path.name[:4] for path in results[count:]) == [f"{number:04}" for number in range(1, count + 1)]
+    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".json", ".jsonl"}
+
+
 def test_nowhere_to_save(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="cannot be made"):
@@ -264,14 +287,40 @@ def test_slow_drift_that_no_single_check_sees(tmp_path):
     for step in range(8):
         entries = history.append(path, draw_runs(8, step, factor={COPY: 1.02**step}, first=8 * step), "good")
         if step < 2:
-            assert history.drift(entries, Rules()) == []
+            assert history.drift(entries, Rules()) == ([] if step else None)
     assert len(entries) == len(history.read(path)) == 8
-    (change,) = history.drift(entries, Rules())
-    assert change.metric == COPY
-    assert change.estimate == pytest.approx(1.02**7 - 1, abs=0.03)
+    (found,) = history.drift(entries, Rules())
+    assert (found.since, found.change.metric) == (entries[0], COPY)
+    assert found.change.estimate == pytest.approx(1.02**7 - 1, abs=0.03)
     points = history.series(entries)[COPY]
     assert len(points) == 8
     assert all(low <= middle <= high for _, low, middle, high in points)
+
+
+RENAMED = "dispatch.renamed.p50"
+
+
+@pytest.mark.parametrize(
+    ("first", "since"),
+    [
+        (draw_runs(8, 50, metrics={**METRICS, "dispatch.gone.p50": 300.0}), {COPY: 0, RENAMED: 2}),
+        (draw_runs(4, 50), {COPY: 1, RENAMED: 2}),
+    ],
+    ids=["a metric is gone since", "too few launches"],
+)
+def test_what_crept_is_told_whatever_the_first_check_was(tmp_path, first, since):
+    """Each metric since the first check that can be compared with the newest and has it."""
+    path = tmp_path / "history.jsonl"
+    history.append(path, first, "good")
+    for step in range(1, 8):
+        metrics = {**METRICS, RENAMED: 700.0} if step > 1 else METRICS
+        grown = dict.fromkeys((COPY, RENAMED), 1.04**step)
+        entries = history.append(path, draw_runs(8, step, factor=grown, metrics=metrics), "good")
+    found = history.drift(entries, Rules())
+    assert {drift.change.metric: entries.index(drift.since) for drift in found} == since
+    (only,) = history.drift(entries, Rules(metrics=("*copy*",)))
+    assert only.change.metric == COPY
+    assert history.drift([*entries, history.Entry("", "", "good", tuple(draw_runs(4, 99)))], Rules()) is None
 
 
 def test_a_history_takes_a_launch_once(tmp_path):

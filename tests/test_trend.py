@@ -75,7 +75,10 @@ def test_what_begins_at_zero_is_drawn_in_its_own_unit(metric, values, drawn, uni
     assert "not in percent of the first check, which is zero" in page
 
 
-@pytest.mark.parametrize(("checks", "said"), [(1, "one check"), (2, "Nothing crept since")])
-def test_what_cannot_be_said(checks, said):
-    assert said in trend_page("<b>a device</b>", series_of(checks), {})
+@pytest.mark.parametrize(
+    ("checks", "drifts", "said"),
+    [(1, None, "one check"), (2, {}, "Nothing crept since"), (2, None, "nothing can be compared")],
+)
+def test_what_cannot_be_said(checks, drifts, said):
+    assert said in trend_page("<b>a device</b>", series_of(checks), drifts)
     assert "<b>a device</b>" not in trend_page("<b>a device</b>", series_of(checks), {})

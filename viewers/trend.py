@@ -20,18 +20,20 @@ _LEAST_RANGE = 6
 """Percent: what no check would call a change looks flat."""
 
 
-def trend_page(device: str, series: Mapping[str, Points], drifts: Mapping[str, float]) -> str:
-    """The HTML. series: metric -> points; drifts: the metrics that crept, with their growth since the first check.
+def trend_page(device: str, series: Mapping[str, Points], drifts: Mapping[str, float] | None) -> str:
+    """The HTML. series: metric -> points; drifts: the metrics that crept, with their growth since the first check, None
+    where no two checks can be compared.
 
     Raises BadInput where plotly is missing.
     """
-    crept = sorted((name for name in drifts if name in series), key=lambda name: -drifts[name])
-    steady = sorted(name for name in series if name not in drifts)
+    growths = drifts or {}
+    crept = sorted((name for name in growths if name in series), key=lambda name: -growths[name])
+    steady = sorted(name for name in series if name not in growths)
     checks = max(series.values(), key=len, default=())
     aside = (
         "Percent of the first check's median, or the metric as it is where that median is zero; the line is the median "
-        "of a check's launches, the band reaches from the lowest launch to the highest. Crept is what the first and "
-        "the newest check differ by, beyond noise and floor."
+        "of a check's launches, the band reaches from the lowest launch to the highest. Crept is what the newest check "
+        "and the first of enough launches that has the metric differ by, beyond noise and floor."
     )
     parts = [
         Part(
@@ -54,9 +56,11 @@ def trend_page(device: str, series: Mapping[str, Points], drifts: Mapping[str, f
     return render(device, lead, parts, f"tracekern {__version__}")
 
 
-def _answer(drifts: Mapping[str, float], checks: int) -> str:
+def _answer(drifts: Mapping[str, float] | None, checks: int) -> str:
     if checks < 2:
         return "There is one check: nothing to compare it with."
+    if drifts is None:
+        return "Too few launches in the newest check, or in all before it: nothing can be compared."
     if not drifts:
         return "Nothing crept since the first check."
     named = [f"<b>{escape(name)}</b> {growth(change)}" for name, change in list(drifts.items())[:_MAX_NAMED]]

@@ -157,14 +157,13 @@ def _append(path: Path, trend: Path | None, runs: list[Run], outcome: str, rules
 
     entries = history.append(path, runs, outcome)
     crept = history.drift(entries, rules)
-    for change in crept:
-        first = history.comparable(entries)[0]
-        since = f"{first.created[:10]} {first.commit[:7]}".rstrip()
-        note(f"drift: {change.metric} {growth(change.estimate)} since {since}")
+    for found in crept or ():
+        since = f"{found.since.created[:10]} {found.since.commit[:7]}".rstrip()
+        note(f"drift: {found.change.metric} {growth(found.change.estimate)} since {since}")
     if trend:
         from tracekern.viewers.trend import trend_page
 
-        drifts = {change.metric: change.estimate for change in crept}
+        drifts = None if crept is None else {found.change.metric: found.change.estimate for found in crept}
         write_whole(trend, trend_page(runs[0].device, history.series(entries), drifts))
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import json
 import os
 import platform
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +32,36 @@ class NoBaseline(BadInput):
 def save(runs: Sequence[Run], storage: Path = STORAGE) -> Path:
     """Keeps `runs`, all of one device, under the next number. Returns the file."""
     commit = commit_info()
-    path = next_path(storage / slug(runs[0].device), commit)
-    write(path, runs, commit)
+    with next_path(storage / slug(runs[0].device), commit) as path:
+        write(path, runs, commit)
     return path
 
 
-def next_path(directory: Path, commit: dict[str, Any]) -> Path:
-    """Where the next file of a folder goes: 0003_<commit>_<date>.json. Makes the folder; raises BadInput."""
+@contextlib.contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Other checks that hold the folder wait until the block ends. Where it cannot be locked nobody does."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(directory, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def next_path(directory: Path, commit: dict[str, Any]) -> Iterator[Path]:
+    """Where the next file of a folder goes, 0003_<commit>_<date>.json, and no other check's: that is held meanwhile.
+
+    Makes the folder; raises BadInput.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"{directory}: cannot be made ({error.strerror}); choose another place for baselines") from None
-    number = max((number for number, _ in numbered(directory)), default=0) + 1
-    today = datetime.datetime.now(datetime.timezone.utc)
-    return directory / f"{number:04}_{commit['id'][:12] or 'uncommitted'}_{today:%Y%m%d}.json"
+    with held(directory):
+        number = max((number for number, _ in numbered(directory)), default=0) + 1
+        today = datetime.datetime.now(datetime.timezone.utc)
+        yield directory / f"{number:04}_{commit['id'][:12] or 'uncommitted'}_{today:%Y%m%d}.json"
 
 
 def write(path: Path, runs: Sequence[Run], commit: dict[str, Any]) -> None:

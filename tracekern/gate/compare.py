@@ -200,13 +200,13 @@ def _on_both_sides(base: Sequence[Run], head: Sequence[Run]) -> list[str]:
 
 def _family(base: Sequence[Run], head: Sequence[Run], rules: Rules) -> tuple[list[str], list[str]]:
     """Names of the metrics to gate, and notes on those that are not."""
-    in_base, in_head = (set.intersection(*(set(run.metrics) for run in runs)) for runs in (base, head))
+    in_base, lost = in_all(base), gone_metrics(base, head)
     known = list(dict.fromkeys(name for run in (*base, *head) for name in run.metrics))
     wanted = [name for name in known if any(fnmatchcase(name, pattern) for pattern in rules.metrics)]
     names, notes, new, few = [], [], [], []
     for name in wanted:
-        if name in in_base and name not in in_head:
-            notes.append(f"gone: {name} is in every run of base, not of head; renamed? then save a new baseline")
+        if name in lost:
+            notes.append(gone(name))
         elif name not in in_base:
             new.append(name)
         elif is_longest_span(name, (*base, *head)):
@@ -218,6 +218,19 @@ def _family(base: Sequence[Run], head: Sequence[Run], rules: Rules) -> tuple[lis
     if few:
         notes.append(f"not gated, fewer than {MIN_SPANS_OF_P99} spans in a run: {', '.join(few)}")
     return names, notes
+
+
+def in_all(runs: Sequence[Run]) -> set[str]:
+    """The metrics that every run has."""
+    return set.intersection(*(set(run.metrics) for run in runs))
+
+
+def gone_metrics(base: Sequence[Run], head: Sequence[Run]) -> list[str]:
+    return sorted(in_all(base) - in_all(head))
+
+
+def gone(name: str) -> str:
+    return f"gone: {name} is in every run of base, not of head; renamed? then save a new baseline"
 
 
 def is_longest_span(name: str, runs: Sequence[Run]) -> bool:

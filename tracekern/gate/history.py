@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,8 @@ import numpy as np
 
 from tracekern.errors import BadInput
 from tracekern.files import write_whole
-from tracekern.gate.baseline import commit_info, now
-from tracekern.gate.compare import Change, Rules, Verdict, compare
+from tracekern.gate.baseline import commit_info, held, now
+from tracekern.gate.compare import Change, Rules, Verdict, compare, in_all
 from tracekern.gate.run import Run, difference
 
 FORMAT = "tracekern-history"
@@ -28,14 +31,21 @@ class Entry:
     runs: tuple[Run, ...]
 
 
+@dataclass(frozen=True)
+class Drift:
+    since: Entry
+    change: Change
+
+
 def append(path: Path, runs: Sequence[Run], outcome: str) -> list[Entry]:
     """Adds a line, and returns all entries, the new one last. Raises BadInput as require_new()."""
-    before = require_new(path, runs)
     entry = Entry(now(), commit_info()["id"], outcome, tuple(runs))
     line = {"format": FORMAT, "version": VERSION, "created": entry.created, "commit": entry.commit, "outcome": outcome}
     text = json.dumps({**line, "runs": [run.as_dict() for run in runs]}) + "\n"
-    old = path.read_text() if path.exists() else ""
-    write_whole(path, old + ("" if not old or old.endswith("\n") else "\n") + text)
+    with held(Path(os.path.realpath(path)).parent):  # or a line that another check adds meanwhile would be lost
+        before = require_new(path, runs)
+        old = path.read_text() if path.exists() else ""
+        write_whole(path, old + ("" if not old or old.endswith("\n") else "\n") + text)
     return [*before, entry]
 
 
@@ -67,12 +77,27 @@ def comparable(entries: Sequence[Entry]) -> list[Entry]:
     return [entry for entry in entries if not _differs(entry.runs[0], newest)]
 
 
-def drift(entries: Sequence[Entry], rules: Rules) -> list[Change]:
-    """What grew from the first comparable entry to the newest; empty where there are too few entries or runs."""
-    entries = comparable(entries)
-    if len(entries) < 2:
-        return []
-    return compare(entries[0].runs, entries[-1].runs, rules).of(Verdict.REGRESSED)
+def drift(entries: Sequence[Entry], rules: Rules) -> list[Drift] | None:
+    """What grew to the newest entry, each metric from the first comparable entry of enough runs that all have it.
+
+    None where nothing can be compared: too few entries, or runs.
+    """
+    *before, newest = comparable(entries)
+    before = [entry for entry in before if len(entry.runs) >= rules.min_runs]
+    metrics_of = [in_all(entry.runs) for entry in before]
+    since: dict[int, list[str]] = {}
+    for name in sorted(in_all(newest.runs)):
+        first = next((number for number, names in enumerate(metrics_of) if name in names), None)
+        if first is not None and any(fnmatchcase(name, pattern) for pattern in rules.metrics):
+            since.setdefault(first, []).append(name)
+    every = dataclasses.replace(rules, metrics=("*",))
+    found = [
+        (before[number], compare(_only(names, before[number]), _only(names, newest), every))
+        for number, names in sorted(since.items())
+    ]
+    if not any(comparison.changes for _, comparison in found):
+        return None
+    return [Drift(entry, change) for entry, comparison in found for change in comparison.of(Verdict.REGRESSED)]
 
 
 def series(entries: Sequence[Entry]) -> dict[str, list[tuple[str, float, float, float]]]:
@@ -85,6 +110,10 @@ def series(entries: Sequence[Entry]) -> dict[str, list[tuple[str, float, float, 
             row = (label, min(values), float(np.median(values)), max(values))
             result.setdefault(name, []).append(row)
     return result
+
+
+def _only(names: Sequence[str], entry: Entry) -> list[Run]:
+    return [dataclasses.replace(run, metrics={name: run.metrics[name] for name in names}) for run in entry.runs]
 
 
 def _differs(first: Run, second: Run) -> bool:

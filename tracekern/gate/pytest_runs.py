@@ -121,10 +121,10 @@ def find(storage: Path, text: str) -> Path:
 
 def write(storage: Path, tests: Tests) -> Path:
     commit = commit_info()
-    path = next_path(storage / FOLDER, commit)
     kept = {test: [run.as_dict() for run in runs] for test, runs in tests.items()}
     about = {"format": FORMAT, "version": VERSION, "created": now(), "commit": commit, "machine": machine_info()}
-    write_whole(path, json.dumps({**about, "tests": kept}, indent=1) + "\n")
+    with next_path(storage / FOLDER, commit) as path:
+        write_whole(path, json.dumps({**about, "tests": kept}, indent=1) + "\n")
     return path
 
 

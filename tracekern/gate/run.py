@@ -24,7 +24,7 @@ def _is_text(value: Any) -> bool:
 
 def _is_size(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and value >= 0
+    return is_number and 0 <= value < 1e18  # 30 years in ns
 
 
 def _are_texts(value: Any) -> bool:
