@@ -133,6 +133,12 @@ def test_a_baseline_is_found_by_number_path_and_shape(tmp_path):
         baseline.find("latest", make_run(device="another"), tmp_path)
 
 
+def test_hosts_that_share_a_folder_find_their_own_baselines(tmp_path):
+    ours, theirs = (baseline.save([make_run(0, nodes=(node,))], tmp_path) for node in ("ours", "theirs"))
+    found = {node: baseline.find("latest", make_run(1, nodes=(node,)), tmp_path) for node in ("ours", "theirs", "new")}
+    assert found == {"ours": ours, "theirs": theirs, "new": theirs}
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [

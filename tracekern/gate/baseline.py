@@ -101,7 +101,8 @@ def read(path: Path) -> list[Run]:
 
 
 def find(text: str, like: Run, storage: Path = STORAGE) -> Path:
-    """The file that `text` means: a path, a number as in 0003, or latest: the newest of the same shape and device.
+    """The file that `text` means: a path, a number as in 0003, or latest: the newest of the same shape and device, of
+    the same hosts where there is one.
 
     like: a run that will be compared with it. Raises NoBaseline where nothing was kept, BadInput with what there is.
     """
@@ -116,11 +117,15 @@ def find(text: str, like: Run, storage: Path = STORAGE) -> Path:
         if not chosen:
             raise BadInput(f"no baseline {int(text):04} in {directory}; it has {kept[0][0]:04} to {kept[-1][0]:04}")
         return chosen[-1]
-    reasons = []
+    reasons, elsewhere = [], []
     for _, path in reversed(kept):
-        reasons.append(difference(read(path)[0], like))
-        if not reasons[-1]:
+        run = read(path)[0]
+        reasons.append(difference(run, like))
+        if not reasons[-1] and run.nodes == like.nodes:
             return path
+        elsewhere += [] if reasons[-1] else [path]
+    if elsewhere:
+        return elsewhere[0]
     raise BadInput(f"no baseline of this shape in {directory}: {reasons[0]}, the newest; keep one with --save")
 
 
