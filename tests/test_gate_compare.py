@@ -96,10 +96,17 @@ def test_a_p99_of_few_spans_is_not_gated():
 
 
 def test_only_the_metrics_asked_for():
-    found = verdicts(draw_runs(5, 1), draw_runs(5, 2), Rules(metrics=("dispatch_*", "combine.*.p50")))
-    assert set(found) == {"combine.reduce_token.p50"}
-    nothing = compare(draw_runs(5, 1), draw_runs(5, 2), Rules(metrics=("nothing.*",)))
-    assert "nothing to compare" in nothing.problems[0]
+    found = verdicts(draw_runs(5, 1), draw_runs(5, 2), Rules(metrics=("end_*", "combine.*.p50")))
+    assert set(found) == {"end_to_end.p50", "combine.reduce_token.p50"}
+
+
+@pytest.mark.parametrize("others", [(), ("combine.*.p50",)])
+def test_a_pattern_that_names_no_metric_is_not_left_unheld(others):
+    misspelt = compare(draw_runs(5, 1), draw_runs(5, 2), Rules(metrics=("dispatch.copy_tokn.*", *others)))
+    assert misspelt.problems == (
+        "no metric to compare in all runs matches dispatch.copy_tokn.*; correct it, or leave it out",
+    )
+    assert misspelt.changes == ()
 
 
 def changed(**changes):

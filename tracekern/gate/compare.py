@@ -95,8 +95,9 @@ def compare(base: Sequence[Run], head: Sequence[Run], rules: Rules) -> Compariso
         problems += _on_both_sides(base, head)
     names, notes = _family(base, head, rules) if not problems else ([], [])
     problems += [note for note in notes if note.startswith("gone: ")]
-    if not problems and not names:
-        problems.append(f"no metric in all runs matches {', '.join(rules.metrics)}; nothing to compare")
+    idle = [pattern for pattern in rules.metrics if not any(fnmatchcase(name, pattern) for name in names)]
+    if not problems and idle:
+        problems.append(f"no metric to compare in all runs matches {', '.join(idle)}; correct it, or leave it out")
     changes = _changes(base, head, names, rules) if not problems else []
     return Comparison(len(base), len(head), tuple(changes), tuple(problems), tuple(notes))
 
