@@ -185,7 +185,7 @@ def detect_all(runs: list[Run], gated: Sequence[str]) -> list[dict[str, Any]]:
     """
     names = [name for name in gated if name.endswith(".p50") and not name.startswith(END_TO_END)]
     spreads = logarithms(runs, names).std(axis=0, ddof=1)
-    least = floors(runs, names, Rules())
+    least = floors(runs, runs, names, Rules())
     columns = ["median", "spread", "floor", "caught", "promise", "phase"]
     table = Table(f"  a phase grows by 15 %, {DETECTIONS} times", columns)
     rows = []

@@ -71,7 +71,7 @@ def test_the_floor_follows_ticks_probes_clocks_and_shares():
         "end_to_end.p50": 9000.0,
     }
     runs = [make_run(0, metrics)]
-    found = dict(zip(metrics, floors(runs, list(metrics), RULES), strict=True))
+    found = dict(zip(metrics, floors(runs, runs, list(metrics), RULES), strict=True))
     assert found == pytest.approx(
         {
             "a.long.p50": 0.05,
@@ -83,7 +83,23 @@ def test_the_floor_follows_ticks_probes_clocks_and_shares():
         }
     )
     costly = [dataclasses.replace(runs[0], probe_cost_ns=100.0)]
-    assert floors(costly, ["a.probe.p50"], RULES)[0] == pytest.approx(0.2)
+    assert floors(costly, costly, ["a.probe.p50"], RULES)[0] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("metric", "instrument"),
+    [
+        ("end_to_end.p50", {"clock_hard_ns": 20_000.0}),
+        (COPY, {"resolution_ns": 512.0}),
+        (COPY, {"probe_cost_ns": 900.0}),
+    ],
+)
+@pytest.mark.parametrize("coarse", ["base", "head"])
+def test_what_the_instrument_of_either_side_may_have_made_is_no_growth(metric, instrument, coarse):
+    sides = {"base": draw_runs(8, 1), "head": draw_runs(8, 2, factor={metric: 1.15})}
+    assert verdicts(*sides.values())[metric] is Verdict.REGRESSED
+    sides[coarse] = [dataclasses.replace(run, **instrument) for run in sides[coarse]]
+    assert verdicts(*sides.values())[metric] is Verdict.SAME
 
 
 def test_a_p99_of_few_spans_is_not_gated():
@@ -174,18 +190,17 @@ def test_a_growth_of_15_percent_is_caught_where_runs_spread_by_3(metric):
     assert sum(verdicts(base, head)[metric] is Verdict.REGRESSED for base, head in pairs) >= 95
 
 
-def test_the_minimal_detectable_change_is_detected():
-    """At the change promised on save, new runs show it in about 95 of 100 checks."""
-    spread = 0.02
+@pytest.mark.parametrize("num_runs", [5, 8])
+def test_the_minimal_detectable_change_is_detected(num_runs):
+    """New runs that grew by what was promised on save, each time from the runs saved then, show it in about 95 of 100
+    checks (92 and 97, of 400)."""
     found = []
-    for seed in range(60):
-        base = draw_runs(8, 3 * seed, spread=spread)
-        growth = 1 + float(
-            np.median([minimal_detectable_changes(draw_runs(8, s, spread=spread), RULES)[COPY] for s in range(9)])
-        )
-        head = draw_runs(8, 3 * seed + 1, spread=spread, factor={COPY: growth})
+    for seed in range(150):
+        base = draw_runs(num_runs, 2 * seed, spread=0.1)
+        growth = 1 + minimal_detectable_changes(base, RULES)[COPY]
+        head = draw_runs(num_runs, 2 * seed + 1, spread=0.1, factor={COPY: growth})
         found.append(verdicts(base, head)[COPY] is Verdict.REGRESSED)
-    assert np.mean(found) >= 0.85
+    assert np.mean(found) >= 0.9
 
 
 def test_the_minimal_detectable_change_shrinks_with_runs_and_grows_with_spread():

@@ -102,17 +102,22 @@ def compare(base: Sequence[Run], head: Sequence[Run], rules: Rules) -> Compariso
     return Comparison(len(base), len(head), tuple(changes), tuple(problems), tuple(notes))
 
 
-def floors(runs: Sequence[Run], names: Sequence[str], rules: Rules) -> Floats:
-    """[m] smallest relative growth of each metric that counts, given its size in `runs`."""
+def floors(base: Sequence[Run], head: Sequence[Run], names: Sequence[str], rules: Rules) -> Floats:
+    """[m] smallest relative growth of each metric that counts, given its size in `base`.
+
+    What the instrument may have made on either side does not count.
+    """
+    runs = (*base, *head)
     ticks = max(run.resolution_ns for run in runs)
-    probe = float(np.median([run.probe_cost_ns for run in runs]))  # one launch may measure it on a busy machine
+    # One launch may measure it on a busy machine.
+    probe = max(float(np.median([run.probe_cost_ns for run in side])) for side in (base, head))
     bound = max(run.clock_hard_ns for run in runs)
     result = []
     for name in names:
-        value = float(np.median([run.metrics[name] for run in runs]))
+        value = float(np.median([run.metrics[name] for run in base]))
         of_ranks = bound if name.startswith("end_to_end.") else 0
         least = SHARE_FLOOR if is_share(name) else max(2 * ticks, probe, of_ranks)
-        result.append(max(rules.floor, least / max(value, _grain_of(name, runs))))
+        result.append(max(rules.floor, least / max(value, _grain_of(name, base))))
     return np.array(result)
 
 
@@ -121,7 +126,7 @@ def has_sign_of_growth(base: Sequence[Run], head: Sequence[Run], name: str, rule
     if is_longest_span(name, (*base, *head)):
         return False
     before, after = (float(np.median(logarithms(side, [name]))) for side in (base, head))
-    return after - before > math.log1p(floors(base, [name], rules)[0])
+    return after - before > math.log1p(floors(base, head, [name], rules)[0])
 
 
 def logarithms(runs: Sequence[Run], names: Sequence[str]) -> Floats:
@@ -134,7 +139,7 @@ def _grain_of(name: str, runs: Sequence[Run]) -> float:
 
 
 def minimal_detectable_changes(runs: Sequence[Run], rules: Rules) -> dict[str, float]:
-    """Metric -> relative growth that as many runs again would show in 95 of 100 checks, if they spread as these do.
+    """Metric -> relative growth that as many runs again would show in about 95 of 100 checks.
 
     Both conditions of a regression, by Student's t: an approximation for planning, not for a verdict.
     """
@@ -144,8 +149,9 @@ def minimal_detectable_changes(runs: Sequence[Run], rules: Rules) -> dict[str, f
     alone = _student((1 + CONFIDENCE) / 2, degrees)
     power = _student(0.95, degrees)
     result = {}
-    logs = logarithms(runs, names)
-    for name, spread, floor in zip(names, logs.std(axis=0, ddof=1), floors(runs, names, rules), strict=True):
+    # Few launches may seem to spread less than they do; else such a growth would be missed more often than promised.
+    spreads = logarithms(runs, names).std(axis=0, ddof=1) * _spread_limit(len(runs) - 1)
+    for name, spread, floor in zip(names, spreads, floors(runs, runs, names, rules), strict=True):
         needed = max(math.log1p(floor) + alone * spread * error, family * spread * error) + power * spread * error
         result[name] = math.expm1(needed)
     return result
@@ -248,7 +254,7 @@ def _changes(base: Sequence[Run], head: Sequence[Run], names: Sequence[str], rul
     )
     p = adjusted_p(base_logs, head_logs, grain)
     low, estimate, high = shift_interval(base_logs, head_logs)
-    limits = floors(base, names, rules)
+    limits = floors(base, head, names, rules)
     changes = []
     for i, name in enumerate(names):
         interval = (float(low[i]), float(estimate[i]), float(high[i]))
@@ -290,6 +296,15 @@ def _runs_to_decide(interval: tuple[float, float, float], floor: float, num_runs
     half = max(high - estimate, estimate - low)
     needed = math.ceil(num_runs * (half / distance) ** 2) if distance else _MAX_RUNS_SHOWN + 1
     return max(needed, num_runs + 1) if needed <= _MAX_RUNS_SHOWN else 0
+
+
+def _spread_limit(degrees: int) -> float:
+    """How many times larger than the standard deviation of few values that of all is at most, 8 times of 10.
+
+    By the chi-squared distribution (Wilson and Hilferty: good to 1 % from 4 degrees of freedom on).
+    """
+    part = 2 / (9 * degrees)
+    return float((1 - part + NormalDist().inv_cdf(0.2) * math.sqrt(part)) ** -1.5)
 
 
 def _student(probability: float, degrees: int) -> float:
