@@ -91,7 +91,7 @@ def test_a_budget_for_nothing_says_what_there_is(inner):
 def test_save_compare_fail(inner, pytester):
     saved = inner("--tracekern-save")
     saved.assert_outcomes(passed=2)
-    saved.stdout.fnmatch_lines(["saved 1 tests as *0001_*"])
+    saved.stdout.fnmatch_lines(["saved 1 test as *0001_*"])
     (path,) = kept(pytester)
     assert list(json.loads(path.read_text())["tests"]) == ["test_inner.py::test_waits"]
 
@@ -165,6 +165,22 @@ def test_what_grew_from_nothing_grew(num_runs):
 
 
 @pytest.mark.parametrize("num_runs", [1, 5])
+def test_a_metric_that_is_gone_is_not_left_unheld(num_runs):
+    base, head = (
+        [runs.make_run(side + number, {name: 1000.0}) for number in range(num_runs)]
+        for side, name in ((0, "dispatch.wait_token.p50"), (100, "dispatch.wait_renamed.p50"))
+    )
+    for limits, said in (
+        ({"p50": 0.15}, ["t: cannot say: gone: dispatch.wait_token.p50"]),
+        ({"p99": 0.15}, []),
+        ({}, []),
+    ):
+        session = TestRuns(Path("storage"), False, Path("baseline"), {"t": base}, limits, {"t": head})
+        session.finish(all_passed=True)
+        assert [failure.partition(" is in ")[0] for failure in session.failures] == said
+
+
+@pytest.mark.parametrize("num_runs", [1, 5])
 @pytest.mark.parametrize(
     ("name", "before", "after", "num_spans", "fails"),
     [
@@ -174,6 +190,7 @@ def test_what_grew_from_nothing_grew(num_runs):
         ("dispatch.wait_token.p50", 64.0, 160.0, 500, True),
         ("dispatch.wait_token.p50", 0.0, 32.0, 500, False),
         ("dispatch.wait_token.p50", 0.0, 160.0, 500, True),
+        ("gemm[fp8].wait_token.p50", 1000.0, 1300.0, 500, True),
         ("dispatch.wait_token.wait_share", 0.02, 0.025, 500, False),  # half a hundredth of the time
     ],
 )

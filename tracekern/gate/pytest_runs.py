@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import re
 from collections.abc import Sequence
@@ -15,10 +16,10 @@ from tracekern.analysis.statistics import STATISTICS
 from tracekern.errors import BadInput
 from tracekern.files import write_whole
 from tracekern.gate.baseline import commit_info, machine_info, next_path, now, numbered
-from tracekern.gate.compare import Rules, Verdict, compare, has_sign_of_growth, sides_differ
+from tracekern.gate.compare import Rules, Verdict, compare, gone, gone_metrics, has_sign_of_growth, sides_differ
 from tracekern.gate.report import losses_of
 from tracekern.gate.run import Run
-from tracekern.words import growth, metric_value
+from tracekern.words import count, growth, metric_value
 
 FORMAT = "tracekern-pytest"
 VERSION = 1
@@ -60,7 +61,7 @@ class TestRuns:
         if self.save and not (all_passed and self.tests and not self.failures):
             self.lines.append("not saved: " + ("something failed" if self.tests else "no test opened a capture"))
         elif self.save:
-            self.lines.append(f"saved {len(self.tests)} tests as {write(self.storage, self.tests)}")
+            self.lines.append(f"saved {count(len(self.tests), 'test')} as {write(self.storage, self.tests)}")
 
     def _compare(self, test: str, runs: list[Run]) -> None:
         base = self.before.get(test)
@@ -71,6 +72,11 @@ class TestRuns:
         if problems := sides_differ(base[0], runs[0], rules, or_else=", or save a new baseline"):
             self.failures += [f"{test}: cannot say: {problem}" for problem in problems]
             return
+        self.failures += [
+            f"{test}: cannot say: {gone(name)}"
+            for name in gone_metrics(base, runs)
+            if name.rpartition(".")[2] in self.limits
+        ]
         proven = min(len(base), len(runs)) >= rules.min_runs
         for name in runs[0].metrics:
             statistic = name.rpartition(".")[2]
@@ -91,7 +97,7 @@ UNPROVEN = " (fewer than 5 runs a side: a sign, no proof)"
 
 
 def _is_proven(name: str, base: list[Run], runs: list[Run], limit: float) -> bool:
-    comparison = compare(base, runs, Rules(floor=limit, metrics=(name,), across_hosts=True))
+    comparison = compare(base, runs, Rules(floor=limit, metrics=(glob.escape(name),), across_hosts=True))
     return any(change.metric == name for change in comparison.of(Verdict.REGRESSED))
 
 
