@@ -134,7 +134,7 @@ def changed(**changes):
     [
         (draw_runs(4, 2), "head: 4 runs, wanted at least 5"),
         ([], "head: 0 runs"),
-        (changed(losses=("3 records lost",)), "is not whole: 3 records lost"),
+        (changed(losses=("3 records lost",)), "proves nothing: 3 records lost"),
         (changed(spans={}), "no span in a measured launch"),
         (changed(device="NVIDIA H100"), "other device"),
         (changed(backend="cpu"), "other device"),

@@ -173,6 +173,8 @@ def test_losses_are_told(tmp_path):
         ("surplus_blocks", True),
         ("launch_lost", True),
         ("cycle_rate_unknown", True),
+        ("backwards_flow", True),
+        ("contradicting_flows", True),
         ("lost_host_spans", False),  # no number is made of them
         ("cycle_clock", False),
         ("idle_tracks", False),

@@ -23,9 +23,12 @@ from tracekern.timeline.model import OPEN_END, EventClass, Int32, Int64, Timelin
 END_TO_END = "end_to_end"
 STATISTICS = ("p50", "p99", "wait_share")
 
-_LOSSES = {*LOSS_KINDS, "open_span", "salvaged", "running", "overwritten_records", "fault", "cycle_rate_unknown"} - {
-    HOST_LOSS  # no number is made of host ranges
-}
+_LOSSES = {
+    *LOSS_KINDS,
+    *("open_span", "salvaged", "running", "overwritten_records", "fault", "cycle_rate_unknown"),
+    # Waits that nothing ended are short, or the common axis is wrong.
+    *("backwards_flow", "contradicting_flows"),
+} - {HOST_LOSS}  # no number is made of host ranges
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,8 @@ class RunStatistics:
     """By how much the clocks of two ranks may be apart: the two widest bounds together. 0 of one rank, inf of unaligned
     ones."""
     losses: tuple[str, ...]
-    """What is missing from the capture, or has no known duration, a line each; its numbers then prove nothing."""
+    """What is missing from the capture, has no known duration or cannot have been so, a line each; its numbers then
+    prove nothing."""
 
     def metrics(self) -> dict[str, float]:
         """Name -> value, `dispatch_recv.wait_token.p50` -> ns. A wait_share lies in 0..1."""

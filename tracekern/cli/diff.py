@@ -136,7 +136,7 @@ def _warnings(timelines: list[Timeline], sides: list[RunStatistics]) -> list[str
         make_run(name, statistics, timeline, timeline.ranks[0].metadata)
         for name, statistics, timeline in zip("AB", sides, timelines, strict=True)
     ]
-    warnings = [f"{run.source} is not whole: {run.losses[0]}" for run in runs if run.losses]
+    warnings = [f"{run.source} proves nothing: {run.losses[0]}" for run in runs if run.losses]
     if text := difference(*runs):
         warnings.append(f"different shapes: {text}")
     if (runs[0].device, runs[0].nodes) != (runs[1].device, runs[1].nodes):

@@ -159,7 +159,7 @@ def minimal_detectable_changes(runs: Sequence[Run], rules: Rules) -> dict[str, f
 
 def own_problems(side: str, runs: Sequence[Run], rules: Rules) -> list[str]:
     """What is wrong with one side by itself."""
-    problems = [f"{side}: {run.source} is not whole: {run.losses[0]}" for run in runs if run.losses]
+    problems = [f"{side}: {run.source} proves nothing: {run.losses[0]}" for run in runs if run.losses]
     problems += [f"{side}: {run.source} has no span in a measured launch" for run in runs if not run.spans]
     if len(runs) < rules.min_runs:
         problems.append(

@@ -86,7 +86,7 @@ class Report:
 
 def losses_of(runs: Sequence[Run]) -> tuple[str, ...]:
     """Why numbers of these runs prove nothing, whatever they are held against."""
-    lost = [f"{run.source} is not whole: {run.losses[0]}" for run in runs if run.losses]
+    lost = [f"{run.source} proves nothing: {run.losses[0]}" for run in runs if run.losses]
     empty = [f"{run.source} has no span in a measured launch" for run in runs if not run.spans]
     return (*lost, *empty)
 
