@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 import pytest
-from runs import draw_runs
+from runs import draw_runs, make_run
 
 from tracekern.gate.budget import Budget
 from tracekern.gate.check import check
@@ -55,6 +55,10 @@ def test_markdown_shows_what_a_reviewer_needs():
     assert "new\\|code" in text
     for line in text.splitlines():
         assert not line.startswith("|") or line.endswith("|")
+    odd = {"gemm<a||b>.copy_token.p50": 1000.0}
+    sides = [draw_runs(5, seed, metrics=odd, factor=dict.fromkeys(odd, grown)) for seed, grown in ((1, 1.0), (2, 1.5))]
+    row = next(line for line in markdown(check(sides[1], sides[0])).splitlines() if line.startswith("| `"))
+    assert row.startswith("| `gemm<a\\|\\|b>.copy_token.p50` | 1.0")
     lossy = markdown(check(LOSSY, BASE))
     assert lossy.startswith("### ❔")
     assert "2 records \\| lost" in lossy
@@ -78,6 +82,9 @@ def test_junit_is_read_back_by_its_package(tmp_path):
     assert [Error] in results(check(NOISY, BASE)).values()
     assert [Skipped] in results(check(NOISY, BASE, undecided_fails=False)).values()
     assert results(check(LOSSY, BASE)) == {"check": [Error]}
+    assert results(check([make_run(metrics={"a\x01b.w.p50": 2.0})], None, [Budget("w.p50", 1)])) == {
+        "a?b.w.p50": [Failure]
+    }
 
 
 def test_numbers_for_people():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from tracekern.cli import options
 from tracekern.cli.output import console, note, print_json, table
@@ -91,14 +92,14 @@ def print_report(report: Report) -> None:
         note(f"cannot say: {problem}")
     for text in report.comparison.notes if report.comparison else ():
         note(text)
-    out.print(report.headline, markup=False, soft_wrap=True)
+    out.print(report.headline, soft_wrap=True)
 
 
 def _budget_table(report: Report) -> object:
     grid = table(["value", "budget"], ["", "metric"])
     for result in report.budgets:
         value, limit = metric_value(result.metric, result.value), metric_value(result.metric, result.budget.limit)
-        grid.add_row(value, limit, "ok" if result.ok else "[bold red]over[/]", result.metric)
+        grid.add_row(value, limit, "ok" if result.ok else Text("over", "bold red"), result.metric)
     return grid
 
 
@@ -122,7 +123,6 @@ def _change_table(report: Report) -> object:
     return grid
 
 
-def _verdict(change: Change) -> str:
+def _verdict(change: Change) -> Text:
     colors = {"regressed": "bold red", "undecided": "yellow", "better": "green", "same": ""}
-    word = change.verdict.value
-    return f"[{colors[word]}]{word}[/]" if colors[word] else word
+    return Text(change.verdict.value, colors[change.verdict.value])

@@ -23,13 +23,13 @@ _WIDTH = 1000
 
 
 def console() -> Console:
-    """For results."""
-    return Console(width=_WIDTH, highlight=False)
+    """For results. Names of kernels and files stay as they are: `gemm[fp8]` is no markup, `::fire::` no picture."""
+    return Console(width=_WIDTH, highlight=False, markup=False, emoji=False)
 
 
 def note(text: str) -> None:
     """Says to the person, not to the program that reads stdout, what is going on."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False)
+    Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False).print(text)
 
 
 @contextlib.contextmanager

@@ -66,8 +66,8 @@ def report(
     out = console()
     width = max(len(line.word) for line in lines)
     for line in lines:
-        out.print(f"[bold]{line.word:>{width}}[/bold]  ", end="")
-        out.print(line.text, markup=False, soft_wrap=True)
+        out.print(f"{line.word:>{width}}  ", style="bold", end="")
+        out.print(line.text, soft_wrap=True)
     if output is None:
         options_given = ["--unaligned"] * unaligned + ["--partial"] * partial
         for name, value in (("window", window), ("ranks", ranks), ("link-limit", link_limit)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,7 +106,7 @@ def markdown(report: Report) -> str:
         lines += ["| budget | limit | value | |", "| --- | ---: | ---: | --- |"]
         for result in report.budgets:
             limit, value = (metric_value(result.metric, number) for number in (result.budget.limit, result.value))
-            lines.append(f"| `{result.metric}` | {limit} | {value} | {'ok' if result.ok else '**over**'} |")
+            lines.append(f"| `{_cell(result.metric)}` | {limit} | {value} | {'ok' if result.ok else '**over**'} |")
         lines.append("")
     if report.comparison and report.comparison.changes:
         lines += _markdown_changes(report.comparison)
@@ -132,7 +133,7 @@ def _markdown_changes(comparison: Comparison) -> list[str]:
         base, head = metric_value(change.metric, change.base), metric_value(change.metric, change.head)
         word = f"**{change.verdict.value}**" if change.verdict is Verdict.REGRESSED else change.verdict.value
         lines.append(
-            f"| `{change.metric}` | {base} | {head} | {growth(change.estimate)} | {growth(change.low)} to "
+            f"| `{_cell(change.metric)}` | {base} | {head} | {growth(change.estimate)} | {growth(change.low)} to "
             f"{growth(change.high)} | {size(change.floor)} | {word} |"
         )
     return [*lines, ""]
@@ -167,7 +168,8 @@ def junit(report: Report, path: Path) -> None:
         suite.add_testcase(case)
     document = JUnitXml("tracekern")
     document.add_testsuite(suite)
-    write_whole(path, document.tostring())  # type: ignore[no-untyped-call]
+    xml: bytes = document.tostring()  # type: ignore[no-untyped-call]
+    write_whole(path, re.sub(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]", b"?", xml))  # no reader of XML takes those
 
 
 def size(value: float) -> str:
