@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from captures import CaptureSpec, write_capture
 from launched import record
+from runs import draw_runs
+
+from tracekern.gate import baseline
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = f"{shlex.quote(sys.executable)} {shlex.quote(str(ROOT / 'tests' / 'launched.py'))}"
@@ -146,12 +149,28 @@ def test_budgets_of_a_file_that_is_not_there_are_not_forgotten(command_line, lau
     assert f"--config {missing}: no such file" in result.stderr
 
 
-def test_a_budget_holds_for_launches_of_one_shape(check, launches):
+@pytest.mark.parametrize("asked", [["--max", "wait_token.p50=1ms"], ["--append", "history.jsonl"], ["--save"]])
+def test_launches_of_different_work_are_held_and_kept_by_nothing(check, launches, tmp_path, monkeypatch, asked):
+    monkeypatch.chdir(tmp_path)
     wide = next((launches / "wide").iterdir())
     first = launches / "head" / "head_00"
-    result = check(first, wide, "--max", "wait_token.p50=1ms")
+    result = check(first, wide, *asked)
     assert result.returncode == 2
-    assert f"cannot say: other shape: settings.tokens is 128 in {wide}, 64 in {first}; check runs" in result.stdout
+    assert f"other shape: settings.tokens is 128 in {wide}, 64 in {first}" in result.stdout + result.stderr
+    assert not kept(tmp_path)
+    assert not Path("history.jsonl").exists()
+
+
+def test_names_are_shown_as_they_are(check, tmp_path):
+    """No markup, and no picture in place of a namespace."""
+    named = {"gemm[fp8].copy_token.p50": 1000.0, "moe::fire::send.copy_token.p50": 1000.0}
+    for side, seed, grown in (("base", 1, 1.0), ("head", 2, 1.5)):
+        sides = draw_runs(5, seed, metrics=named, factor=dict.fromkeys(named, grown))
+        baseline.write(tmp_path / f"{side}.json", sides, {})
+    result = check(tmp_path / "head.json", "--against", tmp_path / "base.json", "--max", "copy_token.p50=1ns")
+    assert result.returncode == 1, result.stderr
+    for name in named:
+        assert sum(line.endswith(name) for line in map(str.rstrip, result.stdout.splitlines())) == 2
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]], ids=["text", "json"])

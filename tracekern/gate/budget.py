@@ -68,7 +68,7 @@ def read_budgets(pyproject: Path) -> list[Budget]:
                 f"{pyproject}: reading it needs tomli on Python 3.10; pip install 'tracekern[read]'"
             ) from None
     try:
-        document: Any = tomllib.loads(pyproject.read_text())
+        document: Any = tomllib.loads(pyproject.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BadInput(f"{pyproject}: cannot be read ({error}); fix it, or choose another with --config") from None
     for key in ("tool", "tracekern", "budgets"):

@@ -25,7 +25,7 @@ def check(
     Raises BadInput for a budget whose name nothing has.
     """
     budgets = tuple(budgets)
-    problems = losses_of(head) or (_other_shapes(head) if budgets else ())
+    problems = losses_of(head) or (_other_shapes(head) if budgets or base is None else ())
     return Report(
         head=head_name,
         base=base_name,
