@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from cause_oracle import any_program, oracle
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scenarios import SEE_NS, Scenario, exchange
 from scenarios_causes import COPY_NS, CallScenario, chain, pipeline
@@ -271,6 +272,17 @@ def test_any_timeline_is_charged_in_full(timeline: Timeline):
     causes = analyze_causes(timeline, waits)
     assert sum(cost.total_ns for cost in causes.costs) == pytest.approx(causes.charged_ns, rel=1e-9)
     assert (causes.note == "") == (causes.charged_ns > 0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 1 << 32))
+@example(9)  # a launch that begins in the very ns in which a wait of the one before it ended
+def test_costs_are_those_of_plain_loops(seed: int):
+    timeline = any_program(seed).timeline()
+    waits = analyze_waits(timeline)
+    costs = analyze_causes(timeline, waits).costs
+    found = {(c.rank, c.target, c.phase, c.peer): pytest.approx((c.direct_ns, c.passed_on_ns), abs=1e-6) for c in costs}
+    assert oracle(timeline, waits) == found
 
 
 def test_the_triangular_system_is_the_obvious_recursion():

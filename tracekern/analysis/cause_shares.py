@@ -73,7 +73,7 @@ class Sequence:
         low, high = _stretch_of(self.stream, stream, int(graph.schedule.stream.max()) + 1)
         past_time = self.time[self.by_stream]
         past_first = bisect_right(past_time, low, high, since)
-        past_stop = np.maximum(bisect_right(past_time, low, high, np.minimum(began, asked.release) - 1), past_first)
+        past_stop = np.maximum(bisect_right(past_time, low, high, np.minimum(began, asked.release - 1)), past_first)
         own, past = (np.append(0, np.cumsum(w)) for w in (self.weight_ns, self.weight_ns[self.by_stream]))
         total = own[own_stop] - own[own_first] + past[past_stop] - past[past_first]
         return Ranges(own_first, own_stop, past_first, past_stop, total)
