@@ -66,7 +66,7 @@ def test_it_is_a_workflow(workflow):
         for step in job["steps"]:
             assert ("run" in step) != ("uses" in step)
             assert "run" not in step or step["name"]
-            assert "uses" not in step or re.fullmatch(r"actions/[a-z-]+@v\d+", step["uses"])
+            assert "uses" not in step or re.fullmatch(r"actions/[a-z/-]+@v\d+", step["uses"])
     assert "$TRACEKERN_OUT" in workflow["env"]["PROGRAM"]
 
 
@@ -90,6 +90,20 @@ def test_two_nights(workflow, runner):
         assert len(list((runner / ".tracekern" / "cpu").iterdir())) == night
         assert len((runner / "history.jsonl").read_text().splitlines()) == night
     assert (runner / "trend.html").stat().st_size > 10_000
+
+
+def test_a_night_that_regressed_is_kept_too(workflow):
+    """What the history says comes back the next night whatever the check said."""
+    steps = workflow["jobs"]["nightly"]["steps"]
+    restored, saved = (
+        next(step for step in steps if step.get("uses", "").startswith(f"actions/cache/{what}@"))
+        for what in ("restore", "save")
+    )
+    checked = next(step for step in steps if step.get("name") == "Check")
+    assert steps.index(restored) < steps.index(checked) < steps.index(saved)
+    assert saved["if"] == "always()"
+    assert saved["with"] == {key: restored["with"][key] for key in ("path", "key")}
+    assert set(saved["with"]["path"].split()) <= {".tracekern", *checked["run"].split()}
 
 
 def test_the_program_of_the_workflow_is_one(workflow, tmp_path):
