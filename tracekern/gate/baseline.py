@@ -149,20 +149,20 @@ def machine_info() -> dict[str, Any]:
 
 
 def commit_info() -> dict[str, Any]:
-    """Commit of the working directory; id "" outside a repository."""
+    """Commit of the working directory, dirty where a file of it was changed; id "" outside a repository."""
     return {
         "id": _git("rev-parse", "HEAD"),
         "branch": _git("branch", "--show-current"),
-        "dirty": bool(_git("status", "--porcelain")),
+        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),  # captures and baselines lie there, too
     }
 
 
 def _git(*arguments: str) -> str:
     try:
-        result = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=30, check=True)
+        result = subprocess.run(["git", *arguments], capture_output=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return result.stdout.strip()
+    return result.stdout.decode(errors="replace").strip()  # names of files and branches are any bytes
 
 
 def numbered(directory: Path) -> list[tuple[int, Path]]:
