@@ -1,4 +1,4 @@
-"""Event tables: mistakes are compile errors that say what is wanted, and every extension has its own."""
+"""Event tables: mistakes are compile errors that say what is wanted, and every file of every extension has its own."""
 
 from __future__ import annotations
 
@@ -60,3 +60,57 @@ def test_two_extensions_may_name_their_tables_alike(tmp_path: Path):
         describe.restype = ctypes.c_char_p
         described.append(json.loads(describe())["events"][0]["name"])
     assert described == ["wait_row", "wait_column"]
+
+
+def test_two_files_of_an_extension_may_name_their_tables_alike(tmp_path: Path):
+    sources = []
+    for name in ("wait_row", "wait_column"):
+        sources.append(tmp_path / f"{name}.cpp")
+        sources[-1].write_text(SOURCE.format(**GOOD | {"name": name}).replace("describe()", f"describe_{name}()"))
+    library = tmp_path / "both.so"
+    subprocess.run([*COMMAND, "-shared", "-fPIC", "-o", library, *sources], check=True)
+    for name in ("wait_row", "wait_column"):
+        describe = getattr(ctypes.CDLL(str(library)), f"describe_{name}")
+        describe.restype = ctypes.c_char_p
+        assert json.loads(describe())["events"][0]["name"] == name
+
+
+KERNEL = """#include <tracekern.h>
+
+#include <platform/cpu_executor.hpp>
+#define MY_EVENTS(EVENT) EVENT(copy_row, work, issue, "", "row:32", "") EVENT(wait_row, wait, completion, "", "", "")
+namespace mine {
+TK_DEFINE_EVENTS(MyEvent, MY_EVENTS)
+template <class Rec>
+void copy(tracekern::Warp& warp, typename Rec::Args trace) {
+    Rec recorder(trace, warp);
+    TK_RANGE(recorder, MyEvent::copy_row, warp.block);
+    {
+        TK_WAIT(recorder, MyEvent::wait_row);
+        const auto inside = [&] { TK_RANGE(recorder, MyEvent::copy_row, 1); };
+        inside();
+    }
+}
+template void copy<tracekern::Recorder<true>>(tracekern::Warp&, tracekern::Recorder<true>::Args);
+template void copy<tracekern::Recorder<false>>(tracekern::Warp&, tracekern::Recorder<false>::Args);
+}  // namespace mine
+"""
+STRICT = ("-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror", "-fsyntax-only")
+
+
+def compile_kernel(directory: Path, compiler: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no {compiler} on this machine")
+    source = directory / "kernel.cpp"
+    source.write_text(KERNEL)
+    return subprocess.run([compiler, *COMMAND[1:], *flags, source], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("compiler", ["g++", "clang++-19"])
+def test_a_project_may_have_its_namespace_and_its_warnings(tmp_path: Path, compiler: str):
+    assert compile_kernel(tmp_path, compiler, *STRICT).stderr == ""
+
+
+def test_a_standard_that_is_too_old_is_named(tmp_path: Path):
+    result = compile_kernel(tmp_path, "g++", "-std=c++17", "-fsyntax-only")
+    assert "tracekern.h needs C++20" in result.stderr.splitlines()[1]

@@ -111,9 +111,9 @@ constexpr bool is_channel(std::string_view channel, std::string_view begin_field
     return true;
 }
 
-// The table of an event enum; TK_DEFINE_EVENTS specialises it.
+// The table of an event enum; TK_DEFINE_EVENTS declares the function beside it, in whatever namespace that is.
 template <class Event>
-struct EventTable;
+struct EventTable : decltype(tk_event_table(Event{})){};
 
 // The table as JSON, for capture.launch(..., events=...). Strings in tables are plain identifiers: nothing to escape.
 template <class Event>
@@ -148,14 +148,20 @@ std::string describe_events() {
                       ::tracekern::total_field_bits(end_fields) <= ::tracekern::kPayloadBits,                         \
                   "the fields of " #name " need more than 55 bits");
 
-// Use at namespace scope, outside any namespace of your own that shadows `tracekern`. Hidden: the dynamic linker would
-// give two extensions whose enums have the same name one table, that of the first.
-#define TK_DEFINE_EVENTS(Event, TABLE)                                                         \
-    enum class Event : uint32_t { TABLE(TK_EVENT_ENUMERATOR) };                                \
-    TABLE(TK_EVENT_CHECK)                                                                      \
-    template <>                                                                                \
-    struct __attribute__((visibility("hidden"))) tracekern::EventTable<Event> {                \
-        static constexpr const char* kName = #Event;                                           \
-        static constexpr EventInfo kEvents[] = {TABLE(TK_EVENT_ENTRY)};                        \
-        static_assert(sizeof(kEvents) / sizeof(EventInfo) <= kMaxEvents, "at most 64 events"); \
-    };
+// Use at namespace scope. Each file has a table of its own: files of one program, and extensions of one process, may
+// give theirs the same name, and a linker that took them for one would name the events of both by the first. nvcc warns
+// of a constant that nobody names: an assertion does.
+#define TK_DEFINE_EVENTS(Event, TABLE)                                                                      \
+    namespace {                                                                                             \
+    enum class Event : uint32_t { TABLE(TK_EVENT_ENUMERATOR) };                                             \
+    TABLE(TK_EVENT_CHECK)                                                                                   \
+    struct tk_table_of_##Event {                                                                            \
+        static constexpr char kName[] = #Event;                                                             \
+        static constexpr ::tracekern::EventInfo kEvents[] = {TABLE(TK_EVENT_ENTRY)};                        \
+        static_assert(sizeof(kName) > 1 && sizeof(kEvents) / sizeof(kEvents[0]) <= ::tracekern::kMaxEvents, \
+                      "at most 64 events");                                                                 \
+    };                                                                                                      \
+    [[maybe_unused]] constexpr tk_table_of_##Event tk_event_table(Event) {                                  \
+        return {};                                                                                          \
+    }                                                                                                       \
+    }
