@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.captures import EVENT_TABLE
-from tests.kernels import memory, run_kernel
+from tests.kernels import TrackWriter, memory, run_kernel
 from tracekern.analysis.statistics import phase_statistics
 from tracekern.errors import BadInput
 from tracekern.record import format as fmt
@@ -93,6 +93,64 @@ def test_a_flight_recorder_whose_body_is_no_ring_says_so(tmp_path: Path, records
     assert (severity, count) == ("error", 3)
     assert text.startswith("rank 0: 3 launches of demo kept the first records")
     assert text.endswith("launch the body of launch.record_format, Recorder<true, RecordFormat::ring>")
+
+
+def test_a_capture_whose_body_is_a_ring_says_so(tmp_path: Path):
+    with capture(tmp_path, records_per_track=4) as session:
+        launched = session.launch("demo", grid=1, warps=1, events=json.dumps(EVENT_TABLE))
+        run_kernel(launched.descriptor, 1, 1, 1)
+        headers = int(memory(launched.descriptor, fmt.LAUNCH_DESCRIPTOR)[0]["headers"])
+        header = memory(headers, fmt.TRACK_HEADER)
+        header["started"] = fmt.STARTED_RING
+        header["written"] = header["attempted"] = 6  # as csrc/trace/recorder.h does; two are overwritten
+    texts = {problem.kind: problem.text for problem in load(tmp_path).problems}
+    assert texts["keeps_last"].endswith("launch the body of launch.record_format, Recorder<true>")
+    assert "keep='last'" not in " ".join(texts.values())
+
+
+@pytest.mark.parametrize("selection", [{}, {"sink": "host", "records_per_track": 8}])
+def test_a_second_launch_with_a_descriptor_is_told_where_it_leaves_records_of_the_first(
+    tmp_path: Path, selection: dict
+):
+    with capture(tmp_path, **selection) as session:
+        launched = session.launch("demo", grid=4, warps=2, events=json.dumps(EVENT_TABLE))
+        run_kernel(launched.descriptor, 4, 2, 3)
+        run_kernel(launched.descriptor, 4, 1, 2)
+    (problem,) = load(tmp_path).problems
+    assert (problem.severity, problem.kind) == ("error", "shared_tracks")
+    assert "had several writers of 4 tracks" in problem.text
+    with pytest.raises(BadInput, match="several writers"):
+        load(tmp_path, strict=True)
+
+
+def test_a_region_used_again_has_records_of_its_launch_before(tmp_path: Path):
+    with capture(tmp_path, keep="last", records_per_track=8, max_bytes=1 << 13) as session:
+        for spans in [3] * 40 + [1] * 40:
+            launched = session.launch("demo", grid=1, warps=1, events=json.dumps(EVENT_TABLE))
+            run_kernel(launched.descriptor, 1, 1, spans)
+    assert "shared_tracks" not in {problem.kind for problem in load(tmp_path).problems}
+
+
+def test_an_event_that_the_table_does_not_have_is_told(tmp_path: Path):
+    short = EVENT_TABLE | {"events": EVENT_TABLE["events"][:1]}
+    with capture(tmp_path) as session:
+        for name, table, spans in (("silent", short, 0), ("demo", short, 3), ("right", EVENT_TABLE, 3)):
+            launched = session.launch(name, grid=1, warps=1, events=json.dumps(table))
+            run_kernel(launched.descriptor, 1, 1, spans)
+    (problem,) = load(tmp_path).problems
+    assert (problem.severity, problem.kind) == ("error", "unknown_event")
+    assert problem.text.startswith("rank 0: demo recorded event 1, its table has 1, from 0 on: pass what")
+
+
+def test_a_role_without_a_name_is_told(tmp_path: Path):
+    with capture(tmp_path) as session:
+        for name, roles in (("named", ["sender", "receiver"]), ("nameless", [])):
+            launched = session.launch(name, grid=1, warps=3, events=json.dumps(EVENT_TABLE), roles=roles)
+            for warp in range(3):
+                TrackWriter(launched.descriptor, 0, warp, role=warp).finish()
+    (problem,) = load(tmp_path).problems
+    assert (problem.severity, problem.kind) == ("warning", "unknown_role")
+    assert problem.text == "rank 0: named has tracks of role 2, for which roles= of capture.launch() has no name"
 
 
 def test_a_capture_without_launches_says_so(tmp_path: Path, command_line):

@@ -67,6 +67,8 @@ class LaunchSection:
     records_count: int
     blocks_run: int = 0
     """Where the kernel ran with more blocks than num_blocks: how many; else 0."""
+    shared_tracks: int = 0
+    """Tracks in which records stood that are not their recorder's: another one wrote there, too."""
 
     @staticmethod
     def entry_keys() -> list[str]:
@@ -323,7 +325,7 @@ def _check_names(checker: _Checker, roles: Any) -> None:
 
 def _launch(checker: _Checker, metadata: dict[str, Any], entry: Any) -> LaunchSection:
     values: dict[str, Any] = {"name": checker.get(entry, "name", str)}
-    entry = {"blocks_run": 0} | entry
+    entry = {"blocks_run": 0, "shared_tracks": 0} | entry
     for field in fields(LaunchSection):
         if field.name not in values:
             values[field.name] = checker.integer(entry, field.name, -_INT_LIMIT if field.name == "stream" else 0)

@@ -84,12 +84,23 @@ def _complete(entry: Any, headers: npt.NDArray[Any]) -> None:
     headers["finished"] = headers["end_ticks"] != 0
 
 
+def _count_shared(entry: Any, headers: npt.NDArray[Any], records: npt.NDArray[Any]) -> int:
+    """Tracks that hold more than their recorder made: the region was zero before the launch, so another one wrote."""
+    if entry["generation"]:
+        return 0  # an earlier launch did
+    ends_here = (headers["end_ticks"] != 0) & (headers["started"] != fmt.STARTED_RING)
+    rows = np.flatnonzero(ends_here & (headers["written"] < records.shape[1]))
+    return int((records["word"][rows, headers["written"][rows]] & fmt.KIND_MASK != 0).sum())
+
+
 @dataclass(frozen=True)
 class _Packed:
     entry: Any
     headers: npt.NDArray[Any]
     blocks_run: int
     """How many, if more than the host was told of; else 0."""
+    shared_tracks: int
+    """Of several recorders."""
 
     @property
     def num_records(self) -> int:
@@ -133,8 +144,8 @@ def _metadata(
             "records_offset": place(count * fmt.WIDE_RECORD.itemsize),
             "records_count": count,
         }
-        if packed.blocks_run:
-            section["blocks_run"] = packed.blocks_run
+        optional = {"blocks_run": packed.blocks_run, "shared_tracks": packed.shared_tracks}
+        section |= {key: value for key, value in optional.items() if value}
         sections.append(section)
     fault = parse_fault(segment.fault_record.tobytes(), segment.metadata.get("fault_names", {}))
     counted = int((segment.launches()["flags"] & fmt.ENTRY_COUNTED_ONLY != 0).sum())
@@ -179,8 +190,9 @@ def _write(segment: Segment, file: BinaryIO) -> int:
         headers = segment.track_headers(entry).copy()
         blocks_run = int(headers["block"][0]) if len(headers) else 0
         _complete(entry, headers)
-        _C.find_records(_bytes_of(headers), _bytes_of(segment.records(entry)), bool(entry["generation"]))
-        launches.append(_Packed(entry, headers, blocks_run))
+        records = segment.records(entry)
+        _C.find_records(_bytes_of(headers), _bytes_of(records), bool(entry["generation"]))
+        launches.append(_Packed(entry, headers, blocks_run, _count_shared(entry, headers, records)))
     # Taken once: another thread may append to them meanwhile.
     rows = {"clock_samples": segment.clock_samples(), "host_spans": segment.host_spans()}
     metadata, payload_bytes = _metadata(segment, rows, launches, num_lost)

@@ -60,6 +60,7 @@ def decode(dump: Dump) -> Timeline:
         problems=(
             *find_problems(timeline, dump, findings),
             *doubts,
+            *events.unknown(dump),
             *dense_probes(timeline, dump, runs),
             *runs.rates.describe(rank.rank, rank.ticks_per_second),
         )
@@ -168,6 +169,7 @@ def _launches(dump: Dump, runs: Runs) -> tuple[Launch, ...]:
                 records_lost=int(lost[rows].sum()),
                 records_needed=int(needed[rows].max(initial=0)),
                 blocks_run=entry.blocks_run,
+                shared_tracks=entry.shared_tracks,
                 records_overwritten=int(overwritten[rows].sum()),
                 stamp_error_ns=float(stamp_error_ns[rows].max(initial=0.0)),
             )

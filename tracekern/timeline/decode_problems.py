@@ -29,9 +29,10 @@ class Findings:
 def find_problems(timeline: Timeline, dump: Dump, findings: Findings) -> tuple[Problem, ...]:
     problems = _whole_rank(dump)
     problems += _losses(timeline, findings)
-    problems += _overwritten(dump.rank, findings.runs)
+    problems += _overwritten(dump, findings.runs)
     problems += _open_spans(timeline, findings)
     problems += wrong_launches(timeline.launches, findings.runs, dump.metadata)
+    problems += _unknown_roles(dump, findings.runs)
     rank = dump.rank
     for tracks, severity, kind, text in (
         (findings.orphans, "error", "orphan_end", "ends without a begin"),
@@ -107,19 +108,32 @@ def _losses(timeline: Timeline, findings: Findings) -> list[Problem]:
     return problems
 
 
-def _overwritten(rank: int, runs: Runs) -> list[Problem]:
+def _overwritten(dump: Dump, runs: Runs) -> list[Problem]:
     """What a flight recorder does all the time: one note a rank. What it should not: records that never arrived."""
-    problems = []
+    rank, problems = dump.rank, []
     count = int(runs.overwritten.sum())
     if count:
         num_launches = len(np.unique(runs.launch[runs.overwritten > 0]))
-        text = f"rank {rank}: {count:,} older records of {num_launches} launches were overwritten, as keep='last' asks"
+        asked = "" if dump.metadata.get("keep") == "first" else ", as keep='last' asks"
+        text = f"rank {rank}: {count:,} older records of {num_launches} launches were overwritten{asked}"
         problems.append(Problem("note", "overwritten_records", rank, -1, text, count))
     torn = int(runs.torn.sum())
     if torn:
         text = f"rank {rank}: {torn} records never arrived in {int((runs.torn > 0).sum())} tracks: torn when it died"
         problems.append(Problem("warning", "torn_track", rank, -1, text, torn))
     return problems
+
+
+def _unknown_roles(dump: Dump, runs: Runs) -> list[Problem]:
+    """One warning a kernel whose recorders took a role that its roles= does not name."""
+    num_roles = np.array([len(dump.metadata["role_tables"][launch.role_table]) for launch in dump.launches], np.int64)
+    beyond = np.flatnonzero(runs.started & (runs.role >= num_roles[runs.launch]) & (num_roles[runs.launch] > 0))
+    found = {(dump.launches[runs.launch[run]].name, int(runs.role[run])) for run in beyond.tolist()}
+    why = ", for which roles= of capture.launch() has no name"
+    return [
+        Problem("warning", "unknown_role", dump.rank, -1, f"rank {dump.rank}: {name} has tracks of role {role}{why}")
+        for name, role in sorted(found)
+    ]
 
 
 def _open_spans(timeline: Timeline, findings: Findings) -> list[Problem]:

@@ -54,15 +54,30 @@ class EventNumbers:
             for row, event in enumerate(parse_event_table(str(dump.path), table)):
                 self._number[idx, row] = self._add(event)
         self._table_of_launch = np.array([launch.event_table for launch in dump.launches], np.int32)
+        self._unknown: dict[int, int] = {}
 
     def number(self, launch: Int32, event: npt.NDArray[np.uint8]) -> Int32:
         """[n] index into types() of the records' own numbers; one that its table does not have becomes a new event."""
         cell = self._table_of_launch[launch] * np.int32(MAX_EVENTS) + event
         flat: Int32 = self._number.ravel()
         for unknown in np.flatnonzero((np.bincount(cell, minlength=len(flat)) > 0) & (flat < 0)).tolist():
+            self._unknown[unknown] = int(launch[np.argmax(cell == unknown)])
             flat[unknown] = self._add(EventType(f"unknown_event_{unknown % MAX_EVENTS}", EventClass.WORK, "completion"))
         number: Int32 = flat[cell]
         return number
+
+    def unknown(self, dump: Dump) -> list[Problem]:
+        """An error for each event that a table does not have: its name, class and fields are not known."""
+        problems = []
+        for cell, launch in sorted(self._unknown.items()):
+            table, event = divmod(cell, MAX_EVENTS)
+            num_events = len(dump.metadata["event_tables"][table]["events"])
+            text = (
+                f"rank {dump.rank}: {dump.launches[launch].name} recorded event {event}, its table has {num_events}, "
+                "from 0 on: pass what the kernel's own describe_events() returns"
+            )
+            problems.append(Problem("error", "unknown_event", dump.rank, -1, text))
+        return problems
 
     def without_begin(self, number: Int32) -> Int32:
         """[n] the same events as spans whose begin was overwritten: what it told, and whom they meet, is not known.

@@ -37,8 +37,8 @@ from tracekern.timeline.model import (
 HOST_EVENT = EventType("host", EventClass.HOST, "completion")
 HOST_LOSS = "lost_host_spans"
 LOSS_KINDS = (
-    *("lost_records", "torn_track", "orphan_end", "surplus_warps", "surplus_blocks", "launch_not_recorded"),
-    *("launch_lost", HOST_LOSS, "lost_clock_samples", "missing_rank"),
+    *("lost_records", "torn_track", "orphan_end", "surplus_warps", "surplus_blocks", "shared_tracks"),
+    *("launch_not_recorded", "launch_lost", HOST_LOSS, "lost_clock_samples", "missing_rank"),
 )
 """Problems that `strict` refuses: data that should be there and is not. Not "salvaged", "running" or "open_span": what
 a rank had recorded when it died or was looked at is there, and what never arrived is a torn track or a lost launch."""

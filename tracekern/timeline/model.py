@@ -111,6 +111,8 @@ class Launch:
     records_lost: int
     records_needed: int
     """records_per_track that would have lost nothing."""
+    shared_tracks: int = 0
+    """Tracks with records that are not their recorder's: another of its warp, or of a second launch, wrote there."""
     blocks_run: int = 0
     """Where the kernel ran with more blocks than num_blocks: how many; else 0."""
     records_overwritten: int = 0

@@ -10,7 +10,21 @@ import numpy as np
 from tracekern.timeline.model import Launch, Problem
 from tracekern.timeline.record_columns import Runs
 
-_ERRORS = ("surplus_warps", "surplus_blocks", "keeps_first")
+_ERRORS = ("surplus_warps", "surplus_blocks", "shared_tracks", "keeps_first", "keeps_last")
+
+_WRONG_BODY = {
+    "first": (
+        "keeps_last",
+        "kept the last records of a track, not the first, as keep='first' asks: "
+        "launch the body of launch.record_format, Recorder<true>",
+    ),
+    "last": (
+        "keeps_first",
+        "kept the first records of a track, not the last, as keep='last' asks: "
+        "launch the body of launch.record_format, Recorder<true, RecordFormat::ring>",
+    ),
+}
+"""By what the capture was asked to keep: of a body that keeps the other end."""
 
 
 def wrong_launches(launches: Sequence[Launch], runs: Runs, metadata: Mapping[str, Any]) -> list[Problem]:
@@ -18,15 +32,18 @@ def wrong_launches(launches: Sequence[Launch], runs: Runs, metadata: Mapping[str
 
     metadata: of the rank's dump, which says how the capture was asked for.
     """
-    is_flight_recorder, selects_roles = metadata.get("keep") == "last", metadata.get("roles") is not None
+    keep, selects_roles = str(metadata.get("keep")), metadata.get("roles") is not None
     num_started = np.bincount(runs.launch[runs.started], minlength=len(launches)).tolist()
     warps_run = np.zeros(len(launches), np.int64)
     np.maximum.at(warps_run, runs.launch, runs.warps_run)
-    num_first = np.bincount(runs.launch[runs.started & ~runs.ring], minlength=len(launches)) * is_flight_recorder
+    is_of_other_body = {"first": runs.ring, "last": ~runs.ring}.get(keep, False)
+    num_wrong = np.bincount(runs.launch[runs.started & is_of_other_body], minlength=len(launches))
     found: dict[tuple[str, str, str], list[Launch]] = {}
-    columns = (num_started, warps_run.tolist(), num_first.tolist())
-    for launch, started, warps, first in zip(launches, *columns, strict=True):
-        for kind, why in _mistakes(launch, started, warps, selects_roles) + _wrong_body(first):
+    columns = (num_started, warps_run.tolist(), num_wrong.tolist())
+    for launch, started, warps, wrong in zip(launches, *columns, strict=True):
+        mistakes = _mistakes(launch, started, warps, selects_roles) + _several_recorders(launch.shared_tracks)
+        mistakes += [_WRONG_BODY[keep]] if wrong else []
+        for kind, why in mistakes:
             found.setdefault((launch.name, kind, why), []).append(launch)
     return [
         Problem(
@@ -80,14 +97,13 @@ def _mistakes(launch: Launch, num_started: int, warps_run: int, selects_roles: b
     return []
 
 
-def _wrong_body(num_first: int) -> list[tuple[str, str]]:
-    """num_first: tracks of a flight recorder whose body was no ring."""
-    if not num_first:
+def _several_recorders(shared_tracks: int) -> list[tuple[str, str]]:
+    if not shared_tracks:
         return []
     return [
         (
-            "keeps_first",
-            "kept the first records of a track, not the last, as keep='last' asks: "
-            "launch the body of launch.record_format, Recorder<true, RecordFormat::ring>",
+            "shared_tracks",
+            f"had several writers of {shared_tracks} tracks, and lost what they overwrote: a warp has one recorder, "
+            "which its functions get by reference, and a descriptor is for one launch",
         )
     ]
