@@ -4,7 +4,6 @@
 
 #include <sys/mman.h>
 #include <ucontext.h>
-#include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -50,23 +49,25 @@ tracekern_switch_stack:
 )");
 #endif
 
-// A stack with a guard page below it: an overflow is a crash at once, not a corruption.
+// A stack with a guard below it, wide enough for a frame with a large array: an overflow is a crash at once, not a
+// corruption of the stack below.
 class FiberStack {
 public:
     static constexpr size_t kBytes = 128 * 1024;
     FiberStack() {
-        base_ = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        base_ = mmap(nullptr, kGuardBytes + kBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (base_ == MAP_FAILED) throw std::bad_alloc();
-        if (mprotect(base_, static_cast<size_t>(sysconf(_SC_PAGESIZE)), PROT_NONE) != 0) {
-            munmap(base_, kBytes);
+        if (mprotect(base(), kBytes, PROT_READ | PROT_WRITE) != 0) {
+            munmap(base_, kGuardBytes + kBytes);
             throw std::bad_alloc();
         }
     }
-    ~FiberStack() { munmap(base_, kBytes); }
+    ~FiberStack() { munmap(base_, kGuardBytes + kBytes); }
     FiberStack(const FiberStack&) = delete;
-    char* base() const { return static_cast<char*>(base_); }
+    char* base() const { return static_cast<char*>(base_) + kGuardBytes; }
 
 private:
+    static constexpr size_t kGuardBytes = 1024 * 1024;
     void* base_;
 };
 
