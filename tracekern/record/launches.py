@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+import numpy.typing as npt
+
 from tracekern.errors import BadInput
 from tracekern.record import format as fmt
 from tracekern.record.launch_plan import LaunchPlan
@@ -151,7 +153,7 @@ class Launches:
         for entry in self._segment.launches()[first_launch:]:
             name = entry["name"].decode(errors="replace")
             headers = self._segment.track_headers(entry)
-            if ((headers["started"] != 0) & (headers["end_ticks"] == 0)).any():
+            if _is_running(headers):
                 raise BadInput(f"counting(): kernel {name!r} still runs; synchronise inside the block")
             self._counted[name] = max(self._counted.get(name, 0), int(headers["attempted"].max(initial=0)))
             self._sinks.count(name, headers, ticks_per_second)
@@ -160,6 +162,10 @@ class Launches:
         if self._selection.keep == "first" or self._sinks.needs_mirror() != needed_mirror:
             self._queues.clear()
         return self._counted
+
+    def is_any_running(self) -> bool:
+        """Whether a kernel is still to end that has begun to record."""
+        return any(_is_running(self._segment.track_headers(entry)) for entry in self._segment.launches())
 
     def unknown_names(self) -> list[str]:
         """Selected events and roles that no kernel has."""
@@ -172,6 +178,10 @@ class Launches:
         if key not in self._tables:
             self._tables[key] = KernelTable.parse(events, roles)
         return self._tables[key]
+
+
+def _is_running(headers: npt.NDArray[Any]) -> bool:
+    return bool(((headers["started"] != 0) & (headers["end_ticks"] == 0)).any())
 
 
 def check_epoch(name: str, epoch: int) -> None:

@@ -42,6 +42,8 @@ CLOSE_TIMEOUT_S = 60.0
 
 _log = logging.getLogger("tracekern")
 _active: list[Capture] = []
+_still_written: list[Segment] = []
+"""Of captures that closed while a kernel ran: they stay mapped, or that kernel would crash the process."""
 _num_opened = 0
 
 
@@ -174,6 +176,8 @@ class Capture:
             elif os.environ.get("TRACEKERN_KEEP_SEGMENT") != "1":
                 self.segment.unlink()
             self.device.detach()
+            if self._launches.is_any_running():
+                _still_written.append(self.segment)
             self.segment.close()
             self.group.close()
         why = why_refused(self.segment.header)
@@ -285,11 +289,11 @@ class Capture:
             yield
             return
         first = int(self.segment.header["num_launches"])
-        self._is_counting = True
+        was_counting, self._is_counting = self._is_counting, True
         try:
             yield
         finally:
-            self._is_counting = False
+            self._is_counting = was_counting
         needed_mirror = self._sinks.needs_mirror()
         _log.info("capture %s: records per track: %s", self.directory, self._launches.read_counts(first))
         if self._sinks.needs_mirror() and not needed_mirror:
