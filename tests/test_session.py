@@ -71,6 +71,16 @@ def test_counting_gives_what_the_fullest_track_needs_and_a_quarter_more(tmp_path
     assert load(tmp_path, strict=True).problems == ()
 
 
+def test_counting_goes_on_behind_a_block_of_its_own(tmp_path: Path):
+    with capture(tmp_path) as session:
+        with session.counting():
+            with session.counting():
+                launch(session, spans=5)
+            launch(session, spans=9)
+        launch(session, spans=9)
+    assert [entry.records_per_track for entry in read_dump(tmp_path / "rank_00000.tkdump").launches] == [24]
+
+
 def test_counting_a_kernel_that_still_runs_is_refused(tmp_path: Path):
     def count_without_waiting(session: Capture) -> None:
         with session.counting():
@@ -181,6 +191,7 @@ def one_event(**changed: object) -> dict:
         ({"epoch": 1 << 32}, "epoch=4294967296"),
         ({"epoch": "1"}, "epoch='1'"),
         ({"grid": 0}, "grid=0"),
+        ({"warps": 1 << 16}, r"warps=65536; wanted a whole number from 1 to 2\^16 - 1"),
         ({"grid": 2.5}, "grid=2.5"),
         ({"warps": "4"}, "warps='4'"),
         ({"stream": -1}, "stream=-1"),

@@ -195,7 +195,7 @@ def _check_arguments(name: str, grid: int, warps: int, stream: int, roles: Seque
         raise BadInput(f"launch {name!r}: wanted a name of at most {fmt.NAME_BYTES} bytes")
     for what, value, low, bits in (("grid", grid, 1, 31), ("warps", warps, 1, 16), ("stream", stream, 0, 63)):
         if not isinstance(value, Integral) or value < low or value >> bits:
-            raise BadInput(f"launch {name!r}: {what}={value!r}; wanted a whole number of {low} or more")
+            raise BadInput(f"launch {name!r}: {what}={value!r}; wanted a whole number from {low} to 2^{bits} - 1")
     _check_roles(name, roles)
 
 
