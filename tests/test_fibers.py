@@ -4,9 +4,31 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from pathlib import Path
 
-from toolchains import program
+from toolchains import CSRC, GXX, program, require
 
 
 def test_a_stack_that_overflows_spoils_no_other():
     assert subprocess.run([program("overflow", "-O1")], timeout=60).returncode == -signal.SIGSEGV
+
+
+LAUNCH = """#include "platform/cpu_executor.hpp"
+int NAME() {
+    int sum = 0;
+    tracekern::launch_cpu({.num_blocks = 3}, [&](tracekern::Warp& warp) { sum += static_cast<int>(warp.block); });
+    return sum;
+}
+"""
+
+
+def test_files_that_launch_may_be_optimised_as_one(tmp_path: Path):
+    require("g++")
+    (tmp_path / "first.cpp").write_text(LAUNCH.replace("NAME", "first"))
+    (tmp_path / "main.cpp").write_text("int first();\n" + LAUNCH.replace("NAME", "second"))
+    with (tmp_path / "main.cpp").open("a") as file:
+        file.write("int main() { return first() * 10 + second(); }\n")
+    built = tmp_path / "both"
+    sources = [tmp_path / "first.cpp", tmp_path / "main.cpp"]
+    subprocess.run([*GXX, "-O2", "-flto=1", f"-I{CSRC}", *sources, "-o", built], check=True)
+    assert subprocess.run([built]).returncode == 33

@@ -164,6 +164,8 @@ def test_a_second_capture_takes_the_place_of_the_first(tmp_path: Path):
         ({"events": "copy_token"}, "events='copy_token'"),
         ({"max_bytes": 0}, "max_bytes=0"),
         ({"max_bytes": "1G"}, "max_bytes='1G'"),
+        ({"max_bytes": 1 << 63}, r"max_bytes=9223372036854775808: wanted a whole number from 1 to 2\^48 - 1"),
+        ({"host_spans": 1 << 60}, r"host_spans=1152921504606846976: wanted a whole number from 0 to 2\^32 - 1"),
         ({"host_spans": -1}, "host_spans=-1"),
         ({"settings": {"rate": np.float32(1)}}, "settings=.*float32"),
         ({"settings": [1]}, r"settings=\[1\]: wanted a dict"),
@@ -238,7 +240,7 @@ def test_a_capture_that_cannot_open_leaves_the_one_before(tmp_path: Path, monkey
     monkeypatch.setenv("TRACEKERN_RUN_ID", run)
     with capture(tmp_path) as session:
         launch(session)
-    for wrong in ({"max_bytes": 1 << 60}, {"load": [lambda: 1 // 0]}):
+    for wrong in ({"max_bytes": 1 << 47}, {"load": [lambda: 1 // 0]}):
         with pytest.raises((BadInput, ZeroDivisionError)), capture(tmp_path, **wrong):
             pass
     assert not list(SHM_DIR.glob(f"tracekern-{run}*"))

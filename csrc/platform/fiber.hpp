@@ -22,9 +22,11 @@ inline void fiber_pause() {
 
 #if defined(__x86_64__)
 // Saves the callee-saved registers on the running stack, its pointer in *from, and goes on where `to` was saved.
-// Floating-point control words are not switched: kernels leave them alone.
+// Floating-point control words are not switched: kernels leave them alone. Link-time optimisation puts what several
+// files have of it into one: the first counts.
 extern "C" void tracekern_switch_stack(void** from, void* to);
 asm(R"(
+.ifndef tracekern_switch_stack
 .pushsection .text
 .weak tracekern_switch_stack
 .type tracekern_switch_stack,@function
@@ -46,6 +48,7 @@ tracekern_switch_stack:
     ret
 .size tracekern_switch_stack, .-tracekern_switch_stack
 .popsection
+.endif
 )");
 #endif
 

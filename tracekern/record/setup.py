@@ -37,9 +37,9 @@ class Setup:
     load: Sequence[Callable[[], None]]
 
     def __post_init__(self) -> None:
-        for name, value, low in (("max_bytes", self.max_bytes, 1), ("host_spans", self.host_spans, 0)):
-            if not isinstance(value, Integral) or value < low:
-                raise BadInput(f"{name}={value!r}: wanted a whole number of {low} or more")
+        for name, value, low, bits in (("max_bytes", self.max_bytes, 1, 48), ("host_spans", self.host_spans, 0, 32)):
+            if not isinstance(value, Integral) or value < low or value >> bits:
+                raise BadInput(f"{name}={value!r}: wanted a whole number from {low} to 2^{bits} - 1")
         if not isinstance(self.load, Sequence) or not all(map(callable, self.load)):
             raise BadInput(f"load={self.load!r}: wanted a list of functions")
 
