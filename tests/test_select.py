@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from timelines import COPY, make_spans, make_timeline, timelines
 
 from tracekern.errors import BadInput
-from tracekern.timeline.model import OPEN_END, Flows, Problem, Timeline
+from tracekern.timeline.model import OPEN_END, Flows, Marks, Problem, Timeline
 from tracekern.timeline.select import select
 
 Described = tuple
@@ -68,6 +68,12 @@ def test_window(timeline: Timeline, first: int, length: int):
     assert spans_of(part) == wanted
     assert flows_of(part) == kept_flows(timeline, wanted)
     assert part.marks.time.tolist() == [time for time in timeline.marks.time.tolist() if first <= time <= last]
+
+
+def test_a_mark_at_the_number_of_an_open_end_has_its_own_time():
+    time = np.array([OPEN_END, 7])
+    marks = Marks(*np.zeros((3, 2), np.int32), time, np.zeros(2, np.uint64))
+    assert select(make_timeline(marks=marks), window=(0, 10)).marks.time.tolist() == [7]
 
 
 def test_problems_follow_their_tracks():

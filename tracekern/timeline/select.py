@@ -99,7 +99,7 @@ def _select_window(timeline: Timeline, window: Window) -> Timeline:
     if first >= last:
         raise BadInput(f"the window {first}ns:{last}ns is empty; its end must lie after its start")
     spans, marks = timeline.spans, timeline.marks
-    inside = reaches_into(window, marks.time, marks.time)
+    inside = (marks.time >= first) & (marks.time <= last)
     return take_spans(timeline, reaches_into(window, spans.start, spans.end)).replace(marks=marks.take(inside))
 
 
