@@ -25,10 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from harness import Table, write_results
-from recorder import nvidia_smi
+from harness import ROOT, Table, nvidia_smi, write_results
 
-ROOT = Path(__file__).resolve().parents[1]
 PLANTED = "build/planted"
 PYTEST = "-m pytest -q -rs -p no:cacheprovider -m 'gpu or multigpu'"
 OVERHEAD = "benchmarks/overhead_pipeline.py --ranks {gpus}"
@@ -187,15 +185,14 @@ def main() -> int:
         return 2
     steps = [step for step in STEPS if step.name in options.only and step.name not in options.skip]
     rows = run_steps(steps, num_gpus, options.limit_s)
-    device = f"{num_gpus}x {nvidia_smi('name')}"
     left_out = [name for name in names if name not in {step.name for step in steps}]
     rows += [(name, "left out, as was asked for", 0.0) for name in left_out]
-    table = Table(f"\n{device}", ["step", "s", "ended"])
+    table = Table(f"\n{num_gpus}x {nvidia_smi('name')}", ["step", "s", "ended"])
     for name, ended, seconds in rows:
         table.add(name, f"{seconds:.0f}", ended)
     table.print()
     results = [{"step": name, "ended": ended, "seconds": round(seconds, 1)} for name, ended, seconds in rows]
-    write_results(f"gpu_all_{num_gpus}", {"steps": results}, device=device, driver=nvidia_smi("driver_version"))
+    write_results(f"gpu_all_{num_gpus}", {"steps": results}, num_gpus)
     return 0 if all(ended.startswith(("ok", "skipped", "left out")) for _, ended, _ in rows) else 1
 
 

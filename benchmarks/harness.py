@@ -1,4 +1,4 @@
-"""What benchmarks share: a table on the terminal, and a JSON file that says where, when and how it was measured."""
+"""What benchmarks share: a table, a JSON file that says where, when and how it was measured, a compiler for GPUs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import json
 import os
 import platform
 import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parent / "results"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 class Table:
@@ -39,12 +42,35 @@ def cpu_model() -> str:
     return platform.processor()
 
 
-def write_results(name: str, results: dict[str, Any], device: str = "", driver: str = "") -> Path:
-    """benchmarks/results/<name>.json: device, driver, date and command beside the results. Returns the path."""
+def nvidia_smi(field: str) -> str:
+    """One property of the first GPU, "" where it cannot be told."""
+    command = [shutil.which("nvidia-smi") or "true", "--id=0", f"--query-gpu={field}", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def build(folder: Path, name: str, include: Path | None = None) -> Path:
+    """Compiles benchmarks/<name>.cu for this machine's GPU, with FlashInfer's header where `include` has it."""
+    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    capability = nvidia_smi("compute_cap").replace(".", "") or "90"
+    command = [nvcc, f"-arch=sm_{capability}", "-std=c++20", "-O3", f"-I{ROOT / 'csrc'}"]
+    if include is not None:
+        command += ["-DTK_FLASHINFER", f"-I{include}"]
+    program = folder / name
+    subprocess.run([*command, "-o", str(program), str(ROOT / "benchmarks" / f"{name}.cu")], check=True)
+    return program
+
+
+def write_results(name: str, results: dict[str, Any], num_gpus: int = 0) -> Path:
+    """benchmarks/results/<name>.json: device, driver, date and command beside the results. Returns the path.
+
+    num_gpus: that were measured; 0: the processor was.
+    """
+    system = f"Linux {platform.release()}, Python {platform.python_version()}"
     about = {
         "benchmark": name,
-        "device": device or f"{cpu_model()}, {os.cpu_count()} cores",
-        "driver": driver or f"Linux {platform.release()}, Python {platform.python_version()}",
+        "device": f"{num_gpus}x {nvidia_smi('name')}" if num_gpus else f"{cpu_model()}, {os.cpu_count()} cores",
+        "driver": nvidia_smi("driver_version") if num_gpus else system,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
     }

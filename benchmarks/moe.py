@@ -204,13 +204,10 @@ def main() -> int:
         print(f"entry skew, {load}: median {skew['median']:.0f} ns, most {skew['max']} ns of {skew['calls']} calls")
     if options.backend == "cpu":
         print("CPU backend: order and coverage, never GPU durations")
-    shape = {key: value for key, value in vars(options).items() if key != "name"}
-    write_results(
-        options.name,
-        {"options": shape, **about, "notes": notes, "loads": results},
-        about.get("device", ""),
-        about.get("driver", ""),
-    )
+    if results:
+        shape = {key: value for key, value in vars(options).items() if key != "name"}
+        num_gpus = options.ranks if options.backend == "cuda" else 0
+        write_results(options.name, {"options": shape, **about, "notes": notes, "loads": results}, num_gpus)
     return 1 if failed else 0
 
 

@@ -11,7 +11,6 @@ import gc
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -264,10 +263,6 @@ def write_about(rank: Rank, notes: dict[str, str], skew: dict[str, list[int]]) -
         for load, found in skew.items()
         if found
     }
-    if rank.on_gpu:
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        about["driver"] = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0]
-        about["device"] = f"{rank.group.num_ranks}x {torch.cuda.get_device_name()}"
     (rank.directory / "about.json").write_text(json.dumps(about))
 
 

@@ -23,7 +23,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import Table, write_results
-from recorder import nvidia_smi
 
 SHAPE = {"num_experts": 256, "topk": 8, "hidden": 7168, "dtype": "bf16"}
 MODES: dict[str, dict[str, Any]] = {
@@ -57,9 +56,8 @@ def main() -> int:
     rows = [summarise(of_all) for of_all in zip(*samples, strict=True)]
     print_table(options, rows)
     about = {"shape": SHAPE, "ranks": options.ranks, "variant": options.variant, "calls": options.calls}
-    device = f"{options.ranks}x {nvidia_smi('name')}"
     name = f"overhead_pipeline_{options.ranks}" + (f"_{options.variant}" if options.variant != "balanced" else "")
-    write_results(name, {**about, "rows": rows}, device, nvidia_smi("driver_version"))
+    write_results(name, {**about, "rows": rows}, options.ranks)
     wrong = complaints(rows)
     for text in wrong:
         print(f"overhead_pipeline: {text}")

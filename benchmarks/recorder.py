@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,21 +19,13 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from harness import Table, write_results
+from harness import ROOT, Table, build, write_results
 
-ROOT = Path(__file__).resolve().parent.parent
 OURS = ("wide", "wide, fields")
 # Of the cost of FlashInfer's macros, by warps per SM.
 GOALS = {4: 0.30, 16: 0.45, 32: 0.45}
 
 Row = dict[str, Any]
-
-
-def nvidia_smi(field: str) -> str:
-    """One property of the first GPU, "" where it cannot be told."""
-    command = [shutil.which("nvidia-smi") or "true", "--id=0", f"--query-gpu={field}", "--format=csv,noheader"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def flashinfer_include() -> tuple[Path | None, str]:
@@ -47,18 +38,6 @@ def flashinfer_include() -> tuple[Path | None, str]:
         if (folder / "flashinfer" / "profiler.cuh").is_file():
             return folder, ""
     return None, f"no flashinfer/profiler.cuh under {named}"
-
-
-def build(folder: Path, name: str, include: Path | None = None) -> Path:
-    """Compiles benchmarks/<name>.cu for this machine's GPU, with FlashInfer's header where `include` has it."""
-    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
-    capability = nvidia_smi("compute_cap").replace(".", "") or "90"
-    command = [nvcc, f"-arch=sm_{capability}", "-std=c++20", "-O3", f"-I{ROOT / 'csrc'}"]
-    if include is not None:
-        command += ["-DTK_FLASHINFER", f"-I{include}"]
-    program = folder / name
-    subprocess.run([*command, "-o", str(program), str(ROOT / "benchmarks" / f"{name}.cu")], check=True)
-    return program
 
 
 def measure(program: Path, launches: int, regions: int) -> tuple[list[Row], bool]:
@@ -162,7 +141,8 @@ def main() -> int:
         "proton_missing": reason,
         "flashinfer_missing": no_flashinfer,
     }
-    write_results("recorder", results, device=nvidia_smi("name"), driver=nvidia_smi("driver_version"))
+    if rows:
+        write_results("recorder", results, num_gpus=1)
     if not right or not rows:
         print("recorder: a probe failed or its records are wrong; see the column `records` and the lines above")
         return 1

@@ -41,7 +41,6 @@ def test_a_wait_may_not_end_before_its_signal_begins(wait_end, hard_ns, violatio
 def test_a_run_on_the_cpu_leaves_the_figures_of_gpus_alone(monkeypatch, backend, wanted):
     names = []
     monkeypatch.setattr(benchmark, "write_results", lambda name, *_: names.append(name))
-    monkeypatch.setattr(benchmark, "nvidia_smi", lambda _: "")
     timeline, _ = build([], ChannelKind.DATA)
     ranks = tuple(dataclasses.replace(rank, backend=backend) for rank in timeline.ranks)
     options = argparse.Namespace(ranks=2, iterations=1, name=None)
