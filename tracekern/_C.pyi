@@ -12,11 +12,9 @@ Bytes = npt.NDArray[np.uint8]
 channels: list[str]
 heap_control_bytes: int
 layout: dict[str, Any]
-max_experts: int
-max_ranks: int
 p2p_roles: list[str]
 p2p_stages: list[str]
-p2p_variants: list[str]
+p2p_variants: dict[str, tuple[str, ...]]
 rank_barrier_stage: int
 simulated_resolution_ticks: int
 simulated_ticks_per_second: int

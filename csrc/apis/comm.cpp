@@ -12,7 +12,6 @@ namespace py = pybind11;
 namespace tracekern {
 void register_comm(py::module_& module) {
     module.attr("heap_control_bytes") = sizeof(HeapControl);
-    module.attr("max_ranks") = kMaxRanks;
     module.attr("simulated_ticks_per_second") = SimulatedClock::kTicksPerSecond;
     module.attr("simulated_resolution_ticks") = SimulatedClock::kResolutionTicks;
     module.attr("channels") = names_list(kChannelNames);

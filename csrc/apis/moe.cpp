@@ -2,6 +2,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <iterator>
+
 #include "apis/backends.hpp"
 #include "apis/cpu_backend.hpp"
 #include "apis/names.hpp"
@@ -23,10 +25,16 @@ void run_stage(P2PPipelineCpu& pipeline, const std::string& stage, uint64_t desc
 }  // namespace
 
 void register_moe(py::module_& module) {
-    module.attr("p2p_variants") = names_list(kVariantNames);
+    py::dict kernels_of;
+    for (size_t i = 0; i < std::size(kVariantNames); ++i) {
+        py::list kernels;
+        for (const P2PStage stage : stages_of(static_cast<P2PVariant>(i)))
+            kernels.append(kP2PStageNames[static_cast<uint32_t>(stage)]);
+        kernels_of[kVariantNames[i]] = py::tuple(kernels);
+    }
+    module.attr("p2p_variants") = kernels_of;
     module.attr("p2p_stages") = names_list(kP2PStageNames);
     module.attr("p2p_roles") = names_list(kP2PRoleNames);
-    module.attr("max_experts") = kMaxExperts;
     module.def("p2p_event_table", &describe_events<P2PEvent>);
     module.def(
         "p2p_heap_bytes",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tracekern import _C
 from tracekern.errors import BadInput
 from tracekern.moe.shape import MAX_PARTITIONS, MoeShape
 from tracekern.record.communicator import Communicator
@@ -15,15 +16,7 @@ if TYPE_CHECKING:
 
     from tracekern.record.session import Capture
 
-STAGES = {
-    "flag": ("dispatch_send", "dispatch_recv", "scale_experts", "combine_send", "combine_recv"),
-    "token": ("dispatch_send", "dispatch_recv", "scale_experts", "combine_send", "combine_recv"),
-    "fused": ("dispatch_send", "dispatch_recv", "combine_send", "combine_recv"),
-    "balanced": ("dispatch_send", "dispatch_recv", "combine_send", "combine_recv"),
-    "dedup": ("dispatch", "combine"),
-    "reduce": ("dispatch", "combine"),
-    "pipelined": ("dispatch_combine",),
-}
+STAGES = _C.p2p_variants
 """The kernels of one call of each variant, in their order."""
 
 MAX_CPU_WARPS = 1 << 14
@@ -61,8 +54,6 @@ class P2PPipeline:
         many as suit the shape.
         timeout_s, on_timeout: see Communicator.set_timeout(). Raises BadInput.
         """
-        from tracekern import _C
-
         if variant not in STAGES:
             raise BadInput(f"variant is {variant!r}; wanted one of {', '.join(STAGES)}")
         if shape.num_ranks != group.num_ranks:
@@ -229,8 +220,6 @@ class P2PPipeline:
 
 def _make_native(comm: Communicator, backend: str, options: dict[str, Any]) -> Any:
     """Collective. Raises BadInput, the same on all ranks, where one of them cannot run the kernels."""
-    from tracekern import _C
-
     native, problem = None, ""
     try:
         if backend == "cuda":
