@@ -154,6 +154,7 @@ def make_without_memory(group: Group) -> str:
     shape = MoeShape(num_ranks=2, max_tokens=256, num_experts=8, topk=8, hidden=4096, dtype="fp32")
     sizes = {"max_tokens": 256, "num_experts": 8, "topk": 8, "hidden": 4096, "dtype": "fp32"}
     heap_bytes = _C.p2p_heap_bytes(num_ranks=2, variant="balanced", partitions=1, **sizes)
+    P2PPipeline(group, SHAPE, "balanced")  # the threads that the ranks talk by have their memory from here on
     try:
         with room_for(2 * heap_bytes + (32 << 20)) if group.rank == 1 else contextlib.nullcontext():
             P2PPipeline(group, shape, "balanced")
