@@ -81,7 +81,7 @@ def _print(result: dict[str, Any], timeline: Any) -> None:
     size = f"{result['bytes'] / 1e6:.1f} MB" if result["bytes"] >= 1e5 else f"{result['bytes']:,} bytes"
     counts = f"{count(result['spans'], 'span')}, {count(result['flows'], 'arrow')}"
     step = f"   {show_it(Path(result['file']))}" if result["format"] == "perfetto" else ""
-    out.print(f"{result['file']}: {counts}, {size}{step}", soft_wrap=True, markup=False)
+    out.print(f"{result['file']}: {counts}, {size}{step}", soft_wrap=True)
     spans, arrows = count(result["spans_left_out"], "span"), count(result["flows_left_out"], "arrow")
     if result["spans_left_out"]:
         out.print(f"left out: {spans}, {arrows}")

@@ -65,7 +65,7 @@ def diff(
     for warning in warnings:
         note(warning)
     out = console()
-    out.print(f"A: {first}\nB: {second}", markup=False, soft_wrap=True)
+    out.print(f"A: {first}\nB: {second}", soft_wrap=True)
     out.print(_phase_table(*sides))
     out.print(_end_to_end(*sides))
     out.print(CAVEAT)

@@ -77,7 +77,7 @@ def _print_recorder(out: Console, timeline: Timeline) -> None:
     """What the recorder itself did to the kernels of GPUs; on the CPU backend that says nothing."""
     ranks = [_recorder(rank) for rank in timeline.ranks if rank.backend != "cpu"]
     if ranks:
-        out.print(where_records_went([rank["sinks"] for rank in ranks]), markup=False)
+        out.print(where_records_went([rank["sinks"] for rank in ranks]))
     for rank in ranks[:1]:
         costs = ", ".join(f"{cost:.0f} ns at {warps} warps per SM" for warps, cost in rank["overhead_ns"].items())
         out.print(f"a span costs {costs}" if costs else "what a span costs was not measured")
@@ -87,7 +87,7 @@ def print_summary(summary: Summary, by_run_moe: bool = False) -> None:
     """The tables of `info`."""
     out = console()
     if summary.title:
-        out.print(summary.title, markup=False)
+        out.print(summary.title)
     counts = (count(len(summary.ranks), "rank"), count(summary.num_spans, "span"), count(summary.num_flows, "arrow"))
     out.print(f"{', '.join(counts)}, {duration(summary.duration_ns)}")
     out.print(_ranks_table(summary))
@@ -105,7 +105,7 @@ def _print_problems(out: Console, timeline: Timeline, counts: dict[str, int]) ->
         shown = met if kind in _TOLD_IN_FULL else met[:1]
         for problem in shown:
             first = "" if len(met) == len(shown) else f" {counts[kind]:,}, the first:"
-            out.print(f"{problem.severity} {kind}:{first} {problem.text}", markup=False, soft_wrap=True)
+            out.print(f"{problem.severity} {kind}:{first} {problem.text}", soft_wrap=True)
 
 
 def print_losses(out: Console, summary: Summary, by_run_moe: bool) -> None:

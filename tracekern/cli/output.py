@@ -14,8 +14,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
 from rich.table import Table
 
 _WIDTH = 1000
@@ -61,9 +62,22 @@ def print_json(value: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(value) + "\n")
 
 
+class _Table(Table):
+    """Without spaces behind the last cell: where a terminal is as narrow, they would be a line of nothing."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line in Segment.split_lines(super().__rich_console__(console, options)):
+            while line and not line[-1].text.strip():
+                line.pop()
+            if line:
+                yield from line[:-1]
+                yield Segment(line[-1].text.rstrip(), line[-1].style)
+            yield Segment.line()
+
+
 def table(right: list[str], left: list[str]) -> Table:
     """An empty table: first the columns that align right, numbers, then those that align left."""
-    grid = Table(box=None, pad_edge=False, header_style="bold")
+    grid = _Table(box=None, pad_edge=False, header_style="bold")
     for name in right:
         grid.add_column(name, justify="right")
     for name in left:
@@ -81,7 +95,7 @@ def progress() -> Progress:
     """A bar on stderr that vanishes when done; silent where stderr is not a terminal."""
     errors = Console(stderr=True)
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

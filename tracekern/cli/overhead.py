@@ -32,7 +32,7 @@ def overhead(
         print_json({"backend": chosen, "device": device, "spans": [dataclasses.asdict(cost) for cost in costs]})
         return
     out = console()
-    out.print(f"{device}: what a begin and end add", markup=False)
+    out.print(f"{device}: what a begin and end add")
     if chosen == "cpu":
         out.print("CPU backend: the cost of recording on this processor says nothing about a GPU")
     grid = table(["warps/SM", "span of", "adds", "p10", "p90"], ["sink", "clock"])

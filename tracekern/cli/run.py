@@ -278,7 +278,7 @@ def _print(result: _Result) -> None:
     out.print(_table([(rank, summaries.get(rank.rank)) for rank in report.ranks]))
     if result.summary:
         if result.summary.title:
-            out.print(result.summary.title, markup=False, soft_wrap=True)
+            out.print(result.summary.title, soft_wrap=True)
         print_losses(out, result.summary, by_run_moe=True)
     if report.ok:
         out.print(f"every result equals the {reference_name(plan.variant).replace('_', ' ')}, bit by bit")
@@ -286,7 +286,6 @@ def _print(result: _Result) -> None:
         out.print(
             f"trace: {result.trace}   {show_it(result.trace)}",
             soft_wrap=True,
-            markup=False,
         )
 
 

@@ -55,7 +55,7 @@ def salvage(
         print_json({"run_id": run_id, "ranks": [leftover.rank for leftover in leftovers], "captures": targets})
         return
     ranks = ", ".join(str(leftover.rank) for leftover in leftovers)
-    console().print(f"run {run_id}: saved rank {ranks} of {leftovers[0].num_ranks}", markup=False)
+    console().print(f"run {run_id}: saved rank {ranks} of {leftovers[0].num_ranks}")
     note_only_counted([Path(target) for target in targets])
     for target in targets:
         note(f"who waited for whom: {program()} {shlex.join(['report', target])}")
@@ -79,7 +79,7 @@ def _show(leftovers: list[Leftover], as_json: bool) -> None:
     for leftover in leftovers:
         state = "still records" if leftover.is_running else "records no more"
         who = f"rank {leftover.rank} of {leftover.num_ranks} (pid {leftover.pid}) {state}"
-        out.print(f"{leftover.run_id}: {who}; {leftover.created}, {leftover.directory}", markup=False, soft_wrap=True)
+        out.print(f"{leftover.run_id}: {who}; {leftover.created}, {leftover.directory}", soft_wrap=True)
     running = {leftover.run_id for leftover in leftovers if leftover.is_running}
     dead = sorted({leftover.run_id for leftover in leftovers} - running)
     if not leftovers:

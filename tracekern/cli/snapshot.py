@@ -49,7 +49,7 @@ def snapshot(
         print_json({"run_id": running[0], "ranks": ranks, "capture": str(directory)})
         return
     listed = ", ".join(str(rank) for rank in ranks)
-    console().print(f"run {running[0]}: rank {listed} of {num_ranks} as they stand -> {directory}", markup=False)
+    console().print(f"run {running[0]}: rank {listed} of {num_ranks} as they stand -> {directory}")
     note_only_counted([directory])
     partial = [] if len(ranks) == num_ranks else ["--partial"]
     note(f"who waits for whom: {program()} {shlex.join(['report', str(directory), *partial])}")
