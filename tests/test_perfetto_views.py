@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from timelines import COPY, make_timeline, overwrite_begins
+from timelines import COPY, make_launch, make_timeline, overwrite_begins
 from trace_processor import TraceProcessor, assert_no_loss
 
 from tracekern.analysis.doubt import blame_ranks
@@ -44,6 +44,7 @@ class Case:
 BY_HAND = make_timeline(3)
 MADE = {
     "by hand": BY_HAND,
+    "odd name": BY_HAND.replace(launches=tuple(make_launch(rank, "layer #3 a.b", 10) for rank in range(3))),
     "flight recorder": overwrite_begins(BY_HAND, np.flatnonzero(BY_HAND.spans.event == COPY)[:5]),
 }
 
