@@ -136,33 +136,34 @@ def _expert_bars(experts: tuple[Load, ...]) -> Figure:
         }
     ]
     first_of_rank = [place for place, load in enumerate(shown) if place == 0 or shown[place - 1].rank != load.rank]
-    step = 1 if len(first_of_rank) <= 12 else 8
+    named = first_of_rank[:: 1 if len(first_of_rank) <= 12 else 8]
     layout = {
         "bargap": 0.15,
         "xaxis": {
-            "tickvals": first_of_rank[::step],
-            "ticktext": [f"rank {shown[place].rank}" for place in first_of_rank[::step]],
+            "tickvals": named,
+            "ticktext": [f"rank {shown[place].rank}" for place in named],
             "showgrid": False,
             "zeroline": False,
+            "ticklabeloverflow": "allow",  # else Plotly may hide the only one, and seek the title's place below it
             "title": {"text": "experts of each rank, in their order"},
         },
         "yaxis": {"title": {"text": unit if by_tokens else f"busy, {unit}"}},
         "showlegend": False,
         "margin": {"b": 48},
+        "narrow": {"xaxis": {"ticktext": [str(shown[place].rank) for place in named]}},
     }
     return Figure(data, layout, 260, "Load of each expert")
 
 
 def _links(findings: Findings) -> list[str | Figure]:
     balance = findings.balance
-    ranks = [rank.rank for rank in findings.timeline.ranks]
+    here = {rank.rank for rank in findings.timeline.ranks}
+    ranks = sorted(here | {link.destination for link in balance.links})
     place = {rank: idx for idx, rank in enumerate(ranks)}
     rates = [[0.0] * len(ranks) for _ in ranks]
     hover = [[""] * len(ranks) for _ in ranks]
     with_rate = any(link.gb_per_s for link in balance.links)
     for link in balance.links:
-        if link.source not in place or link.destination not in place:
-            continue
         row, column = place[link.source], place[link.destination]
         rates[row][column] = (link.gb_per_s or 0.0) if with_rate else float(link.tokens)
         speed = f"{link.gb_per_s:.3g} GB/s" if link.gb_per_s else "speed unknown"

@@ -7,8 +7,9 @@ from tracekern.analysis.matrix import Abnormal, WaitMatrix
 from tracekern.viewers.report.charts import heatmap
 from tracekern.viewers.report.frame import Figure, Part, table
 from tracekern.viewers.report.headlines import charged
-from tracekern.words import duration, ranks
+from tracekern.words import count, duration, escape, ranks, sentence
 
+_ALONE = "There is one rank: it can wait for nobody but itself."
 _MAX_NAMED = 8
 _MAX_FRAMED = 2
 
@@ -17,10 +18,12 @@ def matrix_part(findings: Findings) -> Part:
     question = "Who waits for whom?"
     matrix = findings.matrix
     between = int(matrix.sum_ns.sum() - matrix.sum_ns.diagonal().sum())
+    absent = "".join(f" {escape(sentence(text))}" for text in findings.absent)
     if len(matrix.ranks) < 2:
-        return Part("matrix", "Matrix", question, "There is one rank: it can wait for nobody but itself.")
+        alone = "One rank is here: its waits for others have no place." if absent else _ALONE
+        return Part("matrix", "Matrix", question, alone + absent)
     if not between:
-        return Part("matrix", "Matrix", question, "No rank waited for another one.")
+        return Part("matrix", "Matrix", question, f"No rank waited for another one.{absent}")
     body: list[str | Figure] = [_picture(matrix, findings.abnormal)]
     if findings.abnormal:
         body.append(
@@ -56,7 +59,9 @@ def _answer(findings: Findings) -> str:
 def _picture(matrix: WaitMatrix, abnormal: tuple[Abnormal, ...]) -> Figure:
     hover = [
         [
-            f"rank {waiter} waits for rank {peer}<br>{duration(sum_ns)} in {number:,} waits (±{duration(doubt)})"
+            f"rank {waiter} waits for rank {peer}<br>{duration(sum_ns)} in {count(number, 'wait')} (±{duration(doubt)})"
+            if sum_ns
+            else ""  # empty cells show none, and of many ranks they are most of the page
             for peer, sum_ns, number, doubt in zip(matrix.ranks, *line, strict=True)
         ]
         for waiter, *line in zip(
