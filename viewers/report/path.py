@@ -84,19 +84,16 @@ def _gains(findings: Findings) -> list[str | Figure]:
 def _part_bars(path: Path) -> Figure:
     shown = path.parts[:_MAX_PARTS]
     rest = path.parts[_MAX_PARTS:]
-    rows = [describe_part(part) for part in shown]
-    times = [part.time_ns for part in shown]
-    kinds = [part.kind for part in shown]
+    bars = [(describe_part(part), [part]) for part in shown]
     if rest:
-        rows.append(f"in {count(len(rest), 'smaller part')}")
-        times.append(sum(part.time_ns for part in rest))
-        kinds.append(PathKind.PHASE)
-    unit, size = time_scale(times)
+        bars.append((count(len(rest), "smaller part"), rest))
+    rows = [name for name, _ in bars]
+    unit, size = time_scale([sum(part.time_ns for part in of) for _, of in bars])
     parts, hover = [], []
     for kind, (name, color, pattern) in _LOOKS.items():
-        if kind not in kinds:
+        own = [sum(part.time_ns for part in of if part.kind == kind) for _, of in bars]
+        if not any(own):
             continue
-        own = [ns if entry == kind else 0 for ns, entry in zip(times, kinds, strict=True)]
         parts.append((name, color, pattern, [ns / size for ns in own]))
         hover.append(
             [
