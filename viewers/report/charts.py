@@ -14,6 +14,8 @@ ROW_PX = 26
 MIN_ROW_PX = 13
 _LEGEND_LINE_PX, _WRAPPED_TITLE_PX = 17, 16
 """On a phone, where a legend has a line for each entry."""
+_MAX_LABEL, _MAX_NARROW_LINE = 60, 26
+"""Characters of a row's name beside its bar, and in each of its two lines on a phone; hover texts have all of it."""
 _MAX_NARROW_CELLS = 5
 """In a row of a heatmap on a phone; the numbers of more would be too small to read, and stand in the hover texts."""
 
@@ -47,7 +49,9 @@ def stacked_bars(
         )
     legend_px = _LEGEND_LINE_PX * max(0, len(parts) - 2)
     row_px = max(MIN_ROW_PX, ROW_PX - max(0, len(rows) - 12))
-    ticks = {"tickvals": list(range(len(rows))), "ticktext": [escape(row) for row in rows]}
+    ticks = {"tickvals": list(range(len(rows))), "ticktext": [escape(shorten(row)) for row in rows]}
+    narrow_labels = [_in_two_lines(row) for row in rows]
+    two_line_px = 4 * len(rows) if any("<br>" in label for label in narrow_labels) else 0
     layout = {
         "barmode": "stack",
         "bargap": 0.28,
@@ -63,8 +67,9 @@ def stacked_bars(
         "margin": {"t": 34 if len(parts) > 1 else 8, "b": 44, "r": 28},
         "narrow": {
             "xaxis": {"title": {"text": axis.replace(", ", ",<br>")}, "nticks": 4, "tickangle": 0},
+            "yaxis": {"ticktext": narrow_labels, "tickfont": {"size": 10 if row_px > 18 else 9}},
             "margin": {"t": 34 + legend_px if len(parts) > 1 else 8},
-            "taller": legend_px + _WRAPPED_TITLE_PX,
+            "taller": legend_px + _WRAPPED_TITLE_PX + two_line_px,
         },
     }
     return Figure(data, layout, row_px * len(rows) + 96, says)
@@ -152,7 +157,7 @@ def steps(curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], axis: 
         {
             "type": "scatter",
             "mode": "lines",
-            "name": escape(name),
+            "name": escape(shorten(name)),
             "x": list(x),
             "y": list(y),
             "line": {
@@ -185,6 +190,25 @@ def steps(curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], axis: 
 def time_scale(values: Sequence[float]) -> tuple[str, float]:
     """The unit of an axis, and its ns."""
     return unit_for(max([1.0, *values]))
+
+
+def shorten(name: str) -> str:
+    """A name that fits beside a bar: of a longer one the middle is left out, its ends tell more."""
+    if len(name) <= _MAX_LABEL:
+        return name
+    return f"{name[: _MAX_LABEL // 2]}…{name[1 - _MAX_LABEL // 2 :]}"
+
+
+def _in_two_lines(name: str) -> str:
+    """The same for a phone, as Plotly's HTML."""
+    if len(name) <= _MAX_NARROW_LINE:
+        return escape(name)
+    if len(name) > 2 * _MAX_NARROW_LINE:
+        name = f"{name[:_MAX_NARROW_LINE]}…{name[1 - _MAX_NARROW_LINE :]}"
+    ends = [place for place in range(len(name) - _MAX_NARROW_LINE, _MAX_NARROW_LINE + 1) if name[place - 1] in " ._…"]
+    middle = len(name) // 2
+    place = min(ends, key=lambda end: abs(end - middle), default=middle)
+    return f"{escape(name[:place].rstrip())}<br>{escape(name[place:])}"
 
 
 def _powers(values: Sequence[float]) -> list[float]:

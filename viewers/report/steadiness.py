@@ -5,7 +5,7 @@ from __future__ import annotations
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.gantt import Gantt as Choice
 from tracekern.timeline.model import EventType, Timeline, Track, TrackKind, unpack_field
-from tracekern.viewers.report.charts import steps, time_scale
+from tracekern.viewers.report.charts import shorten, steps, time_scale
 from tracekern.viewers.report.frame import Figure, Gantt, Part, command
 from tracekern.viewers.report.headlines import steadiness
 from tracekern.words import count, duration, escape, sentence
@@ -124,7 +124,7 @@ def _details(timeline: Timeline, choice: Choice) -> list[str]:
 def _row_name(track: Track) -> str:
     if track.kind == TrackKind.LAUNCH:
         return f"rank {track.rank} kernels"
-    return f"{track.name} {track.role}".strip()
+    return shorten(f"{track.name} {track.role}".strip())
 
 
 def _short_row_name(track: Track) -> str:

@@ -1,0 +1,66 @@
+"""The report as a whole page, of captures that are not like the others: one rank, very long names."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from test_report import figures_of, look_at
+from timelines import EVENTS, make_launch, make_timeline
+
+from tracekern.analysis.findings import Findings, find
+from tracekern.analysis.path_parts import PathKind
+from tracekern.timeline.merge import load
+from tracekern.timeline.select import select
+from tracekern.viewers.report.report_page import report_page
+
+TRACES = Path(__file__).parent.parent / "traces"
+
+
+def page_of(findings: Findings, path: Path) -> Path:
+    path.write_text(report_page(findings, path.stem, path.stem, "tracekern open trace.pftrace.gz"))
+    return path
+
+
+def test_the_page_of_one_rank_draws_without_a_complaint(browser, tmp_path):
+    """Its 64 experts have one label on their axis, at the very edge."""
+    findings = find(select(load(TRACES / "cpu_8_ranks"), ranks=[0]))
+    one = findings.balance.experts[0]
+    experts = tuple(dataclasses.replace(one, name=str(place), tokens_received=place) for place in range(64))
+    balance = dataclasses.replace(findings.balance, experts=experts)
+    page = page_of(dataclasses.replace(findings, balance=balance), tmp_path / "report.html")
+    with browser.tab() as tab:
+        tab.page.goto(page.as_uri())
+        figures = look_at(tab.page)
+        assert "Load of each expert" in [figure["name"] for figure in figures]
+        assert tab.complaints == []
+    links = next(figure for figure in figures_of(page) if figure["says"].startswith("GB/s"))
+    assert [place for place, row in enumerate(links["data"][0]["z"]) if any(row)] == [0]  # to ranks that are not here
+    assert "7 of 8 ranks left out" in page.read_text().split('id="matrix"')[1].split("</section>")[0]
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_very_long_names_stay_on_the_page(browser, tmp_path, width):
+    events = tuple(dataclasses.replace(event, name=f"{event.name}_{'x' * 300}") for event in EVENTS)
+    launches = tuple(make_launch(rank, "kernel_" + "y" * 89) for rank in range(2))
+    page = page_of(find(make_timeline(2, events=events, launches=launches)), tmp_path / "report.html")
+    with browser.tab(width) as tab:
+        tab.page.goto(page.as_uri())
+        assert [figure for figure in look_at(tab.page) if figure["cut"]] == []
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+    rows = next(figure for figure in figures_of(page) if figure["says"] == "Parts of the critical path")
+    for layout in (rows["layout"], rows["layout"]["narrow"]):
+        assert all("…" in name for name in layout["yaxis"]["ticktext"] if "kernel_" in name)
+
+
+def test_what_the_path_has_in_small_parts_keeps_its_kind(tmp_path):
+    findings = find(load(TRACES / "cpu_8_ranks"))
+    page = page_of(findings, tmp_path / "report.html")
+    figure = next(figure for figure in figures_of(page) if figure["says"] == "Parts of the critical path")
+    assert figure["layout"]["yaxis"]["ticktext"][-1].endswith("smaller parts")
+    parts = findings.path.whole.parts
+    kinds = {"in a kernel": PathKind.PHASE, "on a link": PathKind.LINK, "before a kernel was started": PathKind.HOST}
+    for name, kind in kinds.items():
+        drawn = next(bars["x"] for bars in figure["data"] if bars["name"] == name)
+        assert sum(drawn) == pytest.approx(sum(part.time_ns for part in parts if part.kind is kind) / 1e6)
