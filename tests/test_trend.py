@@ -75,6 +75,16 @@ def test_what_begins_at_zero_is_drawn_in_its_own_unit(metric, values, drawn, uni
     assert "not in percent of the first check, which is zero" in page
 
 
+def test_a_metric_that_only_some_checks_have_stands_at_their_numbers():
+    """An event was renamed between the second check and the third."""
+    points = [(f"{i}: 2026-11-21", 9.0, 9.0, 9.0) for i in range(1, 6)]
+    page = trend_page("CPU", {CREPT: points[:2], STEADY: points[2:]}, {})
+    old, new = figures_of(page)
+    assert [figure["data"][2]["x"] for figure in (old, new)] == [[1, 2], [3, 4, 5]]
+    assert old["layout"]["xaxis"] == new["layout"]["xaxis"]
+    assert "5 checks" in page
+
+
 @pytest.mark.parametrize(
     ("checks", "drifts", "said"),
     [(1, None, "one check"), (2, {}, "Nothing crept since"), (2, None, "nothing can be compared")],

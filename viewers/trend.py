@@ -12,7 +12,8 @@ from tracekern.viewers.report.frame import Figure, Part, render, table
 from tracekern.words import count, escape, growth, is_share, metric_value, unit_for
 
 Points = Sequence[tuple[str, float, float, float]]
-"""(label of the check, lowest, median, highest of its runs) in order."""
+"""(label of the check, lowest, median, highest of its runs) in order. A label is "NUMBER: when"; not every check has
+every metric."""
 
 _MAX_NAMED = 2
 _MAX_TICKS = 12
@@ -29,7 +30,7 @@ def trend_page(device: str, series: Mapping[str, Points], drifts: Mapping[str, f
     growths = drifts or {}
     crept = sorted((name for name in growths if name in series), key=lambda name: -growths[name])
     steady = sorted(name for name in series if name not in growths)
-    checks = max(series.values(), key=len, default=())
+    checks = sorted({label for points in series.values() for label, *_ in points}, key=_number)
     aside = (
         "Percent of the first check's median, or the metric as it is where that median is zero; the line is the median "
         "of a check's launches, the band reaches from the lowest launch to the highest. Crept is what the newest check "
@@ -41,15 +42,15 @@ def trend_page(device: str, series: Mapping[str, Points], drifts: Mapping[str, f
             "Drift",
             "What crept since the first check?",
             _answer(drifts, len(checks)),
-            [block for name in crept for block in _metric(name, series[name], "--wait")],
+            [block for name in crept for block in _metric(name, series[name], len(checks), "--wait")],
             aside,
         )
     ]
     if steady:
-        others = [block for name in steady for block in _metric(name, series[name], "--work")]
+        others = [block for name in steady for block in _metric(name, series[name], len(checks), "--work")]
         answer = f"{count(len(steady), 'metric')} that did not creep, or not for certain."
         parts.append(Part("others", "The rest", "How did the others move?", answer, others))
-    rows = [[escape(number), escape(when)] for number, _, when in (label.partition(": ") for label, *_ in checks)]
+    rows = [[escape(number), escape(when)] for number, _, when in (label.partition(": ") for label in checks)]
     about = "Checks of this device, its hosts and this shape."
     parts.append(Part("checks", "Checks", "Which checks are these?", about, [table(["check", "date, commit"], rows)]))
     lead = f"<p>{count(len(checks), 'check')} · {count(len(series), 'metric')}</p>"
@@ -66,6 +67,10 @@ def _answer(drifts: Mapping[str, float] | None, checks: int) -> str:
     named = [f"<b>{escape(name)}</b> {growth(change)}" for name, change in list(drifts.items())[:_MAX_NAMED]]
     more = f" and {len(drifts) - _MAX_NAMED} more" if len(drifts) > _MAX_NAMED else ""
     return f"These crept since the first check: {', '.join(named)}{more}."
+
+
+def _number(label: str) -> int:
+    return int(label.partition(":")[0])
 
 
 @dataclass(frozen=True)
@@ -91,17 +96,17 @@ def _scale(name: str, points: Points) -> _Scale:
     return _Scale(0.0, size, unit, (0, 1))
 
 
-def _metric(name: str, points: Points, color: str) -> list[str | Figure]:
+def _metric(name: str, points: Points, num_checks: int, color: str) -> list[str | Figure]:
     first, last = points[0][2], points[-1][2]
     moved = " → ".join(metric_value(name, value) for value in (first, last)[: len(points)])
     own_unit = "" if first else "; drawn as it is, not in percent of the first check, which is zero"
-    return [f"<h3>{escape(name)}</h3><p class='aside'>{moved}{own_unit}</p>", _figure(name, points, color)]
+    return [f"<h3>{escape(name)}</h3><p class='aside'>{moved}{own_unit}</p>", _figure(name, points, num_checks, color)]
 
 
-def _figure(name: str, points: Points, color: str) -> Figure:
-    """Band and line."""
+def _figure(name: str, points: Points, num_checks: int, color: str) -> Figure:
+    """Band and line, of all checks on the same axis."""
     scale = _scale(name, points)
-    numbers = list(range(1, len(points) + 1))
+    numbers = [_number(label) for label, *_ in points]
     low, middle, high = ([scale.draw(point[i]) for point in points] for i in (1, 2, 3))
     look: dict[str, Any] = {"type": "scatter", "showlegend": False, "x": numbers, "hoverinfo": "skip", "mode": "lines"}
     edge = {"width": 0, "color": "--host"}
@@ -115,10 +120,10 @@ def _figure(name: str, points: Points, color: str) -> Figure:
         "hovertext": [_hover(name, point, points[0][2]) for point in points],
     }
     band = {**look, "y": high, "line": edge, "fill": "tonexty", "opacity": 0.5}
-    step = math.ceil(len(points) / _MAX_TICKS)
+    ticks = list(range(1, num_checks + 1, math.ceil(num_checks / _MAX_TICKS)))
     least, most = scale.least_range
     layout = {
-        "xaxis": {"title": {"text": "check"}, "tickvals": numbers[::step], "range": [0.8, len(points) + 0.2]},
+        "xaxis": {"title": {"text": "check"}, "tickvals": ticks, "range": [0.8, num_checks + 0.2]},
         "yaxis": {
             "ticksuffix": f" {scale.unit}",
             "nticks": 5,
