@@ -98,6 +98,14 @@ def test_a_wait_that_never_ended_is_told_beside_the_longest():
     assert told == {0: "500 ns in wait_token for rank 2", 2: "500 ns in wait_token for rank 2; 2 spans never ended"}
 
 
+def test_what_a_ring_overwrote_is_told_beside_the_counts(command_line, tmp_path):
+    shape = (*SMALL, "--blocks", 1, "--warps", 2, "--keep", "last", "--records-per-track", 16)
+    result = command_line("run", "moe", *shape, "-o", tmp_path / "ring")
+    assert result.returncode == 0, result.stderr
+    problems = json.loads(command_line("info", tmp_path / "ring", "--json").stdout)["problems"]
+    assert f"{problems['overwritten_records']:,} older records were overwritten, as --keep last asks" in result.stdout
+
+
 def test_a_full_track_is_told_with_the_size_it_needs(command_line, tmp_path):
     small = tmp_path / "small"
     shape = (*SMALL, "--blocks", 1, "--warps", 2)  # few tracks, so that each has much to hold

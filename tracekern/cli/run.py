@@ -280,6 +280,11 @@ def _print(result: _Result) -> None:
         if result.summary.title:
             out.print(result.summary.title, soft_wrap=True)
         print_losses(out, result.summary, by_run_moe=True)
+        if overwritten := result.summary.problems.get("overwritten_records"):
+            out.print(
+                f"{overwritten:,} older records were overwritten, as --keep last asks: "
+                "sent, received, spans and waiting are of what is left"
+            )
     if report.ok:
         out.print(f"every result equals the {reference_name(plan.variant).replace('_', ' ')}, bit by bit")
     if result.trace:
