@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 from test_report import figures_of, look_at
-from timelines import EVENTS, make_launch, make_timeline
+from timelines import EVENTS, LAUNCH, make_launch, make_timeline
 
 from tracekern.analysis.findings import Findings, find
 from tracekern.analysis.path_parts import PathKind
 from tracekern.timeline.merge import load
+from tracekern.timeline.model import Spans, Track, TrackKind
 from tracekern.timeline.select import select
 from tracekern.viewers.report.report_page import report_page
 
@@ -52,6 +54,28 @@ def test_very_long_names_stay_on_the_page(browser, tmp_path, width):
     rows = next(figure for figure in figures_of(page) if figure["says"] == "Parts of the critical path")
     for layout in (rows["layout"], rows["layout"]["narrow"]):
         assert all("…" in name for name in layout["yaxis"]["ticktext"] if "kernel_" in name)
+
+
+def test_rows_of_several_streams_tell_which(browser, tmp_path):
+    timeline = make_timeline(2)
+    kernels = timeline.spans.take(timeline.spans.event == LAUNCH)
+    kernels = dataclasses.replace(kernels, track=len(timeline.tracks) + np.arange(2))
+    spans = Spans(**{name: np.append(getattr(timeline.spans, name), more) for name, more in vars(kernels).items()})
+    tracks = [dataclasses.replace(track, stream=7 * (track.block == 1)) for track in timeline.tracks]
+    tracks += [Track(rank, TrackKind.LAUNCH, "stream 7", 7) for rank in (0, 1)]
+    page = page_of(find(timeline.replace(tracks=tuple(tracks), spans=spans)), tmp_path / "report.html")
+    drawn = next(figure for figure in figures_of(page) if figure["kind"] == "gantt")
+    assert "rank 1 stream 7" in drawn["rows"]
+    assert "block 1 warp 1 stream 7 sender" in drawn["rows"]
+    for names in (drawn["rows"], drawn["shortRows"]):
+        assert len(set(zip(drawn["ranks"], names, strict=True))) == len(names)
+    with browser.tab() as tab:
+        tab.page.goto(page.as_uri())
+        figure = tab.page.locator(".pane:not([hidden]) .figure")
+        figure.scroll_into_view_if_needed()
+        figure.locator(".main-svg").first.wait_for()
+        texts = tab.page.evaluate("() => document.querySelector('.pane:not([hidden]) .figure').data.at(-1).text")
+        assert any("rank 1 block 1 warp 1 stream 7 sender" in text for text in texts)
 
 
 def test_what_the_path_has_in_small_parts_keeps_its_kind(tmp_path):

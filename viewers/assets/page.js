@@ -54,7 +54,7 @@
       points.x.push((a + b) / 2);
       points.y.push(r);
       points.text.push(`<b>${spec.kinds[kind[i]][0]}</b>  ${duration(length[i])}<br>${detail[i] ? detail[i] + "<br>" : ""}` +
-        `${spec.rows[r]}<br>at ${duration(start[i])}`);
+        `${group === "launch" ? "" : `rank ${spec.ranks[r]} `}${spec.rows[r]}<br>at ${duration(start[i])}`);
     });
     const order = ["launch", "work", "signal", "sync", "wait"].filter((name) => paths.has(name));
     const data = order.map((name) => ({ ...paths.get(name), type: "scatter", mode: "lines", fill: "toself", hoverinfo: "skip",

@@ -36,6 +36,8 @@ class Gantt:
     name: str
     rows: Sequence[str]
     short_rows: Sequence[str]
+    ranks: Sequence[int]
+    """Of each row."""
     kinds: Sequence[tuple[str, str]]
     """(event, class) of each kind of span."""
     columns: dict[str, list[Any]]
@@ -129,6 +131,7 @@ def _block(block: str | Figure | Sequence[Gantt], specs: _Specs) -> str:
             name=gantt.name,
             rows=gantt.rows,
             shortRows=gantt.short_rows,
+            ranks=gantt.ranks,
             kinds=gantt.kinds,
             columns=gantt.columns,
         )

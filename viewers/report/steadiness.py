@@ -94,11 +94,13 @@ def _gantt(findings: Findings, choice: Choice, name: str) -> Gantt:
         "detail": _details(timeline, choice),
     }
     tracks = [timeline.tracks[idx] for idx in choice.tracks]
+    own = {rank: [track for track in tracks if track.rank == rank] for rank in {track.rank for track in tracks}}
     row_px = 18 if len(tracks) <= 60 else 11
     return Gantt(
         name=f"{name} iteration: {int(iterations.number[choice.iteration])}, {duration(length)}",
-        rows=[_row_name(track) for track in tracks],
-        short_rows=[_short_row_name(track) for track in tracks],
+        rows=[_row_name(track, own[track.rank]) for track in tracks],
+        short_rows=[_short_row_name(track, own[track.rank]) for track in tracks],
+        ranks=[track.rank for track in tracks],
         kinds=[(escape(timeline.events[event].name), timeline.events[event].event_class.value) for event in events],
         columns=columns,
         height=row_px * len(tracks) + 96,
@@ -121,11 +123,19 @@ def _details(timeline: Timeline, choice: Choice) -> list[str]:
     return details
 
 
-def _row_name(track: Track) -> str:
+def _row_name(track: Track, of_rank: list[Track]) -> str:
+    """`of_rank`: the rows of its rank. With its stream, where the rank has several."""
     if track.kind == TrackKind.LAUNCH:
-        return f"rank {track.rank} kernels"
-    return shorten(f"{track.name} {track.role}".strip())
+        return f"rank {track.rank} {track.name if _has_streams(of_rank) else 'kernels'}"
+    stream = f" stream {track.stream}" if _has_streams(of_rank) else ""
+    return shorten(f"{track.name}{stream} {track.role}".strip())
 
 
-def _short_row_name(track: Track) -> str:
-    return f"rank {track.rank}" if track.kind == TrackKind.LAUNCH else f"{track.block}·{track.warp}"
+def _short_row_name(track: Track, of_rank: list[Track]) -> str:
+    stream = f" s{track.stream}" if _has_streams(of_rank) else ""
+    return f"rank {track.rank}{stream}" if track.kind == TrackKind.LAUNCH else f"{track.block}·{track.warp}{stream}"
+
+
+def _has_streams(tracks: list[Track]) -> bool:
+    """A lane of a stream counts: of kernels that ran at the same time."""
+    return sum(track.kind == TrackKind.LAUNCH for track in tracks) > 1
