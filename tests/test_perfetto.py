@@ -146,7 +146,9 @@ def test_problems_are_drawn(tmp_path: Path):
     problems = (
         Problem("error", "lost_records", 1, -1, "launch dispatch #0: 123 records found no room", 123),
         Problem("error", "lost_records", 1, 8, "123 records lost; records_per_track=187 would have been enough", 123),
-        Problem("warning", "unmatched_wait", 0, -1, "2 waits without a signal", 2),
+        Problem("warning", "unmatched_wait", 0, -1, "2,000 waits without a signal", 2000),
+        Problem("error", "torn_track", 0, -1, "a torn track"),
+        Problem("error", "salvaged", 0, -1, "died"),
     )
     processor = load(make_timeline(problems=problems), tmp_path / "trace.pftrace")
     drawn = processor.query(
@@ -154,7 +156,8 @@ def test_problems_are_drawn(tmp_path: Path):
         "where s.category = 'problem' order by s.name"
     )
     assert [name for _, name in drawn] == sorted(problem.text for problem in problems)
-    assert "123 lost records" in processor.scalar("select name from slice where category is null")
+    banner = processor.scalar("select name from slice where category is null")
+    assert banner.endswith("123 lost records, 1 salvaged, 1 torn track, 2,000 unmatched waits")
 
 
 def test_metadata_and_missing_alignment_are_visible(tmp_path: Path):

@@ -7,10 +7,13 @@ import math
 from tracekern import __version__
 from tracekern.export.drawing import Drawing
 from tracekern.timeline.model import OPEN_END, Problem, Rank, Timeline, Track, TrackKind, count_problems
-from tracekern.words import duration
+from tracekern.words import count, duration
 
 _CLOCKS = {"reference": "clock reference", "unaligned": "UNALIGNED"}
 """How clocks are related that have no bound to tell."""
+
+_THINGS = ("wait", "record", "span", "end", "track", "flow", "rank", "probe", "table", "fault", "clock")
+"""What kinds of problems can be counted by; others say how it was: 2 salvaged."""
 
 UNALIGNED = "UNALIGNED: every rank on its own clock, times of different ranks cannot be compared"
 
@@ -36,8 +39,13 @@ def notes(timeline: Timeline) -> list[str]:
 
 
 def problem_summary(problems: tuple[Problem, ...]) -> str:
-    counts = sorted(count_problems(problems).items())
-    return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in counts)
+    """ "1 lost record, 614 unmatched waits"."""
+    return ", ".join(_count_kind(kind, number) for kind, number in sorted(count_problems(problems).items()))
+
+
+def _count_kind(kind: str, number: int) -> str:
+    text = kind.replace("_", " ").removesuffix("s")
+    return count(number, text) if text.endswith(_THINGS) else f"{number:,} {text}"
 
 
 def about(timeline: Timeline) -> dict[str, str]:
