@@ -190,6 +190,17 @@ def test_counters_stand_below_their_rank(tmp_path: Path):
         for time, value in zip(counter.time.tolist(), counter.value.tolist(), strict=True)
     ]
     assert drawn == sorted(wanted)
+    ordered = processor.query(
+        "select p.name, t.name from track t join track p on p.id = t.parent_id "
+        "join track root on root.id = p.parent_id "
+        "join args a on a.arg_set_id = t.source_arg_set_id "
+        "where a.key = 'sibling_order_rank' and root.parent_id is null "
+        "order by p.name, a.int_value, t.name desc"  # rows of one order stand in any
+    )
+    rows_of = {rank: [name for of_rank, name in ordered if of_rank == rank] for rank, _ in ordered}
+    assert len(rows_of) == 2
+    for names in rows_of.values():
+        assert names[:3] == ["stalled warps", "token in flight", "thread main"]
 
 
 def test_ranks_stand_in_order(tmp_path: Path):

@@ -109,7 +109,7 @@ def encode(
 ) -> Iterator[Bytes]:
     """The trace in pieces of about a megabyte, uncompressed."""
     rows = lay_out(drawing.timeline)
-    counter_rows = [_counter_row(rows, counter) for counter in counters]
+    counter_rows = [_counter_row(rows, counter, place - len(counters)) for place, counter in enumerate(counters)]
     interner = Interner()
     time_shift = max(0, -drawing.first_ns)
     encoder = _make_encoder(drawing, rows, interner, time_shift)
@@ -250,10 +250,10 @@ def _problem_instants(drawing: Drawing, rows: Rows, time_shift: int) -> list[byt
     return instants
 
 
-def _counter_row(rows: Rows, counter: Counter) -> Row:
-    """Right below its rank, before the streams and blocks."""
+def _counter_row(rows: Rows, counter: Counter, order: int) -> Row:
+    """Right below its rank, before the streams and blocks: their orders begin at 0."""
     name = f"{counter.name} (peaks)" if counter.is_thinned else counter.name
-    index = rows.add(name, rows.of_rank[counter.rank], -1, SHARED_SEQUENCE, counter.unit)
+    index = rows.add(name, rows.of_rank[counter.rank], order, SHARED_SEQUENCE, counter.unit)
     return rows.rows[index]
 
 
