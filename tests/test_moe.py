@@ -12,7 +12,6 @@ from tracekern.errors import BadInput
 from tracekern.moe.pipeline import STAGES, P2PPipeline
 from tracekern.moe.reference import expected, reduce_tolerance, reference, sorted_all_to_all
 from tracekern.moe.routing import ROUTINGS, Batch, draw_batch, draw_expert_scale
-from tracekern.moe.run import MoeRun
 from tracekern.moe.shape import MoeShape
 from tracekern.record.group import Group
 
@@ -198,16 +197,19 @@ def test_a_missing_peer_is_named_and_reset_repairs(pools):
 
 @pytest.mark.parametrize(
     ("ranks", "tokens", "wanted"),
-    [(1, 4096, 1), (2, 256, 1), (2, 4096, 7), (4, 64, 1), (4, 256, 2), (4, 4096, 18), (8, 4096, 30), (8, 1 << 16, 64)],
+    [(1, 4096, 1), (2, 256, 1), (2, 4096, 8), (4, 64, 1), (4, 256, 2), (4, 4096, 16), (8, 4096, 32), (8, 1 << 16, 64)],
 )
-def test_partitions_are_of_9_mb_for_other_ranks(ranks, tokens, wanted):
-    assert MoeShape(ranks, tokens, 256, 8, 7168, "bf16").num_partitions == wanted
+def test_partitions_are_of_about_9_mb_for_other_ranks_and_have_work_for_all_warps(ranks, tokens, wanted):
+    assert MoeShape(ranks, tokens, 256, 8, 7168, "bf16").num_partitions(131 * 8) == wanted
+
+
+@pytest.mark.parametrize("num_warps", [1, 7, 1048, 1 << 20])
+def test_any_grid_has_partitions(num_warps):
+    for ranks, tokens in ((1, 1), (2, 4096), (64, 1), (64, 1 << 17)):
+        assert 1 <= MoeShape(ranks, tokens, 256, 8, 7168, "bf16").num_partitions(num_warps) <= 64
 
 
 def test_a_pipeline_takes_as_many_partitions_as_suit_its_shape():
-    large = MoeShape(2, 4096, 16, 1, 7168, "fp32")
-    options = MoeRun(ranks=2, tokens=4096, topk=1, hidden=7168, dtype="fp32", variant="pipelined")
-    assert options.workload["partitions"] == large.num_partitions == 7
     small = MoeShape(1, 64, 4, 1, 8, "fp32")
     pipelines = [P2PPipeline(Group.discover(), small, "pipelined", partitions=count) for count in (0, 7)]
     assert [pipeline.partitions for pipeline in pipelines] == [1, 7]

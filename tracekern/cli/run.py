@@ -267,7 +267,7 @@ def _print(result: _Result) -> None:
 
     report, out = result.report, console()
     plan = report.options
-    parts = plan.workload.get("partitions")
+    parts = max(rank.partitions for rank in report.ranks)
     out.print(
         f"{plan.variant}: {count(plan.iterations, 'call')} on {count(plan.ranks, 'rank')}, each with up to "
         f"{plan.tokens} tokens a rank of {plan.hidden} {plan.dtype}, top-{plan.topk} of {plan.experts} experts, "

@@ -51,7 +51,7 @@ class P2PPipeline:
         num_blocks x warps_per_block: the grid of every kernel; on a GPU at most 16 warps, on the CPU
         MAX_CPU_WARPS in all.
         partitions: of a rank's tokens in the pipelined variant, at most; two of them are under way at a time. 0: as
-        many as suit the shape.
+        many as suit the shape and the grid.
         timeout_s, on_timeout: see Communicator.set_timeout(). Raises BadInput.
         """
         if variant not in STAGES:
@@ -62,7 +62,7 @@ class P2PPipeline:
         _check_range("warps_per_block", warps_per_block, 16 if backend == "cuda" else 32)
         if backend == "cpu":
             _check_range("num_blocks x warps_per_block", num_blocks * warps_per_block, MAX_CPU_WARPS)
-        partitions = partitions or shape.num_partitions
+        partitions = partitions or shape.num_partitions(max(1, num_blocks - 1) * max(1, warps_per_block // 2))
         _check_range("partitions", partitions, MAX_PARTITIONS)
         self.shape, self.variant, self.partitions = shape, variant, partitions
         self.grid, self.warps = num_blocks, warps_per_block

@@ -108,8 +108,8 @@ class MoeRun:
         """
         names = ["variant", "tokens", "hidden", "experts", "topk", "dtype", "routing", "uneven", "seed"]
         settings = {name: getattr(self, name) for name in names}
-        if self.variant == "pipelined":
-            settings["partitions"] = self.partitions or self.shape.num_partitions
+        if self.partitions:
+            settings["partitions"] = self.partitions
         return settings
 
 
@@ -129,6 +129,8 @@ class RankReport:
     """Elements of all results that differ from what the variant promises in any bit; see reference_name."""
     tokens: int = 0
     """Over all iterations."""
+    partitions: int = 0
+    """Of its tokens, at most; 0 where the variant has none."""
     iteration_ms: tuple[float, ...] = ()
     """Host time of each call."""
     footprint_bytes: int = 0

@@ -79,7 +79,7 @@ def _run_rank(options: MoeRun) -> RankReport:
     if backend != "cpu":
         # Not on the CPU: no handler of Python's runs while a kernel does on this thread, for as long as its time limit.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    call, comm = _prepare(options, group, backend)
+    call, comm, partitions = _prepare(options, group, backend)
     inputs = [batch.to(backend) for batch in batches]
     directory = os.environ.get("TRACEKERN_MOE_CAPTURE", "")
     with _capture(options, directory, comm) as capture:
@@ -101,6 +101,7 @@ def _run_rank(options: MoeRun) -> RankReport:
         exit_code=1 if wrong else 0,
         wrong_elements=wrong,
         tokens=sum(batch.num_tokens for batch in batches),
+        partitions=partitions,
         iteration_ms=tuple(times),
         footprint_bytes=footprint,
     )
@@ -155,8 +156,8 @@ def _choose_backend(options: MoeRun) -> str:
     return "cuda"
 
 
-def _prepare(options: MoeRun, group: Group, backend: str) -> tuple[Call, Communicator]:
-    """The variant as a call that returns when its work is through, and the ranks' communicator."""
+def _prepare(options: MoeRun, group: Group, backend: str) -> tuple[Call, Communicator, int]:
+    """The variant as a call that returns when its work is through, the ranks' communicator, and its partitions."""
     shape, scale, timeout_s = options.shape, draw_expert_scale(options.shape).to(backend), options.timeout_ms / 1e3
     if options.variant in STAGES:
         grid = (4, 4) if backend == "cpu" else (128, 16)
@@ -176,11 +177,11 @@ def _prepare(options: MoeRun, group: Group, backend: str) -> tuple[Call, Communi
             pipeline.synchronize()
             return out
 
-        return call, pipeline.comm
+        return call, pipeline.comm, pipeline.partitions if options.variant == "pipelined" else 0
     comm = Communicator(group, _C.heap_control_bytes, timeout_s, backend)
     if options.variant == "sorted":
-        return lambda batch, _: sorted_all_to_all(batch, scale, shape), comm
-    return lambda batch, _: reference(batch, scale), comm
+        return lambda batch, _: sorted_all_to_all(batch, scale, shape), comm, 0
+    return lambda batch, _: reference(batch, scale), comm, 0
 
 
 def _capture(options: MoeRun, directory: str, comm: Communicator) -> Any:
