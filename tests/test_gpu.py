@@ -26,7 +26,10 @@ def require_gpus(count: int) -> None:
         pytest.skip(f"needs {count} GPUs, {torch.cuda.device_count()} are here")
 
 
-def options(ranks: int, **changes: object) -> MoeRun:
+def options(ranks: int, partitions: int = 0, **changes: object) -> MoeRun:
+    """Made before a test is skipped: without GPUs, too, it shows what MoeRun refuses. partitions: of pipelined."""
+    if changes.get("variant") == "pipelined":
+        changes["partitions"] = partitions
     return MoeRun(**{**SHAPE, "ranks": ranks, "experts": 8 * ranks, **changes})
 
 
@@ -34,8 +37,9 @@ def options(ranks: int, **changes: object) -> MoeRun:
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("variant", list(STAGES))
 def test_one_gpu_gives_the_bits_of_reference(tmp_path, variant, dtype):
+    asked = options(1, variant=variant, dtype=dtype, partitions=2)
     require_gpus(1)
-    run(options(1, variant=variant, dtype=dtype, partitions=2), tmp_path).raise_for_error()
+    run(asked, tmp_path).raise_for_error()
 
 
 @pytest.mark.multigpu
@@ -43,15 +47,17 @@ def test_one_gpu_gives_the_bits_of_reference(tmp_path, variant, dtype):
 @pytest.mark.parametrize("variant", list(STAGES))
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_gpus_give_the_bits_of_reference(tmp_path, ranks, variant, routing):
+    asked = options(ranks, variant=variant, routing=routing, hidden=97, partitions=3)
     require_gpus(ranks)
-    run(options(ranks, variant=variant, routing=routing, hidden=97, partitions=3), tmp_path).raise_for_error()
+    run(asked, tmp_path).raise_for_error()
 
 
 @pytest.mark.multigpu
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_a_capture_of_gpus_merges_without_a_doubt(tmp_path, ranks):
+    asked = options(ranks, iterations=20)
     require_gpus(ranks)
-    run(options(ranks, iterations=20), tmp_path).raise_for_error()
+    run(asked, tmp_path).raise_for_error()
     timeline = tracekern.load(tmp_path)
     # The kernels are as short as the test wants them: probes may be a few percent of them.
     assert not [problem for problem in timeline.problems if problem.kind != "dense_probes"]
@@ -64,11 +70,12 @@ def test_a_capture_of_gpus_merges_without_a_doubt(tmp_path, ranks):
 @pytest.mark.parametrize("variant", list(STAGES))
 def test_eight_ranks_that_share_gpus_equal_reference(tmp_path, variant):
     """And show how wrong the fitted clocks are: ranks of one GPU read the same clock."""
+    asked = options(8, variant=variant, routing="zipf", blocks=16, warps=8)
     require_gpus(1)
     num_gpus = torch.cuda.device_count()
     if num_gpus >= 8:
         pytest.skip("each of 8 ranks has a GPU of its own here")
-    run(options(8, variant=variant, routing="zipf", blocks=16, warps=8), tmp_path).raise_for_error()
+    run(asked, tmp_path).raise_for_error()
     ranks = tracekern.load(tmp_path).ranks
     for rank in ranks[num_gpus:]:
         twin = ranks[rank.rank % num_gpus]
@@ -81,8 +88,9 @@ def test_eight_ranks_that_share_gpus_equal_reference(tmp_path, variant):
 
 @pytest.mark.gpu
 def test_the_kernels_of_torch_profiler_hold_what_was_recorded_in_them(tmp_path):
+    asked = options(1, variant="pipelined", torch_profiler=True)
     require_gpus(1)
-    run(options(1, variant="pipelined", torch_profiler=True), tmp_path).raise_for_error()
+    run(asked, tmp_path).raise_for_error()
     timeline = tracekern.load(tmp_path)
     spans, names = timeline.spans, timeline.host_names
     streams = [index for index, track in enumerate(timeline.tracks) if track.name.startswith("torch stream")]
