@@ -61,6 +61,17 @@ def build(folder: Path, name: str, include: Path | None = None) -> Path:
     return program
 
 
+def now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def read_results(name: str) -> dict[str, Any]:
+    """What write_results() left, {} without."""
+    path = RESULTS / f"{name}.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
 def write_results(name: str, results: dict[str, Any], num_gpus: int = 0) -> Path:
     """benchmarks/results/<name>.json: device, driver, date and command beside the results. Returns the path.
 
@@ -71,7 +82,7 @@ def write_results(name: str, results: dict[str, Any], num_gpus: int = 0) -> Path
         "benchmark": name,
         "device": f"{num_gpus}x {nvidia_smi('name')}" if num_gpus else f"{cpu_model()}, {os.cpu_count()} cores",
         "driver": nvidia_smi("driver_version") if num_gpus else system,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": now(),
         "command": shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
     }
     RESULTS.mkdir(exist_ok=True)

@@ -73,6 +73,25 @@ def test_a_step_beside_others_is_through_before_the_one_that_needs_it(tmp_path):
     assert list(ended(rows).items()) == [("slow", "ok"), ("meanwhile", "ok"), ("after", "ok"), ("last", "exit 4")]
 
 
+def test_of_steps_left_out_the_table_repeats_an_earlier_run():
+    earlier = {
+        "date": "2026-11-01T10:00:00+00:00",
+        "steps": [
+            {"step": "moe", "ended": "ok", "seconds": 38.0},
+            {"step": "tests", "ended": "exit 1: 2 failed", "seconds": 350.0, "date": "2026-10-01T10:00:00+00:00"},
+            {"step": "results", "ended": "exit 1: 36 failed", "seconds": 50.0, "date": "2026-10-01T10:00:00+00:00"},
+        ],
+    }
+    found = {row["step"]: row for row in gpu_all.beside_earlier([("results", "ok: 43 passed", 51.26)], earlier)}
+    assert list(found) == [step.name for step in gpu_all.STEPS]
+    assert found["moe"] == {"step": "moe", "ended": "ok", "seconds": 38.0, "date": earlier["date"]}
+    assert found["tests"] == earlier["steps"][1]
+    assert (found["results"]["ended"], found["results"]["seconds"]) == ("ok: 43 passed", 51.3)
+    assert found["results"]["date"] > earlier["date"]
+    assert found["clocks"]["ended"] == "never run"
+    assert all(row["ended"] == "never run" for row in gpu_all.beside_earlier([], {}))
+
+
 def test_each_step_names_a_file_that_is_there_and_a_step_before_it():
     names = [step.name for step in gpu_all.STEPS]
     assert len(set(names)) == len(names)
