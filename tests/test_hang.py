@@ -87,8 +87,27 @@ def test_a_rank_whose_dump_is_missing_is_named():
     assert str(line_of(timeline)).endswith("rank 7 is not in this capture")
 
 
-def test_a_wait_for_the_own_rank_holds_nobody():
-    assert find_hang(timeline_of([(0, WAIT, 0, 4_000)])) is None
+def test_warps_that_wait_for_their_own_rank_are_told_where_no_rank_waits_for_another():
+    """At a barrier of a block that one warp does not reach."""
+    waits = [(0, WAIT, 0, 4_000), (0, WAIT, 0, 5_000)]
+    timeline = timeline_of([*waits, (0, COPY, 1, 5_500)])
+    hang = find_hang(timeline)
+    assert hang is not None
+    assert (hang.ranks, hang.num_waits, hang.longest_peer) == ((0,), 2, 0)
+    assert hang.holders == (Holder(0, True, "dispatch.copy_token", 1, "dispatch", 0),)
+    told = (
+        "rank 0 by warps of its own: 2 waits have not ended, the longest after 5.00 us, dispatch.wait_token of rank 0"
+    )
+    assert line_of(timeline) == f"{told}; rank 0 is in dispatch.copy_token with 1 warp"
+    assert line_of(timeline_of(waits)) == f"{told}; no warp of rank 0 is in any other span"
+    waiting = next(line.text for line in headlines(find(timeline_of(waits))) if line.word == "waiting")
+    assert waiting.startswith("no wait on record has ended; ")
+
+
+def test_waits_within_a_rank_count_for_nothing_where_ranks_wait_for_each_other():
+    hang = find_hang(timeline_of([(0, WAIT, 0, 1_000), (0, WAIT, 1, 4_000)], num_ranks=2))
+    assert hang is not None
+    assert (hang.num_waits, hang.longest_ns, [holder.rank for holder in hang.holders]) == (1, 5_000, [1])
 
 
 @pytest.mark.parametrize("lost", [0, 3])

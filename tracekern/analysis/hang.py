@@ -13,7 +13,7 @@ from tracekern.timeline.model import OPEN_END, EventClass, Int64, Timeline, Trac
 
 @dataclass(frozen=True)
 class Holder:
-    """A rank that others wait for, and that waits for no other."""
+    """A rank that others wait for and that waits for no other, or whose warps wait for each other."""
 
     rank: int
     is_known: bool
@@ -31,7 +31,7 @@ class Holder:
 @dataclass(frozen=True)
 class Hang:
     ranks: tuple[int, ...]
-    """That wait for another one."""
+    """That wait for another one; where none does, those whose warps wait."""
     holders: tuple[Holder, ...]
     """Empty: the ranks wait for each other."""
     num_waits: int
@@ -39,27 +39,33 @@ class Hang:
     """Until the last time on record, of any rank; of its own where the clocks were not aligned."""
     longest_rank: int
     longest_peer: int
+    """longest_rank itself where warps wait for their own rank alone."""
     longest_phase: str
     """Stage and event."""
 
 
 def find_hang(timeline: Timeline) -> Hang | None:
-    """Waits for other ranks that did not end; None where all did. Not those whose end merely found no room."""
+    """Waits that did not end: for other ranks, or else within ranks. None where all did. Not those whose end merely
+    found no room."""
     spans = timeline.spans
     is_device = timeline.tracks_of(TrackKind.DEVICE)
     lost = np.array([launch.records_lost > 0 for launch in timeline.launches] or [False])
     open_rows = np.flatnonzero((spans.end == OPEN_END) & is_device[spans.track] & ~lost[spans.launch])
-    row = open_rows[timeline.events_of(EventClass.WAIT)[spans.event[open_rows]]]
-    rank, peer = timeline.track_ranks()[spans.track[row]], named_peers(timeline, row)
-    between = (peer >= 0) & (peer != rank)
-    row, rank, peer = row[between], rank[between], peer[between]
+    is_wait = timeline.events_of(EventClass.WAIT)[spans.event[open_rows]]
+    row = open_rows[is_wait]
     if not len(row):
         return None
+    rank, peer = timeline.track_ranks()[spans.track[row]], named_peers(timeline, row)
+    between = (peer >= 0) & (peer != rank)
+    if between.any():
+        row, rank, peer = row[between], rank[between], peer[between]
+    else:
+        peer, open_rows = rank, open_rows[~is_wait]
     end_ns = timeline.last_times()
     lasts_ns = end_ns[spans.track[row]] - spans.start[row]
     oldest = int(lasts_ns.argmax())
     waiting = set(rank.tolist())
-    holders = sorted(set(peer.tolist()) - waiting)
+    holders = sorted(set(peer.tolist()) - waiting if between.any() else waiting)
     return Hang(
         ranks=tuple(sorted(waiting)),
         holders=tuple(_describe(timeline, holder, open_rows, end_ns) for holder in holders),

@@ -51,15 +51,21 @@ def _held(findings: Findings) -> list[Line]:
     if hang is None:
         return []
     by = [holder.rank for holder in hang.holders]
-    who = f"{ranks(hang.ranks)} by {ranks(by)}" if by else f"{ranks(hang.ranks)} by each other"
+    within = hang.longest_peer == hang.longest_rank
+    held_by = "warps of its own" if within else ranks(by) if by else "each other"
     waits = "1 wait has" if hang.num_waits == 1 else f"{hang.num_waits:,} waits have"
-    longest = f"{hang.longest_phase} of rank {hang.longest_rank} for rank {hang.longest_peer}"
-    parts = [f"{who}: {waits} not ended, the longest after {duration(hang.longest_ns)}, {longest}"]
-    return [Line("held", "; ".join(parts + [_what_holds(holder) for holder in hang.holders[:3]]))]
+    longest = f"{hang.longest_phase} of rank {hang.longest_rank}" + ("" if within else f" for rank {hang.longest_peer}")
+    parts = [
+        f"{ranks(hang.ranks)} by {held_by}: {waits} not ended, the longest after {duration(hang.longest_ns)}, {longest}"
+    ]
+    return [Line("held", "; ".join(parts + [_what_holds(holder, within) for holder in hang.holders[:3]]))]
 
 
-def _what_holds(holder: Holder) -> str:
+def _what_holds(holder: Holder, within: bool) -> str:
+    """within: its own warps are what it holds."""
     name = f"rank {holder.rank}"
+    if within and not holder.doing:
+        return f"no warp of {name} is in any other span"
     if not holder.is_known:
         return f"{name} is not in this capture"
     if holder.doing:
@@ -75,7 +81,8 @@ def _waiting(findings: Findings) -> str:
         counted = [problem.text for problem in findings.timeline.problems if problem.kind == "counted_only"]
         return "; ".join(["no kernel left a span: there is nothing to say about time", *counted[:1]])
     if not findings.phases:
-        return f"no waits on record; the warps' {duration(total)} went into other spans"
+        none = "no wait on record has ended" if findings.hang else "no waits on record"
+        return f"{none}; the warps' {duration(total)} went into other spans"
     worst = findings.phases[0]
     all_waits = sum(phase.sum_ns for phase in findings.phases)
     kept = " that the flight recorder kept" if findings.records_overwritten else ""
