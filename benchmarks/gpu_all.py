@@ -5,7 +5,7 @@
 Needs nothing from a network: python's torch, numpy, pybind11, setuptools, pytest, hypothesis, and nvcc. Each step runs
 under a time limit of its own and the next goes on whatever came of it; what the whole has no time left for is not run
 and said so. Ends with a table of all steps, and with 1 unless every one that this machine has the GPUs for went well.
-Of steps left out the table repeats how an earlier run on as many GPUs ended: one machine may be lent for too short.
+Of steps left out the table repeats how an earlier run on as many GPUs ended: there may not be time for all at once.
 The benchmarks leave their JSON in benchmarks/results/.
 """
 
