@@ -19,12 +19,16 @@ TK_DEVICE void perturb(Warp& warp) {
 }
     #else
 inline void perturb(Warp& warp) {
-    static thread_local uint64_t state = 0x9e3779b97f4a7c15u ^ reinterpret_cast<uintptr_t>(&state);
+    // Every thread of every launch draws delays of its own. Relaxed: the counter must order nothing.
+    static std::atomic<uint64_t> num_threads = 0;
+    static thread_local uint64_t state =
+        (num_threads.fetch_add(1, std::memory_order_relaxed) + 1) * 0x9e3779b97f4a7c15u;
     state ^= state << 13;
     state ^= state >> 7;
     state ^= state << 17;
-    // Most are nothing; a few let everybody else run for a while.
-    const uint32_t turns = state % 16 ? state % 4 : state % 257;
+    // Most are nothing, a few let everybody else run for a while, and fewer last longer than a kernel: threads sleep in
+    // the turns behind the 512th.
+    const uint32_t turns = state % 16 ? state % 4 : state % 128 ? state % 257 : 600;
     uint32_t spins = 0;
     for (uint32_t turn = 0; turn < turns; ++turn) warp.relax(spins);
 }
