@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -103,6 +104,35 @@ def test_a_late_host_loses_counted_records_and_stops_nobody(tmp_path):
     assert report["lost_replays"] == 16
     assert report["lost_records"] == 16 * report["counted"][-1]
     assert dump.metadata["launches_refused"] == 16 * len(STAGES)
+    assert dump.metadata["refused_text"].endswith(
+        "max_bytes was not used up: /dev/shm was full, or a graph had too few slots"
+    )
+
+
+@pytest.mark.gpu
+def test_the_size_that_is_named_is_enough_for_all_replays(tmp_path, caplog):
+    pipeline, tensors = one_rank()
+    out = torch.empty_like(tensors[0])
+
+    def lost(max_bytes: int) -> int:
+        options = {"device": pipeline.comm.device, "max_bytes": max_bytes, "records_per_track": 256}
+        with capture(tmp_path, **options) as session:
+            pipeline(*tensors, out=out, capture=session)
+            pipeline.synchronize()
+            graph = session.graph(lambda: pipeline(*tensors, out=out, capture=session), name="decode")
+            for _ in range(20):
+                graph.replay()
+            torch.cuda.synchronize()
+        return graph.lost_replays
+
+    few = lost(32 << 20)  # a call has 4 kernels of 256 tracks with 4 KiB each
+    assert 10 < few < 20
+    assert f"{few} of 20 traced replays ran unrecorded" in caplog.text
+    assert f"; max_bytes was used up for {few}" in caplog.text
+    said = read_dump(tmp_path / "rank_00000.tkdump").metadata["refused_text"]
+    found = re.fullmatch(rf"{4 * few} launches ran unrecorded; max_bytes=(\d+) would have been enough", said)
+    assert found, said
+    assert lost(int(found[1])) == 0
 
 
 @pytest.mark.multigpu

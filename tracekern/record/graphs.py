@@ -44,6 +44,8 @@ class TracedGraph:
         self._thread = 0
         self._sets: deque[npt.NDArray[Any]] = deque()
         self._next_batch = 8
+        self._slots = slots
+        self._without_slot = self._without_room = 0
         self._is_open = True
 
     @property
@@ -107,14 +109,17 @@ class TracedGraph:
             self._ring.settle()
         segment = self._capture.segment
         segment.header["launches_refused"] += self.lost_replays * len(self._plans)
-        segment.header["refused_bytes"] += self.lost_records * fmt.WIDE_RECORD.itemsize
+        segment.header["refused_bytes"] += self._without_room * self._set_bytes
         if self.lost_replays:
+            slots = f"all {self._slots} slots were taken for {self._without_slot}" if self._without_slot else ""
+            room = f"max_bytes was used up for {self._without_room}" if self._without_room else ""
             _log.warning(
-                "graph %s: %d of %d traced replays ran unrecorded (%d records): too few slots, or max_bytes too small",
+                "graph %s: %d of %d traced replays ran unrecorded (%d records)%s",
                 self.name,
                 self.lost_replays,
                 self._ring.replays,
                 self.lost_records,
+                "".join(f"; {why}" for why in (slots, room) if why),
             )
 
     def _capture_instance(self, instance: str, run: Callable[[], None]) -> Any:
@@ -135,12 +140,20 @@ class TracedGraph:
         """One set for the replay that starts now. Without room, or with all slots taken, it runs unrecorded."""
         if not self._sets:
             self._reserve()
-        if self._sets and self._ring.place(self._sets[0].ctypes.data):
+        if not self._sets:
+            self._without_room += self._capture.segment.arena_room < self._set_bytes
+        elif self._ring.place(self._sets[0].ctypes.data):
             self._sets.popleft()
+        else:
+            self._without_slot += 1
+
+    @property
+    def _set_bytes(self) -> int:
+        return sum(plan.region_bytes for plan in self._plans)
 
     def _reserve(self) -> None:
         segment = self._capture.segment
-        if segment.arena_room < sum(plan.region_bytes for plan in self._plans):
+        if segment.arena_room < self._set_bytes:
             return
         count = batch_size(self._next_batch, segment, self._plans)
         regions = [segment.reserve_regions(plan, count, self._mirror_offset) for plan in self._plans]
