@@ -104,6 +104,7 @@ class Running:
             start_new_session=True,
         )
         self.counted = ""
+        self.seconds = 0.0
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
@@ -113,6 +114,7 @@ class Running:
             print(f"[{self.step.name}] {line}", end="", flush=True)
             if COUNTED.search(line):
                 self.counted = line.strip(" =\n")
+        self.seconds = time.monotonic() - self.started  # here: finish() comes late to what runs beside others
 
     def finish(self) -> tuple[str, str, float]:
         """(name, how it ended, seconds); how: "ok", with counts of tests or goals, or what went wrong."""
@@ -124,8 +126,8 @@ class Running:
         except subprocess.TimeoutExpired:
             ended = f"stopped after {self.limit_s:.0f} s"
         self._end_group()
-        seconds = time.monotonic() - self.started
         self.reader.join(GRACE_S)
+        seconds = self.seconds or time.monotonic() - self.started
         return self.step.name, ended + (f": {self.counted}" if self.counted else ""), seconds
 
     def _end_group(self) -> None:

@@ -52,6 +52,12 @@ def test_a_step_that_hangs_ends_with_all_it_started(tmp_path):
     assert state in ("", "Z"), state  # gone, or not yet buried
 
 
+def test_a_step_beside_others_took_as_long_as_it_ran():
+    steps = [Step("beside", code("pass"), 20, beside=True), Step("long", code("import time; time.sleep(3)"), 20)]
+    seconds = {name: seconds for name, _, seconds in gpu_all.run_steps(steps, 1, 60)}
+    assert seconds["beside"] < seconds["long"]
+
+
 def test_what_has_no_time_left_is_told(monkeypatch):
     monkeypatch.setattr(gpu_all, "GRACE_S", 1.0)
     steps = [Step("long", code("import time; time.sleep(100)"), 100), Step("late", code("pass"), 20)]
