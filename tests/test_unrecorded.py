@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_session import launch
+from tests.test_session import TABLE, launch
 from tests.test_snapshot import start  # noqa: F401, a fixture
 from tracekern.analysis.findings import find
 from tracekern.moe.run import MoeRun, run
 from tracekern.moe.worker import _num_counted
+from tracekern.record.device import HostDevice
 from tracekern.record.dump import peek_metadata
 from tracekern.record.session import capture
 from tracekern.record.unrecorded import why_refused
@@ -82,10 +83,28 @@ def test_the_size_that_is_named_is_enough(tmp_path: Path, command_line, caplog: 
 TOO_SMALL = re.compile(r"16 launches ran unrecorded; max_bytes=(\d+)(?= would have been enough)")
 
 
+class PreparesAhead(HostDevice):
+    """As a GPU: a larger arena has more regions reserved ahead of their launches."""
+
+    max_regions_ahead = 32
+
+
+def test_the_size_that_is_named_is_enough_for_regions_that_are_reserved_ahead(tmp_path: Path):
+    def record(max_bytes: int) -> str:
+        with capture(tmp_path, max_bytes=max_bytes, records_per_track=256, device=PreparesAhead()) as session:
+            for grid in (1, 4, 16, 64, 132):
+                for _ in range(17):
+                    session.launch(f"grid of {grid}", grid=grid, warps=4, events=TABLE)
+            return why_refused(session.segment.header.copy())
+
+    enough = int(record(1 << 20).partition("max_bytes=")[2].split()[0])
+    assert record(enough) == ""
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({}, "3 launches ran unrecorded; max_bytes=1052684 would have been enough"),
+        ({}, "3 launches ran unrecorded; max_bytes=1184269 would have been enough"),
         ({"num_launches": 8}, "a capture holds 8 at most: record some with every="),
         ({"arena_bytes": 1 << 24}, "max_bytes was not used up: /dev/shm was full"),
     ],

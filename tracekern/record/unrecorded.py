@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 _MARGIN_BYTES = 1 << 20
-"""For event tables that found no room either, and for the place that is left free before a multiple of 4 GiB."""
+"""For event tables that found no room either."""
+_MARGIN_SHARE = 8
+"""One part in so many more: in a larger arena more regions are reserved ahead of their launches, and a place before a
+multiple of 4 GiB may be left free."""
 
 
 def why_refused(header: Any) -> str:
@@ -13,11 +16,11 @@ def why_refused(header: Any) -> str:
     refused, capacity = int(header["launches_refused"]), int(header["launches_capacity"])
     if not refused:
         return ""
-    enough = int(header["arena_cursor"]) + int(header["refused_bytes"]) + _MARGIN_BYTES
+    wanted = int(header["arena_cursor"]) + int(header["refused_bytes"]) + _MARGIN_BYTES
     if int(header["num_launches"]) >= capacity:
         lacked = f"a capture holds {capacity} at most: record some with every=, or keep='last'"
-    elif enough > int(header["arena_bytes"]):
-        lacked = f"max_bytes={enough} would have been enough"
+    elif wanted > int(header["arena_bytes"]):
+        lacked = f"max_bytes={wanted + wanted // _MARGIN_SHARE} would have been enough"
     else:
         lacked = "max_bytes was not used up: /dev/shm was full, or a graph had too few slots"
     return f"{refused} launches ran unrecorded; {lacked}"
