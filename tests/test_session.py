@@ -107,6 +107,18 @@ def test_selected_blocks_and_events(tmp_path: Path):
     assert not [track for track in load(tmp_path).tracks if track.kind == TrackKind.DEVICE]
 
 
+def test_a_step_beyond_all_blocks_selects_the_first(tmp_path: Path):
+    with capture(tmp_path, blocks=slice(2, None, 1 << 40)) as session:
+        launch(session, grid=8)
+    assert {track.block for track in load(tmp_path).tracks if track.kind == TrackKind.DEVICE} == {2}
+
+
+def test_a_long_name_of_a_range_is_cut_between_letters(tmp_path: Path):
+    with capture(tmp_path) as session, session.range("é" * 60):
+        pass
+    assert load(tmp_path).host_names == ("é" * 47,)
+
+
 def test_a_misspelt_event_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING, "tracekern"), capture(tmp_path, events=["copy_tokn"]) as session:
         launch(session)
@@ -121,6 +133,13 @@ def test_a_launch_beyond_the_cap_runs_unrecorded_and_is_told(tmp_path: Path):
     assert [(p.kind, p.count) for p in problems] == [("launch_not_recorded", 2)]
     with pytest.raises(BadInput, match="max_bytes"):
         load(tmp_path, strict=True)
+
+
+def test_a_launch_beyond_all_memory_is_one_more_that_runs_unrecorded(tmp_path: Path):
+    with capture(tmp_path, records_per_track=(1 << 31) - 1) as session:
+        for _ in range(3):
+            assert not session.launch("huge", grid=(1 << 31) - 1, warps=(1 << 16) - 1, events=TABLE).traced
+    assert read_dump(tmp_path / "rank_00000.tkdump").metadata["launches_refused"] == 3
 
 
 def test_nested_captures_are_refused(tmp_path: Path):
@@ -160,8 +179,13 @@ def test_a_second_capture_takes_the_place_of_the_first(tmp_path: Path):
         ({"every": "2"}, "every='2'"),
         ({"blocks": slice(-3, None)}, "start -3"),
         ({"blocks": 3}, "blocks=3"),
+        ({"blocks": slice("a", None)}, "start 'a'"),
+        ({"blocks": slice(0, 1.5)}, "stop 1.5"),
         ({"roles": "sender"}, "roles='sender'"),
         ({"events": "copy_token"}, "events='copy_token'"),
+        ({"roles": [1]}, r"roles=\[1\]"),
+        ({"events": 5}, "events=5"),
+        ({"command": 5}, "command=5: wanted text"),
         ({"max_bytes": 0}, "max_bytes=0"),
         ({"max_bytes": "1G"}, "max_bytes='1G'"),
         ({"max_bytes": 1 << 63}, r"max_bytes=9223372036854775808: wanted a whole number from 1 to 2\^48 - 1"),
@@ -249,8 +273,9 @@ def test_a_capture_that_cannot_open_leaves_the_one_before(tmp_path: Path, monkey
 
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="choose another directory"), capture(tmp_path / "file" / "capture"):
-        pass
+    for name in ("file/capture", "a" * 300, "zero\0byte"):
+        with pytest.raises(BadInput, match="choose another directory"), capture(tmp_path / name):
+            pass
 
 
 def test_ranks_by_environment_alone_need_a_run_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -217,6 +217,11 @@ def align_up(value: int, alignment: int = ALIGNMENT) -> int:
     return -(-value // alignment) * alignment
 
 
+def cut_name(name: str) -> bytes:
+    """As much of it as an entry holds, without a part of a letter at its end."""
+    return name.encode()[:NAME_BYTES].decode(errors="ignore").encode()
+
+
 def segment_name(run_id: str, rank: int) -> str:
     """Name of the POSIX shared memory of one rank; a file of this name stands in /dev/shm."""
     return f"tracekern-{run_id}-{rank}"

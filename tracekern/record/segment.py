@@ -167,7 +167,7 @@ class Segment:
     def refuse(self, plan: LaunchPlan) -> None:
         """Counts a launch that runs unrecorded."""
         self.header["launches_refused"] += 1
-        self.header["refused_bytes"] += plan.region_bytes
+        self.header["refused_bytes"] = min(int(self.header["refused_bytes"]) + plan.region_bytes, (1 << 63) - 1)
 
     def reserve_regions(self, plan: LaunchPlan, count: int, mirror_offset: int = 0) -> list[Region]:
         """Zeroed regions for up to `count` launches of `plan`, as many as there is room for.
@@ -197,7 +197,7 @@ class Segment:
         addresses["records"] = written_at + records_at.astype(np.uint64)
         _fill(self.descriptors(first_at, count, region_bytes), shared | addresses)
         only_host_knows: dict[str, Any] = {
-            "name": plan.name.encode()[: fmt.NAME_BYTES],
+            "name": fmt.cut_name(plan.name),
             "launch_idx": first_idx + np.arange(count),
             "epoch": plan.epoch & 0xFFFFFFFF,
             "sequence": plan.sequence,
@@ -242,7 +242,7 @@ class Segment:
     def append_host_span(self, name: str, thread: int, start_ns: int, end_ns: int) -> None:
         """Append one range of the host, CLOCK_REALTIME ns; what finds no room is counted."""
         span = np.zeros(1, fmt.HOST_SPAN)
-        _fill(span, {"name": name.encode()[: fmt.NAME_BYTES], "thread": thread, "start_ns": start_ns, "end_ns": end_ns})
+        _fill(span, {"name": fmt.cut_name(name), "thread": thread, "start_ns": start_ns, "end_ns": end_ns})
         self._append("host", span)
 
     @property

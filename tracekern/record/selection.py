@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal
 
 from tracekern.errors import BadInput
@@ -43,8 +44,8 @@ class Selection:
             raise BadInput(f"blocks={self.blocks!r}: wanted a slice, as slice(0, 4) for the first four")
         blocks = self.blocks or slice(None)
         for name, value, low in (("start", blocks.start, 0), ("stop", blocks.stop, 0), ("step", blocks.step, 1)):
-            if value is not None and value < low:
-                raise BadInput(f"blocks={self.blocks}: {name} {value}, wanted {low} or more")
+            if value is not None and (not isinstance(value, Integral) or value < low):
+                raise BadInput(f"blocks={self.blocks}: {name} {value!r}, wanted a whole number, {low} or more")
 
     def room(self, counted: int | None) -> int:
         """Records of a track in a launch whose fullest track needed `counted`; None: that was never counted.
@@ -63,8 +64,9 @@ class Selection:
         return 1 << (wanted - 1).bit_length() if keeps_last else wanted
 
     def pick_blocks(self, num_blocks: int) -> range:
-        picked = range(*(self.blocks or slice(None)).indices(num_blocks))
-        return picked or range(0)  # kernels subtract its start from its stop
+        first, stop, step = (self.blocks or slice(None)).indices(num_blocks)
+        # Kernels subtract the first from the stop, and have 32 bits for the step.
+        return range(first, stop, min(step, num_blocks)) or range(0)
 
     def event_mask(self, table: KernelTable) -> int:
         return _mask(self.events, table.event_names, fmt.MAX_EVENTS)

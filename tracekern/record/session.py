@@ -30,7 +30,7 @@ from tracekern.record.launches import Launches, check_epoch
 from tracekern.record.manifest import forget_old_capture
 from tracekern.record.segment import Segment
 from tracekern.record.selection import Selection
-from tracekern.record.setup import Setup, check_settings, is_text, list_of_names, opening_metadata, used_device
+from tracekern.record.setup import Setup, check_about, is_text, list_of_names, opening_metadata, used_device
 from tracekern.record.sinks import Sink, SinkChoice
 from tracekern.record.unrecorded import why_refused
 
@@ -101,7 +101,7 @@ def capture(
     about["roles"] = selection.roles
     about["settings"] = settings or {}
     about["command"] = shlex.join(sys.argv) if command is None else command
-    check_settings(settings)
+    check_about(settings, command)
     setup = Setup(device or used_device(), sink, max_bytes, host_spans, clocks, load)
     return Capture(Path(path).absolute(), selection, about, setup)
 
@@ -348,8 +348,8 @@ class Capture:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             forget_old_capture(self.directory, self.group.rank, self.group.num_ranks)
-        except OSError as error:
-            why = "it is a file" if self.directory.is_file() else error.strerror
+        except (OSError, ValueError) as error:  # the second of a name with a zero byte
+            why = "it is a file" if os.path.isfile(self.directory) else getattr(error, "strerror", None) or error
             raise BadInput(f"{self.directory}: cannot be written ({why}); choose another directory") from None
 
     def _meet(self) -> tuple[str, bool]:

@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -52,9 +52,12 @@ def used_device() -> Literal["cpu", "cuda"]:
 
 def list_of_names(what: str, names: Sequence[str] | None) -> tuple[str, ...] | None:
     """None for None, which is all; an empty list is none. Raises BadInput for a string, whose letters nobody means."""
-    if isinstance(names, str):
+    if names is None:
+        return None
+    listed: tuple[Any, ...] = tuple(names) if isinstance(names, Iterable) and not isinstance(names, str) else (None,)
+    if not all(isinstance(name, str) for name in listed):
         raise BadInput(f"{what}={names!r}: wanted a list of names")
-    return None if names is None else tuple(names)
+    return listed
 
 
 def opening_metadata(
@@ -88,8 +91,10 @@ def is_text(name: object) -> bool:
     return isinstance(name, str) and not _SURROGATE.search(name)
 
 
-def check_settings(settings: dict[str, Any] | None) -> None:
+def check_about(settings: dict[str, Any] | None, command: str | None) -> None:
     """Raises BadInput for what no dump can hold."""
+    if not isinstance(command, str | None):
+        raise BadInput(f"command={command!r}: wanted text")
     if not isinstance(settings, dict | None):
         raise BadInput(f"settings={settings!r}: wanted a dict of what JSON holds")
     try:
