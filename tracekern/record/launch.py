@@ -68,11 +68,14 @@ def launch_ranks(
     imported is imported by each rank again. A Spawner in place of the function's name serves several runs.
     env: more environment for the ranks. capture_dir: where salvaged dumps go; the capture's own directory without.
     timeout_s: for the whole run. on_line: gets (rank, line) of what ranks print; without, lines are printed with the
-    rank before them. on_start: gets (rank, pid). kill_after_s: how long the others may go on once a rank has failed.
+    rank before them; what it raises ends the run, and is raised. on_start: gets (rank, pid). kill_after_s: how long the
+    others may go on once a rank has failed.
     Ctrl-C goes to all ranks. Raises BadInput for a target or number that cannot be started.
     """
     if num_ranks < 1:
         raise BadInput(f"{num_ranks} ranks: wanted at least 1")
+    if not target:
+        raise BadInput(f"target {target!r}: wanted module:function, or a list of words for a command")
     run_id = f"{os.getpid()}-{secrets.token_hex(4)}"
     env = {**os.environ, **(env or {})}
     run = _Run(env, run_id, on_line or _print_line, on_start)
@@ -87,6 +90,8 @@ def launch_ranks(
         salvaged = salvage_run(run_id, Path(capture_dir) if capture_dir else None)
     if isinstance(target, Spawner) and target.error:
         raise BadInput(f"target {target.target!r}: cannot be imported ({target.error}); check module and function")
+    if run.problem is not None:
+        raise run.problem
     return [
         RankExit(rank, process.pid, process.wait(), rank in run.stopped, rank in salvaged)
         for rank, process in enumerate(run.processes)
@@ -103,6 +108,8 @@ class _Run:
     readers: list[threading.Thread] = field(default_factory=list)
     started: set[int] = field(default_factory=set)
     stopped: set[int] = field(default_factory=set)
+    problem: Exception | None = None
+    """What on_line raised first."""
 
     def start(self, num_ranks: int, target: Sequence[str] | Spawner) -> None:
         shared = {
@@ -131,7 +138,7 @@ class _Run:
         interrupts: list[int] = []
         has_failed = False
         with _on_signal(signal.SIGINT, lambda number, frame: interrupts.append(number)):
-            while self.running() and time.monotonic() < deadline:
+            while self.running() and time.monotonic() < deadline and self.problem is None:
                 self._tell_started()
                 time.sleep(_POLL_S)
                 if interrupts:
@@ -157,8 +164,9 @@ class _Run:
             self._signal(signal.SIGKILL)
             for process in self.processes:
                 process.wait()
+            deadline = time.monotonic() + _TERM_GRACE_S
             for reader in self.readers:
-                reader.join(_TERM_GRACE_S)
+                reader.join(max(0.0, deadline - time.monotonic()))
 
     def _tell_started(self) -> None:
         for rank, process in enumerate(self.processes):
@@ -175,7 +183,10 @@ class _Run:
     def _read(self, rank: int, process: subprocess.Popen[str] | SpawnedRank) -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            self.on_line(rank, line.rstrip("\n"))
+            try:
+                self.on_line(rank, line.rstrip("\n"))
+            except Exception as error:  # noqa: BLE001 - raised again behind the run; until then ranks need a reader
+                self.problem = self.problem or error
 
 
 @contextlib.contextmanager
@@ -216,4 +227,5 @@ def _free_port() -> int:
 
 
 def _print_line(rank: int, line: str) -> None:
-    sys.stdout.write(f"[rank {rank}] {line}\n")
+    encoding = sys.stdout.encoding or "utf-8"  # in which there may be no such letter
+    sys.stdout.write(f"[rank {rank}] {line}\n".encode(encoding, "replace").decode(encoding))
