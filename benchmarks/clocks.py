@@ -62,7 +62,6 @@ def run_rank(directory: Path, num_captures: int, seconds: float) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    os.environ["TRACEKERN_KEEP_SEGMENT"] = "0"  # hundreds of them would fill /dev/shm
     group = Group.discover()
     shape = MoeShape(num_ranks=group.num_ranks, max_tokens=8, num_experts=8, topk=2, hidden=64, dtype="fp32")
     scale = draw_expert_scale(shape)

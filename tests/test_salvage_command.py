@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -170,10 +171,14 @@ def test_a_dump_that_cannot_be_written_stays_in_shared_memory(tmp_path, caplog):
 
 
 def test_what_a_capture_saved_itself_is_not_saved_elsewhere(tmp_path, monkeypatch):
-    """The first of two captures of a run, whose launcher salvages into one directory."""
-    monkeypatch.setenv("TRACEKERN_KEEP_SEGMENT", "1")
+    """The first of two captures of a run, whose launcher salvages into one directory; its ranks cannot meet."""
+    run = f"kept-{uuid.uuid4().hex}"
+    ranks = {"RANK": "0", "WORLD_SIZE": "2", "TRACEKERN_RUN_ID": run}
+    for name, value in {**ranks, "TRACEKERN_KEEP_SEGMENT": "1"}.items():
+        monkeypatch.setenv(name, value)
     with capture(tmp_path / "first", device="cpu", max_bytes=1 << 20) as session:
         pass
+    assert list_segments(run) == [session.segment.name]
     assert salvage_run(session.run_id, tmp_path / "other") == set()
     assert run_in(tmp_path / "first") == session.run_id
     assert not list((tmp_path / "other").glob("*.tkdump"))

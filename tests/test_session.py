@@ -326,6 +326,17 @@ def test_ranks_of_torch_distributed_make_one_capture(tmp_path: Path):
     assert json.loads((tmp_path / "capture.json").read_text())["num_ranks"] == 3
 
 
+def test_what_ranks_of_our_launcher_have_saved_takes_no_more_memory(tmp_path: Path):
+    """Capture after capture in one run filled /dev/shm, until launches found no room."""
+    program = rank_program(tmp_path)
+    program[-1] += "print('left:', (session.Path('/dev/shm') / opened.segment.name).exists())"
+    lines: list[str] = []
+    exits = launch_ranks(2, program, on_line=lambda rank, line: lines.append(line), timeout_s=120)
+    assert [end.returncode for end in exits] == [0, 0], "\n".join(lines)
+    assert [line for line in lines if "left:" in line] == ["left: False"] * 2
+    assert len(load(tmp_path).ranks) == 2
+
+
 def test_clocks_are_sampled_between_launches_by_agreement(tmp_path: Path):
     """Ranks pass their launches at different times; samples are due all the time, and nobody hangs or is left alone."""
     before = "from tracekern.record import capture_clocks; capture_clocks.SAMPLE_EVERY_S = 0.1"

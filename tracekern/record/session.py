@@ -173,8 +173,8 @@ class Capture:
             _active.remove(self)
             if not is_saved:
                 _log.warning("capture %s: %s", self.directory, how_to_save(self.run_id))
-            elif os.environ.get("TRACEKERN_KEEP_SEGMENT") != "1":
-                self.segment.unlink()
+            elif self.group.is_connected or os.environ.get("TRACEKERN_KEEP_SEGMENT") != "1":
+                self.segment.unlink()  # else the launcher, who writes the manifest, finds the capture by it
             self.device.detach()
             if self._launches.is_any_running():
                 _still_written.append(self.segment)
