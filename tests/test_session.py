@@ -17,7 +17,6 @@ from tests.captures import EVENT_TABLE, ROLES
 from tests.kernels import TrackWriter, run_kernel
 from tracekern.errors import BadInput
 from tracekern.record.dump import read_dump
-from tracekern.record.launch import launch_ranks
 from tracekern.record.segment_names import SHM_DIR, list_segments
 from tracekern.record.selection import DEFAULT_RECORDS_PER_TRACK
 from tracekern.record.session import Capture, capture
@@ -286,86 +285,6 @@ def test_ranks_by_environment_alone_need_a_run_id(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("RANK", "2")
     with pytest.raises(BadInput, match="RANK=2 WORLD_SIZE=2"), capture(tmp_path):
         pass
-
-
-RANK_PROGRAM = """
-import os, sys, time
-from pathlib import Path
-sys.path[:0] = {path!r}
-import torch.distributed as dist
-from tests.test_session import launch
-from tracekern.record import group, session
-{before}
-dist.init_process_group("gloo")
-with session.capture({directory!r}{options}) as opened:
-    rank = opened.group.rank
-    for step in range({steps}):
-        with opened.range(f"step {{step}}"):
-            launch(opened, spans=4)
-        {body}
-dist.destroy_process_group()
-"""
-
-
-def rank_program(directory: Path, steps: int = 2, options: str = "", body: str = "pass", before: str = "") -> list[str]:
-    root = str(Path(__file__).resolve().parent.parent)
-    text = RANK_PROGRAM.format(
-        path=[root], directory=str(directory), steps=steps, options=options, body=body, before=before
-    )
-    return [sys.executable, "-c", text]
-
-
-def test_ranks_of_torch_distributed_make_one_capture(tmp_path: Path):
-    lines: list[str] = []
-    exits = launch_ranks(3, rank_program(tmp_path), on_line=lambda rank, line: lines.append(line), timeout_s=120)
-    assert [end.returncode for end in exits] == [0, 0, 0], "\n".join(lines)
-    timeline = load(tmp_path)
-    assert [rank.state for rank in timeline.ranks] == ["closed"] * 3
-    assert timeline.aligned
-    assert timeline.host_names == ("step 0", "step 1")
-    assert json.loads((tmp_path / "capture.json").read_text())["num_ranks"] == 3
-
-
-def test_what_ranks_of_our_launcher_have_saved_takes_no_more_memory(tmp_path: Path):
-    """Capture after capture in one run filled /dev/shm, until launches found no room."""
-    program = rank_program(tmp_path)
-    program[-1] += "print('left:', (session.Path('/dev/shm') / opened.segment.name).exists())"
-    lines: list[str] = []
-    exits = launch_ranks(2, program, on_line=lambda rank, line: lines.append(line), timeout_s=120)
-    assert [end.returncode for end in exits] == [0, 0], "\n".join(lines)
-    assert [line for line in lines if "left:" in line] == ["left: False"] * 2
-    assert len(load(tmp_path).ranks) == 2
-
-
-def test_clocks_are_sampled_between_launches_by_agreement(tmp_path: Path):
-    """Ranks pass their launches at different times; samples are due all the time, and nobody hangs or is left alone."""
-    before = "from tracekern.record import capture_clocks; capture_clocks.SAMPLE_EVERY_S = 0.1"
-    program = rank_program(tmp_path, steps=40, before=before, body="time.sleep(0.003 * (1 + rank * step % 5))")
-    lines: list[str] = []
-    exits = launch_ranks(3, program, on_line=lambda rank, line: lines.append(line), timeout_s=120)
-    assert [end.returncode for end in exits] == [0, 0, 0], "\n".join(lines)
-    assert not [line for line in lines if "no more clock samples" in line]
-    rounds = [
-        {int(sample["round_idx"]) for sample in read_dump(tmp_path / f"rank_{rank:05d}.tkdump").clock_samples()}
-        for rank in range(3)
-    ]
-    assert rounds[0] == rounds[1] == rounds[2]
-    assert len(rounds[0]) >= 3  # at both ends, and in between
-
-
-def test_nodes_without_a_shared_disk_send_their_dumps_to_rank_0(tmp_path: Path):
-    """Each rank believes to be on a host of its own and is given a directory of its own."""
-    program = rank_program(tmp_path / "shared", before="session.host_identity = lambda: os.environ['RANK']")
-    program[-1] = (
-        program[-1]
-        .replace("with session.capture(", "with session.capture(os.environ['RANK'] + ")
-        .replace(repr(str(tmp_path / "shared")), repr("-capture"))
-    )
-    program[-1] = f"import os; os.chdir({str(tmp_path)!r})\n" + program[-1]
-    lines: list[str] = []
-    exits = launch_ranks(3, program, on_line=lambda rank, line: lines.append(line), timeout_s=120)
-    assert [end.returncode for end in exits] == [0, 0, 0], "\n".join(lines)
-    assert len(load(tmp_path / "0-capture").ranks) == 3
 
 
 def test_a_profile_of_torch_joins_the_capture(tmp_path: Path):

@@ -7,6 +7,7 @@ their dumps.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tracekern.errors import BadInput
+from tracekern.errors import BadInput, TracekernError
 
 TIMEOUT_S = 60.0
 _CHUNK_BYTES = 16 << 20
@@ -84,6 +85,20 @@ class Group:
         first = next((text for text in self.all_gather(problem) if text), "")
         if first:
             raise BadInput(first)
+
+    @contextlib.contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Around what each rank does by itself; collective, and returns when all are through.
+
+        Where it fails on a rank, all others raise BadInput with what was wrong there.
+        """
+        try:
+            yield
+        except Exception as error:
+            kind = "" if isinstance(error, TracekernError) else f"{type(error).__name__}: "
+            self.all_gather(f"rank {self.rank}: {kind}{error}")
+            raise
+        self.refuse_together("")
 
     def send_bytes(self, data: memoryview, receiver: int) -> None:
         """Send to a rank that calls receive_bytes. Raises RuntimeError when it is gone."""

@@ -124,35 +124,38 @@ class Capture:
         if _active:
             raise BadInput(f"{self.directory}: a capture into {_active[0].directory} is open; close it first")
         self.group = Group.discover()
-        run_id, one_host = self._meet()
-        self.device = open_device(self._setup.device, self.group)
-        self._sinks = SinkChoice(self._setup.sink, self.device.has_mirror, together=self._is_ring)
-        self.run_id = run_id
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.group.close)
+            self.run_id, self._one_host = self._meet()
+            self.device = open_device(self._setup.device, self.group)
+            with self.group.in_step():  # then all segments are there
+                self._open(undo)
+            if self._setup.clocks and self.group.is_connected:
+                self._clocks.open(self.device, self.segment, self.group, self.run_id, self._one_host)
+            undo.pop_all()
+        return self
+
+    def _open(self, undo: contextlib.ExitStack) -> None:
+        """What each rank does by itself. undo: gets what takes it back."""
         setup = self._setup
-        metadata = opening_metadata(run_id, self.group, self.device, self.directory, self.record_format) | self._about
-        self.segment = Segment.create(run_id, self.group.rank, metadata, setup.max_bytes, setup.host_spans)
+        self._sinks = SinkChoice(setup.sink, self.device.has_mirror, together=self._is_ring)
+        about = opening_metadata(self.run_id, self.group, self.device, self.directory, self.record_format)
+        self.segment = Segment.create(
+            self.run_id, self.group.rank, about | self._about, setup.max_bytes, setup.host_spans
+        )
+        undo.callback(self.segment.close)
+        undo.callback(self.device.detach)
+        undo.callback(self.segment.unlink)
         self._launches = Launches(self.segment, self.device, self._selection, self._sinks)
-        self._one_host = one_host
         self._pid = os.getpid()
         _active.append(self)
-        try:
-            self.device.attach(self.segment)
-            if self._sinks.needs_mirror():
-                self._open_mirror()
-            for load in setup.load:
-                load()
-            self._make_room()
-            self.group.all_gather(None)  # now all segments are there
-            if setup.clocks and self.group.is_connected:
-                self._clocks.open(self.device, self.segment, self.group, run_id, one_host)
-        except BaseException:
-            _active.remove(self)
-            self.segment.unlink()
-            self.device.detach()
-            self.segment.close()
-            self.group.close()
-            raise
-        return self
+        undo.callback(_active.remove, self)
+        self.device.attach(self.segment)
+        if self._sinks.needs_mirror():
+            self._open_mirror()
+        for load in setup.load:
+            load()
+        self._make_room()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -1,0 +1,134 @@
+"""Captures opened by real ranks of torch.distributed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tracekern.record.dump import read_dump
+from tracekern.record.launch import launch_ranks
+from tracekern.timeline.merge import load
+
+RANK_PROGRAM = """
+import os, sys, time
+from pathlib import Path
+sys.path[:0] = {path!r}
+import torch.distributed as dist
+from tests.test_session import launch
+from tracekern.record import group, session
+{before}
+dist.init_process_group("gloo")
+with session.capture({directory!r}{options}) as opened:
+    rank = opened.group.rank
+    for step in range({steps}):
+        with opened.range(f"step {{step}}"):
+            launch(opened, spans=4)
+        {body}
+dist.destroy_process_group()
+"""
+
+
+def rank_program(directory: Path, steps: int = 2, options: str = "", body: str = "pass", before: str = "") -> list[str]:
+    root = str(Path(__file__).resolve().parent.parent)
+    text = RANK_PROGRAM.format(
+        path=[root], directory=str(directory), steps=steps, options=options, body=body, before=before
+    )
+    return [sys.executable, "-c", text]
+
+
+def test_ranks_of_torch_distributed_make_one_capture(tmp_path: Path):
+    lines: list[str] = []
+    exits = launch_ranks(3, rank_program(tmp_path), on_line=lambda rank, line: lines.append(line), timeout_s=120)
+    assert [end.returncode for end in exits] == [0, 0, 0], "\n".join(lines)
+    timeline = load(tmp_path)
+    assert [rank.state for rank in timeline.ranks] == ["closed"] * 3
+    assert timeline.aligned
+    assert timeline.host_names == ("step 0", "step 1")
+    assert json.loads((tmp_path / "capture.json").read_text())["num_ranks"] == 3
+
+
+def test_what_ranks_of_our_launcher_have_saved_takes_no_more_memory(tmp_path: Path):
+    """Capture after capture in one run filled /dev/shm, until launches found no room."""
+    program = rank_program(tmp_path)
+    program[-1] += "print('left:', (session.Path('/dev/shm') / opened.segment.name).exists())"
+    lines: list[str] = []
+    exits = launch_ranks(2, program, on_line=lambda rank, line: lines.append(line), timeout_s=120)
+    assert [end.returncode for end in exits] == [0, 0], "\n".join(lines)
+    assert [line for line in lines if "left:" in line] == ["left: False"] * 2
+    assert len(load(tmp_path).ranks) == 2
+
+
+OPENS_TWICE = """
+import os, sys
+import torch.distributed as dist
+from tracekern.errors import BadInput
+from tracekern.record.session import capture
+
+def fail():
+    raise ArithmeticError("no kernel")
+
+dist.init_process_group("gloo")
+try:
+    with capture({directory!r}, **({fails} if dist.get_rank() == 1 else {{}})):
+        print("opened")
+except (ArithmeticError, BadInput) as error:
+    print(f"told: {{type(error).__name__}}: {{error}}")
+with capture({directory!r}):
+    pass
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("fails", "own", "others"),
+    [
+        ('{"load": [fail]}', "ArithmeticError: no kernel", "BadInput: rank 1: ArithmeticError: no kernel"),
+        ('{"max_bytes": 1 << 47}', "BadInput: segment tracekern-", "BadInput: rank 1: segment tracekern-"),
+        ('{"sink": "device"}', "BadInput: sink=", "BadInput: rank 1: sink="),
+    ],
+)
+def test_where_one_rank_cannot_open_its_capture_all_say_why_and_can_open_another(
+    tmp_path: Path, fails: str, own: str, others: str
+):
+    """The others lost a connection, said their peers."""
+    lines: list[tuple[int, str]] = []
+    program = [sys.executable, "-c", OPENS_TWICE.format(directory=str(tmp_path), fails=fails)]
+    exits = launch_ranks(3, program, on_line=lambda rank, line: lines.append((rank, line)), timeout_s=120)
+    assert [end.returncode for end in exits] == [0, 0, 0], lines
+    told = dict(line for line in lines if line[1].startswith("told: "))
+    assert all(told[rank].startswith(f"told: {own if rank == 1 else others}") for rank in range(3)), lines
+    assert len(load(tmp_path).ranks) == 3
+
+
+def test_clocks_are_sampled_between_launches_by_agreement(tmp_path: Path):
+    """Ranks pass their launches at different times; samples are due all the time, and nobody hangs or is left alone."""
+    before = "from tracekern.record import capture_clocks; capture_clocks.SAMPLE_EVERY_S = 0.1"
+    program = rank_program(tmp_path, steps=40, before=before, body="time.sleep(0.003 * (1 + rank * step % 5))")
+    lines: list[str] = []
+    exits = launch_ranks(3, program, on_line=lambda rank, line: lines.append(line), timeout_s=120)
+    assert [end.returncode for end in exits] == [0, 0, 0], "\n".join(lines)
+    assert not [line for line in lines if "no more clock samples" in line]
+    rounds = [
+        {int(sample["round_idx"]) for sample in read_dump(tmp_path / f"rank_{rank:05d}.tkdump").clock_samples()}
+        for rank in range(3)
+    ]
+    assert rounds[0] == rounds[1] == rounds[2]
+    assert len(rounds[0]) >= 3  # at both ends, and in between
+
+
+def test_nodes_without_a_shared_disk_send_their_dumps_to_rank_0(tmp_path: Path):
+    """Each rank believes to be on a host of its own and is given a directory of its own."""
+    program = rank_program(tmp_path / "shared", before="session.host_identity = lambda: os.environ['RANK']")
+    program[-1] = (
+        program[-1]
+        .replace("with session.capture(", "with session.capture(os.environ['RANK'] + ")
+        .replace(repr(str(tmp_path / "shared")), repr("-capture"))
+    )
+    program[-1] = f"import os; os.chdir({str(tmp_path)!r})\n" + program[-1]
+    lines: list[str] = []
+    exits = launch_ranks(3, program, on_line=lambda rank, line: lines.append(line), timeout_s=120)
+    assert [end.returncode for end in exits] == [0, 0, 0], "\n".join(lines)
+    assert len(load(tmp_path / "0-capture").ranks) == 3
