@@ -87,11 +87,13 @@ class Communicator:
     ) -> None:
         """num_bytes: of each rank's part. backend: "cpu" or "cuda". timeout_s, on_timeout: see set_timeout().
 
-        Raises BadInput where the devices cannot share memory, or have none left.
+        Raises BadInput for another backend, and where the devices cannot share memory, or have none left.
         """
         from tracekern import _C
 
         _check_timeout(timeout_s, on_timeout)
+        if backend not in ("cpu", "cuda"):
+            raise BadInput(f"backend is {backend!r}; wanted 'cpu' or 'cuda'")
         self.group = group
         self.native: Any
         self.device: CaptureDevice

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
-import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,12 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.errors import BadInput, DeviceLost
+from tracekern.record.descriptors import exchange_descriptors
 from tracekern.record.group import Group, host_identity
 from tracekern.record.keeper import Keeper, collect_mirrored, collect_or_let
 from tracekern.record.preflight import GpuFacts, find_profiler, judge, out_of_memory
 from tracekern.record.segment import Segment
-
-CONNECT_TIMEOUT_S = 60.0
 
 _log = logging.getLogger("tracekern")
 _abandoned: list[Any] = []
@@ -251,7 +248,7 @@ def _map_peers(group: Group, native: Any, by_descriptor: bool) -> str:
             why = f"{error}; see `nvidia-smi topo -p2p rw`"
             problem = f"rank {group.rank}: its GPU cannot map the memory of rank {peer}'s: {why}"
     for descriptor in parts.values() if by_descriptor else ():
-        socket.close(descriptor)
+        os.close(descriptor)
     return problem
 
 
@@ -271,28 +268,3 @@ def collect_facts(num_bytes: int) -> GpuFacts:
         return GpuFacts(**known, **_cuda.device_facts())
     except RuntimeError as error:
         return GpuFacts(**known, error=str(error))
-
-
-def exchange_descriptors(group: Group, export: Any) -> dict[int, int]:
-    """Peer -> file descriptor that it exported for this rank. Collective; over sockets that have no name on disk."""
-    address = f"\0tracekern-{secrets.token_hex(16)}"
-    received: dict[int, int] = {}
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.settimeout(CONNECT_TIMEOUT_S)
-        listener.bind(address)
-        listener.listen(group.num_ranks)
-        addresses = group.all_gather(address)
-        for peer, theirs in enumerate(addresses):
-            if peer == group.rank:
-                continue
-            descriptor = export()
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
-                link.connect(theirs)
-                socket.send_fds(link, [group.rank.to_bytes(4, "little")], [descriptor])
-            socket.close(descriptor)
-        for _ in range(group.num_ranks - 1):
-            link, _ = listener.accept()
-            with link:
-                message, descriptors, _, _ = socket.recv_fds(link, 4, 1)
-                received[int.from_bytes(message, "little")] = descriptors[0]
-    return received

@@ -1,17 +1,17 @@
-"""The symmetric heap of the CPU backend: each rank's part is POSIX shared memory that all others map.
+"""The symmetric heap of the CPU backend: each rank's part is shared memory that all others map.
 
-The names are gone as soon as everybody has mapped everything, so nothing is left behind whatever happens to the ranks.
+It has no name in /dev/shm, so nothing is left behind whatever happens to the ranks, and whenever.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import secrets
 
 import numpy as np
 
 from tracekern.errors import BadInput
+from tracekern.record.descriptors import exchange_descriptors
 from tracekern.record.group import Group, host_identity
 from tracekern.record.segment_names import SHM_DIR
 
@@ -22,24 +22,21 @@ class SymmetricHeap:
     def __init__(self, group: Group, num_bytes: int) -> None:
         """num_bytes: of one rank's part, the same on every rank; BadInput names two ranks that differ."""
         self.num_bytes = num_bytes
-        offers = group.all_gather((host_identity(), num_bytes, f"tracekern-heap-{secrets.token_hex(8)}"))
-        _check_offers(offers)
-        own = SHM_DIR / offers[group.rank][2]
-        problem = _reserve(str(own), num_bytes)
-        problems = group.all_gather(problem)
+        _check_offers(group.all_gather((host_identity(), num_bytes)))
+        own, problem = _allocate(num_bytes)
+        parts = {group.rank: own}
         try:
-            for rank, text in enumerate(problems):
-                if text:
-                    raise BadInput(f"symmetric heap of rank {rank}: {text}")
-            self._maps = [_map(str(SHM_DIR / name), num_bytes) for _, _, name in offers]
-            group.barrier()
+            group.refuse_together(problem and f"symmetric heap of rank {group.rank}: {problem}")
+            parts |= exchange_descriptors(group, lambda: os.dup(own))
+            self._maps = [np.frombuffer(mmap.mmap(parts[rank], num_bytes), np.uint8) for rank in sorted(parts)]
         finally:
-            own.unlink(missing_ok=True)
+            for descriptor in parts.values():
+                os.close(descriptor)
         self.addresses = [int(part.ctypes.data) for part in self._maps]
 
 
-def _check_offers(offers: list[tuple[str, int, str]]) -> None:
-    for rank, (node, num_bytes, _) in enumerate(offers):
+def _check_offers(offers: list[tuple[str, int]]) -> None:
+    for rank, (node, num_bytes) in enumerate(offers):
         if num_bytes != offers[0][1]:
             raise BadInput(
                 f"symmetric heap: rank 0 asks for {offers[0][1]} bytes, rank {rank} for {num_bytes}; "
@@ -52,21 +49,15 @@ def _check_offers(offers: list[tuple[str, int, str]]) -> None:
             )
 
 
-def _reserve(path: str, num_bytes: int) -> str:
-    """Makes the file; a full /dev/shm shows here and not as SIGBUS in a kernel. Returns what went wrong."""
-    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+def _allocate(num_bytes: int) -> tuple[int, str]:
+    """A file without a name, and why it cannot be as large; "" where it is.
+
+    A full /dev/shm shows here and not as SIGBUS in a kernel.
+    """
+    descriptor = os.open(SHM_DIR, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, num_bytes)
     except OSError as error:
-        return f"{num_bytes} bytes of shared memory: {error.strerror}; make {SHM_DIR} larger or the shape smaller"
-    finally:
-        os.close(descriptor)
-    return ""
-
-
-def _map(path: str, num_bytes: int) -> np.ndarray:
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        return np.frombuffer(mmap.mmap(descriptor, num_bytes), np.uint8)
-    finally:
-        os.close(descriptor)
+        what = f"{num_bytes} bytes of shared memory: {error.strerror}"
+        return descriptor, f"{what}; make {SHM_DIR} larger or the shape smaller"
+    return descriptor, ""

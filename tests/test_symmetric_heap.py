@@ -1,0 +1,77 @@
+"""The memory that ranks of the CPU backend share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tracekern.errors import BadInput
+from tracekern.record.communicator import Communicator
+from tracekern.record.group import Group
+from tracekern.record.launch import launch_ranks
+
+LISTS_NAMES = """
+import os, sys
+from tracekern.record.communicator import Communicator
+from tracekern.record.group import Group
+
+def note(event, arguments):
+    if event == "open" and arguments[2] & os.O_CREAT and str(arguments[0]).startswith("/dev/shm"):
+        print(arguments[0])
+
+sys.addaudithook(note)
+Communicator(Group(0, 1), 1 << 20, 1.0).barrier()
+print("through")
+"""
+
+
+def test_no_name_is_ever_made_that_a_killed_rank_could_leave_behind():
+    """Ctrl-C while a rank waited for the others left all their heaps in /dev/shm, until somebody found them there."""
+    done = subprocess.run([sys.executable, "-c", LISTS_NAMES], capture_output=True, text=True, timeout=100)
+    assert (done.stdout, done.stderr) == ("through\n", "")
+
+
+def test_descriptors_are_given_back():
+    comm = Communicator(Group(0, 1), 1 << 20, 1.0)
+    before = len(os.listdir("/proc/self/fd"))
+    comm = Communicator(Group(0, 1), 1 << 20, 1.0)
+    with pytest.raises(BadInput, match="symmetric heap of rank 0: .* No space left on device; make /dev/shm larger"):
+        Communicator(Group(0, 1), 1 << 50, 1.0)
+    comm.barrier()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+ASKS_FOR_MORE = """
+import torch.distributed as dist
+from tracekern.errors import BadInput
+from tracekern.record.communicator import Communicator
+from tracekern.record.group import Group
+
+dist.init_process_group("gloo")
+group = Group.discover()
+try:
+    Communicator(group, (1 << 20) + 4096 * group.rank, 1.0)
+except BadInput as error:
+    print("told:", error)
+comm = Communicator(group, 1 << 20, 20.0)
+comm.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_that_ask_for_different_sizes_are_told_and_can_ask_again():
+    lines: list[str] = []
+    program = [sys.executable, "-c", ASKS_FOR_MORE]
+    exits = launch_ranks(3, program, on_line=lambda rank, line: lines.append(line), timeout_s=100)
+    assert [end.returncode for end in exits] == [0, 0, 0], lines
+    told = "told: symmetric heap: rank 0 asks for 1048576 bytes, rank 1 for 1052672; every rank must use the same shape"
+    assert [line for line in lines if line.startswith("told")] == [told] * 3
+
+
+@pytest.mark.parametrize("backend", ["gpu", "CPU", ""])
+def test_a_backend_that_there_is_not_is_no_cpu(backend: str):
+    with pytest.raises(BadInput, match=f"backend is '{backend}'; wanted 'cpu' or 'cuda'"):
+        Communicator(Group(0, 1), 1 << 20, 1.0, backend)
