@@ -185,6 +185,27 @@ def test_what_a_capture_saved_itself_is_not_saved_elsewhere(tmp_path, monkeypatc
     assert list_segments(session.run_id) == []
 
 
+def test_a_damaged_segment_keeps_no_other_rank_from_being_saved(tmp_path, monkeypatch, caplog):
+    run = f"damaged-{uuid.uuid4().hex}"
+    for rank in ("0", "1"):
+        ranks = {"RANK": rank, "WORLD_SIZE": "2", "TRACEKERN_RUN_ID": run, "TRACEKERN_KEEP_SEGMENT": "1"}
+        for name, value in ranks.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr("tracekern.record.session._num_opened", 0)  # as in a process of its own
+        with capture(tmp_path / "own", device="cpu", max_bytes=1 << 20):
+            pass
+        (tmp_path / "own" / f"rank_0000{rank}.tkdump").unlink()
+    damaged, sound = (SHM_DIR / name for name in list_segments(run))
+    with damaged.open("r+b") as file:
+        file.seek(damaged.read_bytes().index(b'"rank": 0'))
+        file.write(b'"rnak": 0')
+    assert salvage_run(run, tmp_path / "other") == set()
+    assert [path.name for path in (tmp_path / "other").glob("*.tkdump")] == ["rank_00001.tkdump"]
+    assert f"cannot save {damaged.name}: KeyError: 'rank'" in caplog.text
+    assert (damaged.exists(), sound.exists()) == (True, False)
+    damaged.unlink()
+
+
 def test_a_fork_that_leaves_the_block_leaves_the_capture_to_the_rank(tmp_path):
     with capture(tmp_path, device="cpu") as session:
         launched = session.launch("demo", grid=2, warps=2, events=json.dumps(EVENT_TABLE))

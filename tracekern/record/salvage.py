@@ -17,6 +17,8 @@ from tracekern.record.segment import Segment
 from tracekern.record.segment_names import await_segment, has_owner, list_segments, remove_segment
 
 _log = logging.getLogger("tracekern")
+_DAMAGED = (BadInput, KeyError, TypeError, ValueError)
+"""What reading a segment may raise into which its rank wrote before it died, what does not belong there."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def find_leftovers(run_id: str = "") -> list[Leftover]:
             about = (str(metadata["run_id"]), int(metadata["rank"]), int(metadata["num_ranks"]))
             where, when = Path(metadata["directory"]), str(metadata["created"])
             found.append(Leftover(*about, pid, has_owner(name), where, when))
-        except (BadInput, KeyError, FileNotFoundError):  # another user's, none of a capture, or just removed
+        except (*_DAMAGED, FileNotFoundError):  # another user's, none of a capture, or just removed
             continue
     return sorted(found, key=lambda leftover: (leftover.run_id, leftover.rank))
 
@@ -69,8 +71,9 @@ def salvage_run(run_id: str, directory: Path | None = None) -> set[int]:
             continue
         try:
             place = _save(segment, directory, deadline)
-        except BadInput as error:
-            _log.warning("cannot save %s: %s", name, error)
+        except _DAMAGED as error:
+            kind = "" if isinstance(error, BadInput) else f"{type(error).__name__}: "
+            _log.warning("cannot save %s: %s%s", name, kind, error)
             continue
         if int(segment.header["state"]) != fmt.SegmentState.CLOSED:
             unclosed.add(int(segment.metadata["rank"]))
