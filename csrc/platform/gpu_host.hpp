@@ -54,8 +54,10 @@ inline void copy_to_device(void* device, const void* host, uint64_t bytes) {
 inline void copy_to_host(void* host, const void* device, uint64_t bytes) {
     TK_CUDA(cudaMemcpy(host, device, bytes, cudaMemcpyDeviceToHost));
 }
+// Through when it returns: streams that do not wait for the default one are to find it zero, too.
 inline void clear_device(void* device, uint64_t bytes) {
     TK_CUDA(cudaMemset(device, 0, bytes));
+    TK_CUDA(cudaStreamSynchronize(cudaStreamLegacy));
 }
 inline void clear_device_on(uint64_t stream, void* device, uint64_t bytes) {
     TK_CUDA(cudaMemsetAsync(device, 0, bytes, reinterpret_cast<cudaStream_t>(stream)));
@@ -95,9 +97,7 @@ class DeviceMemory {
 public:
     explicit DeviceMemory(uint64_t bytes) {
         TK_CUDA(cudaMalloc(&data_, bytes));
-        TK_CUDA(cudaMemset(data_, 0, bytes));
-        // Streams that do not wait for the default one are to find it zero, too.
-        TK_CUDA(cudaStreamSynchronize(cudaStreamLegacy));
+        clear_device(data_, bytes);
     }
     ~DeviceMemory() { cudaFree(data_); }
     DeviceMemory(const DeviceMemory&) = delete;
@@ -231,7 +231,7 @@ public:
         const CUmemAllocationProp properties = own_properties();
         TK_CUDA(TK_DRIVER(cuMemCreate)(&memory.handle_, memory.bytes_, &properties, 0));
         memory.map();
-        TK_CUDA(cudaMemset(memory.data(), 0, memory.bytes_));
+        clear_device(memory.data(), memory.bytes_);
         return memory;
     }
     // Maps what another process exported; the descriptor stays the caller's.
@@ -308,7 +308,7 @@ public:
         constexpr uint64_t kBlockBytes = 2 << 20;
         IpcMemory memory(/*is_own=*/true);
         TK_CUDA(cudaMalloc(&memory.data_, round_up(bytes, kBlockBytes)));
-        TK_CUDA(cudaMemset(memory.data_, 0, bytes));
+        clear_device(memory.data_, bytes);
         return memory;
     }
     // Maps what another process allocated.
