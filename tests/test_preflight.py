@@ -6,7 +6,11 @@ import dataclasses
 
 import pytest
 
+from tests.toolchains import CSRC
+from tracekern.errors import BadInput
+from tracekern.record.group import MAX_HEAP_RANKS
 from tracekern.record.preflight import GpuFacts, find_profiler, judge
+from tracekern.record.symmetric_heap import _check_offers
 
 GIB = 1 << 30
 SOUND = GpuFacts(
@@ -86,6 +90,17 @@ def test_a_mig_slice_works_alone():
     assert judge(alone).refusal == ""
     wanted = f"rank 0 has a MIG slice ({name}), which no peer reaches; run `nvidia-smi -mig 0`"
     assert judge(together).refusal == wanted
+
+
+def test_more_ranks_than_the_kernels_have_room_for_are_refused():
+    """Their table of heaps has 64 places; the 65th rank wrote behind it."""
+    kernels = (CSRC / "comm" / "heap.h").read_text()
+    assert f"constexpr uint32_t kMaxRanks = {MAX_HEAP_RANKS};" in kernels
+    assert judge(ranks(MAX_HEAP_RANKS)).refusal == ""
+    told = f"symmetric heap: {MAX_HEAP_RANKS + 1} ranks, wanted at most {MAX_HEAP_RANKS}; start fewer"
+    assert judge(ranks(MAX_HEAP_RANKS + 1)).refusal == told
+    with pytest.raises(BadInput, match=told):
+        _check_offers([("host", 1)] * (MAX_HEAP_RANKS + 1))
 
 
 def test_an_older_driver_of_the_same_major_version_serves():

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from tracekern.errors import BadInput, CommTimeout, TracekernError
 from tracekern.moe.pipeline import REDUCING, STAGES
 from tracekern.moe.routing import ROUTINGS
-from tracekern.moe.shape import MAX_EXPERTS, MAX_PARTITIONS, MAX_RANKS, MAX_TOKENS, MoeShape
+from tracekern.moe.shape import MAX_EXPERTS, MAX_PARTITIONS, MAX_TOKENS, MoeShape
+from tracekern.record.group import MAX_HEAP_RANKS
 from tracekern.words import count
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class MoeRun:
         if self.backend == "cuda" and self.variant not in STAGES:
             raise BadInput(f"variant {self.variant} runs on the CPU only; on GPUs take one of {', '.join(STAGES)}")
         for name, value, low, high in (
-            ("ranks", self.ranks, 1, MAX_RANKS),
+            ("ranks", self.ranks, 1, MAX_HEAP_RANKS),
             ("tokens", self.tokens, 1, MAX_TOKENS),
             ("experts", self.experts, 1, MAX_EXPERTS),
             ("iterations", self.iterations, 1, 1_000_000),

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from tracekern.errors import BadInput
+from tracekern.record.group import MAX_HEAP_RANKS
 
 DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
 """Bytes of an element of each number type."""
@@ -13,7 +14,6 @@ DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
 MAX_TOKENS = 1 << 18
 MAX_TOPK = 16
 MAX_EXPERTS = 4096
-MAX_RANKS = 64
 MAX_PARTITIONS = 64
 PARTITION_BYTES = 9_000_000
 """Of rows for other ranks, 24 us of NVLink. For 16 to 8,192 tokens the numbers of partitions that were tried next to
@@ -34,7 +34,7 @@ class MoeShape:
 
     def __post_init__(self) -> None:
         for name, low, high in (
-            ("num_ranks", 1, MAX_RANKS),
+            ("num_ranks", 1, MAX_HEAP_RANKS),
             ("max_tokens", 1, MAX_TOKENS),
             ("num_experts", 1, MAX_EXPERTS),
             ("topk", 1, MAX_TOPK),

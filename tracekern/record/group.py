@@ -21,6 +21,8 @@ import numpy as np
 from tracekern.errors import BadInput, TracekernError
 
 TIMEOUT_S = 60.0
+MAX_HEAP_RANKS = 64
+"""That share a symmetric heap: kMaxRanks of csrc/comm/heap.h."""
 _CHUNK_BYTES = 16 << 20
 
 

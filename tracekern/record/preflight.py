@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tracekern.record.group import MAX_HEAP_RANKS
+
 
 @dataclass(frozen=True)
 class GpuFacts:
@@ -85,6 +87,8 @@ def _old_driver(facts: Sequence[GpuFacts]) -> str:
 
 def _different(facts: Sequence[GpuFacts]) -> str:
     first = facts[0]
+    if len(facts) > MAX_HEAP_RANKS:
+        return f"symmetric heap: {len(facts)} ranks, wanted at most {MAX_HEAP_RANKS}; start fewer"
     for rank, own in enumerate(facts):
         if own.node != first.node:
             return f"symmetric heap: rank 0 is on {first.node}, rank {rank} on {own.node}; one node only"

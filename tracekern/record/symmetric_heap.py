@@ -12,7 +12,7 @@ import numpy as np
 
 from tracekern.errors import BadInput
 from tracekern.record.descriptors import exchange_descriptors
-from tracekern.record.group import Group, host_identity
+from tracekern.record.group import MAX_HEAP_RANKS, Group, host_identity
 from tracekern.record.segment_names import SHM_DIR
 
 
@@ -36,6 +36,8 @@ class SymmetricHeap:
 
 
 def _check_offers(offers: list[tuple[str, int]]) -> None:
+    if len(offers) > MAX_HEAP_RANKS:
+        raise BadInput(f"symmetric heap: {len(offers)} ranks, wanted at most {MAX_HEAP_RANKS}; start fewer")
     for rank, (node, num_bytes) in enumerate(offers):
         if num_bytes != offers[0][1]:
             raise BadInput(
