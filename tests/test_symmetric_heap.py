@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 import subprocess
 import sys
 
 import pytest
 
-from tracekern.errors import BadInput
+from tests.rank_pool import RankPool
+from tracekern.errors import BadInput, CommTimeout
+from tracekern.record import descriptors
 from tracekern.record.communicator import Communicator
 from tracekern.record.group import Group
 from tracekern.record.launch import launch_ranks
@@ -69,6 +73,36 @@ def test_ranks_that_ask_for_different_sizes_are_told_and_can_ask_again():
     assert [end.returncode for end in exits] == [0, 0, 0], lines
     told = "told: symmetric heap: rank 0 asks for 1048576 bytes, rank 1 for 1052672; every rank must use the same shape"
     assert [line for line in lines if line.startswith("told")] == [told] * 3
+
+
+def exchange_with_a_rank_that_dies(group: Group, listens: bool) -> str:
+    """What rank 0 is told of a rank 1 that died as soon as it had said where it listens, or a little later."""
+    address = f"\0tracekern-{os.getppid()}"  # the ranks have one parent
+    before = len(os.listdir("/proc/self/fd"))
+    if group.rank == 1:
+        group.all_gather(address)
+        return ""
+    descriptors.CONNECT_TIMEOUT_S = 0.1
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(address)
+        if listens:
+            silent.listen()
+        try:
+            descriptors.exchange_descriptors(group, lambda: os.open("/dev/null", os.O_RDONLY))
+        except CommTimeout as error:
+            assert len(os.listdir("/proc/self/fd")) == before + 1
+            return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize(("listens", "why"), [(False, "Connection refused"), (True, "timed out")])
+def test_a_rank_that_dies_while_memory_is_handed_over_is_told(listens: bool, why: str):
+    pool = RankPool(2)
+    try:
+        told, _ = pool.call(exchange_with_a_rank_that_dies, listens)
+    finally:
+        pool.close()
+    assert re.fullmatch(rf"rank 0: ranks 1 did not hand over their memory \(.*{why}\); see which one died", told)
 
 
 @pytest.mark.parametrize("backend", ["gpu", "CPU", ""])

@@ -7,13 +7,17 @@ import secrets
 import socket
 from collections.abc import Callable
 
+from tracekern.errors import CommTimeout
 from tracekern.record.group import Group
 
 CONNECT_TIMEOUT_S = 60.0
 
 
 def exchange_descriptors(group: Group, export: Callable[[], int]) -> dict[int, int]:
-    """Peer -> file descriptor that it exported for this rank. Collective; over sockets that have no name on disk."""
+    """Peer -> file descriptor that it exported for this rank. Collective; over sockets that have no name on disk.
+
+    Raises CommTimeout when a rank is gone or late.
+    """
     address = f"\0tracekern-{secrets.token_hex(16)}"
     received: dict[int, int] = {}
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -21,17 +25,28 @@ def exchange_descriptors(group: Group, export: Callable[[], int]) -> dict[int, i
         listener.bind(address)
         listener.listen(group.num_ranks)
         addresses = group.all_gather(address)
-        for peer, theirs in enumerate(addresses):
-            if peer == group.rank:
-                continue
-            descriptor = export()
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
-                link.connect(theirs)
-                socket.send_fds(link, [group.rank.to_bytes(4, "little")], [descriptor])
-            os.close(descriptor)
-        for _ in range(group.num_ranks - 1):
-            link, _ = listener.accept()
-            with link:
-                message, descriptors, _, _ = socket.recv_fds(link, 4, 1)
-                received[int.from_bytes(message, "little")] = descriptors[0]
+        try:
+            for peer, theirs in enumerate(addresses):
+                if peer != group.rank:
+                    _hand_over(group.rank, theirs, export())
+            for _ in range(group.num_ranks - 1):
+                link, _ = listener.accept()
+                with link:
+                    message, descriptors, _, _ = socket.recv_fds(link, 4, 1)
+                    received[int.from_bytes(message, "little")] = descriptors[0]
+        except OSError as error:
+            for descriptor in received.values():
+                os.close(descriptor)
+            missing = [peer for peer in range(group.num_ranks) if peer not in (group.rank, *received)]
+            what = f"rank {group.rank}: ranks {', '.join(map(str, missing))} did not hand over their memory ({error})"
+            raise CommTimeout(f"{what}; see which one died") from None
     return received
+
+
+def _hand_over(rank: int, address: str, descriptor: int) -> None:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+            link.connect(address)
+            socket.send_fds(link, [rank.to_bytes(4, "little")], [descriptor])
+    finally:
+        os.close(descriptor)
