@@ -67,6 +67,29 @@ def test_ranges_of_other_threads_spoil_no_dump(tmp_path: Path):
         assert load(directory).host_names == ("hurry",)
 
 
+def test_a_thread_that_launches_on_while_its_capture_closes_is_told_of_that_alone(tmp_path: Path):
+    """Its launch found the segment half closed, once in four times: Bad file descriptor."""
+    raised: list[BaseException] = []
+
+    def launch_on(session: Capture) -> None:
+        try:
+            while True:
+                launch(session, grid=1, warps=1, spans=1)
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            raised.append(error)
+
+    for _ in range(40):
+        with capture(tmp_path, clocks=False, max_bytes=1 << 26) as session:
+            thread = threading.Thread(target=launch_on, args=[session])
+            thread.start()
+            time.sleep(0.01)
+        thread.join()
+        load(tmp_path)
+    assert {(type(error), str(error).partition("outside ")[2]) for error in raised} == {
+        (BadInput, "the capture's `with` block")
+    }
+
+
 @pytest.mark.parametrize("name", [None, 3, "a\udcff"])
 def test_a_range_without_a_name_is_refused_before_its_body(tmp_path: Path, name: object):
     with capture(tmp_path) as session, pytest.raises(BadInput, match="wanted a name"), session.range(name):

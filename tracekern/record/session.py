@@ -98,8 +98,7 @@ def capture(
         records_per_track, blocks, list_of_names("roles", roles), list_of_names("events", events), every, keep
     )
     about: dict[str, Any] = {"keep": keep, "record_format": "ring" if keep == "last" else "wide"}
-    about["roles"] = selection.roles
-    about["settings"] = settings or {}
+    about |= {"roles": selection.roles, "settings": settings or {}}
     about["command"] = shlex.join(sys.argv) if command is None else command
     check_about(settings, command)
     setup = Setup(device or used_device(), sink, max_bytes, host_spans, clocks, load)
@@ -173,7 +172,8 @@ class Capture:
         except BadInput as problem:  # its text is the last that somebody sees
             raise BadInput(f"{problem}; {how_to_save(self.run_id)}") from problem
         finally:
-            _active.remove(self)
+            with self._lock:  # another thread may be in a launch
+                _active.remove(self)
             if not is_saved:
                 _log.warning("capture %s: %s", self.directory, how_to_save(self.run_id))
             elif self.group.is_connected or os.environ.get("TRACEKERN_KEEP_SEGMENT") != "1":
@@ -183,8 +183,7 @@ class Capture:
                 _still_written.append(self.segment)
             self.segment.close()
             self.group.close()
-        why = why_refused(self.segment.header)
-        if why:
+        if why := why_refused(self.segment.header):
             _log.warning("capture %s: %s", self.directory, why)
         _log.info("capture %s: rank %d held %d bytes", self.directory, self.group.rank, self.footprint_bytes)
 
@@ -240,6 +239,8 @@ class Capture:
             return Launch(0, self.record_format)
         kernel = (name, grid, warps, stream, events, roles)
         with self._lock:
+            if self not in _active:  # closed meanwhile
+                return Launch(0, self.record_format)
             if self._graphs and self._graphs[-1].is_capturing:
                 return Launch(self._graphs[-1].add_launch(self._launches.plan(*kernel)), self.record_format)
             if self.device.is_stream_captured():
