@@ -233,6 +233,15 @@ def test_a_payload_of_any_other_content_reads_or_is_refused(sound: bytes, scratc
     assert "\n" not in complaint(scratch)
 
 
+def test_a_time_that_cannot_be_names_the_dump_that_says_it(sound: bytes, scratch: Path):
+    metadata = metadata_of(sound)
+    payload = bytearray(sound[-struct.unpack_from("<Q", sound, 24)[0] :])
+    struct.pack_into("<Q", payload, metadata["launches"][0]["records_offset"], (1 << 64) - 1)
+    scratch.write_bytes(rebuild(sound, metadata, bytes(payload)))
+    with pytest.raises(BadInput, match=f"^{scratch}: a record's ticks {(1 << 64) - 1} are beyond "):
+        decode(read_dump(scratch))
+
+
 def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path):
     """A file may grow to half a dump only; and a directory that is a file takes none."""
     segment = fill_segment(CaptureSpec(), 0)

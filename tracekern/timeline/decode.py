@@ -77,7 +77,7 @@ def _batches(sorted_runs: Int64, written: Int64) -> Iterator[Int64]:
 def _decode_batch(
     area: npt.NDArray[Any], runs: Runs, batch: Int64, events: EventNumbers, track_of_run: Int32, findings: Findings
 ) -> tuple[Spans, Marks]:
-    records = Records(_gather(area, runs.first[batch], runs.written[batch]), runs.max_ticks)
+    records = Records(_gather(area, runs.first[batch], runs.written[batch]), runs)
     run_of = np.repeat(np.arange(len(batch), dtype=np.int32), runs.written[batch])
     where = np.flatnonzero(records.kind - np.uint8(1) < 3).astype(np.int32)  # begin, end or mark
     kind, event, owner = records.kind[where], records.event(where), run_of[where]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,8 @@ class Runs:
     """Of runs whose records count cycles."""
     max_ticks: int
     """Any tick beyond it is damage."""
+    path: Path
+    """Of their dump."""
 
     def __len__(self) -> int:
         return len(self.first)
@@ -106,6 +109,7 @@ def read_runs(dump: Dump) -> tuple[Runs, npt.NDArray[Any]]:
         ring=headers["started"] == fmt.STARTED_RING,
         rates=rates,
         max_ticks=max_ticks,
+        path=dump.path,
         **columns,
     )
     return runs, area
@@ -123,8 +127,8 @@ def _records_area(dump: Dump) -> tuple[npt.NDArray[Any], Int64]:
 class Records:
     """[n] WIDE_RECORD of some runs, one run after the other."""
 
-    def __init__(self, raw: npt.NDArray[Any], max_ticks: int) -> None:
-        self._raw, self._max_ticks = raw, max_ticks
+    def __init__(self, raw: npt.NDArray[Any], runs: Runs) -> None:
+        self._raw, self._runs = raw, runs
         self.kind = (raw["word"] & np.uint32(fmt.KIND_MASK)).astype(np.uint8)
 
     def __len__(self) -> int:
@@ -136,10 +140,11 @@ class Records:
         return event.astype(np.uint8)
 
     def stamps(self, where: Int32) -> Int64:
-        """Ticks or cycles of the records at `where`. Raises BadInput beyond max_ticks."""
+        """Ticks or cycles of the records at `where`. Raises BadInput beyond the runs' max_ticks."""
         ticks: UInt64 = self._raw["ticks"][where]
-        if len(ticks) and int(ticks.max()) > self._max_ticks:
-            raise BadInput(f"a record's ticks {int(ticks.max())} are beyond {self._max_ticks}; the dump is damaged")
+        if len(ticks) and int(ticks.max()) > self._runs.max_ticks:
+            what = f"a record's ticks {int(ticks.max())} are beyond {self._runs.max_ticks}"
+            raise BadInput(f"{self._runs.path}: {what}; damaged")
         return ticks.view(np.int64)
 
     def payload(self, where: Int32) -> UInt64:
