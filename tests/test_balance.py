@@ -160,6 +160,13 @@ def test_unions_against_marked_ticks(rows: list[tuple[int, int, int]], apart: in
     assert found.tolist() == [sum(mark[0] == number for mark in marked) for number in range(4)]
 
 
+def test_unions_of_more_owners_than_16_bits_tell_apart():
+    owner = np.array([0, 1 << 16, 1, (1 << 16) + 1])
+    spans = Spans(start=np.array([0, 5, 0, 0]), end=np.array([10, 20, 1, 2]))
+    found = union_ns(spans, np.arange(4), owner, (1 << 16) + 2)
+    assert {int(place): int(found[place]) for place in np.flatnonzero(found)} == {0: 10, 1: 1, 65536: 15, 65537: 2}
+
+
 def test_the_kept_capture_against_its_routing():
     timeline = tracekern.load(TRACES / "cpu_8_ranks")
     kept = timeline.ranks[0].metadata["settings"]  # of an older run: with an option that is no more

@@ -292,6 +292,15 @@ def test_nothing_to_tighten():
         assert tighten_clocks(other) == (other.ranks, ())
 
 
+def test_a_rank_on_which_nothing_ran_keeps_its_bound():
+    run = two_ranks()
+    run.flows(BOTH, SECOND + np.arange(5) * 1e4, np.full(5, 100.0))
+    alone = tightened(run.timeline())
+    timeline = run.timeline()
+    idle = dataclasses.replace(timeline.ranks[1], rank=2)
+    assert tightened(timeline.replace(ranks=(*timeline.ranks, idle))) == [*alone, idle.clock.hard_ns]
+
+
 def test_merge_tightens_and_info_says_so(tmp_path: Path):
     capture = write_capture(tmp_path, CaptureSpec(num_ranks=2, path_ns=3000))
     timeline = load(capture)

@@ -141,6 +141,51 @@ def test_missing_pair_is_bridged_by_the_others():
         assert np.abs(errors_ns(fits, clocks, 0, rank, times)).max() <= fits[rank].hard_ns
 
 
+def test_a_rank_that_was_sampled_later_than_the_others():
+    """Each clock counts from its first sample: seconds apart, the times of a rank are no times of the reference."""
+    rng = np.random.default_rng(17)
+    clocks = {rank: Clock.draw(rng) for rank in range(3)}
+    rows = np.concatenate(
+        [
+            sample(rng, clocks, [0, 4 * SECOND, 8 * SECOND], pairs=[(0, 1)], quiet=1.0),
+            exchange(rng, clocks, 1, 2, 1, 4 * SECOND, quiet=1.0),
+            exchange(rng, clocks, 0, 2, 2, 8 * SECOND, quiet=1.0),
+        ]
+    )
+    times = np.linspace(5, 7, 100) * SECOND
+    ranks = [rank_of(rank, clock) for rank, clock in clocks.items()]
+    fits = fit_clocks(rows, ranks, spans_of(clocks, times[0], times[-1]))
+    for rank in (1, 2):
+        assert np.abs(errors_ns(fits, clocks, 0, rank, times)).max() <= fits[rank].hard_ns < 2_000
+
+
+def test_samples_of_ranks_that_are_not_here_are_left_out():
+    rng = np.random.default_rng(18)
+    clocks = {rank: Clock.draw(rng) for rank in range(4)}
+    rows = sample(rng, clocks, [0, 3 * SECOND])
+    ranks = [rank_of(rank, clocks[rank]) for rank in (1, 2)]
+    own = rows[np.isin(rows["initiator"], (1, 2)) & np.isin(rows["responder"], (1, 2))]
+    ticks = clocks[2].ticks(np.linspace(0, 3, 100) * SECOND)
+    found, alone = fit_clocks(rows, ranks)[2], fit_clocks(own, ranks)[2]
+    assert np.abs(apply_clock(found, ticks) - apply_clock(alone, ticks)).max() <= 1
+    assert (found.hard_ns, found.sigma_ns) == pytest.approx((alone.hard_ns, alone.sigma_ns), abs=1)
+
+
+def test_a_pair_that_proves_little_has_no_say():
+    """The way of one pair is a millisecond longer in one direction: its middle is half of that off."""
+    rng = np.random.default_rng(19)
+    clocks = {rank: Clock.draw(rng) for rank in range(3)}
+    rows = sample(rng, clocks, [0, 3 * SECOND])
+    slow = (rows["initiator"] == 0) & (rows["responder"] == 2)
+    for column in ("t1", "t2", "t3"):
+        rows[column][slow] += 1_000_000
+    times = np.linspace(0, 3, 100) * SECOND
+    fits = fit_clocks(rows, [rank_of(rank, clock) for rank, clock in clocks.items()], spans_of(clocks, 0, 3 * SECOND))
+    for rank in (1, 2):
+        assert np.abs(errors_ns(fits, clocks, 0, rank, times)).max() < 100
+        assert fits[rank].sigma_ns < 500
+
+
 def test_one_slow_network_pair_does_not_blur_the_rest():
     rng = np.random.default_rng(9)
     clocks = {rank: Clock.draw(rng) for rank in range(4)}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
-from scenarios import Scenario
+from scenarios import Scenario, rows_of
 from scenarios_causes import COPY_NS, GAP_NS, CallScenario, chain, pipeline
 from timelines import COPY, make_launch, make_spans, make_timeline, timelines
 
@@ -186,6 +187,33 @@ def test_a_replay_with_clocks_that_are_wrong(wrong_ns: int):
     found = path_of(pipeline(copy={1: DELAY_NS}).timeline(clock_error={1: wrong_ns}))
     replay = found.replay
     assert replay.note or replay.replayed_ns == pytest.approx(found.whole.makespan_ns, rel=0.02)
+
+
+def test_a_wait_that_ended_when_its_signal_began_leads_nowhere():
+    """Of two ranks whose clocks are wrong each waits, at its end, for what the other one sends then: no way round."""
+    run = CallScenario(2)
+    run.launch("dispatch")
+    for rank in run.ranks:
+        run.work(rank, 1000)
+        run.signal(rank, 1 - rank)
+    for rank in run.ranks:
+        run.wait(rank, 1 - rank)
+    timeline = run.timeline()
+    spans = timeline.spans
+    row = {(event, rank): rows_of(timeline, event)[rank] for event in ("signal_token", "wait_token") for rank in (0, 1)}
+    start, end = spans.start.copy(), spans.end.copy()
+    for rank in run.ranks:
+        start[row["wait_token", rank]] = start[row["signal_token", rank]]
+        start[row["signal_token", rank]] = end[row["signal_token", rank]] = end[row["wait_token", rank]]
+    order = np.lexsort((start, spans.track))
+    moved = dataclasses.replace(spans, start=start, end=end).take(order)
+    place = np.argsort(order)
+    flows = Flows(place[timeline.flows.signal], place[timeline.flows.wait])
+    whole = path_of(timeline.replace(spans=moved, flows=flows)).whole
+    assert {(part.kind, part.phase.event): part.time_ns for part in whole.parts} == {
+        (PathKind.PHASE, "copy_token"): 1000,
+        (PathKind.PHASE, "wait_token"): 60,
+    }
 
 
 def test_too_much_for_a_replay(monkeypatch: pytest.MonkeyPatch):

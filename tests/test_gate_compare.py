@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 from runs import METRICS, draw_runs, make_run
 
 from tracekern.gate.budget import Budget
@@ -15,6 +16,7 @@ from tracekern.gate.compare import (
     FAMILY_ERROR,
     Rules,
     Verdict,
+    _runs_to_decide,
     compare,
     floors,
     minimal_detectable_changes,
@@ -59,6 +61,15 @@ def test_noise_is_undecided_and_says_how_many_runs_would_tell():
     assert undecided
     assert any(change.runs_to_decide > 8 for change in undecided)
     assert not comparison.of(Verdict.REGRESSED)
+
+
+def test_how_many_runs_would_decide():
+    floor = 0.5
+    # An interval of half 1/4, 1/8 beside the floor: half as wide with four times the runs.
+    assert _runs_to_decide((0.375, 0.625, 0.875), floor, 8) == 32
+    assert _runs_to_decide((0.5, 0.625, 0.75), floor, 8) == 9, "one more at least"
+    assert _runs_to_decide((0.265625, 0.515625, 0.765625), floor, 8) == 0, "nobody would launch it 2,048 times"
+    assert _runs_to_decide((0.25, floor, 0.75), floor, 8) == 0, "no number of runs would"
 
 
 def test_the_floor_follows_ticks_probes_clocks_and_shares():
@@ -201,6 +212,20 @@ def test_the_minimal_detectable_change_is_detected(num_runs):
         head = draw_runs(num_runs, 2 * seed + 1, spread=0.1, factor={COPY: growth})
         found.append(verdicts(base, head)[COPY] is Verdict.REGRESSED)
     assert np.mean(found) >= 0.9
+
+
+@pytest.mark.parametrize("num_runs", [5, 8, 20])
+@pytest.mark.parametrize("spread", [0.002, 0.05])
+def test_the_minimal_detectable_change_is_that_of_the_exact_distributions(num_runs, spread):
+    runs = draw_runs(num_runs, 1, spread=spread)
+    degrees = 2 * num_runs - 2
+    logs = [math.log(run.metrics[COPY]) for run in runs]
+    limit = math.sqrt((num_runs - 1) / scipy.stats.chi2.ppf(0.2, num_runs - 1))
+    error = np.std(logs, ddof=1) * limit * math.sqrt(2 / num_runs)
+    family, alone, power = scipy.stats.t.ppf([1 - FAMILY_ERROR / len(METRICS), 0.975, 0.95], degrees)
+    needed = max(math.log1p(RULES.floor) + alone * error, family * error) + power * error
+    found = minimal_detectable_changes(runs, RULES)[COPY]
+    assert math.log1p(found) == pytest.approx(needed, rel=0.015)
 
 
 def test_the_minimal_detectable_change_shrinks_with_runs_and_grows_with_spread():

@@ -265,6 +265,17 @@ def test_a_budget_holds_for_every_stage_that_has_the_event():
     ]
 
 
+def test_a_budget_that_is_used_up_is_kept():
+    (result,) = check_budgets([Budget("wait_token.p50", 100)], [make_run(0, {"dispatch.wait_token.p50": 100.0})])
+    assert result.ok
+
+
+def test_a_budget_is_for_the_runs_that_have_its_metric():
+    runs = [make_run(0, {"dispatch.wait_token.p50": 100.0}), make_run(1, {"dispatch.copy_token.p50": 1.0})]
+    (result,) = check_budgets([Budget("wait_token.p50", 99)], runs)
+    assert (result.value, result.ok) == (100.0, False)
+
+
 def test_a_budget_for_nothing_names_what_is_near():
     with pytest.raises(BadInput, match=r"wait_tokn.p50: no such metric; near it are .*wait_token\.p50"):
         check_budgets([Budget("wait_tokn.p50", 1)], [make_run()])

@@ -1,0 +1,61 @@
+"""Lateness and link of every piece of a wait, against a count of nanoseconds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scenarios import exchange
+from wait_oracle import any_runs
+
+from tracekern.analysis.event_graph import build_graph
+from tracekern.analysis.wait_pieces import WaitPieces, parts_of_pieces
+from tracekern.analysis.waits import WaitKind, analyze_waits
+from tracekern.timeline.model import OPEN_END, Timeline
+
+NAMES_ANOTHER = ("wait_token", "wait_room", "wait_meeting")
+
+
+def assert_divided(timeline: Timeline, every: int = 1) -> None:
+    """every: of the waits one in so many, as in a window."""
+    graph = build_graph(timeline)
+    waits = analyze_waits(timeline)
+    waits = waits.take(np.arange(0, len(waits), every))
+    place = {row: number for number, row in enumerate(waits.row.tolist())}
+    late, link, unknown = [], [], []
+    pieces = zip(*(column.tolist() for column in (graph.activity.span, graph.activity.start, graph.activity.end)))
+    for piece, (span, start, end) in enumerate(pieces):
+        wait = place.get(span)
+        given_up = timeline.spans.end[span] == OPEN_END
+        if given_up and timeline.events[timeline.spans.event[span]].name in NAMES_ANOTHER:
+            unknown.append(piece)
+        if wait is None:
+            continue
+        if waits.kind[wait] == WaitKind.UNMATCHED:
+            unknown.append(piece)
+        there = int(timeline.spans.start[span] + waits.late_ns[wait])
+        late.append(sum(time < there for time in range(start, end)))
+        is_message = waits.kind[wait] in (WaitKind.DATA, WaitKind.CREDIT)
+        link.append(end - start - late[-1] if is_message else 0)
+    found = WaitPieces.of(timeline, graph, waits)
+    assert found.piece.tolist() == [piece for piece, span in enumerate(graph.activity.span.tolist()) if span in place]
+    assert (found.late_ns.tolist(), found.link_ns.tolist()) == (late, link)
+    assert found.unknown.tolist() == unknown
+    every_piece = np.zeros((2, len(graph.activity)), np.int64)
+    every_piece[:, found.piece] = late, link
+    asked = np.arange(len(graph.activity))[::-1]
+    np.testing.assert_array_equal(parts_of_pieces(timeline, graph, waits, asked), every_piece[:, ::-1])
+
+
+@settings(max_examples=100, deadline=None)
+@given(any_runs(), st.integers(1, 3))
+def test_of_any_spans(timeline: Timeline, every: int):
+    assert_divided(timeline, every)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_of_spans_of_which_none_encloses_another(every: int):
+    timeline = exchange(late={1: 700}).timeline()
+    assert build_graph(timeline).activity.is_flat
+    assert_divided(timeline, every)
