@@ -38,9 +38,6 @@ def in_flight_at(timeline: Timeline, rank: int, time: int) -> int:
     count = 0
     for signal in set(flows.signal.tolist()):
         waits = [w for s, w in zip(flows.signal.tolist(), flows.wait.tolist(), strict=True) if s == signal]
-        waits = [wait for wait in waits if spans.end[wait] != OPEN_END]
-        if not waits:
-            continue
         first = min(waits, key=lambda wait: (spans.end[wait], flows.wait.tolist().index(wait)))
         received, sent = spans.end[first], spans.end[signal]
         if sent == OPEN_END or sent >= received:

@@ -16,7 +16,7 @@ GRAIN = 1e-6
 
 
 def slow_adjusted_p(base: np.ndarray, head: np.ndarray, grain: float) -> list[float]:
-    """Westfall and Young's step-down with Welch's t, in loops; a value cut to a grain has a variance of grain**2 / 12."""
+    """Westfall and Young's step-down with Welch's t, in loops; what is cut to a grain varies by grain**2 / 12."""
     values = np.concatenate([base, head])
     count, metrics = values.shape
 

@@ -62,8 +62,10 @@ def test_nonsense_in_a_dump_is_refused(tmp_path: Path, stored: object):
         problems_of(tmp_path, [100], 1000, overhead_ns=stored)
 
 
-def problems_of(tmp_path: Path, lengths_ns: list[int], kernel_ns: int, **changes: object) -> list[str]:
-    """Texts of the dense_probes problems of one launch with 4 warps on one SM, each with these spans of work."""
+def problems_of(
+    tmp_path: Path, lengths_ns: list[int], kernel_ns: int, event: str = "copy_token", **changes: object
+) -> list[str]:
+    """Texts of the dense_probes problems of one launch with 4 warps on one SM, each with these spans."""
     about = metadata(CaptureSpec(num_ranks=1), 0) | {"backend": "cuda", "overhead_ns": {"4": SPAN_COST_NS}} | changes
     segment = Segment.create(f"overhead-{tmp_path.name}", 0, about, 1 << 22)
     plan = LaunchPlan("demo", 1, 4, 2 * len(lengths_ns), blocks=range(1), events=json.dumps(EVENT_TABLE).encode())
@@ -77,7 +79,8 @@ def problems_of(tmp_path: Path, lengths_ns: list[int], kernel_ns: int, **changes
         ends = np.cumsum(lengths_ns)
         records["ticks"] = 10**15 + np.stack([ends - lengths_ns, ends], axis=1).ravel()
         kinds = np.tile([fmt.RecordKind.BEGIN, fmt.RecordKind.END], len(lengths_ns))
-        records["word"] = kinds | 1 << fmt.EVENT_SHIFT  # copy_token
+        number = [entry["name"] for entry in EVENT_TABLE["events"]].index(event)
+        records["word"] = kinds | number << fmt.EVENT_SHIFT
         segment.header["state"] = fmt.SegmentState.CLOSED
         write_dump(tmp_path / "rank_00000.tkdump", segment)
     finally:
@@ -100,6 +103,15 @@ def test_probes_that_take_a_part_of_the_kernel_are_told(tmp_path: Path):
 def test_spans_as_short_as_their_recording_are_told(tmp_path: Path):
     (text,) = problems_of(tmp_path, [64] * 100, 10**6)
     assert "event copy_token: half of its 400 spans are shorter than 64 ns" in text
+
+
+@pytest.mark.parametrize("event", ["signal_token", "wait_token"])
+def test_only_work_can_be_too_short(tmp_path: Path, event: str):
+    assert problems_of(tmp_path, [64] * 100, 10**6, event) == []
+
+
+def test_probes_may_take_as_much_as_is_said(tmp_path: Path):
+    assert problems_of(tmp_path, [100] * 100, 100_000) == []  # 5 % of the kernel, spans of twice what one costs
 
 
 def test_few_short_spans_are_no_problem(tmp_path: Path):

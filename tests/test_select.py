@@ -89,6 +89,13 @@ def test_unknown_rank_names_those_that_are_there():
         select(make_timeline(num_ranks=3), ranks=[0, 7])
 
 
+def test_ranks_that_follow_each_other_are_told_as_a_range():
+    part = select(make_timeline(num_ranks=9), ranks=[0, 1, 2, 4, 6, 7])
+    assert part.problems[-1].text == "3 of 9 ranks left out: 3, 5, 8"
+    with pytest.raises(BadInput, match=r"which has ranks 0-2, 4, 6-7$"):
+        select(part, ranks=[9])
+
+
 @pytest.mark.parametrize("window", [(5, 5), (9, 3)])
 def test_empty_window(window: tuple[int, int]):
     with pytest.raises(BadInput, match="is empty"):

@@ -24,8 +24,8 @@ def assert_divided(timeline: Timeline, every: int = 1) -> None:
     waits = waits.take(np.arange(0, len(waits), every))
     place = {row: number for number, row in enumerate(waits.row.tolist())}
     late, link, unknown = [], [], []
-    pieces = zip(*(column.tolist() for column in (graph.activity.span, graph.activity.start, graph.activity.end)))
-    for piece, (span, start, end) in enumerate(pieces):
+    columns = (graph.activity.span, graph.activity.start, graph.activity.end)
+    for piece, (span, start, end) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
         wait = place.get(span)
         given_up = timeline.spans.end[span] == OPEN_END
         if given_up and timeline.events[timeline.spans.event[span]].name in NAMES_ANOTHER:

@@ -62,7 +62,7 @@ def _in_flight(timeline: Timeline) -> list[Counter]:
     names = sorted(set(of_event) - {""})
     channel_of = np.array([names.index(name) if name else -1 for name in of_event] or [-1])[spans.event[signal]]
     rank_of_track = timeline.track_ranks()
-    chosen = (channel_of >= 0) & (spans.end[wait] != OPEN_END)
+    chosen = channel_of >= 0
     if not timeline.aligned:
         chosen &= rank_of_track[spans.track[signal]] == rank_of_track[spans.track[wait]]
     signal, wait, channel_of = signal[chosen], wait[chosen], channel_of[chosen]
