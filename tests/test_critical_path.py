@@ -38,6 +38,7 @@ def assert_sums(path: FoundPath) -> None:
         assert path.segments.start[0] == path.start_ns
         assert path.segments.end[-1] == path.end_ns
     assert (path.segments.start[1:] == path.segments.end[:-1]).all()
+    assert (path.segments.start < path.segments.end).all()
 
 
 def time_in(path: FoundPath, rank: int, kind: PathKind, phase: Phase | None = None) -> int:
@@ -256,6 +257,12 @@ def test_a_replay_after_billions_of_launches(before: int):
     timeline = pipeline(copy={1: DELAY_NS}).timeline()
     later = [dataclasses.replace(launch, sequence=launch.sequence + before) for launch in timeline.launches]
     assert path_of(timeline.replace(launches=tuple(later))).replay == path_of(timeline).replay
+
+
+def test_a_kernel_that_took_no_time():
+    spans = make_spans([(2, COPY, 0, 100, 100, 0, 0)])
+    whole = path_of(make_timeline(1, launches=(make_launch(0),), spans=spans, flows=Flows())).whole
+    assert (whole.start_ns, whole.makespan_ns, whole.parts, len(whole.segments)) == (100, 0, (), 0)
 
 
 def test_iterations_that_left_nothing():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 
@@ -243,6 +244,23 @@ def test_limits_of_a_sum_are_reached_by_some_offset(truth: Timeline, hard_ns: in
     seen = with_clocks(truth, hard_ns, hard_ns, {})
     lo, hi = late_limits(seen, analyze_waits(seen), Bound.PROVEN)
     assert (lo.sum(), hi.sum()) == (min(late), max(late))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.tuples(*[st.integers(0, 60)] * 3), st.integers(0, 30))
+def test_limits_at_a_barrier_are_reached_by_some_clocks(work_ns: tuple[int, int, int], hard_ns: int):
+    run = Scenario(3)
+    run.launch("dispatch")
+    for rank, ns in enumerate(work_ns):
+        run.work(rank, ns)
+    run.meet(ns=3)
+    truth = run.timeline()
+    ends = itertools.product((-hard_ns, 0, hard_ns), repeat=2)
+    late = [analyze_waits(with_clocks(truth, 0, 0, {1: one, 2: other})).late_ns for one, other in ends]
+    seen = with_clocks(truth, hard_ns, hard_ns, {})
+    lo, hi = late_limits(seen, analyze_waits(seen), Bound.PROVEN)
+    assert lo.tolist() == np.min(late, axis=0).tolist()
+    assert hi.tolist() == np.max(late, axis=0).tolist()
 
 
 @pytest.mark.parametrize(

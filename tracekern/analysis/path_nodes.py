@@ -67,7 +67,7 @@ def find_nodes(timeline: Timeline, graph: EventGraph, waits: Waits, replayed: Ma
 
     def run_of(span: Int64) -> Int64:
         run = graph.run_of_spans(timeline, span)
-        return np.where((run >= 0) & of_run[run], run, -1) if len(of_run) else run
+        return np.where(of_run[run], run, -1) if len(of_run) else run  # -1 stays, whatever is read for it
 
     of_launch = np.append(replayed[: len(timeline.launches)], True)  # the last for spans that name no launch
     pairs = _pairs(waits, of_launch[waits.launch])

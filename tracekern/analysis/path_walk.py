@@ -59,7 +59,7 @@ class Walker:
                 time = begin
 
         while time > floor:
-            edge = self._last_wait(run, time) if run >= 0 else -1
+            edge = self._last_wait(run, time)
             if edge >= 0:
                 if self._is_message[edge]:
                     hop(HopKind.RUN, int(self.edges.end[edge]))

@@ -50,8 +50,7 @@ def parts_of_pieces(timeline: Timeline, graph: EventGraph, waits: Waits, piece: 
 def is_message(waits: Waits, wait: Int64 | slice = slice(None)) -> Mask:
     """[n] whether each (of the waits `wait`) was for one signal on record: what is not lateness is then the link's."""
     kind = waits.kind[wait]
-    of_kind = (kind == WaitKind.DATA) | (kind == WaitKind.CREDIT)
-    return np.asarray(of_kind & (waits.signal[wait] >= 0), bool)
+    return np.asarray((kind == WaitKind.DATA) | (kind == WaitKind.CREDIT), bool)
 
 
 def _is_unknown(timeline: Timeline, waits: Waits) -> Mask:
