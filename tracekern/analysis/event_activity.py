@@ -103,4 +103,23 @@ def _nest(nested: Activity) -> tuple[Int64, Int64, Int64]:
             break
         parent[rest], depth[rest] = around, level + 1
         end[rest] = np.minimum(end[rest], end[around])
+    # A span that outlives the one it began in would seem to hold what comes behind that one.
+    for track in np.unique(nested.track[end != nested.end]).tolist():
+        rows = slice(*np.searchsorted(nested.track, [track, track + 1]).tolist())
+        columns = _nest_with_stack(nested.start[rows].tolist(), nested.end[rows].tolist(), rows.start)
+        parent[rows], depth[rows], end[rows] = columns
+    return parent, depth, end
+
+
+def _nest_with_stack(start: list[int], end: list[int], first: int) -> tuple[list[int], list[int], list[int]]:
+    """The columns of `_nest` for one track, whose spans are those from `first` on; `end` is cut in place."""
+    parent, depth, around = [], [], list[int]()
+    for span, begin in enumerate(start):
+        while around and end[around[-1]] <= begin:
+            around.pop()
+        parent.append(first + around[-1] if around else -1)
+        depth.append(len(around))
+        if around:
+            end[span] = min(end[span], end[around[-1]])
+        around.append(span)
     return parent, depth, end
