@@ -102,6 +102,15 @@ def test_a_point_stands_out_from_its_factor_on(factor: float):
     assert [(one.rank, one.peer) for one in find_abnormal(by_hand(factors))] == ([(2, 5)] if factor > 2 else [])
 
 
+def test_the_largest_excess_comes_first():
+    factors = np.ones((6, 6))
+    factors[2, 5], factors[4, 1] = 3, 9
+    factors[:, 3] = 2
+    found = find_abnormal(by_hand(factors))
+    assert [(one.rank, one.peer) for one in found] == [(4, 1), (None, 3), (2, 5)]
+    assert [one.excess_ns for one in found] == sorted((one.excess_ns for one in found), reverse=True)
+
+
 def test_what_is_low_does_not_stand_out():
     factors = np.ones((6, 6))
     factors[:, 1] = 0.2
