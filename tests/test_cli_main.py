@@ -83,6 +83,33 @@ def test_an_encoding_without_our_signs_is_no_fault(capture, encoding):
     assert not plain.stdout.isascii()
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("diff", "CAPTURE", "CAPTURE", "-o", "d.html"), r"A: \udcffcapture"),
+        (("report", "CAPTURE", "-o", "r.html"), "r.html: open it"),
+        (("export", "CAPTURE", "-o", os.fsdecode(b"\xff.pftrace")), r"\udcff.pftrace: "),
+        (("check", "CAPTURE", "--against", "CAPTURE", "--junit", "j.xml", "--markdown", "m.md"), "cannot say: "),
+        (("info", os.fsdecode(b"no\n\xff")), r"tracekern: no\n\udcff: no such file"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_names_of_files_are_any_bytes(capture, tmp_path, words, says):
+    (tmp_path / os.fsdecode(b"\xffcapture")).symlink_to(capture)
+    words = [os.fsdecode(b"\xffcapture") if word == "CAPTURE" else word for word in words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8:strict"}
+    result = subprocess.run(
+        [sys.executable, "-m", "tracekern", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env=environment,
+    )
+    assert says in result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+
+
 def test_a_working_directory_that_is_gone_is_one_line(capture, tmp_path):
     command = [sys.executable, "-m", "tracekern", "report", capture, "-o", "z.html"]
     result = subprocess.run(

@@ -83,7 +83,7 @@ def test_junit_is_read_back_by_its_package(tmp_path):
     assert [Skipped] in results(check(NOISY, BASE, undecided_fails=False)).values()
     assert results(check(LOSSY, BASE)) == {"check": [Error]}
     assert results(check([make_run(metrics={"a\x01b.w.p50": 2.0})], None, [Budget("w.p50", 1)])) == {
-        "a?b.w.p50": [Failure]
+        r"a\x01b.w.p50": [Failure]
     }
 
 

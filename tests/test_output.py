@@ -10,6 +10,7 @@ from timelines import EVENTS, make_rank, make_timeline
 from tracekern.analysis.summary import summarize
 from tracekern.cli.info import print_summary
 from tracekern.cli.output import console, note, table
+from tracekern.words import escape
 
 
 def test_names_are_printed_as_they_are(capsys):
@@ -22,6 +23,17 @@ def test_names_are_printed_as_they_are(capsys):
     for text in (*names, "H200 [1g.18gb]", "node[/bold]"):
         assert text in printed.out
     assert printed.err == "x:warning:.pftrace\n"
+
+
+def test_names_steer_no_terminal(capsys):
+    name, shown = "a\x1b[31m\n\u202eb\u0085 é", r"a\x1b[31m\n\u202eb\x85 é"
+    grid = table([], ["event"])
+    grid.add_row(name)
+    console().print(grid)
+    console().print(name)
+    note(name)
+    assert capsys.readouterr() == (f"event\n{shown}\n{shown}\n", f"{shown}\n")
+    assert escape(f"<{name}>") == f"&lt;{shown}&gt;"
 
 
 @pytest.mark.parametrize("colour", [False, True])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import html
 import math
+import unicodedata
 
 _UNITS = (("s", 1e9), ("ms", 1e6), ("us", 1e3), ("ns", 1.0))
+_STEERING = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Unicode's controls, marks that turn the direction of writing, half characters and ends of lines."""
 
 
 def duration(value_ns: float) -> str:
@@ -80,6 +83,16 @@ def sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
+def printable(text: str) -> str:
+    r"""Text from a capture, or a path, on one line: "\x1b" and "\n" for characters that would steer a terminal or break
+    the line, "\udcff" for the byte of a file's name that is no UTF-8, which no stream and no file in UTF-8 takes."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char.encode("unicode_escape").decode() if unicodedata.category(char) in _STEERING else char for char in text
+    )
+
+
 def escape(text: object) -> str:
     """Text from a capture, safe in HTML and in the little HTML that Plotly reads."""
-    return html.escape(str(text), quote=True)
+    return html.escape(printable(str(text)), quote=True)

@@ -65,7 +65,8 @@ def diff(
     for warning in warnings:
         note(warning)
     out = console()
-    out.print(f"A: {first}\nB: {second}", soft_wrap=True)
+    out.print(f"A: {first}", soft_wrap=True)
+    out.print(f"B: {second}", soft_wrap=True)
     out.print(_phase_table(*sides))
     out.print(_end_to_end(*sides))
     out.print(CAVEAT)

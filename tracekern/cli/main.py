@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekern.errors import TracekernError
+from tracekern.words import printable
 
 _OF_THE_MACHINE = frozenset(
     {
@@ -136,5 +137,5 @@ def _crash() -> None:
 
 
 def _fail(text: str, exit_code: int = 2) -> None:
-    sys.stderr.write(f"tracekern: {text}\n")
+    sys.stderr.write(f"tracekern: {printable(text)}\n")
     sys.exit(exit_code)

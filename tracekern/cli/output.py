@@ -19,18 +19,35 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.segment import Segment
 from rich.table import Table
 
+from tracekern.words import printable
+
 _WIDTH = 1000
 """Wider than any line of ours: where a terminal is narrower, it breaks lines itself, and no cell loses its end."""
 
 
+class _Console(Console):
+    """Names of kernels and files stay as they are, `gemm[fp8]` is no markup, `::fire::` no picture, but for what would
+    steer the terminal."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*map(_printable, objects), **options)
+
+
+def _printable(cell: Any) -> Any:
+    return printable(cell) if isinstance(cell, str) else cell
+
+
 def console() -> Console:
-    """For results. Names of kernels and files stay as they are: `gemm[fp8]` is no markup, `::fire::` no picture."""
-    return Console(width=_WIDTH, highlight=False, markup=False, emoji=False)
+    """For results."""
+    return _Console(width=_WIDTH)
 
 
 def note(text: str) -> None:
     """Says to the person, not to the program that reads stdout, what is going on."""
-    Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False).print(text)
+    _Console(stderr=True, soft_wrap=True).print(text)
 
 
 @contextlib.contextmanager
@@ -64,6 +81,9 @@ def print_json(value: dict[str, Any]) -> None:
 
 class _Table(Table):
     """Without spaces behind the last cell: where a terminal is as narrow, they would be a line of nothing."""
+
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        super().add_row(*map(_printable, cells), **options)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for line in Segment.split_lines(super().__rich_console__(console, options)):
