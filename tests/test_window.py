@@ -143,3 +143,15 @@ def test_who_is_held_up_does_not_depend_on_the_window():
     assert found == find(timeline).hang
     assert found.longest_ns == 1_500_000
     assert found.holders[0].doing == "dispatch.copy_token"
+
+
+def test_a_window_in_which_the_chosen_ranks_did_nothing_is_refused(command_line, tmp_path):
+    capture = TRACES / "cpu_8_ranks"
+    spans, rank_of_track = (timeline := load(capture)).spans, timeline.track_ranks()
+    first_ns = [int(spans.start[rank_of_track[spans.track] == rank].min()) for rank in range(8)]
+    late = max(range(8), key=first_ns.__getitem__)
+    window = ("--window", f"0:{first_ns[late] - 1}")
+    result = command_line("export", capture, "-o", tmp_path / "t.json", "--ranks", late, *window)
+    assert (result.returncode, (tmp_path / "t.json").exists()) == (2, False)
+    assert "--window: nothing was recorded from 0 ns to " in result.stderr
+    assert command_line("export", capture, "-o", tmp_path / "t.json", *window).returncode == 0

@@ -38,6 +38,7 @@ def convert(selection: Selection, output: Path, as_json: bool, format_name: str 
     """Reads the captures and writes `output`, in the format of its suffix or in `format_name`; prints what it holds."""
     from tracekern.export.write import export, format_of
     from tracekern.timeline.merge import load
+    from tracekern.timeline.select import select
 
     format_name = format_name or format_of(output)
     window, ranks = parse_window(selection.window), parse_ranks(selection.ranks)
@@ -53,7 +54,7 @@ def convert(selection: Selection, output: Path, as_json: bool, format_name: str 
             partial=selection.partial,
             host=host,
         )
-        check_window(timeline, window)
+        check_window(select(timeline, ranks=ranks), window)
     with warnings_as_notes(), progress() as bar:
         task = bar.add_task(f"writing {output.name}", total=None)
         stats = export(
