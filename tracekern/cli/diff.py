@@ -138,7 +138,7 @@ def _warnings(timelines: list[Timeline], sides: list[RunStatistics]) -> list[str
         for name, statistics, timeline in zip("AB", sides, timelines, strict=True)
     ]
     warnings = [f"{run.source} proves nothing: {run.losses[0]}" for run in runs if run.losses]
-    if text := difference(*runs):
+    if text := difference(*reversed(runs)):
         warnings.append(f"different shapes: {text}")
     if (runs[0].device, runs[0].nodes) != (runs[1].device, runs[1].nodes):
         places = " and ".join(f"{run.device} on {', '.join(run.nodes)}" for run in runs)
