@@ -217,6 +217,10 @@ def test_captures_are_found_one_level_below_and_counted_once(tmp_path):
         baseline.read_any([tmp_path / "nothing"])
     with pytest.raises(BadInput, match="no capture in it"):
         baseline.read_any([tmp_path])
+    (tmp_path / "lost").mkdir()
+    (tmp_path / "lost" / "capture.json").write_text("{}")
+    with pytest.raises(BadInput, match=r"lost: no rank_\*.tkdump in it"):
+        baseline.read_any([tmp_path])
     path = baseline.save(draw_runs(5, 1), tmp_path)
     assert len(baseline.read_any([path])) == 5
     with pytest.raises(BadInput, match="named twice"):

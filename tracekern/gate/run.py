@@ -141,14 +141,14 @@ def find_captures(path: Path) -> list[Path]:
     """`path` itself where it is a capture directory, else the capture directories in it. Raises BadInput for none."""
     if not path.exists():
         raise BadInput(f"{path}: does not exist; name a capture directory, or one that holds several")
-    found = [path] if _holds_dumps(path) else sorted(filter(_holds_dumps, path.iterdir())) if path.is_dir() else []
+    found = [path] if _is_capture(path) else sorted(filter(_is_capture, path.iterdir())) if path.is_dir() else []
     if not found:
         raise BadInput(f"{path}: no capture in it or one level below (no rank_*.tkdump); wanted a capture directory")
     return found
 
 
 def difference(first: Run, second: Run) -> str:
-    """The first difference of two runs' shapes in words, "" for none."""
+    """The first difference of two runs' shapes in words, the second run first, "" for none."""
     found = _first_difference(first.shape, second.shape)
     if found is None:
         return ""
@@ -174,5 +174,6 @@ def _show(value: Any) -> str:
     return "missing" if value is None else str(value)[:60]
 
 
-def _holds_dumps(path: Path) -> bool:
-    return path.is_dir() and any(path.glob("rank_*.tkdump"))
+def _is_capture(path: Path) -> bool:
+    """One that lost its dumps, too: reading it says so, where a check without it would hold fewer launches."""
+    return path.is_dir() and (any(path.glob("rank_*.tkdump")) or (path / "capture.json").exists())
