@@ -100,6 +100,8 @@ def test_warps_that_wait_for_their_own_rank_are_told_where_no_rank_waits_for_ano
     )
     assert line_of(timeline) == f"{told}; rank 0 is in dispatch.copy_token with 1 warp"
     assert line_of(timeline_of(waits)) == f"{told}; no warp of rank 0 is in any other span"
+    two = timeline_of([*waits, (1, WAIT, 1, 5_000)], num_ranks=2)
+    assert str(line_of(two)).startswith("ranks 0 and 1 by warps of their own: 3 waits")
     waiting = next(line.text for line in headlines(find(timeline_of(waits))) if line.word == "waiting")
     assert waiting.startswith("no wait on record has ended; ")
 

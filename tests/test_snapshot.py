@@ -114,7 +114,7 @@ def test_a_rank_is_copied_and_runs_on(start, tmp_path):
 def test_a_second_one_takes_the_place_of_the_first(start, tmp_path):
     _, run_id = start(ONE_LAUNCH, max_bytes=1 << 20)
     first = command(run_id, "-o", str(tmp_path / "now"))
-    assert first.stdout == f"run {run_id}: rank 0 of 1 as they stand -> {tmp_path / 'now'}\n"
+    assert first.stdout == f"run {run_id}: what rank 0 of 1 recorded so far -> {tmp_path / 'now'}\n"
     assert f"report {tmp_path / 'now'}" in first.stderr
     assert command(run_id, "-o", str(tmp_path / "now")).returncode == 0
     assert load(tmp_path / "now").ranks[0].state == "running"

@@ -11,6 +11,7 @@ import typer
 from tracekern.cli import options
 from tracekern.cli.output import console, note, print_json, program, working
 from tracekern.errors import BadInput
+from tracekern.words import ranks
 
 if TYPE_CHECKING:
     from tracekern.record.salvage import Leftover
@@ -54,8 +55,8 @@ def salvage(
     if as_json:
         print_json({"run_id": run_id, "ranks": [leftover.rank for leftover in leftovers], "captures": targets})
         return
-    ranks = ", ".join(str(leftover.rank) for leftover in leftovers)
-    console().print(f"run {run_id}: saved rank {ranks} of {leftovers[0].num_ranks}")
+    saved = ranks([leftover.rank for leftover in leftovers])
+    console().print(f"run {run_id}: saved {saved} of {leftovers[0].num_ranks}")
     note_only_counted([Path(target) for target in targets])
     for target in targets:
         note(f"who waited for whom: {program()} {shlex.join(['report', target])}")

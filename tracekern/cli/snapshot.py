@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from tracekern import words
 from tracekern.cli import options
 from tracekern.cli.output import console, note, print_json, program, working
 from tracekern.cli.salvage import note_only_counted
@@ -48,8 +49,8 @@ def snapshot(
     if as_json:
         print_json({"run_id": running[0], "ranks": ranks, "capture": str(directory)})
         return
-    listed = ", ".join(str(rank) for rank in ranks)
-    console().print(f"run {running[0]}: rank {listed} of {num_ranks} as they stand -> {directory}")
+    what = f"what {words.ranks(ranks)} of {num_ranks} recorded so far"
+    console().print(f"run {running[0]}: {what} -> {directory}")
     note_only_counted([directory])
     partial = [] if len(ranks) == num_ranks else ["--partial"]
     note(f"who waits for whom: {program()} {shlex.join(['report', str(directory), *partial])}")

@@ -52,7 +52,8 @@ def _held(findings: Findings) -> list[Line]:
         return []
     by = [holder.rank for holder in hang.holders]
     within = hang.longest_peer == hang.longest_rank
-    held_by = "warps of its own" if within else ranks(by) if by else "each other"
+    own = "its own" if len(hang.ranks) == 1 else "their own"
+    held_by = f"warps of {own}" if within else ranks(by) if by else "each other"
     waits = "1 wait has" if hang.num_waits == 1 else f"{hang.num_waits:,} waits have"
     longest = f"{hang.longest_phase} of rank {hang.longest_rank}" + ("" if within else f" for rank {hang.longest_peer}")
     parts = [
