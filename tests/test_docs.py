@@ -165,6 +165,12 @@ def test_clocks_of_gpus():
     ]
     assert f"within ±{cupti['host_hard_ns'] / 1e3:.2f} us" in text_of("clocks.md")
     assert cupti["outside_hard"] == 0
+    beside = results("clocks_gpu_2")
+    off, trip = beside["worst_held_out_ns"], beside["worst_held_out_trip_ns"]
+    told = (
+        f"such rounds were off by {off:.0f} ns at worst, and single round trips by {trip:.0f} ns ({day('clocks_gpu_2')}"
+    )
+    assert told in text_of("clocks.md")
     flows = results("flows_4")
     assert (flows["violations"], flows["records_lost"], flows["doubts"]) == (0, 0, [])
     assert f"On 4 H200 none of {flows['arrows']:,} arrows did" in text_of("clocks.md")
