@@ -107,6 +107,11 @@ def test_a_fork_records_nothing_and_spoils_nothing(tmp_path: Path, caplog: pytes
             with session.counting(), session.range("of the fork"):
                 is_silent = not any(launch(session).traced for _ in range(3))
             session.sample_clocks()
+            with (
+                pytest.raises(BadInput, match="is open; this is a fork of its rank"),
+                capture(tmp_path / "own"),
+            ):
+                pass
             os._exit(0 if is_silent and len(told_of_forks(caplog)) == 1 else 1)
         assert os.waitpid(child, 0)[1] == 0
         assert not told_of_forks(caplog)

@@ -91,7 +91,7 @@ def test_a_lost_device_and_a_lost_keeper_are_told_and_the_capture_closes(tmp_pat
     dump = dump_in(tmp_path / "capture")
     assert dump.launches == ()
     assert dump.metadata["launches_lost"] == 1
-    assert "1 launches recorded in its memory are lost" in caplog.text
+    assert "; lost with its memory: 1 launch" in caplog.text
     assert list_segments(session.run_id) == []
 
 

@@ -64,8 +64,8 @@ def percent(part: float, whole: float) -> str:
 
 
 def count(number: int, thing: str) -> str:
-    """ "1 rank", "4 ranks"."""
-    return f"{number:,} {thing}" + ("" if number == 1 else "s")
+    """ "1 rank", "4 ranks", "4 launches"."""
+    return f"{number:,} {thing}" + ("" if number == 1 else "es" if thing.endswith("ch") else "s")
 
 
 def ranks(numbers: list[int] | tuple[int, ...]) -> str:

@@ -33,6 +33,7 @@ from tracekern.record.selection import Selection
 from tracekern.record.setup import Setup, check_about, is_text, list_of_names, opening_metadata, used_device
 from tracekern.record.sinks import Sink, SinkChoice
 from tracekern.record.unrecorded import why_refused
+from tracekern.words import count
 
 if TYPE_CHECKING:
     from tracekern.record.graphs import TracedGraph
@@ -115,13 +116,16 @@ class Capture:
         self._setup = setup
         self._clocks = CaptureClocks(str(directory))
         self._is_counting = False
+        self._pid = 0
         self._is_fork_told = False
         self._graphs: list[TracedGraph] = []
         self._lock = threading.Lock()
 
     def __enter__(self) -> Capture:
         if _active:
-            raise BadInput(f"{self.directory}: a capture into {_active[0].directory} is open; close it first")
+            is_ours = _active[0]._pid == os.getpid()
+            what_to_do = "close it first" if is_ours else "this is a fork of its rank: fork before it opens"
+            raise BadInput(f"{self.directory}: a capture into {_active[0].directory} is open; {what_to_do}")
         self.group = Group.discover()
         with contextlib.ExitStack() as undo:
             undo.callback(self.group.close)
@@ -391,9 +395,5 @@ class Capture:
         except RuntimeError as error:
             lost = [entry for entry in self.segment.recorded_launches() if entry["flags"] & fmt.ENTRY_MIRRORED]
             if lost:
-                _log.warning(
-                    "capture %s: the device does not answer, %d launches recorded in its memory are lost: %s",
-                    self.directory,
-                    len(lost),
-                    error,
-                )
+                what = f"the device does not answer: {error}; lost with its memory: {count(len(lost), 'launch')}"
+                _log.warning("capture %s: %s", self.directory, what)
