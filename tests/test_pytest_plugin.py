@@ -71,7 +71,7 @@ def test_a_budget_that_holds_and_one_that_does_not(inner, pytester):
     result = inner(budget="wait_token.p50=1us")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
-        ["*over the stall budget*", "dispatch.wait_token.p50 is 2* us, its budget is 1.00 us (*% over)"]
+        ["*over the stall budget*", "dispatch.wait_token.p50 is 2* us, its budget is 1.00 us (+*%)"]
     )
     assert kept(pytester) == []
 
@@ -85,7 +85,15 @@ def test_a_lossy_capture_meets_no_budget(inner):
 def test_a_budget_for_nothing_says_what_there_is(inner):
     result = inner(budget="wait_tokens.p50=1us")
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*no such metric; near it are *wait_token.p50*"])
+    result.stdout.fnmatch_lines([">       stall_budget(*", "E *no such metric; near it are *wait_token.p50*"])
+    result.stdout.no_fnmatch_line("*budget.py*")
+
+
+def test_a_budget_without_a_capture_says_so(pytester, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(TESTS.parent))
+    pytester.makepyfile("def test_it(stall_budget):\n    stall_budget('wait_token.p50=1us')\n")
+    result = pytester.runpytest_subprocess(*PLUGIN, "-p", "no:cacheprovider")
+    result.stdout.fnmatch_lines(["E *no capture was opened: with tracekern_capture() as capture: ..."])
 
 
 def test_save_compare_fail(inner, pytester):
@@ -119,7 +127,7 @@ def test_five_captures_a_side_are_a_proof(inner):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--tracekern-compare"], "no baseline latest in .tracekern/pytest"),
+        (["--tracekern-compare"], "no baseline in .tracekern/pytest"),
         (["--tracekern-compare=7"], "no baseline 7"),
         (["--tracekern-compare=nothing.json"], "nothing.json: cannot be read"),
         (["--tracekern-compare-fail=p50"], "wanted p50|p99|wait_share:PERCENT"),

@@ -22,6 +22,7 @@ from tracekern.errors import TracekernError
 if TYPE_CHECKING:
     from tracekern.analysis.statistics import RunStatistics
     from tracekern.gate.pytest_runs import TestRuns
+    from tracekern.gate.report import Report
     from tracekern.gate.run import Run
 
 _RUNS: pytest.StashKey[TestRuns] = pytest.StashKey()
@@ -83,27 +84,32 @@ class StallBudget:
 
     def __call__(self, *budgets: str) -> None:
         """Fails the test where a median over its captures is over its budget, or where a capture lost records."""
-        from tracekern.gate.budget import parse_budget
-        from tracekern.gate.check import check
-        from tracekern.words import metric_value
+        __tracebackhide__ = True  # the line to mend is the test's
+        from tracekern.words import growth, metric_value
 
-        if not budgets:
-            raise TracekernError("stall_budget: no budget given; wanted for example 'wait_token.p99=20us'")
-        report = check(self._captures.runs, None, list(map(parse_budget, budgets)))
+        try:
+            directory, report = self._captures.directory, self._check(budgets)
+        except TracekernError as error:
+            raise pytest.fail.Exception(str(error)) from None
         over = [result for result in report.budgets if not result.ok]
         lines = [f"cannot say: {problem}" for problem in report.all_problems]
         for result in over:
             value, limit = (metric_value(result.metric, number) for number in (result.value, result.budget.limit))
-            lines.append(f"{result.metric} is {value}, its budget is {limit} ({percent_over(result)})")
+            by = f" ({growth(result.value / result.budget.limit - 1)})" if result.budget.limit else ""
+            lines.append(f"{result.metric} is {value}, its budget is {limit}{by}")
         if lines:
-            lines.append(f"capture: {self._captures.directory}")
+            lines.append(f"capture: {directory}")
             pytest.fail(
                 "\n".join(["over the stall budget" if over else "no budget can be judged", *lines]), pytrace=False
             )
 
+    def _check(self, budgets: tuple[str, ...]) -> Report:
+        from tracekern.gate.budget import parse_budget
+        from tracekern.gate.check import check
 
-def percent_over(result: Any) -> str:
-    return f"{100 * (result.value / result.budget.limit - 1):.0f} % over" if result.budget.limit else "over"
+        if not budgets:
+            raise TracekernError("stall_budget: no budget given; wanted for example 'wait_token.p99=20us'")
+        return check(self._captures.runs, None, list(map(parse_budget, budgets)))
 
 
 @pytest.fixture

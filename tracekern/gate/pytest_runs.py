@@ -121,7 +121,8 @@ def find(storage: Path, text: str) -> Path:
     kept = numbered(storage / FOLDER)
     chosen = [path for number, path in kept if text == "latest" or number == int(text)]
     if not chosen:
-        raise BadInput(f"no baseline {text} in {storage / FOLDER}; keep one with --tracekern-save")
+        which = "" if text == "latest" else f" {text}"
+        raise BadInput(f"no baseline{which} in {storage / FOLDER}; keep one with --tracekern-save")
     return chosen[-1]
 
 
