@@ -15,6 +15,7 @@ from tracekern.analysis.path_parts import PathKind
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import Spans, Track, TrackKind
 from tracekern.timeline.select import select
+from tracekern.viewers.report.charts import heatmap
 from tracekern.viewers.report.report_page import report_page
 
 TRACES = Path(__file__).parent.parent / "traces"
@@ -40,6 +41,12 @@ def test_the_page_of_one_rank_draws_without_a_complaint(browser, tmp_path):
     links = next(figure for figure in figures_of(page) if figure["says"].startswith("GB/s"))
     assert [place for place, row in enumerate(links["data"][0]["z"]) if any(row)] == [0]  # to ranks that are not here
     assert "7 of 8 ranks left out" in page.read_text().split('id="matrix"')[1].split("</section>")[0]
+
+
+def test_rates_in_the_cells_of_links_have_three_digits():
+    rates = [[36.0, 1250.4], [0.0123, 0.0]]
+    figure = heatmap(["0", "1"], rates, [["", ""]] * 2, [], "rates", unit="GB/s")
+    assert figure.data[0]["text"] == [["36.0", "1,250"], ["0.0123", ""]]
 
 
 @pytest.mark.parametrize("width", [390, 1280])
@@ -88,3 +95,19 @@ def test_what_the_path_has_in_small_parts_keeps_its_kind(tmp_path):
     for name, kind in kinds.items():
         drawn = next(bars["x"] for bars in figure["data"] if bars["name"] == name)
         assert sum(drawn) == pytest.approx(sum(part.time_ns for part in parts if part.kind is kind) / 1e6)
+
+
+def test_the_title_of_an_axis_stands_below_its_numbers_on_a_phone(browser, tmp_path):
+    findings = find(load(TRACES / "h200x4"))
+    page = page_of(dataclasses.replace(findings, phases=findings.phases[:1]), tmp_path / "report.html")
+    with browser.tab(390) as tab:
+        tab.page.goto(page.as_uri())
+        look_at(tab.page)
+        gaps = tab.page.evaluate(
+            """[...document.querySelectorAll('.figure')].map((figure) => [figure, figure.querySelector('.xtitle')])
+            .filter(([_, title]) => title && title.textContent.includes('over all warps')).map(([figure, title]) =>
+            title.getBoundingClientRect().top
+            - Math.max(...[...figure.querySelectorAll('.xtick')].map((tick) => tick.getBoundingClientRect().bottom)))"""
+        )
+    assert len(gaps) == 3
+    assert min(gaps) > -3  # of lines of text, whose boxes are higher than their letters

@@ -16,9 +16,13 @@ def duration(value_ns: float) -> str:
     if math.isnan(value_ns):
         return "unknown"
     unit, size = unit_for(value_ns)
-    value = value_ns / size
-    digits = 0 if abs(value) >= 99.95 or unit == "ns" else 1 if abs(value) >= 9.995 else 2
-    return f"{value:,.{digits}f} {unit}"
+    return f"{value_ns:,.0f} ns" if unit == "ns" else f"{three_digits(value_ns / size)} {unit}"
+
+
+def three_digits(value: float) -> str:
+    """1.25, 12.5, 125; of more all before the point: 1,250."""
+    digits = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
+    return f"{value:,.{digits}f}"
 
 
 def is_share(metric: str) -> bool:
@@ -39,8 +43,7 @@ def round_duration(value_ns: float) -> str:
 
 def factor(value: float) -> str:
     """Three digits: 1.25 x, 12.5 x, 125 x."""
-    digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
-    return f"{value:,.{digits}f} x"
+    return f"{three_digits(value)} x"
 
 
 def growth(value: float) -> str:

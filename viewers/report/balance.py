@@ -8,7 +8,7 @@ from typing import Any
 from tracekern.analysis.balance import Balance, Load, load_imbalance
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.matrix import LINE_FACTOR
-from tracekern.viewers.report.charts import heatmap, stacked_bars, time_scale
+from tracekern.viewers.report.charts import heatmap, rate, stacked_bars, time_scale
 from tracekern.viewers.report.frame import Figure, Part, table
 from tracekern.words import count, duration, escape, percent
 
@@ -166,7 +166,7 @@ def _links(findings: Findings) -> list[str | Figure]:
     for link in balance.links:
         row, column = place[link.source], place[link.destination]
         rates[row][column] = (link.gb_per_s or 0.0) if with_rate else float(link.tokens)
-        speed = f"{link.gb_per_s:.3g} GB/s" if link.gb_per_s else "speed unknown"
+        speed = f"{rate(link.gb_per_s)} GB/s" if link.gb_per_s else "speed unknown"
         part = "" if link.utilisation is None else f", {100 * link.utilisation:.0f} % of the measured limit"
         hover[row][column] = (
             f"rank {link.source} → rank {link.destination}<br>{count(link.tokens, 'token')}, {speed}{part}<br>"

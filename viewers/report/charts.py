@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tracekern.viewers.report.frame import Figure
-from tracekern.words import duration, escape, round_duration, unit_for
+from tracekern.words import duration, escape, round_duration, three_digits, unit_for
 
 HEAT = [[0, "--heat-0"], [0.25, "--heat-1"], [0.5, "--heat-2"], [0.75, "--heat-3"], [1, "--heat-4"]]
 ROW_PX = 26
@@ -68,7 +68,8 @@ def stacked_bars(
         "narrow": {
             "xaxis": {"title": {"text": axis.replace(", ", ",<br>")}, "nticks": 4, "tickangle": 0},
             "yaxis": {"ticktext": narrow_labels, "tickfont": {"size": 10 if row_px > 18 else 9}},
-            "margin": {"t": 34 + legend_px if len(parts) > 1 else 8},
+            # The second line of the title makes no room for itself where the figure is low.
+            "margin": {"t": 34 + legend_px if len(parts) > 1 else 8, "b": 44 + _WRAPPED_TITLE_PX},
             "taller": legend_px + _WRAPPED_TITLE_PX + two_line_px,
         },
     }
@@ -231,7 +232,12 @@ def _pattern(shape: str) -> dict[str, Any]:
 def _cell(value: float, unit: str) -> str:
     if not value:
         return ""
-    return f"{value:,.3g}" if unit else duration(value)
+    return rate(value) if unit else duration(value)
+
+
+def rate(value: float) -> str:
+    """Of GB a second: 12.5, 0.0125."""
+    return three_digits(value) if value >= 1 else f"{value:.3g}"
 
 
 def _frame(top: int, left: int, bottom: int, right: int) -> dict[str, Any]:
