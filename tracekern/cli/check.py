@@ -29,7 +29,7 @@ _Trend = Annotated[
 def check(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Captures of one launch each, or directories that hold several."),
+        typer.Argument(metavar="RUN", help="Captures of one launch each, or directories that hold several."),
     ],
     against: Annotated[
         str | None,

@@ -12,7 +12,7 @@ from tracekern.errors import BadInput
 
 
 def export(
-    capture: Annotated[Path, typer.Argument(help="A capture directory.")],
+    capture: Annotated[Path, typer.Argument(metavar="CAPTURE", help="A capture directory.")],
     output: options.OptionalOutput = None,
     otf2: Annotated[
         Path | None,

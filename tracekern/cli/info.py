@@ -24,7 +24,7 @@ _TOLD_IN_FULL = frozenset({"fault", "event_table", "dense_probes", "cycle_clock"
 
 
 def info(
-    captures: Annotated[list[Path], typer.Argument(metavar="CAPTURE...", help="Capture directories, or single dumps.")],
+    captures: Annotated[list[Path], typer.Argument(metavar="CAPTURE", help="Capture directories, or single dumps.")],
     unaligned: options.Unaligned = False,
     as_json: options.Json = False,
 ) -> None:

@@ -11,7 +11,7 @@ from tracekern.cli import convert, options
 
 
 def merge(
-    captures: Annotated[list[Path], typer.Argument(metavar="CAPTURE...", help="Capture directories, or single dumps.")],
+    captures: Annotated[list[Path], typer.Argument(metavar="CAPTURE", help="Capture directories, or single dumps.")],
     output: options.Output,
     unaligned: options.Unaligned = False,
     strict: options.Strict = False,

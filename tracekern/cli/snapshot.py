@@ -16,7 +16,7 @@ from tracekern.errors import BadInput
 
 
 def snapshot(
-    run_id: Annotated[str, typer.Argument(metavar="[RUN]", help="Which run; not needed where only one runs.")] = "",
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="Which run; not needed where only one runs.")] = "",
     directory: Annotated[
         Path | None,
         typer.Option(
