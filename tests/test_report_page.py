@@ -15,7 +15,6 @@ from tracekern.analysis.path_parts import PathKind
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import Spans, Track, TrackKind
 from tracekern.timeline.select import select
-from tracekern.viewers.report.charts import heatmap
 from tracekern.viewers.report.report_page import report_page
 
 TRACES = Path(__file__).parent.parent / "traces"
@@ -43,10 +42,20 @@ def test_the_page_of_one_rank_draws_without_a_complaint(browser, tmp_path):
     assert "7 of 8 ranks left out" in page.read_text().split('id="matrix"')[1].split("</section>")[0]
 
 
-def test_rates_in_the_cells_of_links_have_three_digits():
-    rates = [[36.0, 1250.4], [0.0123, 0.0]]
-    figure = heatmap(["0", "1"], rates, [["", ""]] * 2, [], "rates", unit="GB/s")
-    assert figure.data[0]["text"] == [["36.0", "1,250"], ["0.0123", ""]]
+@pytest.mark.parametrize(
+    ("rates", "shown"),
+    [((36.0, 1250.4, 0.0123), ["36.0", "1,250", "0.0123"]), ((None, None, None), ["36", "1,250", "7"])],
+)
+def test_cells_of_links_show_three_digits_of_a_rate_and_all_of_a_count(tmp_path, rates, shown):
+    findings = find(load(TRACES / "h200x4"))
+    links = tuple(
+        dataclasses.replace(link, gb_per_s=rate, tokens=tokens)
+        for link, rate, tokens in zip(findings.balance.links, rates, (36, 1250, 7), strict=False)
+    )
+    balance = dataclasses.replace(findings.balance, links=links)
+    page = page_of(dataclasses.replace(findings, balance=balance), tmp_path / "report.html")
+    figure = next(figure for figure in figures_of(page) if figure["says"].endswith("rows send, columns receive"))
+    assert sorted(text for row in figure["data"][0]["text"] for text in row if text) == sorted(shown)
 
 
 @pytest.mark.parametrize("width", [390, 1280])

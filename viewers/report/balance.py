@@ -8,9 +8,9 @@ from typing import Any
 from tracekern.analysis.balance import Balance, Load, load_imbalance
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.matrix import LINE_FACTOR
-from tracekern.viewers.report.charts import heatmap, rate, stacked_bars, time_scale
+from tracekern.viewers.report.charts import heatmap, stacked_bars, time_scale
 from tracekern.viewers.report.frame import Figure, Part, table
-from tracekern.words import count, duration, escape, percent
+from tracekern.words import count, duration, escape, percent, three_digits
 
 _MAX_EXPERTS = 512
 _MAX_PHASES = 5
@@ -166,7 +166,7 @@ def _links(findings: Findings) -> list[str | Figure]:
     for link in balance.links:
         row, column = place[link.source], place[link.destination]
         rates[row][column] = (link.gb_per_s or 0.0) if with_rate else float(link.tokens)
-        speed = f"{rate(link.gb_per_s)} GB/s" if link.gb_per_s else "speed unknown"
+        speed = f"{_gb_per_s(link.gb_per_s)} GB/s" if link.gb_per_s else "speed unknown"
         part = "" if link.utilisation is None else f", {100 * link.utilisation:.0f} % of the measured limit"
         hover[row][column] = (
             f"rank {link.source} → rank {link.destination}<br>{count(link.tokens, 'token')}, {speed}{part}<br>"
@@ -180,7 +180,7 @@ def _links(findings: Findings) -> list[str | Figure]:
         (),
         f"{what}: rows send, columns receive",
         axes=("sends (rank)", "receives (rank)"),
-        unit=what,
+        say=_gb_per_s if with_rate else "{:,.0f}".format,
     )
     used = [link for link in balance.links if link.utilisation is not None]
     best = max(used, key=lambda link: link.utilisation or 0.0, default=None)
@@ -191,3 +191,7 @@ def _links(findings: Findings) -> list[str | Figure]:
     elif with_rate:
         what += "; give the limit that a link was measured to have with --link-limit"
     return [f"<p class='aside'>{what}</p>", figure]
+
+
+def _gb_per_s(value: float) -> str:
+    return three_digits(value) if value >= 1 else f"{value:.3g}"

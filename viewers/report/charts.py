@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tracekern.viewers.report.frame import Figure
-from tracekern.words import duration, escape, round_duration, three_digits, unit_for
+from tracekern.words import duration, escape, round_duration, unit_for
 
 HEAT = [[0, "--heat-0"], [0.25, "--heat-1"], [0.5, "--heat-2"], [0.75, "--heat-3"], [1, "--heat-4"]]
 ROW_PX = 26
@@ -102,14 +102,14 @@ def heatmap(
     says: str,
     *,
     axes: tuple[str, str] = ("waits (rank)", "is waited for (rank)"),
-    unit: str = "",
+    say: Callable[[float], str] | None = None,
 ) -> Figure:
     """A square of rows and columns with the same names; cells that are 0 stay empty.
 
-    Durations (ns) on a logarithmic colour scale; with a `unit`, plain numbers on a linear one. `marked`: frames from
-    (row, column) to (row, column).
+    Durations (ns) on a logarithmic colour scale; with `say`, which writes a number, others on a linear one. `marked`:
+    frames from (row, column) to (row, column).
     """
-    shade = (lambda value: value) if unit else math.log10
+    shade = (lambda value: value) if say else math.log10
     shades = [[shade(value) if value > 0 else None for value in row] for row in values]
     known = [value for row in shades for value in row if value is not None]
     few = len(names) <= 12
@@ -126,7 +126,7 @@ def heatmap(
             "colorbar": {"thickness": 12, "outlinewidth": 0, "len": 0.8},
         }
     ]
-    if unit:
+    if say:
         data[0] |= {"zmin": 0, "zmax": max([*known, 1e-9])}
     else:
         low, high = (math.floor(min(known)), math.ceil(max(known))) if known else (0, 1)
@@ -134,7 +134,8 @@ def heatmap(
         data[0] |= {"zmin": powers[0], "zmax": powers[-1]}
         data[0]["colorbar"] |= {"tickvals": powers, "ticktext": [round_duration(10.0**power) for power in powers]}
     if few:
-        data[0] |= {"text": [[_cell(value, unit) for value in row] for row in values], "texttemplate": "%{text}"}
+        cells = [[(say or duration)(value) if value else "" for value in row] for row in values]
+        data[0] |= {"text": cells, "texttemplate": "%{text}"}
     layout = {
         "xaxis": {**_ticks(names), "title": {"text": axes[1]}, "side": "top", "constrain": "domain"},
         "yaxis": {
@@ -227,17 +228,6 @@ def _ticks(names: Sequence[str]) -> dict[str, Any]:
 
 def _pattern(shape: str) -> dict[str, Any]:
     return {"shape": shape, "fillmode": "overlay", "fgcolor": "--panel", "fgopacity": 0.5, "size": 6} if shape else {}
-
-
-def _cell(value: float, unit: str) -> str:
-    if not value:
-        return ""
-    return rate(value) if unit else duration(value)
-
-
-def rate(value: float) -> str:
-    """Of GB a second: 12.5, 0.0125."""
-    return three_digits(value) if value >= 1 else f"{value:.3g}"
 
 
 def _frame(top: int, left: int, bottom: int, right: int) -> dict[str, Any]:
