@@ -21,7 +21,7 @@ from tracekern.analysis.cause_order import find_edges, last_ordered, latest_befo
 from tracekern.analysis.cause_shares import split_waits
 from tracekern.analysis.cause_solve import solve_costs
 from tracekern.analysis.causes import Causes, analyze_causes
-from tracekern.analysis.doubt import Verdict, name_worst
+from tracekern.analysis.doubt import Worst, name_worst
 from tracekern.analysis.event_graph import BETWEEN_SPANS, build_graph
 from tracekern.analysis.findings import find
 from tracekern.analysis.waits import Phase, WaitKind, analyze_waits
@@ -77,7 +77,7 @@ def test_the_cause_is_found(run: Scenario, rank: int, target: Target, phase: Pha
     assert 0.95 * injected <= charged(causes, rank, target, phase) <= injected
     others = sum(cost.total_ns for cost in causes.costs) - charged(causes, rank, target, phase)
     assert others <= 0.05 * injected
-    assert name_worst(causes.blames) == Verdict(rank, True, (rank,))
+    assert name_worst(causes.blames) == Worst(rank, True, (rank,))
     assert (causes.chains[0].rank, causes.chains[0].target) == (rank, target)
 
 

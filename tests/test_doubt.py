@@ -21,7 +21,7 @@ from tracekern.analysis.doubt import (
     Blame,
     Bound,
     Interval,
-    Verdict,
+    Worst,
     blame_ranks,
     clock_doubt,
     late_charges,
@@ -34,7 +34,7 @@ from tracekern.timeline.model import OPEN_END, ClockFit, Timeline
 TRACES = Path(__file__).resolve().parent.parent / "traces"
 
 
-def judge(timeline: Timeline) -> tuple[dict[int, Blame], Verdict]:
+def judge(timeline: Timeline) -> tuple[dict[int, Blame], Worst]:
     blames = blame_ranks(timeline, analyze_waits(timeline))
     return {blame.rank: blame for blame in blames}, name_worst(blames)
 
@@ -55,7 +55,7 @@ def with_clocks(timeline: Timeline, hard_ns: float, sigma_ns: float, error_ns: d
 
 def test_the_late_rank_is_named():
     blames, verdict = judge(exchange(late={2: 50_000}).timeline({1: 300, 3: -400}, hard_ns=600, sigma_ns=150))
-    assert verdict == Verdict(2, True, (2,))
+    assert verdict == Worst(2, True, (2,))
     assert blames[2].likely.lo_ns <= 3 * 5 * 50_000 <= blames[2].likely.hi_ns
 
 
@@ -70,13 +70,13 @@ def test_the_longest_waiter_is_not_blamed():
 
 def test_nothing_injected_nobody_named():
     blames, verdict = judge(exchange().timeline(hard_ns=600, sigma_ns=100))
-    assert verdict == Verdict(None, False, verdict.candidates)
+    assert verdict == Worst(None, False, verdict.candidates)
     assert {blame.late_ns for blame in blames.values()} == {0}
     assert {blame.likely.lo_ns for blame in blames.values()} == {0}
 
 
 def test_with_perfect_clocks_and_nothing_late_there_is_no_candidate():
-    assert judge(exchange().timeline())[1] == Verdict(None, False, ())
+    assert judge(exchange().timeline())[1] == Worst(None, False, ())
 
 
 def test_a_clock_error_larger_than_the_effect_is_inconclusive():
@@ -93,7 +93,7 @@ def test_a_clock_error_larger_than_the_effect_is_inconclusive():
 
 def test_likely_is_said_where_it_is_not_proven():
     timeline = exchange(late={2: 2000}).timeline(hard_ns=4000, sigma_ns=100)
-    assert judge(timeline)[1] == Verdict(2, False, (2,))
+    assert judge(timeline)[1] == Worst(2, False, (2,))
 
 
 def test_likely_is_never_wider_than_proven():
@@ -126,22 +126,22 @@ def test_within_a_rank_there_is_no_doubt():
     charges = late_charges(timeline, analyze_waits(timeline), Bound.PROVEN)
     assert (charges.lo_ns.tolist(), charges.hi_ns.tolist()) == ([500], [500])
     blames, verdict = judge(timeline)
-    assert verdict == Verdict(None, False, ())
+    assert verdict == Worst(None, False, ())
     assert blames[1] == Blame(1, 0, Interval(0, 0), Interval(0, 0))
 
 
 @pytest.mark.parametrize(
     ("likely", "proven", "verdict"),
     [
-        ([(90, 110), (0, 89)], [(90, 110), (0, 89)], Verdict(0, True, (0,))),
-        ([(90, 110), (0, 90)], [(90, 110), (0, 90)], Verdict(None, False, (0, 1))),
-        ([(90, 110), (0, 89)], [(50, 150), (0, 120)], Verdict(0, False, (0,))),
-        ([(0, 110), (0, 0)], [(0, 110), (0, 0)], Verdict(None, False, (0,))),
-        ([(10, 20), (30, 90), (40, 70)], [(10, 20), (30, 90), (40, 70)], Verdict(None, False, (1, 2))),
-        ([], [], Verdict(None, False, ())),
+        ([(90, 110), (0, 89)], [(90, 110), (0, 89)], Worst(0, True, (0,))),
+        ([(90, 110), (0, 90)], [(90, 110), (0, 90)], Worst(None, False, (0, 1))),
+        ([(90, 110), (0, 89)], [(50, 150), (0, 120)], Worst(0, False, (0,))),
+        ([(0, 110), (0, 0)], [(0, 110), (0, 0)], Worst(None, False, (0,))),
+        ([(10, 20), (30, 90), (40, 70)], [(10, 20), (30, 90), (40, 70)], Worst(None, False, (1, 2))),
+        ([], [], Worst(None, False, ())),
     ],
 )
-def test_a_rank_is_named_when_its_lo_exceeds_the_hi_of_all_others(likely: list, proven: list, verdict: Verdict):
+def test_a_rank_is_named_when_its_lo_exceeds_the_hi_of_all_others(likely: list, proven: list, verdict: Worst):
     limits = zip(likely, proven, strict=True)
     blames = [Blame(rank, 0, Interval(*one), Interval(*other)) for rank, (one, other) in enumerate(limits)]
     assert name_worst(blames) == verdict
@@ -169,7 +169,7 @@ def test_every_rank_that_may_have_come_last_at_a_barrier_is_named():
     assert set(likely.rank) == {2}
     assert set(proven.rank) == {1, 2}
     blames, verdict = judge(timeline)
-    assert verdict == Verdict(2, False, (2,))
+    assert verdict == Worst(2, False, (2,))
     assert blames[1].proven.lo_ns == blames[2].proven.lo_ns == 0
     assert blames[2].likely.lo_ns > 2 * 19_000
     assert blames[1].late_ns == 0
@@ -187,7 +187,7 @@ def test_a_rank_that_comes_to_a_barrier_with_several_warps_is_charged_once(num_t
     waits = analyze_waits(timeline)
     late_ns, wait_ns = int(waits.late_ns[waits.rank == 0].sum()), int(waits.wait_ns[waits.rank == 0].sum())
     blames, verdict = judge(timeline)
-    assert verdict == Verdict(1, True, (1,))
+    assert verdict == Worst(1, True, (1,))
     likely = Interval(late_ns - 30, min(late_ns + 30, wait_ns))
     assert blames[1] == Blame(1, late_ns, likely, Interval(late_ns - 100, min(late_ns + 100, wait_ns)))
     assert [blame.late_ns for blame in analyze_causes(timeline, waits).blames] == pytest.approx([late_ns, 0], abs=1)

@@ -55,7 +55,7 @@ class Blame:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Worst:
     """Who is worst. `rank` is None where the clocks leave it open, or where nobody waited."""
 
     rank: int | None
@@ -158,11 +158,11 @@ def blame_ranks(timeline: Timeline, waits: Waits) -> tuple[Blame, ...]:
     return tuple(sorted(blames, key=lambda blame: (-blame.late_ns, -blame.likely.hi_ns, blame.rank)))
 
 
-def name_worst(blames: Sequence[Blame]) -> Verdict:
+def name_worst(blames: Sequence[Blame]) -> Worst:
     """The rank whose lowest possible blame is above the highest possible one of every other rank, if there is one."""
     likely, is_certain = _candidates([(blame.rank, blame.likely) for blame in blames])
     proven, is_proven = _candidates([(blame.rank, blame.proven) for blame in blames])
-    return Verdict(likely[0] if is_certain else None, is_certain and is_proven and proven == likely, likely)
+    return Worst(likely[0] if is_certain else None, is_certain and is_proven and proven == likely, likely)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from tracekern.analysis.balance import Balance, LinkLimit, analyze_balance
 from tracekern.analysis.causes import Causes, analyze_causes
 from tracekern.analysis.critical_path import CriticalPath, critical_path
 from tracekern.analysis.distribution import Distribution, distribute
-from tracekern.analysis.doubt import Blame, Verdict, blame_ranks, name_worst
+from tracekern.analysis.doubt import Blame, Worst, blame_ranks, name_worst
 from tracekern.analysis.event_graph import build_graph
-from tracekern.analysis.gantt import Gantt, choose_spans
+from tracekern.analysis.gantt import ChosenSpans, choose_spans
 from tracekern.analysis.hang import Hang, find_hang
 from tracekern.analysis.imbalance import Imbalance, work_imbalance
 from tracekern.analysis.iterations import Iterations, find_iterations
@@ -37,7 +37,7 @@ class Findings:
     summary: Summary
     time: TimeShares
     iterations: Iterations
-    gantts: tuple[Gantt, ...]
+    gantts: tuple[ChosenSpans, ...]
     """The longest, the median and the shortest iteration; fewer where these are the same."""
     waits: Waits
     phases: tuple[WaitStatistic, ...]
@@ -45,12 +45,12 @@ class Findings:
     distributions: tuple[Distribution, ...]
     """Of the phases with the largest sums."""
     blames: tuple[Blame, ...]
-    verdict: Verdict
+    verdict: Worst
     """Who came late most."""
     matrix: WaitMatrix
     abnormal: tuple[Abnormal, ...]
     causes: Causes
-    culprit: Verdict
+    culprit: Worst
     """Who caused most of the waiting, by its own work and its host."""
     path: CriticalPath
     balance: Balance
@@ -119,7 +119,7 @@ def _absent(timeline: Timeline) -> list[str]:
     return [problem.text for problem in timeline.problems if problem.kind in ABSENT_KINDS]
 
 
-def _name_worst(timeline: Timeline, blames: Sequence[Blame]) -> Verdict:
+def _name_worst(timeline: Timeline, blames: Sequence[Blame]) -> Worst:
     """Nothing is proven where ranks are absent: the one that is named may have waited for them."""
     verdict = name_worst(blames)
     return replace(verdict, is_proven=False) if _absent(timeline) else verdict

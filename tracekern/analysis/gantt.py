@@ -16,7 +16,7 @@ MIN_ROWS = 40
 
 
 @dataclass(frozen=True)
-class Gantt:
+class ChosenSpans:
     """The spans of some tracks within one iteration."""
 
     iteration: int
@@ -28,7 +28,7 @@ class Gantt:
     num_spans_left_out: int
 
 
-def choose_spans(timeline: Timeline, iterations: Iterations, row: int, max_spans: int = MAX_SPANS // 3) -> Gantt:
+def choose_spans(timeline: Timeline, iterations: Iterations, row: int, max_spans: int = MAX_SPANS // 3) -> ChosenSpans:
     """Spans of the kernels, and of the warps with the longest waits, in the iteration of that row.
 
     Every rank gets the same number of rows: its kernels, then the warp of each role that waited longest, then others by
@@ -55,7 +55,7 @@ def choose_spans(timeline: Timeline, iterations: Iterations, row: int, max_spans
     order = sorted(
         chosen, key=lambda idx: (timeline.tracks[idx].rank, timeline.tracks[idx].kind != TrackKind.LAUNCH, idx)
     )
-    return Gantt(row, tuple(order), drawn, int(inside.sum()) - len(drawn))
+    return ChosenSpans(row, tuple(order), drawn, int(inside.sum()) - len(drawn))
 
 
 def _one_of_each_rank(timeline: Timeline, tracks: list[int], waited: Int64) -> list[list[int]]:

@@ -21,7 +21,7 @@ from tracekern.words import count
 
 
 @dataclass(frozen=True)
-class Selection:
+class Source:
     """Which part of which captures, as typed."""
 
     captures: list[Path]
@@ -34,24 +34,24 @@ class Selection:
     host: list[str] | None
 
 
-def convert(selection: Selection, output: Path, as_json: bool, format_name: str | None = None) -> None:
+def convert(source: Source, output: Path, as_json: bool, format_name: str | None = None) -> None:
     """Reads the captures and writes `output`, in the format of its suffix or in `format_name`; prints what it holds."""
     from tracekern.export.write import export, format_of
     from tracekern.timeline.merge import load
     from tracekern.timeline.select import select
 
     format_name = format_name or format_of(output)
-    window, ranks = parse_window(selection.window), parse_ranks(selection.ranks)
-    host = [parse_host(text) for text in selection.host or []]
+    window, ranks = parse_window(source.window), parse_ranks(source.ranks)
+    host = [parse_host(text) for text in source.host or []]
     if output.is_dir() and format_name != "otf2":
         raise BadInput(f"{output}: is a directory; wanted the name of a file, as in {output / 'trace.pftrace.gz'}")
     (check_folders if format_name == "otf2" else check_files)(output)
     with working("reading and aligning the captures"):
         timeline = load(
-            selection.captures,
-            unaligned=selection.unaligned,
-            strict=selection.strict,
-            partial=selection.partial,
+            source.captures,
+            unaligned=source.unaligned,
+            strict=source.strict,
+            partial=source.partial,
             host=host,
         )
         check_window(select(timeline, ranks=ranks), window)
@@ -61,7 +61,7 @@ def convert(selection: Selection, output: Path, as_json: bool, format_name: str 
             timeline,
             output,
             format_name,
-            tracks=selection.tracks.value,
+            tracks=source.tracks.value,
             window=window,
             ranks=ranks,
             progress=lambda done, total: bar.update(task, completed=done, total=total),

@@ -32,7 +32,7 @@ def export(
     as_json: options.Json = False,
 ) -> None:
     """Write one capture in another format: Perfetto, Chrome JSON, Parquet or OTF2."""
-    selection = convert.Selection([capture], unaligned, strict, partial, window, ranks, tracks, host)
+    source = convert.Source([capture], unaligned, strict, partial, window, ranks, tracks, host)
     if (output is None) == (otf2 is None):
         raise BadInput("export: wanted one of -o FILE and --otf2 DIR")
-    convert.convert(selection, output or otf2, as_json, "otf2" if otf2 else None)
+    convert.convert(source, output or otf2, as_json, "otf2" if otf2 else None)

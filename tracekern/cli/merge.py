@@ -23,5 +23,5 @@ def merge(
     as_json: options.Json = False,
 ) -> None:
     """Put the captures of all ranks on one time axis and write one trace."""
-    selection = convert.Selection(captures, unaligned, strict, partial, window, ranks, tracks, host)
-    convert.convert(selection, output, as_json)
+    source = convert.Source(captures, unaligned, strict, partial, window, ranks, tracks, host)
+    convert.convert(source, output, as_json)

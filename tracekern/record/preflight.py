@@ -42,7 +42,7 @@ class GpuFacts:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Preflight:
     refusal: str = ""
     warnings: tuple[str, ...] = ()
     note: str = ""
@@ -60,7 +60,7 @@ def find_profiler(environment: Mapping[str, str] = os.environ) -> str:
     return ""
 
 
-def judge(facts: Sequence[GpuFacts]) -> Verdict:
+def judge(facts: Sequence[GpuFacts]) -> Preflight:
     """The same verdict on every rank, from the facts of all, by rank."""
     refusals = (
         _old_driver(facts),
@@ -70,7 +70,7 @@ def judge(facts: Sequence[GpuFacts]) -> Verdict:
         _out_of_memory(facts),
     )
     note = "ranks share GPUs and take turns: order and coverage, never GPU durations" if _shared(facts) else ""
-    return Verdict(next((text for text in refusals if text), ""), tuple(_warnings(facts)), note)
+    return Preflight(next((text for text in refusals if text), ""), tuple(_warnings(facts)), note)
 
 
 def _old_driver(facts: Sequence[GpuFacts]) -> str:

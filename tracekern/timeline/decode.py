@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tracekern.record import format as fmt
 from tracekern.record.dump import Dump
 from tracekern.timeline.columns import join_rows, rows_of_ranges
-from tracekern.timeline.decode_problems import Findings, find_problems
+from tracekern.timeline.decode_problems import Seen, find_problems
 from tracekern.timeline.dense_probes import dense_probes
 from tracekern.timeline.event_tables import EventNumbers, doubtful_events
 from tracekern.timeline.launch_lanes import add_launch_lanes
@@ -36,11 +36,11 @@ def decode(dump: Dump) -> Timeline:
     merge = merge_tracks(dump, runs)
     events = EventNumbers(dump)
     doubts = doubtful_events(dump.rank, events.types())
-    findings = Findings(runs, merge)
+    seen = Seen(runs, merge)
     spans: list[Spans] = []
     marks: list[Marks] = []
     for batch in _batches(merge.sorted_runs, runs.written):
-        decoded = _decode_batch(area, runs, batch, events, merge.track, findings)
+        decoded = _decode_batch(area, runs, batch, events, merge.track, seen)
         spans.append(decoded[0])
         marks.append(decoded[1])
     timeline = Timeline(
@@ -58,7 +58,7 @@ def decode(dump: Dump) -> Timeline:
     rank = timeline.ranks[0]
     return timeline.replace(
         problems=(
-            *find_problems(timeline, dump, findings),
+            *find_problems(timeline, dump, seen),
             *doubts,
             *events.unknown(dump),
             *dense_probes(timeline, dump, runs),
@@ -75,7 +75,7 @@ def _batches(sorted_runs: Int64, written: Int64) -> Iterator[Int64]:
 
 
 def _decode_batch(
-    area: npt.NDArray[Any], runs: Runs, batch: Int64, events: EventNumbers, track_of_run: Int32, findings: Findings
+    area: npt.NDArray[Any], runs: Runs, batch: Int64, events: EventNumbers, track_of_run: Int32, seen: Seen
 ) -> tuple[Spans, Marks]:
     records = Records(_gather(area, runs.first[batch], runs.written[batch]), runs)
     run_of = np.repeat(np.arange(len(batch), dtype=np.int32), runs.written[batch])
@@ -123,9 +123,9 @@ def _decode_batch(
         before = np.lexsort((np.concatenate([-cut, begin]), np.concatenate([first * 2, begin * 2 + 1])))
         spans = join_rows([since_oldest, spans], Spans()).take(before)
     strange = np.flatnonzero((records.kind == fmt.RecordKind.EMPTY) | (records.kind > fmt.RecordKind.MARK))
-    findings.orphans.append(track[owner[orphan]])
-    findings.strange.append(track[run_of[strange]])
-    findings.backwards.append(track[backwards])
+    seen.orphans.append(track[owner[orphan]])
+    seen.strange.append(track[run_of[strange]])
+    seen.backwards.append(track[backwards])
     return spans, marks
 
 

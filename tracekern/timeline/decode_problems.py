@@ -16,7 +16,7 @@ _NO_TRACKS = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True)
-class Findings:
+class Seen:
     """What decoding saw on its way; the lists collect one track index per occurrence, batch by batch."""
 
     runs: Runs
@@ -26,19 +26,19 @@ class Findings:
     backwards: list[Int32] = field(default_factory=list)
 
 
-def find_problems(timeline: Timeline, dump: Dump, findings: Findings) -> tuple[Problem, ...]:
+def find_problems(timeline: Timeline, dump: Dump, seen: Seen) -> tuple[Problem, ...]:
     problems = _whole_rank(dump)
-    problems += _losses(timeline, findings)
-    problems += _overwritten(dump, findings.runs)
-    problems += _open_spans(timeline, findings)
-    problems += wrong_launches(timeline.launches, findings.runs, dump.metadata)
-    problems += _unknown_roles(dump, findings.runs)
+    problems += _losses(timeline, seen)
+    problems += _overwritten(dump, seen.runs)
+    problems += _open_spans(timeline, seen)
+    problems += wrong_launches(timeline.launches, seen.runs, dump.metadata)
+    problems += _unknown_roles(dump, seen.runs)
     rank = dump.rank
     for tracks, severity, kind, text in (
-        (findings.orphans, "error", "orphan_end", "ends without a begin"),
-        (findings.strange, "error", "torn_track", "records of no known kind"),
-        (findings.backwards, "error", "torn_track", "times that fall; raised to the time before"),
-        ([findings.merge.overlapping], "warning", "overlapping_launches", "launches of one stream overlap"),
+        (seen.orphans, "error", "orphan_end", "ends without a begin"),
+        (seen.strange, "error", "torn_track", "records of no known kind"),
+        (seen.backwards, "error", "torn_track", "times that fall; raised to the time before"),
+        ([seen.merge.overlapping], "warning", "overlapping_launches", "launches of one stream overlap"),
     ):
         for track, count in zip(*_count(np.concatenate([_NO_TRACKS, *tracks])), strict=True):
             problems.append(Problem(severity, kind, rank, track, f"{_where(timeline, track)}: {count} {text}", count))
@@ -75,9 +75,9 @@ def _whole_rank(dump: Dump) -> list[Problem]:
     return problems
 
 
-def _losses(timeline: Timeline, findings: Findings) -> list[Problem]:
+def _losses(timeline: Timeline, seen: Seen) -> list[Problem]:
     """One problem for each launch and one for each track that lost records."""
-    runs, rank = findings.runs, timeline.ranks[0].rank
+    runs, rank = seen.runs, timeline.ranks[0].rank
     problems = [
         Problem(
             "error",
@@ -96,13 +96,13 @@ def _losses(timeline: Timeline, findings: Findings) -> list[Problem]:
     of_track = np.zeros(len(timeline.tracks), np.int64)
     needed = np.zeros(len(timeline.tracks), np.int64)
     lossy = np.flatnonzero(lost)
-    np.add.at(of_track, findings.merge.track[lossy], lost[lossy])
-    np.maximum.at(needed, findings.merge.track[lossy], runs.attempted[lossy])
+    np.add.at(of_track, seen.merge.track[lossy], lost[lossy])
+    np.maximum.at(needed, seen.merge.track[lossy], runs.attempted[lossy])
     for track in np.flatnonzero(of_track).tolist():
         text = f"{_where(timeline, track)}: {of_track[track]} records lost; {needed[track]} would have been enough"
         problems.append(Problem("error", "lost_records", rank, track, text, int(of_track[track])))
     cut = np.flatnonzero(~runs.finished & ~runs.ring & (per_track > 0) & (runs.written == per_track))
-    for track, count in zip(*_count(findings.merge.track[cut]), strict=True):
+    for track, count in zip(*_count(seen.merge.track[cut]), strict=True):
         text = f"{_where(timeline, track)}: never finished and its region is full: later records are missing"
         problems.append(Problem("error", "torn_track", rank, track, text, count))
     return problems
@@ -136,12 +136,12 @@ def _unknown_roles(dump: Dump, runs: Runs) -> list[Problem]:
     ]
 
 
-def _open_spans(timeline: Timeline, findings: Findings) -> list[Problem]:
+def _open_spans(timeline: Timeline, seen: Seen) -> list[Problem]:
     """Spans that never closed: what a hung kernel was doing, or what a full region could not say any more."""
-    runs, spans = findings.runs, timeline.spans
+    runs, spans = seen.runs, timeline.spans
     opened = np.flatnonzero(spans.end == OPEN_END)
     full = runs.lost > 0
-    full_pairs = set(zip(findings.merge.track[full].tolist(), runs.launch[full].tolist(), strict=True))
+    full_pairs = set(zip(seen.merge.track[full].tolist(), runs.launch[full].tolist(), strict=True))
     names: dict[tuple[int, int, str], list[str]] = {}
     for row in opened.tolist():
         track, launch = int(spans.track[row]), int(spans.launch[row])

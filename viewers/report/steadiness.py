@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.gantt import Gantt as Choice
+from tracekern.analysis.gantt import ChosenSpans
 from tracekern.timeline.model import EventType, Timeline, Track, TrackKind, unpack_field
 from tracekern.viewers.report.charts import shorten, steps, time_scale
 from tracekern.viewers.report.frame import Figure, Gantt, Part, command
@@ -79,7 +79,7 @@ def _gantts(findings: Findings) -> list[Gantt]:
     return [_gantt(findings, choice, name) for choice, name in zip(findings.gantts, names, strict=True)]
 
 
-def _gantt(findings: Findings, choice: Choice, name: str) -> Gantt:
+def _gantt(findings: Findings, choice: ChosenSpans, name: str) -> Gantt:
     timeline, iterations = findings.timeline, findings.iterations
     spans = timeline.spans.take(choice.spans)
     row_of = {track: row for row, track in enumerate(choice.tracks)}
@@ -107,7 +107,7 @@ def _gantt(findings: Findings, choice: Choice, name: str) -> Gantt:
     )
 
 
-def _details(timeline: Timeline, choice: Choice) -> list[str]:
+def _details(timeline: Timeline, choice: ChosenSpans) -> list[str]:
     """The begin fields of each span, as text."""
     spans = timeline.spans.take(choice.spans)
     details = [""] * len(spans)
