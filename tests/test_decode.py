@@ -192,6 +192,7 @@ def test_time_that_falls_is_raised_and_told(tmp_path: Path):
     rows = timeline.spans.take(timeline.spans.track == 0)
     assert (rows.start.tolist(), rows.end.tolist()) == ([1100, 1120], [1100, 1130])
     assert [(p.kind, p.track) for p in timeline.problems] == [("torn_track", 0)]
+    assert timeline.problems[0].text.endswith(": 1 step back in time; raised to the time before")
 
 
 def test_nesting_far_beyond_any_kernel_is_still_right(tmp_path: Path):

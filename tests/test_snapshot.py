@@ -250,7 +250,7 @@ def test_without_a_keeper_what_the_device_holds_is_missing_and_told(tmp_path):
         problem.text
         for problem in load(tmp_path / "rank_00000.tkdump", partial=True).problems
         if problem.kind == "launch_lost"
-    ] == ["rank 0: 1 launches recorded in device memory show when the capture closes; take keep='last'"]
+    ] == ["rank 0: 1 launch recorded in device memory, to come when the capture closes; take keep='last'"]
 
 
 def test_half_a_launch_is_none():

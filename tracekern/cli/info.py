@@ -115,8 +115,8 @@ def print_losses(out: Console, summary: Summary, by_run_moe: bool) -> None:
         if rank.records_lost:
             option = f" (--records-per-track {rank.records_needed})" if by_run_moe else ""
             out.print(
-                f"rank {rank.rank} lost {rank.records_lost:,} records: a track had room for {rank.records_per_track}; "
-                f"records_per_track={rank.records_needed}{option} would have been enough"
+                f"rank {rank.rank} lost {count(rank.records_lost, 'record')}: a track had room for "
+                f"{rank.records_per_track}; records_per_track={rank.records_needed}{option} would have been enough"
             )
 
 

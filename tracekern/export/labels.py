@@ -30,7 +30,7 @@ def banner(timeline: Timeline, spans_left_out: int = 0) -> str:
     """What must be known before a duration is believed, on one line."""
     parts = [*notes(timeline), *([] if timeline.aligned else [UNALIGNED]), problem_summary(timeline.problems)]
     if spans_left_out:
-        parts.append(f"{spans_left_out} spans of other warps left out: one row per block and role")
+        parts.append(f"{count(spans_left_out, 'span')} of other warps left out: one row per block and role")
     return " · ".join(part for part in parts if part) or "about this trace"
 
 

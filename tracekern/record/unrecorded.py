@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tracekern.words import count
+
 _MARGIN_BYTES = 1 << 20
 """For event tables that found no room either."""
 _MARGIN_SHARE = 8
@@ -23,14 +25,14 @@ def why_refused(header: Any) -> str:
         lacked = f"max_bytes={wanted + wanted // _MARGIN_SHARE} would have been enough"
     else:
         lacked = "max_bytes was not used up: /dev/shm was full, or a graph had too few slots"
-    return f"{refused} launches ran unrecorded; {lacked}"
+    return f"{count(refused, 'launch')} ran unrecorded; {lacked}"
 
 
 def why_only_counted(metadata: dict[str, Any], counted: int) -> str:
     """Of a segment's metadata: that all its launches so far, `counted`, were inside counting()."""
     option = " (--records-per-track 256)" if is_by_run_moe(metadata) else ""
     return (
-        f"nothing is recorded, as all its {counted} launches were inside counting(); "
+        f"nothing is recorded, as all there was, {count(counted, 'launch')}, ran inside counting(); "
         f"with records_per_track=256{option} instead of 'auto' nothing needs to be counted"
     )
 

@@ -11,6 +11,7 @@ from tracekern.timeline.model import OPEN_END, Int32, Problem, Timeline
 from tracekern.timeline.record_columns import Runs
 from tracekern.timeline.track_merge import TrackMerge
 from tracekern.timeline.wrong_launches import wrong_launches
+from tracekern.words import count
 
 _NO_TRACKS = np.empty(0, np.int32)
 
@@ -34,14 +35,15 @@ def find_problems(timeline: Timeline, dump: Dump, seen: Seen) -> tuple[Problem, 
     problems += wrong_launches(timeline.launches, seen.runs, dump.metadata)
     problems += _unknown_roles(dump, seen.runs)
     rank = dump.rank
-    for tracks, severity, kind, text in (
-        (seen.orphans, "error", "orphan_end", "ends without a begin"),
-        (seen.strange, "error", "torn_track", "records of no known kind"),
-        (seen.backwards, "error", "torn_track", "times that fall; raised to the time before"),
-        ([seen.merge.overlapping], "warning", "overlapping_launches", "launches of one stream overlap"),
+    for tracks, severity, kind, thing, what in (
+        (seen.orphans, "error", "orphan_end", "end", "without a begin"),
+        (seen.strange, "error", "torn_track", "record", "of no known kind"),
+        (seen.backwards, "error", "torn_track", "step", "back in time; raised to the time before"),
+        ([seen.merge.overlapping], "warning", "overlapping_launches", "overlap", "of launches of one stream"),
     ):
-        for track, count in zip(*_count(np.concatenate([_NO_TRACKS, *tracks])), strict=True):
-            problems.append(Problem(severity, kind, rank, track, f"{_where(timeline, track)}: {count} {text}", count))
+        for track, number in zip(*_count(np.concatenate([_NO_TRACKS, *tracks])), strict=True):
+            text = f"{_where(timeline, track)}: {count(number, thing)} {what}"
+            problems.append(Problem(severity, kind, rank, track, text, number))
     return tuple(problems)
 
 
@@ -55,23 +57,26 @@ def _whole_rank(dump: Dump) -> list[Problem]:
     elif metadata["state"] == "salvaged":
         text = f"rank {rank} never closed its capture: killed or crashed; its last records were salvaged"
         problems.append(Problem("error", "salvaged", rank, -1, text))
-    device_records = "show when the capture closes; take keep='last'" if is_running else "are gone; take sink='host'"
+    device_records = "to come when the capture closes; take keep='last'" if is_running else "gone; take sink='host'"
     if metadata.get("fault_text"):
         problems.append(Problem("error", "fault", rank, -1, str(metadata["fault_text"])))
     if refused := metadata["launches_refused"]:
-        why = metadata.get("refused_text") or f"{refused} launches found no room and ran unrecorded; raise max_bytes"
+        why = (
+            metadata.get("refused_text")
+            or f"{count(refused, 'launch')} found no room and ran unrecorded; raise max_bytes"
+        )
         problems.append(Problem("error", "launch_not_recorded", rank, -1, f"rank {rank}: {why}", refused))
     if counted := metadata.get("counted_text"):
         problems.append(
             Problem("warning", "counted_only", rank, -1, f"rank {rank}: {counted}", metadata.get("launches_counted", 0))
         )
-    for key, kind, text in (
-        ("launches_lost", "launch_lost", f"launches recorded in device memory {device_records}"),
-        ("host_spans_lost", "lost_host_spans", "host ranges found no room; raise host_spans"),
-        ("clock_samples_lost", "lost_clock_samples", "clock samples found no room"),
+    for key, kind, thing, what in (
+        ("launches_lost", "launch_lost", "launch", f"recorded in device memory, {device_records}"),
+        ("host_spans_lost", "lost_host_spans", "host range", "found no room; raise host_spans"),
+        ("clock_samples_lost", "lost_clock_samples", "clock sample", "found no room"),
     ):
-        if metadata.get(key):
-            problems.append(Problem("error", kind, rank, -1, f"rank {rank}: {metadata[key]} {text}", metadata[key]))
+        if number := metadata.get(key):
+            problems.append(Problem("error", kind, rank, -1, f"rank {rank}: {count(number, thing)} {what}", number))
     return problems
 
 
@@ -84,8 +89,8 @@ def _losses(timeline: Timeline, seen: Seen) -> list[Problem]:
             "lost_records",
             launch.rank,
             -1,
-            f"rank {launch.rank} launch {launch.name} #{launch.sequence}: {launch.records_lost} records found no room "
-            f"with {launch.records_per_track} a track; {launch.records_needed} would have been enough",
+            f"rank {launch.rank} launch {launch.name} #{launch.sequence}: {count(launch.records_lost, 'record')} found "
+            f"no room with {launch.records_per_track} a track; {launch.records_needed} would have been enough",
             launch.records_lost,
         )
         for launch in timeline.launches
@@ -99,27 +104,27 @@ def _losses(timeline: Timeline, seen: Seen) -> list[Problem]:
     np.add.at(of_track, seen.merge.track[lossy], lost[lossy])
     np.maximum.at(needed, seen.merge.track[lossy], runs.attempted[lossy])
     for track in np.flatnonzero(of_track).tolist():
-        text = f"{_where(timeline, track)}: {of_track[track]} records lost; {needed[track]} would have been enough"
+        lost_here = count(int(of_track[track]), "record")
+        text = f"{_where(timeline, track)}: {lost_here} lost; {needed[track]} would have been enough"
         problems.append(Problem("error", "lost_records", rank, track, text, int(of_track[track])))
     cut = np.flatnonzero(~runs.finished & ~runs.ring & (per_track > 0) & (runs.written == per_track))
-    for track, count in zip(*_count(seen.merge.track[cut]), strict=True):
+    for track, number in zip(*_count(seen.merge.track[cut]), strict=True):
         text = f"{_where(timeline, track)}: never finished and its region is full: later records are missing"
-        problems.append(Problem("error", "torn_track", rank, track, text, count))
+        problems.append(Problem("error", "torn_track", rank, track, text, number))
     return problems
 
 
 def _overwritten(dump: Dump, runs: Runs) -> list[Problem]:
     """What a flight recorder does all the time: one note a rank. What it should not: records that never arrived."""
     rank, problems = dump.rank, []
-    count = int(runs.overwritten.sum())
-    if count:
-        num_launches = len(np.unique(runs.launch[runs.overwritten > 0]))
+    if overwritten := int(runs.overwritten.sum()):
+        launches = count(len(np.unique(runs.launch[runs.overwritten > 0])), "launch")
         asked = "" if dump.metadata.get("keep") == "first" else ", as keep='last' asks"
-        text = f"rank {rank}: {count:,} older records of {num_launches} launches were overwritten{asked}"
-        problems.append(Problem("note", "overwritten_records", rank, -1, text, count))
-    torn = int(runs.torn.sum())
-    if torn:
-        text = f"rank {rank}: {torn} records never arrived in {int((runs.torn > 0).sum())} tracks: torn when it died"
+        text = f"rank {rank}: {count(overwritten, 'older record')} of {launches} overwritten{asked}"
+        problems.append(Problem("note", "overwritten_records", rank, -1, text, overwritten))
+    if torn := int(runs.torn.sum()):
+        tracks = count(int((runs.torn > 0).sum()), "track")
+        text = f"rank {rank}: {count(torn, 'record')} never arrived in {tracks}: torn when it died"
         problems.append(Problem("warning", "torn_track", rank, -1, text, torn))
     return problems
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from tracekern.timeline.model import Launch, Problem
 from tracekern.timeline.record_columns import Runs
+from tracekern.words import count
 
 _ERRORS = ("surplus_warps", "surplus_blocks", "shared_tracks", "keeps_first", "keeps_last")
 
@@ -51,7 +52,7 @@ def wrong_launches(launches: Sequence[Launch], runs: Runs, metadata: Mapping[str
             kind,
             alike[0].rank,
             -1,
-            f"rank {alike[0].rank}: {len(alike)} launches of {name} {why}",
+            f"rank {alike[0].rank}: {count(len(alike), 'launch')} of {name} {why}",
             len(alike),
         )
         for (name, kind, why), alike in found.items()
@@ -103,7 +104,7 @@ def _several_recorders(shared_tracks: int) -> list[tuple[str, str]]:
     return [
         (
             "shared_tracks",
-            f"had several writers of {shared_tracks} tracks, and lost what they overwrote: a warp has one recorder, "
-            "which its functions get by reference, and a descriptor is for one launch",
+            f"had several writers of {count(shared_tracks, 'track')}, and lost what they overwrote: a warp has one "
+            "recorder, which its functions get by reference, and a descriptor is for one launch",
         )
     ]

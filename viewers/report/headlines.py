@@ -183,7 +183,7 @@ def trust(findings: Findings) -> str:
     summary = findings.summary
     lost = sum(rank.records_lost for rank in summary.ranks)
     salvaged = [rank.rank for rank in summary.ranks if rank.state == "salvaged"]
-    parts = [*findings.absent, clocks(findings), f"{lost:,} records lost" if lost else "no record lost"]
+    parts = [*findings.absent, clocks(findings), f"{count(lost, 'record')} lost" if lost else "no record lost"]
     if overwritten := findings.records_overwritten:
         parts.append(f"{overwritten:,} older ones overwritten, as a flight recorder does")
     if salvaged:
