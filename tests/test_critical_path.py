@@ -18,6 +18,7 @@ from tracekern.analysis.critical_path import Path as FoundPath
 from tracekern.analysis.path_parts import PathKind
 from tracekern.analysis.waits import Phase, analyze_waits
 from tracekern.timeline.model import Flows, Timeline
+from tracekern.words import duration
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
 DELAY_NS, CALLS = 50_000, 4
@@ -215,6 +216,13 @@ def test_a_wait_that_ended_when_its_signal_began_leads_nowhere():
         (PathKind.PHASE, "copy_token"): 1000,
         (PathKind.PHASE, "wait_token"): 60,
     }
+
+
+def test_a_replay_that_misses_what_was_measured_says_both_times(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tracekern.analysis.path_replay.MAX_ERROR", -1)
+    found = path_of(pipeline().timeline())
+    took = duration(found.whole.makespan_ns)
+    assert found.replay.note.startswith(f"an unchanged replay takes {took}, not {took}: ")
 
 
 def test_too_much_for_a_replay(monkeypatch: pytest.MonkeyPatch):

@@ -20,6 +20,7 @@ from tracekern.analysis.path_parts import PathKind, PathPart
 from tracekern.analysis.wait_pieces import is_message
 from tracekern.analysis.waits import Waits
 from tracekern.timeline.model import EventClass, Float64, Int64, Mask, Timeline
+from tracekern.words import duration
 
 MAX_ERROR = 0.02
 """Of the makespan: by how much an unchanged replay may miss it."""
@@ -64,10 +65,12 @@ def replay_without(
     nodes = dataclasses.replace(nodes, run=np.searchsorted(here, nodes.run))
     changes = _Changes(timeline, graph, waits, nodes, shown)
     changed = [(part, change) for part in parts if (change := changes.of(part)) is not None]
-    ends = _Run(graph, waits, nodes, shown, changes, [change for _, change in changed]).makespans() - start
+    replay = _EventReplay(graph, waits, nodes, shown, changes, [change for _, change in changed])
+    ends = replay.makespans() - start
     replayed_ns = round(float(ends[0]))
     if abs(replayed_ns - (end - start)) > MAX_ERROR * (end - start):
-        note = f"an unchanged replay takes {replayed_ns} ns, not {end - start}: it would say nothing true of a change"
+        times = f"{duration(replayed_ns)}, not {duration(end - start)}"
+        note = f"an unchanged replay takes {times}: it would say nothing true of a change"
         return Replay(start, end, replayed_ns, (), note)
     gains = [Gain(part, round(float(ends[0] - without))) for (part, _), without in zip(changed, ends[1:], strict=True)]
     return Replay(start, end, replayed_ns, tuple(sorted(gains, key=lambda gain: -gain.saved_ns)), "")
@@ -187,7 +190,7 @@ class _Changes:
         return _Change(self.nothing.before_node, self.nothing.in_run, np.where(mine, factor, 1.0), self.nothing.gap)
 
 
-class _Run:
+class _EventReplay:
     """All replays at once: every time is a row of one number for each, the unchanged one first."""
 
     def __init__(
