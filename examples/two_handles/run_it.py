@@ -165,10 +165,13 @@ def explain(directory: Path) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--tagged", action="store_true")
-    parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("-o", "--output", type=Path, default=Path("two-handles-capture"))
+    parser = argparse.ArgumentParser(description="Two handles on one buffer, and why they hang.")
+    parser.add_argument("--tagged", action="store_true", help="with flags that name the call, which does not hang")
+    parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    output = Path("two-handles-capture")
+    parser.add_argument(
+        "-o", "--output", type=Path, default=output, help=f"directory of the capture, default: {output}"
+    )
     options = parser.parse_args()
     from tracekern.errors import CommTimeout
     from tracekern.record.launch import launch_ranks
