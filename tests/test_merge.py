@@ -152,6 +152,14 @@ def test_captures_that_do_not_belong_together(tmp_path: Path, specs: list[Captur
         load(paths)
 
 
+def test_all_missing_ranks_are_named(tmp_path: Path):
+    write_capture(tmp_path, CaptureSpec(num_ranks=14))
+    for rank in (*range(10), 12):
+        (tmp_path / f"rank_{rank:05}.tkdump").unlink()
+    with pytest.raises(BadInput, match="11 of 14 ranks have no dump: 0-9, 12; "):
+        load(tmp_path)
+
+
 def test_a_missing_rank_is_refused_unless_allowed(tmp_path: Path):
     write_capture(tmp_path, CaptureSpec(num_ranks=3))
     (tmp_path / "rank_00001.tkdump").unlink()

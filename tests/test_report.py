@@ -253,7 +253,7 @@ def test_what_is_missing_is_said():
 
 
 def test_ranks_without_a_dump_are_told_first():
-    text = "3 of 4 ranks have no dump: 1, 2, 3"
+    text = "3 of 4 ranks have no dump: 1-3"
     lost = Problem("error", "missing_rank", 1, -1, text, 3)
     lines = {line.word: line.text for line in headlines(find(make_timeline(1).replace(problems=(lost,))))}
     assert lines["trust"].startswith(f"{text}; ")

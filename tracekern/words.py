@@ -81,6 +81,17 @@ def ranks(numbers: list[int] | tuple[int, ...]) -> str:
     return f"ranks {', '.join(shown[:-1])} and {shown[-1]}" if shown else "no rank"
 
 
+def number_ranges(numbers: list[int]) -> str:
+    """[0, 1, 2, 5] as "0-2, 5"."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
 def sentence(text: str) -> str:
     """With a capital at its begin and a full stop at its end."""
     return f"{text[0].upper()}{text[1:]}."

@@ -33,6 +33,7 @@ from tracekern.timeline.model import (
     Track,
     TrackKind,
 )
+from tracekern.words import number_ranges
 
 HOST_EVENT = EventType("host", EventClass.HOST, "completion")
 HOST_LOSS = "lost_host_spans"
@@ -131,7 +132,7 @@ def _check_run(dumps: Sequence[Dump], partial: bool) -> list[Problem]:
     missing = sorted(set(range(first.metadata["num_ranks"])) - {dump.rank for dump in dumps})
     if not missing:
         return []
-    text = f"{len(missing)} of {first.metadata['num_ranks']} ranks have no dump: {', '.join(map(str, missing[:8]))}"
+    text = f"{len(missing)} of {first.metadata['num_ranks']} ranks have no dump: {number_ranges(missing)}"
     if not partial:
         raise BadInput(
             f"{first.path.parent}: {text}; name the directories of all nodes, or go on without them with --partial"

@@ -10,6 +10,7 @@ import numpy as np
 
 from tracekern.errors import BadInput
 from tracekern.timeline.model import ABSENT_KINDS, OPEN_END, Flows, Int32, Int64, Mask, Problem, Timeline
+from tracekern.words import number_ranges
 
 Window = tuple[int, int]
 """Two times in the timeline's unit, counted from its origin, both included."""
@@ -68,9 +69,9 @@ def _select_ranks(timeline: Timeline, ranks: Sequence[int]) -> Timeline:
     wanted = set(ranks)
     known = {rank.rank for rank in timeline.ranks}
     if unknown := sorted(wanted - known):
-        raise BadInput(f"rank {unknown[0]} is not in the timeline, which has ranks {_ranges(sorted(known))}")
+        raise BadInput(f"rank {unknown[0]} is not in the timeline, which has ranks {number_ranges(sorted(known))}")
     if not wanted:
-        raise BadInput(f"no rank selected; choose from {_ranges(sorted(known))}")
+        raise BadInput(f"no rank selected; choose from {number_ranges(sorted(known))}")
     reduced = take_tracks(timeline, np.isin(timeline.track_ranks(), list(wanted)))
     kept_launches = np.array([launch.rank in wanted for launch in timeline.launches], bool)
     new_launch = np.append(_renumber(kept_launches), np.int32(-1))  # index -1: no launch
@@ -90,7 +91,7 @@ def _left_out(ranks: list[int], num_known: int) -> list[Problem]:
     """What is left may have waited for them: whoever reads it has to know."""
     if not ranks:
         return []
-    text = f"{len(ranks)} of {num_known} ranks left out: {_ranges(ranks)}"
+    text = f"{len(ranks)} of {num_known} ranks left out: {number_ranges(ranks)}"
     return [Problem("note", "left_out_rank", ranks[0], -1, text, len(ranks))]
 
 
@@ -109,14 +110,3 @@ def _renumber(kept: Mask) -> Int32:
 
 def _with(record: Any, **changes: Any) -> Any:
     return dataclasses.replace(record, **changes)
-
-
-def _ranges(numbers: list[int]) -> str:
-    """[0, 1, 2, 5] as "0-2, 5"."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], number]
-        else:
-            parts.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
