@@ -64,7 +64,7 @@ STEPS = (
     Step("build", "setup.py build_ext --inplace", 200),
     Step("sanitizer", f"{PYTEST} {{workers}} tests/test_sanitizer_gpu.py", 200, beside=True),
     Step("results", f"{PYTEST} {{workers}} -k '{BESIDE}' {TESTS}", 240),
-    Step("tests", f"{PYTEST} -k 'not ({BESIDE})' {TESTS}", 480, needs="sanitizer"),
+    Step("tests", f"{PYTEST} -k 'not ({BESIDE})' {TESTS}", 600, needs="sanitizer"),
     Step("flows", "benchmarks/flows.py --backend cuda --ranks {gpus}", 90, 2),
     Step("clocks", "benchmarks/clocks_gpu.py --ranks {gpus} --seconds 60", 150, 2),
     Step("mutants", f"{PYTEST} tests/test_mutants_gpu.py", 200, 2, needs="planted"),

@@ -31,8 +31,8 @@ def test_many_random_calls_on_cpu(ranks):
 
 
 @pytest.mark.gpu
-def test_random_calls_on_gpus():
+def test_random_calls_give_the_bits_of_reference_on_gpus():
     """On one GPU its two ranks take turns; on several each rank has its own."""
     if not torch.cuda.is_available():
         pytest.skip("needs 1 GPU, 0 are here")
-    assert_right("cuda", max(2, torch.cuda.device_count()), 60)
+    assert_right("cuda", max(2, torch.cuda.device_count()), 40)
