@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.test_gpu import one_rank
+from tests.test_gpu import one_rank, require_gpus
 from tracekern.record.dump import Dump, read_dump
 from tracekern.record.format import WIDE_RECORD
 from tracekern.record.launch import launch_ranks
@@ -111,6 +111,7 @@ def test_a_late_host_loses_counted_records_and_stops_nobody(tmp_path):
 
 @pytest.mark.gpu
 def test_the_size_that_is_named_is_enough_for_all_replays(tmp_path, caplog):
+    require_gpus(1)
     pipeline, tensors = one_rank()
     out = torch.empty_like(tensors[0])
 
