@@ -233,6 +233,7 @@ def test_captures_are_found_one_level_below_and_counted_once(tmp_path):
         ("wait_token.p99=20us", Budget("wait_token.p99", 20_000)),
         ("dispatch.wait_token.p50 = 1.5 ms", Budget("dispatch.wait_token.p50", 1_500_000)),
         ("wait_token.wait_share=30%", Budget("wait_token.wait_share", 0.3)),
+        ("wait_token.wait_share=100%", Budget("wait_token.wait_share", 1.0)),
         ("end_to_end.p50=1s", Budget("end_to_end.p50", 1e9)),
     ],
 )
@@ -244,7 +245,8 @@ def test_budgets(text, budget):
 @pytest.mark.parametrize(
     "text",
     ["", "wait_token.p99", "p99=1us", ".p99=1us", "wait_token.p98=1us", "wait_token.p99=20", "wait_token.p99=20%"]
-    + ["wait_token.p99=-1us", "wait_token.wait_share=1us", "wait_token.p99=us", "wait_token.p99=1us2"],
+    + ["wait_token.p99=-1us", "wait_token.wait_share=1us", "wait_token.p99=us", "wait_token.p99=1us2"]
+    + ["wait_token.wait_share=100.5%"],
 )
 def test_bad_budgets(text):
     with pytest.raises(BadInput, match="budget .*wanted"):

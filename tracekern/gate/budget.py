@@ -99,8 +99,8 @@ def _budget(name: str, limit: Any) -> Budget:
     if name.rpartition(".")[2] not in STATISTICS or not name.rpartition(".")[0]:
         raise BadInput(f"budget {name}: wanted EVENT.STATISTIC, the statistic one of {', '.join(STATISTICS)}")
     match = _LIMIT.fullmatch(limit.strip()) if isinstance(limit, str) else None
-    if not match or (match[2] == "%") != is_share(name):
-        wanted = "a share, as in 30%" if is_share(name) else "a time with its unit, as in 20us"
+    if not match or (match[2] == "%") != is_share(name) or (match[2] == "%" and float(match[1]) > 100):
+        wanted = "a share of 100% at most, as in 30%" if is_share(name) else "a time with its unit, as in 20us"
         raise BadInput(f"budget {name}: limit is {limit!r}, wanted {wanted}")
     return Budget(name, float(match[1]) * _UNITS[match[2]])
 
