@@ -193,13 +193,8 @@ def run_rank(options: argparse.Namespace) -> int:
         case = Case.draw(index, options.seed, options.ranks, options.backend)
         work = Work(case, group, options.seed, options.backend)
         with tempfile.TemporaryDirectory() as directory:
-            recording = (
-                nullcontext()
-                if case.tracing is None
-                else capture(
-                    Path(directory) / "capture", device=work.pipeline.comm.device, clocks=False, **case.tracing
-                )
-            )
+            how = {"device": work.pipeline.comm.device, "clocks": False, **(case.tracing or {})}
+            recording = nullcontext() if case.tracing is None else capture(Path(directory) / "capture", **how)
             with recording as session:
                 batches = work.run(session)
         if wrong := work.wrong_calls(batches):
@@ -221,9 +216,11 @@ def main() -> int:
     if "RANK" in os.environ:
         return run_rank(options)
     command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:]]
-    exits = launch_ranks(
-        options.ranks, command, on_line=lambda rank, line: print(f"rank {rank}: {line}", flush=True), timeout_s=280
-    )
+
+    def on_line(rank: int, line: str) -> None:
+        print(f"rank {rank}: {line}", flush=True)
+
+    exits = launch_ranks(options.ranks, command, on_line=on_line, timeout_s=100 + 2 * options.count)
     return 1 if any(end.returncode for end in exits) else 0
 
 
