@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracekern.record.group import MAX_HEAP_RANKS
+from tracekern.record import symmetric_heap
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ def judge(facts: Sequence[GpuFacts]) -> Preflight:
     refusals = (
         _old_driver(facts),
         *(f"rank {rank}: {own.error}" for rank, own in enumerate(facts) if own.error),
+        symmetric_heap.refusal([(own.node, own.heap_bytes) for own in facts]),
         _different(facts),
         _cannot_share(facts),
         _out_of_memory(facts),
@@ -87,16 +88,7 @@ def _old_driver(facts: Sequence[GpuFacts]) -> str:
 
 def _different(facts: Sequence[GpuFacts]) -> str:
     first = facts[0]
-    if len(facts) > MAX_HEAP_RANKS:
-        return f"symmetric heap: {len(facts)} ranks, wanted at most {MAX_HEAP_RANKS}; start fewer"
     for rank, own in enumerate(facts):
-        if own.node != first.node:
-            return f"symmetric heap: rank 0 is on {first.node}, rank {rank} on {own.node}; one node only"
-        if own.heap_bytes != first.heap_bytes:
-            return (
-                f"symmetric heap: rank 0 asks for {first.heap_bytes} bytes, rank {rank} for {own.heap_bytes}; "
-                "every rank must use the same shape"
-            )
         if own.name != first.name:
             return (
                 f"rank 0 has a {first.name}, rank {rank} a {own.name}; these kernels want equal GPUs: choose them with "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,7 +23,8 @@ class SymmetricHeap:
     def __init__(self, group: Group, num_bytes: int) -> None:
         """num_bytes: of one rank's part, the same on every rank; BadInput names two ranks that differ."""
         self.num_bytes = num_bytes
-        _check_offers(group.all_gather((host_identity(), num_bytes)))
+        if refused := refusal(group.all_gather((host_identity(), num_bytes))):
+            raise BadInput(refused)
         own, problem = _allocate(num_bytes)
         parts = {group.rank: own}
         try:
@@ -35,20 +37,23 @@ class SymmetricHeap:
         self.addresses = [int(part.ctypes.data) for part in self._maps]
 
 
-def _check_offers(offers: list[tuple[str, int]]) -> None:
+def refusal(offers: Sequence[tuple[str, int]]) -> str:
+    """Why ranks cannot share a heap, of each one's node and the bytes that it asks for; "" where they can."""
     if len(offers) > MAX_HEAP_RANKS:
-        raise BadInput(f"symmetric heap: {len(offers)} ranks, wanted at most {MAX_HEAP_RANKS}; start fewer")
+        return f"symmetric heap: {len(offers)} ranks, wanted at most {MAX_HEAP_RANKS}; start fewer"
+    first_node, first_bytes = offers[0]
     for rank, (node, num_bytes) in enumerate(offers):
-        if num_bytes != offers[0][1]:
-            raise BadInput(
-                f"symmetric heap: rank 0 asks for {offers[0][1]} bytes, rank {rank} for {num_bytes}; "
+        if num_bytes != first_bytes:
+            return (
+                f"symmetric heap: rank 0 asks for {first_bytes} bytes, rank {rank} for {num_bytes}; "
                 "every rank must use the same shape"
             )
-        if node != offers[0][0]:
-            raise BadInput(
-                f"symmetric heap: rank 0 is on {offers[0][0]}, rank {rank} on {node}; "
+        if node != first_node:
+            return (
+                f"symmetric heap: rank 0 is on {first_node}, rank {rank} on {node}; "
                 "these kernels reach the ranks of one node only"
             )
+    return ""
 
 
 def _allocate(num_bytes: int) -> tuple[int, str]:
