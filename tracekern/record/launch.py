@@ -128,6 +128,8 @@ class _Run:
         else:
             for rank in range(num_ranks):
                 self.processes.append(_start_command(target, {**env, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
+
+    def _start_readers(self) -> None:
         for rank, process in enumerate(self.processes):
             self.readers.append(threading.Thread(target=self._read, args=(rank, process), daemon=True))
             self.readers[-1].start()
@@ -138,6 +140,7 @@ class _Run:
         interrupts: list[int] = []
         has_failed = False
         with _on_signal(signal.SIGINT, lambda number, frame: interrupts.append(number)):
+            self._start_readers()  # here: whoever sees a line of a rank may press Ctrl-C
             while self.running() and time.monotonic() < deadline and self.problem is None:
                 self._tell_started()
                 time.sleep(_POLL_S)
