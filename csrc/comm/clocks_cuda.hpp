@@ -23,7 +23,8 @@ public:
     // Of the current device; so are all calls.
     GpuClock() : shared_(sizeof(Shared)) {}
 
-    // `count` reads of the clock through mapped host memory; one warp answers for at most `timeout_ns`.
+    // `count` reads of the clock through mapped host memory, at least one; one warp answers for at most `timeout_ns`
+    // from its first on.
     std::vector<Bracket> read_brackets(uint32_t count, uint64_t timeout_ns) {
         const BesideGraphCapture beside;
         wait();
@@ -31,7 +32,7 @@ public:
         *mailbox = {};
         launch_kernel(host_clock_kernel(), 1, 32, 0, stream_.handle(), {&mailbox, &count, &timeout_ns});
         std::vector<Bracket> brackets;
-        const int64_t deadline = wall_clock_ns() + static_cast<int64_t>(timeout_ns);
+        int64_t deadline = wall_clock_ns() + kStartTimeoutNs;
         for (uint64_t next = 1; next <= count; ++next) {
             const int64_t before = wall_clock_ns();
             __atomic_store_n(&mailbox->request, next, __ATOMIC_RELEASE);
@@ -41,6 +42,7 @@ public:
             }
             const int64_t after = wall_clock_ns();
             if (seen == old) break;
+            if (next == 1) deadline = after + static_cast<int64_t>(timeout_ns);
             brackets.push_back({before, static_cast<int64_t>(seen), after});
         }
         wait();
@@ -84,7 +86,7 @@ private:
         }
     }
 
-    static constexpr uint64_t kStartTimeoutNs = 30'000'000'000;
+    static constexpr int64_t kStartTimeoutNs = 30'000'000'000;
 
     const SideStream stream_;
     const MappedMemory shared_;
