@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.test_gpu import one_rank, require_gpus
+from tracekern.errors import BadInput
 from tracekern.record.dump import Dump, read_dump
 from tracekern.record.format import WIDE_RECORD
 from tracekern.record.launch import launch_ranks
@@ -155,3 +156,28 @@ def test_a_graph_is_counted_on_its_own_gpu(tmp_path):
     assert {len(epochs_of(dump, stage)) for stage in STAGES} == {3}
     torch.cuda.synchronize(0)
     torch.cuda.synchronize(1)
+
+
+@pytest.mark.gpu
+def test_a_graph_that_cannot_be_recorded_whole_is_refused(tmp_path):
+    """Too many launches, or names that no dump holds; the capture and its next graph are none the worse for it."""
+    require_gpus(1)
+    pipeline, tensors = one_rank()
+    out = torch.empty_like(tensors[0])
+    with capture(tmp_path, device=pipeline.comm.device) as session:
+
+        def run(calls: int) -> None:
+            for _ in range(calls):
+                pipeline(*tensors, out=out, capture=session)
+
+        run(1)
+        pipeline.synchronize()
+        with pytest.raises(BadInput, match=r"capture.graph\('long'\): more than 64 traced launches"):
+            session.graph(lambda: run(17), name="long")
+        with pytest.raises(BadInput, match=r"launch 'x{90}/dispatch_send': wanted a name of at most 95 bytes"):
+            session.graph(lambda: run(1), name="x" * 90)
+        session.graph(lambda: run(16), name="whole").replay()
+        pipeline.synchronize()
+    launches = [launch.name for launch in read_dump(tmp_path / "rank_00000.tkdump").launches]
+    assert sorted(set(launches)) == sorted([*STAGES, *(f"whole/{stage}" for stage in STAGES)])
+    assert len(launches) == 4 + 64

@@ -129,11 +129,11 @@ class P2PPipeline:
             out=out.data_ptr(),
             num_tokens=x.shape[0],
         )
-        with self.comm.one_call():
-            if self.comm.device.backend == "cuda":
-                with self.comm.device.active():
-                    self._run_on_gpu(capture, after_stage)
-            else:
+        if self.comm.device.backend == "cuda":
+            with self.comm.device.active():
+                self._run_on_gpu(capture, after_stage)
+        else:
+            with self.comm.one_call():
                 self._run_on_cpu(capture, after_stage)
         return out
 
@@ -154,10 +154,11 @@ class P2PPipeline:
         descriptors = [self._descriptor(stage, epoch, capture, stream, idx > 0) for idx, stage in enumerate(stages)]
         record_format = capture.record_format if capture is not None else "wide"
         how = {"record_format": record_format, "stream": stream}
-        if after_stage is None:
-            with self.comm.guarded():
-                self._native.run_stages(stages, descriptors, **how)
-        else:
+        with self.comm.one_call():  # no kernel was started before: a capture that refuses a launch breaks no call off
+            if after_stage is None:
+                with self.comm.guarded():
+                    self._native.run_stages(stages, descriptors, **how)
+                return
             for stage, descriptor in zip(stages, descriptors, strict=True):
                 with self.comm.guarded():
                     self._native.run_stages([stage], [descriptor], **how)

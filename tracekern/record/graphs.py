@@ -18,6 +18,7 @@ import numpy.typing as npt
 from tracekern.errors import BadInput
 from tracekern.record import format as fmt
 from tracekern.record.launch_plan import LaunchPlan
+from tracekern.record.launches import check_name
 from tracekern.record.region_queue import batch_size
 
 if TYPE_CHECKING:
@@ -86,7 +87,14 @@ class TracedGraph:
         """Address of the descriptor for a launch inside run(); 0 in the untraced instance. For Capture.launch()."""
         if self._capturing == "untraced":
             return 0
-        self._plans.append(dataclasses.replace(plan, name=f"{self.name}/{plan.name}"))
+        if len(self._plans) == MAX_LAUNCHES_OF_A_GRAPH:
+            raise BadInput(
+                f"capture.graph({self.name!r}): more than {MAX_LAUNCHES_OF_A_GRAPH} traced launches; give "
+                "capture.launch() to fewer kernels of run(), or make two graphs"
+            )
+        name = f"{self.name}/{plan.name}"
+        check_name(name)
+        self._plans.append(dataclasses.replace(plan, name=name))
         return int(self._ring.descriptor(len(self._plans) - 1))
 
     def replay(self, traced: bool = True) -> None:

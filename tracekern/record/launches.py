@@ -190,9 +190,14 @@ def check_epoch(name: str, epoch: int) -> None:
         raise BadInput(f"launch {name!r}: epoch={epoch!r}; wanted a whole number from 0 to 2^32 - 1")
 
 
-def _check_arguments(name: str, grid: int, warps: int, stream: int, roles: Sequence[str]) -> None:
+def check_name(name: str) -> None:
+    """Raises BadInput for a name of a launch that no dump holds whole."""
     if not is_text(name) or not 1 <= len(name.encode()) <= fmt.NAME_BYTES:
         raise BadInput(f"launch {name!r}: wanted a name of at most {fmt.NAME_BYTES} bytes")
+
+
+def _check_arguments(name: str, grid: int, warps: int, stream: int, roles: Sequence[str]) -> None:
+    check_name(name)
     for what, value, low, bits in (("grid", grid, 1, 31), ("warps", warps, 1, 16), ("stream", stream, 0, 63)):
         if not isinstance(value, Integral) or value < low or value >> bits:
             raise BadInput(f"launch {name!r}: {what}={value!r}; wanted a whole number from {low} to 2^{bits} - 1")
