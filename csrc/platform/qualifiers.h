@@ -1,9 +1,11 @@
-// Function qualifiers of the three backends; TK_VARIABLE is a variable of the device code, on GPUs one a source file.
+// Function qualifiers of the three backends. TK_DEVICE is compiled into its callers, TK_DEVICE_CALL stands by itself;
+// TK_VARIABLE is a variable of the device code, on GPUs one a source file.
 #pragma once
 
 #if defined(__HIP__)
     // Builtins only: no ROCm header or device library is needed to compile.
     #define TK_DEVICE      __attribute__((device)) inline __attribute__((always_inline))
+    #define TK_DEVICE_CALL TK_DEVICE  // nobody has measured what a call costs there
     #define TK_HOST_DEVICE __attribute__((host)) __attribute__((device)) inline
     #define TK_KERNEL      extern "C" __attribute__((global)) void
     #define TK_KERNEL_512  TK_KERNEL __attribute__((amdgpu_flat_work_group_size(1, 512)))
@@ -11,6 +13,7 @@
     #define TK_GPU         1
 #elif defined(__CUDACC__)
     #define TK_DEVICE      __device__ __forceinline__
+    #define TK_DEVICE_CALL inline __device__ __noinline__
     #define TK_HOST_DEVICE __host__ __device__ inline
     #define TK_KERNEL      extern "C" __global__ void
     // For blocks of at most 512 threads, one at a time: up to 128 registers a thread. Without the 1, ptxas 13.0 takes
@@ -20,6 +23,7 @@
     #define TK_GPU         1
 #else
     #define TK_DEVICE      inline
+    #define TK_DEVICE_CALL inline
     #define TK_HOST_DEVICE inline
     #define TK_VARIABLE    inline
     #define TK_GPU         0

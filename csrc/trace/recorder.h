@@ -22,6 +22,7 @@
 #include "platform/device.h"
 #include "trace/events.h"
 #include "trace/record.h"
+#include "trace/track.h"
 
 namespace tracekern {
 
@@ -190,18 +191,21 @@ public:
     // `role` names the track; one that the descriptor does not select records nothing. `epoch` is asked for in a graph;
     // elsewhere capture.launch() was told.
     TK_DEVICE Recorder(const Args& args, const Warp& warp, uint32_t role = 0, uint32_t epoch = 0) : epoch_(epoch) {
-        if (args.launch.of_replay) [[unlikely]] {
-            const LaunchDescriptor launch = *args.launch.of_replay;  // as a whole: the loads go out together
-            start(launch, warp, role);
-            tells_epoch_ = true;
-        } else {
-            start(args.launch, warp, role);
+        const uint32_t sm = sm_id();  // asked for first: it takes longest
+        const LaunchDescriptor& launch = args.launch;
+        const bool is_selected = detail::is_selected(launch, warp.block, role);  // never in a graph
+        if (is_selected & (launch.block_step == 1) & (warp.warp < launch.warps_per_block)) {
+            start(detail::track_at(launch, warp.block - launch.block_first, warp.warp), warp, sm, role);
+        } else if (is_selected | (warp.block == launch.num_blocks) | (launch.of_replay != nullptr)) {
+            const detail::Track track = detail::find_track(
+                launch, role, warp.block, warp.num_blocks, warp.warp, warp.num_warps, warp.is_leader());
+            start(track, warp, sm, role);
         }
     }
     Recorder(const Recorder&) = delete;
 
     TK_DEVICE ~Recorder() {
-        if (!header_) return;
+        if (state_ == 0) return;
         uint64_t ticks, cycles = 0;
         if constexpr (kIsCycles) {
             const detail::Anchor end = detail::read_anchor();
@@ -211,11 +215,11 @@ public:
             ticks = read_clock();
         }
         if constexpr (kIsRing) {
-            store_quarter(1, true, ticks, written_, written_);
+            store_quarter(header_, 1, true, ticks, written_, written_);
         } else {
-            store_quarter(1, true, ticks, num_appended(first_, next_), attempted_);
+            store_quarter(header_, 1, true, ticks, num_appended(first_, next_), attempted_);
         }
-        store_quarter(2, kIsCycles || tells_epoch_, cycles, epoch_, 0);
+        store_quarter(header_, 2, kIsCycles || state_ & detail::kTellsEpoch, cycles, epoch_, 0);
     }
 
     // True when the span stands on record; pass that to end().
@@ -278,26 +282,9 @@ private:
         return read_clock_after(value);
     }
 
-    // Few instructions: all warps of a kernel begin with them, one after the other on their scheduler.
-    TK_DEVICE void start(const LaunchDescriptor& launch, const Warp& warp, uint32_t role) {
-        uint32_t index = warp.block - launch.block_first;
-        if (index >= launch.block_stop - launch.block_first || !(launch.role_mask >> role & 1u)) {
-            // The first block that nobody told the host of tells how many there are.
-            const bool is_surplus = warp.block == launch.num_blocks && warp.block != 0 && warp.warp == 0;
-            if (is_surplus && warp.is_leader()) launch.headers[0].block = warp.num_blocks;
-            return;
-        }
-        if (launch.block_step != 1) [[unlikely]] {
-            if (index % launch.block_step) return;
-            index /= launch.block_step;
-        }
-        const uint32_t track = index * launch.warps_per_block + warp.warp;
-        if (!warp.is_leader()) return;
-        if (warp.warp >= launch.warps_per_block) [[unlikely]] {  // nobody told the host: the track is another block's
-            launch.headers[index * launch.warps_per_block].warps_run = warp.num_warps;
-            return;
-        }
-        header_ = launch.headers + track;
+    // Few instructions and no branch: all warps of a kernel begin with them, one after the other on their scheduler.
+    TK_DEVICE void start(const detail::Track& track, const Warp& warp, uint32_t sm, uint32_t role) {
+        const bool is_writer = track.state && warp.is_leader();
         uint64_t ticks;
         if constexpr (kIsCycles) {
             start_ = detail::read_anchor();
@@ -305,24 +292,27 @@ private:
         } else {
             ticks = read_clock();
         }
-        store_quarter(0, true, ticks, sm_id(), kStartedAs | role << 16 | launch.generation);
-        next_ = static_cast<WideRecord*>(launch.records) + uint64_t{track} * launch.records_per_track;
-        event_mask_ = launch.event_mask;
+        store_quarter(track.header, 0, is_writer, ticks, sm, kStartedAs | role << 16 | track.generation);
+        header_ = track.header;
+        state_ = is_writer ? track.state : 0;
+        next_ = track.records;
+        event_mask_ = is_writer ? track.event_mask : 0;
         if constexpr (kIsRing) {
-            if (launch.records_per_track == 0) event_mask_ = 0;
-            ring_bits_ = 31 - static_cast<uint32_t>(__builtin_clz(launch.records_per_track | 1));
+            if (track.num_records == 0) event_mask_ = 0;
+            ring_bits_ = 31 - static_cast<uint32_t>(__builtin_clz(track.num_records | 1));
             ring_mask_ = (1u << ring_bits_) - 1;
         } else {
             first_ = next_;
-            free_ = append_room(next_, launch.records_per_track);
+            free_ = append_room(next_, track.num_records);
         }
     }
 
     // 16 bytes of the header.
-    TK_DEVICE void store_quarter(uint32_t quarter, bool enabled, uint64_t first, uint32_t second, uint32_t third) {
+    static TK_DEVICE void store_quarter(
+        TrackHeader* header, uint32_t quarter, bool enabled, uint64_t first, uint32_t second, uint32_t third) {
         uint32_t count = 0;
         const Vector16 value{static_cast<uint32_t>(first), static_cast<uint32_t>(first >> 32), second, third};
-        store_if(enabled, reinterpret_cast<Vector16*>(header_) + quarter, count, value);
+        store_if(enabled, reinterpret_cast<Vector16*>(header) + quarter, count, value);
     }
 
     template <class Event>
@@ -352,9 +342,9 @@ private:
 
     const uint32_t epoch_;  // on record at the end: it often comes from memory, and no track waits for it at its start
     [[no_unique_address]] std::conditional_t<kIsCycles, detail::Anchor, std::true_type> start_;
-    // All that follows is the leader's; of the other lanes the mask is 0 and there is no header.
+    // All that follows is the leader's; of the other lanes mask and state are 0.
+    uint32_t state_ = 0;  // of detail::Track
     TrackHeader* header_ = nullptr;
-    bool tells_epoch_ = false;    // in a graph; elsewhere the host knows it
     WideRecord* next_ = nullptr;  // of a ring: its first slot
     uint64_t event_mask_ = 0;
     // Of tracks that keep their first records.
