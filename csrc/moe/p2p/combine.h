@@ -44,18 +44,17 @@ TK_DEVICE void send_result(Warp& warp, const P2PArgs& args, Rec& recorder, uint3
     const RowOrigin origin = args.row_origin[row];
     const uint32_t peer = origin.src_rank;
     const uint32_t expert = global_expert(args, origin.local_expert);
-    {
-        TK_RANGE(recorder, P2PEvent::send_result, peer, origin.flat, expert);
-        char* result = args.result_row(peer, origin.flat);
-        if constexpr (is_fused(kVariant)) {
-            scale_row<T>(warp, result, args.expert_row(row), args.expert_scale[expert], args.shape.hidden);
-        } else {
-            copy_row(warp, result, args.expert_row(row), args.shape.row_bytes());
-        }
-        poison(args.expert_row(row), args.shape.row_bytes());
+    TK_SEQUENCE(recorder);
+    TK_NEXT(P2PEvent::send_result, peer, origin.flat, expert);
+    char* result = args.result_row(peer, origin.flat);
+    if constexpr (is_fused(kVariant)) {
+        scale_row<T>(warp, result, args.expert_row(row), args.expert_scale[expert], args.shape.hidden);
+    } else {
+        copy_row(warp, result, args.expert_row(row), args.shape.row_bytes());
     }
+    poison(args.expert_row(row), args.shape.row_bytes());
     if constexpr (has_token_flags(kVariant)) {
-        TK_SIGNAL(recorder, P2PEvent::signal_result, peer, origin.flat, expert);
+        TK_NEXT(P2PEvent::signal_result, peer, origin.flat, expert);
         signal<Channel::result>(warp, args.result_flag(peer, origin.flat), epoch, expert);
     }
 }

@@ -27,13 +27,12 @@ TK_DEVICE void send_results_of(
         const RowChoice choice = P2PArgs::row_choices(row)[i];
         const uint32_t flat = header.token * args.shape.topk + choice.choice;
         const uint32_t expert = global_expert(args, choice.local_expert);
-        {
-            TK_RANGE(recorder, P2PEvent::send_result, src_rank, flat, expert);
-            char* input = args.expert_row(args.row_places(row)[i]);
-            scale_row<T>(warp, args.result_row(src_rank, flat), input, args.expert_scale[expert], args.shape.hidden);
-            poison(input, args.shape.row_bytes());
-        }
-        TK_SIGNAL(recorder, P2PEvent::signal_result, src_rank, flat, expert);
+        TK_SEQUENCE(recorder);
+        TK_NEXT(P2PEvent::send_result, src_rank, flat, expert);
+        char* input = args.expert_row(args.row_places(row)[i]);
+        scale_row<T>(warp, args.result_row(src_rank, flat), input, args.expert_scale[expert], args.shape.hidden);
+        poison(input, args.shape.row_bytes());
+        TK_NEXT(P2PEvent::signal_result, src_rank, flat, expert);
         signal<Channel::result>(warp, args.result_flag(src_rank, flat), epoch, expert);
     }
 }
@@ -44,21 +43,20 @@ TK_DEVICE void send_partial(
     Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, uint32_t src_rank, char* row) {
     const DedupRowHeader header = *reinterpret_cast<const DedupRowHeader*>(row);
     const uint32_t result = header.token * args.layout.results_per_token + args.comm.rank;
-    {
-        TK_RANGE(recorder, P2PEvent::send_partial, src_rank, header.token, header.num_choices);
-        Contribution* list = contributions_of(warp, args);
-        warp.sync();  // the list of the row before is read
-        warp.strided(header.num_choices, [&](uint32_t i) {
-            const RowChoice choice = P2PArgs::row_choices(row)[i];
-            char* input = kInPlace ? row + args.layout.header_bytes : args.expert_row(args.row_places(row)[i]);
-            const float scale = args.expert_scale[global_expert(args, choice.local_expert)];
-            list[i] = {input, choice.weight, scale, src_rank, result};
-        });
-        warp.sync();
-        char* partial = args.result_row(src_rank, result);
-        sum_rows<T, true, kInPlace>(warp, partial, list, header.num_choices, args.shape.hidden, 0, 1);
-    }
-    TK_SIGNAL(recorder, P2PEvent::signal_partial, src_rank, header.token);
+    TK_SEQUENCE(recorder);
+    TK_NEXT(P2PEvent::send_partial, src_rank, header.token, header.num_choices);
+    Contribution* list = contributions_of(warp, args);
+    warp.sync();  // the list of the row before is read
+    warp.strided(header.num_choices, [&](uint32_t i) {
+        const RowChoice choice = P2PArgs::row_choices(row)[i];
+        char* input = kInPlace ? row + args.layout.header_bytes : args.expert_row(args.row_places(row)[i]);
+        const float scale = args.expert_scale[global_expert(args, choice.local_expert)];
+        list[i] = {input, choice.weight, scale, src_rank, result};
+    });
+    warp.sync();
+    char* partial = args.result_row(src_rank, result);
+    sum_rows<T, true, kInPlace>(warp, partial, list, header.num_choices, args.shape.hidden, 0, 1);
+    TK_NEXT(P2PEvent::signal_partial, src_rank, header.token);
     signal<Channel::partial>(warp, args.result_flag(src_rank, result), epoch, header.num_choices);
 }
 

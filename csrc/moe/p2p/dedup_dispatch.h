@@ -103,13 +103,12 @@ TK_DEVICE void send_rows(
         if (choices == 0) continue;
         uint32_t* taken = &args.send_count[partition * num_ranks + peer];
         const uint32_t slot = begin + warp.once([&] { return add_relaxed_device(taken, 1u); });
-        {
-            TK_RANGE(recorder, P2PEvent::copy_row, peer, slot, count_bits(choices));
-            char* row = args.recv_row(peer, args.comm.rank, slot);
-            write_row_header(warp, args, row, token, peer, choices);
-            copy_row(warp, row + args.layout.header_bytes, args.x + uint64_t{token} * row_bytes, row_bytes);
-        }
-        TK_SIGNAL(recorder, P2PEvent::signal_row, peer, slot, count_bits(choices));
+        TK_SEQUENCE(recorder);
+        TK_NEXT(P2PEvent::copy_row, peer, slot, count_bits(choices));
+        char* row = args.recv_row(peer, args.comm.rank, slot);
+        write_row_header(warp, args, row, token, peer, choices);
+        copy_row(warp, row + args.layout.header_bytes, args.x + uint64_t{token} * row_bytes, row_bytes);
+        TK_NEXT(P2PEvent::signal_row, peer, slot, count_bits(choices));
         signal<Channel::row>(warp, args.token_flag(peer, args.comm.rank, slot), epoch, count_bits(choices));
     }
 }

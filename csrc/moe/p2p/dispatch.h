@@ -143,15 +143,14 @@ TK_DEVICE void send_tokens(
         const uint32_t expert = static_cast<uint32_t>(chosen);
         const uint32_t peer = args.shape.rank_of(expert);
         const uint32_t slot = warp.once([&] { return add_relaxed_device(&args.send_count[peer], 1u); });
-        {
-            TK_RANGE(recorder, P2PEvent::copy_token, peer, slot, expert);
-            char* row = args.recv_row(peer, args.comm.rank, slot);
-            if (warp.is_leader()) *reinterpret_cast<RowHeader*>(row) = RowHeader{flat, expert};
-            copy_row(
-                warp, row + args.layout.header_bytes, args.x + uint64_t{flat / args.shape.topk} * row_bytes, row_bytes);
-        }
+        TK_SEQUENCE(recorder);
+        TK_NEXT(P2PEvent::copy_token, peer, slot, expert);
+        char* row = args.recv_row(peer, args.comm.rank, slot);
+        if (warp.is_leader()) *reinterpret_cast<RowHeader*>(row) = RowHeader{flat, expert};
+        copy_row(
+            warp, row + args.layout.header_bytes, args.x + uint64_t{flat / args.shape.topk} * row_bytes, row_bytes);
         if constexpr (has_token_flags(kVariant)) {
-            TK_SIGNAL(recorder, P2PEvent::signal_token, peer, slot, expert);
+            TK_NEXT(P2PEvent::signal_token, peer, slot, expert);
             signal<Channel::token>(warp, args.token_flag(peer, args.comm.rank, slot), epoch, expert);
         }
     }
