@@ -165,6 +165,23 @@ def test_records_of_a_track_that_hangs_are_not_mixed_with_an_earlier_launchs(seg
     assert packed.track_headers(packed.launches[0])["written"].tolist() == [*kept, 0, 0, 0, 0]
 
 
+def test_after_16384_launches_a_region_is_still_known_as_used_before(segment: Segment, tmp_path: Path):
+    """Generations are counted modulo 2^14: what the launch before left looked like a second recorder of the track."""
+    (region,) = segment.reserve_regions(plan(), 1)
+    for sequence in range((1 << 14) + 1):
+        segment.start_launch(region, sequence, epoch=0)
+    descriptor = segment.descriptors(region.offset)[0]
+    records = memory(int(descriptor["records"]), fmt.WIDE_RECORD, 30).reshape(6, 5)
+    records["word"], records["ticks"] = fmt.RecordKind.MARK, 200
+    headers = memory(int(descriptor["headers"]), fmt.TRACK_HEADER, 6)
+    headers["start_ticks"], headers["end_ticks"], headers["written"], headers["attempted"] = 100, 300, 2, 2
+    headers["started"] = fmt.STARTED | int(descriptor["generation"])
+    segment.header["state"] = fmt.SegmentState.CLOSED
+    write_dump(tmp_path / "dump", segment)
+    (launch,) = read_dump(tmp_path / "dump").launches
+    assert (launch.records_count, launch.shared_tracks) == (12, 0)
+
+
 def test_host_spans_beyond_their_room_are_counted():
     segment = Segment.create(f"segment-host-{os.getpid()}", 0, metadata(CaptureSpec(), 0), 1 << 16, host_spans=2)
     try:

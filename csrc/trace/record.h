@@ -104,7 +104,7 @@ struct alignas(16) LaunchDescriptor {
     const LaunchDescriptor* of_replay;
     uint32_t records_per_track;  // 0: count only
     uint16_t warps_per_block;
-    uint16_t generation;   // how many launches had the region before, modulo 2^14, at its place in `started`
+    uint16_t generation;   // how many launches had the region before, at its place in `started`; 1 follows 2^14 - 1
     uint32_t block_first;  // blocks first, first + step, ... below stop are recorded
     uint32_t block_stop;
     uint32_t block_step;

@@ -225,7 +225,8 @@ class Segment:
             # First of all: whoever packs the segment from outside must not see half of it.
             flags |= fmt.ENTRY_RESERVED
             words[entry + _FLAGS] = flags
-            generation = (words[entry + _GENERATION] + (1 << fmt.GENERATION_SHIFT)) & 0xFFFF
+            one = 1 << fmt.GENERATION_SHIFT
+            generation = (words[entry + _GENERATION] + one) & 0xFFFF or one  # 0 is the region's first launch for good
             words[entry + _GENERATION] = generation
             descriptor = region.offset // 4 + _DESCRIPTOR_WARPS_GENERATION
             words[descriptor] = words[descriptor] & 0xFFFF | generation << 16
