@@ -72,7 +72,7 @@ py::array_t<int64_t> clock_ping_pong(const CpuCommunicator& comm,
     }
     py::array_t<int64_t> result({py::ssize_t{count}, py::ssize_t{3}});
     static_assert(sizeof(RoundTrip) == 3 * sizeof(int64_t));
-    memcpy(result.mutable_data(), round_trips.data(), count * sizeof(RoundTrip));
+    if (count) memcpy(result.mutable_data(), round_trips.data(), count * sizeof(RoundTrip));
     return result;
 }
 

@@ -33,6 +33,9 @@ Column<T> column(const py::dict& columns, const char* name, py::ssize_t count = 
         throw py::type_error(std::string("column ") + name + " is not a contiguous array of its type");
     }
     auto array = py::reinterpret_borrow<Column<T>>(value);
+    if (reinterpret_cast<uintptr_t>(array.data()) % alignof(T)) {
+        throw py::value_error(std::string("column ") + name + " is not aligned");
+    }
     if (array.ndim() != 1 || (count >= 0 && array.shape(0) != count)) {
         throw py::value_error(std::string("column ") + name + " has another length than its neighbours");
     }
@@ -53,7 +56,7 @@ std::vector<FieldEncoding> field_encodings(const py::handle& fields) {
     std::vector<FieldEncoding> encodings;
     for (const py::handle entry : fields) {
         const auto [name_iid, shift, bits, is_signed] = entry.cast<std::tuple<uint32_t, uint32_t, uint32_t, bool>>();
-        if (bits == 0 || bits > 63 || shift + bits > 64)
+        if (bits == 0 || bits > 63 || shift > 64 - bits)
             throw py::value_error("a field must have 1 to 63 bits inside 64");
         encodings.push_back({name_iid, shift, bits, is_signed});
     }
@@ -88,11 +91,11 @@ encode::TraceTables trace_tables(const py::dict& tables) {
     return result;
 }
 
-// Keeps the arrays alive for as long as the encoder reads them.
+// Keeps the arrays alive for as long as the encoder reads them, whatever becomes of the dicts.
 class BoundEncoder {
 public:
     BoundEncoder(const py::dict& tables, const py::dict& spans, const py::dict& marks, const py::dict& flows)
-        : owners_(py::make_tuple(spans, marks, flows)) {
+        : owners_(py::make_tuple(spans.attr("copy")(), marks.attr("copy")(), flows.attr("copy")())) {
         encode::TraceTables parsed = trace_tables(tables);
         const encode::SpanColumns span_columns = check_spans(spans, parsed);
         const encode::MarkColumns mark_columns = check_marks(marks, parsed);
@@ -103,6 +106,7 @@ public:
 
     size_t fill(const py::buffer& buffer) {
         const py::buffer_info info = buffer.request(true);
+        if (!PyBuffer_IsContiguous(info.view(), 'C')) throw py::value_error("the buffer is not contiguous");
         const size_t capacity = static_cast<size_t>(info.size * info.itemsize);
         if (capacity < encoder_->max_packet_bytes()) {
             throw py::value_error("the buffer has " + std::to_string(capacity) + " bytes, a packet may need " +

@@ -42,6 +42,7 @@ inline MoeShape make_shape(uint32_t num_ranks,
                            const std::string& dtype) {
     constexpr uint32_t kNumberBytes[] = {4, 2, 2};
     const auto number = enum_named<uint32_t>("dtype", dtype, kNumberNames);
+    if (num_ranks == 0 || num_experts < num_ranks) throw std::invalid_argument("wanted ranks, each with an expert");
     return {num_ranks, max_tokens, num_experts, topk, hidden, kNumberBytes[number]};
 }
 

@@ -14,7 +14,8 @@ namespace {
 
 using Bytes = py::array_t<uint8_t, py::array::c_style>;
 
-// Calls visit(track, its records) for each; headers and records are the bytes of whole arrays.
+// Calls visit(track, its header, its records) for each; headers and records are the bytes of whole arrays. The header
+// is a copy: memory of numpy is not aligned as headers are.
 template <class Visit>
 void for_tracks(const Bytes& headers, const Bytes& records, Visit visit) {
     const size_t num_tracks = static_cast<size_t>(headers.nbytes()) / sizeof(TrackHeader);
@@ -25,28 +26,33 @@ void for_tracks(const Bytes& headers, const Bytes& records, Visit visit) {
         throw py::value_error("wanted whole tracks, each with as many records");
     }
     const auto* first = reinterpret_cast<const WideRecord*>(records.data());
+    if (reinterpret_cast<uintptr_t>(first) % alignof(WideRecord)) throw py::value_error("wanted aligned records");
     const size_t per_track = num_tracks ? num_records / num_tracks : 0;
-    for (size_t track = 0; track < num_tracks; ++track) visit(track, std::span(first + track * per_track, per_track));
+    for (size_t track = 0; track < num_tracks; ++track) {
+        TrackHeader header;
+        memcpy(&header, headers.data() + track * sizeof(TrackHeader), sizeof(TrackHeader));
+        visit(track, header, std::span(first + track * per_track, per_track));
+    }
 }
 
 void find_all_records(Bytes headers, const Bytes& records, bool is_reused) {
-    auto* tracks = reinterpret_cast<TrackHeader*>(headers.mutable_data());
-    for_tracks(headers, records, [&](size_t track, std::span<const WideRecord> of_track) {
-        find_records(tracks[track], of_track, is_reused);
+    uint8_t* bytes = headers.mutable_data();
+    for_tracks(headers, records, [&](size_t track, TrackHeader& header, std::span<const WideRecord> of_track) {
+        find_records(header, of_track, is_reused);
+        memcpy(bytes + track * sizeof(TrackHeader), &header, sizeof(TrackHeader));
     });
 }
 
 Bytes copy_all_records(const Bytes& headers, const Bytes& records) {
-    const auto* tracks = reinterpret_cast<const TrackHeader*>(headers.data());
     size_t total = 0;
-    for_tracks(headers, records, [&](size_t track, std::span<const WideRecord> of_track) {
-        if (tracks[track].written > of_track.size()) throw py::value_error("find_records() comes first");
-        total += tracks[track].written;
+    for_tracks(headers, records, [&](size_t, const TrackHeader& header, std::span<const WideRecord> of_track) {
+        if (header.written > of_track.size()) throw py::value_error("find_records() comes first");
+        total += header.written;
     });
     Bytes copied(static_cast<py::ssize_t>(total * sizeof(WideRecord)));
     auto* out = reinterpret_cast<WideRecord*>(copied.mutable_data());
-    for_tracks(headers, records, [&](size_t track, std::span<const WideRecord> of_track) {
-        out = copy_records(tracks[track], of_track, out);
+    for_tracks(headers, records, [&](size_t, const TrackHeader& header, std::span<const WideRecord> of_track) {
+        out = copy_records(header, of_track, out);
     });
     return copied;
 }

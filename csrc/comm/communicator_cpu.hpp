@@ -44,6 +44,7 @@ public:
     CpuCommunicator(uint32_t rank, const std::vector<uint64_t>& heaps, uint64_t timeout_ns, const SimulatedClock& clock)
         : clock_(clock) {
         if (heaps.empty() || heaps.size() > kMaxRanks) throw std::invalid_argument("a heap is shared by 1 to 64 ranks");
+        if (rank >= heaps.size()) throw std::invalid_argument("rank: not one of those that share the heap");
         args_.rank = rank;
         args_.num_ranks = static_cast<uint32_t>(heaps.size());
         args_.fault = &fault_;

@@ -71,11 +71,11 @@ struct P2PLayout {
     uint32_t partition_tokens;
     SharedLayout shared;
 
-    // partitions: of the pipelined variant, at most; the others have one.
+    // partitions: of the pipelined variant, at most; the others have one, and 0 is 1.
     static P2PLayout make(const MoeShape& shape, P2PVariant variant, uint32_t partitions) {
         const uint64_t ranks = shape.num_ranks;
         P2PLayout layout{};
-        const uint32_t wanted = is_pipelined(variant) ? partitions : 1;
+        const uint32_t wanted = is_pipelined(variant) && partitions ? partitions : 1;
         const uint32_t most = shape.max_tokens ? shape.max_tokens : 1;
         layout.partition_tokens = (most + wanted - 1) / wanted;
         layout.num_partitions = (most + layout.partition_tokens - 1) / layout.partition_tokens;
