@@ -38,6 +38,7 @@ def compile_table(directory: Path, *flags: str, **changes: str) -> subprocess.Co
         ({"channel": "row dta row"}, "the channel of wait_row: wanted"),
         ({"channel": "row data raw"}, "the channel of wait_row: wanted"),
         ({"channel": "row"}, "the channel of wait_row: wanted"),
+        ({"channel": " "}, "the channel of wait_row: wanted"),
         ({"begin": "peer:10 row"}, "the fields of wait_row: wanted"),
         ({"begin": "peer:10 row:0"}, "the fields of wait_row: wanted"),
         ({"end": "seen:4294967297"}, "the fields of wait_row: wanted"),
@@ -87,7 +88,8 @@ void copy(tracekern::Warp& warp, typename Rec::Args trace) {
     TK_RANGE(recorder, MyEvent::copy_row, warp.block);
     {
         TK_WAIT(recorder, MyEvent::wait_row);
-        const auto inside = [&] { TK_RANGE(recorder, MyEvent::copy_row, 1); };
+        constexpr MyEvent kInside = MyEvent::copy_row;
+        const auto inside = [&] { TK_RANGE(recorder, kInside, 1); };
         inside();
     }
 }
@@ -98,11 +100,13 @@ template void copy<tracekern::Recorder<false>>(tracekern::Warp&, tracekern::Reco
 STRICT = ("-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror", "-fsyntax-only")
 
 
-def compile_kernel(directory: Path, compiler: str, *flags: str) -> subprocess.CompletedProcess[str]:
+def compile_kernel(
+    directory: Path, compiler: str, *flags: str, kernel: str = KERNEL
+) -> subprocess.CompletedProcess[str]:
     if shutil.which(compiler) is None:
         pytest.skip(f"no {compiler} on this machine")
     source = directory / "kernel.cpp"
-    source.write_text(KERNEL)
+    source.write_text(kernel)
     return subprocess.run([compiler, *COMMAND[1:], *flags, source], capture_output=True, text=True)
 
 
@@ -114,3 +118,21 @@ def test_a_project_may_have_its_namespace_and_its_warnings(tmp_path: Path, compi
 def test_a_standard_that_is_too_old_is_named(tmp_path: Path):
     result = compile_kernel(tmp_path, "g++", "-std=c++17", "-fsyntax-only")
     assert "tracekern.h needs C++20" in result.stderr.splitlines()[1]
+
+
+@pytest.mark.parametrize("compiler", ["g++", "clang++-19"])
+@pytest.mark.parametrize(
+    ("instead", "wanted"),
+    [
+        ("TK_WAIT(recorder, MyEvent::copy_row, 1);", "TK_WAIT is for events of class wait"),
+        ("TK_SIGNAL(recorder, MyEvent::wait_row);", "TK_SIGNAL for those of class signal"),
+        # One statement, as it looks: it was two, and the span was there whatever the block.
+        ("if (warp.block) TK_WAIT(recorder, MyEvent::wait_row);\n        TK_END();", "tk_span"),
+    ],
+)
+def test_a_span_that_is_not_what_it_looks_like_does_not_compile(tmp_path: Path, compiler, instead, wanted):
+    kernel = KERNEL.replace("TK_RANGE(recorder, MyEvent::copy_row, warp.block);", "")
+    kernel = kernel.replace("TK_WAIT(recorder, MyEvent::wait_row);", instead)
+    result = compile_kernel(tmp_path, compiler, "-fsyntax-only", kernel=kernel)
+    assert result.returncode != 0
+    assert wanted in result.stderr

@@ -49,10 +49,10 @@ def read_records(raw: bytes) -> list[tuple[int, int, int, int]]:
     return found
 
 
-def record(scenario: str, num_records: int, **selection: int) -> list[Track]:
+def record(scenario: str, num_records: int, flags: tuple[str, ...] = (), **selection: int) -> list[Track]:
     """The tracks that a launch of the test kernel left; checks the guards behind headers and records."""
     options = [f"{name}={value}" for name, value in selection.items()]
-    command = [program("recorder", "-O1"), scenario, str(num_records), *options]
+    command = [program("recorder", "-O1", *flags), scenario, str(num_records), *options]
     raw = subprocess.run(command, capture_output=True, check=True).stdout
     headers, records = raw[: HEADER_BYTES * (NUM_TRACKS + 1)], raw[HEADER_BYTES * (NUM_TRACKS + 1) :]
     track_bytes = num_records * RECORD_BYTES
@@ -179,6 +179,12 @@ def test_a_role_that_is_not_selected_leaves_its_track_untouched():
         assert bool(track.started) == selected
         assert track.what() == (ALL if selected else [])
     assert sum(track.started for track in tracks) == NUM_BLOCKS
+
+
+def test_a_role_beyond_the_32_that_there_can_be_is_on_record_to_be_told_of():
+    undefined = ("-fsanitize=undefined", "-fno-sanitize-recover=undefined")
+    tracks = record("all", 64, undefined, first_role=31, role_mask=1)
+    assert [track.role for track in tracks if track.started] == [32] * NUM_BLOCKS
 
 
 def test_only_selected_events_are_recorded_and_counted():

@@ -102,7 +102,8 @@ constexpr bool has_field(std::string_view fields, std::string_view name) {
 
 // Whether `channel` is "", or "name kind key-fields" with a kind that there is and keys out of the begin fields.
 constexpr bool is_channel(std::string_view channel, std::string_view begin_fields) {
-    if (take_word(channel).empty()) return true;
+    if (channel.empty()) return true;
+    take_word(channel);
     const std::string_view kind = take_word(channel);
     if (kind != "data" && kind != "credit" && kind != "barrier") return false;
     for (std::string_view key = take_word(channel); !key.empty(); key = take_word(channel)) {

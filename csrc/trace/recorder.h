@@ -29,10 +29,11 @@ namespace tracekern {
 namespace detail {
 
 // Packs values into the fields of a table entry, first field lowest; a value wider than its field loses its high bits.
-template <class Event, Event kEvent, bool kEnd, class... Values>
+template <auto kEvent, bool kEnd, class... Values>
 TK_DEVICE uint64_t pack_fields(Values... values) {
-    constexpr const char* kFields = kEnd ? EventTable<Event>::kEvents[static_cast<uint32_t>(kEvent)].end_fields
-                                         : EventTable<Event>::kEvents[static_cast<uint32_t>(kEvent)].begin_fields;
+    constexpr const char* kFields =
+        kEnd ? EventTable<decltype(kEvent)>::kEvents[static_cast<uint32_t>(kEvent)].end_fields
+             : EventTable<decltype(kEvent)>::kEvents[static_cast<uint32_t>(kEvent)].begin_fields;
     static_assert(sizeof...(Values) == 0 || sizeof...(Values) == count_fields(kFields),
                   "one value for each field of the event's table entry");
     if constexpr (sizeof...(Values) == 0) {
@@ -48,10 +49,13 @@ TK_DEVICE uint64_t pack_fields(Values... values) {
     }
 }
 
-template <class Event>
-TK_HOST_DEVICE constexpr bool is_class(Event event, EventClass event_class) {
-    return EventTable<Event>::kEvents[static_cast<uint32_t>(event)].event_class == event_class;
-}
+// The event itself, checked as a part of a declaration.
+template <auto kEvent, EventClass kClass>
+struct EventOfClass {
+    static_assert(EventTable<decltype(kEvent)>::kEvents[static_cast<uint32_t>(kEvent)].event_class == kClass,
+                  "TK_WAIT is for events of class wait, TK_SIGNAL for those of class signal");
+    static constexpr auto kChecked = kEvent;
+};
 
 // Both clocks of a track of cycles at one moment.
 struct Anchor {
@@ -81,7 +85,7 @@ template <bool kTrace, RecordFormat kFormat = RecordFormat::wide>
 class Recorder;
 
 // An open span; closes at the end of its scope unless it was closed before.
-template <class Rec, class Event, Event kEvent>
+template <class Rec, auto kEvent>
 class Span {
 public:
     static constexpr bool kTraced = true;
@@ -92,7 +96,7 @@ public:
     // Closes the span, not before `values` are there.
     template <class... Values>
     TK_DEVICE void close(Values... values) {
-        if (!closed_) recorder_.template end<Event, kEvent>(open_, values...);
+        if (!closed_) recorder_.template end<kEvent>(open_, values...);
         closed_ = true;
     }
     // The same if `done`; else the span stays open for good: what it waited for never came.
@@ -109,7 +113,7 @@ public:
     // Closes the span without end fields, not before `value` is there.
     template <class Value>
     TK_DEVICE void close_after(Value value) {
-        if (!closed_) recorder_.template end_after<Event, kEvent>(open_, static_cast<uint64_t>(value));
+        if (!closed_) recorder_.template end_after<kEvent>(open_, static_cast<uint64_t>(value));
         closed_ = true;
     }
     // All warps of the block call it: a block barrier, and the span ends when the last warp has arrived.
@@ -122,8 +126,8 @@ private:
 };
 
 // Untraced: nothing, not even a branch that the compiler would have to fold.
-template <class Event, Event kEvent>
-class Span<Recorder<false>, Event, kEvent> {
+template <auto kEvent>
+class Span<Recorder<false>, kEvent> {
 public:
     static constexpr bool kTraced = false;
     TK_DEVICE Span(Recorder<false>&, bool) {}
@@ -146,9 +150,9 @@ public:
     Sequence(const Sequence&) = delete;
     TK_DEVICE ~Sequence() { recorder_.end_sequence(event_, open_); }
 
-    template <class Event, Event kEvent, class... Values>
+    template <auto kEvent, class... Values>
     TK_DEVICE void next(Values... values) {
-        open_ = recorder_.template next<Event, kEvent>(event_, open_, values...);
+        open_ = recorder_.template next<kEvent>(event_, open_, values...);
         event_ = static_cast<uint32_t>(kEvent);
     }
 
@@ -165,13 +169,13 @@ public:
     struct Args {};
     TK_DEVICE Recorder(Args, const Warp&, uint32_t = 0, uint32_t = 0) {}
     Recorder(const Recorder&) = delete;
-    template <class Event, Event kEvent, class... Values>
+    template <auto kEvent, class... Values>
     TK_DEVICE bool begin(Values...) {
         return false;
     }
-    template <class Event, Event kEvent, class... Values>
+    template <auto kEvent, class... Values>
     TK_DEVICE void mark(Values...) {}
-    template <class Event, Event kEvent, class... Values>
+    template <auto kEvent, class... Values>
     TK_DEVICE bool next(uint32_t, bool, Values...) {
         return false;
     }
@@ -188,8 +192,9 @@ public:
         LaunchDescriptor launch;
     };
 
-    // `role` names the track; one that the descriptor does not select records nothing. `epoch` is asked for in a graph;
-    // elsewhere capture.launch() was told.
+    // `role` names the track; one that the descriptor does not select records nothing, one beyond the 32 that there can
+    // be is selected by its last 5 bits: a reader tells of it. `epoch` is asked for in a graph; elsewhere
+    // capture.launch() was told.
     TK_DEVICE Recorder(const Args& args, const Warp& warp, uint32_t role = 0, uint32_t epoch = 0) : epoch_(epoch) {
         const uint32_t sm = sm_id();  // asked for first: it takes longest
         const LaunchDescriptor& launch = args.launch;
@@ -223,20 +228,20 @@ public:
     }
 
     // True when the span stands on record; pass that to end().
-    template <class Event, Event kEvent, class... Values>
+    template <auto kEvent, class... Values>
     TK_DEVICE bool begin(Values... values) {
         const bool open = reserve(kEvent, kSpanRoom);
-        write(open, RecordKind::begin, kEvent, stamp(), detail::pack_fields<Event, kEvent, false>(values...));
+        write(open, RecordKind::begin, kEvent, stamp(), detail::pack_fields<kEvent, false>(values...));
         return open;
     }
 
-    template <class Event, Event kEvent, class... Values>
+    template <auto kEvent, class... Values>
     TK_DEVICE void end(bool open, Values... values) {
-        const uint64_t payload = detail::pack_fields<Event, kEvent, true>(values...);
+        const uint64_t payload = detail::pack_fields<kEvent, true>(values...);
         const uint64_t ticks = sizeof...(Values) == 0 ? stamp() : stamp_after(payload);
         write(open, RecordKind::end, kEvent, ticks, payload);
     }
-    template <class Event, Event kEvent>
+    template <auto kEvent>
     TK_DEVICE void end_after(bool open, uint64_t value) {
         const uint64_t ticks = stamp_after(value);
         write(open, RecordKind::end, kEvent, ticks, 0);
@@ -251,19 +256,19 @@ public:
         ++free_;
     }
 
-    template <class Event, Event kEvent, class... Values>
+    template <auto kEvent, class... Values>
     TK_DEVICE void mark(Values... values) {
         const bool open = reserve(kEvent, 1);
-        write(open, RecordKind::mark, kEvent, stamp(), detail::pack_fields<Event, kEvent, false>(values...));
+        write(open, RecordKind::mark, kEvent, stamp(), detail::pack_fields<kEvent, false>(values...));
     }
 
     // For Sequence: ends `event` if it is open and begins kEvent at the same tick.
-    template <class Event, Event kEvent, class... Values>
+    template <auto kEvent, class... Values>
     TK_DEVICE bool next(uint32_t event, bool open, Values... values) {
         const uint64_t ticks = stamp();
         write(open, RecordKind::end, event, ticks, 0);
         const bool next_open = reserve(kEvent, kSpanRoom);
-        write(next_open, RecordKind::begin, kEvent, ticks, detail::pack_fields<Event, kEvent, false>(values...));
+        write(next_open, RecordKind::begin, kEvent, ticks, detail::pack_fields<kEvent, false>(values...));
         return next_open;
     }
     TK_DEVICE void end_sequence(uint32_t event, bool open) { write(open, RecordKind::end, event, stamp(), 0); }
@@ -362,28 +367,24 @@ private:
 // One-line spellings. A scope holds one span; nest scopes for nested spans. Untraced, no value is evaluated.
 #define TK_IF_TRACED_(what, ...) \
     (std::remove_reference_t<decltype(what)>::kTraced ? __VA_ARGS__ : decltype(__VA_ARGS__)())
-#define TK_SPAN_(recorder, event, ...)                                                                               \
-    [[maybe_unused]] ::tracekern::Span<std::remove_reference_t<decltype(recorder)>, decltype(event), event> tk_span( \
-        recorder, TK_IF_TRACED_(recorder, (recorder).template begin<decltype(event), event>(__VA_ARGS__)))
-#define TK_RANGE(recorder, event, ...) TK_SPAN_(recorder, event, __VA_ARGS__)
-#define TK_WAIT(recorder, event, ...)                                                                       \
-    static_assert(::tracekern::detail::is_class(event, ::tracekern::EventClass::wait), "not a wait event"); \
-    TK_SPAN_(recorder, event, __VA_ARGS__)
+#define TK_RANGE(recorder, event, ...)                                                              \
+    [[maybe_unused]] ::tracekern::Span<std::remove_reference_t<decltype(recorder)>, event> tk_span( \
+        recorder, TK_IF_TRACED_(recorder, (recorder).template begin<event>(__VA_ARGS__)))
+#define TK_WAIT(recorder, event, ...) \
+    TK_RANGE(recorder, (::tracekern::detail::EventOfClass<event, ::tracekern::EventClass::wait>::kChecked), __VA_ARGS__)
 // Opens before the release fence (where stores drain) and closes after the flag's store.
-#define TK_SIGNAL(recorder, event, ...)                                                                         \
-    static_assert(::tracekern::detail::is_class(event, ::tracekern::EventClass::signal), "not a signal event"); \
-    TK_SPAN_(recorder, event, __VA_ARGS__)
+#define TK_SIGNAL(recorder, event, ...) \
+    TK_RANGE(                           \
+        recorder, (::tracekern::detail::EventOfClass<event, ::tracekern::EventClass::signal>::kChecked), __VA_ARGS__)
 // Closes the scope's span now, with its end fields; TK_END_IF(false) leaves it open for good.
+#define TK_END(...)    TK_IF_TRACED_(tk_span, tk_span.close(__VA_ARGS__))
 #define TK_END_IF(...) TK_IF_TRACED_(tk_span, tk_span.close_if(__VA_ARGS__))
-// Closes the scope's span now, with its end fields.
-#define TK_END(...) TK_IF_TRACED_(tk_span, tk_span.close(__VA_ARGS__))
 // Closes it without end fields, but not before `value` is there: a clock read waits for nothing it does not depend on.
 #define TK_END_AFTER(value) TK_IF_TRACED_(tk_span, tk_span.close_after(value))
 // A block barrier that ends the scope's span. Behind a plain warp.block_sync() the span would end when this warp
 // arrives.
 #define TK_END_AFTER_BARRIER(warp) tk_span.close_after_barrier(warp)
 // TK_SEQUENCE opens a chain in this scope, each TK_NEXT ends its last span and begins one with the same clock read.
-#define TK_SEQUENCE(recorder) ::tracekern::Sequence<std::remove_reference_t<decltype(recorder)>> tk_sequence(recorder)
-#define TK_NEXT(event, ...)   TK_IF_TRACED_(tk_sequence, tk_sequence.template next<decltype(event), event>(__VA_ARGS__))
-#define TK_MARK(recorder, event, ...) \
-    TK_IF_TRACED_(recorder, (recorder).template mark<decltype(event), event>(__VA_ARGS__))
+#define TK_SEQUENCE(recorder)         ::tracekern::Sequence<std::remove_reference_t<decltype(recorder)>> tk_sequence(recorder)
+#define TK_NEXT(event, ...)           TK_IF_TRACED_(tk_sequence, tk_sequence.template next<event>(__VA_ARGS__))
+#define TK_MARK(recorder, event, ...) TK_IF_TRACED_(recorder, (recorder).template mark<event>(__VA_ARGS__))

@@ -19,7 +19,7 @@ constexpr uint16_t kTellsEpoch = 2;  // elsewhere the host knows it
 
 TK_DEVICE bool is_selected(const LaunchDescriptor& launch, uint32_t block, uint32_t role) {
     return (block - launch.block_first < launch.block_stop - launch.block_first) &
-           ((launch.role_mask & 1u << role) != 0);
+           ((launch.role_mask & 1u << role % 32) != 0);
 }
 
 // Of warp `warp` of block `index` of those that are recorded.

@@ -3,9 +3,9 @@
 //   recorder describe                          the event table as JSON
 //   recorder SCENARIO RECORDS [NAME=VALUE...]  headers and records, a guard of 0xa5 behind both
 //
-// 4 blocks of 2 warps; the role of a warp is its number. NAMEs are those of the launch descriptor: event_mask,
-// block_first, block_stop, block_step, role_mask, num_blocks and warps_per_block (what the host was told); cycles=1
-// takes the body that counts cycles of the core, in_graph=1 the way of a graph to its descriptor.
+// 4 blocks of 2 warps; the role of a warp is its number, more by first_role=N. The other NAMEs are those of the launch
+// descriptor: event_mask, block_first, block_stop, block_step, role_mask, num_blocks and warps_per_block (what the host
+// was told); cycles=1 takes the body that counts cycles of the core, in_graph=1 the way of a graph to its descriptor.
 //   all    every macro and payload width once       many   20 spans within each other, then 20 side by side
 //   cross  spans while the low half of the clock wraps     hang   ends in the middle of a wait
 #include <cstdio>
@@ -110,7 +110,12 @@ void hang(Rec& recorder, const Region& region) {
     }
 }
 
-void run(const std::string& scenario, const LaunchDescriptor& launch, bool cycles, const Region& region) {
+struct Body {
+    bool cycles = false;
+    uint32_t first_role = 0;
+};
+
+void run(const std::string& scenario, const LaunchDescriptor& launch, const Body& body, const Region& region) {
     // A second before the low half of the clock wraps, or long before the next time it does.
     const int64_t from_boundary_ns = scenario == "cross" ? -1'000'000'000 : 100'000'000;
     SimulatedClock clock = SimulatedClock::draw(0, 0, 0);
@@ -118,7 +123,7 @@ void run(const std::string& scenario, const LaunchDescriptor& launch, bool cycle
         static_cast<double>(static_cast<int64_t>(kBoundary) + from_boundary_ns - SimulatedClock::host_now_ns());
     const auto record = [&]<class Rec>(typename Rec::Args args) {
         launch_cpu({kNumBlocks, kNumWarps, 0, CpuExecutor::fibers, &clock}, [&](Warp& warp) {
-            Rec recorder(args, warp, warp.warp, 77);
+            Rec recorder(args, warp, body.first_role + warp.warp, 77);
             if (scenario == "all") record_all(recorder);
             if (scenario == "where") TK_MARK(recorder, TestEvent::note, 16 * warp.block + warp.warp);
             if (scenario == "many") record_many(recorder);
@@ -127,7 +132,7 @@ void run(const std::string& scenario, const LaunchDescriptor& launch, bool cycle
         });
     };
     using Cycles = Recorder<true, RecordFormat::cycles>;
-    if (cycles) {
+    if (body.cycles) {
         record.operator()<Cycles>(Cycles::Args{launch});
     } else {
         with_recorder({&launch}, record);
@@ -146,7 +151,8 @@ int main(int argc, char** argv) {
     launch.num_blocks = launch.block_stop = kNumBlocks;
     launch.block_step = 1;
     launch.role_mask = ~0u;
-    bool cycles = false, in_graph = false;
+    Body body;
+    bool in_graph = false;
     for (int i = 3; i < argc; ++i) {
         const std::string given = argv[i];
         const std::string name = given.substr(0, given.find('='));
@@ -155,7 +161,8 @@ int main(int argc, char** argv) {
         if (name == "block_first") launch.block_first = static_cast<uint32_t>(value);
         if (name == "block_stop") launch.block_stop = static_cast<uint32_t>(value);
         if (name == "block_step") launch.block_step = static_cast<uint32_t>(value);
-        if (name == "cycles") cycles = value;
+        if (name == "cycles") body.cycles = value;
+        if (name == "first_role") body.first_role = static_cast<uint32_t>(value);
         if (name == "in_graph") in_graph = value;
         if (name == "num_blocks") launch.num_blocks = static_cast<uint32_t>(value);
         if (name == "warps_per_block") launch.warps_per_block = static_cast<uint16_t>(value);
@@ -169,6 +176,6 @@ int main(int argc, char** argv) {
     launch.records = region.records.data();
     LaunchDescriptor of_graph{};
     of_graph.of_replay = &launch;
-    run(argv[1], in_graph ? of_graph : launch, cycles, region);
+    run(argv[1], in_graph ? of_graph : launch, body, region);
     region.write();
 }
