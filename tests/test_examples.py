@@ -28,6 +28,9 @@ def test_a_kernel_of_your_own(tmp_path, command_line):
         "wait_block": 3 * 4 * 2,  # launches, blocks, warps
     }
     assert rank["records_lost"] == 0
+    other = "import numpy, my_kernel; my_kernel.square(numpy.ones((2, 3), numpy.float32).T, 1, 1, 0)"
+    refused = subprocess.run([sys.executable, "-c", other], cwd=copy, capture_output=True, text=True)
+    assert "incompatible function arguments" in refused.stderr
 
 
 def test_the_guide_shows_the_example_as_it_is():

@@ -50,6 +50,8 @@ void square(py::array_t<float, py::array::c_style> matrix, uint32_t grid, uint32
 }
 
 PYBIND11_MODULE(my_kernel, module) {
-    module.def("square", &square);
+    // noconvert: of a matrix that is not contiguous a copy would be squared.
+    module.def(
+        "square", &square, py::arg("matrix").noconvert(), py::arg("grid"), py::arg("warps"), py::arg("descriptor"));
     module.def("events", &describe_events<MyEvent>);
 }
