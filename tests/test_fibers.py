@@ -13,6 +13,31 @@ def test_a_stack_that_overflows_spoils_no_other():
     assert subprocess.run([program("overflow", "-O1")], timeout=60).returncode == -signal.SIGSEGV
 
 
+MANY = """#include "platform/cpu_executor.hpp"
+#include <cstdio>
+int main() {
+    int ran = 0;
+    const auto count = [&](tracekern::Warp&) { ++ran; };
+    try {
+        tracekern::launch_cpu({.num_blocks = 1u << 22}, count);
+    } catch (const std::bad_alloc& error) {
+        std::puts(error.what());
+    }
+    tracekern::launch_cpu({.num_blocks = 3}, count);
+    return ran;
+}
+"""
+
+
+def test_more_warps_than_there_can_be_stacks_are_refused_and_the_next_launch_runs(tmp_path: Path):
+    require("g++")
+    (tmp_path / "many.cpp").write_text(MANY)
+    subprocess.run([*GXX, f"-I{CSRC}", tmp_path / "many.cpp", "-o", tmp_path / "many"], check=True)
+    done = subprocess.run([tmp_path / "many"], capture_output=True, text=True)
+    assert done.returncode == 3
+    assert done.stdout.startswith("no memory for the stack of one more warp: each takes two mappings")
+
+
 LAUNCH = """#include "platform/cpu_executor.hpp"
 int NAME() {
     int sum = 0;

@@ -52,6 +52,14 @@ tracekern_switch_stack:
 )");
 #endif
 
+struct NoStack : std::bad_alloc {
+    const char* what() const noexcept override {
+        return "no memory for the stack of one more warp: each takes two mappings, and vm.max_map_count allows so "
+               "many; "
+               "launch fewer warps";
+    }
+};
+
 // A stack with a guard below it, wide enough for a frame with a large array: an overflow is a crash at once, not a
 // corruption of the stack below.
 class FiberStack {
@@ -59,10 +67,10 @@ public:
     static constexpr size_t kBytes = 128 * 1024;
     FiberStack() {
         base_ = mmap(nullptr, kGuardBytes + kBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (base_ == MAP_FAILED) throw std::bad_alloc();
+        if (base_ == MAP_FAILED) throw NoStack();
         if (mprotect(base(), kBytes, PROT_READ | PROT_WRITE) != 0) {
             munmap(base_, kGuardBytes + kBytes);
-            throw std::bad_alloc();
+            throw NoStack();
         }
     }
     ~FiberStack() { munmap(base_, kGuardBytes + kBytes); }
