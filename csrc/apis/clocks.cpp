@@ -2,13 +2,13 @@
 // it.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
-#include <time.h>
 
 #include <vector>
 
 #include "apis/register.hpp"
 #include "comm/clock_ping_pong.h"
 #include "comm/communicator_cpu.hpp"
+#include "platform/host_clock.h"
 #include "platform/simulated_clock.h"
 
 namespace py = pybind11;
@@ -27,12 +27,6 @@ py::array_t<int64_t> map_times(uint64_t seed, int rank, int64_t t0_ns, const Int
     int64_t* out = result.mutable_data();
     for (py::ssize_t i = 0; i < times.size(); ++i) out[i] = function(clock, in[i]);
     return result;
-}
-
-int64_t wall_clock_ns() {
-    timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
 // [count, 3]: wall clock ns, device ticks, wall clock ns.

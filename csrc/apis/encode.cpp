@@ -5,7 +5,6 @@
 #include <pybind11/stl.h>
 
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <utility>
 

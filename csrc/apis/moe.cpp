@@ -1,6 +1,5 @@
 // tracekern._C: the P2P pipeline on the CPU backend. Python checks tensors; here arrive addresses and sizes.
 #include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
 
 #include <iterator>
 

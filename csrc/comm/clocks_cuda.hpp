@@ -5,16 +5,11 @@
 #include <memory>
 
 #include "comm/communicator_cuda.hpp"
+#include "platform/host_clock.h"
 
 namespace tracekern {
 
 using Bracket = std::array<int64_t, 3>;  // CLOCK_REALTIME ns before, device ticks, CLOCK_REALTIME ns after
-
-inline int64_t wall_clock_ns() {
-    timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-}
 
 // A GPU's clock, read on a stream of its own: no other stream's kernels are waited for, and a graph that another thread
 // captures meanwhile stays whole.

@@ -2,9 +2,6 @@
 // need.
 #pragma once
 
-#include <time.h>
-
-#include <array>
 #include <utility>
 #include <variant>
 #include <vector>

@@ -7,8 +7,6 @@
 
 namespace tracekern {
 
-constexpr uint32_t kMaxExperts = 4096;
-
 struct MoeShape {
     uint32_t num_ranks;
     uint32_t max_tokens;  // of one rank; the ranks' real numbers differ

@@ -4,7 +4,6 @@
 
 #include <cuda.h>
 #include <cuda_runtime.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <cstdint>

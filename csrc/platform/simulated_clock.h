@@ -6,10 +6,10 @@
 // within 20 s.
 #pragma once
 
-#include <time.h>
-
 #include <cmath>
 #include <cstdint>
+
+#include "platform/host_clock.h"
 
 namespace tracekern {
 
@@ -44,11 +44,7 @@ struct SimulatedClock {
     }
 
     // CLOCK_MONOTONIC: one clock for all processes of a host, and no step of the wall clock can turn it back.
-    static int64_t host_now_ns() {
-        timespec now;
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-    }
+    static int64_t host_now_ns() { return host_clock_ns(CLOCK_MONOTONIC); }
 
     // What the clock stands at, before it is cut to ticks. Never falls as host_ns grows.
     int64_t device_ns(int64_t host_ns) const {

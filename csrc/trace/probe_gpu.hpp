@@ -1,7 +1,6 @@
 // Times the probe kernel on a GPU, with spans and without, in turns.
 #pragma once
 
-#include <algorithm>
 #include <optional>
 #include <vector>
 

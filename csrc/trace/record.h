@@ -102,7 +102,7 @@ struct alignas(16) LaunchDescriptor {
     // The arguments of a graph's kernels are frozen: device memory that holds the descriptor of the replay under way.
     // Elsewhere null: this is the one.
     const LaunchDescriptor* of_replay;
-    uint32_t records_per_track;  // 0: count only
+    uint32_t records_per_track;  // 0: count only; a ring does nothing
     uint16_t warps_per_block;
     uint16_t generation;   // how many launches had the region before, at its place in `started`; 1 follows 2^14 - 1
     uint32_t block_first;  // blocks first, first + step, ... below stop are recorded

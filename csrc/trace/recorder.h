@@ -49,9 +49,9 @@ TK_DEVICE uint64_t pack_fields(Values... values) {
     }
 }
 
-// The event itself, checked as a part of a declaration.
+// kEvent, checked to be of that class as a part of a declaration.
 template <auto kEvent, EventClass kClass>
-struct EventOfClass {
+struct EventOf {
     static_assert(EventTable<decltype(kEvent)>::kEvents[static_cast<uint32_t>(kEvent)].event_class == kClass,
                   "TK_WAIT is for events of class wait, TK_SIGNAL for those of class signal");
     static constexpr auto kChecked = kEvent;
@@ -371,11 +371,10 @@ private:
     [[maybe_unused]] ::tracekern::Span<std::remove_reference_t<decltype(recorder)>, event> tk_span( \
         recorder, TK_IF_TRACED_(recorder, (recorder).template begin<event>(__VA_ARGS__)))
 #define TK_WAIT(recorder, event, ...) \
-    TK_RANGE(recorder, (::tracekern::detail::EventOfClass<event, ::tracekern::EventClass::wait>::kChecked), __VA_ARGS__)
+    TK_RANGE(recorder, (::tracekern::detail::EventOf<event, ::tracekern::EventClass::wait>::kChecked), __VA_ARGS__)
 // Opens before the release fence (where stores drain) and closes after the flag's store.
 #define TK_SIGNAL(recorder, event, ...) \
-    TK_RANGE(                           \
-        recorder, (::tracekern::detail::EventOfClass<event, ::tracekern::EventClass::signal>::kChecked), __VA_ARGS__)
+    TK_RANGE(recorder, (::tracekern::detail::EventOf<event, ::tracekern::EventClass::signal>::kChecked), __VA_ARGS__)
 // Closes the scope's span now, with its end fields; TK_END_IF(false) leaves it open for good.
 #define TK_END(...)    TK_IF_TRACED_(tk_span, tk_span.close(__VA_ARGS__))
 #define TK_END_IF(...) TK_IF_TRACED_(tk_span, tk_span.close_if(__VA_ARGS__))

@@ -124,7 +124,7 @@ struct P2PArgs {
     MoeShape shape;
     P2PLayout layout;
 
-    // Workspace
+    // Workspace; set_counters() places what stands before the rows
     P2PState* state;
     uint32_t* send_count;     // [partition][rank] slots taken at that peer so far
     uint32_t* recv_count;     // [partition][rank] rows that come from it
@@ -140,6 +140,18 @@ struct P2PArgs {
     const float* expert_scale;  // [expert] what the expert multiplies its input with
     char* out;                  // [token][hidden]
     uint32_t num_tokens;
+
+    // How many words set_counters() takes.
+    static uint64_t num_counters(const MoeShape& shape, const P2PLayout& layout) {
+        return 2 * uint64_t{layout.num_partitions} * shape.num_ranks + 2 * shape.num_local_experts() + 1;
+    }
+    void set_counters(uint32_t* counters) {
+        const uint64_t num_counts = uint64_t{layout.num_partitions} * shape.num_ranks;
+        send_count = counters;
+        recv_count = send_count + num_counts;
+        expert_offset = recv_count + num_counts;
+        expert_cursor = expert_offset + shape.num_local_experts() + 1;
+    }
 
     TK_DEVICE uint64_t* count_flags(uint32_t at_rank, uint32_t of_rank) const {
         return comm.at<uint64_t>(at_rank, layout.count_flags) + uint64_t{of_rank} * layout.num_counts;

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <utility>
 #include <vector>
 
 #include "comm/communicator_cpu.hpp"
@@ -20,21 +19,14 @@ public:
     P2PPipelineCpu(CpuCommunicator& comm, const P2PConfig& config, CpuExecutor executor)
         : comm_(comm), config_(config), executor_(executor) {
         const MoeShape& shape = config.shape;
-        const uint32_t num_local = shape.num_local_experts();
         args_.shape = shape;
         args_.layout = P2PLayout::make(shape, config.variant, config.partitions);
-        const size_t num_counts = size_t{args_.layout.num_partitions} * shape.num_ranks;
-        counters_.resize(2 * num_counts + 2 * num_local + 1);
+        counters_.resize(P2PArgs::num_counters(shape, args_.layout));
         row_origin_.resize(is_deduplicated(config.variant) ? 0 : shape.max_rows());
         const uint64_t expert_bytes = expert_row_bytes(shape, config.variant);
         expert_rows_.resize((expert_bytes + sizeof(Vector16) - 1) / sizeof(Vector16));
         args_.state = &state_;
-        uint32_t* counter = counters_.data();
-        const auto take = [&](size_t count) { return std::exchange(counter, counter + count); };
-        args_.send_count = take(num_counts);
-        args_.recv_count = take(num_counts);
-        args_.expert_offset = take(num_local + 1);
-        args_.expert_cursor = take(num_local);
+        args_.set_counters(counters_.data());
         args_.row_origin = row_origin_.data();
         args_.expert_rows = reinterpret_cast<char*>(expert_rows_.data());
         reset();

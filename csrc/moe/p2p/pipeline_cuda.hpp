@@ -17,19 +17,13 @@ public:
         : comm_(comm),
           config_(config),
           layout_(P2PLayout::make(config.shape, config.variant, config.partitions)),
-          counters_(sizeof(P2PState) + num_counters() * sizeof(uint32_t)),
+          counters_(counter_bytes()),
           row_origin_((is_deduplicated(config.variant) ? 1 : config.shape.max_rows()) * sizeof(RowOrigin)),
           expert_rows_(std::max<uint64_t>(expert_row_bytes(config.shape, config.variant), 1)) {
-        const MoeShape& shape = config.shape;
-        args_.shape = shape;
+        args_.shape = config.shape;
         args_.layout = layout_;
         args_.state = counters_.as<P2PState>();
-        auto* counter = reinterpret_cast<uint32_t*>(args_.state + 1);
-        const auto take = [&](size_t count) { return std::exchange(counter, counter + count); };
-        args_.send_count = take(size_t{layout_.num_partitions} * shape.num_ranks);
-        args_.recv_count = take(size_t{layout_.num_partitions} * shape.num_ranks);
-        args_.expert_offset = take(shape.num_local_experts() + 1);
-        args_.expert_cursor = take(shape.num_local_experts());
+        args_.set_counters(reinterpret_cast<uint32_t*>(args_.state + 1));
         args_.row_origin = row_origin_.as<RowOrigin>();
         args_.expert_rows = expert_rows_.as<char>();
         check_residency();
@@ -40,7 +34,7 @@ public:
     // Collective, with all devices idle.
     void reset() {
         epoch_ = kFirstEpoch;
-        clear_device(args_.state, sizeof(P2PState) + num_counters() * sizeof(uint32_t));
+        clear_device(args_.state, counter_bytes());
         const P2PState state{epoch_, 0, 0, make_flag(kNeverEpoch, 0)};
         copy_to_device(args_.state, &state, sizeof(state));
         const size_t count = (args_.layout.flags_end - args_.layout.count_flags) / sizeof(uint64_t);
@@ -83,9 +77,9 @@ public:
     uint32_t epoch() const { return epoch_; }
 
 private:
-    size_t num_counters() const {
-        const size_t num_counts = size_t{layout_.num_partitions} * config_.shape.num_ranks;
-        return 2 * num_counts + 2 * config_.shape.num_local_experts() + 1;
+    // Of the state and the counters behind it.
+    uint64_t counter_bytes() const {
+        return sizeof(P2PState) + P2PArgs::num_counters(config_.shape, layout_) * sizeof(uint32_t);
     }
     uint64_t shared_bytes(P2PStage stage) const {
         return stage_shared_bytes(stage, config_.shape, layout_, config_.warps_per_block);
