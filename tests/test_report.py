@@ -250,6 +250,8 @@ def test_what_is_missing_is_said():
     assert "nobody can be named" in said["unaligned"]["who"]
     assert "UNALIGNED" in said["unaligned"]["trust"]
     assert "cannot be said" in steadiness(find(POOR["unaligned"]))
+    assert said["waits without signals"]["who"].startswith("nobody can be named: the signals that ended 100 % of the")
+    assert said["waits without signals"]["why"] == "the signals that ended the waits are not on record"
 
 
 def test_ranks_without_a_dump_are_told_first():

@@ -20,7 +20,7 @@ from tracekern.analysis.doubt import Blame
 from tracekern.analysis.event_graph import EventGraph, build_graph
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.wait_pieces import is_message
-from tracekern.analysis.waits import Phase, Waits
+from tracekern.analysis.waits import Phase, WaitKind, Waits
 from tracekern.timeline.model import Int64, Mask, Timeline
 from tracekern.timeline.select import Window, reaches_into
 
@@ -83,7 +83,7 @@ def analyze_causes(
     is_charged = reaches_into(window, timeline.spans.start[waits.row], timeline.spans.end[waits.row])
     charged = int((waits.late_ns + link_ns)[is_charged].sum())
     if not charged:
-        return Causes((), 0, (), (), 0, "no rank waited for anybody" if is_charged.any() else "no waits on record")
+        return Causes((), 0, (), (), 0, _why_nothing(waits, is_charged))
     graph = graph or build_graph(timeline)
     edges = find_edges(timeline, graph, waits)
     shares = split_waits(timeline, graph, waits, edges, link_ns[edges.wait], is_charged)
@@ -97,6 +97,14 @@ def analyze_causes(
     rows.sort(key=lambda cost: -cost.total_ns)
     blames = blame_causes(timeline, graph, waits, edges, shares, costs, is_charged)
     return Causes(tuple(rows), charged, blames, *find_chains(timeline, graph, waits, edges, shares), "")
+
+
+def _why_nothing(waits: Waits, is_charged: Mask) -> str:
+    if not is_charged.any():
+        return "no waits on record"
+    if (waits.kind[is_charged] == WaitKind.UNMATCHED).any():
+        return "the signals that ended the waits are not on record"
+    return "no rank waited for anybody"
 
 
 def _direct_costs(timeline: Timeline, graph: EventGraph, edges: Edges, shares: Shares, costs: np.ndarray) -> list[Cost]:

@@ -102,7 +102,7 @@ def _who(findings: Findings) -> str:
     if not blames or not verdict.candidates:
         if any(cost.target is Target.UNEXPLAINED for cost in findings.causes.costs):
             return "nobody can be named: what the ranks waited for is not on record"
-        return "; ".join(["no rank made another one wait", *findings.absent])
+        return "; ".join([nobody_named(findings) or "no rank made another one wait", *findings.absent])
     if verdict.rank is None:
         open_text = f"open between {ranks(verdict.candidates)}: the clocks do not tell them apart"
         return "; ".join([open_text, *findings.absent])
@@ -111,6 +111,17 @@ def _who(findings: Findings) -> str:
     if findings.absent:
         certainty = f"not proven: {_and(findings.absent)}, and it may have waited for what is not here"
     return f"rank {verdict.rank} caused {charged(named)} of it by its own work and its host; {certainty}"
+
+
+def nobody_named(findings: Findings) -> str:
+    """Why nobody is, where waits are on record and the signals that ended them are not; else ""."""
+    unmatched_ns = int(findings.waits.unmatched.sum())
+    if not unmatched_ns:
+        return ""
+    share = percent(unmatched_ns, int(findings.waits.wait_ns.sum()))
+    return (
+        f"nobody can be named: the signals that ended {share} of the waits, {duration(unmatched_ns)}, are not on record"
+    )
 
 
 def _and(texts: list[str]) -> str:
@@ -138,6 +149,9 @@ def _why(findings: Findings) -> str:
     )
     if others and others[0].total_ns * 4 > first.total_ns:
         text += f"; {percent(others[0].total_ns, causes.charged_ns)} to {describe_cost(others[0])}"
+    unmatched_ns = int(findings.waits.unmatched.sum())
+    if unmatched_ns * 10 > causes.charged_ns:
+        text += f"; the signals that ended {duration(unmatched_ns)} more are not on record"
     return text
 
 

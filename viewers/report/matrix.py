@@ -6,7 +6,7 @@ from tracekern.analysis.findings import Findings
 from tracekern.analysis.matrix import Abnormal, WaitMatrix
 from tracekern.viewers.report.charts import heatmap
 from tracekern.viewers.report.frame import Figure, Part, table
-from tracekern.viewers.report.headlines import charged
+from tracekern.viewers.report.headlines import charged, nobody_named
 from tracekern.words import count, duration, escape, ranks, sentence
 
 _ALONE = "There is one rank: it can wait for nobody but itself."
@@ -23,7 +23,9 @@ def matrix_part(findings: Findings) -> Part:
         alone = "One rank is here: its waits for others have no place." if absent else _ALONE
         return Part("matrix", "Matrix", question, alone + absent)
     if not between:
-        return Part("matrix", "Matrix", question, f"No rank waited for another one.{absent}")
+        unknown = nobody_named(findings)
+        answer = escape(sentence(unknown)) if unknown else "No rank waited for another one."
+        return Part("matrix", "Matrix", question, answer + absent)
     body: list[str | Figure] = [_picture(matrix, findings.abnormal)]
     if findings.abnormal:
         body.append(
@@ -53,7 +55,11 @@ def _answer(findings: Findings) -> str:
         return f"The others waited longest for <b>rank {verdict.rank}</b>: {charged(named)} until it was there."
     if verdict.candidates:
         return f"The clocks leave open who made the others wait longest: <b>{ranks(verdict.candidates)}</b>."
-    return "No rank came late for another one: what is left is the time of the messages themselves."
+    unknown = (
+        nobody_named(findings)
+        or "no rank came late for another one: what is left is the time of the messages themselves"
+    )
+    return escape(sentence(unknown))
 
 
 def _picture(matrix: WaitMatrix, abnormal: tuple[Abnormal, ...]) -> Figure:
