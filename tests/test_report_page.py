@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scenarios import Scenario, exchange
 from test_report import figures_of, look_at
 from timelines import EVENTS, LAUNCH, make_launch, make_timeline
 
@@ -15,7 +16,9 @@ from tracekern.analysis.path_parts import PathKind
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import Spans, Track, TrackKind
 from tracekern.timeline.select import select
+from tracekern.viewers.report.headlines import headlines
 from tracekern.viewers.report.report_page import report_page
+from tracekern.words import duration
 
 TRACES = Path(__file__).parent.parent / "traces"
 
@@ -120,3 +123,38 @@ def test_the_title_of_an_axis_stands_below_its_numbers_on_a_phone(browser, tmp_p
         )
     assert len(gaps) == 3
     assert min(gaps) > -3  # of lines of text, whose boxes are higher than their letters
+
+
+def test_of_waits_whose_signals_are_not_on_record_nobody_says_that_no_rank_came_late(tmp_path):
+    """Rank 2 alone is late, and it is left out: what is left waited for it all the same."""
+    late = exchange(4, num_launches=3, late={2: 20_000}).timeline()
+    findings = find(select(late, ranks=[0, 1, 3]))
+    assert findings.waits.unmatched.sum() > 0.9 * findings.waits.wait_ns.sum()
+    said = {line.word: line.text for line in headlines(findings)}
+    assert said["who"].startswith("nobody can be named: the signals that ended 100 % of the waits, ")
+    assert said["who"].endswith("; 1 of 4 ranks left out: 2")
+    assert said["why"].endswith(
+        f"; the signals that ended {duration(findings.waits.unmatched.sum())} more are not on record"
+    )
+    matrix = page_of(findings, tmp_path / "report.html").read_text().split('id="matrix"')[1].split("</section>")[0]
+    assert "Nobody can be named: the signals that ended" in matrix
+
+
+def test_a_path_of_many_short_stretches_is_drawn_from_its_begin_to_its_end(tmp_path):
+    """Each is far below a pixel, and there are more than a figure can hold."""
+    run = Scenario(2)
+    for _ in range(2_500):
+        run.launch("dispatch", late={0: 100, 1: 100})
+        for rank in run.ranks:
+            run.work(rank, 50)
+    findings = find(run.timeline())
+    makespan = findings.path.whole.makespan_ns
+    figures = figures_of(page_of(findings, tmp_path / "report.html"))
+    route = next(figure for figure in figures if figure["says"] == "Ranks that the critical path runs through")
+    assert len(findings.path.whole.segments) > 4_000
+    for lines in route["data"]:
+        assert lines["line"]["simplify"] is False  # or the browser leaves them out
+        starts, ends = np.array(lines["x"][::3]), np.array(lines["x"][1::3])
+        assert starts.min() < 0.01 * ends.max()
+        assert ends.max() * 1e3 == pytest.approx(makespan, rel=0.01)
+    assert route["layout"]["xaxis"]["range"] == [0, makespan / 1e3]

@@ -40,6 +40,21 @@ class Segments:
     def __len__(self) -> int:
         return len(self.start)
 
+    def at_most(self, limit: int) -> Segments:
+        """For a picture, no more than `limit`: of a rank or its host, those nearest to each other as one."""
+        if len(self) <= limit:
+            return self
+        host = self.track < 0
+        order = np.lexsort((self.start, host, self.rank))
+        rank, track, start, end = (getattr(self, name)[order] for name in ("rank", "track", "start", "end"))
+        is_other = (rank[1:] != rank[:-1]) | (host[order][1:] != host[order][:-1])
+        gap = np.where(is_other, _LATE, start[1:] - end[:-1])
+        shortest = np.partition(gap, -limit)[-limit]  # equal gaps are all kept, or none: a picture has no seams
+        is_new = np.append(True, is_other | (gap > shortest))
+        first = np.flatnonzero(is_new)
+        last = np.append(first[1:], len(is_new)) - 1
+        return Segments(rank[first], track[first], start[first], end[last])
+
 
 @dataclass(frozen=True)
 class Path:

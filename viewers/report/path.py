@@ -107,16 +107,18 @@ def _part_bars(path: Path) -> Figure:
 
 
 def _route(findings: Findings, path: Path) -> Figure:
-    """A line at the height of the rank that the path runs through; the longest stretches, where there are many."""
-    segments = path.segments
-    lengths = segments.end - segments.start
-    chosen = sorted((-lengths).argsort(kind="stable")[:_MAX_SEGMENTS].tolist())
+    """A line at the height of the rank that the path runs through; where there are many, neighbours as one."""
+    segments = path.segments.at_most(_MAX_SEGMENTS)
     unit, size = time_scale([path.makespan_ns])
     ranks = [rank.rank for rank in findings.timeline.ranks]
     row = {rank: place for place, rank in enumerate(ranks)}
     data: list[dict[str, Any]] = []
     for name, color, dash, on_host in (("in a kernel", "--work", "solid", False), ("host", "--host", "solid", True)):
-        own = [idx for idx in chosen if (int(segments.track[idx]) < 0) == on_host and int(segments.rank[idx]) in row]
+        own = [
+            idx
+            for idx in range(len(segments))
+            if (int(segments.track[idx]) < 0) == on_host and int(segments.rank[idx]) in row
+        ]
         x: list[float | None] = []
         y: list[int | None] = []
         text: list[str] = []
@@ -124,13 +126,19 @@ def _route(findings: Findings, path: Path) -> Figure:
             begin, end, rank = int(segments.start[idx]), int(segments.end[idx]), int(segments.rank[idx])
             x += [(begin - path.start_ns) / size, (end - path.start_ns) / size, None]
             y += [row[rank], row[rank], None]
-            text += [f"rank {rank}, {name}: {duration(end - begin)}"] * 2 + [""]
-        line = {"color": color, "width": 9 if on_host else 15, "dash": dash}
+            length = f": {duration(end - begin)}" if segments is path.segments else ""
+            text += [f"rank {rank}, {name}{length}"] * 2 + [""]
+        # Simplified, lines of less than a pixel vanish, and with many of them the whole path.
+        line = {"color": color, "width": 9 if on_host else 15, "dash": dash, "simplify": False}
         look = {"type": "scatter", "mode": "lines", "name": name, "line": line, "hoverinfo": "text"}
         data.append({**look, "x": x, "y": y, "hovertext": text})
     step = 1 if len(ranks) <= 24 else 4
     layout = {
-        "xaxis": {"title": {"text": f"{unit} from the first event"}, "zeroline": False},
+        "xaxis": {
+            "title": {"text": f"{unit} from the first event"},
+            "zeroline": False,
+            "range": [0, path.makespan_ns / size],
+        },
         "yaxis": {
             "tickvals": list(range(0, len(ranks), step)),
             "ticktext": [f"rank {rank}" for rank in ranks[::step]],
