@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracekern.analysis.groups import group_rows
+from tracekern.analysis.groups import group_rows, median_of_groups
 
 NEAR = st.integers(-3, 3)
 FAR = st.sampled_from([-(1 << 61), -1, 0, 1 << 40, (1 << 61) + 1])
@@ -30,3 +30,10 @@ def test_groups_are_those_of_plain_loops(numbers: st.SearchStrategy[int], data: 
     assert groups.count().tolist() == [len(own) for own in members]
     if rows:
         assert groups.largest(values).tolist() == [max(own) for own in members]
+
+
+@given(rows=st.lists(st.tuples(st.integers(0, 3), st.integers(-9, 9)), max_size=12))
+def test_medians_are_those_of_each_group_alone(rows: list[tuple[int, int]]):
+    group, values = (np.array([row[column] for row in rows], np.int64) for column in range(2))
+    wanted = [np.median(own) if len(own := values[group == number]) else np.nan for number in range(4)]
+    np.testing.assert_array_equal(median_of_groups(group, values, 4), wanted)

@@ -6,7 +6,9 @@ Nothing on the path can be shortened without the end coming earlier, until anoth
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -64,9 +66,21 @@ class Path:
     """Its number (analysis/iterations.py); -1 for the whole capture, or window of it."""
     start_ns: int
     end_ns: int
-    parts: tuple[PathPart, ...]
-    """Largest first."""
-    segments: Segments
+    _walk: Callable[[], tuple[tuple[PathPart, ...], Segments]] = dataclasses.field(repr=False, compare=False)
+
+    @cached_property
+    def _found(self) -> tuple[tuple[PathPart, ...], Segments]:
+        """Walked when somebody asks: a capture has thousands of iterations, and a report shows the path of none."""
+        return self._walk()
+
+    @property
+    def parts(self) -> tuple[PathPart, ...]:
+        """Largest first."""
+        return self._found[0]
+
+    @property
+    def segments(self) -> Segments:
+        return self._found[1]
 
     @property
     def makespan_ns(self) -> int:
@@ -112,26 +126,31 @@ def critical_path(
             if reaches_into(window, np.array([floor]), np.array([end])).all():
                 iterations.append(paths.find(iteration, launch, floor))
             floor = end
-    candidates = [last, *(launch for _, launch in reversed(iteration_ends) if launch in shown)]
+    ends = np.array([launch for _, launch in reversed(iteration_ends)], np.int64)
+    candidates = np.append(last, ends[np.isin(ends, shown)])
     replay = _replay(timeline, graph, waits, paths, floor=whole.start_ns, shown=shown, launches=candidates)
     return CriticalPath(whole, tuple(iterations), replay, "")
 
 
 def _replay(
-    timeline: Timeline, graph: EventGraph, waits: Waits, paths: _Paths, floor: int, shown: Int64, launches: list[int]
+    timeline: Timeline, graph: EventGraph, waits: Waits, paths: _Paths, floor: int, shown: Int64, launches: Int64
 ) -> Replay:
     """Of those of `shown` that end by the first of `launches` by which there is not too much to replay."""
-    schedule = graph.schedule
-    nodes_of_launch = count_nodes(timeline, waits)[:-1]
-    for launch in launches:
-        replayed = np.zeros(len(schedule.rank), bool)
-        replayed[shown] = schedule.end[shown] <= schedule.end[launch]
-        num_nodes = int(nodes_of_launch[replayed[: len(nodes_of_launch)]].sum())
-        if num_nodes <= MAX_REPLAYED_NODES:
-            parts = paths.find(-1, launch, floor).parts[:_MAX_GAINS]
-            return replay_without(timeline, graph, waits, replayed, parts)
-    note = f"one iteration has {num_nodes} signals and waits; {MAX_REPLAYED_NODES} are replayed at most"
-    return Replay(floor, floor, 0, (), note)
+    end = graph.schedule.end
+    nodes_of_launch = np.zeros(len(end), np.int64)  # the host's ranges have none
+    counted = count_nodes(timeline, waits)[:-1]
+    nodes_of_launch[: len(counted)] = counted
+    by_end = shown[np.argsort(end[shown], kind="stable")]
+    num_nodes = np.append(0, np.cumsum(nodes_of_launch[by_end]))
+    num_nodes = num_nodes[np.searchsorted(end[by_end], end[launches], side="right")]
+    fitting = np.flatnonzero(num_nodes <= MAX_REPLAYED_NODES)
+    if not len(fitting):
+        note = f"one iteration has {num_nodes[-1]} signals and waits; {MAX_REPLAYED_NODES} are replayed at most"
+        return Replay(floor, floor, 0, (), note)
+    launch = int(launches[fitting[0]])
+    replayed = np.zeros(len(end), bool)
+    replayed[shown] = end[shown] <= end[launch]
+    return replay_without(timeline, graph, waits, replayed, paths.find(-1, launch, floor).parts[:_MAX_GAINS])
 
 
 class _Paths:
@@ -148,6 +167,9 @@ class _Paths:
 
     def find(self, iteration: int, launch: int, floor: int) -> Path:
         """From the end of `launch` back to `floor`."""
+        return Path(iteration, floor, int(self._graph.schedule.end[launch]), partial(self._walk, launch, floor))
+
+    def _walk(self, launch: int, floor: int) -> tuple[tuple[PathPart, ...], Segments]:
         graph = self._graph
         hops = self._walker.walk(launch, floor)
         wait = self._walker.edges.wait[hops.edge[hops.edge >= 0]]
@@ -156,7 +178,7 @@ class _Paths:
         segments = Segments(
             graph.schedule.rank[hops.launch][::-1], track.astype(np.int32)[::-1], hops.start[::-1], hops.end[::-1]
         )
-        return Path(iteration, floor, int(graph.schedule.end[launch]), parts, segments)
+        return parts, segments
 
 
 def _iteration_ends(timeline: Timeline, graph: EventGraph) -> list[tuple[int, int]]:

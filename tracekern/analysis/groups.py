@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.timeline.model import Int32, Int64
+from tracekern.timeline.model import Float64, Int32, Int64
 
 _DENSE_CELLS = 1 << 22
 _MAX_CODE = 1 << 62
@@ -58,6 +58,17 @@ def group_rows(num_rows: int, *columns: npt.NDArray[Any]) -> Groups:
     # Mostly like its neighbour: one row for each stretch of equal ones is enough.
     group, keys = _group([column[first] for column in columns])
     return Groups(np.repeat(group, np.diff(first, append=num_rows)), keys)
+
+
+def median_of_groups(group: Int64, values: npt.NDArray[Any], num_groups: int) -> Float64:
+    """[num_groups] the median of each group's values; nan of none."""
+    order = np.lexsort((values, group))
+    count = np.bincount(group, minlength=num_groups)
+    first, known = np.cumsum(count) - count, count > 0
+    low, high = (order[(first + place)[known]] for place in ((count - 1) // 2, count // 2))
+    median = np.full(num_groups, np.nan)
+    median[known] = (values[low] + values[high]) / 2
+    return median
 
 
 def _group(columns: Sequence[npt.NDArray[Any]]) -> tuple[Int64, tuple[Int64, ...]]:

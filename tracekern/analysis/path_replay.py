@@ -14,7 +14,7 @@ import numpy as np
 
 from tracekern.analysis.cause_history import bisect_right, expand_runs
 from tracekern.analysis.event_graph import EventGraph
-from tracekern.analysis.groups import group_rows
+from tracekern.analysis.groups import group_rows, median_of_groups
 from tracekern.analysis.path_nodes import Nodes, find_nodes
 from tracekern.analysis.path_parts import PathKind, PathPart
 from tracekern.analysis.wait_pieces import is_message
@@ -150,18 +150,17 @@ class _Changes:
     def _excess_share(self, of_launch: Int64, rank: int) -> Float64 | None:
         """[num_launches] what part of `of_launch` rank has more than the median of its peers in the same launch."""
         schedule, launches = self._graph.schedule, self._launches
-        share, found = np.zeros(len(of_launch)), False
-        group = group_rows(len(launches), schedule.stage[launches], schedule.sequence[launches]).group
-        for number in np.unique(group[schedule.rank[launches] == rank]).tolist():
-            together = launches[group == number]
-            peers = together[schedule.rank[together] != rank]
-            if not len(peers):
-                continue
-            found = True
-            for launch in together[schedule.rank[together] == rank].tolist():
-                if of_launch[launch] > 0:
-                    share[launch] = max(0.0, 1 - float(np.median(of_launch[peers])) / float(of_launch[launch]))
-        return share if found else None
+        groups = group_rows(len(launches), schedule.stage[launches], schedule.sequence[launches])
+        is_peer = schedule.rank[launches] != rank
+        median = median_of_groups(groups.group[is_peer], of_launch[launches[is_peer]], len(groups))[groups.group]
+        compared = ~is_peer & np.isfinite(median)
+        if not compared.any():
+            return None
+        compared &= of_launch[launches] > 0
+        mine = launches[compared]
+        share = np.zeros(len(of_launch))
+        share[mine] = np.maximum(0.0, 1 - median[compared] / of_launch[mine])
+        return share
 
     def _host(self, part: PathPart) -> _Change | None:
         schedule = self._graph.schedule

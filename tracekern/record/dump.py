@@ -79,6 +79,9 @@ class LaunchSection:
         ]
 
 
+_LAUNCH_INTEGERS = tuple(field.name for field in fields(LaunchSection) if field.name != "name")
+
+
 @dataclass(frozen=True)
 class Dump:
     """One rank's capture: checked metadata and views into the payload. Nothing is copied."""
@@ -107,6 +110,14 @@ class Dump:
     def track_headers(self, launch: LaunchSection) -> npt.NDArray[Any]:
         """[num_tracks] TRACK_HEADER; `written` is the number of records in the dump, finished or not."""
         return _view(self.payload, launch.headers_offset, fmt.TRACK_HEADER, launch.num_tracks)
+
+    def all_track_headers(self) -> npt.NDArray[Any]:
+        """The same of all launches, one after the other; a copy."""
+        parts = [np.empty(0, np.uint8)]
+        for launch in self.launches:  # as bytes: numpy compares the fields of records that it joins
+            stop = launch.headers_offset + launch.num_tracks * fmt.TRACK_HEADER.itemsize
+            parts.append(self.payload[launch.headers_offset : stop])
+        return np.concatenate(parts).view(fmt.TRACK_HEADER)
 
     def _part(self, key: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         part = self.metadata[key]
@@ -207,7 +218,8 @@ def _check_counts(dump: Dump) -> None:
 
 
 def _view(payload: npt.NDArray[np.uint8], offset: int, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
-    return payload[offset : offset + count * dtype.itemsize].view(dtype)
+    rows: npt.NDArray[Any] = np.ndarray(count, dtype, payload, offset)  # view(dtype) checks the fields each time again
+    return rows
 
 
 class _Checker:
@@ -326,9 +338,11 @@ def _check_names(checker: _Checker, roles: Any) -> None:
 def _launch(checker: _Checker, metadata: dict[str, Any], entry: Any) -> LaunchSection:
     values: dict[str, Any] = {"name": checker.get(entry, "name", str)}
     entry = {"blocks_run": 0, "shared_tracks": 0} | entry
-    for field in fields(LaunchSection):
-        if field.name not in values:
-            values[field.name] = checker.integer(entry, field.name, -_INT_LIMIT if field.name == "stream" else 0)
+    for key in _LAUNCH_INTEGERS:
+        value = entry.get(key)
+        if type(value) is not int or not 0 <= value < _INT_LIMIT:  # of thousands of launches all but a few are sound
+            value = checker.integer(entry, key, -_INT_LIMIT if key == "stream" else 0)
+        values[key] = value
     launch = LaunchSection(**values)
     for table, idx in (("event_tables", launch.event_table), ("role_tables", launch.role_table)):
         if idx >= len(metadata[table]):

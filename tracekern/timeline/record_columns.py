@@ -79,7 +79,7 @@ def read_runs(dump: Dump) -> tuple[Runs, npt.NDArray[Any]]:
     """
     max_ticks = min(fmt.MAX_NS, fmt.MAX_NS * dump.metadata["clock"]["ticks_per_second"] // 10**9)
     counts = np.array([launch.num_tracks for launch in dump.launches], np.int64)
-    headers = np.concatenate([np.empty(0, fmt.TRACK_HEADER), *map(dump.track_headers, dump.launches)])
+    headers = dump.all_track_headers()
     launch = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     written = headers["written"].astype(np.int64)
     area, launch_first = _records_area(dump)
