@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from timelines import EVENTS, LAUNCH, make_launch, make_timeline
 from tracekern.analysis.findings import Findings, find
 from tracekern.analysis.path_parts import PathKind
 from tracekern.timeline.merge import load
-from tracekern.timeline.model import Spans, Track, TrackKind
+from tracekern.timeline.model import Problem, Spans, Track, TrackKind
 from tracekern.timeline.select import select
 from tracekern.viewers.report.headlines import headlines
 from tracekern.viewers.report.report_page import report_page
@@ -158,3 +159,72 @@ def test_a_path_of_many_short_stretches_is_drawn_from_its_begin_to_its_end(tmp_p
         assert starts.min() < 0.01 * ends.max()
         assert ends.max() * 1e3 == pytest.approx(makespan, rel=0.01)
     assert route["layout"]["xaxis"]["range"] == [0, makespan / 1e3]
+
+
+def test_of_many_ranks_the_one_that_died_and_the_one_of_a_bad_clock_are_shown(tmp_path):
+    findings = find(make_timeline(64))
+    ranks = list(findings.summary.ranks)
+    ranks[40] = dataclasses.replace(ranks[40], state="salvaged")
+    ranks[50] = dataclasses.replace(ranks[50], clock_hard_ns=5e6)
+    problems = (*(Problem("warning", "w", 0, -1, f"small trouble {number}") for number in range(40)),)
+    findings = dataclasses.replace(
+        findings,
+        summary=dataclasses.replace(findings.summary, ranks=tuple(ranks)),
+        timeline=findings.timeline.replace(problems=(*problems, Problem("error", "e", 63, -1, "large trouble"))),
+    )
+    trust = page_of(findings, tmp_path / "report.html").read_text().replace("\u00a0", " ").split('id="trust"')[1]
+    shown = re.findall(r"<td>rank (\d+)</td>", trust)
+    assert len(shown) == 16
+    assert {"40", "50"} < set(shown)
+    assert "and 48 more ranks; these are the worst" in trust
+    assert trust.index("large trouble") < trust.index("small trouble 0")
+
+
+def test_words_in_a_table_are_not_cut_in_two_by_a_long_cell_beside_them(browser, tmp_path):
+    findings = find(load(TRACES / "h200x4"))
+    tightened = [
+        dataclasses.replace(rank, clock_round_trip_ns=123_456.0 if rank.rank else None)
+        for rank in findings.summary.ranks
+    ]
+    findings = dataclasses.replace(findings, summary=dataclasses.replace(findings.summary, ranks=tuple(tightened)))
+    page = page_of(findings, tmp_path / "report.html")
+    for width in (1400, 390):
+        with browser.tab(width) as tab:
+            tab.page.goto(page.as_uri())
+            cut = tab.page.evaluate(
+                """[...document.querySelectorAll('#trust td')].filter((cell) => cell.textContent == 'reference')
+                .map((cell) => { const text = document.createRange(); text.selectNodeContents(cell);
+                                 return text.getClientRects().length; })"""
+            )
+            assert cut == [1]
+
+
+def test_the_distribution_of_one_phase_says_which_and_how_long(tmp_path):
+    """Within a decade, where powers of ten would be one number or none."""
+    findings = find(load(TRACES / "h200x4"))
+    entry = dataclasses.replace(findings.distributions[0], wait_ns=np.array([20, 400]), share=np.array([0.5, 1.0]))
+    page = page_of(dataclasses.replace(findings, distributions=[entry]), tmp_path / "report.html")
+    figure = next(figure for figure in figures_of(page) if figure["says"].startswith("Empirical"))
+    assert figure["layout"]["showlegend"]
+    assert figure["data"][0]["name"] == str(entry.phase)
+    said = [ns for ns in figure["layout"]["xaxis"]["tickvals"] if 20 <= ns <= 400]
+    assert said == [20, 50, 100, 200]
+
+
+def test_the_legend_of_long_names_fits_a_phone(browser, tmp_path):
+    findings = find(load(TRACES / "h200x4"))
+    entries = [
+        dataclasses.replace(entry, phase=entry.phase._replace(stage=f"layer_{number}_" + "of_templates" * 6))
+        for number, entry in enumerate(findings.distributions)
+    ]
+    page = page_of(dataclasses.replace(findings, distributions=entries), tmp_path / "report.html")
+    with browser.tab(390) as tab:
+        tab.page.goto(page.as_uri())
+        figures = look_at(tab.page)
+        figure = next(figure for figure in figures if figure["name"].startswith("Empirical"))
+        assert figure["cut"] == []
+        legend, title = tab.page.evaluate(
+            """(() => { const figure = document.querySelector('[aria-label^=Empirical]');
+            return ['.legend', '.ytitle'].map((name) => figure.querySelector(name).getBoundingClientRect()); })()"""
+        )
+        assert legend["bottom"] <= title["top"] + 1

@@ -16,6 +16,9 @@ _LEGEND_LINE_PX, _WRAPPED_TITLE_PX = 17, 16
 """On a phone, where a legend has a line for each entry."""
 _MAX_LABEL, _MAX_NARROW_LINE = 60, 26
 """Characters of a row's name beside its bar, and in each of its two lines on a phone; hover texts have all of it."""
+_FEW_POWERS = 2.5
+_MAX_LEGEND = 44
+"""Characters of a name in a legend that has a line for each, as on a phone."""
 _MAX_NARROW_CELLS = 5
 """In a row of a heatmap on a phone; the numbers of more would be too small to read, and stand in the hover texts."""
 
@@ -159,7 +162,7 @@ def steps(curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], axis: 
         {
             "type": "scatter",
             "mode": "lines",
-            "name": escape(shorten(name)),
+            "name": escape(shorten(name, _MAX_LEGEND)),
             "x": list(x),
             "y": list(y),
             "line": {
@@ -176,6 +179,7 @@ def steps(curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], axis: 
         for place, (name, x, y) in enumerate(curves)
     ]
     powers = _powers([value for _, x, _ in curves for value in x if value > 0])
+    legend_px = _LEGEND_LINE_PX * len(curves) + 10
     layout = {
         "xaxis": {
             "type": "log",
@@ -184,9 +188,11 @@ def steps(curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], axis: 
             "ticktext": [round_duration(power) for power in powers],
         },
         "yaxis": {"title": {"text": "share that took at most this long"}, "ticksuffix": " %", "range": [0, 101]},
-        "margin": {"t": 8 + 22 * ((len(curves) + 1) // 2), "b": 44},
+        "showlegend": True,
+        "margin": {"t": 8 + legend_px, "b": 44},
+        "narrow": {"margin": {"t": 8 + legend_px, "b": 44}, "taller": legend_px // 2},
     }
-    return Figure(data, layout, 360, says)
+    return Figure(data, layout, 300 + legend_px, says)
 
 
 def time_scale(values: Sequence[float]) -> tuple[str, float]:
@@ -194,11 +200,11 @@ def time_scale(values: Sequence[float]) -> tuple[str, float]:
     return unit_for(max([1.0, *values]))
 
 
-def shorten(name: str) -> str:
+def shorten(name: str, limit: int = _MAX_LABEL) -> str:
     """A name that fits beside a bar: of a longer one the middle is left out, its ends tell more."""
-    if len(name) <= _MAX_LABEL:
+    if len(name) <= limit:
         return name
-    return f"{name[: _MAX_LABEL // 2]}…{name[1 - _MAX_LABEL // 2 :]}"
+    return f"{name[: limit // 2]}…{name[1 - limit // 2 :]}"
 
 
 def _in_two_lines(name: str) -> str:
@@ -214,9 +220,12 @@ def _in_two_lines(name: str) -> str:
 
 
 def _powers(values: Sequence[float]) -> list[float]:
+    """Ticks of a logarithmic axis: powers of ten; where those would be one or two, twos and fives as well."""
     if not values:
         return [1.0]
-    return [10.0**power for power in range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)]
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    steps = (1.0, 2.0, 5.0) if math.log10(max(values) / min(values)) < _FEW_POWERS else (1.0,)
+    return [step * 10.0**power for power in range(low, high + 1) for step in steps]
 
 
 def _ticks(names: Sequence[str]) -> dict[str, Any]:

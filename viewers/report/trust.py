@@ -11,6 +11,7 @@ from tracekern.viewers.report.headlines import trust
 from tracekern.words import count, duration, escape, percent, sentence
 
 _MAX_ROWS = 16
+_SEVERITIES = ("error", "warning", "note")
 
 
 def trust_part(findings: Findings) -> Part:
@@ -25,7 +26,7 @@ def trust_part(findings: Findings) -> Part:
 
 
 def _ranks(findings: Findings) -> str:
-    shown = findings.summary.ranks[:_MAX_ROWS]
+    shown = sorted(sorted(findings.summary.ranks, key=_soundness)[:_MAX_ROWS], key=lambda rank: rank.rank)
     rows = [
         [
             f"rank {rank.rank}",
@@ -43,7 +44,13 @@ def _ranks(findings: Findings) -> str:
     columns = ["", "device", "clock", "proven", "repeatable", "spans", "never ended", "records lost", "state"]
     grid = table(columns, rows, numbers=6)
     rest = len(findings.summary.ranks) - len(shown)
-    return grid + (f"<p class='aside'>and {count(rest, 'more rank')}</p>" if rest else "")
+    return grid + (f"<p class='aside'>and {count(rest, 'more rank')}; these are the worst</p>" if rest else "")
+
+
+def _soundness(rank: RankSummary) -> tuple[float, ...]:
+    """The least sound first: it died, lost records, left spans open, or its clock is known worst."""
+    hard_ns = rank.clock_hard_ns if math.isfinite(rank.clock_hard_ns) else 0.0
+    return rank.state == "closed", -rank.records_lost, -rank.num_open_spans, -hard_ns
 
 
 def _proven(rank: RankSummary) -> str:
@@ -90,7 +97,7 @@ def _problems(findings: Findings) -> str:
     problems = [
         problem for problem in findings.timeline.problems if problem.kind != "lost_records" or problem.track < 0
     ]
-    problems.sort(key=lambda problem: problem.kind != "fault")
+    problems.sort(key=lambda problem: (problem.kind != "fault", _SEVERITIES.index(problem.severity)))
     if not problems:
         return "<p>The reader met no problem in the capture.</p>"
     rows = [[escape(problem.severity), escape(problem.text)] for problem in problems[:_MAX_ROWS]]
