@@ -282,3 +282,27 @@ def test_nothing_is_proven_of_a_rank_that_may_have_waited_for_one_that_is_not_th
     assert said in lines["who"]
     assert "proven by the clock bounds" not in lines["who"]
     assert lines["trust"].startswith(said.replace(" and ", "; "))
+
+
+def test_what_passes_through_a_wait_that_may_not_have_been_late_is_not_proven():
+    """Rank 3 is slow, and its clock is hardly known: every wait for it may be a link's. That ranks 1 and 2 wait for
+    those that waited for it proves nothing of rank 3."""
+    run = Scenario(4)
+    for call in range(1, 6):
+        run.launch("dispatch")
+        for rank in run.ranks:
+            run.work(rank, 10_000 if rank == 3 else 1_000)
+            run.grant(rank, (rank + 1) % 4, call)
+        for rank in run.ranks:
+            run.wait_room(rank, (rank - 1) % 4, call)
+    for hard_ns, is_proven in ((400.0, True), (5e6, False)):
+        timeline = run.timeline(hard_ns=400.0)
+        clocks = [dataclasses.replace(rank.clock, hard_ns=hard_ns) for rank in timeline.ranks]
+        ranks = (*timeline.ranks[:3], dataclasses.replace(timeline.ranks[3], clock=clocks[3]))
+        timeline = timeline.replace(ranks=ranks)
+        causes = analyze_causes(timeline, analyze_waits(timeline))
+        worst = name_worst(causes.blames)
+        assert (worst.rank, worst.is_proven) == (3, is_proven)
+        blame = next(blame for blame in causes.blames if blame.rank == 3)
+        assert (blame.proven.lo_ns > 0.8 * blame.late_ns) == is_proven
+        assert blame.likely.lo_ns == pytest.approx(blame.late_ns)

@@ -160,7 +160,7 @@ def test_causes_and_path_are_drawn_as_they_were_found(findings, tmp_path):
 def test_the_rank_that_caused_it_is_named_and_the_longest_waiter_is_not(findings):
     lines = {line.word: line.text for line in headlines(findings)}
     assert findings.time.ranks[int(findings.time.wait.argmax())] == 1
-    assert lines["who"].startswith("rank 0 caused 3.60 ms (-812 ns to +839 ns) of it")
+    assert lines["who"].startswith("rank 0 caused 3.60 ms (-1.46 us to +839 ns) of it")
     assert re.search(r"% of the \d.* with a cause on record goes back to the host of rank 0", lines["why"])
     assert (
         "before kernels of rank 0 were started; as short as elsewhere, the host of rank 0 would save" in lines["bound"]
