@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from scenarios import Scenario, exchange
 from test_report import figures_of, look_at
-from timelines import EVENTS, LAUNCH, make_launch, make_timeline
+from timelines import COPY, EVENTS, LAUNCH, make_launch, make_timeline
 
 from tracekern.analysis.findings import Findings, find
 from tracekern.analysis.path_parts import PathKind
 from tracekern.timeline.merge import load
-from tracekern.timeline.model import Problem, Spans, Track, TrackKind
+from tracekern.timeline.model import OPEN_END, Flows, Problem, Spans, Track, TrackKind
 from tracekern.timeline.select import select
 from tracekern.viewers.report.headlines import headlines
 from tracekern.viewers.report.report_page import report_page
@@ -228,3 +228,14 @@ def test_the_legend_of_long_names_fits_a_phone(browser, tmp_path):
             return ['.legend', '.ytitle'].map((name) => figure.querySelector(name).getBoundingClientRect()); })()"""
         )
         assert legend["bottom"] <= title["top"] + 1
+
+
+def test_spans_that_never_ended_are_told_where_no_wait_is_among_them():
+    timeline = make_timeline()
+    spans = timeline.spans
+    end = np.where(spans.event == COPY, OPEN_END, spans.end)
+    rows = np.flatnonzero(spans.event == COPY)
+    only = timeline.replace(spans=dataclasses.replace(spans, end=end).take(rows), flows=Flows())
+    said = {line.word: line.text for line in headlines(find(only))}
+    assert said["waiting"].startswith(f"no span of a kernel has ended, {len(rows)} spans began")
+    assert f"; {len(rows)} spans never ended" in said["trust"]

@@ -78,6 +78,9 @@ def _what_holds(holder: Holder, within: bool) -> str:
 
 def _waiting(findings: Findings) -> str:
     wait, total = int(findings.time.wait.sum()), int(findings.time.total.sum())
+    unfinished = sum(rank.num_open_spans for rank in findings.summary.ranks)
+    if not total and unfinished:
+        return f"no span of a kernel has ended, {count(unfinished, 'span')} began: there is nothing to say about time"
     if not total:
         counted = [problem.text for problem in findings.timeline.problems if problem.kind == "counted_only"]
         return "; ".join(["no kernel left a span: there is nothing to say about time", *counted[:1]])
@@ -204,6 +207,9 @@ def trust(findings: Findings) -> str:
         parts.append(f"{ranks(salvaged)} died")
     if findings.waits.num_open:
         parts.append(f"{count(findings.waits.num_open, 'wait')} never ended")
+    others = sum(rank.num_open_spans for rank in summary.ranks) - findings.waits.num_open
+    if others > 0:
+        parts.append(f"{count(others, 'other span' if findings.waits.num_open else 'span')} never ended")
     if any(rank.backend == "cpu" for rank in summary.ranks):
         parts.append("made on the CPU backend: order and coverage, never GPU durations")
     return "; ".join(parts)

@@ -41,7 +41,7 @@ def time_part(findings: Findings) -> Part:
     totals = {name: int(getattr(time, name).sum()) for name, *_ in TIME_PARTS}
     whole = sum(totals.values())
     if not whole:
-        return Part("time", "Time", question, "No kernel left a span here, so there is no time to share out.")
+        return Part("time", "Time", question, "No span of a kernel has ended here, so there is no time to share out.")
     said = ", ".join(f"{percent(ns, whole)} {name.replace('_', ' ')}" for name, ns in totals.items() if ns)
     kept = ", as far as the flight recorder kept it" if findings.records_overwritten else ""
     answer = f"The warps spent <b>{percent(totals['wait'], whole)}</b> of their time waiting{kept}: {said}."
