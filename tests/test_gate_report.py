@@ -98,5 +98,6 @@ def test_numbers_for_people():
         "3.00 s",
     ]
     assert metric_value("a.wait_share", 0.125) == "12.5 %"
-    assert [growth(value) for value in (0.153, -0.05, 22.6, float("nan"))] == ["+15.3 %", "-5.0 %", "23.6 x", "?"]
+    said = [growth(value) for value in (0.153, -0.05, 22.6, float("nan"), -0.0004)]
+    assert said == ["+15.3 %", "-5.0 %", "23.6 x", "?", "+0.0 %"]
     assert [size(value) for value in (0.05, 10.0)] == ["5.0 %", "11.0 x"]

@@ -50,7 +50,7 @@ def growth(value: float) -> str:
     """0.153 as "+15.3 %"; from ten times on a factor, 23.6 x."""
     if not math.isfinite(value):
         return "?"
-    return f"{100 * value:+.1f} %" if abs(value) < 10 else factor(1 + value)
+    return f"{round(100 * value, 1) + 0.0:+.1f} %" if abs(value) < 10 else factor(1 + value)  # -0.0 + 0.0 is 0.0
 
 
 def unit_for(value_ns: float) -> tuple[str, float]:
