@@ -192,13 +192,45 @@ def test_settings_of_a_capture_are_the_work_alone(tmp_path):
     options = MoeRun(**SMALL)
     recorded = {"keep": "last", "every": 2, "records_per_track": 4096, "timeout_ms": 19_000, "command": "other"}
     assert run(dataclasses.replace(options, **recorded, backend="cpu"), tmp_path).ok
-    assert tracekern.load(tmp_path).ranks[0].metadata["settings"] == options.workload
+    timeline = tracekern.load(tmp_path)
+    assert timeline.ranks[0].metadata["settings"] == options.workload
+    grids = {
+        (launch.num_blocks, launch.warps_per_block) for launch in timeline.launches if launch.name != "rank_barrier"
+    }
+    assert grids == {(options.blocks, options.warps)}
     for name, value in {"variant": "token", "tokens": 11, "seed": 8, "uneven": False, "routing": "uniform"}.items():
         assert dataclasses.replace(options, **{name: value}).workload == {**options.workload, name: value}
     parts = [MoeRun(**SMALL, variant="pipelined", partitions=count).workload["partitions"] for count in (2, 3)]
     assert parts == [2, 3]
     with pytest.raises(BadInput, match="variant balanced has none, only pipelined has"):
         MoeRun(**SMALL, partitions=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"topk": 5, "experts": 4}, "top-k 5 of 4 experts: a token cannot choose more"),
+        ({"tokens": 1 << 18, "topk": 16}, "4194304 rows for one rank; the slot field"),
+        ({"variant": "sorted", "backend": "cuda"}, "variant sorted runs on the CPU only"),
+        ({"records_per_track": 0}, "records-per-track is 0; wanted auto or 1 to 16777216"),
+        ({"records_per_track": "some"}, "records-per-track is some; wanted auto"),
+        ({"keep": "middle"}, "keep is 'middle'; wanted one of first, last"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options, said):
+    with pytest.raises(BadInput, match=re.escape(said)):
+        MoeRun(**{**SMALL, **options})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("{", "TRACEKERN_MOE_RUN is '{': Expecting"), ('{"ranks": 0}', "ranks is 0; wanted 1 to 64\n")]
+)
+def test_a_rank_started_with_options_that_cannot_be_says_so_in_a_line(text, said):
+    command = [sys.executable, "-m", "tracekern.moe.worker"]
+    ended = subprocess.run(command, env={**os.environ, "TRACEKERN_MOE_RUN": text}, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(said)
+    assert ended.stderr.count("\n") == 1
 
 
 def test_ranks_that_only_followed_are_counted():

@@ -10,6 +10,7 @@ from tracekern.errors import BadInput
 from tracekern.moe.shape import MAX_PARTITIONS, MoeShape
 from tracekern.record.communicator import Communicator
 from tracekern.record.group import Group
+from tracekern.words import count
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +58,7 @@ class P2PPipeline:
         if variant not in STAGES:
             raise BadInput(f"variant is {variant!r}; wanted one of {', '.join(STAGES)}")
         if shape.num_ranks != group.num_ranks:
-            raise BadInput(f"the shape is for {shape.num_ranks} ranks, the group has {group.num_ranks}")
+            raise BadInput(f"the shape is for {count(shape.num_ranks, 'rank')}, the group has {group.num_ranks}")
         _check_range("num_blocks", num_blocks, 4096)
         _check_range("warps_per_block", warps_per_block, 16 if backend == "cuda" else 32)
         if backend == "cpu":

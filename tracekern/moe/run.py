@@ -92,8 +92,9 @@ class MoeRun:
                 raise BadInput(f"{name} is {value}; wanted {low} to {high}")
         if self.partitions and self.variant != "pipelined":
             raise BadInput(f"partitions is {self.partitions}; variant {self.variant} has none, only pipelined has")
-        if self.records_per_track != "auto" and not 1 <= int(self.records_per_track) <= 1 << 24:
-            raise BadInput(f"records-per-track is {self.records_per_track}; wanted auto or 1 to {1 << 24}")
+        records = self.records_per_track
+        if records != "auto" and (not isinstance(records, int) or not 1 <= records <= 1 << 24):
+            raise BadInput(f"records-per-track is {records}; wanted auto or 1 to {1 << 24}")
         _ = self.shape
 
     @property

@@ -44,10 +44,9 @@ def main() -> int:
     """Runs this rank; returns its exit code."""
     # Until there is something to keep Ctrl-C just ends it, also while it waits for the others in C++.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    options = _options_from_environment()
     rank = int(os.environ.get("RANK", "0"))
     try:
-        report = _run_rank(options)
+        report = _run_rank(_options_from_environment())
     except TracekernError as error:
         followed = isinstance(error, CommTimeout) and error.fault.get("cause") == "peer_aborted"
         report = RankReport(rank=rank, ok=False, error=str(error), exit_code=error.exit_code, followed=followed)
