@@ -83,7 +83,10 @@ def test_counting_goes_on_behind_a_block_of_its_own(tmp_path: Path):
 def test_counting_a_kernel_that_still_runs_is_refused(tmp_path: Path):
     def count_without_waiting(session: Capture) -> None:
         with session.counting():
-            TrackWriter(session.launch("slow", grid=1, warps=1, events=TABLE).descriptor, 0, 0)
+            launch(session)
+            slow = session.launch("slow", grid=1, warps=2, events=TABLE).descriptor
+            TrackWriter(slow, 0, 0).finish()
+            TrackWriter(slow, 0, 1)
 
     with capture(tmp_path) as session, pytest.raises(BadInput, match="'slow' still runs"):
         count_without_waiting(session)
@@ -176,6 +179,8 @@ def test_a_second_capture_takes_the_place_of_the_first(tmp_path: Path):
         ({"records_per_track": -1}, "records_per_track=-1"),
         ({"every": 0}, "every=0"),
         ({"every": "2"}, "every='2'"),
+        ({"keep": "latest"}, "keep='latest'"),
+        ({"sink": "disk"}, "sink='disk'"),
         ({"blocks": slice(-3, None)}, "start -3"),
         ({"blocks": 3}, "blocks=3"),
         ({"blocks": slice("a", None)}, "start 'a'"),
@@ -250,12 +255,13 @@ def test_a_capture_that_is_not_open_is_told(tmp_path: Path):
             launch(session)
 
 
-@pytest.mark.parametrize("name", ["trace.pftrace.gz", "mine.pftrace.gz"])
-def test_the_trace_of_an_earlier_capture_goes_with_it(tmp_path: Path, name: str):
-    (tmp_path / name).write_bytes(b"of an earlier capture")
+def test_the_files_of_an_earlier_capture_of_more_ranks_go_with_it(tmp_path: Path):
+    gone = {"trace.pftrace.gz", "rank_00000.torch.json.gz", "rank_00001.torch.json.gz", "rank_00001.tkdump"}
+    for name in (*gone, "mine.pftrace.gz"):
+        (tmp_path / name).write_bytes(b"of an earlier capture")
     with capture(tmp_path):
-        pass
-    assert (tmp_path / name).exists() == (name != "trace.pftrace.gz")
+        assert {path.name for path in tmp_path.iterdir()} == {"mine.pftrace.gz"}
+    assert [rank.rank for rank in load(tmp_path).ranks] == [0]
 
 
 def test_a_capture_that_cannot_open_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -40,6 +40,8 @@ class Setup:
         for name, value, low, bits in (("max_bytes", self.max_bytes, 1, 48), ("host_spans", self.host_spans, 0, 32)):
             if not isinstance(value, Integral) or value < low or value >> bits:
                 raise BadInput(f"{name}={value!r}: wanted a whole number from {low} to 2^{bits} - 1")
+        if self.sink not in ("auto", "host", "device"):
+            raise BadInput(f"sink={self.sink!r}: wanted 'auto', 'host' or 'device'")
         if not isinstance(self.load, Sequence) or not all(map(callable, self.load)):
             raise BadInput(f"load={self.load!r}: wanted a list of functions")
 
