@@ -12,8 +12,8 @@ from tracekern.words import count, duration
 _CLOCKS = {"reference": "clock reference", "unaligned": "UNALIGNED"}
 """How clocks are related that have no bound to tell."""
 
-_THINGS = ("wait", "record", "span", "end", "track", "flow", "rank", "probe", "table", "fault", "clock")
-"""What kinds of problems can be counted by; others say how it was: 2 salvaged."""
+_STATES = ("salvaged", "running", "counted_only", "cycle_rate_unknown")
+"""Kinds of problems that say how it was: 2 salvaged. Others are counted: 2 lost records."""
 
 UNALIGNED = "UNALIGNED: every rank on its own clock, times of different ranks cannot be compared"
 
@@ -44,8 +44,12 @@ def problem_summary(problems: tuple[Problem, ...]) -> str:
 
 
 def _count_kind(kind: str, number: int) -> str:
-    text = kind.replace("_", " ").removesuffix("s")
-    return count(number, text) if text.endswith(_THINGS) else f"{number:,} {text}"
+    text = kind.replace("_", " ")
+    if kind in _STATES:
+        return f"{number:,} {text}"
+    if kind.startswith("launch_"):
+        return count(number, "launch") + text.removeprefix("launch")
+    return count(number, text.removesuffix("s"))
 
 
 def about(timeline: Timeline) -> dict[str, str]:
@@ -98,14 +102,12 @@ def block_label(track: Track, num_streams: int) -> str:
 
 
 def warp_label(track: Track) -> str:
-    if track.warp < 0:
-        return track.role or track.name
     return f"warp {track.warp:02} {track.role}".rstrip()
 
 
 def flat_label(track: Track, num_streams: int) -> str:
     """The whole name of a track on one row, for formats without nested rows."""
-    if track.kind != TrackKind.DEVICE or track.block < 0:
+    if track.kind != TrackKind.DEVICE:
         return track.name
     return f"{block_label(track, num_streams)} {warp_label(track)}"
 
