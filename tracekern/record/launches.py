@@ -172,11 +172,10 @@ class Launches:
         return self._selection.unknown_names(list(self._tables.values()))
 
     def _table(self, events: str | dict[str, Any], roles: Sequence[str]) -> KernelTable:
-        if isinstance(events, dict):
-            return KernelTable.parse(events, roles)
-        key = (events, tuple(roles))
+        text = json.dumps(events) if isinstance(events, dict) else events
+        key = (text, tuple(roles))
         if key not in self._tables:
-            self._tables[key] = KernelTable.parse(events, roles)
+            self._tables[key] = KernelTable.parse(text, roles)
         return self._tables[key]
 
 
