@@ -82,7 +82,6 @@ def prepare(timeline: Timeline) -> Drawing:
         raise BadInput(
             f"the timeline is in {timeline.unit}, each rank on its own clock; align it to ns before exporting"
         )
-    _check_host_names(timeline)
     draw_end = _draw_end(timeline)
     order = _drawing_order(timeline.spans, draw_end)
     if order is not None:
@@ -122,26 +121,12 @@ def keep_one_row_per_block(timeline: Timeline) -> tuple[Timeline, int]:
     has_spans = np.bincount(timeline.spans.track, minlength=len(timeline.tracks)) > 0
     first_warps: dict[tuple[int, int, int, str], int] = {}
     for track_idx, track in enumerate(timeline.tracks):
-        if track.kind != TrackKind.DEVICE or not has_spans[track_idx]:
-            continue
-        key = (track.rank, track.stream, track.block, track.role)
-        if key not in first_warps or track.warp < timeline.tracks[first_warps[key]].warp:
-            first_warps[key] = track_idx
+        if track.kind == TrackKind.DEVICE and has_spans[track_idx]:  # the warps of a block stand in order
+            first_warps.setdefault((track.rank, track.stream, track.block, track.role), track_idx)
     kept = ~timeline.tracks_of(TrackKind.DEVICE)
     kept[list(first_warps.values())] = True
     reduced = take_tracks(timeline, kept)
     return reduced, len(timeline.spans) - len(reduced.spans)
-
-
-def _check_host_names(timeline: Timeline) -> None:
-    host_events = [i for i, event in enumerate(timeline.events) if event.event_class is EventClass.HOST]
-    if host_events:
-        is_host = np.isin(timeline.spans.event, host_events)
-        names = timeline.spans.begin_payload[is_host]
-        if len(names) and int(names.max()) >= len(timeline.host_names):
-            raise BadInput(
-                f"a host span has name {int(names.max())}, the timeline has {len(timeline.host_names)} host names"
-            )
 
 
 def _extent(timeline: Timeline) -> tuple[int, int]:
@@ -157,11 +142,9 @@ def _extent(timeline: Timeline) -> tuple[int, int]:
 def _draw_end(timeline: Timeline) -> Int64:
     spans = timeline.spans
     is_open = spans.end == OPEN_END
-    if not is_open.any():
-        if (spans.end < spans.start).any():
-            return np.maximum(spans.end, spans.start)
-        return spans.end
     draw_end = np.maximum(spans.end, spans.start)
+    if not is_open.any():
+        return draw_end
     draw_end[is_open] = timeline.last_times()[spans.track[is_open]]
     # A launch whose ends were lost must not swallow the launches after it on the same track.
     changes = np.flatnonzero((np.diff(spans.track) != 0) | (np.diff(spans.launch) != 0)) + 1
@@ -174,8 +157,6 @@ def _draw_end(timeline: Timeline) -> Int64:
 
 def _drawing_order(spans: Spans, draw_end: Int64) -> Permutation | None:
     """The order of (track, start, longest first), or None when the spans stand in it already."""
-    if len(spans) < 2:
-        return None
     track_step = np.diff(spans.track)
     start_step = np.diff(spans.start)
     end_step = np.diff(draw_end)

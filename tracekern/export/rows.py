@@ -58,7 +58,7 @@ class Rows:
 
 
 def lay_out(timeline: Timeline) -> Rows:
-    """Rows of the root, the ranks and the tracks that hold something. A track that is empty shares its rank's row."""
+    """Rows of the root, the ranks and the tracks that hold something. An empty track has none of its own."""
     rows = Rows()
     root = rows.add(labels.title(timeline), -1, 0)
     num_nodes = len({rank.node for rank in timeline.ranks})
@@ -68,7 +68,6 @@ def lay_out(timeline: Timeline) -> Rows:
     tracks_of_rank: dict[int, list[int]] = {rank: [] for rank in rows.of_rank}
     rows.of_track = [root] * len(timeline.tracks)
     for track_idx, track in enumerate(timeline.tracks):
-        rows.of_track[track_idx] = rows.of_rank.get(track.rank, root)
         if used[track_idx] and track.rank in rows.of_rank:
             tracks_of_rank[track.rank].append(track_idx)
     for rank_number, members in tracks_of_rank.items():
@@ -86,7 +85,7 @@ def _lay_out_rank(rows: Rows, timeline: Timeline, rank_row: int, members: list[i
         track = tracks[track_idx]
         if track.kind == TrackKind.LAUNCH and order == 0:
             rows.of_track[track_idx] = rank_row
-        elif track.kind != TrackKind.DEVICE or track.block < 0:
+        elif track.kind != TrackKind.DEVICE:
             rows.of_track[track_idx] = rows.add(track.name, rank_row, order, sequence)
         else:
             blocks.setdefault((track.block, track.stream), []).append(track_idx)

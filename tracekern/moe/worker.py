@@ -139,10 +139,9 @@ def _draw(options: MoeRun, rank: int, iteration: int) -> Batch:
 
 def _choose_backend(options: MoeRun) -> str:
     """ "cpu" or "cuda"; of fewer GPUs than ranks each serves several. Raises BadInput where there is none."""
-    if options.variant not in STAGES and options.backend != "cuda":
-        return "cpu"
     num_gpus = torch.cuda.device_count()
-    if options.backend == "cpu" or (options.backend == "auto" and num_gpus < options.ranks):
+    on_cpu = options.variant not in STAGES or options.backend == "cpu"
+    if on_cpu or (options.backend == "auto" and num_gpus < options.ranks):
         return "cpu"
     if num_gpus == 0:
         raise BadInput("torch finds no GPU here; take the backend cpu")
