@@ -194,8 +194,9 @@ from tracekern.record.session import capture
 
 def open_and_close(go_on):
     with capture(sys.argv[1]) as session:
-        launched = session.launch("demo", grid=1, warps=1, events=EVENT_TABLE)
-        writer = TrackWriter(launched.descriptor, 0, 0)
+        first, second = (session.launch("demo", grid=1, warps=1, events=EVENT_TABLE) for _ in range(2))
+        TrackWriter(first.descriptor, 0, 0).finish()
+        writer = TrackWriter(second.descriptor, 0, 0)
     def run():
         go_on.wait()
         writer.span(1)

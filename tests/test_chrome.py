@@ -105,6 +105,9 @@ def check_picture(timeline: Timeline, path: Path) -> TraceProcessor:
 def test_every_span_lies_on_its_thread(tmp_path: Path, name: str):
     timeline = make_timeline(num_ranks=3)
     processor = check_picture(timeline, tmp_path / name)
+    with gzip.open(tmp_path / name) if name.endswith(".gz") else (tmp_path / name).open("rb") as file:
+        phases = {event["ph"] for event in json.load(file)["traceEvents"]}
+    assert phases == set("MXCisf"), "Perfetto reads the first letter alone"
     slices = loaded_slices(processor)
     by_thread: dict[tuple, list] = {}
     for slice_id, pid, process, thread in processor.query(

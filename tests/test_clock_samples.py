@@ -86,6 +86,7 @@ def test_pairs_join_all_ranks_and_stay_few(num_ranks):
         joined |= {rank for pair in pairs if joined & set(pair) for rank in pair}
     assert joined == set(range(num_ranks))
     assert len({frozenset(pair) for pair in pairs}) == len(pairs)
+    assert {(rank - 1, rank) for rank in range(1, num_ranks)} <= {(min(pair), max(pair)) for pair in pairs}
     assert len(pairs) <= (28 if num_ranks <= 8 else 2 * num_ranks)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import resource
 import struct
@@ -166,10 +167,37 @@ def test_text_that_is_no_text_gets_a_mark_in_its_place(sound: bytes, scratch: Pa
     assert (metadata["command"], metadata["settings"]) == ("train ? \U0001f680", {"name": "?"})
 
 
-def test_settings_that_are_no_dict_are_refused(sound: bytes, scratch: Path):
-    assert "metadata field settings is [1], wanted dict" in refuse(
-        scratch, rebuild(sound, metadata_of(sound) | {"settings": [1]})
-    )
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("settings",), [1], "metadata field settings is [1], wanted dict"),
+        (("node",), None, "metadata field node is None, wanted str"),
+        (("rank",), 2, "metadata field rank is 2, wanted 0..1"),
+        (("num_ranks",), True, "metadata field num_ranks is True, wanted int"),
+        (("launches_lost",), -1, "metadata field launches_lost is -1, wanted 0.."),
+        (("refused_text",), 3, "metadata field refused_text is 3, wanted str"),
+        (("state",), "gone", "metadata field state is 'gone', wanted one of"),
+        (("roles",), "sender", "roles are not a list of names"),
+        (("role_tables", 0), [1], "roles are not a list of names"),
+        (("clock", "ticks_per_second"), 0, "metadata field ticks_per_second is 0, wanted 1.."),
+        (("overhead_ns",), {"4": -1}, "metadata field overhead_ns is {'4': -1}, wanted ns by warps per SM"),
+        (("overhead_ns",), {"four": 1}, "metadata field overhead_ns"),
+        (("sinks",), ["host"], "metadata field sinks is ['host'], wanted 'host' or 'device' by kernel"),
+        (("sinks",), {"a": ["host", "device"], "b": ["disk"]}, "metadata field sinks"),
+        (("event_tables", 0, "events"), [{}] * 65, "has 65 events, wanted at most 64"),
+        (("launches", 0, "event_table"), 1, "launch 0 names table 1 of 1 event_tables"),
+        (("launches", 0, "headers_offset"), 8, "headers_offset 8 with "),
+        (("launches", 0, "num_tracks"), 1 << 40, "does not fit the payload of "),
+        (("launches", 1, "records_offset"), 0, "records of launch 1 overlap those before it"),
+        (("launches", 1, "records_count"), 1, "launch 1 has 1 records, its tracks say "),
+        (("host_spans", "count"), 1 << 40, "host_spans "),
+    ],
+)
+def test_a_field_that_cannot_be_is_named(sound: bytes, scratch: Path, path: tuple, value: Any, said: str):
+    metadata = metadata_of(sound)
+    *parents, key = path
+    functools.reduce(lambda table, parent: table[parent], parents, metadata)[key] = value
+    assert said in refuse(scratch, rebuild(sound, metadata))
 
 
 def test_other_files_are_told_apart(scratch: Path, sound: bytes):

@@ -17,6 +17,7 @@ from tracekern.gate.compare import (
     Rules,
     Verdict,
     _runs_to_decide,
+    _verdict,
     compare,
     floors,
     minimal_detectable_changes,
@@ -162,8 +163,25 @@ def changed(**changes):
 def test_what_cannot_be_compared_says_why_and_exits_2(head, said):
     comparison = compare(draw_runs(8, 1), head, RULES)
     assert any(said in problem for problem in comparison.problems), comparison.problems
+    assert not any("no metric to compare" in problem for problem in comparison.problems)
     assert comparison.changes == ()
     assert check(head, draw_runs(8, 1), ()).outcome is Outcome.CANNOT_SAY
+
+
+@pytest.mark.parametrize(
+    ("interval", "p", "verdict"),
+    [
+        ((0.06, 0.1, 0.2), FAMILY_ERROR, Verdict.REGRESSED),
+        ((0.06, 0.1, 0.2), 2 * FAMILY_ERROR, Verdict.UNDECIDED),  # it grew, but so does one of many by chance
+        ((0.05, 0.1, 0.2), FAMILY_ERROR, Verdict.UNDECIDED),
+        ((0.0, 0.04, 0.05), FAMILY_ERROR, Verdict.UNDECIDED),
+        ((0.0, 0.03, 0.04), FAMILY_ERROR, Verdict.SAME),
+        ((-0.2, -0.1, -0.05), 1.0, Verdict.SAME),
+        ((-0.2, -0.1, -0.06), 1.0, Verdict.BETTER),
+    ],
+)
+def test_a_verdict_needs_a_growth_above_the_floor_that_chance_does_not_explain(interval, p, verdict):
+    assert _verdict(interval, 0.05, p) is verdict
 
 
 def test_other_hosts_when_allowed():

@@ -369,13 +369,16 @@ def test_a_history_holds_other_shapes_and_places_apart(tmp_path):
     assert len(history.comparable(entries)) == 2
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"format": "tracekern-history", "version": 2, "runs": [{}]}', '{"a": 1}'])
+HISTORY = b'{"format": "tracekern-history", "version": %d, "runs": %b}'
+
+
+@pytest.mark.parametrize("line", [b"{", b"[]", b'{"a": 1}', b"\xff", HISTORY % (2, b"[{}]"), HISTORY % (1, b"[]")])
 def test_a_file_that_is_no_history_is_left_as_it_is(tmp_path, line):
     path = tmp_path / "history.jsonl"
-    path.write_text(f"{line}\n")
-    with pytest.raises(BadInput, match="history.jsonl:1: "):
+    path.write_bytes(line + b"\n")
+    with pytest.raises(BadInput, match=r"history\.jsonl(:1: |: cannot be read)"):
         history.append(path, [make_run()], "good")
-    assert path.read_text() == f"{line}\n"
+    assert path.read_bytes() == line + b"\n"
 
 
 def test_what_cannot_be_written_is_one_line(tmp_path):

@@ -18,7 +18,7 @@ from tests.captures import EVENT_TABLE, CaptureSpec, metadata
 from tests.kept_device import fork
 from tracekern.record import format as fmt
 from tracekern.record.dump import read_dump
-from tracekern.record.keeper import keep
+from tracekern.record.keeper import collect_or_let, keep
 from tracekern.record.launch_plan import LaunchPlan
 from tracekern.record.pack import write_dump
 from tracekern.record.segment import Segment
@@ -153,3 +153,20 @@ def test_it_collects_when_it_is_told_and_not_twice(tmp_path, act, left):
         assert pair.roles() == left
     finally:
         pair.end()
+
+
+def test_without_a_keeper_a_lost_device_is_told_and_nothing_counts_as_collected():
+    segment = Segment.create(f"keeper-test-{os.getpid()}", 0, metadata(CaptureSpec(), 0), 1 << 16)
+
+    def fail() -> None:
+        raise RuntimeError("the device is lost")
+
+    try:
+        with pytest.raises(RuntimeError, match="the device is lost"):
+            collect_or_let(segment, fail, None)
+        assert not segment.header["collected"]
+        collect_or_let(segment, lambda: None, None)
+        assert segment.header["collected"]
+    finally:
+        segment.unlink()
+        segment.close()

@@ -160,15 +160,15 @@ def main():
 """
     )
     lines: list[tuple[int, str]] = []
-    started: dict[int, int] = {}
+    started: list[tuple[int, int]] = []
     exits = launch_ranks(
         3,
         "module:main",
         env=function.env,
         on_line=lambda rank, line: lines.append((rank, line)),
-        on_start=started.__setitem__,
+        on_start=lambda rank, pid: started.append((rank, pid)),
     )
-    assert started == {end.rank: end.pid for end in exits}
+    assert sorted(started) == [(end.rank, end.pid) for end in exits]
     assert [(rank, line) for rank, line in lines if line == "imported"] == [(0, "imported")]
     words = [line.split() for _, line in lines if line != "imported"]
     assert len(words) == 3

@@ -127,8 +127,10 @@ def refuse(group: Group, what: str) -> str:
     shape = MoeShape(num_ranks=2, max_tokens=4, num_experts=4, topk=2, hidden=8, dtype="fp32")
     batch = draw_batch(shape, seed=1, rank=group.rank, iteration=0, routing="uniform", uneven=False)
     scale = draw_expert_scale(shape)
-    x, idx, weights = batch.x, batch.topk_idx.clone(), batch.topk_weights
+    x, idx, weights, out = batch.x, batch.topk_idx.clone(), batch.topk_weights, None
     try:
+        if what == "other ranks":
+            P2PPipeline(group, MoeShape(1, 4, 4, 2, 8, "fp32"), "fused")
         if what == "sizes differ":
             P2PPipeline(group, MoeShape(2, 4 + group.rank, 4, 2, 8, "fp32"), "fused")
         if what == "one rank cannot":
@@ -140,7 +142,13 @@ def refuse(group: Group, what: str) -> str:
             x = x.to(torch.bfloat16)
         elif what == "too many tokens":
             x, idx, weights = (torch.cat([tensor, tensor]) for tensor in (x, idx, weights))
-        pipeline(x, idx, weights, scale)
+        elif what == "columns first":
+            x = x.t().contiguous().t()
+        elif what == "results columns first":
+            out = torch.empty(8, 4).t()
+        elif what == "too few results":
+            out = torch.empty(3, 8)
+        pipeline(x, idx, weights, scale, out=out)
     except BadInput as error:
         return str(error)
     return ""
@@ -152,6 +160,13 @@ def refuse(group: Group, what: str) -> str:
         ("expert out of range", "topk_idx names expert 4; wanted -1 (none) or 0 to 3"),
         ("dtype", "x is torch.bfloat16 [4, 8]; wanted torch.float32 [4, 8]"),
         ("too many tokens", "8 tokens; the pipeline was made for at most 4"),
+        ("columns first", "x is not contiguous, on cpu; wanted contiguous, on cpu"),
+        (
+            "results columns first",
+            "out is torch.float32 [4, 8] on cpu; wanted torch.float32 [4, 8], contiguous, on cpu",
+        ),
+        ("too few results", "out is torch.float32 [3, 8] on cpu; wanted torch.float32 [4, 8], contiguous, on cpu"),
+        ("other ranks", "the shape is for 1 rank, the group has 2"),
         ("one rank cannot", "rank 1: executor is 'steam'; wanted 'fibers' or 'threads'"),
     ],
 )

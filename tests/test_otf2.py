@@ -106,7 +106,7 @@ def check(timeline: Timeline, path: Path) -> Loaded:
         drawn.setdefault((process, location.split(" (lane ")[0]), Counter()).update(spans)
     assert drawn == wanted
     assert found.messages == wanted_messages(timeline)
-    assert stats.spans == len(timeline.spans)
+    assert (stats.spans, stats.marks) == (len(timeline.spans), len(timeline.marks))
     assert stats.flows == len(found.messages)
     return found
 

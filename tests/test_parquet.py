@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from timelines import HOST, HOST_NAMES, LAUNCH, WAIT, make_timeline, timelines
 
 from tracekern.errors import BadInput
-from tracekern.export.parquet import write_parquet
+from tracekern.export.parquet import _COLUMNS, write_parquet
 from tracekern.timeline.model import OPEN_END, EventClass, Timeline
 
 
@@ -109,6 +109,7 @@ def test_columns_read_well(tmp_path: Path):
     assert host["epoch"] is None
     launch = next(row for row in rows if row["event"] == timeline.events[LAUNCH].name)
     assert launch["name"] == "dispatch"
+    assert set(copy) - {"peer", "slot", "delta", "value", "seen", "end_peer", "wide", "end_epoch"} == _COLUMNS
 
 
 def test_flow_numbers_are_span_numbers(tmp_path: Path):

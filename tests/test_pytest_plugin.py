@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import runs
 
-from tracekern.gate.pytest_runs import TestRuns
+from tracekern.errors import BadInput
+from tracekern.gate.pytest_runs import TestRuns, read
 
 pytest_plugins = ["pytester"]
 
@@ -140,12 +141,29 @@ def test_bad_options_stop_before_any_test(inner, arguments, said):
     result.stderr.fnmatch_lines([f"*{said}*"])
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"format": "tracekern-pytest", "version": 2}'])
-def test_a_baseline_of_another_kind_is_refused(inner, pytester, text):
-    (pytester.path / "old.json").write_text(text)
+def test_a_baseline_of_another_kind_is_refused(inner, pytester):
+    (pytester.path / "old.json").write_text("{")
     result = inner("--tracekern-compare=old.json")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*old.json: *"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "is no baseline of tests of version 1"),
+        ('{"format": "tracekern-pytest", "version": 2}', "is no baseline of tests of version 1"),
+        ('{"format": "tracekern-baseline", "version": 1}', "is no baseline of tests of version 1"),
+        ('{"format": "tracekern-pytest", "version": 1, "tests": []}', "holds no tests"),
+        ('{"format": "tracekern-pytest", "version": 1, "tests": {"a": []}}', "holds no tests"),
+        ('{"format": "tracekern-pytest", "version": 1, "tests": {"a": 5}}', "holds no tests"),
+        ("[" * 100_000, "cannot be read"),
+    ],
+)
+def test_what_is_no_baseline_of_tests_is_refused(tmp_path, text, said):
+    (tmp_path / "old.json").write_text(text)
+    with pytest.raises(BadInput, match=f"old.json: {said}"):
+        read(tmp_path / "old.json")
 
 
 def test_a_suite_that_does_not_use_it_pays_nothing(pytester, monkeypatch):
@@ -160,13 +178,14 @@ def test_a_suite_that_does_not_use_it_pays_nothing(pytester, monkeypatch):
 def test_what_grew_from_nothing_grew(num_runs):
     name = "dispatch.wait_token.wait_share"
     base, head = (
-        [runs.make_run(side + number, {name: share}) for number in range(num_runs)]
-        for side, share in ((0, 0.0), (100, 0.4))
+        [runs.make_run(side + number, {name: share}, nodes=(node,)) for number in range(num_runs)]
+        for side, share, node in ((0, 0.0, "node-a"), (100, 0.4, "node-b"))
     )
     session = TestRuns(Path("storage"), False, Path("baseline"), {"t": base}, {"wait_share": 0.2}, {"t": head})
     session.finish(all_passed=True)
     (failure,) = session.failures
     assert "0 % -> 40 %" in failure
+    assert session.lines == ["compared with baseline"]
     unchanged = TestRuns(Path("storage"), False, Path("baseline"), {"t": base}, {"wait_share": 0.2}, {"t": base})
     unchanged.finish(all_passed=True)
     assert unchanged.failures == []

@@ -29,6 +29,7 @@ from tracekern.record.dump import read_dump
 from tracekern.record.keeper import collect_mirrored
 from tracekern.record.launches import Launches
 from tracekern.record.pack import write_dump
+from tracekern.record.recycle import Passed, StreamProgress
 from tracekern.record.segment import Segment
 from tracekern.record.selection import Selection
 from tracekern.record.session import capture
@@ -314,3 +315,23 @@ def test_what_it_would_find(tmp_path, monkeypatch, fault):
 
     with pytest.raises(AssertionError):
         play_all()
+
+
+def test_a_stream_is_asked_for_its_progress_when_that_decides():
+    marks: list[bool] = []
+
+    def mark() -> Passed:
+        marks.append(False)
+        return lambda: marks[0]
+
+    progress = StreamProgress(mark)
+    for _ in range(5):
+        progress.before_launch(ahead=False)
+        last = progress.count(1 << 30)
+    assert marks == []
+    assert not progress.is_through(last)
+    assert marks == [False]
+    marks[0] = True
+    assert progress.is_through(last)
+    assert progress.is_through(0)
+    assert marks == [True]

@@ -191,7 +191,12 @@ def test_too_few_records_are_counted_drawn_and_told(tmp_path):
 def test_settings_of_a_capture_are_the_work_alone(tmp_path):
     options = MoeRun(**SMALL)
     recorded = {"keep": "last", "every": 2, "records_per_track": 4096, "timeout_ms": 19_000, "command": "other"}
-    assert run(dataclasses.replace(options, **recorded, backend="cpu"), tmp_path).ok
+    told: list[tuple[int, int]] = []
+    report = run(
+        dataclasses.replace(options, **recorded, backend="cpu"), tmp_path, lambda *progress: told.append(progress)
+    )
+    assert report.ok
+    assert told[-1] == (options.iterations, options.iterations)
     timeline = tracekern.load(tmp_path)
     assert timeline.ranks[0].metadata["settings"] == options.workload
     grids = {
@@ -252,6 +257,9 @@ def test_ranks_that_only_followed_are_counted():
         report.raise_for_error()
     assert str(failure.value).startswith("rank 2 dispatch_send block 0 warp 0 gave up on rank 1 after 20.0 s; channel")
     assert str(failure.value).endswith("; 2 more ranks stopped")
+    report = dataclasses.replace(report, ranks=ranks[:2], errors=report.errors[:2])
+    with pytest.raises(CommTimeout, match=r"^rank 0 .* stopped waiting for rank 1 .*; rank 1 .* rank 2 gave up;"):
+        report.raise_for_error()
 
 
 def test_a_killed_rank_is_named_and_its_part_is_kept(tmp_path):

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.captures import EVENT_TABLE, CaptureSpec, metadata, reserve_launch
@@ -99,8 +100,8 @@ def test_no_region_lies_across_a_multiple_of_4_gib(segment: Segment, room: int):
     wanted = plan(records_per_track=20)
     reserve_launch(segment, wanted)  # the tables are stored, too
     first = segment.address + int(segment.header["arena_offset"]) + int(segment.header["arena_cursor"])
-    regions = segment.reserve_regions(wanted, 4, -(first + room) % (1 << 32))
-    regions += segment.reserve_regions(wanted, 4, -(first + room) % (1 << 32))
+    mirror_offset = -(first + room) % (1 << 32)
+    regions = segment.reserve_regions(wanted, 4, mirror_offset) + segment.reserve_regions(wanted, 4, mirror_offset)
     assert len(regions) >= 4
     for region in regions:
         descriptor = segment.descriptors(region.offset)[0]
@@ -108,6 +109,8 @@ def test_no_region_lies_across_a_multiple_of_4_gib(segment: Segment, room: int):
         stop = start + 6 * 20 * fmt.WIDE_RECORD.itemsize
         assert start >> 32 == (stop - 1) >> 32
         assert region.offset + wanted.region_bytes <= int(segment.header["total_bytes"])
+        headers_at = region.offset + fmt.LAUNCH_DESCRIPTOR.itemsize
+        assert int(descriptor["headers"]) == segment.address + headers_at + mirror_offset
 
 
 def test_where_only_such_a_place_is_left_a_launch_is_refused(segment: Segment):
@@ -204,7 +207,13 @@ def test_segments_of_a_run_are_not_those_of_its_namesakes():
 
 def test_a_file_that_is_no_segment_is_refused():
     path = Path("/dev/shm/tracekern-nothing-0")
-    for content, message in ((b"", "died at birth"), (bytes(4096), "magic")):
+    cut = np.zeros(1, fmt.SEGMENT_HEADER)
+    cut["magic"], cut["total_bytes"] = fmt.SEGMENT_MAGIC, 8192
+    for content, message in (
+        (b"", "died at birth"),
+        (bytes(4096), "magic"),
+        (cut.tobytes(), "256 bytes, its header says 8192; damaged"),
+    ):
         path.write_bytes(content)
         try:
             with pytest.raises(BadInput, match=message):

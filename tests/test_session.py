@@ -227,6 +227,8 @@ def one_event(**changed: object) -> dict:
         ({"stream": -1}, "stream=-1"),
         ({"roles": "sender"}, "roles='sender'"),
         ({"roles": [3]}, "roles="),
+        ({"roles": ["role"] * 33}, "launch 'demo': event table with 4 events and 33 roles: wanted at most 64 and 32"),
+        ({"events": {}}, "launch 'demo': events="),
         ({"events": None}, "launch 'demo': events="),
         ({"events": {**EVENT_TABLE, "name": 3}}, "launch 'demo': events="),
         ({"events": one_event(channel=None)}, "launch 'demo': events="),
@@ -256,8 +258,8 @@ def test_a_capture_that_is_not_open_is_told(tmp_path: Path):
 
 
 def test_the_files_of_an_earlier_capture_of_more_ranks_go_with_it(tmp_path: Path):
-    gone = {"trace.pftrace.gz", "rank_00000.torch.json.gz", "rank_00001.torch.json.gz", "rank_00001.tkdump"}
-    for name in (*gone, "mine.pftrace.gz"):
+    of_ranks = [f"rank_0000{rank}.{suffix}" for rank in (0, 1) for suffix in ("tkdump", "torch.json.gz")]
+    for name in ("trace.pftrace.gz", "capture.json", *of_ranks, "mine.pftrace.gz"):
         (tmp_path / name).write_bytes(b"of an earlier capture")
     with capture(tmp_path):
         assert {path.name for path in tmp_path.iterdir()} == {"mine.pftrace.gz"}

@@ -48,6 +48,9 @@ def test_ranks_of_torch_distributed_make_one_capture(tmp_path: Path):
     assert timeline.aligned
     assert timeline.host_names == ("step 0", "step 1")
     assert json.loads((tmp_path / "capture.json").read_text())["num_ranks"] == 3
+    for rank in range(3):
+        rounds = read_dump(tmp_path / f"rank_{rank:05d}.tkdump").clock_samples()["round_idx"]
+        assert set(rounds.tolist()) == {0, 1}, "clocks are sampled when it opens and when it closes"
 
 
 def test_what_ranks_of_our_launcher_have_saved_takes_no_more_memory(tmp_path: Path):

@@ -11,7 +11,7 @@ from tracekern.record.sinks import MAX_HOST_STORES_PER_S, STORES_PER_TRACK, Sink
 
 def counted(records: int, duration_ns: int, num_tracks: int = 4) -> np.ndarray:
     headers = np.zeros(num_tracks + 1, fmt.TRACK_HEADER)  # the last track was not selected: it never ran
-    headers["start_ticks"][:-1] = 10**15 + np.arange(num_tracks)
+    headers["start_ticks"][:-1] = 10**15 + np.arange(num_tracks) * duration_ns // (2 * num_tracks)
     headers["end_ticks"][:-1] = 10**15 + duration_ns
     headers["attempted"][:-1] = records // num_tracks
     return headers

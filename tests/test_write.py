@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import polars as pl
@@ -12,17 +13,46 @@ from trace_processor import TraceProcessor
 from tracekern.errors import BadInput
 from tracekern.export import write
 from tracekern.export.write import ManySpansWarning, export
+from tracekern.timeline.model import Marks, Problem, Spans
+
+
+def marks_of(spans: Spans) -> Marks:
+    """One where each third span begins."""
+    some = spans.take(slice(0, None, 3))
+    return Marks(some.track, some.event, some.launch, some.start, some.begin_payload)
 
 
 @pytest.mark.parametrize("suffix", [".pftrace", ".pftrace.gz", ".json", ".json.gz"])
 def test_pictures_by_suffix(tmp_path: Path, suffix: str):
     timeline = make_timeline()
+    timeline = timeline.replace(marks=marks_of(timeline.spans))
     path = tmp_path / f"trace{suffix}"
     stats = export(timeline, path)
-    assert stats.spans == len(timeline.spans)
+    assert (stats.spans, stats.marks) == (len(timeline.spans), len(timeline.marks))
     assert stats.flows == len(timeline.flows)
     assert stats.bytes == path.stat().st_size
     assert TraceProcessor(path).scalar("select count(*) from flow") == len(timeline.flows)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "rows"),
+    [
+        (".pftrace", ["warp 00", "rank 1 ±800 ns", "rank 1 ±800 ns", "tracekern: moe dispatch"]),
+        (".json", ["block 000 warp 00", "problems", "problems", "problems"]),
+    ],
+)
+def test_problems_are_drawn_where_they_were_met(tmp_path: Path, suffix: str, rows: list[str]):
+    """At the end of their track, or at the start of all, there one after the other."""
+    places = ((0, 2), (1, -1), (1, -1), (-1, -1))
+    problems = tuple(Problem("error", "fault", *place, f"problem {idx}") for idx, place in enumerate(places))
+    path = tmp_path / f"trace{suffix}"
+    export(make_timeline(problems=problems), path)
+    drawn = TraceProcessor(path).query(
+        "select s.name, coalesce(h.name, t.name), s.ts from slice s join track t on t.id = s.track_id "
+        "left join thread_track k on k.id = t.id left join thread h using (utid) "
+        "where s.category = 'problem' order by 1"
+    )
+    assert drawn == [(f"problem {idx}", row, (3000, 500, 501, 502)[idx]) for idx, row in enumerate(rows)]
 
 
 def test_parquet_by_suffix_and_by_name(tmp_path: Path):
@@ -47,6 +77,18 @@ def test_progress_ends_at_the_total(tmp_path: Path):
         steps: list[tuple[int, int]] = []
         export(timeline, tmp_path / name, progress=lambda done, total, steps=steps: steps.append((done, total)))
         assert steps[-1] == (len(timeline.spans), len(timeline.spans))
+
+
+@pytest.mark.parametrize("suffix", [".pftrace", ".json", ".otf2"])
+def test_one_row_per_block_and_role(tmp_path: Path, suffix: str):
+    if suffix == ".otf2":
+        pytest.importorskip("otf2", reason="the PyPI package otf2 is not installed (pip install otf2)")
+    timeline = make_timeline()
+    timeline = timeline.replace(tracks=tuple(dataclasses.replace(track, role="") for track in timeline.tracks))
+    stats = export(timeline, tmp_path / f"trace{suffix}", tracks="block")
+    assert stats.spans_left_out == 12  # 2 ranks x 2 blocks x 1 warp x 3 spans
+    assert stats.spans == len(timeline.spans) - 12
+    assert (stats.flows, stats.flows_left_out) == (4, 4)
 
 
 def test_many_spans_warn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
