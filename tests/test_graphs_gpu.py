@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import json
 import re
@@ -169,6 +170,7 @@ def test_a_graph_that_cannot_be_recorded_whole_is_refused(tmp_path):
         def run(calls: int) -> None:
             for _ in range(calls):
                 pipeline(*tensors, out=out, capture=session)
+            assert pipeline.comm.device.trouble() == ""
 
         run(1)
         pipeline.synchronize()
@@ -181,3 +183,31 @@ def test_a_graph_that_cannot_be_recorded_whole_is_refused(tmp_path):
     launches = [launch.name for launch in read_dump(tmp_path / "rank_00000.tkdump").launches]
     assert sorted(set(launches)) == sorted([*STAGES, *(f"whole/{stage}" for stage in STAGES)])
     assert len(launches) == 4 + 64
+
+
+@pytest.mark.gpu
+def test_garbage_of_an_earlier_graph_stays_while_one_is_captured(tmp_path):
+    """It holds device memory, and to give that back spoils what is being captured."""
+    require_gpus(1)
+    pipeline, tensors = one_rank()
+    out = torch.empty_like(tensors[0])
+    with capture(tmp_path, device=pipeline.comm.device) as session:
+
+        def run() -> None:
+            pipeline(*tensors, out=out, capture=session)
+            if gc.isenabled():
+                gc.collect()  # it may come at any time
+
+        run()
+        pipeline.synchronize()
+        earlier = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(earlier):
+            out.zero_()
+        garbage = [earlier]
+        garbage.append(garbage)
+        del earlier, garbage
+        graph = session.graph(run, name="decode")
+        assert gc.isenabled()
+        graph.replay()
+        pipeline.synchronize()
+    assert graph.lost_replays == 0

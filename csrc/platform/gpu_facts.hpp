@@ -92,9 +92,12 @@ inline DeviceFacts device_facts() {
 
 // What ended the current device's use by this process, such as a trap; empty: nothing did. Does not wait for kernels.
 inline std::string device_error() {
+    const BesideGraphCapture beside;
     const cudaError_t code = cudaStreamQuery(nullptr);
     if (code != cudaSuccess) cudaGetLastError();  // told here, "not ready" too; what another call left stays
-    return code == cudaSuccess || code == cudaErrorNotReady ? "" : cudaGetErrorString(code);
+    // While this thread captures a graph it may not ask, which says nothing of the device.
+    const bool is_refused = code >= cudaErrorStreamCaptureUnsupported && code <= cudaErrorStreamCaptureWrongThread;
+    return code == cudaSuccess || code == cudaErrorNotReady || is_refused ? "" : cudaGetErrorString(code);
 }
 
 }  // namespace tracekern

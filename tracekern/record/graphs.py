@@ -5,11 +5,13 @@ csrc/trace/graph.h has the device's side, docs/graphs.md the whole of it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -136,7 +138,7 @@ class TracedGraph:
         graph = torch.cuda.CUDAGraph()
         self._capturing, self._thread = instance, threading.get_ident()
         try:
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with _without_collector(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 if instance == "traced":
                     self._ring.add_first_node(torch.cuda.current_stream().cuda_stream)
                 run()
@@ -172,3 +174,16 @@ class TracedGraph:
                 sets[row, idx] = segment.descriptors(region.offset)[0]
         self._sets.extend(sets)
         self._next_batch = min(2 * self._next_batch, 8 * self._device.max_regions_ahead)
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Garbage, such as another graph, may hold device memory: given back while a stream is captured it spoils that."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
