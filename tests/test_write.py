@@ -115,3 +115,10 @@ def test_what_cannot_be_written_is_one_line(tmp_path: Path, suffix: str):
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="cannot write .*; nothing was left there"):
         export(make_timeline(), tmp_path / "file" / f"out{suffix}")
+
+
+@pytest.mark.parametrize("suffix", [".pftrace", ".json"])
+def test_a_host_span_without_its_name_is_refused(tmp_path: Path, suffix: str):
+    with pytest.raises(BadInput, match=r"a host span has name \d+, the timeline has 0 host names"):
+        export(make_timeline().replace(host_names=()), tmp_path / f"trace{suffix}")
+    assert list(tmp_path.iterdir()) == []

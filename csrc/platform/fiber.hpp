@@ -55,8 +55,7 @@ tracekern_switch_stack:
 struct NoStack : std::bad_alloc {
     const char* what() const noexcept override {
         return "no memory for the stack of one more warp: each takes two mappings, and vm.max_map_count allows so "
-               "many; "
-               "launch fewer warps";
+               "many; launch fewer warps";
     }
 };
 

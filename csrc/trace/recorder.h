@@ -220,11 +220,11 @@ public:
             ticks = read_clock();
         }
         if constexpr (kIsRing) {
-            store_quarter(header_, 1, true, ticks, written_, written_);
+            store_quarter(1, true, ticks, written_, written_);
         } else {
-            store_quarter(header_, 1, true, ticks, num_appended(first_, next_), attempted_);
+            store_quarter(1, true, ticks, num_appended(first_, next_), attempted_);
         }
-        store_quarter(header_, 2, kIsCycles || state_ & detail::kTellsEpoch, cycles, epoch_, 0);
+        store_quarter(2, kIsCycles || state_ & detail::kTellsEpoch, cycles, epoch_, 0);
     }
 
     // True when the span stands on record; pass that to end().
@@ -297,8 +297,8 @@ private:
         } else {
             ticks = read_clock();
         }
-        store_quarter(track.header, 0, is_writer, ticks, sm, kStartedAs | role << 16 | track.generation);
         header_ = track.header;
+        store_quarter(0, is_writer, ticks, sm, kStartedAs | role << 16 | track.generation);
         state_ = is_writer ? track.state : 0;
         next_ = track.records;
         event_mask_ = is_writer ? track.event_mask : 0;
@@ -313,11 +313,10 @@ private:
     }
 
     // 16 bytes of the header.
-    static TK_DEVICE void store_quarter(
-        TrackHeader* header, uint32_t quarter, bool enabled, uint64_t first, uint32_t second, uint32_t third) {
+    TK_DEVICE void store_quarter(uint32_t quarter, bool enabled, uint64_t first, uint32_t second, uint32_t third) {
         uint32_t count = 0;
         const Vector16 value{static_cast<uint32_t>(first), static_cast<uint32_t>(first >> 32), second, third};
-        store_if(enabled, reinterpret_cast<Vector16*>(header) + quarter, count, value);
+        store_if(enabled, reinterpret_cast<Vector16*>(header_) + quarter, count, value);
     }
 
     template <class Event>

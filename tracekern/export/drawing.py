@@ -82,6 +82,7 @@ def prepare(timeline: Timeline) -> Drawing:
         raise BadInput(
             f"the timeline is in {timeline.unit}, each rank on its own clock; align it to ns before exporting"
         )
+    _check_host_names(timeline)
     draw_end = _draw_end(timeline)
     order = _drawing_order(timeline.spans, draw_end)
     if order is not None:
@@ -127,6 +128,13 @@ def keep_one_row_per_block(timeline: Timeline) -> tuple[Timeline, int]:
     kept[list(first_warps.values())] = True
     reduced = take_tracks(timeline, kept)
     return reduced, len(timeline.spans) - len(reduced.spans)
+
+
+def _check_host_names(timeline: Timeline) -> None:
+    is_host = timeline.events_of(EventClass.HOST)[timeline.spans.event]
+    highest = int(timeline.spans.begin_payload[is_host].max(initial=0))
+    if is_host.any() and highest >= len(timeline.host_names):
+        raise BadInput(f"a host span has name {highest}, the timeline has {len(timeline.host_names)} host names")
 
 
 def _extent(timeline: Timeline) -> tuple[int, int]:
