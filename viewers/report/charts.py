@@ -19,6 +19,8 @@ _MAX_LABEL, _MAX_NARROW_LINE = 60, 26
 _FEW_POWERS = 2.5
 _MAX_LEGEND = 44
 """Characters of a name in a legend that has a line for each, as on a phone."""
+_MAX_HALF_LINE = 30
+"""Characters of names of which two stand in a line of a legend wherever a page is wider than a phone."""
 _MAX_NARROW_CELLS = 5
 """In a row of a heatmap on a phone; the numbers of more would be too small to read, and stand in the hover texts."""
 
@@ -180,6 +182,8 @@ def steps(curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], axis: 
     ]
     powers = _powers([value for _, x, _ in curves for value in x if value > 0])
     legend_px = _LEGEND_LINE_PX * len(curves) + 10
+    can_share_lines = all(len(name) <= _MAX_HALF_LINE for name, *_ in curves)
+    wide_px = _LEGEND_LINE_PX * ((len(curves) + 1) // 2) + 10 if can_share_lines else legend_px
     layout = {
         "xaxis": {
             "type": "log",
@@ -189,10 +193,10 @@ def steps(curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], axis: 
         },
         "yaxis": {"title": {"text": "share that took at most this long"}, "ticksuffix": " %", "range": [0, 101]},
         "showlegend": True,
-        "margin": {"t": 8 + legend_px, "b": 44},
-        "narrow": {"margin": {"t": 8 + legend_px, "b": 44}, "taller": legend_px // 2},
+        "margin": {"t": 8 + wide_px, "b": 44},
+        "narrow": {"margin": {"t": 8 + legend_px, "b": 44}, "taller": legend_px * 3 // 2 - wide_px},
     }
-    return Figure(data, layout, 300 + legend_px, says)
+    return Figure(data, layout, 300 + wide_px, says)
 
 
 def time_scale(values: Sequence[float]) -> tuple[str, float]:

@@ -78,7 +78,7 @@ def _gains(findings: Findings) -> list[str | Figure]:
         "<p class='aside'>The run was replayed with one part at the median of its peers. Unchanged, the replay gives "
         f"{duration(replay.replayed_ns)} for {duration(makespan)}, an error of {percent(error, makespan)}.</p>"
     )
-    return [title, table(["part", "saved", ""], rows, numbers=2), aside]
+    return [title, table(["part", "saved", "of the path"], rows, numbers=2), aside]
 
 
 def _part_bars(path: Path) -> Figure:
