@@ -142,15 +142,15 @@ public:
     void prepare(const Config& config, bool zero) override {
         room_ = 2 * config.num_regions;
         LaunchDescriptor& launch = trace_.launch;
-        launch.headers = headers_.template as<TrackHeader>();
-        launch.records = records_;
+        launch.region.headers = headers_.template as<TrackHeader>();
+        launch.region.records = records_;
         launch.event_mask = deselected_ ? 0 : ~uint64_t{0};
         launch.records_per_track = room_;
         launch.warps_per_block = static_cast<uint16_t>(config.num_warps);
         launch.block_stop = config.num_blocks;
         launch.block_step = 1;
         launch.role_mask = ~0u;
-        if (zero) TK_CUDA(cudaMemset(launch.headers, 0, sizeof(TrackHeader) * config.num_tracks()));
+        if (zero) TK_CUDA(cudaMemset(launch.region.headers, 0, sizeof(TrackHeader) * config.num_tracks()));
     }
     void launch(const BenchArgs& args, const Config& config) override { start(args, config, &trace_); }
     Spans read(const Config& config, uint32_t track) const override {

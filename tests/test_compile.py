@@ -37,7 +37,8 @@ SIGNALS = {
     "p2p_scale_experts": False,
     "p2p_combine_send": True,
     "p2p_combine_recv": False,
-    "graph_advance": True,  # the slot that the host may fill again
+    "graph_begin_replay": False,
+    "graph_prepare_replay": True,  # the slot that the host may fill again
     "probe_spans": False,
     "p2p_dispatch_combine": True,
     "p2p_dispatch": True,
@@ -53,7 +54,8 @@ WAITS = {
     "p2p_scale_experts": False,
     "p2p_combine_send": False,  # the flag variant waits for its own grid
     "p2p_combine_recv": True,
-    "graph_advance": True,  # the set that the host laid ready
+    "graph_begin_replay": True,  # the set that the host laid ready
+    "graph_prepare_replay": True,
     "probe_spans": False,
     "p2p_dispatch_combine": True,
     "p2p_dispatch": True,
@@ -87,7 +89,7 @@ def by_recorder(kernels: dict[str, str]) -> dict[str, dict[str, str]]:
     grouped: dict[str, dict[str, str]] = {}
     for name, text in kernels.items():
         stem, recorder = name.rsplit("_", 1)
-        if "clock" not in name and name != "graph_advance":
+        if "clock" not in name and not name.startswith("graph"):
             grouped.setdefault(stem, {})[recorder] = text
     for stem, texts in grouped.items():
         wanted = {"off", "wide"}
@@ -176,12 +178,12 @@ def test_sm_90_reads_the_clock_after_the_value_it_stamps(source, kernel):
 def test_sm_90_counts_cycles_inside_and_reads_the_clock_at_the_ends():
     texts = by_recorder(ptx_kernels(PROBE))["probe_spans"]
     clocks = {name: re.findall(r"mov\.u64 \S+, %(globaltimer|clock64);", text) for name, text in texts.items()}
-    # At each end the realtime clock between two readings of the counter; the start stands there twice, for launches in
-    # a graph and for others.
+    # At each end the realtime clock between two readings of the counter; the start stands there three times: for most
+    # launches, for those in a graph, and for what is rare in both.
     anchors = [place for place, clock in enumerate(clocks["cycles"]) if clock == "globaltimer"]
-    assert len(anchors) == 3
+    assert len(anchors) == 4
     assert all(clocks["cycles"][place - 1] == clocks["cycles"][place + 1] == "clock64" for place in anchors)
-    assert clocks["cycles"].count("clock64") == 2 * 3 + len(clocks["wide"]) - 3
+    assert clocks["cycles"].count("clock64") == 2 * 4 + len(clocks["wide"]) - 4
     assert set(clocks["wide"]) == {"globaltimer"}
 
 
@@ -189,7 +191,7 @@ def test_sm_90_counts_cycles_inside_and_reads_the_clock_at_the_ends():
 def test_amd_counts_cycles_inside_and_reads_the_clock_at_the_ends(target):
     texts = by_recorder(amd_kernels(PROBE, target))["probe_spans"]
     clocks = {name: re.findall(r"\b(s_memrealtime|s_memtime)\b", text) for name, text in texts.items()}
-    assert sorted(clocks["cycles"]) == ["s_memrealtime"] * 3 + ["s_memtime"] * (len(clocks["wide"]) - 3 + 6)
+    assert sorted(clocks["cycles"]) == ["s_memrealtime"] * 4 + ["s_memtime"] * (len(clocks["wide"]) - 4 + 8)
     assert set(clocks["wide"]) == {"s_memrealtime"}
 
 

@@ -22,6 +22,7 @@ def test_track_header_is_the_compiled_one():
 def test_launch_descriptor_is_the_compiled_one():
     assert offsets(fmt.LAUNCH_DESCRIPTOR) == _C.layout["launch_descriptor"]
     assert fmt.LAUNCH_DESCRIPTOR.itemsize == _C.layout["launch_descriptor_bytes"]
+    assert fmt.REGION.itemsize == _C.layout["region_bytes"]
 
 
 def test_records_are_the_compiled_ones():

@@ -18,8 +18,9 @@ from tracekern.record.segment import Segment
 from tracekern.record.session import capture
 
 
-def test_the_first_node_hands_out_regions_and_counts_what_it_cannot():
-    done = subprocess.run([program("graph", "-O1")], capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize("flags", [("-O1",), ("-O1", "-g1", "-fsanitize=thread")], ids=["plain", "tsan"])
+def test_replays_get_regions_and_what_finds_none_is_counted(flags):
+    done = subprocess.run([program("graph", *flags)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
 

@@ -13,10 +13,6 @@ using namespace tracekern;  // NOLINT: the module's own file
 
 namespace {
 
-const LaunchDescriptor* descriptors_at(uint64_t address) {
-    return reinterpret_cast<const LaunchDescriptor*>(address);
-}
-
 // Left to its first launch, a kernel's loading may have to wait for another kernel that spins: on the very launch that
 // would come next. The pipeline loads its own when it is made.
 std::unique_ptr<GpuCapture> open_capture(uint64_t arena, uint64_t arena_bytes) {
@@ -48,21 +44,22 @@ void register_gpu_capture(py::module_& extension) {
         .def("is_passed", &StreamMark::is_passed);
 }
 
-void finish_capture(GraphRing& ring,
-                    uint64_t count_only,
-                    const std::vector<uint32_t>& num_tracks,
-                    uint64_t mirror_offset) {
-    ring.finish_capture(descriptors_at(count_only), num_tracks, mirror_offset);
+uint64_t add_launch(GraphRing& ring, uint64_t descriptor, uint32_t num_tracks) {
+    return ring.add_launch(*reinterpret_cast<const LaunchDescriptor*>(descriptor), num_tracks);
+}
+
+bool place(GraphRing& ring, uint64_t regions) {
+    return ring.place(reinterpret_cast<const Region*>(regions));
 }
 
 void register_graph_ring(py::module_& extension) {
     py::class_<GraphRing>(extension, "GraphRing")
         .def(py::init<uint32_t, uint32_t>(), py::arg("num_slots"), py::arg("max_launches"))
-        .def("descriptor", &GraphRing::descriptor, py::arg("idx"))
-        .def("add_first_node", &GraphRing::add_first_node, py::arg("stream"))
-        .def("finish_capture", &finish_capture, py::arg("count_only"), py::arg("num_tracks"), py::arg("mirror_offset"))
-        .def(
-            "place", [](GraphRing& ring, uint64_t set) { return ring.place(descriptors_at(set)); }, py::arg("set"))
+        .def("begin_capture", &GraphRing::begin_capture, py::arg("stream"))
+        .def("end_capture", &GraphRing::end_capture, py::arg("stream"))
+        .def("add_launch", &add_launch, py::arg("descriptor"), py::arg("num_tracks"))
+        .def("finish", &GraphRing::finish, py::arg("mirror_offset"))
+        .def("place", &place, py::arg("regions"))
         .def("settle", &GraphRing::settle)
         .def_property_readonly("replays", [](const GraphRing& ring) { return ring.control().replays; })
         .def_property_readonly("lost_replays", [](const GraphRing& ring) { return ring.control().lost_replays; })

@@ -32,8 +32,8 @@ py::dict track_header_offsets() {
 
 py::dict launch_descriptor_offsets() {
     py::dict offsets;
-    offsets["headers"] = offsetof(LaunchDescriptor, headers);
-    offsets["records"] = offsetof(LaunchDescriptor, records);
+    offsets["headers"] = offsetof(LaunchDescriptor, region.headers);
+    offsets["records"] = offsetof(LaunchDescriptor, region.records);
     offsets["event_mask"] = offsetof(LaunchDescriptor, event_mask);
     offsets["of_replay"] = offsetof(LaunchDescriptor, of_replay);
     offsets["records_per_track"] = offsetof(LaunchDescriptor, records_per_track);
@@ -76,6 +76,7 @@ void register_layout(py::module_& module) {
     layout["track_header_bytes"] = sizeof(TrackHeader);
     layout["launch_descriptor"] = launch_descriptor_offsets();
     layout["launch_descriptor_bytes"] = sizeof(LaunchDescriptor);
+    layout["region_bytes"] = sizeof(Region);
     layout["fault_record"] = fault_record_offsets();
     layout["fault_record_bytes"] = sizeof(FaultRecord);
     layout["wide_record_bytes"] = sizeof(WideRecord);

@@ -30,8 +30,8 @@ py::tuple time_probe(uint32_t num_regions, uint32_t num_steps, uint32_t num_roun
     TrackHeader header{};
     float sink = 0;
     LaunchDescriptor launch{};
-    launch.headers = &header;
-    launch.records = records.data();
+    launch.region.headers = &header;
+    launch.region.records = records.data();
     launch.event_mask = ~uint64_t{0};
     launch.records_per_track = records_per_track;
     launch.block_stop = launch.block_step = launch.warps_per_block = 1;

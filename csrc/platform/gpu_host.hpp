@@ -176,6 +176,9 @@ public:
     StreamEvent(const StreamEvent&) = delete;
 
     cudaEvent_t get() const { return event_; }
+    void record(uint64_t stream) const { TK_CUDA(cudaEventRecord(event_, reinterpret_cast<cudaStream_t>(stream))); }
+    // What is given to the stream from now on waits for what stood before the record.
+    void hold(uint64_t stream) const { TK_CUDA(cudaStreamWaitEvent(reinterpret_cast<cudaStream_t>(stream), event_)); }
 
 private:
     cudaEvent_t event_ = nullptr;
@@ -186,7 +189,7 @@ class StreamMark {
 public:
     explicit StreamMark(uint64_t stream) {
         const BesideGraphCapture beside;
-        TK_CUDA(cudaEventRecord(event_.get(), reinterpret_cast<cudaStream_t>(stream)));
+        event_.record(stream);
     }
 
     // Never where a kernel has trapped. Does not wait.
@@ -204,19 +207,17 @@ private:
 // Device time from its construction to stop_ms(), on one stream.
 class DeviceTimer {
 public:
-    explicit DeviceTimer(const SideStream& stream) : stream_(reinterpret_cast<cudaStream_t>(stream.handle())) {
-        TK_CUDA(cudaEventRecord(start_.get(), stream_));
-    }
+    explicit DeviceTimer(const SideStream& stream) : stream_(stream.handle()) { start_.record(stream_); }
     double stop_ms() const {
         float elapsed_ms = 0;
-        TK_CUDA(cudaEventRecord(stop_.get(), stream_));
+        stop_.record(stream_);
         TK_CUDA(cudaEventSynchronize(stop_.get()));
         TK_CUDA(cudaEventElapsedTime(&elapsed_ms, start_.get(), stop_.get()));
         return elapsed_ms;
     }
 
 private:
-    const cudaStream_t stream_;
+    const uint64_t stream_;
     const StreamEvent start_{cudaEventDefault}, stop_{cudaEventDefault};
 };
 

@@ -1,6 +1,7 @@
 // The host's side of a traced CUDA graph: the ring that it fills, and what came of it. trace/graph.h has the device's.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -15,75 +16,92 @@ public:
     // For a graph of at most max_launches traced launches.
     GraphRing(uint32_t num_slots, uint32_t max_launches)
         : control_(sizeof(GraphControl)),
-          ring_(uint64_t{num_slots} * max_launches * sizeof(LaunchDescriptor)),
-          current_(max_launches * sizeof(LaunchDescriptor)),
-          spare_(max_launches * sizeof(LaunchDescriptor)),
+          ring_(uint64_t{num_slots} * max_launches * sizeof(Region)),
+          next_(max_launches * sizeof(Region)),
+          current_(max_launches * sizeof(Region)),
+          spare_(max_launches * sizeof(Region)),
           state_(sizeof(GraphTrace)),
           arguments_(max_launches) {
         trace_.control = control_.as<GraphControl>();
-        trace_.ring = ring_.as<LaunchDescriptor>();
-        trace_.current = current_.as<LaunchDescriptor>();
-        trace_.spare = spare_.as<LaunchDescriptor>();
+        trace_.ring = ring_.as<Region>();
+        trace_.next = next_.as<Region>();
+        trace_.current = current_.as<Region>();
+        trace_.spare = spare_.as<Region>();
         trace_.num_slots = num_slots;
-        for (uint32_t i = 0; i < max_launches; ++i) arguments_[i].of_replay = trace_.current + i;
-        load_kernel(graph_advance_kernel());  // not while a stream is captured
+        // Not later, while a stream is captured.
+        for (const void* kernel : {begin_replay_kernel(), prepare_replay_kernel()}) load_kernel(kernel);
         upload();
     }
     GraphRing(const GraphRing&) = delete;
 
-    // Address of the descriptor that the kernel of launch `idx` of the graph gets: the way to that of each replay.
-    uint64_t descriptor(uint32_t idx) const { return reinterpret_cast<uint64_t>(&arguments_.at(idx)); }
+    // Capturing `stream` begins: the first node, and beside all that follows the one that prepares the next replay.
+    void begin_capture(uint64_t stream) {
+        auto* state = state_.as<GraphTrace>();
+        LaunchSize size{1, 1};
+        launch_kernel(begin_replay_kernel(), 1, 32, 0, stream, {&state, &size});
+        begun_.record(stream);
+        begun_.hold(beside_.handle());
+        launch_prepare(beside_.handle(), false);
+        prepared_.record(beside_.handle());
+    }
+    // All of it is captured.
+    void end_capture(uint64_t stream) { prepared_.hold(stream); }
 
-    // The graph's first node; called while `stream` is captured.
-    void add_first_node(uint64_t stream) { launch_advance(stream, true); }
+    // The graph's next launch, of which all is given but the region: address of the descriptor that its kernel gets.
+    uint64_t add_launch(const LaunchDescriptor& launch, uint32_t num_tracks) {
+        LaunchDescriptor& argument = arguments_.at(trace_.num_launches);
+        argument = launch;
+        argument.block_step |= kInGraph;
+        argument.of_replay = trace_.current + trace_.num_launches++;
+        first_counters_.push_back(trace_.num_counters);
+        trace_.num_counters += num_tracks;
+        return reinterpret_cast<uint64_t>(&argument);
+    }
 
-    // The graph is captured: what its launches count with where no set is ready, one descriptor each.
-    void finish_capture(const LaunchDescriptor* count_only,
-                        const std::vector<uint32_t>& num_tracks,
-                        uint64_t mirror_offset) {
-        std::vector<LaunchDescriptor> spare(count_only, count_only + num_tracks.size());
-        for (size_t i = 0; i < spare.size(); ++i) {
-            counters_.push_back(std::make_unique<DeviceMemory>(uint64_t{num_tracks[i]} * sizeof(TrackHeader)));
-            spare[i].headers = counters_.back()->as<TrackHeader>();
-            spare[i].records = nullptr;
-            spare[i].records_per_track = 0;
-        }
-        copy_to_device(spare_.as<void>(), spare.data(), spare.size() * sizeof(LaunchDescriptor));
-        trace_.num_launches = static_cast<uint32_t>(spare.size());
+    // No launch will be added. mirror_offset: see GraphTrace.
+    void finish(uint64_t mirror_offset) {
+        counters_ = std::make_unique<DeviceMemory>(std::max(trace_.num_counters, 1u) * sizeof(TrackHeader));
+        trace_.counters = counters_->as<TrackHeader>();
+        std::vector<Region> spare;
+        for (const uint32_t first : first_counters_) spare.push_back({trace_.counters + first, nullptr});
+        copy_to_device(spare_.as<void>(), spare.data(), spare.size() * sizeof(Region));
         trace_.mirror_offset = mirror_offset;
         upload();
     }
 
-    // Lays one set ready; false, and nothing is done, when all slots hold sets that no replay has taken yet.
-    bool place(const LaunchDescriptor* set) {
+    // Lays one set ready; false, and nothing is done, when all slots hold sets that the device has not fetched yet.
+    bool place(const Region* set) {
         GraphControl* control = trace_.control;
         const uint64_t placed = control->placed;
-        if (placed - __atomic_load_n(&control->taken, __ATOMIC_ACQUIRE) >= trace_.num_slots) return false;
+        if (placed - __atomic_load_n(&control->fetched, __ATOMIC_ACQUIRE) >= trace_.num_slots) return false;
         const uint64_t slot = placed % trace_.num_slots * trace_.num_launches;
-        memcpy(ring_.as<LaunchDescriptor>() + slot, set, trace_.num_launches * sizeof(LaunchDescriptor));
+        memcpy(ring_.as<Region>() + slot, set, trace_.num_launches * sizeof(Region));
         __atomic_store_n(&control->placed, placed + 1, __ATOMIC_RELEASE);
         return true;
     }
 
     // All replays are through: counts the last one, too.
     void settle() {
-        launch_advance(0, false);
+        launch_prepare(0, true);
         synchronize_device();
     }
     const GraphControl& control() const { return *trace_.control; }
 
 private:
     void upload() { copy_to_device(state_.as<void>(), &trace_, sizeof(trace_)); }
-    void launch_advance(uint64_t stream, bool begins_replay) {
-        auto* graph = state_.as<GraphTrace>();
+    void launch_prepare(uint64_t stream, bool is_last) {
+        auto* state = state_.as<GraphTrace>();
         LaunchSize size{1, 1};
-        launch_kernel(graph_advance_kernel(), 1, 32, 0, stream, {&graph, &size, &begins_replay});
+        launch_kernel(prepare_replay_kernel(), 1, 32, 0, stream, {&state, &size, &is_last});
     }
 
     const MappedMemory control_, ring_;
-    const DeviceMemory current_, spare_, state_;
-    std::vector<std::unique_ptr<DeviceMemory>> counters_;
-    std::vector<LaunchDescriptor> arguments_;  // [max_launches]
+    const DeviceMemory next_, current_, spare_, state_;
+    const SideStream beside_;
+    const StreamEvent begun_{cudaEventDisableTiming}, prepared_{cudaEventDisableTiming};
+    std::unique_ptr<DeviceMemory> counters_;
+    std::vector<LaunchDescriptor> arguments_;  // [max_launches] of the graph's kernels
+    std::vector<uint32_t> first_counters_;     // [num_launches]
     GraphTrace trace_{};
 };
 

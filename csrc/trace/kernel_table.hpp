@@ -5,7 +5,8 @@
 
 namespace tracekern {
 
-const void* graph_advance_kernel();
+const void* begin_replay_kernel();
+const void* prepare_replay_kernel();
 const void* probe_kernel(bool traced, RecordFormat format);
 
 }  // namespace tracekern

@@ -1,13 +1,18 @@
-// The recorder's own kernels for GPUs: a graph's first node, and the probe that measures a span. CUDA and HIP compile
+// The recorder's own kernels for GPUs: two nodes of a graph, and the probe that measures a span. CUDA and HIP compile
 // it.
 #include "trace/graph.h"
 #include "trace/probe.h"
 
 using namespace tracekern;  // NOLINT: entry points have C names
 
-TK_KERNEL graph_advance(GraphTrace* graph, const LaunchSize size, bool begins_replay) {
+TK_KERNEL graph_begin_replay(GraphTrace* graph, const LaunchSize size) {
     Warp warp(size);
-    advance_graph(warp, *graph, begins_replay);
+    begin_replay(warp, *graph);
+}
+
+TK_KERNEL graph_prepare_replay(GraphTrace* graph, const LaunchSize size, bool is_last) {
+    Warp warp(size);
+    prepare_replay(warp, *graph, is_last);
 }
 
 #define TK_PROBE_KERNEL(suffix, Rec)                                                               \
@@ -29,8 +34,12 @@ TK_PROBE_KERNEL(cycles, RecorderCycles)
 #ifdef TK_KERNEL_TABLE
     #include "trace/kernel_table.hpp"
 
-const void* tracekern::graph_advance_kernel() {
-    return reinterpret_cast<const void*>(graph_advance);
+const void* tracekern::begin_replay_kernel() {
+    return reinterpret_cast<const void*>(graph_begin_replay);
+}
+
+const void* tracekern::prepare_replay_kernel() {
+    return reinterpret_cast<const void*>(graph_prepare_replay);
 }
 
 const void* tracekern::probe_kernel(bool traced, RecordFormat format) {

@@ -34,9 +34,9 @@ inline ProbeTimes time_probe(const ProbePlan& plan) {
     DeviceMemory headers(uint64_t{num_tracks} * sizeof(TrackHeader)), sink(num_tracks * sizeof(float));
 
     LaunchDescriptor launch{};
-    launch.headers = headers.as<TrackHeader>();
-    launch.records =
-        plan.in_host_memory ? on_host.emplace(num_bytes).as<void>() : on_device.emplace(num_bytes).as<void>();
+    launch.region.headers = headers.as<TrackHeader>();
+    launch.region.records = plan.in_host_memory ? on_host.emplace(num_bytes).as<WideRecord>()
+                                                : on_device.emplace(num_bytes).as<WideRecord>();
     launch.event_mask = ~uint64_t{0};
     launch.records_per_track = records_per_track;
     launch.warps_per_block = static_cast<uint16_t>(plan.warps_per_sm);

@@ -93,25 +93,31 @@ static_assert(sizeof(TrackHeader) == 64 && offsetof(TrackHeader, end_ticks) == 1
                   offsetof(TrackHeader, elapsed_cycles) == 32,
               "TrackHeader is a file format, and the recorder stores it 16 bytes at a time");
 
+// Where a launch records.
+struct alignas(16) Region {
+    TrackHeader* headers;
+    WideRecord* records;  // null: count only
+};
+
 // Which tracks and events of a launch are recorded, and where to. The host fills it and the kernel gets it by value: a
 // kernel that had to load it would begin every track with a trip to memory.
 struct alignas(16) LaunchDescriptor {
-    TrackHeader* headers;
-    void* records;
+    Region region;
     uint64_t event_mask;  // bit i: record event i
-    // The arguments of a graph's kernels are frozen: device memory that holds the descriptor of the replay under way.
-    // Elsewhere null: this is the one.
-    const LaunchDescriptor* of_replay;
+    // The arguments of a graph's kernels are frozen: device memory that holds the region of the replay under way.
+    // Elsewhere null: `region` is the one. block_step tells it too: a kernel tests but one of them.
+    const Region* of_replay;
     uint32_t records_per_track;  // 0: count only; a ring does nothing
     uint16_t warps_per_block;
     uint16_t generation;   // how many launches had the region before, at its place in `started`; 1 follows 2^14 - 1
     uint32_t block_first;  // blocks first, first + step, ... below stop are recorded
     uint32_t block_stop;
-    uint32_t block_step;
+    uint32_t block_step;  // in a graph's arguments plus kInGraph
     uint32_t role_mask;   // bit i: record role i
     uint32_t num_blocks;  // of the launch, as the host was told; 0: it has no track that could say otherwise
     uint32_t replay;      // the replay of a graph that took this region, counted from 1; 0: none did
 };
+constexpr uint32_t kInGraph = 1u << 31;
 static_assert(sizeof(LaunchDescriptor) == 64, "LaunchDescriptor is shared between host and device");
 
 }  // namespace tracekern

@@ -198,10 +198,13 @@ public:
     TK_DEVICE Recorder(const Args& args, const Warp& warp, uint32_t role = 0, uint32_t epoch = 0) : epoch_(epoch) {
         const uint32_t sm = sm_id();  // asked for first: it takes longest
         const LaunchDescriptor& launch = args.launch;
-        const bool is_selected = detail::is_selected(launch, warp.block, role);  // never in a graph
+        const bool is_selected = detail::is_selected(launch, warp.block, role);
+        const uint32_t index = warp.block - launch.block_first;
         if (is_selected & (launch.block_step == 1) & (warp.warp < launch.warps_per_block)) {
-            start(detail::track_at(launch, warp.block - launch.block_first, warp.warp), warp, sm, role);
-        } else if (is_selected | (warp.block == launch.num_blocks) | (launch.of_replay != nullptr)) {
+            start(detail::track_at(launch, launch.region, index, warp.warp), warp, sm, role);
+        } else if (is_selected & (launch.block_step == (1 | kInGraph)) & (warp.warp < launch.warps_per_block)) {
+            start(detail::track_of_replay(launch, index, warp.warp), warp, sm, role);
+        } else if (is_selected | (warp.block == launch.num_blocks)) {
             const detail::Track track = detail::find_track(
                 launch, role, warp.block, warp.num_blocks, warp.warp, warp.num_warps, warp.is_leader());
             start(track, warp, sm, role);

@@ -23,16 +23,27 @@ TK_DEVICE bool is_selected(const LaunchDescriptor& launch, uint32_t block, uint3
 }
 
 // Of warp `warp` of block `index` of those that are recorded.
-TK_DEVICE Track track_at(const LaunchDescriptor& launch, uint32_t index, uint32_t warp) {
+TK_DEVICE Track track_at(const LaunchDescriptor& launch, const Region& region, uint32_t index, uint32_t warp) {
     const uint32_t track = index * launch.warps_per_block + warp;
-    WideRecord* records = static_cast<WideRecord*>(launch.records) + uint64_t{track} * launch.records_per_track;
-    return {
-        launch.headers + track, records, launch.event_mask, launch.records_per_track, launch.generation, kIsRecorded};
+    return {region.headers + track,
+            region.records + uint64_t{track} * launch.records_per_track,
+            launch.event_mask,
+            launch.records_per_track,
+            launch.generation,
+            kIsRecorded};
 }
 
-// The same in graphs, where a part of the blocks is recorded, and where the host was not told of this warp or block,
-// which it is now. A call, out of the way of all other warps: what they jumped over cost a kernel 0.1 us (2 H200,
-// 2026-11-23).
+// The same in a graph.
+TK_DEVICE Track track_of_replay(const LaunchDescriptor& launch, uint32_t index, uint32_t warp) {
+    const Region region = *launch.of_replay;
+    Track track = track_at(launch, region, index, warp);
+    track.state |= kTellsEpoch;
+    if (!region.records) track.num_records = 0;
+    return track;
+}
+
+// The same where a part of the blocks is recorded, and where the host was not told of this warp or block, which it is
+// now. A call, out of the way of all other warps: what they jumped over cost a kernel 0.1 us (2 H200, 2026-11-23).
 TK_DEVICE_CALL Track find_track(LaunchDescriptor launch,
                                 uint32_t role,
                                 uint32_t block,
@@ -41,22 +52,21 @@ TK_DEVICE_CALL Track find_track(LaunchDescriptor launch,
                                 uint32_t num_warps,
                                 bool is_leader) {
     const bool in_graph = launch.of_replay;
-    if (in_graph) launch = *launch.of_replay;
+    const Region region = in_graph ? *launch.of_replay : launch.region;
+    const uint32_t step = launch.block_step & ~kInGraph;
     if (!is_selected(launch, block, role)) {
         // The first block that nobody told the host of tells how many there are.
         const bool is_surplus = block == launch.num_blocks && block != 0 && warp == 0;
-        if (is_surplus && is_leader) launch.headers[0].block = num_blocks;
+        if (is_surplus && is_leader) region.headers[0].block = num_blocks;
         return {};
     }
     const uint32_t index = block - launch.block_first;
-    if (index % launch.block_step) return {};
+    if (index % step) return {};
     if (warp >= launch.warps_per_block) {  // nobody told the host: the track is another block's
-        if (is_leader) launch.headers[index / launch.block_step * launch.warps_per_block].warps_run = num_warps;
+        if (is_leader) region.headers[index / step * launch.warps_per_block].warps_run = num_warps;
         return {};
     }
-    Track track = track_at(launch, index / launch.block_step, warp);
-    if (in_graph) track.state |= kTellsEpoch;
-    return track;
+    return in_graph ? track_of_replay(launch, index / step, warp) : track_at(launch, region, index / step, warp);
 }
 
 }  // namespace tracekern::detail

@@ -46,8 +46,8 @@ void run() {
     DeviceMemory headers(sizeof(TrackHeader) * kNumTracks), records(sizeof(WideRecord) * 2 * kNumSpans * kNumTracks);
     DeviceMemory sink(sizeof(float) * 32 * kNumWarps);
     LaunchDescriptor launch{};
-    launch.headers = headers.as<TrackHeader>();
-    launch.records = records.as<void>();
+    launch.region.headers = headers.as<TrackHeader>();
+    launch.region.records = records.as<WideRecord>();
     launch.event_mask = ~uint64_t{0};
     launch.records_per_track = 2 * kNumSpans;
     launch.warps_per_block = kNumWarps;
@@ -65,7 +65,7 @@ void run() {
     std::vector<TrackHeader> found_headers(kNumTracks);
     std::vector<WideRecord> found(2 * kNumSpans * kNumTracks);
     TK_CUDA(cudaMemcpy(found_headers.data(), headers.as<void>(), sizeof(TrackHeader) * kNumTracks, cudaMemcpyDefault));
-    TK_CUDA(cudaMemcpy(found.data(), records.as<void>(), sizeof(WideRecord) * found.size(), cudaMemcpyDefault));
+    TK_CUDA(cudaMemcpy(found.data(), records.as<WideRecord>(), sizeof(WideRecord) * found.size(), cudaMemcpyDefault));
     std::fwrite(found_headers.data(), sizeof(TrackHeader), found_headers.size(), stdout);
     std::fwrite(found.data(), sizeof(WideRecord), found.size(), stdout);
 }

@@ -1,9 +1,13 @@
-// A traced graph's first node on the CPU backend: which replay gets which regions, and what is counted where none is
-// ready. The host's side is played by hand.
+// What a traced graph has besides its kernels, on the CPU backend: which replay gets which regions, and what is counted
+// where none is ready. The host's side is played by hand: first in step with the replays, then beside them.
 #include "trace/graph.h"
 
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
+#include <thread>
 #include <vector>
 
 #include "platform/cpu_executor.hpp"
@@ -22,66 +26,67 @@ void require(bool holds, const char* what) {
 }
 
 // Descriptor, headers and records of one launch, as they stand in an arena.
-struct Region {
+struct Arena {
     LaunchDescriptor descriptor{};
     TrackHeader headers[kNumTracks]{};
     WideRecord records[kNumTracks * kRecordsPerTrack]{};
-
-    explicit Region(uint32_t records_per_track) {
-        descriptor.headers = headers;
-        descriptor.records = records;
-        descriptor.event_mask = ~uint64_t{0};
-        descriptor.records_per_track = records_per_track;
-        descriptor.warps_per_block = 1;
-        descriptor.block_stop = kNumTracks;
-        descriptor.block_step = 1;
-        descriptor.role_mask = ~0u;
-    }
-    Region(const Region&) = delete;
 };
 
 struct Host {
     GraphControl control{};
-    LaunchDescriptor ring[kNumSlots * kNumLaunches]{};
-    LaunchDescriptor current[kNumLaunches]{};
-    Region spare0{0}, spare1{0};
-    LaunchDescriptor spare[kNumLaunches] = {spare0.descriptor, spare1.descriptor};
+    Region ring[kNumSlots * kNumLaunches]{};
+    Region next[kNumLaunches]{}, current[kNumLaunches]{};
+    TrackHeader counters[kNumLaunches * kNumTracks]{};
+    Region spare[kNumLaunches] = {{counters, nullptr}, {counters + kNumTracks, nullptr}};
     GraphTrace graph{};
-    std::vector<std::unique_ptr<Region>> regions;
+    std::vector<std::unique_ptr<Arena>> regions;
 
     Host() {
         graph.control = &control;
         graph.ring = ring;
+        graph.next = next;
         graph.current = current;
         graph.spare = spare;
+        graph.counters = counters;
+        graph.num_counters = kNumLaunches * kNumTracks;
         graph.num_slots = kNumSlots;
         graph.num_launches = kNumLaunches;
     }
-    void place() {
+    bool place() {
+        if (control.placed - load_acquire_system(&control.fetched) == kNumSlots) return false;
         for (uint32_t i = 0; i < kNumLaunches; ++i) {
-            regions.push_back(std::make_unique<Region>(kRecordsPerTrack));
-            ring[control.placed % kNumSlots * kNumLaunches + i] = regions.back()->descriptor;
+            regions.push_back(std::make_unique<Arena>());
+            ring[control.placed % kNumSlots * kNumLaunches + i] = {regions.back()->headers, regions.back()->records};
         }
-        ++control.placed;
+        store_release_system(&control.placed, control.placed + 1);
+        return true;
     }
-    void advance(bool begins_replay) {
-        launch_cpu(CpuLaunch{}, [&](Warp& warp) { advance_graph(warp, graph, begins_replay); });
+    void prepare(bool is_last) {
+        launch_cpu(CpuLaunch{}, [&](Warp& warp) { prepare_replay(warp, graph, is_last); });
     }
     // One replay of the traced instance: every track of both launches records `num_spans` spans.
     void replay(uint32_t num_spans) {
-        advance(true);
+        launch_cpu(CpuLaunch{}, [&](Warp& warp) { begin_replay(warp, graph); });
+        std::thread beside([&] { prepare(false); });
         float sink[kNumTracks];
         const ProbeArgs args{sink, num_spans, kProbeUnroll, 0.5f};
-        for (const LaunchDescriptor& launch : current) {
-            LaunchDescriptor argument{};
-            argument.of_replay = &launch;
+        LaunchDescriptor argument{};
+        argument.event_mask = ~uint64_t{0};
+        argument.records_per_track = kRecordsPerTrack;
+        argument.warps_per_block = 1;
+        argument.block_stop = kNumTracks;
+        argument.block_step = 1 | kInGraph;
+        argument.role_mask = ~0u;
+        for (const Region& region : current) {
+            argument.of_replay = &region;
             launch_cpu(CpuLaunch{.num_blocks = kNumTracks},
                        [&](Warp& warp) { probe_spans<Recorder<true>>(warp, args, {argument}); });
         }
+        beside.join();
     }
 };
 
-void expect_region(const Region& region, uint32_t replay, uint32_t num_spans) {
+void expect_region(const Arena& region, uint32_t replay, uint32_t num_spans) {
     require(region.descriptor.replay == replay, "a region was taken by another replay");
     for (const TrackHeader& header : region.headers) {
         require((header.end_ticks != 0) == (replay != 0),
@@ -90,24 +95,23 @@ void expect_region(const Region& region, uint32_t replay, uint32_t num_spans) {
     }
 }
 
-}  // namespace
-
-int main() {
+void test_in_step() {
     Host host;
     for (int i = 0; i < 2; ++i) host.place();
     for (const uint32_t num_spans : {1u, 2u, 3u, 4u}) host.replay(num_spans);  // two of them find no set
-    require(host.control.taken == 2 && host.control.replays == 4, "sets or replays were miscounted");
+    require(host.control.fetched == 2 && host.control.replays == 4, "sets or replays were miscounted");
     require(host.control.lost_replays == 2, "lost replays were miscounted");
     require(host.control.lost_records == 3 * 2 * kNumLaunches * kNumTracks, "only replays through are counted");
 
-    for (int i = 0; i < 3; ++i) host.place();  // over the end of the ring
+    for (int i = 0; i < 3; ++i) require(host.place(), "a slot is not free again");  // over the end of the ring
+    require(!host.place(), "a slot is free twice");
     host.replay(2);
     host.replay(1);
-    host.advance(false);
-    host.advance(false);  // counts nothing twice
+    host.prepare(true);
+    host.prepare(true);  // counts nothing twice
     const uint64_t per_span = 2 * kNumLaunches * kNumTracks;
     require(host.control.lost_records == (3 + 4) * per_span, "lost records were miscounted");
-    require(host.control.taken == 4 && host.control.replays == 6 && host.control.lost_replays == 2,
+    require(host.control.fetched == 5 && host.control.replays == 6 && host.control.lost_replays == 2,
             "miscounted at last");
 
     const uint32_t replays[] = {1, 2, 5, 6, 0}, spans[] = {1, 2, 2, 1, 0};
@@ -116,5 +120,48 @@ int main() {
             expect_region(*host.regions[set * kNumLaunches + i], replays[set], spans[set]);
         }
     }
+}
+
+// The host lays ready what it can while replay follows replay: each takes the oldest set, or none.
+void test_beside() {
+    constexpr uint32_t kNumReplays = 300;
+    Host host;
+    std::atomic<bool> is_over = false;
+    std::thread placer([&] {
+        while (!is_over) {
+            if (!host.place()) std::this_thread::yield();
+        }
+    });
+    for (uint32_t i = 0; i < kNumReplays; ++i) {
+        host.replay(1 + i % 4);
+        if (i % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+    is_over = true;
+    placer.join();
+    host.prepare(true);
+
+    uint32_t last = 0;
+    uint64_t num_recorded = 0, records = 0;
+    for (size_t i = 0; i < host.regions.size(); i += kNumLaunches) {
+        const uint32_t replay = host.regions[i]->descriptor.replay;
+        for (uint32_t k = 0; k < kNumLaunches; ++k) {
+            expect_region(*host.regions[i + k], replay, replay ? 1 + (replay - 1) % 4 : 0);
+        }
+        if (replay == 0) continue;
+        require(replay > last, "a set overtook an older one");
+        last = replay;
+        ++num_recorded;
+        records += 2 * (1 + (replay - 1) % 4) * kNumLaunches * kNumTracks;
+    }
+    require(num_recorded + host.control.lost_replays == kNumReplays, "a replay is neither recorded nor lost");
+    const uint64_t of_all = kNumReplays / 4 * 2 * (1 + 2 + 3 + 4) * kNumLaunches * kNumTracks;
+    require(records + host.control.lost_records == of_all, "a record is neither there nor counted");
+}
+
+}  // namespace
+
+int main() {
+    test_in_step();
+    test_beside();
     std::puts("ok");
 }

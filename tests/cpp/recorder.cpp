@@ -1,4 +1,4 @@
-// A kernel that does nothing but record, for test_recorder.py: writes the raw region to stdout.
+// A kernel that does nothing but record, for test_recorder.py: writes the raw buffers to stdout.
 //
 //   recorder describe                          the event table as JSON
 //   recorder SCENARIO RECORDS [NAME=VALUE...]  headers and records, a guard of 0xa5 behind both
@@ -34,7 +34,7 @@ constexpr uint32_t kNumBlocks = 4;
 constexpr uint32_t kNumWarps = 2;
 constexpr uint64_t kBoundary = uint64_t{7} << 32;
 
-struct Region {
+struct Buffers {
     std::vector<TrackHeader> headers;
     std::vector<WideRecord> records;
 
@@ -101,12 +101,12 @@ void record_across_the_boundary(Rec& recorder) {
 }
 
 template <class Rec>
-void hang(Rec& recorder, const Region& region) {
+void hang(Rec& recorder, const Buffers& buffers) {
     TK_RANGE(recorder, TestEvent::fits, 9);
     TK_MARK(recorder, TestEvent::note, 1);
     {
         TK_WAIT(recorder, TestEvent::wait_full, 5, 6);
-        region.write();
+        buffers.write();
     }
 }
 
@@ -115,7 +115,7 @@ struct Body {
     uint32_t first_role = 0;
 };
 
-void run(const std::string& scenario, const LaunchDescriptor& launch, const Body& body, const Region& region) {
+void run(const std::string& scenario, const LaunchDescriptor& launch, const Body& body, const Buffers& buffers) {
     // A second before the low half of the clock wraps, or long before the next time it does.
     const int64_t from_boundary_ns = scenario == "cross" ? -1'000'000'000 : 100'000'000;
     SimulatedClock clock = SimulatedClock::draw(0, 0, 0);
@@ -128,7 +128,7 @@ void run(const std::string& scenario, const LaunchDescriptor& launch, const Body
             if (scenario == "where") TK_MARK(recorder, TestEvent::note, 16 * warp.block + warp.warp);
             if (scenario == "many") record_many(recorder);
             if (scenario == "cross") record_across_the_boundary(recorder);
-            if (scenario == "hang") hang(recorder, region);
+            if (scenario == "hang") hang(recorder, buffers);
         });
     };
     using Cycles = Recorder<true, RecordFormat::cycles>;
@@ -169,13 +169,17 @@ int main(int argc, char** argv) {
         if (name == "role_mask") launch.role_mask = static_cast<uint32_t>(value);
     }
     constexpr size_t kTracks = size_t{kNumBlocks} * kNumWarps;
-    Region region{std::vector<TrackHeader>(kTracks + 1), std::vector<WideRecord>(kTracks * records + 1)};
-    memset(&region.headers.back(), 0xa5, sizeof(TrackHeader));
-    memset(&region.records.back(), 0xa5, sizeof(WideRecord));
-    launch.headers = region.headers.data();
-    launch.records = region.records.data();
-    LaunchDescriptor of_graph{};
-    of_graph.of_replay = &launch;
-    run(argv[1], in_graph ? of_graph : launch, body, region);
-    region.write();
+    Buffers buffers{std::vector<TrackHeader>(kTracks + 1), std::vector<WideRecord>(kTracks * records + 1)};
+    memset(&buffers.headers.back(), 0xa5, sizeof(TrackHeader));
+    memset(&buffers.records.back(), 0xa5, sizeof(WideRecord));
+    launch.region.headers = buffers.headers.data();
+    launch.region.records = buffers.records.data();
+    const Region region = launch.region;
+    if (in_graph) {
+        launch.region = {};
+        launch.block_step |= kInGraph;
+        launch.of_replay = &region;
+    }
+    run(argv[1], launch, body, buffers);
+    buffers.write();
 }

@@ -97,8 +97,8 @@ public:
         const size_t num_tracks = size_t{num_blocks} * warps_per_block;
         headers_.resize(num_tracks + 1);
         records_.resize(num_tracks * records_per_track + 1);
-        descriptor_.headers = headers_.data();
-        descriptor_.records = records_.data();
+        descriptor_.region.headers = headers_.data();
+        descriptor_.region.records = records_.data();
         descriptor_.event_mask = ~uint64_t{0};
         descriptor_.records_per_track = records_per_track;
         descriptor_.warps_per_block = warps_per_block;

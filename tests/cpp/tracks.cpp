@@ -33,13 +33,13 @@ bool is_mark(const WideRecord& record, uint64_t launch, uint64_t track, uint64_t
            payload_of(record) == (launch | track << 16 | number << 32);
 }
 
-struct Region {
-    Region(bool is_ring, uint32_t num_blocks, uint32_t num_warps, uint32_t room)
+struct Buffers {
+    Buffers(bool is_ring, uint32_t num_blocks, uint32_t num_warps, uint32_t room)
         : is_ring(is_ring), headers(num_blocks * num_warps), records(headers.size() * room + 2) {
         memset(&records.front(), 0xa5, sizeof(WideRecord));
         memset(&records.back(), 0xa5, sizeof(WideRecord));
-        descriptor.headers = headers.data();
-        descriptor.records = records.data() + 1;
+        descriptor.region.headers = headers.data();
+        descriptor.region.records = records.data() + 1;
         descriptor.event_mask = ~uint64_t{0};
         descriptor.records_per_track = room;
         descriptor.warps_per_block = num_warps;
@@ -77,7 +77,7 @@ void record(Warp& warp, typename Rec::Args args, uint32_t launch, const std::str
     const uint32_t count = num_marks(launch, track, args.launch.records_per_track);
     if (warp.block + 1 == warp.num_blocks) {
         if (plant == "track") ++args.launch.block_first;
-        if (plant == "record") args.launch.records = static_cast<WideRecord*>(args.launch.records) - 1;
+        if (plant == "record") --args.launch.region.records;
     }
     Rec recorder(args, warp);
     for (uint32_t number = 0; number < count; ++number) {
@@ -93,7 +93,7 @@ int main(int argc, char** argv) {
     const bool is_ring = choose(argv[1], std::initializer_list<const char*>{"wide", "ring"}) == 1;
     const std::string plant = argc > 6 ? argv[6] : "";
     const CpuLaunch launch{number(2), number(3), 0, CpuExecutor::threads};
-    Region region(is_ring, number(2), number(3), number(4));
+    Buffers region(is_ring, number(2), number(3), number(4));
     for (uint32_t i = 0; i < number(5); ++i) {
         const auto run = [&]<class Rec>() {
             launch_cpu(launch, [&](Warp& warp) { record<Rec>(warp, {region.descriptor}, i, plant); });

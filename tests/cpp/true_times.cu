@@ -189,8 +189,8 @@ void measure() {
     args.comm.fault = fault.as<FaultRecord>();
     args.comm.heap[0] = control.as<char>();
     LaunchDescriptor& launch = args.launch;
-    launch.headers = headers.as<TrackHeader>();
-    launch.records = records.as<void>();
+    launch.region.headers = headers.as<TrackHeader>();
+    launch.region.records = records.as<WideRecord>();
     launch.event_mask = ~uint64_t{0};
     launch.records_per_track = 2;
     launch.warps_per_block = kNumWarps;

@@ -100,10 +100,11 @@ TRACK_HEADER = np.dtype(
     ]
 )
 
+REGION = np.dtype([("headers", "<u8"), ("records", "<u8")])
+
 LAUNCH_DESCRIPTOR = np.dtype(
     [
-        ("headers", "<u8"),
-        ("records", "<u8"),
+        *REGION.descr,
         ("event_mask", "<u8"),
         ("of_replay", "<u8"),
         ("records_per_track", "<u4"),

@@ -48,6 +48,7 @@ class TracedGraph:
         self._sets: deque[npt.NDArray[Any]] = deque()
         self._next_batch = 8
         self._slots = slots
+        self._is_ahead = False
         self._without_slot = self._without_room = 0
         self._is_open = True
 
@@ -78,12 +79,7 @@ class TracedGraph:
         flags = fmt.ENTRY_IN_GRAPH | (fmt.ENTRY_MIRRORED if mirrored else 0)
         self._plans = [dataclasses.replace(plan, flags=flags) for plan in self._plans]
         self._mirror_offset = self._device.mirror_offset() if mirrored else 0
-        count_only = np.zeros(len(self._plans), fmt.LAUNCH_DESCRIPTOR)
-        for row, plan in zip(count_only, self._plans, strict=True):
-            for key, value in plan.descriptor_fields().items():
-                row[key] = value
-        num_tracks = [plan.num_tracks for plan in self._plans]
-        self._ring.finish_capture(count_only.ctypes.data, num_tracks, self._mirror_offset)
+        self._ring.finish(self._mirror_offset)
 
     def add_launch(self, plan: LaunchPlan) -> int:
         """Address of the descriptor for a launch inside run(); 0 in the untraced instance. For Capture.launch()."""
@@ -97,7 +93,10 @@ class TracedGraph:
         name = f"{self.name}/{plan.name}"
         check_name(name)
         self._plans.append(dataclasses.replace(plan, name=name))
-        return int(self._ring.descriptor(len(self._plans) - 1))
+        descriptor = np.zeros(1, fmt.LAUNCH_DESCRIPTOR)
+        for field, value in plan.descriptor_fields().items():
+            descriptor[field] = value
+        return int(self._ring.add_launch(descriptor.ctypes.data, plan.num_tracks))
 
     def replay(self, traced: bool = True) -> None:
         """Starts the graph on torch's current stream. Never waits for the GPU."""
@@ -138,24 +137,49 @@ class TracedGraph:
         graph = torch.cuda.CUDAGraph()
         self._capturing, self._thread = instance, threading.get_ident()
         try:
-            with _without_collector(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                if instance == "traced":
-                    self._ring.add_first_node(torch.cuda.current_stream().cuda_stream)
+            with (
+                _without_collector(),
+                torch.cuda.graph(graph, capture_error_mode="thread_local"),
+                self._nodes_around() if instance == "traced" else contextlib.nullcontext(),
+            ):
                 run()
         finally:
             self._capturing = ""
         return graph
 
+    @contextlib.contextmanager
+    def _nodes_around(self) -> Iterator[None]:
+        """What the traced instance has besides run(). Joined again where that fails: or nobody would read why."""
+        import torch
+
+        stream = torch.cuda.current_stream().cuda_stream
+        self._ring.begin_capture(stream)
+        try:
+            yield
+        finally:
+            self._ring.end_capture(stream)
+
     def _lay_ready(self) -> None:
-        """One set for the replay that starts now. Without room, or with all slots taken, it runs unrecorded."""
+        """One set for the replay that starts now, behind one that is ready early: the GPU fetches it beside the replay
+        before. Without room, or with all slots taken, it runs unrecorded.
+        """
+        self._is_ahead = self._is_ahead or self._lay_set()
+        if self._lay_set():
+            return
+        if self._is_ahead:
+            self._is_ahead = False
+        elif self._sets:
+            self._without_slot += 1
+        else:
+            self._without_room += self._capture.segment.arena_room < self._set_bytes
+
+    def _lay_set(self) -> bool:
         if not self._sets:
             self._reserve()
-        if not self._sets:
-            self._without_room += self._capture.segment.arena_room < self._set_bytes
-        elif self._ring.place(self._sets[0].ctypes.data):
-            self._sets.popleft()
-        else:
-            self._without_slot += 1
+        if not self._sets or not self._ring.place(self._sets[0].ctypes.data):
+            return False
+        self._sets.popleft()
+        return True
 
     @property
     def _set_bytes(self) -> int:
@@ -168,10 +192,11 @@ class TracedGraph:
         count = batch_size(self._next_batch, segment, self._plans)
         regions = [segment.reserve_regions(plan, count, self._mirror_offset) for plan in self._plans]
         count = min(len(of_plan) for of_plan in regions)
-        sets = np.zeros((count, len(self._plans)), fmt.LAUNCH_DESCRIPTOR)
+        sets = np.zeros((count, len(self._plans)), fmt.REGION)
         for idx, of_plan in enumerate(regions):
             for row, region in enumerate(of_plan[:count]):
-                sets[row, idx] = segment.descriptors(region.offset)[0]
+                descriptor = segment.descriptors(region.offset)[0]
+                sets[row, idx] = descriptor["headers"], descriptor["records"]
         self._sets.extend(sets)
         self._next_batch = min(2 * self._next_batch, 8 * self._device.max_regions_ahead)
 
