@@ -64,7 +64,7 @@ class TracedGraph:
 
     @property
     def lost_records(self) -> int:
-        """What those would have written."""
+        """What those would have written; 0 in a flight recorder, whose records are not counted where none is kept."""
         return int(self._ring.lost_records)
 
     def capture(self, run: Callable[[], None]) -> None:
@@ -123,11 +123,11 @@ class TracedGraph:
             slots = f"all {self._slots} slots were taken for {self._without_slot}" if self._without_slot else ""
             room = f"max_bytes was used up for {self._without_room}" if self._without_room else ""
             _log.warning(
-                "graph %s: %d of %d traced replays ran unrecorded (%d records)%s",
+                "graph %s: %d of %d traced replays ran unrecorded%s%s",
                 self.name,
                 self.lost_replays,
                 self._ring.replays,
-                self.lost_records,
+                f" ({self.lost_records} records)" if self.lost_records else "",
                 "".join(f"; {why}" for why in (slots, room) if why),
             )
 
