@@ -168,7 +168,7 @@ private:
 
 class StreamEvent {
 public:
-    explicit StreamEvent(unsigned int flags) {
+    explicit StreamEvent(unsigned int flags = cudaEventDisableTiming) {
         const BesideGraphCapture beside;
         TK_CUDA(cudaEventCreateWithFlags(&event_, flags));
     }
@@ -201,7 +201,7 @@ public:
     }
 
 private:
-    const StreamEvent event_{cudaEventDisableTiming};
+    const StreamEvent event_;
 };
 
 // Device time from its construction to stop_ms(), on one stream.

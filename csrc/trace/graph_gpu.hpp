@@ -98,7 +98,7 @@ private:
     const MappedMemory control_, ring_;
     const DeviceMemory next_, current_, spare_, state_;
     const SideStream beside_;
-    const StreamEvent begun_{cudaEventDisableTiming}, prepared_{cudaEventDisableTiming};
+    const StreamEvent begun_, prepared_;
     std::unique_ptr<DeviceMemory> counters_;
     std::vector<LaunchDescriptor> arguments_;  // [max_launches] of the graph's kernels
     std::vector<uint32_t> first_counters_;     // [num_launches]
