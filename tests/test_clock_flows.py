@@ -201,15 +201,18 @@ def test_a_ring_of_flows_bounds_all_ranks_of_it():
     assert after[3] == before[3]
 
 
-def test_flows_far_away_in_time_prove_what_the_drift_leaves():
+@pytest.mark.parametrize("sign", [1, -1])
+def test_flows_far_away_in_time_prove_what_the_drift_leaves(sign):
+    """Before and after them, wherever on the axis."""
     hard_ns = []
-    for late in (0.0, 0.1, 1.5):
+    for away in (0.0, 0.1, 1.2):
         run = two_ranks()
-        run.flows(BOTH, SECOND + np.arange(5) * 1e4, np.full(5, 100.0))
-        run.work(1, (1 + late) * SECOND)
+        run.work(0, 0)
+        run.flows(BOTH, 1.5 * SECOND + np.arange(5) * 1e4, np.full(5, 100.0))
+        run.work(1, (1.5 + sign * away) * SECOND)
         timeline = run.timeline()
         hard_ns.append(tightened(timeline)[1])
-        drift = timeline.ranks[1].clock.rate_error * late * SECOND
+        drift = timeline.ranks[1].clock.rate_error * away * SECOND
         assert hard_ns[-1] == pytest.approx(min(hard_ns[0] + drift, timeline.ranks[1].clock.hard_ns), abs=10)
     assert hard_ns[0] < hard_ns[1] < hard_ns[2]
 

@@ -141,15 +141,17 @@ def test_missing_pair_is_bridged_by_the_others():
         assert np.abs(errors_ns(fits, clocks, 0, rank, times)).max() <= fits[rank].hard_ns
 
 
-def test_a_rank_that_was_sampled_later_than_the_others():
+@pytest.mark.parametrize(("late", "early"), [(1, 2), (2, 1)])
+def test_a_rank_that_was_sampled_later_than_the_others(late, early):
     """Each clock counts from its first sample: seconds apart, the times of a rank are no times of the reference."""
     rng = np.random.default_rng(17)
-    clocks = {rank: Clock.draw(rng) for rank in range(3)}
+    clocks = {rank: Clock.draw(rng, rate=4e-6 * (rank - 1)) for rank in range(3)}
     rows = np.concatenate(
         [
-            sample(rng, clocks, [0, 4 * SECOND, 8 * SECOND], pairs=[(0, 1)], quiet=1.0),
+            sample(rng, clocks, [0, 4 * SECOND], pairs=[(0, early)], quiet=1.0),
             exchange(rng, clocks, 1, 2, 1, 4 * SECOND, quiet=1.0),
-            exchange(rng, clocks, 0, 2, 2, 8 * SECOND, quiet=1.0),
+            exchange(rng, clocks, 0, late, 2, 8 * SECOND, quiet=1.0),
+            exchange(rng, clocks, 1, 2, 2, 8 * SECOND, quiet=1.0),
         ]
     )
     times = np.linspace(5, 7, 100) * SECOND

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from tracekern.analysis.wait_edges import NEVER
 from tracekern.analysis.wait_order import overtaken
 from tracekern.analysis.waits import CLASSES, Phase, WaitKind, Waits, analyze_waits
 from tracekern.errors import BadInput
-from tracekern.timeline.model import OPEN_END, EventClass, Timeline
+from tracekern.timeline.model import OPEN_END, EventClass, Flows, Timeline
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
 
@@ -111,6 +112,32 @@ def test_the_last_warp_at_a_block_barrier():
     assert {timeline.tracks[track].warp for track in timeline.spans.track[waits.last_arrival[late]]} == {2}
 
 
+def test_the_last_warp_at_a_block_barrier_may_be_the_first_on_record():
+    run = Scenario(1, num_warps=2)
+    run.launch("combine")
+    run.pause(0, 8000, warp=0)
+    run.pause(0, 1000, warp=1)
+    run.meet_block(0)
+    timeline = run.timeline()
+    assert rows_of(timeline, "wait_block")[0] == 0
+    waits = analyze_waits(timeline)
+    assert waits.last_arrival.tolist() == [0, 0]
+    assert waits.barrier_late.tolist() == [0, 7000]
+
+
+def test_of_a_coarse_clock_a_block_barrier_may_end_as_the_last_warp_arrives():
+    run = Scenario(1, num_warps=2)
+    run.launch("combine")
+    run.pause(0, 7000, warp=1)
+    run.meet_block(0)
+    timeline = run.timeline()
+    spans = timeline.spans
+    is_wait = timeline.events_of(EventClass.WAIT)[spans.event]
+    ends_at_once = np.where(is_wait, spans.start[rows_of(timeline, "wait_block")].max(), spans.end)
+    waits = analyze_waits(timeline.replace(spans=dataclasses.replace(spans, end=ends_at_once)))
+    assert sorted(waits.barrier_late.tolist()) == [0, 7000]
+
+
 def test_a_block_barrier_with_records_missing_charges_nobody():
     run = Scenario(1, num_warps=2)
     run.launch("combine")
@@ -171,12 +198,15 @@ def test_of_several_signals_the_last_to_arrive_releases():
     run.work(2, 100)
     run.signal(2, peer=0)
     run.wait(0, peer=1)
+    run.signal(2, peer=0, slot=1)
+    run.wait(0, peer=2, slot=1)  # of one signal alone
     timeline = run.timeline()
-    signals = rows_of(timeline, "signal_token")
-    flows = type(timeline.flows)(signals[::-1].copy(), np.repeat(rows_of(timeline, "wait_token"), 2))
+    several, one = rows_of(timeline, "wait_token")
+    first, second, third = rows_of(timeline, "signal_token")
+    flows = Flows(np.array([second, first, third]), np.array([several, several, one]))
     waits = analyze_waits(timeline.replace(flows=flows))
-    assert waits.peer.tolist() == [1]
-    assert waits.totals() == {**dict.fromkeys(CLASSES, 0), "drain": 900, "visibility": SEE_NS}
+    assert waits.peer.tolist() == [1, 2]
+    assert waits.totals() == {**dict.fromkeys(CLASSES, 0), "drain": 900, "visibility": 2 * SEE_NS}
 
 
 def test_early_data_is_slack():
