@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.timelines import COPY, WAIT, make_launch, make_rank, make_spans, make_timeline, make_tracks
+from tests.timelines import COPY, SIGNAL, WAIT, make_launch, make_rank, make_spans, make_timeline, make_tracks
 from tracekern.analysis.findings import find
 from tracekern.analysis.hang import Holder, find_hang
 from tracekern.export.drawing import prepare
@@ -71,6 +71,30 @@ def test_what_it_is_doing_is_said():
         "rank 0 by rank 1: 1 wait has not ended, the longest after 5.00 us, dispatch.wait_token of rank 0 for rank 1; "
         "rank 1 is in dispatch.copy_token with 2 warps"
     )
+
+
+def test_of_nested_spans_a_warp_is_in_the_innermost():
+    timeline = timeline_of([(0, WAIT, 1, 4_000), (1, COPY, 0, 5_000), (1, SIGNAL, 0, 6_000)], num_ranks=2)
+    timeline.spans.track[-1] = timeline.spans.track[-2]
+    hang = find_hang(timeline)
+    assert hang is not None
+    assert hang.holders == (Holder(1, True, "dispatch.signal_token", 1, "dispatch", 0),)
+
+
+def test_the_only_span_of_a_rank_tells_since_when_it_runs_no_kernel():
+    timeline = timeline_of([(1, WAIT, 0, 4_000)], num_ranks=2)
+    without_host = timeline.spans.take(np.arange(1, len(timeline.spans)))
+    hang = find_hang(timeline.replace(spans=without_host))
+    assert hang is not None
+    assert hang.holders == (Holder(0, True, "", 0, "dispatch", 2_000),)
+
+
+def test_ranks_are_told_in_their_order():
+    waiting = find_hang(timeline_of([(8, WAIT, 0, 4_000), (1, WAIT, 0, 4_000)], num_ranks=9))
+    held = find_hang(timeline_of([(0, WAIT, 8, 4_000), (2, WAIT, 1, 4_000)], num_ranks=9))
+    assert waiting is not None
+    assert held is not None
+    assert (waiting.ranks, [holder.rank for holder in held.holders]) == ((1, 8), [1, 8])
 
 
 def test_ranks_that_wait_for_each_other_hold_each_other():
