@@ -267,6 +267,15 @@ def test_a_replay_after_billions_of_launches(before: int):
     assert path_of(timeline.replace(launches=tuple(later))).replay == path_of(timeline).replay
 
 
+def test_segments_name_the_track_and_none_of_the_host():
+    run = Scenario(1)
+    for name, begin in (("dispatch", 1_000), ("combine", 5_000)):
+        run.launch(name, at=begin)
+        run.work(0, 1_000)
+    found = path_of(run.timeline()).whole.segments
+    assert list(zip(found.track.tolist(), found.start.tolist(), strict=True)) == [(0, 1_000), (-1, 2_000), (0, 5_000)]
+
+
 def test_a_kernel_that_took_no_time():
     spans = make_spans([(2, COPY, 0, 100, 100, 0, 0)])
     whole = path_of(make_timeline(1, launches=(make_launch(0),), spans=spans, flows=Flows())).whole

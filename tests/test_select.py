@@ -13,7 +13,7 @@ from timelines import COPY, make_spans, make_timeline, timelines
 
 from tracekern.errors import BadInput
 from tracekern.timeline.model import OPEN_END, Flows, Marks, Problem, Timeline
-from tracekern.timeline.select import select
+from tracekern.timeline.select import select, take_tracks
 
 Described = tuple
 
@@ -82,6 +82,19 @@ def test_problems_follow_their_tracks():
     part = select(timeline, ranks=[1])
     assert [problem.text for problem in part.problems] == ["on rank 1", "1 of 2 ranks left out: 0"]
     assert part.tracks[part.problems[0].track] == timeline.tracks[8]
+    assert part.problems[1].track == -1
+
+
+def test_problems_of_tracks_that_are_left_out_go_with_them():
+    problems = tuple(Problem("warning", "x", 0, track, f"on track {track}") for track in range(3))
+    kept = np.arange(len(make_timeline().tracks)) == 2
+    (left,) = take_tracks(make_timeline(problems=problems), kept).problems
+    assert left == Problem("warning", "x", 0, 0, "on track 2")
+
+
+def test_no_rank_at_all_is_refused():
+    with pytest.raises(BadInput, match=r"no rank selected; choose from 0-2$"):
+        select(make_timeline(num_ranks=3), ranks=[])
 
 
 def test_unknown_rank_names_those_that_are_there():
