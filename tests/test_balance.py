@@ -26,11 +26,12 @@ from tracekern.viewers.report.balance import balance_part
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
 PEER, SLOT, EXPERT = Field("peer", 10), Field("slot", 22), Field("expert", 16)
-RECEIVE, SCALE = len(EVENTS), len(EVENTS) + 1
+RECEIVE, SCALE, SEND = range(len(EVENTS), len(EVENTS) + 3)
 ALL_EVENTS = (
     *EVENTS,
     EventType("receive_token", EventClass.WORK, "issue", None, (PEER, SLOT, EXPERT)),
     EventType("scale_token", EventClass.WORK, "issue", None, (EXPERT, Field("row", 32))),
+    EventType("send_token", EventClass.WORK, "issue", None, (PEER, SLOT, EXPERT)),
 )
 
 
@@ -60,6 +61,20 @@ def test_links():
     assert from_capture.limit_gb_per_s == 100.0
     no_number = analyze_balance(build(rows, hidden=500, dtype="bf16", link_gb_per_s="fast")).links[0]
     assert no_number.limit_gb_per_s is None
+
+
+def test_each_pair_of_ranks_is_a_link_of_its_own():
+    """Copies and signals of a pair count together."""
+    rows = []
+    for peer, track, ns in ((1, 2, 100), (2, 3, 300), (2, 8, 50), (0, 14, 20)):
+        rows += [(track, COPY, 0, ns, peer), (track, SIGNAL, ns, ns + 10, peer)]
+    links = analyze_balance(build(rows, num_ranks=3)).links
+    assert [(link.source, link.destination, link.tokens, link.busy_ns) for link in links] == [
+        (0, 2, 1, 310),
+        (0, 1, 1, 110),
+        (1, 2, 1, 60),
+        (2, 0, 1, 30),
+    ]
 
 
 def test_without_a_size_there_is_no_rate():
@@ -101,6 +116,16 @@ def test_loads():
         (0, "sender", 0),
         (1, "", 90),
     ]
+
+
+def test_work_for_the_experts_of_another_rank_is_no_load_of_them():
+    """Experts 0 to 2 live on rank 0, 3 to 5 on rank 1; each rank sends to all of them."""
+    rows = []
+    for rank, track in ((0, 2), (1, 8)):
+        rows += [(track, SCALE, 100 * expert, 100 * expert + 100, expert) for expert in range(rank * 3, rank * 3 + 3)]
+        rows += [(track + 1, SEND, 100 * expert, 100 * expert + 50, 1 - rank | expert << 32) for expert in range(6)]
+    found = [(load.rank, load.name, load.num_spans) for load in analyze_balance(build(rows)).experts]
+    assert found == [(rank, str(rank * 3 + expert), 2) for rank in (0, 1) for expert in range(3)]
 
 
 def answer_of(timeline: Timeline) -> str:

@@ -290,14 +290,29 @@ def test_host_clocks_are_related_node_by_node():
         assert np.abs(error).max() <= fit.host_hard_ns < 2_500
 
 
+def test_the_host_bound_is_that_of_the_events_of_all_ranks_of_a_node():
+    rng = np.random.default_rng(18)
+    clock = Clock.draw(rng)
+    clocks = {0: clock, 1: clock}
+    ranks = [rank_of(rank, clock) for rank in clocks]
+    rows = np.concatenate([sample(rng, clocks, [0]), host_brackets(rng, clock, 0, 0, 0, 0)])
+    near = (int(clock.ticks(0)), int(clock.ticks(1e6)))
+    bounds = []
+    for far in (near, (int(clock.ticks(-SECOND)), near[1]), (near[0], int(clock.ticks(SECOND)))):
+        for spans in ({0: near, 1: far}, {0: far, 1: near}):
+            bounds.append(fit_clocks(rows, ranks, spans)[0].host_hard_ns)
+    assert max(bounds[:2]) < 5_000
+    assert bounds[2:] == pytest.approx([500_000] * 4, rel=0.02)
+
+
 def test_wall_clock_set_while_sampling_gives_no_host_relation():
     rng = np.random.default_rng(14)
     clock = Clock.draw(rng, base_ns=SECOND)  # one that counts from the start of the machine
     rows = [host_brackets(rng, clock, 0, 0, start, offset) for start, offset in ((0, 0), (1e6, 50_000_000))]
     fit = fit_clocks(np.concatenate(rows), [rank_of(0, clock)])[0]
     assert math.isnan(fit.host_hard_ns)
-    near = apply_host(fit, np.array([WALL_NS])) - clock.base_ns
-    assert abs(near[0]) < 60_000_000, "the lanes still stand near the kernels"
+    before, after = apply_host(fit, WALL_NS + np.array([0, 50_000_000])) - clock.base_ns
+    assert abs(before + after) < 1_000_000, "the lanes stand midway between where both settings have them"
 
 
 @pytest.mark.parametrize("step_ns", [50_000_000, 150_000])

@@ -133,6 +133,21 @@ def test_without_what_was_injected_the_replay_is_faster_by_it(run: Scenario, ran
     assert all(other.saved_ns == 0 for other in found.replay.gains[1:])
 
 
+def test_work_between_two_signals_makes_the_second_one_earlier():
+    run = CallScenario(3)
+    run.launch("dispatch")
+    for slot in range(2):
+        for rank in run.ranks:
+            run.work(rank, 1_000 + (DELAY_NS if (rank, slot) == (1, 1) else 0))
+            run.signal(rank, (rank + 1) % 3, slot)
+    for rank in run.ranks:
+        for slot in range(2):
+            run.wait(rank, (rank - 1) % 3, slot)
+    gain = path_of(run.timeline()).replay.gains[0]
+    assert (gain.part.rank, gain.part.phase) == (1, Phase("dispatch", "copy_token"))
+    assert gain.saved_ns == pytest.approx(DELAY_NS, rel=0.01)
+
+
 def test_a_change_helps_only_until_the_next_one_is_the_longest():
     run = CallScenario(3)
     run.launch("dispatch")

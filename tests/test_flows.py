@@ -236,6 +236,26 @@ def test_a_wait_may_end_early_by_what_a_cycle_clock_leaves_open(rank: int, is_si
         assert [problem.kind for problem in problems] == ["backwards_flow"] * wanted
 
 
+def test_wide_keys_of_many_launches_are_told_apart():
+    """Epoch and key together have more than 64 bits."""
+    low, high = 0, (1 << 55) - 1
+    what = ((True, low), (True, high), (False, high))
+    rows = [
+        End(is_signal, 0, 0, int(key > 0), epoch, 10 * epoch, 10 * epoch + 1)
+        for epoch in range(1, 301)
+        for is_signal, key in what
+    ]
+    timeline, ends = build(rows, ChannelKind.DATA, signal_peer=False, wait_peer=False)
+    payload = np.array([high if end.slot else low for end in ends], np.uint64)
+    events = tuple(dataclasses.replace(event, begin_fields=(Field("slot", 55),)) for event in timeline.events)
+    spans = dataclasses.replace(timeline.spans, begin_payload=payload)
+    flows, problems = join_flows(timeline.replace(events=events, spans=spans))
+    assert problems == ()
+    assert len(flows) == 300
+    assert (spans.start[flows.signal] == spans.start[flows.wait]).all()
+    assert (payload[flows.signal] == high).all()
+
+
 def test_kernels_without_epochs_are_told_apart_by_their_sequence():
     ends = [
         End(is_signal, is_signal ^ 1, is_signal, 0, epoch, start=1000 * epoch, end=1000 * epoch + 10)
