@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.captures import EPOCH, EVENT_TABLE, CaptureSpec, fill_segment, metadata, reserve_launch
+from tests.captures import EPOCH, EVENT_TABLE, ROLES, CaptureSpec, fill_segment, metadata, reserve_launch
 from tracekern.record import format as fmt
 from tracekern.record.dump import read_dump
 from tracekern.record.format import RecordKind
@@ -181,6 +181,14 @@ def test_launches_that_overlap_on_one_stream_get_lanes(tmp_path: Path):
     assert [p.kind for p in timeline.problems] == ["overlapping_launches"]
 
 
+def test_blocks_that_overlap_get_lanes_of_their_own(tmp_path: Path):
+    span = [(BEGIN, 1, 0, 0), (END, 1, 1500, 0)]
+    launches = [[Run(1000, span), Run(1000, span)], [Run(2500, span), Run(2000, span)]]
+    timeline = decode_runs(tmp_path / "rank_00000.tkdump", launches)
+    names = [track.name for track in timeline.tracks if track.kind == TrackKind.DEVICE]
+    assert names == ["block 0 warp 0", "block 1 warp 0", "block 1 warp 0 lane 2"]
+
+
 def test_an_event_that_the_table_does_not_have_is_kept(tmp_path: Path):
     timeline = decode_runs(tmp_path / "rank_00000.tkdump", [[Run(1000, [(BEGIN, 60, 0, 1), (END, 60, 5, 0)])]])
     assert timeline.events[timeline.spans.event[0]].name == "unknown_event_60"
@@ -276,3 +284,21 @@ def test_a_launch_tells_its_sequence_however_many_came_before(tmp_path: Path, se
         "epoch": EPOCH,
         "sequence": sequence,
     }
+
+
+def test_a_launch_has_the_roles_and_the_epoch_that_its_tracks_tell(tmp_path: Path):
+    """A warp that had several roles has them all; a replay of a graph has another epoch than the launch captured."""
+    segment = fill_segment(CaptureSpec(num_ranks=1, num_blocks=1, launches=2, run_id="told"), 0)
+    try:
+        headers = segment.track_headers(segment.launches()[1])
+        headers["role"], headers["epoch"] = [1, 1], [99, 99]
+        write_dump(tmp_path / "told.tkdump", segment)
+    finally:
+        segment.unlink()
+        segment.close()
+    timeline = decode(read_dump(tmp_path / "told.tkdump"))
+    assert [track.role for track in timeline.tracks if track.kind == TrackKind.DEVICE] == [
+        f"{ROLES[0]}/{ROLES[1]}",
+        ROLES[1],
+    ]
+    assert [launch.epoch for launch in timeline.launches] == [EPOCH, 99]
