@@ -39,6 +39,7 @@ def causes_of(run: Scenario) -> Causes:
     timeline = run.timeline()
     causes = analyze_causes(timeline, analyze_waits(timeline))
     assert sum(cost.total_ns for cost in causes.costs) == pytest.approx(causes.charged_ns, rel=1e-9)
+    assert all(cost.total_ns > 0 and (cost.peer < 0 or cost.target is Target.LINK) for cost in causes.costs)
     assert not causes.note
     return causes
 

@@ -306,3 +306,22 @@ def test_what_passes_through_a_wait_that_may_not_have_been_late_is_not_proven():
         blame = next(blame for blame in causes.blames if blame.rank == 3)
         assert (blame.proven.lo_ns > 0.8 * blame.late_ns) == is_proven
         assert blame.likely.lo_ns == pytest.approx(blame.late_ns)
+
+
+def test_where_nobody_waited_before_a_rank_caused_what_it_was_late():
+    """Within the same limits. Rank 2's message had come 500 ns early, which the clocks allow to have been late."""
+    run = Scenario(3)
+    run.launch("dispatch")
+    for rank, ns in enumerate((6_000, 1_000, 5_500)):
+        run.work(rank, ns)
+        run.signal(rank, (rank + 1) % 3)
+    for rank in run.ranks:
+        run.wait(rank, (rank - 1) % 3, see_ns=20_000)
+    timeline = run.timeline(hard_ns=900, sigma_ns=100)
+    waits = analyze_waits(timeline)
+    blames = analyze_causes(timeline, waits).blames
+    assert blames == blame_ranks(timeline, waits)
+    late_ns = 6_000 - 1_000 - SIGNAL_NS
+    likely, proven = Interval(late_ns - 300, late_ns + 300), Interval(late_ns - 900, late_ns + 900)
+    assert blames[0] == Blame(0, late_ns, likely, proven)
+    assert Blame(2, 0, Interval(0, 0), Interval(0, 900 - 500 - SIGNAL_NS)) in blames
