@@ -145,8 +145,6 @@ def _rows(
     timeline: Timeline, iterations: LaunchIterations, name_of_event: Int32, num_names: int
 ) -> Iterator[tuple[int, Int64]]:
     """(stage * num_names + name, its rows of Timeline.spans in their order) of each phase that has closed spans."""
-    if not len(timeline.spans) or not timeline.launches:
-        return
     spans = timeline.spans
     is_device = timeline.tracks_of(TrackKind.DEVICE)
     # One look-up a launch instead of two: -1 stands for everything that is not measured, index -1 for "no launch".
