@@ -28,8 +28,11 @@ from tracekern.analysis.doubt import (
     late_limits,
     name_worst,
 )
+from tracekern.analysis.findings import find
 from tracekern.analysis.waits import analyze_waits
+from tracekern.timeline.flows import join_flows
 from tracekern.timeline.model import OPEN_END, ClockFit, Timeline
+from tracekern.viewers.report.headlines import headlines
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
 
@@ -282,6 +285,20 @@ def test_nothing_is_proven_of_a_rank_that_may_have_waited_for_one_that_is_not_th
     assert said in lines["who"]
     assert "proven by the clock bounds" not in lines["who"]
     assert lines["trust"].startswith(said.replace(" and ", "; "))
+
+
+def test_nothing_is_proven_by_waits_that_ended_before_their_signals():
+    """Rank 1's clock is off by far more than its bound allows, or its kernels signal for another call."""
+    run = exchange(late={2: 50_000})
+    seen = with_clocks(run.timeline(hard_ns=600), 600, 100, {1: -40_000})
+    for problems in (join_flows(seen)[1], ()):
+        findings = find(seen.replace(problems=problems))
+        lines = {line.word: line.text for line in headlines(findings)}
+        assert lines["who"].startswith("rank 2 caused ")
+        assert findings.is_contradicted == bool(problems) != findings.culprit.is_proven
+        assert ("proven by the clock bounds" in lines["who"]) == (not problems)
+        assert ("not proven: waits ended before their signals began" in lines["who"]) == bool(problems)
+        assert lines["trust"].startswith("channel ") == bool(problems)
 
 
 def test_what_passes_through_a_wait_that_may_not_have_been_late_is_not_proven():

@@ -9,11 +9,13 @@ import pytest
 
 from tests.captures import EVENT_TABLE
 from tests.kernels import TrackWriter, memory, run_kernel
+from tracekern.analysis.findings import find
 from tracekern.analysis.statistics import phase_statistics
 from tracekern.errors import BadInput
 from tracekern.record import format as fmt
 from tracekern.record.session import capture
 from tracekern.timeline.merge import load
+from tracekern.viewers.report.headlines import headlines
 
 
 def problems_of(directory: Path, warps: int = 2, run_warps: int = 2, run_grid: int = 4, **selection) -> list[tuple]:
@@ -69,6 +71,8 @@ def test_warps_beyond_those_told_of_are_an_error(tmp_path: Path):
     assert (problem.severity, problem.kind) == ("error", "surplus_warps")
     assert "ran with 5 warps a block" in problem.text
     assert "pass warps=5" in problem.text
+    (trust,) = [line.text for line in headlines(find(load(tmp_path))) if line.word == "trust"]
+    assert trust == f"{problem.text}; one clock; made on the CPU backend: order and coverage, never GPU durations"
     assert phase_statistics(load(tmp_path, unaligned=True)).losses == (problem.text,)
     with pytest.raises(BadInput, match="pass warps=5"):
         load(tmp_path, strict=True)

@@ -25,7 +25,7 @@ from tracekern.analysis.summary import Summary, summarize
 from tracekern.analysis.time_shares import TimeShares, share_time
 from tracekern.analysis.wait_statistics import WaitStatistic, wait_statistics
 from tracekern.analysis.waits import Waits, analyze_waits
-from tracekern.timeline.model import ABSENT_KINDS, Timeline
+from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Timeline
 from tracekern.timeline.select import Window, reaches_into, select
 
 
@@ -64,6 +64,11 @@ class Findings:
     def absent(self) -> list[str]:
         """A line on ranks of the run that have no dump, and one on those left out."""
         return _absent(self.timeline)
+
+    @property
+    def is_contradicted(self) -> bool:
+        """Waits ended before what they waited for: nothing that is made of them is proven."""
+        return _is_contradicted(self.timeline)
 
     @property
     def records_overwritten(self) -> int:
@@ -119,10 +124,15 @@ def _absent(timeline: Timeline) -> list[str]:
     return [problem.text for problem in timeline.problems if problem.kind in ABSENT_KINDS]
 
 
+def _is_contradicted(timeline: Timeline) -> bool:
+    return any(problem.kind in CONTRADICTION_KINDS for problem in timeline.problems)
+
+
 def _name_worst(timeline: Timeline, blames: Sequence[Blame]) -> Worst:
-    """Nothing is proven where ranks are absent: the one that is named may have waited for them."""
+    """Nothing is proven where ranks are absent, the one that is named may have waited for them, or where waits ended
+    before their signals."""
     verdict = name_worst(blames)
-    return replace(verdict, is_proven=False) if _absent(timeline) else verdict
+    return replace(verdict, is_proven=False) if _absent(timeline) or _is_contradicted(timeline) else verdict
 
 
 def _find_plain(timeline: Timeline, link_limit: LinkLimit | None, window: Window | None) -> dict[str, Any]:

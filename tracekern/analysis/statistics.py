@@ -18,7 +18,7 @@ from tracekern.analysis.iterations import LaunchIterations
 from tracekern.errors import BadInput
 from tracekern.timeline.intervals import unions
 from tracekern.timeline.merge import HOST_LOSS, LOSS_KINDS
-from tracekern.timeline.model import OPEN_END, EventClass, Int32, Int64, Timeline, TrackKind
+from tracekern.timeline.model import CONTRADICTION_KINDS, OPEN_END, EventClass, Int32, Int64, Timeline, TrackKind
 
 END_TO_END = "end_to_end"
 STATISTICS = ("p50", "p99", "wait_share")
@@ -26,8 +26,7 @@ STATISTICS = ("p50", "p99", "wait_share")
 _LOSSES = {
     *LOSS_KINDS,
     *("open_span", "salvaged", "running", "overwritten_records", "fault", "cycle_rate_unknown"),
-    # Waits that nothing ended are short, or the common axis is wrong.
-    *("backwards_flow", "contradicting_flows"),
+    *CONTRADICTION_KINDS,
 } - {HOST_LOSS}  # no number is made of host ranges
 
 

@@ -171,6 +171,9 @@ class Rank:
 ABSENT_KINDS = ("missing_rank", "left_out_rank")
 """Problems that tell of ranks of the run of which nothing is here: without a dump, or not selected."""
 
+CONTRADICTION_KINDS = ("backwards_flow", "contradicting_flows")
+"""Problems that tell of waits that ended before what they waited for: the events are wrong, or the common axis is."""
+
 
 @dataclass(frozen=True)
 class Problem:

@@ -8,6 +8,7 @@ from tracekern.analysis.cause_chains import Target
 from tracekern.analysis.doubt import Blame
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.hang import Holder
+from tracekern.timeline.model import ABSENT_KINDS
 from tracekern.viewers.report.cause import describe_cost
 from tracekern.viewers.report.path import describe_gain, describe_part
 from tracekern.words import count, duration, factor, percent, ranks
@@ -15,6 +16,10 @@ from tracekern.words import count, duration, factor, percent, ranks
 _ALONE = "one rank: nobody else to wait for"
 _ROUNDING_NS = 2
 """A blame and both of its limits are whole ns."""
+
+
+_TOLD_APART = (*ABSENT_KINDS, "lost_records", "open_span", "salvaged", "fault")
+"""Kinds of errors that the lines count, or tell in words of their own."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,8 @@ def _who(findings: Findings) -> str:
         return "; ".join([open_text, *findings.absent])
     named = next(blame for blame in blames if blame.rank == verdict.rank)
     certainty = "proven by the clock bounds" if verdict.is_proven else "likely, not proven, by the clock bounds"
+    if findings.is_contradicted:
+        certainty = "not proven: waits ended before their signals began, so events or clocks are wrong"
     if findings.absent:
         certainty = f"not proven: {_and(findings.absent)}, and it may have waited for what is not here"
     return f"rank {verdict.rank} caused {charged(named)} of it by its own work and its host; {certainty}"
@@ -200,7 +207,14 @@ def trust(findings: Findings) -> str:
     summary = findings.summary
     lost = sum(rank.records_lost for rank in summary.ranks)
     salvaged = [rank.rank for rank in summary.ranks if rank.state == "salvaged"]
-    parts = [*findings.absent, clocks(findings), f"{count(lost, 'record')} lost" if lost else "no record lost"]
+    errors = _other_errors(findings)
+    nothing_lost = [] if errors else ["no record lost"]
+    parts = [
+        *findings.absent,
+        *errors,
+        clocks(findings),
+        *([f"{count(lost, 'record')} lost"] if lost else nothing_lost),
+    ]
     if overwritten := findings.records_overwritten:
         parts.append(f"{overwritten:,} older ones overwritten, as a flight recorder does")
     if salvaged:
@@ -213,6 +227,18 @@ def trust(findings: Findings) -> str:
     if any(rank.backend == "cpu" for rank in summary.ranks):
         parts.append("made on the CPU backend: order and coverage, never GPU durations")
     return "; ".join(parts)
+
+
+def _other_errors(findings: Findings) -> list[str]:
+    """The first error that trust() has no words of its own for, and how many more there are."""
+    errors = [
+        problem.text
+        for problem in findings.timeline.problems
+        if problem.severity == "error" and problem.kind not in _TOLD_APART
+    ]
+    if not errors:
+        return []
+    return [errors[0] + (f" (and {count(len(errors) - 1, 'more error')})" if len(errors) > 1 else "")]
 
 
 def clocks(findings: Findings) -> str:
