@@ -82,8 +82,8 @@ def test_a_snapshot_shows_who_is_late_while_the_kernel_waits(tmp_path, sink):
     hang = find_hang(now)
     assert hang is not None
     assert (hang.ranks, [holder.rank for holder in hang.holders]) == ((0,), [1])
-    assert hang.longest_phase.startswith("dispatch_send.")
-    assert hang.longest_ns > 0.4e9
+    assert hang.longest.phase.startswith("dispatch_send.")
+    assert hang.longest.lasts_ns > 0.4e9
     assert hang.holders[0].doing == ""
     whole = load(tmp_path / "capture")
     assert not open_waits(whole)

@@ -7,7 +7,17 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.timelines import COPY, SIGNAL, WAIT, make_launch, make_rank, make_spans, make_timeline, make_tracks
+from tests.timelines import (
+    COPY,
+    SIGNAL,
+    WAIT,
+    make_launch,
+    make_rank,
+    make_spans,
+    make_timeline,
+    make_tracks,
+    overwrite_begins,
+)
 from tracekern.analysis.findings import find
 from tracekern.analysis.hang import Holder, find_hang
 from tracekern.export.drawing import prepare
@@ -55,10 +65,10 @@ def test_a_rank_that_waits_for_nobody_holds_the_others():
     assert hang is not None
     assert (hang.ranks, hang.num_waits) == ((0, 1, 3), 4)
     assert hang.holders == (Holder(2, True, "", 0, "dispatch", 6_998),)
-    assert (hang.longest_ns, hang.longest_rank, hang.longest_peer) == (6_000, 3, 0)
+    assert (hang.longest.lasts_ns, hang.longest.rank, hang.longest.peer) == (6_000, 3, 0)
     assert line_of(timeline) == (
         "ranks 0, 1 and 3 by rank 2: 4 waits have not ended, the longest after 6.00 us, dispatch.wait_token of rank 3 "
-        "for rank 0; rank 2 runs no kernel, dispatch ended 7.00 us before"
+        "for rank 0 (slot=0); rank 2 runs no kernel, dispatch ended 7.00 us before"
     )
 
 
@@ -68,8 +78,8 @@ def test_what_it_is_doing_is_said():
     assert hang is not None
     assert hang.holders == (Holder(1, True, "dispatch.copy_token", 2, "dispatch", 0),)
     assert line_of(timeline) == (
-        "rank 0 by rank 1: 1 wait has not ended, the longest after 5.00 us, dispatch.wait_token of rank 0 for rank 1; "
-        "rank 1 is in dispatch.copy_token with 2 warps"
+        "rank 0 by rank 1: 1 wait has not ended, the longest after 5.00 us, dispatch.wait_token of rank 0 for rank 1 "
+        "(slot=0); rank 1 is in dispatch.copy_token with 2 warps"
     )
 
 
@@ -97,13 +107,32 @@ def test_ranks_are_told_in_their_order():
     assert (waiting.ranks, [holder.rank for holder in held.holders]) == ((1, 8), [1, 8])
 
 
-def test_ranks_that_wait_for_each_other_hold_each_other():
-    hang = find_hang(timeline_of([(0, WAIT, 1, 4_000), (1, WAIT, 0, 4_500)], num_ranks=2))
+def test_of_ranks_that_hold_each_other_each_says_what_it_waits_for():
+    """Rank 0 is a call ahead: what they want does not fit, and that is the mistake."""
+    timeline = timeline_of([(0, WAIT, 1, 4_500), (0, WAIT, 1 | 8 << 10, 4_200), (1, WAIT, 0 | 7 << 10, 4_000)], 2)
+    hang = find_hang(timeline)
     assert hang is not None
     assert (hang.ranks, hang.holders) == ((0, 1), ())
-    assert "ranks 0 and 1 by each other: 2 waits" in str(
-        line_of(timeline_of([(0, WAIT, 1, 4_000), (1, WAIT, 0, 4_500)], num_ranks=2))
+    assert line_of(timeline) == (
+        "ranks 0 and 1 by each other: 3 waits have not ended, the longest after 5.00 us, dispatch.wait_token of rank 1 "
+        "for rank 0 (slot=7); dispatch.wait_token of rank 0 for rank 1 (slot=8)"
     )
+
+
+def test_of_ranks_that_died_nobody_knows_how_long_they_had_waited():
+    timeline = timeline_of([(0, WAIT, 1, 4_000)], num_ranks=2)
+    dead = timeline.replace(ranks=(timeline.ranks[0], make_rank(1, state="salvaged")))
+    assert "the longest after 5.00 us, " in str(line_of(timeline))
+    assert "the longest after at least 5.00 us, " in str(line_of(dead))
+
+
+def test_a_wait_whose_begin_was_overwritten_names_no_fields():
+    timeline = timeline_of([(0, WAIT, 0, 4_000)], num_ranks=2)
+    (row,) = np.flatnonzero(timeline.spans.end == OPEN_END).tolist()
+    assert " (slot=0); " in str(line_of(timeline))
+    hang = find_hang(overwrite_begins(timeline, [row]))
+    assert hang is not None
+    assert hang.longest.fields == ""
 
 
 def test_a_rank_whose_dump_is_missing_is_named():
@@ -117,11 +146,10 @@ def test_warps_that_wait_for_their_own_rank_are_told_where_no_rank_waits_for_ano
     timeline = timeline_of([*waits, (0, COPY, 1, 5_500)])
     hang = find_hang(timeline)
     assert hang is not None
-    assert (hang.ranks, hang.num_waits, hang.longest_peer) == ((0,), 2, 0)
+    assert (hang.ranks, hang.num_waits, hang.longest.peer) == ((0,), 2, 0)
     assert hang.holders == (Holder(0, True, "dispatch.copy_token", 1, "dispatch", 0),)
-    told = (
-        "rank 0 by warps of its own: 2 waits have not ended, the longest after 5.00 us, dispatch.wait_token of rank 0"
-    )
+    longest = "dispatch.wait_token of rank 0 (slot=0)"
+    told = f"rank 0 by warps of its own: 2 waits have not ended, the longest after 5.00 us, {longest}"
     assert line_of(timeline) == f"{told}; rank 0 is in dispatch.copy_token with 1 warp"
     assert line_of(timeline_of(waits)) == f"{told}; no warp of rank 0 is in any other span"
     two = timeline_of([*waits, (1, WAIT, 1, 5_000)], num_ranks=2)
@@ -133,7 +161,7 @@ def test_warps_that_wait_for_their_own_rank_are_told_where_no_rank_waits_for_ano
 def test_waits_within_a_rank_count_for_nothing_where_ranks_wait_for_each_other():
     hang = find_hang(timeline_of([(0, WAIT, 0, 1_000), (0, WAIT, 1, 4_000)], num_ranks=2))
     assert hang is not None
-    assert (hang.num_waits, hang.longest_ns, [holder.rank for holder in hang.holders]) == (1, 5_000, [1])
+    assert (hang.num_waits, hang.longest.lasts_ns, [holder.rank for holder in hang.holders]) == (1, 5_000, [1])
 
 
 @pytest.mark.parametrize("lost", [0, 3])
@@ -159,7 +187,7 @@ def test_clocks_that_were_not_aligned_are_never_mixed():
     )
     hang = find_hang(timeline.replace(spans=moved, aligned=False))
     assert hang is not None
-    assert (hang.longest_ns, hang.longest_rank) == (8_000, 1)
+    assert (hang.longest.lasts_ns, hang.longest.rank) == (8_000, 1)
     assert hang.holders == (Holder(2, True, "", 0, "dispatch", 8_998),)
     drawing = prepare(timeline.replace(spans=moved, aligned=False))
     is_open = drawing.timeline.spans.end == OPEN_END

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekern.analysis.waits import named_peers
-from tracekern.timeline.model import OPEN_END, EventClass, Int64, Timeline, TrackKind
+from tracekern.timeline.model import OPEN_END, EventClass, Int64, Timeline, TrackKind, unpack_field
 
 
 @dataclass(frozen=True)
@@ -29,19 +29,30 @@ class Holder:
 
 
 @dataclass(frozen=True)
+class HeldWait:
+    rank: int
+    peer: int
+    """`rank` itself where warps wait for their own rank alone."""
+    phase: str
+    """Stage and event."""
+    fields: str
+    """What tells it from others of its phase, the fields of its begin but `peer`, as in "slot=1 call=3"."""
+    lasts_ns: int
+    """Until the last time on record, of any rank; of its own where the clocks were not aligned."""
+
+
+@dataclass(frozen=True)
 class Hang:
     ranks: tuple[int, ...]
     """That wait for another one; where none does, those whose warps wait."""
     holders: tuple[Holder, ...]
     """Empty: the ranks wait for each other."""
     num_waits: int
-    longest_ns: int
-    """Until the last time on record, of any rank; of its own where the clocks were not aligned."""
-    longest_rank: int
-    longest_peer: int
-    """longest_rank itself where warps wait for their own rank alone."""
-    longest_phase: str
-    """Stage and event."""
+    longest: HeldWait
+    others: tuple[HeldWait, ...]
+    """The longest of each other rank that waits, by rank."""
+    at_least: bool
+    """A rank died: nobody knows how much longer the waits lasted than there are times on record."""
 
 
 def find_hang(timeline: Timeline) -> Hang | None:
@@ -63,18 +74,31 @@ def find_hang(timeline: Timeline) -> Hang | None:
         peer, open_rows = rank, open_rows[~is_wait]
     end_ns = timeline.last_times()
     lasts_ns = end_ns[spans.track[row]] - spans.start[row]
-    oldest = int(lasts_ns.argmax())
     waiting = set(rank.tolist())
     holders = sorted(set(peer.tolist()) - waiting if between.any() else waiting)
+    longest_of = {int(rank[at]): at for at in lasts_ns.argsort(kind="stable").tolist()}
+    oldest = int(lasts_ns.argmax())
+    del longest_of[int(rank[oldest])]
+
+    def held(at: int) -> HeldWait:
+        phase, fields = _phase(timeline, int(row[at])), _fields(timeline, int(row[at]))
+        return HeldWait(int(rank[at]), int(peer[at]), phase, fields, int(lasts_ns[at]))
+
     return Hang(
         ranks=tuple(sorted(waiting)),
         holders=tuple(_describe(timeline, holder, open_rows, end_ns) for holder in holders),
         num_waits=len(row),
-        longest_ns=int(lasts_ns[oldest]),
-        longest_rank=int(rank[oldest]),
-        longest_peer=int(peer[oldest]),
-        longest_phase=_phase(timeline, int(row[oldest])),
+        longest=held(oldest),
+        others=tuple(held(longest_of[other]) for other in sorted(longest_of)),
+        at_least=any(known.state == "salvaged" for known in timeline.ranks),
     )
+
+
+def _fields(timeline: Timeline, row: int) -> str:
+    event = timeline.events[timeline.spans.event[row]]
+    names = [] if event.is_headless else [field.name for field in event.begin_fields if field.name != "peer"]
+    payload = timeline.spans.begin_payload[[row]]
+    return " ".join(f"{name}={unpack_field(event.begin_fields, name, payload)[0]}" for name in names)
 
 
 def _describe(timeline: Timeline, rank: int, open_rows: Int64, end_ns: Int64) -> Holder:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tracekern.analysis.cause_chains import Target
 from tracekern.analysis.doubt import Blame
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.hang import Holder
+from tracekern.analysis.hang import HeldWait, Holder
 from tracekern.timeline.model import ABSENT_KINDS
 from tracekern.viewers.report.cause import describe_cost
 from tracekern.viewers.report.path import describe_gain, describe_part
@@ -56,15 +56,23 @@ def _held(findings: Findings) -> list[Line]:
     if hang is None:
         return []
     by = [holder.rank for holder in hang.holders]
-    within = hang.longest_peer == hang.longest_rank
+    within = hang.longest.peer == hang.longest.rank
     own = "its own" if len(hang.ranks) == 1 else "their own"
     held_by = f"warps of {own}" if within else ranks(by) if by else "each other"
     waits = "1 wait has" if hang.num_waits == 1 else f"{hang.num_waits:,} waits have"
-    longest = f"{hang.longest_phase} of rank {hang.longest_rank}" + ("" if within else f" for rank {hang.longest_peer}")
+    after = f"{'at least ' if hang.at_least else ''}{duration(hang.longest.lasts_ns)}"
     parts = [
-        f"{ranks(hang.ranks)} by {held_by}: {waits} not ended, the longest after {duration(hang.longest_ns)}, {longest}"
+        f"{ranks(hang.ranks)} by {held_by}: {waits} not ended, the longest after {after}, {_held_wait(hang.longest)}"
     ]
+    # Where nobody else is to blame, what each of them waits for is what does not fit.
+    others = hang.others[:3] if not by else ()
+    parts += [_held_wait(wait) for wait in others]
     return [Line("held", "; ".join(parts + [_what_holds(holder, within) for holder in hang.holders[:3]]))]
+
+
+def _held_wait(wait: HeldWait) -> str:
+    peer = "" if wait.peer == wait.rank else f" for rank {wait.peer}"
+    return f"{wait.phase} of rank {wait.rank}{peer}" + (f" ({wait.fields})" if wait.fields else "")
 
 
 def _what_holds(holder: Holder, within: bool) -> str:
