@@ -99,14 +99,24 @@ def _startup_commands(wait: Wait | None) -> list[dict[str, Any]]:
         # A debug track is pinned by itself. Real rows can be pinned by name alone, and warps share theirs.
         rank = _RANK.match(wait.text)  # no more than that: the UI cuts a longer title in its middle
         commands += [
-            _command("AddDebugSliceTrack", _row_of(_slice(wait)), f"longest wait: {rank[0] if rank else wait.text}"),
-            _command("AddDebugSliceTrack", _row_of(_releaser(wait)), "what released it"),
+            _command("AddDebugSliceTrack", wait_row(wait), f"longest wait: {rank[0] if rank else wait.text}"),
+            _command("AddDebugSliceTrack", releaser_row(wait), "what released it"),
         ]
     return commands
 
 
 def _command(name: str, *args: str) -> dict[str, Any]:
     return {"id": f"dev.perfetto.{name}", "args": list(args)}
+
+
+def wait_row(wait: Wait) -> str:
+    """SQL of the row that is pinned first."""
+    return _row_of(_slice(wait))
+
+
+def releaser_row(wait: Wait) -> str:
+    """SQL of the row with the signal that released it."""
+    return _row_of(_releaser(wait))
 
 
 def _slice(wait: Wait) -> str:
@@ -119,5 +129,12 @@ def _releaser(wait: Wait) -> str:
 
 
 def _row_of(chosen: str) -> str:
-    """All of the row that the slice `chosen` lies on."""
-    return f"select id, ts, dur, name from slice where track_id=(select track_id from ({chosen})) and dur > 0"
+    """All of the row that the slice `chosen` lies on. Waits say for which other rank, signals from which: a pinned row
+    stands far from its rank."""
+    peer = "coalesce(w.peer, iif(s.category = 'wait', extract_arg(s.arg_set_id, 'debug.peer'), null))"
+    whom = f"coalesce(' for rank ' || nullif({peer}, t.rank), '')"
+    name = f"iif(s.category = 'signal', 'rank ' || t.rank || ': ' || s.name, s.name || {whom})"
+    return (
+        f"select s.id, s.ts, s.dur, {name} as name from slice s join tk_track t using (track_id) "
+        f"left join tk_wait w on w.id = s.id where s.track_id=(select track_id from ({chosen})) and s.dur > 0"
+    )
