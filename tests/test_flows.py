@@ -354,3 +354,25 @@ def test_a_credit_that_came_too_late_stands_for_one_that_was_overwritten():
     flows, problems = join_flows(timeline.replace(launches=lossy))
     assert timeline.spans.start[flows.wait].tolist() == [2000]
     assert [(problem.kind, problem.severity) for problem in problems] == [("unmatched_wait", "note")]
+
+
+def test_a_signal_for_the_next_launch_is_told_of_and_found_with_one_epoch():
+    """The key names the call, and a launch raises the flag that the next one waits for; nobody raises the first."""
+    meeting = [End(False, 0, 1, call, call, start=1000 * call, end=1000 * call + 50) for call in (1, 2, 3)]
+    meeting += [End(True, 1, 0, call + 1, call, start=1000 * call + 500, end=1000 * call + 510) for call in (1, 2)]
+    timeline, _ = build(meeting, ChannelKind.DATA)
+    numbered = [dataclasses.replace(launch, sequence=launch.epoch, epoch=0) for launch in timeline.launches]
+    for launches in (timeline.launches, tuple(numbered)):
+        flows, (problem,) = join_flows(timeline.replace(launches=launches))
+        assert len(flows) == 0
+        assert "no signal on record of 3 waits on channel " in problem.text
+        assert "; 2 of those would have one in a launch of another epoch" in problem.text
+    contested = [End(is_signal, 0, 0, 5, 1, at, at + 50) for is_signal, at in ((True, 0), (True, 1), (False, 2))]
+    assert "another epoch" not in join_flows(build(contested, ChannelKind.DATA)[0])[1][0].text
+    lossy = tuple(dataclasses.replace(launch, records_lost=1) for launch in timeline.launches)
+    assert "epoch" not in join_flows(timeline.replace(launches=lossy))[1][0].text
+    flows, (problem,) = join_flows(
+        timeline.replace(launches=tuple(dataclasses.replace(launch, epoch=1) for launch in timeline.launches))
+    )
+    assert len(flows) == 2
+    assert problem.text.endswith("no signal on record of 1 wait on channel token")

@@ -29,6 +29,11 @@ from tracekern.words import count, duration
 
 _PEER, _VALUE, _WANTED = "peer", "value", "wanted"
 
+_ASTRAY = (
+    "; {} of those would have one in a launch of another epoch or number: "
+    "where the key tells calls apart, give all launches one epoch, launch(..., epoch=1)"
+)
+
 
 def join_flows(timeline: Timeline, every_barrier_signal: bool = False) -> tuple[Flows, tuple[Problem, ...]]:
     """Edges of all channels, sorted by wait, and what did not fit.
@@ -75,14 +80,14 @@ class _Ends:
     """[n] small numbers, equal where the ends can meet; ascending."""
 
     @classmethod
-    def of(cls, timeline: Timeline, channel: Channel) -> _Ends:
+    def of(cls, timeline: Timeline, channel: Channel, of_any_epoch: bool = False) -> _Ends:
         numbered = [(idx, event) for idx, event in enumerate(timeline.events) if event.channel == channel]
         types = {
             kind: [(idx, event) for idx, event in numbered if event.event_class is kind]
             for kind in (EventClass.SIGNAL, EventClass.WAIT)
         }
         sides = {kind: _collect(timeline, kind, types[kind]) for kind in types}
-        keys = _number_keys(timeline, channel, types, sides)
+        keys = _number_keys(timeline, channel, types, sides, of_any_epoch)
         for kind, side in sides.items():
             order = np.lexsort((timeline.spans.start[side.row], keys[kind]))
             sides[kind], keys[kind] = _Side(side.row[order], side.level[order], side.closed[order]), keys[kind][order]
@@ -138,8 +143,9 @@ def _number_keys(
     channel: Channel,
     types: dict[EventClass, list[tuple[int, EventType]]],
     sides: dict[EventClass, _Side],
+    of_any_epoch: bool,
 ) -> dict[EventClass, Int64]:
-    """A number for each distinct (ranks, key fields, epoch), the same on both sides."""
+    """A number for each distinct (ranks, key fields, epoch), the same on both sides; of any epoch without the last."""
     has_peer = {kind: bool(events) and all(_names_peer(event) for _, event in events) for kind, events in types.items()}
     local = not any(has_peer.values())
     use_source = has_peer[EventClass.WAIT] or local
@@ -153,6 +159,8 @@ def _number_keys(
         columns[kind] += [_field(timeline, types[kind], side.row, name) for name in channel.key if name != _PEER]
     num_signals = len(sides[EventClass.SIGNAL].row)
     packed = _epochs(timeline, sides[EventClass.SIGNAL].row, sides[EventClass.WAIT].row)
+    if of_any_epoch:
+        packed = np.zeros_like(packed)
     for signal_column, wait_column in zip(columns[EventClass.SIGNAL], columns[EventClass.WAIT], strict=True):
         packed = _append_digit(packed, np.concatenate([signal_column, wait_column]))
     packed = np.unique(packed, return_inverse=True)[1]
@@ -212,7 +220,10 @@ def _unmatched(timeline: Timeline, ends: _Ends, matched: Int64) -> list[Problem]
     is_matched[matched] = True
     rows = ends.waits.row[ends.waits.closed]
     rows = rows[~is_matched[rows]]
-    ranks, counts = np.unique(timeline.track_ranks()[timeline.spans.track[rows]], return_counts=True)
+    of_rank = timeline.track_ranks()[timeline.spans.track[rows]]
+    ranks, counts = np.unique(of_rank, return_counts=True)
+    is_astray = _has_signal_of_other_epoch(timeline, ends, rows)
+    astray = [int((is_astray & (of_rank == rank)).sum()) for rank in ranks]
     # A flight recorder may have kept the wait and overwritten the signal.
     expected = any(launch.records_overwritten for launch in timeline.launches)
     return [
@@ -221,11 +232,22 @@ def _unmatched(timeline: Timeline, ends: _Ends, matched: Int64) -> list[Problem]
             "unmatched_wait",
             rank,
             -1,
-            f"rank {rank}: no signal on record of {count(number, 'wait')} on channel {ends.channel.name}",
+            f"rank {rank}: no signal on record of {count(number, 'wait')} on channel {ends.channel.name}"
+            + (_ASTRAY.format(f"{other:,}") if other else ""),
             number,
         )
-        for rank, number in zip(ranks.tolist(), counts.tolist(), strict=True)
+        for rank, number, other in zip(ranks.tolist(), counts.tolist(), astray, strict=True)
     ]
+
+
+def _has_signal_of_other_epoch(timeline: Timeline, ends: _Ends, rows: Int64) -> npt.NDArray[np.bool_]:
+    """[n] whether a wait without a signal would have one, did the launches' epochs not differ. Not asked where records
+    are gone: any signal of an earlier call would do."""
+    if not len(rows) or any(launch.records_lost + launch.records_overwritten for launch in timeline.launches):
+        return np.zeros(len(rows), np.bool_)
+    of_any = _Ends.of(timeline, ends.channel, of_any_epoch=True)
+    has_own = ends.waits.row[np.isin(ends.wait_key, ends.signal_key)]
+    return np.isin(rows, of_any.waits.row[np.isin(of_any.wait_key, of_any.signal_key)]) & ~np.isin(rows, has_own)
 
 
 def _possible(timeline: Timeline, signal: Int64, wait: Int64) -> tuple[Int64, Int64]:
