@@ -17,7 +17,7 @@ from trace_processor import TraceProcessor, assert_no_loss
 
 import tracekern
 from tracekern.analysis.findings import find
-from tracekern.errors import BadInput, CommTimeout
+from tracekern.errors import BadInput, CommTimeout, TracekernError
 from tracekern.export.perfetto import FLOWS_SQL, write_perfetto
 from tracekern.moe.routing import draw_batch
 from tracekern.moe.run import MoeRun, RankReport, RunReport, run
@@ -260,6 +260,13 @@ def test_ranks_that_only_followed_are_counted():
     report = dataclasses.replace(report, ranks=ranks[:2], errors=report.errors[:2])
     with pytest.raises(CommTimeout, match=r"^rank 0 .* stopped waiting for rank 1 .*; rank 1 .* rank 2 gave up;"):
         report.raise_for_error()
+
+
+def test_what_all_ranks_say_is_said_once():
+    said = ["no GPU", "no GPU", "no room"]
+    ranks = tuple(RankReport(rank, False, error=text, exit_code=2) for rank, text in enumerate(said))
+    with pytest.raises(TracekernError, match="^no GPU; no room$"):
+        RunReport(MoeRun(), False, ranks, 1.0, errors=tuple(said)).raise_for_error()
 
 
 def test_a_killed_rank_is_named_and_its_part_is_kept(tmp_path):

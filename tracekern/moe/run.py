@@ -166,7 +166,7 @@ class RunReport:
             raise KeyboardInterrupt
         own = [report.error for report in self.ranks if not (report.ok or report.followed)] or list(self.errors)
         stopped = len(self.errors) - len(own)
-        text = "; ".join([*own, *([f"{count(stopped, 'more rank')} stopped"] if stopped else [])])
+        text = "; ".join([*dict.fromkeys(own), *([f"{count(stopped, 'more rank')} stopped"] if stopped else [])])
         text = text or "a rank failed and left no word"
         kind = (
             CommTimeout if any(report.exit_code == CommTimeout.exit_code for report in self.ranks) else TracekernError
