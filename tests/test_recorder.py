@@ -12,7 +12,7 @@ from toolchains import program
 
 NUM_BLOCKS, NUM_WARPS = 4, 2
 NUM_TRACKS = NUM_BLOCKS * NUM_WARPS
-HEADER = struct.Struct("<QIHHQIIQI4xI8xI")
+HEADER = struct.Struct("<QIHHQIIQI4xII4xHH")
 HEADER_BYTES = 64
 RECORD_BYTES = 16
 BEGIN, END, MARK = 1, 2, 3
@@ -32,7 +32,9 @@ class Track:
     elapsed_cycles: int
     epoch: int
     blocks_run: int
+    blocks_generation: int
     warps_run: int
+    warps_generation: int
     records: list[tuple[int, int, int, int]]
     """(kind, event, ticks, payload)"""
 
@@ -154,6 +156,7 @@ def test_warps_that_the_host_was_not_told_of_leave_the_tracks_of_others_alone():
     assert [track.what() for track in tracks[:NUM_BLOCKS]] == [[(MARK, NOTE, 16 * i)] for i in range(NUM_BLOCKS)]
     assert [track.warps_run for track in tracks[:NUM_BLOCKS]] == [NUM_WARPS] * NUM_BLOCKS
     assert all(track.started == 0 and track.records == [] for track in tracks[NUM_BLOCKS:])
+    assert [track.warps_generation for track in tracks] == [0] * NUM_TRACKS
     assert {track.warps_run for track in record("where", 64)} == {0}
 
 
@@ -164,6 +167,14 @@ def test_blocks_that_the_host_was_not_told_of_say_how_many_ran():
         assert [track.what() for track in tracks[:2]] == [[(MARK, NOTE, 16)], [(MARK, NOTE, 17)]]
         assert [track.blocks_run for track in tracks] == [NUM_BLOCKS] + [0] * (NUM_TRACKS - 1)
         assert all(track.started == 0 and track.records == [] for track in tracks[2:])
+
+
+def test_what_the_host_was_not_told_of_names_its_generation():
+    first, *others = record("where", 64, generation=0xFFFC, num_blocks=2, block_stop=2, warps_per_block=1)
+    assert (first.blocks_run, first.blocks_generation) == (NUM_BLOCKS, 0xFFFC)
+    assert (first.warps_run, first.warps_generation) == (NUM_WARPS, 0xFFFC)
+    assert [(track.warps_run, track.warps_generation) for track in others[:2]] == [(NUM_WARPS, 0xFFFC), (0, 0)]
+    assert {(track.blocks_run, track.blocks_generation) for track in others} == {(0, 0)}
 
 
 def test_of_blocks_that_are_not_selected_nothing_is_said():

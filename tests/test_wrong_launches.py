@@ -146,6 +146,29 @@ def test_a_region_used_again_has_records_of_its_launch_before(tmp_path: Path):
     assert "shared_tracks" not in {problem.kind for problem in load(tmp_path).problems}
 
 
+def tell_of_surplus(descriptor: int, blocks: int, warps: int) -> None:
+    """That so many ran, as csrc/trace/track.h does; 0: as the host was told. See test_recorder.py."""
+    launch = memory(descriptor, fmt.LAUNCH_DESCRIPTOR)[0]
+    header = memory(int(launch["headers"]), fmt.TRACK_HEADER)[0]
+    if blocks:
+        header["block"], header["launch_idx"] = blocks, launch["generation"]
+    if warps:
+        header["warps_run"] = int(launch["generation"]) << 16 | warps
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize(("kind", "blocks", "warps"), [("surplus_blocks", 132, 0), ("surplus_warps", 0, 5)])
+def test_a_region_used_again_says_how_its_last_launch_ran(tmp_path: Path, kind: str, blocks, warps, is_last: bool):
+    ran_larger = [True] * 40 + [False] * 40
+    with capture(tmp_path, keep="last", records_per_track=8, max_bytes=1 << 13) as session:
+        for surplus in reversed(ran_larger) if is_last else ran_larger:
+            launched = session.launch("demo", grid=1, warps=1, events=json.dumps(EVENT_TABLE))
+            run_kernel(launched.descriptor, 1, 1, 1)
+            if surplus:
+                tell_of_surplus(launched.descriptor, blocks, warps)
+    assert (kind in {problem.kind for problem in load(tmp_path).problems}) == is_last
+
+
 def test_an_event_that_the_table_does_not_have_is_told(tmp_path: Path):
     short = EVENT_TABLE | {"events": EVENT_TABLE["events"][:1]}
     with capture(tmp_path) as session:

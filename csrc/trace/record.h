@@ -70,14 +70,14 @@ struct alignas(64) TrackHeader {
     uint64_t elapsed_cycles;  // of a track of cycles: from start_ticks to end_ticks; 0: not measured
     uint32_t epoch;           // of a launch in a graph, whose epoch the host does not know
     uint32_t torn;            // in a dump: records of a ring that should be there and never arrived
-    // In a dump. In the first header of a region: 0, or how many blocks ran, stored by the first block that
-    // capture.launch() was not told of.
+    // In a dump. In the first header of a region: how many blocks ran and the generation of that launch, stored by the
+    // first block that capture.launch() was not told of; 0: none.
     uint32_t block;
     uint32_t launch_idx;
     uint16_t warp;
     uint16_t finished;
     // Stored in a block's first track by warps that capture.launch() was not told of, and that record nothing: how many
-    // warps the block has. 0: as told.
+    // warps the block has, in a region with the generation above 16 bits. 0: as told.
     uint32_t warps_run;
 };
 constexpr uint32_t kStarted = 1;

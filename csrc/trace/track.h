@@ -42,6 +42,16 @@ TK_DEVICE Track track_of_replay(const LaunchDescriptor& launch, uint32_t index, 
     return track;
 }
 
+// What the host was told too little of, with the generation: a region that is used again still says what an earlier
+// launch left there.
+TK_DEVICE void tell_blocks(TrackHeader* first_of_launch, uint32_t num_blocks, uint16_t generation) {
+    first_of_launch->block = num_blocks;
+    store_release_system(&first_of_launch->launch_idx, uint32_t{generation});  // behind it: never one without the other
+}
+TK_DEVICE void tell_warps(TrackHeader* first_of_block, uint32_t num_warps, uint16_t generation) {
+    first_of_block->warps_run = uint32_t{generation} << 16 | num_warps;
+}
+
 // The same where a part of the blocks is recorded, and where the host was not told of this warp or block, which it is
 // now. A call, out of the way of all other warps: what they jumped over cost a kernel 0.1 us (2 H200, 2026-11-23).
 TK_DEVICE_CALL Track find_track(LaunchDescriptor launch,
@@ -57,13 +67,14 @@ TK_DEVICE_CALL Track find_track(LaunchDescriptor launch,
     if (!is_selected(launch, block, role)) {
         // The first block that nobody told the host of tells how many there are.
         const bool is_surplus = block == launch.num_blocks && block != 0 && warp == 0;
-        if (is_surplus && is_leader) region.headers[0].block = num_blocks;
+        if (is_surplus && is_leader) tell_blocks(region.headers, num_blocks, launch.generation);
         return {};
     }
     const uint32_t index = block - launch.block_first;
     if (index % step) return {};
     if (warp >= launch.warps_per_block) {  // nobody told the host: the track is another block's
-        if (is_leader) region.headers[index / step * launch.warps_per_block].warps_run = num_warps;
+        TrackHeader* const first_of_block = region.headers + index / step * launch.warps_per_block;
+        if (is_leader) tell_warps(first_of_block, num_warps, launch.generation);
         return {};
     }
     return in_graph ? track_of_replay(launch, index / step, warp) : track_at(launch, region, index / step, warp);

@@ -4,8 +4,9 @@
 //   recorder SCENARIO RECORDS [NAME=VALUE...]  headers and records, a guard of 0xa5 behind both
 //
 // 4 blocks of 2 warps; the role of a warp is its number, more by first_role=N. The other NAMEs are those of the launch
-// descriptor: event_mask, block_first, block_stop, block_step, role_mask, num_blocks and warps_per_block (what the host
-// was told); cycles=1 takes the body that counts cycles of the core, in_graph=1 the way of a graph to its descriptor.
+// descriptor: event_mask, block_first, block_stop, block_step, role_mask, generation, num_blocks and warps_per_block
+// (what the host was told); cycles=1 takes the body that counts cycles of the core, in_graph=1 the way of a graph to
+// its descriptor.
 //   all    every macro and payload width once       many   20 spans within each other, then 20 side by side
 //   cross  spans while the low half of the clock wraps     hang   ends in the middle of a wait
 #include <cstdio>
@@ -163,6 +164,7 @@ int main(int argc, char** argv) {
         if (name == "block_step") launch.block_step = static_cast<uint32_t>(value);
         if (name == "cycles") body.cycles = value;
         if (name == "first_role") body.first_role = static_cast<uint32_t>(value);
+        if (name == "generation") launch.generation = static_cast<uint16_t>(value);
         if (name == "in_graph") in_graph = value;
         if (name == "num_blocks") launch.num_blocks = static_cast<uint32_t>(value);
         if (name == "warps_per_block") launch.warps_per_block = static_cast<uint16_t>(value);

@@ -71,6 +71,7 @@ def is_of_launch(entry: Any, headers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]
 
 def _complete(entry: Any, headers: npt.NDArray[Any]) -> None:
     """Clear what an earlier launch left, and set what kernels leave to the host, because it knows it."""
+    warps_run = _warps_run(entry, headers)
     headers[~is_of_launch(entry, headers)] = 0
     headers["started"] &= (1 << fmt.GENERATION_SHIFT) - 1
     is_older = headers["end_ticks"] < headers["start_ticks"]
@@ -82,6 +83,19 @@ def _complete(entry: Any, headers: npt.NDArray[Any]) -> None:
     headers["warp"] = index % warps
     headers["launch_idx"] = entry["launch_idx"]
     headers["finished"] = headers["end_ticks"] != 0
+    headers["warps_run"] = warps_run
+
+
+def _blocks_run(entry: Any, headers: npt.NDArray[Any]) -> int:
+    """Of the launch that the region is of, as its kernel left the headers; 0: as many as the host was told of."""
+    is_its_own = len(headers) and headers["launch_idx"][0] == entry["generation"]
+    return int(headers["block"][0]) if is_its_own else 0
+
+
+def _warps_run(entry: Any, headers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same of the warps of each block, in its first track."""
+    told = headers["warps_run"]
+    return np.where(told >> 16 == entry["generation"], told & 0xFFFF, 0)
 
 
 def _count_shared(entry: Any, headers: npt.NDArray[Any], records: npt.NDArray[Any]) -> int:
@@ -188,7 +202,7 @@ def _write(segment: Segment, file: BinaryIO) -> int:
             num_lost += 1
             continue
         headers = segment.track_headers(entry).copy()
-        blocks_run = int(headers["block"][0]) if len(headers) else 0
+        blocks_run = _blocks_run(entry, headers)
         _complete(entry, headers)
         records = segment.records(entry)
         _C.find_records(_bytes_of(headers), _bytes_of(records), bool(entry["generation"]))
