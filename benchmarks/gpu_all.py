@@ -70,6 +70,7 @@ STEPS = (
     Step("mutants", f"{PYTEST} tests/test_mutants_gpu.py", 200, 2, needs="planted"),
     Step("links", "benchmarks/links.py", 60, 2),
     Step("moe", "benchmarks/moe.py --ranks {gpus} --name moe_{gpus}", 180),
+    Step("launch", "benchmarks/launch.py", 90),
     Step("graphs", "benchmarks/graphs.py", 90),
     Step("recorder", "benchmarks/recorder.py", 240),
     Step("overhead", OVERHEAD, 240),

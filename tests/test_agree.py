@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -10,40 +12,128 @@ from collections.abc import Iterator
 import pytest
 
 from tests.captures import CaptureSpec, metadata
+from tracekern.record import agree
 from tracekern.record.agree import SampleAgreement
 from tracekern.record.segment import Segment
+
+NUM_COUPLED = 4
+SAMPLES_TOGETHER = threading.Barrier(NUM_COUPLED)
+
+
+@contextlib.contextmanager
+def ranks_segments(num_ranks: int) -> Iterator[list[Segment]]:
+    run = f"agree-test-{os.getpid()}"
+    made = [Segment.create(run, rank, metadata(CaptureSpec(), rank), 1 << 16) for rank in range(num_ranks)]
+    try:
+        yield made
+    finally:
+        for segment in made:
+            segment.unlink()
+            segment.close()
 
 
 @pytest.fixture
 def segments() -> Iterator[list[Segment]]:
-    run = f"agree-test-{os.getpid()}"
-    made = [Segment.create(run, rank, metadata(CaptureSpec(), rank), 1 << 16) for rank in (0, 1)]
-    yield made
-    for segment in made:
-        segment.unlink()
-        segment.close()
+    with ranks_segments(2) as made:
+        yield made
+
+
+def agreements(segments: list[Segment]) -> list[SampleAgreement]:
+    """Of all ranks; sampling is due."""
+    return [SampleAgreement(rank, segments) for rank in range(len(segments))]
+
+
+def ask_for(agreement: SampleAgreement, launches: int) -> list[bool]:
+    return [agreement.before_launch() for _ in range(launches)]
 
 
 def test_they_sample_before_a_launch_that_all_stand_ready_for(segments: list[Segment]):
-    leader, follower = (SampleAgreement(rank, segments) for rank in (0, 1))
+    leader, follower = agreements(segments)
+    leader.postpone(1000)
+    assert ask_for(leader, 4) == ask_for(follower, 4) == [False] * 4, "not due"
+    leader.postpone(0)
     answers: list[bool] = []
-    waits = threading.Thread(target=lambda: answers.append(follower.decide(5, due=True)))
+    waits = threading.Thread(target=lambda: answers.extend(ask_for(follower, 1)))
     waits.start()
-    while segments[1].header["ready_launch"] != 5:
-        time.sleep(0.001)
-    assert leader.decide(4, due=True) is False, "it stands before another launch"
-    assert leader.decide(5, due=False) is True, "the leader's samples need not be due"
+    assert ask_for(leader, 1) == [True]
     waits.join()
     assert answers == [True]
     assert segments[1].header["ready_launch"] == 0
 
 
+def test_who_is_further_waits_for_rank_0_to_come_there(segments: list[Segment]):
+    leader, follower = agreements(segments)
+    leader.postpone(1000)
+    ask_for(follower, 4)
+    leader.postpone(0)
+    answers: list[bool] = []
+    waits = threading.Thread(target=lambda: answers.extend(ask_for(follower, 1)))
+    waits.start()
+    while segments[1].header["ready_launch"] != 5:
+        time.sleep(0.001)
+    assert ask_for(leader, 5) == [False] * 4 + [True]
+    waits.join()
+    assert answers == [True]
+
+
 def test_nobody_samples_where_one_does_not_come(segments: list[Segment]):
-    leader, follower = (SampleAgreement(rank, segments) for rank in (0, 1))
-    assert leader.decide(7, due=True) is False
-    assert follower.decide(7, due=True) is False, "the leader has gone on"
-    assert follower.decide(8, due=False) is False
-    assert follower.decide(9, due=True) is False, "the leader is still inside launch 8"
+    leader, follower = agreements(segments)
+    assert ask_for(leader, 1) == [False]
+    assert int(segments[0].header["due_ns"]) > time.monotonic_ns(), "nor does rank 0 wait again at once"
+    leader.postpone(0)
+    assert ask_for(follower, 1) == [False], "rank 0 has gone on"
+
+
+def test_who_waited_in_vain_for_rank_0_does_not_at_once_wait_again(segments: list[Segment], monkeypatch):
+    monkeypatch.setattr(agree, "_FOLLOWER_WAITS_S", 0.05)
+    leader, follower = agreements(segments)
+    assert ask_for(follower, 1) == [False], "rank 0 is still inside a kernel"
+    monkeypatch.setattr(agree, "_FOLLOWER_WAITS_S", 1e9)
+    assert ask_for(follower, 1) == [False]
+    leader.postpone(0)
+    assert ask_for(leader, 1) == [False]
+
+
+class CoupledRank(threading.Thread):
+    """Passes its launches at a pace of its own, late now and then, but as kernels have it: three ahead at most."""
+
+    def __init__(self, agreement: SampleAgreement, passed: list[int], rank: int, seed: int, num_launches: int) -> None:
+        super().__init__()
+        self.sampled: list[int] = []
+        self._agreement, self._passed, self._rank, self._num_launches = agreement, passed, rank, num_launches
+        self._delays = random.Random(f"{seed} {rank}")
+
+    def run(self) -> None:
+        for launch in range(self._num_launches):
+            while min(self._passed) < launch - 3:
+                time.sleep(0.0001)
+            if self._agreement.before_launch():
+                self.sampled.append(launch)
+                self._agreement.postpone(0.01)
+                SAMPLES_TOGETHER.wait(timeout=20)
+            self._passed[self._rank] = launch
+            time.sleep(self._delays.choice([0, 0, 0.0001, 0.001]) if self._delays.random() > 0.05 else 0.02)
+        self._passed[self._rank] = 1 << 30
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_all_sample_before_the_same_launches(seed: int, monkeypatch):
+    """Or those that do would wait for the others for good. The delays are longer than rank 0 waits at first."""
+    monkeypatch.setattr(agree, "_LEADER_WAITS_S", 0.002)
+    monkeypatch.setattr(agree, "_LEADER_PAUSES", 2)
+    with ranks_segments(NUM_COUPLED) as segments:
+        passed = [-1] * NUM_COUPLED
+        ranks = [
+            CoupledRank(agreement, passed, rank, seed, num_launches=300)
+            for rank, agreement in enumerate(agreements(segments))
+        ]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+    assert len(ranks[0].sampled) > 3
+    assert all(rank.sampled == ranks[0].sampled for rank in ranks)
+    assert not SAMPLES_TOGETHER.broken
 
 
 def test_they_close_in_order_only_together(segments: list[Segment]):

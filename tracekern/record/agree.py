@@ -1,9 +1,13 @@
 """How ranks agree on when all of them sample their clocks: before which launch, and whether at the end.
 
-Sampling is collective, and due by the time that has passed. But a rank that waits for the others before launch n, while
-one of them is still inside launch n - 1 and waits for that rank's data, would hang both. So rank 0 decides for each
-launch, with words in the segments that all can see: it says "go" only once all others stand ready before the same
-launch, and never waits long.
+Sampling is collective, and due by the time that has passed, which rank 0 tells all. But a rank that waits for the
+others before launch n, while one of them is still inside launch n - 1 and waits for that rank's data, would hang both.
+So rank 0 decides for each launch, with words in the segments that all can see: it says "go" only once all others stand
+ready before the same launch. Those of them that are further than rank 0 wait for it to come there.
+
+Until sampling is due a launch costs every rank the same, however many they are: a rank 0 that looked at each of seven
+others was some microseconds behind them at every launch, and the trace blamed it. Who waited in vain tries again only
+after a pause, and a longer one each time: a rank that is late must not make all others late as well.
 """
 
 from __future__ import annotations
@@ -12,42 +16,73 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tracekern.record import format as fmt
 from tracekern.record.segment import Segment
 from tracekern.record.segment_names import has_owner
 
 _LEADER_WAITS_S = 0.05
+"""Each time in vain it is twice as long the next time, up to a second, and comes after a pause of twenty such waits."""
+_LEADER_WAITS_AT_MOST_S = 1.0
+_LEADER_PAUSES = 20
 _FOLLOWER_WAITS_S = 2.0
 """For rank 0 to come out of its kernel; then the launch goes on without samples."""
+_FOLLOWER_PAUSES_S = 4.0
+"""After it waited in vain; twice as long each time, up to a minute."""
+_FOLLOWER_PAUSES_AT_MOST_S = 64.0
 _LAST_WORD_S = 0.1
 _LEAVING_WAITS_S = 60.0
 _POLL_S = 0.0005
 _LEAVES, _LEAVES_IN_DISORDER = 1, 2
 
 
+def _word_of(field: str) -> int:
+    return int(fmt.SEGMENT_HEADER.fields[field][1]) // 8  # type: ignore[index]
+
+
+_READY, _DECISION, _DUE = _word_of("ready_launch"), _word_of("decision"), _word_of("due_ns")
+
+
 class SampleAgreement:
-    """One per rank. segments: those of all ranks on this host, by rank; launches are numbered from 1."""
+    """One per rank. segments: those of all ranks on this host, by rank. postpone() comes before the first launch."""
 
     def __init__(self, rank: int, segments: Sequence[Segment]) -> None:
         self._rank = rank
         self._is_leader = rank == 0
         self._names = [segment.name for segment in segments]
-        self._own = segments[rank].header
-        self._leader = segments[0].header
-        self._others = [segment.header for segment in segments[1:]]
+        self._headers = [segment.header for segment in segments]
+        words = [segment.words[: fmt.SEGMENT_HEADER.itemsize // 4].cast("B").cast("Q") for segment in segments]
+        self._own, self._leader, self._others = words[rank], words[0], words[1:]
+        self._launch = 0
+        self._waits_s = _LEADER_WAITS_S
+        self._tries_again_ns = 0
+        self._pauses_s = _FOLLOWER_PAUSES_S
 
-    def decide(self, launch_number: int, due: bool) -> bool:
-        """Whether all ranks sample now, before launch `launch_number`; the same answer on each."""
-        return self._lead(launch_number, due) if self._is_leader else self._follow(launch_number, due)
+    def before_launch(self) -> bool:
+        """Whether all ranks sample now; the same answer on each. Asked before every launch."""
+        self._launch += 1
+        now = time.monotonic_ns()
+        is_due = now >= self._leader[_DUE]
+        if self._is_leader:
+            go = is_due and self._lead()
+            self._own[_DECISION] = 2 * self._launch + go
+            return go
+        return is_due and now >= self._tries_again_ns and self._follow()
+
+    def postpone(self, duration_s: float) -> None:
+        """Sampling is due only after this time. Of rank 0; the others know by the end of the samples they take now."""
+        if self._is_leader:
+            self._own[_DUE] = time.monotonic_ns() + int(duration_s * 1e9)
 
     def leave(self, in_order: bool) -> bool:
         """Whether all ranks close their captures in order, so that they can sample clocks together once more.
 
         One that raised, lost its device, died, or did not come within a minute decides for all.
         """
-        self._own["leaving"] = _LEAVES if in_order else _LEAVES_IN_DISORDER
+        own = self._headers[self._rank]
+        own["leaving"] = _LEAVES if in_order else _LEAVES_IN_DISORDER
         if not in_order:
             return False
-        everybody = [self._leader, *self._others]
+        everybody = self._headers
         settled = _poll(
             lambda: (
                 all(int(rank["leaving"]) == _LEAVES for rank in everybody)
@@ -58,7 +93,7 @@ class SampleAgreement:
         )
         in_order = settled and all(int(rank["leaving"]) == _LEAVES for rank in everybody)
         if not in_order:
-            self._own["leaving"] = _LEAVES_IN_DISORDER
+            own["leaving"] = _LEAVES_IN_DISORDER
         return in_order
 
     def _is_dead(self, rank: int, header: Any) -> bool:
@@ -70,27 +105,40 @@ class SampleAgreement:
         except FileNotFoundError:  # closed, or saved for it
             return not int(header["leaving"])
 
-    def _lead(self, launch_number: int, due: bool) -> bool:
-        ready = [int(other["ready_launch"]) == launch_number for other in self._others]
-        go = (due or any(ready)) and _poll(self._all_ready(launch_number), _LEADER_WAITS_S)
-        if go:
-            self._own["go_launch"] = launch_number
-        self._own["decided_launch"] = launch_number
-        return go
+    def _lead(self) -> bool:
+        """Whether all others come to this launch in time, and none of them is further already."""
+        deadline = time.monotonic() + self._waits_s
+        while True:
+            ready = [words[_READY] for words in self._others]
+            if all(launch == self._launch for launch in ready):
+                return True
+            if any(launch > self._launch for launch in ready):
+                return False
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_S)
+        self.postpone(_LEADER_PAUSES * self._waits_s)
+        self._waits_s = min(2 * self._waits_s, _LEADER_WAITS_AT_MOST_S)
+        return False
 
-    def _all_ready(self, launch_number: int) -> Callable[[], bool]:
-        return lambda: all(int(other["ready_launch"]) == launch_number for other in self._others)
+    def _follow(self) -> bool:
+        def is_decided() -> bool:
+            return bool(self._leader[_DECISION] >> 1 >= self._launch)
 
-    def _follow(self, launch_number: int, due: bool) -> bool:
-        if not due or int(self._leader["decided_launch"]) >= launch_number:
+        if is_decided():
             return False
-        self._own["ready_launch"] = launch_number
-        if not _poll(lambda: int(self._leader["decided_launch"]) >= launch_number, _FOLLOWER_WAITS_S):
-            self._own["ready_launch"] = 0
+        self._own[_READY] = self._launch
+        if not _poll(is_decided, _FOLLOWER_WAITS_S):
+            self._own[_READY] = 0
             # It may have looked just before, and be about to say so.
-            _poll(lambda: int(self._leader["decided_launch"]) >= launch_number, _LAST_WORD_S)
-        self._own["ready_launch"] = 0
-        return int(self._leader["go_launch"]) == launch_number
+            _poll(is_decided, _LAST_WORD_S)
+            self._tries_again_ns = time.monotonic_ns() + int(self._pauses_s * 1e9)
+            self._pauses_s = min(2 * self._pauses_s, _FOLLOWER_PAUSES_AT_MOST_S)
+        self._own[_READY] = 0
+        go = bool(self._leader[_DECISION] == 2 * self._launch + 1)
+        if go:
+            self._pauses_s = _FOLLOWER_PAUSES_S
+        return go
 
 
 def _poll(condition: Callable[[], bool], limit_s: float) -> bool:

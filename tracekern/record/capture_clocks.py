@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import TYPE_CHECKING
 
 from tracekern.errors import TracekernError
@@ -31,8 +30,6 @@ class CaptureClocks:
         self._where = where
         self._sampler: ClockSampler | None = None
         self._agreement: SampleAgreement | None = None
-        self._num_launches = 0
-        self._last_sample_s = 0.0
 
     def open(self, device: CaptureDevice, segment: Segment, group: Group, run_id: str, one_host: bool) -> None:
         """Takes the first samples. one_host: all ranks see each other's segments."""
@@ -51,16 +48,13 @@ class CaptureClocks:
     def sample(self) -> None:
         """One round, now."""
         if self._sampler is not None:
+            if self._agreement is not None:
+                self._agreement.postpone(SAMPLE_EVERY_S)
             self._sampler.sample()
-            self._last_sample_s = time.monotonic()
 
     def before_launch(self) -> None:
         """Samples where it is due and all ranks agree on this launch."""
-        self._num_launches += 1
-        if self._sampler is None or self._agreement is None:
-            return
-        due = time.monotonic() - self._last_sample_s > SAMPLE_EVERY_S
-        if self._agreement.decide(self._num_launches, due):
+        if self._sampler is not None and self._agreement is not None and self._agreement.before_launch():
             self._sample_or_tell()
 
     def close(self, in_order: bool) -> bool:

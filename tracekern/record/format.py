@@ -189,8 +189,8 @@ SEGMENT_HEADER = np.dtype(
         ("launches_refused", "<u8"),  # found no room: they ran unrecorded
         ("refused_bytes", "<u8"),
         ("ready_launch", "<u8"),  # these three: how ranks agree on when to sample clocks (record/agree.py)
-        ("decided_launch", "<u8"),
-        ("go_launch", "<u8"),
+        ("decision", "<u8"),  # of rank 0: twice the number of its launch, and 1 where all sample before that one
+        ("due_ns", "<u8"),  # of rank 0: CLOCK_MONOTONIC
         ("fault_offset", "<u8"),  # of the fault record (csrc/comm/fault.h), from the segment's start
         ("leaving", "<u8"),  # 1: this rank closes its capture, 2: with an error, or without its device
         ("collected", "<u8"),  # 1: the arena holds what was recorded in device memory

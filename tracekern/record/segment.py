@@ -219,7 +219,7 @@ class Segment:
 
     def start_launch(self, region: Region, sequence: int, epoch: int) -> None:
         """A launch of the region's plan is going to use it: the first one, or the next of a flight recorder."""
-        words, entry = self._words, self._entries_word + region.launch_idx * _ENTRY_WORDS
+        words, entry = self.words, self._entries_word + region.launch_idx * _ENTRY_WORDS
         flags = words[entry + _FLAGS]
         if not flags & fmt.ENTRY_RESERVED:
             # First of all: whoever packs the segment from outside must not see half of it.
@@ -302,13 +302,13 @@ class Segment:
         return self._json(int(entry["roles_offset"]), int(entry["roles_bytes"]))
 
     @functools.cached_property
-    def _words(self) -> memoryview:
+    def words(self) -> memoryview:
         """All of it, in words of 32 bits: a launch stores a few of them, which numpy takes three times as long for."""
         return self._bytes.data.cast("I")
 
     @functools.cached_property
     def _entries_word(self) -> int:
-        """Where in _words the launch directory begins."""
+        """Where in `words` the launch directory begins."""
         return int(self.header["launches_offset"]) // 4
 
     def _append(self, part: str, rows: npt.NDArray[Any]) -> None:
