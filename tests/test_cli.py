@@ -12,17 +12,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer
-from rich.text import Text
 
 from tests.captures import CaptureSpec, write_capture
 from tests.timelines import make_timeline
 from tracekern.analysis.summary import EventSummary, summarize
-from tracekern.cli.app import app
 from tracekern.cli.info import print_summary, where_records_went
 from tracekern.cli.options import check_folders, parse_host, parse_ranks, parse_window
 from tracekern.errors import BadInput
@@ -165,21 +161,6 @@ def test_version_and_help(command_line):
         assert command_line(name, "--help").returncode == 0
     assert command_line("no-such-command").returncode == 2
     assert command_line("info").returncode == 2
-
-
-def help_texts(command, name="tracekern") -> Iterator[tuple[str, str]]:
-    yield name, command.help or ""
-    for parameter in command.params:
-        yield f"{name} {parameter.name}", getattr(parameter, "help", None) or ""
-    for inner, entry in getattr(command, "commands", {}).items():
-        yield from help_texts(entry, f"{name} {inner}")
-
-
-def test_markup_takes_nothing_out_of_a_help_text():
-    texts = dict(help_texts(typer.main.get_command(app)))
-    assert "[tool.tracekern.budgets]" in Text.from_markup(texts["tracekern check config"]).plain
-    for name, text in texts.items():
-        assert Text.from_markup(text).plain == text.replace("\\[", "["), name
 
 
 @pytest.mark.parametrize(

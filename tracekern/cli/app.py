@@ -6,6 +6,7 @@ import typer
 
 import tracekern
 from tracekern.cli import ab, check, diff, export, info, merge, open_trace, overhead, report, run, salvage, snapshot
+from tracekern.cli.output import Command
 
 app = typer.Typer(
     name="tracekern",
@@ -15,17 +16,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(run.app, name="run")
-app.command()(merge.merge)
-app.command()(export.export)
-app.command()(info.info)
-app.command()(report.report)
-app.command()(check.check)
-app.command()(ab.ab)
-app.command()(diff.diff)
-app.command()(overhead.overhead)
-app.command()(salvage.salvage)
-app.command()(snapshot.snapshot)
-app.command("open")(open_trace.open_trace)
+app.command(cls=Command)(merge.merge)
+app.command(cls=Command)(export.export)
+app.command(cls=Command)(info.info)
+app.command(cls=Command)(report.report)
+app.command(cls=Command)(check.check)
+app.command(cls=Command)(ab.ab)
+app.command(cls=Command)(diff.diff)
+app.command(cls=Command)(overhead.overhead)
+app.command(cls=Command)(salvage.salvage)
+app.command(cls=Command)(snapshot.snapshot)
+app.command("open", cls=Command)(open_trace.open_trace)
 
 
 def _print_version(wanted: bool) -> None:

@@ -38,7 +38,7 @@ def check(
     save: Annotated[bool, typer.Option("--save", help="Keep the runs as a baseline, unless they regressed.")] = False,
     budgets: gate_output.Budgets = None,
     config: Annotated[
-        Path | None, typer.Option(help=r"Its \[tool.tracekern.budgets] hold too. \[default: pyproject.toml, if there]")
+        Path | None, typer.Option(help="More budgets: tool.tracekern.budgets of this file; without, of pyproject.toml.")
     ] = None,
     metrics: gate_output.Metrics = None,
     floor: gate_output.Floor = "5%",

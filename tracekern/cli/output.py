@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import typer.core
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
@@ -23,6 +24,7 @@ from tracekern.words import printable
 
 _WIDTH = 1000
 """Wider than any line of ours: where a terminal is narrower, it breaks lines itself, and no cell loses its end."""
+_PANELS_WIDTH = 80
 
 
 class _Console(Console):
@@ -58,6 +60,15 @@ def warnings_as_notes() -> Iterator[None]:
         yield
     for warning in warned:
         note(f"warning: {warning.message}")
+
+
+class Command(typer.core.TyperCommand):
+    """Its help has panels only where they have room: columns that are too narrow lose the ends of options' names."""
+
+    def format_help(self, *arguments: Any) -> None:
+        if Console().width < _PANELS_WIDTH:
+            self.rich_markup_mode = None
+        super().format_help(*arguments)
 
 
 def program() -> str:

@@ -19,7 +19,17 @@ import typer.core
 
 from tracekern.cli import options
 from tracekern.cli.info import clock, print_losses, share
-from tracekern.cli.output import console, note, print_json, program, progress, show_it, table, warnings_as_notes
+from tracekern.cli.output import (
+    Command,
+    console,
+    note,
+    print_json,
+    program,
+    progress,
+    show_it,
+    table,
+    warnings_as_notes,
+)
 from tracekern.errors import BadInput, TracekernError
 from tracekern.words import count, duration
 
@@ -54,7 +64,7 @@ def _workloads() -> None:
     """Keeps `moe` a command of its own, though it is the only one."""
 
 
-@app.command()
+@app.command(cls=Command)
 def moe(
     context: typer.Context,
     output: _Output = None,

@@ -1,0 +1,48 @@
+"""What `--help` prints: whole names, whole texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+import typer
+import typer.core
+from rich.text import Text
+from typer.testing import CliRunner
+
+from tracekern.cli.app import app
+
+
+def help_texts(command, name="tracekern") -> Iterator[tuple[str, str]]:
+    yield name, command.help or ""
+    for parameter in command.params:
+        yield f"{name} {parameter.name}", getattr(parameter, "help", None) or ""
+    for inner, entry in getattr(command, "commands", {}).items():
+        yield from help_texts(entry, f"{name} {inner}")
+
+
+def test_help_texts_are_the_same_with_markup_and_without():
+    """Wide terminals show them with, narrow ones without."""
+    for name, text in help_texts(typer.main.get_command(app)):
+        assert Text.from_markup(text).plain == text, name
+
+
+def single_commands(group, *words: str) -> Iterator[tuple[tuple[str, ...], typer.core.TyperCommand]]:
+    for name, entry in group.commands.items():
+        if hasattr(entry, "commands"):
+            yield from single_commands(entry, *words, name)
+        else:
+            yield (*words, name), entry
+
+
+@pytest.mark.parametrize("columns", [60, 79, 80])
+def test_help_shows_the_names_of_options_whole(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    commands = dict(single_commands(typer.main.get_command(app)))
+    assert ("run", "moe") in commands
+    for words, command in commands.items():
+        shown = CliRunner().invoke(app, [*words, "--help"]).stdout
+        names = [name for option in command.params for name in (*option.opts, *option.secondary_opts)]
+        for name in filter(lambda name: name.startswith("-"), names):
+            assert re.search(rf"(?<![\w-]){name}(?![\w…-])", shown), (words, name)
