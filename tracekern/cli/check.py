@@ -80,8 +80,8 @@ def check(
         undecided_fails=on_undecided is gate_output.OnUndecided.fail,
     )
     if save:
-        is_doubtful = report.outcome is Outcome.REGRESSED or report.all_problems
-        _save(head, rules, storage, report.headline if is_doubtful else "")
+        doubt = "nothing can be said of these runs" if report.all_problems else ""
+        _save(head, rules, storage, "they regressed" if report.outcome is Outcome.REGRESSED else doubt)
     if append and not report.all_problems:
         _append(append, trend, head, report.outcome.name.lower(), rules)
     gate_output.finish(report, gate_output.Outputs(as_json, junit, markdown))

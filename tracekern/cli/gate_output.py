@@ -88,7 +88,7 @@ def print_report(report: Report) -> None:
         out.print(_budget_table(report))
     if report.comparison and report.comparison.changes:
         out.print(_change_table(report))
-    for problem in report.all_problems[int(out.is_terminal) :]:  # there the headline beside them says the first
+    for problem in report.all_problems[1:]:  # the headline says the first
         note(f"cannot say: {problem}")
     for text in report.comparison.notes if report.comparison else ():
         note(text)

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tracekern.errors import BadInput
-from tracekern.gate.compare import Rules, sides_differ
-from tracekern.gate.report import losses_of
+from tracekern.gate.compare import Rules, losses_of, sides_differ
 from tracekern.gate.run import Run, read_run
 
 PLACEHOLDER = "{out}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tracekern.gate.budget import Budget, check_budgets
-from tracekern.gate.compare import Rules, compare
-from tracekern.gate.report import Report, losses_of
+from tracekern.gate.compare import Rules, compare, losses_of
+from tracekern.gate.report import Report
 from tracekern.gate.run import Run, difference
 
 

@@ -157,10 +157,16 @@ def minimal_detectable_changes(runs: Sequence[Run], rules: Rules) -> dict[str, f
     return result
 
 
+def losses_of(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Why numbers of these runs prove nothing, whatever they are held against."""
+    lost = [f"{run.source} proves nothing: {run.losses[0]}" for run in runs if run.losses]
+    empty = [f"{run.source} has no span in a measured launch" for run in runs if not run.spans]
+    return (*lost, *empty)
+
+
 def own_problems(side: str, runs: Sequence[Run], rules: Rules) -> list[str]:
     """What is wrong with one side by itself."""
-    problems = [f"{side}: {run.source} proves nothing: {run.losses[0]}" for run in runs if run.losses]
-    problems += [f"{side}: {run.source} has no span in a measured launch" for run in runs if not run.spans]
+    problems = [*losses_of(runs)]
     if len(runs) < rules.min_runs:
         problems.append(
             f"{side}: {len(runs)} run{'s' if len(runs) != 1 else ''}, wanted at least {rules.min_runs}: launch the "

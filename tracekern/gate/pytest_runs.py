@@ -16,8 +16,16 @@ from tracekern.analysis.statistics import STATISTICS
 from tracekern.errors import BadInput
 from tracekern.files import write_whole
 from tracekern.gate.baseline import commit_info, machine_info, next_path, now, numbered
-from tracekern.gate.compare import Rules, Verdict, compare, gone, gone_metrics, has_sign_of_growth, sides_differ
-from tracekern.gate.report import losses_of
+from tracekern.gate.compare import (
+    Rules,
+    Verdict,
+    compare,
+    gone,
+    gone_metrics,
+    has_sign_of_growth,
+    losses_of,
+    sides_differ,
+)
 from tracekern.gate.run import Run
 from tracekern.words import count, growth, metric_value
 

@@ -12,7 +12,6 @@ from tracekern.errors import BadInput
 from tracekern.files import write_whole
 from tracekern.gate.budget import BudgetResult
 from tracekern.gate.compare import Change, Comparison, Verdict
-from tracekern.gate.run import Run
 from tracekern.words import growth, metric_value, printable
 
 
@@ -82,13 +81,6 @@ class Report:
             ],
             "comparison": self.comparison.as_dict() if self.comparison else None,
         }
-
-
-def losses_of(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Why numbers of these runs prove nothing, whatever they are held against."""
-    lost = [f"{run.source} proves nothing: {run.losses[0]}" for run in runs if run.losses]
-    empty = [f"{run.source} has no span in a measured launch" for run in runs if not run.spans]
-    return (*lost, *empty)
 
 
 def order(changes: Sequence[Change]) -> list[Change]:
