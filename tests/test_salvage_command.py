@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -76,7 +77,8 @@ def test_what_a_killed_rank_left_is_listed_and_saved(rank, tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     listed = command()
-    assert f"{run_id}: rank 0 of 1 (pid {process.pid}) records no more" in listed.stdout
+    said = rf"^{run_id}: rank 0 of 1 records no more; opened \d+ s ago for {tmp_path / 'capture'}; -c$"
+    assert re.search(said, listed.stdout, re.M), listed.stdout
     assert f"salvage {run_id}" in listed.stderr
     saved = command(run_id)
     assert (saved.returncode, saved.stdout) == (0, f"run {run_id}: saved rank 0 of 1\n")
@@ -136,14 +138,16 @@ def test_a_capture_made_since_is_not_overwritten(rank, tmp_path):
     assert run_in(tmp_path / "other") == run_id
 
 
-def test_a_run_is_saved_when_its_last_rank_has_ended(rank, tmp_path):
+def test_a_run_is_one_line_and_saved_when_its_last_rank_has_ended(rank, tmp_path):
     process, run_id = rank
     process.kill()
     process.wait()
     other = Segment.create(run_id, 1, metadata(CaptureSpec(run_id=run_id), 1) | {"directory": str(tmp_path)}, 1 << 16)
     listed = command()
-    assert f"{run_id}: rank 0 of 1 (pid {process.pid}) records no more" in listed.stdout
+    (line,) = (line for line in listed.stdout.splitlines() if run_id in line)
+    assert line.startswith(f"{run_id}: rank 0 of 1 records no more, rank 1 still records; opened ")
     assert f"salvage {run_id}" not in listed.stderr
+    assert f"snapshot {run_id}" in listed.stderr
     assert f"rank 1 (pid {os.getpid()}) still runs; end it first, or see" in command(run_id).stderr
     other.close()
     assert f"salvage {run_id}" in command().stderr

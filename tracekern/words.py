@@ -19,6 +19,14 @@ def duration(value_ns: float) -> str:
     return f"{value_ns:,.0f} ns" if unit == "ns" else f"{three_digits(value_ns / size)} {unit}"
 
 
+def ago(seconds: float) -> str:
+    """ "40 s ago", "12 min ago", "3 h ago", "5 days ago"."""
+    for limit, size, unit in ((120, 1, "s"), (120 * 60, 60, "min"), (48 * 3600, 3600, "h")):
+        if seconds < limit:
+            return f"{max(seconds, 0) // size:.0f} {unit} ago"
+    return f"{seconds // 86400:,.0f} days ago"
+
+
 def three_digits(value: float) -> str:
     """1.25, 12.5, 125; of more all before the point: 1,250."""
     digits = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2

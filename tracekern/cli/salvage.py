@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,7 @@ import typer
 from tracekern.cli import options
 from tracekern.cli.output import console, note, print_json, program, working
 from tracekern.errors import BadInput
-from tracekern.words import ranks
+from tracekern.words import ago, ranks
 
 if TYPE_CHECKING:
     from tracekern.record.salvage import Leftover
@@ -73,17 +74,30 @@ def note_only_counted(directories: list[Path]) -> None:
 
 def _show(leftovers: list[Leftover], as_json: bool) -> None:
     if as_json:
-        rows = [{**vars(leftover), "directory": str(leftover.directory)} for leftover in leftovers]
+        rows = [{**vars(one), "directory": str(one.directory), "created": one.created.isoformat()} for one in leftovers]
         print_json({"leftovers": rows})
         return
-    out = console()
-    for leftover in leftovers:
-        state = "still records" if leftover.is_running else "records no more"
-        who = f"rank {leftover.rank} of {leftover.num_ranks} (pid {leftover.pid}) {state}"
-        out.print(f"{leftover.run_id}: {who}; {leftover.created}, {leftover.directory}", soft_wrap=True)
-    running = {leftover.run_id for leftover in leftovers if leftover.is_running}
-    dead = sorted({leftover.run_id for leftover in leftovers} - running)
+    runs = {one.run_id: [other for other in leftovers if other.run_id == one.run_id] for one in leftovers}
+    for run_id, of_run in runs.items():
+        console().print(f"{run_id}: {_about(of_run)}", soft_wrap=True)
     if not leftovers:
-        out.print("nothing is left on this machine")
-    for run_id in dead:
-        note(f"save it: {program()} salvage {run_id}")
+        console().print("nothing is left on this machine")
+    for run_id, of_run in runs.items():
+        if any(leftover.is_running for leftover in of_run):
+            note(f"see what it does: {program()} snapshot {run_id}")
+        else:
+            note(f"save it: {program()} salvage {run_id}")
+
+
+def _about(of_run: list[Leftover]) -> str:
+    """Which ranks are there, since when, where their capture goes and what they run."""
+    first, who = of_run[0], []
+    for is_running, one, several in ((False, "records", "record"), (True, "still records", "still record")):
+        numbers = [leftover.rank for leftover in of_run if leftover.is_running is is_running]
+        if numbers:
+            of_all = "" if who else f" of {first.num_ranks}"
+            verb = one if len(numbers) == 1 else several
+            who.append(f"{ranks(numbers)}{of_all} {verb}{'' if is_running else ' no more'}")
+    age = datetime.datetime.now(datetime.timezone.utc) - first.created.astimezone()
+    command = f"; {first.command}" if first.command else ""
+    return f"{', '.join(who)}; opened {ago(age.total_seconds())} for {first.directory}{command}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 import time
 from dataclasses import dataclass
@@ -33,7 +34,9 @@ class Leftover:
     """It still records, or may."""
     directory: Path
     """Of its capture."""
-    created: str
+    created: datetime.datetime
+    command: str
+    """What its ranks run."""
 
 
 def find_leftovers(run_id: str = "") -> list[Leftover]:
@@ -45,8 +48,8 @@ def find_leftovers(run_id: str = "") -> list[Leftover]:
             metadata, pid = segment.metadata, int(segment.header["pid"])
             segment.close()
             about = (str(metadata["run_id"]), int(metadata["rank"]), int(metadata["num_ranks"]))
-            where, when = Path(metadata["directory"]), str(metadata["created"])
-            found.append(Leftover(*about, pid, has_owner(name), where, when))
+            where, when = Path(metadata["directory"]), datetime.datetime.fromisoformat(metadata["created"])
+            found.append(Leftover(*about, pid, has_owner(name), where, when, str(metadata.get("command", ""))))
         except (*_DAMAGED, FileNotFoundError):  # another user's, none of a capture, or just removed
             continue
     return sorted(found, key=lambda leftover: (leftover.run_id, leftover.rank))
