@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tracekern.timeline.merge import load
+
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "my_kernel"
+SIGNALS = ROOT / "examples" / "signals"
 EXTENSION = ROOT / "examples" / "torch_extension"
 
 
@@ -33,11 +37,40 @@ def test_a_kernel_of_your_own(tmp_path, command_line):
     assert "incompatible function arguments" in refused.stderr
 
 
+def test_kernels_that_wait_for_other_ranks(tmp_path):
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ on this machine")
+    copy = shutil.copytree(SIGNALS, tmp_path / "signals", ignore=shutil.ignore_patterns("*.so"))
+
+    def start(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, copy / "trace_it.py", *options]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment)
+
+    done = start()
+    assert done.returncode == 0, done.stdout + done.stderr
+    timeline = load(tmp_path / "signals-capture")
+    assert timeline.problems == ()
+    assert len(timeline.flows) == 2 * 3  # ranks, calls
+    assert set(timeline.track_ranks()[timeline.spans.track[timeline.flows.wait]]) == {0, 1}
+
+    hung = start("--hang")
+    assert hung.returncode == 3, hung.stdout + hung.stderr
+    told, shown = (
+        re.sub(r"after [\d.]+ s", "", next(line for line in text.splitlines() if line.startswith("[rank 0]")))
+        for text in (hung.stdout, (ROOT / "docs" / "instrumenting.md").read_text())
+    )
+    assert told == shown
+    timeline = load(tmp_path / "signals-capture")
+    assert {"fault", "open_span"} <= {problem.kind for problem in timeline.problems}
+    assert len(timeline.flows) == 2 * 2
+
+
 def test_the_guide_shows_the_example_as_it_is():
     guide = (ROOT / "docs" / "instrumenting.md").read_text()
     kernel = (EXAMPLE / "my_kernel.cpp").read_text() + (EXTENSION / "square.cu").read_text()
-    kernel += (ROOT / "examples" / "two_handles" / "exchange.cpp").read_text()
-    script = (EXAMPLE / "trace_it.py").read_text() + (EXTENSION / "trace_it.py").read_text()
+    kernel += (ROOT / "examples" / "two_handles" / "exchange.cpp").read_text() + (SIGNALS / "signals.cpp").read_text()
+    script = "".join((folder / "trace_it.py").read_text() for folder in (EXAMPLE, EXTENSION, SIGNALS))
     blocks = [block.split("\n", 1) for block in guide.split("```")[1::2]]
     shown = {"cpp": kernel, "python": script}
     quoted = [(language, text) for language, text in blocks if language in shown]

@@ -1,0 +1,69 @@
+// The smallest kernel that waits for other ranks: in each call every rank tells all others a number.
+#include <comm/signal.h>
+#include <pybind11/pybind11.h>
+#include <tracekern.h>
+
+#include <cstring>
+#include <platform/cpu_executor.hpp>
+#include <stdexcept>
+#include <string>
+
+namespace py = pybind11;
+using namespace tracekern;
+
+// name, class, ends at, channel, fields at begin, fields at end
+#define NUMBER_EVENTS(EVENT)                                                            \
+    EVENT(signal_number, signal, completion, "number data call", "peer:10 call:24", "") \
+    EVENT(wait_number, wait, completion, "number data call", "peer:10 call:24", "number:32")
+TK_DEFINE_EVENTS(NumberEvent, NUMBER_EVENTS)
+
+// Where `sender` tells `owner`, in the owner's part of the heap. Two places in turns: a fast rank may be in the next
+// call while a slow one still reads this one's, but not in the one after, for which it needs the slow one.
+TK_DEVICE uint64_t* place(const CommArgs& comm, uint32_t owner, uint32_t call, uint32_t sender) {
+    return comm.at<uint64_t>(owner, sizeof(HeapControl)) + call % 2 * kMaxRanks + sender;
+}
+
+template <class Rec>
+TK_DEVICE void tell(Warp& warp, const CommArgs& comm, uint32_t call, uint32_t number, typename Rec::Args trace) {
+    Rec recorder(trace, warp);
+    for (uint32_t i = 1; i < comm.num_ranks; ++i) {
+        const uint32_t peer = comm.nth_peer(i);
+        TK_SIGNAL(recorder, NumberEvent::signal_number, peer, call);
+        signal<Channel::counts>(warp, place(comm, peer, call, comm.rank), call, number);
+    }
+    for (uint32_t i = 1; i < comm.num_ranks; ++i) {
+        const uint32_t peer = comm.nth_peer(i);
+        TK_WAIT(recorder, NumberEvent::wait_number, peer, call);
+        const uint64_t* flag = place(comm, comm.rank, call, peer);
+        const WaitResult told = wait<Channel::counts>(warp, comm, flag, call, {0, peer, 0});
+        TK_END_IF(told.ok, told.value);
+    }
+}
+
+// comm, clock: Communicator.native.kernel_args and .clock. descriptor: of capture.launch(...); 0 for no trace.
+void launch_tell(const std::string& comm_bytes,
+                 const std::string& clock_bytes,
+                 uint32_t call,
+                 uint32_t number,
+                 uint64_t descriptor) {
+    CommArgs comm;
+    SimulatedClock clock;
+    if (comm_bytes.size() != sizeof(comm) || clock_bytes.size() != sizeof(clock)) {
+        throw std::invalid_argument("wanted kernel_args and clock of a Communicator");
+    }
+    std::memcpy(&comm, comm_bytes.data(), sizeof(comm));
+    std::memcpy(&clock, clock_bytes.data(), sizeof(clock));
+    py::gil_scoped_release release;
+    if (descriptor) {
+        const Recorder<true>::Args trace{*reinterpret_cast<const LaunchDescriptor*>(descriptor)};
+        launch_cpu({.clock = &clock}, [&](Warp& warp) { tell<Recorder<true>>(warp, comm, call, number, trace); });
+    } else {
+        launch_cpu({.clock = &clock}, [&](Warp& warp) { tell<Recorder<false>>(warp, comm, call, number, {}); });
+    }
+}
+
+PYBIND11_MODULE(signals, module) {
+    module.def("tell", &launch_tell);
+    module.def("events", &describe_events<NumberEvent>);
+    module.attr("heap_bytes") = sizeof(HeapControl) + 2 * kMaxRanks * sizeof(uint64_t);
+}

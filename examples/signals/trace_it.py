@@ -1,0 +1,74 @@
+"""Builds signals.cpp, has two ranks tell each other numbers, and leaves the capture in signals-capture/.
+
+python examples/signals/trace_it.py && tracekern report signals-capture
+
+With --hang rank 1 leaves out the last call: rank 0 waits in vain, and this exits with 3.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pybind11
+import torch.distributed as dist
+
+import tracekern
+from tracekern.errors import CommTimeout
+from tracekern.record.communicator import Communicator
+from tracekern.record.group import Group
+from tracekern.record.launch import launch_ranks
+
+HERE = Path(__file__).resolve().parent
+NUM_RANKS, NUM_CALLS = 2, 3
+
+
+def build() -> None:
+    includes = [tracekern.include_path(), pybind11.get_include(), sysconfig.get_path("include")]
+    flags = ["-std=c++20", "-O2", "-shared", "-fPIC", "-pthread", *(f"-I{path}" for path in includes)]
+    target = HERE / f"signals{sysconfig.get_config_var('EXT_SUFFIX')}"
+    print("building signals.cpp, some seconds")
+    subprocess.run(["g++", *flags, HERE / "signals.cpp", "-o", target], check=True)
+
+
+def tell_numbers(num_calls: int) -> None:
+    import signals  # built by now
+
+    comm = Communicator(Group.discover(), signals.heap_bytes, timeout_s=2.0)
+    comm.fault_names["stages"] = ["tell"]
+    with tracekern.capture("signals-capture", device=comm.device) as capture:
+        for call in range(1, num_calls + 1):
+            launch = capture.launch("tell", grid=1, warps=1, events=signals.events())
+            with comm.guarded():
+                number = 100 + comm.group.rank
+                signals.tell(comm.native.kernel_args, comm.native.clock, call, number, launch.descriptor)
+
+
+def main_of_rank() -> int:
+    """One rank; started by main()."""
+    dist.init_process_group("gloo")
+    leaves_out = int(os.environ["SIGNALS_HANG"]) and dist.get_rank() == 1
+    try:
+        tell_numbers(NUM_CALLS - 1 if leaves_out else NUM_CALLS)
+    except CommTimeout as error:
+        print(error)
+        return error.exit_code
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--hang", action="store_true", help="rank 1 leaves out the last call")
+    options = parser.parse_args()
+    build()
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    env = {"PYTHONPATH": path, "SIGNALS_HANG": str(int(options.hang))}
+    exits = launch_ranks(NUM_RANKS, "trace_it:main_of_rank", env=env)
+    print("the calls are in signals-capture/   who waited for whom: tracekern report signals-capture")
+    return max(abs(ended.returncode) for ended in exits)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
