@@ -25,8 +25,7 @@ from tracekern.analysis.doubt import Worst, name_worst
 from tracekern.analysis.event_graph import BETWEEN_SPANS, build_graph
 from tracekern.analysis.findings import find
 from tracekern.analysis.waits import Phase, WaitKind, analyze_waits
-from tracekern.timeline.flows import join_flows
-from tracekern.timeline.model import OPEN_END, Marks, Timeline
+from tracekern.timeline.model import OPEN_END, Timeline
 from tracekern.timeline.select import select
 from tracekern.viewers.report.headlines import headlines
 
@@ -236,34 +235,6 @@ def test_costs_sum_to_the_waits_of_kept_captures(name: str):
     assert sum(cost.total_ns for cost in causes.costs) == pytest.approx(late_and_link, rel=1e-9)
     assert causes.chained_ns == sum(sorted(waits.late_ns.tolist())[-1000:])
     assert sum(chain.late_ns for chain in causes.chains) <= causes.chained_ns
-
-
-def ranks_reversed(timeline: Timeline) -> Timeline:
-    """The same Timeline with the tracks and launches of the last rank first."""
-    tracks = sorted(range(len(timeline.tracks)), key=lambda idx: -timeline.tracks[idx].rank)
-    launches = sorted(range(len(timeline.launches)), key=lambda idx: -timeline.launches[idx].rank)
-    spans = timeline.spans
-    track = np.argsort(tracks)[spans.track].astype(np.int32)
-    launch = np.append(np.argsort(launches), -1)[spans.launch].astype(np.int32)
-    order = np.argsort(track, kind="stable")
-    reversed_ = timeline.replace(
-        ranks=timeline.ranks[::-1],
-        tracks=tuple(timeline.tracks[idx] for idx in tracks),
-        launches=tuple(timeline.launches[idx] for idx in launches),
-        spans=dataclasses.replace(spans, track=track, launch=launch).take(order),
-        marks=Marks(),
-    )
-    return reversed_.replace(flows=join_flows(reversed_)[0])
-
-
-def test_chains_do_not_depend_on_the_order_of_ranks():
-    timeline = tracekern.load(TRACES / "h200x4")
-    late_ns = np.sort(analyze_waits(timeline).late_ns)
-    assert late_ns[-1001] == late_ns[-1000], "as late as each other, and only one of them among the longest 1,000"
-    found = [
-        sorted(map(str, analyze_causes(one, analyze_waits(one)).chains)) for one in (timeline, ranks_reversed(timeline))
-    ]
-    assert found[0] == found[1]
 
 
 @settings(max_examples=150, deadline=None)

@@ -15,7 +15,8 @@ from tracekern.timeline.model import EventClass, Timeline
 
 _NUM_WAITS = 1000
 _NUM_CHAINS = 20
-_MAX_LENGTH = 12
+_MAX_SHOWN = 12
+"""Waits of one chain that are told."""
 
 
 class Target(enum.Enum):
@@ -37,6 +38,8 @@ class Chain:
 
     waiters: tuple[tuple[int, Phase], ...]
     """(rank, phase) that waited; the one that waited longest first, each for the next one."""
+    is_cut: bool
+    """More waits lie between these and the root."""
     rank: int
     """Where the root lies; of target LINK the rank that sent."""
     target: Target
@@ -47,8 +50,9 @@ class Chain:
     num_waits: int
 
 
-Root = tuple[tuple[tuple[int, Phase], ...], int, Target, Phase]
-"""The first four fields of a Chain."""
+End = tuple[int, Target, Phase]
+Root = tuple[tuple[tuple[int, Phase], ...], bool, int, Target, Phase]
+"""The first five fields of a Chain; its end is the last three."""
 
 
 def targets_of_phases(timeline: Timeline, graph: EventGraph) -> list[Target]:
@@ -79,30 +83,42 @@ class _Follower:
     def __init__(self, graph: EventGraph, waits: Waits, edges: Edges, shares: Shares, targets: list[Target]) -> None:
         self._graph, self._waits, self._edges, self._shares, self._targets = graph, waits, edges, shares, targets
         self._first_direct = np.searchsorted(shares.direct_wait, np.arange(len(shares.edge) + 1))
+        self._next: dict[int, int | End] = {}
+        """Chains run together: no wait is looked at twice."""
 
     def root_of(self, wait: int) -> Root:
         """Of the chain that begins at late wait `wait`."""
-        graph, waits, edges, shares = self._graph, self._waits, self._edges, self._shares
-        steps = []
+        path = [wait]
         while True:
-            edge = shares.edge[wait]
-            steps.append((int(waits.rank[edges.wait[edge]]), waits.phases[waits.phase[edges.wait[edge]]]))
-            rank = int(graph.schedule.rank[graph.runs.launch[edges.source[edge]]])
-            direct = slice(int(self._first_direct[wait]), int(self._first_direct[wait + 1]))
-            best = max(shares.direct_share[direct], default=0.0)
-            unexplained = shares.unexplained[wait]
-            if shares.waiting[wait] > max(best, shares.link[wait], unexplained) and len(steps) < _MAX_LENGTH:
-                wait = _longest(shares.late_waits, shares.late_ranges, wait)
-                continue
-            if shares.link[wait] > max(best, unexplained):
-                slow = shares.link_waits.edge[_longest(shares.link_waits, shares.link_ranges, wait)]
-                return tuple(steps), int(waits.peer[edges.wait[slow]]), Target.LINK, Phase("", "")
-            if unexplained >= best:
-                return tuple(steps), rank, Target.UNEXPLAINED, Phase("", "")
-            category = int(shares.direct_category[direct][shares.direct_share[direct].argmax()])
-            if category == len(graph.phases):
-                return tuple(steps), rank, Target.HOST, Phase("", "")
-            return tuple(steps), rank, self._targets[category], graph.phases[category]
+            following = self._next.get(path[-1])
+            if following is None:
+                following = self._next[path[-1]] = self._follow(path[-1])
+            if not isinstance(following, int):
+                return tuple(map(self._waiter, path[:_MAX_SHOWN])), len(path) > _MAX_SHOWN, *following
+            path.append(following)
+
+    def _waiter(self, wait: int) -> tuple[int, Phase]:
+        waits, row = self._waits, self._edges.wait[self._shares.edge[wait]]
+        return int(waits.rank[row]), waits.phases[waits.phase[row]]
+
+    def _follow(self, wait: int) -> int | End:
+        """The wait that most of `wait` is passed on to, or what lies at the end."""
+        graph, waits, edges, shares = self._graph, self._waits, self._edges, self._shares
+        rank = int(graph.schedule.rank[graph.runs.launch[edges.source[shares.edge[wait]]]])
+        direct = slice(int(self._first_direct[wait]), int(self._first_direct[wait + 1]))
+        best = max(shares.direct_share[direct], default=0.0)
+        unexplained = shares.unexplained[wait]
+        if shares.waiting[wait] > max(best, shares.link[wait], unexplained):
+            return _longest(shares.late_waits, shares.late_ranges, wait)
+        if shares.link[wait] > max(best, unexplained):
+            slow = shares.link_waits.edge[_longest(shares.link_waits, shares.link_ranges, wait)]
+            return int(waits.peer[edges.wait[slow]]), Target.LINK, Phase("", "")
+        if unexplained >= best:
+            return rank, Target.UNEXPLAINED, Phase("", "")
+        category = int(shares.direct_category[direct][shares.direct_share[direct].argmax()])
+        if category == len(graph.phases):
+            return rank, Target.HOST, Phase("", "")
+        return rank, self._targets[category], graph.phases[category]
 
 
 def _longest(sequence: Sequence, ranges: Ranges, wait: int) -> int:

@@ -94,4 +94,5 @@ def _chain_table(findings: Findings) -> str:
 
 def _chain(chain: Chain) -> str:
     steps = [f"<code>rank {rank} {escape(phase)}</code>" for rank, phase in chain.waiters]
+    steps += ["…"] * chain.is_cut
     return " ← ".join([*steps, f"<b>{escape(_place(chain.rank, chain.target, chain.phase, -1))}</b>"])

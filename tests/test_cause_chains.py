@@ -1,0 +1,62 @@
+"""Chains of waits: where they lead, however long they are, and in whatever order the ranks stand."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scenarios_causes import chain
+
+import tracekern
+from tracekern.analysis.cause_chains import Target
+from tracekern.analysis.causes import analyze_causes
+from tracekern.analysis.findings import find
+from tracekern.analysis.waits import Phase, analyze_waits
+from tracekern.timeline.flows import join_flows
+from tracekern.timeline.model import Marks, Timeline
+from tracekern.viewers.report.cause import cause_part
+
+TRACES = Path(__file__).resolve().parent.parent / "traces"
+DELAY_NS = 50_000
+
+
+@pytest.mark.parametrize("num_ranks", [3, 13, 14, 30])
+def test_a_chain_leads_to_the_rank_that_was_slow_however_many_wait_in_between(num_ranks: int):
+    timeline = chain(DELAY_NS, num_calls=1, num_ranks=num_ranks).timeline()
+    longest = analyze_causes(timeline, analyze_waits(timeline)).chains[0]
+    copy, wait = Phase("dispatch", "copy_token"), Phase("dispatch", "wait_token")
+    assert (longest.rank, longest.target, longest.phase) == (0, Target.WORK, copy)
+    assert longest.waiters == tuple((rank, wait) for rank in range(num_ranks - 1, 0, -1)[:12])
+    assert longest.is_cut == (num_ranks > 13)
+    drawn = str(cause_part(find(timeline)).body[-1])
+    assert (" ← … ← <b>rank 0: dispatch.copy_token</b>" in drawn) == longest.is_cut
+
+
+def ranks_reversed(timeline: Timeline) -> Timeline:
+    """The same Timeline with the tracks and launches of the last rank first."""
+    tracks = sorted(range(len(timeline.tracks)), key=lambda idx: -timeline.tracks[idx].rank)
+    launches = sorted(range(len(timeline.launches)), key=lambda idx: -timeline.launches[idx].rank)
+    spans = timeline.spans
+    track = np.argsort(tracks)[spans.track].astype(np.int32)
+    launch = np.append(np.argsort(launches), -1)[spans.launch].astype(np.int32)
+    order = np.argsort(track, kind="stable")
+    reversed_ = timeline.replace(
+        ranks=timeline.ranks[::-1],
+        tracks=tuple(timeline.tracks[idx] for idx in tracks),
+        launches=tuple(timeline.launches[idx] for idx in launches),
+        spans=dataclasses.replace(spans, track=track, launch=launch).take(order),
+        marks=Marks(),
+    )
+    return reversed_.replace(flows=join_flows(reversed_)[0])
+
+
+def test_chains_do_not_depend_on_the_order_of_ranks():
+    timeline = tracekern.load(TRACES / "h200x4")
+    late_ns = np.sort(analyze_waits(timeline).late_ns)
+    assert late_ns[-1001] == late_ns[-1000], "as late as each other, and only one of them among the longest 1,000"
+    found = [
+        sorted(map(str, analyze_causes(one, analyze_waits(one)).chains)) for one in (timeline, ranks_reversed(timeline))
+    ]
+    assert found[0] == found[1]
