@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scenarios import SEE_NS, Scenario, exchange
 from scenarios_causes import COPY_NS, CallScenario, chain, pipeline
-from timelines import make_rank, timelines
+from timelines import make_rank, overwrite_begins, timelines
 
 import tracekern
 from tracekern.analysis.cause_chains import Target
@@ -173,13 +173,16 @@ def relay(in_two_kernels: bool) -> Timeline:
 
 
 @pytest.mark.parametrize("in_two_kernels", [False, True])
-@pytest.mark.parametrize("given_up", [False, True])
-def test_waiting_for_a_rank_that_is_not_on_record_is_nobodys_work(in_two_kernels: bool, given_up: bool):
+@pytest.mark.parametrize("lacks", ["signal", "end", "begin"])
+def test_waiting_for_a_rank_that_is_not_on_record_is_nobodys_work(in_two_kernels: bool, lacks: str):
     timeline = relay(in_two_kernels)
-    if given_up:
-        waits = analyze_waits(timeline)
+    waits = analyze_waits(timeline)
+    cut = waits.row[waits.rank == 1]
+    if lacks == "begin":
+        timeline = overwrite_begins(timeline, cut.tolist())
+    elif lacks == "end":
         end = timeline.spans.end.copy()
-        end[waits.row[waits.rank == 1]] = OPEN_END
+        end[cut] = OPEN_END
         timeline = timeline.replace(spans=dataclasses.replace(timeline.spans, end=end))
     causes = analyze_causes(timeline, analyze_waits(timeline))
     assert charged(causes, 1, Target.UNEXPLAINED) >= 0.95 * causes.charged_ns >= 0.9 * CALLS * DELAY_NS

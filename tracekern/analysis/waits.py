@@ -22,6 +22,7 @@ from tracekern.timeline.model import (
     OPEN_END,
     ChannelKind,
     EventClass,
+    EventType,
     Flows,
     Int32,
     Int64,
@@ -52,7 +53,7 @@ class WaitKind(enum.IntEnum):
     OPAQUE = 3
     """No channel: nothing on record says what it was for."""
     UNMATCHED = 4
-    """A channel, but no signal on record."""
+    """A channel, but no signal on record; or the begin that told which is not."""
 
 
 CLASSES = ("late_sender", "drain", "visibility", "late_receiver", "barrier_late", "completion", "unmatched")
@@ -249,14 +250,13 @@ def _releases(timeline: Timeline, arrivals: Flows, row: Int64) -> tuple[Int64, I
 
 def _kinds(timeline: Timeline, row: Int64, signal: Int64, last_arrival: Int64) -> Int8:
     of_channel = {ChannelKind.DATA: WaitKind.DATA, ChannelKind.CREDIT: WaitKind.CREDIT}
-    of_event = np.array(
-        [
-            of_channel.get(event.channel.kind, WaitKind.BARRIER) if event.channel else WaitKind.OPAQUE
-            for event in timeline.events
-        ]
-        or [WaitKind.OPAQUE],
-        np.int8,
-    )
+    of_name = {event.name: event.channel for event in timeline.events if event.channel}
+
+    def of(event: EventType) -> WaitKind:
+        channel = of_name.get(event.name) if event.is_headless else event.channel  # the begin took the channel with it
+        return of_channel.get(channel.kind, WaitKind.BARRIER) if channel else WaitKind.OPAQUE
+
+    of_event = np.array([*map(of, timeline.events), WaitKind.OPAQUE], np.int8)
     kind = of_event[timeline.spans.event[row]]
     kind[(kind == WaitKind.OPAQUE) & (last_arrival >= 0)] = WaitKind.BARRIER
     kind[(kind != WaitKind.OPAQUE) & (signal < 0) & (last_arrival < 0)] = WaitKind.UNMATCHED
