@@ -84,6 +84,8 @@ def test_a_lost_device_is_the_keepers_to_copy(tmp_path, keepers, when):
 def test_a_lost_device_and_a_lost_keeper_are_told_and_the_capture_closes(tmp_path, keepers, caplog):
     device = KeptDevice()
     with capture(tmp_path / "capture", device=device, **FLIGHT) as session:
+        with session.counting():
+            record(session)
         record(session)
         device.lost = "the kernel trapped"
         keepers[0].kill()
@@ -91,6 +93,7 @@ def test_a_lost_device_and_a_lost_keeper_are_told_and_the_capture_closes(tmp_pat
     dump = dump_in(tmp_path / "capture")
     assert dump.launches == ()
     assert dump.metadata["launches_lost"] == 1
+    assert not dump.metadata["counted_text"], "one launch ran outside counting()"
     assert "; lost with its memory: 1 launch" in caplog.text
     assert list_segments(session.run_id) == []
 

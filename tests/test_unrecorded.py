@@ -46,6 +46,14 @@ def test_once_something_is_recorded_nothing_is_said_of_counting(tmp_path: Path):
     assert load(tmp_path).problems == ()
 
 
+def test_launches_that_found_no_room_did_not_run_inside_counting(tmp_path: Path):
+    with capture(tmp_path, max_bytes=1 << 16, records_per_track=10_000) as session:
+        with session.counting():
+            launch(session)
+        assert not launch(session).traced
+    assert [problem.kind for problem in load(tmp_path).problems] == ["launch_not_recorded"]
+
+
 def test_a_rank_that_still_counts_says_so_alive_and_dead(start, tmp_path: Path, command_line):  # noqa: F811
     process, run_id = start(STILL_COUNTS)
     assert TOLD in command_line("snapshot", run_id, "-o", tmp_path / "now").stderr

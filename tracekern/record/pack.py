@@ -163,6 +163,7 @@ def _metadata(
         sections.append(section)
     fault = parse_fault(segment.fault_record.tobytes(), segment.metadata.get("fault_names", {}))
     counted = int((segment.launches()["flags"] & fmt.ENTRY_COUNTED_ONLY != 0).sum())
+    only_counted = counted and not (launches or num_lost or segment.header["launches_refused"])
     only_live = ("directory", "fault_names")
     metadata = {key: value for key, value in segment.metadata.items() if key not in only_live} | {
         "record_format": fmt.RECORD_FORMAT,
@@ -174,7 +175,7 @@ def _metadata(
         "launches": sections,
         "sinks": _sinks(launches),
         "launches_counted": counted,
-        "counted_text": why_only_counted(segment.metadata, counted) if counted and not launches else "",
+        "counted_text": why_only_counted(segment.metadata, counted) if only_counted else "",
         "launches_lost": num_lost,
         "launches_refused": int(segment.header["launches_refused"]),
         "refused_bytes": int(segment.header["refused_bytes"]),
