@@ -26,7 +26,7 @@ from tracekern.analysis.event_graph import BETWEEN_SPANS, build_graph
 from tracekern.analysis.findings import find
 from tracekern.analysis.waits import Phase, WaitKind, analyze_waits
 from tracekern.timeline.model import OPEN_END, Timeline
-from tracekern.timeline.select import select
+from tracekern.timeline.select import select, take_spans
 from tracekern.viewers.report.headlines import headlines
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
@@ -190,6 +190,18 @@ def test_waiting_for_a_rank_that_is_not_on_record_is_nobodys_work(in_two_kernels
     assert charged(causes, 1, Target.WORK) == 0
     assert max(blame.late_ns for blame in causes.blames) <= 0.05 * causes.charged_ns
     assert (causes.chains[0].rank, causes.chains[0].target) == (1, Target.UNEXPLAINED)
+
+
+def test_what_a_flight_recorder_overwrote_is_nobodys_work():
+    timeline = relay(in_two_kernels=False)
+    waits = analyze_waits(timeline)
+    kept = np.ones(len(timeline.spans), bool)
+    kept[waits.row[waits.rank == 1]] = False
+    launches = [dataclasses.replace(launch, records_overwritten=2) for launch in timeline.launches]
+    cut = take_spans(timeline, kept).replace(launches=tuple(launches))
+    causes = analyze_causes(cut, analyze_waits(cut))
+    assert charged(causes, 1, Target.UNEXPLAINED) >= 0.95 * causes.charged_ns >= 0.9 * CALLS * DELAY_NS
+    assert charged(causes, 1, Target.WORK) == 0
 
 
 def test_nobody_is_named_for_what_is_not_on_record():

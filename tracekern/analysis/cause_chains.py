@@ -29,7 +29,7 @@ class Target(enum.Enum):
     LINK = "link"
     """Stores that drained and flags that travelled."""
     UNEXPLAINED = "unexplained"
-    """Waits for somebody of whom nothing is on record, or nothing on record took longer."""
+    """Waits for somebody of whom nothing is on record, records that were overwritten, or nothing took longer."""
 
 
 @dataclass(frozen=True)

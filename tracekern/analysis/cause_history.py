@@ -68,6 +68,7 @@ class History:
         self.num_categories = self.host + 4
         self._first_phase = np.searchsorted(graph.stage_of_phase, np.arange(len(graph.stages)))
         self._waits = WaitPieces.of(timeline, graph, waits)
+        self._overwritten_ns = _overwritten(timeline, graph)
         self._base = self._launch_bases(timeline, waits)
 
     def of_runs(self, run: Int64, time: Int64) -> Moments:
@@ -111,6 +112,7 @@ class History:
         spent = self._base[moments.launch]
         by_place, row = spent.reshape(-1), np.arange(len(moments)) * self.num_categories
         *own, unknown, late, link = slots
+        unknown = unknown + np.minimum(self._overwritten_ns[moments.run], moments.in_launch_ns)
         rest = moments.in_launch_ns - unknown - late - link
         first_phase, last_phase = self._first_phase[stage], len(graph.phases) - 1
         for slot, values in enumerate(own):
@@ -137,6 +139,7 @@ class History:
         np.add.at(inside, (launch, category), own)
         np.add.at(inside[:, self.late], launch, late)
         np.add.at(inside[:, self.link], launch, link)
+        inside[deciding, self.unknown] += self._overwritten_ns[schedule.last_run[deciding]]
         rest = (schedule.end - schedule.start)[shown] - inside[shown].sum(axis=1)
         inside[shown, graph.between_spans[schedule.stage[shown]]] += np.maximum(rest, 0)
         base = np.zeros_like(inside)
@@ -145,6 +148,15 @@ class History:
                 base[launch] = base[before] + inside[before]
                 base[launch, self.host] += schedule.gap_ns[launch]
         return base
+
+
+def _overwritten(timeline: Timeline, graph: EventGraph) -> Int64:
+    """[num_runs + 1] until the oldest record of each run where a flight recorder overwrote older ones of its launch:
+    nobody knows what it did. The last is that of run -1, which is none."""
+    is_cut = np.zeros(len(graph.schedule.rank), bool)
+    is_cut[: len(timeline.launches)] = [launch.records_overwritten > 0 for launch in timeline.launches]
+    launch = graph.runs.launch
+    return np.append(np.where(is_cut[launch], graph.runs.start - graph.schedule.start[launch], 0), 0)
 
 
 def expand_runs(graph: EventGraph, owner: Int64, run: Int64) -> tuple[Int64, Int64]:
