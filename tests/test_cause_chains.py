@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scenarios_causes import chain
+from scenarios_causes import CallScenario, chain
 
 import tracekern
 from tracekern.analysis.cause_chains import Target
@@ -32,6 +32,25 @@ def test_a_chain_leads_to_the_rank_that_was_slow_however_many_wait_in_between(nu
     assert longest.is_cut == (num_ranks > 13)
     drawn = str(cause_part(find(timeline)).body[-1])
     assert (" ← … ← <b>rank 0: dispatch.copy_token</b>" in drawn) == longest.is_cut
+
+
+@pytest.mark.parametrize("in_two_kernels", [False, True])
+def test_of_several_waits_the_longest_is_followed(in_two_kernels: bool):
+    run = CallScenario(4)
+    run.launch("take")
+    for rank, ns in ((2, 5_000), (0, DELAY_NS)):
+        run.work(rank, ns)
+        run.signal(rank, 1)
+        run.wait(1, rank)
+    if in_two_kernels:
+        run.launch("give")
+    run.signal(1, 3)
+    run.wait(3, 1)
+    timeline = run.timeline()
+    chains = analyze_causes(timeline, analyze_waits(timeline)).chains
+    (of_last,) = (found for found in chains if found.waiters[0][0] == 3)
+    assert [rank for rank, _ in of_last.waiters] == [3, 1]
+    assert of_last.rank == 0
 
 
 def ranks_reversed(timeline: Timeline) -> Timeline:

@@ -15,6 +15,7 @@ from timelines import COPY, make_launch, make_spans, make_timeline, timelines
 import tracekern
 from tracekern.analysis.critical_path import CriticalPath, critical_path
 from tracekern.analysis.critical_path import Path as FoundPath
+from tracekern.analysis.event_graph import BETWEEN_SPANS
 from tracekern.analysis.path_parts import PathKind
 from tracekern.analysis.waits import Phase, analyze_waits
 from tracekern.timeline.model import Flows, Timeline
@@ -71,6 +72,19 @@ def test_a_chain_of_ranks_is_the_path():
 )
 def test_what_was_made_longer_is_on_the_path(run: Scenario, rank: int, kind: PathKind, phase: Phase, expected: int):
     assert time_in(path_of(run.timeline()).whole, rank, kind, phase) == CALLS * expected
+
+
+def test_before_the_first_span_of_a_rank_nothing_of_another_is_on_its_path():
+    run = Scenario(2)
+    run.launch("dispatch")
+    run.work(0, 1_000)
+    run.pause(1, 500)
+    run.work(1, 5_000)
+    path = path_of(run.timeline()).whole
+    assert [(part.rank, part.phase.event, part.time_ns) for part in path.parts] == [
+        (1, "copy_token", 5_000),
+        (1, BETWEEN_SPANS, 500),
+    ]
 
 
 def test_a_gap_of_the_host_is_on_the_path():
