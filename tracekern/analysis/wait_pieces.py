@@ -30,7 +30,7 @@ class WaitPieces:
         is_wait = np.zeros(len(timeline.spans), bool)
         is_wait[waits.row] = True
         piece = np.flatnonzero(is_wait[graph.activity.span])
-        if graph.activity.is_flat and len(piece) == len(waits):  # each wait is one piece
+        if graph.activity.is_flat:  # each wait is one piece
             return cls(piece, waits.late_ns, np.where(is_message(waits), waits.wait_ns - waits.late_ns, 0), unknown)
         wait = np.searchsorted(waits.row, graph.activity.span[piece])
         return cls(piece, *_divide(timeline, graph, waits, piece, wait), unknown)
