@@ -53,6 +53,29 @@ def test_of_several_waits_the_longest_is_followed(in_two_kernels: bool):
     assert of_last.rank == 0
 
 
+@pytest.mark.parametrize(
+    ("late_us", "drain_us", "work_us", "waiters", "rank", "target"),
+    [
+        (30, 20, 10, [2, 1], 0, Target.WORK),
+        (20, 30, 10, [2], 0, Target.LINK),
+        (10, 20, 30, [2], 1, Target.WORK),
+    ],
+)
+def test_a_chain_ends_where_most_of_the_time_went(late_us, drain_us, work_us, waiters, rank, target):
+    run = CallScenario(3)
+    run.launch("dispatch")
+    run.work(0, 1000 * late_us)
+    run.signal(0, 1, ns=1000 * drain_us)
+    run.wait(1, 0)
+    run.work(1, 1000 * work_us)
+    run.signal(1, 2)
+    run.wait(2, 1)
+    timeline = run.timeline()
+    longest = analyze_causes(timeline, analyze_waits(timeline)).chains[0]
+    assert [waiter for waiter, _ in longest.waiters] == waiters
+    assert (longest.rank, longest.target) == (rank, target)
+
+
 def ranks_reversed(timeline: Timeline) -> Timeline:
     """The same Timeline with the tracks and launches of the last rank first."""
     tracks = sorted(range(len(timeline.tracks)), key=lambda idx: -timeline.tracks[idx].rank)
