@@ -13,9 +13,8 @@ import numpy as np
 
 from tracekern.analysis.cause_slots import time_by_slot
 from tracekern.analysis.event_graph import EventGraph
-from tracekern.analysis.wait_pieces import WaitPieces, parts_of_pieces
+from tracekern.analysis.wait_pieces import WaitPieces
 from tracekern.analysis.waits import Waits
-from tracekern.timeline.columns import rows_of_ranges
 from tracekern.timeline.model import Int64, Timeline
 
 _BLOCK = 1 << 14
@@ -69,7 +68,7 @@ class History:
         self._first_phase = np.searchsorted(graph.stage_of_phase, np.arange(len(graph.stages)))
         self._waits = WaitPieces.of(timeline, graph, waits)
         self._overwritten_ns = _overwritten(timeline, graph)
-        self._base = self._launch_bases(timeline, waits)
+        self._base = self._launch_bases()
 
     def of_runs(self, run: Int64, time: Int64) -> Moments:
         """[n] moments in the histories of runs; before the start of its launch, the run's is its stream's."""
@@ -107,9 +106,15 @@ class History:
 
     def spent(self, moments: Moments, slots: Int64) -> Int64:
         """[n, num_categories] ns by each moment, since a time that is the same for all moments of a stream."""
+        spent = self._base[moments.launch]
+        self._add_inside(spent, moments, slots)
+        spent[:, self.host] += moments.after_ns
+        return spent
+
+    def _add_inside(self, spent: Int64, moments: Moments, slots: Int64) -> None:
+        """Adds to `spent`, [n, num_categories], what passed since the start of the launch of each moment."""
         graph = self.graph
         stage = graph.schedule.stage[moments.launch]
-        spent = self._base[moments.launch]
         by_place, row = spent.reshape(-1), np.arange(len(moments)) * self.num_categories
         *own, unknown, late, link = slots
         unknown = unknown + np.minimum(self._overwritten_ns[moments.run], moments.in_launch_ns)
@@ -120,33 +125,24 @@ class History:
             by_place[row + np.minimum(first_phase + slot, last_phase)] += values
             rest -= values
         by_place[row + graph.between_spans[stage]] += np.maximum(rest, 0)
-        spent[:, self.host] += moments.after_ns
         spent[:, self.unknown] += unknown
         spent[:, self.late] += late
         spent[:, self.link] += link
-        return spent
 
-    def _launch_bases(self, timeline: Timeline, waits: Waits) -> Int64:
+    def _launch_bases(self) -> Int64:
         """[num_launches, num_categories] ns spent on the stream of each launch by its start."""
-        graph, schedule = self.graph, self.graph.schedule
-        inside = np.zeros((len(schedule.rank), self.num_categories), np.int64)
-        shown = schedule.order
-        deciding = shown[schedule.last_run[shown] >= 0]
-        launch, piece = expand_runs(graph, deciding, schedule.last_run[deciding])
-        late, link = parts_of_pieces(timeline, graph, waits, piece)
-        own = graph.activity.end[piece] - graph.activity.start[piece] - late - link
-        category = np.where(np.isin(piece, self._waits.unknown), self.unknown, graph.phase[piece])
-        np.add.at(inside, (launch, category), own)
-        np.add.at(inside[:, self.late], launch, late)
-        np.add.at(inside[:, self.link], launch, link)
-        inside[deciding, self.unknown] += self._overwritten_ns[schedule.last_run[deciding]]
-        rest = (schedule.end - schedule.start)[shown] - inside[shown].sum(axis=1)
-        inside[shown, graph.between_spans[schedule.stage[shown]]] += np.maximum(rest, 0)
-        base = np.zeros_like(inside)
-        for launch, before in zip(shown.tolist(), schedule.before[shown].tolist(), strict=True):
-            if before >= 0:
-                base[launch] = base[before] + inside[before]
-                base[launch, self.host] += schedule.gap_ns[launch]
+        schedule = self.graph.schedule
+        later = schedule.order[schedule.before[schedule.order] >= 0]
+        before = schedule.before[later]
+        # Kernels may overlap: of the one before, only what it had done by then is the past of the next one.
+        until = np.minimum(schedule.start[later], schedule.end[before])
+        moments = self._moments(before, schedule.last_run[before], until, np.zeros_like(until))
+        between = np.zeros((len(later), self.num_categories), np.int64)
+        self._add_inside(between, moments, self.slots(moments))
+        between[:, self.host] += schedule.gap_ns[later]
+        base = np.zeros((len(schedule.rank), self.num_categories), np.int64)
+        for launch, earlier, ns in zip(later.tolist(), before.tolist(), between, strict=True):
+            base[launch] = base[earlier] + ns
         return base
 
 
@@ -157,9 +153,3 @@ def _overwritten(timeline: Timeline, graph: EventGraph) -> Int64:
     is_cut[: len(timeline.launches)] = [launch.records_overwritten > 0 for launch in timeline.launches]
     launch = graph.runs.launch
     return np.append(np.where(is_cut[launch], graph.runs.start - graph.schedule.start[launch], 0), 0)
-
-
-def expand_runs(graph: EventGraph, owner: Int64, run: Int64) -> tuple[Int64, Int64]:
-    """(owner, piece) of all pieces of some runs."""
-    first, count = graph.runs.first[run], graph.runs.stop[run] - graph.runs.first[run]
-    return np.repeat(owner, count), rows_of_ranges(first, count)

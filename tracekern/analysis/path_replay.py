@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.cause_history import bisect_right, expand_runs
+from tracekern.analysis.cause_history import bisect_right
 from tracekern.analysis.event_graph import EventGraph
 from tracekern.analysis.groups import group_rows, median_of_groups
 from tracekern.analysis.path_nodes import Nodes, find_nodes
 from tracekern.analysis.path_parts import PathKind, PathPart
 from tracekern.analysis.wait_pieces import is_message
 from tracekern.analysis.waits import Waits
+from tracekern.timeline.columns import rows_of_ranges
 from tracekern.timeline.model import EventClass, Float64, Int64, Mask, Timeline
 from tracekern.words import duration
 
@@ -98,7 +99,8 @@ class _Changes:
         self._wait_names = {event.name for event in timeline.events if event.event_class is EventClass.WAIT}
         runs, activity = graph.runs, graph.activity
         run = np.arange(len(runs))
-        self._run_of_piece, self._pieces = expand_runs(graph, run, run)
+        count = graph.runs.stop[run] - graph.runs.first[run]
+        self._run_of_piece, self._pieces = np.repeat(run, count), rows_of_ranges(graph.runs.first[run], count)
         piece = bisect_right(activity.start, runs.first[nodes.run], runs.stop[nodes.run], nodes.begin) - 1
         self._piece = np.maximum(piece, runs.first[nodes.run])
         inside = np.minimum(nodes.begin, activity.end[self._piece]) - activity.start[self._piece]
