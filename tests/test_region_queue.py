@@ -122,3 +122,11 @@ def test_what_was_counted_finds_its_regions_ready(tmp_path: Path):
         launch(session, "long")
         assert num_reserved(session) > reserved
     assert launches_of(tmp_path) == [("long", n, 24) for n in range(0, 10, 2)] + [("long", 10, 8)]
+
+
+def test_however_many_were_counted_no_more_are_reserved_than_a_device_asks_for(tmp_path: Path):
+    with capture(tmp_path, device=AheadDevice()) as session:
+        with session.counting():
+            for _ in range(40):
+                launch(session)
+        assert num_reserved(session) == 40 + AheadDevice.max_regions_ahead
