@@ -83,19 +83,26 @@ class _Follower:
     def __init__(self, graph: EventGraph, waits: Waits, edges: Edges, shares: Shares, targets: list[Target]) -> None:
         self._graph, self._waits, self._edges, self._shares, self._targets = graph, waits, edges, shares, targets
         self._first_direct = np.searchsorted(shares.direct_wait, np.arange(len(shares.edge) + 1))
-        self._next: dict[int, int | End] = {}
-        """Chains run together: no wait is looked at twice."""
+        self._next: dict[int, int] = {}
+        self._end: dict[int, End] = {}
+        """Both of waits that were looked at: chains run together, and none is followed twice."""
 
     def root_of(self, wait: int) -> Root:
         """Of the chain that begins at late wait `wait`."""
         path = [wait]
-        while True:
-            following = self._next.get(path[-1])
-            if following is None:
-                following = self._next[path[-1]] = self._follow(path[-1])
-            if not isinstance(following, int):
-                return tuple(map(self._waiter, path[:_MAX_SHOWN])), len(path) > _MAX_SHOWN, *following
-            path.append(following)
+        while path[-1] not in self._end:
+            following = self._follow(path[-1])
+            if isinstance(following, int):
+                self._next[path[-1]] = following
+                path.append(following)
+            else:
+                self._end[path[-1]] = following
+        end = self._end[path[-1]]
+        self._end.update(dict.fromkeys(path, end))
+        shown = [wait]
+        while len(shown) <= _MAX_SHOWN and shown[-1] in self._next:
+            shown.append(self._next[shown[-1]])
+        return tuple(map(self._waiter, shown[:_MAX_SHOWN])), len(shown) > _MAX_SHOWN, *end
 
     def _waiter(self, wait: int) -> tuple[int, Phase]:
         waits, row = self._waits, self._edges.wait[self._shares.edge[wait]]
