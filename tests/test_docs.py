@@ -139,6 +139,14 @@ def test_what_a_span_costs():
     assert f"Of the {of('wide').split()[-1]} ns, {of('wide, deselected').split()[-1]} are left" in told
 
 
+def test_what_a_launch_costs_its_host():
+    (row,) = (row for row in results("launch")["rows"] if row["ranks"] == 8)
+    told = text_of("architecture.md")
+    first, others, eager = row["rank_0_us"], row["others_us"], row["rank_0_us"] / row["torch_us"]
+    assert f"{first:.1f} us a launch on rank 0 of eight and {others:.1f} on the others, as much as {eager:.1f}" in told
+    assert day("launch") in told
+
+
 def test_rates_of_graphs():
     best = {
         sink: max(
