@@ -93,9 +93,7 @@ class TracedGraph:
         name = f"{self.name}/{plan.name}"
         check_name(name)
         self._plans.append(dataclasses.replace(plan, name=name))
-        descriptor = np.zeros(1, fmt.LAUNCH_DESCRIPTOR)
-        for field, value in plan.descriptor_fields().items():
-            descriptor[field] = value
+        descriptor = np.frombuffer(plan.descriptor, fmt.LAUNCH_DESCRIPTOR).copy()  # aligned
         return int(self._ring.add_launch(descriptor.ctypes.data, plan.num_tracks))
 
     def replay(self, traced: bool = True) -> None:

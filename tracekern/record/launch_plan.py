@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
 
 from tracekern.record import format as fmt
 
@@ -30,10 +34,32 @@ class LaunchPlan:
     flags: int = 0
     """ENTRY_* of tracekern.record.format."""
 
-    def descriptor_fields(self) -> dict[str, int]:
-        """What a LaunchDescriptor and a LaunchEntry of this plan have in common."""
+    @cached_property
+    def descriptor(self) -> bytes:
+        """A LAUNCH_DESCRIPTOR that says nothing of where."""
+        num_blocks = self.num_blocks if self.num_tracks else 0
+        return _row(fmt.LAUNCH_DESCRIPTOR, {**self._selection, "num_blocks": num_blocks})
+
+    @cached_property
+    def entry(self) -> bytes:
+        """A LAUNCH_ENTRY, the same; of a region that no launch has yet."""
+        only_host_knows = {
+            "name": fmt.cut_name(self.name),
+            "epoch": self.epoch & 0xFFFFFFFF,
+            "sequence": self.sequence,
+            "stream": self.stream,
+            "num_blocks": self.num_blocks,
+            "num_tracks": self.num_tracks,
+            "flags": self.flags | fmt.ENTRY_RESERVED,
+            "events_bytes": len(self.events),
+            "roles_bytes": len(self.roles),
+        }
+        return _row(fmt.LAUNCH_ENTRY, {**self._selection, **only_host_knows})
+
+    @property
+    def _selection(self) -> dict[str, Any]:
+        """What both have in common."""
         return {
-            "num_blocks": self.num_blocks if self.num_tracks else 0,
             "warps_per_block": self.warps_per_block,
             "block_first": self.blocks.start,
             "block_stop": self.blocks.stop,
@@ -43,11 +69,11 @@ class LaunchPlan:
             "event_mask": self.event_mask,
         }
 
-    @property
+    @cached_property
     def num_tracks(self) -> int:
         return len(self.blocks) * self.warps_per_block
 
-    @property
+    @cached_property
     def region_bytes(self) -> int:
         """Arena bytes of descriptor, headers and records."""
         headers = self.num_tracks * fmt.TRACK_HEADER.itemsize
@@ -62,3 +88,10 @@ class Region:
     launch_idx: int
     offset: int
     """From the segment's start."""
+
+
+def _row(dtype: np.dtype[Any], values: dict[str, Any]) -> bytes:
+    row = np.zeros(1, dtype)
+    for field, value in values.items():
+        row[field] = value
+    return row.tobytes()
