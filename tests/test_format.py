@@ -32,6 +32,7 @@ def test_records_are_the_compiled_ones():
     started = (_C.layout["started_ring"], _C.layout["started_cycles"])
     assert (_C.layout["lap_shift"], *started) == (fmt.LAP_SHIFT, fmt.STARTED_RING, fmt.STARTED_CYCLES)
     assert _C.layout["generation_shift"] == fmt.GENERATION_SHIFT
+    assert _C.layout["address_bits"] == fmt.ADDRESS_BITS
     assert _C.layout["max_anchor_cycles"] == fmt.MAX_ANCHOR_CYCLES
 
 

@@ -138,6 +138,37 @@ def test_the_size_that_is_named_is_enough_for_all_replays(tmp_path, caplog):
     assert lost(int(found[1])) == 0
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("sink", ["host", "device"])
+def test_a_flight_recorder_keeps_the_last_replays(tmp_path, sink):
+    require_gpus(1)
+    pipeline, tensors = one_rank()
+    out, num_replays = torch.empty_like(tensors[0]), 400
+    options = {"device": pipeline.comm.device, "keep": "last", "sink": sink, "records_per_track": 64}
+    with capture(tmp_path, max_bytes=64 << 20, **options) as session:
+        pipeline(*tensors, out=out, capture=session)
+        pipeline.synchronize()
+        graph = session.graph(lambda: pipeline(*tensors, out=out, capture=session), name="decode")
+        for number in range(num_replays):
+            graph.replay()
+            if number % 2:
+                torch.cuda.synchronize()
+    assert graph.lost_replays == 0
+    dump = read_dump(tmp_path / "rank_00000.tkdump")
+    for stage in STAGES:
+        epochs = {}
+        for launch in dump.launches:
+            if launch.name == f"decode/{stage}":
+                headers = dump.track_headers(launch)
+                assert (headers["finished"] != 0).all(), "of each replay all tracks are there"
+                epochs[launch.sequence] = set(headers["epoch"].tolist())
+        last = sorted(epochs)
+        assert last == list(range(last[0], num_replays)), "without a gap"
+        assert 4 < len(last) < num_replays // 4, "regions were used again, many times"
+        assert all(len(found) == 1 for found in epochs.values()), "none has a track of another replay"
+        assert len(set.union(*epochs.values())) == len(last)
+
+
 @pytest.mark.multigpu
 def test_a_graph_is_counted_on_its_own_gpu(tmp_path):
     """Whichever is current when the capture closes: on another one its memory cannot be read."""

@@ -169,8 +169,15 @@ def test_blocks_that_the_host_was_not_told_of_say_how_many_ran():
         assert all(track.started == 0 and track.records == [] for track in tracks[2:])
 
 
-def test_what_the_host_was_not_told_of_names_its_generation():
-    first, *others = record("where", 64, generation=0xFFFC, num_blocks=2, block_stop=2, warps_per_block=1)
+@pytest.mark.parametrize("in_graph", [0, 1])
+def test_a_track_names_its_generation(in_graph):
+    assert {track.started for track in record("where", 64, generation=0xFFFC, in_graph=in_graph)} == {0xFFFD}
+
+
+@pytest.mark.parametrize("in_graph", [0, 1])
+def test_what_the_host_was_not_told_of_names_its_generation(in_graph):
+    told = {"num_blocks": 2, "block_stop": 2, "warps_per_block": 1}
+    first, *others = record("where", 64, generation=0xFFFC, in_graph=in_graph, **told)
     assert (first.blocks_run, first.blocks_generation) == (NUM_BLOCKS, 0xFFFC)
     assert (first.warps_run, first.warps_generation) == (NUM_WARPS, 0xFFFC)
     assert [(track.warps_run, track.warps_generation) for track in others[:2]] == [(NUM_WARPS, 0xFFFC), (0, 0)]

@@ -49,7 +49,7 @@ uint64_t add_launch(GraphRing& ring, uint64_t descriptor, uint32_t num_tracks) {
 }
 
 bool place(GraphRing& ring, uint64_t regions) {
-    return ring.place(reinterpret_cast<const Region*>(regions));
+    return ring.place(reinterpret_cast<const ReplayRegion*>(regions));
 }
 
 void register_graph_ring(py::module_& extension) {
@@ -61,6 +61,7 @@ void register_graph_ring(py::module_& extension) {
         .def("finish", &GraphRing::finish, py::arg("mirror_offset"))
         .def("place", &place, py::arg("regions"))
         .def("settle", &GraphRing::settle)
+        .def_property_readonly("num_used", &GraphRing::num_used)
         .def_property_readonly("replays", [](const GraphRing& ring) { return ring.control().replays; })
         .def_property_readonly("lost_replays", [](const GraphRing& ring) { return ring.control().lost_replays; })
         .def_property_readonly("lost_records", [](const GraphRing& ring) { return ring.control().lost_records; });

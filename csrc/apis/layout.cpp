@@ -76,7 +76,7 @@ void register_layout(py::module_& module) {
     layout["track_header_bytes"] = sizeof(TrackHeader);
     layout["launch_descriptor"] = launch_descriptor_offsets();
     layout["launch_descriptor_bytes"] = sizeof(LaunchDescriptor);
-    layout["region_bytes"] = sizeof(Region);
+    layout["region_bytes"] = sizeof(ReplayRegion);
     layout["fault_record"] = fault_record_offsets();
     layout["fault_record_bytes"] = sizeof(FaultRecord);
     layout["wide_record_bytes"] = sizeof(WideRecord);
@@ -85,6 +85,7 @@ void register_layout(py::module_& module) {
     layout["payload_low_bits"] = kPayloadLowBits;
     layout["lap_shift"] = kLapShift;
     layout["generation_shift"] = kGenerationShift;
+    layout["address_bits"] = ReplayRegion::kAddressBits;
     layout["started_ring"] = kStartedRing;
     layout["started_cycles"] = kStartedCycles;
     layout["max_anchor_cycles"] = kMaxAnchorCycles;

@@ -16,6 +16,7 @@ namespace tracekern {
 struct GraphControl {
     uint64_t placed;        // by the host: sets laid ready so far
     uint64_t fetched;       // by the device: sets fetched so far; the host may overwrite the ring up to here
+    uint64_t used;          // sets that replays got so far; the replays of all but the last of them are through
     uint64_t replays;       // of the traced instance, begun so far
     uint64_t lost_replays;  // that found no set
     uint64_t lost_records;  // that those would have written, up to the last replay but one
@@ -24,12 +25,12 @@ struct GraphControl {
 // What the device knows, in its own memory.
 struct alignas(16) GraphTrace {
     GraphControl* control;
-    const Region* ring;      // [num_slots][num_launches], host memory
-    Region* next;            // [num_launches] the set of the next replay, if has_next
-    Region* current;         // [num_launches] where the kernels of the replay under way record
-    const Region* spare;     // [num_launches] count only, into `counters`
-    TrackHeader* counters;   // [num_counters] one for each track of all launches
-    uint64_t mirror_offset;  // of a track header: its address less its address in the arena
+    const ReplayRegion* ring;   // [num_slots][num_launches], host memory
+    ReplayRegion* next;         // [num_launches] the set of the next replay, if has_next
+    ReplayRegion* current;      // [num_launches] where the kernels of the replay under way record
+    const ReplayRegion* spare;  // [num_launches] count only, into `counters`
+    TrackHeader* counters;      // [num_counters] one for each track of all launches
+    uint64_t mirror_offset;     // of a track header: its address less its address in the arena
     uint32_t num_slots;
     uint32_t num_launches;
     uint32_t num_counters;
@@ -59,7 +60,7 @@ TK_DEVICE void fetch_set(Warp& warp, GraphTrace& graph) {
     const uint64_t placed = warp.once([&] { return load_acquire_system(&graph.control->placed); });
     graph.has_next = graph.fetched < placed;
     if (!graph.has_next) return;
-    const Region* oldest = graph.ring + graph.fetched % graph.num_slots * graph.num_launches;
+    const ReplayRegion* oldest = graph.ring + graph.fetched % graph.num_slots * graph.num_launches;
     warp.strided(graph.num_launches, [&](uint32_t i) { graph.next[i] = oldest[i]; });
     graph.fetched += 1;
 }
@@ -67,11 +68,11 @@ TK_DEVICE void fetch_set(Warp& warp, GraphTrace& graph) {
 // Points the kernels of this replay at their regions.
 TK_DEVICE void use_set(Warp& warp, const GraphTrace& graph) {
     warp.strided(graph.num_launches, [&](uint32_t i) {
-        const Region region = graph.has_next ? graph.next[i] : graph.spare[i];
+        const ReplayRegion region = graph.has_next ? graph.next[i] : graph.spare[i];
         graph.current[i] = region;
         if (!graph.has_next) return;
         // In the arena, for whoever packs it: this region was used, and by which replay.
-        auto* headers = reinterpret_cast<char*>(region.headers) - graph.mirror_offset;
+        auto* headers = reinterpret_cast<char*>(region.region().headers) - graph.mirror_offset;
         (reinterpret_cast<LaunchDescriptor*>(headers) - 1)->replay = static_cast<uint32_t>(graph.replays);
     });
 }
@@ -106,8 +107,9 @@ TK_DEVICE void prepare_replay(Warp& warp, GraphTrace& state, bool is_last) {
         graph.control->replays = graph.replays;
         graph.control->lost_replays = graph.lost_replays;
         graph.control->lost_records = graph.lost_records;
-        // System scope, to the host's acquire in GraphRing::place(): the set was read.
+        // System scope, to the host's acquires in GraphRing: the set was read, and the replay before has stored all.
         store_release_system(&graph.control->fetched, graph.fetched);
+        store_release_system(&graph.control->used, graph.replays - graph.lost_replays);
     });
 }
 

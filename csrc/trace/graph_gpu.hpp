@@ -16,17 +16,17 @@ public:
     // For a graph of at most max_launches traced launches.
     GraphRing(uint32_t num_slots, uint32_t max_launches)
         : control_(sizeof(GraphControl)),
-          ring_(uint64_t{num_slots} * max_launches * sizeof(Region)),
-          next_(max_launches * sizeof(Region)),
-          current_(max_launches * sizeof(Region)),
-          spare_(max_launches * sizeof(Region)),
+          ring_(uint64_t{num_slots} * max_launches * sizeof(ReplayRegion)),
+          next_(max_launches * sizeof(ReplayRegion)),
+          current_(max_launches * sizeof(ReplayRegion)),
+          spare_(max_launches * sizeof(ReplayRegion)),
           state_(sizeof(GraphTrace)),
           arguments_(max_launches) {
         trace_.control = control_.as<GraphControl>();
-        trace_.ring = ring_.as<Region>();
-        trace_.next = next_.as<Region>();
-        trace_.current = current_.as<Region>();
-        trace_.spare = spare_.as<Region>();
+        trace_.ring = ring_.as<ReplayRegion>();
+        trace_.next = next_.as<ReplayRegion>();
+        trace_.current = current_.as<ReplayRegion>();
+        trace_.spare = spare_.as<ReplayRegion>();
         trace_.num_slots = num_slots;
         // Not later, while a stream is captured.
         for (const void* kernel : {begin_replay_kernel(), prepare_replay_kernel()}) load_kernel(kernel);
@@ -62,23 +62,28 @@ public:
     void finish(uint64_t mirror_offset) {
         counters_ = std::make_unique<DeviceMemory>(std::max(trace_.num_counters, 1u) * sizeof(TrackHeader));
         trace_.counters = counters_->as<TrackHeader>();
-        std::vector<Region> spare;
-        for (const uint32_t first : first_counters_) spare.push_back({trace_.counters + first, nullptr});
-        copy_to_device(spare_.as<void>(), spare.data(), spare.size() * sizeof(Region));
+        std::vector<ReplayRegion> spare;
+        for (const uint32_t first : first_counters_) {
+            spare.push_back({reinterpret_cast<uint64_t>(trace_.counters + first), nullptr});
+        }
+        copy_to_device(spare_.as<void>(), spare.data(), spare.size() * sizeof(ReplayRegion));
         trace_.mirror_offset = mirror_offset;
         upload();
     }
 
     // Lays one set ready; false, and nothing is done, when all slots hold sets that the device has not fetched yet.
-    bool place(const Region* set) {
+    bool place(const ReplayRegion* set) {
         GraphControl* control = trace_.control;
         const uint64_t placed = control->placed;
         if (placed - __atomic_load_n(&control->fetched, __ATOMIC_ACQUIRE) >= trace_.num_slots) return false;
         const uint64_t slot = placed % trace_.num_slots * trace_.num_launches;
-        memcpy(ring_.as<Region>() + slot, set, trace_.num_launches * sizeof(Region));
+        memcpy(ring_.as<ReplayRegion>() + slot, set, trace_.num_launches * sizeof(ReplayRegion));
         __atomic_store_n(&control->placed, placed + 1, __ATOMIC_RELEASE);
         return true;
     }
+
+    // Sets that replays got so far. All but the last of them hold what no kernel will write to any more.
+    uint64_t num_used() const { return __atomic_load_n(&trace_.control->used, __ATOMIC_ACQUIRE); }
 
     // All replays are through: counts the last one, too.
     void settle() {

@@ -99,6 +99,20 @@ struct alignas(16) Region {
     WideRecord* records;  // null: count only
 };
 
+// The same of a graph's launch in one replay, and under which generation: above the address, of which x86-64 and Arm
+// give processes no more than 48 bits.
+struct alignas(16) ReplayRegion {
+    uint64_t headers;
+    WideRecord* records;
+
+    TK_HOST_DEVICE Region region() const {
+        return {reinterpret_cast<TrackHeader*>(headers & ((uint64_t{1} << kAddressBits) - 1)), records};
+    }
+    TK_HOST_DEVICE uint16_t generation() const { return static_cast<uint16_t>(headers >> kAddressBits); }
+
+    static constexpr uint32_t kAddressBits = 48;
+};
+
 // Which tracks and events of a launch are recorded, and where to. The host fills it and the kernel gets it by value: a
 // kernel that had to load it would begin every track with a trip to memory.
 struct alignas(16) LaunchDescriptor {
@@ -106,10 +120,12 @@ struct alignas(16) LaunchDescriptor {
     uint64_t event_mask;  // bit i: record event i
     // The arguments of a graph's kernels are frozen: device memory that holds the region of the replay under way.
     // Elsewhere null: `region` is the one. block_step tells it too: a kernel tests but one of them.
-    const Region* of_replay;
+    const ReplayRegion* of_replay;
     uint32_t records_per_track;  // 0: count only; a ring does nothing
     uint16_t warps_per_block;
-    uint16_t generation;   // how many launches had the region before, at its place in `started`; 1 follows 2^14 - 1
+    // How many launches had the region before, at its place in `started`; 1 follows 2^14 - 1. In a graph of_replay
+    // tells.
+    uint16_t generation;
     uint32_t block_first;  // blocks first, first + step, ... below stop are recorded
     uint32_t block_stop;
     uint32_t block_step;  // in a graph's arguments plus kInGraph

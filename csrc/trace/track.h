@@ -35,10 +35,11 @@ TK_DEVICE Track track_at(const LaunchDescriptor& launch, const Region& region, u
 
 // The same in a graph.
 TK_DEVICE Track track_of_replay(const LaunchDescriptor& launch, uint32_t index, uint32_t warp) {
-    const Region region = *launch.of_replay;
-    Track track = track_at(launch, region, index, warp);
+    const ReplayRegion replay = *launch.of_replay;
+    Track track = track_at(launch, replay.region(), index, warp);
+    track.generation = replay.generation();
     track.state |= kTellsEpoch;
-    if (!region.records) track.num_records = 0;
+    if (!replay.records) track.num_records = 0;
     return track;
 }
 
@@ -62,19 +63,20 @@ TK_DEVICE_CALL Track find_track(LaunchDescriptor launch,
                                 uint32_t num_warps,
                                 bool is_leader) {
     const bool in_graph = launch.of_replay;
-    const Region region = in_graph ? *launch.of_replay : launch.region;
+    const Region region = in_graph ? launch.of_replay->region() : launch.region;
+    const uint16_t generation = in_graph ? launch.of_replay->generation() : launch.generation;
     const uint32_t step = launch.block_step & ~kInGraph;
     if (!is_selected(launch, block, role)) {
         // The first block that nobody told the host of tells how many there are.
         const bool is_surplus = block == launch.num_blocks && block != 0 && warp == 0;
-        if (is_surplus && is_leader) tell_blocks(region.headers, num_blocks, launch.generation);
+        if (is_surplus && is_leader) tell_blocks(region.headers, num_blocks, generation);
         return {};
     }
     const uint32_t index = block - launch.block_first;
     if (index % step) return {};
     if (warp >= launch.warps_per_block) {  // nobody told the host: the track is another block's
         TrackHeader* const first_of_block = region.headers + index / step * launch.warps_per_block;
-        if (is_leader) tell_warps(first_of_block, num_warps, launch.generation);
+        if (is_leader) tell_warps(first_of_block, num_warps, generation);
         return {};
     }
     return in_graph ? track_of_replay(launch, index / step, warp) : track_at(launch, region, index / step, warp);

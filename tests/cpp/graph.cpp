@@ -32,14 +32,21 @@ struct Arena {
     WideRecord records[kNumTracks * kRecordsPerTrack]{};
 };
 
+// Of the launch that has a region for the round-th time, counted from 0.
+uint64_t generation_of(uint64_t round) {
+    return round % (1 << 14) << kGenerationShift;
+}
+
 struct Host {
     GraphControl control{};
-    Region ring[kNumSlots * kNumLaunches]{};
-    Region next[kNumLaunches]{}, current[kNumLaunches]{};
+    ReplayRegion ring[kNumSlots * kNumLaunches]{};
+    ReplayRegion next[kNumLaunches]{}, current[kNumLaunches]{};
     TrackHeader counters[kNumLaunches * kNumTracks]{};
-    Region spare[kNumLaunches] = {{counters, nullptr}, {counters + kNumTracks, nullptr}};
+    ReplayRegion spare[kNumLaunches] = {{reinterpret_cast<uint64_t>(counters), nullptr},
+                                        {reinterpret_cast<uint64_t>(counters + kNumTracks), nullptr}};
     GraphTrace graph{};
     std::vector<std::unique_ptr<Arena>> regions;
+    uint64_t most_sets = ~uint64_t{0};  // then the oldest is used again, once its replay is through
 
     Host() {
         graph.control = &control;
@@ -54,9 +61,15 @@ struct Host {
     }
     bool place() {
         if (control.placed - load_acquire_system(&control.fetched) == kNumSlots) return false;
+        const uint64_t round = control.placed / most_sets, set = control.placed % most_sets;
+        if (round > 0 && control.placed - most_sets + 1 >= load_acquire_system(&control.used)) return false;
         for (uint32_t i = 0; i < kNumLaunches; ++i) {
-            regions.push_back(std::make_unique<Arena>());
-            ring[control.placed % kNumSlots * kNumLaunches + i] = {regions.back()->headers, regions.back()->records};
+            if (round == 0) regions.push_back(std::make_unique<Arena>());
+            Arena& region = *regions[set * kNumLaunches + i];
+            region.descriptor.replay = 0;
+            ring[control.placed % kNumSlots * kNumLaunches + i] = {
+                reinterpret_cast<uint64_t>(region.headers) | generation_of(round) << ReplayRegion::kAddressBits,
+                region.records};
         }
         store_release_system(&control.placed, control.placed + 1);
         return true;
@@ -77,7 +90,7 @@ struct Host {
         argument.block_stop = kNumTracks;
         argument.block_step = 1 | kInGraph;
         argument.role_mask = ~0u;
-        for (const Region& region : current) {
+        for (const ReplayRegion& region : current) {
             argument.of_replay = &region;
             launch_cpu(CpuLaunch{.num_blocks = kNumTracks},
                        [&](Warp& warp) { probe_spans<Recorder<true>>(warp, args, {argument}); });
@@ -158,10 +171,52 @@ void test_beside() {
     require(records + host.control.lost_records == of_all, "a record is neither there nor counted");
 }
 
+// A flight recorder, whose few sets are used again and again: at the end the last replays that got one are there, each
+// whole and under its generation.
+void test_used_again() {
+    constexpr uint32_t kNumReplays = 300, kNumSets = 5;
+    Host host;
+    host.most_sets = kNumSets;
+    std::atomic<bool> is_over = false;
+    std::thread placer([&] {
+        while (!is_over) {
+            if (!host.place()) std::this_thread::yield();
+        }
+    });
+    for (uint32_t i = 0; i < kNumReplays; ++i) {
+        host.replay(1 + i % 4);
+        if (i % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+    is_over = true;
+    placer.join();
+    host.prepare(true);
+
+    require(host.control.placed > 3 * kNumSets, "hardly a set was used again");
+    require(host.control.used == kNumReplays - host.control.lost_replays, "sets or replays were miscounted");
+    uint32_t last = 0;
+    for (uint64_t place = host.control.placed - kNumSets; place < host.control.placed; ++place) {
+        const uint32_t replay = host.regions[place % kNumSets * kNumLaunches]->descriptor.replay;
+        require((replay != 0) == (place < host.control.used), "a set that was used is free, or a free one was");
+        if (replay == 0) continue;
+        require(replay > last, "a set overtook an older one");
+        last = replay;
+        for (uint32_t i = 0; i < kNumLaunches; ++i) {
+            const Arena& region = *host.regions[place % kNumSets * kNumLaunches + i];
+            expect_region(region, replay, 1 + (replay - 1) % 4);
+            for (const TrackHeader& header : region.headers) {
+                require(header.started == (kStarted | generation_of(place / kNumSets)),
+                        "a track names another generation");
+            }
+        }
+    }
+    require(last != 0, "no replay is there");
+}
+
 }  // namespace
 
 int main() {
     test_in_step();
     test_beside();
+    test_used_again();
     std::puts("ok");
 }

@@ -176,9 +176,12 @@ int main(int argc, char** argv) {
     memset(&buffers.records.back(), 0xa5, sizeof(WideRecord));
     launch.region.headers = buffers.headers.data();
     launch.region.records = buffers.records.data();
-    const Region region = launch.region;
+    const ReplayRegion region{
+        reinterpret_cast<uint64_t>(launch.region.headers) | uint64_t{launch.generation} << ReplayRegion::kAddressBits,
+        launch.region.records};
     if (in_graph) {
         launch.region = {};
+        launch.generation = 0;
         launch.block_step |= kInGraph;
         launch.of_replay = &region;
     }

@@ -38,6 +38,8 @@ STARTED, STARTED_RING, STARTED_CYCLES = 1, 2, 3
 """TrackHeader.started; the second one where the records are those of a ring, the third where they count cycles."""
 GENERATION_SHIFT = 2
 """Where the generation of a launch stands in it; not in a dump."""
+ADDRESS_BITS = 48
+"""Of the headers in a REGION that a graph's replay gets; the generation stands above them."""
 
 MAX_ANCHOR_CYCLES = 256
 """Between the two readings of the cycle counter around one of the realtime clock, at both ends of a track of cycles."""

@@ -10,18 +10,16 @@ import dataclasses
 import gc
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tracekern.errors import BadInput
 from tracekern.record import format as fmt
 from tracekern.record.launch_plan import LaunchPlan
 from tracekern.record.launches import check_name
-from tracekern.record.region_queue import batch_size
+from tracekern.record.region_sets import RegionSets
 
 if TYPE_CHECKING:
     from tracekern.record.session import Capture
@@ -34,7 +32,8 @@ _log = logging.getLogger("tracekern")
 class TracedGraph:
     """Made by Capture.graph(). Usable from one thread at a time; outlives the capture, then it runs untraced."""
 
-    def __init__(self, capture: Capture, device: Any, name: str, slots: int) -> None:
+    def __init__(self, capture: Capture, device: Any, name: str, slots: int, recycles: bool) -> None:
+        """recycles: where there is no room left, the oldest replay gives its regions; of a flight recorder."""
         from tracekern import _cuda
 
         self.name = name
@@ -45,11 +44,8 @@ class TracedGraph:
         self._plans: list[LaunchPlan] = []
         self._capturing = ""
         self._thread = 0
-        self._sets: deque[npt.NDArray[Any]] = deque()
-        self._next_batch = 8
+        self._recycles = recycles
         self._slots = slots
-        self._is_ahead = False
-        self._without_slot = self._without_room = 0
         self._is_open = True
 
     @property
@@ -78,8 +74,10 @@ class TracedGraph:
         mirrored = any(plan.flags & fmt.ENTRY_MIRRORED for plan in self._plans)
         flags = fmt.ENTRY_IN_GRAPH | (fmt.ENTRY_MIRRORED if mirrored else 0)
         self._plans = [dataclasses.replace(plan, flags=flags) for plan in self._plans]
-        self._mirror_offset = self._device.mirror_offset() if mirrored else 0
-        self._ring.finish(self._mirror_offset)
+        mirror_offset = self._device.mirror_offset() if mirrored else 0
+        self._ring.finish(mirror_offset)
+        ahead = 8 * self._device.max_regions_ahead
+        self._sets = RegionSets(self._capture.segment, self._ring, self._plans, mirror_offset, ahead, self._recycles)
 
     def add_launch(self, plan: LaunchPlan) -> int:
         """Address of the descriptor for a launch inside run(); 0 in the untraced instance. For Capture.launch()."""
@@ -99,7 +97,7 @@ class TracedGraph:
     def replay(self, traced: bool = True) -> None:
         """Starts the graph on torch's current stream. Never waits for the GPU."""
         if traced and self._is_open:
-            self._capture.before_replay(self._lay_ready)
+            self._capture.before_replay(self._sets.lay_ready)
             self._traced.replay()
         else:
             self._untraced.replay()
@@ -114,12 +112,12 @@ class TracedGraph:
             return
         with self._device.active():
             self._ring.settle()
-        segment = self._capture.segment
+        segment, sets = self._capture.segment, self._sets
         segment.header["launches_refused"] += self.lost_replays * len(self._plans)
-        segment.header["refused_bytes"] += self._without_room * self._set_bytes
+        segment.header["refused_bytes"] += sets.without_room * sets.set_bytes
         if self.lost_replays:
-            slots = f"all {self._slots} slots were taken for {self._without_slot}" if self._without_slot else ""
-            room = f"max_bytes was used up for {self._without_room}" if self._without_room else ""
+            slots = f"all {self._slots} slots were taken for {sets.without_slot}" if sets.without_slot else ""
+            room = f"max_bytes was used up for {sets.without_room}" if sets.without_room else ""
             _log.warning(
                 "graph %s: %d of %d traced replays ran unrecorded%s%s",
                 self.name,
@@ -156,47 +154,6 @@ class TracedGraph:
             yield
         finally:
             self._ring.end_capture(stream)
-
-    def _lay_ready(self) -> None:
-        """One set for the replay that starts now, behind one that is ready early: the GPU fetches it beside the replay
-        before. Without room, or with all slots taken, it runs unrecorded.
-        """
-        self._is_ahead = self._is_ahead or self._lay_set()
-        if self._lay_set():
-            return
-        if self._is_ahead:
-            self._is_ahead = False
-        elif self._sets:
-            self._without_slot += 1
-        else:
-            self._without_room += self._capture.segment.arena_room < self._set_bytes
-
-    def _lay_set(self) -> bool:
-        if not self._sets:
-            self._reserve()
-        if not self._sets or not self._ring.place(self._sets[0].ctypes.data):
-            return False
-        self._sets.popleft()
-        return True
-
-    @property
-    def _set_bytes(self) -> int:
-        return sum(plan.region_bytes for plan in self._plans)
-
-    def _reserve(self) -> None:
-        segment = self._capture.segment
-        if segment.arena_room < self._set_bytes:
-            return
-        count = batch_size(self._next_batch, segment, self._plans)
-        regions = [segment.reserve_regions(plan, count, self._mirror_offset) for plan in self._plans]
-        count = min(len(of_plan) for of_plan in regions)
-        sets = np.zeros((count, len(self._plans)), fmt.REGION)
-        for idx, of_plan in enumerate(regions):
-            for row, region in enumerate(of_plan[:count]):
-                descriptor = segment.descriptors(region.offset)[0]
-                sets[row, idx] = descriptor["headers"], descriptor["records"]
-        self._sets.extend(sets)
-        self._next_batch = min(2 * self._next_batch, 8 * self._device.max_regions_ahead)
 
 
 @contextlib.contextmanager

@@ -213,9 +213,7 @@ class Segment:
             # First of all: whoever packs the segment from outside must not see half of it.
             flags |= fmt.ENTRY_RESERVED
             words[entry + _FLAGS] = flags
-            one = 1 << fmt.GENERATION_SHIFT
-            generation = (words[entry + _GENERATION] + one) & 0xFFFF or one  # 0 is the region's first launch for good
-            words[entry + _GENERATION] = generation
+            generation = self._next_generation(entry)
             descriptor = region.offset // 4 + _DESCRIPTOR_WARPS_GENERATION
             words[descriptor] = words[descriptor] & 0xFFFF | generation << 16
         words[entry + _ORDER] = self._num_started & 0xFFFFFFFF
@@ -223,6 +221,19 @@ class Segment:
         words[entry + _SEQUENCE] = sequence & 0xFFFFFFFF
         words[entry + _EPOCH] = epoch & 0xFFFFFFFF
         words[entry + _FLAGS] = flags ^ fmt.ENTRY_RESERVED
+
+    def renew_region(self, region: Region) -> int:
+        """A replay of a graph is going to use it once more: the generation that it gets."""
+        self.descriptors(region.offset)["replay"] = 0  # first of all: until a replay takes it, it is nobody's
+        entry = self._entries_word + region.launch_idx * _ENTRY_WORDS
+        self.words[entry + _ORDER] = self._num_started & 0xFFFFFFFF
+        return self._next_generation(entry)
+
+    def _next_generation(self, entry: int) -> int:
+        one = 1 << fmt.GENERATION_SHIFT
+        generation = (self.words[entry + _GENERATION] + one) & 0xFFFF or one  # 0 is the region's first launch for good
+        self.words[entry + _GENERATION] = generation
+        return generation
 
     def append_clock_samples(self, samples: npt.NDArray[Any]) -> None:
         """Append rows of dtype CLOCK_SAMPLE; what finds no room is counted."""

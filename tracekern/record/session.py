@@ -271,7 +271,7 @@ class Capture:
             raise BadInput(f"capture.graph({name!r}): the {self.device.backend} backend has no graphs; it needs a GPU")
         if slots < 1:
             raise BadInput(f"capture.graph({name!r}): slots={slots}; wanted 1 or more")
-        graph = TracedGraph(self, self.device, name, slots)
+        graph = TracedGraph(self, self.device, name, slots, recycles=self._is_ring)
         with self._lock:
             self._graphs.append(graph)
         try:

@@ -1,0 +1,189 @@
+"""Regions of a graph's replays in a flight recorder, used again under a GPU that lags behind its host.
+
+The GPU does what csrc/trace/graph.h does, whenever the test lets it; tests/cpp/graph.cpp has the same with the real
+nodes, tests/test_graphs_gpu.py with a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.captures import EVENT_TABLE, CaptureSpec, metadata
+from tests.kernels import memory
+from tracekern.record import format as fmt
+from tracekern.record.dump import read_dump
+from tracekern.record.launch_plan import LaunchPlan
+from tracekern.record.pack import write_dump
+from tracekern.record.region_sets import RegionSets
+from tracekern.record.segment import Segment
+
+NUM_LAUNCHES = 2
+PLANS = [
+    LaunchPlan(
+        f"decode/{name}", 1, 1, 120, blocks=range(1), events=json.dumps(EVENT_TABLE).encode(), flags=fmt.ENTRY_IN_GRAPH
+    )
+    for name in ("first", "second")
+]
+SET_BYTES = sum(plan.region_bytes for plan in PLANS)
+assert SET_BYTES == 4096, "a page, or there would be room for more"
+ADDRESS_MASK = (1 << fmt.ADDRESS_BITS) - 1
+
+
+class LateGpu:
+    """The ring, and the replays that were asked for. One replay is under way at a time."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.ring: deque[np.ndarray] = deque()
+        self.num_placed = self.num_fetched = self.num_used = 0
+        self.asked = self.begun = 0
+        self.next: np.ndarray | None = None
+        self.running: np.ndarray | None = None
+        self.recorded: list[int] = []
+        """Replays that got a set, counted from 1."""
+
+    def place(self, regions: int) -> bool:
+        if self.num_placed - self.num_fetched == self.slots:
+            return False
+        self.ring.append(memory(regions, fmt.REGION, NUM_LAUNCHES).copy())
+        self.num_placed += 1
+        return True
+
+    def fetch(self) -> None:
+        if self.next is None and self.ring:
+            self.next = self.ring.popleft()
+            self.num_fetched += 1
+
+    def step(self) -> None:
+        """Begins the next replay; the one before is through by then."""
+        self.finish()
+        if self.begun == self.asked:
+            return
+        self.begun += 1
+        self.fetch()
+        self.running, self.next = self.next, None
+        if self.running is not None:
+            self.recorded.append(self.begun)
+            for region in self.running:
+                header = memory(int(region["headers"]) & ADDRESS_MASK, fmt.TRACK_HEADER)
+                descriptor = int(region["headers"] & ADDRESS_MASK) - fmt.LAUNCH_DESCRIPTOR.itemsize
+                memory(descriptor, fmt.LAUNCH_DESCRIPTOR)["replay"] = self.begun
+                header["started"] = fmt.STARTED_RING | int(region["headers"]) >> fmt.ADDRESS_BITS
+                header["start_ticks"] = 10 * self.begun
+                word = fmt.RecordKind.MARK | self.begun << fmt.PAYLOAD_SHIFT
+                memory(int(region["records"]), fmt.WIDE_RECORD)[0] = (10 * self.begun + 1, 0, word)
+        self.fetch()
+        self.num_used = len(self.recorded)
+
+    def finish(self) -> None:
+        for region in () if self.running is None else self.running:
+            header = memory(int(region["headers"]) & ADDRESS_MASK, fmt.TRACK_HEADER)
+            header["end_ticks"], header["written"], header["attempted"] = 10 * self.begun + 2, 1, 1
+        self.running = None
+
+
+@contextmanager
+def flight(num_sets: int, slots: int = 64, recycles: bool = True) -> Iterator[tuple[Segment, LateGpu, RegionSets]]:
+    """Room for so many sets."""
+    tables = fmt.align_up(len(PLANS[0].events)) + fmt.align_up(len(PLANS[0].roles))
+    segment = Segment.create(
+        f"sets-test-{os.getpid()}", 0, metadata(CaptureSpec(), 0), num_sets * SET_BYTES + tables, host_spans=0
+    )
+    try:
+        gpu = LateGpu(slots)
+        yield segment, gpu, RegionSets(segment, gpu, PLANS, 0, 32, recycles)
+    finally:
+        segment.unlink()
+        segment.close()
+
+
+def replays_on_record(segment: Segment, path: Path) -> list[int]:
+    """Counted from 1; checks that each holds its own records and no others."""
+    write_dump(path, segment)
+    dump = read_dump(path)
+    found = []
+    for launch in dump.launches:
+        (header,) = dump.track_headers(launch)
+        assert launch.records_count == 1
+        record = dump.payload[launch.records_offset :][: fmt.WIDE_RECORD.itemsize].view(fmt.WIDE_RECORD)[0]
+        assert int(record["word"]) >> fmt.PAYLOAD_SHIFT == launch.sequence + 1 == int(header["start_ticks"]) // 10
+        found.append(launch.sequence + 1)
+    assert found[::NUM_LAUNCHES] == found[1::NUM_LAUNCHES]
+    return found[::NUM_LAUNCHES]
+
+
+def test_the_last_replays_are_kept(tmp_path: Path):
+    with flight(num_sets=6) as (segment, gpu, sets):
+        for _ in range(100):
+            segment._num_started += 1  # other launches in between
+            sets.lay_ready()
+            gpu.asked += 1
+            gpu.step()
+        assert gpu.recorded == [*range(1, 101)], "none ran unrecorded"
+        assert replays_on_record(segment, tmp_path / "dump") == [*range(96, 101)], "one set lies ready"
+
+
+def test_without_a_flight_recorder_the_first_replays_are_kept(tmp_path: Path):
+    with flight(num_sets=6, recycles=False) as (segment, gpu, sets):
+        for _ in range(20):
+            sets.lay_ready()
+            gpu.asked += 1
+            gpu.step()
+        assert replays_on_record(segment, tmp_path / "dump") == gpu.recorded == [*range(1, 7)]
+        assert sets.without_room == 20 - 6
+
+
+def test_what_led_to_a_hang_is_kept_however_far_the_host_goes_on(tmp_path: Path):
+    with flight(num_sets=8) as (segment, gpu, sets):
+        for _ in range(30):
+            sets.lay_ready()
+            gpu.asked += 1
+            gpu.step()
+        for _ in range(100):
+            sets.lay_ready()
+            gpu.asked += 1
+        assert replays_on_record(segment, tmp_path / "dump") == [*range(27, 31)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    num_sets=st.integers(1, 9),
+    slots=st.integers(1, 12),
+    asked=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 8)), min_size=5, max_size=40),
+)
+def test_no_replay_loses_its_regions_while_it_runs(tmp_path_factory, num_sets, slots, asked):
+    path = tmp_path_factory.mktemp("sets") / "dump"
+    with flight(num_sets, slots) as (segment, gpu, sets):
+        for num_replays, num_steps in asked:
+            for _ in range(num_replays):
+                sets.lay_ready()
+                gpu.asked += 1
+            for _ in range(num_steps):
+                gpu.step()
+            found = replays_on_record(segment, path)
+            assert found == gpu.recorded[len(gpu.recorded) - len(found) :], "the last that got a set, without a gap"
+            assert not gpu.recorded or found, "the one under way is there, or the last one"
+            if len(gpu.recorded) >= num_sets:
+                assert len(found) >= num_sets // 2
+
+
+@pytest.mark.parametrize("num_sets", [1, 2, 3])
+def test_a_host_in_step_gets_its_replays_recorded_however_little_room_there_is(num_sets: int):
+    with flight(num_sets) as (_, gpu, sets):
+        for _ in range(60):
+            sets.lay_ready()
+            gpu.asked += 1
+            gpu.step()
+        assert len(gpu.recorded) >= (1 if num_sets == 1 else 20 * (num_sets - 1)), (
+            "of one set the last is never through"
+        )
