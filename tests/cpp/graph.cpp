@@ -135,23 +135,28 @@ void test_in_step() {
     }
 }
 
-// The host lays ready what it can while replay follows replay: each takes the oldest set, or none.
-void test_beside() {
-    constexpr uint32_t kNumReplays = 300;
-    Host host;
+// The host lays ready what it can while replay follows replay, of 1 to 4 spans by turns.
+void replay_beside_placer(Host& host, uint32_t num_replays) {
     std::atomic<bool> is_over = false;
     std::thread placer([&] {
         while (!is_over) {
             if (!host.place()) std::this_thread::yield();
         }
     });
-    for (uint32_t i = 0; i < kNumReplays; ++i) {
+    for (uint32_t i = 0; i < num_replays; ++i) {
         host.replay(1 + i % 4);
         if (i % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
     is_over = true;
     placer.join();
     host.prepare(true);
+}
+
+// Each replay takes the oldest set, or none.
+void test_beside() {
+    constexpr uint32_t kNumReplays = 300;
+    Host host;
+    replay_beside_placer(host, kNumReplays);
 
     uint32_t last = 0;
     uint64_t num_recorded = 0, records = 0;
@@ -177,19 +182,7 @@ void test_used_again() {
     constexpr uint32_t kNumReplays = 300, kNumSets = 5;
     Host host;
     host.most_sets = kNumSets;
-    std::atomic<bool> is_over = false;
-    std::thread placer([&] {
-        while (!is_over) {
-            if (!host.place()) std::this_thread::yield();
-        }
-    });
-    for (uint32_t i = 0; i < kNumReplays; ++i) {
-        host.replay(1 + i % 4);
-        if (i % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
-    }
-    is_over = true;
-    placer.join();
-    host.prepare(true);
+    replay_beside_placer(host, kNumReplays);
 
     require(host.control.placed > 3 * kNumSets, "hardly a set was used again");
     require(host.control.used == kNumReplays - host.control.lost_replays, "sets or replays were miscounted");
