@@ -16,6 +16,7 @@ from tracekern.moe import worker
 from tracekern.moe.run import MoeRun
 from tracekern.record.cuda import open_cuda
 from tracekern.record.group import Group
+from tracekern.record.overhead import find_device
 from tracekern.record.session import capture
 
 GIB = 1 << 30
@@ -115,4 +116,22 @@ def test_without_kernels_for_gpus_one_line_says_so(tmp_path):
     with pytest.raises(BadInput, match="^no kernels for GPUs: .*; build tracekern where nvcc is, or take the CPU"):
         open_cuda(Group(0, 1), GIB, 1.0)
     with pytest.raises(BadInput, match="^no kernels for GPUs: "), capture(tmp_path / "capture", device="cuda"):
+        pass
+
+
+def test_amd_gpus_are_none_that_kernels_can_be_started_on(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.version, "hip", "7.1.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    assert worker._choose_backend(MoeRun(ranks=8)) == "cpu"
+    assert find_device("auto")[0] == "cpu"
+    only_compiled = "this torch is for AMD GPUs, for which kernels are only compiled so far; take "
+    with pytest.raises(BadInput, match=f"^{only_compiled}the backend cpu"):
+        worker._choose_backend(MoeRun(ranks=8, backend="cuda"))
+    with pytest.raises(BadInput, match=f"^backend cuda: {only_compiled}cpu"):
+        find_device("cuda")
+    with (
+        pytest.raises(BadInput, match=f"^{only_compiled}the CPU backend"),
+        capture(tmp_path / "capture", device="cuda"),
+    ):
         pass

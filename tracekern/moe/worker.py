@@ -29,6 +29,7 @@ from tracekern.moe.routing import Batch, draw_batch, draw_expert_scale
 from tracekern.moe.run import PROGRESS, MoeRun, RankReport, reference_name
 from tracekern.record.communicator import Communicator
 from tracekern.record.group import Group
+from tracekern.record.preflight import why_no_gpu
 from tracekern.record.session import Capture, capture
 
 Call = Callable[[Batch, Capture | None], torch.Tensor]
@@ -139,12 +140,13 @@ def _draw(options: MoeRun, rank: int, iteration: int) -> Batch:
 
 def _choose_backend(options: MoeRun) -> str:
     """ "cpu" or "cuda"; of fewer GPUs than ranks each serves several. Raises BadInput where there is none."""
-    num_gpus = torch.cuda.device_count()
+    missing = why_no_gpu()
+    num_gpus = 0 if missing else torch.cuda.device_count()
     on_cpu = options.variant not in STAGES or options.backend == "cpu"
     if on_cpu or (options.backend == "auto" and num_gpus < options.ranks):
         return "cpu"
     if num_gpus == 0:
-        raise BadInput("torch finds no GPU here; take the backend cpu")
+        raise BadInput(f"{missing}; take the backend cpu")
     gpu = int(os.environ.get("LOCAL_RANK", "0")) % num_gpus
     try:
         torch.cuda.set_device(gpu)

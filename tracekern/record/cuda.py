@@ -16,7 +16,7 @@ from tracekern.errors import BadInput, DeviceLost
 from tracekern.record.descriptors import exchange_descriptors
 from tracekern.record.group import Group, host_identity
 from tracekern.record.keeper import Keeper, collect_mirrored, collect_or_let
-from tracekern.record.preflight import GpuFacts, find_profiler, judge, out_of_memory
+from tracekern.record.preflight import GpuFacts, find_profiler, judge, out_of_memory, why_only_compiled
 from tracekern.record.segment import Segment
 
 _log = logging.getLogger("tracekern")
@@ -205,6 +205,8 @@ def open_cuda(group: Group, num_bytes: int, timeout_s: float) -> tuple[Any, Cuda
 
     Raises BadInput, the same on all ranks, where GPUs cannot reach each other or have no room.
     """
+    if missing := why_only_compiled():
+        raise BadInput(f"{missing}; take the CPU backend")
     try:
         from tracekern import _cuda
     except ImportError as error:

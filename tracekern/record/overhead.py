@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tracekern.errors import BadInput
+from tracekern.record.preflight import why_no_gpu
 
 WARPS_PER_SM = (4, 16, 32)
 _NUM_STEPS = 125
@@ -75,9 +76,10 @@ def find_device(backend: str) -> tuple[Backend, str]:
     """ "cpu" or "cuda" and the device's name; "auto" is the GPU where torch sees one. Raises BadInput without it."""
     import torch
 
-    if backend == "cuda" or (backend == "auto" and torch.cuda.is_available()):
-        if not torch.cuda.is_available():
-            raise BadInput("backend cuda: torch finds no GPU here; take cpu")
+    missing = "" if backend == "cpu" else why_no_gpu()
+    if backend == "cuda" and missing:
+        raise BadInput(f"backend cuda: {missing}; take cpu")
+    if backend != "cpu" and not missing:
         return "cuda", torch.cuda.get_device_name()
     return "cpu", platform.processor() or platform.machine()
 

@@ -60,6 +60,21 @@ def find_profiler(environment: Mapping[str, str] = os.environ) -> str:
     return ""
 
 
+def why_no_gpu() -> str:
+    """A line; "" where torch sees GPUs that kernels can be started on."""
+    import torch
+
+    return why_only_compiled() or ("" if torch.cuda.device_count() else "torch finds no GPU here")
+
+
+def why_only_compiled() -> str:
+    """A line where torch is one for AMD GPUs, which it finds by the names of CUDA."""
+    import torch
+
+    is_rocm = torch.version.hip is not None
+    return "this torch is for AMD GPUs, for which kernels are only compiled so far" if is_rocm else ""
+
+
 def judge(facts: Sequence[GpuFacts]) -> Preflight:
     """The same verdict on every rank, from the facts of all, by rank."""
     refusals = (
