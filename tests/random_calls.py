@@ -218,7 +218,8 @@ def main() -> int:
     command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:]]
 
     def on_line(rank: int, line: str) -> None:
-        print(f"rank {rank}: {line}", flush=True)
+        sys.stdout.write(f"rank {rank}: {line}\n")  # at once: a thread a rank comes here
+        sys.stdout.flush()
 
     exits = launch_ranks(options.ranks, command, on_line=on_line, timeout_s=100 + 2 * options.count)
     return 1 if any(end.returncode for end in exits) else 0
