@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from harness import Table, write_results
+from harness import Table, bytes_counted, write_results
 
 SHAPE = {"num_ranks": 1, "num_experts": 256, "topk": 8, "hidden": 7168, "dtype": "bf16"}
-RECORD_BYTES, HEADER_BYTES = 16, 64
 
 Row = dict[str, Any]
 
@@ -102,10 +101,7 @@ def measure_sink(pipeline: Any, tensors: tuple[Any, ...], sink: str, options: ar
         with session.counting():
             pipeline(*tensors, out=out, capture=session)
             pipeline.synchronize()
-        counted = [session.segment.track_headers(entry) for entry in session.segment.launches()]
-        num_bytes = sum(
-            int(headers["attempted"].sum()) * RECORD_BYTES + len(headers) * HEADER_BYTES for headers in counted
-        )
+        num_bytes = bytes_counted(session.segment)
         graph = session.graph(
             lambda: pipeline(*tensors, out=out, capture=session), name="pipeline", slots=options.slots
         )

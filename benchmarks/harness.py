@@ -61,6 +61,23 @@ def build(folder: Path, name: str, include: Path | None = None) -> Path:
     return program
 
 
+def counted_launches(segment: Any) -> list[Any]:
+    """Of what ran inside counting(): regions that it reserved for the launches to come stand in the segment, too."""
+    from tracekern.record.format import ENTRY_COUNTED_ONLY
+
+    return [entry for entry in segment.launches() if entry["flags"] & ENTRY_COUNTED_ONLY]
+
+
+def bytes_counted(segment: Any) -> int:
+    """What the kernels that ran inside counting() store where they are recorded: records, and headers of tracks."""
+    from tracekern.record.format import WIDE_RECORD
+    from tracekern.record.sinks import STORES_PER_TRACK
+
+    headers = [segment.track_headers(entry) for entry in counted_launches(segment)]
+    stores = sum(int(of_one["attempted"].sum()) + STORES_PER_TRACK * len(of_one) for of_one in headers)
+    return stores * int(WIDE_RECORD.itemsize)
+
+
 def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 

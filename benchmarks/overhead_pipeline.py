@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from harness import Table, write_results
+from harness import Table, counted_launches, write_results
 
 SHAPE = {"num_experts": 256, "topk": 8, "hidden": 7168, "dtype": "bf16"}
 MODES: dict[str, dict[str, Any]] = {
@@ -148,23 +148,29 @@ def measure_mode(pipeline: Any, tensors: tuple[Any, ...], how: dict[str, Any], n
         with session.counting():
             pipeline(*tensors, out=out, capture=session)
             pipeline.synchronize()
-        first_launch = len(session.segment.launches())
         pairs = [(timed_us(None), timed_us(session)) for _ in range(num_calls + 3)][3:]
         torch.cuda.synchronize()
         session.device.collect(session.segment)  # so that records of the device sink can be counted here
-        launches = [entry for entry in session.segment.recorded_launches() if entry["launch_idx"] >= first_launch]
+        launches = session.segment.recorded_launches()
         mirrored = sum(bool(entry["flags"] & ENTRY_MIRRORED) for entry in launches)
-        records = sum(int(session.segment.track_headers(entry)["written"].sum()) for entry in launches)
+        records = records_per_call(session.segment)
         unrecorded = int(session.segment.header["launches_refused"])
     return {
         "off_us": [off for (off, _), _ in pairs],
         "on_us": [on for _, (on, _) in pairs],
         "off_queue_us": statistics.median(queue for (_, queue), _ in pairs),
         "on_queue_us": statistics.median(queue for _, (_, queue) in pairs),
-        "records_per_call": records * first_launch // len(launches),  # the flight recorder has the last launches
+        "records_per_call": records,
         "launches_in_device_memory": mirrored / len(launches),
         "unrecorded": unrecorded,
     }
+
+
+def records_per_call(segment: Any) -> int:
+    """Of the calls whose launches are still there (a flight recorder has the last ones); one was counted."""
+    launches = segment.recorded_launches()
+    records = sum(int(segment.track_headers(entry)["written"].sum()) for entry in launches)
+    return records * len(counted_launches(segment)) // len(launches)
 
 
 def summarise(ranks: tuple[Row, ...]) -> Row:

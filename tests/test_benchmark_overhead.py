@@ -1,4 +1,4 @@
-"""benchmarks/overhead_pipeline.py: what it makes of the times that ranks measured."""
+"""benchmarks/overhead_pipeline.py: what it makes of the times that ranks measured, and of what they recorded."""
 
 from __future__ import annotations
 
@@ -7,8 +7,20 @@ import sys
 import pytest
 from toolchains import ROOT
 
+from tests.test_flight import SHAPE
+from tracekern.moe.pipeline import STAGES, P2PPipeline
+from tracekern.moe.routing import draw_batch, draw_expert_scale
+from tracekern.record.dump import read_dump
+from tracekern.record.format import WIDE_RECORD
+from tracekern.record.group import Group
+from tracekern.record.session import capture
+
 sys.path.insert(0, str(ROOT / "benchmarks"))
+import harness
 import overhead_pipeline
+
+STORED_OF_A_HEADER = 32
+"""Bytes: a quarter of it when the track starts, one when it ends (docs/architecture.md)."""
 
 
 def measured(off_us: list[float], on_us: list[float], mode: str = "device", unrecorded: int = 0) -> dict[str, object]:
@@ -37,3 +49,27 @@ def test_each_call_takes_as_long_as_its_slowest_rank():
 def test_complains_of_what_is_no_measurement_or_broken(mode, on_us, unrecorded, wanted):
     row = overhead_pipeline.summarise((measured([100.0] * 3, [float(on_us)] * 3, mode, unrecorded),))
     assert overhead_pipeline.complaints([row]) == wanted
+
+
+@pytest.mark.parametrize("keep", ["first", "last"])
+def test_records_and_bytes_are_those_of_one_call(tmp_path, keep):
+    """counting() reserves regions of the launches to come: they passed for launches of the counted call."""
+    pipeline = P2PPipeline(Group(0, 1), SHAPE, "balanced", num_blocks=2, warps_per_block=2)
+    batch = draw_batch(SHAPE, seed=3, rank=0, iteration=0, routing="uniform", uneven=False)
+    scale = draw_expert_scale(SHAPE)
+
+    def call(session):
+        pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, capture=session)
+
+    with capture(tmp_path, device=pipeline.comm.device, keep=keep, records_per_track=256) as session:
+        with session.counting():
+            call(session)
+        for _ in range(3):
+            call(session)
+        num_records = overhead_pipeline.records_per_call(session.segment)
+        num_bytes = harness.bytes_counted(session.segment)
+    launches = read_dump(tmp_path / "rank_00000.tkdump").launches
+    assert len(launches) == 3 * len(STAGES["balanced"])
+    assert num_records == sum(launch.records_count for launch in launches) // 3
+    headers = sum(launch.num_tracks for launch in launches) // 3 * STORED_OF_A_HEADER
+    assert num_bytes == num_records * WIDE_RECORD.itemsize + headers

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from toolchains import ROOT
 
+from tracekern.record import sinks
+
 LABELS = {"sorted over NCCL": "sorted (NCCL)", "all_to_all_vdev_2d": "vdev_2d (NVSHMEM)"}
 
 
@@ -108,9 +110,38 @@ def test_what_tracing_costs_the_pipeline():
     told = text_of("flight_recorder.md")
     assert f"+{min(host):.0f} to +{max(host):.0f} % of the bundled pipeline" in told
     assert f"{flight[0]} at 256 tokens, {flight[1]} at one" in told
+    assert f"(`benchmarks/overhead_pipeline.py`, 2 H200, {day('overhead_pipeline_2')}.)" in told
     pipelined = {(row["tokens"], row["mode"]): row for row in results("overhead_pipeline_2_pipelined")["rows"]}
     few, many = (added(pipelined[tokens, "device"], 1) for tokens in (1, 256))
     assert f"{few} at 1 token and {many} at 256 into device memory" in text_of("instrumenting.md")
+
+
+def test_what_tracing_costs_on_other_numbers_of_gpus():
+    into_host = []
+    for name, number in (("overhead_pipeline_1", "one"), ("overhead_pipeline_4", "four")):
+        rows = results(name)["rows"]
+        device = " / ".join(added(row, 1).removesuffix(" %") for row in rows if row["mode"] == "device")
+        assert f"{device} % on {number} ({day(name)})" in text_of("instrumenting.md")
+        host = [100 * (row["pair_ratio"] - 1) for row in rows if row["mode"] == "host"]
+        into_host.append(f"+{min(host):.0f} to +{max(host):.0f} %")
+    assert f"into host memory {' and '.join(into_host)}." in text_of("instrumenting.md")
+
+
+def test_why_records_leave_host_memory():
+    """From which rate on they do is told beside MAX_HOST_STORES_PER_S; a track of a call has two stores of its own."""
+    rows = {(row["tokens"], row["mode"]): row for row in results("overhead_pipeline_4")["rows"]}
+    headers = sinks.STORES_PER_TRACK * 4 * 128 * 16  # kernels, blocks, warps
+    rates, each_ns = [], []
+    for (_, mode), row in rows.items():
+        stores = row["records_per_call"] + headers
+        if mode == "device":
+            rates.append(stores / row["on_us"])
+        elif mode == "host":
+            each_ns.append((row["on_us"] - row["off_us"]) * 1e3 / stores)
+    told = " ".join((ROOT / "tracekern" / "record" / "sinks.py").read_text().split())
+    share = 100 * sinks.MAX_HOST_STORES_PER_S * max(each_ns) / 1e9
+    assert f"{min(each_ns):.1f} to {max(each_ns):.1f} ns for each store are at most {share:.1f} % of" in told
+    assert f"at {min(rates):.0f} to {max(rates):.0f} M stores a second" in told
 
 
 def test_what_a_flight_recorder_costs_where_it_is_compared():
@@ -133,6 +164,8 @@ def test_what_a_span_costs():
     assert f"in them but event and low clock ({of('8-byte records')} ns)" in told
     assert f"never leave shared memory ({of('in shared memory')} ns)" in told
     assert f"adds {of('proton', 125, results('recorder')['proton'])} ns to short regions" in told
+    launch_ms = [row["launch_ms"] for row in results("recorder")["proton"]]
+    assert f"and {min(launch_ms):.0f} to {max(launch_ms):.0f} ms to each launch" in told
     bare = [row["over_flashinfer"] for row in rows if (row["probe"], row["fmas"]) == ("bare stores", 1000)]
     ratios = " / ".join(f"{part:.2f}" for part in bare)
     assert f"{of('bare stores')} ns (`bare stores`), {ratios} of FlashInfer's macros" in told

@@ -19,9 +19,9 @@ from tracekern.errors import BadInput
 Sink = Literal["auto", "host", "device"]
 
 MAX_HOST_STORES_PER_S = 10e6
-"""Where 0.2 to 0.5 ns for each store are at most 0.5 % of a kernel's time: the bundled pipeline, at 150 to 700 M
+"""Where 0.2 to 0.8 ns for each store are at most 0.8 % of a kernel's time: the bundled pipeline, at 273 to 411 M
 stores a second, took 6 to 35 % longer into host memory and up to 4 % into device memory (4 H200, PCIe 5 x16,
-2026-11-22). Ten times less than what would cost 5 %: a counted launch may last several times longer than those to come,
+2026-11-22). Six times less than what would cost 5 %: a counted launch may last several times longer than those to come,
 as it waits for ranks that are not yet in step."""
 
 STORES_PER_TRACK = 2
