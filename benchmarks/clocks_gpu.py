@@ -23,7 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from harness import Table, write_results
+from harness import Table, require_gpus, write_results
 
 ROOT = Path(__file__).resolve().parents[1]
 ROUND_EVERY_S = 2.5
@@ -177,6 +177,7 @@ def main() -> int:
     if options.rank_directory:
         run_rank(options.rank_directory, options.seconds)
         return 0
+    require_gpus(options.ranks)
     from tracekern.record.launch import launch_ranks
 
     with tempfile.TemporaryDirectory() as name:

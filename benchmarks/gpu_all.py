@@ -16,7 +16,6 @@ import importlib.util
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from harness import ROOT, Table, now, nvidia_smi, read_results, write_results
+from harness import ROOT, Table, count_gpus, now, nvidia_smi, read_results, write_results
 
 PLANTED = "build/planted"
 PYTEST = "-m pytest -q -rs -p no:cacheprovider -m 'gpu or multigpu'"
@@ -193,8 +192,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=names, default=names)
     parser.add_argument("--skip", nargs="+", choices=names, default=[])
     options = parser.parse_args()
-    listed = subprocess.run([shutil.which("nvidia-smi") or "true", "-L"], capture_output=True, text=True)
-    num_gpus = len(listed.stdout.splitlines())
+    num_gpus = count_gpus()
     if not num_gpus:
         print("gpu_all: nvidia-smi names no GPU; run `make test` here and this on a machine that has one")
         return 2

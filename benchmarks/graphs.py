@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from harness import Table, bytes_counted, write_results
+from harness import Table, bytes_counted, require_gpus, write_results
 
 SHAPE = {"num_ranks": 1, "num_experts": 256, "topk": 8, "hidden": 7168, "dtype": "bf16"}
 
@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument("--replays", type=int, default=150)
     parser.add_argument("--slots", type=int, default=1024)
     options = parser.parse_args()
+    require_gpus(1)
     rows = measure(options)
     columns = ["tokens", "sink", "off us", "on us", "on/off", "host us", "KB/replay", "GB/s", "lost", "results"]
     table = Table(f"{options.replays} replays back to back, {options.slots} slots", columns)

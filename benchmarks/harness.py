@@ -49,6 +49,21 @@ def nvidia_smi(field: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
+def count_gpus() -> int:
+    listed = subprocess.run([shutil.which("nvidia-smi") or "true", "-L"], capture_output=True, text=True)
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
+
+def require_gpus(count: int) -> None:
+    """Ends the program with one line and 2 where there are fewer."""
+    here = count_gpus()
+    if here < count:
+        program = Path(sys.argv[0]).stem
+        wanted = f"{count} GPUs" if count > 1 else "a GPU"
+        print(f"{program}: needs {wanted}, nvidia-smi names {here}; run it where they are", file=sys.stderr)
+        raise SystemExit(2)
+
+
 def build(folder: Path, name: str, include: Path | None = None) -> Path:
     """Compiles benchmarks/<name>.cu for this machine's GPU, with FlashInfer's header where `include` has it."""
     nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"

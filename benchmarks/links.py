@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from harness import Table, build, write_results
+from harness import Table, build, require_gpus, write_results
 from moe import LINK_BYTES_PER_NS
 
 
@@ -40,6 +40,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.launches < 1 or options.rows < 8:
         parser.error("wanted --launches of 1 or more and --rows of 8 or more")
+    require_gpus(2)
     with tempfile.TemporaryDirectory() as folder:
         program = build(Path(folder), "links")
         command = [str(program), str(options.launches), str(options.rows)]

@@ -32,7 +32,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from harness import Table, write_results
+from harness import Table, require_gpus, write_results
 
 ROOT = Path(__file__).resolve().parents[1]
 LINK_BYTES_PER_NS = 371.0
@@ -176,6 +176,8 @@ def print_load(load: str, bytes_of: dict[str, float], rows: dict[str, dict[str, 
 
 def main() -> int:
     options = parse()
+    if options.backend == "cuda":
+        require_gpus(options.ranks)
     notes: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="tracekern-benchmark-") as temporary:
         directory = Path(temporary)

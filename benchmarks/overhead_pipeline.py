@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from harness import Table, counted_launches, write_results
+from harness import Table, counted_launches, require_gpus, write_results
 
 SHAPE = {"num_experts": 256, "topk": 8, "hidden": 7168, "dtype": "bf16"}
 MODES: dict[str, dict[str, Any]] = {
@@ -52,6 +52,7 @@ def main() -> int:
     if "RANK" in os.environ:
         measure(options)
         return 0
+    require_gpus(options.ranks)
     samples = run_ranks(options.ranks)
     rows = [summarise(of_all) for of_all in zip(*samples, strict=True)]
     print_table(options, rows)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from harness import ROOT, Table, build, write_results
+from harness import ROOT, Table, build, require_gpus, write_results
 
 OURS = ("wide", "wide, fields")
 # Of the cost of FlashInfer's macros, by warps per SM.
@@ -118,6 +118,7 @@ def main() -> int:
     parser.add_argument("--regions", type=int, default=1000, help="spans a warp and launch")
     parser.add_argument("--no-proton", action="store_true", help="leave Triton Proton out")
     options = parser.parse_args()
+    require_gpus(1)
     include, no_flashinfer = flashinfer_include()
     with tempfile.TemporaryDirectory() as folder:
         rows, right = measure(build(Path(folder), "recorder", include), options.launches, options.regions)

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from toolchains import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import harness
 
 PROGRAMS = sorted(
     path for folder in ("benchmarks", "examples", "tests") for path in (ROOT / folder).rglob("*.py") if path.is_file()
@@ -42,3 +49,48 @@ def test_a_name_that_is_gone_is_found(tmp_path):
     (tmp_path / "program.py").write_text("def run():\n    from tracekern.words import duration, no_such_name\n")
     with pytest.raises(AssertionError, match="no_such_name"):
         test_what_a_program_imports_is_there(tmp_path / "program.py")
+
+
+@pytest.mark.skipif(harness.count_gpus() > 0, reason="a GPU is here")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python benchmarks/clocks_gpu.py --ranks 4",
+        "python benchmarks/graphs.py",
+        "python benchmarks/links.py",
+        "python benchmarks/moe.py --ranks 2",
+        "python benchmarks/overhead_pipeline.py --ranks 2",
+        "python benchmarks/recorder.py",
+        "python examples/torch_extension/trace_it.py",
+        "sh traces/record_gpu.sh",
+    ],
+)
+def test_a_program_for_gpus_says_in_one_line_that_there_is_none(command):
+    program, *arguments = shlex.split(command)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable if program == "python" else program, *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "GPU" in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_gpus_are_counted_as_nvidia_smi_lists_them(tmp_path, monkeypatch, capsys):
+    """A slice of one stands in a line of its own below it."""
+    listed = tmp_path / "nvidia-smi"
+    gpu = "GPU {}: NVIDIA H200 (UUID: GPU-0)\n  MIG 1g.18gb Device 0: (UUID: MIG-0)\n"
+    listed.write_text(f"#!/bin/sh\ncat <<END\n{''.join(gpu.format(i) for i in range(2))}END\n")
+    listed.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(sys, "argv", ["benchmarks/links.py"])
+    assert harness.count_gpus() == 2
+    harness.require_gpus(2)
+    with pytest.raises(SystemExit, match="2"):
+        harness.require_gpus(3)
+    assert capsys.readouterr().err == "links: needs 3 GPUs, nvidia-smi names 2; run it where they are\n"

@@ -5,6 +5,7 @@
 set -e
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
+nvidia-smi -L > /dev/null 2>&1 || { echo "record_gpu.sh: nvidia-smi names no GPU; run it where some are" >&2; exit 2; }
 ranks=$(nvidia-smi -L | wc -l)
 gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1)
 driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -1)

@@ -12,7 +12,8 @@ import torch
 import tracekern
 
 if not torch.cuda.is_available():
-    sys.exit("this example needs a GPU, and nvcc to build it; examples/my_kernel runs without")
+    print("this example needs a GPU, and nvcc to build it; examples/my_kernel runs without", file=sys.stderr)
+    sys.exit(2)
 HERE = Path(__file__).resolve().parent
 print("building square.cu, some minutes")
 subprocess.run([sys.executable, "setup.py", "build_ext", "--inplace"], cwd=HERE, check=True)
