@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from trace_processor import TraceProcessor, assert_no_loss
 
@@ -34,3 +35,25 @@ def test_a_kept_capture_says_how_it_was_made(directory):
     assert manifest["command"].startswith("tracekern run moe ")
     assert manifest["created"]
     assert manifest["command"].split(" -o ")[0] in (directory / "README.md").read_text()
+
+
+def test_the_walk_tells_what_the_same_capture_shows_without_alignment():
+    directory = TRACES / "h200x4_late_host"
+    aligned, unaligned = (tracekern.load(directory, unaligned=choice) for choice in (False, True))
+    took, apart = (
+        line.spans.end[line.flows.wait] - line.spans.start[line.flows.signal] for line in (aligned, unaligned)
+    )
+    assert int((took < 0).sum()) == 0
+    backwards = int((apart < 0).sum())
+    clocks = [rank.clock for rank in aligned.ranks]
+    first, last = (np.array([clock.anchor_ns[at] - clock.anchor_ticks[at] for clock in clocks]) for at in (0, -1))
+    seconds = max(clock.anchor_ns[-1] - clock.anchor_ns[0] for clock in clocks) / 1e9
+    walk = " ".join((TRACES.parent / "docs" / "walkthrough.md").read_text().split())
+    assert (
+        f"Of {len(took):,} arrows {backwards:,} would point backwards in time, by up to {-apart.min() / 1e3:.0f}"
+        in walk
+    )
+    assert f"differ by up to {round(np.ptp(last) / 1e3, -1):.0f} us" in walk
+    assert f"one of them gains {np.ptp(last - first) / 1e3 / seconds:.0f} us a second" in walk
+    for name, arrows in (("trace", len(took)), ("unaligned", len(took) - backwards)):
+        assert TraceProcessor(directory / f"{name}.pftrace.gz").query("select count(*) from flow") == [(arrows,)]
