@@ -277,6 +277,9 @@ def test_time_limits_that_are_none_are_refused():
     pipeline = P2PPipeline(Group(0, 1), SHAPE, "balanced")
     for arguments, words in (
         ({"timeout_s": 0.0}, "timeout_s is 0.0; wanted more than 0"),
+        ({"timeout_s": float("nan")}, "timeout_s is nan; wanted more than 0"),
+        ({"timeout_s": "2"}, "timeout_s is '2'; wanted more than 0"),
+        ({"timeout_s": None}, "timeout_s is None; wanted more than 0"),
         ({"timeout_s": 1.0, "on_timeout": "abort"}, "on_timeout is 'abort'; wanted 'raise' or 'trap'"),
     ):
         with pytest.raises(BadInput, match=words):

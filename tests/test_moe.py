@@ -174,6 +174,25 @@ def test_a_bad_call_is_refused_in_one_line(pools, what, said):
     assert pools(2).call(refuse, what) == [said, said]
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"max_tokens": 2.5}, "max_tokens is 2.5; wanted a whole number from 1 to 262144"),
+        ({"hidden": "8"}, "hidden is '8'; wanted a whole number from 1 to 1048576"),
+        ({"topk": 17}, "topk is 17; wanted 1 to 16"),
+        ({"num_blocks": 1.5}, "num_blocks is 1.5; wanted a whole number from 1 to 4096"),
+        ({"warps_per_block": None}, "warps_per_block is None; wanted a whole number from 1 to 32"),
+    ],
+)
+def test_sizes_that_are_no_numbers_are_refused(changes, said):
+    sizes = {"num_ranks": 1, "max_tokens": 4, "num_experts": 4, "topk": 2, "hidden": 8, "dtype": "fp32"}
+    shape = {name: changes.get(name, value) for name, value in sizes.items()}
+    grid = {name: value for name, value in changes.items() if name not in sizes}
+    with pytest.raises(BadInput) as refused:
+        P2PPipeline(Group(0, 1), MoeShape(**shape), "fused", **grid)
+    assert str(refused.value) == said
+
+
 def test_sizes_that_differ_name_both_ranks(pools):
     answers = pools(2).call(refuse, "sizes differ")
     assert answers == ["max_tokens is 4 on rank 0 and 5 on rank 1", "max_tokens is 5 on rank 1 and 4 on rank 0"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracekern import _C
 from tracekern.errors import BadInput
-from tracekern.moe.shape import MAX_PARTITIONS, MoeShape
+from tracekern.moe.shape import MAX_PARTITIONS, MoeShape, check_range
 from tracekern.record.communicator import Communicator
 from tracekern.record.group import Group
 from tracekern.words import count
@@ -59,12 +59,12 @@ class P2PPipeline:
             raise BadInput(f"variant is {variant!r}; wanted one of {', '.join(STAGES)}")
         if shape.num_ranks != group.num_ranks:
             raise BadInput(f"the shape is for {count(shape.num_ranks, 'rank')}, the group has {group.num_ranks}")
-        _check_range("num_blocks", num_blocks, 4096)
-        _check_range("warps_per_block", warps_per_block, 16 if backend == "cuda" else 32)
+        check_range("num_blocks", num_blocks, 1, 4096)
+        check_range("warps_per_block", warps_per_block, 1, 16 if backend == "cuda" else 32)
         if backend == "cpu":
-            _check_range("num_blocks x warps_per_block", num_blocks * warps_per_block, MAX_CPU_WARPS)
+            check_range("num_blocks x warps_per_block", num_blocks * warps_per_block, 1, MAX_CPU_WARPS)
         partitions = partitions or shape.num_partitions(max(1, num_blocks - 1) * max(1, warps_per_block // 2))
-        _check_range("partitions", partitions, MAX_PARTITIONS)
+        check_range("partitions", partitions, 1, MAX_PARTITIONS)
         self.shape, self.variant, self.partitions = shape, variant, partitions
         self.grid, self.warps = num_blocks, warps_per_block
         sizes = {
@@ -236,11 +236,6 @@ def _make_native(comm: Communicator, backend: str, options: dict[str, Any]) -> A
         problem = f"rank {comm.group.rank}: {error}; make the shape smaller, or end what fills the memory"
     comm.group.refuse_together(problem)
     return native
-
-
-def _check_range(name: str, value: int, high: int) -> None:
-    if not 1 <= value <= high:
-        raise BadInput(f"{name} is {value}; wanted 1 to {high}")
 
 
 def _check_same_everywhere(group: Group, settings: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tracekern.errors import BadInput, CommTimeout, TracekernError
 from tracekern.moe.pipeline import REDUCING, STAGES
 from tracekern.moe.routing import ROUTINGS
-from tracekern.moe.shape import MAX_EXPERTS, MAX_PARTITIONS, MAX_TOKENS, MoeShape
+from tracekern.moe.shape import MAX_EXPERTS, MAX_PARTITIONS, MAX_TOKENS, MoeShape, check_range
 from tracekern.record.group import MAX_HEAP_RANKS
 from tracekern.words import count
 
@@ -88,8 +88,7 @@ class MoeRun:
             ("warps", self.warps, 0, 32),
             ("partitions", self.partitions, 0, MAX_PARTITIONS),
         ):
-            if not low <= value <= high:
-                raise BadInput(f"{name} is {value}; wanted {low} to {high}")
+            check_range(name, value, low, high)
         if self.partitions and self.variant != "pipelined":
             raise BadInput(f"partitions is {self.partitions}; variant {self.variant} has none, only pipelined has")
         records = self.records_per_track

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
+from typing import Any
 
 from tracekern.errors import BadInput
 from tracekern.record.group import MAX_HEAP_RANKS
@@ -18,6 +20,14 @@ MAX_PARTITIONS = 64
 PARTITION_BYTES = 9_000_000
 """Of rows for other ranks, 24 us of NVLink. For 16 to 8,192 tokens the numbers of partitions that were tried next to
 this one took at most 8 % longer than the best (2 and 4 H200, 2026-11-22, benchmarks/moe.py --sweep)."""
+
+
+def check_range(name: str, value: Any, low: int, high: int) -> None:
+    """Raises BadInput for a number that is not between them."""
+    if not isinstance(value, numbers.Integral):
+        raise BadInput(f"{name} is {value!r}; wanted a whole number from {low} to {high}")
+    if not low <= value <= high:
+        raise BadInput(f"{name} is {value}; wanted {low} to {high}")
 
 
 @dataclass(frozen=True)
@@ -40,9 +50,7 @@ class MoeShape:
             ("topk", 1, MAX_TOPK),
             ("hidden", 1, 1 << 20),
         ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise BadInput(f"{name} is {value}; wanted {low} to {high}")
+            check_range(name, getattr(self, name), low, high)
         if self.dtype not in DTYPES:
             raise BadInput(f"dtype is {self.dtype!r}; wanted one of {', '.join(DTYPES)}")
         if self.num_experts % self.num_ranks:

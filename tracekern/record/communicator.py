@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import numbers
 import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -234,7 +235,7 @@ class Communicator:
 
 
 def _check_timeout(timeout_s: float, on_timeout: str) -> None:
-    if not 0 < timeout_s < 1e6:
-        raise BadInput(f"timeout_s is {timeout_s}; wanted more than 0 and less than 1e6 seconds")
+    if not isinstance(timeout_s, numbers.Real) or not 0 < timeout_s < 1e6:
+        raise BadInput(f"timeout_s is {timeout_s!r}; wanted more than 0 and less than 1e6 seconds")
     if on_timeout not in ("raise", "trap"):
         raise BadInput(f"on_timeout is {on_timeout!r}; wanted 'raise' or 'trap'")
