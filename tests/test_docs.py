@@ -76,6 +76,10 @@ def test_what_links_carry():
     told = text_of("moe.md")
     assert f"four GPUs that all send to all others reach {max(rates):.0f} GB/s each" in told
     assert f"`pipelined` moves {many['rows']['pipelined']['call']['gb_per_s']:.0f} GB/s" in told
+    for leg, wanted in (("dispatch", "dispatch of `reduce` takes"), ("combine", "its combine")):
+        row = many["rows"]["reduce"][leg]
+        rate = f"{row['gb_per_s']:.0f} GB/s or {100 * row['share_of_limit']:.0f} %"
+        assert f"{wanted} {row['median_us']:.0f} us, {rate}" in told
 
 
 def test_what_partitions_are_worth():
