@@ -81,7 +81,6 @@ def main() -> int:
     options = parser.parse_args()
 
     import tracekern
-    from tracekern.errors import TracekernError
     from tracekern.moe.run import MoeRun, run
 
     workload = MoeRun(
@@ -95,12 +94,8 @@ def main() -> int:
         command=shlex.join(["python", *sys.argv]),
     )
     with tempfile.TemporaryDirectory(prefix="tracekern-flows-") as directory:
-        try:
-            # Counts each iteration's records first, so that none is lost, and checks every result.
-            run(workload, directory).raise_for_error()
-        except TracekernError as error:
-            print(f"flows: {error}")
-            return 1
+        # Counts each iteration's records first, so that none is lost, and checks every result.
+        run(workload, directory).raise_for_error()
         timeline = tracekern.load(directory)
     return report(options, timeline, count_rows(workload))
 
@@ -166,4 +161,10 @@ def report(options: argparse.Namespace, timeline: Timeline, rows_sent: int) -> i
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from tracekern.errors import TracekernError
+
+    try:
+        sys.exit(main())
+    except TracekernError as error:
+        print(f"flows: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
