@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from tests.captures import EVENT_TABLE, CaptureSpec, metadata
 from tests.kernels import memory
 from tracekern.record import format as fmt
+from tracekern.record import segment as segment_module
 from tracekern.record.dump import read_dump
 from tracekern.record.launch_plan import LaunchPlan
 from tracekern.record.pack import write_dump
@@ -141,6 +142,41 @@ def test_without_a_flight_recorder_the_first_replays_are_kept(tmp_path: Path):
             gpu.step()
         assert replays_on_record(segment, tmp_path / "dump") == gpu.recorded == [*range(1, 7)]
         assert sets.without_room == 20 - 6
+
+
+@pytest.mark.parametrize("recycles", [False, True])
+def test_replays_that_find_all_slots_taken_are_told_apart_from_those_without_room(recycles: bool):
+    with flight(num_sets=9, slots=3, recycles=recycles) as (_, gpu, sets):
+        for _ in range(10):
+            sets.lay_ready()
+            gpu.asked += 1
+        for _ in range(10):
+            gpu.step()
+        assert gpu.recorded == [1, 2, 3]
+        assert (sets.without_slot, sets.without_room) == (10 - 3, 0)
+
+
+def test_replays_leave_room_for_other_kernels(monkeypatch):
+    monkeypatch.setattr(segment_module, "_CARRY_BYTES", 1 << 60)  # a multiple of 4 GiB inside makes a batch smaller
+    with flight(num_sets=1000, recycles=False) as (segment, gpu, sets):
+        reserved = [0]
+        for _ in range(100):
+            sets.lay_ready()
+            gpu.asked += 1
+            gpu.step()
+            reserved.append(int(segment.header["num_launches"]) // NUM_LAUNCHES)
+        assert sorted(set(reserved)) == [0, 8, 24, 56, 88, 120], "batches of 8, 16, and then of 32"
+
+
+def test_where_a_graph_finds_no_room_it_takes_none():
+    with flight(num_sets=2, recycles=False) as (segment, gpu, sets):
+        segment.reserve_regions(PLANS[0], 2)
+        for _ in range(5):
+            sets.lay_ready()
+            gpu.asked += 1
+            gpu.step()
+        assert PLANS[0].region_bytes < segment.arena_room < SET_BYTES, "enough for one of its launches"
+        assert sets.without_room == 4
 
 
 def test_what_led_to_a_hang_is_kept_however_far_the_host_goes_on(tmp_path: Path):

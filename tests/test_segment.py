@@ -17,6 +17,7 @@ from tests.captures import EVENT_TABLE, CaptureSpec, metadata, reserve_launch
 from tests.kernels import memory
 from tracekern.errors import BadInput
 from tracekern.record import format as fmt
+from tracekern.record import segment as segment_module
 from tracekern.record.dump import read_dump
 from tracekern.record.pack import write_dump
 from tracekern.record.segment import LaunchPlan, Segment
@@ -94,6 +95,28 @@ def test_beyond_the_cap_a_launch_is_refused_and_counted(segment: Segment):
     assert (int(segment.header["launches_refused"]), len(segment.launches())) == (1, 1)
 
 
+@pytest.mark.parametrize("table", ["events", "roles"])
+def test_a_launch_whose_table_finds_no_room_is_refused(segment: Segment, table: str):
+    reserve_launch(segment, plan())
+    wanted = plan(**{table: json.dumps(["x" * (1 << 20)]).encode()})
+    assert reserve_launch(segment, wanted) is None
+    assert reserve_launch(segment, plan()) is not None
+
+
+def test_beyond_the_last_row_of_the_directory_launches_are_refused(monkeypatch):
+    monkeypatch.setattr(segment_module, "_CARRY_BYTES", 1 << 60)  # a multiple of 4 GiB inside makes a batch smaller
+    segment = Segment.create(f"segment-rows-{os.getpid()}", 0, metadata(CaptureSpec(), 0), 1 << 23)
+    try:
+        empty, rows = plan(blocks=range(0)), int(segment.header["launches_capacity"])
+        assert len(segment.reserve_regions(empty, rows - 1)) == rows - 1
+        assert len(segment.reserve_regions(empty, 4)) == 1
+        assert segment.reserve_regions(empty, 4) == []
+        assert segment.arena_room > 4 * empty.region_bytes
+    finally:
+        segment.unlink()
+        segment.close()
+
+
 @pytest.mark.parametrize("room", [0, 64, 500, 4000, 10**6])
 def test_no_region_lies_across_a_multiple_of_4_gib(segment: Segment, room: int):
     """Where kernels write is `room` bytes below such a place when the first region is laid."""
@@ -104,7 +127,7 @@ def test_no_region_lies_across_a_multiple_of_4_gib(segment: Segment, room: int):
     regions = segment.reserve_regions(wanted, 4, mirror_offset) + segment.reserve_regions(wanted, 4, mirror_offset)
     assert len(regions) >= 4
     for region in regions:
-        descriptor = segment.descriptors(region.offset)[0]
+        descriptor = segment.descriptor(region.offset)
         start = int(descriptor["records"])
         stop = start + 6 * 20 * fmt.WIDE_RECORD.itemsize
         assert start >> 32 == (stop - 1) >> 32
@@ -122,14 +145,21 @@ def test_where_only_such_a_place_is_left_a_launch_is_refused(segment: Segment):
     assert segment.reserve_regions(wanted, 1, in_the_middle) == []
 
 
+def test_what_is_too_large_takes_no_room_from_what_is_not(segment: Segment):
+    first = segment.address + int(segment.header["arena_offset"]) + int(segment.header["arena_cursor"])
+    behind_the_arena = -(first + segment.arena_room + 64) % (1 << 32)
+    assert segment.reserve_regions(plan(records_per_track=20_000), 1, behind_the_arena) == []
+    assert segment.reserve_regions(plan(), 1, behind_the_arena)
+
+
 def test_what_an_earlier_launch_left_in_a_region_is_not_read(segment: Segment, tmp_path: Path):
     """Of the second launch track 0 ended, track 1 hangs, and the others never began."""
     (region,) = segment.reserve_regions(plan(), 1)
-    headers = memory(int(segment.descriptors(region.offset)["headers"][0]), fmt.TRACK_HEADER, 6)
+    headers = memory(int(segment.descriptor(region.offset)["headers"]), fmt.TRACK_HEADER, 6)
     for generation, tracks in ((0, slice(0, 6)), (1, slice(0, 2))):
         segment.start_launch(region, sequence=generation, epoch=generation)
         headers["start_ticks"][tracks] = 1000 * generation + 100
-        headers["started"][tracks] = fmt.STARTED_RING | int(segment.descriptors(region.offset)["generation"][0])
+        headers["started"][tracks] = fmt.STARTED_RING | int(segment.descriptor(region.offset)["generation"])
         stop = 1 if generation else 6
         headers["end_ticks"][:stop] = 1000 * generation + 900
         headers["attempted"][:stop] = headers["written"][:stop] = 3 + generation
@@ -149,7 +179,7 @@ def test_what_an_earlier_launch_left_in_a_region_is_not_read(segment: Segment, t
 def test_records_of_a_track_that_hangs_are_not_mixed_with_an_earlier_launchs(segment, tmp_path, started, kept):
     """In a region used before, by a kernel that has no ring: track 0 hangs after two records, track 1 is through."""
     (region,) = segment.reserve_regions(plan(), 1)
-    descriptor = segment.descriptors(region.offset)[0]
+    descriptor = segment.descriptor(region.offset)
     headers = memory(int(descriptor["headers"]), fmt.TRACK_HEADER, 6)
     records = memory(int(descriptor["records"]), fmt.WIDE_RECORD, 30).reshape(6, 5)
     for generation, counts in ((0, [5] * 6), (1, [2, 5, 0, 0, 0, 0])):
@@ -158,7 +188,7 @@ def test_records_of_a_track_that_hangs_are_not_mixed_with_an_earlier_launchs(seg
             if count:
                 headers[track] = 0
                 headers["start_ticks"][track] = 1000 * generation + 100
-                headers["started"][track] = started | int(segment.descriptors(region.offset)["generation"][0])
+                headers["started"][track] = started | int(segment.descriptor(region.offset)["generation"])
             records["ticks"][track, :count] = 1000 * generation + 200
             records["word"][track, :count] = fmt.RecordKind.MARK
     headers["end_ticks"][1], headers["written"][1], headers["attempted"][1] = 1900, 5, 5
@@ -168,12 +198,44 @@ def test_records_of_a_track_that_hangs_are_not_mixed_with_an_earlier_launchs(seg
     assert packed.track_headers(packed.launches[0])["written"].tolist() == [*kept, 0, 0, 0, 0]
 
 
+def test_a_ring_whose_records_did_not_all_arrive_had_no_second_recorder(segment: Segment, tmp_path: Path):
+    """Fewer are kept than it has slots, and none of the slots is empty."""
+    (region,) = segment.reserve_regions(plan(records_per_track=4), 1)
+    segment.start_launch(region, 0, epoch=0)
+    descriptor = segment.descriptor(region.offset)
+    records = memory(int(descriptor["records"]), fmt.WIDE_RECORD, 24).reshape(6, 4)
+    records["word"] = fmt.RecordKind.MARK
+    records["ticks"] = 1 << fmt.LAP_SHIFT | 200
+    records["ticks"][:, 2] = 100  # of the lap before: the newer one is missing
+    headers = memory(int(descriptor["headers"]), fmt.TRACK_HEADER, 6)
+    headers["started"], headers["start_ticks"], headers["end_ticks"], headers["attempted"] = (
+        fmt.STARTED_RING,
+        50,
+        300,
+        8,
+    )
+    segment.header["state"] = fmt.SegmentState.CLOSED
+    write_dump(tmp_path / "dump", segment)
+    packed = read_dump(tmp_path / "dump")
+    (launch,) = packed.launches
+    assert packed.track_headers(launch)["torn"].tolist() == [1] * 6
+    assert (launch.records_count, launch.shared_tracks) == (18, 0)
+
+
+def test_a_region_that_is_none_is_told_as_damage(segment: Segment):
+    segment.reserve_regions(plan(flags=fmt.ENTRY_IN_GRAPH), 1)
+    for offset, place in ((0, "-64..0"), (1 << 40, f"{(1 << 40) - 64}..{1 << 40}")):
+        segment.launches()["headers_offset"] = offset
+        with pytest.raises(BadInput, match=f"part at {place} is outside its .* damaged"):
+            segment.recorded_launches()
+
+
 def test_after_16384_launches_a_region_is_still_known_as_used_before(segment: Segment, tmp_path: Path):
     """Generations are counted modulo 2^14: what the launch before left looked like a second recorder of the track."""
     (region,) = segment.reserve_regions(plan(), 1)
     for sequence in range((1 << 14) + 1):
         segment.start_launch(region, sequence, epoch=0)
-    descriptor = segment.descriptors(region.offset)[0]
+    descriptor = segment.descriptor(region.offset)
     records = memory(int(descriptor["records"]), fmt.WIDE_RECORD, 30).reshape(6, 5)
     records["word"], records["ticks"] = fmt.RecordKind.MARK, 200
     headers = memory(int(descriptor["headers"]), fmt.TRACK_HEADER, 6)
@@ -193,6 +255,14 @@ def test_host_spans_beyond_their_room_are_counted():
         assert (len(segment.host_spans()), int(segment.header["host_spans_lost"])) == (2, 3)
     finally:
         segment.unlink()
+
+
+def test_clock_samples_beyond_their_room_are_counted(segment: Segment):
+    room = int(segment.header["samples_capacity"])
+    for count in (room - 1, 2, 3, 1):
+        segment.append_clock_samples(np.ones(count, fmt.CLOCK_SAMPLE))
+    assert (len(segment.clock_samples()), int(segment.header["samples_lost"])) == (room, 5)
+    assert len(segment.host_spans()) == 0
 
 
 def test_segments_of_a_run_are_not_those_of_its_namesakes():
@@ -268,3 +338,29 @@ except BadInput as refused:
 """
     text = run_in_small_shared_memory(65536, program)
     assert "no room in /dev/shm (No space left on device)" in text
+
+
+def test_a_full_shared_memory_loses_what_comes_and_counts_it():
+    """A row of the directory, clock samples, host spans: they find no page, which would be a SIGBUS met too late."""
+    program = """
+import numpy as np
+from tests.captures import CaptureSpec, metadata
+from tests.test_segment import plan
+from tracekern.record import format as fmt
+from tracekern.record.segment import Segment
+segment = Segment.create("full", 0, metadata(CaptureSpec(), 0), 1 << 16)
+tiny = plan(blocks=range(0))
+segment.reserve_regions(tiny, 1)
+with open("/dev/shm/filler", "wb", buffering=0) as filler:
+    while True:
+        try:
+            filler.write(bytes(4096))
+        except OSError:
+            break
+print(sum(len(segment.reserve_regions(tiny, 1)) for _ in range(30)))
+segment.append_clock_samples(np.zeros(2, fmt.CLOCK_SAMPLE))
+segment.append_host_span("name", 1, 2, 3)
+print(segment.header["samples_lost"], segment.header["host_spans_lost"])
+"""
+    rows_of_a_page = 4096 // fmt.LAUNCH_ENTRY.itemsize
+    assert run_in_small_shared_memory(1 << 20, program).split() == [str(rows_of_a_page - 1), "2", "1"]

@@ -99,7 +99,7 @@ class RegionSets:
         for regions in zip(*of_plans, strict=False):  # the last plans may have found less room
             where = np.zeros(len(regions), fmt.REGION)
             for row, region in enumerate(regions):
-                descriptor = segment.descriptors(region.offset)[0]
+                descriptor = segment.descriptor(region.offset)
                 where[row] = descriptor["headers"], descriptor["records"]
             self._free.append(_RegionSet(regions, where))
         self._next_batch = min(2 * self._next_batch, self._max_ahead)

@@ -224,7 +224,7 @@ class Segment:
 
     def renew_region(self, region: Region) -> int:
         """A replay of a graph is going to use it once more: the generation that it gets."""
-        self.descriptors(region.offset)["replay"] = 0  # first of all: until a replay takes it, it is nobody's
+        self.descriptor(region.offset)["replay"] = 0  # first of all: until a replay takes it, it is nobody's
         entry = self._entries_word + region.launch_idx * _ENTRY_WORDS
         self.words[entry + _ORDER] = self._num_started & 0xFFFFFFFF
         return self._next_generation(entry)
@@ -250,12 +250,9 @@ class Segment:
         """Bytes of the arena that are free, a multiple of fmt.ALIGNMENT."""
         return int(self.header["arena_bytes"]) - int(self.header["arena_cursor"])
 
-    def descriptors(self, offset: int, count: int = 1, stride: int = 0) -> npt.NDArray[Any]:
-        """[count] LAUNCH_DESCRIPTOR, `stride` bytes apart; side by side where it is 0."""
-        stride = stride or fmt.LAUNCH_DESCRIPTOR.itemsize
-        self._check_inside(offset, offset + count * stride)
-        found: npt.NDArray[Any] = np.ndarray((count,), fmt.LAUNCH_DESCRIPTOR, self._bytes.data, offset, (stride,))
-        return found
+    def descriptor(self, offset: int) -> Any:
+        """The LAUNCH_DESCRIPTOR of a region."""
+        return self._view(offset, fmt.LAUNCH_DESCRIPTOR, 1)[0]
 
     def recorded_launches(self) -> list[Any]:
         """LAUNCH_ENTRY of all launches that ran recorded, in their order; of a graph's the sequence is its replay's."""
@@ -264,7 +261,7 @@ class Segment:
             flags = int(entry["flags"])
             if flags & fmt.ENTRY_IN_GRAPH:
                 region = int(entry["headers_offset"]) - fmt.LAUNCH_DESCRIPTOR.itemsize
-                replay = self.descriptors(region)["replay"][0]
+                replay = self.descriptor(region)["replay"]
                 if replay:
                     taken = entry.copy()
                     taken["sequence"] = replay - 1
@@ -371,7 +368,7 @@ class Segment:
         return self._bytes[offset:stop].view(dtype)
 
     def _check_inside(self, offset: int, stop: int) -> None:
-        if stop > len(self._bytes):
+        if offset < 0 or stop > len(self._bytes):
             raise BadInput(
                 f"segment {self.name}: part at {offset}..{stop} is outside its {len(self._bytes)} bytes; damaged"
             )
