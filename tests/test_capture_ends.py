@@ -53,6 +53,25 @@ def test_a_range_may_end_behind_its_capture(tmp_path: Path):
     assert load(tmp_path).host_names == ("inside",)
 
 
+def test_a_kernel_that_outlives_its_capture_crashes_nothing(tmp_path: Path):
+    """One of two launches is through when the capture closes; what the other writes then has its memory still."""
+    program = f"""
+import gc
+from tests.kernels import TrackWriter
+from tests.test_session import TABLE, launch
+from tracekern.record.session import capture
+with capture({str(tmp_path)!r}) as session:
+    launch(session)
+    hangs = TrackWriter(session.launch("hangs", grid=1, warps=1, events=TABLE).descriptor, 0, 0)
+del session
+gc.collect()
+hangs.finish()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert [launch.name for launch in load(tmp_path).launches] == ["demo", "hangs"]
+
+
 def test_ranges_of_other_threads_spoil_no_dump(tmp_path: Path):
     """They end while the capture closes, and between the moment it counts them and the one it writes them."""
     for attempt in range(5):

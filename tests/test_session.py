@@ -222,6 +222,8 @@ def one_event(**changed: object) -> dict:
         ({"epoch": "1"}, "epoch='1'"),
         ({"grid": 0}, "grid=0"),
         ({"warps": 1 << 16}, r"warps=65536; wanted a whole number from 1 to 2\^16 - 1"),
+        ({"grid": 1 << 31}, "grid=2147483648"),
+        ({"stream": 1 << 63}, "stream=9223372036854775808"),
         ({"grid": 2.5}, "grid=2.5"),
         ({"warps": "4"}, "warps='4'"),
         ({"stream": -1}, "stream=-1"),
@@ -246,6 +248,14 @@ def test_arguments_of_a_launch_are_checked_and_spoil_no_capture(tmp_path: Path, 
         with pytest.raises(BadInput, match=message):
             session.launch(known.pop("name"), **known)
     assert [found.name for found in load(tmp_path).launches] == ["demo"]
+
+
+def test_the_largest_arguments_of_a_launch_are_recorded_as_given(tmp_path: Path):
+    grid, stream, epoch = (1 << 31) - 1, (1 << 63) - 1, (1 << 32) - 1
+    with capture(tmp_path, blocks=slice(0, 1)) as session:
+        assert session.launch("n" * 95, grid=grid, warps=2, events=TABLE, stream=stream, epoch=epoch).traced
+    (found,) = read_dump(tmp_path / "rank_00000.tkdump").launches
+    assert (found.name, found.num_blocks, found.stream, found.epoch) == ("n" * 95, grid, stream, epoch)
 
 
 def test_a_capture_that_is_not_open_is_told(tmp_path: Path):
