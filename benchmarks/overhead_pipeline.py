@@ -168,10 +168,12 @@ def measure_mode(pipeline: Any, tensors: tuple[Any, ...], how: dict[str, Any], n
 
 
 def records_per_call(segment: Any) -> int:
-    """Of the calls whose launches are still there (a flight recorder has the last ones); one was counted."""
-    launches = segment.recorded_launches()
-    records = sum(int(segment.track_headers(entry)["written"].sum()) for entry in launches)
-    return records * len(counted_launches(segment)) // len(launches)
+    """Of each kernel the mean of the launches that are still there (a flight recorder has the last ones, of one kernel
+    more than of another), as often as one call launches it: a call was counted."""
+    written: dict[bytes, list[int]] = {}
+    for entry in segment.recorded_launches():
+        written.setdefault(bytes(entry["name"]), []).append(int(segment.track_headers(entry)["written"].sum()))
+    return round(sum(statistics.mean(written[bytes(entry["name"])]) for entry in counted_launches(segment)))
 
 
 def summarise(ranks: tuple[Row, ...]) -> Row:

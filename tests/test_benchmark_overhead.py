@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 
 import pytest
 from toolchains import ROOT
@@ -51,16 +52,22 @@ def test_complains_of_what_is_no_measurement_or_broken(mode, on_us, unrecorded, 
     assert overhead_pipeline.complaints([row]) == wanted
 
 
-@pytest.mark.parametrize("keep", ["first", "last"])
-def test_records_and_bytes_are_those_of_one_call(tmp_path, keep):
-    """counting() reserves regions of the launches to come: they passed for launches of the counted call."""
-    pipeline = P2PPipeline(Group(0, 1), SHAPE, "balanced", num_blocks=2, warps_per_block=2)
+@pytest.fixture(scope="module")
+def pipeline():
+    return P2PPipeline(Group(0, 1), SHAPE, "balanced", num_blocks=2, warps_per_block=2)
+
+
+@pytest.fixture(scope="module")
+def call(pipeline):
+    """Runs it in the capture given."""
     batch = draw_batch(SHAPE, seed=3, rank=0, iteration=0, routing="uniform", uneven=False)
     scale = draw_expert_scale(SHAPE)
+    return lambda session: pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, capture=session)
 
-    def call(session):
-        pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, capture=session)
 
+@pytest.mark.parametrize("keep", ["first", "last"])
+def test_records_and_bytes_are_those_of_one_call(tmp_path, pipeline, call, keep):
+    """counting() reserves regions of the launches to come: they passed for launches of the counted call."""
     with capture(tmp_path, device=pipeline.comm.device, keep=keep, records_per_track=256) as session:
         with session.counting():
             call(session)
@@ -73,3 +80,19 @@ def test_records_and_bytes_are_those_of_one_call(tmp_path, keep):
     assert num_records == sum(launch.records_count for launch in launches) // 3
     headers = sum(launch.num_tracks for launch in launches) // 3 * STORED_OF_A_HEADER
     assert num_bytes == num_records * WIDE_RECORD.itemsize + headers
+
+
+def test_a_flight_recorder_that_has_more_launches_of_one_kernel_tells_the_records_of_a_whole_call(
+    tmp_path, pipeline, call
+):
+    with capture(tmp_path, device=pipeline.comm.device, keep="last", max_bytes=200_000) as session:
+        with session.counting():
+            call(session)
+        for _ in range(20):
+            call(session)
+        kept = Counter(entry["name"] for entry in session.segment.recorded_launches())
+        counted = harness.counted_launches(session.segment)
+        attempted = sum(int(session.segment.track_headers(entry)["attempted"].sum()) for entry in counted)
+        assert overhead_pipeline.records_per_call(session.segment) == attempted
+    assert len(kept) == len(counted)
+    assert len(set(kept.values())) > 1

@@ -131,6 +131,16 @@ def test_what_tracing_costs_on_other_numbers_of_gpus():
     assert f"into host memory {' and '.join(into_host)}." in text_of("instrumenting.md")
 
 
+@pytest.mark.parametrize("name", ["1", "2", "4", "2_pipelined", "4_pipelined"])
+def test_a_call_makes_as_many_records_wherever_they_are_kept(name):
+    made: dict[int, set[int]] = {}
+    for row in results(f"overhead_pipeline_{name}")["rows"]:
+        assert row["records_per_s"] == pytest.approx(row["records_per_call"] / row["on_us"] * 1e6)
+        if row["mode"] != "nothing selected":
+            made.setdefault(row["tokens"], set()).add(row["records_per_call"])
+    assert all(len(found) == 1 for found in made.values())
+
+
 def test_why_records_leave_host_memory():
     """From which rate on they do is told beside MAX_HOST_STORES_PER_S; a track of a call has two stores of its own."""
     rows = {(row["tokens"], row["mode"]): row for row in results("overhead_pipeline_4")["rows"]}
