@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections import Counter
 
@@ -50,6 +51,16 @@ def test_each_call_takes_as_long_as_its_slowest_rank():
 def test_complains_of_what_is_no_measurement_or_broken(mode, on_us, unrecorded, wanted):
     row = overhead_pipeline.summarise((measured([100.0] * 3, [float(on_us)] * 3, mode, unrecorded),))
     assert overhead_pipeline.complaints([row]) == wanted
+
+
+def test_a_flight_recorder_is_held_to_its_goal_at_256_tokens_alone(capsys):
+    ways = [("device", 102.5), ("flight recorder", 103.5), ("host", 130.0)]
+    rows = [overhead_pipeline.summarise((measured([100.0] * 3, [on_us] * 3, mode),)) for mode, on_us in ways]
+    options = argparse.Namespace(variant="balanced", ranks=1)
+    overhead_pipeline.print_table(options, rows)
+    assert "goals: 1 of 1 missed" in capsys.readouterr().out
+    overhead_pipeline.print_table(options, [{**row, "tokens": 256} for row in rows])
+    assert "goals: 2 of 2 missed" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
