@@ -93,6 +93,15 @@ def bytes_counted(segment: Any) -> int:
     return stores * int(WIDE_RECORD.itemsize)
 
 
+def resident_bytes(name: str) -> int:
+    """VmRSS: what this process holds now; VmHWM: the most it ever held. Of this program alone: what getrusage() calls
+    the peak of a child counts the memory of the process that started it."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    raise LookupError(name)
+
+
 def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 

@@ -16,7 +16,6 @@ import argparse
 import io
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Table, write_results
+from harness import Table, resident_bytes, write_results
 
 from tracekern.export.drawing import prepare
 from tracekern.export.perfetto import encode, write_perfetto
@@ -173,7 +172,7 @@ def merge_once(capture: str, trace: str) -> None:
     result = {
         "wall_s": time.perf_counter() - wall,
         "cpu_s": time.process_time() - cpu,
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_bytes": resident_bytes("VmHWM"),
         "spans": stats.spans,
         "flows": stats.flows,
         "bytes": stats.bytes,

@@ -258,6 +258,15 @@ def test_what_analysis_and_the_report_cost():
     ]
     one, _, five, ten = (f"{seconds:.1f}" for seconds in cpu_s)
     assert f"{one} CPU seconds for 1 M spans, {five} for 5 M, {ten} for 10 M" in text_of("analysis.md")
+    most = max(max(question["process_peak_bytes"]) for question in sizes[-1]["questions"].values())
+    held = sizes[-1]["timeline_bytes"]
+    told = f"held {most / 1e9:.1f} GB at most, {held / 1e9:.1f} GB of them before the first question"
+    assert told in text_of("analysis.md")
+    took = results("analysis")["sizes"][-1]["questions"]["all of a report"]["wall_s"]
+    assert f"took {min(took):.1f} to {max(took):.1f} s of the clock for 10 M spans" in text_of("analysis.md")
+    for size in sizes:
+        first = size["questions"]["waits"]
+        assert size["timeline_bytes"] == first["process_peak_bytes"][0] - first["peak_bytes"][0]
     page = results("report")
     assert f"is {page['page']['bytes'] / 1e6:.1f} MB" in text_of("report.md")
     assert f"after {page['text_s']:.2f} s and its first figures after {page['first_s']:.1f} s" in text_of("report.md")
