@@ -136,7 +136,7 @@ def containment(directory: Path) -> dict[str, Any]:
     kinds = np.array([track.kind for track in timeline.tracks])
     spans = timeline.spans
     device = (kinds[spans.track] == TrackKind.DEVICE) & (spans.end != OPEN_END)
-    outside, margins = [], []
+    margins: list[tuple[float, float]] = []
     for rank in timeline.ranks:
         trace = json.loads((directory / f"profile_{rank.rank}.json").read_text())
         base_ns = int(trace.get("baseTimeNanoseconds", 0))
@@ -156,15 +156,19 @@ def containment(directory: Path) -> dict[str, Any]:
                 mine = device & (spans.launch == launch)
                 first, last = spans.start[mine].min(), spans.end[mine].max()
                 seen_first, seen_last = apply_host(rank.clock, np.array([start, end])) - timeline.origin_ns
-                margins.append(min(first - seen_first, seen_last - last))
-                outside.append(max(0, -margins[-1]))
+                margins.append((min(first - seen_first, seen_last - last), rank.clock.host_hard_ns))
+    return {**summarise(margins), "resolution_ticks": [rank.resolution_ticks for rank in timeline.ranks]}
+
+
+def summarise(margins: list[tuple[float, float]]) -> dict[str, Any]:
+    """margins: of each kernel how far inside CUPTI's interval it lies, and the host_hard_ns of its rank."""
+    inside, bounds = np.array(margins).T
     return {
-        "kernels": len(outside),
-        "outside_hard": int(np.sum(np.array(outside) > max(rank.clock.host_hard_ns for rank in timeline.ranks))),
-        "largest_outside_ns": int(max(outside)),
-        "median_margin_ns": float(np.median(margins)),
-        "host_hard_ns": max(rank.clock.host_hard_ns for rank in timeline.ranks),
-        "resolution_ticks": [rank.resolution_ticks for rank in timeline.ranks],
+        "kernels": len(margins),
+        "outside_hard": int((-inside > bounds).sum()),
+        "largest_outside_ns": int(max(0, -inside.min())),
+        "median_margin_ns": float(np.median(inside)),
+        "host_hard_ns": float(bounds.max()),
     }
 
 

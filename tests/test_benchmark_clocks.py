@@ -117,3 +117,9 @@ def test_a_kernel_outside_is_seen(profiled, tmp_path):
     found = clocks_gpu.containment(tmp_path)
     assert found["outside_hard"] == 1
     assert found["largest_outside_ns"] == pytest.approx((bound_us + 1.5) * 1e3, abs=300)
+
+
+def test_a_kernel_is_held_to_the_bound_of_its_own_rank():
+    found = clocks_gpu.summarise([(900, 1000.0), (-1100, 1000.0), (-1100, 1200.0), (300, 1200.0)])
+    assert (found["kernels"], found["outside_hard"], found["largest_outside_ns"]) == (4, 1, 1100)
+    assert (found["median_margin_ns"], found["host_hard_ns"]) == (-400, 1200)
