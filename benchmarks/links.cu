@@ -144,9 +144,16 @@ struct Kind {
     std::vector<double> ms;
 };
 
-// Milliseconds of the GPU that took longest.
+struct Interval {
+    StreamEvent start{cudaEventDefault}, stop{cudaEventDefault};
+};
+
+// Milliseconds of the GPU that took longest, each from right before its launch to its kernel's end. One thread starts
+// them one after the other, so the first ones send alone for a moment, and the last ones at the end. The end is
+// recorded before anything is waited for: behind the wait for another GPU it would come as late as the host sees that
+// one end.
 double launch_everywhere(const Kind& kind, const std::vector<Gpu>& gpus, uint32_t num_rows, uint32_t num_senders) {
-    std::vector<std::unique_ptr<DeviceTimer>> timers;
+    std::vector<std::unique_ptr<Interval>> intervals;
     for (uint32_t gpu = 0; gpu < num_senders; ++gpu) {
         SendArgs args{gpus[gpu].x, {}, {}, gpu, static_cast<uint32_t>(gpus.size()), num_rows};
         for (const Gpu& peer : gpus) {
@@ -155,15 +162,20 @@ double launch_everywhere(const Kind& kind, const std::vector<Gpu>& gpus, uint32_
         }
         TK_CUDA(cudaSetDevice(gpus[gpu].index));
         TK_CUDA(cudaFuncSetAttribute(kind.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 14 * 2 * kChunkBytes));
-        timers.push_back(std::make_unique<DeviceTimer>(*gpus[gpu].stream));
-        const auto stream = reinterpret_cast<cudaStream_t>(gpus[gpu].stream->handle());
-        kind.kernel<<<kind.blocks, kind.warps * 32, kind.shared_bytes, stream>>>(args);
+        intervals.push_back(std::make_unique<Interval>());
+        const uint64_t stream = gpus[gpu].stream->handle();
+        intervals[gpu]->start.record(stream);
+        kind.kernel<<<kind.blocks, kind.warps * 32, kind.shared_bytes, reinterpret_cast<cudaStream_t>(stream)>>>(args);
         TK_CUDA(cudaGetLastError());
+        intervals[gpu]->stop.record(stream);
     }
-    double slowest = 0;
+    float slowest = 0;
     for (uint32_t gpu = 0; gpu < num_senders; ++gpu) {
+        float ms = 0;
         TK_CUDA(cudaSetDevice(gpus[gpu].index));
-        slowest = std::max(slowest, timers[gpu]->stop_ms());
+        TK_CUDA(cudaEventSynchronize(intervals[gpu]->stop.get()));
+        TK_CUDA(cudaEventElapsedTime(&ms, intervals[gpu]->start.get(), intervals[gpu]->stop.get()));
+        slowest = std::max(slowest, ms);
     }
     return slowest;
 }

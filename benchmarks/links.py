@@ -3,7 +3,9 @@
     python benchmarks/links.py [--launches 20] [--rows 12288]
 
 All GPUs of the host send to all others at once, then one alone; by stores of all lanes and by bulk copies through
-shared memory, with a flag behind each row and without. Needs two GPUs and nvcc. Exits with 1 when a row did not arrive.
+shared memory, with a flag behind each row and without. A rate is that of the GPU that took longest, from right before
+its launch to its kernel's end; nothing of the launch is taken off. Needs two GPUs and nvcc. Exits with 1 when a row did
+not arrive.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from moe import LINK_BYTES_PER_NS
 def print_tables(rows: list[dict[str, Any]]) -> None:
     for senders in dict.fromkeys(row["senders"] for row in rows):
         title = "one GPU sends to all others" if senders == 1 else f"{senders} GPUs send to all others at once"
-        table = Table(f"{title}, GB/s of each", ["", "grid", "GB/s", "p10", "p90", f"of {LINK_BYTES_PER_NS:.0f}"])
+        columns = ["", "grid", "GB/s", "p10", "p90", f"of {LINK_BYTES_PER_NS:.0f}"]
+        table = Table(f"{title}, GB/s of the slowest", columns)
         for row in rows:
             if row["senders"] == senders:
                 rates = [row["gb_per_s"], row["p10"], row["p90"]]
