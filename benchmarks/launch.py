@@ -3,8 +3,9 @@ later. A rank that pays more than the others is late at every launch, and the tr
 
     python benchmarks/launch.py [--ranks 1 2 4 8] [--launches 4000]
 
-A flight recorder whose regions are used again, every rank a process; no kernel runs. The yardstick is an eager
-operation of torch on one number, asked for by turns with the launches.
+A flight recorder of the CPU backend whose regions are used again, every rank a process; no kernel runs. On a GPU the
+marks that it makes on the stream come on top. The yardstick is an eager operation of torch on one number, on the CPU,
+asked for by turns with the launches, in rows of four: a time is the mean of a row.
 """
 
 from __future__ import annotations

@@ -12,6 +12,11 @@ of the last variant's calls, as the spread of the first track's start over the r
 part of it is taken off the times. Results are checked, bit by bit, before they are timed and behind the last sample.
 On the CPU backend figures prove order and coverage only.
 
+On each rank dispatch ends with its last kernel, and combine is the rest. Each leg is that of the rank that it took
+longest, and a rank that is through early waits in its combine: together they may be more than the call. What is not
+ours stands there with all that a call needs around it, done by plain torch: rows sorted and copied, experts applied
+(over all room for rows, in vdev_2d), results added up.
+
 Bytes are rows alone, of the busiest rank in its busier direction: `once`, a token once for each other rank that has
 experts of it; `each`, once for each choice. The limit is the time for `once`, out and back, at 371 GB/s, what stores
 reach over NVLink on an H200 (measured 2026-11, 132 blocks of 1,024 threads).

@@ -32,7 +32,7 @@ from tracekern.record.group import Group
 
 FLUSH_BYTES = 256 << 20
 DELAY_CYCLES = 600_000
-"""About 0.35 ms: longer than the host takes to queue a sample of ours."""
+"""About 0.3 ms: longer than the host takes to queue a sample of ours."""
 NUM_SKEW_CALLS = 20
 NUM_WARM_UP = 5
 VDEV = "vdev_2d (NVSHMEM)"

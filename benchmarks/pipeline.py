@@ -3,7 +3,9 @@
     python benchmarks/pipeline.py [--ranks 8] [--tokens 64] [--hidden 2048] [--rounds 5] ...
 
 Runs are interleaved (every variant, off and on, in each round), so that a noisy machine hits all alike. One sample is
-the slowest rank's time of one call. CPU figures compare variants and show what tracing costs here, never a GPU's time.
+the slowest rank's time of one call; calls follow each other without a barrier. Times are medians over all rounds,
+on/off the median of the rounds' own ratios. CPU figures compare variants and show what tracing costs here, never a
+GPU's time.
 """
 
 from __future__ import annotations

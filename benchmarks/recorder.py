@@ -2,6 +2,10 @@
 
     python benchmarks/recorder.py [--launches 40] [--regions 1000] [--no-proton]
 
+ns/span: the median launch with a probe less the median one without, through the spans of a warp; all warps of all SMs
+run at once. p10 and p90 are of the differences of launches that stood in the same round. What a launch and a track cost
+once is in it, through as many spans.
+
 Needs one GPU and nvcc. FLASHINFER_INCLUDE names the folder that holds flashinfer/profiler.cuh (in the wheel of
 flashinfer-python: flashinfer/data/include); without it that row is missing. Proton runs where triton can be imported.
 Exits with 1 when a probe's records are wrong.

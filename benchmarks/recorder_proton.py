@@ -1,8 +1,9 @@
 """Triton Proton's intra-kernel mode around regions like recorder.cu's, for recorder.py: one JSON object a line.
 
-Each configuration is timed without and with instrumentation, by the kernel itself: from the first thread's start to the
-last thread's end on the GPU's clock. Events around the launch would not do: behind every launch Proton waits for the
-GPU, copies its buffer and parses it; `launch_ms` is the host's time from one launch to the next.
+Each configuration is timed without and, when all were, with instrumentation, not in turns, by the kernel itself: from
+the first thread's start to the last thread's end on the GPU's clock. Events around the launch would not do: behind
+every launch Proton waits for the GPU, copies its buffer and parses it; `launch_ms` is the host's time from one launch
+to the next.
 """
 
 # ruff: noqa: ANN001, ANN201 (triton.jit reads annotations)
