@@ -49,6 +49,13 @@ def times(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
+@pytest.mark.parametrize("name", [path.stem for path in (ROOT / "benchmarks" / "results").glob("*.json")])
+def test_results_say_of_what_they_are(name):
+    assert results(name)["benchmark"] == name
+    assert results(name)["device"]
+    assert day(name)
+
+
 @pytest.mark.parametrize(
     ("name", "head", "has_limit"),
     [("moe_4", "219, 46, 7 and 164", (True, True)), ("moe_2", "219 and 46", (False, True))],
@@ -58,6 +65,13 @@ def test_times_of_the_moe_kernels(name, head, has_limit):
     assert [int(number) for number in re.findall(r"\d+", head)] == loads[0]["tokens"]
     assert loads[1]["tokens"] == [4096] * len(loads[0]["tokens"])
     assert day(name) in text_of("moe.md")
+    if name == "moe_4":
+        told = text_of("moe.md")
+        limits, overlapped = (
+            " and ".join(f"{load[key]:.0f}" for load in loads) for key in ("limit_us", "overlapped_limit_us")
+        )
+        assert f"out and back, at 371 GB/s: {limits} us." in told
+        assert f"as `pipelined`, needs only {overlapped}," in told
     rows = list(table("moe.md", head))
     assert len(rows) >= 5
     for label, *cells in rows:
@@ -225,6 +239,8 @@ def test_clocks_of_gpus():
     ]
     assert f"within ±{cupti['host_hard_ns'] / 1e3:.2f} us" in text_of("clocks.md")
     assert cupti["outside_hard"] == 0
+    trip = found["worst_held_out_trip_ns"]
+    assert f"single ones of that tenth were off by {trip:.0f} ns at worst" in text_of("clocks.md")
     beside = results("clocks_gpu_2")
     off, trip = beside["worst_held_out_ns"], beside["worst_held_out_trip_ns"]
     told = (
