@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shlex
 import subprocess
@@ -12,9 +13,12 @@ import pytest
 from toolchains import ROOT
 
 from tracekern.moe.pipeline import STAGES
+from tracekern.moe.routing import draw_batch
+from tracekern.moe.shape import MoeShape
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import moe
+from harness import read_results
 
 
 def bytes_in_loops(topk_idx: list[np.ndarray], num_ranks: int, num_experts: int, deduplicated: bool) -> int:
@@ -39,6 +43,26 @@ def test_traffic_counts_what_loops_count(seed):
     assert found["each_bytes"] == 100 * bytes_in_loops(chosen, 3, 12, False)
     assert found["limit_us"] == 2 * found["once_bytes"] / moe.LINK_BYTES_PER_NS / 1e3
     assert found["overlapped_limit_us"] <= found["limit_us"]
+
+
+@pytest.mark.parametrize("name", ["moe_2", "moe_4"])
+def test_kept_rates_are_those_of_the_rows_that_the_seed_draws(name):
+    kept = read_results(name)
+    options = argparse.Namespace(**kept["options"])
+    drawn = moe.loads(options)
+    for load in kept["loads"]:
+        assert load["tokens"] == drawn[load["load"]]
+        chosen = []
+        for rank, tokens in enumerate(load["tokens"]):
+            narrow = MoeShape(options.ranks, tokens, options.experts, options.topk, 1, options.dtype)
+            batch = draw_batch(narrow, seed=moe.SEED, rank=rank, iteration=0, routing="uniform", uneven=False)
+            chosen.append(batch.topk_idx.numpy())
+        traffic = moe.traffic(chosen, options.ranks, options.experts, options.hidden * 2)
+        assert {key: load[key] for key in traffic} == traffic
+        for row in load["rows"].values():
+            told = {leg: dict(figures) for leg, figures in row.items()}
+            moe.add_rates(row, traffic)
+            assert row == told
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.soak)])
