@@ -105,6 +105,37 @@ def test_a_rank_that_dies_while_memory_is_handed_over_is_told(listens: bool, why
     assert re.fullmatch(rf"rank 0: ranks 1 did not hand over their memory \(.*{why}\); see which one died", told)
 
 
+def exchange_with_a_rank_that_hands_over_nothing(group: Group, stays: bool) -> str:
+    """What rank 0 is told of a rank 1 that died, or was stopped, when it had just connected."""
+    if group.rank == 0:
+        descriptors.CONNECT_TIMEOUT_S = 0.5
+        try:
+            descriptors.exchange_descriptors(group, lambda: os.open("/dev/null", os.O_RDONLY))
+        except CommTimeout as error:
+            return str(error)
+        finally:
+            group.barrier()
+    address = f"\0tracekern-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as link:
+        listener.bind(address)
+        listener.listen()
+        link.connect(group.all_gather(address)[0])
+        if not stays:
+            link.close()
+        group.barrier()
+    return ""
+
+
+@pytest.mark.parametrize(("stays", "why"), [(False, "the connection ended"), (True, "timed out")])
+def test_a_rank_that_connects_and_hands_over_nothing_is_told(stays: bool, why: str):
+    pool = RankPool(2)
+    try:
+        told, _ = pool.call(exchange_with_a_rank_that_hands_over_nothing, stays)
+    finally:
+        pool.close()
+    assert told == f"rank 0: ranks 1 did not hand over their memory ({why}); see which one died"
+
+
 @pytest.mark.parametrize("backend", ["gpu", "CPU", ""])
 def test_a_backend_that_there_is_not_is_no_cpu(backend: str):
     with pytest.raises(BadInput, match=f"backend is '{backend}'; wanted 'cpu' or 'cuda'"):

@@ -32,7 +32,10 @@ def exchange_descriptors(group: Group, export: Callable[[], int]) -> dict[int, i
             for _ in range(group.num_ranks - 1):
                 link, _ = listener.accept()
                 with link:
+                    link.settimeout(CONNECT_TIMEOUT_S)
                     message, descriptors, _, _ = socket.recv_fds(link, 4, 1)
+                    if not descriptors:
+                        raise ConnectionError("the connection ended")
                     received[int.from_bytes(message, "little")] = descriptors[0]
         except OSError as error:
             for descriptor in received.values():
