@@ -153,6 +153,16 @@ def test_a_run_is_one_line_and_saved_when_its_last_rank_has_ended(rank, tmp_path
     assert f"salvage {run_id}" in command().stderr
 
 
+def test_a_rank_with_two_captures_is_one_rank(rank, tmp_path):
+    process, run_id = rank
+    process.kill()
+    process.wait()
+    about = metadata(CaptureSpec(run_id=f"{run_id}.1"), 0) | {"directory": str(tmp_path / "second")}
+    Segment.create(f"{run_id}.1", 0, about, 1 << 16).close()
+    told = json.loads(command(run_id, "--json").stdout)
+    assert told == {"run_id": run_id, "ranks": [0], "captures": [str(tmp_path / "capture"), str(tmp_path / "second")]}
+
+
 def test_a_damaged_segment_hides_no_other(rank, tmp_path):
     _, run_id = rank
     damaged = SHM_DIR / f"tracekern-{run_id}.1-0"

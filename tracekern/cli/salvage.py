@@ -53,11 +53,11 @@ def salvage(
     for leftover in find_leftovers(run_id):
         raise BadInput(f"run {run_id}: rank {leftover.rank} could not be saved and is still there; try another -o DIR")
     targets = sorted({str(directory or leftover.directory) for leftover in leftovers})
+    saved = sorted({leftover.rank for leftover in leftovers})
     if as_json:
-        print_json({"run_id": run_id, "ranks": [leftover.rank for leftover in leftovers], "captures": targets})
+        print_json({"run_id": run_id, "ranks": saved, "captures": targets})
         return
-    saved = ranks([leftover.rank for leftover in leftovers])
-    console().print(f"run {run_id}: saved {saved} of {leftovers[0].num_ranks}")
+    console().print(f"run {run_id}: saved {ranks(saved)} of {leftovers[0].num_ranks}")
     note_only_counted([Path(target) for target in targets])
     for target in targets:
         note(f"who waited for whom: {program()} {shlex.join(['report', target])}")
