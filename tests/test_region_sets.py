@@ -168,6 +168,18 @@ def test_replays_leave_room_for_other_kernels(monkeypatch):
         assert sorted(set(reserved)) == [0, 8, 24, 56, 88, 120], "batches of 8, 16, and then of 32"
 
 
+def test_where_a_batch_is_cut_short_no_region_is_left_over(monkeypatch):
+    """Of the first launches of a graph there were more regions than of the last, and replays ran unrecorded."""
+    monkeypatch.setattr(segment_module, "_CARRY_BYTES", 10 * SET_BYTES)
+    with flight(num_sets=200, recycles=False) as (segment, gpu, sets):
+        for _ in range(300):
+            sets.lay_ready()
+            gpu.asked += 1
+            gpu.step()
+        assert sets.without_room
+        assert int(segment.header["num_launches"]) // NUM_LAUNCHES == len(gpu.recorded)
+
+
 def test_where_a_graph_finds_no_room_it_takes_none():
     with flight(num_sets=2, recycles=False) as (segment, gpu, sets):
         segment.reserve_regions(PLANS[0], 2)

@@ -56,6 +56,8 @@ class RegionSets:
         self.without_slot = self.without_room = 0  # replays that ran unrecorded
         self._segment, self._ring, self._plans = segment, ring, plans
         self._mirror_offset, self._max_ahead, self._recycles = mirror_offset, max_ahead, recycles
+        self._spare: list[deque[Region]] = [deque() for _ in plans]
+        """Of each plan those that make no set: another plan found less room."""
         self._free: deque[_RegionSet] = deque()
         self._laid: deque[_RegionSet] = deque()
         """Where regions are recycled: all sets that are not free, the oldest first."""
@@ -95,8 +97,10 @@ class RegionSets:
         if segment.arena_room < self.set_bytes:
             return
         count = batch_size(self._next_batch, segment, self._plans)
-        of_plans = [segment.reserve_regions(plan, count, self._mirror_offset) for plan in self._plans]
-        for regions in zip(*of_plans, strict=False):  # the last plans may have found less room
+        for plan, spare in zip(self._plans, self._spare, strict=True):
+            spare.extend(segment.reserve_regions(plan, count - len(spare), self._mirror_offset))
+        while all(self._spare):
+            regions = tuple(spare.popleft() for spare in self._spare)
             where = np.zeros(len(regions), fmt.REGION)
             for row, region in enumerate(regions):
                 descriptor = segment.descriptor(region.offset)
