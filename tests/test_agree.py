@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.captures import CaptureSpec, metadata
+from tests.kept_device import fork
 from tracekern.record import agree
+from tracekern.record import format as fmt
 from tracekern.record.agree import SampleAgreement
 from tracekern.record.segment import Segment
 
@@ -143,3 +146,37 @@ def test_they_close_in_order_only_together(segments: list[Segment]):
     assert second.leave(in_order=False) is False
     assert first.leave(in_order=True) is False
     assert segments[0].header["leaving"] == 2, "whoever comes now does not wait for it"
+
+
+def make_segment_and(leave: bool, run: str, is_made: int) -> None:
+    """A rank 1 that comes to its end after a while, or is about to be killed."""
+    segment = Segment.create(run, 1, metadata(CaptureSpec(), 1), 1 << 16)
+    os.write(is_made, b"1")
+    time.sleep(0.2 if leave else 600)
+    segment.header["leaving"] = 1
+    time.sleep(600)
+
+
+@pytest.mark.parametrize("fate", ["comes", "is killed", "is killed and saved"])
+def test_who_closes_waits_for_the_living_and_not_for_the_dead(fate: str, monkeypatch):
+    """Nobody has buried the dead one."""
+    monkeypatch.setattr(agree, "_LEAVING_WAITS_S", 1e9)
+    made, is_made = os.pipe()
+    with ranks_segments(1) as segments:
+        run = f"agree-test-{os.getpid()}"
+        peer = fork(lambda: make_segment_and(fate == "comes", run, is_made))
+        os.read(made, 1)
+        theirs = Segment.attach(fmt.segment_name(run, 1))
+        agreement = SampleAgreement(0, [*segments, theirs])
+        try:
+            if fate != "comes":
+                os.kill(peer, signal.SIGKILL)
+                os.waitid(os.P_PID, peer, os.WEXITED | os.WNOWAIT)
+            if fate == "is killed and saved":
+                theirs.unlink()
+            assert agreement.leave(in_order=True) is (fate == "comes")
+        finally:
+            os.kill(peer, signal.SIGKILL)
+            os.waitpid(peer, 0)
+            theirs.unlink()
+            theirs.close()

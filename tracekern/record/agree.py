@@ -70,9 +70,8 @@ class SampleAgreement:
         return is_due and now >= self._tries_again_ns and self._follow()
 
     def postpone(self, duration_s: float) -> None:
-        """Sampling is due only after this time. Of rank 0; the others know by the end of the samples they take now."""
-        if self._is_leader:
-            self._own[_DUE] = time.monotonic_ns() + int(duration_s * 1e9)
+        """Sampling is due only after this time. What rank 0 says counts; all know it by the end of these samples."""
+        self._own[_DUE] = time.monotonic_ns() + int(duration_s * 1e9)
 
     def leave(self, in_order: bool) -> bool:
         """Whether all ranks close their captures in order, so that they can sample clocks together once more.
@@ -84,7 +83,7 @@ class SampleAgreement:
         if not in_order:
             return False
         everybody = self._headers
-        settled = _poll(
+        _poll(
             lambda: (
                 all(int(rank["leaving"]) == _LEAVES for rank in everybody)
                 or any(int(rank["leaving"]) == _LEAVES_IN_DISORDER for rank in everybody)
@@ -92,7 +91,7 @@ class SampleAgreement:
             ),
             _LEAVING_WAITS_S,
         )
-        in_order = settled and all(int(rank["leaving"]) == _LEAVES for rank in everybody)
+        in_order = all(int(rank["leaving"]) == _LEAVES for rank in everybody)
         if not in_order:
             own["leaving"] = _LEAVES_IN_DISORDER
         return in_order
