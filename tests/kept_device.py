@@ -23,6 +23,8 @@ import ctypes, os, sys, time, types
 
 class KeptMirror:
     def __init__(self, device, descriptor, num_bytes):
+        if "KEEPER_FAILS" in os.environ:
+            raise RuntimeError(os.environ["KEEPER_FAILS"]) if os.environ["KEEPER_FAILS"] else SystemExit
         time.sleep(float(os.environ.get("KEEPER_STARTS_IN_S", 0)))
         self.descriptor = os.dup(descriptor)
 

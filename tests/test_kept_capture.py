@@ -13,6 +13,7 @@ import pytest
 
 from tests.kept_device import KeptDevice, fork, leave_stand_in, record
 from tracekern.errors import BadInput
+from tracekern.record import format as fmt
 from tracekern.record import keeper
 from tracekern.record.dump import Dump, read_dump
 from tracekern.record.salvage import find_leftovers, salvage_run
@@ -72,6 +73,8 @@ def test_a_lost_device_is_the_keepers_to_copy(tmp_path, keepers, when):
     device = KeptDevice()
     with capture(tmp_path / "capture", device=device, **FLIGHT) as session:
         record(session)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a job's end reaches all its processes
+            keepers[0].send_signal(number)
         device.lost = "the kernel trapped"
         if when == "before":
             device.trouble = lambda: device.lost  # type: ignore[method-assign]
@@ -99,12 +102,16 @@ def test_a_lost_device_and_a_lost_keeper_are_told_and_the_capture_closes(tmp_pat
 
 
 def test_forks_of_the_rank_keep_nobody_waiting(tmp_path, keepers):
-    with capture(tmp_path / "capture", device=KeptDevice(), **FLIGHT) as session:
-        record(session)
-        child = fork(lambda: time.sleep(LIMIT_S))
-    assert keepers[0].returncode == 0  # by itself: it was not killed after a minute
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    children = []
+    try:
+        with capture(tmp_path / "capture", device=KeptDevice(), **FLIGHT) as session:
+            record(session)
+            children.append(fork(lambda: time.sleep(10 * keeper.COLLECT_TIMEOUT_S)))
+        assert keepers[0].returncode == 0  # by itself: it was not killed after a minute
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize("sink", ["device", "auto"])
@@ -127,12 +134,34 @@ def test_a_keeper_that_does_not_come_is_ended(tmp_path, keepers, monkeypatch, ca
     assert open_sockets() == sockets
 
 
+@pytest.mark.parametrize(("why", "said"), [("", "nothing: it ended"), ("no such GPU", "RuntimeError: no such GPU")])
+def test_a_keeper_that_ends_at_once_is_told_with_its_reason(tmp_path, monkeypatch, why, said):
+    """It is not waited for: that would end in another line."""
+    monkeypatch.setenv("KEEPER_FAILS", why)
+    with pytest.raises(BadInput, match=f"the keeper said {said}; take sink='host'"):
+        capture(tmp_path / "capture", device=KeptDevice(), **FLIGHT).__enter__()
+
+
+def test_kernels_found_to_be_dense_record_in_device_memory_from_then_on(tmp_path, monkeypatch):
+    """What they recorded in host memory until then stays as it is."""
+    monkeypatch.setattr("tracekern.record.sinks.MAX_HOST_STORES_PER_S", 0.0)
+    with capture(tmp_path / "capture", device=KeptDevice(), **(FLIGHT | {"sink": "auto"})) as session:
+        record(session)
+        with session.counting():
+            record(session)
+        record(session)
+        flags = [int(entry["flags"]) for entry in session.segment.recorded_launches()]
+        assert [bool(flag & fmt.ENTRY_MIRRORED) for flag in flags] == [False, True]
+    assert counts_in(tmp_path / "capture") == [24, 24]
+
+
 def test_one_that_hangs_is_waited_for_no_longer_than_told(tmp_path, keepers, monkeypatch, caplog):
     monkeypatch.setattr(keeper, "COLLECT_TIMEOUT_S", 0.2)
     monkeypatch.setenv("KEEPER_COPIES_IN_S", "60")
     device = KeptDevice()
     with capture(tmp_path / "capture", device=device, **FLIGHT) as session:
         record(session)
+        assert not keeper.ask_keeper(session.segment.name)
         device.lost = "the kernel trapped"
     assert dump_in(tmp_path / "capture").metadata["launches_lost"] == 1
     assert "the keeper said nothing (timed out)" in caplog.text
@@ -140,6 +169,7 @@ def test_one_that_hangs_is_waited_for_no_longer_than_told(tmp_path, keepers, mon
 
 
 def record_until_killed(directory: Path, is_ready: int) -> None:
+    os.setsid()
     with capture(directory, device=KeptDevice(), **FLIGHT) as session:
         record(session)
         fork(lambda: time.sleep(2.0))  # and holds what it inherits beyond the rank's end
@@ -147,13 +177,15 @@ def record_until_killed(directory: Path, is_ready: int) -> None:
         time.sleep(LIMIT_S)
 
 
-def test_a_killed_rank_is_salvaged_though_nobody_has_buried_it(tmp_path):
+@pytest.mark.parametrize("kill", [os.kill, os.killpg])
+def test_a_killed_rank_is_salvaged_though_nobody_has_buried_it(tmp_path, kill):
+    """Alone, or with its process group: so a launcher ends ranks that do not end in time."""
     ready, is_ready = os.pipe()
     rank = fork(lambda: record_until_killed(tmp_path / "capture", is_ready))
     run_id = os.read(ready, 100).decode()
     (leftover,) = find_leftovers(run_id)
     assert (leftover.pid, leftover.is_running) == (rank, True)
-    os.kill(rank, signal.SIGKILL)
+    kill(rank, signal.SIGKILL)
     os.waitid(os.P_PID, rank, os.WEXITED | os.WNOWAIT)
     assert Path(f"/proc/{rank}").exists()  # a zombie
     assert not find_leftovers(run_id)[0].is_running
