@@ -97,6 +97,35 @@ def test_who_waited_in_vain_for_rank_0_does_not_at_once_wait_again(segments: lis
     assert ask_for(leader, 1) == [False]
 
 
+def test_rank_0_waits_for_all_of_them(monkeypatch):
+    monkeypatch.setattr(agree, "_LEADER_WAITS_S", 1e9)
+    with ranks_segments(3) as segments:
+        answers: list[bool] = []
+        leader = threading.Thread(target=lambda: answers.extend(ask_for(agreements(segments)[0], 1)))
+        segments[1].header["ready_launch"] = 1
+        leader.start()
+        time.sleep(0.1)
+        segments[2].header["ready_launch"] = 1
+        leader.join()
+        assert answers == [True]
+
+
+def test_what_rank_0_says_as_one_gives_up_counts(segments: list[Segment], monkeypatch):
+    """It had looked just before; it samples, and would wait for that rank."""
+    monkeypatch.setattr(agree, "_FOLLOWER_WAITS_S", 0.05)
+    monkeypatch.setattr(agree, "_LAST_WORD_S", 1e9)
+    _, follower = agreements(segments)
+    answers: list[bool] = []
+    waits = threading.Thread(target=lambda: answers.extend(ask_for(follower, 1)))
+    waits.start()
+    for ready in (1, 0):
+        while segments[1].header["ready_launch"] != ready:
+            time.sleep(0.001)
+    segments[0].header["decision"] = 2 * 1 + 1
+    waits.join()
+    assert answers == [True]
+
+
 class CoupledRank(threading.Thread):
     """Passes its launches at a pace of its own, late now and then, but as kernels have it: three ahead at most."""
 

@@ -85,6 +85,8 @@ def test_what_a_killed_rank_left_is_listed_and_saved(rank, tmp_path):
     assert f"report {tmp_path / 'capture'}" in saved.stderr
     timeline = load(tmp_path / "capture")
     assert [one.state for one in timeline.ranks] == ["salvaged"]
+    contents = json.loads((tmp_path / "capture" / "capture.json").read_text())
+    assert [(one["rank"], one["state"]) for one in contents["ranks"]] == [(0, "salvaged")]
     assert len(timeline.spans) >= 2 * 2 * 3
     assert list_segments(run_id) == []
     again = command(run_id)

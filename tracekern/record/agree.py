@@ -80,8 +80,6 @@ class SampleAgreement:
         """
         own = self._headers[self._rank]
         own["leaving"] = _LEAVES if in_order else _LEAVES_IN_DISORDER
-        if not in_order:
-            return False
         everybody = self._headers
         _poll(
             lambda: (
@@ -97,13 +95,13 @@ class SampleAgreement:
         return in_order
 
     def _is_dead(self, rank: int, header: Any) -> bool:
-        """Of another rank that has not closed: is its process gone? Its lock is; its parent may keep a zombie."""
-        if rank == self._rank or int(header["leaving"]):
+        """Of a rank that does not close yet: is its process gone? Its lock is; its parent may keep a zombie."""
+        if int(header["leaving"]):
             return False
         try:
-            return not has_owner(self._names[rank]) and not int(header["leaving"])
-        except FileNotFoundError:  # closed, or saved for it
-            return not int(header["leaving"])
+            return not has_owner(self._names[rank])
+        except FileNotFoundError:  # saved for it
+            return True
 
     def _lead(self) -> bool:
         """Whether all others come to this launch in time, and none of them is further already."""
@@ -125,8 +123,6 @@ class SampleAgreement:
         def is_decided() -> bool:
             return bool(self._leader[_DECISION] >> 1 >= self._launch)
 
-        if is_decided():
-            return False
         self._own[_READY] = self._launch
         if not _poll(is_decided, _FOLLOWER_WAITS_S):
             self._own[_READY] = 0
