@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -21,6 +22,15 @@ def test_what_the_hearer_of_lines_raises_ends_the_run_and_is_raised(lines: int):
     program = f"for _ in range({lines}): print('said')\nimport time; time.sleep(100)"
     with pytest.raises(ArithmeticError, match="said"):
         launch_ranks(2, [sys.executable, "-uc", program], on_line=refuse)
+
+
+def test_a_process_that_a_rank_leaves_behind_keeps_nobody_waiting():
+    """It holds the end of the pipe that the rank wrote to."""
+    program = "import subprocess; print(subprocess.Popen(['sleep', '100'], start_new_session=True).pid)"
+    pids: list[int] = []
+    (end,) = launch_ranks(1, [sys.executable, "-c", program], on_line=lambda _, line: pids.append(int(line)))
+    assert (end.returncode, end.stopped) == (0, False)
+    os.kill(pids[0], signal.SIGKILL)
 
 
 def test_lines_are_printed_whatever_the_encoding_of_the_terminal():

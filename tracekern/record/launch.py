@@ -138,7 +138,6 @@ class _Run:
         """Returns when all ended, or when those left have had their time."""
         deadline = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
         interrupts: list[int] = []
-        has_failed = False
         with _on_signal(signal.SIGINT, lambda number, frame: interrupts.append(number)):
             self._start_readers()  # here: whoever sees a line of a rank may press Ctrl-C
             while self.running() and time.monotonic() < deadline and self.problem is None:
@@ -148,8 +147,7 @@ class _Run:
                     interrupts.clear()
                     self._signal(signal.SIGINT)
                     deadline = min(deadline, time.monotonic() + kill_after_s)
-                if not has_failed and any(process.returncode for process in self.processes):
-                    has_failed = True
+                if any(process.returncode for process in self.processes):
                     deadline = min(deadline, time.monotonic() + kill_after_s)
         self._tell_started()
 
