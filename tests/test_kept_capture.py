@@ -20,6 +20,7 @@ from tracekern.record.salvage import find_leftovers, salvage_run
 from tracekern.record.segment import Segment
 from tracekern.record.segment_names import list_segments
 from tracekern.record.session import capture
+from tracekern.record.snapshot import snapshot_run
 
 LIMIT_S = 30.0
 FLIGHT: dict[str, Any] = {"keep": "last", "sink": "device", "max_bytes": 1 << 20, "clocks": False}
@@ -161,8 +162,10 @@ def test_one_that_hangs_is_waited_for_no_longer_than_told(tmp_path, keepers, mon
     device = KeptDevice()
     with capture(tmp_path / "capture", device=device, **FLIGHT) as session:
         record(session)
-        assert not keeper.ask_keeper(session.segment.name)
+        taker = fork(lambda: snapshot_run(session.run_id, tmp_path / "now"))
+        assert os.waitpid(taker, 0)[1] == 0
         device.lost = "the kernel trapped"
+    assert dump_in(tmp_path / "now").metadata["launches_lost"] == 1
     assert dump_in(tmp_path / "capture").metadata["launches_lost"] == 1
     assert "the keeper said nothing (timed out)" in caplog.text
     assert keepers[0].returncode == -signal.SIGKILL
@@ -193,6 +196,18 @@ def test_a_killed_rank_is_salvaged_though_nobody_has_buried_it(tmp_path, kill):
     assert counts_in(tmp_path / "capture") == [24]
     assert list_segments(run_id) == []
     os.waitpid(rank, 0)
+
+
+def test_a_snapshot_of_a_dead_rank_waits_for_its_keeper(tmp_path, monkeypatch):
+    monkeypatch.setenv("KEEPER_COPIES_IN_S", "0.5")
+    ready, is_ready = os.pipe()
+    rank = fork(lambda: record_until_killed(tmp_path / "capture", is_ready))
+    run_id = os.read(ready, 100).decode()
+    os.kill(rank, signal.SIGKILL)
+    os.waitpid(rank, 0)
+    assert snapshot_run(run_id, tmp_path / "now") == [0]
+    assert counts_in(tmp_path / "now") == [24]
+    assert salvage_run(run_id) == {0}
 
 
 @pytest.mark.parametrize("pid", [1, 1 << 30])

@@ -115,7 +115,7 @@ def test_a_second_one_takes_the_place_of_the_first(start, tmp_path):
     _, run_id = start(ONE_LAUNCH, max_bytes=1 << 20)
     first = command(run_id, "-o", str(tmp_path / "now"))
     assert first.stdout == f"run {run_id}: what rank 0 of 1 recorded so far -> {tmp_path / 'now'}\n"
-    assert f"report {tmp_path / 'now'}" in first.stderr
+    assert first.stderr.endswith(f"report {tmp_path / 'now'}\n")
     assert command(run_id, "-o", str(tmp_path / "now")).returncode == 0
     assert load(tmp_path / "now").ranks[0].state == "running"
 
@@ -163,6 +163,7 @@ def test_several_open_captures_are_told_apart_by_name(start, tmp_path):
     try:
         assert json.loads(command(run_id, "-o", str(tmp_path / "a"), "--json").stdout)["run_id"] == run_id
         assert json.loads(command(f"{run_id}.1", "-o", str(tmp_path / "b"), "--json").stdout)["run_id"] == f"{run_id}.1"
+        assert command(f"{run_id}.1", "-o", str(tmp_path / "b")).stderr.endswith(f"report {tmp_path / 'b'} --partial\n")
     finally:
         second.close()
 

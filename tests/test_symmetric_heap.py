@@ -136,6 +136,27 @@ def test_a_rank_that_connects_and_hands_over_nothing_is_told(stays: bool, why: s
     assert told == f"rank 0: ranks 1 did not hand over their memory ({why}); see which one died"
 
 
+def miss_a_barrier(group: Group) -> str:
+    comm = Communicator(group, 1 << 20, 0.3)
+    try:
+        if group.rank == 0:
+            comm.barrier()
+    except CommTimeout as error:
+        return str(error)
+    finally:
+        group.barrier()
+    return ""
+
+
+def test_who_misses_a_barrier_of_ranks_is_named_and_the_barrier():
+    pool = RankPool(2)
+    try:
+        told, _ = pool.call(miss_a_barrier)
+    finally:
+        pool.close()
+    assert re.search(r"^rank 0 rank_barrier block 0 warp 0 gave up on rank 1 after ", told), told
+
+
 @pytest.mark.parametrize("backend", ["gpu", "CPU", ""])
 def test_a_backend_that_there_is_not_is_no_cpu(backend: str):
     with pytest.raises(BadInput, match=f"backend is '{backend}'; wanted 'cpu' or 'cuda'"):
