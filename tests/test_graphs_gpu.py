@@ -126,6 +126,7 @@ def test_the_size_that_is_named_is_enough_for_all_replays(tmp_path, caplog):
             for _ in range(20):
                 graph.replay()
             torch.cuda.synchronize()
+        assert graph.lost_records == 0, "they ran untraced"
         return graph.lost_replays
 
     few = lost(32 << 20)  # a call has 4 kernels of 256 tracks with 4 KiB each
@@ -136,6 +137,25 @@ def test_the_size_that_is_named_is_enough_for_all_replays(tmp_path, caplog):
     found = re.fullmatch(rf"{4 * few} launches ran unrecorded; max_bytes=(\d+) would have been enough", said)
     assert found, said
     assert lost(int(found[1])) == 0
+
+
+@pytest.mark.gpu
+def test_a_flight_recorder_without_room_for_a_graph_says_so_at_once_and_costs_nothing(tmp_path, caplog):
+    require_gpus(1)
+    pipeline, tensors = one_rank()
+    out = torch.empty_like(tensors[0])
+    with capture(tmp_path, device=pipeline.comm.device, keep="last", max_bytes=1 << 20) as session:
+        graph = session.graph(lambda: pipeline(*tensors, out=out, capture=session), name="decode")
+        assert re.search(
+            r"graph decode: a replay takes \d{7} bytes, and only \d{6,7} of max_bytes are left", caplog.text
+        )
+        for _ in range(20):
+            graph.replay()
+        torch.cuda.synchronize()
+        assert graph._ring.replays == 0, "of the traced instance"
+    assert graph.lost_replays == 20
+    assert "20 of 20 traced replays ran unrecorded; max_bytes was used up for 20" in caplog.text
+    assert "for a flight recorder to use it again" in caplog.text
 
 
 @pytest.mark.gpu

@@ -191,6 +191,44 @@ def test_where_a_graph_finds_no_room_it_takes_none():
         assert sets.without_room == 4
 
 
+def test_a_full_capture_says_that_no_set_will_ever_come():
+    with flight(num_sets=6, recycles=False) as (_, gpu, sets):
+        said = []
+        for _ in range(20):
+            said.append(sets.lay_ready())
+            gpu.asked += 1
+            gpu.step()
+        assert said == [True] * 6 + [False] * 14, "the early one is used first"
+
+
+@pytest.mark.parametrize(("num_sets", "recorded"), [(0, 0), (1, 1)])
+def test_a_flight_recorder_with_too_few_sets_to_use_one_again_says_so(num_sets: int, recorded: int):
+    with flight(num_sets) as (_, gpu, sets):
+        said = []
+        for _ in range(20):
+            said.append(sets.lay_ready())
+            gpu.asked += said[-1]
+            gpu.step()
+        assert said == [True] * recorded + [False] * (20 - recorded)
+        assert len(gpu.recorded) == recorded
+
+
+def test_the_fewest_sets_are_enough_for_a_host_that_waits_for_each_replay():
+    with flight(num_sets=2) as (_, gpu, sets):
+        assert sets.fewest == 2
+        for _ in range(40):
+            assert sets.lay_ready()
+            gpu.asked += 1
+            gpu.step()
+        assert len(gpu.recorded) == 40
+
+
+def test_a_host_that_is_late_is_not_a_full_capture():
+    with flight(num_sets=9, slots=3, recycles=False) as (_, _, sets):
+        assert all(sets.lay_ready() for _ in range(10))
+        assert sets.without_slot
+
+
 def test_what_led_to_a_hang_is_kept_however_far_the_host_goes_on(tmp_path: Path):
     with flight(num_sets=8) as (segment, gpu, sets):
         for _ in range(30):

@@ -103,7 +103,7 @@ def test_the_size_that_is_named_is_enough_for_regions_that_are_reserved_ahead(tm
             for grid in (1, 4, 16, 64, 132):
                 for _ in range(17):
                     session.launch(f"grid of {grid}", grid=grid, warps=4, events=TABLE)
-            return why_refused(session.segment.header.copy())
+            return why_refused(session.segment.header.copy(), "first")
 
     enough = int(record(1 << 20).partition("max_bytes=")[2].split()[0])
     assert record(enough) == ""
@@ -126,5 +126,17 @@ def test_why_launches_ran_unrecorded(changed: dict, said: str):
         "arena_cursor": 4100,
     }
     header["arena_bytes"] = 4200
-    assert said in why_refused({**header, **changed})
-    assert why_refused({**header, "launches_refused": 0}) == ""
+    assert said in why_refused({**header, **changed}, "first")
+    assert why_refused({**header, "launches_refused": 0}, "first") == ""
+
+
+def test_a_flight_recorder_is_not_told_to_keep_all(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """It named room for every launch that ever ran: 38 GB for an hour."""
+    with capture(tmp_path, keep="last", max_bytes=20_000, records_per_track=1000) as session:
+        size = 0
+        for _ in range(5):
+            assert not launch(session, grid=8).traced
+            size = max(size, int(session.segment.header["refused_bytes"]) // 5)
+    assert size > 8 * 2 * 1000 * 16
+    said = f"5 launches ran unrecorded; max_bytes=20480 has room for too few of {size} bytes each for a flight recorder"
+    assert said in caplog.text

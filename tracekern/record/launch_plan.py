@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -81,13 +81,15 @@ class LaunchPlan:
         return fmt.LAUNCH_DESCRIPTOR.itemsize + headers + fmt.align_up(records)
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(NamedTuple):
     """Where a launch records: descriptor, headers and records, one behind the other."""
 
     launch_idx: int
     offset: int
     """From the segment's start."""
+    headers: int
+    records: int
+    """Addresses that kernels write to, as the descriptor has them."""
 
 
 def _row(dtype: np.dtype[Any], values: dict[str, Any]) -> bytes:

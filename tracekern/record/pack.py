@@ -179,7 +179,7 @@ def _metadata(
         "launches_lost": num_lost,
         "launches_refused": int(segment.header["launches_refused"]),
         "refused_bytes": int(segment.header["refused_bytes"]),
-        "refused_text": why_refused(segment.header),
+        "refused_text": why_refused(segment.header, str(segment.metadata.get("keep"))),
         "host_spans_lost": int(segment.header["host_spans_lost"]),
         "clock_samples_lost": int(segment.header["samples_lost"]),
         **{key: part.as_json() for key, part in parts.items()},

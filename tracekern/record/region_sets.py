@@ -53,10 +53,12 @@ class RegionSets:
         oldest replay gives its regions; of a flight recorder.
         """
         self.set_bytes = sum(plan.region_bytes for plan in plans)
+        self.fewest = 2 if recycles else 1
+        """Sets that there has to be room for: one alone waits for its replay, or may still be written to."""
         self.without_slot = self.without_room = 0  # replays that ran unrecorded
         self._segment, self._ring, self._plans = segment, ring, plans
         self._mirror_offset, self._max_ahead, self._recycles = mirror_offset, max_ahead, recycles
-        self._spare: list[deque[Region]] = [deque() for _ in plans]
+        self._spare: list[list[Region]] = [[] for _ in plans]
         """Of each plan those that make no set: another plan found less room."""
         self._free: deque[_RegionSet] = deque()
         self._laid: deque[_RegionSet] = deque()
@@ -65,19 +67,22 @@ class RegionSets:
         self._next_batch = 8
         self._is_ahead = False
 
-    def lay_ready(self) -> None:
+    def lay_ready(self) -> bool:
         """One set for the replay that starts now, behind one that is ready early: the GPU fetches it beside the replay
-        before. Without room, or with all slots taken, it runs unrecorded.
+        before. Without room, or with all slots taken, it runs unrecorded. False: so do all that come after it.
         """
         self._is_ahead = self._is_ahead or self._lay_set()
         if self._lay_set():
-            return
+            return True
         if self._is_ahead:
             self._is_ahead = False
-        elif self._free:
+            return True
+        if self._free:
             self.without_slot += 1
-        else:
-            self.without_room += self._segment.arena_room < self.set_bytes
+            return True
+        has_room = self._segment.arena_room >= self.set_bytes
+        self.without_room += not has_room
+        return has_room or len(self._laid) >= self.fewest
 
     def _lay_set(self) -> bool:
         if not self._free:
@@ -99,13 +104,11 @@ class RegionSets:
         count = batch_size(self._next_batch, segment, self._plans)
         for plan, spare in zip(self._plans, self._spare, strict=True):
             spare.extend(segment.reserve_regions(plan, count - len(spare), self._mirror_offset))
-        while all(self._spare):
-            regions = tuple(spare.popleft() for spare in self._spare)
-            where = np.zeros(len(regions), fmt.REGION)
-            for row, region in enumerate(regions):
-                descriptor = segment.descriptor(region.offset)
-                where[row] = descriptor["headers"], descriptor["records"]
-            self._free.append(_RegionSet(regions, where))
+        whole = min(map(len, self._spare))
+        sets = list(zip(*(spare[:whole] for spare in self._spare), strict=True))
+        self._spare = [spare[whole:] for spare in self._spare]
+        where = np.array([[(region.headers, region.records) for region in regions] for regions in sets], fmt.REGION)
+        self._free.extend(map(_RegionSet, sets, where))
         self._next_batch = min(2 * self._next_batch, self._max_ahead)
 
     def _reuse(self) -> None:
@@ -116,8 +119,6 @@ class RegionSets:
         if num_to_come >= len(self._laid) // 2:
             return
         regions, where = self._laid.popleft()
-        for row, region in enumerate(regions):
-            generation = self._segment.renew_region(region)
-            address = int(where["headers"][row]) & (1 << fmt.ADDRESS_BITS) - 1
-            where["headers"][row] = generation << fmt.ADDRESS_BITS | address
+        renew = self._segment.renew_region
+        where["headers"] = [renew(region) << fmt.ADDRESS_BITS | region.headers for region in regions]
         self._free.append(_RegionSet(regions, where))

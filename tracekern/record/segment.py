@@ -30,6 +30,7 @@ def _word_of(dtype: Any, field: str) -> int:
 
 
 _DESCRIPTOR_WARPS_GENERATION = _word_of(fmt.LAUNCH_DESCRIPTOR, "warps_per_block")
+_DESCRIPTOR_REPLAY = _word_of(fmt.LAUNCH_DESCRIPTOR, "replay")
 _ENTRY_WORDS = fmt.LAUNCH_ENTRY.itemsize // 4
 _FLAGS, _GENERATION, _ORDER, _SEQUENCE, _EPOCH = (
     _word_of(fmt.LAUNCH_ENTRY, field) for field in ("flags", "generation", "order", "sequence", "epoch")
@@ -203,7 +204,8 @@ class Segment:
         whole[:] = descriptors.view(np.uint8).reshape(whole.shape)
         self._bytes[entries_at : entries_at + entries.nbytes] = entries.view(np.uint8)
         self.header["num_launches"] = first_idx + count
-        return [Region(first_idx + i, offset) for i, offset in enumerate(offsets.tolist())]
+        places = offsets, descriptors["headers"], descriptors["records"]
+        return list(map(Region, range(first_idx, first_idx + count), *(place.tolist() for place in places)))
 
     def start_launch(self, region: Region, sequence: int, epoch: int) -> None:
         """A launch of the region's plan is going to use it: the first one, or the next of a flight recorder."""
@@ -224,7 +226,8 @@ class Segment:
 
     def renew_region(self, region: Region) -> int:
         """A replay of a graph is going to use it once more: the generation that it gets."""
-        self.descriptor(region.offset)["replay"] = 0  # first of all: until a replay takes it, it is nobody's
+        # First of all: until a replay takes it, it is nobody's.
+        self.words[region.offset // 4 + _DESCRIPTOR_REPLAY] = 0
         entry = self._entries_word + region.launch_idx * _ENTRY_WORDS
         self.words[entry + _ORDER] = self._num_started & 0xFFFFFFFF
         return self._next_generation(entry)

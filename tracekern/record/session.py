@@ -187,7 +187,7 @@ class Capture:
                 _still_written.append(self.segment)
             self.segment.close()
             self.group.close()
-        if why := why_refused(self.segment.header):
+        if why := why_refused(self.segment.header, self._selection.keep):
             _log.warning("capture %s: %s", self.directory, why)
         _log.info("capture %s: rank %d held %d bytes", self.directory, self.group.rank, self.footprint_bytes)
 
@@ -281,11 +281,11 @@ class Capture:
             raise
         return graph
 
-    def before_replay(self, lay_ready: Callable[[], None]) -> None:
+    def before_replay(self, lay_ready: Callable[[], bool]) -> bool:
         """For TracedGraph: clocks are sampled between replays as between launches, and regions reserved."""
         with self._lock:
             self._clocks.before_launch()
-            lay_ready()
+            return lay_ready()
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:

@@ -13,14 +13,21 @@ _MARGIN_SHARE = 8
 multiple of 4 GiB may be left free."""
 
 
-def why_refused(header: Any) -> str:
-    """Of a SEGMENT_HEADER: how many launches ran unrecorded, and what they lacked; "" where none did."""
+def why_refused(header: Any, keep: str) -> str:
+    """Of a SEGMENT_HEADER: how many launches ran unrecorded, and what they lacked; "" where none did. keep: "first" or
+    "last", of a flight recorder, which needs room for a few launches and not for all.
+    """
     refused, capacity = int(header["launches_refused"]), int(header["launches_capacity"])
     if not refused:
         return ""
     wanted = int(header["arena_cursor"]) + int(header["refused_bytes"]) + _MARGIN_BYTES
     if int(header["num_launches"]) >= capacity:
         lacked = f"a capture holds {capacity} at most: record some with every=, or keep='last'"
+    elif wanted > int(header["arena_bytes"]) and keep == "last":
+        lacked = (
+            f"max_bytes={int(header['arena_bytes'])} has room for too few of {int(header['refused_bytes']) // refused} "
+            "bytes each for a flight recorder to use it again: raise it, or lower records_per_track"
+        )
     elif wanted > int(header["arena_bytes"]):
         lacked = f"max_bytes={wanted + wanted // _MARGIN_SHARE} would have been enough"
     else:
