@@ -216,10 +216,19 @@ def test_rates_of_graphs():
         )
         for sink in ("device", "host")
     }
-    longer = {
-        row["tokens"]: row["on_us"] - row["off_us"] for row in results("graphs")["rows"] if row["sink"] == "device"
-    }
-    assert f"took {longer[1]:.0f} us longer at 1 token and {longer[256]:.0f} at 256" in text_of("graphs.md")
+    into_device = {row["tokens"]: row for row in results("graphs")["rows"] if row["sink"] == "device"}
+    longer, first = (
+        [f"{into_device[tokens][slow] - into_device[tokens][fast]:.0f}" for tokens in (1, 256)]
+        for slow, fast in (("on_us", "off_us"), ("first_on_us", "on_us"))
+    )
+    assert f"took {longer[0]} us longer at 1 token and {longer[1]} at 256" in text_of("graphs.md")
+    few = results("graphs")["replays"]
+    assert f"Each of the first {few} took {first[0]} and {first[1]} us more" in text_of("graphs.md")
+    on, off = (
+        f"{min(times):.0f} to {max(times):.0f}"
+        for times in ([row[key] for row in into_device.values()] for key in ("host_on_us", "host_off_us"))
+    )
+    assert f"took its host {on} us, an untraced one {off}." in text_of("graphs.md")
     told = f"nothing was lost at {best['device']:.1f} GB/s into device and {best['host']:.1f} GB/s into host memory"
     assert told in text_of("graphs.md")
     assert f"`benchmarks/graphs.py`, {day('graphs')}" in text_of("graphs.md")
