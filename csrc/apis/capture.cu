@@ -58,7 +58,7 @@ void register_graph_ring(py::module_& extension) {
         .def("begin_capture", &GraphRing::begin_capture, py::arg("stream"))
         .def("end_capture", &GraphRing::end_capture, py::arg("stream"))
         .def("add_launch", &add_launch, py::arg("descriptor"), py::arg("num_tracks"))
-        .def("finish", &GraphRing::finish, py::arg("mirror_offset"))
+        .def("finish", &GraphRing::finish, py::arg("mirror_offset"), py::arg("counts"))
         .def("place", &place, py::arg("regions"))
         .def("settle", &GraphRing::settle)
         .def_property_readonly("num_used", &GraphRing::num_used)

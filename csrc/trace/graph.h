@@ -29,11 +29,11 @@ struct alignas(16) GraphTrace {
     ReplayRegion* next;         // [num_launches] the set of the next replay, if has_next
     ReplayRegion* current;      // [num_launches] where the kernels of the replay under way record
     const ReplayRegion* spare;  // [num_launches] count only, into `counters`
-    TrackHeader* counters;      // [num_counters] one for each track of all launches
+    TrackHeader* counters;      // one for each track of all launches
     uint64_t mirror_offset;     // of a track header: its address less its address in the arena
     uint32_t num_slots;
     uint32_t num_launches;
-    uint32_t num_counters;
+    uint32_t num_counters;  // to add up after a replay that used them
     uint16_t has_next;
     uint16_t is_spare;  // the last replay only counted
     uint64_t fetched;

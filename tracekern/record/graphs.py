@@ -76,7 +76,7 @@ class TracedGraph:
         flags = fmt.ENTRY_IN_GRAPH | (fmt.ENTRY_MIRRORED if mirrored else 0)
         self._plans = [dataclasses.replace(plan, flags=flags) for plan in self._plans]
         mirror_offset = self._device.mirror_offset() if mirrored else 0
-        self._ring.finish(mirror_offset)
+        self._ring.finish(mirror_offset, counts=not self._recycles)
         ahead = self._device.max_regions_ahead
         segment = self._capture.segment
         self._sets = RegionSets(segment, self._ring, self._plans, mirror_offset, ahead, self._recycles)
