@@ -223,7 +223,7 @@ def test_rates_of_graphs():
     )
     assert f"took {longer[0]} us longer at 1 token and {longer[1]} at 256" in text_of("graphs.md")
     few = results("graphs")["replays"]
-    assert f"Each of the first {few} took {first[0]} and {first[1]} us more" in text_of("graphs.md")
+    assert f"The first {few} took {first[0]} and {first[1]} us more than the later ones" in text_of("graphs.md")
     on, off = (
         f"{min(times):.0f} to {max(times):.0f}"
         for times in ([row[key] for row in into_device.values()] for key in ("host_on_us", "host_off_us"))

@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -75,6 +76,14 @@ def test_ranks_that_ask_for_different_sizes_are_told_and_can_ask_again():
     assert [line for line in lines if line.startswith("told")] == [told] * 3
 
 
+@pytest.fixture
+def pair() -> Iterator[RankPool]:
+    """Two ranks, and for the next test two others: these change how long they wait."""
+    pool = RankPool(2)
+    yield pool
+    pool.close()
+
+
 def exchange_with_a_rank_that_dies(group: Group, listens: bool) -> str:
     """What rank 0 is told of a rank 1 that died as soon as it had said where it listens, or a little later."""
     address = f"\0tracekern-{os.getppid()}"  # the ranks have one parent
@@ -96,12 +105,8 @@ def exchange_with_a_rank_that_dies(group: Group, listens: bool) -> str:
 
 
 @pytest.mark.parametrize(("listens", "why"), [(False, "Connection refused"), (True, "timed out")])
-def test_a_rank_that_dies_while_memory_is_handed_over_is_told(listens: bool, why: str):
-    pool = RankPool(2)
-    try:
-        told, _ = pool.call(exchange_with_a_rank_that_dies, listens)
-    finally:
-        pool.close()
+def test_a_rank_that_dies_while_memory_is_handed_over_is_told(pair: RankPool, listens: bool, why: str):
+    told, _ = pair.call(exchange_with_a_rank_that_dies, listens)
     assert re.fullmatch(rf"rank 0: ranks 1 did not hand over their memory \(.*{why}\); see which one died", told)
 
 
@@ -127,12 +132,8 @@ def exchange_with_a_rank_that_hands_over_nothing(group: Group, stays: bool) -> s
 
 
 @pytest.mark.parametrize(("stays", "why"), [(False, "the connection ended"), (True, "timed out")])
-def test_a_rank_that_connects_and_hands_over_nothing_is_told(stays: bool, why: str):
-    pool = RankPool(2)
-    try:
-        told, _ = pool.call(exchange_with_a_rank_that_hands_over_nothing, stays)
-    finally:
-        pool.close()
+def test_a_rank_that_connects_and_hands_over_nothing_is_told(pair: RankPool, stays: bool, why: str):
+    told, _ = pair.call(exchange_with_a_rank_that_hands_over_nothing, stays)
     assert told == f"rank 0: ranks 1 did not hand over their memory ({why}); see which one died"
 
 
@@ -148,12 +149,8 @@ def miss_a_barrier(group: Group) -> str:
     return ""
 
 
-def test_who_misses_a_barrier_of_ranks_is_named_and_the_barrier():
-    pool = RankPool(2)
-    try:
-        told, _ = pool.call(miss_a_barrier)
-    finally:
-        pool.close()
+def test_who_misses_a_barrier_of_ranks_is_named_and_the_barrier(pair: RankPool):
+    told, _ = pair.call(miss_a_barrier)
     assert re.search(r"^rank 0 rank_barrier block 0 warp 0 gave up on rank 1 after ", told), told
 
 

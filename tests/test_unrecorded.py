@@ -138,5 +138,8 @@ def test_a_flight_recorder_is_not_told_to_keep_all(tmp_path: Path, caplog: pytes
             assert not launch(session, grid=8).traced
             size = max(size, int(session.segment.header["refused_bytes"]) // 5)
     assert size > 8 * 2 * 1000 * 16
-    said = f"5 launches ran unrecorded; max_bytes=20480 has room for too few of {size} bytes each for a flight recorder"
+    said = (
+        "5 launches ran unrecorded; a flight recorder uses its regions again, and max_bytes=20480 has room for too few "
+        f"of {size} bytes: raise it, or lower records_per_track"
+    )
     assert said in caplog.text

@@ -80,14 +80,10 @@ class TracedGraph:
         ahead = self._device.max_regions_ahead
         segment = self._capture.segment
         self._sets = RegionSets(segment, self._ring, self._plans, mirror_offset, ahead, self._recycles)
-        if segment.arena_room < self._sets.fewest * self._sets.set_bytes:
-            _log.warning(
-                "graph %s: a replay takes %d bytes, and only %d of max_bytes are left: raise it, or lower "
-                "records_per_track",
-                self.name,
-                self._sets.set_bytes,
-                segment.arena_room,
-            )
+        wanted, room = self._sets.fewest * self._sets.set_bytes, segment.arena_room
+        if room < wanted:
+            needs = f"its replays take {wanted} bytes at least, and only {room} of max_bytes are left"
+            _log.warning("graph %s: %s: raise it, or lower records_per_track", self.name, needs)
 
     def add_launch(self, plan: LaunchPlan) -> int:
         """Address of the descriptor for a launch inside run(); 0 in the untraced instance. For Capture.launch()."""

@@ -54,7 +54,7 @@ class RegionSets:
         """
         self.set_bytes = sum(plan.region_bytes for plan in plans)
         self.fewest = 2 if recycles else 1
-        """Sets that there has to be room for: one alone waits for its replay, or may still be written to."""
+        """Sets that there has to be room for: one alone is never used again, as it may still be written to."""
         self.without_slot = self.without_room = 0  # replays that ran unrecorded
         self._segment, self._ring, self._plans = segment, ring, plans
         self._mirror_offset, self._max_ahead, self._recycles = mirror_offset, max_ahead, recycles
