@@ -26,8 +26,8 @@ def why_refused(header: Any, keep: str) -> str:
     elif wanted > int(header["arena_bytes"]) and keep == "last":
         max_bytes, each = int(header["arena_bytes"]), int(header["refused_bytes"]) // refused
         lacked = (
-            f"a flight recorder uses its regions again, and max_bytes={max_bytes} has room for too few of {each} bytes: "
-            "raise it, or lower records_per_track"
+            f"a flight recorder uses its regions again, and max_bytes={max_bytes} has room for too few of {each} "
+            "bytes: raise it, or lower records_per_track"
         )
     elif wanted > int(header["arena_bytes"]):
         lacked = f"max_bytes={wanted + wanted // _MARGIN_SHARE} would have been enough"
