@@ -67,17 +67,17 @@ def measure(num_spans: int, rounds: int) -> Measured:
     from analysis_timeline import make_timeline
 
     from tracekern.analysis.balance import analyze_balance
-    from tracekern.analysis.causes import analyze_causes
-    from tracekern.analysis.critical_path import critical_path
+    from tracekern.analysis.causes.analyze import analyze_causes
+    from tracekern.analysis.critical_path.analyze import critical_path
     from tracekern.analysis.doubt import blame_ranks
-    from tracekern.analysis.event_graph import build_graph
     from tracekern.analysis.findings import find
     from tracekern.analysis.imbalance import work_imbalance
     from tracekern.analysis.matrix import find_abnormal, wait_matrix
     from tracekern.analysis.summary import summarize
     from tracekern.analysis.time_shares import share_time
-    from tracekern.analysis.wait_statistics import wait_statistics
-    from tracekern.analysis.waits import analyze_waits
+    from tracekern.analysis.waits.analyze import analyze_waits
+    from tracekern.analysis.waits.event_graph import build_graph
+    from tracekern.analysis.waits.statistics import wait_statistics
 
     timeline = make_timeline(num_spans)
     waits, graph = analyze_waits(timeline), build_graph(timeline)

@@ -55,10 +55,10 @@ def run_rank(directory: Path, num_captures: int, seconds: float) -> None:
     import torch.distributed as dist
 
     import tracekern
+    from tracekern.comm.group import Group
     from tracekern.moe.pipeline import P2PPipeline
     from tracekern.moe.routing import draw_batch, draw_expert_scale
     from tracekern.moe.shape import MoeShape
-    from tracekern.record.group import Group
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -84,9 +84,9 @@ def judge(directory: Path, index: int) -> CaptureResult:
     """Every event of a capture against where it truly belongs."""
     import tracekern
     from tracekern import _C
-    from tracekern.record.dump import read_dump
-    from tracekern.timeline.clocks import apply_clock
-    from tracekern.timeline.decode import decode
+    from tracekern.dump.reader import read_dump
+    from tracekern.timeline.clocks.fit import apply_clock
+    from tracekern.timeline.decode.decoder import decode
 
     timeline = tracekern.load(directory / f"{index}")
     fits = {rank.rank: rank.clock for rank in timeline.ranks}
@@ -145,7 +145,7 @@ def main() -> int:
     if options.rank_directory:
         run_rank(options.rank_directory, options.captures, options.seconds)
         return 0
-    from tracekern.record.launch import launch_ranks
+    from tracekern.launcher.launch import launch_ranks
 
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, __file__, "--rank-directory", directory]

@@ -41,10 +41,10 @@ def run_rank(directory: Path, seconds: float) -> None:
     from torch.profiler import ProfilerActivity, profile
 
     import tracekern
+    from tracekern.comm.group import Group
     from tracekern.moe.pipeline import P2PPipeline
     from tracekern.moe.routing import draw_batch, draw_expert_scale
     from tracekern.moe.shape import MoeShape
-    from tracekern.record.group import Group
 
     dist.init_process_group("gloo")
     group = Group.discover()
@@ -75,10 +75,10 @@ Trips = dict[tuple[int, int], dict[int, np.ndarray]]
 
 def residuals(directory: Path) -> tuple[Trips, set[int]]:
     """Of the fastest tenth of each round; and the rounds that were held out of the fit."""
-    from tracekern.record.dump import read_dump
-    from tracekern.record.format import SampleKind
-    from tracekern.timeline.clocks import apply_clock, fit_clocks
-    from tracekern.timeline.decode import decode
+    from tracekern.dump.format import SampleKind
+    from tracekern.dump.reader import read_dump
+    from tracekern.timeline.clocks.fit import apply_clock, fit_clocks
+    from tracekern.timeline.decode.decoder import decode
 
     dumps = [read_dump(path) for path in sorted(directory.glob("rank_*.tkdump"))]
     samples = np.concatenate([dump.clock_samples() for dump in dumps])
@@ -122,7 +122,7 @@ def closures(found: dict[tuple[int, int], dict[int, float]]) -> list[float]:
 
 def steps_of_clocks(directory: Path) -> list[int]:
     """Of each rank, in ticks, as probed when the capture opened."""
-    from tracekern.record.dump import peek_metadata
+    from tracekern.dump.reader import peek_metadata
 
     return [peek_metadata(path)["clock"]["resolution_ticks"] for path in sorted(directory.glob("rank_*.tkdump"))]
 
@@ -130,7 +130,7 @@ def steps_of_clocks(directory: Path) -> list[int]:
 def containment(directory: Path) -> dict[str, Any]:
     """Kernels by torch.profiler against what the launch of the same number recorded, on the host's clock."""
     import tracekern
-    from tracekern.timeline.clock_host import apply_host
+    from tracekern.timeline.clocks.host import apply_host
     from tracekern.timeline.model import OPEN_END, TrackKind
 
     timeline = tracekern.load(directory / "profiled")
@@ -147,7 +147,7 @@ def containment(directory: Path) -> dict[str, Any]:
             if event.get("cat") == "kernel"
         )
         for name in ("dispatch_send", "dispatch_recv", "combine_send", "combine_recv"):
-            seen = [kernel for kernel in kernels if f"p2p_{name}" in kernel[2]]
+            seen = [kernel for kernel in kernels if f"P2P{name.title().replace('_', '')}<" in kernel[2]]
             launches = [
                 index for index, entry in enumerate(timeline.launches) if (entry.rank, entry.name) == (rank.rank, name)
             ]
@@ -183,7 +183,7 @@ def main() -> int:
         run_rank(options.rank_directory, options.seconds)
         return 0
     require_gpus(options.ranks)
-    from tracekern.record.launch import launch_ranks
+    from tracekern.launcher.launch import launch_ranks
 
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)

@@ -25,12 +25,12 @@ from harness import Table, write_results
 
 from tracekern.analysis.statistics import END_TO_END
 from tracekern.errors import TracekernError
+from tracekern.formatting import metric_value
 from tracekern.gate import baseline
 from tracekern.gate.check import check
 from tracekern.gate.compare import Rules, Verdict, compare, floors, logarithms
 from tracekern.gate.report import Outcome, size
 from tracekern.gate.run import Run, read_run
-from tracekern.words import metric_value
 
 LAUNCHES = Path(__file__).resolve().parent.parent / "traces" / "launches"
 NUMBERS = ("ranks", "tokens", "hidden", "experts", "topk", "iterations", "blocks", "warps")

@@ -64,10 +64,10 @@ def main() -> int:
 
 
 def measure(options: argparse.Namespace) -> list[Row]:
+    from tracekern.comm.group import Group
     from tracekern.moe.pipeline import P2PPipeline
     from tracekern.moe.routing import draw_batch, draw_expert_scale
     from tracekern.moe.shape import MoeShape
-    from tracekern.record.group import Group
 
     shape = MoeShape(max_tokens=max(options.tokens), **SHAPE)
     pipeline = P2PPipeline(Group.discover(), shape, "balanced", backend="cuda", num_blocks=128, warps_per_block=16)

@@ -78,14 +78,14 @@ def build(folder: Path, name: str, include: Path | None = None) -> Path:
 
 def counted_launches(segment: Any) -> list[Any]:
     """Of what ran inside counting(): regions that it reserved for the launches to come stand in the segment, too."""
-    from tracekern.record.format import ENTRY_COUNTED_ONLY
+    from tracekern.dump.format import ENTRY_COUNTED_ONLY
 
     return [entry for entry in segment.launches() if entry["flags"] & ENTRY_COUNTED_ONLY]
 
 
 def bytes_counted(segment: Any) -> int:
     """What the kernels that ran inside counting() store where they are recorded: records, and headers of tracks."""
-    from tracekern.record.format import WIDE_RECORD
+    from tracekern.dump.format import WIDE_RECORD
     from tracekern.record.sinks import STORES_PER_TRACK
 
     headers = [segment.track_headers(entry) for entry in counted_launches(segment)]

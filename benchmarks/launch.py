@@ -60,7 +60,7 @@ def main() -> int:
 
 def run_ranks(num_ranks: int) -> Row:
     """Of all ranks. Raises RuntimeError with their lines where one failed."""
-    from tracekern.record.launch import launch_ranks
+    from tracekern.launcher.launch import launch_ranks
 
     lines: list[list[str]] = [[] for _ in range(num_ranks)]
     with tempfile.TemporaryDirectory() as directory:
@@ -91,7 +91,7 @@ def measure(directory: Path, num_launches: int) -> None:
 
     from tracekern import _C, capture
 
-    number, events = torch.zeros(1), _C.p2p_event_table()
+    number, events = torch.zeros(1), _C.families["p2p"].event_table()
     torch.set_num_threads(1)
     times: dict[str, list[float]] = {"launch_us": [], "torch_us": []}
     with capture(directory, keep="last", records_per_track=16, max_bytes=1 << 20) as session:

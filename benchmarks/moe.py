@@ -95,7 +95,7 @@ def traffic(topk_idx: list[np.ndarray], num_ranks: int, num_experts: int, row_by
 
 def launch(options: argparse.Namespace, what: str, directory: Path, limit_s: float | None = None) -> str:
     """Runs `what` (a part of moe_rank.py) on all ranks; "" or why it failed."""
-    from tracekern.record.launch import launch_ranks
+    from tracekern.launcher.launch import launch_ranks
 
     lines: list[str] = []
 

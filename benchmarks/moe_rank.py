@@ -23,12 +23,12 @@ from moe import SEED, traffic
 from moe_peers import Exchange, Vdev2d, importable_peers, nvshmem
 
 import tracekern
+from tracekern.comm.group import Group
 from tracekern.errors import BadInput
 from tracekern.moe.pipeline import REDUCING, STAGES, P2PPipeline
 from tracekern.moe.reference import rank_reduced_reference, sorted_all_to_all
 from tracekern.moe.routing import Batch, draw_batch, draw_expert_scale
 from tracekern.moe.shape import MoeShape
-from tracekern.record.group import Group
 
 FLUSH_BYTES = 256 << 20
 DELAY_CYCLES = 600_000

@@ -83,7 +83,7 @@ def complaints(rows: list[Row]) -> list[str]:
 
 def run_ranks(num_ranks: int) -> list[list[Row]]:
     """The rows of every rank. Raises RuntimeError with the ranks' lines where one failed."""
-    from tracekern.record.launch import launch_ranks
+    from tracekern.launcher.launch import launch_ranks
 
     lines: list[list[str]] = [[] for _ in range(num_ranks)]
     command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:]]
@@ -98,10 +98,10 @@ def measure(options: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
 
+    from tracekern.comm.group import Group
     from tracekern.moe.pipeline import P2PPipeline
     from tracekern.moe.routing import draw_batch, draw_expert_scale
     from tracekern.moe.shape import MoeShape
-    from tracekern.record.group import Group
 
     if options.ranks > 1:
         dist.init_process_group("gloo")
@@ -125,7 +125,7 @@ def measure_mode(pipeline: Any, tensors: tuple[Any, ...], how: dict[str, Any], n
     """Pairs of untraced and traced calls under one capture."""
     import torch
 
-    from tracekern.record.format import ENTRY_MIRRORED
+    from tracekern.dump.format import ENTRY_MIRRORED
     from tracekern.record.session import capture
 
     out = torch.empty_like(tensors[0])

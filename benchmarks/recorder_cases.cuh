@@ -43,7 +43,7 @@ protected:
     static constexpr uint32_t kSharedBytes = 120 << 10;  // one block an SM
     void start(const BenchArgs& args, const Config& config, void* trace) const {
         BenchArgs copy = args;
-        launch_kernel(kernel, config.num_blocks, config.num_warps * 32, kSharedBytes, 0, {&copy, trace});
+        launch_kernel(kernel, {config.num_blocks, config.num_warps * 32, kSharedBytes}, {&copy, trace});
     }
 
 public:

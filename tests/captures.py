@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from tracekern.record import format as fmt
-from tracekern.record.pack import write_dump
-from tracekern.record.segment import LaunchPlan, Segment
+from tracekern.dump import format as fmt
+from tracekern.segment.launch_plan import LaunchPlan
+from tracekern.segment.pack import write_dump
+from tracekern.segment.writer import SegmentWriter
 
 EVENT_TABLE: dict[str, Any] = {
     "name": "DemoEvent",
@@ -114,7 +115,7 @@ def write_capture(directory: Path, spec: CaptureSpec) -> Path:
     return directory
 
 
-def reserve_launch(segment: Segment, plan: LaunchPlan) -> int | None:
+def reserve_launch(segment: SegmentWriter, plan: LaunchPlan) -> int | None:
     """Address of the LaunchDescriptor of a launch of `plan`, or None when there is no room."""
     regions = segment.reserve_regions(plan, 1)
     if not regions:
@@ -124,13 +125,13 @@ def reserve_launch(segment: Segment, plan: LaunchPlan) -> int | None:
     return segment.address + regions[0].offset
 
 
-def fill_segment(spec: CaptureSpec, rank: int) -> Segment:
+def fill_segment(spec: CaptureSpec, rank: int) -> SegmentWriter:
     """A segment as a rank leaves it. The caller unlinks it."""
     pattern = _group_records(spec, rank)
     needed = spec.groups * len(pattern)
     plans = [_plan(spec, sequence, spec.records_per_track or needed) for sequence in range(spec.launches)]
     arena_bytes = sum(plan.region_bytes for plan in plans) + (1 << 16)
-    segment = Segment.create(
+    segment = SegmentWriter.create(
         f"{spec.run_id}-{os.getpid()}", rank, metadata(spec, rank), arena_bytes, max(1, spec.host_spans)
     )
     for sequence, plan in enumerate(plans):
@@ -208,7 +209,9 @@ def _group_records(spec: CaptureSpec, rank: int) -> list[tuple[int, int, int, st
     return [*rows, (end, 0, 1000, "")]
 
 
-def _write_launch(spec: CaptureSpec, rank: int, segment: Segment, entry: Any, pattern: list[Any], killed: bool) -> None:
+def _write_launch(
+    spec: CaptureSpec, rank: int, segment: SegmentWriter, entry: Any, pattern: list[Any], killed: bool
+) -> None:
     sequence, per_track = int(entry["sequence"]), int(entry["records_per_track"])
     start = START_NS + sequence * spec.groups * GROUP_NS + rank * spec.clock_offset_ns
     groups = np.arange(spec.groups, dtype=np.uint64)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from scenarios import SIGNAL_NS, Scenario
 
-from tracekern.analysis.causes import Target
-from tracekern.analysis.waits import WaitKind, Waits
+from tracekern.analysis.causes.analyze import Target
+from tracekern.analysis.waits.analyze import WaitKind, Waits
 from tracekern.timeline.model import Timeline, TrackKind
 
 Category = str | tuple[str, str]

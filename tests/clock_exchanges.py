@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from tracekern.timeline.clocks import apply_clock
+from tracekern.timeline.clocks.fit import apply_clock
 from tracekern.timeline.model import Rank
 
 SECOND = 10**9

@@ -11,9 +11,9 @@ import numpy as np
 import torch.distributed as dist
 
 from tracekern import _C
+from tracekern.comm.device import HostDevice
 from tracekern.errors import CommTimeout
 from tracekern.record.clock_samples import ClockSampler
-from tracekern.record.device import HostDevice
 
 PART_BYTES = 1 << 16
 NUM_ROUNDS = 3

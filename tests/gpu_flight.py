@@ -20,17 +20,17 @@ from typing import Any
 
 import torch
 
+from tracekern.comm.group import Group
 from tracekern.errors import BadInput, CommTimeout, DeviceLost
+from tracekern.launcher.launch import launch_ranks
 from tracekern.moe.pipeline import P2PPipeline
 from tracekern.moe.reference import reference
 from tracekern.moe.routing import draw_batch, draw_expert_scale
 from tracekern.moe.shape import MoeShape
-from tracekern.record import keeper
 from tracekern.record import session as sessions
-from tracekern.record.group import Group
-from tracekern.record.launch import launch_ranks
 from tracekern.record.session import capture
-from tracekern.record.snapshot import snapshot_run
+from tracekern.segment import keeper
+from tracekern.segment.snapshot import snapshot_run
 
 NUM_BATCHES = 4
 RING_SLOTS = 4
@@ -301,9 +301,9 @@ def another_device() -> int:
 
 def refusals() -> int:
     """What preflight finds on this machine, and a heap that no GPU holds."""
-    from tracekern.record.communicator import Communicator
-    from tracekern.record.cuda import collect_facts
-    from tracekern.record.preflight import judge
+    from tracekern.comm.communicator import Communicator
+    from tracekern.comm.cuda import collect_facts
+    from tracekern.comm.preflight import judge
 
     torch.cuda.set_device(0)
     facts = collect_facts(1 << 20)
@@ -321,7 +321,7 @@ def refusals() -> int:
 
 def no_descriptors() -> int:
     """As where the driver of rank 1 exports no memory by file descriptor: all share their heaps by CUDA IPC."""
-    from tracekern.record import cuda
+    from tracekern.comm import cuda
 
     collect = cuda.collect_facts
     cuda.collect_facts = lambda num_bytes: dataclasses.replace(

@@ -95,7 +95,7 @@ def run_barrier(group: Any, _: str, channel: str, mutation: str) -> str:
     import torch
 
     from tracekern import _cuda
-    from tracekern.record.communicator import Communicator
+    from tracekern.comm.communicator import Communicator
 
     torch.cuda.set_device(group.rank)
     _cuda.plant("barrier", "none")

@@ -19,13 +19,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from tracekern.comm.group import Group
+from tracekern.dump.format import ENTRY_COUNTED_ONLY, ENTRY_IN_GRAPH
 from tracekern.moe.pipeline import P2PPipeline
 from tracekern.moe.reference import reference
 from tracekern.moe.routing import draw_batch, draw_expert_scale
 from tracekern.moe.shape import MoeShape
-from tracekern.record.format import ENTRY_COUNTED_ONLY, ENTRY_IN_GRAPH
 from tracekern.record.graphs import TracedGraph
-from tracekern.record.group import Group
 from tracekern.record.session import Capture, capture
 
 NUM_BATCHES = 3

@@ -12,10 +12,10 @@ import numpy as np
 
 from tests.captures import EVENT_TABLE
 from tests.kernels import run_kernel
-from tracekern.record import keeper
-from tracekern.record.device import HostDevice
-from tracekern.record.segment import Segment
+from tracekern.comm.device import HostDevice
 from tracekern.record.session import Capture
+from tracekern.segment import keeper
+from tracekern.segment.writer import SegmentWriter
 
 # What the keeper's process finds as tracekern._cuda.
 STAND_IN = """
@@ -50,7 +50,7 @@ class KeptDevice(HostDevice):
     has_mirror = True
     lost = ""
 
-    def attach(self, segment: Segment) -> None:
+    def attach(self, segment: SegmentWriter) -> None:
         self.descriptor = os.memfd_create("mirror")
         self._num_bytes = int(segment.header["arena_bytes"])
         os.ftruncate(self.descriptor, self._num_bytes)
@@ -58,7 +58,7 @@ class KeptDevice(HostDevice):
         self._arena = segment.address + int(segment.header["arena_offset"])
         self.keeper: keeper.Keeper | None = None
 
-    def start_keeper(self, segment: Segment) -> str:
+    def start_keeper(self, segment: SegmentWriter) -> str:
         try:
             self.keeper = keeper.Keeper(segment, "no device", self.descriptor, self._num_bytes)
         except RuntimeError as error:
@@ -68,7 +68,7 @@ class KeptDevice(HostDevice):
     def mirror_offset(self) -> int:
         return (self._mirror.ctypes.data - self._arena) % (1 << 64)
 
-    def collect(self, segment: Segment) -> None:
+    def collect(self, segment: SegmentWriter) -> None:
         arena_offset = int(segment.header["arena_offset"])
 
         def copy_part(offset: int, num_bytes: int) -> None:

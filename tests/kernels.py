@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.record import format as fmt
+from tracekern.dump import format as fmt
 
 
 def memory(address: int, dtype: np.dtype, count: int = 1) -> np.ndarray:

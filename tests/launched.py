@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from kernels import TrackWriter
 
-from tracekern.record import format as fmt
+from tracekern.dump import format as fmt
 from tracekern.record.session import capture
 
 COPY, WAIT = 0, 1

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tracekern.comm.group import Group
+from tracekern.launcher.launch import launch_ranks
 from tracekern.moe.pipeline import REDUCING, STAGES, P2PPipeline
 from tracekern.moe.reference import rank_reduced_reference
 from tracekern.moe.routing import Batch, draw_expert_scale, torch_dtype
 from tracekern.moe.shape import MAX_TOPK, MoeShape
-from tracekern.record.group import Group
-from tracekern.record.launch import launch_ranks
 from tracekern.record.session import Capture, capture
 
 NUM_CALLS = 24

@@ -14,19 +14,20 @@ import pytest
 
 from tests.captures import CaptureSpec, metadata
 from tests.kept_device import fork
+from tracekern.dump import format as fmt
 from tracekern.record import agree
-from tracekern.record import format as fmt
 from tracekern.record.agree import SampleAgreement
-from tracekern.record.segment import Segment
+from tracekern.segment.view import SegmentView
+from tracekern.segment.writer import SegmentWriter
 
 NUM_COUPLED = 4
 SAMPLES_TOGETHER = threading.Barrier(NUM_COUPLED)
 
 
 @contextlib.contextmanager
-def ranks_segments(num_ranks: int) -> Iterator[list[Segment]]:
+def ranks_segments(num_ranks: int) -> Iterator[list[SegmentWriter]]:
     run = f"agree-test-{os.getpid()}"
-    made = [Segment.create(run, rank, metadata(CaptureSpec(), rank), 1 << 16) for rank in range(num_ranks)]
+    made = [SegmentWriter.create(run, rank, metadata(CaptureSpec(), rank), 1 << 16) for rank in range(num_ranks)]
     try:
         yield made
     finally:
@@ -36,12 +37,12 @@ def ranks_segments(num_ranks: int) -> Iterator[list[Segment]]:
 
 
 @pytest.fixture
-def segments() -> Iterator[list[Segment]]:
+def segments() -> Iterator[list[SegmentWriter]]:
     with ranks_segments(2) as made:
         yield made
 
 
-def agreements(segments: list[Segment]) -> list[SampleAgreement]:
+def agreements(segments: list[SegmentWriter]) -> list[SampleAgreement]:
     """Of all ranks; sampling is due."""
     return [SampleAgreement(rank, segments) for rank in range(len(segments))]
 
@@ -50,7 +51,7 @@ def ask_for(agreement: SampleAgreement, launches: int) -> list[bool]:
     return [agreement.before_launch() for _ in range(launches)]
 
 
-def test_they_sample_before_a_launch_that_all_stand_ready_for(segments: list[Segment]):
+def test_they_sample_before_a_launch_that_all_stand_ready_for(segments: list[SegmentWriter]):
     leader, follower = agreements(segments)
     leader.postpone(1000)
     assert ask_for(leader, 4) == ask_for(follower, 4) == [False] * 4, "not due"
@@ -64,7 +65,7 @@ def test_they_sample_before_a_launch_that_all_stand_ready_for(segments: list[Seg
     assert segments[1].header["ready_launch"] == 0
 
 
-def test_who_is_further_waits_for_rank_0_to_come_there(segments: list[Segment]):
+def test_who_is_further_waits_for_rank_0_to_come_there(segments: list[SegmentWriter]):
     leader, follower = agreements(segments)
     leader.postpone(1000)
     ask_for(follower, 4)
@@ -79,7 +80,7 @@ def test_who_is_further_waits_for_rank_0_to_come_there(segments: list[Segment]):
     assert answers == [True]
 
 
-def test_nobody_samples_where_one_does_not_come(segments: list[Segment]):
+def test_nobody_samples_where_one_does_not_come(segments: list[SegmentWriter]):
     leader, follower = agreements(segments)
     assert ask_for(leader, 1) == [False]
     assert int(segments[0].header["due_ns"]) > time.monotonic_ns(), "nor does rank 0 wait again at once"
@@ -87,7 +88,7 @@ def test_nobody_samples_where_one_does_not_come(segments: list[Segment]):
     assert ask_for(follower, 1) == [False], "rank 0 has gone on"
 
 
-def test_who_waited_in_vain_for_rank_0_does_not_at_once_wait_again(segments: list[Segment], monkeypatch):
+def test_who_waited_in_vain_for_rank_0_does_not_at_once_wait_again(segments: list[SegmentWriter], monkeypatch):
     monkeypatch.setattr(agree, "_FOLLOWER_WAITS_S", 0.05)
     leader, follower = agreements(segments)
     assert ask_for(follower, 1) == [False], "rank 0 is still inside a kernel"
@@ -110,7 +111,7 @@ def test_rank_0_waits_for_all_of_them(monkeypatch):
         assert answers == [True]
 
 
-def test_what_rank_0_says_as_one_gives_up_counts(segments: list[Segment], monkeypatch):
+def test_what_rank_0_says_as_one_gives_up_counts(segments: list[SegmentWriter], monkeypatch):
     """It had looked just before; it samples, and would wait for that rank."""
     monkeypatch.setattr(agree, "_FOLLOWER_WAITS_S", 0.05)
     monkeypatch.setattr(agree, "_LAST_WORD_S", 1e9)
@@ -168,7 +169,7 @@ def test_all_sample_before_the_same_launches(seed: int, monkeypatch):
     assert not SAMPLES_TOGETHER.broken
 
 
-def test_they_close_in_order_only_together(segments: list[Segment]):
+def test_they_close_in_order_only_together(segments: list[SegmentWriter]):
     first, second = (SampleAgreement(rank, segments) for rank in (0, 1))
     segments[1].header["leaving"] = 1  # in order, and waits
     assert first.leave(in_order=True) is True
@@ -179,7 +180,7 @@ def test_they_close_in_order_only_together(segments: list[Segment]):
 
 def make_segment_and(leave: bool, run: str, is_made: int) -> None:
     """A rank 1 that comes to its end after a while, or is about to be killed."""
-    segment = Segment.create(run, 1, metadata(CaptureSpec(), 1), 1 << 16)
+    segment = SegmentWriter.create(run, 1, metadata(CaptureSpec(), 1), 1 << 16)
     os.write(is_made, b"1")
     time.sleep(0.2 if leave else 600)
     segment.header["leaving"] = 1
@@ -195,7 +196,7 @@ def test_who_closes_waits_for_the_living_and_not_for_the_dead(fate: str, monkeyp
         run = f"agree-test-{os.getpid()}"
         peer = fork(lambda: make_segment_and(fate == "comes", run, is_made))
         os.read(made, 1)
-        theirs = Segment.attach(fmt.segment_name(run, 1))
+        theirs = SegmentView.attach(fmt.segment_name(run, 1))
         agreement = SampleAgreement(0, [*segments, theirs])
         try:
             if fate != "comes":

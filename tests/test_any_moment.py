@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from tests.captures import EVENT_TABLE, CaptureSpec, metadata
+from tracekern.dump import format as fmt
 from tracekern.errors import BadInput
-from tracekern.record import format as fmt
-from tracekern.record import segment as segment_module
-from tracekern.record.launch_plan import LaunchPlan
-from tracekern.record.segment import Segment
-from tracekern.record.segment_names import has_owner
+from tracekern.segment import writer as segment_module
+from tracekern.segment.launch_plan import LaunchPlan
+from tracekern.segment.names import has_owner
+from tracekern.segment.view import SegmentView
+from tracekern.segment.writer import SegmentWriter
 
 RUN = f"moment-test-{os.getpid()}"
 Seen = tuple[tuple[int, ...], ...]
@@ -27,8 +28,8 @@ def plan(flags: int = 0) -> LaunchPlan:
 
 
 @pytest.fixture
-def segment() -> Iterator[Segment]:
-    segment = Segment.create(RUN, 0, metadata(CaptureSpec(), 0), 1 << 20)
+def segment() -> Iterator[SegmentWriter]:
+    segment = SegmentWriter.create(RUN, 0, metadata(CaptureSpec(), 0), 1 << 20)
     yield segment
     segment.unlink()
     segment.close()
@@ -50,9 +51,9 @@ def look_at_each_line(look: Callable[[], None], act: Callable[[], object]) -> No
     look()
 
 
-def launches_seen(segment: Segment, act: Callable[[], object]) -> list[Seen]:
+def launches_seen(segment: SegmentWriter, act: Callable[[], object]) -> list[Seen]:
     """What there was to salvage, in the order in which it changed: (generation, order, sequence, epoch) of a launch."""
-    outside = Segment.attach(segment.name)
+    outside = SegmentView.attach(segment.name)
     seen: list[Seen] = []
 
     def look() -> None:
@@ -65,7 +66,7 @@ def launches_seen(segment: Segment, act: Callable[[], object]) -> list[Seen]:
     return seen
 
 
-def test_a_region_is_of_one_launch_or_of_nobody(segment: Segment):
+def test_a_region_is_of_one_launch_or_of_nobody(segment: SegmentWriter):
     (region,) = segment.reserve_regions(plan(), 1)
     one = 1 << fmt.GENERATION_SHIFT
     first, second, third = ((0, 0, 5, 50),), ((one, 1, 6, 60),), ((2 * one, 2, 7, 70),)
@@ -74,7 +75,7 @@ def test_a_region_is_of_one_launch_or_of_nobody(segment: Segment):
     assert launches_seen(segment, lambda: segment.start_launch(region, 7, 70)) == [second, (), third]
 
 
-def test_a_region_that_a_replay_gives_up_is_nobodys_at_once(segment: Segment):
+def test_a_region_that_a_replay_gives_up_is_nobodys_at_once(segment: SegmentWriter):
     (region,) = segment.reserve_regions(plan(fmt.ENTRY_IN_GRAPH), 1)
     segment.descriptor(region.offset)["replay"] = 4
     segment._num_started = 9
@@ -83,13 +84,13 @@ def test_a_region_that_a_replay_gives_up_is_nobodys_at_once(segment: Segment):
 
 
 @pytest.mark.parametrize("rows", ["launches", "clock_samples", "host_spans"])
-def test_what_is_counted_is_complete(segment: Segment, rows: str):
+def test_what_is_counted_is_complete(segment: SegmentWriter, rows: str):
     acts = {
         "launches": lambda: segment.reserve_regions(plan(), 3),
         "clock_samples": lambda: segment.append_clock_samples(np.full(3, 7, fmt.CLOCK_SAMPLE)),
         "host_spans": lambda: segment.append_host_span("name", 1, 2, 3),
     }
-    outside, found = Segment.attach(segment.name), []
+    outside, found = SegmentView.attach(segment.name), []
     acts[rows]()
     look_at_each_line(lambda: found.append(getattr(outside, rows)().tobytes()), acts[rows])
     assert len(set(found)) == 2
@@ -110,7 +111,7 @@ def test_a_segment_at_birth_is_none_yet_or_its_ranks():
             return
         told = 2
         try:
-            found = Segment.attach(name)
+            found = SegmentView.attach(name)
             is_whole = found.metadata["rank"] == 1 and found.header["state"] == fmt.SegmentState.OPEN
             told = 1 if is_whole and found.header["pid"] == os.getppid() and has_owner(name) else 3
         except BadInput:
@@ -119,7 +120,7 @@ def test_a_segment_at_birth_is_none_yet_or_its_ranks():
             os._exit(told)
 
     try:
-        look_at_each_line(look, lambda: made.append(Segment.create(RUN, 1, metadata(CaptureSpec(), 1), 1 << 16)))
+        look_at_each_line(look, lambda: made.append(SegmentWriter.create(RUN, 1, metadata(CaptureSpec(), 1), 1 << 16)))
     finally:
         made[0].unlink()
     assert looked == sorted(looked)

@@ -14,10 +14,10 @@ from toolchains import ROOT
 
 import tracekern
 from tests.captures import CaptureSpec, fill_segment
+from tracekern.dump.format import CLOCK_SAMPLE, dump_file_name
 from tracekern.moe.run import MoeRun, run
-from tracekern.record.format import CLOCK_SAMPLE, dump_file_name
-from tracekern.record.pack import write_dump
-from tracekern.timeline.clock_course import through_anchors
+from tracekern.segment.pack import write_dump
+from tracekern.timeline.clocks.course import through_anchors
 from tracekern.timeline.model import TrackKind
 
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -10,11 +10,11 @@ import pytest
 from toolchains import ROOT
 
 from tests.test_flight import SHAPE
+from tracekern.comm.group import Group
+from tracekern.dump.format import WIDE_RECORD
+from tracekern.dump.reader import read_dump
 from tracekern.moe.pipeline import STAGES, P2PPipeline
 from tracekern.moe.routing import draw_batch, draw_expert_scale
-from tracekern.record.dump import read_dump
-from tracekern.record.format import WIDE_RECORD
-from tracekern.record.group import Group
 from tracekern.record.session import capture
 
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -46,7 +46,7 @@ def test_what_a_program_imports_is_there(path):
 
 
 def test_a_name_that_is_gone_is_found(tmp_path):
-    (tmp_path / "program.py").write_text("def run():\n    from tracekern.words import duration, no_such_name\n")
+    (tmp_path / "program.py").write_text("def run():\n    from tracekern.formatting import duration, no_such_name\n")
     with pytest.raises(AssertionError, match="no_such_name"):
         test_what_a_program_imports_is_there(tmp_path / "program.py")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tracekern import _C
-from tracekern.record import format as fmt
+from tracekern.dump import format as fmt
 
 SHAPE = {"max_tokens": 1, "topk": 1, "hidden": 1, "dtype": "bf16", "variant": "pipelined"}
 
@@ -85,9 +85,9 @@ def test_a_rank_is_one_of_those_that_share_the_heap():
 @pytest.mark.parametrize(("num_ranks", "num_experts"), [(0, 1), (2, 1)])
 def test_a_layout_has_ranks_and_experts(num_ranks, num_experts):
     with pytest.raises(ValueError, match="wanted ranks, each with an expert"):
-        _C.p2p_heap_bytes(num_ranks=num_ranks, num_experts=num_experts, **SHAPE)
+        _C.families["p2p"].heap_bytes(num_ranks=num_ranks, num_experts=num_experts, **SHAPE)
 
 
 def test_a_layout_has_a_partition():
-    sizes = [_C.p2p_heap_bytes(num_ranks=1, num_experts=1, partitions=count, **SHAPE) for count in (0, 1)]
+    sizes = [_C.families["p2p"].heap_bytes(num_ranks=1, num_experts=1, partitions=count, **SHAPE) for count in (0, 1)]
     assert sizes[0] == sizes[1]

@@ -15,13 +15,13 @@ import torch
 from rank_pool import RankPool
 
 from tracekern import _C
+from tracekern.comm.communicator import Communicator
+from tracekern.comm.group import Group
 from tracekern.errors import BadInput, CallBroken, CommTimeout
 from tracekern.moe.pipeline import STAGES, P2PPipeline
 from tracekern.moe.reference import expected
 from tracekern.moe.routing import Batch, draw_batch, draw_expert_scale
 from tracekern.moe.shape import MoeShape
-from tracekern.record.communicator import Communicator
-from tracekern.record.group import Group
 from tracekern.record.session import capture
 
 SHAPE = MoeShape(num_ranks=2, max_tokens=16, num_experts=8, topk=2, hidden=24, dtype="fp32")
@@ -96,7 +96,7 @@ def run_all_kernels_after_an_abort(group: Group, variant: str) -> str:
     for stage in STAGES[variant]:
         if group.rank == 0 and stage in SENDS_BACK:
             np.asarray(pipeline.comm._heap._maps[0])[:4].view(np.uint32)[0] = 1  # HeapControl.abort
-        pipeline._native.run(stage)
+        pipeline._native.run_stages([stage], [0])
     try:
         pipeline.comm.check()
     except CommTimeout as error:
@@ -153,7 +153,7 @@ def make_without_memory(group: Group) -> str:
     """Rank 1 has room for the heap, and none for the experts' rows, 67 MB."""
     shape = MoeShape(num_ranks=2, max_tokens=256, num_experts=8, topk=8, hidden=4096, dtype="fp32")
     sizes = {"max_tokens": 256, "num_experts": 8, "topk": 8, "hidden": 4096, "dtype": "fp32"}
-    heap_bytes = _C.p2p_heap_bytes(num_ranks=2, variant="balanced", partitions=1, **sizes)
+    heap_bytes = _C.families["p2p"].heap_bytes(num_ranks=2, variant="balanced", partitions=1, **sizes)
     P2PPipeline(group, SHAPE, "balanced")  # the threads that the ranks talk by have their memory from here on
     try:
         with room_for(2 * heap_bytes + (32 << 20)) if group.rank == 1 else contextlib.nullcontext():

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from tests.test_session import launch
+from tracekern.comm.group import Group
 from tracekern.errors import BadInput
+from tracekern.launcher.launch import launch_ranks
 from tracekern.moe.pipeline import P2PPipeline
 from tracekern.moe.routing import draw_batch, draw_expert_scale
 from tracekern.moe.shape import MoeShape
-from tracekern.record.group import Group
-from tracekern.record.launch import launch_ranks
-from tracekern.record.salvage import salvage_run
-from tracekern.record.segment_names import list_segments
 from tracekern.record.session import Capture, capture
+from tracekern.segment.names import list_segments
+from tracekern.segment.salvage import salvage_run
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import TrackKind
 

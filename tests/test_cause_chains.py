@@ -10,10 +10,10 @@ import pytest
 from scenarios_causes import CallScenario, chain
 
 import tracekern
-from tracekern.analysis.cause_chains import Target
-from tracekern.analysis.causes import analyze_causes
+from tracekern.analysis.causes.analyze import analyze_causes
+from tracekern.analysis.causes.blame import Target
 from tracekern.analysis.findings import find
-from tracekern.analysis.waits import Phase, analyze_waits
+from tracekern.analysis.waits.analyze import Phase, analyze_waits
 from tracekern.timeline.flows import join_flows
 from tracekern.timeline.model import Marks, Timeline
 from tracekern.viewers.report.cause import cause_part

@@ -7,8 +7,8 @@ import pytest
 from scenarios import EVENTS, NUMBER
 from timelines import make_launch, make_rank, make_spans
 
-from tracekern.analysis.causes import analyze_causes
-from tracekern.analysis.waits import Phase, analyze_waits
+from tracekern.analysis.causes.analyze import analyze_causes
+from tracekern.analysis.waits.analyze import Phase, analyze_waits
 from tracekern.timeline.flows import join_flows
 from tracekern.timeline.model import Timeline, Track, TrackKind
 

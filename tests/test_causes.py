@@ -15,16 +15,15 @@ from scenarios_causes import COPY_NS, CallScenario, chain, pipeline
 from timelines import make_rank, overwrite_begins, timelines
 
 import tracekern
-from tracekern.analysis.cause_chains import Target
-from tracekern.analysis.cause_history import History, bisect_right
-from tracekern.analysis.cause_order import find_edges, last_ordered, latest_before
-from tracekern.analysis.cause_shares import split_waits
-from tracekern.analysis.cause_solve import solve_costs
-from tracekern.analysis.causes import Causes, analyze_causes
+from tracekern.analysis.causes.analyze import Causes, analyze_causes
+from tracekern.analysis.causes.blame import Target
+from tracekern.analysis.causes.history import History, bisect_right
+from tracekern.analysis.causes.order import find_edges, last_ordered, latest_before
+from tracekern.analysis.causes.shares import solve_costs, split_waits
 from tracekern.analysis.doubt import Worst, name_worst
-from tracekern.analysis.event_graph import BETWEEN_SPANS, build_graph
 from tracekern.analysis.findings import find
-from tracekern.analysis.waits import Phase, WaitKind, analyze_waits
+from tracekern.analysis.waits.analyze import Phase, WaitKind, analyze_waits
+from tracekern.analysis.waits.event_graph import BETWEEN_SPANS, build_graph
 from tracekern.timeline.model import OPEN_END, Timeline
 from tracekern.timeline.select import select, take_spans
 from tracekern.viewers.report.headlines import headlines
@@ -296,7 +295,7 @@ def test_the_triangular_system_is_the_obvious_recursion():
 
 @pytest.mark.parametrize("pieces_at_once", [1, 5, 1000])
 def test_history_against_a_walk_over_the_spans(pieces_at_once: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tracekern.analysis.cause_slots._PIECES_AT_ONCE", pieces_at_once)
+    monkeypatch.setattr("tracekern.analysis.causes.history._PIECES_AT_ONCE", pieces_at_once)
     run = pipeline(num_ranks=2, num_calls=2, copy={1: 700}, gap={0: 300})
     timeline = run.timeline()
     graph, waits = build_graph(timeline), analyze_waits(timeline)
@@ -344,7 +343,7 @@ def test_bisecting_slices(slices: list[list[int]], asked: list[tuple[int, int]])
     wanted = np.array([value for _, value in asked], np.int64)
     starts = np.append(0, stops[:-1])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tracekern.analysis.cause_history._BLOCK", 3)
+        patch.setattr("tracekern.analysis.causes.history._BLOCK", 3)
         found = bisect_right(values, starts[which], stops[which], wanted)
     for place, number, value in zip(found.tolist(), which.tolist(), wanted.tolist(), strict=True):
         assert place == starts[number] + sum(other <= value for other in slices[number])

@@ -22,7 +22,7 @@ from tracekern.analysis.summary import EventSummary, summarize
 from tracekern.cli.info import print_summary, where_records_went
 from tracekern.cli.options import check_folders, parse_host, parse_ranks, parse_window
 from tracekern.errors import BadInput
-from tracekern.words import duration
+from tracekern.formatting import duration
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = CaptureSpec(num_ranks=3, host_spans=4)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekern.timeline.clock_course import Course, through_anchors
+from tracekern.timeline.clocks.course import Course, through_anchors
 
 SECOND = 10**9
 

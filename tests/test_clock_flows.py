@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tests.captures import CaptureSpec, write_capture
 from tracekern.analysis.summary import summarize
 from tracekern.cli.info import clock as clock_text
-from tracekern.timeline.clock_flows import tighten_clocks
-from tracekern.timeline.clocks import apply_clock, fit_clocks
+from tracekern.timeline.clocks.fit import apply_clock, fit_clocks
+from tracekern.timeline.clocks.flows import tighten_clocks
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import (
     Channel,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from clock_exchanges import ROW, SECOND, Clock, exchange, rank_of
 
-from tracekern.timeline.clock_pairs import MAX_WANDER_PER_NS, Burst, LocalClock, find_bursts, slope_between
+from tracekern.timeline.clocks.pairs import MAX_WANDER_PER_NS, Burst, LocalClock, find_bursts, slope_between
 
 TRUE = Clock(0, 0.0, 0.0, 0.0, resolution_ticks=1)
 

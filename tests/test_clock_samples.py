@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from tracekern import _C
+from tracekern.dump.format import SampleKind
+from tracekern.launcher.launch import launch_ranks
 from tracekern.record.clock_samples import choose_pairs
-from tracekern.record.format import SampleKind
-from tracekern.record.launch import launch_ranks
-from tracekern.timeline.clocks import apply_clock, fit_clocks
+from tracekern.timeline.clocks.fit import apply_clock, fit_clocks
 from tracekern.timeline.model import Rank
 
 SEED = 77

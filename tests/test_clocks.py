@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracekern.errors import BadInput
-from tracekern.timeline.clock_host import apply_host
-from tracekern.timeline.clocks import apply_clock, fit_clocks, unaligned_clocks
+from tracekern.timeline.clocks.fit import apply_clock, fit_clocks, unaligned_clocks
+from tracekern.timeline.clocks.host import apply_host
 from tracekern.timeline.model import ClockFit, Rank
 
 

@@ -13,13 +13,13 @@ from scenarios_causes import COPY_NS, GAP_NS, CallScenario, chain, pipeline
 from timelines import COPY, make_launch, make_spans, make_timeline, timelines
 
 import tracekern
-from tracekern.analysis.critical_path import CriticalPath, critical_path
-from tracekern.analysis.critical_path import Path as FoundPath
-from tracekern.analysis.event_graph import BETWEEN_SPANS
-from tracekern.analysis.path_parts import PathKind
-from tracekern.analysis.waits import Phase, analyze_waits
+from tracekern.analysis.critical_path.analyze import CriticalPath, critical_path
+from tracekern.analysis.critical_path.analyze import Path as FoundPath
+from tracekern.analysis.critical_path.path import PathKind
+from tracekern.analysis.waits.analyze import Phase, analyze_waits
+from tracekern.analysis.waits.event_graph import BETWEEN_SPANS
+from tracekern.formatting import duration
 from tracekern.timeline.model import Flows, Timeline
-from tracekern.words import duration
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
 DELAY_NS, CALLS = 50_000, 4
@@ -248,7 +248,7 @@ def test_a_wait_that_ended_when_its_signal_began_leads_nowhere():
 
 
 def test_a_replay_that_misses_what_was_measured_says_both_times(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tracekern.analysis.path_replay.MAX_ERROR", -1)
+    monkeypatch.setattr("tracekern.analysis.critical_path.replay.MAX_ERROR", -1)
     found = path_of(pipeline().timeline())
     took = duration(found.whole.makespan_ns)
     assert found.replay.note.startswith(f"an unchanged replay takes {took}, not {took}: ")
@@ -258,11 +258,11 @@ def test_too_much_for_a_replay(monkeypatch: pytest.MonkeyPatch):
     timeline = pipeline(num_calls=CALLS).timeline()
     waits = analyze_waits(timeline)
     per_call = 2 * len(waits) // CALLS
-    monkeypatch.setattr("tracekern.analysis.critical_path.MAX_REPLAYED_NODES", 2 * per_call)
+    monkeypatch.setattr("tracekern.analysis.critical_path.analyze.MAX_REPLAYED_NODES", 2 * per_call)
     part = critical_path(timeline, waits)
     assert part.replay.end_ns == part.iterations[1].end_ns
     assert part.replay.replayed_ns == part.replay.end_ns - part.replay.start_ns
-    monkeypatch.setattr("tracekern.analysis.critical_path.MAX_REPLAYED_NODES", per_call - 1)
+    monkeypatch.setattr("tracekern.analysis.critical_path.analyze.MAX_REPLAYED_NODES", per_call - 1)
     nothing = critical_path(timeline, waits)
     assert "are replayed at most" in nothing.replay.note
     assert nothing.replay.gains == ()

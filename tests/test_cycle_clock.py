@@ -18,12 +18,13 @@ from test_true_times_gpu import require_gpu
 from toolchains import NVCC, ROOT, compile_cached, program
 
 from tests.captures import EVENT_TABLE, CaptureSpec, metadata, reserve_launch
-from tracekern.record import format as fmt
-from tracekern.record.dump import read_dump
-from tracekern.record.format import RecordKind
-from tracekern.record.pack import write_dump
-from tracekern.record.segment import LaunchPlan, Segment
-from tracekern.timeline.decode import decode
+from tracekern.dump import format as fmt
+from tracekern.dump.format import RecordKind
+from tracekern.dump.reader import read_dump
+from tracekern.segment.launch_plan import LaunchPlan
+from tracekern.segment.pack import write_dump
+from tracekern.segment.writer import SegmentWriter
+from tracekern.timeline.decode.decoder import decode
 from tracekern.timeline.model import OPEN_END, Timeline, TrackKind
 
 COPY = 1
@@ -54,7 +55,7 @@ def decode_regions(path: Path, headers: np.ndarray, records: np.ndarray, events:
     """[num_tracks] headers and [num_tracks, records_per_track] records through a real segment and dump."""
     about = metadata(CaptureSpec(num_ranks=1, run_id="cycles"), 0)
     about["clock"] = {"name": "simulated", "ticks_per_second": 10**9, "resolution_ticks": TICK_NS}
-    segment = Segment.create(f"cycles-{os.getpid()}", 0, about, records.nbytes + headers.nbytes + (1 << 20))
+    segment = SegmentWriter.create(f"cycles-{os.getpid()}", 0, about, records.nbytes + headers.nbytes + (1 << 20))
     try:
         plan = LaunchPlan(
             name="kernel",

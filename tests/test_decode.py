@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.captures import EPOCH, EVENT_TABLE, ROLES, CaptureSpec, fill_segment, metadata, reserve_launch
-from tracekern.record import format as fmt
-from tracekern.record.dump import read_dump
-from tracekern.record.format import RecordKind
-from tracekern.record.pack import write_dump
-from tracekern.record.segment import LaunchPlan, Segment
-from tracekern.timeline.decode import decode
-from tracekern.timeline.event_tables import doubtful_events, parse_event_table
+from tracekern.dump import format as fmt
+from tracekern.dump.format import RecordKind
+from tracekern.dump.reader import read_dump
+from tracekern.segment.launch_plan import LaunchPlan
+from tracekern.segment.pack import write_dump
+from tracekern.segment.writer import SegmentWriter
+from tracekern.timeline.decode.decoder import decode
+from tracekern.timeline.decode.event_tables import doubtful_events, parse_event_table
 from tracekern.timeline.model import OPEN_END, Timeline, TrackKind, unpack_field
 
 BEGIN, END, MARK = RecordKind.BEGIN, RecordKind.END, RecordKind.MARK
@@ -48,7 +49,7 @@ def decode_runs(path: Path, launches: list[list[Run]]) -> Timeline:
     """Through a real segment and dump: one launch per list, one track per run."""
     encoded = [[encode(run) for run in launch] for launch in launches]
     spec = CaptureSpec(num_ranks=1, run_id="decode")
-    segment = Segment.create(f"decode-{os.getpid()}", 0, metadata(spec, 0), 1 << 22)
+    segment = SegmentWriter.create(f"decode-{os.getpid()}", 0, metadata(spec, 0), 1 << 22)
     try:
         for runs, rows in zip(launches, encoded, strict=True):
             plan = LaunchPlan(

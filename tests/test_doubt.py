@@ -15,7 +15,7 @@ from scenarios import SIGNAL_NS, Scenario, exchange
 from wait_oracle import any_runs
 
 import tracekern
-from tracekern.analysis.causes import analyze_causes
+from tracekern.analysis.causes.analyze import analyze_causes
 from tracekern.analysis.doubt import (
     COVERED_SIGMAS,
     Blame,
@@ -29,7 +29,7 @@ from tracekern.analysis.doubt import (
     name_worst,
 )
 from tracekern.analysis.findings import find
-from tracekern.analysis.waits import analyze_waits
+from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.timeline.flows import join_flows
 from tracekern.timeline.model import OPEN_END, ClockFit, Timeline
 from tracekern.viewers.report.headlines import headlines

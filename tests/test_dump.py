@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.captures import CaptureSpec, fill_segment, write_capture
+from tracekern.dump import format as fmt
+from tracekern.dump.reader import peek_metadata, read_dump
 from tracekern.errors import BadInput
-from tracekern.record import format as fmt
-from tracekern.record.dump import peek_metadata, read_dump
-from tracekern.record.pack import pack, write_dump
-from tracekern.record.segment import Segment
-from tracekern.timeline.decode import decode
+from tracekern.segment.pack import pack, write_dump
+from tracekern.segment.view import SegmentView
+from tracekern.timeline.decode.decoder import decode
 
 HEADER_BYTES = fmt.DUMP_HEADER.itemsize
 
@@ -101,13 +101,13 @@ def test_a_dump_holds_what_was_written(tmp_path: Path):
 def test_a_segment_reads_the_same_from_outside():
     segment = fill_segment(CaptureSpec(killed_rank=0), 0)
     try:
-        other = Segment.attach(segment.name)
+        other = SegmentView.attach(segment.name)
         assert bytes(pack(other)) == bytes(pack(segment))
         assert metadata_of(bytes(pack(other)))["state"] == "salvaged"
     finally:
         segment.unlink()
     with pytest.raises(BadInput, match="cannot be opened"):
-        Segment.attach(segment.name)
+        SegmentView.attach(segment.name)
 
 
 def test_the_name_of_a_segment_is_taken_once():

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from timelines import COPY, LAUNCH, WAIT, make_launch, make_spans, make_timeline, make_tracks, timelines
 
-from tracekern.analysis.critical_path import critical_path
-from tracekern.analysis.event_graph import EventGraph, build_graph, nameless_launches
-from tracekern.analysis.waits import analyze_waits
+from tracekern.analysis.critical_path.analyze import critical_path
+from tracekern.analysis.waits.analyze import analyze_waits
+from tracekern.analysis.waits.event_graph import EventGraph, build_graph, nameless_launches
 from tracekern.timeline.model import OPEN_END, Flows, Timeline, TrackKind
 
 

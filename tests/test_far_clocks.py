@@ -17,7 +17,7 @@ from tracekern.analysis.event_activity import flatten
 from tracekern.analysis.imbalance import work_imbalance
 from tracekern.analysis.time_shares import share_time
 from tracekern.errors import BadInput
-from tracekern.timeline.clock_pairs import LocalClock
+from tracekern.timeline.clocks.pairs import LocalClock
 from tracekern.timeline.counters import count_events
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import OPEN_END, Timeline

@@ -16,15 +16,15 @@ import torch
 from tests.rank_pool import RankPool
 from tracekern import _C
 from tracekern.analysis.iterations import LaunchIterations
+from tracekern.comm.group import Group
+from tracekern.dump import format as fmt
+from tracekern.dump.fault import FAULT_RECORD
 from tracekern.errors import BadInput, CommTimeout, DeviceLost
 from tracekern.moe.pipeline import P2PPipeline
 from tracekern.moe.reference import reference
 from tracekern.moe.routing import draw_batch, draw_expert_scale
 from tracekern.moe.run import MoeRun, run
 from tracekern.moe.shape import MoeShape
-from tracekern.record import format as fmt
-from tracekern.record.fault import FAULT_RECORD
-from tracekern.record.group import Group
 from tracekern.record.session import Capture, capture
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import OPEN_END, EventClass, Timeline, unpack_field

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracekern.analysis.waits import analyze_waits
+from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.timeline.flows import join_flows
 from tracekern.timeline.model import (
     OPEN_END,

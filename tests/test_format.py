@@ -1,11 +1,11 @@
-"""record/format.py mirrors csrc/trace/record.h; the compiled header says what is right."""
+"""dump/format.py mirrors csrc/trace/record.h; the compiled header says what is right."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from tracekern.record import format as fmt
+from tracekern.dump import format as fmt
 
 _C = pytest.importorskip("tracekern._C", reason="the extension is not built")
 

@@ -72,29 +72,6 @@ def test_baselines_are_numbered_and_named_after_the_commit(tmp_path, monkeypatch
     assert second.name.startswith("0002_")
 
 
-OLD_OPTIONS = dict.fromkeys(
-    ("ranks", "iterations", "trace", "every", "blocks", "warps", "torch_profiler", "backend", "timeout_ms", "keep"), 1
-)
-
-
-def test_options_among_the_settings_of_older_runs_are_no_part_of_the_shape(tmp_path):
-    """Even where they name partitions, which only the pipelined variant uses."""
-
-    def run_with(**settings: object) -> Run:
-        return make_run(shape={"ranks": 4, "settings": settings})
-
-    work = {"variant": "balanced", "tokens": 64}
-    path = baseline.save([run_with(**work, **OLD_OPTIONS, partitions=2, command="x")], tmp_path)
-    assert baseline.find("latest", run_with(**work), tmp_path) == path
-    with pytest.raises(BadInput, match=r"settings\.tokens is 65 in .*, 64 in .*json, the newest"):
-        baseline.find("latest", run_with(**{**work, "tokens": 65}), tmp_path)
-    pipelined = {**work, "variant": "pipelined"}
-    path = baseline.save([run_with(**pipelined, **OLD_OPTIONS, partitions=2)], tmp_path)
-    assert baseline.find("latest", run_with(**pipelined, partitions=2), tmp_path) == path
-    with pytest.raises(BadInput, match=r"settings\.partitions is 3 in .*, 2 in "):
-        baseline.find("latest", run_with(**pipelined, partitions=3), tmp_path)
-
-
 def test_settings_of_a_program_of_ones_own_all_count(tmp_path):
     baseline.save([make_run(shape={"ranks": 4, "settings": {"tokens": 64, "keep": 1}})], tmp_path)
     with pytest.raises(BadInput, match=r"settings\.keep is 2 in .*, 1 in "):

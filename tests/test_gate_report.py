@@ -10,10 +10,10 @@ import statistics
 import pytest
 from runs import draw_runs, make_run
 
+from tracekern.formatting import growth, metric_value
 from tracekern.gate.budget import Budget
 from tracekern.gate.check import check
 from tracekern.gate.report import Outcome, junit, markdown, order, size
-from tracekern.words import growth, metric_value
 
 COPY = "dispatch.copy_token.p50"
 BASE = draw_runs(8, 1)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.test_session_ranks import rank_program
-from tracekern.record.dump import read_dump
-from tracekern.record.launch import launch_ranks
+from tracekern.dump.reader import read_dump
+from tracekern.launcher.launch import launch_ranks
 from tracekern.timeline.merge import load
 
 FULL_DISK = """

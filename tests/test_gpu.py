@@ -7,16 +7,16 @@ import pytest
 import torch
 
 import tracekern
+from tracekern.comm.group import Group
+from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
 from tracekern.moe.pipeline import STAGES, P2PPipeline
 from tracekern.moe.routing import draw_batch, draw_expert_scale
 from tracekern.moe.run import MoeRun, run
 from tracekern.moe.shape import MoeShape
-from tracekern.record.dump import read_dump
-from tracekern.record.group import Group
 from tracekern.record.overhead import WARPS_PER_SM, measure_span
 from tracekern.record.session import capture
-from tracekern.timeline.clocks import apply_clock
+from tracekern.timeline.clocks.fit import apply_clock
 
 SHAPE = {"tokens": 64, "hidden": 2880, "topk": 6, "iterations": 4, "backend": "cuda"}
 
@@ -95,7 +95,7 @@ def test_the_kernels_of_torch_profiler_hold_what_was_recorded_in_them(tmp_path):
     spans, names = timeline.spans, timeline.host_names
     streams = [index for index, track in enumerate(timeline.tracks) if track.name.startswith("torch stream")]
     of_torch = np.isin(spans.track, streams)
-    ours = of_torch & np.array(["p2p_dispatch_combine" in name for name in names])[spans.begin_payload * of_torch]
+    ours = of_torch & np.array(["P2PDispatchCombine<" in name for name in names])[spans.begin_payload * of_torch]
     kernels = sorted(zip(spans.start[ours].tolist(), spans.end[ours].tolist(), strict=True))
     assert len(kernels) == SHAPE["iterations"]
     bound = timeline.ranks[0].clock.host_hard_ns

@@ -10,12 +10,12 @@ from toolchains import program
 
 from tests.captures import CaptureSpec, metadata, reserve_launch
 from tests.test_segment import plan
+from tracekern.dump import format as fmt
+from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
-from tracekern.record import format as fmt
-from tracekern.record.dump import read_dump
-from tracekern.record.pack import write_dump
-from tracekern.record.segment import Segment
 from tracekern.record.session import capture
+from tracekern.segment.pack import write_dump
+from tracekern.segment.writer import SegmentWriter
 
 
 @pytest.mark.parametrize("flags", [("-O1",), ("-O1", "-g1", "-fsanitize=thread")], ids=["plain", "tsan"])
@@ -25,7 +25,7 @@ def test_replays_get_regions_and_what_finds_none_is_counted(flags):
 
 
 def test_a_dump_shows_the_regions_that_a_replay_took(tmp_path):
-    segment = Segment.create(f"graph-test-{os.getpid()}", 0, metadata(CaptureSpec(), 0), 1 << 20)
+    segment = SegmentWriter.create(f"graph-test-{os.getpid()}", 0, metadata(CaptureSpec(), 0), 1 << 20)
     try:
         for _ in range(2):
             reserve_launch(segment, plan())

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from tests.test_gpu import one_rank, require_gpus
+from tracekern.dump.format import WIDE_RECORD
+from tracekern.dump.reader import Dump, read_dump
 from tracekern.errors import BadInput
-from tracekern.record.dump import Dump, read_dump
-from tracekern.record.format import WIDE_RECORD
-from tracekern.record.launch import launch_ranks
+from tracekern.launcher.launch import launch_ranks
 from tracekern.record.session import capture
 
 PROGRAM = str(Path(__file__).with_name("graph_replays.py"))

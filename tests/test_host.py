@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.captures import GROUP_NS, CaptureSpec, fill_segment, write_capture
+from tracekern.dump.format import torch_profile_file_name
+from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
 from tracekern.export.write import export
-from tracekern.record.dump import read_dump
-from tracekern.record.format import torch_profile_file_name
-from tracekern.record.pack import write_dump
 from tracekern.record.session import capture
+from tracekern.segment.pack import write_dump
 from tracekern.timeline.host import host_lanes, torch_lanes
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import TrackKind

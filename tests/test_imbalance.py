@@ -11,7 +11,7 @@ from scenarios import Scenario, exchange
 from timelines import COPY, WAIT, make_spans, make_timeline, timelines
 
 from tracekern.analysis.imbalance import work_imbalance
-from tracekern.analysis.waits import Phase, analyze_waits
+from tracekern.analysis.waits.analyze import Phase, analyze_waits
 from tracekern.timeline.model import OPEN_END, Flows, Timeline
 
 

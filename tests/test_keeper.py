@@ -16,13 +16,14 @@ import pytest
 
 from tests.captures import EVENT_TABLE, CaptureSpec, metadata
 from tests.kept_device import fork
-from tracekern.record import format as fmt
-from tracekern.record.dump import read_dump
-from tracekern.record.keeper import collect_or_let, keep
-from tracekern.record.launch_plan import LaunchPlan
-from tracekern.record.pack import write_dump
-from tracekern.record.segment import Segment
-from tracekern.record.segment_names import await_segment, hold_segment, remove_segment
+from tracekern.dump import format as fmt
+from tracekern.dump.reader import read_dump
+from tracekern.segment.keeper import collect_or_let, keep
+from tracekern.segment.launch_plan import LaunchPlan
+from tracekern.segment.names import await_segment, hold_segment, remove_segment
+from tracekern.segment.pack import write_dump
+from tracekern.segment.view import SegmentView
+from tracekern.segment.writer import SegmentWriter
 
 LIMIT_S = 30.0
 PLAN = LaunchPlan(
@@ -52,7 +53,7 @@ class FileMirror:
 class Pair:
     """A rank and its keeper, two processes; the rank does `act(segment, link)` when a launch stands in the mirror."""
 
-    def __init__(self, directory: Path, act: Callable[[Segment, socket.socket], None]) -> None:
+    def __init__(self, directory: Path, act: Callable[[SegmentWriter, socket.socket], None]) -> None:
         self.run_id = f"keeper-{os.getpid()}-{'long' * 30}"  # longer than the address of a socket may be
         self.name = fmt.segment_name(self.run_id, 0)
         self._mirror = directory / "mirror"
@@ -67,7 +68,7 @@ class Pair:
         self._theirs.close()
 
     def _run_rank(self, is_ready: int) -> None:
-        segment = Segment.create(self.run_id, 0, metadata(CaptureSpec(), 0), 1 << 16)
+        segment = SegmentWriter.create(self.run_id, 0, metadata(CaptureSpec(), 0), 1 << 16)
         (region,) = segment.reserve_regions(PLAN, 1)
         segment.start_launch(region, sequence=0, epoch=0)
         entry = segment.recorded_launches()[0]
@@ -87,20 +88,20 @@ class Pair:
 
     def _run_keeper(self) -> None:
         self._ours.close()
-        segment = Segment.attach(self.name, writable=True)
+        segment = SegmentWriter.attach(self.name)
         arena = segment.address + int(segment.header["arena_offset"])
         with hold_segment(self.name):
             keep(segment, self._theirs, FileMirror(self._mirror, arena))
 
     def entry(self) -> Any:
         """Of the launch."""
-        return Segment.attach(self.name).launches()[0]
+        return SegmentView.attach(self.name).launches()[0]
 
     def roles(self) -> list[int] | None:
         """Of the tracks in a dump made now; None where the launch is lost."""
         assert await_segment(self.name, LIMIT_S)
         path = self._mirror.with_suffix(".tkdump")
-        write_dump(path, Segment.attach(self.name))
+        write_dump(path, SegmentView.attach(self.name))
         dump = read_dump(path)
         if not dump.launches:
             assert dump.metadata["launches_lost"] == 1
@@ -111,11 +112,11 @@ class Pair:
         remove_segment(self.name)
 
 
-def wait_to_be_killed(segment: Segment, link: socket.socket) -> None:
+def wait_to_be_killed(segment: SegmentWriter, link: socket.socket) -> None:
     time.sleep(LIMIT_S)
 
 
-def fork_and_wait_to_be_killed(segment: Segment, link: socket.socket) -> None:
+def fork_and_wait_to_be_killed(segment: SegmentWriter, link: socket.socket) -> None:
     """A child that lives on holds the rank's end of the link open."""
     fork(lambda: time.sleep(3.0))
     wait_to_be_killed(segment, link)
@@ -133,7 +134,7 @@ def test_what_a_killed_rank_recorded_is_collected(tmp_path, act):
         pair.end()
 
 
-def collect_and_stay(segment: Segment, link: socket.socket) -> None:
+def collect_and_stay(segment: SegmentWriter, link: socket.socket) -> None:
     link.sendall(b"collect\n")
     assert link.recv(100) == b"done\n"
     found = segment.track_headers(segment.recorded_launches()[0])
@@ -141,7 +142,7 @@ def collect_and_stay(segment: Segment, link: socket.socket) -> None:
     found["role"] = 7  # a second copy would undo it
 
 
-def close_without_it(segment: Segment, link: socket.socket) -> None:
+def close_without_it(segment: SegmentWriter, link: socket.socket) -> None:
     segment.header["state"] = fmt.SegmentState.CLOSED
 
 
@@ -156,7 +157,7 @@ def test_it_collects_when_it_is_told_and_not_twice(tmp_path, act, left):
 
 
 def test_without_a_keeper_a_lost_device_is_told_and_nothing_counts_as_collected():
-    segment = Segment.create(f"keeper-test-{os.getpid()}", 0, metadata(CaptureSpec(), 0), 1 << 16)
+    segment = SegmentWriter.create(f"keeper-test-{os.getpid()}", 0, metadata(CaptureSpec(), 0), 1 << 16)
 
     def fail() -> None:
         raise RuntimeError("the device is lost")

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from tests.kept_device import KeptDevice, fork, leave_stand_in, record
+from tracekern.dump import format as fmt
+from tracekern.dump.reader import Dump, read_dump
 from tracekern.errors import BadInput
-from tracekern.record import format as fmt
-from tracekern.record import keeper
-from tracekern.record.dump import Dump, read_dump
-from tracekern.record.salvage import find_leftovers, salvage_run
-from tracekern.record.segment import Segment
-from tracekern.record.segment_names import list_segments
 from tracekern.record.session import capture
-from tracekern.record.snapshot import snapshot_run
+from tracekern.segment import keeper
+from tracekern.segment.names import list_segments
+from tracekern.segment.salvage import find_leftovers, salvage_run
+from tracekern.segment.snapshot import snapshot_run
+from tracekern.segment.writer import SegmentWriter
 
 LIMIT_S = 30.0
 FLIGHT: dict[str, Any] = {"keep": "last", "sink": "device", "max_bytes": 1 << 20, "clocks": False}
@@ -217,7 +217,7 @@ def test_who_records_is_not_told_by_a_pid(tmp_path, pid):
     rank = fork(lambda: record_until_killed(tmp_path / "capture", is_ready))
     run_id = os.read(ready, 100).decode()
     (name,) = list_segments(run_id)
-    Segment.attach(name, writable=True).header["pid"] = pid
+    SegmentWriter.attach(name).header["pid"] = pid
     assert find_leftovers(run_id)[0].is_running
     os.kill(rank, signal.SIGKILL)
     os.waitpid(rank, 0)

@@ -16,13 +16,13 @@ import pytest
 
 from tests.captures import EVENT_TABLE
 from tests.kernels import TrackWriter
+from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
-from tracekern.record.dump import read_dump
-from tracekern.record.launch import launch_ranks
-from tracekern.record.segment_names import SHM_DIR
+from tracekern.launcher.launch import launch_ranks
+from tracekern.launcher.spawner import Spawner
 from tracekern.record.session import capture
-from tracekern.record.spawner import Spawner
-from tracekern.timeline.decode import decode
+from tracekern.segment.names import SHM_DIR
+from tracekern.timeline.decode.decoder import decode
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import OPEN_END, TrackKind
 
@@ -55,7 +55,7 @@ class Program:
     def launcher(self, num_ranks: int, text: str, options: str = "") -> list[str]:
         """The command of a launcher in a process of its own; it prints how the ranks ended."""
         call = f"launch_ranks({num_ranks}, {self.target(text)!r}, env={self.env!r}{options})"
-        program = f"from tracekern.record.launch import launch_ranks; print([e.returncode for e in {call}])"
+        program = f"from tracekern.launcher.launch import launch_ranks; print([e.returncode for e in {call}])"
         return [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {program}"]
 
 
@@ -241,7 +241,7 @@ def test_ctrl_c_and_limits_hold_while_the_module_is_imported(function: Program):
     assert [end.stopped for end in exits] == [True, True]
 
     call = f"launch_ranks(2, 'module:main', env={function.env!r})"
-    program = f"from tracekern.record.launch import launch_ranks; print([e.returncode for e in {call}])"
+    program = f"from tracekern.launcher.launch import launch_ranks; print([e.returncode for e in {call}])"
     launcher = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert launcher.stdout is not None
     assert "importing" in launcher.stdout.readline()

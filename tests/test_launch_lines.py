@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tracekern.record.launch import launch_ranks
+from tracekern.launcher.launch import launch_ranks
 
 
 @pytest.mark.parametrize("lines", [1, 100_000])
@@ -37,7 +37,7 @@ def test_lines_are_printed_whatever_the_encoding_of_the_terminal():
     """One letter that it does not know must not keep the rank from all that comes after."""
     says = "import sys; sys.stdout.buffer.write('tr\u00e4ge \u2192\\n'.encode() * 10_000)"
     launch = f"launch_ranks(1, [sys.executable, '-c', {says!r}])"
-    runs = f"import sys; from tracekern.record.launch import launch_ranks; {launch}"
+    runs = f"import sys; from tracekern.launcher.launch import launch_ranks; {launch}"
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", runs], env=env, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")

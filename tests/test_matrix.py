@@ -20,7 +20,7 @@ from tracekern.analysis.matrix import (
     polish_medians,
     wait_matrix,
 )
-from tracekern.analysis.waits import analyze_waits
+from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.timeline.model import Timeline
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"

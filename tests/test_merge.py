@@ -9,8 +9,8 @@ import pytest
 
 from tests.captures import EPOCH, GROUP_NS, START_NS, WAIT_OFFSETS, CaptureSpec, write_capture
 from tracekern.analysis.summary import summarize
+from tracekern.dump.reader import Dump, read_dump
 from tracekern.errors import BadInput
-from tracekern.record.dump import Dump, read_dump
 from tracekern.timeline import merge
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import EventClass, Timeline, TrackKind, unpack_field

@@ -8,12 +8,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rank_pool import RankPool
 
+from tracekern.comm.group import Group
 from tracekern.errors import BadInput
 from tracekern.moe.pipeline import STAGES, P2PPipeline
 from tracekern.moe.reference import expected, reduce_tolerance, reference, sorted_all_to_all
 from tracekern.moe.routing import ROUTINGS, Batch, draw_batch, draw_expert_scale
 from tracekern.moe.shape import MoeShape
-from tracekern.record.group import Group
 
 POOL_SIZES = (1, 2, 3, 4, 8)
 

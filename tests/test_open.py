@@ -23,7 +23,7 @@ import pytest
 from timelines import WAIT, make_timeline
 from trace_processor import TraceProcessor
 
-from tracekern.analysis.waits import analyze_waits
+from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.errors import BadInput
 from tracekern.export import labels
 from tracekern.export.drawing import longest_wait, prepare

@@ -10,7 +10,7 @@ from timelines import EVENTS, make_rank, make_timeline
 from tracekern.analysis.summary import summarize
 from tracekern.cli.info import print_summary
 from tracekern.cli.output import console, note, table
-from tracekern.words import ago, escape
+from tracekern.formatting import ago, escape
 
 
 def test_names_are_printed_as_they_are(capsys):

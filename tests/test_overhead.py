@@ -11,14 +11,15 @@ import pytest
 from tests.captures import EVENT_TABLE, CaptureSpec, metadata, reserve_launch
 from tests.kernels import run_kernel
 from tracekern.cli import overhead as command
+from tracekern.dump import format as fmt
+from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
-from tracekern.record import format as fmt
-from tracekern.record.dump import read_dump
 from tracekern.record.overhead import SpanCost, measure_span
-from tracekern.record.pack import write_dump
-from tracekern.record.segment import LaunchPlan, Segment
 from tracekern.record.session import capture
-from tracekern.timeline.decode import decode
+from tracekern.segment.launch_plan import LaunchPlan
+from tracekern.segment.pack import write_dump
+from tracekern.segment.writer import SegmentWriter
+from tracekern.timeline.decode.decoder import decode
 
 SPAN_COST_NS = 50
 
@@ -67,7 +68,7 @@ def problems_of(
 ) -> list[str]:
     """Texts of the dense_probes problems of one launch with 4 warps on one SM, each with these spans."""
     about = metadata(CaptureSpec(num_ranks=1), 0) | {"backend": "cuda", "overhead_ns": {"4": SPAN_COST_NS}} | changes
-    segment = Segment.create(f"overhead-{tmp_path.name}", 0, about, 1 << 22)
+    segment = SegmentWriter.create(f"overhead-{tmp_path.name}", 0, about, 1 << 22)
     plan = LaunchPlan("demo", 1, 4, 2 * len(lengths_ns), blocks=range(1), events=json.dumps(EVENT_TABLE).encode())
     try:
         reserve_launch(segment, plan)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracekern.timeline.pairing import pair
+from tracekern.timeline.decode.pairing import pair
 
 Record = tuple[int, bool, int]  # track, is it a begin, event
 

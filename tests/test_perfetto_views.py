@@ -12,8 +12,8 @@ from trace_processor import TraceProcessor, assert_no_loss
 
 from tracekern.analysis.doubt import blame_ranks
 from tracekern.analysis.matrix import wait_matrix
-from tracekern.analysis.wait_statistics import wait_statistics
-from tracekern.analysis.waits import WaitKind, Waits, analyze_waits
+from tracekern.analysis.waits.analyze import WaitKind, Waits, analyze_waits
+from tracekern.analysis.waits.statistics import wait_statistics
 from tracekern.export.perfetto import write_perfetto
 from tracekern.timeline.counters import count_events
 from tracekern.timeline.merge import load

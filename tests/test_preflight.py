@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from tests.toolchains import CSRC
-from tracekern.record.group import MAX_HEAP_RANKS
-from tracekern.record.preflight import GpuFacts, find_profiler, judge
-from tracekern.record.symmetric_heap import refusal
+from tracekern.comm.group import MAX_HEAP_RANKS
+from tracekern.comm.heap import refusal
+from tracekern.comm.preflight import GpuFacts, find_profiler, judge
 
 GIB = 1 << 30
 SOUND = GpuFacts(

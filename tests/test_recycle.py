@@ -22,18 +22,18 @@ from hypothesis import strategies as st
 
 from tests.captures import EVENT_TABLE, CaptureSpec, metadata
 from tests.kernels import memory
-from tracekern.record import format as fmt
-from tracekern.record import pack
-from tracekern.record.device import HostDevice
-from tracekern.record.dump import read_dump
-from tracekern.record.keeper import collect_mirrored
+from tracekern.comm.device import HostDevice
+from tracekern.dump import format as fmt
+from tracekern.dump.reader import read_dump
 from tracekern.record.launches import Launches
-from tracekern.record.pack import write_dump
-from tracekern.record.recycle import Passed, StreamProgress
-from tracekern.record.segment import Segment
+from tracekern.record.regions import Passed, StreamProgress
 from tracekern.record.selection import Selection
 from tracekern.record.session import capture
 from tracekern.record.sinks import SinkChoice
+from tracekern.segment import pack
+from tracekern.segment.keeper import collect_mirrored
+from tracekern.segment.pack import write_dump
+from tracekern.segment.writer import SegmentWriter
 
 TABLE = json.dumps(EVENT_TABLE)
 SLOTS = 4
@@ -80,7 +80,7 @@ class LateDevice(HostDevice):
         self.streams: dict[int, deque[Any]] = defaultdict(deque)
         self.mirror = b""
 
-    def attach(self, segment: Segment) -> None:
+    def attach(self, segment: SegmentWriter) -> None:
         self.arena = segment.address + int(segment.header["arena_offset"])
         self.mirror = np.zeros(int(segment.header["arena_bytes"]), np.uint8)
 
@@ -150,7 +150,9 @@ class Flight:
     def __init__(self, path: Path, device: LateDevice, sink: str, arena_bytes: int) -> None:
         self.path = path / "rank_00000.tkdump"
         self.device = device
-        self.segment = Segment.create(f"recycle-{os.getpid()}-{id(self):x}", 0, metadata(CaptureSpec(), 0), arena_bytes)
+        self.segment = SegmentWriter.create(
+            f"recycle-{os.getpid()}-{id(self):x}", 0, metadata(CaptureSpec(), 0), arena_bytes
+        )
         self.segment.unlink()
         device.attach(self.segment)
         selection = Selection(records_per_track=SLOTS, keep="last")

@@ -10,11 +10,11 @@ import pytest
 
 from tests.captures import EVENT_TABLE
 from tests.kernels import run_kernel
+from tracekern.comm.device import HostDevice
+from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
-from tracekern.record import segment
-from tracekern.record.device import HostDevice
-from tracekern.record.dump import read_dump
 from tracekern.record.session import Capture, capture
+from tracekern.segment import writer
 
 TABLE = json.dumps(EVENT_TABLE)
 
@@ -28,7 +28,7 @@ class AheadDevice(HostDevice):
 @pytest.fixture(autouse=True)
 def _no_multiple_of_4_gib_inside(monkeypatch):
     """Where a segment lies is chance; once in thousands of times such a multiple makes a batch smaller."""
-    monkeypatch.setattr(segment, "_CARRY_BYTES", 1 << 60)
+    monkeypatch.setattr(writer, "_CARRY_BYTES", 1 << 60)
 
 
 def num_reserved(session: Capture) -> int:

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 
 from tests.captures import EVENT_TABLE, CaptureSpec, metadata
 from tests.kernels import memory
-from tracekern.record import format as fmt
-from tracekern.record import segment as segment_module
-from tracekern.record.dump import read_dump
-from tracekern.record.launch_plan import LaunchPlan
-from tracekern.record.pack import write_dump
-from tracekern.record.region_sets import RegionSets
-from tracekern.record.segment import Segment
+from tracekern.dump import format as fmt
+from tracekern.dump.reader import read_dump
+from tracekern.record.regions import RegionSets
+from tracekern.segment import writer as segment_module
+from tracekern.segment.launch_plan import LaunchPlan
+from tracekern.segment.pack import write_dump
+from tracekern.segment.writer import SegmentWriter
 
 NUM_LAUNCHES = 2
 PLANS = [
@@ -94,10 +94,12 @@ class LateGpu:
 
 
 @contextmanager
-def flight(num_sets: int, slots: int = 64, recycles: bool = True) -> Iterator[tuple[Segment, LateGpu, RegionSets]]:
+def flight(
+    num_sets: int, slots: int = 64, recycles: bool = True
+) -> Iterator[tuple[SegmentWriter, LateGpu, RegionSets]]:
     """Room for so many sets."""
     tables = fmt.align_up(len(PLANS[0].events)) + fmt.align_up(len(PLANS[0].roles))
-    segment = Segment.create(
+    segment = SegmentWriter.create(
         f"sets-test-{os.getpid()}", 0, metadata(CaptureSpec(), 0), num_sets * SET_BYTES + tables, host_spans=0
     )
     try:
@@ -108,7 +110,7 @@ def flight(num_sets: int, slots: int = 64, recycles: bool = True) -> Iterator[tu
         segment.close()
 
 
-def replays_on_record(segment: Segment, path: Path) -> list[int]:
+def replays_on_record(segment: SegmentWriter, path: Path) -> list[int]:
     """Counted from 1; checks that each holds its own records and no others."""
     write_dump(path, segment)
     dump = read_dump(path)

@@ -17,13 +17,13 @@ from timelines import LAUNCH, WAIT, make_launch, make_rank, make_timeline, overw
 
 from tracekern.analysis.doubt import Blame, Interval
 from tracekern.analysis.findings import Findings, find
-from tracekern.analysis.waits import WaitKind
+from tracekern.analysis.waits.analyze import WaitKind
+from tracekern.formatting import duration, percent
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import ClockFit, Flows, Problem, Spans, Timeline, TrackKind
 from tracekern.timeline.select import take_spans
 from tracekern.viewers.report.headlines import charged, headlines, steadiness
 from tracekern.viewers.report.report_page import report_page
-from tracekern.words import duration, percent
 
 TRACES = Path(__file__).parent.parent / "traces"
 

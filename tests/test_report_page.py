@@ -12,14 +12,14 @@ from scenarios import Scenario, exchange
 from test_report import figures_of, look_at
 from timelines import COPY, EVENTS, LAUNCH, make_launch, make_timeline
 
+from tracekern.analysis.critical_path.path import PathKind
 from tracekern.analysis.findings import Findings, find
-from tracekern.analysis.path_parts import PathKind
+from tracekern.formatting import duration
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import OPEN_END, Flows, Problem, Spans, Track, TrackKind
 from tracekern.timeline.select import select
 from tracekern.viewers.report.headlines import headlines
 from tracekern.viewers.report.report_page import report_page
-from tracekern.words import duration
 
 TRACES = Path(__file__).parent.parent / "traces"
 

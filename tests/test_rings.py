@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekern import _C
-from tracekern.record import format as fmt
+from tracekern.dump import format as fmt
 
 START = 5 << fmt.LAP_SHIFT | (1 << fmt.LAP_SHIFT) - 50  # the low 48 bits wrap after 50 ticks
 

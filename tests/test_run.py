@@ -17,11 +17,11 @@ from trace_processor import TraceProcessor, assert_no_loss
 
 import tracekern
 from tracekern.analysis.findings import find
+from tracekern.dump.fault import describe_fault
 from tracekern.errors import BadInput, CommTimeout, TracekernError
 from tracekern.export.perfetto import FLOWS_SQL, write_perfetto
 from tracekern.moe.routing import draw_batch
 from tracekern.moe.run import MoeRun, RankReport, RunReport, run
-from tracekern.record.fault import describe_fault
 from tracekern.timeline.model import OPEN_END, EventClass
 from tracekern.viewers.report.headlines import headlines
 

@@ -17,13 +17,13 @@ import pytest
 
 from tests.captures import EVENT_TABLE, CaptureSpec, metadata
 from tests.kernels import run_kernel
+from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
-from tracekern.record.dump import read_dump
-from tracekern.record.salvage import salvage_run
-from tracekern.record.segment import Segment
-from tracekern.record.segment_names import SHM_DIR, list_segments, remove_segment
 from tracekern.record.session import capture
-from tracekern.record.snapshot import snapshot_run
+from tracekern.segment.names import SHM_DIR, list_segments, remove_segment
+from tracekern.segment.salvage import salvage_run
+from tracekern.segment.snapshot import snapshot_run
+from tracekern.segment.writer import SegmentWriter
 from tracekern.timeline.merge import load
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -144,7 +144,9 @@ def test_a_run_is_one_line_and_saved_when_its_last_rank_has_ended(rank, tmp_path
     process, run_id = rank
     process.kill()
     process.wait()
-    other = Segment.create(run_id, 1, metadata(CaptureSpec(run_id=run_id), 1) | {"directory": str(tmp_path)}, 1 << 16)
+    other = SegmentWriter.create(
+        run_id, 1, metadata(CaptureSpec(run_id=run_id), 1) | {"directory": str(tmp_path)}, 1 << 16
+    )
     listed = command()
     (line,) = (line for line in listed.stdout.splitlines() if run_id in line)
     assert line.startswith(f"{run_id}: rank 0 of 1 records no more, rank 1 still records; opened ")
@@ -160,7 +162,7 @@ def test_a_rank_with_two_captures_is_one_rank(rank, tmp_path):
     process.kill()
     process.wait()
     about = metadata(CaptureSpec(run_id=f"{run_id}.1"), 0) | {"directory": str(tmp_path / "second")}
-    Segment.create(f"{run_id}.1", 0, about, 1 << 16).close()
+    SegmentWriter.create(f"{run_id}.1", 0, about, 1 << 16).close()
     told = json.loads(command(run_id, "--json").stdout)
     assert told == {"run_id": run_id, "ranks": [0], "captures": [str(tmp_path / "capture"), str(tmp_path / "second")]}
 

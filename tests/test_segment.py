@@ -15,13 +15,15 @@ import pytest
 
 from tests.captures import EVENT_TABLE, CaptureSpec, metadata, reserve_launch
 from tests.kernels import memory
+from tracekern.dump import format as fmt
+from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
-from tracekern.record import format as fmt
-from tracekern.record import segment as segment_module
-from tracekern.record.dump import read_dump
-from tracekern.record.pack import write_dump
-from tracekern.record.segment import LaunchPlan, Segment
-from tracekern.record.segment_names import list_segments
+from tracekern.segment import writer as segment_module
+from tracekern.segment.launch_plan import LaunchPlan
+from tracekern.segment.names import list_segments
+from tracekern.segment.pack import write_dump
+from tracekern.segment.view import SegmentView
+from tracekern.segment.writer import SegmentWriter
 from tracekern.timeline.merge import load
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,14 +42,14 @@ def plan(**changes) -> LaunchPlan:
 
 
 @pytest.fixture
-def segment() -> Iterator[Segment]:
-    segment = Segment.create(f"segment-test-{os.getpid()}", 0, metadata(CaptureSpec(), 0), 1 << 20)
+def segment() -> Iterator[SegmentWriter]:
+    segment = SegmentWriter.create(f"segment-test-{os.getpid()}", 0, metadata(CaptureSpec(), 0), 1 << 20)
     yield segment
     segment.unlink()
     segment.close()
 
 
-def test_the_descriptor_leads_to_zeroed_aligned_memory_of_its_own(segment: Segment):
+def test_the_descriptor_leads_to_zeroed_aligned_memory_of_its_own(segment: SegmentWriter):
     addresses = [reserve_launch(segment, plan(stream=-1, epoch=(1 << 32) + 3)) for _ in range(2)]
     first, second = (memory(address, fmt.LAUNCH_DESCRIPTOR)[0] for address in addresses if address)
     assert [int(first[key]) for key in ("block_first", "block_stop", "block_step")] == [1, 8, 3]
@@ -65,13 +67,13 @@ def test_the_descriptor_leads_to_zeroed_aligned_memory_of_its_own(segment: Segme
     assert segment.launches()["launch_idx"].tolist() == [0, 1]
 
 
-def test_what_the_kernel_writes_is_what_the_segment_reads(segment: Segment):
+def test_what_the_kernel_writes_is_what_the_segment_reads(segment: SegmentWriter):
     address = reserve_launch(segment, plan())
     assert address is not None
     descriptor = memory(address, fmt.LAUNCH_DESCRIPTOR)[0]
     memory(int(descriptor["headers"]), fmt.TRACK_HEADER, 6)["block"] = range(6)
     memory(int(descriptor["records"]), fmt.WIDE_RECORD, 30)["ticks"] = range(30)
-    outside = Segment.attach(segment.name)
+    outside = SegmentView.attach(segment.name)
     entry = outside.launches()[0]
     assert outside.track_headers(entry)["block"].tolist() == list(range(6))
     assert outside.records(entry)["ticks"].ravel().tolist() == list(range(30))
@@ -80,7 +82,7 @@ def test_what_the_kernel_writes_is_what_the_segment_reads(segment: Segment):
         outside.records(entry)["ticks"] = 0
 
 
-def test_a_table_is_stored_once(segment: Segment):
+def test_a_table_is_stored_once(segment: SegmentWriter):
     used = []
     for _ in range(3):
         reserve_launch(segment, plan(records_per_track=0))
@@ -89,14 +91,14 @@ def test_a_table_is_stored_once(segment: Segment):
     assert len(set(segment.launches()["events_offset"].tolist())) == 1
 
 
-def test_beyond_the_cap_a_launch_is_refused_and_counted(segment: Segment):
+def test_beyond_the_cap_a_launch_is_refused_and_counted(segment: SegmentWriter):
     assert reserve_launch(segment, plan(records_per_track=20_000)) is None
     assert reserve_launch(segment, plan()) is not None
     assert (int(segment.header["launches_refused"]), len(segment.launches())) == (1, 1)
 
 
 @pytest.mark.parametrize("table", ["events", "roles"])
-def test_a_launch_whose_table_finds_no_room_is_refused(segment: Segment, table: str):
+def test_a_launch_whose_table_finds_no_room_is_refused(segment: SegmentWriter, table: str):
     reserve_launch(segment, plan())
     wanted = plan(**{table: json.dumps(["x" * (1 << 20)]).encode()})
     assert reserve_launch(segment, wanted) is None
@@ -105,7 +107,7 @@ def test_a_launch_whose_table_finds_no_room_is_refused(segment: Segment, table: 
 
 def test_beyond_the_last_row_of_the_directory_launches_are_refused(monkeypatch):
     monkeypatch.setattr(segment_module, "_CARRY_BYTES", 1 << 60)  # a multiple of 4 GiB inside makes a batch smaller
-    segment = Segment.create(f"segment-rows-{os.getpid()}", 0, metadata(CaptureSpec(), 0), 1 << 23)
+    segment = SegmentWriter.create(f"segment-rows-{os.getpid()}", 0, metadata(CaptureSpec(), 0), 1 << 23)
     try:
         empty, rows = plan(blocks=range(0)), int(segment.header["launches_capacity"])
         assert len(segment.reserve_regions(empty, rows - 1)) == rows - 1
@@ -118,7 +120,7 @@ def test_beyond_the_last_row_of_the_directory_launches_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("room", [0, 64, 500, 4000, 10**6])
-def test_no_region_lies_across_a_multiple_of_4_gib(segment: Segment, room: int):
+def test_no_region_lies_across_a_multiple_of_4_gib(segment: SegmentWriter, room: int):
     """Where kernels write is `room` bytes below such a place when the first region is laid."""
     wanted = plan(records_per_track=20)
     reserve_launch(segment, wanted)  # the tables are stored, too
@@ -136,7 +138,7 @@ def test_no_region_lies_across_a_multiple_of_4_gib(segment: Segment, room: int):
         assert int(descriptor["headers"]) == segment.address + headers_at + mirror_offset
 
 
-def test_where_only_such_a_place_is_left_a_launch_is_refused(segment: Segment):
+def test_where_only_such_a_place_is_left_a_launch_is_refused(segment: SegmentWriter):
     wanted = plan(records_per_track=4000)
     reserve_launch(segment, wanted)
     first = segment.address + int(segment.header["arena_offset"]) + int(segment.header["arena_cursor"])
@@ -145,14 +147,14 @@ def test_where_only_such_a_place_is_left_a_launch_is_refused(segment: Segment):
     assert segment.reserve_regions(wanted, 1, in_the_middle) == []
 
 
-def test_what_is_too_large_takes_no_room_from_what_is_not(segment: Segment):
+def test_what_is_too_large_takes_no_room_from_what_is_not(segment: SegmentWriter):
     first = segment.address + int(segment.header["arena_offset"]) + int(segment.header["arena_cursor"])
     behind_the_arena = -(first + segment.arena_room + 64) % (1 << 32)
     assert segment.reserve_regions(plan(records_per_track=20_000), 1, behind_the_arena) == []
     assert segment.reserve_regions(plan(), 1, behind_the_arena)
 
 
-def test_what_an_earlier_launch_left_in_a_region_is_not_read(segment: Segment, tmp_path: Path):
+def test_what_an_earlier_launch_left_in_a_region_is_not_read(segment: SegmentWriter, tmp_path: Path):
     """Of the second launch track 0 ended, track 1 hangs, and the others never began."""
     (region,) = segment.reserve_regions(plan(), 1)
     headers = memory(int(segment.descriptor(region.offset)["headers"]), fmt.TRACK_HEADER, 6)
@@ -198,7 +200,7 @@ def test_records_of_a_track_that_hangs_are_not_mixed_with_an_earlier_launchs(seg
     assert packed.track_headers(packed.launches[0])["written"].tolist() == [*kept, 0, 0, 0, 0]
 
 
-def test_a_ring_whose_records_did_not_all_arrive_had_no_second_recorder(segment: Segment, tmp_path: Path):
+def test_a_ring_whose_records_did_not_all_arrive_had_no_second_recorder(segment: SegmentWriter, tmp_path: Path):
     """Fewer are kept than it has slots, and none of the slots is empty."""
     (region,) = segment.reserve_regions(plan(records_per_track=4), 1)
     segment.start_launch(region, 0, epoch=0)
@@ -222,7 +224,7 @@ def test_a_ring_whose_records_did_not_all_arrive_had_no_second_recorder(segment:
     assert (launch.records_count, launch.shared_tracks) == (18, 0)
 
 
-def test_a_region_that_is_none_is_told_as_damage(segment: Segment):
+def test_a_region_that_is_none_is_told_as_damage(segment: SegmentWriter):
     segment.reserve_regions(plan(flags=fmt.ENTRY_IN_GRAPH), 1)
     for offset, place in ((0, "-64..0"), (1 << 40, f"{(1 << 40) - 64}..{1 << 40}")):
         segment.launches()["headers_offset"] = offset
@@ -230,7 +232,7 @@ def test_a_region_that_is_none_is_told_as_damage(segment: Segment):
             segment.recorded_launches()
 
 
-def test_after_16384_launches_a_region_is_still_known_as_used_before(segment: Segment, tmp_path: Path):
+def test_after_16384_launches_a_region_is_still_known_as_used_before(segment: SegmentWriter, tmp_path: Path):
     """Generations are counted modulo 2^14: what the launch before left looked like a second recorder of the track."""
     (region,) = segment.reserve_regions(plan(), 1)
     for sequence in range((1 << 14) + 1):
@@ -248,7 +250,7 @@ def test_after_16384_launches_a_region_is_still_known_as_used_before(segment: Se
 
 
 def test_host_spans_beyond_their_room_are_counted():
-    segment = Segment.create(f"segment-host-{os.getpid()}", 0, metadata(CaptureSpec(), 0), 1 << 16, host_spans=2)
+    segment = SegmentWriter.create(f"segment-host-{os.getpid()}", 0, metadata(CaptureSpec(), 0), 1 << 16, host_spans=2)
     try:
         for idx in range(5):
             segment.append_host_span("x" * 200, 1, idx, idx + 1)
@@ -257,7 +259,7 @@ def test_host_spans_beyond_their_room_are_counted():
         segment.unlink()
 
 
-def test_clock_samples_beyond_their_room_are_counted(segment: Segment):
+def test_clock_samples_beyond_their_room_are_counted(segment: SegmentWriter):
     room = int(segment.header["samples_capacity"])
     for count in (room - 1, 2, 3, 1):
         segment.append_clock_samples(np.ones(count, fmt.CLOCK_SAMPLE))
@@ -267,7 +269,7 @@ def test_clock_samples_beyond_their_room_are_counted(segment: Segment):
 
 def test_segments_of_a_run_are_not_those_of_its_namesakes():
     names = [("r1", 0), ("r1", 11), ("r1.2", 0), ("r10", 0), ("r1-0", 0)]
-    segments = [Segment.create(run_id, rank, metadata(CaptureSpec(), 0), 4096) for run_id, rank in names]
+    segments = [SegmentWriter.create(run_id, rank, metadata(CaptureSpec(), 0), 4096) for run_id, rank in names]
     try:
         assert list_segments("r1") == ["tracekern-r1-0", "tracekern-r1-11", "tracekern-r1.2-0"]
     finally:
@@ -287,7 +289,7 @@ def test_a_file_that_is_no_segment_is_refused():
         path.write_bytes(content)
         try:
             with pytest.raises(BadInput, match=message):
-                Segment.attach(path.name)
+                SegmentView.attach(path.name)
         finally:
             path.unlink()
 
@@ -346,9 +348,10 @@ def test_a_full_shared_memory_loses_what_comes_and_counts_it():
 import numpy as np
 from tests.captures import CaptureSpec, metadata
 from tests.test_segment import plan
-from tracekern.record import format as fmt
-from tracekern.record.segment import Segment
-segment = Segment.create("full", 0, metadata(CaptureSpec(), 0), 1 << 16)
+from tracekern.dump import format as fmt
+from tracekern.segment.view import SegmentView
+from tracekern.segment.writer import SegmentWriter
+segment = SegmentWriter.create("full", 0, metadata(CaptureSpec(), 0), 1 << 16)
 tiny = plan(blocks=range(0))
 segment.reserve_regions(tiny, 1)
 with open("/dev/shm/filler", "wb", buffering=0) as filler:

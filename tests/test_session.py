@@ -15,11 +15,11 @@ import pytest
 
 from tests.captures import EVENT_TABLE, ROLES
 from tests.kernels import TrackWriter, run_kernel
+from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
-from tracekern.record.dump import read_dump
-from tracekern.record.segment_names import SHM_DIR, list_segments
 from tracekern.record.selection import DEFAULT_RECORDS_PER_TRACK
 from tracekern.record.session import Capture, capture
+from tracekern.segment.names import SHM_DIR, list_segments
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import TrackKind
 

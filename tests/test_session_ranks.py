@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tracekern.record.dump import read_dump
-from tracekern.record.launch import launch_ranks
+from tracekern.dump.reader import read_dump
+from tracekern.launcher.launch import launch_ranks
 from tracekern.timeline.merge import load
 
 RANK_PROGRAM = """
@@ -18,7 +18,8 @@ from pathlib import Path
 sys.path[:0] = {path!r}
 import torch.distributed as dist
 from tests.test_session import launch
-from tracekern.record import group, session
+from tracekern.comm import group
+from tracekern.record import session
 {before}
 dist.init_process_group("gloo")
 with session.capture({directory!r}{options}) as opened:
@@ -108,7 +109,7 @@ def test_where_one_rank_cannot_open_its_capture_all_say_why_and_can_open_another
 
 def test_clocks_are_sampled_between_launches_by_agreement(tmp_path: Path):
     """Ranks pass their launches at different times; samples are due all the time, and nobody hangs or is left alone."""
-    before = "from tracekern.record import agree, capture_clocks; capture_clocks.SAMPLE_EVERY_S = 0.1"
+    before = "from tracekern.record import agree, clock_samples; clock_samples.SAMPLE_EVERY_S = 0.1"
     before += "; agree._LEADER_PAUSES = 1"  # after a wait in vain the run would be over else
     program = rank_program(tmp_path, steps=40, before=before, body="time.sleep(0.003 * (1 + rank * step % 5))")
     lines: list[str] = []

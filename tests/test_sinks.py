@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracekern.record import format as fmt
+from tracekern.dump import format as fmt
 from tracekern.record.sinks import MAX_HOST_STORES_PER_S, STORES_PER_TRACK, SinkChoice
 
 

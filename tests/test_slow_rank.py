@@ -11,14 +11,14 @@ import pytest
 from rank_pool import RankPool
 
 import tracekern
-from tracekern.analysis.cause_chains import Target
-from tracekern.analysis.causes import analyze_causes
+from tracekern.analysis.causes.analyze import analyze_causes
+from tracekern.analysis.causes.blame import Target
 from tracekern.analysis.doubt import blame_ranks, name_worst
-from tracekern.analysis.waits import analyze_waits
+from tracekern.analysis.waits.analyze import analyze_waits
+from tracekern.comm.group import Group
 from tracekern.moe.pipeline import P2PPipeline
 from tracekern.moe.routing import draw_batch, draw_expert_scale
 from tracekern.moe.shape import MoeShape
-from tracekern.record.group import Group
 
 HELD_UP_S = 5e-3
 NUM_RANKS, NUM_CALLS = 4, 10

@@ -18,15 +18,16 @@ import pytest
 from tests.captures import EVENT_TABLE, CaptureSpec, metadata
 from tests.kernels import run_kernel
 from tests.test_keeper import PLAN, Pair, wait_to_be_killed
+from tracekern.dump import format as fmt
+from tracekern.dump.reader import Dump, read_dump
 from tracekern.errors import BadInput
-from tracekern.record import format as fmt
-from tracekern.record.dump import Dump, read_dump
-from tracekern.record.keeper import ask_keeper, collect_mirrored
-from tracekern.record.pack import write_dump
-from tracekern.record.segment import Segment
-from tracekern.record.segment_names import SHM_DIR, list_segments, remove_segment
 from tracekern.record.session import capture
-from tracekern.record.snapshot import copy_as_it_stands, snapshot_run
+from tracekern.segment.keeper import ask_keeper, collect_mirrored
+from tracekern.segment.names import SHM_DIR, list_segments, remove_segment
+from tracekern.segment.pack import write_dump
+from tracekern.segment.snapshot import copy_as_it_stands, snapshot_run
+from tracekern.segment.view import SegmentView
+from tracekern.segment.writer import SegmentWriter
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import TrackKind
 
@@ -147,7 +148,7 @@ def test_of_a_dead_rank_it_has_what_was_left_and_leaves_it(start, tmp_path):
         f"tracekern: run {run_id}: no capture is open on this machine; {left} saves them"
     )
     about = metadata(CaptureSpec(run_id=run_id), 1) | {"directory": str(tmp_path / "capture")}
-    other = Segment.create(run_id, 1, about, 1 << 16)
+    other = SegmentWriter.create(run_id, 1, about, 1 << 16)
     try:
         assert json.loads(command(run_id, "-o", str(tmp_path / "now"), "--json").stdout)["ranks"] == [0, 1]
     finally:
@@ -159,7 +160,7 @@ def test_of_a_dead_rank_it_has_what_was_left_and_leaves_it(start, tmp_path):
 def test_several_open_captures_are_told_apart_by_name(start, tmp_path):
     _, run_id = start(ONE_LAUNCH, max_bytes=1 << 20)
     about = metadata(CaptureSpec(run_id=f"{run_id}.1"), 0) | {"directory": str(tmp_path / "second")}
-    second = Segment.create(f"{run_id}.1", 0, about, 1 << 16)
+    second = SegmentWriter.create(f"{run_id}.1", 0, about, 1 << 16)
     try:
         assert json.loads(command(run_id, "-o", str(tmp_path / "a"), "--json").stdout)["run_id"] == run_id
         assert json.loads(command(f"{run_id}.1", "-o", str(tmp_path / "b"), "--json").stdout)["run_id"] == f"{run_id}.1"
@@ -176,15 +177,15 @@ def test_a_damaged_segment_beside_it_is_left_out(start, tmp_path):
 
 def test_launches_are_whole_whatever_the_rank_does_meanwhile(start, tmp_path, monkeypatch):
     """A flight recorder with few regions gives each to a later launch all the time, and the copy takes its time."""
-    copy_from = Segment.copy_from
+    copy_from = SegmentWriter.copy_from
 
-    def copy_slowly(self: Segment, other: Segment, offset: int, num_bytes: int) -> None:
+    def copy_slowly(self: SegmentWriter, other: SegmentWriter, offset: int, num_bytes: int) -> None:
         for part in range(4):
             first, stop = num_bytes * part // 4, num_bytes * (part + 1) // 4
             copy_from(self, other, offset + first, stop - first)
             time.sleep(random.choice((0, 0, 0.0002)))
 
-    monkeypatch.setattr(Segment, "copy_from", copy_slowly)
+    monkeypatch.setattr(SegmentWriter, "copy_from", copy_slowly)
     process, run_id = start(LAUNCHES_WITHOUT_END, max_bytes=1 << 14, keep="last", records_per_track=8, clocks=False)
     num_launches = num_snapshots = 0
     while num_launches <= 100 and num_snapshots < 500:  # how many are through depends on what else runs here
@@ -209,14 +210,14 @@ def test_a_region_given_to_a_later_launch_again_and_again_is_left_out(tmp_path, 
     with capture(tmp_path / "capture", device="cpu", max_bytes=1 << 20, clocks=False) as session:
         for _ in range(2):
             run_kernel(session.launch("demo", grid=1, warps=1, events=json.dumps(EVENT_TABLE)).descriptor, 1, 1, 3)
-        copy_from, order = Segment.copy_from, session.segment.launches()["order"]
+        copy_from, order = SegmentWriter.copy_from, session.segment.launches()["order"]
 
-        def copy_while_it_is_used(self: Segment, other: Segment, offset: int, num_bytes: int) -> None:
+        def copy_while_it_is_used(self: SegmentWriter, other: SegmentWriter, offset: int, num_bytes: int) -> None:
             copy_from(self, other, offset, num_bytes)
             order[1] += 1
 
-        monkeypatch.setattr(Segment, "copy_from", copy_while_it_is_used)
-        copy = copy_as_it_stands(Segment.attach(session.segment.name))
+        monkeypatch.setattr(SegmentWriter, "copy_from", copy_while_it_is_used)
+        copy = copy_as_it_stands(SegmentView.attach(session.segment.name))
         assert [int(entry["sequence"]) for entry in copy.recorded_launches()] == [0]
 
 
@@ -225,10 +226,10 @@ def test_a_keeper_copies_for_whoever_asks_and_again_at_the_end(tmp_path):
     try:
         for _ in range(2):
             assert ask_keeper(pair.name)
-        write_dump(tmp_path / "now.tkdump", copy_as_it_stands(Segment.attach(pair.name)))
+        write_dump(tmp_path / "now.tkdump", copy_as_it_stands(SegmentView.attach(pair.name)))
         dump = read_dump(tmp_path / "now.tkdump")
         assert dump.track_headers(dump.launches[0])["role"].tolist() == [3, 3]
-        Segment.attach(pair.name, writable=True).track_headers(pair.entry())["role"] = 0
+        SegmentWriter.attach(pair.name).track_headers(pair.entry())["role"] = 0
         os.kill(pair.rank, signal.SIGKILL)
         os.waitpid(pair.rank, 0)
         assert pair.roles() == [3, 3]
@@ -237,7 +238,7 @@ def test_a_keeper_copies_for_whoever_asks_and_again_at_the_end(tmp_path):
 
 
 def test_without_a_keeper_what_the_device_holds_is_missing_and_told(tmp_path):
-    segment = Segment.create(f"snapshot-{os.getpid()}", 0, metadata(CaptureSpec(), 0), 1 << 16)
+    segment = SegmentWriter.create(f"snapshot-{os.getpid()}", 0, metadata(CaptureSpec(), 0), 1 << 16)
     try:
         (region,) = segment.reserve_regions(PLAN, 1)
         segment.start_launch(region, sequence=0, epoch=0)
@@ -256,7 +257,7 @@ def test_without_a_keeper_what_the_device_holds_is_missing_and_told(tmp_path):
 
 def test_half_a_launch_is_none():
     """The region went to the next launch while the keeper copied it."""
-    segment = Segment.create(f"half-{os.getpid()}", 0, metadata(CaptureSpec(), 0), 1 << 16)
+    segment = SegmentWriter.create(f"half-{os.getpid()}", 0, metadata(CaptureSpec(), 0), 1 << 16)
     try:
         for region in segment.reserve_regions(PLAN, 2):
             segment.start_launch(region, sequence=0, epoch=0)

@@ -12,16 +12,16 @@ from collections.abc import Iterator
 import pytest
 
 from tests.rank_pool import RankPool
+from tracekern.comm import descriptors
+from tracekern.comm.communicator import Communicator
+from tracekern.comm.group import Group
 from tracekern.errors import BadInput, CommTimeout
-from tracekern.record import descriptors
-from tracekern.record.communicator import Communicator
-from tracekern.record.group import Group
-from tracekern.record.launch import launch_ranks
+from tracekern.launcher.launch import launch_ranks
 
 LISTS_NAMES = """
 import os, sys
-from tracekern.record.communicator import Communicator
-from tracekern.record.group import Group
+from tracekern.comm.communicator import Communicator
+from tracekern.comm.group import Group
 
 def note(event, arguments):
     if event == "open" and arguments[2] & os.O_CREAT and str(arguments[0]).startswith("/dev/shm"):
@@ -52,8 +52,8 @@ def test_descriptors_are_given_back():
 ASKS_FOR_MORE = """
 import torch.distributed as dist
 from tracekern.errors import BadInput
-from tracekern.record.communicator import Communicator
-from tracekern.record.group import Group
+from tracekern.comm.communicator import Communicator
+from tracekern.comm.group import Group
 
 dist.init_process_group("gloo")
 group = Group.discover()

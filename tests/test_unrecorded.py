@@ -10,12 +10,12 @@ import pytest
 from tests.test_session import TABLE, launch
 from tests.test_snapshot import start  # noqa: F401, a fixture
 from tracekern.analysis.findings import find
+from tracekern.comm.device import HostDevice
+from tracekern.dump.reader import peek_metadata
 from tracekern.moe.run import MoeRun, run
 from tracekern.moe.worker import _num_counted
-from tracekern.record.device import HostDevice
-from tracekern.record.dump import peek_metadata
 from tracekern.record.session import capture
-from tracekern.record.unrecorded import why_refused
+from tracekern.segment.unrecorded import why_refused
 from tracekern.timeline.merge import load
 from tracekern.viewers.report.headlines import headlines
 

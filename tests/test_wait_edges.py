@@ -10,11 +10,11 @@ import pytest
 from scenarios import NUMBER, Scenario
 
 from tracekern.analysis.doubt import blame_ranks, name_worst
-from tracekern.analysis.wait_edges import local_barriers
-from tracekern.analysis.waits import WaitKind, analyze_waits
-from tracekern.record import format as fmt
-from tracekern.record.dump import Dump, read_dump
-from tracekern.timeline.decode import decode
+from tracekern.analysis.waits.analyze import WaitKind, analyze_waits
+from tracekern.analysis.waits.edges import local_barriers
+from tracekern.dump import format as fmt
+from tracekern.dump.reader import Dump, read_dump
+from tracekern.timeline.decode.decoder import decode
 from tracekern.timeline.flows import join_flows
 from tracekern.timeline.model import Timeline
 from tracekern.timeline.select import select, take_spans

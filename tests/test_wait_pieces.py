@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scenarios import EVENTS, Scenario, rows_of
 from wait_oracle import any_runs
 
-from tracekern.analysis.event_graph import build_graph
-from tracekern.analysis.wait_pieces import WaitPieces, parts_of_pieces
-from tracekern.analysis.waits import WaitKind, analyze_waits
+from tracekern.analysis.waits.analyze import WaitKind, analyze_waits
+from tracekern.analysis.waits.event_graph import build_graph
+from tracekern.analysis.waits.pieces import WaitPieces, parts_of_pieces
 from tracekern.timeline.model import OPEN_END, Flows, Timeline
 
 NAMES_ANOTHER = ("wait_token", "wait_room", "wait_meeting")

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timelines import make_timeline, overwrite_begins, timelines
 
-from tracekern.analysis.wait_statistics import KEYS, wait_statistics
-from tracekern.analysis.waits import CLASSES, analyze_waits
+from tracekern.analysis.waits.analyze import CLASSES, analyze_waits
+from tracekern.analysis.waits.statistics import KEYS, wait_statistics
 from tracekern.timeline.model import Timeline
 
 

@@ -15,9 +15,8 @@ from timelines import make_rank, make_timeline, timelines
 from wait_oracle import Wait, any_runs, oracle
 
 import tracekern
-from tracekern.analysis.wait_edges import NEVER
-from tracekern.analysis.wait_order import overtaken
-from tracekern.analysis.waits import CLASSES, Phase, WaitKind, Waits, analyze_waits
+from tracekern.analysis.waits.analyze import CLASSES, Phase, WaitKind, Waits, analyze_waits, overtaken
+from tracekern.analysis.waits.edges import NEVER
 from tracekern.errors import BadInput
 from tracekern.timeline.model import OPEN_END, EventClass, Flows, Timeline
 

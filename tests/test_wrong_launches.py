@@ -11,8 +11,8 @@ from tests.captures import EVENT_TABLE
 from tests.kernels import TrackWriter, memory, run_kernel
 from tracekern.analysis.findings import find
 from tracekern.analysis.statistics import phase_statistics
+from tracekern.dump import format as fmt
 from tracekern.errors import BadInput
-from tracekern.record import format as fmt
 from tracekern.record.session import capture
 from tracekern.timeline.merge import load
 from tracekern.viewers.report.headlines import headlines

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scenarios import EVENTS, NUMBER
 from timelines import make_launch, make_rank, make_spans
 
-from tracekern.analysis.waits import CLASSES
+from tracekern.analysis.waits.analyze import CLASSES
 from tracekern.timeline.flows import join_flows
 from tracekern.timeline.model import OPEN_END, ChannelKind, EventClass, Timeline, Track, TrackKind, unpack_field
 

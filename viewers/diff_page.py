@@ -11,12 +11,12 @@ from tracekern import __version__
 from tracekern.analysis.difference import Difference
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.statistics import PhaseStatistics, RunStatistics
+from tracekern.formatting import count, duration, escape, growth, metric_value, percent, sentence
 from tracekern.viewers.report.cause import describe_cost
 from tracekern.viewers.report.charts import grouped_bars, stacked_bars, time_scale
 from tracekern.viewers.report.frame import Part, render, table
 from tracekern.viewers.report.headlines import headlines
 from tracekern.viewers.report.time import TIME_PARTS
-from tracekern.words import count, duration, escape, growth, metric_value, percent, sentence
 
 _MAX_PHASES = 14
 _MAX_COSTS = 8

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracekern import __version__
+from tracekern.formatting import count, escape, growth, is_share, metric_value, unit_for
 from tracekern.viewers.report.frame import Figure, Part, render, table
-from tracekern.words import count, escape, growth, is_share, metric_value, unit_for
 
 Points = Sequence[tuple[str, float, float, float]]
 """(label of the check, lowest, median, highest of its runs) in order. A label is "NUMBER: when"; not every check has

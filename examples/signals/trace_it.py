@@ -16,10 +16,10 @@ import pybind11
 import torch.distributed as dist
 
 import tracekern
+from tracekern.comm.communicator import Communicator
+from tracekern.comm.group import Group
 from tracekern.errors import CommTimeout
-from tracekern.record.communicator import Communicator
-from tracekern.record.group import Group
-from tracekern.record.launch import launch_ranks
+from tracekern.launcher.launch import launch_ranks
 
 HERE = Path(__file__).resolve().parent
 NUM_RANKS, NUM_CALLS = 2, 3

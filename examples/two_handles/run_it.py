@@ -75,9 +75,9 @@ def main_of_rank() -> int:
     import torch.distributed as dist
 
     import tracekern
+    from tracekern.comm.communicator import Communicator
+    from tracekern.comm.group import Group
     from tracekern.errors import CommTimeout
-    from tracekern.record.communicator import Communicator
-    from tracekern.record.group import Group
 
     exchange: Any = importlib.import_module("exchange")
     dist.init_process_group("gloo")
@@ -174,7 +174,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     from tracekern.errors import CommTimeout
-    from tracekern.record.launch import launch_ranks
+    from tracekern.launcher.launch import launch_ranks
 
     if lack := missing(options.backend):
         sys.stderr.write(f"run_it: --backend {options.backend} {lack}\n")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.analysis.waits import Phase, Waits
+from tracekern.analysis.waits.analyze import Phase, Waits
 from tracekern.timeline.model import Int64
 
 

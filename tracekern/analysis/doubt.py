@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekern.analysis.groups import group_rows
-from tracekern.analysis.waits import WaitKind, Waits
+from tracekern.analysis.waits.analyze import WaitKind, Waits
 from tracekern.timeline.model import Int32, Int64, Mask, Timeline
 
 COVERED_SIGMAS = 3.0

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from tracekern.analysis.balance import Balance, LinkLimit, analyze_balance
-from tracekern.analysis.causes import Causes, analyze_causes
-from tracekern.analysis.critical_path import CriticalPath, critical_path
+from tracekern.analysis.causes.analyze import Causes, analyze_causes
+from tracekern.analysis.critical_path.analyze import CriticalPath, critical_path
 from tracekern.analysis.distribution import Distribution, distribute
 from tracekern.analysis.doubt import Blame, Worst, blame_ranks, name_worst
-from tracekern.analysis.event_graph import build_graph
 from tracekern.analysis.gantt import ChosenSpans, choose_spans
 from tracekern.analysis.hang import Hang, find_hang
 from tracekern.analysis.imbalance import Imbalance, work_imbalance
@@ -23,8 +22,9 @@ from tracekern.analysis.matrix import Abnormal, WaitMatrix, find_abnormal, wait_
 from tracekern.analysis.statistics import probe_cost_ns
 from tracekern.analysis.summary import Summary, summarize
 from tracekern.analysis.time_shares import TimeShares, share_time
-from tracekern.analysis.wait_statistics import WaitStatistic, wait_statistics
-from tracekern.analysis.waits import Waits, analyze_waits
+from tracekern.analysis.waits.analyze import Waits, analyze_waits
+from tracekern.analysis.waits.event_graph import build_graph
+from tracekern.analysis.waits.statistics import WaitStatistic, wait_statistics
 from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Timeline
 from tracekern.timeline.select import Window, reaches_into, select
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.waits import named_peers
+from tracekern.analysis.waits.analyze import named_peers
 from tracekern.timeline.model import OPEN_END, EventClass, Int64, Timeline, TrackKind, unpack_field
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekern.analysis.groups import group_rows
-from tracekern.analysis.waits import Phase, PhaseNumbers
+from tracekern.analysis.waits.analyze import Phase, PhaseNumbers
 from tracekern.timeline.columns import parts_by_track
 from tracekern.timeline.intervals import one_line
 from tracekern.timeline.model import OPEN_END, EventClass, Int64, Spans, Timeline

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.analysis.groups import group_rows
-from tracekern.analysis.waits import Waits
+from tracekern.analysis.waits.analyze import Waits
 from tracekern.timeline.model import Float64, Int64, Mask, Timeline
 
 LINE_FACTOR = 1.25

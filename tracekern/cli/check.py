@@ -10,7 +10,7 @@ import typer
 from tracekern.cli import gate_output, options
 from tracekern.cli.output import note, progress
 from tracekern.errors import BadInput
-from tracekern.words import growth
+from tracekern.formatting import growth
 
 if TYPE_CHECKING:
     from tracekern.gate.budget import Budget

@@ -17,7 +17,7 @@ from tracekern.cli.options import (
 )
 from tracekern.cli.output import console, note, print_json, program, progress, show_it, warnings_as_notes, working
 from tracekern.errors import BadInput
-from tracekern.words import count
+from tracekern.formatting import count
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import typer
 from tracekern.cli import options
 from tracekern.cli.output import console, note, print_json, progress, show_it, table, working
 from tracekern.errors import BadInput
-from tracekern.words import duration, growth
+from tracekern.formatting import duration, growth
 
 if TYPE_CHECKING:
     from tracekern.analysis.statistics import PhaseStatistics, RunStatistics

@@ -13,7 +13,7 @@ from rich.text import Text
 from tracekern.cli import options
 from tracekern.cli.output import console, note, print_json, table
 from tracekern.errors import BadInput
-from tracekern.words import growth, metric_value
+from tracekern.formatting import growth, metric_value
 
 if TYPE_CHECKING:
     from tracekern.gate.compare import Change, Rules

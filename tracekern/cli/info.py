@@ -11,14 +11,13 @@ import typer
 from tracekern.cli import options
 from tracekern.cli.output import console, print_json, table, working
 from tracekern.errors import BadInput
-from tracekern.words import count, duration
+from tracekern.formatting import count, duration
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from tracekern.analysis.summary import RankSummary, Summary
     from tracekern.timeline.model import Problem, Rank, Timeline
-
 
 _TOLD_IN_FULL = frozenset({"fault", "event_table", "dense_probes", "cycle_clock", "cycle_rate_unknown"})
 
@@ -30,7 +29,6 @@ def info(
 ) -> None:
     """Print ranks, tracks, events, losses and clock bounds of a capture."""
     from tracekern.analysis.summary import summarize
-    from tracekern.record.unrecorded import is_by_run_moe
 
     with working("reading and aligning the captures"):
         timeline, refusal = _load(captures, unaligned)
@@ -38,7 +36,7 @@ def info(
     if as_json:
         print_json({**summary.as_dict(), "recorder": [_recorder(rank) for rank in timeline.ranks]})
     else:
-        print_summary(summary, by_run_moe=any(is_by_run_moe(rank.metadata) for rank in timeline.ranks))
+        print_summary(summary, by_run_moe=any(map(_is_by_run_moe, timeline.ranks)))
         _print_problems(console(), timeline, summary.problems)
         if not timeline.launches and not timeline.problems:
             console().print("no launch is on record: capture.launch() was not called")
@@ -94,6 +92,11 @@ def print_summary(summary: Summary, by_run_moe: bool = False) -> None:
     if summary.num_spans:
         out.print(_events_table(summary))
     print_losses(out, summary, by_run_moe)
+
+
+def _is_by_run_moe(rank: Rank) -> bool:
+    """Whether the options of `run moe` are those to name."""
+    return str(rank.metadata.get("command")).startswith("tracekern run moe")
 
 
 def _print_problems(out: Console, timeline: Timeline, counts: dict[str, int]) -> None:

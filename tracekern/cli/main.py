@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekern.errors import TracekernError
-from tracekern.words import printable
+from tracekern.formatting import printable
 
 _OF_THE_MACHINE = frozenset(
     {

@@ -49,7 +49,7 @@ def open_trace(
 
 def _check(file: Path) -> None:
     if file.is_dir():
-        from tracekern.record.format import TRACE_NAME
+        from tracekern.dump.format import TRACE_NAME
 
         trace = file / TRACE_NAME
         words = ["open", trace] if trace.exists() else ["export", file, "-o", trace]
@@ -61,7 +61,7 @@ def _check(file: Path) -> None:
         raise BadInput(f"open: {file}: Perfetto reads .pftrace and .json (also .gz); export it to one of them")
     if file.stat().st_size == 0:
         raise BadInput(f"open: {file} is empty; wanted a trace")
-    from tracekern.record.format import MANIFEST_NAME
+    from tracekern.dump.format import MANIFEST_NAME
 
     if file.name == MANIFEST_NAME:
         raise BadInput(f"open: {file} describes a capture; wanted a trace, as {program()} export makes one of it")

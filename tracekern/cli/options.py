@@ -74,9 +74,9 @@ def check_window(timeline: Timeline, window: tuple[int, int] | None, of_kernels:
 
     of_kernels: in which no kernel recorded anything, though one did.
     """
+    from tracekern.formatting import duration
     from tracekern.timeline.model import TrackKind
     from tracekern.timeline.select import select, take_tracks
-    from tracekern.words import duration
 
     if of_kernels:
         timeline = take_tracks(timeline, timeline.tracks_of(TrackKind.DEVICE))

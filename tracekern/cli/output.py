@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.segment import Segment
 from rich.table import Table
 
-from tracekern.words import printable
+from tracekern.formatting import printable
 
 _WIDTH = 1000
 """Wider than any line of ours: where a terminal is narrower, it breaks lines itself, and no cell loses its end."""

@@ -10,7 +10,7 @@ import typer
 from tracekern.cli import options
 from tracekern.cli.output import console, note, print_json, table, working
 from tracekern.errors import BadInput
-from tracekern.words import duration
+from tracekern.formatting import duration
 
 if TYPE_CHECKING:
     from tracekern.record.overhead import Backend, SpanCost

@@ -78,8 +78,8 @@ def report(
 
 
 def _write_page(findings: Findings, captures: list[str], output: Path) -> None:
+    from tracekern.dump.format import TRACE_NAME
     from tracekern.files import write_whole
-    from tracekern.record.format import TRACE_NAME
     from tracekern.viewers.report.report_page import report_page
 
     trace = Path(captures[0], TRACE_NAME)

@@ -31,12 +31,12 @@ from tracekern.cli.output import (
     warnings_as_notes,
 )
 from tracekern.errors import BadInput, TracekernError
-from tracekern.words import count, duration
+from tracekern.formatting import count, duration
 
 if TYPE_CHECKING:
     from tracekern.analysis.summary import RankSummary, Summary
+    from tracekern.launcher.spawner import Spawner
     from tracekern.moe.run import MoeRun, RankReport, RunReport
-    from tracekern.record.spawner import Spawner
 
 
 class _Workloads(typer.core.TyperGroup):
@@ -193,8 +193,8 @@ def _run_all(plans: list[MoeRun], output: Path | None, as_json: bool, terminated
 
     terminated: not empty once SIGTERM has come.
     """
+    from tracekern.launcher.spawner import Spawner
     from tracekern.moe.run import WORKER
-    from tracekern.record.spawner import Spawner
 
     results = []
     with Spawner(WORKER, os.environ) as spawner:
@@ -209,8 +209,8 @@ def _run_all(plans: list[MoeRun], output: Path | None, as_json: bool, terminated
 
 
 def _run(plan: MoeRun, directory: Path | None, spawner: Spawner, terminated: list[int]) -> _Result:
+    from tracekern.dump.format import TRACE_NAME
     from tracekern.moe.run import run
-    from tracekern.record.format import TRACE_NAME
 
     old = _runs_in(directory) if directory else {}
     with progress() as bar:
@@ -242,7 +242,7 @@ def _run(plan: MoeRun, directory: Path | None, spawner: Spawner, terminated: lis
 
 def _runs_in(directory: Path) -> dict[Path, str]:
     """Each dump and of which run it is."""
-    from tracekern.record.dump import run_in
+    from tracekern.dump.reader import run_in
 
     return {path: run_in(path) for path in sorted(directory.glob("rank_*.tkdump"))}
 
@@ -250,8 +250,8 @@ def _runs_in(directory: Path) -> dict[Path, str]:
 def _write_trace(report: RunReport, directory: Path, dumps: list[Path]) -> _Result:
     """Of a run that failed it shows what there is: where a rank left nothing, or nothing to relate its clock by."""
     from tracekern.analysis.summary import summarize
+    from tracekern.dump.format import TRACE_NAME
     from tracekern.export.write import export
-    from tracekern.record.format import TRACE_NAME
     from tracekern.timeline.merge import load
 
     with warnings_as_notes(), progress() as bar:

@@ -12,10 +12,10 @@ import typer
 from tracekern.cli import options
 from tracekern.cli.output import console, note, print_json, program, working
 from tracekern.errors import BadInput
-from tracekern.words import ago, ranks
+from tracekern.formatting import ago, ranks
 
 if TYPE_CHECKING:
-    from tracekern.record.salvage import Leftover
+    from tracekern.segment.salvage import Leftover
 
 
 def salvage(
@@ -33,8 +33,8 @@ def salvage(
     as_json: options.Json = False,
 ) -> None:
     """Save what killed ranks had recorded, where no launcher of tracekern's did. Without RUN: list what there is."""
-    from tracekern.record.salvage import find_leftovers, salvage_run
-    from tracekern.record.segment_names import list_segments
+    from tracekern.segment.names import list_segments
+    from tracekern.segment.salvage import find_leftovers, salvage_run
 
     leftovers = find_leftovers(run_id)
     if not run_id:
@@ -65,7 +65,7 @@ def salvage(
 
 def note_only_counted(directories: list[Path]) -> None:
     """Says why there is nothing in the captures, where a rank was still counting; one rank says it for all."""
-    from tracekern.record.dump import peek_metadata
+    from tracekern.dump.reader import peek_metadata
 
     dumps = [path for directory in directories for path in sorted(directory.glob("rank_*.tkdump"))]
     if why := next(filter(None, (peek_metadata(path).get("counted_text") for path in dumps)), ""):

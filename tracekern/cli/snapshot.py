@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tracekern import words
+from tracekern import formatting as words
 from tracekern.cli import options
 from tracekern.cli.output import console, note, print_json, program, working
 from tracekern.cli.salvage import note_only_counted
@@ -26,8 +26,8 @@ def snapshot(
     as_json: options.Json = False,
 ) -> None:
     """Copy what running ranks have recorded so far; they run on. Of a job that hangs: who waits for whom, now."""
-    from tracekern.record.salvage import find_leftovers
-    from tracekern.record.snapshot import snapshot_run
+    from tracekern.segment.salvage import find_leftovers
+    from tracekern.segment.snapshot import snapshot_run
 
     found = find_leftovers(run_id)
     running = sorted({leftover.run_id for leftover in found if leftover.is_running})

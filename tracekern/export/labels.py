@@ -6,8 +6,8 @@ import math
 
 from tracekern import __version__
 from tracekern.export.drawing import Drawing
+from tracekern.formatting import count, duration
 from tracekern.timeline.model import OPEN_END, Problem, Rank, Timeline, Track, TrackKind, count_problems
-from tracekern.words import count, duration
 
 _CLOCKS = {"reference": "clock reference", "unaligned": "UNALIGNED"}
 """How clocks are related that have no bound to tell."""

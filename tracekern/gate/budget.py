@@ -19,8 +19,8 @@ import numpy as np
 
 from tracekern.analysis.statistics import STATISTICS
 from tracekern.errors import BadInput
+from tracekern.formatting import is_share
 from tracekern.gate.run import Run
-from tracekern.words import is_share
 
 _UNITS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9, "%": 0.01}
 _LIMIT = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|ms|s|%)")

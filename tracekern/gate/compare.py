@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from tracekern.formatting import is_share
 from tracekern.gate.permutation import CONFIDENCE, Floats, adjusted_p, shift_interval
 from tracekern.gate.run import Run, difference
-from tracekern.words import is_share
 
 FAMILY_ERROR = 0.005
 """How often some metric of two sides that are alike may be said to have regressed."""

@@ -85,7 +85,7 @@ class StallBudget:
     def __call__(self, *budgets: str) -> None:
         """Fails the test where a median over its captures is over its budget, or where a capture lost records."""
         __tracebackhide__ = True  # the line to mend is the test's
-        from tracekern.words import growth, metric_value
+        from tracekern.formatting import growth, metric_value
 
         try:
             directory, report = self._captures.directory, self._check(budgets)

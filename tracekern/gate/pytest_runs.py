@@ -15,6 +15,7 @@ import numpy as np
 from tracekern.analysis.statistics import STATISTICS
 from tracekern.errors import BadInput
 from tracekern.files import write_whole
+from tracekern.formatting import count, growth, metric_value
 from tracekern.gate.baseline import commit_info, machine_info, next_path, now, numbered
 from tracekern.gate.compare import (
     Rules,
@@ -27,7 +28,6 @@ from tracekern.gate.compare import (
     sides_differ,
 )
 from tracekern.gate.run import Run
-from tracekern.words import count, growth, metric_value
 
 FORMAT = "tracekern-pytest"
 VERSION = 1

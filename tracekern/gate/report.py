@@ -10,9 +10,9 @@ from typing import Any
 
 from tracekern.errors import BadInput
 from tracekern.files import write_whole
+from tracekern.formatting import growth, metric_value, printable
 from tracekern.gate.budget import BudgetResult
 from tracekern.gate.compare import Change, Comparison, Verdict
-from tracekern.words import growth, metric_value, printable
 
 
 class Outcome(enum.IntEnum):

@@ -13,10 +13,6 @@ import tracekern
 from tracekern.analysis.statistics import RunStatistics, phase_statistics
 from tracekern.errors import BadInput
 
-_RUN_OPTIONS = frozenset({"ranks", "iterations", "blocks", "warps", "backend", "trace", "every", "torch_profiler"})
-_LATER_OPTIONS = frozenset({"command", "timeout_ms", "records_per_track", "record_format", "keep"})
-"""Options that `run moe` once kept among the settings: the first always, the second as far as they existed."""
-
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
@@ -86,8 +82,7 @@ class Run:
                 raise BadInput(f"{source}: field {name} of a run is {got}, which cannot be; record it again")
         lists = {name: tuple(values[name]) for name in ("nodes", "losses")}
         bound = float("inf") if values["clock_hard_ns"] is None else values["clock_hard_ns"]
-        shape = {**values["shape"], "settings": _workload(values["shape"].get("settings"))}
-        return Run(source=source, **{**values, **lists, "clock_hard_ns": bound, "shape": shape})
+        return Run(source=source, **{**values, **lists, "clock_hard_ns": bound})
 
 
 def read_run(path: Path, unaligned: bool = False) -> Run:
@@ -100,6 +95,7 @@ def read_run(path: Path, unaligned: bool = False) -> Run:
 def make_run(source: str, statistics: RunStatistics, timeline: Any, about: Mapping[str, Any]) -> Run:
     """timeline, about: the Timeline behind the statistics and the metadata of its first rank."""
     grids: dict[str, set[tuple[int, int]]] = {}
+    settings = about.get("settings")
     for launch in timeline.launches:
         grids.setdefault(launch.name, set()).add((launch.num_blocks, launch.warps_per_block))
     return Run(
@@ -116,7 +112,7 @@ def make_run(source: str, statistics: RunStatistics, timeline: Any, about: Mappi
             "launches": {
                 name: " ".join(f"{blocks}x{warps}" for blocks, warps in sorted(found)) for name, found in grids.items()
             },
-            "settings": _workload(about.get("settings")),
+            "settings": dict(settings) if isinstance(settings, Mapping) else {},
         },
         metrics=statistics.metrics(),
         spans={phase.name: phase.num_spans for phase in statistics.phases},
@@ -126,15 +122,6 @@ def make_run(source: str, statistics: RunStatistics, timeline: Any, about: Mappi
         aligned=timeline.aligned,
         losses=statistics.losses,
     )
-
-
-def _workload(settings: Any) -> dict[str, Any]:
-    """The settings as they are; of older captures by `run moe`, which kept all its options, those that are the work."""
-    known = settings if isinstance(settings, dict) else {}
-    if not known.keys() >= _RUN_OPTIONS:
-        return dict(known)
-    unused = set() if known.get("variant") == "pipelined" else {"partitions"}
-    return {key: value for key, value in known.items() if key not in _RUN_OPTIONS | _LATER_OPTIONS | unused}
 
 
 def find_captures(path: Path) -> list[Path]:

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tracekern.comm.group import MAX_HEAP_RANKS
 from tracekern.errors import BadInput, CommTimeout, TracekernError
+from tracekern.formatting import count
 from tracekern.moe.pipeline import REDUCING, STAGES
 from tracekern.moe.routing import ROUTINGS
 from tracekern.moe.shape import MAX_EXPERTS, MAX_PARTITIONS, MAX_TOKENS, MoeShape, check_range
-from tracekern.record.group import MAX_HEAP_RANKS
-from tracekern.words import count
 
 if TYPE_CHECKING:
-    from tracekern.record.spawner import Spawner
+    from tracekern.launcher.spawner import Spawner
 
 VARIANTS = ("reference", "sorted", *STAGES)
 WORKER = "tracekern.moe.worker:main"
@@ -185,7 +185,7 @@ def run(
     on_progress(done, total): calls that rank 0 has finished, of all; told ten times a second. on_start(rank, pid): a
     rank has started. spawner: of WORKER; runs that share one import torch once.
     """
-    from tracekern.record.launch import launch_ranks
+    from tracekern.launcher.launch import launch_ranks
 
     capture_dir = Path(directory) if options.trace else None
     if capture_dir is not None:

@@ -7,8 +7,8 @@ import numbers
 from dataclasses import dataclass
 from typing import Any
 
+from tracekern.comm.group import MAX_HEAP_RANKS
 from tracekern.errors import BadInput
-from tracekern.record.group import MAX_HEAP_RANKS
 
 DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
 """Bytes of an element of each number type."""

@@ -22,14 +22,14 @@ import torch
 import torch.distributed as dist
 
 from tracekern import _C
+from tracekern.comm.communicator import Communicator
+from tracekern.comm.group import Group
+from tracekern.comm.preflight import why_no_gpu
 from tracekern.errors import BadInput, CommTimeout, TracekernError
 from tracekern.moe.pipeline import STAGES, P2PPipeline
 from tracekern.moe.reference import expected, reference, sorted_all_to_all
 from tracekern.moe.routing import Batch, draw_batch, draw_expert_scale
 from tracekern.moe.run import PROGRESS, MoeRun, RankReport, reference_name
-from tracekern.record.communicator import Communicator
-from tracekern.record.group import Group
-from tracekern.record.preflight import why_no_gpu
 from tracekern.record.session import Capture, capture
 
 Call = Callable[[Batch, Capture | None], torch.Tensor]

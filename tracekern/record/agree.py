@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tracekern.record import format as fmt
-from tracekern.record.segment import Segment
-from tracekern.record.segment_names import has_owner
+from tracekern.dump import format as fmt
+from tracekern.segment.names import has_owner
+from tracekern.segment.view import SegmentView
 
 _LEADER_WAITS_S = 0.05
 """Each time in vain it is twice as long the next time, up to a second, and comes after a pause of twenty such waits."""
@@ -46,7 +46,7 @@ _READY, _DECISION, _DUE = _word_of("ready_launch"), _word_of("decision"), _word_
 class SampleAgreement:
     """One per rank. segments: those of all ranks on this host, by rank. postpone() comes before the first launch."""
 
-    def __init__(self, rank: int, segments: Sequence[Segment]) -> None:
+    def __init__(self, rank: int, segments: Sequence[SegmentView]) -> None:
         self._rank = rank
         self._is_leader = rank == 0
         self._names = [segment.name for segment in segments]

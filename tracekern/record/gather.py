@@ -8,13 +8,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tracekern.comm.group import Group
+from tracekern.dump import format as fmt
+from tracekern.dump.torch_profile import read_profile
 from tracekern.errors import BadInput
-from tracekern.record import format as fmt
-from tracekern.record.group import Group
-from tracekern.record.manifest import write_manifest
-from tracekern.record.pack import file_of_capture, pack, write_dump
-from tracekern.record.segment import Segment
-from tracekern.record.torch_profile import read_profile
+from tracekern.segment.manifest import write_manifest
+from tracekern.segment.pack import file_of_capture, pack, write_dump
+from tracekern.segment.view import SegmentView
 
 _DISORDER_TIMEOUT_S = 5.0
 """How long a rank that leaves with an error waits for the others before it writes the manifest."""
@@ -22,7 +22,7 @@ _DISORDER_TIMEOUT_S = 5.0
 _log = logging.getLogger("tracekern")
 
 
-def leave_dump(group: Group, segment: Segment, directory: Path, one_host: bool, in_order: bool) -> None:
+def leave_dump(group: Group, segment: SegmentView, directory: Path, one_host: bool, in_order: bool) -> None:
     """Write or send this rank's dump; rank 0 writes the manifest last.
 
     The dump is safe before anybody waits for a peer. Ranks known from the environment alone cannot meet: their
@@ -50,7 +50,7 @@ def how_to_save(run_id: str) -> str:
     return f"what was recorded stays in shared memory: `tracekern salvage {run_id} -o DIR` saves it"
 
 
-def _write(directory: Path, segment: Segment) -> str:
+def _write(directory: Path, segment: SegmentView) -> str:
     """Why this rank's dump could not be written; "" where it was."""
     try:
         write_dump(directory / fmt.dump_file_name(segment.metadata["rank"]), segment)
@@ -59,7 +59,7 @@ def _write(directory: Path, segment: Segment) -> str:
     return ""
 
 
-def _meet(group: Group, segment: Segment, problem: str, in_order: bool) -> None:
+def _meet(group: Group, segment: SegmentView, problem: str, in_order: bool) -> None:
     """Returns when all ranks have tried to write their dumps; rank 0 tells of those that could not."""
     try:
         group.barrier() if in_order else group.barrier(_DISORDER_TIMEOUT_S)
@@ -116,7 +116,7 @@ def _receive(group: Group, rank: int, directory: Path) -> None:
         _log.warning("capture %s: no dump of rank %d (%s)", directory, rank, _first_line(error))
 
 
-def _send(group: Group, segment: Segment, directory: Path) -> None:
+def _send(group: Group, segment: SegmentView, directory: Path) -> None:
     """To rank 0; where that is gone or has no room, onto the disk of this node, from where it can be merged later."""
     try:
         group.send_bytes(pack(segment), 0)

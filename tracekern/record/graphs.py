@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tracekern.dump import format as fmt
 from tracekern.errors import BadInput
-from tracekern.record import format as fmt
-from tracekern.record.launch_plan import LaunchPlan
 from tracekern.record.launches import check_name
-from tracekern.record.region_sets import RegionSets
+from tracekern.record.regions import RegionSets
+from tracekern.segment.launch_plan import LaunchPlan
 
 if TYPE_CHECKING:
     from tracekern.record.session import Capture

@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
+from tracekern.dump import format as fmt
 from tracekern.errors import BadInput
-from tracekern.record import format as fmt
-from tracekern.record.launch_plan import LaunchPlan
-from tracekern.record.recycle import StreamProgress, UsedRegions
-from tracekern.record.region_queue import RegionQueue
+from tracekern.record.regions import RegionQueue, StreamProgress, UsedRegions
 from tracekern.record.selection import KernelTable, Selection
 from tracekern.record.setup import is_text
 from tracekern.record.sinks import SinkChoice
+from tracekern.segment.launch_plan import LaunchPlan
 
 if TYPE_CHECKING:
-    from tracekern.record.device import CaptureDevice
-    from tracekern.record.segment import Segment
+    from tracekern.comm.device import CaptureDevice
+    from tracekern.segment.writer import SegmentWriter
 
 
 _Kernel = tuple[str, int, int, int, str, tuple[str, ...]]
@@ -40,7 +39,7 @@ def _kernel(
 class Launches:
     """Of one capture; its caller holds a lock."""
 
-    def __init__(self, segment: Segment, device: CaptureDevice, selection: Selection, sinks: SinkChoice) -> None:
+    def __init__(self, segment: SegmentWriter, device: CaptureDevice, selection: Selection, sinks: SinkChoice) -> None:
         self._segment = segment
         self._device = device
         self._selection = selection

@@ -8,8 +8,8 @@ import statistics
 from dataclasses import dataclass
 from typing import Literal
 
+from tracekern.comm.preflight import why_no_gpu
 from tracekern.errors import BadInput
-from tracekern.record.preflight import why_no_gpu
 
 WARPS_PER_SM = (4, 16, 32)
 _NUM_STEPS = 125

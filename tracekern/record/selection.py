@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal
 
+from tracekern.dump import format as fmt
+from tracekern.dump.event_table import EVENT_KEYS, parse_event
 from tracekern.errors import BadInput
-from tracekern.record import format as fmt
-from tracekern.record.event_table import EVENT_KEYS, parse_event
 
 DEFAULT_RECORDS_PER_TRACK = 1024
 """What "auto" gives a launch of a name that was never counted."""

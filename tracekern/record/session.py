@@ -20,20 +20,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from tracekern.comm.device import CaptureDevice, open_device
+from tracekern.comm.group import Group, host_identity
+from tracekern.dump import format as fmt
 from tracekern.errors import BadInput
-from tracekern.record import format as fmt
-from tracekern.record.capture_clocks import CaptureClocks
-from tracekern.record.device import CaptureDevice, open_device
+from tracekern.formatting import count
+from tracekern.record.clock_samples import CaptureClocks
 from tracekern.record.gather import how_to_save, leave_dump, save_torch_profile
-from tracekern.record.group import Group, host_identity
 from tracekern.record.launches import Launches, check_epoch
-from tracekern.record.manifest import forget_old_capture
-from tracekern.record.segment import Segment
 from tracekern.record.selection import Selection
 from tracekern.record.setup import Setup, check_about, is_text, list_of_names, opening_metadata, used_device
 from tracekern.record.sinks import Sink, SinkChoice
-from tracekern.record.unrecorded import why_refused
-from tracekern.words import count
+from tracekern.segment.manifest import forget_old_capture
+from tracekern.segment.unrecorded import why_refused
+from tracekern.segment.writer import SegmentWriter
 
 if TYPE_CHECKING:
     from tracekern.record.graphs import TracedGraph
@@ -43,7 +43,7 @@ CLOSE_TIMEOUT_S = 60.0
 
 _log = logging.getLogger("tracekern")
 _active: list[Capture] = []
-_still_written: list[Segment] = []
+_still_written: list[SegmentWriter] = []
 """Of captures that closed while a kernel ran: they stay mapped, or that kernel would crash the process."""
 _num_opened = 0
 
@@ -143,7 +143,7 @@ class Capture:
         setup = self._setup
         self._sinks = SinkChoice(setup.sink, self.device.has_mirror, together=self._is_ring)
         about = opening_metadata(self.run_id, self.group, self.device, self.directory, self.record_format)
-        self.segment = Segment.create(
+        self.segment = SegmentWriter.create(
             self.run_id, self.group.rank, about | self._about, setup.max_bytes, setup.host_spans
         )
         undo.callback(self.segment.close)

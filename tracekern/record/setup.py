@@ -19,8 +19,8 @@ from tracekern.record.overhead import overhead_ns
 from tracekern.record.sinks import Sink
 
 if TYPE_CHECKING:
-    from tracekern.record.device import CaptureDevice
-    from tracekern.record.group import Group
+    from tracekern.comm.device import CaptureDevice
+    from tracekern.comm.group import Group
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 

@@ -3,7 +3,7 @@
 Host memory is the ordinary sink: it can be read at any moment, outlives a trap and a killed process, and nothing is
 copied back. But each store crosses the bus as a message of its own, which delays the kernel: where it stores often, its
 records go to device memory and are copied when the capture closes. There a flight recorder's need a keeper
-(record/keeper.py).
+(segment/keeper.py).
 """
 
 from __future__ import annotations

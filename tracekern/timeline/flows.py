@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tracekern.formatting import count, duration
 from tracekern.timeline.model import (
     OPEN_END,
     Channel,
@@ -25,7 +26,6 @@ from tracekern.timeline.model import (
     Timeline,
     field_values,
 )
-from tracekern.words import count, duration
 
 _PEER, _VALUE, _WANTED = "peer", "value", "wanted"
 

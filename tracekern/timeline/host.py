@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tracekern.record.dump import Dump
-from tracekern.record.torch_profile import read_profile
+from tracekern.dump.reader import Dump
+from tracekern.dump.torch_profile import read_profile
 from tracekern.timeline.model import Int64
 
 

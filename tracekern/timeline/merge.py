@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tracekern.dump.format import CLOCK_SAMPLE, torch_profile_file_name
+from tracekern.dump.reader import Dump, read_dump
 from tracekern.errors import BadInput
-from tracekern.record.dump import Dump, read_dump
-from tracekern.record.format import CLOCK_SAMPLE, torch_profile_file_name
-from tracekern.timeline.clock_flows import tighten_clocks
-from tracekern.timeline.clock_host import apply_host, relate_hosts
-from tracekern.timeline.clocks import apply_clock, fit_clocks, unaligned_clocks
+from tracekern.formatting import number_ranges
+from tracekern.timeline.clocks.fit import apply_clock, fit_clocks, unaligned_clocks
+from tracekern.timeline.clocks.flows import tighten_clocks
+from tracekern.timeline.clocks.host import apply_host, relate_hosts
 from tracekern.timeline.columns import join_rows
-from tracekern.timeline.decode import decode
+from tracekern.timeline.decode.decoder import decode
 from tracekern.timeline.flows import join_flows
 from tracekern.timeline.host import HostLane, host_lanes, torch_lanes
 from tracekern.timeline.model import (
@@ -33,7 +34,6 @@ from tracekern.timeline.model import (
     Track,
     TrackKind,
 )
-from tracekern.words import number_ranges
 
 HOST_EVENT = EventType("host", EventClass.HOST, "completion")
 HOST_LOSS = "lost_host_spans"

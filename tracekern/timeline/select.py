@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tracekern.errors import BadInput
+from tracekern.formatting import number_ranges
 from tracekern.timeline.model import ABSENT_KINDS, OPEN_END, Flows, Int32, Int64, Mask, Problem, Timeline
-from tracekern.words import number_ranges
 
 Window = tuple[int, int]
 """Two times in the timeline's unit, counted from its origin, both included."""

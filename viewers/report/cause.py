@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tracekern.analysis.cause_chains import Chain, Target
-from tracekern.analysis.causes import Cost
+from tracekern.analysis.causes.analyze import Cost
+from tracekern.analysis.causes.blame import Chain, Target
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.waits import Phase
+from tracekern.analysis.waits.analyze import Phase
+from tracekern.formatting import count, duration, escape, percent, sentence
 from tracekern.viewers.report.charts import stacked_bars, time_scale
 from tracekern.viewers.report.frame import Figure, Part, table
-from tracekern.words import count, duration, escape, percent, sentence
 
 _MAX_COSTS = 10
 _MAX_CHAINS = 6

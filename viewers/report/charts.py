@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tracekern.formatting import duration, escape, round_duration, unit_for
 from tracekern.viewers.report.frame import Figure
-from tracekern.words import duration, escape, round_duration, unit_for
 
 HEAT = [[0, "--heat-0"], [0.25, "--heat-1"], [0.5, "--heat-2"], [0.75, "--heat-3"], [1, "--heat-4"]]
 ROW_PX = 26

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekern.errors import BadInput
-from tracekern.words import escape
+from tracekern.formatting import escape
 
 _UNIT_SPACE = re.compile(r"(?<=\d) (?=(?:ns|us|ms|s|x)\b|%)")
 """A number and its unit stay on one line."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tracekern.analysis.cause_chains import Target
+from tracekern.analysis.causes.blame import Target
 from tracekern.analysis.doubt import Blame
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.hang import HeldWait, Holder
+from tracekern.formatting import count, duration, factor, percent, ranks
 from tracekern.timeline.model import ABSENT_KINDS
 from tracekern.viewers.report.cause import describe_cost
 from tracekern.viewers.report.path import describe_gain, describe_part
-from tracekern.words import count, duration, factor, percent, ranks
 
 _ALONE = "one rank: nobody else to wait for"
 _ROUNDING_NS = 2

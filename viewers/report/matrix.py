@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.matrix import Abnormal, WaitMatrix
+from tracekern.formatting import count, duration, escape, ranks, sentence
 from tracekern.viewers.report.charts import heatmap
 from tracekern.viewers.report.frame import Figure, Part, table
 from tracekern.viewers.report.headlines import charged, nobody_named
-from tracekern.words import count, duration, escape, ranks, sentence
 
 _ALONE = "There is one rank: it can wait for nobody but itself."
 _MAX_NAMED = 8

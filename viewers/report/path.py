@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracekern.analysis.critical_path import Path
+from tracekern.analysis.critical_path.analyze import Path
+from tracekern.analysis.critical_path.path import PathKind, PathPart
+from tracekern.analysis.critical_path.replay import Gain
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.path_parts import PathKind, PathPart
-from tracekern.analysis.path_replay import Gain
+from tracekern.formatting import count, duration, escape, percent, sentence
 from tracekern.viewers.report.charts import stacked_bars, time_scale
 from tracekern.viewers.report.frame import Figure, Part, table
-from tracekern.words import count, duration, escape, percent, sentence
 
 _MAX_PARTS = 10
 _MAX_GAINS = 5

@@ -7,6 +7,7 @@ from typing import Any
 
 from tracekern import __version__
 from tracekern.analysis.findings import Findings
+from tracekern.formatting import count, duration, escape
 from tracekern.viewers.report.balance import balance_part
 from tracekern.viewers.report.cause import cause_part
 from tracekern.viewers.report.frame import Part, render
@@ -16,7 +17,6 @@ from tracekern.viewers.report.path import path_part
 from tracekern.viewers.report.steadiness import steadiness_part
 from tracekern.viewers.report.time import time_part
 from tracekern.viewers.report.trust import trust_part
-from tracekern.words import count, duration, escape
 
 
 def report_page(findings: Findings, name: str, capture: str, open_command: str) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.gantt import ChosenSpans
+from tracekern.formatting import count, duration, escape, sentence
 from tracekern.timeline.model import EventType, Timeline, Track, TrackKind, unpack_field
 from tracekern.viewers.report.charts import shorten, steps, time_scale
 from tracekern.viewers.report.frame import Figure, Gantt, Part, command
 from tracekern.viewers.report.headlines import steadiness
-from tracekern.words import count, duration, escape, sentence
 
 
 def steadiness_part(findings: Findings, open_command: str) -> Part:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tracekern.analysis.findings import Findings
+from tracekern.formatting import count, duration, escape, percent
 from tracekern.viewers.report.charts import stacked_bars, time_scale
 from tracekern.viewers.report.frame import Figure, Part, table
-from tracekern.words import count, duration, escape, percent
 
 _CLASS_WORDS = {
     "late_sender": "the sender came late",

@@ -6,9 +6,9 @@ import math
 
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.summary import RankSummary
+from tracekern.formatting import count, duration, escape, percent, sentence
 from tracekern.viewers.report.frame import Part, table
 from tracekern.viewers.report.headlines import trust
-from tracekern.words import count, duration, escape, percent, sentence
 
 _MAX_ROWS = 16
 _SEVERITIES = ("error", "warning", "note")

@@ -1,0 +1,215 @@
+"""How the device tracks hang together: runs of a kernel's writers, the kernels of each stream in their order, phases.
+
+A *run* is what one track recorded in one launch. Launches of one stream follow each other: a launch begins after all
+runs of the one before it have ended, so the run that ended last decides when the next launch can begin.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracekern.analysis.event_activity import Activity, flatten
+from tracekern.analysis.waits.analyze import Phase
+from tracekern.timeline.model import OPEN_END, Int32, Int64, Timeline, TrackKind
+
+BETWEEN_SPANS = "(between spans)"
+"""Event name of the phase that holds what a run did outside of all spans."""
+
+_LATE = np.iinfo(np.int64).max
+_EARLY = np.iinfo(np.int64).min
+
+
+@dataclass(frozen=True)
+class Runs:
+    """[n] columns; a run's pieces of activity are first..stop."""
+
+    track: Int32
+    launch: Int32
+    """Index into Schedule."""
+    first: Int64
+    stop: Int64
+    start: Int64
+    end: Int64
+
+    def __len__(self) -> int:
+        return len(self.track)
+
+    def take(self, which: Int64) -> Runs:
+        return Runs(**{field.name: getattr(self, field.name)[which] for field in dataclasses.fields(self)})
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """[n] columns, one row a launch: those of the Timeline, then one a rank for device spans that name no launch."""
+
+    rank: Int32
+    stage: Int32
+    """Index into EventGraph.stages."""
+    sequence: Int64
+    stream: Int32
+    """Number of its (rank, stream); -1 for a launch that left nothing."""
+    start: Int64
+    end: Int64
+    last_run: Int64
+    """The run that ended last; -1 where the launch left no span."""
+    before: Int64
+    """The launch of its stream that ended last before it: -1 for the first."""
+    gap_ns: Int64
+    """From there to its start; 0 where launches overlap, and for the first."""
+    order: Int64
+    """[num_shown] launches that left something, by (stream, start)."""
+    first_of_stream: Int64
+    """[num_streams + 1] where each stream starts in `order`."""
+
+
+@dataclass(frozen=True)
+class EventGraph:
+    activity: Activity
+    phase: Int32
+    """[num_pieces] phase of each piece."""
+    runs: Runs
+    schedule: Schedule
+    stages: tuple[str, ...]
+    phases: tuple[Phase, ...]
+    """Of all pieces, and one BETWEEN_SPANS for each stage."""
+    stage_of_phase: Int32
+    between_spans: Int32
+    """[num_stages] the BETWEEN_SPANS phase of each stage."""
+
+    run_of_span: Int32
+    """[num_spans] of those that are pieces of activity; -1 for all others."""
+
+    def run_of_spans(self, timeline: Timeline, span: Int64) -> Int64:
+        """[n] the run that each span stands in; -1 where its track left nothing of any length in that launch."""
+        run = self.run_of_span[span].astype(np.int64)
+        if len(other := np.flatnonzero(run < 0)):
+            run[other] = self._run_of_launch(timeline, span[other])
+        return run
+
+    def _run_of_launch(self, timeline: Timeline, span: Int64) -> Int64:
+        """The same for spans that never ended, or that take no time of their own."""
+        if not len(self.runs):
+            return np.full(len(span), -1)
+        spans, runs, num_launches = timeline.spans, self.runs, len(self.schedule.rank)
+        launch = spans.launch[span].astype(np.int64)
+        launch = np.where(launch < 0, nameless_launches(timeline)[spans.track[span]], launch)
+        key = runs.track.astype(np.int64) * num_launches + runs.launch
+        wanted = spans.track[span].astype(np.int64) * num_launches + launch
+        order = np.argsort(key, kind="stable")
+        found = order[np.minimum(np.searchsorted(key[order], wanted), len(order) - 1)]
+        return np.where(key[found] == wanted, found, -1)
+
+
+def nameless_launches(timeline: Timeline) -> Int32:
+    """[num_tracks] the row of the Schedule for spans of the track that name no launch."""
+    ranks = {rank.rank: idx for idx, rank in enumerate(timeline.ranks)}
+    return np.array([len(timeline.launches) + ranks[track.rank] for track in timeline.tracks], np.int32)
+
+
+def build_graph(timeline: Timeline) -> EventGraph:
+    activity = flatten(timeline)
+    stages = tuple(dict.fromkeys([*(launch.name for launch in timeline.launches), ""]))
+    launch = _launch_of_pieces(timeline, activity)
+    runs = _find_runs(activity, launch)
+    del launch  # as large as the activity
+    schedule = _schedule(timeline, runs, stages)
+    phase, phases, stage_of_phase = _number_phases(timeline, activity, runs, schedule.stage[runs.launch], stages)
+    between_spans = np.array([phases.index(Phase(stage, BETWEEN_SPANS)) for stage in stages], np.int32)
+    run_of_span = np.full(len(timeline.spans), -1, np.int32)
+    run_of_span[activity.span] = np.repeat(_first_of_kind(runs), runs.stop - runs.first)
+    return EventGraph(activity, phase, runs, schedule, stages, phases, stage_of_phase, between_spans, run_of_span)
+
+
+def _launch_of_pieces(timeline: Timeline, activity: Activity) -> Int32:
+    launch = timeline.spans.launch[activity.span]
+    if len(launch) and launch.min() < 0:
+        launch = np.where(launch < 0, nameless_launches(timeline)[activity.track], launch)
+    return launch
+
+
+def _find_runs(activity: Activity, launch: Int32) -> Runs:
+    track = activity.track
+    is_first = np.ones(len(track), bool)
+    is_first[1:] = (track[1:] != track[:-1]) | (launch[1:] != launch[:-1])
+    first = np.flatnonzero(is_first)
+    stop = np.append(first, len(track))[1:]
+    return Runs(track[first], launch[first], first, stop, activity.start[first], activity.end[stop - 1])
+
+
+def _first_of_kind(runs: Runs) -> Int32:
+    """[n] itself; for what a track recorded in a launch after another one had begun there, the first of that launch."""
+    number = np.arange(len(runs), dtype=np.int32)
+    key = runs.track.astype(np.int64) << 32 | runs.launch
+    if np.all(key[1:] > key[:-1]):
+        return number
+    _, first, kind = np.unique(key, return_index=True, return_inverse=True)
+    return number[first][kind]
+
+
+def _schedule(timeline: Timeline, runs: Runs, stages: tuple[str, ...]) -> Schedule:
+    launches = timeline.launches
+    count = len(launches) + len(timeline.ranks)
+    start, end = _launch_times(timeline, runs, count)
+    rank = np.array([*(entry.rank for entry in launches), *(entry.rank for entry in timeline.ranks)], np.int32)
+    number = {name: idx for idx, name in enumerate(stages)}
+    stage = np.array([*(number[launch.name] for launch in launches), *[number[""]] * len(timeline.ranks)], np.int32)
+    sequence = np.array([*(launch.sequence for launch in launches), *[0] * len(timeline.ranks)], np.int64)
+    named = [(launch.rank, launch.stream) for launch in launches] + [(entry.rank, -1) for entry in timeline.ranks]
+    keys = {key: idx for idx, key in enumerate(sorted(set(named)))}
+    stream = np.array([keys[key] for key in named], np.int32)
+    shown = np.flatnonzero(start != _LATE)
+    order = shown[np.lexsort((start[shown], stream[shown]))]
+    stream[start == _LATE] = -1
+    last_run = np.full(count, -1, np.int64)
+    by_end = np.argsort(runs.end, kind="stable")
+    last_run[runs.launch[by_end]] = by_end  # the last one written stays
+    before, gap_ns = _predecessors(order, stream, start, end)
+    first_of_stream = np.searchsorted(stream[order], np.arange(len(keys) + 1))
+    return Schedule(rank, stage, sequence, stream, start, end, last_run, before, gap_ns, order, first_of_stream)
+
+
+def _launch_times(timeline: Timeline, runs: Runs, count: int) -> tuple[Int64, Int64]:
+    """From the launch lanes and the runs; a launch that left nothing starts at _LATE."""
+    spans = timeline.spans
+    start, end = np.full(count, _LATE), np.full(count, _EARLY)
+    is_lane = timeline.tracks_of(TrackKind.LAUNCH)
+    lanes = np.flatnonzero(is_lane[spans.track] & (spans.launch >= 0))
+    np.minimum.at(start, spans.launch[lanes], spans.start[lanes])
+    np.maximum.at(
+        end, spans.launch[lanes], np.where(spans.end[lanes] == OPEN_END, spans.start[lanes], spans.end[lanes])
+    )
+    np.minimum.at(start, runs.launch, runs.start)
+    np.maximum.at(end, runs.launch, runs.end)
+    return start, end
+
+
+def _predecessors(order: Int64, stream: Int32, start: Int64, end: Int64) -> tuple[Int64, Int64]:
+    """[num_launches] the launch before each on its stream, and the gap between them."""
+    before, gap_ns = np.full(len(stream), -1, np.int64), np.zeros(len(stream), np.int64)
+    latest = -1
+    for launch in order.tolist():
+        if latest >= 0 and stream[latest] == stream[launch]:
+            before[launch] = latest
+            gap_ns[launch] = max(0, int(start[launch] - end[latest]))
+        if latest < 0 or stream[latest] != stream[launch] or end[launch] >= end[latest]:
+            latest = launch
+    return before, gap_ns
+
+
+def _number_phases(
+    timeline: Timeline, activity: Activity, runs: Runs, stage_of_run: Int32, stages: tuple[str, ...]
+) -> tuple[Int32, tuple[Phase, ...], Int32]:
+    """([num_pieces] phase, the phases by stage, [num_phases] stage)"""
+    names = tuple(dict.fromkeys([*(event.name for event in timeline.events), BETWEEN_SPANS]))
+    name_of_event = np.array([names.index(event.name) for event in timeline.events] or [0], np.int32)
+    code = name_of_event[timeline.spans.event[activity.span]]
+    code += np.repeat(stage_of_run * np.int32(len(names)), runs.stop - runs.first)
+    present = np.bincount(code, minlength=len(stages) * len(names)) > 0
+    present[np.arange(len(stages)) * len(names) + names.index(BETWEEN_SPANS)] = True
+    codes = np.flatnonzero(present)
+    number = (np.cumsum(present) - 1).astype(np.int32)
+    phases = tuple(Phase(stages[c // len(names)], names[c % len(names)]) for c in codes.tolist())
+    return number[code], phases, (codes // len(names)).astype(np.int32)

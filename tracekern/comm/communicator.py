@@ -1,0 +1,261 @@
+"""A rank's end of a symmetric heap: its time limit, its faults, and the way back; the CPU backend's device."""
+
+from __future__ import annotations
+
+import contextlib
+import numbers
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekern.comm.device import CaptureDevice, HostDevice
+from tracekern.comm.group import Group
+from tracekern.comm.heap import SymmetricHeap
+from tracekern.dump.fault import describe_fault, parse_fault
+from tracekern.errors import BadInput, CallBroken, CommTimeout, DeviceLost
+
+if TYPE_CHECKING:
+    from tracekern.segment.writer import SegmentWriter
+
+
+def clock_from_environment() -> tuple[int, int]:
+    """(seed, t0_ns) of the simulated clock; seed 0, the host's clock, where TRACEKERN_SIMULATED_CLOCK is not set."""
+    text = os.environ.get("TRACEKERN_SIMULATED_CLOCK", "0:0")
+    try:
+        seed, t0_ns = (int(part) for part in text.split(":"))
+    except ValueError:
+        raise BadInput(f"TRACEKERN_SIMULATED_CLOCK is {text!r}; wanted SEED:T0_NS") from None
+    return seed, t0_ns
+
+
+class RecordedLaunch(Protocol):
+    """What to hand to one kernel launch (tracekern.record.session.Launch)."""
+
+    @property
+    def descriptor(self) -> int:
+        """Address of its LaunchDescriptor; 0 where it is not recorded."""
+
+    @property
+    def record_format(self) -> str:
+        """Which of the kernel's traced bodies to launch."""
+
+
+class LaunchRecorder(Protocol):
+    """As much of a capture as a communicator knows."""
+
+    def launch(
+        self, name: str, *, grid: int, warps: int, stream: int = 0, events: str | dict[str, Any], epoch: int = 0
+    ) -> RecordedLaunch:
+        """Reserves the region of one launch."""
+
+
+class CpuDevice(HostDevice):
+    """What a capture asks of the CPU backend (tracekern.comm.device.CaptureDevice): this rank's simulated clock."""
+
+    def __init__(self, native: Any, heap: SymmetricHeap) -> None:
+        """heap: the memory that `native` points into, kept for as long as this device is."""
+        from tracekern import _C
+
+        self._native = native
+        self._heap = heap
+        self._c = _C
+        self.heap_ranks = range(len(heap.addresses))
+        self.clock: dict[str, Any] = {
+            "name": "simulated device clock",
+            "ticks_per_second": _C.simulated_ticks_per_second,
+            "resolution_ticks": _C.simulated_resolution_ticks,
+        }
+
+    def attach(self, segment: SegmentWriter) -> None:
+        """Faults are written into the segment from now on."""
+        self._native.keep_fault_at(segment.fault_record.ctypes.data)
+
+    def detach(self) -> None:
+        """The segment is about to go."""
+        self._native.keep_fault_at(0)
+
+    def trouble(self) -> str:
+        """Of the simulated device: trapped or not."""
+        return "a kernel trapped: this process can use its device no more" if self._native.trapped else ""
+
+    def read_ticks(self) -> int:
+        """This rank's clock, now."""
+        return int(self._c.read_clock(self._native))
+
+    def read_brackets(self, count: int) -> npt.NDArray[np.int64]:
+        """[count, 3]: CLOCK_REALTIME ns before, device ticks, CLOCK_REALTIME ns after."""
+        return np.asarray(self._c.read_brackets(self._native, count))
+
+    def ping_pong(
+        self, peer: int, initiates: bool, epoch: int, max_round_trips: int, duration_ns: int
+    ) -> npt.NDArray[np.int64]:
+        """[n, 3] ticks sent, answered, received, on the initiator; [0, 3] on the responder."""
+        stamps = self._c.clock_ping_pong(self._native, peer, initiates, epoch, max_round_trips, duration_ns)
+        return np.asarray(stamps)
+
+
+class Communicator:
+    """One rank's end of a symmetric heap. Collective to make, to reset, and in barrier().
+
+    After a wait ran out of time every use is refused with CommTimeout until reset().
+    """
+
+    def __init__(
+        self, group: Group, num_bytes: int, timeout_s: float, backend: str = "cpu", on_timeout: str = "raise"
+    ) -> None:
+        """num_bytes: of each rank's part. backend: "cpu" or "cuda". timeout_s, on_timeout: see set_timeout().
+
+        Raises BadInput for another backend, and where the devices cannot share memory, or have none left.
+        """
+        from tracekern import _C
+
+        _check_timeout(timeout_s, on_timeout)
+        if backend not in ("cpu", "cuda"):
+            raise BadInput(f"backend is {backend!r}; wanted 'cpu' or 'cuda'")
+        self.group = group
+        self.native: Any
+        self.device: CaptureDevice
+        """For tracekern.capture(..., device=...)."""
+        self.fault_names: dict[str, Any] = {"rank_barrier": _C.rank_barrier_stage, "channels": list(_C.channels)}
+        """Names for the numbers of a fault record; the user of the communicator adds "stages", its kernels."""
+        self._failure: CommTimeout | CallBroken | DeviceLost | None = None
+        self._on_reset: list[Callable[[], None]] = []
+        if backend == "cuda":
+            from tracekern.comm.cuda import open_cuda
+
+            self.native, self.device = open_cuda(group, num_bytes, timeout_s)
+        else:
+            self._open_cpu(num_bytes, timeout_s)
+        self.device.fault_names = self.fault_names
+        self.set_timeout(timeout_s, on_timeout)
+        self._barrier_events = _C.barrier_event_table()
+        group.barrier()
+
+    def _open_cpu(self, num_bytes: int, timeout_s: float) -> None:
+        from tracekern import _C
+
+        self._heap = SymmetricHeap(self.group, num_bytes)
+        seed, t0_ns = clock_from_environment()
+        self.native = _C.CpuCommunicator(
+            rank=self.group.rank,
+            heaps=self._heap.addresses,
+            timeout_ns=int(timeout_s * 1e9),
+            clock_seed=seed,
+            clock_t0_ns=t0_ns,
+        )
+        self.device = CpuDevice(self.native, self._heap)
+
+    def set_timeout(self, timeout_s: float, on_timeout: str = "raise") -> None:
+        """The longest wait of the kernels launched from now on, and what one does that waited longer.
+
+        on_timeout: "raise" has every warp leave its loops, and the call raises CommTimeout; the communicator works
+        again after reset(). "trap" stops the device where it stands, so that a debugger or core dump sees every warp,
+        and ends its use by this process. Either way the fault stands in host memory, and
+        a flight recorder keeps all records.
+        Raises BadInput for other values.
+        """
+        _check_timeout(timeout_s, on_timeout)
+        self.native.set_timeout(int(timeout_s * 1e9), on_timeout)
+
+    def barrier(self, capture: LaunchRecorder | None = None) -> None:
+        """All ranks arrive before any returns: a kernel of one warp, traced like any other."""
+        descriptor, record_format = 0, "wide"
+        with self.guarded():
+            if capture is not None:
+                launch = capture.launch(
+                    "rank_barrier", grid=1, warps=1, events=self._barrier_events, epoch=self.native.barrier_epoch
+                )
+                descriptor, record_format = launch.descriptor, launch.record_format
+            self.native.barrier(descriptor=descriptor, record_format=record_format)
+        self.synchronize()
+
+    def synchronize(self) -> None:
+        """Returns when this rank's kernels are through. Raises CommTimeout, or DeviceLost after another fault."""
+        with self.guarded():
+            if self.device.backend == "cuda":
+                import torch
+
+                torch.cuda.synchronize()
+
+    def require_usable(self) -> None:
+        """Raises after a wait gave up or a call was broken off, before reset(), and after the device was lost.
+
+        CommTimeout, CallBroken or DeviceLost: what it was at first.
+        """
+        if self._failure is None:
+            return
+        what = "restart the process" if self.device.trouble() else "call reset() on every rank"
+        text = f"the communicator is out of use since: {self._failure}; {what}"
+        if isinstance(self._failure, CommTimeout):
+            raise CommTimeout(text, self._failure.fault)
+        raise type(self._failure)(text)
+
+    @contextlib.contextmanager
+    def one_call(self) -> Iterator[None]:
+        """Around kernels that only make sense together: where one is missing, the next call would take what the others
+        left for its own. Whatever is raised in between puts the communicator out of use until reset()."""
+        self.require_usable()
+        try:
+            yield
+        except BaseException as error:
+            if self._failure is None:
+                what = f"{type(error).__name__}: {error}".removesuffix(": ")
+                self._failure = CallBroken(f"rank {self.group.rank}: a call ended between its kernels ({what})")
+            raise
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Around whatever uses the device. Raises CommTimeout when a wait gave up, DeviceLost for a lost device."""
+        self.require_usable()
+        try:
+            with self.device.active():
+                yield
+        except RuntimeError as error:
+            self.check()
+            trouble = self.device.trouble()
+            if not trouble:
+                raise
+            self._failure = DeviceLost(f"rank {self.group.rank}: {trouble} ({str(error).splitlines()[0]})")
+            raise self._failure from error
+        self.check()
+
+    def check(self) -> None:
+        """Raises CommTimeout when a wait of this rank gave up."""
+        raw = self.native.fault()
+        if raw is not None:
+            fault = parse_fault(raw, self.fault_names) or {}
+            self._failure = CommTimeout(describe_fault(fault), fault)
+            raise self._failure
+
+    def on_reset(self, call: Callable[[], None]) -> None:
+        """Has reset() call it on every rank while no kernel runs: for flags that live in the heap."""
+        self._on_reset.append(call)
+
+    def reset(self) -> None:
+        """Collective: forgets the fault and sets flags and epochs back on all ranks; then the communicator works again.
+
+        Raises DeviceLost on every rank when one of them has lost its device.
+        """
+        if not self.device.trouble() and self.device.backend == "cuda":
+            import torch
+
+            torch.cuda.synchronize(self.device.torch_device)
+        for rank, trouble in enumerate(self.group.all_gather(self.device.trouble())):
+            if trouble:
+                raise DeviceLost(f"reset: rank {rank}: {trouble}; restart all ranks")
+        with self.device.active():
+            self.native.clear_control()
+            for call in self._on_reset:
+                call()
+        self._failure = None
+        self.group.barrier()
+
+
+def _check_timeout(timeout_s: float, on_timeout: str) -> None:
+    if not isinstance(timeout_s, numbers.Real) or not 0 < timeout_s < 1e6:
+        raise BadInput(f"timeout_s is {timeout_s!r}; wanted more than 0 and less than 1e6 seconds")
+    if on_timeout not in ("raise", "trap"):
+        raise BadInput(f"on_timeout is {on_timeout!r}; wanted 'raise' or 'trap'")

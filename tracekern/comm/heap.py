@@ -1,0 +1,70 @@
+"""The symmetric heap of the CPU backend: each rank's part is shared memory that all others map.
+
+It has no name in /dev/shm, so nothing is left behind whatever happens to the ranks, and whenever.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from tracekern.comm.descriptors import exchange_descriptors
+from tracekern.comm.group import MAX_HEAP_RANKS, Group, host_identity
+from tracekern.errors import BadInput
+from tracekern.segment.names import SHM_DIR
+
+
+class SymmetricHeap:
+    """`addresses[peer]`: where that rank's part begins in this process. Collective: all ranks make one."""
+
+    def __init__(self, group: Group, num_bytes: int) -> None:
+        """num_bytes: of one rank's part, the same on every rank; BadInput names two ranks that differ."""
+        self.num_bytes = num_bytes
+        if refused := refusal(group.all_gather((host_identity(), num_bytes))):
+            raise BadInput(refused)
+        own, problem = _allocate(num_bytes)
+        parts = {group.rank: own}
+        try:
+            group.refuse_together(problem and f"symmetric heap of rank {group.rank}: {problem}")
+            parts |= exchange_descriptors(group, lambda: os.dup(own))
+            self._maps = [np.frombuffer(mmap.mmap(parts[rank], num_bytes), np.uint8) for rank in sorted(parts)]
+        finally:
+            for descriptor in parts.values():
+                os.close(descriptor)
+        self.addresses = [int(part.ctypes.data) for part in self._maps]
+
+
+def refusal(offers: Sequence[tuple[str, int]]) -> str:
+    """Why ranks cannot share a heap, of each one's node and the bytes that it asks for; "" where they can."""
+    if len(offers) > MAX_HEAP_RANKS:
+        return f"symmetric heap: {len(offers)} ranks, wanted at most {MAX_HEAP_RANKS}; start fewer"
+    first_node, first_bytes = offers[0]
+    for rank, (node, num_bytes) in enumerate(offers):
+        if num_bytes != first_bytes:
+            return (
+                f"symmetric heap: rank 0 asks for {first_bytes} bytes, rank {rank} for {num_bytes}; "
+                "every rank must use the same shape"
+            )
+        if node != first_node:
+            return (
+                f"symmetric heap: rank 0 is on {first_node}, rank {rank} on {node}; "
+                "these kernels reach the ranks of one node only"
+            )
+    return ""
+
+
+def _allocate(num_bytes: int) -> tuple[int, str]:
+    """A file without a name, and why it cannot be as large; "" where it is.
+
+    A full /dev/shm shows here and not as SIGBUS in a kernel.
+    """
+    descriptor = os.open(SHM_DIR, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, num_bytes)
+    except OSError as error:
+        what = f"{num_bytes} bytes of shared memory: {error.strerror}"
+        return descriptor, f"{what}; make {SHM_DIR} larger or the shape smaller"
+    return descriptor, ""

@@ -1,0 +1,64 @@
+"""What an event table says (JSON of csrc/trace/events.h): read alike where a kernel hands it over and in a dump."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tracekern.dump.format import PAYLOAD_BITS
+from tracekern.errors import BadInput
+
+EVENT_KEYS = ("name", "class", "ends_at", "channel", "begin_fields", "end_fields")
+CLASSES = ("work", "wait", "signal", "sync")
+CHANNEL_KINDS = ("data", "credit", "barrier")
+
+
+class EventRow(NamedTuple):
+    """One event of a table."""
+
+    name: str
+    event_class: str
+    ends_at: str
+    channel: tuple[str, str, tuple[str, ...]] | None
+    """Name, kind and key fields."""
+    begin_fields: tuple[tuple[str, int], ...]
+    """Name and bits."""
+    end_fields: tuple[tuple[str, int], ...]
+
+
+def parse_event(where: str, event: dict[str, str]) -> EventRow:
+    """An event whose fields are all there and text. Raises BadInput naming `where` and the event."""
+    where = f"{where}: event {event['name'][:60]!r}"
+    if event["class"] not in CLASSES:
+        raise BadInput(f"{where}: class {event['class'][:40]!r}, wanted one of {', '.join(CLASSES)}; fix the table")
+    if event["ends_at"] not in ("issue", "completion"):
+        raise BadInput(f"{where}: ends at {event['ends_at'][:40]!r}, wanted issue or completion; fix the table")
+    begin_fields = _parse_fields(where, event["begin_fields"])
+    names = [name for name, _ in begin_fields]
+    channel = _parse_channel(where, event["channel"], names) if event["channel"] else None
+    end_fields = _parse_fields(where, event["end_fields"])
+    return EventRow(event["name"], event["class"], event["ends_at"], channel, begin_fields, end_fields)
+
+
+def _parse_fields(where: str, text: str) -> tuple[tuple[str, int], ...]:
+    fields = []
+    for entry in text.split():
+        name, _, bits = entry.partition(":")
+        if not name or not bits.isascii() or not bits.isdecimal() or not 1 <= int(bits[:4]) <= PAYLOAD_BITS:
+            raise BadInput(
+                f"{where}: field {entry[:40]!r}, wanted name:bits with 1..{PAYLOAD_BITS} bits; fix the table"
+            )
+        fields.append((name, int(bits)))
+    if sum(bits for _, bits in fields) > PAYLOAD_BITS:
+        raise BadInput(f"{where}: fields {text[:60]!r} need more than {PAYLOAD_BITS} bits; fix the table")
+    return tuple(fields)
+
+
+def _parse_channel(where: str, text: str, begin_fields: list[str]) -> tuple[str, str, tuple[str, ...]]:
+    name, *rest = text.split() or [""]
+    kind, key = (rest[0], tuple(rest[1:])) if rest else ("", ())
+    if kind not in CHANNEL_KINDS:
+        raise BadInput(f"{where}: channel {text[:60]!r}, wanted 'name data|credit|barrier key-fields'; fix the table")
+    missing = [field for field in key if field not in begin_fields]
+    if missing:
+        raise BadInput(f"{where}: channel key {missing[0][:40]!r} is no begin field; fix the table")
+    return name, kind, key

@@ -1,0 +1,78 @@
+"""The fault record: what the first wait that ran out of time wanted. Mirrors csrc/comm/fault.h."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tracekern.formatting import duration
+
+FAULT_RECORD = np.dtype(
+    [
+        ("claimed", "<u4"),
+        ("cause", "<u4"),
+        ("stage", "<u4"),
+        ("channel", "<u4"),
+        ("rank", "<u4"),
+        ("peer", "<u4"),
+        ("block", "<u4"),
+        ("warp", "<u4"),
+        ("slot", "<u4"),
+        ("wanted_epoch", "<u4"),
+        ("seen_epoch", "<u4"),
+        ("seen_value", "<u4"),
+        ("waited_ns", "<u8"),
+        ("aborted_by", "<u4"),
+        ("on_timeout", "<u4"),
+    ]
+)
+"""Ticks of both backends are ns."""
+
+_CAUSES = ("", "timeout", "peer_aborted")
+_ON_TIMEOUT = ("raise", "trap")
+_COUNTS = ("rank", "peer", "block", "warp", "slot", "wanted_epoch", "seen_epoch", "seen_value", "waited_ns")
+
+
+def parse_fault(raw: bytes, names: dict[str, Any]) -> dict[str, Any] | None:
+    """The record in 64 bytes with names for its numbers, or None where there is none.
+
+    names: "stages", the kernels of the communicator's user; "channels"; "rank_barrier", the stage of its own barrier.
+    """
+    record = np.frombuffer(raw, FAULT_RECORD)[0]
+    cause = int(record["cause"])
+    if not 0 < cause < len(_CAUSES):
+        return None
+    stage, stages = int(record["stage"]), list(names.get("stages", ()))
+    if stage == names.get("rank_barrier"):
+        kernel = "rank_barrier"
+    else:
+        kernel = str(stages[stage]) if stage < len(stages) else f"kernel {stage}"
+    return {
+        "cause": _CAUSES[cause],
+        "kernel": kernel,
+        "channel": _name_of(names.get("channels", ()), int(record["channel"])),
+        **{key: int(record[key]) for key in _COUNTS},
+        "aborted_by": int(record["aborted_by"]) - 1,
+        "on_timeout": _name_of(_ON_TIMEOUT, int(record["on_timeout"])),
+    }
+
+
+def describe_fault(fault: dict[str, Any]) -> str:
+    """One line: who waited for whom, in which kernel, for what, and what was there instead."""
+    who = f"rank {fault['rank']} {fault['kernel']} block {fault['block']} warp {fault['warp']}"
+    what = (
+        f"channel {fault['channel']} slot {fault['slot']}: wanted epoch {fault['wanted_epoch']}, "
+        f"saw epoch {fault['seen_epoch']} value {fault['seen_value']}"
+    )
+    waited = f"after {duration(fault['waited_ns'])}"
+    trapped = "; the kernel trapped: this process can use its device no more" if fault["on_timeout"] == "trap" else ""
+    if fault["cause"] == "peer_aborted":
+        who = f"{who} stopped waiting for rank {fault['peer']} {waited}: rank {fault['aborted_by']} gave up"
+        return f"{who}; {what}{trapped}"
+    return f"{who} gave up on rank {fault['peer']} {waited}; {what}; see what rank {fault['peer']} was doing{trapped}"
+
+
+def _name_of(names: Sequence[Any], number: int) -> str:
+    return str(names[number]) if number < len(names) else str(number)

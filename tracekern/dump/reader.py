@@ -1,0 +1,355 @@
+"""A dump: what one rank recorded, on disk, in one file that explains itself. segment/pack.py writes it, this reads it.
+
+Everything is checked at the door (magic, version, sizes, checksums, schema, offsets), so that nobody behind it has to.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekern.dump import format as fmt
+from tracekern.dump.event_table import EVENT_KEYS
+from tracekern.errors import BadInput
+
+_INT_LIMIT = 1 << 63
+_TEXT_KEYS = (
+    "run_id",
+    "node",
+    "created",
+    "state",
+    "tracekern",
+    "backend",
+    "device",
+    "command",
+    "note",
+    "record_format",
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """An array in the payload."""
+
+    offset: int
+    count: int
+
+    def as_json(self) -> dict[str, int]:
+        return {"offset": self.offset, "count": self.count}
+
+
+@dataclass(frozen=True)
+class LaunchSection:
+    """One launch of a dump; offsets count from the payload's start."""
+
+    launch_idx: int
+    name: str
+    stream: int
+    event_table: int
+    role_table: int
+    epoch: int
+    num_blocks: int
+    warps_per_block: int
+    block_first: int
+    block_stop: int
+    block_step: int
+    num_tracks: int
+    records_per_track: int
+    sequence: int
+    headers_offset: int
+    records_offset: int
+    records_count: int
+    blocks_run: int = 0
+    """Where the kernel ran with more blocks than num_blocks: how many; else 0."""
+    shared_tracks: int = 0
+    """Tracks in which records stood that are not their recorder's: another one wrote there, too."""
+
+    @staticmethod
+    def entry_keys() -> list[str]:
+        """The fields that stand in the segment's LaunchEntry under the same name and meaning."""
+        names = [field.name for field in fields(LaunchSection)]
+        return [
+            name for name in names if name in (fmt.LAUNCH_ENTRY.names or ()) and "offset" not in name and name != "name"
+        ]
+
+
+_LAUNCH_INTEGERS = tuple(field.name for field in fields(LaunchSection) if field.name != "name")
+
+
+@dataclass(frozen=True)
+class Dump:
+    """One rank's capture: checked metadata and views into the payload. Nothing is copied."""
+
+    path: Path
+    metadata: dict[str, Any]
+    launches: tuple[LaunchSection, ...]
+    payload: npt.NDArray[np.uint8]
+
+    @property
+    def rank(self) -> int:
+        return int(self.metadata["rank"])
+
+    @property
+    def run_id(self) -> str:
+        return str(self.metadata["run_id"])
+
+    def clock_samples(self) -> npt.NDArray[Any]:
+        """[n] CLOCK_SAMPLE."""
+        return self._part("clock_samples", fmt.CLOCK_SAMPLE)
+
+    def host_spans(self) -> npt.NDArray[Any]:
+        """[n] HOST_SPAN."""
+        return self._part("host_spans", fmt.HOST_SPAN)
+
+    def track_headers(self, launch: LaunchSection) -> npt.NDArray[Any]:
+        """[num_tracks] TRACK_HEADER; `written` is the number of records in the dump, finished or not."""
+        return _view(self.payload, launch.headers_offset, fmt.TRACK_HEADER, launch.num_tracks)
+
+    def all_track_headers(self) -> npt.NDArray[Any]:
+        """The same of all launches, one after the other; a copy."""
+        parts = [np.empty(0, np.uint8)]
+        for launch in self.launches:  # as bytes: numpy compares the fields of records that it joins
+            stop = launch.headers_offset + launch.num_tracks * fmt.TRACK_HEADER.itemsize
+            parts.append(self.payload[launch.headers_offset : stop])
+        return np.concatenate(parts).view(fmt.TRACK_HEADER)
+
+    def _part(self, key: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        part = self.metadata[key]
+        return _view(self.payload, part["offset"], dtype, part["count"])
+
+
+def read_dump(path: Path | str) -> Dump:
+    """Open a dump and check it. Raises BadInput with one line for anything that is not a whole, sound dump."""
+    path = Path(path)
+    header, metadata, payload = _open(path)
+    _check_crc(path, "payload", payload, int(header["payload_crc32"]))
+    launches = _check_metadata(str(path), metadata, len(payload))
+    dump = Dump(path, metadata, launches, payload)
+    _check_counts(dump)
+    return dump
+
+
+def peek_metadata(path: Path | str) -> dict[str, Any]:
+    """The checked metadata of a dump, without a look at its payload. Raises BadInput like read_dump."""
+    path = Path(path)
+    _, metadata, payload = _open(path)
+    _check_metadata(str(path), metadata, len(payload))
+    return dict(metadata)
+
+
+def run_in(path: Path) -> str:
+    """Of which run there is a sound dump; "" for none."""
+    try:
+        return str(peek_metadata(path)["run_id"])
+    except BadInput:
+        return ""
+
+
+def is_whole(path: Path) -> bool:
+    """Of a sound dump: it is no snapshot of a rank that recorded on."""
+    return str(peek_metadata(path)["state"]) != fmt.STATE_NAMES[fmt.SegmentState.RUNNING]
+
+
+def _open(path: Path) -> tuple[Any, Any, npt.NDArray[np.uint8]]:
+    """Checked header, metadata as parsed, and payload."""
+    try:
+        size = path.stat().st_size
+        data = np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: cannot be read ({error}); name a dump or a capture directory") from None
+    header = _check_header(path, data)
+    header_bytes, metadata_bytes = fmt.DUMP_HEADER.itemsize, int(header["metadata_bytes"])
+    text = data[header_bytes : header_bytes + metadata_bytes]
+    _check_crc(path, "metadata", text, int(header["metadata_crc32"]))
+    try:
+        metadata = json.loads(text.tobytes())
+        if b"\\ud" in text.tobytes():  # maybe half a surrogate pair, as sys.argv has for bytes that are no UTF-8
+            metadata = json.loads(json.dumps(metadata, ensure_ascii=False).encode(errors="replace"))
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: metadata is not JSON ({error}); damaged") from None
+    return header, metadata, np.asarray(data[fmt.align_up(header_bytes + metadata_bytes) :])
+
+
+def _check_crc(path: Path, part: str, data: npt.NDArray[np.uint8], wanted: int) -> None:
+    if zlib.crc32(data.data) != wanted:
+        raise BadInput(f"{path}: checksum of the {part} is wrong: damaged; copy it again from where it was made")
+
+
+def _check_header(path: Path, data: npt.NDArray[np.uint8]) -> Any:
+    header_bytes = fmt.DUMP_HEADER.itemsize
+    if len(data) < header_bytes:
+        raise BadInput(
+            f"{path}: {len(data)} bytes, wanted at least {header_bytes}: not a dump, or cut short; copy it again"
+        )
+    header = data[:header_bytes].view(fmt.DUMP_HEADER)[0]
+    if header["magic"].tobytes() != fmt.DUMP_MAGIC:
+        raise BadInput(
+            f"{path}: starts with {header['magic'].tobytes()!r}, wanted {fmt.DUMP_MAGIC!r}: not a tracekern dump"
+        )
+    if int(header["version"]) != fmt.DUMP_VERSION:
+        raise BadInput(
+            f"{path}: dump version {int(header['version'])}, this reader knows {fmt.DUMP_VERSION}; "
+            "read it with the tracekern that made it"
+        )
+    metadata_bytes, payload_bytes = int(header["metadata_bytes"]), int(header["payload_bytes"])
+    file_bytes = fmt.align_up(header_bytes + metadata_bytes) + payload_bytes
+    if int(header["header_bytes"]) != header_bytes or int(header["file_bytes"]) != file_bytes:
+        raise BadInput(f"{path}: header does not add up: damaged; copy it again")
+    if file_bytes != len(data):
+        raise BadInput(f"{path}: {len(data)} bytes, its header says {file_bytes}: cut short or damaged; copy it again")
+    return header
+
+
+def _check_counts(dump: Dump) -> None:
+    for launch in dump.launches:
+        headers = dump.track_headers(launch)
+        total = int(headers["written"].sum(dtype=np.int64))
+        if total != launch.records_count:
+            raise BadInput(
+                f"{dump.path}: launch {launch.launch_idx} has {launch.records_count} records, "
+                f"its tracks say {total}; damaged"
+            )
+
+
+def _view(payload: npt.NDArray[np.uint8], offset: int, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
+    rows: npt.NDArray[Any] = np.ndarray(count, dtype, payload, offset)  # view(dtype) checks the fields each time again
+    return rows
+
+
+class _Checker:
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def fail(self, text: str) -> BadInput:
+        return BadInput(f"{self.where}: {text}; damaged, or not written by tracekern")
+
+    def get(self, table: Any, key: str, kind: type) -> Any:
+        if not isinstance(table, dict) or not isinstance(table.get(key), kind) or isinstance(table.get(key), bool):
+            got = repr(table.get(key))[:40] if isinstance(table, dict) else type(table).__name__
+            raise self.fail(f"metadata field {key} is {got}, wanted {kind.__name__}")
+        return table[key]
+
+    def integer(self, table: Any, key: str, low: int = 0, high: int = _INT_LIMIT) -> int:
+        value: int = self.get(table, key, int)
+        if not low <= value < high:
+            raise self.fail(f"metadata field {key} is {str(value)[:40]}, wanted {low}..{high - 1}")
+        return value
+
+
+def _check_metadata(where: str, metadata: Any, payload_bytes: int) -> tuple[LaunchSection, ...]:
+    """The launches of a dump whose metadata is sound. Raises BadInput naming `where` and the field."""
+    checker = _Checker(where)
+    for key in _TEXT_KEYS:
+        checker.get(metadata, key, str)
+    num_ranks = checker.integer(metadata, "num_ranks", 1, 1 << 20)
+    checker.integer(metadata, "rank", 0, num_ranks)
+    for key in ("launches_refused", "refused_bytes", "host_spans_lost", "clock_samples_lost"):
+        checker.integer(metadata, key)
+    for key in ("launches_lost", "launches_counted"):
+        checker.integer({key: 0} | metadata, key)  # older dumps have none
+    for key in ("refused_text", "counted_text"):
+        checker.get({key: ""} | metadata, key, str)
+    checker.get({"settings": {}} | metadata, "settings", dict)
+    if metadata.get("roles") is not None:
+        _check_names(checker, metadata["roles"])
+    _check_choices(checker, metadata)
+    clock = checker.get(metadata, "clock", dict)
+    checker.get(clock, "name", str)
+    checker.integer(clock, "ticks_per_second", 1)
+    checker.integer(clock, "resolution_ticks", 1)
+    _check_overhead(checker, metadata)
+    _check_sinks(checker, metadata)
+    _check_tables(checker, metadata)
+    for key, dtype in (("clock_samples", fmt.CLOCK_SAMPLE), ("host_spans", fmt.HOST_SPAN)):
+        part = checker.get(metadata, key, dict)
+        count = checker.integer(part, "count")
+        _check_range(checker, key, checker.integer(part, "offset"), count * dtype.itemsize, payload_bytes)
+    record_bytes = fmt.WIDE_RECORD.itemsize
+    launches = tuple(_launch(checker, metadata, entry) for entry in checker.get(metadata, "launches", list))
+    records_stop = 0
+    for launch in launches:
+        headers_bytes = launch.num_tracks * fmt.TRACK_HEADER.itemsize
+        _check_range(checker, "headers_offset", launch.headers_offset, headers_bytes, payload_bytes)
+        _check_range(
+            checker, "records_offset", launch.records_offset, launch.records_count * record_bytes, payload_bytes
+        )
+        if launch.records_offset < records_stop:
+            raise checker.fail(f"records of launch {launch.launch_idx} overlap those before it")
+        records_stop = launch.records_offset + launch.records_count * record_bytes
+    return launches
+
+
+def _check_choices(checker: _Checker, metadata: dict[str, Any]) -> None:
+    if metadata["record_format"] != fmt.RECORD_FORMAT:
+        raise BadInput(
+            f"{checker.where}: records of format {metadata['record_format'][:40]!r}, this reader knows "
+            f"{fmt.RECORD_FORMAT!r}; read it with the tracekern that wrote it ({metadata['tracekern'][:40]})"
+        )
+    states = fmt.STATE_NAMES.values()
+    if metadata["state"] not in states:
+        raise checker.fail(f"metadata field state is {metadata['state'][:40]!r}, wanted one of {', '.join(states)}")
+
+
+def _check_overhead(checker: _Checker, metadata: dict[str, Any]) -> None:
+    """Warps per SM -> ns of a span; older dumps have none."""
+    costs = metadata.get("overhead_ns", {})
+    pairs = costs.items() if isinstance(costs, dict) else [("", None)]
+    for warps, cost in pairs:
+        known = warps.isascii() and warps.isdigit() and len(warps) < 5
+        if not known or not isinstance(cost, int | float) or not 0 <= cost < 1e9:
+            raise checker.fail(f"metadata field overhead_ns is {str(costs)[:40]}, wanted ns by warps per SM")
+
+
+def _check_sinks(checker: _Checker, metadata: dict[str, Any]) -> None:
+    """Kernel -> memories that its records went to; older dumps have none."""
+    sinks = metadata.get("sinks", {})
+    if not isinstance(sinks, dict) or not all(
+        isinstance(found, list) and set(map(str, found)) <= {"host", "device"} for found in sinks.values()
+    ):
+        raise checker.fail(f"metadata field sinks is {str(sinks)[:40]}, wanted 'host' or 'device' by kernel")
+
+
+def _check_tables(checker: _Checker, metadata: dict[str, Any]) -> None:
+    for table in checker.get(metadata, "event_tables", list):
+        checker.get(table, "name", str)
+        events = checker.get(table, "events", list)
+        if len(events) > fmt.MAX_EVENTS:
+            raise checker.fail(
+                f"event table {table['name']!r} has {len(events)} events, wanted at most {fmt.MAX_EVENTS}"
+            )
+        for event in events:
+            for key in EVENT_KEYS:
+                checker.get(event, key, str)
+    for table in checker.get(metadata, "role_tables", list):
+        _check_names(checker, table)
+
+
+def _check_names(checker: _Checker, roles: Any) -> None:
+    if not isinstance(roles, list) or not all(isinstance(name, str) for name in roles):
+        raise checker.fail("roles are not a list of names")
+
+
+def _launch(checker: _Checker, metadata: dict[str, Any], entry: Any) -> LaunchSection:
+    values: dict[str, Any] = {"name": checker.get(entry, "name", str)}
+    entry = {"blocks_run": 0, "shared_tracks": 0} | entry
+    for key in _LAUNCH_INTEGERS:
+        value = entry.get(key)
+        if type(value) is not int or not 0 <= value < _INT_LIMIT:  # of thousands of launches all but a few are sound
+            value = checker.integer(entry, key, -_INT_LIMIT if key == "stream" else 0)
+        values[key] = value
+    launch = LaunchSection(**values)
+    for table, idx in (("event_tables", launch.event_table), ("role_tables", launch.role_table)):
+        if idx >= len(metadata[table]):
+            raise checker.fail(f"launch {launch.launch_idx} names table {idx} of {len(metadata[table])} {table}")
+    return launch
+
+
+def _check_range(checker: _Checker, name: str, offset: int, num_bytes: int, payload_bytes: int) -> None:
+    if offset % fmt.ALIGNMENT or offset + num_bytes > payload_bytes:
+        raise checker.fail(f"{name} {offset} with {num_bytes} bytes does not fit the payload of {payload_bytes}")

@@ -1,0 +1,73 @@
+"""A Chrome trace of torch.profiler, read alike where a capture takes it in and where its lanes are drawn."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from tracekern.dump.format import MAX_NS
+from tracekern.errors import BadInput
+
+_GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
+"""Of torch.profiler's events: those whose thread number is a stream's."""
+
+
+def read_profile(path: Path) -> dict[tuple[str, str], list[tuple[int, int, str]]]:
+    """(process, lane) -> begin and end in CLOCK_REALTIME ns, and name, of each span; one lane a thread or stream.
+
+    Of a .json or .json.gz. Raises BadInput when it is no trace of torch.profiler.
+    """
+    events, base_ns = _read_chrome(path)
+    lanes: dict[tuple[str, str], list[tuple[int, int, str]]] = {}
+    for event in events:
+        if not isinstance(event, dict) or event.get("ph") != "X" or event.get("cat") == "Trace":
+            continue
+        try:
+            start = base_ns + _ns(event["ts"])
+            end = start + _ns(event.get("dur", 0))
+        except (KeyError, TypeError, ValueError, ArithmeticError):
+            raise BadInput(f"{path}: event {str(event)[:60]} has no time; damaged, export it again") from None
+        if not -MAX_NS < start <= end < MAX_NS:
+            raise BadInput(f"{path}: event {str(event)[:60]} has an impossible time; damaged, export it again")
+        process, number, name = (_text(event.get(key)) for key in ("pid", "tid", "name"))
+        kind = "stream" if event.get("cat") in _GPU_CATEGORIES else "thread"
+        lanes.setdefault((process, f"torch {kind} {number}"), []).append((start, end, name))
+    return lanes
+
+
+def _ns(microseconds: Any) -> int:
+    """Exact: since 1970 there are more microseconds than the digits of a float."""
+    limit = Decimal(2 * MAX_NS)  # out of range whatever the base: the digits of a larger one would fill the memory
+    return round(max(min(Decimal(microseconds) * 1000, limit), -limit))
+
+
+def _read_chrome(path: Path) -> tuple[list[Any], int]:
+    try:
+        data = path.read_bytes()
+        trace = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data, parse_float=Decimal)
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such file; wanted a Chrome trace of torch.profiler") from None
+    except (OSError, EOFError, ValueError, ArithmeticError, RecursionError, zlib.error) as error:
+        raise BadInput(f"{path}: not a Chrome trace ({error}); damaged, export it again") from None
+    if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
+        raise BadInput(
+            f"{path}: no traceEvents: not a trace of torch.profiler; export it with prof.export_chrome_trace"
+        )
+    about = trace.get("metadata")
+    if isinstance(about, dict) and str(about.get("written_by", "")).startswith("tracekern "):
+        raise BadInput(
+            f"{path}: was written by tracekern itself, its spans would be drawn twice; wanted a trace of torch.profiler"
+        )
+    base_ns = trace.get("baseTimeNanoseconds", 0)
+    if not isinstance(base_ns, int) or not 0 <= base_ns < MAX_NS:
+        raise BadInput(f"{path}: baseTimeNanoseconds is {str(base_ns)[:40]}, wanted ns since 1970; damaged")
+    return trace["traceEvents"], base_ns
+
+
+def _text(value: Any) -> str:
+    """JSON may hold halves of surrogate pairs, which nobody can write."""
+    return str(value).encode(errors="replace").decode()

@@ -1,0 +1,316 @@
+"""Starts ranks as forks of one warm process, which has imported the target's module, and torch with it, once.
+
+Eight interpreters that import torch each take eight times its second of CPU. `Spawner` is the launcher's end;
+`python -m tracekern.launcher.spawner` is the warm process. Over its standard input, a socket, it gets for one run after
+the other the pipes and the environment of the ranks; over the first pipe it tells what happens, in lines of JSON.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+from tracekern.errors import BadInput
+
+_PR_SET_PDEATHSIG = 1
+_POLL_S = 0.02
+_CLOSE_S = 5.0
+_MOST_RANKS = 250  # Linux passes on 253 descriptors at once
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Spawner:
+    """The warm process, for runs one after the other. Use it as a context manager, or close() it."""
+
+    def __init__(self, target: str, env: Mapping[str, str]) -> None:
+        """target: module:function; imported when the first run starts, in its environment. env: of the interpreter.
+
+        Raises BadInput for a target of another form.
+        """
+        module, _, function = target.partition(":")
+        if not all(part.isidentifier() for part in (*module.split("."), function)):
+            raise BadInput(f"target {target!r}: wanted module:function, or a list of words for a command")
+        parent = os.getpid()
+        self.target = target
+        self.error = ""
+        """Why the module could not be imported."""
+        self.ranks: list[SpawnedRank] = []
+        self._reports, self._unread = -1, b""
+        self._requests, requests = socket.socketpair()
+        with requests:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tracekern.launcher.spawner", target],
+                env={**env, "PYTHONUNBUFFERED": "1"},
+                stdin=requests.fileno(),
+                start_new_session=True,
+                preexec_fn=lambda: _prepare_spawner(parent),
+            )
+
+    def __enter__(self) -> Spawner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self, num_ranks: int, env: Mapping[str, str]) -> None:
+        """Makes `ranks` the processes of a run, which may start some time later; those of the last run have ended.
+
+        env: of the ranks, but for RANK and LOCAL_RANK. What the module prints while it is imported comes as rank 0's
+        output. Raises BadInput for too many ranks.
+        """
+        if num_ranks > _MOST_RANKS:
+            raise BadInput(f"{num_ranks} ranks of {self.target}: wanted at most {_MOST_RANKS}")
+        self._forget_run()
+        pipes = [os.pipe() for _ in range(num_ranks + 1)]
+        self._reports, *outputs = (read for read, _ in pipes)
+        os.set_blocking(self._reports, False)
+        self.ranks = [SpawnedRank(self, self._process.pid, os.fdopen(fd, errors="replace")) for fd in outputs]
+        # More threads would start with numpy, and only a process of one thread may be forked.
+        request = json.dumps({"OMP_NUM_THREADS": "1", **env}).encode() + b"\n"
+        try:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is dead: then the reports end, too
+                socket.send_fds(self._requests, [b"."], [write for _, write in pipes])
+                self._requests.sendall(request)
+        finally:
+            for _, write in pipes:
+                os.close(write)
+
+    def read_reports(self) -> None:
+        """Take in what has happened since."""
+        data = b"."
+        while data:
+            try:
+                data = os.read(self._reports, 1 << 16)
+            except BlockingIOError:
+                return
+            *lines, self._unread = (self._unread + data).split(b"\n")
+            for line in lines:
+                self._take(json.loads(line))
+        if all(rank.returncode is not None for rank in self.ranks):
+            return
+        # The warm process is gone, and its ranks with it.
+        how = self._process.wait()
+        for rank in self.ranks:
+            if rank.returncode is None:
+                rank.returncode = -signal.SIGKILL if rank.has_started else how
+
+    def _take(self, report: dict[str, Any]) -> None:
+        if "error" in report:
+            self.error = report["error"]
+            return
+        rank = self.ranks[report["rank"]]
+        rank.pid, rank.has_started = report["pid"], True
+        rank.returncode = report.get("returncode")
+
+    def close(self) -> None:
+        """End the process. Process ids of ranks may be used again from here on, or from the next start()."""
+        self._requests.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_CLOSE_S)
+        self._process.kill()
+        self._process.wait()
+        self._forget_run()
+
+    def _forget_run(self) -> None:
+        if self._reports >= 0:
+            os.close(self._reports)
+        self._reports, self._unread = -1, b""
+
+
+@dataclass
+class SpawnedRank:
+    """What the launcher uses of subprocess.Popen, for a process that is not its child."""
+
+    spawner: Spawner
+    pid: int
+    """The warm process's, until the rank has started."""
+    stdout: TextIO
+    returncode: int | None = None
+    has_started: bool = False
+
+    def poll(self) -> int | None:
+        """Exit status, minus the signal's number; None while it runs."""
+        if self.returncode is None:
+            self.spawner.read_reports()
+        return self.returncode
+
+    def wait(self) -> int:
+        """Returns the exit status when there is one."""
+        while (status := self.poll()) is None:
+            time.sleep(_POLL_S)
+        return status
+
+
+def die_with(parent: int) -> None:
+    """Runs in the child: the kernel kills it when its parent dies, which may already have happened."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _prepare_spawner(parent: int) -> None:
+    die_with(parent)
+    _block_interrupts()
+
+
+def _block_interrupts() -> None:
+    """Until _end_by_interrupts(): an interpreter that starts would tell of them with a traceback."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+
+
+def _end_by_interrupts() -> None:
+    """While modules are imported: where in them Ctrl-C came is nobody's business."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+
+def run_target(target: str) -> NoReturn:
+    """Runs module:function as this process's program. An int that it returns is the exit status."""
+    _end_by_interrupts()
+    module, function = target.split(":")
+    _run_and_exit(getattr(importlib.import_module(module), function))
+
+
+def main() -> None:
+    """The warm process. Argument: module:function."""
+    _end_by_interrupts()
+    target = sys.argv[1]
+    requests = socket.socket(fileno=0)
+    lines = requests.makefile("rb")
+    function: Callable[[], Any] | None = None
+    while descriptors := socket.recv_fds(requests, 1, _MOST_RANKS + 1)[1]:
+        reports, *outputs = descriptors
+        os.environ.clear()
+        os.environ.update(json.loads(lines.readline()))
+        function = function or _import(target, reports, outputs[0])
+        pids = _fork_ranks(target, function, reports, outputs)
+        _connect(Path(os.devnull), 1, 2)
+        for output in outputs:
+            os.close(output)
+        _report_ends(reports, pids)
+        os.close(reports)
+        select.select([requests], [], [])  # the launcher may still signal the last ones: keep their ids taken so long
+        for pid in pids:
+            os.waitpid(pid, 0)
+    os._exit(0)  # tearing down torch would cost 0.36 s of CPU, here and in each rank
+
+
+def _import(target: str, reports: int, output: int) -> Callable[[], Any]:
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    module, name = target.split(":")
+    gc.disable()  # a tenth of the time goes into collecting what an import keeps anyway
+    try:
+        function: Callable[[], Any] = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        _report(reports, error=" ".join(f"{type(error).__name__}: {error}".split())[:500])
+        raise
+    gc.freeze()  # ranks share these pages for as long as nobody touches them
+    gc.enable()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return function
+
+
+def _fork_ranks(target: str, function: Callable[[], Any], reports: int, outputs: list[int]) -> list[int]:
+    is_warm = len(os.listdir("/proc/self/task")) == 1
+    if not is_warm:
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads: this one does nothing but exec
+    spawner, pids = os.getpid(), []
+    for rank in range(len(outputs)):
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            _become_rank(rank, spawner, reports, outputs)
+            if is_warm:
+                sys.argv = [target]
+                _run_and_exit(function)
+            program = f"from tracekern.launcher.spawner import run_target; run_target({target!r})"
+            _block_interrupts()
+            os.execv(sys.executable, [sys.executable, "-c", program])
+    return pids
+
+
+def _become_rank(rank: int, spawner: int, reports: int, outputs: list[int]) -> None:
+    """In the fork: a session, an environment and an output of its own. Tells the launcher when it can be signalled."""
+    os.setsid()
+    die_with(spawner)
+    _connect(Path(os.devnull), 0)
+    os.dup2(outputs[rank], 1)
+    os.dup2(outputs[rank], 2)
+    os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # forks would all draw the same numbers
+    _report(reports, rank=rank, pid=os.getpid())
+    for descriptor in (reports, *outputs):
+        os.close(descriptor)
+
+
+def _report_ends(reports: int, pids: list[int]) -> None:
+    """Returns when all ranks have ended and been reported. They stay zombies."""
+    running = dict(enumerate(pids))
+    while running:
+        time.sleep(_POLL_S)
+        for rank, pid in list(running.items()):
+            end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if end is not None:
+                status = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+                _report(reports, rank=rank, pid=pid, returncode=status)
+                del running[rank]
+
+
+def _run_and_exit(function: Callable[[], Any]) -> NoReturn:
+    """As the interpreter ends a program, but for tearing down what was imported."""
+    status, is_interrupted = 0, False
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        result = function()
+        status = result if type(result) is int else 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if end.code is not None and not isinstance(end.code, int):
+            sys.stderr.write(f"{end.code}\n")
+    except BaseException as error:  # noqa: BLE001 - it is the last one to hear of it
+        status, is_interrupted = 1, isinstance(error, KeyboardInterrupt)
+        sys.excepthook(type(error), error, error.__traceback__)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    if is_interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status & 0xFF)
+
+
+def _report(descriptor: int, **what: Any) -> None:
+    """One write of less than PIPE_BUF bytes: lines of several ranks do not mix."""
+    os.write(descriptor, json.dumps(what).encode() + b"\n")
+
+
+def _connect(path: Path, *descriptors: int) -> None:
+    source = os.open(path, os.O_RDWR)
+    for descriptor in descriptors:
+        os.dup2(source, descriptor)
+    os.close(source)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""Packs a segment, dead or alive, into a dump: for the rank that closes it, or the launcher that salvages it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekern import _C
+from tracekern.dump import format as fmt
+from tracekern.dump.fault import describe_fault, parse_fault
+from tracekern.dump.reader import LaunchSection, Part
+from tracekern.files import atomic_path
+from tracekern.segment.unrecorded import why_only_counted, why_refused
+from tracekern.segment.view import SegmentView
+
+_PACK_RECORDS = 1 << 20
+
+
+def pack(segment: SegmentView) -> memoryview:
+    """The bytes of the dump of a segment, which nobody changes meanwhile."""
+    buffer = BytesIO()
+    _write(segment, buffer)
+    return buffer.getbuffer()
+
+
+def write_dump(path: Path | str, segment: SegmentView) -> int:
+    """Write the dump of a segment; the file appears whole or not at all. Returns its size in bytes.
+
+    Raises BadInput when the directory cannot hold it.
+    """
+    with file_of_capture(Path(path)) as file:
+        return _write(segment, file)
+
+
+@contextlib.contextmanager
+def file_of_capture(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` when the block ends well; its directory is made where there is none.
+
+    Raises BadInput when the disk says no.
+    """
+    with atomic_path(path) as temporary:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            yield file
+
+
+def _bytes_of(rows: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """The memory of whole rows, flat."""
+    return rows.view(np.uint8).reshape(-1) if rows.size else np.empty(0, np.uint8)
+
+
+def _chunks(records: npt.NDArray[Any]) -> Iterator[slice]:
+    """Some tracks at a time, to bound memory."""
+    step = max(1, _PACK_RECORDS // max(1, records.shape[1]))
+    return (slice(first, first + step) for first in range(0, len(records), step))
+
+
+def is_of_launch(entry: Any, headers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which tracks of the region of a launch are its own; an earlier launch left the others."""
+    return np.asarray(headers["started"] >> fmt.GENERATION_SHIFT << fmt.GENERATION_SHIFT == entry["generation"])
+
+
+def _complete(entry: Any, headers: npt.NDArray[Any]) -> None:
+    """Clear what an earlier launch left, and set what kernels leave to the host, because it knows it."""
+    warps_run = _warps_run(entry, headers)
+    headers[~is_of_launch(entry, headers)] = 0
+    headers["started"] &= (1 << fmt.GENERATION_SHIFT) - 1
+    is_older = headers["end_ticks"] < headers["start_ticks"]
+    for field in ("end_ticks", "written", "attempted", "elapsed_cycles", "epoch"):
+        headers[field][is_older] = 0
+    index = np.arange(len(headers))
+    warps = max(int(entry["warps_per_block"]), 1)
+    headers["block"] = int(entry["block_first"]) + index // warps * int(entry["block_step"])
+    headers["warp"] = index % warps
+    headers["launch_idx"] = entry["launch_idx"]
+    headers["finished"] = headers["end_ticks"] != 0
+    headers["warps_run"] = warps_run
+
+
+def _blocks_run(entry: Any, headers: npt.NDArray[Any]) -> int:
+    """Of the launch that the region is of, as its kernel left the headers; 0: as many as the host was told of."""
+    is_its_own = len(headers) and headers["launch_idx"][0] == entry["generation"]
+    return int(headers["block"][0]) if is_its_own else 0
+
+
+def _warps_run(entry: Any, headers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same of the warps of each block, in its first track."""
+    told = headers["warps_run"]
+    return np.where(told >> 16 == entry["generation"], told & 0xFFFF, 0)
+
+
+def _count_shared(entry: Any, headers: npt.NDArray[Any], records: npt.NDArray[Any]) -> int:
+    """Tracks that hold more than their recorder made: the region was zero before the launch, so another one wrote."""
+    if entry["generation"]:
+        return 0  # an earlier launch did
+    ends_here = (headers["end_ticks"] != 0) & (headers["started"] != fmt.STARTED_RING)
+    rows = np.flatnonzero(ends_here & (headers["written"] < records.shape[1]))
+    return int((records["word"][rows, headers["written"][rows]] & fmt.KIND_MASK != 0).sum())
+
+
+@dataclass(frozen=True)
+class _Packed:
+    entry: Any
+    headers: npt.NDArray[Any]
+    blocks_run: int
+    """How many, if more than the host was told of; else 0."""
+    shared_tracks: int
+    """Of several recorders."""
+
+    @property
+    def num_records(self) -> int:
+        return int(self.headers["written"].sum(dtype=np.int64))
+
+    def records(self, segment: SegmentView) -> Iterator[npt.NDArray[Any]]:
+        """The written records, track after track, some tracks at a time to bound memory."""
+        records = segment.records(self.entry)
+        for rows in _chunks(records):
+            yield _C.copy_records(_bytes_of(self.headers[rows]), _bytes_of(records[rows]))
+
+
+def _metadata(
+    segment: SegmentView, rows: dict[str, npt.NDArray[Any]], launches: list[_Packed], num_lost: int
+) -> tuple[dict[str, Any], int]:
+    """Metadata of the dump and the size of its payload. num_lost: launches whose records are gone with the device."""
+    tables: dict[str, list[Any]] = {"event": [], "role": []}
+    cursor = 0
+
+    def place(num_bytes: int) -> int:
+        nonlocal cursor
+        offset, cursor = cursor, fmt.align_up(cursor + num_bytes)
+        return offset
+
+    def index_of(kind: str, table: Any) -> int:
+        if table not in tables[kind]:
+            tables[kind].append(table)
+        return tables[kind].index(table)
+
+    parts = {key: Part(place(of_key.nbytes), len(of_key)) for key, of_key in rows.items()}
+    headers_at = [place(packed.headers.nbytes) for packed in launches]
+    sections = []
+    for packed, headers_offset in zip(launches, headers_at, strict=True):
+        entry, count = packed.entry, packed.num_records
+        section = {key: int(entry[key]) for key in LaunchSection.entry_keys()}
+        section |= {
+            "name": entry["name"].decode(errors="replace"),
+            "event_table": index_of("event", segment.events(entry)),
+            "role_table": index_of("role", segment.roles(entry)),
+            "headers_offset": headers_offset,
+            "records_offset": place(count * fmt.WIDE_RECORD.itemsize),
+            "records_count": count,
+        }
+        optional = {"blocks_run": packed.blocks_run, "shared_tracks": packed.shared_tracks}
+        section |= {key: value for key, value in optional.items() if value}
+        sections.append(section)
+    fault = parse_fault(segment.fault_record.tobytes(), segment.metadata.get("fault_names", {}))
+    counted = int((segment.launches()["flags"] & fmt.ENTRY_COUNTED_ONLY != 0).sum())
+    only_counted = counted and not (launches or num_lost or segment.header["launches_refused"])
+    only_live = ("directory", "fault_names")
+    metadata = {key: value for key, value in segment.metadata.items() if key not in only_live} | {
+        "record_format": fmt.RECORD_FORMAT,
+        "state": fmt.STATE_NAMES[fmt.SegmentState(int(segment.header["state"]))],
+        "fault": fault,
+        "fault_text": describe_fault(fault) if fault else "",
+        "event_tables": tables["event"],
+        "role_tables": tables["role"],
+        "launches": sections,
+        "sinks": _sinks(launches),
+        "launches_counted": counted,
+        "counted_text": why_only_counted(counted) if only_counted else "",
+        "launches_lost": num_lost,
+        "launches_refused": int(segment.header["launches_refused"]),
+        "refused_bytes": int(segment.header["refused_bytes"]),
+        "refused_text": why_refused(segment.header, str(segment.metadata.get("keep"))),
+        "host_spans_lost": int(segment.header["host_spans_lost"]),
+        "clock_samples_lost": int(segment.header["samples_lost"]),
+        **{key: part.as_json() for key, part in parts.items()},
+    }
+    return metadata, cursor
+
+
+def _sinks(launches: list[_Packed]) -> dict[str, list[str]]:
+    """Kernel -> the memories that its records went to, "host" or "device"."""
+    found: dict[str, set[str]] = {}
+    for packed in launches:
+        mirrored = int(packed.entry["flags"]) & fmt.ENTRY_MIRRORED
+        found.setdefault(packed.entry["name"].decode(errors="replace"), set()).add("device" if mirrored else "host")
+    return {name: sorted(sinks) for name, sinks in found.items()}
+
+
+def _write(segment: SegmentView, file: BinaryIO) -> int:
+    launches, num_lost = [], 0
+    for entry in segment.recorded_launches():
+        if int(entry["flags"]) & fmt.ENTRY_MIRRORED and not segment.header["collected"]:
+            num_lost += 1
+            continue
+        headers = segment.track_headers(entry).copy()
+        blocks_run = _blocks_run(entry, headers)
+        _complete(entry, headers)
+        records = segment.records(entry)
+        _C.find_records(_bytes_of(headers), _bytes_of(records), bool(entry["generation"]))
+        launches.append(_Packed(entry, headers, blocks_run, _count_shared(entry, headers, records)))
+    # Taken once: another thread may append to them meanwhile.
+    rows = {"clock_samples": segment.clock_samples(), "host_spans": segment.host_spans()}
+    metadata, payload_bytes = _metadata(segment, rows, launches, num_lost)
+    text = json.dumps(metadata).encode()
+    file.write(bytes(fmt.DUMP_HEADER.itemsize))
+    file.write(text)
+    file.write(bytes(-len(text) % fmt.ALIGNMENT))
+    crc = 0
+
+    def put(parts: Iterator[npt.NDArray[Any]]) -> None:
+        nonlocal crc
+        num_bytes = 0
+        for part in parts:
+            raw = np.ascontiguousarray(part).view(np.uint8).data
+            crc = zlib.crc32(raw, crc)
+            num_bytes += file.write(raw)
+        padding = bytes(-num_bytes % fmt.ALIGNMENT)
+        crc = zlib.crc32(padding, crc)
+        file.write(padding)
+
+    for of_key in rows.values():
+        put(iter([of_key]))
+    for packed in launches:
+        put(iter([packed.headers]))
+    for packed in launches:
+        put(packed.records(segment))
+    header = np.zeros(1, fmt.DUMP_HEADER)
+    file_bytes = fmt.align_up(fmt.DUMP_HEADER.itemsize + len(text)) + payload_bytes
+    values = (np.void(fmt.DUMP_MAGIC), fmt.DUMP_VERSION, fmt.DUMP_HEADER.itemsize, len(text), payload_bytes)
+    header[0] = (*values, zlib.crc32(text), crc, file_bytes, np.void(bytes(16)))
+    file.seek(0)
+    file.write(header.tobytes())
+    file.flush()
+    return file_bytes

@@ -1,0 +1,180 @@
+"""Puts the clocks of all ranks on one axis, and says how far that can be trusted.
+
+The axis is the clock of the reference rank, in ns. It is found from ping-pong samples alone: neither the order of
+events nor a flow moves a time stamp. `hard_ns` is what round trips prove, given the two bounds on crystals that
+clock_pairs.py states; `sigma_ns` is how well they repeat. docs/clocks.md explains both for users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekern.dump.format import SampleKind
+from tracekern.errors import BadInput
+from tracekern.timeline.clocks.course import Course, through_anchors
+from tracekern.timeline.clocks.graph import RoundFit, solve_round
+from tracekern.timeline.clocks.host import bracket_rows, relate_hosts
+from tracekern.timeline.clocks.pairs import (
+    MAX_RATE,
+    MAX_WANDER_PER_NS,
+    Burst,
+    LocalClock,
+    find_bursts,
+)
+from tracekern.timeline.model import ClockFit, Int64, Rank
+
+SpansTicks = Mapping[int, tuple[int, int]]
+_SECOND = 10**9
+
+
+def fit_clocks(
+    samples: npt.NDArray[Any], ranks: Sequence[Rank], spans_ticks: SpansTicks | None = None
+) -> dict[int, ClockFit]:
+    """The map from ticks to axis ns of every rank.
+
+    samples: [n] structured array of ClockSample rows of all ranks together, in any order; rows of ranks not given are
+    ignored. spans_ticks: rank -> (first, last) tick that will be mapped, over which `hard_ns` has to hold; without it,
+    the time between the first and the last round of samples. The reference is the lowest rank among those sampled in
+    most rounds.
+
+    Raises BadInput when a rank cannot be related to the others, or when samples contradict each other.
+    """
+    spans = dict(spans_ticks or {})
+    if not ranks:
+        return {}
+    clocks = {rank.rank: LocalClock.of(rank, _first_tick(samples, rank.rank, spans)) for rank in ranks}
+    if len(ranks) == 1:
+        fits = {ranks[0].rank: _fit_reference(clocks[ranks[0].rank])}
+        return relate_hosts(samples, ranks, fits, {ranks[0].rank: 0.0}, _times_on_axis(fits, spans))
+    bursts = find_bursts(samples, clocks)
+    reference = _choose_reference(bursts, clocks)
+    rounds = [
+        solve_round([b for b in bursts if b.round_idx == i], reference) for i in sorted({b.round_idx for b in bursts})
+    ]
+    _refuse_unrelated(ranks, rounds, reference)
+    fits, bracket_hard_ns = {reference: _fit_reference(clocks[reference])}, {reference: 0.0}
+    for rank in sorted(clocks.keys() - {reference}):
+        relation = _relate(rounds, clocks[rank], clocks[reference], rank)
+        spread = [burst.spread for burst in bursts if rank in (burst.low, burst.high)]
+        fits[rank] = relation.fit(spans.get(rank), float(np.median(spread)))
+        brackets = bracket_rows(samples, rank)["t1"]
+        if len(brackets):
+            bracket_hard_ns[rank] = relation.hard_ns(*relation.times((int(brackets.min()), int(brackets.max()))))
+    return relate_hosts(samples, ranks, fits, bracket_hard_ns, _times_on_axis(fits, spans))
+
+
+def unaligned_clocks(ranks: Sequence[Rank], spans_ticks: SpansTicks | None = None) -> dict[int, ClockFit]:
+    """Every rank on its own clock at its nominal rate, for `--unaligned`. Order between ranks then means nothing."""
+    spans = dict(spans_ticks or {})
+    fits = {}
+    for rank in ranks:
+        ticks, ns = _scale_anchors(LocalClock.of(rank, spans.get(rank.rank, (0, 0))[0]))
+        fits[rank.rank] = ClockFit("unaligned", float("inf"), float("inf"), ticks, ns)
+    return fits
+
+
+def apply_clock(fit: ClockFit, ticks: Int64) -> Int64:
+    """[n] int64 axis ns of [n] int64 ticks, exact to less than 1 ns whatever their size."""
+    return through_anchors(fit.anchor_ticks, fit.anchor_ns, ticks)
+
+
+def _times_on_axis(fits: Mapping[int, ClockFit], spans: SpansTicks) -> dict[int, tuple[int, int]]:
+    """rank -> (first, last) axis ns of its events."""
+    times = {rank: apply_clock(fits[rank], np.array(span, np.int64)) for rank, span in spans.items() if rank in fits}
+    return {rank: (int(first), int(last)) for rank, (first, last) in times.items()}
+
+
+def _first_tick(samples: npt.NDArray[Any], rank: int, spans: Mapping[int, tuple[int, int]]) -> int:
+    """A tick near all others of the rank, to count from."""
+    ping_pong, bracket = samples["kind"] == SampleKind.PING_PONG, samples["kind"] == SampleKind.HOST_BRACKET
+    initiated = samples["t0"][ping_pong & (samples["initiator"] == rank)]
+    answered = samples["t1"][(ping_pong | bracket) & (samples["responder"] == rank)]
+    firsts = [int(stamps.min()) for stamps in (initiated, answered) if len(stamps)]
+    return min(firsts, default=spans.get(rank, (0, 0))[0])
+
+
+def _choose_reference(bursts: Sequence[Burst], clocks: Mapping[int, LocalClock]) -> int:
+    """The lowest rank, unless it was sampled less often than others: a rank that died early would be a poor axis."""
+    num_rounds = {rank: len({b.round_idx for b in bursts if rank in (b.low, b.high)}) for rank in clocks}
+    return max(sorted(num_rounds), key=lambda rank: num_rounds[rank])
+
+
+def _refuse_unrelated(ranks: Sequence[Rank], rounds: Sequence[RoundFit], reference: int) -> None:
+    related = {reference}.union(*(r.offsets for r in rounds))
+    for rank in ranks:
+        if rank.rank not in related:
+            raise BadInput(
+                f"rank {rank.rank} (node {rank.node}): no clock samples relate it to rank {reference}; got samples "
+                f"that relate ranks {sorted(related)}, wanted all {len(ranks)}; record with clock sampling on, name "
+                "the dumps of the other ranks and --partial, or merge with --unaligned"
+            )
+
+
+def _relate(rounds: Sequence[RoundFit], clock: LocalClock, reference: LocalClock, rank: int) -> _Relation:
+    seen = [(r.time, r.offsets[rank]) for r in rounds if rank in r.offsets]
+    course = Course(
+        np.array([time for time, _ in seen]),
+        np.array([offset.value for _, offset in seen]),
+        np.array([offset.error for _, offset in seen]),
+        MAX_RATE,
+        MAX_WANDER_PER_NS,
+    )
+    closure = float(np.sqrt(np.mean([offset.closure**2 for _, offset in seen])))
+    return _Relation(course, closure, clock, reference)
+
+
+@dataclass(frozen=True)
+class _Relation:
+    """One rank's clock, its course beside the reference's, and what that proves."""
+
+    course: Course
+    closure: float
+    """What the pairs miss the least-squares solution by."""
+    clock: LocalClock
+    reference: LocalClock
+
+    def times(self, ticks: tuple[int, int]) -> tuple[float, float]:
+        """(first, last) tick of the rank as times of the course."""
+        first, last = self.clock.to_ns(np.array(ticks, np.int64)) - self.course.offset[[0, -1]]
+        return float(first), float(last)
+
+    def hard_ns(self, first: float, last: float) -> float:
+        """A tick stands for any moment up to the next one, on either clock; 1 ns for rounding anchors and results."""
+        return self.course.error_within(first, last) + self.clock.resolution_ns + self.reference.resolution_ns + 1
+
+    def fit(self, span: tuple[int, int] | None, spread: float) -> ClockFit:
+        course = self.course
+        _, (axis_base, _) = _scale_anchors(self.reference)
+        ticks, ns = [], []
+        for time, offset in zip(*course.anchors(), strict=True):
+            elapsed_ticks = round((time + offset) / self.clock.ns_per_tick)
+            # At that whole tick, not at the time itself: a tick of 40 ns must not cost 20 ns.
+            ticks.append(self.clock.base_ticks + elapsed_ticks)
+            ns.append(axis_base + round(elapsed_ticks * self.clock.ns_per_tick - offset))
+        first, last = (float(course.time[0]), float(course.time[-1])) if span is None else self.times(span)
+        return ClockFit(
+            "ping-pong",
+            self.hard_ns(first, last),
+            float(np.hypot(spread, self.closure)),
+            tuple(ticks),
+            tuple(ns),
+            rate_error=course.rate_error_within(first, last),
+        )
+
+
+def _fit_reference(clock: LocalClock) -> ClockFit:
+    ticks, ns = _scale_anchors(clock)
+    return ClockFit("reference", 0.0, 0.0, ticks, ns)
+
+
+def _scale_anchors(clock: LocalClock) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Two anchors of a clock that is its own axis: base ticks and a second later, in exact arithmetic."""
+    ticks = (clock.base_ticks, clock.base_ticks + round(clock.ticks_per_second))
+    first, second = (round(Fraction(tick * _SECOND) / clock.ticks_per_second) for tick in ticks)
+    return ticks, (first, second)

@@ -1,0 +1,108 @@
+"""Event tables as they stand in a dump (JSON of csrc/trace/events.h) to EventTypes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekern.dump.event_table import EventRow, parse_event
+from tracekern.dump.format import MAX_EVENTS
+from tracekern.dump.reader import Dump
+from tracekern.timeline.model import Channel, ChannelKind, EventClass, EventType, Field, Int32, Problem
+
+_LEVEL_OF_CREDIT = {EventClass.SIGNAL: "value", EventClass.WAIT: "wanted"}
+
+
+def parse_event_table(where: str, table: dict[str, Any]) -> tuple[EventType, ...]:
+    """The events of one table in order. Raises BadInput naming `where` (a dump) and the event."""
+    return tuple(_event_type(parse_event(where, event)) for event in table["events"])
+
+
+def doubtful_events(rank: int, events: Iterable[EventType]) -> list[Problem]:
+    """Warnings for what compiles and does not say what was meant: spans are right, fields or arrows are missing."""
+    return [
+        Problem("warning", "event_table", rank, -1, f"rank {rank} event {event.name}: {doubt}; fix the table")
+        for event in events
+        for doubt in _doubts(event)
+    ]
+
+
+def _doubts(event: EventType) -> list[str]:
+    names = [field.name for field in (*event.begin_fields, *event.end_fields)]
+    doubts = [f"field {name} stands there twice, the first alone is read" for name in names if names.count(name) > 1]
+    channel = event.channel
+    if channel and event.event_class not in _LEVEL_OF_CREDIT:
+        doubts.append(f"channel {channel.name} joins signals and waits, this is class {event.event_class.value}")
+    elif channel and channel.kind is ChannelKind.CREDIT:
+        level = _LEVEL_OF_CREDIT[event.event_class]
+        doubts += [f"credit channel {channel.name} without a field {level}, taken as 0"] if level not in names else []
+    return list(dict.fromkeys(doubts))
+
+
+class EventNumbers:
+    """Numbers the events of all tables of a dump, each event once. Raises BadInput for a bad table."""
+
+    def __init__(self, dump: Dump) -> None:
+        self._known: dict[EventType, int] = {}
+        tables = dump.metadata["event_tables"]
+        self._number = np.full((max(1, len(tables)), MAX_EVENTS), -1, np.int32)
+        for idx, table in enumerate(tables):
+            for row, event in enumerate(parse_event_table(str(dump.path), table)):
+                self._number[idx, row] = self._add(event)
+        self._table_of_launch = np.array([launch.event_table for launch in dump.launches], np.int32)
+        self._unknown: dict[int, int] = {}
+
+    def number(self, launch: Int32, event: npt.NDArray[np.uint8]) -> Int32:
+        """[n] index into types() of the records' own numbers; one that its table does not have becomes a new event."""
+        cell = self._table_of_launch[launch] * np.int32(MAX_EVENTS) + event
+        flat: Int32 = self._number.ravel()
+        for unknown in np.flatnonzero((np.bincount(cell, minlength=len(flat)) > 0) & (flat < 0)).tolist():
+            self._unknown[unknown] = int(launch[np.argmax(cell == unknown)])
+            flat[unknown] = self._add(EventType(f"unknown_event_{unknown % MAX_EVENTS}", EventClass.WORK, "completion"))
+        number: Int32 = flat[cell]
+        return number
+
+    def unknown(self, dump: Dump) -> list[Problem]:
+        """An error for each event that a table does not have: its name, class and fields are not known."""
+        problems = []
+        for cell, launch in sorted(self._unknown.items()):
+            table, event = divmod(cell, MAX_EVENTS)
+            num_events = len(dump.metadata["event_tables"][table]["events"])
+            text = (
+                f"rank {dump.rank}: {dump.launches[launch].name} recorded event {event}, its table has {num_events}, "
+                "from 0 on: pass what the kernel's own describe_events() returns"
+            )
+            problems.append(Problem("error", "unknown_event", dump.rank, -1, text))
+        return problems
+
+    def without_begin(self, number: Int32) -> Int32:
+        """[n] the same events as spans whose begin was overwritten: what it told, and whom they meet, is not known.
+
+        Their begin payload is 1: a picture says why they begin where they do.
+        """
+        types = self.types()
+        for known in np.unique(number).tolist():
+            headless = dataclasses.replace(
+                types[known], channel=None, begin_fields=(Field("begin_overwritten", 1),), is_headless=True
+            )
+            number = np.where(number == known, np.int32(self._add(headless)), number)
+        return number
+
+    def types(self) -> tuple[EventType, ...]:
+        return tuple(self._known)
+
+    def _add(self, event: EventType) -> int:
+        return self._known.setdefault(event, len(self._known))
+
+
+def _event_type(row: EventRow) -> EventType:
+    channel = None
+    if row.channel:
+        name, kind, key = row.channel
+        channel = Channel(name, ChannelKind(kind), key)
+    begin_fields, end_fields = (tuple(Field(*field) for field in side) for side in (row.begin_fields, row.end_fields))
+    return EventType(row.name, EventClass(row.event_class), row.ends_at, channel, begin_fields, end_fields)

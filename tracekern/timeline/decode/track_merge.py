@@ -1,0 +1,83 @@
+"""Which runs make up which track: launches of one stream follow each other, so one row of the picture holds all."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracekern.dump.reader import Dump
+from tracekern.timeline.decode.record_columns import Runs
+from tracekern.timeline.model import Int32, Int64, Track, TrackKind
+
+
+@dataclass(frozen=True)
+class TrackMerge:
+    tracks: tuple[Track, ...]
+    track: Int32
+    """[num_runs] index into `tracks`; -1 for a run that left nothing."""
+    sorted_runs: Int64
+    """Runs that left something, by (track, start)."""
+    overlapping: Int32
+    """Tracks that exist only because launches of one stream overlapped."""
+
+
+def merge_tracks(dump: Dump, runs: Runs) -> TrackMerge:
+    """Tracks of the runs that left records or lost some."""
+    streams = np.array([launch.stream for launch in dump.launches], np.int64)[runs.launch]
+    used = np.flatnonzero((runs.written > 0) | (runs.attempted > 0))
+    order = used[np.lexsort((runs.start[used], runs.warp[used], runs.block[used], streams[used]))]
+    keys = (streams[order], runs.block[order], runs.warp[order])
+    is_new = np.ones(len(order), np.bool_)
+    is_new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
+    group = np.cumsum(is_new) - 1
+    lane = assign_lanes(group, runs.start[order], runs.last[order])
+    by_lane = np.lexsort((np.arange(len(order)), lane, group))
+    order, group, lane = order[by_lane], group[by_lane], lane[by_lane]
+    is_first = np.ones(len(order), np.bool_)
+    is_first[1:] = (group[1:] != group[:-1]) | (lane[1:] != lane[:-1])
+    number = (np.cumsum(is_first) - 1).astype(np.int32)
+    track = np.full(len(runs), -1, np.int32)
+    track[order] = number
+    firsts = np.flatnonzero(is_first)
+    roles = _role_names(dump, runs, order, number)
+    tracks = []
+    for idx, row in enumerate(firsts.tolist()):
+        run = int(order[row])
+        block, warp, suffix = int(runs.block[run]), int(runs.warp[run]), f" lane {lane[row] + 1}" if lane[row] else ""
+        name = f"block {block} warp {warp}{suffix}"
+        tracks.append(
+            Track(
+                dump.rank, TrackKind.DEVICE, name, int(streams[run]), block, warp, int(runs.sm[run]), roles.get(idx, "")
+            )
+        )
+    return TrackMerge(tuple(tracks), track, order, number[firsts[lane[firsts] > 0]])
+
+
+def assign_lanes(group: Int64, start: Int64, last: Int64) -> Int64:
+    """[n] 0 where launches follow each other; rows are sorted by (group, start).
+
+    Overlapping ones get lanes 1, 2, ...
+    """
+    lane = np.zeros(len(group), np.int64)
+    clash = (group[1:] == group[:-1]) & (start[1:] < last[:-1])
+    for number in np.unique(group[1:][clash]).tolist():
+        rows = slice(*np.searchsorted(group, [number, number + 1]).tolist())
+        busy: list[tuple[int, int]] = []  # (last ticks, lane)
+        for row in range(rows.start, rows.stop):
+            lane[row] = heapq.heappop(busy)[1] if busy and busy[0][0] <= start[row] else len(busy)
+            heapq.heappush(busy, (int(last[row]), int(lane[row])))
+    return lane
+
+
+def _role_names(dump: Dump, runs: Runs, order: Int64, number: Int32) -> dict[int, str]:
+    """Track -> role; where launches gave it several roles, all of them."""
+    tables = dump.metadata["role_tables"]
+    table_of_launch = np.array([launch.role_table for launch in dump.launches], np.int64)
+    triples = np.stack([number, table_of_launch[runs.launch[order]], runs.role[order]], axis=1)
+    names: dict[int, list[str]] = {}
+    for track, table, role in np.unique(triples, axis=0).tolist():
+        if role < len(tables[table]) and tables[table][role] not in names.setdefault(track, []):
+            names[track].append(tables[table][role])
+    return {track: "/".join(parts) for track, parts in names.items()}
