@@ -17,11 +17,16 @@ from setuptools.command.build_ext import build_ext
 ParallelCompile("TRACEKERN_BUILD_JOBS", default=os.cpu_count() or 1).install()
 
 HEADERS = [path for pattern in ("csrc/**/*.h", "csrc/**/*.hpp") for path in glob.glob(pattern, recursive=True)]
-SOURCES = ["csrc/python_api.cpp", *sorted(glob.glob("csrc/apis/*.cpp")), *sorted(glob.glob("csrc/encode/*.cpp"))]
+FOLDERS = ("apis", "encode", "moe/*")
+SOURCES = ["csrc/python_api.cpp", *(path for folder in FOLDERS for path in sorted(glob.glob(f"csrc/{folder}/*.cpp")))]
 KERNELS = sorted(glob.glob("csrc/**/kernels.cu", recursive=True))
-CUDA_SOURCES = ["csrc/python_api_cuda.cu", *sorted(glob.glob("csrc/apis/*.cu")), *KERNELS]
+BINDINGS = sorted(glob.glob("csrc/apis/*.cu") + glob.glob("csrc/moe/*/bindings.cu"))
+CUDA_SOURCES = ["csrc/python_api_cuda.cu", *BINDINGS, *KERNELS]
+# A folder is a family of kernels; csrc/apis/families.hpp registers them all.
+FAMILIES = " ".join(f"FAMILY({Path(path).parent.name})" for path in sorted(glob.glob("csrc/moe/*/bindings.cpp")))
 NVCC = None if os.environ.get("TRACEKERN_CUDA") == "0" else shutil.which("nvcc")  # 0: leave the GPU twin out
-NVCC_FLAGS = ["-std=c++20", "-O3", "-Xcompiler", "-fPIC", "-Icsrc", "-DTK_KERNEL_TABLE", "--split-compile=0"]
+NVCC_DEFINES = ["-DTK_KERNEL_TABLE", f"-DTK_FAMILIES={FAMILIES}"]
+NVCC_FLAGS = ["-std=c++20", "-O3", "-Xcompiler", "-fPIC", "-Icsrc", *NVCC_DEFINES, "--split-compile=0"]
 
 
 class BuildExtensions(build_ext):
@@ -56,6 +61,7 @@ extensions = [
         "tracekern._C",
         SOURCES,
         include_dirs=["csrc"],
+        define_macros=[("TK_FAMILIES", FAMILIES)],
         depends=HEADERS,
         cxx_std=20,
         # Kernels promise bit-equal results on every backend: a*b+c must stay two roundings.

@@ -1,6 +1,7 @@
 // The extension module tracekern._C. Each domain registers itself; see csrc/apis/.
 #include <pybind11/pybind11.h>
 
+#include "apis/families.hpp"
 #include "apis/register.hpp"
 
 PYBIND11_MODULE(_C, module) {
@@ -9,7 +10,7 @@ PYBIND11_MODULE(_C, module) {
     tracekern::register_comm(module);
     tracekern::register_encode(module);
     tracekern::register_layout(module);
-    tracekern::register_moe(module);
     tracekern::register_probe(module);
     tracekern::register_tracks(module);
+    tracekern::register_families(module);
 }

@@ -7,16 +7,11 @@ import shutil
 from pathlib import Path
 
 MACRO = re.compile(r"\bTK_(?:RANGE|WAIT|SIGNAL|END|END_IF|END_AFTER|MARK|NEXT|SEQUENCE)\(")
-TRACED_BODY = re.compile(r"^.*\bTK_P2P_BODY\(name##_(?:wide|ring).*\n", re.MULTILINE)
 BARRIER = re.compile(r"\bTK_END_AFTER_BARRIER\((\w+)\);")
 
 
 def stripped(text: str) -> str:
-    """Statements that a macro makes, parentheses balanced, go; of a barrier that ends a span the barrier stays.
-
-    The bodies that trace go too: they have nothing to record any more.
-    """
-    text = TRACED_BODY.sub("", text)
+    """Statements that a macro makes, parentheses balanced, go; of a barrier that ends a span the barrier stays."""
     text = BARRIER.sub(r"\1.block_sync();", text)
     while match := MACRO.search(text):
         depth, at = 1, match.end()

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from kernel_names import readable
 from toolchains import (
     AMD_TARGETS,
     CSRC,
@@ -71,8 +72,8 @@ def family(kernel: str) -> str:
 def ptx_kernels(source: Path) -> dict[str, str]:
     """Kernel -> its PTX."""
     text = compile_sm_90(source)[0].read_text()
-    parts = re.split(r"^\.visible \.entry (\w+)\(", text, flags=re.MULTILINE)[1:]
-    return dict(zip(parts[::2], parts[1::2], strict=True))
+    parts = re.split(r"^\.(?:visible|weak) \.entry (\w+)\(", text, flags=re.MULTILINE)[1:]
+    return dict(zip(map(readable, parts[::2]), parts[1::2], strict=True))
 
 
 @functools.cache
@@ -81,7 +82,7 @@ def amd_kernels(source: Path, target: str) -> dict[str, str]:
     text = compile_cached((*hip_command(target), "-S"), source, f".{target}.s").read_text()
     bodies = dict(re.findall(r"^(\w+): +; @\1\n(.*?)^\.Lfunc_end\d+:", text, flags=re.MULTILINE | re.DOTALL))
     assert len(bodies) == text.count(".amdhsa_kernel ")
-    return bodies
+    return {readable(name): body for name, body in bodies.items()}
 
 
 def by_recorder(kernels: dict[str, str]) -> dict[str, dict[str, str]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from elf import functions, read_sections
+from kernel_names import readable
 from strip_tracing import copy_stripped, stripped
 from toolchains import CSRC, GXX, ROOT, compile_cached, compile_sm_90, compiler_output, hip_command
 
@@ -42,7 +43,7 @@ def cuda_kernels(cubin: Path) -> dict[str, object]:
     )
     texts = {name[len(".text.") :]: section.data for name, section in sections.items() if name.startswith(".text.")}
     assert sorted(texts) == sorted(properties)
-    return {name: (texts[name], properties[name]) for name in texts}
+    return {readable(name): (texts[name], properties[name]) for name in texts}
 
 
 @pytest.mark.compilers
@@ -59,7 +60,7 @@ def amd_kernels(assembly: Path) -> dict[str, object]:
     # Labels and comments count the functions of the file, and the stripped one has fewer.
     text = re.sub(r"BB\d+_", "BB_", assembly.read_text())
     bodies = re.findall(r"^(\w+): +; @\1\n(.*?)^\.Lfunc_end\d+:", text, flags=re.MULTILINE | re.DOTALL)
-    return {name: re.sub(r" *;.*", "", body) for name, body in bodies}
+    return {readable(name): re.sub(r" *;.*", "", body) for name, body in bodies}
 
 
 @pytest.mark.compilers

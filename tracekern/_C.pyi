@@ -10,11 +10,9 @@ Int64 = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 channels: list[str]
+families: dict[str, Any]  # by name; csrc/moe/bind.hpp says what each has
 heap_control_bytes: int
 layout: dict[str, Any]
-p2p_roles: list[str]
-p2p_stages: list[str]
-p2p_variants: dict[str, tuple[str, ...]]
 rank_barrier_stage: int
 simulated_resolution_ticks: int
 simulated_ticks_per_second: int
@@ -37,30 +35,6 @@ class CpuCommunicator:
     @property
     def trapped(self) -> bool: ...
 
-class P2PPipelineCpu:
-    def __init__(
-        self,
-        comm: CpuCommunicator,
-        *,
-        variant: str,
-        dtype: str,
-        max_tokens: int,
-        num_experts: int,
-        topk: int,
-        hidden: int,
-        num_blocks: int,
-        warps_per_block: int,
-        partitions: int = 2,
-        executor: str = "fibers",
-    ) -> None: ...
-    @property
-    def epoch(self) -> int: ...
-    def reset(self) -> None: ...
-    def run(self, stage: str, descriptor: int = 0, record_format: str = "wide") -> None: ...
-    def set_call(
-        self, *, x: int, topk_idx: int, topk_weights: int, expert_scale: int, out: int, num_tokens: int
-    ) -> None: ...
-
 class PerfettoEncoder:
     def __init__(
         self, tables: dict[str, Any], spans: dict[str, Any], marks: dict[str, Any], flows: dict[str, Any]
@@ -79,17 +53,6 @@ def clock_ping_pong(
 ) -> Int64: ...
 def copy_records(headers: Bytes, records: Bytes) -> Bytes: ...
 def find_records(headers: Bytes, records: Bytes, is_reused: bool) -> None: ...
-def p2p_event_table() -> str: ...
-def p2p_heap_bytes(
-    num_ranks: int,
-    max_tokens: int,
-    num_experts: int,
-    topk: int,
-    hidden: int,
-    dtype: str,
-    variant: str,
-    partitions: int = 2,
-) -> int: ...
 def probe_times(
     *, num_regions: int, num_steps: int, num_rounds: int, record_format: str
 ) -> tuple[list[float], list[float]]: ...

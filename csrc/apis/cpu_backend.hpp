@@ -10,11 +10,6 @@
 
 namespace tracekern {
 
-// descriptor: address of a LaunchDescriptor, 0 for an untraced launch.
-inline TraceChoice trace_choice(uint64_t descriptor, const std::string& record_format) {
-    return {reinterpret_cast<const LaunchDescriptor*>(descriptor), record_format_named(record_format)};
-}
-
 inline CpuExecutor cpu_executor(const std::string& name) {
     if (name == "fibers") return CpuExecutor::fibers;
     if (name == "threads") return CpuExecutor::threads;

@@ -1,4 +1,4 @@
-// tracekern._cuda: the GPU twins of the communicator and the pipeline in _C.
+// tracekern._cuda: the GPU twin of the communicator in _C.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -6,8 +6,6 @@
 #include "apis/backends.hpp"
 #include "comm/clocks_cuda.hpp"
 #include "comm/kernel_table.hpp"
-#include "moe/p2p/kernel_table.hpp"
-#include "moe/p2p/pipeline_cuda.hpp"
 #include "platform/gpu_facts.hpp"
 
 namespace py = pybind11;
@@ -53,7 +51,7 @@ void register_cuda_communicator(py::module_& extension) {
         .def(
             "barrier",
             [](CudaCommunicator& comm, uint64_t descriptor, const std::string& format, uint64_t stream) {
-                comm.barrier(descriptor, record_format_named(format), stream);
+                comm.barrier(trace_choice(descriptor, format), stream);
             },
             py::arg("descriptor") = 0,
             py::arg("record_format") = "wide",
@@ -89,31 +87,12 @@ void register_clock(py::module_& extension) {
              });
 }
 
-void run_stage(P2PPipelineCuda& pipeline,
-               const std::string& stage,
-               uint64_t descriptor,
-               const std::string& format,
-               uint64_t stream) {
-    pipeline.run(enum_named<P2PStage>("stage", stage, kP2PStageNames), descriptor, record_format_named(format), stream);
-}
-
-// All stages with one call from Python: between two launches of a traced call the GPU is to wait no longer than between
-// those of an untraced one.
-void run_stages(P2PPipelineCuda& pipeline,
-                const std::vector<std::string>& stages,
-                const std::vector<uint64_t>& descriptors,
-                const std::string& format,
-                uint64_t stream) {
-    for (size_t i = 0; i < stages.size(); ++i) run_stage(pipeline, stages[i], descriptors.at(i), format, stream);
-}
-
 #ifdef TK_PLANTED_FAULTS
 // Leaves one thing out of the protocol from now on, on the current device; see comm/mutation.h.
 void plant(const std::string& channel, const std::string& mutation) {
     const PlantedFault fault{enum_named<Channel>("channel", channel, kChannelNames),
                              enum_named<Mutation>("mutation", mutation, kMutationNames)};
     plant_in_comm(fault);
-    plant_in_p2p(fault);
 }
 #endif
 
@@ -124,18 +103,11 @@ namespace tracekern {
 void register_cuda(py::module_& extension) {
     register_cuda_communicator(extension);
     register_clock(extension);
-    register_pipeline<P2PPipelineCuda, CudaCommunicator>(extension, "P2PPipelineCuda")
-        .def("run_stages",
-             &run_stages,
-             py::arg("stages"),
-             py::arg("descriptors"),
-             py::arg("record_format") = "wide",
-             py::arg("stream") = 0);
 #ifdef TK_PLANTED_FAULTS
     extension.def("plant", &plant, py::arg("channel"), py::arg("mutation"));
 #endif
     extension.def("device_error", &device_error, "What is wrong with the current device for good; empty: nothing.");
-    extension.def("device_facts", &facts_to_dict, "The current device, for tracekern.record.preflight.");
+    extension.def("device_facts", &facts_to_dict, "The current device, for tracekern.comm.preflight.");
     extension.def("driver_versions", [] {
         const DriverVersions versions = driver_versions();
         return std::pair{versions.driver, versions.runtime};

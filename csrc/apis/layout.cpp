@@ -1,4 +1,4 @@
-// The file format as the compiler sees it, for the test that compares it with tracekern/record/format.py.
+// The file format as the compiler sees it, for the test that compares it with tracekern/dump/format.py.
 #include <pybind11/pybind11.h>
 
 #include "apis/register.hpp"

@@ -1,4 +1,4 @@
-// Names for enums, and shapes from arguments.
+// Names for enums, and how a launch is traced.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -6,8 +6,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "moe/p2p/config.h"
 #include "trace/record.h"
+#include "trace/trace_choice.h"
 
 namespace tracekern {
 
@@ -34,16 +34,9 @@ inline RecordFormat record_format_named(const std::string& name) {
     return enum_named<RecordFormat>("record_format", name, kBundled);
 }
 
-inline MoeShape make_shape(uint32_t num_ranks,
-                           uint32_t max_tokens,
-                           uint32_t num_experts,
-                           uint32_t topk,
-                           uint32_t hidden,
-                           const std::string& dtype) {
-    constexpr uint32_t kNumberBytes[] = {4, 2, 2};
-    const auto number = enum_named<uint32_t>("dtype", dtype, kNumberNames);
-    if (num_ranks == 0 || num_experts < num_ranks) throw std::invalid_argument("wanted ranks, each with an expert");
-    return {num_ranks, max_tokens, num_experts, topk, hidden, kNumberBytes[number]};
+// descriptor: address of a LaunchDescriptor, 0 for an untraced launch.
+inline TraceChoice trace_choice(uint64_t descriptor, const std::string& record_format) {
+    return {reinterpret_cast<const LaunchDescriptor*>(descriptor), record_format_named(record_format)};
 }
 
 }  // namespace tracekern

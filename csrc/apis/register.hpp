@@ -9,7 +9,6 @@ void register_clocks(pybind11::module_& module);
 void register_comm(pybind11::module_& module);
 void register_encode(pybind11::module_& module);
 void register_layout(pybind11::module_& module);
-void register_moe(pybind11::module_& module);
 void register_probe(pybind11::module_& module);
 void register_tracks(pybind11::module_& module);
 

@@ -1,4 +1,4 @@
-// The tracks of a region as tracekern/record/pack.py has them read. Sizes are checked here, once.
+// The tracks of a region as tracekern/segment/pack.py has them read. Sizes are checked here, once.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 

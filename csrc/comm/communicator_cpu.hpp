@@ -11,32 +11,9 @@
 #include "comm/heap.h"
 #include "comm/signal.h"
 #include "platform/cpu_executor.hpp"
+#include "trace/trace_choice.h"
 
 namespace tracekern {
-
-// How a launch is traced: a descriptor in memory and the format of its records; none: the untraced body runs.
-struct TraceChoice {
-    const LaunchDescriptor* descriptor = nullptr;
-    RecordFormat format = RecordFormat::wide;
-};
-
-// Calls f.operator()<Rec>(args) with the recorder type that the choice asks for.
-template <class F>
-void with_recorder(const TraceChoice& trace, F f) {
-    using Wide = Recorder<true, RecordFormat::wide>;
-    if (!trace.descriptor) {
-        f.template operator()<Recorder<false>>(Recorder<false>::Args{});
-    } else if (trace.format == RecordFormat::wide) {
-        f.template operator()<Wide>(Wide::Args{*trace.descriptor});
-    } else {
-#ifdef TK_SAMPLE  // for tests that compile often
-        throw std::invalid_argument("built without the ring");
-#else
-        using Ring = Recorder<true, RecordFormat::ring>;
-        f.template operator()<Ring>(Ring::Args{*trace.descriptor});
-#endif
-    }
-}
 
 class CpuCommunicator {
 public:

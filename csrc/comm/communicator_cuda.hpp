@@ -11,13 +11,14 @@
 #include "comm/heap.h"
 #include "comm/kernel_table.hpp"
 #include "platform/gpu_host.hpp"
+#include "trace/trace_choice.h"
 
 namespace tracekern {
 
 // The launch argument for a kernel's Rec::Args: the descriptor itself; any byte where those are empty.
-inline void* trace_argument(uint64_t descriptor) {
+inline void* trace_argument(const TraceChoice& trace) {
     static char none;
-    return descriptor ? reinterpret_cast<void*>(descriptor) : &none;
+    return trace.is_traced() ? const_cast<LaunchDescriptor*>(trace.descriptor) : static_cast<void*>(&none);
 }
 
 // A rank's part of the heap, as one process maps it.
@@ -77,11 +78,11 @@ public:
         barrier_epoch_ = kFirstEpoch;
     }
 
-    void barrier(uint64_t descriptor, RecordFormat format, uint64_t stream) {
+    void barrier(const TraceChoice& trace, uint64_t stream) {
         uint32_t epoch = std::exchange(barrier_epoch_, next_epoch(barrier_epoch_));
         LaunchSize size{1, 1};
-        const void* kernel = rank_barrier_kernel(descriptor != 0, format);
-        launch_kernel(kernel, 1, 32, 0, stream, {&args_, &epoch, &size, trace_argument(descriptor)});
+        const void* kernel = rank_barrier_kernel(trace.is_traced(), trace.format);
+        launch_kernel(kernel, {1, 32, 0, stream}, {&args_, &epoch, &size, trace_argument(trace)});
     }
     uint32_t barrier_epoch() const { return barrier_epoch_; }
 

@@ -1,5 +1,5 @@
 // What a wait that ran out of time leaves behind: one record in memory of the host, written by the first warp that
-// gives up. tracekern/record/fault.py reads it, from the live process or from what a dead one left.
+// gives up. tracekern/dump/fault.py reads it, from the live process or from what a dead one left.
 #pragma once
 
 #include <cstdint>

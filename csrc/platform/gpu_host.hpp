@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -351,26 +352,44 @@ inline void load_kernel(const void* kernel) {
     TK_CUDA(cudaFuncGetAttributes(&attributes, kernel));
 }
 
+// How a kernel is launched. Options are added with the first kernel that needs them.
+struct LaunchOptions {
+    uint32_t num_blocks;
+    uint32_t num_threads;       // of a block
+    uint64_t shared_bytes = 0;  // of a block, more than 48 KB included
+    uint64_t stream = 0;
+    bool is_cooperative = false;  // refused where not all blocks are resident together
+};
+
+// Dynamic shared memory above what every kernel may have is asked for, kernel by kernel.
+inline void allow_shared_bytes(const void* kernel, uint64_t bytes) {
+    constexpr uint64_t kAlwaysAllowed = 48 << 10;
+    if (bytes <= kAlwaysAllowed) return;
+    TK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+}
+
 // Launches a kernel by its address. `parameters` point at the arguments in the order of the kernel's list.
-inline void launch_kernel(const void* kernel,
-                          uint32_t num_blocks,
-                          uint32_t num_threads,
-                          uint64_t shared_bytes,
-                          uint64_t stream,
-                          std::vector<void*> parameters) {
-    TK_CUDA(cudaLaunchKernel(kernel,
-                             dim3(num_blocks),
-                             dim3(num_threads),
-                             parameters.data(),
-                             shared_bytes,
-                             reinterpret_cast<cudaStream_t>(stream)));
+inline void launch_kernel(const void* kernel, const LaunchOptions& options, std::initializer_list<void*> parameters) {
+    allow_shared_bytes(kernel, options.shared_bytes);
+    cudaLaunchAttribute cooperative{};
+    cooperative.id = cudaLaunchAttributeCooperative;
+    cooperative.val.cooperative = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(options.num_blocks);
+    config.blockDim = dim3(options.num_threads);
+    config.dynamicSmemBytes = options.shared_bytes;
+    config.stream = reinterpret_cast<cudaStream_t>(options.stream);
+    config.attrs = &cooperative;
+    config.numAttrs = options.is_cooperative ? 1 : 0;
+    TK_CUDA(cudaLaunchKernelExC(&config, kernel, const_cast<void**>(parameters.begin())));
 }
 
 // Blocks of this kernel that the current device holds at once: what spins together must be resident together.
-inline uint32_t resident_blocks(const void* kernel, uint32_t num_threads, uint64_t shared_bytes) {
+inline uint32_t resident_blocks(const void* kernel, const LaunchOptions& options) {
+    allow_shared_bytes(kernel, options.shared_bytes);
     int per_sm = 0;
-    TK_CUDA(
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, static_cast<int>(num_threads), shared_bytes));
+    TK_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+        &per_sm, kernel, static_cast<int>(options.num_threads), options.shared_bytes));
     return static_cast<uint32_t>(per_sm) * num_multiprocessors();
 }
 

@@ -18,7 +18,8 @@
 #include <string>
 #include <thread>
 
-#include "moe/p2p/pipeline_cpu.hpp"
+#include "moe/p2p/family.h"
+#include "moe/pipeline_cpu.hpp"
 #include "stress_common.hpp"
 
 using namespace tracekern;
@@ -91,7 +92,7 @@ uint64_t count_wrong(const P2PConfig& config, const Input<T>& input, const std::
     uint64_t wrong = 0;
     for (size_t element = 0; element < size_t{input.num_tokens} * shape.hidden; ++element) {
         float sum = 0.0f;
-        if (reduces_at_experts(config.variant)) {
+        if (traits_of(config.variant).reduces_at_experts) {
             for (uint32_t first = 0; first < shape.num_experts; first += shape.num_local_experts()) {
                 const uint32_t stop = first + shape.num_local_experts();
                 sum += to_float(from_float<T>(sum_results(shape, input, scale, element, first, stop)));
@@ -106,23 +107,28 @@ uint64_t count_wrong(const P2PConfig& config, const Input<T>& input, const std::
 }
 
 template <class T>
-int run_rank(const Options& options, CpuCommunicator& comm, P2PPipelineCpu& pipeline) {
+int run_rank(const Options& options, CpuCommunicator& comm, PipelineCpu<P2P>& pipeline) {
     const MoeShape& shape = options.config.shape;
     std::vector<float> scale(shape.num_experts);
     for (uint32_t expert = 0; expert < shape.num_experts; ++expert) scale[expert] = 1.0f + expert / 16.0f;
     std::vector<T> out(size_t{shape.max_tokens} * shape.hidden);
+    std::vector<P2PStage> stages;
+    P2P::with_kernels(options.config, [&]<class Kernels>(Kernels) {
+        Kernels::for_each([&]<class Body>() { stages.push_back(Body::kStage); });
+    });
     const uint32_t room = options.stress.format == RecordFormat::ring ? 8 : 64;  // so few that rings go round
     TraceRegion region(options.stress, options.config.num_blocks, options.config.warps_per_block, room);
     for (uint32_t iteration = 0; iteration < options.iterations; ++iteration) {
         const Input<T> input(options, comm.args().rank, iteration);
         memset(out.data(), 0xff, out.size() * sizeof(T));
-        pipeline.set_call(input.x.data(),
-                          input.topk_idx.data(),
-                          input.topk_weights.data(),
-                          scale.data(),
-                          out.data(),
-                          input.num_tokens);
-        for (P2PStage stage : stages_of(options.config.variant)) {
+        P2PArgs& args = pipeline.args();
+        args.x = reinterpret_cast<const char*>(input.x.data());
+        args.topk_idx = input.topk_idx.data();
+        args.topk_weights = input.topk_weights.data();
+        args.expert_scale = scale.data();
+        args.out = reinterpret_cast<char*>(out.data());
+        args.num_tokens = input.num_tokens;
+        for (P2PStage stage : stages) {
             pipeline.run(stage, region.begin_launch());
             if (!region.is_whole()) return 4;
         }
@@ -139,7 +145,7 @@ int run_rank(const Options& options, CpuCommunicator& comm, P2PPipelineCpu& pipe
     return 0;
 }
 
-int run_rank_of_number(const Options& options, CpuCommunicator& comm, P2PPipelineCpu& pipeline) {
+int run_rank_of_number(const Options& options, CpuCommunicator& comm, PipelineCpu<P2P>& pipeline) {
     switch (options.config.number) {
         case NumberType::fp32:
             return run_rank<float>(options, comm, pipeline);
@@ -154,14 +160,15 @@ int run_rank_of_number(const Options& options, CpuCommunicator& comm, P2PPipelin
 int run(const Options& options) {
     const uint32_t num_ranks = options.config.shape.num_ranks;
     const P2PConfig& config = options.config;
-    const uint64_t heap_bytes = P2PLayout::make(config.shape, config.variant, config.partitions).total_bytes;
+    const uint64_t heap_bytes = P2P::heap_bytes(config);
     const StressHeaps heaps(num_ranks, heap_bytes);
     const uint64_t timeout_ns = options.stress.timeout_ns;
     std::vector<std::unique_ptr<CpuCommunicator>> comms;
-    std::vector<std::unique_ptr<P2PPipelineCpu>> pipelines;
+    std::vector<std::unique_ptr<PipelineCpu<P2P>>> pipelines;
     for (uint32_t rank = 0; rank < num_ranks; ++rank) {
         comms.push_back(std::make_unique<CpuCommunicator>(rank, heaps.addresses, timeout_ns, heaps.clock));
-        pipelines.push_back(std::make_unique<P2PPipelineCpu>(*comms[rank], options.config, options.executor));
+        pipelines.push_back(
+            std::make_unique<PipelineCpu<P2P>>(*comms[rank], options.config, PipelineBackendCpu(options.executor)));
     }
     std::vector<int> exits(num_ranks);
     {
@@ -186,7 +193,7 @@ int main(int argc, char** argv) {
     }
     const auto number = [&](int i) { return static_cast<uint32_t>(std::strtoul(argv[i], nullptr, 10)); };
     Options options{};
-    options.config.variant = static_cast<P2PVariant>(choose(argv[1], kVariantNames));
+    options.config.variant = static_cast<P2PVariant>(choose(argv[1], kP2PVariantNames));
     options.config.number = static_cast<NumberType>(choose(argv[2], kNumberNames));
     options.executor =
         static_cast<CpuExecutor>(choose(argv[3], std::initializer_list<const char*>{"fibers", "threads"}));

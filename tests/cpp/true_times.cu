@@ -200,7 +200,7 @@ void measure() {
     TK_CUDA(cudaMemcpy(source.as<void>(), &kWord, sizeof(kWord), cudaMemcpyHostToDevice));
     // The first launches fetch the code; the last one counts.
     for (int i = 0; i < 4; ++i) {
-        launch_kernel(kernel_of<kKind, kNaive>(), kBlocks, kNumWarps * 32, 0, 0, {&args});
+        launch_kernel(kernel_of<kKind, kNaive>(), {kBlocks, kNumWarps * 32}, {&args});
         TK_CUDA(cudaGetLastError());
         TK_CUDA(cudaDeviceSynchronize());
     }

@@ -6,18 +6,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tracekern import _C
+from tracekern.comm.communicator import Communicator
+from tracekern.comm.group import Group
 from tracekern.errors import BadInput
+from tracekern.formatting import count
 from tracekern.moe.shape import MAX_PARTITIONS, MoeShape, check_range
-from tracekern.record.communicator import Communicator
-from tracekern.record.group import Group
-from tracekern.words import count
 
 if TYPE_CHECKING:
     import torch
 
     from tracekern.record.session import Capture
 
-STAGES = _C.p2p_variants
+_FACTS = _C.families["p2p"]
+STAGES = _FACTS.variants
 """The kernels of one call of each variant, in their order."""
 
 MAX_CPU_WARPS = 1 << 14
@@ -76,14 +77,14 @@ class P2PPipeline:
         }
         kind = {"variant": variant, "partitions": partitions}
         _check_same_everywhere(group, {**sizes, **kind, "grid": (num_blocks, warps_per_block)})
-        heap_bytes = _C.p2p_heap_bytes(num_ranks=shape.num_ranks, **sizes, **kind)
+        heap_bytes = _FACTS.heap_bytes(num_ranks=shape.num_ranks, **sizes, **kind)
         self.comm = Communicator(group, heap_bytes, timeout_s, backend, on_timeout)
         grid = {**kind, "num_blocks": num_blocks, "warps_per_block": warps_per_block}
         on_cpu = {"executor": executor} if backend == "cpu" else {}
         self._native = _make_native(self.comm, backend, {**grid, **sizes, **on_cpu})
-        self._events = _C.p2p_event_table()
-        self._roles = tuple(_C.p2p_roles)
-        self.comm.fault_names["stages"] = list(_C.p2p_stages)
+        self._events = _FACTS.event_table()
+        self._roles = tuple(_FACTS.roles)
+        self.comm.fault_names["stages"] = list(_FACTS.stages)
         self.comm.on_reset(self._native.reset)
         group.barrier()
 
@@ -143,7 +144,7 @@ class P2PPipeline:
             descriptor = self._descriptor(stage, self.epoch, capture, 0, ahead=False)
             record_format = capture.record_format if capture is not None else "wide"
             with self.comm.guarded():
-                self._native.run(stage, descriptor=descriptor, record_format=record_format)
+                self._native.run_stages([stage], [descriptor], record_format=record_format)
             if after_stage is not None:
                 after_stage(stage)
 
@@ -227,9 +228,9 @@ def _make_native(comm: Communicator, backend: str, options: dict[str, Any]) -> A
         if backend == "cuda":
             from tracekern import _cuda
 
-            native = _cuda.P2PPipelineCuda(comm.native, **options)
+            native = _cuda.families["p2p"].Pipeline(comm.native, **options)
         else:
-            native = _C.P2PPipelineCpu(comm.native, **options)
+            native = _FACTS.Pipeline(comm.native, **options)
     except ValueError as error:  # such as more blocks than the GPU holds at once
         problem = f"rank {comm.group.rank}: {error}"
     except (RuntimeError, MemoryError) as error:  # no room for what the kernels keep beside the heap

@@ -47,13 +47,13 @@ TK_DEVICE void send_result(Warp& warp, const P2PArgs& args, Rec& recorder, uint3
     TK_SEQUENCE(recorder);
     TK_NEXT(P2PEvent::send_result, peer, origin.flat, expert);
     char* result = args.result_row(peer, origin.flat);
-    if constexpr (is_fused(kVariant)) {
+    if constexpr (kTraitsOf<kVariant>.fused) {
         scale_row<T>(warp, result, args.expert_row(row), args.expert_scale[expert], args.shape.hidden);
     } else {
         copy_row(warp, result, args.expert_row(row), args.shape.row_bytes());
     }
     poison(args.expert_row(row), args.shape.row_bytes());
-    if constexpr (has_token_flags(kVariant)) {
+    if constexpr (kTraitsOf<kVariant>.token_flags) {
         TK_NEXT(P2PEvent::signal_result, peer, origin.flat, expert);
         signal<Channel::result>(warp, args.result_flag(peer, origin.flat), epoch, expert);
     }
@@ -88,8 +88,8 @@ TK_DEVICE void combine_send(Warp& warp, const P2PArgs& args, typename Rec::Args 
         send_result<T, kVariant>(warp, args, recorder, args.expert_offset[local] + i, epoch);
     };
     if (aborted) return;
-    for_rows<is_balanced(kVariant)>(warp, args.shape.num_local_experts(), rows_of, send_row);
-    if constexpr (!has_token_flags(kVariant)) send_results_flags(warp, args, recorder, epoch);
+    for_rows<kTraitsOf<kVariant>.balanced>(warp, args.shape.num_local_experts(), rows_of, send_row);
+    if constexpr (!kTraitsOf<kVariant>.token_flags) send_results_flags(warp, args, recorder, epoch);
 }
 
 // Waits for the results of one token, a choice a warp; false when this warp's choices gave up.
@@ -191,13 +191,13 @@ TK_DEVICE void combine_recv(Warp& warp, const P2PArgs& args, typename Rec::Args 
     if (warp.warp == 0) warp.leader([&] { failed[0] = failed[1] = 0; });
     warp.block_sync();
     bool ok = true;
-    if constexpr (!has_token_flags(kVariant)) {
+    if constexpr (!kTraitsOf<kVariant>.token_flags) {
         ok = all_warps_ok(warp, recorder, wait_all_results(warp, args, recorder, epoch), &failed[0]);
     }
     // A token a block: its warps wait for one choice each, then share the row.
     uint32_t parity = 0;
     for (uint32_t token = warp.block; ok && token < args.num_tokens; token += warp.num_blocks) {
-        if constexpr (has_token_flags(kVariant)) {
+        if constexpr (kTraitsOf<kVariant>.token_flags) {
             const bool arrived = wait_results_of(warp, args, recorder, token, epoch);
             ok = all_warps_ok(warp, recorder, arrived, &failed[parity]);
             parity ^= 1;

@@ -1,15 +1,11 @@
-// What a pipeline is made of, on every backend, and the names of its choices.
+// What a pipeline is made of, on every backend.
 #pragma once
 
+#include "moe/number_type.h"
 #include "moe/p2p/variants.h"
 #include "moe/shape.h"
 
 namespace tracekern {
-
-inline constexpr const char* kVariantNames[] = {"flag", "token", "fused", "balanced", "dedup", "reduce", "pipelined"};
-
-enum class NumberType : uint32_t { fp32, fp16, bf16 };
-inline constexpr const char* kNumberNames[] = {"fp32", "fp16", "bf16"};
 
 struct P2PConfig {
     MoeShape shape;

@@ -16,7 +16,7 @@ namespace tracekern {
 
 // What a token's rank adds up: results of each choice, or of each rank.
 template <P2PVariant kVariant>
-inline constexpr Channel kResultChannel = reduces_at_experts(kVariant) ? Channel::partial : Channel::result;
+inline constexpr Channel kResultChannel = kTraitsOf<kVariant>.reduces_at_experts ? Channel::partial : Channel::result;
 
 // Sends each choice's result of a received row.
 template <class T, class Rec>
@@ -66,7 +66,7 @@ TK_DEVICE void send_back(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_
     if (has_aborted(args.comm)) return;
     for_incoming_rows(warp, args, share, 0, [&](uint32_t src_rank, uint32_t slot) {
         char* row = args.recv_row(args.comm.rank, src_rank, slot);
-        if constexpr (reduces_at_experts(kVariant)) {
+        if constexpr (kTraitsOf<kVariant>.reduces_at_experts) {
             send_partial<T, false>(warp, args, recorder, epoch, src_rank, row);
         } else {
             send_results_of<T>(warp, args, recorder, epoch, src_rank, row);
@@ -80,7 +80,7 @@ TK_DEVICE uint32_t list_results(Warp& warp, const P2PArgs& args, uint32_t token,
     const uint32_t per_token = args.layout.results_per_token;
     const uint32_t first = token * per_token;
     uint64_t results = 0;
-    if constexpr (reduces_at_experts(kVariant)) {
+    if constexpr (kTraitsOf<kVariant>.reduces_at_experts) {
         results = destinations(args, token);
     } else {
         for (uint32_t i = 0; i < per_token; ++i)
@@ -91,7 +91,7 @@ TK_DEVICE uint32_t list_results(Warp& warp, const P2PArgs& args, uint32_t token,
         if (!(results >> i & 1)) return;
         uint32_t peer = i;
         float weight = 1.0f;
-        if constexpr (!reduces_at_experts(kVariant)) {
+        if constexpr (!kTraitsOf<kVariant>.reduces_at_experts) {
             peer = args.shape.rank_of(static_cast<uint32_t>(args.topk_idx[first + i]));
             weight = args.topk_weights[first + i];
         }
@@ -129,7 +129,7 @@ TK_DEVICE bool wait_results_in(Warp& warp,
             return wait<kChannel>(warp, args.comm, args.result_flag(args.comm.rank, result), epoch, wait_for).ok;
         };
         bool arrived;
-        if constexpr (reduces_at_experts(kVariant)) {
+        if constexpr (kTraitsOf<kVariant>.reduces_at_experts) {
             TK_WAIT(recorder, P2PEvent::wait_partial, peer, token);
             arrived = arrive();
             TK_END_IF(arrived);

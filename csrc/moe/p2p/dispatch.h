@@ -48,7 +48,7 @@ TK_DEVICE void send_counts(Warp& warp, const P2PArgs& args, Rec& recorder, uint3
             const uint32_t expert = static_cast<uint32_t>(args.topk_idx[flat]);
             add_relaxed_block(&counts[expert / num_local * num_counts + expert % num_local], 1u);
         });
-        if constexpr (is_deduplicated(kVariant)) {
+        if constexpr (kTraitsOf<kVariant>.deduplicated) {
             warp.block_strided(args.num_tokens, [&](uint32_t token) {
                 const uint32_t partition = token / args.layout.partition_tokens;
                 const uint64_t ranks = destinations(args, token);
@@ -75,7 +75,7 @@ TK_DEVICE void send_counts(Warp& warp, const P2PArgs& args, Rec& recorder, uint3
 template <P2PVariant kVariant>
 TK_DEVICE uint32_t store_recv_counts(Warp& warp, const P2PArgs& args, uint32_t src_rank, const uint32_t* counts) {
     const uint32_t num_local = args.shape.num_local_experts();
-    if constexpr (is_deduplicated(kVariant)) {
+    if constexpr (kTraitsOf<kVariant>.deduplicated) {
         const uint32_t* rows = counts + num_local;
         warp.sync();  // other lanes took them
         warp.strided(args.layout.num_partitions, [&](uint32_t partition) {
@@ -109,7 +109,7 @@ TK_DEVICE void receive_counts(Warp& warp, const P2PArgs& args, Rec& recorder, ui
         if (!ok) warp.strided(num_counts, [&](uint32_t i) { counts[i] = 0; });
         const uint32_t total = store_recv_counts<kVariant>(warp, args, src_rank, counts);
         // Here, since rows need no acknowledgement: the counts are acquired and taken.
-        if constexpr (is_deduplicated(kVariant)) acknowledge(warp, args, recorder, epoch, src_rank);
+        if constexpr (kTraitsOf<kVariant>.deduplicated) acknowledge(warp, args, recorder, epoch, src_rank);
         TK_END_IF(ok, total);
     }
     warp.block_sync();
@@ -149,7 +149,7 @@ TK_DEVICE void send_tokens(
         if (warp.is_leader()) *reinterpret_cast<RowHeader*>(row) = RowHeader{flat, expert};
         copy_row(
             warp, row + args.layout.header_bytes, args.x + uint64_t{flat / args.shape.topk} * row_bytes, row_bytes);
-        if constexpr (has_token_flags(kVariant)) {
+        if constexpr (kTraitsOf<kVariant>.token_flags) {
             TK_NEXT(P2PEvent::signal_token, peer, slot, expert);
             signal<Channel::token>(warp, args.token_flag(peer, args.comm.rank, slot), epoch, expert);
         }
@@ -188,7 +188,7 @@ TK_DEVICE void dispatch_send(Warp& warp, const P2PArgs& args, typename Rec::Args
         send_tokens<kVariant>(
             warp, args, recorder, epoch, warp.block * warp.num_warps + warp.warp, num_blocks * warp.num_warps);
     }
-    if constexpr (!has_token_flags(kVariant)) send_rank_flags(warp, args, recorder, epoch);
+    if constexpr (!kTraitsOf<kVariant>.token_flags) send_rank_flags(warp, args, recorder, epoch);
     if (counts) receive_counts<kVariant>(warp, args, recorder, epoch, P2PStage::dispatch_send);
 }
 
@@ -215,24 +215,25 @@ TK_DEVICE void dispatch_recv(Warp& warp, const P2PArgs& args, typename Rec::Args
     const auto tokens_from = [&](uint32_t src_rank) { return args.recv_count[src_rank]; };
     uint32_t waited_for = args.shape.num_ranks;  // nobody
     bool ok = true;
-    for_rows<is_balanced(kVariant)>(warp, args.shape.num_ranks, tokens_from, [&](uint32_t src_rank, uint32_t slot) {
-        const WaitFor wait_for{static_cast<uint32_t>(P2PStage::dispatch_recv), src_rank, slot};
-        if constexpr (has_token_flags(kVariant)) {
-            TK_WAIT(recorder, P2PEvent::wait_token, src_rank, slot);
-            const uint64_t* flag = args.token_flag(args.comm.rank, src_rank, slot);
-            const WaitResult result = wait<Channel::token>(warp, args.comm, flag, epoch, wait_for);
-            ok = result.ok;
-            TK_END_IF(ok, result.value);
-        } else if (src_rank != waited_for) {
-            waited_for = src_rank;
-            TK_WAIT(recorder, P2PEvent::wait_rank, src_rank);
-            const uint64_t* flag = args.rank_flag(args.comm.rank, src_rank);
-            const WaitResult result = wait<Channel::rank>(warp, args.comm, flag, epoch, wait_for);
-            ok = result.ok;
-            TK_END_IF(ok, result.value);
-        }
-        if (ok) receive_token(warp, args, recorder, src_rank, slot);
-    });
+    for_rows<kTraitsOf<kVariant>.balanced>(
+        warp, args.shape.num_ranks, tokens_from, [&](uint32_t src_rank, uint32_t slot) {
+            const WaitFor wait_for{static_cast<uint32_t>(P2PStage::dispatch_recv), src_rank, slot};
+            if constexpr (kTraitsOf<kVariant>.token_flags) {
+                TK_WAIT(recorder, P2PEvent::wait_token, src_rank, slot);
+                const uint64_t* flag = args.token_flag(args.comm.rank, src_rank, slot);
+                const WaitResult result = wait<Channel::token>(warp, args.comm, flag, epoch, wait_for);
+                ok = result.ok;
+                TK_END_IF(ok, result.value);
+            } else if (src_rank != waited_for) {
+                waited_for = src_rank;
+                TK_WAIT(recorder, P2PEvent::wait_rank, src_rank);
+                const uint64_t* flag = args.rank_flag(args.comm.rank, src_rank);
+                const WaitResult result = wait<Channel::rank>(warp, args.comm, flag, epoch, wait_for);
+                ok = result.ok;
+                TK_END_IF(ok, result.value);
+            }
+            if (ok) receive_token(warp, args, recorder, src_rank, slot);
+        });
 }
 
 }  // namespace tracekern

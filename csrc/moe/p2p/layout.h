@@ -75,13 +75,13 @@ struct P2PLayout {
     static P2PLayout make(const MoeShape& shape, P2PVariant variant, uint32_t partitions) {
         const uint64_t ranks = shape.num_ranks;
         P2PLayout layout{};
-        const uint32_t wanted = is_pipelined(variant) && partitions ? partitions : 1;
+        const uint32_t wanted = traits_of(variant).pipelined && partitions ? partitions : 1;
         const uint32_t most = shape.max_tokens ? shape.max_tokens : 1;
         layout.partition_tokens = (most + wanted - 1) / wanted;
         layout.num_partitions = (most + layout.partition_tokens - 1) / layout.partition_tokens;
-        layout.num_slots = is_deduplicated(variant) ? shape.max_tokens : shape.max_flat();
-        layout.results_per_token = reduces_at_experts(variant) ? shape.num_ranks : shape.topk;
-        layout.num_counts = shape.num_local_experts() + (is_deduplicated(variant) ? layout.num_partitions : 0);
+        layout.num_slots = traits_of(variant).deduplicated ? shape.max_tokens : shape.max_flat();
+        layout.results_per_token = traits_of(variant).reduces_at_experts ? shape.num_ranks : shape.topk;
+        layout.num_counts = shape.num_local_experts() + (traits_of(variant).deduplicated ? layout.num_partitions : 0);
         const uint64_t results = uint64_t{shape.max_tokens} * layout.results_per_token;
         uint64_t cursor = sizeof(HeapControl);
         const auto take = [&](uint64_t bytes) {
@@ -97,7 +97,7 @@ struct P2PLayout {
         layout.results_flags = take(ranks * 8);
         layout.flags_end = cursor;
         const uint64_t choices = shape.topk * (sizeof(RowChoice) + sizeof(uint32_t));
-        const uint64_t header = is_deduplicated(variant) ? sizeof(DedupRowHeader) + choices : sizeof(RowHeader);
+        const uint64_t header = traits_of(variant).deduplicated ? sizeof(DedupRowHeader) + choices : sizeof(RowHeader);
         layout.result_stride = static_cast<uint32_t>(whole_lines(shape.row_bytes()));
         layout.header_bytes = static_cast<uint32_t>(whole_lines(header));
         layout.row_stride = layout.header_bytes + layout.result_stride;
@@ -201,7 +201,7 @@ struct ReduceShared {
 
 // Bytes of the expert input. The pipelined variant has none: its experts work on a row where it arrived.
 inline uint64_t expert_row_bytes(const MoeShape& shape, P2PVariant variant) {
-    return is_pipelined(variant) ? 0 : shape.max_rows() * shape.row_bytes();
+    return traits_of(variant).pipelined ? 0 : shape.max_rows() * shape.row_bytes();
 }
 
 }  // namespace tracekern

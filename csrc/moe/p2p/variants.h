@@ -7,34 +7,36 @@
 
 namespace tracekern {
 
-// The steps of the design. All have the same result, bit by bit, but for `reduce` and `pipelined`: they round
+// The steps of the design. All have the same result, bit by bit, but for those that reduce at the experts: they round
 // otherwise, and agree with each other.
 enum class P2PVariant : uint32_t { flag, token, fused, balanced, dedup, reduce, pipelined };
+inline constexpr const char* kP2PVariantNames[] = {
+    "flag", "token", "fused", "balanced", "dedup", "reduce", "pipelined"};
 
-// One flag for all rows of a rank pair, or a flag for each row.
-TK_HOST_DEVICE constexpr bool has_token_flags(P2PVariant variant) {
-    return variant != P2PVariant::flag;
+// What a variant does.
+struct P2PTraits {
+    bool token_flags;         // a flag for each row; else one for all rows of a rank pair
+    bool fused;               // experts scale while they send back, and nothing is cleared before a call
+    bool balanced;            // rows are dealt out over all blocks, whichever rank or expert they belong to
+    bool deduplicated;        // a token goes once to each rank that has experts of it; a kernel sends and receives
+    bool reduces_at_experts;  // an expert's rank adds up its results of a token and sends one row
+    bool pipelined;           // one kernel: a partition of the tokens is on its way out while another one comes back
+};
+inline constexpr P2PTraits kP2PTraits[] = {
+    {false, false, false, false, false, false},
+    {true, false, false, false, false, false},
+    {true, true, false, false, false, false},
+    {true, true, true, false, false, false},
+    {true, true, true, true, false, false},
+    {true, true, true, true, true, false},
+    {true, true, true, true, true, true},
+};
+constexpr const P2PTraits& traits_of(P2PVariant variant) {
+    return kP2PTraits[static_cast<uint32_t>(variant)];
 }
-// Experts scale while they send back, and nothing is cleared before a call.
-TK_HOST_DEVICE constexpr bool is_fused(P2PVariant variant) {
-    return variant >= P2PVariant::fused;
-}
-// Rows are dealt out over all blocks, whichever rank or expert they belong to.
-TK_HOST_DEVICE constexpr bool is_balanced(P2PVariant variant) {
-    return variant >= P2PVariant::balanced;
-}
-// A token goes once to each rank that has experts of it, and warps of the same kernel send and receive.
-TK_HOST_DEVICE constexpr bool is_deduplicated(P2PVariant variant) {
-    return variant >= P2PVariant::dedup;
-}
-// An expert's rank adds up its results of a token and sends one row.
-TK_HOST_DEVICE constexpr bool reduces_at_experts(P2PVariant variant) {
-    return variant >= P2PVariant::reduce;
-}
-// One kernel, in which one partition of the tokens is on its way out while another one comes back.
-TK_HOST_DEVICE constexpr bool is_pipelined(P2PVariant variant) {
-    return variant == P2PVariant::pipelined;
-}
+// For kernels, which can call no host function.
+template <P2PVariant kVariant>
+inline constexpr P2PTraits kTraitsOf = kP2PTraits[static_cast<uint32_t>(kVariant)];
 
 // One warp's part of rows that many share: first, first + stride, ...
 struct Share {

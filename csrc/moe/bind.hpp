@@ -1,0 +1,124 @@
+// What a family looks like from Python: its facts, bound once, and its pipeline on each backend.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "apis/names.hpp"
+#include "moe/number_type.h"
+#include "moe/shape.h"
+
+namespace tracekern {
+
+// Takes an option out of a call's keyword arguments. Raises TypeError for one that is missing or of another type.
+template <class T>
+T take_option(pybind11::kwargs& options, const char* name) {
+    if (!options.contains(name)) throw pybind11::type_error(std::string("missing option ") + name);
+    return options.attr("pop")(name).cast<T>();
+}
+
+inline void refuse_options_left(const pybind11::kwargs& options) {
+    if (options.empty()) return;
+    const auto name = pybind11::str(options.begin()->first).cast<std::string>();
+    throw pybind11::type_error("unknown option " + name);
+}
+
+inline MoeShape take_shape(pybind11::kwargs& options, NumberType number) {
+    MoeShape shape{};
+    shape.num_ranks = take_option<uint32_t>(options, "num_ranks");
+    shape.max_tokens = take_option<uint32_t>(options, "max_tokens");
+    shape.num_experts = take_option<uint32_t>(options, "num_experts");
+    shape.topk = take_option<uint32_t>(options, "topk");
+    shape.hidden = take_option<uint32_t>(options, "hidden");
+    shape.element_bytes = kNumberBytes[static_cast<uint32_t>(number)];
+    if (shape.num_ranks == 0 || shape.num_experts < shape.num_ranks) {
+        throw std::invalid_argument("wanted ranks, each with an expert");
+    }
+    return shape;
+}
+
+// The module of a family in an extension: `families` of that extension, under the family's name.
+template <class Family>
+pybind11::module_ family_module(pybind11::module_& extension) {
+    auto family = extension.def_submodule(Family::kName);
+    extension.attr("families")[Family::kName] = family;
+    return family;
+}
+
+// Binds what is the same on every backend.
+//
+//   variants     {variant: (stages of a call, in their order)}
+//   stages, roles, channels    names; a fault record has the index of a stage and of a channel
+//   event_table()              JSON, see describe_events()
+//   heap_bytes(**options)      of the symmetric heap of each rank
+template <class Family, auto kTakeConfig>
+void bind_facts(pybind11::module_& family) {
+    namespace py = pybind11;
+    py::dict variants;
+    for (size_t i = 0; i < std::size(Family::kVariantNames); ++i) {
+        py::list stages;
+        typename Family::Config config{};
+        config.variant = static_cast<typename Family::Variant>(i);
+        config.number = NumberType::bf16;
+        Family::with_kernels(config, [&]<class Kernels>(Kernels) {
+            Kernels::for_each(
+                [&]<class Body>() { stages.append(Family::kStageNames[static_cast<uint32_t>(Body::kStage)]); });
+        });
+        variants[Family::kVariantNames[i]] = py::tuple(stages);
+    }
+    family.attr("variants") = variants;
+    family.attr("stages") = names_list(Family::kStageNames);
+    family.attr("roles") = names_list(Family::kRoleNames);
+    family.def("event_table", &describe_events<typename Family::Event>);
+    family.def("heap_bytes", [](py::kwargs options) {
+        const auto config = kTakeConfig(options);
+        refuse_options_left(options);
+        return Family::heap_bytes(config);
+    });
+}
+
+// Binds what pipelines have in common on all backends. take_backend: what makes the backend out of a call's options.
+template <class Family, class Pipeline, auto kTakeConfig, auto kTakeBackend, class Communicator>
+pybind11::class_<Pipeline> bind_pipeline(pybind11::module_& family) {
+    namespace py = pybind11;
+    const auto make = [](Communicator& comm, py::kwargs options) {
+        options["num_ranks"] = comm.args().num_ranks;
+        typename Family::Config config = kTakeConfig(options);
+        config.num_blocks = take_option<uint32_t>(options, "num_blocks");
+        config.warps_per_block = take_option<uint32_t>(options, "warps_per_block");
+        auto backend = kTakeBackend(options);
+        refuse_options_left(options);
+        return std::make_unique<Pipeline>(comm, config, std::move(backend));
+    };
+    const auto run = [](Pipeline& pipeline,
+                        const std::vector<std::string>& stages,
+                        const std::vector<uint64_t>& descriptors,
+                        const std::string& format,
+                        uint64_t stream) {
+        for (size_t i = 0; i < stages.size(); ++i) {
+            const auto stage = enum_named<typename Family::Stage>("stage", stages[i], Family::kStageNames);
+            const TraceChoice trace = trace_choice(descriptors.at(i), format);
+            py::gil_scoped_release release;
+            pipeline.run(stage, trace, stream);
+        }
+    };
+    return py::class_<Pipeline>(family, "Pipeline")
+        .def(py::init(make), py::keep_alive<1, 2>(), py::arg("comm"))
+        .def("reset", &Pipeline::reset)
+        .def_property_readonly("epoch", &Pipeline::epoch)
+        // Several stages with one call: between two launches of a traced call the GPU is to wait no longer than between
+        // those of an untraced one.
+        .def("run_stages",
+             run,
+             py::arg("stages"),
+             py::arg("descriptors"),
+             py::arg("record_format") = "wide",
+             py::arg("stream") = 0);
+}
+
+}  // namespace tracekern

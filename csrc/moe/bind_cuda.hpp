@@ -1,0 +1,25 @@
+// Binds a family's pipeline on a GPU.
+#pragma once
+
+#include "moe/bind.hpp"
+#include "moe/pipeline_cuda.hpp"
+
+namespace tracekern {
+
+inline PipelineBackendCuda take_cuda_backend(pybind11::kwargs&) {
+    return {};
+}
+
+template <class Family, auto kTakeConfig>
+auto bind_cuda_pipeline(pybind11::module_& family) {
+#ifdef TK_PLANTED_FAULTS
+    // Leaves one thing out of the protocol from now on, on the current device; see comm/mutation.h.
+    family.def("plant", [](const std::string& channel, const std::string& mutation) {
+        plant_in_kernels<Family>({enum_named<Channel>("channel", channel, kChannelNames),
+                                  enum_named<Mutation>("mutation", mutation, kMutationNames)});
+    });
+#endif
+    return bind_pipeline<Family, PipelineCuda<Family>, kTakeConfig, take_cuda_backend, CudaCommunicator>(family);
+}
+
+}  // namespace tracekern

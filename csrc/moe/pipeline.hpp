@@ -1,0 +1,78 @@
+// One rank's pipeline of a family: its workspace, its epoch, and each stage of a call as a launch.
+//
+// A family is a struct in csrc/moe/<family>/family.h:
+//
+//   Args, Config, Stage, Variant, Event   what its kernels get; what a pipeline is made of (with shape, variant,
+//                                         num_blocks and warps_per_block); its enums
+//   kName, kVariantNames, kStageNames, kRoleNames, kChannelNames
+//   heap_bytes(config)                    of the symmetric heap, on each rank
+//   with_kernels(config, f)               calls f(KernelList<...>{}) with the kernels of a call
+//   make_args(config, memory)             the arguments that stay, in memory of this rank's own
+//   reset(args, memory)                   the state before the first call
+//   before(stage, config, args, memory)   what is cleared before a kernel is launched
+//
+// A backend is where kernels run: PipelineCpu and PipelineCuda name them.
+#pragma once
+
+#include <optional>
+
+#include "comm/signal.h"
+#include "trace/trace_choice.h"
+
+namespace tracekern {
+
+template <class Family, class Backend>
+class Pipeline {
+public:
+    using Config = typename Family::Config;
+    using Stage = typename Family::Stage;
+
+    // backend: for memory and launches, on the device of `comm`.
+    Pipeline(typename Backend::Communicator& comm, const Config& config, Backend backend)
+        : comm_(comm), config_(config), backend_(std::move(backend)), args_(Family::make_args(config, backend_)) {
+        Family::with_kernels(config, [&]<class Kernels>(Kernels) {
+            Kernels::for_each([&]<class Body>() {
+                backend_.template prepare<Family, Body>(config_, args_);
+                last_stage_ = Body::kStage;
+            });
+        });
+        reset();
+    }
+    Pipeline(const Pipeline&) = delete;
+
+    // Sets this rank's flags and counters to the state before the first call. Collective, like the communicator's
+    // clear_control(): with all devices idle.
+    void reset() {
+        args_.comm = comm_.args();
+        epoch_ = kFirstEpoch;
+        Family::reset(args_, backend_);
+    }
+
+    // For the tensors of the next call.
+    typename Family::Args& args() { return args_; }
+
+    // stream: where the backend has some.
+    void run(Stage stage, const TraceChoice& trace, uint64_t stream = 0) {
+        args_.comm = comm_.args();
+        backend_.use_stream(stream);
+        Family::before(stage, config_, args_, backend_);
+        Family::with_kernels(config_, [&]<class Kernels>(Kernels) {
+            Kernels::with(stage,
+                          [&]<class Body>() { backend_.template launch<Family, Body>(comm_, config_, args_, trace); });
+        });
+        if (stage == last_stage_) epoch_ = next_epoch(epoch_);
+    }
+
+    // Of the next call.
+    uint32_t epoch() const { return epoch_; }
+
+private:
+    typename Backend::Communicator& comm_;
+    const Config config_;
+    Backend backend_;
+    typename Family::Args args_;
+    Stage last_stage_{};
+    uint32_t epoch_ = kFirstEpoch;
+};
+
+}  // namespace tracekern

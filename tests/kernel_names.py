@@ -1,0 +1,33 @@
+"""Names of the entry points in compiled code, as tests and people write them."""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+
+from tracekern import _C
+
+_ENTRY = re.compile(
+    r"void tracekern::entry<tracekern::(?P<body>\w+)<(?P<choices>.*)>, "
+    r"tracekern::Recorder<(?P<traced>true|false), \(tracekern::RecordFormat\)(?P<format>\d)> ?>"
+)
+_FORMATS = ("wide", "ring", "cycles")
+_NUMBERS = {"float": "fp32", "tracekern::Half": "fp16", "tracekern::BFloat16": "bf16"}
+
+
+@functools.cache
+def readable(symbol: str) -> str:
+    """The name of a kernel, such as "p2p_combine_send_flag_bf16_off"; one that is no entry<> keeps its symbol."""
+    demangled = subprocess.run(["c++filt", symbol], capture_output=True, text=True, check=True).stdout.strip()
+    found = _ENTRY.match(demangled)
+    if found is None:
+        return symbol
+    words = re.sub(r"(?<=[a-z0-9P])(?=[A-Z][a-z])", "_", found["body"]).lower()
+    family = next(name for name in _C.families if words.startswith(f"{name}_"))
+    choices = {choice.strip() for choice in found["choices"].split(",")}
+    variants = list(_C.families[family].variants)
+    variant = [variants[int(choice.rpartition(")")[2])] for choice in choices if "Variant)" in choice]
+    number = [_NUMBERS[choice] for choice in choices if choice in _NUMBERS]
+    recorder = _FORMATS[int(found["format"])] if found["traced"] == "true" else "off"
+    return "_".join([words, *variant, *number, recorder])
