@@ -42,7 +42,7 @@ def run_rank(directory: Path, seconds: float) -> None:
 
     import tracekern
     from tracekern.comm.group import Group
-    from tracekern.moe.pipeline import P2PPipeline
+    from tracekern.moe.p2p.pipeline import P2PPipeline
     from tracekern.moe.routing import draw_batch, draw_expert_scale
     from tracekern.moe.shape import MoeShape
 

@@ -65,7 +65,7 @@ def main() -> int:
 
 def measure(options: argparse.Namespace) -> list[Row]:
     from tracekern.comm.group import Group
-    from tracekern.moe.pipeline import P2PPipeline
+    from tracekern.moe.p2p.pipeline import P2PPipeline
     from tracekern.moe.routing import draw_batch, draw_expert_scale
     from tracekern.moe.shape import MoeShape
 

@@ -29,7 +29,7 @@ import numpy as np
 from harness import Table, resident_bytes, write_results
 
 from tracekern.export.drawing import prepare
-from tracekern.export.perfetto import encode, write_perfetto
+from tracekern.export.formats.perfetto import encode, write_perfetto
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import Flows, Timeline
 

@@ -25,8 +25,9 @@ from moe_peers import Exchange, Vdev2d, importable_peers, nvshmem
 import tracekern
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput
-from tracekern.moe.pipeline import REDUCING, STAGES, P2PPipeline
-from tracekern.moe.reference import rank_reduced_reference, sorted_all_to_all
+from tracekern.moe.p2p.pipeline import STAGES, P2PPipeline
+from tracekern.moe.p2p.reference import REDUCING, rank_reduced_reference
+from tracekern.moe.reference import sorted_all_to_all
 from tracekern.moe.routing import Batch, draw_batch, draw_expert_scale
 from tracekern.moe.shape import MoeShape
 

@@ -99,7 +99,7 @@ def measure(options: argparse.Namespace) -> None:
     import torch.distributed as dist
 
     from tracekern.comm.group import Group
-    from tracekern.moe.pipeline import P2PPipeline
+    from tracekern.moe.p2p.pipeline import P2PPipeline
     from tracekern.moe.routing import draw_batch, draw_expert_scale
     from tracekern.moe.shape import MoeShape
 

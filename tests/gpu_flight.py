@@ -23,7 +23,7 @@ import torch
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput, CommTimeout, DeviceLost
 from tracekern.launcher.launch import launch_ranks
-from tracekern.moe.pipeline import P2PPipeline
+from tracekern.moe.p2p.pipeline import P2PPipeline
 from tracekern.moe.reference import reference
 from tracekern.moe.routing import draw_batch, draw_expert_scale
 from tracekern.moe.shape import MoeShape

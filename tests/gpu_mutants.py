@@ -58,8 +58,8 @@ def run_pipeline(group: Any, name: str, channel: str, mutation: str) -> str:
 
     from tracekern import _cuda
     from tracekern.errors import CommTimeout
-    from tracekern.moe.pipeline import P2PPipeline
-    from tracekern.moe.reference import expected
+    from tracekern.moe.p2p.pipeline import P2PPipeline
+    from tracekern.moe.p2p.reference import expected
     from tracekern.moe.routing import draw_batch, draw_expert_scale
     from tracekern.moe.shape import MoeShape
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from tracekern.comm.group import Group
 from tracekern.dump.format import ENTRY_COUNTED_ONLY, ENTRY_IN_GRAPH
-from tracekern.moe.pipeline import P2PPipeline
+from tracekern.moe.p2p.pipeline import P2PPipeline
 from tracekern.moe.reference import reference
 from tracekern.moe.routing import draw_batch, draw_expert_scale
 from tracekern.moe.shape import MoeShape

@@ -23,8 +23,8 @@ import torch.distributed as dist
 
 from tracekern.comm.group import Group
 from tracekern.launcher.launch import launch_ranks
-from tracekern.moe.pipeline import REDUCING, STAGES, P2PPipeline
-from tracekern.moe.reference import rank_reduced_reference
+from tracekern.moe.p2p.pipeline import STAGES, P2PPipeline
+from tracekern.moe.p2p.reference import REDUCING, rank_reduced_reference
 from tracekern.moe.routing import Batch, draw_expert_scale, torch_dtype
 from tracekern.moe.shape import MAX_TOPK, MoeShape
 from tracekern.record.session import Capture, capture

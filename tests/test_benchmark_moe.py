@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from toolchains import ROOT
 
-from tracekern.moe.pipeline import STAGES
+from tracekern.moe.p2p.pipeline import STAGES
 from tracekern.moe.routing import draw_batch
 from tracekern.moe.shape import MoeShape
 

@@ -13,7 +13,7 @@ from tests.test_flight import SHAPE
 from tracekern.comm.group import Group
 from tracekern.dump.format import WIDE_RECORD
 from tracekern.dump.reader import read_dump
-from tracekern.moe.pipeline import STAGES, P2PPipeline
+from tracekern.moe.p2p.pipeline import STAGES, P2PPipeline
 from tracekern.moe.routing import draw_batch, draw_expert_scale
 from tracekern.record.session import capture
 

@@ -18,8 +18,8 @@ from tracekern import _C
 from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput, CallBroken, CommTimeout
-from tracekern.moe.pipeline import STAGES, P2PPipeline
-from tracekern.moe.reference import expected
+from tracekern.moe.p2p.pipeline import STAGES, P2PPipeline
+from tracekern.moe.p2p.reference import expected
 from tracekern.moe.routing import Batch, draw_batch, draw_expert_scale
 from tracekern.moe.shape import MoeShape
 from tracekern.record.session import capture

@@ -17,7 +17,7 @@ from tests.test_session import launch
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput
 from tracekern.launcher.launch import launch_ranks
-from tracekern.moe.pipeline import P2PPipeline
+from tracekern.moe.p2p.pipeline import P2PPipeline
 from tracekern.moe.routing import draw_batch, draw_expert_scale
 from tracekern.moe.shape import MoeShape
 from tracekern.record.session import Capture, capture

@@ -16,7 +16,7 @@ from trace_processor import TraceProcessor, assert_no_loss
 
 from tracekern.errors import BadInput
 from tracekern.export import labels
-from tracekern.export.chrome import _json, write_chrome
+from tracekern.export.formats.chrome import _json, write_chrome
 from tracekern.timeline.counters import count_events
 from tracekern.timeline.model import ClockFit, Flows, Timeline, TrackKind
 

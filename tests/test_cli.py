@@ -110,7 +110,6 @@ AB = ("ab", "--base", "true", "--head", "true")
         ("run", "moe", "-o"),
         ("merge", "CAPTURE", "-o"),
         ("export", "CAPTURE", "-o"),
-        ("export", "CAPTURE", "--otf2"),
         ("report", "CAPTURE", "-o"),
         ("diff", "CAPTURE", "CAPTURE", "-o"),
         ("salvage", "-o"),

@@ -20,7 +20,7 @@ from tracekern.comm.group import Group
 from tracekern.dump import format as fmt
 from tracekern.dump.fault import FAULT_RECORD
 from tracekern.errors import BadInput, CommTimeout, DeviceLost
-from tracekern.moe.pipeline import P2PPipeline
+from tracekern.moe.p2p.pipeline import P2PPipeline
 from tracekern.moe.reference import reference
 from tracekern.moe.routing import draw_batch, draw_expert_scale
 from tracekern.moe.run import MoeRun, run

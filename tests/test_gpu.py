@@ -10,7 +10,7 @@ import tracekern
 from tracekern.comm.group import Group
 from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
-from tracekern.moe.pipeline import STAGES, P2PPipeline
+from tracekern.moe.p2p.pipeline import STAGES, P2PPipeline
 from tracekern.moe.routing import draw_batch, draw_expert_scale
 from tracekern.moe.run import MoeRun, run
 from tracekern.moe.shape import MoeShape

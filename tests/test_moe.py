@@ -10,8 +10,9 @@ from rank_pool import RankPool
 
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput
-from tracekern.moe.pipeline import STAGES, P2PPipeline
-from tracekern.moe.reference import expected, reduce_tolerance, reference, sorted_all_to_all
+from tracekern.moe.p2p.pipeline import STAGES, P2PPipeline
+from tracekern.moe.p2p.reference import expected, reduce_tolerance
+from tracekern.moe.reference import reference, sorted_all_to_all
 from tracekern.moe.routing import ROUTINGS, Batch, draw_batch, draw_expert_scale
 from tracekern.moe.shape import MoeShape
 
@@ -246,4 +247,4 @@ def test_any_grid_has_partitions(num_warps):
 def test_a_pipeline_takes_as_many_partitions_as_suit_its_shape():
     small = MoeShape(1, 64, 4, 1, 8, "fp32")
     pipelines = [P2PPipeline(Group.discover(), small, "pipelined", partitions=count) for count in (0, 7)]
-    assert [pipeline.partitions for pipeline in pipelines] == [1, 7]
+    assert [pipeline.options["partitions"] for pipeline in pipelines] == [1, 7]

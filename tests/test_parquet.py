@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from timelines import HOST, HOST_NAMES, LAUNCH, WAIT, make_timeline, timelines
 
 from tracekern.errors import BadInput
-from tracekern.export.parquet import _COLUMNS, write_parquet
+from tracekern.export.formats.parquet import _COLUMNS, write_parquet
 from tracekern.timeline.model import OPEN_END, EventClass, Timeline
 
 
@@ -133,7 +133,7 @@ def test_metadata_stands_in_the_schema(tmp_path: Path):
 def test_row_groups_join_without_a_seam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     timeline = make_timeline(num_ranks=4)
     whole = load(timeline, tmp_path / "whole.parquet")
-    monkeypatch.setattr("tracekern.export.parquet._ROWS_AT_A_TIME", 7)
+    monkeypatch.setattr("tracekern.export.formats.parquet._ROWS_AT_A_TIME", 7)
     assert load(timeline, tmp_path / "pieces.parquet") == whole
     assert pyarrow.parquet.ParquetFile(tmp_path / "pieces.parquet").num_row_groups > 5
 

@@ -18,7 +18,7 @@ from trace_processor import TraceProcessor, assert_no_loss
 
 from tracekern.errors import BadInput
 from tracekern.export import labels
-from tracekern.export.perfetto import FLOWS_SQL, write_perfetto
+from tracekern.export.formats.perfetto import FLOWS_SQL, write_perfetto
 from tracekern.export.rows import lay_out
 from tracekern.timeline.counters import count_events
 from tracekern.timeline.model import Flows, Marks, Problem, Spans, Timeline, Track, TrackKind
@@ -308,7 +308,7 @@ def test_a_file_that_cannot_grow_leaves_nothing(tmp_path: Path):
     path = tmp_path / "trace.pftrace"
     program = (
         "import resource, timelines, tracekern.errors\n"
-        "from tracekern.export.perfetto import write_perfetto\n"
+        "from tracekern.export.formats.perfetto import write_perfetto\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "try:\n"
         f"    write_perfetto(timelines.make_timeline(), {str(path)!r})\n"

@@ -14,7 +14,7 @@ from tracekern.analysis.doubt import blame_ranks
 from tracekern.analysis.matrix import wait_matrix
 from tracekern.analysis.waits.analyze import WaitKind, Waits, analyze_waits
 from tracekern.analysis.waits.statistics import wait_statistics
-from tracekern.export.perfetto import write_perfetto
+from tracekern.export.formats.perfetto import write_perfetto
 from tracekern.timeline.counters import count_events
 from tracekern.timeline.merge import load
 from tracekern.timeline.model import OPEN_END, EventClass, Timeline, TrackKind, unpack_field

@@ -19,7 +19,7 @@ import tracekern
 from tracekern.analysis.findings import find
 from tracekern.dump.fault import describe_fault
 from tracekern.errors import BadInput, CommTimeout, TracekernError
-from tracekern.export.perfetto import FLOWS_SQL, write_perfetto
+from tracekern.export.formats.perfetto import FLOWS_SQL, write_perfetto
 from tracekern.moe.routing import draw_batch
 from tracekern.moe.run import MoeRun, RankReport, RunReport, run
 from tracekern.timeline.model import OPEN_END, EventClass
@@ -136,7 +136,9 @@ def test_perfetto_counts_what_the_routing_demands(tmp_path, variant):
 
 @pytest.mark.parametrize("variant", ["dedup", "reduce", "pipelined"])
 def test_a_token_goes_once_to_each_rank_of_its_experts(tmp_path, variant):
-    options = MoeRun(**SMALL, variant=variant, seed=11, partitions=2 * (variant == "pipelined"))
+    options = MoeRun(
+        **SMALL, variant=variant, seed=11, family_options={"partitions": 2} if variant == "pipelined" else {}
+    )
     run(options, tmp_path / "capture").raise_for_error()
     timeline = tracekern.load(tmp_path / "capture")
     assert not [problem for problem in timeline.problems if problem.kind == "unmatched_wait"]
@@ -205,10 +207,13 @@ def test_settings_of_a_capture_are_the_work_alone(tmp_path):
     assert grids == {(options.blocks, options.warps)}
     for name, value in {"variant": "token", "tokens": 11, "seed": 8, "uneven": False, "routing": "uniform"}.items():
         assert dataclasses.replace(options, **{name: value}).workload == {**options.workload, name: value}
-    parts = [MoeRun(**SMALL, variant="pipelined", partitions=count).workload["partitions"] for count in (2, 3)]
+    parts = [
+        MoeRun(**SMALL, variant="pipelined", family_options={"partitions": count}).workload["partitions"]
+        for count in (2, 3)
+    ]
     assert parts == [2, 3]
     with pytest.raises(BadInput, match="variant balanced has none, only pipelined has"):
-        MoeRun(**SMALL, partitions=3)
+        MoeRun(**SMALL, family_options={"partitions": 3})
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ import pytest
 from tests.test_cli import refused
 from tracekern.analysis.summary import EventSummary
 from tracekern.cli.run import _longest_wait, _plans_of_all
+from tracekern.moe.families import VARIANTS
 from tracekern.moe.routing import ROUTINGS
-from tracekern.moe.run import VARIANTS
 
 SMALL = ("--ranks", 4, "--tokens", 12, "--hidden", 96, "--experts", 8, "--topk", 3, "--iterations", 2)
 TOPK = 3
@@ -86,9 +86,9 @@ def test_a_pipelined_run_says_in_how_many_partitions(command_line):
 
 
 def test_partitions_of_all_variants_are_for_the_one_that_has_some():
-    given = {"ranks": 4, "experts": 8, "topk": 3, "partitions": 3, "variant": "all"}
-    wanted = {name: 3 if name == "pipelined" else 0 for name in VARIANTS}
-    assert {plan.variant: plan.partitions for plan in _plans_of_all(given)} == wanted
+    given = {"ranks": 4, "experts": 8, "topk": 3, "family_options": {"partitions": 3}, "variant": "all"}
+    wanted = {name: {"partitions": 3} if name == "pipelined" else {} for name in VARIANTS}
+    assert {plan.variant: plan.family_options for plan in _plans_of_all(given)} == wanted
 
 
 def test_a_wait_that_never_ended_is_told_beside_the_longest():

@@ -12,7 +12,7 @@ import sys
 import pytest
 import torch
 
-from tracekern.moe.pipeline import STAGES
+from tracekern.moe.p2p.pipeline import STAGES
 from tracekern.moe.run import MoeRun
 
 SANITIZER = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"

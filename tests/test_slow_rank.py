@@ -16,7 +16,7 @@ from tracekern.analysis.causes.blame import Target
 from tracekern.analysis.doubt import blame_ranks, name_worst
 from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.comm.group import Group
-from tracekern.moe.pipeline import P2PPipeline
+from tracekern.moe.p2p.pipeline import P2PPipeline
 from tracekern.moe.routing import draw_batch, draw_expert_scale
 from tracekern.moe.shape import MoeShape
 

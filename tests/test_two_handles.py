@@ -44,7 +44,7 @@ def test_two_handles_hang_and_the_trace_says_why_and_tagged_flags_do_not_hang(tm
     if backend == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip(f"needs 2 GPUs, {torch.cuda.device_count()} are here")
     told = run(tmp_path / "hang", "--backend", backend)
-    assert any("gave up on rank 0" in line and "channel counts slot 1" in line for line in told)
+    assert any("gave up on rank 0" in line and "channel message slot 1" in line for line in told)
     wanted = (
         r"rank 1 waits in call 3 \(handle 0\) for rank 0's flag in slot 1$",
         r"  rank 0 raised it at [\d,.]+ us$",

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 
 import polars as pl
 import pytest
+from captures import CaptureSpec, write_capture
 from timelines import make_timeline
+from toolchains import ROOT
 from trace_processor import TraceProcessor
 
+from tracekern import _C
 from tracekern.errors import BadInput
 from tracekern.export import write
-from tracekern.export.write import ManySpansWarning, export
+from tracekern.export.write import ManySpansWarning, export, formats
 from tracekern.timeline.model import Marks, Problem, Spans
 
 
@@ -79,10 +88,8 @@ def test_progress_ends_at_the_total(tmp_path: Path):
         assert steps[-1] == (len(timeline.spans), len(timeline.spans))
 
 
-@pytest.mark.parametrize("suffix", [".pftrace", ".json", ".otf2"])
+@pytest.mark.parametrize("suffix", [".pftrace", ".json"])
 def test_one_row_per_block_and_role(tmp_path: Path, suffix: str):
-    if suffix == ".otf2":
-        pytest.importorskip("otf2", reason="the PyPI package otf2 is not installed (pip install otf2)")
     timeline = make_timeline()
     timeline = timeline.replace(tracks=tuple(dataclasses.replace(track, role="") for track in timeline.tracks))
     stats = export(timeline, tmp_path / f"trace{suffix}", tracks="block")
@@ -97,11 +104,72 @@ def test_many_spans_warn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         export(make_timeline(), tmp_path / "trace.pftrace")
 
 
+def test_a_table_of_many_spans_does_not_warn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(write, "MANY_SPANS", 10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ManySpansWarning)
+        export(make_timeline(), tmp_path / "trace.parquet")
+
+
 @pytest.mark.parametrize("name", ["trace.perfetto", "trace", "trace.gz"])
 def test_unknown_suffix(tmp_path: Path, name: str):
     with pytest.raises(BadInput, match=r"\.pftrace, \.pftrace\.gz, \.json, \.json\.gz, \.parquet"):
         export(make_timeline(), tmp_path / name)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_names_and_suffixes_belong_to_one_format():
+    names = [entry.name for entry in formats()]
+    suffixes = [suffix for entry in formats() for suffix in entry.suffixes]
+    assert names == ["perfetto", "chrome", "parquet"]
+    assert len(suffixes) == len(set(suffixes))
+
+
+TOY = """
+from pathlib import Path
+from tracekern.export.format import ExportStats, Format
+
+def write(timeline, path, *, tracks, progress):
+    written = Path(path).write_text(f"{len(timeline.spans)} spans by {tracks}")
+    return ExportStats(len(timeline.spans), 0, written)
+
+FORMAT = Format("toy", (".toy", ".toy.gz", ".toy.json"), write, for_browser=True)
+"""
+
+
+@pytest.fixture
+def toy_package(tmp_path: Path) -> Path:
+    """A folder with a copy of the package that has one more file, the toy format."""
+    copy = tmp_path / "copy" / "tracekern"
+    left_out = shutil.ignore_patterns("*.so", "__pycache__", "include", "viewers")
+    shutil.copytree(ROOT / "tracekern", copy, ignore=left_out)
+    (copy / Path(_C.__file__).name).symlink_to(_C.__file__)
+    (copy / "export" / "formats" / "toy.py").write_text(TOY)
+    return copy.parent
+
+
+def test_a_format_is_one_new_file(tmp_path: Path, toy_package: Path):
+    def run(*words: object) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": f"{toy_package}:{ROOT / 'tests'}", "COLUMNS": "200"}
+        command = [sys.executable, *map(str, words)]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    code = "from timelines import make_timeline; from tracekern.export.write import export\n"
+    for name in ("a.toy", "a.toy.json"):  # the longest suffix counts
+        assert run("-c", code + f"export(make_timeline(), {name!r}, tracks='block')").stderr == ""
+        assert (tmp_path / name).read_text() == f"{len(make_timeline().spans)} spans by block"
+    assert run("-c", code + "export(make_timeline(), 'a', 'toy')").stderr == ""
+    assert (tmp_path / "a").exists()
+    assert "choose perfetto, chrome, parquet or toy" in run("-c", code + "export(make_timeline(), 'a', 'csv')").stderr
+    capture = write_capture(tmp_path / "capture", CaptureSpec(num_ranks=2))
+    made = run("-m", "tracekern", "export", capture, "-o", "b.toy", "--json")
+    assert json.loads(made.stdout)["format"] == "toy"
+    for command in ("export", "merge"):
+        refused = run("-m", "tracekern", command, capture, "-o", "a.csv").stderr
+        assert ".json.gz, .parquet, .toy, .toy.gz, .toy.json\n" in refused
+        shown = run("-m", "tracekern", command, "--help").stdout
+        assert ".pftrace, .json, .toy (also .gz), .parquet, .toy.json." in shown
+    assert ".pftrace, .json, .toy (also .gz), .toy.json." in run("-m", "tracekern", "diff", "--help").stdout
 
 
 @pytest.mark.parametrize(("options", "words"), [({"format": "csv"}, "csv"), ({"tracks": "lane"}, "warp or block")])

@@ -33,7 +33,8 @@ pybind11::class_<Communicator> register_communicator(pybind11::module_& module, 
             },
             py::arg("timeout_ns"),
             py::arg("on_timeout"))
-        // For kernels of a user's own: the CommArgs that they take, as bytes.
+        // For kernels of a user's own: the CommArgs that they take, as bytes. first_stage: of
+        // Communicator.add_kernels().
         .def_property_readonly("kernel_args",
                                [](const Communicator& comm) {
                                    return py::bytes(reinterpret_cast<const char*>(&comm.args()), sizeof(CommArgs));

@@ -14,7 +14,7 @@ void register_comm(py::module_& module) {
     module.attr("heap_control_bytes") = sizeof(HeapControl);
     module.attr("simulated_ticks_per_second") = SimulatedClock::kTicksPerSecond;
     module.attr("simulated_resolution_ticks") = SimulatedClock::kResolutionTicks;
-    module.attr("channels") = names_list(kChannelNames);
+    module.attr("channels") = names_list(kCommChannelNames);
     module.attr("rank_barrier_stage") = kRankBarrierStage;
     register_communicator<CpuCommunicator>(module, "CpuCommunicator")
         .def(py::init([](uint32_t rank,

@@ -90,7 +90,7 @@ void register_clock(py::module_& extension) {
 #ifdef TK_PLANTED_FAULTS
 // Leaves one thing out of the protocol from now on, on the current device; see comm/mutation.h.
 void plant(const std::string& channel, const std::string& mutation) {
-    const PlantedFault fault{enum_named<Channel>("channel", channel, kChannelNames),
+    const PlantedFault fault{enum_named<uint32_t>("channel", channel, kCommChannelNames),
                              enum_named<Mutation>("mutation", mutation, kMutationNames)};
     plant_in_comm(fault);
 }

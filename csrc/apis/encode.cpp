@@ -1,4 +1,4 @@
-// The Perfetto encoder as tracekern/export/perfetto.py calls it. Columns are checked here, once: the encoder trusts
+// The Perfetto encoder as tracekern/export/formats/perfetto.py calls it. Columns are checked here, once: the encoder trusts
 // them.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>

@@ -16,20 +16,27 @@ TK_DEVICE bool grid_barrier(Warp& warp, const CommArgs& comm, uint64_t* count, u
     if (warp.warp == 0) {
         perturb(warp);
         const uint64_t ticket = warp.once([&] {
-            return mutated(Channel::grid, Mutation::release) ? add_relaxed_device(count, uint64_t{1})
-                                                             : add_acq_rel_device(count, uint64_t{1});
+            return mutated(CommChannel::grid, Mutation::release) ? add_relaxed_device(count, uint64_t{1})
+                                                                 : add_acq_rel_device(count, uint64_t{1});
         });
         const uint64_t goal = (ticket / warp.num_blocks + 1) * warp.num_blocks;
         uint64_t started = 0;
         for (uint32_t spins = 0;;) {
             const uint64_t arrived =
-                mutated(Channel::grid, Mutation::acquire) ? load_relaxed_system(count) : load_acquire_system(count);
-            if (arrived >= goal || mutated(Channel::grid, Mutation::acknowledgement)) break;
+                mutated(CommChannel::grid, Mutation::acquire) ? load_relaxed_system(count) : load_acquire_system(count);
+            if (arrived >= goal || mutated(CommChannel::grid, Mutation::acknowledgement)) break;
             warp.relax(spins);
             // A fault names as its slot how many blocks are missing, and has seen how many came.
             const WaitFor blocks{stage, comm.rank, static_cast<uint32_t>(goal - arrived)};
             const uint64_t seen = make_flag(static_cast<uint32_t>(arrived), 0);
-            if (should_give_up(warp, comm, Channel::grid, blocks, spins, static_cast<uint32_t>(goal), seen, started)) {
+            if (should_give_up(warp,
+                               comm,
+                               channel_number(CommChannel::grid),
+                               blocks,
+                               spins,
+                               static_cast<uint32_t>(goal),
+                               seen,
+                               started)) {
                 ok = false;
                 break;
             }
@@ -51,7 +58,7 @@ TK_DEFINE_EVENTS(BarrierEvent, TK_BARRIER_EVENTS)
 namespace tracekern {
 
 // In the fault record of a wait of the communicator's own barrier; smaller numbers are the kernels'.
-constexpr uint32_t kRankBarrierStage = 255;
+constexpr uint32_t kRankBarrierStage = ~0u;
 
 // All ranks arrive before any goes on; one warp a rank, epoch one larger each time. Release and acquire at system
 // scope. Two sets of flags in turns: a rank that is through may raise the next epoch's flag before a slow peer has seen
@@ -62,14 +69,14 @@ TK_DEVICE bool rank_barrier(Warp& warp, const CommArgs& comm, Rec& recorder, uin
     for (uint32_t i = 0; i < comm.num_ranks; ++i) {
         const uint32_t peer = comm.nth_peer(i);
         TK_SIGNAL(recorder, BarrierEvent::signal_barrier, peer);
-        signal<Channel::barrier>(warp, &comm.control(peer).barrier_flags[set + comm.rank], epoch, 0);
+        signal<CommChannel::barrier>(warp, &comm.control(peer).barrier_flags[set + comm.rank], epoch, 0);
     }
     bool ok = true;
     for (uint32_t i = 0; i < comm.num_ranks; ++i) {
         const uint32_t peer = comm.nth_peer(i);
         TK_WAIT(recorder, BarrierEvent::wait_barrier, peer);
         const uint64_t* flag = &comm.control(comm.rank).barrier_flags[set + peer];
-        const bool arrived = wait<Channel::barrier>(warp, comm, flag, epoch, {stage, peer, 0}).ok;
+        const bool arrived = wait<CommChannel::barrier>(warp, comm, flag, epoch, {stage, peer, 0}).ok;
         TK_END_IF(arrived);
         ok = ok && arrived;
     }

@@ -16,7 +16,7 @@ inline constexpr const char* kOnTimeoutNames[] = {"raise", "trap"};
 struct alignas(64) FaultRecord {
     uint32_t claimed;  // set once by the warp that writes the record
     uint32_t cause;    // FaultCause, stored last: the record is whole
-    uint32_t stage;    // kernel, an index into the names of the caller
+    uint32_t stage;    // kernel, an index into the names of all that use the communicator
     uint32_t channel;  // what was waited for, likewise
     uint32_t rank;
     uint32_t peer;

@@ -23,6 +23,7 @@ struct CommArgs {
     uint64_t timeout_ticks;
     FaultRecord* fault;
     OnTimeout on_timeout;
+    uint32_t first_stage;   // of the kernels that get this, in the communicator's count of all; for fault records
     char* heap[kMaxRanks];  // each rank's heap as this rank sees it
 
     // All ranks in turn, for i from 0. Each rank begins with itself, so that not all go for the same peer at once.

@@ -1,32 +1,40 @@
-// Planted faults, for the tests that prove that others would be found. Outside those tests nothing is mutated.
-//
-// A test compiles with -DTK_PLANTED_FAULTS and names one channel and mutation at run time. Channels are those of the
-// kernels' event tables, and `grid`, the arrival of a grid's blocks.
+// Channels of flags, and planted faults in them, for the tests that prove that others would be found. Outside those
+// tests nothing is mutated: a test compiles with -DTK_PLANTED_FAULTS and names one channel and mutation at run time.
 #pragma once
 
 #include "platform/qualifiers.h"
 
 namespace tracekern {
 
-enum class Channel : unsigned { counts, token, rank, result, results, ack, barrier, grid, row, partial, layout };
+// What a flag belongs to. These are the communicator's own; kernels number theirs, an enum of their own, from
+// kFirstOwnChannel on. Names are those of the kernels' event tables, and `grid` is the arrival of a grid's blocks.
+enum class CommChannel : uint32_t { barrier, grid };
+inline constexpr const char* kCommChannelNames[] = {"barrier", "grid"};
+constexpr uint32_t kFirstOwnChannel = 2;
+
+template <class Channel>
+TK_HOST_DEVICE constexpr uint32_t channel_number(Channel channel) {
+    return static_cast<uint32_t>(channel);
+}
+
 // What is left out: the release, the acquire, the comparison of the epoch, the whole wait.
 enum class Mutation : unsigned { none, release, acquire, epoch, acknowledgement };
 
-inline constexpr const char* kChannelNames[] = {
-    "counts", "token", "rank", "result", "results", "ack", "barrier", "grid", "row", "partial", "layout"};
 inline constexpr const char* kMutationNames[] = {"none", "release", "acquire", "epoch", "acknowledgement"};
 
 #ifdef TK_PLANTED_FAULTS
 struct PlantedFault {
-    Channel channel;
+    uint32_t channel;
     Mutation mutation;
 };
 TK_VARIABLE PlantedFault planted_fault;
 
+template <class Channel>
 TK_DEVICE bool mutated(Channel channel, Mutation mutation) {
-    return planted_fault.channel == channel && planted_fault.mutation == mutation;
+    return planted_fault.channel == channel_number(channel) && planted_fault.mutation == mutation;
 }
 #else
+template <class Channel>
 TK_HOST_DEVICE constexpr bool mutated(Channel, Mutation) {
     return false;
 }

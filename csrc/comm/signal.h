@@ -24,7 +24,7 @@ TK_HOST_DEVICE constexpr uint32_t flag_value(uint64_t flag) {
 
 // Whom a wait is for; goes into the fault record.
 struct WaitFor {
-    uint32_t stage;
+    uint32_t stage;  // the kernel, counted from CommArgs::first_stage
     uint32_t peer;
     uint32_t slot;
 };
@@ -45,13 +45,14 @@ TK_HOST_DEVICE constexpr uint32_t next_epoch(uint32_t epoch) {
 }
 static_assert(next_epoch(kNeverEpoch - 1) == kFirstEpoch + 1 && (kNeverEpoch - 1) % 2 != (kFirstEpoch + 1) % 2);
 
+template <class Channel>
 TK_DEVICE bool is_wanted_epoch(Channel channel, uint32_t epoch, uint32_t wanted) {
     if (mutated(channel, Mutation::acknowledgement)) return true;
     if (mutated(channel, Mutation::epoch)) return epoch != kNeverEpoch;
     return epoch == wanted;
 }
 
-template <Channel kChannel>
+template <auto kChannel>
 TK_DEVICE void signal(Warp& warp, uint64_t* flag, uint32_t epoch, uint32_t value) {
     perturb(warp);
     // leader() orders the stores of all lanes before the one lane's release; the release is cumulative, so it covers
@@ -76,7 +77,7 @@ TK_DEVICE void signal_relaxed(Warp& warp, uint64_t* flag, uint32_t epoch, uint32
 TK_DEVICE void raise_fault(const Warp& warp,
                            const CommArgs& comm,
                            FaultCause cause,
-                           Channel channel,
+                           uint32_t channel,
                            const WaitFor& wait_for,
                            uint32_t wanted_epoch,
                            uint64_t seen,
@@ -87,8 +88,8 @@ TK_DEVICE void raise_fault(const Warp& warp,
         return;
     }
     FaultRecord& fault = *comm.fault;
-    fault.stage = wait_for.stage;
-    fault.channel = static_cast<uint32_t>(channel);
+    fault.stage = comm.first_stage + wait_for.stage;
+    fault.channel = channel;
     fault.rank = comm.rank;
     fault.peer = wait_for.peer;
     fault.block = warp.block;
@@ -122,7 +123,7 @@ TK_DEVICE bool has_aborted(const CommArgs& comm) {
 // started: the caller's, 0 at first; its lowest bit marks those turns.
 TK_DEVICE bool should_give_up(const Warp& warp,
                               const CommArgs& comm,
-                              Channel channel,
+                              uint32_t channel,
                               const WaitFor& wait_for,
                               uint32_t spins,
                               uint32_t wanted_epoch,
@@ -143,14 +144,14 @@ TK_DEVICE bool should_give_up(const Warp& warp,
 }
 
 // Loads a flag once; the caller compares its epoch.
-template <Channel kChannel>
+template <auto kChannel>
 TK_DEVICE uint64_t look_at(const uint64_t* flag) {
     return mutated(kChannel, Mutation::acquire) ? load_relaxed_system(flag) : load_acquire_system(flag);
 }
 
 // Waits until *flag carries `epoch`. Relaxed while it spins: on a GPU an acquire empties the cache of the whole block,
 // also of its warps that are copying.
-template <Channel kChannel>
+template <auto kChannel>
 TK_DEVICE WaitResult wait(Warp& warp, const CommArgs& comm, const uint64_t* flag, uint32_t epoch, WaitFor wait_for) {
     perturb(warp);
     uint64_t started = 0;
@@ -158,7 +159,7 @@ TK_DEVICE WaitResult wait(Warp& warp, const CommArgs& comm, const uint64_t* flag
     uint64_t seen = look_at<kChannel>(flag);
     for (uint32_t spins = 0; !is_wanted_epoch(kChannel, flag_epoch(seen), epoch);) {
         warp.relax(spins);
-        if (should_give_up(warp, comm, kChannel, wait_for, spins, epoch, seen, started)) {
+        if (should_give_up(warp, comm, channel_number(kChannel), wait_for, spins, epoch, seen, started)) {
             ok = false;
             break;
         }
@@ -172,7 +173,7 @@ TK_DEVICE WaitResult wait(Warp& warp, const CommArgs& comm, const uint64_t* flag
 
 // Waits until each of `count` neighbouring flags carries `epoch`, a lane a flag, and calls take(i, value) for each.
 // Meant for flags that are their own payload (raised relaxed).
-template <Channel kChannel, class Take>
+template <auto kChannel, class Take>
 TK_DEVICE bool wait_all(Warp& warp,
                         const CommArgs& comm,
                         const uint64_t* flags,
@@ -190,7 +191,8 @@ TK_DEVICE bool wait_all(Warp& warp,
             const uint64_t seen = load_acquire_system(flags + i);
             if (is_wanted_epoch(kChannel, flag_epoch(seen), epoch)) return take(i, flag_value(seen));
             warp.relax(spins);
-            if (failures || should_give_up(warp, comm, kChannel, waiting, spins, epoch, seen, started)) {
+            if (failures ||
+                should_give_up(warp, comm, channel_number(kChannel), waiting, spins, epoch, seen, started)) {
                 failures = 1;
                 return;
             }

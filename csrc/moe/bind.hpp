@@ -53,7 +53,7 @@ pybind11::module_ family_module(pybind11::module_& extension) {
 // Binds what is the same on every backend.
 //
 //   variants     {variant: (stages of a call, in their order)}
-//   stages, roles, channels    names; a fault record has the index of a stage and of a channel
+//   stages, roles, channels    names; Communicator.add_kernels() takes stages and channels, for faults
 //   event_table()              JSON, see describe_events()
 //   heap_bytes(**options)      of the symmetric heap of each rank
 template <class Family, auto kTakeConfig>
@@ -74,6 +74,7 @@ void bind_facts(pybind11::module_& family) {
     family.attr("variants") = variants;
     family.attr("stages") = names_list(Family::kStageNames);
     family.attr("roles") = names_list(Family::kRoleNames);
+    family.attr("channels") = names_list(Family::kChannelNames);
     family.def("event_table", &describe_events<typename Family::Event>);
     family.def("heap_bytes", [](py::kwargs options) {
         const auto config = kTakeConfig(options);
@@ -91,9 +92,10 @@ pybind11::class_<Pipeline> bind_pipeline(pybind11::module_& family) {
         typename Family::Config config = kTakeConfig(options);
         config.num_blocks = take_option<uint32_t>(options, "num_blocks");
         config.warps_per_block = take_option<uint32_t>(options, "warps_per_block");
+        const auto first_stage = take_option<uint32_t>(options, "first_stage");
         auto backend = kTakeBackend(options);
         refuse_options_left(options);
-        return std::make_unique<Pipeline>(comm, config, std::move(backend));
+        return std::make_unique<Pipeline>(comm, config, std::move(backend), first_stage);
     };
     const auto run = [](Pipeline& pipeline,
                         const std::vector<std::string>& stages,

@@ -15,8 +15,12 @@ auto bind_cuda_pipeline(pybind11::module_& family) {
 #ifdef TK_PLANTED_FAULTS
     // Leaves one thing out of the protocol from now on, on the current device; see comm/mutation.h.
     family.def("plant", [](const std::string& channel, const std::string& mutation) {
-        plant_in_kernels<Family>({enum_named<Channel>("channel", channel, kChannelNames),
-                                  enum_named<Mutation>("mutation", mutation, kMutationNames)});
+        const auto left_out = enum_named<Mutation>("mutation", mutation, kMutationNames);
+        if (channel == kCommChannelNames[channel_number(CommChannel::grid)]) {
+            return plant_in_kernels<Family>({channel_number(CommChannel::grid), left_out});
+        }
+        const auto own = enum_named<uint32_t>("channel", channel, Family::kChannelNames);
+        plant_in_kernels<Family>({kFirstOwnChannel + own, left_out});
     });
 #endif
     return bind_pipeline<Family, PipelineCuda<Family>, kTakeConfig, take_cuda_backend, CudaCommunicator>(family);

@@ -14,7 +14,7 @@
 // A backend is where kernels run: PipelineCpu and PipelineCuda name them.
 #pragma once
 
-#include <optional>
+#include <utility>
 
 #include "comm/signal.h"
 #include "trace/trace_choice.h"
@@ -27,9 +27,14 @@ public:
     using Config = typename Family::Config;
     using Stage = typename Family::Stage;
 
-    // backend: for memory and launches, on the device of `comm`.
-    Pipeline(typename Backend::Communicator& comm, const Config& config, Backend backend)
-        : comm_(comm), config_(config), backend_(std::move(backend)), args_(Family::make_args(config, backend_)) {
+    // backend: for memory and launches, on the device of `comm`. first_stage: of the kernels of this family among all
+    // that use `comm`, for its fault records.
+    Pipeline(typename Backend::Communicator& comm, const Config& config, Backend backend, uint32_t first_stage = 0)
+        : comm_(comm),
+          config_(config),
+          backend_(std::move(backend)),
+          first_stage_(first_stage),
+          args_(Family::make_args(config, backend_)) {
         Family::with_kernels(config, [&]<class Kernels>(Kernels) {
             Kernels::for_each([&]<class Body>() {
                 backend_.template prepare<Family, Body>(config_, args_);
@@ -43,7 +48,7 @@ public:
     // Sets this rank's flags and counters to the state before the first call. Collective, like the communicator's
     // clear_control(): with all devices idle.
     void reset() {
-        args_.comm = comm_.args();
+        set_comm_args();
         epoch_ = kFirstEpoch;
         Family::reset(args_, backend_);
     }
@@ -53,7 +58,7 @@ public:
 
     // stream: where the backend has some.
     void run(Stage stage, const TraceChoice& trace, uint64_t stream = 0) {
-        args_.comm = comm_.args();
+        set_comm_args();
         backend_.use_stream(stream);
         Family::before(stage, config_, args_, backend_);
         Family::with_kernels(config_, [&]<class Kernels>(Kernels) {
@@ -67,9 +72,16 @@ public:
     uint32_t epoch() const { return epoch_; }
 
 private:
+    // Each time: the communicator's time limit and the place of its fault record may change.
+    void set_comm_args() {
+        args_.comm = comm_.args();
+        args_.comm.first_stage = first_stage_;
+    }
+
     typename Backend::Communicator& comm_;
     const Config config_;
     Backend backend_;
+    const uint32_t first_stage_;
     typename Family::Args args_;
     Stage last_stage_{};
     uint32_t epoch_ = kFirstEpoch;

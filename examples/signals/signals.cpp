@@ -17,6 +17,8 @@ using namespace tracekern;
     EVENT(wait_number, wait, completion, "number data call", "peer:10 call:24", "number:32")
 TK_DEFINE_EVENTS(NumberEvent, NUMBER_EVENTS)
 
+enum class NumberChannel : uint32_t { number = kFirstOwnChannel };
+
 // Where `sender` tells `owner`, in the owner's part of the heap. Two places in turns: a fast rank may be in the next
 // call while a slow one still reads this one's, but not in the one after, for which it needs the slow one.
 TK_DEVICE uint64_t* place(const CommArgs& comm, uint32_t owner, uint32_t call, uint32_t sender) {
@@ -29,13 +31,13 @@ TK_DEVICE void tell(Warp& warp, const CommArgs& comm, uint32_t call, uint32_t nu
     for (uint32_t i = 1; i < comm.num_ranks; ++i) {
         const uint32_t peer = comm.nth_peer(i);
         TK_SIGNAL(recorder, NumberEvent::signal_number, peer, call);
-        signal<Channel::counts>(warp, place(comm, peer, call, comm.rank), call, number);
+        signal<NumberChannel::number>(warp, place(comm, peer, call, comm.rank), call, number);
     }
     for (uint32_t i = 1; i < comm.num_ranks; ++i) {
         const uint32_t peer = comm.nth_peer(i);
         TK_WAIT(recorder, NumberEvent::wait_number, peer, call);
         const uint64_t* flag = place(comm, comm.rank, call, peer);
-        const WaitResult told = wait<Channel::counts>(warp, comm, flag, call, {0, peer, 0});
+        const WaitResult told = wait<NumberChannel::number>(warp, comm, flag, call, {0, peer, 0});
         TK_END_IF(told.ok, told.value);
     }
 }

@@ -37,7 +37,7 @@ def tell_numbers(num_calls: int) -> None:
     import signals  # built by now
 
     comm = Communicator(Group.discover(), signals.heap_bytes, timeout_s=2.0)
-    comm.fault_names["stages"] = ["tell"]
+    comm.add_kernels(["tell"], channels=["number"])
     with tracekern.capture("signals-capture", device=comm.device) as capture:
         for call in range(1, num_calls + 1):
             launch = capture.launch("tell", grid=1, warps=1, events=signals.events())

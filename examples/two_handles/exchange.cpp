@@ -29,6 +29,8 @@ using namespace tracekern;
     EVENT(wait_count, wait, completion, "count data slot call", "peer:10 slot:1 handle:4 call:24", "seen:32")
 TK_DEFINE_EVENTS(ExchangeEvent, EXCHANGE_EVENTS)
 
+enum class HandleChannel : uint32_t { message = kFirstOwnChannel };
+
 struct ExchangeArgs {
     CommArgs comm;
     uint32_t slot;    // of this call's handle
@@ -50,7 +52,8 @@ TK_DEVICE WaitResult wait_for_any_value(Warp& warp, const ExchangeArgs& args, co
         const uint64_t seen = load_acquire_system(flag);
         if (seen) return {true, static_cast<uint32_t>(seen) - 1};
         warp.relax(spins);
-        if (should_give_up(warp, args.comm, Channel::counts, wait_for, spins, args.call, seen, started)) {
+        if (should_give_up(
+                warp, args.comm, channel_number(HandleChannel::message), wait_for, spins, args.call, seen, started)) {
             return {false, 0};
         }
     }
@@ -75,9 +78,9 @@ TK_DEVICE void exchange(Warp& warp, const ExchangeArgs& args, typename Rec::Args
         const uint32_t peer = (own + i) % args.comm.num_ranks;
         TK_WAIT(recorder, ExchangeEvent::wait_count, peer, args.slot, args.handle, args.call);
         const uint64_t* flag = args.flag(own, args.slot, peer);
-        const WaitResult result = kTagged
-                                      ? wait<Channel::counts>(warp, args.comm, flag, args.call, {0, peer, args.slot})
-                                      : wait_for_any_value(warp, args, flag, peer);
+        const WaitResult result =
+            kTagged ? wait<HandleChannel::message>(warp, args.comm, flag, args.call, {0, peer, args.slot})
+                    : wait_for_any_value(warp, args, flag, peer);
         TK_END_IF(result.ok, result.value);
     }
 }

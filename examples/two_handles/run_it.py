@@ -87,7 +87,7 @@ def main_of_rank() -> int:
 
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     comm = Communicator(Group.discover(), exchange.heap_bytes, timeout_s=1.0, backend=backend)
-    comm.fault_names["stages"] = ["exchange"]
+    comm.add_kernels(["exchange"], channels=["message"])
     clock = comm.native.clock if backend == "cpu" else b""
     handles = [Handle(0), Handle(1)]
     try:

@@ -55,7 +55,7 @@ int main(int argc, char** argv) {
     launch_cpu(CpuLaunch{}, [&](Warp& warp) {
         LaneWarp lanes(warp);
         const auto take = [&](uint32_t, uint32_t value) { sum += value; };
-        ok = wait_all<Channel::counts>(lanes, comm, flags.data(), count, kFirstEpoch, {3, 0, 0}, take);
+        ok = wait_all<CommChannel::grid>(lanes, comm, flags.data(), count, kFirstEpoch, {3, 0, 0}, take);
     });
     if (ok) return sum == 7 * count && !fault.claimed && !control.abort ? 0 : 1;
     if (!control.abort) return 1;

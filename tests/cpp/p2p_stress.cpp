@@ -20,6 +20,8 @@
 
 #include "moe/p2p/family.h"
 #include "moe/pipeline_cpu.hpp"
+
+#define TK_OWN_CHANNEL_NAMES kP2PChannelNames
 #include "stress_common.hpp"
 
 using namespace tracekern;

@@ -25,6 +25,17 @@ uint32_t choose(const std::string& given, const Names& names) {
     std::exit(2);
 }
 
+// By number: the communicator's, then those of the kernels that the program attacks.
+#ifndef TK_OWN_CHANNEL_NAMES
+    #define TK_OWN_CHANNEL_NAMES \
+        std::initializer_list<const char*> {}
+#endif
+inline std::vector<const char*> channel_names() {
+    std::vector<const char*> names(std::begin(kCommChannelNames), std::end(kCommChannelNames));
+    for (const char* name : TK_OWN_CHANNEL_NAMES) names.push_back(name);
+    return names;
+}
+
 struct StressOptions {
     uint64_t timeout_ns = 20'000'000'000u;
     uint32_t absent = ~0u;
@@ -66,7 +77,7 @@ private:
     static void plant([[maybe_unused]] const std::string& value) {
 #ifdef TK_PLANTED_FAULTS
         const size_t colon = value.find(':');
-        planted_fault.channel = static_cast<Channel>(choose(value.substr(0, colon), kChannelNames));
+        planted_fault.channel = choose(value.substr(0, colon), channel_names());
         planted_fault.mutation = static_cast<Mutation>(choose(value.substr(colon + 1), kMutationNames));
 #else
         std::fprintf(stderr, "plant needs -DTK_PLANTED_FAULTS\n");
@@ -148,7 +159,7 @@ inline int report_fault(const FaultRecord& fault, const char* stage) {
                  fault.cause,
                  stage,
                  fault.peer,
-                 kChannelNames[fault.channel],
+                 channel_names().at(fault.channel),
                  fault.slot,
                  fault.block,
                  fault.warp,

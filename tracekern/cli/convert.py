@@ -9,7 +9,6 @@ from typing import Any
 from tracekern.cli.options import (
     Tracks,
     check_files,
-    check_folders,
     check_window,
     parse_host,
     parse_ranks,
@@ -34,18 +33,18 @@ class Source:
     host: list[str] | None
 
 
-def convert(source: Source, output: Path, as_json: bool, format_name: str | None = None) -> None:
-    """Reads the captures and writes `output`, in the format of its suffix or in `format_name`; prints what it holds."""
+def convert(source: Source, output: Path, as_json: bool) -> None:
+    """Reads the captures and writes `output` in the format of its suffix; prints what it holds."""
     from tracekern.export.write import export, format_of
     from tracekern.timeline.merge import load
     from tracekern.timeline.select import select
 
-    format_name = format_name or format_of(output)
+    format_name = format_of(output).name
     window, ranks = parse_window(source.window), parse_ranks(source.ranks)
     host = [parse_host(text) for text in source.host or []]
-    if output.is_dir() and format_name != "otf2":
+    if output.is_dir():
         raise BadInput(f"{output}: is a directory; wanted the name of a file, as in {output / 'trace.pftrace.gz'}")
-    (check_folders if format_name == "otf2" else check_files)(output)
+    check_files(output)
     with working("reading and aligning the captures"):
         timeline = load(
             source.captures,
@@ -60,7 +59,6 @@ def convert(source: Source, output: Path, as_json: bool, format_name: str | None
         stats = export(
             timeline,
             output,
-            format_name,
             tracks=source.tracks.value,
             window=window,
             ranks=ranks,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tracekern.cli import options
-from tracekern.cli.output import console, note, print_json, progress, show_it, table, working
+from tracekern.cli.output import BROWSER_SUFFIXES, console, note, print_json, progress, show_it, table, working
 from tracekern.errors import BadInput
 from tracekern.formatting import duration, growth
 
@@ -28,7 +28,7 @@ def diff(
             "-o",
             metavar="FILE",
             parser=options.output_path,
-            help="One page, .html, or one trace of both: .pftrace, .json, also .gz.",
+            help=f"One page, .html, or one trace of both: {BROWSER_SUFFIXES}.",
         ),
     ] = None,
     at: Annotated[
@@ -77,7 +77,7 @@ def diff(
 def _next_step(output: Path) -> str:
     from tracekern.export.write import format_of
 
-    step = f"   {show_it(output)}" if format_of(output) == "perfetto" else ""
+    step = f"   {show_it(output)}" if format_of(output).name == "perfetto" else ""
     return f"both in one trace: {output}{step}"
 
 
@@ -94,10 +94,11 @@ def _check_output(output: Path) -> None:
     from tracekern.export.write import format_of
 
     try:
-        is_folder = output.suffix != ".html" and format_of(output) == "otf2"
+        if output.suffix != ".html":
+            format_of(output)
     except BadInput as error:
         raise BadInput(f"{error}, or .html for a page") from None
-    (options.check_folders if is_folder else options.check_files)(output)
+    options.check_files(output)
 
 
 def _write(timelines: list[Timeline], at: tuple[str, int] | None, output: Path) -> None:

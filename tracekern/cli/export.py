@@ -8,20 +8,11 @@ from typing import Annotated
 import typer
 
 from tracekern.cli import convert, options
-from tracekern.errors import BadInput
 
 
 def export(
     capture: Annotated[Path, typer.Argument(metavar="CAPTURE", help="A capture directory.")],
-    output: options.OptionalOutput = None,
-    otf2: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            parser=options.output_path,
-            help="Write an OTF2 archive, for Vampir, into this new directory.",
-        ),
-    ] = None,
+    output: options.Output,
     unaligned: options.Unaligned = False,
     strict: options.Strict = False,
     partial: options.Partial = False,
@@ -31,8 +22,6 @@ def export(
     host: options.Host = None,
     as_json: options.Json = False,
 ) -> None:
-    """Write one capture in another format: Perfetto, Chrome JSON, Parquet or OTF2."""
+    """Write one capture in the format that the suffix of the output picks."""
     source = convert.Source([capture], unaligned, strict, partial, window, ranks, tracks, host)
-    if (output is None) == (otf2 is None):
-        raise BadInput("export: wanted one of -o FILE and --otf2 DIR")
-    convert.convert(source, output or otf2, as_json, "otf2" if otf2 else None)
+    convert.convert(source, output, as_json)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracekern.cli.output import SUFFIXES
 from tracekern.errors import BadInput
 
 if TYPE_CHECKING:
@@ -29,15 +30,16 @@ def output_path(text: str) -> Path:
     return Path(text)
 
 
-_OUTPUT = typer.Option(
-    "--output",
-    "-o",
-    metavar="FILE",
-    parser=output_path,
-    help="File to write. Its suffix is the format: .pftrace, .json (also .gz), .parquet, .otf2 (a directory).",
-)
-Output = Annotated[Path, _OUTPUT]
-OptionalOutput = Annotated[Path | None, _OUTPUT]
+Output = Annotated[
+    Path,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        parser=output_path,
+        help=f"File to write. Its suffix is the format: {SUFFIXES}.",
+    ),
+]
 Unaligned = Annotated[
     bool,
     typer.Option("--unaligned", help="Take every clock as it is where they cannot be related; the title says so."),

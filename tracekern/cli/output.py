@@ -25,6 +25,8 @@ from tracekern.formatting import printable
 _WIDTH = 1000
 """Wider than any line of ours: where a terminal is narrower, it breaks lines itself, and no cell loses its end."""
 _PANELS_WIDTH = 80
+SUFFIXES, BROWSER_SUFFIXES = "{suffixes}", "{browser suffixes}"
+"""Stand in help texts for suffixes that export() takes, all and a browser's: only who asks for help waits for them."""
 
 
 class _Console(Console):
@@ -66,9 +68,26 @@ class Command(typer.core.TyperCommand):
     """Its help has panels only where they have room: columns that are too narrow lose the ends of options' names."""
 
     def format_help(self, *arguments: Any) -> None:
+        for parameter in self.params:
+            if text := getattr(parameter, "help", None):
+                parameter.help = _with_suffixes(text)
         if Console().width < _PANELS_WIDTH:
             self.rich_markup_mode = None
         super().format_help(*arguments)
+
+
+def _with_suffixes(text: str) -> str:
+    """A help text with the suffixes themselves: ".pftrace, .json (also .gz), .parquet"."""
+    for place, only_browser in ((SUFFIXES, False), (BROWSER_SUFFIXES, True)):
+        if place in text:
+            from tracekern.export.write import formats
+
+            shown = [entry for entry in formats() if entry.for_browser or not only_browser]
+            suffixes = [suffix for entry in shown for suffix in entry.suffixes]
+            zipped = [suffix for suffix in suffixes if f"{suffix}.gz" in suffixes]
+            plain = [suffix for suffix in suffixes if suffix.removesuffix(".gz") not in zipped]
+            text = text.replace(place, ", ".join([f"{', '.join(zipped)} (also .gz)", *plain]))
+    return text
 
 
 def program() -> str:

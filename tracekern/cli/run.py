@@ -64,16 +64,43 @@ def _workloads() -> None:
     """Keeps `moe` a command of its own, though it is the only one."""
 
 
-@app.command(cls=Command)
+class _MoeCommand(Command):
+    """Has the variants and options of all kernel families."""
+
+    def get_params(self, context: Any) -> list[Any]:
+        from tracekern.moe.families import VARIANTS, all_options
+
+        params = super().get_params(context)
+        for param in params:
+            if param.name == "variant":
+                param.help = f"{', '.join(VARIANTS)}; all: one after the other."
+        known = {param.name for param in params}
+        for option in all_options():
+            if option.name not in known:
+                names = [f"--{option.name.replace('_', '-')}"]
+                own = typer.core.TyperOption(
+                    param_decls=names, type=int, default=0, help=option.help, expose_value=False, callback=_keep_option
+                )
+                params.insert(-1, own)  # --help stays the last
+        return params
+
+
+def _keep_option(context: Any, param: Any, value: int) -> int:
+    context.meta.setdefault(_FAMILY_OPTIONS, {})[param.name] = value
+    return value
+
+
+_FAMILY_OPTIONS = "tracekern.family_options"
+
+
+@app.command(cls=_MoeCommand)
 def moe(
     context: typer.Context,
     output: _Output = None,
     ranks: Annotated[int, typer.Option(help="Processes, one device each; simulated on the CPU.")] = 8,
     variant: Annotated[
         str,
-        typer.Option(
-            help="reference, sorted, flag, token, fused, balanced, dedup, reduce, pipelined; all: one after the other."
-        ),
+        typer.Option(help="{variants}; all: one after the other."),
     ] = "balanced",
     tokens: Annotated[int, typer.Option(help="Tokens of a rank, at most.")] = 64,
     hidden: Annotated[int, typer.Option(help="Elements of a token.")] = 2048,
@@ -91,9 +118,6 @@ def moe(
     every: Annotated[int, typer.Option(help="Record each Nth launch of a kernel.")] = 1,
     blocks: Annotated[int, typer.Option(help="Blocks of a kernel; 0: 4 on the CPU, 128 on a GPU.")] = 0,
     warps: Annotated[int, typer.Option(help="Warps of a block; 0: 4 on the CPU, 16 on a GPU.")] = 0,
-    partitions: Annotated[
-        int, typer.Option(help="Of a rank's tokens in pipelined, two under way at a time; 0: by their bytes.")
-    ] = 0,
     torch_profiler: Annotated[
         bool, typer.Option("--torch-profiler", help="Add torch.profiler's lanes: threads and, on GPUs, streams.")
     ] = False,
@@ -113,6 +137,7 @@ def moe(
     given = {name: value for name, value in context.params.items() if name in names}
     given["records_per_track"] = options.parse_records(records_per_track)
     given["command"] = shlex.join(["tracekern", *sys.argv[1:]])
+    given["family_options"] = {name: value for name, value in context.meta[_FAMILY_OPTIONS].items() if value}
     plans = _plans_of_all(given) if variant == "all" else [MoeRun(**given)]
     if trace and output is None:
         raise BadInput("run moe: no place for the capture; give one with -o DIR, or run with --no-trace")
@@ -126,11 +151,16 @@ def moe(
 
 
 def _plans_of_all(given: dict[str, Any]) -> list[MoeRun]:
-    """A run of each variant; partitions are for the one that has some."""
-    from tracekern.moe.run import VARIANTS, MoeRun
+    """A run of each variant, with the options of families that it takes."""
+    from tracekern.moe.families import VARIANTS, takes_option
+    from tracekern.moe.run import MoeRun
 
-    plans = [{**given, "variant": name} for name in VARIANTS]
-    return [MoeRun(**plan if plan["variant"] == "pipelined" else {**plan, "partitions": 0}) for plan in plans]
+    options = given["family_options"]
+    plans = []
+    for variant in VARIANTS:
+        own = {name: value for name, value in options.items() if takes_option(variant, name)}
+        plans.append(MoeRun(**{**given, "variant": variant, "family_options": own}))
+    return plans
 
 
 class _Terminated(TracekernError):
@@ -277,15 +307,14 @@ def _print(result: _Result) -> None:
 
     report, out = result.report, console()
     plan = report.options
-    parts = max(rank.partitions for rank in report.ranks)
     out.print(
         f"{plan.variant}: {count(plan.iterations, 'call')} on {count(plan.ranks, 'rank')}, each with up to "
         f"{plan.tokens} tokens a rank of {plan.hidden} {plan.dtype}, top-{plan.topk} of {plan.experts} experts, "
-        f"{plan.routing} routing" + (f", in at most {count(parts, 'partition')}" if parts else ""),
+        + ", ".join([f"{plan.routing} routing", *_chosen_options(report)]),
         soft_wrap=True,
     )
     summaries = {rank.rank: rank for rank in result.summary.ranks} if result.summary else {}
-    out.print(_table([(rank, summaries.get(rank.rank)) for rank in report.ranks]))
+    out.print(_table(plan.variant, [(rank, summaries.get(rank.rank)) for rank in report.ranks]))
     if result.summary:
         if result.summary.title:
             out.print(result.summary.title, soft_wrap=True)
@@ -304,7 +333,21 @@ def _print(result: _Result) -> None:
         )
 
 
-def _table(ranks: list[tuple[RankReport, RankSummary | None]]) -> object:
+def _chosen_options(report: RunReport) -> list[str]:
+    """What the variant's family says of its options, with the largest value of a rank."""
+    from tracekern.moe.families import FAMILY_OF
+
+    variant = report.options.variant
+    options = FAMILY_OF[variant].options_of(variant) if variant in FAMILY_OF else []
+    values = {option: max(rank.family_options.get(option.name, 0) for rank in report.ranks) for option in options}
+    return [option.describe(value) for option, value in values.items() if value]
+
+
+def _table(variant: str, ranks: list[tuple[RankReport, RankSummary | None]]) -> object:
+    from tracekern.moe.families import FAMILY_OF
+
+    family = FAMILY_OF.get(variant)
+    moved_events = (family.sent_events, family.received_events) if family else ((), ())
     traced = any(summary for _, summary in ranks)
     spans_of_run = {event.event for _, summary in ranks if summary for event in summary.events}
     left = ["result", "longest wait", "clock"] if traced else ["result"]
@@ -317,7 +360,7 @@ def _table(ranks: list[tuple[RankReport, RankSummary | None]]) -> object:
             counts = {event.event: event.count for event in summary.events}
             moved = [
                 f"{sum(counts.get(name, 0) for name in names):,}" if names & spans_of_run else "-"
-                for names in ({"copy_token", "copy_row"}, {"receive_token", "wait_row"})
+                for names in map(set, moved_events)
             ]
             row += [*moved, f"{summary.num_spans:,}", share(summary.wait_share)]
         elif traced:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import numbers
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -119,8 +119,12 @@ class Communicator:
         self.native: Any
         self.device: CaptureDevice
         """For tracekern.capture(..., device=...)."""
-        self.fault_names: dict[str, Any] = {"rank_barrier": _C.rank_barrier_stage, "channels": list(_C.channels)}
-        """Names for the numbers of a fault record; the user of the communicator adds "stages", its kernels."""
+        self._users: list[dict[str, Any]] = []
+        self._fault_names = {
+            "rank_barrier": _C.rank_barrier_stage,
+            "channels": list(_C.channels),
+            "kernels": self._users,
+        }
         self._failure: CommTimeout | CallBroken | DeviceLost | None = None
         self._on_reset: list[Callable[[], None]] = []
         if backend == "cuda":
@@ -129,7 +133,7 @@ class Communicator:
             self.native, self.device = open_cuda(group, num_bytes, timeout_s)
         else:
             self._open_cpu(num_bytes, timeout_s)
-        self.device.fault_names = self.fault_names
+        self.device.fault_names = self._fault_names
         self.set_timeout(timeout_s, on_timeout)
         self._barrier_events = _C.barrier_event_table()
         group.barrier()
@@ -147,6 +151,19 @@ class Communicator:
             clock_t0_ns=t0_ns,
         )
         self.device = CpuDevice(self.native, self._heap)
+
+    def add_kernels(self, stages: Sequence[str], channels: Sequence[str] = ()) -> int:
+        """Names kernels that use this communicator, and their channels, so that faults name them.
+
+        Returns the number of the first: CommArgs::first_stage of these kernels, 0 for those that are named first.
+        """
+        entry = {"stages": list(stages), "channels": list(channels)}
+        for known in self._users:
+            if {**known, **entry} == known:
+                return int(known["first_stage"])
+        first_stage = sum(len(known["stages"]) for known in self._users)
+        self._users.append({"first_stage": first_stage, **entry})
+        return first_stage
 
     def set_timeout(self, timeout_s: float, on_timeout: str = "raise") -> None:
         """The longest wait of the kernels launched from now on, and what one does that waited longer.
@@ -226,7 +243,7 @@ class Communicator:
         """Raises CommTimeout when a wait of this rank gave up."""
         raw = self.native.fault()
         if raw is not None:
-            fault = parse_fault(raw, self.fault_names) or {}
+            fault = parse_fault(raw, self._fault_names) or {}
             self._failure = CommTimeout(describe_fault(fault), fault)
             raise self._failure
 

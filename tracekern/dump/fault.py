@@ -38,21 +38,27 @@ _COUNTS = ("rank", "peer", "block", "warp", "slot", "wanted_epoch", "seen_epoch"
 def parse_fault(raw: bytes, names: dict[str, Any]) -> dict[str, Any] | None:
     """The record in 64 bytes with names for its numbers, or None where there is none.
 
-    names: "stages", the kernels of the communicator's user; "channels"; "rank_barrier", the stage of its own barrier.
+    names: "rank_barrier", the stage of the communicator's own kernel; "channels", its channels; "kernels", one entry
+    for each of its users: "first_stage", "stages", the user's kernels, and "channels", the user's, which are numbered
+    behind the communicator's.
     """
     record = np.frombuffer(raw, FAULT_RECORD)[0]
     cause = int(record["cause"])
     if not 0 < cause < len(_CAUSES):
         return None
-    stage, stages = int(record["stage"]), list(names.get("stages", ()))
+    stage, user = int(record["stage"]), {}
+    for entry in names.get("kernels", ()):
+        if entry["first_stage"] <= stage < entry["first_stage"] + len(entry["stages"]):
+            user = entry
     if stage == names.get("rank_barrier"):
         kernel = "rank_barrier"
     else:
-        kernel = str(stages[stage]) if stage < len(stages) else f"kernel {stage}"
+        kernel = str(user["stages"][stage - user["first_stage"]]) if user else f"kernel {stage}"
+    channels = [*names.get("channels", ()), *user.get("channels", ())]
     return {
         "cause": _CAUSES[cause],
         "kernel": kernel,
-        "channel": _name_of(names.get("channels", ()), int(record["channel"])),
+        "channel": _name_of(channels, int(record["channel"])),
         **{key: int(record[key]) for key in _COUNTS},
         "aborted_by": int(record["aborted_by"]) - 1,
         "on_timeout": _name_of(_ON_TIMEOUT, int(record["on_timeout"])),

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Sequence
+from functools import cache
 
+import tracekern.export.formats as package
 from tracekern.errors import BadInput
-from tracekern.export.chrome import write_chrome
-from tracekern.export.otf2 import write_otf2
-from tracekern.export.parquet import write_parquet
-from tracekern.export.perfetto import ExportStats, write_perfetto
+from tracekern.export.format import ExportStats, Format, Progress, TrackDetail
 from tracekern.timeline.model import Timeline
 from tracekern.timeline.select import select
 
-FORMATS = {
-    ".pftrace": "perfetto",
-    ".pftrace.gz": "perfetto",
-    ".json": "chrome",
-    ".json.gz": "chrome",
-    ".parquet": "parquet",
-    ".otf2": "otf2",
-}
 MANY_SPANS = 5_000_000
 """More than this makes a browser slow or ends its memory."""
 
@@ -31,13 +23,23 @@ class ManySpansWarning(UserWarning):
     """The trace is larger than a browser can show with ease."""
 
 
-def format_of(path: str | os.PathLike[str]) -> str:
-    """ "perfetto", "chrome", "parquet" or "otf2", by the suffix. Raises BadInput for any other."""
+@cache
+def formats() -> tuple[Format, ...]:
+    """Every format that has a file in tracekern/export/formats, in the order of lists."""
+    modules = (
+        importlib.import_module(f"{package.__name__}.{file.name}") for file in pkgutil.iter_modules(package.__path__)
+    )
+    return tuple(sorted((module.FORMAT for module in modules), key=lambda entry: (entry.order, entry.name)))
+
+
+def format_of(path: str | os.PathLike[str]) -> Format:
+    """The format that the suffix of `path` picks. Raises BadInput where it picks none."""
     name = os.fspath(path)
-    for suffix, format_name in FORMATS.items():
-        if name.endswith(suffix):
-            return format_name
-    raise BadInput(f"{name}: the suffix picks the format and must be one of {', '.join(FORMATS)}")
+    by_suffix = {suffix: entry for entry in formats() for suffix in entry.suffixes}
+    fitting = [suffix for suffix in by_suffix if name.endswith(suffix)]
+    if not fitting:
+        raise BadInput(f"{name}: the suffix picks the format and must be one of {', '.join(by_suffix)}")
+    return by_suffix[max(fitting, key=len)]
 
 
 def export(
@@ -45,30 +47,25 @@ def export(
     path: str | os.PathLike[str],
     format: str | None = None,  # noqa: A002
     *,
-    tracks: Literal["warp", "block"] = "warp",
+    tracks: TrackDetail = "warp",
     window: tuple[int, int] | None = None,
     ranks: Sequence[int] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> ExportStats:
     """Writes `timeline`, or the part of it in `window` (ns from its origin) and on `ranks`, to `path`.
 
-    `format` ("perfetto", "chrome", "parquet", "otf2": a new directory) overrides the suffix. `tracks="block"` shows one
-    row per block and role; Parquet always holds every span. Warns with ManySpansWarning above 5 million spans.
+    `format` ("perfetto", "chrome", "parquet", ...) overrides the suffix. `tracks="block"` shows one row per block and
+    role; Parquet always holds every span. Warns with ManySpansWarning above 5 million spans for a browser.
 
     Raises:
         BadInput: unknown suffix or format, a rank that is not there, an empty window, a file that cannot be written.
     """
-    format_name = format or format_of(path)
-    if format_name not in FORMATS.values():
-        raise BadInput(f"format {format_name!r} is unknown; choose perfetto, chrome, parquet or otf2")
+    chosen = _format_named(format) if format else format_of(path)
     if tracks not in ("warp", "block"):
         raise BadInput(f"track detail {tracks!r} is unknown; choose warp or block")
     timeline = select(timeline, window, ranks)
-    if format_name == "parquet":
-        return write_parquet(timeline, path, progress=progress)
-    writers = {"perfetto": write_perfetto, "chrome": write_chrome, "otf2": write_otf2}
-    stats = writers[format_name](timeline, path, tracks=tracks, progress=progress)
-    if stats.spans > MANY_SPANS:
+    stats = chosen.write(timeline, path, tracks=tracks, progress=progress)
+    if chosen.for_browser and stats.spans > MANY_SPANS:
         warnings.warn(
             f"{os.fspath(path)} has {stats.spans:,} spans, a browser is slow above {MANY_SPANS:,}; "
             "choose a part with --window, --ranks or --tracks block",
@@ -76,3 +73,11 @@ def export(
             stacklevel=2,
         )
     return stats
+
+
+def _format_named(name: str) -> Format:
+    by_name = {entry.name: entry for entry in formats()}
+    if name not in by_name:
+        *others, last = by_name
+        raise BadInput(f"format {name!r} is unknown; choose {', '.join(others)} or {last}")
+    return by_name[name]

@@ -1,8 +1,8 @@
-"""The P2P kernels as a call: dispatch, experts, combine over the ranks of one node, traced where a capture is given."""
+"""What the pipelines of all kernel families share: opening over the ranks, traced launches, and the guards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tracekern import _C
@@ -10,63 +10,51 @@ from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput
 from tracekern.formatting import count
-from tracekern.moe.shape import MAX_PARTITIONS, MoeShape, check_range
+from tracekern.moe.shape import MoeShape, check_range
 
 if TYPE_CHECKING:
     import torch
 
     from tracekern.record.session import Capture
 
-_FACTS = _C.families["p2p"]
-STAGES = _FACTS.variants
-"""The kernels of one call of each variant, in their order."""
-
 MAX_CPU_WARPS = 1 << 14
 """Each has a stack of its own on the CPU backend, two of the 65,530 mappings that Linux gives a process."""
 
-REDUCING = ("reduce", "pipelined")
-"""Variants that add up at the experts' ranks: their result is rank_reduced_reference, within reduce_tolerance."""
 
-
-class P2PPipeline:
+class Pipeline:
     """Dispatch -> experts -> combine on the symmetric heap. Allocates once; a call moves tokens only.
 
     Usable from one thread at a time. After a CommTimeout every call is refused until reset(), which is collective.
+    A family's pipeline checks the tensors of a call, hands their addresses to `self._native` and calls _start().
     """
 
     def __init__(
         self,
+        family: str,
         group: Group,
         shape: MoeShape,
         variant: str,
         *,
-        timeout_s: float = 10.0,
-        on_timeout: str = "raise",
-        num_blocks: int = 4,
-        warps_per_block: int = 4,
-        partitions: int = 0,
-        executor: str = "fibers",
-        backend: str = "cpu",
+        options: Mapping[str, int],
+        timeout_s: float,
+        on_timeout: str,
+        num_blocks: int,
+        warps_per_block: int,
+        executor: str,
+        backend: str,
     ) -> None:
-        """variant: a key of STAGES. backend: "cpu" or "cuda".
+        """family: its name, a key of _C.families. options: the family's own, as its kernels take them.
 
-        num_blocks x warps_per_block: the grid of every kernel; on a GPU at most 16 warps, on the CPU
-        MAX_CPU_WARPS in all.
-        partitions: of a rank's tokens in the pipelined variant, at most; two of them are under way at a time. 0: as
-        many as suit the shape and the grid.
-        timeout_s, on_timeout: see Communicator.set_timeout(). Raises BadInput.
+        num_blocks x warps_per_block: the grid of every kernel; on a GPU at most 16 warps, on the CPU MAX_CPU_WARPS in
+        all. timeout_s, on_timeout: see Communicator.set_timeout(). backend: "cpu" or "cuda". Raises BadInput.
         """
-        if variant not in STAGES:
-            raise BadInput(f"variant is {variant!r}; wanted one of {', '.join(STAGES)}")
+        check_grid(num_blocks, warps_per_block, backend)
+        facts = _C.families[family]
         if shape.num_ranks != group.num_ranks:
             raise BadInput(f"the shape is for {count(shape.num_ranks, 'rank')}, the group has {group.num_ranks}")
-        check_range("num_blocks", num_blocks, 1, 4096)
-        check_range("warps_per_block", warps_per_block, 1, 16 if backend == "cuda" else 32)
-        if backend == "cpu":
-            check_range("num_blocks x warps_per_block", num_blocks * warps_per_block, 1, MAX_CPU_WARPS)
-        partitions = partitions or shape.num_partitions(max(1, num_blocks - 1) * max(1, warps_per_block // 2))
-        check_range("partitions", partitions, 1, MAX_PARTITIONS)
-        self.shape, self.variant, self.partitions = shape, variant, partitions
+        self.shape, self.variant, self.options = shape, variant, dict(options)
+        self.stages: tuple[str, ...] = facts.variants[variant]
+        """The kernels of one call, in their order."""
         self.grid, self.warps = num_blocks, warps_per_block
         sizes = {
             "max_tokens": shape.max_tokens,
@@ -75,72 +63,38 @@ class P2PPipeline:
             "hidden": shape.hidden,
             "dtype": shape.dtype,
         }
-        kind = {"variant": variant, "partitions": partitions}
+        kind = {"variant": variant, **options}
         _check_same_everywhere(group, {**sizes, **kind, "grid": (num_blocks, warps_per_block)})
-        heap_bytes = _FACTS.heap_bytes(num_ranks=shape.num_ranks, **sizes, **kind)
+        heap_bytes = facts.heap_bytes(num_ranks=shape.num_ranks, **sizes, **kind)
         self.comm = Communicator(group, heap_bytes, timeout_s, backend, on_timeout)
-        grid = {**kind, "num_blocks": num_blocks, "warps_per_block": warps_per_block}
+        first_stage = self.comm.add_kernels(facts.stages, facts.channels)
+        grid = {"num_blocks": num_blocks, "warps_per_block": warps_per_block, "first_stage": first_stage}
         on_cpu = {"executor": executor} if backend == "cpu" else {}
-        self._native = _make_native(self.comm, backend, {**grid, **sizes, **on_cpu})
-        self._events = _FACTS.event_table()
-        self._roles = tuple(_FACTS.roles)
-        self.comm.fault_names["stages"] = list(_FACTS.stages)
+        self._native = _make_native(family, self.comm, backend, {**sizes, **kind, **grid, **on_cpu})
+        self._events = facts.event_table()
+        self._roles = tuple(facts.roles)
         self.comm.on_reset(self._native.reset)
         group.barrier()
 
     @property
     def epoch(self) -> int:
-        """Of the next call: 32 bits, starts just below the wrap."""
+        """The epoch of the next call: 32 bits, starts just below the wrap."""
         return int(self._native.epoch)
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        topk_idx: torch.Tensor,
-        topk_weights: torch.Tensor,
-        expert_scale: torch.Tensor,
-        *,
-        out: torch.Tensor | None = None,
-        capture: Capture | None = None,
-        after_stage: Callable[[str], None] | None = None,
-    ) -> torch.Tensor:
-        """Returns [num_tokens, hidden] in x's dtype; `out` if given.
-
-        x: [num_tokens, hidden]; topk_idx: [num_tokens, topk] int32, -1 for none; topk_weights: [num_tokens, topk] fp32;
-        expert_scale: [num_experts] fp32.
+    def _start(self, capture: Capture | None, after_stage: Callable[[str], None] | None) -> None:
+        """Starts the kernels of a call, whose tensors the native pipeline has.
 
         after_stage: called with the name of each kernel when it was started. What it raises breaks the call off.
-        On a GPU the call only starts the work, on the current stream; synchronize() waits for it.
-        Raises BadInput, and CommTimeout when a peer does not come. After a call that was broken off between two kernels
-        the next one raises CallBroken, until reset().
         """
-        import torch
-
-        self.comm.require_usable()
-        self._check_tensors(x, topk_idx, topk_weights, expert_scale)
-        if out is None:
-            out = torch.empty_like(x)
-        elif out.shape != x.shape or out.dtype != x.dtype or out.device != x.device or not out.is_contiguous():
-            wanted = f"{_describe(x)}, contiguous, on {x.device}"
-            raise BadInput(f"out is {_describe(out)} on {out.device}; wanted {wanted}")
-        self._native.set_call(
-            x=x.data_ptr(),
-            topk_idx=topk_idx.data_ptr(),
-            topk_weights=topk_weights.data_ptr(),
-            expert_scale=expert_scale.data_ptr(),
-            out=out.data_ptr(),
-            num_tokens=x.shape[0],
-        )
         if self.comm.device.backend == "cuda":
             with self.comm.device.active():
                 self._run_on_gpu(capture, after_stage)
         else:
             with self.comm.one_call():
                 self._run_on_cpu(capture, after_stage)
-        return out
 
     def _run_on_cpu(self, capture: Capture | None, after_stage: Callable[[str], None] | None) -> None:
-        for stage in STAGES[self.variant]:
+        for stage in self.stages:
             descriptor = self._descriptor(stage, self.epoch, capture, 0, ahead=False)
             record_format = capture.record_format if capture is not None else "wide"
             with self.comm.guarded():
@@ -151,7 +105,7 @@ class P2PPipeline:
     def _run_on_gpu(self, capture: Capture | None, after_stage: Callable[[str], None] | None) -> None:
         import torch
 
-        stages, epoch = STAGES[self.variant], self.epoch
+        stages, epoch = self.stages, self.epoch
         stream = torch.cuda.current_stream().cuda_stream
         descriptors = [self._descriptor(stage, epoch, capture, stream, idx > 0) for idx, stage in enumerate(stages)]
         record_format = capture.record_format if capture is not None else "wide"
@@ -189,48 +143,32 @@ class P2PPipeline:
         """Collective: makes the communicator usable again after a CommTimeout."""
         self.comm.reset()
 
-    def _check_tensors(
-        self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, expert_scale: torch.Tensor
-    ) -> None:
-        import torch
 
-        from tracekern.moe.routing import torch_dtype
-
-        shape = self.shape
-        num_tokens = int(x.shape[0]) if x.ndim == 2 else -1
-        wanted = (
-            ("x", x, torch_dtype(shape), (num_tokens, shape.hidden)),
-            ("topk_idx", topk_idx, torch.int32, (num_tokens, shape.topk)),
-            ("topk_weights", topk_weights, torch.float32, (num_tokens, shape.topk)),
-            ("expert_scale", expert_scale, torch.float32, (shape.num_experts,)),
-        )
-        for name, tensor, dtype, size in wanted:
-            if tuple(tensor.shape) != size or tensor.dtype != dtype:
-                raise BadInput(f"{name} is {_describe(tensor)}; wanted {dtype} {list(size)}")
-            if not tensor.is_contiguous() or str(tensor.device) != self.comm.device.torch_device:
-                where = "on" if tensor.is_contiguous() else "not contiguous, on"
-                raise BadInput(
-                    f"{name} is {where} {tensor.device}; wanted contiguous, on {self.comm.device.torch_device}"
-                )
-        if num_tokens > shape.max_tokens:
-            raise BadInput(f"{num_tokens} tokens; the pipeline was made for at most {shape.max_tokens}")
-        # Looking at indices on a GPU would stop the stream in every call.
-        on_host = self.comm.device.backend == "cpu"
-        if on_host and num_tokens and not -1 <= int(topk_idx.min()) <= int(topk_idx.max()) < shape.num_experts:
-            bad = topk_idx[(topk_idx < -1) | (topk_idx >= shape.num_experts)][0].item()
-            raise BadInput(f"topk_idx names expert {bad}; wanted -1 (none) or 0 to {shape.num_experts - 1}")
+def check_grid(num_blocks: int, warps_per_block: int, backend: str) -> None:
+    """Raises BadInput for a grid that no kernel runs with."""
+    check_range("num_blocks", num_blocks, 1, 4096)
+    check_range("warps_per_block", warps_per_block, 1, 16 if backend == "cuda" else 32)
+    if backend == "cpu":
+        check_range("num_blocks x warps_per_block", num_blocks * warps_per_block, 1, MAX_CPU_WARPS)
 
 
-def _make_native(comm: Communicator, backend: str, options: dict[str, Any]) -> Any:
+def check_on_device(comm: Communicator, name: str, tensor: torch.Tensor) -> None:
+    """Raises BadInput for a tensor that kernels of this rank cannot read as it is."""
+    if not tensor.is_contiguous() or str(tensor.device) != comm.device.torch_device:
+        where = "on" if tensor.is_contiguous() else "not contiguous, on"
+        raise BadInput(f"{name} is {where} {tensor.device}; wanted contiguous, on {comm.device.torch_device}")
+
+
+def _make_native(family: str, comm: Communicator, backend: str, options: dict[str, Any]) -> Any:
     """Collective. Raises BadInput, the same on all ranks, where one of them cannot run the kernels."""
     native, problem = None, ""
     try:
         if backend == "cuda":
             from tracekern import _cuda
 
-            native = _cuda.families["p2p"].Pipeline(comm.native, **options)
+            native = _cuda.families[family].Pipeline(comm.native, **options)
         else:
-            native = _FACTS.Pipeline(comm.native, **options)
+            native = _C.families[family].Pipeline(comm.native, **options)
     except ValueError as error:  # such as more blocks than the GPU holds at once
         problem = f"rank {comm.group.rank}: {error}"
     except (RuntimeError, MemoryError) as error:  # no room for what the kernels keep beside the heap
@@ -246,5 +184,6 @@ def _check_same_everywhere(group: Group, settings: dict[str, Any]) -> None:
                 raise BadInput(f"{name} is {settings[name]} on rank {group.rank} and {value} on rank {rank}")
 
 
-def _describe(tensor: torch.Tensor) -> str:
+def describe_tensor(tensor: torch.Tensor) -> str:
+    """Its dtype and size, for a message."""
     return f"{tensor.dtype} {list(tensor.shape)}"

@@ -1,20 +1,16 @@
 """The variants in plain torch: `reference`, loops that explain themselves, and `sorted`, written without kernels.
 
-Every variant but `reduce` and `pipelined` computes, for each token,
+Every variant computes, unless its family says otherwise, for each token,
 
     out = round(sum over choices k, in their order, of weight[k] * round(x * scale[expert[k]]))
 
 with products and sums in fp32, each rounded on its own, and round() to the dtype: one result, the same bits everywhere.
-Those two add up at the experts' ranks first, and their result is another one, again the same bits everywhere:
-
-    out = round(sum over ranks r, in their order, of round(sum over the choices k at r of weight[k] * round(...)))
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracekern.moe.pipeline import REDUCING
 from tracekern.moe.routing import Batch
 from tracekern.moe.shape import MoeShape
 
@@ -36,58 +32,6 @@ def reference(batch: Batch, expert_scale: torch.Tensor) -> torch.Tensor:
             total = total + batch.topk_weights[token, choice] * result.float()
         out[token] = total.to(batch.x.dtype)
     return out
-
-
-def expected(variant: str, batch: Batch, expert_scale: torch.Tensor, shape: MoeShape) -> torch.Tensor:
-    """[num_tokens, hidden]: the bits that this variant promises."""
-    if variant in REDUCING:
-        return rank_reduced_reference(batch, expert_scale, shape)
-    return reference(batch, expert_scale)
-
-
-def rank_reduced_reference(batch: Batch, expert_scale: torch.Tensor, shape: MoeShape) -> torch.Tensor:
-    """[num_tokens, hidden]: what `reduce` and `pipelined` compute, in the same order of the same roundings."""
-    import torch
-
-    total = torch.zeros((batch.num_tokens, shape.hidden), dtype=torch.float32, device=batch.x.device)
-    for rank in range(shape.num_ranks):
-        here = batch.topk_idx // shape.num_local_experts == rank  # -1 // n is -1
-        partial = torch.zeros_like(total)
-        for choice in range(shape.topk):
-            chosen = here[:, choice, None]
-            scale = expert_scale[batch.topk_idx[:, choice].clamp(min=0).long(), None]
-            result = (batch.x.float() * scale).to(batch.x.dtype).float()
-            partial = torch.where(chosen, partial + batch.topk_weights[:, choice, None] * result, partial)
-        some = here.any(1, keepdim=True)
-        total = torch.where(some, total + partial.to(batch.x.dtype).float(), total)
-    return total.to(batch.x.dtype)
-
-
-def reduce_tolerance(batch: Batch, expert_scale: torch.Tensor, shape: MoeShape) -> torch.Tensor:
-    """[num_tokens, hidden] fp64: how far `reduce` and `pipelined` may lie from `reference`, element by element.
-
-    With products p_k = weight[k] * result[k], the same fp32 numbers in both, and A = sum |p_k|: a sum of n terms in
-    fp32 is off by at most g A, g = n u / (1 - n u), u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms,
-    2nd ed., section 4.2). `reference` is off by g A before its last rounding. A rank's partial sum is rounded to the
-    dtype as well, by v |sum| + s (v: its unit roundoff, 0 for fp32; s: half its smallest subnormal), and the sum of at
-    most n partials is off by g times theirs, which are at most (1 + g)(1 + v) A + n s together. The two last roundings
-    add v (|reference| + |result|) + 2 s. Holds as long as nothing overflows.
-    """
-    import torch
-
-    v, s = {"fp32": (0.0, 0.0), "fp16": (2.0**-11, 2.0**-25), "bf16": (2.0**-8, 2.0**-134)}[shape.dtype]
-    n = shape.topk
-    g = n * 2.0**-24 / (1 - n * 2.0**-24)
-    magnitude = torch.zeros((batch.num_tokens, shape.hidden), dtype=torch.float64)
-    for choice in range(n):
-        expert = batch.topk_idx[:, choice, None]
-        result = (batch.x.float() * expert_scale[expert.clamp(min=0).long()[:, 0], None]).to(batch.x.dtype).float()
-        product = (batch.topk_weights[:, choice, None] * result).abs().double()
-        magnitude += torch.where(expert >= 0, product, 0.0)
-    partials = (1 + g) * (1 + v) * magnitude + n * s
-    apart = g * magnitude + ((1 + g) * (1 + v) - 1) * magnitude + n * s + g * partials
-    unrounded = (reference(batch, expert_scale).double().abs() + s) / (1 - v)
-    return apart + v * (2 * unrounded + apart) + 2 * s
 
 
 def sorted_all_to_all(batch: Batch, expert_scale: torch.Tensor, shape: MoeShape) -> torch.Tensor:

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 from tracekern.comm.group import MAX_HEAP_RANKS
 from tracekern.errors import BadInput, CommTimeout, TracekernError
 from tracekern.formatting import count
-from tracekern.moe.pipeline import REDUCING, STAGES
+from tracekern.moe.families import FAMILY_OF, VARIANTS, all_options, takes_option
 from tracekern.moe.routing import ROUTINGS
-from tracekern.moe.shape import MAX_EXPERTS, MAX_PARTITIONS, MAX_TOKENS, MoeShape, check_range
+from tracekern.moe.shape import MAX_EXPERTS, MAX_TOKENS, MoeShape, check_range
 
 if TYPE_CHECKING:
     from tracekern.launcher.spawner import Spawner
 
-VARIANTS = ("reference", "sorted", *STAGES)
 WORKER = "tracekern.moe.worker:main"
 """What each rank runs."""
 
@@ -58,8 +57,8 @@ class MoeRun:
     """Of a kernel; 0: 4 on the CPU, 128 on a GPU."""
     warps: int = 0
     """Of a block; 0: 4 on the CPU, 16 on a GPU."""
-    partitions: int = 0
-    """Of a rank's tokens in the pipelined variant, at most; 0: as many as suit the shape."""
+    family_options: dict[str, int] = field(default_factory=dict)
+    """Options that only the variant's family has, such as the partitions of `pipelined`; 0 leaves the choice to it."""
     torch_profiler: bool = False
     backend: str = "auto"
     command: str = "tracekern run moe"
@@ -74,8 +73,8 @@ class MoeRun:
         ):
             if value not in wanted:
                 raise BadInput(f"{name} is {value!r}; wanted one of {', '.join(wanted)}")
-        if self.backend == "cuda" and self.variant not in STAGES:
-            raise BadInput(f"variant {self.variant} runs on the CPU only; on GPUs take one of {', '.join(STAGES)}")
+        if self.backend == "cuda" and self.variant not in FAMILY_OF:
+            raise BadInput(f"variant {self.variant} runs on the CPU only; on GPUs take one of {', '.join(FAMILY_OF)}")
         for name, value, low, high in (
             ("ranks", self.ranks, 1, MAX_HEAP_RANKS),
             ("tokens", self.tokens, 1, MAX_TOKENS),
@@ -86,11 +85,9 @@ class MoeRun:
             ("every", self.every, 1, 1_000_000),
             ("blocks", self.blocks, 0, 1024),
             ("warps", self.warps, 0, 32),
-            ("partitions", self.partitions, 0, MAX_PARTITIONS),
         ):
             check_range(name, value, low, high)
-        if self.partitions and self.variant != "pipelined":
-            raise BadInput(f"partitions is {self.partitions}; variant {self.variant} has none, only pipelined has")
+        check_family_options(self.variant, self.family_options)
         records = self.records_per_track
         if records != "auto" and (not isinstance(records, int) or not 1 <= records <= 1 << 24):
             raise BadInput(f"records-per-track is {records}; wanted auto or 1 to {1 << 24}")
@@ -105,13 +102,11 @@ class MoeRun:
         """The settings of its capture: the options that decide what work a call is.
 
         The gate compares only runs with equal settings. Ranks, calls and grids stand elsewhere in a capture; how it was
-        run or recorded changes no work. An option to come belongs here only where it is used, as `partitions` does.
+        run or recorded changes no work. Options of a family belong here where they are used.
         """
         names = ["variant", "tokens", "hidden", "experts", "topk", "dtype", "routing", "uneven", "seed"]
         settings = {name: getattr(self, name) for name in names}
-        if self.partitions:
-            settings["partitions"] = self.partitions
-        return settings
+        return settings | {name: value for name, value in self.family_options.items() if value}
 
 
 @dataclass(frozen=True)
@@ -130,8 +125,8 @@ class RankReport:
     """Elements of all results that differ from what the variant promises in any bit; see reference_name."""
     tokens: int = 0
     """Over all iterations."""
-    partitions: int = 0
-    """Of its tokens, at most; 0 where the variant has none."""
+    family_options: dict[str, int] = field(default_factory=dict)
+    """Those that the variant takes, as they were chosen."""
     iteration_ms: tuple[float, ...] = ()
     """Host time of each call."""
     footprint_bytes: int = 0
@@ -227,9 +222,22 @@ def run(
     )
 
 
+def check_family_options(variant: str, options: dict[str, int]) -> None:
+    """Raises BadInput for an option that the variant does not take, or whose value cannot be."""
+    for name, value in options.items():
+        of_name = [option for option in all_options() if option.name == name]
+        if not of_name:
+            known = ", ".join(option.name for option in all_options())
+            raise BadInput(f"family_options has {name!r}; wanted one of {known}")
+        check_range(name, value, 0, of_name[0].high)
+        if value and not takes_option(variant, name):
+            takers = ", ".join(of_name[0].variants)
+            raise BadInput(f"{name} is {value}; variant {variant} has none, only {takers} has")
+
+
 def reference_name(variant: str) -> str:
-    """The function of tracekern.moe.reference whose bits this variant promises."""
-    return "rank_reduced_reference" if variant in REDUCING else "reference"
+    """The function of plain torch whose bits this variant promises."""
+    return FAMILY_OF[variant].reference_name(variant) if variant in FAMILY_OF else "reference"
 
 
 def _make_directory(path: Path) -> None:

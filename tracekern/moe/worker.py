@@ -26,8 +26,8 @@ from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group
 from tracekern.comm.preflight import why_no_gpu
 from tracekern.errors import BadInput, CommTimeout, TracekernError
-from tracekern.moe.pipeline import STAGES, P2PPipeline
-from tracekern.moe.reference import expected, reference, sorted_all_to_all
+from tracekern.moe.families import FAMILY_OF
+from tracekern.moe.reference import reference, sorted_all_to_all
 from tracekern.moe.routing import Batch, draw_batch, draw_expert_scale
 from tracekern.moe.run import PROGRESS, MoeRun, RankReport, reference_name
 from tracekern.record.session import Capture, capture
@@ -79,7 +79,7 @@ def _run_rank(options: MoeRun) -> RankReport:
     if backend != "cpu":
         # Not on the CPU: no handler of Python's runs while a kernel does on this thread, for as long as its time limit.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    call, comm, partitions = _prepare(options, group, backend)
+    call, comm, family_options = _prepare(options, group, backend)
     inputs = [batch.to(backend) for batch in batches]
     directory = os.environ.get("TRACEKERN_MOE_CAPTURE", "")
     with _capture(options, directory, comm) as capture:
@@ -101,7 +101,7 @@ def _run_rank(options: MoeRun) -> RankReport:
         exit_code=1 if wrong else 0,
         wrong_elements=wrong,
         tokens=sum(batch.num_tokens for batch in batches),
-        partitions=partitions,
+        family_options=family_options,
         iteration_ms=tuple(times),
         footprint_bytes=footprint,
     )
@@ -142,7 +142,7 @@ def _choose_backend(options: MoeRun) -> str:
     """ "cpu" or "cuda"; of fewer GPUs than ranks each serves several. Raises BadInput where there is none."""
     missing = why_no_gpu()
     num_gpus = 0 if missing else torch.cuda.device_count()
-    on_cpu = options.variant not in STAGES or options.backend == "cpu"
+    on_cpu = options.variant not in FAMILY_OF or options.backend == "cpu"
     if on_cpu or (options.backend == "auto" and num_gpus < options.ranks):
         return "cpu"
     if num_gpus == 0:
@@ -156,20 +156,21 @@ def _choose_backend(options: MoeRun) -> str:
     return "cuda"
 
 
-def _prepare(options: MoeRun, group: Group, backend: str) -> tuple[Call, Communicator, int]:
-    """The variant as a call that returns when its work is through, the ranks' communicator, and its partitions."""
+def _prepare(options: MoeRun, group: Group, backend: str) -> tuple[Call, Communicator, dict[str, int]]:
+    """The variant as a call that returns when its work is through, the communicator, and its family's options."""
     shape, scale, timeout_s = options.shape, draw_expert_scale(options.shape).to(backend), options.timeout_ms / 1e3
-    if options.variant in STAGES:
+    if options.variant in FAMILY_OF:
+        family = FAMILY_OF[options.variant]
         grid = (4, 4) if backend == "cpu" else (128, 16)
-        pipeline = P2PPipeline(
+        pipeline = family.make_pipeline(
             group,
             shape,
             options.variant,
             timeout_s=timeout_s,
             num_blocks=options.blocks or grid[0],
             warps_per_block=options.warps or grid[1],
-            partitions=options.partitions,
             backend=backend,
+            **options.family_options,
         )
 
         def call(batch: Batch, capture: Capture | None) -> torch.Tensor:
@@ -177,11 +178,12 @@ def _prepare(options: MoeRun, group: Group, backend: str) -> tuple[Call, Communi
             pipeline.synchronize()
             return out
 
-        return call, pipeline.comm, pipeline.partitions if options.variant == "pipelined" else 0
+        chosen = {option.name: pipeline.options[option.name] for option in family.options_of(options.variant)}
+        return call, pipeline.comm, chosen
     comm = Communicator(group, _C.heap_control_bytes, timeout_s, backend)
     if options.variant == "sorted":
-        return lambda batch, _: sorted_all_to_all(batch, scale, shape), comm, 0
-    return lambda batch, _: reference(batch, scale), comm, 0
+        return lambda batch, _: sorted_all_to_all(batch, scale, shape), comm, {}
+    return lambda batch, _: reference(batch, scale), comm, {}
 
 
 def _capture(options: MoeRun, directory: str, comm: Communicator) -> Any:
@@ -239,7 +241,8 @@ def _torch_profile(options: MoeRun, capture: Capture | None, backend: str, warm_
 
 
 def _count_wrong(options: MoeRun, batch: Batch, scale: torch.Tensor, out: torch.Tensor) -> int:
-    wanted = expected(options.variant, batch, scale, options.shape)
+    family = FAMILY_OF.get(options.variant)
+    wanted = family.expected(options.variant, batch, scale, options.shape) if family else reference(batch, scale)
     bits = torch.int32 if out.dtype == torch.float32 else torch.int16
     return int((wanted.view(bits) != out.view(bits)).sum())
 

@@ -33,7 +33,7 @@ TK_DEVICE void wait_acknowledged(Warp& warp, const P2PArgs& args, Rec& recorder,
         TK_WAIT(recorder, P2PEvent::wait_ack, peer);
         const WaitFor wait_for{static_cast<uint32_t>(stage), peer, 0};
         const uint64_t* flag = args.ack_flag(args.comm.rank, peer);
-        [[maybe_unused]] const bool arrived = wait<Channel::ack>(warp, args.comm, flag, epoch, wait_for).ok;
+        [[maybe_unused]] const bool arrived = wait<P2PChannel::ack>(warp, args.comm, flag, epoch, wait_for).ok;
         TK_END_IF(arrived);
     }
 }

@@ -55,7 +55,7 @@ TK_DEVICE void send_result(Warp& warp, const P2PArgs& args, Rec& recorder, uint3
     poison(args.expert_row(row), args.shape.row_bytes());
     if constexpr (kTraitsOf<kVariant>.token_flags) {
         TK_NEXT(P2PEvent::signal_result, peer, origin.flat, expert);
-        signal<Channel::result>(warp, args.result_flag(peer, origin.flat), epoch, expert);
+        signal<P2PChannel::result>(warp, args.result_flag(peer, origin.flat), epoch, expert);
     }
 }
 
@@ -73,7 +73,7 @@ TK_DEVICE void send_results_flags(Warp& warp, const P2PArgs& args, Rec& recorder
     for (uint32_t i = warp.warp; i < args.shape.num_ranks; i += warp.num_warps) {
         const uint32_t peer = args.comm.nth_peer(i);
         TK_SIGNAL(recorder, P2PEvent::signal_results, peer);
-        signal<Channel::results>(warp, args.results_flag(peer, args.comm.rank), epoch, 0);
+        signal<P2PChannel::results>(warp, args.results_flag(peer, args.comm.rank), epoch, 0);
     }
 }
 
@@ -105,7 +105,7 @@ TK_DEVICE bool wait_results_of(Warp& warp, const P2PArgs& args, Rec& recorder, u
         TK_WAIT(recorder, P2PEvent::wait_result, peer, flat, expert);
         const uint64_t* flag = args.result_flag(args.comm.rank, flat);
         const WaitFor wait_for{static_cast<uint32_t>(P2PStage::combine_recv), peer, flat};
-        const bool arrived = wait<Channel::result>(warp, args.comm, flag, epoch, wait_for).ok;
+        const bool arrived = wait<P2PChannel::result>(warp, args.comm, flag, epoch, wait_for).ok;
         TK_END_IF(arrived);
         ok = ok && arrived;
     }
@@ -133,7 +133,7 @@ TK_DEVICE bool wait_all_results(Warp& warp, const P2PArgs& args, Rec& recorder, 
         TK_WAIT(recorder, P2PEvent::wait_results, peer);
         const uint64_t* flag = args.results_flag(args.comm.rank, peer);
         const WaitFor wait_for{static_cast<uint32_t>(P2PStage::combine_recv), peer, 0};
-        const bool arrived = wait<Channel::results>(warp, args.comm, flag, epoch, wait_for).ok;
+        const bool arrived = wait<P2PChannel::results>(warp, args.comm, flag, epoch, wait_for).ok;
         TK_END_IF(arrived);
         ok = ok && arrived;
     }

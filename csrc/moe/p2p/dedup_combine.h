@@ -16,7 +16,8 @@ namespace tracekern {
 
 // What a token's rank adds up: results of each choice, or of each rank.
 template <P2PVariant kVariant>
-inline constexpr Channel kResultChannel = kTraitsOf<kVariant>.reduces_at_experts ? Channel::partial : Channel::result;
+inline constexpr P2PChannel kResultChannel =
+    kTraitsOf<kVariant>.reduces_at_experts ? P2PChannel::partial : P2PChannel::result;
 
 // Sends each choice's result of a received row.
 template <class T, class Rec>
@@ -33,7 +34,7 @@ TK_DEVICE void send_results_of(
         scale_row<T>(warp, args.result_row(src_rank, flat), input, args.expert_scale[expert], args.shape.hidden);
         poison(input, args.shape.row_bytes());
         TK_NEXT(P2PEvent::signal_result, src_rank, flat, expert);
-        signal<Channel::result>(warp, args.result_flag(src_rank, flat), epoch, expert);
+        signal<P2PChannel::result>(warp, args.result_flag(src_rank, flat), epoch, expert);
     }
 }
 
@@ -57,7 +58,7 @@ TK_DEVICE void send_partial(
     char* partial = args.result_row(src_rank, result);
     sum_rows<T, true, kInPlace>(warp, partial, list, header.num_choices, args.shape.hidden, 0, 1);
     TK_NEXT(P2PEvent::signal_partial, src_rank, header.token);
-    signal<Channel::partial>(warp, args.result_flag(src_rank, result), epoch, header.num_choices);
+    signal<P2PChannel::partial>(warp, args.result_flag(src_rank, result), epoch, header.num_choices);
 }
 
 // Sends back this share of the rows that came; nothing after a rank gave up, since then some may not have.
@@ -113,7 +114,7 @@ TK_DEVICE bool wait_results_in(Warp& warp,
                                uint32_t token,
                                const Contribution* list,
                                uint32_t count) {
-    constexpr Channel kChannel = kResultChannel<kVariant>;
+    constexpr P2PChannel kChannel = kResultChannel<kVariant>;
     const auto looks = warp.lanes([&](int lane) {
         if (static_cast<uint32_t>(lane) >= count) return uint64_t{0};
         return look_at<kChannel>(args.result_flag(args.comm.rank, list[lane].result));

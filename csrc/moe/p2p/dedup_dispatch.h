@@ -109,7 +109,7 @@ TK_DEVICE void send_rows(
         write_row_header(warp, args, row, token, peer, choices);
         copy_row(warp, row + args.layout.header_bytes, args.x + uint64_t{token} * row_bytes, row_bytes);
         TK_NEXT(P2PEvent::signal_row, peer, slot, count_bits(choices));
-        signal<Channel::row>(warp, args.token_flag(peer, args.comm.rank, slot), epoch, count_bits(choices));
+        signal<P2PChannel::row>(warp, args.token_flag(peer, args.comm.rank, slot), epoch, count_bits(choices));
     }
 }
 
@@ -121,7 +121,7 @@ TK_DEVICE void exchange_counts(Warp& warp, const P2PArgs& args, Rec& recorder, u
     if (warp.warp != 0) return;
     // Orders what all warps of this block wrote before the barriers of receive_counts.
     TK_SIGNAL(recorder, P2PEvent::signal_layout);
-    signal<Channel::layout>(warp, &args.state->layout_flag, epoch, 0);
+    signal<P2PChannel::layout>(warp, &args.state->layout_flag, epoch, 0);
 }
 
 // Waits until it is known which rows come; false when it gave up.
@@ -129,7 +129,7 @@ template <class Rec>
 TK_DEVICE bool wait_layout(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, P2PStage stage) {
     TK_WAIT(recorder, P2PEvent::wait_layout);
     const WaitFor wait_for{static_cast<uint32_t>(stage), args.comm.rank, 0};
-    const bool ok = wait<Channel::layout>(warp, args.comm, &args.state->layout_flag, epoch, wait_for).ok;
+    const bool ok = wait<P2PChannel::layout>(warp, args.comm, &args.state->layout_flag, epoch, wait_for).ok;
     TK_END_IF(ok);
     return ok;
 }
@@ -159,7 +159,7 @@ TK_DEVICE bool wait_row(
     TK_WAIT(recorder, P2PEvent::wait_row, src_rank, slot);
     const uint64_t* flag = args.token_flag(args.comm.rank, src_rank, slot);
     const WaitFor wait_for{static_cast<uint32_t>(stage), src_rank, slot};
-    const WaitResult result = wait<Channel::row>(warp, args.comm, flag, epoch, wait_for);
+    const WaitResult result = wait<P2PChannel::row>(warp, args.comm, flag, epoch, wait_for);
     TK_END_IF(result.ok, result.value);
     return result.ok;
 }

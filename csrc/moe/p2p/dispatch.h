@@ -104,7 +104,7 @@ TK_DEVICE void receive_counts(Warp& warp, const P2PArgs& args, Rec& recorder, ui
         uint32_t* counts = incoming + src_rank * num_counts;
         const WaitFor wait_for{static_cast<uint32_t>(stage), src_rank, 0};
         const auto take = [&](uint32_t i, uint32_t value) { counts[i] = value; };
-        const bool ok = wait_all<Channel::counts>(warp, args.comm, flags, num_counts, epoch, wait_for, take);
+        const bool ok = wait_all<P2PChannel::counts>(warp, args.comm, flags, num_counts, epoch, wait_for, take);
         // After a failure nothing more may be touched: no rows.
         if (!ok) warp.strided(num_counts, [&](uint32_t i) { counts[i] = 0; });
         const uint32_t total = store_recv_counts<kVariant>(warp, args, src_rank, counts);
@@ -151,7 +151,7 @@ TK_DEVICE void send_tokens(
             warp, row + args.layout.header_bytes, args.x + uint64_t{flat / args.shape.topk} * row_bytes, row_bytes);
         if constexpr (kTraitsOf<kVariant>.token_flags) {
             TK_NEXT(P2PEvent::signal_token, peer, slot, expert);
-            signal<Channel::token>(warp, args.token_flag(peer, args.comm.rank, slot), epoch, expert);
+            signal<P2PChannel::token>(warp, args.token_flag(peer, args.comm.rank, slot), epoch, expert);
         }
     }
 }
@@ -171,7 +171,7 @@ TK_DEVICE void send_rank_flags(Warp& warp, const P2PArgs& args, Rec& recorder, u
         const uint32_t peer = args.comm.nth_peer(i);
         const uint32_t tokens = args.send_count[peer];
         TK_SIGNAL(recorder, P2PEvent::signal_rank, peer, tokens);
-        signal<Channel::rank>(warp, args.rank_flag(peer, args.comm.rank), epoch, tokens);
+        signal<P2PChannel::rank>(warp, args.rank_flag(peer, args.comm.rank), epoch, tokens);
     }
 }
 
@@ -221,14 +221,14 @@ TK_DEVICE void dispatch_recv(Warp& warp, const P2PArgs& args, typename Rec::Args
             if constexpr (kTraitsOf<kVariant>.token_flags) {
                 TK_WAIT(recorder, P2PEvent::wait_token, src_rank, slot);
                 const uint64_t* flag = args.token_flag(args.comm.rank, src_rank, slot);
-                const WaitResult result = wait<Channel::token>(warp, args.comm, flag, epoch, wait_for);
+                const WaitResult result = wait<P2PChannel::token>(warp, args.comm, flag, epoch, wait_for);
                 ok = result.ok;
                 TK_END_IF(ok, result.value);
             } else if (src_rank != waited_for) {
                 waited_for = src_rank;
                 TK_WAIT(recorder, P2PEvent::wait_rank, src_rank);
                 const uint64_t* flag = args.rank_flag(args.comm.rank, src_rank);
-                const WaitResult result = wait<Channel::rank>(warp, args.comm, flag, epoch, wait_for);
+                const WaitResult result = wait<P2PChannel::rank>(warp, args.comm, flag, epoch, wait_for);
                 ok = result.ok;
                 TK_END_IF(ok, result.value);
             }

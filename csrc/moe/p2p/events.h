@@ -4,6 +4,7 @@
 // its slot the token's index at the source.
 #pragma once
 
+#include "comm/mutation.h"
 #include "trace/events.h"
 
 // clang-format off
@@ -47,7 +48,11 @@ namespace tracekern {
 enum class P2PRole : uint32_t { count, send, receive, scale, reduce, token, expert };
 inline constexpr const char* kP2PRoleNames[] = {"count", "send", "receive", "scale", "reduce", "token", "expert"};
 
-// The kernels of all variants; stages_of() has those of a call in their order. A fault names one.
+enum class P2PChannel : uint32_t { counts = kFirstOwnChannel, token, rank, result, results, ack, row, partial, layout };
+inline constexpr const char* kP2PChannelNames[] = {
+    "counts", "token", "rank", "result", "results", "ack", "row", "partial", "layout"};
+
+// The kernels of all variants; kernels.h has those of a call in their order. A fault names one.
 enum class P2PStage : uint32_t {
     dispatch_send,
     dispatch_recv,

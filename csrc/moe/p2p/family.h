@@ -18,6 +18,7 @@ struct P2P {
     static constexpr auto& kVariantNames = kP2PVariantNames;
     static constexpr auto& kStageNames = kP2PStageNames;
     static constexpr auto& kRoleNames = kP2PRoleNames;
+    static constexpr auto& kChannelNames = kP2PChannelNames;
 
     static uint64_t heap_bytes(const P2PConfig& config) {
         return P2PLayout::make(config.shape, config.variant, config.partitions).total_bytes;

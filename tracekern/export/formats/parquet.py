@@ -17,7 +17,7 @@ import numpy as np
 from tracekern.errors import BadInput
 from tracekern.export import labels
 from tracekern.export.drawing import argument_names, prepare
-from tracekern.export.perfetto import ExportStats, Progress
+from tracekern.export.format import ExportStats, Format, Progress, TrackDetail
 from tracekern.files import atomic_path
 from tracekern.timeline.model import (
     OPEN_END,
@@ -41,7 +41,13 @@ _COLUMNS = frozenset(
 )
 
 
-def write_parquet(timeline: Timeline, path: str | os.PathLike[str], *, progress: Progress | None = None) -> ExportStats:
+def write_parquet(
+    timeline: Timeline,
+    path: str | os.PathLike[str],
+    *,
+    tracks: TrackDetail = "warp",
+    progress: Progress | None = None,
+) -> ExportStats:
     """Writes the table, with what the trace says about itself in the key-value metadata of the schema.
 
     `progress` is called with the spans written and their total. Times are ns from `origin_ns` of the metadata.
@@ -53,6 +59,7 @@ def write_parquet(timeline: Timeline, path: str | os.PathLike[str], *, progress:
         import pyarrow.parquet
     except ImportError as error:
         raise BadInput(f"writing Parquet needs pyarrow ({error}); run `pip install tracekern[read]`") from error
+    # `tracks` thins out what an eye has to take in. A table is asked: all its rows are there, and a query picks some.
     timeline = prepare(timeline).timeline
     tables = _TableMaker(timeline)
     schema = tables.of_spans(0, 0).schema.with_metadata(labels.about(timeline))
@@ -68,6 +75,9 @@ def write_parquet(timeline: Timeline, path: str | os.PathLike[str], *, progress:
     return ExportStats(
         spans=num_spans, flows=len(timeline.flows), bytes=os.path.getsize(path), marks=len(timeline.marks)
     )
+
+
+FORMAT = Format("parquet", (".parquet",), write_parquet, order=3)
 
 
 class _TableMaker:

@@ -9,9 +9,8 @@ child of the signal at its start. Both instants have the category `flow`. FLOWS_
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from tracekern.errors import BadInput
 from tracekern.export import labels
 from tracekern.export.drawing import Drawing, argument_names, keep_one_row_per_block, longest_wait, prepare
 from tracekern.export.files import Bytes, open_sink
+from tracekern.export.format import ExportStats, Format, Progress, TrackDetail
 from tracekern.export.protobuf import (
     Interned,
     Interner,
@@ -34,9 +34,6 @@ from tracekern.export.rows import ROOT_UUID, SHARED_SEQUENCE, Row, Rows, lay_out
 from tracekern.timeline.counters import Counter, count_events
 from tracekern.timeline.model import EventClass, EventType, Field, Flows, Launch, Timeline
 
-TrackDetail = Literal["warp", "block"]
-Progress = Callable[[int, int], None]
-
 FLOWS_SQL = """
 select signal.id as signal_id, wait.id as wait_id
 from flow
@@ -49,20 +46,6 @@ join slice wait on wait.id = released.parent_id
 
 _CHUNK_BYTES = 1 << 20
 _NAME_SOURCES = {EventClass.LAUNCH: 1, EventClass.HOST: 2}  # NameSource in csrc/encode/perfetto.hpp
-
-
-@dataclass(frozen=True)
-class ExportStats:
-    """What went into the file, and what could not."""
-
-    spans: int
-    flows: int
-    bytes: int
-    marks: int = 0
-    spans_left_out: int = 0
-    """Spans of warps that `tracks="block"` does not show."""
-    flows_left_out: int = 0
-    """Flows that would point backwards in time, or whose spans were left out."""
 
 
 def write_perfetto(
@@ -98,6 +81,9 @@ def write_perfetto(
         spans_left_out=spans_left_out,
         flows_left_out=total_flows - num_flows,
     )
+
+
+FORMAT = Format("perfetto", (".pftrace", ".pftrace.gz"), write_perfetto, for_browser=True, order=1)
 
 
 def encode(

@@ -18,7 +18,7 @@ import numpy as np
 from tracekern.export import labels
 from tracekern.export.drawing import Drawing, argument_names, keep_one_row_per_block, longest_wait, prepare
 from tracekern.export.files import open_sink
-from tracekern.export.perfetto import ExportStats, Progress, TrackDetail
+from tracekern.export.format import ExportStats, Format, Progress, TrackDetail
 from tracekern.export.rows import sort_key
 from tracekern.timeline.counters import Counter, count_events
 from tracekern.timeline.model import OPEN_END, EventClass, EventType, Field, Int64, Launch, Timeline, TrackKind
@@ -59,6 +59,9 @@ def write_chrome(
         spans_left_out=spans_left_out,
         flows_left_out=total_flows - num_flows,
     )
+
+
+FORMAT = Format("chrome", (".json", ".json.gz"), write_chrome, for_browser=True, order=2)
 
 
 @dataclass

@@ -1,0 +1,33 @@
+"""The families of kernels that are bundled: every package of tracekern.moe that has a FAMILY."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from tracekern import moe
+from tracekern.moe.family import Family, Option
+
+
+def _find_families() -> dict[str, Family]:
+    names = sorted(found.name for found in pkgutil.iter_modules(moe.__path__) if found.ispkg)
+    families = [importlib.import_module(f"tracekern.moe.{name}").FAMILY for name in names]
+    return {family.name: family for family in families}
+
+
+FAMILIES = _find_families()
+FAMILY_OF = {variant: family for family in FAMILIES.values() for variant in family.variants}
+"""Variant -> its family."""
+PLAIN_VARIANTS = ("reference", "sorted")
+"""Variants in plain torch, which belong to no family (tracekern.moe.reference)."""
+VARIANTS = (*PLAIN_VARIANTS, *FAMILY_OF)
+
+
+def all_options() -> list[Option]:
+    """The options of all families; a name that two of them use is one option."""
+    return list({option.name: option for family in FAMILIES.values() for option in family.options}.values())
+
+
+def takes_option(variant: str, name: str) -> bool:
+    """Whether a variant of any family takes the option of that name."""
+    return variant in FAMILY_OF and name in {option.name for option in FAMILY_OF[variant].options_of(variant)}
