@@ -81,7 +81,7 @@ def test_without_trace_nothing_is_left(command_line, tmp_path):
 def test_a_pipelined_run_says_in_how_many_partitions(command_line):
     result = command_line("run", "moe", *SMALL, "--no-trace", "--variant", "pipelined")
     assert "zipf routing, in at most 1 partition\n" in result.stdout
-    result = command_line("run", "moe", *SMALL, "--no-trace", "--variant", "pipelined", "--partitions", 3)
+    result = command_line("run", "moe", *SMALL, "--no-trace", "--variant", "pipelined", "--option", "partitions=3")
     assert "zipf routing, in at most 3 partitions\n" in result.stdout
 
 
@@ -137,7 +137,7 @@ def test_a_full_track_is_told_with_the_size_it_needs(command_line, tmp_path):
         (("--tokens", 0), "tracekern: tokens is 0; wanted 1"),
         (("--iterations", 0), "iterations is 0; wanted 1"),
         (("--records-per-track", "some"), "--records-per-track: got 'some', wanted auto or a number"),
-        (("--partitions", 2), "partitions is 2; variant balanced has none, only pipelined has"),
+        (("--option", "partitions=2"), "partitions is 2; variant balanced has none, only pipelined has"),
         (("--backend", "tpu"), "backend is 'tpu'; wanted one of auto"),
     ],
 )

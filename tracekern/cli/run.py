@@ -65,32 +65,30 @@ def _workloads() -> None:
 
 
 class _MoeCommand(Command):
-    """Has the variants and options of all kernel families."""
+    """Its help names the variants and options of all kernel families."""
 
-    def get_params(self, context: Any) -> list[Any]:
+    def format_help(self, *arguments: Any) -> None:
         from tracekern.moe.families import VARIANTS, all_options
 
-        params = super().get_params(context)
-        for param in params:
+        options = " ".join(f"{option.name}: {option.help}" for option in all_options())
+        for param in self.params:
             if param.name == "variant":
                 param.help = f"{', '.join(VARIANTS)}; all: one after the other."
-        known = {param.name for param in params}
-        for option in all_options():
-            if option.name not in known:
-                names = [f"--{option.name.replace('_', '-')}"]
-                own = typer.core.TyperOption(
-                    param_decls=names, type=int, default=0, help=option.help, expose_value=False, callback=_keep_option
-                )
-                params.insert(-1, own)  # --help stays the last
-        return params
+            elif param.name == "option":
+                param.help = f"Options of some variants. {options}"
+        super().format_help(*arguments)
 
 
-def _keep_option(context: Any, param: Any, value: int) -> int:
-    context.meta.setdefault(_FAMILY_OPTIONS, {})[param.name] = value
-    return value
-
-
-_FAMILY_OPTIONS = "tracekern.family_options"
+def _parse_options(given: list[str]) -> dict[str, int]:
+    """NAME=VALUE as a dict. Raises BadInput for anything else."""
+    options = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        try:
+            options[name] = int(value)
+        except ValueError:
+            raise BadInput(f"--option is {text!r}; wanted NAME=NUMBER, such as partitions=4") from None
+    return options
 
 
 @app.command(cls=_MoeCommand)
@@ -100,7 +98,7 @@ def moe(
     ranks: Annotated[int, typer.Option(help="Processes, one device each; simulated on the CPU.")] = 8,
     variant: Annotated[
         str,
-        typer.Option(help="{variants}; all: one after the other."),
+        typer.Option(help="One of those that the kernel families have, or all: one after the other."),
     ] = "balanced",
     tokens: Annotated[int, typer.Option(help="Tokens of a rank, at most.")] = 64,
     hidden: Annotated[int, typer.Option(help="Elements of a token.")] = 2048,
@@ -118,6 +116,7 @@ def moe(
     every: Annotated[int, typer.Option(help="Record each Nth launch of a kernel.")] = 1,
     blocks: Annotated[int, typer.Option(help="Blocks of a kernel; 0: 4 on the CPU, 128 on a GPU.")] = 0,
     warps: Annotated[int, typer.Option(help="Warps of a block; 0: 4 on the CPU, 16 on a GPU.")] = 0,
+    option: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Options of some variants.")] = None,
     torch_profiler: Annotated[
         bool, typer.Option("--torch-profiler", help="Add torch.profiler's lanes: threads and, on GPUs, streams.")
     ] = False,
@@ -137,7 +136,7 @@ def moe(
     given = {name: value for name, value in context.params.items() if name in names}
     given["records_per_track"] = options.parse_records(records_per_track)
     given["command"] = shlex.join(["tracekern", *sys.argv[1:]])
-    given["family_options"] = {name: value for name, value in context.meta[_FAMILY_OPTIONS].items() if value}
+    given["family_options"] = _parse_options(option or [])
     plans = _plans_of_all(given) if variant == "all" else [MoeRun(**given)]
     if trace and output is None:
         raise BadInput("run moe: no place for the capture; give one with -o DIR, or run with --no-trace")
