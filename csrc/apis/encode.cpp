@@ -1,5 +1,5 @@
-// The Perfetto encoder as tracekern/export/formats/perfetto.py calls it. Columns are checked here, once: the encoder trusts
-// them.
+// The Perfetto encoder as tracekern/export/formats/perfetto.py calls it. Columns are checked here, once: the encoder
+// trusts them.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
