@@ -56,15 +56,16 @@ def run_rank(directory: Path, num_captures: int, seconds: float) -> None:
 
     import tracekern
     from tracekern.comm.group import Group
+    from tracekern.moe.experts import draw_experts
     from tracekern.moe.p2p.pipeline import P2PPipeline
-    from tracekern.moe.routing import draw_batch, draw_expert_scale
+    from tracekern.moe.routing import draw_batch
     from tracekern.moe.shape import MoeShape
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     group = Group.discover()
     shape = MoeShape(num_ranks=group.num_ranks, max_tokens=8, num_experts=8, topk=2, hidden=64, dtype="fp32")
-    scale = draw_expert_scale(shape)
+    experts = draw_experts(shape)
     for index in range(num_captures):
         t0_ns = group.all_gather(time.clock_gettime_ns(time.CLOCK_MONOTONIC))[0]
         os.environ["TRACEKERN_SIMULATED_CLOCK"] = f"{index + 1}:{t0_ns}"
@@ -72,7 +73,7 @@ def run_rank(directory: Path, num_captures: int, seconds: float) -> None:
         with tracekern.capture(directory / f"{index}", device=pipeline.comm.device) as capture:
             for call in range(NUM_CALLS):
                 batch = draw_batch(shape, seed=index, rank=group.rank, iteration=call, routing="uniform", uneven=False)
-                pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, capture=capture)
+                pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts, capture=capture)
                 time.sleep(seconds / NUM_CALLS)
         if group.rank == 0:
             (directory / f"{index}.t0").write_text(str(t0_ns))

@@ -42,8 +42,9 @@ def run_rank(directory: Path, seconds: float) -> None:
 
     import tracekern
     from tracekern.comm.group import Group
+    from tracekern.moe.experts import draw_experts
     from tracekern.moe.p2p.pipeline import P2PPipeline
-    from tracekern.moe.routing import draw_batch, draw_expert_scale
+    from tracekern.moe.routing import draw_batch
     from tracekern.moe.shape import MoeShape
 
     dist.init_process_group("gloo")
@@ -56,14 +57,14 @@ def run_rank(directory: Path, seconds: float) -> None:
             time.sleep(ROUND_EVERY_S)
             capture.sample_clocks()
     batch = draw_batch(shape, seed=3, rank=group.rank, iteration=0, routing="uniform", uneven=False).to("cuda")
-    scale = draw_expert_scale(shape).cuda()
+    experts = draw_experts(shape).to("cuda")
     profiler = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
     with (
         profiler,
         tracekern.capture(directory / "profiled", device=pipeline.comm.device, records_per_track=256) as capture,
     ):
         for _ in range(NUM_CALLS):
-            pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, capture=capture)
+            pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts, capture=capture)
             pipeline.synchronize()
     profiler.export_chrome_trace(str(directory / f"profile_{group.rank}.json"))
     dist.destroy_process_group()

@@ -65,19 +65,20 @@ def main() -> int:
 
 def measure(options: argparse.Namespace) -> list[Row]:
     from tracekern.comm.group import Group
+    from tracekern.moe.experts import draw_experts
     from tracekern.moe.p2p.pipeline import P2PPipeline
-    from tracekern.moe.routing import draw_batch, draw_expert_scale
+    from tracekern.moe.routing import draw_batch
     from tracekern.moe.shape import MoeShape
 
     shape = MoeShape(max_tokens=max(options.tokens), **SHAPE)
     pipeline = P2PPipeline(Group.discover(), shape, "balanced", backend="cuda", num_blocks=128, warps_per_block=16)
-    scale = draw_expert_scale(shape).cuda()
+    experts = draw_experts(shape).to("cuda")
     rows = []
     for tokens in options.tokens:
         drawn = MoeShape(max_tokens=tokens, **SHAPE)
         batch = draw_batch(drawn, seed=1, rank=0, iteration=0, routing="uniform", uneven=False).to("cuda")
         for sink in ("host", "device"):
-            row = measure_sink(pipeline, (batch.x, batch.topk_idx, batch.topk_weights, scale), sink, options)
+            row = measure_sink(pipeline, (batch.x, batch.topk_idx, batch.topk_weights, experts), sink, options)
             rows.append({"tokens": tokens, "sink": sink, **row})
     return rows
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from tracekern.moe.experts import Experts
 from tracekern.moe.reference import weighted_sum
 from tracekern.moe.routing import Batch, torch_dtype
 from tracekern.moe.shape import MoeShape
@@ -110,7 +111,7 @@ class Vdev2d:
         return rows.view(torch.int32)[:, -4:]
 
     def __call__(
-        self, batch: Batch, expert_scale: torch.Tensor, after_dispatch: Callable[[], None] | None = None
+        self, batch: Batch, experts: Experts, after_dispatch: Callable[[], None] | None = None
     ) -> torch.Tensor:
         """[num_tokens, hidden]; no choice of batch may be -1. after_dispatch: called when that was started."""
         shape, exchange = self.shape, self.exchange
@@ -124,7 +125,7 @@ class Vdev2d:
         if after_dispatch is not None:
             after_dispatch()
         expert = self.tags(self.received)[:, 0].clamp(0, shape.num_experts - 1).long()  # where no row came: anything
-        self.received[:, : shape.hidden].mul_(expert_scale[expert, None])
+        self.received[:, : shape.hidden].mul_(experts.scale[expert, None])
         exchange.combine(self.received, self.returned, self.there, self.back)
         results = torch.empty((len(order), shape.hidden), dtype=torch.float32, device=batch.x.device)
         results[order] = self.returned[: len(order), : shape.hidden].float()

@@ -25,10 +25,11 @@ from moe_peers import Exchange, Vdev2d, importable_peers, nvshmem
 import tracekern
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput
+from tracekern.moe.experts import Experts, draw_experts
 from tracekern.moe.p2p.pipeline import STAGES, P2PPipeline
 from tracekern.moe.p2p.reference import REDUCING, rank_reduced_reference
 from tracekern.moe.reference import sorted_all_to_all
-from tracekern.moe.routing import Batch, draw_batch, draw_expert_scale
+from tracekern.moe.routing import Batch, draw_batch
 from tracekern.moe.shape import MoeShape
 
 FLUSH_BYTES = 256 << 20
@@ -163,10 +164,10 @@ def measure_ours(rank: Rank) -> None:
     notes = importable_peers()
     skew: dict[str, list[int]] = {}
     for load in rank.options["loads"]:
-        shape, scale = rank.shape(load), draw_expert_scale(rank.shape(load)).to(rank.backend)
+        shape, experts = rank.shape(load), draw_experts(rank.shape(load)).to(rank.backend)
         batch = rank.batch(load, rank.group.rank).to(rank.backend)
-        loops = sorted_all_to_all(batch, scale, shape)  # the bits of reference, which is too slow for so many tokens
-        sums = rank_reduced_reference(batch, scale, shape)
+        loops = sorted_all_to_all(batch, experts, shape)  # the bits of reference, which is too slow for so many tokens
+        sums = rank_reduced_reference(batch, experts, shape)
         planned = plans(rank)
         for name, variant, grid, partitions in planned:
             rank.group.barrier()
@@ -175,18 +176,18 @@ def measure_ours(rank: Rank) -> None:
             except BadInput as error:
                 notes[f"{name}, {load}"] = str(error)
                 continue
-            measure_pipeline(rank, load, name, pipeline, batch, scale, sums if variant in REDUCING else loops)
+            measure_pipeline(rank, load, name, pipeline, batch, experts, sums if variant in REDUCING else loops)
             if name == planned[-1][0]:
-                skew[load] = entry_skew(rank, pipeline, batch, scale)
+                skew[load] = entry_skew(rank, pipeline, batch, experts)
             rank.group.barrier()
             del pipeline
             gc.collect()
-        measure_sorted(rank, load, batch, scale)
+        measure_sorted(rank, load, batch, experts)
     write_about(rank, notes, skew)
 
 
 def measure_pipeline(
-    rank: Rank, load: str, name: str, pipeline: P2PPipeline, batch: Batch, scale: torch.Tensor, wanted: torch.Tensor
+    rank: Rank, load: str, name: str, pipeline: P2PPipeline, batch: Batch, experts: Experts, wanted: torch.Tensor
 ) -> None:
     out = torch.empty_like(batch.x)
     last_of_dispatch = [stage for stage in STAGES[pipeline.variant] if stage.startswith("dispatch")][-1]
@@ -196,7 +197,7 @@ def measure_pipeline(
             if stage == last_of_dispatch and len(STAGES[pipeline.variant]) > 1:
                 mark("dispatch")
 
-        pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, out=out, after_stage=after_stage)
+        pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts, out=out, after_stage=after_stage)
 
     def barrier() -> None:
         stream = {"stream": torch.cuda.current_stream().cuda_stream} if rank.on_gpu else {}
@@ -215,17 +216,19 @@ def measure_pipeline(
     check("in the last call that was timed")
 
 
-def measure_sorted(rank: Rank, load: str, batch: Batch, scale: torch.Tensor) -> None:
+def measure_sorted(rank: Rank, load: str, batch: Batch, experts: Experts) -> None:
     """sorted: the host waits for the split sizes in its middle, as whoever writes it in torch has to."""
     if rank.options["no_peers"]:
         return
     shape = rank.shape(load)
     token = torch.zeros(1, device=rank.backend)
     name = "sorted (NCCL)" if rank.on_gpu else "sorted (gloo)"
-    rank.measure(load, name, lambda _: sorted_all_to_all(batch, scale, shape), lambda: dist.all_reduce(token) and None)
+    rank.measure(
+        load, name, lambda _: sorted_all_to_all(batch, experts, shape), lambda: dist.all_reduce(token) and None
+    )
 
 
-def entry_skew(rank: Rank, pipeline: P2PPipeline, batch: Batch, scale: torch.Tensor) -> list[int]:
+def entry_skew(rank: Rank, pipeline: P2PPipeline, batch: Batch, experts: Experts) -> list[int]:
     """ns between the first and the last rank's first warp, of each of some calls behind a barrier; on rank 0."""
     directory = rank.directory / "skew"
     with tracekern.capture(directory, device=pipeline.comm.device, records_per_track=64) as capture:
@@ -233,7 +236,7 @@ def entry_skew(rank: Rank, pipeline: P2PPipeline, batch: Batch, scale: torch.Ten
             if rank.on_gpu:
                 torch.cuda._sleep(10 * DELAY_CYCLES)  # a traced launch takes the host longer
             pipeline.comm.native.barrier(**({"stream": torch.cuda.current_stream().cuda_stream} if rank.on_gpu else {}))
-            pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, capture=capture)
+            pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts, capture=capture)
             pipeline.synchronize()
     if rank.group.rank:
         return []
@@ -268,13 +271,13 @@ def write_about(rank: Rank, notes: dict[str, str], skew: dict[str, list[int]]) -
 
 
 def measure_vdev(rank: Rank, load: str, exchange: Exchange) -> None:
-    shape, scale = rank.shape(load), draw_expert_scale(rank.shape(load)).cuda()
+    shape, experts = rank.shape(load), draw_experts(rank.shape(load)).to("cuda")
     batch = rank.batch(load, rank.group.rank).to("cuda")
     peer = Vdev2d(shape, exchange)
-    wanted = bits(sorted_all_to_all(batch, scale, shape))
+    wanted = bits(sorted_all_to_all(batch, experts, shape))
 
     def check(when: str) -> None:
-        wrong = int((bits(peer(batch, scale)) != wanted).any(dim=1).sum())
+        wrong = int((bits(peer(batch, experts)) != wanted).any(dim=1).sum())
         counts = rank.group.all_gather(wrong)
         if any(counts):
             lines = rank.group.all_gather(peer.diagnose(rank.group.all_gather))
@@ -285,7 +288,7 @@ def measure_vdev(rank: Rank, load: str, exchange: Exchange) -> None:
     token = torch.zeros(1, device="cuda")
 
     def call(mark: Mark) -> None:
-        peer(batch, scale, lambda: mark("dispatch"))
+        peer(batch, experts, lambda: mark("dispatch"))
 
     # Some thirty operations of torch: the host takes longer to queue them.
     rank.measure(load, VDEV, call, lambda: dist.all_reduce(token) and None, 8 * DELAY_CYCLES)

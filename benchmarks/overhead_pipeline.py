@@ -99,8 +99,9 @@ def measure(options: argparse.Namespace) -> None:
     import torch.distributed as dist
 
     from tracekern.comm.group import Group
+    from tracekern.moe.experts import draw_experts
     from tracekern.moe.p2p.pipeline import P2PPipeline
-    from tracekern.moe.routing import draw_batch, draw_expert_scale
+    from tracekern.moe.routing import draw_batch
     from tracekern.moe.shape import MoeShape
 
     if options.ranks > 1:
@@ -109,11 +110,11 @@ def measure(options: argparse.Namespace) -> None:
     group = Group.discover()
     shape = MoeShape(num_ranks=options.ranks, max_tokens=max(options.tokens), **SHAPE)
     pipeline = P2PPipeline(group, shape, options.variant, backend="cuda", num_blocks=128, warps_per_block=16)
-    scale = draw_expert_scale(shape).cuda()
+    experts = draw_experts(shape).to("cuda")
     for tokens in options.tokens:
         drawn = MoeShape(num_ranks=options.ranks, max_tokens=tokens, **SHAPE)
         batch = draw_batch(drawn, seed=1, rank=group.rank, iteration=0, routing="uniform", uneven=False).to("cuda")
-        tensors = (batch.x, batch.topk_idx, batch.topk_weights, scale)
+        tensors = (batch.x, batch.topk_idx, batch.topk_weights, experts)
         for mode, how in MODES.items():
             row = measure_mode(pipeline, tensors, how, options.calls)
             print(json.dumps({"tokens": tokens, "mode": mode, **row}), flush=True)

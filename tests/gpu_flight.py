@@ -23,9 +23,10 @@ import torch
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput, CommTimeout, DeviceLost
 from tracekern.launcher.launch import launch_ranks
+from tracekern.moe.experts import draw_experts
 from tracekern.moe.p2p.pipeline import P2PPipeline
 from tracekern.moe.reference import reference
-from tracekern.moe.routing import draw_batch, draw_expert_scale
+from tracekern.moe.routing import draw_batch
 from tracekern.moe.shape import MoeShape
 from tracekern.record import session as sessions
 from tracekern.record.session import capture
@@ -47,20 +48,20 @@ class Workload:
             torch.distributed.init_process_group("gloo")
         self.group = Group.discover()
         shape = MoeShape(self.group.num_ranks, 32, 8 * self.group.num_ranks, 4, 1024, "bf16")
-        scale = draw_expert_scale(shape)
+        experts = draw_experts(shape)
         batches = [
             draw_batch(shape, seed=5, rank=self.group.rank, iteration=iteration, routing="uniform", uneven=True)
             for iteration in range(NUM_BATCHES)
         ]
-        self.wanted = [reference(batch, scale).cuda().view(torch.int16) for batch in batches]
-        self.batches, self.scale = [batch.to("cuda") for batch in batches], scale.cuda()
+        self.wanted = [reference(batch, experts).cuda().view(torch.int16) for batch in batches]
+        self.batches, self.experts = [batch.to("cuda") for batch in batches], experts.to("cuda")
         grid = {"num_blocks": 16, "warps_per_block": 8}
         self.pipeline = P2PPipeline(self.group, shape, "balanced", **grid, backend="cuda", **options)
         self.comm = self.pipeline.comm
 
     def inputs(self, iteration: int) -> tuple[torch.Tensor, ...]:
         batch = self.batches[iteration % NUM_BATCHES]
-        return batch.x, batch.topk_idx, batch.topk_weights, self.scale
+        return batch.x, batch.topk_idx, batch.topk_weights, self.experts
 
     def call(self, iteration: int, session: Any = None) -> torch.Tensor:
         """Number of wrong elements, on the device."""

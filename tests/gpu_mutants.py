@@ -58,22 +58,23 @@ def run_pipeline(group: Any, name: str, channel: str, mutation: str) -> str:
 
     from tracekern import _cuda
     from tracekern.errors import CommTimeout
+    from tracekern.moe.experts import draw_experts
     from tracekern.moe.p2p.pipeline import P2PPipeline
     from tracekern.moe.p2p.reference import expected
-    from tracekern.moe.routing import draw_batch, draw_expert_scale
+    from tracekern.moe.routing import draw_batch
     from tracekern.moe.shape import MoeShape
 
     load = LOADS.get(name, Load(name))
     torch.cuda.set_device(group.rank)
-    _cuda.plant(channel, mutation)
+    _cuda.families["p2p"].plant(channel, mutation)
     shape = MoeShape(group.num_ranks, load.tokens, 8 * group.num_ranks, load.topk, load.hidden, "bf16")
-    scale = draw_expert_scale(shape)
+    experts = draw_experts(shape)
     batches = [
         draw_batch(shape, seed=5, rank=group.rank, iteration=iteration, routing="zipf", uneven=True)
         for iteration in range(NUM_BATCHES)
     ]
-    wanted = [expected(load.variant, batch, scale, shape).cuda().view(torch.int16) for batch in batches]
-    batches, scale = [batch.to("cuda") for batch in batches], scale.cuda()
+    wanted = [expected(load.variant, batch, experts, shape).cuda().view(torch.int16) for batch in batches]
+    batches, experts = [batch.to("cuda") for batch in batches], experts.to("cuda")
     grid = {"num_blocks": 16, "warps_per_block": 8}
     pipeline = P2PPipeline(group, shape, load.variant, timeout_s=1.0, **grid, partitions=2, backend="cuda")
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
@@ -82,7 +83,7 @@ def run_pipeline(group: Any, name: str, channel: str, mutation: str) -> str:
             if call % (8 + group.rank) == 0:
                 time.sleep(1e-3)  # ranks lap one another
             batch = batches[call % NUM_BATCHES]
-            out = pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale)
+            out = pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts)
             wrong += (out.view(torch.int16) != wanted[call % NUM_BATCHES]).sum()
         pipeline.synchronize()
     except CommTimeout:

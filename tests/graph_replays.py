@@ -21,9 +21,10 @@ import torch.distributed as dist
 
 from tracekern.comm.group import Group
 from tracekern.dump.format import ENTRY_COUNTED_ONLY, ENTRY_IN_GRAPH
+from tracekern.moe.experts import draw_experts
 from tracekern.moe.p2p.pipeline import P2PPipeline
 from tracekern.moe.reference import reference
-from tracekern.moe.routing import draw_batch, draw_expert_scale
+from tracekern.moe.routing import draw_batch
 from tracekern.moe.shape import MoeShape
 from tracekern.record.graphs import TracedGraph
 from tracekern.record.session import Capture, capture
@@ -43,13 +44,13 @@ class Workload:
     def __init__(self, group: Group) -> None:
         shape = MoeShape(group.num_ranks, 16, 8 * group.num_ranks, 4, 256, "bf16")
         self.pipeline = P2PPipeline(group, shape, "balanced", backend="cuda", **GRID)
-        scale = draw_expert_scale(shape)
+        experts = draw_experts(shape)
         batches = [
             draw_batch(shape, seed=3, rank=group.rank, iteration=i, routing="uniform", uneven=False)
             for i in range(NUM_BATCHES)
         ]
-        self.scale = scale.cuda()
-        self.expected = [reference(batch, scale).cuda() for batch in batches]
+        self.experts = experts.to("cuda")
+        self.expected = [reference(batch, experts).cuda() for batch in batches]
         self.inputs = [vars(batch.to("cuda")) for batch in batches]
         self.given = {name: tensor.clone() for name, tensor in self.inputs[0].items()}
         self.out = torch.empty_like(self.given["x"])
@@ -60,7 +61,7 @@ class Workload:
             self.given[name].copy_(tensor)
 
     def call(self, session: Capture) -> None:
-        self.pipeline(**self.given, expert_scale=self.scale, out=self.out, capture=session)
+        self.pipeline(**self.given, experts=self.experts, out=self.out, capture=session)
 
     def check(self, idx: int) -> None:
         self.wrong += (self.out != self.expected[idx]).sum()

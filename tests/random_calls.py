@@ -23,9 +23,10 @@ import torch.distributed as dist
 
 from tracekern.comm.group import Group
 from tracekern.launcher.launch import launch_ranks
+from tracekern.moe.experts import Experts, draw_experts
 from tracekern.moe.p2p.pipeline import STAGES, P2PPipeline
 from tracekern.moe.p2p.reference import REDUCING, rank_reduced_reference
-from tracekern.moe.routing import Batch, draw_expert_scale, torch_dtype
+from tracekern.moe.routing import Batch, torch_dtype
 from tracekern.moe.shape import MAX_TOPK, MoeShape
 from tracekern.record.session import Capture, capture
 
@@ -115,12 +116,12 @@ def draw_batch(draw: random.Random, case: Case) -> Batch:
     return Batch(x, topk_idx, torch.rand((num_tokens, shape.topk), generator=torch_draw))
 
 
-def plain_reference(batch: Batch, scale: torch.Tensor) -> torch.Tensor:
+def plain_reference(batch: Batch, experts: Experts) -> torch.Tensor:
     """What reference() computes, all tokens at once."""
     total = torch.zeros(batch.x.shape, device=batch.x.device)
     for choice in range(batch.topk_idx.shape[1]):
         expert = batch.topk_idx[:, choice, None].long()
-        result = (batch.x.float() * scale[expert.clamp(min=0)]).to(batch.x.dtype).float()
+        result = (batch.x.float() * experts.scale[expert.clamp(min=0)]).to(batch.x.dtype).float()
         total = torch.where(expert >= 0, total + batch.topk_weights[:, choice, None] * result, total)
     return total.to(batch.x.dtype)
 
@@ -132,12 +133,12 @@ class Work:
         self.case, self.backend = case, backend
         self.draw = random.Random(f"{seed} {case.index} {group.rank}")
         self.pipeline = P2PPipeline(group, case.shape, case.variant, backend=backend, timeout_s=20.0, **case.grid)
-        self.scale = draw_expert_scale(case.shape).to(backend)
+        self.experts = draw_experts(case.shape).to(backend)
         self.batches = [draw_batch(self.draw, case).to(backend) for _ in range(NUM_BATCHES)]
         self.outs: list[torch.Tensor] = []
 
     def call(self, batch: Batch, out: torch.Tensor, session: Capture | None) -> None:
-        self.pipeline(batch.x, batch.topk_idx, batch.topk_weights, self.scale, out=out, capture=session)
+        self.pipeline(batch.x, batch.topk_idx, batch.topk_weights, self.experts, out=out, capture=session)
 
     def run(self, session: Capture | None) -> list[Batch]:
         """The batch of each call; self.outs has what came of it."""
@@ -179,8 +180,8 @@ class Work:
 
     def reference(self, batch: Batch) -> torch.Tensor:
         if self.case.variant in REDUCING:
-            return rank_reduced_reference(batch, self.scale, self.case.shape)
-        return plain_reference(batch, self.scale)
+            return rank_reduced_reference(batch, self.experts, self.case.shape)
+        return plain_reference(batch, self.experts)
 
 
 def run_rank(options: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 MACRO = re.compile(r"\bTK_(?:RANGE|WAIT|SIGNAL|END|END_IF|END_AFTER|MARK|NEXT|SEQUENCE)\(")
-BARRIER = re.compile(r"\bTK_END_AFTER_BARRIER\((\w+)\);")
+BARRIER = re.compile(r"\bTK_END_AFTER_BARRIER\(([\w.]+)\);")
 
 
 def stripped(text: str) -> str:

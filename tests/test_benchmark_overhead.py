@@ -13,8 +13,9 @@ from tests.test_flight import SHAPE
 from tracekern.comm.group import Group
 from tracekern.dump.format import WIDE_RECORD
 from tracekern.dump.reader import read_dump
+from tracekern.moe.experts import draw_experts
 from tracekern.moe.p2p.pipeline import STAGES, P2PPipeline
-from tracekern.moe.routing import draw_batch, draw_expert_scale
+from tracekern.moe.routing import draw_batch
 from tracekern.record.session import capture
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -72,8 +73,8 @@ def pipeline():
 def call(pipeline):
     """Runs it in the capture given."""
     batch = draw_batch(SHAPE, seed=3, rank=0, iteration=0, routing="uniform", uneven=False)
-    scale = draw_expert_scale(SHAPE)
-    return lambda session: pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, capture=session)
+    experts = draw_experts(SHAPE)
+    return lambda session: pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts, capture=session)
 
 
 @pytest.mark.parametrize("keep", ["first", "last"])

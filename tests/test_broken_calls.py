@@ -18,9 +18,10 @@ from tracekern import _C
 from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput, CallBroken, CommTimeout
+from tracekern.moe.experts import draw_experts
 from tracekern.moe.p2p.pipeline import STAGES, P2PPipeline
 from tracekern.moe.p2p.reference import expected
-from tracekern.moe.routing import Batch, draw_batch, draw_expert_scale
+from tracekern.moe.routing import Batch, draw_batch
 from tracekern.moe.shape import MoeShape
 from tracekern.record.session import capture
 
@@ -41,9 +42,9 @@ def batch_of(group: Group, iteration: int) -> Batch:
 
 
 def is_right(pipeline: P2PPipeline, batch: Batch, wanted: Batch | None = None) -> bool:
-    scale = draw_expert_scale(SHAPE)
-    out = pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale)
-    return torch.equal(out, expected(pipeline.variant, wanted or batch, scale, SHAPE))
+    experts = draw_experts(SHAPE)
+    out = pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts)
+    return torch.equal(out, expected(pipeline.variant, wanted or batch, experts, SHAPE))
 
 
 def break_off(group: Group, variant: str, stage: str, how: str) -> tuple[str, list[bool]]:
@@ -59,7 +60,7 @@ def break_off(group: Group, variant: str, stage: str, how: str) -> tuple[str, li
 
     batch = batch_of(group, 1)
     with pytest.raises((ArithmeticError, KeyboardInterrupt)):
-        pipeline(batch.x, batch.topk_idx, batch.topk_weights, draw_expert_scale(SHAPE), after_stage=stop)
+        pipeline(batch.x, batch.topk_idx, batch.topk_weights, draw_experts(SHAPE), after_stage=stop)
     with pytest.raises(CallBroken) as caught:
         is_right(pipeline, batch)
     pipeline.reset()
@@ -85,14 +86,14 @@ def test_ctrl_c_between_two_kernels_breaks_a_call_off(pair):
 def run_all_kernels_after_an_abort(group: Group, variant: str) -> str:
     """Rank 0 runs its kernels as a GPU does, all of them; before it sends back some wait has given up."""
     pipeline = P2PPipeline(group, SHAPE, variant, timeout_s=0.5)
-    scale = draw_expert_scale(SHAPE)
+    experts = draw_experts(SHAPE)
     assert is_right(pipeline, batch_of(group, 0))
     batch = batch_of(group, 1)
     out = torch.zeros_like(batch.x)
     group.barrier()
-    tensors = {"x": batch.x, "topk_idx": batch.topk_idx, "topk_weights": batch.topk_weights}
-    addresses = {name: tensor.data_ptr() for name, tensor in {**tensors, "expert_scale": scale, "out": out}.items()}
-    pipeline._native.set_call(**addresses, num_tokens=batch.num_tokens)
+    tensors = {"x": batch.x, "topk_idx": batch.topk_idx, "topk_weights": batch.topk_weights, "out": out}
+    addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+    pipeline._native.set_call(**addresses, **experts.addresses, num_tokens=batch.num_tokens)
     for stage in STAGES[variant]:
         if group.rank == 0 and stage in SENDS_BACK:
             np.asarray(pipeline.comm._heap._maps[0])[:4].view(np.uint32)[0] = 1  # HeapControl.abort

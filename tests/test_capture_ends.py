@@ -17,8 +17,9 @@ from tests.test_session import launch
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput
 from tracekern.launcher.launch import launch_ranks
+from tracekern.moe.experts import draw_experts
 from tracekern.moe.p2p.pipeline import P2PPipeline
-from tracekern.moe.routing import draw_batch, draw_expert_scale
+from tracekern.moe.routing import draw_batch
 from tracekern.moe.shape import MoeShape
 from tracekern.record.session import Capture, capture
 from tracekern.segment.names import list_segments
@@ -37,7 +38,7 @@ def test_a_selection_of_nothing_records_nothing(tmp_path: Path, nothing: dict):
     batch = draw_batch(shape, seed=1, rank=0, iteration=0, routing="uniform", uneven=False)
     with capture(tmp_path, device=pipeline.comm.device, **nothing) as session:
         for _ in range(2):
-            pipeline(batch.x, batch.topk_idx, batch.topk_weights, draw_expert_scale(shape), capture=session)
+            pipeline(batch.x, batch.topk_idx, batch.topk_weights, draw_experts(shape), capture=session)
     timeline = load(tmp_path)
     assert len(timeline.launches) == 8
     assert not timeline.tracks_of(TrackKind.DEVICE)[timeline.spans.track].any()

@@ -20,9 +20,10 @@ from tracekern.comm.group import Group
 from tracekern.dump import format as fmt
 from tracekern.dump.fault import FAULT_RECORD
 from tracekern.errors import BadInput, CommTimeout, DeviceLost
+from tracekern.moe.experts import draw_experts
 from tracekern.moe.p2p.pipeline import P2PPipeline
 from tracekern.moe.reference import reference
-from tracekern.moe.routing import draw_batch, draw_expert_scale
+from tracekern.moe.routing import draw_batch
 from tracekern.moe.run import MoeRun, run
 from tracekern.moe.shape import MoeShape
 from tracekern.record.session import Capture, capture
@@ -38,7 +39,7 @@ def record_pipeline(directory: Path, **options: object) -> Timeline:
     batch = draw_batch(SHAPE, seed=3, rank=0, iteration=0, routing="uniform", uneven=False)
     with capture(directory, device=pipeline.comm.device, **options) as session:
         for _ in range(3):
-            pipeline(batch.x, batch.topk_idx, batch.topk_weights, draw_expert_scale(SHAPE), capture=session)
+            pipeline(batch.x, batch.topk_idx, batch.topk_weights, draw_experts(SHAPE), capture=session)
     return load(directory)
 
 
@@ -46,11 +47,11 @@ def test_the_last_launches_stay_where_room_ends(tmp_path):
     """Hundreds of launches in room for a few: those that are left are the last, whole, and nothing older shows."""
     pipeline = P2PPipeline(Group(0, 1), SHAPE, "balanced", num_blocks=2, warps_per_block=2)
     batch = draw_batch(SHAPE, seed=3, rank=0, iteration=0, routing="uniform", uneven=False)
-    num_calls, scale = 200, draw_expert_scale(SHAPE)
+    num_calls, experts = 200, draw_experts(SHAPE)
     how = {"keep": "last", "records_per_track": 32, "max_bytes": 1 << 16}
     with capture(tmp_path, device=pipeline.comm.device, **how) as session:
         for _ in range(num_calls):
-            pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, capture=session)
+            pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts, capture=session)
         assert session.footprint_bytes < 1 << 20
         assert int(session.segment.header["launches_refused"]) == 0
     timeline = load(tmp_path)
@@ -83,11 +84,11 @@ def test_a_flight_recorder_counts_too(tmp_path):
     """What counting() finds decides where records go; the ring itself keeps its size."""
     pipeline = P2PPipeline(Group(0, 1), SHAPE, "balanced", num_blocks=2, warps_per_block=2)
     batch = draw_batch(SHAPE, seed=3, rank=0, iteration=0, routing="uniform", uneven=False)
-    scale = draw_expert_scale(SHAPE)
+    experts = draw_experts(SHAPE)
     with capture(tmp_path, device=pipeline.comm.device, keep="last", records_per_track=8) as session:
         with session.counting():
-            pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, capture=session)
-        pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, capture=session)
+            pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts, capture=session)
+        pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts, capture=session)
         counted = [entry for entry in session.segment.launches() if entry["flags"] & fmt.ENTRY_COUNTED_ONLY]
         needed = [int(session.segment.track_headers(entry)["attempted"].max()) for entry in counted]
     timeline = load(tmp_path)
@@ -187,12 +188,12 @@ PAIR_SHAPE = MoeShape(num_ranks=2, max_tokens=4, num_experts=4, topk=2, hidden=8
 def make_pair(group: Group, **options: object) -> tuple[P2PPipeline, Callable[[int], bool]]:
     """The pipeline of a rank, and a call of it that says whether the result is right."""
     pipeline = P2PPipeline(group, PAIR_SHAPE, "balanced", num_blocks=1, warps_per_block=2, **options)
-    scale = draw_expert_scale(PAIR_SHAPE)
+    experts = draw_experts(PAIR_SHAPE)
 
     def call(iteration: int, session: Capture | None = None) -> bool:
         batch = draw_batch(PAIR_SHAPE, seed=1, rank=group.rank, iteration=iteration, routing="uniform", uneven=True)
-        out = pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, capture=session)
-        return bool((out.view(torch.int32) == reference(batch, scale).view(torch.int32)).all())
+        out = pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts, capture=session)
+        return bool((out.view(torch.int32) == reference(batch, experts).view(torch.int32)).all())
 
     return pipeline, call
 

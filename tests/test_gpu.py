@@ -10,8 +10,9 @@ import tracekern
 from tracekern.comm.group import Group
 from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
+from tracekern.moe.experts import draw_experts
 from tracekern.moe.p2p.pipeline import STAGES, P2PPipeline
-from tracekern.moe.routing import draw_batch, draw_expert_scale
+from tracekern.moe.routing import draw_batch
 from tracekern.moe.run import MoeRun, run
 from tracekern.moe.shape import MoeShape
 from tracekern.record.overhead import WARPS_PER_SM, measure_span
@@ -29,7 +30,7 @@ def require_gpus(count: int) -> None:
 def options(ranks: int, partitions: int = 0, **changes: object) -> MoeRun:
     """Made before a test is skipped: without GPUs, too, it shows what MoeRun refuses. partitions: of pipelined."""
     if changes.get("variant") == "pipelined":
-        changes["partitions"] = partitions
+        changes["family_options"] = {"partitions": partitions}
     return MoeRun(**{**SHAPE, "ranks": ranks, "experts": 8 * ranks, **changes})
 
 
@@ -144,7 +145,7 @@ def one_rank() -> tuple[P2PPipeline, tuple[torch.Tensor, ...]]:
     shape = MoeShape(1, 64, 8, 4, 1024, "bf16")
     pipeline = P2PPipeline(Group(0, 1), shape, "balanced", backend="cuda", num_blocks=32, warps_per_block=8)
     batch = draw_batch(shape, seed=1, rank=0, iteration=0, routing="uniform", uneven=False).to("cuda")
-    return pipeline, (batch.x, batch.topk_idx, batch.topk_weights, draw_expert_scale(shape).cuda())
+    return pipeline, (batch.x, batch.topk_idx, batch.topk_weights, draw_experts(shape).to("cuda"))
 
 
 @pytest.mark.gpu

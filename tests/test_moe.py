@@ -10,10 +10,11 @@ from rank_pool import RankPool
 
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput
-from tracekern.moe.p2p.pipeline import STAGES, P2PPipeline
+from tracekern.moe.experts import draw_experts
+from tracekern.moe.p2p.pipeline import STAGES, P2PPipeline, num_partitions
 from tracekern.moe.p2p.reference import expected, reduce_tolerance
 from tracekern.moe.reference import reference, sorted_all_to_all
-from tracekern.moe.routing import ROUTINGS, Batch, draw_batch, draw_expert_scale
+from tracekern.moe.routing import ROUTINGS, Batch, draw_batch
 from tracekern.moe.shape import MoeShape
 
 POOL_SIZES = (1, 2, 3, 4, 8)
@@ -50,12 +51,12 @@ def wrong_variants(
     """On one rank: the variants whose result differs from their reference in any bit, or too much from the loops."""
     batch = draw_batch(shape, seed=seed, rank=group.rank, iteration=0, routing=routing, uneven=uneven)
     batch = drop_some_choices(batch, seed * 64 + group.rank)
-    scale = draw_expert_scale(shape)
-    loops = reference(batch, scale)
-    tolerance = reduce_tolerance(batch, scale, shape)
-    wrong = [] if same_bits(loops, sorted_all_to_all(batch, scale, shape)) else ["sorted"]
+    experts = draw_experts(shape)
+    loops = reference(batch, experts)
+    tolerance = reduce_tolerance(batch, experts, shape)
+    wrong = [] if same_bits(loops, sorted_all_to_all(batch, experts, shape)) else ["sorted"]
     for variant in STAGES:
-        wanted = expected(variant, batch, scale, shape)
+        wanted = expected(variant, batch, experts, shape)
         if not bool(((wanted.double() - loops.double()).abs() <= tolerance).all()):
             wrong.append(f"reference of {variant}")
         pipeline = P2PPipeline(
@@ -63,7 +64,7 @@ def wrong_variants(
         )
         for _ in range(2):
             out = torch.full_like(batch.x, float("nan"))
-            pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, out=out)
+            pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts, out=out)
             if not same_bits(wanted, out):
                 wrong.append(variant)
     return wrong
@@ -104,14 +105,14 @@ def test_all_variants_give_the_bits_of_reference(pools, num_shapes):
 def run_back_to_back(group: Group, shape: MoeShape, variant: str, iterations: int) -> int:
     """Wrong iterations on one rank: input, routing and counts change every time, nobody waits in between."""
     pipeline = P2PPipeline(group, shape, variant, partitions=2)
-    scale = draw_expert_scale(shape)
+    experts = draw_experts(shape)
     wrong = 0
     for iteration in range(iterations):
         routing = ROUTINGS[iteration % len(ROUTINGS)]
         batch = draw_batch(shape, seed=3, rank=group.rank, iteration=iteration, routing=routing, uneven=True)
         out = torch.full_like(batch.x, float("nan"))
-        pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, out=out)
-        wrong += not same_bits(expected(variant, batch, scale, shape), out)
+        pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts, out=out)
+        wrong += not same_bits(expected(variant, batch, experts, shape), out)
     assert pipeline.epoch == (0xFFFFFFF0 + iterations) % 2**32
     return wrong
 
@@ -127,7 +128,7 @@ def refuse(group: Group, what: str) -> str:
     """What the pipeline says to a bad call; the same on every rank."""
     shape = MoeShape(num_ranks=2, max_tokens=4, num_experts=4, topk=2, hidden=8, dtype="fp32")
     batch = draw_batch(shape, seed=1, rank=group.rank, iteration=0, routing="uniform", uneven=False)
-    scale = draw_expert_scale(shape)
+    experts = draw_experts(shape)
     x, idx, weights, out = batch.x, batch.topk_idx.clone(), batch.topk_weights, None
     try:
         if what == "other ranks":
@@ -149,7 +150,7 @@ def refuse(group: Group, what: str) -> str:
             out = torch.empty(8, 4).t()
         elif what == "too few results":
             out = torch.empty(3, 8)
-        pipeline(x, idx, weights, scale, out=out)
+        pipeline(x, idx, weights, experts, out=out)
     except BadInput as error:
         return str(error)
     return ""
@@ -205,18 +206,18 @@ def wait_for_one_who_does_not_come(group: Group) -> list[str]:
 
     shape = MoeShape(num_ranks=2, max_tokens=4, num_experts=4, topk=2, hidden=8, dtype="fp32")
     batch = draw_batch(shape, seed=1, rank=group.rank, iteration=0, routing="uniform", uneven=False)
-    scale = draw_expert_scale(shape)
+    experts = draw_experts(shape)
     pipeline = P2PPipeline(group, shape, "balanced", timeout_s=0.2)
     said = []
     if group.rank == 0:
         for _ in range(2):
             try:
-                pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale)
+                pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts)
             except CommTimeout as error:
                 said.append(str(error))
     pipeline.reset()
-    out = pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale)
-    said.append("same" if same_bits(out, reference(batch, scale)) else "differs")
+    out = pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts)
+    said.append("same" if same_bits(out, reference(batch, experts)) else "differs")
     return said
 
 
@@ -235,13 +236,13 @@ def test_a_missing_peer_is_named_and_reset_repairs(pools):
     [(1, 4096, 1), (2, 256, 1), (2, 4096, 8), (4, 64, 1), (4, 256, 2), (4, 4096, 16), (8, 4096, 32), (8, 1 << 16, 64)],
 )
 def test_partitions_are_of_about_9_mb_for_other_ranks_and_have_work_for_all_warps(ranks, tokens, wanted):
-    assert MoeShape(ranks, tokens, 256, 8, 7168, "bf16").num_partitions(131 * 8) == wanted
+    assert num_partitions(MoeShape(ranks, tokens, 256, 8, 7168, "bf16"), 131 * 8) == wanted
 
 
 @pytest.mark.parametrize("num_warps", [1, 7, 1048, 1 << 20])
 def test_any_grid_has_partitions(num_warps):
     for ranks, tokens in ((1, 1), (2, 4096), (64, 1), (64, 1 << 17)):
-        assert 1 <= MoeShape(ranks, tokens, 256, 8, 7168, "bf16").num_partitions(num_warps) <= 64
+        assert 1 <= num_partitions(MoeShape(ranks, tokens, 256, 8, 7168, "bf16"), num_warps) <= 64
 
 
 def test_a_pipeline_takes_as_many_partitions_as_suit_its_shape():

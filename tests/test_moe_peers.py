@@ -15,8 +15,9 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import moe_peers
 from symmetric import World
 
+from tracekern.moe.experts import draw_experts
 from tracekern.moe.reference import reference
-from tracekern.moe.routing import Batch, draw_batch, draw_expert_scale
+from tracekern.moe.routing import Batch, draw_batch
 from tracekern.moe.shape import MoeShape
 
 
@@ -49,12 +50,12 @@ def test_rows_lie_as_the_manual_draws_them():
 @pytest.mark.parametrize("slow", [-1, 0, 1])
 def test_calls_in_a_row_give_the_bits_of_reference(num_ranks, experts_each, slow):
     shape = shape_of(num_ranks, experts_each)
-    scale = draw_expert_scale(shape)
+    experts = draw_experts(shape)
 
     def body(exchange: moe_peers.Exchange) -> None:
         peer = moe_peers.Vdev2d(shape, exchange)
         for batch in batches(shape, exchange.rank, 4):
-            found, wanted = peer(batch, scale), reference(batch, scale)
+            found, wanted = peer(batch, experts), reference(batch, experts)
             assert torch.equal(found.view(torch.int16), wanted.view(torch.int16))
 
     World(num_ranks, slow if slow < num_ranks else -1).run(body)
@@ -106,7 +107,7 @@ def test_a_diagnosis_names_the_first_row(spoil, told):
     def body(exchange: moe_peers.Exchange) -> None:
         peer = moe_peers.Vdev2d(shape, exchange)
         batch = draw_batch(shape, seed=1, rank=exchange.rank, iteration=0, routing="uniform", uneven=False)
-        peer(batch, draw_expert_scale(shape))
+        peer(batch, draw_experts(shape))
         world.barrier(exchange.rank)  # nobody pulls any more
         if exchange.rank == 0:
             spoil(peer)

@@ -34,7 +34,14 @@ def steps_of_tracks(timeline: Timeline) -> dict[tuple[int, int], dict[str, list[
 
 @pytest.mark.parametrize(("blocks", "warps"), [(3, 2), (1, 1)])
 def test_a_partition_goes_out_while_the_one_before_comes_back(tmp_path, blocks, warps):
-    options = MoeRun(**SHAPE, variant="pipelined", iterations=2, blocks=blocks, warps=warps, partitions=PARTITIONS)
+    options = MoeRun(
+        **SHAPE,
+        variant="pipelined",
+        iterations=2,
+        blocks=blocks,
+        warps=warps,
+        family_options={"partitions": PARTITIONS},
+    )
     run(options, tmp_path).raise_for_error()
     seen = 0
     for events in steps_of_tracks(tracekern.load(tmp_path)).values():
@@ -52,7 +59,7 @@ def test_a_partition_goes_out_while_the_one_before_comes_back(tmp_path, blocks, 
 
 
 def test_one_partition_is_sent_whole_before_anything_comes_back(tmp_path):
-    options = MoeRun(**SHAPE, variant="pipelined", iterations=1, partitions=1)
+    options = MoeRun(**SHAPE, variant="pipelined", iterations=1, family_options={"partitions": 1})
     run(options, tmp_path).raise_for_error()
     for events in steps_of_tracks(tracekern.load(tmp_path)).values():
         for _, start, _ in events["wait_partial"]:

@@ -28,7 +28,7 @@ def sanitize(tool: str, variant: str, directory: str) -> None:
         hidden=64,
         experts=4,
         topk=2,
-        partitions=2 if variant == "pipelined" else 0,
+        family_options={"partitions": 2} if variant == "pipelined" else {},
         iterations=2,
         backend="cuda",
         timeout_ms=60_000,

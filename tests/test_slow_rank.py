@@ -16,8 +16,9 @@ from tracekern.analysis.causes.blame import Target
 from tracekern.analysis.doubt import blame_ranks, name_worst
 from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.comm.group import Group
+from tracekern.moe.experts import draw_experts
 from tracekern.moe.p2p.pipeline import P2PPipeline
-from tracekern.moe.routing import draw_batch, draw_expert_scale
+from tracekern.moe.routing import draw_batch
 from tracekern.moe.shape import MoeShape
 
 HELD_UP_S = 5e-3
@@ -35,13 +36,13 @@ def run_calls(group: Group, directory: Path, slow_rank: int) -> None:
     shape = MoeShape(num_ranks=NUM_RANKS, max_tokens=16, num_experts=8, topk=2, hidden=64, dtype="fp32")
     pipeline = P2PPipeline(group, shape, "balanced", num_blocks=2, warps_per_block=2)
     batch = draw_batch(shape, seed=1, rank=group.rank, iteration=0, routing="uniform", uneven=False)
-    scale = draw_expert_scale(shape)
+    experts = draw_experts(shape)
     with tracekern.capture(directory) as capture:
         for _ in range(NUM_CALLS):
             pipeline.comm.barrier()
             if group.rank == slow_rank:
                 time.sleep(HELD_UP_S)
-            pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, capture=capture)
+            pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts, capture=capture)
 
 
 def check_that_it_is_named(pool: RankPool, directory: Path, slow_rank: int) -> None:

@@ -1,8 +1,7 @@
 // Barriers of our own, because they must be able to give up: all blocks of a grid, all ranks.
 #pragma once
 
-#include "comm/signal.h"
-#include "trace/recorder.h"
+#include "comm/context.h"
 
 namespace tracekern {
 
@@ -64,21 +63,20 @@ constexpr uint32_t kRankBarrierStage = ~0u;
 // scope. Two sets of flags in turns: a rank that is through may raise the next epoch's flag before a slow peer has seen
 // this one's, but not the one after, for which it needs that peer.
 template <class Rec>
-TK_DEVICE bool rank_barrier(Warp& warp, const CommArgs& comm, Rec& recorder, uint32_t epoch, uint32_t stage) {
-    const uint32_t set = epoch % 2 * kMaxRanks;
+TK_DEVICE bool rank_barrier(CommContext<Rec>& context) {
+    const CommArgs& comm = context.comm;
+    const uint32_t set = context.epoch % 2 * kMaxRanks;
     for (uint32_t i = 0; i < comm.num_ranks; ++i) {
         const uint32_t peer = comm.nth_peer(i);
-        TK_SIGNAL(recorder, BarrierEvent::signal_barrier, peer);
-        signal<CommChannel::barrier>(warp, &comm.control(peer).barrier_flags[set + comm.rank], epoch, 0);
+        TK_SIGNAL(context.recorder, BarrierEvent::signal_barrier, peer);
+        uint64_t* flag = &comm.control(peer).barrier_flags[set + comm.rank];
+        signal<CommChannel::barrier>(context.warp, flag, context.epoch, 0);
     }
     bool ok = true;
     for (uint32_t i = 0; i < comm.num_ranks; ++i) {
         const uint32_t peer = comm.nth_peer(i);
-        TK_WAIT(recorder, BarrierEvent::wait_barrier, peer);
         const uint64_t* flag = &comm.control(comm.rank).barrier_flags[set + peer];
-        const bool arrived = wait<CommChannel::barrier>(warp, comm, flag, epoch, {stage, peer, 0}).ok;
-        TK_END_IF(arrived);
-        ok = ok && arrived;
+        ok = traced_wait<CommChannel::barrier, BarrierEvent::wait_barrier>(context, flag, peer).ok && ok;
     }
     return ok;
 }

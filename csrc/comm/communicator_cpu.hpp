@@ -76,8 +76,8 @@ public:
         const uint32_t epoch = std::exchange(barrier_epoch_, next_epoch(barrier_epoch_));
         with_recorder(trace, [&]<class Rec>(typename Rec::Args trace_args) {
             launch(CpuLaunch{}, [&](Warp& warp) {
-                Rec recorder(trace_args, warp, 0, epoch);
-                rank_barrier(warp, args_, recorder, epoch, kRankBarrierStage);
+                CommContext<Rec> context(warp, args_, trace_args, kRankBarrierStage, 0, epoch);
+                rank_barrier(context);
             });
         });
     }

@@ -9,8 +9,8 @@ namespace {
 template <class Rec>
 TK_DEVICE void run_rank_barrier(const CommArgs& comm, uint32_t epoch, LaunchSize size, typename Rec::Args trace) {
     Warp warp(size);
-    Rec recorder(trace, warp, 0, epoch);
-    rank_barrier(warp, comm, recorder, epoch, kRankBarrierStage);
+    CommContext<Rec> context(warp, comm, trace, kRankBarrierStage, 0, epoch);
+    rank_barrier(context);
 }
 
 }  // namespace

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "apis/names.hpp"
-#include "moe/number_type.h"
-#include "moe/shape.h"
+#include "moe/call.h"
+#include "moe/config.h"
 
 namespace tracekern {
 
@@ -42,6 +42,20 @@ inline MoeShape take_shape(pybind11::kwargs& options, NumberType number) {
     return shape;
 }
 
+// Takes everything but the grid, which heap_bytes() does not need.
+template <class Family>
+typename Family::Config take_config(pybind11::kwargs& options) {
+    using Variant = typename Family::Variant;
+    typename Family::Config config{};
+    config.variant =
+        enum_named<Variant>("variant", take_option<std::string>(options, "variant"), Family::kVariantNames);
+    config.number = enum_named<NumberType>("dtype", take_option<std::string>(options, "dtype"), kNumberNames);
+    config.shape = take_shape(options, config.number);
+    Family::visit_options(
+        config, [&]<class Value>(const char* name, Value& value) { value = take_option<Value>(options, name); });
+    return config;
+}
+
 // The module of a family in an extension: `families` of that extension, under the family's name.
 template <class Family>
 pybind11::module_ family_module(pybind11::module_& extension) {
@@ -58,7 +72,7 @@ pybind11::module_ family_module(pybind11::module_& extension) {
 //   stages, roles, channels    names; Communicator.add_kernels() takes stages and channels, for faults
 //   event_table()              JSON, see describe_events()
 //   heap_bytes(**options)      of the symmetric heap of each rank
-template <class Family, auto kTakeConfig>
+template <class Family>
 void bind_facts(pybind11::module_& family) {
     namespace py = pybind11;
     py::dict variants;
@@ -79,19 +93,36 @@ void bind_facts(pybind11::module_& family) {
     family.attr("channels") = names_list(Family::kChannelNames);
     family.def("event_table", &describe_events<typename Family::Event>);
     family.def("heap_bytes", [](py::kwargs options) {
-        const auto config = kTakeConfig(options);
+        const auto config = take_config<Family>(options);
         refuse_options_left(options);
         return Family::heap_bytes(config);
     });
 }
 
+// Addresses of the tensors of the next call; MoeCall gives shapes.
+template <class Pipeline>
+void set_call(Pipeline& pipeline,
+              uint64_t x,
+              uint64_t topk_idx,
+              uint64_t topk_weights,
+              uint64_t expert_scale,
+              uint64_t out,
+              uint32_t num_tokens) {
+    static_cast<MoeCall&>(pipeline.args()) = {reinterpret_cast<const char*>(x),
+                                              reinterpret_cast<const int32_t*>(topk_idx),
+                                              reinterpret_cast<const float*>(topk_weights),
+                                              Experts{reinterpret_cast<const float*>(expert_scale)},
+                                              reinterpret_cast<char*>(out),
+                                              num_tokens};
+}
+
 // Binds what pipelines have in common on all backends. take_backend: what makes the backend out of a call's options.
-template <class Family, class Pipeline, auto kTakeConfig, auto kTakeBackend, class Communicator>
-pybind11::class_<Pipeline> bind_pipeline(pybind11::module_& family) {
+template <class Family, class Pipeline, auto kTakeBackend, class Communicator>
+void bind_pipeline(pybind11::module_& family) {
     namespace py = pybind11;
     const auto make = [](Communicator& comm, py::kwargs options) {
         options["num_ranks"] = comm.args().num_ranks;
-        typename Family::Config config = kTakeConfig(options);
+        auto config = take_config<Family>(options);
         config.num_blocks = take_option<uint32_t>(options, "num_blocks");
         config.warps_per_block = take_option<uint32_t>(options, "warps_per_block");
         const auto first_stage = take_option<uint32_t>(options, "first_stage");
@@ -111,9 +142,18 @@ pybind11::class_<Pipeline> bind_pipeline(pybind11::module_& family) {
             pipeline.run(stage, trace, stream);
         }
     };
-    return py::class_<Pipeline>(family, "Pipeline")
+    py::class_<Pipeline>(family, "Pipeline")
         .def(py::init(make), py::keep_alive<1, 2>(), py::arg("comm"))
         .def("reset", &Pipeline::reset)
+        .def("set_call",
+             &set_call<Pipeline>,
+             py::kw_only(),
+             py::arg("x"),
+             py::arg("topk_idx"),
+             py::arg("topk_weights"),
+             py::arg("expert_scale"),
+             py::arg("out"),
+             py::arg("num_tokens"))
         .def_property_readonly("epoch", &Pipeline::epoch)
         // Several stages with one call: between two launches of a traced call the GPU is to wait no longer than between
         // those of an untraced one.

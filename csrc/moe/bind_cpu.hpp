@@ -1,4 +1,4 @@
-// Binds a family's pipeline on the CPU backend; its option `executor` is "fibers" or "threads".
+// Binds a family's facts and its pipeline on the CPU backend; its option `executor` is "fibers" or "threads".
 #pragma once
 
 #include "apis/cpu_backend.hpp"
@@ -12,9 +12,11 @@ inline PipelineBackendCpu take_cpu_backend(pybind11::kwargs& options) {
     return PipelineBackendCpu(cpu_executor(executor));
 }
 
-template <class Family, auto kTakeConfig>
-auto bind_cpu_pipeline(pybind11::module_& family) {
-    return bind_pipeline<Family, PipelineCpu<Family>, kTakeConfig, take_cpu_backend, CpuCommunicator>(family);
+template <class Family>
+void bind_cpu_family(pybind11::module_& extension) {
+    auto family = family_module<Family>(extension);
+    bind_facts<Family>(family);
+    bind_pipeline<Family, PipelineCpu<Family>, take_cpu_backend, CpuCommunicator>(family);
 }
 
 }  // namespace tracekern

@@ -10,8 +10,9 @@ inline PipelineBackendCuda take_cuda_backend(pybind11::kwargs&) {
     return {};
 }
 
-template <class Family, auto kTakeConfig>
-auto bind_cuda_pipeline(pybind11::module_& family) {
+template <class Family>
+void bind_cuda_family(pybind11::module_& extension) {
+    auto family = family_module<Family>(extension);
 #ifdef TK_PLANTED_FAULTS
     // Leaves one thing out of the protocol from now on, on the current device; see comm/mutation.h.
     family.def("plant", [](const std::string& channel, const std::string& mutation) {
@@ -23,7 +24,7 @@ auto bind_cuda_pipeline(pybind11::module_& family) {
         plant_in_kernels<Family>({kFirstOwnChannel + own, left_out});
     });
 #endif
-    return bind_pipeline<Family, PipelineCuda<Family>, kTakeConfig, take_cuda_backend, CudaCommunicator>(family);
+    bind_pipeline<Family, PipelineCuda<Family>, take_cuda_backend, CudaCommunicator>(family);
 }
 
 }  // namespace tracekern

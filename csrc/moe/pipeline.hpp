@@ -2,9 +2,10 @@
 //
 // A family is a struct in csrc/moe/<family>/family.h:
 //
-//   Args, Config, Stage, Variant, Event   what its kernels get; what a pipeline is made of (with shape, variant,
-//                                         num_blocks and warps_per_block); its enums
+//   Args, Config, Stage, Variant, Event   what its kernels get, a MoeCall with more; what a pipeline is made of, a
+//                                         PipelineConfig with more; its enums
 //   kName, kVariantNames, kStageNames, kRoleNames, kChannelNames
+//   visit_options(config, visit)          calls visit(name, value) for each option of its Config
 //   heap_bytes(config)                    of the symmetric heap, on each rank
 //   with_kernels(config, f)               calls f(KernelList<...>{}) with the kernels of a call
 //   make_args(config, memory)             the arguments that stay, in memory of this rank's own

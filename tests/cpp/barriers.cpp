@@ -79,9 +79,9 @@ int run_rank(const Options& options, CpuCommunicator& comm) {
     for (uint32_t round = 0; round < options.rounds && !outcome.gave_up[0]; ++round) {
         const uint32_t epoch = kFirstEpoch + round;
         comm.launch(options.launch, [&](Warp& warp) {
-            Recorder<false> recorder({}, warp);
+            CommContext<Recorder<false>> context(warp, args, {}, 0, 0, epoch);
             for (uint32_t peer = 0; peer < args.num_ranks; ++peer) payload(args, peer, epoch)[args.rank] = round + 1;
-            const bool ok = rank_barrier(warp, args, recorder, epoch, 0);
+            const bool ok = rank_barrier(context);
             const uint32_t* words = payload(args, args.rank, epoch);
             for (uint32_t peer = 0; ok && peer < args.num_ranks; ++peer) outcome.wrong[0] += words[peer] != round + 1;
             outcome.gave_up[0] = !ok;

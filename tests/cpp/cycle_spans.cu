@@ -57,8 +57,7 @@ void run() {
     // The first launches fetch the code; the last one counts.
     for (int i = 0; i < 4; ++i) {
         auto* sink_ptr = sink.as<float>();
-        launch_kernel(
-            reinterpret_cast<const void*>(short_spans), kNumBlocks, kNumWarps * 32, 0, 0, {&launch, &sink_ptr});
+        launch_kernel(reinterpret_cast<const void*>(short_spans), {kNumBlocks, kNumWarps * 32}, {&launch, &sink_ptr});
         TK_CUDA(cudaGetLastError());
         TK_CUDA(cudaDeviceSynchronize());
     }

@@ -127,7 +127,7 @@ int run_rank(const Options& options, CpuCommunicator& comm, PipelineCpu<P2P>& pi
         args.x = reinterpret_cast<const char*>(input.x.data());
         args.topk_idx = input.topk_idx.data();
         args.topk_weights = input.topk_weights.data();
-        args.expert_scale = scale.data();
+        args.experts = {scale.data()};
         args.out = reinterpret_cast<char*>(out.data());
         args.num_tokens = input.num_tokens;
         for (P2PStage stage : stages) {

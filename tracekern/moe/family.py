@@ -11,6 +11,7 @@ from tracekern import _C
 if TYPE_CHECKING:
     import torch
 
+    from tracekern.moe.experts import Experts
     from tracekern.moe.pipeline import Pipeline
     from tracekern.moe.routing import Batch
     from tracekern.moe.shape import MoeShape
@@ -35,7 +36,7 @@ class Family:
     name: str
     make_pipeline: Callable[..., Pipeline]
     """Takes (group, shape, variant), timeout_s, num_blocks, warps_per_block, backend and the family's options."""
-    expected: Callable[[str, Batch, torch.Tensor, MoeShape], torch.Tensor]
+    expected: Callable[[str, Batch, Experts, MoeShape], torch.Tensor]
     """[num_tokens, hidden]: the bits that a variant promises."""
     reference_name: Callable[[str], str]
     """The function of plain torch that computes them."""

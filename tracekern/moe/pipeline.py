@@ -10,7 +10,10 @@ from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput
 from tracekern.formatting import count
+from tracekern.moe.experts import Experts
+from tracekern.moe.routing import torch_dtype
 from tracekern.moe.shape import MoeShape, check_range
+from tracekern.moe.tensors import check_tensor, describe_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +28,7 @@ class Pipeline:
     """Dispatch -> experts -> combine on the symmetric heap. Allocates once; a call moves tokens only.
 
     Usable from one thread at a time. After a CommTimeout every call is refused until reset(), which is collective.
-    A family's pipeline checks the tensors of a call, hands their addresses to `self._native` and calls _start().
+    A family's pipeline chooses the options of its kernels; one whose calls have other tensors has a call of its own.
     """
 
     def __init__(
@@ -80,6 +83,63 @@ class Pipeline:
     def epoch(self) -> int:
         """The epoch of the next call: 32 bits, starts just below the wrap."""
         return int(self._native.epoch)
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor,
+        experts: Experts,
+        *,
+        out: torch.Tensor | None = None,
+        capture: Capture | None = None,
+        after_stage: Callable[[str], None] | None = None,
+    ) -> torch.Tensor:
+        """Returns [num_tokens, hidden] in x's dtype; `out` if given.
+
+        x: [num_tokens, hidden]; topk_idx: [num_tokens, topk] int32, -1 for none; topk_weights: [num_tokens, topk] fp32.
+
+        after_stage: called with the name of each kernel when it was started. What it raises breaks the call off.
+        On a GPU the call only starts the work, on the current stream; synchronize() waits for it.
+        Raises BadInput, and CommTimeout when a peer does not come. After a call that was broken off between two kernels
+        the next one raises CallBroken, until reset().
+        """
+        import torch
+
+        self.comm.require_usable()
+        self._check_tensors(x, topk_idx, topk_weights)
+        experts.check(self.comm, self.shape)
+        if out is None:
+            out = torch.empty_like(x)
+        elif out.shape != x.shape or out.dtype != x.dtype or out.device != x.device or not out.is_contiguous():
+            wanted = f"{describe_tensor(x)}, contiguous, on {x.device}"
+            raise BadInput(f"out is {describe_tensor(out)} on {out.device}; wanted {wanted}")
+        self._native.set_call(
+            x=x.data_ptr(),
+            topk_idx=topk_idx.data_ptr(),
+            topk_weights=topk_weights.data_ptr(),
+            **experts.addresses,
+            out=out.data_ptr(),
+            num_tokens=x.shape[0],
+        )
+        self._start(capture, after_stage)
+        return out
+
+    def _check_tensors(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor) -> None:
+        import torch
+
+        shape = self.shape
+        num_tokens = int(x.shape[0]) if x.ndim == 2 else -1
+        check_tensor(self.comm, "x", x, torch_dtype(shape), (num_tokens, shape.hidden))
+        check_tensor(self.comm, "topk_idx", topk_idx, torch.int32, (num_tokens, shape.topk))
+        check_tensor(self.comm, "topk_weights", topk_weights, torch.float32, (num_tokens, shape.topk))
+        if num_tokens > shape.max_tokens:
+            raise BadInput(f"{num_tokens} tokens; the pipeline was made for at most {shape.max_tokens}")
+        # Looking at indices on a GPU would stop the stream in every call.
+        on_host = self.comm.device.backend == "cpu"
+        if on_host and num_tokens and not -1 <= int(topk_idx.min()) <= int(topk_idx.max()) < shape.num_experts:
+            bad = topk_idx[(topk_idx < -1) | (topk_idx >= shape.num_experts)][0].item()
+            raise BadInput(f"topk_idx names expert {bad}; wanted -1 (none) or 0 to {shape.num_experts - 1}")
 
     def _start(self, capture: Capture | None, after_stage: Callable[[str], None] | None) -> None:
         """Starts the kernels of a call, whose tensors the native pipeline has.
@@ -152,13 +212,6 @@ def check_grid(num_blocks: int, warps_per_block: int, backend: str) -> None:
         check_range("num_blocks x warps_per_block", num_blocks * warps_per_block, 1, MAX_CPU_WARPS)
 
 
-def check_on_device(comm: Communicator, name: str, tensor: torch.Tensor) -> None:
-    """Raises BadInput for a tensor that kernels of this rank cannot read as it is."""
-    if not tensor.is_contiguous() or str(tensor.device) != comm.device.torch_device:
-        where = "on" if tensor.is_contiguous() else "not contiguous, on"
-        raise BadInput(f"{name} is {where} {tensor.device}; wanted contiguous, on {comm.device.torch_device}")
-
-
 def _make_native(family: str, comm: Communicator, backend: str, options: dict[str, Any]) -> Any:
     """Collective. Raises BadInput, the same on all ranks, where one of them cannot run the kernels."""
     native, problem = None, ""
@@ -182,8 +235,3 @@ def _check_same_everywhere(group: Group, settings: dict[str, Any]) -> None:
         for name, value in theirs.items():
             if value != settings[name]:
                 raise BadInput(f"{name} is {settings[name]} on rank {group.rank} and {value} on rank {rank}")
-
-
-def describe_tensor(tensor: torch.Tensor) -> str:
-    """Its dtype and size, for a message."""
-    return f"{tensor.dtype} {list(tensor.shape)}"

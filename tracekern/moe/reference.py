@@ -2,7 +2,7 @@
 
 Every variant computes, unless its family says otherwise, for each token,
 
-    out = round(sum over choices k, in their order, of weight[k] * round(x * scale[expert[k]]))
+    out = round(sum over choices k, in their order, of weight[k] * expert[k](x))
 
 with products and sums in fp32, each rounded on its own, and round() to the dtype: one result, the same bits everywhere.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracekern.moe.experts import Experts
 from tracekern.moe.routing import Batch
 from tracekern.moe.shape import MoeShape
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def reference(batch: Batch, expert_scale: torch.Tensor) -> torch.Tensor:
+def reference(batch: Batch, experts: Experts) -> torch.Tensor:
     """[num_tokens, hidden] in the dtype of batch.x: each token visits its experts one by one, on its own rank."""
     import torch
 
@@ -28,13 +29,13 @@ def reference(batch: Batch, expert_scale: torch.Tensor) -> torch.Tensor:
         for choice, expert in enumerate(batch.topk_idx[token].tolist()):
             if expert < 0:
                 continue
-            result = (batch.x[token].float() * expert_scale[expert]).to(batch.x.dtype)
+            result = experts.apply(batch.x[token, None], torch.tensor([expert]))[0]
             total = total + batch.topk_weights[token, choice] * result.float()
         out[token] = total.to(batch.x.dtype)
     return out
 
 
-def sorted_all_to_all(batch: Batch, expert_scale: torch.Tensor, shape: MoeShape) -> torch.Tensor:
+def sorted_all_to_all(batch: Batch, experts: Experts, shape: MoeShape) -> torch.Tensor:
     """The same result by argsort and all_to_all_single over the default process group; collective."""
     import torch
 
@@ -52,14 +53,14 @@ def sorted_all_to_all(batch: Batch, expert_scale: torch.Tensor, shape: MoeShape)
     _all_to_all(received, rows, recv_splits, send_splits)
 
     # Rows came by source rank, within it by expert: a second sort gives the layout of a grouped GEMM.
-    experts = torch.arange(shape.num_local_experts, device=device).repeat(shape.num_ranks)
-    local = experts.repeat_interleave(recv_counts.reshape(-1))
+    locals_of_ranks = torch.arange(shape.num_local_experts, device=device).repeat(shape.num_ranks)
+    local = locals_of_ranks.repeat_interleave(recv_counts.reshape(-1))
     by_expert = torch.argsort(local, stable=True)
     first_expert = _rank() * shape.num_local_experts
-    scaled = (received[by_expert].float() * expert_scale[first_expert + local[by_expert], None]).to(rows.dtype)
+    results_of_experts = experts.apply(received[by_expert], first_expert + local[by_expert])
 
     back = torch.empty_like(received)
-    back[by_expert] = scaled
+    back[by_expert] = results_of_experts
     returned = torch.empty_like(rows)
     _all_to_all(returned, back, send_splits, recv_splits)
     results = torch.zeros((batch.num_tokens * shape.topk, shape.hidden), dtype=torch.float32, device=device)

@@ -82,13 +82,6 @@ def draw_batch(shape: MoeShape, *, seed: int, rank: int, iteration: int, routing
     )
 
 
-def draw_expert_scale(shape: MoeShape) -> torch.Tensor:
-    """[num_experts] fp32: what each expert multiplies its input with, the stand-in for its network."""
-    import torch
-
-    return 1.0 + torch.arange(shape.num_experts, dtype=torch.float32) / shape.num_experts
-
-
 def torch_dtype(shape: MoeShape) -> torch.dtype:
     import torch
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +15,6 @@ DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
 MAX_TOKENS = 1 << 18
 MAX_TOPK = 16
 MAX_EXPERTS = 4096
-MAX_PARTITIONS = 64
-PARTITION_BYTES = 9_000_000
-"""Of rows for other ranks, 24 us of NVLink. For 16 to 8,192 tokens the numbers of partitions that were tried next to
-this one took at most 8 % longer than the best (2 and 4 H200, 2026-11-22, benchmarks/moe.py --sweep)."""
 
 
 def check_range(name: str, value: Any, low: int, high: int) -> None:
@@ -76,18 +71,3 @@ class MoeShape:
     @property
     def row_bytes(self) -> int:
         return self.hidden * DTYPES[self.dtype]
-
-    def num_partitions(self, num_warps: int) -> int:
-        """Of a rank's tokens in the pipelined variant, unless another number is asked for.
-
-        num_warps: on the token's side of the kernel. Each looks after a (token, rank) pair of a partition, or after
-        several: where a few have one more than all others, these wait (4,096 tokens in 7 partitions of 586 took 401 us,
-        in 8 of 512, with a pair for nearly each of 1,048 warps, 366; 2 H200, 2026-11-22).
-        """
-        # How many other ranks a token goes to when each choice is as likely to be at any rank.
-        rows_each = (self.num_ranks - 1) * (1 - (1 - 1 / self.num_ranks) ** self.topk)
-        wanted = math.ceil(self.max_tokens * rows_each * self.row_bytes / PARTITION_BYTES)
-        pairs_each = round(self.max_tokens / max(1, wanted) * self.num_ranks / num_warps)
-        if wanted > 1 and pairs_each:
-            wanted = math.ceil(self.max_tokens / max(1, pairs_each * num_warps // self.num_ranks))
-        return min(max(1, wanted), MAX_PARTITIONS)

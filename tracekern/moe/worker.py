@@ -26,9 +26,10 @@ from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group
 from tracekern.comm.preflight import why_no_gpu
 from tracekern.errors import BadInput, CommTimeout, TracekernError
+from tracekern.moe.experts import Experts, draw_experts
 from tracekern.moe.families import FAMILY_OF
 from tracekern.moe.reference import reference, sorted_all_to_all
-from tracekern.moe.routing import Batch, draw_batch, draw_expert_scale
+from tracekern.moe.routing import Batch, draw_batch
 from tracekern.moe.run import PROGRESS, MoeRun, RankReport, reference_name
 from tracekern.record.session import Capture, capture
 
@@ -89,8 +90,8 @@ def _run_rank(options: MoeRun) -> RankReport:
             comm.barrier(capture)
             outputs, times = _timed_calls(inputs, call, capture, options, group.rank)
         footprint = capture.footprint_bytes if capture is not None else 0
-    scale = draw_expert_scale(options.shape)
-    wrong = sum(_count_wrong(options, batch, scale, out.cpu()) for batch, out in zip(batches, outputs, strict=True))
+    experts = draw_experts(options.shape)
+    wrong = sum(_count_wrong(options, batch, experts, out.cpu()) for batch, out in zip(batches, outputs, strict=True))
     if dist.is_initialized():
         dist.destroy_process_group()
     error = f"rank {group.rank}: {wrong} elements differ from {reference_name(options.variant)}" if wrong else ""
@@ -158,7 +159,7 @@ def _choose_backend(options: MoeRun) -> str:
 
 def _prepare(options: MoeRun, group: Group, backend: str) -> tuple[Call, Communicator, dict[str, int]]:
     """The variant as a call that returns when its work is through, the communicator, and its family's options."""
-    shape, scale, timeout_s = options.shape, draw_expert_scale(options.shape).to(backend), options.timeout_ms / 1e3
+    shape, experts, timeout_s = options.shape, draw_experts(options.shape).to(backend), options.timeout_ms / 1e3
     if options.variant in FAMILY_OF:
         family = FAMILY_OF[options.variant]
         grid = (4, 4) if backend == "cpu" else (128, 16)
@@ -174,7 +175,7 @@ def _prepare(options: MoeRun, group: Group, backend: str) -> tuple[Call, Communi
         )
 
         def call(batch: Batch, capture: Capture | None) -> torch.Tensor:
-            out = pipeline(batch.x, batch.topk_idx, batch.topk_weights, scale, capture=capture)
+            out = pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts, capture=capture)
             pipeline.synchronize()
             return out
 
@@ -182,8 +183,8 @@ def _prepare(options: MoeRun, group: Group, backend: str) -> tuple[Call, Communi
         return call, pipeline.comm, chosen
     comm = Communicator(group, _C.heap_control_bytes, timeout_s, backend)
     if options.variant == "sorted":
-        return lambda batch, _: sorted_all_to_all(batch, scale, shape), comm, {}
-    return lambda batch, _: reference(batch, scale), comm, {}
+        return lambda batch, _: sorted_all_to_all(batch, experts, shape), comm, {}
+    return lambda batch, _: reference(batch, experts), comm, {}
 
 
 def _capture(options: MoeRun, directory: str, comm: Communicator) -> Any:
@@ -240,9 +241,9 @@ def _torch_profile(options: MoeRun, capture: Capture | None, backend: str, warm_
     capture.add_torch_profile(profiler)
 
 
-def _count_wrong(options: MoeRun, batch: Batch, scale: torch.Tensor, out: torch.Tensor) -> int:
+def _count_wrong(options: MoeRun, batch: Batch, experts: Experts, out: torch.Tensor) -> int:
     family = FAMILY_OF.get(options.variant)
-    wanted = family.expected(options.variant, batch, scale, options.shape) if family else reference(batch, scale)
+    wanted = family.expected(options.variant, batch, experts, options.shape) if family else reference(batch, experts)
     bits = torch.int32 if out.dtype == torch.float32 else torch.int16
     return int((wanted.view(bits) != out.view(bits)).sum())
 

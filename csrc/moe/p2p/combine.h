@@ -12,13 +12,7 @@
 // has the source's counts of e+1, which the source sends after its combine_recv of e.
 #pragma once
 
-#include "comm/barrier.h"
-#include "comm/signal.h"
-#include "moe/p2p/acknowledge.h"
-#include "moe/p2p/events.h"
-#include "moe/p2p/layout.h"
-#include "moe/p2p/rows.h"
-#include "trace/recorder.h"
+#include "moe/p2p/dispatch.h"
 
 namespace tracekern {
 
@@ -29,113 +23,104 @@ TK_DEVICE uint32_t global_expert(const P2PArgs& args, uint32_t local_expert) {
 // The variants that are not fused: the experts as a kernel of their own.
 template <class T, class Rec>
 TK_DEVICE void scale_experts(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-    Rec recorder(trace, warp, static_cast<uint32_t>(P2PRole::scale), args.state->epoch);
+    P2PContext<Rec> context(warp, args, trace, P2PStage::scale_experts, P2PRole::scale);
     const uint32_t num_rows = args.expert_offset[args.shape.num_local_experts()];
     const uint32_t num_warps = warp.num_blocks * warp.num_warps;
     for (uint32_t row = warp.block * warp.num_warps + warp.warp; row < num_rows; row += num_warps) {
         const uint32_t expert = global_expert(args, args.row_origin[row].local_expert);
-        TK_RANGE(recorder, P2PEvent::scale_token, expert, row);
-        scale_row<T>(warp, args.expert_row(row), args.expert_row(row), args.expert_scale[expert], args.shape.hidden);
+        TK_RANGE(context.recorder, P2PEvent::scale_token, expert, row);
+        args.experts[expert].apply<T>(warp, args.expert_row(row), args.expert_row(row), args.shape.hidden);
     }
 }
 
 template <class T, P2PVariant kVariant, class Rec>
-TK_DEVICE void send_result(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t row, uint32_t epoch) {
+TK_DEVICE void send_result(P2PContext<Rec>& context, uint32_t row) {
+    Warp& warp = context.warp;
+    const P2PArgs& args = context.args;
     const RowOrigin origin = args.row_origin[row];
     const uint32_t peer = origin.src_rank;
     const uint32_t expert = global_expert(args, origin.local_expert);
-    TK_SEQUENCE(recorder);
+    TK_SEQUENCE(context.recorder);
     TK_NEXT(P2PEvent::send_result, peer, origin.flat, expert);
     char* result = args.result_row(peer, origin.flat);
     if constexpr (kTraitsOf<kVariant>.fused) {
-        scale_row<T>(warp, result, args.expert_row(row), args.expert_scale[expert], args.shape.hidden);
+        args.experts[expert].apply<T>(warp, result, args.expert_row(row), args.shape.hidden);
     } else {
         copy_row(warp, result, args.expert_row(row), args.shape.row_bytes());
     }
     poison(args.expert_row(row), args.shape.row_bytes());
     if constexpr (kTraitsOf<kVariant>.token_flags) {
         TK_NEXT(P2PEvent::signal_result, peer, origin.flat, expert);
-        signal<P2PChannel::result>(warp, args.result_flag(peer, origin.flat), epoch, expert);
+        signal<P2PChannel::result>(warp, args.result_flag(peer, origin.flat), context.epoch, expert);
     }
 }
 
 // All results of this rank are on their way: one flag for each peer. All warps of all blocks.
 template <class Rec>
-TK_DEVICE void send_results_flags(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch) {
-    {
-        TK_WAIT(recorder, P2PEvent::wait_grid);
-        const bool ok =
-            grid_barrier(warp, args.comm, &args.state->grid_arrivals, static_cast<uint32_t>(P2PStage::combine_send));
-        TK_END_IF(ok);
-        if (!ok) return;
-    }
-    if (warp.block != 0) return;
-    for (uint32_t i = warp.warp; i < args.shape.num_ranks; i += warp.num_warps) {
-        const uint32_t peer = args.comm.nth_peer(i);
-        TK_SIGNAL(recorder, P2PEvent::signal_results, peer);
-        signal<P2PChannel::results>(warp, args.results_flag(peer, args.comm.rank), epoch, 0);
-    }
+TK_DEVICE void send_results_flags(P2PContext<Rec>& context) {
+    if (!wait_grid(context) || context.warp.block != 0) return;
+    for_peers_of_warp(context, [&](uint32_t peer) {
+        TK_SIGNAL(context.recorder, P2PEvent::signal_results, peer);
+        uint64_t* flag = context.args.results_flag(peer, context.comm.rank);
+        signal<P2PChannel::results>(context.warp, flag, context.epoch, 0);
+    });
 }
 
 template <class T, P2PVariant kVariant, class Rec>
 TK_DEVICE void combine_send(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
     const bool aborted = has_aborted(args.comm);  // on its way beside the loads below: 0.3 us (2 H200, 2026-11-22)
-    const uint32_t epoch = args.state->epoch;
-    Rec recorder(trace, warp, static_cast<uint32_t>(P2PRole::send), epoch);
-    if (warp.block == 0) acknowledge_all(warp, args, recorder, epoch);
+    P2PContext<Rec> context(warp, args, trace, P2PStage::combine_send, P2PRole::send);
+    if (warp.block == 0) acknowledge_all(context);
     const auto rows_of = [&](uint32_t local) { return args.expert_offset[local + 1] - args.expert_offset[local]; };
     const auto send_row = [&](uint32_t local, uint32_t i) {
-        send_result<T, kVariant>(warp, args, recorder, args.expert_offset[local] + i, epoch);
+        send_result<T, kVariant>(context, args.expert_offset[local] + i);
     };
     if (aborted) return;
     for_rows<kTraitsOf<kVariant>.balanced>(warp, args.shape.num_local_experts(), rows_of, send_row);
-    if constexpr (!kTraitsOf<kVariant>.token_flags) send_results_flags(warp, args, recorder, epoch);
+    if constexpr (!kTraitsOf<kVariant>.token_flags) send_results_flags(context);
 }
 
 // Waits for the results of one token, a choice a warp; false when this warp's choices gave up.
 template <class Rec>
-TK_DEVICE bool wait_results_of(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t token, uint32_t epoch) {
+TK_DEVICE bool wait_results_of(P2PContext<Rec>& context, uint32_t token) {
+    const P2PArgs& args = context.args;
     bool ok = true;
-    for (uint32_t choice = warp.warp; choice < args.shape.topk; choice += warp.num_warps) {
+    for (uint32_t choice = context.warp.warp; choice < args.shape.topk; choice += context.warp.num_warps) {
         const uint32_t flat = token * args.shape.topk + choice;
         const int32_t chosen = args.topk_idx[flat];
         if (!args.shape.is_expert(chosen)) continue;
         const uint32_t expert = static_cast<uint32_t>(chosen);
         const uint32_t peer = args.shape.rank_of(expert);
-        TK_WAIT(recorder, P2PEvent::wait_result, peer, flat, expert);
         const uint64_t* flag = args.result_flag(args.comm.rank, flat);
-        const WaitFor wait_for{static_cast<uint32_t>(P2PStage::combine_recv), peer, flat};
-        const bool arrived = wait<P2PChannel::result>(warp, args.comm, flag, epoch, wait_for).ok;
-        TK_END_IF(arrived);
-        ok = ok && arrived;
+        ok = traced_wait<P2PChannel::result, P2PEvent::wait_result>(context, flag, peer, flat, expert).ok && ok;
     }
     return ok;
+}
+
+// A block barrier.
+template <class Rec>
+TK_DEVICE void wait_block(P2PContext<Rec>& context) {
+    TK_WAIT(context.recorder, P2PEvent::wait_block);
+    TK_END_AFTER_BARRIER(context.warp);
 }
 
 // All warps of the block: true when every one of them has what it waited for. `failed` is zero and this token's alone:
 // a warp that is fast enough to fail the next token before a slow one has looked here marks another word.
 template <class Rec>
-TK_DEVICE bool all_warps_ok(Warp& warp, Rec& recorder, bool ok, uint32_t* failed) {
-    if (!ok && warp.is_leader()) add_relaxed_block(failed, 1u);
-    {
-        TK_WAIT(recorder, P2PEvent::wait_block);
-        TK_END_AFTER_BARRIER(warp);
-    }
+TK_DEVICE bool all_warps_ok(P2PContext<Rec>& context, bool ok, uint32_t* failed) {
+    if (!ok && context.warp.is_leader()) add_relaxed_block(failed, 1u);
+    wait_block(context);
     return *failed == 0;
 }
 
 // Waits for the results of all ranks; false when it gave up.
 template <class Rec>
-TK_DEVICE bool wait_all_results(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch) {
+TK_DEVICE bool wait_all_results(P2PContext<Rec>& context) {
     bool ok = true;
-    for (uint32_t i = 0; i < args.shape.num_ranks; ++i) {
-        const uint32_t peer = args.comm.nth_peer(i);
-        TK_WAIT(recorder, P2PEvent::wait_results, peer);
-        const uint64_t* flag = args.results_flag(args.comm.rank, peer);
-        const WaitFor wait_for{static_cast<uint32_t>(P2PStage::combine_recv), peer, 0};
-        const bool arrived = wait<P2PChannel::results>(warp, args.comm, flag, epoch, wait_for).ok;
-        TK_END_IF(arrived);
-        ok = ok && arrived;
+    for (uint32_t i = 0; i < context.comm.num_ranks; ++i) {
+        const uint32_t peer = context.comm.nth_peer(i);
+        const uint64_t* flag = context.args.results_flag(context.comm.rank, peer);
+        ok = traced_wait<P2PChannel::results, P2PEvent::wait_results>(context, flag, peer).ok && ok;
     }
     return ok;
 }
@@ -172,42 +157,43 @@ TK_DEVICE void reduce_token(Warp& warp, const P2PArgs& args, uint32_t token) {
 
 // The last block to get here leaves the counters as the next call wants to find them. All warps have read the epoch:
 // each block has had a barrier since.
-TK_DEVICE void prepare_next_call(Warp& warp, const P2PArgs& args, uint32_t epoch) {
+template <class Rec>
+TK_DEVICE void prepare_next_call(P2PContext<Rec>& context) {
+    Warp& warp = context.warp;
+    const P2PArgs& args = context.args;
     if (warp.warp != 0) return;
     const uint32_t done = warp.once([&] { return add_acq_rel_device(&args.state->blocks_done, 1u); });
     if (done != warp.num_blocks - 1) return;
     warp.strided(args.layout.num_partitions * args.shape.num_ranks, [&](uint32_t i) { args.send_count[i] = 0; });
     warp.leader([&] {
         args.state->blocks_done = 0;
-        args.state->epoch = next_epoch(epoch);
+        args.state->epoch = next_epoch(context.epoch);
     });
 }
 
 template <class T, P2PVariant kVariant, class Rec>
 TK_DEVICE void combine_recv(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-    const uint32_t epoch = args.state->epoch;
-    Rec recorder(trace, warp, static_cast<uint32_t>(P2PRole::reduce), epoch);
+    P2PContext<Rec> context(warp, args, trace, P2PStage::combine_recv, P2PRole::reduce);
     uint32_t* failed = warp.shared<ReduceShared>().failed;
     if (warp.warp == 0) warp.leader([&] { failed[0] = failed[1] = 0; });
     warp.block_sync();
     bool ok = true;
     if constexpr (!kTraitsOf<kVariant>.token_flags) {
-        ok = all_warps_ok(warp, recorder, wait_all_results(warp, args, recorder, epoch), &failed[0]);
+        ok = all_warps_ok(context, wait_all_results(context), &failed[0]);
     }
     // A token a block: its warps wait for one choice each, then share the row.
     uint32_t parity = 0;
     for (uint32_t token = warp.block; ok && token < args.num_tokens; token += warp.num_blocks) {
         if constexpr (kTraitsOf<kVariant>.token_flags) {
-            const bool arrived = wait_results_of(warp, args, recorder, token, epoch);
-            ok = all_warps_ok(warp, recorder, arrived, &failed[parity]);
+            ok = all_warps_ok(context, wait_results_of(context, token), &failed[parity]);
             parity ^= 1;
         }
         if (!ok) break;
-        TK_RANGE(recorder, P2PEvent::reduce_token, token);
+        TK_RANGE(context.recorder, P2PEvent::reduce_token, token);
         reduce_token<T>(warp, args, token);
     }
-    if (warp.block == 0) wait_acknowledged(warp, args, recorder, epoch, P2PStage::combine_recv);
-    prepare_next_call(warp, args, epoch);
+    if (warp.block == 0) wait_acknowledged(context);
+    prepare_next_call(context);
 }
 
 }  // namespace tracekern

@@ -10,7 +10,6 @@
 
 #include "moe/p2p/combine.h"
 #include "moe/p2p/dedup_dispatch.h"
-#include "moe/p2p/row_sum.h"
 
 namespace tracekern {
 
@@ -21,56 +20,58 @@ inline constexpr P2PChannel kResultChannel =
 
 // Sends each choice's result of a received row.
 template <class T, class Rec>
-TK_DEVICE void send_results_of(
-    Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, uint32_t src_rank, char* row) {
+TK_DEVICE void send_results_of(P2PContext<Rec>& context, uint32_t src_rank, char* row) {
+    Warp& warp = context.warp;
+    const P2PArgs& args = context.args;
     const DedupRowHeader header = *reinterpret_cast<const DedupRowHeader*>(row);
     for (uint32_t i = 0; i < header.num_choices; ++i) {
         const RowChoice choice = P2PArgs::row_choices(row)[i];
         const uint32_t flat = header.token * args.shape.topk + choice.choice;
         const uint32_t expert = global_expert(args, choice.local_expert);
-        TK_SEQUENCE(recorder);
+        TK_SEQUENCE(context.recorder);
         TK_NEXT(P2PEvent::send_result, src_rank, flat, expert);
         char* input = args.expert_row(args.row_places(row)[i]);
-        scale_row<T>(warp, args.result_row(src_rank, flat), input, args.expert_scale[expert], args.shape.hidden);
+        args.experts[expert].apply<T>(warp, args.result_row(src_rank, flat), input, args.shape.hidden);
         poison(input, args.shape.row_bytes());
         TK_NEXT(P2PEvent::signal_result, src_rank, flat, expert);
-        signal<P2PChannel::result>(warp, args.result_flag(src_rank, flat), epoch, expert);
+        signal<P2PChannel::result>(warp, args.result_flag(src_rank, flat), context.epoch, expert);
     }
 }
 
 // Sends the weighted sum of this rank's results of a received row. kInPlace: experts work on the row where it arrived.
 template <class T, bool kInPlace, class Rec>
-TK_DEVICE void send_partial(
-    Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, uint32_t src_rank, char* row) {
+TK_DEVICE void send_partial(P2PContext<Rec>& context, uint32_t src_rank, char* row) {
+    Warp& warp = context.warp;
+    const P2PArgs& args = context.args;
     const DedupRowHeader header = *reinterpret_cast<const DedupRowHeader*>(row);
     const uint32_t result = header.token * args.layout.results_per_token + args.comm.rank;
-    TK_SEQUENCE(recorder);
+    TK_SEQUENCE(context.recorder);
     TK_NEXT(P2PEvent::send_partial, src_rank, header.token, header.num_choices);
     Contribution* list = contributions_of(warp, args);
     warp.sync();  // the list of the row before is read
     warp.strided(header.num_choices, [&](uint32_t i) {
         const RowChoice choice = P2PArgs::row_choices(row)[i];
         char* input = kInPlace ? row + args.layout.header_bytes : args.expert_row(args.row_places(row)[i]);
-        const float scale = args.expert_scale[global_expert(args, choice.local_expert)];
-        list[i] = {input, choice.weight, scale, src_rank, result};
+        list[i] = {input, choice.weight, args.experts[global_expert(args, choice.local_expert)], src_rank, result};
     });
     warp.sync();
     char* partial = args.result_row(src_rank, result);
     sum_rows<T, true, kInPlace>(warp, partial, list, header.num_choices, args.shape.hidden, 0, 1);
     TK_NEXT(P2PEvent::signal_partial, src_rank, header.token);
-    signal<P2PChannel::partial>(warp, args.result_flag(src_rank, result), epoch, header.num_choices);
+    signal<P2PChannel::partial>(warp, args.result_flag(src_rank, result), context.epoch, header.num_choices);
 }
 
 // Sends back this share of the rows that came; nothing after a rank gave up, since then some may not have.
 template <class T, P2PVariant kVariant, class Rec>
-TK_DEVICE void send_back(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, Share share) {
+TK_DEVICE void send_back(P2PContext<Rec>& context, Share share) {
+    const P2PArgs& args = context.args;
     if (has_aborted(args.comm)) return;
-    for_incoming_rows(warp, args, share, 0, [&](uint32_t src_rank, uint32_t slot) {
+    for_incoming_rows(context.warp, args, share, 0, [&](uint32_t src_rank, uint32_t slot) {
         char* row = args.recv_row(args.comm.rank, src_rank, slot);
         if constexpr (kTraitsOf<kVariant>.reduces_at_experts) {
-            send_partial<T, false>(warp, args, recorder, epoch, src_rank, row);
+            send_partial<T, false>(context, src_rank, row);
         } else {
-            send_results_of<T>(warp, args, recorder, epoch, src_rank, row);
+            send_results_of<T>(context, src_rank, row);
         }
     });
 }
@@ -97,7 +98,7 @@ TK_DEVICE uint32_t list_results(Warp& warp, const P2PArgs& args, uint32_t token,
             weight = args.topk_weights[first + i];
         }
         const uint32_t place = count_bits(results & ((uint64_t{1} << i) - 1));
-        list[place] = {args.result_row(args.comm.rank, first + i), weight, 1.0f, peer, first + i};
+        list[place] = {args.result_row(args.comm.rank, first + i), weight, Expert{}, peer, first + i};
     });
     warp.sync();
     return count_bits(results);
@@ -106,14 +107,9 @@ TK_DEVICE uint32_t list_results(Warp& warp, const P2PArgs& args, uint32_t token,
 // Waits for the results in `list`; false when it gave up. All flags are looked at side by side first: one after the
 // other each would cost a trip to memory, although most have come.
 template <P2PVariant kVariant, class Rec>
-TK_DEVICE bool wait_results_in(Warp& warp,
-                               const P2PArgs& args,
-                               Rec& recorder,
-                               uint32_t epoch,
-                               P2PStage stage,
-                               uint32_t token,
-                               const Contribution* list,
-                               uint32_t count) {
+TK_DEVICE bool wait_results_in(P2PContext<Rec>& context, uint32_t token, const Contribution* list, uint32_t count) {
+    Warp& warp = context.warp;
+    const P2PArgs& args = context.args;
     constexpr P2PChannel kChannel = kResultChannel<kVariant>;
     const auto looks = warp.lanes([&](int lane) {
         if (static_cast<uint32_t>(lane) >= count) return uint64_t{0};
@@ -124,22 +120,20 @@ TK_DEVICE bool wait_results_in(Warp& warp,
     for (uint32_t i = 0; i < count; ++i) {
         const uint32_t peer = list[i].peer;
         const uint32_t result = list[i].result;
-        const auto arrive = [&] {
-            if (is_wanted_epoch(kChannel, flag_epoch(warp.shuffle(looks, static_cast<int>(i))), epoch)) return true;
-            const WaitFor wait_for{static_cast<uint32_t>(stage), peer, result};
-            return wait<kChannel>(warp, args.comm, args.result_flag(args.comm.rank, result), epoch, wait_for).ok;
+        const auto wait_now = [&] {
+            const uint32_t seen = flag_epoch(warp.shuffle(looks, static_cast<int>(i)));
+            if (is_wanted_epoch(kChannel, seen, context.epoch)) return WaitResult{true, 0};
+            const uint64_t* flag = args.result_flag(args.comm.rank, result);
+            return wait<kChannel>(warp, args.comm, flag, context.epoch, wait_for(context, peer, result));
         };
-        bool arrived;
+        WaitResult arrived;
         if constexpr (kTraitsOf<kVariant>.reduces_at_experts) {
-            TK_WAIT(recorder, P2PEvent::wait_partial, peer, token);
-            arrived = arrive();
-            TK_END_IF(arrived);
+            arrived = record_wait<P2PEvent::wait_partial>(context, wait_now, peer, token);
         } else {
-            TK_WAIT(recorder, P2PEvent::wait_result, peer, result, static_cast<uint32_t>(args.topk_idx[result]));
-            arrived = arrive();
-            TK_END_IF(arrived);
+            const uint32_t expert = static_cast<uint32_t>(args.topk_idx[result]);
+            arrived = record_wait<P2PEvent::wait_result>(context, wait_now, peer, result, expert);
         }
-        ok = ok && arrived;
+        ok = ok && arrived.ok;
     }
     return ok;
 }
@@ -156,8 +150,9 @@ TK_DEVICE uint32_t parts_of_a_sum(uint32_t row_bytes, uint32_t num_warps, uint32
 
 // Adds up the results of this share of a partition's tokens.
 template <class T, P2PVariant kVariant, class Rec>
-TK_DEVICE bool reduce_tokens(
-    Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, P2PStage stage, Share share, uint32_t partition) {
+TK_DEVICE bool reduce_tokens(P2PContext<Rec>& context, Share share, uint32_t partition) {
+    Warp& warp = context.warp;
+    const P2PArgs& args = context.args;
     const uint32_t num_tokens = partition_size(args, partition);
     if (num_tokens == 0) return true;
     const uint32_t num_parts = parts_of_a_sum(args.shape.row_bytes(), share.stride, num_tokens);
@@ -166,9 +161,9 @@ TK_DEVICE bool reduce_tokens(
     for (uint32_t item = share.first; ok && item < num_tokens * num_parts; item += share.stride) {
         const uint32_t token = partition_begin(args, partition) + item / num_parts;
         const uint32_t count = list_results<kVariant>(warp, args, token, list);
-        ok = wait_results_in<kVariant>(warp, args, recorder, epoch, stage, token, list, count);
+        ok = wait_results_in<kVariant>(context, token, list, count);
         if (!ok) break;
-        TK_RANGE(recorder, P2PEvent::reduce_token, token);
+        TK_RANGE(context.recorder, P2PEvent::reduce_token, token);
         char* out = args.out + uint64_t{token} * args.shape.row_bytes();
         sum_rows<T, false, false>(warp, out, list, count, args.shape.hidden, item % num_parts, num_parts);
     }
@@ -178,24 +173,21 @@ TK_DEVICE bool reduce_tokens(
 // The end of a call. All warps: the last block waits until all counts were read, the last one to arrive prepares the
 // next call. The barrier: no warp of this block needs what that resets.
 template <class Rec>
-TK_DEVICE void finish_call(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, P2PStage stage) {
-    if (is_count_block(warp)) wait_acknowledged(warp, args, recorder, epoch, stage);
-    {
-        TK_WAIT(recorder, P2PEvent::wait_block);
-        TK_END_AFTER_BARRIER(warp);
-    }
-    prepare_next_call(warp, args, epoch);
+TK_DEVICE void finish_call(P2PContext<Rec>& context) {
+    if (is_count_block(context.warp)) wait_acknowledged(context);
+    wait_block(context);
+    prepare_next_call(context);
 }
 
 // The kernel of `dedup` and `reduce`.
 template <class T, P2PVariant kVariant, class Rec>
 TK_DEVICE void combine(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-    const uint32_t epoch = args.state->epoch;
     const Sides sides = Sides::of(warp, warp.num_blocks);
-    Rec recorder(trace, warp, static_cast<uint32_t>(sides.on_expert_side ? P2PRole::send : P2PRole::reduce), epoch);
-    if (sides.on_expert_side) send_back<T, kVariant>(warp, args, recorder, epoch, sides.share);
-    if (sides.on_token_side) reduce_tokens<T, kVariant>(warp, args, recorder, epoch, P2PStage::combine, sides.share, 0);
-    finish_call(warp, args, recorder, epoch, P2PStage::combine);
+    const P2PRole role = sides.on_expert_side ? P2PRole::send : P2PRole::reduce;
+    P2PContext<Rec> context(warp, args, trace, P2PStage::combine, role);
+    if (sides.on_expert_side) send_back<T, kVariant>(context, sides.share);
+    if (sides.on_token_side) reduce_tokens<T, kVariant>(context, sides.share, 0);
+    finish_call(context);
 }
 
 }  // namespace tracekern

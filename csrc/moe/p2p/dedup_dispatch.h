@@ -9,7 +9,7 @@
 #pragma once
 
 #include "moe/p2p/dispatch.h"
-#include "moe/p2p/row_sum.h"
+#include "moe/row_sum.h"
 
 namespace tracekern {
 
@@ -90,8 +90,9 @@ TK_DEVICE uint32_t partition_size(const P2PArgs& args, uint32_t partition) {
 
 // Copies this share of a partition's (token, peer) pairs. Neighbours go to different peers.
 template <class Rec>
-TK_DEVICE void send_rows(
-    Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, Share share, uint32_t partition) {
+TK_DEVICE void send_rows(P2PContext<Rec>& context, Share share, uint32_t partition) {
+    Warp& warp = context.warp;
+    const P2PArgs& args = context.args;
     const uint32_t num_ranks = args.shape.num_ranks;
     const uint32_t begin = partition_begin(args, partition);
     const uint32_t row_bytes = args.shape.row_bytes();
@@ -103,35 +104,32 @@ TK_DEVICE void send_rows(
         if (choices == 0) continue;
         uint32_t* taken = &args.send_count[partition * num_ranks + peer];
         const uint32_t slot = begin + warp.once([&] { return add_relaxed_device(taken, 1u); });
-        TK_SEQUENCE(recorder);
+        TK_SEQUENCE(context.recorder);
         TK_NEXT(P2PEvent::copy_row, peer, slot, count_bits(choices));
         char* row = args.recv_row(peer, args.comm.rank, slot);
         write_row_header(warp, args, row, token, peer, choices);
         copy_row(warp, row + args.layout.header_bytes, args.x + uint64_t{token} * row_bytes, row_bytes);
         TK_NEXT(P2PEvent::signal_row, peer, slot, count_bits(choices));
-        signal<P2PChannel::row>(warp, args.token_flag(peer, args.comm.rank, slot), epoch, count_bits(choices));
+        uint64_t* flag = args.token_flag(peer, args.comm.rank, slot);
+        signal<P2PChannel::row>(warp, flag, context.epoch, count_bits(choices));
     }
 }
 
 // Counts in both directions. All warps of the count block.
 template <P2PVariant kVariant, class Rec>
-TK_DEVICE void exchange_counts(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, P2PStage stage) {
-    send_counts<kVariant>(warp, args, recorder, epoch);
-    receive_counts<kVariant>(warp, args, recorder, epoch, stage);
-    if (warp.warp != 0) return;
+TK_DEVICE void exchange_counts(P2PContext<Rec>& context) {
+    send_counts<kVariant>(context);
+    receive_counts<kVariant>(context);
+    if (context.warp.warp != 0) return;
     // Orders what all warps of this block wrote before the barriers of receive_counts.
-    TK_SIGNAL(recorder, P2PEvent::signal_layout);
-    signal<P2PChannel::layout>(warp, &args.state->layout_flag, epoch, 0);
+    TK_SIGNAL(context.recorder, P2PEvent::signal_layout);
+    signal<P2PChannel::layout>(context.warp, &context.args.state->layout_flag, context.epoch, 0);
 }
 
 // Waits until it is known which rows come; false when it gave up.
 template <class Rec>
-TK_DEVICE bool wait_layout(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, P2PStage stage) {
-    TK_WAIT(recorder, P2PEvent::wait_layout);
-    const WaitFor wait_for{static_cast<uint32_t>(stage), args.comm.rank, 0};
-    const bool ok = wait<P2PChannel::layout>(warp, args.comm, &args.state->layout_flag, epoch, wait_for).ok;
-    TK_END_IF(ok);
-    return ok;
+TK_DEVICE bool wait_layout(P2PContext<Rec>& context) {
+    return traced_wait<P2PChannel::layout, P2PEvent::wait_layout>(context, &context.args.state->layout_flag).ok;
 }
 
 // Calls visit(src_rank, slot) for this share of the rows that come in a partition. The counts are loaded side by side:
@@ -154,14 +152,14 @@ TK_DEVICE void for_incoming_rows(Warp& warp, const P2PArgs& args, Share share, u
 
 // Waits for one row; false when it gave up.
 template <class Rec>
-TK_DEVICE bool wait_row(
-    Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, P2PStage stage, uint32_t src_rank, uint32_t slot) {
-    TK_WAIT(recorder, P2PEvent::wait_row, src_rank, slot);
-    const uint64_t* flag = args.token_flag(args.comm.rank, src_rank, slot);
-    const WaitFor wait_for{static_cast<uint32_t>(stage), src_rank, slot};
-    const WaitResult result = wait<P2PChannel::row>(warp, args.comm, flag, epoch, wait_for);
-    TK_END_IF(result.ok, result.value);
-    return result.ok;
+TK_DEVICE bool wait_row(P2PContext<Rec>& context, uint32_t src_rank, uint32_t slot) {
+    const uint64_t* flag = context.args.token_flag(context.comm.rank, src_rank, slot);
+    return traced_wait<P2PChannel::row, P2PEvent::wait_row>(context, flag, src_rank, slot).ok;
+}
+
+// The list of this warp, in shared memory.
+TK_DEVICE Contribution* contributions_of(Warp& warp, const P2PArgs& args) {
+    return shared_at<Contribution>(warp, args.layout.shared.contributions) + warp.warp * args.shape.topk;
 }
 
 // Copies a row to all rows in `list`.
@@ -177,10 +175,12 @@ TK_DEVICE void copy_to_all(Warp& warp, const Contribution* list, uint32_t num_ro
 
 // Copies a row to each of its local experts and notes where.
 template <class Rec>
-TK_DEVICE void expand_row(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t src_rank, uint32_t slot) {
+TK_DEVICE void expand_row(P2PContext<Rec>& context, uint32_t src_rank, uint32_t slot) {
+    Warp& warp = context.warp;
+    const P2PArgs& args = context.args;
     char* row = args.recv_row(args.comm.rank, src_rank, slot);
     const uint32_t num_choices = reinterpret_cast<const DedupRowHeader*>(row)->num_choices;
-    TK_RANGE(recorder, P2PEvent::expand_row, src_rank, slot, num_choices);
+    TK_RANGE(context.recorder, P2PEvent::expand_row, src_rank, slot, num_choices);
     const RowChoice* choices = P2PArgs::row_choices(row);
     Contribution* copies = contributions_of(warp, args);
     warp.sync();  // the list of the row before is read
@@ -203,18 +203,17 @@ TK_DEVICE void expand_row(Warp& warp, const P2PArgs& args, Rec& recorder, uint32
 // The kernel of `dedup` and `reduce`.
 template <P2PVariant kVariant, class Rec>
 TK_DEVICE void dispatch(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-    const uint32_t epoch = args.state->epoch;
     const Sides sides = Sides::of(warp, num_working_blocks(warp));
     const P2PRole role = is_count_block(warp) ? P2PRole::count : sides.on_token_side ? P2PRole::send : P2PRole::receive;
-    Rec recorder(trace, warp, static_cast<uint32_t>(role), epoch);
-    if (is_count_block(warp)) exchange_counts<kVariant>(warp, args, recorder, epoch, P2PStage::dispatch);
+    P2PContext<Rec> context(warp, args, trace, P2PStage::dispatch, role);
+    if (is_count_block(warp)) exchange_counts<kVariant>(context);
     if (is_count_block(warp) && warp.num_blocks > 1) return;
-    if (sides.on_token_side) send_rows(warp, args, recorder, epoch, sides.share, 0);
-    if (!sides.on_expert_side || !wait_layout(warp, args, recorder, epoch, P2PStage::dispatch)) return;
+    if (sides.on_token_side) send_rows(context, sides.share, 0);
+    if (!sides.on_expert_side || !wait_layout(context)) return;
     bool ok = true;
     for_incoming_rows(warp, args, sides.share, 0, [&](uint32_t src_rank, uint32_t slot) {
-        ok = ok && wait_row(warp, args, recorder, epoch, P2PStage::dispatch, src_rank, slot);
-        if (ok) expand_row(warp, args, recorder, src_rank, slot);
+        ok = ok && wait_row(context, src_rank, slot);
+        if (ok) expand_row(context, src_rank, slot);
     });
 }
 

@@ -1,11 +1,16 @@
-// What others may know of the P2P family (seed 002): moe/family.h says what each member is for.
+// What others may know of the P2P family (seed 002): moe/pipeline.hpp says what each member is for.
 #pragma once
 
 #include <vector>
 
+#include "moe/config.h"
 #include "moe/p2p/kernels.h"
 
 namespace tracekern {
+
+struct P2PConfig : PipelineConfig<P2PVariant> {
+    uint32_t partitions = 2;  // of the pipelined variant, at most
+};
 
 struct P2P {
     using Args = P2PArgs;
@@ -19,6 +24,11 @@ struct P2P {
     static constexpr auto& kStageNames = kP2PStageNames;
     static constexpr auto& kRoleNames = kP2PRoleNames;
     static constexpr auto& kChannelNames = kP2PChannelNames;
+
+    template <class Visit>
+    static void visit_options(P2PConfig& config, Visit visit) {
+        visit("partitions", config.partitions);
+    }
 
     static uint64_t heap_bytes(const P2PConfig& config) {
         return P2PLayout::make(config.shape, config.variant, config.partitions).total_bytes;

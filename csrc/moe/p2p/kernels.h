@@ -6,7 +6,6 @@
 
 #include "moe/kernel_list.h"
 #include "moe/p2p/combine.h"
-#include "moe/p2p/config.h"
 #include "moe/p2p/dispatch.h"
 #include "moe/p2p/pipelined.h"
 

@@ -4,7 +4,8 @@
 
 #include <cstdint>
 
-#include "comm/heap.h"
+#include "moe/call.h"
+#include "moe/context.h"
 #include "moe/p2p/variants.h"
 #include "moe/shape.h"
 
@@ -119,7 +120,7 @@ struct P2PState {
     uint64_t layout_flag;    // deduplicated variants: recv_count and the experts' rows are laid out
 };
 
-struct P2PArgs {
+struct P2PArgs : MoeCall {
     CommArgs comm;
     MoeShape shape;
     P2PLayout layout;
@@ -132,14 +133,6 @@ struct P2PArgs {
     uint32_t* expert_cursor;  // [local expert] next free row
     RowOrigin* row_origin;    // [row]
     char* expert_rows;        // [row][hidden] in the layout a grouped GEMM reads: one expert after the other
-
-    // Tensors of the call, row-major and contiguous
-    const char* x;              // [token][hidden]
-    const int32_t* topk_idx;    // [token][topk], -1: no expert
-    const float* topk_weights;  // [token][topk]
-    const float* expert_scale;  // [expert] what the expert multiplies its input with
-    char* out;                  // [token][hidden]
-    uint32_t num_tokens;
 
     // How many words set_counters() takes.
     static uint64_t num_counters(const MoeShape& shape, const P2PLayout& layout) {
@@ -193,6 +186,9 @@ template <class T>
 TK_DEVICE T* shared_at(Warp& warp, uint32_t offset) {
     return reinterpret_cast<T*>(&warp.shared<char>() + offset);
 }
+
+template <class Rec>
+using P2PContext = Context<P2PArgs, Rec>;
 
 // Shared memory of a block of combine_recv.
 struct ReduceShared {

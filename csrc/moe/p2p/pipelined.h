@@ -15,50 +15,39 @@ namespace tracekern {
 
 // Takes this share of the rows of a partition and sends their sums back; false when it gave up.
 template <class T, class Rec>
-TK_DEVICE bool serve_rows(
-    Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, Share share, uint32_t partition) {
+TK_DEVICE bool serve_rows(P2PContext<Rec>& context, Share share, uint32_t partition) {
     bool ok = true;
-    for_incoming_rows(warp, args, share, partition, [&](uint32_t src_rank, uint32_t slot) {
-        ok = ok && wait_row(warp, args, recorder, epoch, P2PStage::dispatch_combine, src_rank, slot);
-        if (!ok) return;
-        send_partial<T, true>(warp, args, recorder, epoch, src_rank, args.recv_row(args.comm.rank, src_rank, slot));
+    for_incoming_rows(context.warp, context.args, share, partition, [&](uint32_t src_rank, uint32_t slot) {
+        ok = ok && wait_row(context, src_rank, slot);
+        if (ok) send_partial<T, true>(context, src_rank, context.args.recv_row(context.comm.rank, src_rank, slot));
     });
     return ok;
 }
 
 // A block of one warp does both sides in turns.
 template <class T, class Rec>
-TK_DEVICE void exchange_partitions(Warp& warp, const P2PArgs& args, Rec& recorder, uint32_t epoch, Sides sides) {
-    constexpr P2PStage kStage = P2PStage::dispatch_combine;
-    const uint32_t num_partitions = args.layout.num_partitions;
+TK_DEVICE void exchange_partitions(P2PContext<Rec>& context, Sides sides) {
+    const uint32_t num_partitions = context.args.layout.num_partitions;
     bool ok = true;
     for (uint32_t partition = 0; ok && partition <= num_partitions; ++partition) {
-        if (sides.on_token_side && partition < num_partitions) {
-            send_rows(warp, args, recorder, epoch, sides.share, partition);
-        }
-        if (sides.on_expert_side && partition == 0) ok = wait_layout(warp, args, recorder, epoch, kStage);
+        if (sides.on_token_side && partition < num_partitions) send_rows(context, sides.share, partition);
+        if (sides.on_expert_side && partition == 0) ok = wait_layout(context);
         if (!ok || partition == 0) continue;
-        if (sides.on_expert_side) ok = serve_rows<T>(warp, args, recorder, epoch, sides.share, partition - 1);
+        if (sides.on_expert_side) ok = serve_rows<T>(context, sides.share, partition - 1);
         if (ok && sides.on_token_side) {
-            ok = reduce_tokens<T, P2PVariant::pipelined>(
-                warp, args, recorder, epoch, kStage, sides.share, partition - 1);
+            ok = reduce_tokens<T, P2PVariant::pipelined>(context, sides.share, partition - 1);
         }
     }
 }
 
 template <class T, class Rec>
 TK_DEVICE void dispatch_combine(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-    const uint32_t epoch = args.state->epoch;
     const Sides sides = Sides::of(warp, num_working_blocks(warp));
     const P2PRole role = is_count_block(warp) ? P2PRole::count : sides.on_token_side ? P2PRole::token : P2PRole::expert;
-    Rec recorder(trace, warp, static_cast<uint32_t>(role), epoch);
-    if (is_count_block(warp)) {
-        exchange_counts<P2PVariant::pipelined>(warp, args, recorder, epoch, P2PStage::dispatch_combine);
-    }
-    if (!is_count_block(warp) || warp.num_blocks == 1) {
-        exchange_partitions<T>(warp, args, recorder, epoch, sides);
-    }
-    finish_call(warp, args, recorder, epoch, P2PStage::dispatch_combine);
+    P2PContext<Rec> context(warp, args, trace, P2PStage::dispatch_combine, role);
+    if (is_count_block(warp)) exchange_counts<P2PVariant::pipelined>(context);
+    if (!is_count_block(warp) || warp.num_blocks == 1) exchange_partitions<T>(context, sides);
+    finish_call(context);
 }
 
 }  // namespace tracekern

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from tracekern.formatting import count
 from tracekern.moe.family import Family, Option
-from tracekern.moe.p2p.pipeline import P2PPipeline
+from tracekern.moe.p2p.pipeline import MAX_PARTITIONS, P2PPipeline
 from tracekern.moe.p2p.reference import REDUCING, expected
-from tracekern.moe.shape import MAX_PARTITIONS
 
 FAMILY = Family(
     name="p2p",

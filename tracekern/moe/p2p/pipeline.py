@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import math
 
 from tracekern import _C
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput
-from tracekern.moe.pipeline import Pipeline, check_grid, check_on_device, describe_tensor
-from tracekern.moe.shape import MAX_PARTITIONS, MoeShape, check_range
-
-if TYPE_CHECKING:
-    import torch
-
-    from tracekern.record.session import Capture
+from tracekern.moe.pipeline import Pipeline, check_grid
+from tracekern.moe.shape import MoeShape, check_range
 
 STAGES: dict[str, tuple[str, ...]] = _C.families["p2p"].variants
 """The kernels of one call of each variant, in their order."""
+
+MAX_PARTITIONS = 64
+PARTITION_BYTES = 9_000_000
+"""Of rows for other ranks, 24 us of NVLink. For 16 to 8,192 tokens the numbers of partitions that were tried next to
+this one took at most 8 % longer than the best (2 and 4 H200, 2026-11-22, benchmarks/moe.py --sweep)."""
 
 
 class P2PPipeline(Pipeline):
@@ -45,7 +44,7 @@ class P2PPipeline(Pipeline):
         if variant not in STAGES:
             raise BadInput(f"variant is {variant!r}; wanted one of {', '.join(STAGES)}")
         check_grid(num_blocks, warps_per_block, backend)
-        partitions = partitions or shape.num_partitions(max(1, num_blocks - 1) * max(1, warps_per_block // 2))
+        partitions = partitions or num_partitions(shape, max(1, num_blocks - 1) * max(1, warps_per_block // 2))
         check_range("partitions", partitions, 1, MAX_PARTITIONS)
         super().__init__(
             "p2p",
@@ -61,70 +60,18 @@ class P2PPipeline(Pipeline):
             backend=backend,
         )
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        topk_idx: torch.Tensor,
-        topk_weights: torch.Tensor,
-        expert_scale: torch.Tensor,
-        *,
-        out: torch.Tensor | None = None,
-        capture: Capture | None = None,
-        after_stage: Callable[[str], None] | None = None,
-    ) -> torch.Tensor:
-        """Returns [num_tokens, hidden] in x's dtype; `out` if given.
 
-        x: [num_tokens, hidden]; topk_idx: [num_tokens, topk] int32, -1 for none; topk_weights: [num_tokens, topk] fp32;
-        expert_scale: [num_experts] fp32.
+def num_partitions(shape: MoeShape, num_warps: int) -> int:
+    """Of a rank's tokens in the pipelined variant, unless another number is asked for.
 
-        after_stage: called with the name of each kernel when it was started. What it raises breaks the call off.
-        On a GPU the call only starts the work, on the current stream; synchronize() waits for it.
-        Raises BadInput, and CommTimeout when a peer does not come. After a call that was broken off between two kernels
-        the next one raises CallBroken, until reset().
-        """
-        import torch
-
-        self.comm.require_usable()
-        self._check_tensors(x, topk_idx, topk_weights, expert_scale)
-        if out is None:
-            out = torch.empty_like(x)
-        elif out.shape != x.shape or out.dtype != x.dtype or out.device != x.device or not out.is_contiguous():
-            wanted = f"{describe_tensor(x)}, contiguous, on {x.device}"
-            raise BadInput(f"out is {describe_tensor(out)} on {out.device}; wanted {wanted}")
-        self._native.set_call(
-            x=x.data_ptr(),
-            topk_idx=topk_idx.data_ptr(),
-            topk_weights=topk_weights.data_ptr(),
-            expert_scale=expert_scale.data_ptr(),
-            out=out.data_ptr(),
-            num_tokens=x.shape[0],
-        )
-        self._start(capture, after_stage)
-        return out
-
-    def _check_tensors(
-        self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, expert_scale: torch.Tensor
-    ) -> None:
-        import torch
-
-        from tracekern.moe.routing import torch_dtype
-
-        shape = self.shape
-        num_tokens = int(x.shape[0]) if x.ndim == 2 else -1
-        wanted = (
-            ("x", x, torch_dtype(shape), (num_tokens, shape.hidden)),
-            ("topk_idx", topk_idx, torch.int32, (num_tokens, shape.topk)),
-            ("topk_weights", topk_weights, torch.float32, (num_tokens, shape.topk)),
-            ("expert_scale", expert_scale, torch.float32, (shape.num_experts,)),
-        )
-        for name, tensor, dtype, size in wanted:
-            if tuple(tensor.shape) != size or tensor.dtype != dtype:
-                raise BadInput(f"{name} is {describe_tensor(tensor)}; wanted {dtype} {list(size)}")
-            check_on_device(self.comm, name, tensor)
-        if num_tokens > shape.max_tokens:
-            raise BadInput(f"{num_tokens} tokens; the pipeline was made for at most {shape.max_tokens}")
-        # Looking at indices on a GPU would stop the stream in every call.
-        on_host = self.comm.device.backend == "cpu"
-        if on_host and num_tokens and not -1 <= int(topk_idx.min()) <= int(topk_idx.max()) < shape.num_experts:
-            bad = topk_idx[(topk_idx < -1) | (topk_idx >= shape.num_experts)][0].item()
-            raise BadInput(f"topk_idx names expert {bad}; wanted -1 (none) or 0 to {shape.num_experts - 1}")
+    num_warps: on the token's side of the kernel. Each looks after a (token, rank) pair of a partition, or after
+    several: where a few have one more than all others, these wait (4,096 tokens in 7 partitions of 586 took 401 us,
+    in 8 of 512, with a pair for nearly each of 1,048 warps, 366; 2 H200, 2026-11-22).
+    """
+    # How many other ranks a token goes to when each choice is as likely to be at any rank.
+    rows_each = (shape.num_ranks - 1) * (1 - (1 - 1 / shape.num_ranks) ** shape.topk)
+    wanted = math.ceil(shape.max_tokens * rows_each * shape.row_bytes / PARTITION_BYTES)
+    pairs_each = round(shape.max_tokens / max(1, wanted) * shape.num_ranks / num_warps)
+    if wanted > 1 and pairs_each:
+        wanted = math.ceil(shape.max_tokens / max(1, pairs_each * num_warps // shape.num_ranks))
+    return min(max(1, wanted), MAX_PARTITIONS)

@@ -3,13 +3,14 @@
 `reduce` and `pipelined` add up at the experts' ranks first, and their result is another one than that of `reference`,
 again the same bits everywhere:
 
-    out = round(sum over ranks r, in their order, of round(sum over the choices k at r of weight[k] * round(...)))
+    out = round(sum over ranks r, in their order, of round(sum over the choices k at r of weight[k] * expert[k](x)))
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracekern.moe.experts import Experts
 from tracekern.moe.reference import reference
 from tracekern.moe.routing import Batch
 from tracekern.moe.shape import MoeShape
@@ -21,14 +22,14 @@ REDUCING = ("reduce", "pipelined")
 """Variants that add up at the experts' ranks: their result is rank_reduced_reference, within reduce_tolerance."""
 
 
-def expected(variant: str, batch: Batch, expert_scale: torch.Tensor, shape: MoeShape) -> torch.Tensor:
+def expected(variant: str, batch: Batch, experts: Experts, shape: MoeShape) -> torch.Tensor:
     """[num_tokens, hidden]: the bits that this variant promises."""
     if variant in REDUCING:
-        return rank_reduced_reference(batch, expert_scale, shape)
-    return reference(batch, expert_scale)
+        return rank_reduced_reference(batch, experts, shape)
+    return reference(batch, experts)
 
 
-def rank_reduced_reference(batch: Batch, expert_scale: torch.Tensor, shape: MoeShape) -> torch.Tensor:
+def rank_reduced_reference(batch: Batch, experts: Experts, shape: MoeShape) -> torch.Tensor:
     """[num_tokens, hidden]: what `reduce` and `pipelined` compute, in the same order of the same roundings."""
     import torch
 
@@ -38,15 +39,14 @@ def rank_reduced_reference(batch: Batch, expert_scale: torch.Tensor, shape: MoeS
         partial = torch.zeros_like(total)
         for choice in range(shape.topk):
             chosen = here[:, choice, None]
-            scale = expert_scale[batch.topk_idx[:, choice].clamp(min=0).long(), None]
-            result = (batch.x.float() * scale).to(batch.x.dtype).float()
+            result = experts.apply(batch.x, batch.topk_idx[:, choice].clamp(min=0)).float()
             partial = torch.where(chosen, partial + batch.topk_weights[:, choice, None] * result, partial)
         some = here.any(1, keepdim=True)
         total = torch.where(some, total + partial.to(batch.x.dtype).float(), total)
     return total.to(batch.x.dtype)
 
 
-def reduce_tolerance(batch: Batch, expert_scale: torch.Tensor, shape: MoeShape) -> torch.Tensor:
+def reduce_tolerance(batch: Batch, experts: Experts, shape: MoeShape) -> torch.Tensor:
     """[num_tokens, hidden] fp64: how far `reduce` and `pipelined` may lie from `reference`, element by element.
 
     With products p_k = weight[k] * result[k], the same fp32 numbers in both, and A = sum |p_k|: a sum of n terms in
@@ -63,11 +63,11 @@ def reduce_tolerance(batch: Batch, expert_scale: torch.Tensor, shape: MoeShape) 
     g = n * 2.0**-24 / (1 - n * 2.0**-24)
     magnitude = torch.zeros((batch.num_tokens, shape.hidden), dtype=torch.float64)
     for choice in range(n):
-        expert = batch.topk_idx[:, choice, None]
-        result = (batch.x.float() * expert_scale[expert.clamp(min=0).long()[:, 0], None]).to(batch.x.dtype).float()
+        chosen = batch.topk_idx[:, choice]
+        result = experts.apply(batch.x, chosen.clamp(min=0)).float()
         product = (batch.topk_weights[:, choice, None] * result).abs().double()
-        magnitude += torch.where(expert >= 0, product, 0.0)
+        magnitude += torch.where(chosen[:, None] >= 0, product, 0.0)
     partials = (1 + g) * (1 + v) * magnitude + n * s
     apart = g * magnitude + ((1 + g) * (1 + v) - 1) * magnitude + n * s + g * partials
-    unrounded = (reference(batch, expert_scale).double().abs() + s) / (1 - v)
+    unrounded = (reference(batch, experts).double().abs() + s) / (1 - v)
     return apart + v * (2 * unrounded + apart) + 2 * s

@@ -1,17 +1,16 @@
-// What a pipeline is made of, on every backend.
+// What every pipeline is made of; a family's Config adds its own options.
 #pragma once
 
 #include "moe/number_type.h"
-#include "moe/p2p/variants.h"
 #include "moe/shape.h"
 
 namespace tracekern {
 
-struct P2PConfig {
+template <class Variant>
+struct PipelineConfig {
     MoeShape shape;
-    P2PVariant variant;
+    Variant variant;
     NumberType number;
-    uint32_t partitions = 2;  // of the pipelined variant, at most
     uint32_t num_blocks = 4;
     uint32_t warps_per_block = 4;
 };

@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include "moe/p2p/layout.h"
+#include "platform/device.h"
 
 namespace tracekern {
 

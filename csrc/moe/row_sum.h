@@ -2,23 +2,18 @@
 // do with theirs. In fp32, a rounding for each product and each sum, in the order of the list.
 #pragma once
 
-#include "moe/p2p/rows.h"
+#include "moe/experts.h"
 
 namespace tracekern {
 
-// One row of a sum. A scaled one is an expert's: row * scale is rounded to the row's type first.
+// One row of a sum, as it is or what an expert makes of it.
 struct alignas(8) Contribution {
     char* row;
     float weight;
-    float scale;
+    Expert expert;
     uint32_t peer;    // whose result it is, where it is awaited
     uint32_t result;  // and which
 };
-
-// The list of this warp, in shared memory.
-TK_DEVICE Contribution* contributions_of(Warp& warp, const P2PArgs& args) {
-    return shared_at<Contribution>(warp, args.layout.shared.contributions) + warp.warp * args.shape.topk;
-}
 
 // Which vectors of a row: [begin, begin + count), as many numbers in each as kCount.
 struct RowPart {
@@ -37,15 +32,15 @@ using SumPacks = Pack<T, kCount>[kSumColumns];
 template <uint32_t kCount>
 using Sums = float[kSumColumns][kCount];
 
-template <bool kScaled, class T, uint32_t kCount>
+template <bool kByExperts, class T, uint32_t kCount>
 TK_DEVICE void add_packs(Sums<kCount>& sums, const Pack<T, kCount> (&packs)[kSumColumns], const Contribution& from) {
     TK_UNROLL
     for (uint32_t c = 0; c < kSumColumns; ++c) {
-        (kScaled ? packs[c].scaled(from.scale) : packs[c]).add_to(sums[c], from.weight);
+        (kByExperts ? from.expert(packs[c]) : packs[c]).add_to(sums[c], from.weight);
     }
 }
 
-template <class T, uint32_t kCount, bool kScaled, class Load>
+template <class T, uint32_t kCount, bool kByExperts, class Load>
 TK_DEVICE void add_rows(Sums<kCount>& sums, const Contribution* list, uint32_t num_rows, Load load) {
     while (num_rows) {
         const uint32_t now = num_rows < kSumRows ? num_rows : kSumRows;
@@ -56,7 +51,7 @@ TK_DEVICE void add_rows(Sums<kCount>& sums, const Contribution* list, uint32_t n
         }
         TK_UNROLL
         for (uint32_t r = 0; r < kSumRows; ++r) {
-            if (r < now) add_packs<kScaled>(sums, packs[r], list[r]);
+            if (r < now) add_packs<kByExperts>(sums, packs[r], list[r]);
         }
         list += now;
         num_rows -= now;
@@ -64,14 +59,14 @@ TK_DEVICE void add_rows(Sums<kCount>& sums, const Contribution* list, uint32_t n
 }
 
 // The same where all contributions are of one row, which is read once.
-template <class T, uint32_t kCount, bool kScaled, class Load>
+template <class T, uint32_t kCount, bool kByExperts, class Load>
 TK_DEVICE void add_one_row(Sums<kCount>& sums, const Contribution* list, uint32_t num_rows, Load load) {
     SumPacks<T, kCount> packs = {};
     if (num_rows) load(packs, list[0].row);
-    for (uint32_t i = 0; i < num_rows; ++i) add_packs<kScaled>(sums, packs, list[i]);
+    for (uint32_t i = 0; i < num_rows; ++i) add_packs<kByExperts>(sums, packs, list[i]);
 }
 
-template <class T, uint32_t kCount, bool kScaled, bool kOneRow>
+template <class T, uint32_t kCount, bool kByExperts, bool kOneRow>
 TK_DEVICE void sum_part(Warp& warp, char* dst, const Contribution* list, uint32_t num_rows, RowPart part) {
     using Unit = Pack<T, kCount>;
     for_columns<kSumColumns>(warp, part.count, [&](const Columns<kSumColumns>& columns) {
@@ -80,9 +75,9 @@ TK_DEVICE void sum_part(Warp& warp, char* dst, const Contribution* list, uint32_
             columns.load(packs, reinterpret_cast<const Unit*>(row) + part.begin);
         };
         if constexpr (kOneRow) {
-            add_one_row<T, kCount, kScaled>(sums, list, num_rows, load);
+            add_one_row<T, kCount, kByExperts>(sums, list, num_rows, load);
         } else {
-            add_rows<T, kCount, kScaled>(sums, list, num_rows, load);
+            add_rows<T, kCount, kByExperts>(sums, list, num_rows, load);
         }
         Unit rounded[kSumColumns];
         TK_UNROLL
@@ -95,7 +90,7 @@ TK_DEVICE void sum_part(Warp& warp, char* dst, const Contribution* list, uint32_
 }
 
 // dst = sum of the rows in `list`, the share `index` of `num_parts` of it. All rows and dst are aligned alike.
-template <class T, bool kScaled, bool kOneRow>
+template <class T, bool kByExperts, bool kOneRow>
 TK_DEVICE void sum_rows(Warp& warp,
                         char* dst,
                         const Contribution* list,
@@ -110,9 +105,9 @@ TK_DEVICE void sum_rows(Warp& warp,
     if (begin >= num_units) return;
     const RowPart part{begin, num_units - begin < part_units ? num_units - begin : part_units};
     if (packed) {
-        sum_part<T, kPackCount<T>, kScaled, kOneRow>(warp, dst, list, num_rows, part);
+        sum_part<T, kPackCount<T>, kByExperts, kOneRow>(warp, dst, list, num_rows, part);
     } else {
-        sum_part<T, 1, kScaled, kOneRow>(warp, dst, list, num_rows, part);
+        sum_part<T, 1, kByExperts, kOneRow>(warp, dst, list, num_rows, part);
     }
 }
 

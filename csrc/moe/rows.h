@@ -1,7 +1,7 @@
-// What a warp does with one row of numbers: several at once where the addresses allow it.
+// How a warp walks over the numbers of a row: several vectors of them at once.
 #pragma once
 
-#include "moe/p2p/pack.h"
+#include "moe/pack.h"
 
 namespace tracekern {
 
@@ -33,29 +33,6 @@ template <uint32_t kColumns, class Visit>
 TK_DEVICE void for_columns(Warp& warp, uint32_t count, Visit visit) {
     const uint32_t stride = (count + kColumns - 1) / kColumns;
     warp.strided(stride, [&](uint32_t first) { visit(Columns<kColumns>{first, stride, count}); });
-}
-
-template <class T, uint32_t kCount>
-TK_DEVICE void scale_packs(Warp& warp, char* dst, const char* src, float scale, uint32_t hidden) {
-    using Unit = Pack<T, kCount>;
-    constexpr uint32_t kColumns = 4;
-    for_columns<kColumns>(warp, hidden / kCount, [&](const Columns<kColumns>& columns) {
-        Unit units[kColumns] = {};
-        columns.load(units, reinterpret_cast<const Unit*>(src));
-        TK_UNROLL
-        for (uint32_t c = 0; c < kColumns; ++c) units[c] = units[c].scaled(scale);
-        columns.store(reinterpret_cast<Unit*>(dst), units);
-    });
-}
-
-// dst[i] = src[i] * scale, rounded to T. dst may be src.
-template <class T>
-TK_DEVICE void scale_row(Warp& warp, char* dst, const char* src, float scale, uint32_t hidden) {
-    if (can_pack(dst, src, hidden * sizeof(T))) {
-        scale_packs<T, kPackCount<T>>(warp, dst, src, scale, hidden);
-    } else {
-        scale_packs<T, 1>(warp, dst, src, scale, hidden);
-    }
 }
 
 }  // namespace tracekern

@@ -1,0 +1,69 @@
+// What a warp carries through a kernel that waits for other ranks, and such a wait as one recorded span.
+#pragma once
+
+#include "comm/signal.h"
+#include "trace/recorder.h"
+
+namespace tracekern {
+
+template <class Rec>
+struct CommContext {
+    Warp& warp;
+    const CommArgs& comm;
+    const uint32_t stage;  // the kernel, counted from CommArgs::first_stage; for fault records
+    const uint32_t epoch;  // of the call
+    Rec recorder;
+
+    TK_DEVICE CommContext(Warp& own_warp,
+                          const CommArgs& own_comm,
+                          typename Rec::Args trace,
+                          uint32_t own_stage,
+                          uint32_t role,
+                          uint32_t own_epoch)
+        : warp(own_warp),
+          comm(own_comm),
+          stage(own_stage),
+          epoch(own_epoch),
+          recorder(trace, own_warp, role, own_epoch) {}
+};
+
+// Calls visit(peer) for this warp's share of the ranks, if all warps of one block call it.
+template <class Context, class Visit>
+TK_DEVICE void for_peers_of_warp(Context& context, Visit visit) {
+    for (uint32_t i = context.warp.warp; i < context.comm.num_ranks; i += context.warp.num_warps) {
+        visit(context.comm.nth_peer(i));
+    }
+}
+
+// Runs wait(), which returns a WaitResult, as a span of kEvent with these begin fields. It ends with the result's value
+// where the event has an end field, and stays open where the wait gave up.
+template <auto kEvent, class Context, class Wait, class... Fields>
+TK_DEVICE WaitResult record_wait(Context& context, Wait wait, [[maybe_unused]] Fields... fields) {
+    TK_WAIT(context.recorder, kEvent, fields...);
+    const WaitResult result = wait();
+    if constexpr (has_end_fields<kEvent>) {
+        TK_END_IF(result.ok, result.value);
+    } else {
+        TK_END_IF(result.ok);
+    }
+    return result;
+}
+
+// Whom a wait of these begin fields is for: the peer, which comes first, and its slot, which comes second; this rank
+// itself where they name nobody.
+template <class Context, class... Fields>
+TK_DEVICE WaitFor wait_for(const Context& context, Fields... fields) {
+    const uint32_t known[sizeof...(Fields) + 2] = {fields...};
+    return {context.stage, sizeof...(Fields) == 0 ? context.comm.rank : known[0], known[1]};
+}
+
+// Waits until *flag carries the call's epoch. kEvent: of the kChannel; fields: its begin fields.
+template <auto kChannel, auto kEvent, class Context, class... Fields>
+TK_DEVICE WaitResult traced_wait(Context& context, const uint64_t* flag, Fields... fields) {
+    const auto wait_now = [&] {
+        return wait<kChannel>(context.warp, context.comm, flag, context.epoch, wait_for(context, fields...));
+    };
+    return record_wait<kEvent>(context, wait_now, fields...);
+}
+
+}  // namespace tracekern
