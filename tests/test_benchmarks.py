@@ -1,11 +1,13 @@
-"""Programs that no test starts without a GPU or a quarter of an hour: what they import from tracekern is there."""
+"""The benchmarks start: what they import is there, small runs work, and what they cannot do is refused in a line."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ import pytest
 from toolchains import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
+import gpu_all
 import harness
 
 PROGRAMS = sorted(
@@ -73,6 +76,49 @@ def test_a_size_that_is_refused_is_told_in_one_line():
     assert refusal("python benchmarks/flows.py --ranks 65") == "flows: ranks is 65; wanted 1 to 64"
 
 
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tree whose benchmarks leave their results in it, not among those that are kept."""
+    tree = tmp_path_factory.mktemp("beside")
+    shutil.copytree(ROOT / "benchmarks", tree / "benchmarks", ignore=shutil.ignore_patterns("results"))
+    (tree / "benchmarks" / "results").mkdir()
+    for name in ("csrc", "tests", "traces", "tracekern", "viewers"):
+        (tree / name).symlink_to(ROOT / name)
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("analysis", "--sizes 0.02 --rounds 1"),
+        ("flows", "--ranks 2 --backend cpu --iterations 2 --tokens 6 --hidden 64"),
+        ("launch", "--ranks 1 2 --launches 80"),
+        ("merge", "--sizes 0.02 --rounds 1"),
+        ("moe", "--ranks 1 --backend cpu --tokens 6 --many 9 --hidden 64 --experts 8 --topk 2 --samples 2"),
+        ("pipeline", "--ranks 2 --tokens 6 --hidden 64 --experts 8 --topk 2 --rounds 1"),
+    ],
+)
+def test_a_small_run_prints_a_table_and_leaves_its_figures(beside, name, arguments):
+    command = [sys.executable, beside / "benchmarks" / f"{name}.py", *shlex.split(arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(beside)}
+    done = subprocess.run(command, cwd=beside, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode in (0, 1), done.stderr[-3000:]  # 1: a bound is missed
+    assert "Traceback" not in done.stderr
+    assert len(done.stdout.splitlines()) > 3
+    (path,) = (beside / "benchmarks" / "results").glob(f"{name}*.json")
+    assert {"device", "date", "command"} <= json.loads(path.read_text()).keys()
+
+
+def test_each_step_of_gpu_check_names_a_file_that_is_there_and_a_step_before_it():
+    names = [step.name for step in gpu_all.STEPS]
+    assert len(set(names)) == len(names)
+    for number, step in enumerate(gpu_all.STEPS):
+        assert not step.needs or step.needs in names[:number]
+        files = [word for word in step.arguments.split() if word.endswith(".py")]
+        assert files
+        assert all((ROOT / file).is_file() for file in files)
+
+
 def refusal(command: str) -> str:
     """The one line that a program ends with, and with 2."""
     program, *arguments = shlex.split(command)
@@ -88,18 +134,3 @@ def refusal(command: str) -> str:
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     return line
-
-
-def test_gpus_are_counted_as_nvidia_smi_lists_them(tmp_path, monkeypatch, capsys):
-    """A slice of one stands in a line of its own below it."""
-    listed = tmp_path / "nvidia-smi"
-    gpu = "GPU {}: NVIDIA H200 (UUID: GPU-0)\n  MIG 1g.18gb Device 0: (UUID: MIG-0)\n"
-    listed.write_text(f"#!/bin/sh\ncat <<END\n{''.join(gpu.format(i) for i in range(2))}END\n")
-    listed.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(sys, "argv", ["benchmarks/links.py"])
-    assert harness.count_gpus() == 2
-    harness.require_gpus(2)
-    with pytest.raises(SystemExit, match="2"):
-        harness.require_gpus(3)
-    assert capsys.readouterr().err == "links: needs 3 GPUs, nvidia-smi names 2; run it where they are\n"
