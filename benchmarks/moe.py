@@ -59,7 +59,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--variants", nargs="+", help="of ours; default all, for --sweep the three newest")
     parser.add_argument("--blocks", type=int, default=0, help="of a kernel; 0: 4 on the CPU, one for each SM on a GPU")
     parser.add_argument("--warps", type=int, default=0, help="of a block; 0: 4 on the CPU, 16 on a GPU")
-    parser.add_argument("--partitions", type=int, default=0, help="of pipelined; 0: by the bytes")
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--no-peers", action="store_true", help="leave out what is not ours")
     parser.add_argument("--name", default="moe", help="of the file in benchmarks/results")

@@ -26,8 +26,8 @@ import tracekern
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput
 from tracekern.moe.experts import Experts, draw_experts
-from tracekern.moe.p2p.pipeline import STAGES, P2PPipeline
-from tracekern.moe.p2p.reference import REDUCING, rank_reduced_reference
+from tracekern.moe.families import FAMILY_OF
+from tracekern.moe.pipeline import Pipeline
 from tracekern.moe.reference import sorted_all_to_all
 from tracekern.moe.routing import Batch, draw_batch
 from tracekern.moe.shape import MoeShape
@@ -128,36 +128,60 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
 
 
-def make_pipeline(rank: Rank, shape: MoeShape, variant: str, grid: tuple[int, int], partitions: int) -> P2PPipeline:
-    return P2PPipeline(
-        rank.group,
-        shape,
-        variant,
-        timeout_s=10.0,
-        num_blocks=grid[0],
-        warps_per_block=grid[1],
-        partitions=partitions,
-        backend=rank.backend,
-    )
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is to be measured; options: of the variant's family."""
+
+    name: str
+    variant: str
+    grid: tuple[int, int]
+    options: dict[str, int]
+
+    def make_pipeline(self, rank: Rank, shape: MoeShape) -> Pipeline:
+        return FAMILY_OF[self.variant].make_pipeline(
+            rank.group,
+            shape,
+            self.variant,
+            timeout_s=10.0,
+            num_blocks=self.grid[0],
+            warps_per_block=self.grid[1],
+            backend=rank.backend,
+            **self.options,
+        )
 
 
-def plans(rank: Rank) -> list[tuple[str, str, tuple[int, int], int]]:
-    """(name, variant, grid, partitions) of what is to be measured."""
+def plans(rank: Rank) -> list[Plan]:
     keys = rank.options
     default = (torch.cuda.get_device_properties().multi_processor_count, 16) if rank.on_gpu else (4, 4)
     grid = (keys["blocks"] or default[0], keys["warps"] or default[1])
     if not keys["sweep"]:
-        return [(variant, variant, grid, keys["partitions"]) for variant in keys["variants"] or STAGES]
+        return [Plan(variant, variant, grid, {}) for variant in keys["variants"] or FAMILY_OF]
     grids = [(132, 16), (128, 16), (66, 16), (132, 8), (132, 12)] if rank.on_gpu else [(2, 2), (4, 4)]
     if keys["blocks"] or keys["warps"]:
         grids = [grid]
     found = []
     for variant in keys["variants"] or ("dedup", "reduce", "pipelined"):
-        for partitions in (1, 2, 4, 8, 16, 32) if variant == "pipelined" else (1,):
-            for blocks, warps in grids:
-                name = f"{variant} {blocks}x{warps}" + (f" /{partitions}" if variant == "pipelined" else "")
-                found.append((name, variant, (blocks, warps), partitions))
+        swept = [{}]
+        for option in FAMILY_OF[variant].options_of(variant):
+            swept = [{**options, option.name: value} for options in swept for value in (1, 2, 4, 8, 16, 32)]
+        for options in swept:
+            told = "".join(f" /{value}" for value in options.values())
+            found += [Plan(f"{variant} {grid[0]}x{grid[1]}{told}", variant, grid, options) for grid in grids]
     return found
+
+
+def wanted_bits(batch: Batch, experts: Experts, shape: MoeShape) -> Callable[[str], torch.Tensor]:
+    """Variant -> its result. Each reference runs once; sorted has the bits of `reference`, which is slow."""
+    known = {"reference": sorted_all_to_all(batch, experts, shape)}
+
+    def wanted(variant: str) -> torch.Tensor:
+        family = FAMILY_OF[variant]
+        name = family.reference_name(variant)
+        if name not in known:
+            known[name] = family.expected(variant, batch, experts, shape)
+        return known[name]
+
+    return wanted
 
 
 def measure_ours(rank: Rank) -> None:
@@ -166,18 +190,17 @@ def measure_ours(rank: Rank) -> None:
     for load in rank.options["loads"]:
         shape, experts = rank.shape(load), draw_experts(rank.shape(load)).to(rank.backend)
         batch = rank.batch(load, rank.group.rank).to(rank.backend)
-        loops = sorted_all_to_all(batch, experts, shape)  # the bits of reference, which is too slow for so many tokens
-        sums = rank_reduced_reference(batch, experts, shape)
+        wanted = wanted_bits(batch, experts, shape)
         planned = plans(rank)
-        for name, variant, grid, partitions in planned:
+        for plan in planned:
             rank.group.barrier()
             try:
-                pipeline = make_pipeline(rank, shape, variant, grid, partitions)
+                pipeline = plan.make_pipeline(rank, shape)
             except BadInput as error:
-                notes[f"{name}, {load}"] = str(error)
+                notes[f"{plan.name}, {load}"] = str(error)
                 continue
-            measure_pipeline(rank, load, name, pipeline, batch, experts, sums if variant in REDUCING else loops)
-            if name == planned[-1][0]:
+            measure_pipeline(rank, load, plan.name, pipeline, batch, experts, wanted(plan.variant))
+            if plan == planned[-1]:
                 skew[load] = entry_skew(rank, pipeline, batch, experts)
             rank.group.barrier()
             del pipeline
@@ -187,14 +210,14 @@ def measure_ours(rank: Rank) -> None:
 
 
 def measure_pipeline(
-    rank: Rank, load: str, name: str, pipeline: P2PPipeline, batch: Batch, experts: Experts, wanted: torch.Tensor
+    rank: Rank, load: str, name: str, pipeline: Pipeline, batch: Batch, experts: Experts, wanted: torch.Tensor
 ) -> None:
     out = torch.empty_like(batch.x)
-    last_of_dispatch = [stage for stage in STAGES[pipeline.variant] if stage.startswith("dispatch")][-1]
+    last_of_dispatch = [stage for stage in pipeline.stages if stage.startswith("dispatch")][-1]
 
     def call(mark: Mark) -> None:
         def after_stage(stage: str) -> None:
-            if stage == last_of_dispatch and len(STAGES[pipeline.variant]) > 1:
+            if stage == last_of_dispatch and len(pipeline.stages) > 1:
                 mark("dispatch")
 
         pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts, out=out, after_stage=after_stage)
@@ -228,7 +251,7 @@ def measure_sorted(rank: Rank, load: str, batch: Batch, experts: Experts) -> Non
     )
 
 
-def entry_skew(rank: Rank, pipeline: P2PPipeline, batch: Batch, experts: Experts) -> list[int]:
+def entry_skew(rank: Rank, pipeline: Pipeline, batch: Batch, experts: Experts) -> list[int]:
     """ns between the first and the last rank's first warp, of each of some calls behind a barrier; on rank 0."""
     directory = rank.directory / "skew"
     with tracekern.capture(directory, device=pipeline.comm.device, records_per_track=64) as capture:
@@ -241,7 +264,7 @@ def entry_skew(rank: Rank, pipeline: P2PPipeline, batch: Batch, experts: Experts
     if rank.group.rank:
         return []
     timeline = tracekern.load(directory)
-    first_stage = STAGES[pipeline.variant][0]
+    first_stage = pipeline.stages[0]
     starts: dict[int, dict[int, int]] = {}
     ranks = timeline.track_ranks()
     for start, track, launch in zip(
