@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tracekern import _C
@@ -38,24 +38,26 @@ class Pipeline:
         shape: MoeShape,
         variant: str,
         *,
-        options: Mapping[str, int],
-        timeout_s: float,
-        on_timeout: str,
-        num_blocks: int,
-        warps_per_block: int,
-        executor: str,
-        backend: str,
+        timeout_s: float = 10.0,
+        on_timeout: str = "raise",
+        num_blocks: int = 4,
+        warps_per_block: int = 4,
+        executor: str = "fibers",
+        backend: str = "cpu",
+        **options: int,
     ) -> None:
-        """family: its name, a key of _C.families. options: the family's own, as its kernels take them.
+        """family: a key of _C.families; variant: one of its. options: the family's own, as its kernels take them.
 
         num_blocks x warps_per_block: the grid of every kernel; on a GPU at most 16 warps, on the CPU MAX_CPU_WARPS in
         all. timeout_s, on_timeout: see Communicator.set_timeout(). backend: "cpu" or "cuda". Raises BadInput.
         """
         check_grid(num_blocks, warps_per_block, backend)
         facts = _C.families[family]
+        if variant not in facts.variants:
+            raise BadInput(f"variant is {variant!r}; wanted one of {', '.join(facts.variants)}")
         if shape.num_ranks != group.num_ranks:
             raise BadInput(f"the shape is for {count(shape.num_ranks, 'rank')}, the group has {group.num_ranks}")
-        self.shape, self.variant, self.options = shape, variant, dict(options)
+        self.shape, self.variant, self.options = shape, variant, options
         self.stages: tuple[str, ...] = facts.variants[variant]
         """The kernels of one call, in their order."""
         self.grid, self.warps = num_blocks, warps_per_block

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from tracekern import _C
 from tracekern.comm.group import Group
-from tracekern.errors import BadInput
 from tracekern.moe.pipeline import Pipeline, check_grid
 from tracekern.moe.shape import MoeShape, check_range
 
@@ -28,21 +28,17 @@ class P2PPipeline(Pipeline):
         shape: MoeShape,
         variant: str,
         *,
-        timeout_s: float = 10.0,
-        on_timeout: str = "raise",
         num_blocks: int = 4,
         warps_per_block: int = 4,
-        partitions: int = 0,
-        executor: str = "fibers",
         backend: str = "cpu",
+        partitions: int = 0,
+        **how: Any,
     ) -> None:
         """variant: a key of STAGES.
 
         partitions: of a rank's tokens in the pipelined variant, at most; two of them are under way at a time. 0: as
         many as suit the shape and the grid. The rest: see Pipeline. Raises BadInput.
         """
-        if variant not in STAGES:
-            raise BadInput(f"variant is {variant!r}; wanted one of {', '.join(STAGES)}")
         check_grid(num_blocks, warps_per_block, backend)
         partitions = partitions or num_partitions(shape, max(1, num_blocks - 1) * max(1, warps_per_block // 2))
         check_range("partitions", partitions, 1, MAX_PARTITIONS)
@@ -51,13 +47,11 @@ class P2PPipeline(Pipeline):
             group,
             shape,
             variant,
-            options={"partitions": partitions},
-            timeout_s=timeout_s,
-            on_timeout=on_timeout,
             num_blocks=num_blocks,
             warps_per_block=warps_per_block,
-            executor=executor,
             backend=backend,
+            partitions=partitions,
+            **how,
         )
 
 

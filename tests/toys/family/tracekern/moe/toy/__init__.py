@@ -1,0 +1,15 @@
+"""The smallest family: ranks wait for each other, and each gets back what it gave."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tracekern.moe.family import Family
+from tracekern.moe.pipeline import Pipeline
+
+FAMILY = Family(
+    name="toy",
+    make_pipeline=partial(Pipeline, "toy"),
+    expected=lambda variant, batch, experts, shape: batch.x,
+    reference_name=lambda variant: "x",
+)
