@@ -1,6 +1,8 @@
-// The entry point of every kernel of every family on a GPU: a body and a recorder.
+// The entry point of every kernel of every family on a GPU: a body and a recorder. A family's kernels.cu makes its own
+// with TK_FAMILY_KERNELS(Family).
 #pragma once
 
+#include "moe/family_kernels.h"
 #include "platform/device.h"
 
 namespace tracekern {
@@ -14,4 +16,34 @@ entry(typename Rec::Args trace, const typename Body::Args args, const LaunchSize
     Body::template run<Rec>(warp, args, trace);
 }
 
+template <class Family>
+const void* kernel_address(const typename Family::Config& config,
+                           typename Family::Stage stage,
+                           bool is_traced,
+                           RecordFormat format) {
+    const void* address = nullptr;
+    Family::with_kernels(config, [&]<class Kernels>(Kernels) {
+        Kernels::with(stage, [&]<class Body>() {
+            with_recorder_type(
+                is_traced, format, [&]<class Rec>() { address = reinterpret_cast<const void*>(&entry<Body, Rec>); });
+        });
+    });
+    return address;
+}
+
+#ifdef TK_PLANTED_FAULTS
+template <class Family>
+void plant_in_kernels(PlantedFault fault) {
+    set_variable(planted_fault, fault);
+}
+    #define TK_PLANT_IN_KERNELS(Family) template void tracekern::plant_in_kernels<Family>(tracekern::PlantedFault);
+#else
+    #define TK_PLANT_IN_KERNELS(Family)
+#endif
+
 }  // namespace tracekern
+
+#define TK_FAMILY_KERNELS(Family)                                                                   \
+    template const void* tracekern::kernel_address<tracekern::Family>(                              \
+        const tracekern::Family::Config&, tracekern::Family::Stage, bool, tracekern::RecordFormat); \
+    TK_PLANT_IN_KERNELS(tracekern::Family)

@@ -1,5 +1,5 @@
 // The toy kernel for GPUs. CUDA and HIP compile it.
-#include "moe/family_kernels.h"
+#include "moe/entry.h"
 #include "moe/toy/family.h"
 
 TK_FAMILY_KERNELS(Toy)
