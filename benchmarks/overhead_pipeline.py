@@ -155,7 +155,7 @@ def measure_mode(pipeline: Any, tensors: tuple[Any, ...], how: dict[str, Any], n
             pipeline.synchronize()
         pairs = [(timed_us(None), timed_us(session)) for _ in range(num_calls + 3)][3:]
         torch.cuda.synchronize()
-        session.device.collect(session.segment)  # so that records of the device sink can be counted here
+        session.device.memory.collect(session.segment)  # so that records of the device sink can be counted here
         launches = session.segment.recorded_launches()
         mirrored = sum(bool(entry["flags"] & ENTRY_MIRRORED) for entry in launches)
         records = records_per_call(session.segment)

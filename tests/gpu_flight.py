@@ -262,7 +262,7 @@ def beside_a_graph_capture() -> int:
         for _ in range(NUM_RECYCLED):
             workload.pipeline(*inputs, out=out, capture=session)
             time.sleep(0.001)  # nothing may wait for the device now
-        brackets = session.device.read_brackets(100)
+        brackets = session.device.clock.read_brackets(100)
         is_recorded.set()
         thread.join()
         workload.pipeline.synchronize()

@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.captures import EVENT_TABLE
 from tests.kernels import run_kernel
-from tracekern.comm.device import HostDevice
+from tracekern.comm.device import HostDevice, HostMemory
 from tracekern.record.session import Capture
 from tracekern.segment import keeper
 from tracekern.segment.writer import SegmentWriter
@@ -47,8 +47,16 @@ def leave_stand_in(directory: Path) -> Path:
 class KeptDevice(HostDevice):
     """Its kernels write into the mirror; when it is `lost`, only the keeper reaches that."""
 
-    has_mirror = True
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = KeptMemory()
+
+
+class KeptMemory(HostMemory):
     lost = ""
+
+    def __init__(self) -> None:
+        self.mirror = self
 
     def attach(self, segment: SegmentWriter) -> None:
         self.descriptor = os.memfd_create("mirror")
@@ -65,7 +73,7 @@ class KeptDevice(HostDevice):
             return str(error)
         return ""
 
-    def mirror_offset(self) -> int:
+    def offset(self) -> int:
         return (self._mirror.ctypes.data - self._arena) % (1 << 64)
 
     def collect(self, segment: SegmentWriter) -> None:

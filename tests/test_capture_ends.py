@@ -161,7 +161,7 @@ def test_a_capture_that_is_interrupted_while_it_closes_is_closed(tmp_path: Path,
     session = capture(tmp_path / "first").__enter__()
     launch(session)
     with monkeypatch.context() as patch:
-        patch.setattr(type(session.device), "is_idle_within", interrupted)
+        patch.setattr(session.device.streams, "is_idle_within", interrupted)
         with pytest.raises(KeyboardInterrupt):
             session.__exit__(None, None, None)
     assert list_segments(session.run_id), "what was recorded is still there"

@@ -24,11 +24,11 @@ def test_the_clock_of_a_full_gpu_is_read_when_there_is_room(tmp_path):
     require_gpus(1)
     filler = ctypes.CDLL(str(compile_cached(SHARED_LIBRARY, ROOT / "tests" / "cpp" / "full_gpu.cu", ".so")))
     device = open_device("cuda", Group(0, 1))
-    device.read_brackets(1)  # its kernel is loaded
+    device.clock.read_brackets(1)  # its kernel is loaded
     started = time.monotonic()
     with device.active():
         assert filler.fill_gpu(ctypes.c_uint64(FULL_S * 10**9)) == 0
-    brackets = device.read_brackets(20)
+    brackets = device.clock.read_brackets(20)
     assert time.monotonic() - started > FULL_S - 0.5  # it was full
     assert len(brackets) == 20
     assert (np.diff(brackets[:, 1]) > 0).all()

@@ -76,9 +76,9 @@ def test_a_lost_device_is_the_keepers_to_copy(tmp_path, keepers, when):
         record(session)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a job's end reaches all its processes
             keepers[0].send_signal(number)
-        device.lost = "the kernel trapped"
+        device.memory.lost = "the kernel trapped"
         if when == "before":
-            device.trouble = lambda: device.lost  # type: ignore[method-assign]
+            device.trouble = lambda: device.memory.lost  # type: ignore[method-assign]
     dump = dump_in(tmp_path / "capture")
     assert [launch.records_count for launch in dump.launches] == [24]
     assert not dump.metadata["launches_lost"]
@@ -91,7 +91,7 @@ def test_a_lost_device_and_a_lost_keeper_are_told_and_the_capture_closes(tmp_pat
         with session.counting():
             record(session)
         record(session)
-        device.lost = "the kernel trapped"
+        device.memory.lost = "the kernel trapped"
         keepers[0].kill()
         keepers[0].wait()
     dump = dump_in(tmp_path / "capture")
@@ -164,7 +164,7 @@ def test_one_that_hangs_is_waited_for_no_longer_than_told(tmp_path, keepers, mon
         record(session)
         taker = fork(lambda: snapshot_run(session.run_id, tmp_path / "now"))
         assert os.waitpid(taker, 0)[1] == 0
-        device.lost = "the kernel trapped"
+        device.memory.lost = "the kernel trapped"
     assert dump_in(tmp_path / "now").metadata["launches_lost"] == 1
     assert dump_in(tmp_path / "capture").metadata["launches_lost"] == 1
     assert "the keeper said nothing (timed out)" in caplog.text

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 
 from tests.captures import EVENT_TABLE, CaptureSpec, metadata
 from tests.kernels import memory
-from tracekern.comm.device import HostDevice
+from tracekern.comm.device import HostDevice, HostMemory, HostStreams
 from tracekern.dump import format as fmt
 from tracekern.dump.reader import read_dump
-from tracekern.record.launches import Launches
+from tracekern.record.launches import Kernel, Launches
 from tracekern.record.regions import Passed, StreamProgress
 from tracekern.record.selection import Selection
 from tracekern.record.session import capture
@@ -68,43 +68,66 @@ class Work:
         return self.sequence << 4 | KERNELS.index(self.name)
 
 
-class LateDevice(HostDevice):
+class LateStreams(HostStreams):
     """Streams of launches and marks, each of which goes on when the test says so."""
 
-    has_mirror = True
     max_regions_ahead = 4
 
-    def __init__(self, ring: bool) -> None:
-        self.ring = ring
-        self.now = START
-        self.streams: dict[int, deque[Any]] = defaultdict(deque)
-        self.mirror = b""
-
-    def attach(self, segment: SegmentWriter) -> None:
-        self.arena = segment.address + int(segment.header["arena_offset"])
-        self.mirror = np.zeros(int(segment.header["arena_bytes"]), np.uint8)
-
-    def mirror_offset(self) -> int:
-        return (self.mirror.ctypes.data - self.arena) % (1 << 64)
+    def __init__(self) -> None:
+        self.queues: dict[int, deque[Any]] = defaultdict(deque)
 
     def mark(self, stream: int) -> Callable[[], bool]:
         passed: list[bool] = []
-        self.streams[stream].append(passed)
+        self.queues[stream].append(passed)
         self.pass_marks(stream)
         return lambda: bool(passed)
 
     def pass_marks(self, stream: int) -> None:
-        queue = self.streams[stream]
+        queue = self.queues[stream]
         while queue and (isinstance(queue[0], list) or queue[0].is_through):
             head = queue.popleft()
             if isinstance(head, list):
                 head.append(True)
 
+
+class HastyStreams(LateStreams):
+    """The fault to be found: its marks pass at once."""
+
+    def mark(self, stream: int) -> Callable[[], bool]:
+        return lambda: True
+
+
+class MirrorOfBytes(HostMemory):
+    """Its mirror is an array of this process."""
+
+    def __init__(self) -> None:
+        self.mirror = self
+        self.bytes = b""
+
+    def attach(self, segment: SegmentWriter) -> None:
+        self.arena = segment.address + int(segment.header["arena_offset"])
+        self.bytes = np.zeros(int(segment.header["arena_bytes"]), np.uint8)
+
+    def offset(self) -> int:
+        return (self.bytes.ctypes.data - self.arena) % (1 << 64)
+
+
+class LateDevice(HostDevice):
+    """Does one store of a launch at a time."""
+
+    def __init__(self, ring: bool, streams: type[LateStreams] = LateStreams) -> None:
+        super().__init__()
+        self.ring = ring
+        self.now = START
+        self.streams = streams()
+        self.memory = MirrorOfBytes()
+
     def step(self, stream: int, warp: int) -> None:
         """One store of one warp of the launch at work."""
-        if self.streams[stream]:
-            self.work(self.streams[stream][0], warp)
-            self.pass_marks(stream)
+        queue = self.streams.queues[stream]
+        if queue:
+            self.work(queue[0], warp)
+            self.streams.pass_marks(stream)
 
     def work(self, work: Work, warp: int) -> None:
         self.now += 1
@@ -137,13 +160,6 @@ class LateDevice(HostDevice):
         work.made[warp] += 1
 
 
-class HastyDevice(LateDevice):
-    """The fault to be found: its marks pass at once."""
-
-    def mark(self, stream: int) -> Callable[[], bool]:
-        return lambda: True
-
-
 class Flight:
     """A flight recorder and its model: every launch ever asked for, and which of them a look must find."""
 
@@ -154,7 +170,7 @@ class Flight:
             f"recycle-{os.getpid()}-{id(self):x}", 0, metadata(CaptureSpec(), 0), arena_bytes
         )
         self.segment.unlink()
-        device.attach(self.segment)
+        device.memory.attach(self.segment)
         selection = Selection(records_per_track=SLOTS, keep="last")
         self.launches = Launches(self.segment, device, selection, SinkChoice(sink, True, together=True))
         self.sequence: dict[str, int] = defaultdict(int)
@@ -167,9 +183,9 @@ class Flight:
         asked = []
         for number, (kernel, plan, hangs) in enumerate(wanted):
             name = KERNELS[kernel]
-            is_idle = not self.device.streams[stream]
+            is_idle = not self.device.streams.queues[stream]
             ahead = tells and number > 0
-            address = self.launches.take(name, 1, WARPS, stream, TABLE, (), 0, ahead)
+            address = self.launches.take(Kernel(name, 1, WARPS, stream, TABLE, ()), 0, ahead)
             pool = self.pools[name, stream]
             if address:
                 descriptor = memory(address, fmt.LAUNCH_DESCRIPTOR).copy()[0]
@@ -183,13 +199,13 @@ class Flight:
             else:
                 assert not pool or ahead or not is_idle, "a launch was refused, and no launch is in flight"
             self.sequence[name] += 1
-        self.device.streams[stream].extend(asked)
+        self.device.streams.queues[stream].extend(asked)
         return len(wanted) - len(asked)
 
     def look(self) -> None:
         """What a dump made now has of each launch is what that launch has recorded so far."""
         copy: Callable[[int, int], Any] = lambda offset, num_bytes: ctypes.memmove(  # noqa: E731
-            self.device.arena + offset, self.device.mirror.ctypes.data + offset, num_bytes
+            self.device.memory.arena + offset, self.device.memory.bytes.ctypes.data + offset, num_bytes
         )
         collect_mirrored(self.segment, copy)
         self.segment.header["collected"] = 1
@@ -306,13 +322,13 @@ def test_after_4294967296_launches_it_goes_on(tmp_path):
 
 @pytest.mark.parametrize("fault", ["marks pass too early", "generations are not compared", "bursts are not told"])
 def test_what_it_would_find(tmp_path, monkeypatch, fault):
-    device: type[LateDevice] = HastyDevice if fault == "marks pass too early" else LateDevice
+    streams = HastyStreams if fault == "marks pass too early" else LateStreams
     if fault == "generations are not compared":
         monkeypatch.setattr(pack, "is_of_launch", lambda _, headers: np.ones(len(headers), bool))
 
     def play_all() -> None:
         for seed in range(20):
-            flight = Flight(tmp_path, device(False), "host", 1 << 12)
+            flight = Flight(tmp_path, LateDevice(False, streams), "host", 1 << 12)
             play(flight, list(random_actions(seed)), tells=fault != "bursts are not told")
 
     with pytest.raises(AssertionError):

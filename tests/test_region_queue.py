@@ -19,10 +19,15 @@ from tracekern.segment import writer
 TABLE = json.dumps(EVENT_TABLE)
 
 
+REGIONS_AHEAD = 8
+
+
 class AheadDevice(HostDevice):
     """The CPU backend, with launches prepared as on a GPU."""
 
-    max_regions_ahead = 8
+    def __init__(self) -> None:
+        super().__init__()
+        self.streams.max_regions_ahead = REGIONS_AHEAD
 
 
 @pytest.fixture(autouse=True)
@@ -100,9 +105,9 @@ def test_a_launch_in_a_graph_that_the_capture_does_not_know_runs_unrecorded(tmp_
     device = AheadDevice()
     with capture(tmp_path, device=device) as session:
         assert launch(session)
-        device.is_stream_captured = lambda: True
+        device.streams.is_captured = lambda: True
         assert not launch(session)
-        device.is_stream_captured = lambda: False
+        device.streams.is_captured = lambda: False
         assert launch(session)
     assert [(name, number) for name, number, _ in launches_of(tmp_path)] == [("demo", 0), ("demo", 1)]
     assert "graph that capture.graph() did not make" in caplog.text
@@ -136,4 +141,4 @@ def test_however_many_were_counted_no_more_are_reserved_than_a_device_asks_for(t
         with session.counting():
             for _ in range(40):
                 launch(session)
-        assert num_reserved(session) == 40 + AheadDevice.max_regions_ahead
+        assert num_reserved(session) == 40 + REGIONS_AHEAD

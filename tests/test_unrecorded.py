@@ -94,7 +94,9 @@ TOO_SMALL = re.compile(r"16 launches ran unrecorded; max_bytes=(\d+)(?= would ha
 class PreparesAhead(HostDevice):
     """As a GPU: a larger arena has more regions reserved ahead of their launches."""
 
-    max_regions_ahead = 32
+    def __init__(self) -> None:
+        super().__init__()
+        self.streams.max_regions_ahead = 32
 
 
 def test_the_size_that_is_named_is_enough_for_regions_that_are_reserved_ahead(tmp_path: Path):

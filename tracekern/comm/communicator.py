@@ -1,34 +1,18 @@
-"""A rank's end of a symmetric heap: its time limit, its faults, and the way back; the CPU backend's device."""
+"""A rank's end of a symmetric heap: its time limit, its faults, and the way back."""
 
 from __future__ import annotations
 
 import contextlib
 import numbers
-import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from tracekern.comm.device import CaptureDevice, HostDevice
+from tracekern.comm.cpu import CpuDevice, clock_from_environment
+from tracekern.comm.device import CaptureDevice
 from tracekern.comm.group import Group
 from tracekern.comm.heap import SymmetricHeap
 from tracekern.dump.fault import describe_fault, parse_fault
 from tracekern.errors import BadInput, CallBroken, CommTimeout, DeviceLost
-
-if TYPE_CHECKING:
-    from tracekern.segment.writer import SegmentWriter
-
-
-def clock_from_environment() -> tuple[int, int]:
-    """(seed, t0_ns) of the simulated clock; seed 0, the host's clock, where TRACEKERN_SIMULATED_CLOCK is not set."""
-    text = os.environ.get("TRACEKERN_SIMULATED_CLOCK", "0:0")
-    try:
-        seed, t0_ns = (int(part) for part in text.split(":"))
-    except ValueError:
-        raise BadInput(f"TRACEKERN_SIMULATED_CLOCK is {text!r}; wanted SEED:T0_NS") from None
-    return seed, t0_ns
 
 
 class RecordedLaunch(Protocol):
@@ -50,51 +34,6 @@ class LaunchRecorder(Protocol):
         self, name: str, *, grid: int, warps: int, stream: int = 0, events: str | dict[str, Any], epoch: int = 0
     ) -> RecordedLaunch:
         """Reserves the region of one launch."""
-
-
-class CpuDevice(HostDevice):
-    """What a capture asks of the CPU backend (tracekern.comm.device.CaptureDevice): this rank's simulated clock."""
-
-    def __init__(self, native: Any, heap: SymmetricHeap) -> None:
-        """heap: the memory that `native` points into, kept for as long as this device is."""
-        from tracekern import _C
-
-        self._native = native
-        self._heap = heap
-        self._c = _C
-        self.heap_ranks = range(len(heap.addresses))
-        self.clock: dict[str, Any] = {
-            "name": "simulated device clock",
-            "ticks_per_second": _C.simulated_ticks_per_second,
-            "resolution_ticks": _C.simulated_resolution_ticks,
-        }
-
-    def attach(self, segment: SegmentWriter) -> None:
-        """Faults are written into the segment from now on."""
-        self._native.keep_fault_at(segment.fault_record.ctypes.data)
-
-    def detach(self) -> None:
-        """The segment is about to go."""
-        self._native.keep_fault_at(0)
-
-    def trouble(self) -> str:
-        """Of the simulated device: trapped or not."""
-        return "a kernel trapped: this process can use its device no more" if self._native.trapped else ""
-
-    def read_ticks(self) -> int:
-        """This rank's clock, now."""
-        return int(self._c.read_clock(self._native))
-
-    def read_brackets(self, count: int) -> npt.NDArray[np.int64]:
-        """[count, 3]: CLOCK_REALTIME ns before, device ticks, CLOCK_REALTIME ns after."""
-        return np.asarray(self._c.read_brackets(self._native, count))
-
-    def ping_pong(
-        self, peer: int, initiates: bool, epoch: int, max_round_trips: int, duration_ns: int
-    ) -> npt.NDArray[np.int64]:
-        """[n, 3] ticks sent, answered, received, on the initiator; [0, 3] on the responder."""
-        stamps = self._c.clock_ping_pong(self._native, peer, initiates, epoch, max_round_trips, duration_ns)
-        return np.asarray(stamps)
 
 
 class Communicator:

@@ -11,14 +11,14 @@ import contextlib
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.comm.device import CaptureDevice
+from tracekern.comm.device import CaptureDevice, DeviceClock, HeapPeers
 from tracekern.dump import format as fmt
 from tracekern.dump.format import CLOCK_SAMPLE, SampleKind
 from tracekern.errors import CommTimeout, TracekernError
@@ -59,21 +59,21 @@ def choose_pairs(num_ranks: int) -> list[tuple[int, int]]:
 class ClockSampler:
     """Samples the clocks of all ranks of a process group; every call is collective.
 
-    heap_ranks: ranks of the group that share this rank's symmetric heap, in the heap's order; pairs among them play
-    ping-pong in it, all others over the group. append: takes rows of dtype CLOCK_SAMPLE, this rank's share of a round.
+    append: takes rows of dtype CLOCK_SAMPLE, this rank's share of a round. peers: pairs among them play ping-pong in
+    their heap, all others over the group.
     """
 
     def __init__(
         self,
-        device: CaptureDevice,
+        clock: DeviceClock,
         append: Append,
-        heap_ranks: Sequence[int] = (),
+        peers: HeapPeers | None = None,
         group: Any = None,
         timeout_s: float = 60.0,
     ) -> None:
-        self._device = device
+        self._clock = clock
         self._append = append
-        self._heap_ranks = list(heap_ranks)
+        self._peers = peers
         self._timeout = timedelta(seconds=timeout_s)
         self._link = _Link(group, self._timeout) if _is_distributed() else None
         self._next_round = 0
@@ -83,7 +83,7 @@ class ClockSampler:
         round_idx = self._next_round
         self._next_round += 1
         rank = self._link.rank if self._link else 0
-        brackets = self._device.read_brackets(NUM_BRACKETS)
+        brackets = self._clock.read_brackets(NUM_BRACKETS)
         self._append(_rows(SampleKind.HOST_BRACKET, round_idx, rank, rank, brackets[:, [0, 1, 1, 2]]))
         if self._link is None:
             return
@@ -115,11 +115,12 @@ class ClockSampler:
 
     def _exchange(self, link: _Link, peer: int, initiates: bool, epoch: int) -> Int64:
         """[n, 4] stamps t0..t3 of the round trips with `peer`; none on the responder."""
-        if link.rank not in self._heap_ranks or peer not in self._heap_ranks:
-            return _ask_over(link, peer, self._device) if initiates else _answer_over(link, peer, self._device)
+        peers = self._peers
+        if peers is None or link.rank not in peers.ranks or peer not in peers.ranks:
+            return _ask_over(link, peer, self._clock) if initiates else _answer_over(link, peer, self._clock)
         with _on_own_core(0 if initiates else 1):
-            slot = self._heap_ranks.index(peer)
-            stamps = self._device.ping_pong(slot, initiates, epoch & 0xFFFFFFFF, MAX_ROUND_TRIPS, MAX_PAIR_NS)
+            slot = peers.ranks.index(peer)
+            stamps = peers.ping_pong(slot, initiates, epoch & 0xFFFFFFFF, MAX_ROUND_TRIPS, MAX_PAIR_NS)
         return stamps[:, [0, 1, 1, 2]]
 
 
@@ -170,21 +171,21 @@ def _is_distributed() -> bool:
     return bool(dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
 
 
-def _ask_over(link: _Link, peer: int, device: CaptureDevice) -> Int64:
+def _ask_over(link: _Link, peer: int, clock: DeviceClock) -> Int64:
     stamps = np.zeros((NUM_NETWORK_ROUND_TRIPS, 4), np.int64)
     for row in stamps:
-        row[0] = device.read_ticks()
+        row[0] = clock.read_ticks()
         link.send(peer, 0)
         row[1:3] = link.receive_all(peer, 2)
-        row[3] = device.read_ticks()
+        row[3] = clock.read_ticks()
     return stamps
 
 
-def _answer_over(link: _Link, peer: int, device: CaptureDevice) -> Int64:
+def _answer_over(link: _Link, peer: int, clock: DeviceClock) -> Int64:
     for _ in range(NUM_NETWORK_ROUND_TRIPS):
         link.receive(peer)
-        received_ticks = device.read_ticks()
-        link.send(peer, received_ticks, device.read_ticks())
+        received_ticks = clock.read_ticks()
+        link.send(peer, received_ticks, clock.read_ticks())
     return np.zeros((0, 4), np.int64)
 
 
@@ -235,9 +236,7 @@ class CaptureClocks:
 
     def open(self, device: CaptureDevice, segment: SegmentWriter, group: Group, run_id: str, one_host: bool) -> None:
         """Takes the first samples. one_host: all ranks see each other's segments."""
-        from tracekern.record.clock_samples import ClockSampler
-
-        self._sampler = ClockSampler(device, segment.append_clock_samples, device.heap_ranks, group.process_group)
+        self._sampler = ClockSampler(device.clock, segment.append_clock_samples, device.peers, group.process_group)
         if one_host:
             names = [fmt.segment_name(run_id, rank) for rank in range(group.num_ranks)]
             segments: list[SegmentView] = [

@@ -22,7 +22,8 @@ from tracekern.record.regions import RegionSets
 from tracekern.segment.launch_plan import LaunchPlan
 
 if TYPE_CHECKING:
-    from tracekern.record.session import Capture
+    from tracekern.comm.device import CaptureDevice
+    from tracekern.segment.writer import SegmentWriter
 
 MAX_LAUNCHES_OF_A_GRAPH = 64
 
@@ -30,15 +31,27 @@ _log = logging.getLogger("tracekern")
 
 
 class TracedGraph:
-    """Made by Capture.graph(). Usable from one thread at a time; outlives the capture, then it runs untraced."""
+    """Made by capture.graph(). Usable from one thread at a time; outlives the capture, then it runs untraced."""
 
-    def __init__(self, capture: Capture, device: Any, name: str, slots: int, recycles: bool) -> None:
-        """recycles: where there is no room left, the oldest replay gives its regions; of a flight recorder."""
+    def __init__(
+        self,
+        segment: SegmentWriter,
+        device: CaptureDevice,
+        name: str,
+        slots: int,
+        recycles: bool,
+        before_replay: Callable[[Callable[[], bool]], bool],
+    ) -> None:
+        """recycles: where there is no room left, the oldest replay gives its regions; of a flight recorder.
+
+        before_replay: called before each traced replay with what reserves its regions; says what that said.
+        """
         from tracekern import _cuda
 
         self.name = name
-        self._capture = capture
+        self._segment = segment
         self._device = device
+        self._before_replay = before_replay
         with device.active():
             self._ring = _cuda.GraphRing(slots, MAX_LAUNCHES_OF_A_GRAPH)
         self._plans: list[LaunchPlan] = []
@@ -65,7 +78,7 @@ class TracedGraph:
         return int(self._ring.lost_records)
 
     def capture(self, run: Callable[[], None]) -> None:
-        """Captures both instances. For Capture.graph()."""
+        """Captures both instances. For capture.graph()."""
         self._traced = self._capture_instance("traced", run)
         self._untraced = self._capture_instance("untraced", run)
         if not self._plans:
@@ -75,10 +88,10 @@ class TracedGraph:
         mirrored = any(plan.flags & fmt.ENTRY_MIRRORED for plan in self._plans)
         flags = fmt.ENTRY_IN_GRAPH | (fmt.ENTRY_MIRRORED if mirrored else 0)
         self._plans = [dataclasses.replace(plan, flags=flags) for plan in self._plans]
-        mirror_offset = self._device.mirror_offset() if mirrored else 0
+        mirror = self._device.memory.mirror if mirrored else None
+        mirror_offset = mirror.offset() if mirror is not None else 0
         self._ring.finish(mirror_offset, counts=not self._recycles)
-        ahead = self._device.max_regions_ahead
-        segment = self._capture.segment
+        ahead, segment = self._device.streams.max_regions_ahead, self._segment
         self._sets = RegionSets(segment, self._ring, self._plans, mirror_offset, ahead, self._recycles)
         wanted, room = self._sets.fewest * self._sets.set_bytes, segment.arena_room
         if room < wanted:
@@ -86,7 +99,7 @@ class TracedGraph:
             _log.warning("graph %s: %s: raise it, or lower records_per_track", self.name, needs)
 
     def add_launch(self, plan: LaunchPlan) -> int:
-        """Address of the descriptor for a launch inside run(); 0 in the untraced instance. For Capture.launch()."""
+        """Address of the descriptor for a launch inside run(); 0 in the untraced instance."""
         if self._capturing == "untraced":
             return 0
         if len(self._plans) == MAX_LAUNCHES_OF_A_GRAPH:
@@ -104,7 +117,7 @@ class TracedGraph:
         """Starts the graph on torch's current stream. Never waits for the GPU."""
         if not traced or not self._is_open:
             self._untraced.replay()
-        elif self._capture.before_replay(self._sets.lay_ready):
+        elif self._before_replay(self._sets.lay_ready):
             self._traced.replay()
         else:
             # The traced one would count what it cannot record: of 4 x 2,048 tracks in 28 us (one H200, 2026-11-23).
@@ -121,7 +134,7 @@ class TracedGraph:
             return
         with self._device.active():
             self._ring.settle()
-        segment, sets = self._capture.segment, self._sets
+        segment, sets = self._segment, self._sets
         segment.header["launches_refused"] += self.lost_replays * len(self._plans)
         segment.header["refused_bytes"] += sets.without_room * sets.set_bytes
         if self.lost_replays:

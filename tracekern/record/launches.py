@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy.typing as npt
 
@@ -23,17 +23,25 @@ if TYPE_CHECKING:
     from tracekern.segment.writer import SegmentWriter
 
 
-_Kernel = tuple[str, int, int, int, str, tuple[str, ...]]
-"""(name, grid, warps, stream, events, roles): launches of which have regions alike."""
 _WHOLE = (int, Integral)
 """The first is what is asked for at each launch, and the check of the second alone takes several times as long."""
 
 
-def _kernel(
-    name: str, grid: int, warps: int, stream: int, events: str | dict[str, Any], roles: Sequence[str]
-) -> _Kernel:
-    _check_roles(name, roles)  # before they are a tuple, and a word a list of letters
-    return name, grid, warps, stream, json.dumps(events) if isinstance(events, dict) else events, tuple(roles)
+class Kernel(NamedTuple):
+    """What launches have in common whose regions are alike, as capture.launch() was given it."""
+
+    name: str
+    grid: int
+    warps: int
+    stream: int
+    events: str | dict[str, Any]
+    roles: Sequence[str]
+
+    def as_key(self) -> Kernel:
+        """The same with events as text and roles as a tuple. Raises BadInput for roles that are no list."""
+        _check_roles(self.name, self.roles)  # before they are a tuple, and a word a list of letters
+        events = json.dumps(self.events) if isinstance(self.events, dict) else self.events
+        return self._replace(events=events, roles=tuple(self.roles))
 
 
 class Launches:
@@ -47,16 +55,14 @@ class Launches:
         self._sequence: dict[str, int] = {}
         self._counted: dict[str, int] = {}
         self._tables: dict[tuple[str, tuple[str, ...]], KernelTable] = {}
-        self._queues: dict[_Kernel, RegionQueue] = {}
-        self._to_come: Counter[_Kernel] = Counter()
+        self._queues: dict[Kernel, RegionQueue] = {}
+        self._to_come: Counter[Kernel] = Counter()
         self._progress: dict[int, StreamProgress] = {}
 
-    def count(
-        self, name: str, grid: int, warps: int, stream: int, events: str | dict[str, Any], roles: Sequence[str]
-    ) -> int:
+    def count(self, kernel: Kernel) -> int:
         """Address of the descriptor of a launch that only counts."""
-        plan = self.plan(name, grid, warps, stream, events, roles, counted_only=True)
-        self._to_come[_kernel(name, grid, warps, stream, events, roles)] += 1
+        plan = self.plan(kernel, counted_only=True)
+        self._to_come[kernel.as_key()] += 1
         return RegionQueue(self._segment, self._device, plan).take(0, plan.epoch)
 
     def reserve_counted(self) -> None:
@@ -65,42 +71,31 @@ class Launches:
             self._queue(kernel).reserve(-(-count // self._selection.every))
         self._to_come.clear()
 
-    def take(
-        self,
-        name: str,
-        grid: int,
-        warps: int,
-        stream: int,
-        events: str | dict[str, Any],
-        roles: Sequence[str],
-        epoch: int,
-        ahead: bool,
-    ) -> int:
-        """Address of the descriptor of the next launch of `name`; 0 where it is not recorded."""
-        progress = self._progress_on(stream)
+    def take(self, kernel: Kernel, epoch: int, ahead: bool) -> int:
+        """Address of the descriptor of the next launch of this name; 0 where it is not recorded."""
+        progress = self._progress_on(kernel.stream)
         if progress is not None:
             progress.before_launch(ahead)
+        name = kernel.name
         sequence = self._sequence.get(name, 0)
         self._sequence[name] = sequence + 1
         if sequence % self._selection.every:
             return 0
-        return self._queue_of(name, grid, warps, stream, events, roles).take(sequence, epoch)
+        return self._queue_of(kernel).take(sequence, epoch)
 
-    def _queue_of(
-        self, name: str, grid: int, warps: int, stream: int, events: str | dict[str, Any], roles: Sequence[str]
-    ) -> RegionQueue:
+    def _queue_of(self, kernel: Kernel) -> RegionQueue:
         """The way of most launches is short: what is a key was checked when it became one."""
         try:
-            known = self._queues.get((name, grid, warps, stream, events, roles))  # type: ignore[arg-type]
+            known = self._queues.get(kernel)
         except TypeError:  # a dict or a list is no key yet
             known = None
-        return known or self._queue(_kernel(name, grid, warps, stream, events, roles))
+        return known or self._queue(kernel.as_key())
 
-    def _queue(self, kernel: _Kernel) -> RegionQueue:
+    def _queue(self, kernel: Kernel) -> RegionQueue:
         if kernel not in self._queues:
-            progress = self._progress_on(kernel[3])
+            progress = self._progress_on(kernel.stream)
             recycled = None if progress is None else UsedRegions(progress)
-            self._queues[kernel] = RegionQueue(self._segment, self._device, self.plan(*kernel), recycled)
+            self._queues[kernel] = RegionQueue(self._segment, self._device, self.plan(kernel), recycled)
         return self._queues[kernel]
 
     def _progress_on(self, stream: int) -> StreamProgress | None:
@@ -108,33 +103,24 @@ class Launches:
         if self._selection.keep != "last":
             return None
         if stream not in self._progress:
-            self._progress[stream] = StreamProgress(lambda: self._device.mark(stream))
+            self._progress[stream] = StreamProgress(lambda: self._device.streams.mark(stream))
         return self._progress[stream]
 
-    def plan(
-        self,
-        name: str,
-        grid: int,
-        warps: int,
-        stream: int,
-        events: str | dict[str, Any],
-        roles: Sequence[str],
-        counted_only: bool = False,
-    ) -> LaunchPlan:
+    def plan(self, kernel: Kernel, counted_only: bool = False) -> LaunchPlan:
         """How launches of this kernel are recorded. Raises BadInput for arguments that cannot be used."""
-        _check_arguments(name, grid, warps, stream, roles)
+        _check(kernel)
         try:
-            table = self._table(events, roles)
+            table = self._table(kernel.as_key())
         except BadInput as error:
-            raise BadInput(f"launch {name!r}: {error}") from None
-        mirrored = not counted_only and self._sinks.is_mirrored(name)
+            raise BadInput(f"launch {kernel.name!r}: {error}") from None
+        mirrored = not counted_only and self._sinks.is_mirrored(kernel.name)
         return LaunchPlan(
-            name=name,
-            num_blocks=grid,
-            warps_per_block=warps,
-            records_per_track=0 if counted_only else self._selection.room(self._counted.get(name)),
-            stream=stream,
-            blocks=self._selection.pick_blocks(grid),
+            name=kernel.name,
+            num_blocks=kernel.grid,
+            warps_per_block=kernel.warps,
+            records_per_track=0 if counted_only else self._selection.room(self._counted.get(kernel.name)),
+            stream=kernel.stream,
+            blocks=self._selection.pick_blocks(kernel.grid),
             event_mask=self._selection.event_mask(table),
             role_mask=self._selection.role_mask(table),
             events=table.events_json,
@@ -170,11 +156,10 @@ class Launches:
         """Selected events and roles that no kernel has."""
         return self._selection.unknown_names(list(self._tables.values()))
 
-    def _table(self, events: str | dict[str, Any], roles: Sequence[str]) -> KernelTable:
-        text = json.dumps(events) if isinstance(events, dict) else events
-        key = (text, tuple(roles))
+    def _table(self, kernel: Kernel) -> KernelTable:
+        key = (str(kernel.events), tuple(kernel.roles))
         if key not in self._tables:
-            self._tables[key] = KernelTable.parse(text, roles)
+            self._tables[key] = KernelTable.parse(*key)
         return self._tables[key]
 
 
@@ -194,12 +179,14 @@ def check_name(name: str) -> None:
         raise BadInput(f"launch {name!r}: wanted a name of at most {fmt.NAME_BYTES} bytes")
 
 
-def _check_arguments(name: str, grid: int, warps: int, stream: int, roles: Sequence[str]) -> None:
-    check_name(name)
-    for what, value, low, bits in (("grid", grid, 1, 31), ("warps", warps, 1, 16), ("stream", stream, 0, 63)):
+def _check(kernel: Kernel) -> None:
+    check_name(kernel.name)
+    for what, low, bits in (("grid", 1, 31), ("warps", 1, 16), ("stream", 0, 63)):
+        value = getattr(kernel, what)
         if not isinstance(value, Integral) or value < low or value >> bits:
-            raise BadInput(f"launch {name!r}: {what}={value!r}; wanted a whole number from {low} to 2^{bits} - 1")
-    _check_roles(name, roles)
+            told = f"launch {kernel.name!r}: {what}={value!r}"
+            raise BadInput(f"{told}; wanted a whole number from {low} to 2^{bits} - 1")
+    _check_roles(kernel.name, kernel.roles)
 
 
 def _check_roles(name: str, roles: Sequence[str]) -> None:

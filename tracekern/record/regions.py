@@ -143,11 +143,12 @@ class RegionQueue:
         """Up to so many regions more, or as many as may be reserved ahead."""
         if not self._next_batch:
             return
-        count = batch_size(min(wanted, self._device.max_regions_ahead), self._segment, [self._plan])
-        mirror_offset = self._device.mirror_offset() if self._plan.flags & fmt.ENTRY_MIRRORED else 0
+        count = batch_size(min(wanted, self._device.streams.max_regions_ahead), self._segment, [self._plan])
+        mirror = self._device.memory.mirror if self._plan.flags & fmt.ENTRY_MIRRORED else None
+        mirror_offset = mirror.offset() if mirror is not None else 0
         self._ready.extend(self._segment.reserve_regions(self._plan, count, mirror_offset))
         # Room never comes back: where there was none, nobody asks again.
-        self._next_batch = min(2 * self._next_batch, self._device.max_regions_ahead) if self._ready else 0
+        self._next_batch = min(2 * self._next_batch, self._device.streams.max_regions_ahead) if self._ready else 0
 
 
 class Ring(Protocol):

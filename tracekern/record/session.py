@@ -27,7 +27,7 @@ from tracekern.errors import BadInput
 from tracekern.formatting import count
 from tracekern.record.clock_samples import CaptureClocks
 from tracekern.record.gather import how_to_save, leave_dump, save_torch_profile
-from tracekern.record.launches import Launches, check_epoch
+from tracekern.record.launches import Kernel, Launches, check_epoch
 from tracekern.record.selection import Selection
 from tracekern.record.setup import Setup, check_about, is_text, list_of_names, opening_metadata, used_device
 from tracekern.record.sinks import Sink, SinkChoice
@@ -141,19 +141,19 @@ class Capture:
     def _open(self, undo: contextlib.ExitStack) -> None:
         """What each rank does by itself. undo: gets what takes it back."""
         setup = self._setup
-        self._sinks = SinkChoice(setup.sink, self.device.has_mirror, together=self._is_ring)
+        self._sinks = SinkChoice(setup.sink, self.device.memory.mirror is not None, together=self._is_ring)
         about = opening_metadata(self.run_id, self.group, self.device, self.directory, self.record_format)
         self.segment = SegmentWriter.create(
             self.run_id, self.group.rank, about | self._about, setup.max_bytes, setup.host_spans
         )
         undo.callback(self.segment.close)
-        undo.callback(self.device.detach)
+        undo.callback(self.device.memory.detach)
         undo.callback(self.segment.unlink)
         self._launches = Launches(self.segment, self.device, self._selection, self._sinks)
         self._pid = os.getpid()
         _active.append(self)
         undo.callback(_active.remove, self)
-        self.device.attach(self.segment)
+        self.device.memory.attach(self.segment)
         if self._sinks.needs_mirror():
             self._open_mirror()
         for load in setup.load:
@@ -182,7 +182,7 @@ class Capture:
                 _log.warning("capture %s: %s", self.directory, how_to_save(self.run_id))
             elif self.group.is_connected or os.environ.get("TRACEKERN_KEEP_SEGMENT") != "1":
                 self.segment.unlink()  # else the launcher, who writes the manifest, finds the capture by it
-            self.device.detach()
+            self.device.memory.detach()
             if self._launches.is_any_running():
                 _still_written.append(self.segment)
             self.segment.close()
@@ -193,7 +193,7 @@ class Capture:
 
     def _stop(self, in_order: bool) -> bool:
         """Brings in what was recorded and takes the last clock samples. Returns whether all ranks close in order."""
-        is_idle = self.device.is_idle_within(CLOSE_TIMEOUT_S)
+        is_idle = self.device.streams.is_idle_within(CLOSE_TIMEOUT_S)
         trouble = self.device.trouble()
         if trouble or not is_idle:
             why = trouble or f"after {CLOSE_TIMEOUT_S:.0f} s kernels still run"
@@ -241,20 +241,20 @@ class Capture:
         check_epoch(name, epoch)
         if (self not in _active or os.getpid() != self._pid) and not self._is_ours(f"launch({name!r})"):
             return Launch(0, self.record_format)
-        kernel = (name, grid, warps, stream, events, roles)
+        kernel = Kernel(name, grid, warps, stream, events, roles)
         with self._lock:
             if self not in _active:  # closed meanwhile
                 return Launch(0, self.record_format)
             if self._graphs and self._graphs[-1].is_capturing:
-                return Launch(self._graphs[-1].add_launch(self._launches.plan(*kernel)), self.record_format)
-            if self.device.is_stream_captured():
+                return Launch(self._graphs[-1].add_launch(self._launches.plan(kernel)), self.record_format)
+            if self.device.streams.is_captured():
                 # All replays of a graph that capture.graph() does not know would write to one region.
                 _log.warning("launch %s: in a CUDA graph that capture.graph() did not make; it runs unrecorded", name)
                 return Launch(0, self.record_format)
             self._clocks.before_launch()
             if self._is_counting:
-                return Launch(self._launches.count(*kernel), self.record_format)
-            return Launch(self._launches.take(*kernel, epoch, ahead), self.record_format)
+                return Launch(self._launches.count(kernel), self.record_format)
+            return Launch(self._launches.take(kernel, epoch, ahead), self.record_format)
 
     def graph(self, run: Callable[[], None], *, name: str = "graph", slots: int = 1024) -> TracedGraph:
         """Captures `run`, which starts kernels on torch's current stream, as a CUDA graph: once traced, once not.
@@ -271,7 +271,7 @@ class Capture:
             raise BadInput(f"capture.graph({name!r}): the {self.device.backend} backend has no graphs; it needs a GPU")
         if slots < 1:
             raise BadInput(f"capture.graph({name!r}): slots={slots}; wanted 1 or more")
-        graph = TracedGraph(self, self.device, name, slots, recycles=self._is_ring)
+        graph = TracedGraph(self.segment, self.device, name, slots, self._is_ring, self._before_replay)
         with self._lock:
             self._graphs.append(graph)
         try:
@@ -281,8 +281,8 @@ class Capture:
             raise
         return graph
 
-    def before_replay(self, lay_ready: Callable[[], bool]) -> bool:
-        """For TracedGraph: clocks are sampled between replays as between launches, and regions reserved."""
+    def _before_replay(self, lay_ready: Callable[[], bool]) -> bool:
+        """Clocks are sampled between replays as between launches, and regions reserved."""
         with self._lock:
             self._clocks.before_launch()
             return lay_ready()
@@ -376,7 +376,9 @@ class Capture:
 
     def _open_mirror(self) -> None:
         """Takes device memory for records, of a flight recorder such that outlives this process."""
-        reason = self.device.start_keeper(self.segment) if self._is_ring else self.device.open_mirror()
+        mirror = self.device.memory.mirror
+        assert mirror is not None  # a sink that needs one is refused where there is none
+        reason = mirror.start_keeper(self.segment) if self._is_ring else mirror.open()
         if reason and self._setup.sink == "device":
             raise BadInput(f"keep={self._selection.keep!r} with sink='device': {reason}; take sink='host'")
         if reason:
@@ -391,7 +393,7 @@ class Capture:
         except RuntimeError as error:
             _log.warning("capture %s: the last replay of a graph was not counted: %s", self.directory, error)
         try:
-            self.device.collect(self.segment)
+            self.device.memory.collect(self.segment)
         except RuntimeError as error:
             lost = [entry for entry in self.segment.recorded_launches() if entry["flags"] & fmt.ENTRY_MIRRORED]
             if lost:

@@ -81,7 +81,7 @@ def opening_metadata(
         "backend": device.backend,
         "device": device.name,
         "note": device.note,
-        "clock": device.clock,
+        "clock": device.clock.describe(),
         "overhead_ns": cost_ns,
         "directory": str(directory),
         "fault_names": device.fault_names,

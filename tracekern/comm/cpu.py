@@ -1,0 +1,85 @@
+"""The CPU backend's device of a communicator: this rank's simulated clock, and the heap that its ranks share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekern.comm.device import HostDevice, HostMemory
+from tracekern.comm.heap import SymmetricHeap
+from tracekern.errors import BadInput
+
+if TYPE_CHECKING:
+    from tracekern.segment.writer import SegmentWriter
+
+
+class CpuDevice(HostDevice):
+    """What a capture asks of the CPU backend (tracekern.comm.device.CaptureDevice)."""
+
+    def __init__(self, native: Any, heap: SymmetricHeap) -> None:
+        """heap: the memory that `native` points into, kept for as long as this device is."""
+        super().__init__()
+        self._native = native
+        self._heap = heap
+        self.clock = self.peers = SimulatedClock(native, range(len(heap.addresses)))
+        self.memory = _FaultMemory(native)
+
+    def trouble(self) -> str:
+        """Of the simulated device: trapped or not."""
+        return "a kernel trapped: this process can use its device no more" if self._native.trapped else ""
+
+
+class SimulatedClock:
+    """Of a rank, and its meetings with those of its peers."""
+
+    def __init__(self, native: Any, ranks: Sequence[int]) -> None:
+        from tracekern import _C
+
+        self.ranks = ranks
+        self._native, self._c = native, _C
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "name": "simulated device clock",
+            "ticks_per_second": self._c.simulated_ticks_per_second,
+            "resolution_ticks": self._c.simulated_resolution_ticks,
+        }
+
+    def read_ticks(self) -> int:
+        return int(self._c.read_clock(self._native))
+
+    def read_brackets(self, count: int) -> npt.NDArray[np.int64]:
+        return np.asarray(self._c.read_brackets(self._native, count))
+
+    def ping_pong(
+        self, peer: int, initiates: bool, epoch: int, max_round_trips: int, duration_ns: int
+    ) -> npt.NDArray[np.int64]:
+        stamps = self._c.clock_ping_pong(self._native, peer, initiates, epoch, max_round_trips, duration_ns)
+        return np.asarray(stamps)
+
+
+class _FaultMemory(HostMemory):
+    """Faults are written into the segment of the capture that is open."""
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+
+    def attach(self, segment: SegmentWriter) -> None:
+        self._native.keep_fault_at(segment.fault_record.ctypes.data)
+
+    def detach(self) -> None:
+        self._native.keep_fault_at(0)
+
+
+def clock_from_environment() -> tuple[int, int]:
+    """(seed, t0_ns) of the simulated clock; seed 0, the host's clock, where TRACEKERN_SIMULATED_CLOCK is not set."""
+    text = os.environ.get("TRACEKERN_SIMULATED_CLOCK", "0:0")
+    try:
+        seed, t0_ns = (int(part) for part in text.split(":"))
+    except ValueError:
+        raise BadInput(f"TRACEKERN_SIMULATED_CLOCK is {text!r}; wanted SEED:T0_NS") from None
+    return seed, t0_ns

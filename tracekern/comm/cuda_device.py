@@ -1,0 +1,242 @@
+"""A GPU as a capture knows it (tracekern.comm.device.CaptureDevice)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekern.errors import BadInput, DeviceLost
+from tracekern.segment.keeper import Keeper, collect_mirrored, collect_or_let
+from tracekern.segment.writer import SegmentWriter
+
+_abandoned: list[Any] = []
+"""Captures' memory that kernels still write to."""
+
+
+class CudaDevice:
+    """The GPU that is this thread's current one when it is made."""
+
+    backend = "cuda"
+
+    def __init__(self, native: Any, heap_ranks: Sequence[int], note: str = "") -> None:
+        """native: the communicator. heap_ranks: see HeapPeers."""
+        self._gpu = gpu = _Gpu()
+        self.name, self.torch_device = gpu.name, f"cuda:{gpu.index}"
+        self.note = note
+        self.fault_names: dict[str, Any] = {}
+        self.clock = self.peers = CudaClock(gpu, native, heap_ranks)
+        self.streams = CudaStreams(gpu)
+        self.memory = CudaMemory(gpu, native, self.streams)
+
+    def active(self) -> contextlib.AbstractContextManager[Any]:
+        return self._gpu.active()
+
+    def trouble(self) -> str:
+        return self._gpu.trouble()
+
+
+class _Gpu:
+    """What all parts of a device share. They do not know the device: a circle would keep the heap's memory."""
+
+    def __init__(self) -> None:
+        import torch
+
+        from tracekern import _cuda
+
+        self.cuda = _cuda
+        self.index = torch.cuda.current_device()
+        self.name = torch.cuda.get_device_name()
+
+    def active(self) -> contextlib.AbstractContextManager[Any]:
+        """Around calls that mean the current device: a thread's may be another one by now."""
+        import torch
+
+        device: contextlib.AbstractContextManager[Any] = torch.cuda.device(self.index)
+        return device
+
+    def trouble(self) -> str:
+        """Why this process can use its GPU no more, such as a trap; "" while it can."""
+        try:
+            with self.active():
+                error = str(self.cuda.device_error())
+        except RuntimeError as lost:
+            error = str(lost)
+        return f"{self.name} is lost to this process: {error}" if error else ""
+
+
+class CudaClock:
+    """%globaltimer, and its meetings with those of the heap's other GPUs. Raises DeviceLost behind a trap."""
+
+    def __init__(self, gpu: _Gpu, native: Any, ranks: Sequence[int]) -> None:
+        self.ranks = ranks
+        self._gpu, self._native = gpu, native
+        self._clock = gpu.cuda.GpuClock()
+
+    def describe(self) -> dict[str, Any]:
+        """Probed anew for each capture: a profiler may change how finely the clock steps."""
+        resolution = probe_resolution(self.read_brackets(2000)[:, 1])
+        return {"name": "%globaltimer", "ticks_per_second": 10**9, "resolution_ticks": resolution}
+
+    def read_ticks(self) -> int:
+        return int(self.read_brackets(1)[0, 1])
+
+    def read_brackets(self, count: int) -> npt.NDArray[np.int64]:
+        with self._losing():
+            return np.asarray(self._clock.read_brackets(count))
+
+    def ping_pong(
+        self, peer: int, initiates: bool, epoch: int, max_round_trips: int, duration_ns: int
+    ) -> npt.NDArray[np.int64]:
+        with self._losing():
+            return np.asarray(self._clock.ping_pong(self._native, peer, initiates, epoch, max_round_trips, duration_ns))
+
+    @contextlib.contextmanager
+    def _losing(self) -> Iterator[None]:
+        """Calls on the device. Raises DeviceLost where one fails because a kernel trapped before it."""
+        try:
+            with self._gpu.active():
+                yield
+        except RuntimeError as error:
+            raise DeviceLost(self._gpu.trouble() or str(error)) from error
+
+
+class CudaStreams:
+    """Those of torch."""
+
+    max_regions_ahead = 32
+
+    def __init__(self, gpu: _Gpu) -> None:
+        self._gpu = gpu
+        self.is_busy = False
+        """A kernel still ran when is_idle_within() was asked last."""
+
+    def mark(self, stream: int) -> Callable[[], bool]:
+        try:
+            with self._gpu.active():
+                passed: Callable[[], bool] = self._gpu.cuda.StreamMark(stream).is_passed
+        except RuntimeError:  # a kernel trapped: all that was recorded is to stay
+            return lambda: False
+        return passed
+
+    def is_captured(self) -> bool:
+        """Of torch's current stream."""
+        import torch
+
+        return bool(torch.cuda.is_current_stream_capturing())
+
+    def is_idle_within(self, limit_s: float) -> bool:
+        """Waits so long for all kernels; False, too, where one traps."""
+        import torch
+
+        def wait() -> None:
+            with contextlib.suppress(RuntimeError):
+                torch.cuda.synchronize(self._gpu.index)
+                idle.set()
+
+        idle = threading.Event()
+        waiter = threading.Thread(target=wait, daemon=True)  # nothing else limits a wait for the device
+        waiter.start()
+        waiter.join(limit_s)
+        self.is_busy = waiter.is_alive()
+        return idle.is_set()
+
+
+class CudaMemory:
+    """The arena of the segment that is attached, as the GPU writes into it, and its mirror."""
+
+    def __init__(self, gpu: _Gpu, native: Any, streams: CudaStreams) -> None:
+        self._gpu, self._native, self._streams = gpu, native, streams
+        self._segment: SegmentWriter | None = None
+        self.mirror = CudaMirror(gpu)
+
+    def attach(self, segment: SegmentWriter) -> None:
+        """Lets kernels write into the segment's arena. Raises BadInput where the GPU cannot reach it."""
+        arena, num_bytes = segment.back_arena()
+        self._segment = segment
+        try:
+            with self._gpu.active():
+                self.mirror.of_arena(self._gpu.cuda.GpuCapture(arena, num_bytes), arena)
+        except RuntimeError as error:
+            raise BadInput(f"{num_bytes} bytes of host memory for the GPU: {error}; lower max_bytes") from None
+        self._native.keep_fault_at(segment.fault_record.ctypes.data)
+
+    def collect(self, segment: SegmentWriter) -> None:
+        """Copies the mirrored regions into the arena, or lets the keeper do so where this process no longer can."""
+        records = self.mirror.records
+
+        def copy() -> None:
+            if collect_mirrored(segment, records.collect):
+                records.finish()
+
+        collect_or_let(segment, copy, self.mirror.keeper)
+
+    def detach(self) -> None:
+        """The segment is about to go."""
+        self._native.keep_fault_at(0)
+        records = self.mirror.let_go()
+        if self._streams.is_busy:
+            _abandoned.append((records, self._segment))  # to give it back would wait for the kernels
+        elif records is not None and not self._gpu.trouble():
+            records.release()
+        self._segment = None
+
+
+class CudaMirror:
+    """Device memory in the place of an arena, allocated when it is first asked for."""
+
+    def __init__(self, gpu: _Gpu) -> None:
+        self._gpu = gpu
+        self._arena = 0
+        self.records: Any = None
+        """_cuda.GpuCapture of the arena."""
+        self.keeper: Keeper | None = None
+
+    def of_arena(self, records: Any, arena: int) -> None:
+        """From now on it is that of the arena at this address."""
+        self.records, self._arena = records, arena
+
+    def open(self) -> str:
+        try:
+            self.offset()
+        except RuntimeError as error:
+            return f"device memory for records: {error}; lower max_bytes"
+        return ""
+
+    def offset(self) -> int:
+        with self._gpu.active():
+            return (int(self.records.mirror()) - self._arena) % (1 << 64)
+
+    def start_keeper(self, segment: SegmentWriter) -> str:
+        try:
+            with self._gpu.active():
+                if self._gpu.cuda.device_facts()["has_mps"]:
+                    return "MPS is on: a trap ends the keeper, too"
+                descriptor = self.records.export_mirror()
+                uuid = self._gpu.cuda.device_uuid()
+            try:
+                self.keeper = Keeper(segment, uuid, descriptor, int(segment.header["arena_bytes"]))
+            finally:
+                os.close(descriptor)
+        except RuntimeError as error:
+            self.records.drop_mirror()
+            return str(error)
+        return ""
+
+    def let_go(self) -> Any:
+        """Releases the keeper and gives away the arena's _cuda.GpuCapture; None where there is none."""
+        if self.keeper is not None:
+            self.keeper.release()
+            self.keeper = None
+        records, self.records = self.records, None
+        return records
+
+
+def probe_resolution(ticks: npt.NDArray[np.int64]) -> int:
+    """The coarsest step that divides all differences of many readings: 32 on an H200 (measured 2026-11)."""
+    return int(np.gcd.reduce(np.diff(ticks))) or 1
