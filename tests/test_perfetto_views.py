@@ -16,7 +16,7 @@ from tracekern.analysis.waits.analyze import WaitKind, Waits, analyze_waits
 from tracekern.analysis.waits.statistics import wait_statistics
 from tracekern.export.formats.perfetto import write_perfetto
 from tracekern.timeline.counters import count_events
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, EventClass, Timeline, TrackKind, unpack_field
 from tracekern.timeline.side_by_side import side_by_side
 from tracekern.viewers import perfetto_ui, queries

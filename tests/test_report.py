@@ -19,7 +19,7 @@ from tracekern.analysis.doubt import Blame, Interval
 from tracekern.analysis.findings import Findings, find
 from tracekern.analysis.waits.analyze import WaitKind
 from tracekern.formatting import duration, percent
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 from tracekern.timeline.model import ClockFit, Flows, Problem, Spans, Timeline, TrackKind
 from tracekern.timeline.select import take_spans
 from tracekern.viewers.report.headlines import charged, headlines, steadiness

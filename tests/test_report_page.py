@@ -15,7 +15,7 @@ from timelines import COPY, EVENTS, LAUNCH, make_launch, make_timeline
 from tracekern.analysis.critical_path.path import PathKind
 from tracekern.analysis.findings import Findings, find
 from tracekern.formatting import duration
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, Flows, Problem, Spans, Track, TrackKind
 from tracekern.timeline.select import select
 from tracekern.viewers.report.headlines import headlines
