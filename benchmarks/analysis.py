@@ -72,11 +72,11 @@ def measure(num_spans: int, rounds: int) -> Measured:
     from tracekern.analysis.doubt import blame_ranks
     from tracekern.analysis.findings import find
     from tracekern.analysis.imbalance import work_imbalance
-    from tracekern.analysis.matrix import find_abnormal, wait_matrix
     from tracekern.analysis.summary import summarize
     from tracekern.analysis.time_shares import share_time
     from tracekern.analysis.waits.analyze import analyze_waits
     from tracekern.analysis.waits.event_graph import build_graph
+    from tracekern.analysis.waits.matrix import find_abnormal, wait_matrix
     from tracekern.analysis.waits.statistics import wait_statistics
     from tracekern.viewers.report.report_page import report_page
 

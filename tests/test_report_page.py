@@ -13,8 +13,8 @@ from test_report import figures_of, look_at
 from timelines import COPY, EVENTS, LAUNCH, make_launch, make_timeline
 
 from tracekern.analysis.critical_path.path import PathKind
-from tracekern.analysis.distribution import distribute
 from tracekern.analysis.findings import Findings, find
+from tracekern.analysis.waits.distribution import distribute
 from tracekern.formatting import duration
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, Flows, Problem, Spans, Track, TrackKind

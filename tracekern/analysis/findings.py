@@ -16,11 +16,11 @@ from tracekern.analysis.doubt import Blame, Worst, blame_ranks, name_worst
 from tracekern.analysis.hang import Hang, find_hang
 from tracekern.analysis.imbalance import Imbalance, work_imbalance
 from tracekern.analysis.iterations import Iterations, find_iterations
-from tracekern.analysis.matrix import WaitMatrix, wait_matrix
 from tracekern.analysis.summary import Summary, summarize
 from tracekern.analysis.time_shares import TimeShares, share_time
 from tracekern.analysis.waits.analyze import Waits, analyze_waits
 from tracekern.analysis.waits.event_graph import EventGraph, build_graph
+from tracekern.analysis.waits.matrix import WaitMatrix, wait_matrix
 from tracekern.analysis.waits.statistics import WaitStatistic, wait_statistics
 from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Timeline
 from tracekern.timeline.select import Window, reaches_into, select

@@ -7,7 +7,7 @@ from typing import Any
 
 from tracekern.analysis.balance import Balance, Load, load_imbalance
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.matrix import LINE_FACTOR
+from tracekern.analysis.waits.matrix import LINE_FACTOR
 from tracekern.formatting import count, duration, escape, percent, three_digits
 from tracekern.viewers.report.charts import heatmap, stacked_bars, time_scale
 from tracekern.viewers.report.frame import Answer, Figure, table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.matrix import Abnormal, WaitMatrix, find_abnormal
+from tracekern.analysis.waits.matrix import Abnormal, WaitMatrix, find_abnormal
 from tracekern.formatting import count, duration, escape, ranks, sentence
 from tracekern.viewers.report.charts import heatmap
 from tracekern.viewers.report.frame import Answer, Figure, table

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracekern.analysis.distribution import Distribution, distribute
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.gantt import ChosenSpans, choose_iterations
+from tracekern.analysis.waits.distribution import Distribution, distribute
 from tracekern.formatting import count, duration, escape, sentence
 from tracekern.timeline.model import EventType, Timeline, Track, TrackKind, unpack_field
 from tracekern.viewers.report.charts import shorten, steps, time_scale
