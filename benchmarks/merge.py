@@ -30,7 +30,7 @@ from harness import Table, resident_bytes, write_results
 
 from tracekern.export.drawing import prepare
 from tracekern.export.formats.perfetto import encode, write_perfetto
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 from tracekern.timeline.model import Flows, Timeline
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))

@@ -22,7 +22,7 @@ from tracekern.moe.run import MoeRun
 from tracekern.moe.shape import DTYPES
 from tracekern.timeline.intervals import union_ns
 from tracekern.timeline.model import EventClass, EventType, Field, Spans, Timeline
-from tracekern.viewers.report.balance import balance_part
+from tracekern.viewers.report.questions import balance
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
 PEER, SLOT, EXPERT = Field("peer", 10), Field("slot", 22), Field("expert", 16)
@@ -129,7 +129,7 @@ def test_work_for_the_experts_of_another_rank_is_no_load_of_them():
 
 
 def answer_of(timeline: Timeline) -> str:
-    return re.sub("<[^>]+>", "", balance_part(find(timeline)).answer)
+    return re.sub("<[^>]+>", "", balance.draw(find(timeline)).text)
 
 
 def test_ranks_and_experts_that_did_nothing_count_in_the_mean():

@@ -24,7 +24,7 @@ from tracekern.moe.shape import MoeShape
 from tracekern.record.session import Capture, capture
 from tracekern.segment.names import list_segments
 from tracekern.segment.salvage import salvage_run
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 from tracekern.timeline.model import TrackKind
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -19,7 +19,7 @@ from tracekern.analysis.summary import summarize
 from tracekern.cli.info import clock as clock_text
 from tracekern.timeline.clocks.fit import apply_clock, fit_clocks
 from tracekern.timeline.clocks.flows import tighten_clocks
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 from tracekern.timeline.model import (
     Channel,
     ChannelKind,

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 from timelines import WAIT, make_timeline, overwrite_begins
 
-from tracekern.analysis.distribution import distribute
 from tracekern.analysis.waits.analyze import analyze_waits
+from tracekern.analysis.waits.distribution import distribute
 
 
 def test_points_lie_on_the_true_function():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "my_kernel"

@@ -19,7 +19,7 @@ from tracekern.analysis.time_shares import share_time
 from tracekern.errors import BadInput
 from tracekern.timeline.clocks.pairs import LocalClock
 from tracekern.timeline.counters import count_events
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, Timeline
 
 YEARS = 10**17

@@ -27,7 +27,7 @@ from tracekern.moe.routing import draw_batch
 from tracekern.moe.run import MoeRun, run
 from tracekern.moe.shape import MoeShape
 from tracekern.record.session import Capture, capture
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, EventClass, Timeline, unpack_field
 
 SHAPE = MoeShape(num_ranks=1, max_tokens=24, num_experts=4, topk=2, hidden=16, dtype="fp32")

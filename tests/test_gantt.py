@@ -10,7 +10,7 @@ import pytest
 
 from tracekern.analysis.gantt import choose_spans
 from tracekern.analysis.iterations import find_iterations
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 from tracekern.timeline.model import EventClass, Timeline, TrackKind
 
 TRACES = Path(__file__).parent.parent / "traces"

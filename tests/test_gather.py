@@ -10,7 +10,7 @@ import pytest
 from tests.test_session_ranks import rank_program
 from tracekern.dump.reader import read_dump
 from tracekern.launcher.launch import launch_ranks
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 
 FULL_DISK = """
     if rank == {rank}:

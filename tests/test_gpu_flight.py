@@ -20,7 +20,7 @@ import torch
 
 from tests.gpu_flight import NUM_RECYCLED, RING_SLOTS
 from tracekern.analysis.hang import find_hang
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, EventClass, Timeline
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -21,7 +21,7 @@ from tracekern.export.write import export
 from tracekern.record.session import capture
 from tracekern.segment.pack import write_dump
 from tracekern.timeline.host import host_lanes, torch_lanes
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 from tracekern.timeline.model import TrackKind
 
 EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 7, "ts": 10.5, "dur": 2.25}

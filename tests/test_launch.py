@@ -23,7 +23,7 @@ from tracekern.launcher.spawner import Spawner
 from tracekern.record.session import capture
 from tracekern.segment.names import SHM_DIR
 from tracekern.timeline.decode.decoder import decode
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, TrackKind
 
 ROOT = Path(__file__).resolve().parent.parent

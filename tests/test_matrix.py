@@ -12,7 +12,8 @@ from scenarios import SEE_NS, Scenario, exchange
 from wait_oracle import any_runs
 
 import tracekern
-from tracekern.analysis.matrix import (
+from tracekern.analysis.waits.analyze import analyze_waits
+from tracekern.analysis.waits.matrix import (
     MIN_CELLS,
     Locality,
     WaitMatrix,
@@ -20,7 +21,6 @@ from tracekern.analysis.matrix import (
     polish_medians,
     wait_matrix,
 )
-from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.timeline.model import Timeline
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"

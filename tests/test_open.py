@@ -28,7 +28,7 @@ from tracekern.errors import BadInput
 from tracekern.export import labels
 from tracekern.export.drawing import longest_wait, prepare
 from tracekern.export.write import export
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END
 from tracekern.timeline.side_by_side import side_by_side
 from tracekern.viewers import perfetto_ui

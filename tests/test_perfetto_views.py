@@ -11,12 +11,12 @@ from timelines import COPY, WAIT, make_launch, make_timeline, overwrite_begins
 from trace_processor import TraceProcessor, assert_no_loss
 
 from tracekern.analysis.doubt import blame_ranks
-from tracekern.analysis.matrix import wait_matrix
 from tracekern.analysis.waits.analyze import WaitKind, Waits, analyze_waits
+from tracekern.analysis.waits.matrix import wait_matrix
 from tracekern.analysis.waits.statistics import wait_statistics
 from tracekern.export.formats.perfetto import write_perfetto
 from tracekern.timeline.counters import count_events
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, EventClass, Timeline, TrackKind, unpack_field
 from tracekern.timeline.side_by_side import side_by_side
 from tracekern.viewers import perfetto_ui, queries

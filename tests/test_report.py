@@ -17,9 +17,10 @@ from timelines import LAUNCH, WAIT, make_launch, make_rank, make_timeline, overw
 
 from tracekern.analysis.doubt import Blame, Interval
 from tracekern.analysis.findings import Findings, find
+from tracekern.analysis.gantt import choose_iterations
 from tracekern.analysis.waits.analyze import WaitKind
 from tracekern.formatting import duration, percent
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 from tracekern.timeline.model import ClockFit, Flows, Problem, Spans, Timeline, TrackKind
 from tracekern.timeline.select import take_spans
 from tracekern.viewers.report.headlines import charged, headlines, steadiness
@@ -186,7 +187,7 @@ def test_doubt_to_one_side_is_not_said_of_both(lo_ns, late_ns, hi_ns, said):
 def test_gantt_draws_spans_where_they_are(findings, tmp_path):
     gantts = [entry for entry in figures_of(page_of(findings, tmp_path / "report.html")) if entry["kind"] == "gantt"]
     assert [entry["name"].split()[0] for entry in gantts] == ["worst", "median", "best"]
-    choice, drawn = findings.gantts[0], gantts[0]["columns"]
+    choice, drawn = choose_iterations(findings.timeline, findings.iterations)[0], gantts[0]["columns"]
     spans = findings.timeline.spans.take(choice.spans)
     start = int(findings.iterations.start[choice.iteration])
     assert [start + value for value in drawn["start"]] == spans.start.tolist()

@@ -14,11 +14,13 @@ from timelines import COPY, EVENTS, LAUNCH, make_launch, make_timeline
 
 from tracekern.analysis.critical_path.path import PathKind
 from tracekern.analysis.findings import Findings, find
+from tracekern.analysis.waits.distribution import distribute
 from tracekern.formatting import duration
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, Flows, Problem, Spans, Track, TrackKind
 from tracekern.timeline.select import select
 from tracekern.viewers.report.headlines import headlines
+from tracekern.viewers.report.questions import steadiness
 from tracekern.viewers.report.report_page import report_page
 
 TRACES = Path(__file__).parent.parent / "traces"
@@ -34,8 +36,8 @@ def test_the_page_of_one_rank_draws_without_a_complaint(browser, tmp_path):
     findings = find(select(load(TRACES / "cpu_8_ranks"), ranks=[0]))
     one = findings.balance.experts[0]
     experts = tuple(dataclasses.replace(one, name=str(place), tokens_received=place) for place in range(64))
-    balance = dataclasses.replace(findings.balance, experts=experts)
-    page = page_of(dataclasses.replace(findings, balance=balance), tmp_path / "report.html")
+    findings.balance = dataclasses.replace(findings.balance, experts=experts)
+    page = page_of(findings, tmp_path / "report.html")
     with browser.tab() as tab:
         tab.page.goto(page.as_uri())
         figures = look_at(tab.page)
@@ -56,8 +58,8 @@ def test_cells_of_links_show_three_digits_of_a_rate_and_all_of_a_count(tmp_path,
         dataclasses.replace(link, gb_per_s=rate, tokens=tokens)
         for link, rate, tokens in zip(findings.balance.links, rates, (36, 1250, 7), strict=False)
     )
-    balance = dataclasses.replace(findings.balance, links=links)
-    page = page_of(dataclasses.replace(findings, balance=balance), tmp_path / "report.html")
+    findings.balance = dataclasses.replace(findings.balance, links=links)
+    page = page_of(findings, tmp_path / "report.html")
     figure = next(figure for figure in figures_of(page) if figure["says"].endswith("rows send, columns receive"))
     assert sorted(text for row in figure["data"][0]["text"] for text in row if text) == sorted(shown)
 
@@ -112,7 +114,8 @@ def test_what_the_path_has_in_small_parts_keeps_its_kind(tmp_path):
 
 def test_the_title_of_an_axis_stands_below_its_numbers_on_a_phone(browser, tmp_path):
     findings = find(load(TRACES / "h200x4"))
-    page = page_of(dataclasses.replace(findings, phases=findings.phases[:1]), tmp_path / "report.html")
+    findings.phases = findings.phases[:1]
+    page = page_of(findings, tmp_path / "report.html")
     with browser.tab(390) as tab:
         tab.page.goto(page.as_uri())
         look_at(tab.page)
@@ -167,11 +170,9 @@ def test_of_many_ranks_the_one_that_died_and_the_one_of_a_bad_clock_are_shown(tm
     ranks[40] = dataclasses.replace(ranks[40], state="salvaged")
     ranks[50] = dataclasses.replace(ranks[50], clock_hard_ns=5e6)
     problems = (*(Problem("warning", "w", 0, -1, f"small trouble {number}") for number in range(40)),)
-    findings = dataclasses.replace(
-        findings,
-        summary=dataclasses.replace(findings.summary, ranks=tuple(ranks)),
-        timeline=findings.timeline.replace(problems=(*problems, Problem("error", "e", 63, -1, "large trouble"))),
-    )
+    findings.summary = dataclasses.replace(findings.summary, ranks=tuple(ranks))
+    problems = (*problems, Problem("error", "e", 63, -1, "large trouble"))
+    findings.timeline = findings.timeline.replace(problems=problems)
     trust = page_of(findings, tmp_path / "report.html").read_text().replace("\u00a0", " ").split('id="trust"')[1]
     shown = re.findall(r"<td>rank (\d+)</td>", trust)
     assert len(shown) == 16
@@ -186,7 +187,7 @@ def test_words_in_a_table_are_not_cut_in_two_by_a_long_cell_beside_them(browser,
         dataclasses.replace(rank, clock_round_trip_ns=123_456.0 if rank.rank else None)
         for rank in findings.summary.ranks
     ]
-    findings = dataclasses.replace(findings, summary=dataclasses.replace(findings.summary, ranks=tuple(tightened)))
+    findings.summary = dataclasses.replace(findings.summary, ranks=tuple(tightened))
     page = page_of(findings, tmp_path / "report.html")
     for width in (1400, 390):
         with browser.tab(width) as tab:
@@ -199,11 +200,13 @@ def test_words_in_a_table_are_not_cut_in_two_by_a_long_cell_beside_them(browser,
             assert cut == [1]
 
 
-def test_the_distribution_of_one_phase_says_which_and_how_long(tmp_path):
+def test_the_distribution_of_one_phase_says_which_and_how_long(tmp_path, monkeypatch):
     """Within a decade, where powers of ten would be one number or none."""
     findings = find(load(TRACES / "h200x4"))
-    entry = dataclasses.replace(findings.distributions[0], wait_ns=np.array([20, 400]), share=np.array([0.5, 1.0]))
-    page = page_of(dataclasses.replace(findings, distributions=[entry]), tmp_path / "report.html")
+    (entry,) = distribute(findings.waits, [findings.phases[0].phase])
+    entry = dataclasses.replace(entry, wait_ns=np.array([20, 400]), share=np.array([0.5, 1.0]))
+    monkeypatch.setattr(steadiness, "distribute", lambda *_: [entry])
+    page = page_of(findings, tmp_path / "report.html")
     figure = next(figure for figure in figures_of(page) if figure["says"].startswith("Empirical"))
     assert figure["layout"]["showlegend"]
     assert figure["data"][0]["name"] == str(entry.phase)
@@ -211,13 +214,14 @@ def test_the_distribution_of_one_phase_says_which_and_how_long(tmp_path):
     assert said == [20, 50, 100, 200]
 
 
-def test_the_legend_of_long_names_fits_a_phone(browser, tmp_path):
+def test_the_legend_of_long_names_fits_a_phone(browser, tmp_path, monkeypatch):
     findings = find(load(TRACES / "h200x4"))
     entries = [
         dataclasses.replace(entry, phase=entry.phase._replace(stage=f"layer_{number}_" + "of_templates" * 6))
-        for number, entry in enumerate(findings.distributions)
+        for number, entry in enumerate(distribute(findings.waits, [phase.phase for phase in findings.phases[:6]]))
     ]
-    page = page_of(dataclasses.replace(findings, distributions=entries), tmp_path / "report.html")
+    monkeypatch.setattr(steadiness, "distribute", lambda *_: entries)
+    page = page_of(findings, tmp_path / "report.html")
     with browser.tab(390) as tab:
         tab.page.goto(page.as_uri())
         figures = look_at(tab.page)

@@ -24,7 +24,7 @@ from tracekern.segment.names import SHM_DIR, list_segments, remove_segment
 from tracekern.segment.salvage import salvage_run
 from tracekern.segment.snapshot import snapshot_run
 from tracekern.segment.writer import SegmentWriter
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 
 ROOT = Path(__file__).resolve().parent.parent
 RANK = """

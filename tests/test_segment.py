@@ -24,7 +24,7 @@ from tracekern.segment.names import list_segments
 from tracekern.segment.pack import write_dump
 from tracekern.segment.view import SegmentView
 from tracekern.segment.writer import SegmentWriter
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -20,7 +20,7 @@ from tracekern.errors import BadInput
 from tracekern.record.selection import DEFAULT_RECORDS_PER_TRACK
 from tracekern.record.session import Capture, capture
 from tracekern.segment.names import SHM_DIR, list_segments
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 from tracekern.timeline.model import TrackKind
 
 TABLE = json.dumps(EVENT_TABLE)

@@ -10,7 +10,7 @@ import pytest
 
 from tracekern.dump.reader import read_dump
 from tracekern.launcher.launch import launch_ranks
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 
 RANK_PROGRAM = """
 import os, sys, time

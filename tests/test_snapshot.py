@@ -28,7 +28,7 @@ from tracekern.segment.pack import write_dump
 from tracekern.segment.snapshot import copy_as_it_stands, snapshot_run
 from tracekern.segment.view import SegmentView
 from tracekern.segment.writer import SegmentWriter
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 from tracekern.timeline.model import TrackKind
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.captures import CaptureSpec, write_capture
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -16,7 +16,7 @@ from tracekern.moe.run import MoeRun, run
 from tracekern.moe.worker import _num_counted
 from tracekern.record.session import capture
 from tracekern.segment.unrecorded import why_refused
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 from tracekern.viewers.report.headlines import headlines
 
 STILL_COUNTS = """

@@ -13,7 +13,7 @@ from tracekern.analysis.findings import find
 from tracekern.analysis.iterations import find_iterations
 from tracekern.analysis.waits.analyze import Waits, analyze_waits
 from tracekern.timeline.flows import join_flows
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, ClockFit, Timeline, Track, TrackKind
 from tracekern.viewers.report.headlines import headlines
 

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import shutil
-import subprocess
-import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import polars as pl
 import pytest
 from captures import CaptureSpec, write_capture
+from package_copy import PackageCopy
 from timelines import make_timeline
-from toolchains import ROOT
 from trace_processor import TraceProcessor
 
-from tracekern import _C
 from tracekern.errors import BadInput
 from tracekern.export import write
 from tracekern.export.write import ManySpansWarning, export, formats
@@ -137,23 +133,10 @@ FORMAT = Format("toy", (".toy", ".toy.gz", ".toy.json"), write, for_browser=True
 """
 
 
-@pytest.fixture
-def toy_package(tmp_path: Path) -> Path:
-    """A folder with a copy of the package that has one more file, the toy format."""
-    copy = tmp_path / "copy" / "tracekern"
-    left_out = shutil.ignore_patterns("*.so", "__pycache__", "include", "viewers")
-    shutil.copytree(ROOT / "tracekern", copy, ignore=left_out)
-    (copy / Path(_C.__file__).name).symlink_to(_C.__file__)
-    (copy / "export" / "formats" / "toy.py").write_text(TOY)
-    return copy.parent
-
-
-def test_a_format_is_one_new_file(tmp_path: Path, toy_package: Path):
-    def run(*words: object) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHONPATH": f"{toy_package}:{ROOT / 'tests'}", "COLUMNS": "200"}
-        command = [sys.executable, *map(str, words)]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-
+def test_a_format_is_one_new_file(tmp_path: Path):
+    copy = PackageCopy.make(tmp_path / "copy")
+    copy.add("export/formats/toy.py", TOY)
+    run = partial(copy.run, cwd=tmp_path)
     code = "from timelines import make_timeline; from tracekern.export.write import export\n"
     for name in ("a.toy", "a.toy.json"):  # the longest suffix counts
         assert run("-c", code + f"export(make_timeline(), {name!r}, tracks='block')").stderr == ""

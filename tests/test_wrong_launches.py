@@ -14,7 +14,7 @@ from tracekern.analysis.statistics import phase_statistics
 from tracekern.dump import format as fmt
 from tracekern.errors import BadInput
 from tracekern.record.session import capture
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 from tracekern.viewers.report.headlines import headlines
 
 

@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "capture": "tracekern.record.session",
-    "load": "tracekern.timeline.merge",
+    "load": "tracekern.timeline.load",
     "include_path": "tracekern.record.include",
     "TracekernError": "tracekern.errors",
 }

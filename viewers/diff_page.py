@@ -12,11 +12,11 @@ from tracekern.analysis.difference import Difference
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.statistics import PhaseStatistics, RunStatistics
 from tracekern.formatting import count, duration, escape, growth, metric_value, percent, sentence
-from tracekern.viewers.report.cause import describe_cost
 from tracekern.viewers.report.charts import grouped_bars, stacked_bars, time_scale
-from tracekern.viewers.report.frame import Part, render, table
+from tracekern.viewers.report.frame import Answer, Part, render, table
 from tracekern.viewers.report.headlines import headlines
-from tracekern.viewers.report.time import TIME_PARTS
+from tracekern.viewers.report.questions.cause import describe_cost
+from tracekern.viewers.report.questions.time import TIME_PARTS
 
 _MAX_PHASES = 14
 _MAX_COSTS = 8
@@ -57,7 +57,7 @@ def _summary(sides: tuple[Side, Side], caveat: str) -> Part:
         for word in words
     ]
     answer = f"{_end_to_end(sides)} {escape(sentence(caveat))}"
-    return Part("summary", "Summary", "What is different?", answer, [table(["", ""], rows)])
+    return Part("summary", "Summary", "What is different?", Answer(answer, [table(["", ""], rows)]))
 
 
 def _end_to_end(sides: tuple[Side, Side]) -> str:
@@ -88,7 +88,7 @@ def _time(sides: tuple[Side, Side]) -> Part:
         f"The warps waited <b>{percent(waits[0], totals[0])}</b> of their time in A, "
         f"<b>{percent(waits[1], totals[1])}</b> in B."
     )
-    return Part("time", "Time", "Work or wait?", answer, [figure])
+    return Part("time", "Time", "Work or wait?", Answer(answer, [figure]))
 
 
 def _phases(sides: tuple[Side, Side]) -> Part:
@@ -96,7 +96,7 @@ def _phases(sides: tuple[Side, Side]) -> Part:
     ours, theirs = ({phase.name: phase for phase in side.statistics.phases} for side in sides)
     names = sorted({*ours, *theirs}, key=lambda name: -max(_total(ours.get(name)), _total(theirs.get(name))))
     if not names:
-        return Part("phases", "Phases", question, "No phase is on record.")
+        return Part("phases", "Phases", question, Answer("No phase is on record."))
     shown = names[:_MAX_PHASES]
     medians = [[phase.p50_ns if (phase := of.get(name)) else 0.0 for name in shown] for of in (ours, theirs)]
     unit, size = time_scale([value for side in medians for value in side])
@@ -115,7 +115,8 @@ def _phases(sides: tuple[Side, Side]) -> Part:
     ]
     columns = ["phase", "A p50", "B p50", "", "A p99", "B p99", ""]
     aside = "Medians and 99th percentiles over the spans of all ranks, largest total first."
-    return Part("phases", "Phases", question, _longer(ours, theirs), [figure, table(columns, rows, numbers=6)], aside)
+    answer = Answer(_longer(ours, theirs), [figure, table(columns, rows, numbers=6)], aside)
+    return Part("phases", "Phases", question, answer)
 
 
 def _longer(ours: Mapping[str, PhaseStatistics], theirs: Mapping[str, PhaseStatistics]) -> str:
@@ -145,7 +146,7 @@ def _causes(sides: tuple[Side, Side]) -> Part:
     names = sorted({*ours, *theirs}, key=lambda name: -max(ours.get(name, 0), theirs.get(name, 0)))[:_MAX_COSTS]
     question = "Why do they wait?"
     if not names:
-        return Part("cause", "Cause", question, "No wait is charged to a cause on either side.")
+        return Part("cause", "Cause", question, Answer("No wait is charged to a cause on either side."))
     unit, size = time_scale([of.get(name, 0) for name in names for of in by_name])
     bars = [
         (
@@ -159,7 +160,7 @@ def _causes(sides: tuple[Side, Side]) -> Part:
     ]
     figure = grouped_bars(names, bars, axis=f"{unit} of waiting, over all warps", says="Waiting by root cause, A and B")
     answer = f"The largest cause goes from {duration(ours.get(names[0], 0))} to {duration(theirs.get(names[0], 0))}: "
-    return Part("cause", "Cause", question, f"{answer}<b>{escape(names[0])}</b>.", [figure])
+    return Part("cause", "Cause", question, Answer(f"{answer}<b>{escape(names[0])}</b>.", [figure]))
 
 
 def _metrics(differences: Sequence[Difference]) -> Part:
@@ -173,7 +174,8 @@ def _metrics(differences: Sequence[Difference]) -> Part:
         for one in differences
     ]
     body = [f"<details><summary>all numbers</summary>{table(['metric', 'A', 'B', ''], rows, numbers=3)}</details>"]
-    return Part("metrics", "Numbers", "What can a gate hold?", "Every number that tracekern check compares.", body)
+    answer = Answer("Every number that tracekern check compares.", body)
+    return Part("metrics", "Numbers", "What can a gate hold?", answer)
 
 
 def _total(phase: PhaseStatistics | None) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tracekern import __version__
 from tracekern.formatting import count, escape, growth, is_share, metric_value, unit_for
-from tracekern.viewers.report.frame import Figure, Part, render, table
+from tracekern.viewers.report.frame import Answer, Figure, Part, render, table
 
 Points = Sequence[tuple[str, float, float, float]]
 """(label of the check, lowest, median, highest of its runs) in order. A label is "NUMBER: when"; not every check has
@@ -41,18 +41,21 @@ def trend_page(device: str, series: Mapping[str, Points], drifts: Mapping[str, f
             "crept",
             "Drift",
             "What crept since the first check?",
-            _answer(drifts, len(checks)),
-            [block for name in crept for block in _metric(name, series[name], len(checks), "--wait")],
-            aside,
+            Answer(
+                _answer(drifts, len(checks)),
+                [block for name in crept for block in _metric(name, series[name], len(checks), "--wait")],
+                aside,
+            ),
         )
     ]
     if steady:
         others = [block for name in steady for block in _metric(name, series[name], len(checks), "--work")]
         answer = f"{count(len(steady), 'metric')} that did not creep, or not for certain."
-        parts.append(Part("others", "The rest", "How did the others move?", answer, others))
+        parts.append(Part("others", "The rest", "How did the others move?", Answer(answer, others)))
     rows = [[escape(number), escape(when)] for number, _, when in (label.partition(": ") for label in checks)]
     about = "Checks of this device, its hosts and this shape."
-    parts.append(Part("checks", "Checks", "Which checks are these?", about, [table(["check", "date, commit"], rows)]))
+    listed = Answer(about, [table(["check", "date, commit"], rows)])
+    parts.append(Part("checks", "Checks", "Which checks are these?", listed))
     lead = f"<p>{count(len(checks), 'check')} · {count(len(series), 'metric')}</p>"
     return render(device, lead, parts, f"tracekern {__version__}")
 
@@ -107,7 +110,7 @@ def _figure(name: str, points: Points, num_checks: int, color: str) -> Figure:
     """Band and line, of all checks on the same axis."""
     scale = _scale(name, points)
     numbers = [_number(label) for label, *_ in points]
-    low, middle, high = ([scale.draw(point[i]) for point in points] for i in (1, 2, 3))
+    low, middle, high = ([scale.draw(values[i]) for _, *values in points] for i in range(3))
     look: dict[str, Any] = {"type": "scatter", "showlegend": False, "x": numbers, "hoverinfo": "skip", "mode": "lines"}
     edge = {"width": 0, "color": "--host"}
     line = {

@@ -28,6 +28,12 @@ class ChosenSpans:
     num_spans_left_out: int
 
 
+def choose_iterations(timeline: Timeline, iterations: Iterations) -> tuple[ChosenSpans, ...]:
+    """Spans of the longest, the median and the shortest iteration; fewer where these are the same."""
+    rows = dict.fromkeys(reversed(iterations.best_median_worst())) if len(iterations) else {}
+    return tuple(choose_spans(timeline, iterations, row) for row in rows)
+
+
 def choose_spans(timeline: Timeline, iterations: Iterations, row: int, max_spans: int = MAX_SPANS // 3) -> ChosenSpans:
     """Spans of the kernels, and of the warps with the longest waits, in the iteration of that row.
 

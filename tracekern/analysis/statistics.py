@@ -17,8 +17,16 @@ import numpy.typing as npt
 from tracekern.analysis.iterations import LaunchIterations
 from tracekern.errors import BadInput
 from tracekern.timeline.intervals import unions
-from tracekern.timeline.merge import HOST_LOSS, LOSS_KINDS
-from tracekern.timeline.model import CONTRADICTION_KINDS, OPEN_END, EventClass, Int32, Int64, Timeline, TrackKind
+from tracekern.timeline.model import (
+    CONTRADICTION_KINDS,
+    LOSS_KINDS,
+    OPEN_END,
+    EventClass,
+    Int32,
+    Int64,
+    Timeline,
+    TrackKind,
+)
 
 END_TO_END = "end_to_end"
 STATISTICS = ("p50", "p99", "wait_share")
@@ -27,7 +35,7 @@ _LOSSES = {
     *LOSS_KINDS,
     *("open_span", "salvaged", "running", "overwritten_records", "fault", "cycle_rate_unknown"),
     *CONTRADICTION_KINDS,
-} - {HOST_LOSS}  # no number is made of host ranges
+} - {"lost_host_spans"}  # no number is made of host ranges
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Source:
 def convert(source: Source, output: Path, as_json: bool) -> None:
     """Reads the captures and writes `output` in the format of its suffix; prints what it holds."""
     from tracekern.export.write import export, format_of
-    from tracekern.timeline.merge import load
+    from tracekern.timeline.load import load
     from tracekern.timeline.select import select
 
     format_name = format_of(output).name

@@ -42,7 +42,7 @@ def diff(
     """Show two captures side by side: phases, waits, time of an iteration. Proves nothing; tracekern ab does."""
     from tracekern.analysis.difference import CAVEAT, differences
     from tracekern.analysis.statistics import phase_statistics
-    from tracekern.timeline.merge import load
+    from tracekern.timeline.load import load
 
     where = _parse_at(at)
     if output:

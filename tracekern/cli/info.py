@@ -47,7 +47,7 @@ def info(
 
 def _load(captures: list[Path], unaligned: bool) -> tuple[Timeline, BadInput | None]:
     """The captures, and why their clocks cannot be related, where that is so: it must not hide what a fault left."""
-    from tracekern.timeline.merge import load
+    from tracekern.timeline.load import load
 
     try:
         return load(captures, unaligned=unaligned, partial=True), None

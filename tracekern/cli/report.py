@@ -41,7 +41,7 @@ def report(
 ) -> None:
     """Say what dominates, who waits for whom and why; write it as a page with -o report.html."""
     from tracekern.analysis.findings import find
-    from tracekern.timeline.merge import load
+    from tracekern.timeline.load import load
     from tracekern.timeline.select import select
     from tracekern.viewers.report.headlines import headlines
 

@@ -281,7 +281,7 @@ def _write_trace(report: RunReport, directory: Path, dumps: list[Path]) -> _Resu
     from tracekern.analysis.summary import summarize
     from tracekern.dump.format import TRACE_NAME
     from tracekern.export.write import export
-    from tracekern.timeline.merge import load
+    from tracekern.timeline.load import load
 
     with warnings_as_notes(), progress() as bar:
         task = bar.add_task("writing the trace", total=None)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from tracekern.dump.format import torch_profile_file_name
 from tracekern.dump.reader import Dump
 from tracekern.dump.torch_profile import read_profile
-from tracekern.timeline.model import Int64
+from tracekern.errors import BadInput
+from tracekern.timeline.clocks.host import apply_host
+from tracekern.timeline.columns import join_rows
+from tracekern.timeline.model import EventClass, EventType, Int64, Spans, Timeline, Track, TrackKind
+
+_HOST_EVENT = EventType("host", EventClass.HOST, "completion")
 
 
 @dataclass(frozen=True)
@@ -20,6 +27,25 @@ class HostLane:
     start: Int64
     end: Int64
     labels: tuple[str, ...]
+
+
+def read_lanes(dumps: Sequence[Dump], host: Iterable[tuple[int, str | Path]]) -> dict[int, list[HostLane]]:
+    """Rank -> its lanes: of the capture, of the profiles beside its dumps, and of those in `host`."""
+    profiles = [(dump.rank, dump.path.parent / torch_profile_file_name(dump.rank)) for dump in dumps]
+    profiles = [(rank, path) for rank, path in profiles if path.exists()] + [(rank, Path(path)) for rank, path in host]
+    lanes = {dump.rank: host_lanes(dump) for dump in dumps}
+    rank_of_file: dict[Path, int] = {}
+    for rank, path in profiles:
+        if rank not in lanes:
+            raise BadInput(f"{path}: is for rank {rank}, which this capture does not have; ranks are {sorted(lanes)}")
+        file = path.resolve()
+        if file in rank_of_file:
+            raise BadInput(
+                f"{path}: is there for rank {rank_of_file[file]} already; name a profile once, and none of a capture"
+            )
+        rank_of_file[file] = rank
+        lanes[rank] += torch_lanes(path)
+    return lanes
 
 
 def host_lanes(dump: Dump) -> list[HostLane]:
@@ -50,3 +76,32 @@ def torch_lanes(path: Path) -> list[HostLane]:
 def _lane(name: str, start: Int64, end: Int64, labels: list[str]) -> HostLane:
     order = np.lexsort((-end, start))
     return HostLane(name, start[order], end[order], tuple(labels[idx] for idx in order.tolist()))
+
+
+def add_lanes(piece: Timeline, lanes: Sequence[HostLane]) -> Timeline:
+    """The piece with a HOST track for each lane."""
+    if not lanes:
+        return piece
+    rank, clock = piece.ranks[0], piece.ranks[0].clock
+    names: dict[str, int] = {}
+    columns = []
+    for number, lane in enumerate(lanes):
+        count = len(lane.labels)
+        labels = np.array([names.setdefault(label, len(names)) for label in lane.labels], np.uint64)
+        columns.append(
+            Spans(
+                track=np.full(count, len(piece.tracks) + number, np.int32),
+                event=np.full(count, len(piece.events), np.int32),
+                launch=np.full(count, -1, np.int32),
+                start=apply_host(clock, lane.start) if clock else lane.start,
+                end=apply_host(clock, lane.end) if clock else lane.end,
+                begin_payload=labels,
+                end_payload=np.zeros(count, np.uint64),
+            )
+        )
+    return piece.replace(
+        tracks=(*piece.tracks, *(Track(rank.rank, TrackKind.HOST, lane.name) for lane in lanes)),
+        events=(*piece.events, _HOST_EVENT),
+        spans=join_rows([piece.spans, *columns], Spans()),
+        host_names=tuple(names),
+    )

@@ -174,6 +174,13 @@ ABSENT_KINDS = ("missing_rank", "left_out_rank")
 CONTRADICTION_KINDS = ("backwards_flow", "contradicting_flows")
 """Problems that tell of waits that ended before what they waited for: the events are wrong, or the common axis is."""
 
+LOSS_KINDS = (
+    *("lost_records", "torn_track", "orphan_end", "surplus_warps", "surplus_blocks", "shared_tracks"),
+    *("launch_not_recorded", "launch_lost", "lost_host_spans", "lost_clock_samples", "missing_rank"),
+)
+"""Problems of data that should be there and is not. Not "salvaged", "running" or "open_span": what a rank had recorded
+when it died or was looked at is there, and what never arrived is a torn track or a lost launch."""
+
 
 @dataclass(frozen=True)
 class Problem:

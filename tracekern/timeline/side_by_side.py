@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from tracekern.errors import BadInput
-from tracekern.timeline.merge import concatenate
+from tracekern.timeline.concatenate import concatenate
 from tracekern.timeline.model import OPEN_END, Flows, Timeline, TrackKind
 
 
@@ -36,7 +36,7 @@ def side_by_side(
         np.concatenate([first.flows.wait, second.flows.wait + len(first.spans)]),
     )
     title = "; ".join(f"{name}: {side.title or 'trace'}" for name, side in zip(names, pair, strict=True))
-    return concatenate(sides).replace(flows=flows, title=title, aligned=first.aligned and second.aligned)
+    return concatenate(sides).replace(flows=flows, title=title)
 
 
 def _starts(timeline: Timeline, name: str) -> dict[tuple[str, int], int]:

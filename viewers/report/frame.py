@@ -46,11 +46,8 @@ class Gantt:
 
 
 @dataclass(frozen=True)
-class Part:
-    key: str
-    title: str
-    question: str
-    answer: str
+class Answer:
+    text: str
     """HTML; the first thing a reader sees."""
     body: Sequence[str | Figure | Sequence[Gantt]] = ()
     """HTML, figures, and pictures to choose one from."""
@@ -58,10 +55,19 @@ class Part:
     """HTML; what limits the answer."""
 
 
+@dataclass(frozen=True)
+class Part:
+    key: str
+    title: str
+    question: str
+    answer: Answer
+
+
 @dataclass
 class _Specs:
-    """What the script of the page draws, in the order of the page."""
+    """What the script of the page draws, in the order of the page, and the command below choices of pictures."""
 
+    open_command: str
     entries: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, kind: str, height: int, says: str, **content: Any) -> str:
@@ -72,9 +78,10 @@ class _Specs:
         )
 
 
-def render(title: str, lead: str, parts: Sequence[Part], foot: str) -> str:
-    """The page. `lead` and `foot` are HTML. Raises BadInput where plotly is not installed."""
-    specs = _Specs()
+def render(title: str, lead: str, parts: Sequence[Part], foot: str, open_command: str = "") -> str:
+    """The page. `lead` and `foot` are HTML; `open_command` stands below pictures that leave spans out: what to type to
+    see all. Raises BadInput where plotly is not installed."""
+    specs = _Specs(open_command)
     sections = _UNIT_SPACE.sub("\u00a0", "\n".join(_section(part, specs) for part in parts))
     links = "".join(f'<a href="#{part.key}">{escape(part.title)}</a>' for part in parts)
     figures = json.dumps(specs.entries, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
@@ -104,17 +111,13 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
 
 
-def command(text: str) -> str:
-    """A line to copy."""
-    return f'<p class="command"><code>{escape(text)}</code><button type="button">copy</button></p>'
-
-
 def _section(part: Part, specs: _Specs) -> str:
-    body = "".join(_block(block, specs) for block in part.body)
-    aside = f'<p class="aside">{part.aside}</p>' if part.aside else ""
+    answer = part.answer
+    body = "".join(_block(block, specs) for block in answer.body)
+    aside = f'<p class="aside">{answer.aside}</p>' if answer.aside else ""
     return (
         f'<section id="{part.key}"><p class="kicker">{escape(part.title)}</p><h2>{escape(part.question)}</h2>'
-        f'<p class="answer">{part.answer}</p>{body}{aside}</section>'
+        f'<p class="answer">{answer.text}</p>{body}{aside}</section>'
     )
 
 
@@ -142,7 +145,12 @@ def _block(block: str | Figure | Sequence[Gantt], specs: _Specs) -> str:
         for place, gantt in enumerate(block)
     )
     panes = "".join(f'<div class="pane"{" hidden" if place else ""}>{pane}</div>' for place, pane in enumerate(choices))
-    return f'<div class="choice"><div class="buttons">{buttons}</div>{panes}</div>'
+    return f'<div class="choice"><div class="buttons">{buttons}</div>{panes}</div>{_command(specs.open_command)}'
+
+
+def _command(text: str) -> str:
+    """A line to copy."""
+    return f'<p class="command"><code>{escape(text)}</code><button type="button">copy</button></p>'
 
 
 def _asset(name: str) -> str:

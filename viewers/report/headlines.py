@@ -10,8 +10,8 @@ from tracekern.analysis.findings import Findings
 from tracekern.analysis.hang import HeldWait, Holder
 from tracekern.formatting import count, duration, factor, percent, ranks
 from tracekern.timeline.model import ABSENT_KINDS
-from tracekern.viewers.report.cause import describe_cost
-from tracekern.viewers.report.path import describe_gain, describe_part
+from tracekern.viewers.report.questions.cause import describe_cost
+from tracekern.viewers.report.questions.path import describe_gain, describe_part
 
 _ALONE = "one rank: nobody else to wait for"
 _ROUNDING_NS = 2

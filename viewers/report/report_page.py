@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from datetime import datetime, timezone
+from functools import cache
 from typing import Any
 
+import tracekern.viewers.report.questions as package
 from tracekern import __version__
 from tracekern.analysis.findings import Findings
 from tracekern.formatting import count, duration, escape
-from tracekern.viewers.report.balance import balance_part
-from tracekern.viewers.report.cause import cause_part
 from tracekern.viewers.report.frame import Part, render
-from tracekern.viewers.report.headlines import headlines
-from tracekern.viewers.report.matrix import matrix_part
-from tracekern.viewers.report.path import path_part
-from tracekern.viewers.report.steadiness import steadiness_part
-from tracekern.viewers.report.time import time_part
-from tracekern.viewers.report.trust import trust_part
+from tracekern.viewers.report.question import Question
+
+
+@cache
+def questions() -> tuple[Question, ...]:
+    """Every question that has a file in viewers/report/questions, in the order of the page."""
+    modules = (
+        importlib.import_module(f"{package.__name__}.{file.name}") for file in pkgutil.iter_modules(package.__path__)
+    )
+    return tuple(sorted((module.QUESTION for module in modules), key=lambda entry: (entry.order, entry.key)))
 
 
 def report_page(findings: Findings, name: str, capture: str, open_command: str) -> str:
@@ -25,29 +31,9 @@ def report_page(findings: Findings, name: str, capture: str, open_command: str) 
     `name`: the title. `capture`: where the numbers come from. `open_command`: what to type to see all spans. Raises
     BadInput where plotly is not installed.
     """
-    parts = [
-        _summary_part(findings),
-        time_part(findings),
-        matrix_part(findings),
-        cause_part(findings),
-        path_part(findings),
-        steadiness_part(findings, open_command),
-        balance_part(findings),
-        trust_part(findings),
-    ]
-    return render(name, _lead(findings, capture), parts, f"{escape(capture)} · tracekern {__version__}")
-
-
-def _summary_part(findings: Findings) -> Part:
-    lines = headlines(findings)
-    items = "".join(f"<li><span class='word'>{line.word}</span><span>{escape(line.text)}</span></li>" for line in lines)
-    return Part(
-        "summary",
-        "Summary",
-        "What dominates, who is it, and how sure is that?",
-        "",
-        [f"<ul class='lines'>{items}</ul>"],
-    )
+    parts = [Part(entry.key, entry.title, entry.text, entry.draw(findings)) for entry in questions()]
+    foot = f"{escape(capture)} · tracekern {__version__}"
+    return render(name, _lead(findings, capture), parts, foot, open_command)
 
 
 def _lead(findings: Findings, capture: str) -> str:

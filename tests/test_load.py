@@ -11,8 +11,7 @@ from tests.captures import EPOCH, GROUP_NS, START_NS, WAIT_OFFSETS, CaptureSpec,
 from tracekern.analysis.summary import summarize
 from tracekern.dump.reader import Dump, read_dump
 from tracekern.errors import BadInput
-from tracekern.timeline import merge
-from tracekern.timeline.merge import load
+from tracekern.timeline.load import load
 from tracekern.timeline.model import EventClass, Timeline, TrackKind, unpack_field
 
 
@@ -124,7 +123,7 @@ def test_strict_refuses_whatever_a_capture_counts_as_lost(tmp_path: Path, key: s
 
     write_capture(tmp_path, CaptureSpec())
     load(tmp_path, strict=True)
-    monkeypatch.setattr(merge, "read_dump", read_lossy)
+    monkeypatch.setattr("tracekern.timeline.load.read_dump", read_lossy)
     with pytest.raises(BadInput, match=r"rank 0: 3 .*record again, or merge without --strict"):
         load(tmp_path, strict=True)
 

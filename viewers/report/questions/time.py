@@ -5,7 +5,8 @@ from __future__ import annotations
 from tracekern.analysis.findings import Findings
 from tracekern.formatting import count, duration, escape, percent
 from tracekern.viewers.report.charts import stacked_bars, time_scale
-from tracekern.viewers.report.frame import Figure, Part, table
+from tracekern.viewers.report.frame import Answer, Figure, table
+from tracekern.viewers.report.question import Question
 
 _CLASS_WORDS = {
     "late_sender": "the sender came late",
@@ -35,13 +36,12 @@ _CLASS_LOOKS = {
 _MAX_PHASES = 10
 
 
-def time_part(findings: Findings) -> Part:
-    question = "Work or wait?"
+def draw(findings: Findings) -> Answer:
     time = findings.time
     totals = {name: int(getattr(time, name).sum()) for name, *_ in TIME_PARTS}
     whole = sum(totals.values())
     if not whole:
-        return Part("time", "Time", question, "No span of a kernel has ended here, so there is no time to share out.")
+        return Answer("No span of a kernel has ended here, so there is no time to share out.")
     said = ", ".join(f"{percent(ns, whole)} {name.replace('_', ' ')}" for name, ns in totals.items() if ns)
     kept = ", as far as the flight recorder kept it" if findings.records_overwritten else ""
     answer = f"The warps spent <b>{percent(totals['wait'], whole)}</b> of their time waiting{kept}: {said}."
@@ -56,7 +56,10 @@ def time_part(findings: Findings) -> Part:
         "Time of a warp counts from its first record in a launch to its last. "
         "Host time between launches is in no warp's time."
     )
-    return Part("time", "Time", question, answer, body, aside)
+    return Answer(answer, body, aside)
+
+
+QUESTION = Question("time", "Time", "Work or wait?", draw, order=20)
 
 
 def _share_bars(findings: Findings) -> Figure:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 
 from tracekern.analysis.findings import Findings
+from tracekern.analysis.statistics import probe_cost_ns
 from tracekern.analysis.summary import RankSummary
 from tracekern.formatting import count, duration, escape, percent, sentence
-from tracekern.viewers.report.frame import Part, table
+from tracekern.viewers.report.frame import Answer, table
 from tracekern.viewers.report.headlines import trust
+from tracekern.viewers.report.question import Question
 
 _MAX_ROWS = 16
 _SEVERITIES = ("error", "warning", "note")
 
 
-def trust_part(findings: Findings) -> Part:
+def draw(findings: Findings) -> Answer:
     answer = trust(findings)
     body = [_ranks(findings), _open(findings), _overhead(findings), _problems(findings), _settings(findings)]
     aside = (
@@ -22,7 +24,10 @@ def trust_part(findings: Findings) -> Part:
         "arrive before they were sent. Repeatable is one standard deviation and assumes that a message takes as long "
         "there as back. Errors of a pair's clocks are the same for all its waits: they add up, they do not average out."
     )
-    return Part("trust", "Trust", "How far can this be trusted?", escape(sentence(answer)), body, aside)
+    return Answer(escape(sentence(answer)), body, aside)
+
+
+QUESTION = Question("trust", "Trust", "How far can this be trusted?", draw, order=90)
 
 
 def _ranks(findings: Findings) -> str:
@@ -81,12 +86,13 @@ def _open(findings: Findings) -> str:
 
 def _overhead(findings: Findings) -> str:
     """What recording took of the warps' time, at the cost of a span that the capture measured."""
-    if not findings.probe_cost_ns:
+    probe_ns = probe_cost_ns(findings.timeline)
+    if not probe_ns:
         return "<p>What recording a span costs was not measured in this capture.</p>"
     spans = sum(event.count for rank in findings.summary.ranks for event in rank.events)
-    cost_ns = spans * findings.probe_cost_ns
+    cost_ns = spans * probe_ns
     return (
-        f"<p>Recording a span costs {duration(findings.probe_cost_ns)}, measured on this device when the capture "
+        f"<p>Recording a span costs {duration(probe_ns)}, measured on this device when the capture "
         f"opened: for {count(spans, 'span')} about {percent(cost_ns, int(findings.time.total.sum()))} of the warps' "
         "time.</p>"
     )

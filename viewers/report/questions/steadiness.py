@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.gantt import ChosenSpans
+from tracekern.analysis.gantt import ChosenSpans, choose_iterations
+from tracekern.analysis.waits.distribution import Distribution, distribute
 from tracekern.formatting import count, duration, escape, sentence
 from tracekern.timeline.model import EventType, Timeline, Track, TrackKind, unpack_field
 from tracekern.viewers.report.charts import shorten, steps, time_scale
-from tracekern.viewers.report.frame import Figure, Gantt, Part, command
+from tracekern.viewers.report.frame import Answer, Figure, Gantt
 from tracekern.viewers.report.headlines import steadiness
+from tracekern.viewers.report.question import Question
+
+_MAX_CURVES = 6
 
 
-def steadiness_part(findings: Findings, open_command: str) -> Part:
-    """`open_command`: what to type to see all of it."""
-    question = "Is every iteration like the others?"
+def draw(findings: Findings) -> Answer:
+    distributions = distribute(findings.waits, [entry.phase for entry in findings.phases[:_MAX_CURVES] if entry.phase])
+    gantts = choose_iterations(findings.timeline, findings.iterations)
     body: list[str | Figure | list[Gantt]] = []
     if len(findings.iterations) > 1:
         body.append(_durations(findings))
-    if findings.distributions:
-        body += ["<h3>How long single waits take</h3>", _ecdf(findings)]
-    if findings.gantts:
-        body += ["<h3>Inside an iteration</h3>", _gantts(findings), command(open_command)]
-    left_out = sum(gantt.num_spans_left_out for gantt in findings.gantts)
-    aside = "Rows are the warps of each rank, on a narrow page as block·warp. " if findings.gantts else ""
+    if distributions:
+        body += ["<h3>How long single waits take</h3>", _ecdf(distributions)]
+    if gantts:
+        body += ["<h3>Inside an iteration</h3>", _gantts(findings, gantts)]
+    left_out = sum(gantt.num_spans_left_out for gantt in gantts)
+    aside = "Rows are the warps of each rank, on a narrow page as block·warp. " if gantts else ""
     if left_out:
         aside += (
             f"Drawn are those that waited longest, {count(left_out, 'more span')} of these iterations are left out; "
             "Perfetto shows them all."
         )
     answer = steadiness(findings)
-    return Part("steadiness", "Steadiness", question, escape(sentence(answer)), body, aside)
+    return Answer(escape(sentence(answer)), body, aside)
+
+
+QUESTION = Question("steadiness", "Steadiness", "Is every iteration like the others?", draw, order=60)
 
 
 def _durations(findings: Findings) -> Figure:
@@ -60,23 +69,21 @@ def _durations(findings: Findings) -> Figure:
     return Figure(data, layout, 240, "Duration of each iteration")
 
 
-def _ecdf(findings: Findings) -> Figure:
+def _ecdf(distributions: Sequence[Distribution]) -> Figure:
     curves = [
         (
             str(entry.phase),
             [max(1, ns) for ns in entry.wait_ns[[0, *range(len(entry.wait_ns))]].tolist()],
             [0.0, *(100 * entry.share).tolist()],
         )
-        for entry in findings.distributions
+        for entry in distributions
     ]
     return steps(curves, "duration of a wait", "Empirical distribution of the waits, by phase")
 
 
-def _gantts(findings: Findings) -> list[Gantt]:
-    names = ("worst", "median", "best") if len(findings.gantts) == 3 else ("worst", "best")
-    if len(findings.gantts) == 1:
-        names = ("only",)
-    return [_gantt(findings, choice, name) for choice, name in zip(findings.gantts, names, strict=True)]
+def _gantts(findings: Findings, choices: Sequence[ChosenSpans]) -> list[Gantt]:
+    names = {1: ("only",), 2: ("worst", "best"), 3: ("worst", "median", "best")}[len(choices)]
+    return [_gantt(findings, choice, name) for choice, name in zip(choices, names, strict=True)]
 
 
 def _gantt(findings: Findings, choice: ChosenSpans, name: str) -> Gantt:

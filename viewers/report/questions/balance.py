@@ -7,20 +7,20 @@ from typing import Any
 
 from tracekern.analysis.balance import Balance, Load, load_imbalance
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.matrix import LINE_FACTOR
+from tracekern.analysis.waits.matrix import LINE_FACTOR
 from tracekern.formatting import count, duration, escape, percent, three_digits
 from tracekern.viewers.report.charts import heatmap, stacked_bars, time_scale
-from tracekern.viewers.report.frame import Figure, Part, table
+from tracekern.viewers.report.frame import Answer, Figure, table
+from tracekern.viewers.report.question import Question
 
 _MAX_EXPERTS = 512
 _MAX_PHASES = 5
 
 
-def balance_part(findings: Findings) -> Part:
-    question = "Is the load even?"
+def draw(findings: Findings) -> Answer:
     balance = findings.balance
     if not any(load.busy_ns for load in balance.ranks):
-        return Part("balance", "Balance", question, "No warp left work on record.")
+        return Answer("No warp left work on record.")
     body: list[str | Figure] = []
     if len(balance.ranks) > 1:
         body.append(_rank_bars(balance.ranks))
@@ -32,7 +32,10 @@ def balance_part(findings: Findings) -> Part:
         body += ["<h3>Experts</h3>", _expert_bars(balance.experts)]
     if any(link.tokens or link.gb_per_s for link in balance.links):
         body += ["<h3>Links</h3>", *_links(findings)]
-    return Part("balance", "Balance", question, _answer(findings), body, _aside(findings))
+    return Answer(_answer(findings), body, _aside(findings))
+
+
+QUESTION = Question("balance", "Balance", "Is the load even?", draw, order=70)
 
 
 def _answer(findings: Findings) -> str:

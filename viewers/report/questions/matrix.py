@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.matrix import Abnormal, WaitMatrix
+from tracekern.analysis.waits.matrix import Abnormal, WaitMatrix, find_abnormal
 from tracekern.formatting import count, duration, escape, ranks, sentence
 from tracekern.viewers.report.charts import heatmap
-from tracekern.viewers.report.frame import Figure, Part, table
+from tracekern.viewers.report.frame import Answer, Figure, table
 from tracekern.viewers.report.headlines import charged, nobody_named
+from tracekern.viewers.report.question import Question
 
 _ALONE = "There is one rank: it can wait for nobody but itself."
 _MAX_NAMED = 8
 _MAX_FRAMED = 2
 
 
-def matrix_part(findings: Findings) -> Part:
-    question = "Who waits for whom?"
+def draw(findings: Findings) -> Answer:
     matrix = findings.matrix
     between = int(matrix.sum_ns.sum() - matrix.sum_ns.diagonal().sum())
     absent = "".join(f" {escape(sentence(text))}" for text in findings.absent)
     if len(matrix.ranks) < 2:
         alone = "One rank is here: its waits for others have no place." if absent else _ALONE
-        return Part("matrix", "Matrix", question, alone + absent)
+        return Answer(alone + absent)
     if not between:
         unknown = nobody_named(findings)
         answer = escape(sentence(unknown)) if unknown else "No rank waited for another one."
-        return Part("matrix", "Matrix", question, answer + absent)
-    body: list[str | Figure] = [_picture(matrix, findings.abnormal)]
-    if findings.abnormal:
+        return Answer(answer + absent)
+    abnormal = find_abnormal(matrix)
+    body: list[str | Figure] = [_picture(matrix, abnormal)]
+    if abnormal:
         body.append(
             "<ul class='lines'>"
             + "".join(
                 f"<li><span class='word'>{_factor(one)}</span><span>{_say(one)}</span></li>"
-                for one in findings.abnormal[:_MAX_NAMED]
+                for one in abnormal[:_MAX_NAMED]
             )
             + "</ul>"
         )
@@ -43,7 +44,10 @@ def matrix_part(findings: Findings) -> Part:
         "expect, and by more than two ticks of the clock a wait; the two that cost most are framed. The diagonal is "
         "waiting for warps of the same rank."
     )
-    return Part("matrix", "Matrix", question, _answer(findings), body, aside)
+    return Answer(_answer(findings), body, aside)
+
+
+QUESTION = Question("matrix", "Matrix", "Who waits for whom?", draw, order=30)
 
 
 def _answer(findings: Findings) -> str:

@@ -10,7 +10,8 @@ from tracekern.analysis.critical_path.replay import Gain
 from tracekern.analysis.findings import Findings
 from tracekern.formatting import count, duration, escape, percent, sentence
 from tracekern.viewers.report.charts import stacked_bars, time_scale
-from tracekern.viewers.report.frame import Figure, Part, table
+from tracekern.viewers.report.frame import Answer, Figure, table
+from tracekern.viewers.report.question import Question
 
 _MAX_PARTS = 10
 _MAX_GAINS = 5
@@ -22,12 +23,11 @@ _LOOKS = {
 }
 
 
-def path_part(findings: Findings) -> Part:
-    question = "What bounds the time?"
+def draw(findings: Findings) -> Answer:
     whole = findings.path.whole
     if whole is None or not whole.parts:
         note = findings.path.note or "there is no path"
-        return Part("path", "Path", question, escape(sentence(note)))
+        return Answer(escape(sentence(note)))
     first = whole.parts[0]
     answer = (
         f"<b>{percent(first.time_ns, whole.makespan_ns)}</b> of the {duration(whole.makespan_ns)} on the critical path "
@@ -41,7 +41,10 @@ def path_part(findings: Findings) -> Part:
         "released it, from a kernel to the one before it. Its parts add up to the time of the capture. Shortening "
         "anything else ends nothing earlier."
     )
-    return Part("path", "Path", question, answer, body, aside)
+    return Answer(answer, body, aside)
+
+
+QUESTION = Question("path", "Path", "What bounds the time?", draw, order=50)
 
 
 def describe_part(part: PathPart) -> str:
@@ -86,7 +89,7 @@ def _part_bars(path: Path) -> Figure:
     rest = path.parts[_MAX_PARTS:]
     bars = [(describe_part(part), [part]) for part in shown]
     if rest:
-        bars.append((count(len(rest), "smaller part"), rest))
+        bars.append((count(len(rest), "smaller part"), list(rest)))
     rows = [name for name, _ in bars]
     unit, size = time_scale([sum(part.time_ns for part in of) for _, of in bars])
     parts, hover = [], []

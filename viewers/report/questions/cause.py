@@ -8,7 +8,8 @@ from tracekern.analysis.findings import Findings
 from tracekern.analysis.waits.analyze import Phase
 from tracekern.formatting import count, duration, escape, percent, sentence
 from tracekern.viewers.report.charts import stacked_bars, time_scale
-from tracekern.viewers.report.frame import Figure, Part, table
+from tracekern.viewers.report.frame import Answer, Figure, table
+from tracekern.viewers.report.question import Question
 
 _MAX_COSTS = 10
 _MAX_CHAINS = 6
@@ -20,11 +21,10 @@ _TARGET_WORDS = {
 }
 
 
-def cause_part(findings: Findings) -> Part:
-    question = "Why did they wait?"
+def draw(findings: Findings) -> Answer:
     causes = findings.causes
     if not causes.costs:
-        return Part("cause", "Cause", question, escape(sentence(causes.note or "no cause on record")))
+        return Answer(escape(sentence(causes.note or "no cause on record")))
     whole = float(causes.charged_ns)
     by_target = {target: sum(cost.total_ns for cost in causes.costs if cost.target is target) for target in Target}
     said = "; ".join(
@@ -46,7 +46,10 @@ def cause_part(findings: Findings) -> Part:
         "source had to wait itself, passed on to the causes of those waits. All charges add up to the waits. Chains "
         f"follow the largest share at each step; they were made from {duration(causes.chained_ns)} of lateness."
     )
-    return Part("cause", "Cause", question, answer, body, aside)
+    return Answer(answer, body, aside)
+
+
+QUESTION = Question("cause", "Cause", "Why did they wait?", draw, order=40)
 
 
 def describe_cost(cost: Cost) -> str:

@@ -1,0 +1,182 @@
+"""One Timeline from the captures of all ranks: read, decode, fit clocks, join lanes and flows, tighten, refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekern.dump.format import CLOCK_SAMPLE
+from tracekern.dump.reader import Dump, read_dump
+from tracekern.errors import BadInput
+from tracekern.formatting import number_ranges
+from tracekern.timeline.clocks.fit import apply_clock, fit_clocks, unaligned_clocks
+from tracekern.timeline.clocks.flows import tighten_clocks
+from tracekern.timeline.clocks.host import relate_hosts
+from tracekern.timeline.concatenate import concatenate
+from tracekern.timeline.decode.decoder import decode
+from tracekern.timeline.flows import join_flows
+from tracekern.timeline.host import HostLane, add_lanes, read_lanes
+from tracekern.timeline.model import LOSS_KINDS, OPEN_END, ClockFit, Problem, Timeline
+
+_DECODE_THREADS = 2
+_DUMPS = "rank_*.tkdump"
+
+PathLike = str | Path
+
+
+def load(
+    paths: PathLike | Iterable[PathLike],
+    *,
+    unaligned: bool = False,
+    strict: bool = False,
+    partial: bool = False,
+    host: Iterable[tuple[int, PathLike]] = (),
+) -> Timeline:
+    """The Timeline of a run, in ns on one axis, from capture directories or single dumps.
+
+    unaligned: take every rank's clock as it is instead of refusing ranks that cannot be related. strict: refuse losses.
+    partial: go on without ranks whose dump is missing. host: (rank, Chrome trace of torch.profiler) beside those in
+    the capture. Raises BadInput, one line, for everything that cannot be used.
+    """
+    dumps = _read([paths] if isinstance(paths, str | Path) else list(paths))
+    missing = _check_run(dumps, partial)
+    lanes = read_lanes(dumps, host)
+    samples = np.concatenate([np.empty(0, CLOCK_SAMPLE), *(dump.clock_samples() for dump in dumps)])
+    pieces = _decode(dumps)
+    pieces = _fit_clocks(pieces, samples, unaligned)
+    timeline = _join_lanes(pieces, lanes, missing)
+    timeline = _join_flows(timeline)
+    timeline = _tighten(timeline)
+    if strict:
+        _refuse_losses(timeline)
+    return timeline
+
+
+def _read(paths: Sequence[PathLike]) -> list[Dump]:
+    return sorted(map(read_dump, _find_dumps(paths)), key=lambda dump: dump.rank)
+
+
+def _find_dumps(paths: Sequence[PathLike]) -> list[Path]:
+    """The dump files of capture directories, or named one by one. Raises BadInput for a path that holds none."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        dumps = sorted(path.glob(_DUMPS)) if path.is_dir() else [path]
+        if not dumps:
+            raise BadInput(f"{path}: no rank_*.tkdump in it: not a capture directory; {_advice(path)}")
+        if not dumps[0].exists():
+            raise BadInput(f"{path}: no such file or directory; name a capture directory or a dump")
+        if dumps == [path] and path.suffix != ".tkdump" and any(path.parent.glob(_DUMPS)):
+            raise BadInput(f"{path}: not a dump; name its capture directory, {path.parent}")
+        found += dumps
+    if not found:
+        raise BadInput("no capture named; give one or more capture directories")
+    return found
+
+
+def _advice(directory: Path) -> str:
+    """Where its captures may be: `run moe --variant all` and loops of launches leave them one level below."""
+    below = sorted({dump.parent for dump in directory.glob(f"*/{_DUMPS}")})
+    if not below:
+        return "name the one given to capture()"
+    return f"{below[0]} is one" + (f", and {len(below) - 1} more beside it are" if len(below) > 1 else "")
+
+
+def _check_run(dumps: Sequence[Dump], partial: bool) -> list[Problem]:
+    """One run, each rank once, none missing. Returns the problem of missing ranks where `partial` allows them."""
+    first = dumps[0]
+    for before, dump in zip(dumps, dumps[1:], strict=False):
+        if dump.run_id != first.run_id:
+            raise BadInput(
+                f"{dump.path}: run {dump.run_id!r}, but {first.path} is of {first.run_id!r}; merge one run at a time"
+            )
+        if dump.metadata["num_ranks"] != first.metadata["num_ranks"]:
+            raise BadInput(
+                f"{dump.path}: says {dump.metadata['num_ranks']} ranks, {first.path} {first.metadata['num_ranks']}; "
+                "merge captures of one run"
+            )
+        if dump.rank == before.rank:
+            raise BadInput(f"{dump.path}: rank {dump.rank} is also in {before.path}; name each rank once")
+    missing = sorted(set(range(first.metadata["num_ranks"])) - {dump.rank for dump in dumps})
+    if not missing:
+        return []
+    text = f"{len(missing)} of {first.metadata['num_ranks']} ranks have no dump: {number_ranges(missing)}"
+    if not partial:
+        raise BadInput(
+            f"{first.path.parent}: {text}; name the directories of all nodes, or go on without them with --partial"
+        )
+    return [Problem("error", "missing_rank", missing[0], -1, text, len(missing))]
+
+
+def _decode(dumps: list[Dump]) -> list[Timeline]:
+    """The ranks' Timelines in ticks, by rank. Empties `dumps`: a file stays mapped no longer than it is needed."""
+    with ThreadPoolExecutor(_DECODE_THREADS) as pool:  # numpy works without the interpreter's lock
+        pieces = list(pool.map(lambda _: decode(dumps.pop()), range(len(dumps))))
+    return sorted(pieces, key=lambda piece: piece.ranks[0].rank)
+
+
+def _fit_clocks(pieces: Sequence[Timeline], samples: npt.NDArray[Any], unaligned: bool) -> list[Timeline]:
+    """The ranks' Timelines in ns, on one axis unless `unaligned`."""
+    ranks = [piece.ranks[0] for piece in pieces]
+    spans_ticks = {piece.ranks[0].rank: ticks for piece in pieces if (ticks := _first_and_last(piece))}
+    if unaligned:
+        fits = unaligned_clocks(ranks, spans_ticks)
+        for rank in ranks:  # each stands beside its own host at least: wall clock and device clock may lie years apart
+            fits = relate_hosts(samples, [rank], fits, {}, {})
+    else:
+        fits = fit_clocks(samples, ranks, spans_ticks)
+    return [_to_ns(piece, fits[rank.rank], not unaligned) for piece, rank in zip(pieces, ranks, strict=True)]
+
+
+def _first_and_last(piece: Timeline) -> tuple[int, int] | None:
+    """The times of the first and the last event."""
+    spans = piece.spans
+    columns = (spans.start, spans.end[spans.end != OPEN_END], piece.marks.time)
+    filled = [column for column in columns if len(column)]
+    return (int(min(map(np.min, filled))), int(max(map(np.max, filled)))) if filled else None
+
+
+def _to_ns(piece: Timeline, fit: ClockFit, aligned: bool) -> Timeline:
+    spans = piece.spans
+    end = apply_clock(fit, spans.end)
+    end[spans.end == OPEN_END] = OPEN_END
+    return piece.replace(
+        unit="ns",
+        aligned=aligned,
+        ranks=(dataclasses.replace(piece.ranks[0], clock=fit),),
+        spans=dataclasses.replace(spans, start=apply_clock(fit, spans.start), end=end),
+        marks=dataclasses.replace(piece.marks, time=apply_clock(fit, piece.marks.time)),
+    )
+
+
+def _join_lanes(
+    pieces: list[Timeline], lanes: Mapping[int, Sequence[HostLane]], problems: Sequence[Problem]
+) -> Timeline:
+    """All ranks in one Timeline, those of their hosts beside them. Empties `pieces`."""
+    pieces[:] = [add_lanes(piece, lanes[piece.ranks[0].rank]) for piece in pieces]
+    timeline = concatenate(pieces)
+    title = timeline.title if timeline.aligned else f"UNALIGNED {timeline.title}".strip()
+    return timeline.replace(title=title, problems=(*problems, *timeline.problems))
+
+
+def _join_flows(timeline: Timeline) -> Timeline:
+    flows, problems = join_flows(timeline)
+    return timeline.replace(flows=flows, problems=(*timeline.problems, *problems))
+
+
+def _tighten(timeline: Timeline) -> Timeline:
+    """Narrows the bounds of the clocks by the flows."""
+    ranks, problems = tighten_clocks(timeline)
+    return timeline.replace(ranks=ranks, problems=(*timeline.problems, *problems))
+
+
+def _refuse_losses(timeline: Timeline) -> None:
+    losses = [problem for problem in timeline.problems if problem.kind in LOSS_KINDS]
+    if losses:
+        more = f" (and {len(losses) - 1} more)" if len(losses) > 1 else ""
+        raise BadInput(f"{losses[0].text}{more}; record again, or merge without --strict")

@@ -1,0 +1,18 @@
+"""What dominates, who is it, and how sure is that? The lines of the terminal."""
+
+from __future__ import annotations
+
+from tracekern.analysis.findings import Findings
+from tracekern.formatting import escape
+from tracekern.viewers.report.frame import Answer
+from tracekern.viewers.report.headlines import headlines
+from tracekern.viewers.report.question import Question
+
+
+def draw(findings: Findings) -> Answer:
+    lines = headlines(findings)
+    items = "".join(f"<li><span class='word'>{line.word}</span><span>{escape(line.text)}</span></li>" for line in lines)
+    return Answer("", [f"<ul class='lines'>{items}</ul>"])
+
+
+QUESTION = Question("summary", "Summary", "What dominates, who is it, and how sure is that?", draw, order=10)
