@@ -22,7 +22,7 @@ SOURCES = ["csrc/python_api.cpp", *(path for folder in FOLDERS for path in sorte
 KERNELS = sorted(glob.glob("csrc/**/kernels.cu", recursive=True))
 BINDINGS = sorted(glob.glob("csrc/apis/*.cu") + glob.glob("csrc/moe/*/bindings.cu"))
 CUDA_SOURCES = ["csrc/python_api_cuda.cu", *BINDINGS, *KERNELS]
-# A folder is a family of kernels; csrc/apis/families.hpp registers them all.
+# A folder is a family of kernels; csrc/apis/register.hpp registers them all.
 FAMILIES = " ".join(f"FAMILY({Path(path).parent.name})" for path in sorted(glob.glob("csrc/moe/*/bindings.cpp")))
 NVCC = None if os.environ.get("TRACEKERN_CUDA") == "0" else shutil.which("nvcc")  # 0: leave the GPU twin out
 NVCC_DEFINES = ["-DTK_KERNEL_TABLE", f"-DTK_FAMILIES={FAMILIES}"]

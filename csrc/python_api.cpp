@@ -1,7 +1,6 @@
 // The extension module tracekern._C. Each domain registers itself; see csrc/apis/.
 #include <pybind11/pybind11.h>
 
-#include "apis/families.hpp"
 #include "apis/register.hpp"
 
 PYBIND11_MODULE(_C, module) {

@@ -1,7 +1,7 @@
 // The extension module tracekern._cuda, built where nvcc is; see csrc/apis/cuda.cu.
 #include <pybind11/pybind11.h>
 
-#include "apis/families.hpp"
+#include "apis/register.hpp"
 
 namespace tracekern {
 void register_capture(pybind11::module_& module);

@@ -21,7 +21,10 @@ import gpu_all
 import harness
 
 PROGRAMS = sorted(
-    path for folder in ("benchmarks", "examples", "tests") for path in (ROOT / folder).rglob("*.py") if path.is_file()
+    path
+    for folder in ("benchmarks", "examples", "tests")
+    for path in (ROOT / folder).rglob("*.py")
+    if path.is_file() and "toys" not in path.parts
 )
 
 

@@ -337,3 +337,17 @@ def test_what_the_demo_draws():
     for row in rows:
         rank, *counts = map(int, row)
         assert counts == [tokens[rank], 6 * tokens[rank], received[rank]]
+
+
+def test_the_questions_of_the_report_are_those_that_it_has():
+    from tracekern.viewers.report.report_page import questions
+
+    rows = re.findall(r"^\| (\w+) \| ([^|]+\?) \|", (ROOT / "docs" / "report.md").read_text(), re.MULTILINE)
+    assert [(question.title, question.text) for question in questions()] == rows
+
+
+def test_the_variants_of_all_families_are_told_with_the_number_of_their_kernels():
+    from tracekern.moe.families import FAMILY_OF
+
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \|", (ROOT / "docs" / "moe.md").read_text(), re.MULTILINE)
+    assert rows == [(name, str(len(family.variants[name]))) for name, family in FAMILY_OF.items()]

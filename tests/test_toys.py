@@ -1,65 +1,68 @@
-"""One more of a kind is new files only: a toy of each, added to a copy of the tree, is found wherever it counts.
-
-tests/toys has the files; tests/test_write.py has a toy format.
-"""
+"""One more of a kind is new files only: a toy of each (tests/toys), in a copy of the tree, is found everywhere."""
 
 from __future__ import annotations
 
+import html
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from captures import CaptureSpec, write_capture
 from toolchains import ROOT, compile_sm_90
 
 import tracekern
+from tracekern import _C
+from tracekern.analysis.findings import Findings
+from tracekern.viewers.report.report_page import questions
 
 TOYS = ROOT / "tests" / "toys"
+CPU_CAPTURE = ROOT / "traces" / "cpu_8_ranks"
 
 
-def tree_with(toy: str, tree: Path) -> Path:
-    """A copy of the tree with the files of a toy, none of which it had."""
-    left_out = shutil.ignore_patterns("*.so", "__pycache__", "include", "viewers")
-    for name in ("csrc", "tracekern"):
-        shutil.copytree(ROOT / name, tree / name, ignore=left_out)
-    shutil.copytree(ROOT / "viewers", tree / "tracekern" / "viewers", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree)
-    added = [path.relative_to(TOYS / toy) for path in (TOYS / toy).rglob("*.*") if path.is_file()]
-    assert added
-    assert [path for path in added if (tree / path).exists()] == []
-    shutil.copytree(TOYS / toy, tree, dirs_exist_ok=True)
-    return tree
+class Tree:
+    """A copy of the tree with the files of a toy, none of which it had, and the compiled part of this one."""
+
+    def __init__(self, toy: str, root: Path) -> None:
+        self.root = root
+        left_out = shutil.ignore_patterns("*.so", "__pycache__", "include")
+        shutil.copytree(ROOT / "tracekern", root / "tracekern", ignore=left_out)  # follows the link to viewers
+        (root / "tracekern" / Path(_C.__file__).name).symlink_to(_C.__file__)
+        shutil.copytree(ROOT / "csrc", root / "csrc")
+        for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(ROOT / name, root)
+        added = [path.relative_to(TOYS / toy) for path in (TOYS / toy).rglob("*.*") if path.is_file()]
+        assert added
+        assert [path for path in added if (root / path).exists()] == []
+        shutil.copytree(TOYS / toy, root, dirs_exist_ok=True)
+
+    def run(self, *words: object) -> subprocess.CompletedProcess[str]:
+        """Python with the tree's package; the words follow `python`."""
+        environment = {**os.environ, "PYTHONPATH": str(self.root), "COLUMNS": "200", "TRACEKERN_CUDA": "0"}
+        command = [sys.executable, *map(str, words)]
+        return subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True)
+
+    def tracekern(self, *words: object) -> str:
+        """What the command prints."""
+        done = self.run("-m", "tracekern", *words)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return done.stdout
 
 
-def python(tree: Path, *words: object) -> str:
-    """What Python prints with the tree's package; the words follow `python`."""
-    environment = {**os.environ, "PYTHONPATH": str(tree), "COLUMNS": "200", "TRACEKERN_CUDA": "0"}
-    command = [sys.executable, *map(str, words)]
-    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tree = tree_with("family", tmp_path_factory.mktemp("family"))
-    python(tree, "setup.py", "-q", "build_ext", "--inplace")
-    return tree
-
-
-def test_a_kernel_family_is_two_new_folders(family: Path, tmp_path: Path):
-    shown = python(family, "-m", "tracekern", "run", "moe", "--help")
-    assert "toy" in shown.split("--variant")[1].split("--")[0]
+def test_a_kernel_family_is_two_new_folders(tmp_path: Path):
+    tree = Tree("family", tmp_path / "tree")
+    (tree.root / "tracekern" / Path(_C.__file__).name).unlink()
+    built = tree.run("setup.py", "-q", "build_ext", "--inplace")
+    assert built.returncode == 0, built.stderr[-3000:]
+    assert "toy" in tree.tracekern("run", "moe", "--help").split("--variant")[1].split("--")[0]
     shape = ("--ranks", 3, "--tokens", 9, "--hidden", 97, "--experts", 6, "--topk", 2, "--iterations", 2)
-    told = json.loads(
-        python(family, "-m", "tracekern", "run", "moe", "--variant", "toy", *shape, "-o", tmp_path, "--json")
-    )
-    assert told["runs"][0]["options"]["variant"] == "toy"
-    timeline = tracekern.load(tmp_path)
+    told = tree.tracekern("run", "moe", "--variant", "toy", *shape, "-o", tmp_path / "capture", "--json")
+    assert json.loads(told)["runs"][0]["options"]["variant"] == "toy"
+    timeline = tracekern.load(tmp_path / "capture")
     assert {"signal_here", "wait_here", "copy_token"} <= {event.name for event in timeline.events}
     assert {launch.name for launch in timeline.launches} == {"rank_barrier", "echo"}
     assert len(timeline.flows) >= 3 * 3 * 2  # each rank tells each, in two calls
@@ -67,5 +70,36 @@ def test_a_kernel_family_is_two_new_folders(family: Path, tmp_path: Path):
 
 @pytest.mark.compilers
 def test_its_kernels_are_compiled_for_gpus_as_all_others(tmp_path: Path):
-    tree = tree_with("family", tmp_path)
+    tree = Tree("family", tmp_path / "tree").root
     compile_sm_90(tree / "csrc" / "moe" / "toy" / "kernels.cu", include=tree / "csrc")
+
+
+def test_an_export_format_is_one_new_file(tmp_path: Path):
+    tree = Tree("format", tmp_path / "tree")
+    capture = write_capture(tmp_path / "capture", CaptureSpec(num_ranks=2))
+    num_spans = len(tracekern.load(capture).spans)
+    for name in ("a.toy", "a.toy.json"):  # the longest suffix counts
+        told = tree.tracekern("export", capture, "-o", tmp_path / name, "--tracks", "block", "--json")
+        assert json.loads(told)["format"] == "toy"
+        assert (tmp_path / name).read_text() == f"{num_spans} spans by block"
+    for command in ("export", "merge"):
+        refused = tree.run("-m", "tracekern", command, capture, "-o", "a.csv").stderr
+        assert ".json.gz, .parquet, .toy, .toy.gz, .toy.json\n" in refused
+        shown = tree.tracekern(command, "--help")
+        assert ".pftrace, .json, .toy (also .gz), .parquet, .toy.json." in shown
+    assert ".pftrace, .json, .toy (also .gz), .toy.json." in tree.tracekern("diff", "--help")
+
+
+def test_a_question_is_two_new_files(tmp_path: Path):
+    tree = Tree("question", tmp_path / "tree")
+    tree.tracekern("report", CPU_CAPTURE, "-o", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    keys = [question.key for question in questions()]
+    assert re.findall('<section id="([^"]+)"', page) == [*keys[:-1], "patience", "trust"]
+    assert '<a href="#patience">Patience</a>' in page
+    part = page.split('id="patience"')[1].split("</section>")[0]
+    assert "<h2>Who waits without a word?</h2>" in part
+    findings = Findings(tracekern.load(CPU_CAPTURE))
+    waits = findings.waits.wait_ns
+    cells = [html.unescape(cell) for cell in re.findall("<td[^>]*>([^<]*)</td>", part)]
+    assert cells == [str(number) for number in (len(waits), waits.max(), len(findings.causes.costs))]

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import warnings
-from functools import partial
 from pathlib import Path
 
 import polars as pl
 import pytest
-from captures import CaptureSpec, write_capture
-from package_copy import PackageCopy
 from timelines import make_timeline
 from trace_processor import TraceProcessor
 
@@ -119,40 +115,6 @@ def test_names_and_suffixes_belong_to_one_format():
     suffixes = [suffix for entry in formats() for suffix in entry.suffixes]
     assert names == ["perfetto", "chrome", "parquet"]
     assert len(suffixes) == len(set(suffixes))
-
-
-TOY = """
-from pathlib import Path
-from tracekern.export.format import ExportStats, Format
-
-def write(timeline, path, *, tracks, progress):
-    written = Path(path).write_text(f"{len(timeline.spans)} spans by {tracks}")
-    return ExportStats(len(timeline.spans), 0, written)
-
-FORMAT = Format("toy", (".toy", ".toy.gz", ".toy.json"), write, for_browser=True)
-"""
-
-
-def test_a_format_is_one_new_file(tmp_path: Path):
-    copy = PackageCopy.make(tmp_path / "copy")
-    copy.add("export/formats/toy.py", TOY)
-    run = partial(copy.run, cwd=tmp_path)
-    code = "from timelines import make_timeline; from tracekern.export.write import export\n"
-    for name in ("a.toy", "a.toy.json"):  # the longest suffix counts
-        assert run("-c", code + f"export(make_timeline(), {name!r}, tracks='block')").stderr == ""
-        assert (tmp_path / name).read_text() == f"{len(make_timeline().spans)} spans by block"
-    assert run("-c", code + "export(make_timeline(), 'a', 'toy')").stderr == ""
-    assert (tmp_path / "a").exists()
-    assert "choose perfetto, chrome, parquet or toy" in run("-c", code + "export(make_timeline(), 'a', 'csv')").stderr
-    capture = write_capture(tmp_path / "capture", CaptureSpec(num_ranks=2))
-    made = run("-m", "tracekern", "export", capture, "-o", "b.toy", "--json")
-    assert json.loads(made.stdout)["format"] == "toy"
-    for command in ("export", "merge"):
-        refused = run("-m", "tracekern", command, capture, "-o", "a.csv").stderr
-        assert ".json.gz, .parquet, .toy, .toy.gz, .toy.json\n" in refused
-        shown = run("-m", "tracekern", command, "--help").stdout
-        assert ".pftrace, .json, .toy (also .gz), .parquet, .toy.json." in shown
-    assert ".pftrace, .json, .toy (also .gz), .toy.json." in run("-m", "tracekern", "diff", "--help").stdout
 
 
 @pytest.mark.parametrize(("options", "words"), [({"format": "csv"}, "csv"), ({"tracks": "lane"}, "warp or block")])

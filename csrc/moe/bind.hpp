@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "apis/names.hpp"
-#include "moe/call.h"
 #include "moe/config.h"
+#include "moe/context.h"
 
 namespace tracekern {
 

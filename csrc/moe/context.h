@@ -1,9 +1,20 @@
-// What a warp carries through a kernel of a family: the kernel's arguments beside what every waiting kernel has.
+// What a call hands to the kernels of a family, and what a warp carries through one of them.
 #pragma once
 
 #include "comm/context.h"
+#include "moe/experts.h"
 
 namespace tracekern {
+
+// The tensors of one call, row-major and contiguous, in memory that kernels read. A family's arguments begin with them.
+struct MoeCall {
+    const char* x;              // [token][hidden]
+    const int32_t* topk_idx;    // [token][topk], -1: no expert
+    const float* topk_weights;  // [token][topk]
+    Experts experts;
+    char* out;  // [token][hidden]
+    uint32_t num_tokens;
+};
 
 // Args has the communicator's as `comm` and the epoch of the call under way as `state->epoch`.
 template <class Args, class Rec>

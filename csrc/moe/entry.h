@@ -2,8 +2,9 @@
 // with TK_FAMILY_KERNELS(Family).
 #pragma once
 
-#include "moe/family_kernels.h"
+#include "comm/mutation.h"
 #include "platform/device.h"
+#include "trace/trace_choice.h"
 
 namespace tracekern {
 

@@ -7,10 +7,24 @@
 #include <string>
 
 #include "comm/communicator_cuda.hpp"
-#include "moe/family_kernels.h"
+#include "comm/mutation.h"
 #include "moe/pipeline.hpp"
 
 namespace tracekern {
+
+// moe/entry.h defines these, in the family's kernels.cu alone: elsewhere each kernel would be compiled once more.
+//
+// The entry point of a stage of a call, with the body that a launch of that kind runs.
+template <class Family>
+const void* kernel_address(const typename Family::Config& config,
+                           typename Family::Stage stage,
+                           bool is_traced,
+                           RecordFormat format);
+
+#ifdef TK_PLANTED_FAULTS
+template <class Family>
+void plant_in_kernels(PlantedFault fault);
+#endif
 
 class PipelineBackendCuda {
 public:

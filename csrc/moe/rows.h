@@ -1,9 +1,62 @@
-// How a warp walks over the numbers of a row: several vectors of them at once.
+// Numbers that one lane moves at once, what it computes with them, and how a warp walks over those of a row.
 #pragma once
 
-#include "moe/pack.h"
+#include <type_traits>
+
+#include "platform/device.h"
 
 namespace tracekern {
+
+// They are kept as the words of memory they came in: a register for each number of 16 bits would halve how many loads a
+// lane can have under way.
+template <class T, uint32_t kCount>
+class alignas(kCount * sizeof(T)) Pack {
+    using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
+    using Word = std::conditional_t<kCount == 1, Bits, uint32_t>;
+    static constexpr uint32_t kPerWord = sizeof(Word) / sizeof(T);
+
+    Word words_[kCount / kPerWord];
+
+public:
+    // Rounds each.
+    TK_DEVICE static Pack of(const float (&numbers)[kCount]) {
+        Pack pack;
+        TK_UNROLL
+        for (uint32_t w = 0; w < kCount / kPerWord; ++w) {
+            if constexpr (kPerWord == 2) {
+                pack.words_[w] = from_floats<T>(numbers[2 * w], numbers[2 * w + 1]);
+            } else {
+                pack.words_[w] = bits_as<Word>(from_float<T>(numbers[w]));
+            }
+        }
+        return pack;
+    }
+
+    TK_DEVICE float operator[](uint32_t k) const {
+        return to_float(bits_as<T>(static_cast<Bits>(words_[k / kPerWord] >> k % kPerWord * 16)));
+    }
+
+    // Each times `scale`, rounded.
+    TK_DEVICE Pack scaled(float scale) const {
+        float products[kCount];
+        TK_UNROLL
+        for (uint32_t k = 0; k < kCount; ++k) products[k] = multiply_rn((*this)[k], scale);
+        return of(products);
+    }
+
+    // sums[k] += weight * (*this)[k]: two roundings each.
+    TK_DEVICE void add_to(float (&sums)[kCount], float weight) const {
+        TK_UNROLL
+        for (uint32_t k = 0; k < kCount; ++k) sums[k] = add_rn(sums[k], multiply_rn(weight, (*this)[k]));
+    }
+};
+
+template <class T>
+constexpr uint32_t kPackCount = 16 / sizeof(T);
+
+TK_DEVICE bool can_pack(const void* a, const void* b, uint32_t bytes) {
+    return (reinterpret_cast<uint64_t>(a) | reinterpret_cast<uint64_t>(b) | bytes) % 16 == 0;
+}
 
 // The vectors of a row that one lane has under way at a time: one after the other each would take the latency of
 // memory. Where the last are missing their lanes load the first again, and store nothing.

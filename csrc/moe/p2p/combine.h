@@ -21,17 +21,20 @@ TK_DEVICE uint32_t global_expert(const P2PArgs& args, uint32_t local_expert) {
 }
 
 // The variants that are not fused: the experts as a kernel of their own.
-template <class T, class Rec>
-TK_DEVICE void scale_experts(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-    P2PContext<Rec> context(warp, args, trace, P2PStage::scale_experts, P2PRole::scale);
-    const uint32_t num_rows = args.expert_offset[args.shape.num_local_experts()];
-    const uint32_t num_warps = warp.num_blocks * warp.num_warps;
-    for (uint32_t row = warp.block * warp.num_warps + warp.warp; row < num_rows; row += num_warps) {
-        const uint32_t expert = global_expert(args, args.row_origin[row].local_expert);
-        TK_RANGE(context.recorder, P2PEvent::scale_token, expert, row);
-        args.experts[expert].apply<T>(warp, args.expert_row(row), args.expert_row(row), args.shape.hidden);
+template <class T>
+struct P2PScaleExperts : P2PKernel<P2PStage::scale_experts> {
+    template <class Rec>
+    TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
+        P2PContext<Rec> context(warp, args, trace, kStage, P2PRole::scale);
+        const uint32_t num_rows = args.expert_offset[args.shape.num_local_experts()];
+        const uint32_t num_warps = warp.num_blocks * warp.num_warps;
+        for (uint32_t row = warp.block * warp.num_warps + warp.warp; row < num_rows; row += num_warps) {
+            const uint32_t expert = global_expert(args, args.row_origin[row].local_expert);
+            TK_RANGE(context.recorder, P2PEvent::scale_token, expert, row);
+            args.experts[expert].apply<T>(warp, args.expert_row(row), args.expert_row(row), args.shape.hidden);
+        }
     }
-}
+};
 
 template <class T, P2PVariant kVariant, class Rec>
 TK_DEVICE void send_result(P2PContext<Rec>& context, uint32_t row) {
@@ -66,19 +69,22 @@ TK_DEVICE void send_results_flags(P2PContext<Rec>& context) {
     });
 }
 
-template <class T, P2PVariant kVariant, class Rec>
-TK_DEVICE void combine_send(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-    const bool aborted = has_aborted(args.comm);  // on its way beside the loads below: 0.3 us (2 H200, 2026-11-22)
-    P2PContext<Rec> context(warp, args, trace, P2PStage::combine_send, P2PRole::send);
-    if (warp.block == 0) acknowledge_all(context);
-    const auto rows_of = [&](uint32_t local) { return args.expert_offset[local + 1] - args.expert_offset[local]; };
-    const auto send_row = [&](uint32_t local, uint32_t i) {
-        send_result<T, kVariant>(context, args.expert_offset[local] + i);
-    };
-    if (aborted) return;
-    for_rows<kTraitsOf<kVariant>.balanced>(warp, args.shape.num_local_experts(), rows_of, send_row);
-    if constexpr (!kTraitsOf<kVariant>.token_flags) send_results_flags(context);
-}
+template <class T, P2PVariant kVariant>
+struct P2PCombineSend : P2PKernel<P2PStage::combine_send> {
+    template <class Rec>
+    TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
+        const bool aborted = has_aborted(args.comm);  // on its way beside the loads below: 0.3 us (2 H200, 2026-11-22)
+        P2PContext<Rec> context(warp, args, trace, kStage, P2PRole::send);
+        if (warp.block == 0) acknowledge_all(context);
+        const auto rows_of = [&](uint32_t local) { return args.expert_offset[local + 1] - args.expert_offset[local]; };
+        const auto send_row = [&](uint32_t local, uint32_t i) {
+            send_result<T, kVariant>(context, args.expert_offset[local] + i);
+        };
+        if (aborted) return;
+        for_rows<kTraitsOf<kVariant>.balanced>(warp, args.shape.num_local_experts(), rows_of, send_row);
+        if constexpr (!kTraitsOf<kVariant>.token_flags) send_results_flags(context);
+    }
+};
 
 // Waits for the results of one token, a choice a warp; false when this warp's choices gave up.
 template <class Rec>
@@ -171,29 +177,34 @@ TK_DEVICE void prepare_next_call(P2PContext<Rec>& context) {
     });
 }
 
-template <class T, P2PVariant kVariant, class Rec>
-TK_DEVICE void combine_recv(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-    P2PContext<Rec> context(warp, args, trace, P2PStage::combine_recv, P2PRole::reduce);
-    uint32_t* failed = warp.shared<ReduceShared>().failed;
-    if (warp.warp == 0) warp.leader([&] { failed[0] = failed[1] = 0; });
-    warp.block_sync();
-    bool ok = true;
-    if constexpr (!kTraitsOf<kVariant>.token_flags) {
-        ok = all_warps_ok(context, wait_all_results(context), &failed[0]);
-    }
-    // A token a block: its warps wait for one choice each, then share the row.
-    uint32_t parity = 0;
-    for (uint32_t token = warp.block; ok && token < args.num_tokens; token += warp.num_blocks) {
-        if constexpr (kTraitsOf<kVariant>.token_flags) {
-            ok = all_warps_ok(context, wait_results_of(context, token), &failed[parity]);
-            parity ^= 1;
+template <class T, P2PVariant kVariant>
+struct P2PCombineRecv : P2PKernel<P2PStage::combine_recv> {
+    static uint64_t shared_bytes(const P2PArgs&, uint32_t) { return sizeof(ReduceShared); }
+
+    template <class Rec>
+    TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
+        P2PContext<Rec> context(warp, args, trace, kStage, P2PRole::reduce);
+        uint32_t* failed = warp.shared<ReduceShared>().failed;
+        if (warp.warp == 0) warp.leader([&] { failed[0] = failed[1] = 0; });
+        warp.block_sync();
+        bool ok = true;
+        if constexpr (!kTraitsOf<kVariant>.token_flags) {
+            ok = all_warps_ok(context, wait_all_results(context), &failed[0]);
         }
-        if (!ok) break;
-        TK_RANGE(context.recorder, P2PEvent::reduce_token, token);
-        reduce_token<T>(warp, args, token);
+        // A token a block: its warps wait for one choice each, then share the row.
+        uint32_t parity = 0;
+        for (uint32_t token = warp.block; ok && token < args.num_tokens; token += warp.num_blocks) {
+            if constexpr (kTraitsOf<kVariant>.token_flags) {
+                ok = all_warps_ok(context, wait_results_of(context, token), &failed[parity]);
+                parity ^= 1;
+            }
+            if (!ok) break;
+            TK_RANGE(context.recorder, P2PEvent::reduce_token, token);
+            reduce_token<T>(warp, args, token);
+        }
+        if (warp.block == 0) wait_acknowledged(context);
+        prepare_next_call(context);
     }
-    if (warp.block == 0) wait_acknowledged(context);
-    prepare_next_call(context);
-}
+};
 
 }  // namespace tracekern

@@ -180,14 +180,17 @@ TK_DEVICE void finish_call(P2PContext<Rec>& context) {
 }
 
 // The kernel of `dedup` and `reduce`.
-template <class T, P2PVariant kVariant, class Rec>
-TK_DEVICE void combine(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-    const Sides sides = Sides::of(warp, warp.num_blocks);
-    const P2PRole role = sides.on_expert_side ? P2PRole::send : P2PRole::reduce;
-    P2PContext<Rec> context(warp, args, trace, P2PStage::combine, role);
-    if (sides.on_expert_side) send_back<T, kVariant>(context, sides.share);
-    if (sides.on_token_side) reduce_tokens<T, kVariant>(context, sides.share, 0);
-    finish_call(context);
-}
+template <class T, P2PVariant kVariant>
+struct P2PCombine : P2PKernelWithLists<P2PStage::combine> {
+    template <class Rec>
+    TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
+        const Sides sides = Sides::of(warp, warp.num_blocks);
+        const P2PRole role = sides.on_expert_side ? P2PRole::send : P2PRole::reduce;
+        P2PContext<Rec> context(warp, args, trace, kStage, role);
+        if (sides.on_expert_side) send_back<T, kVariant>(context, sides.share);
+        if (sides.on_token_side) reduce_tokens<T, kVariant>(context, sides.share, 0);
+        finish_call(context);
+    }
+};
 
 }  // namespace tracekern

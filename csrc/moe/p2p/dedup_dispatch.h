@@ -162,6 +162,14 @@ TK_DEVICE Contribution* contributions_of(Warp& warp, const P2PArgs& args) {
     return shared_at<Contribution>(warp, args.layout.shared.contributions) + warp.warp * args.shape.topk;
 }
 
+// The kernels in which each warp has a list of what it adds up or copies to.
+template <P2PStage kOwnStage>
+struct P2PKernelWithLists : P2PKernel<kOwnStage> {
+    static uint64_t shared_bytes(const P2PArgs& args, uint32_t warps_per_block) {
+        return args.layout.shared.contributions + uint64_t{warps_per_block} * args.shape.topk * sizeof(Contribution);
+    }
+};
+
 // Copies a row to all rows in `list`.
 template <class Unit>
 TK_DEVICE void copy_to_all(Warp& warp, const Contribution* list, uint32_t num_rows, const char* src, uint32_t bytes) {
@@ -201,20 +209,25 @@ TK_DEVICE void expand_row(P2PContext<Rec>& context, uint32_t src_rank, uint32_t 
 }
 
 // The kernel of `dedup` and `reduce`.
-template <P2PVariant kVariant, class Rec>
-TK_DEVICE void dispatch(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-    const Sides sides = Sides::of(warp, num_working_blocks(warp));
-    const P2PRole role = is_count_block(warp) ? P2PRole::count : sides.on_token_side ? P2PRole::send : P2PRole::receive;
-    P2PContext<Rec> context(warp, args, trace, P2PStage::dispatch, role);
-    if (is_count_block(warp)) exchange_counts<kVariant>(context);
-    if (is_count_block(warp) && warp.num_blocks > 1) return;
-    if (sides.on_token_side) send_rows(context, sides.share, 0);
-    if (!sides.on_expert_side || !wait_layout(context)) return;
-    bool ok = true;
-    for_incoming_rows(warp, args, sides.share, 0, [&](uint32_t src_rank, uint32_t slot) {
-        ok = ok && wait_row(context, src_rank, slot);
-        if (ok) expand_row(context, src_rank, slot);
-    });
-}
+template <P2PVariant kVariant>
+struct P2PDispatch : P2PKernelWithLists<P2PStage::dispatch> {
+    template <class Rec>
+    TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
+        const Sides sides = Sides::of(warp, num_working_blocks(warp));
+        const P2PRole role = is_count_block(warp)  ? P2PRole::count
+                             : sides.on_token_side ? P2PRole::send
+                                                   : P2PRole::receive;
+        P2PContext<Rec> context(warp, args, trace, kStage, role);
+        if (is_count_block(warp)) exchange_counts<kVariant>(context);
+        if (is_count_block(warp) && warp.num_blocks > 1) return;
+        if (sides.on_token_side) send_rows(context, sides.share, 0);
+        if (!sides.on_expert_side || !wait_layout(context)) return;
+        bool ok = true;
+        for_incoming_rows(warp, args, sides.share, 0, [&](uint32_t src_rank, uint32_t slot) {
+            ok = ok && wait_row(context, src_rank, slot);
+            if (ok) expand_row(context, src_rank, slot);
+        });
+    }
+};
 
 }  // namespace tracekern

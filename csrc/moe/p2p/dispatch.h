@@ -13,11 +13,33 @@
 #pragma once
 
 #include "comm/barrier.h"
-#include "moe/p2p/acknowledge.h"
 #include "moe/p2p/events.h"
 #include "moe/p2p/layout.h"
 
 namespace tracekern {
+
+// What `peer` sent was read: it may send anew. Relaxed: the flag orders nothing, see its callers.
+template <class Rec>
+TK_DEVICE void acknowledge(P2PContext<Rec>& context, uint32_t peer) {
+    TK_SIGNAL(context.recorder, P2PEvent::signal_ack, peer);
+    signal_relaxed(context.warp, context.args.ack_flag(peer, context.comm.rank), context.epoch, 0);
+}
+
+// My peers may overwrite their part of my receive buffer and of my counts. The first block. Relaxed is enough: both
+// were read in an earlier kernel, the peer writes in a later one, and its results, which are released, order every row.
+template <class Rec>
+TK_DEVICE void acknowledge_all(P2PContext<Rec>& context) {
+    for_peers_of_warp(context, [&](uint32_t peer) { acknowledge(context, peer); });
+}
+
+// Everybody has read what I sent: the next call may overwrite it. All warps of one block.
+template <class Rec>
+TK_DEVICE void wait_acknowledged(P2PContext<Rec>& context) {
+    for_peers_of_warp(context, [&](uint32_t peer) {
+        const uint64_t* flag = context.args.ack_flag(context.comm.rank, peer);
+        traced_wait<P2PChannel::ack, P2PEvent::wait_ack>(context, flag, peer);
+    });
+}
 
 // The ranks that have experts of this token, a bit each.
 TK_DEVICE uint64_t destinations(const P2PArgs& args, uint32_t token) {
@@ -189,20 +211,26 @@ TK_DEVICE void send_rank_flags(P2PContext<Rec>& context) {
     });
 }
 
-template <P2PVariant kVariant, class Rec>
-TK_DEVICE void dispatch_send(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-    // The last block counts; where it is the only one it sends as well.
-    const bool counts = warp.block == warp.num_blocks - 1;
-    const bool sends = !counts || warp.num_blocks == 1;
-    P2PContext<Rec> context(warp, args, trace, P2PStage::dispatch_send, counts ? P2PRole::count : P2PRole::send);
-    if (counts) send_counts<kVariant>(context);
-    if (sends) {
-        const uint32_t num_blocks = warp.num_blocks == 1 ? 1 : warp.num_blocks - 1;
-        send_tokens<kVariant>(context, {warp.block * warp.num_warps + warp.warp, num_blocks * warp.num_warps});
+template <P2PVariant kVariant>
+struct P2PDispatchSend : P2PKernel<P2PStage::dispatch_send> {
+    // Counts and sums.
+    static uint64_t shared_bytes(const P2PArgs& args, uint32_t) { return args.layout.shared.contributions; }
+
+    template <class Rec>
+    TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
+        // The last block counts; where it is the only one it sends as well.
+        const bool counts = warp.block == warp.num_blocks - 1;
+        const bool sends = !counts || warp.num_blocks == 1;
+        P2PContext<Rec> context(warp, args, trace, kStage, counts ? P2PRole::count : P2PRole::send);
+        if (counts) send_counts<kVariant>(context);
+        if (sends) {
+            const uint32_t num_blocks = warp.num_blocks == 1 ? 1 : warp.num_blocks - 1;
+            send_tokens<kVariant>(context, {warp.block * warp.num_warps + warp.warp, num_blocks * warp.num_warps});
+        }
+        if constexpr (!kTraitsOf<kVariant>.token_flags) send_rank_flags(context);
+        if (counts) receive_counts<kVariant>(context);
     }
-    if constexpr (!kTraitsOf<kVariant>.token_flags) send_rank_flags(context);
-    if (counts) receive_counts<kVariant>(context);
-}
+};
 
 // Moves the row in `slot` of `src_rank` to its expert.
 template <class Rec>
@@ -222,24 +250,27 @@ TK_DEVICE void receive_token(P2PContext<Rec>& context, uint32_t src_rank, uint32
     poison(row, args.layout.row_stride);
 }
 
-template <P2PVariant kVariant, class Rec>
-TK_DEVICE void dispatch_recv(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-    P2PContext<Rec> context(warp, args, trace, P2PStage::dispatch_recv, P2PRole::receive);
-    const auto tokens_from = [&](uint32_t src_rank) { return args.recv_count[src_rank]; };
-    uint32_t waited_for = args.shape.num_ranks;  // nobody
-    bool ok = true;
-    for_rows<kTraitsOf<kVariant>.balanced>(
-        warp, args.shape.num_ranks, tokens_from, [&](uint32_t src_rank, uint32_t slot) {
-            if constexpr (kTraitsOf<kVariant>.token_flags) {
-                const uint64_t* flag = args.token_flag(args.comm.rank, src_rank, slot);
-                ok = traced_wait<P2PChannel::token, P2PEvent::wait_token>(context, flag, src_rank, slot).ok;
-            } else if (src_rank != waited_for) {
-                waited_for = src_rank;
-                const uint64_t* flag = args.rank_flag(args.comm.rank, src_rank);
-                ok = traced_wait<P2PChannel::rank, P2PEvent::wait_rank>(context, flag, src_rank).ok;
-            }
-            if (ok) receive_token(context, src_rank, slot);
-        });
-}
+template <P2PVariant kVariant>
+struct P2PDispatchRecv : P2PKernel<P2PStage::dispatch_recv> {
+    template <class Rec>
+    TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
+        P2PContext<Rec> context(warp, args, trace, kStage, P2PRole::receive);
+        const auto tokens_from = [&](uint32_t src_rank) { return args.recv_count[src_rank]; };
+        uint32_t waited_for = args.shape.num_ranks;  // nobody
+        bool ok = true;
+        for_rows<kTraitsOf<kVariant>.balanced>(
+            warp, args.shape.num_ranks, tokens_from, [&](uint32_t src_rank, uint32_t slot) {
+                if constexpr (kTraitsOf<kVariant>.token_flags) {
+                    const uint64_t* flag = args.token_flag(args.comm.rank, src_rank, slot);
+                    ok = traced_wait<P2PChannel::token, P2PEvent::wait_token>(context, flag, src_rank, slot).ok;
+                } else if (src_rank != waited_for) {
+                    waited_for = src_rank;
+                    const uint64_t* flag = args.rank_flag(args.comm.rank, src_rank);
+                    ok = traced_wait<P2PChannel::rank, P2PEvent::wait_rank>(context, flag, src_rank).ok;
+                }
+                if (ok) receive_token(context, src_rank, slot);
+            });
+    }
+};
 
 }  // namespace tracekern

@@ -4,10 +4,9 @@
 
 #include <cstdint>
 
-#include "moe/call.h"
+#include "moe/config.h"
 #include "moe/context.h"
 #include "moe/p2p/variants.h"
-#include "moe/shape.h"
 
 namespace tracekern {
 
@@ -189,6 +188,16 @@ TK_DEVICE T* shared_at(Warp& warp, uint32_t offset) {
 
 template <class Rec>
 using P2PContext = Context<P2PArgs, Rec>;
+
+// What all kernels of the family have in common (moe/kernel_list.h says what a body has).
+template <P2PStage kOwnStage>
+struct P2PKernel {
+    using Args = P2PArgs;
+    static constexpr P2PStage kStage = kOwnStage;
+    static constexpr uint32_t kMaxThreads = 512;
+
+    static uint64_t shared_bytes(const P2PArgs&, uint32_t) { return 0; }
+};
 
 // Shared memory of a block of combine_recv.
 struct ReduceShared {

@@ -40,14 +40,19 @@ TK_DEVICE void exchange_partitions(P2PContext<Rec>& context, Sides sides) {
     }
 }
 
-template <class T, class Rec>
-TK_DEVICE void dispatch_combine(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-    const Sides sides = Sides::of(warp, num_working_blocks(warp));
-    const P2PRole role = is_count_block(warp) ? P2PRole::count : sides.on_token_side ? P2PRole::token : P2PRole::expert;
-    P2PContext<Rec> context(warp, args, trace, P2PStage::dispatch_combine, role);
-    if (is_count_block(warp)) exchange_counts<P2PVariant::pipelined>(context);
-    if (!is_count_block(warp) || warp.num_blocks == 1) exchange_partitions<T>(context, sides);
-    finish_call(context);
-}
+template <class T>
+struct P2PDispatchCombine : P2PKernelWithLists<P2PStage::dispatch_combine> {
+    template <class Rec>
+    TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
+        const Sides sides = Sides::of(warp, num_working_blocks(warp));
+        const P2PRole role = is_count_block(warp)  ? P2PRole::count
+                             : sides.on_token_side ? P2PRole::token
+                                                   : P2PRole::expert;
+        P2PContext<Rec> context(warp, args, trace, kStage, role);
+        if (is_count_block(warp)) exchange_counts<P2PVariant::pipelined>(context);
+        if (!is_count_block(warp) || warp.num_blocks == 1) exchange_partitions<T>(context, sides);
+        finish_call(context);
+    }
+};
 
 }  // namespace tracekern

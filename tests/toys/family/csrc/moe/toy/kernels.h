@@ -3,7 +3,6 @@
 #pragma once
 
 #include "comm/mutation.h"
-#include "moe/call.h"
 #include "moe/config.h"
 #include "moe/context.h"
 #include "moe/kernel_list.h"
