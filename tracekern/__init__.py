@@ -6,6 +6,7 @@ Importing this package pulls in neither torch nor the compiled part; public name
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 __version__ = "0.1.0"
@@ -13,9 +14,13 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "capture": "tracekern.record.session",
     "load": "tracekern.timeline.load",
-    "include_path": "tracekern.record.include",
     "TracekernError": "tracekern.errors",
 }
+
+
+def include_path() -> str:
+    """Directory to pass to the compiler with -I for users' own kernels; then `#include <tracekern.h>`."""
+    return str(Path(__file__).resolve().parent / "include")
 
 
 def __getattr__(name: str) -> Any:

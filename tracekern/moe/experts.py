@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tracekern.moe.shape import MoeShape
-from tracekern.moe.tensors import check_tensor
+from tracekern.moe.shape import MoeShape, check_tensor
 
 if TYPE_CHECKING:
     import torch

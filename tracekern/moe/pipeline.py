@@ -12,8 +12,7 @@ from tracekern.errors import BadInput
 from tracekern.formatting import count
 from tracekern.moe.experts import Experts
 from tracekern.moe.routing import torch_dtype
-from tracekern.moe.shape import MoeShape, check_range
-from tracekern.moe.tensors import check_tensor, describe_tensor
+from tracekern.moe.shape import MoeShape, check_range, check_tensor, describe_tensor
 
 if TYPE_CHECKING:
     import torch

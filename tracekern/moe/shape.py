@@ -1,13 +1,18 @@
-"""The shape of a mixture-of-experts layer spread over ranks, checked once at the door."""
+"""The shape of a mixture-of-experts layer spread over ranks, and checks at the door: of numbers and of tensors."""
 
 from __future__ import annotations
 
 import numbers
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracekern.comm.group import MAX_HEAP_RANKS
 from tracekern.errors import BadInput
+
+if TYPE_CHECKING:
+    import torch
+
+    from tracekern.comm.communicator import Communicator
 
 DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
 """Bytes of an element of each number type."""
@@ -71,3 +76,19 @@ class MoeShape:
     @property
     def row_bytes(self) -> int:
         return self.hidden * DTYPES[self.dtype]
+
+
+def check_tensor(
+    comm: Communicator, name: str, tensor: torch.Tensor, dtype: torch.dtype, size: tuple[int, ...]
+) -> None:
+    """Raises BadInput for a tensor that kernels of this rank cannot take as it is."""
+    if tuple(tensor.shape) != size or tensor.dtype != dtype:
+        raise BadInput(f"{name} is {describe_tensor(tensor)}; wanted {dtype} {list(size)}")
+    if not tensor.is_contiguous() or str(tensor.device) != comm.device.torch_device:
+        where = "on" if tensor.is_contiguous() else "not contiguous, on"
+        raise BadInput(f"{name} is {where} {tensor.device}; wanted contiguous, on {comm.device.torch_device}")
+
+
+def describe_tensor(tensor: torch.Tensor) -> str:
+    """Its dtype and size, for a message."""
+    return f"{tensor.dtype} {list(tensor.shape)}"
