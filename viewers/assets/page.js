@@ -30,7 +30,7 @@
     legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", xanchor: "left", traceorder: "normal", font: { color: "--soft" } },
     dragmode: window.matchMedia("(pointer: coarse)").matches ? false : "zoom", xaxis: axis, yaxis: axis });
 
-  // As tracekern/words.py says it.
+  // As tracekern/formatting.py says it.
   const duration = (ns) => {
     const [unit, size] = [["s", 1e9], ["ms", 1e6], ["us", 1e3], ["ns", 1]].find(([, s]) => Math.abs(ns) >= 0.9995 * s) || ["ns", 1];
     const digits = unit === "ns" || Math.abs(ns / size) >= 99.95 ? 0 : Math.abs(ns / size) >= 9.995 ? 1 : 2;
