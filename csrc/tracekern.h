@@ -7,4 +7,4 @@
 // Warnings that a project turns on are about its own code. Nested spans, for one, have one name and shadow each other.
 #pragma GCC system_header
 
-#include "trace/recorder.h"
+#include "trace/trace_choice.h"

@@ -52,6 +52,20 @@ def test_a_mistake_in_a_table_does_not_compile(tmp_path: Path, changes: dict[str
     assert wanted in result.stderr
 
 
+@pytest.mark.parametrize("recorder", ["Recorder<true>", "Recorder<false>"])
+@pytest.mark.parametrize("end", ["TK_END();", "TK_END_IF(true);", "TK_END(1, 2);"])
+def test_an_end_without_its_fields_does_not_compile(tmp_path: Path, recorder: str, end: str):
+    body = f"TK_WAIT(recorder, MyEvent::wait_row, 1, 2); {end}"
+    source = SOURCE.format(**GOOD) + f"using namespace tracekern; void kernel({recorder}& recorder) {{{{ {body} }}}}"
+    (tmp_path / "kernel.cpp").write_text(source.replace("{{", "{").replace("}}", "}"))
+    result = subprocess.run([*COMMAND, "-fsyntax-only", tmp_path / "kernel.cpp"], capture_output=True, text=True)
+    assert result.returncode != 0
+    assert "take one value for each field at the event's end" in result.stderr
+    right = (tmp_path / "kernel.cpp").read_text().replace(end, "TK_END(1);")
+    (tmp_path / "kernel.cpp").write_text(right)
+    subprocess.run([*COMMAND, "-fsyntax-only", tmp_path / "kernel.cpp"], check=True)
+
+
 def test_two_extensions_may_name_their_tables_alike(tmp_path: Path):
     described = []
     for name in ("wait_row", "wait_column"):

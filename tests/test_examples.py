@@ -32,7 +32,13 @@ def test_a_kernel_of_your_own(tmp_path, command_line):
         "wait_block": 3 * 4 * 2,  # launches, blocks, warps
     }
     assert rank["records_lost"] == 0
-    other = "import numpy, my_kernel; my_kernel.square(numpy.ones((2, 3), numpy.float32).T, 1, 1, 0)"
+    keep_last = f"{copy / 'trace_it.py'}"
+    flight = Path(keep_last).read_text().replace('capture("my-capture")', 'capture("flight", keep="last")')
+    subprocess.run(
+        [sys.executable, "-c", flight.replace("__file__", repr(keep_last))], cwd=tmp_path, check=True, env=environment
+    )
+    assert load(tmp_path / "flight").problems == ()  # such as keeps_first, of another body
+    other = "import numpy, my_kernel; my_kernel.square(numpy.ones((2, 3), numpy.float32).T, 0, 1, 1)"
     refused = subprocess.run([sys.executable, "-c", other], cwd=copy, capture_output=True, text=True)
     assert "incompatible function arguments" in refused.stderr
 

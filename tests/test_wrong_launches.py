@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.captures import EVENT_TABLE
-from tests.kernels import TrackWriter, memory, run_kernel
+from tests.kernels import TrackWriter, descriptor_of, memory, run_kernel
 from tracekern.analysis.findings import find
 from tracekern.analysis.statistics import phase_statistics
 from tracekern.dump import format as fmt
@@ -107,7 +107,7 @@ def test_a_flight_recorder_whose_body_is_no_ring_says_so(tmp_path: Path, records
     ((severity, _, count, text),) = [problem for problem in told if problem[1] == "keeps_first"]
     assert (severity, count) == ("error", 3)
     assert text.startswith("rank 0: 3 launches of demo kept the first records")
-    assert text.endswith("launch the body of launch.record_format, Recorder<true, RecordFormat::ring>")
+    assert text.endswith("launch the body that with_recorder(launch.descriptor, ...) picks")
 
 
 def test_a_capture_whose_body_is_a_ring_says_so(tmp_path: Path):
@@ -119,7 +119,7 @@ def test_a_capture_whose_body_is_a_ring_says_so(tmp_path: Path):
         header["started"] = fmt.STARTED_RING
         header["written"] = header["attempted"] = 6  # as csrc/trace/recorder.h does; two are overwritten
     texts = {problem.kind: problem.text for problem in load(tmp_path).problems}
-    assert texts["keeps_last"].endswith("launch the body of launch.record_format, Recorder<true>")
+    assert texts["keeps_last"].endswith("launch the body that with_recorder(launch.descriptor, ...) picks")
     assert "keep='last'" not in " ".join(texts.values())
 
 
@@ -148,7 +148,7 @@ def test_a_region_used_again_has_records_of_its_launch_before(tmp_path: Path):
 
 def tell_of_surplus(descriptor: int, blocks: int, warps: int) -> None:
     """That so many ran, as csrc/trace/track.h does; 0: as the host was told. See test_recorder.py."""
-    launch = memory(descriptor, fmt.LAUNCH_DESCRIPTOR)[0]
+    launch = descriptor_of(descriptor)
     header = memory(int(launch["headers"]), fmt.TRACK_HEADER)[0]
     if blocks:
         header["block"], header["launch_idx"] = blocks, launch["generation"]

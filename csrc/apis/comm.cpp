@@ -39,13 +39,11 @@ void register_comm(py::module_& module) {
                                })
         .def(
             "barrier",
-            [](CpuCommunicator& comm, uint64_t descriptor, const std::string& record_format) {
-                const TraceChoice trace = trace_choice(descriptor, record_format);
+            [](CpuCommunicator& comm, uint64_t descriptor) {
                 py::gil_scoped_release release;
-                comm.barrier(trace);
+                comm.barrier(descriptor);
             },
-            py::arg("descriptor") = 0,
-            py::arg("record_format") = "wide");
+            py::arg("descriptor") = 0);
     module.def("barrier_event_table", &describe_events<BarrierEvent>);
 }
 

@@ -50,11 +50,8 @@ void register_cuda_communicator(py::module_& extension) {
             py::arg("handle"))
         .def(
             "barrier",
-            [](CudaCommunicator& comm, uint64_t descriptor, const std::string& format, uint64_t stream) {
-                comm.barrier(trace_choice(descriptor, format), stream);
-            },
+            [](CudaCommunicator& comm, uint64_t descriptor, uint64_t stream) { comm.barrier(descriptor, stream); },
             py::arg("descriptor") = 0,
-            py::arg("record_format") = "wide",
             py::arg("stream") = 0);
 }
 

@@ -72,7 +72,7 @@ public:
     bool trapped() const { return trapped_; }
 
     // All ranks arrive before any returns; one traced kernel of one warp.
-    void barrier(const TraceChoice& trace) {
+    void barrier(TraceChoice trace) {
         const uint32_t epoch = std::exchange(barrier_epoch_, next_epoch(barrier_epoch_));
         with_recorder(trace, [&]<class Rec>(typename Rec::Args trace_args) {
             launch(CpuLaunch{}, [&](Warp& warp) {

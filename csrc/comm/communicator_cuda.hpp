@@ -16,9 +16,9 @@
 namespace tracekern {
 
 // The launch argument for a kernel's Rec::Args: the descriptor itself; any byte where those are empty.
-inline void* trace_argument(const TraceChoice& trace) {
+inline void* trace_argument(TraceChoice trace) {
     static char none;
-    return trace.is_traced() ? const_cast<LaunchDescriptor*>(trace.descriptor) : static_cast<void*>(&none);
+    return trace.is_traced() ? const_cast<LaunchDescriptor*>(&trace.descriptor()) : static_cast<void*>(&none);
 }
 
 // A rank's part of the heap, as one process maps it.
@@ -78,10 +78,10 @@ public:
         barrier_epoch_ = kFirstEpoch;
     }
 
-    void barrier(const TraceChoice& trace, uint64_t stream) {
+    void barrier(TraceChoice trace, uint64_t stream) {
         uint32_t epoch = std::exchange(barrier_epoch_, next_epoch(barrier_epoch_));
         LaunchSize size{1, 1};
-        const void* kernel = rank_barrier_kernel(trace.is_traced(), trace.format);
+        const void* kernel = rank_barrier_kernel(trace.is_traced(), trace.format());
         launch_kernel(kernel, {1, 32, 0, stream}, {&args_, &epoch, &size, trace_argument(trace)});
     }
     uint32_t barrier_epoch() const { return barrier_epoch_; }

@@ -133,11 +133,10 @@ void bind_pipeline(pybind11::module_& family) {
     const auto run = [](Pipeline& pipeline,
                         const std::vector<std::string>& stages,
                         const std::vector<uint64_t>& descriptors,
-                        const std::string& format,
                         uint64_t stream) {
         for (size_t i = 0; i < stages.size(); ++i) {
             const auto stage = enum_named<typename Family::Stage>("stage", stages[i], Family::kStageNames);
-            const TraceChoice trace = trace_choice(descriptors.at(i), format);
+            const TraceChoice trace = descriptors.at(i);
             py::gil_scoped_release release;
             pipeline.run(stage, trace, stream);
         }
@@ -157,12 +156,7 @@ void bind_pipeline(pybind11::module_& family) {
         .def_property_readonly("epoch", &Pipeline::epoch)
         // Several stages with one call: between two launches of a traced call the GPU is to wait no longer than between
         // those of an untraced one.
-        .def("run_stages",
-             run,
-             py::arg("stages"),
-             py::arg("descriptors"),
-             py::arg("record_format") = "wide",
-             py::arg("stream") = 0);
+        .def("run_stages", run, py::arg("stages"), py::arg("descriptors"), py::arg("stream") = 0);
 }
 
 }  // namespace tracekern

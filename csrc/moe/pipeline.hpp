@@ -58,7 +58,7 @@ public:
     typename Family::Args& args() { return args_; }
 
     // stream: where the backend has some.
-    void run(Stage stage, const TraceChoice& trace, uint64_t stream = 0) {
+    void run(Stage stage, TraceChoice trace, uint64_t stream = 0) {
         set_comm_args();
         backend_.use_stream(stream);
         Family::before(stage, config_, args_, backend_);

@@ -32,7 +32,7 @@ public:
     void launch(Communicator& comm,
                 const typename Family::Config& config,
                 const typename Family::Args& args,
-                const TraceChoice& trace) {
+                TraceChoice trace) {
         CpuLaunch launch{config.num_blocks, config.warps_per_block, 0, executor_};
         launch.shared_bytes = Body::shared_bytes(args, config.warps_per_block);
         with_recorder(trace, [&]<class Rec>(typename Rec::Args trace_args) {

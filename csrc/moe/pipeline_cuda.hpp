@@ -42,16 +42,13 @@ public:
     template <class Family, class Body>
     void prepare(const typename Family::Config& config, const typename Family::Args& args) {
         check_residency<Family, Body>(config, args, false, RecordFormat::wide);
-        for (const RecordFormat format : kBundledFormats) check_residency<Family, Body>(config, args, true, format);
+        for (const RecordFormat format : kCaptureFormats) check_residency<Family, Body>(config, args, true, format);
     }
 
     template <class Family, class Body>
-    void launch(Communicator&,
-                const typename Family::Config& config,
-                typename Family::Args& args,
-                const TraceChoice& trace) {
+    void launch(Communicator&, const typename Family::Config& config, typename Family::Args& args, TraceChoice trace) {
         LaunchSize size{config.num_blocks, config.warps_per_block};
-        const void* kernel = kernel_address<Family>(config, Body::kStage, trace.is_traced(), trace.format);
+        const void* kernel = kernel_address<Family>(config, Body::kStage, trace.is_traced(), trace.format());
         launch_kernel(kernel, launch_options<Body>(config, args), {trace_argument(trace), &args, &size});
     }
 

@@ -231,6 +231,12 @@ public:
           warp(threadIdx.x / kLanes),
           num_warps(blockDim.x / kLanes),
           lane_(threadIdx.x % kLanes) {}
+    TK_DEVICE Warp(uint32_t own_block, uint32_t blocks, uint32_t thread, uint32_t num_threads)
+        : block(own_block),
+          num_blocks(blocks),
+          warp(thread / kLanes),
+          num_warps((num_threads + kLanes - 1) / kLanes),
+          lane_(thread % kLanes) {}
 
     const uint32_t block, num_blocks;
     const uint32_t warp, num_warps;  // of this block
@@ -296,5 +302,13 @@ public:
 private:
     const uint32_t lane_;
 };
+
+// The warp that runs this, in a kernel that was given none. Blocks and threads of all three dimensions count, x first.
+TK_DEVICE Warp current_warp() {
+    return {blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z),
+            gridDim.x * gridDim.y * gridDim.z,
+            threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z),
+            blockDim.x * blockDim.y * blockDim.z};
+}
 
 }  // namespace tracekern

@@ -49,6 +49,14 @@ TK_DEVICE uint64_t pack_fields(Values... values) {
     }
 }
 
+// A span that is closed by hand says all that the table promises of its end.
+template <auto kEvent, class... Values>
+TK_DEVICE constexpr void check_end_fields() {
+    static_assert(sizeof...(Values) ==
+                      count_fields(EventTable<decltype(kEvent)>::kEvents[static_cast<uint32_t>(kEvent)].end_fields),
+                  "TK_END and TK_END_IF take one value for each field at the event's end");
+}
+
 // kEvent, checked to be of that class as a part of a declaration.
 template <auto kEvent, EventClass kClass>
 struct EventOf {
@@ -91,21 +99,22 @@ public:
     static constexpr bool kTraced = true;
     TK_DEVICE Span(Rec& recorder, bool open) : recorder_(recorder), open_(open) {}
     Span(const Span&) = delete;
-    TK_DEVICE ~Span() { close(); }
+    TK_DEVICE ~Span() { close_with(); }
 
     // Closes the span, not before `values` are there.
     template <class... Values>
     TK_DEVICE void close(Values... values) {
-        if (!closed_) recorder_.template end<kEvent>(open_, values...);
-        closed_ = true;
+        detail::check_end_fields<kEvent, Values...>();
+        close_with(values...);
     }
     // The same if `done`; else the span stays open for good: what it waited for never came.
     template <class... Values>
     TK_DEVICE void close_if(bool done, Values... values) {
+        detail::check_end_fields<kEvent, Values...>();
         if constexpr (sizeof...(Values) == 0) {
             if (done) return close_after(done);
         } else {
-            if (done) return close(values...);
+            if (done) return close_with(values...);
         }
         if (!closed_) recorder_.leave_open(open_);
         closed_ = true;
@@ -117,9 +126,18 @@ public:
         closed_ = true;
     }
     // All warps of the block call it: a block barrier, and the span ends when the last warp has arrived.
-    TK_DEVICE void close_after_barrier(Warp& warp) { close_after(recorder_.block_sync(warp)); }
+    template <class AnyWarp>
+    TK_DEVICE void close_after_barrier(AnyWarp&& warp) {
+        close_after(recorder_.block_sync(warp));
+    }
 
 private:
+    template <class... Values>
+    TK_DEVICE void close_with(Values... values) {
+        if (!closed_) recorder_.template end<kEvent>(open_, values...);
+        closed_ = true;
+    }
+
     Rec& recorder_;
     const bool open_;
     bool closed_ = false;  // the compiler knows it wherever a span is closed on every way
@@ -133,11 +151,18 @@ public:
     TK_DEVICE Span(Recorder<false>&, bool) {}
     Span(const Span&) = delete;
     template <class... Values>
-    TK_DEVICE void close(Values...) {}
+    TK_DEVICE void close(Values...) {
+        detail::check_end_fields<kEvent, Values...>();
+    }
     template <class... Values>
-    TK_DEVICE void close_if(bool, Values...) {}
+    TK_DEVICE void close_if(bool, Values...) {
+        detail::check_end_fields<kEvent, Values...>();
+    }
     TK_DEVICE void close_after(uint64_t) {}
-    TK_DEVICE void close_after_barrier(Warp& warp) { warp.block_sync(); }
+    template <class AnyWarp>
+    TK_DEVICE void close_after_barrier(AnyWarp&& warp) {
+        warp.block_sync();
+    }
 };
 
 // Spans one after the other on one track: one clock read ends one and begins the next. Closes the last one with its
@@ -166,7 +191,9 @@ template <>
 class Recorder<false> {
 public:
     static constexpr bool kTraced = false;
-    struct Args {};
+    struct Args {
+        using Rec = Recorder;
+    };
     TK_DEVICE Recorder(Args, const Warp&, uint32_t = 0, uint32_t = 0) {}
     Recorder(const Recorder&) = delete;
     template <auto kEvent, class... Values>
@@ -189,6 +216,7 @@ public:
     static constexpr bool kIsRing = kFormat == RecordFormat::ring;
     static constexpr bool kIsCycles = kFormat == RecordFormat::cycles;
     struct Args {
+        using Rec = Recorder;
         LaunchDescriptor launch;
     };
 
@@ -365,6 +393,12 @@ private:
 };
 
 }  // namespace tracekern
+
+// Declares `recorder` for the warp that runs this, in a plain CUDA kernel that got `trace`, a Rec::Args. What may
+// follow: the warp's role and the call's epoch, as Recorder takes them.
+#define TK_RECORDER(trace, ...)                                  \
+    typename std::remove_cvref_t<decltype(trace)>::Rec recorder( \
+        trace, ::tracekern::current_warp() __VA_OPT__(, ) __VA_ARGS__)
 
 // One-line spellings. A scope holds one span; nest scopes for nested spans. Untraced, no value is evaluated.
 #define TK_IF_TRACED_(what, ...) \

@@ -1,26 +1,38 @@
 // Which body of a kernel a launch runs: untraced, or with the recorder of one record format.
+//
+//   with_recorder(descriptor, [&](auto trace) { my_kernel<<<grid, threads>>>(args, trace); });
 #pragma once
 
 #include <stdexcept>
-#include <type_traits>
 
 #include "trace/recorder.h"
 
 namespace tracekern {
 
-// How a launch is traced: a descriptor in memory and the format of its records; none: the untraced body runs.
-struct TraceChoice {
-    const LaunchDescriptor* descriptor = nullptr;
-    RecordFormat format = RecordFormat::wide;
+// What capture.launch() says of a launch, in one number: the address of its LaunchDescriptor, in the lowest bit whether
+// the last records are to be kept (a ring); 0: the launch is not recorded.
+class TraceChoice {
+public:
+    TraceChoice(uint64_t descriptor = 0) : bits_(descriptor) {}  // NOLINT: the number is the choice
+    TraceChoice(const LaunchDescriptor* descriptor, RecordFormat format)
+        : bits_(reinterpret_cast<uint64_t>(descriptor) | (format == RecordFormat::ring ? kRing : 0)) {}
 
-    bool is_traced() const { return descriptor != nullptr; }
+    bool is_traced() const { return bits_ != 0; }
+    RecordFormat format() const { return bits_ & kRing ? RecordFormat::ring : RecordFormat::wide; }
+    const LaunchDescriptor& descriptor() const { return *reinterpret_cast<const LaunchDescriptor*>(bits_ & ~kRing); }
+
+private:
+    static constexpr uint64_t kRing = 1;
+    static_assert(alignof(LaunchDescriptor) > kRing);
+
+    uint64_t bits_;
 };
 
-// The formats that the bundled kernels have a traced body for.
+// The formats that a capture asks for.
 #ifdef TK_SAMPLE  // for tests that compile often
-inline constexpr RecordFormat kBundledFormats[] = {RecordFormat::wide};
+inline constexpr RecordFormat kCaptureFormats[] = {RecordFormat::wide};
 #else
-inline constexpr RecordFormat kBundledFormats[] = {RecordFormat::wide, RecordFormat::ring};
+inline constexpr RecordFormat kCaptureFormats[] = {RecordFormat::wide, RecordFormat::ring};
 #endif
 
 // Calls f.operator()<Rec>() with the recorder type of a body.
@@ -31,19 +43,30 @@ void with_recorder_type(bool is_traced, RecordFormat format, F f) {
 #ifndef TK_SAMPLE
     if (format == RecordFormat::ring) return f.template operator()<Recorder<true, RecordFormat::ring>>();
 #endif
-    throw std::invalid_argument("the bundled kernels have no body for this record format");
+    throw std::invalid_argument("no capture asks for this record format");
 }
 
-// Calls f.operator()<Rec>(args) with the recorder type that the choice asks for.
+// Calls f(trace), or f.operator()<Rec>(trace), with what the kernel gets: a Rec::Args of the recorder type that the
+// launch asks for.
 template <class F>
-void with_recorder(const TraceChoice& trace, F f) {
-    with_recorder_type(trace.is_traced(), trace.format, [&]<class Rec>() {
-        if constexpr (std::is_same_v<Rec, Recorder<false>>) {
-            f.template operator()<Rec>(typename Rec::Args{});
+void with_recorder(TraceChoice launch, F f) {
+    with_recorder_type(launch.is_traced(), launch.format(), [&]<class Rec>() {
+        typename Rec::Args trace{};
+        if constexpr (Rec::kTraced) trace.launch = launch.descriptor();
+        if constexpr (requires { f(trace); }) {
+            f(trace);
         } else {
-            f.template operator()<Rec>(typename Rec::Args{*trace.descriptor});
+            f.template operator()<Rec>(trace);
         }
     });
+}
+
+// Calls f.operator()<Rec>() for each recorder type that with_recorder() may choose, so that all bodies of a kernel can
+// be loaded before one of them runs.
+template <class F>
+void for_each_recorder(F f) {
+    f.template operator()<Recorder<false>>();
+    for (const RecordFormat format : kCaptureFormats) with_recorder_type(true, format, f);
 }
 
 }  // namespace tracekern

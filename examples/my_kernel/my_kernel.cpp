@@ -35,23 +35,20 @@ TK_DEVICE void square_rows(Warp& warp, const SquareArgs& args, typename Rec::Arg
     TK_END_AFTER_BARRIER(warp);  // a warp.block_sync() that the span ends with
 }
 
-// descriptor: of capture.launch(...); 0 runs the kernel that has no tracing in it.
-void square(py::array_t<float, py::array::c_style> matrix, uint32_t grid, uint32_t warps, uint64_t descriptor) {
+// descriptor, grid, warps: of capture.launch(...).
+void square(py::array_t<float, py::array::c_style> matrix, uint64_t descriptor, uint32_t grid, uint32_t warps) {
     const SquareArgs args{
         matrix.mutable_data(), static_cast<uint32_t>(matrix.shape(0)), static_cast<uint32_t>(matrix.shape(1))};
     const SimulatedClock clock;  // the host's own
     const CpuLaunch size{.num_blocks = grid, .warps_per_block = warps, .clock = &clock};
-    if (descriptor) {
-        const Recorder<true>::Args trace{*reinterpret_cast<const LaunchDescriptor*>(descriptor)};
-        launch_cpu(size, [&](Warp& warp) { square_rows<Recorder<true>>(warp, args, trace); });
-    } else {
-        launch_cpu(size, [&](Warp& warp) { square_rows<Recorder<false>>(warp, args, {}); });
-    }
+    with_recorder(descriptor, [&]<class Rec>(auto trace) {
+        launch_cpu(size, [&](Warp& warp) { square_rows<Rec>(warp, args, trace); });
+    });
 }
 
 PYBIND11_MODULE(my_kernel, module) {
     // noconvert: of a matrix that is not contiguous a copy would be squared.
     module.def(
-        "square", &square, py::arg("matrix").noconvert(), py::arg("grid"), py::arg("warps"), py::arg("descriptor"));
+        "square", &square, py::arg("matrix").noconvert(), py::arg("descriptor"), py::arg("grid"), py::arg("warps"));
     module.def("events", &describe_events<MyEvent>);
 }

@@ -28,7 +28,7 @@ matrix = np.full((64, 1000), 1.5, np.float32)
 with tracekern.capture("my-capture") as capture:
     for _ in range(3):
         launch = capture.launch("square", grid=4, warps=2, events=my_kernel.events())
-        my_kernel.square(matrix, 4, 2, launch.descriptor)
+        my_kernel.square(matrix, launch.descriptor, launch.grid, launch.warps)
 
 assert (matrix == np.float32(1.5) ** 8).all()
 print("three launches of square are in my-capture/   show them: tracekern info my-capture")

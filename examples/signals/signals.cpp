@@ -42,7 +42,7 @@ TK_DEVICE void tell(Warp& warp, const CommArgs& comm, uint32_t call, uint32_t nu
     }
 }
 
-// comm, clock: Communicator.native.kernel_args and .clock. descriptor: of capture.launch(...); 0 for no trace.
+// comm, clock: Communicator.native.kernel_args and .clock. descriptor: of capture.launch(...).
 void launch_tell(const std::string& comm_bytes,
                  const std::string& clock_bytes,
                  uint32_t call,
@@ -56,12 +56,9 @@ void launch_tell(const std::string& comm_bytes,
     std::memcpy(&comm, comm_bytes.data(), sizeof(comm));
     std::memcpy(&clock, clock_bytes.data(), sizeof(clock));
     py::gil_scoped_release release;
-    if (descriptor) {
-        const Recorder<true>::Args trace{*reinterpret_cast<const LaunchDescriptor*>(descriptor)};
-        launch_cpu({.clock = &clock}, [&](Warp& warp) { tell<Recorder<true>>(warp, comm, call, number, trace); });
-    } else {
-        launch_cpu({.clock = &clock}, [&](Warp& warp) { tell<Recorder<false>>(warp, comm, call, number, {}); });
-    }
+    with_recorder(descriptor, [&]<class Rec>(auto trace) {
+        launch_cpu({.clock = &clock}, [&](Warp& warp) { tell<Rec>(warp, comm, call, number, trace); });
+    });
 }
 
 PYBIND11_MODULE(signals, module) {

@@ -5,7 +5,8 @@
 
 namespace {
 
-void square(const torch::Tensor& matrix, uint32_t grid, uint32_t warps, uint64_t descriptor, uint64_t stream) {
+// All but the matrix is what capture.launch(...) returned.
+void square(const torch::Tensor& matrix, uint64_t descriptor, uint32_t grid, uint32_t warps, uint64_t stream) {
     TORCH_CHECK(matrix.is_cuda() && matrix.is_contiguous() && matrix.dim() == 2 && matrix.dtype() == torch::kFloat32,
                 "matrix is ",
                 matrix.toString(),
@@ -15,7 +16,7 @@ void square(const torch::Tensor& matrix, uint32_t grid, uint32_t warps, uint64_t
     launch_square(matrix.data_ptr<float>(),
                   static_cast<uint32_t>(matrix.size(0)),
                   static_cast<uint32_t>(matrix.size(1)),
-                  {grid, warps, descriptor, stream});
+                  {descriptor, grid, warps, stream});
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// A kernel of your own in a torch extension, traced: the warps of a block square rows of a matrix, then wait for each
-// other. Plain CUDA but for the lines that name TK_ or the recorder.
+// A CUDA kernel of your own in a torch extension, traced: the warps of a block square rows of a matrix, then wait for
+// each other. Tracing takes the table of events, the lines that begin with TK_, and the choice of a body at the launch.
 #include <cuda_runtime.h>
 #include <tracekern.h>
 
@@ -17,12 +17,12 @@ TK_DEFINE_EVENTS(SquareEvent, SQUARE_EVENTS)
 
 namespace {
 
-template <class Rec>
-__global__ void square_rows(float* matrix, uint32_t num_rows, uint32_t num_columns, typename Rec::Args trace) {
-    Warp warp(LaunchSize{});
-    Rec recorder(trace, warp);
-    const uint32_t num_writers = warp.num_blocks * warp.num_warps;
-    for (uint32_t row = warp.block * warp.num_warps + warp.warp; row < num_rows; row += num_writers) {
+template <class Trace>
+__global__ void square_rows(float* matrix, uint32_t num_rows, uint32_t num_columns, Trace trace) {
+    TK_RECORDER(trace);
+    const uint32_t warps_per_block = blockDim.x / 32;
+    const uint32_t first = blockIdx.x * warps_per_block + threadIdx.x / 32;
+    for (uint32_t row = first; row < num_rows; row += gridDim.x * warps_per_block) {
         TK_RANGE(recorder, SquareEvent::square_row, row);
         for (uint32_t column = threadIdx.x % 32; column < num_columns; column += 32) {
             float& value = matrix[size_t{row} * num_columns + column];
@@ -30,7 +30,7 @@ __global__ void square_rows(float* matrix, uint32_t num_rows, uint32_t num_colum
         }
     }
     TK_WAIT(recorder, SquareEvent::wait_block);
-    TK_END_AFTER_BARRIER(warp);  // a __syncthreads() that the span ends with
+    TK_END_AFTER_BARRIER(current_warp());  // a __syncthreads() that the span ends with
 }
 
 void check(cudaError_t code, const char* what) {
@@ -41,20 +41,17 @@ void check(cudaError_t code, const char* what) {
 
 void launch_square(float* matrix, uint32_t num_rows, uint32_t num_columns, const SquareLaunch& launch) {
     const auto stream = reinterpret_cast<cudaStream_t>(launch.stream);
-    const dim3 grid(launch.grid), threads(launch.warps * 32);
-    if (launch.descriptor) {
-        const Recorder<true>::Args trace{*reinterpret_cast<const LaunchDescriptor*>(launch.descriptor)};
-        square_rows<Recorder<true>><<<grid, threads, 0, stream>>>(matrix, num_rows, num_columns, trace);
-    } else {
-        square_rows<Recorder<false>><<<grid, threads, 0, stream>>>(matrix, num_rows, num_columns, {});
-    }
+    with_recorder(launch.descriptor, [&](auto trace) {
+        square_rows<<<launch.grid, launch.warps * 32, 0, stream>>>(matrix, num_rows, num_columns, trace);
+    });
     check(cudaGetLastError(), "square_rows");
 }
 
 void load_square() {
-    cudaFuncAttributes attributes;
-    check(cudaFuncGetAttributes(&attributes, square_rows<Recorder<true>>), "square_rows, traced");
-    check(cudaFuncGetAttributes(&attributes, square_rows<Recorder<false>>), "square_rows, untraced");
+    for_each_recorder([]<class Rec>() {
+        cudaFuncAttributes attributes;
+        check(cudaFuncGetAttributes(&attributes, square_rows<typename Rec::Args>), "square_rows");
+    });
 }
 
 std::string square_events() {

@@ -4,14 +4,15 @@
 #include <cstdint>
 #include <string>
 
+// What capture.launch(...) returned.
 struct SquareLaunch {
+    uint64_t descriptor;
     uint32_t grid;
     uint32_t warps;
-    uint64_t descriptor;  // of capture.launch(...); 0 runs the kernel that has no tracing in it
     uint64_t stream;
 };
 
 void launch_square(float* matrix, uint32_t num_rows, uint32_t num_columns, const SquareLaunch& launch);
-// Loads both bodies: left to the first launch, that may have to wait for a kernel that spins.
+// Loads all bodies: left to the first launch, that may have to wait for a kernel that spins.
 void load_square();
 std::string square_events();

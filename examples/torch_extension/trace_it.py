@@ -21,7 +21,7 @@ subprocess.run([sys.executable, "setup.py", "build_ext", "--inplace"], cwd=HERE,
 sys.path.insert(0, str(HERE))
 import square_extension  # noqa: E402 - built just now
 
-GRID, WARPS, STEPS = 8, 4, 10
+STEPS = 10
 streams = [torch.cuda.Stream() for _ in range(2)]
 matrices = [torch.full((1024, 8192), -1.0, device="cuda") for _ in streams]
 torch.cuda.synchronize()
@@ -30,9 +30,8 @@ events = square_extension.events()
 with tracekern.capture("my-capture", device="cuda", load=[square_extension.load]) as capture:
     for _ in range(STEPS):
         for stream, matrix in zip(streams, matrices, strict=True):
-            on = stream.cuda_stream
-            launch = capture.launch("square", grid=GRID, warps=WARPS, stream=on, events=events)
-            square_extension.square(matrix, GRID, WARPS, launch.descriptor, on)
+            launch = capture.launch("square", grid=8, warps=4, stream=stream.cuda_stream, events=events)
+            square_extension.square(matrix, *launch)
     torch.cuda.synchronize()
 
 assert all(bool((matrix == 1).all()) for matrix in matrices)

@@ -155,13 +155,9 @@ void run_exchange(const std::string& comm,
                   uint32_t count,
                   uint64_t descriptor) {
     const ExchangeArgs args = make_args(comm, slot, handle, call, count);
-    using Traced = Recorder<true>;
-    Traced::Args trace{};
-    if (descriptor) trace = {*reinterpret_cast<const LaunchDescriptor*>(descriptor)};
-    if (descriptor && tagged) return launch<Traced, true>(args, clock, trace);
-    if (descriptor) return launch<Traced, false>(args, clock, trace);
-    if (tagged) return launch<Recorder<false>, true>(args, clock, {});
-    launch<Recorder<false>, false>(args, clock, {});
+    with_recorder(descriptor, [&]<class Rec>(auto trace) {
+        tagged ? launch<Rec, true>(args, clock, trace) : launch<Rec, false>(args, clock, trace);
+    });
 }
 
 PYBIND11_MODULE(exchange, extension) {

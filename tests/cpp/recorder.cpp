@@ -136,7 +136,7 @@ void run(const std::string& scenario, const LaunchDescriptor& launch, const Body
     if (body.cycles) {
         record.operator()<Cycles>(Cycles::Args{launch});
     } else {
-        with_recorder({&launch}, record);
+        with_recorder({&launch, RecordFormat::wide}, record);
     }
 }
 

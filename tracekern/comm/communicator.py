@@ -20,11 +20,7 @@ class RecordedLaunch(Protocol):
 
     @property
     def descriptor(self) -> int:
-        """Address of its LaunchDescriptor; 0 where it is not recorded."""
-
-    @property
-    def record_format(self) -> str:
-        """Which of the kernel's traced bodies to launch."""
+        """Which of the kernel's bodies to launch, and where it records; 0 where it does not."""
 
 
 class LaunchRecorder(Protocol):
@@ -118,14 +114,14 @@ class Communicator:
 
     def barrier(self, capture: LaunchRecorder | None = None) -> None:
         """All ranks arrive before any returns: a kernel of one warp, traced like any other."""
-        descriptor, record_format = 0, "wide"
+        descriptor = 0
         with self.guarded():
             if capture is not None:
                 launch = capture.launch(
                     "rank_barrier", grid=1, warps=1, events=self._barrier_events, epoch=self.native.barrier_epoch
                 )
-                descriptor, record_format = launch.descriptor, launch.record_format
-            self.native.barrier(descriptor=descriptor, record_format=record_format)
+                descriptor = launch.descriptor
+            self.native.barrier(descriptor=descriptor)
         self.synchronize()
 
     def synchronize(self) -> None:

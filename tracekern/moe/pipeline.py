@@ -157,9 +157,8 @@ class Pipeline:
     def _run_on_cpu(self, capture: Capture | None, after_stage: Callable[[str], None] | None) -> None:
         for stage in self.stages:
             descriptor = self._descriptor(stage, self.epoch, capture, 0, ahead=False)
-            record_format = capture.record_format if capture is not None else "wide"
             with self.comm.guarded():
-                self._native.run_stages([stage], [descriptor], record_format=record_format)
+                self._native.run_stages([stage], [descriptor])
             if after_stage is not None:
                 after_stage(stage)
 
@@ -169,16 +168,14 @@ class Pipeline:
         stages, epoch = self.stages, self.epoch
         stream = torch.cuda.current_stream().cuda_stream
         descriptors = [self._descriptor(stage, epoch, capture, stream, idx > 0) for idx, stage in enumerate(stages)]
-        record_format = capture.record_format if capture is not None else "wide"
-        how = {"record_format": record_format, "stream": stream}
         with self.comm.one_call():  # no kernel was started before: a capture that refuses a launch breaks no call off
             if after_stage is None:
                 with self.comm.guarded():
-                    self._native.run_stages(stages, descriptors, **how)
+                    self._native.run_stages(stages, descriptors, stream=stream)
                 return
             for stage, descriptor in zip(stages, descriptors, strict=True):
                 with self.comm.guarded():
-                    self._native.run_stages([stage], [descriptor], **how)
+                    self._native.run_stages([stage], [descriptor], stream=stream)
                 after_stage(stage)
 
     def _descriptor(self, stage: str, epoch: int, capture: Capture | None, stream: int, ahead: bool) -> int:

@@ -52,9 +52,10 @@ class Launch(NamedTuple):
     """What to hand to one kernel launch."""
 
     descriptor: int
-    """Address of the LaunchDescriptor; 0 when this launch is not recorded: launch the untraced kernel."""
-    record_format: str
-    """Of the body to launch: "wide", Recorder<true>; "ring", Recorder<true, RecordFormat::ring>."""
+    """For with_recorder() of tracekern.h, which picks the body to launch; 0: this launch is not recorded."""
+    grid: int
+    warps: int
+    stream: int
 
     @property
     def traced(self) -> bool:
@@ -98,8 +99,7 @@ def capture(
     selection = Selection(
         records_per_track, blocks, list_of_names("roles", roles), list_of_names("events", events), every, keep
     )
-    about: dict[str, Any] = {"keep": keep, "record_format": "ring" if keep == "last" else "wide"}
-    about |= {"roles": selection.roles, "settings": settings or {}}
+    about: dict[str, Any] = {"keep": keep, "roles": selection.roles, "settings": settings or {}}
     about["command"] = shlex.join(sys.argv) if command is None else command
     check_about(settings, command)
     setup = Setup(device or used_device(), sink, max_bytes, host_spans, clocks, load)
@@ -142,7 +142,9 @@ class Capture:
         """What each rank does by itself. undo: gets what takes it back."""
         setup = self._setup
         self._sinks = SinkChoice(setup.sink, self.device.memory.mirror is not None, together=self._is_ring)
-        about = opening_metadata(self.run_id, self.group, self.device, self.directory, self.record_format)
+        about = opening_metadata(
+            self.run_id, self.group, self.device, self.directory, "ring" if self._is_ring else "wide"
+        )
         self.segment = SegmentWriter.create(
             self.run_id, self.group.rank, about | self._about, setup.max_bytes, setup.host_spans
         )
@@ -206,13 +208,8 @@ class Capture:
         return self._clocks.close(in_order and not trouble)
 
     @property
-    def record_format(self) -> str:
-        """Which of a kernel's traced bodies to launch now: "wide", or "ring" for a flight recorder."""
-        return fmt.RECORD_FORMAT if self._is_counting else str(self._about["record_format"])  # a ring counts nothing
-
-    @property
     def _is_ring(self) -> bool:
-        return bool(self._about["record_format"] == "ring")
+        return self._selection.keep == "last"
 
     @property
     def footprint_bytes(self) -> int:
@@ -240,21 +237,27 @@ class Capture:
         """
         check_epoch(name, epoch)
         if (self not in _active or os.getpid() != self._pid) and not self._is_ours(f"launch({name!r})"):
-            return Launch(0, self.record_format)
+            return Launch(0, grid, warps, stream)
         kernel = Kernel(name, grid, warps, stream, events, roles)
         with self._lock:
-            if self not in _active:  # closed meanwhile
-                return Launch(0, self.record_format)
-            if self._graphs and self._graphs[-1].is_capturing:
-                return Launch(self._graphs[-1].add_launch(self._launches.plan(kernel)), self.record_format)
-            if self.device.streams.is_captured():
-                # All replays of a graph that capture.graph() does not know would write to one region.
-                _log.warning("launch %s: in a CUDA graph that capture.graph() did not make; it runs unrecorded", name)
-                return Launch(0, self.record_format)
+            descriptor = self._region_of(kernel, epoch, ahead) if self in _active else 0  # it may be closed by now
+        return Launch(descriptor, grid, warps, stream)
+
+    def _region_of(self, kernel: Kernel, epoch: int, ahead: bool) -> int:
+        """Launch.descriptor: the address of the launch's, plus 1 where the body of a ring is to run."""
+        if self._graphs and self._graphs[-1].is_capturing:
+            address = self._graphs[-1].add_launch(self._launches.plan(kernel))
+        elif self.device.streams.is_captured():
+            # All replays of a graph that capture.graph() does not know would write to one region.
+            told = "launch %s: in a CUDA graph that capture.graph() did not make; it runs unrecorded"
+            _log.warning(told, kernel.name)
+            return 0
+        else:
             self._clocks.before_launch()
             if self._is_counting:
-                return Launch(self._launches.count(kernel), self.record_format)
-            return Launch(self._launches.take(kernel, epoch, ahead), self.record_format)
+                return self._launches.count(kernel)  # a ring counts nothing
+            address = self._launches.take(kernel, epoch, ahead)
+        return address + 1 if address and self._is_ring else address
 
     def graph(self, run: Callable[[], None], *, name: str = "graph", slots: int = 1024) -> TracedGraph:
         """Captures `run`, which starts kernels on torch's current stream, as a CUDA graph: once traced, once not.

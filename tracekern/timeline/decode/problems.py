@@ -23,12 +23,12 @@ _WRONG_BODY = {
     "first": (
         "keeps_last",
         "kept the last records of a track, not the first, as keep='first' asks: "
-        "launch the body of launch.record_format, Recorder<true>",
+        "launch the body that with_recorder(launch.descriptor, ...) picks",
     ),
     "last": (
         "keeps_first",
         "kept the first records of a track, not the last, as keep='last' asks: "
-        "launch the body of launch.record_format, Recorder<true, RecordFormat::ring>",
+        "launch the body that with_recorder(launch.descriptor, ...) picks",
     ),
 }
 """By what the capture was asked to keep: of a body that keeps the other end."""
