@@ -70,7 +70,7 @@ def measure(num_spans: int, rounds: int) -> Measured:
     from tracekern.analysis.causes.analyze import analyze_causes
     from tracekern.analysis.critical_path.analyze import critical_path
     from tracekern.analysis.doubt import blame_ranks
-    from tracekern.analysis.findings import find
+    from tracekern.analysis.findings import analyze
     from tracekern.analysis.imbalance import work_imbalance
     from tracekern.analysis.summary import summarize
     from tracekern.analysis.time_shares import share_time
@@ -95,7 +95,7 @@ def measure(num_spans: int, rounds: int) -> Measured:
         "time shares": lambda: share_time(timeline),
         "imbalance": lambda: work_imbalance(timeline),
         "summary": lambda: summarize(timeline),
-        REPORT: lambda: report_page(find(timeline), "benchmark", "synthetic", ""),
+        REPORT: lambda: report_page(analyze(timeline), "benchmark", "synthetic", ""),
     }
     gc.collect()
     timeline_bytes = resident_bytes("VmRSS")

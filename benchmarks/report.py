@@ -74,12 +74,12 @@ def met(is_met: bool) -> str:
 
 
 def make_page(num_spans: int, path: Path) -> dict[str, Any]:
-    from tracekern.analysis.findings import find
+    from tracekern.analysis.findings import analyze
     from tracekern.viewers.report.report_page import report_page
 
     timeline = make_timeline(num_spans)
     started = time.perf_counter()
-    text = report_page(find(timeline), "benchmark", "synthetic", "tracekern open trace.pftrace.gz")
+    text = report_page(analyze(timeline), "benchmark", "synthetic", "tracekern open trace.pftrace.gz")
     path.write_text(text, encoding="utf-8")
     return {"spans": len(timeline.spans), "wall_s": time.perf_counter() - started, "bytes": path.stat().st_size}
 

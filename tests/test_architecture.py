@@ -21,7 +21,10 @@ FREE = ("tracekern.errors", "tracekern.files", "tracekern.formatting", "traceker
 """Free to all. They import only each other."""
 _COMPILED = ("tracekern._C", "tracekern._cuda")
 ALLOWED_IMPORTS = {
-    "tracekern": ("tracekern.record", "tracekern.timeline"),  # __init__.py hands out the public names
+    "tracekern": tuple(
+        f"tracekern.{name}" for name in ("record", "comm", "launcher", "timeline", "export", "analysis")
+    ),
+    "tracekern._C": (),  # what is imported where there is no extension of that name
     "tracekern.__main__": ("tracekern.cli.main",),
     **dict.fromkeys(FREE, ()),
     "tracekern.dump": ("tracekern.dump",),

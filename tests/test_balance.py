@@ -16,7 +16,7 @@ from timelines import COPY, EVENTS, SIGNAL, WAIT, make_rank, make_spans, make_ti
 
 import tracekern
 from tracekern.analysis.balance import BYTES_OF_DTYPE, Balance, analyze_balance, load_imbalance
-from tracekern.analysis.findings import find
+from tracekern.analysis.findings import analyze
 from tracekern.moe.routing import draw_batch
 from tracekern.moe.run import MoeRun
 from tracekern.moe.shape import DTYPES
@@ -129,7 +129,7 @@ def test_work_for_the_experts_of_another_rank_is_no_load_of_them():
 
 
 def answer_of(timeline: Timeline) -> str:
-    return re.sub("<[^>]+>", "", balance.draw(find(timeline)).text)
+    return re.sub("<[^>]+>", "", balance.draw(analyze(timeline)).text)
 
 
 def test_ranks_and_experts_that_did_nothing_count_in_the_mean():

@@ -12,7 +12,7 @@ from scenarios_causes import CallScenario, chain
 import tracekern
 from tracekern.analysis.causes.analyze import analyze_causes
 from tracekern.analysis.causes.blame import Target
-from tracekern.analysis.findings import find
+from tracekern.analysis.findings import analyze
 from tracekern.analysis.waits.analyze import Phase, analyze_waits
 from tracekern.timeline.flows import join_flows
 from tracekern.timeline.model import Marks, Timeline
@@ -30,7 +30,7 @@ def test_a_chain_leads_to_the_rank_that_was_slow_however_many_wait_in_between(nu
     assert (longest.rank, longest.target, longest.phase) == (0, Target.WORK, copy)
     assert longest.waiters == tuple((rank, wait) for rank in range(num_ranks - 1, 0, -1)[:12])
     assert longest.is_cut == (num_ranks > 13)
-    drawn = str(cause.draw(find(timeline)).body[-1])
+    drawn = str(cause.draw(analyze(timeline)).body[-1])
     assert (" ← … ← <b>rank 0: dispatch.copy_token</b>" in drawn) == longest.is_cut
 
 

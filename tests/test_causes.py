@@ -21,7 +21,7 @@ from tracekern.analysis.causes.history import History, bisect_right
 from tracekern.analysis.causes.order import find_edges, last_ordered, latest_before
 from tracekern.analysis.causes.shares import solve_costs, split_waits
 from tracekern.analysis.doubt import Worst, name_worst
-from tracekern.analysis.findings import find
+from tracekern.analysis.findings import analyze
 from tracekern.analysis.waits.analyze import Phase, WaitKind, analyze_waits
 from tracekern.analysis.waits.event_graph import BETWEEN_SPANS, build_graph
 from tracekern.timeline.model import OPEN_END, Timeline
@@ -204,7 +204,7 @@ def test_what_a_flight_recorder_overwrote_is_nobodys_work():
 
 
 def test_nobody_is_named_for_what_is_not_on_record():
-    who = next(line.text for line in headlines(find(relay(in_two_kernels=False))) if line.word == "who")
+    who = next(line.text for line in headlines(analyze(relay(in_two_kernels=False))) if line.word == "who")
     assert who == "nobody can be named: what the ranks waited for is not on record"
 
 

@@ -12,7 +12,7 @@ from test_report import figures_of, look_at
 from timelines import WAIT, make_timeline
 
 from tracekern.analysis.difference import CAVEAT, differences
-from tracekern.analysis.findings import find
+from tracekern.analysis.findings import analyze
 from tracekern.analysis.statistics import phase_statistics
 from tracekern.timeline.model import OPEN_END, Flows, Spans, Timeline
 from tracekern.timeline.select import select
@@ -22,7 +22,7 @@ TRACES = Path(__file__).parent.parent / "traces"
 
 
 def page_of(first: Timeline, second: Timeline, path: Path) -> Path:
-    sides = tuple(Side(name, find(of), phase_statistics(of)) for name, of in (("<a>", first), ("b", second)))
+    sides = tuple(Side(name, analyze(of), phase_statistics(of)) for name, of in (("<a>", first), ("b", second)))
     numbers = differences(sides[0].statistics, sides[1].statistics)
     path.write_text(diff_page(sides, numbers, ["different shapes"], CAVEAT))
     return path

@@ -28,7 +28,7 @@ from tracekern.analysis.doubt import (
     late_limits,
     name_worst,
 )
-from tracekern.analysis.findings import find
+from tracekern.analysis.findings import analyze
 from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.timeline.flows import join_flows
 from tracekern.timeline.model import OPEN_END, ClockFit, Timeline
@@ -292,7 +292,7 @@ def test_nothing_is_proven_by_waits_that_ended_before_their_signals():
     run = exchange(late={2: 50_000})
     seen = with_clocks(run.timeline(hard_ns=600), 600, 100, {1: -40_000})
     for problems in (join_flows(seen)[1], ()):
-        findings = find(seen.replace(problems=problems))
+        findings = analyze(seen.replace(problems=problems))
         lines = {line.word: line.text for line in headlines(findings)}
         assert lines["who"].startswith("rank 2 caused ")
         assert findings.is_contradicted == bool(problems) != findings.culprit.is_proven

@@ -18,7 +18,7 @@ from tests.timelines import (
     make_tracks,
     overwrite_begins,
 )
-from tracekern.analysis.findings import find
+from tracekern.analysis.findings import analyze
 from tracekern.analysis.hang import Holder, find_hang
 from tracekern.export.drawing import prepare
 from tracekern.timeline.model import OPEN_END, Timeline, TrackKind
@@ -49,7 +49,7 @@ def timeline_of(open_spans: list[Row], num_ranks: int = 4, last_end: int = 9_000
 
 
 def line_of(timeline: Timeline) -> str | None:
-    return next((line.text for line in headlines(find(timeline)) if line.word == "held"), None)
+    return next((line.text for line in headlines(analyze(timeline)) if line.word == "held"), None)
 
 
 def test_where_all_waits_ended_nobody_is_held():
@@ -154,7 +154,7 @@ def test_warps_that_wait_for_their_own_rank_are_told_where_no_rank_waits_for_ano
     assert line_of(timeline_of(waits)) == f"{told}; no warp of rank 0 is in any other span"
     two = timeline_of([*waits, (1, WAIT, 1, 5_000)], num_ranks=2)
     assert str(line_of(two)).startswith("ranks 0 and 1 by warps of their own: 3 waits")
-    waiting = next(line.text for line in headlines(find(timeline_of(waits))) if line.word == "waiting")
+    waiting = next(line.text for line in headlines(analyze(timeline_of(waits))) if line.word == "waiting")
     assert waiting.startswith("no wait on record has ended; ")
 
 

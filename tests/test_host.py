@@ -17,7 +17,7 @@ from tests.captures import GROUP_NS, CaptureSpec, fill_segment, write_capture
 from tracekern.dump.format import torch_profile_file_name
 from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
-from tracekern.export.write import export
+from tracekern.export.write import save
 from tracekern.record.session import capture
 from tracekern.segment.pack import write_dump
 from tracekern.timeline.host import host_lanes, torch_lanes
@@ -108,7 +108,7 @@ def test_ranges_of_several_threads_and_ranks(tmp_path: Path):
 
 def test_an_export_of_our_own_is_no_profile(tmp_path: Path):
     capture = write_capture(tmp_path / "capture", CaptureSpec(num_ranks=1))
-    export(load(capture), tmp_path / "e.json")
+    save(load(capture), tmp_path / "e.json")
     with pytest.raises(BadInput, match=r"e\.json: was written by tracekern itself"):
         load(capture, host=[(0, tmp_path / "e.json")])
 

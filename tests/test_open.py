@@ -27,7 +27,7 @@ from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.errors import BadInput
 from tracekern.export import labels
 from tracekern.export.drawing import longest_wait, prepare
-from tracekern.export.write import export
+from tracekern.export.write import save
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END
 from tracekern.timeline.side_by_side import side_by_side
@@ -304,7 +304,7 @@ def test_the_longest_wait_is_found_in_every_format(tmp_path, suffix):
     late = timeline.spans.end.copy()
     late[np.flatnonzero(timeline.spans.event == WAIT)[5]] += 300
     path = tmp_path / f"trace{suffix}"
-    export(timeline.replace(spans=dataclasses.replace(timeline.spans, end=late)), path)
+    save(timeline.replace(spans=dataclasses.replace(timeline.spans, end=late)), path)
     assert perfetto_ui.find_longest_wait(path) == perfetto_ui.Wait(
         1740, 1660, "rank 1 block 000 warp 01 sender: wait_token, 1.66 us"
     )
@@ -318,7 +318,7 @@ def test_a_wait_is_found_however_long_its_text(tmp_path):
         tracks = tuple(dataclasses.replace(t, role="r" * size) for t in timeline.tracks)
         drawing = prepare(timeline.replace(tracks=tracks))
         lengths.add(len(labels.describe_longest_wait(drawing, longest_wait(drawing), 0)))
-        export(drawing.timeline, path)
+        save(drawing.timeline, path)
         assert perfetto_ui.find_longest_wait(path) is not None, size
     assert {ord("t"), 128} <= lengths
 
@@ -328,7 +328,7 @@ def test_of_two_captures_the_rank_of_its_side_is_named(tmp_path):
     spans = both.spans
     end = spans.end.copy()
     end[np.flatnonzero((spans.event == WAIT) & (both.track_ranks()[spans.track] == 2))[0]] += 300
-    export(both.replace(spans=dataclasses.replace(spans, end=end)), path)
+    save(both.replace(spans=dataclasses.replace(spans, end=end)), path)
     assert perfetto_ui.find_longest_wait(path).text.startswith("B rank 1 block 0")
     url = unquote(perfetto_ui.online_url(path))
     assert '"longest wait: B rank 1"' in url
@@ -347,7 +347,7 @@ def test_a_wait_that_never_ended_comes_first(tmp_path):
     of_rank_1 = rows[ranks == 1][1]
     dead, alive = dataclasses.replace(timeline.ranks[0], state="salvaged"), timeline.ranks[1]
     hung = timeline.replace(spans=dataclasses.replace(timeline.spans, end=end), ranks=(dead, alive))
-    export(hung, tmp_path / "trace.pftrace")
+    save(hung, tmp_path / "trace.pftrace")
     found = perfetto_ui.find_longest_wait(tmp_path / "trace.pftrace")
     assert found.text.startswith("rank 1 ")
     assert found.text.endswith(", never ended")

@@ -16,7 +16,7 @@ from captures import CaptureSpec, write_capture
 from timelines import LAUNCH, WAIT, make_launch, make_rank, make_timeline, overwrite_begins
 
 from tracekern.analysis.doubt import Blame, Interval
-from tracekern.analysis.findings import Findings, find
+from tracekern.analysis.findings import Findings, analyze
 from tracekern.analysis.gantt import choose_iterations
 from tracekern.analysis.waits.analyze import WaitKind
 from tracekern.formatting import duration, percent
@@ -31,7 +31,7 @@ TRACES = Path(__file__).parent.parent / "traces"
 
 @pytest.fixture(scope="module")
 def findings() -> Findings:
-    return find(load(TRACES / "h200x4"))
+    return analyze(load(TRACES / "h200x4"))
 
 
 def page_of(findings: Findings, path: Path) -> Path:
@@ -200,7 +200,7 @@ def test_names_from_a_capture_are_only_text(tmp_path, browser):
     evil = "</script><img src=x onerror=alert(1)>"
     timeline = make_timeline(launches=tuple(make_launch(rank, evil) for rank in range(2)), title=evil)
     ranks = tuple(dataclasses.replace(rank, device=evil, metadata={"command": evil}) for rank in timeline.ranks)
-    path = page_of(find(timeline.replace(ranks=ranks)), tmp_path / "report.html")
+    path = page_of(analyze(timeline.replace(ranks=ranks)), tmp_path / "report.html")
     with browser.tab() as tab:
         tab.page.goto(path.as_uri())
         look_at(tab.page)
@@ -227,14 +227,14 @@ POOR = {
 
 @pytest.mark.parametrize("name", POOR)
 def test_poor_captures_get_a_clear_answer(name):
-    lines = headlines(find(POOR[name]))
+    lines = headlines(analyze(POOR[name]))
     assert len(lines) == 5
     assert all(line.text for line in lines)
 
 
 @pytest.mark.parametrize("name", ["no rank", "waits without signals", pytest.param("64 ranks", marks=pytest.mark.soak)])
 def test_poor_captures_get_a_page(name, tmp_path, browser):
-    path = page_of(find(POOR[name]), tmp_path / "report.html")
+    path = page_of(analyze(POOR[name]), tmp_path / "report.html")
     with browser.tab(390) as tab:
         tab.page.goto(path.as_uri())
         look_at(tab.page)
@@ -243,14 +243,14 @@ def test_poor_captures_get_a_page(name, tmp_path, browser):
 
 
 def test_what_is_missing_is_said():
-    said = {name: {line.word: line.text for line in headlines(find(timeline))} for name, timeline in POOR.items()}
+    said = {name: {line.word: line.text for line in headlines(analyze(timeline))} for name, timeline in POOR.items()}
     assert said["one rank"]["who"] == "one rank: nobody else to wait for"
     assert "no waits on record" in said["no waits"]["waiting"]
-    assert steadiness(find(POOR["no launches"])) == "no whole iteration on record"
+    assert steadiness(analyze(POOR["no launches"])) == "no whole iteration on record"
     assert "no kernel left a span" in said["nothing at all"]["waiting"]
     assert "nobody can be named" in said["unaligned"]["who"]
     assert "UNALIGNED" in said["unaligned"]["trust"]
-    assert "cannot be said" in steadiness(find(POOR["unaligned"]))
+    assert "cannot be said" in steadiness(analyze(POOR["unaligned"]))
     assert said["waits without signals"]["who"].startswith("nobody can be named: the signals that ended 100 % of the")
     assert said["waits without signals"]["why"] == "the signals that ended the waits are not on record"
 
@@ -258,7 +258,7 @@ def test_what_is_missing_is_said():
 def test_ranks_without_a_dump_are_told_first():
     text = "3 of 4 ranks have no dump: 1-3"
     lost = Problem("error", "missing_rank", 1, -1, text, 3)
-    lines = {line.word: line.text for line in headlines(find(make_timeline(1).replace(problems=(lost,))))}
+    lines = {line.word: line.text for line in headlines(analyze(make_timeline(1).replace(problems=(lost,))))}
     assert lines["trust"].startswith(f"{text}; ")
     assert lines["who"] == f"nobody can be named: {text}"
 
@@ -269,7 +269,7 @@ def test_an_iteration_or_a_rank_without_spans_is_no_trouble(findings):
     sequence = np.array([*(launch.sequence for launch in timeline.launches), -1])[timeline.spans.launch]
     of_rank = timeline.track_ranks()[timeline.spans.track]
     for is_gone in (sequence == 1, ~is_lane & (sequence == 1), ~is_lane & (of_rank == 0), ~is_lane, is_lane):
-        poor = find(take_spans(timeline, ~is_gone))
+        poor = analyze(take_spans(timeline, ~is_gone))
         assert all(line.text for line in headlines(poor))
         assert report_page(poor, "poor", "poor", "open").count("<section") == 8
 
@@ -282,10 +282,10 @@ def test_trust_says_where_bounds_come_from_and_what_recording_costs(findings, tm
     share = 100 * spans * cost / findings.time.total.sum()
     said = f"Recording a span costs {cost:.0f}\u00a0ns, measured on this device when the capture opened: for {spans:,}"
     assert f"{said} spans about {share:.1f}\u00a0% of the warps' time" in page
-    unmeasured = page_of(find(make_timeline(2)), tmp_path / "unmeasured.html").read_text()
+    unmeasured = page_of(analyze(make_timeline(2)), tmp_path / "unmeasured.html").read_text()
     assert "What recording a span costs was not measured" in unmeasured
     ranks = [make_rank(0), make_rank(1, clock=ClockFit("ping-pong", 300.0, 20.0, round_trip_ns=700.0))]
-    tightened = find(make_timeline(2).replace(ranks=tuple(ranks)))
+    tightened = analyze(make_timeline(2).replace(ranks=tuple(ranks)))
     assert (
         "±300\u00a0ns by messages, ±700\u00a0ns by round trips" in page_of(tightened, tmp_path / "t.html").read_text()
     )
@@ -295,20 +295,20 @@ def test_waits_whose_begin_was_overwritten_are_told_and_in_no_quantile(tmp_path)
     timeline = make_timeline(2)
     rows = np.flatnonzero(timeline.spans.event == WAIT)
     launches = tuple(dataclasses.replace(launch, records_overwritten=20) for launch in timeline.launches)
-    found = find(overwrite_begins(timeline, rows[:3]).replace(launches=launches))
+    found = analyze(overwrite_begins(timeline, rows[:3]).replace(launches=launches))
     page = page_of(found, tmp_path / "r.html").read_text()
     assert "Of 3 waits the flight recorder overwrote the begin" in page
     assert "of their time waiting, as far as the flight recorder kept it: " in page
     lines = {line.word: line.text for line in headlines(found)}
     assert "no record lost; 40 older ones overwritten" in lines["trust"]
     assert "of the warps' time that the flight recorder kept, " in lines["waiting"]
-    nothing_whole = page_of(find(overwrite_begins(timeline, rows)), tmp_path / "n.html").read_text()
+    nothing_whole = page_of(analyze(overwrite_begins(timeline, rows)), tmp_path / "n.html").read_text()
     assert "<td>unknown</td><td>unknown</td>" in re.sub(r"<td[^>]*>", "<td>", nothing_whole)
 
 
 def test_links_are_held_against_a_measured_limit(findings, tmp_path):
     assert "give the limit" in page_of(findings, tmp_path / "report.html").read_text()
-    limited = find(findings.timeline, link_limit=400.0)
+    limited = analyze(findings.timeline, link_limit=400.0)
     best = max(limited.balance.links, key=lambda link: link.gb_per_s)
     said = f"at best {percent(best.gb_per_s, 400)} of the measured limit of 400 GB/s, from rank {best.source}"
     assert said in page_of(limited, tmp_path / "report.html").read_text().replace("\u00a0", " ")
@@ -319,13 +319,13 @@ def test_a_first_iteration_that_hides_the_others_says_how_to_see_them(findings, 
     window = re.search(r"the first iteration is 69 % of it, --window (\S+) shows the others", bound)[1]
     others = command_line("report", TRACES / "h200x4", "--window", window, "--json")
     assert "of 783 us lie before kernels of rank 0" in json.loads(others.stdout)["bound"]
-    assert not any("--window" in line.text for line in headlines(find(load(TRACES / "h200x4_late_host"))))
+    assert not any("--window" in line.text for line in headlines(analyze(load(TRACES / "h200x4_late_host"))))
 
 
 def test_a_large_capture_stays_a_small_page(tmp_path):
     """A million spans: aggregates and at most 20,000 rectangles."""
     directory = write_capture(tmp_path / "large", CaptureSpec(num_ranks=4, num_blocks=8, groups=600, launches=5))
-    findings = find(load(directory))
+    findings = analyze(load(directory))
     assert findings.summary.num_spans >= 900_000
     path = page_of(findings, tmp_path / "report.html")
     assert path.stat().st_size <= 8_000_000

@@ -13,7 +13,7 @@ from test_report import figures_of, look_at
 from timelines import COPY, EVENTS, LAUNCH, make_launch, make_timeline
 
 from tracekern.analysis.critical_path.path import PathKind
-from tracekern.analysis.findings import Findings, find
+from tracekern.analysis.findings import Findings, analyze
 from tracekern.analysis.waits.distribution import distribute
 from tracekern.formatting import duration
 from tracekern.timeline.load import load
@@ -33,7 +33,7 @@ def page_of(findings: Findings, path: Path) -> Path:
 
 def test_the_page_of_one_rank_draws_without_a_complaint(browser, tmp_path):
     """Its 64 experts have one label on their axis, at the very edge."""
-    findings = find(select(load(TRACES / "cpu_8_ranks"), ranks=[0]))
+    findings = analyze(select(load(TRACES / "cpu_8_ranks"), ranks=[0]))
     one = findings.balance.experts[0]
     experts = tuple(dataclasses.replace(one, name=str(place), tokens_received=place) for place in range(64))
     findings.balance = dataclasses.replace(findings.balance, experts=experts)
@@ -53,7 +53,7 @@ def test_the_page_of_one_rank_draws_without_a_complaint(browser, tmp_path):
     [((36.0, 1250.4, 0.0123), ["36.0", "1,250", "0.0123"]), ((None, None, None), ["36", "1,250", "7"])],
 )
 def test_cells_of_links_show_three_digits_of_a_rate_and_all_of_a_count(tmp_path, rates, shown):
-    findings = find(load(TRACES / "h200x4"))
+    findings = analyze(load(TRACES / "h200x4"))
     links = tuple(
         dataclasses.replace(link, gb_per_s=rate, tokens=tokens)
         for link, rate, tokens in zip(findings.balance.links, rates, (36, 1250, 7), strict=False)
@@ -68,7 +68,7 @@ def test_cells_of_links_show_three_digits_of_a_rate_and_all_of_a_count(tmp_path,
 def test_very_long_names_stay_on_the_page(browser, tmp_path, width):
     events = tuple(dataclasses.replace(event, name=f"{event.name}_{'x' * 300}") for event in EVENTS)
     launches = tuple(make_launch(rank, "kernel_" + "y" * 89) for rank in range(2))
-    page = page_of(find(make_timeline(2, events=events, launches=launches)), tmp_path / "report.html")
+    page = page_of(analyze(make_timeline(2, events=events, launches=launches)), tmp_path / "report.html")
     with browser.tab(width) as tab:
         tab.page.goto(page.as_uri())
         assert [figure for figure in look_at(tab.page) if figure["cut"]] == []
@@ -85,7 +85,7 @@ def test_rows_of_several_streams_tell_which(browser, tmp_path):
     spans = Spans(**{name: np.append(getattr(timeline.spans, name), more) for name, more in vars(kernels).items()})
     tracks = [dataclasses.replace(track, stream=7 * (track.block == 1)) for track in timeline.tracks]
     tracks += [Track(rank, TrackKind.LAUNCH, "stream 7", 7) for rank in (0, 1)]
-    page = page_of(find(timeline.replace(tracks=tuple(tracks), spans=spans)), tmp_path / "report.html")
+    page = page_of(analyze(timeline.replace(tracks=tuple(tracks), spans=spans)), tmp_path / "report.html")
     drawn = next(figure for figure in figures_of(page) if figure["kind"] == "gantt")
     assert "rank 1 stream 7" in drawn["rows"]
     assert "block 1 warp 1 stream 7 sender" in drawn["rows"]
@@ -101,7 +101,7 @@ def test_rows_of_several_streams_tell_which(browser, tmp_path):
 
 
 def test_what_the_path_has_in_small_parts_keeps_its_kind(tmp_path):
-    findings = find(load(TRACES / "cpu_8_ranks"))
+    findings = analyze(load(TRACES / "cpu_8_ranks"))
     page = page_of(findings, tmp_path / "report.html")
     figure = next(figure for figure in figures_of(page) if figure["says"] == "Parts of the critical path")
     assert figure["layout"]["yaxis"]["ticktext"][-1].endswith("smaller parts")
@@ -113,7 +113,7 @@ def test_what_the_path_has_in_small_parts_keeps_its_kind(tmp_path):
 
 
 def test_the_title_of_an_axis_stands_below_its_numbers_on_a_phone(browser, tmp_path):
-    findings = find(load(TRACES / "h200x4"))
+    findings = analyze(load(TRACES / "h200x4"))
     findings.phases = findings.phases[:1]
     page = page_of(findings, tmp_path / "report.html")
     with browser.tab(390) as tab:
@@ -132,7 +132,7 @@ def test_the_title_of_an_axis_stands_below_its_numbers_on_a_phone(browser, tmp_p
 def test_of_waits_whose_signals_are_not_on_record_nobody_says_that_no_rank_came_late(tmp_path):
     """Rank 2 alone is late, and it is left out: what is left waited for it all the same."""
     late = exchange(4, num_launches=3, late={2: 20_000}).timeline()
-    findings = find(select(late, ranks=[0, 1, 3]))
+    findings = analyze(select(late, ranks=[0, 1, 3]))
     assert findings.waits.unmatched.sum() > 0.9 * findings.waits.wait_ns.sum()
     said = {line.word: line.text for line in headlines(findings)}
     assert said["who"].startswith("nobody can be named: the signals that ended 100 % of the waits, ")
@@ -151,7 +151,7 @@ def test_a_path_of_many_short_stretches_is_drawn_from_its_begin_to_its_end(tmp_p
         run.launch("dispatch", late={0: 100, 1: 100})
         for rank in run.ranks:
             run.work(rank, 50)
-    findings = find(run.timeline())
+    findings = analyze(run.timeline())
     makespan = findings.path.whole.makespan_ns
     figures = figures_of(page_of(findings, tmp_path / "report.html"))
     route = next(figure for figure in figures if figure["says"] == "Ranks that the critical path runs through")
@@ -165,7 +165,7 @@ def test_a_path_of_many_short_stretches_is_drawn_from_its_begin_to_its_end(tmp_p
 
 
 def test_of_many_ranks_the_one_that_died_and_the_one_of_a_bad_clock_are_shown(tmp_path):
-    findings = find(make_timeline(64))
+    findings = analyze(make_timeline(64))
     ranks = list(findings.summary.ranks)
     ranks[40] = dataclasses.replace(ranks[40], state="salvaged")
     ranks[50] = dataclasses.replace(ranks[50], clock_hard_ns=5e6)
@@ -182,7 +182,7 @@ def test_of_many_ranks_the_one_that_died_and_the_one_of_a_bad_clock_are_shown(tm
 
 
 def test_words_in_a_table_are_not_cut_in_two_by_a_long_cell_beside_them(browser, tmp_path):
-    findings = find(load(TRACES / "h200x4"))
+    findings = analyze(load(TRACES / "h200x4"))
     tightened = [
         dataclasses.replace(rank, clock_round_trip_ns=123_456.0 if rank.rank else None)
         for rank in findings.summary.ranks
@@ -202,7 +202,7 @@ def test_words_in_a_table_are_not_cut_in_two_by_a_long_cell_beside_them(browser,
 
 def test_the_distribution_of_one_phase_says_which_and_how_long(tmp_path, monkeypatch):
     """Within a decade, where powers of ten would be one number or none."""
-    findings = find(load(TRACES / "h200x4"))
+    findings = analyze(load(TRACES / "h200x4"))
     (entry,) = distribute(findings.waits, [findings.phases[0].phase])
     entry = dataclasses.replace(entry, wait_ns=np.array([20, 400]), share=np.array([0.5, 1.0]))
     monkeypatch.setattr(steadiness, "distribute", lambda *_: [entry])
@@ -215,7 +215,7 @@ def test_the_distribution_of_one_phase_says_which_and_how_long(tmp_path, monkeyp
 
 
 def test_the_legend_of_long_names_fits_a_phone(browser, tmp_path, monkeypatch):
-    findings = find(load(TRACES / "h200x4"))
+    findings = analyze(load(TRACES / "h200x4"))
     entries = [
         dataclasses.replace(entry, phase=entry.phase._replace(stage=f"layer_{number}_" + "of_templates" * 6))
         for number, entry in enumerate(distribute(findings.waits, [phase.phase for phase in findings.phases[:6]]))
@@ -240,6 +240,6 @@ def test_spans_that_never_ended_are_told_where_no_wait_is_among_them():
     end = np.where(spans.event == COPY, OPEN_END, spans.end)
     rows = np.flatnonzero(spans.event == COPY)
     only = timeline.replace(spans=dataclasses.replace(spans, end=end).take(rows), flows=Flows())
-    said = {line.word: line.text for line in headlines(find(only))}
+    said = {line.word: line.text for line in headlines(analyze(only))}
     assert said["waiting"].startswith(f"no span of a kernel has ended, {len(rows)} spans began")
     assert f"; {len(rows)} spans never ended" in said["trust"]

@@ -16,7 +16,7 @@ import pytest
 from trace_processor import TraceProcessor, assert_no_loss
 
 import tracekern
-from tracekern.analysis.findings import find
+from tracekern.analysis.findings import analyze
 from tracekern.dump.fault import describe_fault
 from tracekern.errors import BadInput, CommTimeout, TracekernError
 from tracekern.export.formats.perfetto import FLOWS_SQL, write_perfetto
@@ -294,7 +294,7 @@ def test_a_killed_rank_is_named_and_its_part_is_kept(tmp_path):
         for text in said
     )
     timeline = tracekern.load(tmp_path)
-    first = headlines(find(timeline))[0]
+    first = headlines(analyze(timeline))[0]
     assert (first.word, "gave up on rank 2" in first.text, first.text.endswith("; 2 more ranks stopped")) == (
         "fault",
         True,

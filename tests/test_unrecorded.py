@@ -9,7 +9,7 @@ import pytest
 
 from tests.test_session import TABLE, launch
 from tests.test_snapshot import start  # noqa: F401, a fixture
-from tracekern.analysis.findings import find
+from tracekern.analysis.findings import analyze
 from tracekern.comm.device import HostDevice
 from tracekern.dump.reader import peek_metadata
 from tracekern.moe.run import MoeRun, run
@@ -34,7 +34,7 @@ def test_launches_inside_counting_are_told(tmp_path: Path, command_line):
     said = command_line("info", tmp_path).stdout
     assert TOLD in said
     assert "capture.launch() was not called" not in said
-    (waiting,) = [line.text for line in headlines(find(load(tmp_path))) if line.word == "waiting"]
+    (waiting,) = [line.text for line in headlines(analyze(load(tmp_path))) if line.word == "waiting"]
     assert TOLD in waiting
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.scenarios import EVENTS, NUMBER
 from tests.timelines import make_launch, make_rank, make_spans
-from tracekern.analysis.findings import find
+from tracekern.analysis.findings import analyze
 from tracekern.analysis.iterations import find_iterations
 from tracekern.analysis.waits.analyze import Waits, analyze_waits
 from tracekern.timeline.flows import join_flows
@@ -47,7 +47,7 @@ def test_every_wait_is_divided_as_in_the_whole(name: str):
     spans, whole = timeline.spans, analyze_waits(timeline)
     last = int(spans.end.max())
     for first in np.quantile(spans.start, (0.2, 0.5, 0.8)).astype(int).tolist():
-        found = find(timeline, window=(first, last))
+        found = analyze(timeline, window=(first, last))
         reaches = (spans.end[whole.row] >= first) & (spans.start[whole.row] <= last)
         assert 0 < reaches.sum() < len(whole)
         assert columns_of(found.waits) == columns_of(whole.take(np.flatnonzero(reaches)))
@@ -59,7 +59,7 @@ def test_every_wait_is_divided_as_in_the_whole(name: str):
 def test_a_window_of_everything_is_the_whole(name: str):
     timeline = load(TRACES / name)
     window = (int(timeline.spans.start.min()), int(timeline.spans.end.max()))
-    assert headlines(find(timeline, window=window)) == headlines(find(timeline))
+    assert headlines(analyze(timeline, window=window)) == headlines(analyze(timeline))
 
 
 def test_costs_of_two_halves_are_those_of_the_whole():
@@ -73,7 +73,7 @@ def test_costs_of_two_halves_are_those_of_the_whole():
     def costs(*windows: tuple[int, int]) -> dict[tuple, float]:
         total: Counter = Counter()
         for window in windows:
-            for cost in find(timeline, window=window).causes.costs:
+            for cost in analyze(timeline, window=window).causes.costs:
                 total[cost.rank, cost.target, cost.phase, cost.peer] += cost.total_ns
         return total
 
@@ -91,7 +91,7 @@ def test_a_cause_before_the_window_is_charged():
         (1, send, 1, 502, 503, to_2, 0),
         (2, wait, 2, 0, 504, 1, 0),
     ]
-    found = find(of_ranks(3, rows), window=(503, 600))
+    found = analyze(of_ranks(3, rows), window=(503, 600))
     assert found.waits.rank.tolist() == [2]
     assert found.culprit.rank == 0
     (work,) = [cost for cost in found.causes.costs if cost.target.value == "work"]
@@ -109,7 +109,7 @@ def test_a_barrier_is_charged_to_the_rank_that_came_last():
         (2, signal, 2, 90_000, 91_000, to_2, 0),
         (2, wait, 2, 100_000, 1_001_000, 0, 0),
     ]
-    found = find(of_ranks(3, rows), window=(950_000, 2_000_000))
+    found = analyze(of_ranks(3, rows), window=(950_000, 2_000_000))
     assert found.waits.peer.tolist() == [1]
     assert found.waits.barrier_late.tolist() == [800_000]
     assert found.verdict.rank == 1
@@ -121,11 +121,11 @@ def test_an_iteration_of_which_a_part_lies_in_the_window_took_as_long_as_it_took
     whole = find_iterations(timeline)
     middle = len(whole) // 2
     inside = int((whole.start[middle] + whole.end[middle]) // 2)
-    found = find(timeline, window=(inside, int(timeline.spans.end.max())))
+    found = analyze(timeline, window=(inside, int(timeline.spans.end.max())))
     reaches = whole.end >= inside
     assert found.iterations.number.tolist() == whole.number[reaches].tolist()
     assert found.iterations.duration_ns.tolist() == whole.duration_ns[reaches].tolist()
-    whole_paths = {path.iteration: path.makespan_ns for path in find(timeline).path.iterations}
+    whole_paths = {path.iteration: path.makespan_ns for path in analyze(timeline).path.iterations}
     of_window = {path.iteration: path.makespan_ns for path in found.path.iterations}
     assert of_window.items() < whole_paths.items()
 
@@ -139,8 +139,8 @@ def test_who_is_held_up_does_not_depend_on_the_window():
         (1, copy, 1, 3_000_000, int(OPEN_END), 0, 0),
     ]
     timeline = of_ranks(2, rows)
-    found = find(timeline, window=(1_000_000, 2_000_000)).hang
-    assert found == find(timeline).hang
+    found = analyze(timeline, window=(1_000_000, 2_000_000)).hang
+    assert found == analyze(timeline).hang
     assert found.longest.lasts_ns == 1_500_000
     assert found.holders[0].doing == "dispatch.copy_token"
 

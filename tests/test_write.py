@@ -13,7 +13,7 @@ from trace_processor import TraceProcessor
 
 from tracekern.errors import BadInput
 from tracekern.export import write
-from tracekern.export.write import ManySpansWarning, export, formats
+from tracekern.export.write import ManySpansWarning, formats, save
 from tracekern.timeline.model import Marks, Problem, Spans
 
 
@@ -28,7 +28,7 @@ def test_pictures_by_suffix(tmp_path: Path, suffix: str):
     timeline = make_timeline()
     timeline = timeline.replace(marks=marks_of(timeline.spans))
     path = tmp_path / f"trace{suffix}"
-    stats = export(timeline, path)
+    stats = save(timeline, path)
     assert (stats.spans, stats.marks) == (len(timeline.spans), len(timeline.marks))
     assert stats.flows == len(timeline.flows)
     assert stats.bytes == path.stat().st_size
@@ -47,7 +47,7 @@ def test_problems_are_drawn_where_they_were_met(tmp_path: Path, suffix: str, row
     places = ((0, 2), (1, -1), (1, -1), (-1, -1))
     problems = tuple(Problem("error", "fault", *place, f"problem {idx}") for idx, place in enumerate(places))
     path = tmp_path / f"trace{suffix}"
-    export(make_timeline(problems=problems), path)
+    save(make_timeline(problems=problems), path)
     drawn = TraceProcessor(path).query(
         "select s.name, coalesce(h.name, t.name), s.ts from slice s join track t on t.id = s.track_id "
         "left join thread_track k on k.id = t.id left join thread h using (utid) "
@@ -59,13 +59,13 @@ def test_problems_are_drawn_where_they_were_met(tmp_path: Path, suffix: str, row
 def test_parquet_by_suffix_and_by_name(tmp_path: Path):
     timeline = make_timeline()
     for name, format_name in (("trace.parquet", None), ("trace.table", "parquet")):
-        export(timeline, tmp_path / name, format_name)
+        save(timeline, tmp_path / name, format_name)
         assert pl.read_parquet(tmp_path / name).height == len(timeline.spans)
 
 
 def test_a_part_is_written(tmp_path: Path):
     timeline = make_timeline(num_ranks=3)
-    stats = export(timeline, tmp_path / "trace.parquet", ranks=[1], window=(0, 1200))
+    stats = save(timeline, tmp_path / "trace.parquet", ranks=[1], window=(0, 1200))
     rows = pl.read_parquet(tmp_path / "trace.parquet")
     assert stats.spans == rows.height
     assert set(rows["rank"]) == {1}
@@ -76,7 +76,7 @@ def test_progress_ends_at_the_total(tmp_path: Path):
     timeline = make_timeline()
     for name in ("a.pftrace.gz", "a.json", "a.parquet"):
         steps: list[tuple[int, int]] = []
-        export(timeline, tmp_path / name, progress=lambda done, total, steps=steps: steps.append((done, total)))
+        save(timeline, tmp_path / name, progress=lambda done, total, steps=steps: steps.append((done, total)))
         assert steps[-1] == (len(timeline.spans), len(timeline.spans))
 
 
@@ -84,7 +84,7 @@ def test_progress_ends_at_the_total(tmp_path: Path):
 def test_one_row_per_block_and_role(tmp_path: Path, suffix: str):
     timeline = make_timeline()
     timeline = timeline.replace(tracks=tuple(dataclasses.replace(track, role="") for track in timeline.tracks))
-    stats = export(timeline, tmp_path / f"trace{suffix}", tracks="block")
+    stats = save(timeline, tmp_path / f"trace{suffix}", tracks="block")
     assert stats.spans_left_out == 12  # 2 ranks x 2 blocks x 1 warp x 3 spans
     assert stats.spans == len(timeline.spans) - 12
     assert (stats.flows, stats.flows_left_out) == (4, 4)
@@ -93,20 +93,20 @@ def test_one_row_per_block_and_role(tmp_path: Path, suffix: str):
 def test_many_spans_warn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(write, "MANY_SPANS", 10)
     with pytest.warns(ManySpansWarning, match="--window, --ranks or --tracks block"):
-        export(make_timeline(), tmp_path / "trace.pftrace")
+        save(make_timeline(), tmp_path / "trace.pftrace")
 
 
 def test_a_table_of_many_spans_does_not_warn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(write, "MANY_SPANS", 10)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ManySpansWarning)
-        export(make_timeline(), tmp_path / "trace.parquet")
+        save(make_timeline(), tmp_path / "trace.parquet")
 
 
 @pytest.mark.parametrize("name", ["trace.perfetto", "trace", "trace.gz"])
 def test_unknown_suffix(tmp_path: Path, name: str):
     with pytest.raises(BadInput, match=r"\.pftrace, \.pftrace\.gz, \.json, \.json\.gz, \.parquet"):
-        export(make_timeline(), tmp_path / name)
+        save(make_timeline(), tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -120,18 +120,18 @@ def test_names_and_suffixes_belong_to_one_format():
 @pytest.mark.parametrize(("options", "words"), [({"format": "csv"}, "csv"), ({"tracks": "lane"}, "warp or block")])
 def test_unknown_options(tmp_path: Path, options: dict, words: str):
     with pytest.raises(BadInput, match=words):
-        export(make_timeline(), tmp_path / "trace.json", **options)
+        save(make_timeline(), tmp_path / "trace.json", **options)
 
 
 @pytest.mark.parametrize("suffix", [".pftrace", ".pftrace.gz", ".json", ".parquet"])
 def test_what_cannot_be_written_is_one_line(tmp_path: Path, suffix: str):
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="cannot write .*; nothing was left there"):
-        export(make_timeline(), tmp_path / "file" / f"out{suffix}")
+        save(make_timeline(), tmp_path / "file" / f"out{suffix}")
 
 
 @pytest.mark.parametrize("suffix", [".pftrace", ".json"])
 def test_a_host_span_without_its_name_is_refused(tmp_path: Path, suffix: str):
     with pytest.raises(BadInput, match=r"a host span has name \d+, the timeline has 0 host names"):
-        export(make_timeline().replace(host_names=()), tmp_path / f"trace{suffix}")
+        save(make_timeline().replace(host_names=()), tmp_path / f"trace{suffix}")
     assert list(tmp_path.iterdir()) == []

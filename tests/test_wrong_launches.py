@@ -9,7 +9,7 @@ import pytest
 
 from tests.captures import EVENT_TABLE
 from tests.kernels import TrackWriter, descriptor_of, memory, run_kernel
-from tracekern.analysis.findings import find
+from tracekern.analysis.findings import analyze
 from tracekern.analysis.statistics import phase_statistics
 from tracekern.dump import format as fmt
 from tracekern.errors import BadInput
@@ -71,7 +71,7 @@ def test_warps_beyond_those_told_of_are_an_error(tmp_path: Path):
     assert (problem.severity, problem.kind) == ("error", "surplus_warps")
     assert "ran with 5 warps a block" in problem.text
     assert "pass warps=5" in problem.text
-    (trust,) = [line.text for line in headlines(find(load(tmp_path))) if line.word == "trust"]
+    (trust,) = [line.text for line in headlines(analyze(load(tmp_path))) if line.word == "trust"]
     assert trust == f"{problem.text}; one clock; made on the CPU backend: order and coverage, never GPU durations"
     assert phase_statistics(load(tmp_path, unaligned=True)).losses == (problem.text,)
     with pytest.raises(BadInput, match="pass warps=5"):

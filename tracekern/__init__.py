@@ -7,14 +7,48 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tracekern.analysis.findings import analyze
+    from tracekern.comm.communicator import Communicator
+    from tracekern.comm.group import Group
+    from tracekern.errors import BadInput, CallBroken, CommTimeout, DeviceLost, TracekernError
+    from tracekern.export.write import save
+    from tracekern.launcher.launch import launch_ranks
+    from tracekern.record.host_range import range  # noqa: A004
+    from tracekern.record.session import capture
+    from tracekern.timeline.load import load
 
 __version__ = "0.1.0"
+__all__ = [
+    "BadInput",
+    "CallBroken",
+    "CommTimeout",
+    "Communicator",
+    "DeviceLost",
+    "Group",
+    "TracekernError",
+    "analyze",
+    "capture",
+    "include_path",
+    "launch_ranks",
+    "load",
+    "range",
+    "save",
+]
 
-_PUBLIC = {
+_ERRORS = "tracekern.errors"
+_LOADED_ON_USE = {
+    "analyze": "tracekern.analysis.findings",
     "capture": "tracekern.record.session",
+    "Communicator": "tracekern.comm.communicator",
+    "Group": "tracekern.comm.group",
+    "launch_ranks": "tracekern.launcher.launch",
     "load": "tracekern.timeline.load",
-    "TracekernError": "tracekern.errors",
+    "range": "tracekern.record.host_range",
+    "save": "tracekern.export.write",
+    **dict.fromkeys(("BadInput", "CallBroken", "CommTimeout", "DeviceLost", "TracekernError"), _ERRORS),
 }
 
 
@@ -24,10 +58,10 @@ def include_path() -> str:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(importlib.import_module(_PUBLIC[name]), name)
-    raise AttributeError(f"module 'tracekern' has no attribute {name!r}")
+    if name in _LOADED_ON_USE:
+        return getattr(importlib.import_module(_LOADED_ON_USE[name]), name)
+    raise AttributeError(f"module 'tracekern' has no attribute {name!r}; it has {', '.join(__all__)}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_PUBLIC])
+    return list(__all__)

@@ -15,6 +15,15 @@ class BadInput(TracekernError):
     """A dump, trace, argument or environment that cannot be used as it is."""
 
 
+class NotBuilt(BadInput, ImportError):
+    """A part that has to be compiled is missing."""
+
+
+def missing_package(what: str, package: str) -> BadInput:
+    """The error for something that needs a package which is not installed."""
+    return BadInput(f"{what} needs {package}, which is not installed here; run `pip install {package}`")
+
+
 class CommTimeout(TracekernError, TimeoutError):
     """A kernel waited longer than its limit for a peer."""
 

@@ -16,10 +16,6 @@ import pybind11
 import torch.distributed as dist
 
 import tracekern
-from tracekern.comm.communicator import Communicator
-from tracekern.comm.group import Group
-from tracekern.errors import CommTimeout
-from tracekern.launcher.launch import launch_ranks
 
 HERE = Path(__file__).resolve().parent
 NUM_RANKS, NUM_CALLS = 2, 3
@@ -36,7 +32,7 @@ def build() -> None:
 def tell_numbers(num_calls: int) -> None:
     import signals  # built by now
 
-    comm = Communicator(Group.discover(), signals.heap_bytes, timeout_s=2.0)
+    comm = tracekern.Communicator(tracekern.Group.discover(), signals.heap_bytes, timeout_s=2.0)
     comm.add_kernels(["tell"], channels=["number"])
     with tracekern.capture("signals-capture", device=comm.device) as capture:
         for call in range(1, num_calls + 1):
@@ -52,7 +48,7 @@ def main_of_rank() -> int:
     leaves_out = int(os.environ["SIGNALS_HANG"]) and dist.get_rank() == 1
     try:
         tell_numbers(NUM_CALLS - 1 if leaves_out else NUM_CALLS)
-    except CommTimeout as error:
+    except tracekern.CommTimeout as error:
         print(error)
         return error.exit_code
     return 0
@@ -65,7 +61,7 @@ def main() -> int:
     build()
     path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     env = {"PYTHONPATH": path, "SIGNALS_HANG": str(int(options.hang))}
-    exits = launch_ranks(NUM_RANKS, "trace_it:main_of_rank", env=env)
+    exits = tracekern.launch_ranks(NUM_RANKS, "trace_it:main_of_rank", env=env)
     print("the calls are in signals-capture/   who waited for whom: tracekern report signals-capture")
     return max(abs(ended.returncode) for ended in exits)
 

@@ -75,9 +75,6 @@ def main_of_rank() -> int:
     import torch.distributed as dist
 
     import tracekern
-    from tracekern.comm.communicator import Communicator
-    from tracekern.comm.group import Group
-    from tracekern.errors import CommTimeout
 
     exchange: Any = importlib.import_module("exchange")
     dist.init_process_group("gloo")
@@ -86,7 +83,7 @@ def main_of_rank() -> int:
         import torch
 
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    comm = Communicator(Group.discover(), exchange.heap_bytes, timeout_s=1.0, backend=backend)
+    comm = tracekern.Communicator(tracekern.Group.discover(), exchange.heap_bytes, timeout_s=1.0, backend=backend)
     comm.add_kernels(["exchange"], channels=["message"])
     clock = comm.native.clock if backend == "cpu" else b""
     handles = [Handle(0), Handle(1)]
@@ -107,9 +104,9 @@ def main_of_rank() -> int:
                         comm.native.kernel_args, clock, tagged, slot, handle.number, call, 7, launch.descriptor
                     )
                 comm.synchronize()
-    except CommTimeout as error:
+    except tracekern.CommTimeout as error:
         sys.stdout.write(f"{error}\n")
-        return CommTimeout.exit_code
+        return tracekern.CommTimeout.exit_code
     return 0
 
 
@@ -118,30 +115,26 @@ def explain(directory: Path) -> list[str]:
     import numpy as np
 
     import tracekern
-    from tracekern.timeline.model import OPEN_END, unpack_field
 
     timeline = tracekern.load(directory)
     spans, ranks = timeline.spans, timeline.track_ranks()
-    names = [event.name for event in timeline.events]
 
-    def find(name: str, rank: int, **fields: int) -> np.ndarray:
+    def find(event: str, rank: int, **fields: int) -> np.ndarray:
         """Rows of a rank's spans of that event with these field values."""
-        event = names.index(name) if name in names else -1
-        rows = np.flatnonzero((spans.event == event) & (ranks[spans.track] == rank))
-        for field, value in fields.items():
-            rows = rows[unpack_field(timeline.events[event].begin_fields, field, spans.begin_payload[rows]) == value]
+        rows = timeline.rows_of(event, rank)
+        for name, value in fields.items():
+            rows = rows[timeline.field(rows, name) == value]
         return rows
 
     def field(row: int, name: str) -> int:
-        return int(unpack_field(timeline.events[spans.event[row]].begin_fields, name, spans.begin_payload[[row]])[0])
+        return int(timeline.field(row, name)[0])
 
     def at(time_ns: int) -> str:
         return f"{time_ns / 1e3:,.1f} us"
 
     lines = []
-    for row in np.flatnonzero(spans.end == OPEN_END):
-        if names[spans.event[row]] != "wait_count":
-            continue
+    waits = timeline.rows_of("wait_count")
+    for row in waits[spans.is_open[waits]]:
         rank, peer, slot, call = int(ranks[spans.track[row]]), *(field(row, name) for name in ("peer", "slot", "call"))
         handle = field(row, "handle")
         lines.append(f"rank {rank} waits in call {call} (handle {handle}) for rank {peer}'s flag in slot {slot}")
@@ -154,7 +147,7 @@ def explain(directory: Path) -> list[str]:
             f"  rank {rank} wiped slot {slot} at {when}: handle {field(last, 'handle')} took it for its own next slot"
         )
     for signal, wait in zip(timeline.flows.signal, timeline.flows.wait, strict=True):
-        if spans.end[wait] < spans.start[signal] and names[spans.event[wait]] == "wait_count":
+        if spans.end[wait] < spans.start[signal] and wait in waits:
             rank, call = int(ranks[spans.track[wait]]), field(int(wait), "call")
             early = (spans.start[signal] - spans.end[wait]) / 1e3
             lines.append(
@@ -173,8 +166,7 @@ def main() -> int:
         "-o", "--output", type=Path, default=output, help=f"directory of the capture, default: {output}"
     )
     options = parser.parse_args()
-    from tracekern.errors import CommTimeout
-    from tracekern.launcher.launch import launch_ranks
+    import tracekern
 
     if lack := missing(options.backend):
         sys.stderr.write(f"run_it: --backend {options.backend} {lack}\n")
@@ -184,7 +176,7 @@ def main() -> int:
     except subprocess.CalledProcessError as error:
         sys.stderr.write(f"run_it: {error.cmd[0]} ended with {error.returncode}; what it says stands above\n")
         return 2
-    exits = launch_ranks(
+    exits = tracekern.launch_ranks(
         2,
         "run_it:main_of_rank",
         env={
@@ -196,7 +188,10 @@ def main() -> int:
         timeout_s=60,
     )
     for ended in exits:
-        if ended.returncode not in (0, CommTimeout.exit_code):  # then a capture that is there may be of another run
+        if ended.returncode not in (
+            0,
+            tracekern.CommTimeout.exit_code,
+        ):  # then a capture that is there may be of another run
             sys.stderr.write(f"run_it: rank {ended.rank} ended with {ended.returncode}; there is nothing to explain\n")
             return 2
     for line in explain(options.output):

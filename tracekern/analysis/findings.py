@@ -143,7 +143,7 @@ _WITHOUT_WAITS = ("balance", "summary", "time", "imbalances")
 _OF_WAITS = ("causes", "path")
 
 
-def find(timeline: Timeline, link_limit: LinkLimit | None = None, window: Window | None = None) -> Findings:
+def analyze(timeline: Timeline, link_limit: LinkLimit | None = None, window: Window | None = None) -> Findings:
     """The Findings of a Timeline in ns, what takes long worked out already, on two cores."""
     findings = Findings(timeline, link_limit, window)
     with ThreadPoolExecutor(max_workers=1) as beside:

@@ -35,7 +35,7 @@ class Source:
 
 def convert(source: Source, output: Path, as_json: bool) -> None:
     """Reads the captures and writes `output` in the format of its suffix; prints what it holds."""
-    from tracekern.export.write import export, format_of
+    from tracekern.export.write import format_of, save
     from tracekern.timeline.load import load
     from tracekern.timeline.select import select
 
@@ -56,7 +56,7 @@ def convert(source: Source, output: Path, as_json: bool) -> None:
         check_window(select(timeline, ranks=ranks), window)
     with warnings_as_notes(), progress() as bar:
         task = bar.add_task(f"writing {output.name}", total=None)
-        stats = export(
+        stats = save(
             timeline,
             output,
             tracks=source.tracks.value,

@@ -102,13 +102,13 @@ def _check_output(output: Path) -> None:
 
 
 def _write(timelines: list[Timeline], at: tuple[str, int] | None, output: Path) -> None:
-    from tracekern.export.write import export
+    from tracekern.export.write import save
     from tracekern.timeline.side_by_side import side_by_side
 
     both = side_by_side(timelines[0], timelines[1], at=at)
     with progress() as bar:
         task = bar.add_task(f"writing {output.name}", total=None)
-        export(both, output, progress=lambda done, total: bar.update(task, completed=done, total=total))
+        save(both, output, progress=lambda done, total: bar.update(task, completed=done, total=total))
 
 
 def _write_page(
@@ -119,12 +119,12 @@ def _write_page(
     output: Path,
 ) -> None:
     from tracekern.analysis.difference import CAVEAT, differences
-    from tracekern.analysis.findings import find
+    from tracekern.analysis.findings import analyze
     from tracekern.files import write_whole
     from tracekern.viewers.diff_page import Side, diff_page
 
     first, second = (
-        Side(str(name), find(timeline), statistics)
+        Side(str(name), analyze(timeline), statistics)
         for name, timeline, statistics in zip(names, timelines, sides, strict=True)
     )
     write_whole(output, diff_page((first, second), differences(*sides), warnings, CAVEAT))

@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from tracekern.errors import TracekernError
+from tracekern.errors import TracekernError, missing_package
 from tracekern.formatting import printable
 
 _OF_THE_MACHINE = frozenset(
@@ -35,11 +35,8 @@ _OF_THE_MACHINE = frozenset(
 
 _INTERRUPTED = 130
 
-_EXTRAS = {
-    **dict.fromkeys(("torch", "typer", "rich"), "run"),
-    **dict.fromkeys(("scipy", "polars", "pyarrow", "plotly", "junitparser"), "read"),
-}
-"""Package -> the extra of ours that installs it."""
+_OPTIONAL = frozenset({"torch", "typer", "rich", "scipy", "polars", "pyarrow", "plotly", "junitparser"})
+"""Packages that only some commands need."""
 
 
 def main() -> None:
@@ -126,9 +123,9 @@ def _is_working_directory_gone() -> bool:
 
 def _fail_without_package(error: ModuleNotFoundError, what: str) -> None:
     package = (error.name or "").partition(".")[0]
-    if package not in _EXTRAS:
+    if package not in _OPTIONAL:
         _crash()
-    _fail(f"{what} needs {package}, which is not installed here; pip install 'tracekern[{_EXTRAS[package]}]'")
+    _fail(str(missing_package(what, package)))
 
 
 def _crash() -> None:

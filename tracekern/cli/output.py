@@ -26,7 +26,7 @@ _WIDTH = 1000
 """Wider than any line of ours: where a terminal is narrower, it breaks lines itself, and no cell loses its end."""
 _PANELS_WIDTH = 80
 SUFFIXES, BROWSER_SUFFIXES = "{suffixes}", "{browser suffixes}"
-"""Stand in help texts for suffixes that export() takes, all and a browser's: only who asks for help waits for them."""
+"""Stand in help texts for suffixes that save() takes, all and a browser's: only who asks for help waits for them."""
 
 
 class _Console(Console):

@@ -40,7 +40,7 @@ def report(
     as_json: options.Json = False,
 ) -> None:
     """Say what dominates, who waits for whom and why; write it as a page with -o report.html."""
-    from tracekern.analysis.findings import find
+    from tracekern.analysis.findings import analyze
     from tracekern.timeline.load import load
     from tracekern.timeline.select import select
     from tracekern.viewers.report.headlines import headlines
@@ -55,7 +55,7 @@ def report(
         timeline = load(captures, unaligned=unaligned, strict=strict, partial=partial)
         timeline = select(timeline, ranks=chosen_ranks)
         options.check_window(timeline, chosen_window, of_kernels=True)
-        findings = find(timeline, link_limit, chosen_window)
+        findings = analyze(timeline, link_limit, chosen_window)
     lines = headlines(findings)
     names = list(map(str, captures))
     if output is not None:

@@ -30,7 +30,7 @@ from tracekern.cli.output import (
     table,
     warnings_as_notes,
 )
-from tracekern.errors import BadInput, TracekernError
+from tracekern.errors import BadInput, TracekernError, missing_package
 from tracekern.formatting import count, duration
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _sigterm_as_interrupt() -> Iterator[list[int]]:
 def _check_torch() -> None:
     """Here, because ranks without it would say what is missing and not what to do."""
     if find_spec("torch") is None:
-        raise BadInput("run moe needs torch, which is not installed here; pip install 'tracekern[run]'")
+        raise missing_package("run moe", "torch")
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ def _write_trace(report: RunReport, directory: Path, dumps: list[Path]) -> _Resu
     """Of a run that failed it shows what there is: where a rank left nothing, or nothing to relate its clock by."""
     from tracekern.analysis.summary import summarize
     from tracekern.dump.format import TRACE_NAME
-    from tracekern.export.write import export
+    from tracekern.export.write import save
     from tracekern.timeline.load import load
 
     with warnings_as_notes(), progress() as bar:
@@ -295,7 +295,7 @@ def _write_trace(report: RunReport, directory: Path, dumps: list[Path]) -> _Resu
             raise BadInput("no kernel left a record; with --records-per-track 256 the first call leaves some")
         path, summary = directory / TRACE_NAME, summarize(timeline)
         try:
-            export(timeline, path, progress=lambda done, total: bar.update(task, completed=done, total=total))
+            save(timeline, path, progress=lambda done, total: bar.update(task, completed=done, total=total))
         except TracekernError as error:
             return _Result(report, summary=summary, trace_error=str(error))
     return _Result(report, path, summary)

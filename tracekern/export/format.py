@@ -1,4 +1,4 @@
-"""What export() must know of a format, and what its writer takes and returns."""
+"""What save() must know of a format, and what its writer takes and returns."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Format:
     """One kind of file. Each module in tracekern/export/formats has one, as FORMAT."""
 
     name: str
-    """What `format=` of export() is called with."""
+    """What `format=` of save() is called with."""
     suffixes: tuple[str, ...]
     """Of file names. Where those of two formats fit, the longest counts."""
     write: Write
     for_browser: bool = False
-    """A browser shows it whole, so that export() warns where it has more spans than one bears."""
+    """A browser shows it whole, so that save() warns where it has more spans than one bears."""
     order: int = 100
     """Place wherever formats are listed, the lowest first; of equal ones by name."""

@@ -42,7 +42,7 @@ def format_of(path: str | os.PathLike[str]) -> Format:
     return by_suffix[max(fitting, key=len)]
 
 
-def export(
+def save(
     timeline: Timeline,
     path: str | os.PathLike[str],
     format: str | None = None,  # noqa: A002

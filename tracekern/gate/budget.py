@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tracekern.analysis.statistics import STATISTICS
-from tracekern.errors import BadInput
+from tracekern.errors import BadInput, missing_package
 from tracekern.formatting import is_share
 from tracekern.gate.run import Run
 
@@ -64,9 +64,7 @@ def read_budgets(pyproject: Path) -> list[Budget]:
         try:
             import tomli as tomllib
         except ImportError:
-            raise BadInput(
-                f"{pyproject}: reading it needs tomli on Python 3.10; pip install 'tracekern[read]'"
-            ) from None
+            raise missing_package(f"{pyproject}: reading it on Python 3.10", "tomli") from None
     try:
         document: Any = tomllib.loads(pyproject.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

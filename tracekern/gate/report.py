@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tracekern.errors import BadInput
+from tracekern.errors import missing_package
 from tracekern.files import write_whole
 from tracekern.formatting import growth, metric_value, printable
 from tracekern.gate.budget import BudgetResult
@@ -135,7 +135,7 @@ def junit(report: Report, path: Path) -> None:
     try:
         from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
     except ImportError:
-        raise BadInput("--junit needs junitparser, which is not installed; pip install 'tracekern[read]'") from None
+        raise missing_package("--junit", "junitparser") from None
 
     suite = TestSuite("tracekern")
     for problem in report.all_problems:

@@ -62,6 +62,11 @@ class Launch(NamedTuple):
         return self.descriptor != 0
 
 
+def open_capture() -> Capture | None:
+    """The capture that is open in this process, or in the rank that it is a fork of."""
+    return _active[0] if _active else None
+
+
 def capture(
     path: str | Path,
     *,

@@ -228,6 +228,12 @@ class Spans:
     def __len__(self) -> int:
         return len(self.start)
 
+    @property
+    def is_open(self) -> Mask:
+        """[n] whether a span never closed."""
+        mask: Mask = self.end == OPEN_END
+        return mask
+
     def take(self, which: Any) -> Spans:
         """The spans that an index array, mask or slice picks."""
         return Spans(**{f.name: getattr(self, f.name)[which] for f in dataclasses.fields(self)})
@@ -298,6 +304,25 @@ class Timeline:
     def events_of(self, event_class: EventClass) -> Mask:
         """[num_events] whether an event is of that class."""
         return np.array([event.event_class is event_class for event in self.events], bool)
+
+    def rows_of(self, event: str, rank: int | None = None) -> Int64:
+        """[n] rows of the spans of the event of that name, on all ranks or one."""
+        of_event = np.array([entry.name == event for entry in self.events], bool)[self.spans.event]
+        return np.flatnonzero(of_event if rank is None else of_event & (self.track_ranks()[self.spans.track] == rank))
+
+    def field(self, rows: Any, name: str) -> Int64:
+        """[n] values of a field of the spans in these rows, all of one event; -1 where the end that says it never came.
+
+        Raises KeyError where the event has no such field.
+        """
+        rows = np.atleast_1d(rows)
+        if len(rows) == 0:
+            return np.empty(0, np.int64)
+        event = self.events[self.spans.event[rows[0]]]
+        values = field_values(event, name, self.spans, rows)
+        if values is None:
+            raise KeyError(f"event {event.name} has no field {name!r}")
+        return values
 
     def last_times(self) -> Int64:
         """[num_tracks] the last time on record, in `unit`, that a track's times can be compared with: of all ranks, or

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tracekern.errors import BadInput
+from tracekern.errors import missing_package
 from tracekern.export import labels
 from tracekern.export.drawing import argument_names, prepare
 from tracekern.export.format import ExportStats, Format, Progress, TrackDetail
@@ -58,7 +58,7 @@ def write_parquet(
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise BadInput(f"writing Parquet needs pyarrow ({error}); run `pip install tracekern[read]`") from error
+        raise missing_package("writing Parquet", "pyarrow") from error
     # `tracks` thins out what an eye has to take in. A table is asked: all its rows are there, and a query picks some.
     timeline = prepare(timeline).timeline
     tables = _TableMaker(timeline)

@@ -1,0 +1,33 @@
+"""Spans of host threads, from anywhere in a program."""
+
+from __future__ import annotations
+
+import contextlib
+from types import TracebackType
+
+from tracekern.record.session import open_capture
+
+
+class range(contextlib.ContextDecorator):  # noqa: A001, N801 - `with tracekern.range("step"):`
+    """A named span of this host thread in the capture that is open; nothing where none is. Also a decorator."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._span: contextlib.AbstractContextManager[None] | None = None
+
+    def _recreate_cm(self) -> range:
+        """Each call of a decorated function is a span of its own, also within another."""
+        return range(self._name)
+
+    def __enter__(self) -> None:
+        capture = open_capture()
+        if capture is not None:
+            self._span = capture.range(self._name)
+            self._span.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        span, self._span = self._span, None
+        if span is not None:
+            span.__exit__(kind, error, traceback)
