@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -233,3 +234,24 @@ def test_an_interrupt_ends_all_variants(tmp_path, tmp_path_factory, number, code
         assert not (directory / "trace.pftrace.gz").exists()
     else:
         assert later not in errors
+
+
+def test_a_run_that_does_not_fit_into_memory_is_refused_before_it_starts(tmp_path):
+    """The system would kill its ranks one by one, and what else was on the machine."""
+    command = [sys.executable, "-m", "tracekern", "run", "moe", *map(str, SMALL), "--no-trace"]
+
+    def said(*more: str, limit_bytes: int = resource.RLIM_INFINITY) -> str:
+        done = subprocess.run(
+            [*command, *more],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes)),
+        )
+        assert done.returncode == 2, done.stderr
+        return done.stderr.splitlines()[-1]
+
+    much = said("--tokens", "65536", "--hidden", "65536", "--topk", "8", "--experts", "64")
+    assert re.search(r"run moe needs [\d.]+ TiB of (shared )?memory, [\d.]+ .iB are free ", much), much
+    limited = said("--tokens", "4096", "--hidden", "7168", limit_bytes=3 << 30)
+    assert re.search(r"needs [\d.]+ GiB of address space a rank, [\d.]+ .iB are free by `ulimit -v`", limited), limited

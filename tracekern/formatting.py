@@ -19,6 +19,13 @@ def duration(value_ns: float) -> str:
     return f"{value_ns:,.0f} ns" if unit == "ns" else f"{three_digits(value_ns / size)} {unit}"
 
 
+def size(num_bytes: float) -> str:
+    """Bytes in units of 1024: "1.5 GiB"."""
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    power = next((power for power in range(len(units)) if num_bytes < 1024 ** (power + 1)), len(units) - 1)
+    return f"{num_bytes / 1024**power:.{1 if power else 0}f} {units[power]}"
+
+
 def ago(seconds: float) -> str:
     """ "40 s ago", "12 min ago", "3 h ago", "5 days ago"."""
     for limit, size, unit in ((120, 1, "s"), (120 * 60, 60, "min"), (48 * 3600, 3600, "h")):

@@ -66,12 +66,24 @@ pybind11::module_ family_module(pybind11::module_& extension) {
     return family;
 }
 
+// Counts what a family's make_args() asks for.
+struct CountingMemory {
+    uint64_t num_bytes = 0;
+
+    void* allocate(uint64_t bytes) {
+        static Vector16 nothing[4];  // arguments point behind it, and nothing is stored there
+        num_bytes += bytes;
+        return nothing;
+    }
+};
+
 // Binds what is the same on every backend.
 //
 //   variants     {variant: (stages of a call, in their order)}
 //   stages, roles, channels    names; Communicator.add_kernels() takes stages and channels, for faults
 //   event_table()              JSON, see describe_events()
 //   heap_bytes(**options)      of the symmetric heap of each rank
+//   own_bytes(**options)       what a rank's pipeline keeps beside it
 template <class Family>
 void bind_facts(pybind11::module_& family) {
     namespace py = pybind11;
@@ -96,6 +108,13 @@ void bind_facts(pybind11::module_& family) {
         const auto config = take_config<Family>(options);
         refuse_options_left(options);
         return Family::heap_bytes(config);
+    });
+    family.def("own_bytes", [](py::kwargs options) {
+        const auto config = take_config<Family>(options);
+        refuse_options_left(options);
+        CountingMemory memory;
+        Family::make_args(config, memory);
+        return memory.num_bytes;
     });
 }
 

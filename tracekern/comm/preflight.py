@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from tracekern.comm import heap as symmetric_heap
+from tracekern.formatting import size
 
 
 @dataclass(frozen=True)
@@ -144,11 +144,11 @@ def _out_of_memory(facts: Sequence[GpuFacts]) -> str:
 
 def out_of_memory(rank: int, own: GpuFacts, num_heaps: int = 1) -> str:
     """One line for heaps that find no room on this rank's GPU."""
-    heap = f"the symmetric heap wants {_gib(own.heap_bytes)}"
-    heaps = f"the symmetric heaps of {num_heaps} ranks want {_gib(own.heap_bytes)} each"
+    heap = f"the symmetric heap wants {size(own.heap_bytes)}"
+    heaps = f"the symmetric heaps of {num_heaps} ranks want {size(own.heap_bytes)} each"
     return (
-        f"rank {rank}: {heap if num_heaps == 1 else heaps}, {_gib(own.free_bytes)} of "
-        f"{_gib(own.total_bytes)} are free on {own.name} {own.bus_id}; make the shape smaller, or end what fills it"
+        f"rank {rank}: {heap if num_heaps == 1 else heaps}, {size(own.free_bytes)} of "
+        f"{size(own.total_bytes)} are free on {own.name} {own.bus_id}; make the shape smaller, or end what fills it"
     )
 
 
@@ -180,7 +180,3 @@ def _any(facts: Sequence[GpuFacts], key: str) -> list[int]:
 
 def _version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
-
-
-def _gib(num_bytes: Any) -> str:
-    return f"{num_bytes / 2**30:.1f} GiB"

@@ -55,6 +55,13 @@ class Family:
         """The options that this variant takes."""
         return [option for option in self.options if variant in option.variants]
 
+    def memory(self, variant: str, shape: MoeShape) -> tuple[int, int]:
+        """Bytes of a rank's part of the symmetric heap, and of what its pipeline keeps beside it, at most."""
+        kind = {"variant": variant, **{option.name: 1 for option in self.options}}
+        sizes = {name: getattr(shape, name) for name in ("num_ranks", "max_tokens", "num_experts", "topk", "hidden")}
+        about = {**sizes, "dtype": shape.dtype, **kind}
+        return self._facts.heap_bytes(**about), self._facts.own_bytes(**about)
+
     @property
     def _facts(self) -> Any:
         return _C.families[self.name]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracekern.comm.group import MAX_HEAP_RANKS
+from tracekern.comm.host_memory import num_out_of_memory
 from tracekern.errors import BadInput, CommTimeout, TracekernError
 from tracekern.formatting import count
 from tracekern.moe.families import FAMILY_OF, VARIANTS, all_options, takes_option
@@ -177,20 +178,21 @@ def run(
 ) -> RunReport:
     """Runs it and leaves a capture in `directory` (unless options.trace is off).
 
-    on_progress(done, total): calls that rank 0 has finished, of all; told ten times a second. on_start(rank, pid): a
-    rank has started. spawner: of WORKER; runs that share one import torch once.
+    on_progress(done, total): calls that rank 0 has finished, of all, counted ones included; ten times a second.
+    on_start(rank, pid): a rank has started. spawner: of WORKER; runs that share one import torch once.
     """
     from tracekern.launcher.launch import launch_ranks
 
     capture_dir = Path(directory) if options.trace else None
     if capture_dir is not None:
         _make_directory(capture_dir)
-    started = time.monotonic()
+    started, num_out_of_memory_before = time.monotonic(), num_out_of_memory()
     with tempfile.TemporaryDirectory(prefix="tracekern-run-") as reports_dir:
 
         def on_line(rank: int, line: str) -> None:
             if rank == 0 and on_progress and line.startswith(PROGRESS):
-                on_progress(int(line[len(PROGRESS) :]), options.iterations)
+                done, total = line[len(PROGRESS) :].split()
+                on_progress(int(done), int(total))
             elif not line.startswith(PROGRESS):
                 sys.stderr.write(f"[rank {rank}] {line}\n")
 
@@ -210,7 +212,8 @@ def run(
             on_line=on_line,
             on_start=on_start,
         )
-        reports = tuple(_read_report(Path(reports_dir), ended.rank, ended) for ended in exits)
+        out_of_memory = num_out_of_memory() > num_out_of_memory_before
+        reports = tuple(_read_report(Path(reports_dir), ended, out_of_memory) for ended in exits)
     errors = _explain(reports)
     return RunReport(
         options=options,
@@ -249,7 +252,7 @@ def _make_directory(path: Path) -> None:
 
 
 PROGRESS = "tracekern-progress "
-"""A worker's line that says how many calls are done."""
+"""A worker's line that says how many calls are done, of how many."""
 
 
 def simulated_clock(seed: int) -> str:
@@ -257,13 +260,17 @@ def simulated_clock(seed: int) -> str:
     return os.environ.get("TRACEKERN_SIMULATED_CLOCK", f"{seed + 1}:{time.clock_gettime_ns(time.CLOCK_MONOTONIC)}")
 
 
-def _read_report(directory: Path, rank: int, ended: Any) -> RankReport:
+def _read_report(directory: Path, ended: Any, out_of_memory: bool) -> RankReport:
+    """out_of_memory: the kernel has killed some process meanwhile to get memory."""
+    rank = ended.rank
     path = directory / f"rank_{rank}.json"
     if path.exists():
         values = json.loads(path.read_text())
         values["iteration_ms"] = tuple(values["iteration_ms"])
         return RankReport(**values)
     how = f"killed by signal {-ended.returncode}" if ended.returncode < 0 else f"ended with {ended.returncode}"
+    if out_of_memory and ended.returncode == -signal.SIGKILL:
+        how = "killed because memory ran out; fewer ranks, tokens or hidden need less"
     return RankReport(rank=rank, ok=False, error=f"rank {rank} {how}", exit_code=min(ended.returncode, 0) or 2)
 
 

@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -24,19 +23,16 @@ import torch.distributed as dist
 from tracekern import _C
 from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group
+from tracekern.comm.host_memory import shortage
 from tracekern.comm.preflight import why_no_gpu
 from tracekern.errors import BadInput, CommTimeout, TracekernError
-from tracekern.moe.experts import Experts, draw_experts
+from tracekern.moe.calls import BATCHES_BYTES, Call, Calls
+from tracekern.moe.experts import draw_experts
 from tracekern.moe.families import FAMILY_OF
 from tracekern.moe.reference import reference, sorted_all_to_all
-from tracekern.moe.routing import Batch, draw_batch
-from tracekern.moe.run import PROGRESS, MoeRun, RankReport, reference_name
+from tracekern.moe.routing import Batch
+from tracekern.moe.run import MoeRun, RankReport, reference_name
 from tracekern.record.session import Capture, capture
-
-Call = Callable[[Batch, Capture | None], torch.Tensor]
-
-TELL_EVERY_S = 0.1
-"""A rank that tells enters its next call later than the others, and they wait for it: docs/walkthrough.md."""
 
 MAX_BYTES = {"cpu": 1 << 30, "cuda": 1 << 29}
 """Cap of a rank's profile buffers; on a GPU all of it is pinned at once."""
@@ -76,22 +72,24 @@ def _run_rank(options: MoeRun) -> RankReport:
     group = Group.discover()
     if group.num_ranks != options.ranks:
         raise BadInput(f"{group.num_ranks} ranks were started, the run is for {options.ranks}")
-    batches = [_draw(options, group.rank, iteration) for iteration in range(options.iterations)]
+    if backend == "cpu":
+        group.refuse_together(_why_no_room(options))
     if backend != "cpu":
         # Not on the CPU: no handler of Python's runs while a kernel does on this thread, for as long as its time limit.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     call, comm, family_options = _prepare(options, group, backend)
-    inputs = [batch.to(backend) for batch in batches]
     directory = os.environ.get("TRACEKERN_MOE_CAPTURE", "")
     with _capture(options, directory, comm) as capture:
-        if capture is not None:
-            _count(capture, call, inputs[: _num_counted(options, backend)])
-        with _torch_profile(options, capture, backend, lambda: call(inputs[0], None)):
+        num_counted = _num_counted(options, backend) if capture is not None else 0
+        calls = Calls(options, group.rank, backend, call, capture, num_counted)
+        if capture is not None and num_counted:
+            with capture.counting():
+                calls.count()
+        with _torch_profile(options, capture, backend, calls.warm_up):
             comm.barrier(capture)
-            outputs, times = _timed_calls(inputs, call, capture, options, group.rank)
+            calls.run()
         footprint = capture.footprint_bytes if capture is not None else 0
-    experts = draw_experts(options.shape)
-    wrong = sum(_count_wrong(options, batch, experts, out.cpu()) for batch, out in zip(batches, outputs, strict=True))
+    wrong = calls.wrong_elements
     if dist.is_initialized():
         dist.destroy_process_group()
     error = f"rank {group.rank}: {wrong} elements differ from {reference_name(options.variant)}" if wrong else ""
@@ -101,11 +99,19 @@ def _run_rank(options: MoeRun) -> RankReport:
         error=error,
         exit_code=1 if wrong else 0,
         wrong_elements=wrong,
-        tokens=sum(batch.num_tokens for batch in batches),
+        tokens=calls.num_tokens,
         family_options=family_options,
-        iteration_ms=tuple(times),
+        iteration_ms=tuple(calls.times_ms),
         footprint_bytes=footprint,
     )
+
+
+def _why_no_room(options: MoeRun) -> str:
+    """What this host lacks for a run on the CPU backend; "" where there is room."""
+    family = FAMILY_OF.get(options.variant)
+    heap_bytes, own_bytes = family.memory(options.variant, options.shape) if family else (0, 0)
+    lacks = shortage(heap_bytes, own_bytes + BATCHES_BYTES, options.ranks)
+    return lacks and f"run moe {lacks}"
 
 
 def _num_counted(options: MoeRun, backend: str) -> int:
@@ -119,24 +125,6 @@ def _num_counted(options: MoeRun, backend: str) -> int:
     if options.keep == "first":
         return options.iterations
     return 0 if backend == "cpu" else 1
-
-
-def _count(capture: Capture, call: Call, inputs: list[Batch]) -> None:
-    if inputs:
-        with capture.counting():
-            for batch in inputs:
-                call(batch, capture)
-
-
-def _draw(options: MoeRun, rank: int, iteration: int) -> Batch:
-    return draw_batch(
-        options.shape,
-        seed=options.seed,
-        rank=rank,
-        iteration=iteration,
-        routing=options.routing,
-        uneven=options.uneven,
-    )
 
 
 def _choose_backend(options: MoeRun) -> str:
@@ -202,23 +190,6 @@ def _capture(options: MoeRun, directory: str, comm: Communicator) -> Any:
     )
 
 
-def _timed_calls(
-    batches: list[Batch], call: Call, capture: Capture | None, options: MoeRun, rank: int
-) -> tuple[list[torch.Tensor], list[float]]:
-    """All calls back to back, no barrier in between; host milliseconds of each."""
-    outputs, times, told_s = [], [], time.monotonic()
-    for iteration, batch in enumerate(batches):
-        started = time.perf_counter()
-        with capture.range(f"{options.variant} call") if capture is not None else contextlib.nullcontext():
-            outputs.append(call(batch, capture))
-        times.append((time.perf_counter() - started) * 1e3)
-        if rank == 0 and (time.monotonic() - told_s > TELL_EVERY_S or iteration + 1 == len(batches)):
-            sys.stdout.write(f"{PROGRESS}{iteration + 1}\n")
-            sys.stdout.flush()
-            told_s = time.monotonic()
-    return outputs, times
-
-
 @contextlib.contextmanager
 def _torch_profile(options: MoeRun, capture: Capture | None, backend: str, warm_up: Callable[[], object]) -> Any:
     """Adds torch.profiler's lanes of the block, on GPUs with the kernels as CUPTI saw them.
@@ -239,13 +210,6 @@ def _torch_profile(options: MoeRun, capture: Capture | None, backend: str, warm_
         profiler.step()
         yield
     capture.add_torch_profile(profiler)
-
-
-def _count_wrong(options: MoeRun, batch: Batch, experts: Experts, out: torch.Tensor) -> int:
-    family = FAMILY_OF.get(options.variant)
-    wanted = family.expected(options.variant, batch, experts, options.shape) if family else reference(batch, experts)
-    bits = torch.int32 if out.dtype == torch.float32 else torch.int16
-    return int((wanted.view(bits) != out.view(bits)).sum())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,81 @@
+"""How much host memory a run on the CPU backend takes, and how much there is: asked before anything is allocated."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+from tracekern.formatting import size
+from tracekern.segment.names import SHM_DIR
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def shortage(heap_bytes: int, own_bytes: int, num_ranks: int) -> str:
+    """What a run of `num_ranks` ranks on this host lacks, in a line; "" where there is room.
+
+    heap_bytes: of one rank's part of the symmetric heap, which all ranks map. own_bytes: of what one rank keeps beside.
+    """
+    shared = num_ranks * heap_bytes
+    for needs, what, free, whose in (
+        (shared, "shared memory", _free_shared(), f"in {SHM_DIR}"),
+        (shared + num_ranks * own_bytes, "memory", *_free_on_host()),
+        (shared + own_bytes, "address space a rank", _free_address_space(), "by `ulimit -v`"),
+    ):
+        if needs > free:
+            told = f"needs {size(needs)} of {what}, {size(max(0, free))} are free {whose}"
+            return f"{told}; fewer ranks, tokens or hidden need less"
+    return ""
+
+
+def _free_shared() -> int:
+    shared = os.statvfs(SHM_DIR)
+    return shared.f_bavail * shared.f_frsize
+
+
+def _free_on_host() -> tuple[int, str]:
+    """Bytes, and what limits them: the machine or a control group."""
+    values = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    least = (int(values["MemAvailable"].split()[0]) * 1024, "on this machine")
+    return min([least, *((free, "in this control group") for free in _free_in_cgroups())])
+
+
+def _free_in_cgroups() -> Iterator[int]:
+    """Bytes that each limit of this process's control group and of those around it leaves."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        limit, used, root = (
+            ("memory.max", "memory.current", _CGROUPS)
+            if controllers == ""
+            else ("memory.limit_in_bytes", "memory.usage_in_bytes", _CGROUPS / "memory")
+        )
+        folder = root / path.strip("/")
+        for group in (folder, *folder.parents):
+            if not group.is_relative_to(root):
+                break
+            try:
+                stat = dict(entry.split() for entry in (group / "memory.stat").read_text().splitlines())
+                # The kernel takes back pages of files that were not used of late.
+                yield int((group / limit).read_text()) - int((group / used).read_text()) + int(stat["inactive_file"])
+            except (OSError, ValueError, KeyError):  # no such group here, or "max"
+                continue
+
+
+def _free_address_space() -> int:
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return 1 << 62
+    return limit - int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def num_out_of_memory() -> int:
+    """How many processes of this machine the kernel has killed since it started because memory had run out."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

@@ -1,0 +1,104 @@
+"""The calls of one rank: inputs are drawn, used and checked some batches at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+
+from tracekern.moe.experts import draw_experts
+from tracekern.moe.families import FAMILY_OF
+from tracekern.moe.reference import reference
+from tracekern.moe.routing import Batch, draw_batch
+from tracekern.moe.run import PROGRESS, MoeRun
+from tracekern.record.session import Capture
+
+Call = Callable[[Batch, Capture | None], torch.Tensor]
+
+BATCHES_BYTES, BATCHES_TOKENS = 64 << 20, 8192
+"""Of inputs and results that a rank holds at a time, at most, beyond one call: these calls are back to back, and what
+comes between them and the next ones, drawing and checking, takes a second or less."""
+TELL_EVERY_S = 0.1
+"""A rank that tells enters its next call later than the others, and they wait for it: docs/walkthrough.md."""
+
+
+class Calls:
+    """All calls of a run on this rank, and what came of them."""
+
+    def __init__(
+        self, options: MoeRun, rank: int, backend: str, call: Call, capture: Capture | None, num_counted: int
+    ) -> None:
+        """num_counted: calls of count(), for progress."""
+        self._options, self._rank, self._backend = options, rank, backend
+        self._call, self._capture = call, capture
+        self._num_counted = num_counted
+        self._experts = draw_experts(options.shape)
+        self._num_done, self._told_s = 0, time.monotonic()
+        self.wrong_elements = self.num_tokens = 0
+        self.times_ms: list[float] = []
+        """Of the host, of each call of run()."""
+
+    def count(self) -> None:
+        """The first calls, for a capture that is counting."""
+        for batches in self._drawn(self._num_counted):
+            for batch in batches:
+                self._call(batch.to(self._backend), self._capture)
+                self._tell()
+
+    def warm_up(self) -> None:
+        """One untraced call."""
+        self._call(self._draw(0).to(self._backend), None)
+
+    def run(self) -> None:
+        """All calls, with no barrier in between; every result is checked."""
+        for batches in self._drawn(self._options.iterations):
+            outputs = [self._timed(batch) for batch in [batch.to(self._backend) for batch in batches]]
+            self.num_tokens += sum(batch.num_tokens for batch in batches)
+            self.wrong_elements += sum(map(self._count_wrong, batches, outputs))
+
+    def _timed(self, batch: Batch) -> torch.Tensor:
+        started = time.perf_counter()
+        capture, name = self._capture, f"{self._options.variant} call"
+        with capture.range(name) if capture is not None else contextlib.nullcontext():
+            out = self._call(batch, capture)
+        self.times_ms.append((time.perf_counter() - started) * 1e3)
+        self._tell()
+        return out
+
+    def _tell(self) -> None:
+        self._num_done += 1
+        total = self._num_counted + self._options.iterations
+        if self._rank == 0 and (time.monotonic() - self._told_s > TELL_EVERY_S or self._num_done == total):
+            sys.stdout.write(f"{PROGRESS}{self._num_done} {total}\n")
+            sys.stdout.flush()
+            self._told_s = time.monotonic()
+
+    def _drawn(self, num_calls: int) -> Iterator[list[Batch]]:
+        """The batches of the first calls, as many at a time as are to be held."""
+        shape = self._options.shape
+        at_once = max(1, min(BATCHES_BYTES // (2 * shape.row_bytes), BATCHES_TOKENS) // shape.max_tokens)
+        for first in range(0, num_calls, at_once):
+            yield [self._draw(iteration) for iteration in range(first, min(first + at_once, num_calls))]
+
+    def _draw(self, iteration: int) -> Batch:
+        options = self._options
+        return draw_batch(
+            options.shape,
+            seed=options.seed,
+            rank=self._rank,
+            iteration=iteration,
+            routing=options.routing,
+            uneven=options.uneven,
+        )
+
+    def _count_wrong(self, batch: Batch, out: torch.Tensor) -> int:
+        variant, family = self._options.variant, FAMILY_OF.get(self._options.variant)
+        if family:
+            wanted = family.expected(variant, batch, self._experts, self._options.shape)
+        else:
+            wanted = reference(batch, self._experts)
+        bits = torch.int32 if out.dtype == torch.float32 else torch.int16
+        return int((wanted.view(bits) != out.cpu().view(bits)).sum())
