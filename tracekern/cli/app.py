@@ -2,31 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import typer
+import typer.core
 
 import tracekern
 from tracekern.cli import ab, check, diff, export, info, merge, open_trace, overhead, report, run, salvage, snapshot
 from tracekern.cli.output import Command
 
+
+class _RunFirst(typer.core.TyperGroup):
+    def list_commands(self, context: Any) -> list[str]:
+        return sorted(super().list_commands(context), key=lambda name: name != "run")
+
+
 app = typer.Typer(
     name="tracekern",
+    cls=_RunFirst,
     help="What happens inside GPU kernels, on every rank, on one timeline.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(run.app, name="run")
-app.command(cls=Command)(merge.merge)
-app.command(cls=Command)(export.export)
-app.command(cls=Command)(info.info)
-app.command(cls=Command)(report.report)
-app.command(cls=Command)(check.check)
-app.command(cls=Command)(ab.ab)
-app.command(cls=Command)(diff.diff)
-app.command(cls=Command)(overhead.overhead)
-app.command(cls=Command)(salvage.salvage)
-app.command(cls=Command)(snapshot.snapshot)
-app.command("open", cls=Command)(open_trace.open_trace)
+
+# In the order of use; each with an example.
+_COMMANDS: dict[str, list[tuple[str, Callable[..., None], str]]] = {
+    "Record": [
+        ("snapshot", snapshot.snapshot, "tracekern snapshot -o now/"),
+        ("salvage", salvage.salvage, "tracekern salvage RUN"),
+        ("overhead", overhead.overhead, "tracekern overhead"),
+    ],
+    "Look": [
+        ("info", info.info, "tracekern info my-capture"),
+        ("report", report.report, "tracekern report my-capture -o report.html"),
+        ("merge", merge.merge, "tracekern merge node-0/ node-1/ -o trace.pftrace.gz"),
+        ("export", export.export, "tracekern export my-capture -o spans.parquet"),
+        ("open", open_trace.open_trace, "tracekern open my-capture/trace.pftrace.gz"),
+        ("diff", diff.diff, "tracekern diff before/ after/ -o diff.html"),
+    ],
+    "Hold": [
+        ("check", check.check, "tracekern check my-capture --against baseline"),
+        ("ab", ab.ab, "tracekern ab --base './old.sh {out}' --head './new.sh {out}'"),
+    ],
+}
+
+app.add_typer(run.app, name="run", rich_help_panel="Record")
+for _panel, _commands in _COMMANDS.items():
+    for _name, _function, _example in _commands:
+        app.command(_name, cls=Command, rich_help_panel=_panel, epilog=f"Example: {_example}")(_function)
 
 
 def _print_version(wanted: bool) -> None:

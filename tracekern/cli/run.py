@@ -91,7 +91,7 @@ def _parse_options(given: list[str]) -> dict[str, int]:
     return options
 
 
-@app.command(cls=_MoeCommand)
+@app.command(cls=_MoeCommand, epilog="Example: tracekern run moe --variant pipelined --ranks 4 -o my-capture")
 def moe(
     context: typer.Context,
     output: _Output = None,
@@ -137,7 +137,8 @@ def moe(
     given["records_per_track"] = options.parse_records(records_per_track)
     given["command"] = shlex.join(["tracekern", *sys.argv[1:]])
     given["family_options"] = _parse_options(option or [])
-    plans = _plans_of_all(given) if variant == "all" else [MoeRun(**given)]
+    with _naming_options(context):
+        plans = _plans_of_all(given) if variant == "all" else [MoeRun(**given)]
     if trace and output is None:
         raise BadInput("run moe: no place for the capture; give one with -o DIR, or run with --no-trace")
     with _sigterm_as_interrupt() as terminated:
@@ -147,6 +148,17 @@ def moe(
             print_json({"ok": all_ok, "runs": [result.as_dict() for result in results]})
         for result in results:
             result.raise_for_error()
+
+
+@contextlib.contextmanager
+def _naming_options(context: typer.Context) -> Iterator[None]:
+    """Errors in the block name fields of MoeRun: they become errors that name the options as they are typed."""
+    try:
+        yield
+    except BadInput as error:
+        name, told = str(error).split(" ", 1)
+        is_option = name.replace("-", "_") in context.params
+        raise BadInput(f"--{name.replace('_', '-')} {told}" if is_option else str(error)) from None
 
 
 def _plans_of_all(given: dict[str, Any]) -> list[MoeRun]:
