@@ -244,14 +244,14 @@ def test_poor_captures_get_a_page(name, tmp_path, browser):
 
 def test_what_is_missing_is_said():
     said = {name: {line.word: line.text for line in headlines(analyze(timeline))} for name, timeline in POOR.items()}
-    assert said["one rank"]["who"] == "one rank: nobody else to wait for"
+    assert said["one rank"]["who"] == "one rank: no other to wait for"
     assert "no waits on record" in said["no waits"]["waiting"]
     assert steadiness(analyze(POOR["no launches"])) == "no whole iteration on record"
     assert "no kernel left a span" in said["nothing at all"]["waiting"]
-    assert "nobody can be named" in said["unaligned"]["who"]
+    assert "no rank can be named" in said["unaligned"]["who"]
     assert "UNALIGNED" in said["unaligned"]["trust"]
     assert "cannot be said" in steadiness(analyze(POOR["unaligned"]))
-    assert said["waits without signals"]["who"].startswith("nobody can be named: the signals that ended 100 % of the")
+    assert said["waits without signals"]["who"].startswith("no rank can be named: the signals that ended 100 % of the")
     assert said["waits without signals"]["why"] == "the signals that ended the waits are not on record"
 
 
@@ -260,7 +260,7 @@ def test_ranks_without_a_dump_are_told_first():
     lost = Problem("error", "missing_rank", 1, -1, text, 3)
     lines = {line.word: line.text for line in headlines(analyze(make_timeline(1).replace(problems=(lost,))))}
     assert lines["trust"].startswith(f"{text}; ")
-    assert lines["who"] == f"nobody can be named: {text}"
+    assert lines["who"] == f"no rank can be named: {text}"
 
 
 def test_an_iteration_or_a_rank_without_spans_is_no_trouble(findings):

@@ -135,13 +135,13 @@ def test_of_waits_whose_signals_are_not_on_record_nobody_says_that_no_rank_came_
     findings = analyze(select(late, ranks=[0, 1, 3]))
     assert findings.waits.unmatched.sum() > 0.9 * findings.waits.wait_ns.sum()
     said = {line.word: line.text for line in headlines(findings)}
-    assert said["who"].startswith("nobody can be named: the signals that ended 100 % of the waits, ")
+    assert said["who"].startswith("no rank can be named: the signals that ended 100 % of the waits, ")
     assert said["who"].endswith("; 1 of 4 ranks left out: 2")
     assert said["why"].endswith(
         f"; the signals that ended {duration(findings.waits.unmatched.sum())} more are not on record"
     )
     matrix = page_of(findings, tmp_path / "report.html").read_text().split('id="matrix"')[1].split("</section>")[0]
-    assert "Nobody can be named: the signals that ended" in matrix
+    assert "No rank can be named: the signals that ended" in matrix
 
 
 def test_a_path_of_many_short_stretches_is_drawn_from_its_begin_to_its_end(tmp_path):

@@ -135,7 +135,7 @@ def test_a_full_track_is_told_with_the_size_it_needs(command_line, tmp_path):
         (("--dtype", "fp8"), "dtype is 'fp8'; wanted one of fp32"),
         (("--topk", 17), "topk is 17; wanted 1 to 16"),
         (("--ranks", 0), "tracekern: --ranks is 0; wanted 1"),
-        (("--tokens", 0), "tracekern: tokens is 0; wanted 1"),
+        (("--tokens", 0), "tracekern: --tokens is 0; wanted 1"),
         (("--iterations", 0), "iterations is 0; wanted 1"),
         (("--records-per-track", "some"), "--records-per-track: got 'some', wanted auto or a number"),
         (("--option", "partitions=2"), "partitions is 2; variant balanced has none, only pipelined has"),

@@ -1,4 +1,4 @@
-"""Local HTTP servers that hand one trace to the Perfetto UI. They listen on 127.0.0.1 and answer nobody else."""
+"""Local HTTP servers that hand one trace to the Perfetto UI. They listen on 127.0.0.1 and answer only this machine."""
 
 from __future__ import annotations
 

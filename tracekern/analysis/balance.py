@@ -191,7 +191,7 @@ class Balance:
 
 
 def load_imbalance(loads: tuple[Load, ...]) -> float:
-    """Largest busy time over the mean; nan where nobody was busy."""
+    """Largest busy time over the mean; nan where no rank was busy."""
     busy = [load.busy_ns for load in loads]
     return max(busy) * len(busy) / sum(busy) if sum(busy) else float("nan")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tracekern.analysis.statistics import RunStatistics
 
 CAVEAT = (
-    "one run a side proves nothing: runs of one program differ by themselves. tracekern ab launches both by turns and "
+    "one run a side proves nothing: runs of one program differ by themselves. tracekern ab launches both in turns and "
     "says what is more than that"
 )
 

@@ -56,7 +56,7 @@ class Blame:
 
 @dataclass(frozen=True)
 class Worst:
-    """Who is worst. `rank` is None where the clocks leave it open, or where nobody waited."""
+    """Who is worst. `rank` is None where the clocks leave it open, or where no rank waited."""
 
     rank: int | None
     is_proven: bool

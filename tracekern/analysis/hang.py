@@ -52,7 +52,7 @@ class Hang:
     others: tuple[HeldWait, ...]
     """The longest of each other rank that waits, by rank."""
     at_least: bool
-    """A rank died: nobody knows how much longer the waits lasted than there are times on record."""
+    """A rank died: how much longer its waits lasted than there are times on record is not known."""
 
 
 def find_hang(timeline: Timeline) -> Hang | None:

@@ -1,4 +1,4 @@
-"""`tracekern ab`: launches two commands by turns and compares them: the honest comparison on a noisy machine."""
+"""`tracekern ab`: launches two commands in turns and compares them: the honest comparison on a noisy machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ab(
     markdown: gate_output.Markdown = None,
     as_json: options.Json = False,
 ) -> None:
-    """Launch base and head by turns (base, head, head, base, ...) and say whether head is slower.
+    """Launch base and head in turns (base, head, head, base, ...) and say whether head is slower.
 
     Exit code 0: same or better, 1: regressed, 2: cannot say.
     """

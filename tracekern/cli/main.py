@@ -74,7 +74,7 @@ def _run_command() -> None:
 
 
 class _WhileSomebodyReads(io.FileIO):
-    """Where the reader of a pipe has left, as `head` does, what comes after is nobody's, and is no fault.
+    """Where the reader of a pipe has left, as `head` does, what comes after is dropped, and is no fault.
 
     Below every way to print, and below what the interpreter flushes last: exit codes keep saying what came out.
     """
@@ -87,7 +87,7 @@ class _WhileSomebodyReads(io.FileIO):
 
 
 def _open_standard_streams() -> None:
-    """Where whoever called closed one, as services do: what goes there is nobody's, and is no fault."""
+    """Opens those that the caller closed, as services do: what goes there is dropped, and is no fault."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             # The lowest free descriptor is this one; processes that we start get it, too.

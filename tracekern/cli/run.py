@@ -384,7 +384,7 @@ def _table(variant: str, ranks: list[tuple[RankReport, RankSummary | None]]) -> 
 
 
 def _longest_wait(summary: RankSummary) -> str:
-    """Of those that ended, and what never did: how long that was going to last nobody knows."""
+    """The longest of the waits that ended, and one that never did: how long that would have lasted is not known."""
     ended = _longest_ended_wait(summary)
     return f"{ended}; {count(summary.num_open_spans, 'span')} never ended" if summary.num_open_spans else ended
 

@@ -1,4 +1,4 @@
-"""`tracekern salvage`: what ranks left in shared memory when they died, and nobody has saved."""
+"""`tracekern salvage`: saves what ranks left in shared memory when they died."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Group:
             dist.monitored_barrier(self.process_group, timeout=timedelta(seconds=timeout_s))
 
     def close(self) -> None:
-        """Gives back threads and sockets of a group that nobody uses any more."""
+        """Gives back threads and sockets of a group that is no longer used."""
         if self.process_group is not None:
             import torch.distributed as dist
 

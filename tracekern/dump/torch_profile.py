@@ -69,5 +69,5 @@ def _read_chrome(path: Path) -> tuple[list[Any], int]:
 
 
 def _text(value: Any) -> str:
-    """JSON may hold halves of surrogate pairs, which nobody can write."""
+    """JSON may hold halves of surrogate pairs, which cannot be written."""
     return str(value).encode(errors="replace").decode()

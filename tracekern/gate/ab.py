@@ -1,4 +1,4 @@
-"""Base and head launched by turns in one job, so that a noisy machine hits both alike."""
+"""Base and head launched in turns in one job, so that a noisy machine hits both alike."""
 
 from __future__ import annotations
 

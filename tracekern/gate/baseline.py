@@ -39,7 +39,7 @@ def save(runs: Sequence[Run], storage: Path = STORAGE) -> Path:
 
 @contextlib.contextmanager
 def held(directory: Path) -> Iterator[None]:
-    """Other checks that hold the folder wait until the block ends. Where it cannot be locked nobody does."""
+    """Other checks that hold the folder wait until the block ends. Where it cannot be locked none waits."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             descriptor = os.open(directory, os.O_RDONLY)

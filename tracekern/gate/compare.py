@@ -26,7 +26,7 @@ FAMILY_ERROR = 0.005
 MIN_SPANS_OF_P99 = 100
 """Below, a p99 is little but the longest span, and is shown, not gated."""
 SHARE_FLOOR = 0.01
-"""A wait share that moves by less than a hundredth of the time is nobody's concern, whatever its ratio."""
+"""A wait share that moves by less than a hundredth of the time does not matter, whatever its ratio."""
 _SHARE_GRAIN = 1e-3
 _MAX_RUNS_SHOWN = 1000
 

@@ -176,7 +176,7 @@ def _block_interrupts() -> None:
 
 
 def _end_by_interrupts() -> None:
-    """While modules are imported: where in them Ctrl-C came is nobody's business."""
+    """While modules are imported: where in them Ctrl-C came does not matter."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 

@@ -167,7 +167,7 @@ class TracedGraph:
 
     @contextlib.contextmanager
     def _nodes_around(self) -> Iterator[None]:
-        """What the traced instance has besides run(). Joined again where that fails: or nobody would read why."""
+        """What the traced instance has besides run(). Joined again where that fails, so that the reason can be read."""
         import torch
 
         stream = torch.cuda.current_stream().cuda_stream

@@ -394,7 +394,7 @@ class Capture:
             self._sinks.has_mirror = False
 
     def _collect(self, is_idle: bool) -> None:
-        """Brings back what is in device memory. What a device that no longer answers keeps is told, not raised."""
+        """Brings back what is in device memory. Warns of what a device that no longer answers keeps."""
         try:
             for graph in self._graphs:
                 graph.close(is_idle)

@@ -53,7 +53,7 @@ def used_device() -> Literal["cpu", "cuda"]:
 
 
 def list_of_names(what: str, names: Sequence[str] | None) -> tuple[str, ...] | None:
-    """None for None, which is all; an empty list is none. Raises BadInput for a string, whose letters nobody means."""
+    """Returns None, which selects all, for None; an empty list selects none. Raises BadInput for a string."""
     if names is None:
         return None
     listed: tuple[Any, ...] = tuple(names) if isinstance(names, Iterable) and not isinstance(names, str) else (None,)

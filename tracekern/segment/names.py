@@ -36,7 +36,7 @@ def hold_segment(name: str) -> Iterator[None]:
 
 
 def await_segment(name: str, timeout_s: float) -> bool:
-    """Waits until nobody holds the segment; False where somebody still does after timeout_s."""
+    """Waits until no process holds the segment; False where one still does after timeout_s."""
     deadline = time.monotonic() + timeout_s
     try:
         file = open(SHM_DIR / name, "rb")  # noqa: SIM115 - closed below

@@ -26,7 +26,7 @@ _PACK_RECORDS = 1 << 20
 
 
 def pack(segment: SegmentView) -> memoryview:
-    """The bytes of the dump of a segment, which nobody changes meanwhile."""
+    """The bytes of the dump of a segment, which must not change meanwhile."""
     buffer = BytesIO()
     _write(segment, buffer)
     return buffer.getbuffer()

@@ -60,7 +60,7 @@ def salvage_run(run_id: str, directory: Path | None = None) -> set[int]:
 
     To be called when no rank runs any more. directory: where to, instead of the directory each capture was opened with.
     Returns the ranks that never closed and were saved. A segment whose dump cannot be written, or would take the place
-    of another capture's, is told and kept.
+    of another capture's, is reported and kept.
     """
     unclosed = set()
     deadline = time.monotonic() + COLLECT_TIMEOUT_S  # the keepers of all dead ranks work at once

@@ -195,7 +195,7 @@ class Problem:
 
 
 def count_problems(problems: Iterable[Problem]) -> dict[str, int]:
-    """How often each kind was met. Lost records count once: they are told of launches, and again of their tracks."""
+    """How often each kind was met. Lost records count once: launches report them, and their tracks again."""
     counts: dict[str, int] = {}
     of_tracks = 0
     for problem in problems:

@@ -88,7 +88,7 @@ def _select_ranks(timeline: Timeline, ranks: Sequence[int]) -> Timeline:
 
 
 def _left_out(ranks: list[int], num_known: int) -> list[Problem]:
-    """What is left may have waited for them: whoever reads it has to know."""
+    """What is left may have waited for them: the reader has to know."""
     if not ranks:
         return []
     text = f"{len(ranks)} of {num_known} ranks left out: {number_ranges(ranks)}"

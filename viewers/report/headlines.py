@@ -13,7 +13,7 @@ from tracekern.timeline.model import ABSENT_KINDS
 from tracekern.viewers.report.questions.cause import describe_cost
 from tracekern.viewers.report.questions.path import describe_gain, describe_part
 
-_ALONE = "one rank: nobody else to wait for"
+_ALONE = "one rank: no other to wait for"
 _ROUNDING_NS = 2
 """A blame and both of its limits are whole ns."""
 
@@ -111,13 +111,13 @@ def _waiting(findings: Findings) -> str:
 
 def _who(findings: Findings) -> str:
     if len(findings.summary.ranks) < 2:
-        return f"nobody can be named: {_and(findings.absent)}" if findings.absent else _ALONE
+        return f"no rank can be named: {_and(findings.absent)}" if findings.absent else _ALONE
     if not findings.summary.aligned:
-        return "the clocks were not aligned: nobody can be named"
+        return "the clocks were not aligned: no rank can be named"
     verdict, blames = findings.culprit, findings.causes.blames
     if not blames or not verdict.candidates:
         if any(cost.target is Target.UNEXPLAINED for cost in findings.causes.costs):
-            return "nobody can be named: what the ranks waited for is not on record"
+            return "no rank can be named: what the ranks waited for is not on record"
         return "; ".join([nobody_named(findings) or "no rank made another one wait", *findings.absent])
     if verdict.rank is None:
         open_text = f"open between {ranks(verdict.candidates)}: the clocks do not tell them apart"
@@ -132,14 +132,13 @@ def _who(findings: Findings) -> str:
 
 
 def nobody_named(findings: Findings) -> str:
-    """Why nobody is, where waits are on record and the signals that ended them are not; else ""."""
+    """Why no rank is, where waits are on record and the signals that ended them are not; else ""."""
     unmatched_ns = int(findings.waits.unmatched.sum())
     if not unmatched_ns:
         return ""
     share = percent(unmatched_ns, int(findings.waits.wait_ns.sum()))
-    return (
-        f"nobody can be named: the signals that ended {share} of the waits, {duration(unmatched_ns)}, are not on record"
-    )
+    signals = f"the signals that ended {share} of the waits, {duration(unmatched_ns)}"
+    return f"no rank can be named: {signals}, are not on record"
 
 
 def _and(texts: list[str]) -> str:

@@ -30,7 +30,7 @@ class Cost:
     """What one cause made others wait."""
 
     rank: int
-    """Where it lies; of the link: the rank that sent. -1 where nobody knows."""
+    """Where it lies; of the link: the rank that sent. -1 where that is not known."""
     target: Target
     phase: Phase
     """Of target WORK: what took longer there. Of target LINK: the signals that took longer to send, or empty for the

@@ -21,7 +21,7 @@ from tracekern.timeline.model import EventClass, Float64, Int64, Mask, Timeline
 _NUM_WAITS = 1000
 _NUM_CHAINS = 20
 _MAX_SHOWN = 12
-"""Waits of one chain that are told."""
+"""Waits of one chain that a report shows."""
 
 
 class Target(enum.Enum):

@@ -109,7 +109,7 @@ class Waits:
     """At a block or grid barrier: the wait span of the warp that came last (maybe the row itself); -1."""
     rank: Int32
     peer: Int32
-    """The rank waited for: source of the signal, last at the barrier, or named by the wait; -1 where nobody knows."""
+    """The rank waited for: source of the signal, last at the barrier, or named by the wait; -1 where unknown."""
     track: Int32
     role: Int32
     """Index into `roles`."""

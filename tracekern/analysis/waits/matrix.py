@@ -75,7 +75,7 @@ class Polish:
 
 
 def wait_matrix(timeline: Timeline, waits: Waits) -> WaitMatrix:
-    """Sums of waits by waiting rank and peer. Waits for nobody known are left out."""
+    """Sums of waits by waiting rank and peer. Waits for an unknown rank are left out."""
     ranks = tuple(rank.rank for rank in timeline.ranks)
     index_of = np.full(max(ranks, default=-1) + 2, -1, np.int64)
     index_of[list(ranks)] = np.arange(len(ranks))

@@ -22,7 +22,7 @@ class WaitStatistic:
     phase: Phase | None
     role: str | None
     peer: int | None
-    """-1 where nobody knows whom the waits were for."""
+    """-1 where it is not known whom the waits were for."""
     count: int
     num_headless: int
     """Of them took longer than is on record: a flight recorder overwrote their begin."""

@@ -16,8 +16,8 @@ from tracekern.timeline.model import ClockFit, Int64, Rank
 MAX_HOST_RATE = 500e-6
 """Assumed: a host steers its wall clock by no more than this (the limit of adjtimex)."""
 MAX_HOST_DRIFT = 100e-6
-"""A wall clock that moves faster against the axis was set between two rounds, or is being steered hard: nobody can say
-what it did meanwhile."""
+"""A wall clock that moves faster against the axis was set between two rounds, or is being steered hard: what it
+did meanwhile cannot be said."""
 MAX_HOST_WANDER_PER_NS = 1e-6 / 1e9
 """Assumed: between two rounds the rate of the wall clock changes by no more than 1 ppm in a second."""
 MIN_BASELINE_NS = 1e9
@@ -127,7 +127,7 @@ def _combine(
 
 
 def _is_steady(course: Course) -> bool:
-    """Whether no round contradicts itself, or the one before by more than clocks drift: nobody set the wall clock."""
+    """Whether no round contradicts itself, or the one before by more than clocks drift: the wall clock was not set."""
     gap, moved = np.diff(course.time), np.abs(np.diff(course.offset))
     allowed = MAX_HOST_DRIFT * gap + course.error[:-1] + course.error[1:]
     return bool((course.error >= 0).all() and (gap > 0).all() and (moved <= allowed).all())

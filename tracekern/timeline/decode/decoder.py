@@ -1,4 +1,4 @@
-"""From one dump to a Timeline in ticks, and what was wrong with it. Right of here nobody knows bits.
+"""From one dump to a Timeline in ticks, and what was wrong with it. Later stages never see the binary format.
 
 Runs are decoded some at a time, in the order in which their tracks stand in the Timeline: the work stays in the cache,
 and the peak of memory is little more than the result.

@@ -10,7 +10,7 @@ from tracekern.viewers.report.frame import Answer, Figure, table
 from tracekern.viewers.report.headlines import charged, nobody_named
 from tracekern.viewers.report.question import Question
 
-_ALONE = "There is one rank: it can wait for nobody but itself."
+_ALONE = "There is one rank: it can wait only for itself."
 _MAX_NAMED = 8
 _MAX_FRAMED = 2
 

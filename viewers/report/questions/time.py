@@ -137,6 +137,6 @@ def _phase_table(findings: Findings) -> str:
     if headless := sum(phase.num_headless for phase in findings.phases):
         more += (
             f"<p class='aside'>Of {count(headless, 'wait')} the flight recorder overwrote the begin: they count in "
-            "sums from the oldest record of their warp on, and in no quantile: nobody knows how long they took.</p>"
+            "sums from the oldest record of their warp on, and in no quantile: how long they took is not known.</p>"
         )
     return table(["phase", "waits", "sum", "longest warp", "p50", "p99"], rows, numbers=5) + more
