@@ -64,7 +64,7 @@ asked:
 	@touch $@
 
 .venv/extension: .venv/demo setup.py pyproject.toml $(CSRC)
-	@echo "building the extension"
+	@echo "building the extension (a minute; with nvcc three)"
 	@$(PIP) --no-build-isolation --no-deps --editable .
 	@touch $@
 
