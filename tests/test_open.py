@@ -20,6 +20,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import numpy as np
 import pytest
+from captures import CaptureSpec, write_capture
 from timelines import WAIT, make_timeline
 from trace_processor import TraceProcessor
 
@@ -127,6 +128,20 @@ def test_serves_the_file_for_one_read_and_ends(trace):
         ask("GET", wanted)
 
 
+def test_a_capture_is_opened_as_the_trace_that_is_written_into_it(tmp_path):
+    capture = write_capture(tmp_path / "capture", CaptureSpec(num_ranks=2))
+    with opened(capture) as (process, url):
+        trace = capture / "trace.pftrace.gz"
+        assert f"wrote {trace}\n" in process.stderr.readline()
+        written = trace.stat().st_mtime_ns
+        target = ask("GET", urlsplit(url).path)[2]["Location"]
+        path = urlsplit(parse_qs(urlsplit(target).fragment.split("?", 1)[1])["url"][0]).path
+        assert ask("GET", path)[1] == trace.read_bytes()
+        assert process.wait(timeout=30) == 0
+    with opened(capture):
+        assert trace.stat().st_mtime_ns == written, "it is there already"
+
+
 def test_a_silent_connection_does_not_hold_up_the_reader(trace):
     with opened(trace) as (process, _), socket.create_connection(("127.0.0.1", PORT)):
         assert ask("GET", "/" + quote(trace.name))[0] == 200
@@ -176,7 +191,7 @@ def test_interrupt_ends_it(trace):
         ("missing.pftrace", None, "no such file"),
         ("empty.pftrace", b"", "is empty"),
         ("spans.parquet", b"PAR1", "Perfetto reads .pftrace and .json"),
-        ("capture", "folder", "wanted a trace file; "),
+        ("capture", "folder", "not a capture directory"),
         ("capture.json", b"{}", "describes a capture; wanted a trace"),
     ],
 )

@@ -40,7 +40,7 @@ _COMMANDS: dict[str, list[tuple[str, Callable[..., None], str]]] = {
         ("report", report.report, "tracekern report my-capture -o report.html"),
         ("merge", merge.merge, "tracekern merge node-0/ node-1/ -o trace.pftrace.gz"),
         ("export", export.export, "tracekern export my-capture -o spans.parquet"),
-        ("open", open_trace.open_trace, "tracekern open my-capture/trace.pftrace.gz"),
+        ("open", open_trace.open_trace, "tracekern open my-capture"),
         ("diff", diff.diff, "tracekern diff before/ after/ -o diff.html"),
     ],
     "Hold": [

