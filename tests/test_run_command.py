@@ -19,7 +19,7 @@ import pytest
 from tests.test_cli import refused
 from tracekern.analysis.summary import EventSummary
 from tracekern.cli.run import _longest_wait, _plans_of_all
-from tracekern.moe.families import VARIANTS
+from tracekern.moe.families import PLAIN_VARIANTS, VARIANTS
 from tracekern.moe.routing import ROUTINGS
 
 SMALL = ("--ranks", 4, "--tokens", 12, "--hidden", 96, "--experts", 8, "--topk", 3, "--iterations", 2)
@@ -90,6 +90,8 @@ def test_partitions_of_all_variants_are_for_the_one_that_has_some():
     given = {"ranks": 4, "experts": 8, "topk": 3, "family_options": {"partitions": 3}, "variant": "all"}
     wanted = {name: {"partitions": 3} if name == "pipelined" else {} for name in VARIANTS}
     assert {plan.variant: plan.family_options for plan in _plans_of_all(given)} == wanted
+    on_gpus = [plan.variant for plan in _plans_of_all({**given, "backend": "cuda"})]
+    assert on_gpus == [name for name in VARIANTS if name not in PLAIN_VARIANTS]
 
 
 def test_a_wait_that_never_ended_is_told_beside_the_longest():
@@ -255,3 +257,9 @@ def test_a_run_that_does_not_fit_into_memory_is_refused_before_it_starts(tmp_pat
     assert re.search(r"run moe needs [\d.]+ TiB of (shared )?memory, [\d.]+ .iB are free ", much), much
     limited = said("--tokens", "4096", "--hidden", "7168", limit_bytes=3 << 30)
     assert re.search(r"needs [\d.]+ GiB of address space a rank, [\d.]+ .iB are free by `ulimit -v`", limited), limited
+
+
+@pytest.mark.skipif(bool(list(Path("/dev").glob("nvidia[0-9]*"))), reason="a GPU is here")
+def test_without_a_gpu_all_ranks_say_so_once(command_line):
+    result = command_line("run", "moe", *SMALL, "--no-trace", "--backend", "cuda")
+    assert (result.returncode, result.stderr) == (2, "tracekern: torch finds no GPU here; take the backend cpu\n")

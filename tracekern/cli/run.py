@@ -163,12 +163,12 @@ def _naming_options(context: typer.Context) -> Iterator[None]:
 
 def _plans_of_all(given: dict[str, Any]) -> list[MoeRun]:
     """A run of each variant, with the options of families that it takes."""
-    from tracekern.moe.families import VARIANTS, takes_option
+    from tracekern.moe.families import FAMILY_OF, VARIANTS, takes_option
     from tracekern.moe.run import MoeRun
 
     options = given["family_options"]
     plans = []
-    for variant in VARIANTS:
+    for variant in FAMILY_OF if given.get("backend") == "cuda" else VARIANTS:  # the others run on the CPU only
         own = {name: value for name, value in options.items() if takes_option(variant, name)}
         plans.append(MoeRun(**{**given, "variant": variant, "family_options": own}))
     return plans

@@ -51,7 +51,7 @@ def main() -> int:
     reports_dir = os.environ.get("TRACEKERN_MOE_REPORTS")
     if reports_dir:
         Path(reports_dir, f"rank_{rank}.json").write_text(json.dumps(dataclasses.asdict(report)))
-    if report.error:
+    elif report.error:  # else it is in the report, and said once for all ranks
         sys.stderr.write(report.error + "\n")
     return report.exit_code
 
