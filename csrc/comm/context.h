@@ -50,7 +50,7 @@ TK_DEVICE WaitResult record_wait(Context& context, Wait wait, [[maybe_unused]] F
 }
 
 // Whom a wait of these begin fields is for: the peer, which comes first, and its slot, which comes second; this rank
-// itself where they name nobody.
+// itself where there are none.
 template <class Context, class... Fields>
 TK_DEVICE WaitFor wait_for(const Context& context, Fields... fields) {
     const uint32_t known[sizeof...(Fields) + 2] = {fields...};
