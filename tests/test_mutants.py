@@ -122,8 +122,8 @@ def test_without_a_fault_the_same_run_is_right(name):
 
 # More experts and choices than a warp has lanes, so that several warps share each loop.
 WIDE = Shape(ranks=2, blocks=2, warps=3, tokens=24, experts=128, iterations=30)
-BLOCK_SYNC = re.compile(r"\b(?:warp\.block_sync\(\)|TK_END_AFTER_BARRIER\(warp\));")
-BLOCK_SYNC_FILES = ("comm/barrier.h", "moe/p2p/dispatch.h", "moe/p2p/combine.h", "moe/p2p/dedup_combine.h")
+BLOCK_SYNC = re.compile(r"\b(?:(warp)\.block_sync\(\)|TK_END_AFTER_BARRIER\(((?:context\.)?warp)\));")
+BLOCK_SYNC_FILES = ("comm/barrier.h", "moe/p2p/dispatch.h", "moe/p2p/combine.h")
 # The flag variant uses the grid barrier too; in the others a block may have no token, and no barrier but its first.
 BLOCK_SYNC_VARIANTS = ("flag", "balanced", "pipelined")
 NUM_BLOCK_SYNCS = sum(len(BLOCK_SYNC.findall((CSRC / name).read_text())) for name in BLOCK_SYNC_FILES)
@@ -137,8 +137,9 @@ def numbered(tmp_path_factory) -> Path:
     site = 0
     for name in BLOCK_SYNC_FILES:
         text = (copy / name).read_text()
-        while BLOCK_SYNC.search(text):
-            text = BLOCK_SYNC.sub(f"(left_out({site}) ? void() : warp.block_sync ());", text, count=1)
+        while found := BLOCK_SYNC.search(text):
+            barrier = f"(left_out({site}) ? void() : {found[1] or found[2]}.block_sync ());"
+            text = text[: found.start()] + barrier + text[found.end() :]
             site += 1
         (copy / name).write_text(text)
     perturb = copy / "comm/perturb.h"
