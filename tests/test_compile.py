@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import re
+import sysconfig
 from pathlib import Path
 
+import pybind11
 import pytest
 from kernel_names import readable
 from toolchains import (
@@ -252,3 +254,13 @@ def test_amd_reads_the_clock_and_orders_with_the_system(source, target):
 @pytest.mark.parametrize("name", ["recorder.cu", "links.cu"])
 def test_programs_of_benchmarks_compile(name):
     compile_cached((*NVCC, "-c"), ROOT / "benchmarks" / name, f".{name}.o")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("source", ["python_api_cuda.cu", "apis/cuda.cu", "apis/capture.cu", "moe/p2p/bindings.cu"])
+def test_the_host_side_of_the_gpu_build_compiles(source):
+    """Where no GPU is the extension is built without it."""
+    includes = [f"-I{pybind11.get_include()}", f"-I{sysconfig.get_paths()['include']}"]
+    lenient = [word for word in NVCC if word not in ("-Werror", "all-warnings")]  # of pybind11's headers
+    command = (*lenient, *includes, "-DTK_KERNEL_TABLE", "-DTK_FAMILIES=FAMILY(p2p)", "-O0", "-c", f"-I{CSRC}")
+    compile_cached(command, CSRC / source, f".{Path(source).stem}.o")

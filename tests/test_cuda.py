@@ -71,7 +71,7 @@ def refused(group: Group, fails: str) -> tuple[str, int]:
     [
         (
             "allocation",
-            "rank 1: the symmetric heap wants 0.5 GiB, 1.0 GiB of 2.0 GiB are free on GPU 1; make the shape smaller, "
+            "rank 1: the symmetric heap wants 512.0 MiB, 1.0 GiB of 2.0 GiB are free on GPU 1; make the shape smaller, "
             "or end what fills it",
         ),
         (

@@ -12,6 +12,7 @@
 #include "apis/names.hpp"
 #include "moe/config.h"
 #include "moe/context.h"
+#include "trace/trace_choice.h"
 
 namespace tracekern {
 

@@ -61,12 +61,13 @@ void with_recorder(TraceChoice launch, F f) {
     });
 }
 
-// Calls f.operator()<Rec>() for each recorder type that with_recorder() may choose, so that all bodies of a kernel can
-// be loaded before one of them runs.
+// Calls f(trace) with a Rec::Args of each recorder type that with_recorder() may choose, so that all bodies of a kernel
+// can be loaded before one of them runs.
 template <class F>
 void for_each_recorder(F f) {
-    f.template operator()<Recorder<false>>();
-    for (const RecordFormat format : kCaptureFormats) with_recorder_type(true, format, f);
+    const auto call = [&]<class Rec>() { f(typename Rec::Args{}); };
+    with_recorder_type(false, RecordFormat::wide, call);
+    for (const RecordFormat format : kCaptureFormats) with_recorder_type(true, format, call);
 }
 
 }  // namespace tracekern

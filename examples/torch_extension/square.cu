@@ -48,9 +48,9 @@ void launch_square(float* matrix, uint32_t num_rows, uint32_t num_columns, const
 }
 
 void load_square() {
-    for_each_recorder([]<class Rec>() {
+    for_each_recorder([](auto trace) {
         cudaFuncAttributes attributes;
-        check(cudaFuncGetAttributes(&attributes, square_rows<typename Rec::Args>), "square_rows");
+        check(cudaFuncGetAttributes(&attributes, square_rows<decltype(trace)>), "square_rows");
     });
 }
 
