@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from tracekern.timeline.model import OPEN_END, EventClass, Field, Timeline
+from tracekern.timeline.model import OPEN_END, EventClass, Field, Timeline, TrackKind
 
 Slice = tuple[str, int, int, tuple[tuple[str, Any], ...]]
 """(name, start, duration, arguments)."""
@@ -64,8 +64,10 @@ def span_slice(timeline: Timeline, index: int) -> Slice:
         arguments["open"] = True
     else:
         for field, value in zip(kind.end_fields, unpack(kind.end_fields, int(spans.end_payload[index])), strict=True):
-            reserved = {"launch", "epoch", "open"} | {begin.name for begin in kind.begin_fields}
+            reserved = {"launch", "epoch", "open", "released_by"} | {begin.name for begin in kind.begin_fields}
             arguments["end_" + field.name if field.name in reserved else field.name] = value
+    if (releaser := last_signal(timeline, index)) is not None:
+        arguments["released_by"] = place(timeline, releaser)
     name = kind.name
     if kind.event_class is EventClass.HOST:
         name = timeline.host_names[int(spans.begin_payload[index])]
@@ -73,6 +75,33 @@ def span_slice(timeline: Timeline, index: int) -> Slice:
         name = timeline.launches[launch].name
     start = int(spans.start[index])
     return name, start, draw_end(timeline, index) - start, tuple(sorted(arguments.items()))
+
+
+def last_signal(timeline: Timeline, wait: int) -> int | None:
+    """Of the signals with an arrow to `wait` the one that arrived last; of two at once the later row of the picture."""
+    spans, end = timeline.spans, draw_end(timeline, wait)
+    signals = [
+        signal
+        for signal, its_wait in zip(timeline.flows.signal.tolist(), timeline.flows.wait.tolist(), strict=True)
+        if its_wait == wait and end > spans.start[signal] and spans.end[wait] != OPEN_END
+    ]
+
+    def arrival(signal: int) -> tuple[int, ...]:
+        ends = draw_end(timeline, signal)
+        return min(ends, end), int(spans.track[signal]), int(spans.start[signal]), -ends, signal
+
+    return max(signals, key=arrival, default=None)
+
+
+def place(timeline: Timeline, index: int) -> str:
+    """Where a kernel's span is: rank, block, warp and event."""
+    track = timeline.tracks[timeline.spans.track[index]]
+    rank = next((rank.label for rank in timeline.ranks if rank.rank == track.rank), "") or f"rank {track.rank}"
+    if track.kind is TrackKind.DEVICE:
+        row = f"block {track.block:03} warp {track.warp:02} {track.role}".rstrip()
+    else:
+        row = track.name
+    return f"{rank} {row}: {timeline.events[timeline.spans.event[index]].name}"
 
 
 def mark_slice(timeline: Timeline, index: int) -> Slice:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -16,13 +17,17 @@ from hypothesis import HealthCheck, given, settings
 from timelines import COPY, HOST, LAUNCH, WAIT, make_launch, make_rank, make_spans, make_timeline, timelines
 from trace_processor import TraceProcessor, assert_no_loss
 
+from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.errors import BadInput
 from tracekern.export import labels
 from tracekern.export.formats.perfetto import FLOWS_SQL, write_perfetto
 from tracekern.export.rows import lay_out
 from tracekern.timeline.counters import count_events
+from tracekern.timeline.load import load as load_capture
 from tracekern.timeline.model import Flows, Marks, Problem, Spans, Timeline, Track, TrackKind
 
+MARK = re.compile("^(longest wait|released it): .* · ")
+TRACES = Path(__file__).parent.parent / "traces"
 OURS = "s.category not in ('flow', 'problem') and s.category is not null"
 
 
@@ -34,8 +39,9 @@ def load(timeline: Timeline, path: Path, **options: object) -> TraceProcessor:
 
 
 def row_names(processor: TraceProcessor) -> dict[int, tuple[str, ...]]:
-    """Track id -> names from the root down."""
+    """Track id -> names from the root down, without the marks of the longest wait."""
     tracks = {row[0]: row[1:] for row in processor.query("select id, parent_id, name from track")}
+    tracks = {key: (parent, MARK.sub("", name)) for key, (parent, name) in tracks.items()}
 
     def path(track_id: int | None) -> tuple[str, ...]:
         return () if track_id is None else (*path(tracks[track_id][0]), tracks[track_id][1])
@@ -65,7 +71,7 @@ def row_of_track(timeline: Timeline, track_idx: int) -> tuple[str, ...]:
         return (rank_row,)
     if track.kind == TrackKind.HOST:
         return rank_row, track.name
-    return rank_row, f"block {track.block:03}", f"warp {track.warp:02} {track.role}".rstrip()
+    return rank_row, "blocks", f"block {track.block:03}", f"warp {track.warp:02} {track.role}".rstrip()
 
 
 def check_picture(timeline: Timeline, path: Path) -> TraceProcessor:
@@ -200,7 +206,44 @@ def test_counters_stand_below_their_rank(tmp_path: Path):
     rows_of = {rank: [name for of_rank, name in ordered if of_rank == rank] for rank, _ in ordered}
     assert len(rows_of) == 2
     for names in rows_of.values():
-        assert names[:3] == ["stalled warps", "token in flight", "thread main"]
+        assert names == ["thread main", "blocks", "stalled warps", "token in flight"]
+
+
+def test_the_rows_of_the_longest_wait_and_of_its_signal_are_marked(tmp_path: Path):
+    timeline = load_capture(TRACES / "h200x4")
+    waits, spans = analyze_waits(timeline), timeline.spans
+    at = int((waits.wait_ns * (waits.signal >= 0)).argmax())
+    wanted = []
+    for words, span in (("longest wait", waits.row[at]), ("released it", waits.signal[at])):
+        track = timeline.tracks[spans.track[span]]
+        wanted.append(f"{words}: rank {track.rank} · {labels.warp_label(track)}")
+    processor = load(timeline, tmp_path / "trace.pftrace")
+    assert [
+        name for (name,) in processor.query("select name from track where name glob '*: rank *' order by 1")
+    ] == wanted
+
+
+def test_lanes_of_torch_are_a_group_at_the_end(tmp_path: Path):
+    processor = load(load_capture(TRACES / "h200x4_late_host"), tmp_path / "trace.pftrace")
+    below = [names[2:] for names in row_names(processor).values() if len(names) > 2]
+    assert {names[0] for names in below if names[-1].startswith("torch ")} == {"torch profiler"}
+    assert {len(names) for names in below if names[0] == "torch profiler"} == {1, 2}
+
+
+def test_of_too_many_arrows_those_of_the_longest_waits_are_drawn(tmp_path: Path):
+    timeline = load_capture(TRACES / "h200x4")
+    path = tmp_path / "trace.pftrace"
+    stats = write_perfetto(timeline, path, max_flows=100)
+    processor = TraceProcessor(path)
+    assert (stats.flows, stats.flows_left_out) == (100, len(timeline.flows) - 100)
+    assert processor.scalar("select count(*) from flow") == 100
+    spans, wait = timeline.spans, timeline.flows.wait
+    wait_ns = np.sort((spans.end - spans.start)[wait])
+    drawn = [dur for (dur,) in processor.query(f"select s.dur from ({FLOWS_SQL}) f join slice s on s.id = f.wait_id")]
+    assert sorted(drawn) == wait_ns[-100:].tolist()
+    said = processor.scalar("select count(extract_arg(arg_set_id, 'debug.released_by')) from slice")
+    assert said == len(np.unique(wait)), "what released a wait is said without an arrow, too"
+    assert "1,828 arrows of shorter waits left out" in processor.scalar("select name from slice where category is null")
 
 
 def test_ranks_stand_in_order(tmp_path: Path):
@@ -224,7 +267,8 @@ def test_the_order_of_a_rank_of_very_many_warps_is_an_int32():
     timeline = make_timeline(1).replace(tracks=tracks, spans=spans, flows=Flows(), marks=Marks())
     rows = lay_out(timeline).rows
     assert max(row.order for row in rows) < 1 << 31
-    of_blocks = [row.order for row in rows if row.parent_uuid == rows[1].uuid]
+    (group,) = (row for row in rows if row.name == "blocks")
+    of_blocks = [row.order for row in rows if row.parent_uuid == group.uuid]
     assert len(of_blocks) == blocks
     assert of_blocks == sorted(set(of_blocks))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from timelines import COPY, WAIT, make_launch, make_timeline, overwrite_begins
+from timelines import COPY, make_launch, make_timeline, overwrite_begins
 from trace_processor import TraceProcessor, assert_no_loss
 
 from tracekern.analysis.doubt import blame_ranks
@@ -17,9 +17,9 @@ from tracekern.analysis.waits.statistics import wait_statistics
 from tracekern.export.formats.perfetto import write_perfetto
 from tracekern.timeline.counters import count_events
 from tracekern.timeline.load import load
-from tracekern.timeline.model import OPEN_END, EventClass, Timeline, TrackKind, unpack_field
+from tracekern.timeline.model import OPEN_END, EventClass, Timeline, TrackKind
 from tracekern.timeline.side_by_side import side_by_side
-from tracekern.viewers import perfetto_ui, queries
+from tracekern.viewers import queries
 
 TRACES = Path(__file__).parent.parent / "traces"
 
@@ -134,34 +134,15 @@ def test_quantiles_of_phases(case):
         assert (p50, p99) == pytest.approx(tuple(np.quantile(whole, (0.5, 0.99))))
 
 
-def test_the_pinned_rows_say_for_whom_and_from_whom(case):
-    """What `open` pins of the longest wait that a signal of another rank released."""
-    timeline, waits = case.timeline, case.waits
-    is_between = (waits.signal >= 0) & (waits.peer != waits.rank)
-    at = np.flatnonzero(is_between)[waits.wait_ns[is_between].argmax()]
-    spans = timeline.spans
-    (row, signal), peer = (int(column[at]) for column in (waits.row, waits.signal)), waits.peer[at]
-    wait = perfetto_ui.Wait(int(spans.start[row]), int(waits.wait_ns[at]), "")
-    names = timeline.events[spans.event[row]].name, timeline.events[spans.event[signal]].name
-    shown = [dict(zip(("id", "ts", "dur", "name"), one, strict=True)) for one in case.query(perfetto_ui.wait_row(wait))]
-    assert [one["name"] for one in shown if one["ts"] == wait.ts] == [f"{names[0]} for rank {peer}"]
-    released = [(ts, name) for _, ts, _, name in case.query(perfetto_ui.releaser_row(wait))]
-    assert (spans.start[signal], f"rank {peer}: {names[1]}") in released
-
-
-def test_the_pinned_row_of_a_wait_that_never_ended_says_for_whom(tmp_path):
-    spans, ranks = BY_HAND.spans, BY_HAND.track_ranks()
-    (row, *_) = np.flatnonzero((spans.event == WAIT) & (ranks[spans.track] == 1)).tolist()
-    end = spans.end.copy()
-    end[row] = OPEN_END
-    path = tmp_path / "trace.pftrace.gz"
-    hung = Case(BY_HAND.replace(spans=dataclasses.replace(spans, end=end)), path)
-    wait = perfetto_ui.find_longest_wait(path)
-    assert wait is not None
-    peer = unpack_field(BY_HAND.events[WAIT].begin_fields, "peer", spans.begin_payload[[row]])[0]
-    assert {name for _, ts, _, name in hung.query(perfetto_ui.wait_row(wait)) if ts == wait.ts} == {
-        f"wait_token for rank {peer}"
-    }
+def test_the_slice_of_a_wait_says_what_released_it(case):
+    timeline, waits, shift = case.timeline, case.waits, max(0, -int(case.timeline.spans.start.min()))
+    spans, wanted = timeline.spans, []
+    for row, signal in zip(waits.row.tolist(), waits.signal.tolist(), strict=True):
+        if signal >= 0 and spans.end[row] > spans.start[signal]:
+            track, event = timeline.tracks[spans.track[signal]], timeline.events[spans.event[signal]].name
+            block = f"block {track.block:03} warp {track.warp:02} {track.role}".rstrip()
+            wanted.append((int(spans.start[row]) + shift, f"rank {track.rank} {block}: {event}"))
+    assert sorted(case.query("select ts, released_by from tk_wait where released_by is not null")) == sorted(wanted)
 
 
 def test_longest_waits(case):

@@ -38,7 +38,7 @@ def test_pictures_by_suffix(tmp_path: Path, suffix: str):
 @pytest.mark.parametrize(
     ("suffix", "rows"),
     [
-        (".pftrace", ["warp 00", "rank 1 ±800 ns", "rank 1 ±800 ns", "tracekern: moe dispatch"]),
+        (".pftrace", ["longest wait: rank 0 · warp 00", "rank 1 ±800 ns", "rank 1 ±800 ns", "tracekern: moe dispatch"]),
         (".json", ["block 000 warp 00", "problems", "problems", "problems"]),
     ],
 )

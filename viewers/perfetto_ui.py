@@ -23,11 +23,16 @@ TRACE_FOLDER = "/trace/"
 """Where `open --offline` serves the trace, next to the UI's own files."""
 
 _HEAD_BYTES = 32 << 20
-_LONGEST_WAIT = re.compile(rb"longest_wait.{1,8}?ts (\d+) dur (\d+) \(([^\0-\x1f\")]{1,200})\)", re.DOTALL)
-"""As tracekern.export.labels writes it, in protobuf and in JSON alike. Between name and text stand any bytes: in
-protobuf one is the length of the text."""
+_LONGEST_WAIT = re.compile(rb"longest_wait.{1,8}?ts (\d+) dur (\d+) \(([^\0-\x1f\")]{1,400})\)", re.DOTALL)
+"""As tracekern.export.labels writes it, in protobuf and in JSON alike. Between name and text are any bytes: in protobuf
+one is the length of the text."""
+_NUM_FLOWS = re.compile(rb"num_flows.{1,8}?(\d+) of \d+", re.DOTALL)
 
-_RANK = re.compile(r"(?:.*? )?rank \d+")
+MAX_FLOWS = 20_000
+"""How many arrows `open` draws. The UI draws all those of a selected area in every frame; 36,000 take it a second."""
+
+_RANK = re.compile(r"(?:.*? )??rank \d+")
+_RELEASED_BY = "; released by "
 
 
 @dataclass(frozen=True)
@@ -38,16 +43,41 @@ class Wait:
     dur: int
     text: str
 
+    @property
+    def rank(self) -> str:
+        """The name of the waiting rank, "" where the text has none."""
+        return _rank_in(self.text)
+
+    @property
+    def releaser(self) -> str:
+        """The name of the rank whose signal ended the wait, "" where the trace has no such signal."""
+        return _rank_in(self.text.partition(_RELEASED_BY)[2])
+
 
 def find_longest_wait(trace: Path) -> Wait | None:
     """The wait that a trace of tracekern names in its first part; None for any other trace."""
+    found = _LONGEST_WAIT.search(_head(trace))
+    return Wait(int(found[1]), int(found[2]), found[3].decode("utf-8", "replace")) if found else None
+
+
+def count_flows(trace: Path) -> int:
+    """The number of arrows in a trace of tracekern; 0 for any other trace."""
+    found = _NUM_FLOWS.search(_head(trace))
+    return int(found[1]) if found else 0
+
+
+def _head(trace: Path) -> bytes:
     open_file = gzip.open if trace.name.endswith(".gz") else open
     try:
         with open_file(trace, "rb") as file:
-            found = _LONGEST_WAIT.search(file.read(_HEAD_BYTES))
+            return file.read(_HEAD_BYTES)
     except (OSError, EOFError, zlib.error):  # a damaged file: the UI says what is wrong with it
-        return None
-    return Wait(int(found[1]), int(found[2]), found[3].decode("utf-8", "replace")) if found else None
+        return b""
+
+
+def _rank_in(text: str) -> str:
+    found = _RANK.match(text)
+    return found[0] if found else ""
 
 
 def online_url(trace: Path) -> str:
@@ -93,48 +123,22 @@ def _fragment(trace_url: str, trace: Path) -> str:
 
 
 def _startup_commands(wait: Wait | None) -> list[dict[str, Any]]:
-    commands = [_command("ExpandTracksByRegex", "(^| )rank \\d+")]  # of two captures `A rank 0`
-    if wait:
-        commands.insert(0, _command("RunQuery", queries.definitions()))
-        # A debug track is pinned by itself. Real rows can be pinned by name alone, and warps share theirs.
-        rank = _RANK.match(wait.text)  # no more than that: the UI cuts a longer title in its middle
-        commands += [
-            _command("AddDebugSliceTrack", wait_row(wait), f"longest wait: {rank[0] if rank else wait.text}"),
-            _command("AddDebugSliceTrack", releaser_row(wait), "what released it"),
-        ]
-    return commands
+    if not wait:
+        return [_command("ExpandTracksByRegex", r"^rank \d+")]
+    longest = queries.query("tk_longest_waits")
+    ranks = "|".join(sorted({re.escape(rank) for rank in (wait.rank, wait.releaser) if rank}))
+    return [
+        # The names that tracekern.export.labels gives to these two rows and to no other.
+        _command("PinTracksByRegex", "^longest wait: "),
+        _command("PinTracksByRegex", "^released it: "),
+        _command("ExpandTracksByRegex", f"^({ranks})( |$)"),
+        _command("RunQuery", queries.definitions()),
+        _command("RunQueryAndShowTab", longest),
+        # Meanwhile the selection has opened the way to its row, which is pinned: back to a picture of the ranks.
+        _command("RunQuery", longest),
+        _command("CollapseTracksByRegex", "^blocks$"),
+    ]
 
 
 def _command(name: str, *args: str) -> dict[str, Any]:
     return {"id": f"dev.perfetto.{name}", "args": list(args)}
-
-
-def wait_row(wait: Wait) -> str:
-    """SQL of the row that is pinned first."""
-    return _row_of(_slice(wait))
-
-
-def releaser_row(wait: Wait) -> str:
-    """SQL of the row with the signal that released it."""
-    return _row_of(_releaser(wait))
-
-
-def _slice(wait: Wait) -> str:
-    return f"select id, track_id from slice where ts={wait.ts} and dur={wait.dur} and category='wait' limit 1"
-
-
-def _releaser(wait: Wait) -> str:
-    signal = f"select signal_id from tk_wait where id=(select id from ({_slice(wait)}))"
-    return f"select id, track_id from slice where id=({signal})"
-
-
-def _row_of(chosen: str) -> str:
-    """All of the row that the slice `chosen` lies on. Waits say for which other rank, signals from which: a pinned row
-    stands far from its rank."""
-    peer = "coalesce(w.peer, iif(s.category = 'wait', extract_arg(s.arg_set_id, 'debug.peer'), null))"
-    whom = f"coalesce(' for rank ' || nullif({peer}, t.rank), '')"
-    name = f"iif(s.category = 'signal', 'rank ' || t.rank || ': ' || s.name, s.name || {whom})"
-    return (
-        f"select s.id, s.ts, s.dur, {name} as name from slice s join tk_track t using (track_id) "
-        f"left join tk_wait w on w.id = s.id where s.track_id=(select track_id from ({chosen})) and s.dur > 0"
-    )

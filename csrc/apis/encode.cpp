@@ -84,6 +84,7 @@ encode::TraceTables trace_tables(const py::dict& tables) {
     result.lane_stride = tables["lane_stride"].cast<uint64_t>();
     result.time_shift = tables["time_shift"].cast<int64_t>();
     result.open_iid = tables["open_iid"].cast<uint32_t>();
+    result.released_by_iid = tables["released_by_iid"].cast<uint32_t>();
     result.sent_iid = tables["sent_iid"].cast<uint32_t>();
     result.released_iid = tables["released_iid"].cast<uint32_t>();
     result.flow_category_iid = tables["flow_category_iid"].cast<uint32_t>();
@@ -137,6 +138,7 @@ private:
                 column<int64_t>(spans, "draw_end", count).data(),
                 column<uint64_t>(spans, "begin_payload", count).data(),
                 column<uint64_t>(spans, "end_payload", count).data(),
+                column<uint32_t>(spans, "releaser_iid", count).data(),
                 static_cast<size_t>(count)};
     }
 

@@ -20,14 +20,15 @@ constexpr uint8_t kNameIid = 0x50;                     // TrackEvent.name_iid
 constexpr uint8_t kCategoryIids = 0x18;                // TrackEvent.category_iids
 constexpr uint8_t kDebugAnnotations = 0x22;            // TrackEvent.debug_annotations
 constexpr uint8_t kAnnotationNameIid = 0x08;           // DebugAnnotation.name_iid
-constexpr uint8_t kAnnotationBool = 0x10;              // DebugAnnotation.bool_value
-constexpr uint8_t kAnnotationInt = 0x20;               // DebugAnnotation.int_value
+constexpr uint32_t kAnnotationBool = 2 << 3;           // DebugAnnotation.bool_value
+constexpr uint32_t kAnnotationInt = 4 << 3;            // DebugAnnotation.int_value
+constexpr uint32_t kAnnotationTextIid = 17 << 3;       // DebugAnnotation.string_value_iid
 constexpr uint32_t kFlowIds = 47 << 3 | 1;             // TrackEvent.flow_ids
 constexpr uint32_t kTerminatingFlowIds = 48 << 3 | 1;  // TrackEvent.terminating_flow_ids
 
 enum EventType : uint8_t { kSliceBegin = 1, kSliceEnd = 2, kInstant = 3 };
 
-constexpr size_t kFixedPacketBytes = 96;  // tags, lengths, time, uuid, name, category, sequence, `open`
+constexpr size_t kFixedPacketBytes = 112;  // tags, lengths, time, uuid, name, category, sequence, `open`, `released_by`
 constexpr size_t kMaxAnnotationBytes = 24;
 constexpr size_t kFlowIdBytes = 10;
 
@@ -60,11 +61,11 @@ public:
         }
     }
 
-    void annotation(uint32_t name_iid, uint8_t value_tag, uint64_t value) {
+    void annotation(uint32_t name_iid, uint32_t value_tag, uint64_t value) {
         MessageByte* length = writer_.open_message(kDebugAnnotations);
         writer_.byte(kAnnotationNameIid);
         writer_.varint(name_iid);
-        writer_.byte(value_tag);
+        writer_.varint(value_tag);
         writer_.varint(value);
         writer_.close_message(length);
     }
@@ -198,6 +199,9 @@ void PerfettoEncoder::end_span(ProtoWriter& writer, const OpenSpan& open) const 
     Packet packet(writer, time, kSliceEnd, open.uuid);
     if (spans_.end[open.span_idx] != kOpenEnd) {
         packet.fields(tables_.events[spans_.event[open.span_idx]].end_fields, spans_.end_payload[open.span_idx]);
+    }
+    if (const uint32_t releaser_iid = spans_.releaser_iid[open.span_idx]) {
+        packet.annotation(tables_.released_by_iid, kAnnotationTextIid, releaser_iid);
     }
     packet.finish(current_sequence());
 }

@@ -23,6 +23,7 @@ struct SpanColumns {
     const int64_t* draw_end;  // where the picture ends it; equals `end` for closed spans
     const uint64_t* begin_payload;
     const uint64_t* end_payload;
+    const uint32_t* releaser_iid;  // of the text that says what released a wait; 0: none
     size_t count;
 };
 
@@ -82,7 +83,8 @@ struct TraceTables {
     uint64_t lane_stride;  // lane l of a track has uuid + l * lane_stride
     int64_t time_shift;    // added to every time: Perfetto's are unsigned
     uint32_t open_iid;     // annotation `open: true` of a span that never closed
-    uint32_t sent_iid;     // names of the instants that flows start from and end at
+    uint32_t released_by_iid;
+    uint32_t sent_iid;  // names of the instants that flows start from and end at
     uint32_t released_iid;
     uint32_t flow_category_iid;
 };

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import webbrowser
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from socket import gethostname
-from typing import Annotated
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
 
 from tracekern.cli.output import note, program, progress, warnings_as_notes, working
 from tracekern.errors import BadInput
+
+if TYPE_CHECKING:
+    from tracekern.timeline.model import Timeline
 
 
 def open_trace(
@@ -25,13 +31,20 @@ def open_trace(
 ) -> None:
     """Show a trace in ui.perfetto.dev, selected at its longest wait.
 
-    Writes the trace of a capture that has none yet, into the capture. The file is handed to this machine's browser
-    alone, for one read; it is not uploaded.
+    Writes the trace of a capture that has none yet, into the capture. Where a capture has very many arrows, those of
+    the longest waits are drawn. The file is handed to this machine's browser alone, for one read; it is not uploaded.
     """
+    with TemporaryDirectory(prefix="tracekern-open-") as folder:
+        file = _trace_of(what, Path(folder)) if what.is_dir() else what
+        _check(file)
+        _show(file, offline, no_browser)
+
+
+def _show(file: Path, offline: bool, no_browser: bool) -> None:
     from tracekern.viewers import perfetto_ui, queries, serve
 
-    file = _trace_of(what) if what.is_dir() else what
-    _check(file)
+    if (num_flows := perfetto_ui.count_flows(file)) > perfetto_ui.MAX_FLOWS:
+        note(f"{num_flows:,} arrows: selecting an area freezes the UI; `open` of the capture draws the longest waits'")
     if wait := perfetto_ui.find_longest_wait(file):
         note(f"selected: the longest wait, {wait.text}")
         note(f"SQL in the UI: type :select * from {queries.names()[-1]}; all queries are in {queries.FOLDER}")
@@ -50,26 +63,49 @@ def open_trace(
         note(f"{file} was read")
 
 
-def _trace_of(capture: Path) -> Path:
-    """The trace in a capture directory, written now where there is none or where it is older than a dump."""
+def _trace_of(capture: Path, folder: Path) -> Path:
+    """The trace in a capture directory, written now where there is none or where it is older than a dump.
+
+    Where it has more arrows than the UI can bear, another one in `folder`, with those of the longest waits.
+    """
     from tracekern.dump.format import TRACE_NAME
+    from tracekern.export.formats.perfetto import write_perfetto
     from tracekern.export.write import save
-    from tracekern.timeline.load import load
+    from tracekern.viewers.perfetto_ui import MAX_FLOWS, count_flows
 
     trace = capture / TRACE_NAME
     dumps = list(capture.glob("*.tkdump"))
-    if trace.exists() and all(dump.stat().st_mtime <= trace.stat().st_mtime for dump in dumps):
+    timeline = None
+    if not trace.exists() or any(dump.stat().st_mtime > trace.stat().st_mtime for dump in dumps):
+        timeline = _load(capture)
+        _write(save, timeline, trace)
+        note(f"wrote {trace}")
+    num_flows = count_flows(trace)
+    if num_flows <= MAX_FLOWS:
         return trace
+    view = folder / f"{capture.resolve().name}-longest-waits.pftrace.gz"
+    _write(partial(write_perfetto, max_flows=MAX_FLOWS), timeline or _load(capture), view)
+    note(
+        f"{num_flows - MAX_FLOWS:,} of {num_flows:,} arrows left out, those of the shorter waits, and with them their "
+        f"columns late and drain in SQL; {trace} has all"
+    )
+    return view
+
+
+def _load(capture: Path) -> Timeline:
+    from tracekern.timeline.load import load
+
     try:
         with working("reading and aligning the capture"):
-            timeline = load(capture, partial=True)
+            return load(capture, partial=True)
     except BadInput as error:
         raise BadInput(f"open: {error}") from None
+
+
+def _write(write: Callable[..., object], timeline: Timeline, trace: Path) -> None:
     with warnings_as_notes(), progress() as bar:
         task = bar.add_task(f"writing {trace.name}", total=None)
-        save(timeline, trace, progress=lambda done, total: bar.update(task, completed=done, total=total))
-    note(f"wrote {trace}")
-    return trace
+        write(timeline, trace, progress=lambda done, total: bar.update(task, completed=done, total=total))
 
 
 def _check(file: Path) -> None:

@@ -99,9 +99,9 @@ def program() -> str:
     return "tracekern" if found and os.path.samefile(found, called) else os.path.relpath(called)
 
 
-def show_it(trace: Path) -> str:
-    """What opens a Perfetto trace, for a line to copy."""
-    return f"show it: {program()} {shlex.join(['open', str(trace)])}"
+def show_it(what: Path) -> str:
+    """The command that opens a capture or a trace, to be copied."""
+    return f"show it: {program()} {shlex.join(['open', str(what)])}"
 
 
 def print_json(value: dict[str, Any]) -> None:

@@ -82,9 +82,8 @@ def _write_page(findings: Findings, captures: list[str], output: Path) -> None:
     from tracekern.files import write_whole
     from tracekern.viewers.report.report_page import report_page
 
-    trace = Path(captures[0], TRACE_NAME)
-    if trace.exists():
-        command = f"{program()} {shlex.join(['open', str(trace)])}"
+    if len(captures) == 1:
+        command = f"{program()} {shlex.join(['open', *captures])}"
     else:
         merge = shlex.join(["merge", *captures, "-o", TRACE_NAME])
         command = f"{program()} {merge} && {program()} open {TRACE_NAME}"

@@ -339,7 +339,7 @@ def _print(result: _Result) -> None:
         out.print(f"every result equals the {reference_name(plan.variant).replace('_', ' ')}, bit by bit")
     if result.trace:
         out.print(
-            f"trace: {result.trace}   {show_it(result.trace)}",
+            f"trace: {result.trace}   {show_it(result.trace.parent)}",
             soft_wrap=True,
         )
 

@@ -12,6 +12,9 @@ from typing import Any
 from tracekern.dump.format import MAX_NS
 from tracekern.errors import BadInput
 
+LANE_PREFIX = "torch "
+"""What the names of a profile's lanes begin with."""
+
 _GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
 """Of torch.profiler's events: those whose thread number is a stream's."""
 
@@ -35,7 +38,7 @@ def read_profile(path: Path) -> dict[tuple[str, str], list[tuple[int, int, str]]
             raise BadInput(f"{path}: event {str(event)[:60]} has an impossible time; damaged, export it again")
         process, number, name = (_text(event.get(key)) for key in ("pid", "tid", "name"))
         kind = "stream" if event.get("cat") in _GPU_CATEGORIES else "thread"
-        lanes.setdefault((process, f"torch {kind} {number}"), []).append((start, end, name))
+        lanes.setdefault((process, f"{LANE_PREFIX}{kind} {number}"), []).append((start, end, name))
     return lanes
 
 

@@ -24,7 +24,7 @@ from tracekern.timeline.model import (
 from tracekern.timeline.select import take_tracks
 
 Permutation = npt.NDArray[np.intp]
-RESERVED_ARGUMENTS = frozenset({"launch", "epoch", "open"})
+RESERVED_ARGUMENTS = frozenset({"launch", "epoch", "open", "released_by"})
 """Arguments that every span of a kernel has beside its fields. The span of a launch has fields that say the same."""
 
 
@@ -38,8 +38,12 @@ class Drawing:
     last_ns: int
     flow_drawable: Mask
     """[num_flows] False for arrows that would point backwards: the wait ended before its signal began."""
+    flow_drawn: Mask
+    """[num_flows] flow_drawable, and of the longest waits where more than `max_flows` are."""
     flow_early: Mask
     """[num_flows] True where the waiter saw the signal before the signal's span closed."""
+    releaser: Int64
+    """[num_spans] For a wait the index of the signal that arrived last; -1 where there is none on record."""
 
     def problem_times(self) -> list[tuple[Problem, int]]:
         """Each problem with the time to draw it at: the end of its track, where a loss began, or the start of all.
@@ -69,15 +73,16 @@ def longest_wait(drawing: Drawing) -> int:
     alive = {rank.rank for rank in timeline.ranks if rank.state != "salvaged"}
     is_alive = np.array([track.rank in alive for track in timeline.tracks] or [False])
     hung = chosen & (spans.end == OPEN_END)
-    released = np.zeros(len(spans), bool)
-    released[timeline.flows.wait[drawing.flow_drawable]] = True
-    choices = (hung & is_alive[spans.track], hung, chosen & released, chosen)
+    choices = (hung & is_alive[spans.track], hung, chosen & (drawing.releaser >= 0), chosen)
     which = np.flatnonzero(next((choice for choice in choices if choice.any()), chosen))
     return int(which[(drawing.draw_end - spans.start)[which].argmax()]) if len(which) else -1
 
 
-def prepare(timeline: Timeline) -> Drawing:
-    """Raises BadInput for a timeline in ticks: ranks on different clocks have no common picture."""
+def prepare(timeline: Timeline, max_flows: int | None = None) -> Drawing:
+    """The drawing of `timeline`, with at most `max_flows` arrows, those of the longest waits.
+
+    Raises BadInput for a timeline in ticks: ranks on different clocks have no common picture.
+    """
     if timeline.unit != "ns":
         raise BadInput(
             f"the timeline is in {timeline.unit}, each rank on its own clock; align it to ns before exporting"
@@ -92,14 +97,18 @@ def prepare(timeline: Timeline) -> Drawing:
         timeline = timeline.replace(spans=timeline.spans.take(order), flows=flows)
         draw_end = draw_end[order]
     signal, wait = timeline.flows.signal, timeline.flows.wait
+    drawable = draw_end[wait] > timeline.spans.start[signal]
+    early = draw_end[signal] >= draw_end[wait]
     first_ns, last_ns = _extent(timeline)
     return Drawing(
         timeline=timeline,
         draw_end=draw_end,
         first_ns=first_ns,
         last_ns=last_ns,
-        flow_drawable=draw_end[wait] > timeline.spans.start[signal],
-        flow_early=draw_end[signal] >= draw_end[wait],
+        flow_drawable=drawable,
+        flow_drawn=drawable & _of_longest_waits(timeline, draw_end, drawable, max_flows),
+        flow_early=early,
+        releaser=_releasers(timeline, draw_end, drawable, early),
     )
 
 
@@ -128,6 +137,26 @@ def keep_one_row_per_block(timeline: Timeline) -> tuple[Timeline, int]:
     kept[list(first_warps.values())] = True
     reduced = take_tracks(timeline, kept)
     return reduced, len(timeline.spans) - len(reduced.spans)
+
+
+def _of_longest_waits(timeline: Timeline, draw_end: Int64, drawable: Mask, max_flows: int | None) -> Mask:
+    """[num_flows] False for flows of the shorter waits, where more than `max_flows` can be drawn."""
+    kept = np.ones(len(drawable), bool)
+    if max_flows is not None and int(drawable.sum()) > max_flows:
+        wait = timeline.flows.wait
+        wait_ns = np.where(drawable, draw_end[wait] - timeline.spans.start[wait], -1)
+        kept[np.argsort(-wait_ns, kind="stable")[max_flows:]] = False
+    return kept
+
+
+def _releasers(timeline: Timeline, draw_end: Int64, drawable: Mask, early: Mask) -> Int64:
+    ended = drawable & (timeline.spans.end[timeline.flows.wait] != OPEN_END)
+    signal, wait = timeline.flows.signal[ended], timeline.flows.wait[ended]
+    arrival = np.where(early[ended], draw_end[wait], draw_end[signal])
+    order = np.lexsort((signal, arrival))
+    releaser = np.full(len(timeline.spans), -1, np.int64)
+    releaser[wait[order]] = signal[order]  # of several the last assignment stays
+    return releaser
 
 
 def _check_host_names(timeline: Timeline) -> None:

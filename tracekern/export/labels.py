@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from tracekern import __version__
-from tracekern.export.drawing import Drawing
+from tracekern.export.drawing import Drawing, longest_wait
 from tracekern.formatting import count, duration
-from tracekern.timeline.model import OPEN_END, Problem, Rank, Timeline, Track, TrackKind, count_problems
+from tracekern.timeline.model import OPEN_END, Int64, Problem, Rank, Timeline, Track, TrackKind, count_problems
 
 _CLOCKS = {"reference": "clock reference", "unaligned": "UNALIGNED"}
 """How clocks are related that have no bound to tell."""
@@ -26,11 +28,13 @@ def title(timeline: Timeline) -> str:
     return f"tracekern: {text}"
 
 
-def banner(timeline: Timeline, spans_left_out: int = 0) -> str:
+def banner(timeline: Timeline, spans_left_out: int = 0, flows_left_out: int = 0) -> str:
     """What must be known before a duration is believed, on one line."""
     parts = [*notes(timeline), *([] if timeline.aligned else [UNALIGNED]), problem_summary(timeline.problems)]
     if spans_left_out:
         parts.append(f"{count(spans_left_out, 'span')} of other warps left out: one row per block and role")
+    if flows_left_out:
+        parts.append(f"{count(flows_left_out, 'arrow')} of shorter waits left out")
     return " · ".join(part for part in parts if part) or "about this trace"
 
 
@@ -69,15 +73,56 @@ def about(timeline: Timeline) -> dict[str, str]:
 
 
 def describe_longest_wait(drawing: Drawing, span_idx: int, time_shift: int) -> str:
-    """Where the longest wait stands in the trace; `tracekern open` reads the two numbers (viewers/perfetto_ui.py)."""
-    timeline, spans = drawing.timeline, drawing.timeline.spans
+    """Where the longest wait is and what released it, as `tracekern open` reads it (viewers/perfetto_ui.py)."""
+    spans, releaser = drawing.timeline.spans, int(drawing.releaser[span_idx])
     start, length = int(spans.start[span_idx]), int(drawing.draw_end[span_idx] - spans.start[span_idx])
     end = ", never ended" if spans.end[span_idx] == OPEN_END else ""
-    track = timeline.tracks[spans.track[span_idx]]
-    event = timeline.events[spans.event[span_idx]].name
-    rank = next((_rank_name(rank) for rank in timeline.ranks if rank.rank == track.rank), f"rank {track.rank}")
-    place = f"{rank} {flat_label(track, 1)}"
-    return f"ts {start + time_shift} dur {length} ({place}: {event}, {duration(length)}{end})"
+    by = f"; released by {describe_span(drawing.timeline, releaser)}" if releaser >= 0 else ""
+    place = describe_span(drawing.timeline, span_idx)
+    return f"ts {start + time_shift} dur {length} ({place}, {duration(length)}{end}{by})"
+
+
+def marks_of_longest_wait(drawing: Drawing) -> dict[int, str]:
+    """The tracks of the longest wait and of the signal that released it, each with what to put before its name.
+
+    `tracekern open` pins rows by these words (viewers/perfetto_ui.py); SQL leaves them out (viewers/sql/tk_wait.sql).
+    """
+    wait = longest_wait(drawing)
+    releaser = int(drawing.releaser[wait]) if wait >= 0 else -1
+    marks: dict[int, str] = {}
+    for span_idx, words in ((releaser, "released it"), (wait, "longest wait")):
+        if span_idx >= 0:
+            track = int(drawing.timeline.spans.track[span_idx])
+            marks[track] = f"{words}: {_rank_of(drawing.timeline, track)} · "
+    return marks
+
+
+def describe_flows(drawing: Drawing) -> str:
+    """ "5000 of 36556": the arrows that are drawn, of those that could be; `tracekern open` reads the first number."""
+    return f"{drawing.flow_drawn.sum()} of {drawing.flow_drawable.sum()}"
+
+
+def describe_span(timeline: Timeline, span_idx: int) -> str:
+    """ "rank 1 block 015 warp 03 send: signal_token", for a span of a kernel."""
+    track_idx = int(timeline.spans.track[span_idx])
+    event = timeline.events[timeline.spans.event[span_idx]].name
+    return f"{_rank_of(timeline, track_idx)} {flat_label(timeline.tracks[track_idx], 1)}: {event}"
+
+
+def _rank_of(timeline: Timeline, track_idx: int) -> str:
+    number = timeline.tracks[track_idx].rank
+    return next((_rank_name(rank) for rank in timeline.ranks if rank.rank == number), f"rank {number}")
+
+
+def describe_releasers(drawing: Drawing) -> tuple[list[str], Int64]:
+    """Texts that say which signal releases waits, and [num_spans] the index of each wait's, -1 for other spans."""
+    spans = drawing.timeline.spans
+    which = np.full(len(spans), -1, np.int64)
+    waits = np.flatnonzero(drawing.releaser >= 0)
+    signals = drawing.releaser[waits]
+    kind = spans.track[signals].astype(np.int64) * len(drawing.timeline.events) + spans.event[signals]
+    _, first, which[waits] = np.unique(kind, return_index=True, return_inverse=True)
+    return [describe_span(drawing.timeline, span_idx) for span_idx in signals[first].tolist()], which
 
 
 def rank_label(rank: Rank, num_nodes: int) -> str:

@@ -1,20 +1,25 @@
 """Which row of a Perfetto picture every track gets.
 
 One root, which the UI opens by itself: its row tells what must be known about the trace. Below it the ranks in order,
-each row holding the kernels of the rank's first stream, so that a closed rank still shows something; below a rank its
-other streams, its host threads and its blocks; below a block its warps. Plain rows, not processes: those come in any
-order.
+each row holding the kernels of the rank's first stream, so that a closed rank still shows something. Below a rank its
+other streams, its Python threads, a closed group with its blocks, its counters and a closed group with the lanes of
+torch's profiler; below a block its warps. Plain rows, not processes: those come in any order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from tracekern.export import labels
+from tracekern.timeline.counters import Counter
+from tracekern.timeline.host import is_torch_lane
 from tracekern.timeline.model import Timeline, Track, TrackKind
 
+_BLOCKS = "blocks"
+_TORCH = "torch profiler"
 ROOT_UUID = 1
 SHARED_SEQUENCE = 1  # of the packets that belong to no rank; rank i of the timeline has i + 2
 _LANES_PER_ROW = 1 << 6
@@ -34,11 +39,13 @@ class Row:
 
 @dataclass
 class Rows:
-    """`rows` is every row, parents first; `of_track` holds for each track the index of its row."""
+    """`rows` is every row, parents first; the others hold indices into it."""
 
     rows: list[Row] = field(default_factory=list)
     of_track: list[int] = field(default_factory=list)
+    of_counter: list[int] = field(default_factory=list)
     of_rank: dict[int, int] = field(default_factory=dict)
+    marked: dict[int, str] = field(default_factory=dict)
 
     @property
     def lane_stride(self) -> int:
@@ -57,9 +64,12 @@ class Rows:
         return Row(row.uuid + lane * self.lane_stride, name, row.parent_uuid or row.uuid, order, row.sequence)
 
 
-def lay_out(timeline: Timeline) -> Rows:
-    """Rows of the root, the ranks and the tracks that hold something. An empty track has none of its own."""
-    rows = Rows()
+def lay_out(timeline: Timeline, counters: Sequence[Counter] = (), marked: Mapping[int, str] | None = None) -> Rows:
+    """Rows of the root, the ranks, the counters and the tracks that hold something. An empty track has no row.
+
+    `marked`: device tracks with the words to put before the names of their rows, for a viewer to find them by.
+    """
+    rows = Rows(marked=dict(marked or {}))
     root = rows.add(labels.title(timeline), -1, 0)
     num_nodes = len({rank.node for rank in timeline.ranks})
     for order, rank in enumerate(sorted(timeline.ranks, key=lambda rank: rank.rank)):
@@ -67,47 +77,64 @@ def lay_out(timeline: Timeline) -> Rows:
     used = _used_tracks(timeline)
     tracks_of_rank: dict[int, list[int]] = {rank: [] for rank in rows.of_rank}
     rows.of_track = [root] * len(timeline.tracks)
+    rows.of_counter = [root] * len(counters)
     for track_idx, track in enumerate(timeline.tracks):
         if used[track_idx] and track.rank in rows.of_rank:
             tracks_of_rank[track.rank].append(track_idx)
     for rank_number, members in tracks_of_rank.items():
-        _lay_out_rank(rows, timeline, rows.of_rank[rank_number], members)
+        own_counters = [i for i, counter in enumerate(counters) if counter.rank == rank_number]
+        _lay_out_rank(rows, timeline, rank_number, members, {i: counters[i] for i in own_counters})
     return rows
 
 
-def _lay_out_rank(rows: Rows, timeline: Timeline, rank_row: int, members: list[int]) -> None:
+def _lay_out_rank(
+    rows: Rows, timeline: Timeline, rank_number: int, members: list[int], counters: dict[int, Counter]
+) -> None:
     tracks = timeline.tracks
+    rank_row = rows.of_rank[rank_number]
     sequence = rows.rows[rank_row].sequence
-    num_streams = len({tracks[i].stream for i in members if tracks[i].kind == TrackKind.DEVICE})
+    in_order = sorted(members, key=lambda i: sort_key(tracks[i]))
+    above = [i for i in in_order if tracks[i].kind != TrackKind.DEVICE and not is_torch_lane(tracks[i])]
+    for order, track_idx in enumerate(above):
+        is_first_stream = order == 0 and tracks[track_idx].kind == TrackKind.LAUNCH
+        own_row = rank_row if is_first_stream else rows.add(tracks[track_idx].name, rank_row, order, sequence)
+        rows.of_track[track_idx] = own_row
+    if on_device := [i for i in in_order if tracks[i].kind == TrackKind.DEVICE]:
+        _lay_out_blocks(rows, timeline, rows.add(_BLOCKS, rank_row, len(above), sequence), on_device)
+    below = len(above) + 1
+    for order, (counter_idx, counter) in enumerate(counters.items(), below):
+        name = f"{counter.name} (peaks)" if counter.is_thinned else counter.name
+        rows.of_counter[counter_idx] = rows.add(name, rank_row, order, SHARED_SEQUENCE, counter.unit)
+    if lanes := [i for i in in_order if is_torch_lane(tracks[i])]:
+        group = rows.add(_TORCH, rank_row, below + len(counters), sequence)
+        for order, track_idx in enumerate(lanes):
+            rows.of_track[track_idx] = rows.add(tracks[track_idx].name, group, order, sequence)
+
+
+def _lay_out_blocks(rows: Rows, timeline: Timeline, parent: int, members: list[int]) -> None:
+    tracks = timeline.tracks
+    sequence = rows.rows[parent].sequence
+    num_streams = len({tracks[i].stream for i in members})
     blocks: dict[tuple[int, int], list[int]] = {}
-    order = 0
-    for track_idx in sorted(members, key=lambda i: sort_key(tracks[i])):
-        track = tracks[track_idx]
-        if track.kind == TrackKind.LAUNCH and order == 0:
-            rows.of_track[track_idx] = rank_row
-        elif track.kind != TrackKind.DEVICE:
-            rows.of_track[track_idx] = rows.add(track.name, rank_row, order, sequence)
-        else:
-            blocks.setdefault((track.block, track.stream), []).append(track_idx)
-        order += 1
-    for warps in blocks.values():
+    for track_idx in members:
+        blocks.setdefault((tracks[track_idx].block, tracks[track_idx].stream), []).append(track_idx)
+    for order, warps in enumerate(blocks.values()):
         label = labels.block_label(tracks[warps[0]], num_streams)
         if len(warps) == 1:
             track = tracks[warps[0]]
             name = label if track.warp <= 0 and not track.role else f"{label} {labels.warp_label(track)}"
-            rows.of_track[warps[0]] = rows.add(name, rank_row, order, sequence)
+            rows.of_track[warps[0]] = rows.add(rows.marked.get(warps[0], "") + name, parent, order, sequence)
         else:
-            block_row = rows.add(label, rank_row, order, sequence)
+            block_row = rows.add(label, parent, order, sequence)
             for warp_order, track_idx in enumerate(warps):
-                name = labels.warp_label(tracks[track_idx])
+                name = rows.marked.get(track_idx, "") + labels.warp_label(tracks[track_idx])
                 rows.of_track[track_idx] = rows.add(name, block_row, warp_order, sequence)
-        order += 1
 
 
 def sort_key(track: Track) -> tuple[int, int, int, int, str]:
-    """The order of tracks below their rank: kernels, host threads, blocks."""
+    """The order of tracks below their rank: kernels, Python threads, blocks, lanes of torch's profiler."""
     kind = {TrackKind.LAUNCH: 0, TrackKind.HOST: 1, TrackKind.DEVICE: 2}[track.kind]
-    return kind, track.block, track.stream, track.warp, track.name
+    return 3 if is_torch_lane(track) else kind, track.block, track.stream, track.warp, track.name
 
 
 def _used_tracks(timeline: Timeline) -> list[bool]:

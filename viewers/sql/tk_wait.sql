@@ -2,18 +2,35 @@
 --   id, ts, dur, track_id   of the slice, so that the UI can jump to it
 --   rank, row, phase, peer  who waited, where, in which kernel and event, for whom; peer is null where nobody knows
 --   signal_id               the signal that arrived last; null where the trace has none
+--   released_by             the same in words, also where the trace has no arrow for it
 --   late, drain, rest       they add up to dur; late and drain are null without a signal
 --   side                    which of two captures side by side, as `tracekern diff` writes them; '' where there is one
 -- Waits that never ended are left out. Same numbers as tracekern.analysis.waits for data and credit channels.
--- A rank is a row right below the one at the top, named `rank 0 ...` or, of two captures, `A rank 0 ...`.
+-- A rank is a row right below the one at the top, named `rank 0 ...` or, of two captures, `A rank 0 ...`; its warps are
+-- at most three rows below it (blocks, block, warp).
 
 create or replace perfetto view tk_track as
-with named as (
+with unmarked as (
+  select
+    id, parent_id,
+    iif(name glob 'longest wait: * · *' or name glob 'released it: * · *', substr(name, instr(name, ' · ') + 3), name) as name
+  from track
+),
+named as (
   select
     t.id as track_id,
     iif(p.name glob 'block *', p.name || ' ' || t.name, t.name) as row,
-    case when p.id is null then null when g.id is null then t.name when g.parent_id is null then p.name else g.name end as label
-  from track t left join track p on p.id = t.parent_id left join track g on g.id = p.parent_id
+    case
+      when p.id is null then null
+      when g.id is null then t.name
+      when q.id is null then p.name
+      when q.parent_id is null then g.name
+      else q.name
+    end as label
+  from unmarked t
+  left join unmarked p on p.id = t.parent_id
+  left join unmarked g on g.id = p.parent_id
+  left join unmarked q on q.id = g.parent_id
 ),
 placed as (
   select *, iif(' ' || label glob '* rank [0-9]*', instr(' ' || label, ' rank '), null) as place from named
@@ -55,6 +72,7 @@ select
   min(max(l.s0 - w.ts, 0), w.dur) as late,
   min(max(l.s1 - w.ts, 0), w.dur) - min(max(l.s0 - w.ts, 0), w.dur) as drain,
   w.dur - coalesce(min(max(l.s1 - w.ts, 0), w.dur), 0) as rest,
+  extract_arg(w.arg_set_id, 'debug.released_by') as released_by,
   w.side
 from tk_span w
 left join last l on l.wait_id = w.id and l.place = 1

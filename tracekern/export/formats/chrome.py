@@ -93,6 +93,8 @@ class _Writer:
         self._begin_arguments = [_argument_formatter(event.begin_fields, event, 0) for event in self._timeline.events]
         self._end_arguments = [_argument_formatter(event.end_fields, event, 1) for event in self._timeline.events]
         self._launch_arguments = [_launch_arguments(launch) for launch in self._timeline.launches]
+        texts, self._releaser = labels.describe_releasers(drawing)
+        self._released_by = [f'"released_by":{_json(text)}' for text in texts]
 
     def pieces(self, counters: Sequence[Counter], spans_left_out: int, progress: Progress | None) -> Iterator[str]:
         """The file, piece by piece."""
@@ -132,6 +134,7 @@ class _Writer:
         facts = labels.about(timeline)
         if (wait := longest_wait(self._drawing)) >= 0:
             facts["longest_wait"] = labels.describe_longest_wait(self._drawing, wait, self._time_shift)
+        facts["num_flows"] = labels.describe_flows(self._drawing)
         arguments = _json(facts)
         self._event("X", start, prefix, _json(banner), "about", f',"dur":{_microseconds(end - start)}', arguments)
 
@@ -168,6 +171,8 @@ class _Writer:
         if launch >= 0 and kind.event_class is not EventClass.LAUNCH:
             parts.append(self._launch_arguments[launch])
         parts.append('"open":true' if end == OPEN_END else self._end_arguments[event](ended))
+        if (releaser := self._releaser[index]) >= 0:
+            parts.append(self._released_by[releaser])
         arguments = "{" + ",".join(part for part in parts if part) + "}"
         name = _json(_name(kind, launch, begin, self._timeline.launches, self._timeline.host_names))
         row = self._row_for(track, start, draw_end)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tracekern.errors import BadInput
 from tracekern.export import labels
@@ -32,7 +33,7 @@ from tracekern.export.protobuf import (
 )
 from tracekern.export.rows import ROOT_UUID, SHARED_SEQUENCE, Row, Rows, lay_out
 from tracekern.timeline.counters import Counter, count_events
-from tracekern.timeline.model import EventClass, EventType, Field, Flows, Launch, Timeline
+from tracekern.timeline.model import EventClass, EventType, Field, Flows, Int64, Launch, Timeline
 
 FLOWS_SQL = """
 select signal.id as signal_id, wait.id as wait_id
@@ -54,11 +55,12 @@ def write_perfetto(
     *,
     tracks: TrackDetail = "warp",
     progress: Progress | None = None,
+    max_flows: int | None = None,
 ) -> ExportStats:
     """Writes the trace, gzipped when `path` ends in .gz. The file appears when it is whole.
 
     `tracks="block"` shows one row per block and role, that of its first warp. `progress` is called with the number of
-    spans written and their total.
+    spans written and their total. Of more than `max_flows` arrows those of the longest waits are drawn.
 
     Raises:
         BadInput: the timeline is in ticks, the extension is not built, or the file cannot be written.
@@ -68,8 +70,8 @@ def write_perfetto(
     counters = count_events(timeline)
     if tracks == "block":
         timeline, spans_left_out = keep_one_row_per_block(timeline)
-    drawing = prepare(timeline)
-    num_flows = int(drawing.flow_drawable.sum())
+    drawing = prepare(timeline, max_flows)
+    num_flows = int(drawing.flow_drawn.sum())
     with open_sink(path) as sink:
         for piece in encode(drawing, counters, spans_left_out=spans_left_out, progress=progress):
             sink.write(piece)
@@ -94,13 +96,13 @@ def encode(
     progress: Progress | None = None,
 ) -> Iterator[Bytes]:
     """The trace in pieces of about a megabyte, uncompressed."""
-    rows = lay_out(drawing.timeline)
-    counter_rows = [_counter_row(rows, counter, place - len(counters)) for place, counter in enumerate(counters)]
+    rows = lay_out(drawing.timeline, counters, labels.marks_of_longest_wait(drawing))
     interner = Interner()
     time_shift = max(0, -drawing.first_ns)
     encoder = _make_encoder(drawing, rows, interner, time_shift)
     yield _prologue(drawing, rows, interner, time_shift, spans_left_out)
-    for counter, row in zip(counters, counter_rows, strict=True):
+    for counter, row_idx in zip(counters, rows.of_counter, strict=True):
+        row = rows.rows[row_idx]
         yield counter_packets(row.uuid, counter.time + time_shift, counter.value, row.sequence)
     chunk_bytes = max(_CHUNK_BYTES, encoder.max_packet_bytes)
     while True:
@@ -140,12 +142,14 @@ def _make_encoder(drawing: Drawing, rows: Rows, interner: Interner, time_shift: 
         "lane_stride": rows.lane_stride,
         "time_shift": time_shift,
         "open_iid": interner.iid(Interned.ANNOTATION_NAME, "open"),
+        "released_by_iid": interner.iid(Interned.ANNOTATION_NAME, "released_by"),
         "sent_iid": interner.iid(Interned.EVENT_NAME, "sent"),
         "released_iid": interner.iid(Interned.EVENT_NAME, "released"),
         "flow_category_iid": interner.iid(Interned.CATEGORY, "flow"),
     }
     spans = _columns(timeline.spans, ("track", "event", "launch", "start", "end", "begin_payload", "end_payload"))
     spans["draw_end"] = np.ascontiguousarray(drawing.draw_end)
+    spans["releaser_iid"] = _intern_releasers(drawing, rows, interner)
     marks = _columns(timeline.marks, ("track", "event", "launch", "time", "payload"))
     return PerfettoEncoder(tables, spans, marks, _flow_ends(drawing))
 
@@ -159,11 +163,27 @@ def _intern_host_names(timeline: Timeline, rows: Rows, interner: Interner) -> in
     first = interner.first_iid(Interned.EVENT_NAME, [name or "(no name)" for name in timeline.host_names])
     named = np.flatnonzero(timeline.events_of(EventClass.HOST)[timeline.spans.event])
     iid = timeline.spans.begin_payload[named].astype(np.int64) + first
-    sequence_of = np.array([rows.rows[row].sequence for row in rows.of_track], np.int64)
-    sequence = sequence_of[timeline.spans.track[named]]
-    for own in np.unique(sequence).tolist():
-        interner.need(Interned.EVENT_NAME, np.unique(iid[sequence == own]).tolist(), own)
+    _need_on_rows(timeline, rows, interner, Interned.EVENT_NAME, named, iid)
     return first
+
+
+def _intern_releasers(drawing: Drawing, rows: Rows, interner: Interner) -> npt.NDArray[np.uint32]:
+    """[num_spans] The number of the text that says what released a wait; 0 for other spans."""
+    texts, which = labels.describe_releasers(drawing)
+    iid = np.where(which >= 0, which + interner.first_iid(Interned.ANNOTATION_STRING, texts), 0)
+    waits = np.flatnonzero(iid)
+    _need_on_rows(drawing.timeline, rows, interner, Interned.ANNOTATION_STRING, waits, iid[waits])
+    return iid.astype(np.uint32)
+
+
+def _need_on_rows(
+    timeline: Timeline, rows: Rows, interner: Interner, kind: Interned, spans: npt.NDArray[np.intp], iid: Int64
+) -> None:
+    """Each sequence needs the numbers `iid` of those of the spans that are on its rows."""
+    sequence_of = np.array([rows.rows[row].sequence for row in rows.of_track], np.int64)
+    sequence = sequence_of[timeline.spans.track[spans]]
+    for own in np.unique(sequence).tolist():
+        interner.need(kind, np.unique(iid[sequence == own]).tolist(), own)
 
 
 def _event_table_entry(event: EventType, interner: Interner, host_iid: int) -> tuple[Any, ...]:
@@ -196,8 +216,8 @@ def _launch_table_entry(launch: Launch, interner: Interner, sequence: int) -> tu
 def _flow_ends(drawing: Drawing) -> dict[str, Any]:
     """The flows that can be drawn, once in order of their signals and once in order of their waits. One id an edge."""
     timeline = drawing.timeline
-    flows = Flows(timeline.flows.signal[drawing.flow_drawable], timeline.flows.wait[drawing.flow_drawable])
-    early = drawing.flow_early[drawing.flow_drawable]
+    flows = Flows(timeline.flows.signal[drawing.flow_drawn], timeline.flows.wait[drawing.flow_drawn])
+    early = drawing.flow_early[drawing.flow_drawn]
     # The signal's rank stands in the high bits: traces of several ranks can be joined without mixing their arrows.
     rank_of_flow = timeline.track_ranks()[timeline.spans.track[flows.signal]].astype(np.uint64)
     flow_id = (rank_of_flow + np.uint64(1) << np.uint64(40)) | np.arange(len(flows), dtype=np.uint64)
@@ -215,10 +235,12 @@ def _flow_ends(drawing: Drawing) -> dict[str, Any]:
 
 def _prologue(drawing: Drawing, rows: Rows, interner: Interner, time_shift: int, spans_left_out: int) -> bytes:
     timeline = drawing.timeline
-    banner, facts = labels.banner(timeline, spans_left_out), labels.about(timeline)
+    flows_left_out = int((drawing.flow_drawable & ~drawing.flow_drawn).sum())
+    banner, facts = labels.banner(timeline, spans_left_out, flows_left_out), labels.about(timeline)
     start, end = drawing.first_ns + time_shift, drawing.last_ns + time_shift
     if (wait := longest_wait(drawing)) >= 0:
         facts["longest_wait"] = labels.describe_longest_wait(drawing, wait, time_shift)
+    facts["num_flows"] = labels.describe_flows(drawing)
     # What `tracekern open` looks for stands first: rows and names of many ranks are larger than what it reads.
     parts = [_descriptor(rows.rows[0]), slice_packets(ROOT_UUID, start, end, banner, facts, SHARED_SEQUENCE)]
     parts += [_descriptor(row) for row in rows.rows[1:]]
@@ -234,13 +256,6 @@ def _problem_instants(drawing: Drawing, rows: Rows, time_shift: int) -> list[byt
         uuid = rows.rows[row].uuid
         instants.append(instant_packet(uuid, time + time_shift, problem.text, "problem", arguments, SHARED_SEQUENCE))
     return instants
-
-
-def _counter_row(rows: Rows, counter: Counter, order: int) -> Row:
-    """Right below its rank, before the streams and blocks: their orders begin at 0."""
-    name = f"{counter.name} (peaks)" if counter.is_thinned else counter.name
-    index = rows.add(name, rows.of_rank[counter.rank], order, SHARED_SEQUENCE, counter.unit)
-    return rows.rows[index]
 
 
 def _descriptor(row: Row) -> bytes:
