@@ -109,7 +109,10 @@ def test_a_rank_is_copied_and_runs_on(start, tmp_path):
     assert [rank.state for rank in load(tmp_path / "capture").ranks] == ["closed"]
     assert len(dump_in(tmp_path / "capture").launches) == 2
     over = command(run_id, "-o", str(place))
-    assert (over.returncode, over.stderr) == (2, f"tracekern: run {run_id}: no capture is open on this machine\n")
+    assert over.returncode == 2
+    assert over.stderr.startswith(
+        f"tracekern: run {run_id}: no capture is open on this machine; snapshot reads programs"
+    )
 
 
 def test_a_second_one_takes_the_place_of_the_first(start, tmp_path):

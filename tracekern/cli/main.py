@@ -54,11 +54,15 @@ def main() -> None:
 
 def _run_command() -> None:
     try:
+        import typer
+
         from tracekern.cli.app import app
     except ModuleNotFoundError as error:
         _fail_without_package(error, "the command line")
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except typer.TyperException as error:
+        _refuse_arguments(error)
     except TracekernError as error:
         _fail(str(error), error.exit_code)
     except OSError as error:
@@ -71,6 +75,16 @@ def _run_command() -> None:
         _fail_without_package(error, f"tracekern {' '.join(sys.argv[1:2])}")
     except Exception:  # noqa: BLE001 - the outermost frame: shows the fault whole
         _crash()
+
+
+def _refuse_arguments(error: Any) -> None:
+    """Says in one line what typer says in a box."""
+    text = error.format_message().rstrip(".")
+    if not text:  # `tracekern` alone: its help has been printed
+        sys.exit(error.exit_code)
+    path = error.ctx.command_path.split()[1:] if error.ctx else []
+    where = f"{' '.join(path)}: " if path else ""
+    _fail(f"{where}{text[0].lower()}{text[1:]}; see {' '.join(['tracekern', *path, '--help'])}")
 
 
 class _WhileSomebodyReads(io.FileIO):

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from tracekern.cli.output import note, program, progress, warnings_as_notes, working
+from tracekern.cli.output import note, progress, warnings_as_notes, working
 from tracekern.errors import BadInput
 
 if TYPE_CHECKING:
@@ -118,4 +118,4 @@ def _check(file: Path) -> None:
     from tracekern.dump.format import MANIFEST_NAME
 
     if file.name == MANIFEST_NAME:
-        raise BadInput(f"open: {file} describes a capture; wanted a trace, as {program()} export makes one of it")
+        raise BadInput(f"open: {file} describes a capture; wanted a trace; name its directory: {file.parent}")

@@ -22,7 +22,7 @@ def overhead(
 ) -> None:
     """Measure what a begin and end add to a kernel here: short and long spans, few warps and many, both sinks."""
     if backend not in ("auto", "cpu", "cuda"):
-        raise BadInput(f"--backend {backend}: wanted auto, cpu or cuda")
+        raise BadInput(f"--backend is {backend!r}; wanted one of auto, cpu, cuda")
     from tracekern.record.overhead import find_device
 
     chosen, device = find_device(backend)

@@ -41,7 +41,11 @@ def snapshot(
             f"of run {name}, into {place}, dead ranks left records: `{program()} salvage {name}` saves them"
             for name, place in dead.items()
         ]
-        raise BadInput("; ".join([f"{f'run {run_id}: ' if run_id else ''}no capture is open on this machine", *left]))
+        which = f"run {run_id}: " if run_id else ""
+        advice = left or [
+            "snapshot reads programs that are inside tracekern.capture(...), of this user, on their machine"
+        ]
+        raise BadInput("; ".join([f"{which}no capture is open on this machine", *advice]))
     num_ranks = next(leftover.num_ranks for leftover in found if leftover.run_id == running[0])
     directory = directory or Path(f"snapshot-{running[0]}")
     with working("copying what was recorded"):

@@ -61,7 +61,8 @@ class MoeShape:
             )
         if self.topk > self.num_experts:
             raise BadInput(
-                f"top-k {self.topk} of {self.num_experts} experts: a token cannot choose more than there are"
+                f"top-k {self.topk} of {self.num_experts} experts: a token cannot choose more than there are; "
+                f"take at most {self.num_experts}, or more experts"
             )
         if self.max_tokens * self.topk >= 1 << 22:
             raise BadInput(

@@ -98,7 +98,7 @@ def _left_out(ranks: list[int], num_known: int) -> list[Problem]:
 def _select_window(timeline: Timeline, window: Window) -> Timeline:
     first, last = window
     if first >= last:
-        raise BadInput(f"the window {first}ns:{last}ns is empty; its end must lie after its start")
+        raise BadInput(f"the window {first} ns to {last} ns is empty; its end must be after its start")
     spans, marks = timeline.spans, timeline.marks
     inside = (marks.time >= first) & (marks.time <= last)
     return take_spans(timeline, reaches_into(window, spans.start, spans.end)).replace(marks=marks.take(inside))
