@@ -3,6 +3,7 @@
 # make soak   the long counts of the same tests
 # make gpu-check  on a machine with GPUs and its own torch: what only a GPU can show, in 20 minutes at most; no virtual
 #             environment, no network
+# make docs   the documentation with the Python API as a site, in build/docs
 # make lint   ruff, mypy on the pure parts, clang-format
 # make clean  removes everything that was built, .venv too
 #
@@ -20,7 +21,7 @@ export TRACEKERN_CUDA ?= $(if $(wildcard /dev/nvidia[0-9]*),1,0)
 DEMO = run moe --ranks 8 --variant balanced --tokens 64 --hidden 2048 --experts 64 --topk 6 --dtype bf16 \
     --routing zipf --iterations 3 --seed 7 -o demo-capture
 
-.PHONY: demo test soak gpu-check lint clean asked
+.PHONY: demo test soak gpu-check docs lint clean asked
 
 demo: .venv/extension
 	@$(BIN)/tracekern $(DEMO)
@@ -33,6 +34,10 @@ soak: .venv/test .venv/extension
 
 gpu-check:
 	$(PYTHON) benchmarks/gpu_all.py
+
+docs: .venv/docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "build/docs/index.html; with search: $(BIN)/python -m http.server -d build/docs"
 
 lint: .venv/test
 	$(BIN)/ruff check
@@ -68,9 +73,14 @@ asked:
 	@$(PIP) --no-build-isolation --no-deps --editable .
 	@touch $@
 
-.venv/test: .venv/demo requirements/test.txt .venv/packages
+.venv/test: .venv/demo requirements/test.txt requirements/docs.txt .venv/packages
 	@echo "installing what the tests need into .venv (a few minutes, once)"
 	@$(PIP) -r requirements/test.txt
+	@touch $@
+
+.venv/docs: .venv/created requirements/docs.txt
+	@echo "installing what the documentation needs into .venv (once)"
+	@$(PIP) -r requirements/docs.txt
 	@touch $@
 
 .venv/packages: .venv/created

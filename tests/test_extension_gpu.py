@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -57,3 +58,22 @@ def extent(timeline: Timeline, launch: int) -> tuple[int, int]:
     """When the spans of a launch began and ended."""
     rows = timeline.spans.launch == launch
     return int(timeline.spans.start[rows].min()), int(timeline.spans.end[rows].max())
+
+
+@pytest.mark.gpu
+def test_the_quick_start_is_an_extension_of_ten_minutes(tmp_path):
+    """The two files of docs/quickstart_gpu.md, as a reader saves them."""
+    if torch.cuda.device_count() < 1:
+        pytest.skip("needs a GPU")
+    page = (ROOT / "docs" / "quickstart_gpu.md").read_text("utf-8")
+    kernel, program = re.findall(r"```(?:cuda|python)\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "scale.cu").write_text(kernel)
+    (tmp_path / "trace_scale.py").write_text(program)
+    command = [sys.executable, "trace_scale.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    timeline = tracekern.load(tmp_path / "scale-capture", strict=True)
+    assert len(timeline.rows_of("scale_row")) == 10 * 1024 * 8
+    assert len(timeline.rows_of("wait_block")) == 10 * 32 * 8
+    assert timeline.host_names == ("scale",)

@@ -237,7 +237,7 @@ def test_facts_and_a_heap_that_no_gpu_holds(tmp_path):
     assert found["verdict"][0] == ""
     assert all(found["reachable"].values())
     assert re.match(
-        r"rank 0: the symmetric heap wants 1048576.0 GiB, \d+\.\d GiB of .* are free on NVIDIA", found["too_large"]
+        r"rank 0: the symmetric heap wants 1024.0 TiB, \d+\.\d GiB of .* are free on NVIDIA", found["too_large"]
     )
 
 
