@@ -46,23 +46,3 @@ def test_help_shows_the_names_of_options_whole(columns, monkeypatch):
         names = [name for option in command.params for name in (*option.opts, *option.secondary_opts)]
         for name in filter(lambda name: name.startswith("-"), names):
             assert re.search(rf"(?<![\w-]){name}(?![\w…-])", shown), (words, name)
-
-
-NAMES = "run snapshot salvage overhead info report merge export open diff check ab"
-
-
-def test_every_command_explains_itself():
-    """A sentence, an example that a user can change, and what each option does; `-h` is `--help`."""
-    assert " ".join(app_group().list_commands(None)) == NAMES
-    for words, command in single_commands(app_group()):
-        shown = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "200"})
-        assert shown.exit_code == 0
-        assert shown.stdout == CliRunner().invoke(app, [*words, "-h"], env={"COLUMNS": "200"}).stdout
-        assert re.match(r"[A-Z][^.]*\.", command.help), words
-        assert re.search(rf"Example: tracekern {' '.join(words)}\b", shown.stdout), words
-        silent = [option.name for option in command.params if option.name != "help" and not option.help]
-        assert not silent, (words, silent)
-
-
-def app_group() -> typer.core.TyperGroup:
-    return typer.main.get_command(app)

@@ -47,6 +47,8 @@ def diff(
     where = _parse_at(at)
     if output:
         _check_output(output)
+    if where and (output is None or output.suffix == ".html"):
+        raise BadInput("--at places the two sides of a trace; name the trace, as in -o both.pftrace.gz")
     with working("reading and aligning the captures"):
         timelines = [load(path, unaligned=unaligned, partial=partial) for path in (first, second)]
         sides = [phase_statistics(timeline) for timeline in timelines]

@@ -123,6 +123,8 @@ def check_folders(*outputs: Path | None) -> None:
     """Before the work, not after it. Raises BadInput where nothing can be written beside the output's name."""
     for output in filter(None, outputs):
         if not output.absolute().parent.is_dir():
+            if output.parent.exists():
+                raise BadInput(f"{output}: {output.parent} is a file; wanted a folder to write in")
             folder = shlex.quote(str(output.parent))
             raise BadInput(f"{output}: its folder does not exist; wanted a place to write; mkdir -p {folder}")
         # A link stays one: what it names is written.

@@ -50,7 +50,12 @@ class _Workloads(typer.core.TyperGroup):
         return super().resolve_command(context, words)
 
 
-app = typer.Typer(help="Run a workload and trace it.", no_args_is_help=True, cls=_Workloads)
+app = typer.Typer(
+    help="Run a workload and trace it.",
+    epilog="Example: tracekern run moe -o my-capture",
+    no_args_is_help=True,
+    cls=_Workloads,
+)
 
 
 _Output = Annotated[
@@ -141,6 +146,8 @@ def moe(
         plans = _plans_of_all(given) if variant == "all" else [MoeRun(**given)]
     if trace and output is None:
         raise BadInput("run moe: no place for the capture; give one with -o DIR, or run with --no-trace")
+    if torch_profiler and not trace:
+        raise BadInput("--torch-profiler adds to a capture, and with --no-trace there is none; leave one of them out")
     with _sigterm_as_interrupt() as terminated:
         results = _run_all(plans, output, as_json, terminated)
         if as_json:
@@ -163,13 +170,14 @@ def _naming_options(context: typer.Context) -> Iterator[None]:
 
 def _plans_of_all(given: dict[str, Any]) -> list[MoeRun]:
     """A run of each variant, with the options of families that it takes."""
-    from tracekern.moe.families import FAMILY_OF, VARIANTS, takes_option
+    from tracekern.moe.families import FAMILY_OF, VARIANTS, all_options, takes_option
     from tracekern.moe.run import MoeRun
 
     options = given["family_options"]
+    known = {option.name for option in all_options()}  # MoeRun refuses the others
     plans = []
     for variant in FAMILY_OF if given.get("backend") == "cuda" else VARIANTS:  # the others run on the CPU only
-        own = {name: value for name, value in options.items() if takes_option(variant, name)}
+        own = {name: value for name, value in options.items() if name not in known or takes_option(variant, name)}
         plans.append(MoeRun(**{**given, "variant": variant, "family_options": own}))
     return plans
 

@@ -36,6 +36,8 @@ def salvage(
     from tracekern.segment.names import list_segments
     from tracekern.segment.salvage import find_leftovers, salvage_run
 
+    if directory and not run_id:
+        raise BadInput(f"-o {directory}: says where a run goes; name the run; `{program()} salvage` lists them")
     leftovers = find_leftovers(run_id)
     if not run_id:
         _show(leftovers, as_json)

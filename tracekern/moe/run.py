@@ -231,7 +231,7 @@ def check_family_options(variant: str, options: dict[str, int]) -> None:
         of_name = [option for option in all_options() if option.name == name]
         if not of_name:
             known = ", ".join(option.name for option in all_options())
-            raise BadInput(f"family_options has {name!r}; wanted one of {known}")
+            raise BadInput(f"option is {name!r}; wanted one of {known}")
         check_range(name, value, 0, of_name[0].high)
         if value and not takes_option(variant, name):
             takers = ", ".join(of_name[0].variants)
