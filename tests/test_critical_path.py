@@ -13,8 +13,7 @@ from scenarios_causes import COPY_NS, GAP_NS, CallScenario, chain, pipeline
 from timelines import COPY, make_launch, make_spans, make_timeline, timelines
 
 import tracekern
-from tracekern.analysis.critical_path.analyze import CriticalPath, critical_path
-from tracekern.analysis.critical_path.analyze import Path as FoundPath
+from tracekern.analysis.critical_path.analyze import CriticalPath, IterationPath, critical_path
 from tracekern.analysis.critical_path.path import PathKind
 from tracekern.analysis.waits.analyze import Phase, analyze_waits
 from tracekern.analysis.waits.event_graph import BETWEEN_SPANS
@@ -33,7 +32,7 @@ def path_of(timeline: Timeline) -> CriticalPath:
     return found
 
 
-def assert_sums(path: FoundPath) -> None:
+def assert_sums(path: IterationPath) -> None:
     assert sum(part.time_ns for part in path.parts) == path.makespan_ns
     assert (path.segments.end - path.segments.start).sum() == path.makespan_ns
     if path.makespan_ns:
@@ -43,7 +42,7 @@ def assert_sums(path: FoundPath) -> None:
     assert (path.segments.start < path.segments.end).all()
 
 
-def time_in(path: FoundPath, rank: int, kind: PathKind, phase: Phase | None = None) -> int:
+def time_in(path: IterationPath, rank: int, kind: PathKind, phase: Phase | None = None) -> int:
     return sum(
         part.time_ns for part in path.parts if (part.rank, part.kind) == (rank, kind) and phase in (None, part.phase)
     )

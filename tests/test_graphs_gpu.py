@@ -221,7 +221,7 @@ def test_a_graph_that_cannot_be_recorded_whole_is_refused(tmp_path):
         def run(calls: int) -> None:
             for _ in range(calls):
                 pipeline(*tensors, out=out, capture=session)
-            assert pipeline.comm.device.trouble() == ""
+            assert pipeline.comm.device.error() == ""
 
         run(1)
         pipeline.synchronize()

@@ -78,7 +78,7 @@ def test_a_lost_device_is_the_keepers_to_copy(tmp_path, keepers, when):
             keepers[0].send_signal(number)
         device.memory.lost = "the kernel trapped"
         if when == "before":
-            device.trouble = lambda: device.memory.lost  # type: ignore[method-assign]
+            device.error = lambda: device.memory.lost  # type: ignore[method-assign]
     dump = dump_in(tmp_path / "capture")
     assert [launch.records_count for launch in dump.launches] == [24]
     assert not dump.metadata["launches_lost"]

@@ -152,10 +152,12 @@ def test_causes_and_path_are_drawn_as_they_were_found(findings, tmp_path):
     assert np.allclose(drawn, [cost.total_ns for cost in findings.causes.costs[: len(drawn)]])
     path = figures["Parts of the critical path"]
     assert path["layout"]["xaxis"]["title"]["text"] == "ms of the critical path"
-    assert sum(sum(trace["x"]) for trace in path["data"]) * 1e6 == pytest.approx(findings.path.whole.makespan_ns)
+    assert sum(sum(trace["x"]) for trace in path["data"]) * 1e6 == pytest.approx(
+        findings.critical_path.whole.makespan_ns
+    )
     route = figures["Ranks that the critical path runs through"]
     lengths = [end - start for t in route["data"] for start, end in zip(t["x"][::3], t["x"][1::3], strict=True)]
-    assert sum(lengths) * 1e6 == pytest.approx(findings.path.whole.makespan_ns)
+    assert sum(lengths) * 1e6 == pytest.approx(findings.critical_path.whole.makespan_ns)
 
 
 def test_the_rank_that_caused_it_is_named_and_the_longest_waiter_is_not(findings):

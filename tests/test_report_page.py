@@ -105,7 +105,7 @@ def test_what_the_path_has_in_small_parts_keeps_its_kind(tmp_path):
     page = page_of(findings, tmp_path / "report.html")
     figure = next(figure for figure in figures_of(page) if figure["says"] == "Parts of the critical path")
     assert figure["layout"]["yaxis"]["ticktext"][-1].endswith("smaller parts")
-    parts = findings.path.whole.parts
+    parts = findings.critical_path.whole.parts
     kinds = {"in a kernel": PathKind.PHASE, "on a link": PathKind.LINK, "before a kernel was started": PathKind.HOST}
     for name, kind in kinds.items():
         drawn = next(bars["x"] for bars in figure["data"] if bars["name"] == name)
@@ -152,10 +152,10 @@ def test_a_path_of_many_short_stretches_is_drawn_from_its_begin_to_its_end(tmp_p
         for rank in run.ranks:
             run.work(rank, 50)
     findings = analyze(run.timeline())
-    makespan = findings.path.whole.makespan_ns
+    makespan = findings.critical_path.whole.makespan_ns
     figures = figures_of(page_of(findings, tmp_path / "report.html"))
     route = next(figure for figure in figures if figure["says"] == "Ranks that the critical path runs through")
-    assert len(findings.path.whole.segments) > 4_000
+    assert len(findings.critical_path.whole.segments) > 4_000
     for lines in route["data"]:
         assert lines["line"]["simplify"] is False  # or the browser leaves them out
         starts, ends = np.array(lines["x"][::3]), np.array(lines["x"][1::3])

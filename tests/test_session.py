@@ -197,7 +197,7 @@ def test_a_second_capture_takes_the_place_of_the_first(tmp_path: Path):
         ({"host_spans": -1}, "host_spans=-1"),
         ({"settings": {"rate": np.float32(1)}}, "settings=.*float32"),
         ({"settings": [1]}, r"settings=\[1\]: wanted a dict"),
-        ({"load": print}, "load=.*list of functions"),
+        ({"preload": print}, "preload=.*list of functions"),
     ],
 )
 def test_arguments_are_checked_before_anything_is_opened(tmp_path: Path, arguments: dict, message: str):
@@ -281,7 +281,7 @@ def test_a_capture_that_cannot_open_leaves_the_one_before(tmp_path: Path, monkey
     monkeypatch.setenv("TRACEKERN_RUN_ID", run)
     with capture(tmp_path) as session:
         launch(session)
-    for wrong in ({"max_bytes": 1 << 47}, {"load": [lambda: 1 // 0]}):
+    for wrong in ({"max_bytes": 1 << 47}, {"preload": [lambda: 1 // 0]}):
         with pytest.raises((BadInput, ZeroDivisionError)), capture(tmp_path, **wrong):
             pass
     assert not list(SHM_DIR.glob(f"tracekern-{run}*"))
@@ -335,7 +335,7 @@ def test_a_profile_of_torch_joins_the_capture(tmp_path: Path):
 
 def test_what_is_to_be_loaded_is_loaded_when_the_capture_opens(tmp_path: Path):
     seen: list[str] = []
-    session = capture(tmp_path, load=[lambda: seen.append("loaded")])
+    session = capture(tmp_path, preload=[lambda: seen.append("loaded")])
     assert not seen
     with session:
         assert seen == ["loaded"]

@@ -89,7 +89,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize(
     ("fails", "own", "others"),
     [
-        ('{"load": [fail]}', "ArithmeticError: no kernel", "BadInput: rank 1: ArithmeticError: no kernel"),
+        ('{"preload": [fail]}', "ArithmeticError: no kernel", "BadInput: rank 1: ArithmeticError: no kernel"),
         ('{"max_bytes": 1 << 47}', "BadInput: segment tracekern-", "BadInput: rank 1: segment tracekern-"),
         ('{"sink": "device"}', "BadInput: sink=", "BadInput: rank 1: sink="),
     ],

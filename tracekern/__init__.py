@@ -53,7 +53,7 @@ _LOADED_ON_USE = {
 
 
 def include_path() -> str:
-    """Directory to pass to the compiler with -I for users' own kernels; then `#include <tracekern.h>`."""
+    """Returns the directory of tracekern.h, to be passed to the compiler with -I."""
     return str(Path(__file__).resolve().parent / "include")
 
 

@@ -6,13 +6,16 @@ from typing import Any
 
 
 class TracekernError(Exception):
-    """What is wrong, which thing, what was got and wanted, what to do: one line."""
+    """Base of all errors that a user can act on. Its text is one line: what is wrong, and what to do.
+
+    `exit_code` is what the command line ends with.
+    """
 
     exit_code = 2
 
 
 class BadInput(TracekernError):
-    """A dump, trace, argument or environment that cannot be used as it is."""
+    """A file, an argument or the environment cannot be used as it is."""
 
 
 class NotBuilt(BadInput, ImportError):
@@ -25,22 +28,24 @@ def missing_package(what: str, package: str) -> BadInput:
 
 
 class CommTimeout(TracekernError, TimeoutError):
-    """A kernel waited longer than its limit for a peer."""
+    """A kernel waited longer for a peer than its time limit allows.
+
+    `fault` holds kernel, rank, block, warp, peer, channel, slot, wanted_epoch, seen_epoch, seen_value, waited_ns,
+    cause, aborted_by and on_timeout. It is empty where no kernel wrote them down.
+    """
 
     exit_code = 3
 
     def __init__(self, text: str, fault: dict[str, Any] | None = None) -> None:
         super().__init__(text)
         self.fault = fault or {}
-        """kernel, rank, block, warp, peer, channel, slot, wanted_epoch, seen_epoch, seen_value, waited_ns, cause,
-        aborted_by (a rank), on_timeout; empty where no kernel wrote them down."""
 
 
 class CallBroken(TracekernError):
-    """A call of several kernels that ended before the last of them: the communicator is out of use until reset()."""
+    """A call ended between its kernels. The communicator cannot be used until all ranks have called `reset()`."""
 
 
 class DeviceLost(TracekernError):
-    """A device that this process cannot use any more: a kernel trapped or touched what it must not."""
+    """This process cannot use its device any more: a kernel trapped or accessed invalid memory."""
 
     exit_code = 3

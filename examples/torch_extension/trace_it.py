@@ -27,7 +27,7 @@ matrices = [torch.full((1024, 8192), -1.0, device="cuda") for _ in streams]
 torch.cuda.synchronize()
 
 events = square_extension.events()
-with tracekern.capture("my-capture", device="cuda", load=[square_extension.load]) as capture:
+with tracekern.capture("my-capture", device="cuda", preload=[square_extension.load]) as capture:
     for _ in range(STEPS):
         for stream, matrix in zip(streams, matrices, strict=True):
             launch = capture.launch("square", grid=8, warps=4, stream=stream.cuda_stream, events=events)

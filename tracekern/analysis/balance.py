@@ -124,7 +124,7 @@ LinkLimit = float | Mapping[tuple[int, int], float]
 
 
 @dataclass(frozen=True)
-class Load:
+class WorkLoad:
     """The work of one rank, or of one of its blocks, experts or roles."""
 
     rank: int
@@ -177,20 +177,20 @@ class Overlap:
 
 @dataclass(frozen=True)
 class Balance:
-    ranks: tuple[Load, ...]
+    ranks: tuple[WorkLoad, ...]
     """All of the timeline, those that did nothing included."""
-    blocks: tuple[Load, ...]
-    experts: tuple[Load, ...]
+    blocks: tuple[WorkLoad, ...]
+    experts: tuple[WorkLoad, ...]
     """Those that have spans."""
     num_experts: int
     """`experts` of the capture's settings; as many as have spans where that is no number, or a rank is not here."""
-    roles: tuple[Load, ...]
+    roles: tuple[WorkLoad, ...]
     links: tuple[Link, ...]
     """Between different ranks, busiest first."""
     overlaps: tuple[Overlap, ...]
 
 
-def load_imbalance(loads: tuple[Load, ...]) -> float:
+def load_imbalance(loads: tuple[WorkLoad, ...]) -> float:
     """Largest busy time over the mean; nan where no rank was busy."""
     busy = [load.busy_ns for load in loads]
     return max(busy) * len(busy) / sum(busy) if sum(busy) else float("nan")
@@ -266,7 +266,7 @@ class _Cells:
     def take(self, which: Mask) -> _Cells:
         return _Cells(*(getattr(self, field.name)[which] for field in dataclasses.fields(self)))
 
-    def loads(self, key: Int64, names: Sequence[str] | None = None) -> tuple[Load, ...]:
+    def loads(self, key: Int64, names: Sequence[str] | None = None) -> tuple[WorkLoad, ...]:
         """One for each (rank, key); `names` of the keys, by default their number."""
         groups = group_rows(len(key), self.rank, key)
         weights = (
@@ -277,7 +277,7 @@ class _Cells:
             np.where(self.takes, self.count, 0),
         )
         table = zip(*(column.tolist() for column in (*groups.columns, *map(groups.sum, weights))), strict=True)
-        return tuple(Load(rank, names[place] if names else str(place), *sums) for rank, place, *sums in table)
+        return tuple(WorkLoad(rank, names[place] if names else str(place), *sums) for rank, place, *sums in table)
 
 
 def _token_bytes(settings: Mapping[str, Any]) -> int | None:
@@ -286,12 +286,12 @@ def _token_bytes(settings: Mapping[str, Any]) -> int | None:
     return hidden * size if isinstance(hidden, int) and size else None
 
 
-def _with_idle_ranks(timeline: Timeline, loads: tuple[Load, ...]) -> tuple[Load, ...]:
+def _with_idle_ranks(timeline: Timeline, loads: tuple[WorkLoad, ...]) -> tuple[WorkLoad, ...]:
     idle = {rank.rank for rank in timeline.ranks} - {load.rank for load in loads}
-    return tuple(sorted((*loads, *(Load(rank, "", 0, 0, 0, 0, 0) for rank in idle)), key=lambda load: load.rank))
+    return tuple(sorted((*loads, *(WorkLoad(rank, "", 0, 0, 0, 0, 0) for rank in idle)), key=lambda load: load.rank))
 
 
-def _num_experts(timeline: Timeline, settings: Mapping[str, Any], loads: tuple[Load, ...]) -> int:
+def _num_experts(timeline: Timeline, settings: Mapping[str, Any], loads: tuple[WorkLoad, ...]) -> int:
     in_use = len({load.name for load in loads})
     named, num_ranks = settings.get("experts"), len(timeline.ranks)
     # What the experts of a rank got that is not here is not known: they did not get nothing.
@@ -299,7 +299,7 @@ def _num_experts(timeline: Timeline, settings: Mapping[str, Any], loads: tuple[L
     return max(named, in_use) if isinstance(named, int) and not is_rank_missing else in_use
 
 
-def _expert_loads(timeline: Timeline, events: Sequence[EventRows], own_ns: Int64) -> tuple[Load, ...]:
+def _expert_loads(timeline: Timeline, events: Sequence[EventRows], own_ns: Int64) -> tuple[WorkLoad, ...]:
     """All work for experts on the ranks where they live: those that receive their tokens, or compute for them."""
     home = _Cells.of_experts(timeline, [event for event in events if event.takes or event.computes], own_ns)
     cells = _Cells.of_experts(timeline, events, own_ns)

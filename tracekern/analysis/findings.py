@@ -28,50 +28,58 @@ from tracekern.timeline.select import Window, reaches_into, select
 
 @dataclass(eq=False)
 class Findings:
-    """Answers about a Timeline in ns that several parts of a report need, or that take long.
+    """Answers about a timeline, each computed when it is first used. Made by `tracekern.analyze()`.
 
-    What one part alone needs it asks of these itself. A window chooses the spans, iterations and waits that reach into
-    it. Waits, their causes and hangs are worked out on the whole: what released a wait may lie outside.
+    With a `window`, spans, iterations and waits that reach into it count. Waits, causes and hangs are computed on the
+    whole timeline first: what released a wait may be outside the window.
     """
 
     timeline: Timeline
-    """All of it."""
+    """The whole timeline, in ns."""
     link_limit: LinkLimit | None = None
-    """GB/s that a link was measured to reach, as analyze_balance() takes it."""
+    """GB/s that a link was measured to reach."""
     window: Window | None = None
+    """Begin and end of the part that is judged, in ns from the origin. None: all of it."""
 
     @cached_property
     def in_window(self) -> Timeline:
+        """The part of the timeline in the window."""
         return select(self.timeline, self.window)
 
     @cached_property
     def summary(self) -> Summary:
+        """Spans, waits and losses of each rank."""
         return summarize(self.in_window)
 
     @cached_property
     def time(self) -> TimeShares:
+        """How the warps' time divides into work, waits and signals."""
         return share_time(self.in_window)
 
     @cached_property
     def balance(self) -> Balance:
+        """How evenly tokens and bytes are spread over ranks, experts and links."""
         return analyze_balance(self.in_window, self.link_limit)
 
     @cached_property
     def imbalances(self) -> tuple[Imbalance, ...]:
+        """How unevenly the work of each phase is spread over the ranks."""
         return work_imbalance(self.in_window)
 
     @cached_property
     def iterations(self) -> Iterations:
+        """Begin and end of each iteration."""
         every = find_iterations(self.timeline)
         return every.take(reaches_into(self.window, every.start, every.end))
 
     @cached_property
     def every_wait(self) -> Waits:
-        """Those outside the window too."""
+        """All waits, also those outside the window."""
         return analyze_waits(self.timeline)
 
     @cached_property
     def waits(self) -> Waits:
+        """The waits that reach into the window, each with its parts: late, drain and rest."""
         every, spans = self.every_wait, self.timeline.spans
         if self.window is None:
             return every
@@ -84,52 +92,57 @@ class Findings:
 
     @cached_property
     def blames(self) -> tuple[Blame, ...]:
+        """How much waiting each rank caused by coming late."""
         return blame_ranks(self.timeline, self.waits)
 
     @cached_property
     def verdict(self) -> Worst:
-        """Who came late most."""
+        """The rank that caused most of the waiting by coming late."""
         return self._name_worst(self.blames)
 
     @cached_property
     def matrix(self) -> WaitMatrix:
+        """How long each rank waited for each other."""
         return wait_matrix(self.timeline, self.waits)
 
     @cached_property
     def graph(self) -> EventGraph:
+        """What had to happen before what: the edges that causes and the critical path follow."""
         return build_graph(self.timeline)
 
     @cached_property
     def causes(self) -> Causes:
+        """The root causes of the waits, followed back through waits that caused waits."""
         return analyze_causes(self.timeline, self.every_wait, self.graph, self.window)
 
     @cached_property
     def culprit(self) -> Worst:
-        """Who caused most of the waiting, by its own work and its host."""
+        """The rank whose own work and host caused most of the waiting."""
         return self._name_worst(self.causes.blames)
 
     @cached_property
-    def path(self) -> CriticalPath:
+    def critical_path(self) -> CriticalPath:
+        """The critical path."""
         return critical_path(self.timeline, self.every_wait, self.graph, self.window)
 
     @cached_property
     def hang(self) -> Hang | None:
-        """Waits for other ranks that had not ended."""
+        """The waits for other ranks that never ended; None where there are none."""
         return find_hang(self.timeline)
 
     @property
     def absent(self) -> list[str]:
-        """A line on ranks of the run that have no dump, and one on those left out."""
+        """Lines about ranks of the run without a dump, and about ranks that were not selected."""
         return [problem.text for problem in self.timeline.problems if problem.kind in ABSENT_KINDS]
 
     @property
     def is_contradicted(self) -> bool:
-        """Waits ended before what they waited for: nothing that is made of them is proven."""
+        """Whether waits ended before what they waited for. Then nothing that follows from them is proven."""
         return any(problem.kind in CONTRADICTION_KINDS for problem in self.timeline.problems)
 
     @property
     def records_overwritten(self) -> int:
-        """By a flight recorder: times are of what it kept, not of the run."""
+        """Number of records that a flight recorder overwrote. Times then cover what it kept, not the whole run."""
         return sum(launch.records_overwritten for launch in self.timeline.launches)
 
     def _name_worst(self, blames: Sequence[Blame]) -> Worst:
@@ -140,11 +153,20 @@ class Findings:
 
 
 _WITHOUT_WAITS = ("balance", "summary", "time", "imbalances")
-_OF_WAITS = ("causes", "path")
+_OF_WAITS = ("causes", "critical_path")
 
 
 def analyze(timeline: Timeline, link_limit: LinkLimit | None = None, window: Window | None = None) -> Findings:
-    """The Findings of a Timeline in ns, what takes long worked out already, on two cores."""
+    """Answers who waited for whom, and why.
+
+    Args:
+        timeline: What `load()` returned.
+        link_limit: GB/s that a link was measured to reach, for judging how busy links were.
+        window: Begin and end of the part to judge, in ns from the timeline's origin.
+
+    Returns:
+        The findings, with the slow ones computed already, on two cores.
+    """
     findings = Findings(timeline, link_limit, window)
     with ThreadPoolExecutor(max_workers=1) as beside:
         without_waits = beside.submit(_work_out, findings, _WITHOUT_WAITS)

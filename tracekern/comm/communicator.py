@@ -33,18 +33,24 @@ class LaunchRecorder(Protocol):
 
 
 class Communicator:
-    """One rank's end of a symmetric heap. Collective to make, to reset, and in barrier().
+    """A symmetric heap of all ranks of a host, with flags, time limits and a barrier. Made by all ranks together.
 
-    After a wait ran out of time every use is refused with CommTimeout until reset().
+    When a wait of a kernel exceeds the time limit, every use raises CommTimeout until all ranks have called `reset()`.
+
+    Args:
+        group: The ranks.
+        num_bytes: Size of each rank's part of the heap.
+        timeout_s: Time limit of a kernel's waits, see `set_timeout()`.
+        backend: "cpu" or "cuda".
+        on_timeout: What happens after the limit, see `set_timeout()`.
+
+    Raises:
+        BadInput: The backend is unknown, or the devices cannot share memory or have none left.
     """
 
     def __init__(
         self, group: Group, num_bytes: int, timeout_s: float, backend: str = "cpu", on_timeout: str = "raise"
     ) -> None:
-        """num_bytes: of each rank's part. backend: "cpu" or "cuda". timeout_s, on_timeout: see set_timeout().
-
-        Raises BadInput for another backend, and where the devices cannot share memory, or have none left.
-        """
         from tracekern import _C
 
         _check_timeout(timeout_s, on_timeout)
@@ -88,9 +94,10 @@ class Communicator:
         self.device = CpuDevice(self.native, self._heap)
 
     def add_kernels(self, stages: Sequence[str], channels: Sequence[str] = ()) -> int:
-        """Names kernels that use this communicator, and their channels, so that faults name them.
+        """Names kernels that use this communicator and the channels that they wait on, for the text of a CommTimeout.
 
-        Returns the number of the first: CommArgs::first_stage of these kernels, 0 for those that are named first.
+        Returns:
+            The number of the first stage, which is CommArgs::first_stage of these kernels.
         """
         entry = {"stages": list(stages), "channels": list(channels)}
         for known in self._users:
@@ -101,19 +108,22 @@ class Communicator:
         return first_stage
 
     def set_timeout(self, timeout_s: float, on_timeout: str = "raise") -> None:
-        """The longest wait of the kernels launched from now on, and what one does that waited longer.
+        """Sets the time limit of waits in kernels that are launched from now on.
 
-        on_timeout: "raise" has every warp leave its loops, and the call raises CommTimeout; the communicator works
-        again after reset(). "trap" stops the device where it stands, so that a debugger or core dump sees every warp,
-        and ends its use by this process. Either way the fault stands in host memory, and
-        a flight recorder keeps all records.
-        Raises BadInput for other values.
+        Args:
+            timeout_s: The longest wait in seconds.
+            on_timeout: "raise": all warps leave their loops and the call raises CommTimeout; the communicator works
+                again after `reset()`. "trap": the device stops at once, so that a debugger sees every warp; this
+                process cannot use it any more. Either way the fault and a flight recorder's records are kept.
+
+        Raises:
+            BadInput: A value cannot be used.
         """
         _check_timeout(timeout_s, on_timeout)
         self.native.set_timeout(int(timeout_s * 1e9), on_timeout)
 
     def barrier(self, capture: LaunchRecorder | None = None) -> None:
-        """All ranks arrive before any returns: a kernel of one warp, traced like any other."""
+        """Waits until all ranks have arrived. A kernel of one warp, recorded where `capture` is given."""
         descriptor = 0
         with self.guarded():
             if capture is not None:
@@ -125,7 +135,12 @@ class Communicator:
         self.synchronize()
 
     def synchronize(self) -> None:
-        """Returns when this rank's kernels are through. Raises CommTimeout, or DeviceLost after another fault."""
+        """Waits until this rank's kernels have finished.
+
+        Raises:
+            CommTimeout: A wait exceeded its limit.
+            DeviceLost: The device cannot be used any more.
+        """
         with self.guarded():
             if self.device.backend == "cuda":
                 import torch
@@ -139,7 +154,7 @@ class Communicator:
         """
         if self._failure is None:
             return
-        what = "restart the process" if self.device.trouble() else "call reset() on every rank"
+        what = "restart the process" if self.device.error() else "call reset() on every rank"
         text = f"the communicator is out of use since: {self._failure}; {what}"
         if isinstance(self._failure, CommTimeout):
             raise CommTimeout(text, self._failure.fault)
@@ -167,15 +182,15 @@ class Communicator:
                 yield
         except RuntimeError as error:
             self.check()
-            trouble = self.device.trouble()
-            if not trouble:
+            problem = self.device.error()
+            if not problem:
                 raise
-            self._failure = DeviceLost(f"rank {self.group.rank}: {trouble} ({str(error).splitlines()[0]})")
+            self._failure = DeviceLost(f"rank {self.group.rank}: {problem} ({str(error).splitlines()[0]})")
             raise self._failure from error
         self.check()
 
     def check(self) -> None:
-        """Raises CommTimeout when a wait of this rank gave up."""
+        """Raises CommTimeout if a wait of this rank has exceeded its limit."""
         raw = self.native.fault()
         if raw is not None:
             fault = parse_fault(raw, self._fault_names) or {}
@@ -187,17 +202,18 @@ class Communicator:
         self._on_reset.append(call)
 
     def reset(self) -> None:
-        """Collective: forgets the fault and sets flags and epochs back on all ranks; then the communicator works again.
+        """Clears the fault, flags and epochs, so that the communicator works again. Called by all ranks together.
 
-        Raises DeviceLost on every rank when one of them has lost its device.
+        Raises:
+            DeviceLost: A rank has lost its device. Raised on every rank.
         """
-        if not self.device.trouble() and self.device.backend == "cuda":
+        if not self.device.error() and self.device.backend == "cuda":
             import torch
 
             torch.cuda.synchronize(self.device.torch_device)
-        for rank, trouble in enumerate(self.group.all_gather(self.device.trouble())):
-            if trouble:
-                raise DeviceLost(f"reset: rank {rank}: {trouble}; restart all ranks")
+        for rank, problem in enumerate(self.group.all_gather(self.device.error())):
+            if problem:
+                raise DeviceLost(f"reset: rank {rank}: {problem}; restart all ranks")
         with self.device.active():
             self.native.clear_control()
             for call in self._on_reset:

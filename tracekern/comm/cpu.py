@@ -28,7 +28,7 @@ class CpuDevice(HostDevice):
         self.clock = self.peers = SimulatedClock(native, range(len(heap.addresses)))
         self.memory = _FaultMemory(native)
 
-    def trouble(self) -> str:
+    def error(self) -> str:
         """Of the simulated device: trapped or not."""
         return "a kernel trapped: this process can use its device no more" if self._native.trapped else ""
 

@@ -37,8 +37,8 @@ class CudaDevice:
     def active(self) -> contextlib.AbstractContextManager[Any]:
         return self._gpu.active()
 
-    def trouble(self) -> str:
-        return self._gpu.trouble()
+    def error(self) -> str:
+        return self._gpu.error()
 
 
 class _Gpu:
@@ -60,7 +60,7 @@ class _Gpu:
         device: contextlib.AbstractContextManager[Any] = torch.cuda.device(self.index)
         return device
 
-    def trouble(self) -> str:
+    def error(self) -> str:
         """Why this process can use its GPU no more, such as a trap; "" while it can."""
         try:
             with self.active():
@@ -103,7 +103,7 @@ class CudaClock:
             with self._gpu.active():
                 yield
         except RuntimeError as error:
-            raise DeviceLost(self._gpu.trouble() or str(error)) from error
+            raise DeviceLost(self._gpu.error() or str(error)) from error
 
 
 class CudaStreams:
@@ -182,7 +182,7 @@ class CudaMemory:
         records = self.mirror.let_go()
         if self._streams.is_busy:
             _abandoned.append((records, self._segment))  # to give it back would wait for the kernels
-        elif records is not None and not self._gpu.trouble():
+        elif records is not None and not self._gpu.error():
             records.release()
         self._segment = None
 

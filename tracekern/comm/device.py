@@ -135,7 +135,7 @@ class CaptureDevice(Protocol):
     def active(self) -> contextlib.AbstractContextManager[Any]:
         """Around calls of its kernels: it is this thread's current device inside."""
 
-    def trouble(self) -> str:
+    def error(self) -> str:
         """One line: why this process can use the device no more; "" while it can."""
 
 
@@ -197,7 +197,7 @@ class HostDevice:
         """There is no other device."""
         return contextlib.nullcontext()
 
-    def trouble(self) -> str:
+    def error(self) -> str:
         return ""
 
 

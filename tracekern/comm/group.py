@@ -27,7 +27,7 @@ _CHUNK_BYTES = 16 << 20
 
 
 class Group:
-    """The ranks of a run. `is_connected` says whether they can exchange messages."""
+    """The ranks of a run: `rank`, `num_ranks`, and messages between them where `is_connected`."""
 
     def __init__(self, rank: int, num_ranks: int, process_group: Any = None) -> None:
         self.rank = rank
@@ -37,9 +37,11 @@ class Group:
 
     @classmethod
     def discover(cls) -> Group:
-        """The ranks of this process's run. Collective where torch.distributed is initialised.
+        """Finds the ranks of this process's run: from torch.distributed where it is initialized, else from RANK and
+        WORLD_SIZE. All ranks call it together.
 
-        Raises BadInput for RANK and WORLD_SIZE that are no rank and no size.
+        Raises:
+            BadInput: RANK and WORLD_SIZE do not fit together.
         """
         dist = sys.modules.get("torch.distributed")
         if dist is not None and dist.is_available() and dist.is_initialized():
@@ -55,10 +57,15 @@ class Group:
 
     @property
     def is_connected(self) -> bool:
+        """Whether the ranks can exchange messages."""
         return self.num_ranks == 1 or self.process_group is not None
 
     def all_gather(self, value: Any) -> list[Any]:
-        """[num_ranks] what each rank gave; collective. Raises RuntimeError when a peer is gone or late."""
+        """Returns the values of all ranks, [num_ranks]. Called by all ranks together.
+
+        Raises:
+            RuntimeError: A peer has ended or is late.
+        """
         if self.process_group is None:
             return [value]
         import torch.distributed as dist
@@ -68,14 +75,18 @@ class Group:
         return values
 
     def barrier(self, timeout_s: float = TIMEOUT_S) -> None:
-        """Returns when all ranks are here. Raises RuntimeError when a peer is gone or late."""
+        """Waits until all ranks have called it.
+
+        Raises:
+            RuntimeError: A peer has ended, or is later than `timeout_s`.
+        """
         if self.process_group is not None:
             import torch.distributed as dist
 
             dist.monitored_barrier(self.process_group, timeout=timedelta(seconds=timeout_s))
 
     def close(self) -> None:
-        """Gives back threads and sockets of a group that is no longer used."""
+        """Closes the threads and sockets of the group."""
         if self.process_group is not None:
             import torch.distributed as dist
 

@@ -190,7 +190,7 @@ SEGMENT_HEADER = np.dtype(
         ("arena_cursor", "<u8"),
         ("launches_refused", "<u8"),  # found no room: they ran unrecorded
         ("refused_bytes", "<u8"),
-        ("ready_launch", "<u8"),  # these three: how ranks agree on when to sample clocks (record/agree.py)
+        ("ready_launch", "<u8"),  # these three: how ranks agree on when to sample clocks (record/sampling_schedule.py)
         ("decision", "<u8"),  # of rank 0: twice the number of its launch, and 1 where all sample before that one
         ("due_ns", "<u8"),  # of rank 0: CLOCK_MONOTONIC
         ("fault_offset", "<u8"),  # of the fault record (csrc/comm/fault.h), from the segment's start

@@ -21,7 +21,7 @@ _EMPTY_FINAL_BLOCK = b"\x03\x00"
 Bytes = bytes | bytearray | memoryview
 
 
-class Sink(Protocol):
+class Output(Protocol):
     def write(self, data: Bytes) -> None:
         """Takes `data`; it must not change before flush()."""
 
@@ -77,7 +77,7 @@ def _deflate(data: Bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def open_sink(path: str | os.PathLike[str]) -> Iterator[Sink]:
+def open_output(path: str | os.PathLike[str]) -> Iterator[Output]:
     """Writes `path` atomically, through gzip when its name ends in .gz. Raises BadInput when it cannot be written."""
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         if not str(path).endswith(".gz"):

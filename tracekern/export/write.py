@@ -52,13 +52,24 @@ def save(
     ranks: Sequence[int] | None = None,
     progress: Progress | None = None,
 ) -> ExportStats:
-    """Writes `timeline`, or the part of it in `window` (ns from its origin) and on `ranks`, to `path`.
+    """Writes a timeline, or a part of it, to a file. The file appears when it is complete.
 
-    `format` ("perfetto", "chrome", "parquet", ...) overrides the suffix. `tracks="block"` shows one row per block and
-    role; Parquet always holds every span. Warns with ManySpansWarning above 5 million spans for a browser.
+    Warns with ManySpansWarning where a trace has more than 5 million spans, which makes a browser slow.
+
+    Args:
+        timeline: What `load()` returned.
+        path: The file. Its suffix picks the format: .pftrace, .json, both also with .gz, or .parquet.
+        format: "perfetto", "chrome" or "parquet", whatever the suffix.
+        tracks: "block" draws one row for each block and role, that of its first warp. Parquet has every span.
+        window: Begin and end of the part to write, in ns from the timeline's origin.
+        ranks: The ranks to write.
+        progress: Called with the number of spans written and their total.
+
+    Returns:
+        What the file holds, and what was left out.
 
     Raises:
-        BadInput: unknown suffix or format, a rank that is not there, an empty window, a file that cannot be written.
+        BadInput: The suffix, format, rank or window cannot be used, or the file cannot be written.
     """
     chosen = _format_named(format) if format else format_of(path)
     if tracks not in ("warp", "block"):

@@ -61,16 +61,28 @@ def launch_ranks(
     on_start: OnStart | None = None,
     kill_after_s: float = 30.0,
 ) -> list[RankExit]:
-    """Run `target` on each rank and wait for all: a command line, or "module:function".
+    """Runs a command or a function as `num_ranks` processes of this host and waits for all of them.
 
-    A function starts sooner: its module is imported once, in a process that all ranks are forks of, with
-    OMP_NUM_THREADS=1 unless that is set; an int it returns is the exit status. A module that starts threads when it is
-    imported is imported by each rank again. A Spawner in place of the function's name serves several runs.
-    env: more environment for the ranks. capture_dir: where salvaged dumps go; the capture's own directory without.
-    timeout_s: for the whole run. on_line: gets (rank, line) of what ranks print; without, lines are printed with the
-    rank before them; what it raises ends the run, and is raised. on_start: gets (rank, pid). kill_after_s: how long the
-    others may go on once a rank has failed.
-    Ctrl-C goes to all ranks. Raises BadInput for a target or number that cannot be started.
+    Captures of ranks that die are salvaged. Ctrl-C is passed on to all ranks.
+
+    Args:
+        num_ranks: Number of processes.
+        target: The words of a command, or "module:function". The module of a function is imported once, in a process
+            that all ranks are forked from, with OMP_NUM_THREADS=1 unless that is set; a module that starts threads is
+            imported by each rank. An int that the function returns is the exit status. A Spawner serves several runs.
+        env: Environment variables of the ranks, in addition to those of this process.
+        capture_dir: Where salvaged dumps go. None: into the directory of the capture.
+        timeout_s: Time limit of the whole run in seconds.
+        on_line: Called with (rank, line) for each line that a rank prints. None: lines are printed with the rank in
+            front. An exception that it raises ends the run and is raised here.
+        on_start: Called with (rank, pid) when a rank has started.
+        kill_after_s: How long the other ranks may run after one has failed.
+
+    Returns:
+        How each rank ended, [num_ranks].
+
+    Raises:
+        BadInput: The target cannot be started.
     """
     if num_ranks < 1:
         raise BadInput(f"{num_ranks} ranks: wanted at least 1")

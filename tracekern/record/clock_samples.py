@@ -22,7 +22,7 @@ from tracekern.comm.device import CaptureDevice, DeviceClock, HeapPeers
 from tracekern.dump import format as fmt
 from tracekern.dump.format import CLOCK_SAMPLE, SampleKind
 from tracekern.errors import CommTimeout, TracekernError
-from tracekern.record.agree import SampleAgreement
+from tracekern.record.sampling_schedule import SamplingSchedule
 from tracekern.segment.view import SegmentView
 from tracekern.segment.writer import SegmentWriter
 
@@ -232,7 +232,7 @@ class CaptureClocks:
         """where: the capture, for messages. Nothing is sampled before open()."""
         self._where = where
         self._sampler: ClockSampler | None = None
-        self._agreement: SampleAgreement | None = None
+        self._schedule: SamplingSchedule | None = None
 
     def open(self, device: CaptureDevice, segment: SegmentWriter, group: Group, run_id: str, one_host: bool) -> None:
         """Takes the first samples. one_host: all ranks see each other's segments."""
@@ -245,26 +245,26 @@ class CaptureClocks:
             for peer in segments:
                 if peer is not segment:
                     peer.close()  # mapped it stays; an open file would outlive its removal
-            self._agreement = SampleAgreement(group.rank, segments)
+            self._schedule = SamplingSchedule(group.rank, segments)
         self.sample()
 
     def sample(self) -> None:
         """One round, now."""
         if self._sampler is not None:
-            if self._agreement is not None:
-                self._agreement.postpone(SAMPLE_EVERY_S)
+            if self._schedule is not None:
+                self._schedule.postpone(SAMPLE_EVERY_S)
             self._sampler.sample()
 
     def before_launch(self) -> None:
         """Samples where it is due and all ranks agree on this launch."""
-        if self._sampler is not None and self._agreement is not None and self._agreement.before_launch():
+        if self._sampler is not None and self._schedule is not None and self._schedule.before_launch():
             self._sample_or_tell()
 
     def close(self, in_order: bool) -> bool:
         """Takes the last samples, where all ranks close their capture in order. Returns whether they do."""
-        if self._agreement is not None:
-            in_order = self._agreement.leave(in_order)
-            self._agreement = None
+        if self._schedule is not None:
+            in_order = self._schedule.leave(in_order)
+            self._schedule = None
         if in_order:
             self._sample_or_tell()
         return in_order

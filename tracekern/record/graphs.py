@@ -31,7 +31,10 @@ _log = logging.getLogger("tracekern")
 
 
 class TracedGraph:
-    """Made by capture.graph(). Usable from one thread at a time; outlives the capture, then it runs untraced."""
+    """A CUDA graph in a traced and an untraced instance. Made by `Capture.graph()`.
+
+    Use it from one thread at a time. After the capture has closed it runs untraced.
+    """
 
     def __init__(
         self,
@@ -64,21 +67,21 @@ class TracedGraph:
 
     @property
     def is_capturing(self) -> bool:
-        """launch() is called by the graph's run(), not by a launch, and not by another thread."""
+        """Whether the graph's run() is being captured now, by this thread."""
         return bool(self._capturing) and self._thread == threading.get_ident()
 
     @property
     def lost_replays(self) -> int:
-        """Traced replays that ran unrecorded, because the host was late or the capture full. Exact once closed."""
+        """Number of traced replays that were not recorded: host late, or capture full. Exact once it has closed."""
         return int(self._ring.lost_replays) + self._num_without_room
 
     @property
     def lost_records(self) -> int:
-        """What those would have written for which the host was late; a flight recorder counts nothing."""
+        """Number of records lost with replays for which the host was late. Not counted by a flight recorder."""
         return int(self._ring.lost_records)
 
     def capture(self, run: Callable[[], None]) -> None:
-        """Captures both instances. For capture.graph()."""
+        """Captures both instances; `Capture.graph()` calls it."""
         self._traced = self._capture_instance("traced", run)
         self._untraced = self._capture_instance("untraced", run)
         if not self._plans:
@@ -114,7 +117,11 @@ class TracedGraph:
         return int(self._ring.add_launch(descriptor.ctypes.data, plan.num_tracks))
 
     def replay(self, traced: bool = True) -> None:
-        """Starts the graph on torch's current stream. Never waits for the GPU."""
+        """Launches the graph on torch's current stream. Never waits for the GPU.
+
+        Args:
+            traced: Which instance to launch.
+        """
         if not traced or not self._is_open:
             self._untraced.replay()
         elif self._before_replay(self._sets.lay_ready):

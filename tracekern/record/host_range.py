@@ -9,7 +9,13 @@ from tracekern.record.session import open_capture
 
 
 class range(contextlib.ContextDecorator):  # noqa: A001, N801 - `with tracekern.range("step"):`
-    """A named span of this host thread in the capture that is open; nothing where none is. Also a decorator."""
+    """Records a span of this host thread: `with tracekern.range("step"):`, or `@tracekern.range("step")` on a function.
+
+    Does nothing where no capture is open.
+
+    Args:
+        name: What the span is called.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name

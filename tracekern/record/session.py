@@ -48,17 +48,21 @@ _still_written: list[SegmentWriter] = []
 _num_opened = 0
 
 
-class Launch(NamedTuple):
-    """What to hand to one kernel launch."""
+class LaunchHandle(NamedTuple):
+    """What one kernel launch needs. Made by `Capture.launch()`."""
 
     descriptor: int
-    """For with_recorder() of tracekern.h, which picks the body to launch; 0: this launch is not recorded."""
+    """Argument of `with_recorder()` in tracekern.h, which picks the body to launch. 0: this launch is not recorded."""
     grid: int
+    """Number of blocks."""
     warps: int
+    """Warps of a block."""
     stream: int
+    """Handle of the stream."""
 
     @property
     def traced(self) -> bool:
+        """Whether this launch is recorded."""
         return self.descriptor != 0
 
 
@@ -83,23 +87,37 @@ def capture(
     host_spans: int = 10_000,
     device: CaptureDevice | Literal["cpu", "cuda"] | None = None,
     sink: Sink = "auto",
-    load: Sequence[Callable[[], None]] = (),
+    preload: Sequence[Callable[[], None]] = (),
 ) -> Capture:
-    """A capture into directory `path`, to be used as a context manager; collective over the ranks of the run.
+    """Records what happens inside its `with` block into a directory: `with tracekern.capture(...) as capture:`.
 
-    records_per_track: "auto" gives what `capture.counting()` found and a quarter more, or 1024 where nothing was
-    counted, and a flight recorder 256.
-    keep: what stays where a track is full: its first records, or, for a flight recorder, its last; that one drops
-    its oldest launches, too, where max_bytes is used up.
-    blocks, roles, events: record these only, of an empty list none. every: record each Nth launch of a name. max_bytes:
-    cap of this rank's memory. settings: anything that JSON holds, about the workload. clocks: sample the ranks' clocks.
-    host_spans: room for ranges. device: what the kernels run on: a communicator's device, "cuda" for torch's current
-    one, or "cpu" with the host's own clock; without, "cuda" if this process has used torch.cuda. sink: "host" or
-    "device" memory for the records; "auto" takes the device's for kernels that counting() found to record too fast for
-    the bus; that of a flight recorder is held by a process beside this one, so that it outlives a trap and a killed
-    rank. load: called when the capture opens, to load the kernels' two bodies: loading one later may have to wait for a
-    kernel that spins.
-    Raises BadInput for arguments that cannot be used.
+    All ranks of a run open it together, with the same path. The directory gets one dump for each rank.
+
+    Args:
+        path: The directory. Dumps of an earlier run in it are replaced.
+        records_per_track: Room of each track. "auto" takes what `counting()` found and a quarter more, 1024 where
+            nothing was counted, and 256 for a flight recorder.
+        keep: Which records of a full track stay: the "first", or the "last" for a flight recorder, which also gives
+            up its oldest launches when `max_bytes` is used up.
+        blocks: Record only these blocks.
+        roles: Record only warps of these roles. An empty list selects none.
+        events: Record only these events. An empty list selects none.
+        every: Record every Nth launch of each name.
+        max_bytes: Limit of this rank's memory for records.
+        settings: Facts about the workload, stored with the capture. Anything that JSON can hold.
+        command: The command line, stored with the capture. That of this process where None.
+        clocks: Sample the ranks' clocks, so that they can be put on one time axis.
+        host_spans: Room for this number of `range()` spans.
+        device: Where the kernels run: the `device` of a Communicator, "cuda" for torch's current GPU, or "cpu".
+            None: "cuda" if this process has used torch.cuda, "cpu" otherwise.
+        sink: Where records go: "host" or "device" memory. "auto" takes device memory for kernels that `counting()`
+            found to record faster than the bus can carry. Device memory of a flight recorder is kept by a second
+            process, so that it survives a trap and the end of this rank.
+        preload: Functions that load the kernels' bodies, called when the capture opens. A body that is first loaded at
+            its launch may have to wait for a kernel that spins.
+
+    Raises:
+        BadInput: An argument cannot be used, or another capture is open in this process.
     """
     selection = Selection(
         records_per_track, blocks, list_of_names("roles", roles), list_of_names("events", events), every, keep
@@ -107,12 +125,12 @@ def capture(
     about: dict[str, Any] = {"keep": keep, "roles": selection.roles, "settings": settings or {}}
     about["command"] = shlex.join(sys.argv) if command is None else command
     check_about(settings, command)
-    setup = Setup(device or used_device(), sink, max_bytes, host_spans, clocks, load)
+    setup = Setup(device or used_device(), sink, max_bytes, host_spans, clocks, preload)
     return Capture(Path(path).absolute(), selection, about, setup)
 
 
 class Capture:
-    """An open capture of this rank; made by `capture()`."""
+    """An open capture of this rank. Made by `tracekern.capture()`."""
 
     def __init__(self, directory: Path, selection: Selection, about: dict[str, Any], setup: Setup) -> None:
         self.directory = directory
@@ -163,8 +181,8 @@ class Capture:
         self.device.memory.attach(self.segment)
         if self._sinks.needs_mirror():
             self._open_mirror()
-        for load in setup.load:
-            load()
+        for preload in setup.preload:
+            preload()
         self._make_room()
 
     def __exit__(
@@ -201,16 +219,16 @@ class Capture:
     def _stop(self, in_order: bool) -> bool:
         """Brings in what was recorded and takes the last clock samples. Returns whether all ranks close in order."""
         is_idle = self.device.streams.is_idle_within(CLOSE_TIMEOUT_S)
-        trouble = self.device.trouble()
-        if trouble or not is_idle:
-            why = trouble or f"after {CLOSE_TIMEOUT_S:.0f} s kernels still run"
+        problem = self.device.error()
+        if problem or not is_idle:
+            why = problem or f"after {CLOSE_TIMEOUT_S:.0f} s kernels still run"
             _log.warning("capture %s: rank %d: %s; what it recorded is kept", self.directory, self.group.rank, why)
         self._collect(is_idle)  # before a peer that hangs keeps this rank until it is killed
         for name in self._launches.unknown_names():
             _log.warning(
                 "capture %s: no kernel has an event or role %r; nothing of it was recorded", self.directory, name
             )
-        return self._clocks.close(in_order and not trouble)
+        return self._clocks.close(in_order and not problem)
 
     @property
     def _is_ring(self) -> bool:
@@ -218,7 +236,7 @@ class Capture:
 
     @property
     def footprint_bytes(self) -> int:
-        """Bytes of this rank's segment that are in use now."""
+        """Bytes of memory that this rank's records take now."""
         return self.segment.footprint_bytes
 
     def launch(
@@ -232,21 +250,34 @@ class Capture:
         roles: Sequence[str] = (),
         epoch: int = 0,
         ahead: bool = False,
-    ) -> Launch:
-        """Reserve the region of one launch of `grid` blocks with `warps` warps each; call it right before the launch.
+    ) -> LaunchHandle:
+        """Reserves the region of one kernel launch. Call it right before each launch.
 
-        events: what the kernel's describe_events() returns. epoch: of its signals and waits; in a graph, where no host
-        knows it, the kernel's Recorder tells. stream: where the kernel is launched, by one thread at a time; a flight
-        recorder uses regions again by how far it has come. ahead: the launch of this stream asked for before this one
-        is still to be started: so all but the first of several asked for at once. The region is this launch's alone.
+        Args:
+            name: Name of the kernel in traces and reports.
+            grid: Number of blocks.
+            warps: Warps of a block.
+            stream: Handle of the stream that the kernel is launched on. One thread at a time launches on a stream.
+            events: The kernel's event table, as describe_events() of tracekern.h returns it.
+            roles: Names of the roles of the kernel's warps, by number.
+            epoch: Epoch of the kernel's signals and waits. In a CUDA graph the kernel's Recorder states it instead.
+            ahead: True where the previous launch asked for on this stream has not been started yet: for all but the
+                first of several launches that are asked for at once.
+
+        Returns:
+            The launch. Its descriptor is 0, and the untraced body runs, where the capture does not select this launch
+            or has no room for it.
+
+        Raises:
+            BadInput: Called outside the capture's `with` block, or with an argument that cannot be used.
         """
         check_epoch(name, epoch)
         if (self not in _active or os.getpid() != self._pid) and not self._is_ours(f"launch({name!r})"):
-            return Launch(0, grid, warps, stream)
+            return LaunchHandle(0, grid, warps, stream)
         kernel = Kernel(name, grid, warps, stream, events, roles)
         with self._lock:
             descriptor = self._region_of(kernel, epoch, ahead) if self in _active else 0  # it may be closed by now
-        return Launch(descriptor, grid, warps, stream)
+        return LaunchHandle(descriptor, grid, warps, stream)
 
     def _region_of(self, kernel: Kernel, epoch: int, ahead: bool) -> int:
         """Launch.descriptor: the address of the launch's, plus 1 where the body of a ring is to run."""
@@ -265,11 +296,17 @@ class Capture:
         return address + 1 if address and self._is_ring else address
 
     def graph(self, run: Callable[[], None], *, name: str = "graph", slots: int = 1024) -> TracedGraph:
-        """Captures `run`, which starts kernels on torch's current stream, as a CUDA graph: once traced, once not.
+        """Makes a CUDA graph of what `run` launches on torch's current stream, in two instances: traced and untraced.
 
-        Call run() once before, so that all kernels are loaded. It gets its descriptors from launch() as ever; the names
-        of its launches become NAME/LAUNCH. slots: how many replays the host may be ahead of the GPU without a loss.
-        Raises BadInput without a GPU.
+        Call run() once before, so that all kernels are loaded. Inside it, launches come from `launch()` as usual.
+
+        Args:
+            run: Starts the kernels.
+            name: The graph's name. Its launches are called NAME/LAUNCH.
+            slots: How many replays the host may be ahead of the GPU before records are lost.
+
+        Raises:
+            BadInput: There is no GPU, or run() launches nothing through `launch()`.
         """
         from tracekern.record.graphs import TracedGraph
 
@@ -297,9 +334,10 @@ class Capture:
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
-        """Launches inside are counted, not recorded; then "auto" gives each name what its fullest track needed.
+        """Counts the records of launches inside the block instead of keeping them.
 
-        The kernels have to be through when the block ends: synchronise the device inside it.
+        Afterwards `records_per_track="auto"` gives the launches of each name room for what their fullest track needed.
+        Synchronize the device before the block ends: kernels have to be finished by then.
         """
         if not self._is_ours("counting()"):
             yield
@@ -319,7 +357,7 @@ class Capture:
 
     @contextlib.contextmanager
     def range(self, name: str) -> Iterator[None]:
-        """A named span of this host thread, drawn beside the kernels; a long name is cut."""
+        """Records a span of this host thread, drawn beside the kernels. Long names are cut."""
         if not is_text(name):
             raise BadInput(f"range({name!r}): wanted a name")
         if not self._is_ours(f"range({name!r})"):
@@ -334,14 +372,24 @@ class Capture:
                     self.segment.append_host_span(name, threading.get_native_id(), start_ns, time.time_ns())
 
     def add_torch_profile(self, profile: Any) -> Path:
-        """Put a torch.profiler run into the capture: the profiler after its block, or the path of its Chrome trace.
+        """Adds the lanes of a torch.profiler run to the capture.
 
-        Returns the file in the capture directory. Raises BadInput when there is no trace.
+        Args:
+            profile: The profiler, after its `with` block, or the path of a Chrome trace that it exported.
+
+        Returns:
+            The file in the capture directory.
+
+        Raises:
+            BadInput: There is no trace.
         """
         return save_torch_profile(profile, self.directory / fmt.torch_profile_file_name(self.group.rank))
 
     def sample_clocks(self) -> None:
-        """One round of clock samples, now; collective. The capture does so itself at its ends and every few seconds."""
+        """Samples the ranks' clocks now. Called by all ranks together.
+
+        A capture samples them itself when it opens, when it closes, and every few seconds between launches.
+        """
         if self._is_ours("sample_clocks()"):
             self._clocks.sample()
 

@@ -34,7 +34,7 @@ class Setup:
     max_bytes: int
     host_spans: int
     clocks: bool
-    load: Sequence[Callable[[], None]]
+    preload: Sequence[Callable[[], None]]
 
     def __post_init__(self) -> None:
         for name, value, low, bits in (("max_bytes", self.max_bytes, 1, 48), ("host_spans", self.host_spans, 0, 32)):
@@ -42,8 +42,8 @@ class Setup:
                 raise BadInput(f"{name}={value!r}: wanted a whole number from {low} to 2^{bits} - 1")
         if self.sink not in ("auto", "host", "device"):
             raise BadInput(f"sink={self.sink!r}: wanted 'auto', 'host' or 'device'")
-        if not isinstance(self.load, Sequence) or not all(map(callable, self.load)):
-            raise BadInput(f"load={self.load!r}: wanted a list of functions")
+        if not isinstance(self.preload, Sequence) or not all(map(callable, self.preload)):
+            raise BadInput(f"preload={self.preload!r}: wanted a list of functions")
 
 
 def used_device() -> Literal["cpu", "cuda"]:

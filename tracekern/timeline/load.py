@@ -38,11 +38,17 @@ def load(
     partial: bool = False,
     host: Iterable[tuple[int, PathLike]] = (),
 ) -> Timeline:
-    """The Timeline of a run, in ns on one axis, from capture directories or single dumps.
+    """Reads a capture: all ranks on one time axis, in ns.
 
-    unaligned: take every rank's clock as it is instead of refusing ranks that cannot be related. strict: refuse losses.
-    partial: go on without ranks whose dump is missing. host: (rank, Chrome trace of torch.profiler) beside those in
-    the capture. Raises BadInput, one line, for everything that cannot be used.
+    Args:
+        paths: Capture directories of one run, or single dumps.
+        unaligned: Take each rank's clock as it is. Without it, ranks whose clocks cannot be related are refused.
+        strict: Refuse a capture that lost anything.
+        partial: Accept a capture in which dumps of ranks are missing.
+        host: Pairs of a rank and a Chrome trace of torch.profiler, in addition to those in the capture.
+
+    Raises:
+        BadInput: Something cannot be used: one line that says what, and what to do.
     """
     dumps = _read([paths] if isinstance(paths, str | Path) else list(paths))
     missing = _check_run(dumps, partial)

@@ -26,6 +26,8 @@ OPEN_END = np.int64(-1)
 
 
 class EventClass(enum.Enum):
+    """What kind of thing an event is. HOST and LAUNCH are spans of the host and of whole kernels."""
+
     WORK = "work"
     WAIT = "wait"
     SIGNAL = "signal"
@@ -35,6 +37,8 @@ class EventClass(enum.Enum):
 
 
 class TrackKind(enum.IntEnum):
+    """Who wrote a track."""
+
     DEVICE = 0
     """One writer of a kernel: a warp or role of a block."""
     LAUNCH = 1
@@ -44,6 +48,8 @@ class TrackKind(enum.IntEnum):
 
 
 class ChannelKind(enum.Enum):
+    """How signals join waits: DATA one to one, CREDIT at least so many, BARRIER N to one."""
+
     DATA = "data"
     CREDIT = "credit"
     BARRIER = "barrier"
@@ -51,6 +57,8 @@ class ChannelKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Field:
+    """A number that spans of an event carry, packed into their payload."""
+
     name: str
     bits: int
     signed: bool = False
@@ -58,10 +66,12 @@ class Field:
 
 @dataclass(frozen=True)
 class Channel:
+    """What joins the signals of one event to the waits of another."""
+
     name: str
     kind: ChannelKind
     key: tuple[str, ...]
-    """Names of the begin fields that, with the two ranks and the epoch, identify a message."""
+    """Begin fields that identify a message, together with the two ranks and the epoch."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +85,7 @@ class EventType:
     begin_fields: tuple[Field, ...] = ()
     end_fields: tuple[Field, ...] = ()
     is_headless: bool = False
-    """A flight recorder overwrote the begin of its spans: they are shown from the oldest record of their track on."""
+    """Whether a flight recorder overwrote the begin of these spans. They start at the oldest record of their track."""
 
     def has(self, field_name: str) -> bool:
         """Whether it has a begin field of that name."""
@@ -84,7 +94,7 @@ class EventType:
 
 @dataclass(frozen=True)
 class Track:
-    """One row of the picture: a writer of a rank. Successive launches of one stream share it."""
+    """The spans of one writer: a warp, a stream or a host thread of a rank. Launches on one stream share its tracks."""
 
     rank: int
     kind: TrackKind
@@ -98,6 +108,8 @@ class Track:
 
 @dataclass(frozen=True)
 class Launch:
+    """One run of a kernel on a rank."""
+
     rank: int
     launch_idx: int
     name: str
@@ -110,45 +122,47 @@ class Launch:
     records_per_track: int
     records_lost: int
     records_needed: int
-    """records_per_track that would have lost nothing."""
+    """The records_per_track that would have lost nothing."""
     shared_tracks: int = 0
-    """Tracks with records that are not their recorder's: another of its warp, or of a second launch, wrote there."""
+    """Tracks that a second recorder of the warp, or a second launch, wrote to as well."""
     blocks_run: int = 0
-    """Where the kernel ran with more blocks than num_blocks: how many; else 0."""
+    """Number of blocks that ran where it was more than num_blocks, else 0."""
     records_overwritten: int = 0
-    """Of a flight recorder: older records that made room."""
+    """Older records that a flight recorder overwrote."""
     stamp_error_ns: float = 0.0
-    """By how much records that count cycles may be off their rank's clock, given that the core clock kept its rate
-    during a track; inf where a track never ended. 0 where all are stamps of that clock."""
+    """How far times from the cycle counter may be off the rank's clock, if the core clock kept its rate during each
+    track; inf where a track never ended. 0 for times of the realtime clock."""
 
 
 @dataclass(frozen=True)
 class ClockFit:
-    """How a rank's ticks became ns on the common axis, and how far that can be trusted."""
+    """How a rank's ticks are mapped to ns on the common axis, and how far that can be trusted."""
 
     method: str
-    """"reference" | "ping-pong" | "unaligned"."""
+    """ "reference", "ping-pong" or "unaligned"."""
     hard_ns: float
-    """What round trips and flows prove: the true time lies within +-hard_ns."""
+    """Proven by round trips and flows: the true time is within +-hard_ns."""
     sigma_ns: float
-    """Repeatability; assumes that the path is symmetric."""
+    """Standard deviation of the estimate, if both ways of a round trip take equally long."""
     anchor_ticks: tuple[int, ...] = ()
     anchor_ns: tuple[int, ...] = ()
     """Piecewise linear map ticks -> axis ns through these anchors, at least two; extended with the slope of the outer
     pieces. Integers: at 1e18 ns a float is 128 ns coarse."""
     host_anchor_ns: tuple[int, ...] = ()
     host_axis_ns: tuple[int, ...] = ()
-    """The same from CLOCK_REALTIME ns of the rank's host to axis ns; empty where nothing relates the two."""
+    """The same map for CLOCK_REALTIME of the rank's host; empty where nothing relates it to the axis."""
     host_hard_ns: float = float("nan")
-    """The truth lies within +-host_hard_ns of that map, wherever the host's ranks have events."""
+    """Proven bound of that map where the host's ranks have events."""
     rate_error: float = 0.0
-    """The map's slope is within this of the truth, ns per ns, wherever events were mapped."""
+    """Proven bound of the map's slope, in ns per ns."""
     round_trip_ns: float | None = None
-    """hard_ns as round trips alone prove it, where flows tightened it; None where they did not."""
+    """The bound from round trips alone, where flows tightened hard_ns; else None."""
 
 
 @dataclass(frozen=True)
 class Rank:
+    """One rank of the run."""
+
     rank: int
     node: str
     device: str
@@ -158,21 +172,21 @@ class Rank:
     resolution_ticks: int
     clock: ClockFit | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
-    """The dump's metadata, whole."""
+    """All metadata of the dump."""
     label: str = ""
-    """What a picture calls it; "": rank and its number."""
+    """Name in pictures; empty for "rank N"."""
 
     @property
     def resolution_ns(self) -> float:
-        """A tick of its clock."""
+        """Length of a tick of its clock."""
         return self.resolution_ticks * 1e9 / self.ticks_per_second
 
 
 ABSENT_KINDS = ("missing_rank", "left_out_rank")
-"""Problems that tell of ranks of the run of which nothing is here: without a dump, or not selected."""
+"""Kinds of problems about ranks that are not in the timeline: without a dump, or not selected."""
 
 CONTRADICTION_KINDS = ("backwards_flow", "contradicting_flows")
-"""Problems that tell of waits that ended before what they waited for: the events are wrong, or the common axis is."""
+"""Kinds of problems about waits that ended before what they waited for: the events or the common axis are wrong."""
 
 LOSS_KINDS = (
     *("lost_records", "torn_track", "orphan_end", "surplus_warps", "surplus_blocks", "shared_tracks"),
@@ -184,7 +198,7 @@ when it died or was looked at is there, and what never arrived is a torn track o
 
 @dataclass(frozen=True)
 class Problem:
-    """Something the reader should know: a loss, a torn track, an unpaired record."""
+    """Something that a reader of the timeline should know: a loss, a torn track, an unpaired record."""
 
     severity: str  # "note": as was asked for; "warning": the rest is right; "error": data is missing or doubtful
     kind: str  # "lost_records" | "open_span" | "orphan_end" | "torn_track" | "unmatched_wait" | "backwards_flow" | ...
@@ -230,7 +244,7 @@ class Spans:
 
     @property
     def is_open(self) -> Mask:
-        """[n] whether a span never closed."""
+        """[n] True for spans that never closed."""
         mask: Mask = self.end == OPEN_END
         return mask
 
@@ -253,6 +267,7 @@ class Marks:
         return len(self.time)
 
     def take(self, which: Any) -> Marks:
+        """The marks that an index array, mask or slice picks."""
         return Marks(**{f.name: getattr(self, f.name)[which] for f in dataclasses.fields(self)})
 
 
@@ -269,6 +284,8 @@ class Flows:
 
 @dataclass(frozen=True)
 class Timeline:
+    """A capture in memory: what happened on all ranks. Made by `tracekern.load()`."""
+
     unit: str  # "ticks" (each rank on its own clock) | "ns" (one axis, clock of the reference rank)
     ranks: tuple[Rank, ...]
     tracks: tuple[Track, ...]
@@ -286,6 +303,7 @@ class Timeline:
     aligned: bool = True
 
     def replace(self, **changes: Any) -> Timeline:
+        """Returns a copy with some attributes changed."""
         return dataclasses.replace(self, **changes)
 
     @property
@@ -298,22 +316,25 @@ class Timeline:
         return np.array([track.rank for track in self.tracks], np.int32)
 
     def tracks_of(self, kind: TrackKind) -> Mask:
-        """[num_tracks] whether a track is of that kind."""
+        """[num_tracks] True for tracks of that kind."""
         return np.array([track.kind is kind for track in self.tracks], bool)
 
     def events_of(self, event_class: EventClass) -> Mask:
-        """[num_events] whether an event is of that class."""
+        """[num_events] True for events of that class."""
         return np.array([event.event_class is event_class for event in self.events], bool)
 
     def rows_of(self, event: str, rank: int | None = None) -> Int64:
-        """[n] rows of the spans of the event of that name, on all ranks or one."""
+        """[n] indices of the spans of an event, on all ranks or one."""
         of_event = np.array([entry.name == event for entry in self.events], bool)[self.spans.event]
         return np.flatnonzero(of_event if rank is None else of_event & (self.track_ranks()[self.spans.track] == rank))
 
     def field(self, rows: Any, name: str) -> Int64:
-        """[n] values of a field of the spans in these rows, all of one event; -1 where the end that says it never came.
+        """[n] values of a field of these spans, which are all of one event.
 
-        Raises KeyError where the event has no such field.
+        -1 for a field that is set at the end, where a span never closed.
+
+        Raises:
+            KeyError: The event has no such field.
         """
         rows = np.atleast_1d(rows)
         if len(rows) == 0:
@@ -325,8 +346,10 @@ class Timeline:
         return values
 
     def last_times(self) -> Int64:
-        """[num_tracks] the last time on record, in `unit`, that a track's times can be compared with: of all ranks, or
-        of the track's own where each rank is on its own clock. Of nothing on record the lowest number."""
+        """[num_tracks] the last recorded time, in `unit`, on the clock of each track.
+
+        Of all ranks, or of the track's own rank where clocks are not aligned; the lowest int64 where nothing was
+        recorded."""
         last, ranks = np.full(len(self.tracks), np.iinfo(np.int64).min), self.track_ranks()
         np.maximum.at(last, self.spans.track, np.maximum(self.spans.start, self.spans.end))
         np.maximum.at(last, self.marks.track, self.marks.time)
@@ -336,7 +359,7 @@ class Timeline:
         return last
 
     def headless_spans(self) -> Mask:
-        """[num_spans] whether a span began earlier than its `start` says."""
+        """[num_spans] True for spans that began earlier than `start`, because their begin was overwritten."""
         is_headless: Mask = np.array([event.is_headless for event in self.events], bool)[self.spans.event]
         return is_headless
 

@@ -173,12 +173,12 @@ def _why(findings: Findings) -> str:
 
 
 def _bound(findings: Findings) -> str:
-    whole = findings.path.whole
+    whole = findings.critical_path.whole
     if whole is None or not whole.parts:
-        return findings.path.note or "there is no path"
+        return findings.critical_path.note or "there is no path"
     first = whole.parts[0]
     text = f"{percent(first.time_ns, whole.makespan_ns)} of {duration(whole.makespan_ns)} lie {describe_part(first)}"
-    gains = findings.path.replay.gains if findings.path.replay else ()
+    gains = findings.critical_path.replay.gains if findings.critical_path.replay else ()
     if gains and gains[0].saved_ns > 0:
         text += f"; as short as elsewhere, {describe_gain(gains[0])} would save {duration(gains[0].saved_ns)}"
     return text + _warm_up(findings)
@@ -186,7 +186,7 @@ def _bound(findings: Findings) -> str:
 
 def _warm_up(findings: Findings) -> str:
     """Where the first iteration is most of the capture it is most of every number: how to see the others."""
-    whole, iterations = findings.path.whole, findings.path.iterations
+    whole, iterations = findings.critical_path.whole, findings.critical_path.iterations
     if whole is None or len(iterations) < 2 or iterations[0].makespan_ns * 2 <= whole.makespan_ns:
         return ""
     if iterations[0].start_ns != whole.start_ns:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekern.analysis.causes.order import Edges
-from tracekern.analysis.causes.shares import Ranges, Sequence, Shares, solve_costs
+from tracekern.analysis.causes.shares import Ranges, Shares, WaitSequence, solve_costs
 from tracekern.analysis.doubt import Blame, Bound, Interval, late_charges, late_limits, may_be_late
 from tracekern.analysis.waits.analyze import Phase, Waits
 from tracekern.analysis.waits.event_graph import EventGraph
@@ -133,7 +133,7 @@ class _Follower:
         return rank, self._targets[category], graph.phases[category]
 
 
-def _longest(sequence: Sequence, ranges: Ranges, wait: int) -> int:
+def _longest(sequence: WaitSequence, ranges: Ranges, wait: int) -> int:
     """The wait of most weight among those that the source of `wait` had."""
     own = np.arange(ranges.own_first[wait], ranges.own_stop[wait])
     past = sequence.by_stream[ranges.past_first[wait] : ranges.past_stop[wait]]

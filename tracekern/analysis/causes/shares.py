@@ -29,19 +29,19 @@ _CHUNK = 1 << 13
 
 @dataclass(frozen=True)
 class Ranges:
-    """[n] for each wait the waits of its source since the two were ordered: two slices of a Sequence."""
+    """[n] for each wait the waits of its source since the two were ordered: two slices of a WaitSequence."""
 
     own_first: Int64
     own_stop: Int64
-    """Of Sequence.by_run: in the launch that released the wait."""
+    """Of WaitSequence.by_run: in the launch that released the wait."""
     past_first: Int64
     past_stop: Int64
-    """Of Sequence.by_stream: in earlier launches."""
+    """Of WaitSequence.by_stream: in earlier launches."""
     total_ns: Int64
 
 
 @dataclass(frozen=True)
-class Sequence:
+class WaitSequence:
     """Some waits with a time and a weight each, as they follow each other on their run, and on their stream."""
 
     edge: Int64
@@ -56,7 +56,7 @@ class Sequence:
     """[m]"""
 
     @classmethod
-    def of(cls, graph: EventGraph, edges: Edges, time: Int64, weight_ns: Int64) -> Sequence:
+    def of(cls, graph: EventGraph, edges: Edges, time: Int64, weight_ns: Int64) -> WaitSequence:
         """The waits of some weight; time, weight_ns: [num_edges]."""
         edge = np.flatnonzero(weight_ns > 0)
         if not is_sorted(edges.waiter[edge], time[edge]):
@@ -107,8 +107,8 @@ class Shares:
     """... category of the History (a phase or the host), ..."""
     direct_share: Float64
     """... and share."""
-    late_waits: Sequence
-    link_waits: Sequence
+    late_waits: WaitSequence
+    link_waits: WaitSequence
     late_ranges: Ranges
     link_ranges: Ranges
 
@@ -124,8 +124,8 @@ def split_waits(
     timeline: Timeline, graph: EventGraph, waits: Waits, edges: Edges, link_ns: Int64, is_charged: Mask
 ) -> Shares:
     """link_ns: [num_edges] drain and visibility of each wait. is_charged: [num_waits]."""
-    late_waits = Sequence.of(graph, edges, edges.release, waits.late_ns[edges.wait])
-    link_waits = Sequence.of(graph, edges, edges.end, link_ns)
+    late_waits = WaitSequence.of(graph, edges, edges.release, waits.late_ns[edges.wait])
+    link_waits = WaitSequence.of(graph, edges, edges.end, link_ns)
     asked = edges.take(late_waits.edge)
     since = last_ordered(timeline, graph, waits, edges, late_waits.edge)
     late_ranges, link_ranges = (sequence.ranges(graph, asked, since) for sequence in (late_waits, link_waits))
@@ -219,7 +219,7 @@ def solve_costs(shares: Shares, late_ns: Float64) -> Float64:
     return costs
 
 
-def spread(sequence: Sequence, ranges: Ranges, amount_ns: Float64) -> Float64:
+def spread(sequence: WaitSequence, ranges: Ranges, amount_ns: Float64) -> Float64:
     """[num_waits of the sequence] ns that each receives when amount_ns[k] is spread over range k by weight."""
     count, num_past = len(sequence.edge), len(sequence.by_stream)
     rate = np.where(ranges.total_ns > 0, amount_ns / np.maximum(ranges.total_ns, 1), 0.0)
@@ -235,7 +235,7 @@ def spread(sequence: Sequence, ranges: Ranges, amount_ns: Float64) -> Float64:
     return received * sequence.weight_ns
 
 
-def _range_ends(sequence: Sequence, ranges: Ranges, count: int, some: Int64) -> tuple[Int64, Int64, Float64]:
+def _range_ends(sequence: WaitSequence, ranges: Ranges, count: int, some: Int64) -> tuple[Int64, Int64, Float64]:
     """(unknown, wait, sign): the wait's range ends at the unknown (+1), or begins behind it (-1)."""
     rows, sources, signs = [], [], []
     for first, key, low, high in (

@@ -57,7 +57,7 @@ class Segments:
 
 
 @dataclass(frozen=True)
-class Path:
+class IterationPath:
     """`parts`, and the lengths of `segments`, sum to end_ns - start_ns to the tick."""
 
     iteration: int
@@ -87,9 +87,9 @@ class Path:
 
 @dataclass(frozen=True)
 class CriticalPath:
-    whole: Path | None
+    whole: IterationPath | None
     """None where there is nothing on record, or nothing to compare; `note` says so."""
-    iterations: tuple[Path, ...]
+    iterations: tuple[IterationPath, ...]
     """From the end of the iteration before to its own end; the first from the first event. Empty where the capture has
     no launches that repeat."""
     replay: Replay | None
@@ -163,9 +163,11 @@ class _Paths:
         self._finder = PartFinder(timeline, graph, waits)
         self._waits = waits
 
-    def find(self, iteration: int, launch: int, floor: int) -> Path:
+    def find(self, iteration: int, launch: int, floor: int) -> IterationPath:
         """From the end of `launch` back to `floor`."""
-        return Path(iteration, floor, int(self._graph.schedule.end[launch]), partial(self._walk, launch, floor))
+        return IterationPath(
+            iteration, floor, int(self._graph.schedule.end[launch]), partial(self._walk, launch, floor)
+        )
 
     def _walk(self, launch: int, floor: int) -> tuple[tuple[PathPart, ...], Segments]:
         graph = self._graph

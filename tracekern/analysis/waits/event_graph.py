@@ -23,7 +23,7 @@ _EARLY = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True)
-class Runs:
+class ActivityRuns:
     """[n] columns; a run's pieces of activity are first..stop."""
 
     track: Int32
@@ -37,8 +37,8 @@ class Runs:
     def __len__(self) -> int:
         return len(self.track)
 
-    def take(self, which: Int64) -> Runs:
-        return Runs(**{field.name: getattr(self, field.name)[which] for field in dataclasses.fields(self)})
+    def take(self, which: Int64) -> ActivityRuns:
+        return ActivityRuns(**{field.name: getattr(self, field.name)[which] for field in dataclasses.fields(self)})
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class EventGraph:
     activity: Activity
     phase: Int32
     """[num_pieces] phase of each piece."""
-    runs: Runs
+    runs: ActivityRuns
     schedule: Schedule
     stages: tuple[str, ...]
     phases: tuple[Phase, ...]
@@ -130,16 +130,16 @@ def _launch_of_pieces(timeline: Timeline, activity: Activity) -> Int32:
     return launch
 
 
-def _find_runs(activity: Activity, launch: Int32) -> Runs:
+def _find_runs(activity: Activity, launch: Int32) -> ActivityRuns:
     track = activity.track
     is_first = np.ones(len(track), bool)
     is_first[1:] = (track[1:] != track[:-1]) | (launch[1:] != launch[:-1])
     first = np.flatnonzero(is_first)
     stop = np.append(first, len(track))[1:]
-    return Runs(track[first], launch[first], first, stop, activity.start[first], activity.end[stop - 1])
+    return ActivityRuns(track[first], launch[first], first, stop, activity.start[first], activity.end[stop - 1])
 
 
-def _first_of_kind(runs: Runs) -> Int32:
+def _first_of_kind(runs: ActivityRuns) -> Int32:
     """[n] itself; for what a track recorded in a launch after another one had begun there, the first of that launch."""
     number = np.arange(len(runs), dtype=np.int32)
     key = runs.track.astype(np.int64) << 32 | runs.launch
@@ -149,7 +149,7 @@ def _first_of_kind(runs: Runs) -> Int32:
     return number[first][kind]
 
 
-def _schedule(timeline: Timeline, runs: Runs, stages: tuple[str, ...]) -> Schedule:
+def _schedule(timeline: Timeline, runs: ActivityRuns, stages: tuple[str, ...]) -> Schedule:
     launches = timeline.launches
     count = len(launches) + len(timeline.ranks)
     start, end = _launch_times(timeline, runs, count)
@@ -171,7 +171,7 @@ def _schedule(timeline: Timeline, runs: Runs, stages: tuple[str, ...]) -> Schedu
     return Schedule(rank, stage, sequence, stream, start, end, last_run, before, gap_ns, order, first_of_stream)
 
 
-def _launch_times(timeline: Timeline, runs: Runs, count: int) -> tuple[Int64, Int64]:
+def _launch_times(timeline: Timeline, runs: ActivityRuns, count: int) -> tuple[Int64, Int64]:
     """From the launch lanes and the runs; a launch that left nothing starts at _LATE."""
     spans = timeline.spans
     start, end = np.full(count, _LATE), np.full(count, _EARLY)
@@ -200,7 +200,7 @@ def _predecessors(order: Int64, stream: Int32, start: Int64, end: Int64) -> tupl
 
 
 def _number_phases(
-    timeline: Timeline, activity: Activity, runs: Runs, stage_of_run: Int32, stages: tuple[str, ...]
+    timeline: Timeline, activity: Activity, runs: ActivityRuns, stage_of_run: Int32, stages: tuple[str, ...]
 ) -> tuple[Int32, tuple[Phase, ...], Int32]:
     """([num_pieces] phase, the phases by stage, [num_phases] stage)"""
     names = tuple(dict.fromkeys([*(event.name for event in timeline.events), BETWEEN_SPANS]))

@@ -17,7 +17,7 @@ import numpy as np
 
 from tracekern.export import labels
 from tracekern.export.drawing import Drawing, argument_names, keep_one_row_per_block, longest_wait, prepare
-from tracekern.export.files import open_sink
+from tracekern.export.files import open_output
 from tracekern.export.format import ExportStats, Format, Progress, TrackDetail
 from tracekern.export.rows import sort_key
 from tracekern.timeline.counters import Counter, count_events
@@ -48,7 +48,7 @@ def write_chrome(
         timeline, spans_left_out = keep_one_row_per_block(timeline)
     drawing = prepare(timeline)
     num_flows = int(drawing.flow_drawable.sum())
-    with open_sink(path) as sink:
+    with open_output(path) as sink:
         for lines in _Writer(drawing).pieces(counters, spans_left_out, progress):
             sink.write(lines.encode("utf-8", "replace"))
     return ExportStats(

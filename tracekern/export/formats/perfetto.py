@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tracekern.errors import BadInput
 from tracekern.export import labels
 from tracekern.export.drawing import Drawing, argument_names, keep_one_row_per_block, longest_wait, prepare
-from tracekern.export.files import Bytes, open_sink
+from tracekern.export.files import Bytes, open_output
 from tracekern.export.format import ExportStats, Format, Progress, TrackDetail
 from tracekern.export.protobuf import (
     Interned,
@@ -72,7 +72,7 @@ def write_perfetto(
         timeline, spans_left_out = keep_one_row_per_block(timeline)
     drawing = prepare(timeline, max_flows)
     num_flows = int(drawing.flow_drawn.sum())
-    with open_sink(path) as sink:
+    with open_output(path) as sink:
         for piece in encode(drawing, counters, spans_left_out=spans_left_out, progress=progress):
             sink.write(piece)
     return ExportStats(

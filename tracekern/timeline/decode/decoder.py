@@ -1,6 +1,6 @@
 """From one dump to a Timeline in ticks, and what was wrong with it. Later stages never see the binary format.
 
-Runs are decoded some at a time, in the order in which their tracks stand in the Timeline: the work stays in the cache,
+Runs of writers are decoded some at a time, in the order of their tracks in the Timeline: the work stays in the cache,
 and the peak of memory is little more than the result.
 """
 
@@ -20,7 +20,7 @@ from tracekern.timeline.decode.event_tables import EventNumbers, doubtful_events
 from tracekern.timeline.decode.launch_lanes import add_launch_lanes
 from tracekern.timeline.decode.pairing import pair
 from tracekern.timeline.decode.problems import Seen, find_problems
-from tracekern.timeline.decode.record_columns import Records, Runs, read_runs
+from tracekern.timeline.decode.record_columns import Records, WriterRuns, read_runs
 from tracekern.timeline.decode.track_merge import merge_tracks
 from tracekern.timeline.model import OPEN_END, Int32, Int64, Launch, Marks, Rank, Spans, Timeline
 
@@ -75,7 +75,7 @@ def _batches(sorted_runs: Int64, written: Int64) -> Iterator[Int64]:
 
 
 def _decode_batch(
-    area: npt.NDArray[Any], runs: Runs, batch: Int64, events: EventNumbers, track_of_run: Int32, seen: Seen
+    area: npt.NDArray[Any], runs: WriterRuns, batch: Int64, events: EventNumbers, track_of_run: Int32, seen: Seen
 ) -> tuple[Spans, Marks]:
     records = Records(_gather(area, runs.first[batch], runs.written[batch]), runs)
     run_of = np.repeat(np.arange(len(batch), dtype=np.int32), runs.written[batch])
@@ -145,7 +145,7 @@ def _forward_only(ticks: Int64, owner: Int32) -> tuple[Int64, Int32]:
     return ticks, backwards
 
 
-def _launches(dump: Dump, runs: Runs) -> tuple[Launch, ...]:
+def _launches(dump: Dump, runs: WriterRuns) -> tuple[Launch, ...]:
     lost, overwritten = runs.lost, runs.overwritten
     stamp_error_ns = runs.rates.stamp_error * 1e9 / dump.metadata["clock"]["ticks_per_second"]
     needed = np.maximum(runs.attempted, runs.written)

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.dump.reader import Dump
-from tracekern.timeline.decode.record_columns import Runs
+from tracekern.timeline.decode.record_columns import WriterRuns
 from tracekern.timeline.model import OPEN_END, EventClass, Problem, Timeline
 
 MAX_PROBE_SHARE = 0.05
@@ -18,7 +18,7 @@ _MIN_SPANS = 100
 _Costs = npt.NDArray[np.float64]
 
 
-def dense_probes(timeline: Timeline, dump: Dump, runs: Runs) -> list[Problem]:
+def dense_probes(timeline: Timeline, dump: Dump, runs: WriterRuns) -> list[Problem]:
     """Warnings for kernels whose probes take too much of their time, and for events too short to be timed.
 
     The CPU backend is never judged: its durations mean nothing anyway. Nor is a capture that does not say what a span
@@ -32,7 +32,7 @@ def dense_probes(timeline: Timeline, dump: Dump, runs: Runs) -> list[Problem]:
     return _dense_kernels(timeline, runs, costs, ns_per_tick) + _short_events(timeline, costs, ns_per_tick)
 
 
-def _cost_of_launches(timeline: Timeline, runs: Runs, overhead_ns: dict[str, float]) -> _Costs:
+def _cost_of_launches(timeline: Timeline, runs: WriterRuns, overhead_ns: dict[str, float]) -> _Costs:
     """[num_launches] ns of a span, for the number of warps that shared an SM."""
     warps, costs = np.array(sorted((int(warps), cost) for warps, cost in overhead_ns.items()), np.float64).T
     num_launches = len(timeline.launches)
@@ -43,7 +43,7 @@ def _cost_of_launches(timeline: Timeline, runs: Runs, overhead_ns: dict[str, flo
     return np.asarray(np.interp(num_warps / np.maximum(num_sms, 1), warps, costs))
 
 
-def _dense_kernels(timeline: Timeline, runs: Runs, costs: _Costs, ns_per_tick: float) -> list[Problem]:
+def _dense_kernels(timeline: Timeline, runs: WriterRuns, costs: _Costs, ns_per_tick: float) -> list[Problem]:
     which = runs.finished & (runs.written > 0)
     names = list(dict.fromkeys(launch.name for launch in timeline.launches))
     number = {name: idx for idx, name in enumerate(names)}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracekern.timeline.decode.record_columns import Runs
+from tracekern.timeline.decode.record_columns import WriterRuns
 from tracekern.timeline.decode.track_merge import assign_lanes
 from tracekern.timeline.model import OPEN_END, EventClass, EventType, Field, Spans, Timeline, Track, TrackKind
 
 LAUNCH_FIELDS = (Field("epoch", 32), Field("sequence", 32))
 
 
-def add_launch_lanes(timeline: Timeline, runs: Runs) -> Timeline:
+def add_launch_lanes(timeline: Timeline, runs: WriterRuns) -> Timeline:
     """The timeline of one rank (ticks), which has no spans yet, with a LAUNCH track for each stream.
 
     A launch with a writer that never finished is a span that never closed. Launches that overlap get lanes of their

@@ -13,7 +13,7 @@ import numpy as np
 
 from tracekern.dump.reader import Dump
 from tracekern.formatting import count
-from tracekern.timeline.decode.record_columns import Runs
+from tracekern.timeline.decode.record_columns import WriterRuns
 from tracekern.timeline.decode.track_merge import TrackMerge
 from tracekern.timeline.model import OPEN_END, Int32, Launch, Problem, Timeline
 
@@ -34,7 +34,7 @@ _WRONG_BODY = {
 """By what the capture was asked to keep: of a body that keeps the other end."""
 
 
-def wrong_launches(launches: Sequence[Launch], runs: Runs, metadata: Mapping[str, Any]) -> list[Problem]:
+def wrong_launches(launches: Sequence[Launch], runs: WriterRuns, metadata: Mapping[str, Any]) -> list[Problem]:
     """One problem for each kernel, grid and mistake, the launches of one rank counted together.
 
     metadata: of the rank's dump, which says how the capture was asked for.
@@ -123,7 +123,7 @@ _NO_TRACKS = np.empty(0, np.int32)
 class Seen:
     """What decoding saw on its way; the lists collect one track index per occurrence, batch by batch."""
 
-    runs: Runs
+    runs: WriterRuns
     merge: TrackMerge
     orphans: list[Int32] = field(default_factory=list)
     strange: list[Int32] = field(default_factory=list)
@@ -217,7 +217,7 @@ def _losses(timeline: Timeline, seen: Seen) -> list[Problem]:
     return problems
 
 
-def _overwritten(dump: Dump, runs: Runs) -> list[Problem]:
+def _overwritten(dump: Dump, runs: WriterRuns) -> list[Problem]:
     """What a flight recorder does all the time: one note a rank. What it should not: records that never arrived."""
     rank, problems = dump.rank, []
     if overwritten := int(runs.overwritten.sum()):
@@ -232,7 +232,7 @@ def _overwritten(dump: Dump, runs: Runs) -> list[Problem]:
     return problems
 
 
-def _unknown_roles(dump: Dump, runs: Runs) -> list[Problem]:
+def _unknown_roles(dump: Dump, runs: WriterRuns) -> list[Problem]:
     """One warning a kernel whose recorders took a role that its roles= does not name."""
     num_roles = np.array([len(dump.metadata["role_tables"][launch.role_table]) for launch in dump.launches], np.int64)
     beyond = np.flatnonzero(runs.started & (runs.role >= num_roles[runs.launch]) & (num_roles[runs.launch] > 0))

@@ -17,7 +17,7 @@ from tracekern.timeline.model import Int32, Int64, UInt64
 
 
 @dataclass(frozen=True)
-class Runs:
+class WriterRuns:
     """[num_runs] columns. A run is what one writer left of one launch; a track is many runs, one after the other."""
 
     launch: Int32
@@ -72,7 +72,7 @@ class Runs:
         return np.where(self.ring, np.maximum(self.attempted - self.written - self.torn, 0), 0)
 
 
-def read_runs(dump: Dump) -> tuple[Runs, npt.NDArray[Any]]:
+def read_runs(dump: Dump) -> tuple[WriterRuns, npt.NDArray[Any]]:
     """The runs of all launches, and the records area: one view from the first launch's records to the last launch's.
 
     Raises BadInput for ticks beyond 2^62 or, in ns, 2^62.
@@ -97,7 +97,7 @@ def read_runs(dump: Dump) -> tuple[Runs, npt.NDArray[Any]]:
     last[filled] = np.maximum(last[filled], of_records)
     names = ("block", "warp", "role", "sm", "epoch", "attempted", "torn", "warps_run")
     columns = {key: headers[key].astype(np.int64) for key in names}
-    runs = Runs(
+    runs = WriterRuns(
         launch=launch,
         start=start,
         end=end,
@@ -127,7 +127,7 @@ def _records_area(dump: Dump) -> tuple[npt.NDArray[Any], Int64]:
 class Records:
     """[n] WIDE_RECORD of some runs, one run after the other."""
 
-    def __init__(self, raw: npt.NDArray[Any], runs: Runs) -> None:
+    def __init__(self, raw: npt.NDArray[Any], runs: WriterRuns) -> None:
         self._raw, self._runs = raw, runs
         self.kind = (raw["word"] & np.uint32(fmt.KIND_MASK)).astype(np.uint8)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekern.dump.reader import Dump
-from tracekern.timeline.decode.record_columns import Runs
+from tracekern.timeline.decode.record_columns import WriterRuns
 from tracekern.timeline.model import Int32, Int64, Track, TrackKind
 
 
@@ -18,12 +18,12 @@ class TrackMerge:
     track: Int32
     """[num_runs] index into `tracks`; -1 for a run that left nothing."""
     sorted_runs: Int64
-    """Runs that left something, by (track, start)."""
+    """Runs of writers that left something, by (track, start)."""
     overlapping: Int32
     """Tracks that exist only because launches of one stream overlapped."""
 
 
-def merge_tracks(dump: Dump, runs: Runs) -> TrackMerge:
+def merge_tracks(dump: Dump, runs: WriterRuns) -> TrackMerge:
     """Tracks of the runs that left records or lost some."""
     streams = np.array([launch.stream for launch in dump.launches], np.int64)[runs.launch]
     used = np.flatnonzero((runs.written > 0) | (runs.attempted > 0))
@@ -71,7 +71,7 @@ def assign_lanes(group: Int64, start: Int64, last: Int64) -> Int64:
     return lane
 
 
-def _role_names(dump: Dump, runs: Runs, order: Int64, number: Int32) -> dict[int, str]:
+def _role_names(dump: Dump, runs: WriterRuns, order: Int64, number: Int32) -> dict[int, str]:
     """Track -> role; where launches gave it several roles, all of them."""
     tables = dump.metadata["role_tables"]
     table_of_launch = np.array([launch.role_table for launch in dump.launches], np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tracekern.analysis.balance import Balance, Load, load_imbalance
+from tracekern.analysis.balance import Balance, WorkLoad, load_imbalance
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.waits.matrix import LINE_FACTOR
 from tracekern.formatting import count, duration, escape, percent, three_digits
@@ -80,7 +80,7 @@ def _aside(findings: Findings) -> str:
     return "Busy is time in spans that are not waits, over all warps; a span inside another counts once." + hidden
 
 
-def _rank_bars(loads: tuple[Load, ...]) -> Figure:
+def _rank_bars(loads: tuple[WorkLoad, ...]) -> Figure:
     unit, size = time_scale([load.busy_ns for load in loads])
     parts = [("busy", "--work", "", [load.busy_ns / size for load in loads])]
     hover = [
@@ -94,7 +94,7 @@ def _rank_bars(loads: tuple[Load, ...]) -> Figure:
     return stacked_bars(rows, parts, axis=f"{unit} busy, over all warps", says="Busy time by rank", hover=hover)
 
 
-def _role_table(roles: tuple[Load, ...]) -> str:
+def _role_table(roles: tuple[WorkLoad, ...]) -> str:
     """Over all ranks: which warps are short of work, and which hold the others up."""
     rows = []
     for name in dict.fromkeys(load.name for load in roles):
@@ -119,7 +119,7 @@ def _imbalance_table(findings: Findings) -> str:
     return table(["phase", "longest on", "there", "mean", ""], rows, numbers=3)
 
 
-def _expert_bars(experts: tuple[Load, ...]) -> Figure:
+def _expert_bars(experts: tuple[WorkLoad, ...]) -> Figure:
     """One bar an expert, in their order; the ranks alternate in shade."""
     shown = sorted(experts, key=lambda load: (load.rank, int(load.name)))[:_MAX_EXPERTS]
     by_tokens = any(load.tokens_received for load in shown)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracekern.analysis.critical_path.analyze import Path
+from tracekern.analysis.critical_path.analyze import IterationPath
 from tracekern.analysis.critical_path.path import PathKind, PathPart
 from tracekern.analysis.critical_path.replay import Gain
 from tracekern.analysis.findings import Findings
@@ -24,9 +24,9 @@ _LOOKS = {
 
 
 def draw(findings: Findings) -> Answer:
-    whole = findings.path.whole
+    whole = findings.critical_path.whole
     if whole is None or not whole.parts:
-        note = findings.path.note or "there is no path"
+        note = findings.critical_path.note or "there is no path"
         return Answer(escape(sentence(note)))
     first = whole.parts[0]
     answer = (
@@ -44,7 +44,7 @@ def draw(findings: Findings) -> Answer:
     return Answer(answer, body, aside)
 
 
-QUESTION = Question("path", "Path", "What bounds the time?", draw, order=50)
+QUESTION = Question("path", "IterationPath", "What bounds the time?", draw, order=50)
 
 
 def describe_part(part: PathPart) -> str:
@@ -66,7 +66,7 @@ def describe_gain(gain: Gain) -> str:
 
 def _gains(findings: Findings) -> list[str | Figure]:
     """What a replay says, or why it says nothing."""
-    replay = findings.path.replay
+    replay = findings.critical_path.replay
     if replay is None:
         return []
     title = "<h3>What would end earlier, if it were as short as elsewhere</h3>"
@@ -84,7 +84,7 @@ def _gains(findings: Findings) -> list[str | Figure]:
     return [title, table(["part", "saved", "of the path"], rows, numbers=2), aside]
 
 
-def _part_bars(path: Path) -> Figure:
+def _part_bars(path: IterationPath) -> Figure:
     shown = path.parts[:_MAX_PARTS]
     rest = path.parts[_MAX_PARTS:]
     bars = [(describe_part(part), [part]) for part in shown]
@@ -109,7 +109,7 @@ def _part_bars(path: Path) -> Figure:
     )
 
 
-def _route(findings: Findings, path: Path) -> Figure:
+def _route(findings: Findings, path: IterationPath) -> Figure:
     """A line at the height of the rank that the path runs through; where there are many, neighbours as one."""
     segments = path.segments.at_most(_MAX_SEGMENTS)
     unit, size = time_scale([path.makespan_ns])

@@ -43,7 +43,7 @@ def _word_of(field: str) -> int:
 _READY, _DECISION, _DUE = _word_of("ready_launch"), _word_of("decision"), _word_of("due_ns")
 
 
-class SampleAgreement:
+class SamplingSchedule:
     """One per rank. segments: those of all ranks on this host, by rank. postpone() comes before the first launch."""
 
     def __init__(self, rank: int, segments: Sequence[SegmentView]) -> None:

@@ -15,8 +15,8 @@ import pytest
 from tests.captures import CaptureSpec, metadata
 from tests.kept_device import fork
 from tracekern.dump import format as fmt
-from tracekern.record import agree
-from tracekern.record.agree import SampleAgreement
+from tracekern.record import sampling_schedule
+from tracekern.record.sampling_schedule import SamplingSchedule
 from tracekern.segment.view import SegmentView
 from tracekern.segment.writer import SegmentWriter
 
@@ -26,7 +26,7 @@ SAMPLES_TOGETHER = threading.Barrier(NUM_COUPLED)
 
 @contextlib.contextmanager
 def ranks_segments(num_ranks: int) -> Iterator[list[SegmentWriter]]:
-    run = f"agree-test-{os.getpid()}"
+    run = f"schedule-test-{os.getpid()}"
     made = [SegmentWriter.create(run, rank, metadata(CaptureSpec(), rank), 1 << 16) for rank in range(num_ranks)]
     try:
         yield made
@@ -42,17 +42,17 @@ def segments() -> Iterator[list[SegmentWriter]]:
         yield made
 
 
-def agreements(segments: list[SegmentWriter]) -> list[SampleAgreement]:
+def schedules(segments: list[SegmentWriter]) -> list[SamplingSchedule]:
     """Of all ranks; sampling is due."""
-    return [SampleAgreement(rank, segments) for rank in range(len(segments))]
+    return [SamplingSchedule(rank, segments) for rank in range(len(segments))]
 
 
-def ask_for(agreement: SampleAgreement, launches: int) -> list[bool]:
-    return [agreement.before_launch() for _ in range(launches)]
+def ask_for(schedule: SamplingSchedule, launches: int) -> list[bool]:
+    return [schedule.before_launch() for _ in range(launches)]
 
 
 def test_they_sample_before_a_launch_that_all_stand_ready_for(segments: list[SegmentWriter]):
-    leader, follower = agreements(segments)
+    leader, follower = schedules(segments)
     leader.postpone(1000)
     assert ask_for(leader, 4) == ask_for(follower, 4) == [False] * 4, "not due"
     leader.postpone(0)
@@ -66,7 +66,7 @@ def test_they_sample_before_a_launch_that_all_stand_ready_for(segments: list[Seg
 
 
 def test_who_is_further_waits_for_rank_0_to_come_there(segments: list[SegmentWriter]):
-    leader, follower = agreements(segments)
+    leader, follower = schedules(segments)
     leader.postpone(1000)
     ask_for(follower, 4)
     leader.postpone(0)
@@ -81,7 +81,7 @@ def test_who_is_further_waits_for_rank_0_to_come_there(segments: list[SegmentWri
 
 
 def test_nobody_samples_where_one_does_not_come(segments: list[SegmentWriter]):
-    leader, follower = agreements(segments)
+    leader, follower = schedules(segments)
     assert ask_for(leader, 1) == [False]
     assert int(segments[0].header["due_ns"]) > time.monotonic_ns(), "nor does rank 0 wait again at once"
     leader.postpone(0)
@@ -89,20 +89,20 @@ def test_nobody_samples_where_one_does_not_come(segments: list[SegmentWriter]):
 
 
 def test_who_waited_in_vain_for_rank_0_does_not_at_once_wait_again(segments: list[SegmentWriter], monkeypatch):
-    monkeypatch.setattr(agree, "_FOLLOWER_WAITS_S", 0.05)
-    leader, follower = agreements(segments)
+    monkeypatch.setattr(sampling_schedule, "_FOLLOWER_WAITS_S", 0.05)
+    leader, follower = schedules(segments)
     assert ask_for(follower, 1) == [False], "rank 0 is still inside a kernel"
-    monkeypatch.setattr(agree, "_FOLLOWER_WAITS_S", 1e9)
+    monkeypatch.setattr(sampling_schedule, "_FOLLOWER_WAITS_S", 1e9)
     assert ask_for(follower, 1) == [False]
     leader.postpone(0)
     assert ask_for(leader, 1) == [False]
 
 
 def test_rank_0_waits_for_all_of_them(monkeypatch):
-    monkeypatch.setattr(agree, "_LEADER_WAITS_S", 1e9)
+    monkeypatch.setattr(sampling_schedule, "_LEADER_WAITS_S", 1e9)
     with ranks_segments(3) as segments:
         answers: list[bool] = []
-        leader = threading.Thread(target=lambda: answers.extend(ask_for(agreements(segments)[0], 1)))
+        leader = threading.Thread(target=lambda: answers.extend(ask_for(schedules(segments)[0], 1)))
         segments[1].header["ready_launch"] = 1
         leader.start()
         time.sleep(0.1)
@@ -113,9 +113,9 @@ def test_rank_0_waits_for_all_of_them(monkeypatch):
 
 def test_what_rank_0_says_as_one_gives_up_counts(segments: list[SegmentWriter], monkeypatch):
     """It had looked just before; it samples, and would wait for that rank."""
-    monkeypatch.setattr(agree, "_FOLLOWER_WAITS_S", 0.05)
-    monkeypatch.setattr(agree, "_LAST_WORD_S", 1e9)
-    _, follower = agreements(segments)
+    monkeypatch.setattr(sampling_schedule, "_FOLLOWER_WAITS_S", 0.05)
+    monkeypatch.setattr(sampling_schedule, "_LAST_WORD_S", 1e9)
+    _, follower = schedules(segments)
     answers: list[bool] = []
     waits = threading.Thread(target=lambda: answers.extend(ask_for(follower, 1)))
     waits.start()
@@ -130,10 +130,10 @@ def test_what_rank_0_says_as_one_gives_up_counts(segments: list[SegmentWriter], 
 class CoupledRank(threading.Thread):
     """Passes its launches at a pace of its own, late now and then, but as kernels have it: three ahead at most."""
 
-    def __init__(self, agreement: SampleAgreement, passed: list[int], rank: int, seed: int, num_launches: int) -> None:
+    def __init__(self, schedule: SamplingSchedule, passed: list[int], rank: int, seed: int, num_launches: int) -> None:
         super().__init__()
         self.sampled: list[int] = []
-        self._agreement, self._passed, self._rank, self._num_launches = agreement, passed, rank, num_launches
+        self._agreement, self._passed, self._rank, self._num_launches = schedule, passed, rank, num_launches
         self._delays = random.Random(f"{seed} {rank}")
 
     def run(self) -> None:
@@ -152,13 +152,13 @@ class CoupledRank(threading.Thread):
 @pytest.mark.parametrize("seed", range(3))
 def test_all_sample_before_the_same_launches(seed: int, monkeypatch):
     """Or those that do would wait for the others for good. The delays are longer than rank 0 waits at first."""
-    monkeypatch.setattr(agree, "_LEADER_WAITS_S", 0.002)
-    monkeypatch.setattr(agree, "_LEADER_PAUSES", 2)
+    monkeypatch.setattr(sampling_schedule, "_LEADER_WAITS_S", 0.002)
+    monkeypatch.setattr(sampling_schedule, "_LEADER_PAUSES", 2)
     with ranks_segments(NUM_COUPLED) as segments:
         passed = [-1] * NUM_COUPLED
         ranks = [
-            CoupledRank(agreement, passed, rank, seed, num_launches=300)
-            for rank, agreement in enumerate(agreements(segments))
+            CoupledRank(schedule, passed, rank, seed, num_launches=300)
+            for rank, schedule in enumerate(schedules(segments))
         ]
         for rank in ranks:
             rank.start()
@@ -170,7 +170,7 @@ def test_all_sample_before_the_same_launches(seed: int, monkeypatch):
 
 
 def test_they_close_in_order_only_together(segments: list[SegmentWriter]):
-    first, second = (SampleAgreement(rank, segments) for rank in (0, 1))
+    first, second = (SamplingSchedule(rank, segments) for rank in (0, 1))
     segments[1].header["leaving"] = 1  # in order, and waits
     assert first.leave(in_order=True) is True
     assert second.leave(in_order=False) is False
@@ -190,21 +190,21 @@ def make_segment_and(leave: bool, run: str, is_made: int) -> None:
 @pytest.mark.parametrize("fate", ["comes", "is killed", "is killed and saved"])
 def test_who_closes_waits_for_the_living_and_not_for_the_dead(fate: str, monkeypatch):
     """Nobody has buried the dead one."""
-    monkeypatch.setattr(agree, "_LEAVING_WAITS_S", 1e9)
+    monkeypatch.setattr(sampling_schedule, "_LEAVING_WAITS_S", 1e9)
     made, is_made = os.pipe()
     with ranks_segments(1) as segments:
-        run = f"agree-test-{os.getpid()}"
+        run = f"schedule-test-{os.getpid()}"
         peer = fork(lambda: make_segment_and(fate == "comes", run, is_made))
         os.read(made, 1)
         theirs = SegmentView.attach(fmt.segment_name(run, 1))
-        agreement = SampleAgreement(0, [*segments, theirs])
+        schedule = SamplingSchedule(0, [*segments, theirs])
         try:
             if fate != "comes":
                 os.kill(peer, signal.SIGKILL)
                 os.waitid(os.P_PID, peer, os.WEXITED | os.WNOWAIT)
             if fate == "is killed and saved":
                 theirs.unlink()
-            assert agreement.leave(in_order=True) is (fate == "comes")
+            assert schedule.leave(in_order=True) is (fate == "comes")
         finally:
             os.kill(peer, signal.SIGKILL)
             os.waitpid(peer, 0)
