@@ -92,9 +92,9 @@ def faulty() -> Timeline:
 @pytest.mark.parametrize(
     ("first", "second", "missing"),
     [
-        (make_timeline(), hung(), {"held": "A"}),
+        (make_timeline(), hung(), {"hang": "A"}),
         (faulty(), make_timeline(), {"fault": "B"}),
-        (faulty(), hung(), {"held": "A", "fault": "B"}),
+        (faulty(), hung(), {"hang": "A", "fault": "B"}),
     ],
 )
 def test_the_lines_of_both_sides_stand_beside_each_other(tmp_path, first, second, missing):

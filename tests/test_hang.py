@@ -49,16 +49,16 @@ def timeline_of(open_spans: list[Row], num_ranks: int = 4, last_end: int = 9_000
 
 
 def line_of(timeline: Timeline) -> str | None:
-    return next((line.text for line in headlines(analyze(timeline)) if line.word == "held"), None)
+    return next((line.text for line in headlines(analyze(timeline)) if line.word == "hang"), None)
 
 
-def test_where_all_waits_ended_nobody_is_held():
+def test_where_all_waits_ended_there_is_no_hang():
     assert find_hang(make_timeline()) is None
     assert line_of(make_timeline()) is None
     assert find_hang(timeline_of([(0, COPY, 1, 5_000)])) is None
 
 
-def test_a_rank_that_waits_for_nobody_holds_the_others():
+def test_the_rank_that_all_others_wait_for_is_described():
     """Rank 3 waits for rank 0, which waits for rank 2."""
     timeline = timeline_of([(0, WAIT, 2, 4_000), (1, WAIT, 2, 5_000), (3, WAIT, 0, 3_000), (3, WAIT, 2, 6_000)])
     hang = find_hang(timeline)
@@ -67,8 +67,8 @@ def test_a_rank_that_waits_for_nobody_holds_the_others():
     assert hang.holders == (Holder(2, True, "", 0, "dispatch", 6_998),)
     assert (hang.longest.lasts_ns, hang.longest.rank, hang.longest.peer) == (6_000, 3, 0)
     assert line_of(timeline) == (
-        "ranks 0, 1 and 3 by rank 2: 4 waits have not ended, the longest after 6.00 us, dispatch.wait_token of rank 3 "
-        "for rank 0 (slot=0); rank 2 runs no kernel, dispatch ended 7.00 us before"
+        "rank 3 has waited 6.00 us for rank 0 (dispatch.wait_token slot=0); "
+        "4 waits of ranks 0, 1 and 3 have not ended; rank 2 runs no kernel; its last, dispatch, ended 7.00 us ago"
     )
 
 
@@ -78,8 +78,7 @@ def test_what_it_is_doing_is_said():
     assert hang is not None
     assert hang.holders == (Holder(1, True, "dispatch.copy_token", 2, "dispatch", 0),)
     assert line_of(timeline) == (
-        "rank 0 by rank 1: 1 wait has not ended, the longest after 5.00 us, dispatch.wait_token of rank 0 for rank 1 "
-        "(slot=0); rank 1 is in dispatch.copy_token with 2 warps"
+        "rank 0 has waited 5.00 us for rank 1 (dispatch.wait_token slot=0); rank 1 is in dispatch.copy_token (2 warps)"
     )
 
 
@@ -107,29 +106,29 @@ def test_ranks_are_told_in_their_order():
     assert (waiting.ranks, [holder.rank for holder in held.holders]) == ((1, 8), [1, 8])
 
 
-def test_of_ranks_that_hold_each_other_each_says_what_it_waits_for():
+def test_ranks_that_wait_for_each_other_are_all_described():
     """Rank 0 is a call ahead: what they want does not fit, and that is the mistake."""
     timeline = timeline_of([(0, WAIT, 1, 4_500), (0, WAIT, 1 | 8 << 10, 4_200), (1, WAIT, 0 | 7 << 10, 4_000)], 2)
     hang = find_hang(timeline)
     assert hang is not None
     assert (hang.ranks, hang.holders) == ((0, 1), ())
     assert line_of(timeline) == (
-        "ranks 0 and 1 by each other: 3 waits have not ended, the longest after 5.00 us, dispatch.wait_token of rank 1 "
-        "for rank 0 (slot=7); dispatch.wait_token of rank 0 for rank 1 (slot=8)"
+        "rank 1 has waited 5.00 us for rank 0 (dispatch.wait_token slot=7); 3 waits of ranks 0 and 1 have not ended; "
+        "rank 0 waits for rank 1 (dispatch.wait_token slot=8)"
     )
 
 
-def test_of_ranks_that_died_nobody_knows_how_long_they_had_waited():
+def test_a_rank_that_died_has_waited_at_least_so_long():
     timeline = timeline_of([(0, WAIT, 1, 4_000)], num_ranks=2)
     dead = timeline.replace(ranks=(timeline.ranks[0], make_rank(1, state="salvaged")))
-    assert "the longest after 5.00 us, " in str(line_of(timeline))
-    assert "the longest after at least 5.00 us, " in str(line_of(dead))
+    assert "has waited 5.00 us for" in str(line_of(timeline))
+    assert "has waited at least 5.00 us for" in str(line_of(dead))
 
 
 def test_a_wait_whose_begin_was_overwritten_names_no_fields():
     timeline = timeline_of([(0, WAIT, 0, 4_000)], num_ranks=2)
     (row,) = np.flatnonzero(timeline.spans.end == OPEN_END).tolist()
-    assert " (slot=0); " in str(line_of(timeline))
+    assert " slot=0); " in str(line_of(timeline))
     hang = find_hang(overwrite_begins(timeline, [row]))
     assert hang is not None
     assert hang.longest.fields == ""
@@ -148,12 +147,12 @@ def test_warps_that_wait_for_their_own_rank_are_told_where_no_rank_waits_for_ano
     assert hang is not None
     assert (hang.ranks, hang.num_waits, hang.longest.peer) == ((0,), 2, 0)
     assert hang.holders == (Holder(0, True, "dispatch.copy_token", 1, "dispatch", 0),)
-    longest = "dispatch.wait_token of rank 0 (slot=0)"
-    told = f"rank 0 by warps of its own: 2 waits have not ended, the longest after 5.00 us, {longest}"
-    assert line_of(timeline) == f"{told}; rank 0 is in dispatch.copy_token with 1 warp"
-    assert line_of(timeline_of(waits)) == f"{told}; no warp of rank 0 is in any other span"
+    longest = "rank 0 has waited 5.00 us for another warp of its own (dispatch.wait_token slot=0)"
+    said = f"{longest}; 2 waits of rank 0 have not ended"
+    assert line_of(timeline) == f"{said}; rank 0 is in dispatch.copy_token (1 warp)"
+    assert line_of(timeline_of(waits)) == f"{said}; rank 0 is in no other span"
     two = timeline_of([*waits, (1, WAIT, 1, 5_000)], num_ranks=2)
-    assert str(line_of(two)).startswith("ranks 0 and 1 by warps of their own: 3 waits")
+    assert "; 3 waits of ranks 0 and 1 have not ended; " in str(line_of(two))
     waiting = next(line.text for line in headlines(analyze(timeline_of(waits))) if line.word == "waiting")
     assert waiting.startswith("no wait on record has ended; ")
 

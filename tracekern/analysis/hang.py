@@ -1,4 +1,4 @@
-"""Who holds up whom where a capture ends in the middle of waits: a job that hung, died, or runs on."""
+"""Which rank the others wait for, where a capture ends inside waits: the job hung, died, or still runs."""
 
 from __future__ import annotations
 
@@ -13,51 +13,57 @@ from tracekern.timeline.model import OPEN_END, EventClass, Int64, Timeline, Trac
 
 @dataclass(frozen=True)
 class Holder:
-    """A rank that others wait for and that waits for no other, or whose warps wait for each other."""
+    """A rank that others wait for while it waits for no other rank, or whose own warps wait for each other."""
 
     rank: int
     is_known: bool
-    """Part of the capture."""
+    """Whether the capture has its dump."""
     doing: str
-    """The stage and event that most of its warps are in, "" where none of its kernels is under way."""
+    """The stage and event that most of its warps are in; "" where it runs no kernel."""
     num_warps: int
-    """That are in it."""
+    """Number of warps in `doing`."""
     last_stage: str
-    """The kernel that it ran last, "" for none."""
+    """The kernel that it ran last; "" for none."""
     idle_ns: int
-    """Between the end of its last span and the last time on record; 0 while a kernel is under way."""
+    """From the end of its last span to the last recorded time; 0 while it runs a kernel."""
 
 
 @dataclass(frozen=True)
-class HeldWait:
+class OpenWait:
+    """A wait that has not ended."""
+
     rank: int
     peer: int
-    """`rank` itself where warps wait for their own rank alone."""
+    """The rank it waits for; `rank` itself where warps wait only for their own rank."""
     phase: str
     """Stage and event."""
     fields: str
-    """What tells it from others of its phase, the fields of its begin but `peer`, as in "slot=1 call=3"."""
+    """The fields of its begin except `peer`, as in "slot=1 call=3"."""
     lasts_ns: int
-    """Until the last time on record, of any rank; of its own where the clocks were not aligned."""
+    """Until the last recorded time of any rank, or of its own rank where the clocks were not aligned."""
 
 
 @dataclass(frozen=True)
 class Hang:
+    """The waits that have not ended, and what the ranks do that they are for."""
+
     ranks: tuple[int, ...]
-    """That wait for another one; where none does, those whose warps wait."""
+    """Ranks that wait for another rank; where none does, ranks whose warps wait for each other."""
     holders: tuple[Holder, ...]
-    """Empty: the ranks wait for each other."""
+    """Ranks that the others wait for. Empty where the ranks wait for each other."""
     num_waits: int
-    longest: HeldWait
-    others: tuple[HeldWait, ...]
-    """The longest of each other rank that waits, by rank."""
+    longest: OpenWait
+    others: tuple[OpenWait, ...]
+    """The longest wait of each other rank, by rank."""
     at_least: bool
-    """A rank died: how much longer its waits lasted than there are times on record is not known."""
+    """A rank died, so that its waits may have lasted longer than was recorded."""
 
 
 def find_hang(timeline: Timeline) -> Hang | None:
-    """Waits that did not end: for other ranks, or else within ranks. None where all did. Not those whose end merely
-    found no room."""
+    """Finds waits that never ended: for other ranks, or else within ranks. None where all ended.
+
+    Waits whose end was lost for lack of room do not count.
+    """
     spans = timeline.spans
     is_device = timeline.tracks_of(TrackKind.DEVICE)
     lost = np.array([launch.records_lost > 0 for launch in timeline.launches] or [False])
@@ -80,9 +86,9 @@ def find_hang(timeline: Timeline) -> Hang | None:
     oldest = int(lasts_ns.argmax())
     del longest_of[int(rank[oldest])]
 
-    def held(at: int) -> HeldWait:
+    def held(at: int) -> OpenWait:
         phase, fields = _phase(timeline, int(row[at])), _fields(timeline, int(row[at]))
-        return HeldWait(int(rank[at]), int(peer[at]), phase, fields, int(lasts_ns[at]))
+        return OpenWait(int(rank[at]), int(peer[at]), phase, fields, int(lasts_ns[at]))
 
     return Hang(
         ranks=tuple(sorted(waiting)),
@@ -102,7 +108,7 @@ def _fields(timeline: Timeline, row: int) -> str:
 
 
 def _describe(timeline: Timeline, rank: int, open_rows: Int64, end_ns: Int64) -> Holder:
-    """end_ns: [num_tracks] the last time on record."""
+    """end_ns: [num_tracks] the last recorded time."""
     spans = timeline.spans
     is_its = (timeline.track_ranks() == rank) & timeline.tracks_of(TrackKind.DEVICE)
     mine = open_rows[is_its[spans.track[open_rows]]]

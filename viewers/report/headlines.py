@@ -1,4 +1,4 @@
-"""The five lines that somebody needs first. The terminal and the top of the page say the same."""
+"""The first answer, in five lines, for the terminal and the top of the page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tracekern.analysis.causes.blame import Target
 from tracekern.analysis.doubt import Blame
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.hang import HeldWait, Holder
+from tracekern.analysis.hang import Holder, OpenWait
 from tracekern.formatting import count, duration, factor, percent, ranks
 from tracekern.timeline.model import ABSENT_KINDS
 from tracekern.viewers.report.questions.cause import describe_cost
@@ -19,7 +19,7 @@ _ROUNDING_NS = 2
 
 
 _TOLD_APART = (*ABSENT_KINDS, "lost_records", "open_span", "salvaged", "fault")
-"""Kinds of errors that the lines count, or tell in words of their own."""
+"""Kinds of errors that the lines count, or describe themselves."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Line:
 
 
 def headlines(findings: Findings) -> list[Line]:
-    """One line each: how much waiting and where, whose fault, why, what bounds the time, and how far to trust it.
+    """One line each: how much waiting and where, which rank, why, what bounds the time, and how far to trust it.
 
-    Before them, where a wait ran out of time, which; or else, where waits had not ended, who holds up whom.
+    A wait that exceeded its time limit comes first, or else waits that never ended.
     """
     return [
-        *(_fault(findings) or _held(findings)),
+        *(_fault(findings) or _hang(findings)),
         Line("waiting", _waiting(findings)),
         Line("who", _who(findings)),
         Line("why", _why(findings)),
@@ -44,49 +44,46 @@ def headlines(findings: Findings) -> list[Line]:
 
 
 def _fault(findings: Findings) -> list[Line]:
-    """The wait that ran out of time by itself; those of other ranks followed it."""
+    """The wait that exceeded its limit first; those of other ranks were ended by it."""
     faulty = [rank.metadata for rank in findings.timeline.ranks if rank.metadata.get("fault_text")]
     faulty.sort(key=lambda metadata: (metadata.get("fault") or {}).get("cause") != "timeout")
     more = f"; {count(len(faulty) - 1, 'more rank')} stopped" if len(faulty) > 1 else ""
     return [Line("fault", f"{faulty[0]['fault_text']}{more}")] if faulty else []
 
 
-def _held(findings: Findings) -> list[Line]:
+def _hang(findings: Findings) -> list[Line]:
     hang = findings.hang
     if hang is None:
         return []
-    by = [holder.rank for holder in hang.holders]
     within = hang.longest.peer == hang.longest.rank
-    own = "its own" if len(hang.ranks) == 1 else "their own"
-    held_by = f"warps of {own}" if within else ranks(by) if by else "each other"
-    waits = "1 wait has" if hang.num_waits == 1 else f"{hang.num_waits:,} waits have"
-    after = f"{'at least ' if hang.at_least else ''}{duration(hang.longest.lasts_ns)}"
+    at_least = "at least " if hang.at_least else ""
     parts = [
-        f"{ranks(hang.ranks)} by {held_by}: {waits} not ended, the longest after {after}, {_held_wait(hang.longest)}"
+        f"rank {hang.longest.rank} has waited {at_least}{duration(hang.longest.lasts_ns)} {_waits_for(hang.longest)}"
     ]
-    # Where nobody else is to blame, what each of them waits for is what does not fit.
-    others = hang.others[:3] if not by else ()
-    parts += [_held_wait(wait) for wait in others]
-    return [Line("held", "; ".join(parts + [_what_holds(holder, within) for holder in hang.holders[:3]]))]
+    if hang.num_waits > 1:
+        parts.append(f"{hang.num_waits:,} waits of {ranks(hang.ranks)} have not ended")
+    if not hang.holders:  # ranks that wait for each other: what they want does not fit together
+        parts += [f"rank {wait.rank} waits {_waits_for(wait)}" for wait in hang.others[:3]]
+    return [Line("hang", "; ".join(parts + [_what_holds(holder, within) for holder in hang.holders[:3]]))]
 
 
-def _held_wait(wait: HeldWait) -> str:
-    peer = "" if wait.peer == wait.rank else f" for rank {wait.peer}"
-    return f"{wait.phase} of rank {wait.rank}{peer}" + (f" ({wait.fields})" if wait.fields else "")
+def _waits_for(wait: OpenWait) -> str:
+    whom = "another warp of its own" if wait.peer == wait.rank else f"rank {wait.peer}"
+    return f"for {whom} ({' '.join(filter(None, (wait.phase, wait.fields)))})"
 
 
 def _what_holds(holder: Holder, within: bool) -> str:
-    """within: its own warps are what it holds."""
+    """What the rank does that others wait for. `within`: its own warps wait for it."""
     name = f"rank {holder.rank}"
     if within and not holder.doing:
-        return f"no warp of {name} is in any other span"
+        return f"{name} is in no other span"
     if not holder.is_known:
         return f"{name} is not in this capture"
     if holder.doing:
-        return f"{name} is in {holder.doing} with {count(holder.num_warps, 'warp')}"
+        return f"{name} is in {holder.doing} ({count(holder.num_warps, 'warp')})"
     if not holder.last_stage:
         return f"{name} has run no kernel"
-    return f"{name} runs no kernel, {holder.last_stage} ended {duration(holder.idle_ns)} before"
+    return f"{name} runs no kernel; its last, {holder.last_stage}, ended {duration(holder.idle_ns)} ago"
 
 
 def _waiting(findings: Findings) -> str:
@@ -118,9 +115,9 @@ def _who(findings: Findings) -> str:
     if not blames or not verdict.candidates:
         if any(cost.target is Target.UNEXPLAINED for cost in findings.causes.costs):
             return "no rank can be named: what the ranks waited for is not on record"
-        return "; ".join([nobody_named(findings) or "no rank made another one wait", *findings.absent])
+        return "; ".join([why_no_rank(findings) or "no rank made another one wait", *findings.absent])
     if verdict.rank is None:
-        open_text = f"open between {ranks(verdict.candidates)}: the clocks do not tell them apart"
+        open_text = f"one of {ranks(verdict.candidates)}: the clocks are not exact enough to say which"
         return "; ".join([open_text, *findings.absent])
     named = next(blame for blame in blames if blame.rank == verdict.rank)
     certainty = "proven by the clock bounds" if verdict.is_proven else "likely, not proven, by the clock bounds"
@@ -131,8 +128,8 @@ def _who(findings: Findings) -> str:
     return f"rank {verdict.rank} caused {charged(named)} of it by its own work and its host; {certainty}"
 
 
-def nobody_named(findings: Findings) -> str:
-    """Why no rank is, where waits are on record and the signals that ended them are not; else ""."""
+def why_no_rank(findings: Findings) -> str:
+    """Says that signals which ended waits were not recorded; "" where all were."""
     unmatched_ns = int(findings.waits.unmatched.sum())
     if not unmatched_ns:
         return ""
@@ -146,7 +143,7 @@ def _and(texts: list[str]) -> str:
 
 
 def charged(blame: Blame) -> str:
-    """A blame with what the clocks leave open, which is often less to one side: no wait is shorter than nothing."""
+    """A blame with its uncertainty from the clocks, which is often smaller on one side: no wait is below 0."""
     low_ns, high_ns = blame.late_ns - blame.likely.lo_ns, blame.likely.hi_ns - blame.late_ns
     low, high, largest = duration(low_ns), duration(high_ns), max(low_ns, high_ns)
     if low != high and abs(high_ns - low_ns) > _ROUNDING_NS:
@@ -159,13 +156,11 @@ def _why(findings: Findings) -> str:
     if not causes.costs:
         return causes.note or "no cause on record"
     first, *others = causes.costs
-    whole = f"the {duration(causes.charged_ns)} with a cause on record"
-    text = (
-        f"{percent(first.total_ns, causes.charged_ns)} of {whole} goes back to {describe_cost(first)} "
-        f"({duration(first.direct_ns)} directly, {duration(first.passed_on_ns)} passed on)"
-    )
+    share, whole = percent(first.total_ns, causes.charged_ns), duration(causes.charged_ns)
+    how = f"{duration(first.direct_ns)} directly, {duration(first.passed_on_ns)} through other waits"
+    text = f"{describe_cost(first)} caused {share} of the {whole} whose cause is known ({how})"
     if others and others[0].total_ns * 4 > first.total_ns:
-        text += f"; {percent(others[0].total_ns, causes.charged_ns)} to {describe_cost(others[0])}"
+        text += f"; {describe_cost(others[0])} caused {percent(others[0].total_ns, causes.charged_ns)}"
     unmatched_ns = int(findings.waits.unmatched.sum())
     if unmatched_ns * 10 > causes.charged_ns:
         text += f"; the signals that ended {duration(unmatched_ns)} more are not on record"
@@ -177,15 +172,19 @@ def _bound(findings: Findings) -> str:
     if whole is None or not whole.parts:
         return findings.critical_path.note or "there is no path"
     first = whole.parts[0]
-    text = f"{percent(first.time_ns, whole.makespan_ns)} of {duration(whole.makespan_ns)} lie {describe_part(first)}"
+    text = (
+        f"{percent(first.time_ns, whole.makespan_ns)} of the critical path ({duration(whole.makespan_ns)}) is "
+        f"{describe_part(first)}"
+    )
     gains = findings.critical_path.replay.gains if findings.critical_path.replay else ()
     if gains and gains[0].saved_ns > 0:
-        text += f"; as short as elsewhere, {describe_gain(gains[0])} would save {duration(gains[0].saved_ns)}"
+        saved = duration(gains[0].saved_ns)
+        text += f"; the run would be {saved} shorter if {describe_gain(gains[0])} were as fast as its peers"
     return text + _warm_up(findings)
 
 
 def _warm_up(findings: Findings) -> str:
-    """Where the first iteration is most of the capture it is most of every number: how to see the others."""
+    """How to leave out a first iteration that is most of the capture, and so of every number."""
     whole, iterations = findings.critical_path.whole, findings.critical_path.iterations
     if whole is None or len(iterations) < 2 or iterations[0].makespan_ns * 2 <= whole.makespan_ns:
         return ""
@@ -193,7 +192,7 @@ def _warm_up(findings: Findings) -> str:
         return ""  # of a window that cuts it
     first_us, last_us = iterations[1].start_ns // 1000 + 1, whole.end_ns // 1000 + 1
     share = percent(iterations[0].makespan_ns, whole.makespan_ns)
-    return f"; the first iteration is {share} of it, --window {first_us}us:{last_us}us shows the others"
+    return f"; the first iteration is {share} of it: --window {first_us}us:{last_us}us leaves it out"
 
 
 def steadiness(findings: Findings) -> str:
@@ -237,7 +236,7 @@ def trust(findings: Findings) -> str:
 
 
 def _other_errors(findings: Findings) -> list[str]:
-    """The first error that trust() has no words of its own for, and how many more there are."""
+    """The first error that trust() does not describe itself, and how many more there are."""
     errors = [
         problem.text
         for problem in findings.timeline.problems

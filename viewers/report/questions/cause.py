@@ -34,17 +34,18 @@ def draw(findings: Findings) -> Answer:
     )
     first = causes.costs[0]
     answer = (
-        f"<b>{percent(first.total_ns, whole)}</b> of {duration(whole)} go back to <b>{escape(describe_cost(first))}"
-        f"</b>: {duration(first.direct_ns)} of waiting for that rank itself, {duration(first.passed_on_ns)} passed on "
-        f"by ranks and warps that were held up. By kind: {said}."
+        f"<b>{escape(describe_cost(first))}</b> caused <b>{percent(first.total_ns, whole)}</b> of {duration(whole)}: "
+        f"{duration(first.direct_ns)} in waits for that rank itself, {duration(first.passed_on_ns)} in waits for ranks "
+        f"and warps that it had delayed. By kind: {said}."
     )
     body: list[str | Figure] = [_cost_bars(findings)]
     if causes.chains:
         body += ["<h3>The longest chains</h3>", _chain_table(findings)]
     aside = (
-        "A wait is charged to what its source did longer than the waiter since they last met, and, as far as the "
-        "source had to wait itself, passed on to the causes of those waits. All charges add up to the waits. Chains "
-        f"follow the largest share at each step; they were made from {duration(causes.chained_ns)} of lateness."
+        "A wait is charged to what its source spent more time on than the waiter since they last synchronized. Where "
+        "the source had to wait itself, that part is passed on to the causes of those waits. All charges add up to the "
+        "waits. Chains follow the largest share at each step. "
+        f"They were built from {duration(causes.chained_ns)} of lateness."
     )
     return Answer(answer, body, aside)
 

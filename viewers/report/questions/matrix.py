@@ -7,7 +7,7 @@ from tracekern.analysis.waits.matrix import Abnormal, WaitMatrix, find_abnormal
 from tracekern.formatting import count, duration, escape, ranks, sentence
 from tracekern.viewers.report.charts import heatmap
 from tracekern.viewers.report.frame import Answer, Figure, table
-from tracekern.viewers.report.headlines import charged, nobody_named
+from tracekern.viewers.report.headlines import charged, why_no_rank
 from tracekern.viewers.report.question import Question
 
 _ALONE = "There is one rank: it can wait only for itself."
@@ -23,7 +23,7 @@ def draw(findings: Findings) -> Answer:
         alone = "One rank is here: its waits for others have no place." if absent else _ALONE
         return Answer(alone + absent)
     if not between:
-        unknown = nobody_named(findings)
+        unknown = why_no_rank(findings)
         answer = escape(sentence(unknown)) if unknown else "No rank waited for another one."
         return Answer(answer + absent)
     abnormal = find_abnormal(matrix)
@@ -60,7 +60,7 @@ def _answer(findings: Findings) -> str:
     if verdict.candidates:
         return f"The clocks leave open who made the others wait longest: <b>{ranks(verdict.candidates)}</b>."
     unknown = (
-        nobody_named(findings)
+        why_no_rank(findings)
         or "no rank came late for another one: what is left is the time of the messages themselves"
     )
     return escape(sentence(unknown))

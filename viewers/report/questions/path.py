@@ -31,29 +31,29 @@ def draw(findings: Findings) -> Answer:
     first = whole.parts[0]
     answer = (
         f"<b>{percent(first.time_ns, whole.makespan_ns)}</b> of the {duration(whole.makespan_ns)} on the critical path "
-        f"lie {escape(describe_part(first))}."
+        f"is {escape(describe_part(first))}."
     )
     body: list[str | Figure] = [_part_bars(whole), *_gains(findings)]
     if len(findings.timeline.ranks) > 1:
         body += ["<h3>Where the path runs</h3>", _route(findings, whole)]
     aside = (
-        "The path leads back from the last event: within a warp, from a wait that ended late to the signal that "
-        "released it, from a kernel to the one before it. Its parts add up to the time of the capture. Shortening "
-        "anything else ends nothing earlier."
+        "The critical path leads back from the last event: within a warp, from a wait that ended late to the signal "
+        "that released it, and from a kernel to the one before it. Its parts add up to the duration of the capture. "
+        "Shortening anything that is not on it does not make the run end earlier."
     )
     return Answer(answer, body, aside)
 
 
-QUESTION = Question("path", "IterationPath", "What bounds the time?", draw, order=50)
+QUESTION = Question("path", "Path", "What bounds the time?", draw, order=50)
 
 
 def describe_part(part: PathPart) -> str:
-    """ "in combine_recv.reduce_token of rank 3", "on the link 0 → 3", "before kernels of rank 0 were started"."""
+    """ "combine_recv.reduce_token of rank 3", "the link 0 → 3", "waiting for launches by rank 0's host"."""
     if part.kind == PathKind.HOST:
-        return f"before kernels of rank {part.rank} were started"
+        return f"waiting for launches by rank {part.rank}'s host"
     if part.kind == PathKind.LINK:
-        return f"on the link {part.rank} → {part.peer}"
-    return f"in {part.phase} of rank {part.rank}"
+        return f"the link {part.rank} → {part.peer}"
+    return f"{part.phase} of rank {part.rank}"
 
 
 def describe_gain(gain: Gain) -> str:
@@ -69,7 +69,7 @@ def _gains(findings: Findings) -> list[str | Figure]:
     replay = findings.critical_path.replay
     if replay is None:
         return []
-    title = "<h3>What would end earlier, if it were as short as elsewhere</h3>"
+    title = "<h3>How much earlier the run would end if a part were as fast as its peers</h3>"
     makespan = replay.end_ns - replay.start_ns
     gains = [gain for gain in replay.gains if gain.saved_ns > 0][:_MAX_GAINS]
     if not gains:
