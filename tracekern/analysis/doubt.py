@@ -167,7 +167,7 @@ def name_worst(blames: Sequence[Blame]) -> Worst:
 
 @dataclass(frozen=True)
 class _Arrivals:
-    """[m] columns: every rank's last arrival at every barrier of ranks that somebody waited at."""
+    """[m] columns: every rank's last arrival at every barrier of ranks that another rank waited at."""
 
     wait: Int64
     """Index into Waits."""

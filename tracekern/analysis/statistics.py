@@ -41,7 +41,7 @@ _LOSSES = {
 @dataclass(frozen=True)
 class PhaseStatistics:
     """The closed spans of one phase on the device tracks of all ranks, in the measured iterations, but for those whose
-    begin a flight recorder overwrote: nobody knows how long they took."""
+    begin a flight recorder overwrote: how long they took is unknown."""
 
     stage: str
     event: str
@@ -154,7 +154,7 @@ def _rows(
     """(stage * num_names + name, its rows of Timeline.spans in their order) of each phase that has closed spans."""
     spans = timeline.spans
     is_device = timeline.tracks_of(TrackKind.DEVICE)
-    # One look-up a launch instead of two: -1 stands for everything that is not measured, index -1 for "no launch".
+    # One look-up a launch instead of two: -1 means everything that is not measured, index -1 for "no launch".
     stage = np.append(np.where(iterations.is_measured, iterations.stage_of_launch, -1), np.int32(-1))[spans.launch]
     is_known = (spans.end != OPEN_END) & ~timeline.headless_spans()
     chosen = np.flatnonzero(is_device[spans.track] & (stage >= 0) & is_known)

@@ -131,7 +131,7 @@ def keep_one_row_per_block(timeline: Timeline) -> tuple[Timeline, int]:
     has_spans = np.bincount(timeline.spans.track, minlength=len(timeline.tracks)) > 0
     first_warps: dict[tuple[int, int, int, str], int] = {}
     for track_idx, track in enumerate(timeline.tracks):
-        if track.kind == TrackKind.DEVICE and has_spans[track_idx]:  # the warps of a block stand in order
+        if track.kind == TrackKind.DEVICE and has_spans[track_idx]:  # the warps of a block are in order
             first_warps.setdefault((track.rank, track.stream, track.block, track.role), track_idx)
     kept = ~timeline.tracks_of(TrackKind.DEVICE)
     kept[list(first_warps.values())] = True
@@ -193,7 +193,7 @@ def _draw_end(timeline: Timeline) -> Int64:
 
 
 def _drawing_order(spans: Spans, draw_end: Int64) -> Permutation | None:
-    """The order of (track, start, longest first), or None when the spans stand in it already."""
+    """The order of (track, start, longest first), or None when the spans are in it already."""
     track_step = np.diff(spans.track)
     start_step = np.diff(spans.start)
     end_step = np.diff(draw_end)

@@ -12,7 +12,7 @@ from tracekern.formatting import count, duration
 from tracekern.timeline.model import OPEN_END, Int64, Problem, Rank, Timeline, Track, TrackKind, count_problems
 
 _CLOCKS = {"reference": "clock reference", "unaligned": "UNALIGNED"}
-"""How clocks are related that have no bound to tell."""
+"""Texts for clocks that have no bound."""
 
 _STATES = ("salvaged", "running", "counted_only", "cycle_rate_unknown")
 """Kinds of problems that say how it was: 2 salvaged. Others are counted: 2 lost records."""

@@ -1,6 +1,6 @@
 """Which row of a Perfetto picture every track gets.
 
-One root, which the UI opens by itself: its row tells what must be known about the trace. Below it the ranks in order,
+One root, which the UI opens by itself: its row says what must be known about the trace. Below it the ranks in order,
 each row holding the kernels of the rank's first stream, so that a closed rank still shows something. Below a rank its
 other streams, its Python threads, a closed group with its blocks, its counters and a closed group with the lanes of
 torch's profiler; below a block its warps. Plain rows, not processes: those come in any order.

@@ -200,7 +200,7 @@ def _epochs(timeline: Timeline, signal: Int64, wait: Int64) -> Int64:
     """[n] epoch of the launch of each span, signals first.
 
     Launches that know no epochs are told apart by their sequence number, and those of a graph, named `graph/launch` and
-    counted anew, from all others, where both ends of the channel stand in that graph.
+    counted anew, from all others, where both ends of the channel are in that graph.
     """
     signal_launch, wait_launch = timeline.spans.launch[signal], timeline.spans.launch[wait]
     of_launch = np.concatenate([signal_launch, wait_launch])

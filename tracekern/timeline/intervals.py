@@ -56,7 +56,7 @@ def _union_ns(start: Int64, end: Int64) -> int:
 
 def one_line(group: Int32 | Int64, low: Int64, high: Int64) -> Int64:
     """[n] what to add to the times of each row to have all groups, one after the other, on one line of numbers: there
-    one running maximum or one search serves all. The rows of a group stand together and lie within low..high.
+    one running maximum or one search serves all. The rows of a group are adjacent and within low..high.
 
     Each group takes the room from its own lowest to its own highest: unaligned clocks may lie years apart.
     """

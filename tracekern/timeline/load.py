@@ -132,7 +132,9 @@ def _fit_clocks(pieces: Sequence[Timeline], samples: npt.NDArray[Any], unaligned
     spans_ticks = {piece.ranks[0].rank: ticks for piece in pieces if (ticks := _first_and_last(piece))}
     if unaligned:
         fits = unaligned_clocks(ranks, spans_ticks)
-        for rank in ranks:  # each stands beside its own host at least: wall clock and device clock may lie years apart
+        for (
+            rank
+        ) in ranks:  # each is placed beside its own host at least: wall clock and device clock may be years apart
             fits = relate_hosts(samples, [rank], fits, {}, {})
     else:
         fits = fit_clocks(samples, ranks, spans_ticks)

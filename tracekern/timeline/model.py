@@ -365,7 +365,7 @@ class Timeline:
 
 
 def unpack_field(fields: tuple[Field, ...], name: str, payload: UInt64) -> Int64:
-    """[n] values of the field `name` in packed payloads; the first field stands in the lowest bits.
+    """[n] values of the field `name` in packed payloads; the first field is in the lowest bits.
 
     Raises KeyError when there is no such field.
     """

@@ -49,7 +49,7 @@ def take_spans(timeline: Timeline, kept: Mask) -> Timeline:
 
 
 def take_tracks(timeline: Timeline, kept: Mask) -> Timeline:
-    """The timeline with the tracks of the mask `kept` [num_tracks] and what stands on them."""
+    """The timeline with the tracks of the mask `kept` [num_tracks] and what is on them."""
     reduced = take_spans(timeline, kept[timeline.spans.track])
     marks = reduced.marks.take(kept[reduced.marks.track])
     new_track = _renumber(kept)

@@ -20,9 +20,9 @@ _FEW_POWERS = 2.5
 _MAX_LEGEND = 44
 """Characters of a name in a legend that has a line for each, as on a phone."""
 _MAX_HALF_LINE = 30
-"""Characters of names of which two stand in a line of a legend wherever a page is wider than a phone."""
+"""Length of names such that two fit in a line of a legend on a page wider than a phone."""
 _MAX_NARROW_CELLS = 5
-"""In a row of a heatmap on a phone; the numbers of more would be too small to read, and stand in the hover texts."""
+"""Cells in a row of a heatmap on a phone; the numbers of more would be too small to read and are in the hover texts."""
 
 
 def stacked_bars(
@@ -36,7 +36,7 @@ def stacked_bars(
 ) -> Figure:
     """Horizontal bars, the first row on top. `parts`: (name, colour, pattern, value of each row); hover texts alike.
 
-    A pattern ("/", ".", "x", ...) tells parts apart where colours do not.
+    A pattern ("/", ".", "x", ...) distinguishes parts where colours do not.
     """
     data: list[dict[str, Any]] = []
     for place, (name, color, pattern, values) in enumerate(parts):
@@ -205,7 +205,7 @@ def time_scale(values: Sequence[float]) -> tuple[str, float]:
 
 
 def shorten(name: str, limit: int = _MAX_LABEL) -> str:
-    """A name that fits beside a bar: of a longer one the middle is left out, its ends tell more."""
+    """A name that fits beside a bar: the middle of a longer one is left out: its ends say more."""
     if len(name) <= limit:
         return name
     return f"{name[: limit // 2]}…{name[1 - limit // 2 :]}"

@@ -19,4 +19,4 @@ class Question:
     text: str
     draw: Callable[[Findings], Answer]
     order: int = 80
-    """Place in the page, the lowest first, then by key; what has no order of its own stands before Trust."""
+    """Place in the page, the lowest first, then by key; what has no order comes before Trust."""

@@ -1,4 +1,4 @@
-"""The page of `tracekern report`: each part answers the question that stands above it."""
+"""The page of `tracekern report`: each part answers the question above it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 -- Every wait, taken apart: how long until its sender was there (late), how long the sender's stores drained, and the rest.
 --   id, ts, dur, track_id   of the slice, so that the UI can jump to it
---   rank, row, phase, peer  who waited, where, in which kernel and event, for whom; peer is null where nobody knows
+--   rank, row, phase, peer  who waited, where, in which kernel and event, for whom; peer is null where it is unknown
 --   signal_id               the signal that arrived last; null where the trace has none
 --   released_by             the same in words, also where the trace has no arrow for it
 --   late, drain, rest       they add up to dur; late and drain are null without a signal

@@ -57,7 +57,7 @@ class Causes:
     """late_sender + late_receiver + barrier_late + drain + visibility over all waits that are charged."""
     blames: tuple[Blame, ...]
     """What each rank caused by its own work and its host, most first, and how sure that is: for doubt.name_worst. The
-    links are nobody's."""
+    links belong to no rank."""
     chains: tuple[Chain, ...]
     """Largest first; of the longest waits alone."""
     chained_ns: int
@@ -76,7 +76,7 @@ def analyze_causes(
     Ranks whose clocks were not aligned cannot be compared: then nothing is charged, and `note` says so.
     """
     if not timeline.has_one_axis:
-        return Causes((), 0, (), (), 0, "the ranks' clocks are not aligned: who was late cannot be told")
+        return Causes((), 0, (), (), 0, "the ranks' clocks are not aligned: which rank was late is unknown")
     link_ns = np.where(is_message(waits), waits.wait_ns - waits.late_ns, 0)
     is_charged = reaches_into(window, timeline.spans.start[waits.row], timeline.spans.end[waits.row])
     charged = int((waits.late_ns + link_ns)[is_charged].sum())
@@ -137,7 +137,7 @@ def _link_costs(
 def _unexplained(
     graph: EventGraph, waits: Waits, edges: Edges, shares: Shares, costs: np.ndarray, is_charged: Mask
 ) -> list[Cost]:
-    """Lateness of sources that waited for somebody of whom nothing is on record, did nothing longer than the waiter, or
+    """Lateness of sources that waited for a rank without records, did nothing longer than the waiter, or
     left nothing on record."""
     rank = graph.schedule.rank[graph.runs.launch[edges.source[shares.edge]]]
     is_lost = is_charged & (waits.late_ns > 0)

@@ -34,7 +34,7 @@ class Target(enum.Enum):
     LINK = "link"
     """Stores that drained and flags that travelled."""
     UNEXPLAINED = "unexplained"
-    """Waits for somebody of whom nothing is on record, records that were overwritten, or nothing took longer."""
+    """Waits for a rank without records, records that were overwritten, or nothing took longer."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def find_chains(
 ) -> tuple[tuple[Chain, ...], int]:
     """(the largest chains, ns of the waits they were made from): of the _NUM_WAITS most late of those charged."""
     follow = _Follower(graph, waits, edges, shares, targets_of_phases(timeline, graph))
-    # Of waits as late as each other those that began first: ticks make many of them, and ranks may stand in any order.
+    # Of waits as late as each other those that began first: ticks make many of them, and ranks may be in any order.
     longest = np.lexsort((edges.begin[shares.edge], -shares.charged_ns))[:_NUM_WAITS]
     longest = longest[shares.charged_ns[longest] > 0]
     found: dict[Root, tuple[int, int]] = {}

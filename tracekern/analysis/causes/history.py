@@ -218,7 +218,7 @@ class History:
 
 def _overwritten(timeline: Timeline, graph: EventGraph) -> Int64:
     """[num_runs + 1] until the oldest record of each run where a flight recorder overwrote older ones of its launch:
-    nobody knows what it did. The last is that of run -1, which is none."""
+    what it did is unknown. The last is that of run -1, which is none."""
     is_cut = np.zeros(len(graph.schedule.rank), bool)
     is_cut[: len(timeline.launches)] = [launch.records_overwritten > 0 for launch in timeline.launches]
     launch = graph.runs.launch

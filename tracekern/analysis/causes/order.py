@@ -151,7 +151,7 @@ def _by_runs(edges: Edges, asked: Edges, blocked: np.ndarray) -> Int64:
 def _first_heard(edges: Edges, source_launch: Int64, num_launches: int) -> Callable[[Int64, Int64], Int64]:
     """A look-up: [n] when a run had first got a signal from a launch; _LATE for never."""
     key = edges.waiter * num_launches + source_launch
-    known, first = np.unique(key, return_index=True)  # the waits of a run stand in their order
+    known, first = np.unique(key, return_index=True)  # the waits of a run are in their order
     end = edges.end[first]
 
     def look_up(run: Int64, launch: Int64) -> Int64:

@@ -177,7 +177,7 @@ def _split(
 
 
 def solve_costs(shares: Shares, late_ns: Float64) -> Float64:
-    """[n, m] ns of waiting that each late wait stands for: its own lateness and what was passed on to it.
+    """[n, m] ns of waiting that each late wait accounts for: its own lateness and what was passed on to it.
 
     late_ns: [n, m] its own lateness, in m cases that are split alike.
     """

@@ -68,7 +68,7 @@ class IterationPath:
 
     @cached_property
     def _found(self) -> tuple[tuple[PathPart, ...], Segments]:
-        """Walked when somebody asks: a capture has thousands of iterations, and a report shows the path of none."""
+        """Walked on first use: a capture has thousands of iterations, and a report shows the path of none."""
         return self._walk()
 
     @property

@@ -35,7 +35,7 @@ from tracekern.timeline.model import (
 def overtaken(group: Int64, begin: Int64, late_until: Int64, arrived: Int64) -> Int64:
     """[n] ns of [begin, late_until] after the first arrival of a message that a later wait of the same group takes.
 
-    Rows stand in the order in which the track waits, those of a group together or not. `arrived` is when the message of
+    Rows are in the order in which the track waits, those of a group together or not. `arrived` is when the message of
     the row was there.
     """
     if np.all(group[1:] >= group[:-1]):
@@ -47,7 +47,7 @@ def overtaken(group: Int64, begin: Int64, late_until: Int64, arrived: Int64) -> 
 
 
 def _overtaken(group: Int64, begin: Int64, late_until: Int64, arrived: Int64) -> Int64:
-    """The same where each group stands together."""
+    """The same where the rows of each group are adjacent."""
     first = np.flatnonzero(np.append(True, group[1:] != group[:-1])[: len(group)])
     if not len(first):
         return np.zeros(0, np.int64)
@@ -66,7 +66,7 @@ Int8 = npt.NDArray[np.int8]
 
 
 class Phase(NamedTuple):
-    """Where in the program a span stands."""
+    """Stage and event of a span."""
 
     stage: str
     """Name of the launch; empty for a span of no launch."""
@@ -84,7 +84,7 @@ class WaitKind(enum.IntEnum):
     OPAQUE = 3
     """No channel: nothing on record says what it was for."""
     UNMATCHED = 4
-    """A channel, but no signal on record; or the begin that told which is not."""
+    """It has a channel, but no signal was recorded, or its own begin was not."""
 
 
 CLASSES = ("late_sender", "drain", "visibility", "late_receiver", "barrier_late", "completion", "unmatched")

@@ -25,7 +25,7 @@ class Distribution:
 
 def distribute(waits: Waits, phases: Sequence[Phase], max_points: int = 160) -> tuple[Distribution, ...]:
     """One distribution for each of `phases` that has waits. Every point lies on the true function, the last one is the
-    maximum. Waits whose begin was overwritten are left out: nobody knows how long they took."""
+    maximum. Waits whose begin was overwritten are left out: how long they took is unknown."""
     found = []
     for phase in phases:
         ordered = np.sort(waits.wait_ns[(waits.phase == waits.phases.index(phase)) & ~waits.headless])

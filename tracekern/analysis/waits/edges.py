@@ -114,7 +114,7 @@ def local_barriers(timeline: Timeline) -> LocalBarriers:
     """Who came last at block and grid barriers.
 
     Every warp passes them equally often, so the k-th wait of each warp belongs to the k-th barrier of its launch; where
-    a flight recorder overwrote the first ones, the k-th from the end. Nobody is said to have been last where a warp
+    a flight recorder overwrote the first ones, the k-th from the end. No warp counts as last where a warp
     left before another one came (records are missing), where the wait of a warp was overwritten, and where the warp
     that seems to have come last came earlier by an unknown time: the begin of its wait was overwritten.
     """

@@ -83,7 +83,7 @@ class EventGraph:
     """[num_spans] of those that are pieces of activity; -1 for all others."""
 
     def run_of_spans(self, timeline: Timeline, span: Int64) -> Int64:
-        """[n] the run that each span stands in; -1 where its track left nothing of any length in that launch."""
+        """[n] the run that each span is in; -1 where its track left nothing of any length in that launch."""
         run = self.run_of_span[span].astype(np.int64)
         if len(other := np.flatnonzero(run < 0)):
             run[other] = self._run_of_launch(timeline, span[other])

@@ -22,7 +22,7 @@ class WaitPieces:
     link_ns: Int64
     """From then to the end, where the wait was for a message."""
     unknown: Int64
-    """[m] the pieces of activity that are waits for somebody of whom nothing is on record, ascending."""
+    """[m] the pieces of activity that are waits for ranks without records, ascending."""
 
     @classmethod
     def of(cls, timeline: Timeline, graph: EventGraph, waits: Waits) -> WaitPieces:

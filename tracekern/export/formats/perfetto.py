@@ -159,7 +159,7 @@ def _columns(table: Any, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _intern_host_names(timeline: Timeline, rows: Rows, interner: Interner) -> int:
-    """The number of the first. A rank may have thousands that no other has: it gets those that stand on its rows."""
+    """Returns the number of the first name. Each rank gets only names on its own rows: it may have thousands."""
     first = interner.first_iid(Interned.EVENT_NAME, [name or "(no name)" for name in timeline.host_names])
     named = np.flatnonzero(timeline.events_of(EventClass.HOST)[timeline.spans.event])
     iid = timeline.spans.begin_payload[named].astype(np.int64) + first
@@ -218,7 +218,7 @@ def _flow_ends(drawing: Drawing) -> dict[str, Any]:
     timeline = drawing.timeline
     flows = Flows(timeline.flows.signal[drawing.flow_drawn], timeline.flows.wait[drawing.flow_drawn])
     early = drawing.flow_early[drawing.flow_drawn]
-    # The signal's rank stands in the high bits: traces of several ranks can be joined without mixing their arrows.
+    # The signal's rank is in the high bits: traces of several ranks can be joined without mixing their arrows.
     rank_of_flow = timeline.track_ranks()[timeline.spans.track[flows.signal]].astype(np.uint64)
     flow_id = (rank_of_flow + np.uint64(1) << np.uint64(40)) | np.arange(len(flows), dtype=np.uint64)
     ends = {}
@@ -241,7 +241,7 @@ def _prologue(drawing: Drawing, rows: Rows, interner: Interner, time_shift: int,
     if (wait := longest_wait(drawing)) >= 0:
         facts["longest_wait"] = labels.describe_longest_wait(drawing, wait, time_shift)
     facts["num_flows"] = labels.describe_flows(drawing)
-    # What `tracekern open` looks for stands first: rows and names of many ranks are larger than what it reads.
+    # What `tracekern open` looks for comes first: rows and names of many ranks are larger than what it reads.
     parts = [_descriptor(rows.rows[0]), slice_packets(ROOT_UUID, start, end, banner, facts, SHARED_SEQUENCE)]
     parts += [_descriptor(row) for row in rows.rows[1:]]
     parts += [interned_data(interner, sequence) for sequence in sorted({row.sequence for row in rows.rows})]

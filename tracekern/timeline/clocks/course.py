@@ -42,7 +42,7 @@ class Course:
     max_wander: float
     """Assumed: that difference changes by no more, per ns, between two rounds."""
     min_baseline: float = 0.0
-    """Rounds that lie no further apart tell no slope to go on with."""
+    """Rounds that are closer together give no slope to extrapolate."""
 
     def outer_slope(self, first: bool) -> tuple[float, float]:
         """(slope, error) to go on with before the first or after the last round."""

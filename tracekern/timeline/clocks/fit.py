@@ -145,7 +145,7 @@ class _Relation:
         return float(first), float(last)
 
     def hard_ns(self, first: float, last: float) -> float:
-        """A tick stands for any moment up to the next one, on either clock; 1 ns for rounding anchors and results."""
+        """A tick means any moment up to the next one, on either clock; 1 ns for rounding anchors and results."""
         return self.course.error_within(first, last) + self.clock.resolution_ns + self.reference.resolution_ns + 1
 
     def fit(self, span: tuple[int, int] | None, spread: float) -> ClockFit:

@@ -139,7 +139,7 @@ class _Graph:
         place = (knot * self.num_ranks + flows.source) * self.num_ranks + flows.destination
         np.minimum.at(at_most.reshape(-1), place, bound)
         # What holds in one window holds in another, but for what the two clocks may have drifted in between. Where a
-        # rank has no events yet, or no more, let d stand still: no flow is there, and all edges hold for that d too.
+        # rank has no events yet, or no more, keep d constant: no flow is there, and all edges hold for that d too.
         drift = self.center[:, None, None] * (self.rate[:, None] + self.rate[None, :])
         at_most = np.minimum(
             np.minimum.accumulate(at_most - drift, axis=0) + drift,
@@ -193,7 +193,7 @@ def _names_its_signal(timeline: Timeline) -> Bools:
 
 
 def _occupied(timeline: Timeline) -> tuple[int, Bools]:
-    """(window_bits, [num_ranks, num_windows] whether a device event of the rank stands in the window)."""
+    """(window_bits, [num_ranks, num_windows] whether the rank has a device event in the window)."""
     spans, marks = timeline.spans, timeline.marks
     on_device = spans.launch >= 0
     closed = on_device & (spans.end != OPEN_END)

@@ -1,4 +1,4 @@
-"""Relates the axis to the wall clocks of the hosts, so that host lanes can stand beside device tracks."""
+"""Relates the axis to the wall clocks of the hosts, so that host lanes can be drawn beside device tracks."""
 
 from __future__ import annotations
 

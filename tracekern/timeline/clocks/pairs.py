@@ -137,13 +137,13 @@ def _check_rows(rows: npt.NDArray[Any]) -> None:
 
 
 def _collect(rows: npt.NDArray[Any], low: LocalClock, high: LocalClock, round_idx: int) -> Burst:
-    """The bounds of each round trip. A stamp t stands for a moment in [t, t + resolution)."""
+    """The bounds of each round trip. A stamp t means a moment in [t, t + resolution)."""
     ours = rows["initiator"] == low.rank
     low_first, low_last = np.where(ours, rows["t0"], rows["t1"]), np.where(ours, rows["t3"], rows["t2"])
     high_first, high_last = np.where(ours, rows["t1"], rows["t0"]), np.where(ours, rows["t2"], rows["t3"])
     start, stop = low.to_ns(low_first), low.to_ns(low_last)
     first, last = high.to_ns(high_first), high.to_ns(high_last)
-    # Low sends before high receives: at low's `start`, high stands at most at `first`; likewise for the way back. Where
+    # Low sends before high receives: at low's `start`, high is at most at `first`; likewise for the way back. Where
     # high is the initiator its `first` is a sending and bounds from below at the moment low received it.
     upper = Bounds(np.where(ours, start, stop), np.where(ours, first - start, last - stop) + high.resolution_ns)
     lower = Bounds(np.where(ours, stop, start), np.where(ours, last - stop, first - start) - low.resolution_ns)

@@ -1,4 +1,4 @@
-"""Tracks whose records count cycles of the core clock: at which rate, and where they stand on the realtime clock.
+"""Tracks whose records count cycles of the core clock: at which rate, and where they are on the realtime clock.
 
 Such a track reads the realtime clock when it starts and when it ends, and knows how many cycles lay in between. The
 core clock has a rate of its own that changes with load and heat, so each track takes the rate that it measured itself.
@@ -32,7 +32,7 @@ class CycleRates:
     """Measured over the run itself, not over others of the same device."""
     stamp_error: Float64
     """Ticks by which a record may be off the realtime clock, on the same terms; 0 where it holds ticks of that clock,
-    inf where the run never ended: then nobody knows how fast it counted."""
+    inf where the run never ended: then its rate is unknown."""
 
     @classmethod
     def of(cls, headers: npt.NDArray[Any], resolution_ticks: int) -> CycleRates:

@@ -28,7 +28,7 @@ _BATCH_RECORDS = 1 << 18
 
 
 def decode(dump: Dump) -> Timeline:
-    """The Timeline of one rank, unit "ticks"; losses and oddities stand in `problems`.
+    """The Timeline of one rank, unit "ticks"; losses and oddities are in `problems`.
 
     Raises BadInput for a bad event table.
     """

@@ -1,4 +1,4 @@
-"""Where probes stand so close that they change what they measure: judged by what a span costs on that device."""
+"""Finds probes so dense that they change what they measure, judged by what a span costs on that device."""
 
 from __future__ import annotations
 

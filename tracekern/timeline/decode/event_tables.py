@@ -1,4 +1,4 @@
-"""Event tables as they stand in a dump (JSON of csrc/trace/events.h) to EventTypes."""
+"""Reads the event tables of a dump (JSON of csrc/trace/events.h) into EventTypes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def doubtful_events(rank: int, events: Iterable[EventType]) -> list[Problem]:
 
 def _doubts(event: EventType) -> list[str]:
     names = [field.name for field in (*event.begin_fields, *event.end_fields)]
-    doubts = [f"field {name} stands there twice, the first alone is read" for name in names if names.count(name) > 1]
+    doubts = [f"field {name} is there twice, only the first is read" for name in names if names.count(name) > 1]
     channel = event.channel
     if channel and event.event_class not in _LEVEL_OF_CREDIT:
         doubts.append(f"channel {channel.name} joins signals and waits, this is class {event.event_class.value}")
@@ -80,7 +80,7 @@ class EventNumbers:
         return problems
 
     def without_begin(self, number: Int32) -> Int32:
-        """[n] the same events as spans whose begin was overwritten: what it told, and whom they meet, is not known.
+        """[n] the same events as spans whose begin was overwritten: its fields, and what they join, are not known.
 
         Their begin payload is 1: a picture says why they begin where they do.
         """

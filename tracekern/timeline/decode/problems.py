@@ -1,6 +1,6 @@
 """What a reader of a decoded dump should know: losses, spans that never closed, torn tracks.
 
-Among them launches whose kernel ran otherwise than capture.launch() was told: mistakes that nothing else shows.
+Among them launches whose kernel ran otherwise than capture.launch() stated: mistakes that nothing else shows.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class WriterRuns:
     torn: Int64
     """Records that should be there and never arrived; rings only."""
     warps_run: Int64
-    """Of a block's first warp: how many the block had, where more than the host was told of; else 0."""
+    """Of a block's first warp: how many the block had, where that is more than the host stated; else 0."""
     started: npt.NDArray[np.bool_]
     finished: npt.NDArray[np.bool_]
     ring: npt.NDArray[np.bool_]

@@ -99,7 +99,7 @@ def _overhead(findings: Findings) -> str:
 
 
 def _problems(findings: Findings) -> str:
-    # What a launch lost is told once, not for each of its tracks again; what ended a wait comes first.
+    # What a launch lost is shown once, not again for each of its tracks; what ended a wait comes first.
     problems = [
         problem for problem in findings.timeline.problems if problem.kind != "lost_records" or problem.track < 0
     ]
