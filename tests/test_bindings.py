@@ -15,7 +15,8 @@ SHAPE = {"max_tokens": 1, "topk": 1, "hidden": 1, "dtype": "bf16", "variant": "p
 
 def encoder(num_spans: int = 300, **changes: Any) -> tuple[Any, dict[str, Any]]:
     """Of spans side by side on one track; and the dict of their columns."""
-    names = dict.fromkeys(("lane_stride", "open_iid", "sent_iid", "released_iid", "flow_category_iid"), 1)
+    iids = ("open_iid", "released_by_iid", "sent_iid", "released_iid", "flow_category_iid")
+    names = dict.fromkeys(("lane_stride", *iids), 1)
     events = [(1, 1, 0, [(1, changes.get("shift", 0), 8, False)], [])]
     tables = {"tracks": [(1, 1)], "events": events, "launches": [], "time_shift": 0, **names}
     times = np.arange(num_spans)
@@ -23,6 +24,7 @@ def encoder(num_spans: int = 300, **changes: Any) -> tuple[Any, dict[str, Any]]:
     row["launch"] = np.full_like(times, -1, np.int32)
     payload = np.zeros_like(times, np.uint64)
     spans = {**row, "start": times, "end": times, "draw_end": times, "begin_payload": payload, "end_payload": payload}
+    spans["releaser_iid"] = np.zeros_like(times, np.uint32)
     spans |= {name: column for name, column in changes.items() if name in spans}
     numbers, payloads, times_of_none = np.zeros(0, np.int32), np.zeros(0, np.uint64), np.zeros(0, np.int64)
     marks = {"track": numbers, "event": numbers, "launch": numbers, "time": times_of_none, "payload": payloads}

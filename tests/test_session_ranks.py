@@ -109,8 +109,8 @@ def test_where_one_rank_cannot_open_its_capture_all_say_why_and_can_open_another
 
 def test_clocks_are_sampled_between_launches_by_agreement(tmp_path: Path):
     """Ranks pass their launches at different times; samples are due all the time, and nobody hangs or is left alone."""
-    before = "from tracekern.record import agree, clock_samples; clock_samples.SAMPLE_EVERY_S = 0.1"
-    before += "; agree._LEADER_PAUSES = 1"  # after a wait in vain the run would be over else
+    before = "from tracekern.record import clock_samples, sampling_schedule; clock_samples.SAMPLE_EVERY_S = 0.1"
+    before += "; sampling_schedule._LEADER_PAUSES = 1"  # after a wait in vain the run would be over else
     program = rank_program(tmp_path, steps=100, before=before, body="time.sleep(0.003 * (1 + (rank + step) % 5))")
     lines: list[str] = []
     exits = launch_ranks(3, program, on_line=lambda rank, line: lines.append(line), timeout_s=120)

@@ -52,7 +52,7 @@ def test_every_wait_is_divided_as_in_the_whole(name: str):
         assert 0 < reaches.sum() < len(whole)
         assert columns_of(found.waits) == columns_of(whole.take(np.flatnonzero(reaches)))
         assert sum(cost.total_ns for cost in found.causes.costs) == pytest.approx(found.causes.charged_ns)
-        assert sum(part.time_ns for part in found.path.whole.parts) == found.path.whole.makespan_ns
+        assert sum(part.time_ns for part in found.critical_path.whole.parts) == found.critical_path.whole.makespan_ns
 
 
 @pytest.mark.parametrize("name", CAPTURES)
@@ -125,8 +125,8 @@ def test_an_iteration_of_which_a_part_lies_in_the_window_took_as_long_as_it_took
     reaches = whole.end >= inside
     assert found.iterations.number.tolist() == whole.number[reaches].tolist()
     assert found.iterations.duration_ns.tolist() == whole.duration_ns[reaches].tolist()
-    whole_paths = {path.iteration: path.makespan_ns for path in analyze(timeline).path.iterations}
-    of_window = {path.iteration: path.makespan_ns for path in found.path.iterations}
+    whole_paths = {path.iteration: path.makespan_ns for path in analyze(timeline).critical_path.iterations}
+    of_window = {path.iteration: path.makespan_ns for path in found.critical_path.iterations}
     assert of_window.items() < whole_paths.items()
 
 

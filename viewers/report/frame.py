@@ -79,8 +79,8 @@ class _Specs:
 
 
 def render(title: str, lead: str, parts: Sequence[Part], foot: str, open_command: str = "") -> str:
-    """Returns the page. `lead` and `foot` are HTML. `open_command`, which shows all spans, is printed below pictures that
-    leave some out. Raises BadInput where plotly is not installed."""
+    """Returns the page. `lead` and `foot` are HTML. `open_command`, which shows all spans, is printed below pictures
+    that leave some out. Raises BadInput where plotly is not installed."""
     specs = _Specs(open_command)
     sections = _UNIT_SPACE.sub("\u00a0", "\n".join(_section(part, specs) for part in parts))
     links = "".join(f'<a href="#{part.key}">{escape(part.title)}</a>' for part in parts)

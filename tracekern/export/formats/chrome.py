@@ -250,8 +250,8 @@ class _Writer:
 
 
 def _json(value: object) -> str:
-    # Perfetto (v52) decodes the escapes of few names, so characters are written plainly; but it takes the quote after an
-    # escaped backslash for an escaped one and refuses a file with a DEL in its metadata: these two go by their numbers.
+    # Perfetto (v52) decodes the escapes of few names, so characters are written plainly. But it takes the quote after
+    # an escaped backslash for an escaped one and refuses a file with a DEL in its metadata: these two are escaped.
     text = json.dumps(value, ensure_ascii=False)
     return text.replace("\\\\", "\\u005c").replace("\x7f", "\\u007f")
 
