@@ -79,8 +79,8 @@ TK_DEVICE void initiate_ping_pong(Warp& warp, const ClockPingPongArgs& args) {
     });
 }
 
-// Answers until told to stop. A reply is the stamp and, in its lowest bit, the parity of the round trip: two replies in
-// a row differ even within one tick.
+// Answers until it has to stop. A reply is the stamp and, in its lowest bit, the parity of the round trip: two replies
+// in a row differ even within one tick.
 TK_DEVICE void answer_ping_pong(Warp& warp, const ClockPingPongArgs& args) {
     const CommArgs& comm = args.comm;
     const uint64_t* request = &comm.control(comm.rank).ping_flags[args.peer];

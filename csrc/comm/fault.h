@@ -9,7 +9,7 @@ namespace tracekern {
 enum class FaultCause : uint32_t { none = 0, timeout = 1, peer_aborted = 2 };
 
 // What the warp that wrote the record does next: `raise` lets every warp leave its loops and reach its block barriers;
-// `trap` stops the device where it stands, which keeps what other warps were doing, and ends its use by this process.
+// `trap` stops the device at once, which keeps what other warps were doing, and ends its use by this process.
 enum class OnTimeout : uint32_t { raise = 0, trap = 1 };
 inline constexpr const char* kOnTimeoutNames[] = {"raise", "trap"};
 
@@ -27,7 +27,7 @@ struct alignas(64) FaultRecord {
     uint32_t seen_epoch;
     uint32_t seen_value;
     uint64_t waited_ticks;
-    uint32_t aborted_by;  // rank + 1 of who gave up first, as far as this rank was told
+    uint32_t aborted_by;  // rank + 1 of the first that gave up, as far as this rank knows
     uint32_t on_timeout;  // OnTimeout
 };
 static_assert(sizeof(FaultRecord) == 64, "FaultRecord is read by the host");

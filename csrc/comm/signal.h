@@ -2,8 +2,8 @@
 //
 // A flag is a 64-bit word {epoch, value}: the epoch says of which call it is, so flags are never cleared, and equality
 // of the epoch survives its wrap. One writer a flag. signal() releases at system scope: what the warp wrote before is
-// visible to whoever acquires the flag. wait() acquires at system scope with every lane, so every lane may read the
-// payload.
+// visible to every warp that acquires the flag. wait() acquires at system scope with every lane, so every lane may read
+// the payload.
 #pragma once
 
 #include "comm/heap.h"
@@ -72,7 +72,7 @@ TK_DEVICE void signal_relaxed(Warp& warp, uint64_t* flag, uint32_t epoch, uint32
     warp.leader([&] { store_relaxed_system(flag, make_flag(epoch, value)); });
 }
 
-// Writes the fault record if nobody did, and tells every rank to give up. Every lane that gives up calls it, since
+// Writes the fault record if there is none yet, and makes every rank give up. Every lane that gives up calls it, since
 // others of its warp may have seen what they waited for; `claimed` lets one lane write.
 TK_DEVICE void raise_fault(const Warp& warp,
                            const CommArgs& comm,
@@ -83,7 +83,7 @@ TK_DEVICE void raise_fault(const Warp& warp,
                            uint64_t seen,
                            uint64_t waited_ticks) {
     if (load_relaxed_system(&comm.fault->claimed) || !claim_system(&comm.fault->claimed)) {
-        // Whoever asks next must not miss it, even if the winner is still writing.
+        // The next reader must not miss it, even if the winner is still writing.
         store_release_system(&comm.control(comm.rank).abort, 1u);
         return;
     }
@@ -113,7 +113,7 @@ TK_DEVICE void raise_fault(const Warp& warp,
 }
 
 // Whether some rank gave up. A kernel asks before it passes on what one before it was to receive: that may never have
-// come, and its signal would make it the right result of somebody.
+// come, and its signal would make it look like a right result.
 TK_DEVICE bool has_aborted(const CommArgs& comm) {
     return load_relaxed_system(&comm.control(comm.rank).abort) != 0;
 }

@@ -19,7 +19,7 @@ struct MoeShape {
     uint32_t element_bytes;
 
     TK_HOST_DEVICE uint32_t num_local_experts() const { return num_experts / num_ranks; }
-    // -1 is no expert. Nor is any other number out of range: on a GPU nobody looks at them before a call.
+    // -1 is no expert. Nor is any other number out of range: on a GPU they are not checked before a call.
     TK_HOST_DEVICE bool is_expert(int32_t chosen) const { return static_cast<uint32_t>(chosen) < num_experts; }
     TK_HOST_DEVICE uint32_t rank_of(uint32_t expert) const { return expert / num_local_experts(); }
     TK_HOST_DEVICE uint32_t row_bytes() const { return hidden * element_bytes; }

@@ -135,7 +135,7 @@ public:
     virtual void sync() = 0;
     // Lets others run. `spins` counts the calls since the wait began; the caller starts it at 0.
     virtual void relax(uint32_t& spins) = 0;
-    // Stops all warps of the launch where they stand; never returns.
+    // Stops all warps of the launch at once; never returns.
     virtual void trap() = 0;
     void* shared = nullptr;
 

@@ -3,7 +3,7 @@
 //   fibers   all warps of a rank share one thread; a wait switches to the next warp. The default.
 //   threads  a thread a warp, for the race detector.
 //
-// A trap stops all warps of a launch where they stand. Fibers are left on their stacks and launch_cpu() throws
+// A trap stops all warps of a launch at once. Fibers are left on their stacks and launch_cpu() throws
 // DeviceTrapped; threads cannot be stopped one by one, so the process ends.
 //
 // A thread whose warps all wait for other ranks gives its core away, so any number of ranks runs on any number of
@@ -45,7 +45,7 @@ struct CpuLaunch {
 // A kernel as the executor sees it; a template parameter would compile threads and fibers again for each.
 using CpuKernel = std::function<void(Warp&)>;
 
-// Pauses, then yields the core, then sleeps: a spin that lasts is waiting for somebody who needs the core.
+// Pauses, then yields the core, then sleeps: a spin that lasts waits for a thread that needs the core.
 inline void relax_thread(uint32_t& spins) {
     ++spins;
     if (spins < 64) {

@@ -1,7 +1,7 @@
 // The device layer: everything a kernel needs from its machine, at warp granularity, for three backends.
 //
 // A kernel is written once. A plain variable is warp-uniform; PerLane<T> holds one value per lane; whatever crosses
-// lanes, warps or blocks is a method of Warp. Vendor words stand in this folder alone.
+// lanes, warps or blocks is a method of Warp. Vendor words are used in this folder alone.
 //
 // Warp::trap() stops the device for good; what was written before stays readable. Every backend header defines, besides
 // class Warp and PerLane<T>:

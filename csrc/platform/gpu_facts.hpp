@@ -94,7 +94,7 @@ inline DeviceFacts device_facts() {
 inline std::string device_error() {
     const BesideGraphCapture beside;
     const cudaError_t code = cudaStreamQuery(nullptr);
-    if (code != cudaSuccess) cudaGetLastError();  // told here, "not ready" too; what another call left stays
+    if (code != cudaSuccess) cudaGetLastError();  // reported here, "not ready" too; what another call left stays
     // While this thread captures a graph it may not ask, which says nothing of the device.
     const bool is_refused = code >= cudaErrorStreamCaptureUnsupported && code <= cudaErrorStreamCaptureWrongThread;
     return code == cudaSuccess || code == cudaErrorNotReady || is_refused ? "" : cudaGetErrorString(code);

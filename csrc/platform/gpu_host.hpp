@@ -19,7 +19,7 @@ namespace tracekern {
 
 inline void check(cudaError_t code, const char* call) {
     if (code == cudaSuccess) return;
-    cudaGetLastError();  // told here: whoever asks next must not take it for its own
+    cudaGetLastError();  // reported here: the next caller must not take it for its own
     throw std::runtime_error(std::string(call) + ": " + cudaGetErrorString(code));
 }
 #define TK_CUDA(call) ::tracekern::check(call, #call)

@@ -26,7 +26,7 @@ TK_DEVICE uint64_t read_clock() {
     asm volatile("s_memrealtime %0\n\ts_waitcnt lgkmcnt(0)" : "=s"(ticks)::"memory");
     return ticks;
 }
-// The value has to stand in a scalar register before the read can be issued.
+// The value has to be in a scalar register before the read can be issued.
 TK_DEVICE uint64_t read_clock_after(uint64_t value) {
     const int low = __builtin_amdgcn_readfirstlane(static_cast<int>(value));
     uint64_t ticks;

@@ -1,12 +1,12 @@
-// Function qualifiers of the three backends. TK_DEVICE is compiled into its callers, TK_DEVICE_CALL stands by itself;
-// TK_KERNEL is an entry point with a C name, TK_ENTRY one that may be a template, for blocks of at most so many
-// threads; TK_VARIABLE is a variable of the device code, on GPUs one a source file.
+// Function qualifiers of the three backends. TK_DEVICE is compiled into its callers, TK_DEVICE_CALL is a function of
+// its own; TK_KERNEL is an entry point with a C name, TK_ENTRY one that may be a template, for blocks of at most so
+// many threads; TK_VARIABLE is a variable of the device code, on GPUs one a source file.
 #pragma once
 
 #if defined(__HIP__)
     // Builtins only: no ROCm header or device library is needed to compile.
     #define TK_DEVICE      __attribute__((device)) inline __attribute__((always_inline))
-    #define TK_DEVICE_CALL TK_DEVICE  // nobody has measured what a call costs there
+    #define TK_DEVICE_CALL TK_DEVICE  // what a call costs there was not measured
     #define TK_HOST_DEVICE __attribute__((host)) __attribute__((device)) inline
     #define TK_KERNEL      extern "C" __attribute__((global)) void
     #define TK_ENTRY(max_threads) \

@@ -46,7 +46,7 @@ struct SimulatedClock {
     // CLOCK_MONOTONIC: one clock for all processes of a host, and no step of the wall clock can turn it back.
     static int64_t host_now_ns() { return host_clock_ns(CLOCK_MONOTONIC); }
 
-    // What the clock stands at, before it is cut to ticks. Never falls as host_ns grows.
+    // The clock's value, before it is cut to ticks. Never falls as host_ns grows.
     int64_t device_ns(int64_t host_ns) const {
         return host_ns + static_cast<int64_t>(std::floor(correction_ns(host_ns)));
     }

@@ -39,7 +39,7 @@ public:
         kept_.emplace(ShareableMemory::allocate(arena_bytes_));
         return kept_->export_descriptor();
     }
-    // Nobody maps it, and nothing was recorded there.
+    // No other process maps it, and nothing was recorded there.
     void drop_mirror() { kept_.reset(); }
     // Copies a part of the mirror to its place in the arena; finish() waits for all of them.
     void collect(uint64_t offset, uint64_t bytes) {

@@ -156,7 +156,7 @@ std::string describe_events() {
 
 // Use at namespace scope. Each file has a table of its own: files of one program, and extensions of one process, may
 // give theirs the same name, and a linker that took them for one would name the events of both by the first. nvcc warns
-// of a constant that nobody names: an assertion does.
+// of a constant without a name: an assertion does.
 #define TK_DEFINE_EVENTS(Event, TABLE)                                                                      \
     namespace {                                                                                             \
     enum class Event : uint32_t { TABLE(TK_EVENT_ENUMERATOR) };                                             \

@@ -1,4 +1,4 @@
-// How a CUDA graph records: its arguments are frozen, so the kernels of its traced instance are told a fixed place in
+// How a CUDA graph records: its arguments are frozen, so the kernels of its traced instance get a fixed place in
 // device memory, and the first node of every replay puts there the regions that this replay shall use.
 //
 // The host lays regions ready in a ring, one set (a region for each launch of the graph) a replay. Host memory is a
@@ -71,7 +71,7 @@ TK_DEVICE void use_set(Warp& warp, const GraphTrace& graph) {
         const ReplayRegion region = graph.has_next ? graph.next[i] : graph.spare[i];
         graph.current[i] = region;
         if (!graph.has_next) return;
-        // In the arena, for whoever packs it: this region was used, and by which replay.
+        // In the arena, for the process that packs it: this region was used, and by which replay.
         auto* headers = reinterpret_cast<char*>(region.region().headers) - graph.mirror_offset;
         (reinterpret_cast<LaunchDescriptor*>(headers) - 1)->replay = static_cast<uint32_t>(graph.replays);
     });

@@ -1,4 +1,4 @@
-// What stands in a profile buffer, bit by bit. tracekern/dump/format.py mirrors this file; tests/test_format.py
+// The contents of a profile buffer, bit by bit. tracekern/dump/format.py mirrors this file; tests/test_format.py
 // compares them.
 //
 // A launch owns one region: `num_tracks` headers, then `num_tracks` runs of `records_per_track` records.
@@ -48,8 +48,8 @@ struct alignas(16) WideRecord {
 };
 static_assert(sizeof(WideRecord) == 16 && offsetof(WideRecord, word) == 12, "WideRecord is a file format");
 
-// A ring has a power of two of slots, the largest that fits records_per_track. The lap of its writer stands in the
-// upper 16 bits of the ticks: whoever reads a ring that is still written, or was torn when its writer died, knows the
+// A ring has a power of two of slots, the largest that fits records_per_track. The lap of its writer is in the
+// upper 16 bits of the ticks: a reader of a ring that is still written, or was torn when its writer died, knows the
 // slots of this lap from those of the lap before and from any that are older. 48 bits of ns are 78 hours, for one
 // launch.
 constexpr uint32_t kLapShift = 48;
@@ -71,19 +71,19 @@ struct alignas(64) TrackHeader {
     uint32_t epoch;           // of a launch in a graph, whose epoch the host does not know
     uint32_t torn;            // in a dump: records of a ring that should be there and never arrived
     // In a dump. In the first header of a region: how many blocks ran and the generation of that launch, stored by the
-    // first block that capture.launch() was not told of; 0: none.
+    // first block beyond those stated to capture.launch(); 0: none.
     uint32_t block;
     uint32_t launch_idx;
     uint16_t warp;
     uint16_t finished;
-    // Stored in a block's first track by warps that capture.launch() was not told of, and that record nothing: how many
-    // warps the block has, in a region with the generation above 16 bits. 0: as told.
+    // Stored in a block's first track by warps beyond those stated to capture.launch(), which record nothing: how many
+    // warps the block has, in a region with the generation above 16 bits. 0: as stated.
     uint32_t warps_run;
 };
 constexpr uint32_t kStarted = 1;
 constexpr uint32_t kStartedRing = 2;
 constexpr uint32_t kStartedCycles = 3;
-// Above it stands, in a region, the generation of the launch; in a dump nothing.
+// Above it is, in a region, the generation of the launch; in a dump nothing.
 constexpr uint32_t kGenerationShift = 2;
 // At both ends of a track of cycles its two clocks are read together: the counter, the realtime clock, and the counter
 // again, this many cycles later at most. What comes between the readings is tried again, kAnchorTries times in all.
@@ -130,7 +130,7 @@ struct alignas(16) LaunchDescriptor {
     uint32_t block_stop;
     uint32_t block_step;  // in a graph's arguments plus kInGraph
     uint32_t role_mask;   // bit i: record role i
-    uint32_t num_blocks;  // of the launch, as the host was told; 0: it has no track that could say otherwise
+    uint32_t num_blocks;  // of the launch, as stated by the host; 0: it has no track that could say otherwise
     uint32_t replay;      // the replay of a graph that took this region, counted from 1; 0: none did
 };
 constexpr uint32_t kInGraph = 1u << 31;

@@ -222,7 +222,7 @@ public:
 
     // `role` names the track; one that the descriptor does not select records nothing, one beyond the 32 that there can
     // be is selected by its last 5 bits: a reader tells of it. `epoch` is asked for in a graph; elsewhere
-    // capture.launch() was told.
+    // capture.launch() stated.
     TK_DEVICE Recorder(const Args& args, const Warp& warp, uint32_t role = 0, uint32_t epoch = 0) : epoch_(epoch) {
         const uint32_t sm = sm_id();  // asked for first: it takes longest
         const LaunchDescriptor& launch = args.launch;
@@ -258,7 +258,7 @@ public:
         store_quarter(2, kIsCycles || state_ & detail::kTellsEpoch, cycles, epoch_, 0);
     }
 
-    // True when the span stands on record; pass that to end().
+    // True when the span was recorded; pass that to end().
     template <auto kEvent, class... Values>
     TK_DEVICE bool begin(Values... values) {
         const bool open = reserve(kEvent, kSpanRoom);

@@ -43,7 +43,7 @@ TK_DEVICE Track track_of_replay(const LaunchDescriptor& launch, uint32_t index, 
     return track;
 }
 
-// What the host was told too little of, with the generation: a region that is used again still says what an earlier
+// What the host did not know about, with the generation: a region that is used again still says what an earlier
 // launch left there.
 TK_DEVICE void tell_blocks(TrackHeader* first_of_launch, uint32_t num_blocks, uint16_t generation) {
     first_of_launch->block = num_blocks;
@@ -53,8 +53,8 @@ TK_DEVICE void tell_warps(TrackHeader* first_of_block, uint32_t num_warps, uint1
     first_of_block->warps_run = uint32_t{generation} << 16 | num_warps;
 }
 
-// The same where a part of the blocks is recorded, and where the host was not told of this warp or block, which it is
-// now. A call, out of the way of all other warps: what they jumped over cost a kernel 0.1 us (2 H200, 2026-11-23).
+// The same where a part of the blocks is recorded, and where the host did not know about this warp or block, which it
+// is now. A call, out of the way of all other warps: what they jumped over cost a kernel 0.1 us (2 H200, 2026-11-23).
 TK_DEVICE_CALL Track find_track(LaunchDescriptor launch,
                                 uint32_t role,
                                 uint32_t block,
@@ -67,14 +67,14 @@ TK_DEVICE_CALL Track find_track(LaunchDescriptor launch,
     const uint16_t generation = in_graph ? launch.of_replay->generation() : launch.generation;
     const uint32_t step = launch.block_step & ~kInGraph;
     if (!is_selected(launch, block, role)) {
-        // The first block that nobody told the host of tells how many there are.
+        // The first block that the host did not know about writes how many there are.
         const bool is_surplus = block == launch.num_blocks && block != 0 && warp == 0;
         if (is_surplus && is_leader) tell_blocks(region.headers, num_blocks, generation);
         return {};
     }
     const uint32_t index = block - launch.block_first;
     if (index % step) return {};
-    if (warp >= launch.warps_per_block) {  // nobody told the host: the track is another block's
+    if (warp >= launch.warps_per_block) {  // unknown to the host: the track is another block's
         TrackHeader* const first_of_block = region.headers + index / step * launch.warps_per_block;
         if (is_leader) tell_warps(first_of_block, num_warps, generation);
         return {};

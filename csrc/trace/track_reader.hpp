@@ -1,6 +1,6 @@
-// Reads the tracks of a region as they stand, for the dump: how many records each has, and which, oldest first.
+// Reads the tracks of a region for the dump: how many records each has, and which, oldest first.
 //
-// A ring may be torn: its writer was killed, or still writes. What a slot holds is told by its own lap and time, so a
+// A ring may be torn: its writer was killed, or still writes. Its own lap and time say what a slot holds, so a
 // record that never arrived, or one that an earlier launch left in the same memory up to 39 hours before, is not taken
 // for a new one. (In a track that finished, no older one either.)
 #pragma once
@@ -57,7 +57,7 @@ public:
             num_older += is_filled(slots_[i]) && lap_of(slots_[i]) == static_cast<uint16_t>(newest_lap_ - 1);
         }
         for_each([&](const WideRecord&) { ++num_kept; });
-        // Counted modulo 2^16: lap 0 is not the first where an older one stands behind it.
+        // Counted modulo 2^16: lap 0 is not the first where an older one is behind it.
         const uint32_t num_laps = head_ == 0 ? 0 : newest_lap_ == 0 && num_older > 0 ? 1u << 16 : newest_lap_;
         const uint32_t wanted = num_laps > 0 || num_older > 0 ? num_slots() : head_;
         if (!is_finished()) header.attempted = num_laps * num_slots() + head_;
@@ -97,7 +97,7 @@ inline uint32_t count_own(const TrackHeader& header, std::span<const WideRecord>
 }
 
 // Sets `written` of a track to the records that are in the region, and of a ring `attempted` and `torn` with it.
-// is_reused: an earlier launch had the region; of a track of cycles that never finished nobody can tell its records.
+// is_reused: an earlier launch had the region; then the records of a track of cycles that never finished are unknown.
 inline void find_records(TrackHeader& header, std::span<const WideRecord> records, bool is_reused) {
     if (header.started == kStartedRing && !records.empty()) {
         RingReader(header, records).count(header);

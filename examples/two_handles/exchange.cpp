@@ -6,7 +6,7 @@
 //
 //   naive   a flag is the count + 1, 0 means "not there yet". While a call works on one slot it clears the other, which
 //           the handle's last call is through with. But the other handle may not be.
-//   tagged  a flag is {epoch, count}; the epoch belongs to the buffer, whoever uses it, and nothing is ever cleared.
+//   tagged  a flag is {epoch, count}; the epoch belongs to the buffer, not to a handle, and nothing is ever cleared.
 #include <comm/signal.h>
 #include <pybind11/pybind11.h>
 #include <tracekern.h>
@@ -36,7 +36,7 @@ struct ExchangeArgs {
     uint32_t slot;    // of this call's handle
     uint32_t handle;  // and the next two: for the trace, and `call` as the epoch of the tagged protocol
     uint32_t call;
-    uint32_t count;  // what the peers are told
+    uint32_t count;  // what the peers get
 
     // The flag of `peer` in a slot of `owner`.
     TK_DEVICE uint64_t* flag(uint32_t owner, uint32_t slot, uint32_t peer) const {
@@ -85,7 +85,7 @@ TK_DEVICE void exchange(Warp& warp, const ExchangeArgs& args, typename Rec::Args
     }
 }
 
-// A rank that was held up: until its peers' flags stand in the other slot, two calls ahead, or until the limit.
+// A rank that was held up: until its peers' flags are in the other slot, two calls ahead, or until the limit.
 TK_DEVICE void come_late(Warp& warp, const ExchangeArgs& args, uint64_t limit_ticks) {
     const uint64_t started = read_clock();
     for (uint32_t spins = 0; read_clock() - started < limit_ticks;) {

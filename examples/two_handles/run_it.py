@@ -92,7 +92,7 @@ def main_of_rank() -> int:
             for call in range(1, NUM_CALLS + 1):
                 if call == 2 and comm.group.rank == 1:
                     with capture.range("held up"):
-                        # With tags nobody gets ahead, and the limit ends it.
+                        # With tags no rank gets ahead, and the limit ends it.
                         limit_ns = int(0.05e9 if tagged else 5e9)
                         exchange.come_late(comm.native.kernel_args, clock, 1, limit_ns)
                         comm.synchronize()
@@ -174,7 +174,7 @@ def main() -> int:
     try:
         module_dir = build(options.backend, options.output)
     except subprocess.CalledProcessError as error:
-        sys.stderr.write(f"run_it: {error.cmd[0]} ended with {error.returncode}; what it says stands above\n")
+        sys.stderr.write(f"run_it: {error.cmd[0]} ended with {error.returncode}; its output is above\n")
         return 2
     exits = tracekern.launch_ranks(
         2,

@@ -1,6 +1,6 @@
 // Dispatch, deduplicated: a token goes once to each rank that has experts of it, with the list of those experts.
 //
-// One kernel: in every block half of the warps send, the other half receive. Warps that send wait for nobody, so every
+// One kernel: in every block half of the warps send, the other half receive. Warps that send never wait, so every
 // row comes. The last block counts: it tells each peer how many rows come, waits for the counts that come in and raises
 // the layout flag, for which the receiving warps wait.
 //
@@ -56,7 +56,7 @@ TK_DEVICE uint32_t choices_at(Warp& warp, const P2PArgs& args, uint32_t token, u
     });
 }
 
-// Stands before the row: which token it is, and which of its choices it is for. One store of all lanes together.
+// Precedes the row: which token it is, and which of its choices it is for. One store of all lanes together.
 TK_DEVICE void write_row_header(
     Warp& warp, const P2PArgs& args, char* row, uint32_t token, uint32_t peer, uint32_t choices) {
     auto* words = reinterpret_cast<uint64_t*>(row);

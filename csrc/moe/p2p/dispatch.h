@@ -256,7 +256,7 @@ struct P2PDispatchRecv : P2PKernel<P2PStage::dispatch_recv> {
     TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
         P2PContext<Rec> context(warp, args, trace, kStage, P2PRole::receive);
         const auto tokens_from = [&](uint32_t src_rank) { return args.recv_count[src_rank]; };
-        uint32_t waited_for = args.shape.num_ranks;  // nobody
+        uint32_t waited_for = args.shape.num_ranks;  // no rank
         bool ok = true;
         for_rows<kTraitsOf<kVariant>.balanced>(
             warp, args.shape.num_ranks, tokens_from, [&](uint32_t src_rank, uint32_t slot) {

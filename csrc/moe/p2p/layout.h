@@ -1,4 +1,4 @@
-// Where everything stands: the symmetric part that peers write to, the workspace of one rank, and the kernels'
+// Where everything is: the symmetric part that peers write to, the workspace of one rank, and the kernels'
 // arguments. The one place for offsets; the host sizes its allocations with it and the kernels find their way with it.
 #pragma once
 
@@ -10,14 +10,14 @@
 
 namespace tracekern {
 
-// Stands before each row in the receive buffer.
+// Precedes each row in the receive buffer.
 struct alignas(8) RowHeader {
     uint32_t flat;  // the token's flat index at its source
     uint32_t expert;
 };
 
 // The same where a token goes once to each rank. RowChoice[topk] follow, the first num_choices of them filled, and
-// uint32_t[topk], filled in by the receiver: where the row stands for that choice's expert.
+// uint32_t[topk], filled in by the receiver: where the row is for that choice's expert.
 struct alignas(8) DedupRowHeader {
     uint32_t token;
     uint32_t num_choices;
@@ -41,7 +41,7 @@ constexpr uint64_t whole_lines(uint64_t bytes) {
     return (bytes + 127) / 128 * 128;
 }
 
-// Offsets in the shared memory of a block. [x] stands for an array with that many entries.
+// Offsets in the shared memory of a block. [x] means an array with that many entries.
 struct SharedLayout {
     uint32_t counts;         // u32 [rank][count]     what this rank sends to it; later what comes from it
     uint32_t sums;           // u32 [local expert]    what comes for it
@@ -124,7 +124,7 @@ struct P2PArgs : MoeCall {
     MoeShape shape;
     P2PLayout layout;
 
-    // Workspace; set_counters() places what stands before the rows
+    // Workspace; set_counters() places what precedes the rows
     P2PState* state;
     uint32_t* send_count;     // [partition][rank] slots taken at that peer so far
     uint32_t* recv_count;     // [partition][rank] rows that come from it
