@@ -31,4 +31,4 @@ with tracekern.capture("my-capture") as capture:
         my_kernel.square(matrix, launch.descriptor, launch.grid, launch.warps)
 
 assert (matrix == np.float32(1.5) ** 8).all()
-print("three launches of square are in my-capture/   show them: tracekern info my-capture")
+print("three launches of square are in my-capture/   show them: tracekern open my-capture")
