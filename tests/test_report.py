@@ -105,8 +105,8 @@ def test_waits_in_the_wrong_order_are_told(findings, tmp_path):
         for values in (findings.waits.late_ns, findings.waits.wrong_order_ns)
     )
     page = page_of(findings, tmp_path / "report.html").read_text().replace("\u00a0", " ")
-    assert f"For {100 * wrong / late:.0f} % of the {duration(late)} in which senders were late" in page
-    assert f"something to do for {duration(wrong)}" in page
+    assert f"In {100 * wrong / late:.0f} % of the {duration(late)} of waiting for late senders" in page
+    assert f"given it work for {duration(wrong)}" in page
 
 
 def test_balance_names_the_busiest_block_and_what_roles_do(findings, tmp_path):
@@ -297,7 +297,7 @@ def test_waits_whose_begin_was_overwritten_are_told_and_in_no_quantile(tmp_path)
     launches = tuple(dataclasses.replace(launch, records_overwritten=20) for launch in timeline.launches)
     found = analyze(overwrite_begins(timeline, rows[:3]).replace(launches=launches))
     page = page_of(found, tmp_path / "r.html").read_text()
-    assert "Of 3 waits the flight recorder overwrote the begin" in page
+    assert "The flight recorder overwrote the begin of 3 waits" in page
     assert "of their time waiting, as far as the flight recorder kept it: " in page
     lines = {line.word: line.text for line in headlines(found)}
     assert "no record lost; 40 older ones overwritten" in lines["trust"]

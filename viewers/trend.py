@@ -32,9 +32,9 @@ def trend_page(device: str, series: Mapping[str, Points], drifts: Mapping[str, f
     steady = sorted(name for name in series if name not in growths)
     checks = sorted({label for points in series.values() for label, *_ in points}, key=_number)
     aside = (
-        "Percent of the first check's median, or the metric as it is where that median is zero; the line is the median "
-        "of a check's launches, the band reaches from the lowest launch to the highest. Crept is what the newest check "
-        "and the first of enough launches that has the metric differ by, beyond noise and floor."
+        "The line is the median of each check's launches, in percent of the first check's (as it is where that is 0). "
+        "The band reaches from the lowest launch to the highest. A metric has crept if the newest check and the first "
+        "one with enough launches differ by more than noise and floor."
     )
     parts = [
         Part(

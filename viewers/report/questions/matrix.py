@@ -39,10 +39,10 @@ def draw(findings: Findings) -> Answer:
         )
     body += ["<h3>How long each rank made the others wait</h3>", _blame_table(findings)]
     aside = (
-        "Rows wait, columns are waited for; a cell sums the waits of all warps, and colours are logarithmic. A row or "
-        "column stands out from 1.25 times, a point from 2 times what the medians of its row and column lead to "
-        "expect, and by more than two ticks of the clock a wait; the two that cost most are framed. The diagonal is "
-        "waiting for warps of the same rank."
+        "Each row is a waiting rank, each column the rank it waits for. A cell sums the waits of all warps, colours "
+        "are logarithmic. The diagonal is waiting for warps of the same rank. A row or column is listed from 1.25 "
+        "times, a cell from 2 times what the medians of its row and column let expect, if the excess is more than two ticks of "
+        "the clock per wait. The two that cost most are framed."
     )
     return Answer(_answer(findings), body, aside)
 
@@ -98,9 +98,9 @@ def _factor(one: Abnormal) -> str:
 def _say(one: Abnormal) -> str:
     excess = f"{duration(one.excess_ns)} above what is expected"
     if one.peer is None:
-        return f"rank {one.rank} waits longer than the others, whomever it waits for: {excess}"
+        return f"rank {one.rank} waits longer than the other ranks for every peer: {excess}"
     if one.rank is None:
-        return f"everybody waits longer for rank {one.peer}: {excess}"
+        return f"all ranks wait longer for rank {one.peer} than for others: {excess}"
     return f"rank {one.rank} waits for rank {one.peer} longer than either does elsewhere: {excess}"
 
 

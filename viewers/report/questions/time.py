@@ -53,8 +53,8 @@ def draw(findings: Findings) -> Answer:
             _phase_table(findings),
         ]
     aside = (
-        "Time of a warp counts from its first record in a launch to its last. "
-        "Host time between launches is in no warp's time."
+        "A warp's time runs from its first record in a launch to its last. Host time between launches is not part of "
+        "it."
     )
     return Answer(answer, body, aside)
 
@@ -130,13 +130,13 @@ def _phase_table(findings: Findings) -> str:
     if wrong_order_ns := sum(phase.wrong_order_ns for phase in findings.phases):
         late_ns = sum(phase.by_class["late_sender"] for phase in findings.phases)
         more += (
-            f"<p class='aside'>For {percent(wrong_order_ns, late_ns)} of the {duration(late_ns)} in which senders were "
-            "late another message was there that the same warp takes later: in the order in which they come, it would "
-            f"have had something to do for {duration(wrong_order_ns)}.</p>"
+            f"<p class='aside'>In {percent(wrong_order_ns, late_ns)} of the {duration(late_ns)} of waiting for late "
+            "senders, another message for the same warp had already arrived. Taking messages in their order of arrival "
+            f"would have given it work for {duration(wrong_order_ns)}.</p>"
         )
     if headless := sum(phase.num_headless for phase in findings.phases):
         more += (
-            f"<p class='aside'>Of {count(headless, 'wait')} the flight recorder overwrote the begin: they count in "
-            "sums from the oldest record of their warp on, and in no quantile: how long they took is not known.</p>"
+            f"<p class='aside'>The flight recorder overwrote the begin of {count(headless, 'wait')}. Sums count them "
+            "from the oldest record of their warp; quantiles leave them out.</p>"
         )
     return table(["phase", "waits", "sum", "longest warp", "p50", "p99"], rows, numbers=5) + more

@@ -79,8 +79,8 @@ def _open(findings: Findings) -> str:
     likely = sum(blame.likely.inconclusive_ns for blame in findings.blames)
     proven = sum(blame.proven.inconclusive_ns for blame in findings.blames)
     return (
-        f"<p>Of {duration(late)} that ranks waited for each other to arrive, the clocks leave {percent(likely, late)} "
-        f"undecided at their repeatability, {percent(proven, late)} at their proven bounds.</p>"
+        f"<p>Ranks waited {duration(late)} for others to arrive. Clock errors leave open who caused "
+        f"{percent(likely, late)} of it at one standard deviation, {percent(proven, late)} at the proven bounds.</p>"
     )
 
 
