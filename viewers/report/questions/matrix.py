@@ -41,8 +41,8 @@ def draw(findings: Findings) -> Answer:
     aside = (
         "Each row is a waiting rank, each column the rank it waits for. A cell sums the waits of all warps, colours "
         "are logarithmic. The diagonal is waiting for warps of the same rank. A row or column is listed from 1.25 "
-        "times, a cell from 2 times what the medians of its row and column let expect, if the excess is more than two ticks of "
-        "the clock per wait. The two that cost most are framed."
+        "times, a cell from 2 times what the medians of its row and column let expect, if the excess is more than two "
+        "ticks of the clock per wait. The two that cost most are framed."
     )
     return Answer(_answer(findings), body, aside)
 
