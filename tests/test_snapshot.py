@@ -129,7 +129,7 @@ def test_it_takes_the_place_of_nothing_else(start, tmp_path):
     with capture(tmp_path / "other", device="cpu", max_bytes=1 << 20) as other:
         pass
     for place, why in (
-        (tmp_path / "capture", "there the run itself leaves its capture"),
+        (tmp_path / "capture", "the run itself writes its capture there"),
         (tmp_path / "other", f"holds run {other.run_id}"),
     ):
         refused = command(run_id, "-o", str(place))
