@@ -80,7 +80,7 @@ def check(
         undecided_fails=on_undecided is gate_output.OnUndecided.fail,
     )
     if save:
-        doubt = "nothing can be said of these runs" if report.all_problems else ""
+        doubt = "these runs allow no verdict" if report.all_problems else ""
         _save(head, rules, storage, "they regressed" if report.outcome is Outcome.REGRESSED else doubt)
     if append and not report.all_problems:
         _append(append, trend, head, report.outcome.name.lower(), rules)

@@ -43,7 +43,7 @@ def overhead(
         grid.add_row(warps, *map(duration, times), cost.sink, clock)
     out.print(grid)
     if any(cost.span_ns < 0 for cost in costs):
-        note("below zero: without spans the same loop happens to run that much slower; short spans tell better")
+        note("below zero: the same loop happened to run slower without spans; short spans show the cost better")
 
 
 def measure(backend: Backend) -> list[SpanCost]:

@@ -38,7 +38,7 @@ def snapshot(
     if not running:
         dead = {leftover.run_id: leftover.directory for leftover in found}
         left = [
-            f"of run {name}, into {place}, dead ranks left records: `{program()} salvage {name}` saves them"
+            f"dead ranks of run {name}, into {place}, left records: `{program()} salvage {name}` saves them"
             for name, place in dead.items()
         ]
         which = f"run {run_id}: " if run_id else ""

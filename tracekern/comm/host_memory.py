@@ -26,7 +26,7 @@ def shortage(heap_bytes: int, own_bytes: int, num_ranks: int) -> str:
     ):
         if needs > free:
             told = f"needs {size(needs)} of {what}, {size(max(0, free))} are free {whose}"
-            return f"{told}; fewer ranks, tokens or hidden need less"
+            return f"{told}; take fewer ranks or tokens, or a smaller hidden"
     return ""
 
 

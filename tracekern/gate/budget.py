@@ -106,4 +106,4 @@ def _budget(name: str, limit: Any) -> Budget:
 def _near(name: str, known: Sequence[str]) -> str:
     without_stage = [".".join(full.split(".")[-2:]) for full in known]
     near = difflib.get_close_matches(name, dict.fromkeys([*known, *without_stage]), n=3, cutoff=0.5)
-    return f"near it are {', '.join(near)}" if near else f"there are {', '.join(list(known)[:6]) or 'none'}"
+    return f"similar are {', '.join(near)}" if near else f"there are {', '.join(list(known)[:6]) or 'none'}"

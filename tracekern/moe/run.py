@@ -270,7 +270,7 @@ def _read_report(directory: Path, ended: Any, out_of_memory: bool) -> RankReport
         return RankReport(**values)
     how = f"killed by signal {-ended.returncode}" if ended.returncode < 0 else f"ended with {ended.returncode}"
     if out_of_memory and ended.returncode == -signal.SIGKILL:
-        how = "killed because memory ran out; fewer ranks, tokens or hidden need less"
+        how = "killed because memory ran out; take fewer ranks or tokens, or a smaller hidden"
     return RankReport(rank=rank, ok=False, error=f"rank {rank} {how}", exit_code=min(ended.returncode, 0) or 2)
 
 

@@ -311,7 +311,9 @@ class Capture:
         from tracekern.record.graphs import TracedGraph
 
         if not self._is_ours(f"graph({name!r})"):
-            raise BadInput(f"capture.graph({name!r}): in a fork of the rank, which can use no GPU; fork before")
+            raise BadInput(
+                f"capture.graph({name!r}): in a fork of the rank, which cannot use a GPU; call it in the rank itself"
+            )
         if self.device.backend != "cuda":
             raise BadInput(f"capture.graph({name!r}): the {self.device.backend} backend has no graphs; it needs a GPU")
         if slots < 1:

@@ -133,10 +133,7 @@ class _Packed:
 def _metadata(
     segment: SegmentView, rows: dict[str, npt.NDArray[Any]], launches: list[_Packed], num_lost: int
 ) -> tuple[dict[str, Any], int]:
-    """Returns the metadata of the dump and the size of its payload in bytes.
-
-    num_lost: launches whose records were lost with the device.
-    """
+    """Returns a dump's metadata and the bytes of its payload. num_lost: launches with records lost with the device."""
     tables: dict[str, list[Any]] = {"event": [], "role": []}
     cursor = 0
 
