@@ -349,7 +349,7 @@ def test_ranks_without_calibration_are_refused_unless_told(command_line, tmp_pat
     [
         (("-o", "t.txt"), "the suffix picks the format"),
         (("-o", "missing/t.json"), "its folder does not exist"),
-        (("-o", "t.json", "--window", "100s:200s"), "nothing was recorded from 100 s to 200 s; what there is lies "),
+        (("-o", "t.json", "--window", "100s:200s"), "nothing was recorded from 100 s to 200 s; the records lie "),
         (("-o", "t.json", "--ranks", "0,9"), "rank 9 is not in the timeline"),
         (("-o", "t.json", "--window", "5us:1us"), "window"),
         (("-o", "t.json", "--host", "0=missing.json"), "missing.json"),

@@ -260,9 +260,9 @@ def trap(group: Group, directory: str) -> dict[str, Any]:
 
 def test_after_a_trap_the_capture_is_whole(pair, tmp_path, caplog):
     first, second = pair.call(trap, str(tmp_path))
-    assert first["said"][0].endswith("the kernel trapped: this process can use its device no more")
+    assert first["said"][0].endswith("the kernel trapped: this process can no longer use its device")
     assert first["said"][1].endswith("restart the process")
-    lost = "reset: rank 0: a kernel trapped: this process can use its device no more; restart all ranks"
+    lost = "reset: rank 0: a kernel trapped: this process can no longer use its device; restart all ranks"
     assert first["reset"] == second["reset"] == lost
     timeline = load(tmp_path)
     assert [rank.state for rank in timeline.ranks] == ["closed", "closed"]

@@ -165,7 +165,7 @@ BAD_INPUTS = {
         "after its",
     ),
     "a window without an end": ("report CAPTURE --window 5us -o r.html", "--window: got '5us'", "wanted START:END"),
-    "a window of nothing": ("export CAPTURE -o t.json --window 1s:2s", "from 1.00 s to 2.00 s", "what there is lies"),
+    "a window of nothing": ("export CAPTURE -o t.json --window 1s:2s", "from 1.00 s to 2.00 s", "the records lie"),
     "a rank that is not there": ("report CAPTURE --ranks 9 -o r.html", "rank 9 is not in", "has ranks 0-3"),
     "ranks from high to low": ("export CAPTURE -o t.parquet --ranks 3-1", "'3-1'", "wanted for example 0,2-4"),
     "a link that reaches nothing": ("report CAPTURE --link-limit -1", "--link-limit: got -1", "GB/s above 0"),

@@ -260,7 +260,7 @@ def test_a_budget_is_for_the_runs_that_have_its_metric():
 
 
 def test_a_budget_for_nothing_names_what_is_near():
-    with pytest.raises(BadInput, match=r"wait_tokn.p50: no such metric; near it are .*wait_token\.p50"):
+    with pytest.raises(BadInput, match=r"wait_tokn.p50: no such metric; similar are .*wait_token\.p50"):
         check_budgets([Budget("wait_tokn.p50", 1)], [make_run()])
     with pytest.raises(BadInput, match="there are none"):
         check_budgets([Budget("zzz.p50", 1)], [make_run(metrics={})])

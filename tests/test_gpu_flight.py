@@ -96,7 +96,7 @@ def test_after_a_trap_the_capture_is_whole(tmp_path, sink):
     ended = play("trap", tmp_path, 2, sink)
     assert ended["codes"] == [0, 0], "\n".join(ended["lines"])
     first, second = ended["ranks"]
-    assert first["said"][0].endswith("the kernel trapped: this process can use its device no more")
+    assert first["said"][0].endswith("the kernel trapped: this process can no longer use its device")
     assert first["said"][1].endswith("restart the process")
     assert first["reset"] == second["reset"]
     assert re.match(r"reset: rank 0: .* is lost to this process: .*; restart all ranks", first["reset"])

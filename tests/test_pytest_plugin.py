@@ -86,7 +86,7 @@ def test_a_lossy_capture_meets_no_budget(inner):
 def test_a_budget_for_nothing_says_what_there_is(inner):
     result = inner(budget="wait_tokens.p50=1us")
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines([">       stall_budget(*", "E *no such metric; near it are *wait_token.p50*"])
+    result.stdout.fnmatch_lines([">       stall_budget(*", "E *no such metric; similar are *wait_token.p50*"])
     result.stdout.no_fnmatch_line("*budget.py*")
 
 

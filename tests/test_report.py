@@ -367,11 +367,11 @@ def test_json_has_the_same_lines(command_line, findings):
         (["report", str(TRACES / "h200x4" / "trace.pftrace.gz")], f"name its capture directory, {TRACES / 'h200x4'}"),
         (
             ["report", str(TRACES / "h200x4"), "--window", "9s:10s"],
-            "nothing was recorded by kernels from 9.00 s to 10.0 s; what there is lies between ",
+            "nothing was recorded by kernels from 9.00 s to 10.0 s; the records lie between ",
         ),
         (  # ranges of the hosts reach into it
             ["report", str(TRACES / "h200x4_late_host"), "--window", "10:200"],
-            "by kernels from 10 ns to 200 ns; what there is lies between 17.8 ms and 24.8 ms",
+            "by kernels from 10 ns to 200 ns; the records lie between 17.8 ms and 24.8 ms",
         ),
         (["report", str(TRACES / "h200x4"), "-o", "report.pdf"], "wanted a name that ends in .html"),
         (["report", str(TRACES / "h200x4"), "-o", "no/such/folder/report.html"], "its folder does not exist"),

@@ -220,7 +220,9 @@ def test_a_damaged_segment_keeps_no_other_rank_from_being_saved(tmp_path, monkey
     (SHM_DIR / f"tracekern-{run}-2").touch()  # killed as it was made
     assert salvage_run(run, tmp_path / "other") == set()
     assert [path.name for path in (tmp_path / "other").glob("*.tkdump")] == ["rank_00001.tkdump"]
-    assert f"nothing to save: segment tracekern-{run}-2: 0 bytes, wanted at least 256; it died at birth" in caplog.text
+    assert (
+        f"nothing to save: segment tracekern-{run}-2: 0 bytes, wanted at least 256; its rank died early" in caplog.text
+    )
     assert f"cannot save {damaged.name}: KeyError: 'rank'" in caplog.text
     assert (damaged.exists(), sound.exists()) == (True, False)
     assert list_segments(run) == [damaged.name]

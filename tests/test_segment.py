@@ -282,7 +282,7 @@ def test_a_file_that_is_no_segment_is_refused():
     cut = np.zeros(1, fmt.SEGMENT_HEADER)
     cut["magic"], cut["total_bytes"] = fmt.SEGMENT_MAGIC, 8192
     for content, message in (
-        (b"", "died at birth"),
+        (b"", "its rank died early"),
         (bytes(4096), "magic"),
         (cut.tobytes(), "256 bytes, its header says 8192; damaged"),
     ):

@@ -129,7 +129,7 @@ def test_it_takes_the_place_of_nothing_else(start, tmp_path):
     with capture(tmp_path / "other", device="cpu", max_bytes=1 << 20) as other:
         pass
     for place, why in (
-        (tmp_path / "capture", "there the run itself leaves its capture"),
+        (tmp_path / "capture", "the run itself writes its capture there"),
         (tmp_path / "other", f"holds run {other.run_id}"),
     ):
         refused = command(run_id, "-o", str(place))
@@ -145,7 +145,7 @@ def test_of_a_dead_rank_it_has_what_was_left_and_leaves_it(start, tmp_path):
     refused = command(run_id, "-o", str(tmp_path / "now"))
     assert refused.returncode == 2
     left = (
-        f"of run {run_id}, into {tmp_path / 'capture'}, dead ranks left records: `python -m tracekern salvage {run_id}`"
+        f"dead ranks of run {run_id}, into {tmp_path / 'capture'}, left records: `python -m tracekern salvage {run_id}`"
     )
     assert refused.stderr.replace(Path(sys.executable).name, "python").startswith(
         f"tracekern: run {run_id}: no capture is open on this machine; {left} saves them"

@@ -25,7 +25,7 @@ STILL_COUNTS = """
         print(session.run_id, flush=True)
         sys.stdin.readline()
 """
-TOLD = "all there was, 1 launch, ran inside counting(); with records_per_track=256"
+TOLD = "all launches so far (1) ran inside counting(); with records_per_track=256"
 
 
 def test_launches_inside_counting_are_told(tmp_path: Path, command_line):

@@ -1,1 +1,1 @@
-"""The command line: one file a command, thin over the functions that do the work."""
+"""The command line: one file for each command, thin over the functions that do the work."""

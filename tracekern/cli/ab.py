@@ -1,4 +1,4 @@
-"""`tracekern ab`: launches two commands in turns and compares them: the honest comparison on a noisy machine."""
+"""`tracekern ab`: launches two commands alternately and compares them: the fair comparison on a noisy machine."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _Output = Annotated[
 
 def ab(
     base: Annotated[str, typer.Option(metavar="CMD", help="Shell command of the old program; captures into {out}.")],
-    head: Annotated[str, typer.Option(metavar="CMD", help="Of the new one; {out} is also in TRACEKERN_OUT.")],
+    head: Annotated[str, typer.Option(metavar="CMD", help="The same of the new one; {out} is also in TRACEKERN_OUT.")],
     runs: Annotated[int, typer.Option(help="Launches of each side; at least 5.")] = 8,
     output: _Output = None,
-    warm_ups: Annotated[int, typer.Option(help="Launches of each side that do not count, before the others.")] = 1,
-    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="For one launch.")] = None,
+    warm_ups: Annotated[int, typer.Option(help="Uncounted launches of each side, before the others.")] = 1,
+    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Time limit of one launch.")] = None,
     budgets: gate_output.Budgets = None,
     metrics: gate_output.Metrics = None,
     floor: gate_output.Floor = "5%",
@@ -41,7 +41,7 @@ def ab(
     markdown: gate_output.Markdown = None,
     as_json: options.Json = False,
 ) -> None:
-    """Launch base and head in turns (base, head, head, base, ...) and say whether head is slower.
+    """Launch base and head alternately (base, head, head, base, ...) and say whether head is slower.
 
     Exit code 0: same or better, 1: regressed, 2: cannot say.
     """

@@ -28,7 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# In the order of use; each with an example.
+# In the order in which they are used, each with an example.
 _COMMANDS: dict[str, list[tuple[str, Callable[..., None], str]]] = {
     "Record": [
         ("snapshot", snapshot.snapshot, "tracekern snapshot -o now/"),

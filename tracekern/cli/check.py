@@ -1,4 +1,4 @@
-"""`tracekern check`: holds launches of a program against a baseline and against budgets; its exit code is for CI."""
+"""`tracekern check`: compares launches of a program with a baseline and with budgets; its exit code is for CI."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check(
     """Say whether launches of a program got slower. Exit code 0: same or better, 1: regressed, 2: cannot say.
 
     The unit is one launch of the program: give at least 5 captures, better 8. A capture that lost records proves
-    nothing and ends in 2.
+    nothing, which gives exit code 2.
     """
     from tracekern.gate.check import check as check_runs
     from tracekern.gate.report import Outcome
@@ -80,7 +80,7 @@ def check(
         undecided_fails=on_undecided is gate_output.OnUndecided.fail,
     )
     if save:
-        doubt = "nothing can be said of these runs" if report.all_problems else ""
+        doubt = "these runs allow no verdict" if report.all_problems else ""
         _save(head, rules, storage, "they regressed" if report.outcome is Outcome.REGRESSED else doubt)
     if append and not report.all_problems:
         _append(append, trend, head, report.outcome.name.lower(), rules)
@@ -88,7 +88,7 @@ def check(
 
 
 def _limits(config: Path | None, texts: list[str]) -> list[Budget]:
-    """Those of the file, and those of the command line in place of them where both name the same."""
+    """Returns the budgets of the file and of the command line, which takes precedence."""
     from tracekern.gate.budget import parse_budget, read_budgets
 
     if config is not None and not config.is_file():
@@ -106,7 +106,7 @@ def _read(paths: list[Path], unaligned: bool) -> list[Run]:
 
 
 def _read_new(paths: list[Path], unaligned: bool, append: Path | None) -> list[Run]:
-    """The runs; where they go into a history they have to be new there."""
+    """Reads the runs. Raises BadInput if they are to be appended to a history that has one of them."""
     from tracekern.gate.history import require_new
 
     runs = _read(paths, unaligned)
@@ -118,7 +118,7 @@ def _read_new(paths: list[Path], unaligned: bool, append: Path | None) -> list[R
 def _base(
     against: str | None, head: list[Run], save: bool, storage: Path, unaligned: bool
 ) -> tuple[list[Run] | None, str]:
-    """The runs to compare with and their name; none where nothing is kept yet and the first is about to be."""
+    """Returns the runs to compare with and their name; no runs if the first baseline is about to be saved."""
     from tracekern.gate.baseline import NoBaseline, find
 
     if against is None:

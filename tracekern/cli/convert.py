@@ -1,4 +1,4 @@
-"""What `merge` and `export` share: read captures, choose a part, write one file, say what is in it."""
+"""Shared by `merge` and `export`: reads captures, chooses a part, writes one file, prints what is in it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tracekern.formatting import count
 
 @dataclass(frozen=True)
 class Source:
-    """Which part of which captures, as typed."""
+    """Captures and the part of them to convert, as typed."""
 
     captures: list[Path]
     unaligned: bool

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def diff(
     first: Annotated[Path, typer.Argument(metavar="A", help="A capture directory.")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="The one to compare with it.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="The capture to compare with it.")],
     output: Annotated[
         Path | None,
         typer.Option(
@@ -39,7 +39,7 @@ def diff(
     partial: options.Partial = False,
     as_json: options.Json = False,
 ) -> None:
-    """Show two captures side by side: phases, waits, time of an iteration. Proves nothing; tracekern ab does."""
+    """Show two captures side by side: phases, waits, time of an iteration. For proof, use tracekern ab."""
     from tracekern.analysis.difference import CAVEAT, differences
     from tracekern.analysis.statistics import phase_statistics
     from tracekern.timeline.load import load
@@ -133,7 +133,7 @@ def _write_page(
 
 
 def _warnings(timelines: list[Timeline], sides: list[RunStatistics]) -> list[str]:
-    """What makes the two less comparable than they look."""
+    """Returns what makes the two captures less comparable than they look."""
     from tracekern.gate.run import difference, make_run
 
     runs = [

@@ -1,4 +1,4 @@
-"""What `check` and `ab` share: options, and how a report is shown."""
+"""Shared by `check` and `ab`: options, and the output of a report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OnUndecided(str, enum.Enum):
 
 
 Floor = Annotated[str, typer.Option(metavar="PERCENT", help="The smallest growth that matters.")]
-MinRuns = Annotated[int, typer.Option(help="Runs a side below which nothing is said; at least 5.")]
+MinRuns = Annotated[int, typer.Option(help="Fewest runs of a side for a verdict; at least 5.")]
 Metrics = Annotated[
     list[str] | None,
     typer.Option("--metric", metavar="PATTERN", help="Gate only these, as in 'dispatch_*.p50'. Repeatable."),

@@ -1,4 +1,4 @@
-"""`tracekern info`: what a capture holds, what it lost, how well its clocks agree."""
+"""`tracekern info`: prints what a capture holds, what it lost, and how well its clocks agree."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ def info(
 
 
 def _load(captures: list[Path], unaligned: bool) -> tuple[Timeline, BadInput | None]:
-    """The captures, and why their clocks cannot be related, where that is so: it must not hide what a fault left."""
+    """Returns the captures, and the error if their clocks cannot be related.
+
+    The error must not hide what a fault left, so it is not raised here.
+    """
     from tracekern.timeline.load import load
 
     try:
@@ -56,13 +59,13 @@ def _load(captures: list[Path], unaligned: bool) -> tuple[Timeline, BadInput | N
 
 
 def _recorder(rank: Rank) -> dict[str, Any]:
-    """Where a rank's records went, and what a span cost there."""
+    """Returns where a rank's records went, and what a span cost there."""
     metadata = rank.metadata
     return {"rank": rank.rank, "sinks": metadata.get("sinks", {}), "overhead_ns": metadata.get("overhead_ns", {})}
 
 
 def where_records_went(sinks_by_rank: list[dict[str, list[str]]]) -> str:
-    """sinks_by_rank: of each rank, kernel -> "host" and "device" as far as its launches recorded there."""
+    """Returns one line on the sinks. sinks_by_rank: by rank and kernel, which of "host" and "device" were used."""
     launches = [(name, sinks) for of_rank in sinks_by_rank for name, sinks in of_rank.items()]
     if launches and all(sinks == ["device"] for _, sinks in launches):
         return "records went to device memory"
@@ -72,7 +75,7 @@ def where_records_went(sinks_by_rank: list[dict[str, list[str]]]) -> str:
 
 
 def _print_recorder(out: Console, timeline: Timeline) -> None:
-    """What the recorder itself did to the kernels of GPUs; on the CPU backend that says nothing."""
+    """Prints the recorder's sinks and cost on GPUs; on the CPU backend the cost has no meaning."""
     ranks = [_recorder(rank) for rank in timeline.ranks if rank.backend != "cpu"]
     if ranks:
         out.print(where_records_went([rank["sinks"] for rank in ranks]))
@@ -82,7 +85,7 @@ def _print_recorder(out: Console, timeline: Timeline) -> None:
 
 
 def print_summary(summary: Summary, by_run_moe: bool = False) -> None:
-    """The tables of `info`."""
+    """Prints the tables of `info`."""
     out = console()
     if summary.title:
         out.print(summary.title)
@@ -95,12 +98,12 @@ def print_summary(summary: Summary, by_run_moe: bool = False) -> None:
 
 
 def _is_by_run_moe(rank: Rank) -> bool:
-    """Whether the options of `run moe` are those to name."""
+    """Returns whether `run moe` made the capture, so that advice can name its options."""
     return str(rank.metadata.get("command")).startswith("tracekern run moe")
 
 
 def _print_problems(out: Console, timeline: Timeline, counts: dict[str, int]) -> None:
-    """How often each kind was met, with its first case, or with all of them where each says something else."""
+    """Prints the count and the first case of each kind of problem, or all cases of kinds in _TOLD_IN_FULL."""
     kinds: dict[str, list[Problem]] = {}
     for problem in timeline.problems:
         kinds.setdefault(problem.kind, []).append(problem)
@@ -112,8 +115,10 @@ def _print_problems(out: Console, timeline: Timeline, counts: dict[str, int]) ->
 
 
 def print_losses(out: Console, summary: Summary, by_run_moe: bool) -> None:
-    """A line for each rank that lost records, with the size that would have been enough: only `run moe` has an option
-    for it."""
+    """Prints a line for each rank that lost records, with the size that would have been enough.
+
+    by_run_moe: names the option of `run moe` for it, too.
+    """
     for rank in summary.ranks:
         if rank.records_lost:
             option = f" (--records-per-track {rank.records_needed})" if by_run_moe else ""
@@ -144,12 +149,12 @@ def _ranks_table(summary: Summary) -> object:
 
 
 def share(value: float) -> str:
-    """0.25 as "25 %"; "-" where there was nothing to share."""
+    """Returns 0.25 as "25 %"; "-" if the share is undefined."""
     return "-" if math.isnan(value) else f"{value:.0%}".replace("%", " %")
 
 
 def clock(rank: RankSummary) -> str:
-    """How the rank's clock was related to the axis, and how far that can be trusted."""
+    """Returns how the rank's clock was related to the axis, with the error bounds."""
     if rank.clock_method == "reference" or not math.isfinite(rank.clock_hard_ns):
         return rank.clock_method
     source = "" if rank.clock_round_trip_ns is None else f" by flows, ±{duration(rank.clock_round_trip_ns)} without"

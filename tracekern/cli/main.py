@@ -1,4 +1,4 @@
-"""Entry point of `tracekern`: runs a command and turns what goes wrong into a line and an exit code.
+"""Entry point of `tracekern`: runs a command and turns errors into a line and an exit code.
 
 0: done. 2: something is wrong with the input, the environment or tracekern itself. 3: a rank waited longer than its
 limit for a peer. 130: interrupted. 143: `run moe` was ended by SIGTERM.
@@ -30,7 +30,7 @@ _OF_THE_MACHINE = frozenset(
         errno.EROFS,
     }
 )
-"""What a file system may answer to any path that a user names."""
+"""Errors that a file system may raise for any path that a user names."""
 
 
 _INTERRUPTED = 130
@@ -47,7 +47,7 @@ def main() -> None:
     except KeyboardInterrupt:
         _fail("interrupted", _INTERRUPTED)
     except SystemExit as end:
-        if end.code == _INTERRUPTED:  # typer's ending of a KeyboardInterrupt, without a word
+        if end.code == _INTERRUPTED:  # how typer ends on KeyboardInterrupt, without a message
             _fail("interrupted", _INTERRUPTED)
         raise
 
@@ -73,12 +73,12 @@ def _run_command() -> None:
         _fail(f"{error.filename or 'output'}: {error.strerror}; name another place, or make room or rights there")
     except ModuleNotFoundError as error:
         _fail_without_package(error, f"tracekern {' '.join(sys.argv[1:2])}")
-    except Exception:  # noqa: BLE001 - the outermost frame: shows the fault whole
+    except Exception:  # noqa: BLE001 - the outermost frame: prints the whole traceback
         _crash()
 
 
 def _refuse_arguments(error: Any) -> None:
-    """Says in one line what typer says in a box."""
+    """Prints in one line what typer prints in a box, and exits."""
     text = error.format_message().rstrip(".")
     if not text:  # `tracekern` alone: its help has been printed
         sys.exit(error.exit_code)
@@ -88,9 +88,10 @@ def _refuse_arguments(error: Any) -> None:
 
 
 class _WhileSomebodyReads(io.FileIO):
-    """Where the reader of a pipe has left, as `head` does, what comes after is dropped, and is no fault.
+    """A stream that drops output once the reader of its pipe has left, as `head` does; that is no error.
 
-    Below every way to print, and below what the interpreter flushes last: exit codes keep saying what came out.
+    It lies below every way to print, also below the interpreter's last flush, so that the exit code stays that of the
+    command.
     """
 
     def write(self, data: Any, /) -> int | None:
@@ -101,26 +102,26 @@ class _WhileSomebodyReads(io.FileIO):
 
 
 def _open_standard_streams() -> None:
-    """Opens those that the caller closed, as services do: what goes there is dropped, and is no fault."""
+    """Opens standard streams that the caller closed, as services do; their output is dropped without an error."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            # The lowest free descriptor is this one; processes that we start get it, too.
+            # The lowest free descriptor is this stream's; child processes inherit it, too.
             opened = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(opened, True)
             setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r"))
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is getattr(sys, f"__{name}__"):  # not a stream of somebody's own, as in a notebook
+        if stream is getattr(sys, f"__{name}__"):  # not a replaced stream, as in a notebook
             setattr(sys, name, _outlive_reader(stream))
 
 
 def _outlive_reader(stream: Any) -> io.TextIOWrapper:
-    """The same stream but for that."""
+    """Returns the same stream, except that it drops output without a reader."""
     raw = _WhileSomebodyReads(stream.fileno(), "w", closefd=False)
     return io.TextIOWrapper(
         io.BufferedWriter(raw) if isinstance(stream.buffer, io.BufferedWriter) else raw,  # `python -u` has none
         stream.encoding,
-        # Half a report is worse than a "?" where the terminal's encoding knows no arrow.
+        # A terminal's encoding may lack arrows: a "?" is better than a report that ends halfway.
         stream.errors if stream.encoding.lower() in ("utf-8", "utf8") else "replace",
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,

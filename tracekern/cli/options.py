@@ -1,4 +1,4 @@
-"""Options that more than one command takes, and what their texts mean."""
+"""Options that more than one command takes, and parsers for their texts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ class Tracks(str, enum.Enum):
 
 
 def output_path(text: str) -> Path:
-    """Of every option that names what to write. An empty one, as of a shell's unset variable, is not the folder "."."""
+    """Parses the path of every option that names an output.
+
+    Raises BadInput for an empty text, as from an unset shell variable, which would otherwise mean the folder ".".
+    """
     if not text:
         raise BadInput("the name of what to write is empty; wanted a file or directory")
     return Path(text)
@@ -42,7 +45,7 @@ Output = Annotated[
 ]
 Unaligned = Annotated[
     bool,
-    typer.Option("--unaligned", help="Take every clock as it is where they cannot be related; the title says so."),
+    typer.Option("--unaligned", help="Use clocks as they are if they cannot be related; the title says so."),
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse captures that lost records, launches or ranks.")]
 Partial = Annotated[bool, typer.Option("--partial", help="Go on without ranks whose dump is missing.")]
@@ -62,7 +65,7 @@ _MAX_RANKS = 65_536
 
 
 def parse_window(text: str | None) -> tuple[int, int] | None:
-    """ "1.5ms:2ms" as (1500000, 2000000), ns from the start of the trace; a number without unit is ns."""
+    """Parses "1.5ms:2ms" as (1500000, 2000000), ns from the start of the trace. A number without unit is in ns."""
     if text is None:
         return None
     first, colon, last = text.partition(":")
@@ -72,9 +75,9 @@ def parse_window(text: str | None) -> tuple[int, int] | None:
 
 
 def check_window(timeline: Timeline, window: tuple[int, int] | None, of_kernels: bool = False) -> None:
-    """Raises BadInput for a window, ns from the start, in which nothing was recorded, though there is something.
+    """Raises BadInput if a window, in ns from the start, holds no records although the timeline has some.
 
-    of_kernels: in which no kernel recorded anything, though one did.
+    of_kernels: considers only records of kernels.
     """
     from tracekern.formatting import duration
     from tracekern.timeline.model import TrackKind
@@ -92,7 +95,7 @@ def check_window(timeline: Timeline, window: tuple[int, int] | None, of_kernels:
         what = "by kernels " if of_kernels else ""
         raise BadInput(
             f"--window: nothing was recorded {what}from {duration(window[0])} to {duration(window[1])}; "
-            f"what there is lies between {duration(first_ns)} and {duration(last_ns)}"
+            f"the records lie between {duration(first_ns)} and {duration(last_ns)}"
         )
 
 
@@ -106,7 +109,7 @@ def _parse_time(part: str, text: str) -> int:
 
 
 def parse_ranks(text: str | None) -> list[int] | None:
-    """ "0,2-4" as [0, 2, 3, 4]."""
+    """Parses "0,2-4" as [0, 2, 3, 4]."""
     if text is None:
         return None
     ranks: set[int] = set()
@@ -120,20 +123,20 @@ def parse_ranks(text: str | None) -> list[int] | None:
 
 
 def check_folders(*outputs: Path | None) -> None:
-    """Before the work, not after it. Raises BadInput where nothing can be written beside the output's name."""
+    """Raises BadInput if an output's folder is missing or cannot be written. Called before the work, not after it."""
     for output in filter(None, outputs):
         if not output.absolute().parent.is_dir():
             if output.parent.exists():
                 raise BadInput(f"{output}: {output.parent} is a file; wanted a folder to write in")
             folder = shlex.quote(str(output.parent))
             raise BadInput(f"{output}: its folder does not exist; wanted a place to write; mkdir -p {folder}")
-        # A link stays one: what it names is written.
+        # A link is followed: the file that it names is written.
         if not os.access(Path(os.path.realpath(output)).parent, os.W_OK):
             raise BadInput(f"{output}: its folder cannot be written; name a file in another one")
 
 
 def check_files(*outputs: Path | None) -> None:
-    """As check_folders(), and raises BadInput where something that is no file has an output's name."""
+    """Checks as check_folders() does. Also raises BadInput if an output's name exists and is not a file."""
     from tracekern.files import require_regular
 
     check_folders(*outputs)
@@ -142,7 +145,7 @@ def check_files(*outputs: Path | None) -> None:
 
 
 def parse_host(text: str) -> tuple[int, str]:
-    """ "3=profile.json" as (3, "profile.json")."""
+    """Parses "3=profile.json" as (3, "profile.json")."""
     rank, equals, path = text.partition("=")
     if not equals or not rank.isdigit() or not path:
         raise BadInput(f"--host: got {text!r}, wanted RANK=FILE, for example 0=profile.json")
@@ -150,7 +153,7 @@ def parse_host(text: str) -> tuple[int, str]:
 
 
 def parse_records(text: str) -> int | str:
-    """ "auto", or a number of records."""
+    """Parses "auto" or a number of records."""
     if text == "auto":
         return text
     if not text.isdecimal() or int(text) == 0:

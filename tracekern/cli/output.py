@@ -1,4 +1,4 @@
-"""How commands speak: results to stdout, everything else to stderr, bars only where somebody watches."""
+"""Output of commands: results go to stdout, all else to stderr; progress bars are drawn on terminals only."""
 
 from __future__ import annotations
 
@@ -23,15 +23,18 @@ from rich.table import Table
 from tracekern.formatting import printable
 
 _WIDTH = 1000
-"""Wider than any line of ours: where a terminal is narrower, it breaks lines itself, and no cell loses its end."""
+"""Wider than any line printed here: a narrower terminal wraps lines itself, so no cell is cut off."""
 _PANELS_WIDTH = 80
 SUFFIXES, BROWSER_SUFFIXES = "{suffixes}", "{browser suffixes}"
-"""Stand in help texts for suffixes that save() takes, all and a browser's: only who asks for help waits for them."""
+"""Placeholders in help texts for the suffixes that save() takes: all, and a browser's. Looking them up takes time, so
+only --help does it."""
 
 
 class _Console(Console):
-    """Names of kernels and files stay as they are, `gemm[fp8]` is no markup, `::fire::` no picture, but for what would
-    steer the terminal."""
+    """A console that prints names of kernels and files literally: no markup in `gemm[fp8]`, no emoji in `::fire::`.
+
+    Only characters that control the terminal are replaced.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **options)
@@ -45,18 +48,18 @@ def _printable(cell: Any) -> Any:
 
 
 def console() -> Console:
-    """For results."""
+    """Returns the console for results."""
     return _Console(width=_WIDTH)
 
 
 def note(text: str) -> None:
-    """Says to the person, not to the program that reads stdout, what is going on."""
+    """Prints a line for the user to stderr, which a program that reads stdout does not see."""
     _Console(stderr=True, soft_wrap=True).print(text)
 
 
 @contextlib.contextmanager
 def warnings_as_notes() -> Iterator[None]:
-    """What the block warns of, one line each behind it, without the place in our code where it arose."""
+    """Prints warnings of the block after it, one line each, without their place in the source."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         yield
@@ -65,7 +68,7 @@ def warnings_as_notes() -> Iterator[None]:
 
 
 class Command(typer.core.TyperCommand):
-    """Its help has panels only where they have room: columns that are too narrow lose the ends of options' names."""
+    """A command whose help has panels only if they have room: narrow columns would cut off names of options."""
 
     def format_help(self, *arguments: Any) -> None:
         for parameter in self.params:
@@ -77,7 +80,7 @@ class Command(typer.core.TyperCommand):
 
 
 def _with_suffixes(text: str) -> str:
-    """A help text with the suffixes themselves: ".pftrace, .json (also .gz), .parquet"."""
+    """Returns a help text with its placeholders replaced by suffixes: ".pftrace, .json (also .gz), .parquet"."""
     for place, only_browser in ((SUFFIXES, False), (BROWSER_SUFFIXES, True)):
         if place in text:
             from tracekern.export.write import formats
@@ -91,7 +94,7 @@ def _with_suffixes(text: str) -> str:
 
 
 def program() -> str:
-    """How the person called tracekern, for a line to copy: its path, where the shell would not find the name."""
+    """Returns how tracekern was called, for a command to copy; a path if the shell would not find the name."""
     called = sys.argv[0]
     if Path(called).name != "tracekern":
         return f"{Path(sys.executable).name} -m tracekern"
@@ -100,17 +103,17 @@ def program() -> str:
 
 
 def show_it(what: Path) -> str:
-    """The command that opens a capture or a trace, to be copied."""
+    """Returns the command that opens a capture or a trace, for the user to copy."""
     return f"show it: {program()} {shlex.join(['open', str(what)])}"
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """The one JSON object of `--json`."""
+    """Prints the JSON object of `--json`."""
     sys.stdout.write(json.dumps(value) + "\n")
 
 
 class _Table(Table):
-    """Without spaces behind the last cell: where a terminal is as narrow, they would be a line of nothing."""
+    """A table without spaces after the last cell, which a narrow terminal would wrap into an empty line."""
 
     def add_row(self, *cells: Any, **options: Any) -> None:
         super().add_row(*map(_printable, cells), **options)
@@ -126,7 +129,7 @@ class _Table(Table):
 
 
 def table(right: list[str], left: list[str]) -> Table:
-    """An empty table: first the columns that align right, numbers, then those that align left."""
+    """Returns an empty table: first the right-aligned columns, for numbers, then the left-aligned ones."""
     grid = _Table(box=None, pad_edge=False, header_style="bold")
     for name in right:
         grid.add_column(name, justify="right")
@@ -136,13 +139,13 @@ def table(right: list[str], left: list[str]) -> Table:
 
 
 def working(text: str) -> AbstractContextManager[object]:
-    """Something moves on stderr while a step of unknown length runs; silent where stderr is not a terminal."""
+    """Shows a spinner on stderr during a step of unknown length; silent if stderr is not a terminal."""
     errors = Console(stderr=True)
     return errors.status(text) if errors.is_terminal else nullcontext()
 
 
 def progress() -> Progress:
-    """A bar on stderr that vanishes when done; silent where stderr is not a terminal."""
+    """Shows a bar on stderr that vanishes when done; silent if stderr is not a terminal."""
     errors = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}", markup=False),

@@ -1,4 +1,4 @@
-"""`tracekern overhead`: what a span costs on this machine."""
+"""`tracekern overhead`: measures what a span costs on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def overhead(
     backend: Annotated[str, typer.Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """Measure what a begin and end add to a kernel here: short and long spans, few warps and many, both sinks."""
+    """Measure what a span adds to a kernel on this machine: short and long, with few and many warps, both sinks."""
     if backend not in ("auto", "cpu", "cuda"):
         raise BadInput(f"--backend is {backend!r}; wanted one of auto, cpu, cuda")
     from tracekern.record.overhead import find_device
@@ -43,11 +43,11 @@ def overhead(
         grid.add_row(warps, *map(duration, times), cost.sink, clock)
     out.print(grid)
     if any(cost.span_ns < 0 for cost in costs):
-        note("below zero: without spans the same loop happens to run that much slower; short spans tell better")
+        note("below zero: the same loop happened to run slower without spans; short spans show the cost better")
 
 
 def measure(backend: Backend) -> list[SpanCost]:
-    """All that the table shows."""
+    """Measures all rows of the table."""
     from tracekern.record.overhead import WARPS_PER_SM, measure_span
 
     lengths = (125, 1250)

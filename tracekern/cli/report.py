@@ -1,4 +1,4 @@
-"""`tracekern report`: the five lines somebody needs first, and the whole answer as a page."""
+"""`tracekern report`: prints the five most important lines, and writes the whole report as a page."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def report(
     ranks: options.Ranks = None,
     link_limit: Annotated[
         float | None,
-        typer.Option(metavar="GB/s", help="What a link was measured to reach; the links are held against it."),
+        typer.Option(metavar="GB/s", help="Measured limit of a link, to compare the links with."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:

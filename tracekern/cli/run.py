@@ -1,4 +1,4 @@
-"""`tracekern run`: runs a workload on several ranks, records what happens in its kernels, leaves capture and trace."""
+"""`tracekern run`: runs a workload on several ranks, records its kernels, and leaves a capture and a trace."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 class _Workloads(typer.core.TyperGroup):
     def resolve_command(self, context: Any, words: list[str]) -> Any:
-        """Raises BadInput for what is no workload: a program of the user's own, more often than not."""
+        """Raises BadInput for an unknown workload, which is mostly the user's own program."""
         if self.get_command(context, words[0]) is None:
             raise BadInput(
                 f"run {words[0]}: no such workload, wanted moe; a program of your own opens tracekern.capture(...) "
-                "itself and is started as ever, by python or torchrun"
+                "itself and is started as usual, by python or torchrun"
             )
         return super().resolve_command(context, words)
 
@@ -66,11 +66,11 @@ _Output = Annotated[
 
 @app.callback()
 def _workloads() -> None:
-    """Keeps `moe` a command of its own, though it is the only one."""
+    """Keeps `moe` a subcommand, although it is the only one."""
 
 
 class _MoeCommand(Command):
-    """Its help names the variants and options of all kernel families."""
+    """A command whose help names the variants and options of all kernel families."""
 
     def format_help(self, *arguments: Any) -> None:
         from tracekern.moe.families import VARIANTS, all_options
@@ -85,7 +85,7 @@ class _MoeCommand(Command):
 
 
 def _parse_options(given: list[str]) -> dict[str, int]:
-    """NAME=VALUE as a dict. Raises BadInput for anything else."""
+    """Parses NAME=VALUE texts into a dict. Raises BadInput for anything else."""
     options = {}
     for text in given:
         name, _, value = text.partition("=")
@@ -103,22 +103,22 @@ def moe(
     ranks: Annotated[int, typer.Option(help="Processes, one device each; simulated on the CPU.")] = 8,
     variant: Annotated[
         str,
-        typer.Option(help="One of those that the kernel families have, or all: one after the other."),
+        typer.Option(help="A variant of a kernel family, or all: one after the other."),
     ] = "balanced",
-    tokens: Annotated[int, typer.Option(help="Tokens of a rank, at most.")] = 64,
+    tokens: Annotated[int, typer.Option(help="Most tokens of a rank.")] = 64,
     hidden: Annotated[int, typer.Option(help="Elements of a token.")] = 2048,
-    experts: Annotated[int, typer.Option(help="Of all ranks together.")] = 64,
-    topk: Annotated[int, typer.Option(help="Experts of a token.")] = 6,
+    experts: Annotated[int, typer.Option(help="Experts of all ranks together.")] = 64,
+    topk: Annotated[int, typer.Option(help="Experts that each token goes to.")] = 6,
     dtype: Annotated[str, typer.Option(help="fp32, fp16 or bf16.")] = "bf16",
     routing: Annotated[str, typer.Option(help="uniform, zipf or one-hot-rank.")] = "zipf",
-    uneven: Annotated[bool, typer.Option("--uneven/--even", help="Do ranks differ in their number of tokens?")] = True,
+    uneven: Annotated[bool, typer.Option("--uneven/--even", help="Let ranks differ in their number of tokens.")] = True,
     iterations: Annotated[int, typer.Option(help="Calls, back to back.")] = 3,
-    seed: Annotated[int, typer.Option(help="Of tokens, routing and simulated clocks.")] = 7,
+    seed: Annotated[int, typer.Option(help="Seed of tokens, routing and simulated clocks.")] = 7,
     trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Record, or run the untraced kernels.")] = True,
     timeout_ms: Annotated[int, typer.Option(help="Longest wait of a kernel for a peer.")] = 20_000,
     records_per_track: Annotated[str, typer.Option(help="Room of a track; auto counts first.")] = "auto",
-    keep: Annotated[str, typer.Option(help="What stays of a full track: its first or its last records.")] = "first",
-    every: Annotated[int, typer.Option(help="Record each Nth launch of a kernel.")] = 1,
+    keep: Annotated[str, typer.Option(help="Which records of a full track stay: first or last.")] = "first",
+    every: Annotated[int, typer.Option(help="Record every Nth launch of a kernel.")] = 1,
     blocks: Annotated[int, typer.Option(help="Blocks of a kernel; 0: 4 on the CPU, 128 on a GPU.")] = 0,
     warps: Annotated[int, typer.Option(help="Warps of a block; 0: 4 on the CPU, 16 on a GPU.")] = 0,
     option: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Options of some variants.")] = None,
@@ -159,7 +159,7 @@ def moe(
 
 @contextlib.contextmanager
 def _naming_options(context: typer.Context) -> Iterator[None]:
-    """Errors in the block name fields of MoeRun: they become errors that name the options as they are typed."""
+    """Rewrites errors of the block, which name fields of MoeRun, to name the options as they are typed."""
     try:
         yield
     except BadInput as error:
@@ -169,7 +169,7 @@ def _naming_options(context: typer.Context) -> Iterator[None]:
 
 
 def _plans_of_all(given: dict[str, Any]) -> list[MoeRun]:
-    """A run of each variant, with the options of families that it takes."""
+    """Returns a run of each variant, with the family options that it takes."""
     from tracekern.moe.families import FAMILY_OF, VARIANTS, all_options, takes_option
     from tracekern.moe.run import MoeRun
 
@@ -188,9 +188,9 @@ class _Terminated(TracekernError):
 
 @contextlib.contextmanager
 def _sigterm_as_interrupt() -> Iterator[list[int]]:
-    """Job schedulers and `timeout` send SIGTERM: it does what Ctrl-C does, but for word, exit code and trace.
+    """Makes SIGTERM, as job schedulers and `timeout` send it, act like Ctrl-C except for message, exit code and trace.
 
-    Yields a list in which the signal's number stands once it has come: soon behind it comes SIGKILL.
+    Yields a list that holds the signal's number once it has come. SIGKILL may follow soon.
     """
     received: list[int] = []
 
@@ -211,7 +211,7 @@ def _sigterm_as_interrupt() -> Iterator[list[int]]:
 
 
 def _check_torch() -> None:
-    """Here, because ranks without it would say what is missing and not what to do."""
+    """Raises an error if torch is missing. Ranks would report what is missing, but not what to do."""
     if find_spec("torch") is None:
         raise missing_package("run moe", "torch")
 
@@ -222,7 +222,7 @@ class _Result:
     trace: Path | None = None
     summary: Summary | None = None
     trace_error: str = ""
-    """Why there is a capture and no trace."""
+    """Why there is a capture but no trace; "" if there is a trace."""
 
     def raise_for_error(self) -> None:
         self.report.raise_for_error()
@@ -238,7 +238,7 @@ class _Result:
 
 
 def _run_all(plans: list[MoeRun], output: Path | None, as_json: bool, terminated: list[int]) -> list[_Result]:
-    """One after the other, until Ctrl-C; what there is to say is printed as soon as it is known.
+    """Runs the plans one after the other, until Ctrl-C; prints each result as soon as it is known.
 
     terminated: not empty once SIGTERM has come.
     """
@@ -272,7 +272,7 @@ def _run(plan: MoeRun, directory: Path | None, spawner: Spawner, terminated: lis
         )
     if not plan.trace or directory is None:
         return _Result(report)
-    # One that failed early has removed nothing: what stands there may be an earlier capture, of all ranks or of some.
+    # A run that failed early has removed nothing: the directory may still hold dumps of an earlier capture.
     dumps = [path for path, run_id in _runs_in(directory).items() if run_id and run_id not in old.values()]
     if not report.ok and not dumps:
         return _Result(report)
@@ -290,14 +290,14 @@ def _run(plan: MoeRun, directory: Path | None, spawner: Spawner, terminated: lis
 
 
 def _runs_in(directory: Path) -> dict[Path, str]:
-    """Each dump and of which run it is."""
+    """Returns the run id of each dump in the directory."""
     from tracekern.dump.reader import run_in
 
     return {path: run_in(path) for path in sorted(directory.glob("rank_*.tkdump"))}
 
 
 def _write_trace(report: RunReport, directory: Path, dumps: list[Path]) -> _Result:
-    """Of a run that failed it shows what there is: where a rank left nothing, or nothing to relate its clock by."""
+    """Writes the trace. For a failed run it shows what is left, even if ranks left no dump or no clock samples."""
     from tracekern.analysis.summary import summarize
     from tracekern.dump.format import TRACE_NAME
     from tracekern.export.write import save
@@ -353,7 +353,7 @@ def _print(result: _Result) -> None:
 
 
 def _chosen_options(report: RunReport) -> list[str]:
-    """What the variant's family says of its options, with the largest value of a rank."""
+    """Returns the family's description of each option of the variant, with the largest value of a rank."""
     from tracekern.moe.families import FAMILY_OF
 
     variant = report.options.variant
@@ -392,7 +392,7 @@ def _table(variant: str, ranks: list[tuple[RankReport, RankSummary | None]]) -> 
 
 
 def _longest_wait(summary: RankSummary) -> str:
-    """The longest of the waits that ended, and one that never did: how long that would have lasted is not known."""
+    """Returns the longest wait that ended, and how many spans never did, whose length is not known."""
     ended = _longest_ended_wait(summary)
     return f"{ended}; {count(summary.num_open_spans, 'span')} never ended" if summary.num_open_spans else ended
 

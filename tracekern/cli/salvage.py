@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def salvage(
-    run_id: Annotated[str, typer.Argument(metavar="RUN", help="The run to save; without, what there is.")] = "",
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="The run to save; without it, lists what is left.")] = "",
     directory: Annotated[
         Path | None,
         typer.Option(
@@ -27,12 +27,12 @@ def salvage(
             "--output",
             metavar="DIR",
             parser=options.output_path,
-            help="Where to, instead of the capture's directory.",
+            help="Directory to write, instead of the capture's.",
         ),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Save what killed ranks had recorded, where no launcher of tracekern's did. Without RUN: list what there is."""
+    """Save what killed ranks recorded, if tracekern's launcher did not. Without RUN: list what is left."""
     from tracekern.segment.names import list_segments
     from tracekern.segment.salvage import find_leftovers, salvage_run
 
@@ -66,7 +66,7 @@ def salvage(
 
 
 def note_only_counted(directories: list[Path]) -> None:
-    """Says why there is nothing in the captures, where a rank was still counting; one rank says it for all."""
+    """Explains captures without records if a rank was still counting; one rank's line covers all."""
     from tracekern.dump.reader import peek_metadata
 
     dumps = [path for directory in directories for path in sorted(directory.glob("rank_*.tkdump"))]
@@ -92,7 +92,7 @@ def _show(leftovers: list[Leftover], as_json: bool) -> None:
 
 
 def _about(of_run: list[Leftover]) -> str:
-    """Which ranks are there, since when, where their capture goes and what they run."""
+    """Returns one line: which ranks are there, since when, where their capture goes and what they run."""
     first, who = of_run[0], []
     for is_running, one, several in ((False, "records", "record"), (True, "still records", "still record")):
         numbers = [leftover.rank for leftover in of_run if leftover.is_running is is_running]

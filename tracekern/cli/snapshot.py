@@ -1,4 +1,4 @@
-"""`tracekern snapshot`: what the ranks of a job that runs, or hangs, have recorded so far."""
+"""`tracekern snapshot`: copies what the ranks of a job that runs, or hangs, have recorded so far."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tracekern.errors import BadInput
 
 
 def snapshot(
-    run_id: Annotated[str, typer.Argument(metavar="RUN", help="Which run; not needed where only one runs.")] = "",
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="The run; not needed if only one is running.")] = "",
     directory: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", metavar="DIR", parser=options.output_path, help="Where to; snapshot-RUN without."
+            "-o", "--output", metavar="DIR", parser=options.output_path, help="Output directory; else snapshot-RUN."
         ),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Copy what running ranks have recorded so far; they run on. Of a job that hangs: who waits for whom, now."""
+    """Copy what running ranks have recorded so far; they run on. For a hung job it shows who waits for whom."""
     from tracekern.segment.salvage import find_leftovers
     from tracekern.segment.snapshot import snapshot_run
 
@@ -34,11 +34,11 @@ def snapshot(
     if run_id in running:
         running = [run_id]
     if len(running) > 1:
-        raise BadInput(f"several captures are open: {', '.join(running)}; name the one that you mean")
+        raise BadInput(f"several captures are open: {', '.join(running)}; name one")
     if not running:
         dead = {leftover.run_id: leftover.directory for leftover in found}
         left = [
-            f"of run {name}, into {place}, dead ranks left records: `{program()} salvage {name}` saves them"
+            f"dead ranks of run {name}, into {place}, left records: `{program()} salvage {name}` saves them"
             for name, place in dead.items()
         ]
         which = f"run {run_id}: " if run_id else ""

@@ -1,4 +1,4 @@
-"""A rank's end of a symmetric heap: its time limit, its faults, and the way back."""
+"""A rank's end of a symmetric heap: its time limit, its faults, and how it recovers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tracekern.errors import BadInput, CallBroken, CommTimeout, DeviceLost
 
 
 class RecordedLaunch(Protocol):
-    """What to hand to one kernel launch (tracekern.record.session.Launch)."""
+    """What one kernel launch needs (tracekern.record.session.LaunchHandle)."""
 
     @property
     def descriptor(self) -> int:
-        """Which of the kernel's bodies to launch, and where it records; 0 where it does not."""
+        """Selects the kernel's body and the region it records to; 0: the untraced body."""
 
 
 class LaunchRecorder(Protocol):
-    """As much of a capture as a communicator knows."""
+    """The part of a capture that a communicator uses."""
 
     def launch(
         self, name: str, *, grid: int, warps: int, stream: int = 0, events: str | dict[str, Any], epoch: int = 0
@@ -148,9 +148,9 @@ class Communicator:
                 torch.cuda.synchronize()
 
     def require_usable(self) -> None:
-        """Raises after a wait gave up or a call was broken off, before reset(), and after the device was lost.
+        """Raises the first failure again: CommTimeout, CallBroken or DeviceLost.
 
-        CommTimeout, CallBroken or DeviceLost: what it was at first.
+        The first two apply until reset(); a lost device stays lost.
         """
         if self._failure is None:
             return
@@ -162,8 +162,10 @@ class Communicator:
 
     @contextlib.contextmanager
     def one_call(self) -> Iterator[None]:
-        """Around kernels that only make sense together: where one is missing, the next call would take what the others
-        left for its own. Whatever is raised in between puts the communicator out of use until reset()."""
+        """Wraps kernels that form one call. An exception inside puts the communicator out of use until reset().
+
+        If a kernel of the call is missing, the next call would mistake what the others left for its own data.
+        """
         self.require_usable()
         try:
             yield
@@ -175,7 +177,7 @@ class Communicator:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """Around whatever uses the device. Raises CommTimeout when a wait gave up, DeviceLost for a lost device."""
+        """Wraps code that uses the device. Raises CommTimeout if a wait gave up, DeviceLost if the device is lost."""
         self.require_usable()
         try:
             with self.device.active():
@@ -198,7 +200,7 @@ class Communicator:
             raise self._failure
 
     def on_reset(self, call: Callable[[], None]) -> None:
-        """Has reset() call it on every rank while no kernel runs: for flags that live in the heap."""
+        """Makes reset() run `call` on every rank while no kernel runs, to clear flags that live in the heap."""
         self._on_reset.append(call)
 
     def reset(self) -> None:

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class CpuDevice(HostDevice):
-    """What a capture asks of the CPU backend (tracekern.comm.device.CaptureDevice)."""
+    """The CPU backend's device for a capture (tracekern.comm.device.CaptureDevice)."""
 
     def __init__(self, native: Any, heap: SymmetricHeap) -> None:
-        """heap: the memory that `native` points into, kept for as long as this device is."""
+        """heap: the memory that `native` points into; kept alive with this device."""
         super().__init__()
         self._native = native
         self._heap = heap
@@ -29,12 +29,12 @@ class CpuDevice(HostDevice):
         self.memory = _FaultMemory(native)
 
     def error(self) -> str:
-        """Of the simulated device: trapped or not."""
-        return "a kernel trapped: this process can use its device no more" if self._native.trapped else ""
+        """Returns why this process can no longer use the simulated device; "" while it can."""
+        return "a kernel trapped: this process can no longer use its device" if self._native.trapped else ""
 
 
 class SimulatedClock:
-    """Of a rank, and its meetings with those of its peers."""
+    """The simulated clock of a rank, and its ping-pong with those of its peers."""
 
     def __init__(self, native: Any, ranks: Sequence[int]) -> None:
         from tracekern import _C
@@ -76,7 +76,10 @@ class _FaultMemory(HostMemory):
 
 
 def clock_from_environment() -> tuple[int, int]:
-    """(seed, t0_ns) of the simulated clock; seed 0, the host's clock, where TRACEKERN_SIMULATED_CLOCK is not set."""
+    """Returns (seed, t0_ns) of the simulated clock; seed 0, the host's clock, if TRACEKERN_SIMULATED_CLOCK is not set.
+
+    Raises BadInput if the variable cannot be parsed.
+    """
     text = os.environ.get("TRACEKERN_SIMULATED_CLOCK", "0:0")
     try:
         seed, t0_ns = (int(part) for part in text.split(":"))

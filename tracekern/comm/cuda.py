@@ -16,9 +16,9 @@ _log = logging.getLogger("tracekern")
 
 
 def open_cuda(group: Group, num_bytes: int, timeout_s: float) -> tuple[Any, CudaDevice]:
-    """The native communicator and the device; collective.
+    """Returns the native communicator and the device. Collective.
 
-    Raises BadInput, the same on all ranks, where GPUs cannot reach each other or have no room.
+    Raises BadInput, the same on all ranks, if GPUs cannot reach each other or have no room.
     """
     if missing := why_only_compiled():
         raise BadInput(f"{missing}; take the CPU backend")
@@ -70,7 +70,7 @@ def _map_peers(group: Group, native: Any, by_descriptor: bool) -> str:
 
 
 def collect_facts(num_bytes: int) -> GpuFacts:
-    """What is to be known of this rank's GPU. Never raises: what cannot be found out is said in `error`."""
+    """Collects the facts of this rank's GPU. Never raises: `error` says what could not be found out."""
     from tracekern import _cuda
 
     driver, runtime = _cuda.driver_versions()

@@ -1,4 +1,4 @@
-"""A GPU as a capture knows it (tracekern.comm.device.CaptureDevice)."""
+"""A GPU as the device of a capture (tracekern.comm.device.CaptureDevice)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tracekern.segment.keeper import Keeper, collect_mirrored, collect_or_let
 from tracekern.segment.writer import SegmentWriter
 
 _abandoned: list[Any] = []
-"""Captures' memory that kernels still write to."""
+"""Memory of closed captures that kernels still write to."""
 
 
 class CudaDevice:
-    """The GPU that is this thread's current one when it is made."""
+    """The GPU that is current in this thread when the object is made."""
 
     backend = "cuda"
 
@@ -42,7 +42,10 @@ class CudaDevice:
 
 
 class _Gpu:
-    """What all parts of a device share. They do not know the device: a circle would keep the heap's memory."""
+    """State that all parts of a device share.
+
+    The parts do not refer to the device itself: a reference cycle would keep the heap's memory alive.
+    """
 
     def __init__(self) -> None:
         import torch
@@ -54,14 +57,14 @@ class _Gpu:
         self.name = torch.cuda.get_device_name()
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
-        """Around calls that mean the current device: a thread's may be another one by now."""
+        """Wraps calls that use the current device, which may have changed in this thread."""
         import torch
 
         device: contextlib.AbstractContextManager[Any] = torch.cuda.device(self.index)
         return device
 
     def error(self) -> str:
-        """Why this process can use its GPU no more, such as a trap; "" while it can."""
+        """Returns why this process can no longer use its GPU, such as a trap; "" while it can."""
         try:
             with self.active():
                 error = str(self.cuda.device_error())
@@ -71,7 +74,7 @@ class _Gpu:
 
 
 class CudaClock:
-    """%globaltimer, and its meetings with those of the heap's other GPUs. Raises DeviceLost behind a trap."""
+    """The %globaltimer, and its ping-pong with the heap's other GPUs. Calls raise DeviceLost after a trap."""
 
     def __init__(self, gpu: _Gpu, native: Any, ranks: Sequence[int]) -> None:
         self.ranks = ranks
@@ -79,7 +82,7 @@ class CudaClock:
         self._clock = gpu.cuda.GpuClock()
 
     def describe(self) -> dict[str, Any]:
-        """Probed anew for each capture: a profiler may change how finely the clock steps."""
+        """Probes the clock anew for each capture, because a profiler may change its resolution."""
         resolution = probe_resolution(self.read_brackets(2000)[:, 1])
         return {"name": "%globaltimer", "ticks_per_second": 10**9, "resolution_ticks": resolution}
 
@@ -98,7 +101,7 @@ class CudaClock:
 
     @contextlib.contextmanager
     def _losing(self) -> Iterator[None]:
-        """Calls on the device. Raises DeviceLost where one fails because a kernel trapped before it."""
+        """Wraps calls on the device. Raises DeviceLost if one fails because a kernel trapped before it."""
         try:
             with self._gpu.active():
                 yield
@@ -107,31 +110,31 @@ class CudaClock:
 
 
 class CudaStreams:
-    """Those of torch."""
+    """The streams of torch."""
 
     max_regions_ahead = 32
 
     def __init__(self, gpu: _Gpu) -> None:
         self._gpu = gpu
         self.is_busy = False
-        """A kernel still ran when is_idle_within() was asked last."""
+        """Whether a kernel was still running at the last is_idle_within()."""
 
     def mark(self, stream: int) -> Callable[[], bool]:
         try:
             with self._gpu.active():
                 passed: Callable[[], bool] = self._gpu.cuda.StreamMark(stream).is_passed
-        except RuntimeError:  # a kernel trapped: all that was recorded is to stay
+        except RuntimeError:  # a kernel trapped: no region is used again
             return lambda: False
         return passed
 
     def is_captured(self) -> bool:
-        """Of torch's current stream."""
+        """Returns whether torch's current stream is being captured."""
         import torch
 
         return bool(torch.cuda.is_current_stream_capturing())
 
     def is_idle_within(self, limit_s: float) -> bool:
-        """Waits so long for all kernels; False, too, where one traps."""
+        """Waits up to `limit_s` for all kernels. Returns False if one still runs, or traps."""
         import torch
 
         def wait() -> None:
@@ -140,7 +143,7 @@ class CudaStreams:
                 idle.set()
 
         idle = threading.Event()
-        waiter = threading.Thread(target=wait, daemon=True)  # nothing else limits a wait for the device
+        waiter = threading.Thread(target=wait, daemon=True)  # only a thread can bound a wait for the device
         waiter.start()
         waiter.join(limit_s)
         self.is_busy = waiter.is_alive()
@@ -148,7 +151,7 @@ class CudaStreams:
 
 
 class CudaMemory:
-    """The arena of the segment that is attached, as the GPU writes into it, and its mirror."""
+    """The attached segment's arena, mapped for the GPU, and its mirror."""
 
     def __init__(self, gpu: _Gpu, native: Any, streams: CudaStreams) -> None:
         self._gpu, self._native, self._streams = gpu, native, streams
@@ -156,7 +159,7 @@ class CudaMemory:
         self.mirror = CudaMirror(gpu)
 
     def attach(self, segment: SegmentWriter) -> None:
-        """Lets kernels write into the segment's arena. Raises BadInput where the GPU cannot reach it."""
+        """Lets kernels write into the segment's arena. Raises BadInput if the GPU cannot reach it."""
         arena, num_bytes = segment.back_arena()
         self._segment = segment
         try:
@@ -167,7 +170,7 @@ class CudaMemory:
         self._native.keep_fault_at(segment.fault_record.ctypes.data)
 
     def collect(self, segment: SegmentWriter) -> None:
-        """Copies the mirrored regions into the arena, or lets the keeper do so where this process no longer can."""
+        """Copies the mirrored regions into the arena; the keeper does so if this process no longer can."""
         records = self.mirror.records
 
         def copy() -> None:
@@ -177,18 +180,18 @@ class CudaMemory:
         collect_or_let(segment, copy, self.mirror.keeper)
 
     def detach(self) -> None:
-        """The segment is about to go."""
+        """Stops kernels writing to the segment before it is unmapped."""
         self._native.keep_fault_at(0)
         records = self.mirror.let_go()
         if self._streams.is_busy:
-            _abandoned.append((records, self._segment))  # to give it back would wait for the kernels
+            _abandoned.append((records, self._segment))  # freeing it would wait for the kernels
         elif records is not None and not self._gpu.error():
             records.release()
         self._segment = None
 
 
 class CudaMirror:
-    """Device memory in the place of an arena, allocated when it is first asked for."""
+    """Device memory that replaces an arena, allocated on first use."""
 
     def __init__(self, gpu: _Gpu) -> None:
         self._gpu = gpu
@@ -198,7 +201,7 @@ class CudaMirror:
         self.keeper: Keeper | None = None
 
     def of_arena(self, records: Any, arena: int) -> None:
-        """From now on it is that of the arena at this address."""
+        """Makes this the mirror of the arena at address `arena`. records: the arena's _cuda.GpuCapture."""
         self.records, self._arena = records, arena
 
     def open(self) -> str:
@@ -229,7 +232,7 @@ class CudaMirror:
         return ""
 
     def let_go(self) -> Any:
-        """Releases the keeper and gives away the arena's _cuda.GpuCapture; None where there is none."""
+        """Releases the keeper. Returns the arena's _cuda.GpuCapture and drops it; None if there is none."""
         if self.keeper is not None:
             self.keeper.release()
             self.keeper = None
@@ -238,5 +241,5 @@ class CudaMirror:
 
 
 def probe_resolution(ticks: npt.NDArray[np.int64]) -> int:
-    """The coarsest step that divides all differences of many readings: 32 on an H200 (measured 2026-11)."""
+    """Returns the coarsest step that divides all differences between the readings, such as 32 ticks."""
     return int(np.gcd.reduce(np.diff(ticks))) or 1

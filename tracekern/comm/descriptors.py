@@ -1,4 +1,4 @@
-"""How ranks of one host hand each other the file descriptors of memory: it has no name, so none is ever left behind."""
+"""Passes file descriptors of memory between the ranks of a host. It has no name, so none is ever left behind."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ CONNECT_TIMEOUT_S = 60.0
 
 
 def exchange_descriptors(group: Group, export: Callable[[], int]) -> dict[int, int]:
-    """Peer -> file descriptor that it exported for this rank. Collective; over sockets that have no name on disk.
+    """Returns, by peer, the file descriptor that the peer exported for this rank. Collective.
 
-    Raises CommTimeout when a rank is gone or late.
+    Uses sockets without a name on disk. Raises CommTimeout if a rank is gone or late.
     """
     address = f"\0tracekern-{secrets.token_hex(16)}"
     received: dict[int, int] = {}

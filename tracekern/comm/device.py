@@ -1,4 +1,4 @@
-"""What a capture asks of the device it records: who it is, its clock, memory for records, how far its streams are."""
+"""Interface of a capture to the device it records: identity, clock, memory for records, progress of streams."""
 
 from __future__ import annotations
 
@@ -21,45 +21,45 @@ class DeviceClock(Protocol):
     """The clock that kernels stamp their records with."""
 
     def describe(self) -> dict[str, Any]:
-        """name, ticks_per_second, resolution_ticks; the last may change from capture to capture."""
+        """Returns name, ticks_per_second and resolution_ticks; the last may change from capture to capture."""
 
     def read_ticks(self) -> int:
-        """The clock, now."""
+        """Returns the clock's current value in ticks."""
 
     def read_brackets(self, count: int) -> npt.NDArray[np.int64]:
-        """[count, 3]: CLOCK_REALTIME ns before, device ticks, CLOCK_REALTIME ns after."""
+        """Returns brackets, [count, 3]: CLOCK_REALTIME ns before, device ticks, CLOCK_REALTIME ns after."""
 
 
 class HeapPeers(Protocol):
-    """The ranks that share this rank's symmetric heap, whose clocks meet in it."""
+    """The ranks that share this rank's symmetric heap, and ping-pong between their clocks in it."""
 
     @property
     def ranks(self) -> Sequence[int]:
-        """In the heap's order."""
+        """The ranks, in the heap's order."""
 
     def ping_pong(
         self, peer: int, initiates: bool, epoch: int, max_round_trips: int, duration_ns: int
     ) -> npt.NDArray[np.int64]:
-        """[n, 3] ticks sent, answered, received, on the initiator; [0, 3] on the responder.
+        """Returns the ticks sent, answered and received, [n, 3], on the initiator; [0, 3] on the responder.
 
-        `peer` counts in the heap.
+        peer: its number in the heap.
         """
 
 
 class Mirror(Protocol):
-    """Memory of the device's own in the place of a segment's arena; collect() brings it there."""
+    """Device memory that replaces a segment's arena; collect() copies it there."""
 
     def open(self) -> str:
-        """Allocates it, before anything is recorded. Returns why it cannot, in a line; "" where it can."""
+        """Allocates it, before anything is recorded. Returns one line with the reason if it cannot, else ""."""
 
     def start_keeper(self, segment: SegmentWriter) -> str:
-        """Lets another process hold it from now on, so that this one's end does not take it away.
+        """Makes another process hold the memory, too, so that it outlives this process.
 
-        Returns why that cannot be, in a line; "" where it can. Asked only before anything is recorded.
+        Returns one line with the reason if that cannot be, else "". Called only before anything is recorded.
         """
 
     def offset(self) -> int:
-        """What to add, modulo 2^64, to an address in the arena for that in the mirror."""
+        """Returns what to add, modulo 2^64, to an address in the arena to get that in the mirror."""
 
 
 class DeviceMemory(Protocol):
@@ -67,19 +67,19 @@ class DeviceMemory(Protocol):
 
     @property
     def mirror(self) -> Mirror | None:
-        """None where they can write into the segment alone."""
+        """The mirror; None if kernels can write into the segment only."""
 
     def attach(self, segment: SegmentWriter) -> None:
-        """Kernels of this device are going to write into the segment."""
+        """Lets kernels of this device write into the segment."""
 
     def collect(self, segment: SegmentWriter) -> None:
         """Copies what was recorded in the mirror into the arena.
 
-        Where the device no longer answers, its keeper does it. Raises RuntimeError where there is none.
+        If the device no longer answers, its keeper does it. Raises RuntimeError if there is no keeper.
         """
 
     def detach(self) -> None:
-        """They no longer do; the segment is about to go."""
+        """Stops kernels writing to the segment before it is unmapped."""
 
 
 class DeviceStreams(Protocol):
@@ -87,20 +87,20 @@ class DeviceStreams(Protocol):
 
     @property
     def max_regions_ahead(self) -> int:
-        """How many launches of a kernel are worth preparing at once."""
+        """Most launches of a kernel to prepare at once."""
 
     def mark(self, stream: int) -> Callable[[], bool]:
-        """What says whether all that was launched on the stream before now is through. It never waits."""
+        """Returns a function that checks, without waiting, whether all launches on the stream so far have finished."""
 
     def is_captured(self) -> bool:
-        """Whether what is launched now becomes part of a graph instead of running."""
+        """Returns whether a launch now would become part of a graph instead of running."""
 
     def is_idle_within(self, limit_s: float) -> bool:
-        """Waits for all kernels, at most so long. False where some still run, or the device is lost."""
+        """Waits up to `limit_s` for all kernels. Returns False if some still run, or the device is lost."""
 
 
 class CaptureDevice(Protocol):
-    """A backend's device."""
+    """The device of a backend."""
 
     @property
     def backend(self) -> str:
@@ -112,20 +112,20 @@ class CaptureDevice(Protocol):
 
     @property
     def note(self) -> str:
-        """What a reader of the trace has to know; "" for nothing."""
+        """A caveat for readers of the trace; "" for none."""
 
     @property
     def torch_device(self) -> str:
-        """Where tensors of its kernels are, as torch writes it."""
+        """torch's name of the device that holds the kernels' tensors."""
 
     fault_names: dict[str, Any]
-    """Names for the numbers of a fault record (tracekern.dump.fault); for the dump."""
+    """Names for the numbers of a fault record (tracekern.dump.fault), stored in the dump."""
 
     @property
     def clock(self) -> DeviceClock: ...
     @property
     def peers(self) -> HeapPeers | None:
-        """None without a symmetric heap."""
+        """The ranks of the symmetric heap; None without one."""
 
     @property
     def memory(self) -> DeviceMemory: ...
@@ -133,14 +133,14 @@ class CaptureDevice(Protocol):
     def streams(self) -> DeviceStreams: ...
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
-        """Around calls of its kernels: it is this thread's current device inside."""
+        """Makes the device this thread's current one, for calls of its kernels."""
 
     def error(self) -> str:
-        """One line: why this process can use the device no more; "" while it can."""
+        """Returns one line that says why this process can no longer use the device; "" while it can."""
 
 
 class HostClock:
-    """The host's own, in steps as coarse as a GPU's."""
+    """The host's clock, in steps as coarse as a GPU's."""
 
     def describe(self) -> dict[str, Any]:
         return {"name": "CLOCK_MONOTONIC", "ticks_per_second": 10**9, "resolution_ticks": 32}
@@ -154,7 +154,7 @@ class HostClock:
 
 
 class HostMemory:
-    """Kernels share this process's memory: there is nothing to do."""
+    """Memory of the CPU backend: kernels write to the segment directly, so there is nothing to do."""
 
     mirror: Mirror | None = None
 
@@ -164,7 +164,7 @@ class HostMemory:
 
 
 class HostStreams:
-    """A launch returns when it is through, and there are no graphs."""
+    """Streams of the CPU backend: a launch returns when it has finished, and there are no graphs."""
 
     max_regions_ahead = 1
 
@@ -179,7 +179,7 @@ class HostStreams:
 
 
 class HostDevice:
-    """The CPU backend with the host's own clock: what kernels record without a symmetric heap and a simulated clock."""
+    """The CPU backend with the host's clock, for kernels without a symmetric heap and a simulated clock."""
 
     backend = "cpu"
     torch_device = "cpu"
@@ -194,7 +194,7 @@ class HostDevice:
         self.streams: DeviceStreams = HostStreams()
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
-        """There is no other device."""
+        """Does nothing: there is no other device."""
         return contextlib.nullcontext()
 
     def error(self) -> str:
@@ -202,7 +202,10 @@ class HostDevice:
 
 
 def open_device(wanted: CaptureDevice | str, group: Group) -> CaptureDevice:
-    """A device that is one already, or the one of that name: "cpu" or "cuda"; collective. Raises BadInput."""
+    """Returns the device `wanted`, or opens the one of that name: "cpu" or "cuda". Collective.
+
+    Raises BadInput for any other value.
+    """
     if not isinstance(wanted, str):
         return wanted
     if wanted == "cpu":

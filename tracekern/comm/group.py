@@ -1,8 +1,7 @@
 """The thin control plane of a capture: who the ranks are, and small messages between them.
 
-Ranks come from torch.distributed where the process uses it, else from RANK and WORLD_SIZE, else there is one. Our
-messages go over a gloo group of our own with a time limit of our own: a dead peer must not keep the survivors from
-their dumps.
+Ranks come from torch.distributed if the process uses it, else from RANK and WORLD_SIZE, else there is one. Messages go
+over a separate gloo group with its own time limit: a dead peer must not keep the survivors from their dumps.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from tracekern.errors import BadInput, TracekernError
 
 TIMEOUT_S = 60.0
 MAX_HEAP_RANKS = 64
-"""That share a symmetric heap: kMaxRanks of csrc/comm/heap.h."""
+"""Most ranks that share a symmetric heap: kMaxRanks of csrc/comm/heap.h."""
 _CHUNK_BYTES = 16 << 20
 
 
@@ -94,16 +93,16 @@ class Group:
             self.process_group = None
 
     def refuse_together(self, problem: str) -> None:
-        """Raises BadInput on all ranks, with the first problem that one of them has; "" is none. Collective."""
+        """Raises BadInput on all ranks with the first rank's problem; "" means none. Collective."""
         first = next((text for text in self.all_gather(problem) if text), "")
         if first:
             raise BadInput(first)
 
     @contextlib.contextmanager
     def in_step(self) -> Iterator[None]:
-        """Around what each rank does by itself; collective, and returns when all are through.
+        """Wraps work that each rank does by itself. Collective; returns when all ranks have finished.
 
-        Where it fails on a rank, all others raise BadInput with what was wrong there.
+        If the work fails on a rank, all others raise BadInput with that rank's error.
         """
         try:
             yield
@@ -114,7 +113,7 @@ class Group:
         self.refuse_together("")
 
     def send_bytes(self, data: memoryview, receiver: int) -> None:
-        """Send to a rank that calls receive_bytes. Raises RuntimeError when it is gone."""
+        """Sends to a rank that calls receive_bytes(). Raises RuntimeError if it is gone."""
         import torch
         import torch.distributed as dist
 
@@ -124,7 +123,7 @@ class Group:
             dist.send(torch.from_numpy(chunk), receiver, group=self.process_group)
 
     def receive_bytes(self, sender: int) -> Iterator[memoryview]:
-        """What a rank sends, in chunks. Raises RuntimeError when it is gone."""
+        """Yields what a rank sends, in chunks. Raises RuntimeError if it is gone."""
         import torch
         import torch.distributed as dist
 
@@ -139,6 +138,6 @@ class Group:
 
 
 def host_identity() -> str:
-    """Equal for processes that see the same /dev/shm and disk: the node's name and its boot."""
+    """Returns a text that is equal for processes with the same /dev/shm and disk: the node's name and its boot."""
     boot_id = Path("/proc/sys/kernel/random/boot_id")
     return f"{platform.node()} {boot_id.read_text().strip() if boot_id.exists() else ''}"

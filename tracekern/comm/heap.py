@@ -1,6 +1,6 @@
 """The symmetric heap of the CPU backend: each rank's part is shared memory that all others map.
 
-It has no name in /dev/shm, so nothing is left behind whatever happens to the ranks, and whenever.
+It has no name in /dev/shm, so nothing is left behind, whatever happens to the ranks.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tracekern.segment.names import SHM_DIR
 
 
 class SymmetricHeap:
-    """`addresses[peer]`: where that rank's part begins in this process. Collective: all ranks make one."""
+    """Shared memory of all ranks. `addresses[peer]` is where that rank's part begins in this process. Collective."""
 
     def __init__(self, group: Group, num_bytes: int) -> None:
-        """num_bytes: of one rank's part, the same on every rank; BadInput names two ranks that differ."""
+        """num_bytes: size of one rank's part, the same on every rank. Raises BadInput naming two ranks that differ."""
         self.num_bytes = num_bytes
         if refused := refusal(group.all_gather((host_identity(), num_bytes))):
             raise BadInput(refused)
@@ -38,7 +38,7 @@ class SymmetricHeap:
 
 
 def refusal(offers: Sequence[tuple[str, int]]) -> str:
-    """Why ranks cannot share a heap, of each one's node and the bytes that it asks for; "" where they can."""
+    """Returns why ranks cannot share a heap; "" if they can. offers: (node, bytes asked for) of each rank."""
     if len(offers) > MAX_HEAP_RANKS:
         return f"symmetric heap: {len(offers)} ranks, wanted at most {MAX_HEAP_RANKS}; start fewer"
     first_node, first_bytes = offers[0]
@@ -57,9 +57,9 @@ def refusal(offers: Sequence[tuple[str, int]]) -> str:
 
 
 def _allocate(num_bytes: int) -> tuple[int, str]:
-    """A file without a name, and why it cannot be as large; "" where it is.
+    """Returns the descriptor of a file without a name, and why it cannot be as large as asked for; "" if it is.
 
-    A full /dev/shm shows here and not as SIGBUS in a kernel.
+    A full /dev/shm is found here and does not raise SIGBUS in a kernel.
     """
     descriptor = os.open(SHM_DIR, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:

@@ -1,4 +1,4 @@
-"""How much host memory a run on the CPU backend takes, and how much there is: asked before anything is allocated."""
+"""Checks before anything is allocated whether the host has the memory that a run on the CPU backend needs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def shortage(heap_bytes: int, own_bytes: int, num_ranks: int) -> str:
-    """What a run of `num_ranks` ranks on this host lacks, in a line; "" where there is room.
+    """Returns one line that says what memory a run of `num_ranks` ranks lacks on this host; "" if there is room.
 
-    heap_bytes: of one rank's part of the symmetric heap, which all ranks map. own_bytes: of what one rank keeps beside.
+    heap_bytes: one rank's part of the symmetric heap, which all ranks map. own_bytes: one rank's other memory.
     """
     shared = num_ranks * heap_bytes
     for needs, what, free, whose in (
@@ -26,7 +26,7 @@ def shortage(heap_bytes: int, own_bytes: int, num_ranks: int) -> str:
     ):
         if needs > free:
             told = f"needs {size(needs)} of {what}, {size(max(0, free))} are free {whose}"
-            return f"{told}; fewer ranks, tokens or hidden need less"
+            return f"{told}; take fewer ranks or tokens, or a smaller hidden"
     return ""
 
 
@@ -36,14 +36,14 @@ def _free_shared() -> int:
 
 
 def _free_on_host() -> tuple[int, str]:
-    """Bytes, and what limits them: the machine or a control group."""
+    """Returns the free bytes, and what limits them: the machine or a control group."""
     values = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     least = (int(values["MemAvailable"].split()[0]) * 1024, "on this machine")
     return min([least, *((free, "in this control group") for free in _free_in_cgroups())])
 
 
 def _free_in_cgroups() -> Iterator[int]:
-    """Bytes that each limit of this process's control group and of those around it leaves."""
+    """Yields the bytes left by each limit of this process's control group and of those around it."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory"):
@@ -59,7 +59,7 @@ def _free_in_cgroups() -> Iterator[int]:
                 break
             try:
                 stat = dict(entry.split() for entry in (group / "memory.stat").read_text().splitlines())
-                # The kernel takes back pages of files that were not used of late.
+                # The kernel reclaims pages of files that were not used recently.
                 yield int((group / limit).read_text()) - int((group / used).read_text()) + int(stat["inactive_file"])
             except (OSError, ValueError, KeyError):  # no such group here, or "max"
                 continue
@@ -73,7 +73,7 @@ def _free_address_space() -> int:
 
 
 def num_out_of_memory() -> int:
-    """How many processes of this machine the kernel has killed since it started because memory had run out."""
+    """Returns how many processes the kernel has killed for lack of memory since this machine started."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What is checked before kernels of several GPUs wait for each other: facts of each rank's GPU in, a verdict out.
+"""Checks, before kernels of several GPUs wait for each other, whether the GPUs can: takes facts, gives a verdict.
 
 Each line of a verdict says what is wrong and what to do. tracekern/comm/cuda.py collects the facts.
 """
@@ -15,11 +15,11 @@ from tracekern.formatting import size
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """One rank's GPU. Versions as CUDA counts them: 1000 * major + 10 * minor."""
+    """Facts of one rank's GPU. Versions are CUDA's numbers: 1000 * major + 10 * minor."""
 
     node: str
     heap_bytes: int
-    """Wanted of the symmetric heap."""
+    """Size of this rank's part of the symmetric heap."""
     driver_version: int
     runtime_version: int
     name: str = ""
@@ -28,13 +28,13 @@ class GpuFacts:
     total_bytes: int = 0
     has_mps: bool = False
     exports_memory: bool = True
-    """By file descriptor; if not, the heap is shared by CUDA IPC."""
+    """Whether memory can be exported by file descriptor; if not, the heap is shared by CUDA IPC."""
     reachable: Mapping[str, bool] = field(default_factory=dict)
-    """Bus id -> can this GPU map that one's memory? Only of GPUs that the process sees."""
+    """Bus id -> whether this GPU can map that one's memory. Holds only GPUs that the process sees."""
     profiler: str = ""
-    """One that replays kernels, if it is attached."""
+    """Name of an attached profiler that replays kernels; "" for none."""
     error: str = ""
-    """Why the rest could not be found out."""
+    """Why the other facts are missing; "" if they are not."""
 
     @property
     def is_mig(self) -> bool:
@@ -46,11 +46,14 @@ class Preflight:
     refusal: str = ""
     warnings: tuple[str, ...] = ()
     note: str = ""
-    """What must be known of every duration that is recorded."""
+    """A caveat for all recorded durations; "" for none."""
 
 
 def find_profiler(environment: Mapping[str, str] = os.environ) -> str:
-    """Name of a tool that runs kernels again or one by one, or ""; by the variables that it sets for its target."""
+    """Returns the name of an attached tool that replays or serializes kernels, or "".
+
+    A tool is recognized by the variables that it sets for its target.
+    """
     for variable, tool in (
         ("NV_COMPUTE_PROFILER_PERFWORKS_DIR", "Nsight Compute"),
         ("NV_SANITIZER_INJECTION_PORT_RANGE_BEGIN", "Compute Sanitizer"),
@@ -61,14 +64,14 @@ def find_profiler(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def why_no_gpu() -> str:
-    """A line; "" where torch sees GPUs that kernels can be started on."""
+    """Returns one line with the reason; "" if torch sees GPUs that can run the kernels."""
     import torch
 
     return why_only_compiled() or ("" if torch.cuda.device_count() else "torch finds no GPU here")
 
 
 def why_only_compiled() -> str:
-    """A line where torch is one for AMD GPUs, which it finds by the names of CUDA."""
+    """Returns one line if torch is built for AMD GPUs, which it presents under the names of CUDA; else ""."""
     import torch
 
     is_rocm = torch.version.hip is not None
@@ -76,7 +79,7 @@ def why_only_compiled() -> str:
 
 
 def judge(facts: Sequence[GpuFacts]) -> Preflight:
-    """The same verdict on every rank, from the facts of all, by rank."""
+    """Returns the verdict, which is the same on every rank. facts: of all ranks, by rank."""
     refusals = (
         _old_driver(facts),
         *(f"rank {rank}: {own.error}" for rank, own in enumerate(facts) if own.error),
@@ -91,7 +94,7 @@ def judge(facts: Sequence[GpuFacts]) -> Preflight:
 
 def _old_driver(facts: Sequence[GpuFacts]) -> str:
     for rank, own in enumerate(facts):
-        # Within a major version an older driver serves a newer runtime; across one it does not.
+        # An older driver supports a newer runtime of the same major version only.
         if own.driver_version // 1000 < own.runtime_version // 1000:
             serves = f"serves CUDA {_version(own.driver_version)}" if own.driver_version else "is missing"
             return (
@@ -126,7 +129,7 @@ def _cannot_share(facts: Sequence[GpuFacts]) -> str:
 
 
 def _shared(facts: Sequence[GpuFacts]) -> dict[str, list[int]]:
-    """The ranks of each GPU that several have."""
+    """Returns, by bus id, the ranks of each GPU that several ranks use."""
     ranks_of: dict[str, list[int]] = {}
     for rank, own in enumerate(facts):
         ranks_of.setdefault(own.bus_id, []).append(rank)
@@ -143,7 +146,7 @@ def _out_of_memory(facts: Sequence[GpuFacts]) -> str:
 
 
 def out_of_memory(rank: int, own: GpuFacts, num_heaps: int = 1) -> str:
-    """One line for heaps that find no room on this rank's GPU."""
+    """Returns one line that says which heaps find no room on this rank's GPU."""
     heap = f"the symmetric heap wants {size(own.heap_bytes)}"
     heaps = f"the symmetric heaps of {num_heaps} ranks want {size(own.heap_bytes)} each"
     return (

@@ -1,4 +1,4 @@
-"""What an event table says (JSON of csrc/trace/events.h): read alike where a kernel hands it over and in a dump."""
+"""Parses event tables (JSON of csrc/trace/events.h), both from a kernel and from a dump."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class EventRow(NamedTuple):
     channel: tuple[str, str, tuple[str, ...]] | None
     """Name, kind and key fields."""
     begin_fields: tuple[tuple[str, int], ...]
-    """Name and bits."""
+    """(name, bits) of each field of the begin record."""
     end_fields: tuple[tuple[str, int], ...]
 
 
 def parse_event(where: str, event: dict[str, str]) -> EventRow:
-    """An event whose fields are all there and text. Raises BadInput naming `where` and the event."""
+    """Parses an event whose entries are all present and text. Raises BadInput naming `where` and the event."""
     where = f"{where}: event {event['name'][:60]!r}"
     if event["class"] not in CLASSES:
         raise BadInput(f"{where}: class {event['class'][:40]!r}, wanted one of {', '.join(CLASSES)}; fix the table")

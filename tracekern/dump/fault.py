@@ -1,4 +1,4 @@
-"""The fault record: what the first wait that ran out of time wanted. Mirrors csrc/comm/fault.h."""
+"""The fault record: what the first wait that timed out waited for. Mirrors csrc/comm/fault.h."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FAULT_RECORD = np.dtype(
         ("on_timeout", "<u4"),
     ]
 )
-"""Ticks of both backends are ns."""
+"""Layout of a fault record. waited_ns holds clock ticks, which are ns on both backends."""
 
 _CAUSES = ("", "timeout", "peer_aborted")
 _ON_TIMEOUT = ("raise", "trap")
@@ -36,11 +36,11 @@ _COUNTS = ("rank", "peer", "block", "warp", "slot", "wanted_epoch", "seen_epoch"
 
 
 def parse_fault(raw: bytes, names: dict[str, Any]) -> dict[str, Any] | None:
-    """The record in 64 bytes with names for its numbers, or None where there is none.
+    """Parses the record in 64 bytes and names its numbers. Returns None if there is no fault.
 
-    names: "rank_barrier", the stage of the communicator's own kernel; "channels", its channels; "kernels", one entry
-    for each of its users: "first_stage", "stages", the user's kernels, and "channels", the user's, which are numbered
-    behind the communicator's.
+    names: "rank_barrier" is the stage of the communicator's own kernel, "channels" are its channels. "kernels" has one
+    entry for each user of the communicator: "first_stage"; "stages", the user's kernels; "channels", which are numbered
+    after the communicator's.
     """
     record = np.frombuffer(raw, FAULT_RECORD)[0]
     cause = int(record["cause"])
@@ -66,14 +66,14 @@ def parse_fault(raw: bytes, names: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def describe_fault(fault: dict[str, Any]) -> str:
-    """One line: who waited for whom, in which kernel, for what, and what was there instead."""
+    """Returns one line: who waited for whom, in which kernel, for what, and what was there instead."""
     who = f"rank {fault['rank']} {fault['kernel']} block {fault['block']} warp {fault['warp']}"
     what = (
         f"channel {fault['channel']} slot {fault['slot']}: wanted epoch {fault['wanted_epoch']}, "
         f"saw epoch {fault['seen_epoch']} value {fault['seen_value']}"
     )
     waited = f"after {duration(fault['waited_ns'])}"
-    trapped = "; the kernel trapped: this process can use its device no more" if fault["on_timeout"] == "trap" else ""
+    trapped = "; the kernel trapped: this process can no longer use its device" if fault["on_timeout"] == "trap" else ""
     if fault["cause"] == "peer_aborted":
         who = f"{who} stopped waiting for rank {fault['peer']} {waited}: rank {fault['aborted_by']} gave up"
         return f"{who}; {what}{trapped}"

@@ -16,9 +16,9 @@ CAPTURE_FORMAT = "tracekern-capture"
 CAPTURE_VERSION = 1
 MANIFEST_NAME = "capture.json"
 TRACE_NAME = "trace.pftrace.gz"
-"""Where `run moe` puts the merged trace of a capture, beside its dumps."""
+"""File name of the merged trace that `run moe` writes beside a capture's dumps."""
 MAX_NS = 1 << 62
-"""No time lies further from the 0 of its clock: the sum of two is an int64 still. A dump that says more is damaged."""
+"""Largest time in a sound dump, from the 0 of its clock. The sum of two times still fits an int64."""
 ALIGNMENT = 64
 """Sections of a dump and regions of a segment start at multiples of this."""
 
@@ -33,16 +33,16 @@ EVENT_MASK = MAX_EVENTS - 1
 EVENT_SHIFT = KIND_BITS
 PAYLOAD_SHIFT = KIND_BITS + EVENT_BITS
 LAP_SHIFT = 48
-"""Where the lap stands in the ticks of a ring's record."""
+"""First bit of the lap in the ticks of a ring's record."""
 STARTED, STARTED_RING, STARTED_CYCLES = 1, 2, 3
-"""TrackHeader.started; the second one where the records are those of a ring, the third where they count cycles."""
+"""Values of TrackHeader.started: ordinary records, records of a ring, records that count cycles."""
 GENERATION_SHIFT = 2
-"""Where the generation of a launch stands in it; not in a dump."""
+"""First bit of the launch's generation in TrackHeader.started; a dump has none."""
 ADDRESS_BITS = 48
-"""Of the headers in a REGION that a graph's replay gets; the generation stands above them."""
+"""Bits of the headers' address in a REGION of a graph's replay; the generation is in the bits above."""
 
 MAX_ANCHOR_CYCLES = 256
-"""Between the two readings of the cycle counter around one of the realtime clock, at both ends of a track of cycles."""
+"""Most cycles between the two readings of the cycle counter around a realtime reading, at either end of a track."""
 
 
 class RecordKind(enum.IntEnum):
@@ -55,11 +55,11 @@ class RecordKind(enum.IntEnum):
 class SegmentState(enum.IntEnum):
     OPEN = 1
     CLOSED = 2
-    RUNNING = 3  # of a copy: its rank recorded on
+    RUNNING = 3  # a copy, whose rank recorded on
 
 
 STATE_NAMES = {SegmentState.OPEN: "salvaged", SegmentState.CLOSED: "closed", SegmentState.RUNNING: "running"}
-"""What a dump says of the segment it was made of; left open, its rank was killed or crashed."""
+"""The dump's `state` for each state of its segment. A segment is left open if its rank was killed or crashed."""
 
 
 class SampleKind(enum.IntEnum):
@@ -68,19 +68,19 @@ class SampleKind(enum.IntEnum):
 
 
 NAME_BYTES = 95
-"""Of a launch or a host span."""
+"""Longest name of a launch or a host span."""
 ENTRY_COUNTED_ONLY = 1
-"""LaunchEntry.flags: a launch inside `capture.counting()`; it is left out of the dump."""
+"""Bit of LaunchEntry.flags: a launch inside `capture.counting()`; it is left out of the dump."""
 ENTRY_RESERVED = 2
 """No launch has this region yet; it is left out of the dump."""
 ENTRY_IN_GRAPH = 4
-"""For the replay of a graph that the descriptor in the arena names; left out of the dump where none took it."""
+"""The region is for the graph replay that its descriptor names; it is left out of the dump if none took it."""
 ENTRY_MIRRORED = 8
-"""Recorded in device memory; the region in the arena is filled when that is collected."""
+"""Recorded in device memory; the region in the arena is filled when the mirror is collected."""
 
 WIDE_RECORD = np.dtype([("ticks", "<u8"), ("payload_high", "<u4"), ("word", "<u4")])
 RECORD_FORMAT = "wide"
-"""Of every dump. A segment may also be a "ring": wide records with laps in it, and without them in its dump."""
+"""Record format of every dump. A segment may also hold a "ring": wide records with laps, which its dump omits."""
 
 TRACK_HEADER = np.dtype(
     [
@@ -149,7 +149,7 @@ LAUNCH_ENTRY = np.dtype(
         ("reserved", "V48"),
     ]
 )
-"""What the host knows of a launch before it starts; `events` and `roles` are JSON in the arena."""
+"""Facts of a launch that the host knows before it starts; `events` and `roles` are JSON in the arena."""
 
 CLOCK_SAMPLE = np.dtype(
     [
@@ -191,12 +191,12 @@ SEGMENT_HEADER = np.dtype(
         ("launches_refused", "<u8"),  # found no room: they ran unrecorded
         ("refused_bytes", "<u8"),
         ("ready_launch", "<u8"),  # these three: how ranks agree on when to sample clocks (record/sampling_schedule.py)
-        ("decision", "<u8"),  # of rank 0: twice the number of its launch, and 1 where all sample before that one
+        ("decision", "<u8"),  # of rank 0: twice the number of its launch, plus 1 if all sample before it
         ("due_ns", "<u8"),  # of rank 0: CLOCK_MONOTONIC
         ("fault_offset", "<u8"),  # of the fault record (csrc/comm/fault.h), from the segment's start
         ("leaving", "<u8"),  # 1: this rank closes its capture, 2: with an error, or without its device
         ("collected", "<u8"),  # 1: the arena holds what was recorded in device memory
-        ("saved", "<u8"),  # 1: its dump was written when it closed; what stands there now may be another capture's
+        ("saved", "<u8"),  # 1: its dump was written when it closed; a later capture may have replaced it
         ("reserved", "V32"),
     ]
 )
@@ -221,12 +221,12 @@ def align_up(value: int, alignment: int = ALIGNMENT) -> int:
 
 
 def cut_name(name: str) -> bytes:
-    """As much of it as an entry holds, without a part of a letter at its end."""
+    """Returns the name in UTF-8, cut to what an entry holds, between characters."""
     return name.encode()[:NAME_BYTES].decode(errors="ignore").encode()
 
 
 def segment_name(run_id: str, rank: int) -> str:
-    """Name of the POSIX shared memory of one rank; a file of this name stands in /dev/shm."""
+    """Returns the name of a rank's POSIX shared memory, which is a file of this name in /dev/shm."""
     return f"tracekern-{run_id}-{rank}"
 
 

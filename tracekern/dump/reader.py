@@ -1,6 +1,6 @@
-"""A dump: what one rank recorded, on disk, in one file that explains itself. segment/pack.py writes it, this reads it.
+"""Reads a dump: one rank's records on disk, in one self-describing file. segment/pack.py writes it.
 
-Everything is checked at the door (magic, version, sizes, checksums, schema, offsets), so that nobody behind it has to.
+Everything is checked on opening (magic, version, sizes, checksums, schema, offsets), so that later code need not check.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class LaunchSection:
     records_offset: int
     records_count: int
     blocks_run: int = 0
-    """Where the kernel ran with more blocks than num_blocks: how many; else 0."""
+    """Number of blocks that ran, if more than num_blocks; else 0."""
     shared_tracks: int = 0
-    """Tracks in which records stood that are not their recorder's: another one wrote there, too."""
+    """Number of tracks that more than one recorder wrote to."""
 
     @staticmethod
     def entry_keys() -> list[str]:
-        """The fields that stand in the segment's LaunchEntry under the same name and meaning."""
+        """Returns the fields that the segment's LaunchEntry has with the same name and meaning."""
         names = [field.name for field in fields(LaunchSection)]
         return [
             name for name in names if name in (fmt.LAUNCH_ENTRY.names or ()) and "offset" not in name and name != "name"
@@ -112,9 +112,9 @@ class Dump:
         return _view(self.payload, launch.headers_offset, fmt.TRACK_HEADER, launch.num_tracks)
 
     def all_track_headers(self) -> npt.NDArray[Any]:
-        """The same of all launches, one after the other; a copy."""
+        """Returns a copy of the track headers of all launches, one after the other."""
         parts = [np.empty(0, np.uint8)]
-        for launch in self.launches:  # as bytes: numpy compares the fields of records that it joins
+        for launch in self.launches:  # as bytes, because numpy compares the fields of structured arrays that it joins
             stop = launch.headers_offset + launch.num_tracks * fmt.TRACK_HEADER.itemsize
             parts.append(self.payload[launch.headers_offset : stop])
         return np.concatenate(parts).view(fmt.TRACK_HEADER)
@@ -125,7 +125,7 @@ class Dump:
 
 
 def read_dump(path: Path | str) -> Dump:
-    """Open a dump and check it. Raises BadInput with one line for anything that is not a whole, sound dump."""
+    """Opens and checks a dump. Raises BadInput with one line for anything that is not a complete, sound dump."""
     path = Path(path)
     header, metadata, payload = _open(path)
     _check_crc(path, "payload", payload, int(header["payload_crc32"]))
@@ -136,7 +136,7 @@ def read_dump(path: Path | str) -> Dump:
 
 
 def peek_metadata(path: Path | str) -> dict[str, Any]:
-    """The checked metadata of a dump, without a look at its payload. Raises BadInput like read_dump."""
+    """Returns the checked metadata of a dump without reading its payload. Raises BadInput like read_dump."""
     path = Path(path)
     _, metadata, payload = _open(path)
     _check_metadata(str(path), metadata, len(payload))
@@ -144,7 +144,7 @@ def peek_metadata(path: Path | str) -> dict[str, Any]:
 
 
 def run_in(path: Path) -> str:
-    """Of which run there is a sound dump; "" for none."""
+    """Returns the run id of the dump at `path`; "" if there is no sound dump."""
     try:
         return str(peek_metadata(path)["run_id"])
     except BadInput:
@@ -152,12 +152,12 @@ def run_in(path: Path) -> str:
 
 
 def is_whole(path: Path) -> bool:
-    """Of a sound dump: it is no snapshot of a rank that recorded on."""
+    """Returns whether a sound dump is complete: not a snapshot of a rank that recorded on."""
     return str(peek_metadata(path)["state"]) != fmt.STATE_NAMES[fmt.SegmentState.RUNNING]
 
 
 def _open(path: Path) -> tuple[Any, Any, npt.NDArray[np.uint8]]:
-    """Checked header, metadata as parsed, and payload."""
+    """Returns the checked header, the parsed metadata and the payload."""
     try:
         size = path.stat().st_size
         data = np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
@@ -169,7 +169,7 @@ def _open(path: Path) -> tuple[Any, Any, npt.NDArray[np.uint8]]:
     _check_crc(path, "metadata", text, int(header["metadata_crc32"]))
     try:
         metadata = json.loads(text.tobytes())
-        if b"\\ud" in text.tobytes():  # maybe half a surrogate pair, as sys.argv has for bytes that are no UTF-8
+        if b"\\ud" in text.tobytes():  # maybe a lone surrogate, as in sys.argv for bytes that are not UTF-8
             metadata = json.loads(json.dumps(metadata, ensure_ascii=False).encode(errors="replace"))
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}: metadata is not JSON ({error}); damaged") from None
@@ -218,7 +218,7 @@ def _check_counts(dump: Dump) -> None:
 
 
 def _view(payload: npt.NDArray[np.uint8], offset: int, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
-    rows: npt.NDArray[Any] = np.ndarray(count, dtype, payload, offset)  # view(dtype) checks the fields each time again
+    rows: npt.NDArray[Any] = np.ndarray(count, dtype, payload, offset)  # view(dtype) checks the fields each time
     return rows
 
 
@@ -243,7 +243,7 @@ class _Checker:
 
 
 def _check_metadata(where: str, metadata: Any, payload_bytes: int) -> tuple[LaunchSection, ...]:
-    """The launches of a dump whose metadata is sound. Raises BadInput naming `where` and the field."""
+    """Checks the metadata of a dump. Returns its launches. Raises BadInput naming `where` and the field."""
     checker = _Checker(where)
     for key in _TEXT_KEYS:
         checker.get(metadata, key, str)
@@ -297,7 +297,7 @@ def _check_choices(checker: _Checker, metadata: dict[str, Any]) -> None:
 
 
 def _check_overhead(checker: _Checker, metadata: dict[str, Any]) -> None:
-    """Warps per SM -> ns of a span; older dumps have none."""
+    """Checks the ns of a span by warps per SM; older dumps have none."""
     costs = metadata.get("overhead_ns", {})
     pairs = costs.items() if isinstance(costs, dict) else [("", None)]
     for warps, cost in pairs:
@@ -307,7 +307,7 @@ def _check_overhead(checker: _Checker, metadata: dict[str, Any]) -> None:
 
 
 def _check_sinks(checker: _Checker, metadata: dict[str, Any]) -> None:
-    """Kernel -> memories that its records went to; older dumps have none."""
+    """Checks the memories that records went to, by kernel; older dumps have none."""
     sinks = metadata.get("sinks", {})
     if not isinstance(sinks, dict) or not all(
         isinstance(found, list) and set(map(str, found)) <= {"host", "device"} for found in sinks.values()
@@ -340,7 +340,7 @@ def _launch(checker: _Checker, metadata: dict[str, Any], entry: Any) -> LaunchSe
     entry = {"blocks_run": 0, "shared_tracks": 0} | entry
     for key in _LAUNCH_INTEGERS:
         value = entry.get(key)
-        if type(value) is not int or not 0 <= value < _INT_LIMIT:  # of thousands of launches all but a few are sound
+        if type(value) is not int or not 0 <= value < _INT_LIMIT:  # inline, as there may be thousands of launches
             value = checker.integer(entry, key, -_INT_LIMIT if key == "stream" else 0)
         values[key] = value
     launch = LaunchSection(**values)

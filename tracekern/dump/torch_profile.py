@@ -1,4 +1,4 @@
-"""A Chrome trace of torch.profiler, read alike where a capture takes it in and where its lanes are drawn."""
+"""Reads a Chrome trace of torch.profiler, both when a capture stores it and when its lanes are drawn."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tracekern.dump.format import MAX_NS
 from tracekern.errors import BadInput
 
 LANE_PREFIX = "torch "
-"""What the names of a profile's lanes begin with."""
+"""Prefix of the names of a profile's lanes."""
 
 _GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
-"""Of torch.profiler's events: those whose thread number is a stream's."""
+"""Categories of torch.profiler's events whose thread number is a stream's."""
 
 
 def read_profile(path: Path) -> dict[tuple[str, str], list[tuple[int, int, str]]]:
-    """(process, lane) -> begin and end in CLOCK_REALTIME ns, and name, of each span; one lane a thread or stream.
+    """Reads a .json or .json.gz. Returns the spans by (process, lane), with one lane for each thread or stream.
 
-    Of a .json or .json.gz. Raises BadInput when it is no trace of torch.profiler.
+    A span is (begin, end, name), in CLOCK_REALTIME ns. Raises BadInput if it is not a trace of torch.profiler.
     """
     events, base_ns = _read_chrome(path)
     lanes: dict[tuple[str, str], list[tuple[int, int, str]]] = {}
@@ -43,8 +43,8 @@ def read_profile(path: Path) -> dict[tuple[str, str], list[tuple[int, int, str]]
 
 
 def _ns(microseconds: Any) -> int:
-    """Exact: since 1970 there are more microseconds than the digits of a float."""
-    limit = Decimal(2 * MAX_NS)  # out of range whatever the base: the digits of a larger one would fill the memory
+    """Converts exactly: a float has too few digits for the microseconds since 1970."""
+    limit = Decimal(2 * MAX_NS)  # beyond any valid time; the digits of a huge number would fill the memory
     return round(max(min(Decimal(microseconds) * 1000, limit), -limit))
 
 
@@ -72,5 +72,5 @@ def _read_chrome(path: Path) -> tuple[list[Any], int]:
 
 
 def _text(value: Any) -> str:
-    """JSON may hold halves of surrogate pairs, which cannot be written."""
+    """Returns the value as text without lone surrogates, which JSON may hold and which cannot be written."""
     return str(value).encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""Base and head launched in turns in one job, so that a noisy machine hits both alike."""
+"""Launches base and head alternately in one job, so that noise of the machine affects both alike."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Turn:
     directory: Path
     """Where the command leaves its capture."""
     counts: bool = True
-    """Not a warm-up."""
+    """False for a warm-up."""
 
 
 @dataclass
@@ -34,11 +34,11 @@ class Sides:
     base: list[Run] = field(default_factory=list)
     head: list[Run] = field(default_factory=list)
     problems: tuple[str, ...] = ()
-    """Why nothing can be said, as soon as that is known: the turns behind it were not launched."""
+    """Why no verdict is possible. The turns after the one that showed it were not launched."""
 
 
 def turns(num_runs: int, directory: Path, warm_ups: int = 0) -> list[Turn]:
-    """Base, head, head, base, ...: what drifts slowly adds as much to one side as to the other."""
+    """Returns the turns base, head, head, base, ...: a slow drift adds the same to both sides."""
     order = [side for _ in range(warm_ups) for side in ("base", "head")]
     result = [Turn(side, directory / f"{side}_warm_up_{i // 2:02}", counts=False) for i, side in enumerate(order)]
     for pair in range(num_runs):
@@ -56,10 +56,10 @@ def run_turns(
     timeout_s: float | None = None,
     on_progress: Callable[[int, Turn], None] | None = None,
 ) -> Sides:
-    """Runs the shell command of each turn and reads its capture. Raises BadInput for one that fails or leaves none.
+    """Runs the shell command of each turn and reads its capture.
 
-    commands: side -> command line; in it, {out} stands for the directory, which TRACEKERN_OUT names as well.
-    on_progress(number, turn): before each.
+    commands: side -> command line. {out} in it is replaced by the directory, which TRACEKERN_OUT names as well.
+    on_progress(number, turn): called before each turn. Raises BadInput for a command that fails or leaves no capture.
     """
     sides, first = Sides(), None
     for number, turn in enumerate(todo):
@@ -93,7 +93,7 @@ def _run(turn: Turn, command: str, timeout_s: float | None) -> None:
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, VARIABLE: str(turn.directory)},
-            start_new_session=True,  # the whole family of the command can be ended
+            start_new_session=True,  # so that all processes of the command can be ended
         )
         try:
             returncode = process.wait(timeout_s)

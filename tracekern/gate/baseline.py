@@ -1,4 +1,4 @@
-"""Runs kept on disk: `.tracekern/<device>/0001_<commit>_<date>.json`, numbered as pytest-benchmark numbers files."""
+"""Runs kept on disk as `.tracekern/<device>/0001_<commit>_<date>.json`, numbered like pytest-benchmark's files."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _NAME = re.compile(r"(\d{4,})_.*\.json")
 
 
 class NoBaseline(BadInput):
-    """Nothing was kept yet for this device."""
+    """No baseline has been saved for this device."""
 
 
 def save(runs: Sequence[Run], storage: Path = STORAGE) -> Path:
-    """Keeps `runs`, all of one device, under the next number. Returns the file."""
+    """Saves `runs`, all of one device, under the next number. Returns the file."""
     commit = commit_info()
     with next_path(storage / slug(runs[0].device), commit) as path:
         write(path, runs, commit)
@@ -39,7 +39,7 @@ def save(runs: Sequence[Run], storage: Path = STORAGE) -> Path:
 
 @contextlib.contextmanager
 def held(directory: Path) -> Iterator[None]:
-    """Other checks that hold the folder wait until the block ends. Where it cannot be locked none waits."""
+    """Locks the folder against other checks until the block ends. Does nothing if it cannot be locked."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             descriptor = os.open(directory, os.O_RDONLY)
@@ -50,9 +50,9 @@ def held(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def next_path(directory: Path, commit: dict[str, Any]) -> Iterator[Path]:
-    """Where the next file of a folder goes, 0003_<commit>_<date>.json, and no other check's: that is held meanwhile.
+    """Yields the path of the folder's next file, 0003_<commit>_<date>.json; the folder is locked inside the block.
 
-    Makes the folder; raises BadInput.
+    Makes the folder. Raises BadInput if it cannot.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def next_path(directory: Path, commit: dict[str, Any]) -> Iterator[Path]:
 
 
 def write(path: Path, runs: Sequence[Run], commit: dict[str, Any]) -> None:
-    """The file of `runs`, whole or not at all."""
+    """Writes the file of `runs`; it appears whole or not at all."""
     document = {
         "format": FORMAT,
         "version": VERSION,
@@ -80,7 +80,7 @@ def write(path: Path, runs: Sequence[Run], commit: dict[str, Any]) -> None:
 
 
 def read(path: Path) -> list[Run]:
-    """The runs in a file that write() made. Raises BadInput for any other."""
+    """Reads the runs in a file that write() made. Raises BadInput for any other file."""
     try:
         document = json.loads(path.read_text())
     except OSError as error:
@@ -101,10 +101,10 @@ def read(path: Path) -> list[Run]:
 
 
 def find(text: str, like: Run, storage: Path = STORAGE) -> Path:
-    """The file that `text` means: a path, a number as in 0003, or latest: the newest of the same shape and device, of
-    the same hosts where there is one.
+    """Returns the file that `text` names: a path, a number as in 0003, or "latest".
 
-    like: a run that will be compared with it. Raises NoBaseline where nothing was kept, BadInput with what there is.
+    latest: the newest of the same shape and device, preferably of the same hosts. like: a run that will be compared
+    with it. Raises NoBaseline if nothing was saved, BadInput naming what was saved if `text` does not match.
     """
     if text != "latest" and not text.isdecimal():
         return Path(text)
@@ -130,7 +130,7 @@ def find(text: str, like: Run, storage: Path = STORAGE) -> Path:
 
 
 def slug(device: str) -> str:
-    """ "NVIDIA H200" as a folder: nvidia-h200."""
+    """Returns a device's name as a folder's: "NVIDIA H200" becomes "nvidia-h200"."""
     return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "unknown"
 
 
@@ -149,11 +149,11 @@ def machine_info() -> dict[str, Any]:
 
 
 def commit_info() -> dict[str, Any]:
-    """Commit of the working directory, dirty where a file of it was changed; id "" outside a repository."""
+    """Returns the commit of the working directory and whether a file was changed; id "" outside a repository."""
     return {
         "id": _git("rev-parse", "HEAD"),
         "branch": _git("branch", "--show-current"),
-        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),  # captures and baselines lie there, too
+        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),  # captures and baselines are untracked
     }
 
 
@@ -162,11 +162,11 @@ def _git(*arguments: str) -> str:
         result = subprocess.run(["git", *arguments], capture_output=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return result.stdout.decode(errors="replace").strip()  # names of files and branches are any bytes
+    return result.stdout.decode(errors="replace").strip()  # names of files and branches may hold any bytes
 
 
 def numbered(directory: Path) -> list[tuple[int, Path]]:
-    """The kept files of a folder with their numbers, in order."""
+    """Returns the saved files of a folder with their numbers, in order."""
     found = ((_NAME.fullmatch(path.name), path) for path in directory.glob("*.json"))
     return sorted((int(match[1]), path) for match, path in found if match)
 
@@ -174,7 +174,7 @@ def numbered(directory: Path) -> list[tuple[int, Path]]:
 def read_any(
     paths: Iterable[Path], unaligned: bool = False, on_progress: Callable[[int, int], None] | None = None
 ) -> list[Run]:
-    """The runs of captures, of directories that hold captures, of files that hold runs; on_progress(done, total)."""
+    """Reads the runs of captures, of directories of captures, and of files of runs. Calls on_progress(done, total)."""
     sources = [source for path in paths for source in ([path] if path.suffix == ".json" else find_captures(path))]
     resolved = [source.resolve() for source in sources]
     for number, source in enumerate(sources):

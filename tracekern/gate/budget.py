@@ -29,7 +29,7 @@ _LIMIT = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|ms|s|%)")
 @dataclass(frozen=True)
 class Budget:
     name: str
-    """A metric, or one without its stage: `wait_token.p99` holds for every stage that has that event."""
+    """A metric, with or without its stage: `wait_token.p99` applies to every stage that has the event."""
     limit: float
     """ns, or a share in 0..1."""
 
@@ -47,7 +47,7 @@ class BudgetResult:
 
 
 def parse_budget(text: str) -> Budget:
-    """ "wait_token.p99=20us". Raises BadInput."""
+    """Parses a text such as "wait_token.p99=20us". Raises BadInput."""
     name, equals, limit = (part.strip() for part in text.partition("="))
     if not equals:
         raise BadInput(f"budget {text!r}: wanted NAME=LIMIT, as in wait_token.p99=20us")
@@ -55,7 +55,7 @@ def parse_budget(text: str) -> Budget:
 
 
 def read_budgets(pyproject: Path) -> list[Budget]:
-    """The budgets in [tool.tracekern.budgets]; none where the file or the table is missing. Raises BadInput."""
+    """Reads the budgets in [tool.tracekern.budgets]; none if the file or the table is missing. Raises BadInput."""
     if not pyproject.is_file():
         return []
     if sys.version_info >= (3, 11):
@@ -80,7 +80,7 @@ def read_budgets(pyproject: Path) -> list[Budget]:
 
 
 def check_budgets(budgets: Iterable[Budget], runs: Sequence[Run]) -> list[BudgetResult]:
-    """Every metric that a budget names, with its median over `runs`. Raises BadInput for a name that nothing has."""
+    """Checks every metric that a budget names, by its median over `runs`. Raises BadInput for an unknown name."""
     known = list(dict.fromkeys(name for run in runs for name in run.metrics))
     results = []
     for budget in budgets:
@@ -106,4 +106,4 @@ def _budget(name: str, limit: Any) -> Budget:
 def _near(name: str, known: Sequence[str]) -> str:
     without_stage = [".".join(full.split(".")[-2:]) for full in known]
     near = difflib.get_close_matches(name, dict.fromkeys([*known, *without_stage]), n=3, cutoff=0.5)
-    return f"near it are {', '.join(near)}" if near else f"there are {', '.join(list(known)[:6]) or 'none'}"
+    return f"similar are {', '.join(near)}" if near else f"there are {', '.join(list(known)[:6]) or 'none'}"

@@ -20,9 +20,9 @@ def check(
     base_name: str = "",
     undecided_fails: bool = True,
 ) -> Report:
-    """Holds the runs of `head` against those of `base`, where given, and against budgets.
+    """Compares the runs of `head` with those of `base`, if given, and with budgets.
 
-    Raises BadInput for a budget whose name nothing has.
+    Raises BadInput for a budget whose name no metric has.
     """
     budgets = tuple(budgets)
     problems = losses_of(head) or (_other_shapes(head) if budgets or base is None else ())
@@ -37,6 +37,6 @@ def check(
 
 
 def _other_shapes(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Launches of different work have no common median to hold against a budget."""
+    """Returns the differences of shape: launches of different work have no common median to compare with a budget."""
     texts = [difference(runs[0], run) for run in runs[1:]]
     return tuple(f"other shape: {text}; check runs of one shape" for text in texts if text)

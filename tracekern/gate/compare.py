@@ -1,8 +1,8 @@
 """Are the runs of head slower than those of base? A verdict for each metric, and for all of them together.
 
 A metric regressed when two things hold: its adjusted p-value is at most the family error (some metric grew at all, and
-this one is named with all others in view), and the interval of its own change lies above the floor (it grew by more
-than anybody cares about, the clock can tell, and a probe costs). It is the same when the interval ends below the floor.
+the p-value is adjusted for all others), and the interval of its own change lies above the floor (it grew by more than
+the growth that matters, the clock's step and the cost of a probe). It is the same if the interval ends below the floor.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tracekern.gate.permutation import CONFIDENCE, Floats, adjusted_p, shift_int
 from tracekern.gate.run import Run, difference
 
 FAMILY_ERROR = 0.005
-"""How often some metric of two sides that are alike may be said to have regressed."""
+"""Probability that, of two equal sides, any metric is reported as regressed."""
 MIN_SPANS_OF_P99 = 100
-"""Below, a p99 is little but the longest span, and is shown, not gated."""
+"""With fewer spans a p99 is hardly more than the longest span; it is shown but not gated."""
 SHARE_FLOOR = 0.01
-"""A wait share that moves by less than a hundredth of the time does not matter, whatever its ratio."""
+"""A change of a wait share by less than a hundredth of the time does not matter, whatever its ratio."""
 _SHARE_GRAIN = 1e-3
 _MAX_RUNS_SHOWN = 1000
 
@@ -63,10 +63,10 @@ class Change:
     p: float
     verdict: Verdict
     base_spread: float
-    """Standard deviation of the runs' logarithms, about the relative one."""
+    """Standard deviation of the runs' logarithms, which is about the relative standard deviation."""
     head_spread: float
     runs_to_decide: int
-    """Runs a side that would about decide it, 0 where it is decided or no number would."""
+    """Approximate runs of a side that would decide it; 0 if it is decided, or no number would be enough."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ class Comparison:
     num_head: int
     changes: tuple[Change, ...]
     problems: tuple[str, ...]
-    """Why nothing can be said; then `changes` is empty."""
+    """Why no verdict is possible; then `changes` is empty."""
     notes: tuple[str, ...]
-    """What was left out of the family, and why."""
+    """Metrics left out of the family, and why."""
 
     def of(self, verdict: Verdict) -> list[Change]:
         return [change for change in self.changes if change.verdict is verdict]
@@ -88,7 +88,10 @@ class Comparison:
 
 
 def compare(base: Sequence[Run], head: Sequence[Run], rules: Rules) -> Comparison:
-    """base, head: at least rules.min_runs of the same shape each, else the result only says why not."""
+    """Compares two sides. base, head: at least rules.min_runs runs each, all of one shape.
+
+    Otherwise the result only says why they cannot be compared.
+    """
     problems = [*own_problems("base", base, rules), *own_problems("head", head, rules)]
     if base and head:
         problems += sides_differ(base[0], head[0], rules, or_else=", or save a new baseline")
@@ -103,13 +106,13 @@ def compare(base: Sequence[Run], head: Sequence[Run], rules: Rules) -> Compariso
 
 
 def floors(base: Sequence[Run], head: Sequence[Run], names: Sequence[str], rules: Rules) -> Floats:
-    """[m] smallest relative growth of each metric that counts, given its size in `base`.
+    """Returns the smallest relative growth of each metric that matters, [m], given the metric's size in `base`.
 
-    What the instrument may have made on either side does not count.
+    It exceeds what the recorder itself may have added on either side.
     """
     runs = (*base, *head)
     ticks = max(run.resolution_ns for run in runs)
-    # One launch may measure it on a busy machine.
+    # The median, because one launch may have measured it on a busy machine.
     probe = max(float(np.median([run.probe_cost_ns for run in side])) for side in (base, head))
     bound = max(run.clock_hard_ns for run in runs)
     result = []
@@ -122,7 +125,7 @@ def floors(base: Sequence[Run], head: Sequence[Run], names: Sequence[str], rules
 
 
 def has_sign_of_growth(base: Sequence[Run], head: Sequence[Run], name: str, rules: Rules) -> bool:
-    """Whether the medians of runs that all have the metric differ by more than its floor: no proof, however many."""
+    """Returns whether the metric's median grew by more than its floor, which is no proof with any number of runs."""
     if is_longest_span(name, (*base, *head)):
         return False
     before, after = (float(np.median(logarithms(side, [name]))) for side in (base, head))
@@ -130,7 +133,7 @@ def has_sign_of_growth(base: Sequence[Run], head: Sequence[Run], name: str, rule
 
 
 def logarithms(runs: Sequence[Run], names: Sequence[str]) -> Floats:
-    """[runs, m]; what is below its grain counts as the grain."""
+    """Returns the logarithms of the metrics, [runs, m]; a value below its grain counts as the grain."""
     return np.array([[math.log(max(run.metrics[name], _grain_of(name, runs))) for name in names] for run in runs])
 
 
@@ -139,9 +142,9 @@ def _grain_of(name: str, runs: Sequence[Run]) -> float:
 
 
 def minimal_detectable_changes(runs: Sequence[Run], rules: Rules) -> dict[str, float]:
-    """Metric -> relative growth that as many runs again would show in about 95 of 100 checks.
+    """Returns, by metric, the relative growth that as many runs again would show in about 95 of 100 checks.
 
-    Both conditions of a regression, by Student's t: an approximation for planning, not for a verdict.
+    Uses Student's t for both conditions of a regression: an approximation for planning, not for a verdict.
     """
     names, _ = _family(runs, runs, rules)
     degrees, error = 2 * len(runs) - 2, math.sqrt(2 / len(runs))
@@ -149,7 +152,7 @@ def minimal_detectable_changes(runs: Sequence[Run], rules: Rules) -> dict[str, f
     alone = _student((1 + CONFIDENCE) / 2, degrees)
     power = _student(0.95, degrees)
     result = {}
-    # Few launches may seem to spread less than they do; else such a growth would be missed more often than promised.
+    # Few launches may underestimate the spread; without the limit such a growth would be missed more often.
     spreads = logarithms(runs, names).std(axis=0, ddof=1) * _spread_limit(len(runs) - 1)
     for name, spread, floor in zip(names, spreads, floors(runs, runs, names, rules), strict=True):
         needed = max(math.log1p(floor) + alone * spread * error, family * spread * error) + power * spread * error
@@ -158,14 +161,14 @@ def minimal_detectable_changes(runs: Sequence[Run], rules: Rules) -> dict[str, f
 
 
 def losses_of(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Why numbers of these runs prove nothing, whatever they are held against."""
+    """Returns why the numbers of these runs prove nothing, whatever they are compared with."""
     lost = [f"{run.source} proves nothing: {run.losses[0]}" for run in runs if run.losses]
     empty = [f"{run.source} has no span in a measured launch" for run in runs if not run.spans]
     return (*lost, *empty)
 
 
 def own_problems(side: str, runs: Sequence[Run], rules: Rules) -> list[str]:
-    """What is wrong with one side by itself."""
+    """Returns what is wrong with one side by itself."""
     problems = [*losses_of(runs)]
     if len(runs) < rules.min_runs:
         problems.append(
@@ -181,9 +184,9 @@ def own_problems(side: str, runs: Sequence[Run], rules: Rules) -> list[str]:
 
 
 def sides_differ(first: Run, second: Run, rules: Rules, or_else: str = "") -> list[str]:
-    """Why two runs cannot be compared, a line each; empty where they can.
+    """Returns why two runs cannot be compared, one line for each reason; empty if they can.
 
-    or_else: what helps as well where the shapes differ, as in ", or save a new baseline".
+    or_else: another remedy for different shapes, as in ", or save a new baseline".
     """
     problems = []
     if (first.device, first.backend) != (second.device, second.backend):
@@ -212,7 +215,7 @@ def _on_both_sides(base: Sequence[Run], head: Sequence[Run]) -> list[str]:
 
 
 def _family(base: Sequence[Run], head: Sequence[Run], rules: Rules) -> tuple[list[str], list[str]]:
-    """Names of the metrics to gate, and notes on those that are not."""
+    """Returns the names of the metrics to gate, and notes on those that are not gated."""
     in_base, lost = in_all(base), gone_metrics(base, head)
     known = list(dict.fromkeys(name for run in (*base, *head) for name in run.metrics))
     wanted = [name for name in known if any(fnmatchcase(name, pattern) for pattern in rules.metrics)]
@@ -234,7 +237,7 @@ def _family(base: Sequence[Run], head: Sequence[Run], rules: Rules) -> tuple[lis
 
 
 def in_all(runs: Sequence[Run]) -> set[str]:
-    """The metrics that every run has."""
+    """Returns the metrics that every run has."""
     return set.intersection(*(set(run.metrics) for run in runs))
 
 
@@ -247,7 +250,7 @@ def gone(name: str) -> str:
 
 
 def is_longest_span(name: str, runs: Sequence[Run]) -> bool:
-    """Whether a metric is a p99 of so few spans in some run that it is little but the longest of them."""
+    """Returns whether a metric is a p99 of so few spans in some run that it is hardly more than the longest."""
     fewest = min(run.spans.get(name.rpartition(".")[0], 0) for run in runs)
     return name.endswith(".p99") and fewest < MIN_SPANS_OF_P99
 
@@ -296,7 +299,9 @@ def _verdict(interval: tuple[float, float, float], floor: float, p: float) -> Ve
 
 
 def _runs_to_decide(interval: tuple[float, float, float], floor: float, num_runs: int) -> int:
-    """An interval shrinks with the root of the runs; it decides when it is narrower than its distance to the floor."""
+    """Estimates the runs that decide a metric: the interval, which shrinks with the square root of the number of runs,
+    has to be narrower than its distance to the floor.
+    """
     low, estimate, high = interval
     distance = abs(floor - estimate)
     half = max(high - estimate, estimate - low)
@@ -305,9 +310,9 @@ def _runs_to_decide(interval: tuple[float, float, float], floor: float, num_runs
 
 
 def _spread_limit(degrees: int) -> float:
-    """How many times larger than the standard deviation of few values that of all is at most, 8 times of 10.
+    """Returns an upper limit, which holds 8 times of 10, on the ratio of the true standard deviation to the measured.
 
-    By the chi-squared distribution (Wilson and Hilferty: good to 1 % from 4 degrees of freedom on).
+    Uses the chi-squared distribution (Wilson and Hilferty: good to 1 % from 4 degrees of freedom on).
     """
     part = 2 / (9 * degrees)
     return float((1 - part + NormalDist().inv_cdf(0.2) * math.sqrt(part)) ** -1.5)

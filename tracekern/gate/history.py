@@ -1,4 +1,4 @@
-"""One line a check in a JSON-lines file, and what has crept since its first: each step too small for the gate."""
+"""A history of checks, one JSON line each, and the slow drift in it, each step of which is too small for the gate."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Drift:
 
 
 def append(path: Path, runs: Sequence[Run], outcome: str) -> list[Entry]:
-    """Adds a line, and returns all entries, the new one last. Raises BadInput as require_new()."""
+    """Adds a line. Returns all entries, the new one last. Raises BadInput like require_new()."""
     entry = Entry(now(), commit_info()["id"], outcome, tuple(runs))
     line = {"format": FORMAT, "version": VERSION, "created": entry.created, "commit": entry.commit, "outcome": outcome}
     text = json.dumps({**line, "runs": [run.as_dict() for run in runs]}) + "\n"
-    with held(Path(os.path.realpath(path)).parent):  # or a line that another check adds meanwhile would be lost
+    with held(Path(os.path.realpath(path)).parent):  # else a line that another check adds meanwhile would be lost
         before = require_new(path, runs)
         old = path.read_text() if path.exists() else ""
         write_whole(path, old + ("" if not old or old.endswith("\n") else "\n") + text)
@@ -50,9 +50,9 @@ def append(path: Path, runs: Sequence[Run], outcome: str) -> list[Entry]:
 
 
 def require_new(path: Path, runs: Sequence[Run]) -> list[Entry]:
-    """The entries of the history, none where there is no file yet.
+    """Returns the entries of the history; none if there is no file yet.
 
-    Raises BadInput for a file that is no history, and where it has one of the runs: the same twice is no trend.
+    Raises BadInput if the file is not a history, or has one of the runs already: the same run twice is no trend.
     """
     entries = read(path) if path.exists() else []
     appended = {run.run_id: entry.created for entry in entries for run in entry.runs if run.run_id}
@@ -63,7 +63,7 @@ def require_new(path: Path, runs: Sequence[Run]) -> list[Entry]:
 
 
 def read(path: Path) -> list[Entry]:
-    """Raises BadInput, naming the line, for one that append() did not write."""
+    """Reads a history. Raises BadInput naming the line that append() did not write."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -72,15 +72,16 @@ def read(path: Path) -> list[Entry]:
 
 
 def comparable(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries with the device, hosts and shape of the newest."""
+    """Returns the entries with the device, hosts and shape of the newest."""
     newest = entries[-1].runs[0]
     return [entry for entry in entries if not _differs(entry.runs[0], newest)]
 
 
 def drift(entries: Sequence[Entry], rules: Rules) -> list[Drift] | None:
-    """What grew to the newest entry, each metric from the first comparable entry of enough runs that all have it.
+    """Returns the metrics that grew up to the newest entry.
 
-    None where nothing can be compared: too few entries, or runs.
+    Each starts from the first comparable entry with enough runs that all have the metric. Returns None if there are too
+    few entries or runs to compare.
     """
     *before, newest = comparable(entries)
     before = [entry for entry in before if len(entry.runs) >= rules.min_runs]
@@ -101,7 +102,7 @@ def drift(entries: Sequence[Entry], rules: Rules) -> list[Drift] | None:
 
 
 def series(entries: Sequence[Entry]) -> dict[str, list[tuple[str, float, float, float]]]:
-    """Metric -> (label, lowest, median, highest of the runs) of each comparable entry."""
+    """Returns, by metric, (label, lowest, median, highest of the runs) of each comparable entry."""
     result: dict[str, list[tuple[str, float, float, float]]] = {}
     for number, entry in enumerate(comparable(entries), 1):
         label = f"{number}: {entry.created[:10]} {entry.commit[:7]}".rstrip()

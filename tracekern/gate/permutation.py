@@ -1,4 +1,4 @@
-"""The two tests behind a verdict. Both hold for runs of any distribution and depend on nothing but their labels.
+"""The two tests behind a verdict. Both hold for runs of any distribution and assume only exchangeable labels.
 
 `adjusted_p`: if head were base, any choice of which runs are called head would be as likely as the one observed. The
 statistic is Welch's t of each metric; its largest value over all metrics, over all choices, controls the family error
@@ -6,7 +6,7 @@ statistic is Welch's t of each metric; its largest value over all metrics, over 
 
 `shift_interval`: Hodges and Lehmann's interval for a shift: differences of all pairs of runs in order, cut where the
 exact distribution of Mann and Whitney's U says (Hollander and Wolfe, Nonparametric Statistical Methods, section 4.3).
-A run that went astray moves it by one pair in num_base, not by its size.
+An outlier shifts the interval by one pair in num_base, not by its size.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 CONFIDENCE = 0.95
-"""Of the interval for a shift."""
+"""Confidence of the interval for a shift."""
 MAX_LABELINGS = 20_000
 _SEED = 20_040_917  # a fixed one: the same runs give the same verdict
 _TIE = 1e-9
 
 
 def adjusted_p(base: Floats, head: Floats, grain: Floats) -> Floats:
-    """[m] probability, over the whole family of metrics, of a growth as clear as that of metric j if nothing had grown.
+    """Returns the family-wise adjusted p-value of each metric, [m].
 
-    base: [num_base, m], head: [num_head, m] of logarithms; at least two runs a side. grain: [m] step of the values,
-    likewise logarithmic: what is finer than that is not believed.
+    It is the probability that any metric grows as clearly as metric j if nothing has grown. base: [num_base, m], head:
+    [num_head, m], logarithms; at least two runs of each side. grain: [m] logarithmic step of the values; smaller
+    differences are ignored.
     """
     values = np.concatenate([base, head])
     heads = labelings(len(base), len(head))
@@ -39,7 +40,7 @@ def adjusted_p(base: Floats, head: Floats, grain: Floats) -> Floats:
     observed = np.zeros((1, len(values)))
     observed[0, len(base) :] = 1
     t_observed = _welch(values, observed, step)[0]
-    order = np.argsort(t_observed)  # ascending: running maxima from the least clear metric on are the step-down's
+    order = np.argsort(t_observed)  # ascending: step-down takes running maxima from the least clear metric on
     t_any = np.maximum.accumulate(_welch(values, heads, step)[:, order], axis=1)
     p_sorted = np.mean(t_any >= t_observed[order] - _TIE, axis=0)
     p_monotone = np.maximum.accumulate(p_sorted[::-1])[::-1]
@@ -49,7 +50,7 @@ def adjusted_p(base: Floats, head: Floats, grain: Floats) -> Floats:
 
 
 def shift_interval(base: Floats, head: Floats) -> tuple[Floats, Floats, Floats]:
-    """(low, estimate, high), each [m]: by how much head lies above base; a metric at a time, two-sided.
+    """Returns (low, estimate, high), each [m]: how far head lies above base, two-sided, for each metric by itself.
 
     base: [num_base, m], head: [num_head, m].
     """
@@ -60,9 +61,10 @@ def shift_interval(base: Floats, head: Floats) -> tuple[Floats, Floats, Floats]:
 
 @functools.lru_cache(maxsize=8)
 def labelings(num_base: int, num_head: int) -> Floats:
-    """[labelings, num_base + num_head] 1 where a run is called head: all of them, or a fixed sample of MAX_LABELINGS.
+    """Returns labelings, [labelings, num_base + num_head], 1 for a run that is called head.
 
-    The sample holds the observed labeling, the last num_head runs, so that a p-value is never 0.
+    Returns all labelings, or a fixed sample of MAX_LABELINGS, which includes the observed one (the last num_head runs),
+    so that a p-value is never 0.
     """
     total = num_base + num_head
     if math.comb(total, num_head) <= MAX_LABELINGS:
@@ -78,7 +80,7 @@ def labelings(num_base: int, num_head: int) -> Floats:
 
 
 def _welch(values: Floats, heads: Floats, step: Floats) -> Floats:
-    """[labelings, m] of Welch's t; `step` keeps metrics of no variance from being infinitely clear."""
+    """Returns Welch's t, [labelings, m]; `step` keeps it finite for metrics without variance."""
     num_head = int(heads[0].sum())
     num_base = len(values) - num_head
     values = values - values.mean(axis=0)
@@ -93,7 +95,7 @@ def _welch(values: Floats, heads: Floats, step: Floats) -> Floats:
 
 @functools.lru_cache(maxsize=64)
 def _rank_sum_cut(num_base: int, num_head: int, tail: float) -> int:
-    """How many of the smallest pair differences an interval leaves out so that it misses at most `tail` on that side.
+    """Returns how many of the smallest pair differences to leave out of an interval that misses at most `tail` there.
 
     The number of labelings with U = u: count(i, j) = count(i - 1, j) moved by j, plus count(i, j - 1).
     """

@@ -6,7 +6,7 @@
         stall_budget("wait_token.p99=20us")
 
 A pytest process is one launch of the program, however often a test repeats its kernels in one capture. Captures that a
-test opens one after the other count as runs of their own; whoever compares them says that they are.
+test opens one after the other count as separate runs; a comparison of them takes that for granted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RUNS: pytest.StashKey[TestRuns] = pytest.StashKey()
 
 
 class CaptureFixture:
-    """What `tracekern_capture` is. Call it to open a capture, or hand `new_directory()` to a program that captures."""
+    """The fixture `tracekern_capture`. Call it to open a capture, or pass `new_directory()` to a program."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -37,18 +37,18 @@ class CaptureFixture:
         self._runs: dict[Path, Run] = {}
 
     def __call__(self, **options: Any) -> Any:
-        """A context manager: tracekern.capture(...) with these options into a directory of the test's own."""
+        """Returns tracekern.capture(...) with these options, into a new directory of the test."""
         return tracekern.capture(self.new_directory(), **options)
 
     def new_directory(self) -> Path:
-        """A place for one more capture."""
+        """Returns a directory for one more capture."""
         self._captures.append(self._directory / f"capture_{len(self._captures):02}")
         self._captures[-1].mkdir(parents=True)
         return self._captures[-1]
 
     @property
     def directory(self) -> Path:
-        """The newest capture. Raises TracekernError when none was opened."""
+        """Directory of the newest capture. Raises TracekernError if none was opened."""
         if not self._captures:
             raise TracekernError("no capture was opened: with tracekern_capture() as capture: ...")
         return self._captures[-1]
@@ -60,14 +60,14 @@ class CaptureFixture:
 
     @property
     def statistics(self) -> RunStatistics:
-        """Of the newest capture."""
+        """Statistics of the newest capture."""
         from tracekern.analysis.statistics import phase_statistics
 
         return phase_statistics(self.timeline)
 
     @property
     def runs(self) -> list[Run]:
-        """One for each capture so far."""
+        """Runs of the captures so far, one for each."""
         from tracekern.gate.run import read_run
 
         for path in self._captures:
@@ -77,14 +77,14 @@ class CaptureFixture:
 
 
 class StallBudget:
-    """What `stall_budget` is: call it with budgets as the command line takes them."""
+    """The fixture `stall_budget`. Call it with budgets as the command line takes them."""
 
     def __init__(self, captures: CaptureFixture) -> None:
         self._captures = captures
 
     def __call__(self, *budgets: str) -> None:
-        """Fails the test where a median over its captures is over its budget, or where a capture lost records."""
-        __tracebackhide__ = True  # the line to mend is the test's
+        """Fails the test if a median over its captures is over its budget, or if a capture lost records."""
+        __tracebackhide__ = True  # the traceback should end at the test's line
         from tracekern.formatting import growth, metric_value
 
         try:
@@ -131,7 +131,7 @@ def tracekern_capture(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 @pytest.fixture
 def stall_budget(tracekern_capture: CaptureFixture) -> StallBudget:
-    """`stall_budget("wait_token.p99=20us")` fails the test where its captures wait longer."""
+    """Fails the test if its captures wait longer: `stall_budget("wait_token.p99=20us")`."""
     return StallBudget(tracekern_capture)
 
 

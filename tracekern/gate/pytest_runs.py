@@ -1,4 +1,4 @@
-"""The runs of a pytest session, test by test: kept, compared, and what failed."""
+"""The runs of a pytest session by test: saves and compares them, and collects failures."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ class TestRuns:
     baseline: Path | None
     before: Tests
     limits: dict[str, float]
-    """Statistic -> relative growth that fails."""
+    """Statistic -> relative growth that fails a test."""
     tests: Tests = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
     @staticmethod
     def open(storage: Path, save: bool, compare_with: str | None, limits: Sequence[str]) -> TestRuns:
-        """Reads what will be compared with, before any test runs. Raises BadInput."""
+        """Reads the baseline before any test runs. Raises BadInput."""
         parsed = dict(map(parse_limit, limits))
         path = find(storage, compare_with or "latest") if compare_with or parsed else None
         return TestRuns(storage, save, path, read(path) if path else {}, parsed)
 
     def finish(self, all_passed: bool) -> None:
-        """Compares, and keeps the runs unless something failed."""
+        """Compares the runs, and saves them unless something failed."""
         for test, runs in self.tests.items():
             self.failures += [f"{test}: cannot say: {problem}" for problem in losses_of(runs)]
         if self.baseline:
@@ -115,7 +115,7 @@ def _is_sign(name: str, base: list[Run], runs: list[Run], limit: float) -> bool:
 
 
 def parse_limit(text: str) -> tuple[str, float]:
-    """ "p50:15%" as ("p50", 0.15). Raises BadInput."""
+    """Parses "p50:15%" as ("p50", 0.15). Raises BadInput."""
     match = _LIMIT.fullmatch(text.strip())
     if not match:
         raise BadInput(f"--tracekern-compare-fail: got {text!r}, wanted {'|'.join(STATISTICS)}:PERCENT, as in p50:15%")
@@ -123,7 +123,7 @@ def parse_limit(text: str) -> tuple[str, float]:
 
 
 def find(storage: Path, text: str) -> Path:
-    """The baseline that `text` means. Raises BadInput where there is none."""
+    """Returns the baseline that `text` names. Raises BadInput if there is none."""
     if text != "latest" and not text.isdecimal():
         return Path(text)
     kept = numbered(storage / FOLDER)
@@ -144,7 +144,7 @@ def write(storage: Path, tests: Tests) -> Path:
 
 
 def read(path: Path) -> Tests:
-    """Raises BadInput for a file that write() did not make."""
+    """Reads a baseline. Raises BadInput for a file that write() did not make."""
     try:
         document: Any = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""What a check found, as one value with an exit code, and as JSON, Markdown and JUnit XML."""
+"""The result of a check, as one value with an exit code, and as JSON, Markdown and JUnit XML."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Report:
     comparison: Comparison | None
     budgets: tuple[BudgetResult, ...]
     problems: tuple[str, ...]
-    """Why nothing can be said, beside those of the comparison."""
+    """Why no verdict is possible, besides the comparison's problems."""
     undecided_fails: bool = True
 
     @property
@@ -40,7 +40,7 @@ class Report:
 
     @property
     def outcome(self) -> Outcome:
-        """Doubtful data first: from them nothing is proven, neither good nor bad."""
+        """Returns the outcome. Doubtful data come first, because they prove nothing, good or bad."""
         if self.all_problems:
             return Outcome.CANNOT_SAY
         comparison = self.comparison
@@ -52,7 +52,7 @@ class Report:
 
     @property
     def headline(self) -> str:
-        """One sentence."""
+        """Returns the result in one sentence."""
         if self.all_problems:
             return f"cannot say: {self.all_problems[0]}"
         over = [result for result in self.budgets if not result.ok]
@@ -84,13 +84,13 @@ class Report:
 
 
 def order(changes: Sequence[Change]) -> list[Change]:
-    """What matters first: regressions, then what is undecided, what got better, what is the same."""
+    """Sorts the changes by importance: regressed, undecided, improved, same."""
     ranks = (Verdict.REGRESSED, Verdict.UNDECIDED, Verdict.BETTER, Verdict.SAME)
     return sorted(changes, key=lambda change: (ranks.index(change.verdict), -change.estimate))
 
 
 def markdown(report: Report) -> str:
-    """For a comment on a pull request."""
+    """Returns the report as Markdown for a comment on a pull request."""
     signs = {Outcome.GOOD: "✅", Outcome.REGRESSED: "❌", Outcome.CANNOT_SAY: "❔"}
     lines = [f"### {signs[report.outcome]} tracekern: {_cell(report.headline)}", ""]
     if report.budgets:
@@ -131,7 +131,7 @@ def _markdown_changes(comparison: Comparison) -> list[str]:
 
 
 def junit(report: Report, path: Path) -> None:
-    """JUnit XML: a test case for each budget and each metric. Raises BadInput where junitparser is missing."""
+    """Writes JUnit XML with a test case for each budget and each metric. Raises BadInput if junitparser is missing."""
     try:
         from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
     except ImportError:
@@ -163,7 +163,7 @@ def junit(report: Report, path: Path) -> None:
 
 
 def size(value: float) -> str:
-    """0.05 as "5.0 %": a spread or a floor, which has no direction."""
+    """Returns 0.05 as "5.0 %", without a sign, for a spread or a floor."""
     return growth(value).removeprefix("+")
 
 

@@ -1,4 +1,4 @@
-"""One run: what a launch of the program left in its capture, reduced to the numbers a gate needs."""
+"""One run: the capture of one launch of the program, reduced to the numbers that a gate needs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "shape": lambda value: isinstance(value, dict),
     "aligned": lambda value: isinstance(value, bool),
 }
-"""Field of a run in a file -> is its value one that can be?"""
+"""Field of a run in a file -> check of its value."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Run:
     backend: str
     nodes: tuple[str, ...]
     shape: Mapping[str, Any]
-    """What has to be equal for runs to be comparable: settings, ranks, iterations, launch sizes."""
+    """Values that must be equal for runs to be comparable: settings, ranks, iterations, launch sizes."""
     metrics: Mapping[str, float]
     spans: Mapping[str, int]
     """Phase -> number of spans behind its numbers."""
@@ -65,7 +65,7 @@ class Run:
     losses: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; a bound that is not finite becomes None."""
+        """Returns plain values for JSON; a bound that is not finite becomes None."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "source"}
         values["metrics"] = {name: float(f"{value:.6g}") for name, value in self.metrics.items()}
         values["clock_hard_ns"] = round(self.clock_hard_ns, 1) if math.isfinite(self.clock_hard_ns) else None
@@ -73,7 +73,7 @@ class Run:
 
     @staticmethod
     def from_dict(source: str, values: Any) -> Run:
-        """Raises BadInput for anything that as_dict() did not make."""
+        """Restores a run from as_dict(). Raises BadInput for anything else."""
         if not isinstance(values, dict) or set(values) != set(_CHECKS):
             raise BadInput(f"{source}: a run in it has other fields than {', '.join(sorted(_CHECKS))}; record it again")
         for name, is_right in _CHECKS.items():
@@ -86,14 +86,14 @@ class Run:
 
 
 def read_run(path: Path, unaligned: bool = False) -> Run:
-    """The run whose capture is in directory `path`. Raises BadInput when it cannot be read."""
+    """Reads the run whose capture is in directory `path`. Raises BadInput if it cannot be read."""
     timeline = tracekern.load(path, unaligned=unaligned)
     about = timeline.ranks[0].metadata
     return make_run(str(path), phase_statistics(timeline), timeline, about)
 
 
 def make_run(source: str, statistics: RunStatistics, timeline: Any, about: Mapping[str, Any]) -> Run:
-    """timeline, about: the Timeline behind the statistics and the metadata of its first rank."""
+    """Makes a run. timeline: the Timeline behind the statistics. about: metadata of its first rank."""
     grids: dict[str, set[tuple[int, int]]] = {}
     settings = about.get("settings")
     for launch in timeline.launches:
@@ -125,7 +125,7 @@ def make_run(source: str, statistics: RunStatistics, timeline: Any, about: Mappi
 
 
 def find_captures(path: Path) -> list[Path]:
-    """`path` itself where it is a capture directory, else the capture directories in it. Raises BadInput for none."""
+    """Returns `path` itself if it is a capture directory, else those in it. Raises BadInput if there are none."""
     if not path.exists():
         raise BadInput(f"{path}: does not exist; name a capture directory, or one that holds several")
     found = [path] if _is_capture(path) else sorted(filter(_is_capture, path.iterdir())) if path.is_dir() else []
@@ -135,7 +135,7 @@ def find_captures(path: Path) -> list[Path]:
 
 
 def difference(first: Run, second: Run) -> str:
-    """The first difference of two runs' shapes in words, the second run first, "" for none."""
+    """Returns the first difference of two runs' shapes in words, the second run first; "" for none."""
     found = _first_difference(first.shape, second.shape)
     if found is None:
         return ""
@@ -146,7 +146,7 @@ def difference(first: Run, second: Run) -> str:
 def _first_difference(
     first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = ""
 ) -> tuple[str, Any, Any] | None:
-    """Its key and both values. Settings come first: the rest follows from them."""
+    """Returns the key and both values of the first difference. Settings come first, as the rest follows from them."""
     for key in sorted(first.keys() | second.keys(), key=lambda key: (key != "settings", key)):
         a, b = first.get(key), second.get(key)
         if isinstance(a, Mapping) and isinstance(b, Mapping):
@@ -162,5 +162,8 @@ def _show(value: Any) -> str:
 
 
 def _is_capture(path: Path) -> bool:
-    """One that lost its dumps, too: reading it says so, where a check without it would hold fewer launches."""
+    """Returns whether `path` is a capture, even one that lost its dumps.
+
+    Reading such a capture raises an error; skipping it would silently check fewer launches.
+    """
     return path.is_dir() and (any(path.glob("rank_*.tkdump")) or (path / "capture.json").exists())

@@ -1,7 +1,8 @@
-"""Our own launcher: one process per rank on this host. None outlives it, nor for long the first of them that fails.
+"""tracekern's launcher: one process per rank on this host.
 
-Afterwards it salvages what dead ranks left in shared memory and removes the segments. Ranks find each other as under
-torchrun: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; TRACEKERN_RUN_ID names the run.
+No rank outlives the launcher. After the first rank fails, the others are stopped in time. Then the launcher salvages
+what dead ranks left in shared memory and removes the segments. Ranks find each other as under torchrun: RANK,
+LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; TRACEKERN_RUN_ID names the run.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class _Run:
     started: set[int] = field(default_factory=set)
     stopped: set[int] = field(default_factory=set)
     problem: Exception | None = None
-    """What on_line raised first."""
+    """First exception that on_line raised."""
 
     def start(self, num_ranks: int, target: Sequence[str] | Spawner) -> None:
         shared = {
@@ -147,11 +148,11 @@ class _Run:
             self.readers[-1].start()
 
     def wait(self, timeout_s: float | None, kill_after_s: float) -> None:
-        """Returns when all ended, or when those left have had their time."""
+        """Returns when all ranks have ended, or when the time of the remaining ranks is up."""
         deadline = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
         interrupts: list[int] = []
         with _on_signal(signal.SIGINT, lambda number, frame: interrupts.append(number)):
-            self._start_readers()  # here: whoever sees a line of a rank may press Ctrl-C
+            self._start_readers()  # here: Ctrl-C may follow the first line of a rank
             while self.running() and time.monotonic() < deadline and self.problem is None:
                 self._tell_started()
                 time.sleep(_POLL_S)
@@ -167,7 +168,7 @@ class _Run:
         return [rank for rank, process in enumerate(self.processes) if process.poll() is None]
 
     def stop(self) -> None:
-        """End what still runs, politely first; a second Ctrl-C must not leave ranks behind."""
+        """Ends the remaining ranks, with SIGTERM first. A second Ctrl-C must not leave ranks behind."""
         with _on_signal(signal.SIGINT, signal.SIG_IGN):
             self.stopped.update(self.running())
             self._signal(signal.SIGTERM)
@@ -198,13 +199,13 @@ class _Run:
         for line in process.stdout:
             try:
                 self.on_line(rank, line.rstrip("\n"))
-            except Exception as error:  # noqa: BLE001 - raised again behind the run; until then ranks need a reader
+            except Exception as error:  # noqa: BLE001 - raised again after the run; until then ranks need a reader
                 self.problem = self.problem or error
 
 
 @contextlib.contextmanager
 def _on_signal(number: signal.Signals, handler: Any) -> Iterator[None]:
-    """Another handler for a while; only the main thread gets signals."""
+    """Installs another signal handler inside the block. Only the main thread can do so."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -226,7 +227,7 @@ def _start_command(command: Sequence[str], env: dict[str, str]) -> subprocess.Po
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # the terminal's Ctrl-C reaches ranks once, through us
+            start_new_session=True,  # the terminal's Ctrl-C reaches ranks once, through the launcher
             preexec_fn=lambda: die_with(parent),
         )
     except OSError as error:
@@ -240,5 +241,5 @@ def _free_port() -> int:
 
 
 def _print_line(rank: int, line: str) -> None:
-    encoding = sys.stdout.encoding or "utf-8"  # in which there may be no such letter
+    encoding = sys.stdout.encoding or "utf-8"  # may lack characters of the line
     sys.stdout.write(f"[rank {rank}] {line}\n".encode(encoding, "replace").decode(encoding))

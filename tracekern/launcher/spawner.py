@@ -1,8 +1,9 @@
-"""Starts ranks as forks of one warm process, which has imported the target's module, and torch with it, once.
+"""Starts ranks as forks of one warm process, which imports the target's module, and torch with it, only once.
 
-Eight interpreters that import torch each take eight times its second of CPU. `Spawner` is the launcher's end;
-`python -m tracekern.launcher.spawner` is the warm process. Over its standard input, a socket, it gets for one run after
-the other the pipes and the environment of the ranks; over the first pipe it tells what happens, in lines of JSON.
+Eight interpreters that each import torch would take eight times the CPU time. `Spawner` is the launcher's end;
+`python -m tracekern.launcher.spawner` is the warm process. For each run, one after the other, it receives the pipes and
+the environment of the ranks over its standard input, a socket. Over the first pipe it reports what happens, in lines of
+JSON.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Spawner:
     """The warm process, for runs one after the other. Use it as a context manager, or close() it."""
 
     def __init__(self, target: str, env: Mapping[str, str]) -> None:
-        """target: module:function; imported when the first run starts, in its environment. env: of the interpreter.
+        """target: module:function, imported in the environment of the first run when that starts. env: environment of
+        the warm process.
 
         Raises BadInput for a target of another form.
         """
@@ -50,7 +52,7 @@ class Spawner:
         parent = os.getpid()
         self.target = target
         self.error = ""
-        """Why the module could not be imported."""
+        """Why the module could not be imported; "" if it was."""
         self.ranks: list[SpawnedRank] = []
         self._reports, self._unread = -1, b""
         self._requests, requests = socket.socketpair()
@@ -70,10 +72,10 @@ class Spawner:
         self.close()
 
     def start(self, num_ranks: int, env: Mapping[str, str]) -> None:
-        """Makes `ranks` the processes of a run, which may start some time later; those of the last run have ended.
+        """Starts a run: `ranks` becomes its processes, which may start later. Those of the last run must have ended.
 
-        env: of the ranks, but for RANK and LOCAL_RANK. What the module prints while it is imported comes as rank 0's
-        output. Raises BadInput for too many ranks.
+        env: environment of the ranks, without RANK and LOCAL_RANK. What the module prints during its import appears as
+        rank 0's output. Raises BadInput for too many ranks.
         """
         if num_ranks > _MOST_RANKS:
             raise BadInput(f"{num_ranks} ranks of {self.target}: wanted at most {_MOST_RANKS}")
@@ -85,7 +87,7 @@ class Spawner:
         # More threads would start with numpy, and only a process of one thread may be forked.
         request = json.dumps({"OMP_NUM_THREADS": "1", **env}).encode() + b"\n"
         try:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is dead: then the reports end, too
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is dead; read_reports() finds out
                 socket.send_fds(self._requests, [b"."], [write for _, write in pipes])
                 self._requests.sendall(request)
         finally:
@@ -93,7 +95,7 @@ class Spawner:
                 os.close(write)
 
     def read_reports(self) -> None:
-        """Take in what has happened since."""
+        """Reads the reports since the last call."""
         data = b"."
         while data:
             try:
@@ -120,7 +122,7 @@ class Spawner:
         rank.returncode = report.get("returncode")
 
     def close(self) -> None:
-        """End the process. Process ids of ranks may be used again from here on, or from the next start()."""
+        """Ends the warm process. From here on, or from the next start(), process ids of ranks may be used again."""
         self._requests.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_CLOSE_S)
@@ -136,30 +138,30 @@ class Spawner:
 
 @dataclass
 class SpawnedRank:
-    """What the launcher uses of subprocess.Popen, for a process that is not its child."""
+    """The part of subprocess.Popen that the launcher uses, for a process that is not its child."""
 
     spawner: Spawner
     pid: int
-    """The warm process's, until the rank has started."""
+    """Process id of the rank; until it has started, that of the warm process."""
     stdout: TextIO
     returncode: int | None = None
     has_started: bool = False
 
     def poll(self) -> int | None:
-        """Exit status, minus the signal's number; None while it runs."""
+        """Returns the exit status, or minus the signal's number; None while the rank runs."""
         if self.returncode is None:
             self.spawner.read_reports()
         return self.returncode
 
     def wait(self) -> int:
-        """Returns the exit status when there is one."""
+        """Waits for the rank to end. Returns the exit status."""
         while (status := self.poll()) is None:
             time.sleep(_POLL_S)
         return status
 
 
 def die_with(parent: int) -> None:
-    """Runs in the child: the kernel kills it when its parent dies, which may already have happened."""
+    """Makes the kernel kill this process when its parent dies. Runs in the child; the parent may be dead already."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -171,12 +173,12 @@ def _prepare_spawner(parent: int) -> None:
 
 
 def _block_interrupts() -> None:
-    """Until _end_by_interrupts(): an interpreter that starts would tell of them with a traceback."""
+    """Blocks interrupts until _end_by_interrupts(), because a starting interpreter would print a traceback."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
 
 
 def _end_by_interrupts() -> None:
-    """While modules are imported: where in them Ctrl-C came does not matter."""
+    """Makes interrupts end the process without a traceback, which would only show which import Ctrl-C came in."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
@@ -189,7 +191,7 @@ def run_target(target: str) -> NoReturn:
 
 
 def main() -> None:
-    """The warm process. Argument: module:function."""
+    """Runs the warm process. Argument: module:function."""
     _end_by_interrupts()
     target = sys.argv[1]
     requests = socket.socket(fileno=0)
@@ -206,23 +208,23 @@ def main() -> None:
             os.close(output)
         _report_ends(reports, pids)
         os.close(reports)
-        select.select([requests], [], [])  # the launcher may still signal the last ones: keep their ids taken so long
+        select.select([requests], [], [])  # keeps the last ranks' ids taken: the launcher may signal them
         for pid in pids:
             os.waitpid(pid, 0)
-    os._exit(0)  # tearing down torch would cost 0.36 s of CPU, here and in each rank
+    os._exit(0)  # tearing down torch would cost CPU time, here and in each rank
 
 
 def _import(target: str, reports: int, output: int) -> Callable[[], Any]:
     os.dup2(output, 1)
     os.dup2(output, 2)
     module, name = target.split(":")
-    gc.disable()  # a tenth of the time goes into collecting what an import keeps anyway
+    gc.disable()  # collecting during an import costs time and frees little
     try:
         function: Callable[[], Any] = getattr(importlib.import_module(module), name)
     except Exception as error:
         _report(reports, error=" ".join(f"{type(error).__name__}: {error}".split())[:500])
         raise
-    gc.freeze()  # ranks share these pages for as long as nobody touches them
+    gc.freeze()  # ranks share these pages as long as none writes to them
     gc.enable()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -232,7 +234,7 @@ def _import(target: str, reports: int, output: int) -> Callable[[], Any]:
 def _fork_ranks(target: str, function: Callable[[], Any], reports: int, outputs: list[int]) -> list[int]:
     is_warm = len(os.listdir("/proc/self/task")) == 1
     if not is_warm:
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads: this one does nothing but exec
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads: this one only calls exec
     spawner, pids = os.getpid(), []
     for rank in range(len(outputs)):
         pids.append(os.fork())
@@ -248,7 +250,7 @@ def _fork_ranks(target: str, function: Callable[[], Any], reports: int, outputs:
 
 
 def _become_rank(rank: int, spawner: int, reports: int, outputs: list[int]) -> None:
-    """In the fork: a session, an environment and an output of its own. Tells the launcher when it can be signalled."""
+    """Gives the fork a separate session, environment and output. Reports to the launcher when it can be signalled."""
     os.setsid()
     die_with(spawner)
     _connect(Path(os.devnull), 0)
@@ -256,14 +258,14 @@ def _become_rank(rank: int, spawner: int, reports: int, outputs: list[int]) -> N
     os.dup2(outputs[rank], 2)
     os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
     if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()  # forks would all draw the same numbers
+        sys.modules["numpy.random"].seed()  # else all forks would draw the same numbers
     _report(reports, rank=rank, pid=os.getpid())
     for descriptor in (reports, *outputs):
         os.close(descriptor)
 
 
 def _report_ends(reports: int, pids: list[int]) -> None:
-    """Returns when all ranks have ended and been reported. They stay zombies."""
+    """Reports the end of each rank. Returns when all have ended; they stay zombies."""
     running = dict(enumerate(pids))
     while running:
         time.sleep(_POLL_S)
@@ -276,7 +278,7 @@ def _report_ends(reports: int, pids: list[int]) -> None:
 
 
 def _run_and_exit(function: Callable[[], Any]) -> NoReturn:
-    """As the interpreter ends a program, but for tearing down what was imported."""
+    """Runs the function and exits as the interpreter does, but without tearing down imported modules."""
     status, is_interrupted = 0, False
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -286,7 +288,7 @@ def _run_and_exit(function: Callable[[], Any]) -> NoReturn:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
         if end.code is not None and not isinstance(end.code, int):
             sys.stderr.write(f"{end.code}\n")
-    except BaseException as error:  # noqa: BLE001 - it is the last one to hear of it
+    except BaseException as error:  # noqa: BLE001 - nothing above this frame would report it
         status, is_interrupted = 1, isinstance(error, KeyboardInterrupt)
         sys.excepthook(type(error), error, error.__traceback__)
     threading._shutdown()  # type: ignore[attr-defined]
@@ -301,7 +303,7 @@ def _run_and_exit(function: Callable[[], Any]) -> NoReturn:
 
 
 def _report(descriptor: int, **what: Any) -> None:
-    """One write of less than PIPE_BUF bytes: lines of several ranks do not mix."""
+    """Writes one line of JSON, shorter than PIPE_BUF, so that lines of several ranks do not mix."""
     os.write(descriptor, json.dumps(what).encode() + b"\n")
 
 

@@ -1,4 +1,4 @@
-"""The calls of one rank: inputs are drawn, used and checked some batches at a time."""
+"""The calls of one rank: draws inputs, runs calls and checks results, some batches at a time."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from tracekern.record.session import Capture
 Call = Callable[[Batch, Capture | None], torch.Tensor]
 
 BATCHES_BYTES, BATCHES_TOKENS = 64 << 20, 8192
-"""Of inputs and results that a rank holds at a time, at most, beyond one call: these calls are back to back, and what
-comes between them and the next ones, drawing and checking, takes a second or less."""
+"""Most bytes and tokens of batches that a rank holds at a time, but at least one batch. Calls with these batches are
+back to back; drawing and checking between them and the next ones takes a second or less."""
 TELL_EVERY_S = 0.1
-"""A rank that tells enters its next call later than the others, and they wait for it: docs/walkthrough.md."""
+"""Interval between progress reports. A rank that reports enters its next call late, and the others wait for it
+(docs/walkthrough.md)."""
 
 
 class Calls:
-    """All calls of a run on this rank, and what came of them."""
+    """All calls of a run on this rank, and their results."""
 
     def __init__(
         self, options: MoeRun, rank: int, backend: str, call: Call, capture: Capture | None, num_counted: int
@@ -39,21 +40,21 @@ class Calls:
         self._num_done, self._told_s = 0, time.monotonic()
         self.wrong_elements = self.num_tokens = 0
         self.times_ms: list[float] = []
-        """Of the host, of each call of run()."""
+        """Host time of each call of run()."""
 
     def count(self) -> None:
-        """The first calls, for a capture that is counting."""
+        """Runs the first calls, for a capture that is counting."""
         for batches in self._drawn(self._num_counted):
             for batch in batches:
                 self._call(batch.to(self._backend), self._capture)
                 self._tell()
 
     def warm_up(self) -> None:
-        """One untraced call."""
+        """Runs one untraced call."""
         self._call(self._draw(0).to(self._backend), None)
 
     def run(self) -> None:
-        """All calls, with no barrier in between; every result is checked."""
+        """Runs all calls without a barrier in between, and checks every result."""
         for batches in self._drawn(self._options.iterations):
             outputs = [self._timed(batch) for batch in [batch.to(self._backend) for batch in batches]]
             self.num_tokens += sum(batch.num_tokens for batch in batches)
@@ -77,7 +78,7 @@ class Calls:
             self._told_s = time.monotonic()
 
     def _drawn(self, num_calls: int) -> Iterator[list[Batch]]:
-        """The batches of the first calls, as many at a time as are to be held."""
+        """Yields the batches of the first `num_calls` calls, as many at a time as may be held."""
         shape = self._options.shape
         at_once = max(1, min(BATCHES_BYTES // (2 * shape.row_bytes), BATCHES_TOKENS) // shape.max_tokens)
         for first in range(0, num_calls, at_once):

@@ -1,7 +1,7 @@
-"""The experts as every family's pipeline takes them, and what they compute in plain torch.
+"""The experts that every family's pipeline takes, and their computation in plain torch.
 
-Each scales its input: a stand-in that costs next to nothing and tells experts apart. Networks come here, behind the
-same methods; csrc/moe/experts.h is what kernels know of them.
+Each expert scales its input: a placeholder that costs next to nothing and makes experts distinguishable. Networks can
+replace it behind the same methods; csrc/moe/experts.h is the kernels' view of experts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Experts:
-    """Those of all ranks."""
+    """The experts of all ranks."""
 
     scale: torch.Tensor
     """[num_experts] fp32."""
@@ -28,23 +28,23 @@ class Experts:
         return Experts(self.scale.to(device))
 
     def apply(self, rows: torch.Tensor, expert: torch.Tensor) -> torch.Tensor:
-        """[n, hidden] in the dtype of rows [n, hidden]: what expert [n] makes of each, rounded once."""
+        """Applies expert [n] to rows [n, hidden]. Returns [n, hidden] in the dtype of rows, rounded once."""
         return (rows.float() * self.scale[expert.long(), None]).to(rows.dtype)
 
     def check(self, comm: Communicator, shape: MoeShape) -> None:
-        """Raises BadInput where kernels of this rank cannot use them."""
+        """Raises BadInput if kernels of this rank cannot use the experts."""
         import torch
 
         check_tensor(comm, "experts.scale", self.scale, torch.float32, (shape.num_experts,))
 
     @property
     def addresses(self) -> dict[str, int]:
-        """For a native pipeline's set_call()."""
+        """Returns the addresses for a native pipeline's set_call()."""
         return {"expert_scale": self.scale.data_ptr()}
 
 
 def draw_experts(shape: MoeShape) -> Experts:
-    """Experts of a run, the same for every seed."""
+    """Returns the experts of a run, the same for every seed."""
     import torch
 
     return Experts(1.0 + torch.arange(shape.num_experts, dtype=torch.float32) / shape.num_experts)

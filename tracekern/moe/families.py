@@ -1,4 +1,4 @@
-"""The families of kernels that are bundled: every package of tracekern.moe that has a FAMILY."""
+"""The bundled families of kernels: every package of tracekern.moe that has a FAMILY."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ VARIANTS = (*PLAIN_VARIANTS, *FAMILY_OF)
 
 
 def all_options() -> list[Option]:
-    """The options of all families; a name that two of them use is one option."""
+    """Returns the options of all families; a name that two families use is one option."""
     return list({option.name: option for family in FAMILIES.values() for option in family.options}.values())
 
 
 def takes_option(variant: str, name: str) -> bool:
-    """Whether a variant of any family takes the option of that name."""
+    """Returns whether a variant of any family takes the option `name`."""
     return variant in FAMILY_OF and name in {option.name for option in FAMILY_OF[variant].options_of(variant)}

@@ -1,4 +1,4 @@
-"""What the rest of tracekern may know of a family of kernels; each states it in its own folder."""
+"""Interface of a family of kernels to the rest of tracekern; each family implements it in its own folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Option:
     high: int
     variants: tuple[str, ...]
     describe: Callable[[int], str]
-    """What a run says of the value that it took."""
+    """Describes the chosen value in the output of a run."""
 
 
 @dataclass(frozen=True)
@@ -37,26 +37,26 @@ class Family:
     make_pipeline: Callable[..., Pipeline]
     """Takes (group, shape, variant), timeout_s, num_blocks, warps_per_block, backend and the family's options."""
     expected: Callable[[str, Batch, Experts, MoeShape], torch.Tensor]
-    """[num_tokens, hidden]: the bits that a variant promises."""
+    """Returns the result that a variant promises bit by bit, [num_tokens, hidden]."""
     reference_name: Callable[[str], str]
-    """The function of plain torch that computes them."""
+    """Name of the plain torch function that computes `expected`."""
     sent_events: frozenset[str] = frozenset()
-    """Spans of which there is one for each row that a rank sends."""
+    """Names of events with one span for each row that a rank sends."""
     received_events: frozenset[str] = frozenset()
     options: tuple[Option, ...] = ()
 
     @property
     def variants(self) -> dict[str, tuple[str, ...]]:
-        """Variant -> the kernels of one call, in their order."""
+        """Variant -> the kernels of one call, in order."""
         variants: dict[str, tuple[str, ...]] = self._facts.variants
         return variants
 
     def options_of(self, variant: str) -> list[Option]:
-        """The options that this variant takes."""
+        """Returns the options that this variant takes."""
         return [option for option in self.options if variant in option.variants]
 
     def memory(self, variant: str, shape: MoeShape) -> tuple[int, int]:
-        """Bytes of a rank's part of the symmetric heap, and of what its pipeline keeps beside it, at most."""
+        """Returns the bytes of a rank's part of the symmetric heap, and the most that its pipeline uses besides."""
         kind = {"variant": variant, **{option.name: 1 for option in self.options}}
         sizes = {name: getattr(shape, name) for name in ("num_ranks", "max_tokens", "num_experts", "topk", "hidden")}
         about = {**sizes, "dtype": shape.dtype, **kind}

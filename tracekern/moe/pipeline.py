@@ -1,4 +1,4 @@
-"""What the pipelines of all kernel families share: opening over the ranks, traced launches, and the guards."""
+"""Base of all kernel families' pipelines: opening over the ranks, traced launches, and checks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from tracekern.record.session import Capture
 
 MAX_CPU_WARPS = 1 << 14
-"""Each has a stack of its own on the CPU backend, two of the 65,530 mappings that Linux gives a process."""
+"""On the CPU backend each warp has a separate stack, which takes two of a process's 65,530 memory mappings on Linux."""
 
 
 class Pipeline:
     """Dispatch -> experts -> combine on the symmetric heap. Allocates once; a call moves tokens only.
 
     Usable from one thread at a time. After a CommTimeout every call is refused until reset(), which is collective.
-    A family's pipeline chooses the options of its kernels; one whose calls have other tensors has a call of its own.
+    A family's pipeline chooses the options of its kernels; one whose calls take other tensors overrides the call.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Pipeline:
         backend: str = "cpu",
         **options: int,
     ) -> None:
-        """family: a key of _C.families; variant: one of its. options: the family's own, as its kernels take them.
+        """family: a key of _C.families. variant: one of the family's. options: for the family's kernels.
 
         num_blocks x warps_per_block: the grid of every kernel; on a GPU at most 16 warps, on the CPU MAX_CPU_WARPS in
         all. timeout_s, on_timeout: see Communicator.set_timeout(). backend: "cpu" or "cuda". Raises BadInput.
@@ -58,7 +58,7 @@ class Pipeline:
             raise BadInput(f"the shape is for {count(shape.num_ranks, 'rank')}, the group has {group.num_ranks}")
         self.shape, self.variant, self.options = shape, variant, options
         self.stages: tuple[str, ...] = facts.variants[variant]
-        """The kernels of one call, in their order."""
+        """The kernels of one call, in order."""
         self.grid, self.warps = num_blocks, warps_per_block
         sizes = {
             "max_tokens": shape.max_tokens,
@@ -82,7 +82,7 @@ class Pipeline:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next call: 32 bits, starts just below the wrap."""
+        """The epoch of the next call, 32 bits. The first one is just below the wrap."""
         return int(self._native.epoch)
 
     def __call__(
@@ -100,10 +100,10 @@ class Pipeline:
 
         x: [num_tokens, hidden]; topk_idx: [num_tokens, topk] int32, -1 for none; topk_weights: [num_tokens, topk] fp32.
 
-        after_stage: called with the name of each kernel when it was started. What it raises breaks the call off.
+        after_stage: called with the name of each kernel that was started. If it raises, the call is broken off.
         On a GPU the call only starts the work, on the current stream; synchronize() waits for it.
-        Raises BadInput, and CommTimeout when a peer does not come. After a call that was broken off between two kernels
-        the next one raises CallBroken, until reset().
+        Raises BadInput, and CommTimeout if a peer does not arrive. After a call that was broken off between two
+        kernels, later calls raise CallBroken until reset().
         """
         import torch
 
@@ -136,16 +136,16 @@ class Pipeline:
         check_tensor(self.comm, "topk_weights", topk_weights, torch.float32, (num_tokens, shape.topk))
         if num_tokens > shape.max_tokens:
             raise BadInput(f"{num_tokens} tokens; the pipeline was made for at most {shape.max_tokens}")
-        # Looking at indices on a GPU would stop the stream in every call.
+        # Reading indices on a GPU would synchronize the stream in every call.
         on_host = self.comm.device.backend == "cpu"
         if on_host and num_tokens and not -1 <= int(topk_idx.min()) <= int(topk_idx.max()) < shape.num_experts:
             bad = topk_idx[(topk_idx < -1) | (topk_idx >= shape.num_experts)][0].item()
             raise BadInput(f"topk_idx names expert {bad}; wanted -1 (none) or 0 to {shape.num_experts - 1}")
 
     def _start(self, capture: Capture | None, after_stage: Callable[[str], None] | None) -> None:
-        """Starts the kernels of a call, whose tensors the native pipeline has.
+        """Starts the kernels of a call, whose tensors the native pipeline has already.
 
-        after_stage: called with the name of each kernel when it was started. What it raises breaks the call off.
+        after_stage: called with the name of each kernel that was started. If it raises, the call is broken off.
         """
         if self.comm.device.backend == "cuda":
             with self.comm.device.active():
@@ -168,7 +168,7 @@ class Pipeline:
         stages, epoch = self.stages, self.epoch
         stream = torch.cuda.current_stream().cuda_stream
         descriptors = [self._descriptor(stage, epoch, capture, stream, idx > 0) for idx, stage in enumerate(stages)]
-        with self.comm.one_call():  # no kernel was started before: a capture that refuses a launch breaks no call off
+        with self.comm.one_call():  # entered late: a capture that refuses a launch before any kernel breaks no call off
             if after_stage is None:
                 with self.comm.guarded():
                     self._native.run_stages(stages, descriptors, stream=stream)
@@ -194,7 +194,7 @@ class Pipeline:
         return launch.descriptor
 
     def synchronize(self) -> None:
-        """Returns when this rank's calls are through. Raises CommTimeout when a peer did not come."""
+        """Waits until this rank's calls have finished. Raises CommTimeout if a peer did not arrive."""
         self.comm.synchronize()
 
     def reset(self) -> None:
@@ -211,7 +211,7 @@ def check_grid(num_blocks: int, warps_per_block: int, backend: str) -> None:
 
 
 def _make_native(family: str, comm: Communicator, backend: str, options: dict[str, Any]) -> Any:
-    """Collective. Raises BadInput, the same on all ranks, where one of them cannot run the kernels."""
+    """Makes the native pipeline. Collective. Raises BadInput on all ranks if one of them cannot run the kernels."""
     native, problem = None, ""
     try:
         if backend == "cuda":
@@ -222,7 +222,7 @@ def _make_native(family: str, comm: Communicator, backend: str, options: dict[st
             native = _C.families[family].Pipeline(comm.native, **options)
     except ValueError as error:  # such as more blocks than the GPU holds at once
         problem = f"rank {comm.group.rank}: {error}"
-    except (RuntimeError, MemoryError) as error:  # no room for what the kernels keep beside the heap
+    except (RuntimeError, MemoryError) as error:  # no room for the kernels' memory besides the heap
         problem = f"rank {comm.group.rank}: {error}; make the shape smaller, or end what fills the memory"
     comm.group.refuse_together(problem)
     return native

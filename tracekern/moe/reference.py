@@ -1,4 +1,4 @@
-"""The variants in plain torch: `reference`, loops that explain themselves, and `sorted`, written without kernels.
+"""The variants in plain torch: `reference`, in simple loops, and `sorted`, with argsort and collectives.
 
 Every variant computes, unless its family says otherwise, for each token,
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def reference(batch: Batch, experts: Experts) -> torch.Tensor:
-    """[num_tokens, hidden] in the dtype of batch.x: each token visits its experts one by one, on its own rank."""
+    """Applies each token's experts one by one, on its own rank. Returns [num_tokens, hidden] in batch.x's dtype."""
     import torch
 
     out = torch.empty_like(batch.x)
@@ -36,12 +36,12 @@ def reference(batch: Batch, experts: Experts) -> torch.Tensor:
 
 
 def sorted_all_to_all(batch: Batch, experts: Experts, shape: MoeShape) -> torch.Tensor:
-    """The same result by argsort and all_to_all_single over the default process group; collective."""
+    """Computes the same result with argsort and all_to_all_single over the default process group. Collective."""
     import torch
 
     device = batch.x.device
     chosen = batch.topk_idx.reshape(-1).long()
-    # Choices of no expert sort first and stay at home.
+    # Choices of no expert (-1) sort first and are not sent.
     order = torch.argsort(chosen, stable=True)[int((chosen < 0).sum()) :]
     rows = batch.x[order // shape.topk]
     send_counts = torch.bincount(chosen[order], minlength=shape.num_experts).reshape(shape.num_ranks, -1)
@@ -52,7 +52,7 @@ def sorted_all_to_all(batch: Batch, experts: Experts, shape: MoeShape) -> torch.
     received = torch.empty((sum(recv_splits), shape.hidden), dtype=rows.dtype, device=device)
     _all_to_all(received, rows, recv_splits, send_splits)
 
-    # Rows came by source rank, within it by expert: a second sort gives the layout of a grouped GEMM.
+    # Rows arrive by source rank, then by expert; a second sort gives the layout of a grouped GEMM.
     locals_of_ranks = torch.arange(shape.num_local_experts, device=device).repeat(shape.num_ranks)
     local = locals_of_ranks.repeat_interleave(recv_counts.reshape(-1))
     by_expert = torch.argsort(local, stable=True)
@@ -69,7 +69,7 @@ def sorted_all_to_all(batch: Batch, experts: Experts, shape: MoeShape) -> torch.
 
 
 def weighted_sum(batch: Batch, results: torch.Tensor) -> torch.Tensor:
-    """[num_tokens, hidden] fp32: results [num_tokens, topk, hidden] fp32 added in the order of the choices."""
+    """Adds results [num_tokens, topk, hidden] fp32 in the order of the choices. Returns [num_tokens, hidden] fp32."""
     import torch
 
     total = torch.zeros((batch.num_tokens, results.shape[2]), dtype=torch.float32, device=results.device)
@@ -86,7 +86,7 @@ def _rank() -> int:
 
 
 def _all_to_all(out: torch.Tensor, rows: torch.Tensor, out_splits: list[int], in_splits: list[int]) -> None:
-    """Rows as bytes: gloo moves no bf16."""
+    """Exchanges rows as bytes, because gloo does not support bf16."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""Tokens and where they go: a function of (seed, rank, iteration), so that a test knows everybody's."""
+"""Draws tokens and their routing as a function of (seed, rank, iteration), so that a test can redraw any rank's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROUTINGS = ("uniform", "zipf", "one-hot-rank")
 
 @dataclass(frozen=True)
 class Batch:
-    """What one rank feeds into one call.
+    """Inputs of one rank to one call.
 
     x: [num_tokens, hidden] in the shape's dtype. topk_idx: [num_tokens, topk] int32, experts of all ranks, -1 for none.
     topk_weights: [num_tokens, topk] fp32.
@@ -29,7 +29,7 @@ class Batch:
     topk_weights: torch.Tensor
 
     def to(self, device: str) -> Batch:
-        """The same on another device."""
+        """Returns the batch on another device."""
         return Batch(self.x.to(device), self.topk_idx.to(device), self.topk_weights.to(device))
 
     @property
@@ -38,17 +38,20 @@ class Batch:
 
 
 def draw_num_tokens(shape: MoeShape, rng: np.random.Generator, *, uneven: bool) -> int:
-    """Even: max_tokens. Uneven: 0 on about every eighth rank, else 1 to max_tokens."""
+    """Returns the number of tokens of a rank. Even: max_tokens. Uneven: 0 on about every eighth rank, else
+    1 to max_tokens.
+    """
     if not uneven:
         return shape.max_tokens
     return 0 if rng.integers(8) == 0 else int(rng.integers(1, shape.max_tokens + 1))
 
 
 def draw_topk(shape: MoeShape, num_tokens: int, rng: np.random.Generator, routing: str) -> np.ndarray:
-    """[num_tokens, topk] int32, without repetition within a token.
+    """Returns the experts of each token, [num_tokens, topk] int32, without repetition within a token.
 
-    uniform: all experts alike. zipf: expert i with weight 1/(i+1) in an order of its own, so that some experts, and
-    the ranks that hold them, get most. one-hot-rank: all tokens to experts of one rank (as far as it has topk).
+    uniform: all experts are equally likely. zipf: weights 1/(i+1), with the experts in a fixed random order, so that
+    some experts, and the ranks that hold them, get most. one-hot-rank: all tokens go to experts of one rank (as far as
+    it has topk).
     """
     if routing == "uniform":
         weights = np.ones(shape.num_experts)
@@ -61,13 +64,13 @@ def draw_topk(shape: MoeShape, num_tokens: int, rng: np.random.Generator, routin
         weights = np.roll(weights, int(rng.integers(shape.num_ranks)) * shape.num_local_experts)
     else:
         raise BadInput(f"routing is {routing!r}; wanted one of {', '.join(ROUTINGS)}")
-    # Gumbel's trick: the topk largest of log-weight plus noise are a draw without repetition.
+    # Gumbel trick: the topk largest of log-weight plus noise are a draw without repetition.
     noise = rng.gumbel(size=(num_tokens, shape.num_experts))
     return np.argsort(-(np.log(weights) + noise), axis=1, kind="stable")[:, : shape.topk].astype(np.int32)
 
 
 def draw_batch(shape: MoeShape, *, seed: int, rank: int, iteration: int, routing: str, uneven: bool) -> Batch:
-    """The batch of one rank in one iteration."""
+    """Draws the batch of one rank in one iteration."""
     import torch
 
     rng = np.random.default_rng([seed, rank, iteration])

@@ -1,4 +1,4 @@
-"""`tracekern run moe` as a function: starts the ranks, each runs tracekern.moe.worker, and their reports come back."""
+"""`tracekern run moe` as a function: starts ranks that run tracekern.moe.worker, and reads their reports."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from tracekern.launcher.spawner import Spawner
 
 WORKER = "tracekern.moe.worker:main"
-"""What each rank runs."""
+"""Function that each rank runs."""
 
 
 @dataclass(frozen=True)
 class MoeRun:
     """One run: `iterations` calls of a variant on `ranks` ranks, each checked bit by bit.
 
-    Raises BadInput for what cannot be.
+    Raises BadInput for values that cannot be used.
     """
 
     ranks: int = 8
     variant: str = "balanced"
     tokens: int = 64
-    """The most a rank has."""
+    """Most tokens of a rank."""
     hidden: int = 2048
     experts: int = 64
     topk: int = 6
@@ -55,15 +55,15 @@ class MoeRun:
     """"first" or "last" records of a full track stay."""
     every: int = 1
     blocks: int = 0
-    """Of a kernel; 0: 4 on the CPU, 128 on a GPU."""
+    """Blocks of a kernel; 0: 4 on the CPU, 128 on a GPU."""
     warps: int = 0
-    """Of a block; 0: 4 on the CPU, 16 on a GPU."""
+    """Warps of a block; 0: 4 on the CPU, 16 on a GPU."""
     family_options: dict[str, int] = field(default_factory=dict)
     """Options that only the variant's family has, such as the partitions of `pipelined`; 0 leaves the choice to it."""
     torch_profiler: bool = False
     backend: str = "auto"
     command: str = "tracekern run moe"
-    """What stands in the capture as the command that made it."""
+    """Command line stored with the capture."""
 
     def __post_init__(self) -> None:
         for name, value, wanted in (
@@ -100,10 +100,10 @@ class MoeRun:
 
     @property
     def workload(self) -> dict[str, Any]:
-        """The settings of its capture: the options that decide what work a call is.
+        """Returns the settings for the capture: the options that determine the work of a call.
 
-        The gate compares only runs with equal settings. Ranks, calls and grids stand elsewhere in a capture; how it was
-        run or recorded changes no work. Options of a family belong here where they are used.
+        The gate compares only runs with equal settings. Ranks, calls and grids are stored elsewhere in a capture; how
+        it was run or recorded does not change the work. Options of a family belong here if the variant uses them.
         """
         names = ["variant", "tokens", "hidden", "experts", "topk", "dtype", "routing", "uneven", "seed"]
         settings = {name: getattr(self, name) for name in names}
@@ -112,31 +112,31 @@ class MoeRun:
 
 @dataclass(frozen=True)
 class RankReport:
-    """What one rank says of its run."""
+    """Report of one rank on its run."""
 
     rank: int
     ok: bool
     error: str = ""
-    """One line, empty when nothing went wrong."""
+    """One line; empty if nothing went wrong."""
     exit_code: int = 0
-    """Minus the signal's number where a signal ended it."""
+    """Exit status; minus the signal's number if a signal ended the rank."""
     followed: bool = False
-    """It stopped waiting only because another rank had given up."""
+    """Whether it stopped waiting only because another rank had given up."""
     wrong_elements: int = 0
     """Elements of all results that differ from what the variant promises in any bit; see reference_name."""
     tokens: int = 0
-    """Over all iterations."""
+    """Tokens of all iterations."""
     family_options: dict[str, int] = field(default_factory=dict)
-    """Those that the variant takes, as they were chosen."""
+    """Options that the variant takes, with the values that were used."""
     iteration_ms: tuple[float, ...] = ()
     """Host time of each call."""
     footprint_bytes: int = 0
-    """Of the profile buffers."""
+    """Bytes of the rank's profile buffers."""
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """What came of a run. `ok` only if every rank ended well and every result equals the variant's reference."""
+    """Result of a run. `ok` only if every rank succeeded and every result equals the variant's reference."""
 
     options: MoeRun
     ok: bool
@@ -147,13 +147,13 @@ class RunReport:
 
     @property
     def was_interrupted(self) -> bool:
-        """Ctrl-C ended a rank."""
+        """Returns whether Ctrl-C ended a rank."""
         return any(report.exit_code == -signal.SIGINT for report in self.ranks)
 
     def raise_for_error(self) -> None:
-        """Raises the error that explains the failure best; CommTimeout where a rank waited in vain.
+        """Raises the error that explains the failure best; CommTimeout if a wait timed out.
 
-        KeyboardInterrupt where Ctrl-C ended a rank.
+        Raises KeyboardInterrupt if Ctrl-C ended a rank.
         """
         if self.ok:
             return
@@ -162,7 +162,7 @@ class RunReport:
         own = [report.error for report in self.ranks if not (report.ok or report.followed)] or list(self.errors)
         stopped = len(self.errors) - len(own)
         text = "; ".join([*dict.fromkeys(own), *([f"{count(stopped, 'more rank')} stopped"] if stopped else [])])
-        text = text or "a rank failed and left no word"
+        text = text or "a rank failed without a message"
         kind = (
             CommTimeout if any(report.exit_code == CommTimeout.exit_code for report in self.ranks) else TracekernError
         )
@@ -176,10 +176,10 @@ def run(
     on_start: Callable[[int, int], None] | None = None,
     spawner: Spawner | None = None,
 ) -> RunReport:
-    """Runs it and leaves a capture in `directory` (unless options.trace is off).
+    """Runs the calls and leaves a capture in `directory` (unless options.trace is off).
 
-    on_progress(done, total): calls that rank 0 has finished, of all, counted ones included; ten times a second.
-    on_start(rank, pid): a rank has started. spawner: of WORKER; runs that share one import torch once.
+    on_progress(done, total): called ten times a second with the calls that rank 0 has finished, including counted ones.
+    on_start(rank, pid): called when a rank has started. spawner: of WORKER; runs that share one import torch only once.
     """
     from tracekern.launcher.launch import launch_ranks
 
@@ -205,7 +205,7 @@ def run(
                 "TRACEKERN_MOE_CAPTURE": str(capture_dir or ""),
                 "TRACEKERN_SIMULATED_CLOCK": simulated_clock(options.seed),
                 "OMP_NUM_THREADS": "1",
-                # A rank that ends while others talk to its store makes theirs print a stack; what matters they raise.
+                # Ranks that lose the store of a rank that ended would print a stack; they raise the error anyway.
                 "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
             },
             capture_dir=capture_dir,
@@ -226,7 +226,7 @@ def run(
 
 
 def check_family_options(variant: str, options: dict[str, int]) -> None:
-    """Raises BadInput for an option that the variant does not take, or whose value cannot be."""
+    """Raises BadInput for an option that the variant does not take, or for an invalid value."""
     for name, value in options.items():
         of_name = [option for option in all_options() if option.name == name]
         if not of_name:
@@ -239,7 +239,7 @@ def check_family_options(variant: str, options: dict[str, int]) -> None:
 
 
 def reference_name(variant: str) -> str:
-    """The function of plain torch whose bits this variant promises."""
+    """Returns the name of the plain torch function whose result this variant promises bit by bit."""
     return FAMILY_OF[variant].reference_name(variant) if variant in FAMILY_OF else "reference"
 
 
@@ -252,16 +252,16 @@ def _make_directory(path: Path) -> None:
 
 
 PROGRESS = "tracekern-progress "
-"""A worker's line that says how many calls are done, of how many."""
+"""Prefix of a worker's line with the number of finished calls and of all calls."""
 
 
 def simulated_clock(seed: int) -> str:
-    """TRACEKERN_SIMULATED_CLOCK of a run: an environment that names one already is kept."""
+    """Returns TRACEKERN_SIMULATED_CLOCK for a run; a value in the environment is kept."""
     return os.environ.get("TRACEKERN_SIMULATED_CLOCK", f"{seed + 1}:{time.clock_gettime_ns(time.CLOCK_MONOTONIC)}")
 
 
 def _read_report(directory: Path, ended: Any, out_of_memory: bool) -> RankReport:
-    """out_of_memory: the kernel has killed some process meanwhile to get memory."""
+    """Reads a rank's report. out_of_memory: the kernel has killed some process for memory during the run."""
     rank = ended.rank
     path = directory / f"rank_{rank}.json"
     if path.exists():
@@ -270,11 +270,11 @@ def _read_report(directory: Path, ended: Any, out_of_memory: bool) -> RankReport
         return RankReport(**values)
     how = f"killed by signal {-ended.returncode}" if ended.returncode < 0 else f"ended with {ended.returncode}"
     if out_of_memory and ended.returncode == -signal.SIGKILL:
-        how = "killed because memory ran out; fewer ranks, tokens or hidden need less"
+        how = "killed because memory ran out; take fewer ranks or tokens, or a smaller hidden"
     return RankReport(rank=rank, ok=False, error=f"rank {rank} {how}", exit_code=min(ended.returncode, 0) or 2)
 
 
 def _explain(reports: tuple[RankReport, ...]) -> tuple[str, ...]:
-    """The lines of the ranks that failed on their own; those that only followed another come last."""
+    """Returns the error lines of the ranks; those of ranks that only followed another come last."""
     failed = [report for report in reports if not report.ok]
     return tuple(report.error for report in sorted(failed, key=lambda report: report.followed))

@@ -1,4 +1,4 @@
-"""The shape of a mixture-of-experts layer spread over ranks, and checks at the door: of numbers and of tensors."""
+"""The shape of a mixture-of-experts layer spread over ranks, and checks of numbers and tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tracekern.comm.communicator import Communicator
 
 DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
-"""Bytes of an element of each number type."""
+"""Bytes of an element of each dtype."""
 
 MAX_TOKENS = 1 << 18
 MAX_TOPK = 16
@@ -23,7 +23,7 @@ MAX_EXPERTS = 4096
 
 
 def check_range(name: str, value: Any, low: int, high: int) -> None:
-    """Raises BadInput for a number that is not between them."""
+    """Raises BadInput unless `value` is a whole number from `low` to `high`."""
     if not isinstance(value, numbers.Integral):
         raise BadInput(f"{name} is {value!r}; wanted a whole number from {low} to {high}")
     if not low <= value <= high:
@@ -32,11 +32,11 @@ def check_range(name: str, value: Any, low: int, high: int) -> None:
 
 @dataclass(frozen=True)
 class MoeShape:
-    """The same on every rank. Raises BadInput when the numbers do not fit together."""
+    """Shape of the layer, the same on every rank. Raises BadInput if the numbers do not fit together."""
 
     num_ranks: int
     max_tokens: int
-    """Of one rank; the ranks' real numbers may differ, and may be 0."""
+    """Most tokens of one rank; the actual numbers may differ between ranks, and may be 0."""
     num_experts: int
     topk: int
     hidden: int
@@ -82,7 +82,7 @@ class MoeShape:
 def check_tensor(
     comm: Communicator, name: str, tensor: torch.Tensor, dtype: torch.dtype, size: tuple[int, ...]
 ) -> None:
-    """Raises BadInput for a tensor that kernels of this rank cannot take as it is."""
+    """Raises BadInput for a tensor of another dtype, size, layout or device than kernels of this rank take."""
     if tuple(tensor.shape) != size or tensor.dtype != dtype:
         raise BadInput(f"{name} is {describe_tensor(tensor)}; wanted {dtype} {list(size)}")
     if not tensor.is_contiguous() or str(tensor.device) != comm.device.torch_device:
@@ -91,5 +91,5 @@ def check_tensor(
 
 
 def describe_tensor(tensor: torch.Tensor) -> str:
-    """Its dtype and size, for a message."""
+    """Returns the tensor's dtype and size for a message."""
     return f"{tensor.dtype} {list(tensor.shape)}"

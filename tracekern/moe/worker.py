@@ -1,7 +1,7 @@
-"""One rank of `tracekern run moe`: python -m tracekern.moe.worker, under our launcher or torchrun.
+"""One rank of `tracekern run moe`: python -m tracekern.moe.worker, under tracekern's launcher or torchrun.
 
-Reads its options from TRACEKERN_MOE_RUN (the fields of MoeRun as JSON), leaves rank_<r>.json in TRACEKERN_MOE_REPORTS
-and its part of the capture in TRACEKERN_MOE_CAPTURE.
+Reads its options from TRACEKERN_MOE_RUN (the fields of MoeRun as JSON). Writes rank_<r>.json to TRACEKERN_MOE_REPORTS
+and its part of the capture to TRACEKERN_MOE_CAPTURE.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from tracekern.moe.run import MoeRun, RankReport, reference_name
 from tracekern.record.session import Capture, capture
 
 MAX_BYTES = {"cpu": 1 << 30, "cuda": 1 << 29}
-"""Cap of a rank's profile buffers; on a GPU all of it is pinned at once."""
+"""Limit of a rank's profile buffers in bytes; on a GPU all of it is pinned at once."""
 
 
 def main() -> int:
-    """Runs this rank; returns its exit code."""
-    # Until there is something to keep Ctrl-C just ends it, also while it waits for the others in C++.
+    """Runs this rank. Returns its exit code."""
+    # Until there are records to save, Ctrl-C ends the process at once, even while it waits for the others in C++.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     rank = int(os.environ.get("RANK", "0"))
     try:
@@ -51,7 +51,7 @@ def main() -> int:
     reports_dir = os.environ.get("TRACEKERN_MOE_REPORTS")
     if reports_dir:
         Path(reports_dir, f"rank_{rank}.json").write_text(json.dumps(dataclasses.asdict(report)))
-    elif report.error:  # else it is in the report, and said once for all ranks
+    elif report.error:  # else the error is in the report and is printed once for all ranks
         sys.stderr.write(report.error + "\n")
     return report.exit_code
 
@@ -75,7 +75,7 @@ def _run_rank(options: MoeRun) -> RankReport:
     if backend == "cpu":
         group.refuse_together(_why_no_room(options))
     if backend != "cpu":
-        # Not on the CPU: no handler of Python's runs while a kernel does on this thread, for as long as its time limit.
+        # Not on the CPU: Python runs no handler while a kernel runs on this thread, which may take its time limit.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     call, comm, family_options = _prepare(options, group, backend)
     directory = os.environ.get("TRACEKERN_MOE_CAPTURE", "")
@@ -107,7 +107,7 @@ def _run_rank(options: MoeRun) -> RankReport:
 
 
 def _why_no_room(options: MoeRun) -> str:
-    """What this host lacks for a run on the CPU backend; "" where there is room."""
+    """Returns what memory this host lacks for a run on the CPU backend; "" if there is room."""
     family = FAMILY_OF.get(options.variant)
     heap_bytes, own_bytes = family.memory(options.variant, options.shape) if family else (0, 0)
     lacks = shortage(heap_bytes, own_bytes + BATCHES_BYTES, options.ranks)
@@ -115,10 +115,10 @@ def _why_no_room(options: MoeRun) -> str:
 
 
 def _num_counted(options: MoeRun, backend: str) -> int:
-    """How many calls counting() has to see; nothing of these is recorded, whatever happens in them.
+    """Returns how many calls to run inside counting(), where nothing is recorded, whatever happens.
 
-    The first records of a track find room only where the largest call was counted. A flight recorder's tracks are of
-    one size; there counting() only says where records go, which is a question on GPUs alone, and any call answers it.
+    Tracks that keep their first records are large enough only if the largest call was counted. A flight recorder's
+    tracks have a fixed size; there counting() only decides the sink, which matters on GPUs only, and any call will do.
     """
     if options.records_per_track != "auto":
         return 0
@@ -128,7 +128,7 @@ def _num_counted(options: MoeRun, backend: str) -> int:
 
 
 def _choose_backend(options: MoeRun) -> str:
-    """ "cpu" or "cuda"; of fewer GPUs than ranks each serves several. Raises BadInput where there is none."""
+    """Returns "cpu" or "cuda". With fewer GPUs than ranks, ranks share GPUs. Raises BadInput if there is no GPU."""
     missing = why_no_gpu()
     num_gpus = 0 if missing else torch.cuda.device_count()
     on_cpu = options.variant not in FAMILY_OF or options.backend == "cpu"
@@ -146,7 +146,7 @@ def _choose_backend(options: MoeRun) -> str:
 
 
 def _prepare(options: MoeRun, group: Group, backend: str) -> tuple[Call, Communicator, dict[str, int]]:
-    """The variant as a call that returns when its work is through, the communicator, and its family's options."""
+    """Returns the variant as a call that waits for its work, the communicator, and the family's options by name."""
     shape, experts, timeout_s = options.shape, draw_experts(options.shape).to(backend), options.timeout_ms / 1e3
     if options.variant in FAMILY_OF:
         family = FAMILY_OF[options.variant]
@@ -194,15 +194,15 @@ def _capture(options: MoeRun, directory: str, comm: Communicator) -> Any:
 def _torch_profile(options: MoeRun, capture: Capture | None, backend: str, warm_up: Callable[[], object]) -> Any:
     """Adds torch.profiler's lanes of the block, on GPUs with the kernels as CUPTI saw them.
 
-    warm_up: a call before, not in the profile. Under a profiler's first launches the host takes up to a second or two,
-    on each rank another time (4 H200, 2026-11-22), and all ranks would seem to wait for that.
+    warm_up: runs a call before the block, outside the profile. A profiler's first launches take the host up to a second
+    or two, differently on each rank, and all ranks would seem to wait for the slowest.
     """
     if not options.torch_profiler or capture is None:
         yield
         return
     from torch.profiler import ProfilerActivity, profile, schedule
 
-    # That it keeps one cycle only: there is but one.
+    # The warning says that only one cycle is kept; there is only one.
     warnings.filterwarnings("ignore", "Warning: Profiler clears events", UserWarning)
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if backend == "cuda" else [])
     with profile(activities=activities, schedule=schedule(wait=0, warmup=1, active=1)) as profiler:

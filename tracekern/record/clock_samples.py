@@ -1,8 +1,9 @@
 """Takes clock samples with the other ranks of a run: rounds of ping-pong between pairs, brackets of the host's clock.
 
-One pair at a time; all other ranks sleep in a receive, since a core they spin on is a core the pair may need. What was
-measured is appended pair by pair: a rank that dies in mid-round leaves what it had. docs/clocks.md says what it is for.
-`CaptureClocks` says when: at both ends of a capture, and between launches every few seconds.
+One pair runs at a time. All other ranks sleep in a receive, because the pair may need the core that they would spin on.
+Samples are appended pair by pair, so a rank that dies in mid-round leaves what it had. docs/clocks.md explains the use
+of the samples. `CaptureClocks` decides when to take them: at both ends of a capture, and between launches every few
+seconds.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
 
 ALL_PAIRS_UP_TO = 8
 MAX_ROUND_TRIPS = 1_000
-"""In a pair and round over shared memory: 0.2 ms where both ranks run undisturbed."""
+"""Limit for one pair in one round over shared memory; takes 0.2 ms if both ranks run undisturbed."""
 MAX_PAIR_NS = 20_000_000
-"""A pair whose ranks are preempted all the time gives up after this and keeps what it has."""
+"""A pair whose ranks are preempted again and again gives up after this time and keeps what it has."""
 NUM_NETWORK_ROUND_TRIPS = 40
 NUM_BRACKETS = 50
 _KEPT_EACH_WAY = 12
@@ -46,21 +47,24 @@ _epochs = itertools.count(1)
 
 
 def choose_pairs(num_ranks: int) -> list[tuple[int, int]]:
-    """(initiator, responder) of a round, in order: all pairs of up to 8 ranks; of more, a ring and a star around 0."""
+    """Returns the (initiator, responder) pairs of a round, in order.
+
+    Up to 8 ranks: all pairs. More ranks: a ring, and a star around rank 0.
+    """
     if num_ranks <= ALL_PAIRS_UP_TO:
         pairs = list(itertools.combinations(range(num_ranks), 2))
     else:
         ring = [(rank, (rank + 1) % num_ranks) for rank in range(num_ranks)]
         pairs = sorted({(min(pair), max(pair)) for pair in ring} | {(0, rank) for rank in range(1, num_ranks)})
-    # In turns, so that not rank 0 alone keeps most of the rows.
+    # The roles alternate; otherwise rank 0 would keep most of the rows.
     return [pair if sum(pair) % 2 else (pair[1], pair[0]) for pair in pairs]
 
 
 class ClockSampler:
     """Samples the clocks of all ranks of a process group; every call is collective.
 
-    append: takes rows of dtype CLOCK_SAMPLE, this rank's share of a round. peers: pairs among them play ping-pong in
-    their heap, all others over the group.
+    append: takes this rank's rows of a round, dtype CLOCK_SAMPLE. peers: pairs of these ranks exchange stamps in their
+    heap, all other pairs over the group.
     """
 
     def __init__(
@@ -79,7 +83,7 @@ class ClockSampler:
         self._next_round = 0
 
     def sample(self) -> None:
-        """One round. Raises CommTimeout when a rank does not take part in time."""
+        """Takes one round of samples. Raises CommTimeout if a rank does not take part in time."""
         round_idx = self._next_round
         self._next_round += 1
         rank = self._link.rank if self._link else 0
@@ -90,7 +94,7 @@ class ClockSampler:
         try:
             self._link.barrier()
             self._sample_pairs(self._link, round_idx)
-            # Nobody goes back to work, and to spinning, before the last pair is through.
+            # No rank resumes work, which may spin, before the last pair has finished.
             self._link.barrier()
         except RuntimeError as error:
             reason = str(error).strip().split("\n")[0]
@@ -114,7 +118,7 @@ class ClockSampler:
                 self._exchange(link, initiator, False, link.receive(initiator))
 
     def _exchange(self, link: _Link, peer: int, initiates: bool, epoch: int) -> Int64:
-        """[n, 4] stamps t0..t3 of the round trips with `peer`; none on the responder."""
+        """Returns the stamps t0..t3 of the round trips with `peer`, [n, 4]; [0, 4] on the responder."""
         peers = self._peers
         if peers is None or link.rank not in peers.ranks or peer not in peers.ranks:
             return _ask_over(link, peer, self._clock) if initiates else _answer_over(link, peer, self._clock)
@@ -125,7 +129,7 @@ class ClockSampler:
 
 
 class _Link:
-    """Small messages between ranks; a receiver sleeps."""
+    """Sends small messages between ranks; a receiver sleeps while it waits."""
 
     def __init__(self, group: Any, timeout: timedelta) -> None:
         import torch.distributed as dist
@@ -198,7 +202,10 @@ def _rows(kind: SampleKind, round_idx: int, initiator: int, responder: int, stam
 
 
 def _leading(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The round trips that prove most: fastest there, back, and in all. The others would only fill the dump."""
+    """Selects the round trips with the tightest bounds: fastest there, fastest back, and fastest in total.
+
+    The other rows would only enlarge the dump.
+    """
     there, back = rows["t1"] - rows["t0"], rows["t3"] - rows["t2"]
     ranked = [np.argsort(way, kind="stable")[:_KEPT_EACH_WAY] for way in (there, back, there + back)]
     return rows[np.unique(np.concatenate(ranked))]
@@ -206,7 +213,10 @@ def _leading(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 @contextlib.contextmanager
 def _on_own_core(which: int) -> Iterator[None]:
-    """Two spinning ranks on one core would take turns of a time slice: keep them apart. Restored afterwards."""
+    """Pins this thread to the core with index `which` of its set, and restores the set afterwards.
+
+    Two ranks that spin on one core would each wait for the other's time slice.
+    """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         yield
@@ -219,17 +229,17 @@ def _on_own_core(which: int) -> Iterator[None]:
 
 
 SAMPLE_EVERY_S = 3.0
-"""Clocks are sampled before the first launch after this. What two clocks may do between two rounds grows with the
-square of the time: 3 s leave a host lane within 3 us (docs/clocks.md), with room for a launch that is late."""
+"""Interval after which clocks are sampled, before the next launch. The uncertainty between two rounds grows with the
+square of the interval: with 3 s a host lane stays within 3 us (docs/clocks.md), even if a launch comes late."""
 
 _log = logging.getLogger("tracekern")
 
 
 class CaptureClocks:
-    """Of one capture. Opening and sampling are collective."""
+    """Samples the clocks of one capture. Opening and sampling are collective."""
 
     def __init__(self, where: str) -> None:
-        """where: the capture, for messages. Nothing is sampled before open()."""
+        """where: names the capture in messages. Nothing is sampled before open()."""
         self._where = where
         self._sampler: ClockSampler | None = None
         self._schedule: SamplingSchedule | None = None
@@ -244,24 +254,24 @@ class CaptureClocks:
             ]
             for peer in segments:
                 if peer is not segment:
-                    peer.close()  # mapped it stays; an open file would outlive its removal
+                    peer.close()  # stays mapped; an open descriptor would keep a removed file alive
             self._schedule = SamplingSchedule(group.rank, segments)
         self.sample()
 
     def sample(self) -> None:
-        """One round, now."""
+        """Takes one round of samples now."""
         if self._sampler is not None:
             if self._schedule is not None:
                 self._schedule.postpone(SAMPLE_EVERY_S)
             self._sampler.sample()
 
     def before_launch(self) -> None:
-        """Samples where it is due and all ranks agree on this launch."""
+        """Takes samples if they are due and all ranks agree on this launch."""
         if self._sampler is not None and self._schedule is not None and self._schedule.before_launch():
             self._sample_or_tell()
 
     def close(self, in_order: bool) -> bool:
-        """Takes the last samples, where all ranks close their capture in order. Returns whether they do."""
+        """Takes the last samples if all ranks close their capture in order. Returns whether they do."""
         if self._schedule is not None:
             in_order = self._schedule.leave(in_order)
             self._schedule = None
@@ -270,7 +280,7 @@ class CaptureClocks:
         return in_order
 
     def _sample_or_tell(self) -> None:
-        """A peer that died is for the workload to find: the capture goes on with the samples it has."""
+        """Takes samples, or logs why not: the workload reports a dead peer; the capture goes on with what it has."""
         try:
             self.sample()
         except TracekernError as error:

@@ -1,4 +1,4 @@
-"""How the dumps of all ranks come together when a capture closes, shared disk or not, peers alive or not."""
+"""Collects the dumps of all ranks when a capture closes, with or without a shared disk, with peers alive or dead."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _log = logging.getLogger("tracekern")
 def leave_dump(group: Group, segment: SegmentView, directory: Path, one_host: bool, in_order: bool) -> None:
     """Write or send this rank's dump; rank 0 writes the manifest last.
 
-    The dump is safe before anybody waits for a peer. Ranks known from the environment alone cannot meet: their
-    launcher, or nobody, writes the manifest.
-    Raises BadInput when the directory cannot hold the dump, and not before the peers know: they would wait for it.
+    The dump is saved before this rank waits for a peer. Ranks known from the environment alone cannot exchange
+    messages: only their launcher can write the manifest.
+    Raises BadInput if the directory cannot hold the dump, after reporting it to the peers, which would wait otherwise.
     """
     problem = ""
     if one_host or not group.is_connected or group.rank == 0:
@@ -46,12 +46,12 @@ def leave_dump(group: Group, segment: SegmentView, directory: Path, one_host: bo
 
 
 def how_to_save(run_id: str) -> str:
-    """For somebody whose capture could not be written."""
+    """Returns the advice that ends an error or warning about a capture that could not be written."""
     return f"what was recorded stays in shared memory: `tracekern salvage {run_id} -o DIR` saves it"
 
 
 def _write(directory: Path, segment: SegmentView) -> str:
-    """Why this rank's dump could not be written; "" where it was."""
+    """Writes this rank's dump. Returns the reason if it could not be written, else ""."""
     try:
         write_dump(directory / fmt.dump_file_name(segment.metadata["rank"]), segment)
     except BadInput as error:
@@ -60,14 +60,14 @@ def _write(directory: Path, segment: SegmentView) -> str:
 
 
 def _meet(group: Group, segment: SegmentView, problem: str, in_order: bool) -> None:
-    """Returns when all ranks have tried to write their dumps; rank 0 tells of those that could not."""
+    """Waits until all ranks have tried to write their dumps; rank 0 logs those that failed."""
     try:
         group.barrier() if in_order else group.barrier(_DISORDER_TIMEOUT_S)
         problems = group.all_gather(problem)
-        # A rank that leaves closes its connections: not while another one still reads.
+        # A rank that leaves closes its connections; another rank may still be reading from them.
         group.barrier(_DISORDER_TIMEOUT_S)
     except RuntimeError as error:
-        left = "what a dead rank left, its launcher or `tracekern salvage` packs"
+        left = "its launcher or `tracekern salvage` packs what a dead rank left"
         _log.warning(
             "capture %s: not all ranks closed (%s); %s", segment.metadata["directory"], _first_line(error), left
         )
@@ -82,7 +82,7 @@ def _meet(group: Group, segment: SegmentView, problem: str, in_order: bool) -> N
 def save_torch_profile(profile: Any, path: Path) -> Path:
     """Write the Chrome trace of a torch.profiler run, or of the file it was exported to, gzipped, to `path`.
 
-    Raises BadInput for what is none: every reader would refuse the whole capture.
+    Raises BadInput if it is not a Chrome trace: every reader would reject the whole capture.
     """
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "torch.json"
@@ -98,7 +98,7 @@ def save_torch_profile(profile: Any, path: Path) -> Path:
 
 
 def _receive(group: Group, rank: int, directory: Path) -> None:
-    """Takes a rank's dump, and answers whether it is on the disk here."""
+    """Receives a rank's dump, writes it to this disk, and answers whether it was written."""
     chunks = group.receive_bytes(rank)
     try:
         try:
@@ -109,7 +109,7 @@ def _receive(group: Group, rank: int, directory: Path) -> None:
         except BadInput as error:
             _log.warning("capture %s: the dump of rank %d stays with that rank: %s", directory, rank, error)
             is_saved = False
-            for _ in chunks:  # the rank sends all of it before it asks
+            for _ in chunks:  # the rank sends all of it before it reads the answer
                 pass
         group.send_bytes(memoryview(bytes([is_saved])), rank)
     except RuntimeError as error:
@@ -117,7 +117,10 @@ def _receive(group: Group, rank: int, directory: Path) -> None:
 
 
 def _send(group: Group, segment: SegmentView, directory: Path) -> None:
-    """To rank 0; where that is gone or has no room, onto the disk of this node, from where it can be merged later."""
+    """Sends this rank's dump to rank 0.
+
+    If rank 0 is gone or has no room, writes the dump to this node's disk, from where it can be merged later.
+    """
     try:
         group.send_bytes(pack(segment), 0)
         is_saved = b"".join(group.receive_bytes(0)) == bytes([True])

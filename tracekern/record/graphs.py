@@ -1,6 +1,6 @@
-"""A CUDA graph in two instances, traced and untraced, and the ring that hands each traced replay regions of its own.
+"""A CUDA graph in two instances, traced and untraced, and the ring that hands each traced replay separate regions.
 
-csrc/trace/graph.h has the device's side, docs/graphs.md the whole of it.
+csrc/trace/graph.h has the device's side; docs/graphs.md describes the design.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ class TracedGraph:
         recycles: bool,
         before_replay: Callable[[Callable[[], bool]], bool],
     ) -> None:
-        """recycles: where there is no room left, the oldest replay gives its regions; of a flight recorder.
+        """recycles: for a flight recorder: without room left, the oldest replay's regions are used again.
 
-        before_replay: called before each traced replay with what reserves its regions; says what that said.
+        before_replay: called before each traced replay with a function that reserves its regions; returns the result
+        of that function.
         """
         from tracekern import _cuda
 
@@ -127,12 +128,12 @@ class TracedGraph:
         elif self._before_replay(self._sets.lay_ready):
             self._traced.replay()
         else:
-            # The traced one would count what it cannot record: of 4 x 2,048 tracks in 28 us (one H200, 2026-11-23).
+            # Without regions the traced instance would still spend time counting what it cannot record.
             self._num_without_room += 1
             self._untraced.replay()
 
     def close(self, is_idle: bool) -> None:
-        """The capture closes: adds what was lost to what it tells. is_idle: all replays are through."""
+        """Adds this graph's losses to what the closing capture reports. is_idle: all replays have finished."""
         if not self._is_open:
             return
         self._is_open = False
@@ -174,7 +175,10 @@ class TracedGraph:
 
     @contextlib.contextmanager
     def _nodes_around(self) -> Iterator[None]:
-        """What the traced instance has besides run(). Joined again where that fails, so that the reason can be read."""
+        """Captures the nodes of the traced instance around run().
+
+        If run() fails, the ring's nodes are joined again, so that run()'s own error is the one reported.
+        """
         import torch
 
         stream = torch.cuda.current_stream().cuda_stream
@@ -187,7 +191,7 @@ class TracedGraph:
 
 @contextlib.contextmanager
 def _without_collector() -> Iterator[None]:
-    """Garbage, such as another graph, may hold device memory: given back while a stream is captured it spoils that."""
+    """Disables the garbage collector: freeing device memory, as of another graph, would invalidate a stream capture."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()

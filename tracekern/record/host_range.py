@@ -22,7 +22,7 @@ class range(contextlib.ContextDecorator):  # noqa: A001, N801 - `with tracekern.
         self._span: contextlib.AbstractContextManager[None] | None = None
 
     def _recreate_cm(self) -> range:
-        """Each call of a decorated function is a span of its own, also within another."""
+        """Gives each call of a decorated function a separate span, also when calls nest."""
         return range(self._name)
 
     def __enter__(self) -> None:

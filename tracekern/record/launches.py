@@ -1,4 +1,4 @@
-"""The launches of a capture: what of each is recorded, where its records go, and how often each name was launched."""
+"""The launches of a capture: what is recorded of each, where its records go, and how often each name was launched."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 _WHOLE = (int, Integral)
-"""The first is what is asked for at each launch, and the check of the second alone takes several times as long."""
+"""Types of a whole number. int comes first because isinstance() checks it several times faster than Integral."""
 
 
 class Kernel(NamedTuple):
-    """What launches have in common whose regions are alike, as capture.launch() was given it."""
+    """Arguments of capture.launch() shared by launches with equal regions."""
 
     name: str
     grid: int
@@ -38,14 +38,14 @@ class Kernel(NamedTuple):
     roles: Sequence[str]
 
     def as_key(self) -> Kernel:
-        """The same with events as text and roles as a tuple. Raises BadInput for roles that are no list."""
-        _check_roles(self.name, self.roles)  # before they are a tuple, and a word a list of letters
+        """Returns a hashable copy, with events as text and roles as a tuple. Raises BadInput if roles is no list."""
+        _check_roles(self.name, self.roles)  # first: tuple() would turn a string into a list of letters
         events = json.dumps(self.events) if isinstance(self.events, dict) else self.events
         return self._replace(events=events, roles=tuple(self.roles))
 
 
 class Launches:
-    """Of one capture; its caller holds a lock."""
+    """Launches of one capture. The caller holds the capture's lock."""
 
     def __init__(self, segment: SegmentWriter, device: CaptureDevice, selection: Selection, sinks: SinkChoice) -> None:
         self._segment = segment
@@ -60,19 +60,19 @@ class Launches:
         self._progress: dict[int, StreamProgress] = {}
 
     def count(self, kernel: Kernel) -> int:
-        """Address of the descriptor of a launch that only counts."""
+        """Returns the address of the descriptor for a launch that only counts its records."""
         plan = self.plan(kernel, counted_only=True)
         self._to_come[kernel.as_key()] += 1
         return RegionQueue(self._segment, self._device, plan).take(0, plan.epoch)
 
     def reserve_counted(self) -> None:
-        """Regions for what was counted since the last time, as if it came once more: no launch waits for its own."""
+        """Reserves regions for what was counted since the last call, so that the same launches find theirs ready."""
         for kernel, count in self._to_come.items():
             self._queue(kernel).reserve(-(-count // self._selection.every))
         self._to_come.clear()
 
     def take(self, kernel: Kernel, epoch: int, ahead: bool) -> int:
-        """Address of the descriptor of the next launch of this name; 0 where it is not recorded."""
+        """Returns the address of the descriptor for the next launch of this name; 0 if it is not recorded."""
         progress = self._progress_on(kernel.stream)
         if progress is not None:
             progress.before_launch(ahead)
@@ -84,10 +84,10 @@ class Launches:
         return self._queue_of(kernel).take(sequence, epoch)
 
     def _queue_of(self, kernel: Kernel) -> RegionQueue:
-        """The way of most launches is short: what is a key was checked when it became one."""
+        """Returns the kernel's queue. Most launches take the fast path: a known key has been checked before."""
         try:
             known = self._queues.get(kernel)
-        except TypeError:  # a dict or a list is no key yet
+        except TypeError:  # a dict or a list is not hashable
             known = None
         return known or self._queue(kernel.as_key())
 
@@ -99,7 +99,7 @@ class Launches:
         return self._queues[kernel]
 
     def _progress_on(self, stream: int) -> StreamProgress | None:
-        """Of a flight recorder, which uses regions again."""
+        """Returns the progress of a stream for a flight recorder, which uses regions again; None otherwise."""
         if self._selection.keep != "last":
             return None
         if stream not in self._progress:
@@ -107,7 +107,7 @@ class Launches:
         return self._progress[stream]
 
     def plan(self, kernel: Kernel, counted_only: bool = False) -> LaunchPlan:
-        """How launches of this kernel are recorded. Raises BadInput for arguments that cannot be used."""
+        """Returns how launches of this kernel are recorded. Raises BadInput for arguments that cannot be used."""
         _check(kernel)
         try:
             table = self._table(kernel.as_key())
@@ -129,9 +129,9 @@ class Launches:
         )
 
     def read_counts(self, first_launch: int) -> dict[str, int]:
-        """Takes in what the counted launches from this index on found; records of the fullest track by name.
+        """Reads the counts of launches from index `first_launch` on. Returns the records of the fullest track by name.
 
-        Raises BadInput for a kernel that still runs.
+        Raises BadInput if a kernel is still running.
         """
         ticks_per_second = float(self._segment.metadata["clock"]["ticks_per_second"])
         needed_mirror = self._sinks.needs_mirror()
@@ -142,18 +142,18 @@ class Launches:
                 raise BadInput(f"counting(): kernel {name!r} still runs; synchronise inside the block")
             self._counted[name] = max(self._counted.get(name, 0), int(headers["attempted"].max(initial=0)))
             self._sinks.count(name, headers, ticks_per_second)
-        # Regions are of the size before; a ring's stay as they are unless its records go elsewhere from now on. Given
-        # up, they would be in nobody's hands, and a full flight recorder has no others.
+        # Reserved regions have the old size. A ring keeps its regions unless the sink changes: a region that is given
+        # up is lost, and a full flight recorder has no others.
         if self._selection.keep == "first" or self._sinks.needs_mirror() != needed_mirror:
             self._queues.clear()
         return self._counted
 
     def is_any_running(self) -> bool:
-        """Whether a kernel is still to end that has begun to record."""
+        """Returns whether a kernel that has begun to record has not ended."""
         return any(_is_running(self._segment.track_headers(entry)) for entry in self._segment.launches())
 
     def unknown_names(self) -> list[str]:
-        """Selected events and roles that no kernel has."""
+        """Returns the selected events and roles that no kernel has."""
         return self._selection.unknown_names(list(self._tables.values()))
 
     def _table(self, kernel: Kernel) -> KernelTable:
@@ -168,13 +168,13 @@ def _is_running(headers: npt.NDArray[Any]) -> bool:
 
 
 def check_epoch(name: str, epoch: int) -> None:
-    """Raises BadInput for an epoch that no kernel's 32 bits hold."""
+    """Raises BadInput for an epoch that does not fit 32 bits."""
     if not isinstance(epoch, _WHOLE) or epoch < 0 or epoch >> 32:
         raise BadInput(f"launch {name!r}: epoch={epoch!r}; wanted a whole number from 0 to 2^32 - 1")
 
 
 def check_name(name: str) -> None:
-    """Raises BadInput for a name of a launch that no dump holds whole."""
+    """Raises BadInput for a launch name that a dump cannot hold in full."""
     if not is_text(name) or not 1 <= len(name.encode()) <= fmt.NAME_BYTES:
         raise BadInput(f"launch {name!r}: wanted a name of at most {fmt.NAME_BYTES} bytes")
 

@@ -1,4 +1,4 @@
-"""What a span costs on this device: the same arithmetic with spans around it and without, timed in turns."""
+"""Measures what a span costs on this device: the same arithmetic with and without spans, timed alternately."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tracekern.errors import BadInput
 
 WARPS_PER_SM = (4, 16, 32)
 _NUM_STEPS = 125
-"""Dependent multiply-adds in a span: on an H200 0.3 us with 4 or 16 warps per SM, 0.6 with 32."""
+"""Dependent multiply-adds in a span: less than a microsecond on a GPU."""
 
 Backend = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True)
 class SpanCost:
-    """Of one begin and end, on all SMs at once."""
+    """Cost of one begin and end, on all SMs at once."""
 
     warps_per_sm: int
     sink: str
@@ -28,7 +28,7 @@ class SpanCost:
     region_ns: float
     """Length of the code in the span."""
     span_ns: float
-    """What the span adds; median over rounds, and the range of the middle 80 % of them."""
+    """Time that the span adds: the median over rounds. The range covers the middle 80 % of the rounds."""
     low_ns: float
     high_ns: float
 
@@ -43,9 +43,9 @@ def measure_span(
     num_steps: int = _NUM_STEPS,
     num_rounds: int = 7,
 ) -> SpanCost:
-    """Runs the probe kernel num_rounds times each way. The CPU backend has one warp and one sink.
+    """Runs the probe kernel num_rounds times with spans and without. The CPU backend has one warp and one sink.
 
-    num_steps: multiply-adds of a span, rounded up to the next 125. Raises BadInput where there is no such backend.
+    num_steps: multiply-adds in a span, rounded up to a multiple of 125. Raises BadInput if the backend is missing.
     """
     about = {"num_regions": num_regions, "num_steps": num_steps, "num_rounds": num_rounds}
     if backend == "cpu":
@@ -73,7 +73,10 @@ def measure_span(
 
 
 def find_device(backend: str) -> tuple[Backend, str]:
-    """ "cpu" or "cuda" and the device's name; "auto" is the GPU where torch sees one. Raises BadInput without it."""
+    """Returns "cpu" or "cuda" and the device's name.
+
+    "auto" selects the GPU if torch sees one. Raises BadInput if "cuda" is asked for and there is no GPU.
+    """
     import torch
 
     missing = "" if backend == "cpu" else why_no_gpu()
@@ -86,9 +89,10 @@ def find_device(backend: str) -> tuple[Backend, str]:
 
 @functools.cache
 def overhead_ns(backend: Backend, device: str, record_format: str) -> dict[str, float]:
-    """ns that a span costs by warps per SM, for the metadata of a capture; measured once a process and `device`.
+    """Returns the cost of a span in ns by warps per SM, for the metadata of a capture.
 
-    A few milliseconds. Of records in device memory: what the recorder itself costs, whatever the bus does.
+    Measures once per process and `device`, in a few milliseconds. Records go to device memory, so that the result is
+    the cost of the recorder and not of the bus.
     """
     densities = (1,) if backend == "cpu" else WARPS_PER_SM
     costs = (measure_span(backend, record_format, warps, "device", num_rounds=5) for warps in densities)

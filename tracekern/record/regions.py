@@ -1,8 +1,8 @@
 """Regions of launches: reserved ahead in growing batches, laid ready for replays of a graph, used again by a ring.
 
-A launch then costs its host microseconds. A flight recorder without room for one more region takes the oldest
-launch's. Nothing is cleared: a track's header tells the generation of the launch that stored it, a record its time,
-and what does not belong to the launch that has the region now is not read.
+Reserving ahead keeps the host cost of a launch at microseconds. A flight recorder without room for one more region
+takes the oldest launch's. Nothing is cleared: a track's header holds the generation of the launch that stored it, a
+record its time, and readers skip what does not belong to the region's current launch.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Passed = Callable[[], bool]
 
 
 class StreamProgress:
-    """How far a stream has come, in launches of any kernel; told by marks between them, each of which costs time."""
+    """Progress of a stream, in launches of any kernel. It is read from marks between launches; each mark costs time."""
 
     def __init__(self, mark: Callable[[], Passed]) -> None:
-        """mark: makes a mark behind all launches so far; what it returns says whether the stream has passed it."""
+        """mark: puts a mark behind all launches so far; returns a function that checks whether the stream passed it."""
         self._mark = mark
         self._marks: deque[tuple[int, Passed]] = deque()
         self._launches = 0
@@ -39,25 +39,25 @@ class StreamProgress:
         self._may_mark = True
 
     def before_launch(self, ahead: bool) -> None:
-        """A launch is asked for, which need not be recorded. A mark that is due comes before it.
+        """Makes a mark that is due, before a launch that may or may not be recorded.
 
-        ahead: the launches before it were not all started yet, so a mark would stand in front of them.
+        ahead: earlier launches have not all been started, so a mark made now would come before them.
         """
         self._may_mark = not ahead
         self._mark_after(self._spacing)
 
     def limit_spacing(self, spacing: int) -> None:
-        """From now on at most so many launches lie between two marks, those of one burst aside."""
+        """Limits the launches between two marks to `spacing` from now on, not counting those of one burst."""
         self._spacing = min(self._spacing, spacing)
 
     def count(self, spacing: int) -> int:
-        """The number of the launch that comes now. spacing: of the marks that its kernel needs."""
+        """Returns the number of the next launch. spacing: how far apart the marks for its kernel may be."""
         self._mark_after(spacing)
         self._launches += 1
         return self._launches - 1
 
     def is_through(self, launch: int) -> bool:
-        """Whether the launch of this number is certain to be through."""
+        """Returns whether the launch with this number has certainly finished."""
         if launch >= self._last_mark:
             self._mark_after(1)
         while launch >= self._passed and self._marks and self._marks[0][1]():
@@ -65,7 +65,7 @@ class StreamProgress:
         return launch < self._passed
 
     def _mark_after(self, num_launches: int) -> None:
-        """Makes a mark where so many launches came since the last, and one can stand here."""
+        """Makes a mark if `num_launches` launches came since the last one and a mark is possible here."""
         if self._may_mark and self._launches - self._last_mark >= num_launches:
             self._marks.append((self._launches, self._mark()))
             self._last_mark = self._launches
@@ -79,11 +79,11 @@ class UsedRegions:
         self._regions: deque[tuple[int, Region]] = deque()
 
     def append(self, region: Region) -> None:
-        """A launch is going to use it."""
+        """Adds a region that a launch is about to use."""
         self._regions.append((self._progress.count(self._spacing), region))
 
     def take_oldest(self) -> Region | None:
-        """The oldest region; None where there is none, or its launch may still run."""
+        """Returns the oldest region; None if there is none, or if its launch may still run."""
         if not self._regions:
             return None
         self._progress.limit_spacing(self._spacing)
@@ -91,27 +91,27 @@ class UsedRegions:
 
     @property
     def _spacing(self) -> int:
-        """Half way round all regions there is a mark at the latest, and time to pass it."""
+        """Returns the spacing of marks: half the regions, which leaves the stream time to pass a mark."""
         return len(self._regions) // 2 + 1
 
 
 _MAX_SHARE_OF_ROOM = 16
-"""A batch takes at most one part in this many of what is left: other kernels need room, too."""
+"""A batch takes at most one part in this many of the room left, because other kernels need room, too."""
 
 
 def batch_size(wanted: int, segment: SegmentWriter, plans: Sequence[LaunchPlan]) -> int:
-    """How many regions of each plan to reserve now."""
+    """Returns how many regions of each plan to reserve now."""
     num_bytes = sum(plan.region_bytes for plan in plans)
     return max(1, min(wanted, segment.arena_room // (_MAX_SHARE_OF_ROOM * max(num_bytes, 1))))
 
 
 class RegionQueue:
-    """For launches of one plan."""
+    """Regions for launches of one plan."""
 
     def __init__(
         self, segment: SegmentWriter, device: CaptureDevice, plan: LaunchPlan, recycled: UsedRegions | None = None
     ) -> None:
-        """recycled: where there is no room left, the oldest launch gives its region; of a flight recorder."""
+        """recycled: for a flight recorder: the used regions, the oldest of which is taken when no room is left."""
         self._used = recycled
         self._segment = segment
         self._device = device
@@ -120,7 +120,7 @@ class RegionQueue:
         self._ready: deque[Region] = deque()
 
     def take(self, sequence: int, epoch: int) -> int:
-        """Address of the descriptor for the next launch; 0, and the launch is counted, where there is no room."""
+        """Returns the address of the descriptor for the next launch; without room counts the launch and returns 0."""
         if not self._ready:
             self.reserve(self._next_batch)
         if not self._ready:
@@ -140,27 +140,27 @@ class RegionQueue:
             self._ready.append(oldest)
 
     def reserve(self, wanted: int) -> None:
-        """Up to so many regions more, or as many as may be reserved ahead."""
+        """Reserves up to `wanted` more regions, limited by how many may be reserved ahead."""
         if not self._next_batch:
             return
         count = batch_size(min(wanted, self._device.streams.max_regions_ahead), self._segment, [self._plan])
         mirror = self._device.memory.mirror if self._plan.flags & fmt.ENTRY_MIRRORED else None
         mirror_offset = mirror.offset() if mirror is not None else 0
         self._ready.extend(self._segment.reserve_regions(self._plan, count, mirror_offset))
-        # Room never comes back: where there was none, nobody asks again.
+        # Room never comes back, so a failed reservation is not tried again.
         self._next_batch = min(2 * self._next_batch, self._device.streams.max_regions_ahead) if self._ready else 0
 
 
 class Ring(Protocol):
-    """What is asked of a GraphRing (csrc/trace/graph_gpu.hpp)."""
+    """Calls of a GraphRing (csrc/trace/graph_gpu.hpp)."""
 
     def place(self, regions: int) -> bool:
-        """Lays the set at this address ready; False where no slot is free."""
+        """Makes the set at this address ready for a replay. Returns False if no slot is free."""
         ...
 
     @property
     def num_used(self) -> int:
-        """Sets that replays got so far; the replays of all but the last of them are through."""
+        """Returns the number of sets that replays have taken; all those replays but the last have finished."""
         ...
 
 
@@ -172,7 +172,7 @@ class _RegionSet(NamedTuple):
 
 
 class RegionSets:
-    """Of one graph."""
+    """Region sets of one graph, one for each replay."""
 
     def __init__(
         self,
@@ -183,27 +183,29 @@ class RegionSets:
         max_ahead: int,
         recycles: bool,
     ) -> None:
-        """plans: of the graph's launches. max_ahead: sets reserved at once. recycles: where there is no room left, the
-        oldest replay gives its regions; of a flight recorder.
+        """plans: one for each launch of the graph. max_ahead: most sets reserved at once. recycles: for a flight
+        recorder: without room left, the oldest replay's regions are used again.
         """
         self.set_bytes = sum(plan.region_bytes for plan in plans)
         self.fewest = 2 if recycles else 1
-        """Sets that there has to be room for: one alone is never used again, as it may still be written to."""
+        """Sets that need room at least. A single set could never be used again, as it may still be written to."""
         self.without_slot = self.without_room = 0  # replays that ran unrecorded
         self._segment, self._ring, self._plans = segment, ring, plans
         self._mirror_offset, self._max_ahead, self._recycles = mirror_offset, max_ahead, recycles
         self._spare: list[list[Region]] = [[] for _ in plans]
-        """Of each plan those that make no set: another plan found less room."""
+        """By plan: regions that do not make up a set yet, because there was less room for another plan."""
         self._free: deque[_RegionSet] = deque()
         self._laid: deque[_RegionSet] = deque()
-        """Where regions are recycled: all sets that are not free, the oldest first."""
+        """All sets that are not free, the oldest first; used only if regions are recycled."""
         self._num_laid = 0
         self._next_batch = 8
         self._is_ahead = False
 
     def lay_ready(self) -> bool:
-        """One set for the replay that starts now, behind one that is ready early: the GPU fetches it beside the replay
-        before. Without room, or with all slots taken, it runs unrecorded. False: so do all that come after it.
+        """Makes one more set ready for the replay that starts now.
+
+        One set is always ready early: the GPU fetches it during the replay before. Without room, or with all slots
+        taken, the replay runs unrecorded. Returns False if all later replays do, too.
         """
         self._is_ahead = self._is_ahead or self._lay_set()
         if self._lay_set():
@@ -246,8 +248,10 @@ class RegionSets:
         self._next_batch = min(2 * self._next_batch, self._max_ahead)
 
     def _reuse(self) -> None:
-        """Frees the oldest set, where more than half hold replays that began: its own is through then, and a host far
-        ahead of a GPU that hangs leaves what led there.
+        """Frees the oldest set if more than half of the sets hold replays that began.
+
+        The oldest replay has finished then. If the GPU hangs and the host runs far ahead, the records that led to the
+        hang are kept.
         """
         num_to_come = self._num_laid - self._ring.num_used
         if num_to_come >= len(self._laid) // 2:

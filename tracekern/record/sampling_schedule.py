@@ -1,14 +1,13 @@
-"""How ranks agree on when all of them sample their clocks: before which launch, and whether at the end.
+"""Lets ranks agree on when all of them sample their clocks: before which launch, and whether at the end.
 
-Sampling is collective, and due by the time that has passed, which rank 0 tells all. But a rank that waits for the
-others before launch n, while one of them is still inside launch n - 1 and waits for that rank's data, would hang both.
-So rank 0 decides for each launch, with words in the segments that all can see: it says "go" only once all others stand
-ready before the same launch. Those of them that are further than rank 0 wait for it to come there.
+Sampling is collective and becomes due by elapsed time, which rank 0 measures for all. But if a rank waited for the
+others before launch n, while one of them is still inside launch n - 1 and waits for that rank's data, both would hang.
+So rank 0 decides for each launch, with words in the segments that all can see: it says "go" only once all others are
+ready before the same launch. Ranks that are further than rank 0 wait until it arrives there.
 
-Until sampling is due a launch costs every rank the same, however many they are. A rank 0 that looked at each of seven
-others was 2.7 us behind them at every launch (the host of 2 H200, 2026-11-23), and the trace blamed it. Who waited in
-vain tries again only after a pause, and a longer one each time: a rank that is late must not make all others late as
-well.
+Until sampling is due, a launch costs every rank the same, whatever the number of ranks. If rank 0 looked at each of the
+others, it would fall microseconds behind them at every launch, and the trace would blame it. A rank that waited in vain
+tries again only after a pause, which grows each time: one late rank must not make all others late as well.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from tracekern.segment.names import has_owner
 from tracekern.segment.view import SegmentView
 
 _LEADER_WAITS_S = 0.05
-"""Each time in vain it is twice as long the next time, up to a second, and comes after a pause of twenty such waits."""
+"""Rank 0's wait for the others. After a failure it doubles, up to a second, and follows a pause of twenty waits."""
 _LEADER_WAITS_AT_MOST_S = 1.0
 _LEADER_PAUSES = 20
 _FOLLOWER_WAITS_S = 2.0
-"""For rank 0 to come out of its kernel; then the launch goes on without samples."""
+"""Time for rank 0 to come out of its kernel; after it the launch goes on without samples."""
 _FOLLOWER_PAUSES_S = 4.0
-"""After it waited in vain; twice as long each time, up to a minute."""
+"""Pause of a rank that waited in vain; doubles each time, up to a minute."""
 _FOLLOWER_PAUSES_AT_MOST_S = 64.0
 _LAST_WORD_S = 0.1
 _LEAVING_WAITS_S = 60.0
@@ -44,7 +43,10 @@ _READY, _DECISION, _DUE = _word_of("ready_launch"), _word_of("decision"), _word_
 
 
 class SamplingSchedule:
-    """One per rank. segments: those of all ranks on this host, by rank. postpone() comes before the first launch."""
+    """Schedule of one rank.
+
+    segments: of all ranks on this host, by rank. Call postpone() before the first launch.
+    """
 
     def __init__(self, rank: int, segments: Sequence[SegmentView]) -> None:
         self._rank = rank
@@ -59,7 +61,7 @@ class SamplingSchedule:
         self._pauses_s = _FOLLOWER_PAUSES_S
 
     def before_launch(self) -> bool:
-        """Whether all ranks sample now; the same answer on each. Asked before every launch."""
+        """Returns whether all ranks sample now; the answer is the same on each. Call it before every launch."""
         self._launch += 1
         now = time.monotonic_ns()
         is_due = now >= self._leader[_DUE]
@@ -70,13 +72,13 @@ class SamplingSchedule:
         return is_due and now >= self._tries_again_ns and self._follow()
 
     def postpone(self, duration_s: float) -> None:
-        """Sampling is due only after this time. What rank 0 says counts; all know it by the end of these samples."""
+        """Makes sampling due after `duration_s`. Rank 0's value counts; all ranks know it once the samples end."""
         self._own[_DUE] = time.monotonic_ns() + int(duration_s * 1e9)
 
     def leave(self, in_order: bool) -> bool:
-        """Whether all ranks close their captures in order, so that they can sample clocks together once more.
+        """Returns whether all ranks close their captures in order, so that they can sample clocks once more.
 
-        One that raised, lost its device, died, or did not come within a minute decides for all.
+        A single rank that raised, lost its device, died, or did not come within a minute makes it False for all.
         """
         own = self._headers[self._rank]
         own["leaving"] = _LEAVES if in_order else _LEAVES_IN_DISORDER
@@ -95,16 +97,19 @@ class SamplingSchedule:
         return in_order
 
     def _is_dead(self, rank: int, header: Any) -> bool:
-        """Of a rank that does not close yet: is its process gone? Its lock is; its parent may keep a zombie."""
+        """Returns whether the process of a rank that has not closed is gone.
+
+        The segment's lock shows it; the pid does not, because the parent may keep a zombie.
+        """
         if int(header["leaving"]):
             return False
         try:
             return not has_owner(self._names[rank])
-        except FileNotFoundError:  # saved for it
+        except FileNotFoundError:  # its launcher has salvaged the segment
             return True
 
     def _lead(self) -> bool:
-        """Whether all others come to this launch in time, and none of them is further already."""
+        """Returns whether all others reach this launch in time, and none has passed it already."""
         deadline = time.monotonic() + self._waits_s
         while True:
             ready = [words[_READY] for words in self._others]
@@ -126,7 +131,7 @@ class SamplingSchedule:
         self._own[_READY] = self._launch
         if not _poll(is_decided, _FOLLOWER_WAITS_S):
             self._own[_READY] = 0
-            # It may have looked just before, and be about to say so.
+            # Rank 0 may have looked just before and be about to announce its decision.
             _poll(is_decided, _LAST_WORD_S)
             self._tries_again_ns = time.monotonic_ns() + int(self._pauses_s * 1e9)
             self._pauses_s = min(2 * self._pauses_s, _FOLLOWER_PAUSES_AT_MOST_S)

@@ -1,4 +1,4 @@
-"""What of a launch is recorded: blocks, roles, events, every Nth launch, and how many records a track gets."""
+"""Selects what is recorded of a launch: blocks, roles, events, every Nth launch, and how many records a track gets."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tracekern.dump.event_table import EVENT_KEYS, parse_event
 from tracekern.errors import BadInput
 
 DEFAULT_RECORDS_PER_TRACK = 1024
-"""What "auto" gives a launch of a name that was never counted."""
+"""Records per track with "auto" for a name that was never counted."""
 DEFAULT_RING_SLOTS = 256
-"""What it gives a flight recorder: the more launches fit, the further it looks back."""
+"""The same for a flight recorder. It is smaller: the more launches fit, the further a recorder looks back."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """None selects everything."""
+    """Selection of a capture. None selects everything."""
 
     records_per_track: int | Literal["auto"] = "auto"
     blocks: slice | None = None
@@ -48,11 +48,10 @@ class Selection:
                 raise BadInput(f"blocks={self.blocks}: {name} {value!r}, wanted a whole number, {low} or more")
 
     def room(self, counted: int | None) -> int:
-        """Records of a track in a launch whose fullest track needed `counted`; None: that was never counted.
+        """Returns the records of a track in a launch whose fullest track needed `counted`; None: never counted.
 
-        A quarter more than counted, in spans: which warp meets what may differ from launch to launch (`dedup` filled 44
-        records where 42 were counted, and 32 where 28 were; 8 ranks on 2 H200, 2026-11-22). A ring has a power of two
-        of them, and is as large whatever the launch needs.
+        The result is a quarter more than counted, in whole spans, because the number of records of a warp differs from
+        launch to launch. A ring has a fixed size, a power of two, whatever the launch needs.
         """
         keeps_last = self.keep == "last"
         if self.records_per_track != "auto":
@@ -65,7 +64,7 @@ class Selection:
 
     def pick_blocks(self, num_blocks: int) -> range:
         first, stop, step = (self.blocks or slice(None)).indices(num_blocks)
-        # Kernels subtract the first from the stop, and have 32 bits for the step.
+        # Kernels subtract the first block from the stop, and hold the step in 32 bits.
         return range(first, stop, min(step, num_blocks)) or range(0)
 
     def event_mask(self, table: KernelTable) -> int:
@@ -75,7 +74,7 @@ class Selection:
         return _mask(self.roles, table.roles, fmt.MAX_ROLES)
 
     def unknown_names(self, tables: Sequence[KernelTable]) -> list[str]:
-        """Selected names that no kernel of the capture has: a spelling mistake records nothing."""
+        """Returns the selected names that no kernel of the capture has; a misspelt name records nothing."""
         known = {name for table in tables for name in (*table.event_names, *table.roles)}
         return [name for name in (*(self.events or ()), *(self.roles or ())) if name not in known]
 
@@ -90,7 +89,7 @@ class KernelTable:
 
     @classmethod
     def parse(cls, events: str | dict[str, Any], roles: Sequence[str]) -> KernelTable:
-        """From what describe_events() returned. Raises BadInput when it is something else."""
+        """Parses what describe_events() returned. Raises BadInput for anything else."""
         try:
             table = json.loads(events) if isinstance(events, str) else events
             texts = [table["name"], *(event[key] for event in table["events"] for key in EVENT_KEYS)]

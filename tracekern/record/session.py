@@ -1,7 +1,7 @@
 """A capture: `with tracekern.capture(path) as capture:` around a workload, `capture.launch(...)` for each kernel.
 
-Nothing here raises in the middle of a run because of the capture itself: what cannot be recorded is counted and told
-later.
+Nothing here raises in the middle of a run because of the capture itself: what cannot be recorded is counted and
+reported later.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from tracekern.record.graphs import TracedGraph
 
 CLOSE_TIMEOUT_S = 60.0
-"""How long a capture that closes waits for the kernels that still run."""
+"""How long a closing capture waits for kernels that still run."""
 
 _log = logging.getLogger("tracekern")
 _active: list[Capture] = []
 _still_written: list[SegmentWriter] = []
-"""Of captures that closed while a kernel ran: they stay mapped, or that kernel would crash the process."""
+"""Segments of captures that closed while a kernel ran. They stay mapped, or that kernel would crash the process."""
 _num_opened = 0
 
 
@@ -67,7 +67,7 @@ class LaunchHandle(NamedTuple):
 
 
 def open_capture() -> Capture | None:
-    """The capture that is open in this process, or in the rank that it is a fork of."""
+    """Returns the capture that is open in this process, or in the rank that it was forked from; None without one."""
     return _active[0] if _active else None
 
 
@@ -154,7 +154,7 @@ class Capture:
             undo.callback(self.group.close)
             self.run_id, self._one_host = self._meet()
             self.device = open_device(self._setup.device, self.group)
-            with self.group.in_step():  # then all segments are there
+            with self.group.in_step():  # afterwards all segments exist
                 self._open(undo)
             if self._setup.clocks and self.group.is_connected:
                 self._clocks.open(self.device, self.segment, self.group, self.run_id, self._one_host)
@@ -162,7 +162,7 @@ class Capture:
         return self
 
     def _open(self, undo: contextlib.ExitStack) -> None:
-        """What each rank does by itself. undo: gets what takes it back."""
+        """Opens this rank's part of the capture. `undo` gets the calls that close it again."""
         setup = self._setup
         self._sinks = SinkChoice(setup.sink, self.device.memory.mirror is not None, together=self._is_ring)
         about = opening_metadata(
@@ -189,16 +189,16 @@ class Capture:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if os.getpid() != self._pid:
-            return  # a fork of the rank leaves the block: the capture is the rank's
+            return  # a fork of the rank leaves the block; the capture belongs to the rank
         is_saved = False
         try:
             in_order = self._stop(kind is None)
-            with self._lock:  # another thread may be about to leave a range
+            with self._lock:  # another thread may be leaving a range
                 self.segment.header["state"] = fmt.SegmentState.CLOSED
             leave_dump(self.group, self.segment, self.directory, self._one_host, in_order)
             self.segment.header["saved"] = 1
             is_saved = True
-        except BadInput as problem:  # its text is the last that somebody sees
+        except BadInput as problem:  # the last message that the user sees
             raise BadInput(f"{problem}; {how_to_save(self.run_id)}") from problem
         finally:
             with self._lock:  # another thread may be in a launch
@@ -206,7 +206,7 @@ class Capture:
             if not is_saved:
                 _log.warning("capture %s: %s", self.directory, how_to_save(self.run_id))
             elif self.group.is_connected or os.environ.get("TRACEKERN_KEEP_SEGMENT") != "1":
-                self.segment.unlink()  # else the launcher, who writes the manifest, finds the capture by it
+                self.segment.unlink()  # else the launcher, which writes the manifest, finds the capture by it
             self.device.memory.detach()
             if self._launches.is_any_running():
                 _still_written.append(self.segment)
@@ -217,13 +217,13 @@ class Capture:
         _log.info("capture %s: rank %d held %d bytes", self.directory, self.group.rank, self.footprint_bytes)
 
     def _stop(self, in_order: bool) -> bool:
-        """Brings in what was recorded and takes the last clock samples. Returns whether all ranks close in order."""
+        """Collects the records and takes the last clock samples. Returns whether all ranks close in order."""
         is_idle = self.device.streams.is_idle_within(CLOSE_TIMEOUT_S)
         problem = self.device.error()
         if problem or not is_idle:
             why = problem or f"after {CLOSE_TIMEOUT_S:.0f} s kernels still run"
             _log.warning("capture %s: rank %d: %s; what it recorded is kept", self.directory, self.group.rank, why)
-        self._collect(is_idle)  # before a peer that hangs keeps this rank until it is killed
+        self._collect(is_idle)  # first: a peer that hangs may hold this rank until it is killed
         for name in self._launches.unknown_names():
             _log.warning(
                 "capture %s: no kernel has an event or role %r; nothing of it was recorded", self.directory, name
@@ -276,15 +276,15 @@ class Capture:
             return LaunchHandle(0, grid, warps, stream)
         kernel = Kernel(name, grid, warps, stream, events, roles)
         with self._lock:
-            descriptor = self._region_of(kernel, epoch, ahead) if self in _active else 0  # it may be closed by now
+            descriptor = self._region_of(kernel, epoch, ahead) if self in _active else 0  # may be closed by now
         return LaunchHandle(descriptor, grid, warps, stream)
 
     def _region_of(self, kernel: Kernel, epoch: int, ahead: bool) -> int:
-        """Launch.descriptor: the address of the launch's, plus 1 where the body of a ring is to run."""
+        """Returns LaunchHandle.descriptor: the descriptor's address, plus 1 if the body that keeps a ring is to run."""
         if self._graphs and self._graphs[-1].is_capturing:
             address = self._graphs[-1].add_launch(self._launches.plan(kernel))
         elif self.device.streams.is_captured():
-            # All replays of a graph that capture.graph() does not know would write to one region.
+            # All replays of a graph that was not made by capture.graph() would write to one region.
             told = "launch %s: in a CUDA graph that capture.graph() did not make; it runs unrecorded"
             _log.warning(told, kernel.name)
             return 0
@@ -311,7 +311,9 @@ class Capture:
         from tracekern.record.graphs import TracedGraph
 
         if not self._is_ours(f"graph({name!r})"):
-            raise BadInput(f"capture.graph({name!r}): in a fork of the rank, which can use no GPU; fork before")
+            raise BadInput(
+                f"capture.graph({name!r}): in a fork of the rank, which cannot use a GPU; call it in the rank itself"
+            )
         if self.device.backend != "cuda":
             raise BadInput(f"capture.graph({name!r}): the {self.device.backend} backend has no graphs; it needs a GPU")
         if slots < 1:
@@ -327,7 +329,7 @@ class Capture:
         return graph
 
     def _before_replay(self, lay_ready: Callable[[], bool]) -> bool:
-        """Clocks are sampled between replays as between launches, and regions reserved."""
+        """Samples the clocks if due, as between launches, then reserves the replay's regions with `lay_ready`."""
         with self._lock:
             self._clocks.before_launch()
             return lay_ready()
@@ -394,7 +396,7 @@ class Capture:
             self._clocks.sample()
 
     def _is_ours(self, call: str) -> bool:
-        """Whether the rank itself calls. A fork of it would write over what it records: there nothing is recorded.
+        """Returns whether this process is the rank. A fork would overwrite the rank's records, so it records nothing.
 
         Raises BadInput outside the `with` block.
         """
@@ -408,16 +410,19 @@ class Capture:
         return False
 
     def _make_room(self) -> None:
-        """In the directory. All else that may be wrong was found before: an earlier capture there goes only now."""
+        """Makes the directory and removes an earlier capture from it.
+
+        It runs after all other checks, so that a mistake in the arguments costs no earlier capture.
+        """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             forget_old_capture(self.directory, self.group.rank, self.group.num_ranks)
-        except (OSError, ValueError) as error:  # the second of a name with a zero byte
+        except (OSError, ValueError) as error:  # ValueError: the name has a zero byte
             why = "it is a file" if os.path.isfile(self.directory) else getattr(error, "strerror", None) or error
             raise BadInput(f"{self.directory}: cannot be written ({why}); choose another directory") from None
 
     def _meet(self) -> tuple[str, bool]:
-        """The run's name, the same on all ranks, and whether all are on one host."""
+        """Returns the run's name, the same on all ranks, and whether all ranks are on one host. Collective."""
         global _num_opened
         ordinal, _num_opened = _num_opened, _num_opened + 1
         base = re.sub(r"[^A-Za-z0-9_-]", "_", os.environ.get("TRACEKERN_RUN_ID", ""))
@@ -431,9 +436,9 @@ class Capture:
         return met[0][0], len({host for _, host in met}) == 1
 
     def _open_mirror(self) -> None:
-        """Takes device memory for records, of a flight recorder such that outlives this process."""
+        """Allocates device memory for records; for a flight recorder, memory that outlives this process."""
         mirror = self.device.memory.mirror
-        assert mirror is not None  # a sink that needs one is refused where there is none
+        assert mirror is not None  # SinkChoice refuses a sink that needs a mirror without one
         reason = mirror.start_keeper(self.segment) if self._is_ring else mirror.open()
         if reason and self._setup.sink == "device":
             raise BadInput(f"keep={self._selection.keep!r} with sink='device': {reason}; take sink='host'")
@@ -442,7 +447,7 @@ class Capture:
             self._sinks.has_mirror = False
 
     def _collect(self, is_idle: bool) -> None:
-        """Brings back what is in device memory. Warns of what a device that no longer answers keeps."""
+        """Copies the records back from device memory. Warns of records lost with a device that does not answer."""
         try:
             for graph in self._graphs:
                 graph.close(is_idle)

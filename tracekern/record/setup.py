@@ -1,4 +1,4 @@
-"""How a capture opens: what its arguments ask for, checked before anything is opened, and what it says of itself."""
+"""Checks a capture's arguments before anything is opened, and collects its opening metadata."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True)
 class Setup:
-    """Raises BadInput for what cannot be used."""
+    """Resources of a capture. Raises BadInput for values that cannot be used."""
 
     device: CaptureDevice | Literal["cpu", "cuda"]
     sink: Sink
@@ -47,13 +47,16 @@ class Setup:
 
 
 def used_device() -> Literal["cpu", "cuda"]:
-    """ "cuda" where this process has used torch.cuda."""
+    """Returns "cuda" if this process has used torch.cuda, else "cpu"."""
     torch = sys.modules.get("torch")
     return "cuda" if torch is not None and torch.cuda.is_initialized() else "cpu"
 
 
 def list_of_names(what: str, names: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Returns None, which selects all, for None; an empty list selects none. Raises BadInput for a string."""
+    """Returns the names as a tuple. None selects all and stays None; an empty list selects none.
+
+    Raises BadInput for a string. what: names the argument in the message.
+    """
     if names is None:
         return None
     listed: tuple[Any, ...] = tuple(names) if isinstance(names, Iterable) and not isinstance(names, str) else (None,)
@@ -65,7 +68,10 @@ def list_of_names(what: str, names: Sequence[str] | None) -> tuple[str, ...] | N
 def opening_metadata(
     run_id: str, group: Group, device: CaptureDevice, directory: Path, record_format: str
 ) -> dict[str, Any]:
-    """What a capture knows of itself when it opens, but for capture()'s arguments. record_format: of its launches."""
+    """Returns the metadata of a capture that opens, without capture()'s arguments.
+
+    record_format: of the capture's launches.
+    """
     from tracekern import __version__
 
     with device.active():
@@ -89,12 +95,12 @@ def opening_metadata(
 
 
 def is_text(name: object) -> bool:
-    """Whether it is a name that a dump can hold: text without halves of surrogate pairs."""
+    """Returns whether a dump can hold `name`: text without lone surrogates."""
     return isinstance(name, str) and not _SURROGATE.search(name)
 
 
 def check_about(settings: dict[str, Any] | None, command: str | None) -> None:
-    """Raises BadInput for what no dump can hold."""
+    """Raises BadInput for settings or a command that a dump cannot hold."""
     if not isinstance(command, str | None):
         raise BadInput(f"command={command!r}: wanted text")
     if not isinstance(settings, dict | None):

@@ -1,9 +1,9 @@
-"""Where the records of a launch go: straight to shared host memory, or to device memory first.
+"""Chooses where the records of a launch go: straight to shared host memory, or to device memory first.
 
-Host memory is the ordinary sink: it can be read at any moment, outlives a trap and a killed process, and nothing is
-copied back. But each store crosses the bus as a message of its own, which delays the kernel: where it stores often, its
-records go to device memory and are copied when the capture closes. There a flight recorder's need a keeper
-(segment/keeper.py).
+Host memory is the default sink: it can be read at any moment, outlives a trap and a killed process, and nothing is
+copied back. But each store crosses the bus as a separate message, which delays the kernel. Records of a kernel that
+stores often go to device memory and are copied when the capture closes. A flight recorder's records in device memory
+need a keeper (segment/keeper.py).
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from tracekern.errors import BadInput
 Sink = Literal["auto", "host", "device"]
 
 MAX_HOST_STORES_PER_S = 10e6
-"""Where 0.2 to 0.8 ns for each store are at most 0.8 % of a kernel's time: the bundled pipeline, at 273 to 411 M
-stores a second, took 6 to 35 % longer into host memory and up to 4 % into device memory (4 H200, PCIe 5 x16,
-2026-11-22). Six times less than what would cost 5 %: a counted launch may last several times longer than those to come,
-as it waits for ranks that are not yet in step."""
+"""Rate up to which a kernel records to host memory: 0.2 to 0.8 ns for each store are at most 0.8 % of its time. The
+bundled pipeline, at 273 to 411 M stores a second, takes 6 to 35 % longer with host memory and up to 4 % with device
+memory (measured). The limit is six times below the rate that would cost 5 %: a counted launch may last several times
+longer than later ones, as it waits for ranks that are not yet in step, so its rate comes out too low."""
 
 STORES_PER_TRACK = 2
-"""Of a track's header, besides its records."""
+"""Stores for a track's header, besides its records."""
 
 _log = logging.getLogger("tracekern")
 
 
 class SinkChoice:
-    """Decides for each kernel by name."""
+    """Chooses the sink of each kernel by name."""
 
     def __init__(self, wanted: Sink, has_mirror: bool, together: bool = False) -> None:
-        """has_mirror: the device can record into memory of its own. together: where one kernel does so, all do.
+        """has_mirror: the device can record into its own memory. together: if one kernel does so, all do.
 
-        Raises BadInput for a sink that cannot be had.
+        Raises BadInput for a sink that is not available.
         """
         if wanted == "device" and not has_mirror:
             raise BadInput("sink='device': the CPU backend has no memory of its own; take 'auto' or 'host'")
@@ -46,7 +46,7 @@ class SinkChoice:
         self._stores_per_s: dict[str, float] = {}
 
     def count(self, name: str, headers: npt.NDArray[Any], ticks_per_second: float) -> None:
-        """A launch of kernel `name` was counted; headers: [num_tracks] TRACK_HEADER."""
+        """Takes in a counted launch of kernel `name`. headers: [num_tracks] TRACK_HEADER."""
         done = headers[headers["end_ticks"] != 0]
         if len(done) == 0:
             return
@@ -56,11 +56,14 @@ class SinkChoice:
         self._stores_per_s[name] = max(rate, self._stores_per_s.get(name, 0.0))
 
     def needs_mirror(self) -> bool:
-        """Whether launches of any kernel, as far as they are known, record in device memory."""
+        """Returns whether launches of any kernel counted so far record in device memory."""
         return self._is_mirrored(max(self._stores_per_s.values(), default=0.0))
 
     def is_mirrored(self, name: str) -> bool:
-        """Whether launches of this kernel record in device memory. Not where it was never counted, except by wish."""
+        """Returns whether launches of this kernel record in device memory.
+
+        A kernel that was never counted does so only with sink="device".
+        """
         rate = self._stores_per_s.get(name, 0.0)
         mirrored = self.needs_mirror() if self._together else self._is_mirrored(rate)
         expected = f"{rate / 1e6:.0f} M stores/s expected" if rate else "never counted"

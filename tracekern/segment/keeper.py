@@ -1,19 +1,19 @@
 """The keeper: a process that maps a flight recorder's device memory too, so that it outlives the rank that records.
 
-Records in device memory cost a kernel least, but are gone with the process that allocated them, or with its first trap.
-Where another process maps the same memory they are not: a trap, an illegal access or a SIGKILL of the rank takes the
-rank's mapping only. The keeper copies what was recorded into the segment when the rank says so, or dies.
+Records in device memory cost a kernel least, but are lost with the process that allocated them, or with its first trap.
+If another process maps the same memory, they survive: a trap, an illegal access or a SIGKILL of the rank ends only the
+rank's mapping. The keeper copies the records into the segment when the rank asks for it, or dies.
 
     rank                                        keeper
     starts it, sends the descriptor             maps the memory, holds the segment: "ready"
     "collect"                                   copies: "done"
     closes the link, or dies                    copies, unless it has; ends
 
-    who takes a snapshot of the rank
+    the process that takes a snapshot
     connects to the socket of the segment
                                                 copies: "done"
 
-Whoever salvages a dead rank's segment waits for its keeper first (segment_names.await_segment).
+A process that salvages a dead rank's segment waits for its keeper first (segment.names.await_segment).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LINE_BYTES = 4096
 
 
 def collect_mirrored(segment: SegmentWriter, copy: Callable[[int, int], None]) -> int:
-    """Calls copy(offset, num_bytes) for each region that was recorded in the mirror; how many there are.
+    """Calls copy(offset, num_bytes) for each region recorded in the mirror. Returns the number of such regions.
 
     Offsets count from the arena's start.
     """
@@ -52,16 +52,16 @@ def collect_mirrored(segment: SegmentWriter, copy: Callable[[int, int], None]) -
         first = int(entry["headers_offset"])
         stop = int(entry["records_offset"]) + segment.records(entry).nbytes
         copy(first - int(segment.header["arena_offset"]), stop - first)
-        if int(entry["order"]) != order:  # half of it may be the next launch's
+        if int(entry["order"]) != order:  # part of it may belong to the next launch
             segment.track_headers(entry)[:] = 0
     return len(mirrored)
 
 
 def collect_or_let(segment: SegmentWriter, copy: Callable[[], None], keeper: Keeper | None) -> None:
-    """Lets copy() bring all of the mirror into the segment, or the keeper where that raises RuntimeError.
+    """Copies the mirror into the segment with copy(); if that raises RuntimeError, the keeper does it.
 
-    So it does where a kernel has trapped, before this or while it waits for the kernel. Raises RuntimeError where
-    neither can.
+    copy() raises if a kernel has trapped before, or traps while copy() waits for it. Raises RuntimeError if neither
+    can copy.
     """
     try:
         copy()
@@ -74,15 +74,18 @@ def collect_or_let(segment: SegmentWriter, copy: Callable[[], None], keeper: Kee
 
 
 class Keeper:
-    """The rank's side."""
+    """The rank's end of its keeper process."""
 
     def __init__(self, segment: SegmentWriter, device: str, descriptor: int, num_bytes: int) -> None:
-        """device: its UUID; descriptor: of the mirror. Raises RuntimeError with its reason."""
+        """device: the GPU's UUID. descriptor: file descriptor of the mirror.
+
+        Raises RuntimeError with the reason if the keeper does not start.
+        """
         self._link, theirs = socket.socketpair()
         arguments = (segment.name, device, str(num_bytes), str(theirs.fileno()), str(descriptor))
         try:
-            # A session of its own: what ends the rank's process group must not end it. No pipe of the rank's either:
-            # who reads that to its end would wait for the keeper.
+            # A separate session, because a signal that ends the rank's process group must not end the keeper. No pipe
+            # of the rank, because its reader would wait for the keeper to end.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, *arguments],
                 env=_keeper_environment(),
@@ -104,7 +107,7 @@ class Keeper:
             raise
 
     def collect(self) -> None:
-        """What was recorded in the mirror is in the segment. Raises RuntimeError where the keeper is gone, too."""
+        """Has the keeper copy the mirror into the segment. Raises RuntimeError if the keeper is gone, too."""
         try:
             self._link.sendall(b"collect\n")
         except OSError as error:
@@ -112,19 +115,19 @@ class Keeper:
         self._hear("done", COLLECT_TIMEOUT_S)
 
     def release(self) -> None:
-        """What it holds is needed no more."""
+        """Ends the keeper: the memory it holds is no longer needed."""
         self._end(COLLECT_TIMEOUT_S)
 
     def _end(self, timeout_s: float) -> None:
-        """It ends by itself in that time, or is killed."""
+        """Waits `timeout_s` for the keeper to end, then kills it."""
         with contextlib.suppress(OSError):
-            self._link.shutdown(socket.SHUT_RDWR)  # a close alone says nothing while forks of this process hold it
+            self._link.shutdown(socket.SHUT_RDWR)  # close() alone has no effect while forks hold the link
         self._link.close()
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # in a driver's call even that takes time
+            with contextlib.suppress(subprocess.TimeoutExpired):  # inside a driver call a kill takes time
                 self._process.wait(_KILL_TIMEOUT_S)
 
     def _hear(self, wanted: str, timeout_s: float) -> None:
@@ -138,15 +141,18 @@ class Keeper:
 
 
 def _keeper_environment() -> dict[str, str]:
-    """Ours, as far as it is true: which devices are visible may have been changed since CUDA started here."""
+    """Returns this process's environment for the keeper.
+
+    CUDA_VISIBLE_DEVICES is removed, because it may have been changed since CUDA started here.
+    """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    if "MIG-" not in environment.get("CUDA_VISIBLE_DEVICES", ""):  # a part of a GPU is visible only where it is named
+    if "MIG-" not in environment.get("CUDA_VISIBLE_DEVICES", ""):  # a MIG slice is visible only by name
         environment.pop("CUDA_VISIBLE_DEVICES", None)
     return environment
 
 
 def keep(segment: SegmentWriter, link: socket.socket, mirror: Any) -> None:
-    """The keeper's side, until the rank has no more use for it. mirror: a KeptMirror."""
+    """Runs in the keeper until the rank no longer needs it. mirror: a KeptMirror."""
     arena = segment.address + int(segment.header["arena_offset"])
 
     def collect() -> None:
@@ -167,9 +173,10 @@ def keep(segment: SegmentWriter, link: socket.socket, mirror: Any) -> None:
 
 
 def _read(link: socket.socket, rank: int, door: socket.socket, collect: Callable[[], None]) -> bytes:
-    """What the rank says; b"" where it is through with its capture, or dead. Forks of it may hold the link open.
+    """Returns the rank's next message; b"" if it has finished its capture or died.
 
-    Until then whoever comes through the door is served.
+    Serves snapshot requests while waiting. Watches the process as well, because forks of a dead rank may hold the link
+    open.
     """
     while True:
         readable, _, _ = select.select([link.fileno(), rank, door.fileno()], [], [])
@@ -177,16 +184,16 @@ def _read(link: socket.socket, rank: int, door: socket.socket, collect: Callable
             return link.recv(_LINE_BYTES)
         if rank in readable:
             return b""
-        with door.accept()[0] as caller, contextlib.suppress(OSError):  # he may be gone
+        with door.accept()[0] as caller, contextlib.suppress(OSError):  # the caller may be gone
             if _user_of(caller) in (os.getuid(), 0):
                 collect()
                 caller.sendall(b"done\n")
 
 
 def ask_keeper(segment_name: str) -> bool:
-    """Has the keeper of a rank that runs copy what the device holds by now into the segment, from any process.
+    """Asks a running rank's keeper, from any process, to copy what the device holds by now into the segment.
 
-    False where there is none, or it does not answer.
+    Returns False if there is no keeper, or it does not answer.
     """
     with socket.socket(socket.AF_UNIX) as keeper, contextlib.suppress(OSError):
         keeper.settimeout(COLLECT_TIMEOUT_S)
@@ -196,15 +203,15 @@ def ask_keeper(segment_name: str) -> bool:
 
 
 def _door_of(segment_name: str) -> bytes:
-    """The address of the socket where a keeper listens: of the kind that goes with its process.
+    """Returns the address of the socket where a keeper listens: an abstract one, which vanishes with its process.
 
-    Addresses have room for 107 bytes, the names of files for more.
+    The name is hashed, because an address holds 107 bytes and a segment's name may be longer.
     """
     return b"\0tracekern-keeper-" + hashlib.sha256(segment_name.encode()).hexdigest().encode()
 
 
 def _user_of(caller: socket.socket) -> int:
-    """The user that a process at the other end of a socket belongs to."""
+    """Returns the user id of the process at the other end of a socket."""
     _, user, _ = struct.unpack("3i", caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return int(user)
 
@@ -212,7 +219,7 @@ def _user_of(caller: socket.socket) -> int:
 def main() -> int:
     name, device, num_bytes, link_fd, descriptor = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the rank's end is the keeper's time, and it ends by itself
+        signal.signal(number, signal.SIG_IGN)  # the keeper must outlive the rank; it ends by itself
     with socket.socket(fileno=int(link_fd)) as link:
         try:
             from tracekern import _cuda

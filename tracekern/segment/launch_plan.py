@@ -1,4 +1,4 @@
-"""What the host knows of a launch before its kernel starts, and where it records."""
+"""Describes a launch before its kernel starts, and the region it records to."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class LaunchPlan:
 
     @cached_property
     def descriptor(self) -> bytes:
-        """A LAUNCH_DESCRIPTOR that says nothing of where."""
+        """Bytes of a LAUNCH_DESCRIPTOR without the addresses of headers and records."""
         num_blocks = self.num_blocks if self.num_tracks else 0
         return _row(fmt.LAUNCH_DESCRIPTOR, {**self._selection, "num_blocks": num_blocks})
 
     @cached_property
     def entry(self) -> bytes:
-        """A LAUNCH_ENTRY, the same; of a region that no launch has yet."""
+        """Bytes of a LAUNCH_ENTRY without offsets, for a region that no launch has yet."""
         only_host_knows = {
             "name": fmt.cut_name(self.name),
             "epoch": self.epoch & 0xFFFFFFFF,
@@ -58,7 +58,7 @@ class LaunchPlan:
 
     @property
     def _selection(self) -> dict[str, Any]:
-        """What both have in common."""
+        """Fields that descriptor and entry have in common."""
         return {
             "warps_per_block": self.warps_per_block,
             "block_first": self.blocks.start,

@@ -35,9 +35,9 @@ def write_manifest(directory: Path, run_id: str) -> list[int]:
 
 
 def forget_old_capture(directory: Path, rank: int, num_ranks: int) -> None:
-    """Remove what an earlier capture left: this rank's files; rank 0 also those that no rank of this run has.
+    """Remove what an earlier capture left: this rank's files; on rank 0 also files that no rank of this run replaces.
 
-    The trace of an earlier capture goes, too: beside new dumps it would pass for theirs.
+    Rank 0 removes the earlier trace, too, which could be taken for a trace of the new dumps.
     """
     (directory / fmt.dump_file_name(rank)).unlink(missing_ok=True)
     (directory / fmt.torch_profile_file_name(rank)).unlink(missing_ok=True)

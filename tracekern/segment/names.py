@@ -1,4 +1,4 @@
-"""Segments as files in /dev/shm: which belong to a run, how they go away, who records into one, who still needs it."""
+"""Segments as files in /dev/shm: lists those of a run, removes them, and tracks the processes that use them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def remove_segment(name: str) -> None:
 
 
 def list_segments(run_id: str) -> list[str]:
-    """Names of the segments in /dev/shm that belong to a run, its second and later captures (RUN.1, RUN.2) included.
+    """Returns the names of a run's segments in /dev/shm, with those of its later captures (RUN.1, RUN.2).
 
-    Without a run those of all.
+    An empty run_id selects all runs.
     """
     of_run = re.compile((re.escape(f"tracekern-{run_id}") if run_id else "tracekern-.+") + r"(\.\d+)?-\d+")
     return sorted(path.name for path in SHM_DIR.glob("tracekern-*") if of_run.fullmatch(path.name))
@@ -36,11 +36,11 @@ def hold_segment(name: str) -> Iterator[None]:
 
 
 def await_segment(name: str, timeout_s: float) -> bool:
-    """Waits until no process holds the segment; False where one still does after timeout_s."""
+    """Waits until no process holds the segment. Returns False if one still does after timeout_s."""
     deadline = time.monotonic() + timeout_s
     try:
         file = open(SHM_DIR / name, "rb")  # noqa: SIM115 - closed below
-    except FileNotFoundError:  # somebody else has saved and removed it
+    except FileNotFoundError:  # another process has saved and removed it
         return True
     with file:
         while True:
@@ -53,15 +53,15 @@ def await_segment(name: str, timeout_s: float) -> bool:
 
 
 def own_segment(file_descriptor: int) -> None:
-    """Makes this process the owner of a segment, until it ends or closes a descriptor of it: this one or another.
+    """Makes this process the owner of a segment, until it ends or closes any descriptor of the segment.
 
-    A lock of this kind is no fork's, and is seen from other containers: unlike a pid it cannot be taken for another's.
+    Forks do not inherit a lock of this kind, and other containers see it. A pid could be reused by another process.
     """
     fcntl.lockf(file_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def has_owner(name: str) -> bool:
-    """Whether the process that made the segment still records into it. Not to be asked by that process."""
+    """Returns whether the process that made the segment still records into it. That process itself must not call it."""
     with open(SHM_DIR / name, "rb") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -26,7 +26,7 @@ _PACK_RECORDS = 1 << 20
 
 
 def pack(segment: SegmentView) -> memoryview:
-    """The bytes of the dump of a segment, which must not change meanwhile."""
+    """Returns the bytes of a segment's dump. The segment must not change meanwhile."""
     buffer = BytesIO()
     _write(segment, buffer)
     return buffer.getbuffer()
@@ -35,7 +35,7 @@ def pack(segment: SegmentView) -> memoryview:
 def write_dump(path: Path | str, segment: SegmentView) -> int:
     """Write the dump of a segment; the file appears whole or not at all. Returns its size in bytes.
 
-    Raises BadInput when the directory cannot hold it.
+    Raises BadInput if the directory cannot hold it.
     """
     with file_of_capture(Path(path)) as file:
         return _write(segment, file)
@@ -43,9 +43,9 @@ def write_dump(path: Path | str, segment: SegmentView) -> int:
 
 @contextlib.contextmanager
 def file_of_capture(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` when the block ends well; its directory is made where there is none.
+    """Opens a file that replaces `path` if the block ends without an error. Makes the directory if it is missing.
 
-    Raises BadInput when the disk says no.
+    Raises BadInput if the file cannot be written.
     """
     with atomic_path(path) as temporary:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,23 +54,23 @@ def file_of_capture(path: Path) -> Iterator[BinaryIO]:
 
 
 def _bytes_of(rows: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """The memory of whole rows, flat."""
+    """Returns the memory of whole rows as a flat array."""
     return rows.view(np.uint8).reshape(-1) if rows.size else np.empty(0, np.uint8)
 
 
 def _chunks(records: npt.NDArray[Any]) -> Iterator[slice]:
-    """Some tracks at a time, to bound memory."""
+    """Yields slices of some tracks at a time, to bound memory."""
     step = max(1, _PACK_RECORDS // max(1, records.shape[1]))
     return (slice(first, first + step) for first in range(0, len(records), step))
 
 
 def is_of_launch(entry: Any, headers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Which tracks of the region of a launch are its own; an earlier launch left the others."""
+    """Returns which tracks of a launch's region the launch wrote, [num_tracks]; an earlier launch left the others."""
     return np.asarray(headers["started"] >> fmt.GENERATION_SHIFT << fmt.GENERATION_SHIFT == entry["generation"])
 
 
 def _complete(entry: Any, headers: npt.NDArray[Any]) -> None:
-    """Clear what an earlier launch left, and set what kernels leave to the host, because it knows it."""
+    """Clear what an earlier launch left, and set the fields that the host knows, which kernels do not write."""
     warps_run = _warps_run(entry, headers)
     headers[~is_of_launch(entry, headers)] = 0
     headers["started"] &= (1 << fmt.GENERATION_SHIFT) - 1
@@ -87,21 +87,24 @@ def _complete(entry: Any, headers: npt.NDArray[Any]) -> None:
 
 
 def _blocks_run(entry: Any, headers: npt.NDArray[Any]) -> int:
-    """Of the launch that the region is of, as its kernel left the headers; 0: as many as the host was told of."""
+    """Returns the number of blocks that the kernel left in the headers; 0: as many as the host expected."""
     is_its_own = len(headers) and headers["launch_idx"][0] == entry["generation"]
     return int(headers["block"][0]) if is_its_own else 0
 
 
 def _warps_run(entry: Any, headers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The same of the warps of each block, in its first track."""
+    """Returns the number of warps of each block, in the block's first track; 0: as many as the host expected."""
     told = headers["warps_run"]
     return np.where(told >> 16 == entry["generation"], told & 0xFFFF, 0)
 
 
 def _count_shared(entry: Any, headers: npt.NDArray[Any], records: npt.NDArray[Any]) -> int:
-    """Tracks that hold more than their recorder made: the region was zero before the launch, so another one wrote."""
+    """Returns the number of tracks that hold more than their recorder wrote.
+
+    The region was zero before the launch, so a second recorder wrote the rest.
+    """
     if entry["generation"]:
-        return 0  # an earlier launch did
+        return 0  # the rest may be an earlier launch's
     ends_here = (headers["end_ticks"] != 0) & (headers["started"] != fmt.STARTED_RING)
     rows = np.flatnonzero(ends_here & (headers["written"] < records.shape[1]))
     return int((records["word"][rows, headers["written"][rows]] & fmt.KIND_MASK != 0).sum())
@@ -112,16 +115,16 @@ class _Packed:
     entry: Any
     headers: npt.NDArray[Any]
     blocks_run: int
-    """How many, if more than the host was told of; else 0."""
+    """Number of blocks that ran, if more than the host expected; else 0."""
     shared_tracks: int
-    """Of several recorders."""
+    """Number of tracks that several recorders wrote to."""
 
     @property
     def num_records(self) -> int:
         return int(self.headers["written"].sum(dtype=np.int64))
 
     def records(self, segment: SegmentView) -> Iterator[npt.NDArray[Any]]:
-        """The written records, track after track, some tracks at a time to bound memory."""
+        """Yields the written records, track after track, some tracks at a time to bound memory."""
         records = segment.records(self.entry)
         for rows in _chunks(records):
             yield _C.copy_records(_bytes_of(self.headers[rows]), _bytes_of(records[rows]))
@@ -130,7 +133,7 @@ class _Packed:
 def _metadata(
     segment: SegmentView, rows: dict[str, npt.NDArray[Any]], launches: list[_Packed], num_lost: int
 ) -> tuple[dict[str, Any], int]:
-    """Metadata of the dump and the size of its payload. num_lost: launches whose records are gone with the device."""
+    """Returns a dump's metadata and the bytes of its payload. num_lost: launches with records lost with the device."""
     tables: dict[str, list[Any]] = {"event": [], "role": []}
     cursor = 0
 
@@ -188,7 +191,7 @@ def _metadata(
 
 
 def _sinks(launches: list[_Packed]) -> dict[str, list[str]]:
-    """Kernel -> the memories that its records went to, "host" or "device"."""
+    """Returns, by kernel, the memories that its records went to: "host", "device" or both."""
     found: dict[str, set[str]] = {}
     for packed in launches:
         mirrored = int(packed.entry["flags"]) & fmt.ENTRY_MIRRORED
@@ -208,7 +211,7 @@ def _write(segment: SegmentView, file: BinaryIO) -> int:
         records = segment.records(entry)
         _C.find_records(_bytes_of(headers), _bytes_of(records), bool(entry["generation"]))
         launches.append(_Packed(entry, headers, blocks_run, _count_shared(entry, headers, records)))
-    # Taken once: another thread may append to them meanwhile.
+    # Read once, because another thread may append to them meanwhile.
     rows = {"clock_samples": segment.clock_samples(), "host_spans": segment.host_spans()}
     metadata, payload_bytes = _metadata(segment, rows, launches, num_lost)
     text = json.dumps(metadata).encode()

@@ -19,7 +19,7 @@ from tracekern.segment.view import SegmentView
 
 _log = logging.getLogger("tracekern")
 _DAMAGED = (BadInput, KeyError, TypeError, ValueError)
-"""What reading a segment may raise into which its rank wrote before it died, what does not belong there."""
+"""Exceptions that reading a segment may raise if its rank overwrote parts of it before it died."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,16 @@ class Leftover:
     num_ranks: int
     pid: int
     is_running: bool
-    """It still records, or may."""
+    """Whether its rank still records, or may."""
     directory: Path
-    """Of its capture."""
+    """Directory of its capture."""
     created: datetime.datetime
     command: str
-    """What its ranks run."""
+    """Command line of its ranks."""
 
 
 def find_leftovers(run_id: str = "") -> list[Leftover]:
-    """What stands in this machine's shared memory, of one run or of all, by run and rank."""
+    """Returns the segments in this machine's shared memory, of one run or of all, ordered by run and rank."""
     found = []
     for name in list_segments(run_id):
         try:
@@ -50,17 +50,17 @@ def find_leftovers(run_id: str = "") -> list[Leftover]:
             about = (str(metadata["run_id"]), int(metadata["rank"]), int(metadata["num_ranks"]))
             where, when = Path(metadata["directory"]), datetime.datetime.fromisoformat(metadata["created"])
             found.append(Leftover(*about, pid, has_owner(name), where, when, str(metadata.get("command", ""))))
-        except (*_DAMAGED, FileNotFoundError):  # another user's, none of a capture, or just removed
+        except (*_DAMAGED, FileNotFoundError):  # another user's, not a capture's, or just removed
             continue
     return sorted(found, key=lambda leftover: (leftover.run_id, leftover.rank))
 
 
 def salvage_run(run_id: str, directory: Path | None = None) -> set[int]:
-    """Write the dumps that are missing from the captures of a run, their manifests, and remove the run's segments.
+    """Write the missing dumps of a run's captures and their manifests, and remove the run's segments.
 
-    To be called when no rank runs any more. directory: where to, instead of the directory each capture was opened with.
-    Returns the ranks that never closed and were saved. A segment whose dump cannot be written, or would take the place
-    of another capture's, is reported and kept.
+    Call it when no rank runs any more. directory: where to write, instead of the directory of each capture.
+    Returns the ranks that never closed and were saved. A segment whose dump cannot be written, or would replace that of
+    another capture, is reported and kept.
     """
     unclosed = set()
     deadline = time.monotonic() + COLLECT_TIMEOUT_S  # the keepers of all dead ranks work at once
@@ -90,10 +90,10 @@ def salvage_run(run_id: str, directory: Path | None = None) -> set[int]:
 
 
 def _save(segment: SegmentView, directory: Path | None, deadline: float) -> Path | None:
-    """The directory that holds the dump of the segment, now at the latest. Raises BadInput where it cannot be written.
+    """Writes the segment's dump unless it exists. Returns the directory that holds it.
 
-    None where it was there, until the same program captured into that directory again.
-    deadline: of time.monotonic(), for its keeper.
+    Returns None if the dump was written before and a later capture of the same program replaced it. Raises BadInput if
+    the dump cannot be written. deadline: for the segment's keeper, in time.monotonic().
     """
     metadata = segment.metadata
     file_name, own = fmt.dump_file_name(metadata["rank"]), Path(metadata["directory"])

@@ -1,4 +1,4 @@
-"""Copies what the ranks of a run have recorded so far, while they run on: who waits for whom in a job that hangs."""
+"""Copies what the ranks of a run have recorded so far, while they run on: shows who waits for whom in a hung job."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _TRIES = 4
 
 
 def snapshot_run(run_id: str, directory: Path) -> list[int]:
-    """Write a dump of each rank of a run, as it stands, and their manifest. Returns the ranks; they notice nothing.
+    """Write a dump of each rank's current records, and their manifest. Returns the ranks, which run on undisturbed.
 
-    Of a rank that has died, what it left, which stays there to be salvaged. Takes the memory of what was recorded once
-    more, rank by rank. Raises BadInput where the directory is another capture's, or cannot be written.
+    For a rank that has died, writes what it left, which remains to be salvaged. Rank by rank, a second copy of the
+    records takes memory. Raises BadInput if the directory belongs to another capture, or cannot be written.
     """
     found = [leftover for leftover in find_leftovers(run_id) if leftover.run_id == run_id]
     segments = [SegmentView.attach(fmt.segment_name(run_id, leftover.rank)) for leftover in found]
@@ -42,10 +42,10 @@ def snapshot_run(run_id: str, directory: Path) -> list[int]:
 
 
 def copy_as_it_stands(segment: SegmentView) -> SegmentWriter:
-    """A segment of this process's own with all launches that have their region now.
+    """Returns a private copy of a segment, with all launches that hold a region now.
 
-    Its rank goes on meanwhile, and if it runs a host span says when the copy was made. A region that the rank gives to
-    a later launch while it is copied is copied again; after a few tries that launch is left out.
+    The rank runs on meanwhile; a host span marks the time of the copy. A region that the rank gives to a later launch
+    while it is copied is copied again; after a few tries that launch is left out.
     """
     runs = _runs(segment)
     reads_device = False
@@ -54,7 +54,7 @@ def copy_as_it_stands(segment: SegmentView) -> SegmentWriter:
     elif _has_device_records(segment):
         reads_device = ask_keeper(segment.name)
     copy = SegmentWriter.empty_like(segment)
-    copy.copy_from(segment, 0, fmt.SEGMENT_HEADER.itemsize)  # counts first: what they count is complete
+    copy.copy_from(segment, 0, fmt.SEGMENT_HEADER.itemsize)  # counts first: what they count is complete by then
     header = copy.header
     copy.copy_from(segment, int(header["metadata_offset"]), int(header["metadata_bytes"]))
     copy.copy_from(segment, int(header["fault_offset"]), segment.fault_record.nbytes)
@@ -74,7 +74,7 @@ def copy_as_it_stands(segment: SegmentView) -> SegmentWriter:
 
 
 def _runs(segment: SegmentView) -> bool:
-    """Whether its rank still records; one that has closed meanwhile took the segment's name away."""
+    """Returns whether the segment's rank still records; a rank that closed meanwhile has removed the name."""
     try:
         return has_owner(segment.name)
     except FileNotFoundError:
@@ -98,7 +98,7 @@ def _copy_launch(segment: SegmentView, copy: SegmentWriter, launch_idx: int) -> 
         ):
             copy.copy_from(segment, offset, num_bytes)
         if theirs.tobytes() == entry.tobytes():
-            # The keeper copied it earlier: by now the region may be another launch's.
+            # The keeper copied the region earlier; since then another launch may have taken it.
             if flags & fmt.ENTRY_MIRRORED and not is_of_launch(entry, copy.track_headers(entry)).any():
                 break
             return
@@ -112,7 +112,7 @@ def _has_device_records(segment: SegmentView) -> bool:
 def _check_place(segment: SegmentView, directory: Path) -> None:
     metadata = segment.metadata
     if directory.resolve() == Path(metadata["directory"]).resolve():
-        raise BadInput(f"{directory}: there the run itself leaves its capture; choose another directory")
+        raise BadInput(f"{directory}: the run itself writes its capture there; choose another directory")
     other = run_in(directory / fmt.dump_file_name(metadata["rank"]))
     if other not in ("", metadata["run_id"]):
         raise BadInput(f"{directory}: holds run {other}; choose another directory")

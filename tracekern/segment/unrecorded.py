@@ -1,4 +1,4 @@
-"""Launches that ran and left no record: why, in the same words in the log, in a dump and for every reader."""
+"""Explains why launches ran unrecorded, in the same words in the log, in a dump and for every reader."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any
 from tracekern.formatting import count
 
 _MARGIN_BYTES = 1 << 20
-"""For event tables that found no room either."""
+"""Bytes added for event tables that found no room either."""
 _MARGIN_SHARE = 8
-"""One part in so many more: in a larger arena more regions are reserved ahead of their launches, and a place before a
-multiple of 4 GiB may be left free."""
+"""One part in this many is added: a larger arena reserves more regions ahead of their launches, and may leave a gap
+before a multiple of 4 GiB."""
 
 
 def why_refused(header: Any, keep: str) -> str:
-    """Of a SEGMENT_HEADER: how many launches ran unrecorded, and what they lacked; "" where none did. keep: "first" or
-    "last", of a flight recorder, which needs room for a few launches and not for all.
+    """Returns how many launches ran unrecorded and what they lacked; "" if none did.
+
+    header: a SEGMENT_HEADER. keep: "first", or "last" for a flight recorder, which needs room for a few launches only.
     """
     refused, capacity = int(header["launches_refused"]), int(header["launches_capacity"])
     if not refused:
@@ -37,8 +38,8 @@ def why_refused(header: Any, keep: str) -> str:
 
 
 def why_only_counted(counted: int) -> str:
-    """Says that all launches so far, `counted`, ran inside counting()."""
+    """Returns the text for a capture whose `counted` launches all ran inside counting()."""
     return (
-        f"nothing is recorded, as all there was, {count(counted, 'launch')}, ran inside counting(); "
+        f"nothing is recorded: all launches so far ({counted}) ran inside counting(); "
         "with records_per_track=256 instead of 'auto' nothing needs to be counted"
     )

@@ -34,7 +34,7 @@ class SegmentView:
 
     @classmethod
     def attach(cls: type[_View], name: str) -> _View:
-        """A segment of another process. Raises BadInput when it is missing or not a segment."""
+        """Opens a segment of another process. Raises BadInput if it is missing or not a segment."""
         try:
             fd = os.open(SHM_DIR / name, cls._open_flags | os.O_CLOEXEC)
         except OSError as error:
@@ -43,7 +43,7 @@ class SegmentView:
         if size < fmt.SEGMENT_HEADER.itemsize:
             os.close(fd)
             raise BadInput(
-                f"segment {name}: {size} bytes, wanted at least {fmt.SEGMENT_HEADER.itemsize}; it died at birth"
+                f"segment {name}: {size} bytes, wanted at least {fmt.SEGMENT_HEADER.itemsize}; its rank died early"
             )
         segment = cls(name, fd, size)
         try:
@@ -60,17 +60,17 @@ class SegmentView:
         self._fd = -1
 
     def unlink(self) -> None:
-        """Remove the name; the memory goes when the last mapping does."""
+        """Remove the name; the memory is freed with the last mapping."""
         remove_segment(self.name)
 
     @property
     def address(self) -> int:
-        """Where the segment is mapped in this process."""
+        """Address of the segment in this process."""
         return self._address
 
     @property
     def fault_record(self) -> npt.NDArray[Any]:
-        """[1] FAULT_RECORD: here the first wait that gives up writes what it wanted."""
+        """[1] FAULT_RECORD, where the first wait that gives up writes what it waited for."""
         return self._view(int(self.header["fault_offset"]), FAULT_RECORD, 1)
 
     @property
@@ -80,7 +80,7 @@ class SegmentView:
 
     @property
     def footprint_bytes(self) -> int:
-        """Bytes of the segment that are in use; the mirror and what is reserved beyond them are not counted."""
+        """Bytes of the segment in use, without the mirror and what is reserved beyond them."""
         parts = (("launches", fmt.LAUNCH_ENTRY), ("samples", fmt.CLOCK_SAMPLE), ("host_spans", fmt.HOST_SPAN))
         used = sum(int(self.header[f"num_{part}"]) * dtype.itemsize for part, dtype in parts)
         return int(self.header["launches_offset"]) + used + int(self.header["arena_cursor"])
@@ -95,7 +95,7 @@ class SegmentView:
         return self._view(offset, fmt.LAUNCH_DESCRIPTOR, 1)[0]
 
     def recorded_launches(self) -> list[Any]:
-        """LAUNCH_ENTRY of all launches that ran recorded, in their order; of a graph's the sequence is its replay's."""
+        """Returns the LAUNCH_ENTRY of each recorded launch, in launch order; in a graph, `sequence` is the replay's."""
         found = []
         for entry in self.launches():
             flags = int(entry["flags"])
@@ -111,7 +111,7 @@ class SegmentView:
         return sorted(found, key=lambda entry: (int(entry["order"]), int(entry["sequence"])))
 
     def launches(self) -> npt.NDArray[Any]:
-        """[num_launches] LAUNCH_ENTRY, those that were only counted or reserved included."""
+        """[num_launches] LAUNCH_ENTRY, including those that were only counted or reserved."""
         return self._view(int(self.header["launches_offset"]), fmt.LAUNCH_ENTRY, int(self.header["num_launches"]))
 
     def clock_samples(self) -> npt.NDArray[Any]:
@@ -139,12 +139,12 @@ class SegmentView:
 
     @functools.cached_property
     def words(self) -> memoryview:
-        """All of it, in words of 32 bits: a launch stores a few of them, which numpy takes three times as long for."""
+        """The whole segment in words of 32 bits. A launch stores a few words, which numpy does several times slower."""
         return self._bytes.data.cast("I")
 
     @functools.cached_property
     def _entries_word(self) -> int:
-        """Where in `words` the launch directory begins."""
+        """Index in `words` of the first launch entry."""
         return int(self.header["launches_offset"]) // 4
 
     def _view(self, offset: int, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:

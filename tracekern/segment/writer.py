@@ -2,7 +2,7 @@
 
 Everything is bump-allocated, so a region is zero when its first launch starts. A count in the header grows only after
 what it counts is complete: a reader that attaches after SIGKILL finds no half-written entry. Pages are reserved with
-posix_fallocate before anybody writes to them, because a full /dev/shm is otherwise met as SIGBUS inside a kernel.
+posix_fallocate before they are written to, because a full /dev/shm would otherwise raise SIGBUS inside a kernel.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_CLOCK_SAMPLES = 1 << 16
 
 
 def segment_layout(metadata_bytes: int, host_spans: int, arena_bytes: int) -> dict[str, int]:
-    """Header fields: where each part of the segment stands."""
+    """Returns the header fields that place each part of the segment."""
     page = mmap.PAGESIZE
     layout = {"metadata_offset": fmt.SEGMENT_HEADER.itemsize, "metadata_bytes": metadata_bytes}
     cursor = layout["metadata_offset"] + metadata_bytes
@@ -63,7 +63,8 @@ _FLAGS, _GENERATION, _ORDER, _SEQUENCE, _EPOCH = (
     _word_of(fmt.LAUNCH_ENTRY, field) for field in ("flags", "generation", "order", "sequence", "epoch")
 )
 _CARRY_BYTES = 1 << 32
-"""Regions stay clear of multiples of this: kernels count up the low word of an address (append_if, csrc/platform)."""
+"""Regions do not cross multiples of this: kernels increment only the low word of an address (append_if, csrc/platform).
+"""
 
 
 class SegmentWriter(SegmentView):
@@ -82,9 +83,9 @@ class SegmentWriter(SegmentView):
     def create(
         cls, run_id: str, rank: int, metadata: dict[str, Any], arena_bytes: int, host_spans: int = 10_000
     ) -> SegmentWriter:
-        """A new segment, state open.
+        """Creates a segment in state open.
 
-        Pages cost memory only once reserved. Raises BadInput where /dev/shm cannot hold it.
+        Pages cost memory only once reserved. Raises BadInput if /dev/shm cannot hold it.
         """
         name = fmt.segment_name(run_id, rank)
         text = json.dumps(metadata).encode()
@@ -119,18 +120,18 @@ class SegmentWriter(SegmentView):
 
     @classmethod
     def empty_like(cls, other: SegmentView) -> SegmentWriter:
-        """One of this process's own, as large as `other` and empty; only what is written takes memory."""
+        """Creates an empty private segment as large as `other`; only what is written takes memory."""
         fd = os.memfd_create(other.name)
         os.ftruncate(fd, len(other._bytes))
         return cls(other.name, fd, len(other._bytes))
 
     def copy_from(self, other: SegmentView, offset: int, num_bytes: int) -> None:
-        """A part of another segment of the same size."""
+        """Copies a part of another segment of the same size to the same offset."""
         self._check_inside(offset, offset + num_bytes)
         self._bytes[offset : offset + num_bytes] = other._bytes[offset : offset + num_bytes]
 
     def back_arena(self) -> tuple[int, int]:
-        """Gives the whole arena real pages; its address and bytes. Raises BadInput when /dev/shm is too full for it."""
+        """Reserves pages for the whole arena. Returns its address and bytes. Raises BadInput without room."""
         offset, num_bytes = int(self.header["arena_offset"]), int(self.header["arena_bytes"])
         if not self._back(offset, num_bytes):
             what = f"{num_bytes} bytes do not fit {SHM_DIR}; lower max_bytes"
@@ -144,10 +145,10 @@ class SegmentWriter(SegmentView):
         self.header["refused_bytes"] = min(int(self.header["refused_bytes"]) + plan.region_bytes, (1 << 63) - 1)
 
     def reserve_regions(self, plan: LaunchPlan, count: int, mirror_offset: int = 0) -> list[Region]:
-        """Zeroed regions for up to `count` launches of `plan`, as many as there is room for.
+        """Reserves zeroed regions for up to `count` launches of `plan`, as many as there is room for.
 
-        Until start_launch() they count as unused: a dump does not show them. mirror_offset: what kernels add, modulo
-        2^64, to an address in the arena for the place where they write.
+        Until start_launch() a region is unused and does not appear in a dump. mirror_offset: what to add, modulo 2^64,
+        to an address in the arena to get the address that kernels write to.
         """
         events_at, roles_at = self._store_text(plan.events), self._store_text(plan.roles)
         region_bytes = plan.region_bytes
@@ -172,7 +173,7 @@ class SegmentWriter(SegmentView):
         descriptors = np.frombuffer(bytearray(plan.descriptor * count), fmt.LAUNCH_DESCRIPTOR)
         written_at = np.uint64((self.address + mirror_offset) % (1 << 64))
         descriptors["headers"], descriptors["records"] = written_at + headers_at, written_at + records_at
-        # As bytes: numpy copies rows field by field, which takes several times as long.
+        # Copied as bytes, because numpy copies rows field by field, which takes several times as long.
         whole = np.ndarray((count, len(plan.descriptor)), np.uint8, self._bytes.data, first_at, (region_bytes, 1))
         whole[:] = descriptors.view(np.uint8).reshape(whole.shape)
         self._bytes[entries_at : entries_at + entries.nbytes] = entries.view(np.uint8)
@@ -181,11 +182,11 @@ class SegmentWriter(SegmentView):
         return list(map(Region, range(first_idx, first_idx + count), *(place.tolist() for place in places)))
 
     def start_launch(self, region: Region, sequence: int, epoch: int) -> None:
-        """A launch of the region's plan is going to use it: the first one, or the next of a flight recorder."""
+        """Gives the region to a launch of its plan: the first one, or the next one of a flight recorder."""
         words, entry = self.words, self._entries_word + region.launch_idx * _ENTRY_WORDS
         flags = words[entry + _FLAGS]
         if not flags & fmt.ENTRY_RESERVED:
-            # First of all: whoever packs the segment from outside must not see half of it.
+            # Set first, so that a process that packs the segment from outside never sees a half-written entry.
             flags |= fmt.ENTRY_RESERVED
             words[entry + _FLAGS] = flags
             generation = self._next_generation(entry)
@@ -198,8 +199,8 @@ class SegmentWriter(SegmentView):
         words[entry + _FLAGS] = flags ^ fmt.ENTRY_RESERVED
 
     def renew_region(self, region: Region) -> int:
-        """A replay of a graph is going to use it once more: the generation that it gets."""
-        # First of all: until a replay takes it, it is nobody's.
+        """Prepares the region for one more replay of a graph. Returns its new generation."""
+        # Cleared first: the region belongs to no replay until one takes it.
         self.words[region.offset // 4 + _DESCRIPTOR_REPLAY] = 0
         entry = self._entries_word + region.launch_idx * _ENTRY_WORDS
         self.words[entry + _ORDER] = self._num_started & 0xFFFFFFFF
@@ -207,16 +208,16 @@ class SegmentWriter(SegmentView):
 
     def _next_generation(self, entry: int) -> int:
         one = 1 << fmt.GENERATION_SHIFT
-        generation = (self.words[entry + _GENERATION] + one) & 0xFFFF or one  # 0 is the region's first launch for good
+        generation = (self.words[entry + _GENERATION] + one) & 0xFFFF or one  # 0 always means the region's first launch
         self.words[entry + _GENERATION] = generation
         return generation
 
     def append_clock_samples(self, samples: npt.NDArray[Any]) -> None:
-        """Append rows of dtype CLOCK_SAMPLE; what finds no room is counted."""
+        """Append rows of dtype CLOCK_SAMPLE; rows that find no room are counted as lost."""
         self._append("samples", samples.astype(fmt.CLOCK_SAMPLE, copy=False))
 
     def append_host_span(self, name: str, thread: int, start_ns: int, end_ns: int) -> None:
-        """Append one range of the host, CLOCK_REALTIME ns; what finds no room is counted."""
+        """Append one host span, in CLOCK_REALTIME ns; without room it is counted as lost."""
         span = np.zeros(1, fmt.HOST_SPAN)
         _fill(span, {"name": fmt.cut_name(name), "thread": thread, "start_ns": start_ns, "end_ns": end_ns})
         self._append("host", span)
@@ -235,7 +236,10 @@ class SegmentWriter(SegmentView):
         self.header[count_key] = count + len(rows)
 
     def _clear_of_carry(self, region_bytes: int, mirror_offset: int) -> int:
-        """Moves the cursor on where a region would not stay clear; how many would until the next such place."""
+        """Moves the cursor past a multiple of 4 GiB that the next region would cross.
+
+        Returns how many regions fit before the next multiple.
+        """
         offset = int(self.header["arena_offset"]) + int(self.header["arena_cursor"])
         at = (self.address + offset + mirror_offset) % _CARRY_BYTES
         if at + region_bytes > _CARRY_BYTES >= region_bytes:
@@ -266,7 +270,7 @@ class SegmentWriter(SegmentView):
         return offset
 
     def _back(self, offset: int, num_bytes: int) -> bool:
-        """Give the range real pages; False when /dev/shm is full."""
+        """Reserve pages for the range. Returns False if /dev/shm is full."""
         try:
             if num_bytes:
                 os.posix_fallocate(self._fd, offset, num_bytes)

@@ -1,4 +1,4 @@
-"""Dispatch and combine by stores into the peers' memory: the designs of seed 002, each variant a step of it."""
+"""Dispatch and combine by stores into the peers' memory, in several variants."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAMILY = Family(
     options=(
         Option(
             name="partitions",
-            help="Of a rank's tokens in pipelined, two under way at a time; 0: by their bytes.",
+            help="Partitions of a rank's tokens in pipelined, two in flight at a time; 0: by their bytes.",
             high=MAX_PARTITIONS,
             variants=("pipelined",),
             describe=lambda number: f"in at most {count(number, 'partition')}",

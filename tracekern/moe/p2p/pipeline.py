@@ -1,4 +1,4 @@
-"""The P2P kernels as a call: dispatch, experts, combine over the ranks of one node, traced where a capture is given."""
+"""The P2P kernels as a call: dispatch, experts, combine over the ranks of one node, traced if a capture is given."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tracekern.moe.pipeline import Pipeline, check_grid
 from tracekern.moe.shape import MoeShape, check_range
 
 STAGES: dict[str, tuple[str, ...]] = _C.families["p2p"].variants
-"""The kernels of one call of each variant, in their order."""
+"""Variant -> the kernels of one call, in order."""
 
 MAX_PARTITIONS = 64
 PARTITION_BYTES = 9_000_000
-"""Of rows for other ranks, 24 us of NVLink. For 16 to 8,192 tokens the numbers of partitions that were tried next to
-this one took at most 8 % longer than the best (2 and 4 H200, 2026-11-22, benchmarks/moe.py --sweep)."""
+"""Bytes of a partition's rows for other ranks. For 16 to 8,192 tokens the resulting number of partitions is close to
+the best (measured: benchmarks/moe.py --sweep)."""
 
 
 class P2PPipeline(Pipeline):
@@ -36,8 +36,8 @@ class P2PPipeline(Pipeline):
     ) -> None:
         """variant: a key of STAGES.
 
-        partitions: of a rank's tokens in the pipelined variant, at most; two of them are under way at a time. 0: as
-        many as suit the shape and the grid. The rest: see Pipeline. Raises BadInput.
+        partitions: most partitions of a rank's tokens in the pipelined variant; two are in flight at a time. 0: as many
+        as suit the shape and the grid. The rest: see Pipeline. Raises BadInput.
         """
         check_grid(num_blocks, warps_per_block, backend)
         partitions = partitions or num_partitions(shape, max(1, num_blocks - 1) * max(1, warps_per_block // 2))
@@ -56,13 +56,12 @@ class P2PPipeline(Pipeline):
 
 
 def num_partitions(shape: MoeShape, num_warps: int) -> int:
-    """Of a rank's tokens in the pipelined variant, unless another number is asked for.
+    """Returns the default number of partitions of a rank's tokens in the pipelined variant.
 
-    num_warps: on the token's side of the kernel. Each looks after a (token, rank) pair of a partition, or after
-    several: where a few have one more than all others, these wait (4,096 tokens in 7 partitions of 586 took 401 us,
-    in 8 of 512, with a pair for nearly each of 1,048 warps, 366; 2 H200, 2026-11-22).
+    num_warps: warps on the token's side of the kernel. Each handles one (token, rank) pair of a partition, or several.
+    If a few warps have one pair more than the others, the others wait for them.
     """
-    # How many other ranks a token goes to when each choice is as likely to be at any rank.
+    # Expected number of other ranks that a token goes to if each choice is equally likely to be on any rank.
     rows_each = (shape.num_ranks - 1) * (1 - (1 - 1 / shape.num_ranks) ** shape.topk)
     wanted = math.ceil(shape.max_tokens * rows_each * shape.row_bytes / PARTITION_BYTES)
     pairs_each = round(shape.max_tokens / max(1, wanted) * shape.num_ranks / num_warps)

@@ -1,7 +1,7 @@
-"""What the P2P variants compute, in plain torch.
+"""Results of the P2P variants, computed in plain torch.
 
-`reduce` and `pipelined` add up at the experts' ranks first, and their result is another one than that of `reference`,
-again the same bits everywhere:
+`reduce` and `pipelined` add up at the experts' ranks first. Their result differs from that of `reference`, but is again
+the same bits everywhere:
 
     out = round(sum over ranks r, in their order, of round(sum over the choices k at r of weight[k] * expert[k](x)))
 """
@@ -23,14 +23,14 @@ REDUCING = ("reduce", "pipelined")
 
 
 def expected(variant: str, batch: Batch, experts: Experts, shape: MoeShape) -> torch.Tensor:
-    """[num_tokens, hidden]: the bits that this variant promises."""
+    """Returns the result that this variant promises bit by bit, [num_tokens, hidden]."""
     if variant in REDUCING:
         return rank_reduced_reference(batch, experts, shape)
     return reference(batch, experts)
 
 
 def rank_reduced_reference(batch: Batch, experts: Experts, shape: MoeShape) -> torch.Tensor:
-    """[num_tokens, hidden]: what `reduce` and `pipelined` compute, in the same order of the same roundings."""
+    """Computes the result of `reduce` and `pipelined`, [num_tokens, hidden], rounding in the same order."""
     import torch
 
     total = torch.zeros((batch.num_tokens, shape.hidden), dtype=torch.float32, device=batch.x.device)
@@ -47,7 +47,7 @@ def rank_reduced_reference(batch: Batch, experts: Experts, shape: MoeShape) -> t
 
 
 def reduce_tolerance(batch: Batch, experts: Experts, shape: MoeShape) -> torch.Tensor:
-    """[num_tokens, hidden] fp64: how far `reduce` and `pipelined` may lie from `reference`, element by element.
+    """Returns how far `reduce` and `pipelined` may differ from `reference` in each element, [num_tokens, hidden] fp64.
 
     With products p_k = weight[k] * result[k], the same fp32 numbers in both, and A = sum |p_k|: a sum of n terms in
     fp32 is off by at most g A, g = n u / (1 - n u), u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms,
