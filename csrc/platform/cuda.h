@@ -33,7 +33,7 @@ TK_DEVICE uint64_t read_cycles() {
 }
 
 // A timer read waits for nothing it does not depend on: after a barrier or an acquire it would return the time of
-// arrival (0-32 ns shown for 20,032 ns; H200, 2026-11). The branch makes the read depend on `value`: never taken, a
+// arrival (0-32 ns shown for 20,032 ns). The branch makes the read depend on `value`: never taken, a
 // grid has blocks, but no compiler knows. It becomes a predicate on the read; a predicate written here does not,
 // ptxas 13.0 reads first and selects afterwards.
 #define TK_READ_AFTER(timer, result, value)                           \
@@ -101,7 +101,7 @@ TK_DEVICE void store_if(bool enabled, Record* place, uint32_t& count, const Reco
 // Where `enabled`: stores a record of 16 bytes at `next`, which goes on by one. Only the low word of `next` is counted
 // up: a carry would cost three more instructions, with 32 warps on an SM a tenth of a span. Whatever is counted up by,
 // it is added and not predicated: the compiler copied the address before each predicated addition, which made a span
-// 2 to 11 ns longer (both H200, 2026-11-21).
+// 2 to 11 ns longer.
 template <class Record>
 TK_DEVICE void append_if(bool enabled, Record*& next, const Record& record) {
     static_assert(sizeof(Record) == sizeof(Vector16));

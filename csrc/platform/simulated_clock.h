@@ -1,9 +1,8 @@
 // The device clock of the CPU backend: the host's clock, plus an offset, plus a rate that wanders, in coarse ticks.
 //
 // It is drawn from (seed, rank) and a pure function of host time, so that a test can compute the truth for any tick of
-// any rank afterwards while the capture itself knows nothing of it. The sizes follow 8 H200 of one host (measured
-// 2026-11): 32 ns ticks, clocks -69 to +248 us apart, 3.9 us/s of drift between two of them, a rate that changed by 6 %
-// within 20 s.
+// any rank afterwards while the capture itself knows nothing of it. The sizes follow 8 H200 of one host: 32 ns ticks,
+// clocks -69 to +248 us apart, 3.9 us/s of drift between two of them, a rate that changed by 6 % within 20 s.
 #pragma once
 
 #include <cmath>

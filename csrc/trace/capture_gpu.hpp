@@ -62,8 +62,7 @@ private:
 };
 
 // The mirror of another process, which may be gone. The memory stays as long as this maps it: after a trap, an illegal
-// access or a SIGKILL all words that its kernels had stored were there, and it could be read while one of them hung
-// (H200, 2026-11-21).
+// access or a SIGKILL all words that its kernels had stored were there, and it could be read while one of them hung.
 class KeptMirror {
 public:
     KeptMirror(const std::string& uuid, int descriptor, uint64_t bytes)

@@ -59,7 +59,7 @@ public:
     }
 
     // No launch will be added. mirror_offset: see GraphTrace. counts: what a replay without regions would have recorded
-    // is added up; kernels with rings count nothing there, and to look costs a replay 28 us (H200, 2026-11-23).
+    // is added up; kernels with rings count nothing there, and to look costs a replay tens of us.
     void finish(uint64_t mirror_offset, bool counts) {
         counters_ = std::make_unique<DeviceMemory>(std::max(trace_.num_counters, 1u) * sizeof(TrackHeader));
         trace_.counters = counters_->as<TrackHeader>();
