@@ -23,7 +23,7 @@ from tracekern.timeline.model import Float64, Rank
 MAX_RATE = 20e-6
 """Assumed: no two device clocks drift apart faster than this (measured on 8 H200: 3.9e-6)."""
 MAX_WANDER_PER_NS = 0.1e-6 / 1e9
-"""Assumed: the rate between two device clocks changes by no more than 0.1 ppm in a second (measured on 8 H200: 0.012)."""
+"""Assumed: the rate between two device clocks changes by at most 0.1 ppm in a second (measured on 8 H200: 0.012)."""
 
 _LEADING_FRACTION = 0.1
 _MIN_LEADING = 8
