@@ -87,7 +87,7 @@ def _refuse_arguments(error: Any) -> None:
     _fail(f"{where}{text[0].lower()}{text[1:]}; see {' '.join(['tracekern', *path, '--help'])}")
 
 
-class _WhileSomebodyReads(io.FileIO):
+class _UntilReaderLeaves(io.FileIO):
     """A stream that drops output once the reader of its pipe has left, as `head` does; that is no error.
 
     It lies below every way to print, also below the interpreter's last flush, so that the exit code stays that of the
@@ -117,7 +117,7 @@ def _open_standard_streams() -> None:
 
 def _outlive_reader(stream: Any) -> io.TextIOWrapper:
     """Returns the same stream, except that it drops output without a reader."""
-    raw = _WhileSomebodyReads(stream.fileno(), "w", closefd=False)
+    raw = _UntilReaderLeaves(stream.fileno(), "w", closefd=False)
     return io.TextIOWrapper(
         io.BufferedWriter(raw) if isinstance(stream.buffer, io.BufferedWriter) else raw,  # `python -u` has none
         stream.encoding,

@@ -82,16 +82,16 @@ class SamplingSchedule:
         """
         own = self._headers[self._rank]
         own["leaving"] = _LEAVES if in_order else _LEAVES_IN_DISORDER
-        everybody = self._headers
+        all_ranks = self._headers
         _poll(
             lambda: (
-                all(int(rank["leaving"]) == _LEAVES for rank in everybody)
-                or any(int(rank["leaving"]) == _LEAVES_IN_DISORDER for rank in everybody)
-                or any(self._is_dead(rank, header) for rank, header in enumerate(everybody))
+                all(int(rank["leaving"]) == _LEAVES for rank in all_ranks)
+                or any(int(rank["leaving"]) == _LEAVES_IN_DISORDER for rank in all_ranks)
+                or any(self._is_dead(rank, header) for rank, header in enumerate(all_ranks))
             ),
             _LEAVING_WAITS_S,
         )
-        in_order = all(int(rank["leaving"]) == _LEAVES for rank in everybody)
+        in_order = all(int(rank["leaving"]) == _LEAVES for rank in all_ranks)
         if not in_order:
             own["leaving"] = _LEAVES_IN_DISORDER
         return in_order
