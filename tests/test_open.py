@@ -277,9 +277,11 @@ def check_view(page, capture: Path) -> None:
 
 SETTLED = """() => {
     const closed = window.app.trace.workspace.flatTracks.every((t) => t.name !== 'blocks' || t.collapsed);
-    return closed && document.querySelector('.pf-query-table a') !== null;
+    const pinned = window.app.trace.workspace.pinnedTracks;
+    const drawn = pinned.length > 0 && pinned.every((t) => document.getElementById(t.id) !== null);
+    return closed && drawn && document.querySelector('.pf-query-table a') !== null;
 }"""
-"""The last start-up command closes the blocks; the table of the longest waits is there when its links are."""
+"""The last start-up command closes the blocks; pinned rows and the table are on the page when their elements are."""
 
 BOUNDS = """() => {
     const pinned = window.app.trace.workspace.pinnedTracks.map((t) => document.getElementById(t.id));
