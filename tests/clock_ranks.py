@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from tracekern import _C
 from tracekern.comm.cpu import SimulatedClock
-from tracekern.errors import CommTimeout
+from tracekern.errors import PeerLost
 from tracekern.record.clock_samples import ClockSampler
 
 PART_BYTES = 1 << 16
@@ -43,7 +43,7 @@ def main():
             for _ in range(20):
                 ticks.append(clock.read_ticks())
                 time.sleep(0.01)
-    except CommTimeout as error:
+    except PeerLost as error:
         failure = str(error)
     np.savez(Path(directory) / f"rank_{rank}.npz", rows=np.concatenate(rows), ticks=ticks, failure=failure)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +17,7 @@ from tests.rank_pool import RankPool
 from tracekern.comm import descriptors
 from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group
-from tracekern.errors import BadInput, CommTimeout
+from tracekern.errors import BadInput, CommTimeout, PeerLost
 from tracekern.launcher.launch import launch_ranks
 
 LISTS_NAMES = """
@@ -84,57 +86,148 @@ def pair() -> Iterator[RankPool]:
     pool.close()
 
 
-def exchange_with_a_rank_that_dies(group: Group, listens: bool) -> str:
-    """What rank 0 is told of a rank 1 that died as soon as it had said where it listens, or a little later."""
-    address = f"\0tracekern-{os.getppid()}"  # the ranks have one parent
+def exchange_with_a_rank_that_dies(group: Group) -> str:
+    """What rank 0 is told of a rank 1 that died as soon as it had said where it listens."""
     before = len(os.listdir("/proc/self/fd"))
     if group.rank == 1:
-        group.all_gather(address)
+        group.all_gather(["\0tracekern-nobody-listens-here", b""])
         return ""
-    descriptors.CONNECT_TIMEOUT_S = 0.1
-    with socket.socket(socket.AF_UNIX) as silent:
-        silent.bind(address)
-        if listens:
-            silent.listen()
-        try:
-            descriptors.exchange_descriptors(group, lambda: os.open("/dev/null", os.O_RDONLY))
-        except CommTimeout as error:
-            assert len(os.listdir("/proc/self/fd")) == before + 1
-            return str(error)
-    return "nothing"
+    return exchange(group, 0.1) + f", {len(os.listdir('/proc/self/fd')) - before} more files"
 
 
-@pytest.mark.parametrize(("listens", "why"), [(False, "Connection refused"), (True, "timed out")])
-def test_a_rank_that_dies_while_memory_is_handed_over_is_told(pair: RankPool, listens: bool, why: str):
-    told, _ = pair.call(exchange_with_a_rank_that_dies, listens)
-    assert re.fullmatch(rf"rank 0: ranks 1 did not hand over their memory \(.*{why}\); see which one died", told)
+def exchange(group: Group, limit_s: float) -> str:
+    """What this rank is told of memory that it does not get, or the sizes of what it got."""
+    descriptors.CONNECT_TIMEOUT_S = limit_s
+    try:
+        received = descriptors.exchange_descriptors(group, file_of_16_bytes, 16)
+    except PeerLost as error:
+        return str(error)
+    sizes = {rank: os.fstat(descriptor).st_size for rank, descriptor in received.items()}
+    for descriptor in received.values():
+        os.close(descriptor)
+    return str(sizes)
 
 
-def exchange_with_a_rank_that_hands_over_nothing(group: Group, stays: bool) -> str:
-    """What rank 0 is told of a rank 1 that died, or was stopped, when it had just connected."""
+def file_of_16_bytes() -> int:
+    descriptor = os.memfd_create("part")
+    os.write(descriptor, bytes(16))
+    return descriptor
+
+
+def test_a_rank_that_dies_while_memory_is_handed_over_is_told(pair: RankPool):
+    told, _ = pair.call(exchange_with_a_rank_that_dies)
+    assert re.fullmatch(r"rank 0: ranks 1 did not hand over their memory \(.*Connection refused\), 0 more files", told)
+
+
+def exchange_beside_a_stranger(group: Group, what: str) -> str:
+    """What rank 0 gets while rank 1 behaves like a stranger who has found its door first."""
     if group.rank == 0:
-        descriptors.CONNECT_TIMEOUT_S = 0.5
-        try:
-            descriptors.exchange_descriptors(group, lambda: os.open("/dev/null", os.O_RDONLY))
-        except CommTimeout as error:
-            return str(error)
-        finally:
-            group.barrier()
-    address = f"\0tracekern-{os.getpid()}"
-    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as link:
-        listener.bind(address)
-        listener.listen()
-        link.connect(group.all_gather(address)[0])
-        if not stays:
-            link.close()
+        told = exchange(group, 1.0)
         group.barrier()
+        return told
+    ours = descriptors._Exchange(1, 2, 16)
+    (address, token), _ = group.all_gather(ours.door)
+    links = [strange_link(address, what, token) for _ in range(40)]
+    if what != "silence":
+        assert descriptors._hand_over(1, address, token, file_of_16_bytes)
+    for _ in range(20):
+        ours.receive(0.1)
+    group.barrier()
+    for link in links:
+        link.close()
+    ours.close()
     return ""
 
 
-@pytest.mark.parametrize(("stays", "why"), [(False, "the connection ended"), (True, "timed out")])
-def test_a_rank_that_connects_and_hands_over_nothing_is_told(pair: RankPool, stays: bool, why: str):
-    told, _ = pair.call(exchange_with_a_rank_that_hands_over_nothing, stays)
-    assert told == f"rank 0: ranks 1 did not hand over their memory ({why}); see which one died"
+def strange_link(address: str, what: str, token: bytes) -> socket.socket:
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link.connect(address)
+    message = {
+        "a foreign token": bytes(16) + (1).to_bytes(4, "little"),
+        "a rank too high": token + (7).to_bytes(4, "little"),
+        "the rank itself": token + (0).to_bytes(4, "little"),
+        "half a message": token,
+        "no descriptor": token + (1).to_bytes(4, "little"),
+    }.get(what)
+    if message is not None:
+        foreign = os.memfd_create("foreign")
+        socket.send_fds(link, [message], [] if what == "no descriptor" else [foreign])
+        os.close(foreign)
+    if what == "leaves":
+        link.close()
+    return link
+
+
+STRANGE = ["a foreign token", "a rank too high", "the rank itself", "half a message", "no descriptor", "leaves"]
+
+
+@pytest.mark.parametrize("what", [*STRANGE, "stays"])
+def test_strangers_at_the_door_are_passed_over(pair: RankPool, what: str):
+    assert pair.call(exchange_beside_a_stranger, what)[0] == "{1: 16}"
+
+
+def test_a_rank_that_hands_over_nothing_is_told_when_the_time_is_up(pair: RankPool):
+    told, _ = pair.call(exchange_beside_a_stranger, "silence")
+    assert told == "rank 0: ranks 1 did not hand over their memory (timed out)"
+
+
+def hand_over_too_little(group: Group) -> str:
+    if group.rank == 0:
+        return exchange(group, 5.0)
+    with contextlib.suppress(PeerLost):
+        descriptors.exchange_descriptors(group, lambda: os.memfd_create("empty"), None)
+    return ""
+
+
+def test_memory_of_another_size_is_refused(pair: RankPool):
+    told, _ = pair.call(hand_over_too_little)
+    assert told == "rank 0: ranks 1 did not hand over their memory (rank 1 handed over 0 bytes, wanted 16)"
+
+
+def exchange_beside_another_user(group: Group) -> str:
+    """What the ranks get while another user's process sends to each door, with its token, before its peer does."""
+    ours = descriptors._Exchange(group.rank, 2, 16)
+    doors = group.all_gather(ours.door)
+    stranger = os.fork()
+    if stranger == 0:
+        os.setresuid(65534, 65534, 65534)
+        for address, token in doors:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+                link.connect(address)
+                socket.send_fds(link, [token, (1 - group.rank).to_bytes(4, "little")], [file_of_16_bytes()])
+        os._exit(0)
+    assert os.waitpid(stranger, 0)[1] == 0
+    for _ in range(5):
+        ours.receive(0.1)
+    taken = dict(ours.received)
+    ours.close()
+    return str(taken)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_another_user_cannot_hand_over_memory_even_with_the_token(pair: RankPool):
+    assert pair.call(exchange_beside_another_user) == ["{}", "{}"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_memory_is_not_handed_over_to_another_user():
+    address = f"\0tracekern-stranger-{os.getpid()}"
+    reads, writes = os.pipe()
+    stranger = os.fork()
+    if stranger == 0:
+        os.setresuid(65534, 65534, 65534)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(address)
+            listener.listen()
+            os.write(writes, b".")
+            signal.pause()
+    os.read(reads, 1)
+    try:
+        with pytest.raises(ConnectionError, match="another user listens at its address"):
+            descriptors._hand_over(0, address, bytes(16), file_of_16_bytes)
+    finally:
+        os.kill(stranger, signal.SIGKILL)
+        os.waitpid(stranger, 0)
 
 
 def miss_a_barrier(group: Group) -> str:

@@ -41,6 +41,10 @@ class CommTimeout(TracekernError, TimeoutError):
         self.fault = fault or {}
 
 
+class PeerLost(TracekernError):
+    """A rank cannot exchange messages with the others, because one has ended or is late."""
+
+
 class CallBroken(TracekernError):
     """A call ended between its kernels. The communicator cannot be used until all ranks have called `reset()`."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from typing import Any
@@ -29,7 +30,7 @@ def open_cuda(group: Group, num_bytes: int, timeout_s: float) -> tuple[Any, Cuda
             f"no kernels for GPUs: {error}; build tracekern where nvcc is, or take the CPU backend"
         ) from None
 
-    facts = group.all_gather(collect_facts(num_bytes))
+    facts = [GpuFacts(**own) for own in group.all_gather(dataclasses.asdict(collect_facts(num_bytes)))]
     verdict = judge(facts)
     if verdict.refusal:
         raise BadInput(verdict.refusal)

@@ -16,10 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from tracekern.errors import BadInput, TracekernError
+from tracekern.comm import messages
+from tracekern.errors import BadInput, PeerLost, TracekernError
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = float(os.environ.get("TRACEKERN_GROUP_TIMEOUT_S", "60"))
+"""How long a rank waits for the messages of the others. The launcher, which can tell why one is late, sets more than it
+waits itself."""
 MAX_HEAP_RANKS = 64
 """Most ranks that share a symmetric heap: kMaxRanks of csrc/comm/heap.h."""
 _CHUNK_BYTES = 16 << 20
@@ -41,14 +45,16 @@ class Group:
 
         Raises:
             BadInput: RANK and WORLD_SIZE do not fit together.
+            PeerLost: A peer has ended or is late.
         """
         dist = sys.modules.get("torch.distributed")
         if dist is not None and dist.is_available() and dist.is_initialized():
-            num_ranks = dist.get_world_size()
-            process_group = (
-                dist.new_group(timeout=timedelta(seconds=TIMEOUT_S), backend="gloo") if num_ranks > 1 else None
-            )
-            return cls(dist.get_rank(), num_ranks, process_group)
+            rank, num_ranks = dist.get_rank(), dist.get_world_size()
+            process_group = None
+            if num_ranks > 1:
+                with losing_peers(rank):
+                    process_group = dist.new_group(timeout=timedelta(seconds=TIMEOUT_S), backend="gloo")
+            return cls(rank, num_ranks, process_group)
         text = (os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1"))
         if not all(value.isdecimal() for value in text) or not int(text[0]) < int(text[1]):
             raise BadInput(f"RANK={text[0]} WORLD_SIZE={text[1]}: wanted a rank below a size; set both or neither")
@@ -62,27 +68,38 @@ class Group:
     def all_gather(self, value: Any) -> list[Any]:
         """Returns the values of all ranks, [num_ranks]. Called by all ranks together.
 
+        Args:
+            value: What JSON holds, bytes or an array of numbers, in lists and dicts. A tuple comes back as a list.
+
         Raises:
-            RuntimeError: A peer has ended or is late.
+            PeerLost: A peer has ended or is late.
         """
+        message = messages.encode(value)
         if self.process_group is None:
-            return [value]
+            return [messages.decode(message)]
+        import torch
         import torch.distributed as dist
 
-        values: list[Any] = [None] * self.num_ranks
-        dist.all_gather_object(values, value, group=self.process_group)
-        return values
+        with losing_peers(self.rank):
+            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.num_ranks)]
+            dist.all_gather(sizes, torch.tensor([len(message)]), group=self.process_group)
+            padded = torch.zeros(max(map(int, sizes)), dtype=torch.uint8)
+            padded[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+            received = [torch.empty_like(padded) for _ in range(self.num_ranks)]
+            dist.all_gather(received, padded, group=self.process_group)
+        return [messages.decode(theirs.numpy()[:size].tobytes()) for theirs, size in zip(received, sizes, strict=True)]
 
     def barrier(self, timeout_s: float = TIMEOUT_S) -> None:
         """Waits until all ranks have called it.
 
         Raises:
-            RuntimeError: A peer has ended, or is later than `timeout_s`.
+            PeerLost: A peer has ended, or is later than `timeout_s`.
         """
         if self.process_group is not None:
             import torch.distributed as dist
 
-            dist.monitored_barrier(self.process_group, timeout=timedelta(seconds=timeout_s))
+            with losing_peers(self.rank):
+                dist.monitored_barrier(self.process_group, timeout=timedelta(seconds=timeout_s))
 
     def close(self) -> None:
         """Closes the threads and sockets of the group."""
@@ -113,28 +130,42 @@ class Group:
         self.refuse_together("")
 
     def send_bytes(self, data: memoryview, receiver: int) -> None:
-        """Sends to a rank that calls receive_bytes(). Raises RuntimeError if it is gone."""
+        """Sends to a rank that calls receive_bytes(). Raises PeerLost if it is gone."""
         import torch
         import torch.distributed as dist
 
-        dist.send(torch.tensor([len(data)]), receiver, group=self.process_group)
-        for first in range(0, len(data), _CHUNK_BYTES):
-            chunk = np.frombuffer(data[first : first + _CHUNK_BYTES], np.uint8).copy()
-            dist.send(torch.from_numpy(chunk), receiver, group=self.process_group)
+        with losing_peers(self.rank):
+            dist.send(torch.tensor([len(data)]).view(torch.uint8), receiver, group=self.process_group)
+            for first in range(0, len(data), _CHUNK_BYTES):
+                chunk = np.frombuffer(data[first : first + _CHUNK_BYTES], np.uint8).copy()
+                dist.send(torch.from_numpy(chunk), receiver, group=self.process_group)
 
     def receive_bytes(self, sender: int) -> Iterator[memoryview]:
-        """Yields what a rank sends, in chunks. Raises RuntimeError if it is gone."""
+        """Yields what a rank sends, in chunks. Raises PeerLost if it is gone."""
+        left = int(self._receive(sender, 8).view(np.int64)[0])
+        while left:
+            chunk = self._receive(sender, min(left, _CHUNK_BYTES))
+            left -= len(chunk)
+            yield chunk.data
+
+    def _receive(self, sender: int, num_bytes: int) -> npt.NDArray[np.uint8]:
         import torch
         import torch.distributed as dist
 
-        size = torch.zeros(1, dtype=torch.int64)
-        dist.recv(size, sender, group=self.process_group)
-        left = int(size)
-        while left:
-            chunk = torch.empty(min(left, _CHUNK_BYTES), dtype=torch.uint8)
-            dist.recv(chunk, sender, group=self.process_group)
-            left -= len(chunk)
-            yield chunk.numpy().data
+        received = np.empty(num_bytes, np.uint8)
+        with losing_peers(self.rank):
+            dist.recv(torch.from_numpy(received), sender, group=self.process_group)
+        return received
+
+
+@contextlib.contextmanager
+def losing_peers(rank: int) -> Iterator[None]:
+    """Wraps calls of torch.distributed, which raises RuntimeError: raises PeerLost, of one line, instead."""
+    try:
+        yield
+    except RuntimeError as error:
+        why = str(error).strip().partition("\n")[0][:200]
+        raise PeerLost(f"rank {rank}: the other ranks do not answer ({why}); one has ended or is late") from None
 
 
 def host_identity() -> str:

@@ -29,7 +29,7 @@ class SymmetricHeap:
         parts = {group.rank: own}
         try:
             group.refuse_together(problem and f"symmetric heap of rank {group.rank}: {problem}")
-            parts |= exchange_descriptors(group, lambda: os.dup(own))
+            parts |= exchange_descriptors(group, lambda: os.dup(own), num_bytes)
             self._maps = [np.frombuffer(mmap.mmap(parts[rank], num_bytes), np.uint8) for rank in sorted(parts)]
         finally:
             for descriptor in parts.values():

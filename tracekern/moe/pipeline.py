@@ -68,7 +68,7 @@ class Pipeline:
             "dtype": shape.dtype,
         }
         kind = {"variant": variant, **options}
-        _check_same_everywhere(group, {**sizes, **kind, "grid": (num_blocks, warps_per_block)})
+        _check_same_everywhere(group, {**sizes, **kind, "grid": [num_blocks, warps_per_block]})
         heap_bytes = facts.heap_bytes(num_ranks=shape.num_ranks, **sizes, **kind)
         self.comm = Communicator(group, heap_bytes, timeout_s, backend, on_timeout)
         first_stage = self.comm.add_kernels(facts.stages, facts.channels)

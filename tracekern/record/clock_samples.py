@@ -22,7 +22,7 @@ import numpy.typing as npt
 from tracekern.comm.device import CaptureDevice, DeviceClock, HeapPeers
 from tracekern.dump import format as fmt
 from tracekern.dump.format import CLOCK_SAMPLE, SampleKind
-from tracekern.errors import CommTimeout, TracekernError
+from tracekern.errors import PeerLost, TracekernError
 from tracekern.record.sampling_schedule import SamplingSchedule
 from tracekern.segment.view import SegmentView
 from tracekern.segment.writer import SegmentWriter
@@ -83,7 +83,7 @@ class ClockSampler:
         self._next_round = 0
 
     def sample(self) -> None:
-        """Takes one round of samples. Raises CommTimeout if a rank does not take part in time."""
+        """Takes one round of samples. Raises PeerLost if a rank does not take part in time."""
         round_idx = self._next_round
         self._next_round += 1
         rank = self._link.rank if self._link else 0
@@ -98,9 +98,7 @@ class ClockSampler:
             self._link.barrier()
         except RuntimeError as error:
             reason = str(error).strip().split("\n")[0]
-            raise CommTimeout(
-                f"clock samples: rank {rank} lost the others in round {round_idx} ({reason}); see which one died"
-            ) from error
+            raise PeerLost(f"clock samples: rank {rank} lost the others in round {round_idx} ({reason})") from None
 
     def _sample_pairs(self, link: _Link, round_idx: int) -> None:
         pairs = choose_pairs(link.num_ranks)

@@ -11,7 +11,7 @@ from typing import Any
 from tracekern.comm.group import Group
 from tracekern.dump import format as fmt
 from tracekern.dump.torch_profile import read_profile
-from tracekern.errors import BadInput
+from tracekern.errors import BadInput, PeerLost
 from tracekern.segment.manifest import write_manifest
 from tracekern.segment.pack import file_of_capture, pack, write_dump
 from tracekern.segment.view import SegmentView
@@ -66,11 +66,9 @@ def _meet(group: Group, segment: SegmentView, problem: str, in_order: bool) -> N
         problems = group.all_gather(problem)
         # A rank that leaves closes its connections; another rank may still be reading from them.
         group.barrier(_DISORDER_TIMEOUT_S)
-    except RuntimeError as error:
+    except PeerLost as error:
         left = "its launcher or `tracekern salvage` packs what a dead rank left"
-        _log.warning(
-            "capture %s: not all ranks closed (%s); %s", segment.metadata["directory"], _first_line(error), left
-        )
+        _log.warning("capture %s: not all ranks closed (%s); %s", segment.metadata["directory"], error, left)
         return
     if group.rank == 0:
         for rank, text in enumerate(problems):
@@ -112,8 +110,8 @@ def _receive(group: Group, rank: int, directory: Path) -> None:
             for _ in chunks:  # the rank sends all of it before it reads the answer
                 pass
         group.send_bytes(memoryview(bytes([is_saved])), rank)
-    except RuntimeError as error:
-        _log.warning("capture %s: no dump of rank %d (%s)", directory, rank, _first_line(error))
+    except PeerLost as error:
+        _log.warning("capture %s: no dump of rank %d (%s)", directory, rank, error)
 
 
 def _send(group: Group, segment: SegmentView, directory: Path) -> None:
@@ -125,13 +123,9 @@ def _send(group: Group, segment: SegmentView, directory: Path) -> None:
         group.send_bytes(pack(segment), 0)
         is_saved = b"".join(group.receive_bytes(0)) == bytes([True])
         why = "rank 0 could not write it"
-    except RuntimeError as error:
-        is_saved, why = False, f"rank 0 is gone ({_first_line(error)})"
+    except PeerLost as error:
+        is_saved, why = False, f"rank 0 is gone ({error})"
     if not is_saved:
         path = directory / fmt.dump_file_name(group.rank)
         _log.warning("%s; this rank's dump is %s", why, path)
         write_dump(path, segment)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0][:200]

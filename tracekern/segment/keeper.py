@@ -24,7 +24,6 @@ import os
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -33,6 +32,7 @@ from typing import Any
 from tracekern.dump import format as fmt
 from tracekern.errors import BadInput
 from tracekern.segment.names import hold_segment
+from tracekern.segment.peers import is_own
 from tracekern.segment.writer import SegmentWriter
 
 START_TIMEOUT_S = 60.0
@@ -185,7 +185,7 @@ def _read(link: socket.socket, rank: int, door: socket.socket, collect: Callable
         if rank in readable:
             return b""
         with door.accept()[0] as caller, contextlib.suppress(OSError):  # the caller may be gone
-            if _user_of(caller) in (os.getuid(), 0):
+            if is_own(caller):
                 collect()
                 caller.sendall(b"done\n")
 
@@ -198,7 +198,7 @@ def ask_keeper(segment_name: str) -> bool:
     with socket.socket(socket.AF_UNIX) as keeper, contextlib.suppress(OSError):
         keeper.settimeout(COLLECT_TIMEOUT_S)
         keeper.connect(_door_of(segment_name))
-        return keeper.recv(_LINE_BYTES) == b"done\n"
+        return is_own(keeper) and keeper.recv(_LINE_BYTES) == b"done\n"
     return False
 
 
@@ -208,12 +208,6 @@ def _door_of(segment_name: str) -> bytes:
     The name is hashed, because an address holds 107 bytes and a segment's name may be longer.
     """
     return b"\0tracekern-keeper-" + hashlib.sha256(segment_name.encode()).hexdigest().encode()
-
-
-def _user_of(caller: socket.socket) -> int:
-    """Returns the user id of the process at the other end of a socket."""
-    _, user, _ = struct.unpack("3i", caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-    return int(user)
 
 
 def main() -> int:
