@@ -66,6 +66,8 @@ class CaptureSpec:
     records_per_track: int | None = None
     """None: exactly as many as needed."""
     run_id: str = "test"
+    directory: str = ""
+    """Where the capture goes; for a segment that is salvaged."""
     killed_rank: int = -1
     """This rank never finishes its last launch nor closes; its last group has no ends."""
 
@@ -97,6 +99,7 @@ def metadata(spec: CaptureSpec, rank: int) -> dict[str, Any]:
         "command": "tests/captures.py",
         "note": "synthetic",
         "clock": {"name": "synthetic", "ticks_per_second": 10**9, "resolution_ticks": 1},
+        "directory": spec.directory,
         "record_format": fmt.RECORD_FORMAT,
         "settings": {"groups": spec.groups},
     }

@@ -1,33 +1,54 @@
-"""Files that are whole or not there: written to a temporary neighbour, and renamed at the end."""
+"""Files that are whole or not there: written to a temporary neighbour, and renamed at the end.
+
+Other users may be able to write to the directory, so a temporary file has a name that nobody can foresee and is made
+anew. The name says which process made it: what dead processes left is removed by the next one that writes there.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
+import hashlib
 import os
+import platform
+import re
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from tracekern.errors import BadInput
 
+_TEMPORARY = re.compile(r"\..*\.([0-9a-f]{8})-(\d+)-[0-9a-f]{8}\.tmp")
+_LONGEST_NAME = 150
+"""Bytes of a file's own name that its temporary's name repeats: a file system takes 255."""
+
 
 @contextlib.contextmanager
-def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path beside `path`, renamed to it when the block ends well and removed when it does not.
+def atomic_file(path: str | os.PathLike[str], through_link: bool = True) -> Iterator[BinaryIO]:
+    """Opens a file that replaces `path` when the block ends well, and is removed when it does not.
 
-    A link stays one: what it names is written. Raises BadInput where the file cannot be written: no space, no such
-    directory, a directory or a device in its place.
+    through_link: a link stays one, and what it names is written; for names that the user chose. Otherwise the link is
+    replaced.
+
+    Raises BadInput where the file cannot be written: no space, no such directory, a directory or a device in its place.
     """
     require_regular(path)
-    target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    target = Path(os.path.realpath(path)) if through_link else Path(path)
+    temporary = ""
     try:
-        yield temporary
+        _remove_stale(target.parent)
+        with _create(target) as file:
+            temporary = str(file.name)
+            yield file
         os.replace(temporary, target)
     except OSError as error:
         raise BadInput(f"cannot write {path}: {error.strerror or error}; nothing was left there") from error
     finally:
-        with contextlib.suppress(OSError):  # a disk that cannot be written holds none
-            temporary.unlink(missing_ok=True)
+        if temporary:
+            with contextlib.suppress(OSError):  # it was renamed, or the disk cannot be written and holds none
+                os.unlink(temporary)
 
 
 def require_regular(path: str | os.PathLike[str]) -> None:
@@ -39,6 +60,78 @@ def require_regular(path: str | os.PathLike[str]) -> None:
 
 
 def write_whole(path: str | os.PathLike[str], text: str | bytes) -> None:
-    """The file, in UTF-8, whole or not at all. Raises BadInput as atomic_path() does."""
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(text.encode() if isinstance(text, str) else text)
+    """The file, in UTF-8, whole or not at all. Raises BadInput as atomic_file() does."""
+    with atomic_file(path) as file:
+        file.write(text.encode() if isinstance(text, str) else text)
+
+
+@contextlib.contextmanager
+def pinned(directory: Path) -> Iterator[Path]:
+    """Yields a second path of a directory, made if it is missing, that leads there whatever is renamed meanwhile.
+
+    No link is followed on the way: for a path that comes from memory or a file, and not from the user. Raises BadInput
+    for a link or anything else that is no directory; errors of the block name the directory itself.
+    """
+    try:
+        descriptor = _open_without_links(directory)
+    except OSError as error:
+        is_link = error.errno in (errno.ELOOP, errno.ENOTDIR)
+        why = "a link is in its place or on the way to it, or it is no directory" if is_link else error.strerror
+        raise BadInput(f"{directory}: nothing is written there ({why}); choose another directory") from None
+    alias = Path(f"/proc/self/fd/{descriptor}")
+    try:
+        yield alias
+    except BadInput as error:
+        raise BadInput(str(error).replace(str(alias), str(directory))) from None
+    finally:
+        os.close(descriptor)
+
+
+def _open_without_links(directory: Path) -> int:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open("/", flags)
+    for name in directory.parts[1:]:
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, dir_fd=descriptor)
+            below = os.open(name, flags, dir_fd=descriptor)
+        finally:
+            os.close(descriptor)
+        descriptor = below
+    return descriptor
+
+
+def _create(target: Path) -> BinaryIO:
+    own_name = os.fsdecode(os.fsencode(target.name)[:_LONGEST_NAME])
+    name = f".{own_name}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    # "x" is O_EXCL, which follows no link.
+    return open(target.parent / name, "xb")
+
+
+@functools.cache
+def _remove_stale(directory: Path) -> None:
+    """Removes temporary files of dead processes of this user and host, once for each directory."""
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            made_by = _TEMPORARY.fullmatch(entry.name)
+            if made_by and made_by[1] == _host() and not _is_alive(int(made_by[2])):
+                with contextlib.suppress(OSError):  # another user's
+                    os.unlink(entry.path)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+@functools.cache
+def _host() -> str:
+    """Returns a name for the processes whose ids this process can tell apart: of one boot and one container."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    parts = (platform.node(), boot.read_text() if boot.exists() else "", os.stat("/proc/self/ns/pid").st_ino)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]

@@ -43,7 +43,7 @@ def salvage(
         _show(leftovers, as_json)
         return
     if not leftovers:
-        if list_segments(run_id):
+        if list_segments(run_id, of_anybody=True):
             raise BadInput(f"run {run_id}: what is left of it cannot be read; salvage it as the user it belongs to")
         raise BadInput(f"run {run_id}: nothing of it is left on this machine; `{program()} salvage` lists what is")
     for leftover in leftovers:

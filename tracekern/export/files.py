@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import BinaryIO, Protocol
 
-from tracekern.files import atomic_path
+from tracekern.files import atomic_file
 
 COMPRESSION_THREADS = 2
 GZIP_LEVEL = 1
@@ -79,7 +79,7 @@ def _deflate(data: Bytes) -> bytes:
 @contextlib.contextmanager
 def open_output(path: str | os.PathLike[str]) -> Iterator[Output]:
     """Writes `path` atomically, through gzip when its name ends in .gz. Raises BadInput when it cannot be written."""
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
+    with atomic_file(path) as file:
         if not str(path).endswith(".gz"):
             yield PlainSink(file)
             return

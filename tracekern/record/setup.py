@@ -89,7 +89,7 @@ def opening_metadata(
         "note": device.note,
         "clock": device.clock.describe(),
         "overhead_ns": cost_ns,
-        "directory": str(directory),
+        "directory": os.path.realpath(directory),
         "fault_names": device.fault_names,
     }
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import os
 import re
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,24 +16,52 @@ SHM_DIR = Path("/dev/shm")
 _POLL_S = 0.01
 
 
+def open_segment(name: str, flags: int = os.O_RDONLY) -> int:
+    """Returns a file descriptor of a segment, which no other user made or can write: /dev/shm is open to all of them.
+
+    Raises FileNotFoundError, and PermissionError for what is not a segment of this user.
+    """
+    try:
+        descriptor = os.open(SHM_DIR / name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise PermissionError(errno.EPERM, "a link, not a segment", name) from None
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022:
+        return descriptor
+    os.close(descriptor)
+    raise PermissionError(errno.EPERM, f"not only user {os.geteuid()} can write it", name)
+
+
 def remove_segment(name: str) -> None:
     """Remove a segment's name from /dev/shm, whatever it holds."""
     (SHM_DIR / name).unlink(missing_ok=True)
 
 
-def list_segments(run_id: str) -> list[str]:
+def list_segments(run_id: str, of_anybody: bool = False) -> list[str]:
     """Returns the names of a run's segments in /dev/shm, with those of its later captures (RUN.1, RUN.2).
 
-    An empty run_id selects all runs.
+    An empty run_id selects all runs. of_anybody: also names that other users made, which open_segment() refuses.
     """
     of_run = re.compile((re.escape(f"tracekern-{run_id}") if run_id else "tracekern-.+") + r"(\.\d+)?-\d+")
-    return sorted(path.name for path in SHM_DIR.glob("tracekern-*") if of_run.fullmatch(path.name))
+    with os.scandir(SHM_DIR) as entries:
+        return sorted(
+            entry.name for entry in entries if of_run.fullmatch(entry.name) and (of_anybody or _is_own(entry))
+        )
+
+
+def _is_own(entry: os.DirEntry[str]) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        found = entry.stat(follow_symlinks=False)
+        return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+    return False
 
 
 @contextlib.contextmanager
 def hold_segment(name: str) -> Iterator[None]:
     """Makes await_segment() of other processes wait until the block, or this process, ends."""
-    with open(SHM_DIR / name, "rb") as file:
+    with open(open_segment(name), "rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         yield
 
@@ -39,7 +70,7 @@ def await_segment(name: str, timeout_s: float) -> bool:
     """Waits until no process holds the segment. Returns False if one still does after timeout_s."""
     deadline = time.monotonic() + timeout_s
     try:
-        file = open(SHM_DIR / name, "rb")  # noqa: SIM115 - closed below
+        file = open(open_segment(name), "rb")  # noqa: SIM115 - closed below
     except FileNotFoundError:  # another process has saved and removed it
         return True
     with file:
@@ -62,7 +93,7 @@ def own_segment(file_descriptor: int) -> None:
 
 def has_owner(name: str) -> bool:
     """Returns whether the process that made the segment still records into it. That process itself must not call it."""
-    with open(SHM_DIR / name, "rb") as file:
+    with open(open_segment(name), "rb") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:

@@ -18,7 +18,8 @@ from tracekern import _C
 from tracekern.dump import format as fmt
 from tracekern.dump.fault import describe_fault, parse_fault
 from tracekern.dump.reader import LaunchSection, Part
-from tracekern.files import atomic_path
+from tracekern.errors import BadInput
+from tracekern.files import atomic_file
 from tracekern.segment.unrecorded import why_only_counted, why_refused
 from tracekern.segment.view import SegmentView
 
@@ -45,12 +46,14 @@ def write_dump(path: Path | str, segment: SegmentView) -> int:
 def file_of_capture(path: Path) -> Iterator[BinaryIO]:
     """Opens a file that replaces `path` if the block ends without an error. Makes the directory if it is missing.
 
-    Raises BadInput if the file cannot be written.
+    A link of that name is replaced: the user named only the directory. Raises BadInput if the file cannot be written.
     """
-    with atomic_path(path) as temporary:
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            yield file
+    except OSError as error:
+        raise BadInput(f"cannot write {path}: {error.strerror}; nothing was left there") from None
+    with atomic_file(path, through_link=False) as file:
+        yield file
 
 
 def _bytes_of(rows: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import datetime
 import logging
 import time
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tracekern.dump import format as fmt
 from tracekern.dump.reader import is_whole, run_in
 from tracekern.errors import BadInput
+from tracekern.files import pinned
 from tracekern.segment.keeper import COLLECT_TIMEOUT_S
 from tracekern.segment.manifest import write_manifest
 from tracekern.segment.names import await_segment, has_owner, list_segments, remove_segment
@@ -85,7 +87,8 @@ def salvage_run(run_id: str, directory: Path | None = None) -> set[int]:
         segment.unlink()
         segment.close()
     for place, name in captures:
-        write_manifest(place, name)
+        with _opened(place, directory) as target:
+            write_manifest(target, name)
     return unclosed
 
 
@@ -97,17 +100,32 @@ def _save(segment: SegmentView, directory: Path | None, deadline: float) -> Path
     """
     metadata = segment.metadata
     file_name, own = fmt.dump_file_name(metadata["rank"]), Path(metadata["directory"])
-    target = directory or own
-    for place in (own, target):
-        if run_in(place / file_name) == metadata["run_id"] and is_whole(place / file_name):
+    for place in (own, directory or own):
+        if _holds(place, directory, file_name, metadata["run_id"]):
             return place
     if not await_segment(segment.name, deadline - time.monotonic()):
         _log.warning("segment %s: its keeper does not end; saved without what the device holds", segment.name)
-    found = run_in(target / file_name)
-    other = found if found != metadata["run_id"] else ""
-    if other and segment.header["saved"]:
-        return None
-    if other:
-        raise BadInput(f"{target / file_name}: holds run {other}, captured there since; choose another directory")
-    write_dump(target / file_name, segment)
-    return target
+    place = directory or own
+    with _opened(place, directory) as target:
+        found = run_in(target / file_name)
+        other = found if found != metadata["run_id"] else ""
+        if other and segment.header["saved"]:
+            return None
+        if other:
+            raise BadInput(f"{target / file_name}: holds run {other}, captured there since; choose another directory")
+        write_dump(target / file_name, segment)
+    return place
+
+
+def _holds(place: Path, of_user: Path | None, file_name: str, run_id: str) -> bool:
+    """Returns whether a directory has the whole dump of a run already."""
+    with suppress(BadInput):  # no directory; what is to be written there says so
+        if place.is_dir():
+            with _opened(place, of_user) as target:
+                return run_in(target / file_name) == run_id and is_whole(target / file_name)
+    return False
+
+
+def _opened(place: Path, of_user: Path | None) -> AbstractContextManager[Path]:
+    """Opens a capture's directory. Links in a path are followed only if the user named it, not if a segment did."""
+    return nullcontext(place) if place == of_user else pinned(place)

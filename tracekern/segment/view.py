@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tracekern.dump import format as fmt
 from tracekern.dump.fault import FAULT_RECORD
 from tracekern.errors import BadInput
-from tracekern.segment.names import SHM_DIR, remove_segment
+from tracekern.segment.names import open_segment, remove_segment
 
 _View = TypeVar("_View", bound="SegmentView")
 
@@ -34,9 +34,9 @@ class SegmentView:
 
     @classmethod
     def attach(cls: type[_View], name: str) -> _View:
-        """Opens a segment of another process. Raises BadInput if it is missing or not a segment."""
+        """Opens a segment of another process. Raises BadInput if it is missing, of another user or not a segment."""
         try:
-            fd = os.open(SHM_DIR / name, cls._open_flags | os.O_CLOEXEC)
+            fd = open_segment(name, cls._open_flags)
         except OSError as error:
             raise BadInput(f"segment {name}: cannot be opened ({error.strerror}); is the run over?") from None
         size = os.fstat(fd).st_size

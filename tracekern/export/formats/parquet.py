@@ -18,7 +18,7 @@ from tracekern.errors import missing_package
 from tracekern.export import labels
 from tracekern.export.drawing import argument_names, prepare
 from tracekern.export.format import ExportStats, Format, Progress, TrackDetail
-from tracekern.files import atomic_path
+from tracekern.files import atomic_file
 from tracekern.timeline.model import (
     OPEN_END,
     EventClass,
@@ -64,7 +64,7 @@ def write_parquet(
     tables = _TableMaker(timeline)
     schema = tables.of_spans(0, 0).schema.with_metadata(labels.about(timeline))
     num_spans = len(timeline.spans)
-    with atomic_path(path) as temporary, pyarrow.parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
+    with atomic_file(path) as file, pyarrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
         for first in range(0, num_spans, _ROWS_AT_A_TIME):
             last = min(first + _ROWS_AT_A_TIME, num_spans)
             writer.write_table(tables.of_spans(first, last).cast(schema))
