@@ -94,3 +94,18 @@ def test_errors_in_a_pinned_directory_name_the_directory(tmp_path: Path):
     with pytest.raises(BadInput) as caught, pinned(tmp_path) as place:
         write_whole(place / "missing" / "file", "text")
     assert f"cannot write {tmp_path}/missing/file: No such file" in str(caught.value)
+
+
+def test_a_scratch_directory_is_private_and_goes_with_those_of_dead_processes(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path))
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    ours = f"tracekern-{files._host()}"
+    for name in (f"{ours}-{dead.pid}-a", f"{ours}-{os.getppid()}-b", "tracekern-c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("")
+    with files.scratch_directory() as scratch:
+        assert scratch.stat().st_mode & 0o777 == 0o700
+        assert len(list(tmp_path.iterdir())) == 3
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [f"{ours}-{os.getppid()}-b", "tracekern-c"]

@@ -165,7 +165,7 @@ def test_the_last_records_of_a_killed_rank_are_kept(tmp_path):
             os.kill(pids.pop(2), signal.SIGKILL)
 
     report = run(options, tmp_path, kill_in_mid_run, on_start=pids.__setitem__)
-    assert "rank 2 killed by signal 9" in report.errors
+    assert "rank 2 ended (killed by signal 9) during run" in report.errors
     timeline = load(tmp_path)
     assert [rank.state for rank in timeline.ranks] == ["closed", "closed", "salvaged", "closed"]
     assert {0, 1, 3} <= open_waits(timeline)

@@ -263,7 +263,7 @@ def test_ranks_that_only_followed_are_counted():
     assert str(failure.value).startswith("rank 2 dispatch_send block 0 warp 0 gave up on rank 1 after 20.0 s; channel")
     assert str(failure.value).endswith("; 2 more ranks stopped")
     report = dataclasses.replace(report, ranks=ranks[:2], errors=report.errors[:2])
-    with pytest.raises(CommTimeout, match=r"^rank 0 .* stopped waiting for rank 1 .*; rank 1 .* rank 2 gave up;"):
+    with pytest.raises(CommTimeout, match=r"^rank 0 .* stopped waiting for rank 1 .*; 1 more rank stopped$"):
         report.raise_for_error()
 
 
@@ -285,7 +285,7 @@ def test_a_killed_rank_is_named_and_its_part_is_kept(tmp_path):
 
     report = run(options, tmp_path, kill_in_mid_run, on_start=pids.__setitem__)
     assert not report.ok
-    assert "rank 2 killed by signal 9" in report.errors
+    assert "rank 2 ended (killed by signal 9) during run" in report.errors
     with pytest.raises(CommTimeout, match="gave up on rank 2"):
         report.raise_for_error()
     said = [text for text in report.errors if "gave up on rank 2" in text]

@@ -14,6 +14,8 @@ import os
 import platform
 import re
 import secrets
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -21,6 +23,7 @@ from typing import BinaryIO
 from tracekern.errors import BadInput
 
 _TEMPORARY = re.compile(r"\..*\.([0-9a-f]{8})-(\d+)-[0-9a-f]{8}\.tmp")
+_SCRATCH = re.compile(r"tracekern-([0-9a-f]{8})-(\d+)-")
 _LONGEST_NAME = 150
 """Bytes of a file's own name that its temporary's name repeats: a file system takes 255."""
 
@@ -63,6 +66,21 @@ def write_whole(path: str | os.PathLike[str], text: str | bytes) -> None:
     """The file, in UTF-8, whole or not at all. Raises BadInput as atomic_file() does."""
     with atomic_file(path) as file:
         file.write(text.encode() if isinstance(text, str) else text)
+
+
+@contextlib.contextmanager
+def scratch_directory() -> Iterator[Path]:
+    """Yields a new directory that only this user can enter, and removes it with all that is in it.
+
+    Those that dead processes of this user left are removed first.
+    """
+    with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            made_by = _SCRATCH.match(entry.name)
+            if made_by and _is_of_dead_process(made_by) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+                shutil.rmtree(entry.path, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"tracekern-{_host()}-{os.getpid()}-") as directory:
+        yield Path(directory)
 
 
 @contextlib.contextmanager
@@ -114,19 +132,22 @@ def _remove_stale(directory: Path) -> None:
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             made_by = _TEMPORARY.fullmatch(entry.name)
-            if made_by and made_by[1] == _host() and not _is_alive(int(made_by[2])):
+            if made_by and _is_of_dead_process(made_by):
                 with contextlib.suppress(OSError):  # another user's
                     os.unlink(entry.path)
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+def _is_of_dead_process(made_by: re.Match[str]) -> bool:
+    """made_by: host and process of a name."""
+    if made_by[1] != _host():
         return False
+    try:
+        os.kill(int(made_by[2]), 0)
+    except (ProcessLookupError, OverflowError):
+        return True
     except PermissionError:
         pass
-    return True
+    return False
 
 
 @functools.cache

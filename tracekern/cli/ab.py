@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,6 +44,7 @@ def ab(
 
     Exit code 0: same or better, 1: regressed, 2: cannot say.
     """
+    from tracekern.files import scratch_directory
     from tracekern.gate.ab import turns
     from tracekern.gate.budget import parse_budget
     from tracekern.gate.check import check
@@ -59,8 +59,8 @@ def ab(
         raise BadInput(f"--timeout: got {timeout:g}, wanted seconds above 0")
     if output is not None and output.exists() and any(output.iterdir()):
         raise BadInput(f"{output}: is not empty; wanted a new directory for the captures of both sides")
-    with tempfile.TemporaryDirectory(prefix="tracekern-ab-") as scratch:
-        todo = turns(runs, (output or Path(scratch)).absolute(), warm_ups)
+    with scratch_directory() as scratch:
+        todo = turns(runs, (output or scratch).absolute(), warm_ups)
         sides = _launch(todo, {"base": base, "head": head}, rules, timeout, unaligned)
     if sides.problems:
         report = Report(head=head, base=base, comparison=None, budgets=(), problems=sides.problems)

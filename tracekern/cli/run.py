@@ -128,6 +128,9 @@ def moe(
     backend: Annotated[
         str, typer.Option(help="Where the kernels run: cpu, cuda, or auto: on GPUs where there is one for each rank.")
     ] = "auto",
+    limit_s: Annotated[
+        int, typer.Option(help="Longest time without progress in start, set-up, a call or close; else the run ends.")
+    ] = 60,
     as_json: options.Json = False,
 ) -> None:
     """MoE dispatch, experts and combine. Ends with 0 only if every result equals the reference, bit by bit.
@@ -149,12 +152,15 @@ def moe(
     if torch_profiler and not trace:
         raise BadInput("--torch-profiler adds to a capture, and with --no-trace there is none; leave one of them out")
     with _sigterm_as_interrupt() as terminated:
-        results = _run_all(plans, output, as_json, terminated)
-        if as_json:
-            all_ok = all(result.report.ok for result in results)
-            print_json({"ok": all_ok, "runs": [result.as_dict() for result in results]})
-        for result in results:
-            result.raise_for_error()
+        _tell(_run_all(plans, output, as_json, terminated), as_json)
+
+
+def _tell(results: list[_Result], as_json: bool) -> None:
+    if as_json:
+        all_ok = all(result.report.ok for result in results)
+        print_json({"ok": all_ok, "runs": [result.as_dict() for result in results]})
+    for result in results:
+        result.raise_for_error()
 
 
 @contextlib.contextmanager
@@ -259,9 +265,9 @@ def _run_all(plans: list[MoeRun], output: Path | None, as_json: bool, terminated
 
 def _run(plan: MoeRun, directory: Path | None, spawner: Spawner, terminated: list[int]) -> _Result:
     from tracekern.dump.format import TRACE_NAME
+    from tracekern.dump.reader import run_in
     from tracekern.moe.run import run
 
-    old = _runs_in(directory) if directory else {}
     with progress() as bar:
         task = bar.add_task(f"{plan.variant} on {plan.ranks} ranks", total=plan.iterations)
         report = run(
@@ -272,8 +278,8 @@ def _run(plan: MoeRun, directory: Path | None, spawner: Spawner, terminated: lis
         )
     if not plan.trace or directory is None:
         return _Result(report)
-    # A run that failed early has removed nothing: the directory may still hold dumps of an earlier capture.
-    dumps = [path for path, run_id in _runs_in(directory).items() if run_id and run_id not in old.values()]
+    # The directory may also hold dumps of another run: of an earlier one, or of one that goes on.
+    dumps = [path for path in sorted(directory.glob("rank_*.tkdump")) if run_in(path) == report.run_id]
     if not report.ok and not dumps:
         return _Result(report)
     if terminated:
@@ -287,13 +293,6 @@ def _run(plan: MoeRun, directory: Path | None, spawner: Spawner, terminated: lis
             raise
         note(f"no trace of this run: {error}")
         return _Result(report)
-
-
-def _runs_in(directory: Path) -> dict[Path, str]:
-    """Returns the run id of each dump in the directory."""
-    from tracekern.dump.reader import run_in
-
-    return {path: run_in(path) for path in sorted(directory.glob("rank_*.tkdump"))}
 
 
 def _write_trace(report: RunReport, directory: Path, dumps: list[Path]) -> _Result:

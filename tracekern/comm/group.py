@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
@@ -164,7 +165,8 @@ def losing_peers(rank: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        why = str(error).strip().partition("\n")[0][:200]
+        # Without the place in gloo's sources and without its advice.
+        why = re.sub(r"^\[[^]]*\] ", "", str(error).strip().partition("\n")[0]).partition(". ")[0][:200]
         raise PeerLost(f"rank {rank}: the other ranks do not answer ({why}); one has ended or is late") from None
 
 

@@ -1,7 +1,8 @@
-"""Checks before anything is allocated whether the host has the memory that a run on the CPU backend needs."""
+"""Checks before anything is allocated whether the host has the memory and the open files that a run needs."""
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 from collections.abc import Iterator
@@ -10,6 +11,11 @@ from pathlib import Path
 from tracekern.formatting import size
 from tracekern.segment.names import SHM_DIR
 
+_FILES, _FILES_PER_RANK = 32, 8
+"""Open files of a rank by itself and for each rank: 22 and 7 were needed."""
+_RESOURCES = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN)
+_PHRASES = ("t allocate memory", "new thread", "Too many open files", "Cannot allocate memory", "No space left")
+"""Texts of torch's and Python's errors for the same, which have no number."""
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -28,6 +34,18 @@ def shortage(heap_bytes: int, own_bytes: int, num_ranks: int) -> str:
             told = f"needs {size(needs)} of {what}, {size(max(0, free))} are free {whose}"
             return f"{told}; take fewer ranks or tokens, or a smaller hidden"
     return ""
+
+
+def too_few_files(num_ranks: int) -> str:
+    """Returns one line if a rank may open too few files to connect with `num_ranks` - 1 others; else "".
+
+    gloo ends a process that runs out of them.
+    """
+    needs = _FILES + _FILES_PER_RANK * num_ranks if num_ranks > 1 else _FILES // 2
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if allowed == resource.RLIM_INFINITY or needs <= allowed:
+        return ""
+    return f"needs {needs} open files a rank, {allowed} are allowed; raise the limit (`ulimit -n {needs}`)"
 
 
 def _free_shared() -> int:
@@ -70,6 +88,15 @@ def _free_address_space() -> int:
     if limit == resource.RLIM_INFINITY:
         return 1 << 62
     return limit - int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def what_is_lacking(error: BaseException) -> str:
+    """Returns one line for an error that says that memory, disk, threads or open files have run out; else ""."""
+    text = str(error).strip().partition("\n")[0][:200] or "out of memory"
+    is_resource = isinstance(error, OSError) and error.errno in _RESOURCES
+    if not is_resource and not isinstance(error, MemoryError) and not any(phrase in text for phrase in _PHRASES):
+        return ""
+    return f"{text}; raise the limit (`ulimit -a`), or take fewer ranks or tokens, or a smaller hidden"
 
 
 def num_out_of_memory() -> int:

@@ -1,8 +1,9 @@
 """tracekern's launcher: one process per rank on this host.
 
-No rank outlives the launcher. After the first rank fails, the others are stopped in time. Then the launcher salvages
-what dead ranks left in shared memory and removes the segments. Ranks find each other as under torchrun: RANK,
-LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; TRACEKERN_RUN_ID names the run.
+No rank outlives the launcher. After the first rank fails, or when none makes progress (launcher/watch.py), the others
+are stopped in time. Then the launcher salvages what dead ranks left in shared memory and removes the segments. Ranks
+find each other by join_ranks() (launcher/rendezvous.py), or as under torchrun: RANK, LOCAL_RANK, WORLD_SIZE,
+MASTER_ADDR, MASTER_PORT; TRACEKERN_RUN_ID names the run.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tracekern.errors import BadInput
-from tracekern.launcher.spawner import SpawnedRank, Spawner, die_with
+from tracekern.launcher.rendezvous import environment, give_socket, store_socket
+from tracekern.launcher.spawner import SpawnedRank, Spawner
+from tracekern.launcher.start import start_process
+from tracekern.launcher.watch import PHASES, Limits, Watch, is_stopped
 from tracekern.segment.salvage import salvage_run
 
 OnLine = Callable[[int, str], None]
@@ -30,6 +34,10 @@ OnStart = Callable[[int, int], None]
 
 _POLL_S = 0.02
 _TERM_GRACE_S = 5.0
+_KILL_GRACE_S = 10.0
+_WAKE_GRACE_S = 1.0
+_GROUP_GRACE_S = 30.0
+"""How much longer than the launcher ranks wait for each other's messages: the launcher can tell who is late and why."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +49,13 @@ class RankExit:
     returncode: int
     """Exit status; minus the signal's number where a signal ended it."""
     stopped: bool
-    """The launcher ended it: it had not followed a failed rank in time, or the run took too long."""
+    """The launcher ended it: it had not followed a failed rank in time, or the run took too long or hung."""
     salvaged: bool
     """It never closed its capture; what it had recorded was saved for it."""
+    phase: str = ""
+    """The phase that it was in, if it told the launcher."""
+    late: str = ""
+    """Why the launcher ended the run because of this rank, in one line; "" if it did not."""
 
     @property
     def signal_name(self) -> str:
@@ -61,6 +73,8 @@ def launch_ranks(
     on_line: OnLine | None = None,
     on_start: OnStart | None = None,
     kill_after_s: float = 30.0,
+    limits: Limits | None = None,
+    run_id: str = "",
 ) -> list[RankExit]:
     """Runs a command or a function as `num_ranks` processes of this host and waits for all of them.
 
@@ -78,6 +92,9 @@ def launch_ranks(
             front. An exception that it raises ends the run and is raised here.
         on_start: Called with (rank, pid) when a rank has started.
         kill_after_s: How long the other ranks may run after one has failed.
+        limits: The longest time without progress in each phase, for a target that tells them (launcher/watch.py). None:
+            a function has 60 s to start, and nothing else is limited.
+        run_id: Name of the run; made up where empty.
 
     Returns:
         How each rank ended, [num_ranks].
@@ -89,26 +106,34 @@ def launch_ranks(
         raise BadInput(f"{num_ranks} ranks: wanted at least 1")
     if not target:
         raise BadInput(f"target {target!r}: wanted module:function, or a list of words for a command")
-    run_id = f"{os.getpid()}-{secrets.token_hex(4)}"
-    env = {**os.environ, **(env or {})}
-    run = _Run(env, run_id, on_line or _print_line, on_start)
+    watch = Watch(num_ranks, limits or Limits(), tells_phases=limits is not None)
+    run = _Run(_environment(env or {}, limits), run_id or new_run_id(), on_line or _print_line, on_start, watch)
     try:
         with contextlib.ExitStack() as stack:
             if isinstance(target, str):
-                target = stack.enter_context(Spawner(target, env))
+                target = stack.enter_context(Spawner(target, run.env))
             stack.callback(run.stop)
             run.start(num_ranks, target)
             run.wait(timeout_s, kill_after_s)
     finally:
-        salvaged = salvage_run(run_id, Path(capture_dir) if capture_dir else None)
+        salvaged = salvage_run(run.run_id, Path(capture_dir) if capture_dir else None)
     if isinstance(target, Spawner) and target.error:
         raise BadInput(f"target {target.target!r}: cannot be imported ({target.error}); check module and function")
     if run.problem is not None:
         raise run.problem
-    return [
-        RankExit(rank, process.pid, process.wait(), rank in run.stopped, rank in salvaged)
-        for rank, process in enumerate(run.processes)
-    ]
+    return run.ends(salvaged)
+
+
+def new_run_id() -> str:
+    """Returns a name for a run of this process."""
+    return f"{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _environment(more: Mapping[str, str], limits: Limits | None) -> dict[str, str]:
+    env = {**os.environ, **more}
+    if limits is not None:
+        env.setdefault("TRACEKERN_GROUP_TIMEOUT_S", str(max(map(limits.of, PHASES)) + _GROUP_GRACE_S))
+    return env
 
 
 @dataclass
@@ -117,10 +142,14 @@ class _Run:
     run_id: str
     on_line: OnLine
     on_start: OnStart | None
+    watch: Watch
+    spawner: Spawner | None = None
     processes: list[subprocess.Popen[str] | SpawnedRank] = field(default_factory=list)
     readers: list[threading.Thread] = field(default_factory=list)
     started: set[int] = field(default_factory=set)
     stopped: set[int] = field(default_factory=set)
+    late: dict[int, str] = field(default_factory=dict)
+    """Why the launcher ended the run, by rank that was late."""
     problem: Exception | None = None
     """First exception that on_line raised."""
 
@@ -134,13 +163,16 @@ class _Run:
             "TRACEKERN_KEEP_SEGMENT": "1",
             "PYTHONUNBUFFERED": "1",
         }
-        env = {**self.env, **shared}
-        if isinstance(target, Spawner):
-            target.start(num_ranks, env)
-            self.processes.extend(target.ranks)
-        else:
+        with store_socket() as store:
+            env = {**self.env, **shared, **environment(store)}
+            if isinstance(target, Spawner):
+                self.spawner = target
+                target.start(num_ranks, env, store)
+                self.processes.extend(target.ranks)
+                return
             for rank in range(num_ranks):
-                self.processes.append(_start_command(target, {**env, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
+                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} | (give_socket(store.fileno()) if rank == 0 else {})
+                self.processes.append(_start_command(target, {**env, **own}, [store.fileno()] if rank == 0 else []))
 
     def _start_readers(self) -> None:
         for rank, process in enumerate(self.processes):
@@ -153,9 +185,11 @@ class _Run:
         interrupts: list[int] = []
         with _on_signal(signal.SIGINT, lambda number, frame: interrupts.append(number)):
             self._start_readers()  # here: Ctrl-C may follow the first line of a rank
-            while self.running() and time.monotonic() < deadline and self.problem is None:
+            while self.running() and time.monotonic() < deadline and self.problem is None and not self.late:
                 self._tell_started()
                 time.sleep(_POLL_S)
+                running = {rank: self.processes[rank].pid for rank in self.running()}
+                self.late = self.watch.overdue(running, self.spawner.pid if self.spawner else 0)
                 if interrupts:
                     interrupts.clear()
                     self._signal(signal.SIGINT)
@@ -163,6 +197,9 @@ class _Run:
                 if any(process.returncode for process in self.processes):
                     deadline = min(deadline, time.monotonic() + kill_after_s)
         self._tell_started()
+        for rank in self.running():
+            if is_stopped(self.processes[rank].pid):
+                self.late.setdefault(rank, f"rank {rank} did not follow within {kill_after_s:.0f} s: it is stopped")
 
     def running(self) -> list[int]:
         return [rank for rank, process in enumerate(self.processes) if process.poll() is None]
@@ -170,22 +207,64 @@ class _Run:
     def stop(self) -> None:
         """Ends the remaining ranks, with SIGTERM first. A second Ctrl-C must not leave ranks behind."""
         with _on_signal(signal.SIGINT, signal.SIG_IGN):
+            self._wake_spawner()
             self.stopped.update(self.running())
             self._signal(signal.SIGTERM)
-            deadline = time.monotonic() + _TERM_GRACE_S
-            while self.running() and time.monotonic() < deadline:
-                time.sleep(_POLL_S)
+            self._await_ends(_TERM_GRACE_S, but_stopped=True)
             self._signal(signal.SIGKILL)
-            for process in self.processes:
-                process.wait()
+            self._await_ends(_KILL_GRACE_S)
+            self._give_up()
             deadline = time.monotonic() + _TERM_GRACE_S
             for reader in self.readers:
                 reader.join(max(0.0, deadline - time.monotonic()))
+
+    def _wake_spawner(self) -> None:
+        """Lets a stopped spawner tell how the ranks ended, or kills it if it would start more of them."""
+        if not (self.running() and self.spawner and is_stopped(self.spawner.pid)):
+            return
+        if len(self.started) < len(self.processes):
+            self.stopped.update(self.running())
+            self.spawner.kill()
+        else:
+            os.kill(self.spawner.pid, signal.SIGCONT)
+            self._await_ends(_WAKE_GRACE_S)
+
+    def _await_ends(self, limit_s: float, but_stopped: bool = False) -> None:
+        """Waits until all ranks have ended; but_stopped: or are stopped."""
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline and any(
+            not (but_stopped and is_stopped(self.processes[rank].pid)) for rank in self.running()
+        ):
+            time.sleep(_POLL_S)
+
+    def _give_up(self) -> None:
+        """Counts ranks as killed that do not end: the process that would report it is stopped, or a driver hangs."""
+        if self.running() and self.spawner:
+            self.spawner.kill()
+        for rank in self.running():
+            self.late.setdefault(rank, f"rank {rank} does not end, although it was killed: it waits in the kernel")
+            self.processes[rank].returncode = -signal.SIGKILL
+
+    def ends(self, salvaged: Container[int]) -> list[RankExit]:
+        """Returns how each rank ended. salvaged: the ranks whose captures were saved for them."""
+        return [
+            RankExit(
+                rank,
+                process.pid,
+                process.wait(),
+                rank in self.stopped,
+                rank in salvaged,
+                self.watch.phase(rank),
+                self.late.get(rank, ""),
+            )
+            for rank, process in enumerate(self.processes)
+        ]
 
     def _tell_started(self) -> None:
         for rank, process in enumerate(self.processes):
             if rank not in self.started and (not isinstance(process, SpawnedRank) or process.has_started):
                 self.started.add(rank)
+                self.watch.started(rank)
                 if self.on_start is not None:
                     self.on_start(rank, process.pid)
 
@@ -197,6 +276,8 @@ class _Run:
     def _read(self, rank: int, process: subprocess.Popen[str] | SpawnedRank) -> None:
         assert process.stdout is not None
         for line in process.stdout:
+            if self.watch.heard(rank, line.rstrip("\n")):
+                continue
             try:
                 self.on_line(rank, line.rstrip("\n"))
             except Exception as error:  # noqa: BLE001 - raised again after the run; until then ranks need a reader
@@ -216,19 +297,17 @@ def _on_signal(number: signal.Signals, handler: Any) -> Iterator[None]:
         signal.signal(number, before)
 
 
-def _start_command(command: Sequence[str], env: dict[str, str]) -> subprocess.Popen[str]:
-    parent = os.getpid()
+def _start_command(command: Sequence[str], env: dict[str, str], inherited: list[int]) -> subprocess.Popen[str]:
     try:
-        return subprocess.Popen(
-            list(command),
-            env=env,
+        return start_process(
+            command,
+            env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # the terminal's Ctrl-C reaches ranks once, through the launcher
-            preexec_fn=lambda: die_with(parent),
+            pass_fds=inherited,
         )
     except OSError as error:
         raise BadInput(f"{command[0]}: cannot be started ({error.strerror}); check the command") from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
+import errno
 import gc
 import importlib
 import json
@@ -29,12 +29,14 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from tracekern.errors import BadInput
+from tracekern.launcher.rendezvous import give_socket
+from tracekern.launcher.start import die_with, start_process
 
-_PR_SET_PDEATHSIG = 1
 _POLL_S = 0.02
 _CLOSE_S = 5.0
+_SEND_S = 10.0
 _MOST_RANKS = 250  # Linux passes on 253 descriptors at once
-_LIBC = ctypes.CDLL(None, use_errno=True)
+_MORE_FILES = "raise the limit of open files (`ulimit -n`), or take fewer ranks"
 
 
 class Spawner:
@@ -49,21 +51,23 @@ class Spawner:
         module, _, function = target.partition(":")
         if not all(part.isidentifier() for part in (*module.split("."), function)):
             raise BadInput(f"target {target!r}: wanted module:function, or a list of words for a command")
-        parent = os.getpid()
         self.target = target
         self.error = ""
         """Why the module could not be imported; "" if it was."""
         self.ranks: list[SpawnedRank] = []
+        self._env = {**env, "PYTHONUNBUFFERED": "1"}
         self._reports, self._unread = -1, b""
-        self._requests, requests = socket.socketpair()
-        with requests:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tracekern.launcher.spawner", target],
-                env={**env, "PYTHONUNBUFFERED": "1"},
-                stdin=requests.fileno(),
-                start_new_session=True,
-                preexec_fn=lambda: _prepare_spawner(parent),
-            )
+        self._start_process()
+
+    def _start_process(self) -> None:
+        try:
+            self._requests, requests = socket.socketpair()
+            self._requests.settimeout(_SEND_S)
+            with requests:
+                command = [sys.executable, "-m", "tracekern.launcher.spawner", self.target]
+                self._process = start_process(command, self._env, _block_interrupts, stdin=requests.fileno())
+        except OSError as error:
+            raise BadInput(f"the ranks cannot be started ({error.strerror}); {_MORE_FILES}") from None
 
     def __enter__(self) -> Spawner:
         return self
@@ -71,28 +75,46 @@ class Spawner:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self, num_ranks: int, env: Mapping[str, str]) -> None:
+    @property
+    def pid(self) -> int:
+        """Process id of the warm process."""
+        return self._process.pid
+
+    def start(self, num_ranks: int, env: Mapping[str, str], store: socket.socket) -> None:
         """Starts a run: `ranks` becomes its processes, which may start later. Those of the last run must have ended.
 
-        env: environment of the ranks, without RANK and LOCAL_RANK. What the module prints during its import appears as
-        rank 0's output. Raises BadInput for too many ranks.
+        env: environment of the ranks, without RANK and LOCAL_RANK. store: the socket that rank 0 inherits. What the
+        module prints during its import appears as rank 0's output. Raises BadInput for too many ranks or open files.
         """
         if num_ranks > _MOST_RANKS:
             raise BadInput(f"{num_ranks} ranks of {self.target}: wanted at most {_MOST_RANKS}")
         self._forget_run()
-        pipes = [os.pipe() for _ in range(num_ranks + 1)]
-        self._reports, *outputs = (read for read, _ in pipes)
-        os.set_blocking(self._reports, False)
-        self.ranks = [SpawnedRank(self, self._process.pid, os.fdopen(fd, errors="replace")) for fd in outputs]
-        # More threads would start with numpy, and only a process of one thread may be forked.
-        request = json.dumps({"OMP_NUM_THREADS": "1", **env}).encode() + b"\n"
+        if self._process.poll() is not None:  # killed together with the last run
+            self._start_process()
+        pipes: list[tuple[int, int]] = []
         try:
+            pipes.extend(os.pipe() for _ in range(num_ranks + 1))
+            self._reports, *outputs = (read for read, _ in pipes)
+            os.set_blocking(self._reports, False)
+            self.ranks = [SpawnedRank(self, self._process.pid, os.fdopen(fd, errors="replace")) for fd in outputs]
+            # More threads would start with numpy, and only a process of one thread may be forked.
+            request = json.dumps({"OMP_NUM_THREADS": "1", **env}).encode() + b"\n"
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is dead; read_reports() finds out
-                socket.send_fds(self._requests, [b"."], [write for _, write in pipes])
+                socket.send_fds(self._requests, [b"."], [store.fileno(), *(write for _, write in pipes)])
                 self._requests.sendall(request)
+        except OSError as error:
+            raise BadInput(f"{num_ranks} ranks cannot be started ({error.strerror or error}); {_MORE_FILES}") from None
         finally:
             for _, write in pipes:
                 os.close(write)
+
+    def kill(self) -> None:
+        """Kills the warm process, and with it the ranks that have not ended."""
+        self._process.kill()
+        self._process.wait()
+        for rank in self.ranks:
+            if rank.returncode is None:
+                rank.returncode = -signal.SIGKILL
 
     def read_reports(self) -> None:
         """Reads the reports since the last call."""
@@ -160,18 +182,6 @@ class SpawnedRank:
         return status
 
 
-def die_with(parent: int) -> None:
-    """Makes the kernel kill this process when its parent dies. Runs in the child; the parent may be dead already."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _prepare_spawner(parent: int) -> None:
-    die_with(parent)
-    _block_interrupts()
-
-
 def _block_interrupts() -> None:
     """Blocks interrupts until _end_by_interrupts(), because a starting interpreter would print a traceback."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
@@ -197,21 +207,31 @@ def main() -> None:
     requests = socket.socket(fileno=0)
     lines = requests.makefile("rb")
     function: Callable[[], Any] | None = None
-    while descriptors := socket.recv_fds(requests, 1, _MOST_RANKS + 1)[1]:
-        reports, *outputs = descriptors
+    while request := _receive(requests):
+        store, reports, *outputs = request
         os.environ.clear()
         os.environ.update(json.loads(lines.readline()))
         function = function or _import(target, reports, outputs[0])
-        pids = _fork_ranks(target, function, reports, outputs)
+        pids = _fork_ranks(target, function, store, reports, outputs)
         _connect(Path(os.devnull), 1, 2)
-        for output in outputs:
-            os.close(output)
+        for descriptor in (store, *outputs):
+            os.close(descriptor)
         _report_ends(reports, pids)
         os.close(reports)
         select.select([requests], [], [])  # keeps the last ranks' ids taken: the launcher may signal them
         for pid in pids:
             os.waitpid(pid, 0)
     os._exit(0)  # tearing down torch would cost CPU time, here and in each rank
+
+
+def _receive(requests: socket.socket) -> list[int]:
+    """Returns the descriptors of the next run: store, reports and the ranks' outputs; empty after the last run."""
+    _, descriptors, flags, _ = socket.recv_fds(requests, 1, _MOST_RANKS + 2)
+    if flags & socket.MSG_CTRUNC:  # this process may have no more open files
+        if len(descriptors) > 1:
+            _report(descriptors[1], error=f"OSError: {os.strerror(errno.EMFILE)}")
+        os._exit(1)
+    return descriptors
 
 
 def _import(target: str, reports: int, output: int) -> Callable[[], Any]:
@@ -231,7 +251,7 @@ def _import(target: str, reports: int, output: int) -> Callable[[], Any]:
     return function
 
 
-def _fork_ranks(target: str, function: Callable[[], Any], reports: int, outputs: list[int]) -> list[int]:
+def _fork_ranks(target: str, function: Callable[[], Any], store: int, reports: int, outputs: list[int]) -> list[int]:
     is_warm = len(os.listdir("/proc/self/task")) == 1
     if not is_warm:
         warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads: this one only calls exec
@@ -239,7 +259,7 @@ def _fork_ranks(target: str, function: Callable[[], Any], reports: int, outputs:
     for rank in range(len(outputs)):
         pids.append(os.fork())
         if pids[-1] == 0:
-            _become_rank(rank, spawner, reports, outputs)
+            _become_rank(rank, spawner, store, reports, outputs)
             if is_warm:
                 sys.argv = [target]
                 _run_and_exit(function)
@@ -249,7 +269,7 @@ def _fork_ranks(target: str, function: Callable[[], Any], reports: int, outputs:
     return pids
 
 
-def _become_rank(rank: int, spawner: int, reports: int, outputs: list[int]) -> None:
+def _become_rank(rank: int, spawner: int, store: int, reports: int, outputs: list[int]) -> None:
     """Gives the fork a separate session, environment and output. Reports to the launcher when it can be signalled."""
     os.setsid()
     die_with(spawner)
@@ -257,6 +277,11 @@ def _become_rank(rank: int, spawner: int, reports: int, outputs: list[int]) -> N
     os.dup2(outputs[rank], 1)
     os.dup2(outputs[rank], 2)
     os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
+    if rank == 0:
+        os.set_inheritable(store, True)
+        os.environ.update(give_socket(store))
+    else:
+        os.close(store)
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # else all forks would draw the same numbers
     _report(reports, rank=rank, pid=os.getpid())

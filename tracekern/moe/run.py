@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracekern.comm.group import MAX_HEAP_RANKS
-from tracekern.comm.host_memory import num_out_of_memory
+from tracekern.comm.host_memory import num_out_of_memory, too_few_files
 from tracekern.errors import BadInput, CommTimeout, TracekernError
 from tracekern.formatting import count
 from tracekern.moe.families import FAMILY_OF, VARIANTS, all_options, takes_option
@@ -23,7 +22,9 @@ from tracekern.moe.routing import ROUTINGS
 from tracekern.moe.shape import MAX_EXPERTS, MAX_TOKENS, MoeShape, check_range
 
 if TYPE_CHECKING:
+    from tracekern.launcher.launch import RankExit
     from tracekern.launcher.spawner import Spawner
+    from tracekern.launcher.watch import Limits
 
 WORKER = "tracekern.moe.worker:main"
 """Function that each rank runs."""
@@ -62,6 +63,8 @@ class MoeRun:
     """Options that only the variant's family has, such as the partitions of `pipelined`; 0 leaves the choice to it."""
     torch_profiler: bool = False
     backend: str = "auto"
+    limit_s: int = 60
+    """Longest time without progress in a phase (tracekern/launcher/watch.py), in addition to what kernels may wait."""
     command: str = "tracekern run moe"
     """Command line stored with the capture."""
 
@@ -86,6 +89,7 @@ class MoeRun:
             ("every", self.every, 1, 1_000_000),
             ("blocks", self.blocks, 0, 1024),
             ("warps", self.warps, 0, 32),
+            ("limit-s", self.limit_s, 1, 1_000_000),
         ):
             check_range(name, value, low, high)
         check_family_options(self.variant, self.family_options)
@@ -133,6 +137,14 @@ class RankReport:
     footprint_bytes: int = 0
     """Bytes of the rank's profile buffers."""
 
+    def as_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> RankReport:
+        values = json.loads(text)
+        return cls(**{**values, "iteration_ms": tuple(values["iteration_ms"])})
+
 
 @dataclass(frozen=True)
 class RunReport:
@@ -142,6 +154,8 @@ class RunReport:
     ok: bool
     ranks: tuple[RankReport, ...]
     wall_s: float
+    run_id: str = ""
+    """The run as its captures name it."""
     capture_dir: str = ""
     errors: tuple[str, ...] = field(default=())
 
@@ -159,7 +173,7 @@ class RunReport:
             return
         if self.was_interrupted:
             raise KeyboardInterrupt
-        own = [report.error for report in self.ranks if not (report.ok or report.followed)] or list(self.errors)
+        own = [report.error for report in self.ranks if not (report.ok or report.followed)] or list(self.errors[:1])
         stopped = len(self.errors) - len(own)
         text = "; ".join([*dict.fromkeys(own), *([f"{count(stopped, 'more rank')} stopped"] if stopped else [])])
         text = text or "a rank failed without a message"
@@ -181,48 +195,69 @@ def run(
     on_progress(done, total): called ten times a second with the calls that rank 0 has finished, including counted ones.
     on_start(rank, pid): called when a rank has started. spawner: of WORKER; runs that share one import torch only once.
     """
-    from tracekern.launcher.launch import launch_ranks
+    from tracekern.launcher.launch import launch_ranks, new_run_id
 
+    if problem := too_few_files(options.ranks):
+        raise BadInput(f"run moe {problem}")
     capture_dir = Path(directory) if options.trace else None
     if capture_dir is not None:
         _make_directory(capture_dir)
     started, num_out_of_memory_before = time.monotonic(), num_out_of_memory()
-    with tempfile.TemporaryDirectory(prefix="tracekern-run-") as reports_dir:
-
-        def on_line(rank: int, line: str) -> None:
-            if rank == 0 and on_progress and line.startswith(PROGRESS):
-                done, total = line[len(PROGRESS) :].split()
-                on_progress(int(done), int(total))
-            elif not line.startswith(PROGRESS):
-                sys.stderr.write(f"[rank {rank}] {line}\n")
-
-        exits = launch_ranks(
-            options.ranks,
-            spawner or WORKER,
-            env={
-                "TRACEKERN_MOE_RUN": json.dumps(dataclasses.asdict(options)),
-                "TRACEKERN_MOE_REPORTS": reports_dir,
-                "TRACEKERN_MOE_CAPTURE": str(capture_dir or ""),
-                "TRACEKERN_SIMULATED_CLOCK": simulated_clock(options.seed),
-                "OMP_NUM_THREADS": "1",
-                # Ranks that lose the store of a rank that ended would print a stack; they raise the error anyway.
-                "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
-            },
-            capture_dir=capture_dir,
-            on_line=on_line,
-            on_start=on_start,
-        )
-        out_of_memory = num_out_of_memory() > num_out_of_memory_before
-        reports = tuple(_read_report(Path(reports_dir), ended, out_of_memory) for ended in exits)
-    errors = _explain(reports)
+    run_id, told = new_run_id(), _Lines(on_progress)
+    exits = launch_ranks(
+        options.ranks,
+        spawner or WORKER,
+        env={
+            "TRACEKERN_MOE_RUN": json.dumps(dataclasses.asdict(options)),
+            "TRACEKERN_MOE_CAPTURE": str(capture_dir or ""),
+            "TRACEKERN_SIMULATED_CLOCK": simulated_clock(options.seed),
+            "OMP_NUM_THREADS": "1",
+            # Ranks that lose another one would print a stack; they raise the error anyway.
+            "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "FATAL"),
+        },
+        capture_dir=capture_dir,
+        on_line=told.take,
+        on_start=on_start,
+        limits=_limits(options),
+        run_id=run_id,
+    )
+    out_of_memory = num_out_of_memory() > num_out_of_memory_before
+    reports = tuple(told.reports.get(ended.rank) or _report_for(ended, out_of_memory) for ended in exits)
     return RunReport(
         options=options,
         ok=all(report.ok for report in reports),
         ranks=reports,
         wall_s=time.monotonic() - started,
+        run_id=run_id,
         capture_dir=str(capture_dir or ""),
-        errors=errors,
+        errors=_explain(reports),
     )
+
+
+def _limits(options: MoeRun) -> Limits:
+    from tracekern.launcher.watch import Limits
+    from tracekern.record.session import CLOSE_TIMEOUT_S
+
+    limit_s = float(options.limit_s)
+    return Limits(limit_s, limit_s, limit_s + options.timeout_ms / 1e3, limit_s + CLOSE_TIMEOUT_S)
+
+
+class _Lines:
+    """Takes the lines of the ranks: progress, reports, and what else they print, which goes to standard error."""
+
+    def __init__(self, on_progress: Callable[[int, int], None] | None) -> None:
+        self._on_progress = on_progress
+        self.reports: dict[int, RankReport] = {}
+
+    def take(self, rank: int, line: str) -> None:
+        if line.startswith(PROGRESS):
+            done, total = line[len(PROGRESS) :].split()
+            if rank == 0 and self._on_progress:
+                self._on_progress(int(done), int(total))
+        elif line.startswith(REPORT):
+            self.reports[rank] = RankReport.from_json(line[len(REPORT) :])
+        else:
+            sys.stderr.write(f"[rank {rank}] {line}\n")
 
 
 def check_family_options(variant: str, options: dict[str, int]) -> None:
@@ -253,6 +288,8 @@ def _make_directory(path: Path) -> None:
 
 PROGRESS = "tracekern-progress "
 """Prefix of a worker's line with the number of finished calls and of all calls."""
+REPORT = "tracekern-report "
+"""Prefix of a worker's last line, its RankReport."""
 
 
 def simulated_clock(seed: int) -> str:
@@ -260,18 +297,22 @@ def simulated_clock(seed: int) -> str:
     return os.environ.get("TRACEKERN_SIMULATED_CLOCK", f"{seed + 1}:{time.clock_gettime_ns(time.CLOCK_MONOTONIC)}")
 
 
-def _read_report(directory: Path, ended: Any, out_of_memory: bool) -> RankReport:
-    """Reads a rank's report. out_of_memory: the kernel has killed some process for memory during the run."""
-    rank = ended.rank
-    path = directory / f"rank_{rank}.json"
-    if path.exists():
-        values = json.loads(path.read_text())
-        values["iteration_ms"] = tuple(values["iteration_ms"])
-        return RankReport(**values)
-    how = f"killed by signal {-ended.returncode}" if ended.returncode < 0 else f"ended with {ended.returncode}"
+def _report_for(ended: RankExit, out_of_memory: bool) -> RankReport:
+    """Returns the report of a rank that left none. out_of_memory: the kernel has killed some process for memory."""
+    how = f"killed by signal {-ended.returncode}" if ended.returncode < 0 else f"exit status {ended.returncode}"
+    advice = ""
     if out_of_memory and ended.returncode == -signal.SIGKILL:
-        how = "killed because memory ran out; take fewer ranks or tokens, or a smaller hidden"
-    return RankReport(rank=rank, ok=False, error=f"rank {rank} {how}", exit_code=min(ended.returncode, 0) or 2)
+        how, advice = "killed because memory ran out", "; take fewer ranks or tokens, or a smaller hidden"
+    error = f"rank {ended.rank} ended ({how}) during {ended.phase}{advice}"
+    if ended.stopped:
+        error = ended.late or f"rank {ended.rank} was ended by the launcher during {ended.phase}"
+    return RankReport(
+        rank=ended.rank,
+        ok=False,
+        error=error,
+        exit_code=min(ended.returncode, 0) or 2,
+        followed=ended.stopped and not ended.late,
+    )
 
 
 def _explain(reports: tuple[RankReport, ...]) -> tuple[str, ...]:

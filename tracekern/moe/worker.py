@@ -1,20 +1,18 @@
 """One rank of `tracekern run moe`: python -m tracekern.moe.worker, under tracekern's launcher or torchrun.
 
-Reads its options from TRACEKERN_MOE_RUN (the fields of MoeRun as JSON). Writes rank_<r>.json to TRACEKERN_MOE_REPORTS
-and its part of the capture to TRACEKERN_MOE_CAPTURE.
+Reads its options from TRACEKERN_MOE_RUN (the fields of MoeRun as JSON). Writes its part of the capture to
+TRACEKERN_MOE_CAPTURE, and tells tracekern's launcher its phases, its progress and at the end its RankReport.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import signal
 import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,15 +21,17 @@ import torch.distributed as dist
 from tracekern import _C
 from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group
-from tracekern.comm.host_memory import shortage
+from tracekern.comm.host_memory import shortage, what_is_lacking
 from tracekern.comm.preflight import why_no_gpu
-from tracekern.errors import BadInput, CommTimeout, TracekernError
+from tracekern.errors import BadInput, CommTimeout, PeerLost, TracekernError
+from tracekern.launcher.rendezvous import join_ranks
+from tracekern.launcher.watch import CLOSE, RUN, SET_UP, enter, is_launched
 from tracekern.moe.calls import BATCHES_BYTES, Call, Calls
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.families import FAMILY_OF
 from tracekern.moe.reference import reference, sorted_all_to_all
 from tracekern.moe.routing import Batch
-from tracekern.moe.run import MoeRun, RankReport, reference_name
+from tracekern.moe.run import REPORT, MoeRun, RankReport, reference_name
 from tracekern.record.session import Capture, capture
 
 MAX_BYTES = {"cpu": 1 << 30, "cuda": 1 << 29}
@@ -44,13 +44,20 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     rank = int(os.environ.get("RANK", "0"))
     try:
+        enter(SET_UP)
         report = _run_rank(_options_from_environment())
     except TracekernError as error:
-        followed = isinstance(error, CommTimeout) and error.fault.get("cause") == "peer_aborted"
+        followed = isinstance(error, PeerLost) or (
+            isinstance(error, CommTimeout) and error.fault.get("cause") == "peer_aborted"
+        )
         report = RankReport(rank=rank, ok=False, error=str(error), exit_code=error.exit_code, followed=followed)
-    reports_dir = os.environ.get("TRACEKERN_MOE_REPORTS")
-    if reports_dir:
-        Path(reports_dir, f"rank_{rank}.json").write_text(json.dumps(dataclasses.asdict(report)))
+    except (MemoryError, OSError, RuntimeError) as error:
+        if not (lacks := what_is_lacking(error)):
+            raise
+        report = RankReport(rank=rank, ok=False, error=f"rank {rank}: {lacks}", exit_code=2)
+    if is_launched():
+        sys.stdout.write(f"{REPORT}{report.as_json()}\n")
+        sys.stdout.flush()
     elif report.error:  # else the error is in the report and is printed once for all ranks
         sys.stderr.write(report.error + "\n")
     return report.exit_code
@@ -67,7 +74,7 @@ def _options_from_environment() -> MoeRun:
 def _run_rank(options: MoeRun) -> RankReport:
     torch.set_num_threads(1)
     if options.ranks > 1:
-        dist.init_process_group("gloo")
+        join_ranks()
     backend = _choose_backend(options)
     group = Group.discover()
     if group.num_ranks != options.ranks:
@@ -80,6 +87,7 @@ def _run_rank(options: MoeRun) -> RankReport:
     call, comm, family_options = _prepare(options, group, backend)
     directory = os.environ.get("TRACEKERN_MOE_CAPTURE", "")
     with _capture(options, directory, comm) as capture:
+        enter(RUN)
         num_counted = _num_counted(options, backend) if capture is not None else 0
         calls = Calls(options, group.rank, backend, call, capture, num_counted)
         if capture is not None and num_counted:
@@ -88,6 +96,7 @@ def _run_rank(options: MoeRun) -> RankReport:
         with _torch_profile(options, capture, backend, calls.warm_up):
             comm.barrier(capture)
             calls.run()
+        enter(CLOSE)
         footprint = capture.footprint_bytes if capture is not None else 0
     wrong = calls.wrong_elements
     if dist.is_initialized():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import logging
-import tempfile
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from tracekern.comm.group import Group
 from tracekern.dump import format as fmt
 from tracekern.dump.torch_profile import read_profile
 from tracekern.errors import BadInput, PeerLost
+from tracekern.files import scratch_directory
 from tracekern.segment.manifest import write_manifest
 from tracekern.segment.pack import file_of_capture, pack, write_dump
 from tracekern.segment.view import SegmentView
@@ -67,8 +68,12 @@ def _meet(group: Group, segment: SegmentView, problem: str, in_order: bool) -> N
         # A rank that leaves closes its connections; another rank may still be reading from them.
         group.barrier(_DISORDER_TIMEOUT_S)
     except PeerLost as error:
-        left = "its launcher or `tracekern salvage` packs what a dead rank left"
-        _log.warning("capture %s: not all ranks closed (%s); %s", segment.metadata["directory"], error, left)
+        is_saved_for_us = (
+            os.environ.get("TRACEKERN_KEEP_SEGMENT") == "1"
+        )  # tracekern's launcher does, and says who died
+        left = "`tracekern salvage` packs what a dead rank left"
+        told = "capture %s: not all ranks closed (%s); %s"
+        _log.log(logging.INFO if is_saved_for_us else logging.WARNING, told, segment.metadata["directory"], error, left)
         return
     if group.rank == 0:
         for rank, text in enumerate(problems):
@@ -82,8 +87,8 @@ def save_torch_profile(profile: Any, path: Path) -> Path:
 
     Raises BadInput if it is not a Chrome trace: every reader would reject the whole capture.
     """
-    with tempfile.TemporaryDirectory() as scratch:
-        source = Path(scratch) / "torch.json"
+    with scratch_directory() as scratch:
+        source = scratch / "torch.json"
         if isinstance(profile, str | Path):
             source = Path(profile)
         else:

@@ -32,6 +32,7 @@ _FOLLOWER_PAUSES_AT_MOST_S = 64.0
 _LAST_WORD_S = 0.1
 _LEAVING_WAITS_S = 60.0
 _POLL_S = 0.0005
+_LEAVING_POLL_S = 0.005
 _LEAVES, _LEAVES_IN_DISORDER = 1, 2
 
 
@@ -90,6 +91,7 @@ class SamplingSchedule:
                 or any(self._is_dead(rank, header) for rank, header in enumerate(all_ranks))
             ),
             _LEAVING_WAITS_S,
+            _LEAVING_POLL_S,
         )
         in_order = all(int(rank["leaving"]) == _LEAVES for rank in all_ranks)
         if not in_order:
@@ -142,10 +144,10 @@ class SamplingSchedule:
         return go
 
 
-def _poll(condition: Callable[[], bool], limit_s: float) -> bool:
+def _poll(condition: Callable[[], bool], limit_s: float, every_s: float = _POLL_S) -> bool:
     deadline = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(_POLL_S)
+        time.sleep(every_s)
     return True

@@ -1,0 +1,44 @@
+"""A rank of `run moe` that misbehaves where BAD_RANK says: "2 set-up STOP" stops rank 2 when it enters the set-up.
+
+Acts: a signal's name; "exit"; "hang", which sleeps; an errno's name, which raises that OSError; "MemoryError".
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import time
+
+from tracekern.launcher.watch import START
+from tracekern.moe import worker
+
+
+def main() -> int:
+    rank, phase, act = os.environ["BAD_RANK"].split()
+    is_bad = os.environ["RANK"] == rank
+    enter = worker.enter
+
+    def enter_badly(entered: str) -> None:
+        enter(entered)
+        if is_bad and entered == phase:
+            misbehave(act)
+
+    worker.enter = enter_badly
+    if is_bad and phase == START:
+        misbehave(act)
+    return worker.main()
+
+
+def misbehave(act: str) -> None:
+    if act == "exit":
+        sys.exit(7)
+    if act == "hang":
+        time.sleep(1000)
+    if act == "MemoryError":
+        raise MemoryError
+    if act.startswith("E"):
+        number = getattr(errno, act)
+        raise OSError(number, os.strerror(number))
+    os.kill(os.getpid(), getattr(signal, f"SIG{act}"))

@@ -1,0 +1,151 @@
+"""`run moe` when a rank, or the process that starts the ranks, hangs, ends or lacks something: one line, in time."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.test_run import SMALL
+from tracekern.errors import BadInput, TracekernError
+from tracekern.launcher import start
+from tracekern.launcher.spawner import Spawner
+from tracekern.launcher.watch import PHASES, Limits
+from tracekern.moe.run import MoeRun, RunReport, run
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT_S = 3
+QUICK = {**SMALL, "limit_s": LIMIT_S, "timeout_ms": 1000}
+
+
+def run_badly(how: str, directory: Path, **options: object) -> RunReport:
+    """A run with a rank of tests/bad_rank.py."""
+    env = {**os.environ, "BAD_RANK": how, "PYTHONPATH": str(ROOT)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BAD_RANK", how)
+        with Spawner("tests.bad_rank:main", env) as spawner:
+            return run(MoeRun(**{**QUICK, **options}), directory, spawner=spawner)
+
+
+def told(report: RunReport) -> str:
+    with pytest.raises(TracekernError) as caught:
+        report.raise_for_error()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("phase", "missed"),
+    [
+        ("start", "did not start within 3 s"),
+        ("set-up", "made no progress for 3 s during set-up"),
+        ("run", "made no progress for 4 s during run"),
+    ],
+)
+def test_a_rank_that_is_stopped_is_named_within_the_limit(tmp_path, capfd, phase: str, missed: str):
+    started = time.monotonic()
+    report = run_badly(f"2 {phase} STOP", tmp_path)
+    assert time.monotonic() - started < LIMIT_S + 20
+    assert told(report) == f"rank 2 {missed}: it is stopped; 3 more ranks stopped"
+    assert capfd.readouterr().err == ""
+
+
+def test_a_rank_that_hangs_in_the_set_up_is_named_with_those_that_wait_for_it(tmp_path, capfd):
+    assert re.match(
+        r"ranks 0, 1, 2 and 3 made no progress for 3 s during set-up: see what",
+        told(run_badly("2 set-up hang", tmp_path)),
+    )
+    assert capfd.readouterr().err == ""
+
+
+def test_a_rank_that_is_stopped_while_it_closes_is_named(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("tracekern.moe.run._limits", lambda options: Limits(3, 3, 3, 3))
+    assert told(run_badly("2 close STOP", tmp_path)).startswith(
+        "rank 2 made no progress for 3 s during close: it is stopped"
+    )
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(("act", "how"), [("KILL", "killed by signal 9"), ("exit", "exit status 7")])
+def test_a_rank_that_ends_is_one_line(tmp_path, capfd, phase: str, act: str, how: str):
+    report = run_badly(f"2 {phase} {act}", tmp_path)
+    assert f"rank 2 ended ({how}) during {phase}" in told(report)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("phase", ["set-up", "run"])
+@pytest.mark.parametrize(
+    ("act", "what"),
+    [("MemoryError", "out of memory"), ("EMFILE", "Too many open files"), ("ENOSPC", "No space left on device")],
+)
+def test_a_rank_that_lacks_something_is_one_line(tmp_path, capfd, phase: str, act: str, what: str):
+    report = run_badly(f"2 {phase} {act}", tmp_path)
+    assert re.search(rf"rank 2: .*{what}; raise the limit", told(report))
+    assert capfd.readouterr().err == ""
+
+
+def command(directory: Path, *more: str) -> list[str]:
+    words = ["run", "moe", "--ranks", "4", "--tokens", "8", "--hidden", "64", "--experts", "16", "--topk", "2"]
+    return [sys.executable, "-m", "tracekern", *words, "--limit-s", str(LIMIT_S), "-o", str(directory), *more]
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def first_child(pid: int) -> int:
+    deadline = time.monotonic() + 30
+    while not (found := children(pid)) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return found[0]
+
+
+def test_a_process_that_is_stopped_before_it_starts_the_ranks_is_named(tmp_path):
+    running = subprocess.Popen(command(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    starter = first_child(running.pid)
+    os.kill(starter, signal.SIGSTOP)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 2
+    assert err == f"tracekern: the ranks did not start within 3 s: process {starter}, which starts them, is stopped\n"
+
+
+def test_a_child_that_is_stopped_before_it_is_a_program_is_ended(monkeypatch):
+    monkeypatch.setattr(start, "_LIMIT_S", 0.3)
+    with pytest.raises(BadInput, match=r"process \d+ did not start within 0 s: it was stopped"):
+        start.start_process(["true"], os.environ, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+
+
+def test_ranks_whose_starter_is_stopped_end_in_time(tmp_path):
+    """They may all do their work: only nobody tells the launcher that they have ended."""
+    running = subprocess.Popen(command(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    starter = first_child(running.pid)
+    first_child(starter)
+    os.kill(starter, signal.SIGSTOP)
+    started = time.monotonic()
+    _, err = running.communicate(timeout=60)
+    assert time.monotonic() - started < LIMIT_S + 20
+    lines = [line for line in err.splitlines() if not line.startswith("  ")]
+    assert running.returncode == 0 or f"process {starter}, which starts them, is stopped" in err
+    assert "Traceback" not in err
+    assert all(line.startswith("tracekern: ") for line in lines)
+
+
+@pytest.mark.parametrize("files", [16, 24, 40, 60])
+def test_too_few_open_files_are_told_before_anything_starts(tmp_path, files: int):
+    ended = subprocess.run(
+        command(tmp_path / "capture"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)),
+    )
+    wanted = f"needs 64 open files a rank, {files} are allowed; raise the limit (`ulimit -n 64`)"
+    assert (ended.returncode, ended.stderr) == (2, f"tracekern: run moe {wanted}\n")
+    assert not (tmp_path / "capture").exists()

@@ -1,0 +1,70 @@
+"""How launched ranks find each other: a store that listens on the loopback interface only.
+
+The launcher opens the socket, so that no other program can take its port, and rank 0 serves the store on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+
+from tracekern.errors import PeerLost
+
+_STORE, _SOCKET = "TRACEKERN_STORE", "TRACEKERN_STORE_SOCKET"
+_HOST = "127.0.0.1"
+
+
+@contextlib.contextmanager
+def store_socket() -> Iterator[socket.socket]:
+    """Opens the socket of a run's store, in the launcher."""
+    with socket.socket() as listener:
+        listener.bind((_HOST, 0))
+        listener.listen(socket.SOMAXCONN)
+        yield listener
+
+
+def environment(listener: socket.socket) -> dict[str, str]:
+    """Returns the variables by which all ranks find the store."""
+    return {
+        _STORE: f"{_HOST}:{listener.getsockname()[1]}",
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+    }
+
+
+def give_socket(descriptor: int) -> dict[str, str]:
+    """Returns the variable by which rank 0 finds the socket that it inherited."""
+    return {_SOCKET: str(descriptor)}
+
+
+def join_ranks(timeout_s: float = 60.0) -> None:
+    """Connects this rank with the others of its run, by torch.distributed with gloo.
+
+    Under tracekern's launcher it uses the launcher's store, under any other launcher that launcher's. Raises PeerLost
+    if another rank does not come.
+    """
+    import torch.distributed as dist
+
+    timeout, rank = timedelta(seconds=timeout_s), int(os.environ.get("RANK", "0"))
+    store, address = None, os.environ.get(_STORE)
+    try:
+        if address:
+            host, port = address.split(":")
+            descriptor = int(os.environ[_SOCKET]) if rank == 0 else None
+            store = dist.TCPStore(  # type: ignore[attr-defined]
+                host,
+                int(port),
+                is_master=rank == 0,
+                timeout=timeout,
+                wait_for_workers=False,
+                master_listen_fd=descriptor,
+            )
+            num_ranks = int(os.environ["WORLD_SIZE"])
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timeout)
+        else:
+            dist.init_process_group("gloo", timeout=timeout)
+    except RuntimeError as error:
+        why = str(error).strip().partition("\n")[0].partition(". ")[0][:200]
+        raise PeerLost(f"rank {rank}: the other ranks did not come within {timeout_s:.0f} s ({why})") from None
