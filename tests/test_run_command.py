@@ -19,6 +19,7 @@ import pytest
 from tests.test_cli import refused
 from tracekern.analysis.summary import EventSummary
 from tracekern.cli.run import _longest_wait, _plans_of_all
+from tracekern.dump.format import SEGMENT_MAGIC
 from tracekern.moe.families import PLAIN_VARIANTS, VARIANTS
 from tracekern.moe.routing import ROUTINGS
 
@@ -208,6 +209,11 @@ def test_where_the_trace_cannot_be_written_the_rest_is_said(command_line, tmp_pa
     assert result.stderr.endswith(f"; the capture is in {tmp_path}\n")
 
 
+def all_record(launcher: int) -> bool:
+    segments = list(Path("/dev/shm").glob(f"tracekern-{launcher}-*"))
+    return len(segments) == 4 and all(segment.read_bytes()[:8] == SEGMENT_MAGIC for segment in segments)
+
+
 @pytest.mark.parametrize(
     ("number", "code", "said"),
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "ended by SIGTERM")],
@@ -220,7 +226,7 @@ def test_an_interrupt_ends_all_variants(tmp_path, tmp_path_factory, number, code
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
-        while not any(Path("/dev/shm").glob(f"tracekern-{process.pid}-*")):  # until a rank records
+        while not all_record(process.pid):
             assert process.poll() is None
             time.sleep(0.02)
         process.send_signal(number)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -179,7 +180,7 @@ def test_a_dump_that_cannot_be_written_stays_in_shared_memory(tmp_path, caplog):
     session = capture(place, device="cpu").__enter__()
     launched = session.launch("demo", grid=2, warps=2, events=json.dumps(EVENT_TABLE))
     run_kernel(launched.descriptor, 2, 2, 3)
-    place.rmdir()
+    shutil.rmtree(place)
     place.write_text("")
     with pytest.raises(BadInput, match=f"cannot write .*`tracekern salvage {session.run_id} -o DIR` saves it$"):
         session.__exit__(None, None, None)

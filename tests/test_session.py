@@ -19,6 +19,7 @@ from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
 from tracekern.record.selection import DEFAULT_RECORDS_PER_TRACK
 from tracekern.record.session import Capture, capture
+from tracekern.segment.directory_lock import LOCK_NAME
 from tracekern.segment.names import SHM_DIR, list_segments
 from tracekern.timeline.load import load
 from tracekern.timeline.model import TrackKind
@@ -272,7 +273,7 @@ def test_the_files_of_an_earlier_capture_of_more_ranks_go_with_it(tmp_path: Path
     for name in ("trace.pftrace.gz", "capture.json", *of_ranks, "mine.pftrace.gz"):
         (tmp_path / name).write_bytes(b"of an earlier capture")
     with capture(tmp_path):
-        assert {path.name for path in tmp_path.iterdir()} == {"mine.pftrace.gz"}
+        assert {path.name for path in tmp_path.iterdir()} == {"mine.pftrace.gz", LOCK_NAME}
     assert [rank.rank for rank in load(tmp_path).ranks] == [0]
 
 

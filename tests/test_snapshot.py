@@ -186,7 +186,8 @@ def test_launches_are_whole_whatever_the_rank_does_meanwhile(start, tmp_path, mo
         for part in range(4):
             first, stop = num_bytes * part // 4, num_bytes * (part + 1) // 4
             copy_from(self, other, offset + first, stop - first)
-            time.sleep(random.choice((0, 0, 0.0002)))
+            if random.random() < 0.03:  # seldom: else the rank always gives the region away in time
+                time.sleep(0.0002)
 
     monkeypatch.setattr(SegmentWriter, "copy_from", copy_slowly)
     process, run_id = start(LAUNCHES_WITHOUT_END, max_bytes=1 << 14, keep="last", records_per_track=8, clocks=False)
@@ -282,5 +283,5 @@ def test_half_a_launch_is_none():
 def test_a_directory_that_is_a_file_is_refused(start, tmp_path):
     _, run_id = start(ONE_LAUNCH, max_bytes=1 << 20)
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="cannot write"):
+    with pytest.raises(BadInput, match=r"cannot be written \(it is a file\)"):
         snapshot_run(run_id, tmp_path / "file")

@@ -31,6 +31,7 @@ from tracekern.record.launches import Kernel, Launches, check_epoch
 from tracekern.record.selection import Selection
 from tracekern.record.setup import Setup, check_about, is_text, list_of_names, opening_metadata, used_device
 from tracekern.record.sinks import Sink, SinkChoice
+from tracekern.segment.directory_lock import DirectoryLock
 from tracekern.segment.manifest import forget_old_capture
 from tracekern.segment.unrecorded import why_refused
 from tracekern.segment.writer import SegmentWriter
@@ -125,6 +126,8 @@ def capture(
     about: dict[str, Any] = {"keep": keep, "roles": selection.roles, "settings": settings or {}}
     about["command"] = shlex.join(sys.argv) if command is None else command
     check_about(settings, command)
+    if "\0" in str(path):
+        raise BadInput(f"{str(path)!r}: has a zero byte; choose another directory")
     setup = Setup(device or used_device(), sink, max_bytes, host_spans, clocks, preload)
     return Capture(Path(path).absolute(), selection, about, setup)
 
@@ -183,7 +186,7 @@ class Capture:
             self._open_mirror()
         for preload in setup.preload:
             preload()
-        self._make_room()
+        self._make_room(undo)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -207,6 +210,7 @@ class Capture:
                 _log.warning("capture %s: %s", self.directory, how_to_save(self.run_id))
             elif self.group.is_connected or os.environ.get("TRACEKERN_KEEP_SEGMENT") != "1":
                 self.segment.unlink()  # else the launcher, which writes the manifest, finds the capture by it
+            self._directory_lock.release()
             self.device.memory.detach()
             if self._launches.is_any_running():
                 _still_written.append(self.segment)
@@ -409,17 +413,19 @@ class Capture:
             _log.warning("capture %s: %s in a fork of its rank: nothing of it is recorded", self.directory, call)
         return False
 
-    def _make_room(self) -> None:
-        """Makes the directory and removes an earlier capture from it.
+    def _make_room(self, undo: contextlib.ExitStack) -> None:
+        """Makes the directory, takes its lock and removes an earlier capture from it.
 
         It runs after all other checks, so that a mistake in the arguments costs no earlier capture.
         """
+        self._directory_lock = DirectoryLock(self.directory, self.run_id)
+        undo.callback(self._directory_lock.release)
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
             forget_old_capture(self.directory, self.group.rank, self.group.num_ranks)
-        except (OSError, ValueError) as error:  # ValueError: the name has a zero byte
-            why = "it is a file" if os.path.isfile(self.directory) else getattr(error, "strerror", None) or error
-            raise BadInput(f"{self.directory}: cannot be written ({why}); choose another directory") from None
+        except OSError as error:
+            raise BadInput(
+                f"{self.directory}: cannot be written ({error.strerror}); choose another directory"
+            ) from None
 
     def _meet(self) -> tuple[str, bool]:
         """Returns the run's name, the same on all ranks, and whether all ranks are on one host. Collective."""

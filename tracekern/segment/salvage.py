@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime
 import logging
 import time
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tracekern.dump import format as fmt
 from tracekern.dump.reader import is_whole, run_in
 from tracekern.errors import BadInput
 from tracekern.files import pinned
+from tracekern.segment.directory_lock import locked
 from tracekern.segment.keeper import COLLECT_TIMEOUT_S
 from tracekern.segment.manifest import write_manifest
 from tracekern.segment.names import await_segment, has_owner, list_segments, remove_segment
@@ -87,7 +89,7 @@ def salvage_run(run_id: str, directory: Path | None = None) -> set[int]:
         segment.unlink()
         segment.close()
     for place, name in captures:
-        with _opened(place, directory) as target:
+        with _writing(place, directory, name) as target:
             write_manifest(target, name)
     return unclosed
 
@@ -106,7 +108,7 @@ def _save(segment: SegmentView, directory: Path | None, deadline: float) -> Path
     if not await_segment(segment.name, deadline - time.monotonic()):
         _log.warning("segment %s: its keeper does not end; saved without what the device holds", segment.name)
     place = directory or own
-    with _opened(place, directory) as target:
+    with _writing(place, directory, metadata["run_id"]) as target:
         found = run_in(target / file_name)
         other = found if found != metadata["run_id"] else ""
         if other and segment.header["saved"]:
@@ -124,6 +126,13 @@ def _holds(place: Path, of_user: Path | None, file_name: str, run_id: str) -> bo
             with _opened(place, of_user) as target:
                 return run_in(target / file_name) == run_id and is_whole(target / file_name)
     return False
+
+
+@contextmanager
+def _writing(place: Path, of_user: Path | None, run_id: str) -> Iterator[Path]:
+    """Opens a capture's directory, made if it is missing, and holds its lock for the run."""
+    with _opened(place, of_user) as target, locked(target, run_id):
+        yield target
 
 
 def _opened(place: Path, of_user: Path | None) -> AbstractContextManager[Path]:

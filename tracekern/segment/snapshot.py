@@ -10,6 +10,7 @@ from pathlib import Path
 from tracekern.dump import format as fmt
 from tracekern.dump.reader import run_in
 from tracekern.errors import BadInput
+from tracekern.segment.directory_lock import locked
 from tracekern.segment.keeper import COLLECT_TIMEOUT_S, ask_keeper
 from tracekern.segment.manifest import write_manifest
 from tracekern.segment.names import await_segment, has_owner
@@ -25,20 +26,26 @@ def snapshot_run(run_id: str, directory: Path) -> list[int]:
     """Write a dump of each rank's current records, and their manifest. Returns the ranks, which run on undisturbed.
 
     For a rank that has died, writes what it left, which remains to be salvaged. Rank by rank, a second copy of the
-    records takes memory. Raises BadInput if the directory belongs to another capture, or cannot be written.
+    records takes memory. Raises BadInput if there are none, and if the directory belongs to another capture or cannot
+    be written.
     """
     found = [leftover for leftover in find_leftovers(run_id) if leftover.run_id == run_id]
     segments = [SegmentView.attach(fmt.segment_name(run_id, leftover.rank)) for leftover in found]
+    if not segments:
+        raise BadInput(
+            f"run {run_id}: nothing of it is in this machine's shared memory; it has closed, or never opened"
+        )
     try:
         for segment in segments:
             _check_place(segment, directory)
-        for segment in segments:
-            with contextlib.closing(copy_as_it_stands(segment)) as copy:
-                write_dump(directory / fmt.dump_file_name(segment.metadata["rank"]), copy)
+        with locked(directory, run_id):
+            for segment in segments:
+                with contextlib.closing(copy_as_it_stands(segment)) as copy:
+                    write_dump(directory / fmt.dump_file_name(segment.metadata["rank"]), copy)
+            return write_manifest(directory, run_id)
     finally:
         for segment in segments:
             segment.close()
-    return write_manifest(directory, run_id)
 
 
 def copy_as_it_stands(segment: SegmentView) -> SegmentWriter:

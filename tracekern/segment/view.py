@@ -167,6 +167,8 @@ class SegmentView:
     def _check(self, size: int) -> None:
         header = self.header
         if bytes(header["magic"]) != fmt.SEGMENT_MAGIC:
+            if not bytes(header["magic"]):
+                raise BadInput(f"segment {self.name}: its rank ended before it recorded anything")
             raise BadInput(f"segment {self.name}: magic {bytes(header['magic'])!r}, wanted {fmt.SEGMENT_MAGIC!r}")
         if int(header["total_bytes"]) != size:
             raise BadInput(f"segment {self.name}: {size} bytes, its header says {header['total_bytes']}; damaged")

@@ -1,0 +1,157 @@
+"""One run at a time writes into a directory; its ranks share the lock."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CommandLine
+from tests.test_run_limits import command
+from tracekern.errors import BadInput
+from tracekern.segment import directory_lock
+from tracekern.segment.directory_lock import LOCK_NAME, DirectoryLock, locked
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from tracekern.segment.directory_lock import DirectoryLock
+lock = DirectoryLock(Path(sys.argv[1]), sys.argv[2])
+print("held", flush=True)
+sys.stdin.read()
+lock.release()
+"""
+
+TAKE_TURNS = """
+import os, random, sys, time
+from pathlib import Path
+from tracekern.errors import BadInput
+from tracekern.segment import directory_lock
+directory, own, seconds = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+directory_lock._TRIES_S = 0.2
+end, held = time.monotonic() + seconds, 0
+while time.monotonic() < end:
+    try:
+        lock = directory_lock.DirectoryLock(directory, own)
+    except BadInput as error:
+        assert "is writing its capture there" in str(error), error
+        continue
+    mark = directory / f"{own}.{os.getpid()}"
+    mark.touch()
+    time.sleep(random.uniform(0, 0.002))
+    others = [path.name for path in directory.iterdir() if path.name[0] != "." and not path.name.startswith(own)]
+    mark.unlink()
+    lock.release()
+    assert not others, others
+    held += 1
+    time.sleep(random.uniform(0, 0.004))
+print(held)
+"""
+
+
+def hold(directory: Path, run_id: str) -> subprocess.Popen[str]:
+    """A process that has the lock until its standard input is closed."""
+    words = [sys.executable, "-c", HOLD, str(directory), run_id]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_another_run_is_refused_and_told_which_one_writes(tmp_path: Path):
+    directory = tmp_path / "new" / "capture"
+    with hold(directory, "a-1") as holder:
+        with pytest.raises(BadInput) as refused, locked(directory, "b-1"):
+            pass
+        where = f"(process {holder.pid} on {os.uname().nodename})"
+        assert str(refused.value) == (
+            f"{directory}: run a-1 {where} is writing its capture there; choose another directory"
+        )
+        with locked(directory, "a-1.3"):  # a later capture of the same launch
+            pass
+        assert (directory / LOCK_NAME).exists()  # the other rank still writes
+    with locked(directory, "b-1"):
+        assert json.loads((directory / LOCK_NAME).read_text())["run_id"] == "b-1"
+    assert not any(directory.iterdir())
+
+
+def test_a_killed_run_locks_nobody_out(tmp_path: Path):
+    holder = hold(tmp_path, "a-1")
+    holder.kill()
+    holder.communicate()
+    assert (tmp_path / LOCK_NAME).exists()
+    with locked(tmp_path, "b-1"):
+        pass
+    assert not (tmp_path / LOCK_NAME).exists()
+
+
+@pytest.mark.parametrize("seconds", [2.0, pytest.param(60.0, marks=pytest.mark.soak)])
+def test_two_runs_never_hold_a_directory_at_once(tmp_path: Path, seconds: float):
+    words = [sys.executable, "-c", TAKE_TURNS, str(tmp_path)]
+    runs = [
+        subprocess.Popen([*words, run_id, str(seconds)], stdout=subprocess.PIPE, text=True)
+        for run_id in ("a", "b", "a", "b", "a", "b")
+    ]
+    counts = [(run.communicate(timeout=seconds + 60)[0], run.returncode) for run in runs]
+    assert all(status == 0 and int(held) > 0 for held, status in counts), counts
+    assert sum(int(held) for held, _ in counts) > 20
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch, caplog):
+    def lockf(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", lockf)
+    with caplog.at_level(logging.WARNING), locked(tmp_path, "a-1"):
+        pass
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path}: this file system has no locks; let one run at a time write there"
+    ]
+
+
+def link(path: Path) -> None:
+    path.symlink_to("/etc/passwd")
+
+
+@pytest.mark.parametrize("make", [link, Path.mkdir])
+def test_what_cannot_be_a_lock_is_refused(tmp_path: Path, make: Callable[[Path], None]):
+    make(tmp_path / LOCK_NAME)
+    with pytest.raises(BadInput, match=r"cannot be written \(.*\); choose another directory"):
+        DirectoryLock(tmp_path, "a-1")
+
+
+def test_a_damaged_lock_is_anothers_while_it_is_held(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(directory_lock, "_TRIES_S", 0.05)
+    with hold(tmp_path, "a-1"):
+        (tmp_path / LOCK_NAME).write_text("[]")
+        with pytest.raises(BadInput, match="another run is writing its capture there"):
+            DirectoryLock(tmp_path, "b-1")
+
+
+def test_the_second_of_two_runs_into_one_directory_is_refused_in_one_line(tmp_path: Path, command_line: CommandLine):
+    first = subprocess.Popen(
+        command(tmp_path, "--iterations", "100000"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / LOCK_NAME).exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    second = command_line(*command(tmp_path)[3:])
+    assert second.returncode == 2
+    assert second.stderr.startswith(f"tracekern: {tmp_path}: run {first.pid}-")
+    assert second.stderr.endswith(" is writing its capture there; choose another directory\n")
+    assert second.stderr.count("\n") == 1
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=60)
+    assert first.returncode == 130
+    assert command_line("info", tmp_path, "--json").returncode == 0
+    assert not (tmp_path / LOCK_NAME).exists()
