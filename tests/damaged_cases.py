@@ -50,6 +50,7 @@ MAX_BYTES = 6 << 30
 """Of address space, most of which numpy's threads reserve and never touch."""
 MAX_SECONDS = 20
 CHOICES = [name for name in SECTIONS for _ in range(3 if name in IN_DEPTH else 1)]
+MOVED = "all times of all ranks"
 TRACES = Path(__file__).resolve().parent.parent / "traces"
 
 
@@ -126,6 +127,11 @@ def damage_capture(draw: random.Random, base: Base, directory: Path) -> str:
     """Writes a damaged copy of `base`. Returns what was damaged."""
     shutil.copytree(base.directory, directory)
     dumps, others = sorted(base.parts), ["torch profile", "manifest"]
+    if draw.random() < 0.04:
+        same = draw.random()
+        for file in dumps:
+            (directory / file).write_bytes(SECTIONS["all times"](random.Random(same), copy.deepcopy(base.parts[file])))
+        return MOVED
     files = draw.choices([*dumps * (24 // len(dumps)), *others], k=draw.choice((1, 1, 1, 2, 3)))
     sections = []
     for file in sorted(set(files)):

@@ -19,7 +19,7 @@ from tracekern.errors import BadInput
 from tracekern.timeline.load import load
 
 ROOT = Path(__file__).resolve().parent.parent
-ENTRY_POINTS = {"torch profile", "manifest", *SECTIONS}
+ENTRY_POINTS = {"torch profile", "manifest", "all times of all ranks", *SECTIONS}
 SPEC = CaptureSpec(groups=2, launches=2, host_spans=2)
 
 
