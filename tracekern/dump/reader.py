@@ -1,6 +1,7 @@
 """Reads a dump: one rank's records on disk, in one self-describing file. segment/pack.py writes it.
 
-Everything is checked on opening (magic, version, sizes, checksums, schema, offsets), so that later code need not check.
+Everything but the records is checked on opening (magic, version, sizes, checksums, schema, offsets, ranges), so that
+later code need not check.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.dump import format as fmt
+from tracekern.dump import ranges
 from tracekern.dump.event_table import EVENT_KEYS
 from tracekern.errors import BadInput
 
@@ -99,6 +101,11 @@ class Dump:
     def run_id(self) -> str:
         return str(self.metadata["run_id"])
 
+    @property
+    def max_ticks(self) -> int:
+        """Any time beyond it on the rank's clock is damage."""
+        return ranges.latest_ticks(self.metadata["clock"]["ticks_per_second"])
+
     def clock_samples(self) -> npt.NDArray[Any]:
         """[n] CLOCK_SAMPLE."""
         return self._part("clock_samples", fmt.CLOCK_SAMPLE)
@@ -132,6 +139,9 @@ def read_dump(path: Path | str) -> Dump:
     launches = _check_metadata(str(path), metadata, len(payload))
     dump = Dump(path, metadata, launches, payload)
     _check_counts(dump)
+    ranges.check_track_headers(str(path), dump.all_track_headers(), dump.max_ticks)
+    ranges.check_clock_samples(str(path), dump.clock_samples(), dump.max_ticks)
+    ranges.check_host_spans(str(path), dump.host_spans())
     return dump
 
 
@@ -253,16 +263,20 @@ def _check_metadata(where: str, metadata: Any, payload_bytes: int) -> tuple[Laun
         checker.integer(metadata, key)
     for key in ("launches_lost", "launches_counted"):
         checker.integer({key: 0} | metadata, key)  # older dumps have none
-    for key in ("refused_text", "counted_text"):
+    for key in ("refused_text", "counted_text", "fault_text"):
         checker.get({key: ""} | metadata, key, str)
     checker.get({"settings": {}} | metadata, "settings", dict)
+    if metadata.get("fault") is not None:
+        checker.get(metadata, "fault", dict)
     if metadata.get("roles") is not None:
         _check_names(checker, metadata["roles"])
     _check_choices(checker, metadata)
     clock = checker.get(metadata, "clock", dict)
     checker.get(clock, "name", str)
-    checker.integer(clock, "ticks_per_second", 1)
-    checker.integer(clock, "resolution_ticks", 1)
+    per_second = checker.integer(
+        clock, "ticks_per_second", ranges.MIN_TICKS_PER_SECOND, ranges.MAX_TICKS_PER_SECOND + 1
+    )
+    checker.integer(clock, "resolution_ticks", 1, per_second + 1)
     _check_overhead(checker, metadata)
     _check_sinks(checker, metadata)
     _check_tables(checker, metadata)

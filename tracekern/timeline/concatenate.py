@@ -7,20 +7,22 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
+from tracekern.dump.format import MAX_NS
+from tracekern.errors import BadInput
 from tracekern.timeline.columns import join_rows
 from tracekern.timeline.model import OPEN_END, EventClass, EventType, Marks, Spans, Timeline
 
 
 def concatenate(pieces: list[Timeline]) -> Timeline:
-    """All ranks in one Timeline, rebased to the first event; without flows. Empties `pieces`."""
+    """All ranks in one Timeline, rebased to the first event; without flows. Empties `pieces`.
+
+    Raises BadInput where its times are so far apart that their differences could not be told.
+    """
     events: dict[EventType, int] = {}
     names: dict[str, int] = {}
     spans, marks, problems = [], [], []
     num_tracks = num_launches = 0
-    origin = min(
-        (int(column.min()) for piece in pieces for column in (piece.spans.start, piece.marks.time) if len(column)),
-        default=0,
-    )
+    origin = _first_of(pieces)
     for piece in pieces:
         number = np.array([events.setdefault(event, len(events)) for event in piece.events] or [0], np.int32)
         label = np.array([names.setdefault(name, len(names)) for name in piece.host_names] or [0], np.uint64)
@@ -58,6 +60,25 @@ def concatenate(pieces: list[Timeline]) -> Timeline:
         title=title,
         aligned=aligned,
     )
+
+
+def _first_of(pieces: list[Timeline]) -> int:
+    """The time of the first event."""
+    seen = []
+    for piece in pieces:
+        columns = [column for column in (piece.spans.start, piece.spans.end, piece.marks.time) if len(column)]
+        if columns:
+            first = min(int(column.min()) for column in (piece.spans.start, piece.marks.time) if len(column))
+            seen.append((first, max(int(column.max()) for column in columns), piece.ranks[0].rank))
+    if not seen:
+        return 0
+    (origin, _, early), (_, last, late) = min(seen), max(seen, key=lambda entry: entry[1])
+    if last - origin >= MAX_NS:
+        raise BadInput(
+            f"rank {late}: an event at {last} ns, and one of rank {early} at {origin} ns: wanted less than 2^62 ns "
+            "between them; a dump or a profile is damaged: record again, or leave that rank out"
+        )
+    return origin
 
 
 def _renumber_spans(

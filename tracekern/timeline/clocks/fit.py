@@ -31,6 +31,8 @@ from tracekern.timeline.model import ClockFit, Int64, Rank
 
 SpansTicks = Mapping[int, tuple[int, int]]
 _SECOND = 10**9
+MAX_SAMPLED_S = 366 * 86_400
+"""No capture lasts that long, and what clocks may have drifted meanwhile says nothing."""
 
 
 def fit_clocks(
@@ -48,7 +50,7 @@ def fit_clocks(
     spans = dict(spans_ticks or {})
     if not ranks:
         return {}
-    clocks = {rank.rank: LocalClock.of(rank, _first_tick(samples, rank.rank, spans)) for rank in ranks}
+    clocks = {rank.rank: _clock_of(samples, rank, spans) for rank in ranks}
     if len(ranks) == 1:
         fits = {ranks[0].rank: _fit_reference(clocks[ranks[0].rank])}
         return relate_hosts(samples, ranks, fits, {ranks[0].rank: 0.0}, _times_on_axis(fits, spans))
@@ -90,13 +92,21 @@ def _times_on_axis(fits: Mapping[int, ClockFit], spans: SpansTicks) -> dict[int,
     return {rank: (int(first), int(last)) for rank, (first, last) in times.items()}
 
 
-def _first_tick(samples: npt.NDArray[Any], rank: int, spans: Mapping[int, tuple[int, int]]) -> int:
-    """A tick near all others of the rank, to count from."""
+def _clock_of(samples: npt.NDArray[Any], rank: Rank, spans: Mapping[int, tuple[int, int]]) -> LocalClock:
+    """The clock of a rank, counted from a tick near all others. Raises BadInput where its samples lie years apart."""
     ping_pong, bracket = samples["kind"] == SampleKind.PING_PONG, samples["kind"] == SampleKind.HOST_BRACKET
-    initiated = samples["t0"][ping_pong & (samples["initiator"] == rank)]
-    answered = samples["t1"][(ping_pong | bracket) & (samples["responder"] == rank)]
-    firsts = [int(stamps.min()) for stamps in (initiated, answered) if len(stamps)]
-    return min(firsts, default=spans.get(rank, (0, 0))[0])
+    initiated = samples[ping_pong & (samples["initiator"] == rank.rank)]
+    answered = samples[(ping_pong | bracket) & (samples["responder"] == rank.rank)]
+    stamps = np.concatenate([initiated["t0"], initiated["t3"], answered["t1"], answered["t2"]])
+    if not len(stamps):
+        return LocalClock.of(rank, spans.get(rank.rank, (0, 0))[0])
+    first, last = int(stamps.min()), int(stamps.max())
+    if (last - first) / rank.ticks_per_second > MAX_SAMPLED_S:
+        raise BadInput(
+            f"clock samples of rank {rank.rank} (node {rank.node}) lie from {first} to {last} ticks, wanted at most a "
+            "year: a dump is damaged or the device clock was set: record again, or merge with --unaligned"
+        )
+    return LocalClock.of(rank, first)
 
 
 def _choose_reference(bursts: Sequence[Burst], clocks: Mapping[int, LocalClock]) -> int:
@@ -125,8 +135,19 @@ def _relate(rounds: Sequence[RoundFit], clock: LocalClock, reference: LocalClock
         MAX_RATE,
         MAX_WANDER_PER_NS,
     )
+    _refuse_rounds_out_of_order(course, clock, reference)
     closure = float(np.sqrt(np.mean([offset.closure**2 for _, offset in seen])))
     return _Relation(course, closure, clock, reference)
+
+
+def _refuse_rounds_out_of_order(course: Course, clock: LocalClock, reference: LocalClock) -> None:
+    """On both clocks each is to be some ticks after the one before: their map goes from round to round."""
+    gaps = [float(np.diff(times).min(initial=np.inf)) for times in (course.time, course.time + course.offset)]
+    if min(gaps) < 2 * max(clock.ns_per_tick, reference.ns_per_tick):
+        raise BadInput(
+            f"clock samples: a round of ranks {reference.rank} and {clock.rank} is {min(gaps):.0f} ns after the one "
+            "before, wanted one well after the other; a dump is damaged: record again, or merge with --unaligned"
+        )
 
 
 @dataclass(frozen=True)

@@ -73,11 +73,8 @@ class WriterRuns:
 
 
 def read_runs(dump: Dump) -> tuple[WriterRuns, npt.NDArray[Any]]:
-    """The runs of all launches, and the records area: one view from the first launch's records to the last launch's.
-
-    Raises BadInput for ticks beyond 2^62 or, in ns, 2^62.
-    """
-    max_ticks = min(fmt.MAX_NS, fmt.MAX_NS * dump.metadata["clock"]["ticks_per_second"] // 10**9)
+    """The runs of all launches, and the records area: one view from the first launch's records to the last launch's."""
+    max_ticks = dump.max_ticks
     counts = np.array([launch.num_tracks for launch in dump.launches], np.int64)
     headers = dump.all_track_headers()
     launch = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
@@ -85,9 +82,6 @@ def read_runs(dump: Dump) -> tuple[WriterRuns, npt.NDArray[Any]]:
     area, launch_first = _records_area(dump)
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(written)])
     first = before[:-1] + (launch_first - before[np.cumsum(counts) - counts])[launch]
-    for key in ("start_ticks", "end_ticks"):
-        if len(headers) and int(headers[key].max()) > max_ticks:
-            raise BadInput(f"{dump.path}: {key} {int(headers[key].max())} is beyond {max_ticks}; damaged")
     start, end = headers["start_ticks"].astype(np.int64), headers["end_ticks"].astype(np.int64)
     rates = CycleRates.of(headers, dump.metadata["clock"]["resolution_ticks"])
     last = np.maximum(start, end)
