@@ -139,6 +139,18 @@ def test_a_span_whose_begin_was_overwritten_starts_at_the_oldest_record(tmp_path
     assert not [problem for problem in tail.problems if problem.kind == "orphan_end"]
 
 
+@pytest.mark.parametrize(("keep", "kept", "severity"), [("last", [5, 6, 7], "note"), ("first", [0, 1, 2], "error")])
+def test_the_last_host_ranges_stay(tmp_path, keep, kept, severity):
+    with capture(tmp_path, device="cpu", keep=keep, host_spans=3) as session:
+        for idx in range(8):
+            with session.range(f"step {idx}"):
+                pass
+    timeline = load(tmp_path)
+    assert [timeline.host_names[label] for label in timeline.spans.begin_payload] == [f"step {idx}" for idx in kept]
+    (problem,) = [problem for problem in timeline.problems if problem.kind == "lost_host_spans"]
+    assert (problem.severity, problem.count) == (severity, 5)
+
+
 def test_what_cannot_be_a_ring_is_refused(tmp_path):
     with pytest.raises(BadInput, match="keep='newest': wanted 'first', or 'last'"):
         capture(tmp_path, keep="newest")

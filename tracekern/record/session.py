@@ -108,7 +108,7 @@ def capture(
         settings: Facts about the workload, stored with the capture. Anything that JSON can hold.
         command: The command line, stored with the capture. That of this process where None.
         clocks: Sample the ranks' clocks, so that they can be put on one time axis.
-        host_spans: Room for this number of `range()` spans.
+        host_spans: Room for this number of `range()` spans; a flight recorder keeps the last ones.
         device: Where the kernels run: the `device` of a Communicator, "cuda" for torch's current GPU, or "cpu".
             None: "cuda" if this process has used torch.cuda, "cpu" otherwise.
         sink: Where records go: "host" or "device" memory. "auto" takes device memory for kernels that `counting()`

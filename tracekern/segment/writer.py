@@ -217,10 +217,18 @@ class SegmentWriter(SegmentView):
         self._append("samples", samples.astype(fmt.CLOCK_SAMPLE, copy=False))
 
     def append_host_span(self, name: str, thread: int, start_ns: int, end_ns: int) -> None:
-        """Append one host span, in CLOCK_REALTIME ns; without room it is counted as lost."""
+        """Append one host span, in CLOCK_REALTIME ns.
+
+        Without room it is counted as lost; in a flight recorder, whose last spans stay, the oldest one gives its place.
+        """
         span = np.zeros(1, fmt.HOST_SPAN)
         _fill(span, {"name": fmt.cut_name(name), "thread": thread, "start_ns": start_ns, "end_ns": end_ns})
-        self._append("host", span)
+        spans = self.host_spans()
+        if self.metadata.get("keep") == "last" and 0 < len(spans) == int(self.header["host_capacity"]):
+            spans[int(self.header["host_spans_lost"]) % len(spans)] = span[0]
+            self.header["host_spans_lost"] += 1
+        else:
+            self._append("host", span)
 
     def _append(self, part: str, rows: npt.NDArray[Any]) -> None:
         count_key, lost_key = (

@@ -175,12 +175,20 @@ def _whole_rank(dump: Dump) -> list[Problem]:
         )
     for key, kind, thing, what in (
         ("launches_lost", "launch_lost", "launch", f"recorded in device memory, {device_records}"),
-        ("host_spans_lost", "lost_host_spans", "host range", "found no room; raise host_spans"),
         ("clock_samples_lost", "lost_clock_samples", "clock sample", "found no room"),
     ):
         if number := metadata.get(key):
             problems.append(Problem("error", kind, rank, -1, f"rank {rank}: {count(number, thing)} {what}", number))
+    if lost := metadata.get("host_spans_lost"):
+        problems.append(_lost_host_spans(rank, lost, keeps_last=metadata.get("keep") == "last"))
     return problems
+
+
+def _lost_host_spans(rank: int, lost: int, keeps_last: bool) -> Problem:
+    severity, what = "error", "found no room; raise host_spans"
+    if keeps_last:
+        severity, what = "note", "gave their place to later ones; raise host_spans to keep more"
+    return Problem(severity, "lost_host_spans", rank, -1, f"rank {rank}: {count(lost, 'host range')} {what}", lost)
 
 
 def _losses(timeline: Timeline, seen: Seen) -> list[Problem]:
