@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import fcntl
-import http.client
 import json
-import os
 import re
 import shutil
 import signal
@@ -15,13 +12,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import numpy as np
 import pytest
 from captures import CaptureSpec, write_capture
+from opening import ask, location_of, opened, path_of_trace, trace_of
 from timelines import WAIT, make_timeline
 from trace_processor import TraceProcessor
 from typer.testing import CliRunner
@@ -71,45 +68,19 @@ def trace(tmp_path) -> Path:
     return path
 
 
-@contextlib.contextmanager
-def opened(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The running command and the URL it printed."""
-    command = [sys.executable, "-m", "tracekern", "open", "--no-browser", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        try:
-            url = process.stdout.readline().strip()
-            assert url, process.stderr.read()
-            assert len(url) < 40
-            yield process, url
-        finally:
-            process.kill()
-
-
-def ask(method: str, path: str, port: int = PORT, headers: dict[str, str] | None = None) -> tuple[int, bytes, dict]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    connection.request(method, path, headers=headers or {})
-    response = connection.getresponse()
-    answer = response.status, response.read(), dict(response.getheaders())
-    connection.close()
-    return answer
-
-
 def run_open(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tracekern", "open", "--no-browser", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 def test_serves_the_file_for_one_read_and_ends(trace):
-    wanted = "/" + quote(trace.name)
     with opened(trace) as (process, url):
-        status, _, headers = ask("GET", urlsplit(url).path)
-        target = headers["Location"]
-        assert (status, target.split("=")[0]) == (302, "https://ui.perfetto.dev/#!/?url")
-        parameters = parse_qs(urlsplit(target).fragment.split("?", 1)[1])
-        assert parameters["url"] == [f"http://127.0.0.1:9001/{quote(trace.name)}"]
+        location = location_of(url)
+        assert location.split("=")[0] == "https://ui.perfetto.dev/#!/?url"
+        place, name = trace_of(location).rsplit("/", 1)
+        assert re.fullmatch(r"http://127\.0\.0\.1:9001/[\w-]{22}", place)
+        assert name == quote(trace.name)
+        wanted = path_of_trace(url)
         for method, path in [
             ("GET", "/"),
             ("GET", "/other.json"),
@@ -139,9 +110,7 @@ def test_a_capture_is_opened_as_the_trace_that_is_written_into_it(tmp_path):
         trace = capture / "trace.pftrace.gz"
         assert f"wrote {trace}\n" in process.stderr.readline()
         written = trace.stat().st_mtime_ns
-        target = ask("GET", urlsplit(url).path)[2]["Location"]
-        path = urlsplit(parse_qs(urlsplit(target).fragment.split("?", 1)[1])["url"][0]).path
-        assert ask("GET", path)[1] == trace.read_bytes()
+        assert ask("GET", path_of_trace(url))[1] == trace.read_bytes()
         assert process.wait(timeout=30) == 0
     with opened(capture):
         assert trace.stat().st_mtime_ns == written, "it is there already"
@@ -163,20 +132,21 @@ def test_of_a_capture_with_too_many_arrows_a_smaller_view_is_opened(tmp_path, mo
 
 
 def test_a_silent_connection_does_not_hold_up_the_reader(trace):
-    with opened(trace) as (process, _), socket.create_connection(("127.0.0.1", PORT)):
-        assert ask("GET", "/" + quote(trace.name))[0] == 200
+    with opened(trace) as (process, url), socket.create_connection(("127.0.0.1", PORT)):
+        assert ask("GET", path_of_trace(url))[0] == 200
         assert process.wait(timeout=30) == 0
 
 
 def test_a_broken_read_leaves_the_file_for_the_next(trace):
     trace.write_bytes(b" " * 50_000_000)
-    with opened(trace) as (process, _):
+    with opened(trace) as (process, url):
+        path = path_of_trace(url)
         with socket.create_connection(("127.0.0.1", PORT)) as early:
-            early.sendall(b"GET /%s HTTP/1.0\r\nHost: 127.0.0.1:9001\r\n\r\n" % quote(trace.name).encode())
+            early.sendall(f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1:9001\r\n\r\n".encode())
             early.recv(1000)
-            assert ask("GET", "/" + quote(trace.name))[0] == 404  # one reader at a time
+            assert ask("GET", path)[0] == 404  # one reader at a time
             early.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
-        while (status := ask("GET", "/" + quote(trace.name))[0]) == 404:
+        while (status := ask("GET", path)[0]) == 404:
             assert process.poll() is None
         assert status == 200
         assert process.wait(timeout=30) == 0
@@ -336,11 +306,13 @@ def test_online_shows_the_longest_wait(browser):
     with opened(KEPT / "trace.pftrace.gz") as (process, url), browser.tab(1600) as tab:
         tab.page.context.grant_permissions(["local-network-access"], origin=perfetto_ui.ONLINE_UI)
         tab.page.route(f"{perfetto_ui.ONLINE_UI}/**", answer)
-        tab.page.goto(ask("GET", urlsplit(url).path)[2]["Location"])  # of a redirection no test answers the second hop
+        tab.page.goto(location_of(url))  # of a redirection no test answers the second hop
         wait_until_loaded(tab.page)
         check_view(tab.page, KEPT)
         assert process.wait(timeout=30) == 0
-        assert any(url.startswith(f"http://127.0.0.1:{PORT}/h200x4-trace.pftrace.gz") for url in tab.reached)
+        assert any(
+            re.match(rf"http://127\.0\.0\.1:{PORT}/[\w-]+/h200x4-trace\.pftrace\.gz", url) for url in tab.reached
+        )
 
 
 def test_offline_shows_a_trace_of_another_program(trace, tmp_path, browser):
@@ -399,7 +371,7 @@ def test_of_two_captures_the_rank_of_its_side_is_named(tmp_path):
     end[np.flatnonzero((spans.event == WAIT) & (both.track_ranks()[spans.track] == 2))[0]] += 300
     save(both.replace(spans=dataclasses.replace(spans, end=end)), path)
     assert perfetto_ui.find_longest_wait(path).text.startswith("B rank 1 block 0")
-    url = unquote(perfetto_ui.online_url(path))
+    url = unquote(perfetto_ui.online_url(path, "token"))
     (pattern,) = re.findall(r'ExpandTracksByRegex","args":\["(.*?)"\]', url)
     names = [name for (name,) in TraceProcessor(path).query("select name from track where parent_id is not null")]
     assert any(name.startswith("longest wait: B rank 1 · ") for name in names)
@@ -433,4 +405,4 @@ def test_a_trace_without_one_is_shown_all_the_same(tmp_path, content):
         path = tmp_path / name
         path.write_bytes(content)
         assert perfetto_ui.find_longest_wait(path) is None
-        assert "ExpandTracksByRegex" in perfetto_ui.online_url(path)
+        assert "ExpandTracksByRegex" in perfetto_ui.online_url(path, "token")

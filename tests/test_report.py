@@ -318,7 +318,7 @@ def test_a_first_iteration_that_hides_the_others_says_how_to_see_them(findings, 
     (bound,) = [line.text for line in headlines(findings) if line.word == "bound"]
     window = re.search(r"the first iteration is 69 % of it: --window (\S+) leaves it out", bound)[1]
     others = command_line("report", TRACES / "h200x4", "--window", window, "--json")
-    assert "(783 us) is waiting for launches by rank 0's host" in json.loads(others.stdout)["bound"]
+    assert "which is 783 us long, is waiting for launches by rank 0's host" in json.loads(others.stdout)["bound"]
     assert not any("--window" in line.text for line in headlines(analyze(load(TRACES / "h200x4_late_host"))))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 import unicodedata
+from pathlib import Path
 
 _UNITS = (("s", 1e9), ("ms", 1e6), ("us", 1e3), ("ns", 1.0))
 _STEERING = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -110,6 +111,12 @@ def number_ranges(numbers: list[int]) -> str:
 def sentence(text: str) -> str:
     """With a capital at its begin and a full stop at its end."""
     return f"{text[0].upper()}{text[1:]}."
+
+
+def argument(path: Path) -> str:
+    """A path as an argument of a command, not quoted: ./-x for -x, which the command would take for an option."""
+    text = str(path)
+    return f"./{text}" if text.startswith("-") else text
 
 
 def printable(text: str) -> str:

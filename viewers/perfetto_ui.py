@@ -80,16 +80,16 @@ def _rank_in(text: str) -> str:
     return found[0] if found else ""
 
 
-def online_url(trace: Path) -> str:
-    """URL of ui.perfetto.dev that loads `trace` from 127.0.0.1:9001."""
-    trace_url = f"http://127.0.0.1:{ONLINE_PORT}/{quote(served_name(trace))}"
+def online_url(trace: Path, token: str) -> str:
+    """URL of ui.perfetto.dev that loads `trace` from 127.0.0.1:9001, where it lies below `token`."""
+    trace_url = f"http://127.0.0.1:{ONLINE_PORT}/{token}/{quote(served_name(trace))}"
     return f"{ONLINE_UI}/{_fragment(trace_url, trace)}&referrer=tracekern"
 
 
-def offline_url(port: int, trace: Path) -> str:
-    """URL of the UI on `port` of this machine that loads `trace` from the same port."""
+def offline_url(port: int, trace: Path, token: str) -> str:
+    """URL of the UI on `port` of this machine that loads `trace` from the same port, where it lies below `token`."""
     base = f"http://127.0.0.1:{port}"
-    return f"{base}/{_fragment(f'{base}{TRACE_FOLDER}{quote(served_name(trace))}', trace)}"
+    return f"{base}/{_fragment(f'{base}{TRACE_FOLDER}{token}/{quote(served_name(trace))}', trace)}"
 
 
 def served_name(trace: Path) -> str:

@@ -1,24 +1,34 @@
-"""Local HTTP servers that hand one trace to the Perfetto UI. They listen on 127.0.0.1 and answer only this machine."""
+"""Local HTTP servers that hand one trace to the Perfetto UI.
+
+They listen on 127.0.0.1, which every user of this machine reaches, so the trace has a random part in its address. So
+has the short address that leads to it, of which there are two: one is printed, for the user's terminal alone. The other
+becomes an argument of the browser's process, where other users can read it as long as the browser runs; it therefore
+leads to the trace once. What remains is a race: a user who watches for new processes can ask before the browser does.
+The browser then says that the address was used already.
+"""
 
 from __future__ import annotations
 
 import errno
 import functools
 import os
+import secrets
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from tracekern.errors import BadInput
 from tracekern.viewers import perfetto_ui
+from tracekern.viewers.local_server import HOST, LocalHandler, LocalServer
 
-_HOST = "127.0.0.1"
-_SHORT = "/open"
+_SHORT = "/open/"
+_TOKEN_BYTES = 16
 
 # The UI asks the network for a list of Google's own users and port 9001 for a running trace processor. Neither has a
 # place in an offline view: the browser itself refuses every address but the page's own.
@@ -29,11 +39,20 @@ _OFFLINE_POLICY = (
 )
 
 
-def serve_once(path: Path, on_ready: Callable[[str], None]) -> None:
-    """Serves `path` on 127.0.0.1:9001 to ui.perfetto.dev until it was read once, whole.
+@dataclass(frozen=True)
+class Addresses:
+    """Two short URLs of the same view, which itself has an address pages long, with the UI's commands in it."""
 
-    on_ready: called, when the port listens, with the URL to open: a short one that leads to the UI's, which has its
-    commands in it and is pages long.
+    printed: str
+    """Leads there as often as it is asked for."""
+    once: str
+    """Leads there once, so that others may see it afterwards: in the arguments of a browser's process, they do."""
+
+
+def serve_once(path: Path, on_ready: Callable[[Addresses], None]) -> None:
+    """Serves `path` on 127.0.0.1:9001 to ui.perfetto.dev until it was read once, whole, by one who knows its address.
+
+    on_ready: called, when the port listens, with the URLs to open.
     Raises BadInput when the port is taken.
     """
     try:
@@ -48,86 +67,135 @@ def serve_once(path: Path, on_ready: Callable[[str], None]) -> None:
     with server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            on_ready(f"http://{_HOST}:{perfetto_ui.ONLINE_PORT}{_SHORT}")
+            on_ready(server.addresses())
             server.done.wait()
         finally:
             server.shutdown()
 
 
-def serve_offline(path: Path, on_ready: Callable[[str], None]) -> None:
+def serve_offline(path: Path, on_ready: Callable[[Addresses], None]) -> None:
     """Serves the bundled Perfetto UI and `path` from one free port of 127.0.0.1, until interrupted.
 
-    on_ready: called with the URL to open, when the port listens.
+    on_ready: called with the URLs to open, when the port listens. The UI itself, which is public, needs no token.
     Raises BadInput when the UI is not installed.
     """
-    handler = functools.partial(_OfflineHandler, trace=path, directory=str(perfetto_ui.bundled_ui()))
-    with ThreadingHTTPServer((_HOST, 0), handler) as server:
+    handler = functools.partial(_OfflineHandler, directory=str(perfetto_ui.bundled_ui()))
+    with _TraceServer(path, 0, handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            on_ready(f"http://{_HOST}:{server.server_port}{_SHORT}")
+            on_ready(server.addresses())
             threading.Event().wait()
         finally:
             server.shutdown()
 
 
-def _lead_to(handler: BaseHTTPRequestHandler, url: str) -> None:
-    handler.send_response(HTTPStatus.FOUND)
-    handler.send_header("Location", url)
-    handler.send_header("Content-Length", "0")
-    handler.end_headers()
+class _TraceServer(LocalServer):
+    """Knows the secret parts of the addresses."""
 
-
-def _send_file(handler: BaseHTTPRequestHandler, path: Path) -> None:
-    with path.open("rb") as file:
-        handler.send_response(HTTPStatus.OK)
-        handler.send_header("Content-Type", "application/octet-stream")
-        handler.send_header("Content-Length", str(os.fstat(file.fileno()).st_size))
-        handler.end_headers()
-        shutil.copyfileobj(file, handler.wfile)
-
-
-def _is_for_us(handler: BaseHTTPRequestHandler, port: int) -> bool:
-    """False for a page that reached this port through a name of its own (DNS rebinding)."""
-    return handler.headers.get("Host") in {f"{_HOST}:{port}", f"localhost:{port}"}
-
-
-class _OneFileServer(ThreadingHTTPServer):
-    """Threads, because a browser opens connections ahead and leaves them silent."""
-
-    daemon_threads = True
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, port: int, handler: Callable[..., BaseHTTPRequestHandler]) -> None:
         self.path = path
+        self.token, self._printed, self._once = (secrets.token_urlsafe(_TOKEN_BYTES) for _ in range(3))
+        self._unused = threading.Lock()  # held once the address that leads there once has done so
+        super().__init__(port, handler)
+
+    def addresses(self) -> Addresses:
+        """The short URLs."""
+        start = f"http://{HOST}:{self.server_port}{_SHORT}"
+        return Addresses(start + self._printed, start + self._once)
+
+    def answer_short(self, path: str) -> HTTPStatus | None:
+        """How to answer a request for a short URL's path; None for any other path."""
+        if not path.startswith(_SHORT):
+            return None
+        if _same(path, _SHORT + self._printed):
+            return HTTPStatus.FOUND
+        if not _same(path, _SHORT + self._once):
+            return HTTPStatus.NOT_FOUND
+        return HTTPStatus.FOUND if self._unused.acquire(blocking=False) else HTTPStatus.GONE
+
+
+def _same(path: str, wanted: str) -> bool:
+    """Takes as long for a path that is nearly right as for any other: nobody finds a token character by character."""
+    return secrets.compare_digest(path.encode(), wanted.encode())
+
+
+class _TraceHandler(LocalHandler):
+    server: _TraceServer
+
+    def _view(self) -> str:
+        """The long URL. Making it reads much of the trace, so that is done only for one who knows a short URL."""
+        raise NotImplementedError
+
+    def _answer_short(self) -> bool:
+        """Answers a request for a short URL, whether it is a right one or not; False if it is for another path."""
+        status = self.server.answer_short(self._asked())
+        if status == HTTPStatus.FOUND:
+            self.trust()
+            self.send_response(status)
+            self.send_header("Location", self._view())
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        elif status == HTTPStatus.GONE:
+            self.send_error(status, "Used already", "Open the address that tracekern printed: this one works once.")
+        elif status is not None:
+            self.send_error(status)
+        return status is not None
+
+    def _asked(self) -> str:
+        return self.path.partition("?")[0]
+
+    def _is_the_trace(self, folder: str) -> bool:
+        name = quote(perfetto_ui.served_name(self.server.path))
+        if not _same(self._asked(), f"{folder}{self.server.token}/{name}"):
+            return False
+        self.trust()
+        return True
+
+    def _send_trace(self) -> None:
+        with self.server.path.open("rb") as file:
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", "application/octet-stream")
+            self.send_header("Content-Length", str(os.fstat(file.fileno()).st_size))
+            self.end_headers()
+            shutil.copyfileobj(file, self.wfile)
+
+
+class _OneFileServer(_TraceServer):
+    def __init__(self, path: Path) -> None:
         self.claim = threading.Lock()
-        self.delivered = False
+        self.delivered_to: Any = None
         self.done = threading.Event()
-        super().__init__((_HOST, perfetto_ui.ONLINE_PORT), _OneFileHandler)
+        super().__init__(path, perfetto_ui.ONLINE_PORT, _OneFileHandler)
 
     def shutdown_request(self, request: Any) -> None:
         super().shutdown_request(request)
-        if self.delivered:
+        if request is self.delivered_to:
             self.done.set()
 
 
-class _OneFileHandler(BaseHTTPRequestHandler):
+class _OneFileHandler(_TraceHandler):
     server: _OneFileServer
 
+    def _view(self) -> str:
+        return perfetto_ui.online_url(self.server.path, self.server.token)
+
     def do_GET(self) -> None:
-        if self.path == _SHORT and _is_for_us(self, self.server.server_port):
-            return _lead_to(self, perfetto_ui.online_url(self.server.path))
-        if not self._is_the_file() or not self.server.claim.acquire(blocking=False):
-            return self.send_error(HTTPStatus.NOT_FOUND)
+        server = self.server
+        if self._answer_short():
+            return
+        if not self._is_the_trace("/") or not server.claim.acquire(blocking=False):
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
         try:
-            _send_file(self, self.server.path)
-        except ConnectionError:  # the reader left early: the next one may try
-            self.server.claim.release()
-        else:
-            self.server.delivered = True
-        return None
+            self._send_trace()
+            server.delivered_to = self.request
+        finally:
+            if server.delivered_to is None:  # the reader left early, or stopped: the next one may try
+                server.claim.release()
 
     def do_OPTIONS(self) -> None:
         """A browser may ask first whether a public page may read from this machine."""
-        if not self._is_the_file():
+        if not self._is_the_trace("/"):
             return self.send_error(HTTPStatus.NOT_FOUND)
         self.send_response(HTTPStatus.NO_CONTENT)
         self.send_header("Access-Control-Allow-Methods", "GET")
@@ -144,43 +212,28 @@ class _OneFileHandler(BaseHTTPRequestHandler):
         self.send_header("Cache-Control", "no-cache")
         super().end_headers()
 
-    def log_message(self, *args: object) -> None:
-        """The user sees the picture, not the requests."""
 
-    def _is_the_file(self) -> bool:
-        wanted = "/" + quote(perfetto_ui.served_name(self.server.path))
-        return _is_for_us(self, self.server.server_port) and urlsplit(self.path).path == wanted
-
-
-class _OfflineHandler(SimpleHTTPRequestHandler):
-    server: ThreadingHTTPServer
-
+class _OfflineHandler(_TraceHandler, SimpleHTTPRequestHandler):
     extensions_map = {  # noqa: RUF012 - the parent's attribute; the system's own table may lack these
         **SimpleHTTPRequestHandler.extensions_map,
         ".wasm": "application/wasm",
         ".js": "text/javascript",
     }
 
-    def __init__(self, *args: Any, trace: Path, **kwargs: Any) -> None:
-        self._trace = trace
-        super().__init__(*args, **kwargs)
+    def _view(self) -> str:
+        return perfetto_ui.offline_url(self.server.server_port, self.server.path, self.server.token)
 
     def do_GET(self) -> None:
-        path = urlsplit(self.path).path
-        if not _is_for_us(self, self.server.server_port):
-            return self.send_error(HTTPStatus.NOT_FOUND)
-        if path == _SHORT:
-            return _lead_to(self, perfetto_ui.offline_url(self.server.server_port, self._trace))
-        if not path.startswith(perfetto_ui.TRACE_FOLDER):
-            return super().do_GET()
-        if path != perfetto_ui.TRACE_FOLDER + quote(perfetto_ui.served_name(self._trace)):
-            return self.send_error(HTTPStatus.NOT_FOUND)
-        return _send_file(self, self._trace)
+        if self._answer_short():
+            return
+        if not self._asked().startswith(perfetto_ui.TRACE_FOLDER):
+            super().do_GET()
+        elif self._is_the_trace(perfetto_ui.TRACE_FOLDER):
+            self._send_trace()
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
 
     def end_headers(self) -> None:
         self.send_header("Content-Security-Policy", _OFFLINE_POLICY)
         self.send_header("Cache-Control", "no-cache")
         super().end_headers()
-
-    def log_message(self, *args: object) -> None:
-        """The user sees the picture, not the requests."""

@@ -14,7 +14,7 @@ from tracekern.cli.options import (
     parse_ranks,
     parse_window,
 )
-from tracekern.cli.output import console, note, print_json, program, progress, show_it, warnings_as_notes, working
+from tracekern.cli.output import console, note, print_json, progress, show_it, suggest, warnings_as_notes, working
 from tracekern.errors import BadInput
 from tracekern.formatting import count
 
@@ -89,4 +89,4 @@ def _print(result: dict[str, Any], timeline: Any) -> None:
     for problem in timeline.problems[:10]:
         note(f"{problem.severity}: {problem.text}")
     if len(timeline.problems) > 10:
-        note(f"and {len(timeline.problems) - 10} more; {program()} info counts them by kind")
+        note(f"and {len(timeline.problems) - 10} more; {suggest('info')} counts them by kind")

@@ -49,10 +49,10 @@ def _show(file: Path, offline: bool, no_browser: bool) -> None:
         note(f"selected: the longest wait, {wait.text}")
         note(f"SQL in the UI: type :select * from {queries.names()[-1]}; all queries are in {queries.FOLDER}")
 
-    def show(url: str) -> None:
-        typer.echo(url)
-        if no_browser or not webbrowser.open(url):
-            port = urlsplit(url).port
+    def show(addresses: serve.Addresses) -> None:
+        typer.echo(addresses.printed)
+        if no_browser or not webbrowser.open(addresses.once):
+            port = urlsplit(addresses.printed).port
             note(f"open it in a browser; from another machine after: ssh -L {port}:127.0.0.1:{port} {gethostname()}")
         note("the Perfetto UI runs until Ctrl-C" if offline else "waiting for the browser to read the trace once")
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import enum
 import os
 import re
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracekern.cli.output import SUFFIXES
+from tracekern.cli.output import SUFFIXES, quoted
 from tracekern.errors import BadInput
 
 if TYPE_CHECKING:
@@ -128,8 +127,8 @@ def check_folders(*outputs: Path | None) -> None:
         if not output.absolute().parent.is_dir():
             if output.parent.exists():
                 raise BadInput(f"{output}: {output.parent} is a file; wanted a folder to write in")
-            folder = shlex.quote(str(output.parent))
-            raise BadInput(f"{output}: its folder does not exist; wanted a place to write; mkdir -p {folder}")
+            make_it = f"mkdir -p {quoted(output.parent)}"
+            raise BadInput(f"{output}: its folder does not exist; wanted a place to write; {make_it}")
         # A link is followed: the file that it names is written.
         if not os.access(Path(os.path.realpath(output)).parent, os.W_OK):
             raise BadInput(f"{output}: its folder cannot be written; name a file in another one")

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.segment import Segment
 from rich.table import Table
 
-from tracekern.formatting import printable
+from tracekern.formatting import argument, printable
 
 _WIDTH = 1000
 """Wider than any line printed here: a narrower terminal wraps lines itself, so no cell is cut off."""
@@ -99,12 +99,25 @@ def program() -> str:
     if Path(called).name != "tracekern":
         return f"{Path(sys.executable).name} -m tracekern"
     found = shutil.which("tracekern")
-    return "tracekern" if found and os.path.samefile(found, called) else os.path.relpath(called)
+    if found and os.path.samefile(found, called):
+        return "tracekern"
+    path = os.path.relpath(called)
+    return shlex.quote(argument(Path(path)) if os.sep in path else f"./{path}")
+
+
+def suggest(*arguments: str | Path) -> str:
+    """Returns a command of tracekern for the user to copy. Paths are to be given as such: they may begin with "-"."""
+    return f"{program()} {quoted(*arguments)}"
+
+
+def quoted(*arguments: str | Path) -> str:
+    """Returns arguments of a shell's command, for the user to copy."""
+    return shlex.join(argument(each) if isinstance(each, Path) else each for each in arguments)
 
 
 def show_it(what: Path) -> str:
-    """Returns the command that opens a capture or a trace, for the user to copy."""
-    return f"show it: {program()} {shlex.join(['open', str(what)])}"
+    """Returns the command that opens a capture or a trace, and what it is for."""
+    return f"show it: {suggest('open', what)}"
 
 
 def print_json(value: dict[str, Any]) -> None:

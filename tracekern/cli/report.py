@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tracekern.cli import options
-from tracekern.cli.output import console, note, print_json, program, working
+from tracekern.cli.output import console, note, print_json, suggest, working
 from tracekern.errors import BadInput
 
 if TYPE_CHECKING:
@@ -57,9 +56,8 @@ def report(
         options.check_window(timeline, chosen_window, of_kernels=True)
         findings = analyze(timeline, link_limit, chosen_window)
     lines = headlines(findings)
-    names = list(map(str, captures))
     if output is not None:
-        _write_page(findings, names, output)
+        _write_page(findings, captures, output)
     if as_json:
         print_json({"file": str(output) if output else None, **{line.word: line.text for line in lines}})
         return
@@ -72,19 +70,19 @@ def report(
         options_given = ["--unaligned"] * unaligned + ["--partial"] * partial
         for name, value in (("window", window), ("ranks", ranks), ("link-limit", link_limit)):
             options_given += [f"--{name}", str(value)] if value is not None else []
-        note(f"the whole report: {program()} {shlex.join(['report', *names, *options_given, '-o', 'report.html'])}")
+        note(f"the whole report: {suggest('report', *captures, *options_given, '-o', 'report.html')}")
     else:
         note(f"{output}: open it in a browser")
 
 
-def _write_page(findings: Findings, captures: list[str], output: Path) -> None:
+def _write_page(findings: Findings, captures: list[Path], output: Path) -> None:
     from tracekern.dump.format import TRACE_NAME
     from tracekern.files import write_whole
     from tracekern.viewers.report.report_page import report_page
 
     if len(captures) == 1:
-        command = f"{program()} {shlex.join(['open', *captures])}"
+        command = suggest("open", *captures)
     else:
-        merge = shlex.join(["merge", *captures, "-o", TRACE_NAME])
-        command = f"{program()} {merge} && {program()} open {TRACE_NAME}"
-    write_whole(output, report_page(findings, Path(captures[0]).resolve().name, ", ".join(captures), command))
+        command = f"{suggest('merge', *captures, '-o', TRACE_NAME)} && {suggest('open', TRACE_NAME)}"
+    names = ", ".join(map(str, captures))
+    write_whole(output, report_page(findings, captures[0].resolve().name, names, command))

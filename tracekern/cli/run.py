@@ -24,9 +24,9 @@ from tracekern.cli.output import (
     console,
     note,
     print_json,
-    program,
     progress,
     show_it,
+    suggest,
     table,
     warnings_as_notes,
 )
@@ -283,8 +283,8 @@ def _run(plan: MoeRun, directory: Path | None, spawner: Spawner, terminated: lis
     if not report.ok and not dumps:
         return _Result(report)
     if terminated:
-        trace = shlex.join(["merge", str(directory), "--partial", "-o", str(directory / TRACE_NAME)])
-        note(f"what was recorded is kept; its trace: {program()} {trace}")
+        trace = suggest("merge", directory, "--partial", "-o", directory / TRACE_NAME)
+        note(f"what was recorded is kept; its trace: {trace}")
         return _Result(report)
     try:
         return _write_trace(report, directory, dumps)

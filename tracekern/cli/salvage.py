@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import datetime
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tracekern.cli import options
-from tracekern.cli.output import console, note, print_json, program, working
+from tracekern.cli.output import console, note, print_json, suggest, working
 from tracekern.errors import BadInput
 from tracekern.formatting import ago, ranks
 
@@ -37,7 +36,7 @@ def salvage(
     from tracekern.segment.salvage import find_leftovers, salvage_run
 
     if directory and not run_id:
-        raise BadInput(f"-o {directory}: says where a run goes; name the run; `{program()} salvage` lists them")
+        raise BadInput(f"-o {directory}: says where a run goes; name the run; `{suggest('salvage')}` lists them")
     leftovers = find_leftovers(run_id)
     if not run_id:
         _show(leftovers, as_json)
@@ -45,24 +44,24 @@ def salvage(
     if not leftovers:
         if list_segments(run_id, of_anybody=True):
             raise BadInput(f"run {run_id}: what is left of it cannot be read; salvage it as the user it belongs to")
-        raise BadInput(f"run {run_id}: nothing of it is left on this machine; `{program()} salvage` lists what is")
+        raise BadInput(f"run {run_id}: nothing of it is left on this machine; `{suggest('salvage')}` lists what is")
     for leftover in leftovers:
         if leftover.is_running:
             who = f"run {run_id}: rank {leftover.rank} (pid {leftover.pid}) still runs"
-            raise BadInput(f"{who}; end it first, or see what it does: {program()} snapshot {run_id}")
+            raise BadInput(f"{who}; end it first, or see what it does: {suggest('snapshot', run_id)}")
     with working("packing what is left"):
         salvage_run(run_id, directory)
     for leftover in find_leftovers(run_id):
         raise BadInput(f"run {run_id}: rank {leftover.rank} could not be saved and is still there; try another -o DIR")
-    targets = sorted({str(directory or leftover.directory) for leftover in leftovers})
+    targets = sorted({directory or leftover.directory for leftover in leftovers})
     saved = sorted({leftover.rank for leftover in leftovers})
     if as_json:
-        print_json({"run_id": run_id, "ranks": saved, "captures": targets})
+        print_json({"run_id": run_id, "ranks": saved, "captures": list(map(str, targets))})
         return
     console().print(f"run {run_id}: saved {ranks(saved)} of {leftovers[0].num_ranks}")
-    note_only_counted([Path(target) for target in targets])
+    note_only_counted(targets)
     for target in targets:
-        note(f"who waited for whom: {program()} {shlex.join(['report', target])}")
+        note(f"who waited for whom: {suggest('report', target)}")
 
 
 def note_only_counted(directories: list[Path]) -> None:
@@ -86,9 +85,9 @@ def _show(leftovers: list[Leftover], as_json: bool) -> None:
         console().print("nothing is left on this machine")
     for run_id, of_run in runs.items():
         if any(leftover.is_running for leftover in of_run):
-            note(f"see what it does: {program()} snapshot {run_id}")
+            note(f"see what it does: {suggest('snapshot', run_id)}")
         else:
-            note(f"save it: {program()} salvage {run_id}")
+            note(f"save it: {suggest('salvage', run_id)}")
 
 
 def _about(of_run: list[Leftover]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from tracekern import formatting as words
 from tracekern.cli import options
-from tracekern.cli.output import console, note, print_json, program, working
+from tracekern.cli.output import console, note, print_json, suggest, working
 from tracekern.cli.salvage import note_only_counted
 from tracekern.errors import BadInput
 
@@ -38,7 +37,7 @@ def snapshot(
     if not running:
         dead = {leftover.run_id: leftover.directory for leftover in found}
         left = [
-            f"dead ranks of run {name}, into {place}, left records: `{program()} salvage {name}` saves them"
+            f"dead ranks of run {name}, into {place}, left records: `{suggest('salvage', name)}` saves them"
             for name, place in dead.items()
         ]
         which = f"run {run_id}: " if run_id else ""
@@ -57,4 +56,4 @@ def snapshot(
     console().print(f"run {running[0]}: {what} -> {directory}")
     note_only_counted([directory])
     partial = [] if len(ranks) == num_ranks else ["--partial"]
-    note(f"who waits for whom: {program()} {shlex.join(['report', str(directory), *partial])}")
+    note(f"who waits for whom: {suggest('report', directory, *partial)}")

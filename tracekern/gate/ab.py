@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tracekern.errors import BadInput
+from tracekern.formatting import argument
 from tracekern.gate.compare import Rules, losses_of, sides_differ
 from tracekern.gate.run import Run, read_run
 
@@ -66,7 +67,7 @@ def run_turns(
         if on_progress:
             on_progress(number, turn)
         turn.directory.mkdir(parents=True)
-        _run(turn, commands[turn.side].replace(PLACEHOLDER, shlex.quote(str(turn.directory))), timeout_s)
+        _run(turn, commands[turn.side].replace(PLACEHOLDER, shlex.quote(argument(turn.directory))), timeout_s)
         if not any(turn.directory.glob("rank_*.tkdump")):
             raise BadInput(
                 f"{turn.side} left no capture in {turn.directory} (no rank_*.tkdump); its command has to capture into "
@@ -92,7 +93,7 @@ def _run(turn: Turn, command: str, timeout_s: float | None) -> None:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, VARIABLE: str(turn.directory)},
+            env={**os.environ, VARIABLE: argument(turn.directory)},
             start_new_session=True,  # so that all processes of the command can be ended
         )
         try:

@@ -1,0 +1,60 @@
+"""`tracekern open` as a process, and the requests of a browser."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from urllib.parse import parse_qs, urlsplit
+
+from tracekern.viewers import perfetto_ui
+
+PORT = perfetto_ui.ONLINE_PORT
+
+
+@contextlib.contextmanager
+def opened(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The running command and the URL it printed."""
+    command = [sys.executable, "-m", "tracekern", "open", "--no-browser", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            url = process.stdout.readline().strip()
+            assert url, process.stderr.read()
+            assert len(url) < 60
+            yield process, url
+        finally:
+            process.kill()
+
+
+def ask(method: str, path: str, port: int = PORT, headers: dict[str, str] | None = None) -> tuple[int, bytes, dict]:
+    """Status, body and headers of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request(method, path, headers=headers or {})
+    response = connection.getresponse()
+    answer = response.status, response.read(), dict(response.getheaders())
+    connection.close()
+    return answer
+
+
+def location_of(url: str) -> str:
+    """Where a short URL leads to: the Perfetto UI."""
+    parts = urlsplit(url)
+    status, _, headers = ask("GET", parts.path, parts.port)
+    assert status == 302
+    return headers["Location"]
+
+
+def trace_of(location: str) -> str:
+    """The URL of the trace in one of the Perfetto UI."""
+    return parse_qs(urlsplit(location).fragment.split("?", 1)[1])["url"][0]
+
+
+def path_of_trace(url: str) -> str:
+    """The path of the trace to which a short URL leads."""
+    return urlsplit(trace_of(location_of(url))).path
