@@ -115,6 +115,45 @@ def test_a_snapshot_is_completed_by_what_came_behind_it(rank, tmp_path):
     assert read_dump(tmp_path / "now" / "rank_00000.tkdump").metadata["state"] == "salvaged"
 
 
+def test_what_is_left_may_be_removed_unsaved(rank, tmp_path):
+    process, run_id = rank
+    assert "still runs; end it first" in command(run_id, "--discard").stderr
+    process.kill()
+    process.wait()
+    removed = command(run_id, "--discard")
+    assert (removed.returncode, removed.stdout) == (0, f"run {run_id}: removed what rank 0 left\n")
+    assert list_segments(run_id) == []
+    assert not list((tmp_path / "capture").glob("*.tkdump"))
+    for words in (("--discard",), ("-o", str(tmp_path / "other"))):
+        assert "name the run that it is for" in command(*words).stderr
+    assert "give one of them" in command(run_id, "--discard", "-o", str(tmp_path / "other")).stderr
+
+
+def test_what_cannot_be_read_is_named_and_removed():
+    run_id = f"early-{uuid.uuid4().hex[:8]}"
+    for number in range(2):
+        (SHM_DIR / f"tracekern-{run_id}-{number}").touch(0o600)  # killed as it was made
+    assert f"{run_id}: ranks 0 and 1 ended before recording anything" in command().stdout
+    removed = command(run_id)
+    assert (removed.returncode, list_segments(run_id)) == (0, [])
+    assert removed.stdout == f"run {run_id}: ranks 0 and 1 ended before recording anything; removed\n"
+
+
+def test_the_next_run_names_what_dead_ranks_left(rank):
+    process, run_id = rank
+    words = ["run", "moe", "--ranks", "1", "--tokens", "4", "--hidden", "64", "--experts", "4", "--topk", "2"]
+    run = [sys.executable, "-m", "tracekern", *words, "--no-trace"]
+    meanwhile = subprocess.run(run, capture_output=True, text=True, timeout=120)
+    assert (meanwhile.returncode, run_id in meanwhile.stderr) == (0, False), "it still runs"
+    process.kill()
+    process.wait()
+    named = subprocess.run(run, capture_output=True, text=True, timeout=120)
+    assert named.returncode == 0
+    assert f"rank 0 of run {run_id} left records in shared memory; save them: " in named.stderr
+    assert f"salvage {run_id}; or, with --discard, remove them" in named.stderr
+    assert list_segments(run_id), "naming it removes nothing"
+
+
 def test_what_cannot_be_saved_is_still_there(rank, tmp_path):
     process, run_id = rank
     process.kill()
@@ -184,7 +223,7 @@ def test_a_dump_that_cannot_be_written_stays_in_shared_memory(tmp_path, caplog):
     place.write_text("")
     with pytest.raises(BadInput, match=f"cannot write .*`tracekern salvage {session.run_id} -o DIR` saves it$"):
         session.__exit__(None, None, None)
-    assert f"`tracekern salvage {session.run_id} -o DIR` saves it" in caplog.text
+    assert caplog.text == "", "the error says it"
     assert command(session.run_id, "-o", str(tmp_path / "other")).returncode == 0
     assert load(tmp_path / "other").ranks[0].state == "closed"
 

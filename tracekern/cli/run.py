@@ -30,6 +30,7 @@ from tracekern.cli.output import (
     table,
     warnings_as_notes,
 )
+from tracekern.cli.salvage import note_dead_runs
 from tracekern.errors import BadInput, TracekernError, missing_package
 from tracekern.formatting import count, duration
 
@@ -151,6 +152,7 @@ def moe(
         raise BadInput("run moe: no place for the capture; give one with -o DIR, or run with --no-trace")
     if torch_profiler and not trace:
         raise BadInput("--torch-profiler adds to a capture, and with --no-trace there is none; leave one of them out")
+    note_dead_runs()
     with _sigterm_as_interrupt() as terminated:
         _tell(_run_all(plans, output, as_json, terminated), as_json)
 

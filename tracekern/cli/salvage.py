@@ -11,10 +11,13 @@ import typer
 from tracekern.cli import options
 from tracekern.cli.output import console, note, print_json, suggest, working
 from tracekern.errors import BadInput
-from tracekern.formatting import ago, ranks
+from tracekern.formatting import ago, count, ranks
 
 if TYPE_CHECKING:
     from tracekern.segment.salvage import Leftover
+
+_MOST_NAMED = 3
+"""Runs that a run names before it starts."""
 
 
 def salvage(
@@ -29,36 +32,79 @@ def salvage(
             help="Directory to write, instead of the capture's.",
         ),
     ] = None,
+    discard: Annotated[bool, typer.Option("--discard", help="Remove what is left of RUN without saving it.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Save what killed ranks recorded, if tracekern's launcher did not. Without RUN: list what is left."""
-    from tracekern.segment.names import list_segments
-    from tracekern.segment.salvage import find_leftovers, salvage_run
+    from tracekern.segment.salvage import discard_run, find_leftovers
 
-    if directory and not run_id:
-        raise BadInput(f"-o {directory}: says where a run goes; name the run; `{suggest('salvage')}` lists them")
+    given = f"-o {directory}" if directory else "--discard"
+    if (directory or discard) and not run_id:
+        raise BadInput(f"{given}: name the run that it is for; `{suggest('salvage')}` lists them")
+    if directory and discard:
+        raise BadInput(f"{given}: saves what --discard removes; give one of them")
     leftovers = find_leftovers(run_id)
     if not run_id:
         _show(leftovers, as_json)
         return
-    if not leftovers:
-        if list_segments(run_id, of_anybody=True):
-            raise BadInput(f"run {run_id}: what is left of it cannot be read; salvage it as the user it belongs to")
-        raise BadInput(f"run {run_id}: nothing of it is left on this machine; `{suggest('salvage')}` lists what is")
+    dead = _dead_ranks(run_id, leftovers)
+    if discard:
+        discard_run(run_id)
+        _tell(run_id, f"removed what {ranks(dead)} left", [], [], as_json)
+    else:
+        _save(run_id, leftovers, dead, directory, as_json)
+
+
+def note_dead_runs() -> None:
+    """Names the runs that left something in shared memory, and what saves it."""
+    from tracekern.segment.names import find_dead
+
+    runs = list(find_dead().items())
+    for run_id, dead in runs[:_MOST_NAMED]:
+        note(f"{ranks(dead)} of run {run_id} left records in shared memory; {_save_or_remove(run_id)}")
+    if (more := len(runs) - _MOST_NAMED) > 0:
+        note(f"so did those of {count(more, 'older run')}: {suggest('salvage')}")
+
+
+def _save_or_remove(run_id: str) -> str:
+    return f"save them: {suggest('salvage', run_id)}; or, with --discard, remove them"
+
+
+def _dead_ranks(run_id: str, leftovers: list[Leftover]) -> list[int]:
+    """Returns the ranks that left something. Raises BadInput if there are none, or some that run."""
+    from tracekern.segment.names import find_dead, list_segments
+
     for leftover in leftovers:
         if leftover.is_running:
             who = f"run {run_id}: rank {leftover.rank} (pid {leftover.pid}) still runs"
             raise BadInput(f"{who}; end it first, or see what it does: {suggest('snapshot', run_id)}")
+    if dead := sorted({rank for of_run in find_dead(run_id).values() for rank in of_run}):
+        return dead
+    if list_segments(run_id, of_anybody=True):
+        raise BadInput(f"run {run_id}: what is left of it cannot be read; salvage it as the user it belongs to")
+    raise BadInput(f"run {run_id}: nothing of it is left on this machine; `{suggest('salvage')}` lists what is")
+
+
+def _save(run_id: str, leftovers: list[Leftover], dead: list[int], directory: Path | None, as_json: bool) -> None:
+    from tracekern.segment.salvage import find_leftovers, salvage_run
+
     with working("packing what is left"):
         salvage_run(run_id, directory)
     for leftover in find_leftovers(run_id):
         raise BadInput(f"run {run_id}: rank {leftover.rank} could not be saved and is still there; try another -o DIR")
+    if not leftovers:
+        _tell(run_id, f"{ranks(dead)} ended before recording anything; removed", [], [], as_json)
+        return
     targets = sorted({directory or leftover.directory for leftover in leftovers})
     saved = sorted({leftover.rank for leftover in leftovers})
+    _tell(run_id, f"saved {ranks(saved)} of {leftovers[0].num_ranks}", saved, targets, as_json)
+
+
+def _tell(run_id: str, what: str, saved: list[int], targets: list[Path], as_json: bool) -> None:
     if as_json:
         print_json({"run_id": run_id, "ranks": saved, "captures": list(map(str, targets))})
         return
-    console().print(f"run {run_id}: saved {ranks(saved)} of {leftovers[0].num_ranks}")
+    console().print(f"run {run_id}: {what}")
     note_only_counted(targets)
     for target in targets:
         note(f"who waited for whom: {suggest('report', target)}")
@@ -74,6 +120,8 @@ def note_only_counted(directories: list[Path]) -> None:
 
 
 def _show(leftovers: list[Leftover], as_json: bool) -> None:
+    from tracekern.segment.names import find_dead
+
     if as_json:
         rows = [{**vars(one), "directory": str(one.directory), "created": one.created.isoformat()} for one in leftovers]
         print_json({"leftovers": rows})
@@ -81,7 +129,12 @@ def _show(leftovers: list[Leftover], as_json: bool) -> None:
     runs = {one.run_id: [other for other in leftovers if other.run_id == one.run_id] for one in leftovers}
     for run_id, of_run in runs.items():
         console().print(f"{run_id}: {_about(of_run)}", soft_wrap=True)
-    if not leftovers:
+    readable = {run_id.partition(".")[0] for run_id in runs}
+    unread = {run_id: dead for run_id, dead in find_dead().items() if run_id not in readable}
+    for run_id, dead in unread.items():
+        console().print(f"{run_id}: {ranks(dead)} ended before recording anything")
+        note(f"remove it: {suggest('salvage', run_id)}")
+    if not leftovers and not unread:
         console().print("nothing is left on this machine")
     for run_id, of_run in runs.items():
         if any(leftover.is_running for leftover in of_run):

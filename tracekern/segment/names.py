@@ -51,6 +51,24 @@ def list_segments(run_id: str, of_anybody: bool = False) -> list[str]:
         )
 
 
+def find_dead(run_id: str = "") -> dict[str, list[int]]:
+    """Returns the ranks of each run whose segments are all that is left: no process records into one. Newest first.
+
+    A run of several captures (RUN, RUN.1) is one.
+    """
+    found: dict[str, set[int]] = {}
+    alive, age = set[str](), dict[str, float]()
+    for name in list_segments(run_id):
+        capture, _, rank = name.removeprefix("tracekern-").rpartition("-")
+        run = capture.partition(".")[0]
+        with contextlib.suppress(OSError):  # removed meanwhile, or open to others
+            age[run] = max(age.get(run, 0.0), (SHM_DIR / name).stat().st_mtime)
+            found.setdefault(run, set()).add(int(rank))
+            if has_owner(name):
+                alive.add(run)
+    return {run: sorted(found[run]) for run in sorted(found, key=lambda run: -age[run]) if run not in alive}
+
+
 def _is_own(entry: os.DirEntry[str]) -> bool:
     with contextlib.suppress(FileNotFoundError):
         found = entry.stat(follow_symlinks=False)

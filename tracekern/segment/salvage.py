@@ -14,6 +14,7 @@ from tracekern.dump import format as fmt
 from tracekern.dump.reader import is_whole, run_in
 from tracekern.errors import BadInput
 from tracekern.files import pinned
+from tracekern.formatting import first_of_each
 from tracekern.segment.directory_lock import locked
 from tracekern.segment.keeper import COLLECT_TIMEOUT_S
 from tracekern.segment.manifest import write_manifest
@@ -67,20 +68,21 @@ def salvage_run(run_id: str, directory: Path | None = None) -> set[int]:
     another capture, is reported and kept.
     """
     unclosed = set()
+    failures = []
     deadline = time.monotonic() + COLLECT_TIMEOUT_S  # the keepers of all dead ranks work at once
     captures: set[tuple[Path, str]] = set()
     for name in list_segments(run_id):
         try:
             segment = SegmentView.attach(name)
         except BadInput as error:
-            _log.warning("nothing to save: %s", error)
+            failures.append(f"nothing to save: {error}")
             remove_segment(name)
             continue
         try:
             place = _save(segment, directory, deadline)
         except _DAMAGED as error:
             kind = "" if isinstance(error, BadInput) else f"{type(error).__name__}: "
-            _log.warning("cannot save %s: %s%s", name, kind, error)
+            failures.append(f"cannot save {name}: {kind}{error}")
             continue
         if int(segment.header["state"]) != fmt.SegmentState.CLOSED:
             unclosed.add(int(segment.metadata["rank"]))
@@ -88,10 +90,18 @@ def salvage_run(run_id: str, directory: Path | None = None) -> set[int]:
             captures.add((place, str(segment.metadata["run_id"])))
         segment.unlink()
         segment.close()
+    for failure in first_of_each(failures):
+        _log.warning("%s", failure)
     for place, name in captures:
         with _writing(place, directory, name) as target:
             write_manifest(target, name)
     return unclosed
+
+
+def discard_run(run_id: str) -> None:
+    """Removes what dead ranks of a run left, without saving it."""
+    for name in list_segments(run_id):
+        remove_segment(name)
 
 
 def _save(segment: SegmentView, directory: Path | None, deadline: float) -> Path | None:
