@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import without_dead_runs
 from tests.test_run import SMALL
 from tracekern.errors import BadInput, TracekernError
 from tracekern.launcher import start
@@ -113,7 +114,10 @@ def test_a_process_that_is_stopped_before_it_starts_the_ranks_is_named(tmp_path)
     os.kill(starter, signal.SIGSTOP)
     _, err = running.communicate(timeout=60)
     assert running.returncode == 2
-    assert err == f"tracekern: the ranks did not start within 3 s: process {starter}, which starts them, is stopped\n"
+    assert (
+        without_dead_runs(err)
+        == f"tracekern: the ranks did not start within 3 s: process {starter}, which starts them, is stopped\n"
+    )
 
 
 def test_a_child_that_is_stopped_before_it_is_a_program_is_ended(monkeypatch):
@@ -131,7 +135,7 @@ def test_ranks_whose_starter_is_stopped_end_in_time(tmp_path):
     started = time.monotonic()
     _, err = running.communicate(timeout=60)
     assert time.monotonic() - started < LIMIT_S + 20
-    lines = [line for line in err.splitlines() if not line.startswith("  ")]
+    lines = [line for line in without_dead_runs(err).splitlines() if not line.startswith("  ")]
     assert running.returncode == 0 or f"process {starter}, which starts them, is stopped" in err
     assert "Traceback" not in err
     assert all(line.startswith("tracekern: ") for line in lines)
@@ -147,5 +151,36 @@ def test_too_few_open_files_are_told_before_anything_starts(tmp_path, files: int
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)),
     )
     wanted = f"needs 64 open files a rank, {files} are allowed; raise the limit (`ulimit -n 64`)"
-    assert (ended.returncode, ended.stderr) == (2, f"tracekern: run moe {wanted}\n")
+    assert (ended.returncode, without_dead_runs(ended.stderr)) == (2, f"tracekern: run moe {wanted}\n")
     assert not (tmp_path / "capture").exists()
+
+
+def test_no_room_for_a_thread_is_one_line(tmp_path):
+    """Whether the launcher lacks it first, or the import of torch the room for its libraries."""
+    limit = 300 << 20
+    ended = subprocess.run(
+        command(tmp_path / "capture"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )
+    assert ended.returncode == 2
+    assert re.fullmatch(
+        r"tracekern: .*(new thread|map segment|allocate|out of memory).*\n", without_dead_runs(ended.stderr)
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_a_full_disk_is_told_once_for_all_ranks(tmp_path):
+    words = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs -o size=64k tmpfs {tmp_path} && exec "$@"', "-"]
+    ended = subprocess.run([*words, *command(tmp_path)], capture_output=True, text=True, timeout=60)
+    last = ended.stderr.splitlines()[-1]
+    run_id = re.search(r"`tracekern salvage (\S+) -o DIR` saves it", last)[1]
+    saved = subprocess.run(
+        [sys.executable, "-m", "tracekern", "salvage", run_id, "--discard"], capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 2
+    assert "No space left on device" in last
+    assert len(without_dead_runs(ended.stderr).splitlines()) <= 3
+    assert saved.returncode == 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import html
 import math
+import re
 import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 
 _UNITS = (("s", 1e9), ("ms", 1e6), ("us", 1e3), ("ns", 1.0))
@@ -111,6 +113,14 @@ def number_ranges(numbers: list[int]) -> str:
 def sentence(text: str) -> str:
     """With a capital at its begin and a full stop at its end."""
     return f"{text[0].upper()}{text[1:]}."
+
+
+def first_of_each(texts: Iterable[str]) -> list[str]:
+    """The first of all texts that differ in numbers only, with how many more there are."""
+    alike: dict[str, list[str]] = {}
+    for text in texts:
+        alike.setdefault(re.sub(r"\d+", "", text), []).append(text)
+    return [f"{first} (and {len(more)} more like this)" if more else first for first, *more in alike.values()]
 
 
 def argument(path: Path) -> str:

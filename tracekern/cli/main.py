@@ -69,12 +69,12 @@ def _run_command() -> None:
         if _is_working_directory_gone():
             _fail("the working directory does not exist any more; go to another one")
         if error.errno not in _OF_THE_MACHINE:
-            _crash()
+            _crash(error)
         _fail(f"{error.filename or 'output'}: {error.strerror}; name another place, or make room or rights there")
     except ModuleNotFoundError as error:
         _fail_without_package(error, f"tracekern {' '.join(sys.argv[1:2])}")
-    except Exception:  # noqa: BLE001 - the outermost frame: prints the whole traceback
-        _crash()
+    except Exception as error:  # noqa: BLE001 - the outermost frame
+        _crash(error)
 
 
 def _refuse_arguments(error: Any) -> None:
@@ -139,11 +139,16 @@ def _is_working_directory_gone() -> bool:
 def _fail_without_package(error: ModuleNotFoundError, what: str) -> None:
     package = (error.name or "").partition(".")[0]
     if package not in _OPTIONAL:
-        _crash()
+        _crash(error)
     _fail(str(missing_package(what, package)))
 
 
-def _crash() -> None:
+def _crash(error: Exception) -> None:
+    """Prints the whole traceback, unless the machine and not tracekern is at fault, and exits."""
+    from tracekern.comm.host_memory import what_is_lacking
+
+    if lacks := what_is_lacking(error):
+        _fail(f"{' '.join(sys.argv[1:2])}: {lacks}")
     traceback.print_exc()
     _fail("this is a fault of tracekern; please report it with the lines above")
 

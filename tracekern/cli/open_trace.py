@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from socket import gethostname
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
@@ -34,8 +33,10 @@ def open_trace(
     If a capture has no trace yet, writes it into the capture. If a capture has very many arrows, draws those of the
     longest waits. Only this machine's browser reads the file, once; it is not uploaded.
     """
-    with TemporaryDirectory(prefix="tracekern-open-") as folder:
-        file = _trace_of(what, Path(folder)) if what.is_dir() else what
+    from tracekern.files import scratch_directory
+
+    with scratch_directory() as folder:
+        file = _trace_of(what, folder) if what.is_dir() else what
         _check(file)
         _show(file, offline, no_browser)
 

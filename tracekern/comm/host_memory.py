@@ -96,7 +96,7 @@ def what_is_lacking(error: BaseException) -> str:
     is_resource = isinstance(error, OSError) and error.errno in _RESOURCES
     if not is_resource and not isinstance(error, MemoryError) and not any(phrase in text for phrase in _PHRASES):
         return ""
-    return f"{text}; raise the limit (`ulimit -a`), or take fewer ranks or tokens, or a smaller hidden"
+    return f"{text}; raise the limit (`ulimit -a`), or ask for less"
 
 
 def num_out_of_memory() -> int:

@@ -176,8 +176,9 @@ class _Run:
 
     def _start_readers(self) -> None:
         for rank, process in enumerate(self.processes):
-            self.readers.append(threading.Thread(target=self._read, args=(rank, process), daemon=True))
-            self.readers[-1].start()
+            reader = threading.Thread(target=self._read, args=(rank, process), daemon=True)
+            reader.start()
+            self.readers.append(reader)
 
     def wait(self, timeout_s: float | None, kill_after_s: float) -> None:
         """Returns when all ranks have ended, or when the time of the remaining ranks is up."""
@@ -197,6 +198,8 @@ class _Run:
                 if any(process.returncode for process in self.processes):
                     deadline = min(deadline, time.monotonic() + kill_after_s)
         self._tell_started()
+        if any(process.returncode for process in self.processes):
+            self.late = {}  # those that run wait for the one that failed
         for rank in self.running():
             if is_stopped(self.processes[rank].pid):
                 self.late.setdefault(rank, f"rank {rank} did not follow within {kill_after_s:.0f} s: it is stopped")

@@ -243,6 +243,8 @@ def _import(target: str, reports: int, output: int) -> Callable[[], Any]:
         function: Callable[[], Any] = getattr(importlib.import_module(module), name)
     except Exception as error:
         _report(reports, error=" ".join(f"{type(error).__name__}: {error}".split())[:500])
+        if isinstance(error, ImportError | MemoryError | OSError):  # says by itself what is missing
+            os._exit(1)
         raise
     gc.freeze()  # ranks share these pages as long as none writes to them
     gc.enable()
@@ -271,8 +273,8 @@ def _fork_ranks(target: str, function: Callable[[], Any], store: int, reports: i
 
 def _become_rank(rank: int, spawner: int, store: int, reports: int, outputs: list[int]) -> None:
     """Gives the fork a separate session, environment and output. Reports to the launcher when it can be signalled."""
+    die_with(spawner)  # first: it must not get a session of its own and then outlive the spawner
     os.setsid()
-    die_with(spawner)
     _connect(Path(os.devnull), 0)
     os.dup2(outputs[rank], 1)
     os.dup2(outputs[rank], 2)

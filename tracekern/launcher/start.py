@@ -9,11 +9,10 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tracekern.errors import BadInput
-from tracekern.launcher.watch import is_stopped
+from tracekern.launcher.watch import children, is_stopped
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -56,10 +55,10 @@ def _ending_the_stopped() -> Iterator[list[int]]:
     Yields the list of their process ids.
     """
     thread, ended = threading.get_native_id(), list[int]()
-    before = _children(thread)
+    before = children(os.getpid(), thread)
 
     def end() -> None:
-        for pid in _children(thread) - before:
+        for pid in children(os.getpid(), thread) - before:
             if is_stopped(pid):
                 ended.append(pid)
                 os.kill(pid, signal.SIGKILL)
@@ -71,11 +70,3 @@ def _ending_the_stopped() -> Iterator[list[int]]:
     finally:
         timer.cancel()
         timer.join()
-
-
-def _children(thread: int) -> set[int]:
-    """Returns the children that a thread of this process has started."""
-    try:
-        return set(map(int, Path(f"/proc/self/task/{thread}/children").read_text().split()))
-    except OSError:  # a kernel without that file
-        return set()

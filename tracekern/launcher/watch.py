@@ -113,7 +113,11 @@ class Watch:
             return dict.fromkeys(running, f"the ranks {missed}: process {starter}, which starts them, is stopped")
         late = stopped or late or list(running)
         they, are, wait = ("it", "is", "waits") if len(late) == 1 else ("they", "are", "wait")
-        why = f"{they} {are} stopped" if stopped else f"see what {they} {wait} for, or allow more with --limit-s"
+        why = f"see what {they} {wait} for, or allow more with --limit-s"
+        if stopped:
+            why = f"{they} {are} stopped"
+        elif starter in map(running.get, late) and (forks := sorted(filter(is_stopped, children(starter)))):
+            why = f"process {forks[0]} is stopped"
         return dict.fromkeys(late, f"{name_ranks(late)} {missed}: {why}")
 
     def _is_busy(self, pids: set[int], elapsed_s: float) -> bool:
@@ -125,6 +129,14 @@ class Watch:
 def is_stopped(pid: int) -> bool:
     """Returns whether a signal or a debugger has stopped a process."""
     return _stat(pid)[:1] in (["T"], ["t"])
+
+
+def children(pid: int, thread: int = 0) -> set[int]:
+    """Returns the children that a thread of a process has started; 0: its main thread."""
+    try:
+        return set(map(int, Path(f"/proc/{pid}/task/{thread or pid}/children").read_text().split()))
+    except OSError:  # it has ended, or the kernel has no such file
+        return set()
 
 
 def _has_ended(pid: int) -> bool:

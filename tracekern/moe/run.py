@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tracekern.comm.group import MAX_HEAP_RANKS
 from tracekern.comm.host_memory import num_out_of_memory, too_few_files
 from tracekern.errors import BadInput, CommTimeout, TracekernError
-from tracekern.formatting import count
+from tracekern.formatting import count, first_of_each
 from tracekern.moe.families import FAMILY_OF, VARIANTS, all_options, takes_option
 from tracekern.moe.routing import ROUTINGS
 from tracekern.moe.shape import MAX_EXPERTS, MAX_TOKENS, MoeShape, check_range
@@ -175,7 +175,8 @@ class RunReport:
             raise KeyboardInterrupt
         own = [report.error for report in self.ranks if not (report.ok or report.followed)] or list(self.errors[:1])
         stopped = len(self.errors) - len(own)
-        text = "; ".join([*dict.fromkeys(own), *([f"{count(stopped, 'more rank')} stopped"] if stopped else [])])
+        followed = [f"{count(stopped, 'more rank')} stopped"] if stopped else []
+        text = "; ".join([*first_of_each(dict.fromkeys(own)), *followed])
         text = text or "a rank failed without a message"
         kind = (
             CommTimeout if any(report.exit_code == CommTimeout.exit_code for report in self.ranks) else TracekernError

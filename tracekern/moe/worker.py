@@ -54,6 +54,7 @@ def main() -> int:
     except (MemoryError, OSError, RuntimeError) as error:
         if not (lacks := what_is_lacking(error)):
             raise
+        lacks += ": fewer ranks or tokens, or a smaller hidden"
         report = RankReport(rank=rank, ok=False, error=f"rank {rank}: {lacks}", exit_code=2)
     if is_launched():
         sys.stdout.write(f"{REPORT}{report.as_json()}\n")

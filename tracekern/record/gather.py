@@ -62,22 +62,20 @@ def _write(directory: Path, segment: SegmentView) -> str:
 
 def _meet(group: Group, segment: SegmentView, problem: str, in_order: bool) -> None:
     """Waits until all ranks have tried to write their dumps; rank 0 logs those that failed."""
+    is_launched = os.environ.get("TRACEKERN_KEEP_SEGMENT") == "1"  # tracekern's launcher says who died or failed
     try:
         group.barrier() if in_order else group.barrier(_DISORDER_TIMEOUT_S)
         problems = group.all_gather(problem)
         # A rank that leaves closes its connections; another rank may still be reading from them.
         group.barrier(_DISORDER_TIMEOUT_S)
     except PeerLost as error:
-        is_saved_for_us = (
-            os.environ.get("TRACEKERN_KEEP_SEGMENT") == "1"
-        )  # tracekern's launcher does, and says who died
         left = "`tracekern salvage` packs what a dead rank left"
         told = "capture %s: not all ranks closed (%s); %s"
-        _log.log(logging.INFO if is_saved_for_us else logging.WARNING, told, segment.metadata["directory"], error, left)
+        _log.log(logging.INFO if is_launched else logging.WARNING, told, segment.metadata["directory"], error, left)
         return
-    if group.rank == 0:
+    if group.rank == 0 and not is_launched:
         for rank, text in enumerate(problems):
-            if text:
+            if text and rank != group.rank:  # which raises its own
                 how = how_to_save(segment.metadata["run_id"])
                 _log.warning("rank %d could not write its dump: %s; %s", rank, text, how)
 

@@ -203,12 +203,13 @@ class Capture:
             is_saved = True
         except BadInput as problem:  # the last message that the user sees
             raise BadInput(f"{problem}; {how_to_save(self.run_id)}") from problem
+        except BaseException:
+            _log.warning("capture %s: %s", self.directory, how_to_save(self.run_id))
+            raise
         finally:
             with self._lock:  # another thread may be in a launch
                 _active.remove(self)
-            if not is_saved:
-                _log.warning("capture %s: %s", self.directory, how_to_save(self.run_id))
-            elif self.group.is_connected or os.environ.get("TRACEKERN_KEEP_SEGMENT") != "1":
+            if is_saved and (self.group.is_connected or os.environ.get("TRACEKERN_KEEP_SEGMENT") != "1"):
                 self.segment.unlink()  # else the launcher, which writes the manifest, finds the capture by it
             self._directory_lock.release()
             self.device.memory.detach()

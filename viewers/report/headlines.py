@@ -173,8 +173,8 @@ def _bound(findings: Findings) -> str:
         return findings.critical_path.note or "there is no path"
     first = whole.parts[0]
     text = (
-        f"{percent(first.time_ns, whole.makespan_ns)} of the critical path, which is {duration(whole.makespan_ns)} long, "
-        f"is {describe_part(first)}"
+        f"{percent(first.time_ns, whole.makespan_ns)} of the critical path, "
+        f"which is {duration(whole.makespan_ns)} long, is {describe_part(first)}"
     )
     gains = findings.critical_path.replay.gains if findings.critical_path.replay else ()
     if gains and gains[0].saved_ns > 0:
