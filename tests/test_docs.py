@@ -351,3 +351,22 @@ def test_the_variants_of_all_families_are_told_with_the_number_of_their_kernels(
 
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \|", (ROOT / "docs" / "moe.md").read_text(), re.MULTILINE)
     assert rows == [(name, str(len(family.variants[name]))) for name, family in FAMILY_OF.items()]
+
+
+def test_reliability_says_what_the_attacks_found():
+    found = results("reliability")
+    kills, limits = found["kills"]["rows"], found["limits"]["rows"]
+    rows = [cells[1:] for cells in table("reliability.md", "left and named")]
+    assert rows[0] == [f"{found['damage']['cases']:,}", "", "1", "", str(found["damage"]["faults"])]
+    wanted = [[kills[target]] for target in ("rank", "spawner", "launcher")] + [list(limits.values())]
+    for cells, of_row in zip(rows[1:5], wanted, strict=True):
+        assert cells == [
+            str(sum(row["runs"] for row in of_row)),
+            f"{max(row['longest_s'] for row in of_row)} s",
+            *(str(combine(row[key] for row in of_row)) for key, combine in (("lines", max), ("left", sum))),
+            str(sum(row["faults"] for row in of_row)),
+        ]
+    assert rows[5] == [str(found["strangers"]["passed"]), "", "", "", str(found["strangers"]["faults"])]
+    assert day("reliability") in text_of("reliability.md")
+    for outcome in ("read", "refused"):
+        assert f"{found['damage'][outcome]:,} {outcome}" in text_of("reliability.md")
