@@ -179,7 +179,7 @@ def test_many_slow_connections_hold_few_threads_and_not_the_reader(serving, monk
             most = max(most, threading.active_count())
         start = time.monotonic()
         served.is_read_by(path)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < local_server.HEAD_SECONDS, "it does not wait for the slow ones to be ended"
         assert before < most <= before + local_server.MAX_CONNECTIONS
 
 
@@ -212,14 +212,14 @@ def test_a_request_that_trickles_is_ended(serving, monkeypatch):
             except ConnectionError:
                 is_open = False
         assert not is_open
-        assert 0.2 < time.monotonic() - start < 1.5
+        assert 0.2 < time.monotonic() - start < 8
 
 
 def test_a_reader_who_takes_nothing_leaves_the_trace_to_the_next(trace, serving, monkeypatch):
     os.truncate(trace, LARGE)
-    monkeypatch.setattr(local_server, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(local_server, "STALL_SECONDS", 2)
     with serving() as served, served.begin_to_read():
         path = path_of_trace(served.addresses.printed)
         assert served.ask(path)[0] == 404, "one reader at a time"
-        time.sleep(0.5)
+        time.sleep(3)
         served.is_read_by(path)
