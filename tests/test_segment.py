@@ -283,7 +283,8 @@ def test_a_file_that_is_no_segment_is_refused():
     cut["magic"], cut["total_bytes"] = fmt.SEGMENT_MAGIC, 8192
     for content, message in (
         (b"", "its rank died early"),
-        (bytes(4096), "magic"),
+        (bytes(4096), "its rank ended before it recorded anything"),
+        (b"x" * 4096, "magic"),
         (cut.tobytes(), "256 bytes, its header says 8192; damaged"),
     ):
         path.write_bytes(content)
