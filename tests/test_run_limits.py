@@ -80,6 +80,12 @@ def test_a_rank_that_ends_is_one_line(tmp_path, capfd, phase: str, act: str, how
     assert capfd.readouterr().err == ""
 
 
+def test_garbage_in_the_store_of_the_process_group_is_one_line(tmp_path, capfd):
+    report = run_badly("2 set-up garbage", tmp_path)
+    assert re.fullmatch(r"rank \d: the process group could not be formed: [^;]+; 3 more ranks stopped", told(report))
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize("phase", ["set-up", "run"])
 @pytest.mark.parametrize(
     ("act", "what"),
@@ -111,6 +117,8 @@ def first_child(pid: int) -> int:
 def test_a_process_that_is_stopped_before_it_starts_the_ranks_is_named(tmp_path):
     running = subprocess.Popen(command(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     starter = first_child(running.pid)
+    while b"spawner" not in Path(f"/proc/{starter}/cmdline").read_bytes():  # another test stops it earlier
+        time.sleep(0.001)
     os.kill(starter, signal.SIGSTOP)
     _, err = running.communicate(timeout=60)
     assert running.returncode == 2
