@@ -269,6 +269,7 @@ def _run(plan: MoeRun, directory: Path | None, spawner: Spawner, terminated: lis
     from tracekern.dump.format import TRACE_NAME
     from tracekern.dump.reader import run_in
     from tracekern.moe.run import run
+    from tracekern.segment.directory_lock import locked
 
     with progress() as bar:
         task = bar.add_task(f"{plan.variant} on {plan.ranks} ranks", total=plan.iterations)
@@ -289,7 +290,8 @@ def _run(plan: MoeRun, directory: Path | None, spawner: Spawner, terminated: lis
         note(f"what was recorded is kept; its trace: {trace}")
         return _Result(report)
     try:
-        return _write_trace(report, directory, dumps)
+        with locked(directory, report.run_id):  # which the ranks have given up
+            return _write_trace(report, directory, dumps)
     except TracekernError as error:
         if report.ok:
             raise
