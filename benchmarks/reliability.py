@@ -5,7 +5,8 @@
 
 Damage: captures behind right checksums, mutated in every section, read as a user reads them. Kills: a run of four
 ranks, in which a rank, the process that starts the ranks, or the launcher gets one of the standard signals at a random
-time between its start and the end of the run; a stopped launcher is continued after two seconds, as with Ctrl-Z.
+time between its start and the end of the run. Each of the three gets SIGKILL, SIGTERM, SIGINT, SIGHUP and SIGSEGV
+before the others; a stopped launcher is continued after two seconds, as with Ctrl-Z.
 Limits: the same run with few open files, little memory, a full disk or full shared memory. Strangers: the tests with
 another user, which need root. Each run has a time limit and a limit of lines; none may print a traceback, leave a
 process, a half-written file or a scratch directory, or leave something in /dev/shm that the next run does not name and
@@ -25,7 +26,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -43,6 +44,8 @@ MAX_S = LIMIT_S + CLOSE_TIMEOUT_S + 60.0
 MAX_LINES = 6
 SIGNALS = sorted(set(range(1, 32)) - {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH})
 """Without the four that nobody notices."""
+FIRST = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGSEGV)
+"""What ends most programs: each target gets these first."""
 STOPS = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 TARGETS = ("rank", "spawner", "launcher")
 STRANGERS = ("strangers", "open_strangers", "symmetric_heap", "files")
@@ -115,9 +118,10 @@ def kills(num_kills: int, randomly: random.Random) -> dict:
             whole = run_attacked("whole run", scratch / "whole", lambda process: None)
     print(f"a run takes {whole.seconds:.1f} s")
     outcomes: list[Outcome] = []
-    signals = [number for _ in range(num_kills) for number in randomly.sample(SIGNALS, len(SIGNALS))]
+    signals = {target: draw_signals(randomly) for target in TARGETS}
     for idx in range(num_kills):
-        target, number = TARGETS[idx % len(TARGETS)], signals[idx]
+        target = TARGETS[idx % len(TARGETS)]
+        number = next(signals[target])
         delay_s = randomly.uniform(0, whole.seconds)
         case = f"{target} {signal.Signals(number).name} after {delay_s:.2f} s"
 
@@ -132,6 +136,14 @@ def kills(num_kills: int, randomly: random.Random) -> dict:
     rows = {target: [one for one in outcomes if one.case.startswith(target)] for target in TARGETS}
     print_outcomes(f"{num_kills} signals to runs of four ranks", rows)
     return summary(outcomes, rows)
+
+
+def draw_signals(randomly: random.Random) -> Iterator[int]:
+    """Yields the signals for one target, without an end: those of FIRST, then the others in random order."""
+    others = [number for number in SIGNALS if number not in FIRST]
+    while True:
+        yield from FIRST
+        yield from randomly.sample(others, len(others))
 
 
 def hit(launcher: subprocess.Popen[str], target: str, number: int, delay_s: float, randomly: random.Random) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import importlib
+import itertools
 import json
 import os
+import random
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +22,7 @@ from toolchains import ROOT
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import gpu_all
 import harness
+import reliability
 
 PROGRAMS = sorted(
     path
@@ -49,6 +53,16 @@ def is_there(module: str, name: str) -> bool:
 def test_what_a_program_imports_is_there(path):
     names = [found for found in imported(path) if found != ("tracekern", "_cuda")]  # built where nvcc is
     assert [".".join(found) for found in names if not is_there(*found)] == []
+
+
+def test_each_target_gets_the_signals_that_end_most_programs_and_then_the_others():
+    randomly = random.Random(1)
+    drawn = [list(itertools.islice(reliability.draw_signals(randomly), len(reliability.SIGNALS))) for _ in range(2)]
+    for signals in drawn:
+        first = [signal.Signals(number).name for number in signals[:5]]
+        assert first == ["SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGSEGV"]
+        assert sorted(signals) == reliability.SIGNALS
+    assert drawn[0] != drawn[1]
 
 
 def test_a_name_that_is_gone_is_found(tmp_path):

@@ -7,6 +7,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,10 @@ import pytest
 
 from tests.conftest import CommandLine
 from tests.test_run_limits import command
+from tracekern.cli import run as cli_run
 from tracekern.errors import BadInput
+from tracekern.launcher.spawner import Spawner
+from tracekern.moe.run import WORKER, MoeRun, RunReport
 from tracekern.segment import directory_lock
 from tracekern.segment.directory_lock import LOCK_NAME, DirectoryLock, locked
 
@@ -82,6 +86,23 @@ def test_another_run_is_refused_and_told_which_one_writes(tmp_path: Path):
     with locked(directory, "b-1"):
         assert json.loads((directory / LOCK_NAME).read_text())["run_id"] == "b-1"
     assert not any(directory.iterdir())
+
+
+def test_the_lock_holds_while_the_launcher_writes_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    told = []
+
+    def try_to_hold(report: RunReport, directory: Path, _dumps: list[Path]) -> cli_run._Result:
+        words = [sys.executable, "-c", HOLD, str(directory), "b-1"]
+        other = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        told.append(other.stderr.splitlines()[-1] if other.returncode else "held")
+        return cli_run._Result(report)
+
+    monkeypatch.setattr(cli_run, "_write_trace", try_to_hold)
+    with Spawner(WORKER, os.environ) as spawner:
+        plan = MoeRun(ranks=2, tokens=8, hidden=64, experts=4, topk=2, iterations=1)
+        assert cli_run._run(plan, tmp_path, spawner, []).report.ok
+    assert re.search(rf"run {os.getpid()}-.* is writing its capture there", told[0])
+    assert not (tmp_path / LOCK_NAME).exists()
 
 
 def test_a_killed_run_locks_nobody_out(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -98,6 +99,50 @@ def test_ranks_get_the_environment_of_torchrun_and_their_lines_come_back(program
     ]
     rest = {line for _, line in lines if "more" in line}
     assert len(rest) == 1
+
+
+def test_the_callers_network_interface_wins(program: Program, monkeypatch: pytest.MonkeyPatch):
+    told = "import os; print(os.environ['GLOO_SOCKET_IFNAME'])"
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    assert program.run(1, told)[1] == [(0, "lo")]
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "theirs")
+    assert program.run(1, told)[1] == [(0, "theirs")]
+    assert program.run(1, told, env={"GLOO_SOCKET_IFNAME": "ours"})[1] == [(0, "ours")]
+
+
+SOCKETS = """
+from tracekern.comm.group import Group
+from tracekern.launcher.rendezvous import join_ranks
+from tests.test_launch import listening_addresses
+join_ranks()
+group = Group.discover()
+group.all_gather("")
+print(*listening_addresses())
+group.barrier()
+"""
+
+
+def listening_addresses() -> list[str]:
+    """The addresses, in hexadecimal as the kernel has them, on which TCP sockets of this process listen."""
+    own = set()
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            own.add(os.readlink(path))
+    rows = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/self/net/{name}").read_text().splitlines()
+    ]
+    return [row[1].rpartition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own]
+
+
+def test_ranks_listen_on_the_loopback_interface_only(program: Program, monkeypatch: pytest.MonkeyPatch):
+    """The store of rank 0, and gloo of both. Without a choice of ours gloo takes the address of the host's name."""
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    exits, lines = program.run(2, SOCKETS, timeout_s=120)
+    assert [end.returncode for end in exits] == [0, 0], lines
+    addresses = {rank: line.split() for rank, line in lines}
+    assert len(addresses[0]) == len(addresses[1]) + 1, "the store"
+    assert addresses[1], "gloo"
+    assert {*addresses[0], *addresses[1]} == {"0100007F"}
 
 
 def test_targets_that_cannot_be_started_are_told(function: Program):

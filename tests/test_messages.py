@@ -10,7 +10,8 @@ import pytest
 
 from tests.rank_pool import RankPool
 from tracekern.comm import messages
-from tracekern.comm.group import Group
+from tracekern.comm.group import Group, losing_peers
+from tracekern.errors import PeerLost
 
 
 @pytest.mark.parametrize("value", [None, True, -(1 << 63), 0.1, "ä\0\ud800", [], {"a": [1, {"b": ""}]}, b"", b"\0\xff"])
@@ -68,8 +69,6 @@ def test_ranks_exchange_values_of_different_sizes():
 
 
 def gather_beside_a_rank_that_ends(group: Group) -> str:
-    from tracekern.errors import PeerLost
-
     if group.rank == 1:
         group.close()
         return ""
@@ -87,3 +86,31 @@ def test_a_rank_that_ended_is_one_line_and_no_error_of_torch():
     finally:
         pool.close()
     assert re.fullmatch(r"rank 0: the other ranks do not answer \(.+\); one has ended or is late", told)
+
+
+def gather_garbage(group: Group, garbage: bytes) -> str:
+    if group.rank == 1:
+        messages.encode = lambda _: garbage
+    try:
+        return str(group.all_gather(""))
+    except PeerLost as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("garbage", [b"\xff", b"{", b'{"$array": ""}', b'{"$bytes": 1}', b"[" * 100_000])
+def test_a_message_that_no_rank_sends_is_one_line(garbage: bytes):
+    pool = RankPool(2)
+    try:
+        told = pool.call(gather_garbage, garbage)
+    finally:
+        pool.close()
+    for rank, text in enumerate(told):
+        assert re.fullmatch(rf"rank {rank}: the other ranks do not answer \(.+\); one has ended or is late", text)
+
+
+@pytest.mark.parametrize("error", [ValueError("basic_string::_M_create"), MemoryError(), RuntimeError("a\nb")])
+def test_whatever_torch_raises_is_one_line(error: Exception):
+    with pytest.raises(PeerLost) as caught, losing_peers(3):
+        raise error
+    why = str(error).partition("\n")[0] or "MemoryError"
+    assert str(caught.value) == f"rank 3: the other ranks do not answer ({why}); one has ended or is late"

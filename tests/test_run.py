@@ -21,7 +21,7 @@ from tracekern.dump.fault import describe_fault
 from tracekern.errors import BadInput, CommTimeout, TracekernError
 from tracekern.export.formats.perfetto import FLOWS_SQL, write_perfetto
 from tracekern.moe.routing import draw_batch
-from tracekern.moe.run import MoeRun, RankReport, RunReport, run
+from tracekern.moe.run import MoeRun, RankReport, RunReport, _explain, _find_followers, run
 from tracekern.timeline.model import OPEN_END, EventClass
 from tracekern.viewers.report.headlines import headlines
 
@@ -267,6 +267,42 @@ def test_ranks_that_only_followed_are_counted():
         report.raise_for_error()
 
 
+def timed_out(rank: int, peer: int) -> RankReport:
+    return RankReport(rank, False, f"rank {rank} gave up on rank {peer}", CommTimeout.exit_code, waited_for=peer)
+
+
+KILLED = RankReport(0, False, "rank 0 ended", -signal.SIGKILL)
+LOST = RankReport(1, False, "rank 1 lost the others", 2, followed=True)
+
+
+@pytest.mark.parametrize(
+    ("reports", "own"),
+    [
+        ([KILLED, timed_out(1, 0)], [0]),
+        ([KILLED, timed_out(1, 0), timed_out(2, 1)], [0]),
+        ([KILLED, LOST, timed_out(2, 1)], [0]),
+        ([KILLED, timed_out(1, 2), timed_out(2, 1)], [0, 1, 2]),
+        ([RankReport(0, True), timed_out(1, 0)], [1]),
+        ([timed_out(0, 1), LOST], [0]),
+        ([dataclasses.replace(KILLED, wrong_elements=3, exit_code=1), timed_out(1, 0)], [0, 1]),
+    ],
+)
+def test_a_timeout_for_a_rank_that_ended_only_followed(reports: list[RankReport], own: list[int]):
+    found = _find_followers(reports, stopped=set())
+    assert [report.rank for report in found if not (report.ok or report.followed)] == own
+
+
+def test_a_timeout_for_a_rank_that_the_launcher_ended_is_told():
+    late = RankReport(0, False, "rank 0 made no progress", -signal.SIGTERM)
+    found = _find_followers([late, timed_out(1, 0)], stopped={0})
+    assert [report.followed for report in found] == [False, False]
+
+
+def test_what_the_launcher_ended_is_told_last():
+    ended = RankReport(0, False, "rank 0 was ended by the launcher", -signal.SIGTERM, followed=True)
+    assert _explain([ended, LOST]) == (LOST.error, ended.error)
+
+
 def test_what_all_ranks_say_is_said_once():
     said = ["no GPU", "no GPU", "no room"]
     ranks = tuple(RankReport(rank, False, error=text, exit_code=2) for rank, text in enumerate(said))
@@ -286,8 +322,10 @@ def test_a_killed_rank_is_named_and_its_part_is_kept(tmp_path):
     report = run(options, tmp_path, kill_in_mid_run, on_start=pids.__setitem__)
     assert not report.ok
     assert "rank 2 ended (killed by signal 9) during run" in report.errors
-    with pytest.raises(CommTimeout, match="gave up on rank 2"):
+    with pytest.raises(TracekernError) as failure:
         report.raise_for_error()
+    assert str(failure.value) == "rank 2 ended (killed by signal 9) during run; 3 more ranks stopped"
+    assert failure.value.exit_code == 2
     said = [text for text in report.errors if "gave up on rank 2" in text]
     assert all(
         re.search(r"^rank [013] .* channel \w+ slot \d+: wanted epoch \d+, saw epoch \d+ value \d+", text)

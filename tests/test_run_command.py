@@ -71,6 +71,24 @@ def test_the_table_is_for_people(command_line, tmp_path):
     assert f"tracekern open {tmp_path}" in result.stdout
 
 
+def test_suggested_commands_work_for_a_directory_whose_name_looks_like_an_option(tmp_path):
+    root, folder = Path(__file__).resolve().parent.parent, Path(sys.executable).parent
+    env = {**os.environ, "PYTHONPATH": str(root), "PATH": f"{folder}:{os.environ['PATH']}"}
+
+    def shell(command: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(command, shell=True, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, (command, done.stderr)
+        return done
+
+    ran = shell(f"python -m tracekern run moe {' '.join(map(str, SMALL))} -o ./-x")
+    open_it = re.search(r"show it: (.* open \S+)$", ran.stdout, re.MULTILINE)[1]
+    assert " open ./-x" in open_it
+    shell(open_it.replace(" open ", " info "))  # `open` itself would wait for a browser
+    told = shell(open_it.replace(" open ", " report ")).stderr
+    shell(re.search(r"the whole report: (.*)$", told, re.MULTILINE)[1])
+    assert (tmp_path / "report.html").is_file()
+
+
 def test_without_trace_nothing_is_left(command_line, tmp_path):
     result = command_line("run", "moe", *SMALL, "--variant", "all", "--no-trace", "-o", tmp_path, "--json")
     assert result.returncode == 0, result.stderr

@@ -15,6 +15,7 @@ import pytest
 
 from tests.captures import EVENT_TABLE, ROLES
 from tests.kernels import TrackWriter, run_kernel
+from tracekern.comm.group import Group
 from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
 from tracekern.record.selection import DEFAULT_RECORDS_PER_TRACK
@@ -294,6 +295,17 @@ def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path):
     for name in ("file/capture", "a" * 300, "zero\0byte"):
         with pytest.raises(BadInput, match="choose another directory"), capture(tmp_path / name):
             pass
+
+
+@pytest.mark.parametrize("told", ["../../etc/x", "a/b", "..", ".hidden", "", "a\n", "a b", "x" * 300, 7, None])
+def test_a_run_id_of_a_peer_that_could_lead_elsewhere_is_refused(tmp_path: Path, monkeypatch, told: object):
+    monkeypatch.setattr(Group, "all_gather", lambda self, value: [[told, value[1]]])
+    with (
+        pytest.raises(BadInput, match=r"^rank 0 names the run '.*'; wanted letters, digits"),
+        capture(tmp_path / "new"),
+    ):
+        pass
+    assert not (tmp_path / "new").exists()
 
 
 def test_ranks_by_environment_alone_need_a_run_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -6,12 +6,18 @@ import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.captures import CaptureSpec, fill_segment
+from tests.conftest import CommandLine
+from tracekern.cli.open_trace import _trace_of
+from tracekern.cli.run import _write_trace
+from tracekern.dump.format import TRACE_NAME
 from tracekern.dump.reader import run_in
 from tracekern.errors import BadInput
+from tracekern.segment.manifest import forget_old_capture
 from tracekern.segment.names import SHM_DIR, list_segments, open_segment, remove_segment
 from tracekern.segment.salvage import find_leftovers, salvage_run
 from tracekern.segment.view import SegmentView
@@ -94,6 +100,48 @@ def test_a_link_on_the_way_to_the_capture_directory_is_refused(run_id: str, tmp_
 
     assert salvage_run(run_id, tmp_path / "elsewhere") == {0}  # the user's own word, which may be a link
     assert run_in(tmp_path / "elsewhere" / DUMP) == run_id
+
+
+@pytest.mark.parametrize("planted", ["file", "missing", "directory"])
+@pytest.mark.parametrize("command", ["run", "open"])
+def test_a_planted_link_is_replaced_by_the_trace(run_id: str, tmp_path: Path, command: str, planted: str):
+    capture, victim = tmp_path / "capture", tmp_path / "victim"
+    leave_segment(run_id, capture)
+    assert salvage_run(run_id) == {0}
+    {"file": lambda: victim.write_text("precious"), "missing": lambda: None, "directory": victim.mkdir}[planted]()
+    if victim.exists():
+        os.utime(victim, (0, 0))  # or `open` would take it for the capture's trace
+    (capture / TRACE_NAME).symlink_to(victim)
+    if command == "run":
+        report = SimpleNamespace(ok=False)
+        assert _write_trace(report, capture, [capture / DUMP]).trace == capture / TRACE_NAME
+    else:
+        assert _trace_of(capture, tmp_path) == capture / TRACE_NAME
+    assert not (capture / TRACE_NAME).is_symlink()
+    assert (capture / TRACE_NAME).read_bytes()[:2] == b"\x1f\x8b"
+    assert planted != "file" or victim.read_text() == "precious"
+    assert planted != "missing" or not victim.exists()
+
+
+def test_a_link_that_the_user_typed_is_followed(run_id: str, tmp_path: Path, command_line: CommandLine):
+    leave_segment(run_id, tmp_path / "capture")
+    assert salvage_run(run_id) == {0}
+    (tmp_path / "link.json").symlink_to(tmp_path / "target.json")
+    done = command_line("export", tmp_path / "capture", "--partial", "--unaligned", "-o", tmp_path / "link.json")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "link.json").is_symlink()
+    assert (tmp_path / "target.json").is_file()
+
+
+@pytest.mark.parametrize("planted", ["file", "missing"])
+def test_a_new_capture_removes_a_planted_link_of_the_traces_name(tmp_path: Path, planted: str):
+    victim = tmp_path / "victim"
+    if planted == "file":
+        victim.write_text("precious")
+    (tmp_path / TRACE_NAME).symlink_to(victim)
+    forget_old_capture(tmp_path, rank=0, num_ranks=1)
+    assert not (tmp_path / TRACE_NAME).is_symlink()
+    assert victim.exists() == (planted == "file")
 
 
 def test_a_damaged_directory_name_stays_inside_the_message(run_id: str, tmp_path: Path, caplog):

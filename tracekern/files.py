@@ -37,7 +37,8 @@ def atomic_file(path: str | os.PathLike[str], through_link: bool = True) -> Iter
 
     Raises BadInput where the file cannot be written: no space, no such directory, a directory or a device in its place.
     """
-    require_regular(path)
+    if through_link or not os.path.islink(path):
+        require_regular(path)
     target = Path(os.path.realpath(path)) if through_link else Path(path)
     temporary = ""
     try:

@@ -71,7 +71,7 @@ def _trace_of(capture: Path, folder: Path) -> Path:
     """
     from tracekern.dump.format import TRACE_NAME
     from tracekern.export.formats.perfetto import write_perfetto
-    from tracekern.export.write import save
+    from tracekern.export.write import save_in_capture
     from tracekern.viewers.perfetto_ui import MAX_FLOWS, count_flows
 
     trace = capture / TRACE_NAME
@@ -79,7 +79,7 @@ def _trace_of(capture: Path, folder: Path) -> Path:
     timeline = None
     if not trace.exists() or any(dump.stat().st_mtime > trace.stat().st_mtime for dump in dumps):
         timeline = _load(capture)
-        _write(save, timeline, trace)
+        _write(save_in_capture, timeline, trace)
         note(f"wrote {trace}")
     num_flows = count_flows(trace)
     if num_flows <= MAX_FLOWS:

@@ -269,6 +269,7 @@ def _run(plan: MoeRun, directory: Path | None, spawner: Spawner, terminated: lis
     from tracekern.dump.format import TRACE_NAME
     from tracekern.dump.reader import run_in
     from tracekern.moe.run import run
+    from tracekern.segment.directory_lock import locked
 
     with progress() as bar:
         task = bar.add_task(f"{plan.variant} on {plan.ranks} ranks", total=plan.iterations)
@@ -289,7 +290,8 @@ def _run(plan: MoeRun, directory: Path | None, spawner: Spawner, terminated: lis
         note(f"what was recorded is kept; its trace: {trace}")
         return _Result(report)
     try:
-        return _write_trace(report, directory, dumps)
+        with locked(directory, report.run_id):  # which the ranks have given up
+            return _write_trace(report, directory, dumps)
     except TracekernError as error:
         if report.ok:
             raise
@@ -301,7 +303,7 @@ def _write_trace(report: RunReport, directory: Path, dumps: list[Path]) -> _Resu
     """Writes the trace. For a failed run it shows what is left, even if ranks left no dump or no clock samples."""
     from tracekern.analysis.summary import summarize
     from tracekern.dump.format import TRACE_NAME
-    from tracekern.export.write import save
+    from tracekern.export.write import save_in_capture
     from tracekern.timeline.load import load
 
     with warnings_as_notes(), progress() as bar:
@@ -316,7 +318,7 @@ def _write_trace(report: RunReport, directory: Path, dumps: list[Path]) -> _Resu
             raise BadInput("no kernel left a record; with --records-per-track 256 the first call leaves some")
         path, summary = directory / TRACE_NAME, summarize(timeline)
         try:
-            save(timeline, path, progress=lambda done, total: bar.update(task, completed=done, total=total))
+            save_in_capture(timeline, path, progress=lambda done, total: bar.update(task, completed=done, total=total))
         except TracekernError as error:
             return _Result(report, summary=summary, trace_error=str(error))
     return _Result(report, path, summary)

@@ -88,7 +88,8 @@ class Group:
             padded[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
             received = [torch.empty_like(padded) for _ in range(self.num_ranks)]
             dist.all_gather(received, padded, group=self.process_group)
-        return [messages.decode(theirs.numpy()[:size].tobytes()) for theirs, size in zip(received, sizes, strict=True)]
+            parts = [theirs.numpy()[:size].tobytes() for theirs, size in zip(received, sizes, strict=True)]
+            return [messages.decode(part) for part in parts]
 
     def barrier(self, timeout_s: float = TIMEOUT_S) -> None:
         """Waits until all ranks have called it.
@@ -161,12 +162,17 @@ class Group:
 
 @contextlib.contextmanager
 def losing_peers(rank: int) -> Iterator[None]:
-    """Wraps calls of torch.distributed, which raises RuntimeError: raises PeerLost, of one line, instead."""
+    """Wraps calls of torch.distributed: raises PeerLost, of one line, for whatever they raise.
+
+    Mostly that is RuntimeError. But others of this machine can connect to the store and to gloo, and what these make of
+    nonsense may be any exception.
+    """
     try:
         yield
-    except RuntimeError as error:
+    except Exception as error:  # noqa: BLE001 - of any kind, see above
         # Without the place in gloo's sources and without its advice.
         why = re.sub(r"^\[[^]]*\] ", "", str(error).strip().partition("\n")[0]).partition(". ")[0][:200]
+        why = why or type(error).__name__
         raise PeerLost(f"rank {rank}: the other ranks do not answer ({why}); one has ended or is late") from None
 
 

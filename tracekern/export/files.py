@@ -77,9 +77,12 @@ def _deflate(data: Bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def open_output(path: str | os.PathLike[str]) -> Iterator[Output]:
-    """Writes `path` atomically, through gzip when its name ends in .gz. Raises BadInput when it cannot be written."""
-    with atomic_file(path) as file:
+def open_output(path: str | os.PathLike[str], through_link: bool = True) -> Iterator[Output]:
+    """Writes `path` atomically, through gzip when its name ends in .gz. Raises BadInput when it cannot be written.
+
+    through_link: as of atomic_file().
+    """
+    with atomic_file(path, through_link) as file:
         if not str(path).endswith(".gz"):
             yield PlainSink(file)
             return

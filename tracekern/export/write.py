@@ -76,14 +76,33 @@ def save(
         raise BadInput(f"track detail {tracks!r} is unknown; choose warp or block")
     timeline = select(timeline, window, ranks)
     stats = chosen.write(timeline, path, tracks=tracks, progress=progress)
-    if chosen.for_browser and stats.spans > MANY_SPANS:
+    if chosen.for_browser:
+        _warn_if_large(path, stats)
+    return stats
+
+
+def save_in_capture(
+    timeline: Timeline, path: str | os.PathLike[str], *, progress: Progress | None = None
+) -> ExportStats:
+    """Writes the trace of a capture, for Perfetto, into its directory. Warns and raises as save() does.
+
+    A link of that name is replaced: the user named only the directory.
+    """
+    from tracekern.export.formats.perfetto import write_perfetto
+
+    stats = write_perfetto(timeline, path, progress=progress, through_link=False)
+    _warn_if_large(path, stats)
+    return stats
+
+
+def _warn_if_large(path: str | os.PathLike[str], stats: ExportStats) -> None:
+    if stats.spans > MANY_SPANS:
         warnings.warn(
             f"{os.fspath(path)} has {stats.spans:,} spans, a browser is slow above {MANY_SPANS:,}; "
             "choose a part with --window, --ranks or --tracks block",
             ManySpansWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    return stats
 
 
 def _format_named(name: str) -> Format:

@@ -164,7 +164,7 @@ class _Run:
             "PYTHONUNBUFFERED": "1",
         }
         with store_socket() as store:
-            env = {**self.env, **shared, **environment(store)}
+            env = {**self.env, **shared, **environment(store, self.env)}
             if isinstance(target, Spawner):
                 self.spawner = target
                 target.start(num_ranks, env, store)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
 from tracekern.errors import PeerLost
@@ -26,11 +27,11 @@ def store_socket() -> Iterator[socket.socket]:
         yield listener
 
 
-def environment(listener: socket.socket) -> dict[str, str]:
-    """Returns the variables by which all ranks find the store."""
+def environment(listener: socket.socket, given: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables by which all ranks find the store, and each other. given: their other variables."""
     return {
         _STORE: f"{_HOST}:{listener.getsockname()[1]}",
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        "GLOO_SOCKET_IFNAME": given.get("GLOO_SOCKET_IFNAME", "lo"),
     }
 
 
@@ -43,12 +44,12 @@ def join_ranks(timeout_s: float = 60.0) -> None:
     """Connects this rank with the others of its run, by torch.distributed with gloo.
 
     Under tracekern's launcher it uses the launcher's store, under any other launcher that launcher's. Raises PeerLost
-    if another rank does not come.
+    if another rank does not come, or if somebody else has written into the store.
     """
     import torch.distributed as dist
 
     timeout, rank = timedelta(seconds=timeout_s), int(os.environ.get("RANK", "0"))
-    store, address = None, os.environ.get(_STORE)
+    store, address, began = None, os.environ.get(_STORE), time.monotonic()
     try:
         if address:
             host, port = address.split(":")
@@ -65,6 +66,8 @@ def join_ranks(timeout_s: float = 60.0) -> None:
             dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timeout)
         else:
             dist.init_process_group("gloo", timeout=timeout)
-    except RuntimeError as error:
-        why = str(error).strip().partition("\n")[0].partition(". ")[0][:200]
-        raise PeerLost(f"rank {rank}: the other ranks did not come within {timeout_s:.0f} s ({why})") from None
+    except Exception as error:  # noqa: BLE001 - who connects to the store can write what gloo fails to read
+        why = str(error).strip().partition("\n")[0].partition(". ")[0][:200] or type(error).__name__
+        if time.monotonic() - began >= timeout_s:
+            why = f"the other ranks did not come within {timeout_s:.0f} s ({why})"
+        raise PeerLost(f"rank {rank}: the process group could not be formed: {why}") from None

@@ -125,7 +125,9 @@ class RankReport:
     exit_code: int = 0
     """Exit status; minus the signal's number if a signal ended the rank."""
     followed: bool = False
-    """Whether it stopped waiting only because another rank had given up."""
+    """Whether it stopped waiting only because another rank had given up or ended."""
+    waited_for: int = -1
+    """Rank that a kernel of this rank waited for when it gave up; -1 if none did."""
     wrong_elements: int = 0
     """Elements of all results that differ from what the variant promises in any bit; see reference_name."""
     tokens: int = 0
@@ -173,15 +175,14 @@ class RunReport:
             return
         if self.was_interrupted:
             raise KeyboardInterrupt
-        own = [report.error for report in self.ranks if not (report.ok or report.followed)] or list(self.errors[:1])
-        stopped = len(self.errors) - len(own)
+        own = [report for report in self.ranks if not (report.ok or report.followed)]
+        told = [report.error for report in own] or list(self.errors[:1])
+        stopped = len(self.errors) - len(told)
         followed = [f"{count(stopped, 'more rank')} stopped"] if stopped else []
-        text = "; ".join([*first_of_each(dict.fromkeys(own)), *followed])
+        text = "; ".join([*first_of_each(dict.fromkeys(told)), *followed])
         text = text or "a rank failed without a message"
-        kind = (
-            CommTimeout if any(report.exit_code == CommTimeout.exit_code for report in self.ranks) else TracekernError
-        )
-        raise kind(text)
+        timed_out = any(report.exit_code == CommTimeout.exit_code for report in own or self.ranks)
+        raise (CommTimeout if timed_out else TracekernError)(text)
 
 
 def run(
@@ -223,11 +224,12 @@ def run(
         run_id=run_id,
     )
     out_of_memory = num_out_of_memory() > num_out_of_memory_before
-    reports = tuple(told.reports.get(ended.rank) or _report_for(ended, out_of_memory) for ended in exits)
+    reports = [told.reports.get(ended.rank) or _report_for(ended, out_of_memory) for ended in exits]
+    reports = _find_followers(reports, {ended.rank for ended in exits if ended.stopped})
     return RunReport(
         options=options,
         ok=all(report.ok for report in reports),
-        ranks=reports,
+        ranks=tuple(reports),
         wall_s=time.monotonic() - started,
         run_id=run_id,
         capture_dir=str(capture_dir or ""),
@@ -316,7 +318,26 @@ def _report_for(ended: RankExit, out_of_memory: bool) -> RankReport:
     )
 
 
-def _explain(reports: tuple[RankReport, ...]) -> tuple[str, ...]:
-    """Returns the error lines of the ranks; those of ranks that only followed another come last."""
+def _find_followers(reports: list[RankReport], stopped: set[int]) -> list[RankReport]:
+    """Marks the ranks that gave up on a rank that had ended by itself, or on one that had followed such a rank.
+
+    stopped: the ranks that the launcher ended.
+    """
+    ended = {
+        report.rank
+        for report in reports
+        if not (report.ok or report.followed or report.wrong_elements)
+        and report.exit_code != CommTimeout.exit_code
+        and report.rank not in stopped
+    }
+    gone = ended | {report.rank for report in reports if ended and report.followed}
+    while more := {report.rank for report in reports if report.waited_for in gone} - gone:
+        gone |= more
+    return [dataclasses.replace(report, followed=True) if report.rank in gone - ended else report for report in reports]
+
+
+def _explain(reports: list[RankReport]) -> tuple[str, ...]:
+    """Returns the error lines of the ranks: those that only followed come last, and then those that were ended."""
     failed = [report for report in reports if not report.ok]
-    return tuple(report.error for report in sorted(failed, key=lambda report: report.followed))
+    in_order = sorted(failed, key=lambda report: (report.followed, report.followed and report.exit_code < 0))
+    return tuple(report.error for report in in_order)

@@ -47,10 +47,15 @@ def main() -> int:
         enter(SET_UP)
         report = _run_rank(_options_from_environment())
     except TracekernError as error:
-        followed = isinstance(error, PeerLost) or (
-            isinstance(error, CommTimeout) and error.fault.get("cause") == "peer_aborted"
+        fault = error.fault if isinstance(error, CommTimeout) else {}
+        report = RankReport(
+            rank=rank,
+            ok=False,
+            error=str(error),
+            exit_code=error.exit_code,
+            followed=isinstance(error, PeerLost) or fault.get("cause") == "peer_aborted",
+            waited_for=fault.get("peer", -1),
         )
-        report = RankReport(rank=rank, ok=False, error=str(error), exit_code=error.exit_code, followed=followed)
     except (MemoryError, OSError, RuntimeError) as error:
         if not (lacks := what_is_lacking(error)):
             raise

@@ -29,7 +29,15 @@ from tracekern.record.clock_samples import CaptureClocks
 from tracekern.record.gather import how_to_save, leave_dump, save_torch_profile
 from tracekern.record.launches import Kernel, Launches, check_epoch
 from tracekern.record.selection import Selection
-from tracekern.record.setup import Setup, check_about, is_text, list_of_names, opening_metadata, used_device
+from tracekern.record.setup import (
+    Setup,
+    check_about,
+    check_run_id,
+    is_text,
+    list_of_names,
+    opening_metadata,
+    used_device,
+)
 from tracekern.record.sinks import Sink, SinkChoice
 from tracekern.segment.directory_lock import DirectoryLock
 from tracekern.segment.manifest import forget_old_capture
@@ -440,7 +448,7 @@ class Capture:
             )
         run_id = base + (f".{ordinal}" if ordinal else "") if base else f"{int(time.time()):x}-{secrets.token_hex(4)}"
         met = self.group.all_gather((run_id, host_identity()))
-        return met[0][0], len({host for _, host in met}) == 1
+        return check_run_id(met[0][0]), len({host for _, host in met}) == 1
 
     def _open_mirror(self) -> None:
         """Allocates device memory for records; for a flight recorder, memory that outlives this process."""

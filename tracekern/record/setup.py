@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tracekern.comm.group import Group
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,13 @@ def opening_metadata(
 def is_text(name: object) -> bool:
     """Returns whether a dump can hold `name`: text without lone surrogates."""
     return isinstance(name, str) and not _SURROGATE.search(name)
+
+
+def check_run_id(told: object) -> str:
+    """Returns a run's name as rank 0 told it. Raises BadInput unless names of files can have it as a part."""
+    if isinstance(told, str) and _RUN_ID.fullmatch(told):
+        return told
+    raise BadInput(f"rank 0 names the run {str(told)[:100]!r}; wanted letters, digits, '-', '_' and '.'")
 
 
 def check_about(settings: dict[str, Any] | None, command: str | None) -> None:

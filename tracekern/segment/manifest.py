@@ -43,8 +43,9 @@ def forget_old_capture(directory: Path, rank: int, num_ranks: int) -> None:
     (directory / fmt.torch_profile_file_name(rank)).unlink(missing_ok=True)
     if rank == 0:
         (directory / fmt.MANIFEST_NAME).unlink(missing_ok=True)
-        if (directory / fmt.TRACE_NAME).is_file():
-            (directory / fmt.TRACE_NAME).unlink()
+        trace = directory / fmt.TRACE_NAME
+        if trace.is_symlink() or trace.is_file():
+            trace.unlink()
         keep = {name(idx) for idx in range(num_ranks) for name in (fmt.dump_file_name, fmt.torch_profile_file_name)}
         for pattern in ("rank_*.tkdump", "rank_*.torch.json.gz"):
             for path in directory.glob(pattern):

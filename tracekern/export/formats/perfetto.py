@@ -56,11 +56,13 @@ def write_perfetto(
     tracks: TrackDetail = "warp",
     progress: Progress | None = None,
     max_flows: int | None = None,
+    through_link: bool = True,
 ) -> ExportStats:
     """Writes the trace, gzipped when `path` ends in .gz. The file appears when it is whole.
 
     `tracks="block"` shows one row per block and role, that of its first warp. `progress` is called with the number of
-    spans written and their total. Of more than `max_flows` arrows those of the longest waits are drawn.
+    spans written and their total. Of more than `max_flows` arrows those of the longest waits are drawn. Without
+    `through_link` a link in the file's place is replaced.
 
     Raises:
         BadInput: the timeline is in ticks, the extension is not built, or the file cannot be written.
@@ -72,7 +74,7 @@ def write_perfetto(
         timeline, spans_left_out = keep_one_row_per_block(timeline)
     drawing = prepare(timeline, max_flows)
     num_flows = int(drawing.flow_drawn.sum())
-    with open_output(path) as sink:
+    with open_output(path, through_link) as sink:
         for piece in encode(drawing, counters, spans_left_out=spans_left_out, progress=progress):
             sink.write(piece)
     return ExportStats(
