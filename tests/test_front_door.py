@@ -14,6 +14,7 @@ import typer
 import typer.core
 
 import tracekern
+from tests.conftest import without_dead_runs
 from tracekern.cli.app import app
 from tracekern.cli.main import main
 
@@ -51,7 +52,7 @@ def answer(monkeypatch, capfd) -> Answer:
         with pytest.raises(SystemExit) as end:
             main()
         said = capfd.readouterr()
-        return end.value.code or 0, said.out, said.err
+        return end.value.code or 0, said.out, without_dead_runs(said.err)
 
     return run
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -33,8 +32,7 @@ def test_a_rank_that_cannot_write_its_dump_tells_the_others(tmp_path: Path, rank
     codes, lines = run_two(rank_program(tmp_path, body=FULL_DISK.format(rank=rank)))
     assert [code != 0 for code in codes] == [rank == 0, rank == 1], "\n".join(lines)
     assert not [line for line in lines if "not all ranks closed" in line]
-    told = re.compile(rf"0 rank {rank} could not write its dump: cannot write .*`tracekern salvage")
-    assert [line for line in lines if told.match(line)]
+    assert not [line for line in lines if "could not write its dump" in line], "it says so by itself"
     *_, last = [line for line in lines if line.startswith(f"{rank} ") and "BadInput: " in line]
     assert last.endswith("-o DIR` saves it")
     assert [one.rank for one in load(tmp_path).ranks] == [0, 1], "the launcher has room, and saves it"
