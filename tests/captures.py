@@ -33,8 +33,8 @@ EVENT_TABLE: dict[str, Any] = {
         for name, event_class, ends_at, channel, begin_fields, end_fields in (
             ("process_group", "work", "completion", "", "group:22", ""),
             ("copy_token", "work", "issue", "", "peer:10 slot:22", ""),
-            ("signal_token", "signal", "completion", "token data slot", "peer:10 slot:22", "value:32"),
-            ("wait_token", "wait", "completion", "token data slot", "peer:10 slot:22", "seen:32"),
+            ("signal_token", "signal", "completion", "token data slot", "peer:10 slot:22", "value:23"),
+            ("wait_token", "wait", "completion", "token data slot", "peer:10 slot:22", "seen:23"),
         )
     ],
 }

@@ -32,9 +32,9 @@ _KEY = (Field("peer", 10), Field("slot", 22))
 _TOKEN = Channel("token", ChannelKind.DATA, ("slot",))
 EVENTS = (
     EventType("copy_token", EventClass.WORK, "issue", None, (*_KEY, Field("delta", 20, signed=True))),
-    EventType("signal_token", EventClass.SIGNAL, "completion", _TOKEN, _KEY, (Field("value", 32),)),
-    EventType("wait_token", EventClass.WAIT, "completion", _TOKEN, _KEY, (Field("seen", 32), Field("peer", 10))),
-    EventType("barrier", EventClass.SYNC, "completion", None, (Field("wide", 55),), (Field("epoch", 40),)),
+    EventType("signal_token", EventClass.SIGNAL, "completion", _TOKEN, _KEY, (Field("value", 13), Field("epoch", 10))),
+    EventType("wait_token", EventClass.WAIT, "completion", _TOKEN, _KEY, (Field("seen", 13), Field("peer", 10))),
+    EventType("barrier", EventClass.SYNC, "completion", None, (Field("wide", 55),)),
     EventType("range", EventClass.HOST, "completion"),
     EventType("launch", EventClass.LAUNCH, "completion", None, (Field("epoch", 32), Field("sequence", 32))),
 )

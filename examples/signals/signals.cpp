@@ -11,10 +11,10 @@
 namespace py = pybind11;
 using namespace tracekern;
 
-// name, class, ends at, channel, fields at begin, fields at end
+// name, class, ends at, channel, fields at begin, fields at end; of a number the trace keeps the lower 21 bits
 #define NUMBER_EVENTS(EVENT)                                                            \
     EVENT(signal_number, signal, completion, "number data call", "peer:10 call:24", "") \
-    EVENT(wait_number, wait, completion, "number data call", "peer:10 call:24", "number:32")
+    EVENT(wait_number, wait, completion, "number data call", "peer:10 call:24", "number:21")
 TK_DEFINE_EVENTS(NumberEvent, NUMBER_EVENTS)
 
 enum class NumberChannel : uint32_t { number = kFirstOwnChannel };

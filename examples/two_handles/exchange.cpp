@@ -22,11 +22,11 @@
 namespace py = pybind11;
 using namespace tracekern;
 
-// name, class, ends at, channel, fields at begin, fields at end
+// name, class, ends at, channel, fields at begin, fields at end; of a count the trace keeps the lower 16 bits
 #define EXCHANGE_EVENTS(EVENT)                                                                             \
     EVENT(clear_slot, work, completion, "", "slot:1 handle:4", "")                                         \
     EVENT(signal_count, signal, completion, "count data slot call", "peer:10 slot:1 handle:4 call:24", "") \
-    EVENT(wait_count, wait, completion, "count data slot call", "peer:10 slot:1 handle:4 call:24", "seen:32")
+    EVENT(wait_count, wait, completion, "count data slot call", "peer:10 slot:1 handle:4 call:24", "seen:16")
 TK_DEFINE_EVENTS(ExchangeEvent, EXCHANGE_EVENTS)
 
 enum class HandleChannel : uint32_t { message = kFirstOwnChannel };

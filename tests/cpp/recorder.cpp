@@ -20,11 +20,11 @@
 #define TK_TEST_EVENTS(EVENT)                                                 \
     EVENT(plain, work, completion, "", "", "")                                \
     EVENT(fits, work, issue, "", "a:23", "")                                  \
-    EVENT(straddles, work, issue, "", "a:24", "b:24")                         \
-    EVENT(wait_full, wait, completion, "data data a", "a:23 b:32", "c:55")    \
-    EVENT(signal_some, signal, completion, "data data a", "a:23 b:10", "c:1") \
+    EVENT(straddles, work, issue, "", "a:24", "b:31")                         \
+    EVENT(wait_full, wait, completion, "data data a", "a:23", "c:32")         \
+    EVENT(signal_some, signal, completion, "data data a", "a:23 b:31", "c:1") \
     EVENT(note, work, completion, "", "n:30", "")                             \
-    EVENT(step, work, completion, "", "n:40", "")
+    EVENT(step, work, completion, "", "n:55", "")
 TK_DEFINE_EVENTS(TestEvent, TK_TEST_EVENTS)
 
 using namespace tracekern;
@@ -53,23 +53,23 @@ void record_all(Rec& recorder) {
     {
         TK_RANGE(recorder, TestEvent::straddles, 0xffffffu);
         {
-            TK_WAIT(recorder, TestEvent::wait_full, 0x400001u, 0xfffffffeu);
+            TK_WAIT(recorder, TestEvent::wait_full, 0x400001u);
             {
                 TK_RANGE(recorder, TestEvent::plain);
             }
-            TK_END((uint64_t{1} << 55) - 2);
+            TK_END(0xfffffffeu);
         }
-        TK_END(0x800001u);
+        TK_END(0x40000001u);
     }
     {
         TK_SEQUENCE(recorder);
         TK_NEXT(TestEvent::plain);
-        TK_NEXT(TestEvent::step, uint64_t{1} << 39 | 5);
+        TK_NEXT(TestEvent::step, uint64_t{1} << 54 | 5);
         TK_MARK(recorder, TestEvent::note, 0x3fffffffu);
         TK_NEXT(TestEvent::fits, 3);
     }
     {
-        TK_SIGNAL(recorder, TestEvent::signal_some, 1, 1023);
+        TK_SIGNAL(recorder, TestEvent::signal_some, 1, 0x7ffffffeu);
         TK_END(3);  // wider than its field: the high bit is lost
     }
 }
@@ -106,7 +106,7 @@ void hang(Rec& recorder, const Buffers& buffers) {
     TK_RANGE(recorder, TestEvent::fits, 9);
     TK_MARK(recorder, TestEvent::note, 1);
     {
-        TK_WAIT(recorder, TestEvent::wait_full, 5, 6);
+        TK_WAIT(recorder, TestEvent::wait_full, 5);
         buffers.write();
     }
 }
