@@ -225,7 +225,15 @@ def test_a_dump_without_launches_decodes_to_nothing(tmp_path: Path):
         ({"ends_at": "later"}, "wanted issue or completion"),
         ({"begin_fields": "peer"}, "wanted name:bits"),
         ({"begin_fields": "peer:99"}, "wanted name:bits"),
-        ({"begin_fields": "a:40 b:40"}, "more than 55 bits"),
+        ({"begin_fields": "a:40 b:40"}, "begin fields 'a:40 b:40' and end fields '' need more than 55 bits together"),
+        ({"end_fields": "seen:24"}, "'peer:10 slot:22' and end fields 'seen:24' need more than 55 bits together"),
+        *(
+            (
+                {"class": stored_when_it_opens, "begin_fields": "", "end_fields": "seen:33"},
+                f"end fields 'seen:33' need more than the 32 bits that a {stored_when_it_opens} has at its end",
+            )
+            for stored_when_it_opens in ("wait", "signal", "sync")
+        ),
         ({"channel": "token"}, "'name data|credit|barrier key-fields'"),
         ({"channel": "token data place"}, "channel key 'place' is no begin field"),
     ],
@@ -261,7 +269,7 @@ def test_what_a_table_hardly_means_is_warned_of(change: dict[str, str], doubt: s
 
 
 def test_doubts_about_a_table_stand_beside_the_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    table = [{**event, "begin_fields": "peer:10 slot:22 slot:22"} for event in EVENT_TABLE["events"]]
+    table = [{**event, "begin_fields": "peer:10 slot:11 slot:11"} for event in EVENT_TABLE["events"]]
     monkeypatch.setitem(EVENT_TABLE, "events", table)
     timeline = decode_runs(tmp_path / "rank_00000.tkdump", [[Run(1000, [(BEGIN, 1, 0, 1), (END, 1, 5, 0)])]])
     assert {problem.kind for problem in timeline.problems} == {"event_table"}

@@ -14,14 +14,22 @@ import tracekern
 
 COMMAND = ("g++", "-std=c++20", f"-I{tracekern.include_path()}")
 SOURCE = """#include <tracekern.h>
-#define MY_EVENTS(EVENT) EVENT({name}, wait, completion, "{channel}", "{begin}", "{end}")
+#define MY_EVENTS(EVENT) EVENT({name}, {class}, completion, "{channel}", "{begin}", "{end}")
 TK_DEFINE_EVENTS(MyEvent, MY_EVENTS)
 extern "C" const char* describe() {{
     static std::string text;
     return (text = tracekern::describe_events<MyEvent>()).c_str();
 }}
 """
-GOOD = {"name": "wait_row", "channel": "row data row", "begin": "peer:10 row:32", "end": "seen:55"}
+GOOD = {
+    "name": "wait_row",
+    "class": "wait",
+    "channel": "row data row",
+    "begin": "peer:10 row:13",
+    "end": "seen:32",
+}
+TOO_WIDE = "the fields of wait_row need more than 55 bits together"
+END_TOO_WIDE = "the end fields of wait_row, which is stored when it opens: wanted at most 32 bits"
 
 
 def compile_table(directory: Path, *flags: str, **changes: str) -> subprocess.CompletedProcess[str]:
@@ -43,13 +51,32 @@ def compile_table(directory: Path, *flags: str, **changes: str) -> subprocess.Co
         ({"begin": "peer:10 row:0"}, "the fields of wait_row: wanted"),
         ({"end": "seen:4294967297"}, "the fields of wait_row: wanted"),
         ({"end": "seen:3x"}, "the fields of wait_row: wanted"),
-        ({"begin": "peer:10 row:46"}, "the fields of wait_row need more than 55 bits"),
+        ({"begin": "peer:10 row:46"}, TOO_WIDE),
+        ({"begin": "peer:10 row:14"}, TOO_WIDE),
+        ({"begin": "row:1", "end": "seen:55", "class": "work"}, TOO_WIDE),
+        ({"begin": "row:1", "end": "seen:33"}, END_TOO_WIDE),
+        ({"begin": "row:1", "end": "seen:23 peer:10", "class": "signal"}, END_TOO_WIDE),
+        ({"begin": "row:1", "end": "seen:33", "class": "sync"}, END_TOO_WIDE),
     ],
 )
 def test_a_mistake_in_a_table_does_not_compile(tmp_path: Path, changes: dict[str, str], wanted: str):
     result = compile_table(tmp_path, "-fsyntax-only", **changes)
     assert result.returncode != 0
     assert wanted in result.stderr
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"class": "work", "begin": "row:22", "end": "seen:33"},
+        {"class": "work", "begin": "", "end": "seen:55", "channel": ""},
+        {"class": "signal", "begin": "row:55", "end": ""},
+        {"class": "sync"},
+    ],
+)
+def test_a_table_may_use_every_bit(tmp_path: Path, changes: dict[str, str]):
+    assert compile_table(tmp_path, "-fsyntax-only", **changes).stderr == ""
 
 
 @pytest.mark.parametrize("recorder", ["Recorder<true>", "Recorder<false>"])

@@ -4,13 +4,15 @@
 //   // name, class, ends at, channel, fields known at begin, fields known at end
 //   #define MY_EVENTS(EVENT)    (continued with a backslash on each line)
 //       EVENT(copy_token, work, issue, "", "peer:10 slot:22", "")
-//       EVENT(signal_token, signal, completion, "token data slot", "peer:10 slot:22", "value:32")
-//       EVENT(wait_token, wait, completion, "token data slot", "peer:10 slot:22", "seen:32")
+//       EVENT(signal_token, signal, completion, "token data slot", "peer:10 slot:22", "value:23")
+//       EVENT(wait_token, wait, completion, "token data slot", "peer:10 slot:22", "seen:23")
 //   TK_DEFINE_EVENTS(MyEvent, MY_EVENTS)
 //
-// Fields are "name:bits", 55 bits a record in all; `peer` is always the other rank. A channel is "name kind
-// key-fields": a wait is joined to the signal of the same channel, key, epoch and launch partner. Kinds: `data` (one
-// signal), `credit` (a value of at least what was wanted), `barrier` (all signals of the key).
+// Fields are "name:bits", those known at begin and at end together at most 55 bits; an instant has fields at begin
+// only. A wait, signal or sync is stored when it opens: at most 32 bits are left for its end. `peer` is always the
+// other rank. A channel is "name kind key-fields": a wait is joined to the signal of the same channel, key, epoch and
+// launch partner. Kinds: `data` (one signal), `credit` (a value of at least what was wanted), `barrier` (all signals of
+// the key).
 #pragma once
 
 #include <cstdint>
@@ -150,9 +152,13 @@ std::string describe_events() {
     static_assert(::tracekern::is_channel(channel, begin_fields),                                                     \
                   "the channel of " #name                                                                             \
                   ": wanted \"\" or \"name kind key-fields\"; kind: data, credit or barrier; keys: fields at begin"); \
-    static_assert(::tracekern::total_field_bits(begin_fields) <= ::tracekern::kPayloadBits &&                         \
-                      ::tracekern::total_field_bits(end_fields) <= ::tracekern::kPayloadBits,                         \
-                  "the fields of " #name " need more than 55 bits");
+    static_assert(::tracekern::total_field_bits(begin_fields) + ::tracekern::total_field_bits(end_fields) <=          \
+                      ::tracekern::kPayloadBits,                                                                      \
+                  "the fields of " #name " need more than 55 bits together");                                         \
+    static_assert(                                                                                                    \
+        ::tracekern::EventClass::event_class == ::tracekern::EventClass::work ||                                      \
+            ::tracekern::total_field_bits(end_fields) <= ::tracekern::kPayloadBits - ::tracekern::kPayloadLowBits,    \
+        "the end fields of " #name ", which is stored when it opens: wanted at most 32 bits");
 
 // Use at namespace scope. Each file has a table of its own: files of one program, and extensions of one process, may
 // give theirs the same name, and a linker that took them for one would name the events of both by the first. nvcc warns

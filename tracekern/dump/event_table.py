@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tracekern.dump.format import PAYLOAD_BITS
+from tracekern.dump.format import PAYLOAD_BITS, PAYLOAD_LOW_BITS
 from tracekern.errors import BadInput
 
 EVENT_KEYS = ("name", "class", "ends_at", "channel", "begin_fields", "end_fields")
 CLASSES = ("work", "wait", "signal", "sync")
 CHANNEL_KINDS = ("data", "credit", "barrier")
+_END_BITS = PAYLOAD_BITS - PAYLOAD_LOW_BITS
+"""Most bits that the end fields of a wait, signal or sync may have: it is stored when it opens."""
 
 
 class EventRow(NamedTuple):
@@ -21,8 +23,9 @@ class EventRow(NamedTuple):
     channel: tuple[str, str, tuple[str, ...]] | None
     """Name, kind and key fields."""
     begin_fields: tuple[tuple[str, int], ...]
-    """(name, bits) of each field of the begin record."""
+    """(name, bits) of each field known when the span opens."""
     end_fields: tuple[tuple[str, int], ...]
+    """The same of each field known when it closes."""
 
 
 def parse_event(where: str, event: dict[str, str]) -> EventRow:
@@ -36,7 +39,9 @@ def parse_event(where: str, event: dict[str, str]) -> EventRow:
     names = [name for name, _ in begin_fields]
     channel = _parse_channel(where, event["channel"], names) if event["channel"] else None
     end_fields = _parse_fields(where, event["end_fields"])
-    return EventRow(event["name"], event["class"], event["ends_at"], channel, begin_fields, end_fields)
+    row = EventRow(event["name"], event["class"], event["ends_at"], channel, begin_fields, end_fields)
+    _check_bits(where, event, row)
+    return row
 
 
 def _parse_fields(where: str, text: str) -> tuple[tuple[str, int], ...]:
@@ -48,9 +53,18 @@ def _parse_fields(where: str, text: str) -> tuple[tuple[str, int], ...]:
                 f"{where}: field {entry[:40]!r}, wanted name:bits with 1..{PAYLOAD_BITS} bits; fix the table"
             )
         fields.append((name, int(bits)))
-    if sum(bits for _, bits in fields) > PAYLOAD_BITS:
-        raise BadInput(f"{where}: fields {text[:60]!r} need more than {PAYLOAD_BITS} bits; fix the table")
     return tuple(fields)
+
+
+def _check_bits(where: str, event: dict[str, str], row: EventRow) -> None:
+    begin, end = event["begin_fields"][:60], event["end_fields"][:60]
+    end_bits = sum(bits for _, bits in row.end_fields)
+    if sum(bits for _, bits in row.begin_fields) + end_bits > PAYLOAD_BITS:
+        need = f"need more than {PAYLOAD_BITS} bits together"
+        raise BadInput(f"{where}: begin fields {begin!r} and end fields {end!r} {need}; fix the table")
+    if row.event_class != "work" and end_bits > _END_BITS:
+        need = f"need more than the {_END_BITS} bits that a {row.event_class} has at its end"
+        raise BadInput(f"{where}: end fields {end!r} {need}; fix the table")
 
 
 def _parse_channel(where: str, text: str, begin_fields: list[str]) -> tuple[str, str, tuple[str, ...]]:
