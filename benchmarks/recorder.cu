@@ -1,5 +1,6 @@
 // What one begin+end span costs, for recorder.py: every probe around the same region of dependent FMAs, launch by
-// launch in turns, on all SMs. Prints one JSON object a line, one a probe and configuration.
+// launch in turns, on all SMs. Prints one JSON object a line, one a probe and configuration. recorder_loop.cuh has the
+// loop, recorder_bounds.cuh the lower bounds, recorder_probes.cuh the recorders.
 //
 //   recorder LAUNCHES REGIONS
 //
@@ -141,17 +142,17 @@ int run(uint32_t num_launches, uint32_t num_regions) {
 
     std::vector<std::unique_ptr<Case>> cases;
     cases.push_back(std::make_unique<NothingCase>());
-    cases.push_back(std::make_unique<ReadsCase>(records));
-    cases.push_back(std::make_unique<BareCase>(records));
+    cases.push_back(std::make_unique<BoundCase<Reads>>("clock reads", records));
+    cases.push_back(std::make_unique<BoundCase<TwoStores>>("bare stores", records));
+    cases.push_back(std::make_unique<BoundCase<Short>>("8-byte records", records));
+    cases.push_back(std::make_unique<BoundCase<Shared>>("in shared memory", records));
     cases.push_back(std::make_unique<OursCase<false>>("wide", records));
     cases.push_back(std::make_unique<OursCase<true>>("wide, fields", records));
     cases.push_back(std::make_unique<OursCase<false>>("wide, deselected", records, true));
-    cases.push_back(std::make_unique<SharedCase>());
 #ifdef TK_FLASHINFER
-    cases.push_back(std::make_unique<EightByteCase<Flashinfer>>("flashinfer", records));
+    cases.push_back(std::make_unique<FlashinferCase<Flashinfer>>("flashinfer", records));
 #endif
-    cases.push_back(std::make_unique<EightByteCase<Clean>>("clean", records));
-    cases.push_back(std::make_unique<EightByteCase<Short>>("8-byte records", records));
+    cases.push_back(std::make_unique<FlashinferCase<Clean>>("clean", records));
     cases.push_back(std::make_unique<AtomicCase>(records));
     for (auto& probe : cases) probe->allow_shared();
     bool right = true;
@@ -167,9 +168,10 @@ int run(uint32_t num_launches, uint32_t num_regions) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    if (argc != 3) return std::fprintf(stderr, "recorder LAUNCHES REGIONS\n"), 2;
+    const int num_launches = argc == 3 ? std::atoi(argv[1]) : 0, num_regions = argc == 3 ? std::atoi(argv[2]) : 0;
+    if (num_launches < 1 || num_regions < 1) return std::fprintf(stderr, "recorder LAUNCHES REGIONS, 1 or more\n"), 2;
     try {
-        return run(static_cast<uint32_t>(std::atoi(argv[1])), static_cast<uint32_t>(std::atoi(argv[2])));
+        return run(static_cast<uint32_t>(num_launches), static_cast<uint32_t>(num_regions));
     } catch (const std::exception& error) {
         std::fprintf(stderr, "recorder: %s\n", error.what());
         return 1;

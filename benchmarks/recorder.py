@@ -6,6 +6,14 @@ ns/span: the median launch with a probe less the median one without, through the
 run at once. p10 and p90 are of the differences of launches that stood in the same round. What a launch and a track cost
 once is in it, through as many spans.
 
+All rows are measured in the same loop, whose operands are in registers. Lower bounds do a part of a recorder's work and
+hold in registers what does not change from span to span:
+
+    clock reads        two reads, no store
+    bare stores        two records of 16 bytes, nothing checked
+    8-byte records     two records of 8 bytes with half the clock, room and event mask checked once for both
+    in shared memory   one record of 16 bytes in a ring that nobody empties, event mask checked
+
 Needs one GPU and nvcc. FLASHINFER_INCLUDE names the folder that holds flashinfer/profiler.cuh (in the wheel of
 flashinfer-python: flashinfer/data/include); without it that row is missing. Proton runs where triton can be imported.
 Exits with 1 when a probe's records are wrong.

@@ -9,9 +9,13 @@
 #include <vector>
 
 #include "platform/gpu_host.hpp"
+#include "recorder_bounds.cuh"
 #include "recorder_probes.cuh"
 
 namespace {
+
+constexpr uint32_t kMaxBlocks = 264;
+constexpr uint32_t kMaxTracks = kMaxBlocks * 32;
 
 struct Config {
     uint32_t num_blocks, num_warps, num_regions, num_steps;
@@ -75,55 +79,53 @@ public:
     bool has_records() const override { return false; }
 };
 
-class ReadsCase final : public Case {
-public:
-    explicit ReadsCase(char* buffer)
-        : Case("clock reads", reinterpret_cast<const void*>(run_regions<Reads>), 0),
-          buffer_(reinterpret_cast<uint64_t*>(buffer)) {}
-    void launch(const BenchArgs& args, const Config& config) override {
-        BufferArgs trace{buffer_};
-        start(args, config, &trace);
+// A span whose times are the low 32 bits of the clock, behind those that were read before it.
+DecodedSpan unwrap(const Spans& before, uint32_t begin, uint32_t end) {
+    const uint64_t base = before.empty() ? begin : before.back().end_ns;
+    const uint64_t begin_ns = base + static_cast<uint32_t>(begin - static_cast<uint32_t>(base));
+    return {begin_ns, begin_ns + static_cast<uint32_t>(end - begin)};
+}
+
+// A span from the words that a bound stored for it.
+template <class Probe>
+DecodedSpan decode(const uint32_t* words, const Spans& before) {
+    if constexpr (std::is_same_v<Probe, TwoStores>) {
+        require(words[3] == TwoStores::kWord && words[7] == TwoStores::kWord, "wrong word");
+        return {uint64_t{words[1]} << 32 | words[0], uint64_t{words[5]} << 32 | words[4]};
+    } else {
+        static_assert(std::is_same_v<Probe, Short>);
+        require(words[0] == Short::kBeginWord && words[2] == Short::kEndWord, "begin and end do not alternate");
+        return unwrap(before, words[1], words[3]);
     }
-    bool has_records() const override { return false; }
+}
 
-private:
-    uint64_t* buffer_;
-};
-
-class BareCase final : public Case {
+// A lower bound.
+template <class Probe>
+class BoundCase final : public Case {
 public:
-    explicit BareCase(char* buffer)
-        : Case("bare stores", reinterpret_cast<const void*>(run_regions<Bare>), 2 * sizeof(WideRecord)),
-          buffer_(buffer) {}
+    BoundCase(const std::string& name, char* buffer)
+        : Case(name, reinterpret_cast<const void*>(run_regions<Probe>), Probe::kSpanBytes), buffer_(buffer) {}
+    bool has_records() const override { return Probe::kSpanBytes != 0; }
     void launch(const BenchArgs& args, const Config& config) override {
-        TrackArgs trace{reinterpret_cast<uint64_t*>(buffer_), 2 * config.num_regions};
+        const uint32_t track_bytes = std::max(Probe::kSpanBytes * config.num_regions, 16u);
+        TrackArgs trace{reinterpret_cast<uint64_t*>(buffer_), track_bytes, ~0u};
         start(args, config, &trace);
     }
     Spans read(const Config& config, uint32_t track) const override {
-        const uint32_t room = 2 * config.num_regions;
-        const auto records = fetch(reinterpret_cast<WideRecord*>(buffer_) + uint64_t{track} * room, room);
         Spans spans;
-        for (size_t i = 0; i < records.size(); i += 2) {
-            require(records[i].word == record_word(RecordKind::begin, 0, 0) &&
-                        records[i + 1].word == record_word(RecordKind::end, 0, 0),
-                    "begin and end do not alternate");
-            spans.push_back({records[i].ticks, records[i + 1].ticks});
+        if constexpr (Probe::kSpanBytes != 0) {
+            const uint64_t track_bytes = uint64_t{Probe::kSpanBytes} * config.num_regions;
+            const char* const place = buffer_ + track * track_bytes;
+            const auto words = fetch(reinterpret_cast<const uint32_t*>(place), track_bytes / sizeof(uint32_t));
+            for (size_t at = 0; at < words.size(); at += Probe::kSpanBytes / sizeof(uint32_t)) {
+                spans.push_back(decode<Probe>(&words[at], spans));
+            }
         }
         return spans;
     }
 
 private:
     char* buffer_;
-};
-
-class SharedCase final : public Case {
-public:
-    SharedCase() : Case("in shared memory", reinterpret_cast<const void*>(run_regions<Shared>), 0) {}
-    void launch(const BenchArgs& args, const Config& config) override {
-        Shared::Args trace{2 * config.num_regions};
-        start(args, config, &trace);
-    }
-    bool has_records() const override { return false; }
 };
 
 // deselected: its launches select no event, so that no store is left of a span but all its instructions.
@@ -187,38 +189,31 @@ private:
     uint32_t room_ = 0;
 };
 
-// Events of 8 bytes, tag low, time high. FlashInfer's layout: word 0, then event k of writer w at
-// 1 + k * num_writers + w. That of Short: one writer's events side by side.
+// FlashInfer's layout: word 0, then event k of writer w at 1 + k * num_writers + w; 8 bytes each, tag low, time high.
 template <class Probe>
-class EightByteCase final : public Case {
-    static constexpr bool kSideBySide = std::is_same_v<Probe, Short>;
-
+class FlashinferCase final : public Case {
 public:
-    EightByteCase(const std::string& name, char* buffer)
+    FlashinferCase(const std::string& name, char* buffer)
         : Case(name, reinterpret_cast<const void*>(run_regions<Probe>), 16),
           buffer_(reinterpret_cast<uint64_t*>(buffer)) {}
     void launch(const BenchArgs& args, const Config& config) override {
         typename Probe::Args trace{buffer_};
-        if constexpr (kSideBySide) trace.records_per_track = 2 * config.num_regions;
         start(args, config, &trace);
     }
     Spans read(const Config& config, uint32_t track) const override {
         std::vector<uint64_t> events(size_t{2} * config.num_regions);
         TK_CUDA(cudaMemcpy2D(events.data(),
                              sizeof(uint64_t),
-                             buffer_ + (kSideBySide ? track * events.size() : 1 + track),
-                             (kSideBySide ? 1 : config.num_tracks()) * sizeof(uint64_t),
+                             buffer_ + 1 + track,
+                             config.num_tracks() * sizeof(uint64_t),
                              sizeof(uint64_t),
                              events.size(),
                              cudaMemcpyDeviceToHost));
         Spans spans;
         for (size_t i = 0; i < events.size(); i += 2) {
             require((events[i] & 3) == 0 && (events[i + 1] & 3) == 1, "begin and end do not alternate");
-            const uint32_t begin = static_cast<uint32_t>(events[i] >> 32);
-            const uint32_t length = static_cast<uint32_t>(events[i + 1] >> 32) - begin;
-            const uint64_t base = spans.empty() ? begin : spans.back().end_ns;
-            const uint64_t unwrapped = base + static_cast<uint32_t>(begin - static_cast<uint32_t>(base));
-            spans.push_back({unwrapped, unwrapped + length});
+            const auto begin = static_cast<uint32_t>(events[i] >> 32), end = static_cast<uint32_t>(events[i + 1] >> 32);
+            spans.push_back(unwrap(spans, begin, end));
         }
         return spans;
     }
