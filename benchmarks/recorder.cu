@@ -144,6 +144,9 @@ int run(uint32_t num_launches, uint32_t num_regions) {
     cases.push_back(std::make_unique<NothingCase>());
     cases.push_back(std::make_unique<BoundCase<Reads>>("clock reads", records));
     cases.push_back(std::make_unique<BoundCase<TwoStores>>("bare stores", records));
+    cases.push_back(std::make_unique<BoundCase<OneStore>>("one bare store", records));
+    cases.push_back(std::make_unique<BoundCase<OneChecked<false>>>("one checked store", records));
+    cases.push_back(std::make_unique<BoundCase<OneChecked<true>>>("one checked store, fields", records));
     cases.push_back(std::make_unique<BoundCase<Short>>("8-byte records", records));
     cases.push_back(std::make_unique<BoundCase<Shared>>("in shared memory", records));
     cases.push_back(std::make_unique<OursCase<false>>("wide", records));

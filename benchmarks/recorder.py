@@ -11,6 +11,8 @@ hold in registers what does not change from span to span:
 
     clock reads        two reads, no store
     bare stores        two records of 16 bytes, nothing checked
+    one bare store     one record of 16 bytes at the end, nothing checked
+    one checked store  the same, room and event mask checked
     8-byte records     two records of 8 bytes with half the clock, room and event mask checked once for both
     in shared memory   one record of 16 bytes in a ring that nobody empties, event mask checked
 

@@ -21,6 +21,9 @@ TK_DEVICE uint32_t read_ticks() {
     return static_cast<uint32_t>(read_clock() >> kTickBits);
 }
 
+// Fields begin at this bit of a record's last word; what finds no room in it is in the word before.
+constexpr uint32_t kFieldsFrom = 9;
+
 // The cursor of a warp's track. Only the low word of its address is counted up, and before the store: counted up behind
 // it, the address is copied first.
 class Cursor {
@@ -137,6 +140,50 @@ struct TwoStores {
         const uint64_t ticks = read_clock();
         cursor.store<kBack>(
             cursor.is_leader(), static_cast<uint32_t>(ticks), static_cast<uint32_t>(ticks >> 32), payload, word);
+    }
+    Cursor cursor;
+    uint32_t payload = 0, word = kWord;
+};
+
+// One record of 16 bytes, stored at the span's end. Nothing is checked.
+struct OneStore {
+    static constexpr uint32_t kSpanBytes = 16;
+    static constexpr uint32_t kWord = 1;
+    using Args = TrackArgs;
+    TK_DEVICE OneStore(Args args, const Warp& warp) : cursor(args, warp) { hold(payload, word); }
+    template <class F>
+    TK_DEVICE void span(const BenchArgs&, uint32_t, F body) {
+        const uint32_t begin = read_ticks();
+        body();
+        const uint32_t end = read_ticks();
+        cursor.advance<kSpanBytes>();
+        cursor.store<kSpanBytes>(cursor.is_leader(), begin, end, payload, word);
+    }
+    Cursor cursor;
+    uint32_t payload = 0, word = kWord;
+};
+
+// The same where the mask has the event and there is room. Fields: 10, 22 and 16 bits, as those of BenchEvent::token.
+template <bool kFields>
+struct OneChecked {
+    static constexpr uint32_t kSpanBytes = 16;
+    static constexpr uint32_t kWord = kFields ? 9 : 1;  // kind 1, event 1 or 0 from bit 3
+    using Args = TrackArgs;
+    TK_DEVICE OneChecked(Args args, const Warp& warp) : cursor(args, warp) { hold(payload, word); }
+    TK_HOST_DEVICE static uint64_t fields(uint32_t peer, uint32_t i) {
+        return (peer & 1023) | uint64_t{i & 0x3fffff} << 10 | uint64_t{i & 0xffff} << 32;
+    }
+    template <class F>
+    TK_DEVICE void span(const BenchArgs& args, uint32_t i, F body) {
+        const uint32_t begin = read_ticks();
+        body();
+        const uint32_t end = read_ticks();
+        const uint32_t fits = cursor.advance_if<kSpanBytes, kFields>();
+        if constexpr (kFields) {
+            payload = static_cast<uint32_t>(fields(args.peer, i) >> (32 - kFieldsFrom));
+            word = static_cast<uint32_t>(fields(args.peer, i)) << kFieldsFrom | kWord;
+        }
+        cursor.store<kSpanBytes>(fits, begin, end, payload, word);
     }
     Cursor cursor;
     uint32_t payload = 0, word = kWord;

@@ -79,11 +79,11 @@ public:
     bool has_records() const override { return false; }
 };
 
-// A span whose times are the low 32 bits of the clock, behind those that were read before it.
-DecodedSpan unwrap(const Spans& before, uint32_t begin, uint32_t end) {
-    const uint64_t base = before.empty() ? begin : before.back().end_ns;
-    const uint64_t begin_ns = base + static_cast<uint32_t>(begin - static_cast<uint32_t>(base));
-    return {begin_ns, begin_ns + static_cast<uint32_t>(end - begin)};
+// A span whose times are the low 32 bits of (ns >> `shift`), behind those that were read before it.
+DecodedSpan unwrap(const Spans& before, uint32_t begin, uint32_t end, uint32_t shift) {
+    const uint64_t base = before.empty() ? begin : before.back().end_ns >> shift;
+    const uint64_t first = base + static_cast<uint32_t>(begin - static_cast<uint32_t>(base));
+    return {first << shift, (first + static_cast<uint32_t>(end - begin)) << shift};
 }
 
 // A span from the words that a bound stored for it.
@@ -92,10 +92,19 @@ DecodedSpan decode(const uint32_t* words, const Spans& before) {
     if constexpr (std::is_same_v<Probe, TwoStores>) {
         require(words[3] == TwoStores::kWord && words[7] == TwoStores::kWord, "wrong word");
         return {uint64_t{words[1]} << 32 | words[0], uint64_t{words[5]} << 32 | words[4]};
-    } else {
-        static_assert(std::is_same_v<Probe, Short>);
+    } else if constexpr (std::is_same_v<Probe, Short>) {
         require(words[0] == Short::kBeginWord && words[2] == Short::kEndWord, "begin and end do not alternate");
-        return unwrap(before, words[1], words[3]);
+        return unwrap(before, words[1], words[3], 0);
+    } else {
+        uint64_t fields = 0;
+        if constexpr (std::is_same_v<Probe, OneChecked<true>>) {
+            fields = Probe::fields(kPeer, static_cast<uint32_t>(before.size()));
+        }
+        const uint64_t low_and_word = fields << kFieldsFrom | Probe::kWord;
+        require(
+            words[2] == static_cast<uint32_t>(low_and_word >> 32) && words[3] == static_cast<uint32_t>(low_and_word),
+            "wrong fields or word");
+        return unwrap(before, words[0], words[1], kTickBits);
     }
 }
 
@@ -213,7 +222,7 @@ public:
         for (size_t i = 0; i < events.size(); i += 2) {
             require((events[i] & 3) == 0 && (events[i + 1] & 3) == 1, "begin and end do not alternate");
             const auto begin = static_cast<uint32_t>(events[i] >> 32), end = static_cast<uint32_t>(events[i + 1] >> 32);
-            spans.push_back(unwrap(spans, begin, end));
+            spans.push_back(unwrap(spans, begin, end, 0));
         }
         return spans;
     }
