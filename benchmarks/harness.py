@@ -85,12 +85,12 @@ def counted_launches(segment: Any) -> list[Any]:
 
 def bytes_counted(segment: Any) -> int:
     """What the kernels that ran inside counting() store where they are recorded: records, and headers of tracks."""
-    from tracekern.dump.format import WIDE_RECORD
+    from tracekern.dump.format import RECORD_BYTES
     from tracekern.record.sinks import STORES_PER_TRACK
 
     headers = [segment.track_headers(entry) for entry in counted_launches(segment)]
     stores = sum(int(of_one["attempted"].sum()) + STORES_PER_TRACK * len(of_one) for of_one in headers)
-    return stores * int(WIDE_RECORD.itemsize)
+    return stores * RECORD_BYTES
 
 
 def resident_bytes(name: str) -> int:

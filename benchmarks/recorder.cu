@@ -149,9 +149,9 @@ int run(uint32_t num_launches, uint32_t num_regions) {
     cases.push_back(std::make_unique<BoundCase<OneChecked<true>>>("one checked store, fields", records));
     cases.push_back(std::make_unique<BoundCase<Short>>("8-byte records", records));
     cases.push_back(std::make_unique<BoundCase<Shared>>("in shared memory", records));
-    cases.push_back(std::make_unique<OursCase<false>>("wide", records));
-    cases.push_back(std::make_unique<OursCase<true>>("wide, fields", records));
-    cases.push_back(std::make_unique<OursCase<false>>("wide, deselected", records, true));
+    cases.push_back(std::make_unique<OursCase<false>>("span", records));
+    cases.push_back(std::make_unique<OursCase<true>>("span, fields", records));
+    cases.push_back(std::make_unique<OursCase<false>>("span, deselected", records, true));
 #ifdef TK_FLASHINFER
     cases.push_back(std::make_unique<FlashinferCase<Flashinfer>>("flashinfer", records));
 #endif

@@ -144,19 +144,18 @@ class OursCase final : public Case {
 
 public:
     OursCase(const std::string& name, char* records, bool deselected = false)
-        : Case(name, reinterpret_cast<const void*>(run_regions<Probe>), deselected ? 0 : 2 * sizeof(WideRecord)),
-          records_(reinterpret_cast<WideRecord*>(records)),
+        : Case(name, reinterpret_cast<const void*>(run_regions<Probe>), deselected ? 0 : sizeof(SpanRecord)),
+          records_(reinterpret_cast<SpanRecord*>(records)),
           headers_(sizeof(TrackHeader) * kMaxTracks),
           deselected_(deselected) {}
     bool has_records() const override { return !deselected_; }
 
     void prepare(const Config& config, bool zero) override {
-        room_ = 2 * config.num_regions;
         LaunchDescriptor& launch = trace_.launch;
         launch.region.headers = headers_.template as<TrackHeader>();
-        launch.region.records = records_;
+        launch.region.records = reinterpret_cast<WideRecord*>(records_);
         launch.event_mask = deselected_ ? 0 : ~uint64_t{0};
-        launch.records_per_track = room_;
+        launch.records_per_track = config.num_regions;
         launch.warps_per_block = static_cast<uint16_t>(config.num_warps);
         launch.block_stop = config.num_blocks;
         launch.block_step = 1;
@@ -168,34 +167,25 @@ public:
         const TrackHeader header = fetch(headers_.template as<TrackHeader>() + track, 1)[0];
         require(header.started == kStarted && header.end_ticks != 0, "a track did not finish");
         require(header.written == header.attempted, "records were lost");
-        require(header.written == 2 * config.num_regions, "wrong number of records: " + std::to_string(header.written));
-        const auto records = fetch(records_ + uint64_t{track} * room_, header.written);
+        require(header.written == config.num_regions, "wrong number of records: " + std::to_string(header.written));
+        const auto records = fetch(records_ + uint64_t{track} * config.num_regions, header.written);
         Spans spans;
-        uint64_t begin_ns = 0;
-        bool open = false;
-        for (const WideRecord& record : records) {
-            const auto kind = static_cast<RecordKind>(record.word & 7);
+        for (const SpanRecord& record : records) {
             const uint64_t payload = uint64_t{record.payload_high} << kPayloadLowBits | record.word >> 9;
+            require(static_cast<RecordKind>(record.word & 7) == RecordKind::span, "wrong kind");
             require((record.word >> kKindBits & (kMaxEvents - 1)) == (kFields ? 1u : 0u), "wrong event");
-            require(kind == (open ? RecordKind::end : RecordKind::begin), "begin and end do not alternate");
-            if (open) {
-                spans.push_back({begin_ns, record.ticks});
-            } else if (kFields) {
-                const uint64_t i = spans.size();
-                require(payload == (kPeer | i << 10 | (i & 0xffff) << 32), "wrong payload");
-            }
-            begin_ns = record.ticks;
-            open = !open;
+            const uint64_t i = spans.size();
+            require(!kFields || payload == (kPeer | i << 10 | (i & 0xffff) << 32), "wrong payload");
+            spans.push_back(unwrap(spans, record.begin, record.end, kClockShift));
         }
         return spans;
     }
 
 private:
-    WideRecord* records_;
+    SpanRecord* records_;
     DeviceMemory headers_;
     const bool deselected_;
     typename Probe::Args trace_{};
-    uint32_t room_ = 0;
 };
 
 // FlashInfer's layout: word 0, then event k of writer w at 1 + k * num_writers + w; 8 bytes each, tag low, time high.

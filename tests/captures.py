@@ -10,7 +10,9 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -40,6 +42,8 @@ EVENT_TABLE: dict[str, Any] = {
 }
 ROLES = ["sender", "receiver"]
 SPANS_PER_GROUP = 10
+VALUE_BITS = 23
+"""Bits of the end fields of a signal and a wait."""
 GROUP_NS = 2000
 START_NS = 10**15
 EPOCH = 7
@@ -69,7 +73,7 @@ class CaptureSpec:
     directory: str = ""
     """Where the capture goes; for a segment that is salvaged."""
     killed_rank: int = -1
-    """This rank never finishes its last launch nor closes; its last group has no ends."""
+    """This rank never finishes its last launch nor closes: it hangs in the wait of its last group."""
 
     @property
     def num_tracks(self) -> int:
@@ -98,9 +102,8 @@ def metadata(spec: CaptureSpec, rank: int) -> dict[str, Any]:
         "device": "synthetic",
         "command": "tests/captures.py",
         "note": "synthetic",
-        "clock": {"name": "synthetic", "ticks_per_second": 10**9, "resolution_ticks": 1},
+        "clock": {"name": "synthetic", "ticks_per_second": 10**9, "resolution_ticks": 1, "shift": 0},
         "directory": spec.directory,
-        "record_format": fmt.RECORD_FORMAT,
         "settings": {"groups": spec.groups},
     }
 
@@ -110,8 +113,10 @@ def write_capture(directory: Path, spec: CaptureSpec) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     for rank in range(spec.num_ranks):
         segment = fill_segment(spec, rank)
+        packed_ns = START_NS + spec.launches * spec.groups * GROUP_NS + 10**6
         try:
-            write_dump(directory / fmt.dump_file_name(rank), segment)
+            with mock.patch("tracekern.segment.pack.time", SimpleNamespace(time_ns=lambda at=packed_ns: at)):
+                write_dump(directory / fmt.dump_file_name(rank), segment)
         finally:
             segment.unlink()
             segment.close()
@@ -201,15 +206,11 @@ def _plan(spec: CaptureSpec, sequence: int, records_per_track: int) -> LaunchPla
     )
 
 
-def _group_records(spec: CaptureSpec, rank: int) -> list[tuple[int, int, int, str]]:
-    """(kind, event, ns in the group, payload) of one group; payload names what _payloads fills in."""
-    begin, end = fmt.RecordKind.BEGIN, fmt.RecordKind.END
-    rows: list[tuple[int, int, int, str]] = [(begin, 0, 0, "group")]
-    for copy in range(7):
-        rows += [(begin, 1, 10 + copy * 50, "next"), (end, 1, 50 + copy * 50, "")]
-    rows += [(begin, 2, SIGNAL_OFFSETS[0], "next"), (end, 2, SIGNAL_OFFSETS[1], "value")]
-    rows += [(begin, 3, WAIT_OFFSETS[0], "previous"), (end, 3, WAIT_OFFSETS[1], "value")]
-    return [*rows, (end, 0, 1000, "")]
+def _group_records(spec: CaptureSpec, rank: int) -> list[tuple[int, int, int, str, str]]:
+    """(event, begin and end in ns in the group, begin and end payload) of one group; _write_launch fills them in."""
+    rows = [(0, 0, 1000, "group", "")]
+    rows += [(1, 10 + copy * 50, 50 + copy * 50, "next", "") for copy in range(7)]
+    return [*rows, (2, *SIGNAL_OFFSETS, "next", "value"), (3, *WAIT_OFFSETS, "previous", "value")]
 
 
 def _write_launch(
@@ -220,8 +221,8 @@ def _write_launch(
     groups = np.arange(spec.groups, dtype=np.uint64)
     tracks = np.arange(spec.num_tracks, dtype=np.uint64)
     slot = (tracks[:, None] * np.uint64(spec.groups) + groups)[:, :, None]
-    kinds, events, offsets = (np.array([row[column] for row in pattern], np.uint64) for column in range(3))
-    ticks = np.uint64(start) + groups[:, None] * np.uint64(GROUP_NS) + offsets
+    events, begins, ends = (np.array([row[column] for row in pattern], np.uint64) for column in range(3))
+    group_start = np.uint64(start) + groups[:, None] * np.uint64(GROUP_NS)
     payload = np.zeros((spec.num_tracks, spec.groups, len(pattern)), np.uint64)
     peers = {"next": (rank + 1) % spec.num_ranks, "previous": (rank - 1) % spec.num_ranks}
     for column, row in enumerate(pattern):
@@ -229,16 +230,22 @@ def _write_launch(
             payload[:, :, column] = np.uint64(peers[row[3]]) | slot[:, :, 0] << np.uint64(10)
         elif row[3] == "group":
             payload[:, :, column] = groups
-        elif row[3] == "value":
-            payload[:, :, column] = EPOCH + sequence
-    word = kinds | events << np.uint64(fmt.EVENT_SHIFT)
+        if row[4] == "value":
+            payload[:, :, column] |= np.uint64(EPOCH + sequence) << np.uint64(fmt.PAYLOAD_BITS - VALUE_BITS)
+    word = np.uint64(fmt.RecordKind.SPAN) | events << np.uint64(fmt.EVENT_SHIFT)
     word = word | (payload & np.uint64((1 << fmt.PAYLOAD_LOW_BITS) - 1)) << np.uint64(fmt.PAYLOAD_SHIFT)
-    flat = np.zeros((spec.num_tracks, spec.groups * len(pattern)), fmt.WIDE_RECORD)
+    flat = np.zeros((spec.num_tracks, spec.groups * len(pattern)), fmt.SPAN_RECORD)
     flat["word"] = word.reshape(flat.shape)
-    flat["ticks"] = np.broadcast_to(ticks, payload.shape).reshape(flat.shape)
     flat["payload_high"] = (payload >> np.uint64(fmt.PAYLOAD_LOW_BITS)).reshape(flat.shape)
-    written = min(per_track, flat.shape[1] - (5 if killed else 0))
-    segment.records(entry)[:, :written] = flat[:, :written]
+    for name, offsets in (("begin", begins), ("end", ends)):
+        low = (group_start + offsets & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+        flat[name] = np.broadcast_to(low, payload.shape).reshape(flat.shape)
+    if killed:  # in the wait of the last group, which is not stored: it is work
+        flat[:, -len(pattern)] = 0
+        flat["end"][:, -1] = flat["begin"][:, -1] - 1
+        flat["payload_high"][:, -1] &= (1 << 32 - VALUE_BITS) - 1
+    written = min(per_track, flat.shape[1])
+    segment.records(entry).view(fmt.SPAN_RECORD)[:, :written] = flat[:, :written]
     headers = segment.track_headers(entry)
     headers["start_ticks"], headers["started"] = start, 1
     headers["role"] = np.arange(spec.num_tracks) % spec.warps_per_block % len(ROLES)

@@ -53,11 +53,13 @@ class Parts:
     def of(path: Path) -> Parts:
         dump = read_dump(path)
         stops = [entry.records_offset + entry.records_count * 16 for entry in dump.launches]
-        records = [
-            dump.payload[entry.records_offset : stop].view(fmt.WIDE_RECORD)
-            for entry, stop in zip(dump.launches, stops, strict=True)
-        ]
         headers = list(map(dump.track_headers, dump.launches))
+        records = [
+            dump.payload[entry.records_offset : stop].view(
+                fmt.SPAN_RECORD if (tracks["started"] == fmt.STARTED).any() else fmt.WIDE_RECORD
+            )
+            for entry, stop, tracks in zip(dump.launches, stops, headers, strict=True)
+        ]
         return copy.deepcopy(Parts(dump.metadata, dump.clock_samples(), dump.host_spans(), headers, records))
 
     def layout(self) -> tuple[dict[str, Any], bytearray]:
@@ -209,9 +211,10 @@ def _times(draw: random.Random, parts: Parts) -> bytes:
     """All times of a rank moved alike: nothing contradicts anything within it."""
     step, fields = draw.choice((*STEPS, (1 << 62) - (1 << 51), (1 << 63) - (1 << 51))), ("start_ticks", "end_ticks")
     for headers, records in zip(parts.headers, parts.records, strict=True):
-        for rows, names in ((headers, fields), (records, ("ticks",))):
+        of_records = tuple(name for name in ("ticks", "begin", "end") if name in (records.dtype.names or ()))
+        for rows, names in ((headers, fields), (records, of_records)):
             for name in names:
-                rows[name] += np.uint64(step & ((1 << 64) - 1))
+                rows[name] += rows[name].dtype.type(step & ((1 << 8 * rows[name].dtype.itemsize) - 1))
     which = draw.randrange(4)
     names = (("t0", "t1", "t2", "t3"), ("t1", "t2"), ("t0", "t3"), ())[which]
     for name in names:

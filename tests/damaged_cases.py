@@ -30,8 +30,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.captures import START_NS, CaptureSpec, metadata, write_capture
+import numpy as np
+
+from tests.captures import EVENT_TABLE, START_NS, CaptureSpec, metadata, write_capture
 from tests.damage import IN_DEPTH, SECTIONS, Parts, build, damage_manifest, damage_profile
+from tests.pairs import end_bits_of, pairs_of
 from tracekern.analysis.findings import analyze
 from tracekern.analysis.summary import summarize
 from tracekern.cli.info import info
@@ -49,6 +52,7 @@ from tracekern.viewers.report.report_page import report_page
 MAX_BYTES = 6 << 30
 """Of address space, most of which numpy's threads reserve and never touch."""
 MAX_SECONDS = 20
+BITS = end_bits_of(EVENT_TABLE)
 CHOICES = [name for name in SECTIONS for _ in range(3 if name in IN_DEPTH else 1)]
 MOVED = "all times of all ranks"
 TRACES = Path(__file__).resolve().parent.parent / "traces"
@@ -103,11 +107,13 @@ def _run(directory: Path) -> Run:
 def _as_ring(path: Path) -> None:
     """The dump of a flight recorder: the oldest records gone, one torn, a fault."""
     parts = Parts.of(path)
-    for headers in parts.headers:
-        headers["started"], headers["torn"][0] = fmt.STARTED_RING, 1
-        headers["attempted"] += 7
     for idx, (headers, records) in enumerate(zip(parts.headers, parts.records, strict=True)):
-        parts.records[idx] = records[3:]
+        starts, spans = headers["start_ticks"].tolist(), np.split(records, np.cumsum(headers["written"])[:-1])
+        tracks = [pairs_of(of_one, start, 0, BITS) for of_one, start in zip(spans, starts, strict=True)]
+        headers["written"] = [len(track) for track in tracks]
+        headers["attempted"] = headers["written"] + 7
+        headers["started"], headers["missing"][0] = fmt.STARTED_RING, 1
+        parts.records[idx] = np.concatenate(tracks)[3:]
         headers["written"][0] -= 3
     parts.metadata |= {"keep": "last", "fault": None, "fault_text": "rank 0 send block 0 warp 0 gave up on rank 1"}
     metadata_now, payload = parts.layout()

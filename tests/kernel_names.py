@@ -12,7 +12,7 @@ _ENTRY = re.compile(
     r"void tracekern::entry<tracekern::(?P<body>\w+)<(?P<choices>.*)>, "
     r"tracekern::Recorder<(?P<traced>true|false), \(tracekern::RecordFormat\)(?P<format>\d)> ?>"
 )
-_FORMATS = ("wide", "ring", "cycles")
+_FORMATS = ("span", "ring", "cycles")
 _NUMBERS = {"float": "fp32", "tracekern::Half": "fp16", "tracekern::BFloat16": "bf16"}
 
 

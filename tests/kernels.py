@@ -24,7 +24,9 @@ def descriptor_of(launch: int) -> np.ndarray:
 
 @dataclass
 class TrackWriter:
-    """One warp: wide records, ticks of CLOCK_MONOTONIC."""
+    """One warp, ticks of CLOCK_MONOTONIC: as Launch.descriptor asks, a ring, or records of spans, all stored when they
+    begin.
+    """
 
     descriptor: int
     block: int
@@ -35,33 +37,73 @@ class TrackWriter:
         launch = descriptor_of(self.descriptor)
         track = (self.block - int(launch["block_first"])) // int(launch["block_step"]) * int(launch["warps_per_block"])
         self.capacity = int(launch["records_per_track"])
-        self.attempted = self.written = 0
+        self.attempted = 0
+        self.open: list[int] = []
+        """Places of spans that have not ended; -1: found no room."""
         headers = int(launch["headers"]) + (track + self.warp) * fmt.TRACK_HEADER.itemsize
-        records = int(launch["records"]) + (track + self.warp) * self.capacity * fmt.WIDE_RECORD.itemsize
+        records = int(launch["records"]) + (track + self.warp) * self.capacity * fmt.RECORD_BYTES
         self.header = memory(headers, fmt.TRACK_HEADER)
-        self.records = memory(records, fmt.WIDE_RECORD, self.capacity)
+        self.is_ring = bool(self.descriptor & 1)
+        self.records = memory(records, fmt.WIDE_RECORD if self.is_ring else fmt.SPAN_RECORD, self.capacity)
+        if int(launch["generation"]) and not self.is_ring:
+            self.capacity = 0  # as csrc/trace/span_recorder.h does in a region that was used before
         self.event_mask = int(launch["event_mask"])
         self.header["role"] = self.role
         self.header["start_ticks"] = time.monotonic_ns()
-        self.header["started"] = fmt.STARTED | int(launch["generation"])
+        self.header["started"] = (fmt.STARTED_RING if self.is_ring else fmt.STARTED) | int(launch["generation"])
 
-    def record(self, kind: fmt.RecordKind, event: int, payload: int = 0) -> None:
-        if not self.event_mask >> event & 1:
-            return
-        self.attempted += 1
-        if self.written < self.capacity:
-            low = payload & ((1 << fmt.PAYLOAD_LOW_BITS) - 1)
-            word = kind | event << fmt.EVENT_SHIFT | low << fmt.PAYLOAD_SHIFT
-            self.records[self.written] = (time.monotonic_ns(), payload >> fmt.PAYLOAD_LOW_BITS, word)
-            self.written += 1
+    def begin(self, event: int, payload: int = 0, ticks: int = 0) -> None:
+        if self.is_ring:
+            self._put(fmt.RecordKind.BEGIN, event, payload)
+        elif self.event_mask >> event & 1:
+            now = low_units(ticks or time.monotonic_ns())
+            self.open.append(self._store(fmt.RecordKind.SPAN, event, payload, now, now - 1 & 0xFFFFFFFF))
+
+    def end(self, event: int, ticks: int = 0) -> None:
+        if self.is_ring:
+            self._put(fmt.RecordKind.END, event, 0)
+        elif self.event_mask >> event & 1 and (place := self.open.pop()) >= 0:
+            self.records["end"][place] = low_units(ticks or time.monotonic_ns())
+
+    def mark(self, event: int, payload: int = 0) -> None:
+        if self.is_ring:
+            self._put(fmt.RecordKind.MARK, event, payload)
+        elif self.event_mask >> event & 1:
+            now = low_units(time.monotonic_ns())
+            self._store(fmt.RecordKind.MARK, event, payload, now, now)
 
     def span(self, event: int, payload: int = 0) -> None:
-        self.record(fmt.RecordKind.BEGIN, event, payload)
-        self.record(fmt.RecordKind.END, event)
+        self.begin(event, payload)
+        self.end(event)
 
     def finish(self) -> None:
         self.header["end_ticks"] = time.monotonic_ns()
-        self.header["written"], self.header["attempted"] = self.written, self.attempted
+        written = self.attempted if self.is_ring else min(self.attempted, self.capacity)
+        self.header["written"], self.header["attempted"] = written, self.attempted
+
+    def _store(self, kind: fmt.RecordKind, event: int, payload: int, begin: int, end: int) -> int:
+        self.attempted += 1
+        if self.attempted > self.capacity:
+            return -1
+        self.records[self.attempted - 1] = (end, payload >> fmt.PAYLOAD_LOW_BITS, begin, word_of(kind, event, payload))
+        return self.attempted - 1
+
+    def _put(self, kind: fmt.RecordKind, event: int, payload: int) -> None:
+        if self.event_mask >> event & 1:
+            lap, slot = divmod(self.attempted, self.capacity)
+            ticks = time.monotonic_ns() & (1 << fmt.LAP_SHIFT) - 1 | lap << fmt.LAP_SHIFT
+            self.records[slot] = (ticks, payload >> fmt.PAYLOAD_LOW_BITS, word_of(kind, event, payload))
+            self.attempted += 1
+
+
+def word_of(kind: fmt.RecordKind, event: int, payload: int) -> int:
+    low = payload & (1 << fmt.PAYLOAD_LOW_BITS) - 1
+    return kind | event << fmt.EVENT_SHIFT | low << fmt.PAYLOAD_SHIFT
+
+
+def low_units(ticks: int) -> int:
+    """A time as a record of a span holds it; HostClock's shift is 5."""
+    return ticks >> 5 & 0xFFFFFFFF
 
 
 def run_kernel(descriptor: int, grid: int, warps: int, spans: int) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 from kernels import TrackWriter
 
-from tracekern.dump import format as fmt
 from tracekern.record.session import capture
 
 COPY, WAIT = 0, 1
@@ -36,13 +35,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("--slow-wait", type=float, default=1.0, help="factor on the waits of dispatch")
-    parser.add_argument("--room", type=int, default=4 * SPANS, help="records of a track")
+    parser.add_argument("--room", type=int, default=2 * SPANS, help="records of a track")
     parser.add_argument("--tokens", type=int, default=64, help="goes into the shape")
     arguments = parser.parse_args()
     record(arguments.out, arguments.slow_wait, arguments.room, arguments.tokens)
 
 
-def record(out: Path, slow_wait: float = 1.0, room: int = 4 * SPANS, tokens: int = 64) -> Path:
+def record(out: Path, slow_wait: float = 1.0, room: int = 2 * SPANS, tokens: int = 64) -> Path:
     rng = np.random.default_rng(zlib.crc32(out.name.encode()))
     of_launch = np.exp(SPREAD * rng.standard_normal(4))  # what makes a launch of the program differ from the next
     about = {"settings": {"tokens": tokens}, "command": f"launched {out}"}
@@ -60,24 +59,17 @@ def record(out: Path, slow_wait: float = 1.0, room: int = 4 * SPANS, tokens: int
 
 def write_track(descriptor: int, warp: int, ticks: int, means: np.ndarray, rng: np.random.Generator) -> int:
     """SPANS pairs of a copy and a wait. Returns when the last one ended."""
-    writer = Writer(descriptor, 0, warp)
+    writer = TrackWriter(descriptor, 0, warp)
     writer.header["start_ticks"] = ticks
     for durations in (means * np.exp(0.03 * rng.standard_normal((SPANS, 2)))).astype(int):
         for event, duration in zip((COPY, WAIT), durations, strict=True):
-            writer.put(fmt.RecordKind.BEGIN, event, ticks)
+            writer.begin(event, ticks=ticks)
             ticks += int(duration)
-            writer.put(fmt.RecordKind.END, event, ticks)
+            writer.end(event, ticks=ticks)
             ticks += 10
     writer.finish()
     writer.header["end_ticks"] = ticks
     return ticks
-
-
-class Writer(TrackWriter):
-    def put(self, kind: fmt.RecordKind, event: int, ticks: int) -> None:
-        self.record(kind, event)
-        if self.attempted == self.written:
-            self.records[self.written - 1]["ticks"] = ticks
 
 
 if __name__ == "__main__":

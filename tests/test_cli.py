@@ -36,7 +36,7 @@ def capture(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def lossy(tmp_path_factory) -> Path:
     """A capture whose tracks were too small."""
-    spec = CaptureSpec(num_ranks=2, records_per_track=64, run_id="lossy")
+    spec = CaptureSpec(num_ranks=2, records_per_track=32, run_id="lossy")
     return write_capture(tmp_path_factory.mktemp("lossy"), spec)
 
 
@@ -216,8 +216,8 @@ def test_info_tells_losses_and_the_size_that_would_have_been_enough(command_line
     summary = json.loads(command_line("info", lossy, "--json").stdout)
     for rank in summary["ranks"]:
         assert rank["records_lost"] > 0
-        assert rank["records_per_track"] == 64
-        line = f"rank {rank['rank']} lost {rank['records_lost']} records: a track had room for 64; records_per_track"
+        assert rank["records_per_track"] == 32
+        line = f"rank {rank['rank']} lost {rank['records_lost']} records: a track had room for 32; records_per_track"
         assert f"{line}={rank['records_needed']} would have been enough" in result.stdout
 
 
@@ -255,7 +255,7 @@ def test_info_on_something_else(command_line, tmp_path):
 def test_info_tells_what_is_known_where_clocks_cannot_be_related(command_line, tmp_path):
     """As of ranks that gave up on each other before they had sampled their clocks."""
     wild = write_capture(
-        tmp_path / "wild", CaptureSpec(num_ranks=2, clock_samples=False, records_per_track=8, killed_rank=1)
+        tmp_path / "wild", CaptureSpec(num_ranks=2, clock_samples=False, records_per_track=4, killed_rank=1)
     )
     whole = command_line("info", wild, "--unaligned")
     assert "error salvaged: rank 1 never closed" in whole.stdout

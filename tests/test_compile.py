@@ -95,7 +95,7 @@ def by_recorder(kernels: dict[str, str]) -> dict[str, dict[str, str]]:
         if "clock" not in name and not name.startswith("graph"):
             grouped.setdefault(stem, {})[recorder] = text
     for stem, texts in grouped.items():
-        wanted = {"off", "wide"}
+        wanted = {"off", "span"}
         wanted |= set() if SAMPLE and stem.startswith("p2p") else {"ring"}
         wanted |= {"cycles"} if stem == "probe_spans" else set()
         assert set(texts) == wanted, stem
@@ -143,7 +143,7 @@ def test_sm_90_reads_the_clock_and_orders_with_the_system(source):
 
 
 MEMORY = re.compile(
-    r"%globaltimer;|\bst\.(?:release|relaxed)\.sys|\bld\.(?:acquire|relaxed)\.sys|\bst\.global\.v4|\bbar\.(?:sync|red)|\bfence\."
+    r"%globaltimer;|\bst\.(?:release|relaxed)\.sys|\bld\.(?:acquire|relaxed)\.sys|\bst\.global\.v[24]|\bbar\.(?:sync|red)|\bfence\."
 )
 
 
@@ -152,9 +152,9 @@ def test_sm_90_has_the_fence_of_a_signal_in_its_span(source):
     # The begin is on record before the release, whose fence waits for the stores; the end is read right behind it. In a
     # sequence the span before ends with the same read.
     span = re.compile("read record (record )?release read record")
-    words = {"%globaltimer;": "read", "st.global.v4": "record", "st.release.sys": "release"}
+    words = {"%globaltimer;": "read", "st.global.v4": "record", "st.global.v2": "record", "st.release.sys": "release"}
     kernels = ptx_kernels(CSRC / source)
-    traced = [name for name in kernels if SIGNALS[family(name)] and name.endswith(("_wide", "_ring"))]
+    traced = [name for name in kernels if SIGNALS[family(name)] and name.endswith(("_span", "_ring"))]
     assert traced
     for name in traced:
         assert span.search(" ".join(words.get(found, found) for found in MEMORY.findall(kernels[name]))), name
@@ -163,7 +163,7 @@ def test_sm_90_has_the_fence_of_a_signal_in_its_span(source):
 @pytest.mark.parametrize(
     ("source", "kernel"),
     [
-        ("moe/p2p/kernels.cu", "p2p_dispatch_recv_token_wide"),  # the expert that the flag carried
+        ("moe/p2p/kernels.cu", "p2p_dispatch_recv_token_span"),  # the expert that the flag carried
         ("comm/kernels.cu", "initiate_clock_ping_pong"),  # the reply
         ("comm/kernels.cu", "answer_clock_ping_pong"),  # the request
     ],
@@ -186,16 +186,16 @@ def test_sm_90_counts_cycles_inside_and_reads_the_clock_at_the_ends():
     anchors = [place for place, clock in enumerate(clocks["cycles"]) if clock == "globaltimer"]
     assert len(anchors) == 4
     assert all(clocks["cycles"][place - 1] == clocks["cycles"][place + 1] == "clock64" for place in anchors)
-    assert clocks["cycles"].count("clock64") == 2 * 4 + len(clocks["wide"]) - 4
-    assert set(clocks["wide"]) == {"globaltimer"}
+    assert clocks["cycles"].count("clock64") == 2 * 4 + len(clocks["span"]) - 4
+    assert set(clocks["span"]) == {"globaltimer"}
 
 
 @pytest.mark.parametrize("target", AMD_TARGETS)
 def test_amd_counts_cycles_inside_and_reads_the_clock_at_the_ends(target):
     texts = by_recorder(amd_kernels(PROBE, target))["probe_spans"]
     clocks = {name: re.findall(r"\b(s_memrealtime|s_memtime)\b", text) for name, text in texts.items()}
-    assert sorted(clocks["cycles"]) == ["s_memrealtime"] * 4 + ["s_memtime"] * (len(clocks["wide"]) - 4 + 8)
-    assert set(clocks["wide"]) == {"s_memrealtime"}
+    assert sorted(clocks["cycles"]) == ["s_memrealtime"] * 4 + ["s_memtime"] * (len(clocks["span"]) - 4 + 8)
+    assert set(clocks["span"]) == {"s_memrealtime"}
 
 
 @pytest.mark.parametrize("target", AMD_TARGETS)

@@ -54,7 +54,7 @@ class CycleTrack:
 def decode_regions(path: Path, headers: np.ndarray, records: np.ndarray, events: dict | None = None) -> Timeline:
     """[num_tracks] headers and [num_tracks, records_per_track] records through a real segment and dump."""
     about = metadata(CaptureSpec(num_ranks=1, run_id="cycles"), 0)
-    about["clock"] = {"name": "simulated", "ticks_per_second": 10**9, "resolution_ticks": TICK_NS}
+    about["clock"] = {"name": "simulated", "ticks_per_second": 10**9, "resolution_ticks": TICK_NS, "shift": 5}
     segment = SegmentWriter.create(f"cycles-{os.getpid()}", 0, about, records.nbytes + headers.nbytes + (1 << 20))
     try:
         plan = LaunchPlan(
@@ -85,12 +85,16 @@ def decode_tracks(path: Path, tracks: list[CycleTrack]) -> Timeline:
         header = headers[number]
         header["start_ticks"] = track.ticks(track.start_ns)
         header["started"] = fmt.STARTED_CYCLES if track.counts_cycles else fmt.STARTED
-        for column, time_ns in enumerate(time for span in track.spans for time in span):
+        if not track.counts_cycles:
+            in_units = [tuple(track.stamp(time_ns) >> 5 & 0xFFFFFFFF for time_ns in span) for span in track.spans]
+            rows = [(end, 0, begin, RecordKind.SPAN | COPY << fmt.EVENT_SHIFT) for begin, end in in_units]
+            records[number, : len(rows)] = np.array(rows, fmt.SPAN_RECORD).view(fmt.WIDE_RECORD)
+        for column, time_ns in enumerate(time for span in track.spans for time in span if track.counts_cycles):
             kind = (RecordKind.BEGIN, RecordKind.END)[column % 2]
             records[number, column] = (track.stamp(time_ns), 0, kind | COPY << fmt.EVENT_SHIFT)
         if track.finished:
             header["end_ticks"] = track.ticks(track.end_ns)
-            header["written"] = header["attempted"] = 2 * len(track.spans)
+            header["written"] = header["attempted"] = len(track.spans) * (2 if track.counts_cycles else 1)
             header["elapsed_cycles"] = track.stamp(track.end_ns) if track.counts_cycles else 0
     return decode_regions(path, headers, records)
 

@@ -1,4 +1,4 @@
-"""Decoding against a slow and obvious decoder, sound and torn tracks."""
+"""Decoding against slow and obvious decoders, sound and torn tracks: of rings, two records a span, and of spans."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from tracekern.timeline.decode.event_tables import doubtful_events, parse_event_
 from tracekern.timeline.model import OPEN_END, Timeline, TrackKind, unpack_field
 
 BEGIN, END, MARK = RecordKind.BEGIN, RecordKind.END, RecordKind.MARK
+WORK, BEGIN_BITS, END_BITS = (0, 1), (22, 32, 32, 32), (0, 0, 23, 23)
+"""Of EVENT_TABLE."""
 
 
 @dataclass
@@ -33,10 +35,14 @@ class Run:
     start: int = 1 << 40
     steps: list[tuple[int, int, int, int]] = field(default_factory=list)
     finished: bool = True
+    is_span: bool = False
+    """One record a span: begins and ends of its steps match, and the payload of an end is that of end fields."""
 
 
-def encode(run: Run) -> np.ndarray:
+def encode(run: Run, shift: int = 0) -> np.ndarray:
     """The records that the recorder writes for a run."""
+    if run.is_span:
+        return encode_spans(run, shift)
     rows: list[tuple[int, ...]] = []
     for kind, event, offset, payload in run.steps:
         ticks = run.start + offset
@@ -45,18 +51,42 @@ def encode(run: Run) -> np.ndarray:
     return np.array(rows, fmt.WIDE_RECORD)
 
 
-def decode_runs(path: Path, launches: list[list[Run]]) -> Timeline:
+def encode_spans(run: Run, shift: int) -> np.ndarray:
+    """SPAN_RECORDs, as WIDE_RECORD: open waits and signals of an unfinished run are there, open work is not."""
+    rows: list[list[int]] = []
+    stack: list[int] = []
+    for kind, event, offset, payload in run.steps:
+        now = run.start + offset >> shift & 0xFFFFFFFF
+        if kind == END:
+            rows[stack.pop()][:2] = [now, payload << fmt.PAYLOAD_BITS - END_BITS[event]]
+            continue
+        if kind == BEGIN:
+            stack.append(len(rows))
+        end = now - 1 & 0xFFFFFFFF if kind == BEGIN else now
+        rows.append([end, 0, now, payload, RecordKind.SPAN if kind == BEGIN else MARK, event])
+    records = np.zeros(len(rows), fmt.SPAN_RECORD)
+    for place, (end, end_payload, begin, payload, kind, event) in enumerate(rows):
+        if place in stack and not run.finished and event in WORK:
+            continue
+        whole = payload | end_payload
+        word = kind | event << fmt.EVENT_SHIFT | (whole & (1 << fmt.PAYLOAD_LOW_BITS) - 1) << fmt.PAYLOAD_SHIFT
+        records[place] = (end, whole >> fmt.PAYLOAD_LOW_BITS, begin, word)
+    return records.view(fmt.WIDE_RECORD)
+
+
+def decode_runs(path: Path, launches: list[list[Run]], shift: int = 0) -> Timeline:
     """Through a real segment and dump: one launch per list, one track per run."""
-    encoded = [[encode(run) for run in launch] for launch in launches]
-    spec = CaptureSpec(num_ranks=1, run_id="decode")
-    segment = SegmentWriter.create(f"decode-{os.getpid()}", 0, metadata(spec, 0), 1 << 22)
+    encoded = [[encode(run, shift) for run in launch] for launch in launches]
+    about = metadata(CaptureSpec(num_ranks=1, run_id="decode"), 0)
+    about["clock"] |= {"shift": shift}
+    segment = SegmentWriter.create(f"decode-{os.getpid()}", 0, about, 1 << 22)
     try:
         for runs, rows in zip(launches, encoded, strict=True):
             plan = LaunchPlan(
                 name="kernel",
                 num_blocks=len(runs),
                 warps_per_block=1,
-                records_per_track=max(len(row) for row in rows) + 1,
+                records_per_track=1 << max(len(row) for row in rows).bit_length(),
                 blocks=range(len(runs)),
                 events=json.dumps(EVENT_TABLE).encode(),
             )
@@ -65,7 +95,8 @@ def decode_runs(path: Path, launches: list[list[Run]]) -> Timeline:
             headers, records = segment.track_headers(entry), segment.records(entry)
             for track, (run, row) in enumerate(zip(runs, rows, strict=True)):
                 records[track, : len(row)] = row
-                headers[track]["start_ticks"], headers[track]["started"] = run.start, 1
+                headers[track]["start_ticks"] = run.start
+                headers[track]["started"] = fmt.STARTED if run.is_span else fmt.STARTED_RING
                 if run.finished:
                     headers[track]["written"] = headers[track]["attempted"] = len(row)
                     headers[track]["end_ticks"] = run.start + (run.steps[-1][2] if run.steps else 0)
@@ -145,6 +176,78 @@ def test_decode_agrees_with_the_obvious_decoder(tmp_path_factory: pytest.TempPat
     assert sum(p.count for p in timeline.problems if p.kind == "orphan_end") == orphans
     opened = sum(p.count for p in timeline.problems if p.kind == "open_span" and "stream" not in p.text)
     assert opened == sum(end == OPEN_END for run in launch for _, _, end, _, _ in reference(run)[0])
+
+
+@st.composite
+def span_runs(draw: st.DrawFn, shift: int) -> Run:
+    """A run of at most 2^32 units, some of whose spans never end."""
+    start = draw(st.sampled_from([1 << 40, (1 << 40) - 32, 0xFFFFFFF0 & ~31, 0xFFFFFFF0 << shift]))
+    run = Run(start, finished=draw(st.booleans()), is_span=True)
+    stack: list[int] = []
+    offset = 0
+    for _ in range(draw(st.integers(0, 30))):
+        offset += draw(st.sampled_from([0, 32, 64, 1 << 20])) + (
+            draw(st.sampled_from([0, 1 << 31])) if not offset else 0
+        )
+        kind = draw(st.sampled_from([BEGIN, END, MARK]))
+        if kind == END and not stack:
+            continue
+        event = stack.pop() if kind == END else draw(st.integers(0, 3))
+        if kind == BEGIN:
+            stack.append(event)
+        bits = END_BITS[event] if kind == END else BEGIN_BITS[event]
+        run.steps.append((kind, event, offset, draw(st.integers(0, (1 << bits) - 1))))
+    return run
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_spans_are_decoded_as_they_were_recorded(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject):
+    shift = data.draw(st.sampled_from([0, 5]))
+    launch = data.draw(st.lists(span_runs(shift), min_size=1, max_size=4))
+    timeline = decode_runs(tmp_path_factory.mktemp("decode") / "rank_00000.tkdump", [launch], shift)
+    num_held = 0
+    for block, run in enumerate(launch):
+        spans, marks, _ = reference(run)
+        is_held = [end == OPEN_END and event in WORK and not run.finished for event, _, end, _, _ in spans]
+        assert device_rows(timeline, block) == ([s for s, held in zip(spans, is_held, strict=True) if not held], marks)
+        stored = (encode(run, shift)["word"] != 0).tolist()
+        num_held += sum(not step for step in stored[: len(stored) - stored[::-1].index(True)]) if any(stored) else 0
+    assert sum(problem.count for problem in timeline.problems if problem.kind == "open_work") == num_held
+
+
+@pytest.mark.parametrize("shift", [0, 5])
+def test_a_track_that_may_have_lasted_too_long_is_told(tmp_path: Path, shift: int):
+    unit = 1 << shift
+    steps = [
+        (BEGIN, 1, 32, 0),
+        (END, 1, 3 << 31 + shift, 0),
+        (BEGIN, 1, 5 << 31 + shift, 0),
+        (END, 1, 6 << 31 + shift, 0),
+    ]
+    timeline = decode_runs(tmp_path / "rank_00000.tkdump", [[Run(1 << 40, steps, is_span=True)]], shift)
+    rows = timeline.spans.take(timeline.spans.track == 0)
+    assert [problem.kind for problem in timeline.problems] == ["ambiguous_time"]
+    assert f"more than {(1 << 32) * unit / 1e9:.0f} s" in timeline.problems[0].text
+    # The shortest times that fit the order of begins: 5 << 31 is 1 << 31 behind a wrap, and so is 3 << 31.
+    assert (rows.start - (1 << 40)).tolist() == [32, 1 << 31 + shift]
+    assert (rows.end - (1 << 40)).tolist() == [1 << 31 + shift, 1 << 32 + shift]
+
+
+@pytest.mark.parametrize(
+    ("steps", "wanted"),
+    [
+        ([(BEGIN, 1, 96, 0), (END, 1, 128, 0), (BEGIN, 1, 64, 0), (END, 1, 80, 0)], [(96, 128), (96, 112)]),
+        ([(BEGIN, 1, 32, 0), (END, 1, 64, 0), (BEGIN, 1, -5, 0), (END, 1, 96, 0)], [(32, 64), (32, 133)]),
+    ],
+)
+def test_times_of_spans_that_cannot_be_are_told(tmp_path: Path, steps: list, wanted: list):
+    """A begin before another that stands before it; one before its track."""
+    steps.append((MARK, 1, 200, 0))
+    timeline = decode_runs(tmp_path / "rank_00000.tkdump", [[Run(1 << 40, steps, is_span=True)]])
+    rows = timeline.spans.take(timeline.spans.track == 0)
+    assert list(zip((rows.start - (1 << 40)).tolist(), (rows.end - (1 << 40)).tolist(), strict=True)) == wanted
+    assert [(problem.kind, problem.track) for problem in timeline.problems] == [("torn_track", 0)]
 
 
 def test_launches_of_one_stream_share_their_tracks(tmp_path: Path):

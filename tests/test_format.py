@@ -26,7 +26,9 @@ def test_launch_descriptor_is_the_compiled_one():
 
 
 def test_records_are_the_compiled_ones():
-    assert fmt.WIDE_RECORD.itemsize == _C.layout["wide_record_bytes"]
+    assert fmt.WIDE_RECORD.itemsize == _C.layout["wide_record_bytes"] == fmt.RECORD_BYTES
+    assert fmt.SPAN_RECORD.itemsize == _C.layout["span_record_bytes"] == fmt.RECORD_BYTES
+    assert offsets(fmt.SPAN_RECORD) == _C.layout["span_record"]
     bits = (_C.layout["kind_bits"], _C.layout["event_bits"], _C.layout["payload_low_bits"])
     assert bits == (fmt.KIND_BITS, fmt.EVENT_BITS, fmt.PAYLOAD_LOW_BITS)
     started = (_C.layout["started_ring"], _C.layout["started_cycles"])

@@ -121,7 +121,7 @@ def test_auto_takes_the_gpu_and_its_capture_tells_what_a_span_costs(tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("sink", ["host", "device"])
-@pytest.mark.parametrize("record_format", ["wide", "ring", "cycles"])
+@pytest.mark.parametrize("record_format", ["span", "ring", "cycles"])
 def test_a_span_costs_something_on_a_gpu(record_format, sink):
     require_gpus(1)
     cost = measure_span("cuda", record_format, 4, sink)

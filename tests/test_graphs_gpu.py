@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.test_gpu import one_rank, require_gpus
-from tracekern.dump.format import WIDE_RECORD
+from tracekern.dump.format import RECORD_BYTES
 from tracekern.dump.reader import Dump, read_dump
 from tracekern.errors import BadInput
 from tracekern.launcher.launch import launch_ranks
@@ -88,7 +88,7 @@ def test_a_replay_is_read_while_the_next_one_runs(tmp_path):
     kept: dict[int, dict[str, str]] = {}
     for launch in dump.launches:
         if launch.name.startswith("decode/"):
-            stop = launch.records_offset + launch.records_count * WIDE_RECORD.itemsize
+            stop = launch.records_offset + launch.records_count * RECORD_BYTES
             records = dump.payload[launch.records_offset : stop]
             assert len(records)
             kept.setdefault(launch.sequence, {})[launch.name] = hashlib.sha256(records.tobytes()).hexdigest()

@@ -21,7 +21,8 @@ from tests.timelines import (
 from tracekern.analysis.findings import analyze
 from tracekern.analysis.hang import Holder, find_hang
 from tracekern.export.drawing import prepare
-from tracekern.timeline.model import OPEN_END, Timeline, TrackKind
+from tracekern.timeline.columns import join_rows
+from tracekern.timeline.model import OPEN_END, EventClass, Spans, Timeline, TrackKind
 from tracekern.viewers.report.headlines import headlines
 
 Row = tuple[int, int, int, int]
@@ -197,3 +198,17 @@ def test_clocks_that_were_not_aligned_are_never_mixed():
 def test_an_empty_timeline_is_no_hang():
     spans = make_timeline().spans.take(np.zeros(0, np.int64))
     assert find_hang(make_timeline().replace(spans=spans, launches=(), flows=type(make_timeline().flows)())) is None
+
+
+def test_a_rank_in_work_that_never_ended_runs_a_kernel():
+    """Work is on record when it ends; that the kernel never finished is known all the same."""
+    timeline = timeline_of([(0, WAIT, 1, 4_000)], num_ranks=2)
+    lane = next(i for i, t in enumerate(timeline.tracks) if t.rank == 1 and t.kind is TrackKind.LAUNCH)
+    launch = next(i for i, event in enumerate(timeline.events) if event.event_class is EventClass.LAUNCH)
+    running = make_spans([(lane, launch, 1, 3_000, int(OPEN_END), 0, 0)])
+    timeline = timeline.replace(spans=join_rows([timeline.spans, running], Spans()))
+    hang = find_hang(timeline)
+    assert hang is not None
+    assert hang.holders == (Holder(1, True, "dispatch", 0, "dispatch", 0),)
+    said = "rank 0 has waited 5.00 us for rank 1 (dispatch.wait_token slot=0); rank 1 is in dispatch"
+    assert line_of(timeline) == said

@@ -72,7 +72,7 @@ def test_a_budget_that_holds_and_one_that_does_not(inner, pytester):
     result = inner(budget="wait_token.p50=1us")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
-        ["*over the stall budget*", "dispatch.wait_token.p50 is 2* us, its budget is 1.00 us (+*%)"]
+        ["*over the stall budget*", "dispatch.wait_token.p50 is * us, its budget is 1.00 us (+*%)"]
     )
     assert kept(pytester) == []
 
@@ -111,7 +111,7 @@ def test_save_compare_fail(inner, pytester):
     slow = inner("--tracekern-compare-fail=p50:15%", "--tracekern-save", factor=1.2)
     slow.assert_outcomes(passed=2)
     assert slow.ret == pytest.ExitCode.TESTS_FAILED
-    slow.stdout.fnmatch_lines(["not saved: *", "*wait_token.p50 * (+20.* %), more than 15 % (fewer than 5 runs*"])
+    slow.stdout.fnmatch_lines(["not saved: *", "*wait_token.p50 * (+2?.* %), more than 15 % (fewer than 5 runs*"])
     assert len(kept(pytester)) == 1
 
     assert inner("--tracekern-compare=1", "--tracekern-compare-fail=p50:25%", factor=1.2).ret == 0

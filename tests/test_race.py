@@ -50,28 +50,36 @@ TRACKS = ("3", "2", "8", "60")
 """Blocks, warps, records of a track, launches that use the same region."""
 
 
-@pytest.mark.parametrize("record_format", ["wide", "ring"])
+@pytest.mark.parametrize("record_format", ["span", "ring"])
 def test_tracks_side_by_side_have_no_race(record_format):
     assert_right(run_program(program("tracks", *RECORDER_TSAN), record_format, *TRACKS))
 
 
 @pytest.mark.parametrize("planted", ["track", "record"])
-@pytest.mark.parametrize("record_format", ["wide", "ring"])
+@pytest.mark.parametrize("record_format", ["span", "ring"])
 def test_a_writer_in_another_track_is_noticed(record_format, planted):
     done = run_program(program("tracks", *RECORDER_TSAN), record_format, *TRACKS, planted)
     assert done.returncode == RACE_EXIT, done.stderr
 
 
-def test_a_ring_that_reaches_into_the_next_track_is_noticed(tmp_path):
+REACHING = {
+    "ring": ("trace/pair_recorder.h", "ring_mask_ = (1u << ring_bits_) - 1;", "ring_mask_ = (2u << ring_bits_) - 1;"),
+    "span": ("platform/branching_stores.h", "&& low <= limit;", "&& low <= limit + sizeof(Record);"),
+}
+"""By format: what makes its tracks reach into the next ones."""
+
+
+@pytest.mark.parametrize("record_format", REACHING)
+def test_a_track_that_reaches_into_the_next_is_noticed(tmp_path, record_format):
     copy = tmp_path / "csrc"
     shutil.copytree(CSRC, copy)
-    recorder = copy / "trace" / "recorder.h"
-    right, wrong = "ring_mask_ = (1u << ring_bits_) - 1;", "ring_mask_ = (2u << ring_bits_) - 1;"
-    assert recorder.read_text().count(right) == 1
-    recorder.write_text(recorder.read_text().replace(right, wrong))
+    name, right, wrong = REACHING[record_format]
+    assert (copy / name).read_text().count(right) == 1
+    (copy / name).write_text((copy / name).read_text().replace(right, wrong))
     binary = compile_cached((*GXX, *RECORDER_TSAN), ROOT / "tests" / "cpp" / "tracks.cpp", "", copy)
-    assert run_program(binary, "ring", *TRACKS).returncode == RACE_EXIT
-    assert_right(run_program(binary, "wide", *TRACKS))
+    assert run_program(binary, record_format, *TRACKS).returncode == RACE_EXIT
+    (other,) = set(REACHING) - {record_format}
+    assert_right(run_program(binary, other, *TRACKS))
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,11 @@ class Work:
         return len(self.ended) == WARPS
 
     @property
+    def is_first(self) -> bool:
+        """Whether no launch had the region before."""
+        return not int(self.descriptor["generation"])
+
+    @property
     def tag(self) -> int:
         return self.sequence << 4 | KERNELS.index(self.name)
 
@@ -146,7 +151,8 @@ class LateDevice(HostDevice):
         elif not work.hangs:
             work.ended.add(warp)
             header["end_ticks"], header["attempted"] = self.now, work.made[warp]
-            header["written"] = work.made[warp] if self.ring else min(work.made[warp], SLOTS)
+            room = SLOTS if work.is_first else 0  # a body of spans stores nothing in a region used before
+            header["written"] = work.made[warp] if self.ring else min(work.made[warp], room)
 
     def record(self, work: Work, warp: int) -> None:
         at = int(work.descriptor["records"]) + warp * SLOTS * fmt.WIDE_RECORD.itemsize
@@ -155,8 +161,9 @@ class LateDevice(HostDevice):
         if self.ring:
             low = self.now % (1 << fmt.LAP_SHIFT)
             memory(at, fmt.WIDE_RECORD, SLOTS)[slot] = (lap << fmt.LAP_SHIFT | low, work.made[warp], word)
-        elif lap == 0:
-            memory(at, fmt.WIDE_RECORD, SLOTS)[slot] = (self.now, work.made[warp], word)
+        elif lap == 0 and work.is_first:
+            low = self.now & 0xFFFFFFFF
+            memory(at, fmt.SPAN_RECORD, SLOTS)[slot] = (low, work.made[warp], low, word)
         work.made[warp] += 1
 
 
@@ -216,12 +223,13 @@ class Flight:
         for entry in dump.launches:
             work = wanted[entry.name, entry.sequence]
             headers = dump.track_headers(entry)
-            size = entry.records_count * fmt.WIDE_RECORD.itemsize
-            records = dump.payload[entry.records_offset : entry.records_offset + size].view(fmt.WIDE_RECORD)
+            size = entry.records_count * fmt.RECORD_BYTES
+            dtype = fmt.WIDE_RECORD if self.device.ring else fmt.SPAN_RECORD
+            records = dump.payload[entry.records_offset : entry.records_offset + size].view(dtype)
             assert np.flatnonzero(headers["started"]).tolist() == sorted(work.made)
             of_tracks = np.split(records, np.cumsum(headers["written"])[:-1])
             for warp, found in enumerate(of_tracks):
-                count = work.made.get(warp, 0)
+                count = work.made.get(warp, 0) if self.device.ring or work.is_first else 0
                 first = max(count - SLOTS, 0) if self.device.ring else 0
                 assert (found["word"] >> fmt.PAYLOAD_SHIFT == work.tag).all()
                 assert found["payload_high"].tolist() == list(range(first, min(count, first + SLOTS)))

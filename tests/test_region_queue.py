@@ -59,7 +59,7 @@ def test_batches_grow_and_what_nobody_used_is_not_in_the_dump(tmp_path: Path):
             launch(session, spans=spans)
             reserved.append(num_reserved(session))
     assert sorted(set(reserved)) == [0, 1, 3, 7, 15, 23]  # batches of 1, 2, 4, 8 and 8
-    assert launches_of(tmp_path) == [("demo", n, 2 * 4 * (n + 1)) for n in range(19)]
+    assert launches_of(tmp_path) == [("demo", n, 4 * (n + 1)) for n in range(19)]
 
 
 def test_two_kernels_take_turns(tmp_path: Path):
@@ -68,7 +68,7 @@ def test_two_kernels_take_turns(tmp_path: Path):
             launch(session, "first", spans=1)
             launch(session, "second", spans=2)
     # In the order in which they were launched, whichever regions they had.
-    assert launches_of(tmp_path) == [entry for n in (0, 2, 4) for entry in (("first", n, 8), ("second", n, 16))]
+    assert launches_of(tmp_path) == [entry for n in (0, 2, 4) for entry in (("first", n, 4), ("second", n, 8))]
 
 
 def test_as_many_launches_fit_as_one_by_one(tmp_path: Path):
@@ -98,7 +98,7 @@ def test_counting_changes_the_size_of_regions_that_were_ready(tmp_path: Path):
             launch(session, spans=7)
         launch(session, spans=7)
     launches = read_dump(tmp_path / "rank_00000.tkdump").launches
-    assert [entry.records_per_track for entry in launches] == [1024, 1024, 18]
+    assert [entry.records_per_track for entry in launches] == [1024, 1024, 9]
 
 
 def test_a_launch_in_a_graph_that_the_capture_does_not_know_runs_unrecorded(tmp_path: Path, caplog):
@@ -133,7 +133,7 @@ def test_what_was_counted_finds_its_regions_ready(tmp_path: Path):
         assert num_reserved(session) == reserved, "5 of 10 launches are recorded"
         launch(session, "long")
         assert num_reserved(session) > reserved
-    assert launches_of(tmp_path) == [("long", n, 24) for n in range(0, 10, 2)] + [("long", 10, 8)]
+    assert launches_of(tmp_path) == [("long", n, 12) for n in range(0, 10, 2)] + [("long", 10, 4)]
 
 
 def test_however_many_were_counted_no_more_are_reserved_than_a_device_asks_for(tmp_path: Path):

@@ -118,7 +118,7 @@ def replays_on_record(segment: SegmentWriter, path: Path) -> list[int]:
     for launch in dump.launches:
         (header,) = dump.track_headers(launch)
         assert launch.records_count == 1
-        record = dump.payload[launch.records_offset :][: fmt.WIDE_RECORD.itemsize].view(fmt.WIDE_RECORD)[0]
+        record = dump.payload[launch.records_offset :][: fmt.RECORD_BYTES].view(fmt.WIDE_RECORD)[0]
         assert int(record["word"]) >> fmt.PAYLOAD_SHIFT == launch.sequence + 1 == int(header["start_ticks"]) // 10
         found.append(launch.sequence + 1)
     assert found[::NUM_LAUNCHES] == found[1::NUM_LAUNCHES]

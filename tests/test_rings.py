@@ -59,7 +59,7 @@ def test_a_torn_ring_gives_the_records_that_arrived(bits, count, before, lost_at
     assert (records["word"] >> fmt.PAYLOAD_SHIFT).tolist() == wanted
     assert records["ticks"].tolist() == [START + number for number in wanted]
     assert int(header["attempted"]) == newest + 1
-    assert int(header["torn"]) == len(window) - len(wanted)
+    assert int(header["missing"]) == len(window) - len(wanted)
 
 
 def test_a_finished_ring_tells_its_count_beyond_any_number_of_laps():
@@ -76,7 +76,7 @@ def test_a_ring_keeps_its_last_records_when_its_laps_have_wrapped(laps):
     write_ring(ring, START, 4 * laps, 6)
     records, header = read_ring(ring)
     assert records["ticks"].tolist() == [START + number for number in range(2, 6)]
-    assert int(header["torn"]) == 0
+    assert int(header["missing"]) == 0
 
 
 def test_a_finished_ring_takes_nothing_from_days_ago():
@@ -86,7 +86,7 @@ def test_a_finished_ring_takes_nothing_from_days_ago():
     write_ring(ring, START, 0, 2)
     records, header = read_ring(ring, end_ticks=START + 9, attempted=2)
     assert records["ticks"].tolist() == [START, START + 1]
-    assert int(header["torn"]) == 0
+    assert int(header["missing"]) == 0
 
 
 @pytest.mark.parametrize("later", [0, 3, 40])

@@ -67,7 +67,7 @@ def test_counting_gives_what_the_fullest_track_needs_and_a_quarter_more(tmp_path
         launch(session, spans=12)
         launch(session, name="never counted")
     launches = read_dump(tmp_path / "rank_00000.tkdump").launches
-    assert [entry.records_per_track for entry in launches] == [24, DEFAULT_RECORDS_PER_TRACK]
+    assert [entry.records_per_track for entry in launches] == [12, DEFAULT_RECORDS_PER_TRACK]
     assert [entry.sequence for entry in launches] == [0, 0]
     assert load(tmp_path, strict=True).problems == ()
 
@@ -79,7 +79,7 @@ def test_counting_goes_on_behind_a_block_of_its_own(tmp_path: Path):
                 launch(session, spans=5)
             launch(session, spans=9)
         launch(session, spans=9)
-    assert [entry.records_per_track for entry in read_dump(tmp_path / "rank_00000.tkdump").launches] == [24]
+    assert [entry.records_per_track for entry in read_dump(tmp_path / "rank_00000.tkdump").launches] == [12]
 
 
 def test_counting_a_kernel_that_still_runs_is_refused(tmp_path: Path):

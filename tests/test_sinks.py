@@ -30,16 +30,23 @@ def counted(records: int, duration_ns: int, num_tracks: int = 4) -> np.ndarray:
 def test_the_expected_rate_decides(wanted, has_mirror, share, mirrored):
     sinks = SinkChoice(wanted, has_mirror)
     stores = 4000 + 4 * STORES_PER_TRACK
-    sinks.count("kernel", counted(4000, int(stores / (MAX_HOST_STORES_PER_S * share) * 1e9)), 1e9)
+    sinks.count("kernel", counted(4000, int(stores / (MAX_HOST_STORES_PER_S * share) * 1e9)), {"work"}, 1e9)
     assert sinks.is_mirrored("kernel") == sinks.needs_mirror() == mirrored
+
+
+@pytest.mark.parametrize(("classes", "mirrored"), [({"work"}, False), ({"work", "wait"}, True), (set(), False)])
+def test_what_is_stored_twice_counts_twice(classes, mirrored):
+    sinks = SinkChoice("auto", True)
+    sinks.count("kernel", counted(4000, int(4000 / (0.7 * MAX_HOST_STORES_PER_S) * 1e9)), classes, 1e9)
+    assert sinks.is_mirrored("kernel") == mirrored
 
 
 def test_the_fastest_of_several_launches_decides_and_a_kernel_nobody_counted_goes_to_the_host():
     sinks = SinkChoice("auto", True)
-    sinks.count("never ran", counted(0, 0)[-1:], 1e9)
+    sinks.count("never ran", counted(0, 0)[-1:], {"wait"}, 1e9)
     assert not sinks.needs_mirror()
     for duration_ns in (10**6, 10, 10**6):
-        sinks.count("kernel", counted(4000, duration_ns), 1e9)
+        sinks.count("kernel", counted(4000, duration_ns), {"work"}, 1e9)
     assert sinks.is_mirrored("kernel")
     assert not sinks.is_mirrored("never ran")
     assert not sinks.is_mirrored("unknown")

@@ -160,7 +160,7 @@ def test_ticks_are_refused():
 def test_losses_are_told(tmp_path):
     whole = phase_statistics(tracekern.load(write_capture(tmp_path / "whole", CaptureSpec(run_id="whole"))))
     assert whole.losses == ()
-    lossy = CaptureSpec(records_per_track=20, run_id="lossy")
+    lossy = CaptureSpec(records_per_track=10, run_id="lossy")
     assert phase_statistics(tracekern.load(write_capture(tmp_path / "lossy", lossy))).losses
     killed = CaptureSpec(killed_rank=1, run_id="killed")
     assert phase_statistics(tracekern.load(write_capture(tmp_path / "killed", killed))).losses

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scenarios import NUMBER, Scenario
 
+from tests.pairs import end_bits_of, pairs_of
 from tracekern.analysis.doubt import blame_ranks, name_worst
 from tracekern.analysis.waits.analyze import WaitKind, analyze_waits
 from tracekern.analysis.waits.edges import local_barriers
@@ -27,9 +28,15 @@ def keep_last(dump: Dump, count: int) -> Dump:
     headers, records = [], []
     for launch in dump.launches:
         of_tracks = dump.track_headers(launch).copy()
-        rows = dump.payload[launch.records_offset :][: launch.records_count * fmt.WIDE_RECORD.itemsize]
-        tracks = np.split(rows.view(fmt.WIDE_RECORD), np.cumsum(of_tracks["written"])[:-1])
-        of_tracks["written"] = np.minimum(of_tracks["written"], count)
+        rows = dump.payload[launch.records_offset :][: launch.records_count * fmt.RECORD_BYTES]
+        spans = np.split(rows.view(fmt.SPAN_RECORD), np.cumsum(of_tracks["written"])[:-1])
+        shift, bits = dump.metadata["clock"]["shift"], end_bits_of(dump.metadata["event_tables"][launch.event_table])
+        tracks = [
+            pairs_of(track, int(start), shift, bits)
+            for track, start in zip(spans, of_tracks["start_ticks"], strict=True)
+        ]
+        of_tracks["attempted"] = [len(track) for track in tracks]
+        of_tracks["written"] = np.minimum(of_tracks["attempted"], count)
         of_tracks["started"] = fmt.STARTED_RING
         headers.append(of_tracks.tobytes())
         records.append(b"".join(track[-count:].tobytes() for track in tracks))
@@ -41,7 +48,7 @@ def keep_last(dump: Dump, count: int) -> Dump:
             launch,
             headers_offset=offsets[idx],
             records_offset=offsets[len(headers) + idx],
-            records_count=len(records[idx]) // fmt.WIDE_RECORD.itemsize,
+            records_count=len(records[idx]) // fmt.RECORD_BYTES,
         )
         for idx, launch in enumerate(dump.launches)
     )

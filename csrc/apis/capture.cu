@@ -16,7 +16,7 @@ namespace {
 // Left to its first launch, a kernel's loading may have to wait for another kernel that spins: on the very launch that
 // would come next. The pipeline loads its own when it is made.
 std::unique_ptr<GpuCapture> open_capture(uint64_t arena, uint64_t arena_bytes) {
-    for (const auto format : {RecordFormat::wide, RecordFormat::ring}) {
+    for (const auto format : {RecordFormat::span, RecordFormat::ring}) {
         for (const bool traced : {false, true}) load_kernel(rank_barrier_kernel(traced, format));
     }
     for (const bool initiates : {false, true}) load_kernel(ping_pong_kernel(initiates));

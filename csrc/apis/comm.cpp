@@ -13,6 +13,7 @@ namespace tracekern {
 void register_comm(py::module_& module) {
     module.attr("heap_control_bytes") = sizeof(HeapControl);
     module.attr("simulated_ticks_per_second") = SimulatedClock::kTicksPerSecond;
+    module.attr("clock_shift") = kClockShift;
     module.attr("simulated_resolution_ticks") = SimulatedClock::kResolutionTicks;
     module.attr("channels") = names_list(kCommChannelNames);
     module.attr("rank_barrier_stage") = kRankBarrierStage;

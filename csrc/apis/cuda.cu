@@ -100,6 +100,7 @@ namespace tracekern {
 void register_cuda(py::module_& extension) {
     register_cuda_communicator(extension);
     register_clock(extension);
+    extension.attr("clock_shift") = kClockShift;
 #ifdef TK_PLANTED_FAULTS
     extension.def("plant", &plant, py::arg("channel"), py::arg("mutation"));
 #endif

@@ -21,12 +21,21 @@ py::dict track_header_offsets() {
     offsets["attempted"] = offsetof(TrackHeader, attempted);
     offsets["elapsed_cycles"] = offsetof(TrackHeader, elapsed_cycles);
     offsets["epoch"] = offsetof(TrackHeader, epoch);
-    offsets["torn"] = offsetof(TrackHeader, torn);
+    offsets["missing"] = offsetof(TrackHeader, missing);
     offsets["block"] = offsetof(TrackHeader, block);
     offsets["launch_idx"] = offsetof(TrackHeader, launch_idx);
     offsets["warp"] = offsetof(TrackHeader, warp);
     offsets["finished"] = offsetof(TrackHeader, finished);
     offsets["warps_run"] = offsetof(TrackHeader, warps_run);
+    return offsets;
+}
+
+py::dict span_record_offsets() {
+    py::dict offsets;
+    offsets["end"] = offsetof(SpanRecord, end);
+    offsets["payload_high"] = offsetof(SpanRecord, payload_high);
+    offsets["begin"] = offsetof(SpanRecord, begin);
+    offsets["word"] = offsetof(SpanRecord, word);
     return offsets;
 }
 
@@ -79,6 +88,8 @@ void register_layout(py::module_& module) {
     layout["region_bytes"] = sizeof(ReplayRegion);
     layout["fault_record"] = fault_record_offsets();
     layout["fault_record_bytes"] = sizeof(FaultRecord);
+    layout["span_record"] = span_record_offsets();
+    layout["span_record_bytes"] = sizeof(SpanRecord);
     layout["wide_record_bytes"] = sizeof(WideRecord);
     layout["kind_bits"] = kKindBits;
     layout["event_bits"] = kEventBits;

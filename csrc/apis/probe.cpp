@@ -24,8 +24,8 @@ double time_ms(const ProbeArgs& args, typename Rec::Args trace) {
 }
 
 template <class Rec>
-py::tuple time_probe(uint32_t num_regions, uint32_t num_steps, uint32_t num_rounds) {
-    const uint32_t records_per_track = 2 * num_regions;
+py::tuple time_probe(RecordFormat format, uint32_t num_regions, uint32_t num_steps, uint32_t num_rounds) {
+    const uint32_t records_per_track = records_per_span(format) * num_regions;
     std::vector<WideRecord> records(records_per_track);
     TrackHeader header{};
     float sink = 0;
@@ -47,13 +47,14 @@ py::tuple time_probe(uint32_t num_regions, uint32_t num_steps, uint32_t num_roun
 
 // One warp; (ms without spans, ms with), a pair a round.
 py::tuple probe_times(uint32_t num_regions, uint32_t num_steps, uint32_t num_rounds, const std::string& record_format) {
-    switch (enum_named<RecordFormat>("record_format", record_format, kRecordFormatNames)) {
+    const auto format = enum_named<RecordFormat>("record_format", record_format, kRecordFormatNames);
+    switch (format) {
         case RecordFormat::ring:
-            return time_probe<Recorder<true, RecordFormat::ring>>(num_regions, num_steps, num_rounds);
+            return time_probe<Recorder<true, RecordFormat::ring>>(format, num_regions, num_steps, num_rounds);
         case RecordFormat::cycles:
-            return time_probe<Recorder<true, RecordFormat::cycles>>(num_regions, num_steps, num_rounds);
+            return time_probe<Recorder<true, RecordFormat::cycles>>(format, num_regions, num_steps, num_rounds);
         default:
-            return time_probe<Recorder<true, RecordFormat::wide>>(num_regions, num_steps, num_rounds);
+            return time_probe<Recorder<true>>(format, num_regions, num_steps, num_rounds);
     }
 }
 

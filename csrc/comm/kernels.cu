@@ -21,11 +21,11 @@ TK_DEVICE void run_rank_barrier(const CommArgs& comm, uint32_t epoch, LaunchSize
     }
 
 using RecorderOff = Recorder<false>;
-using RecorderWide = Recorder<true, RecordFormat::wide>;
+using RecorderSpan = Recorder<true, RecordFormat::span>;
 using RecorderRing = Recorder<true, RecordFormat::ring>;
 
 TK_RANK_BARRIER(off, RecorderOff)
-TK_RANK_BARRIER(wide, RecorderWide)
+TK_RANK_BARRIER(span, RecorderSpan)
 TK_RANK_BARRIER(ring, RecorderRing)
 
 TK_KERNEL initiate_clock_ping_pong(const ClockPingPongArgs args, const LaunchSize size) {
@@ -56,7 +56,7 @@ TK_KERNEL answer_host_clock(HostClockMailbox* mailbox, uint32_t count, uint64_t 
 const void* tracekern::rank_barrier_kernel(bool traced, RecordFormat format) {
     if (!traced) return reinterpret_cast<const void*>(rank_barrier_off);
     return format == RecordFormat::ring ? reinterpret_cast<const void*>(rank_barrier_ring)
-                                        : reinterpret_cast<const void*>(rank_barrier_wide);
+                                        : reinterpret_cast<const void*>(rank_barrier_span);
 }
 
 const void* tracekern::ping_pong_kernel(bool initiates) {

@@ -41,7 +41,7 @@ public:
     // could have to wait for a kernel that spins.
     template <class Family, class Body>
     void prepare(const typename Family::Config& config, const typename Family::Args& args) {
-        check_residency<Family, Body>(config, args, false, RecordFormat::wide);
+        check_residency<Family, Body>(config, args, false, RecordFormat::span);
         for (const RecordFormat format : kCaptureFormats) check_residency<Family, Body>(config, args, true, format);
     }
 

@@ -8,15 +8,20 @@
 #include <cstring>
 #include <type_traits>
 
+#include "platform/branching_stores.h"
 #include "platform/number.h"
 #include "platform/simulated_clock.h"
 
 namespace tracekern {
 
 constexpr int kLanes = 32;
+constexpr uint32_t kClockShift = 5;  // as CUDA: SimulatedClock goes on by 32 ns
 
 struct alignas(16) Vector16 {
     uint32_t words[4];
+};
+struct alignas(8) Vector8 {
+    uint32_t words[2];
 };
 
 template <class T>
@@ -41,22 +46,6 @@ inline uint64_t read_cycles() {
 }
 inline uint64_t read_cycles_after(uint64_t) {
     return read_cycles();
-}
-inline bool take_if(uint32_t wanted, uint32_t room, uint32_t& free, uint32_t& attempted) {
-    const bool taken = wanted && free >= room;
-    attempted += wanted ? room : 0;
-    free -= taken ? room : 0;
-    return taken;
-}
-template <class Record>
-void store_if(bool enabled, Record* place, uint32_t& count, const Record& record) {
-    if (!enabled) return;
-    *place = record;
-    ++count;
-}
-template <class Record>
-void append_if(bool enabled, Record*& next, const Record& record) {
-    if (enabled) *next++ = record;
 }
 inline uint32_t sm_id() {
     return 0;

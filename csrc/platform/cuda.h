@@ -11,9 +11,13 @@ namespace tracekern {
 
 constexpr int kLanes = 32;
 constexpr uint32_t kAllLanes = 0xffffffffu;
+constexpr uint32_t kClockShift = 5;  // %globaltimer goes on by 32 ns
 
 struct alignas(16) Vector16 {
     uint32_t words[4];
+};
+struct alignas(8) Vector8 {
+    uint32_t words[2];
 };
 
 template <class T>
@@ -63,8 +67,66 @@ TK_DEVICE uint64_t read_cycles_after(uint64_t value) {
 }
 #undef TK_READ_AFTER
 
+// Where bit kBit of `wanted` is set: moves `next` behind its place. Returns whether that is not beyond `limit`. Only
+// the low words count: a carry would cost three more instructions. Here and below a few predicated instructions and no
+// branch; the compiler's own choice for them is twice that. The bit itself is made the step: a choice between two
+// numbers takes an instruction more.
+template <uint32_t kBit, class Record>
+TK_DEVICE bool take_place(uint32_t wanted, Record*& next, uint32_t limit) {
+    constexpr uint32_t kRecordBit = 4;
+    static_assert(sizeof(Record) == 1 << kRecordBit);
+    uint32_t fits;
+    asm("{\n\t.reg .pred %%wanted, %%fits;\n\t.reg .b32 %%low, %%high, %%step;\n\t"
+        "and.b32 %%step, %2, %4;\n\t"
+        "setp.ne.u32 %%wanted, %%step, 0;\n\t"
+        "shr.u32 %%step, %%step, %5;\n\t"
+        "mov.b64 {%%low, %%high}, %0;\n\t"
+        "mad.lo.u32 %%low, %%step, %6, %%low;\n\t"
+        "min.u32 %%low, %%low, %7;\n\t"
+        "setp.le.and.u32 %%fits, %%low, %3, %%wanted;\n\t"
+        "selp.u32 %1, 1, 0, %%fits;\n\t"
+        "mov.b64 %0, {%%low, %%high};\n\t}"
+        : "+l"(next), "=r"(fits)
+        : "r"(wanted),
+          "r"(limit),
+          "n"(1u << kBit),
+          "n"(kBit > kRecordBit ? kBit - kRecordBit : 0),
+          "n"(kBit > kRecordBit ? 1 : 1 << (kRecordBit - kBit)),
+          "n"(kLastPlace));
+    return fits;
+}
+
+// Where `enabled`: stores 16 or 8 bytes at `place` + kOffset bytes, in global memory.
+template <int kOffset = 0, class Record>
+TK_DEVICE void put_if(bool enabled, void* place, const Record& record) {
+    if constexpr (sizeof(Record) == sizeof(Vector16)) {
+        const auto value = bits_as<Vector16>(record);
+        asm volatile(
+            "{\n\t.reg .pred %%enabled;\n\t"
+            "setp.ne.u32 %%enabled, %1, 0;\n\t"
+            "@%%enabled st.global.v4.b32 [%0 + %6], {%2, %3, %4, %5};\n\t}" ::"l"(place),
+            "r"(uint32_t{enabled}),
+            "r"(value.words[0]),
+            "r"(value.words[1]),
+            "r"(value.words[2]),
+            "r"(value.words[3]),
+            "n"(kOffset)
+            : "memory");
+    } else {
+        const auto value = bits_as<Vector8>(record);
+        asm volatile(
+            "{\n\t.reg .pred %%enabled;\n\t"
+            "setp.ne.u32 %%enabled, %1, 0;\n\t"
+            "@%%enabled st.global.v2.b32 [%0 + %4], {%2, %3};\n\t}" ::"l"(place),
+            "r"(uint32_t{enabled}),
+            "r"(value.words[0]),
+            "r"(value.words[1]),
+            "n"(kOffset)
+            : "memory");
+    }
+}
+
 // Where `wanted` is not 0: counts `room` and takes it from `free` if there is so much. Returns whether it was taken.
-// Here and in store_if a few predicated instructions and no branch; the compiler's own choice for them is twice that.
 TK_DEVICE bool take_if(uint32_t wanted, uint32_t room, uint32_t& free, uint32_t& attempted) {
     uint32_t taken;
     asm("{\n\t.reg .pred %%wanted, %%taken;\n\t"

@@ -8,6 +8,9 @@
 //   kLanes                                         lanes of a warp
 //   read_clock(), read_clock_after(value)          realtime ticks; the second one not before `value` is there
 //   read_cycles(), read_cycles_after(value)        the same of the core's cycle counter: of this unit alone
+//   kClockShift                                    low bits of the clock that never change
+//   take_place<bit>(wanted, next, limit)           moves `next` behind a record if the bit of `wanted` is set
+//   put_if<offset>(enabled, place, record)         stores it there, without a branch where that is cheaper
 //   take_if(wanted, room, free, attempted)         room for records: counted, and taken where there is enough
 //   store_if(enabled, place, count, record)        *place = record and ++count, without a branch where that is cheaper
 //   append_if(enabled, next, record)               *next++ = record; may count up the low word of `next` only
@@ -22,6 +25,13 @@
 //   from_floats<T>(low, high)                      two of 16 bits in one word
 #pragma once
 
+#include <cstdint>
+
+namespace tracekern {
+// Where take_place() stops counting up the low word of an address.
+constexpr uint32_t kLastPlace = 0xffffffe0u;
+}  // namespace tracekern
+
 #if defined(__HIP__)
     #include "platform/hip.h"
 #elif defined(__CUDACC__)
@@ -32,6 +42,17 @@
 
 namespace tracekern {
 
+// What take_place() is to begin with for `room` records from `next` on: a limit that leaves the two records in front of
+// a multiple of 4 GiB free, so that a count that stays at kLastPlace is beyond it. 0: no room, nothing is that low.
+template <class Record>
+TK_DEVICE uint32_t limit_places(Record*& next, uint32_t room) {
+    const auto at = reinterpret_cast<uintptr_t>(next);
+    const uint32_t low = static_cast<uint32_t>(at) < kLastPlace ? static_cast<uint32_t>(at) : kLastPlace;
+    next = reinterpret_cast<Record*>(at - static_cast<uint32_t>(at) + low);
+    const uint32_t until_last = (kLastPlace - low) / static_cast<uint32_t>(sizeof(Record));
+    const uint32_t usable = room < until_last ? room : until_last - (until_last != 0);
+    return usable ? low + usable * static_cast<uint32_t>(sizeof(Record)) : 0;
+}
 // Of `room` records from `next` on, those that append_if() can store: not beyond a multiple of 4 GiB.
 template <class Record>
 TK_DEVICE uint32_t append_room(const Record* next, uint32_t room) {

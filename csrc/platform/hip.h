@@ -5,15 +5,18 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "platform/branching_stores.h"
 #include "platform/copy.h"
 #include "platform/number.h"
 
 namespace tracekern {
 
 constexpr int kLanes = 64;
+constexpr uint32_t kClockShift = 0;  // s_memrealtime goes on by 10 ns
 
 // A vector of the compiler's own: an array of structs would be copied through scratch memory.
 using Vector16 = uint32_t __attribute__((ext_vector_type(4)));
+using Vector8 = uint32_t __attribute__((ext_vector_type(2)));
 
 template <class T>
 struct PerLane {
@@ -44,22 +47,6 @@ TK_DEVICE uint64_t read_cycles_after(uint64_t value) {
     uint64_t cycles;
     asm volatile("s_memtime %0\n\ts_waitcnt lgkmcnt(0)" : "=s"(cycles) : "s"(low) : "memory");
     return cycles;
-}
-TK_DEVICE bool take_if(uint32_t wanted, uint32_t room, uint32_t& free, uint32_t& attempted) {
-    const bool taken = wanted && free >= room;
-    attempted += wanted ? room : 0;
-    free -= taken ? room : 0;
-    return taken;
-}
-template <class Record>
-TK_DEVICE void store_if(bool enabled, Record* place, uint32_t& count, const Record& record) {
-    if (!enabled) return;
-    *place = record;
-    ++count;
-}
-template <class Record>
-TK_DEVICE void append_if(bool enabled, Record*& next, const Record& record) {
-    if (enabled) *next++ = record;
 }
 TK_DEVICE uint32_t sm_id() {
     // Hardware register HW_ID (4), bits 8..14: compute unit, shader array and engine of gfx9.

@@ -118,10 +118,13 @@ constexpr bool is_channel(std::string_view channel, std::string_view begin_field
 template <class Event>
 struct EventTable : decltype(tk_event_table(Event{})){};
 
+// The row of an event.
+template <auto kEvent>
+inline constexpr EventInfo event_info = EventTable<decltype(kEvent)>::kEvents[static_cast<uint32_t>(kEvent)];
+
 // Whether a span of this event ends with values.
 template <auto kEvent>
-inline constexpr bool has_end_fields =
-    count_fields(EventTable<decltype(kEvent)>::kEvents[static_cast<uint32_t>(kEvent)].end_fields) != 0;
+inline constexpr bool has_end_fields = count_fields(event_info<kEvent>.end_fields) != 0;
 
 // The table as JSON, for capture.launch(..., events=...). Strings in tables are plain identifiers: nothing to escape.
 template <class Event>

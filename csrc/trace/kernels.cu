@@ -22,12 +22,12 @@ TK_KERNEL graph_prepare_replay(GraphTrace* graph, const LaunchSize size, bool is
     }
 
 using RecorderOff = Recorder<false>;
-using RecorderWide = Recorder<true, RecordFormat::wide>;
+using RecorderSpan = Recorder<true, RecordFormat::span>;
 using RecorderRing = Recorder<true, RecordFormat::ring>;
 using RecorderCycles = Recorder<true, RecordFormat::cycles>;
 
 TK_PROBE_KERNEL(off, RecorderOff)
-TK_PROBE_KERNEL(wide, RecorderWide)
+TK_PROBE_KERNEL(span, RecorderSpan)
 TK_PROBE_KERNEL(ring, RecorderRing)
 TK_PROBE_KERNEL(cycles, RecorderCycles)
 
@@ -45,8 +45,8 @@ const void* tracekern::prepare_replay_kernel() {
 const void* tracekern::probe_kernel(bool traced, RecordFormat format) {
     if (!traced) return reinterpret_cast<const void*>(probe_spans_off);
     switch (format) {
-        case RecordFormat::wide:
-            return reinterpret_cast<const void*>(probe_spans_wide);
+        case RecordFormat::span:
+            return reinterpret_cast<const void*>(probe_spans_span);
         case RecordFormat::ring:
             return reinterpret_cast<const void*>(probe_spans_ring);
         case RecordFormat::cycles:

@@ -27,7 +27,7 @@ struct ProbeTimes {
 inline ProbeTimes time_probe(const ProbePlan& plan) {
     const uint32_t num_blocks = num_multiprocessors();
     const uint32_t num_tracks = num_blocks * plan.warps_per_sm;
-    const uint32_t records_per_track = 2 * plan.num_regions;
+    const uint32_t records_per_track = records_per_span(plan.format) * plan.num_regions;
     const uint64_t num_bytes = uint64_t{num_tracks} * records_per_track * sizeof(WideRecord);
     std::optional<MappedMemory> on_host;
     std::optional<DeviceMemory> on_device;

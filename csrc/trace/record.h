@@ -1,10 +1,9 @@
 // The contents of a profile buffer, bit by bit. tracekern/dump/format.py mirrors this file; tests/test_format.py
 // compares them.
 //
-// A launch owns one region: `num_tracks` headers, then `num_tracks` runs of `records_per_track` records.
-// The region is zero before the launch, so a record whose kind is `empty` ends a track that never finished. Only a
-// flight recorder uses a region again, as the launch before left it: headers tell whose they are by their generation,
-// records by their time.
+// A launch owns one region: `num_tracks` headers, then `num_tracks` runs of `records_per_track` records of 16 bytes.
+// The region is zero before the launch, so a record whose kind is `empty` was never stored. Only a flight recorder uses
+// a region again, as the launch before left it: headers tell whose they are by their generation, records by their time.
 #pragma once
 
 #include <cstddef>
@@ -15,20 +14,24 @@
 namespace tracekern {
 
 enum class RecordFormat : uint32_t {
-    wide = 0,    // 16 bytes: 64-bit ticks, 55 payload bits
-    ring = 1,    // the same, but the last records of a track stay and not the first; each tells its lap, see below
-    cycles = 2,  // as wide, in cycles of the core clock; for kernels of one's own, the bundled ones have no such body
+    span = 0,    // SpanRecord: one a span; a track keeps its first
+    ring = 1,    // WideRecord: two a span; a track keeps its last, and each record tells its lap, see below
+    cycles = 2,  // WideRecord in cycles of the core clock; for kernels of one's own, the bundled ones have no such body
 };
-inline constexpr const char* kRecordFormatNames[] = {"wide", "ring", "cycles"};
+inline constexpr const char* kRecordFormatNames[] = {"span", "ring", "cycles"};
+constexpr uint32_t records_per_span(RecordFormat format) {
+    return format == RecordFormat::span ? 1 : 2;
+}
 
 enum class RecordKind : uint32_t {
     empty = 0,
     begin = 1,
     end = 2,   // its event repeats the begin's: a decoder can tell a torn buffer from a deep one
     mark = 3,  // an instant
+    span = 4,  // a SpanRecord of a span; of an instant it is `mark`
 };
 
-// The last word of a record: kind | event | low payload bits.
+// The last word of every record: kind | event | low payload bits.
 constexpr uint32_t kKindBits = 3;
 constexpr uint32_t kEventBits = 6;
 constexpr uint32_t kPayloadLowBits = 32 - kKindBits - kEventBits;  // 23
@@ -40,6 +43,22 @@ TK_HOST_DEVICE constexpr uint32_t record_word(RecordKind kind, uint32_t event, u
     return static_cast<uint32_t>(kind) | event << kKindBits |
            (static_cast<uint32_t>(payload) & kPayloadLowMask) << (kKindBits + kEventBits);
 }
+
+// A whole span, or an instant. It takes its place in the track when it begins, so records stand in the order of their
+// begins. Work is stored when it ends. Waits, signals and syncs are stored when they begin, with an end that is one
+// less than the begin, and their first 8 bytes again when they end: what a hung kernel waited for is on record.
+//
+// Begin fields are in the lowest bits of the payload, end fields in the highest. Times are the low words of the clock
+// in units of 2^kClockShift ticks (platform/device.h), which a dump tells; the 64-bit times of the track make them
+// whole.
+struct alignas(16) SpanRecord {
+    uint32_t end;  // begin - 1: open
+    uint32_t payload_high;
+    uint32_t begin;
+    uint32_t word;
+};
+static_assert(sizeof(SpanRecord) == 16 && offsetof(SpanRecord, begin) == 8 && offsetof(SpanRecord, word) == 12,
+              "SpanRecord is a file format, and the recorder stores its first half alone");
 
 struct alignas(16) WideRecord {
     uint64_t ticks;  // of the realtime clock; in a track of cycles: cycles since the track began
@@ -59,17 +78,20 @@ constexpr uint32_t kLapShift = 48;
 struct alignas(64) TrackHeader {
     uint64_t start_ticks;
     uint32_t sm;       // physical unit the block ran on
-    uint16_t started;  // kStarted; kStartedRing where the records are those of a ring, kStartedCycles of cycles
+    uint16_t started;  // kStarted: spans; kStartedRing where the records are those of a ring, kStartedCycles of cycles
     uint16_t role;
     uint64_t end_ticks;  // 0: the track hung, was killed, or never ran (`started` is 0 too)
     // Records stored, and records that the kernel made; the difference was lost. A ring stores how many it made in
-    // both; in a dump its `written` are those that are left, and the difference was overwritten.
+    // both; in a dump its `written` are those that are left, and the difference was overwritten. A track of spans stops
+    // counting in front of a multiple of 4 GiB, after 2^28 spans at most.
     uint32_t written;
     uint32_t attempted;
     // Stored at the end by tracks of cycles, and in graphs.
     uint64_t elapsed_cycles;  // of a track of cycles: from start_ticks to end_ticks; 0: not measured
     uint32_t epoch;           // of a launch in a graph, whose epoch the host does not know
-    uint32_t torn;            // in a dump: records of a ring that should be there and never arrived
+    // In a dump: records that should be there and never arrived. Of a ring: torn. Of a track of spans that never
+    // finished: held by work that had begun.
+    uint32_t missing;
     // In a dump. In the first header of a region: how many blocks ran and the generation of that launch, stored by the
     // first block beyond those stated to capture.launch(); 0: none.
     uint32_t block;
@@ -96,7 +118,7 @@ static_assert(sizeof(TrackHeader) == 64 && offsetof(TrackHeader, end_ticks) == 1
 // Where a launch records.
 struct alignas(16) Region {
     TrackHeader* headers;
-    WideRecord* records;  // null: count only
+    WideRecord* records;  // null: count only. In a track of spans SpanRecords
 };
 
 // The same of a graph's launch in one replay, and under which generation: above the address, of which x86-64 and Arm

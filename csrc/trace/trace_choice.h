@@ -18,7 +18,7 @@ public:
         : bits_(reinterpret_cast<uint64_t>(descriptor) | (format == RecordFormat::ring ? kRing : 0)) {}
 
     bool is_traced() const { return bits_ != 0; }
-    RecordFormat format() const { return bits_ & kRing ? RecordFormat::ring : RecordFormat::wide; }
+    RecordFormat format() const { return bits_ & kRing ? RecordFormat::ring : RecordFormat::span; }
     const LaunchDescriptor& descriptor() const { return *reinterpret_cast<const LaunchDescriptor*>(bits_ & ~kRing); }
 
 private:
@@ -30,16 +30,16 @@ private:
 
 // The formats that a capture asks for.
 #ifdef TK_SAMPLE  // for tests that compile often
-inline constexpr RecordFormat kCaptureFormats[] = {RecordFormat::wide};
+inline constexpr RecordFormat kCaptureFormats[] = {RecordFormat::span};
 #else
-inline constexpr RecordFormat kCaptureFormats[] = {RecordFormat::wide, RecordFormat::ring};
+inline constexpr RecordFormat kCaptureFormats[] = {RecordFormat::span, RecordFormat::ring};
 #endif
 
 // Calls f.operator()<Rec>() with the recorder type of a body.
 template <class F>
 void with_recorder_type(bool is_traced, RecordFormat format, F f) {
     if (!is_traced) return f.template operator()<Recorder<false>>();
-    if (format == RecordFormat::wide) return f.template operator()<Recorder<true, RecordFormat::wide>>();
+    if (format == RecordFormat::span) return f.template operator()<Recorder<true, RecordFormat::span>>();
 #ifndef TK_SAMPLE
     if (format == RecordFormat::ring) return f.template operator()<Recorder<true, RecordFormat::ring>>();
 #endif
@@ -66,7 +66,7 @@ void with_recorder(TraceChoice launch, F f) {
 template <class F>
 void for_each_recorder(F f) {
     const auto call = [&]<class Rec>() { f(typename Rec::Args{}); };
-    with_recorder_type(false, RecordFormat::wide, call);
+    with_recorder_type(false, RecordFormat::span, call);
     for (const RecordFormat format : kCaptureFormats) with_recorder_type(true, format, call);
 }
 

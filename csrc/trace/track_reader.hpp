@@ -1,5 +1,8 @@
 // Reads the tracks of a region for the dump: how many records each has, and which, oldest first.
 //
+// In a track of spans that never finished, work that had begun and not ended holds empty places. Places behind the last
+// record are unknown: nothing in a region says whether one was taken.
+//
 // A ring may be torn: its writer was killed, or still writes. Its own lap and time say what a slot holds, so a
 // record that never arrived, or one that an earlier launch left in the same memory up to 39 hours before, is not taken
 // for a new one. (In a track that finished, no older one either.)
@@ -14,6 +17,7 @@
 
 namespace tracekern {
 
+// Of any format: all have their word at the same place.
 inline RecordKind kind_of(const WideRecord& record) {
     return static_cast<RecordKind>(record.word & ((1u << kKindBits) - 1));
 }
@@ -62,7 +66,7 @@ public:
         const uint32_t wanted = num_laps > 0 || num_older > 0 ? num_slots() : head_;
         if (!is_finished()) header.attempted = num_laps * num_slots() + head_;
         header.written = num_kept;
-        header.torn = wanted - num_kept;
+        header.missing = wanted - num_kept;
     }
 
 private:
@@ -86,24 +90,36 @@ private:
     uint32_t head_ = 0;  // slots of the newest lap, up to its last record
 };
 
-// Records before the first that is not the track's own: that one is empty, or an earlier launch's.
-inline uint32_t count_own(const TrackHeader& header, std::span<const WideRecord> records) {
-    const uint64_t since = header.started == kStartedCycles ? 0 : header.start_ticks;
+// Records of a track of cycles before the first that is not its own: that one is empty.
+inline uint32_t count_before_empty(std::span<const WideRecord> records) {
     uint32_t found = 0;
-    while (found < records.size() && kind_of(records[found]) != RecordKind::empty && records[found].ticks >= since) {
-        ++found;
-    }
+    while (found < records.size() && kind_of(records[found]) != RecordKind::empty) ++found;
     return found;
 }
 
-// Sets `written` of a track to the records that are in the region, and of a ring `attempted` and `torn` with it.
-// is_reused: an earlier launch had the region; then the records of a track of cycles that never finished are unknown.
+// Sets `written` and `missing` of a track of spans that never finished.
+inline void count_spans(TrackHeader& header, std::span<const WideRecord> records) {
+    uint32_t num_stored = 0, num_until_last = 0;
+    for (uint32_t i = 0; i < records.size(); ++i) {
+        if (kind_of(records[i]) == RecordKind::empty) continue;
+        ++num_stored;
+        num_until_last = i + 1;
+    }
+    header.written = num_stored;
+    header.missing = num_until_last - num_stored;
+}
+
+// Sets `written` of a track to the records that are in the region, where it did not finish `missing`, and of a ring
+// `attempted`. is_reused: an earlier launch had the region. A body that keeps the first records stores nothing in such
+// a region; of one that counts cycles, the records of a track that never finished are unknown.
 inline void find_records(TrackHeader& header, std::span<const WideRecord> records, bool is_reused) {
-    if (header.started == kStartedRing && !records.empty()) {
-        RingReader(header, records).count(header);
-    } else if (header.started != kStartedRing && header.end_ticks == 0) {
-        const bool is_known = header.started != 0 && !(header.started == kStartedCycles && is_reused);
-        header.written = is_known ? count_own(header, records) : 0;
+    if (header.started == kStartedRing) {
+        if (!records.empty()) RingReader(header, records).count(header);
+    } else if (header.end_ticks == 0) {
+        header.written = 0;
+        const bool is_known = header.started != 0 && !is_reused;
+        if (is_known && header.started == kStarted) count_spans(header, records);
+        if (is_known && header.started == kStartedCycles) header.written = count_before_empty(records);
     }
     if (header.written > records.size()) header.written = static_cast<uint32_t>(records.size());
 }
@@ -112,11 +128,14 @@ inline void find_records(TrackHeader& header, std::span<const WideRecord> record
 // may have gone on since: what a ring has lost by then is left empty, what it has won is left out.
 inline WideRecord* copy_records(const TrackHeader& header, std::span<const WideRecord> records, WideRecord* out) {
     WideRecord* const stop = out + header.written;
-    if (header.started != kStartedRing) {
+    if (header.started == kStarted && header.missing) {
+        for (size_t i = 0; out < stop && i < records.size(); ++i) {
+            if (kind_of(records[i]) != RecordKind::empty) *out++ = records[i];
+        }
+    } else if (header.started != kStartedRing) {
         if (header.written) memcpy(out, records.data(), header.written * sizeof(WideRecord));
         return stop;
-    }
-    if (!records.empty()) {
+    } else if (!records.empty()) {
         RingReader(header, records).for_each([&](const WideRecord& record) {
             if (out < stop) *out++ = record;
         });

@@ -10,7 +10,7 @@ using namespace tracekern;
     }
 #define TK_CPU_KERNELS(name, ...)                          \
     TK_CPU_KERNEL(name, off, Recorder<false>, __VA_ARGS__) \
-    TK_CPU_KERNEL(name, wide, Recorder<true>, __VA_ARGS__)
+    TK_CPU_KERNEL(name, span, Recorder<true>, __VA_ARGS__)
 
 #define TK_CPU_VARIANT(variant)                                                           \
     TK_CPU_KERNELS(dispatch_send_##variant, P2PDispatchSend<P2PVariant::variant>)         \

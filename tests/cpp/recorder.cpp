@@ -6,12 +6,16 @@
 // 4 blocks of 2 warps; the role of a warp is its number, more by first_role=N. The other NAMEs are those of the launch
 // descriptor: event_mask, block_first, block_stop, block_step, role_mask, generation, num_blocks and warps_per_block
 // (what the host was told); cycles=1 takes the body that counts cycles of the core, in_graph=1 the way of a graph to
-// its descriptor.
+// its descriptor, records_at=ADDRESS puts the records there; count=N is for `marks`.
 //   all    every macro and payload width once       many   20 spans within each other, then 20 side by side
 //   cross  spans while the low half of the clock wraps     hang   ends in the middle of a wait
+//   left   work and a wait that never end           marks  N marks in the first track
+#include <sys/mman.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -37,8 +41,20 @@ constexpr uint64_t kBoundary = uint64_t{7} << 32;
 
 struct Buffers {
     std::vector<TrackHeader> headers;
-    std::vector<WideRecord> records;
+    std::span<WideRecord> records;
 
+    Buffers(size_t num_tracks, size_t num_records, uint64_t records_at) : headers(num_tracks + 1) {
+        const size_t bytes = (num_records + 1) * sizeof(WideRecord);
+        const int fixed = records_at ? MAP_FIXED_NOREPLACE : 0;
+        // Whole pages: from the one that the address is in.
+        void* const wanted = reinterpret_cast<void*>(records_at & ~uint64_t{4095});
+        char* const page = static_cast<char*>(
+            mmap(wanted, bytes + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | fixed, -1, 0));
+        if (page == MAP_FAILED) std::abort();
+        records = {reinterpret_cast<WideRecord*>(page + records_at % 4096), num_records + 1};
+        memset(&headers.back(), 0xa5, sizeof(TrackHeader));
+        memset(&records.back(), 0xa5, sizeof(WideRecord));
+    }
     [[noreturn]] void write() const {
         std::fwrite(headers.data(), sizeof(TrackHeader), headers.size(), stdout);
         std::fwrite(records.data(), sizeof(WideRecord), records.size(), stdout);
@@ -102,6 +118,16 @@ void record_across_the_boundary(Rec& recorder) {
 }
 
 template <class Rec>
+void leave_open(Rec& recorder) {
+    TK_RANGE(recorder, TestEvent::fits, 9);
+    {
+        TK_WAIT(recorder, TestEvent::wait_full, 5);
+        TK_END_IF(false, 6);
+    }
+    TK_END_IF(false);
+}
+
+template <class Rec>
 void hang(Rec& recorder, const Buffers& buffers) {
     TK_RANGE(recorder, TestEvent::fits, 9);
     TK_MARK(recorder, TestEvent::note, 1);
@@ -113,6 +139,7 @@ void hang(Rec& recorder, const Buffers& buffers) {
 
 struct Body {
     bool cycles = false;
+    uint64_t count = 0;
     uint32_t first_role = 0;
 };
 
@@ -129,14 +156,17 @@ void run(const std::string& scenario, const LaunchDescriptor& launch, const Body
             if (scenario == "where") TK_MARK(recorder, TestEvent::note, 16 * warp.block + warp.warp);
             if (scenario == "many") record_many(recorder);
             if (scenario == "cross") record_across_the_boundary(recorder);
+            if (scenario == "left") leave_open(recorder);
             if (scenario == "hang") hang(recorder, buffers);
+            const uint64_t count = scenario == "marks" && warp.block + warp.warp == 0 ? body.count : 0;
+            for (uint64_t i = 0; i < count; ++i) TK_MARK(recorder, TestEvent::note, i);
         });
     };
     using Cycles = Recorder<true, RecordFormat::cycles>;
     if (body.cycles) {
         record.operator()<Cycles>(Cycles::Args{launch});
     } else {
-        with_recorder({&launch, RecordFormat::wide}, record);
+        with_recorder({&launch, RecordFormat::span}, record);
     }
 }
 
@@ -154,6 +184,7 @@ int main(int argc, char** argv) {
     launch.role_mask = ~0u;
     Body body;
     bool in_graph = false;
+    uint64_t records_at = 0;
     for (int i = 3; i < argc; ++i) {
         const std::string given = argv[i];
         const std::string name = given.substr(0, given.find('='));
@@ -162,18 +193,18 @@ int main(int argc, char** argv) {
         if (name == "block_first") launch.block_first = static_cast<uint32_t>(value);
         if (name == "block_stop") launch.block_stop = static_cast<uint32_t>(value);
         if (name == "block_step") launch.block_step = static_cast<uint32_t>(value);
+        if (name == "count") body.count = value;
         if (name == "cycles") body.cycles = value;
         if (name == "first_role") body.first_role = static_cast<uint32_t>(value);
         if (name == "generation") launch.generation = static_cast<uint16_t>(value);
         if (name == "in_graph") in_graph = value;
+        if (name == "records_at") records_at = value;
         if (name == "num_blocks") launch.num_blocks = static_cast<uint32_t>(value);
         if (name == "warps_per_block") launch.warps_per_block = static_cast<uint16_t>(value);
         if (name == "role_mask") launch.role_mask = static_cast<uint32_t>(value);
     }
     constexpr size_t kTracks = size_t{kNumBlocks} * kNumWarps;
-    Buffers buffers{std::vector<TrackHeader>(kTracks + 1), std::vector<WideRecord>(kTracks * records + 1)};
-    memset(&buffers.headers.back(), 0xa5, sizeof(TrackHeader));
-    memset(&buffers.records.back(), 0xa5, sizeof(WideRecord));
+    Buffers buffers(kTracks, kTracks * records, records_at);
     launch.region.headers = buffers.headers.data();
     launch.region.records = buffers.records.data();
     const ReplayRegion region{

@@ -41,7 +41,7 @@ struct StressOptions {
     uint32_t absent = ~0u;
     uint32_t partitions = 2;
     bool trace = false;
-    RecordFormat format = RecordFormat::wide;
+    RecordFormat format = RecordFormat::span;
 
     static StressOptions parse(int count, char** given) {
         StressOptions options;
@@ -134,7 +134,7 @@ public:
             const TrackHeader& header = headers_[track];
             if (!header.started || !header.end_ticks) return false;
             if (header.written > header.attempted) return false;
-            if (format_ == RecordFormat::wide && header.written > descriptor_.records_per_track) return false;
+            if (format_ == RecordFormat::span && header.written > descriptor_.records_per_track) return false;
         }
         char guard[sizeof(TrackHeader)];
         memset(guard, 0xa5, sizeof(guard));

@@ -1,7 +1,7 @@
 // Warps that do nothing but record, a thread each, launch after launch into one region that nobody clears. Made for the
 // race detector.
 //
-//   tracks FORMAT BLOCKS WARPS RECORDS LAUNCHES [PLANT]      FORMAT: wide or ring; RECORDS: of a track
+//   tracks FORMAT BLOCKS WARPS RECORDS LAUNCHES [PLANT]      FORMAT: span or ring; RECORDS: of a track
 //
 // PLANT lets the last block write where it should not: `track`: into the tracks of another block; `record`: one record
 // in front of its own.
@@ -22,15 +22,12 @@ uint32_t num_marks(uint32_t launch, uint32_t track, uint32_t room) {
     return (launch * 7 + track * 5) % (3 * room) + 1;
 }
 
-uint64_t payload_of(const WideRecord& record) {
-    return uint64_t{record.payload_high} << kPayloadLowBits | record.word >> (kKindBits + kEventBits);
-}
-
-// Is this mark `number` of that track, of this launch?
-bool is_mark(const WideRecord& record, uint64_t launch, uint64_t track, uint64_t number) {
+// Is this mark `number` of that track, of this launch? Record: of either format.
+template <class Record>
+bool is_mark(const Record& record, uint64_t launch, uint64_t track, uint64_t number) {
+    const uint64_t payload = uint64_t{record.payload_high} << kPayloadLowBits | record.word >> (kKindBits + kEventBits);
     const uint32_t kind = record.word & ((1u << kKindBits) - 1);
-    return kind == static_cast<uint32_t>(RecordKind::mark) &&
-           payload_of(record) == (launch | track << 16 | number << 32);
+    return kind == static_cast<uint32_t>(RecordKind::mark) && payload == (launch | track << 16 | number << 32);
 }
 
 struct Buffers {
@@ -57,7 +54,9 @@ struct Buffers {
             for (uint32_t i = 0; i < kept; ++i) {
                 const uint32_t number = is_ring ? wanted - kept + i : i;
                 const WideRecord& record = records[1 + size_t{track} * room + (is_ring ? number % room : number)];
-                if (!is_mark(record, launch, track, number)) return false;
+                const bool is_right = is_ring ? is_mark(record, launch, track, number)
+                                              : is_mark(bits_as<SpanRecord>(record), launch, track, number);
+                if (!is_right) return false;
             }
         }
         WideRecord guard;
@@ -90,7 +89,7 @@ void record(Warp& warp, typename Rec::Args args, uint32_t launch, const std::str
 int main(int argc, char** argv) {
     if (argc < 6) return 2;
     const auto number = [&](int i) { return static_cast<uint32_t>(std::strtoul(argv[i], nullptr, 10)); };
-    const bool is_ring = choose(argv[1], std::initializer_list<const char*>{"wide", "ring"}) == 1;
+    const bool is_ring = choose(argv[1], std::initializer_list<const char*>{"span", "ring"}) == 1;
     const std::string plant = argc > 6 ? argv[6] : "";
     const CpuLaunch launch{number(2), number(3), 0, CpuExecutor::threads};
     Buffers region(is_ring, number(2), number(3), number(4));

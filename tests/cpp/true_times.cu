@@ -177,7 +177,7 @@ template <Kind kKind, bool kNaive>
 void measure() {
     constexpr uint32_t kBlocks = kKind == Kind::cluster ? kClusterBlocks : kKind == Kind::grid ? kGridBlocks : 1;
     constexpr uint32_t kTracks = kBlocks * kNumWarps;
-    DeviceMemory headers(sizeof(TrackHeader) * kTracks), records(sizeof(WideRecord) * 2 * kTracks);
+    DeviceMemory headers(sizeof(TrackHeader) * kTracks), records(sizeof(SpanRecord) * kTracks);
     DeviceMemory witness(sizeof(uint64_t) * kTracks), source(16);
     DeviceMemory control(sizeof(HeapControl)), fault(sizeof(FaultRecord)), grid_counts(sizeof(uint64_t));
     TrueTimesArgs args{};
@@ -192,7 +192,7 @@ void measure() {
     launch.region.headers = headers.as<TrackHeader>();
     launch.region.records = records.as<WideRecord>();
     launch.event_mask = ~uint64_t{0};
-    launch.records_per_track = 2;
+    launch.records_per_track = 1;
     launch.warps_per_block = kNumWarps;
     launch.block_stop = kBlocks;
     launch.block_step = 1;
@@ -204,24 +204,30 @@ void measure() {
         TK_CUDA(cudaGetLastError());
         TK_CUDA(cudaDeviceSynchronize());
     }
-    std::vector<WideRecord> found(2 * kTracks);
+    std::vector<SpanRecord> found(kTracks);
     std::vector<uint64_t> seen(kTracks);
-    TK_CUDA(cudaMemcpy(found.data(), records.as<void>(), found.size() * sizeof(WideRecord), cudaMemcpyDeviceToHost));
+    TK_CUDA(cudaMemcpy(found.data(), records.as<void>(), found.size() * sizeof(SpanRecord), cudaMemcpyDeviceToHost));
     TK_CUDA(cudaMemcpy(seen.data(), witness.as<void>(), seen.size() * sizeof(uint64_t), cudaMemcpyDeviceToHost));
     for (uint32_t track = 1; track < kTracks; ++track) {
-        const WideRecord& begin = found[2 * track];
-        const WideRecord& end = found[2 * track + 1];
-        if ((begin.word & 7) != 1 || (end.word & 7) != 2) throw std::runtime_error("a span is not on record");
+        const SpanRecord& span = found[track];
+        if ((span.word & 7) != static_cast<uint32_t>(RecordKind::span))
+            throw std::runtime_error("no span is on record");
+        // Low words, made whole by a time that is close.
+        const auto ticks_of = [&](uint32_t low) {
+            const uint64_t near = seen[0] >> kClockShift;
+            return static_cast<int64_t>(near + static_cast<int32_t>(low - static_cast<uint32_t>(near))) << kClockShift;
+        };
+        const int64_t begin = ticks_of(span.begin), end = ticks_of(span.end);
         // Only block 0 has the word.
         const bool has_word = track < kNumWarps;
         if (has_word && !seen[track]) throw std::runtime_error("a wait ended before the late warp came");
-        const int64_t witness_ns = has_word ? static_cast<int64_t>(seen[track] - begin.ticks) : -1;
+        const int64_t witness_ns = has_word ? static_cast<int64_t>(seen[track]) - begin : -1;
         std::printf("%s %s %u %lld %lld %lld\n",
                     kKindNames[static_cast<int>(kKind)],
                     kNaive ? "naive" : "traced",
                     track,
-                    static_cast<long long>(end.ticks - begin.ticks),
-                    static_cast<long long>(seen[0] - begin.ticks),
+                    static_cast<long long>(end - begin),
+                    static_cast<long long>(static_cast<int64_t>(seen[0]) - begin),
                     static_cast<long long>(witness_ns));
     }
 }

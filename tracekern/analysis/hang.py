@@ -19,9 +19,10 @@ class Holder:
     is_known: bool
     """Whether the capture has its dump."""
     doing: str
-    """The stage and event that most of its warps are in; "" where it runs no kernel."""
+    """The stage and event that most of its warps are in; only the stage where they are in work, whose record comes
+    when it ends; "" where it runs no kernel."""
     num_warps: int
-    """Number of warps in `doing`."""
+    """Number of warps in `doing`; 0 where only the stage is known."""
     last_stage: str
     """The kernel that it ran last; "" for none."""
     idle_ns: int
@@ -115,7 +116,7 @@ def _describe(timeline: Timeline, rank: int, open_rows: Int64, end_ns: Int64) ->
     # The last open span of a track is its innermost.
     innermost = mine[np.append(np.diff(spans.track[mine]) != 0, True)] if len(mine) else mine
     doing = Counter(_phase(timeline, row) for row in innermost.tolist())
-    name, num_warps = doing.most_common(1)[0] if doing else ("", 0)
+    name, num_warps = doing.most_common(1)[0] if doing else (_running_stage(timeline, rank), 0)
     rows = np.flatnonzero(is_its[spans.track])
     last = rows[spans.end[rows].argmax()] if len(rows) else -1
     return Holder(
@@ -124,8 +125,16 @@ def _describe(timeline: Timeline, rank: int, open_rows: Int64, end_ns: Int64) ->
         doing=name,
         num_warps=num_warps,
         last_stage=timeline.launches[spans.launch[last]].name if last >= 0 else "",
-        idle_ns=int(end_ns[spans.track[last]] - spans.end[last]) if last >= 0 and not doing else 0,
+        idle_ns=int(end_ns[spans.track[last]] - spans.end[last]) if last >= 0 and not name else 0,
     )
+
+
+def _running_stage(timeline: Timeline, rank: int) -> str:
+    """Returns the kernel of a rank that started last and has not finished; "" for none."""
+    spans = timeline.spans
+    is_its = (timeline.track_ranks() == rank) & timeline.tracks_of(TrackKind.LAUNCH)
+    rows = np.flatnonzero(is_its[spans.track] & (spans.end == OPEN_END))
+    return timeline.launches[spans.launch[rows[spans.start[rows].argmax()]]].name if len(rows) else ""
 
 
 def _phase(timeline: Timeline, row: int) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 
 from tracekern.timeline.model import OPEN_END, EventClass, Int32, Int64, Mask, Timeline
 
-_CUT_SHORT = ("open_span", "salvaged", "running", "launch_not_recorded", "launch_lost")
+_CUT_SHORT = ("open_span", "open_work", "salvaged", "running", "launch_not_recorded", "launch_lost")
 """Problems of a capture whose last launches may be missing."""
 
 

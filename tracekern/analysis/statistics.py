@@ -33,7 +33,16 @@ STATISTICS = ("p50", "p99", "wait_share")
 
 _LOSSES = {
     *LOSS_KINDS,
-    *("open_span", "salvaged", "running", "overwritten_records", "fault", "cycle_rate_unknown"),
+    *(
+        "open_span",
+        "open_work",
+        "ambiguous_time",
+        "salvaged",
+        "running",
+        "overwritten_records",
+        "fault",
+        "cycle_rate_unknown",
+    ),
     *CONTRADICTION_KINDS,
 } - {"lost_host_spans"}  # no number is made of host ranges
 

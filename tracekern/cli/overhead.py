@@ -32,7 +32,7 @@ def overhead(
         print_json({"backend": chosen, "device": device, "spans": [dataclasses.asdict(cost) for cost in costs]})
         return
     out = console()
-    out.print(f"{device}: what a begin and end add")
+    out.print(f"{device}: what a span adds")
     if chosen == "cpu":
         out.print("CPU backend: the cost of recording on this processor says nothing about a GPU")
     grid = table(["warps/SM", "span of", "adds", "p10", "p90"], ["sink", "clock"])
@@ -54,12 +54,12 @@ def measure(backend: Backend) -> list[SpanCost]:
     if backend == "cpu":
         return [
             measure_span("cpu", record_format, 1, num_steps=steps, num_rounds=21)
-            for record_format in ("wide", "cycles")
+            for record_format in ("span", "cycles")
             for steps in lengths
         ]
     return [
         measure_span("cuda", record_format, warps, sink, num_steps=steps, num_regions=500, num_rounds=31)
-        for record_format, sink in (("wide", "device"), ("wide", "host"), ("cycles", "device"))
+        for record_format, sink in (("span", "device"), ("span", "host"), ("cycles", "device"))
         for steps in lengths
         for warps in WARPS_PER_SM
     ]

@@ -47,6 +47,7 @@ class SimulatedClock:
             "name": "simulated device clock",
             "ticks_per_second": self._c.simulated_ticks_per_second,
             "resolution_ticks": self._c.simulated_resolution_ticks,
+            "shift": self._c.clock_shift,
         }
 
     def read_ticks(self) -> int:

@@ -84,7 +84,8 @@ class CudaClock:
     def describe(self) -> dict[str, Any]:
         """Probes the clock anew for each capture, because a profiler may change its resolution."""
         resolution = probe_resolution(self.read_brackets(2000)[:, 1])
-        return {"name": "%globaltimer", "ticks_per_second": 10**9, "resolution_ticks": resolution}
+        shift = self._gpu.cuda.clock_shift
+        return {"name": "%globaltimer", "ticks_per_second": 10**9, "resolution_ticks": resolution, "shift": shift}
 
     def read_ticks(self) -> int:
         return int(self.read_brackets(1)[0, 1])

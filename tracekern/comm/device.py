@@ -21,7 +21,10 @@ class DeviceClock(Protocol):
     """The clock that kernels stamp their records with."""
 
     def describe(self) -> dict[str, Any]:
-        """Returns name, ticks_per_second and resolution_ticks; the last may change from capture to capture."""
+        """Returns name, ticks_per_second, resolution_ticks, which may change from capture to capture, and shift.
+
+        Records hold times in units of 2^shift ticks (csrc/trace/record.h).
+        """
 
     def read_ticks(self) -> int:
         """Returns the clock's current value in ticks."""
@@ -143,7 +146,7 @@ class HostClock:
     """The host's clock, in steps as coarse as a GPU's."""
 
     def describe(self) -> dict[str, Any]:
-        return {"name": "CLOCK_MONOTONIC", "ticks_per_second": 10**9, "resolution_ticks": 32}
+        return {"name": "CLOCK_MONOTONIC", "ticks_per_second": 10**9, "resolution_ticks": 32, "shift": 5}
 
     def read_ticks(self) -> int:
         return time.monotonic_ns() & ~31

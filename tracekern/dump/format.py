@@ -10,7 +10,7 @@ import enum
 import numpy as np
 
 DUMP_MAGIC = b"TKDUMP\r\n"
-DUMP_VERSION = 2
+DUMP_VERSION = 3
 SEGMENT_MAGIC = b"TKSEGMT1"
 CAPTURE_FORMAT = "tracekern-capture"
 CAPTURE_VERSION = 1
@@ -35,7 +35,7 @@ PAYLOAD_SHIFT = KIND_BITS + EVENT_BITS
 LAP_SHIFT = 48
 """First bit of the lap in the ticks of a ring's record."""
 STARTED, STARTED_RING, STARTED_CYCLES = 1, 2, 3
-"""Values of TrackHeader.started: ordinary records, records of a ring, records that count cycles."""
+"""Values of TrackHeader.started: one record a span; two a span, of a ring; two a span, in cycles of the core."""
 GENERATION_SHIFT = 2
 """First bit of the launch's generation in TrackHeader.started; a dump has none."""
 ADDRESS_BITS = 48
@@ -50,6 +50,7 @@ class RecordKind(enum.IntEnum):
     BEGIN = 1
     END = 2
     MARK = 3
+    SPAN = 4
 
 
 class SegmentState(enum.IntEnum):
@@ -78,9 +79,12 @@ ENTRY_IN_GRAPH = 4
 ENTRY_MIRRORED = 8
 """Recorded in device memory; the region in the arena is filled when the mirror is collected."""
 
+SPAN_RECORD = np.dtype([("end", "<u4"), ("payload_high", "<u4"), ("begin", "<u4"), ("word", "<u4")])
+"""A span, or an instant; its times are low words of the clock in units of 2^shift ticks."""
 WIDE_RECORD = np.dtype([("ticks", "<u8"), ("payload_high", "<u4"), ("word", "<u4")])
-RECORD_FORMAT = "wide"
-"""Record format of every dump. A segment may also hold a "ring": wide records with laps, which its dump omits."""
+"""The begin or the end of a span, or an instant, in a ring (whose laps a dump omits) or a track of cycles."""
+RECORD_BYTES = 16
+"""Size of a record in either format."""
 
 TRACK_HEADER = np.dtype(
     [
@@ -93,7 +97,7 @@ TRACK_HEADER = np.dtype(
         ("attempted", "<u4"),
         ("elapsed_cycles", "<u8"),
         ("epoch", "<u4"),
-        ("torn", "<u4"),
+        ("missing", "<u4"),
         ("block", "<u4"),
         ("launch_idx", "<u4"),
         ("warp", "<u2"),

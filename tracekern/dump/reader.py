@@ -21,6 +21,7 @@ from tracekern.dump.event_table import EVENT_KEYS
 from tracekern.errors import BadInput
 
 _INT_LIMIT = 1 << 63
+_OLDER = {2: " (2 has two records a span)"}
 _TEXT_KEYS = (
     "run_id",
     "node",
@@ -31,7 +32,6 @@ _TEXT_KEYS = (
     "device",
     "command",
     "note",
-    "record_format",
 )
 
 
@@ -204,8 +204,8 @@ def _check_header(path: Path, data: npt.NDArray[np.uint8]) -> Any:
         )
     if int(header["version"]) != fmt.DUMP_VERSION:
         raise BadInput(
-            f"{path}: dump version {int(header['version'])}, this reader knows {fmt.DUMP_VERSION}; "
-            "read it with the tracekern that made it"
+            f"{path}: dump version {int(header['version'])}, this reader knows {fmt.DUMP_VERSION}"
+            f"{_OLDER.get(int(header['version']), '')}; read it with the tracekern that made it"
         )
     metadata_bytes, payload_bytes = int(header["metadata_bytes"]), int(header["payload_bytes"])
     file_bytes = fmt.align_up(header_bytes + metadata_bytes) + payload_bytes
@@ -277,6 +277,8 @@ def _check_metadata(where: str, metadata: Any, payload_bytes: int) -> tuple[Laun
         clock, "ticks_per_second", ranges.MIN_TICKS_PER_SECOND, ranges.MAX_TICKS_PER_SECOND + 1
     )
     checker.integer(clock, "resolution_ticks", 1, per_second + 1)
+    checker.integer(clock, "shift", 0, 32)
+    checker.integer(metadata, "packed_ns", 0, fmt.MAX_NS + 1)
     _check_overhead(checker, metadata)
     _check_sinks(checker, metadata)
     _check_tables(checker, metadata)
@@ -284,7 +286,7 @@ def _check_metadata(where: str, metadata: Any, payload_bytes: int) -> tuple[Laun
         part = checker.get(metadata, key, dict)
         count = checker.integer(part, "count")
         _check_range(checker, key, checker.integer(part, "offset"), count * dtype.itemsize, payload_bytes)
-    record_bytes = fmt.WIDE_RECORD.itemsize
+    record_bytes = fmt.RECORD_BYTES
     launches = tuple(_launch(checker, metadata, entry) for entry in checker.get(metadata, "launches", list))
     records_stop = 0
     for launch in launches:
@@ -300,11 +302,6 @@ def _check_metadata(where: str, metadata: Any, payload_bytes: int) -> tuple[Laun
 
 
 def _check_choices(checker: _Checker, metadata: dict[str, Any]) -> None:
-    if metadata["record_format"] != fmt.RECORD_FORMAT:
-        raise BadInput(
-            f"{checker.where}: records of format {metadata['record_format'][:40]!r}, this reader knows "
-            f"{fmt.RECORD_FORMAT!r}; read it with the tracekern that wrote it ({metadata['tracekern'][:40]})"
-        )
     states = fmt.STATE_NAMES.values()
     if metadata["state"] not in states:
         raise checker.fail(f"metadata field state is {metadata['state'][:40]!r}, wanted one of {', '.join(states)}")

@@ -141,7 +141,9 @@ class Launches:
             if _is_running(headers):
                 raise BadInput(f"counting(): kernel {name!r} still runs; synchronise inside the block")
             self._counted[name] = max(self._counted.get(name, 0), int(headers["attempted"].max(initial=0)))
-            self._sinks.count(name, headers, ticks_per_second)
+            events = self._segment.events(entry)["events"]
+            classes = {event["class"] for bit, event in enumerate(events) if int(entry["event_mask"]) >> bit & 1}
+            self._sinks.count(name, headers, classes, ticks_per_second)
         # Reserved regions have the old size. A ring keeps its regions unless the sink changes: a region that is given
         # up is lost, and a full flight recorder has no others.
         if self._selection.keep == "first" or self._sinks.needs_mirror() != needed_mirror:

@@ -50,8 +50,8 @@ class Selection:
     def room(self, counted: int | None) -> int:
         """Returns the records of a track in a launch whose fullest track needed `counted`; None: never counted.
 
-        The result is a quarter more than counted, in whole spans, because the number of records of a warp differs from
-        launch to launch. A ring has a fixed size, a power of two, whatever the launch needs.
+        The result is a quarter more than counted, because the number of records of a warp differs from launch to
+        launch. A ring has a fixed size, a power of two, whatever the launch needs.
         """
         keeps_last = self.keep == "last"
         if self.records_per_track != "auto":
@@ -59,7 +59,7 @@ class Selection:
         elif keeps_last:
             wanted = DEFAULT_RING_SLOTS
         else:
-            wanted = DEFAULT_RECORDS_PER_TRACK if counted is None else counted + 2 * math.ceil(counted / 8)
+            wanted = DEFAULT_RECORDS_PER_TRACK if counted is None else counted + math.ceil(counted / 4)
         return 1 << (wanted - 1).bit_length() if keeps_last else wanted
 
     def pick_blocks(self, num_blocks: int) -> range:

@@ -104,8 +104,8 @@ def capture(
 
     Args:
         path: The directory. Dumps of an earlier run in it are replaced.
-        records_per_track: Room of each track. "auto" takes what `counting()` found and a quarter more, 1024 where
-            nothing was counted, and 256 for a flight recorder.
+        records_per_track: Room of each track, in records: one a span, two in a flight recorder. "auto" takes what
+            `counting()` found and a quarter more, 1024 where nothing was counted, and 256 for a flight recorder.
         keep: Which records of a full track stay: the "first", or the "last" for a flight recorder, which also gives
             up its oldest launches when `max_bytes` is used up.
         blocks: Record only these blocks.
@@ -177,7 +177,7 @@ class Capture:
         setup = self._setup
         self._sinks = SinkChoice(setup.sink, self.device.memory.mirror is not None, together=self._is_ring)
         about = opening_metadata(
-            self.run_id, self.group, self.device, self.directory, "ring" if self._is_ring else "wide"
+            self.run_id, self.group, self.device, self.directory, "ring" if self._is_ring else "span"
         )
         self.segment = SegmentWriter.create(
             self.run_id, self.group.rank, about | self._about, setup.max_bytes, setup.host_spans

@@ -9,6 +9,7 @@ need a keeper (segment/keeper.py).
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +27,8 @@ longer than later ones, as it waits for ranks that are not yet in step, so its r
 
 STORES_PER_TRACK = 2
 """Stores for a track's header, besides its records."""
+STORES_PER_SPAN = {"work": 1}
+"""Stores of a span by class, 2 for all others: they are stored when they begin and completed when they end."""
 
 _log = logging.getLogger("tracekern")
 
@@ -45,13 +48,17 @@ class SinkChoice:
         self._together = together
         self._stores_per_s: dict[str, float] = {}
 
-    def count(self, name: str, headers: npt.NDArray[Any], ticks_per_second: float) -> None:
-        """Takes in a counted launch of kernel `name`. headers: [num_tracks] TRACK_HEADER."""
+    def count(self, name: str, headers: npt.NDArray[Any], classes: Collection[str], ticks_per_second: float) -> None:
+        """Takes in a counted launch of kernel `name`. headers: [num_tracks] TRACK_HEADER. classes: of its events.
+
+        A launch counts its spans, not those of each class: all are taken for the class that stores most often.
+        """
         done = headers[headers["end_ticks"] != 0]
         if len(done) == 0:
             return
         ticks = int(done["end_ticks"].max()) - int(done["start_ticks"].min())
-        stores = int(done["attempted"].sum(dtype=np.int64)) + STORES_PER_TRACK * len(done)
+        stores_per_span = max((STORES_PER_SPAN.get(event_class, 2) for event_class in classes), default=1)
+        stores = int(done["attempted"].sum(dtype=np.int64)) * stores_per_span + STORES_PER_TRACK * len(done)
         rate = stores * ticks_per_second / max(ticks, 1)
         self._stores_per_s[name] = max(rate, self._stores_per_s.get(name, 0.0))
 

@@ -77,7 +77,7 @@ class LaunchPlan:
     def region_bytes(self) -> int:
         """Arena bytes of descriptor, headers and records."""
         headers = self.num_tracks * fmt.TRACK_HEADER.itemsize
-        records = self.num_tracks * self.records_per_track * fmt.WIDE_RECORD.itemsize
+        records = self.num_tracks * self.records_per_track * fmt.RECORD_BYTES
         return fmt.LAUNCH_DESCRIPTOR.itemsize + headers + fmt.align_up(records)
 
 

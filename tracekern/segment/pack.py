@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -161,7 +162,7 @@ def _metadata(
             "event_table": index_of("event", segment.events(entry)),
             "role_table": index_of("role", segment.roles(entry)),
             "headers_offset": headers_offset,
-            "records_offset": place(count * fmt.WIDE_RECORD.itemsize),
+            "records_offset": place(count * fmt.RECORD_BYTES),
             "records_count": count,
         }
         optional = {"blocks_run": packed.blocks_run, "shared_tracks": packed.shared_tracks}
@@ -172,7 +173,7 @@ def _metadata(
     only_counted = counted and not (launches or num_lost or segment.header["launches_refused"])
     only_live = ("directory", "fault_names")
     metadata = {key: value for key, value in segment.metadata.items() if key not in only_live} | {
-        "record_format": fmt.RECORD_FORMAT,
+        "packed_ns": time.time_ns(),
         "state": fmt.STATE_NAMES[fmt.SegmentState(int(segment.header["state"]))],
         "fault": fault,
         "fault_text": describe_fault(fault) if fault else "",

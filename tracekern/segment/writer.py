@@ -63,8 +63,9 @@ _FLAGS, _GENERATION, _ORDER, _SEQUENCE, _EPOCH = (
     _word_of(fmt.LAUNCH_ENTRY, field) for field in ("flags", "generation", "order", "sequence", "epoch")
 )
 _CARRY_BYTES = 1 << 32
-"""Regions do not cross multiples of this: kernels increment only the low word of an address (append_if, csrc/platform).
-"""
+"""Regions do not cross multiples of this: kernels count up only the low word of an address (csrc/platform/device.h)."""
+_KEPT_FREE = fmt.ALIGNMENT
+"""Bytes in front of such a multiple that no region takes: the count of a full track stays there."""
 
 
 class SegmentWriter(SegmentView):
@@ -250,12 +251,13 @@ class SegmentWriter(SegmentView):
         """
         offset = int(self.header["arena_offset"]) + int(self.header["arena_cursor"])
         at = (self.address + offset + mirror_offset) % _CARRY_BYTES
-        if at + region_bytes > _CARRY_BYTES >= region_bytes:
+        usable = _CARRY_BYTES - _KEPT_FREE
+        if at + region_bytes > usable >= region_bytes:
             if _CARRY_BYTES - at > self.arena_room:
                 return 0
             self.header["arena_cursor"] += _CARRY_BYTES - at
             at = 0
-        return max((_CARRY_BYTES - at) // region_bytes, 1)
+        return max((usable - at) // region_bytes, 1)
 
     def _store_text(self, text: bytes) -> int | None:
         if text not in self._texts:

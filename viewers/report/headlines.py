@@ -18,7 +18,7 @@ _ROUNDING_NS = 2
 """A blame and both of its limits are whole ns."""
 
 
-_TOLD_APART = (*ABSENT_KINDS, "lost_records", "open_span", "salvaged", "fault")
+_TOLD_APART = (*ABSENT_KINDS, "lost_records", "open_span", "open_work", "salvaged", "fault")
 """Kinds of errors that the lines count, or describe themselves."""
 
 
@@ -75,12 +75,12 @@ def _waits_for(wait: OpenWait) -> str:
 def _what_holds(holder: Holder, within: bool) -> str:
     """What the rank does that others wait for. `within`: its own warps wait for it."""
     name = f"rank {holder.rank}"
-    if within and not holder.doing:
+    if within and not holder.num_warps:
         return f"{name} is in no other span"
     if not holder.is_known:
         return f"{name} is not in this capture"
     if holder.doing:
-        return f"{name} is in {holder.doing} ({count(holder.num_warps, 'warp')})"
+        return f"{name} is in {holder.doing}" + (f" ({count(holder.num_warps, 'warp')})" if holder.num_warps else "")
     if not holder.last_stage:
         return f"{name} has run no kernel"
     return f"{name} runs no kernel; its last, {holder.last_stage}, ended {duration(holder.idle_ns)} ago"

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.dump import format as fmt
 from tracekern.dump.reader import Dump
 from tracekern.timeline.columns import join_rows, rows_of_ranges
 from tracekern.timeline.decode.dense_probes import dense_probes
 from tracekern.timeline.decode.event_tables import EventNumbers, doubtful_events
 from tracekern.timeline.decode.launch_lanes import add_launch_lanes
-from tracekern.timeline.decode.pairing import pair
+from tracekern.timeline.decode.pair_records import decode_pairs
 from tracekern.timeline.decode.problems import Seen, find_problems
-from tracekern.timeline.decode.record_columns import Records, WriterRuns, read_runs
+from tracekern.timeline.decode.record_columns import Batch, WriterRuns, read_runs
+from tracekern.timeline.decode.span_records import decode_spans
 from tracekern.timeline.decode.track_merge import merge_tracks
-from tracekern.timeline.model import OPEN_END, Int32, Int64, Launch, Marks, Rank, Spans, Timeline
+from tracekern.timeline.model import Int32, Int64, Launch, Marks, Rank, Spans, Timeline
 
 _BATCH_RECORDS = 1 << 18
 
@@ -39,7 +39,7 @@ def decode(dump: Dump) -> Timeline:
     seen = Seen(runs, merge)
     spans: list[Spans] = []
     marks: list[Marks] = []
-    for batch in _batches(merge.sorted_runs, runs.written):
+    for batch in _batches(merge.sorted_runs, runs):
         decoded = _decode_batch(area, runs, batch, events, merge.track, seen)
         spans.append(decoded[0])
         marks.append(decoded[1])
@@ -63,86 +63,33 @@ def decode(dump: Dump) -> Timeline:
             *events.unknown(dump),
             *dense_probes(timeline, dump, runs),
             *runs.rates.describe(rank.rank, rank.ticks_per_second),
+            *runs.times.describe(rank.rank, runs.is_span & runs.started),
         )
     )
 
 
-def _batches(sorted_runs: Int64, written: Int64) -> Iterator[Int64]:
-    """Consecutive runs of about _BATCH_RECORDS records together."""
+def _batches(sorted_runs: Int64, runs: WriterRuns) -> Iterator[Int64]:
+    """Consecutive runs of one format, of about _BATCH_RECORDS records together."""
     if len(sorted_runs):
-        batch = np.cumsum(written[sorted_runs]) // _BATCH_RECORDS
-        yield from np.split(sorted_runs, np.flatnonzero(np.diff(batch)) + 1)
+        batch = np.cumsum(runs.written[sorted_runs]) // _BATCH_RECORDS
+        is_next = (np.diff(batch) != 0) | np.diff(runs.is_span[sorted_runs])
+        yield from np.split(sorted_runs, np.flatnonzero(is_next) + 1)
 
 
 def _decode_batch(
     area: npt.NDArray[Any], runs: WriterRuns, batch: Int64, events: EventNumbers, track_of_run: Int32, seen: Seen
 ) -> tuple[Spans, Marks]:
-    records = Records(_gather(area, runs.first[batch], runs.written[batch]), runs)
-    run_of = np.repeat(np.arange(len(batch), dtype=np.int32), runs.written[batch])
-    where = np.flatnonzero(records.kind - np.uint8(1) < 3).astype(np.int32)  # begin, end or mark
-    kind, event, owner = records.kind[where], records.event(where), run_of[where]
-    ticks, backwards = _forward_only(runs.to_ticks(records.stamps(where), batch, owner), owner)
-    launch, track = runs.launch[batch], track_of_run[batch]
-    type_of = events.number(launch[owner], event)
-
-    spanning = np.flatnonzero(kind != fmt.RecordKind.MARK).astype(np.int32)
-    pairs = pair(kind[spanning] == fmt.RecordKind.BEGIN, event[spanning], owner[spanning])
-    is_open = pairs.end < 0
-    begin, end = spanning[pairs.begin], spanning[pairs.end]
-    spans = Spans(
-        track=track[owner[begin]],
-        event=type_of[begin],
-        launch=launch[owner[begin]],
-        start=ticks[begin],
-        end=np.where(is_open, OPEN_END, ticks[end]),
-        begin_payload=records.payload(where[begin]),
-        end_payload=np.where(is_open, np.uint64(0), records.payload(where[end])),
-    )
-    marked = np.flatnonzero(kind == fmt.RecordKind.MARK).astype(np.int32)
-    marks = Marks(
-        track=track[owner[marked]],
-        event=type_of[marked],
-        launch=launch[owner[marked]],
-        time=ticks[marked],
-        payload=records.payload(where[marked]),
-    )
-    is_cut = runs.overwritten[batch][owner[spanning[pairs.orphan]]] > 0
-    cut, orphan = spanning[pairs.orphan[is_cut]], spanning[pairs.orphan[~is_cut]]
-    if len(cut):
-        first = np.searchsorted(owner, owner[cut])
-        since_oldest = Spans(
-            track=track[owner[cut]],
-            event=events.without_begin(type_of[cut]),
-            launch=launch[owner[cut]],
-            start=ticks[first],
-            end=ticks[cut],
-            begin_payload=np.ones(len(cut), np.uint64),
-            end_payload=records.payload(where[cut]),
-        )
-        # In front of what begins later in the same run; the outer ones, which end later, in front of the inner ones.
-        before = np.lexsort((np.concatenate([-cut, begin]), np.concatenate([first * 2, begin * 2 + 1])))
-        spans = join_rows([since_oldest, spans], Spans()).take(before)
-    strange = np.flatnonzero((records.kind == fmt.RecordKind.EMPTY) | (records.kind > fmt.RecordKind.MARK))
-    seen.orphans.append(track[owner[orphan]])
-    seen.strange.append(track[run_of[strange]])
-    seen.backwards.append(track[backwards])
-    return spans, marks
+    """batch: runs of one format, as indices into `runs`."""
+    records = _gather(area, runs.first[batch], runs.written[batch])
+    owner = np.repeat(np.arange(len(batch), dtype=np.int32), runs.written[batch])
+    decode_records = decode_spans if runs.is_span[batch[0]] else decode_pairs
+    return decode_records(Batch(records, owner, batch, runs, track_of_run[batch]), events, seen)
 
 
 def _gather(area: npt.NDArray[Any], first: Int64, written: Int64) -> npt.NDArray[Any]:
     """The records of some runs one after the other."""
     in_a_row = (first[1:] == first[:-1] + written[:-1]).all()
     return area[first[0] : first[-1] + written[-1]] if in_a_row else area[rows_of_ranges(first, written)]
-
-
-def _forward_only(ticks: Int64, owner: Int32) -> tuple[Int64, Int32]:
-    """Ticks that never fall within a run, and the runs where they did: a torn record, or a clock that stepped back."""
-    falls = (ticks[1:] < ticks[:-1]) & (owner[1:] == owner[:-1])
-    backwards = np.unique(owner[1:][falls])
-    for run in backwards.tolist():
-        rows = slice(*np.searchsorted(owner, [run, run + 1]).tolist())
-        ticks[rows] = np.maximum.accumulate(ticks[rows])
-    return ticks, backwards
 
 
 def _launches(dump: Dump, runs: WriterRuns) -> tuple[Launch, ...]:

@@ -48,7 +48,7 @@ def _dense_kernels(timeline: Timeline, runs: WriterRuns, costs: _Costs, ns_per_t
     names = list(dict.fromkeys(launch.name for launch in timeline.launches))
     number = {name: idx for idx, name in enumerate(names)}
     name_of_launch = np.array([number[launch.name] for launch in timeline.launches], np.int64)
-    num_spans = runs.written[which] / 2
+    num_spans = runs.written[which] / np.where(runs.is_span[which], 1, 2)
     columns = (num_spans * costs[runs.launch[which]], (runs.end - runs.start)[which] * ns_per_tick, num_spans)
     name = name_of_launch[runs.launch[which]]
     sums = (np.bincount(name, column, len(names)).tolist() for column in columns)

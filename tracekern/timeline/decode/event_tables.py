@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.dump.event_table import EventRow, parse_event
-from tracekern.dump.format import MAX_EVENTS
+from tracekern.dump.format import MAX_EVENTS, PAYLOAD_BITS
 from tracekern.dump.reader import Dump
-from tracekern.timeline.model import Channel, ChannelKind, EventClass, EventType, Field, Int32, Problem
+from tracekern.timeline.model import Channel, ChannelKind, EventClass, EventType, Field, Int32, Problem, UInt64
 
 _LEVEL_OF_CREDIT = {EventClass.SIGNAL: "value", EventClass.WAIT: "wanted"}
 
@@ -66,6 +66,14 @@ class EventNumbers:
         number: Int32 = flat[cell]
         return number
 
+    def split(self, number: Int32, payload: UInt64) -> tuple[UInt64, UInt64]:
+        """[n] begin and end payloads of [n] payloads of span records: begin fields are lowest, end fields highest."""
+        types = self.types()
+        bits = [(_bits(event.begin_fields), _bits(event.end_fields)) for event in types]
+        mask = np.array([(1 << begin) - 1 for begin, _ in bits], np.uint64)
+        shift = np.array([PAYLOAD_BITS - end for _, end in bits], np.uint64)
+        return payload & mask[number], payload >> shift[number]
+
     def unknown(self, dump: Dump) -> list[Problem]:
         """An error for each event that a table does not have: its name, class and fields are not known."""
         problems = []
@@ -97,6 +105,10 @@ class EventNumbers:
 
     def _add(self, event: EventType) -> int:
         return self._known.setdefault(event, len(self._known))
+
+
+def _bits(fields: tuple[Field, ...]) -> int:
+    return sum(field.bits for field in fields)
 
 
 def _event_type(row: EventRow) -> EventType:

@@ -135,6 +135,7 @@ def find_problems(timeline: Timeline, dump: Dump, seen: Seen) -> tuple[Problem, 
     problems += _losses(timeline, seen)
     problems += _overwritten(dump, seen.runs)
     problems += _open_spans(timeline, seen)
+    problems += _open_work(dump.rank, seen.runs)
     problems += wrong_launches(timeline.launches, seen.runs, dump.metadata)
     problems += _unknown_roles(dump, seen.runs)
     rank = dump.rank
@@ -233,8 +234,9 @@ def _overwritten(dump: Dump, runs: WriterRuns) -> list[Problem]:
         asked = "" if dump.metadata.get("keep") == "first" else ", as keep='last' asks"
         text = f"rank {rank}: {count(overwritten, 'older record')} of {launches} overwritten{asked}"
         problems.append(Problem("note", "overwritten_records", rank, -1, text, overwritten))
-    if torn := int(runs.torn.sum()):
-        tracks = count(int((runs.torn > 0).sum()), "track")
+    torn_of = np.where(runs.ring, runs.missing, 0)
+    if torn := int(torn_of.sum()):
+        tracks = count(int((torn_of > 0).sum()), "track")
         text = f"rank {rank}: {count(torn, 'record')} never arrived in {tracks}: torn when it died"
         problems.append(Problem("warning", "torn_track", rank, -1, text, torn))
     return problems
@@ -276,6 +278,16 @@ def _open_spans(timeline: Timeline, seen: Seen) -> list[Problem]:
         text = f"{_where(timeline, track)}: {path} {why}{where}"
         problems.append(Problem(severity, kind, timeline.ranks[0].rank, track, text, len(nested) * num_launches))
     return problems
+
+
+def _open_work(rank: int, runs: WriterRuns) -> list[Problem]:
+    """Work that had begun in tracks that never finished: it is stored when it ends, so only its place is known."""
+    held = np.where(runs.is_span, runs.missing, 0)
+    if not (number := int(held.sum())):
+        return []
+    tracks = count(int((held > 0).sum()), "track")
+    text = f"rank {rank}: {count(number, 'span')} of work had begun and not ended in {tracks} that never finished"
+    return [Problem("error", "open_work", rank, -1, text, number)]
 
 
 def _count(tracks: Int32) -> tuple[list[int], list[int]]:

@@ -1,4 +1,4 @@
-"""The bits of a dump as columns: the runs of records that writers left, and the fields of each."""
+"""The bits of a dump as columns: the runs of records that writers left."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from tracekern.dump import format as fmt
 from tracekern.dump.reader import Dump
-from tracekern.errors import BadInput
+from tracekern.timeline.columns import rows_of_ranges
 from tracekern.timeline.decode.cycle_clock import CycleRates
+from tracekern.timeline.decode.short_times import ShortTimes
 from tracekern.timeline.model import Int32, Int64, UInt64
 
 
@@ -36,14 +37,18 @@ class WriterRuns:
     """Index of its first record in the records area."""
     written: Int64
     attempted: Int64
-    torn: Int64
-    """Records that should be there and never arrived; rings only."""
+    missing: Int64
+    """Records that should be there and never arrived: torn, of a ring; of unfinished work, in a run of spans."""
     warps_run: Int64
     """Of a block's first warp: how many the block had, where that is more than the host stated; else 0."""
     started: npt.NDArray[np.bool_]
     finished: npt.NDArray[np.bool_]
     ring: npt.NDArray[np.bool_]
     """Kept its last records, not its first."""
+    is_span: npt.NDArray[np.bool_]
+    """Its records are SPAN_RECORD, not WIDE_RECORD."""
+    times: ShortTimes
+    """Of runs of spans."""
     rates: CycleRates
     """Of runs whose records count cycles."""
     max_ticks: int
@@ -55,7 +60,7 @@ class WriterRuns:
         return len(self.first)
 
     def to_ticks(self, stamps: Int64, some: Int64, owner: Int32) -> Int64:
-        """[n] ticks of [n] stamps; that of number i belongs to the run some[owner[i]]."""
+        """[n] ticks of [n] stamps of WIDE_RECORDs; that of number i belongs to the run some[owner[i]]."""
         rates = self.rates.take(some)
         if not rates.any():
             return stamps
@@ -69,12 +74,14 @@ class WriterRuns:
     @property
     def overwritten(self) -> Int64:
         """[num_runs] records of a ring that made room for later ones."""
-        return np.where(self.ring, np.maximum(self.attempted - self.written - self.torn, 0), 0)
+        return np.where(self.ring, np.maximum(self.attempted - self.written - self.missing, 0), 0)
 
 
 def read_runs(dump: Dump) -> tuple[WriterRuns, npt.NDArray[Any]]:
-    """The runs of all launches, and the records area: one view from the first launch's records to the last launch's."""
-    max_ticks = dump.max_ticks
+    """The runs of all launches, and the records area: one view from the first launch's records to the last launch's.
+
+    The area is [n] WIDE_RECORD; where a run is of spans, its part is to be viewed as SPAN_RECORD.
+    """
     counts = np.array([launch.num_tracks for launch in dump.launches], np.int64)
     headers = dump.all_track_headers()
     launch = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
@@ -84,12 +91,10 @@ def read_runs(dump: Dump) -> tuple[WriterRuns, npt.NDArray[Any]]:
     first = before[:-1] + (launch_first - before[np.cumsum(counts) - counts])[launch]
     start, end = headers["start_ticks"].astype(np.int64), headers["end_ticks"].astype(np.int64)
     rates = CycleRates.of(headers, dump.metadata["clock"]["resolution_ticks"])
-    last = np.maximum(start, end)
-    filled = np.flatnonzero(written > 0)
-    stamps: UInt64 = np.minimum(area["ticks"][(first + written - 1)[filled]], np.uint64(max_ticks))
-    of_records = rates.take(filled).to_ticks(start[filled], stamps.view(np.int64), max_ticks)
-    last[filled] = np.maximum(last[filled], of_records)
-    names = ("block", "warp", "role", "sm", "epoch", "attempted", "torn", "warps_run")
+    is_span = headers["started"] == fmt.STARTED
+    times = ShortTimes.of(start, end, dump)
+    last = _last_ticks(area, first, written, start, end, is_span, times, rates, dump.max_ticks)
+    names = ("block", "warp", "role", "sm", "epoch", "attempted", "missing", "warps_run")
     columns = {key: headers[key].astype(np.int64) for key in names}
     runs = WriterRuns(
         launch=launch,
@@ -101,48 +106,87 @@ def read_runs(dump: Dump) -> tuple[WriterRuns, npt.NDArray[Any]]:
         started=headers["started"] != 0,
         finished=headers["finished"] != 0,
         ring=headers["started"] == fmt.STARTED_RING,
+        is_span=is_span,
+        times=times,
         rates=rates,
-        max_ticks=max_ticks,
+        max_ticks=dump.max_ticks,
         path=dump.path,
         **columns,
     )
     return runs, area
 
 
+def _last_ticks(
+    area: npt.NDArray[Any],
+    first: Int64,
+    written: Int64,
+    start: Int64,
+    end: Int64,
+    is_span: npt.NDArray[np.bool_],
+    times: ShortTimes,
+    rates: CycleRates,
+    max_ticks: int,
+) -> Int64:
+    """[num_runs] the latest ticks known: its end, or the last record of a run that has none."""
+    last = np.maximum(start, end)
+    filled = np.flatnonzero((written > 0) & ~is_span)
+    stamps: UInt64 = np.minimum(area["ticks"][(first + written - 1)[filled]], np.uint64(max_ticks))
+    of_records = rates.take(filled).to_ticks(start[filled], stamps.view(np.int64), max_ticks)
+    last[filled] = np.maximum(last[filled], of_records)
+    cut = np.flatnonzero((written > 0) & is_span & (end == 0))
+    if len(cut):
+        rows = area[rows_of_ranges(first[cut], written[cut])].view(fmt.SPAN_RECORD)
+        owner = np.repeat(np.arange(len(cut), dtype=np.int32), written[cut])
+        begin, stop, _ = times.of_records(rows, cut, owner)
+        latest = np.maximum.reduceat(np.maximum(begin, stop), np.cumsum(written[cut]) - written[cut])
+        last[cut] = np.maximum(last[cut], latest)
+    return last
+
+
 def _records_area(dump: Dump) -> tuple[npt.NDArray[Any], Int64]:
     """The area, and [num_launches] index of each launch's first record in it."""
-    record_bytes = fmt.WIDE_RECORD.itemsize
     start = dump.launches[0].records_offset if dump.launches else 0
-    stop = max((entry.records_offset + entry.records_count * record_bytes for entry in dump.launches), default=0)
+    stop = max((entry.records_offset + entry.records_count * fmt.RECORD_BYTES for entry in dump.launches), default=0)
     area = dump.payload[start:stop].view(fmt.WIDE_RECORD)
-    return area, np.array([(entry.records_offset - start) // record_bytes for entry in dump.launches], np.int64)
+    return area, np.array([(entry.records_offset - start) // fmt.RECORD_BYTES for entry in dump.launches], np.int64)
 
 
-class Records:
-    """[n] WIDE_RECORD of some runs, one run after the other."""
+@dataclass(frozen=True)
+class Batch:
+    """Records of some runs, one run after the other."""
 
-    def __init__(self, raw: npt.NDArray[Any], runs: WriterRuns) -> None:
-        self._raw, self._runs = raw, runs
-        self.kind = (raw["word"] & np.uint32(fmt.KIND_MASK)).astype(np.uint8)
+    records: npt.NDArray[Any]
+    """[n] WIDE_RECORD; to be viewed as SPAN_RECORD where the runs are of spans."""
+    owner: Int32
+    """[n] whose it is: an index into the three below."""
+    some: Int64
+    """Index into `runs`."""
+    runs: WriterRuns
+    track: Int32
+    """Of each of `some`: index into the Timeline's tracks."""
 
-    def __len__(self) -> int:
-        return len(self.kind)
+    @property
+    def launch(self) -> Int32:
+        return self.runs.launch[self.some]
 
-    def event(self, where: Int32) -> npt.NDArray[np.uint8]:
-        event: npt.NDArray[np.uint32] = self._raw["word"][where] >> np.uint32(fmt.EVENT_SHIFT)
-        event &= np.uint32(fmt.EVENT_MASK)
-        return event.astype(np.uint8)
 
-    def stamps(self, where: Int32) -> Int64:
-        """Ticks or cycles of the records at `where`. Raises BadInput beyond the runs' max_ticks."""
-        ticks: UInt64 = self._raw["ticks"][where]
-        if len(ticks) and int(ticks.max()) > self._runs.max_ticks:
-            what = f"a record's ticks {int(ticks.max())} are beyond {self._runs.max_ticks}"
-            raise BadInput(f"{self._runs.path}: {what}; damaged")
-        return ticks.view(np.int64)
+def payload_of(records: npt.NDArray[Any]) -> UInt64:
+    """[n] payloads of records of either format."""
+    payload: UInt64 = records["payload_high"].astype(np.uint64)
+    payload <<= np.uint64(fmt.PAYLOAD_LOW_BITS)
+    payload |= records["word"] >> np.uint32(fmt.PAYLOAD_SHIFT)
+    return payload
 
-    def payload(self, where: Int32) -> UInt64:
-        payload: UInt64 = self._raw["payload_high"][where].astype(np.uint64)
-        payload <<= np.uint64(fmt.PAYLOAD_LOW_BITS)
-        payload |= self._raw["word"][where] >> np.uint32(fmt.PAYLOAD_SHIFT)
-        return payload
+
+def kind_of(records: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """[n] RecordKind of records of either format."""
+    kind: npt.NDArray[np.uint8] = (records["word"] & np.uint32(fmt.KIND_MASK)).astype(np.uint8)
+    return kind
+
+
+def event_of(records: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """[n] event numbers of records of either format."""
+    event: npt.NDArray[np.uint8] = (records["word"] >> np.uint32(fmt.EVENT_SHIFT) & np.uint32(fmt.EVENT_MASK)).astype(
+        np.uint8
+    )
+    return event

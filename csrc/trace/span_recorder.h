@@ -1,0 +1,157 @@
+// The recorder of a capture that keeps the first records of each track: one record of 16 bytes a span.
+//
+// A span takes its place when it begins, so that records stand in the order of their begins, and what begins can end.
+// Work is stored once, when it ends. Waits, signals and syncs are stored when they begin and completed when they end:
+// what a hung kernel was waiting for is on record.
+#pragma once
+
+#include "trace/writer.h"
+
+namespace tracekern {
+
+// A span that has begun: where its record goes, and what is known of it.
+struct OpenSpan {
+    SpanRecord* stop = nullptr;  // the end of its place: where the track went on, so that it takes no copy
+    uint32_t begin = 0;
+    uint32_t word = 0;
+    uint32_t payload_high = 0;
+    bool has_room = false;
+};
+
+template <>
+class Recorder<true, RecordFormat::span> {
+public:
+    static constexpr bool kTraced = true;
+    using Open = OpenSpan;
+    struct Args {
+        using Rec = Recorder;
+        LaunchDescriptor launch;
+    };
+
+    // `role` names the track; one that the descriptor does not select records nothing, one beyond the 32 that there can
+    // be is selected by its last 5 bits: a reader tells of it. `epoch` is asked for in a graph; elsewhere
+    // capture.launch() stated it.
+    TK_DEVICE Recorder(const Args& args, const Warp& warp, uint32_t role = 0, uint32_t epoch = 0) : epoch_(epoch) {
+        detail::find_and_start(
+            args.launch, warp, role, [&](const detail::Track& track, uint32_t sm) { start(track, warp, sm, role); });
+    }
+    Recorder(const Recorder&) = delete;
+
+    TK_DEVICE ~Recorder() {
+        if (state_ == 0) return;
+        const uint32_t attempted = num_appended(first_, next_);
+        const uint32_t first = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(first_));
+        const uint32_t room = limit_ ? (limit_ - first) / static_cast<uint32_t>(sizeof(SpanRecord)) : 0;
+        detail::store_quarter(header_, 1, true, read_clock(), attempted < room ? attempted : room, attempted);
+        detail::store_quarter(header_, 2, state_ & detail::kTellsEpoch, 0, epoch_, 0);
+    }
+
+    template <auto kEvent, class... Values>
+    TK_DEVICE Open begin(Values... values) {
+        Open open = take<kEvent>(RecordKind::span, detail::pack_fields<kEvent, false>(values...));
+        open.begin = low_units(read_clock());
+        if constexpr (is_stored_first<kEvent>) store(open, open.begin - 1);
+        return open;
+    }
+
+    template <auto kEvent, class... Values>
+    TK_DEVICE void end(Open open, Values... values) {
+        constexpr uint32_t kShift = kPayloadBits - total_field_bits(event_info<kEvent>.end_fields);
+        const uint64_t payload = detail::pack_fields<kEvent, true>(values...);
+        const uint64_t ticks = sizeof...(Values) == 0 ? read_clock() : read_clock_after(payload);
+        if constexpr (sizeof...(Values) != 0) {
+            open.payload_high |= static_cast<uint32_t>(payload << kShift >> kPayloadLowBits);
+            open.word |= (static_cast<uint32_t>(payload << kShift) & kPayloadLowMask) << (kKindBits + kEventBits);
+        }
+        finish<kEvent>(open, low_units(ticks));
+    }
+    template <auto kEvent>
+    TK_DEVICE void end_after(const Open& open, uint64_t value) {
+        finish<kEvent>(open, low_units(read_clock_after(value)));
+    }
+    // A block barrier whose result is there when the last warp has arrived, so that a clock read can wait for it.
+    TK_DEVICE uint32_t block_sync(Warp& warp) { return warp.block_sync_count(); }
+
+    // The span never ends.
+    template <auto kEvent>
+    TK_DEVICE void leave_open(const Open& open) {
+        if constexpr (!is_stored_first<kEvent>) store(open, open.begin - 1);
+    }
+
+    template <auto kEvent, class... Values>
+    TK_DEVICE void mark(Values... values) {
+        Open open = take<kEvent>(RecordKind::mark, detail::pack_fields<kEvent, false>(values...));
+        open.begin = low_units(read_clock());
+        store(open, open.begin);
+    }
+
+    // For Sequence: ends `before` and begins kEvent at the same tick. Which class `before` has is not known here; it is
+    // stored whole, whether it has been stored when it began or not.
+    template <auto kEvent, class... Values>
+    TK_DEVICE Open next(const Open& before, Values... values) {
+        const uint32_t now = low_units(read_clock());
+        store(before, now);
+        Open open = take<kEvent>(RecordKind::span, detail::pack_fields<kEvent, false>(values...));
+        open.begin = now;
+        if constexpr (is_stored_first<kEvent>) store(open, now - 1);
+        return open;
+    }
+    TK_DEVICE void end_sequence(const Open& open) { store(open, low_units(read_clock())); }
+
+private:
+    template <auto kEvent>
+    static constexpr bool is_stored_first = event_info<kEvent>.event_class != EventClass::work;
+
+    TK_DEVICE static uint32_t low_units(uint64_t ticks) { return static_cast<uint32_t>(ticks >> kClockShift); }
+
+    // Takes the next place of the track, if the event is wanted and there is room.
+    template <auto kEvent>
+    TK_DEVICE Open take(RecordKind kind, uint64_t payload) {
+        constexpr uint32_t kNumber = static_cast<uint32_t>(kEvent);
+        Open open;
+        open.has_room =
+            take_place<kNumber % 32>(static_cast<uint32_t>(event_mask_ >> kNumber / 32 * 32), next_, limit_);
+        open.stop = next_;
+        open.word = record_word(kind, kNumber, payload);
+        open.payload_high = static_cast<uint32_t>(payload >> kPayloadLowBits);
+        return open;
+    }
+
+    TK_DEVICE static void store(const Open& open, uint32_t end) {
+        constexpr int kOffset = -static_cast<int>(sizeof(SpanRecord));
+        put_if<kOffset>(open.has_room, open.stop, SpanRecord{end, open.payload_high, open.begin, open.word});
+    }
+    template <auto kEvent>
+    TK_DEVICE static void finish(const Open& open, uint32_t end) {
+        if constexpr (is_stored_first<kEvent>) {
+            constexpr int kOffset = -static_cast<int>(sizeof(SpanRecord));
+            put_if<kOffset>(open.has_room, open.stop, Vector8{end, open.payload_high});
+        } else {
+            store(open, end);
+        }
+    }
+
+    // Few instructions and no branch: all warps of a kernel begin with them, one after the other on their scheduler.
+    TK_DEVICE void start(const detail::Track& track, const Warp& warp, uint32_t sm, uint32_t role) {
+        const bool is_writer = track.state && warp.is_leader();
+        header_ = track.header;
+        detail::store_quarter(header_, 0, is_writer, read_clock(), sm, kStarted | role << 16 | track.generation);
+        state_ = is_writer ? track.state : 0;
+        event_mask_ = is_writer ? track.event_mask : 0;
+        next_ = reinterpret_cast<SpanRecord*>(track.records);
+        // Low words of times cannot tell what an earlier launch left in a region: there, this body only counts.
+        limit_ = limit_places(next_, track.generation == 0 ? track.num_records : 0);
+        first_ = next_;
+    }
+
+    const uint32_t epoch_;  // on record at the end: it often comes from memory, and no track waits for it at its start
+    // All that follows is the leader's; of the other lanes mask and state are 0.
+    uint32_t state_ = 0;  // of detail::Track
+    uint32_t limit_ = 0;  // of take_place()
+    TrackHeader* header_ = nullptr;
+    SpanRecord* first_ = nullptr;
+    SpanRecord* next_ = nullptr;
+    uint64_t event_mask_ = 0;
+};
+
+}  // namespace tracekern
