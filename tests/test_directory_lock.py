@@ -160,13 +160,13 @@ def test_a_damaged_lock_is_anothers_while_it_is_held(tmp_path: Path, monkeypatch
 
 
 def test_the_second_of_two_runs_into_one_directory_is_refused_in_one_line(tmp_path: Path, command_line: CommandLine):
-    words = command(tmp_path, "--iterations", "100000")
+    words = command(tmp_path, "--iterations", "100000", "--limit-s", "60")
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as first:
         try:
             deadline = time.monotonic() + 60
             while not (tmp_path / LOCK_NAME).exists() and time.monotonic() < deadline:
                 time.sleep(0.02)
-            second = command_line(*command(tmp_path)[3:])
+            second = command_line(*command(tmp_path, "--limit-s", "60")[3:])
             assert second.returncode == 2
             assert second.stderr.startswith(f"tracekern: {tmp_path}: run {first.pid}-")
             assert second.stderr.endswith(" is writing its capture there; choose another directory\n")

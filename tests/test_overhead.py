@@ -43,7 +43,7 @@ def test_the_command_measures_and_says_what(command_line):
 
 def test_a_cost_below_zero_is_explained(monkeypatch, capsys):
     for span_ns, is_told in ((20.0, False), (-26.0, True)):
-        cost = SpanCost(4, "device", "wide", 2790.0, span_ns, span_ns - 3, span_ns + 3)
+        cost = SpanCost(4, "device", "span", 2790.0, span_ns, span_ns - 3, span_ns + 3)
         monkeypatch.setattr(command, "measure", lambda chosen, cost=cost: [cost])
         command.overhead("cpu")
         assert ("below zero" in capsys.readouterr().err) == is_told

@@ -25,7 +25,7 @@ def assert_same(ours: dict[str, object], never: dict[str, object]) -> None:
     assert off
     assert sorted(off) == sorted(name for name in never if name.endswith("_off"))
     assert [name for name in off if ours[name] != never[name]] == []
-    traced = [name for name in ours if name.endswith(("_wide", "_ring", "_cycles"))]
+    traced = [name for name in ours if name.endswith(("_span", "_ring", "_cycles"))]
     assert traced
     same = [name for name in traced if ours[name] == ours[name.rsplit("_", 1)[0] + "_off"]]
     assert same == [], "traced kernels that do not trace"
