@@ -43,7 +43,7 @@ MAX_S = LIMIT_S + CLOSE_TIMEOUT_S + 60.0
 """The longest phase, the time that others have to follow a failed rank, and both graces of signals."""
 MAX_LINES = 6
 SIGNALS = sorted(set(range(1, 32)) - {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH})
-"""Without the four that nobody notices."""
+"""All standard signals but four, which a process ignores by default."""
 FIRST = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGSEGV)
 """What ends most programs: each target gets these first."""
 STOPS = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
