@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "comm/barrier.h"
-#include "stress_common.hpp"
+#include "stress_cpu.hpp"
 
 using namespace tracekern;
 

@@ -11,115 +11,30 @@
 // Input, routing and token counts change in every iteration; about a third of the ranks have no token at all. Built by
 // the tests with -fsanitize=thread, -DTK_RANDOM_DELAYS and -DTK_POISON_CONSUMED.
 // Exit: 0 right, 1 wrong result, 2 usage, 3 a wait ran out of time, 4 a record where none belongs.
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <random>
-#include <string>
 #include <thread>
 
-#include "moe/p2p/family.h"
 #include "moe/pipeline_cpu.hpp"
-
-#define TK_OWN_CHANNEL_NAMES kP2PChannelNames
-#include "stress_common.hpp"
+#include "p2p_stress_common.hpp"
+#include "stress_cpu.hpp"
 
 using namespace tracekern;
 
 namespace {
 
-struct Options {
-    P2PConfig config;
+struct Options : P2PStress {
     CpuExecutor executor;
-    uint32_t iterations;
-    uint32_t seed;
-    StressOptions stress;
 };
-
-template <class T>
-std::vector<T> draw_rows(std::mt19937& random, size_t count) {
-    std::uniform_real_distribution<float> value(-2.0f, 2.0f);
-    std::vector<T> rows(count);
-    for (T& element : rows) element = from_float<T>(value(random));
-    return rows;
-}
-
-// What one rank feeds into one iteration: a function of (seed, rank, iteration).
-template <class T>
-struct Input {
-    uint32_t num_tokens;
-    std::vector<int32_t> topk_idx;
-    std::vector<float> topk_weights;
-    std::vector<T> x;
-
-    Input(const Options& options, uint32_t rank, uint32_t iteration) {
-        const MoeShape& shape = options.config.shape;
-        std::mt19937 random(options.seed * 7919u + rank * 104729u + iteration);
-        num_tokens = random() % 3 == 0 ? 0 : random() % (shape.max_tokens + 1);
-        topk_idx.resize(size_t{num_tokens} * shape.topk);
-        topk_weights.resize(topk_idx.size());
-        const bool one_rank = random() % 4 == 0;
-        for (int32_t& expert : topk_idx) {
-            expert = static_cast<int32_t>(random() % (one_rank ? shape.num_local_experts() : shape.num_experts));
-            if (random() % 16 == 0) expert = -1;
-        }
-        std::uniform_real_distribution<float> weight(0.0f, 1.0f);
-        for (float& w : topk_weights) w = weight(random);
-        x = draw_rows<T>(random, size_t{num_tokens} * shape.hidden);
-    }
-};
-
-// The weighted results of one element, added in the order of the choices: those of the experts [first, stop) alone.
-template <class T>
-float sum_results(const MoeShape& shape,
-                  const Input<T>& input,
-                  const std::vector<float>& scale,
-                  size_t element,
-                  uint32_t first,
-                  uint32_t stop) {
-    const size_t token = element / shape.hidden;
-    float sum = 0.0f;
-    for (size_t flat = token * shape.topk; flat < (token + 1) * shape.topk; ++flat) {
-        const int32_t expert = input.topk_idx[flat];
-        if (expert < static_cast<int32_t>(first) || expert >= static_cast<int32_t>(stop)) continue;
-        const T scaled = from_float<T>(to_float(input.x[element]) * scale[expert]);
-        sum += input.topk_weights[flat] * to_float(scaled);
-    }
-    return sum;
-}
-
-template <class T>
-uint64_t count_wrong(const P2PConfig& config, const Input<T>& input, const std::vector<float>& scale, const T* out) {
-    const MoeShape& shape = config.shape;
-    uint64_t wrong = 0;
-    for (size_t element = 0; element < size_t{input.num_tokens} * shape.hidden; ++element) {
-        float sum = 0.0f;
-        if (traits_of(config.variant).reduces_at_experts) {
-            for (uint32_t first = 0; first < shape.num_experts; first += shape.num_local_experts()) {
-                const uint32_t stop = first + shape.num_local_experts();
-                sum += to_float(from_float<T>(sum_results(shape, input, scale, element, first, stop)));
-            }
-        } else {
-            sum = sum_results(shape, input, scale, element, 0, shape.num_experts);
-        }
-        const T expected = from_float<T>(sum);
-        wrong += memcmp(&expected, &out[element], sizeof(T)) != 0;
-    }
-    return wrong;
-}
 
 template <class T>
 int run_rank(const Options& options, CpuCommunicator& comm, PipelineCpu<P2P>& pipeline) {
     const MoeShape& shape = options.config.shape;
-    std::vector<float> scale(shape.num_experts);
-    for (uint32_t expert = 0; expert < shape.num_experts; ++expert) scale[expert] = 1.0f + expert / 16.0f;
+    const std::vector<float> scale = options.expert_scale();
     std::vector<T> out(size_t{shape.max_tokens} * shape.hidden);
-    std::vector<P2PStage> stages;
-    P2P::with_kernels(options.config, [&]<class Kernels>(Kernels) {
-        Kernels::for_each([&]<class Body>() { stages.push_back(Body::kStage); });
-    });
-    const uint32_t room = options.stress.format == RecordFormat::ring ? 8 : 64;  // so few that rings go round
-    TraceRegion region(options.stress, options.config.num_blocks, options.config.warps_per_block, room);
+    const std::vector<P2PStage> stages = stages_of_call<P2P>(options.config);
+    const uint32_t num_blocks = options.config.num_blocks, num_warps = options.config.warps_per_block;
+    std::vector<TrackHeader> headers(TraceRegion::num_headers(options.stress, size_t{num_blocks} * num_warps));
+    std::vector<WideRecord> records(TraceRegion::num_records(options.stress, size_t{num_blocks} * num_warps));
+    TraceRegion region(options.stress, num_blocks, num_warps, headers.data(), records.data());
     for (uint32_t iteration = 0; iteration < options.iterations; ++iteration) {
         const Input<T> input(options, comm.args().rank, iteration);
         memset(out.data(), 0xff, out.size() * sizeof(T));
@@ -135,14 +50,8 @@ int run_rank(const Options& options, CpuCommunicator& comm, PipelineCpu<P2P>& pi
             if (!region.is_whole()) return 4;
         }
         if (comm.failed()) return report_fault(comm.fault(), kP2PStageNames[comm.fault().stage]);
-        if (const uint64_t wrong = count_wrong(options.config, input, scale, out.data())) {
-            std::fprintf(stderr,
-                         "rank %u: %llu wrong elements in iteration %u\n",
-                         comm.args().rank,
-                         static_cast<unsigned long long>(wrong),
-                         iteration);
-            return 1;
-        }
+        const int code = check_result(options, comm.args().rank, iteration, input, scale, out.data());
+        if (code) return code;
     }
     return 0;
 }
@@ -189,24 +98,17 @@ int run(const Options& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    if (argc < 13) {
+    std::vector<char*> arguments(argv + 1, argv + argc);
+    constexpr size_t kExecutor = 2;  // its place on the command line; the GPU's program has none
+    if (arguments.size() <= kExecutor) {
         std::fprintf(stderr, "usage: see the head of p2p_stress.cpp\n");
         return 2;
     }
-    const auto number = [&](int i) { return static_cast<uint32_t>(std::strtoul(argv[i], nullptr, 10)); };
     Options options{};
-    options.config.variant = static_cast<P2PVariant>(choose(argv[1], kP2PVariantNames));
-    options.config.number = static_cast<NumberType>(choose(argv[2], kNumberNames));
     options.executor =
-        static_cast<CpuExecutor>(choose(argv[3], std::initializer_list<const char*>{"fibers", "threads"}));
-    const uint32_t element_bytes = options.config.number == NumberType::fp32 ? 4 : 2;
-    options.config.shape = MoeShape{number(4), number(7), number(9), number(10), number(8), element_bytes};
-    options.config.num_blocks = number(5);
-    options.config.warps_per_block = number(6);
-    options.iterations = number(11);
-    options.seed = number(12);
-    options.stress = StressOptions::parse(argc - 13, argv + 13);
-    options.config.partitions = options.stress.partitions;
+        static_cast<CpuExecutor>(choose(arguments[kExecutor], std::initializer_list<const char*>{"fibers", "threads"}));
+    arguments.erase(arguments.begin() + kExecutor);
+    static_cast<P2PStress&>(options) = P2PStress::parse(arguments);
     const int code = run(options);
     if (code == 0) std::puts("ok");
     return code;

@@ -1,15 +1,18 @@
-// What the attacking programs share: options, heaps of ranks in one process, trace regions with guard words, fault
-// lines.
+// What the attacking programs share on every backend: options, trace regions with guard words, fault lines.
 #pragma once
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <iterator>
+#include <map>
 #include <string>
 #include <vector>
 
-#include "comm/communicator_cpu.hpp"
+#include "comm/fault.h"
+#include "comm/mutation.h"
+#include "trace/trace_choice.h"
 
 namespace tracekern {
 
@@ -36,6 +39,14 @@ inline std::vector<const char*> channel_names() {
     return names;
 }
 
+#ifdef TK_PLANTED_FAULTS
+// Leaves one thing out of the protocol from now on. Each backend has its own.
+inline void plant(PlantedFault fault);
+#endif
+
+// What takes the value of an option, by the option's name.
+using OptionSetters = std::map<std::string, std::function<void(const std::string&)>>;
+
 struct StressOptions {
     uint64_t timeout_ns = 20'000'000'000u;
     uint32_t absent = ~0u;
@@ -43,42 +54,41 @@ struct StressOptions {
     bool trace = false;
     RecordFormat format = RecordFormat::span;
 
-    static StressOptions parse(int count, char** given) {
+    // setters: the options of one program alone.
+    static StressOptions parse(int count, char** given, OptionSetters setters = {}) {
         StressOptions options;
+        setters["timeout_ms"] = [&](const std::string& value) { options.timeout_ns = std::stoull(value) * 1'000'000; };
+        setters["absent"] = [&](const std::string& value) { options.absent = number(value); };
+        setters["partitions"] = [&](const std::string& value) { options.partitions = number(value); };
+        setters["trace"] = [&](const std::string& value) {
+            options.trace = choose(value, std::initializer_list<const char*>{"off", "on", "ring"});
+            if (value == "ring") options.format = RecordFormat::ring;
+        };
+        setters["plant"] = plant_named;
         for (int i = 0; i < count; ++i) {
             const std::string text = given[i];
             const size_t equals = text.find('=');
-            const std::string key = text.substr(0, equals);
-            const std::string value = equals == std::string::npos ? "" : text.substr(equals + 1);
-            switch (choose(
-                key, std::initializer_list<const char*>{"timeout_ms", "absent", "trace", "plant", "partitions"})) {
-                case 0:
-                    options.timeout_ns = std::stoull(value) * 1'000'000;
-                    break;
-                case 1:
-                    options.absent = static_cast<uint32_t>(std::stoul(value));
-                    break;
-                case 2:
-                    options.trace = choose(value, std::initializer_list<const char*>{"off", "on", "ring"});
-                    if (value == "ring") options.format = RecordFormat::ring;
-                    break;
-                case 3:
-                    plant(value);
-                    break;
-                case 4:
-                    options.partitions = static_cast<uint32_t>(std::stoul(value));
-                    break;
+            const auto setter = setters.find(text.substr(0, equals));
+            if (setter == setters.end()) {
+                std::fprintf(stderr, "what is %s?\n", text.c_str());
+                std::exit(2);
             }
+            setter->second(equals == std::string::npos ? "" : text.substr(equals + 1));
         }
         return options;
     }
 
+    // So few that rings go round.
+    uint32_t records_per_track() const { return format == RecordFormat::ring ? 8 : 64; }
+
+    static uint32_t number(const std::string& value) { return static_cast<uint32_t>(std::stoul(value)); }
+
 private:
-    static void plant([[maybe_unused]] const std::string& value) {
+    static void plant_named([[maybe_unused]] const std::string& value) {
 #ifdef TK_PLANTED_FAULTS
         const size_t colon = value.find(':');
-        planted_fault.channel = choose(value.substr(0, colon), channel_names());
-        planted_fault.mutation = static_cast<Mutation>(choose(value.substr(colon + 1), kMutationNames));
+        const uint32_t channel = choose(value.substr(0, colon), channel_names());
+        plant({channel, static_cast<Mutation>(choose(value.substr(colon + 1), kMutationNames))});
 #else
         std::fprintf(stderr, "plant needs -DTK_PLANTED_FAULTS\n");
         std::exit(2);
@@ -86,74 +96,73 @@ private:
     }
 };
 
-// The symmetric heap of all ranks in one process.
-struct StressHeaps {
-    StressHeaps(uint32_t num_ranks, uint64_t bytes) : memory(num_ranks) {
-        for (auto& heap : memory) {
-            heap.resize(bytes / sizeof(HeapControl) + 1);
-            addresses.push_back(reinterpret_cast<uint64_t>(heap.data()));
-        }
-    }
-    std::vector<std::vector<HeapControl>> memory;
-    std::vector<uint64_t> addresses;
-    SimulatedClock clock = SimulatedClock::draw(0, 0, 0);
-};
-
-// Room for the records of one launch at a time, with guard words behind each part.
+// Where the records of one launch at a time go, with guard words behind each part. The memory is the caller's.
 class TraceRegion {
 public:
-    TraceRegion(const StressOptions& options, uint32_t num_blocks, uint32_t warps_per_block, uint32_t records_per_track)
-        : trace_(options.trace), format_(options.format) {
+    // headers, records: so many as num_headers() and num_records() say.
+    TraceRegion(const StressOptions& options,
+                uint32_t num_blocks,
+                uint32_t warps_per_block,
+                TrackHeader* headers,
+                WideRecord* records)
+        : trace_(options.trace), format_(options.format), num_tracks_(num_blocks * warps_per_block) {
         if (!trace_) return;
-        const size_t num_tracks = size_t{num_blocks} * warps_per_block;
-        headers_.resize(num_tracks + 1);
-        records_.resize(num_tracks * records_per_track + 1);
-        descriptor_.region.headers = headers_.data();
-        descriptor_.region.records = records_.data();
+        num_records_ = size_t{num_tracks_} * options.records_per_track();
+        descriptor_.region.headers = headers;
+        descriptor_.region.records = records;
         descriptor_.event_mask = ~uint64_t{0};
-        descriptor_.records_per_track = records_per_track;
-        descriptor_.warps_per_block = warps_per_block;
+        descriptor_.records_per_track = options.records_per_track();
+        descriptor_.warps_per_block = static_cast<uint16_t>(warps_per_block);
         descriptor_.block_stop = num_blocks;
         descriptor_.block_step = 1;
         descriptor_.role_mask = ~0u;
     }
 
+    // None where nothing is recorded. The last one is a guard.
+    static size_t num_headers(const StressOptions& options, size_t num_tracks) {
+        return options.trace ? num_tracks + 1 : 0;
+    }
+    static size_t num_records(const StressOptions& options, size_t num_tracks) {
+        return options.trace ? num_tracks * options.records_per_track() + 1 : 0;
+    }
+
     TraceChoice begin_launch() {
         if (!trace_) return {};
-        memset(headers_.data(), 0, headers_.size() * sizeof(TrackHeader));
-        memset(records_.data(), 0, records_.size() * sizeof(WideRecord));
-        memset(&headers_.back(), 0xa5, sizeof(TrackHeader));
-        memset(&records_.back(), 0xa5, sizeof(WideRecord));
+        const Region& region = descriptor_.region;
+        memset(region.headers, 0, num_tracks_ * sizeof(TrackHeader));
+        memset(region.records, 0, num_records_ * sizeof(WideRecord));
+        memset(region.headers + num_tracks_, 0xa5, sizeof(TrackHeader));
+        memset(region.records + num_records_, 0xa5, sizeof(WideRecord));
         return {&descriptor_, format_};
     }
 
     // Every track ran to its end, wrote no more than fits, and nothing stands behind the region.
     bool is_whole() const {
         if (!trace_) return true;
-        for (size_t track = 0; track + 1 < headers_.size(); ++track) {
-            const TrackHeader& header = headers_[track];
+        for (uint32_t track = 0; track < num_tracks_; ++track) {
+            const TrackHeader& header = descriptor_.region.headers[track];
             if (!header.started || !header.end_ticks) return false;
             if (header.written > header.attempted) return false;
             if (format_ == RecordFormat::span && header.written > descriptor_.records_per_track) return false;
         }
         char guard[sizeof(TrackHeader)];
         memset(guard, 0xa5, sizeof(guard));
-        return memcmp(&headers_.back(), guard, sizeof(TrackHeader)) == 0 &&
-               memcmp(&records_.back(), guard, sizeof(WideRecord)) == 0;
+        return memcmp(descriptor_.region.headers + num_tracks_, guard, sizeof(TrackHeader)) == 0 &&
+               memcmp(descriptor_.region.records + num_records_, guard, sizeof(WideRecord)) == 0;
     }
 
 private:
-    bool trace_;
-    RecordFormat format_;
-    std::vector<TrackHeader> headers_;
-    std::vector<WideRecord> records_;
+    const bool trace_;
+    const RecordFormat format_;
+    const uint32_t num_tracks_;
+    size_t num_records_ = 0;
     LaunchDescriptor descriptor_{};
 };
 
 // One line on stderr; returns the exit code for it.
 inline int report_fault(const FaultRecord& fault, const char* stage) {
     std::fprintf(stderr,
-                 "fault rank=%u cause=%u stage=%s peer=%u channel=%s slot=%u block=%u warp=%u wanted=%u seen=%u "
+                 "fault rank=%u cause=%u stage=%s peer=%u channel=%s slot=%u block=%u warp=%u wanted=%llu seen=%llu "
                  "waited_ms=%llu\n",
                  fault.rank,
                  fault.cause,
@@ -163,8 +172,8 @@ inline int report_fault(const FaultRecord& fault, const char* stage) {
                  fault.slot,
                  fault.block,
                  fault.warp,
-                 fault.wanted_epoch,
-                 fault.seen_epoch,
+                 static_cast<unsigned long long>(fault.wanted_epoch),
+                 static_cast<unsigned long long>(fault.seen_epoch),
                  static_cast<unsigned long long>(fault.waited_ticks / 1'000'000));
     return 3;
 }

@@ -6,7 +6,7 @@
 // PLANT lets the last block write where it should not: `track`: into the tracks of another block; `record`: one record
 // in front of its own.
 // Exit: 0 every track holds what its warp recorded, 1 one does not, 2 usage.
-#include "stress_common.hpp"
+#include "stress_cpu.hpp"
 
 #define TK_TRACKS_EVENTS(EVENT)                 \
     EVENT(unused, work, completion, "", "", "") \

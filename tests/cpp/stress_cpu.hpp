@@ -1,0 +1,28 @@
+// What the attacking programs share on the CPU backend: heaps of ranks in one process, and planted faults.
+#pragma once
+
+#include "comm/communicator_cpu.hpp"
+#include "stress_common.hpp"
+
+namespace tracekern {
+
+#ifdef TK_PLANTED_FAULTS
+inline void plant(PlantedFault fault) {
+    planted_fault = fault;
+}
+#endif
+
+// The symmetric heap of all ranks in one process.
+struct StressHeaps {
+    StressHeaps(uint32_t num_ranks, uint64_t bytes) : memory(num_ranks) {
+        for (auto& heap : memory) {
+            heap.resize(bytes / sizeof(HeapControl) + 1);
+            addresses.push_back(reinterpret_cast<uint64_t>(heap.data()));
+        }
+    }
+    std::vector<std::vector<HeapControl>> memory;
+    std::vector<uint64_t> addresses;
+    SimulatedClock clock = SimulatedClock::draw(0, 0, 0);
+};
+
+}  // namespace tracekern
