@@ -31,7 +31,8 @@ inline char* heap_start(const HeapPart& part) {
 class CudaCommunicator {
 public:
     // Allocates this rank's part on the current device; import_peer() or open_peer() for every other rank makes it
-    // whole: by file descriptors or, on all ranks where one's driver exports none, by handles of CUDA IPC.
+    // whole: by file descriptors or, on all ranks where one's driver exports none, by handles of CUDA IPC. Ranks of the
+    // same process need neither: attach_peer().
     CudaCommunicator(uint32_t rank, uint32_t num_ranks, uint64_t heap_bytes, uint64_t timeout_ns, bool by_descriptor)
         : heap_bytes_(heap_bytes),
           own_(by_descriptor ? HeapPart(ShareableMemory::allocate(heap_bytes))
@@ -52,6 +53,11 @@ public:
         add_peer(peer, ShareableMemory::import(descriptor, heap_bytes_));
     }
     void open_peer(uint32_t peer, const std::string& handle) { add_peer(peer, IpcMemory::open(handle)); }
+
+    // Where this rank's part is, for ranks of the same process; it goes with this communicator.
+    char* own_heap() const { return heap_start(own_); }
+    // The own_heap() of a rank of the same process, which still frees it.
+    void attach_peer(uint32_t peer, char* heap) { args_.heap[peer] = heap; }
 
     const CommArgs& args() const { return args_; }
     const FaultRecord& fault() const { return *args_.fault; }
