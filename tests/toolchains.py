@@ -51,6 +51,14 @@ def require(compiler: str) -> None:
         pytest.skip(f"{compiler} is not installed ({PACKAGES[compiler]})")
 
 
+def sanitizer(tool: str) -> tuple[str, ...]:
+    """The command in front of a program's: exits with 9 where the tool finds something. Skips where it is missing."""
+    path = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not os.path.exists(path):
+        pytest.skip("needs compute-sanitizer")
+    return (path, "--tool", tool, "--error-exitcode", "9")
+
+
 def included_files(source: Path, include: Path) -> list[Path]:
     """`source` and every file of ours that it includes, directly or not."""
     found: dict[Path, None] = {}
