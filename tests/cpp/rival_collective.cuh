@@ -46,7 +46,9 @@ public:
         // With all the shared memory that a block may have, of which every other block needs some, too.
         const uint32_t room = resident_blocks(kernel(), {1, kRivalThreads, shared_bytes_});
         if (room != num_multiprocessors()) throw std::runtime_error("a rival's block has no SM of its own");
-        if (options.num_blocks * num_ranks > room) throw std::invalid_argument("rival: not even they fit");
+        if (uint64_t{options.num_blocks} * num_ranks > room) {
+            throw std::invalid_argument("rival: too many blocks; each needs one of " + std::to_string(room) + " SMs");
+        }
     }
 
     uint32_t num_ranks() const { return static_cast<uint32_t>(streams_.size()); }
