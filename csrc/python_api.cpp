@@ -7,6 +7,7 @@ PYBIND11_MODULE(_C, module) {
     module.doc() = "tracekern's compiled part";
     tracekern::register_clocks(module);
     tracekern::register_comm(module);
+    tracekern::register_dlpack(module);
     tracekern::register_encode(module);
     tracekern::register_layout(module);
     tracekern::register_probe(module);

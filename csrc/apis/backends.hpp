@@ -2,8 +2,10 @@
 #pragma once
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <string>
+#include <vector>
 
 #include "apis/names.hpp"
 #include "comm/fault.h"
@@ -38,6 +40,15 @@ pybind11::class_<Communicator> register_communicator(pybind11::module_& module, 
         .def_property_readonly("kernel_args",
                                [](const Communicator& comm) {
                                    return py::bytes(reinterpret_cast<const char*>(&comm.args()), sizeof(CommArgs));
+                               })
+        // Where each rank's part of the heap begins, for this rank.
+        .def_property_readonly("heap_addresses",
+                               [](const Communicator& comm) {
+                                   std::vector<uint64_t> addresses;
+                                   for (uint32_t rank = 0; rank < comm.args().num_ranks; ++rank) {
+                                       addresses.push_back(reinterpret_cast<uint64_t>(comm.args().heap[rank]));
+                                   }
+                                   return addresses;
                                })
         .def("clear_control", &Communicator::clear_control)
         .def_property_readonly("barrier_epoch", &Communicator::barrier_epoch);

@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import numbers
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tracekern.comm.cpu import CpuDevice, clock_from_environment
 from tracekern.comm.device import CaptureDevice
 from tracekern.comm.group import Group
 from tracekern.comm.heap import SymmetricHeap
+from tracekern.comm.symmetric_memory import MappedHeap, SymmetricAllocator, SymmetricTensor
 from tracekern.dump.fault import describe_fault, parse_fault
 from tracekern.errors import BadInput, CallBroken, CommTimeout, DeviceLost
+
+if TYPE_CHECKING:
+    import torch
 
 
 class RecordedLaunch(Protocol):
@@ -39,21 +43,31 @@ class Communicator:
 
     Args:
         group: The ranks.
-        num_bytes: Size of each rank's part of the heap.
+        num_bytes: Size of each rank's part of the heap, of which the communicator itself uses the first 4 KiB.
         timeout_s: Time limit of a kernel's waits, see `set_timeout()`.
         backend: "cpu" or "cuda".
         on_timeout: What happens after the limit, see `set_timeout()`.
+        reserved_bytes: Bytes at the start of the heap, those 4 KiB included, that kernels address by offsets of their
+            own. `malloc_symmetric()` hands out what lies behind them.
 
     Raises:
         BadInput: The backend is unknown, or the devices cannot share memory or have none left.
     """
 
     def __init__(
-        self, group: Group, num_bytes: int, timeout_s: float, backend: str = "cpu", on_timeout: str = "raise"
+        self,
+        group: Group,
+        num_bytes: int,
+        timeout_s: float,
+        backend: str = "cpu",
+        on_timeout: str = "raise",
+        *,
+        reserved_bytes: int = 0,
     ) -> None:
         from tracekern import _C
 
         _check_timeout(timeout_s, on_timeout)
+        _check_reserved(reserved_bytes, num_bytes)
         if backend not in ("cpu", "cuda"):
             raise BadInput(f"backend is {backend!r}; wanted 'cpu' or 'cuda'")
         self.group = group
@@ -76,6 +90,14 @@ class Communicator:
             self._open_cpu(num_bytes, timeout_s)
         self.device.fault_names = self._fault_names
         self.set_timeout(timeout_s, on_timeout)
+        heap = MappedHeap(
+            group.rank,
+            tuple(self.native.heap_addresses),
+            num_bytes,
+            self.device.torch_device,
+            owner=self.native if backend == "cuda" else self._heap,
+        )
+        self._symmetric = SymmetricAllocator(group, heap, max(reserved_bytes, _C.heap_control_bytes))
         self._barrier_events = _C.barrier_event_table()
         group.barrier()
 
@@ -106,6 +128,24 @@ class Communicator:
         first_stage = sum(len(known["stages"]) for known in self._users)
         self._users.append({"first_stage": first_stage, **entry})
         return first_stage
+
+    def malloc_symmetric(self, shape: Sequence[int], dtype: torch.dtype) -> SymmetricTensor:
+        """Allocates a tensor for kernels of your own in every rank's part of the heap, at the same offset on all ranks.
+
+        All ranks call it together, with the same arguments in the same order. Offsets are multiples of 128 bytes. The
+        tensor is zero at first; `reset()` does not clear it. Its memory is freed with the heap only. Nothing is started
+        on the device, so that this also works after a CommTimeout.
+
+        Args:
+            shape: Sizes of the tensor, 0 included.
+            dtype: Such as torch.bfloat16.
+
+        Raises:
+            BadInput: The ranks ask for different tensors, an argument is wrong, or too little of the heap is left.
+                Raised on every rank; the next call may ask for another tensor.
+            PeerLost: A peer has ended or is late.
+        """
+        return self._symmetric.malloc(shape, dtype)
 
     def set_timeout(self, timeout_s: float, on_timeout: str = "raise") -> None:
         """Sets the time limit of waits in kernels that are launched from now on.
@@ -229,3 +269,8 @@ def _check_timeout(timeout_s: float, on_timeout: str) -> None:
         raise BadInput(f"timeout_s is {timeout_s!r}; wanted more than 0 and less than 1e6 seconds")
     if on_timeout not in ("raise", "trap"):
         raise BadInput(f"on_timeout is {on_timeout!r}; wanted 'raise' or 'trap'")
+
+
+def _check_reserved(reserved_bytes: int, num_bytes: int) -> None:
+    if reserved_bytes not in range(num_bytes + 1):
+        raise BadInput(f"reserved_bytes is {reserved_bytes!r}; wanted 0 to num_bytes, which is {num_bytes}")

@@ -70,7 +70,7 @@ class Pipeline:
         kind = {"variant": variant, **options}
         _check_same_everywhere(group, {**sizes, **kind, "grid": [num_blocks, warps_per_block]})
         heap_bytes = facts.heap_bytes(num_ranks=shape.num_ranks, **sizes, **kind)
-        self.comm = Communicator(group, heap_bytes, timeout_s, backend, on_timeout)
+        self.comm = Communicator(group, heap_bytes, timeout_s, backend, on_timeout, reserved_bytes=heap_bytes)
         first_stage = self.comm.add_kernels(facts.stages, facts.channels)
         grid = {"num_blocks": num_blocks, "warps_per_block": warps_per_block, "first_stage": first_stage}
         on_cpu = {"executor": executor} if backend == "cpu" else {}
