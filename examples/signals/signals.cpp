@@ -19,24 +19,20 @@ TK_DEFINE_EVENTS(NumberEvent, NUMBER_EVENTS)
 
 enum class NumberChannel : uint32_t { number = kFirstOwnChannel };
 
-// Where `sender` tells `owner`, in the owner's part of the heap. Two places in turns: a fast rank may be in the next
-// call while a slow one still reads this one's, but not in the one after, for which it needs the slow one.
-TK_DEVICE uint64_t* place(const CommArgs& comm, uint32_t owner, uint32_t call, uint32_t sender) {
-    return comm.at<uint64_t>(owner, sizeof(HeapControl)) + call % 2 * kMaxRanks + sender;
-}
-
+// flags: offset in the heap of u64 [num_ranks], a flag from each rank.
 template <class Rec>
-TK_DEVICE void tell(Warp& warp, const CommArgs& comm, uint32_t call, uint32_t number, typename Rec::Args trace) {
+TK_DEVICE void tell(
+    Warp& warp, const CommArgs& comm, uint64_t flags, uint32_t call, uint32_t number, typename Rec::Args trace) {
     Rec recorder(trace, warp);
     for (uint32_t i = 1; i < comm.num_ranks; ++i) {
         const uint32_t peer = comm.nth_peer(i);
         TK_SIGNAL(recorder, NumberEvent::signal_number, peer, call);
-        signal<NumberChannel::number>(warp, place(comm, peer, call, comm.rank), call, number);
+        signal<NumberChannel::number>(warp, comm.at<uint64_t>(peer, flags) + comm.rank, call, number);
     }
     for (uint32_t i = 1; i < comm.num_ranks; ++i) {
         const uint32_t peer = comm.nth_peer(i);
         TK_WAIT(recorder, NumberEvent::wait_number, peer, call);
-        const uint64_t* flag = place(comm, comm.rank, call, peer);
+        const uint64_t* flag = comm.at<uint64_t>(comm.rank, flags) + peer;
         const WaitResult told = wait<NumberChannel::number>(warp, comm, flag, call, {0, peer, 0});
         TK_END_IF(told.ok, told.value);
     }
@@ -45,6 +41,7 @@ TK_DEVICE void tell(Warp& warp, const CommArgs& comm, uint32_t call, uint32_t nu
 // comm, clock: Communicator.native.kernel_args and .clock. descriptor: of capture.launch(...).
 void launch_tell(const std::string& comm_bytes,
                  const std::string& clock_bytes,
+                 uint64_t flags,
                  uint32_t call,
                  uint32_t number,
                  uint64_t descriptor) {
@@ -57,12 +54,11 @@ void launch_tell(const std::string& comm_bytes,
     std::memcpy(&clock, clock_bytes.data(), sizeof(clock));
     py::gil_scoped_release release;
     with_recorder(descriptor, [&]<class Rec>(auto trace) {
-        launch_cpu({.clock = &clock}, [&](Warp& warp) { tell<Rec>(warp, comm, call, number, trace); });
+        launch_cpu({.clock = &clock}, [&](Warp& warp) { tell<Rec>(warp, comm, flags, call, number, trace); });
     });
 }
 
 PYBIND11_MODULE(signals, module) {
     module.def("tell", &launch_tell);
     module.def("events", &describe_events<NumberEvent>);
-    module.attr("heap_bytes") = sizeof(HeapControl) + 2 * kMaxRanks * sizeof(uint64_t);
 }

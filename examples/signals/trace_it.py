@@ -13,6 +13,7 @@ import sysconfig
 from pathlib import Path
 
 import pybind11
+import torch
 import torch.distributed as dist
 
 import tracekern
@@ -32,14 +33,17 @@ def build() -> None:
 def tell_numbers(num_calls: int) -> None:
     import signals  # built by now
 
-    comm = tracekern.Communicator(tracekern.Group.discover(), signals.heap_bytes, timeout_s=2.0)
+    comm = tracekern.Communicator(tracekern.Group.discover(), num_bytes=1 << 16, timeout_s=2.0)
     comm.add_kernels(["tell"], channels=["number"])
+    # Two in turns: a fast rank may be in the next call while a slow one still reads this one's flags, but not in the
+    # one after, for which it needs the slow one.
+    flags = [comm.malloc_symmetric((comm.group.num_ranks,), torch.int64) for _ in range(2)]
     with tracekern.capture("signals-capture", device=comm.device) as capture:
         for call in range(1, num_calls + 1):
             launch = capture.launch("tell", grid=1, warps=1, events=signals.events())
             with comm.guarded():
-                number = 100 + comm.group.rank
-                signals.tell(comm.native.kernel_args, comm.native.clock, call, number, launch.descriptor)
+                args, number = comm.native.kernel_args, 100 + comm.group.rank
+                signals.tell(args, comm.native.clock, flags[call % 2].offset, call, number, launch.descriptor)
 
 
 def main_of_rank() -> int:
