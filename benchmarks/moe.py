@@ -17,6 +17,11 @@ longest, and a rank that is through early waits in its combine: together they ma
 ours stands there with all that a call needs around it, done by plain torch: rows sorted and copied, experts applied
 (over all room for rows, in vdev_2d), results added up.
 
+A table for each variant of ours has the time of every kernel, and of the call, on every rank: medians of separate
+samples, with an event behind each kernel. It shows imbalance: a rank that is through early waits for the others in its
+next kernel that receives. Its last line is the slowest rank's time over the fastest one's. --sweep leaves these figures
+in the JSON only.
+
 Bytes are rows alone, of the busiest rank in its busier direction: `once`, a token once for each other rank that has
 experts of it; `each`, once for each choice. The limit is the time for `once`, out and back, at 371 GB/s, what stores
 reach over NVLink on an H200 (measured 2026-11, 132 blocks of 1,024 threads).
@@ -145,6 +150,13 @@ def summarise(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     return result
 
 
+def by_stage(ranks: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Stage -> median us of each rank; {} where the kernels are not ours."""
+    if not all("stage_us" in rank for rank in ranks):
+        return {}
+    return {stage: [rank["stage_us"][stage] for rank in ranks] for stage in ranks[0]["stage_us"]}
+
+
 def add_rates(row: dict[str, Any], bytes_of: dict[str, float]) -> None:
     """GB/s of the rows that have to travel, `once`, and the share of what the link reaches; both ways for a call."""
     for leg, figures in row.items():
@@ -178,6 +190,14 @@ def print_load(load: str, bytes_of: dict[str, float], rows: dict[str, dict[str, 
     table.print()
 
 
+def print_stages(load: str, name: str, stages: dict[str, list[float]]) -> None:
+    table = Table(f"\n{name}, {load}: us of each kernel on each rank", ["rank", *stages])
+    for rank, us in enumerate(zip(*stages.values(), strict=True)):
+        table.add(str(rank), *(f"{value:.1f}" for value in us))
+    table.add("most/least", *(f"{max(us) / min(us):.2f}" if min(us) > 0 else "-" for us in stages.values()))
+    table.print()
+
+
 def main() -> int:
     options = parse()
     if options.backend == "cuda":
@@ -195,7 +215,9 @@ def main() -> int:
     notes.update(about.pop("notes", {}))
     results = []
     for load, counts in loads(options).items():
-        rows = {name: summarise(ranks) for (of, name), ranks in measured.items() if of == load}
+        of_load = {name: ranks for (of, name), ranks in measured.items() if of == load}
+        rows = {name: summarise(ranks) for name, ranks in of_load.items()}
+        stages = {name: found for name, ranks in of_load.items() if (found := by_stage(ranks))}
         bytes_of = about.get("traffic", {}).get(load)
         if not rows or bytes_of is None:
             continue
@@ -203,7 +225,9 @@ def main() -> int:
             add_rates(row, bytes_of)
         print(f"\ntokens of the ranks: {counts}")
         print_load(load, bytes_of, rows)
-        results.append({"load": load, "tokens": counts, **bytes_of, "rows": rows})
+        for name, found in () if options.sweep else stages.items():
+            print_stages(load, name, found)
+        results.append({"load": load, "tokens": counts, **bytes_of, "rows": rows, "stages_us": stages})
     for name, why in {**notes, **({"ours": failed} if failed else {})}.items():
         print(f"{name}: {why}")
     for load, skew in about.get("entry_skew_ns", {}).items():

@@ -13,7 +13,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,11 @@ DELAY_CYCLES = 600_000
 """About 0.3 ms: longer than the host takes to queue a sample of ours."""
 NUM_SKEW_CALLS = 20
 NUM_WARM_UP = 5
+NUM_STAGE_SAMPLES = 50
 VDEV = "vdev_2d (NVSHMEM)"
 
 Mark = Callable[[str], None]
-"""Called with "dispatch" when a leg's last kernel was started."""
+"""Called with "dispatch" when a leg's last kernel was started, or with each kernel's stage."""
 
 
 class Rank:
@@ -91,6 +92,20 @@ class Rank:
                 us.setdefault("dispatch", []).append(stamps["dispatch"])
                 us.setdefault("combine", []).append(stamps["end"] - stamps["dispatch"])
         self.rows.append({"load": load, "name": name, "us": us})
+        self.save()
+
+    def measure_stages(self, stages: Sequence[str], call: Callable[[Mark], Any], barrier: Callable[[], None]) -> None:
+        """Adds to the last row the median us of each stage and of the call. These samples are separate: events between
+        all kernels would change those of measure()."""
+        us: dict[str, list[float]] = {stage: [] for stage in (*stages, "call")}
+        for _ in range(min(NUM_STAGE_SAMPLES, self.options["samples"])):
+            stamps = self._sample(call, barrier, 2 * DELAY_CYCLES)
+            us["call"].append(stamps["end"])
+            started = 0.0
+            for stage in stages:
+                us[stage].append(stamps[stage] - started)
+                started = stamps[stage]
+        self.rows[-1]["stage_us"] = {stage: statistics.median(found) for stage, found in us.items()}
         self.save()
 
     def _sample(self, call: Callable[[Mark], Any], barrier: Callable[[], None], delay_cycles: int) -> dict[str, float]:
@@ -215,6 +230,9 @@ def measure_pipeline(
     out = torch.empty_like(batch.x)
     last_of_dispatch = [stage for stage in pipeline.stages if stage.startswith("dispatch")][-1]
 
+    def call_by_stage(mark: Mark) -> None:
+        pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts, out=out, after_stage=mark)
+
     def call(mark: Mark) -> None:
         def after_stage(stage: str) -> None:
             if stage == last_of_dispatch and len(pipeline.stages) > 1:
@@ -237,6 +255,8 @@ def measure_pipeline(
     check("at once")
     rank.measure(load, name, call, barrier)
     check("in the last call that was timed")
+    rank.measure_stages(pipeline.stages, call_by_stage, barrier)
+    check("in the last call that was timed by stage")
 
 
 def measure_sorted(rank: Rank, load: str, batch: Batch, experts: Experts) -> None:

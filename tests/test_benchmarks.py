@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from toolchains import ROOT
@@ -111,11 +112,15 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("flows", "--ranks 2 --backend cpu --iterations 2 --tokens 6 --hidden 64"),
         ("launch", "--ranks 1 2 --launches 80"),
         ("merge", "--sizes 0.02 --rounds 1"),
-        ("moe", "--ranks 1 --backend cpu --tokens 6 --many 9 --hidden 64 --experts 8 --topk 2 --samples 2"),
         ("pipeline", "--ranks 2 --tokens 6 --hidden 64 --experts 8 --topk 2 --rounds 1"),
     ],
 )
 def test_a_small_run_prints_a_table_and_leaves_its_figures(beside, name, arguments):
+    run_small(beside, name, arguments)
+
+
+def run_small(beside: Path, name: str, arguments: str) -> tuple[list[str], dict[str, Any]]:
+    """The lines that a benchmark prints, and the figures that it leaves."""
     command = [sys.executable, beside / "benchmarks" / f"{name}.py", *shlex.split(arguments)]
     environment = {**os.environ, "PYTHONPATH": str(beside)}
     done = subprocess.run(command, cwd=beside, env=environment, capture_output=True, text=True, timeout=200)
@@ -123,7 +128,34 @@ def test_a_small_run_prints_a_table_and_leaves_its_figures(beside, name, argumen
     assert "Traceback" not in done.stderr
     assert len(done.stdout.splitlines()) > 3
     (path,) = (beside / "benchmarks" / "results").glob(f"{name}*.json")
-    assert {"device", "date", "command"} <= json.loads(path.read_text()).keys()
+    figures = json.loads(path.read_text())
+    assert {"device", "date", "command"} <= figures.keys()
+    return done.stdout.splitlines(), figures
+
+
+def test_moe_shows_each_kernel_on_each_rank(beside):
+    arguments = "--ranks 2 --backend cpu --tokens 6 --many 9 --hidden 64 --experts 8 --topk 2 --samples 3"
+    lines, figures = run_small(beside, "moe", arguments)
+    assert [load["load"] for load in figures["loads"]] == ["1..6 drawn", "9 each"]
+    for load in figures["loads"]:
+        assert set(load["stages_us"]) == {"flag", "token", "fused", "balanced", "dedup", "reduce", "pipelined"}
+        assert set(load["rows"]) == {*load["stages_us"], "sorted (gloo)"}
+        stages = load["stages_us"]["balanced"]
+        assert list(stages) == ["dispatch_send", "dispatch_recv", "combine_send", "combine_recv", "call"]
+        assert all(len(us) == 2 and min(us) > 0 for us in stages.values())
+        at = lines.index(f"balanced, {load['load']}: us of each kernel on each rank")
+        assert lines[at + 1].split() == ["rank", *stages]
+        for rank in (0, 1):
+            assert lines[at + 2 + rank].split() == [str(rank), *(f"{us[rank]:.1f}" for us in stages.values())]
+        ratios = [f"{max(us) / min(us):.2f}" for us in stages.values()]
+        assert lines[at + 4].split() == ["most/least", *ratios]
+
+
+def test_a_sweep_of_moe_leaves_its_kernels_in_the_file_only(beside):
+    arguments = "--ranks 1 --backend cpu --tokens 4 --many 0 --hidden 64 --experts 8 --topk 2 --samples 1 --sweep"
+    lines, figures = run_small(beside, "moe", f"{arguments} --variants reduce --blocks 2 --warps 2 --no-peers")
+    assert not any("on each rank" in line for line in lines)
+    assert list(figures["loads"][0]["stages_us"]) == ["reduce 2x2"]
 
 
 def test_each_step_of_gpu_check_names_a_file_that_is_there_and_a_step_before_it():
