@@ -301,7 +301,8 @@ private:
     uint64_t bytes_ = 0;
 };
 
-// Device memory that other processes map by a handle of CUDA IPC: for drivers that export no file descriptors.
+// Device memory that other processes map by a handle of CUDA IPC: for drivers that export no file descriptors. A twin
+// for HIP allocates fine-grained memory, see platform/hip.h.
 class IpcMemory {
 public:
     // Allocates on the current device. Whole blocks of the allocator: a handle gives away all of the block it is in.

@@ -1,5 +1,9 @@
 // HIP backend (gfx90a, gfx942): a warp is a wavefront of 64 lanes. Builtins only; compile-checked, not run on AMD
 // hardware yet.
+//
+// What allocates the heap on an AMD GPU has to ask for fine-grained memory, hipExtMallocWithFlags(&data, bytes,
+// hipDeviceMallocFinegrained), shared by hipIpcGetMemHandle: of other memory AMD promises coherence at the end of a
+// kernel only, but flags and rows of peers are read and written while kernels run.
 #pragma once
 
 #include <cstdint>
