@@ -77,8 +77,8 @@ def loads(options: argparse.Namespace) -> dict[str, list[int]]:
     return {f"1..{options.tokens} drawn": drawn, **many}
 
 
-def traffic(topk_idx: list[np.ndarray], num_ranks: int, num_experts: int, row_bytes: int) -> dict[str, float]:
-    """Bytes of the busiest rank in its busier direction, one leg, and the least time of a call."""
+def count_rows(topk_idx: list[np.ndarray], num_ranks: int, num_experts: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows from each rank to each, [source, rank], its own included: a token once, and once for each choice."""
     once = np.zeros((num_ranks, num_ranks), np.int64)
     each = np.zeros_like(once)
     for source, chosen in enumerate(topk_idx):
@@ -86,6 +86,12 @@ def traffic(topk_idx: list[np.ndarray], num_ranks: int, num_experts: int, row_by
         for peer in range(num_ranks):
             each[source, peer] = (ranks == peer).sum()
             once[source, peer] = (ranks == peer).any(axis=1).sum()
+    return once, each
+
+
+def traffic(topk_idx: list[np.ndarray], num_ranks: int, num_experts: int, row_bytes: int) -> dict[str, float]:
+    """Bytes of the busiest rank in its busier direction, one leg, and the least time of a call."""
+    once, each = count_rows(topk_idx, num_ranks, num_experts)
     result = {}
     for name, rows in (("once", once), ("each", each)):
         np.fill_diagonal(rows, 0)
