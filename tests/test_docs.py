@@ -96,6 +96,34 @@ def test_what_links_carry():
         assert f"{wanted} {row['median_us']:.0f} us, {rate}" in told
 
 
+def test_what_the_order_of_rows_costs():
+    found = results("link_model")
+    told = text_of("moe.md")
+    rates = found["rates"]
+    assert f"the links ({rates['link_gb_per_s']:.0f} GB/s, measured)" in told
+    assert f"memory ({rates['memory_gb_per_s']:,.0f} GB/s, fitted)" in told
+    assert f"each leg takes {rates['latency_us']:.1f} us more" in told
+    fitted, held_out = (
+        (error["points"], f"{100 * error['median']:.1f}", f"{100 * abs(error['worst']['error']):.1f}")
+        for error in (found["error"]["fitted"], found["error"]["held_out"])
+    )
+    assert f"Of the {fitted[0]} times measured on 2 and 4 H200 it is off by {fitted[1]} % in the median" in told
+    assert f"and {fitted[2]} % at most, of {held_out[0]} calls that it was not fitted to by" in told
+    assert f"by {held_out[1]} and {held_out[2]} %" in told
+    measured = {
+        row["ranks"]: f"{row['measured_us']:,.0f} us"
+        for row in found["fitted"]
+        if (row["variant"], row["leg"], row["order"]) == ("reduce", "combine", "before") and "each" in row["load"]
+    }
+    rows = [row for row in found["predicted"] if (row["variant"], row["leg"]) == ("reduce", "combine")]
+    shown = list(table("moe.md", "source by source, measured"))
+    assert len(shown) == len(rows)
+    for cells, row in zip(shown, rows, strict=True):
+        times = (row[f"{key}_us"] for key in ("before", "in_step", "after", "wire"))
+        ranks = row["ranks"]
+        assert cells == [str(ranks), measured.get(ranks, "-"), *(f"{us:,.0f} us" for us in times)]
+
+
 def test_what_partitions_are_worth():
     few, many = (
         {name.split("/")[1]: row["call"]["median_us"] for name, row in load["rows"].items()}
