@@ -47,8 +47,9 @@ def unpack(fields: tuple[Field, ...], payload: int) -> list[int]:
 def begin_arguments(timeline: Timeline, event: int, launch: int, payload: int) -> dict[str, Any]:
     kind = timeline.events[event]
     arguments: dict[str, Any] = {}
+    at_end = {field.name for field in kind.end_fields}
     for field, value in zip(kind.begin_fields, unpack(kind.begin_fields, payload), strict=True):
-        arguments[field.name] = value
+        arguments["begin_" + field.name if field.name in at_end else field.name] = value
     if launch >= 0 and kind.event_class is not EventClass.LAUNCH:
         arguments["launch"] = f"{timeline.launches[launch].name} #{timeline.launches[launch].sequence}"
         arguments["epoch"] = timeline.launches[launch].epoch
@@ -64,7 +65,7 @@ def span_slice(timeline: Timeline, index: int) -> Slice:
         arguments["open"] = True
     else:
         for field, value in zip(kind.end_fields, unpack(kind.end_fields, int(spans.end_payload[index])), strict=True):
-            reserved = {"launch", "epoch", "open", "released_by"} | {begin.name for begin in kind.begin_fields}
+            reserved = {"launch", "epoch", "open", "released_by"}
             arguments["end_" + field.name if field.name in reserved else field.name] = value
     if (releaser := last_signal(timeline, index)) is not None:
         arguments["released_by"] = place(timeline, releaser)

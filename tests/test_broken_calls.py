@@ -193,3 +193,19 @@ def test_a_grid_beyond_what_a_process_can_map_is_refused():
     shape = MoeShape(num_ranks=1, max_tokens=4, num_experts=4, topk=1, hidden=8, dtype="fp32")
     with pytest.raises(BadInput, match="num_blocks x warps_per_block is 131072; wanted 1 to 16384"):
         P2PPipeline(Group(0, 1), shape, "balanced", num_blocks=4096, warps_per_block=32)
+
+
+def test_sms_are_for_gpus():
+    shape = MoeShape(num_ranks=1, max_tokens=4, num_experts=4, topk=1, hidden=8, dtype="fp32")
+    with pytest.raises(BadInput, match="num_sms is 8; the CPU backend has no SMs, give num_blocks"):
+        P2PPipeline(Group(0, 1), shape, "balanced", num_sms=8)
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "topk", "why"), [(1 << 21, 8, "more than 2.24 - 1 rows"), (1, 33, "32 choices")]
+)
+def test_more_than_a_flag_or_a_warp_can_hold_is_refused(max_tokens, topk, why):
+    """In C++, whatever Python would allow: flags count rows in 24 bits, a warp looks at 32 results side by side."""
+    shape = {"num_ranks": 1, "max_tokens": max_tokens, "num_experts": 64, "topk": topk, "hidden": 8, "dtype": "bf16"}
+    with pytest.raises(ValueError, match=why):
+        _C.families["p2p"].own_bytes(**shape, variant="reduce", partitions=1)

@@ -338,7 +338,7 @@ def test_a_dump_without_launches_decodes_to_nothing(tmp_path: Path):
             for stored_when_it_opens in ("wait", "signal", "sync")
         ),
         ({"channel": "token"}, "'name data|credit|barrier key-fields'"),
-        ({"channel": "token data place"}, "channel key 'place' is no begin field"),
+        ({"channel": "token data place"}, "channel key 'place' is no field"),
     ],
 )
 def test_a_bad_event_table_is_refused(change: dict[str, str], message: str):
@@ -358,7 +358,7 @@ def test_a_bad_event_table_is_refused(change: dict[str, str], message: str):
         ({"class": "signal", "channel": "row credit", "begin_fields": "value:8"}, ""),
         ({"class": "wait", "channel": "row credit", "end_fields": "wanted:8"}, ""),
         ({"begin_fields": "row:8 row:8"}, "field row is there twice"),
-        ({"begin_fields": "row:8", "end_fields": "row:8"}, "field row is there twice"),
+        ({"begin_fields": "row:8", "end_fields": "line:8 line:8"}, "field line is there twice"),
         ({"channel": "row data"}, "channel row joins signals and waits, this is class work"),
         ({"class": "signal", "channel": "row credit"}, "credit channel row without a field value"),
         ({"class": "wait", "channel": "row credit"}, "credit channel row without a field wanted"),

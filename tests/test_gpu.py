@@ -12,6 +12,7 @@ from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.p2p.pipeline import STAGES, P2PPipeline
+from tracekern.moe.pipeline import SPARE_SMS
 from tracekern.moe.routing import draw_batch
 from tracekern.moe.run import MoeRun, run
 from tracekern.moe.shape import MoeShape
@@ -138,6 +139,19 @@ def test_a_grid_that_the_gpu_cannot_hold_at_once_is_refused():
         BadInput, match=r"rank 0: dispatch_send: 4096 blocks of 16 warps; the device holds \d+ at once;"
     ):
         P2PPipeline(Group(0, 1), shape, "balanced", backend="cuda", num_blocks=4096, warps_per_block=16)
+
+
+@pytest.mark.gpu
+def test_kernels_leave_some_sms_to_others():
+    require_gpus(1)
+    shape = MoeShape(1, 16, 8, 4, 256, "bf16")
+    present = torch.cuda.get_device_properties().multi_processor_count
+    assert P2PPipeline(Group(0, 1), shape, "reduce", backend="cuda").grid == present - SPARE_SMS
+    assert P2PPipeline(Group(0, 1), shape, "reduce", backend="cuda", num_sms=9).grid == 9
+    with pytest.raises(BadInput, match=f"num_sms is {present + 1}; wanted 0 to {present}"):
+        P2PPipeline(Group(0, 1), shape, "reduce", backend="cuda", num_sms=present + 1)
+    with pytest.raises(BadInput, match="num_sms is 9 and num_blocks 4; a block fills an SM: give one of them"):
+        P2PPipeline(Group(0, 1), shape, "reduce", backend="cuda", num_sms=9, num_blocks=4)
 
 
 def one_rank() -> tuple[P2PPipeline, tuple[torch.Tensor, ...]]:

@@ -182,8 +182,8 @@ def test_a_bad_call_is_refused_in_one_line(pools, what, said):
         ({"max_tokens": 2.5}, "max_tokens is 2.5; wanted a whole number from 1 to 262144"),
         ({"hidden": "8"}, "hidden is '8'; wanted a whole number from 1 to 1048576"),
         ({"topk": 17}, "topk is 17; wanted 1 to 16"),
-        ({"num_blocks": 1.5}, "num_blocks is 1.5; wanted a whole number from 1 to 4096"),
-        ({"warps_per_block": None}, "warps_per_block is None; wanted a whole number from 1 to 32"),
+        ({"num_blocks": 1.5}, "num_blocks is 1.5; wanted a whole number from 0 to 4096"),
+        ({"warps_per_block": None}, "warps_per_block is None; wanted a whole number from 0 to 32"),
     ],
 )
 def test_sizes_that_are_no_numbers_are_refused(changes, said):
@@ -224,7 +224,7 @@ def wait_for_one_who_does_not_come(group: Group) -> list[str]:
 def test_a_missing_peer_is_named_and_reset_repairs(pools):
     first, second = pools(2).call(wait_for_one_who_does_not_come)
     assert second == ["same"]
-    assert first[0].startswith("rank 0 dispatch_send block 3 warp ")
+    assert first[0].startswith("rank 0 dispatch_send block 0 warp ")
     assert "gave up on rank 1 after " in first[0]
     assert "channel counts slot 0: wanted epoch 4294967280, saw epoch 4294967279" in first[0]
     assert first[1].startswith("the communicator is out of use since: rank 0 dispatch_send")

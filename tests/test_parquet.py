@@ -28,11 +28,13 @@ def expected_fields(timeline: Timeline, span: int) -> dict[str, int]:
     if kind.event_class is EventClass.LAUNCH:  # has columns of its own for what its fields say
         return {}
     begin = expected.unpack(kind.begin_fields, int(timeline.spans.begin_payload[span]))
-    result = {field.name: value for field, value in zip(kind.begin_fields, begin, strict=True)}
+    at_end = {field.name for field in kind.end_fields}
+    names = ["begin_" + field.name if field.name in at_end else field.name for field in kind.begin_fields]
+    result = dict(zip(names, begin, strict=True))
     if timeline.spans.end[span] != OPEN_END:
         end = expected.unpack(kind.end_fields, int(timeline.spans.end_payload[span]))
         for field, value in zip(kind.end_fields, end, strict=True):
-            result["end_" + field.name if field.name in {"epoch", "peer"} else field.name] = value
+            result["end_" + field.name if field.name == "epoch" else field.name] = value
     return result
 
 
@@ -44,7 +46,7 @@ def test_every_span_is_a_row(tmp_path: Path, timeline: Timeline):
     marks = [row for row in rows if row["span"] is None]
     assert len(by_span) == len(timeline.spans)
     assert len(marks) == len(timeline.marks)
-    fields = {"peer", "slot", "delta", "value", "seen", "end_peer", "wide", "end_epoch"}
+    fields = {"peer", "slot", "delta", "value", "seen", "begin_peer", "wide", "end_epoch"}
     wanted, got = [], []
     for index in range(len(timeline.spans)):
         end = int(timeline.spans.end[index])
@@ -109,7 +111,7 @@ def test_columns_read_well(tmp_path: Path):
     assert host["epoch"] is None
     launch = next(row for row in rows if row["event"] == timeline.events[LAUNCH].name)
     assert launch["name"] == "dispatch"
-    assert set(copy) - {"peer", "slot", "delta", "value", "seen", "end_peer", "wide", "end_epoch"} == _COLUMNS
+    assert set(copy) - {"peer", "slot", "delta", "value", "seen", "begin_peer", "wide", "end_epoch"} == _COLUMNS
 
 
 def test_flow_numbers_are_span_numbers(tmp_path: Path):

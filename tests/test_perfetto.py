@@ -123,7 +123,7 @@ def test_open_spans_reach_the_end_and_say_so(tmp_path: Path):
         for row in processor.query("select key from args join slice using (arg_set_id) where name = 'wait_token'")
     }
     assert keys == {
-        "debug.peer",
+        "debug.begin_peer",
         "debug.slot",
         "debug.launch",
         "debug.epoch",

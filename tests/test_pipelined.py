@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from expected import unpack
 
 import tracekern
 from tracekern.moe.run import MoeRun, run
-from tracekern.timeline.model import Timeline
+from tracekern.timeline.model import Timeline, field_values
 
 TOKENS, PARTITIONS = 24, 4
 SHAPE = {"ranks": 3, "tokens": TOKENS, "hidden": 64, "experts": 12, "topk": 3, "uneven": False, "routing": "uniform"}
@@ -20,14 +19,15 @@ Step = tuple[int, int, int]
 def steps_of_tracks(timeline: Timeline) -> dict[tuple[int, int], dict[str, list[Step]]]:
     """(track, launch) -> event -> its spans, for events whose slot or token names the partition."""
     partition_tokens = TOKENS // PARTITIONS
-    field_of = {"copy_row": 1, "wait_partial": 1, "reduce_token": 0, "wait_row": 1, "send_partial": 1}
+    field_of = {"copy_row": "slot", "wait_partial": "slot", "reduce_token": "token", "send_partial": "slot"}
+    field_of["wait_row"] = "slot"  # told at its end
     steps: dict[tuple[int, int], dict[str, list[Step]]] = defaultdict(lambda: defaultdict(list))
     spans = timeline.spans
     for index, event in enumerate(spans.event.tolist()):
         kind = timeline.events[event]
         if kind.name in field_of:
-            place = unpack(kind.begin_fields, int(spans.begin_payload[index]))[field_of[kind.name]]
-            step = (place // partition_tokens, int(spans.start[index]), int(spans.end[index]))
+            (place,) = field_values(kind, field_of[kind.name], spans, [index])
+            step = (int(place) // partition_tokens, int(spans.start[index]), int(spans.end[index]))
             steps[int(spans.track[index]), int(spans.launch[index])][kind.name].append(step)
     return steps
 

@@ -6,14 +6,30 @@ import pytest
 from attack import RIGHT, TIMED_OUT, run_program
 from toolchains import program
 
-NEVER = 0xFFFFFFEF
+LONG_AGO = 0xFFFFFFF0
+"""What a fault keeps of the epoch that a flag has which stays away."""
+
+
+def lanes(*arguments: object):
+    return run_program(program("lanes", "-O1"), *map(str, arguments))
 
 
 @pytest.mark.parametrize("absent", [0, 5, 31, 39])
 def test_a_wait_that_any_lane_gives_up_is_on_record(absent):
-    done = run_program(program("lanes", "-O1"), "40", str(absent))
-    assert (done.returncode, done.stderr) == (TIMED_OUT, f"cause=1 stage=3 slot={absent} seen={NEVER}\n")
+    done = lanes("all", 40, absent)
+    assert (done.returncode, done.stderr) == (TIMED_OUT, f"cause=1 stage=3 slot={absent} seen={LONG_AGO}\n")
 
 
 def test_flags_that_come_leave_no_fault():
-    assert run_program(program("lanes", "-O1"), "40", "40").returncode == RIGHT
+    assert lanes("all", 40, 40).returncode == RIGHT
+
+
+@pytest.mark.parametrize("count", [1, 8, 32])
+def test_a_wait_for_any_flag_ends_with_the_one_that_comes(count):
+    for present in {0, count // 2, count - 1}:
+        assert lanes("any", count, present).returncode == RIGHT
+
+
+def test_a_wait_for_any_flag_that_none_ends_is_on_record():
+    done = lanes("any", 8, 8)
+    assert (done.returncode, done.stderr) == (TIMED_OUT, f"cause=1 stage=3 slot=9 seen={LONG_AGO}\n")

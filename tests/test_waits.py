@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenarios import SEE_NS, SIGNAL_NS, Scenario, exchange, rows_of
-from timelines import make_rank, make_timeline, timelines
+from timelines import WAIT, make_rank, make_spans, make_timeline, timelines
 from wait_oracle import Wait, any_runs, oracle
 
 import tracekern
-from tracekern.analysis.waits.analyze import CLASSES, Phase, WaitKind, Waits, analyze_waits, overtaken
+from tracekern.analysis.waits.analyze import CLASSES, Phase, WaitKind, Waits, analyze_waits, named_peers, overtaken
 from tracekern.analysis.waits.edges import NEVER
 from tracekern.errors import BadInput
 from tracekern.timeline.model import OPEN_END, EventClass, Flows, Timeline
@@ -336,3 +336,10 @@ def test_ticks_are_refused():
 def test_kinds_say_what_a_wait_is():
     timeline = exchange(num_launches=1, num_ranks=2).timeline()
     assert set(analyze_waits(timeline).kind) == {WaitKind.DATA}
+
+
+def test_the_end_of_a_wait_tells_who_came():
+    """Where both ends name a rank: the begin says whom the wait would take a message from, the end from whom it did."""
+    begin, end = 1, 2 << 13  # peer:10 slot:22, and seen:13 peer:10
+    spans = make_spans([(2, WAIT, 0, 100, 200, begin, end), (3, WAIT, 0, 100, -1, begin, end)])
+    assert named_peers(make_timeline(spans=spans, flows=Flows()), np.array([0, 1])).tolist() == [2, 1]

@@ -52,10 +52,11 @@ def _rank(timeline: Timeline, row: int) -> int:
 
 
 def _unmatched(timeline: Timeline, row: int) -> Wait:
-    fields = timeline.events[timeline.spans.event[row]].begin_fields
+    event, spans = timeline.events[timeline.spans.event[row]], timeline.spans
     peer = -1
-    if any(field.name == "peer" for field in fields):
-        peer = int(unpack_field(fields, "peer", timeline.spans.begin_payload[row : row + 1])[0])
+    for fields, payload in ((event.begin_fields, spans.begin_payload), (event.end_fields, spans.end_payload)):
+        if any(field.name == "peer" for field in fields):  # of two the end tells who came
+            peer = int(unpack_field(fields, "peer", payload[row : row + 1])[0])
     known = peer in {rank.rank for rank in timeline.ranks}
     ns = int(timeline.spans.end[row] - timeline.spans.start[row])
     return {"unmatched": ns, "peer": peer if known else -1}

@@ -6,9 +6,9 @@
 namespace tracekern {
 
 // All blocks of the grid arrive before any goes on. Every warp calls it; *count starts at 0 and is this grid's
-// alone. acq_rel at device scope on arrival, acquire while waiting: what any warp wrote before is visible to all after.
-// Returns false when it gave up. A rank may abort while the warps of a block are on their way out, so that their
-// answers differ: either way they go on to their next block barrier.
+// alone. acq_rel at device scope on arrival, acquire at device scope while waiting: what any warp wrote before is
+// visible to all after. Returns false when it gave up. A rank may abort while the warps of a block are on their way
+// out, so that their answers differ: either way they go on to their next block barrier.
 TK_DEVICE bool grid_barrier(Warp& warp, const CommArgs& comm, uint64_t* count, uint32_t stage) {
     warp.block_sync();
     bool ok = true;
@@ -22,20 +22,13 @@ TK_DEVICE bool grid_barrier(Warp& warp, const CommArgs& comm, uint64_t* count, u
         uint64_t started = 0;
         for (uint32_t spins = 0;;) {
             const uint64_t arrived =
-                mutated(CommChannel::grid, Mutation::acquire) ? load_relaxed_system(count) : load_acquire_system(count);
+                mutated(CommChannel::grid, Mutation::acquire) ? load_relaxed_system(count) : load_acquire_device(count);
             if (arrived >= goal || mutated(CommChannel::grid, Mutation::acknowledgement)) break;
             warp.relax(spins);
             // A fault names as its slot how many blocks are missing, and has seen how many came.
             const WaitFor blocks{stage, comm.rank, static_cast<uint32_t>(goal - arrived)};
-            const uint64_t seen = make_flag(static_cast<uint32_t>(arrived), 0);
-            if (should_give_up(warp,
-                               comm,
-                               channel_number(CommChannel::grid),
-                               blocks,
-                               spins,
-                               static_cast<uint32_t>(goal),
-                               seen,
-                               started)) {
+            const uint64_t seen = make_flag(arrived, 0);
+            if (should_give_up(warp, comm, channel_number(CommChannel::grid), blocks, spins, goal, seen, started)) {
                 ok = false;
                 break;
             }
@@ -44,7 +37,7 @@ TK_DEVICE bool grid_barrier(Warp& warp, const CommArgs& comm, uint64_t* count, u
     }
     warp.block_sync();
     // Warps that did not wait learn of a failure from the abort word, which the fault set before it ended the wait.
-    return ok && load_acquire_system(&comm.control(comm.rank).abort) == 0;
+    return ok && !has_aborted(warp, comm);
 }
 
 }  // namespace tracekern

@@ -35,6 +35,11 @@ struct HostClockMailbox {
 
 constexpr uint32_t kPingPongStop = 0xffffffffu;
 
+// No flag: nobody waits for its epoch alone, and both halves count more than a flag holds.
+TK_DEVICE uint64_t ping_word(uint32_t epoch, uint32_t count) {
+    return uint64_t{epoch} << 32 | count;
+}
+
 // A polite wait would be the slowest part of the way, so the first turns are nothing but loads. An answer that takes
 // more turns than that (about 5 us on a CPU) comes from a side that was not running: let it.
 constexpr uint32_t kHardTurns = 1u << 12;
@@ -49,7 +54,7 @@ TK_DEVICE bool spin_until(Warp& warp, const CommArgs& comm, Done done) {
     for (uint32_t spins = 0; !done();) {
         warp.relax(spins);
         if (read_clock() - started > comm.timeout_ticks) return false;
-        if (has_aborted(comm)) return false;
+        if (lane_sees_abort(comm)) return false;
     }
     return true;
 }
@@ -66,7 +71,7 @@ TK_DEVICE void initiate_ping_pong(Warp& warp, const ClockPingPongArgs& args) {
         while (count < args.max_round_trips) {
             const uint64_t before = seen;
             const uint64_t sent_ticks = read_clock();
-            store_relaxed_system(request, make_flag(args.epoch, count));
+            store_relaxed_system(request, ping_word(args.epoch, count));
             if (!spin_until(warp, comm, [&] { return (seen = load_acquire_system(reply)) != before; })) break;
             const uint64_t received_ticks = read_clock_after(seen);
             args.round_trips[count++] = {sent_ticks, seen >> 1, received_ticks};
@@ -74,7 +79,7 @@ TK_DEVICE void initiate_ping_pong(Warp& warp, const ClockPingPongArgs& args) {
             if (first_ticks == 0) first_ticks = received_ticks;
             if (received_ticks - first_ticks > args.duration_ticks) break;
         }
-        store_relaxed_system(request, make_flag(args.epoch, kPingPongStop));
+        store_relaxed_system(request, ping_word(args.epoch, kPingPongStop));
         *args.num_round_trips = count;
     });
 }
@@ -87,8 +92,8 @@ TK_DEVICE void answer_ping_pong(Warp& warp, const ClockPingPongArgs& args) {
     uint64_t* reply = &comm.control(args.peer).ping_flags[kMaxRanks + comm.rank];
     warp.leader([&] {
         for (uint32_t count = 0;; ++count) {
-            const uint64_t next = make_flag(args.epoch, count);
-            const uint64_t stop = make_flag(args.epoch, kPingPongStop);
+            const uint64_t next = ping_word(args.epoch, count);
+            const uint64_t stop = ping_word(args.epoch, kPingPongStop);
             uint64_t seen = 0;
             const auto arrived = [&] {
                 seen = load_acquire_system(request);

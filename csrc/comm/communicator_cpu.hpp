@@ -73,7 +73,7 @@ public:
 
     // All ranks arrive before any returns; one traced kernel of one warp.
     void barrier(TraceChoice trace) {
-        const uint32_t epoch = std::exchange(barrier_epoch_, next_epoch(barrier_epoch_));
+        const uint64_t epoch = std::exchange(barrier_epoch_, next_epoch(barrier_epoch_));
         with_recorder(trace, [&]<class Rec>(typename Rec::Args trace_args) {
             launch(CpuLaunch{}, [&](Warp& warp) {
                 CommContext<Rec> context(warp, args_, trace_args, kRankBarrierStage, 0, epoch);
@@ -81,14 +81,15 @@ public:
             });
         });
     }
-    uint32_t barrier_epoch() const { return barrier_epoch_; }
+    // As records keep it.
+    uint32_t barrier_epoch() const { return epoch_on_record(barrier_epoch_); }
 
 private:
     CommArgs args_{};
     FaultRecord fault_{};
     SimulatedClock clock_;
     mutable bool trapped_ = false;
-    uint32_t barrier_epoch_ = kFirstEpoch;
+    uint64_t barrier_epoch_ = kFirstEpoch;
 };
 
 }  // namespace tracekern

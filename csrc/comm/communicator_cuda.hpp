@@ -85,12 +85,13 @@ public:
     }
 
     void barrier(TraceChoice trace, uint64_t stream) {
-        uint32_t epoch = std::exchange(barrier_epoch_, next_epoch(barrier_epoch_));
+        uint64_t epoch = std::exchange(barrier_epoch_, next_epoch(barrier_epoch_));
         LaunchSize size{1, 1};
         const void* kernel = rank_barrier_kernel(trace.is_traced(), trace.format());
         launch_kernel(kernel, {1, 32, 0, stream}, {&args_, &epoch, &size, trace_argument(trace)});
     }
-    uint32_t barrier_epoch() const { return barrier_epoch_; }
+    // As records keep it.
+    uint32_t barrier_epoch() const { return epoch_on_record(barrier_epoch_); }
 
 private:
     void add_peer(uint32_t peer, HeapPart part) {
@@ -103,7 +104,7 @@ private:
     HeapPart own_;
     std::vector<HeapPart> peers_;
     MappedMemory fault_;
-    uint32_t barrier_epoch_ = kFirstEpoch;
+    uint64_t barrier_epoch_ = kFirstEpoch;
 };
 
 }  // namespace tracekern

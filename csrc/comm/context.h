@@ -11,7 +11,7 @@ struct CommContext {
     Warp& warp;
     const CommArgs& comm;
     const uint32_t stage;  // the kernel, counted from CommArgs::first_stage; for fault records
-    const uint32_t epoch;  // of the call
+    const uint64_t epoch;  // of the call
     Rec recorder;
 
     TK_DEVICE CommContext(Warp& own_warp,
@@ -19,12 +19,12 @@ struct CommContext {
                           typename Rec::Args trace,
                           uint32_t own_stage,
                           uint32_t role,
-                          uint32_t own_epoch)
+                          uint64_t own_epoch)
         : warp(own_warp),
           comm(own_comm),
           stage(own_stage),
           epoch(own_epoch),
-          recorder(trace, own_warp, role, own_epoch) {}
+          recorder(trace, own_warp, role, epoch_on_record(own_epoch)) {}
 };
 
 // Calls visit(peer) for this warp's share of the ranks, if all warps of one block call it.
@@ -33,6 +33,13 @@ TK_DEVICE void for_peers_of_warp(Context& context, Visit visit) {
     for (uint32_t i = context.warp.warp; i < context.comm.num_ranks; i += context.warp.num_warps) {
         visit(context.comm.nth_peer(i));
     }
+}
+
+// Raises a flag at `peer`, or at this rank itself, where no other device is to see it.
+template <auto kChannel, class Context>
+TK_DEVICE void signal_peer(Context& context, uint32_t peer, uint64_t* flag, uint32_t value) {
+    const Scope scope = peer == context.comm.rank ? Scope::device : Scope::ranks;
+    signal<kChannel>(context.warp, flag, context.epoch, value, scope);
 }
 
 // Runs wait(), which returns a WaitResult, as a span of kEvent with these begin fields. It ends with the result's value

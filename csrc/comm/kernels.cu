@@ -7,7 +7,7 @@ using namespace tracekern;  // NOLINT: entry points have C names
 namespace {
 
 template <class Rec>
-TK_DEVICE void run_rank_barrier(const CommArgs& comm, uint32_t epoch, LaunchSize size, typename Rec::Args trace) {
+TK_DEVICE void run_rank_barrier(const CommArgs& comm, uint64_t epoch, LaunchSize size, typename Rec::Args trace) {
     Warp warp(size);
     CommContext<Rec> context(warp, comm, trace, kRankBarrierStage, 0, epoch);
     rank_barrier(context);
@@ -16,7 +16,7 @@ TK_DEVICE void run_rank_barrier(const CommArgs& comm, uint32_t epoch, LaunchSize
 }  // namespace
 
 #define TK_RANK_BARRIER(suffix, Rec)                                                                               \
-    TK_KERNEL rank_barrier_##suffix(const CommArgs comm, uint32_t epoch, const LaunchSize size, Rec::Args trace) { \
+    TK_KERNEL rank_barrier_##suffix(TK_ARGUMENT CommArgs comm, uint64_t epoch, LaunchSize size, Rec::Args trace) { \
         run_rank_barrier<Rec>(comm, epoch, size, trace);                                                           \
     }
 

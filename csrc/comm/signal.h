@@ -1,7 +1,8 @@
-// Flags between ranks: how one is raised, and the one primitive that waits for it.
+// Flags between ranks: how one is raised, and the primitives that wait for it.
 //
 // A flag is a 64-bit word {epoch, value}: the epoch says of which call it is, so flags are never cleared, and equality
-// of the epoch survives its wrap. One writer a flag. signal() releases at system scope: what the warp wrote before is
+// of the epoch survives its wrap. A flag that nobody raises for exactly 2^40 calls would pass for a new one: with calls
+// of 10 us that takes four months. One writer a flag. signal() releases at system scope: what the warp wrote before is
 // visible to every warp that acquires the flag. wait() acquires at system scope with every lane, so every lane may read
 // the payload.
 #pragma once
@@ -12,14 +13,19 @@
 
 namespace tracekern {
 
-TK_HOST_DEVICE constexpr uint64_t make_flag(uint32_t epoch, uint32_t value) {
-    return uint64_t{epoch} << 32 | value;
+constexpr uint32_t kFlagValueBits = 24;
+constexpr uint64_t kEpochMask = ~uint64_t{0} >> kFlagValueBits;
+constexpr uint32_t kMaxFlagValue = (1u << kFlagValueBits) - 1;
+
+// Of the value the low 24 bits: whoever counts checks beforehand that they are enough.
+TK_HOST_DEVICE constexpr uint64_t make_flag(uint64_t epoch, uint32_t value) {
+    return epoch << kFlagValueBits | (value & kMaxFlagValue);
 }
-TK_HOST_DEVICE constexpr uint32_t flag_epoch(uint64_t flag) {
-    return static_cast<uint32_t>(flag >> 32);
+TK_HOST_DEVICE constexpr uint64_t flag_epoch(uint64_t flag) {
+    return flag >> kFlagValueBits;
 }
 TK_HOST_DEVICE constexpr uint32_t flag_value(uint64_t flag) {
-    return static_cast<uint32_t>(flag);
+    return static_cast<uint32_t>(flag) & kMaxFlagValue;
 }
 
 // Whom a wait is for; goes into the fault record.
@@ -35,31 +41,43 @@ struct WaitResult {
 };
 
 // The first epoch of a communicator: just below the wrap, so that every run crosses it. Flags start one before it.
-constexpr uint32_t kFirstEpoch = 0xfffffff0u;
-constexpr uint32_t kNeverEpoch = kFirstEpoch - 1;
+constexpr uint64_t kFirstEpoch = kEpochMask - 15;
+constexpr uint64_t kNeverEpoch = kFirstEpoch - 1;
 
 // A flag that was never raised must not become one of this call: kNeverEpoch is left out, and the epoch behind it, so
 // that odd and even ones still take turns.
-TK_HOST_DEVICE constexpr uint32_t next_epoch(uint32_t epoch) {
-    return epoch + 1 == kNeverEpoch ? kFirstEpoch + 1 : epoch + 1;
+TK_HOST_DEVICE constexpr uint64_t next_epoch(uint64_t epoch) {
+    const uint64_t next = (epoch + 1) & kEpochMask;
+    return next == kNeverEpoch ? kFirstEpoch + 1 : next;
 }
 static_assert(next_epoch(kNeverEpoch - 1) == kFirstEpoch + 1 && (kNeverEpoch - 1) % 2 != (kFirstEpoch + 1) % 2);
+static_assert(next_epoch(kEpochMask) == 0 && flag_epoch(make_flag(kEpochMask, 0)) == kEpochMask);
+
+// What records and faults keep of an epoch.
+TK_HOST_DEVICE constexpr uint32_t epoch_on_record(uint64_t epoch) {
+    return static_cast<uint32_t>(epoch);
+}
 
 template <class Channel>
-TK_DEVICE bool is_wanted_epoch(Channel channel, uint32_t epoch, uint32_t wanted) {
+TK_DEVICE bool is_wanted_epoch(Channel channel, uint64_t epoch, uint64_t wanted) {
     if (mutated(channel, Mutation::acknowledgement)) return true;
     if (mutated(channel, Mutation::epoch)) return epoch != kNeverEpoch;
     return epoch == wanted;
 }
 
+// Who may wait for a flag. A release for all ranks also waits until what is under way to other devices has arrived.
+enum class Scope { ranks, device };
+
 template <auto kChannel>
-TK_DEVICE void signal(Warp& warp, uint64_t* flag, uint32_t epoch, uint32_t value) {
+TK_DEVICE void signal(Warp& warp, uint64_t* flag, uint64_t epoch, uint32_t value, Scope scope = Scope::ranks) {
     perturb(warp);
     // leader() orders the stores of all lanes before the one lane's release; the release is cumulative, so it covers
     // them.
     warp.leader([&] {
         if (mutated(kChannel, Mutation::release)) {
             store_relaxed_system(flag, make_flag(epoch, value));
+        } else if (scope == Scope::device) {
+            store_release_device(flag, make_flag(epoch, value));
         } else {
             store_release_system(flag, make_flag(epoch, value));
         }
@@ -67,79 +85,94 @@ TK_DEVICE void signal(Warp& warp, uint64_t* flag, uint32_t epoch, uint32_t value
 }
 
 // For a flag that orders nothing but itself.
-TK_DEVICE void signal_relaxed(Warp& warp, uint64_t* flag, uint32_t epoch, uint32_t value) {
+TK_DEVICE void signal_relaxed(Warp& warp, uint64_t* flag, uint64_t epoch, uint32_t value) {
     perturb(warp);
     warp.leader([&] { store_relaxed_system(flag, make_flag(epoch, value)); });
 }
 
+// What a wait that gives up has to say.
+struct GivenUp {
+    FaultCause cause;
+    uint32_t channel;
+    WaitFor wait_for;
+    uint64_t wanted_epoch;
+    uint64_t seen;  // the flag
+    uint64_t waited_ticks;
+    uint32_t block, warp;
+};
+
 // Writes the fault record if there is none yet, and makes every rank give up. Every lane that gives up calls it, since
-// others of its warp may have seen what they waited for; `claimed` lets one lane write.
-TK_DEVICE void raise_fault(const Warp& warp,
-                           const CommArgs& comm,
-                           FaultCause cause,
-                           uint32_t channel,
-                           const WaitFor& wait_for,
-                           uint32_t wanted_epoch,
-                           uint64_t seen,
-                           uint64_t waited_ticks) {
+// others of its warp may have seen what they waited for; `claimed` lets one lane write, which learns that it did. A
+// function of its own: it would be a quarter of the code of a kernel that waits in many places.
+TK_DEVICE_CALL bool raise_fault(const CommArgs& comm, const GivenUp given_up) {
     if (load_relaxed_system(&comm.fault->claimed) || !claim_system(&comm.fault->claimed)) {
         // The next reader must not miss it, even if the winner is still writing.
         store_release_system(&comm.control(comm.rank).abort, 1u);
-        return;
+        return false;
     }
     FaultRecord& fault = *comm.fault;
-    fault.stage = comm.first_stage + wait_for.stage;
-    fault.channel = channel;
+    fault.stage = comm.first_stage + given_up.wait_for.stage;
+    fault.channel = given_up.channel;
     fault.rank = comm.rank;
-    fault.peer = wait_for.peer;
-    fault.block = warp.block;
-    fault.warp = warp.warp;
-    fault.slot = wait_for.slot;
-    fault.wanted_epoch = wanted_epoch;
-    fault.seen_epoch = flag_epoch(seen);
-    fault.seen_value = flag_value(seen);
-    fault.waited_ticks = waited_ticks;
+    fault.peer = given_up.wait_for.peer;
+    fault.block = given_up.block;
+    fault.warp = given_up.warp;
+    fault.slot = given_up.wait_for.slot;
+    fault.wanted_epoch = epoch_on_record(given_up.wanted_epoch);
+    fault.seen_epoch = epoch_on_record(flag_epoch(given_up.seen));
+    fault.seen_value = flag_value(given_up.seen);
+    fault.waited_ticks = given_up.waited_ticks;
     fault.on_timeout = static_cast<uint32_t>(comm.on_timeout);
     const uint32_t aborted_by = load_relaxed_system(&comm.control(comm.rank).aborted_by);
     fault.aborted_by = aborted_by ? aborted_by : comm.rank + 1;
-    store_release_system(&fault.cause, static_cast<uint32_t>(cause));
+    store_release_system(&fault.cause, static_cast<uint32_t>(given_up.cause));
     for (uint32_t peer = 0; peer < comm.num_ranks; ++peer) {
         HeapControl& control = comm.control(peer);
         if (load_relaxed_system(&control.aborted_by)) continue;
         store_relaxed_system(&control.aborted_by, comm.rank + 1);
         store_release_system(&control.abort, 1u);
     }
-    if (comm.on_timeout == OnTimeout::trap) warp.trap();
+    return true;
 }
 
-// Whether some rank gave up. A kernel asks before it passes on what one before it was to receive: that may never have
-// come, and its signal would make it look like a right result.
-TK_DEVICE bool has_aborted(const CommArgs& comm) {
+// Whether some rank gave up, as this lane sees it.
+TK_DEVICE bool lane_sees_abort(const CommArgs& comm) {
     return load_relaxed_system(&comm.control(comm.rank).abort) != 0;
 }
 
+// The same, seen by one lane for its whole warp: lanes that looked for themselves could part ways. A kernel asks before
+// it passes on what one before it was to receive: that may never have come, and its signal would make it look like a
+// right result.
+TK_DEVICE bool has_aborted(Warp& warp, const CommArgs& comm) {
+    return warp.once([&] { return uint32_t{lane_sees_abort(comm)}; }) != 0;
+}
+
 // Called in the turns of a spin: has the time run out, or did a rank give up? Looks every 16th turn. A wait whose time
-// is over has 16 turns more: it may have been stopped itself, by a debugger say, while what it waits for came.
+// is over has 16 turns more: it may have been stopped itself, by a debugger say, while what it waits for came. One for
+// this rank itself has an eighth more time: what it waits for may wait for another rank, and that one is to be named.
 // started: the caller's, 0 at first; its lowest bit marks those turns.
 TK_DEVICE bool should_give_up(const Warp& warp,
                               const CommArgs& comm,
                               uint32_t channel,
                               const WaitFor& wait_for,
                               uint32_t spins,
-                              uint32_t wanted_epoch,
+                              uint64_t wanted_epoch,
                               uint64_t seen,
                               uint64_t& started) {
     if (spins % 16 != 1) return false;
     const uint64_t now = read_clock();
     if (started == 0) started = now & ~uint64_t{1};
-    const bool aborted = has_aborted(comm);
-    if (!aborted && now - started < comm.timeout_ticks) return false;
+    const bool aborted = lane_sees_abort(comm);
+    const uint64_t more = wait_for.peer == comm.rank ? comm.timeout_ticks / 8 : 0;
+    if (!aborted && now - started < comm.timeout_ticks + more) return false;
     if (!aborted && started % 2 == 0) {
         started |= 1;
         return false;
     }
     const FaultCause cause = aborted ? FaultCause::peer_aborted : FaultCause::timeout;
-    raise_fault(warp, comm, cause, channel, wait_for, wanted_epoch, seen, now - started);
+    const bool wrote =
+        raise_fault(comm, {cause, channel, wait_for, wanted_epoch, seen, now - started, warp.block, warp.warp});
+    if (wrote && comm.on_timeout == OnTimeout::trap) warp.trap();
     return true;
 }
 
@@ -152,7 +185,7 @@ TK_DEVICE uint64_t look_at(const uint64_t* flag) {
 // Waits until *flag carries `epoch`. Relaxed while it spins: on a GPU an acquire empties the cache of the whole block,
 // also of its warps that are copying.
 template <auto kChannel>
-TK_DEVICE WaitResult wait(Warp& warp, const CommArgs& comm, const uint64_t* flag, uint32_t epoch, WaitFor wait_for) {
+TK_DEVICE WaitResult wait(Warp& warp, const CommArgs& comm, const uint64_t* flag, uint64_t epoch, WaitFor wait_for) {
     perturb(warp);
     uint64_t started = 0;
     bool ok = true;
@@ -171,6 +204,44 @@ TK_DEVICE WaitResult wait(Warp& warp, const CommArgs& comm, const uint64_t* flag
     return {ok, flag_value(seen)};
 }
 
+// Waits until one of several flags carries `epoch`: those of the lanes in `lanes`, of the first 32, a flag each.
+// Returns the lanes whose flag does; 0: gave up. `wait_for` names what the first of them waits for. Every lane may then
+// read the payload of all that are returned: each lane acquires its flag, and sync() orders that before what the others
+// do.
+template <auto kChannel, class FlagOf>
+TK_DEVICE uint32_t
+wait_any(Warp& warp, const CommArgs& comm, uint32_t lanes, FlagOf flag_of, uint64_t epoch, WaitFor wait_for) {
+    const auto look = [&](auto load) {
+        return warp.lanes([&](int lane) { return lane < 32 && lanes >> lane & 1 ? load(flag_of(lane)) : uint64_t{0}; });
+    };
+    const auto wanted = [&](const PerLane<uint64_t>& seen) {
+        return warp.ballot([&](int lane) {
+            return lane < 32 && lanes >> lane & 1 && is_wanted_epoch(kChannel, flag_epoch(seen[lane]), epoch);
+        });
+    };
+    const auto acquired = [&] { return wanted(look([](const uint64_t* flag) { return look_at<kChannel>(flag); })); };
+    perturb(warp);
+    uint32_t arrived = acquired();
+    uint64_t started = 0;
+    for (uint32_t spins = 0; !arrived;) {
+        warp.relax(spins);
+        // Relaxed while it spins, see wait().
+        const auto seen = look([](const uint64_t* flag) { return load_relaxed_system(flag); });
+        if (wanted(seen)) {
+            arrived = acquired();
+            continue;
+        }
+        const uint64_t first = warp.shuffle(seen, static_cast<int>(first_bit(lanes)));
+        const auto gives_up = [&] {
+            return uint32_t{
+                should_give_up(warp, comm, channel_number(kChannel), wait_for, spins, epoch, first, started)};
+        };
+        if (warp.once(gives_up)) break;  // all lanes together
+    }
+    warp.sync();
+    return arrived;
+}
+
 // Waits until each of `count` neighbouring flags carries `epoch`, a lane a flag, and calls take(i, value) for each.
 // Meant for flags that are their own payload (raised relaxed).
 template <auto kChannel, class Take>
@@ -178,7 +249,7 @@ TK_DEVICE bool wait_all(Warp& warp,
                         const CommArgs& comm,
                         const uint64_t* flags,
                         uint32_t count,
-                        uint32_t epoch,
+                        uint64_t epoch,
                         WaitFor wait_for,
                         Take take) {
     perturb(warp);

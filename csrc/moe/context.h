@@ -16,7 +16,7 @@ struct MoeCall {
     uint32_t num_tokens;
 };
 
-// Args has the communicator's as `comm` and the epoch of the call under way as `state->epoch`.
+// Args has the communicator's as `comm`, and epoch() is that of the call under way.
 template <class Args, class Rec>
 struct Context : CommContext<Rec> {
     const Args& args;
@@ -28,7 +28,7 @@ struct Context : CommContext<Rec> {
                            trace,
                            static_cast<uint32_t>(own_stage),
                            static_cast<uint32_t>(role),
-                           own_args.state->epoch),
+                           own_args.epoch()),
           args(own_args) {}
 };
 

@@ -5,6 +5,9 @@
 #include "comm/mutation.h"
 #include "platform/device.h"
 #include "trace/trace_choice.h"
+#ifdef TK_PLANTED_FAULTS
+    #include "platform/gpu_host.hpp"
+#endif
 
 namespace tracekern {
 
@@ -12,7 +15,7 @@ namespace tracekern {
 // cost a sixth more of a small call.
 template <class Body, class Rec>
 TK_ENTRY(Body::kMaxThreads)
-entry(typename Rec::Args trace, const typename Body::Args args, const LaunchSize size) {
+entry(typename Rec::Args trace, TK_ARGUMENT typename Body::Args args, const LaunchSize size) {
     Warp warp(size);
     Body::template run<Rec>(warp, args, trace);
 }

@@ -29,7 +29,7 @@ private:
     template <class T, uint32_t kCount>
     TK_DEVICE void apply_to_packs(Warp& warp, char* dst, const char* src, uint32_t hidden) const {
         using Unit = Pack<T, kCount>;
-        constexpr uint32_t kColumns = 4;
+        constexpr uint32_t kColumns = columns_of<kCount>(4);
         for_columns<kColumns>(warp, hidden / kCount, [&](const Columns<kColumns>& columns) {
             Unit units[kColumns] = {};
             columns.load(units, reinterpret_cast<const Unit*>(src));

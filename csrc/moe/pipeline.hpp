@@ -69,8 +69,8 @@ public:
         if (stage == last_stage_) epoch_ = next_epoch(epoch_);
     }
 
-    // Of the next call.
-    uint32_t epoch() const { return epoch_; }
+    // Of the next call, as records keep it.
+    uint32_t epoch() const { return epoch_on_record(epoch_); }
 
 private:
     // Each time: the communicator's time limit and the place of its fault record may change.
@@ -85,7 +85,7 @@ private:
     const uint32_t first_stage_;
     typename Family::Args args_;
     Stage last_stage_{};
-    uint32_t epoch_ = kFirstEpoch;
+    uint64_t epoch_ = kFirstEpoch;
 };
 
 }  // namespace tracekern

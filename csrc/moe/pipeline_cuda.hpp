@@ -58,6 +58,7 @@ private:
         LaunchOptions options{config.num_blocks, config.warps_per_block * 32};
         options.shared_bytes = Body::shared_bytes(args, config.warps_per_block);
         options.stream = stream_;
+        options.is_cooperative = true;
         return options;
     }
 

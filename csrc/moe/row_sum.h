@@ -27,50 +27,52 @@ constexpr uint32_t kSumColumns = 4;
 constexpr uint32_t kSumRows = 2;
 
 template <class T, uint32_t kCount>
-using SumPacks = Pack<T, kCount>[kSumColumns];
+using SumPacks = Pack<T, kCount>[columns_of<kCount>(kSumColumns)];
 template <uint32_t kCount>
-using Sums = float[kSumColumns][kCount];
+using Sums = float[columns_of<kCount>(kSumColumns)][kCount];
 
 template <bool kByExperts, class T, uint32_t kCount>
-TK_DEVICE void add_packs(Sums<kCount>& sums, const Pack<T, kCount> (&packs)[kSumColumns], const Contribution& from) {
+TK_DEVICE void add_packs(Sums<kCount>& sums, const SumPacks<T, kCount>& packs, const Contribution& from) {
     TK_UNROLL
-    for (uint32_t c = 0; c < kSumColumns; ++c) {
+    for (uint32_t c = 0; c < columns_of<kCount>(kSumColumns); ++c) {
         (kByExperts ? from.expert(packs[c]) : packs[c]).add_to(sums[c], from.weight);
     }
 }
 
 template <class T, uint32_t kCount, bool kByExperts, class Load>
 TK_DEVICE void add_rows(Sums<kCount>& sums, const Contribution* list, uint32_t num_rows, Load load) {
-    while (num_rows) {
-        const uint32_t now = num_rows < kSumRows ? num_rows : kSumRows;
-        SumPacks<T, kCount> packs[kSumRows] = {};
+    SumPacks<T, kCount> packs[kSumRows];
+    TK_NO_UNROLL
+    for (; num_rows >= kSumRows; num_rows -= kSumRows, list += kSumRows) {
         TK_UNROLL
-        for (uint32_t r = 0; r < kSumRows; ++r) {
-            if (r < now) load(packs[r], list[r].row);
-        }
+        for (uint32_t r = 0; r < kSumRows; ++r) load(packs[r], list[r].row);
         TK_UNROLL
-        for (uint32_t r = 0; r < kSumRows; ++r) {
-            if (r < now) add_packs<kByExperts>(sums, packs[r], list[r]);
-        }
-        list += now;
-        num_rows -= now;
+        for (uint32_t r = 0; r < kSumRows; ++r) add_packs<kByExperts>(sums, packs[r], list[r]);
+    }
+    TK_NO_UNROLL
+    for (; num_rows; --num_rows, ++list) {
+        load(packs[0], list->row);
+        add_packs<kByExperts>(sums, packs[0], *list);
     }
 }
 
 // The same where all contributions are of one row, which is read once.
 template <class T, uint32_t kCount, bool kByExperts, class Load>
 TK_DEVICE void add_one_row(Sums<kCount>& sums, const Contribution* list, uint32_t num_rows, Load load) {
-    SumPacks<T, kCount> packs = {};
-    if (num_rows) load(packs, list[0].row);
+    if (num_rows == 0) return;
+    SumPacks<T, kCount> packs;
+    load(packs, list[0].row);
+    TK_NO_UNROLL
     for (uint32_t i = 0; i < num_rows; ++i) add_packs<kByExperts>(sums, packs, list[i]);
 }
 
 template <class T, uint32_t kCount, bool kByExperts, bool kOneRow>
 TK_DEVICE void sum_part(Warp& warp, char* dst, const Contribution* list, uint32_t num_rows, RowPart part) {
     using Unit = Pack<T, kCount>;
-    for_columns<kSumColumns>(warp, part.count, [&](const Columns<kSumColumns>& columns) {
+    constexpr uint32_t kColumns = columns_of<kCount>(kSumColumns);
+    for_columns<kColumns>(warp, part.count, [&](const Columns<kColumns>& columns) {
         Sums<kCount> sums = {};
-        const auto load = [&](Unit(&packs)[kSumColumns], const char* row) {
+        const auto load = [&](SumPacks<T, kCount>& packs, const char* row) {
             columns.load(packs, reinterpret_cast<const Unit*>(row) + part.begin);
         };
         if constexpr (kOneRow) {
@@ -78,9 +80,9 @@ TK_DEVICE void sum_part(Warp& warp, char* dst, const Contribution* list, uint32_
         } else {
             add_rows<T, kCount, kByExperts>(sums, list, num_rows, load);
         }
-        Unit rounded[kSumColumns];
+        Unit rounded[kColumns];
         TK_UNROLL
-        for (uint32_t c = 0; c < kSumColumns; ++c) rounded[c] = Unit::of(sums[c]);
+        for (uint32_t c = 0; c < kColumns; ++c) rounded[c] = Unit::of(sums[c]);
         columns.store(reinterpret_cast<Unit*>(dst) + part.begin, rounded);
     });
     for (uint32_t i = 0; i < num_rows; ++i) {

@@ -70,22 +70,29 @@ struct Columns {
     template <class Unit>
     TK_DEVICE void load(Unit (&units)[kColumns], const Unit* row) const {
         TK_UNROLL
-        for (uint32_t c = 0; c < kColumns; ++c) units[c] = row[has(c) ? first + c * stride : first];
+        for (uint32_t c = 0; c < kColumns; ++c) units[c] = load_once(row + (has(c) ? first + c * stride : first));
     }
     template <class Unit>
     TK_DEVICE void store(Unit* row, const Unit (&units)[kColumns]) const {
         TK_UNROLL
         for (uint32_t c = 0; c < kColumns; ++c) {
-            if (has(c)) row[first + c * stride] = units[c];
+            if (has(c)) store_once(row + first + c * stride, units[c]);
         }
     }
 };
+
+// How many of them: none beside the first where numbers are moved one by one, whose code would be as long as that of
+// the rows that matter.
+template <uint32_t kCount>
+TK_HOST_DEVICE constexpr uint32_t columns_of(uint32_t wanted) {
+    return kCount == 1 ? 1 : wanted;
+}
 
 // Calls visit(columns) until all `count` vectors of a row were each one lane's.
 template <uint32_t kColumns, class Visit>
 TK_DEVICE void for_columns(Warp& warp, uint32_t count, Visit visit) {
     const uint32_t stride = (count + kColumns - 1) / kColumns;
-    warp.strided(stride, [&](uint32_t first) { visit(Columns<kColumns>{first, stride, count}); });
+    warp.strided_rolled(stride, [&](uint32_t first) { visit(Columns<kColumns>{first, stride, count}); });
 }
 
 }  // namespace tracekern

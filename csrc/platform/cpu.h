@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -27,6 +28,9 @@ struct alignas(8) Vector8 {
 template <class T>
 struct PerLane {
     std::array<T, kLanes> values;
+
+    T& operator[](int lane) { return values[static_cast<size_t>(lane)]; }
+    const T& operator[](int lane) const { return values[static_cast<size_t>(lane)]; }
 };
 
 // ---- clock: each rank reads its own; the executor points every thread that runs warps at it, the host's own without
@@ -46,6 +50,9 @@ inline uint64_t read_cycles() {
 }
 inline uint64_t read_cycles_after(uint64_t) {
     return read_cycles();
+}
+inline uint32_t first_bit(uint32_t bits) {
+    return static_cast<uint32_t>(std::countr_zero(bits));
 }
 inline uint32_t sm_id() {
     return 0;
@@ -68,6 +75,22 @@ void store_release_system(T* word, T value) {
 template <class T>
 void store_relaxed_system(T* word, T value) {
     std::atomic_ref<T>(*word).store(value, std::memory_order_relaxed);
+}
+template <class T>
+T load_acquire_device(const T* word) {
+    return load_acquire_system(word);
+}
+template <class T>
+void store_release_device(T* word, T value) {
+    store_release_system(word, value);
+}
+template <class T>
+T load_once(const T* place) {
+    return *place;
+}
+template <class T>
+void store_once(T* place, const T& value) {
+    *place = value;
 }
 template <class T>
 T add_relaxed_device(T* word, T value) {
@@ -158,7 +181,12 @@ public:
     void strided(uint32_t n, F f) {
         for (uint32_t i = 0; i < n; ++i) f(i);
     }
-    // The same with all warps of the block side by side; each warp gets its share.
+    // The same where f is long: its code is not repeated to have several under way.
+    template <class F>
+    void strided_rolled(uint32_t n, F f) {
+        strided(n, f);
+    }
+    // strided() with all warps of the block side by side; each warp gets its share.
     template <class F>
     void block_strided(uint32_t n, F f) {
         for (uint32_t first = warp * kLanes; first < n; first += num_warps * kLanes) {
@@ -178,6 +206,13 @@ public:
         uint32_t total = 0;
         for (int lane = 0; lane < kLanes; ++lane) total += f(lane);
         return total;
+    }
+    // Bit i: f(i) of lane i, of the first 32.
+    template <class F>
+    uint32_t ballot(F f) {
+        uint32_t bits = 0;
+        for (int lane = 0; lane < kLanes; ++lane) bits |= uint32_t{f(lane)} << lane;
+        return bits;
     }
     // One lane calls f; all lanes get its result. Orders the other lanes' memory accesses before and after it.
     template <class F>

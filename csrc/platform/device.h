@@ -4,7 +4,7 @@
 // lanes, warps or blocks is a method of Warp. Vendor words are used in this folder alone.
 //
 // Warp::trap() stops the device for good; what was written before stays readable. Every backend header defines, besides
-// class Warp and PerLane<T>:
+// class Warp and PerLane<T>, of which x[lane] is the own value of a lane:
 //   kLanes                                         lanes of a warp
 //   read_clock(), read_clock_after(value)          realtime ticks; the second one not before `value` is there
 //   read_cycles(), read_cycles_after(value)        the same of the core's cycle counter: of this unit alone
@@ -14,9 +14,12 @@
 //   take_if(wanted, room, free, attempted)         room for records: counted, and taken where there is enough
 //   store_if(enabled, place, count, record)        *place = record and ++count, without a branch where that is cheaper
 //   append_if(enabled, next, record)               *next++ = record; may count up the low word of `next` only
+//   first_bit(bits)                                place of the lowest bit that is set; bits is not 0
 //   sm_id()                                        physical unit this block runs on
 //   load_acquire_system, load_relaxed_system       64- and 32-bit loads, ordered with every rank
 //   store_release_system, store_relaxed_system     64- and 32-bit stores
+//   load_acquire_device, store_release_device      64 bits, ordered with this device
+//   load_once(place), store_once(place, value)     2 to 16 bytes of global memory, of a row that passes through
 //   add_relaxed_device, add_acq_rel_device         fetch-and-add, ordered with this device
 //   add_relaxed_block                              the same on a word of the block's shared memory
 //   claim_system(word)                             0 -> 1 once, by one caller of all

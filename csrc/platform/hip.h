@@ -25,6 +25,9 @@ using Vector8 = uint32_t __attribute__((ext_vector_type(2)));
 template <class T>
 struct PerLane {
     T value;
+
+    TK_DEVICE T& operator[](int) { return value; }
+    TK_DEVICE const T& operator[](int) const { return value; }
 };
 
 // s_memrealtime is a scalar load: its result is there only after lgkmcnt(0).
@@ -52,6 +55,9 @@ TK_DEVICE uint64_t read_cycles_after(uint64_t value) {
     asm volatile("s_memtime %0\n\ts_waitcnt lgkmcnt(0)" : "=s"(cycles) : "s"(low) : "memory");
     return cycles;
 }
+TK_DEVICE uint32_t first_bit(uint32_t bits) {
+    return static_cast<uint32_t>(__builtin_ctz(bits));
+}
 TK_DEVICE uint32_t sm_id() {
     // Hardware register HW_ID (4), bits 8..14: compute unit, shader array and engine of gfx9.
     return __builtin_amdgcn_s_getreg(4 | 8 << 6 | (7 - 1) << 11);
@@ -76,6 +82,24 @@ TK_DEVICE void store_release_system(T* word, T value) {
 template <class T>
 TK_DEVICE void store_relaxed_system(T* word, T value) {
     __hip_atomic_store(word, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+template <class T>
+TK_DEVICE T load_acquire_device(const T* word) {
+    return __hip_atomic_load(word, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
+}
+template <class T>
+TK_DEVICE void store_release_device(T* word, T value) {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+    asm volatile("s_waitcnt vmcnt(0)" ::: "memory");  // as above
+    __hip_atomic_store(word, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+template <class T>
+TK_DEVICE T load_once(const T* place) {
+    return *place;
+}
+template <class T>
+TK_DEVICE void store_once(T* place, const T& value) {
+    *place = value;
 }
 template <class T>
 TK_DEVICE T add_relaxed_device(T* word, T value) {
@@ -153,6 +177,11 @@ public:
         for (uint32_t i = lane_; i < n; i += kLanes) f(i);
     }
     template <class F>
+    TK_DEVICE void strided_rolled(uint32_t n, F f) {
+        TK_NO_UNROLL
+        for (uint32_t i = lane_; i < n; i += kLanes) f(i);
+    }
+    template <class F>
     TK_DEVICE void block_strided(uint32_t n, F f) {
         for (uint32_t i = warp * kLanes + lane_; i < n; i += num_warps * kLanes) f(i);
     }
@@ -171,6 +200,10 @@ public:
         return total;
     }
     template <class F>
+    TK_DEVICE uint32_t ballot(F f) {
+        return static_cast<uint32_t>(__builtin_amdgcn_ballot_w64(f(static_cast<int>(lane_))));
+    }
+    template <class F>
     TK_DEVICE auto once(F f) {
         decltype(f()) result{};
         sync();
@@ -186,7 +219,11 @@ public:
     }
     template <class T>
     TK_DEVICE void copy_vectors(void* dst, const void* src, uint32_t n) {
-        copy_batched<T, kLanes>(static_cast<T*>(dst), static_cast<const T*>(src), n, lane_);
+        if constexpr (sizeof(T) == sizeof(Vector16)) {
+            copy_batched<T, kLanes>(static_cast<T*>(dst), static_cast<const T*>(src), n, lane_);
+        } else {
+            copy_one_by_one<T, kLanes>(static_cast<T*>(dst), static_cast<const T*>(src), n, lane_);
+        }
     }
     template <class T>
     TK_DEVICE T& shared() {

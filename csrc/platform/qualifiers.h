@@ -1,6 +1,7 @@
 // Function qualifiers of the three backends. TK_DEVICE is compiled into its callers, TK_DEVICE_CALL is a function of
 // its own; TK_KERNEL is an entry point with a C name, TK_ENTRY one that may be a template, for blocks of at most so
-// many threads; TK_VARIABLE is a variable of the device code, on GPUs one a source file.
+// many threads; TK_ARGUMENT goes before the type of an entry point's argument that it hands on by reference;
+// TK_VARIABLE is a variable of the device code, on GPUs one a source file.
 #pragma once
 
 #if defined(__HIP__)
@@ -11,6 +12,7 @@
     #define TK_KERNEL      extern "C" __attribute__((global)) void
     #define TK_ENTRY(max_threads) \
         __attribute__((global)) void __attribute__((amdgpu_flat_work_group_size(1, max_threads)))
+    #define TK_ARGUMENT const
     #define TK_VARIABLE static __attribute__((device))
     #define TK_GPU      1
 #elif defined(__CUDACC__)
@@ -21,6 +23,8 @@
     // One block an SM: with 512 threads up to 128 registers each. Without the 1, ptxas 13.0 takes fewer, for more
     // blocks, and spills.
     #define TK_ENTRY(max_threads) __global__ void __launch_bounds__(max_threads, 1)
+    // Without it a function of its own that takes the reference makes each thread copy the argument to its stack.
+    #define TK_ARGUMENT           const __grid_constant__
     #define TK_VARIABLE           static __device__
     #define TK_GPU                1
 #else
@@ -33,9 +37,11 @@
 
 #if TK_GPU
     // Arrays that live in registers need indices known at compile time.
-    #define TK_UNROLL _Pragma("unroll")
+    #define TK_UNROLL    _Pragma("unroll")
+    #define TK_NO_UNROLL _Pragma("unroll 1")
 #else
     #define TK_UNROLL
+    #define TK_NO_UNROLL
 #endif
 
 #include <cstdint>

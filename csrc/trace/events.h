@@ -10,9 +10,9 @@
 //
 // Fields are "name:bits", those known at begin and at end together at most 55 bits; an instant has fields at begin
 // only. A wait, signal or sync is stored when it opens: at most 32 bits are left for its end. `peer` is always the
-// other rank. A channel is "name kind key-fields": a wait is joined to the signal of the same channel, key, epoch and
-// launch partner. Kinds: `data` (one signal), `credit` (a value of at least what was wanted), `barrier` (all signals of
-// the key).
+// other rank. A field of that name may stand at both sides, as what was expected and what came. A channel is "name kind
+// key-fields": a wait is joined to the signal of the same channel, key, epoch and launch partner. Kinds: `data` (one
+// signal), `credit` (a value of at least what was wanted), `barrier` (all signals of the key).
 #pragma once
 
 #include <cstdint>
@@ -102,14 +102,14 @@ constexpr bool has_field(std::string_view fields, std::string_view name) {
     return false;
 }
 
-// Whether `channel` is "", or "name kind key-fields" with a kind that there is and keys out of the begin fields.
-constexpr bool is_channel(std::string_view channel, std::string_view begin_fields) {
+// Whether `channel` is "", or "name kind key-fields" with a kind that there is and keys out of the fields.
+constexpr bool is_channel(std::string_view channel, std::string_view begin_fields, std::string_view end_fields) {
     if (channel.empty()) return true;
     take_word(channel);
     const std::string_view kind = take_word(channel);
     if (kind != "data" && kind != "credit" && kind != "barrier") return false;
     for (std::string_view key = take_word(channel); !key.empty(); key = take_word(channel)) {
-        if (!has_field(begin_fields, key)) return false;
+        if (!has_field(begin_fields, key) && !has_field(end_fields, key)) return false;
     }
     return true;
 }
@@ -149,18 +149,18 @@ std::string describe_events() {
     ::tracekern::EventInfo{                                                           \
         #name, ::tracekern::EventClass::event_class, ::tracekern::EndsAt::ends_at, channel, begin_fields, end_fields},
 // A capture whose table cannot be read is lost: mistakes are found here.
-#define TK_EVENT_CHECK(name, event_class, ends_at, channel, begin_fields, end_fields)                                 \
-    static_assert(::tracekern::are_fields(begin_fields) && ::tracekern::are_fields(end_fields),                       \
-                  "the fields of " #name ": wanted \"name:bits name:bits ...\", of 1 to 55 bits");                    \
-    static_assert(::tracekern::is_channel(channel, begin_fields),                                                     \
-                  "the channel of " #name                                                                             \
-                  ": wanted \"\" or \"name kind key-fields\"; kind: data, credit or barrier; keys: fields at begin"); \
-    static_assert(::tracekern::total_field_bits(begin_fields) + ::tracekern::total_field_bits(end_fields) <=          \
-                      ::tracekern::kPayloadBits,                                                                      \
-                  "the fields of " #name " need more than 55 bits together");                                         \
-    static_assert(                                                                                                    \
-        ::tracekern::EventClass::event_class == ::tracekern::EventClass::work ||                                      \
-            ::tracekern::total_field_bits(end_fields) <= ::tracekern::kPayloadBits - ::tracekern::kPayloadLowBits,    \
+#define TK_EVENT_CHECK(name, event_class, ends_at, channel, begin_fields, end_fields)                              \
+    static_assert(::tracekern::are_fields(begin_fields) && ::tracekern::are_fields(end_fields),                    \
+                  "the fields of " #name ": wanted \"name:bits name:bits ...\", of 1 to 55 bits");                 \
+    static_assert(::tracekern::is_channel(channel, begin_fields, end_fields),                                      \
+                  "the channel of " #name                                                                          \
+                  ": wanted \"\" or \"name kind key-fields\"; kind: data, credit or barrier; keys: fields");       \
+    static_assert(::tracekern::total_field_bits(begin_fields) + ::tracekern::total_field_bits(end_fields) <=       \
+                      ::tracekern::kPayloadBits,                                                                   \
+                  "the fields of " #name " need more than 55 bits together");                                      \
+    static_assert(                                                                                                 \
+        ::tracekern::EventClass::event_class == ::tracekern::EventClass::work ||                                   \
+            ::tracekern::total_field_bits(end_fields) <= ::tracekern::kPayloadBits - ::tracekern::kPayloadLowBits, \
         "the end fields of " #name ", which is stored when it opens: wanted at most 32 bits");
 
 // Use at namespace scope. Each file has a table of its own: files of one program, and extensions of one process, may

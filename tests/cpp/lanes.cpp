@@ -1,11 +1,18 @@
-// One warp waits for several flags, a lane each, and one of them never comes.
+// One warp waits for several flags, a lane each.
 //
-//   lanes COUNT ABSENT      the flag that stays away; none where ABSENT is not below COUNT
+//   lanes all COUNT ABSENT      for all of them; ABSENT stays away, where it is below COUNT
+//   lanes any COUNT PRESENT     for whichever comes; only PRESENT does, where it is below COUNT
+//
+// A flag that stays away carries the epoch of 2^32 calls before, which 32 bits could not tell from the one that is
+// waited for.
 //
 // A CPU warp calls every lane its leader. Here lane 0 alone is, as on a GPU: what a wait leaves to the leader does not
 // happen where another lane's time runs out.
-// Exit: 0 all came, 1 something else is wrong, 3 a wait ran out of time, with the fault on stderr.
+// Exit: 0 what was to come came, 1 something else is wrong, 3 a wait ran out of time, with the fault on stderr.
+#include <cstdio>
 #include <cstdlib>
+#include <string>
+#include <vector>
 
 #include "platform/cpu_executor.hpp"
 #include "platform/device.h"
@@ -37,12 +44,37 @@ private:
 
 using namespace tracekern;
 
+namespace {
+
+constexpr uint64_t kLongAgo = kFirstEpoch - (uint64_t{1} << 32);
+
+bool wait_for_all(LaneWarp& lanes, const CommArgs& comm, const std::vector<uint64_t>& flags) {
+    uint32_t sum = 0;
+    const auto take = [&](uint32_t, uint32_t value) { sum += value; };
+    const uint32_t count = static_cast<uint32_t>(flags.size());
+    const bool ok = wait_all<CommChannel::grid>(lanes, comm, flags.data(), count, kFirstEpoch, {3, 1, 0}, take);
+    return ok && sum == 7 * count;
+}
+
+bool wait_for_any(LaneWarp& lanes, const CommArgs& comm, const std::vector<uint64_t>& flags, uint32_t present) {
+    const uint32_t lookers = static_cast<uint32_t>((uint64_t{1} << flags.size()) - 1);
+    const auto flag_of = [&](int lane) { return &flags[static_cast<size_t>(lane)]; };
+    const uint32_t came = wait_any<CommChannel::grid>(lanes, comm, lookers, flag_of, kFirstEpoch, {3, 1, 9});
+    return came && came == 1u << present;
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
-    if (argc != 3) return 2;
-    const auto count = static_cast<uint32_t>(std::strtoul(argv[1], nullptr, 10));
-    const auto absent = static_cast<uint32_t>(std::strtoul(argv[2], nullptr, 10));
-    std::vector<uint64_t> flags(count, make_flag(kFirstEpoch, 7));
-    if (absent < count) flags[absent] = make_flag(kNeverEpoch, 0);
+    if (argc != 4) return 2;
+    const bool for_all = argv[1] == std::string("all");
+    const auto count = static_cast<uint32_t>(std::strtoul(argv[2], nullptr, 10));
+    const auto chosen = static_cast<uint32_t>(std::strtoul(argv[3], nullptr, 10));
+    std::vector<uint64_t> flags;
+    for (uint32_t i = 0; i < count; ++i) {
+        const bool comes = for_all ? i != chosen : i == chosen;
+        flags.push_back(make_flag(comes ? kFirstEpoch : kLongAgo, 7));
+    }
     HeapControl control{};
     FaultRecord fault{};
     CommArgs comm{};
@@ -51,13 +83,11 @@ int main(int argc, char** argv) {
     comm.fault = &fault;
     comm.timeout_ticks = 20'000'000;
     bool ok = false;
-    uint32_t sum = 0;
     launch_cpu(CpuLaunch{}, [&](Warp& warp) {
         LaneWarp lanes(warp);
-        const auto take = [&](uint32_t, uint32_t value) { sum += value; };
-        ok = wait_all<CommChannel::grid>(lanes, comm, flags.data(), count, kFirstEpoch, {3, 0, 0}, take);
+        ok = for_all ? wait_for_all(lanes, comm, flags) : wait_for_any(lanes, comm, flags, chosen);
     });
-    if (ok) return sum == 7 * count && !fault.claimed && !control.abort ? 0 : 1;
+    if (ok) return !fault.claimed && !control.abort ? 0 : 1;
     if (!control.abort) return 1;
     std::fprintf(stderr, "cause=%u stage=%u slot=%u seen=%u\n", fault.cause, fault.stage, fault.slot, fault.seen_epoch);
     return 3;

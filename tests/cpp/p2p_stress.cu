@@ -25,12 +25,10 @@
 #include <optional>
 #include <thread>
 
+#include "moe/entry.h"
 #include "moe/pipeline_cuda.hpp"
 #include "p2p_stress_common.hpp"
 #include "rival_collective.cuh"
-
-// Last: with planted faults it uses what gpu_host.hpp declares.
-#include "moe/entry.h"
 
 namespace tracekern {
 

@@ -120,7 +120,7 @@ def moe(
     records_per_track: Annotated[str, typer.Option(help="Room of a track; auto counts first.")] = "auto",
     keep: Annotated[str, typer.Option(help="Which records of a full track stay: first or last.")] = "first",
     every: Annotated[int, typer.Option(help="Record every Nth launch of a kernel.")] = 1,
-    blocks: Annotated[int, typer.Option(help="Blocks of a kernel; 0: 4 on the CPU, 128 on a GPU.")] = 0,
+    blocks: Annotated[int, typer.Option(help="Blocks of a kernel; 0: 4 on the CPU, on a GPU all SMs but 4.")] = 0,
     warps: Annotated[int, typer.Option(help="Warps of a block; 0: 4 on the CPU, 16 on a GPU.")] = 0,
     option: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Options of some variants.")] = None,
     torch_profiler: Annotated[

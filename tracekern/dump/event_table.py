@@ -36,9 +36,9 @@ def parse_event(where: str, event: dict[str, str]) -> EventRow:
     if event["ends_at"] not in ("issue", "completion"):
         raise BadInput(f"{where}: ends at {event['ends_at'][:40]!r}, wanted issue or completion; fix the table")
     begin_fields = _parse_fields(where, event["begin_fields"])
-    names = [name for name, _ in begin_fields]
-    channel = _parse_channel(where, event["channel"], names) if event["channel"] else None
     end_fields = _parse_fields(where, event["end_fields"])
+    names = [name for name, _ in begin_fields + end_fields]
+    channel = _parse_channel(where, event["channel"], names) if event["channel"] else None
     row = EventRow(event["name"], event["class"], event["ends_at"], channel, begin_fields, end_fields)
     _check_bits(where, event, row)
     return row
@@ -67,12 +67,12 @@ def _check_bits(where: str, event: dict[str, str], row: EventRow) -> None:
         raise BadInput(f"{where}: end fields {end!r} {need}; fix the table")
 
 
-def _parse_channel(where: str, text: str, begin_fields: list[str]) -> tuple[str, str, tuple[str, ...]]:
+def _parse_channel(where: str, text: str, fields: list[str]) -> tuple[str, str, tuple[str, ...]]:
     name, *rest = text.split() or [""]
     kind, key = (rest[0], tuple(rest[1:])) if rest else ("", ())
     if kind not in CHANNEL_KINDS:
         raise BadInput(f"{where}: channel {text[:60]!r}, wanted 'name data|credit|barrier key-fields'; fix the table")
-    missing = [field for field in key if field not in begin_fields]
+    missing = [field for field in key if field not in fields]
     if missing:
-        raise BadInput(f"{where}: channel key {missing[0][:40]!r} is no begin field; fix the table")
+        raise BadInput(f"{where}: channel key {missing[0][:40]!r} is no field; fix the table")
     return name, kind, key

@@ -113,10 +113,13 @@ def prepare(timeline: Timeline, max_flows: int | None = None) -> Drawing:
 
 
 def argument_names(event: EventType, reserved: frozenset[str] = RESERVED_ARGUMENTS) -> tuple[list[str], list[str]]:
-    """Names under which the begin and end fields of an event are shown: each once, and none of the reserved ones."""
+    """Names under which the begin and end fields of an event are shown: each once, and none of the reserved ones.
+
+    Of two fields with one name the end's keeps it: it tells what came, the other what was expected.
+    """
     taken = {"open"} if event.event_class is EventClass.LAUNCH else set(reserved)
     names: tuple[list[str], list[str]] = ([], [])
-    for prefix, fields, result in (("begin_", event.begin_fields, names[0]), ("end_", event.end_fields, names[1])):
+    for prefix, fields, result in (("end_", event.end_fields, names[1]), ("begin_", event.begin_fields, names[0])):
         for field in fields:
             name = field.name
             while name in taken:

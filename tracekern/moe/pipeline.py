@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 MAX_CPU_WARPS = 1 << 14
 """On the CPU backend each warp has a separate stack, which takes two of a process's 65,530 memory mappings on Linux."""
 
+SPARE_SMS = 4
+"""SMs of a GPU that kernels leave free unless told otherwise. Kernels that wait for other ranks fill an SM each until
+these have come; another library's kernel on a second stream that also waits for its peers (a collective of NCCL, say)
+needs room on every rank, or the ranks wait for each other for good: one waits for the collective, the next for ours."""
+
 
 class Pipeline:
     """Dispatch -> experts -> combine on the symmetric heap. Allocates once; a call moves tokens only.
@@ -39,8 +44,9 @@ class Pipeline:
         *,
         timeout_s: float = 10.0,
         on_timeout: str = "raise",
-        num_blocks: int = 4,
-        warps_per_block: int = 4,
+        num_blocks: int = 0,
+        warps_per_block: int = 0,
+        num_sms: int = 0,
         executor: str = "fibers",
         backend: str = "cpu",
         **options: int,
@@ -48,9 +54,10 @@ class Pipeline:
         """family: a key of _C.families. variant: one of the family's. options: for the family's kernels.
 
         num_blocks x warps_per_block: the grid of every kernel; on a GPU at most 16 warps, on the CPU MAX_CPU_WARPS in
-        all. timeout_s, on_timeout: see Communicator.set_timeout(). backend: "cpu" or "cuda". Raises BadInput.
+        all. num_sms: how many SMs of a GPU the kernels fill, where num_blocks does not say it. 0: see choose_grid().
+        timeout_s, on_timeout: see Communicator.set_timeout(). backend: "cpu" or "cuda". Raises BadInput.
         """
-        check_grid(num_blocks, warps_per_block, backend)
+        num_blocks, warps_per_block = choose_grid(num_blocks, warps_per_block, num_sms, backend)
         facts = _C.families[family]
         if variant not in facts.variants:
             raise BadInput(f"variant is {variant!r}; wanted one of {', '.join(facts.variants)}")
@@ -202,12 +209,33 @@ class Pipeline:
         self.comm.reset()
 
 
-def check_grid(num_blocks: int, warps_per_block: int, backend: str) -> None:
-    """Raises BadInput for a grid that no kernel runs with."""
-    check_range("num_blocks", num_blocks, 1, 4096)
-    check_range("warps_per_block", warps_per_block, 1, 16 if backend == "cuda" else 32)
+def choose_grid(num_blocks: int, warps_per_block: int, num_sms: int, backend: str) -> tuple[int, int]:
+    """Returns the blocks of every kernel and the warps of each.
+
+    0 stands for what suits the backend: on the CPU 4 x 4; on a GPU a block for each of `num_sms` SMs, by default all
+    but SPARE_SMS, of as many warps as fill an SM. Raises BadInput for a grid that no kernel runs with.
+    """
+    check_range("num_blocks", num_blocks, 0, 4096)
+    check_range("warps_per_block", warps_per_block, 0, 16 if backend == "cuda" else 32)
+    check_range("num_sms", num_sms, 0, 4096)
+    if backend == "cuda":
+        if num_sms and num_blocks:
+            raise BadInput(f"num_sms is {num_sms} and num_blocks {num_blocks}; a block fills an SM: give one of them")
+        if not num_blocks:
+            import torch
+
+            # Where there is no GPU the communicator says so.
+            has_gpu = torch.cuda.is_available()
+            present = torch.cuda.get_device_properties().multi_processor_count if has_gpu else 1
+            check_range("num_sms", num_sms, 0, present)
+            num_blocks = num_sms or max(1, present - SPARE_SMS)
+        warps_per_block = warps_per_block or 16
+    elif num_sms:
+        raise BadInput(f"num_sms is {num_sms}; the CPU backend has no SMs, give num_blocks")
+    num_blocks, warps_per_block = num_blocks or 4, warps_per_block or 4
     if backend == "cpu":
         check_range("num_blocks x warps_per_block", num_blocks * warps_per_block, 1, MAX_CPU_WARPS)
+    return num_blocks, warps_per_block
 
 
 def _make_native(family: str, comm: Communicator, backend: str, options: dict[str, Any]) -> Any:

@@ -56,7 +56,7 @@ class MoeRun:
     """"first" or "last" records of a full track stay."""
     every: int = 1
     blocks: int = 0
-    """Blocks of a kernel; 0: 4 on the CPU, 128 on a GPU."""
+    """Blocks of a kernel; 0: 4 on the CPU, on a GPU all SMs but 4."""
     warps: int = 0
     """Warps of a block; 0: 4 on the CPU, 16 on a GPU."""
     family_options: dict[str, int] = field(default_factory=dict)

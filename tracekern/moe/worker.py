@@ -165,14 +165,13 @@ def _prepare(options: MoeRun, group: Group, backend: str) -> tuple[Call, Communi
     shape, experts, timeout_s = options.shape, draw_experts(options.shape).to(backend), options.timeout_ms / 1e3
     if options.variant in FAMILY_OF:
         family = FAMILY_OF[options.variant]
-        grid = (4, 4) if backend == "cpu" else (128, 16)
         pipeline = family.make_pipeline(
             group,
             shape,
             options.variant,
             timeout_s=timeout_s,
-            num_blocks=options.blocks or grid[0],
-            warps_per_block=options.warps or grid[1],
+            num_blocks=options.blocks,
+            warps_per_block=options.warps,
             backend=backend,
             **options.family_options,
         )

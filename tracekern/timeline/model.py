@@ -71,7 +71,7 @@ class Channel:
     name: str
     kind: ChannelKind
     key: tuple[str, ...]
-    """Begin fields that identify a message, together with the two ranks and the epoch."""
+    """Fields that identify a message, together with the two ranks and the epoch."""
 
 
 @dataclass(frozen=True)
@@ -381,13 +381,15 @@ def unpack_field(fields: tuple[Field, ...], name: str, payload: UInt64) -> Int64
 
 
 def field_values(event: EventType, name: str, spans: Spans, rows: Any) -> Int64 | None:
-    """[n] what spans of `event` say in a field, at their begin or else at their end; None where they have none such.
+    """[n] what spans of `event` say in a field; None where they have none such.
 
-    -1 where the end that would say it never came.
+    Where both ends have it, the end tells what came and the begin what was expected. -1 where the end that would say it
+    never came.
     """
-    if event.has(name):
-        return unpack_field(event.begin_fields, name, spans.begin_payload[rows])
-    if any(field.name == name for field in event.end_fields):
-        ended = unpack_field(event.end_fields, name, spans.end_payload[rows])
-        return np.where(spans.end[rows] == OPEN_END, -1, ended)
-    return None
+    at_begin = event.has(name)
+    if not any(field.name == name for field in event.end_fields):
+        return unpack_field(event.begin_fields, name, spans.begin_payload[rows]) if at_begin else None
+    expected = unpack_field(event.begin_fields, name, spans.begin_payload[rows]) if at_begin else -1
+    return np.where(
+        spans.end[rows] == OPEN_END, expected, unpack_field(event.end_fields, name, spans.end_payload[rows])
+    )

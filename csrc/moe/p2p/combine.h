@@ -54,7 +54,7 @@ TK_DEVICE void send_result(P2PContext<Rec>& context, uint32_t row) {
     poison(args.expert_row(row), args.shape.row_bytes());
     if constexpr (kTraitsOf<kVariant>.token_flags) {
         TK_NEXT(P2PEvent::signal_result, peer, origin.flat, expert);
-        signal<P2PChannel::result>(warp, args.result_flag(peer, origin.flat), context.epoch, expert);
+        signal_peer<P2PChannel::result>(context, peer, args.result_flag(peer, origin.flat), expert);
     }
 }
 
@@ -73,14 +73,14 @@ template <class T, P2PVariant kVariant>
 struct P2PCombineSend : P2PKernel<P2PStage::combine_send> {
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-        const bool aborted = has_aborted(args.comm);  // on its way beside the loads below
+        const auto aborted = warp.lanes([&](int) { return uint32_t{lane_sees_abort(args.comm)}; });
         P2PContext<Rec> context(warp, args, trace, kStage, P2PRole::send);
         if (warp.block == 0) acknowledge_all(context);
         const auto rows_of = [&](uint32_t local) { return args.expert_offset[local + 1] - args.expert_offset[local]; };
         const auto send_row = [&](uint32_t local, uint32_t i) {
             send_result<T, kVariant>(context, args.expert_offset[local] + i);
         };
-        if (aborted) return;
+        if (warp.shuffle(aborted, 0)) return;
         for_rows<kTraitsOf<kVariant>.balanced>(warp, args.shape.num_local_experts(), rows_of, send_row);
         if constexpr (!kTraitsOf<kVariant>.token_flags) send_results_flags(context);
     }
@@ -143,11 +143,11 @@ TK_DEVICE void reduce_packs(Warp& warp, const P2PArgs& args, uint32_t token) {
             if (!args.shape.is_expert(args.topk_idx[flat])) continue;
             const float weight = args.topk_weights[flat];
             Unit* result = reinterpret_cast<Unit*>(args.result_row(args.comm.rank, flat)) + i;
-            const Unit unit = *result;
+            const Unit unit = load_once(result);
             unit.add_to(sums, weight);
             poison(result, sizeof(Unit));
         }
-        out[i] = Unit::of(sums);
+        store_once(out + i, Unit::of(sums));
     });
 }
 
@@ -168,12 +168,12 @@ TK_DEVICE void prepare_next_call(P2PContext<Rec>& context) {
     Warp& warp = context.warp;
     const P2PArgs& args = context.args;
     if (warp.warp != 0) return;
-    const uint32_t done = warp.once([&] { return add_acq_rel_device(&args.state->blocks_done, 1u); });
+    const uint64_t done = warp.once([&] { return add_acq_rel_device(&args.state->blocks_done.word, uint64_t{1}); });
     if (done != warp.num_blocks - 1) return;
     warp.strided(args.layout.num_partitions * args.shape.num_ranks, [&](uint32_t i) { args.send_count[i] = 0; });
     warp.leader([&] {
-        args.state->blocks_done = 0;
-        args.state->epoch = next_epoch(context.epoch);
+        args.state->blocks_done.word = 0;
+        args.state->epoch.word = next_epoch(context.epoch);
     });
 }
 

@@ -34,7 +34,7 @@ TK_DEVICE void send_results_of(P2PContext<Rec>& context, uint32_t src_rank, char
         args.experts[expert].apply<T>(warp, args.result_row(src_rank, flat), input, args.shape.hidden);
         poison(input, args.shape.row_bytes());
         TK_NEXT(P2PEvent::signal_result, src_rank, flat, expert);
-        signal<P2PChannel::result>(warp, args.result_flag(src_rank, flat), context.epoch, expert);
+        signal_peer<P2PChannel::result>(context, src_rank, args.result_flag(src_rank, flat), expert);
     }
 }
 
@@ -58,22 +58,25 @@ TK_DEVICE void send_partial(P2PContext<Rec>& context, uint32_t src_rank, char* r
     char* partial = args.result_row(src_rank, result);
     sum_rows<T, true, kInPlace>(warp, partial, list, header.num_choices, args.shape.hidden, 0, 1);
     TK_NEXT(P2PEvent::signal_partial, src_rank, header.token);
-    signal<P2PChannel::partial>(warp, args.result_flag(src_rank, result), context.epoch, header.num_choices);
+    signal_peer<P2PChannel::partial>(context, src_rank, args.result_flag(src_rank, result), header.num_choices);
 }
 
 // Sends back this share of the rows that came; nothing after a rank gave up, since then some may not have.
 template <class T, P2PVariant kVariant, class Rec>
 TK_DEVICE void send_back(P2PContext<Rec>& context, Share share) {
     const P2PArgs& args = context.args;
-    if (has_aborted(args.comm)) return;
-    for_incoming_rows(context.warp, args, share, 0, [&](uint32_t src_rank, uint32_t slot) {
+    const auto send_row = [&](uint32_t src_rank, uint32_t slot) {
         char* row = args.recv_row(args.comm.rank, src_rank, slot);
         if constexpr (kTraitsOf<kVariant>.reduces_at_experts) {
             send_partial<T, false>(context, src_rank, row);
         } else {
             send_results_of<T>(context, src_rank, row);
         }
-    });
+    };
+    const auto aborted = context.warp.lanes([&](int) { return uint32_t{lane_sees_abort(args.comm)}; });
+    IncomingRows rows(context.warp, args, share, 0);
+    if (context.warp.shuffle(aborted, 0)) return;
+    while (rows.left()) rows.take(rows.left(), send_row);
 }
 
 // Lists the results of a token in the order of their sum; returns how many.
@@ -111,6 +114,7 @@ TK_DEVICE bool wait_results_in(P2PContext<Rec>& context, uint32_t token, const C
     Warp& warp = context.warp;
     const P2PArgs& args = context.args;
     constexpr P2PChannel kChannel = kResultChannel<kVariant>;
+    static_assert(kMaxResults <= kLanes, "a lane looks at one flag");
     const auto looks = warp.lanes([&](int lane) {
         if (static_cast<uint32_t>(lane) >= count) return uint64_t{0};
         return look_at<kChannel>(args.result_flag(args.comm.rank, list[lane].result));
@@ -121,7 +125,7 @@ TK_DEVICE bool wait_results_in(P2PContext<Rec>& context, uint32_t token, const C
         const uint32_t peer = list[i].peer;
         const uint32_t result = list[i].result;
         const auto wait_now = [&] {
-            const uint32_t seen = flag_epoch(warp.shuffle(looks, static_cast<int>(i)));
+            const uint64_t seen = flag_epoch(warp.shuffle(looks, static_cast<int>(i)));
             if (is_wanted_epoch(kChannel, seen, context.epoch)) return WaitResult{true, 0};
             const uint64_t* flag = args.result_flag(args.comm.rank, result);
             return wait<kChannel>(warp, args.comm, flag, context.epoch, wait_for(context, peer, result));
@@ -170,7 +174,7 @@ TK_DEVICE bool reduce_tokens(P2PContext<Rec>& context, Share share, uint32_t par
     return ok;
 }
 
-// The end of a call. All warps: the last block waits until all counts were read, the last one to arrive prepares the
+// The end of a call. All warps: the first block waits until all counts were read, the last one to arrive prepares the
 // next call. The barrier: no warp of this block needs what that resets.
 template <class Rec>
 TK_DEVICE void finish_call(P2PContext<Rec>& context) {
@@ -184,7 +188,7 @@ template <class T, P2PVariant kVariant>
 struct P2PCombine : P2PKernelWithLists<P2PStage::combine> {
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-        const Sides sides = Sides::of(warp, warp.num_blocks);
+        const Sides sides = Sides::of(warp, warp.block, warp.num_blocks);
         const P2PRole role = sides.on_expert_side ? P2PRole::send : P2PRole::reduce;
         P2PContext<Rec> context(warp, args, trace, kStage, role);
         if (sides.on_expert_side) send_back<T, kVariant>(context, sides.share);

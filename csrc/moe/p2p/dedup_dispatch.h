@@ -1,14 +1,15 @@
 // Dispatch, deduplicated: a token goes once to each rank that has experts of it, with the list of those experts.
 //
 // One kernel: in every block half of the warps send, the other half receive. Warps that send never wait, so every
-// row comes. The last block counts: it tells each peer how many rows come, waits for the counts that come in and raises
-// the layout flag, for which the receiving warps wait.
+// row comes. The first block counts: it tells each peer how many rows come, waits for the counts that come in and
+// raises the layout flag, for which the receiving warps wait. These take rows as they come (moe/p2p/incoming.h).
 //
 // A row's slot at its receiver is free again when the source has all results of the token: the receiver raises a
 // result after it has read the row. Counts alone need an acknowledgement; it is raised as soon as they were read.
 #pragma once
 
 #include "moe/p2p/dispatch.h"
+#include "moe/p2p/incoming.h"
 #include "moe/row_sum.h"
 
 namespace tracekern {
@@ -20,24 +21,20 @@ struct Sides {
     bool on_expert_side;  // receives rows; later sends results back
     Share share;          // of the items of its side
 
-    // num_blocks: those that work, from the first. Neighbouring items go to different blocks.
-    TK_DEVICE static Sides of(const Warp& warp, uint32_t num_blocks) {
-        if (warp.num_warps == 1) return {true, true, {warp.block, num_blocks}};
+    // block: of num_blocks that work. Neighbouring items go to different blocks.
+    TK_DEVICE static Sides of(const Warp& warp, uint32_t block, uint32_t num_blocks) {
+        if (warp.num_warps == 1) return {true, true, {block, num_blocks}};
         const uint32_t num_token_warps = warp.num_warps / 2;
         const bool on_token_side = warp.warp < num_token_warps;
         const uint32_t index = on_token_side ? warp.warp : warp.warp - num_token_warps;
         const uint32_t count = on_token_side ? num_token_warps : warp.num_warps - num_token_warps;
-        return {on_token_side, !on_token_side, {index * num_blocks + warp.block, count * num_blocks}};
+        return {on_token_side, !on_token_side, {index * num_blocks + block, count * num_blocks}};
+    }
+    // Of the blocks that do not only count.
+    TK_DEVICE static Sides of_working(const Warp& warp) {
+        return of(warp, working_block(warp), num_working_blocks(warp));
     }
 };
-
-// The last block counts; where it is the only one it works as well.
-TK_DEVICE bool is_count_block(const Warp& warp) {
-    return warp.block == warp.num_blocks - 1;
-}
-TK_DEVICE uint32_t num_working_blocks(const Warp& warp) {
-    return warp.num_blocks == 1 ? 1 : warp.num_blocks - 1;
-}
 
 TK_HOST_DEVICE constexpr uint32_t count_bits(uint64_t bits) {
     uint32_t count = 0;
@@ -78,16 +75,6 @@ TK_DEVICE void write_row_header(
     });
 }
 
-TK_DEVICE uint32_t partition_begin(const P2PArgs& args, uint32_t partition) {
-    return partition * args.layout.partition_tokens;
-}
-TK_DEVICE uint32_t partition_size(const P2PArgs& args, uint32_t partition) {
-    const uint32_t begin = partition_begin(args, partition);
-    if (begin >= args.num_tokens) return 0;
-    const uint32_t left = args.num_tokens - begin;
-    return left < args.layout.partition_tokens ? left : args.layout.partition_tokens;
-}
-
 // Copies this share of a partition's (token, peer) pairs. Neighbours go to different peers.
 template <class Rec>
 TK_DEVICE void send_rows(P2PContext<Rec>& context, Share share, uint32_t partition) {
@@ -111,7 +98,7 @@ TK_DEVICE void send_rows(P2PContext<Rec>& context, Share share, uint32_t partiti
         copy_row(warp, row + args.layout.header_bytes, args.x + uint64_t{token} * row_bytes, row_bytes);
         TK_NEXT(P2PEvent::signal_row, peer, slot, count_bits(choices));
         uint64_t* flag = args.token_flag(peer, args.comm.rank, slot);
-        signal<P2PChannel::row>(warp, flag, context.epoch, count_bits(choices));
+        signal_peer<P2PChannel::row>(context, peer, flag, count_bits(choices));
     }
 }
 
@@ -121,40 +108,55 @@ TK_DEVICE void exchange_counts(P2PContext<Rec>& context) {
     send_counts<kVariant>(context);
     receive_counts<kVariant>(context);
     if (context.warp.warp != 0) return;
-    // Orders what all warps of this block wrote before the barriers of receive_counts.
+    // Orders what all warps of this block wrote before the barriers of receive_counts. For warps of this device alone.
     TK_SIGNAL(context.recorder, P2PEvent::signal_layout);
-    signal<P2PChannel::layout>(context.warp, &context.args.state->layout_flag, context.epoch, 0);
+    signal<P2PChannel::layout>(context.warp, &context.args.state->layout_flag.word, context.epoch, 0, Scope::device);
 }
 
 // Waits until it is known which rows come; false when it gave up.
 template <class Rec>
 TK_DEVICE bool wait_layout(P2PContext<Rec>& context) {
-    return traced_wait<P2PChannel::layout, P2PEvent::wait_layout>(context, &context.args.state->layout_flag).ok;
+    return traced_wait<P2PChannel::layout, P2PEvent::wait_layout>(context, &context.args.state->layout_flag.word).ok;
 }
 
-// Calls visit(src_rank, slot) for this share of the rows that come in a partition. The counts are loaded side by side:
-// one after the other each would cost a trip to memory.
-template <class Visit>
-TK_DEVICE void for_incoming_rows(Warp& warp, const P2PArgs& args, Share share, uint32_t partition, Visit visit) {
-    const uint32_t* counts = args.recv_count + partition * args.shape.num_ranks;
-    const uint32_t begin = partition_begin(args, partition);
-    uint32_t next = share.first;
-    for (uint32_t base = 0; base < args.shape.num_ranks; base += kLanes) {
-        const uint32_t left = args.shape.num_ranks - base;
-        const uint32_t num_ranks = left < kLanes ? left : kLanes;
-        const auto sizes = warp.lanes(
-            [&](int lane) { return static_cast<uint32_t>(lane) < num_ranks ? counts[base + lane] : uint32_t{0}; });
-        const auto size_of = [&](uint32_t i) { return warp.shuffle(sizes, static_cast<int>(i)); };
-        const auto visit_row = [&](uint32_t i, uint32_t index) { visit(base + i, begin + index); };
-        next = for_shared_rows(Share{next, share.stride}, num_ranks, size_of, visit_row);
-    }
-}
-
-// Waits for one row; false when it gave up.
+// Of the lanes in `left`, those whose row has come; 0 when it gave up. Where none has it waits for whichever comes
+// first. On record is the one that is taken first.
 template <class Rec>
-TK_DEVICE bool wait_row(P2PContext<Rec>& context, uint32_t src_rank, uint32_t slot) {
-    const uint64_t* flag = context.args.token_flag(context.comm.rank, src_rank, slot);
-    return traced_wait<P2PChannel::row, P2PEvent::wait_row>(context, flag, src_rank, slot).ok;
+TK_DEVICE uint32_t wait_rows(P2PContext<Rec>& context, IncomingRows& rows) {
+    const P2PArgs& args = context.args;
+    const uint32_t left = rows.left();
+    const IncomingRows::Row next = rows.first_of(left);
+    TK_WAIT(context.recorder, P2PEvent::wait_row, next.source);
+    const auto flag_of = [&](int lane) {
+        const IncomingRows::Row row = rows.own_row(lane);
+        return args.token_flag(args.comm.rank, row.source, row.slot);
+    };
+    const WaitFor whom = wait_for(context, next.source, next.slot);
+    const uint32_t arrived = wait_any<P2PChannel::row>(context.warp, args.comm, left, flag_of, context.epoch, whom);
+    const IncomingRows::Row first = arrived ? rows.first_of(arrived) : next;
+    TK_END_IF(arrived != 0, first.source, first.slot);
+    return arrived;
+}
+
+// Calls visit(src_rank, slot) for this share of the rows that come in a partition, each as soon as it is there; false
+// when it gave up.
+template <class Rec, class Visit>
+TK_DEVICE bool for_rows_as_they_come(P2PContext<Rec>& context, Share share, uint32_t partition, Visit visit) {
+    IncomingRows rows(context.warp, context.args, share, partition);
+    while (rows.left()) {
+        const uint32_t arrived = wait_rows(context, rows);
+        if (!arrived) return false;
+        bool is_on_record = true;
+        rows.take(arrived, [&](uint32_t src_rank, uint32_t slot) {
+            if (!is_on_record) {
+                TK_WAIT(context.recorder, P2PEvent::wait_row, src_rank);
+                TK_END(src_rank, slot);
+            }
+            is_on_record = false;
+            visit(src_rank, slot);
+        });
+    }
+    return true;
 }
 
 // The list of this warp, in shared memory.
@@ -173,7 +175,7 @@ struct P2PKernelWithLists : P2PKernel<kOwnStage> {
 // Copies a row to all rows in `list`.
 template <class Unit>
 TK_DEVICE void copy_to_all(Warp& warp, const Contribution* list, uint32_t num_rows, const char* src, uint32_t bytes) {
-    constexpr uint32_t kColumns = 8;
+    constexpr uint32_t kColumns = sizeof(Unit) == sizeof(Vector16) ? 8 : 1;
     for_columns<kColumns>(warp, bytes / sizeof(Unit), [&](const Columns<kColumns>& columns) {
         Unit units[kColumns];
         columns.load(units, reinterpret_cast<const Unit*>(src));
@@ -213,20 +215,17 @@ template <P2PVariant kVariant>
 struct P2PDispatch : P2PKernelWithLists<P2PStage::dispatch> {
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-        const Sides sides = Sides::of(warp, num_working_blocks(warp));
+        const Sides sides = Sides::of_working(warp);
         const P2PRole role = is_count_block(warp)  ? P2PRole::count
                              : sides.on_token_side ? P2PRole::send
                                                    : P2PRole::receive;
         P2PContext<Rec> context(warp, args, trace, kStage, role);
         if (is_count_block(warp)) exchange_counts<kVariant>(context);
-        if (is_count_block(warp) && warp.num_blocks > 1) return;
+        if (!is_working_block(warp)) return;
         if (sides.on_token_side) send_rows(context, sides.share, 0);
         if (!sides.on_expert_side || !wait_layout(context)) return;
-        bool ok = true;
-        for_incoming_rows(warp, args, sides.share, 0, [&](uint32_t src_rank, uint32_t slot) {
-            ok = ok && wait_row(context, src_rank, slot);
-            if (ok) expand_row(context, src_rank, slot);
-        });
+        for_rows_as_they_come(
+            context, sides.share, 0, [&](uint32_t src_rank, uint32_t slot) { expand_row(context, src_rank, slot); });
     }
 };
 

@@ -1,7 +1,7 @@
 // Dispatch: every token goes to the ranks of its experts.
 //
-// In dispatch_send one block counts and tells each peer how many tokens come for each of its experts, then waits for
-// the counts that come in; meanwhile all others copy rows into the peers' receive buffers and raise their flags.
+// In dispatch_send the first block counts and tells each peer how many tokens come for each of its experts, then waits
+// for the counts that come in; meanwhile all others copy rows into the peers' receive buffers and raise their flags.
 //
 // In dispatch_recv rows move from the receive buffer to their expert, in the layout a grouped GEMM reads.
 //
@@ -17,6 +17,22 @@
 #include "moe/p2p/layout.h"
 
 namespace tracekern {
+
+// The first block counts; where it is the only one it works as well. The first: blocks start in their order, and whom
+// its counts keep waiting waits for nothing else first.
+TK_DEVICE bool is_count_block(const Warp& warp) {
+    return warp.block == 0;
+}
+TK_DEVICE bool is_working_block(const Warp& warp) {
+    return warp.block != 0 || warp.num_blocks == 1;
+}
+TK_DEVICE uint32_t num_working_blocks(const Warp& warp) {
+    return warp.num_blocks == 1 ? 1 : warp.num_blocks - 1;
+}
+// Among those that work.
+TK_DEVICE uint32_t working_block(const Warp& warp) {
+    return warp.num_blocks == 1 ? 0 : warp.block - 1;
+}
 
 // What `peer` sent was read: it may send anew. Relaxed: the flag orders nothing, see its callers.
 template <class Rec>
@@ -128,6 +144,20 @@ TK_DEVICE WaitResult wait_counts(P2PContext<Rec>& context, uint32_t src_rank, ui
     return {ok, total};
 }
 
+// The rows of each partition end to end, source by source. All warps of one block, which meet afterwards.
+TK_DEVICE void lay_out_sources(Warp& warp, const P2PArgs& args, const uint32_t* incoming) {
+    warp.block_strided(args.layout.num_partitions, [&](uint32_t partition) {
+        const uint32_t* rows = incoming + args.shape.num_local_experts() + partition;
+        uint32_t* begin = args.recv_begin + partition * args.shape.num_ranks;
+        uint32_t sum = 0;
+        TK_NO_UNROLL
+        for (uint32_t src_rank = 0; src_rank < args.shape.num_ranks; ++src_rank) {
+            begin[src_rank] = sum;
+            sum += rows[src_rank * args.layout.num_counts];
+        }
+    });
+}
+
 // Waits for everybody's counts and lays out the rows of the local experts. All warps of one block, after send_counts().
 template <P2PVariant kVariant, class Rec>
 TK_DEVICE void receive_counts(P2PContext<Rec>& context) {
@@ -145,6 +175,7 @@ TK_DEVICE void receive_counts(P2PContext<Rec>& context) {
         record_wait<P2PEvent::wait_counts>(context, wait_now, src_rank);
     });
     warp.block_sync();
+    if constexpr (kTraitsOf<kVariant>.deduplicated) lay_out_sources(warp, args, incoming);
     warp.block_strided(num_local, [&](uint32_t local) {
         uint32_t sum = 0;
         for (uint32_t src_rank = 0; src_rank < args.shape.num_ranks; ++src_rank) {
@@ -184,7 +215,7 @@ TK_DEVICE void send_tokens(P2PContext<Rec>& context, Share share) {
             warp, row + args.layout.header_bytes, args.x + uint64_t{flat / args.shape.topk} * row_bytes, row_bytes);
         if constexpr (kTraitsOf<kVariant>.token_flags) {
             TK_NEXT(P2PEvent::signal_token, peer, slot, expert);
-            signal<P2PChannel::token>(warp, args.token_flag(peer, args.comm.rank, slot), context.epoch, expert);
+            signal_peer<P2PChannel::token>(context, peer, args.token_flag(peer, args.comm.rank, slot), expert);
         }
     }
 }
@@ -193,7 +224,7 @@ TK_DEVICE void send_tokens(P2PContext<Rec>& context, Share share) {
 template <class Rec>
 TK_DEVICE bool wait_grid(P2PContext<Rec>& context) {
     const auto wait_now = [&] {
-        uint64_t* arrivals = &context.args.state->grid_arrivals;
+        uint64_t* arrivals = &context.args.state->grid_arrivals.word;
         return WaitResult{grid_barrier(context.warp, context.comm, arrivals, context.stage), 0};
     };
     return record_wait<P2PEvent::wait_grid>(context, wait_now).ok;
@@ -218,14 +249,12 @@ struct P2PDispatchSend : P2PKernel<P2PStage::dispatch_send> {
 
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-        // The last block counts; where it is the only one it sends as well.
-        const bool counts = warp.block == warp.num_blocks - 1;
-        const bool sends = !counts || warp.num_blocks == 1;
+        const bool counts = is_count_block(warp);
         P2PContext<Rec> context(warp, args, trace, kStage, counts ? P2PRole::count : P2PRole::send);
         if (counts) send_counts<kVariant>(context);
-        if (sends) {
-            const uint32_t num_blocks = warp.num_blocks == 1 ? 1 : warp.num_blocks - 1;
-            send_tokens<kVariant>(context, {warp.block * warp.num_warps + warp.warp, num_blocks * warp.num_warps});
+        if (is_working_block(warp)) {
+            const uint32_t first = working_block(warp) * warp.num_warps + warp.warp;
+            send_tokens<kVariant>(context, {first, num_working_blocks(warp) * warp.num_warps});
         }
         if constexpr (!kTraitsOf<kVariant>.token_flags) send_rank_flags(context);
         if (counts) receive_counts<kVariant>(context);

@@ -1,7 +1,8 @@
 // What the P2P kernels record. `slot` is the token's place in the receive buffer of its (source, destination) pair on
 // the way out, and its flat index (token * topk + choice) at the source on the way back. Experts are numbered over all
 // ranks. A row (deduplicated variants) goes once to a rank for all its `experts` there; a partial result is their sum,
-// its slot the token's index at the source.
+// its slot the token's index at the source. A wait for a row takes the first that comes: it begins with the rank that
+// it would take one from next and ends with the one that it took.
 #pragma once
 
 #include "comm/mutation.h"
@@ -20,7 +21,7 @@
     EVENT(receive_token,  work,   issue,      "",                  "peer:10 slot:22 expert:16",  "")                \
     EVENT(copy_row,       work,   issue,      "",                  "peer:10 slot:22 experts:5", "")                \
     EVENT(signal_row,     signal, completion, "row data slot",     "peer:10 slot:22 experts:5", "")                \
-    EVENT(wait_row,       wait,   completion, "row data slot",     "peer:10 slot:22",            "experts:5")       \
+    EVENT(wait_row,       wait,   completion, "row data slot",     "peer:10",                    "peer:10 slot:22") \
     EVENT(expand_row,     work,   issue,      "",                  "peer:10 slot:22 experts:5", "")                \
     EVENT(signal_layout,  signal, completion, "layout data",       "",                           "")                \
     EVENT(wait_layout,    wait,   completion, "layout data",       "",                           "")                \

@@ -1,6 +1,7 @@
-// What others may know of the P2P family (seed 002): moe/pipeline.hpp says what each member is for.
+// What others may know of the P2P family: moe/pipeline.hpp says what each member is for.
 #pragma once
 
+#include <stdexcept>
 #include <vector>
 
 #include "moe/config.h"
@@ -43,6 +44,11 @@ struct P2P {
 
     template <class Memory>
     static P2PArgs make_args(const P2PConfig& config, Memory& memory) {
+        // A flag holds how many rows come; the waits for results look at as many side by side as a warp has lanes.
+        if (uint64_t{config.shape.max_tokens} * config.shape.topk > kMaxFlagValue) {
+            throw std::invalid_argument("more than 2^24 - 1 rows for one rank");
+        }
+        if (config.shape.topk > kMaxResults) throw std::invalid_argument("more than 32 choices of a token");
         P2PArgs args{};
         args.shape = config.shape;
         args.layout = P2PLayout::make(config.shape, config.variant, config.partitions);
@@ -56,7 +62,7 @@ struct P2P {
 
     template <class Memory>
     static void reset(const P2PArgs& args, Memory& memory) {
-        const P2PState state{kFirstEpoch, 0, 0, make_flag(kNeverEpoch, 0)};
+        const P2PState state{{kFirstEpoch, {}}, {}, {}, {make_flag(kNeverEpoch, 0), {}}};
         memory.clear(args.state, sizeof(P2PState) + counter_bytes(args));
         memory.copy_to(args.state, &state, sizeof(state));
         const size_t count = (args.layout.flags_end - args.layout.count_flags) / sizeof(uint64_t);

@@ -6,6 +6,7 @@
 
 #include "moe/config.h"
 #include "moe/context.h"
+#include "moe/p2p/events.h"
 #include "moe/p2p/variants.h"
 
 namespace tracekern {
@@ -36,10 +37,19 @@ struct RowOrigin {
     uint16_t local_expert;
 };
 
-// Rows start on a line of the cache: stores that straddle lines are more messages on the link.
+constexpr uint64_t kLineBytes = 128;  // of the cache
+constexpr uint32_t kMaxResults = 32;  // of a token: choices, or ranks that have some
+
+// Rows start on a line: stores that straddle lines are more messages on the link.
 constexpr uint64_t whole_lines(uint64_t bytes) {
-    return (bytes + 127) / 128 * 128;
+    return (bytes + kLineBytes - 1) / kLineBytes * kLineBytes;
 }
+
+// A word that others spin on or write beside: on a line of its own, so that nobody else's traffic delays it.
+struct LineWord {
+    uint64_t word;
+    uint64_t rest[kLineBytes / sizeof(uint64_t) - 1];
+};
 
 // Offsets in the shared memory of a block. [x] means an array with that many entries.
 struct SharedLayout {
@@ -53,10 +63,10 @@ struct P2PLayout {
     uint64_t count_flags;    // u64 [rank][count]          written by rank: tokens for each local expert; in the
                              //                            deduplicated variants behind them rows of each partition
     uint64_t token_flags;    // u64 [rank][slot]           written by rank: the row of that slot is there
-    uint64_t rank_flags;     // u64 [rank]                 written by rank: all its rows are there
-    uint64_t ack_flags;      // u64 [rank]                 written by rank: it has read all my rows
+    uint64_t rank_flags;     // LineWord [rank]            written by rank: all its rows are there
+    uint64_t ack_flags;      // LineWord [rank]            written by rank: it has read all my rows
     uint64_t result_flags;   // u64 [result]               written by the expert's rank: that result is there
-    uint64_t results_flags;  // u64 [rank]                 written by rank: all its results are there
+    uint64_t results_flags;  // LineWord [rank]            written by rank: all its results are there
     uint64_t flags_end;
     uint64_t recv_rows;    // [rank][slot] header + row
     uint64_t result_rows;  // [result] row; a result is a flat token, or a (token, rank) where experts' ranks add up
@@ -67,6 +77,7 @@ struct P2PLayout {
     uint32_t num_slots;          // of one source in recv_rows
     uint32_t results_per_token;  // in result_rows
     uint32_t num_counts;         // of one source in count_flags
+    uint32_t counts_stride;      // in count_flags, bytes from one source to the next: whole lines
     uint32_t num_partitions;     // the tokens of a rank, in order, `partition_tokens` in each
     uint32_t partition_tokens;
     SharedLayout shared;
@@ -89,12 +100,13 @@ struct P2PLayout {
             cursor += whole_lines(bytes);
             return offset;
         };
-        layout.count_flags = take(ranks * layout.num_counts * 8);
-        layout.token_flags = take(ranks * layout.num_slots * 8);
-        layout.rank_flags = take(ranks * 8);
-        layout.ack_flags = take(ranks * 8);
-        layout.result_flags = take(results * 8);
-        layout.results_flags = take(ranks * 8);
+        layout.counts_stride = static_cast<uint32_t>(whole_lines(layout.num_counts * sizeof(uint64_t)));
+        layout.count_flags = take(ranks * layout.counts_stride);
+        layout.token_flags = take(ranks * layout.num_slots * sizeof(uint64_t));
+        layout.rank_flags = take(ranks * sizeof(LineWord));
+        layout.ack_flags = take(ranks * sizeof(LineWord));
+        layout.result_flags = take(results * sizeof(uint64_t));
+        layout.results_flags = take(ranks * sizeof(LineWord));
         layout.flags_end = cursor;
         const uint64_t choices = shape.topk * (sizeof(RowChoice) + sizeof(uint32_t));
         const uint64_t header = traits_of(variant).deduplicated ? sizeof(DedupRowHeader) + choices : sizeof(RowHeader);
@@ -113,10 +125,10 @@ struct P2PLayout {
 
 // Memory of one rank that no peer touches. It lives from call to call: nothing in it is allocated or cleared by a call.
 struct P2PState {
-    uint32_t epoch;          // of the call under way
-    uint32_t blocks_done;    // of the last kernel; the last one prepares the next call
-    uint64_t grid_arrivals;  // for grid_barrier
-    uint64_t layout_flag;    // deduplicated variants: recv_count and the experts' rows are laid out
+    LineWord epoch;          // of the call under way
+    LineWord blocks_done;    // of the last kernel; the last one prepares the next call
+    LineWord grid_arrivals;  // for grid_barrier
+    LineWord layout_flag;    // deduplicated variants: it is known which rows come, and the experts' rows are laid out
 };
 
 struct P2PArgs : MoeCall {
@@ -128,6 +140,7 @@ struct P2PArgs : MoeCall {
     P2PState* state;
     uint32_t* send_count;     // [partition][rank] slots taken at that peer so far
     uint32_t* recv_count;     // [partition][rank] rows that come from it
+    uint32_t* recv_begin;     // [partition][rank] deduplicated variants: rows that come from the ranks before it
     uint32_t* expert_offset;  // [local expert + 1] first row of that expert
     uint32_t* expert_cursor;  // [local expert] next free row
     RowOrigin* row_origin;    // [row]
@@ -135,18 +148,20 @@ struct P2PArgs : MoeCall {
 
     // How many words set_counters() takes.
     static uint64_t num_counters(const MoeShape& shape, const P2PLayout& layout) {
-        return 2 * uint64_t{layout.num_partitions} * shape.num_ranks + 2 * shape.num_local_experts() + 1;
+        return 3 * uint64_t{layout.num_partitions} * shape.num_ranks + 2 * shape.num_local_experts() + 1;
     }
     void set_counters(uint32_t* counters) {
         const uint64_t num_counts = uint64_t{layout.num_partitions} * shape.num_ranks;
         send_count = counters;
         recv_count = send_count + num_counts;
-        expert_offset = recv_count + num_counts;
+        recv_begin = recv_count + num_counts;
+        expert_offset = recv_begin + num_counts;
         expert_cursor = expert_offset + shape.num_local_experts() + 1;
     }
 
+    TK_DEVICE uint64_t epoch() const { return state->epoch.word; }
     TK_DEVICE uint64_t* count_flags(uint32_t at_rank, uint32_t of_rank) const {
-        return comm.at<uint64_t>(at_rank, layout.count_flags) + uint64_t{of_rank} * layout.num_counts;
+        return comm.at<uint64_t>(at_rank, layout.count_flags + uint64_t{of_rank} * layout.counts_stride);
     }
     TK_DEVICE uint64_t* token_flag(uint32_t at_rank, uint32_t src_rank, uint32_t slot) const {
         return comm.at<uint64_t>(at_rank, layout.token_flags) + uint64_t{src_rank} * layout.num_slots + slot;
@@ -163,16 +178,16 @@ struct P2PArgs : MoeCall {
         return reinterpret_cast<uint32_t*>(row_choices(recv_row) + shape.topk);
     }
     TK_DEVICE uint64_t* rank_flag(uint32_t at_rank, uint32_t of_rank) const {
-        return comm.at<uint64_t>(at_rank, layout.rank_flags) + of_rank;
+        return &comm.at<LineWord>(at_rank, layout.rank_flags)[of_rank].word;
     }
     TK_DEVICE uint64_t* ack_flag(uint32_t at_rank, uint32_t of_rank) const {
-        return comm.at<uint64_t>(at_rank, layout.ack_flags) + of_rank;
+        return &comm.at<LineWord>(at_rank, layout.ack_flags)[of_rank].word;
     }
     TK_DEVICE uint64_t* result_flag(uint32_t at_rank, uint32_t result) const {
         return comm.at<uint64_t>(at_rank, layout.result_flags) + result;
     }
     TK_DEVICE uint64_t* results_flag(uint32_t at_rank, uint32_t of_rank) const {
-        return comm.at<uint64_t>(at_rank, layout.results_flags) + of_rank;
+        return &comm.at<LineWord>(at_rank, layout.results_flags)[of_rank].word;
     }
     TK_DEVICE char* result_row(uint32_t at_rank, uint32_t result) const {
         return comm.at<char>(at_rank, layout.result_rows) + uint64_t{result} * layout.result_stride;
@@ -180,6 +195,16 @@ struct P2PArgs : MoeCall {
     TK_DEVICE char* expert_row(uint64_t row) const { return expert_rows + row * shape.row_bytes(); }
     TK_DEVICE uint32_t num_flat() const { return num_tokens * shape.topk; }
 };
+
+TK_DEVICE uint32_t partition_begin(const P2PArgs& args, uint32_t partition) {
+    return partition * args.layout.partition_tokens;
+}
+TK_DEVICE uint32_t partition_size(const P2PArgs& args, uint32_t partition) {
+    const uint32_t begin = partition_begin(args, partition);
+    if (begin >= args.num_tokens) return 0;
+    const uint32_t left = args.num_tokens - begin;
+    return left < args.layout.partition_tokens ? left : args.layout.partition_tokens;
+}
 
 template <class T>
 TK_DEVICE T* shared_at(Warp& warp, uint32_t offset) {

@@ -5,8 +5,15 @@
 // rows as they come, partition by partition, and send the sums back. Experts work on a row where it arrived; there is
 // no layout for a grouped GEMM. The results are those of `reduce`, bit by bit.
 //
-// No cycle of waits: rows of a partition are sent after the results of the second one before, and are taken before any
-// row of a later one, on every rank; the rows of the first two partitions wait for nothing.
+// No cycle of waits. Call a row's turn its partition. On every rank
+//   - rows of turn p are sent once the results of turn p - 2 were added up, those of the first two at once;
+//   - the expert's side finishes turn p before it takes a row of turn p + 1, and sends a row's result as soon as it has
+//     taken the row;
+//   - within a turn it takes rows as they come, and waits only while none of those it has left is there.
+// Take the lowest turn p that is not finished on some rank. All rows of p - 2 and before were taken and their results
+// sent, so every token's side gets through p - 2 and sends its rows of p; each of them comes, and every expert's side
+// is at p: it takes them in whatever order. So turn p gets finished. A warp that went on to rows of p + 1 while some of
+// p were missing would break that: one that does both sides might wait for a row that it has yet to send itself.
 #pragma once
 
 #include "moe/p2p/dedup_combine.h"
@@ -16,12 +23,9 @@ namespace tracekern {
 // Takes this share of the rows of a partition and sends their sums back; false when it gave up.
 template <class T, class Rec>
 TK_DEVICE bool serve_rows(P2PContext<Rec>& context, Share share, uint32_t partition) {
-    bool ok = true;
-    for_incoming_rows(context.warp, context.args, share, partition, [&](uint32_t src_rank, uint32_t slot) {
-        ok = ok && wait_row(context, src_rank, slot);
-        if (ok) send_partial<T, true>(context, src_rank, context.args.recv_row(context.comm.rank, src_rank, slot));
+    return for_rows_as_they_come(context, share, partition, [&](uint32_t src_rank, uint32_t slot) {
+        send_partial<T, true>(context, src_rank, context.args.recv_row(context.comm.rank, src_rank, slot));
     });
-    return ok;
 }
 
 // A block of one warp does both sides in turns.
@@ -44,13 +48,13 @@ template <class T>
 struct P2PDispatchCombine : P2PKernelWithLists<P2PStage::dispatch_combine> {
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-        const Sides sides = Sides::of(warp, num_working_blocks(warp));
+        const Sides sides = Sides::of_working(warp);
         const P2PRole role = is_count_block(warp)  ? P2PRole::count
                              : sides.on_token_side ? P2PRole::token
                                                    : P2PRole::expert;
         P2PContext<Rec> context(warp, args, trace, kStage, role);
         if (is_count_block(warp)) exchange_counts<P2PVariant::pipelined>(context);
-        if (!is_count_block(warp) || warp.num_blocks == 1) exchange_partitions<T>(context, sides);
+        if (is_working_block(warp)) exchange_partitions<T>(context, sides);
         finish_call(context);
     }
 };

@@ -7,7 +7,7 @@ from typing import Any
 
 from tracekern import _C
 from tracekern.comm.group import Group
-from tracekern.moe.pipeline import Pipeline, check_grid
+from tracekern.moe.pipeline import Pipeline, choose_grid
 from tracekern.moe.shape import MoeShape, check_range
 
 STAGES: dict[str, tuple[str, ...]] = _C.families["p2p"].variants
@@ -28,8 +28,9 @@ class P2PPipeline(Pipeline):
         shape: MoeShape,
         variant: str,
         *,
-        num_blocks: int = 4,
-        warps_per_block: int = 4,
+        num_blocks: int = 0,
+        warps_per_block: int = 0,
+        num_sms: int = 0,
         backend: str = "cpu",
         partitions: int = 0,
         **how: Any,
@@ -39,7 +40,7 @@ class P2PPipeline(Pipeline):
         partitions: most partitions of a rank's tokens in the pipelined variant; two are in flight at a time. 0: as many
         as suit the shape and the grid. The rest: see Pipeline. Raises BadInput.
         """
-        check_grid(num_blocks, warps_per_block, backend)
+        num_blocks, warps_per_block = choose_grid(num_blocks, warps_per_block, num_sms, backend)
         partitions = partitions or num_partitions(shape, max(1, num_blocks - 1) * max(1, warps_per_block // 2))
         check_range("partitions", partitions, 1, MAX_PARTITIONS)
         super().__init__(

@@ -32,8 +32,14 @@ def doubtful_events(rank: int, events: Iterable[EventType]) -> list[Problem]:
 
 
 def _doubts(event: EventType) -> list[str]:
-    names = [field.name for field in (*event.begin_fields, *event.end_fields)]
-    doubts = [f"field {name} is there twice, only the first is read" for name in names if names.count(name) > 1]
+    sides = [[field.name for field in fields] for fields in (event.begin_fields, event.end_fields)]
+    names = [*sides[0], *sides[1]]
+    doubts = [
+        f"field {name} is there twice, only the first is read"
+        for side in sides
+        for name in side
+        if side.count(name) > 1
+    ]
     channel = event.channel
     if channel and event.event_class not in _LEVEL_OF_CREDIT:
         doubts.append(f"channel {channel.name} joins signals and waits, this is class {event.event_class.value}")

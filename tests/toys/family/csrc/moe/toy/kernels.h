@@ -23,7 +23,7 @@ enum class ToyRole : uint32_t { copy };
 enum class ToyChannel : uint32_t { here = kFirstOwnChannel };
 
 struct ToyState {
-    uint32_t epoch;
+    uint64_t epoch;
 };
 
 struct ToyArgs : MoeCall {
@@ -31,9 +31,10 @@ struct ToyArgs : MoeCall {
     MoeShape shape;
     ToyState* state;
 
+    TK_DEVICE uint64_t epoch() const { return state->epoch; }
     // In the heap of `at_rank`, written by `of_rank`. Two sets in turns: a rank that is through may raise the next
     // epoch's flag before a slow peer has seen this one's, but not the one after, for which it needs that peer.
-    TK_DEVICE uint64_t* here_flag(uint32_t epoch, uint32_t at_rank, uint32_t of_rank) const {
+    TK_DEVICE uint64_t* here_flag(uint64_t epoch, uint32_t at_rank, uint32_t of_rank) const {
         return comm.at<uint64_t>(at_rank, sizeof(HeapControl)) + epoch % 2 * comm.num_ranks + of_rank;
     }
 };
