@@ -96,7 +96,7 @@ class Orders:
 
 BEFORE = Orders(by_source, by_source)
 IN_STEP = Orders(by_source, by_source, groups=1)
-AFTER = Orders(in_turns, in_turns)
+AFTER = Orders(in_turns, by_source)
 
 
 @dataclass(frozen=True)

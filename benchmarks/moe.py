@@ -2,6 +2,7 @@
 
     python benchmarks/moe.py --ranks 4                 # on GPUs, one a rank
     python benchmarks/moe.py --ranks 4 --sweep         # partitions, and grids if none is given, for --variants
+    python benchmarks/moe.py --ranks 4 --late 0 --late-us 300      # rank 0 comes so much later than the others
     python benchmarks/moe.py --ranks 2 --backend cpu --tokens 12 --hidden 256 --experts 16 --samples 3
 
 Two loads: token counts drawn once from 1 to --tokens for each rank, and --many tokens on every rank. A sample is the
@@ -62,9 +63,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--samples", type=int, default=200)
     parser.add_argument("--variants", nargs="+", help="of ours; default all, for --sweep the three newest")
-    parser.add_argument("--blocks", type=int, default=0, help="of a kernel; 0: 4 on the CPU, one for each SM on a GPU")
+    parser.add_argument("--blocks", type=int, default=0, help="of a kernel; 0: 4 on the CPU, on a GPU all SMs but 4")
     parser.add_argument("--warps", type=int, default=0, help="of a block; 0: 4 on the CPU, 16 on a GPU")
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--late", type=int, default=-1, help="a rank that begins each call late; -1: none")
+    parser.add_argument("--late-us", type=float, default=300.0)
     parser.add_argument("--no-peers", action="store_true", help="leave out what is not ours")
     parser.add_argument("--name", default="moe", help="of the file in benchmarks/results")
     return parser.parse_args()

@@ -61,6 +61,7 @@ class Rank:
             dist.init_process_group("gloo")
         self.group = Group.discover()
         self.flush_buffer = torch.empty(FLUSH_BYTES if self.on_gpu else 0, dtype=torch.uint8, device=self.backend)
+        self.cycles_per_us = cycles_per_us() if self.on_gpu else 0.0
         self.rows: list[dict[str, Any]] = []
 
     def shape(self, load: str) -> MoeShape:
@@ -114,6 +115,7 @@ class Rank:
             times: dict[str, float] = {}
             barrier()
             started = time.perf_counter()
+            self._come_late()
             call(lambda name: times.__setitem__(name, time.perf_counter()))
             times["end"] = time.perf_counter()
             return {name: (at - started) * 1e6 for name, at in times.items()}
@@ -127,16 +129,37 @@ class Rank:
         torch.cuda._sleep(delay_cycles)
         barrier()
         mark("start")
+        self._come_late()
         call(mark)
         mark("end")
         torch.cuda.synchronize()
         start = events.pop("start")
         return {name: start.elapsed_time(event) * 1e3 for name, event in events.items()}
 
+    def _come_late(self) -> None:
+        if self.options["late"] != self.group.rank:
+            return
+        late_us = self.options["late_us"]
+        if self.on_gpu:
+            torch.cuda._sleep(int(late_us * self.cycles_per_us))
+        else:
+            time.sleep(late_us / 1e6)
+
     def save(self) -> None:
         """What was measured so far: the next one may not end."""
         path = self.directory / f"{sys.argv[1]}.rank{self.group.rank}.json"
         path.write_text(json.dumps(self.rows))
+
+
+def cycles_per_us() -> float:
+    """Cycles of torch.cuda._sleep() in a microsecond."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(20 * DELAY_CYCLES)  # until the clock is up
+    start.record()
+    torch.cuda._sleep(20 * DELAY_CYCLES)
+    end.record()
+    torch.cuda.synchronize()
+    return 20 * DELAY_CYCLES / (start.elapsed_time(end) * 1e3)
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -167,8 +190,7 @@ class Plan:
 
 def plans(rank: Rank) -> list[Plan]:
     keys = rank.options
-    default = (torch.cuda.get_device_properties().multi_processor_count, 16) if rank.on_gpu else (4, 4)
-    grid = (keys["blocks"] or default[0], keys["warps"] or default[1])
+    grid = (keys["blocks"], keys["warps"])
     if not keys["sweep"]:
         return [Plan(variant, variant, grid, {}) for variant in keys["variants"] or FAMILY_OF]
     grids = [(132, 16), (128, 16), (66, 16), (132, 8), (132, 12)] if rank.on_gpu else [(2, 2), (4, 4)]

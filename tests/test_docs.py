@@ -124,6 +124,18 @@ def test_what_the_order_of_rows_costs():
         assert cells == [str(ranks), measured.get(ranks, "-"), *(f"{us:,.0f} us" for us in times)]
 
 
+def test_what_the_order_of_rows_was_worth_on_two_gpus():
+    names = ("moe_2_h100_before", "moe_2_h100", "moe_2_h100_late_before", "moe_2_h100_late")
+    measured = [results(name)["loads"][1] for name in names]
+    assert [results(name)["options"]["late"] for name in names] == [-1, -1, 0, 0]
+    shown = list(table("moe.md", "late, in turn"))
+    assert len(shown) == 3
+    for variant, *cells in shown:
+        assert cells == [f"{load['rows'][variant]['call']['median_us']:,.0f} us" for load in measured], variant
+    before, after = (load["rows"]["reduce"]["combine"]["median_us"] for load in measured[:2])
+    assert f"The combine of `reduce` takes {after:.0f} us instead of {before:.0f}:" in text_of("moe.md")
+
+
 def test_what_partitions_are_worth():
     few, many = (
         {name.split("/")[1]: row["call"]["median_us"] for name, row in load["rows"].items()}
