@@ -119,8 +119,8 @@ TK_DEVICE bool wait_layout(P2PContext<Rec>& context) {
     return traced_wait<P2PChannel::layout, P2PEvent::wait_layout>(context, &context.args.state->layout_flag.word).ok;
 }
 
-// Of the lanes in `left`, those whose row has come; 0 when it gave up. Where none has it waits for whichever comes
-// first. On record is the one that is taken first.
+// The lanes of `rows` whose row has come; 0 when it gave up. Where none has it waits for whichever comes first. The
+// span is of the row that is taken first.
 template <class Rec>
 TK_DEVICE uint32_t wait_rows(P2PContext<Rec>& context, IncomingRows& rows) {
     const P2PArgs& args = context.args;

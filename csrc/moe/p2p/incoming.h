@@ -6,8 +6,10 @@
 // time, from the first row to the last: were all ranks to take source 0 first, they would all send their results to
 // rank 0 at once, which takes as long as if they sent them one after the other.
 //
-// Lanes keep the turns: each looks after the next rows of one source, its head. A row that has not come is passed over,
-// since other lanes have others; only where no head is there does the warp wait, and then for whichever comes first.
+// Lanes keep the turns: each looks after one source, or after every few rows of one, and knows its next row, the head.
+// A head that has not come is passed over, since other lanes have others. Only where no head is there does the warp
+// wait, and then for whichever comes first. Rows behind a missing head are not looked at: a source sends its rows in
+// about their order.
 #pragma once
 
 #include "moe/p2p/layout.h"
@@ -115,7 +117,7 @@ private:
     const P2PArgs& args_;
     const Share share_;
     const uint32_t partition_;
-    uint32_t rows_ahead_;  // lanes of a source, each with every so manieth row of it
+    uint32_t rows_ahead_;  // lanes that look after one source, each after every rows_ahead_-th of its rows
     PerLane<Head> heads_;
     uint32_t left_;
     uint32_t turn_;  // the lane whose turn it is

@@ -9,7 +9,7 @@
 //   - rows of turn p are sent once the results of turn p - 2 were added up, those of the first two at once;
 //   - the expert's side finishes turn p before it takes a row of turn p + 1, and sends a row's result as soon as it has
 //     taken the row;
-//   - within a turn it takes rows as they come, and waits only while none of those it has left is there.
+//   - within a turn it takes rows as they come, and waits only for rows of that turn.
 // Take the lowest turn p that is not finished on some rank. All rows of p - 2 and before were taken and their results
 // sent, so every token's side gets through p - 2 and sends its rows of p; each of them comes, and every expert's side
 // is at p: it takes them in whatever order. So turn p gets finished. A warp that went on to rows of p + 1 while some of
