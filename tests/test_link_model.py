@@ -278,7 +278,7 @@ def test_what_was_predicted_keeps_the_links_busy():
     for row in rows:
         for name in ("in_step", "before", "after"):
             assert row[f"{name}_us"] >= row["wire_us"]
-        assert (row["after_times_least"] or 1) <= 1.1
+        assert (row["after_times_least"] or 1) <= 1.15
         if (row["variant"], row["leg"]) == ("reduce", "combine") and row["ranks"] > 2:
             assert row["before_times_least"] > 1.8
 

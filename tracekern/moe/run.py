@@ -224,7 +224,7 @@ def run(
         run_id=run_id,
     )
     out_of_memory = num_out_of_memory() > num_out_of_memory_before
-    reports = [told.reports.get(ended.rank) or _report_for(ended, out_of_memory) for ended in exits]
+    reports = [_report_of(ended, told.reports.get(ended.rank), out_of_memory) for ended in exits]
     reports = _find_followers(reports, {ended.rank for ended in exits if ended.stopped})
     return RunReport(
         options=options,
@@ -298,6 +298,15 @@ REPORT = "tracekern-report "
 def simulated_clock(seed: int) -> str:
     """Returns TRACEKERN_SIMULATED_CLOCK for a run; a value in the environment is kept."""
     return os.environ.get("TRACEKERN_SIMULATED_CLOCK", f"{seed + 1}:{time.clock_gettime_ns(time.CLOCK_MONOTONIC)}")
+
+
+def _report_of(ended: RankExit, own: RankReport | None, out_of_memory: bool) -> RankReport:
+    """Returns a rank's own report, or the launcher's. A rank that the launcher blames may still see its peers go."""
+    if own is None:
+        return _report_for(ended, out_of_memory)
+    if own.followed and ended.late:
+        return dataclasses.replace(own, error=ended.late, followed=False)
+    return own
 
 
 def _report_for(ended: RankExit, out_of_memory: bool) -> RankReport:
