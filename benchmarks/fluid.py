@@ -15,11 +15,11 @@ import numpy as np
 LEAST = 1e-9
 """A share of a capacity or of a part below which nothing is left."""
 SLACK = 1e-7
-"""A share of a stream: who takes it and is this close to who makes it has caught up."""
+"""A share of a stream: a walk that takes it and is this close to the one that makes it has caught up."""
 CLOSE = 1e-7
 """Speeds that differ by this share are the same."""
 MAX_ATTEMPTS = 12
-"""At rates at which nobody takes more than is made."""
+"""Attempts to find rates at which no stream is taken faster than it is made."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Simulation:
     """Runs `walks` over resources of the given capacities (units a us).
 
     ended: when each walk did, us. used: of each resource. made: rows of each stream. Raises ValueError where walks wait
-    for what nobody makes.
+    for a stream that no walk makes.
     """
 
     def __init__(self, walks: Sequence[Walk], capacities: np.ndarray) -> None:
@@ -165,7 +165,7 @@ class Simulation:
             (gap[meets] / gains[meets]).min(initial=np.inf),
         )
         if step == np.inf:
-            raise ValueError(f"walks {running.tolist()} take what nobody makes")
+            raise ValueError(f"walks {running.tolist()} take what no walk makes")
         self.now += step
         self.made += step * made
         self.used += step * (speeds @ self._uses[self._part[running]])

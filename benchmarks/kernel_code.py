@@ -69,12 +69,12 @@ def compile_kernels(tree: Path) -> dict[str, dict[str, int]]:
             sys.exit(f"kernel_code: {tree} does not compile: {done.stderr[:2000]}")
         sizes = code_sizes(cubin.read_bytes())
     found = {}
-    told = re.finditer(
+    reports = re.finditer(
         r"entry function '(\S+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers",
         done.stderr,
         re.DOTALL,
     )
-    for symbol, stores, loads, registers in (match.groups() for match in told):
+    for symbol, stores, loads, registers in (match.groups() for match in reports):
         if name := short_name(symbol):
             spilled = int(stores) + int(loads)
             found[name] = {"registers": int(registers), "spilled_bytes": spilled, "code_bytes": sizes[symbol]}

@@ -171,8 +171,8 @@ def held_out_calls() -> Iterator[tuple[Call, list[Row]]]:
         options = read_results(name)["options"]
         grid = Grid(options["blocks"], options["warps"])
         for load, routing, rows in loads_of(name):
-            for told, legs in rows.items() if load.name.endswith("each") else ():
-                partitions = int(told.rpartition("/")[2])
+            for label, legs in rows.items() if load.name.endswith("each") else ():
+                partitions = int(label.rpartition("/")[2])
                 about = {"file": name, "ranks": routing.num_ranks, "load": load.name, "variant": "pipelined"}
                 row = {**about, "partitions": partitions, "order": order, "leg": "call"}
                 row["measured_us"] = legs["call"]["median_us"]
@@ -251,9 +251,9 @@ def predict(num_ranks: int, rates: Rates) -> Iterator[Row]:
 def print_measured(title: str, rows: list[Row]) -> None:
     table = Table(f"\n{title}", ["ranks", "load", "variant", "order", "leg", "measured us", "model us", "error"])
     for row in rows:
-        told = row["variant"] + (f" /{row['partitions']}" if "partitions" in row else "")
+        label = row["variant"] + (f" /{row['partitions']}" if "partitions" in row else "")
         times = (f"{row['measured_us']:,.0f}", f"{row['model_us']:,.0f}", f"{row['error']:+.0%}")
-        table.add(str(row["ranks"]), row["load"], told, row["order"], row["leg"], *times)
+        table.add(str(row["ranks"]), row["load"], label, row["order"], row["leg"], *times)
     table.print()
     found = summarise(rows)
     worst = found["worst"]

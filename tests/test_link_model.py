@@ -125,7 +125,7 @@ def test_a_walk_starts_when_those_before_it_have_ended():
 
 def test_walks_that_wait_for_nothing_that_comes_are_refused():
     part = Part(1, np.ones(1), takes={0: (0, 1)})
-    with pytest.raises(ValueError, match="take what nobody makes"):
+    with pytest.raises(ValueError, match="take what no walk makes"):
         Simulation([Walk([part])], np.ones(1))
     with pytest.raises(ValueError, match="wait for each other"):
         Simulation([Walk([part], after=(1,)), Walk([part], after=(0,))], np.ones(1))

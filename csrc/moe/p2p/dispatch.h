@@ -18,8 +18,8 @@
 
 namespace tracekern {
 
-// The first block counts; where it is the only one it works as well. The first: blocks start in their order, and whom
-// its counts keep waiting waits for nothing else first.
+// The first block counts; where it is the only one it works as well. It is the first because blocks start in order and
+// every rank waits for its counts.
 TK_DEVICE bool is_count_block(const Warp& warp) {
     return warp.block == 0;
 }
