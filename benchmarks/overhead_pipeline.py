@@ -1,6 +1,7 @@
 """What tracing costs the bundled pipeline on GPUs: device time of a call, untraced and traced in turns.
 
     python benchmarks/overhead_pipeline.py [--ranks 1] [--tokens 1 16 64 256 1024 4096] [--calls 100]
+    python benchmarks/overhead_pipeline.py --ranks 8 --resident      # all of them side by side on one GPU
 
 Every token has its spans. Records go to device memory, to the memory that the flight recorder chooses, and to host
 memory; where nothing is selected the traced kernels run and record nothing. A call is queued behind a sleeping GPU and
@@ -14,12 +15,14 @@ unrecorded, or far too long.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +43,10 @@ FLIGHT_TOKENS = 256
 FAR_OFF = 1.2
 """Of on/off in these modes: a traced body that slow was compiled badly (one took 1.45, 2 H200, 2026-11-22)."""
 SLEEP_CYCLES = 2_000_000
-"""About 1 ms: longer than the host takes to queue a call."""
+"""About 1 ms: longer than the host takes to queue a call. Resident ranks, whose calls one process queues, sleep so long
+for each of them."""
+OPTIONS = "TRACEKERN_OVERHEAD_OPTIONS"
+"""Environment variable: the options of main() for resident ranks, which are started by a function."""
 
 Row = dict[str, Any]
 
@@ -51,17 +57,20 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 16, 64, 256, 1024, 4096], help="of each rank")
     parser.add_argument("--calls", type=int, default=100, help="timed pairs of each mode; fewer from 512 tokens on")
     parser.add_argument("--variant", default="balanced")
+    parser.add_argument("--resident", action="store_true", help="all ranks in one process, side by side on one GPU")
     options = parser.parse_args()
     if "RANK" in os.environ:
         measure(options)
         return 0
-    require_gpus(options.ranks)
-    samples = run_ranks(options.ranks)
+    require_gpus(1 if options.resident else options.ranks)
+    samples = run_ranks(options)
     rows = [summarise(of_all) for of_all in zip(*samples, strict=True)]
     print_table(options, rows)
     about = {"shape": SHAPE, "ranks": options.ranks, "variant": options.variant, "calls": options.calls}
+    about["placement"] = placement(options)
     name = f"overhead_pipeline_{options.ranks}" + (f"_{options.variant}" if options.variant != "balanced" else "")
-    write_results(name, {**about, "rows": rows}, options.ranks)
+    name += "_resident" if options.resident else ""
+    write_results(name, {**about, "rows": rows}, 1 if options.resident else options.ranks)
     wrong = complaints(rows)
     for text in wrong:
         print(f"overhead_pipeline: {text}")
@@ -81,16 +90,35 @@ def complaints(rows: list[Row]) -> list[str]:
     return found
 
 
-def run_ranks(num_ranks: int) -> list[list[Row]]:
+def placement(options: argparse.Namespace) -> str:
+    return "resident on one GPU" if options.resident else "a GPU each"
+
+
+def run_ranks(options: argparse.Namespace) -> list[list[Row]]:
     """The rows of every rank. Raises RuntimeError with the ranks' lines where one failed."""
     from tracekern.launcher.launch import launch_ranks
 
-    lines: list[list[str]] = [[] for _ in range(num_ranks)]
-    command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:]]
-    exits = launch_ranks(num_ranks, command, on_line=lambda rank, line: lines[rank].append(line), timeout_s=400)
+    lines: list[str] = []
+    function = f"{Path(__file__).stem}:measure_resident"
+    exits = launch_ranks(
+        options.ranks,
+        function if options.resident else [sys.executable, os.path.abspath(__file__), *sys.argv[1:]],
+        env={
+            OPTIONS: json.dumps(vars(options)),
+            "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]),
+        },
+        on_line=lambda _, line: lines.append(line),
+        timeout_s=400,
+        resident=options.resident,
+    )
     if any(end.returncode for end in exits):
-        raise RuntimeError("\n".join(line for of_rank in lines for line in of_rank[-12:]))
-    return [[json.loads(line) for line in of_rank if line.startswith("{")] for of_rank in lines]
+        raise RuntimeError("\n".join(lines[-40:]))
+    rows = [json.loads(line) for line in lines if line.startswith("{")]
+    return [[row for row in rows if row["rank"] == rank] for rank in range(options.ranks)]
+
+
+def measure_resident() -> None:
+    measure(argparse.Namespace(**json.loads(os.environ[OPTIONS])))
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -104,25 +132,31 @@ def measure(options: argparse.Namespace) -> None:
     from tracekern.moe.routing import draw_batch
     from tracekern.moe.shape import MoeShape
 
-    if options.ranks > 1:
+    if options.ranks > 1 and not options.resident:
         dist.init_process_group("gloo")
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(0 if options.resident else int(os.environ["LOCAL_RANK"]))
     group = Group.discover()
     shape = MoeShape(num_ranks=options.ranks, max_tokens=max(options.tokens), **SHAPE)
-    pipeline = P2PPipeline(group, shape, options.variant, backend="cuda", num_blocks=128, warps_per_block=16)
+    num_sharing = options.ranks if options.resident else 1
+    grid = {"num_blocks": 128 // num_sharing, "warps_per_block": 16}
+    pipeline = P2PPipeline(group, shape, options.variant, backend="cuda", **grid)
     experts = draw_experts(shape).to("cuda")
     for tokens in options.tokens:
         drawn = MoeShape(num_ranks=options.ranks, max_tokens=tokens, **SHAPE)
         batch = draw_batch(drawn, seed=1, rank=group.rank, iteration=0, routing="uniform", uneven=False).to("cuda")
         tensors = (batch.x, batch.topk_idx, batch.topk_weights, experts)
         for mode, how in MODES.items():
-            row = measure_mode(pipeline, tensors, how, options.calls)
-            print(json.dumps({"tokens": tokens, "mode": mode, **row}), flush=True)
+            row = measure_mode(pipeline, tensors, how, options.calls, num_sharing * SLEEP_CYCLES)
+            # One write: resident ranks are threads.
+            sys.stdout.write(json.dumps({"rank": group.rank, "tokens": tokens, "mode": mode, **row}) + "\n")
+            sys.stdout.flush()
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def measure_mode(pipeline: Any, tensors: tuple[Any, ...], how: dict[str, Any], num_calls: int) -> Row:
+def measure_mode(
+    pipeline: Any, tensors: tuple[Any, ...], how: dict[str, Any], num_calls: int, sleep_cycles: int
+) -> Row:
     """Pairs of untraced and traced calls under one capture."""
     import torch
 
@@ -136,7 +170,7 @@ def measure_mode(pipeline: Any, tensors: tuple[Any, ...], how: dict[str, Any], n
     def timed_us(session: Any) -> tuple[float, float]:
         pipeline.comm.barrier()
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(SLEEP_CYCLES)
+        torch.cuda._sleep(sleep_cycles)
         pipeline.comm.native.barrier(stream=torch.cuda.current_stream().cuda_stream)
         start.record()
         began = time.perf_counter()
@@ -147,14 +181,14 @@ def measure_mode(pipeline: Any, tensors: tuple[Any, ...], how: dict[str, Any], n
         return start.elapsed_time(stop) * 1e3, queued_us
 
     with (
-        tempfile.TemporaryDirectory() as directory,
+        directory_of_all(pipeline.comm.group) as directory,
         capture(directory, device=pipeline.comm.device, clocks=False, max_bytes=max_bytes, **how) as session,
     ):
         with session.counting():
             pipeline(*tensors, out=out, capture=session)
             pipeline.synchronize()
         pairs = [(timed_us(None), timed_us(session)) for _ in range(num_calls + 3)][3:]
-        torch.cuda.synchronize()
+        pipeline.synchronize()
         session.device.memory.collect(session.segment)  # so that records of the device sink can be counted here
         launches = session.segment.recorded_launches()
         mirrored = sum(bool(entry["flags"] & ENTRY_MIRRORED) for entry in launches)
@@ -169,6 +203,14 @@ def measure_mode(pipeline: Any, tensors: tuple[Any, ...], how: dict[str, Any], n
         "launches_in_device_memory": mirrored / len(launches),
         "unrecorded": unrecorded,
     }
+
+
+@contextlib.contextmanager
+def directory_of_all(group: Any) -> Iterator[str]:
+    """A directory that all ranks share, which rank 0 makes and removes."""
+    with tempfile.TemporaryDirectory() as own:
+        yield group.all_gather(own)[0]
+        group.barrier()
 
 
 def records_per_call(segment: Any) -> int:
@@ -211,7 +253,8 @@ def summarise(ranks: tuple[Row, ...]) -> Row:
 def print_table(options: argparse.Namespace, rows: list[Row]) -> None:
     columns = ["tokens", "mode", "off us", "p10..p90", "on us", "p10..p90", "on/off", "pairs", "p10..p90"]
     columns += ["M records/s", "in device memory", "queue off us", "on", "goal"]
-    table = Table(f"{options.variant} on {options.ranks} ranks, device time of the slowest", columns)
+    title = f"{options.variant} on {options.ranks} ranks, {placement(options)}, device time of the slowest"
+    table = Table(title, columns)
     for row in rows:
         goal = goal_of(row)
         table.add(

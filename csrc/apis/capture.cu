@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 
 #include "apis/names.hpp"
-#include "comm/kernel_table.hpp"
 #include "trace/capture_gpu.hpp"
 #include "trace/graph_gpu.hpp"
 #include "trace/probe_gpu.hpp"
@@ -13,20 +12,9 @@ using namespace tracekern;  // NOLINT: the module's own file
 
 namespace {
 
-// Left to its first launch, a kernel's loading may have to wait for another kernel that spins: on the very launch that
-// would come next. The pipeline loads its own when it is made.
-std::unique_ptr<GpuCapture> open_capture(uint64_t arena, uint64_t arena_bytes) {
-    for (const auto format : {RecordFormat::span, RecordFormat::ring}) {
-        for (const bool traced : {false, true}) load_kernel(rank_barrier_kernel(traced, format));
-    }
-    for (const bool initiates : {false, true}) load_kernel(ping_pong_kernel(initiates));
-    load_kernel(host_clock_kernel());
-    return std::make_unique<GpuCapture>(arena, arena_bytes);
-}
-
 void register_gpu_capture(py::module_& extension) {
     py::class_<GpuCapture>(extension, "GpuCapture")
-        .def(py::init(&open_capture), py::arg("arena"), py::arg("arena_bytes"))
+        .def(py::init<uint64_t, uint64_t>(), py::arg("arena"), py::arg("arena_bytes"))
         .def("mirror", &GpuCapture::mirror)
         .def("export_mirror", &GpuCapture::export_mirror)
         .def("drop_mirror", &GpuCapture::drop_mirror)

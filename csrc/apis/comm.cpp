@@ -40,11 +40,12 @@ void register_comm(py::module_& module) {
                                })
         .def(
             "barrier",
-            [](CpuCommunicator& comm, uint64_t descriptor) {
+            [](CpuCommunicator& comm, uint64_t descriptor, uint64_t) {
                 py::gil_scoped_release release;
                 comm.barrier(descriptor);
             },
-            py::arg("descriptor") = 0);
+            py::arg("descriptor") = 0,
+            py::arg("stream") = 0);
     module.def("barrier_event_table", &describe_events<BarrierEvent>);
 }
 

@@ -32,9 +32,22 @@ py::array_t<int64_t> rows_of_three(const void* rows, size_t count) {
     return result;
 }
 
+// Left to its first launch, a kernel's loading may have to wait for another kernel that spins: on the very launch that
+// would come next.
+std::unique_ptr<CudaCommunicator> open_communicator(
+    uint32_t rank, uint32_t num_ranks, uint64_t heap_bytes, uint64_t timeout_ns, bool by_descriptor) {
+    for (const auto format : {RecordFormat::span, RecordFormat::ring}) {
+        for (const bool is_traced : {false, true}) load_kernel(rank_barrier_kernel(is_traced, format));
+    }
+    for (const bool initiates : {false, true}) load_kernel(ping_pong_kernel(initiates));
+    load_kernel(host_clock_kernel());
+    load_kernel(delay_kernel());
+    return std::make_unique<CudaCommunicator>(rank, num_ranks, heap_bytes, timeout_ns, by_descriptor);
+}
+
 void register_cuda_communicator(py::module_& extension) {
     register_communicator<CudaCommunicator>(extension, "CudaCommunicator")
-        .def(py::init<uint32_t, uint32_t, uint64_t, uint64_t, bool>(),
+        .def(py::init(&open_communicator),
              py::arg("rank"),
              py::arg("num_ranks"),
              py::arg("heap_bytes"),
@@ -48,9 +61,13 @@ void register_cuda_communicator(py::module_& extension) {
             [](CudaCommunicator& comm, uint32_t peer, const py::bytes& handle) { comm.open_peer(peer, handle); },
             py::arg("peer"),
             py::arg("handle"))
+        .def("attach_peer", &CudaCommunicator::attach_peer, py::arg("peer"))
         .def(
             "barrier",
-            [](CudaCommunicator& comm, uint64_t descriptor, uint64_t stream) { comm.barrier(descriptor, stream); },
+            [](CudaCommunicator& comm, uint64_t descriptor, uint64_t stream) {
+                py::gil_scoped_release release;
+                comm.barrier(descriptor, stream);
+            },
             py::arg("descriptor") = 0,
             py::arg("stream") = 0);
 }
@@ -84,6 +101,19 @@ void register_clock(py::module_& extension) {
              });
 }
 
+void register_streams(py::module_& extension) {
+    py::class_<StreamGate>(extension, "StreamGate")
+        .def(py::init<>())
+        .def("hold", &StreamGate::hold, py::arg("stream"))
+        .def("open", &StreamGate::open);
+    extension.def(
+        "delay",
+        [](uint64_t delay_ns, uint64_t stream) { launch_kernel(delay_kernel(), {1, 1, 0, stream}, {&delay_ns}); },
+        "Keeps a stream of the current device busy for so long.",
+        py::arg("delay_ns"),
+        py::arg("stream"));
+}
+
 #ifdef TK_PLANTED_FAULTS
 // Leaves one thing out of the protocol from now on, on the current device; see comm/mutation.h.
 void plant(const std::string& channel, const std::string& mutation) {
@@ -100,11 +130,13 @@ namespace tracekern {
 void register_cuda(py::module_& extension) {
     register_cuda_communicator(extension);
     register_clock(extension);
+    register_streams(extension);
     extension.attr("clock_shift") = kClockShift;
 #ifdef TK_PLANTED_FAULTS
     extension.def("plant", &plant, py::arg("channel"), py::arg("mutation"));
 #endif
     extension.def("device_error", &device_error, "What is wrong with the current device for good; empty: nothing.");
+    extension.def("count_devices", &count_devices, "GPUs in sight. Makes no context.");
     extension.def("device_facts", &facts_to_dict, "The current device, for tracekern.comm.preflight.");
     extension.def("driver_versions", [] {
         const DriverVersions versions = driver_versions();

@@ -2,6 +2,7 @@
 // need.
 #pragma once
 
+#include <memory>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -31,33 +32,38 @@ inline char* heap_start(const HeapPart& part) {
 class CudaCommunicator {
 public:
     // Allocates this rank's part on the current device; import_peer() or open_peer() for every other rank makes it
-    // whole: by file descriptors or, on all ranks where one's driver exports none, by handles of CUDA IPC. Ranks of the
-    // same process need neither: attach_peer().
+    // whole: by file descriptors or, on all ranks where one's driver exports none, by handles of CUDA IPC. Resident
+    // ranks, which share this process and its GPU, need neither: attach_peer().
     CudaCommunicator(uint32_t rank, uint32_t num_ranks, uint64_t heap_bytes, uint64_t timeout_ns, bool by_descriptor)
         : heap_bytes_(heap_bytes),
-          own_(by_descriptor ? HeapPart(ShareableMemory::allocate(heap_bytes))
-                             : HeapPart(IpcMemory::allocate(heap_bytes))),
+          own_(std::make_shared<const HeapPart>(by_descriptor ? HeapPart(ShareableMemory::allocate(heap_bytes))
+                                                              : HeapPart(IpcMemory::allocate(heap_bytes)))),
           fault_(sizeof(FaultRecord)) {
         args_.rank = rank;
         args_.num_ranks = num_ranks;
         args_.timeout_ticks = timeout_ns;  // %globaltimer counts ns
         args_.fault = fault_.as<FaultRecord>();
         args_.on_timeout = OnTimeout::raise;
-        args_.heap[rank] = heap_start(own_);
+        args_.heap[rank] = heap_start(*own_);
         clear_control();
     }
 
-    int export_heap() const { return std::get<ShareableMemory>(own_).export_descriptor(); }
-    std::string heap_handle() const { return std::get<IpcMemory>(own_).handle(); }
+    int export_heap() const { return std::get<ShareableMemory>(*own_).export_descriptor(); }
+    std::string heap_handle() const { return std::get<IpcMemory>(*own_).handle(); }
     void import_peer(uint32_t peer, int descriptor) {
-        add_peer(peer, ShareableMemory::import(descriptor, heap_bytes_));
+        add_peer(peer, std::make_shared<const HeapPart>(ShareableMemory::import(descriptor, heap_bytes_)));
     }
-    void open_peer(uint32_t peer, const std::string& handle) { add_peer(peer, IpcMemory::open(handle)); }
+    void open_peer(uint32_t peer, const std::string& handle) {
+        add_peer(peer, std::make_shared<const HeapPart>(IpcMemory::open(handle)));
+    }
 
-    // Where this rank's part is, for ranks of the same process; it goes with this communicator.
-    char* own_heap() const { return heap_start(own_); }
-    // The own_heap() of a rank of the same process, which still frees it.
-    void attach_peer(uint32_t peer, char* heap) { args_.heap[peer] = heap; }
+    // Keeps the peer's part as long as this: kernels of this rank may write to it when the peer is gone.
+    void attach_peer(const CudaCommunicator& peer) {
+        add_peer(peer.args_.rank, peer.own_);
+        ++num_residents_;
+    }
+    // Ranks whose kernels have to find room on this GPU beside each other, this one included.
+    uint32_t num_residents() const { return num_residents_; }
 
     const CommArgs& args() const { return args_; }
     const FaultRecord& fault() const { return *args_.fault; }
@@ -94,15 +100,16 @@ public:
     uint32_t barrier_epoch() const { return epoch_on_record(barrier_epoch_); }
 
 private:
-    void add_peer(uint32_t peer, HeapPart part) {
-        args_.heap[peer] = heap_start(part);
+    void add_peer(uint32_t peer, std::shared_ptr<const HeapPart> part) {
+        args_.heap[peer] = heap_start(*part);
         peers_.push_back(std::move(part));
     }
 
     const uint64_t heap_bytes_;
     CommArgs args_{};
-    HeapPart own_;
-    std::vector<HeapPart> peers_;
+    const std::shared_ptr<const HeapPart> own_;
+    std::vector<std::shared_ptr<const HeapPart>> peers_;
+    uint32_t num_residents_ = 1;
     MappedMemory fault_;
     uint64_t barrier_epoch_ = kFirstEpoch;
 };

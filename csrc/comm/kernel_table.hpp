@@ -9,6 +9,7 @@ namespace tracekern {
 const void* rank_barrier_kernel(bool traced, RecordFormat format);
 const void* ping_pong_kernel(bool initiates);
 const void* host_clock_kernel();
+const void* delay_kernel();
 #ifdef TK_PLANTED_FAULTS
 void plant_in_comm(PlantedFault fault);
 #endif

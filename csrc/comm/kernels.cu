@@ -50,6 +50,12 @@ TK_KERNEL answer_host_clock(HostClockMailbox* mailbox, uint32_t count, uint64_t 
     }
 }
 
+// Takes its time: the kernels behind it in its stream come so much later.
+TK_KERNEL delay_stream(uint64_t ticks) {
+    for (const uint64_t started = read_clock(); read_clock() - started < ticks;) {
+    }
+}
+
 #ifdef TK_KERNEL_TABLE
     #include "comm/kernel_table.hpp"
 
@@ -66,6 +72,10 @@ const void* tracekern::ping_pong_kernel(bool initiates) {
 
 const void* tracekern::host_clock_kernel() {
     return reinterpret_cast<const void*>(answer_host_clock);
+}
+
+const void* tracekern::delay_kernel() {
+    return reinterpret_cast<const void*>(delay_stream);
 }
 
     #ifdef TK_PLANTED_FAULTS

@@ -36,11 +36,9 @@ public:
           backend_(std::move(backend)),
           first_stage_(first_stage),
           args_(Family::make_args(config, backend_)) {
+        backend_.template prepare<Family>(comm_, config_, args_);
         Family::with_kernels(config, [&]<class Kernels>(Kernels) {
-            Kernels::for_each([&]<class Body>() {
-                backend_.template prepare<Family, Body>(config_, args_);
-                last_stage_ = Body::kStage;
-            });
+            Kernels::for_each([&]<class Body>() { last_stage_ = Body::kStage; });
         });
         reset();
     }

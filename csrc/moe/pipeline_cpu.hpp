@@ -25,8 +25,8 @@ public:
     void clear_before_launch(void* at, uint64_t bytes) { clear(at, bytes); }
     void use_stream(uint64_t) {}
 
-    template <class Family, class Body>
-    void prepare(const typename Family::Config&, const typename Family::Args&) {}
+    template <class Family>
+    void prepare(const Communicator&, const typename Family::Config&, const typename Family::Args&) {}
 
     template <class Family, class Body>
     void launch(Communicator& comm,

@@ -26,6 +26,31 @@ template <class Family>
 void plant_in_kernels(PlantedFault fault);
 #endif
 
+template <class Body, class Config, class Args>
+LaunchOptions launch_options(const Config& config, const Args& args, uint64_t stream = 0) {
+    LaunchOptions options{config.num_blocks, config.warps_per_block * 32};
+    options.shared_bytes = Body::shared_bytes(args, config.warps_per_block);
+    options.stream = stream;
+    options.is_cooperative = true;
+    return options;
+}
+
+// Calls visit(stage, room) for each body of each kernel of a call with the blocks of it that the current device holds
+// at once. Asking also loads the bodies: loading one later could have to wait for a kernel that spins.
+template <class Family, class Visit>
+void for_each_room(const typename Family::Config& config, const typename Family::Args& args, Visit visit) {
+    Family::with_kernels(config, [&]<class Kernels>(Kernels) {
+        Kernels::template for_each([&]<class Body>() {
+            const LaunchOptions launch = launch_options<Body>(config, args);
+            const auto room = [&](bool is_traced, RecordFormat format) {
+                return resident_blocks(kernel_address<Family>(config, Body::kStage, is_traced, format), launch);
+            };
+            visit(Body::kStage, room(false, RecordFormat::span));
+            for (const RecordFormat format : kCaptureFormats) visit(Body::kStage, room(true, format));
+        });
+    });
+}
+
 class PipelineBackendCuda {
 public:
     using Communicator = CudaCommunicator;
@@ -37,43 +62,32 @@ public:
     void clear_before_launch(void* at, uint64_t bytes) { clear_device_on(stream_, at, bytes); }
     void use_stream(uint64_t stream) { stream_ = stream; }
 
-    // All blocks of a kernel that waits must be on the device at once. Asking also loads all bodies: loading one later
-    // could have to wait for a kernel that spins.
-    template <class Family, class Body>
-    void prepare(const typename Family::Config& config, const typename Family::Args& args) {
-        check_residency<Family, Body>(config, args, false, RecordFormat::span);
-        for (const RecordFormat format : kCaptureFormats) check_residency<Family, Body>(config, args, true, format);
+    // All blocks of kernels that wait for each other must be on the device at once: those of one launch, and those of
+    // all ranks that are resident on it. These may be in different kernels, of which none takes more than its share of
+    // an SM: what has room beside itself as often has it beside the others.
+    template <class Family>
+    void prepare(const Communicator& comm, const typename Family::Config& config, const typename Family::Args& args) {
+        const uint64_t wanted = uint64_t{config.num_blocks} * comm.num_residents();
+        for_each_room<Family>(config, args, [&](typename Family::Stage stage, uint32_t room) {
+            if (room < wanted) refuse(Family::kStageNames[static_cast<uint32_t>(stage)], comm, config, room);
+        });
     }
 
     template <class Family, class Body>
     void launch(Communicator&, const typename Family::Config& config, typename Family::Args& args, TraceChoice trace) {
         LaunchSize size{config.num_blocks, config.warps_per_block};
         const void* kernel = kernel_address<Family>(config, Body::kStage, trace.is_traced(), trace.format());
-        launch_kernel(kernel, launch_options<Body>(config, args), {trace_argument(trace), &args, &size});
+        launch_kernel(kernel, launch_options<Body>(config, args, stream_), {trace_argument(trace), &args, &size});
     }
 
 private:
-    template <class Body, class Config, class Args>
-    LaunchOptions launch_options(const Config& config, const Args& args) const {
-        LaunchOptions options{config.num_blocks, config.warps_per_block * 32};
-        options.shared_bytes = Body::shared_bytes(args, config.warps_per_block);
-        options.stream = stream_;
-        options.is_cooperative = true;
-        return options;
-    }
-
-    template <class Family, class Body>
-    void check_residency(const typename Family::Config& config,
-                         const typename Family::Args& args,
-                         bool is_traced,
-                         RecordFormat format) const {
-        const void* kernel = kernel_address<Family>(config, Body::kStage, is_traced, format);
-        const uint32_t room = resident_blocks(kernel, launch_options<Body>(config, args));
-        if (room >= config.num_blocks) return;
-        throw std::invalid_argument(std::string(Family::kStageNames[static_cast<uint32_t>(Body::kStage)]) + ": " +
-                                    std::to_string(config.num_blocks) + " blocks of " +
-                                    std::to_string(config.warps_per_block) + " warps; the device holds " +
-                                    std::to_string(room) + " at once; take fewer");
+    template <class Config>
+    [[noreturn]] static void refuse(const char* stage, const Communicator& comm, const Config& config, uint32_t room) {
+        const uint32_t residents = comm.num_residents();
+        throw std::invalid_argument(
+            std::string(stage) + ": " + (residents > 1 ? std::to_string(residents) + " ranks of " : "") +
+            std::to_string(config.num_blocks) + " blocks of " + std::to_string(config.warps_per_block) +
+            " warps; the device holds " + std::to_string(room) + " at once; take fewer");
     }
 
     std::deque<DeviceMemory> memory_;

@@ -22,6 +22,12 @@ struct DeviceFacts {
     std::map<std::string, bool> reachable;  // bus id of every other visible GPU -> can this one map its memory?
 };
 
+// 0 where there is no driver, or one that serves no GPU.
+inline int count_devices() {
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
 // Works with any driver, too old ones included.
 inline DriverVersions driver_versions() {
     DriverVersions versions{};

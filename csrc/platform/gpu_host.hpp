@@ -6,9 +6,11 @@
 #include <cuda_runtime.h>
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -203,6 +205,63 @@ public:
 
 private:
     const StreamEvent event_;
+};
+
+// Holds streams back until the host lets all of them go on at once, or has not done so for a while: a launch that has
+// to load its kernel first waits for all streams.
+class StreamGate {
+public:
+    StreamGate() : watchdog_([this] { watch(); }) {}
+    ~StreamGate() {
+        {
+            const std::lock_guard lock(mutex_);
+            is_over_ = true;
+            open_locked();
+        }
+        watchdog_.join();
+    }
+    StreamGate(const StreamGate&) = delete;
+
+    // What is given to the stream from now on waits for the next open().
+    void hold(uint64_t stream) {
+        const std::lock_guard lock(mutex_);
+        if (!is_closed_) held_since_ = std::chrono::steady_clock::now();
+        is_closed_ = true;
+        changed_.notify_one();
+        TK_CUDA(TK_DRIVER(cuStreamWaitValue32)(reinterpret_cast<CUstream>(stream),
+                                               reinterpret_cast<CUdeviceptr>(word_.as<void>()),
+                                               num_opened_ + 1,
+                                               CU_STREAM_WAIT_VALUE_GEQ));
+    }
+    void open() {
+        const std::lock_guard lock(mutex_);
+        open_locked();
+    }
+
+private:
+    static constexpr auto kLimit = std::chrono::seconds(1);
+
+    void open_locked() {
+        is_closed_ = false;
+        __atomic_store_n(word_.as<uint32_t>(), ++num_opened_, __ATOMIC_RELEASE);
+        changed_.notify_one();
+    }
+    void watch() {
+        std::unique_lock lock(mutex_);
+        while (!is_over_) {
+            changed_.wait(lock, [this] { return is_closed_ || is_over_; });
+            changed_.wait_until(lock, held_since_ + kLimit, [this] { return !is_closed_; });
+            if (is_closed_ && std::chrono::steady_clock::now() >= held_since_ + kLimit) open_locked();
+        }
+    }
+
+    const MappedMemory word_{sizeof(uint32_t)};
+    uint32_t num_opened_ = 0;  // compared modulo 2^32 by the device, too
+    bool is_closed_ = false, is_over_ = false;
+    std::chrono::steady_clock::time_point held_since_;
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::thread watchdog_;  // last: it uses the others
 };
 
 // Device time from its construction to stop_ms(), on one stream.

@@ -69,23 +69,14 @@ struct Options : P2PStress {
     RivalOptions rival;
 };
 
-// Blocks that the GPU holds at once of any kernel of a call. So many have room whatever kernels the ranks are in: none
-// takes more than its share of an SM.
+// Blocks that the GPU holds at once of any kernel of a call.
 uint32_t room_for_blocks(const Options& options) {
     const P2PConfig& config = options.config;
     P2PArgs args{};
     args.shape = config.shape;
     args.layout = P2PLayout::make(config.shape, config.variant, config.partitions);
     uint32_t room = ~0u;
-    StressFamily::with_kernels(config, [&]<class Kernels>(Kernels) {
-        Kernels::for_each([&]<class Body>() {
-            LaunchOptions launch{1, config.warps_per_block * 32};
-            launch.shared_bytes = Body::shared_bytes(args, config.warps_per_block);
-            const StressOptions& stress = options.stress;
-            const void* kernel = kernel_address<StressFamily>(config, Body::kStage, stress.trace, stress.format);
-            room = std::min(room, resident_blocks(kernel, launch));
-        });
-    });
+    for_each_room<StressFamily>(config, args, [&](P2PStage, uint32_t of_body) { room = std::min(room, of_body); });
     return room;
 }
 
@@ -194,7 +185,7 @@ public:
     // The last step before launches: the pipeline loads all kernels.
     void connect(const std::vector<std::unique_ptr<Rank>>& ranks) {
         for (const auto& peer : ranks) {
-            if (peer->rank_ != rank_) comm_.attach_peer(peer->rank_, peer->comm_.own_heap());
+            if (peer->rank_ != rank_) comm_.attach_peer(peer->comm_);
         }
         pipeline_.emplace(comm_, options_.config, PipelineBackendCuda());
     }

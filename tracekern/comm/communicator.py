@@ -160,19 +160,38 @@ class Communicator:
             BadInput: A value cannot be used.
         """
         _check_timeout(timeout_s, on_timeout)
+        self._timeout_s = timeout_s
         self.native.set_timeout(int(timeout_s * 1e9), on_timeout)
 
     def barrier(self, capture: LaunchRecorder | None = None) -> None:
         """Waits until all ranks have arrived. A kernel of one warp, recorded where `capture` is given."""
         descriptor = 0
         with self.guarded():
+            stream = self.device.streams.current()
             if capture is not None:
                 launch = capture.launch(
-                    "rank_barrier", grid=1, warps=1, events=self._barrier_events, epoch=self.native.barrier_epoch
+                    "rank_barrier",
+                    grid=1,
+                    warps=1,
+                    stream=stream,
+                    events=self._barrier_events,
+                    epoch=self.native.barrier_epoch,
                 )
                 descriptor = launch.descriptor
-            self.native.barrier(descriptor=descriptor)
+            self.launch(1, lambda first, last: self.native.barrier(descriptor=descriptor, stream=stream))
         self.synchronize()
+
+    def launch(self, num_kernels: int, run: Callable[[int, int], None]) -> None:
+        """Launches kernels that wait for those of the other ranks. Resident ranks launch theirs together.
+
+        Args:
+            num_kernels: How many there are.
+            run: Launches the kernels from its first argument up to its second on the current stream.
+        """
+        if self.device.backend == "cpu":  # a launch returns when the kernel has ended
+            run(0, num_kernels)
+        else:
+            self.group.launch(self.device.streams.current(), num_kernels, run, self._timeout_s)
 
     def synchronize(self) -> None:
         """Waits until this rank's kernels have finished.
@@ -182,10 +201,7 @@ class Communicator:
             DeviceLost: The device cannot be used any more.
         """
         with self.guarded():
-            if self.device.backend == "cuda":
-                import torch
-
-                torch.cuda.synchronize()
+            self.device.streams.synchronize()
 
     def require_usable(self) -> None:
         """Raises the first failure again: CommTimeout, CallBroken or DeviceLost.
@@ -249,13 +265,12 @@ class Communicator:
         Raises:
             DeviceLost: A rank has lost its device. Raised on every rank.
         """
-        if not self.device.error() and self.device.backend == "cuda":
-            import torch
-
-            torch.cuda.synchronize(self.device.torch_device)
+        if not self.device.error():
+            self.device.streams.synchronize()
         for rank, problem in enumerate(self.group.all_gather(self.device.error())):
             if problem:
                 raise DeviceLost(f"reset: rank {rank}: {problem}; restart all ranks")
+        self.group.align_launches()
         with self.device.active():
             self.native.clear_control()
             for call in self._on_reset:

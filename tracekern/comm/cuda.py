@@ -11,6 +11,7 @@ from tracekern.comm.cuda_device import CudaDevice
 from tracekern.comm.descriptors import exchange_descriptors
 from tracekern.comm.group import Group, host_identity
 from tracekern.comm.preflight import GpuFacts, find_profiler, judge, out_of_memory, why_only_compiled
+from tracekern.comm.resident import ResidentGroup
 from tracekern.errors import BadInput
 
 _log = logging.getLogger("tracekern")
@@ -30,7 +31,11 @@ def open_cuda(group: Group, num_bytes: int, timeout_s: float) -> tuple[Any, Cuda
             f"no kernels for GPUs: {error}; build tracekern where nvcc is, or take the CPU backend"
         ) from None
 
-    facts = [GpuFacts(**own) for own in group.all_gather(dataclasses.asdict(collect_facts(num_bytes)))]
+    import torch
+
+    is_resident = isinstance(group, ResidentGroup)
+    own_facts = dataclasses.replace(collect_facts(num_bytes), is_resident=is_resident)
+    facts = [GpuFacts(**theirs) for theirs in group.all_gather(dataclasses.asdict(own_facts))]
     verdict = judge(facts)
     if verdict.refusal:
         raise BadInput(verdict.refusal)
@@ -47,11 +52,17 @@ def open_cuda(group: Group, num_bytes: int, timeout_s: float) -> tuple[Any, Cuda
         problem = out_of_memory(group.rank, now) if full else f"rank {group.rank}: symmetric heap: {error}"
     group.refuse_together(problem)
     group.refuse_together(_map_peers(group, native, by_descriptor))
-    return native, CudaDevice(native, range(group.num_ranks), verdict.note)
+    stream = torch.cuda.current_stream() if is_resident else None
+    return native, CudaDevice(native, range(group.num_ranks), verdict.note, stream)
 
 
 def _map_peers(group: Group, native: Any, by_descriptor: bool) -> str:
     """Maps the parts of all other ranks. Collective. Returns what went wrong."""
+    if isinstance(group, ResidentGroup):
+        for peer, theirs in enumerate(group.share(native)):
+            if peer != group.rank:
+                native.attach_peer(theirs)
+        return ""
     parts: dict[int, Any]
     if by_descriptor:
         parts, add = exchange_descriptors(group, native.export_heap), native.import_peer

@@ -24,14 +24,16 @@ class CudaDevice:
 
     backend = "cuda"
 
-    def __init__(self, native: Any, heap_ranks: Sequence[int], note: str = "") -> None:
-        """native: the communicator. heap_ranks: see HeapPeers."""
+    def __init__(self, native: Any, heap_ranks: Sequence[int], note: str = "", stream: Any = None) -> None:
+        """native: the communicator. heap_ranks: see HeapPeers. stream: torch's stream of a resident rank; None where
+        all streams of the GPU are this rank's.
+        """
         self._gpu = gpu = _Gpu()
         self.name, self.torch_device = gpu.name, f"cuda:{gpu.index}"
         self.note = note
         self.fault_names: dict[str, Any] = {}
         self.clock = self.peers = CudaClock(gpu, native, heap_ranks)
-        self.streams = CudaStreams(gpu)
+        self.streams = CudaStreams(gpu, stream)
         self.memory = CudaMemory(gpu, native, self.streams)
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
@@ -115,10 +117,26 @@ class CudaStreams:
 
     max_regions_ahead = 32
 
-    def __init__(self, gpu: _Gpu) -> None:
-        self._gpu = gpu
+    def __init__(self, gpu: _Gpu, own: Any) -> None:
+        self._gpu, self._own = gpu, own
         self.is_busy = False
         """Whether a kernel was still running at the last is_idle_within()."""
+
+    def current(self) -> int:
+        import torch
+
+        return int(torch.cuda.current_stream(self._gpu.index).cuda_stream)
+
+    def synchronize(self) -> None:
+        import torch
+
+        if self._own is not None:
+            self._own.synchronize()
+        else:
+            torch.cuda.synchronize(self._gpu.index)
+
+    def delay(self, delay_ns: int) -> None:
+        self._gpu.cuda.delay(delay_ns, self.current())
 
     def mark(self, stream: int) -> Callable[[], bool]:
         try:
@@ -136,11 +154,10 @@ class CudaStreams:
 
     def is_idle_within(self, limit_s: float) -> bool:
         """Waits up to `limit_s` for all kernels. Returns False if one still runs, or traps."""
-        import torch
 
         def wait() -> None:
             with contextlib.suppress(RuntimeError):
-                torch.cuda.synchronize(self._gpu.index)
+                self.synchronize()
                 idle.set()
 
         idle = threading.Event()

@@ -92,6 +92,15 @@ class DeviceStreams(Protocol):
     def max_regions_ahead(self) -> int:
         """Most launches of a kernel to prepare at once."""
 
+    def current(self) -> int:
+        """Returns the handle of the stream that this thread launches on."""
+
+    def synchronize(self) -> None:
+        """Waits until this rank's kernels have finished. Raises RuntimeError if the device is lost."""
+
+    def delay(self, delay_ns: int) -> None:
+        """Keeps the current stream busy for so long."""
+
     def mark(self, stream: int) -> Callable[[], bool]:
         """Returns a function that checks, without waiting, whether all launches on the stream so far have finished."""
 
@@ -99,7 +108,7 @@ class DeviceStreams(Protocol):
         """Returns whether a launch now would become part of a graph instead of running."""
 
     def is_idle_within(self, limit_s: float) -> bool:
-        """Waits up to `limit_s` for all kernels. Returns False if some still run, or the device is lost."""
+        """Waits up to `limit_s` for this rank's kernels. Returns False if some still run, or the device is lost."""
 
 
 class CaptureDevice(Protocol):
@@ -170,6 +179,14 @@ class HostStreams:
     """Streams of the CPU backend: a launch returns when it has finished, and there are no graphs."""
 
     max_regions_ahead = 1
+
+    def current(self) -> int:
+        return 0
+
+    def synchronize(self) -> None: ...
+
+    def delay(self, delay_ns: int) -> None:
+        time.sleep(delay_ns / 1e9)
 
     def mark(self, stream: int) -> Callable[[], bool]:
         return lambda: True

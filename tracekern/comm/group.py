@@ -11,7 +11,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -36,18 +36,25 @@ class Group:
     def __init__(self, rank: int, num_ranks: int, process_group: Any = None) -> None:
         self.rank = rank
         self.num_ranks = num_ranks
+        self.num_sharing = 1
+        """Ranks whose kernels run side by side on this rank's GPU: 1, or all if they are resident."""
         self.process_group = process_group
         """The gloo group; None for a single rank, or ranks known from the environment alone."""
 
     @classmethod
     def discover(cls) -> Group:
-        """Finds the ranks of this process's run: from torch.distributed where it is initialized, else from RANK and
-        WORLD_SIZE. All ranks call it together.
+        """Finds the ranks of this process's run: those that are resident in it, else from torch.distributed where it is
+        initialized, else from RANK and WORLD_SIZE. All ranks call it together.
 
         Raises:
             BadInput: RANK and WORLD_SIZE do not fit together.
             PeerLost: A peer has ended or is late.
         """
+        from tracekern.comm.resident import this_resident
+
+        if (own := this_resident()) is not None:
+            residents, rank = own
+            return residents.open_group(rank)
         dist = sys.modules.get("torch.distributed")
         if dist is not None and dist.is_available() and dist.is_initialized():
             rank, num_ranks = dist.get_rank(), dist.get_world_size()
@@ -102,6 +109,20 @@ class Group:
 
             with losing_peers(self.rank):
                 dist.monitored_barrier(self.process_group, timeout=timedelta(seconds=timeout_s))
+
+    def launch(self, stream: int, num_kernels: int, run: Callable[[int, int], None], timeout_s: float) -> None:
+        """Launches kernels that wait for those of the other ranks.
+
+        Args:
+            stream: Handle of the stream that they are launched on.
+            num_kernels: How many there are.
+            run: Launches the kernels from its first argument up to its second.
+            timeout_s: How long the kernels wait for a rank. Ranks that share a GPU may wait for it before they launch.
+        """
+        run(0, num_kernels)
+
+    def align_launches(self) -> None:
+        """Called by all ranks together, after some have launched kernels that others have not."""
 
     def close(self) -> None:
         """Closes the threads and sockets of the group."""

@@ -27,6 +27,8 @@ class GpuFacts:
     free_bytes: int = 0
     total_bytes: int = 0
     has_mps: bool = False
+    is_resident: bool = False
+    """Whether this is a resident rank (tracekern.comm.resident); then all are, on one GPU."""
     exports_memory: bool = True
     """Whether memory can be exported by file descriptor; if not, the heap is shared by CUDA IPC."""
     reachable: Mapping[str, bool] = field(default_factory=dict)
@@ -88,8 +90,13 @@ def judge(facts: Sequence[GpuFacts]) -> Preflight:
         _cannot_share(facts),
         _out_of_memory(facts),
     )
-    note = "ranks share GPUs and take turns: order and coverage, never GPU durations" if _shared(facts) else ""
-    return Preflight(next((text for text in refusals if text), ""), tuple(_warnings(facts)), note)
+    return Preflight(next((text for text in refusals if text), ""), tuple(_warnings(facts)), _note(facts))
+
+
+def _note(facts: Sequence[GpuFacts]) -> str:
+    if facts[0].is_resident:
+        return f"{len(facts)} ranks resident on one GPU: they share its SMs and memory, and nothing crosses a link"
+    return "ranks share GPUs and take turns: order and coverage, never GPU durations" if _shared(facts) else ""
 
 
 def _old_driver(facts: Sequence[GpuFacts]) -> str:
@@ -159,6 +166,7 @@ def _warnings(facts: Sequence[GpuFacts]) -> list[str]:
     warnings = [
         f"ranks {', '.join(map(str, ranks))} share GPU {bus_id}: kernels that wait for each other take turns on it"
         for bus_id, ranks in _shared(facts).items()
+        if not facts[0].is_resident
     ]
     if _any(facts, "has_mps"):
         warnings.append(

@@ -9,6 +9,7 @@ MASTER_ADDR, MASTER_PORT; TRACEKERN_RUN_ID names the run.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import secrets
 import signal
@@ -24,6 +25,7 @@ from typing import Any
 
 from tracekern.errors import BadInput
 from tracekern.launcher.rendezvous import environment, give_socket, store_socket
+from tracekern.launcher.resident import NUM_RESIDENTS
 from tracekern.launcher.spawner import SpawnedRank, Spawner
 from tracekern.launcher.start import start_process
 from tracekern.launcher.watch import PHASES, Limits, Watch, is_stopped
@@ -75,6 +77,7 @@ def launch_ranks(
     kill_after_s: float = 30.0,
     limits: Limits | None = None,
     run_id: str = "",
+    resident: bool = False,
 ) -> list[RankExit]:
     """Runs a command or a function as `num_ranks` processes of this host and waits for all of them.
 
@@ -95,6 +98,8 @@ def launch_ranks(
         limits: The longest time without progress in each phase, for a target that tells them (launcher/watch.py). None:
             a function has 60 s to start, and nothing else is limited.
         run_id: Name of the run; made up where empty.
+        resident: Run a function's ranks as threads of one process that share its GPU side by side
+            (tracekern.comm.resident). Their lines are told as rank 0's, and they end together.
 
     Returns:
         How each rank ended, [num_ranks].
@@ -106,14 +111,18 @@ def launch_ranks(
         raise BadInput(f"{num_ranks} ranks: wanted at least 1")
     if not target:
         raise BadInput(f"target {target!r}: wanted module:function, or a list of words for a command")
-    watch = Watch(num_ranks, limits or Limits(), tells_phases=limits is not None)
-    run = _Run(_environment(env or {}, limits), run_id or new_run_id(), on_line or _print_line, on_start, watch)
+    if resident and not isinstance(target, str | Spawner):
+        raise BadInput(f"target {list(target)}: resident ranks run a function, wanted module:function")
+    num_processes, num_residents = (1, num_ranks) if resident else (num_ranks, 0)
+    watch = Watch(num_processes, limits or Limits(), tells_phases=limits is not None)
+    more = {**(env or {}), NUM_RESIDENTS: str(num_residents)}
+    run = _Run(_environment(more, limits), run_id or new_run_id(), on_line or _print_line, on_start, watch)
     try:
         with contextlib.ExitStack() as stack:
             if isinstance(target, str):
                 target = stack.enter_context(Spawner(target, run.env))
             stack.callback(run.stop)
-            run.start(num_ranks, target)
+            run.start(num_processes, target)
             run.wait(timeout_s, kill_after_s)
     finally:
         salvaged = salvage_run(run.run_id, Path(capture_dir) if capture_dir else None)
@@ -121,7 +130,10 @@ def launch_ranks(
         raise BadInput(f"target {target.target!r}: cannot be imported ({target.error}); check module and function")
     if run.problem is not None:
         raise run.problem
-    return run.ends(salvaged)
+    ends = run.ends(salvaged)
+    if not resident:
+        return ends
+    return [dataclasses.replace(ends[0], rank=rank, salvaged=rank in salvaged) for rank in range(num_ranks)]
 
 
 def new_run_id() -> str:

@@ -30,7 +30,9 @@ from typing import Any, NoReturn, TextIO
 
 from tracekern.errors import BadInput
 from tracekern.launcher.rendezvous import give_socket
+from tracekern.launcher.resident import NUM_RESIDENTS, run_residents
 from tracekern.launcher.start import die_with, start_process
+from tracekern.launcher.status import exit_status
 
 _POLL_S = 0.02
 _CLOSE_S = 5.0
@@ -306,17 +308,13 @@ def _report_ends(reports: int, pids: list[int]) -> None:
 
 def _run_and_exit(function: Callable[[], Any]) -> NoReturn:
     """Runs the function and exits as the interpreter does, but without tearing down imported modules."""
-    status, is_interrupted = 0, False
+    status, is_interrupted = 1, False
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        result = function()
-        status = result if type(result) is int else 0
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if end.code is not None and not isinstance(end.code, int):
-            sys.stderr.write(f"{end.code}\n")
-    except BaseException as error:  # noqa: BLE001 - nothing above this frame would report it
-        status, is_interrupted = 1, isinstance(error, KeyboardInterrupt)
+        num_residents = int(os.environ.get(NUM_RESIDENTS, "0"))
+        status = run_residents(num_residents, function) if num_residents else exit_status(function)
+    except KeyboardInterrupt as error:
+        is_interrupted = True
         sys.excepthook(type(error), error, error.__traceback__)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

@@ -57,7 +57,7 @@ class Pipeline:
         all. num_sms: how many SMs of a GPU the kernels fill, where num_blocks does not say it. 0: see choose_grid().
         timeout_s, on_timeout: see Communicator.set_timeout(). backend: "cpu" or "cuda". Raises BadInput.
         """
-        num_blocks, warps_per_block = choose_grid(num_blocks, warps_per_block, num_sms, backend)
+        num_blocks, warps_per_block = choose_grid(group, num_blocks, warps_per_block, num_sms, backend)
         facts = _C.families[family]
         if variant not in facts.variants:
             raise BadInput(f"variant is {variant!r}; wanted one of {', '.join(facts.variants)}")
@@ -67,6 +67,8 @@ class Pipeline:
         self.stages: tuple[str, ...] = facts.variants[variant]
         """The kernels of one call, in order."""
         self.grid, self.warps = num_blocks, warps_per_block
+        self.late_us = 0
+        """How much later than its host this rank's next calls begin, to see how the others wait."""
         sizes = {
             "max_tokens": shape.max_tokens,
             "num_experts": shape.num_experts,
@@ -162,6 +164,7 @@ class Pipeline:
                 self._run_on_cpu(capture, after_stage)
 
     def _run_on_cpu(self, capture: Capture | None, after_stage: Callable[[str], None] | None) -> None:
+        self.comm.device.streams.delay(self.late_us * 1000)
         for stage in self.stages:
             descriptor = self._descriptor(stage, self.epoch, capture, 0, ahead=False)
             with self.comm.guarded():
@@ -170,19 +173,23 @@ class Pipeline:
                 after_stage(stage)
 
     def _run_on_gpu(self, capture: Capture | None, after_stage: Callable[[str], None] | None) -> None:
-        import torch
-
         stages, epoch = self.stages, self.epoch
-        stream = torch.cuda.current_stream().cuda_stream
+        stream = self.comm.device.streams.current()
         descriptors = [self._descriptor(stage, epoch, capture, stream, idx > 0) for idx, stage in enumerate(stages)]
         with self.comm.one_call():  # entered late: a capture that refuses a launch before any kernel breaks no call off
+
+            def run(first: int, last: int) -> None:
+                if first == 0 and self.late_us:
+                    self.comm.device.streams.delay(self.late_us * 1000)
+                self._native.run_stages(stages[first:last], descriptors[first:last], stream=stream)
+
             if after_stage is None:
                 with self.comm.guarded():
-                    self._native.run_stages(stages, descriptors, stream=stream)
+                    self.comm.launch(len(stages), run)
                 return
-            for stage, descriptor in zip(stages, descriptors, strict=True):
+            for first, stage in enumerate(stages):
                 with self.comm.guarded():
-                    self._native.run_stages([stage], [descriptor], stream=stream)
+                    self.comm.launch(1, lambda _, last, first=first: run(first, first + last))
                 after_stage(stage)
 
     def _descriptor(self, stage: str, epoch: int, capture: Capture | None, stream: int, ahead: bool) -> int:
@@ -209,11 +216,12 @@ class Pipeline:
         self.comm.reset()
 
 
-def choose_grid(num_blocks: int, warps_per_block: int, num_sms: int, backend: str) -> tuple[int, int]:
+def choose_grid(group: Group, num_blocks: int, warps_per_block: int, num_sms: int, backend: str) -> tuple[int, int]:
     """Returns the blocks of every kernel and the warps of each.
 
     0 stands for what suits the backend: on the CPU 4 x 4; on a GPU a block for each of `num_sms` SMs, by default all
-    but SPARE_SMS, of as many warps as fill an SM. Raises BadInput for a grid that no kernel runs with.
+    but SPARE_SMS, of which resident ranks get an equal part each, of as many warps as fill an SM. Raises BadInput for a
+    grid that no kernel runs with.
     """
     check_range("num_blocks", num_blocks, 0, 4096)
     check_range("warps_per_block", warps_per_block, 0, 16 if backend == "cuda" else 32)
@@ -228,7 +236,7 @@ def choose_grid(num_blocks: int, warps_per_block: int, num_sms: int, backend: st
             has_gpu = torch.cuda.is_available()
             present = torch.cuda.get_device_properties().multi_processor_count if has_gpu else 1
             check_range("num_sms", num_sms, 0, present)
-            num_blocks = num_sms or max(1, present - SPARE_SMS)
+            num_blocks = num_sms or max(1, (present - SPARE_SMS) // group.num_sharing)
         warps_per_block = warps_per_block or 16
     elif num_sms:
         raise BadInput(f"num_sms is {num_sms}; the CPU backend has no SMs, give num_blocks")

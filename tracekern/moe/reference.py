@@ -1,4 +1,4 @@
-"""The variants in plain torch: `reference`, in simple loops, and `sorted`, with argsort and collectives.
+"""The variants in plain torch: `reference`, a loop over choices, and `sorted`, with argsort and collectives.
 
 Every variant computes, unless its family says otherwise, for each token,
 
@@ -20,19 +20,18 @@ if TYPE_CHECKING:
 
 
 def reference(batch: Batch, experts: Experts) -> torch.Tensor:
-    """Applies each token's experts one by one, on its own rank. Returns [num_tokens, hidden] in batch.x's dtype."""
+    """Applies each token's experts on its own rank, all first choices, then all second ones, and so on.
+
+    Returns [num_tokens, hidden] in batch.x's dtype.
+    """
     import torch
 
-    out = torch.empty_like(batch.x)
-    for token in range(batch.num_tokens):
-        total = torch.zeros(batch.x.shape[1], dtype=torch.float32)
-        for choice, expert in enumerate(batch.topk_idx[token].tolist()):
-            if expert < 0:
-                continue
-            result = experts.apply(batch.x[token, None], torch.tensor([expert]))[0]
-            total = total + batch.topk_weights[token, choice] * result.float()
-        out[token] = total.to(batch.x.dtype)
-    return out
+    total = torch.zeros(batch.x.shape, dtype=torch.float32)
+    for experts_of_choice, weights in zip(batch.topk_idx.T, batch.topk_weights.T, strict=True):
+        chosen = experts_of_choice >= 0
+        result = experts.apply(batch.x[chosen], experts_of_choice[chosen])
+        total[chosen] = total[chosen] + weights[chosen, None] * result.float()
+    return total.to(batch.x.dtype)
 
 
 def sorted_all_to_all(batch: Batch, experts: Experts, shape: MoeShape) -> torch.Tensor:

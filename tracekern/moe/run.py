@@ -18,6 +18,7 @@ from tracekern.comm.host_memory import num_out_of_memory, too_few_files
 from tracekern.errors import BadInput, CommTimeout, TracekernError
 from tracekern.formatting import count, first_of_each
 from tracekern.moe.families import FAMILY_OF, VARIANTS, all_options, takes_option
+from tracekern.moe.placement import Placement, place
 from tracekern.moe.routing import ROUTINGS
 from tracekern.moe.shape import MAX_EXPERTS, MAX_TOKENS, MoeShape, check_range
 
@@ -61,6 +62,9 @@ class MoeRun:
     """Warps of a block; 0: 4 on the CPU, 16 on a GPU."""
     family_options: dict[str, int] = field(default_factory=dict)
     """Options that only the variant's family has, such as the partitions of `pipelined`; 0 leaves the choice to it."""
+    late_rank: int = -1
+    """A rank whose calls begin `late_us` later than its host starts them, to see how the others wait; -1: none."""
+    late_us: int = 300
     torch_profiler: bool = False
     backend: str = "auto"
     limit_s: int = 60
@@ -90,8 +94,12 @@ class MoeRun:
             ("blocks", self.blocks, 0, 1024),
             ("warps", self.warps, 0, 32),
             ("limit-s", self.limit_s, 1, 1_000_000),
+            ("late-rank", self.late_rank, -1, self.ranks - 1),
+            ("late-us", self.late_us, 0, 1_000_000),
         ):
             check_range(name, value, low, high)
+        if self.late_rank >= 0 and self.variant not in FAMILY_OF:
+            raise BadInput(f"late-rank is {self.late_rank}; variant {self.variant} has no kernels that could be late")
         check_family_options(self.variant, self.family_options)
         records = self.records_per_track
         if records != "auto" and (not isinstance(records, int) or not 1 <= records <= 1 << 24):
@@ -111,6 +119,8 @@ class MoeRun:
         """
         names = ["variant", "tokens", "hidden", "experts", "topk", "dtype", "routing", "uneven", "seed"]
         settings = {name: getattr(self, name) for name in names}
+        if self.late_rank >= 0:
+            settings |= {"late_rank": self.late_rank, "late_us": self.late_us}
         return settings | {name: value for name, value in self.family_options.items() if value}
 
 
@@ -138,6 +148,8 @@ class RankReport:
     """Host time of each call."""
     footprint_bytes: int = 0
     """Bytes of the rank's profile buffers."""
+    has_no_room: bool = False
+    """Whether it could not be resident beside the others."""
 
     def as_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -159,6 +171,8 @@ class RunReport:
     run_id: str = ""
     """The run as its captures name it."""
     capture_dir: str = ""
+    placement: str = ""
+    """How ranks share GPUs; "" if none does."""
     errors: tuple[str, ...] = field(default=())
 
     @property
@@ -197,14 +211,30 @@ def run(
     on_progress(done, total): called ten times a second with the calls that rank 0 has finished, including counted ones.
     on_start(rank, pid): called when a rank has started. spawner: of WORKER; runs that share one import torch only once.
     """
-    from tracekern.launcher.launch import launch_ranks, new_run_id
-
     if problem := too_few_files(options.ranks):
         raise BadInput(f"run moe {problem}")
     capture_dir = Path(directory) if options.trace else None
     if capture_dir is not None:
         _make_directory(capture_dir)
-    started, num_out_of_memory_before = time.monotonic(), num_out_of_memory()
+    started, placement = time.monotonic(), place(options)
+    report = _run_once(options, capture_dir, on_progress, on_start, spawner, placement.is_resident)
+    if any(rank.has_no_room for rank in report.ranks):
+        placement = Placement(False, next(rank.error for rank in report.ranks if rank.has_no_room))
+        report = _run_once(options, capture_dir, on_progress, on_start, spawner, False)
+    return dataclasses.replace(report, placement=placement.describe(options), wall_s=time.monotonic() - started)
+
+
+def _run_once(
+    options: MoeRun,
+    capture_dir: Path | None,
+    on_progress: Callable[[int, int], None] | None,
+    on_start: Callable[[int, int], None] | None,
+    spawner: Spawner | None,
+    is_resident: bool,
+) -> RunReport:
+    from tracekern.launcher.launch import launch_ranks, new_run_id
+
+    num_out_of_memory_before = num_out_of_memory()
     run_id, told = new_run_id(), _Lines(on_progress)
     exits = launch_ranks(
         options.ranks,
@@ -212,7 +242,7 @@ def run(
         env={
             "TRACEKERN_MOE_RUN": json.dumps(dataclasses.asdict(options)),
             "TRACEKERN_MOE_CAPTURE": str(capture_dir or ""),
-            "TRACEKERN_SIMULATED_CLOCK": simulated_clock(options.seed),
+            **({} if is_resident else {"TRACEKERN_SIMULATED_CLOCK": simulated_clock(options.seed)}),
             "OMP_NUM_THREADS": "1",
             # Ranks that lose another one would print a stack; they raise the error anyway.
             "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "FATAL"),
@@ -222,6 +252,7 @@ def run(
         on_start=on_start,
         limits=_limits(options),
         run_id=run_id,
+        resident=is_resident,
     )
     out_of_memory = num_out_of_memory() > num_out_of_memory_before
     reports = [_report_of(ended, told.reports.get(ended.rank), out_of_memory) for ended in exits]
@@ -230,7 +261,7 @@ def run(
         options=options,
         ok=all(report.ok for report in reports),
         ranks=tuple(reports),
-        wall_s=time.monotonic() - started,
+        wall_s=0.0,
         run_id=run_id,
         capture_dir=str(capture_dir or ""),
         errors=_explain(reports),
@@ -258,7 +289,8 @@ class _Lines:
             if rank == 0 and self._on_progress:
                 self._on_progress(int(done), int(total))
         elif line.startswith(REPORT):
-            self.reports[rank] = RankReport.from_json(line[len(REPORT) :])
+            report = RankReport.from_json(line[len(REPORT) :])
+            self.reports[report.rank] = report
         else:
             sys.stderr.write(f"[rank {rank}] {line}\n")
 

@@ -23,6 +23,7 @@ from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group
 from tracekern.comm.host_memory import shortage, what_is_lacking
 from tracekern.comm.preflight import why_no_gpu
+from tracekern.comm.resident import rank_of_thread, this_resident
 from tracekern.errors import BadInput, CommTimeout, PeerLost, TracekernError
 from tracekern.launcher.rendezvous import join_ranks
 from tracekern.launcher.watch import CLOSE, RUN, SET_UP, enter, is_launched
@@ -41,8 +42,9 @@ MAX_BYTES = {"cpu": 1 << 30, "cuda": 1 << 29}
 def main() -> int:
     """Runs this rank. Returns its exit code."""
     # Until there are records to save, Ctrl-C ends the process at once, even while it waits for the others in C++.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    rank = int(os.environ.get("RANK", "0"))
+    if this_resident() is None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    rank = rank_of_thread()
     try:
         enter(SET_UP)
         report = _run_rank(_options_from_environment())
@@ -55,6 +57,7 @@ def main() -> int:
             exit_code=error.exit_code,
             followed=isinstance(error, PeerLost) or fault.get("cause") == "peer_aborted",
             waited_for=fault.get("peer", -1),
+            has_no_room=isinstance(error, _NoRoom),
         )
     except (MemoryError, OSError, RuntimeError) as error:
         if not (lacks := what_is_lacking(error)):
@@ -69,6 +72,10 @@ def main() -> int:
     return report.exit_code
 
 
+class _NoRoom(BadInput):
+    """The ranks cannot be resident on one GPU."""
+
+
 def _options_from_environment() -> MoeRun:
     text = os.environ.get("TRACEKERN_MOE_RUN", "{}")
     try:
@@ -79,18 +86,22 @@ def _options_from_environment() -> MoeRun:
 
 def _run_rank(options: MoeRun) -> RankReport:
     torch.set_num_threads(1)
-    if options.ranks > 1:
+    is_resident = this_resident() is not None
+    if options.ranks > 1 and not is_resident:
         join_ranks()
-    backend = _choose_backend(options)
+    backend = _choose_backend(options, is_resident)
     group = Group.discover()
     if group.num_ranks != options.ranks:
         raise BadInput(f"{group.num_ranks} ranks were started, the run is for {options.ranks}")
     if backend == "cpu":
         group.refuse_together(_why_no_room(options))
-    if backend != "cpu":
+    if backend != "cpu" and not is_resident:
         # Not on the CPU: Python runs no handler while a kernel runs on this thread, which may take its time limit.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    call, comm, family_options = _prepare(options, group, backend)
+    try:
+        call, comm, family_options = _prepare(options, group, backend)
+    except BadInput as error:
+        raise _NoRoom(str(error)) if is_resident else error from None
     directory = os.environ.get("TRACEKERN_MOE_CAPTURE", "")
     with _capture(options, directory, comm) as capture:
         enter(RUN)
@@ -142,12 +153,12 @@ def _num_counted(options: MoeRun, backend: str) -> int:
     return 0 if backend == "cpu" else 1
 
 
-def _choose_backend(options: MoeRun) -> str:
+def _choose_backend(options: MoeRun, is_resident: bool) -> str:
     """Returns "cpu" or "cuda". With fewer GPUs than ranks, ranks share GPUs. Raises BadInput if there is no GPU."""
     missing = why_no_gpu()
     num_gpus = 0 if missing else torch.cuda.device_count()
     on_cpu = options.variant not in FAMILY_OF or options.backend == "cpu"
-    if on_cpu or (options.backend == "auto" and num_gpus < options.ranks):
+    if on_cpu or (options.backend == "auto" and num_gpus < options.ranks and not is_resident):
         return "cpu"
     if num_gpus == 0:
         raise BadInput(f"{missing}; take the backend cpu")
@@ -175,6 +186,7 @@ def _prepare(options: MoeRun, group: Group, backend: str) -> tuple[Call, Communi
             backend=backend,
             **options.family_options,
         )
+        pipeline.late_us = options.late_us if group.rank == options.late_rank else 0
 
         def call(batch: Batch, capture: Capture | None) -> torch.Tensor:
             out = pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts, capture=capture)

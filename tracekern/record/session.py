@@ -15,6 +15,7 @@ import shlex
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tracekern.comm.device import CaptureDevice, open_device
 from tracekern.comm.group import Group, host_identity
+from tracekern.comm.resident import this_resident
 from tracekern.dump import format as fmt
 from tracekern.errors import BadInput
 from tracekern.formatting import count
@@ -51,10 +53,11 @@ CLOSE_TIMEOUT_S = 60.0
 """How long a closing capture waits for kernels that still run."""
 
 _log = logging.getLogger("tracekern")
-_active: list[Capture] = []
+_active: dict[Any, Capture] = {}
+"""The open capture of this process, or of each resident rank in it."""
 _still_written: list[SegmentWriter] = []
 """Segments of captures that closed while a kernel ran. They stay mapped, or that kernel would crash the process."""
-_num_opened = 0
+_num_opened = Counter[Any]()
 
 
 class LaunchHandle(NamedTuple):
@@ -76,8 +79,11 @@ class LaunchHandle(NamedTuple):
 
 
 def open_capture() -> Capture | None:
-    """Returns the capture that is open in this process, or in the rank that it was forked from; None without one."""
-    return _active[0] if _active else None
+    """Returns the capture that is open in this process, or in the rank that it was forked from; None without one.
+
+    In the thread of a resident rank it is that rank's.
+    """
+    return _active.get(this_resident())
 
 
 def capture(
@@ -156,10 +162,11 @@ class Capture:
         self._lock = threading.Lock()
 
     def __enter__(self) -> Capture:
-        if _active:
-            is_ours = _active[0]._pid == os.getpid()
-            what_to_do = "close it first" if is_ours else "this is a fork of its rank: fork before it opens"
-            raise BadInput(f"{self.directory}: a capture into {_active[0].directory} is open; {what_to_do}")
+        if (other := open_capture()) is not None:
+            what_to_do = (
+                "close it first" if other._pid == os.getpid() else "this is a fork of its rank: fork before it opens"
+            )
+            raise BadInput(f"{self.directory}: a capture into {other.directory} is open; {what_to_do}")
         self.group = Group.discover()
         with contextlib.ExitStack() as undo:
             undo.callback(self.group.close)
@@ -187,8 +194,9 @@ class Capture:
         undo.callback(self.segment.unlink)
         self._launches = Launches(self.segment, self.device, self._selection, self._sinks)
         self._pid = os.getpid()
-        _active.append(self)
-        undo.callback(_active.remove, self)
+        self._rank_of_process = this_resident()
+        _active[self._rank_of_process] = self
+        undo.callback(_active.pop, self._rank_of_process)
         self.device.memory.attach(self.segment)
         if self._sinks.needs_mirror():
             self._open_mirror()
@@ -216,7 +224,7 @@ class Capture:
             raise
         finally:
             with self._lock:  # another thread may be in a launch
-                _active.remove(self)
+                _active.pop(self._rank_of_process)
             if is_saved and (self.group.is_connected or os.environ.get("TRACEKERN_KEEP_SEGMENT") != "1"):
                 self.segment.unlink()  # else the launcher, which writes the manifest, finds the capture by it
             self._directory_lock.release()
@@ -242,6 +250,10 @@ class Capture:
                 "capture %s: no kernel has an event or role %r; nothing of it was recorded", self.directory, name
             )
         return self._clocks.close(in_order and not problem)
+
+    @property
+    def _is_open(self) -> bool:
+        return self in _active.values()
 
     @property
     def _is_ring(self) -> bool:
@@ -285,11 +297,11 @@ class Capture:
             BadInput: Called outside the capture's `with` block, or with an argument that cannot be used.
         """
         check_epoch(name, epoch)
-        if (self not in _active or os.getpid() != self._pid) and not self._is_ours(f"launch({name!r})"):
+        if (not self._is_open or os.getpid() != self._pid) and not self._is_ours(f"launch({name!r})"):
             return LaunchHandle(0, grid, warps, stream)
         kernel = Kernel(name, grid, warps, stream, events, roles)
         with self._lock:
-            descriptor = self._region_of(kernel, epoch, ahead) if self in _active else 0  # may be closed by now
+            descriptor = self._region_of(kernel, epoch, ahead) if self._is_open else 0  # may be closed by now
         return LaunchHandle(descriptor, grid, warps, stream)
 
     def _region_of(self, kernel: Kernel, epoch: int, ahead: bool) -> int:
@@ -329,6 +341,11 @@ class Capture:
             )
         if self.device.backend != "cuda":
             raise BadInput(f"capture.graph({name!r}): the {self.device.backend} backend has no graphs; it needs a GPU")
+        if this_resident() is not None:
+            raise BadInput(
+                f"capture.graph({name!r}): resident ranks replay no graphs, which would launch all kernels of one rank "
+                "before those of the next; launch them one by one"
+            )
         if slots < 1:
             raise BadInput(f"capture.graph({name!r}): slots={slots}; wanted 1 or more")
         graph = TracedGraph(self.segment, self.device, name, slots, self._is_ring, self._before_replay)
@@ -413,7 +430,7 @@ class Capture:
 
         Raises BadInput outside the `with` block.
         """
-        if self not in _active:
+        if not self._is_open:
             raise BadInput(f"{self.directory}: {call} outside the capture's `with` block")
         if os.getpid() == self._pid:
             return True
@@ -438,8 +455,8 @@ class Capture:
 
     def _meet(self) -> tuple[str, bool]:
         """Returns the run's name, the same on all ranks, and whether all ranks are on one host. Collective."""
-        global _num_opened
-        ordinal, _num_opened = _num_opened, _num_opened + 1
+        ordinal = _num_opened[this_resident()]
+        _num_opened[this_resident()] += 1
         base = re.sub(r"[^A-Za-z0-9_-]", "_", os.environ.get("TRACEKERN_RUN_ID", ""))
         if not base and not self.group.is_connected:
             raise BadInput(

@@ -40,7 +40,7 @@ class P2PPipeline(Pipeline):
         partitions: most partitions of a rank's tokens in the pipelined variant; two are in flight at a time. 0: as many
         as suit the shape and the grid. The rest: see Pipeline. Raises BadInput.
         """
-        num_blocks, warps_per_block = choose_grid(num_blocks, warps_per_block, num_sms, backend)
+        num_blocks, warps_per_block = choose_grid(group, num_blocks, warps_per_block, num_sms, backend)
         partitions = partitions or num_partitions(shape, max(1, num_blocks - 1) * max(1, warps_per_block // 2))
         check_range("partitions", partitions, 1, MAX_PARTITIONS)
         super().__init__(

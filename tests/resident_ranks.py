@@ -1,0 +1,64 @@
+"""Functions that test_resident.py launches as resident ranks on the CPU backend."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import torch
+
+from tracekern.comm.group import Group
+from tracekern.comm.resident import rank_of_thread
+from tracekern.moe.experts import draw_experts
+from tracekern.moe.p2p.pipeline import P2PPipeline
+from tracekern.moe.reference import reference
+from tracekern.moe.routing import draw_batch
+from tracekern.moe.shape import MoeShape
+from tracekern.record.session import capture
+
+DIRECTORY = os.environ.get("RESIDENT_DIR", "")
+
+
+def calls(after: object = None) -> int:
+    """Some calls of a pipeline, compared with the reference."""
+    group = Group.discover()
+    shape = MoeShape(group.num_ranks, 8, 4 * group.num_ranks, 2, 64, "bf16")
+    pipeline, experts, wrong = P2PPipeline(group, shape, "balanced", timeout_s=20.0), draw_experts(shape), 0
+    with capture(DIRECTORY, device=pipeline.comm.device, max_bytes=1 << 22, records_per_track=512) as session:
+        for iteration in range(4):
+            batch = draw_batch(shape, seed=3, rank=group.rank, iteration=iteration, routing="uniform", uneven=True)
+            out = pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts, capture=session)
+            wrong += int((out.view(torch.int16) != reference(batch, experts).view(torch.int16)).sum())
+        if after is not None:
+            after(group)
+    sys.stdout.write(f"rank {group.rank}: {wrong} wrong\n")
+    return 0
+
+
+def killed() -> int:
+    def kill(group: Group) -> None:
+        group.barrier()
+        if group.rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+
+    return calls(kill)
+
+
+def interrupted() -> int:
+    """Ctrl-C comes while the ranks talk to each other."""
+
+    def talk_on(group: Group) -> None:
+        group.barrier()
+        if group.rank == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        while True:
+            group.barrier()
+
+    return calls(talk_on)
+
+
+def one_fails() -> int:
+    return 7 if rank_of_thread() == 2 else 0

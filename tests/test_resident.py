@@ -1,0 +1,245 @@
+"""Resident ranks: messages, launches that go together, and runs and captures of several ranks in one process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tracekern
+from tracekern.comm import resident
+from tracekern.comm.group import Group
+from tracekern.comm.resident import Residents, rank_of_thread
+from tracekern.errors import BadInput, PeerLost
+from tracekern.launcher.launch import RankExit, launch_ranks
+from tracekern.record.session import capture, open_capture
+
+LIMIT_S = 30.0
+
+
+class Recorded:
+    """A gate that notes what it was asked, beside the launches."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def hold(self, stream: int) -> None:
+        self.events.append(("hold", stream))
+
+    def open(self) -> None:
+        self.events.append("open")
+
+
+def on_ranks(num_ranks: int, function: Callable[[], Any], gate: Recorded | None = None) -> list[Any]:
+    """What each rank returned, or the exception that it raised."""
+    residents = Residents(num_ranks, lambda: gate or Recorded())
+    results: list[Any] = [None] * num_ranks
+
+    def run(rank: int) -> None:
+        with residents.as_rank(rank):
+            try:
+                results[rank] = function()
+            except Exception as error:  # noqa: BLE001 - a test looks at it
+                results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(num_ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert not any(thread.is_alive() for thread in threads), "a rank hangs"
+    return results
+
+
+def test_ranks_hear_each_other_in_every_group():
+    def talk() -> list[list[Any]]:
+        first, second = Group.discover(), Group.discover()
+        heard = [group.all_gather([turn, group.rank]) for turn in range(50) for group in (first, second)]
+        first.barrier()
+        return heard
+
+    wanted = [[[turn, rank] for rank in range(5)] for turn in range(50) for _ in range(2)]
+    assert on_ranks(5, talk) == [wanted] * 5
+
+
+def test_values_arrive_as_between_processes():
+    heard = on_ranks(2, lambda: Group.discover().all_gather((b"\0", (1, None))))
+    assert heard == [[[b"\0", [1, None]]] * 2] * 2
+
+
+def test_a_rank_that_has_ended_is_missed_at_once():
+    def leave() -> Any:
+        group = Group.discover()
+        return None if rank_of_thread() == 1 else group.all_gather(0)
+
+    started = time.monotonic()
+    first, _, third = on_ranks(3, leave)
+    assert time.monotonic() - started < 5
+    assert isinstance(first, PeerLost)
+    assert isinstance(third, PeerLost)
+    texts = {str(first), str(third)}
+    assert any("do not answer (rank 1 ended)" in text for text in texts), texts
+
+
+def test_a_rank_that_is_late_is_named():
+    def come_late() -> Any:
+        group = Group.discover()
+        if group.rank == 0:
+            time.sleep(0.5)
+        return group.barrier(timeout_s=0.1)
+
+    first, second = on_ranks(2, come_late)
+    assert str(second) == "rank 1: the other ranks do not answer (rank 0 came too late)"
+    assert isinstance(first, PeerLost)
+
+
+def launch(gate: Recorded, num_kernels: int, group: Group, timeout_s: float = 10.0) -> None:
+    def run(first: int, last: int) -> None:
+        gate.events.append((group.rank, first, last))
+
+    group.launch(group.rank, num_kernels, run, timeout_s)
+
+
+def test_each_kernel_is_launched_for_all_ranks_before_the_next():
+    gate = Recorded()
+
+    def call() -> None:
+        group = Group.discover()
+        for _ in range(20):
+            launch(gate, 2, group)
+
+    assert on_ranks(3, call, gate) == [None] * 3
+    per_call = 3 + 6 + 1
+    assert len(gate.events) == 20 * per_call
+    for first in range(0, len(gate.events), per_call):
+        held, launched = gate.events[first : first + 3], gate.events[first + 3 : first + 9]
+        assert sorted(held) == [("hold", rank) for rank in range(3)]
+        assert [kernel for _, kernel, _ in launched] == [0, 0, 0, 1, 1, 1]
+        assert sorted(launched[:3]) == [(rank, 0, 1) for rank in range(3)]
+        assert gate.events[first + 9] == "open"
+
+
+def test_kernels_start_without_a_rank_that_is_late_or_gone(monkeypatch):
+    monkeypatch.setattr(resident, "LATE_S", 1.0)
+    gate = Recorded()
+
+    def call() -> None:
+        group = Group.discover()
+        if group.rank == 2:
+            return
+        if group.rank == 1:
+            time.sleep(1.5)
+        launch(gate, 1, group)  # rank 1 comes when rank 0 has been launched
+        launch(gate, 1, group)  # and both together again
+
+    assert on_ranks(3, call, gate) == [None] * 3
+    assert gate.events[:2] == [(0, 0, 1), (1, 0, 1)]
+    assert sorted(gate.events[2:4]) == [("hold", 0), ("hold", 1)]
+    assert sorted(gate.events[4:6]) == [(0, 0, 1), (1, 0, 1)]
+
+
+def test_after_a_call_of_one_rank_alone_launches_are_aligned_again(monkeypatch):
+    monkeypatch.setattr(resident, "LATE_S", 0.1)
+    gate = Recorded()
+
+    def call() -> float:
+        group = Group.discover()
+        if group.rank == 0:
+            launch(gate, 1, group)
+        group.barrier()
+        group.align_launches()
+        group.barrier()
+        monkeypatch.setattr(resident, "LATE_S", 20.0)
+        started = time.monotonic()
+        for _ in range(10):
+            launch(gate, 1, group)
+        return time.monotonic() - started
+
+    assert all(took < 5 for took in on_ranks(2, call, gate))
+    assert gate.events.count("open") == 10
+
+
+def test_a_launch_that_fails_fails_in_its_rank():
+    gate = Recorded()
+
+    def call() -> None:
+        group = Group.discover()
+
+        def run(first: int, last: int) -> None:
+            gate.events.append(first)
+            if group.rank == 1:
+                raise ValueError("no")
+
+        group.launch(0, 2, run, 10.0)
+
+    first, second = on_ranks(2, call, gate)
+    assert first is None
+    assert isinstance(second, ValueError)
+    assert [event for event in gate.events if isinstance(event, int)] == [0, 0, 1]
+
+
+def test_each_rank_has_an_open_capture_of_its_own(tmp_path):
+    def record() -> Any:
+        with capture(tmp_path, max_bytes=1 << 20) as own:
+            with own.range(f"rank {rank_of_thread()}"):
+                time.sleep(0.001)
+            assert open_capture() is own
+            with pytest.raises(BadInput, match="close it first"), capture(tmp_path / "other"):
+                pass
+            ours = own.group.rank
+        assert open_capture() is None
+        return ours
+
+    assert on_ranks(4, record) == [0, 1, 2, 3]
+    timeline = tracekern.load(tmp_path)
+    assert sorted(timeline.host_names) == [f"rank {rank}" for rank in range(4)]
+    assert open_capture() is None
+
+
+def start_resident(directory: Path, name: str, num_ranks: int = 4) -> tuple[list[RankExit], list[str]]:
+    lines: list[str] = []
+    exits = launch_ranks(
+        num_ranks,
+        f"tests.resident_ranks:{name}",
+        env={"RESIDENT_DIR": str(directory), "PYTHONPATH": os.getcwd()},
+        on_line=lambda _, line: lines.append(line),
+        timeout_s=LIMIT_S,
+        resident=True,
+    )
+    return exits, lines
+
+
+def test_a_pipeline_of_resident_ranks_equals_reference(tmp_path):
+    exits, lines = start_resident(tmp_path, "calls")
+    assert [end.returncode for end in exits] == [0] * 4, lines
+    assert sorted(line for line in lines if "wrong" in line) == [f"rank {rank}: 0 wrong" for rank in range(4)]
+    timeline = tracekern.load(tmp_path)
+    assert len(timeline.ranks) == 4
+    assert len(timeline.flows) > 100
+    assert not [problem for problem in timeline.problems if problem.severity == "error"]
+
+
+def test_a_killed_process_leaves_the_records_of_all_its_ranks(tmp_path):
+    exits, lines = start_resident(tmp_path, "killed")
+    assert [(end.rank, end.returncode, end.salvaged) for end in exits] == [
+        (rank, -signal.SIGKILL, True) for rank in range(4)
+    ], lines
+    timeline = tracekern.load(tmp_path)
+    assert [rank.state for rank in timeline.ranks] == ["salvaged"] * 4
+
+
+def test_an_interrupt_ends_all_ranks_and_their_captures_are_closed(tmp_path):
+    exits, lines = start_resident(tmp_path, "interrupted")
+    assert {end.returncode for end in exits} == {-signal.SIGINT}, lines
+    assert [rank.state for rank in tracekern.load(tmp_path).ranks] == ["closed"] * 4
+
+
+def test_the_status_of_a_rank_is_that_of_the_process(tmp_path):
+    exits, lines = start_resident(tmp_path, "one_fails")
+    assert [end.returncode for end in exits] == [7] * 4, lines

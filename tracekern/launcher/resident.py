@@ -1,0 +1,58 @@
+"""Runs a function as resident ranks (tracekern.comm.resident): a thread each, with a stream of its own where there is
+a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tracekern.comm.resident import Residents
+from tracekern.launcher.status import exit_status
+
+NUM_RESIDENTS = "TRACEKERN_NUM_RESIDENTS"
+"""Environment variable: how many resident ranks a launched process consists of."""
+_QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+_POLL_S = 0.1
+
+
+def run_residents(num_ranks: int, function: Callable[[], Any]) -> int:
+    """Runs the function on each rank. Returns the first exit status that is not 0: an int that it returned, or 1 where
+    it raised.
+
+    Raises KeyboardInterrupt once all ranks have ended, if Ctrl-C came.
+    """
+    # A queue of the device for each stream: no rank's work is behind that of another one.
+    os.environ.setdefault(_QUEUES, "32")
+    residents = Residents(num_ranks)
+    statuses = [0] * num_ranks
+
+    def run(rank: int) -> None:
+        with residents.as_rank(rank):
+            statuses[rank] = exit_status(lambda: _on_own_stream(function))
+
+    threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(num_ranks)]
+    for thread in threads:
+        thread.start()
+    was_interrupted = False
+    while any(thread.is_alive() for thread in threads):
+        try:
+            for thread in threads:
+                thread.join(_POLL_S)
+        except KeyboardInterrupt:
+            was_interrupted = True
+            residents.interrupt()
+    if was_interrupted:
+        raise KeyboardInterrupt
+    return next((status for status in statuses if status), 0)
+
+
+def _on_own_stream(function: Callable[[], Any]) -> Any:
+    torch = sys.modules.get("torch")
+    with contextlib.ExitStack() as stack:
+        if torch is not None and torch.cuda.is_available():
+            stack.enter_context(torch.cuda.stream(torch.cuda.Stream()))
+        return function()
