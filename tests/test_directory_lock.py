@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +89,43 @@ def test_another_run_is_refused_and_told_which_one_writes(tmp_path: Path):
     assert not any(directory.iterdir())
 
 
+def is_refused(directory: Path, run_id: str) -> bool:
+    """Whether another process is told that another run writes there."""
+    words = [sys.executable, "-c", HOLD, str(directory), run_id]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    return bool(done.returncode) and "is writing its capture there" in done.stderr
+
+
+def test_each_rank_of_a_process_has_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(directory_lock, "_TRIES_S", 0.05)
+    ranks = [DirectoryLock(tmp_path, "a-1"), DirectoryLock(tmp_path, "a-1")]
+    for rank in ranks:
+        with pytest.raises(BadInput, match="run a-1 .* is writing its capture there"):
+            DirectoryLock(tmp_path, "b-1")
+        assert is_refused(tmp_path, "b-1")
+        rank.release()
+    assert not any(tmp_path.iterdir())
+    with locked(tmp_path, "b-1"):
+        assert is_refused(tmp_path, "a-1")
+
+
+def test_ranks_that_release_at_once_leave_no_file(tmp_path: Path):
+    together = threading.Barrier(8)
+
+    def release(rank: DirectoryLock) -> None:
+        together.wait()
+        rank.release()
+
+    for _ in range(100):
+        ranks = [DirectoryLock(tmp_path, "a-1") for _ in range(8)]
+        threads = [threading.Thread(target=release, args=[rank]) for rank in ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not any(tmp_path.iterdir())
+
+
 def test_the_lock_holds_while_the_launcher_writes_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     told = []
 
@@ -129,15 +167,16 @@ def test_two_runs_never_hold_a_directory_at_once(tmp_path: Path, seconds: float)
 
 
 def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch, caplog):
-    def lockf(*_: object) -> None:
+    def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(fcntl, "lockf", lockf)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
     with caplog.at_level(logging.WARNING), locked(tmp_path, "a-1"):
         pass
     assert [record.getMessage() for record in caplog.records] == [
         f"{tmp_path}: this file system has no locks; let one run at a time write there"
     ]
+    assert not any(tmp_path.iterdir())
 
 
 def link(path: Path) -> None:

@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tracekern.segment.file_lock import FileLock, is_held
+
 SHM_DIR = Path("/dev/shm")
 _POLL_S = 0.01
 
@@ -101,19 +103,20 @@ def await_segment(name: str, timeout_s: float) -> bool:
             time.sleep(_POLL_S)
 
 
-def own_segment(file_descriptor: int) -> None:
-    """Makes this process the owner of a segment, until it ends or closes any descriptor of the segment.
+def own_segment(name: str) -> FileLock:
+    """Makes the caller the owner of a segment that it has made, until it closes the lock or its process ends.
 
-    Forks do not inherit a lock of this kind, and other containers see it. A pid could be reused by another process.
+    Forks do not own it, and other containers see the lock. A pid could be reused by another process.
     """
-    fcntl.lockf(file_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    # Opened anew: a mapping holds a copy of its descriptor, and forks inherit it.
+    lock = FileLock(lambda: open_segment(name, os.O_RDWR))
+    if lock.take(fcntl.F_WRLCK):
+        return lock
+    lock.close()
+    raise BlockingIOError(errno.EAGAIN, "has an owner already", name)
 
 
 def has_owner(name: str) -> bool:
-    """Returns whether the process that made the segment still records into it. That process itself must not call it."""
+    """Returns whether the rank that made the segment still records into it. Any process may ask, that rank's too."""
     with open(open_segment(name), "rb") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
+        return is_held(file.fileno())

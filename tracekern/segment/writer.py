@@ -19,6 +19,7 @@ import numpy.typing as npt
 from tracekern.dump import format as fmt
 from tracekern.dump.fault import FAULT_RECORD
 from tracekern.errors import BadInput
+from tracekern.segment.file_lock import FileLock
 from tracekern.segment.launch_plan import LaunchPlan, Region
 from tracekern.segment.names import SHM_DIR, own_segment
 from tracekern.segment.view import SegmentView
@@ -76,6 +77,7 @@ class SegmentWriter(SegmentView):
 
     def __init__(self, name: str, file_descriptor: int, size: int) -> None:
         super().__init__(name, file_descriptor, size)
+        self._owner_lock: FileLock | None = None
         self._is_arena_backed = False
         self._num_started = 0
         self._texts: dict[bytes, int] = {}
@@ -113,7 +115,7 @@ class SegmentWriter(SegmentView):
         segment._bytes[offset : offset + len(text)] = np.frombuffer(text, np.uint8)
         for key, value in layout.items():
             segment.header[key] = value
-        own_segment(fd)
+        segment._owner_lock = own_segment(name)
         segment.header["pid"] = os.getpid()
         segment.header["state"] = fmt.SegmentState.OPEN
         segment.header["magic"] = fmt.SEGMENT_MAGIC
@@ -125,6 +127,12 @@ class SegmentWriter(SegmentView):
         fd = os.memfd_create(other.name)
         os.ftruncate(fd, len(other._bytes))
         return cls(other.name, fd, len(other._bytes))
+
+    def close(self) -> None:
+        """Give the file descriptor back; who made the segment owns it no more."""
+        super().close()
+        if self._owner_lock is not None:
+            self._owner_lock.close()
 
     def copy_from(self, other: SegmentView, offset: int, num_bytes: int) -> None:
         """Copies a part of another segment of the same size to the same offset."""
