@@ -38,14 +38,17 @@ OF_TOKENS = ("token", "result")
 def check_arrows(timeline: Timeline) -> list[dict[str, Any]]:
     """A row for each channel, and for those between ranks and within one: arrows, violations, and ns from a signal's
     begin to its wait's end."""
+    from tracekern.timeline.model import clocks_of_ranks
+
     spans, flows = timeline.spans, timeline.flows
     ranks = timeline.track_ranks()[spans.track]
     source, destination = ranks[flows.signal], ranks[flows.wait]
-    hard_ns = np.zeros(max(rank.rank for rank in timeline.ranks) + 1)
+    clock_of = clocks_of_ranks(timeline.ranks)
+    hard_ns = np.zeros(len(clock_of))
     for rank in timeline.ranks:
         hard_ns[rank.rank] = rank.clock.hard_ns if rank.clock else 0.0
     apart = source != destination
-    slack = np.where(apart, hard_ns[source] + hard_ns[destination], 0.0)
+    slack = np.where(clock_of[source] != clock_of[destination], hard_ns[source] + hard_ns[destination], 0.0)
     took = spans.end[flows.wait] - spans.start[flows.signal]
     channels = [event.channel.name if event.channel else "" for event in timeline.events]
     channel = np.array(channels)[spans.event[flows.signal]]

@@ -62,7 +62,10 @@ class CaptureSpec:
     """Groups of ten spans in each track of each launch."""
     launches: int = 1
     clock_offset_ns: int = 100_000
-    """Clock of rank r is this times r ahead."""
+    """Clock c is this times c ahead."""
+    clocks: tuple[int, ...] = ()
+    """The clock that each rank reads, called after the lowest of them; without it each rank has its own, as in old
+    dumps, and none is told."""
     clock_samples: bool = True
     path_ns: int = 400
     """How long a ping-pong takes each way."""
@@ -78,6 +81,9 @@ class CaptureSpec:
     @property
     def num_tracks(self) -> int:
         return self.num_blocks * self.warps_per_block
+
+    def clock_of(self, rank: int) -> int:
+        return self.clocks[rank] if self.clocks else rank
 
     @property
     def spans_per_rank(self) -> int:
@@ -102,7 +108,8 @@ def metadata(spec: CaptureSpec, rank: int) -> dict[str, Any]:
         "device": "synthetic",
         "command": "tests/captures.py",
         "note": "synthetic",
-        "clock": {"name": "synthetic", "ticks_per_second": 10**9, "resolution_ticks": 1, "shift": 0},
+        "clock": {"name": "synthetic", "ticks_per_second": 10**9, "resolution_ticks": 1, "shift": 0}
+        | ({"id": f"clock {spec.clock_of(rank)}"} if spec.clocks else {}),
         "directory": spec.directory,
         "settings": {"groups": spec.groups},
     }
@@ -157,12 +164,15 @@ def fill_segment(spec: CaptureSpec, rank: int) -> SegmentWriter:
 
 
 def clock_samples(spec: CaptureSpec, rank: int) -> np.ndarray:
-    """Symmetric ping-pong of rank 0 with this rank, before and after, and one bracket of the host clock."""
+    """Symmetric ping-pong of rank 0 with this rank, before and after, and one bracket of the host clock.
+
+    No ping-pong with a rank after which no clock is called.
+    """
     rows = []
-    offset = spec.clock_offset_ns * rank
+    offset = spec.clock_offset_ns * spec.clock_of(rank)
     duration = spec.launches * spec.groups * GROUP_NS
     for round_idx, base in enumerate((START_NS - 100_000, START_NS + duration + 100_000)):
-        for repeat in range(8 if rank else 0):
+        for repeat in range(8 if rank and spec.clock_of(rank) == rank else 0):
             t0 = base + repeat * 5 * spec.path_ns
             t1 = t0 + spec.path_ns
             rows.append(
@@ -217,7 +227,7 @@ def _write_launch(
     spec: CaptureSpec, rank: int, segment: SegmentWriter, entry: Any, pattern: list[Any], killed: bool
 ) -> None:
     sequence, per_track = int(entry["sequence"]), int(entry["records_per_track"])
-    start = START_NS + sequence * spec.groups * GROUP_NS + rank * spec.clock_offset_ns
+    start = START_NS + sequence * spec.groups * GROUP_NS + spec.clock_of(rank) * spec.clock_offset_ns
     groups = np.arange(spec.groups, dtype=np.uint64)
     tracks = np.arange(spec.num_tracks, dtype=np.uint64)
     slot = (tracks[:, None] * np.uint64(spec.groups) + groups)[:, :, None]

@@ -47,8 +47,9 @@ class Clock:
         return whole // ns_per_tick // self.resolution_ticks * self.resolution_ticks
 
 
-def rank_of(index, clock, node="a"):
-    return Rank(index, node, "cpu", "cpu", "closed", float(clock.ticks_per_second), clock.resolution_ticks)
+def rank_of(index, clock, node="a", clock_id=""):
+    rate, resolution = float(clock.ticks_per_second), clock.resolution_ticks
+    return Rank(index, node, "cpu", "cpu", "closed", rate, resolution, clock_id=clock_id)
 
 
 def exchange(rng, clocks, initiator, responder, round_idx, start, count=300, path_ns=150.0, quiet=0.3):

@@ -46,6 +46,7 @@ class Run:
     samples: np.ndarray
     kind: ChannelKind = ChannelKind.DATA
     wait_names_peer: bool = True
+    clock_ids: dict[int, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.rows: list[tuple[int, int, float]] = []  # rank, event, true time
@@ -64,7 +65,7 @@ class Run:
         """One span for each row: a signal begins at its time, a wait ends there."""
         rank, event, time = (np.array(column) for column in zip(*self.rows, strict=True))
         ticks = np.select([rank == one for one in self.clocks], [clock.ticks(time) for clock in self.clocks.values()])
-        ranks = [rank_of(one, clock) for one, clock in self.clocks.items()]
+        ranks = [rank_of(one, clock, clock_id=self.clock_ids.get(one, "")) for one, clock in self.clocks.items()]
         spans = {one: (int(ticks[rank == one].min()), int(ticks[rank == one].max())) for one in set(rank.tolist())}
         fits = fit_clocks(self.samples, ranks, spans)
         axis = np.select([rank == one for one in fits], [apply_clock(fit, ticks) for fit in fits.values()])
@@ -316,3 +317,42 @@ def test_merge_tightens_and_info_says_so(tmp_path: Path):
     assert (reference.clock_round_trip_ns, other.clock_round_trip_ns) == (None, clock.round_trip_ns)
     assert clock_text(other).startswith(f"ping-pong ±{clock.hard_ns:.0f} ns by flows, ±3.00 us without, sigma")
     assert load(capture, unaligned=True).ranks[1].clock.hard_ns == float("inf")
+
+
+def test_ranks_of_one_clock_are_tightened_together():
+    """Rank 2 reads the clock of rank 1 and exchanges nothing with rank 0, or all that there is."""
+    bounds = []
+    for other in (1, 2):
+        run = two_ranks()
+        run.clocks[2] = run.clocks[1]
+        run.clock_ids = {1: "GPU b", 2: "GPU b"}
+        run.flows(((0, other), (other, 0)), SECOND + np.arange(20) * 1e4, 100 + np.arange(20) * 1000.0)
+        run.flows(((1, 2), (2, 1)), SECOND + np.arange(20) * 1e4, np.full(20, 40.0))
+        run.work(3 - other, SECOND)
+        timeline = run.timeline()
+        ranks, problems = tighten_clocks(timeline)
+        assert problems == ()
+        assert repr(ranks[1].clock) == repr(ranks[2].clock)
+        bounds.append(ranks[1].clock.hard_ns)
+    assert bounds[0] == bounds[1] < 500 < 5_000 < timeline.ranks[1].clock.hard_ns
+
+
+def test_a_reversed_flow_within_a_clock_says_nothing_of_clocks():
+    run = two_ranks()
+    run.clocks[2] = run.clocks[1]
+    run.clock_ids = {1: "GPU b", 2: "GPU b"}
+    run.flows(BOTH, SECOND + np.arange(20) * 1e4, np.full(20, 100.0))
+    alone = tightened(run.timeline())[1]
+    run.flows(((2, 1),), np.array([SECOND + 1e5]), np.array([-900.0]))
+    assert tightened(run.timeline())[1:] == [alone, alone]
+
+
+def test_a_clock_that_flows_prove_off_is_told_once():
+    run = two_ranks()
+    for column in ("t1", "t2", "t3"):
+        run.samples[column] += 4_000
+    run.clocks[2] = run.clocks[1]
+    run.clock_ids = {1: "GPU b", 2: "GPU b"}
+    run.flows(((0, 2), (2, 0)), SECOND + np.arange(20) * 1e4, np.full(20, 100.0))
+    _, (problem,) = tighten_clocks(run.timeline())
+    assert (problem.kind, problem.rank) == ("fit_outside_flows", 1)

@@ -1,5 +1,6 @@
 """Clock samples taken by real rank processes, and the fit of them against the simulated truth."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -10,31 +11,37 @@ import numpy as np
 import pytest
 
 from tracekern import _C
+from tracekern.comm.device import HostClock
+from tracekern.comm.group import Group
 from tracekern.dump.format import SampleKind
 from tracekern.launcher.launch import launch_ranks
-from tracekern.record.clock_samples import choose_pairs
+from tracekern.record.clock_samples import ClockSampler, choose_pairs
 from tracekern.timeline.clocks.fit import apply_clock, fit_clocks
 from tracekern.timeline.model import Rank
 
 SEED = 77
 
 
-def run_ranks(directory, num_ranks, num_heap_ranks, dies_after_round=-1):
-    """(t0_ns, [what each rank left])"""
+def run_ranks(directory, num_ranks, num_heap_ranks, dies_after_round=-1, seeds=None):
+    """(t0_ns, [what each rank left]); seeds: of the ranks' clocks, 0 for the host's."""
     t0_ns = _C.simulated_clock_now()
     with open(directory / "heap", "wb") as heap:
         heap.truncate(num_ranks << 16)
     script = Path(__file__).parent / "clock_ranks.py"
-    arguments = [directory, SEED, t0_ns, num_heap_ranks, dies_after_round]
+    arguments = [directory, ",".join(map(str, seeds or [SEED] * num_ranks)), t0_ns, num_heap_ranks, dies_after_round]
     command = [sys.executable, str(script), *map(str, arguments)]
     exits = launch_ranks(num_ranks, command, env={"PYTHONPATH": str(script.parents[1])}, timeout_s=120)
     assert [exit_.returncode for exit_ in exits] == [0] * num_ranks
     return t0_ns, [np.load(directory / f"rank_{rank}.npz") for rank in range(num_ranks)]
 
 
-def check_truth(t0_ns, left, nodes):
+def check_truth(t0_ns, left, nodes, seeds=None):
     """Fits, and compares every tick that was read with where it truly belongs."""
-    ranks = [Rank(rank, node, "CPU", "cpu", "closed", 1e9, 32) for rank, node in enumerate(nodes)]
+    seeds = seeds or [SEED] * len(left)
+    ranks = [
+        Rank(rank, node, "CPU", "cpu", "closed", 1e9, 32, clock_id=str(part["clock_id"]))
+        for rank, (node, part) in enumerate(zip(nodes, left, strict=True))
+    ]
     rows = np.concatenate([part["rows"] for part in left])
     spans = {rank: (part["ticks"].min(), part["ticks"].max()) for rank, part in enumerate(left) if len(part["ticks"])}
     fits = fit_clocks(rows, ranks, spans)
@@ -42,10 +49,10 @@ def check_truth(t0_ns, left, nodes):
     for rank, part in enumerate(left):
         ticks = part["ticks"].astype(np.int64)
         for within_tick in (0, 31):
-            host_ns = _C.simulated_clock_host_ns(SEED, rank, t0_ns, ticks + within_tick)
-            truth = _C.simulated_clock_ns(SEED, reference, t0_ns, host_ns)
+            host_ns = _C.simulated_clock_host_ns(seeds[rank], rank, t0_ns, ticks + within_tick)
+            truth = _C.simulated_clock_ns(seeds[reference], reference, t0_ns, host_ns)
             # The reference's own ticks are the axis; what they are cut to is in the bounds of the others.
-            limit = fits[rank].hard_ns if rank != reference else within_tick + 1
+            limit = fits[rank].hard_ns if fits[rank].method != "reference" else within_tick + 1
             assert np.abs(apply_clock(fits[rank], ticks) - truth).max(initial=0) <= limit
     return fits
 
@@ -56,7 +63,7 @@ def test_four_ranks_of_one_node(tmp_path):
     assert [fit.method for fit in fits.values()] == ["reference"] + ["ping-pong"] * 3
     assert all(fit.host_hard_ns == fits[0].host_hard_ns for fit in fits.values())
     for rank, part in enumerate(left):
-        own = part["rows"][part["rows"]["kind"] == SampleKind.PING_PONG]
+        own = ping_pong(part)
         assert set(own["initiator"]) == {rank}
         assert set(own["round_idx"]) == {0, 1, 2}
     # What a dump keeps of a pair and round is what proves most, not a thousand rows.
@@ -78,9 +85,60 @@ def test_survivors_keep_what_was_sampled_before_a_rank_died(tmp_path):
     check_truth(t0_ns, left, "aaa")
 
 
+def ping_pong(part):
+    return part["rows"][part["rows"]["kind"] == SampleKind.PING_PONG]
+
+
+def test_ranks_of_one_clock_send_nothing_during_a_round(tmp_path):
+    _, left = run_ranks(tmp_path, 3, 3, dies_after_round=0, seeds=[0, 0, 0])
+    for rank, part in enumerate(left):
+        assert not part["failure"], "one has ended, and the others need it no more"
+        assert not len(ping_pong(part))
+        assert set(part["rows"]["initiator"]) == set(part["rows"]["responder"]) == {rank}
+        assert set(part["rows"]["round_idx"]) == ({0} if rank == 2 else {0, 1, 2})
+    assert len({str(part["clock_id"]) for part in left}) == 1
+
+
+def test_the_lowest_rank_plays_for_all_of_its_clock(tmp_path):
+    seeds = [0, SEED, 0]
+    t0_ns, left = run_ranks(tmp_path, 3, 3, seeds=seeds)
+    rows = np.concatenate([ping_pong(part) for part in left])
+    assert {frozenset(pair) for pair in zip(rows["initiator"], rows["responder"], strict=True)} == {frozenset((0, 1))}
+    assert set(left[2]["rows"]["round_idx"]) == {0, 1, 2}, "its dump must stand alone"
+    fits = check_truth(t0_ns, left, "aaa", seeds)
+    assert fits[0] == fits[2]
+    assert [fit.method for fit in fits.values()] == ["reference", "ping-pong", "reference"]
+
+
+class Threads(Group):
+    """Ranks that are threads of one process: without torch.distributed."""
+
+    def all_gather(self, value):
+        return [value] * self.num_ranks
+
+
+def test_ranks_of_one_clock_need_no_process_group():
+    rows = []
+    sampler = ClockSampler(HostClock(), rows.append, Threads(1, 4))
+    sampler.sample()
+    sampler.sample()
+    assert [set(part["round_idx"]) for part in rows] == [{0}, {1}]
+    assert {rank for part in rows for rank in part["initiator"].tolist()} == {1}
+
+
+def test_pairs_are_of_clocks():
+    assert choose_pairs(["a", "a", "a"]) == []
+    assert {frozenset(pair) for pair in choose_pairs(["a", "b", "a", "b", "", ""])} == {
+        frozenset(pair) for pair in itertools.combinations((0, 1, 4, 5), 2)
+    }
+    assert {rank for pair in choose_pairs([f"{rank // 2}" for rank in range(20)]) for rank in pair} == set(
+        range(0, 20, 2)
+    )
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 8, 9, 40])
 def test_pairs_join_all_ranks_and_stay_few(num_ranks):
-    pairs = choose_pairs(num_ranks)
+    pairs = choose_pairs([""] * num_ranks)
     joined = {0}
     for _ in range(num_ranks):
         joined |= {rank for pair in pairs if joined & set(pair) for rank in pair}

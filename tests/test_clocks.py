@@ -1,5 +1,6 @@
 """The clock fit against exchanges whose truth is known: wander, slow paths, preemptions, dead ranks, damaged rows."""
 
+import dataclasses
 import itertools
 import math
 
@@ -355,3 +356,67 @@ def test_unaligned_clocks_keep_their_own_time():
     assert {fit.hard_ns for fit in fits.values()} == {math.inf}
     np.testing.assert_array_equal(apply_clock(fits[0], np.array([WALL_NS + 33])), [WALL_NS + 33])
     np.testing.assert_array_equal(apply_clock(fits[1], np.array([10**17 + 2])), [10**18 + 20])
+
+
+def two_clocks(rng):
+    """([4] clocks, ranks that know of them): ranks 0 and 2 read one, ranks 1 and 3 the other."""
+    pair = [Clock.draw(rng) for _ in range(2)]
+    clocks = {rank: pair[rank % 2] for rank in range(4)}
+    return clocks, [rank_of(rank, clock, clock_id="ab"[rank % 2]) for rank, clock in clocks.items()]
+
+
+@pytest.mark.parametrize("pairs", [[(0, 1)], [(2, 3)], [(1, 2)], [(0, 3), (1, 2)], None])
+def test_ranks_of_one_clock_have_one_map_whoever_was_sampled(pairs):
+    rng = np.random.default_rng(20)
+    clocks, ranks = two_clocks(rng)
+    rows = sample(rng, clocks, [0, 3 * SECOND], pairs=pairs)
+    times = np.linspace(0, 3, 100) * SECOND
+    spans = {rank: (int(clock.ticks(rank * SECOND / 2)), int(clock.ticks(3e9))) for rank, clock in clocks.items()}
+    fits = fit_clocks(rows, ranks, spans)
+    assert [fit.method for fit in fits.values()] == ["reference", "ping-pong"] * 2
+    for rank in (0, 1):
+        assert repr(fits[rank]) == repr(fits[rank + 2])  # nan equals itself there
+    assert fits[0].hard_ns == 0
+    assert np.abs(errors_ns(fits, clocks, 0, 3, times)).max() <= fits[3].hard_ns < 2_000
+
+
+def test_ping_pong_within_a_clock_is_ignored():
+    rng = np.random.default_rng(21)
+    clocks, ranks = two_clocks(rng)
+    rows = sample(rng, clocks, [0, 3 * SECOND], pairs=[(0, 1)])
+    nonsense = sample(rng, clocks, [0, SECOND, 3 * SECOND], pairs=[(0, 2), (3, 1)])
+    nonsense["t3"] = nonsense["t0"] - 1_000_000
+    assert repr(fit_clocks(np.concatenate([rows, nonsense]), ranks)) == repr(fit_clocks(rows, ranks))
+
+
+def test_one_clock_for_all_needs_no_samples():
+    clock = Clock.draw(np.random.default_rng(22))
+    fits = fit_clocks(np.zeros(0, ROW), [rank_of(rank, clock, clock_id="a") for rank in (3, 4)], {4: (7, 9)})
+    assert repr(fits[3]) == repr(fits[4])
+    assert (fits[4].method, fits[4].hard_ns) == ("reference", 0.0)
+
+
+def test_only_ranks_that_are_known_to_read_one_clock_are_joined():
+    rng = np.random.default_rng(23)
+    clocks, ranks = two_clocks(rng)
+    rows = sample(rng, clocks, [0], pairs=[(0, 1)])
+    unknown = [dataclasses.replace(rank, clock_id="") for rank in ranks]
+    with pytest.raises(BadInput, match=r"rank 2 .*relate ranks \[0, 1\], wanted all 4"):
+        fit_clocks(rows, unknown)
+    with pytest.raises(BadInput, match=r"rank 3 .*relate ranks \[0, 1, 2\], wanted all 4"):
+        fit_clocks(rows, [*ranks[:3], dataclasses.replace(ranks[3], ticks_per_second=1e8)])
+
+
+def test_one_clock_is_as_coarse_as_its_coarsest_reader():
+    rng = np.random.default_rng(24)
+    clocks, ranks = two_clocks(rng)
+    rows = sample(rng, clocks, [0], pairs=[(0, 1)])
+    finer = [dataclasses.replace(rank, resolution_ticks=1) if rank.rank < 2 else rank for rank in ranks]
+    assert fit_clocks(rows, finer)[1].hard_ns == fit_clocks(rows, ranks)[1].hard_ns
+
+
+def test_unaligned_ranks_of_one_clock_keep_one_map():
+    clocks, ranks = two_clocks(np.random.default_rng(25))
+    fits = unaligned_clocks(ranks, {rank: (WALL_NS + 7 * rank, WALL_NS + 100) for rank in clocks})
+    assert fits[0] == fits[2]
+    assert fits[1] == fits[3] != fits[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -15,7 +16,7 @@ from trace_processor import TraceProcessor, assert_no_loss
 
 import tracekern
 from tracekern.errors import BadInput
-from tracekern.timeline.model import OPEN_END, TrackKind
+from tracekern.timeline.model import OPEN_END, TrackKind, clocks_of_ranks
 from tracekern.timeline.select import take_spans
 from tracekern.timeline.side_by_side import side_by_side
 
@@ -138,3 +139,11 @@ def test_bad_arguments_are_one_line(command_line, pair, tmp_path, monkeypatch, a
     assert result.stderr.count("\n") == 1
     assert said in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_sides_of_one_clock_are_shifted_and_so_are_two(pair):
+    first, second = (
+        timeline.replace(ranks=tuple(dataclasses.replace(rank, clock_id="GPU a") for rank in timeline.ranks))
+        for timeline in map(tracekern.load, pair)
+    )
+    assert clocks_of_ranks(side_by_side(first, second).ranks).tolist() == [0, 0, 0, 3, 3, -1]

@@ -27,6 +27,7 @@ from tracekern.analysis.doubt import (
     late_charges,
     late_limits,
     name_worst,
+    pair_doubt,
 )
 from tracekern.analysis.findings import analyze
 from tracekern.analysis.waits.analyze import analyze_waits
@@ -342,3 +343,35 @@ def test_where_nobody_waited_before_a_rank_caused_what_it_was_late():
     likely, proven = Interval(late_ns - 300, late_ns + 300), Interval(late_ns - 900, late_ns + 900)
     assert blames[0] == Blame(0, late_ns, likely, proven)
     assert Blame(2, 0, Interval(0, 0), Interval(0, 900 - 500 - SIGNAL_NS)) in blames
+
+
+def on_clocks(timeline: Timeline, clock_ids: str) -> Timeline:
+    ranks = zip(timeline.ranks, clock_ids, strict=True)
+    return timeline.replace(ranks=tuple(dataclasses.replace(rank, clock_id=clock) for rank, clock in ranks))
+
+
+def test_between_ranks_of_one_clock_there_is_no_doubt():
+    timeline = on_clocks(exchange(num_ranks=4).timeline(hard_ns=500, sigma_ns=400), "abab")
+    one, other = (np.array(ranks, np.int32) for ranks in ((0, 1, 1, 1, -1), (2, 3, 2, 1, 3)))
+    for bound in Bound:
+        assert pair_doubt(timeline, one, other, bound).tolist() == [0, 0, 1000, 0, 0]
+    assert pair_doubt(timeline.replace(aligned=False), one, other, Bound.PROVEN).tolist()[:2] == [0, 0]
+    waits = analyze_waits(timeline)
+    charges = late_charges(timeline, waits, Bound.PROVEN)
+    of_twin = waits.peer[charges.wait] % 2 == waits.rank[charges.wait] % 2
+    assert (charges.lo_ns == charges.hi_ns)[of_twin].all()
+    assert (charges.lo_ns < charges.hi_ns)[~of_twin].any()
+
+
+def test_of_ranks_of_one_clock_only_the_last_can_have_held_a_barrier():
+    run = Scenario(4)
+    run.launch("dispatch")
+    for rank, ns in enumerate((0, 3000, 3100, 0)):
+        run.work(rank, 100 + ns)
+    run.meet()
+    timeline = run.timeline(hard_ns=500, sigma_ns=500)
+    for clocks, candidates in (("abcd", {1, 2}), ("abbd", {2})):
+        shared = on_clocks(timeline, clocks)
+        charges = late_charges(shared, analyze_waits(shared), Bound.PROVEN)
+        waits = analyze_waits(shared)
+        assert set(charges.rank[waits.rank[charges.wait] == 0].tolist()) == candidates

@@ -221,6 +221,15 @@ def test_a_wait_that_ends_before_its_signal_begins_is_told_beyond_the_clocks():
     assert join_flows(timeline.replace(aligned=False))[1] == ()
 
 
+def test_between_ranks_of_one_clock_order_is_exact():
+    for early, wanted in ((0, []), (1, ["backwards_flow"])):
+        pair = [End(True, 0, 1, 0, 1, start=1000, end=1010), End(False, 1, 0, 0, 1, start=0, end=1000 - early)]
+        timeline, _ = build(pair, ChannelKind.DATA, hard_ns=100.0)
+        shared = tuple(dataclasses.replace(rank, clock_id="GPU a") for rank in timeline.ranks)
+        _, problems = join_flows(timeline.replace(ranks=shared))
+        assert [problem.kind for problem in problems] == wanted
+
+
 @pytest.mark.parametrize("is_signal", [True, False])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_wait_may_end_early_by_what_a_cycle_clock_leaves_open(rank: int, is_signal: bool):

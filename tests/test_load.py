@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.captures import EPOCH, GROUP_NS, START_NS, WAIT_OFFSETS, CaptureSpec, write_capture
+from tests.captures import EPOCH, GROUP_NS, SIGNAL_OFFSETS, START_NS, WAIT_OFFSETS, CaptureSpec, write_capture
 from tracekern.analysis.summary import summarize
 from tracekern.dump.reader import Dump, read_dump
 from tracekern.errors import BadInput
@@ -35,6 +35,38 @@ def test_ranks_land_on_one_axis(tmp_path: Path):
     # The clocks of the ranks are 100 us apart; the ping-pong proves 404 ns and is exact here.
     assert np.abs(timeline.spans.start[waits] - wanted - WAIT_OFFSETS[0]).max() <= 1
     assert np.abs(timeline.spans.end[waits] - wanted - WAIT_OFFSETS[1]).max() <= 1
+
+
+def test_ranks_of_one_clock_land_on_one_axis_without_samples_of_their_own(tmp_path: Path):
+    spec = CaptureSpec(num_ranks=4, clocks=(0, 1, 0, 1), path_ns=3000)
+    timeline = load(write_capture(tmp_path, spec))
+    assert [rank.clock_id for rank in timeline.ranks] == ["clock 0", "clock 1"] * 2
+    clocks = [rank.clock for rank in timeline.ranks]
+    assert (clocks[0], clocks[1]) == (clocks[2], clocks[3])
+    assert [clock.method for clock in clocks] == ["reference", "ping-pong"] * 2
+    assert clocks[3].round_trip_ns is not None, "flows between the clocks tightened both"
+    assert timeline.problems == ()
+    assert len(timeline.flows) == 4 * spec.flows_per_rank
+    took = timeline.spans.end[timeline.flows.wait] - timeline.spans.start[timeline.flows.signal]
+    assert np.abs(took - (WAIT_OFFSETS[1] - SIGNAL_OFFSETS[0])).max() <= 1
+    unaligned = load(tmp_path, unaligned=True)
+    assert unaligned.ranks[0].clock.anchor_ns == unaligned.ranks[2].clock.anchor_ns
+
+
+def test_flows_between_ranks_of_one_clock_are_exact(tmp_path: Path):
+    spec = CaptureSpec(num_ranks=3, clocks=(0, 0, 0), clock_samples=False)
+    timeline = load(write_capture(tmp_path, spec))
+    assert [(rank.clock.method, rank.clock.hard_ns) for rank in timeline.ranks] == [("reference", 0.0)] * 3
+    took = timeline.spans.end[timeline.flows.wait] - timeline.spans.start[timeline.flows.signal]
+    assert set(took.tolist()) == {WAIT_OFFSETS[1] - SIGNAL_OFFSETS[0]}
+
+
+def test_dumps_that_name_no_clock_are_related_by_samples_alone(tmp_path: Path):
+    capture = write_capture(tmp_path / "old", CaptureSpec(num_ranks=2))
+    assert "id" not in read_dump(capture / "rank_00000.tkdump").metadata["clock"]
+    assert [rank.clock_id for rank in load(capture).ranks] == ["", ""]
+    with pytest.raises(BadInput, match="no clock samples relate it to rank 0"):
+        load(write_capture(tmp_path / "wild", CaptureSpec(num_ranks=2, clock_samples=False)))
 
 
 def test_spans_are_sorted_and_index_what_exists(tmp_path: Path):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tracekern.dump.format import SampleKind
 from tracekern.dump.reader import read_dump
 from tracekern.launcher.launch import launch_ranks
 from tracekern.timeline.load import load
@@ -50,8 +51,12 @@ def test_ranks_of_torch_distributed_make_one_capture(tmp_path: Path):
     assert timeline.host_names == ("step 0", "step 1")
     assert json.loads((tmp_path / "capture.json").read_text())["num_ranks"] == 3
     for rank in range(3):
-        rounds = read_dump(tmp_path / f"rank_{rank:05d}.tkdump").clock_samples()["round_idx"]
-        assert set(rounds.tolist()) == {0, 1}, "clocks are sampled when it opens and when it closes"
+        samples = read_dump(tmp_path / f"rank_{rank:05d}.tkdump").clock_samples()
+        assert set(samples["round_idx"].tolist()) == {0, 1}, "clocks are sampled when it opens and when it closes"
+        assert set(samples["kind"].tolist()) == {SampleKind.HOST_BRACKET}, "all read the clock of the host"
+    assert {(rank.clock.hard_ns, rank.clock.anchor_ticks) for rank in timeline.ranks} == {
+        (0.0, timeline.ranks[0].clock.anchor_ticks)
+    }
 
 
 def test_what_ranks_of_our_launcher_have_saved_takes_no_more_memory(tmp_path: Path):

@@ -5,6 +5,9 @@ import itertools
 import numpy as np
 
 from tracekern import _C
+from tracekern.comm.communicator import Communicator
+from tracekern.comm.device import HostClock
+from tracekern.comm.group import Group
 
 SECOND = 1_000_000_000
 T0 = 1_234 * SECOND + 567
@@ -52,3 +55,12 @@ def test_seed_0_is_the_hosts_clock():
     host_ns = T0 + np.arange(1_000, dtype=np.int64)
     np.testing.assert_array_equal(_C.simulated_clock_ns(0, 5, T0, host_ns), host_ns)
     np.testing.assert_array_equal(_C.simulated_clock_ticks(0, 5, T0, host_ns), host_ns // 32 * 32)
+
+
+def test_only_the_hosts_clock_is_one_for_all_ranks(monkeypatch):
+    monkeypatch.delenv("TRACEKERN_SIMULATED_CLOCK", raising=False)
+    host_clock = HostClock().describe()["id"]
+    assert host_clock
+    assert Communicator(Group(0, 1), 1 << 16, timeout_s=5).device.clock.describe()["id"] == host_clock
+    monkeypatch.setenv("TRACEKERN_SIMULATED_CLOCK", "7:0")
+    assert Communicator(Group(0, 1), 1 << 16, timeout_s=5).device.clock.describe()["id"] == ""

@@ -245,3 +245,13 @@ def test_times_of_two_ranks_are_apart_by_both_bounds(hard_ns, together):
     clocks = (None if bound is None else ClockFit("ping-pong", bound, 20.0) for bound in hard_ns)
     ranks = tuple(make_rank(number, clock=clock) for number, clock in enumerate(clocks))
     assert phase_statistics(timeline_of([], [], ranks=ranks, tracks=())).clock_hard_ns == together
+
+
+@pytest.mark.parametrize(("clocks", "together"), [("aaa", 0), ("aab", 700), ("abb", 700), ("aba", 700), ("abc", 1400)])
+def test_ranks_of_one_clock_are_not_apart(clocks, together):
+    bound = {"a": 0.0, "b": 700.0, "c": 700.0}
+    ranks = tuple(
+        make_rank(number, clock=ClockFit("ping-pong", bound[clock], 20.0), clock_id=clock)
+        for number, clock in enumerate(clocks)
+    )
+    assert phase_statistics(timeline_of([], [], ranks=ranks, tracks=())).clock_hard_ns == together

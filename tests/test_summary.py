@@ -7,8 +7,12 @@ import json
 
 import numpy as np
 import pytest
+from captures import CaptureSpec, write_capture
 
+from tracekern.analysis.findings import analyze
 from tracekern.analysis.summary import summarize
+from tracekern.cli.info import clock as clock_text
+from tracekern.timeline.load import load
 from tracekern.timeline.model import (
     OPEN_END,
     ClockFit,
@@ -25,6 +29,8 @@ from tracekern.timeline.model import (
     Track,
     TrackKind,
 )
+from tracekern.viewers.report import headlines
+from tracekern.viewers.report.questions import trust
 
 COPY, WAIT = 0, 1
 
@@ -147,3 +153,17 @@ def test_clocks_that_are_years_apart_change_no_share_of_waiting(timeline: Timeli
     shares = [[rank.wait_share for rank in summarize(one).ranks] for one in (timeline, timeline.replace(spans=spans))]
     assert shares[0] == shares[1]
     assert 0 < min(shares[0]) <= max(shares[0]) <= 1
+
+
+def test_ranks_of_one_clock_are_said_to_have_one(tmp_path):
+    timeline = load(write_capture(tmp_path, CaptureSpec(num_ranks=4, clocks=(0, 1, 0, 1))))
+    summary = summarize(timeline)
+    said = [clock_text(rank) for rank in summary.ranks]
+    assert (said[0], said[2], said[3]) == ("reference", "one clock with rank 0", "one clock with rank 1")
+    assert said[1].startswith("ping-pong ±")
+    found = analyze(timeline)
+    assert headlines.clocks(found).startswith("clocks within ±")
+    page = "".join(trust.draw(found).body)
+    assert "<td>one clock with rank 1</td>" in page
+    twins = timeline.replace(ranks=tuple(dataclasses.replace(rank, clock_id="a") for rank in timeline.ranks))
+    assert headlines.clocks(analyze(twins)) == "one clock"

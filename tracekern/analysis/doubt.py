@@ -15,7 +15,7 @@ import numpy as np
 
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.waits.analyze import WaitKind, Waits
-from tracekern.timeline.model import Int32, Int64, Mask, Timeline
+from tracekern.timeline.model import Int32, Int64, Mask, Timeline, clocks_of_ranks
 
 COVERED_SIGMAS = 3.0
 """`sigma_ns` is one standard deviation. In 100 captures on the CPU no error was above 2.8 of them and a tick."""
@@ -90,9 +90,10 @@ def clock_doubt(timeline: Timeline, bound: Bound) -> Int64:
 
 
 def pair_doubt(timeline: Timeline, one: Int32, other: Int32, bound: Bound) -> Int64:
-    """[n] by how many ns the clocks of two ranks may differ from what the time stamps say; 0 within a rank."""
-    doubt = clock_doubt(timeline, bound)
-    return np.where((one == other) | (one < 0) | (other < 0), 0, np.minimum(doubt[one] + doubt[other], _UNKNOWN))
+    """[n] by how many ns the clocks of two ranks may differ from what the time stamps say; 0 if both read one clock."""
+    doubt, clock_of = clock_doubt(timeline, bound), clocks_of_ranks(timeline.ranks)
+    is_one = (clock_of[one] == clock_of[other]) | (one < 0) | (other < 0)
+    return np.where(is_one, 0, np.minimum(doubt[one] + doubt[other], _UNKNOWN))
 
 
 def may_be_late(timeline: Timeline, waits: Waits) -> Mask:
@@ -135,6 +136,9 @@ def late_charges(timeline: Timeline, waits: Waits, bound: Bound) -> Charges:
     surely_latest = np.full(len(waits), -2 * _UNKNOWN)
     np.maximum.at(surely_latest, arrivals.wait, arrivals.behind_ns - doubt)
     candidate = arrivals.behind_ns + doubt >= surely_latest[arrivals.wait]
+    # Of ranks that read the same clock only the last can have been it.
+    of_clock = group_rows(len(arrivals.wait), arrivals.wait, clocks_of_ranks(timeline.ranks)[arrivals.rank])
+    candidate &= arrivals.behind_ns == of_clock.largest(arrivals.behind_ns)[of_clock.group]
     wait, rank = arrivals.wait[candidate], arrivals.rank[candidate]
     is_alone = np.bincount(wait, minlength=len(waits))[wait] == 1
     reach = np.clip((arrivals.behind_ns + arrivals.doubt_ns)[candidate], 0, waits.wait_ns[wait])

@@ -26,6 +26,7 @@ from tracekern.timeline.model import (
     Int64,
     Timeline,
     TrackKind,
+    clocks_of_ranks,
 )
 
 END_TO_END = "end_to_end"
@@ -226,8 +227,9 @@ def probe_cost_ns(timeline: Timeline) -> float:
 
 
 def _clock_hard_ns(timeline: Timeline) -> float:
-    bounds = sorted(rank.clock.hard_ns if rank.clock else float("inf") for rank in timeline.ranks)
-    return sum(bounds[-2:]) if len(bounds) > 1 else 0.0
+    clock_of = clocks_of_ranks(timeline.ranks).tolist()
+    of_clock = {clock_of[rank.rank]: rank.clock.hard_ns if rank.clock else float("inf") for rank in timeline.ranks}
+    return sum(sorted(of_clock.values())[-2:]) if len(of_clock) > 1 else 0.0
 
 
 def _losses(timeline: Timeline) -> tuple[str, ...]:

@@ -11,7 +11,16 @@ import numpy as np
 from tracekern.analysis.groups import group_rows
 from tracekern.timeline.columns import parts_by_track
 from tracekern.timeline.intervals import exposed
-from tracekern.timeline.model import OPEN_END, EventClass, Spans, Timeline, TrackKind, count_problems, field_values
+from tracekern.timeline.model import (
+    OPEN_END,
+    EventClass,
+    Spans,
+    Timeline,
+    TrackKind,
+    clocks_of_ranks,
+    count_problems,
+    field_values,
+)
 
 
 @dataclass
@@ -111,6 +120,8 @@ class RankSummary:
     """What round trips alone prove, where flows tightened it to clock_hard_ns; None where they did not."""
     clock_sigma_ns: float
     """At most clock_hard_ns: samples that repeat badly take nothing from what is proven."""
+    clock_of_rank: int
+    """The lowest rank that reads the same clock; this rank itself if no other is known to."""
     events: tuple[EventSummary, ...]
 
 
@@ -191,6 +202,7 @@ def _rank(timeline: Timeline, rank: int, counts: SpanCounts) -> RankSummary:
         clock_hard_ns=about.clock.hard_ns if about.clock else float("nan"),
         clock_round_trip_ns=about.clock.round_trip_ns if about.clock else None,
         clock_sigma_ns=min(about.clock.sigma_ns, about.clock.hard_ns) if about.clock else float("nan"),
+        clock_of_rank=int(clocks_of_ranks(timeline.ranks)[rank]),
         events=_events(timeline, rank, counts),
     )
 

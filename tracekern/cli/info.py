@@ -155,6 +155,8 @@ def share(value: float) -> str:
 
 def clock(rank: RankSummary) -> str:
     """Returns how the rank's clock was related to the axis, with the error bounds."""
+    if rank.clock_of_rank != rank.rank:
+        return f"one clock with rank {rank.clock_of_rank}"
     if rank.clock_method == "reference" or not math.isfinite(rank.clock_hard_ns):
         return rank.clock_method
     source = "" if rank.clock_round_trip_ns is None else f" by flows, ±{duration(rank.clock_round_trip_ns)} without"

@@ -113,7 +113,7 @@ class Communicator:
             clock_seed=seed,
             clock_t0_ns=t0_ns,
         )
-        self.device = CpuDevice(self.native, self._heap)
+        self.device = CpuDevice(self.native, self._heap, seed)
 
     def add_kernels(self, stages: Sequence[str], channels: Sequence[str] = ()) -> int:
         """Names kernels that use this communicator and the channels that they wait on, for the text of a CommTimeout.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.comm.device import HostDevice, HostMemory
+from tracekern.comm.device import HostDevice, HostMemory, host_clock_id
 from tracekern.comm.heap import SymmetricHeap
 from tracekern.errors import BadInput
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 class CpuDevice(HostDevice):
     """The CPU backend's device for a capture (tracekern.comm.device.CaptureDevice)."""
 
-    def __init__(self, native: Any, heap: SymmetricHeap) -> None:
-        """heap: the memory that `native` points into; kept alive with this device."""
+    def __init__(self, native: Any, heap: SymmetricHeap, clock_seed: int) -> None:
+        """heap: the memory that `native` points into; kept alive with this device. clock_seed: of its clock."""
         super().__init__()
         self._native = native
         self._heap = heap
-        self.clock = self.peers = SimulatedClock(native, range(len(heap.addresses)))
+        self.clock = self.peers = SimulatedClock(native, range(len(heap.addresses)), clock_seed)
         self.memory = _FaultMemory(native)
 
     def error(self) -> str:
@@ -36,15 +36,18 @@ class CpuDevice(HostDevice):
 class SimulatedClock:
     """The simulated clock of a rank, and its ping-pong with those of its peers."""
 
-    def __init__(self, native: Any, ranks: Sequence[int]) -> None:
+    def __init__(self, native: Any, ranks: Sequence[int], seed: int) -> None:
+        """seed: of the clock in `native`; 0 for the host's clock."""
         from tracekern import _C
 
+        self.id = "" if seed else host_clock_id()
         self.ranks = ranks
         self._native, self._c = native, _C
 
     def describe(self) -> dict[str, Any]:
         return {
             "name": "simulated device clock",
+            "id": self.id,
             "ticks_per_second": self._c.simulated_ticks_per_second,
             "resolution_ticks": self._c.simulated_resolution_ticks,
             "shift": self._c.clock_shift,

@@ -82,12 +82,20 @@ class CudaClock:
         self.ranks = ranks
         self._gpu, self._native = gpu, native
         self._clock = gpu.cuda.GpuClock()
+        with gpu.active():
+            self.id = f"GPU {gpu.cuda.device_uuid()}"
 
     def describe(self) -> dict[str, Any]:
         """Probes the clock anew for each capture, because a profiler may change its resolution."""
         resolution = probe_resolution(self.read_brackets(2000)[:, 1])
         shift = self._gpu.cuda.clock_shift
-        return {"name": "%globaltimer", "ticks_per_second": 10**9, "resolution_ticks": resolution, "shift": shift}
+        return {
+            "name": "%globaltimer",
+            "id": self.id,
+            "ticks_per_second": 10**9,
+            "resolution_ticks": resolution,
+            "shift": shift,
+        }
 
     def read_ticks(self) -> int:
         return int(self.read_brackets(1)[0, 1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -20,8 +21,12 @@ if TYPE_CHECKING:
 class DeviceClock(Protocol):
     """The clock that kernels stamp their records with."""
 
+    @property
+    def id(self) -> str:
+        """A text that is equal for ranks that read the same physical clock; "" if that is not known."""
+
     def describe(self) -> dict[str, Any]:
-        """Returns name, ticks_per_second, resolution_ticks, which may change from capture to capture, and shift.
+        """Returns name, id, ticks_per_second, resolution_ticks, which may change from capture to capture, and shift.
 
         Records hold times in units of 2^shift ticks (csrc/trace/record.h).
         """
@@ -151,11 +156,30 @@ class CaptureDevice(Protocol):
         """Returns one line that says why this process can no longer use the device; "" while it can."""
 
 
+def host_clock_id() -> str:
+    """Returns a text that is equal for processes that read the same CLOCK_MONOTONIC; "" if that is not known."""
+    boot_id, time_namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/time")
+    try:
+        offset = time_namespace.stat().st_ino if time_namespace.exists() else 0
+        return f"host {boot_id.read_text().strip()} {offset}"
+    except OSError:
+        return ""
+
+
 class HostClock:
     """The host's clock, in steps as coarse as a GPU's."""
 
+    def __init__(self) -> None:
+        self.id = host_clock_id()
+
     def describe(self) -> dict[str, Any]:
-        return {"name": "CLOCK_MONOTONIC", "ticks_per_second": 10**9, "resolution_ticks": 32, "shift": 5}
+        return {
+            "name": "CLOCK_MONOTONIC",
+            "id": self.id,
+            "ticks_per_second": 10**9,
+            "resolution_ticks": 32,
+            "shift": 5,
+        }
 
     def read_ticks(self) -> int:
         return time.monotonic_ns() & ~31

@@ -273,6 +273,7 @@ def _check_metadata(where: str, metadata: Any, payload_bytes: int) -> tuple[Laun
     _check_choices(checker, metadata)
     clock = checker.get(metadata, "clock", dict)
     checker.get(clock, "name", str)
+    checker.get({"id": ""} | clock, "id", str)  # older dumps have none
     per_second = checker.integer(
         clock, "ticks_per_second", ranges.MIN_TICKS_PER_SECOND, ranges.MAX_TICKS_PER_SECOND + 1
     )

@@ -1,5 +1,6 @@
 """Takes clock samples with the other ranks of a run: rounds of ping-pong between pairs, brackets of the host's clock.
 
+Between ranks that read the same clock there is nothing to measure: the lowest rank of each clock plays for all of them.
 One pair runs at a time. All other ranks sleep in a receive, because the pair may need the core that they would spin on.
 Samples are appended pair by pair, so a rank that dies in mid-round leaves what it had. docs/clocks.md explains the use
 of the samples. `CaptureClocks` decides when to take them: at both ends of a capture, and between launches every few
@@ -12,7 +13,7 @@ import contextlib
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -46,47 +47,51 @@ Append = Callable[[npt.NDArray[Any]], None]
 _epochs = itertools.count(1)
 
 
-def choose_pairs(num_ranks: int) -> list[tuple[int, int]]:
+def choose_pairs(clock_ids: Sequence[str]) -> list[tuple[int, int]]:
     """Returns the (initiator, responder) pairs of a round, in order.
 
-    Up to 8 ranks: all pairs. More ranks: a ring, and a star around rank 0.
+    Up to 8 clocks: all pairs. More clocks: a ring, and a star around the first.
+
+    clock_ids: of all ranks (DeviceClock.id). The lowest rank of each clock takes part.
     """
-    if num_ranks <= ALL_PAIRS_UP_TO:
-        pairs = list(itertools.combinations(range(num_ranks), 2))
+    ranks = [rank for rank, clock in enumerate(clock_ids) if not clock or clock not in clock_ids[:rank]]
+    count = len(ranks)
+    if count <= ALL_PAIRS_UP_TO:
+        pairs = list(itertools.combinations(range(count), 2))
     else:
-        ring = [(rank, (rank + 1) % num_ranks) for rank in range(num_ranks)]
-        pairs = sorted({(min(pair), max(pair)) for pair in ring} | {(0, rank) for rank in range(1, num_ranks)})
-    # The roles alternate; otherwise rank 0 would keep most of the rows.
-    return [pair if sum(pair) % 2 else (pair[1], pair[0]) for pair in pairs]
+        ring = [(place, (place + 1) % count) for place in range(count)]
+        pairs = sorted({(min(pair), max(pair)) for pair in ring} | {(0, place) for place in range(1, count)})
+    # The roles alternate; otherwise the first rank would keep most of the rows.
+    return [(ranks[a], ranks[b]) if (a + b) % 2 else (ranks[b], ranks[a]) for a, b in pairs]
 
 
 class ClockSampler:
-    """Samples the clocks of all ranks of a process group; every call is collective.
+    """Samples the clocks of all ranks of a group; every call is collective.
 
     append: takes this rank's rows of a round, dtype CLOCK_SAMPLE. peers: pairs of these ranks exchange stamps in their
-    heap, all other pairs over the group.
+    heap, all other pairs over the group. Ranks that all read the same clock send each other nothing during a round.
     """
 
     def __init__(
         self,
         clock: DeviceClock,
         append: Append,
+        group: Group,
         peers: HeapPeers | None = None,
-        group: Any = None,
         timeout_s: float = 60.0,
     ) -> None:
         self._clock = clock
         self._append = append
         self._peers = peers
-        self._timeout = timedelta(seconds=timeout_s)
-        self._link = _Link(group, self._timeout) if _is_distributed() else None
+        self._rank = group.rank
+        self._pairs = choose_pairs(group.all_gather(clock.id))
+        self._link = _Link(group.process_group, timedelta(seconds=timeout_s)) if self._pairs else None
         self._next_round = 0
 
     def sample(self) -> None:
         """Takes one round of samples. Raises PeerLost if a rank does not take part in time."""
-        round_idx = self._next_round
+        round_idx, rank = self._next_round, self._rank
         self._next_round += 1
-        rank = self._link.rank if self._link else 0
         brackets = self._clock.read_brackets(NUM_BRACKETS)
         self._append(_rows(SampleKind.HOST_BRACKET, round_idx, rank, rank, brackets[:, [0, 1, 1, 2]]))
         if self._link is None:
@@ -101,9 +106,9 @@ class ClockSampler:
             raise PeerLost(f"clock samples: rank {rank} lost the others in round {round_idx} ({reason})") from None
 
     def _sample_pairs(self, link: _Link, round_idx: int) -> None:
-        pairs = choose_pairs(link.num_ranks)
+        pairs = self._pairs
         for index, (initiator, responder) in enumerate(pairs):
-            if link.rank == initiator:
+            if self._rank == initiator:
                 if index and pairs[index - 1][0] != initiator:
                     link.receive(pairs[index - 1][0])
                 epoch = next(_epochs)
@@ -112,13 +117,13 @@ class ClockSampler:
                 self._append(_leading(_rows(SampleKind.PING_PONG, round_idx, initiator, responder, stamps)))
                 if index + 1 < len(pairs) and pairs[index + 1][0] != initiator:
                     link.send(pairs[index + 1][0], index)
-            elif link.rank == responder:
+            elif self._rank == responder:
                 self._exchange(link, initiator, False, link.receive(initiator))
 
     def _exchange(self, link: _Link, peer: int, initiates: bool, epoch: int) -> Int64:
         """Returns the stamps t0..t3 of the round trips with `peer`, [n, 4]; [0, 4] on the responder."""
         peers = self._peers
-        if peers is None or link.rank not in peers.ranks or peer not in peers.ranks:
+        if peers is None or self._rank not in peers.ranks or peer not in peers.ranks:
             return _ask_over(link, peer, self._clock) if initiates else _answer_over(link, peer, self._clock)
         with _on_own_core(0 if initiates else 1):
             slot = peers.ranks.index(peer)
@@ -130,23 +135,18 @@ class _Link:
     """Sends small messages between ranks; a receiver sleeps while it waits."""
 
     def __init__(self, group: Any, timeout: timedelta) -> None:
+        """group: a gloo group of all ranks; NCCL would run messages on the device that is being measured."""
         import torch.distributed as dist
 
         self._dist = dist
-        # NCCL would run these on the device that is being measured.
-        group = group or dist.group.WORLD
-        ranks = dist.get_process_group_ranks(group)
-        self._group = group if dist.get_backend(group) == "gloo" else dist.new_group(ranks, timeout, "gloo")
+        self._group = group
         self._timeout = timeout
-        self.rank = dist.get_rank(self._group)
-        self.num_ranks = dist.get_world_size(self._group)
-        self._global_ranks = ranks
 
     def send(self, peer: int, *words: int) -> None:
         import torch
 
         message = torch.tensor(words, dtype=torch.int64)
-        self._finish(self._dist.isend(message, self._global_ranks[peer], group=self._group))
+        self._finish(self._dist.isend(message, peer, group=self._group))
 
     def receive(self, peer: int) -> int:
         return self.receive_all(peer, 1)[0]
@@ -155,7 +155,7 @@ class _Link:
         import torch
 
         message = torch.empty(num_words, dtype=torch.int64)
-        self._finish(self._dist.irecv(message, self._global_ranks[peer], group=self._group))
+        self._finish(self._dist.irecv(message, peer, group=self._group))
         return [int(word) for word in message]
 
     def _finish(self, work: Any) -> None:
@@ -163,14 +163,6 @@ class _Link:
 
     def barrier(self) -> None:
         self._dist.monitored_barrier(self._group, timeout=self._timeout)
-
-
-def _is_distributed() -> bool:
-    try:
-        import torch.distributed as dist
-    except ImportError:
-        return False
-    return bool(dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
 
 
 def _ask_over(link: _Link, peer: int, clock: DeviceClock) -> Int64:
@@ -244,7 +236,6 @@ class CaptureClocks:
 
     def open(self, device: CaptureDevice, segment: SegmentWriter, group: Group, run_id: str, one_host: bool) -> None:
         """Takes the first samples. one_host: all ranks see each other's segments."""
-        self._sampler = ClockSampler(device.clock, segment.append_clock_samples, device.peers, group.process_group)
         if one_host:
             names = [fmt.segment_name(run_id, rank) for rank in range(group.num_ranks)]
             segments: list[SegmentView] = [
@@ -254,6 +245,8 @@ class CaptureClocks:
                 if peer is not segment:
                     peer.close()  # stays mapped; an open descriptor would keep a removed file alive
             self._schedule = SamplingSchedule(group.rank, segments)
+        # All ranks meet here, so that none removes its segment before the others have it.
+        self._sampler = ClockSampler(device.clock, segment.append_clock_samples, group, device.peers)
         self.sample()
 
     def sample(self) -> None:

@@ -24,6 +24,7 @@ from tracekern.timeline.model import (
     Int64,
     Problem,
     Timeline,
+    clocks_of_ranks,
     field_values,
 )
 
@@ -267,10 +268,11 @@ def _lead(timeline: Timeline, signal: Int64, wait: Int64) -> tuple[Int64, npt.ND
     if not timeline.aligned or timeline.unit != "ns":
         return early, np.full(len(early), np.inf)
     source, destination = rank_of_track[spans.track[signal]], rank_of_track[spans.track[wait]]
-    hard = np.zeros(max((rank.rank for rank in timeline.ranks), default=-1) + 1)
+    clock_of = clocks_of_ranks(timeline.ranks)
+    hard = np.zeros(len(clock_of))
     for rank in timeline.ranks:
         hard[rank.rank] = rank.clock.hard_ns if rank.clock else 0.0
-    slack = np.where(source == destination, 0.0, hard[source] + hard[destination])
+    slack = np.where(clock_of[source] == clock_of[destination], 0.0, hard[source] + hard[destination])
     stamp_error = np.array([launch.stamp_error_ns for launch in timeline.launches], np.float64)
     for end in (signal, wait):
         slack += stamp_error[spans.launch[end]]

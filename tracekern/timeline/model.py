@@ -175,11 +175,28 @@ class Rank:
     """All metadata of the dump."""
     label: str = ""
     """Name in pictures; empty for "rank N"."""
+    clock_id: str = ""
+    """Equal for ranks that read the same physical clock, such as that of a GPU which they share; "" if not known."""
 
     @property
     def resolution_ns(self) -> float:
         """Length of a tick of its clock."""
         return self.resolution_ticks * 1e9 / self.ticks_per_second
+
+
+def clocks_of_ranks(ranks: Iterable[Rank]) -> Int32:
+    """[largest rank + 2] the clock that each rank reads, called after the lowest rank that reads it.
+
+    -1 for numbers that no rank has; the last entry is for rank -1.
+    """
+    by_rank = sorted(ranks, key=lambda rank: rank.rank)
+    clocks = np.full(by_rank[-1].rank + 2 if by_rank else 1, -1, np.int32)
+    lowest: dict[tuple[str, float], int] = {}
+    for rank in by_rank:
+        # A map from ticks is shared only where ticks are equally long.
+        clock = lowest.setdefault((rank.clock_id, rank.ticks_per_second), rank.rank)
+        clocks[rank.rank] = clock if rank.clock_id else rank.rank
+    return clocks
 
 
 ABSENT_KINDS = ("missing_rank", "left_out_rank")

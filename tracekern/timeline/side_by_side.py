@@ -85,7 +85,13 @@ def _shifted(timeline: Timeline, by: int) -> Timeline:
 
 def _relabelled(timeline: Timeline, name: str, offset: int) -> Timeline:
     ranks = (
-        dataclasses.replace(rank, rank=rank.rank + offset, label=f"{name} rank {rank.rank}") for rank in timeline.ranks
+        dataclasses.replace(
+            rank,
+            rank=rank.rank + offset,
+            label=f"{name} rank {rank.rank}",
+            clock_id=rank.clock_id and f"{name} {rank.clock_id}",  # shifted, it is another clock
+        )
+        for rank in timeline.ranks
     )
     return timeline.replace(
         ranks=tuple(ranks),

@@ -251,7 +251,7 @@ def clocks(findings: Findings) -> str:
     summary = findings.summary
     if not summary.aligned:
         return "clocks UNALIGNED: times of different ranks cannot be compared"
-    if len(summary.ranks) == 1:
+    if len({rank.clock_of_rank for rank in summary.ranks}) == 1:
         return "one clock"
     bounds = [rank.clock_hard_ns for rank in summary.ranks if rank.clock_hard_ns == rank.clock_hard_ns]
     sigmas = [rank.clock_sigma_ns for rank in summary.ranks if rank.clock_sigma_ns == rank.clock_sigma_ns]

@@ -1,5 +1,6 @@
 """Puts the clocks of all ranks on one axis, and says how far that can be trusted.
 
+Ranks that read the same clock have one fit: a clock goes by the number of the lowest rank that reads it.
 The axis is the clock of the reference rank, in ns. It is found from ping-pong samples alone: neither the order of
 events nor a flow moves a time stamp. `hard_ns` is what round trips prove, given the two bounds on crystals that
 clock_pairs.py states; `sigma_ns` is how well they repeat. docs/clocks.md explains both for users.
@@ -7,6 +8,7 @@ clock_pairs.py states; `sigma_ns` is how well they repeat. docs/clocks.md explai
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -27,7 +29,7 @@ from tracekern.timeline.clocks.pairs import (
     LocalClock,
     find_bursts,
 )
-from tracekern.timeline.model import ClockFit, Int64, Rank
+from tracekern.timeline.model import ClockFit, Int32, Int64, Rank, clocks_of_ranks
 
 SpansTicks = Mapping[int, tuple[int, int]]
 _SECOND = 10**9
@@ -38,7 +40,7 @@ MAX_SAMPLED_S = 366 * 86_400
 def fit_clocks(
     samples: npt.NDArray[Any], ranks: Sequence[Rank], spans_ticks: SpansTicks | None = None
 ) -> dict[int, ClockFit]:
-    """The map from ticks to axis ns of every rank.
+    """The map from ticks to axis ns of every rank; ranks that read the same clock have the same.
 
     samples: [n] structured array of ClockSample rows of all ranks together, in any order; rows of ranks not given are
     ignored. spans_ticks: rank -> (first, last) tick that will be mapped, over which `hard_ns` has to hold; without it,
@@ -47,38 +49,39 @@ def fit_clocks(
 
     Raises BadInput when a rank cannot be related to the others, or when samples contradict each other.
     """
-    spans = dict(spans_ticks or {})
     if not ranks:
         return {}
-    clocks = {rank.rank: _clock_of(samples, rank, spans) for rank in ranks}
-    if len(ranks) == 1:
-        fits = {ranks[0].rank: _fit_reference(clocks[ranks[0].rank])}
-        return relate_hosts(samples, ranks, fits, {ranks[0].rank: 0.0}, _times_on_axis(fits, spans))
-    bursts = find_bursts(samples, clocks)
+    clock_of, events = clocks_of_ranks(ranks), dict(spans_ticks or {})
+    spans, rows = _spans_of_clocks(events, ranks, clock_of), _rows_of_clocks(samples, ranks, clock_of)
+    clocks = {rank.rank: _clock_of(rows, rank, spans) for rank in lowest_readers(ranks, clock_of)}
+    bursts = find_bursts(rows, clocks)
     reference = _choose_reference(bursts, clocks)
     rounds = [
         solve_round([b for b in bursts if b.round_idx == i], reference) for i in sorted({b.round_idx for b in bursts})
     ]
-    _refuse_unrelated(ranks, rounds, reference)
-    fits, bracket_hard_ns = {reference: _fit_reference(clocks[reference])}, {reference: 0.0}
-    for rank in sorted(clocks.keys() - {reference}):
-        relation = _relate(rounds, clocks[rank], clocks[reference], rank)
-        spread = [burst.spread for burst in bursts if rank in (burst.low, burst.high)]
-        fits[rank] = relation.fit(spans.get(rank), float(np.median(spread)))
-        brackets = bracket_rows(samples, rank)["t1"]
+    _refuse_unrelated(ranks, clock_of, rounds, reference)
+    of_clock, bracket_hard_ns = {reference: _fit_reference(clocks[reference])}, {reference: 0.0}
+    for clock in sorted(clocks.keys() - {reference}):
+        relation = _relate(rounds, clocks[clock], clocks[reference])
+        spread = [burst.spread for burst in bursts if clock in (burst.low, burst.high)]
+        of_clock[clock] = relation.fit(spans.get(clock), float(np.median(spread)))
+        brackets = bracket_rows(rows, clock)["t1"]
         if len(brackets):
-            bracket_hard_ns[rank] = relation.hard_ns(*relation.times((int(brackets.min()), int(brackets.max()))))
-    return relate_hosts(samples, ranks, fits, bracket_hard_ns, _times_on_axis(fits, spans))
+            bracket_hard_ns[clock] = relation.hard_ns(*relation.times((int(brackets.min()), int(brackets.max()))))
+    fits = {rank.rank: of_clock[int(clock_of[rank.rank])] for rank in ranks}
+    hard_ns = {rank: bracket_hard_ns.get(int(clock_of[rank]), 0.0) for rank in fits}
+    return relate_hosts(samples, ranks, fits, hard_ns, _times_on_axis(fits, events))
 
 
 def unaligned_clocks(ranks: Sequence[Rank], spans_ticks: SpansTicks | None = None) -> dict[int, ClockFit]:
-    """Every rank on its own clock at its nominal rate, for `--unaligned`. Order between ranks then means nothing."""
-    spans = dict(spans_ticks or {})
-    fits = {}
-    for rank in ranks:
+    """Every clock as it is, at its nominal rate, for `--unaligned`. Order between clocks then means nothing."""
+    clock_of = clocks_of_ranks(ranks)
+    spans = _spans_of_clocks(spans_ticks or {}, ranks, clock_of)
+    of_clock = {}
+    for rank in lowest_readers(ranks, clock_of):
         ticks, ns = _scale_anchors(LocalClock.of(rank, spans.get(rank.rank, (0, 0))[0]))
-        fits[rank.rank] = ClockFit("unaligned", float("inf"), float("inf"), ticks, ns)
-    return fits
+        of_clock[rank.rank] = ClockFit("unaligned", float("inf"), float("inf"), ticks, ns)
+    return {rank.rank: of_clock[int(clock_of[rank.rank])] for rank in ranks}
 
 
 def apply_clock(fit: ClockFit, ticks: Int64) -> Int64:
@@ -86,10 +89,44 @@ def apply_clock(fit: ClockFit, ticks: Int64) -> Int64:
     return through_anchors(fit.anchor_ticks, fit.anchor_ns, ticks)
 
 
+def lowest_readers(ranks: Sequence[Rank], clock_of: Int32) -> list[Rank]:
+    """The rank that each clock goes by, with the coarsest ticks of all that read the clock."""
+    ticks: dict[int, int] = {}
+    for rank in ranks:
+        clock = int(clock_of[rank.rank])
+        ticks[clock] = max(ticks.get(clock, 1), rank.resolution_ticks)
+    return [
+        dataclasses.replace(rank, resolution_ticks=ticks[rank.rank])
+        for rank in ranks
+        if clock_of[rank.rank] == rank.rank
+    ]
+
+
 def _times_on_axis(fits: Mapping[int, ClockFit], spans: SpansTicks) -> dict[int, tuple[int, int]]:
     """rank -> (first, last) axis ns of its events."""
     times = {rank: apply_clock(fits[rank], np.array(span, np.int64)) for rank, span in spans.items() if rank in fits}
     return {rank: (int(first), int(last)) for rank, (first, last) in times.items()}
+
+
+def _spans_of_clocks(spans: SpansTicks, ranks: Sequence[Rank], clock_of: Int32) -> dict[int, tuple[int, int]]:
+    """clock -> (first, last) tick of all its ranks."""
+    joined: dict[int, tuple[int, int]] = {}
+    for rank in ranks:
+        if rank.rank in spans:
+            (first, last), clock = spans[rank.rank], int(clock_of[rank.rank])
+            known = joined.get(clock, (first, last))
+            joined[clock] = min(first, known[0]), max(last, known[1])
+    return joined
+
+
+def _rows_of_clocks(samples: npt.NDArray[Any], ranks: Sequence[Rank], clock_of: Int32) -> npt.NDArray[Any]:
+    """The samples of these ranks, by clock instead of rank. Between ranks of one clock ping-pong has nothing to say."""
+    known = [rank.rank for rank in ranks]
+    rows = samples[np.isin(samples["initiator"], known) & np.isin(samples["responder"], known)]
+    for end in ("initiator", "responder"):
+        rows[end] = clock_of[rows[end]]
+    kept: npt.NDArray[Any] = rows[(rows["kind"] != SampleKind.PING_PONG) | (rows["initiator"] != rows["responder"])]
+    return kept
 
 
 def _clock_of(samples: npt.NDArray[Any], rank: Rank, spans: Mapping[int, tuple[int, int]]) -> LocalClock:
@@ -110,13 +147,14 @@ def _clock_of(samples: npt.NDArray[Any], rank: Rank, spans: Mapping[int, tuple[i
 
 
 def _choose_reference(bursts: Sequence[Burst], clocks: Mapping[int, LocalClock]) -> int:
-    """The lowest rank, unless it was sampled less often than others: a rank that died early would be a poor axis."""
-    num_rounds = {rank: len({b.round_idx for b in bursts if rank in (b.low, b.high)}) for rank in clocks}
-    return max(sorted(num_rounds), key=lambda rank: num_rounds[rank])
+    """The lowest clock, unless it was sampled less often than others: a rank that died early would be a poor axis."""
+    num_rounds = {clock: len({b.round_idx for b in bursts if clock in (b.low, b.high)}) for clock in clocks}
+    return max(sorted(num_rounds), key=lambda clock: num_rounds[clock])
 
 
-def _refuse_unrelated(ranks: Sequence[Rank], rounds: Sequence[RoundFit], reference: int) -> None:
-    related = {reference}.union(*(r.offsets for r in rounds))
+def _refuse_unrelated(ranks: Sequence[Rank], clock_of: Int32, rounds: Sequence[RoundFit], reference: int) -> None:
+    clocks = {reference}.union(*(r.offsets for r in rounds))
+    related = {rank.rank for rank in ranks if clock_of[rank.rank] in clocks}
     for rank in ranks:
         if rank.rank not in related:
             raise BadInput(
@@ -126,8 +164,8 @@ def _refuse_unrelated(ranks: Sequence[Rank], rounds: Sequence[RoundFit], referen
             )
 
 
-def _relate(rounds: Sequence[RoundFit], clock: LocalClock, reference: LocalClock, rank: int) -> _Relation:
-    seen = [(r.time, r.offsets[rank]) for r in rounds if rank in r.offsets]
+def _relate(rounds: Sequence[RoundFit], clock: LocalClock, reference: LocalClock) -> _Relation:
+    seen = [(r.time, r.offsets[clock.rank]) for r in rounds if clock.rank in r.offsets]
     course = Course(
         np.array([time for time, _ in seen]),
         np.array([offset.value for _, offset in seen]),
@@ -152,7 +190,7 @@ def _refuse_rounds_out_of_order(course: Course, clock: LocalClock, reference: Lo
 
 @dataclass(frozen=True)
 class _Relation:
-    """One rank's clock, its course beside the reference's, and what that proves."""
+    """One clock, its course beside the reference's, and what that proves."""
 
     course: Course
     closure: float
@@ -161,7 +199,7 @@ class _Relation:
     reference: LocalClock
 
     def times(self, ticks: tuple[int, int]) -> tuple[float, float]:
-        """(first, last) tick of the rank as times of the course."""
+        """(first, last) tick of the clock as times of the course."""
         first, last = self.clock.to_ns(np.array(ticks, np.int64)) - self.course.offset[[0, -1]]
         return float(first), float(last)
 

@@ -103,7 +103,7 @@ class Burst:
 
 
 def find_bursts(samples: npt.NDArray[Any], clocks: Mapping[int, LocalClock]) -> list[Burst]:
-    """Ping-pong rows of known ranks, grouped by pair and round, each group with its proven interval.
+    """Ping-pong rows between two of `clocks`, grouped by pair and round, each group with its proven interval.
 
     Raises BadInput when a row runs backwards or the rows of a pair contradict each other.
     """

@@ -135,4 +135,5 @@ def _rank(dump: Dump) -> Rank:
         ticks_per_second=float(metadata["clock"]["ticks_per_second"]),
         resolution_ticks=metadata["clock"]["resolution_ticks"],
         metadata=metadata,
+        clock_id=metadata["clock"].get("id", ""),
     )

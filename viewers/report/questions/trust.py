@@ -36,9 +36,7 @@ def _ranks(findings: Findings) -> str:
         [
             f"rank {rank.rank}",
             escape(f"{rank.device} on {rank.node}"),
-            escape(rank.clock_method),
-            escape(_proven(rank)),
-            _bound(rank.clock_sigma_ns),
+            *_clock(rank),
             f"{rank.num_spans:,}",
             f"{rank.num_open_spans:,}",
             f"{rank.records_lost:,}",
@@ -56,6 +54,13 @@ def _soundness(rank: RankSummary) -> tuple[float, ...]:
     """The least sound first: it died, lost records, left spans open, or its clock is known worst."""
     hard_ns = rank.clock_hard_ns if math.isfinite(rank.clock_hard_ns) else 0.0
     return rank.state == "closed", -rank.records_lost, -rank.num_open_spans, -hard_ns
+
+
+def _clock(rank: RankSummary) -> list[str]:
+    """How the rank's clock was related to the axis, what is proven of it, and how well it repeats."""
+    if rank.clock_of_rank != rank.rank:
+        return [f"one clock with rank {rank.clock_of_rank}", "-", "-"]
+    return [escape(rank.clock_method), escape(_proven(rank)), _bound(rank.clock_sigma_ns)]
 
 
 def _proven(rank: RankSummary) -> str:
