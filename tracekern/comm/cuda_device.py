@@ -143,8 +143,8 @@ class CudaStreams:
         else:
             torch.cuda.synchronize(self._gpu.index)
 
-    def delay(self, delay_ns: int) -> None:
-        self._gpu.cuda.delay(delay_ns, self.current())
+    def delay(self, stream: int, delay_ns: int) -> None:
+        self._gpu.cuda.delay(delay_ns, stream)
 
     def mark(self, stream: int) -> Callable[[], bool]:
         try:

@@ -103,8 +103,8 @@ class DeviceStreams(Protocol):
     def synchronize(self) -> None:
         """Waits until this rank's kernels have finished. Raises RuntimeError if the device is lost."""
 
-    def delay(self, delay_ns: int) -> None:
-        """Keeps the current stream busy for so long."""
+    def delay(self, stream: int, delay_ns: int) -> None:
+        """Keeps the stream busy for so long."""
 
     def mark(self, stream: int) -> Callable[[], bool]:
         """Returns a function that checks, without waiting, whether all launches on the stream so far have finished."""
@@ -209,7 +209,7 @@ class HostStreams:
 
     def synchronize(self) -> None: ...
 
-    def delay(self, delay_ns: int) -> None:
+    def delay(self, stream: int, delay_ns: int) -> None:
         time.sleep(delay_ns / 1e9)
 
     def mark(self, stream: int) -> Callable[[], bool]:

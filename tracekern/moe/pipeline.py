@@ -164,7 +164,7 @@ class Pipeline:
                 self._run_on_cpu(capture, after_stage)
 
     def _run_on_cpu(self, capture: Capture | None, after_stage: Callable[[str], None] | None) -> None:
-        self.comm.device.streams.delay(self.late_us * 1000)
+        self.comm.device.streams.delay(0, self.late_us * 1000)
         for stage in self.stages:
             descriptor = self._descriptor(stage, self.epoch, capture, 0, ahead=False)
             with self.comm.guarded():
@@ -180,7 +180,7 @@ class Pipeline:
 
             def run(first: int, last: int) -> None:
                 if first == 0 and self.late_us:
-                    self.comm.device.streams.delay(self.late_us * 1000)
+                    self.comm.device.streams.delay(stream, self.late_us * 1000)
                 self._native.run_stages(stages[first:last], descriptors[first:last], stream=stream)
 
             if after_stage is None:
