@@ -137,8 +137,8 @@ def measure(options: argparse.Namespace) -> None:
     torch.cuda.set_device(0 if options.resident else int(os.environ["LOCAL_RANK"]))
     group = Group.discover()
     shape = MoeShape(num_ranks=options.ranks, max_tokens=max(options.tokens), **SHAPE)
-    num_sharing = options.ranks if options.resident else 1
-    grid = {"num_blocks": 128 // num_sharing, "warps_per_block": 16}
+    num_residents = options.ranks if options.resident else 1
+    grid = {"num_blocks": 128 // num_residents, "warps_per_block": 16}
     pipeline = P2PPipeline(group, shape, options.variant, backend="cuda", **grid)
     experts = draw_experts(shape).to("cuda")
     for tokens in options.tokens:
@@ -146,7 +146,7 @@ def measure(options: argparse.Namespace) -> None:
         batch = draw_batch(drawn, seed=1, rank=group.rank, iteration=0, routing="uniform", uneven=False).to("cuda")
         tensors = (batch.x, batch.topk_idx, batch.topk_weights, experts)
         for mode, how in MODES.items():
-            row = measure_mode(pipeline, tensors, how, options.calls, num_sharing * SLEEP_CYCLES)
+            row = measure_mode(pipeline, tensors, how, options.calls, num_residents * SLEEP_CYCLES)
             # One write: resident ranks are threads.
             sys.stdout.write(json.dumps({"rank": group.rank, "tokens": tokens, "mode": mode, **row}) + "\n")
             sys.stdout.flush()

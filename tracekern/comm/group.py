@@ -36,8 +36,8 @@ class Group:
     def __init__(self, rank: int, num_ranks: int, process_group: Any = None) -> None:
         self.rank = rank
         self.num_ranks = num_ranks
-        self.num_sharing = 1
-        """Ranks whose kernels run side by side on this rank's GPU: 1, or all if they are resident."""
+        self.num_residents = 1
+        """Ranks that are threads of this process and share its GPU side by side: all, or only this one."""
         self.process_group = process_group
         """The gloo group; None for a single rank, or ranks known from the environment alone."""
 

@@ -217,7 +217,7 @@ class ResidentGroup(Group):
 
     def __init__(self, residents: Residents, rank: int, meeting: _Meeting) -> None:
         super().__init__(rank, residents.num_ranks)
-        self.num_sharing = residents.num_ranks
+        self.num_residents = residents.num_ranks
         self._residents, self._meeting = residents, meeting
 
     @property

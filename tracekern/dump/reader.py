@@ -263,6 +263,7 @@ def _check_metadata(where: str, metadata: Any, payload_bytes: int) -> tuple[Laun
         checker.integer(metadata, key)
     for key in ("launches_lost", "launches_counted"):
         checker.integer({key: 0} | metadata, key)  # older dumps have none
+    checker.integer({"num_residents": 1} | metadata, "num_residents", 1, num_ranks + 1)
     for key in ("refused_text", "counted_text", "fault_text"):
         checker.get({key: ""} | metadata, key, str)
     checker.get({"settings": {}} | metadata, "settings", dict)

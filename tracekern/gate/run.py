@@ -92,6 +92,13 @@ def read_run(path: Path, unaligned: bool = False) -> Run:
     return make_run(str(path), phase_statistics(timeline), timeline, about)
 
 
+def _describe_device(timeline: Any) -> str:
+    """Returns the devices. Ranks that share one take other times than ranks with one each: they are another device."""
+    names = " + ".join(sorted({rank.device for rank in timeline.ranks}))
+    num_residents = max(rank.metadata.get("num_residents", 1) for rank in timeline.ranks)
+    return f"{names}, {num_residents} resident ranks" if num_residents > 1 else names
+
+
 def make_run(source: str, statistics: RunStatistics, timeline: Any, about: Mapping[str, Any]) -> Run:
     """Makes a run. timeline: the Timeline behind the statistics. about: metadata of its first rank."""
     grids: dict[str, set[tuple[int, int]]] = {}
@@ -103,7 +110,7 @@ def make_run(source: str, statistics: RunStatistics, timeline: Any, about: Mappi
         run_id=str(about.get("run_id", "")),
         created=str(about.get("created", "")),
         command=str(about.get("command", "")),
-        device=" + ".join(sorted({rank.device for rank in timeline.ranks})),
+        device=_describe_device(timeline),
         backend=" + ".join(sorted({rank.backend for rank in timeline.ranks})),
         nodes=tuple(sorted({rank.node for rank in timeline.ranks})),
         shape={

@@ -236,7 +236,7 @@ def choose_grid(group: Group, num_blocks: int, warps_per_block: int, num_sms: in
             has_gpu = torch.cuda.is_available()
             present = torch.cuda.get_device_properties().multi_processor_count if has_gpu else 1
             check_range("num_sms", num_sms, 0, present)
-            num_blocks = num_sms or max(1, (present - SPARE_SMS) // group.num_sharing)
+            num_blocks = num_sms or max(1, (present - SPARE_SMS) // group.num_residents)
         warps_per_block = warps_per_block or 16
     elif num_sms:
         raise BadInput(f"num_sms is {num_sms}; the CPU backend has no SMs, give num_blocks")

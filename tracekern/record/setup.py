@@ -81,6 +81,7 @@ def opening_metadata(
         "run_id": run_id,
         "rank": group.rank,
         "num_ranks": group.num_ranks,
+        "num_residents": group.num_residents,
         "node": platform.node(),
         "pid": os.getpid(),
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

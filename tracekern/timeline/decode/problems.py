@@ -163,7 +163,7 @@ def _whole_rank(dump: Dump) -> list[Problem]:
         problems.append(Problem("error", "salvaged", rank, -1, text))
     device_records = "to come when the capture closes; take keep='last'" if is_running else "gone; take sink='host'"
     if metadata.get("fault_text"):
-        problems.append(Problem("error", "fault", rank, -1, str(metadata["fault_text"])))
+        problems.append(Problem("error", "fault", rank, -1, _fault_text(metadata)))
     if refused := metadata["launches_refused"]:
         why = (
             metadata.get("refused_text")
@@ -183,6 +183,14 @@ def _whole_rank(dump: Dump) -> list[Problem]:
     if lost := metadata.get("host_spans_lost"):
         problems.append(_lost_host_spans(rank, lost, keeps_last=metadata.get("keep") == "last"))
     return problems
+
+
+def _fault_text(metadata: Mapping[str, Any]) -> str:
+    text, num_residents = str(metadata["fault_text"]), metadata.get("num_residents", 1)
+    has_trapped = (metadata.get("fault") or {}).get("on_timeout") == "trap"
+    if has_trapped and num_residents > 1 and metadata["backend"] != "cpu":
+        text += f"; that ended all {num_residents} ranks, which are resident on one GPU"
+    return text
 
 
 def _lost_host_spans(rank: int, lost: int, keeps_last: bool) -> Problem:
