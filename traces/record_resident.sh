@@ -25,3 +25,5 @@ Made by \`traces/record_resident.sh\` on $(date -u +%Y-%m-%d): one $gpu, driver 
 Eight ranks are resident on the GPU side by side, and rank 3 begins each call 300 us later than the others. Open
 \`trace.pftrace.gz\` with \`tracekern open\`, or ask who was late: \`tracekern report $directory\`.
 The ranks share one GPU and one clock: order and causes hold, and durations are those of an eighth of a GPU without links.
+END
+[ -z "$1" ] || $python -m tracekern $command --torch-profiler -o "$1"

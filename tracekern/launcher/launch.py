@@ -25,8 +25,7 @@ from typing import Any
 
 from tracekern.errors import BadInput
 from tracekern.launcher.rendezvous import environment, give_socket, store_socket
-from tracekern.launcher.resident import NUM_RESIDENTS
-from tracekern.launcher.spawner import SpawnedRank, Spawner
+from tracekern.launcher.spawner import NUM_RESIDENTS, SpawnedRank, Spawner
 from tracekern.launcher.start import start_process
 from tracekern.launcher.watch import PHASES, Limits, Watch, is_stopped
 from tracekern.segment.salvage import salvage_run

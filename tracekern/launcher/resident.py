@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +12,6 @@ from typing import Any
 from tracekern.comm.resident import Residents
 from tracekern.launcher.status import exit_status
 
-NUM_RESIDENTS = "TRACEKERN_NUM_RESIDENTS"
-"""Environment variable: how many resident ranks a launched process consists of."""
 _QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 _POLL_S = 0.1
 
@@ -27,12 +24,16 @@ def run_residents(num_ranks: int, function: Callable[[], Any]) -> int:
     """
     # A queue of the device for each stream: no rank's work is behind that of another one.
     os.environ.setdefault(_QUEUES, "32")
+    import torch  # by one thread: of several at once some would find half of it
+
     residents = Residents(num_ranks)
-    statuses = [0] * num_ranks
+    statuses, has_gpu = [0] * num_ranks, torch.cuda.is_available()
 
     def run(rank: int) -> None:
-        with residents.as_rank(rank):
-            statuses[rank] = exit_status(lambda: _on_own_stream(function))
+        # A stream of torch's pool; on the default one kernels of all ranks would run one after the other.
+        stream = torch.cuda.stream(torch.cuda.Stream()) if has_gpu else contextlib.nullcontext()
+        with residents.as_rank(rank), stream:
+            statuses[rank] = exit_status(function, f"rank {rank}: ")
 
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(num_ranks)]
     for thread in threads:
@@ -48,11 +49,3 @@ def run_residents(num_ranks: int, function: Callable[[], Any]) -> int:
     if was_interrupted:
         raise KeyboardInterrupt
     return next((status for status in statuses if status), 0)
-
-
-def _on_own_stream(function: Callable[[], Any]) -> Any:
-    torch = sys.modules.get("torch")
-    with contextlib.ExitStack() as stack:
-        if torch is not None and torch.cuda.is_available():
-            stack.enter_context(torch.cuda.stream(torch.cuda.Stream()))
-        return function()

@@ -30,10 +30,11 @@ from typing import Any, NoReturn, TextIO
 
 from tracekern.errors import BadInput
 from tracekern.launcher.rendezvous import give_socket
-from tracekern.launcher.resident import NUM_RESIDENTS, run_residents
 from tracekern.launcher.start import die_with, start_process
 from tracekern.launcher.status import exit_status
 
+NUM_RESIDENTS = "TRACEKERN_NUM_RESIDENTS"
+"""Environment variable: how many resident ranks a launched process consists of; 0: it is one rank."""
 _POLL_S = 0.02
 _CLOSE_S = 5.0
 _SEND_S = 10.0
@@ -312,7 +313,13 @@ def _run_and_exit(function: Callable[[], Any]) -> NoReturn:
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         num_residents = int(os.environ.get(NUM_RESIDENTS, "0"))
-        status = run_residents(num_residents, function) if num_residents else exit_status(function)
+        if num_residents:
+            # Here: numpy, which it imports, starts threads, and only a process of one thread may be forked.
+            from tracekern.launcher.resident import run_residents
+
+            status = run_residents(num_residents, function)
+        else:
+            status = exit_status(function)
     except KeyboardInterrupt as error:
         is_interrupted = True
         sys.excepthook(type(error), error, error.__traceback__)
