@@ -103,13 +103,6 @@ TK_DEVICE bool wait_results_of(P2PContext<Rec>& context, uint32_t token) {
     return ok;
 }
 
-// A block barrier.
-template <class Rec>
-TK_DEVICE void wait_block(P2PContext<Rec>& context) {
-    TK_WAIT(context.recorder, P2PEvent::wait_block);
-    TK_END_AFTER_BARRIER(context.warp);
-}
-
 // All warps of the block: true when every one of them has what it waited for. `failed` is zero and this token's alone:
 // a warp that is fast enough to fail the next token before a slow one has looked here marks another word.
 template <class Rec>

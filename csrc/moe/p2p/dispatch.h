@@ -158,6 +158,13 @@ TK_DEVICE void lay_out_sources(Warp& warp, const P2PArgs& args, const uint32_t* 
     });
 }
 
+// A block barrier.
+template <class Rec>
+TK_DEVICE void wait_block(P2PContext<Rec>& context) {
+    TK_WAIT(context.recorder, P2PEvent::wait_block);
+    TK_END_AFTER_BARRIER(context.warp);
+}
+
 // Waits for everybody's counts and lays out the rows of the local experts. All warps of one block, after send_counts().
 template <P2PVariant kVariant, class Rec>
 TK_DEVICE void receive_counts(P2PContext<Rec>& context) {
@@ -174,7 +181,7 @@ TK_DEVICE void receive_counts(P2PContext<Rec>& context) {
         };
         record_wait<P2PEvent::wait_counts>(context, wait_now, src_rank);
     });
-    warp.block_sync();
+    wait_block(context);
     if constexpr (kTraitsOf<kVariant>.deduplicated) lay_out_sources(warp, args, incoming);
     warp.block_strided(num_local, [&](uint32_t local) {
         uint32_t sum = 0;
