@@ -179,6 +179,22 @@ def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch, caplog
     assert not any(tmp_path.iterdir())
 
 
+def test_who_cannot_write_the_file_locks_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Not even while the error is kept, as in a notebook."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(BadInput, match="No space left on device") as kept:
+            DirectoryLock(tmp_path, "a-1")
+    monkeypatch.setattr(directory_lock, "_TRIES_S", 0.05)
+    with locked(tmp_path, "b-1"):
+        assert kept.value.__traceback__ is not None
+    assert not any(tmp_path.iterdir())
+
+
 def link(path: Path) -> None:
     path.symlink_to("/etc/passwd")
 

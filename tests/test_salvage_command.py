@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -249,7 +250,7 @@ def test_a_damaged_segment_keeps_no_other_rank_from_being_saved(tmp_path, monkey
         ranks = {"RANK": rank, "WORLD_SIZE": "2", "TRACEKERN_RUN_ID": run, "TRACEKERN_KEEP_SEGMENT": "1"}
         for name, value in ranks.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr("tracekern.record.session._num_opened", 0)  # as in a process of its own
+        monkeypatch.setattr("tracekern.record.session._num_opened", Counter())  # as in a process of its own
         with capture(tmp_path / "own", device="cpu", max_bytes=1 << 20):
             pass
         (tmp_path / "own" / f"rank_0000{rank}.tkdump").unlink()

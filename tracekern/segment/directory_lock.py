@@ -65,7 +65,11 @@ class DirectoryLock:
             self._directory.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             self._file = FileLock(lambda: os.open(self._path, flags, 0o600))
-            return self._take()
+            with contextlib.ExitStack() as undo:
+                undo.callback(self._file.close)
+                if is_ours := self._take():
+                    undo.pop_all()
+                return is_ours
         except OSError as error:
             why = "it is a file" if os.path.isfile(self._directory) else error.strerror
             raise BadInput(f"{self._directory}: cannot be written ({why}); choose another directory") from None
@@ -80,9 +84,7 @@ class DirectoryLock:
                 return True
         elif self._lock(fcntl.F_RDLCK) and self._is_in_place():
             self._other, is_own = self._read()
-            if is_own:
-                return True
-        self._file.close()
+            return is_own
         return False
 
     def _lock(self, kind: int) -> bool:

@@ -1,8 +1,7 @@
 """Locks on whole files that belong to one opened file: ranks that share a process hold theirs separately.
 
 They are open file description locks. Closing another descriptor of the file does not give one up, and two conflict even
-inside one process. They conflict with the record locks of a process (`fcntl.lockf`), too, and network file systems pass
-both on alike.
+inside one process. They conflict with the record locks of a process (`fcntl.lockf`), too, and NFS passes both on alike.
 
 A fork shares the files of its parent, and would prolong their locks, so it closes them at once. A fork that C code
 makes, without Python's hooks, shares a lock until it ends, runs another program, or the parent gives the lock up.
