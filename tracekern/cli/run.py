@@ -101,9 +101,7 @@ def _parse_options(given: list[str]) -> dict[str, int]:
 def moe(
     context: typer.Context,
     output: _Output = None,
-    ranks: Annotated[
-        int, typer.Option(help="Ranks: a GPU each, or all side by side on one GPU, or simulated on the CPU.")
-    ] = 8,
+    ranks: Annotated[int, typer.Option(help="Ranks: on a GPU each, all on one, or simulated on the CPU.")] = 8,
     variant: Annotated[
         str,
         typer.Option(help="A variant of a kernel family, or all: one after the other."),
@@ -122,14 +120,10 @@ def moe(
     records_per_track: Annotated[str, typer.Option(help="Room of a track; auto counts first.")] = "auto",
     keep: Annotated[str, typer.Option(help="Which records of a full track stay: first or last.")] = "first",
     every: Annotated[int, typer.Option(help="Record every Nth launch of a kernel.")] = 1,
-    blocks: Annotated[
-        int, typer.Option(help="Blocks of a kernel; 0: 4 on the CPU; on a GPU all SMs but 4, which its ranks share.")
-    ] = 0,
+    blocks: Annotated[int, typer.Option(help="Blocks of a kernel; 0: 4 on the CPU, on a GPU most of its SMs.")] = 0,
     warps: Annotated[int, typer.Option(help="Warps of a block; 0: 4 on the CPU, 16 on a GPU.")] = 0,
     option: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Options of some variants.")] = None,
-    late_rank: Annotated[
-        int, typer.Option(help="A rank whose calls begin late, to see how the others wait; -1: none.")
-    ] = -1,
+    late_rank: Annotated[int, typer.Option(help="A rank whose calls begin late; -1: none.")] = -1,
     late_us: Annotated[int, typer.Option(help="How much later they begin.")] = 300,
     torch_profiler: Annotated[
         bool, typer.Option("--torch-profiler", help="Add torch.profiler's lanes: threads and, on GPUs, streams.")

@@ -97,8 +97,7 @@ def launch_ranks(
         limits: The longest time without progress in each phase, for a target that tells them (launcher/watch.py). None:
             a function has 60 s to start, and nothing else is limited.
         run_id: Name of the run; made up where empty.
-        resident: Run a function's ranks as threads of one process that share its GPU side by side
-            (tracekern.comm.resident). Their lines are told as rank 0's, and they end together.
+        resident: The ranks of a function are threads of one process (tracekern.comm.resident), and lines rank 0's.
 
     Returns:
         How each rank ended, [num_ranks].
@@ -106,12 +105,7 @@ def launch_ranks(
     Raises:
         BadInput: The target cannot be started.
     """
-    if num_ranks < 1:
-        raise BadInput(f"{num_ranks} ranks: wanted at least 1")
-    if not target:
-        raise BadInput(f"target {target!r}: wanted module:function, or a list of words for a command")
-    if resident and not isinstance(target, str | Spawner):
-        raise BadInput(f"target {list(target)}: resident ranks run a function, wanted module:function")
+    _check_target(num_ranks, target, resident)
     num_processes, num_residents = (1, num_ranks) if resident else (num_ranks, 0)
     watch = Watch(num_processes, limits or Limits(), tells_phases=limits is not None)
     more = {**(env or {}), NUM_RESIDENTS: str(num_residents)}
@@ -129,10 +123,16 @@ def launch_ranks(
         raise BadInput(f"target {target.target!r}: cannot be imported ({target.error}); check module and function")
     if run.problem is not None:
         raise run.problem
-    ends = run.ends(salvaged)
-    if not resident:
-        return ends
-    return [dataclasses.replace(ends[0], rank=rank, salvaged=rank in salvaged) for rank in range(num_ranks)]
+    return run.ends(salvaged, num_ranks)
+
+
+def _check_target(num_ranks: int, target: Sequence[str] | str | Spawner, resident: bool) -> None:
+    if num_ranks < 1:
+        raise BadInput(f"{num_ranks} ranks: wanted at least 1")
+    if not target:
+        raise BadInput(f"target {target!r}: wanted module:function, or a list of words for a command")
+    if resident and not isinstance(target, str | Spawner):
+        raise BadInput(f"target {list(target)}: resident ranks run a function, wanted module:function")
 
 
 def new_run_id() -> str:
@@ -259,9 +259,12 @@ class _Run:
             self.late.setdefault(rank, f"rank {rank} does not end, although it was killed: it waits in the kernel")
             self.processes[rank].returncode = -signal.SIGKILL
 
-    def ends(self, salvaged: Container[int]) -> list[RankExit]:
-        """Returns how each rank ended. salvaged: the ranks whose captures were saved for them."""
-        return [
+    def ends(self, salvaged: Container[int], num_ranks: int) -> list[RankExit]:
+        """Returns how each rank ended, [num_ranks]. salvaged: the ranks whose captures were saved for them.
+
+        Resident ranks all end with their one process.
+        """
+        ends = [
             RankExit(
                 rank,
                 process.pid,
@@ -273,6 +276,9 @@ class _Run:
             )
             for rank, process in enumerate(self.processes)
         ]
+        if len(ends) == num_ranks:
+            return ends
+        return [dataclasses.replace(ends[0], rank=rank, salvaged=rank in salvaged) for rank in range(num_ranks)]
 
     def _tell_started(self) -> None:
         for rank, process in enumerate(self.processes):

@@ -3,7 +3,6 @@ a GPU."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -31,8 +30,8 @@ def run_residents(num_ranks: int, function: Callable[[], Any]) -> int:
 
     def run(rank: int) -> None:
         # A stream of torch's pool; on the default one kernels of all ranks would run one after the other.
-        stream = torch.cuda.stream(torch.cuda.Stream()) if has_gpu else contextlib.nullcontext()
-        with residents.as_rank(rank), stream:
+        own = torch.cuda.Stream() if has_gpu else None  # type: ignore[no-untyped-call]
+        with residents.as_rank(rank), torch.cuda.stream(own):
             statuses[rank] = exit_status(function, f"rank {rank}: ")
 
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(num_ranks)]
