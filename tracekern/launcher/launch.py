@@ -93,9 +93,8 @@ def launch_ranks(
         on_line: Called with (rank, line) for each line that a rank prints. None: lines are printed with the rank in
             front. An exception that it raises ends the run and is raised here.
         on_start: Called with (rank, pid) when a rank has started.
-        kill_after_s: How long the other ranks may run after one has failed.
-        limits: The longest time without progress in each phase, for a target that tells them (launcher/watch.py). None:
-            a function has 60 s to start, and nothing else is limited.
+        kill_after_s: How long the others may run after one has failed.
+        limits: The longest times without progress, if the target tells its phases. None: a function has 60 s to start.
         run_id: Name of the run; made up where empty.
         resident: The ranks of a function are threads of one process (tracekern.comm.resident), and lines rank 0's.
 
@@ -106,9 +105,9 @@ def launch_ranks(
         BadInput: The target cannot be started.
     """
     _check_target(num_ranks, target, resident)
-    num_processes, num_residents = (1, num_ranks) if resident else (num_ranks, 0)
+    num_processes = 1 if resident else num_ranks
     watch = Watch(num_processes, limits or Limits(), tells_phases=limits is not None)
-    more = {**(env or {}), NUM_RESIDENTS: str(num_residents)}
+    more = {**(env or {}), NUM_RESIDENTS: str(num_ranks if resident else 0)}
     run = _Run(_environment(more, limits), run_id or new_run_id(), on_line or _print_line, on_start, watch)
     try:
         with contextlib.ExitStack() as stack:
