@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
 
 import tracekern
+from tracekern.analysis.findings import analyze
 from tracekern.comm.group import Group
 from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
@@ -67,23 +71,59 @@ def test_a_capture_of_gpus_merges_without_a_doubt(tmp_path, ranks):
     assert all(rank.clock.hard_ns < 5000 for rank in timeline.ranks)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("variant", list(STAGES))
-def test_eight_ranks_that_share_gpus_equal_reference(tmp_path, variant):
-    """Ranks of one GPU read the same clock, so that they have one map to the axis."""
-    asked = options(8, variant=variant, routing="zipf", blocks=16, warps=8)
+def require_too_few_gpus() -> None:
     require_gpus(1)
-    num_gpus = torch.cuda.device_count()
-    if num_gpus >= 8:
+    if torch.cuda.device_count() >= 8:
         pytest.skip("each of 8 ranks has a GPU of its own here")
-    run(asked, tmp_path).raise_for_error()
-    ranks = tracekern.load(tmp_path).ranks
-    for rank in ranks[num_gpus:]:
-        twin = ranks[rank.rank % num_gpus]
-        assert rank.clock_id == twin.clock_id != ""
+
+
+def assert_one_clock(ranks: Sequence[Rank]) -> None:
+    """Ranks of one GPU read the same clock, so that they have one map to the axis."""
+    for rank in ranks:
+        twin = next(other for other in ranks if other.clock_id == rank.clock_id)
+        assert rank.clock_id
         assert (rank.clock.anchor_ticks, rank.clock.anchor_ns) == (twin.clock.anchor_ticks, twin.clock.anchor_ns)
         assert rank.clock.hard_ns == twin.clock.hard_ns
-        assert rank.metadata["note"].startswith("ranks share GPUs")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", list(STAGES))
+def test_eight_resident_ranks_give_the_bits_of_reference(tmp_path, variant):
+    asked = options(8, variant=variant, routing="zipf", hidden=97, partitions=3)
+    require_too_few_gpus()
+    report = run(asked, tmp_path)
+    report.raise_for_error()
+    assert report.placement == "8 ranks resident on one GPU"
+    timeline = tracekern.load(tmp_path)
+    assert_one_clock(timeline.ranks)
+    assert {rank.clock.hard_ns for rank in timeline.ranks} == {0.0}
+    assert all(rank.metadata["note"].startswith("8 ranks resident on one GPU") for rank in timeline.ranks)
+    assert not [problem for problem in timeline.problems if problem.kind != "dense_probes"]
+    assert len(timeline.flows) > 1000
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["balanced", "pipelined"])
+def test_the_report_names_the_resident_rank_that_is_late(tmp_path, variant):
+    asked = options(8, variant=variant, routing="uniform", uneven=False, late_rank=5, late_us=500)
+    require_too_few_gpus()
+    run(asked, tmp_path).raise_for_error()
+    assert analyze(tracekern.load(tmp_path)).culprit.rank == 5
+
+
+@pytest.mark.gpu
+def test_ranks_without_room_beside_each_other_take_turns(tmp_path):
+    asked = options(8, variant="balanced", routing="zipf", blocks=64, warps=16)
+    require_too_few_gpus()
+    report = run(asked, tmp_path)
+    report.raise_for_error()
+    told = (
+        r"the ranks cannot be resident on one GPU, so they take turns: rank 0: \w+: 8 ranks of 64 blocks of 16 warps; "
+    )
+    assert re.match(told, report.placement)
+    ranks = tracekern.load(tmp_path).ranks
+    assert_one_clock(ranks)
+    assert all(rank.metadata["note"].startswith("ranks share GPUs") for rank in ranks)
 
 
 @pytest.mark.gpu
