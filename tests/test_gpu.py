@@ -22,6 +22,7 @@ from tracekern.moe.run import MoeRun, run
 from tracekern.moe.shape import MoeShape
 from tracekern.record.overhead import WARPS_PER_SM, measure_span
 from tracekern.record.session import capture
+from tracekern.timeline.model import Rank
 
 SHAPE = {"tokens": 64, "hidden": 2880, "topk": 6, "iterations": 4, "backend": "cuda"}
 
