@@ -407,12 +407,28 @@ def test_only_ranks_that_are_known_to_read_one_clock_are_joined():
         fit_clocks(rows, [*ranks[:3], dataclasses.replace(ranks[3], ticks_per_second=1e8)])
 
 
-def test_one_clock_is_as_coarse_as_its_coarsest_reader():
+@pytest.mark.parametrize("fine", [(0, 1), (2, 3)])
+def test_one_clock_is_as_coarse_as_its_coarsest_reader(fine):
     rng = np.random.default_rng(24)
     clocks, ranks = two_clocks(rng)
     rows = sample(rng, clocks, [0], pairs=[(0, 1)])
-    finer = [dataclasses.replace(rank, resolution_ticks=1) if rank.rank < 2 else rank for rank in ranks]
+    finer = [dataclasses.replace(rank, resolution_ticks=1) if rank.rank in fine else rank for rank in ranks]
     assert fit_clocks(rows, finer)[1].hard_ns == fit_clocks(rows, ranks)[1].hard_ns
+
+
+@pytest.mark.parametrize("far", [1, 3])
+@pytest.mark.parametrize("second", [-2, 2])
+def test_the_bound_of_a_clock_is_that_of_the_events_of_all_its_ranks(far, second):
+    rng = np.random.default_rng(26)
+    clocks, ranks = two_clocks(rng)
+    rows = sample(rng, clocks, [0], pairs=[(0, 1)], quiet=1.0)
+    near = spans_of(clocks, 0, 1e6)
+    there = spans_of(clocks, *sorted((0, second * SECOND)))
+    fits = fit_clocks(rows, ranks, {**near, far: there[far]})
+    # 20 ppm over 2 s: 40 us.
+    assert fit_clocks(rows, ranks, near)[1].hard_ns < 1_000
+    assert fits[1].hard_ns == fits[3].hard_ns
+    assert 40_000 < fits[1].hard_ns < 42_000
 
 
 def test_unaligned_ranks_of_one_clock_keep_one_map():
