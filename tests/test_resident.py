@@ -17,6 +17,7 @@ from tracekern.comm import resident
 from tracekern.comm.group import Group
 from tracekern.comm.resident import Residents, rank_of_thread
 from tracekern.errors import BadInput, PeerLost
+from tracekern.gate.run import read_run
 from tracekern.launcher.launch import RankExit, launch_ranks
 from tracekern.record.session import capture, open_capture
 
@@ -223,6 +224,7 @@ def test_a_pipeline_of_resident_ranks_equals_reference(tmp_path):
     assert len(timeline.ranks) == 4
     assert len(timeline.flows) > 100
     assert not [problem for problem in timeline.problems if problem.severity == "error"]
+    assert read_run(tmp_path).device == "CPU, 4 resident ranks"  # to the gate, another device than a CPU
 
 
 def test_a_killed_process_leaves_the_records_of_all_its_ranks(tmp_path):
