@@ -5,17 +5,20 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.captures import CaptureSpec, metadata
 from tracekern import _C
-from tracekern.comm.device import HostClock
+from tracekern.comm.device import HostClock, HostDevice
 from tracekern.comm.group import Group
 from tracekern.dump.format import SampleKind
 from tracekern.launcher.launch import launch_ranks
-from tracekern.record.clock_samples import ClockSampler, choose_pairs
+from tracekern.record.clock_samples import CaptureClocks, ClockSampler, choose_pairs
+from tracekern.segment.writer import SegmentWriter
 from tracekern.timeline.clocks.fit import apply_clock, fit_clocks
 from tracekern.timeline.model import Rank
 
@@ -124,6 +127,21 @@ def test_ranks_of_one_clock_need_no_process_group():
     sampler.sample()
     assert [set(part["round_idx"]) for part in rows] == [{0}, {1}]
     assert {rank for part in rows for rank in part["initiator"].tolist()} == {1}
+
+
+def test_sampling_is_not_due_at_the_first_launch_of_a_rank_that_opens_sooner():
+    segment = SegmentWriter.create("clock-samples-test", 0, metadata(CaptureSpec(num_ranks=1), 0), 1 << 16)
+
+    class Meeting(Group):
+        def all_gather(self, value):
+            assert int(segment.header["due_ns"]) > time.monotonic_ns()
+            return [value]
+
+    try:
+        CaptureClocks("here").open(HostDevice(), segment, Meeting(0, 1), "clock-samples-test", one_host=True)
+    finally:
+        segment.unlink()
+        segment.close()
 
 
 def test_pairs_are_of_clocks():

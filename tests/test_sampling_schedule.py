@@ -122,44 +122,53 @@ def test_what_rank_0_says_as_one_gives_up_counts(segments: list[SegmentWriter], 
     for ready in (1, 0):
         while segments[1].header["ready_launch"] != ready:
             time.sleep(0.001)
-    segments[0].header["decision"] = 2 * 1 + 1
+    segments[0].header["decision"] = 1 << 32 | 1
     waits.join()
     assert answers == [True]
+
+
+def test_a_rank_that_reads_late_what_rank_0_said_samples_with_it(segments: list[SegmentWriter]):
+    """Ranks of one clock do not meet while they sample: rank 0 is at later launches by then."""
+    leader, follower = schedules(segments)
+    segments[1].header["ready_launch"] = 1
+    assert ask_for(leader, 3) == [True, False, False]
+    assert int(segments[0].header["due_ns"]) > time.monotonic_ns(), "nor does another wait at its next launch"
+    leader.postpone(0)
+    assert ask_for(follower, 3) == [True, False, False]
 
 
 class CoupledRank(threading.Thread):
     """Passes its launches at a pace of its own, late now and then, but as kernels have it: three ahead at most."""
 
-    def __init__(self, schedule: SamplingSchedule, passed: list[int], rank: int, seed: int, num_launches: int) -> None:
+    def __init__(self, schedule: SamplingSchedule, passed: list[int], rank: int, seed: int, meets: bool) -> None:
         super().__init__()
         self.sampled: list[int] = []
-        self._agreement, self._passed, self._rank, self._num_launches = schedule, passed, rank, num_launches
+        self._agreement, self._passed, self._rank, self._meets = schedule, passed, rank, meets
         self._delays = random.Random(f"{seed} {rank}")
 
     def run(self) -> None:
-        for launch in range(self._num_launches):
+        for launch in range(300):
             while min(self._passed) < launch - 3:
                 time.sleep(0.0001)
             if self._agreement.before_launch():
                 self.sampled.append(launch)
                 self._agreement.postpone(0.01)
-                SAMPLES_TOGETHER.wait(timeout=20)
+                if self._meets:
+                    SAMPLES_TOGETHER.wait(timeout=20)
             self._passed[self._rank] = launch
             time.sleep(self._delays.choice([0, 0, 0.0001, 0.001]) if self._delays.random() > 0.05 else 0.02)
         self._passed[self._rank] = 1 << 30
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_all_sample_before_the_same_launches(seed: int, monkeypatch):
-    """Or those that do would wait for the others for good. The delays are longer than rank 0 waits at first."""
+@pytest.mark.parametrize("meets", [True, False])
+def test_all_sample_before_the_same_launches(seed: int, meets: bool, monkeypatch):
+    """Or those that meet would wait for the others for good. The delays are longer than rank 0 waits at first."""
     monkeypatch.setattr(sampling_schedule, "_LEADER_WAITS_S", 0.002)
     monkeypatch.setattr(sampling_schedule, "_LEADER_PAUSES", 2)
     with ranks_segments(NUM_COUPLED) as segments:
         passed = [-1] * NUM_COUPLED
-        ranks = [
-            CoupledRank(schedule, passed, rank, seed, num_launches=300)
-            for rank, schedule in enumerate(schedules(segments))
-        ]
+        ranks = [CoupledRank(schedule, passed, rank, seed, meets) for rank, schedule in enumerate(schedules(segments))]
         for rank in ranks:
             rank.start()
         for rank in ranks:

@@ -195,7 +195,7 @@ SEGMENT_HEADER = np.dtype(
         ("launches_refused", "<u8"),  # found no room: they ran unrecorded
         ("refused_bytes", "<u8"),
         ("ready_launch", "<u8"),  # these three: how ranks agree on when to sample clocks (record/sampling_schedule.py)
-        ("decision", "<u8"),  # of rank 0: twice the number of its launch, plus 1 if all sample before it
+        ("decision", "<u8"),  # of rank 0: its launch, and in the upper half the last one that all sample before
         ("due_ns", "<u8"),  # of rank 0: CLOCK_MONOTONIC
         ("fault_offset", "<u8"),  # of the fault record (csrc/comm/fault.h), from the segment's start
         ("leaving", "<u8"),  # 1: this rank closes its capture, 2: with an error, or without its device

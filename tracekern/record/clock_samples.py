@@ -245,6 +245,7 @@ class CaptureClocks:
                 if peer is not segment:
                     peer.close()  # stays mapped; an open descriptor would keep a removed file alive
             self._schedule = SamplingSchedule(group.rank, segments)
+            self._schedule.postpone(SAMPLE_EVERY_S)  # before others come to their first launch
         # All ranks meet here, so that none removes its segment before the others have it.
         self._sampler = ClockSampler(device.clock, segment.append_clock_samples, group, device.peers)
         self.sample()

@@ -3,7 +3,8 @@
 Sampling is collective and becomes due by elapsed time, which rank 0 measures for all. But if a rank waited for the
 others before launch n, while one of them is still inside launch n - 1 and waits for that rank's data, both would hang.
 So rank 0 decides for each launch, with words in the segments that all can see: it says "go" only once all others are
-ready before the same launch. Ranks that are further than rank 0 wait until it arrives there.
+ready before the same launch. Ranks that are further than rank 0 wait until it arrives there. Ranks of one clock do not
+meet while they sample, so rank 0 may be launches ahead when another reads its word: the last "go" stays in it.
 
 Until sampling is due, a launch costs every rank the same, whatever the number of ranks. If rank 0 looked at each of the
 others, it would fall microseconds behind them at every launch, and the trace would blame it. A rank that waited in vain
@@ -34,6 +35,7 @@ _LEAVING_WAITS_S = 60.0
 _POLL_S = 0.0005
 _LEAVING_POLL_S = 0.005
 _LEAVES, _LEAVES_IN_DISORDER = 1, 2
+_LAUNCH_BITS = 32
 
 
 def _word_of(field: str) -> int:
@@ -56,7 +58,7 @@ class SamplingSchedule:
         self._headers = [segment.header for segment in segments]
         words = [segment.words[: fmt.SEGMENT_HEADER.itemsize // 4].cast("B").cast("Q") for segment in segments]
         self._own, self._leader, self._others = words[rank], words[0], words[1:]
-        self._launch = 0
+        self._launch = self._last_go = 0
         self._waits_s = _LEADER_WAITS_S
         self._tries_again_ns = 0
         self._pauses_s = _FOLLOWER_PAUSES_S
@@ -68,12 +70,15 @@ class SamplingSchedule:
         is_due = now >= self._leader[_DUE]
         if self._is_leader:
             go = is_due and self._lead()
-            self._own[_DECISION] = 2 * self._launch + go
+            if go:
+                self._last_go = self._launch
+                self.postpone(_LEADER_WAITS_AT_MOST_S)  # before others come to their next launch
+            self._own[_DECISION] = self._last_go << _LAUNCH_BITS | self._launch
             return go
         return is_due and now >= self._tries_again_ns and self._follow()
 
     def postpone(self, duration_s: float) -> None:
-        """Makes sampling due after `duration_s`. Rank 0's value counts; all ranks know it once the samples end."""
+        """Makes sampling due after `duration_s`. Rank 0's value counts."""
         self._own[_DUE] = time.monotonic_ns() + int(duration_s * 1e9)
 
     def leave(self, in_order: bool) -> bool:
@@ -128,7 +133,7 @@ class SamplingSchedule:
 
     def _follow(self) -> bool:
         def is_decided() -> bool:
-            return bool(self._leader[_DECISION] >> 1 >= self._launch)
+            return bool(self._leader[_DECISION] % (1 << _LAUNCH_BITS) >= self._launch)
 
         self._own[_READY] = self._launch
         if not _poll(is_decided, _FOLLOWER_WAITS_S):
@@ -138,7 +143,7 @@ class SamplingSchedule:
             self._tries_again_ns = time.monotonic_ns() + int(self._pauses_s * 1e9)
             self._pauses_s = min(2 * self._pauses_s, _FOLLOWER_PAUSES_AT_MOST_S)
         self._own[_READY] = 0
-        go = bool(self._leader[_DECISION] == 2 * self._launch + 1)
+        go = bool(self._leader[_DECISION] >> _LAUNCH_BITS == self._launch)
         if go:
             self._pauses_s = _FOLLOWER_PAUSES_S
         return go
