@@ -1,18 +1,22 @@
 """Calls of the P2P pipeline with random shapes, grids, variants and captures, each result compared bit by bit.
 
-    python tests/random_calls.py BACKEND RANKS COUNT [--seed 1] [--first 0]
+    python tests/random_calls.py BACKEND RANKS COUNT [--resident] [--seed 1] [--first 0]
 
-Case i of a seed is the same in every run: --first i and a COUNT of 1 repeat it alone. Calls of a case follow each other
-with nothing in between, on GPUs also as replays of a CUDA graph. Exits with 1 where a result is wrong.
+--resident: the ranks are threads of one process, on one GPU side by side. Their grids are such that all have room.
+Case i of a seed is the same in every run on GPUs with as many SMs: --first i and a COUNT of 1 repeat it alone. Calls of
+a case follow each other with nothing in between, on GPUs of their own also as replays of a CUDA graph. Prints how many
+cases are right; exits with 1 unless all are.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import sys
 import tempfile
+import time
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,7 +37,14 @@ from tracekern.record.session import Capture, capture
 NUM_CALLS = 24
 NUM_BATCHES = 5
 MAX_BYTES = 200_000_000
-"""Of the rows that one rank may be sent."""
+"""Of the rows that one rank may be sent; of all ranks together where they are resident."""
+ARENA_BYTES = 1 << 27
+"""Of a resident rank's records: all of it is pinned in every case."""
+WARPS_PER_SM = 16
+"""Of any kernel: that of the pipelined variant then has all registers of an SM."""
+OPTIONS = "TRACEKERN_RANDOM_CALLS"
+"""Environment variable: what the ranks are told."""
+ROOT = Path(__file__).resolve().parent.parent
 SIZES: dict[str, dict[str, tuple[int, ...]]] = {
     "cuda": {
         "tokens": (1, 2, 7, 16, 33, 128, 300, 900, 2500),
@@ -70,16 +81,19 @@ class Case:
     """Of each call."""
 
     @classmethod
-    def draw(cls, index: int, seed: int, ranks: int, backend: str) -> Case:
+    def draw(cls, index: int, seed: int, ranks: int, backend: str, num_residents: int = 1) -> Case:
         draw = random.Random(seed * 1_000_003 + index)
         sizes = SIZES[backend]
         variant = draw.choice(list(STAGES))
         experts = ranks * draw.choice([1, 2, 3, 8, 17, 32, 64])
         tokens, hidden = draw.choice(sizes["tokens"]), draw.choice(sizes["hidden"])
         topk = draw.randint(1, min(MAX_TOPK, experts))
-        while tokens * topk * hidden * 4 > MAX_BYTES:
+        while tokens * topk * hidden * 4 > MAX_BYTES // num_residents:
             tokens //= 2
         grid = {"num_blocks": draw.choice(sizes["blocks"]), "warps_per_block": draw.choice(sizes["warps"])}
+        if backend == "cuda" and num_residents > 1:
+            room = num_sms() * (WARPS_PER_SM // grid["warps_per_block"])
+            grid["num_blocks"] = min(grid["num_blocks"], room // num_residents)
         if variant == "pipelined":
             grid["partitions"] = draw.choice([0, 2, 3, 5, 16])
         tracing = draw.choice(TRACED)
@@ -93,10 +107,14 @@ class Case:
             tracing,
             draw.choice(["any expert", "one rank", "three experts", "one expert"]),
             counts_first=draw.random() < 0.5,
-            is_graph=backend == "cuda" and tracing is not None and draw.random() < 0.25,
+            is_graph=backend == "cuda" and num_residents == 1 and tracing is not None and draw.random() < 0.25,
             is_slow=draw.random() < 0.5,
             traced=tuple(draw.random() < 0.6 for _ in range(NUM_CALLS)),
         )
+
+
+def num_sms() -> int:
+    return int(torch.cuda.get_device_properties().multi_processor_count)
 
 
 def draw_batch(draw: random.Random, case: Case) -> Batch:
@@ -184,26 +202,41 @@ class Work:
         return plain_reference(batch, self.experts)
 
 
-def run_rank(options: argparse.Namespace) -> int:
-    dist.init_process_group("gloo")
-    if options.backend == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    group = Group.discover()
-    num_wrong = 0
+def run_case(case: Case, group: Group, options: argparse.Namespace) -> bool:
+    """Whether all calls of the case are right on all ranks. Collective."""
+    work = Work(case, group, options.seed, options.backend)
+    with tempfile.TemporaryDirectory() as directory:
+        how = {"device": work.pipeline.comm.device, "clocks": False, **(case.tracing or {})}
+        if group.num_residents > 1:
+            how["max_bytes"] = ARENA_BYTES
+        recording = nullcontext() if case.tracing is None else capture(Path(directory) / "capture", **how)
+        with recording as session:
+            batches = work.run(session)
+    wrong = work.wrong_calls(batches)
+    if wrong:
+        sys.stdout.write(f"rank {group.rank}: wrong: calls {wrong} of {asdict(case)}\n")
+    # All ranks are through here. Only now memory of the case is freed, for which the device waits for all kernels.
+    return not any(group.all_gather(wrong))
+
+
+def run_rank() -> int:
+    """One rank; started by main()."""
+    options = argparse.Namespace(**json.loads(os.environ[OPTIONS]))
+    if not options.resident:
+        dist.init_process_group("gloo")
+        if options.backend == "cuda":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    group, started = Group.discover(), time.monotonic()
+    num_right = 0
     for index in range(options.first, options.first + options.count):
-        case = Case.draw(index, options.seed, options.ranks, options.backend)
-        work = Work(case, group, options.seed, options.backend)
-        with tempfile.TemporaryDirectory() as directory:
-            how = {"device": work.pipeline.comm.device, "clocks": False, **(case.tracing or {})}
-            recording = nullcontext() if case.tracing is None else capture(Path(directory) / "capture", **how)
-            with recording as session:
-                batches = work.run(session)
-        if wrong := work.wrong_calls(batches):
-            num_wrong += 1
-            print(f"wrong: calls {wrong} of {asdict(case)}", flush=True)
-    print(f"{options.count - num_wrong} of {options.count} cases are right", flush=True)
-    dist.destroy_process_group()
-    return 1 if num_wrong else 0
+        case = Case.draw(index, options.seed, options.ranks, options.backend, group.num_residents)
+        num_right += run_case(case, group, options)
+    if group.rank == 0:
+        took_s = time.monotonic() - started
+        sys.stdout.write(f"{num_right} of {options.count} cases are right on {options.ranks} ranks; {took_s:.0f} s\n")
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return 0 if num_right == options.count else 1
 
 
 def main() -> int:
@@ -211,18 +244,26 @@ def main() -> int:
     parser.add_argument("backend", choices=list(SIZES))
     parser.add_argument("ranks", type=int)
     parser.add_argument("count", type=int)
+    parser.add_argument("--resident", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
-    if "RANK" in os.environ:
-        return run_rank(options)
-    command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:]]
 
-    def on_line(rank: int, line: str) -> None:
-        sys.stdout.write(f"rank {rank}: {line}\n")  # at once: a thread a rank comes here
+    def on_line(_: int, line: str) -> None:
+        sys.stdout.write(f"{line}\n")  # at once: a thread a rank comes here
         sys.stdout.flush()
 
-    exits = launch_ranks(options.ranks, command, on_line=on_line, timeout_s=100 + 2 * options.count)
+    exits = launch_ranks(
+        options.ranks,
+        "tests.random_calls:run_rank",
+        env={
+            OPTIONS: json.dumps(vars(options)),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        },
+        on_line=on_line,
+        timeout_s=100 + 3 * options.count,
+        resident=options.resident,
+    )
     return 1 if any(end.returncode for end in exits) else 0
 
 
