@@ -15,7 +15,9 @@ from rank_pool import RankPool
 
 from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group
+from tracekern.comm.resident import rank_of_thread
 from tracekern.errors import BadInput, CommTimeout
+from tracekern.launcher.resident import run_residents
 from tracekern.moe.p2p.pipeline import P2PPipeline
 from tracekern.moe.shape import MoeShape
 
@@ -37,8 +39,8 @@ def alone(num_bytes: int = HEAP_BYTES, **options: Any) -> Communicator:
 
 def write_to_all(group: Group, backend: str) -> dict[str, Any]:
     """Every rank writes a row in every rank's copy; returns what this one then finds in its own."""
-    if backend == "cuda":
-        torch.cuda.set_device(group.rank % torch.cuda.device_count())
+    if backend == "cuda" and group.num_residents == 1:
+        torch.cuda.set_device(group.rank)
     comm = Communicator(group, HEAP_BYTES, 20.0, backend)
     comm.malloc_symmetric((5,), torch.int8)
     rows = comm.malloc_symmetric((group.num_ranks, 3), torch.float32)
@@ -79,12 +81,32 @@ def test_what_a_rank_writes_its_peers_see(pool: RankPool):
     check_written(pool.call(write_to_all, "cpu"))
 
 
+def on_residents(num_ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """[num_ranks] results of function(group, *args) on resident ranks of this process."""
+    results: list[Any] = [None] * num_ranks
+
+    def run() -> None:
+        results[rank_of_thread()] = function(Group.discover(), *args)
+
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # run_residents() would leave it to later tests
+        assert run_residents(num_ranks, run) == 0
+    return results
+
+
+def test_what_a_resident_rank_writes_its_peers_see():
+    check_written(on_residents(3, write_to_all, "cpu"))
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [1, 2, 8])
 def test_what_a_rank_writes_its_peers_see_on_gpus(num_ranks: int):
-    """Two ranks on one GPU take turns; with two GPUs these write into each other's memory."""
+    """On a GPU each these write into each other's memory; with fewer GPUs than ranks all are resident on one."""
     if torch.cuda.device_count() < 1:
         pytest.skip("needs a GPU")
+    if torch.cuda.device_count() < num_ranks:
+        check_written(on_residents(num_ranks, write_to_all, "cuda"))
+        return
     ranks = RankPool(num_ranks)
     try:
         check_written(ranks.call(write_to_all, "cuda"))
