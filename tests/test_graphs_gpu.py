@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.test_gpu import one_rank, require_gpus
+from tracekern.comm.resident import Residents
 from tracekern.dump.format import RECORD_BYTES
 from tracekern.dump.reader import Dump, read_dump
 from tracekern.errors import BadInput
@@ -79,6 +80,19 @@ def test_a_thousand_replays_record_into_regions_of_their_own(tmp_path, sink):
 def test_replays_of_two_ranks(tmp_path):
     for rank, report in enumerate(replay(tmp_path, 2, 200, "auto")):
         check_replays(read_dump(tmp_path / f"rank_{rank:05d}.tkdump"), report)
+
+
+@pytest.mark.gpu
+def test_resident_ranks_capture_no_graph(tmp_path):
+    require_gpus(1)
+    with Residents(1).as_rank(0):
+        pipeline, tensors = one_rank()
+        with capture(tmp_path, device=pipeline.comm.device) as session:
+            with pytest.raises(BadInput, match=r"capture.graph\('decode'\): resident ranks replay no graphs"):
+                session.graph(lambda: pipeline(*tensors, capture=session), name="decode")
+            pipeline(*tensors, capture=session)
+            pipeline.synchronize()
+    assert {launch.name for launch in read_dump(tmp_path / "rank_00000.tkdump").launches} == set(STAGES)
 
 
 @pytest.mark.gpu
