@@ -4,6 +4,7 @@
 
 Starts the ranks of the scenario by our launcher, ends them after a time limit, and prints as JSON how they ended and
 what they left in DIRECTORY/rank_<r>.json. test_gpu_flight.py looks at that and at the capture in DIRECTORY/capture.
+With fewer GPUs than ranks these are resident on one: a trap, or the end of the process, then hits all of them.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tracekern.comm import resident
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput, CommTimeout, DeviceLost
 from tracekern.launcher.launch import launch_ranks
+from tracekern.launcher.spawner import Spawner
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.p2p.pipeline import P2PPipeline
 from tracekern.moe.reference import reference
@@ -37,15 +41,21 @@ NUM_BATCHES = 4
 RING_SLOTS = 4
 NUM_RECYCLED = 300
 LIMIT_S = 40.0
+LATE_S = 1.0
+"""How long resident ranks hold their kernels back for one that stays away, as it does here on purpose."""
+BACKEND = "cuda"
+TARGET = "tests.gpu_flight:run_scenario"
 
 
 class Workload:
     """A pipeline of this rank, and calls of it that are compared with the reference on the device."""
 
     def __init__(self, **options: Any) -> None:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        if int(os.environ["WORLD_SIZE"]) > 1:
-            torch.distributed.init_process_group("gloo")
+        if resident.this_resident() is None:
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+            if int(os.environ["WORLD_SIZE"]) > 1:
+                torch.distributed.init_process_group("gloo")
+        resident.LATE_S = LATE_S
         self.group = Group.discover()
         shape = MoeShape(self.group.num_ranks, 32, 8 * self.group.num_ranks, 4, 1024, "bf16")
         experts = draw_experts(shape)
@@ -53,10 +63,10 @@ class Workload:
             draw_batch(shape, seed=5, rank=self.group.rank, iteration=iteration, routing="uniform", uneven=True)
             for iteration in range(NUM_BATCHES)
         ]
-        self.wanted = [reference(batch, experts).cuda().view(torch.int16) for batch in batches]
-        self.batches, self.experts = [batch.to("cuda") for batch in batches], experts.to("cuda")
+        self.wanted = [reference(batch, experts).to(BACKEND).view(torch.int16) for batch in batches]
+        self.batches, self.experts = [batch.to(BACKEND) for batch in batches], experts.to(BACKEND)
         grid = {"num_blocks": 16, "warps_per_block": 8}
-        self.pipeline = P2PPipeline(self.group, shape, "balanced", **grid, backend="cuda", **options)
+        self.pipeline = P2PPipeline(self.group, shape, "balanced", **grid, backend=BACKEND, **options)
         self.comm = self.pipeline.comm
 
     def inputs(self, iteration: int) -> tuple[torch.Tensor, ...]:
@@ -108,7 +118,10 @@ def time_out() -> int:
 
 
 def trap() -> int:
-    """Rank 1 stays away and the kernel of rank 0 traps: its device is gone, its capture is not."""
+    """Rank 1 stays away and the kernel of rank 0 traps: its device is gone, its capture is not.
+
+    If rank 1 is resident beside rank 0, its device is gone as well.
+    """
     workload = Workload(timeout_s=0.5, on_timeout="trap")
     rank, found = workload.group.rank, {"said": []}
     with flight(device=workload.comm.device) as session:
@@ -116,11 +129,22 @@ def trap() -> int:
         workload.pipeline.synchronize()
         for _ in range(2 if rank == 0 else 0):
             found["said"].append(str(workload.fail(session)))
+        meet_and_ask(workload, found)
     try:
         workload.pipeline.reset()
     except DeviceLost as error:
         found["reset"] = str(error)
     return leave(rank, found)
+
+
+def meet_and_ask(workload: Workload, found: dict[str, Any]) -> None:
+    """Rank 1 asks for its device when rank 0 has lost its own."""
+    workload.group.barrier()
+    if workload.group.rank == 1:
+        try:
+            workload.comm.synchronize()
+        except DeviceLost as error:
+            found["said"].append(str(error))
 
 
 def somebody_elses_trap() -> int:
@@ -129,7 +153,7 @@ def somebody_elses_trap() -> int:
 
 
 def trap_while_closing() -> int:
-    """The same, but the capture closes before anybody has asked the device."""
+    """The same, but captures close before anybody has asked the device: that of rank 1 even before the trap."""
     return trap_beside(is_noticed=False)
 
 
@@ -144,16 +168,20 @@ def trap_beside(is_noticed: bool) -> int:
             with torch.cuda.stream(torch.cuda.Stream()):
                 torch.cuda._sleep(10**9)  # cycles: half a second
                 torch.zeros(4, device="cuda")[torch.tensor([9], device="cuda")]
+        elif not is_noticed:
+            torch.cuda._sleep(5 * 10**9)  # longer than until the trap
         if rank == 0 and is_noticed:
             try:
-                torch.cuda.synchronize()
+                torch.cuda.current_stream().synchronize()
             except RuntimeError as error:
                 found["said"].append(str(error).splitlines()[0])
+        if is_noticed:
+            meet_and_ask(workload, found)
     return leave(rank, found)
 
 
 def calls_without_end() -> int:
-    """Until rank 1 is killed in the middle of it, and rank 0 gives up."""
+    """Until rank 1 is killed in the middle of it, and rank 0 gives up. Resident ranks are killed together."""
     workload = Workload(timeout_s=0.5)
     directory, rank = Path(os.environ["FLIGHT_DIR"]), workload.group.rank
     try:
@@ -335,35 +363,45 @@ def no_descriptors() -> int:
     return leave(workload.group.rank, {"wrong": int(wrong), "handle": len(workload.comm.native.heap_handle())})
 
 
-SCENARIOS = {
-    "time_out": 2,
-    "trap": 2,
-    "somebody_elses_trap": 2,
-    "trap_while_closing": 2,
-    "calls_without_end": 2,
-    "late_rank": 2,
-    "keep_last": 1,
-    "hidden_device": 1,
-    "keeper_that_fails": 1,
-    "beside_a_graph_capture": 1,
-    "busy_at_the_end": 1,
-    "another_device": 1,
-    "no_descriptors": 2,
-    "refusals": 1,
+SCENARIOS: dict[str, tuple[Callable[[], int], int]] = {
+    scenario.__name__: (scenario, num_ranks)
+    for scenario, num_ranks in (
+        (time_out, 2),
+        (trap, 2),
+        (somebody_elses_trap, 2),
+        (trap_while_closing, 2),
+        (calls_without_end, 2),
+        (late_rank, 2),
+        (keep_last, 1),
+        (hidden_device, 1),
+        (keeper_that_fails, 1),
+        (beside_a_graph_capture, 1),
+        (busy_at_the_end, 1),
+        (another_device, 1),
+        (no_descriptors, 2),
+        (refusals, 1),
+    )
 }
-"""Each with the number of its ranks."""
+"""By name, each with the number of its ranks."""
 
 
-def main() -> int:
-    scenario, sink, directory = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+def run_scenario() -> int:
+    """One rank; started by play()."""
+    scenario, _ = SCENARIOS[os.environ["FLIGHT_SCENARIO"]]
+    return scenario()
+
+
+def play(scenario: str, sink: str, directory: Path, spawner: Spawner | None = None) -> dict[str, Any]:
+    """How the ranks of a scenario ended, and what they found. spawner: of TARGET, shares the import of torch."""
+    num_ranks = SCENARIOS[scenario][1]
+    is_resident = 1 < num_ranks > torch.cuda.device_count()
     pids: dict[int, int] = {}
     lines: list[str] = []
-
     ready = [directory / f"ready_{rank}" for rank in range(2)]
 
     def kill_when_ready() -> None:
         wait_for(ready)
-        os.kill(pids[1], signal.SIGKILL)
+        os.kill(pids[0 if is_resident else 1], signal.SIGKILL)
 
     def look_when_ready() -> None:
         wait_for(ready)
@@ -377,20 +415,27 @@ def main() -> int:
     if meanwhile is not None:
         threading.Thread(target=meanwhile, daemon=True).start()
     exits = launch_ranks(
-        SCENARIOS[scenario],
-        f"tests.gpu_flight:{scenario}",
-        env={"FLIGHT_DIR": str(directory), "FLIGHT_SINK": sink},
+        num_ranks,
+        spawner or TARGET,
+        env={"FLIGHT_SCENARIO": scenario, "FLIGHT_DIR": str(directory), "FLIGHT_SINK": sink},
         timeout_s=LIMIT_S,
         on_line=lambda rank, line: lines.append(f"[rank {rank}] {line}"),
         on_start=pids.__setitem__,
+        resident=is_resident,
     )
-    reports = [directory / f"rank_{rank}.json" for rank in range(SCENARIOS[scenario])]
-    ended = {
+    reports = [directory / f"rank_{rank}.json" for rank in range(num_ranks)]
+    return {
         "codes": [ended.returncode for ended in exits],
         "ranks": [json.loads(path.read_text()) if path.exists() else None for path in reports],
         "lines": lines,
+        "is_resident": is_resident,
     }
-    sys.stdout.write(json.dumps(ended) + "\n")
+
+
+def main() -> int:
+    scenario, sink, directory = sys.argv[1], sys.argv[2], Path(sys.argv[3]).absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    sys.stdout.write(json.dumps(play(scenario, sink, directory)) + "\n")
     return 0
 
 

@@ -5,12 +5,10 @@ With records in host memory, and in device memory that a keeper holds.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
-import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +16,52 @@ import numpy as np
 import pytest
 import torch
 
+from tests import gpu_flight
 from tests.gpu_flight import NUM_RECYCLED, RING_SLOTS
 from tracekern.analysis.hang import find_hang
+from tracekern.launcher.spawner import Spawner
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, EventClass, Timeline
 
 ROOT = Path(__file__).resolve().parent.parent
-LIMIT_S = 60.0
-
-
 SINKS = pytest.mark.parametrize("sink", ["host", "device"])
 
 
-def play(scenario: str, directory: Path, num_gpus: int, sink: str = "host") -> dict[str, Any]:
-    """How the ranks of a scenario ended; it has ended by itself, or is ended, before LIMIT_S."""
-    if torch.cuda.device_count() < num_gpus:
-        pytest.skip(f"needs {num_gpus} GPUs, {torch.cuda.device_count()} are here")
-    command = [sys.executable, "-m", "tests.gpu_flight", scenario, sink, str(directory)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT, env=environment)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+Play = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def spawner() -> Iterator[Spawner | None]:
+    """Imports torch once for all scenarios. None without a GPU, where all of them are skipped."""
+    if not torch.cuda.device_count():
+        yield None
+        return
+    with Spawner(gpu_flight.TARGET, {**os.environ, "PYTHONPATH": str(ROOT)}) as shared:
+        yield shared
+
+
+@pytest.fixture
+def play(spawner: Spawner | None, monkeypatch: pytest.MonkeyPatch) -> Play:
+    """play(scenario, directory, num_gpus, sink): how the ranks ended; they end by themselves, or are ended."""
+
+    def run(scenario: str, directory: Path, num_gpus: int, sink: str = "host") -> dict[str, Any]:
+        if torch.cuda.device_count() < num_gpus:
+            pytest.skip(f"needs {num_gpus} GPUs, {torch.cuda.device_count()} are here")
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+        return gpu_flight.play(scenario, sink, directory, spawner)
+
+    return run
+
+
+def told_losses(ended: dict[str, Any]) -> list[int]:
+    """The ranks whose captures told that the device was lost."""
+    told = [re.search(r"rank (\d+): .*; what it recorded is kept", line) for line in ended["lines"]]
+    return sorted(int(found[1]) for found in told if found)
+
+
+def losers(ended: dict[str, Any]) -> list[int]:
+    """The ranks that lose their device when rank 0 does."""
+    return [0, 1] if ended["is_resident"] else [0]
 
 
 def open_waits(timeline: Timeline) -> Counter[tuple[int, str]]:
@@ -53,10 +76,10 @@ def faults(timeline: Timeline) -> list[str]:
     return [problem.text for problem in timeline.problems if problem.kind == "fault"]
 
 
-@pytest.mark.multigpu
+@pytest.mark.gpu
 @SINKS
-def test_a_time_out_says_all_and_reset_repairs(tmp_path, sink):
-    ended = play("time_out", tmp_path, 2, sink)
+def test_a_time_out_says_all_and_reset_repairs(play, tmp_path, sink):
+    ended = play("time_out", tmp_path, 1, sink)
     assert ended["codes"] == [0, 0], "\n".join(ended["lines"])
     first, second = ended["ranks"]
     assert (first["wrong"], second["wrong"], second["said"]) == (0, 0, [])
@@ -70,10 +93,10 @@ def test_a_time_out_says_all_and_reset_repairs(tmp_path, sink):
     assert {rank for rank, _ in open_waits(timeline)} == {0}
 
 
-@pytest.mark.multigpu
+@pytest.mark.gpu
 @SINKS
-def test_a_snapshot_shows_who_is_late_while_the_kernel_waits(tmp_path, sink):
-    ended = play("late_rank", tmp_path, 2, sink)
+def test_a_snapshot_shows_who_is_late_while_the_kernel_waits(play, tmp_path, sink):
+    ended = play("late_rank", tmp_path, 1, sink)
     assert ended["codes"] == [0, 0], "\n".join(ended["lines"])
     assert [rank["wrong"] for rank in ended["ranks"]] == [0, 0]
     now = load(tmp_path / "now")
@@ -90,17 +113,19 @@ def test_a_snapshot_shows_who_is_late_while_the_kernel_waits(tmp_path, sink):
     assert find_hang(whole) is None
 
 
-@pytest.mark.multigpu
+@pytest.mark.gpu
 @SINKS
-def test_after_a_trap_the_capture_is_whole(tmp_path, sink):
-    ended = play("trap", tmp_path, 2, sink)
+def test_after_a_trap_the_capture_is_whole(play, tmp_path, sink):
+    ended = play("trap", tmp_path, 1, sink)
     assert ended["codes"] == [0, 0], "\n".join(ended["lines"])
     first, second = ended["ranks"]
     assert first["said"][0].endswith("the kernel trapped: this process can no longer use its device")
     assert first["said"][1].endswith("restart the process")
     assert first["reset"] == second["reset"]
     assert re.match(r"reset: rank 0: .* is lost to this process: .*; restart all ranks", first["reset"])
-    assert [line for line in ended["lines"] if "what it recorded is kept" in line]
+    assert told_losses(ended) == losers(ended), "\n".join(ended["lines"])
+    assert len(second["said"]) == len(losers(ended)) - 1
+    assert all(re.match("rank 1: .* is lost to this process: ", text) for text in second["said"])
     timeline = load(tmp_path / "capture")
     assert [rank.state for rank in timeline.ranks] == ["closed", "closed"]
     waits = open_waits(timeline)
@@ -109,37 +134,41 @@ def test_after_a_trap_the_capture_is_whole(tmp_path, sink):
     assert len(faults(timeline)) == 1
 
 
-@pytest.mark.multigpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("scenario", ["somebody_elses_trap", "trap_while_closing"])
 @SINKS
-def test_what_a_trap_of_somebody_elses_kernel_leaves(tmp_path, sink, scenario):
-    ended = play(scenario, tmp_path, 2, sink)
+def test_what_a_trap_of_somebody_elses_kernel_leaves(play, tmp_path, sink, scenario):
+    ended = play(scenario, tmp_path, 1, sink)
     assert ended["codes"] == [0, 0], "\n".join(ended["lines"])
+    assert told_losses(ended) == losers(ended), "\n".join(ended["lines"])
     if scenario == "somebody_elses_trap":
-        assert "device-side assert" in ended["ranks"][0]["said"][0]
+        assert all("device-side assert" in ended["ranks"][rank]["said"][0] for rank in losers(ended))
     timeline = load(tmp_path / "capture")
     assert [rank.state for rank in timeline.ranks] == ["closed", "closed"]
     assert open_waits(timeline)[0, "wait_counts"] >= 1
     assert not [problem for problem in timeline.problems if problem.kind == "launch_lost"]
 
 
-@pytest.mark.multigpu
+@pytest.mark.gpu
 @SINKS
-def test_the_records_of_a_killed_peer_are_kept(tmp_path, sink):
-    ended = play("calls_without_end", tmp_path, 2, sink)
+def test_the_records_of_a_killed_peer_are_kept(play, tmp_path, sink):
+    ended = play("calls_without_end", tmp_path, 1, sink)
     assert ended["codes"][1] == -9, "\n".join(ended["lines"])
-    assert "gave up on rank 1 after 5" in ended["ranks"][0]["said"][0], "\n".join(ended["lines"])
     timeline = load(tmp_path / "capture")
-    assert [rank.state for rank in timeline.ranks] == ["closed", "salvaged"]
-    assert 0 in {rank for rank, _ in open_waits(timeline)}
+    if ended["is_resident"]:
+        assert [rank.state for rank in timeline.ranks] == ["salvaged", "salvaged"]
+    else:
+        assert "gave up on rank 1 after 5" in ended["ranks"][0]["said"][0], "\n".join(ended["lines"])
+        assert [rank.state for rank in timeline.ranks] == ["closed", "salvaged"]
+        assert 0 in {rank for rank, _ in open_waits(timeline)}
     assert not [problem for problem in timeline.problems if problem.kind == "launch_lost"]
     ranks = timeline.track_ranks()[timeline.spans.track]
-    assert int((ranks == 1).sum()) > 1000
+    assert all(int((ranks == rank).sum()) > 1000 for rank in (0, 1))
 
 
 @pytest.mark.gpu
 @SINKS
-def test_the_last_records_stay(tmp_path, sink):
+def test_the_last_records_stay(play, tmp_path, sink):
     ended = play("keep_last", tmp_path, 1, sink)
     assert ended["codes"] == [0], "\n".join(ended["lines"])
     whole, tail = load(tmp_path / "first"), load(tmp_path / "capture")
@@ -171,7 +200,7 @@ def assert_recycled(directory: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_the_keeper_finds_a_gpu_that_was_hidden_since(tmp_path):
+def test_the_keeper_finds_a_gpu_that_was_hidden_since(play, tmp_path):
     ended = play("hidden_device", tmp_path, 1, "device")
     assert ended["codes"] == [0], "\n".join(ended["lines"])
     assert ended["ranks"][0]["wrong"] == 0
@@ -179,7 +208,7 @@ def test_the_keeper_finds_a_gpu_that_was_hidden_since(tmp_path):
 
 
 @pytest.mark.gpu
-def test_a_keeper_that_fails_costs_no_memory(tmp_path):
+def test_a_keeper_that_fails_costs_no_memory(play, tmp_path):
     ended = play("keeper_that_fails", tmp_path, 1, "device")
     assert ended["codes"] == [0], "\n".join(ended["lines"])
     (found,) = ended["ranks"]
@@ -189,7 +218,7 @@ def test_a_keeper_that_fails_costs_no_memory(tmp_path):
 
 @pytest.mark.gpu
 @SINKS
-def test_regions_are_used_again_beside_a_graph_capture(tmp_path, sink):
+def test_regions_are_used_again_beside_a_graph_capture(play, tmp_path, sink):
     ended = play("beside_a_graph_capture", tmp_path, 1, sink)
     assert ended["codes"] == [0], "\n".join(ended["lines"])
     assert ended["ranks"] == [{"x": 2.0, "brackets": 100}]
@@ -198,7 +227,7 @@ def test_regions_are_used_again_beside_a_graph_capture(tmp_path, sink):
 
 @pytest.mark.gpu
 @SINKS
-def test_a_capture_closes_while_a_kernel_runs_on(tmp_path, sink):
+def test_a_capture_closes_while_a_kernel_runs_on(play, tmp_path, sink):
     ended = play("busy_at_the_end", tmp_path, 1, sink)
     assert ended["codes"] == [0], "\n".join(ended["lines"])
     assert ended["ranks"] == [{"wrong": 0, "is_busy": True, "sum": 8.0}]
@@ -211,7 +240,7 @@ def test_a_capture_closes_while_a_kernel_runs_on(tmp_path, sink):
 
 @pytest.mark.multigpu
 @SINKS
-def test_another_current_device_changes_nothing(tmp_path, sink):
+def test_another_current_device_changes_nothing(play, tmp_path, sink):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs 2 GPUs")
     ended = play("another_device", tmp_path, 1, sink)
@@ -227,7 +256,7 @@ def test_another_current_device_changes_nothing(tmp_path, sink):
 
 
 @pytest.mark.gpu
-def test_facts_and_a_heap_that_no_gpu_holds(tmp_path):
+def test_facts_and_a_heap_that_no_gpu_holds(play, tmp_path):
     ended = play("refusals", tmp_path, 1)
     assert ended["codes"] == [0], "\n".join(ended["lines"])
     (found,) = ended["ranks"]
@@ -242,7 +271,7 @@ def test_facts_and_a_heap_that_no_gpu_holds(tmp_path):
 
 
 @pytest.mark.multigpu
-def test_where_a_driver_exports_no_descriptors_heaps_are_shared_by_ipc(tmp_path):
+def test_where_a_driver_exports_no_descriptors_heaps_are_shared_by_ipc(play, tmp_path):
     ended = play("no_descriptors", tmp_path, 2)
     assert ended["codes"] == [0, 0], "\n".join(ended["lines"])
     assert [(rank["wrong"], rank["handle"]) for rank in ended["ranks"]] == [(0, 64), (0, 64)]
