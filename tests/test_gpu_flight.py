@@ -131,7 +131,8 @@ def test_after_a_trap_the_capture_is_whole(play, tmp_path, sink):
     waits = open_waits(timeline)
     assert waits[0, "wait_counts"] >= 1
     assert {rank for rank, _ in waits} == {0}
-    assert len(faults(timeline)) == 1
+    (fault,) = faults(timeline)
+    assert fault.endswith("; that ended all 2 ranks, which are resident on one GPU") == ended["is_resident"]
 
 
 @pytest.mark.gpu
