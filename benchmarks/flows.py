@@ -6,7 +6,7 @@ Records the balanced pipeline, whose signals and waits are those of single token
 looks at every arrow from a signal to the wait it released. A violation is a wait that ends before its signal begins,
 once as the merged trace shows it and once beyond what the clocks' hard_ns leaves open. Exits with 1 when there is one,
 when a record was lost, a wait has no signal, or the arrows of the tokens are not as many as the routing sent rows. On
-the CPU backend the clocks are simulated.
+the CPU backend the clocks are simulated; ranks that are resident on one GPU read one clock.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64, help="the most a rank draws")
     parser.add_argument("--hidden", type=int, default=2880)
     parser.add_argument(
-        "--name", help="of the file in benchmarks/results; flows_RANKS otherwise, of a CPU run flows_cpu_RANKS"
+        "--name",
+        help="of the file in benchmarks/results; flows_RANKS otherwise, flows_cpu_RANKS of a CPU run, "
+        "flows_resident_RANKS of ranks that are resident on one GPU",
     )
     options = parser.parse_args()
 
@@ -141,11 +143,15 @@ def report(options: argparse.Namespace, timeline: Timeline, rows_sent: int) -> i
             doubts.append(f"channel {channel}: {drawn} arrows for {rows_sent} rows")
     print(f"{arrows:,} arrows, {violations} violations, {lost} records lost, {len(timeline.spans):,} spans")
     print("\n".join(doubts), end="\n" if doubts else "")
-    on_gpu = timeline.ranks[0].backend == "cuda"
+    first = timeline.ranks[0]
+    where = "" if first.backend == "cuda" else "cpu_"
+    num_gpus = 0 if where else options.ranks
+    if first.metadata.get("num_residents", 1) > 1:
+        where, num_gpus = "resident_", 1
     results = {
         "ranks": options.ranks,
         "iterations": options.iterations,
-        "backend": timeline.ranks[0].backend,
+        "backend": first.backend,
         "rows_sent": rows_sent,
         "arrows": arrows,
         "violations": violations,
@@ -155,11 +161,8 @@ def report(options: argparse.Namespace, timeline: Timeline, rows_sent: int) -> i
         "hard_ns": {rank.rank: rank.clock.hard_ns for rank in timeline.ranks if rank.clock},
         "channels": rows,
     }
-    write_results(
-        options.name or f"flows_{'' if on_gpu else 'cpu_'}{options.ranks}",  # figures of GPUs are not overwritten
-        results,
-        options.ranks if on_gpu else 0,
-    )
+    # Figures of GPUs of their own are not overwritten.
+    write_results(options.name or f"flows_{where}{options.ranks}", results, num_gpus)
     return 1 if violations or lost or doubts else 0
 
 

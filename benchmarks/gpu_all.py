@@ -43,13 +43,16 @@ TESTS = " ".join(
 COUNTED = re.compile(r"\d+ (passed|failed|skipped|error)|\d+ of \d+ missed")
 """In what a step prints: the line that the table of all steps repeats."""
 GRACE_S = 5.0
+RESIDENTS = 8
+"""Ranks that are resident on a single GPU."""
 
 
 @dataclass(frozen=True)
 class Step:
     name: str
     arguments: str
-    """Of python; {gpus} stands for the number of GPUs, {workers} for pytest's options to run tests side by side."""
+    """Of python; {gpus} stands for the number of GPUs, {ranks} for as many or, on a single one, for 8 ranks that are
+    resident on it, {workers} for pytest's options to run tests side by side."""
     limit_s: int
     min_gpus: int = 1
     beside: bool = False
@@ -62,9 +65,9 @@ STEPS = (
     Step("planted", f"tests/planted_tree.py {PLANTED}", 200, 2, beside=True),
     Step("build", "setup.py build_ext --inplace", 200),
     Step("sanitizer", f"{PYTEST} {{workers}} tests/test_sanitizer_gpu.py", 200, beside=True),
-    Step("results", f"{PYTEST} {{workers}} -k '{BESIDE}' {TESTS}", 240),
+    Step("results", f"{PYTEST} {{workers}} -k '{BESIDE}' {TESTS}", 300),
     Step("tests", f"{PYTEST} -k 'not ({BESIDE})' {TESTS}", 600, needs="sanitizer"),
-    Step("flows", "benchmarks/flows.py --backend cuda --ranks {gpus}", 90, 2),
+    Step("flows", "benchmarks/flows.py --backend cuda --ranks {ranks}", 90),
     Step("clocks", "benchmarks/clocks_gpu.py --ranks {gpus} --seconds 60", 150, 2),
     Step("mutants", f"{PYTEST} tests/test_mutants_gpu.py", 200, 2, needs="planted"),
     Step("links", "benchmarks/links.py", 60, 2),
@@ -82,7 +85,8 @@ class Running:
 
     def __init__(self, step: Step, num_gpus: int, limit_s: float) -> None:
         self.step, self.limit_s, self.started = step, limit_s, time.monotonic()
-        command = [sys.executable, *shlex.split(step.arguments.format(gpus=num_gpus, workers=side_by_side()))]
+        numbers = {"gpus": num_gpus, "ranks": num_gpus if num_gpus > 1 else RESIDENTS}
+        command = [sys.executable, *shlex.split(step.arguments.format(**numbers, workers=side_by_side()))]
         print(f"\n== {step.name}: {shlex.join(command[1:])}", flush=True)
         environment = {
             **os.environ,
