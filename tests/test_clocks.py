@@ -257,6 +257,11 @@ def test_contradictions_are_refused_and_name_the_pair():
     with pytest.raises(BadInput, match="runs backwards"):
         fit_clocks(backwards, ranks)
 
+    alone = rows.copy()
+    alone["responder"][7] = alone["initiator"][7]
+    with pytest.raises(BadInput, match="the dump is damaged"):
+        fit_clocks(alone, ranks)
+
 
 def host_brackets(rng, clock, rank, round_idx, start, wall_offset_ns, count=20):
     """Wall clock, device, wall clock; the wall clock is WALL_NS + wall_offset_ns at true time 0 and runs true."""

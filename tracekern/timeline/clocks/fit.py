@@ -123,9 +123,10 @@ def _rows_of_clocks(samples: npt.NDArray[Any], ranks: Sequence[Rank], clock_of: 
     """The samples of these ranks, by clock instead of rank. Between ranks of one clock ping-pong has nothing to say."""
     known = [rank.rank for rank in ranks]
     rows = samples[np.isin(samples["initiator"], known) & np.isin(samples["responder"], known)]
+    is_between = (rows["kind"] == SampleKind.PING_PONG) & (rows["initiator"] != rows["responder"])
     for end in ("initiator", "responder"):
         rows[end] = clock_of[rows[end]]
-    kept: npt.NDArray[Any] = rows[(rows["kind"] != SampleKind.PING_PONG) | (rows["initiator"] != rows["responder"])]
+    kept: npt.NDArray[Any] = rows[~is_between | (rows["initiator"] != rows["responder"])]
     return kept
 
 
