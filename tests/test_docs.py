@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from toolchains import ROOT
+from typer.testing import CliRunner
 
+from tracekern.cli.app import app
 from tracekern.record import sinks
 
 LABELS = {"sorted over NCCL": "sorted (NCCL)", "all_to_all_vdev_2d": "vdev_2d (NVSHMEM)"}
@@ -145,6 +147,28 @@ def test_what_partitions_are_worth():
     assert f"8,192 tokens on four GPUs take {many['2']:,.0f} us, with 32 of them {many['32']:,.0f}" in told
     assert f"up to 16 tokens take {few['2']:.0f} us with two and {few['1']:.0f} with one" in told
     assert f"each costs some {(few['16'] - few['8']) / 8:.0f} us" in told
+
+
+def test_which_resident_rank_was_late():
+    rows, told = results("resident")["rows"], text_of("moe.md")
+    named = {
+        variant: [row["named"] == row["late"] for row in rows if row["variant"] == variant and row["late"] is not None]
+        for variant in ("balanced", "pipelined")
+    }
+    first, second = (f"{sum(right)} of {len(right)}" for right in named.values())
+    assert f"in {first} captures of `balanced` and in {second} of `pipelined`, each with a rank" in told
+    alike = [row["named"] for row in rows if row["late"] is None]
+    assert None not in alike
+    assert f"In {len(alike) // 2} captures of each without a late rank it named one, too" in told
+    assert f"one H200, {day('resident')}" in told
+
+
+def test_the_report_on_resident_ranks_is_what_the_command_prints():
+    shown = (ROOT / "docs" / "moe.md").read_text().partition("$ tracekern report traces/h200_resident\n")[2]
+    lines = [line for line in shown.partition("```")[0].splitlines() if line.strip() != "..."]
+    printed = CliRunner().invoke(app, ["report", str(ROOT / "traces" / "h200_resident")]).stdout.splitlines()
+    assert len(lines) == 4
+    assert [line for line in lines if line not in printed] == []
 
 
 def added(row: dict[str, Any], digits: int) -> str:

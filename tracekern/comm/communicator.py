@@ -186,7 +186,8 @@ class Communicator:
 
         Args:
             num_kernels: How many there are.
-            run: Launches the kernels from its first argument up to its second on the current stream.
+            run: Launches the kernels from its first argument up to its second on the stream that is current at this
+                call. The thread of another resident rank may call it, where another stream is current.
         """
         if self.device.backend == "cpu":  # a launch returns when the kernel has ended
             run(0, num_kernels)

@@ -1,4 +1,4 @@
-"""tracekern's launcher: one process per rank on this host.
+"""tracekern's launcher: one process per rank on this host, or one for all where they are resident.
 
 No rank outlives the launcher. After the first rank fails, or when none makes progress (launcher/watch.py), the others
 are stopped in time. Then the launcher salvages what dead ranks left in shared memory and removes the segments. Ranks
