@@ -31,6 +31,7 @@ from harness import ROOT, Table, count_gpus, now, nvidia_smi, read_results, writ
 PLANTED = "build/planted"
 PYTEST = "-m pytest -q -rs -p no:cacheprovider -m 'gpu or multigpu'"
 OVERHEAD = "benchmarks/overhead_pipeline.py --ranks {gpus}"
+RESIDENT_OVERHEAD = "benchmarks/overhead_pipeline.py --ranks 8 --resident"
 BESIDE = "bits or extension"
 """Tests that no neighbour on the GPU disturbs, by name; they take long one after the other."""
 OF_THEIR_OWN = ("test_mutants_gpu.py", "test_sanitizer_gpu.py")
@@ -51,8 +52,8 @@ RESIDENTS = 8
 class Step:
     name: str
     arguments: str
-    """Of python; {gpus} stands for the number of GPUs, {ranks} for as many or, on a single one, for 8 ranks that are
-    resident on it, {workers} for pytest's options to run tests side by side."""
+    """Arguments for python. {gpus} is the number of GPUs; {ranks} is the same, but 8 on a single GPU, where they are
+    resident; {workers} are pytest's options to run tests side by side."""
     limit_s: int
     min_gpus: int = 1
     beside: bool = False
@@ -75,7 +76,9 @@ STEPS = (
     Step("launch", "benchmarks/launch.py", 90),
     Step("graphs", "benchmarks/graphs.py", 90),
     Step("recorder", "benchmarks/recorder.py", 240),
+    Step("resident", "benchmarks/resident.py", 120),
     Step("overhead", OVERHEAD, 240),
+    Step("overhead of resident", f"{RESIDENT_OVERHEAD} --tokens 1 16 64 256 --calls 40", 150),
     Step("overhead of pipelined", f"{OVERHEAD} --variant pipelined --tokens 1 16 64 256", 150, 2),
 )
 

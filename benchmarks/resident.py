@@ -27,7 +27,7 @@ CALLS = 3
 CONTROLS = 5
 """Captures without a late rank."""
 OPTIONS = "TRACEKERN_RESIDENT_OPTIONS"
-"""Environment variable: what the ranks are told."""
+"""Environment variable: the plan of measure_variant() for its ranks, as JSON."""
 
 
 def main() -> int:
@@ -53,13 +53,13 @@ def measure_variant(options: argparse.Namespace, variant: str, directory: Path) 
 
     draw = random.Random(1)
     late = [draw.randrange(options.ranks) for _ in range(options.captures)] + [None] * CONTROLS
-    told = {"variant": variant, "late": late, "late_us": options.late_us, "directory": str(directory)}
+    plan = {"variant": variant, "late": late, "late_us": options.late_us, "directory": str(directory)}
     lines: list[str] = []
     exits = launch_ranks(
         options.ranks,
         f"{Path(__file__).stem}:record",
         env={
-            OPTIONS: json.dumps(told),
+            OPTIONS: json.dumps(plan),
             "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]),
         },
         on_line=lambda _, line: lines.append(line),
@@ -80,18 +80,18 @@ def record() -> None:
     from tracekern.moe.shape import MoeShape
     from tracekern.record.session import capture
 
-    told = json.loads(os.environ[OPTIONS])
+    plan = json.loads(os.environ[OPTIONS])
     group = Group.discover()
     shape = MoeShape(num_ranks=group.num_ranks, **SHAPE)
-    pipeline = P2PPipeline(group, shape, told["variant"], backend="cuda")
+    pipeline = P2PPipeline(group, shape, plan["variant"], backend="cuda")
     experts = draw_experts(shape).to("cuda")
     batches = [
         draw_batch(shape, seed=1, rank=group.rank, iteration=idx, routing="uniform", uneven=True).to("cuda")
         for idx in range(CALLS)
     ]
-    for idx, late in enumerate(told["late"]):
-        pipeline.late_us = told["late_us"] if group.rank == late else 0
-        with capture(Path(told["directory"], str(idx)), device=pipeline.comm.device, max_bytes=1 << 26) as session:
+    for idx, late in enumerate(plan["late"]):
+        pipeline.late_us = plan["late_us"] if group.rank == late else 0
+        with capture(Path(plan["directory"], str(idx)), device=pipeline.comm.device, max_bytes=1 << 26) as session:
             pipeline.comm.barrier(session)
             for batch in batches:
                 pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts, capture=session)
