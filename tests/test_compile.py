@@ -35,6 +35,7 @@ SIGNALS = {
     "initiate_clock_ping_pong": False,  # its words are their own payload
     "answer_clock_ping_pong": False,
     "answer_host_clock": True,
+    "delay_stream": False,
     "p2p_dispatch_send": True,
     "p2p_dispatch_recv": False,
     "p2p_scale_experts": False,
@@ -52,6 +53,7 @@ WAITS = {
     "initiate_clock_ping_pong": True,
     "answer_clock_ping_pong": True,
     "answer_host_clock": True,
+    "delay_stream": False,
     "p2p_dispatch_send": True,
     "p2p_dispatch_recv": True,
     "p2p_scale_experts": False,
@@ -92,7 +94,7 @@ def by_recorder(kernels: dict[str, str]) -> dict[str, dict[str, str]]:
     grouped: dict[str, dict[str, str]] = {}
     for name, text in kernels.items():
         stem, recorder = name.rsplit("_", 1)
-        if "clock" not in name and not name.startswith("graph"):
+        if "clock" not in name and not name.startswith(("graph", "delay_stream")):
             grouped.setdefault(stem, {})[recorder] = text
     for stem, texts in grouped.items():
         wanted = {"off", "span"}

@@ -89,7 +89,7 @@ def _run_rank(options: MoeRun) -> RankReport:
     is_resident = this_resident() is not None
     if options.ranks > 1 and not is_resident:
         join_ranks()
-    backend = _choose_backend(options, is_resident)
+    backend = _choose_backend(options)
     group = Group.discover()
     if group.num_ranks != options.ranks:
         raise BadInput(f"{group.num_ranks} ranks were started, the run is for {options.ranks}")
@@ -153,12 +153,13 @@ def _num_counted(options: MoeRun, backend: str) -> int:
     return 0 if backend == "cpu" else 1
 
 
-def _choose_backend(options: MoeRun, is_resident: bool) -> str:
+def _choose_backend(options: MoeRun) -> str:
     """Returns "cpu" or "cuda". With fewer GPUs than ranks, ranks share GPUs. Raises BadInput if there is no GPU."""
     missing = why_no_gpu()
     num_gpus = 0 if missing else torch.cuda.device_count()
     on_cpu = options.variant not in FAMILY_OF or options.backend == "cpu"
-    if on_cpu or (options.backend == "auto" and num_gpus < options.ranks and not is_resident):
+    has_room = num_gpus >= options.ranks or this_resident() is not None
+    if on_cpu or (options.backend == "auto" and not has_room):
         return "cpu"
     if num_gpus == 0:
         raise BadInput(f"{missing}; take the backend cpu")
