@@ -14,9 +14,8 @@ TK_DEVICE T load_once(const T* place);
 template <class T>
 TK_DEVICE void store_once(T* place, const T& value);
 
-template <class T, uint32_t kLanes>
+template <class T, uint32_t kLanes, uint32_t kBatch>
 TK_DEVICE void copy_batched(T* dst, const T* src, uint32_t n, uint32_t lane) {
-    constexpr uint32_t kBatch = 4;
     constexpr uint32_t kStep = kBatch * kLanes;
     const auto load = [&](T(&batch)[kBatch], uint32_t first) {
         TK_UNROLL

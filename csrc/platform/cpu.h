@@ -2,6 +2,7 @@
 // durations.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <bit>
@@ -117,6 +118,9 @@ inline float multiply_rn(float a, float b) {
 inline float add_rn(float a, float b) {
     return a + b;
 }
+inline float divide_rn(float a, float b) {
+    return a / b;
+}
 inline float to_float(float x) {
     return x;
 }
@@ -139,6 +143,10 @@ T from_float(float x) {
 template <class T>
 uint32_t from_floats(float low, float high) {
     return from_float<T>(low).bits | uint32_t{from_float<T>(high).bits} << 16;
+}
+
+inline uint32_t fp8_from_floats(float low, float high) {
+    return float_to_fp8(low).bits | uint32_t{float_to_fp8(high).bits} << 8;
 }
 
 // What a block gives its warps; platform/cpu_executor.hpp implements it twice.
@@ -207,6 +215,15 @@ public:
         for (int lane = 0; lane < kLanes; ++lane) total += f(lane);
         return total;
     }
+    // The largest f(lane) among the lanes of each group of kWidth neighbours, for all of them.
+    template <uint32_t kWidth, class F>
+    PerLane<uint32_t> max_within(F f) {
+        const PerLane<uint32_t> own = lanes(f);
+        return lanes([&](int lane) {
+            const auto first = own.values.begin() + lane / kWidth * kWidth;
+            return *std::max_element(first, first + kWidth);
+        });
+    }
     // Bit i: f(i) of lane i, of the first 32.
     template <class F>
     uint32_t ballot(F f) {
@@ -224,7 +241,8 @@ public:
     void leader(F f) {
         f();
     }
-    template <class T>
+    // kBatch: on GPUs, vectors of a lane that are loaded side by side.
+    template <class T, uint32_t kBatch = 4>
     void copy_vectors(void* dst, const void* src, uint32_t n) {
         std::memcpy(dst, src, size_t{n} * sizeof(T));
     }
@@ -238,6 +256,16 @@ public:
     uint32_t block_sync_count() {
         context_.sync();
         return num_warps * kLanes;
+    }
+    void group_sync(uint32_t barrier, uint32_t num_group_warps, uint32_t* arrivals) {
+        std::atomic_ref<uint32_t> count(arrivals[barrier]);
+        const uint32_t ticket = count.fetch_add(1, std::memory_order_acq_rel);
+        const uint32_t goal = (ticket / num_group_warps + 1) * num_group_warps;
+        for (uint32_t spins = 0; count.load(std::memory_order_acquire) < goal;) relax(spins);
+    }
+    uint32_t group_sync_count(uint32_t barrier, uint32_t num_group_warps, uint32_t* arrivals) {
+        group_sync(barrier, num_group_warps, arrivals);
+        return num_group_warps * kLanes;
     }
     void relax(uint32_t& spins) { context_.relax(spins); }
     void trap() const { context_.trap(); }

@@ -300,6 +300,9 @@ TK_DEVICE float multiply_rn(float a, float b) {
 TK_DEVICE float add_rn(float a, float b) {
     return __fadd_rn(a, b);
 }
+TK_DEVICE float divide_rn(float a, float b) {
+    return __fdiv_rn(a, b);
+}
 TK_DEVICE float to_float(float x) {
     return x;
 }
@@ -329,6 +332,16 @@ TK_DEVICE T from_float(float x) {
     } else {
         return {static_cast<uint16_t>(from_floats<T>(x, 0.0f))};
     }
+}
+
+TK_DEVICE uint32_t fp8_from_floats(float low, float high) {
+#if __CUDA_ARCH__ >= 890
+    uint16_t both;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(high), "f"(low));
+    return both;
+#else
+    return float_to_fp8(low).bits | uint32_t{float_to_fp8(high).bits} << 8;
+#endif
 }
 
 class Warp {
@@ -382,6 +395,16 @@ public:
     TK_DEVICE uint32_t sum(F f) {
         return __reduce_add_sync(kAllLanes, f(static_cast<int>(lane_)));
     }
+    template <uint32_t kWidth, class F>
+    TK_DEVICE PerLane<uint32_t> max_within(F f) {
+        uint32_t largest = f(static_cast<int>(lane_));
+        TK_UNROLL
+        for (uint32_t distance = kWidth / 2; distance; distance /= 2) {
+            const uint32_t other = __shfl_xor_sync(kAllLanes, largest, distance);
+            largest = other > largest ? other : largest;
+        }
+        return {largest};
+    }
     template <class F>
     TK_DEVICE uint32_t ballot(F f) {
         return __ballot_sync(kAllLanes, f(static_cast<int>(lane_)));
@@ -400,10 +423,10 @@ public:
         if (lane_ == 0) f();
         __syncwarp();
     }
-    template <class T>
+    template <class T, uint32_t kBatch = 4>
     TK_DEVICE void copy_vectors(void* dst, const void* src, uint32_t n) {
         if constexpr (sizeof(T) == sizeof(Vector16)) {
-            copy_batched<T, kLanes>(static_cast<T*>(dst), static_cast<const T*>(src), n, lane_);
+            copy_batched<T, kLanes, kBatch>(static_cast<T*>(dst), static_cast<const T*>(src), n, lane_);
         } else {
             copy_one_by_one<T, kLanes>(static_cast<T*>(dst), static_cast<const T*>(src), n, lane_);
         }
@@ -416,6 +439,21 @@ public:
     TK_DEVICE void sync() { __syncwarp(); }
     TK_DEVICE void block_sync() { __syncthreads(); }
     TK_DEVICE uint32_t block_sync_count() { return static_cast<uint32_t>(__syncthreads_count(1)); }
+    // Barrier 0 of the machine is the whole block's.
+    TK_DEVICE void group_sync(uint32_t barrier, uint32_t num_group_warps, uint32_t*) {
+        asm volatile("bar.sync %0, %1;" ::"r"(barrier + 1), "r"(num_group_warps * kLanes) : "memory");
+    }
+    TK_DEVICE uint32_t group_sync_count(uint32_t barrier, uint32_t num_group_warps, uint32_t*) {
+        uint32_t count;
+        asm volatile(
+            "{\n\t.reg .pred %%arrived;\n\t"
+            "setp.eq.u32 %%arrived, 0, 0;\n\t"
+            "bar.red.popc.u32 %0, %1, %2, %%arrived;\n\t}"
+            : "=r"(count)
+            : "r"(barrier + 1), "r"(num_group_warps * kLanes)
+            : "memory");
+        return count;
+    }
     TK_DEVICE void relax(uint32_t& spins) { ++spins; }
     // Stops all kernels of this process on the device for good; what this lane wrote before is in memory.
     TK_DEVICE void trap() const { asm volatile("fence.acq_rel.sys;\n\ttrap;" ::: "memory"); }

@@ -23,9 +23,13 @@
 //   add_relaxed_device, add_acq_rel_device         fetch-and-add, ordered with this device
 //   add_relaxed_block                              the same on a word of the block's shared memory
 //   claim_system(word)                             0 -> 1 once, by one caller of all
-//   multiply_rn, add_rn                            fp32 with one rounding each, never fused
+//   multiply_rn, add_rn, divide_rn                 fp32 with one rounding each, never fused
 //   to_float(Half | BFloat16 | float), from_float<T>(x)   round to nearest even
 //   from_floats<T>(low, high)                      two of 16 bits in one word
+//   fp8_from_floats(low, high)                     two of 8 bits in the low half of a word
+//
+// Warp::group_sync(barrier, num_group_warps, arrivals) is a barrier of some warps of a block, of which all call it;
+// barrier: 0 to 14. Machines without such barriers count in arrivals[barrier], shared memory that begins with 0.
 #pragma once
 
 #include <cstdint>
@@ -69,6 +73,17 @@ TK_DEVICE uint32_t num_appended(const Record* first, const Record* next) {
     const uintptr_t bytes = reinterpret_cast<uintptr_t>(next) - reinterpret_cast<uintptr_t>(first);
     return static_cast<uint32_t>(bytes) / static_cast<uint32_t>(sizeof(Record));
 }
+
+// Some warps of a block that meet, of which all call it. For TK_END_AFTER_BARRIER it takes the block's place.
+struct WarpGroup {
+    Warp& warp;
+    const uint32_t barrier;
+    const uint32_t num_warps;
+    uint32_t* const arrivals;
+
+    TK_DEVICE void block_sync() const { warp.group_sync(barrier, num_warps, arrivals); }
+    TK_DEVICE uint32_t block_sync_count() const { return warp.group_sync_count(barrier, num_warps, arrivals); }
+};
 
 // Copies `bytes` (a multiple of 2) with all lanes; 16 bytes a lane where both sides allow it.
 TK_DEVICE void copy_row(Warp& warp, void* dst, const void* src, uint32_t bytes) {

@@ -126,6 +126,9 @@ TK_DEVICE float multiply_rn(float a, float b) {
 TK_DEVICE float add_rn(float a, float b) {
     return a + b;
 }
+TK_DEVICE float divide_rn(float a, float b) {
+    return a / b;
+}
 TK_DEVICE float to_float(float x) {
     return x;
 }
@@ -148,6 +151,11 @@ TK_DEVICE T from_float(float x) {
 template <class T>
 TK_DEVICE uint32_t from_floats(float low, float high) {
     return from_float<T>(low).bits | uint32_t{from_float<T>(high).bits} << 16;
+}
+
+// gfx942 converts to a format of its own, with another largest number.
+TK_DEVICE uint32_t fp8_from_floats(float low, float high) {
+    return float_to_fp8(low).bits | uint32_t{float_to_fp8(high).bits} << 8;
 }
 
 class Warp {
@@ -199,6 +207,16 @@ public:
         }
         return total;
     }
+    template <uint32_t kWidth, class F>
+    TK_DEVICE PerLane<uint32_t> max_within(F f) {
+        uint32_t largest = f(static_cast<int>(lane_));
+        for (uint32_t distance = kWidth / 2; distance; distance /= 2) {
+            const auto other = static_cast<uint32_t>(
+                __builtin_amdgcn_ds_bpermute(static_cast<int>((lane_ ^ distance) * 4), static_cast<int>(largest)));
+            largest = other > largest ? other : largest;
+        }
+        return {largest};
+    }
     template <class F>
     TK_DEVICE uint32_t ballot(F f) {
         return static_cast<uint32_t>(__builtin_amdgcn_ballot_w64(f(static_cast<int>(lane_))));
@@ -217,10 +235,10 @@ public:
         if (lane_ == 0) f();
         sync();
     }
-    template <class T>
+    template <class T, uint32_t kBatch = 4>
     TK_DEVICE void copy_vectors(void* dst, const void* src, uint32_t n) {
         if constexpr (sizeof(T) == sizeof(Vector16)) {
-            copy_batched<T, kLanes>(static_cast<T*>(dst), static_cast<const T*>(src), n, lane_);
+            copy_batched<T, kLanes, kBatch>(static_cast<T*>(dst), static_cast<const T*>(src), n, lane_);
         } else {
             copy_one_by_one<T, kLanes>(static_cast<T*>(dst), static_cast<const T*>(src), n, lane_);
         }
@@ -243,6 +261,20 @@ public:
     TK_DEVICE uint32_t block_sync_count() {
         block_sync();
         return num_warps * kLanes;
+    }
+    TK_DEVICE void group_sync(uint32_t barrier, uint32_t num_group_warps, uint32_t* arrivals) {
+        uint32_t* count = arrivals + barrier;
+        __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+        const uint32_t ticket = once([&] { return add_relaxed_block(count, 1u); });
+        const uint32_t goal = (ticket / num_group_warps + 1) * num_group_warps;
+        while (__hip_atomic_load(count, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP) < goal) {
+            __builtin_amdgcn_s_sleep(1);
+        }
+        __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+    }
+    TK_DEVICE uint32_t group_sync_count(uint32_t barrier, uint32_t num_group_warps, uint32_t* arrivals) {
+        group_sync(barrier, num_group_warps, arrivals);
+        return num_group_warps * kLanes;
     }
     TK_DEVICE void relax(uint32_t& spins) {
         ++spins;

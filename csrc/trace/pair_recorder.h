@@ -98,7 +98,10 @@ public:
         const uint64_t ticks = stamp_after(value);
         write(open.is_stored, RecordKind::end, open.event, ticks, 0);
     }
-    TK_DEVICE uint32_t block_sync(Warp& warp) { return warp.block_sync_count(); }
+    template <class AnyWarp>
+    TK_DEVICE uint32_t block_sync(AnyWarp& warp) {
+        return warp.block_sync_count();
+    }
 
     // Gives back the room of an end that will never come.
     template <auto kEvent>

@@ -70,7 +70,10 @@ public:
         finish<kEvent>(open, low_units(read_clock_after(value)));
     }
     // A block barrier whose result is there when the last warp has arrived, so that a clock read can wait for it.
-    TK_DEVICE uint32_t block_sync(Warp& warp) { return warp.block_sync_count(); }
+    template <class AnyWarp>
+    TK_DEVICE uint32_t block_sync(AnyWarp& warp) {
+        return warp.block_sync_count();
+    }
 
     // The span never ends.
     template <auto kEvent>
