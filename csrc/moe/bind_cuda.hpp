@@ -10,11 +10,11 @@ inline PipelineBackendCuda take_cuda_backend(pybind11::kwargs&) {
     return {};
 }
 
-template <class Family>
-void bind_cuda_family(pybind11::module_& extension) {
-    auto family = family_module<Family>(extension);
 #ifdef TK_PLANTED_FAULTS
-    // Leaves one thing out of the protocol from now on, on the current device; see comm/mutation.h.
+// Binds plant(channel, mutation), which leaves one thing out of the protocol from now on, on the current device; see
+// comm/mutation.h.
+template <class Family>
+void bind_planted_faults(pybind11::module_& family) {
     family.def("plant", [](const std::string& channel, const std::string& mutation) {
         const auto left_out = enum_named<Mutation>("mutation", mutation, kMutationNames);
         if (channel == kCommChannelNames[channel_number(CommChannel::grid)]) {
@@ -23,6 +23,14 @@ void bind_cuda_family(pybind11::module_& extension) {
         const auto own = enum_named<uint32_t>("channel", channel, Family::kChannelNames);
         plant_in_kernels<Family>({kFirstOwnChannel + own, left_out});
     });
+}
+#endif
+
+template <class Family>
+void bind_cuda_family(pybind11::module_& extension) {
+    auto family = family_module<Family>(extension);
+#ifdef TK_PLANTED_FAULTS
+    bind_planted_faults<Family>(family);
 #endif
     bind_pipeline<Family, PipelineCuda<Family>, take_cuda_backend, CudaCommunicator>(family);
 }

@@ -20,6 +20,7 @@ public:
     void* allocate(uint64_t bytes) {
         return memory_.emplace_back((bytes + sizeof(Vector16) - 1) / sizeof(Vector16)).data();
     }
+    void* allocate_for_host(uint64_t bytes) { return allocate(bytes); }
     void copy_to(void* to, const void* from, uint64_t bytes) { memcpy(to, from, bytes); }
     void clear(void* at, uint64_t bytes) { memset(at, 0, bytes); }
     void clear_before_launch(void* at, uint64_t bytes) { clear(at, bytes); }

@@ -57,6 +57,8 @@ public:
 
     // Zeroed device memory that is there for as long as the pipeline.
     void* allocate(uint64_t bytes) { return memory_.emplace_back(std::max<uint64_t>(bytes, 1)).as<void>(); }
+    // Zeroed memory that the host reads while kernels write to it.
+    void* allocate_for_host(uint64_t bytes) { return mapped_.emplace_back(bytes).as<void>(); }
     void copy_to(void* to, const void* from, uint64_t bytes) { copy_to_device(to, from, bytes); }
     void clear(void* at, uint64_t bytes) { clear_device(at, bytes); }
     void clear_before_launch(void* at, uint64_t bytes) { clear_device_on(stream_, at, bytes); }
@@ -91,6 +93,7 @@ private:
     }
 
     std::deque<DeviceMemory> memory_;
+    std::deque<MappedMemory> mapped_;
     uint64_t stream_ = 0;
 };
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tracekern import _C
@@ -11,6 +11,7 @@ from tracekern.comm.group import Group
 from tracekern.errors import BadInput
 from tracekern.formatting import count
 from tracekern.moe.experts import Experts
+from tracekern.moe.launches import Launches
 from tracekern.moe.routing import torch_dtype
 from tracekern.moe.shape import MoeShape, check_range, check_tensor, describe_tensor
 
@@ -67,8 +68,6 @@ class Pipeline:
         self.stages: tuple[str, ...] = facts.variants[variant]
         """The kernels of one call, in order."""
         self.grid, self.warps = num_blocks, warps_per_block
-        self.late_us = 0
-        """How much later than its host this rank's next calls begin, to see how the others wait."""
         sizes = {
             "max_tokens": shape.max_tokens,
             "num_experts": shape.num_experts,
@@ -84,10 +83,18 @@ class Pipeline:
         grid = {"num_blocks": num_blocks, "warps_per_block": warps_per_block, "first_stage": first_stage}
         on_cpu = {"executor": executor} if backend == "cpu" else {}
         self._native = _make_native(family, self.comm, backend, {**sizes, **kind, **grid, **on_cpu})
-        self._events = facts.event_table()
-        self._roles = tuple(facts.roles)
+        self._launches = Launches(self.comm, facts.event_table(), facts.roles, num_blocks, warps_per_block)
         self.comm.on_reset(self._native.reset)
         group.barrier()
+
+    @property
+    def late_us(self) -> int:
+        """How much later than its host this rank's next calls begin, to see how the others wait."""
+        return self._launches.late_us
+
+    @late_us.setter
+    def late_us(self, late_us: int) -> None:
+        self._launches.late_us = late_us
 
     @property
     def epoch(self) -> int:
@@ -132,8 +139,11 @@ class Pipeline:
             out=out.data_ptr(),
             num_tokens=x.shape[0],
         )
-        self._start(capture, after_stage)
+        self._launches.start(self.stages, self._run, self.epoch, capture, after_stage)
         return out
+
+    def _run(self, stages: Sequence[str], descriptors: Sequence[int], stream: int) -> None:
+        self._native.run_stages(list(stages), list(descriptors), stream=stream)
 
     def _check_tensors(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor) -> None:
         import torch
@@ -150,62 +160,6 @@ class Pipeline:
         if on_host and num_tokens and not -1 <= int(topk_idx.min()) <= int(topk_idx.max()) < shape.num_experts:
             bad = topk_idx[(topk_idx < -1) | (topk_idx >= shape.num_experts)][0].item()
             raise BadInput(f"topk_idx names expert {bad}; wanted -1 (none) or 0 to {shape.num_experts - 1}")
-
-    def _start(self, capture: Capture | None, after_stage: Callable[[str], None] | None) -> None:
-        """Starts the kernels of a call, whose tensors the native pipeline has already.
-
-        after_stage: called with the name of each kernel that was started. If it raises, the call is broken off.
-        """
-        if self.comm.device.backend == "cuda":
-            with self.comm.device.active():
-                self._run_on_gpu(capture, after_stage)
-        else:
-            with self.comm.one_call():
-                self._run_on_cpu(capture, after_stage)
-
-    def _run_on_cpu(self, capture: Capture | None, after_stage: Callable[[str], None] | None) -> None:
-        self.comm.device.streams.delay(0, self.late_us * 1000)
-        for stage in self.stages:
-            descriptor = self._descriptor(stage, self.epoch, capture, 0, ahead=False)
-            with self.comm.guarded():
-                self._native.run_stages([stage], [descriptor])
-            if after_stage is not None:
-                after_stage(stage)
-
-    def _run_on_gpu(self, capture: Capture | None, after_stage: Callable[[str], None] | None) -> None:
-        stages, epoch = self.stages, self.epoch
-        stream = self.comm.device.streams.current()
-        descriptors = [self._descriptor(stage, epoch, capture, stream, idx > 0) for idx, stage in enumerate(stages)]
-        with self.comm.one_call():  # entered late: a capture that refuses a launch before any kernel breaks no call off
-
-            def run(first: int, last: int) -> None:
-                if first == 0 and self.late_us:
-                    self.comm.device.streams.delay(stream, self.late_us * 1000)
-                self._native.run_stages(stages[first:last], descriptors[first:last], stream=stream)
-
-            if after_stage is None:
-                with self.comm.guarded():
-                    self.comm.launch(len(stages), run)
-                return
-            for first, stage in enumerate(stages):
-                with self.comm.guarded():
-                    self.comm.launch(1, lambda _, last, first=first: run(first, first + last))
-                after_stage(stage)
-
-    def _descriptor(self, stage: str, epoch: int, capture: Capture | None, stream: int, ahead: bool) -> int:
-        if capture is None:
-            return 0
-        launch = capture.launch(
-            stage,
-            grid=self.grid,
-            warps=self.warps,
-            stream=stream,
-            events=self._events,
-            roles=self._roles,
-            epoch=epoch,
-            ahead=ahead,
-        )
-        return launch.descriptor
 
     def synchronize(self) -> None:
         """Waits until this rank's calls have finished. Raises CommTimeout if a peer did not arrive."""

@@ -1,0 +1,104 @@
+"""Launches of a family's kernels: traced, behind each other on a stream, and together with those of resident ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tracekern.comm.communicator import Communicator
+
+if TYPE_CHECKING:
+    from tracekern.record.session import Capture
+
+Run = Callable[[Sequence[str], Sequence[int], int], None]
+"""Launches stages with their descriptors on a stream."""
+
+
+class Launches:
+    """Starts kernels of one family on this rank, all with the same grid."""
+
+    def __init__(self, comm: Communicator, events: Any, roles: Sequence[str], grid: int, warps: int) -> None:
+        """events, roles: of the family, for captures."""
+        self._comm = comm
+        self._events, self._roles = events, tuple(roles)
+        self.grid, self.warps = grid, warps
+        self.late_us = 0
+        """How much later than its host this rank's next calls begin, to see how the others wait."""
+
+    def start(
+        self,
+        stages: Sequence[str],
+        run: Run,
+        epoch: int,
+        capture: Capture | None,
+        after_stage: Callable[[str], None] | None = None,
+    ) -> None:
+        """Starts the kernels of a call, one after the other; on the CPU runs them.
+
+        run: may be called from the thread of another resident rank. epoch: of the call, as records keep it.
+        after_stage: called with the name of each kernel that was started. If it raises, the call is broken off.
+        """
+        if self._comm.device.backend == "cuda":
+            with self._comm.device.active():
+                self._start_on_gpu(stages, run, epoch, capture, after_stage)
+        else:
+            with self._comm.one_call():
+                self._run_on_cpu(stages, run, epoch, capture, after_stage)
+
+    def _run_on_cpu(
+        self,
+        stages: Sequence[str],
+        run: Run,
+        epoch: int,
+        capture: Capture | None,
+        after_stage: Callable[[str], None] | None,
+    ) -> None:
+        self._comm.device.streams.delay(0, self.late_us * 1000)
+        for stage in stages:
+            descriptor = self._descriptor(stage, epoch, capture, 0, ahead=False)
+            with self._comm.guarded():
+                run([stage], [descriptor], 0)
+            if after_stage is not None:
+                after_stage(stage)
+
+    def _start_on_gpu(
+        self,
+        stages: Sequence[str],
+        run: Run,
+        epoch: int,
+        capture: Capture | None,
+        after_stage: Callable[[str], None] | None,
+    ) -> None:
+        comm = self._comm
+        stream = comm.device.streams.current()
+        descriptors = [self._descriptor(stage, epoch, capture, stream, idx > 0) for idx, stage in enumerate(stages)]
+        with comm.one_call():  # entered late: a capture that refuses a launch before any kernel breaks no call off
+
+            def run_some(first: int, last: int) -> None:
+                if first == 0 and self.late_us:
+                    comm.device.streams.delay(stream, self.late_us * 1000)
+                run(stages[first:last], descriptors[first:last], stream)
+
+            if after_stage is None:
+                with comm.guarded():
+                    comm.launch(len(stages), run_some)
+                return
+            for first, stage in enumerate(stages):
+                with comm.guarded():
+                    comm.launch(1, lambda _, last, first=first: run_some(first, first + last))
+                after_stage(stage)
+
+    def _descriptor(self, stage: str, epoch: int, capture: Capture | None, stream: int, ahead: bool) -> int:
+        if capture is None:
+            return 0
+        launch = capture.launch(
+            stage,
+            grid=self.grid,
+            warps=self.warps,
+            stream=stream,
+            events=self._events,
+            roles=self._roles,
+            epoch=epoch,
+            ahead=ahead,
+        )
+        return launch.descriptor
