@@ -84,6 +84,7 @@ struct CountingMemory {
 //
 //   variants     {variant: (stages of a call, in their order)}
 //   stages, roles, channels    names; Communicator.add_kernels() takes stages and channels, for faults
+//   options                    names of the options of heap_bytes() besides shape and variant
 //   event_table()              JSON, see describe_events()
 //   heap_bytes(**options)      of the symmetric heap of each rank
 //   own_bytes(**options)       what a rank's pipeline keeps beside it
@@ -103,6 +104,10 @@ void bind_facts(pybind11::module_& family) {
         variants[Family::kVariantNames[i]] = py::tuple(stages);
     }
     family.attr("variants") = variants;
+    py::list option_names;
+    typename Family::Config any{};
+    Family::visit_options(any, [&](const char* name, auto&) { option_names.append(name); });
+    family.attr("options") = option_names;
     family.attr("stages") = names_list(Family::kStageNames);
     family.attr("roles") = names_list(Family::kRoleNames);
     family.attr("channels") = names_list(Family::kChannelNames);

@@ -87,9 +87,15 @@ class _MoeCommand(Command):
 
 def _parse_options(given: list[str]) -> dict[str, int]:
     """Parses NAME=VALUE texts into a dict. Raises BadInput for anything else."""
+    from tracekern.moe.families import all_options
+
+    known = {option.name: option for option in all_options()}
     options = {}
     for text in given:
         name, _, value = text.partition("=")
+        if name in known and known[name].names:
+            options[name] = known[name].parse(value)
+            continue
         try:
             options[name] = int(value)
         except ValueError:
@@ -123,6 +129,9 @@ def moe(
     blocks: Annotated[int, typer.Option(help="Blocks of a kernel; 0: 4 on the CPU, on a GPU most of its SMs.")] = 0,
     warps: Annotated[int, typer.Option(help="Warps of a block; 0: 4 on the CPU, 16 on a GPU.")] = 0,
     option: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Options of some variants.")] = None,
+    dispatch_dtype: Annotated[
+        str, typer.Option(help="fp8 or bf16: what low_latency sends in dispatch; default fp8.")
+    ] = "",
     late_rank: Annotated[int, typer.Option(help="A rank whose calls begin late; -1: none.")] = -1,
     late_us: Annotated[int, typer.Option(help="How much later they begin.")] = 300,
     torch_profiler: Annotated[
@@ -147,7 +156,9 @@ def moe(
     given = {name: value for name, value in context.params.items() if name in names}
     given["records_per_track"] = options.parse_records(records_per_track)
     given["command"] = shlex.join(["tracekern", *sys.argv[1:]])
-    given["family_options"] = _parse_options(option or [])
+    named = [f"dispatch_dtype={dispatch_dtype}"] if dispatch_dtype else []
+    with _naming_options(context):
+        given["family_options"] = _parse_options([*(option or []), *named])
     with _naming_options(context):
         plans = _plans_of_all(given) if variant == "all" else [MoeRun(**given)]
     if trace and output is None:

@@ -98,7 +98,8 @@ class Calls:
     def _count_wrong(self, batch: Batch, out: torch.Tensor) -> int:
         variant, family = self._options.variant, FAMILY_OF.get(self._options.variant)
         if family:
-            wanted = family.expected(variant, batch, self._experts, self._options.shape)
+            options = self._options
+            wanted = family.expected(variant, batch, self._experts, options.shape, options.family_options)
         else:
             wanted = reference(batch, self._experts)
         bits = torch.int32 if out.dtype == torch.float32 else torch.int16

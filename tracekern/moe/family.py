@@ -4,17 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tracekern import _C
+from tracekern.errors import BadInput
 
 if TYPE_CHECKING:
     import torch
 
+    from tracekern.comm.communicator import Communicator
     from tracekern.moe.experts import Experts
-    from tracekern.moe.pipeline import Pipeline
     from tracekern.moe.routing import Batch
     from tracekern.moe.shape import MoeShape
+    from tracekern.record.session import Capture
+
+
+class CallPipeline(Protocol):
+    """One call on this rank: tokens to their experts and back (tracekern.moe.pipeline.Pipeline)."""
+
+    comm: Communicator
+    options: dict[str, int]
+    late_us: int
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor,
+        experts: Experts,
+        *,
+        out: torch.Tensor | None = None,
+        capture: Capture | None = None,
+        after_stage: Callable[[str], None] | None = None,
+    ) -> torch.Tensor:
+        """Starts the call; returns its result."""
+
+    def synchronize(self) -> None:
+        """Waits for this rank's calls."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +53,22 @@ class Option:
     variants: tuple[str, ...]
     describe: Callable[[int], str]
     """Describes the chosen value in the output of a run."""
+    names: tuple[str, ...] = ()
+    """Names of the values from 1 on, where users choose by name."""
+
+    def parse(self, text: str) -> int:
+        """Returns the value of a number or name that a user gave. Raises BadInput."""
+        if text in self.names:
+            return self.names.index(text) + 1
+        try:
+            return int(text)
+        except ValueError:
+            wanted = f"one of {', '.join(self.names)}" if self.names else f"a number from 0 to {self.high}"
+            raise BadInput(f"{self.name} is {text!r}; wanted {wanted}") from None
+
+    def setting(self, value: int) -> int | str:
+        """Returns the value as a capture's settings keep it."""
+        return self.names[value - 1] if self.names and value else value
 
 
 @dataclass(frozen=True)
@@ -34,21 +76,23 @@ class Family:
     """A folder of tracekern.moe, `FAMILY` in it, and the folder of csrc/moe with the same name."""
 
     name: str
-    make_pipeline: Callable[..., Pipeline]
+    make_pipeline: Callable[..., CallPipeline]
     """Takes (group, shape, variant), timeout_s, num_blocks, warps_per_block, backend and the family's options."""
-    expected: Callable[[str, Batch, Experts, MoeShape], torch.Tensor]
-    """Returns the result that a variant promises bit by bit, [num_tokens, hidden]."""
+    expected: Callable[[str, Batch, Experts, MoeShape, dict[str, int]], torch.Tensor]
+    """Returns the result that a variant with these options promises bit by bit, [num_tokens, hidden]."""
     reference_name: Callable[[str], str]
     """Name of the plain torch function that computes `expected`."""
     sent_events: frozenset[str] = frozenset()
     """Names of events with one span for each row that a rank sends."""
     received_events: frozenset[str] = frozenset()
     options: tuple[Option, ...] = ()
+    stages: dict[str, tuple[str, ...]] | None = None
+    """Variant -> the kernels of one call of make_pipeline(), where these are not all that the variant has."""
 
     @property
     def variants(self) -> dict[str, tuple[str, ...]]:
         """Variant -> the kernels of one call, in order."""
-        variants: dict[str, tuple[str, ...]] = self._facts.variants
+        variants: dict[str, tuple[str, ...]] = self.stages or self._facts.variants
         return variants
 
     def options_of(self, variant: str) -> list[Option]:
@@ -57,7 +101,7 @@ class Family:
 
     def memory(self, variant: str, shape: MoeShape) -> tuple[int, int]:
         """Returns the bytes of a rank's part of the symmetric heap, and the most that its pipeline uses besides."""
-        kind = {"variant": variant, **{option.name: 1 for option in self.options}}
+        kind = {"variant": variant, **dict.fromkeys(self._facts.options, 1)}
         sizes = {name: getattr(shape, name) for name in ("num_ranks", "max_tokens", "num_experts", "topk", "hidden")}
         about = {**sizes, "dtype": shape.dtype, **kind}
         return self._facts.heap_bytes(**about), self._facts.own_bytes(**about)

@@ -121,7 +121,9 @@ class MoeRun:
         settings = {name: getattr(self, name) for name in names}
         if self.late_rank >= 0:
             settings |= {"late_rank": self.late_rank, "late_us": self.late_us}
-        return settings | {name: value for name, value in self.family_options.items() if value}
+        chosen = {name: value for name, value in self.family_options.items() if value}
+        named = {option.name: option.setting(chosen[option.name]) for option in all_options() if option.name in chosen}
+        return settings | named
 
 
 @dataclass(frozen=True)

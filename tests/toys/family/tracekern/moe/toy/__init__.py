@@ -10,6 +10,6 @@ from tracekern.moe.pipeline import Pipeline
 FAMILY = Family(
     name="toy",
     make_pipeline=partial(Pipeline, "toy"),
-    expected=lambda variant, batch, experts, shape: batch.x,
+    expected=lambda variant, batch, experts, shape, options: batch.x,
     reference_name=lambda variant: "x",
 )

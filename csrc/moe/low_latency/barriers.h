@@ -1,0 +1,59 @@
+// Where the warps of a kernel of this family meet: a warp group, a block, the grid.
+#pragma once
+
+#include "comm/barrier.h"
+#include "moe/low_latency/layout.h"
+
+namespace tracekern {
+
+// The sub-warps of a warp group.
+template <class Rec>
+TK_DEVICE void wait_group(LowLatencyContext<Rec>& context) {
+    const WarpGroup group{
+        context.warp, 1 + context.warp_group_id, context.args.launch.num_warps_per_group, context.shared().arrivals};
+    TK_WAIT(context.recorder, LowLatencyEvent::wait_group);
+    TK_END_AFTER_BARRIER(group);
+}
+
+// All warps of all blocks; false when it gave up, the same in all warps of a block, which have barriers to come.
+template <class Rec>
+TK_DEVICE bool wait_grid(LowLatencyContext<Rec>& context) {
+    Warp& warp = context.warp;
+    const auto wait_now = [&] {
+        uint64_t* arrivals = &context.args.state->grid_arrivals;
+        return WaitResult{grid_barrier(warp, context.comm, arrivals, context.stage), 0};
+    };
+    const bool ok = record_wait<LowLatencyEvent::wait_grid>(context, wait_now).ok;
+    if (warp.warp == 0) warp.leader([&] { context.shared().failed = !ok; });
+    warp.block_sync();
+    return context.shared().failed == 0;
+}
+
+// What all kernels begin with: shared memory as zeros.
+template <class Rec>
+TK_DEVICE void clear_shared(LowLatencyContext<Rec>& context) {
+    constexpr uint32_t kNumWords = sizeof(LowLatencyShared) / sizeof(uint32_t);
+    auto* words = reinterpret_cast<uint32_t*>(&context.shared());
+    context.warp.block_strided(kNumWords, [&](uint32_t i) { words[i] = 0; });
+    context.warp.block_sync();
+}
+
+// Counts the blocks that are through; true in all warps of the last one. acq_rel at device scope: the last block comes
+// after all that the others did.
+template <class Rec>
+TK_DEVICE bool is_last_block(LowLatencyContext<Rec>& context) {
+    Warp& warp = context.warp;
+    warp.block_sync();
+    if (warp.warp == 0) {
+        uint32_t* done = &context.args.state->blocks_done;
+        const uint32_t before = warp.once([&] { return add_acq_rel_device(done, 1u); });
+        warp.leader([&] {
+            context.shared().is_last_block = before == warp.num_blocks - 1;
+            if (before == warp.num_blocks - 1) *done = 0;
+        });
+    }
+    warp.block_sync();
+    return context.shared().is_last_block != 0;
+}
+
+}  // namespace tracekern

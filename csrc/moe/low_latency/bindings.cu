@@ -1,0 +1,15 @@
+// tracekern._cuda.families["low_latency"]
+#include "moe/bind_cuda.hpp"
+#include "moe/low_latency/bind.hpp"
+
+namespace tracekern {
+
+void register_low_latency(pybind11::module_& extension) {
+    auto family = family_module<LowLatency>(extension);
+#ifdef TK_PLANTED_FAULTS
+    bind_planted_faults<LowLatency>(family);
+#endif
+    bind_low_latency_buffer<PipelineBackendCuda, take_cuda_backend>(family);
+}
+
+}  // namespace tracekern

@@ -1,0 +1,88 @@
+// Casts a token into the message that goes to all of its experts.
+#pragma once
+
+#include "moe/low_latency/layout.h"
+#include "moe/rows.h"
+
+namespace tracekern {
+
+using Bf16Pack = Pack<BFloat16, 8>;
+
+// Smallest magnitude that a scale is made of: a group of zeros has one, too.
+constexpr float kMinAmax = 1e-4f;
+
+// Of 8 values the largest magnitude, as bits: of numbers without a sign these are ordered as the numbers are.
+TK_DEVICE uint32_t amax_bits(const Bf16Pack& pack) {
+    uint32_t largest = 0;
+    TK_UNROLL
+    for (uint32_t k = 0; k < 8; ++k) {
+        const uint32_t magnitude = bits_as<uint32_t>(pack[k]) & 0x7fffffffu;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest;
+}
+
+TK_DEVICE Vector8 scaled_to_fp8(const Bf16Pack& pack, float factor) {
+    Vector8 values{};
+    TK_UNROLL
+    for (uint32_t k = 0; k < 8; k += 2) {
+        const uint32_t both = fp8_from_floats(multiply_rn(pack[k], factor), multiply_rn(pack[k + 1], factor));
+        values.words[k / 4] |= both << k % 4 * 8;
+    }
+    return values;
+}
+
+// The vectors of a token that one of several warps casts.
+struct CastShare {
+    uint32_t index;
+    uint32_t num_warps;
+};
+
+// Of each group of 128 values: a = max(amax, 1e-4), the scale is a / 448, the values are x * (448 / a). A lane casts 8
+// values, so that 16 lanes share a scale.
+template <bool kFp8>
+TK_DEVICE void cast_values(Warp& warp, char* message, const char* row, uint32_t hidden, CastShare share) {
+    const MessageLayout layout = MessageLayout::of(hidden, kFp8);
+    char* values = message + sizeof(MessageHeader);
+    auto* scales = reinterpret_cast<float*>(values + layout.values_bytes);
+    const auto* packs = reinterpret_cast<const Bf16Pack*>(row);
+    const uint32_t num_packs = hidden / 8;
+    TK_NO_UNROLL
+    for (uint32_t first = share.index * kLanes; first < num_packs; first += share.num_warps * kLanes) {
+        const auto place = [&](int lane) { return first + static_cast<uint32_t>(lane); };
+        const auto own =
+            warp.lanes([&](int lane) { return place(lane) < num_packs ? load_once(packs + place(lane)) : Bf16Pack{}; });
+        if constexpr (kFp8) {
+            constexpr uint32_t kSharers = kScaleGroup / 8;
+            const auto largest = warp.template max_within<kSharers>([&](int lane) { return amax_bits(own[lane]); });
+            warp.lanes([&](int lane) {
+                if (place(lane) >= num_packs) return 0;
+                const float amax = bits_as<float>(largest[lane]);
+                const float a = amax < kMinAmax ? kMinAmax : amax;
+                reinterpret_cast<Vector8*>(values)[place(lane)] = scaled_to_fp8(own[lane], divide_rn(kFp8Max, a));
+                if (place(lane) % kSharers == 0) scales[place(lane) / kSharers] = divide_rn(a, kFp8Max);
+                return 0;
+            });
+        } else {
+            warp.lanes([&](int lane) {
+                if (place(lane) < num_packs) store_once(reinterpret_cast<Bf16Pack*>(values) + place(lane), own[lane]);
+                return 0;
+            });
+        }
+    }
+}
+
+// All warps of a share cast the token; the first also writes the header.
+template <bool kFp8, class Rec>
+TK_DEVICE void cast_token(LowLatencyContext<Rec>& context, uint32_t token, CastShare share) {
+    const LowLatencyArgs& args = context.args;
+    TK_RANGE(context.recorder, LowLatencyEvent::cast_token, token);
+    char* message = args.own_message(token, MessageLayout::of(args.shape.hidden, kFp8).bytes);
+    const char* row = args.call.x + uint64_t{token} * args.shape.row_bytes();
+    if (share.index == 0 && context.warp.is_leader()) {
+        *reinterpret_cast<MessageHeader*>(message) = MessageHeader{token, {}};
+    }
+    cast_values<kFp8>(context.warp, message, row, args.shape.hidden, share);
+}
+
+}  // namespace tracekern

@@ -1,0 +1,174 @@
+// Combine: what experts made of each row goes back to the token's rank, which adds up a token's results.
+//
+// send      The warp group of (local expert, rank) copies the rows of that pair to [expert][token] at the rank, then
+//           raises one flag there, zero tokens included.
+// receive   Each group waits for the flag of one expert; after a grid barrier the blocks share the tokens and add up
+//           their results in fp32, in the order of the choices. The last block to end acknowledges to every expert's
+//           rank.
+//
+// Results of epoch e are written only after their rank has acknowledged the last combine that took the slot. A dispatch
+// may have taken it in between: a combine may be sent, and its receive be launched later.
+#pragma once
+
+#include "moe/low_latency/dispatch.h"
+
+namespace tracekern {
+
+// ---- send ----
+
+// The rank has added up what the slot's last combine sent there.
+template <class Rec>
+TK_DEVICE bool wait_combine_ack(LowLatencyContext<Rec>& context, ExpertPair to) {
+    constexpr auto kChannel = LowLatencyChannel::combine_ack;
+    const LowLatencyArgs& args = context.args;
+    const uint64_t last = args.state->slots[args.call.slot].combined.epoch;
+    const uint64_t* flag = args.combine_ack(context.comm.rank, to.local_expert, to.rank);
+    const auto wait_now = [&] {
+        const WaitFor whom = wait_for(context, to.rank, to.local_expert);
+        return wait<kChannel>(context.warp, context.comm, flag, last, whom);
+    };
+    return record_wait<LowLatencyEvent::wait_combine_ack>(context, wait_now, to.rank, to.local_expert).ok;
+}
+
+template <class Rec>
+TK_DEVICE void combine_send(LowLatencyContext<Rec>& context) {
+    if (context.is_idle()) return;
+    Warp& warp = context.warp;
+    const LowLatencyArgs& args = context.args;
+    const ExpertPair to = context.pair();
+    const uint32_t expert = context.own_expert(to.local_expert);
+    if (context.sub_warp_id == 0) {
+        const bool ok = wait_combine_ack(context, to) && !has_aborted(warp, context.comm);
+        warp.leader([&] { context.group().ok = ok; });
+    }
+    wait_group(context);
+    if (!context.group().ok) return;
+    const int64_t range = args.call.packed_recv_layout_range[to.local_expert * args.shape.num_ranks + to.rank];
+    const uint32_t count = packed_count(range);
+    TK_NO_UNROLL
+    for (uint32_t i = context.sub_warp_id; i < count; i += args.launch.num_warps_per_group) {
+        const uint64_t row = args.packed_row(to.local_expert, packed_begin(range) + i);
+        TK_RANGE(context.recorder, LowLatencyEvent::send_result, to.rank, to.local_expert);
+        const uint32_t token = args.call.packed_recv_src_info[row];
+        const uint32_t row_bytes = args.shape.row_bytes();
+        copy_vectors(warp, args.result_row(to.rank, expert, token), args.call.expert_rows + row * row_bytes, row_bytes);
+        TK_END(token);
+    }
+    wait_group(context);
+    if (context.sub_warp_id != 0) return;
+    TK_SIGNAL(context.recorder, LowLatencyEvent::signal_results, to.rank, to.local_expert);
+    signal_peer<LowLatencyChannel::results>(context, to.rank, args.result_flag(to.rank, expert), count);
+    TK_END(count);
+}
+
+// ---- receive ----
+
+// A token's results, found by its choices: a lane each.
+struct TokenResults {
+    PerLane<uint32_t> expert;
+    PerLane<uint32_t> weight_bits;
+
+    TK_DEVICE static TokenResults of(Warp& warp, const LowLatencyArgs& args, uint32_t token) {
+        const auto is_choice = [&](int lane) { return static_cast<uint32_t>(lane) < args.call.topk; };
+        return {warp.lanes([&](int lane) {
+                    return is_choice(lane) ? followed_choice(args, token, static_cast<uint32_t>(lane)) : kNoExpert;
+                }),
+                warp.lanes([&](int lane) {
+                    const uint64_t i = uint64_t{token} * args.call.topk + static_cast<uint32_t>(lane);
+                    return is_choice(lane) ? bits_as<uint32_t>(args.call.topk_weights[i]) : 0u;
+                })};
+    }
+};
+
+// out = round(sum over the choices k, in their order, of weight[k] * result[k]), each product and sum rounded on its
+// own. The warps of a block share the columns; all lanes of a warp walk over them together.
+TK_DEVICE void reduce_token(Warp& warp, const LowLatencyArgs& args, uint32_t token) {
+    const TokenResults results = TokenResults::of(warp, args, token);
+    const uint32_t num_packs = args.shape.hidden / 8;
+    auto* out = reinterpret_cast<Bf16Pack*>(args.call.out + uint64_t{token} * args.shape.row_bytes());
+    TK_NO_UNROLL
+    for (uint32_t first = warp.warp * kLanes; first < num_packs; first += warp.num_warps * kLanes) {
+        const auto place = [&](int lane) { return first + static_cast<uint32_t>(lane); };
+        struct Sums {
+            float values[8];
+        };
+        auto sums = warp.lanes([](int) { return Sums{}; });
+        TK_NO_UNROLL
+        for (uint32_t choice = 0; choice < args.call.topk; ++choice) {
+            const uint32_t expert = warp.shuffle(results.expert, static_cast<int>(choice));
+            const float weight = bits_as<float>(warp.shuffle(results.weight_bits, static_cast<int>(choice)));
+            if (expert == kNoExpert) continue;
+            auto* row = reinterpret_cast<Bf16Pack*>(args.result_row(args.comm.rank, expert, token));
+            warp.lanes([&](int lane) {
+                if (place(lane) >= num_packs) return 0;
+                load_once(row + place(lane)).add_to(sums[lane].values, weight);
+                poison(row + place(lane), sizeof(Bf16Pack));
+                return 0;
+            });
+        }
+        warp.lanes([&](int lane) {
+            if (place(lane) < num_packs) store_once(out + place(lane), Bf16Pack::of(sums[lane].values));
+            return 0;
+        });
+    }
+}
+
+// The ranks of the experts may send anew. The last block, all of whose warps share them.
+template <class Rec>
+TK_DEVICE void acknowledge_combine(LowLatencyContext<Rec>& context) {
+    const LowLatencyArgs& args = context.args;
+    for (uint32_t i = context.warp.warp; i < args.shape.num_experts; i += context.warp.num_warps) {
+        const ExpertPair of = ExpertPair::of(i, args.shape.num_local_experts());
+        TK_SIGNAL(context.recorder, LowLatencyEvent::signal_combine_ack, of.rank, of.local_expert);
+        uint64_t* flag = args.combine_ack(of.rank, of.local_expert, context.comm.rank);
+        signal_peer<LowLatencyChannel::combine_ack>(context, of.rank, flag, 0);
+    }
+}
+
+// Returns whether all results came, the same in all warps of a block.
+template <class Rec>
+TK_DEVICE bool combine_recv(LowLatencyContext<Rec>& context) {
+    Warp& warp = context.warp;
+    const LowLatencyArgs& args = context.args;
+    if (!context.is_idle() && context.sub_warp_id == 0) {
+        const ExpertPair of = context.pair();
+        const uint64_t* flag = args.result_flag(context.comm.rank, context.responsible_expert_idx);
+        traced_wait<LowLatencyChannel::results, LowLatencyEvent::wait_results>(context, flag, of.rank, of.local_expert);
+    }
+    if (!wait_grid(context)) return false;
+    TK_NO_UNROLL
+    for (uint32_t token = warp.block; token < args.call.num_tokens; token += warp.num_blocks) {
+        TK_RANGE(context.recorder, LowLatencyEvent::reduce_token, token);
+        reduce_token(warp, args, token);
+    }
+    return true;
+}
+
+// ---- the kernels ----
+
+// Send, receive, or both in one launch.
+template <LowLatencyStage kOwnStage>
+struct LowLatencyCombine : LowLatencyKernel<kOwnStage> {
+    static constexpr bool kSends = kOwnStage != LowLatencyStage::combine_recv;
+    static constexpr bool kReceives = kOwnStage != LowLatencyStage::combine_send;
+
+    template <class Rec>
+    TK_DEVICE static void run(Warp& warp, const LowLatencyArgs& args, typename Rec::Args trace) {
+        const uint64_t epoch = *args.call.handle_epoch;
+        LowLatencyContext<Rec> context(warp, args, trace, kOwnStage, LowLatencyRole::combine, epoch);
+        clear_shared(context);
+        if constexpr (kSends) combine_send(context);
+        bool all_came = true;
+        if constexpr (kReceives) all_came = combine_recv(context);
+        if (!is_last_block(context)) return;
+        if constexpr (kSends) {
+            LowLatencySlot& slot = args.state->slots[args.call.slot];
+            if (warp.warp == 0) warp.leader([&] { slot.combined.epoch = epoch; });
+        }
+        if constexpr (kReceives) {
+            if (all_came) acknowledge_combine(context);
+        }
+    }
+};
+
+}  // namespace tracekern

@@ -1,0 +1,283 @@
+// Dispatch: each token goes, as one message, to each of its experts' ranks, and each expert's rank learns how many
+// came.
+//
+// send      Blocks share the tokens. All warps of a block but the last cast a token into rdma_x, then warp k copies the
+//           message of choice k to its place at the expert's rank. Meanwhile the last warp counts the tokens of those
+//           experts that the block's groups tell of it. Once all messages for an expert are out, its group tells the
+//           expert's rank their number, and nobody else.
+// receive   A warp group is responsible for one (local expert, source rank): it waits for the count, claims so many
+// rows
+//           of the expert and copies the messages there.
+//
+// A count of epoch e is released after the messages of e: each was counted as out with a release, which the group's
+// acquire of the finish counter takes up. Messages and counts of e are written only after the receiver has acknowledged
+// e-2, which took the same slot: it does so pair by pair, after the copies, zero tokens included. So no two calls are
+// ever in one slot, whatever runs ahead.
+#pragma once
+
+#include "moe/low_latency/barriers.h"
+#include "moe/low_latency/cast.h"
+#include "moe/low_latency/choices.h"
+
+namespace tracekern {
+
+// ---- send ----
+
+// All that this slot's last dispatch sent was copied. All warps of a block share the peers; false: one gave up.
+template <class Rec>
+TK_DEVICE bool wait_dispatch_acks(LowLatencyContext<Rec>& context) {
+    const LowLatencyArgs& args = context.args;
+    const uint32_t num_local = args.shape.num_local_experts();
+    const uint64_t last = args.state->slots[args.call.slot].dispatched.epoch;
+    for_peers_of_warp(context, [&](uint32_t peer) {
+        const auto wait_now = [&] {
+            const uint64_t* acks = args.dispatch_ack(context.comm.rank, peer * num_local);
+            const auto take = [](uint32_t, uint32_t) {};
+            return WaitResult{wait_all<LowLatencyChannel::dispatch_ack>(
+                                  context.warp, context.comm, acks, num_local, last, wait_for(context, peer), take),
+                              0};
+        };
+        if (!record_wait<LowLatencyEvent::wait_dispatch_acks>(context, wait_now, peer).ok) {
+            context.warp.leader([&] { context.shared().failed = 1; });
+        }
+    });
+    context.warp.block_sync();
+    return context.shared().failed == 0;
+}
+
+// Copies the message of one choice to its expert's rank, and counts it as out.
+template <bool kFp8, class Rec>
+TK_DEVICE void send_message(LowLatencyContext<Rec>& context, uint32_t token, uint32_t choice) {
+    Warp& warp = context.warp;
+    const LowLatencyArgs& args = context.args;
+    const uint32_t expert = followed_choice(args, token, choice);
+    if (expert == kNoExpert) return warp.leader([&] { report_if_bad(args, token, choice); });
+    const ExpertPair to = ExpertPair::of(expert, args.shape.num_local_experts());
+    const uint32_t place = warp.once([&] { return add_relaxed_device(args.slot_counter(expert), 1u); });
+    {
+        const uint32_t bytes = MessageLayout::of(args.shape.hidden, kFp8).bytes;
+        TK_RANGE(context.recorder, LowLatencyEvent::send_message, to.rank, expert, place);
+        copy_vectors(warp,
+                     args.recv_message(to.rank, to.local_expert, context.comm.rank, place, bytes),
+                     args.own_message(token, bytes),
+                     bytes);
+        TK_END(token);
+    }
+    perturb(warp);
+    // leader() orders the copies of all lanes before it; acq_rel at device scope, for the group that sends the count.
+    warp.leader([&] {
+        uint64_t* finished = args.finish_counter(expert);
+        if (mutated(LowLatencyChannel::sends, Mutation::release)) {
+            add_relaxed_device(finished, uint64_t{1});
+        } else {
+            add_acq_rel_device(finished, uint64_t{1});
+        }
+    });
+}
+
+// The tokens of this block. All its warps but the last.
+template <bool kFp8, class Rec>
+TK_DEVICE void send_tokens(LowLatencyContext<Rec>& context) {
+    Warp& warp = context.warp;
+    const LowLatencyArgs& args = context.args;
+    const CastShare share{warp.warp, warp.num_warps - 1};
+    const WarpGroup casters{warp, 0, share.num_warps, context.shared().arrivals};
+    TK_NO_UNROLL
+    for (uint32_t token = warp.block; token < args.call.num_tokens; token += warp.num_blocks) {
+        cast_token<kFp8>(context, token, share);
+        {
+            TK_WAIT(context.recorder, LowLatencyEvent::wait_group);
+            TK_END_AFTER_BARRIER(casters);
+        }
+        if (warp.warp < args.call.topk) send_message<kFp8>(context, token, warp.warp);
+    }
+}
+
+// How many tokens go to each expert that a group of this block tells of it. The last warp.
+template <class Rec>
+TK_DEVICE void count_sends(LowLatencyContext<Rec>& context) {
+    Warp& warp = context.warp;
+    const LowLatencyArgs& args = context.args;
+    for (uint32_t group = 0; group < args.launch.num_warp_groups; ++group) {
+        const uint32_t expert = warp.block * args.launch.num_warp_groups + group;
+        if (expert >= args.shape.num_experts) break;
+        const uint32_t num_sent = count_tokens(warp, args, expert);
+        warp.leader([&] { context.shared().groups[group].num_sent = num_sent; });
+    }
+}
+
+// Waits until all `wanted` messages for an expert are out: the blocks that send them are on the device.
+template <class Rec>
+TK_DEVICE WaitResult wait_finished(LowLatencyContext<Rec>& context, uint32_t expert, uint64_t wanted) {
+    constexpr auto kChannel = LowLatencyChannel::sends;
+    Warp& warp = context.warp;
+    const uint64_t* finished = context.args.finish_counter(expert);
+    const WaitFor whom{context.stage, context.comm.rank, expert};
+    perturb(warp);
+    uint64_t started = 0;
+    bool ok = true;
+    for (uint32_t spins = 0; !mutated(kChannel, Mutation::acknowledgement);) {
+        const uint64_t seen =
+            mutated(kChannel, Mutation::acquire) ? load_relaxed_system(finished) : load_acquire_device(finished);
+        if (seen >= wanted) break;
+        warp.relax(spins);
+        const uint32_t channel = channel_number(kChannel);
+        if (should_give_up(warp, context.comm, channel, whom, spins, wanted, make_flag(seen, 0), started)) {
+            ok = false;
+            break;
+        }
+    }
+    return {warp.sum([&](int) { return ok ? 0u : 1u; }) == 0, 0};
+}
+
+// Tells the expert's rank how many tokens came from here, and takes both counters back to zero for the slot's next
+// call.
+template <class Rec>
+TK_DEVICE void signal_count(LowLatencyContext<Rec>& context) {
+    const LowLatencyArgs& args = context.args;
+    const uint32_t expert = context.responsible_expert_idx;
+    const ExpertPair to = context.pair();
+    const uint32_t num_sent = context.group().num_sent;
+    const auto wait_now = [&] { return wait_finished(context, expert, num_sent); };
+    if (!record_wait<LowLatencyEvent::wait_sends>(context, wait_now, expert).ok) return;
+    {
+        TK_SIGNAL(context.recorder, LowLatencyEvent::signal_count, to.rank, to.local_expert);
+        // -n - 1, as the seed has it: 0 is no count. The epoch in front of it says of which call it is.
+        uint64_t* flag = args.count_flag(to.rank, to.local_expert, context.comm.rank);
+        signal_peer<LowLatencyChannel::count>(context, to.rank, flag, ~num_sent);
+        TK_END(num_sent);
+    }
+    context.warp.leader([&] {
+        *args.slot_counter(expert) = 0;
+        *args.finish_counter(expert) = 0;
+    });
+}
+
+template <bool kFp8, class Rec>
+TK_DEVICE void dispatch_send(LowLatencyContext<Rec>& context) {
+    Warp& warp = context.warp;
+    const LowLatencyArgs& args = context.args;
+    if (warp.block == 0) {
+        warp.block_strided(args.shape.num_local_experts(), [&](uint32_t i) { args.call.packed_recv_count[i] = 0; });
+        if (warp.warp == 0 && warp.is_leader()) *args.call.handle_epoch = context.epoch;
+    }
+    if (!wait_dispatch_acks(context)) return;
+    if (warp.warp == warp.num_warps - 1) {
+        count_sends(context);
+    } else {
+        send_tokens<kFp8>(context);
+    }
+    warp.block_sync();
+    if (!context.is_idle() && context.sub_warp_id == 0) signal_count(context);
+}
+
+// ---- receive ----
+
+// Waits for the count of the pair, claims its rows and tells the group. A wait that failed claims none.
+template <class Rec>
+TK_DEVICE void claim_rows(LowLatencyContext<Rec>& context) {
+    Warp& warp = context.warp;
+    const LowLatencyArgs& args = context.args;
+    const ExpertPair from = context.pair();
+    const uint64_t* flag = args.count_flag(context.comm.rank, from.local_expert, from.rank);
+    const auto wait_now = [&] {
+        const WaitFor whom = wait_for(context, from.rank, from.local_expert);
+        const WaitResult seen = wait<LowLatencyChannel::count>(warp, context.comm, flag, context.epoch, whom);
+        return WaitResult{seen.ok, seen.ok ? ~seen.value & kMaxFlagValue : 0};
+    };
+    const WaitResult count = record_wait<LowLatencyEvent::wait_count>(context, wait_now, from.rank, from.local_expert);
+    TK_RANGE(context.recorder, LowLatencyEvent::claim_rows, from.rank, from.local_expert);
+    const uint32_t begin =
+        warp.once([&] { return add_relaxed_device(&args.call.packed_recv_count[from.local_expert], count.value); });
+    warp.leader([&] {
+        const uint32_t pair = from.local_expert * args.shape.num_ranks + from.rank;
+        args.call.packed_recv_layout_range[pair] = pack2(count.value, begin);
+        context.group().count = count.value;
+        context.group().begin = begin;
+        context.group().ok = count.ok;
+    });
+    TK_END(begin);
+}
+
+// Copies one message to its row.
+template <bool kFp8, class Rec>
+TK_DEVICE void copy_token(LowLatencyContext<Rec>& context, ExpertPair from, uint32_t place) {
+    Warp& warp = context.warp;
+    const LowLatencyArgs& args = context.args;
+    const MessageLayout layout = MessageLayout::of(args.shape.hidden, kFp8);
+    const uint64_t row = args.packed_row(from.local_expert, context.group().begin + place);
+    char* message = args.recv_message(context.comm.rank, from.local_expert, from.rank, place, layout.bytes);
+    TK_RANGE(context.recorder, LowLatencyEvent::copy_token, from.rank, from.local_expert, place);
+    const uint32_t token = reinterpret_cast<const MessageHeader*>(message)->token;
+    if (warp.is_leader()) args.call.packed_recv_src_info[row] = token;
+    const char* values = message + sizeof(MessageHeader);
+    copy_vectors(warp, args.call.packed_recv_x + row * layout.values_bytes, values, layout.values_bytes);
+    if constexpr (kFp8) {
+        const auto* scales = reinterpret_cast<const float*>(values + layout.values_bytes);
+        const uint64_t num_rows = args.rows_per_expert();
+        float* column = args.call.packed_recv_scales + from.local_expert * layout.num_scales * num_rows +
+                        (row - args.packed_row(from.local_expert, 0));
+        warp.strided_rolled(layout.num_scales, [&](uint32_t i) { column[i * num_rows] = scales[i]; });
+    }
+    warp.sync();
+    poison(message, layout.bytes);
+    TK_END(token);
+}
+
+template <bool kFp8, class Rec>
+TK_DEVICE void dispatch_recv(LowLatencyContext<Rec>& context) {
+    if (context.is_idle()) return;
+    const LowLatencyArgs& args = context.args;
+    const ExpertPair from = context.pair();
+    if (context.sub_warp_id == 1) claim_rows(context);
+    wait_group(context);
+    const uint32_t count = context.group().count;
+    TK_NO_UNROLL
+    for (uint32_t place = context.sub_warp_id; place < count; place += args.launch.num_warps_per_group) {
+        copy_token<kFp8>(context, from, place);
+    }
+    wait_group(context);
+    if (context.sub_warp_id != 0 || !context.group().ok) return;
+    // Released: all sub-warps have read what the source may now write again.
+    TK_SIGNAL(context.recorder, LowLatencyEvent::signal_dispatch_ack, from.rank, from.local_expert);
+    uint64_t* flag = args.dispatch_ack(from.rank, context.own_expert(from.local_expert));
+    signal_peer<LowLatencyChannel::dispatch_ack>(context, from.rank, flag, 0);
+}
+
+// ---- the kernels ----
+
+template <LowLatencyStage kOwnStage>
+struct LowLatencyKernel {
+    using Args = LowLatencyArgs;
+    static constexpr LowLatencyStage kStage = kOwnStage;
+    static constexpr uint32_t kMaxThreads = 1024;
+
+    static uint64_t shared_bytes(const LowLatencyArgs&, uint32_t) { return sizeof(LowLatencyShared); }
+};
+
+// Send, receive, or both in one launch.
+template <LowLatencyStage kOwnStage, bool kFp8>
+struct LowLatencyDispatch : LowLatencyKernel<kOwnStage> {
+    static constexpr bool kSends = kOwnStage != LowLatencyStage::dispatch_recv;
+    static constexpr bool kReceives = kOwnStage != LowLatencyStage::dispatch_send;
+
+    template <class Rec>
+    TK_DEVICE static void run(Warp& warp, const LowLatencyArgs& args, typename Rec::Args trace) {
+        LowLatencySlot& slot = args.state->slots[args.call.slot];
+        const uint64_t epoch = kSends ? epoch_behind(slot.dispatched.epoch, args.call.slot) : *args.call.handle_epoch;
+        const auto role = kSends && warp.warp == warp.num_warps - 1 ? LowLatencyRole::count : LowLatencyRole::dispatch;
+        LowLatencyContext<Rec> context(warp, args, trace, kOwnStage, role, epoch);
+        clear_shared(context);
+        if constexpr (kSends) dispatch_send<kFp8>(context);
+        // For packed_recv_count, which the first block of this launch set to zero.
+        const bool ok = !kSends || !kReceives || wait_grid(context);
+        if constexpr (kReceives) {
+            if (ok) dispatch_recv<kFp8>(context);
+        }
+        if constexpr (kSends) {
+            if (is_last_block(context) && warp.warp == 0) warp.leader([&] { slot.dispatched.epoch = epoch; });
+        }
+    }
+};
+
+}  // namespace tracekern

@@ -1,0 +1,88 @@
+// What others may know of the low latency family: moe/pipeline.hpp says what each member is for.
+#pragma once
+
+#include <stdexcept>
+#include <vector>
+
+#include "moe/config.h"
+#include "moe/low_latency/kernels.h"
+
+namespace tracekern {
+
+enum class LowLatencyVariant : uint32_t { low_latency };
+
+struct LowLatencyConfig : PipelineConfig<LowLatencyVariant> {
+    uint32_t fp8 = 0;              // what messages carry: 0 bf16, 1 fp8
+    uint32_t num_warp_groups = 1;  // of a block
+};
+
+struct LowLatency {
+    using Args = LowLatencyArgs;
+    using Config = LowLatencyConfig;
+    using Stage = LowLatencyStage;
+    using Variant = LowLatencyVariant;
+    using Event = LowLatencyEvent;
+
+    static constexpr const char* kName = "low_latency";
+    static constexpr const char* kVariantNames[] = {"low_latency"};
+    static constexpr auto& kStageNames = kLowLatencyStageNames;
+    static constexpr auto& kRoleNames = kLowLatencyRoleNames;
+    static constexpr auto& kChannelNames = kLowLatencyChannelNames;
+
+    template <class Visit>
+    static void visit_options(LowLatencyConfig& config, Visit visit) {
+        visit("fp8", config.fp8);
+    }
+
+    static uint64_t heap_bytes(const LowLatencyConfig& config) {
+        return LowLatencyLayout::make(config.shape).total_bytes;
+    }
+
+    template <class F>
+    static void with_kernels(const LowLatencyConfig& config, F f) {
+        if (config.fp8) {
+            f(LowLatencyKernels<true>{});
+        } else {
+            f(LowLatencyKernels<false>{});
+        }
+    }
+
+    template <class Memory>
+    static LowLatencyArgs make_args(const LowLatencyConfig& config, Memory& memory) {
+        if (config.number != NumberType::bf16) throw std::invalid_argument("dtype: wanted bf16");
+        if (config.shape.hidden % 8 != 0) throw std::invalid_argument("hidden: wanted a multiple of 8");
+        if (config.shape.max_tokens > kMaxLowLatencyTokens) {
+            throw std::invalid_argument("more than 2^16 - 1 tokens for one rank");
+        }
+        LowLatencyArgs args{};
+        args.shape = config.shape;
+        args.layout = LowLatencyLayout::make(config.shape);
+        args.launch.num_warp_groups = config.num_warp_groups;
+        args.launch.num_warps_per_group = config.warps_per_block / config.num_warp_groups;
+        args.launch.num_sms = config.num_blocks;
+        args.state = static_cast<LowLatencyState*>(memory.allocate(sizeof(LowLatencyState)));
+        args.atomic_finish_counter_per_expert = static_cast<uint64_t*>(memory.allocate(finish_bytes(args)));
+        args.atomic_counter_per_expert = static_cast<uint32_t*>(memory.allocate(finish_bytes(args) / 2));
+        return args;
+    }
+
+    template <class Memory>
+    static void reset(const LowLatencyArgs& args, Memory& memory) {
+        LowLatencyState state{};
+        for (LowLatencySlot& slot : state.slots) slot.dispatched.epoch = slot.combined.epoch = kNeverEpoch;
+        memory.copy_to(args.state, &state, sizeof(state));
+        memory.clear(args.atomic_finish_counter_per_expert, finish_bytes(args));
+        memory.clear(args.atomic_counter_per_expert, finish_bytes(args) / 2);
+        const size_t count = (args.layout.flags_end - args.layout.count_flags) / sizeof(uint64_t);
+        const std::vector<uint64_t> flags(count, make_flag(kNeverEpoch, 0));
+        memory.copy_to(
+            args.comm.heap[args.comm.rank] + args.layout.count_flags, flags.data(), count * sizeof(uint64_t));
+    }
+
+private:
+    static uint64_t finish_bytes(const LowLatencyArgs& args) {
+        return kNumSlots * uint64_t{args.shape.num_experts} * sizeof(uint64_t);
+    }
+};
+
+}  // namespace tracekern

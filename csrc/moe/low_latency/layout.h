@@ -1,0 +1,241 @@
+// Where everything is: the symmetric part that peers write to, the state of one rank, the tensors of a call, and the
+// shared memory of a block. The one place for offsets; host and kernels find their way with it.
+#pragma once
+
+#include <cstdint>
+
+#include "comm/context.h"
+#include "moe/config.h"
+#include "moe/experts.h"
+#include "moe/low_latency/events.h"
+#include "moe/low_latency/launch.h"
+
+namespace tracekern {
+
+constexpr uint32_t kNumSlots = 2;      // handles that may be live at a time
+constexpr uint32_t kScaleGroup = 128;  // values that share a scale
+constexpr uint32_t kMaxLowLatencyTopk = 16;
+constexpr uint32_t kMaxLowLatencyTokens = 0xffff;  // of a rank: what the events' fields hold
+
+// In front of each message: the token's index at its source, and nothing.
+struct alignas(16) MessageHeader {
+    uint32_t token;
+    uint32_t reserved[3];
+};
+
+// A message is a header, `hidden` values and, of fp8, a scale for each 128 of them.
+struct MessageLayout {
+    uint32_t values_bytes;
+    uint32_t num_scales;
+    uint32_t bytes;
+
+    TK_HOST_DEVICE static constexpr MessageLayout of(uint32_t hidden, bool use_fp8) {
+        const uint32_t values_bytes = use_fp8 ? hidden : hidden * 2;
+        const uint32_t num_scales = use_fp8 ? hidden / kScaleGroup : 0;
+        const uint32_t used = static_cast<uint32_t>(sizeof(MessageHeader)) + values_bytes + num_scales * 4;
+        return {values_bytes, num_scales, (used + 15) / 16 * 16};
+    }
+};
+static_assert(MessageLayout::of(7168, true).bytes == 7408 && MessageLayout::of(7168, false).bytes == 14352);
+
+// Offsets in the symmetric heap. All is there once for each slot but rdma_x, which no peer writes to.
+struct LowLatencyLayout {
+    uint64_t count_flags;    // u64 [slot][local expert][rank]  written by rank: how many tokens it sent
+    uint64_t dispatch_acks;  // u64 [slot][expert]              written by its rank: it has copied my tokens
+    uint64_t result_flags;   // u64 [slot][expert]              written by its rank: its results are there
+    uint64_t combine_acks;   // u64 [slot][local expert][rank]  written by rank: it has added up my results
+    uint64_t flags_end;
+    uint64_t rdma_x;          // [token] message
+    uint64_t rdma_recv_x;     // [slot][local expert][rank][token slot] message
+    uint64_t combine_recv_x;  // [slot][expert][token] row of bf16
+    uint64_t recv_bytes;      // of a slot of rdma_recv_x: the seed's formula, for messages of bf16
+    uint64_t results_bytes;   // of a slot of combine_recv_x
+    uint64_t total_bytes;
+
+    static LowLatencyLayout make(const MoeShape& shape) {
+        const uint64_t pairs = shape.num_experts;  // local experts x ranks
+        const uint64_t fp8_bytes = MessageLayout::of(shape.hidden, true).bytes;
+        const uint64_t bf16_bytes = MessageLayout::of(shape.hidden, false).bytes;
+        const uint64_t message_bytes = bf16_bytes > fp8_bytes ? bf16_bytes : fp8_bytes;
+        LowLatencyLayout layout{};
+        uint64_t cursor = sizeof(HeapControl);
+        const auto take = [&](uint64_t bytes) {
+            const uint64_t offset = cursor;
+            cursor += (bytes + 127) / 128 * 128;
+            return offset;
+        };
+        const auto take_flags = [&] { return take(kNumSlots * pairs * sizeof(uint64_t)); };
+        layout.count_flags = take_flags();
+        layout.dispatch_acks = take_flags();
+        layout.result_flags = take_flags();
+        layout.combine_acks = take_flags();
+        layout.flags_end = cursor;
+        layout.recv_bytes = pairs * shape.max_tokens * message_bytes;
+        layout.results_bytes = pairs * shape.max_tokens * shape.hidden * sizeof(BFloat16);
+        layout.rdma_x = take(shape.max_tokens * message_bytes);
+        layout.rdma_recv_x = take(kNumSlots * layout.recv_bytes);
+        layout.combine_recv_x = take(kNumSlots * layout.results_bytes);
+        layout.total_bytes = cursor;
+        return layout;
+    }
+};
+
+// A choice that no kernel followed: out of range, or an expert that the token names twice. The host reports the first.
+struct alignas(64) BadChoice {
+    uint32_t claimed;
+    uint32_t is_whole;  // stored last
+    uint32_t token;
+    uint32_t choice;
+    int64_t expert;
+};
+
+struct EpochWord {
+    uint64_t epoch;
+    uint64_t rest[15];  // nothing else on this line of the cache
+};
+
+// What a rank keeps of each slot from call to call, in memory that no peer touches.
+struct LowLatencySlot {
+    EpochWord dispatched;  // last epoch of a dispatch that took this slot
+    EpochWord combined;    // likewise of a combine
+};
+struct LowLatencyState {
+    LowLatencySlot slots[kNumSlots];
+    uint64_t grid_arrivals;
+    uint32_t blocks_done;
+};
+
+// The tensors of a dispatch and of the combine that belongs to it, row-major. A rank's rows are num_ranks * max_tokens.
+struct LowLatencyCall {
+    uint32_t slot;
+    uint32_t num_tokens;
+    uint32_t topk;
+    uint32_t has_long_ids;              // topk_idx is of int64, else of int32
+    const void* topk_idx;               // [token][topk], -1: no expert
+    const char* x;                      // [token][hidden] bf16
+    char* packed_recv_x;                // [local expert][row][hidden] fp8 or bf16
+    float* packed_recv_scales;          // [local expert][hidden / 128][row]: column-major
+    uint32_t* packed_recv_src_info;     // [local expert][row] token
+    int64_t* packed_recv_layout_range;  // [local expert][rank] pack2(count, begin)
+    uint32_t* packed_recv_count;        // [local expert]
+    uint64_t* handle_epoch;             // word of the handle: what send took, and all later kernels of the handle read
+    char* expert_rows;                  // [local expert][row][hidden] bf16: what experts made of packed_recv_x
+    const float* expert_scale;          // [expert], for the stand-in of experts
+    const float* topk_weights;          // [token][topk]
+    char* out;                          // [token][hidden] bf16
+};
+
+struct LowLatencyArgs {
+    LowLatencyCall call;
+    CommArgs comm;
+    MoeShape shape;
+    LowLatencyLaunch launch;
+    LowLatencyLayout layout;
+    LowLatencyState* state;
+    uint32_t* atomic_counter_per_expert;         // [slot][expert] slots taken at its rank
+    uint64_t* atomic_finish_counter_per_expert;  // [slot][expert] messages that are out
+    BadChoice* bad_choice;                       // memory of the host
+
+    TK_DEVICE uint32_t rows_per_expert() const { return shape.num_ranks * shape.max_tokens; }
+    TK_DEVICE uint64_t* flag(uint64_t array, uint32_t at_rank, uint32_t index) const {
+        return comm.at<uint64_t>(at_rank, array) + call.slot * shape.num_experts + index;
+    }
+    TK_DEVICE uint64_t* count_flag(uint32_t at_rank, uint32_t local_expert, uint32_t of_rank) const {
+        return flag(layout.count_flags, at_rank, local_expert * shape.num_ranks + of_rank);
+    }
+    TK_DEVICE uint64_t* dispatch_ack(uint32_t at_rank, uint32_t expert) const {
+        return flag(layout.dispatch_acks, at_rank, expert);
+    }
+    TK_DEVICE uint64_t* result_flag(uint32_t at_rank, uint32_t expert) const {
+        return flag(layout.result_flags, at_rank, expert);
+    }
+    TK_DEVICE uint64_t* combine_ack(uint32_t at_rank, uint32_t local_expert, uint32_t of_rank) const {
+        return flag(layout.combine_acks, at_rank, local_expert * shape.num_ranks + of_rank);
+    }
+    TK_DEVICE char* own_message(uint32_t token, uint32_t message_bytes) const {
+        return comm.at<char>(comm.rank, layout.rdma_x) + uint64_t{token} * message_bytes;
+    }
+    // rdma_recv_x[local expert][source rank][slot]
+    TK_DEVICE char* recv_message(
+        uint32_t at_rank, uint32_t local_expert, uint32_t src_rank, uint32_t place, uint32_t message_bytes) const {
+        const uint64_t pair = uint64_t{local_expert} * shape.num_ranks + src_rank;
+        return comm.at<char>(at_rank, layout.rdma_recv_x + call.slot * layout.recv_bytes) +
+               (pair * shape.max_tokens + place) * message_bytes;
+    }
+    TK_DEVICE char* result_row(uint32_t at_rank, uint32_t expert, uint32_t token) const {
+        return comm.at<char>(at_rank, layout.combine_recv_x + call.slot * layout.results_bytes) +
+               (uint64_t{expert} * shape.max_tokens + token) * shape.row_bytes();
+    }
+    TK_DEVICE uint64_t packed_row(uint32_t local_expert, uint32_t row) const {
+        return uint64_t{local_expert} * rows_per_expert() + row;
+    }
+    TK_DEVICE uint32_t* slot_counter(uint32_t expert) const {
+        return atomic_counter_per_expert + call.slot * shape.num_experts + expert;
+    }
+    TK_DEVICE uint64_t* finish_counter(uint32_t expert) const {
+        return atomic_finish_counter_per_expert + call.slot * shape.num_experts + expert;
+    }
+    TK_DEVICE int64_t chosen(uint32_t token, uint32_t choice) const {
+        const uint64_t i = uint64_t{token} * call.topk + choice;
+        return call.has_long_ids ? static_cast<const int64_t*>(call.topk_idx)[i]
+                                 : static_cast<const int32_t*>(call.topk_idx)[i];
+    }
+};
+
+// Slot 0 has the even epochs, slot 1 the odd ones: the next of a slot is two behind its last.
+TK_HOST_DEVICE constexpr uint64_t epoch_behind(uint64_t last, uint32_t slot) {
+    return last == kNeverEpoch ? kFirstEpoch + slot : next_epoch(next_epoch(last));
+}
+static_assert(kFirstEpoch % kNumSlots == 0 && epoch_behind(kEpochMask, 1) == 1);
+
+// Shared memory of a block.
+struct LowLatencyShared {
+    struct Group {
+        uint32_t num_sent;  // tokens of this rank for the expert that the group tells of it
+        uint32_t count;     // tokens that came
+        uint32_t begin;     // their first row
+        uint32_t ok;
+    };
+    uint32_t arrivals[kMaxGroupsPerBlock + 1];  // for Warp::group_sync; the first is that of the warps that cast
+    uint32_t failed;
+    uint32_t is_last_block;
+    Group groups[kMaxGroupsPerBlock];
+};
+
+// Copies whole vectors of 16 bytes with all lanes: vector i is lane i % 32's. Fewer under way at a time than in other
+// families: a block of 1024 threads leaves a thread 64 registers.
+TK_DEVICE void copy_vectors(Warp& warp, void* dst, const void* src, uint32_t bytes) {
+    warp.copy_vectors<Vector16, 2>(dst, src, bytes / sizeof(Vector16));
+}
+
+// What a warp carries through a kernel of the family.
+template <class Rec>
+struct LowLatencyContext : CommContext<Rec> {
+    const LowLatencyArgs& args;
+    const uint32_t warp_group_id;
+    const uint32_t sub_warp_id;
+    const uint32_t responsible_expert_idx;
+
+    TK_DEVICE LowLatencyContext(Warp& own_warp,
+                                const LowLatencyArgs& own_args,
+                                typename Rec::Args trace,
+                                LowLatencyStage stage,
+                                LowLatencyRole role,
+                                uint64_t epoch)
+        : CommContext<Rec>(
+              own_warp, own_args.comm, trace, static_cast<uint32_t>(stage), static_cast<uint32_t>(role), epoch),
+          args(own_args),
+          warp_group_id(own_args.launch.warp_group_id(own_warp.warp)),
+          sub_warp_id(own_args.launch.sub_warp_id(own_warp.warp)),
+          responsible_expert_idx(own_args.launch.responsible_expert_idx(own_warp.block, own_warp.warp)) {}
+
+    TK_DEVICE bool is_idle() const { return responsible_expert_idx >= args.shape.num_experts; }
+    TK_DEVICE ExpertPair pair() const { return ExpertPair::of(responsible_expert_idx, args.shape.num_local_experts()); }
+    TK_DEVICE LowLatencyShared& shared() { return this->warp.template shared<LowLatencyShared>(); }
+    TK_DEVICE LowLatencyShared::Group& group() { return shared().groups[warp_group_id]; }
+    TK_DEVICE uint32_t own_expert(uint32_t local_expert) const {
+        return this->comm.rank * args.shape.num_local_experts() + local_expert;
+    }
+};
+
+}  // namespace tracekern

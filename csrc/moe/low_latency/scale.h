@@ -1,0 +1,59 @@
+// A stand-in for experts between dispatch and combine: each row is dequantised to bf16 and goes through the expert of
+// moe/experts.h, into memory that combine sends from.
+#pragma once
+
+#include "moe/low_latency/dispatch.h"
+
+namespace tracekern {
+
+// 8 values of a row, as bf16.
+template <bool kFp8>
+TK_DEVICE Bf16Pack dequantised(const char* row, uint32_t pack, float scale) {
+    if constexpr (kFp8) {
+        const auto values = reinterpret_cast<const Vector8*>(row)[pack];
+        float numbers[8];
+        TK_UNROLL
+        for (uint32_t k = 0; k < 8; ++k) {
+            const auto bits = static_cast<uint8_t>(values.words[k / 4] >> k % 4 * 8);
+            numbers[k] = multiply_rn(fp8_to_float(Fp8{bits}), scale);
+        }
+        return Bf16Pack::of(numbers);
+    } else {
+        return load_once(reinterpret_cast<const Bf16Pack*>(row) + pack);
+    }
+}
+
+template <bool kFp8>
+TK_DEVICE void scale_row(Warp& warp, const LowLatencyArgs& args, uint32_t local_expert, uint32_t row, Expert expert) {
+    const MessageLayout layout = MessageLayout::of(args.shape.hidden, kFp8);
+    const uint64_t num_rows = args.rows_per_expert();
+    const uint64_t packed = args.packed_row(local_expert, row);
+    const char* from = args.call.packed_recv_x + packed * layout.values_bytes;
+    const float* column = args.call.packed_recv_scales + local_expert * layout.num_scales * num_rows + row;
+    auto* to = reinterpret_cast<Bf16Pack*>(args.call.expert_rows + packed * args.shape.row_bytes());
+    warp.strided_rolled(args.shape.hidden / 8, [&](uint32_t pack) {
+        const float scale = kFp8 ? column[pack / (kScaleGroup / 8) * num_rows] : 1.0f;
+        to[pack] = expert(dequantised<kFp8>(from, pack, scale));
+    });
+}
+
+template <bool kFp8>
+struct LowLatencyScaleExperts : LowLatencyKernel<LowLatencyStage::scale_experts> {
+    template <class Rec>
+    TK_DEVICE static void run(Warp& warp, const LowLatencyArgs& args, typename Rec::Args trace) {
+        LowLatencyContext<Rec> context(
+            warp, args, trace, LowLatencyStage::scale_experts, LowLatencyRole::scale, *args.call.handle_epoch);
+        const Experts experts{args.call.expert_scale};
+        const uint32_t first = warp.warp * warp.num_blocks + warp.block;
+        const uint32_t stride = warp.num_blocks * warp.num_warps;
+        for (uint32_t local_expert = 0; local_expert < args.shape.num_local_experts(); ++local_expert) {
+            const Expert expert = experts[context.own_expert(local_expert)];
+            for (uint32_t row = first; row < args.call.packed_recv_count[local_expert]; row += stride) {
+                TK_RANGE(context.recorder, LowLatencyEvent::scale_token, local_expert, row);
+                scale_row<kFp8>(warp, args, local_expert, row, expert);
+            }
+        }
+    }
+};
+
+}  // namespace tracekern

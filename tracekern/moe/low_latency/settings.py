@@ -1,0 +1,202 @@
+"""What a low latency call is made for, the checks of its tensors, and the launch arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tracekern import _C
+from tracekern.comm.group import Group
+from tracekern.errors import BadInput
+from tracekern.moe.pipeline import MAX_CPU_WARPS, SPARE_SMS
+from tracekern.moe.shape import MAX_EXPERTS, check_range, check_tensor, describe_tensor
+
+if TYPE_CHECKING:
+    import torch
+
+    from tracekern.comm.communicator import Communicator
+
+FACTS = _C.families["low_latency"]
+SCALE_GROUP: int = FACTS.scale_group
+"""Neighbouring values of an fp8 row that share a scale."""
+MAX_TOPK: int = FACTS.max_topk
+MAX_TOKENS: int = FACTS.max_tokens
+NUM_SLOTS: int = FACTS.num_slots
+"""Handles of a buffer that may be live at a time."""
+
+WARPS = {"cuda": 32, "hip": 16, "cpu": 16}
+"""Warps of a block, the seed's kNumMaxWarpGroups."""
+CPU_GROUPS_PER_BLOCK = 8
+ALIGNMENT = 16
+"""Of the tensors' memory: kernels move 16 bytes at a time."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What offsets in the heap follow from. All calls of a buffer have the same one until it is cleaned."""
+
+    num_max_dispatch_tokens_per_rank: int
+    hidden: int
+    num_experts: int
+
+    def check(self, num_ranks: int) -> None:
+        """Raises BadInput for numbers that no kernel runs with."""
+        check_range("num_max_dispatch_tokens_per_rank", self.num_max_dispatch_tokens_per_rank, 1, MAX_TOKENS)
+        check_range("num_experts", self.num_experts, 1, MAX_EXPERTS)
+        check_range("hidden", self.hidden, 8, 1 << 20)
+        if self.num_experts % num_ranks:
+            raise BadInput(f"{self.num_experts} experts do not divide over {num_ranks} ranks")
+        if self.hidden % 8:
+            raise BadInput(f"hidden is {self.hidden}; wanted a multiple of 8, which are 16 bytes of bf16")
+
+    def native(self, num_ranks: int) -> dict[str, Any]:
+        """Returns the options of the native functions."""
+        return {
+            "variant": "low_latency",
+            "dtype": "bf16",
+            "num_ranks": num_ranks,
+            "max_tokens": self.num_max_dispatch_tokens_per_rank,
+            "num_experts": self.num_experts,
+            "hidden": self.hidden,
+            "topk": 1,
+            "fp8": 0,
+        }
+
+    def heap_bytes(self, num_ranks: int) -> int:
+        return int(FACTS.heap_bytes(**self.native(num_ranks)))
+
+    def num_rows(self, num_ranks: int) -> int:
+        """Returns the rows of one local expert in a packed tensor."""
+        return num_ranks * self.num_max_dispatch_tokens_per_rank
+
+
+@dataclass(frozen=True)
+class LaunchShape:
+    """How warps are dealt out (csrc/moe/low_latency/launch.h): blocks, groups of a block, warps of a group."""
+
+    num_warp_groups: int
+    num_warps_per_group: int
+    num_sms: int
+
+    @classmethod
+    def of(cls, num_experts: int, num_device_sms: int, num_max_warp_groups: int) -> LaunchShape:
+        """Raises BadInput if a block would have more than 14 groups, or a group fewer than 2 warps."""
+        try:
+            return cls(*FACTS.launch_shape(num_experts, num_device_sms, num_max_warp_groups))
+        except ValueError as error:
+            raise BadInput(str(error)) from None
+
+    @classmethod
+    def choose(
+        cls, group: Group, num_experts: int, num_sms: int, num_max_warp_groups: int, backend: str
+    ) -> LaunchShape:
+        """Returns the shape for this machine. 0 stands for what suits the backend: on a GPU all SMs but SPARE_SMS, of
+        which resident ranks get an equal part each, and 32 warps; on the CPU 8 groups of 2 warps a block.
+        """
+        check_range("num_sms", num_sms, 0, 4096)
+        check_range("num_max_warp_groups", num_max_warp_groups, 0, 32)
+        if backend == "cpu":
+            num_sms = num_sms or -(-num_experts // CPU_GROUPS_PER_BLOCK)
+        elif not num_sms:
+            import torch
+
+            # Where there is no GPU the communicator says so.
+            has_gpu = torch.cuda.is_available()
+            present = torch.cuda.get_device_properties().multi_processor_count if has_gpu else 132
+            num_sms = max(1, (present - SPARE_SMS) // group.num_residents)
+        shape = cls.of(num_experts, num_sms, num_max_warp_groups or WARPS[backend])
+        if backend == "cpu":
+            check_range("warps of all blocks", shape.num_sms * shape.num_warps, 1, MAX_CPU_WARPS)
+        return shape
+
+    @property
+    def num_warps(self) -> int:
+        """Warps of a block."""
+        return self.num_warp_groups * self.num_warps_per_group
+
+
+def check_dispatch(
+    comm: Communicator, layout: Layout, shape: LaunchShape, x: torch.Tensor, topk_idx: torch.Tensor, use_fp8: bool
+) -> None:
+    """Raises BadInput for tensors that dispatch cannot use."""
+    import torch
+
+    num_tokens = int(x.shape[0]) if x.ndim == 2 else -1
+    check_tensor(comm, "x", x, torch.bfloat16, (num_tokens, layout.hidden))
+    check_aligned("x", x)
+    _check_topk_idx(comm, shape, topk_idx, num_tokens)
+    most = layout.num_max_dispatch_tokens_per_rank
+    if num_tokens > most:
+        raise BadInput(f"{num_tokens} tokens; num_max_dispatch_tokens_per_rank is {most}")
+    if use_fp8 and layout.hidden % SCALE_GROUP:
+        raise BadInput(
+            f"hidden is {layout.hidden}; fp8 has a scale for {SCALE_GROUP} values: wanted a multiple, or use_fp8=False"
+        )
+    if comm.device.backend == "cpu":  # on a GPU looking at them would synchronize the stream in every call
+        _check_ids(topk_idx, layout.num_experts)
+
+
+def check_combine(
+    comm: Communicator,
+    layout: Layout,
+    num_tokens: int,
+    topk: int,
+    x: torch.Tensor,
+    topk_idx: torch.Tensor,
+    topk_weights: torch.Tensor,
+    out: torch.Tensor | None,
+) -> None:
+    """Raises BadInput for tensors that combine cannot use. num_tokens, topk: of the dispatch that it belongs to."""
+    import torch
+
+    num_local = layout.num_experts // comm.group.num_ranks
+    rows = (num_local, layout.num_rows(comm.group.num_ranks), layout.hidden)
+    check_tensor(comm, "x", x, torch.bfloat16, rows)
+    check_aligned("x", x)
+    if topk_idx.dtype not in (torch.int32, torch.int64):
+        raise BadInput(f"topk_idx is {describe_tensor(topk_idx)}; wanted int64 or int32")
+    check_tensor(comm, "topk_idx", topk_idx, topk_idx.dtype, (num_tokens, topk))
+    check_tensor(comm, "topk_weights", topk_weights, torch.float32, (num_tokens, topk))
+    if out is not None:
+        check_tensor(comm, "out", out, torch.bfloat16, (num_tokens, layout.hidden))
+        check_aligned("out", out)
+
+
+def check_aligned(name: str, tensor: torch.Tensor) -> None:
+    """Raises BadInput for memory that kernels cannot move 16 bytes at a time."""
+    if tensor.data_ptr() % ALIGNMENT:
+        raise BadInput(f"{name} begins at an address that {ALIGNMENT} bytes do not divide; clone() it")
+
+
+def _check_topk_idx(comm: Communicator, shape: LaunchShape, topk_idx: torch.Tensor, num_tokens: int) -> None:
+    import torch
+
+    if topk_idx.ndim != 2 or topk_idx.dtype not in (torch.int32, torch.int64):
+        raise BadInput(f"topk_idx is {describe_tensor(topk_idx)}; wanted int64 or int32 [{num_tokens}, topk]")
+    topk = int(topk_idx.shape[1])
+    check_tensor(comm, "topk_idx", topk_idx, topk_idx.dtype, (num_tokens, topk))
+    check_range("top-k", topk, 1, MAX_TOPK)
+    if topk >= shape.num_warps:
+        raise BadInput(f"top-k is {topk}; a block's {shape.num_warps} warps send at most {shape.num_warps - 1} choices")
+
+
+def _check_ids(topk_idx: torch.Tensor, num_experts: int) -> None:
+    wrong = (topk_idx < -1) | (topk_idx >= num_experts)
+    if wrong.any():
+        token, choice = wrong.nonzero()[0].tolist()
+        raise BadInput(bad_choice(token, choice, int(topk_idx[token, choice]), num_experts))
+    ordered = topk_idx.sort(dim=1).values
+    twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    if twice.any():
+        token, place = twice.nonzero()[0].tolist()
+        expert = int(ordered[token, place])
+        choice = (topk_idx[token] == expert).nonzero()[1].item()
+        raise BadInput(bad_choice(token, int(choice), expert, num_experts))
+
+
+def bad_choice(token: int, choice: int, expert: int, num_experts: int) -> str:
+    """Returns what is wrong with a choice that no kernel follows."""
+    which = f"topk_idx[{token}, {choice}] is expert {expert}"
+    if not 0 <= expert < num_experts:
+        return f"{which}; wanted -1 (none) or 0 to {num_experts - 1}"
+    return f"{which}, which the token has named before; wanted each expert once"
