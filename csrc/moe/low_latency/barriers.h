@@ -10,7 +10,7 @@ namespace tracekern {
 template <class Rec>
 TK_DEVICE void wait_group(LowLatencyContext<Rec>& context) {
     const WarpGroup group{
-        context.warp, 1 + context.warp_group_id, context.args.launch.num_warps_per_group, context.shared().arrivals};
+        context.warp, 1 + context.warp_group_id(), context.args.launch.num_warps_per_group, context.shared().arrivals};
     TK_WAIT(context.recorder, LowLatencyEvent::wait_group);
     TK_END_AFTER_BARRIER(group);
 }

@@ -19,8 +19,9 @@ TK_DEVICE uint32_t followed_choice(const LowLatencyArgs& args, uint32_t token, u
     return static_cast<uint32_t>(expert);
 }
 
-// Keeps the first choice that was passed over although it is not -1; the host raises an error for it.
-TK_DEVICE void report_if_bad(const LowLatencyArgs& args, uint32_t token, uint32_t choice) {
+// Keeps the first choice that was passed over although it is not -1; the host raises an error for it. A function of its
+// own: it is hardly ever called.
+TK_DEVICE_CALL void report_if_bad(const LowLatencyArgs& args, uint32_t token, uint32_t choice) {
     const int64_t expert = args.chosen(token, choice);
     BadChoice& bad = *args.bad_choice;
     if (expert == -1 || load_relaxed_system(&bad.claimed) || !claim_system(&bad.claimed)) return;

@@ -37,7 +37,7 @@ TK_DEVICE void combine_send(LowLatencyContext<Rec>& context) {
     const LowLatencyArgs& args = context.args;
     const ExpertPair to = context.pair();
     const uint32_t expert = context.own_expert(to.local_expert);
-    if (context.sub_warp_id == 0) {
+    if (context.sub_warp_id() == 0) {
         const bool ok = wait_combine_ack(context, to) && !has_aborted(warp, context.comm);
         warp.leader([&] { context.group().ok = ok; });
     }
@@ -46,7 +46,7 @@ TK_DEVICE void combine_send(LowLatencyContext<Rec>& context) {
     const int64_t range = args.call.packed_recv_layout_range[to.local_expert * args.shape.num_ranks + to.rank];
     const uint32_t count = packed_count(range);
     TK_NO_UNROLL
-    for (uint32_t i = context.sub_warp_id; i < count; i += args.launch.num_warps_per_group) {
+    for (uint32_t i = context.sub_warp_id(); i < count; i += args.launch.num_warps_per_group) {
         const uint64_t row = args.packed_row(to.local_expert, packed_begin(range) + i);
         TK_RANGE(context.recorder, LowLatencyEvent::send_result, to.rank, to.local_expert);
         const uint32_t token = args.call.packed_recv_src_info[row];
@@ -55,7 +55,7 @@ TK_DEVICE void combine_send(LowLatencyContext<Rec>& context) {
         TK_END(token);
     }
     wait_group(context);
-    if (context.sub_warp_id != 0) return;
+    if (context.sub_warp_id() != 0) return;
     TK_SIGNAL(context.recorder, LowLatencyEvent::signal_results, to.rank, to.local_expert);
     signal_peer<LowLatencyChannel::results>(context, to.rank, args.result_flag(to.rank, expert), count);
     TK_END(count);
@@ -130,9 +130,9 @@ template <class Rec>
 TK_DEVICE bool combine_recv(LowLatencyContext<Rec>& context) {
     Warp& warp = context.warp;
     const LowLatencyArgs& args = context.args;
-    if (!context.is_idle() && context.sub_warp_id == 0) {
+    if (!context.is_idle() && context.sub_warp_id() == 0) {
         const ExpertPair of = context.pair();
-        const uint64_t* flag = args.result_flag(context.comm.rank, context.responsible_expert_idx);
+        const uint64_t* flag = args.result_flag(context.comm.rank, context.responsible_expert_idx());
         traced_wait<LowLatencyChannel::results, LowLatencyEvent::wait_results>(context, flag, of.rank, of.local_expert);
     }
     if (!wait_grid(context)) return false;

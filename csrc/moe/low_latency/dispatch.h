@@ -135,7 +135,7 @@ TK_DEVICE WaitResult wait_finished(LowLatencyContext<Rec>& context, uint32_t exp
 template <class Rec>
 TK_DEVICE void signal_count(LowLatencyContext<Rec>& context) {
     const LowLatencyArgs& args = context.args;
-    const uint32_t expert = context.responsible_expert_idx;
+    const uint32_t expert = context.responsible_expert_idx();
     const ExpertPair to = context.pair();
     const uint32_t num_sent = context.group().num_sent;
     const auto wait_now = [&] { return wait_finished(context, expert, num_sent); };
@@ -168,7 +168,7 @@ TK_DEVICE void dispatch_send(LowLatencyContext<Rec>& context) {
         send_tokens<kFp8>(context);
     }
     warp.block_sync();
-    if (!context.is_idle() && context.sub_warp_id == 0) signal_count(context);
+    if (!context.is_idle() && context.sub_warp_id() == 0) signal_count(context);
 }
 
 // ---- receive ----
@@ -211,14 +211,12 @@ TK_DEVICE void copy_token(LowLatencyContext<Rec>& context, ExpertPair from, uint
     const uint32_t token = reinterpret_cast<const MessageHeader*>(message)->token;
     if (warp.is_leader()) args.call.packed_recv_src_info[row] = token;
     const char* values = message + sizeof(MessageHeader);
-    copy_vectors(warp, args.call.packed_recv_x + row * layout.values_bytes, values, layout.values_bytes);
     if constexpr (kFp8) {
         const auto* scales = reinterpret_cast<const float*>(values + layout.values_bytes);
-        const uint64_t num_rows = args.rows_per_expert();
-        float* column = args.call.packed_recv_scales + from.local_expert * layout.num_scales * num_rows +
-                        (row - args.packed_row(from.local_expert, 0));
-        warp.strided_rolled(layout.num_scales, [&](uint32_t i) { column[i * num_rows] = scales[i]; });
+        float* columns = args.scale_columns(from.local_expert) + context.group().begin + place;
+        warp.strided_rolled(layout.num_scales, [&](uint32_t i) { columns[i * args.rows_per_expert()] = scales[i]; });
     }
+    copy_vectors(warp, args.call.packed_recv_x + row * layout.values_bytes, values, layout.values_bytes);
     warp.sync();
     poison(message, layout.bytes);
     TK_END(token);
@@ -229,15 +227,15 @@ TK_DEVICE void dispatch_recv(LowLatencyContext<Rec>& context) {
     if (context.is_idle()) return;
     const LowLatencyArgs& args = context.args;
     const ExpertPair from = context.pair();
-    if (context.sub_warp_id == 1) claim_rows(context);
+    if (context.sub_warp_id() == 1) claim_rows(context);
     wait_group(context);
     const uint32_t count = context.group().count;
     TK_NO_UNROLL
-    for (uint32_t place = context.sub_warp_id; place < count; place += args.launch.num_warps_per_group) {
+    for (uint32_t place = context.sub_warp_id(); place < count; place += args.launch.num_warps_per_group) {
         copy_token<kFp8>(context, from, place);
     }
     wait_group(context);
-    if (context.sub_warp_id != 0 || !context.group().ok) return;
+    if (context.sub_warp_id() != 0 || !context.group().ok) return;
     // Released: all sub-warps have read what the source may now write again.
     TK_SIGNAL(context.recorder, LowLatencyEvent::signal_dispatch_ack, from.rank, from.local_expert);
     uint64_t* flag = args.dispatch_ack(from.rank, context.own_expert(from.local_expert));

@@ -169,6 +169,10 @@ struct LowLatencyArgs {
     TK_DEVICE uint64_t packed_row(uint32_t local_expert, uint32_t row) const {
         return uint64_t{local_expert} * rows_per_expert() + row;
     }
+    // [hidden / 128][row]
+    TK_DEVICE float* scale_columns(uint32_t local_expert) const {
+        return call.packed_recv_scales + uint64_t{local_expert} * (shape.hidden / kScaleGroup) * rows_per_expert();
+    }
     TK_DEVICE uint32_t* slot_counter(uint32_t expert) const {
         return atomic_counter_per_expert + call.slot * shape.num_experts + expert;
     }
@@ -212,9 +216,6 @@ TK_DEVICE void copy_vectors(Warp& warp, void* dst, const void* src, uint32_t byt
 template <class Rec>
 struct LowLatencyContext : CommContext<Rec> {
     const LowLatencyArgs& args;
-    const uint32_t warp_group_id;
-    const uint32_t sub_warp_id;
-    const uint32_t responsible_expert_idx;
 
     TK_DEVICE LowLatencyContext(Warp& own_warp,
                                 const LowLatencyArgs& own_args,
@@ -224,15 +225,19 @@ struct LowLatencyContext : CommContext<Rec> {
                                 uint64_t epoch)
         : CommContext<Rec>(
               own_warp, own_args.comm, trace, static_cast<uint32_t>(stage), static_cast<uint32_t>(role), epoch),
-          args(own_args),
-          warp_group_id(own_args.launch.warp_group_id(own_warp.warp)),
-          sub_warp_id(own_args.launch.sub_warp_id(own_warp.warp)),
-          responsible_expert_idx(own_args.launch.responsible_expert_idx(own_warp.block, own_warp.warp)) {}
+          args(own_args) {}
 
-    TK_DEVICE bool is_idle() const { return responsible_expert_idx >= args.shape.num_experts; }
-    TK_DEVICE ExpertPair pair() const { return ExpertPair::of(responsible_expert_idx, args.shape.num_local_experts()); }
+    TK_DEVICE uint32_t warp_group_id() const { return args.launch.warp_group_id(this->warp.warp); }
+    TK_DEVICE uint32_t sub_warp_id() const { return args.launch.sub_warp_id(this->warp.warp); }
+    TK_DEVICE uint32_t responsible_expert_idx() const {
+        return args.launch.responsible_expert_idx(this->warp.block, this->warp.warp);
+    }
+    TK_DEVICE bool is_idle() const { return responsible_expert_idx() >= args.shape.num_experts; }
+    TK_DEVICE ExpertPair pair() const {
+        return ExpertPair::of(responsible_expert_idx(), args.shape.num_local_experts());
+    }
     TK_DEVICE LowLatencyShared& shared() { return this->warp.template shared<LowLatencyShared>(); }
-    TK_DEVICE LowLatencyShared::Group& group() { return shared().groups[warp_group_id]; }
+    TK_DEVICE LowLatencyShared::Group& group() { return shared().groups[warp_group_id()]; }
     TK_DEVICE uint32_t own_expert(uint32_t local_expert) const {
         return this->comm.rank * args.shape.num_local_experts() + local_expert;
     }
