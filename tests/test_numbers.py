@@ -1,8 +1,9 @@
-"""csrc/platform/number.h against torch: every 16-bit pattern, and floats where rounding is hard."""
+"""csrc/platform/number.h against torch: every pattern, and floats where rounding is hard."""
 
 from __future__ import annotations
 
 import subprocess
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -27,14 +28,27 @@ def hard_floats() -> np.ndarray:
     return np.concatenate([exact, exact - 1, exact + 1, random]).view(np.float32)
 
 
+@dataclass(frozen=True)
+class Converted:
+    floats: np.ndarray
+    narrow: dict[torch.dtype, np.ndarray]
+    """Bits of each float in a format."""
+    wide: dict[torch.dtype, np.ndarray]
+    """Floats of all patterns of a format."""
+
+
 @pytest.fixture(scope="module")
-def converted() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """floats, their half bits, their bfloat16 bits, floats of all halves, floats of all bfloat16."""
+def converted() -> Converted:
     floats = hard_floats()
     output = subprocess.run([program("numbers", "-O2")], input=floats.tobytes(), capture_output=True, check=True).stdout
-    narrow = np.frombuffer(output, np.uint16, 2 * len(floats)).reshape(-1, 2)
-    wide = np.frombuffer(output, np.float32, 2 * 65536, offset=narrow.nbytes).reshape(2, -1)
-    return floats, narrow[:, 0], narrow[:, 1], wide[0], wide[1]
+    narrow = np.frombuffer(output, np.uint16, 3 * len(floats)).reshape(-1, 3)
+    wide = np.frombuffer(output, np.float32, 2 * 65536 + 256, offset=narrow.nbytes)
+    formats = (torch.float16, torch.bfloat16, torch.float8_e4m3fn)
+    return Converted(
+        floats,
+        dict(zip(formats, narrow.T, strict=True)),
+        dict(zip(formats, np.split(wide, [65536, 2 * 65536]), strict=True)),
+    )
 
 
 def as_torch(floats: np.ndarray, dtype: torch.dtype) -> np.ndarray:
@@ -42,9 +56,9 @@ def as_torch(floats: np.ndarray, dtype: torch.dtype) -> np.ndarray:
         return torch.from_numpy(floats.copy()).to(dtype).view(torch.uint16).numpy()
 
 
-@pytest.mark.parametrize(("column", "dtype"), [(1, torch.float16), (2, torch.bfloat16)], ids=["half", "bfloat16"])
-def test_rounds_like_torch(converted, column, dtype):
-    floats, got = converted[0], converted[column]
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["half", "bfloat16"])
+def test_rounds_like_torch(converted, dtype):
+    floats, got = converted.floats, converted.narrow[dtype]
     wanted = as_torch(floats, dtype)
     numbers = ~np.isnan(floats)
     wrong = numbers & (got != wanted)
@@ -55,10 +69,21 @@ def test_rounds_like_torch(converted, column, dtype):
     assert ((got[~numbers] >> 15) == (floats.view(np.uint32)[~numbers] >> 31)).all(), "with its sign"
 
 
-@pytest.mark.parametrize(("column", "dtype"), [(3, torch.float16), (4, torch.bfloat16)], ids=["half", "bfloat16"])
-def test_widens_like_torch(converted, column, dtype):
-    got = converted[column]
-    wanted = torch.from_numpy(PATTERNS.copy()).view(dtype).to(torch.float32).numpy()
+def test_fp8_rounds_like_torch_and_saturates(converted):
+    floats, got = converted.floats, converted.narrow[torch.float8_e4m3fn]
+    clamped = torch.from_numpy(floats.copy()).clamp(-448, 448).to(torch.float8_e4m3fn)
+    wanted = clamped.view(torch.uint8).numpy()
+    numbers = ~np.isnan(floats)
+    wrong = numbers & (got != wanted)
+    assert not wrong.any(), [(floats[i], hex(got[i]), hex(wanted[i])) for i in np.flatnonzero(wrong)[:4]]
+    assert (got[~numbers] == 0x7F).all(), "a NaN stays a NaN"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn], ids=["half", "bfloat16", "fp8"])
+def test_widens_like_torch(converted, dtype):
+    got = converted.wide[dtype]
+    patterns = PATTERNS.astype(np.uint8)[:256] if len(got) == 256 else PATTERNS.copy()
+    wanted = torch.from_numpy(patterns).view(dtype).to(torch.float32).numpy()
     assert (np.isnan(got) == np.isnan(wanted)).all()
     numbers = ~np.isnan(wanted)
     assert (got.view(np.uint32)[numbers] == wanted.view(np.uint32)[numbers]).all()

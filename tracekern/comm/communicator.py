@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import numbers
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tracekern.comm.cpu import CpuDevice, clock_from_environment
@@ -115,13 +115,22 @@ class Communicator:
         )
         self.device = CpuDevice(self.native, self._heap, seed)
 
-    def add_kernels(self, stages: Sequence[str], channels: Sequence[str] = ()) -> int:
+    def add_kernels(
+        self, stages: Sequence[str], channels: Sequence[str] = (), slots: Mapping[str, str] | None = None
+    ) -> int:
         """Names kernels that use this communicator and the channels that they wait on, for the text of a CommTimeout.
+
+        Args:
+            stages: The kernels.
+            channels: Numbered from kFirstOwnChannel on.
+            slots: Channel -> what its slots are, where "slot" does not say it.
 
         Returns:
             The number of the first stage, which is CommArgs::first_stage of these kernels.
         """
-        entry = {"stages": list(stages), "channels": list(channels)}
+        entry: dict[str, Any] = {"stages": list(stages), "channels": list(channels)}
+        if slots:
+            entry["slots"] = dict(slots)
         for known in self._users:
             if {**known, **entry} == known:
                 return int(known["first_stage"])

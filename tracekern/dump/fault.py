@@ -40,7 +40,7 @@ def parse_fault(raw: bytes, names: dict[str, Any]) -> dict[str, Any] | None:
 
     names: "rank_barrier" is the stage of the communicator's own kernel, "channels" are its channels. "kernels" has one
     entry for each user of the communicator: "first_stage"; "stages", the user's kernels; "channels", which are numbered
-    after the communicator's.
+    after the communicator's; and it may have "slots", what a channel's slot is.
     """
     record = np.frombuffer(raw, FAULT_RECORD)[0]
     cause = int(record["cause"])
@@ -55,10 +55,13 @@ def parse_fault(raw: bytes, names: dict[str, Any]) -> dict[str, Any] | None:
     else:
         kernel = str(user["stages"][stage - user["first_stage"]]) if user else f"kernel {stage}"
     channels = [*names.get("channels", ()), *user.get("channels", ())]
+    channel = _name_of(channels, int(record["channel"]))
+    slot_name = user.get("slots", {}).get(channel)
     return {
         "cause": _CAUSES[cause],
         "kernel": kernel,
-        "channel": _name_of(channels, int(record["channel"])),
+        "channel": channel,
+        **({"slot_name": slot_name} if slot_name else {}),
         **{key: int(record[key]) for key in _COUNTS},
         "aborted_by": int(record["aborted_by"]) - 1,
         "on_timeout": _name_of(_ON_TIMEOUT, int(record["on_timeout"])),
@@ -69,7 +72,7 @@ def describe_fault(fault: dict[str, Any]) -> str:
     """Returns one line: who waited for whom, in which kernel, for what, and what was there instead."""
     who = f"rank {fault['rank']} {fault['kernel']} block {fault['block']} warp {fault['warp']}"
     what = (
-        f"channel {fault['channel']} slot {fault['slot']}: wanted epoch {fault['wanted_epoch']}, "
+        f"channel {fault['channel']} {fault.get('slot_name', 'slot')} {fault['slot']}: wanted epoch {fault['wanted_epoch']}, "
         f"saw epoch {fault['seen_epoch']} value {fault['seen_value']}"
     )
     waited = f"after {duration(fault['waited_ns'])}"

@@ -17,6 +17,7 @@ from tracekern.moe.launches import Launches
 from tracekern.moe.low_latency.handle import Dispatched, Handle, Slots
 from tracekern.moe.low_latency.settings import (
     FACTS,
+    FAULT_SLOTS,
     SCALE_GROUP,
     LaunchShape,
     Layout,
@@ -78,7 +79,7 @@ class Buffer:
             self.group, num_rdma_bytes, timeout_s, backend, on_timeout, reserved_bytes=num_rdma_bytes
         )
         self._limits = timeout_s, on_timeout
-        self._first_stage = self.comm.add_kernels(FACTS.stages, FACTS.channels)
+        self._first_stage = self.comm.add_kernels(FACTS.stages, FACTS.channels, FAULT_SLOTS)
         self._grid = num_sms, num_max_warp_groups
         self._executor = {"executor": executor} if backend == "cpu" else {}
         self._layout: Layout | None = None

@@ -24,6 +24,8 @@ MAX_TOKENS: int = FACTS.max_tokens
 NUM_SLOTS: int = FACTS.num_slots
 """Handles of a buffer that may be live at a time."""
 
+FAULT_SLOTS = {"sends": "expert", **dict.fromkeys(("count", "results", "dispatch_ack", "combine_ack"), "local expert")}
+"""Channel -> what the slot of a fault record is."""
 WARPS = {"cuda": 32, "hip": 16, "cpu": 16}
 """Warps of a block, the seed's kNumMaxWarpGroups."""
 CPU_GROUPS_PER_BLOCK = 8

@@ -1,0 +1,464 @@
+"""Low latency dispatch and combine on real rank processes: launch arithmetic, rows, results, handles, bad input."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from low_latency_check import Received, find_faults, same_bits
+from rank_pool import RankPool
+
+import tracekern
+from tracekern.comm.group import Group
+from tracekern.errors import BadInput, CommTimeout
+from tracekern.moe.experts import draw_experts
+from tracekern.moe.low_latency import Buffer
+from tracekern.moe.low_latency.reference import cast_to_fp8, dequantise, low_latency_reference
+from tracekern.moe.low_latency.settings import FACTS, LaunchShape
+from tracekern.moe.routing import Batch
+from tracekern.moe.shape import MoeShape
+from tracekern.timeline.model import Timeline, field_values
+
+
+@pytest.fixture(scope="module")
+def pools():
+    started: dict[int, RankPool] = {}
+
+    def pool(num_ranks: int) -> RankPool:
+        if num_ranks not in started:
+            started[num_ranks] = RankPool(num_ranks)
+        return started[num_ranks]
+
+    yield pool
+    for one in started.values():
+        one.close()
+
+
+# ---- launch arithmetic and layout ----
+
+
+@pytest.mark.parametrize(
+    ("num_experts", "num_device_sms", "num_max_warp_groups", "wanted"),
+    [
+        (256, 132, 32, (2, 16, 128)),
+        (288, 132, 32, (3, 10, 96)),
+        (288, 304, 16, (1, 16, 288)),
+        (289, 132, 32, (3, 10, 97)),
+        (8, 1, 32, (8, 4, 1)),
+    ],
+)
+def test_launch_shape(num_experts, num_device_sms, num_max_warp_groups, wanted):
+    shape = LaunchShape.of(num_experts, num_device_sms, num_max_warp_groups)
+    assert (shape.num_warp_groups, shape.num_warps_per_group, shape.num_sms) == wanted
+    assert shape.num_warps == wanted[0] * wanted[1] <= num_max_warp_groups
+
+
+def test_288_experts_take_960_threads():
+    assert LaunchShape.of(288, 132, 32).num_warps * 32 == 960
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((15, 1, 32), "15 experts on 1 SMs are 15 warp groups a block, at most 14 have a barrier"),
+        ((9, 1, 16), "9 experts on 1 SMs are 9 warp groups a block, which leaves each fewer than 2 of 16 warps"),
+    ],
+)
+def test_a_block_has_no_room_for_more_groups(arguments, told):
+    with pytest.raises(BadInput, match=re.escape(told)):
+        LaunchShape.of(*arguments)
+
+
+def test_groups_cover_every_pair_once():
+    """9 local experts on 32 ranks: 288 pairs, as the seed's table has them."""
+    shape = LaunchShape.of(288, 132, 32)
+    responsible = {}
+    for sm_id in range(shape.num_sms):
+        for warp_id in range(shape.num_warps):
+            index = FACTS.responsible_expert_idx(sm_id, warp_id, shape.num_warp_groups, shape.num_warps_per_group)
+            responsible.setdefault(index, []).append(warp_id % shape.num_warps_per_group)
+    assert sorted(responsible) == list(range(288))
+    assert all(sub_warps == list(range(10)) for sub_warps in responsible.values())
+    pairs = [FACTS.expert_pair(index, 9) for index in range(288)]
+    assert [pairs[index] for index in (0, 8, 9, 287)] == [(0, 0), (0, 8), (1, 0), (31, 8)]
+    assert len(set(pairs)) == 288
+
+
+@pytest.mark.parametrize(("expert", "local"), [(111, 3), (118, 10), (149, 5), (156, 12)])
+def test_experts_of_the_seeds_log(expert, local):
+    """With 18 local experts `expert` of its [RECV] lines is a responsible_expert_idx."""
+    assert FACTS.expert_pair(expert, 18) == ({111: 6, 118: 6, 149: 8, 156: 8}[expert], local)
+
+
+def test_message_and_heap_sizes():
+    assert (FACTS.message_bytes(7168, True), FACTS.message_bytes(7168, False)) == (7408, 14352)
+    receive_bytes = 256 * 128 * 14352  # the seed's formula
+    hint = Buffer.get_low_latency_rdma_size_hint(128, 7168, 8, 256)
+    assert hint > 2 * (receive_bytes + 256 * 128 * 14336)
+    assert hint < 2 * (receive_bytes + 256 * 128 * 14336) * 1.002
+
+
+# ---- what is cast ----
+
+
+def test_the_oracle_of_fp8_is_what_the_issue_says():
+    x = torch.randn(3, 256).to(torch.bfloat16)
+    x[1] = 0
+    x[2, 128:] = 1e-6
+    values, scales = cast_to_fp8(x)
+    group = x[0, :128].float()
+    assert scales[0, 0] == group.abs().max() / 448
+    assert scales[1].tolist() == scales[2, 1:].tolist() * 2 == [torch.tensor(1e-4) / 448] * 2
+    assert (dequantise(values, scales)[0].float() - x[0].float()).abs().max() <= x[0].float().abs().max() / 14
+
+
+# ---- calls ----
+
+
+def make_buffer(group: Group, tokens: int, hidden: int, experts: int, **how) -> Buffer:
+    num_bytes = Buffer.get_low_latency_rdma_size_hint(tokens, hidden, group.num_ranks, experts)
+    return Buffer(group, num_rdma_bytes=num_bytes, backend="cpu", **how)
+
+
+def draw(rank: int, num_tokens: int, hidden: int, experts: int, topk: int, seed: int = 1) -> Batch:
+    generator = torch.Generator().manual_seed(seed * 1000 + rank)
+    topk_idx = torch.rand((num_tokens, experts), generator=generator).argsort(dim=1)[:, :topk].contiguous()
+    x = torch.randn((num_tokens, hidden), generator=generator).to(torch.bfloat16)
+    return Batch(x, topk_idx, torch.rand((num_tokens, topk), generator=generator))
+
+
+def expert_rows(recv_x, experts: int, group: Group) -> torch.Tensor:
+    """What the experts make of the rows, rows that hold nothing included."""
+    rows = dequantise(*recv_x) if isinstance(recv_x, tuple) else recv_x
+    num_local = experts // group.num_ranks
+    scale = (1.0 + torch.arange(experts) / experts)[group.rank * num_local :][:num_local, None, None]
+    return (rows.float() * scale).to(torch.bfloat16)
+
+
+def shape_of(group: Group, tokens: int, experts: int, topk: int, hidden: int) -> MoeShape:
+    return MoeShape(group.num_ranks, tokens, experts, topk, hidden, "bf16")
+
+
+def one_call(group: Group, batches: list[Batch], experts: int, use_fp8: bool, with_hooks: bool) -> list[str]:
+    """On one rank: what is wrong with a call, whose experts torch computes."""
+    own, hidden = batches[group.rank], batches[0].x.shape[1]
+    tokens = max(1, *(batch.num_tokens for batch in batches))
+    buffer = make_buffer(group, tokens, hidden, experts)
+    recv_x, count, handle, event, hook = buffer.low_latency_dispatch(
+        own.x, own.topk_idx, tokens, experts, use_fp8=use_fp8, return_recv_hook=with_hooks
+    )
+    if with_hooks:
+        hook()
+    event.current_stream_wait()
+    faults = find_faults(Received.of(recv_x, count, handle), group.rank, batches, experts)
+    out, _, hook = buffer.low_latency_combine(
+        expert_rows(recv_x, experts, group), own.topk_idx, own.topk_weights, handle, return_recv_hook=with_hooks
+    )
+    if with_hooks:
+        hook()
+    shape = shape_of(group, tokens, experts, own.topk_idx.shape[1], hidden)
+    wanted = low_latency_reference(own, draw_experts(shape), use_fp8)
+    buffer.destroy()
+    return faults + ([] if same_bits(out, wanted) else ["another result"])
+
+
+@pytest.mark.parametrize("with_hooks", [False, True], ids=["fused", "hooks"])
+@pytest.mark.parametrize("use_fp8", [True, False], ids=["fp8", "bf16"])
+def test_a_call_is_the_reference(pools, use_fp8, with_hooks):
+    batches = [draw(rank, 5 * rank, 512, 12, 4) for rank in range(4)]
+    batches[2].topk_idx[3] = -1
+    assert pools(4).call(one_call, batches, 12, use_fp8, with_hooks) == [[]] * 4
+
+
+def test_all_tokens_to_one_expert(pools):
+    batches = [draw(rank, 9, 512, 8, 1) for rank in range(4)]
+    for batch in batches:
+        batch.topk_idx[:] = 5
+    assert pools(4).call(one_call, batches, 8, True, False) == [[]] * 4
+
+
+def test_289_experts_leave_groups_idle(pools):
+    batches = [draw(0, 4, 512, 289, 4)]
+    assert LaunchShape.of(289, 37, 16).num_sms * 8 > 289
+    assert pools(1).call(one_call, batches, 289, True, False) == [[]]
+
+
+def test_32_tiny_ranks(pools):
+    batches = [draw(rank, 2, 512, 32, 3) for rank in range(32)]
+    pool = RankPool(32)
+    try:
+        assert pool.call(one_call, batches, 32, True, False) == [[]] * 32
+    finally:
+        pool.close()
+
+
+# ---- the tables of the seed, in a trace ----
+
+SENT = {2: 8, 0: 5, 5: 3, 1: 4, 4: 30}
+"""Rank -> tokens for the expert of rank 3, in the order in which they arrive."""
+
+
+def receive_in_order(group: Group, directory: str) -> None:
+    buffer = make_buffer(group, 30, 512, 6, num_sms=2, num_max_warp_groups=30)
+    num_tokens = SENT.get(group.rank, 0)
+    x = torch.ones((num_tokens, 512), dtype=torch.bfloat16)
+    topk_idx = torch.full((num_tokens, 1), 3, dtype=torch.int32)
+    buffer.clean_low_latency_buffer(30, 512, 6)
+    assert (buffer.launch_shape.num_warp_groups, buffer.launch_shape.num_warps_per_group) == (3, 10)
+    with tracekern.capture(directory, device=buffer.comm.device) as session:
+        buffer.late_us = 200_000 * list(SENT).index(group.rank) if group.rank in SENT else 0
+        dispatched = buffer.low_latency_dispatch(
+            x, topk_idx, 30, 6, use_fp8=False, return_recv_hook=True, capture=session
+        )
+        hook = dispatched[-1]
+        assert hook is not None
+        hook()
+
+
+@pytest.fixture(scope="module")
+def received_in_order(pools, tmp_path_factory) -> Timeline:
+    directory = tmp_path_factory.mktemp("order") / "capture"
+    pools(6).call(receive_in_order, str(directory))
+    return tracekern.load(directory)
+
+
+def spans_of(timeline: Timeline, name: str, rank: int) -> list[dict[str, int]]:
+    """Fields of the event's spans on a rank in the order of their begin, and the warp of each."""
+    number, event = next((idx, event) for idx, event in enumerate(timeline.events) if event.name == name)
+    spans = timeline.spans
+    rows = [row for row in range(len(spans)) if spans.event[row] == number]
+    rows = [row for row in rows if timeline.tracks[int(spans.track[row])].rank == rank]
+    names = [field.name for field in (*event.begin_fields, *event.end_fields)]
+    return [
+        {field: int(field_values(event, field, spans, [row])[0]) for field in names}  # type: ignore[index]
+        | {"warp": timeline.tracks[int(spans.track[row])].warp}
+        for row in sorted(rows, key=lambda row: int(spans.start[row]))
+    ]
+
+
+def test_rows_are_claimed_in_the_order_of_arrival(received_in_order):
+    claimed = {span["src_rank"]: span["begin"] for span in spans_of(received_in_order, "claim_rows", 3)}
+    assert [claimed[rank] for rank in SENT] == [0, 8, 13, 16, 20]
+    counted = {span["peer"]: span["tokens"] for span in spans_of(received_in_order, "wait_count", 3)}
+    assert counted == {**SENT, 3: 0}
+
+
+def test_sub_warps_share_a_pairs_tokens(received_in_order):
+    """30 tokens on 10 sub-warps: the first copies 0, 10 and 20, and so on."""
+    copied: dict[int, list[int]] = {}
+    for span in spans_of(received_in_order, "copy_token", 3):
+        if span["src_rank"] == 4:
+            assert span["local_expert"] == 0
+            copied.setdefault(span["warp"] % 10, []).append(span["slot"])
+    assert copied == {sub_warp: [sub_warp, sub_warp + 10, sub_warp + 20] for sub_warp in range(10)}
+    tokens = [span["token"] for span in spans_of(received_in_order, "copy_token", 3) if span["src_rank"] == 4]
+    assert sorted(tokens) == list(range(30))
+
+
+# ---- handles ----
+
+
+def two_of_three(group: Group) -> list[str]:
+    """Dispatches two, combines the second, dispatches again; a third live one is refused."""
+    buffer = make_buffer(group, 8, 512, 4)
+    batch = draw(group.rank, 6, 512, 4, 2)
+
+    def dispatch():
+        return buffer.low_latency_dispatch(batch.x, batch.topk_idx, 8, 4, use_fp8=False)
+
+    def combine(call) -> torch.Tensor:
+        rows = expert_rows(call[0], 4, group)
+        return buffer.low_latency_combine(rows, batch.topk_idx, batch.topk_weights, call[2])[0]
+
+    told = []
+    first, second = dispatch(), dispatch()
+    with pytest.raises(BadInput) as refused:
+        dispatch()
+    told.append(str(refused.value))
+    outs = [combine(second)]
+    third = dispatch()
+    outs += [combine(first), combine(third)]
+    with pytest.raises(BadInput) as refused:
+        combine(first)
+    told.append(str(refused.value))
+    wanted = low_latency_reference(batch, draw_experts(shape_of(group, 8, 4, 2, 512)), False)
+    told += [f"out {i} differs" for i, out in enumerate(outs) if not same_bits(out, wanted)]
+    for _ in range(5):  # dropped without a combine
+        call = dispatch()
+    combine(call)
+    last = dispatch()
+    buffer.clean_low_latency_buffer(8, 512, 4)
+    with pytest.raises(BadInput) as refused:
+        combine(last)
+    told.append(str(refused.value))
+    return told
+
+
+def test_two_handles_live_and_a_third_is_refused(pools):
+    for told in pools(2).call(two_of_three):
+        third, again, cleaned = told
+        assert "a third live handle: 2 dispatches wait for their combine" in third
+        assert "a stale handle: it was combined already" in again
+        assert "a stale handle: it is of another buffer, or of before a reset" in cleaned
+
+
+def combine_received_late(group: Group) -> list[str]:
+    """The receive of a combine is launched behind the next dispatch of its slot."""
+    buffer = make_buffer(group, 8, 512, 4)
+    batches = [draw(group.rank, 6, 512, 4, 2, seed) for seed in range(6)]
+    shape, outs, hooks = shape_of(group, 8, 4, 2, 512), [], []
+    for batch in batches:
+        recv_x, _, handle, _, _ = buffer.low_latency_dispatch(batch.x, batch.topk_idx, 8, 4, use_fp8=False)
+        out, _, hook = buffer.low_latency_combine(
+            expert_rows(recv_x, 4, group), batch.topk_idx, batch.topk_weights, handle, return_recv_hook=True
+        )
+        outs.append(out)
+        hooks.append(hook)
+        if len(hooks) == 2:  # both slots are taken anew by now
+            hooks.pop(0)()
+    for hook in hooks:
+        hook()
+    wanted = [low_latency_reference(batch, draw_experts(shape), False) for batch in batches]
+    return [
+        f"out {i} differs" for i, (out, want) in enumerate(zip(outs, wanted, strict=True)) if not same_bits(out, want)
+    ]
+
+
+def test_a_combine_may_be_received_behind_the_next_dispatch(pools):
+    assert pools(2).call(combine_received_late) == [[], []]
+
+
+# ---- bad input ----
+
+
+def refusals(group: Group) -> dict[str, str]:
+    """On one rank: what is told of each wrong use, before anything is launched."""
+    buffer = make_buffer(group, 8, 512, 4)
+    batch = draw(group.rank, 6, 512, 4, 2)
+    told = {}
+
+    def refuse(name: str, call, *args, **kwargs) -> None:
+        with pytest.raises(BadInput) as refused:
+            call(*args, **kwargs)
+        told[name] = str(refused.value)
+
+    dispatch, combine = buffer.low_latency_dispatch, buffer.low_latency_combine
+    ids = batch.topk_idx
+    repeated, outside = ids.clone(), ids.clone()
+    repeated[2, 1] = repeated[2, 0] = 3
+    outside[4, 1] = 4
+    dispatch(batch.x, ids, 8, 4)
+    refuse("tokens", dispatch, torch.cat([batch.x, batch.x]), torch.cat([ids, ids]), 8, 4)
+    refuse("layout", dispatch, batch.x, ids, 9, 4)
+    refuse("repeated", dispatch, batch.x, repeated, 8, 4)
+    refuse("outside", dispatch, batch.x, outside, 8, 4)
+    refuse("ids", dispatch, batch.x, ids.float(), 8, 4)
+    refuse("topk", dispatch, batch.x, torch.full((6, 17), -1), 8, 4)
+    for name, value in (("round_scale", True), ("use_ue8m0", True), ("async_finish", True)):
+        refuse(name, dispatch, batch.x, ids, 8, 4, **{name: value})
+    recv_x, _, handle, _, hook = dispatch(batch.x, ids, 8, 4, use_fp8=False, return_recv_hook=True)
+    refuse("not received", combine, recv_x, ids, batch.topk_weights, handle)
+    refuse("in use", buffer.destroy)
+    hook()
+    refuse("hook twice", hook)
+    refuse("rows", combine, recv_x[:1], ids, batch.topk_weights, handle)
+    refuse("tuple", combine, recv_x, ids, batch.topk_weights, tuple(handle))
+    refuse("logfmt", combine, recv_x, ids, batch.topk_weights, handle, use_logfmt=True)
+    combine(recv_x, ids, batch.topk_weights, handle)
+    other = make_buffer(group, 8, 520, 4)
+    x = torch.zeros((6, 520), dtype=torch.bfloat16)
+    refuse("fp8 hidden", other.low_latency_dispatch, x, ids, 8, 4)
+    third = make_buffer(group, 8, 512, 4)
+    refuse("bf16 hidden", third.low_latency_dispatch, torch.zeros((6, 516), dtype=torch.bfloat16), ids, 8, 4)
+    refuse("heap", third.clean_low_latency_buffer, 64, 512, 4)
+    refuse("differ", third.low_latency_dispatch, batch.x, ids, 8 - group.rank, 4)
+    refuse("dtype differs", third.clean_low_latency_buffer, 8, 512 + 8 * group.rank, 4)
+    buffer.destroy()
+    refuse("destroyed", dispatch, batch.x, ids, 8, 4)
+    return told
+
+
+def test_bad_input_is_refused_before_a_launch(pools):
+    wanted = {
+        "tokens": "12 tokens; num_max_dispatch_tokens_per_rank is 8",
+        "layout": "call clean_low_latency_buffer() in between",
+        "repeated": "topk_idx[2, 1] is expert 3, which the token has named before; wanted each expert once",
+        "outside": "topk_idx[4, 1] is expert 4; wanted -1 (none) or 0 to 3",
+        "ids": "topk_idx is torch.float32 [6, 2]; wanted int64 or int32",
+        "topk": "top-k is 17; wanted 1 to 16",
+        "round_scale": "round_scale is not supported yet; leave it out",
+        "use_ue8m0": "use_ue8m0 is not supported yet; leave it out",
+        "async_finish": "async_finish is not supported yet; leave it out",
+        "not received": "the receive hook of this handle's dispatch was not called; call it before combine",
+        "in use": "destroy: 1 receive hook of a dispatch not called yet",
+        "hook twice": "a receive hook is called once, and not after a reset",
+        "rows": "x is torch.bfloat16 [1, 16, 512]; wanted torch.bfloat16 [2, 16, 512]",
+        "tuple": "handle is tuple; wanted the one that low_latency_dispatch() returned",
+        "logfmt": "use_logfmt is not supported yet; leave it out",
+        "fp8 hidden": "hidden is 520; fp8 has a scale for 128 values: wanted a multiple, or use_fp8=False",
+        "bf16 hidden": "hidden is 516; wanted a multiple of 8, which are 16 bytes of bf16",
+        "heap": "see get_low_latency_rdma_size_hint()",
+        "differ": "num_max_dispatch_tokens_per_rank is",
+        "dtype differs": "hidden is",
+        "destroyed": "the buffer was destroyed; make another one",
+    }
+    for told in pools(2).call(refusals):
+        assert told.keys() == wanted.keys()
+        for name, text in wanted.items():
+            assert text in told[name] and "\n" not in told[name], (name, told[name])
+
+
+def few_warps(group: Group) -> str:
+    buffer = make_buffer(group, 8, 512, 4, num_sms=2, num_max_warp_groups=4)
+    batch = draw(group.rank, 6, 512, 4, 4)
+    with pytest.raises(BadInput) as refused:
+        buffer.low_latency_dispatch(batch.x, batch.topk_idx, 8, 4)
+    return str(refused.value)
+
+
+def test_topk_is_below_a_blocks_warps(pools):
+    assert pools(1).call(few_warps) == ["top-k is 4; a block's 4 warps send at most 3 choices"]
+
+
+# ---- a silent peer ----
+
+
+def dispatch_without_rank_1(group: Group, directory: str) -> tuple[str, dict[str, object]]:
+    """A call of all ranks, one that rank 1 stays away from, and after a reset one of all again."""
+    buffer = make_buffer(group, 8, 512, 6)
+    batch = draw(group.rank, 6, 512, 6, 2)
+
+    def call(**how) -> None:
+        recv_x, _, handle, _, _ = buffer.low_latency_dispatch(batch.x, batch.topk_idx, 8, 6, **how)
+        rows = expert_rows(recv_x, 6, group)
+        buffer.low_latency_combine(rows, batch.topk_idx, batch.topk_weights, handle)
+
+    told, fault = "", {}
+    call()
+    with tracekern.capture(directory, device=buffer.comm.device, keep="last") as session:
+        if group.rank == 1:
+            time.sleep(1.0)
+        else:
+            with pytest.raises(CommTimeout) as lost:
+                call(timeout_s=0.3, capture=session)
+            told, fault = str(lost.value), lost.value.fault
+    buffer.reset()
+    call()
+    return told, fault
+
+
+def test_a_silent_peer_is_named_with_the_pair(pools, tmp_path):
+    results = pools(3).call(dispatch_without_rank_1, str(tmp_path / "capture"))
+    waited = [fault for _, fault in results if fault.get("cause") == "timeout"]
+    assert waited, results
+    assert {(fault["channel"], fault["peer"]) for fault in waited} == {("count", 1)}
+    assert all(fault["slot"] in (0, 1) for fault in waited)  # the local expert
+    assert any(
+        re.search(r"rank [02] dispatch .* gave up on rank 1 .*; channel count local expert [01]:", told)
+        for told, _ in results
+    )
+    timeline = tracekern.load(Path(tmp_path / "capture"))
+    assert {"wait_count", "copy_token"} <= {event.name for event in timeline.events}
