@@ -85,13 +85,13 @@ class _MoeCommand(Command):
         super().format_help(*arguments)
 
 
-def _parse_options(given: list[str]) -> dict[str, int]:
-    """Parses NAME=VALUE texts into a dict. Raises BadInput for anything else."""
+def _parse_options(given: list[str], **named: str) -> dict[str, int]:
+    """Parses NAME=VALUE texts into a dict, and options that have a flag of their own. Raises BadInput."""
     from tracekern.moe.families import all_options
 
     known = {option.name: option for option in all_options()}
     options = {}
-    for text in given:
+    for text in [*given, *(f"{name}={value}" for name, value in named.items() if value)]:
         name, _, value = text.partition("=")
         if name in known and known[name].names:
             options[name] = known[name].parse(value)
@@ -129,9 +129,7 @@ def moe(
     blocks: Annotated[int, typer.Option(help="Blocks of a kernel; 0: 4 on the CPU, on a GPU most of its SMs.")] = 0,
     warps: Annotated[int, typer.Option(help="Warps of a block; 0: 4 on the CPU, 16 on a GPU.")] = 0,
     option: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Options of some variants.")] = None,
-    dispatch_dtype: Annotated[
-        str, typer.Option(help="fp8 or bf16: what low_latency sends in dispatch; default fp8.")
-    ] = "",
+    dispatch_dtype: Annotated[str, typer.Option(help="What low_latency sends in dispatch: fp8 or bf16.")] = "",
     late_rank: Annotated[int, typer.Option(help="A rank whose calls begin late; -1: none.")] = -1,
     late_us: Annotated[int, typer.Option(help="How much later they begin.")] = 300,
     torch_profiler: Annotated[
@@ -156,9 +154,8 @@ def moe(
     given = {name: value for name, value in context.params.items() if name in names}
     given["records_per_track"] = options.parse_records(records_per_track)
     given["command"] = shlex.join(["tracekern", *sys.argv[1:]])
-    named = [f"dispatch_dtype={dispatch_dtype}"] if dispatch_dtype else []
     with _naming_options(context):
-        given["family_options"] = _parse_options([*(option or []), *named])
+        given["family_options"] = _parse_options(option or [], dispatch_dtype=dispatch_dtype)
     with _naming_options(context):
         plans = _plans_of_all(given) if variant == "all" else [MoeRun(**given)]
     if trace and output is None:

@@ -71,8 +71,9 @@ def parse_fault(raw: bytes, names: dict[str, Any]) -> dict[str, Any] | None:
 def describe_fault(fault: dict[str, Any]) -> str:
     """Returns one line: who waited for whom, in which kernel, for what, and what was there instead."""
     who = f"rank {fault['rank']} {fault['kernel']} block {fault['block']} warp {fault['warp']}"
+    slot = f"{fault.get('slot_name', 'slot')} {fault['slot']}"
     what = (
-        f"channel {fault['channel']} {fault.get('slot_name', 'slot')} {fault['slot']}: wanted epoch {fault['wanted_epoch']}, "
+        f"channel {fault['channel']} {slot}: wanted epoch {fault['wanted_epoch']}, "
         f"saw epoch {fault['seen_epoch']} value {fault['seen_value']}"
     )
     waited = f"after {duration(fault['waited_ns'])}"
