@@ -138,9 +138,7 @@ def moe(
     backend: Annotated[
         str, typer.Option(help="Where the kernels run: cpu, cuda, or auto: on GPUs if the ranks have room there.")
     ] = "auto",
-    limit_s: Annotated[
-        int, typer.Option(help="Longest time without progress in start, set-up, a call or close; else the run ends.")
-    ] = 60,
+    limit_s: Annotated[int, typer.Option(help="Seconds without progress in any phase that end the run.")] = 60,
     as_json: options.Json = False,
 ) -> None:
     """MoE dispatch, experts and combine. Ends with 0 only if every result equals the reference, bit by bit.
@@ -150,13 +148,12 @@ def moe(
     from tracekern.moe.run import MoeRun
 
     _check_torch()
-    names = {field.name for field in dataclasses.fields(MoeRun)}
-    given = {name: value for name, value in context.params.items() if name in names}
+    names = {field.name for field in dataclasses.fields(MoeRun)} & context.params.keys()
+    given: dict[str, Any] = {name: context.params[name] for name in names}
     given["records_per_track"] = options.parse_records(records_per_track)
     given["command"] = shlex.join(["tracekern", *sys.argv[1:]])
     with _naming_options(context):
         given["family_options"] = _parse_options(option or [], dispatch_dtype=dispatch_dtype)
-    with _naming_options(context):
         plans = _plans_of_all(given) if variant == "all" else [MoeRun(**given)]
     if trace and output is None:
         raise BadInput("run moe: no place for the capture; give one with -o DIR, or run with --no-trace")
@@ -187,16 +184,17 @@ def _naming_options(context: typer.Context) -> Iterator[None]:
 
 
 def _plans_of_all(given: dict[str, Any]) -> list[MoeRun]:
-    """Returns a run of each variant, with the family options that it takes."""
+    """Returns a run of each variant that takes the shape, with the family options that it takes."""
     from tracekern.moe.families import FAMILY_OF, VARIANTS, all_options, takes_option
-    from tracekern.moe.run import MoeRun
+    from tracekern.moe.run import MoeRun, UnsuitableShape
 
     options = given["family_options"]
     known = {option.name for option in all_options()}  # MoeRun refuses the others
     plans = []
     for variant in FAMILY_OF if given.get("backend") == "cuda" else VARIANTS:  # the others run on the CPU only
         own = {name: value for name, value in options.items() if name not in known or takes_option(variant, name)}
-        plans.append(MoeRun(**{**given, "variant": variant, "family_options": own}))
+        with contextlib.suppress(UnsuitableShape):
+            plans.append(MoeRun(**{**given, "variant": variant, "family_options": own}))
     return plans
 
 

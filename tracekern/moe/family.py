@@ -86,6 +86,10 @@ class Family:
     """Names of events with one span for each row that a rank sends."""
     received_events: frozenset[str] = frozenset()
     options: tuple[Option, ...] = ()
+    why_unsuitable: Callable[[MoeShape, dict[str, int]], str] = lambda shape, options: ""
+    """Returns why the family's kernels do not take a shape with these options; "" if they do."""
+    tensor_bytes: Callable[[MoeShape], int] = lambda shape: 0
+    """Returns the bytes of the tensors that a call allocates on a rank, besides its result."""
     stages: dict[str, tuple[str, ...]] | None = None
     """Variant -> the kernels of one call of make_pipeline(), where these are not all that the variant has."""
 
@@ -104,7 +108,7 @@ class Family:
         kind = {"variant": variant, **dict.fromkeys(self._facts.options, 1)}
         sizes = {name: getattr(shape, name) for name in ("num_ranks", "max_tokens", "num_experts", "topk", "hidden")}
         about = {**sizes, "dtype": shape.dtype, **kind}
-        return self._facts.heap_bytes(**about), self._facts.own_bytes(**about)
+        return self._facts.heap_bytes(**about), self._facts.own_bytes(**about) + self.tensor_bytes(shape)
 
     @property
     def _facts(self) -> Any:

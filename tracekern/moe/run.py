@@ -31,6 +31,10 @@ WORKER = "tracekern.moe.worker:main"
 """Function that each rank runs."""
 
 
+class UnsuitableShape(BadInput):
+    """The shape is one that the variant does not take, and others may."""
+
+
 @dataclass(frozen=True)
 class MoeRun:
     """One run: `iterations` calls of a variant on `ranks` ranks, each checked bit by bit.
@@ -101,6 +105,10 @@ class MoeRun:
         if self.late_rank >= 0 and self.variant not in FAMILY_OF:
             raise BadInput(f"late-rank is {self.late_rank}; variant {self.variant} has no kernels that could be late")
         check_family_options(self.variant, self.family_options)
+        if self.variant in FAMILY_OF and (
+            why := FAMILY_OF[self.variant].why_unsuitable(self.shape, self.family_options)
+        ):
+            raise UnsuitableShape(why)
         records = self.records_per_track
         if records != "auto" and (not isinstance(records, int) or not 1 <= records <= 1 << 24):
             raise BadInput(f"records-per-track is {records}; wanted auto or 1 to {1 << 24}")
@@ -307,7 +315,7 @@ def check_family_options(variant: str, options: dict[str, int]) -> None:
         check_range(name, value, 0, of_name[0].high)
         if value and not takes_option(variant, name):
             takers = ", ".join(of_name[0].variants)
-            raise BadInput(f"{name} is {value}; variant {variant} has none, only {takers} has")
+            raise BadInput(f"{name} is {of_name[0].setting(value)}; variant {variant} has none, only {takers} has")
 
 
 def reference_name(variant: str) -> str:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from tracekern.moe.family import Family, Option
 from tracekern.moe.low_latency.buffer import Buffer
-from tracekern.moe.low_latency.pipeline import DISPATCH_DTYPES, LowLatencyPipeline
+from tracekern.moe.low_latency.pipeline import (
+    DISPATCH_DTYPES,
+    LowLatencyPipeline,
+    tensor_bytes,
+    why_unsuitable,
+)
 from tracekern.moe.low_latency.reference import low_latency_reference
 
 __all__ = ["FAMILY", "Buffer"]
@@ -16,6 +21,8 @@ FAMILY = Family(
         batch, experts, use_fp8=options.get("dispatch_dtype", 0) != 2
     ),
     reference_name=lambda variant: "low_latency_reference",
+    why_unsuitable=why_unsuitable,
+    tensor_bytes=tensor_bytes,
     stages={"low_latency": LowLatencyPipeline.stages},
     sent_events=frozenset({"send_message"}),
     received_events=frozenset({"copy_token"}),

@@ -9,6 +9,7 @@ from tracekern.comm.group import Group
 from tracekern.errors import BadInput
 from tracekern.moe.experts import Experts
 from tracekern.moe.low_latency.buffer import Buffer
+from tracekern.moe.low_latency.settings import MAX_TOKENS, SCALE_GROUP
 from tracekern.moe.shape import MoeShape, check_range
 
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ class LowLatencyPipeline:
         """
         if variant != "low_latency":
             raise BadInput(f"variant is {variant!r}; wanted low_latency")
-        if shape.dtype != "bf16":
-            raise BadInput(f"dtype is {shape.dtype}; variant {variant} takes bf16")
         check_range("dispatch_dtype", dispatch_dtype, 0, len(DISPATCH_DTYPES))
+        if why := why_unsuitable(shape, {"dispatch_dtype": dispatch_dtype}):
+            raise BadInput(why)
         self.shape, self.variant = shape, variant
         self.options = {"dispatch_dtype": dispatch_dtype or 1}
         self._use_fp8 = DISPATCH_DTYPES[self.options["dispatch_dtype"] - 1] == "fp8"
@@ -121,3 +122,22 @@ class LowLatencyPipeline:
     def reset(self) -> None:
         """Collective: makes the communicator usable again after a CommTimeout."""
         self.buffer.reset()
+
+
+def why_unsuitable(shape: MoeShape, options: dict[str, int]) -> str:
+    """Returns why the kernels do not take the shape; "" if they do."""
+    if shape.dtype != "bf16":
+        return f"dtype is {shape.dtype}; variant low_latency takes bf16"
+    if shape.max_tokens > MAX_TOKENS:
+        return f"tokens is {shape.max_tokens}; variant low_latency takes at most {MAX_TOKENS}"
+    is_fp8 = DISPATCH_DTYPES[max(0, options.get("dispatch_dtype", 0) - 1)] == "fp8"
+    if is_fp8 and shape.hidden % SCALE_GROUP:
+        return f"hidden is {shape.hidden}; fp8 messages take a multiple of {SCALE_GROUP}, with dispatch-dtype bf16 of 8"
+    if shape.hidden % 8:
+        return f"hidden is {shape.hidden}; variant low_latency takes a multiple of 8"
+    return ""
+
+
+def tensor_bytes(shape: MoeShape) -> int:
+    """Returns the bytes of what a rank receives and of what its experts make of it, at most."""
+    return shape.num_local_experts * shape.num_ranks * shape.max_tokens * shape.hidden * 4
