@@ -193,8 +193,10 @@ def _plans_of_all(given: dict[str, Any]) -> list[MoeRun]:
     plans = []
     for variant in FAMILY_OF if given.get("backend") == "cuda" else VARIANTS:  # the others run on the CPU only
         own = {name: value for name, value in options.items() if name not in known or takes_option(variant, name)}
-        with contextlib.suppress(UnsuitableShape):
+        try:
             plans.append(MoeRun(**{**given, "variant": variant, "family_options": own}))
+        except UnsuitableShape as why:
+            note(f"{variant} is left out: {why}")
     return plans
 
 
