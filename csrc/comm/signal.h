@@ -242,14 +242,23 @@ wait_any(Warp& warp, const CommArgs& comm, uint32_t lanes, FlagOf flag_of, uint6
     return arrived;
 }
 
-// Waits until each of `count` neighbouring flags carries `epoch`, a lane a flag, and calls take(i, value) for each.
-// Meant for flags that are their own payload (raised relaxed).
+// The epoch that a wait is for, or either of two: a flag may go on to the next while somebody still waits for this one.
+struct WantedEpochs {
+    uint64_t epoch;
+    uint64_t or_epoch;
+
+    TK_DEVICE WantedEpochs(uint64_t only) : WantedEpochs(only, only) {}  // NOLINT: most waits are for one
+    TK_DEVICE WantedEpochs(uint64_t one, uint64_t other) : epoch(one), or_epoch(other) {}
+};
+
+// Waits until each of `count` neighbouring flags carries a wanted epoch, a lane a flag, and calls take(i, value) for
+// each.
 template <auto kChannel, class Take>
 TK_DEVICE bool wait_all(Warp& warp,
                         const CommArgs& comm,
                         const uint64_t* flags,
                         uint32_t count,
-                        uint64_t epoch,
+                        WantedEpochs wanted,
                         WaitFor wait_for,
                         Take take) {
     perturb(warp);
@@ -259,11 +268,12 @@ TK_DEVICE bool wait_all(Warp& warp,
         WaitFor waiting = wait_for;
         waiting.slot = i;
         for (uint32_t spins = 0;;) {
-            const uint64_t seen = load_acquire_system(flags + i);
-            if (is_wanted_epoch(kChannel, flag_epoch(seen), epoch)) return take(i, flag_value(seen));
+            const uint64_t seen = look_at<kChannel>(flags + i);
+            const bool is_wanted = is_wanted_epoch(kChannel, flag_epoch(seen), wanted.epoch);
+            if (is_wanted || flag_epoch(seen) == wanted.or_epoch) return take(i, flag_value(seen));
             warp.relax(spins);
             if (failures ||
-                should_give_up(warp, comm, channel_number(kChannel), waiting, spins, epoch, seen, started)) {
+                should_give_up(warp, comm, channel_number(kChannel), waiting, spins, wanted.epoch, seen, started)) {
                 failures = 1;
                 return;
             }

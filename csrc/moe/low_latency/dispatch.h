@@ -23,18 +23,19 @@ namespace tracekern {
 
 // ---- send ----
 
-// All that this slot's last dispatch sent was copied. All warps of a block share the peers; false: one gave up.
+// All that this slot's last dispatch sent was copied. All warps of a block share the peers; false: one gave up. A rank
+// may have acknowledged this call already: another block of this kernel looked before, and told it that nothing comes.
 template <class Rec>
 TK_DEVICE bool wait_dispatch_acks(LowLatencyContext<Rec>& context) {
     const LowLatencyArgs& args = context.args;
     const uint32_t num_local = args.shape.num_local_experts();
-    const uint64_t last = args.state->slots[args.call.slot].dispatched.epoch;
+    const WantedEpochs wanted{args.state->slots[args.call.slot].dispatched.epoch, context.epoch};
     for_peers_of_warp(context, [&](uint32_t peer) {
         const auto wait_now = [&] {
             const uint64_t* acks = args.dispatch_ack(context.comm.rank, peer * num_local);
             const auto take = [](uint32_t, uint32_t) {};
             return WaitResult{wait_all<LowLatencyChannel::dispatch_ack>(
-                                  context.warp, context.comm, acks, num_local, last, wait_for(context, peer), take),
+                                  context.warp, context.comm, acks, num_local, wanted, wait_for(context, peer), take),
                               0};
         };
         if (!record_wait<LowLatencyEvent::wait_dispatch_acks>(context, wait_now, peer).ok) {
