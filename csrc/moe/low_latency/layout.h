@@ -48,6 +48,7 @@ struct LowLatencyLayout {
     uint64_t rdma_x;          // [token] message
     uint64_t rdma_recv_x;     // [slot][local expert][rank][token slot] message
     uint64_t combine_recv_x;  // [slot][expert][token] row of bf16
+    uint64_t pair_bytes;      // of a pair in rdma_recv_x, whatever its messages carry: see recv_message()
     uint64_t recv_bytes;      // of a slot of rdma_recv_x: the seed's formula, for messages of bf16
     uint64_t results_bytes;   // of a slot of combine_recv_x
     uint64_t total_bytes;
@@ -70,7 +71,8 @@ struct LowLatencyLayout {
         layout.result_flags = take_flags();
         layout.combine_acks = take_flags();
         layout.flags_end = cursor;
-        layout.recv_bytes = pairs * shape.max_tokens * message_bytes;
+        layout.pair_bytes = shape.max_tokens * message_bytes;
+        layout.recv_bytes = pairs * layout.pair_bytes;
         layout.results_bytes = pairs * shape.max_tokens * shape.hidden * sizeof(BFloat16);
         layout.rdma_x = take(shape.max_tokens * message_bytes);
         layout.rdma_recv_x = take(kNumSlots * layout.recv_bytes);
@@ -155,12 +157,13 @@ struct LowLatencyArgs {
     TK_DEVICE char* own_message(uint32_t token, uint32_t message_bytes) const {
         return comm.at<char>(comm.rank, layout.rdma_x) + uint64_t{token} * message_bytes;
     }
-    // rdma_recv_x[local expert][source rank][slot]
+    // rdma_recv_x[local expert][source rank][slot]. A pair has the same bytes in calls of fp8 and of bf16: it may write
+    // as soon as its own last messages were copied, those of another pair may still lie there.
     TK_DEVICE char* recv_message(
         uint32_t at_rank, uint32_t local_expert, uint32_t src_rank, uint32_t place, uint32_t message_bytes) const {
         const uint64_t pair = uint64_t{local_expert} * shape.num_ranks + src_rank;
-        return comm.at<char>(at_rank, layout.rdma_recv_x + call.slot * layout.recv_bytes) +
-               (pair * shape.max_tokens + place) * message_bytes;
+        return comm.at<char>(at_rank, layout.rdma_recv_x + call.slot * layout.recv_bytes) + pair * layout.pair_bytes +
+               uint64_t{place} * message_bytes;
     }
     TK_DEVICE char* result_row(uint32_t at_rank, uint32_t expert, uint32_t token) const {
         return comm.at<char>(at_rank, layout.combine_recv_x + call.slot * layout.results_bytes) +
