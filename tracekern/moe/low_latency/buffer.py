@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tracekern import _C
 from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput
 from tracekern.formatting import count
 from tracekern.moe.experts import Experts
-from tracekern.moe.launches import Launches
 from tracekern.moe.low_latency.handle import Dispatched, Handle, Slots
+from tracekern.moe.low_latency.kernels import Kernels
 from tracekern.moe.low_latency.settings import (
     FACTS,
     FAULT_SLOTS,
@@ -87,8 +85,8 @@ class Buffer:
         self._slots = Slots()
         self._generation = 0
         self._is_destroyed = False
-        self._last_stream: tuple[int, Any, bool] | None = None
         self.late_us = 0
+        """How much later than its host this rank's next dispatches begin, to see how the others wait."""
         self.comm.on_reset(self._set_back)
 
     @staticmethod
@@ -206,7 +204,7 @@ class Buffer:
         self._require_usable()
         dispatched = self._check_handle(handle)
         dispatched.tensors |= {"expert_rows": rows, "expert_scale": experts.scale}
-        self._launch(dispatched, ("scale_experts",), capture, self._limits)
+        self._kernels.launch(dispatched, ("scale_experts",), capture)
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Sets flags and counters back and prepares for calls of such a layout. Handles of before cannot be used.
@@ -225,7 +223,7 @@ class Buffer:
         twice: no kernel has followed such a choice.
         """
         self.comm.synchronize()
-        bad = self._native.take_bad_choice() if self._layout else None
+        bad = self._kernels.native.take_bad_choice() if self._layout else None
         if bad is not None and self._layout is not None:
             raise BadInput(f"rank {self.rank}: {bad_choice(*bad, self._layout.num_experts)}")
 
@@ -275,40 +273,16 @@ class Buffer:
         self.launch_shape = shape = LaunchShape.choose(self.group, layout.num_experts, *self._grid, backend)
         self.comm.synchronize()
         self.group.barrier()
-        self._native = self._make_native(layout, shape)
-        self._launches = Launches(self.comm, FACTS.event_table(), FACTS.roles, shape.num_sms, shape.num_warps)
+        self._kernels = Kernels(self.comm, layout, shape, self._first_stage, self._limits, self._executor)
         self._layout = layout
         self._known_calls.clear()
         self._set_back()
         self.group.barrier()
 
-    def _make_native(self, layout: Layout, shape: LaunchShape) -> Any:
-        family = FACTS
-        if self.comm.device.backend == "cuda":
-            from tracekern import _cuda
-
-            family = _cuda.families["low_latency"]
-        options = layout.native(self.group_size) | self._executor
-        problem, native = "", None
-        try:
-            with self.comm.device.active():
-                native = family.Buffer(
-                    self.comm.native,
-                    num_blocks=shape.num_sms,
-                    warps_per_block=shape.num_warps,
-                    num_warp_groups=shape.num_warp_groups,
-                    first_stage=self._first_stage,
-                    **options,
-                )
-        except (ValueError, RuntimeError, MemoryError) as error:  # such as more blocks than the GPU holds at once
-            problem = f"rank {self.rank}: {error}"
-        self.group.refuse_together(problem)
-        return native
-
     def _set_back(self) -> None:
         """The state before the first call. With all kernels finished."""
         if self._layout is not None:
-            self._native.reset()
+            self._kernels.native.reset()
         self._slots.clear()
         self._generation += 1
 
@@ -335,7 +309,7 @@ class Buffer:
         slot = self._slots.choose()
         dispatched = Dispatched(
             slot=slot,
-            epoch=self._native.epoch(slot),
+            epoch=self._kernels.native.epoch(slot),
             layout=layout,
             num_tokens=int(x.shape[0]),
             topk=int(topk_idx.shape[1]),
@@ -386,7 +360,8 @@ class Buffer:
     ) -> Hook | None:
         """Starts the first stage. Returns what starts the second; None if there is none."""
         limits = (self._limits[0] if timeout_s is None else timeout_s, on_timeout or self._limits[1])
-        self._launch(dispatched, stages[:1], capture, limits)
+        late_us = 0 if dispatched.is_combined else self.late_us
+        self._kernels.launch(dispatched, stages[:1], capture, limits, late_us)
         if not stages[1]:
             dispatched.is_received = True
             return None
@@ -398,85 +373,9 @@ class Buffer:
             if is_called or dispatched.generation != self._generation:
                 raise BadInput("a receive hook is called once, and not after a reset")
             is_called = dispatched.is_received = True
-            self._launch(dispatched, stages[1:], capture, limits)
+            self._kernels.launch(dispatched, stages[1:], capture, limits)
 
         return hook
-
-    def _launch(
-        self, dispatched: Dispatched, stages: Sequence[str], capture: Capture | None, limits: tuple[float, str]
-    ) -> None:
-        call = self._native_call(dispatched)
-
-        def run(names: Sequence[str], descriptors: Sequence[int], stream: int) -> None:
-            self._native.run(list(names), call, dispatched.use_fp8, list(descriptors), stream)
-
-        self._launches.late_us = self.late_us if stages[0].startswith("dispatch") else 0
-        with self._limited(limits), self._in_order():
-            self._launches.start(stages, run, dispatched.epoch, capture)
-
-    def _native_call(self, dispatched: Dispatched) -> Any:
-        family: Any = _C.families["low_latency"]
-        if self.comm.device.backend == "cuda":
-            from tracekern import _cuda
-
-            family = _cuda.families["low_latency"]
-        tensors = dispatched.tensors
-        names = (*_CALL_TENSORS, "expert_rows", "expert_scale", "topk_weights", "out")
-        addresses = {name: 0 if (tensor := tensors.get(name)) is None else tensor.data_ptr() for name in names}
-        topk_idx = tensors["topk_idx"]
-        return family.Call(
-            slot=dispatched.slot,
-            num_tokens=dispatched.num_tokens,
-            topk=dispatched.topk,
-            has_long_ids=topk_idx is not None and topk_idx.element_size() == 8,
-            **addresses,
-        )
-
-    @contextlib.contextmanager
-    def _limited(self, limits: tuple[float, str]) -> Iterator[None]:
-        """Sets the time limit of the kernels that are launched inside."""
-        if limits == self._limits:
-            yield
-            return
-        self.comm.set_timeout(*limits)
-        try:
-            yield
-        finally:
-            self.comm.set_timeout(*self._limits)
-
-    @contextlib.contextmanager
-    def _in_order(self) -> Iterator[None]:
-        """Lets what is launched inside begin after all that was launched before, whatever the stream.
-
-        Inside a graph only launches of the same capture are ordered: a replay is ordered by the stream it runs on.
-        """
-        if self.comm.device.backend == "cpu":
-            yield
-            return
-        import torch
-
-        stream = torch.cuda.current_stream()
-        is_captured = self.comm.device.streams.is_captured()
-        if self._last_stream is not None:
-            handle, event, was_captured = self._last_stream
-            if handle != stream.cuda_stream and was_captured == is_captured:
-                stream.wait_event(event)
-        yield
-        event = torch.cuda.Event()
-        event.record(stream)
-        self._last_stream = stream.cuda_stream, event, is_captured
-
-
-_CALL_TENSORS = (
-    "x",
-    "topk_idx",
-    "packed_recv_x",
-    "packed_recv_scales",
-    "packed_recv_src_info",
-    "packed_recv_layout_range",
-    "packed_recv_count",
-    "handle_epoch",
-)
 
 
 def _refuse_later(**arguments: object) -> None:

@@ -1,0 +1,150 @@
+"""The kernels of a Buffer for one layout, and how they are launched: in order, traced, with their own time limits."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tracekern import _C
+from tracekern.comm.communicator import Communicator
+from tracekern.moe.launches import Launches
+from tracekern.moe.low_latency.handle import Dispatched
+from tracekern.moe.low_latency.settings import LaunchShape, Layout
+
+if TYPE_CHECKING:
+    from tracekern.record.session import Capture
+
+Limits = tuple[float, str]
+"""timeout_s and on_timeout, see Communicator.set_timeout()."""
+
+_TENSORS = (
+    "x",
+    "topk_idx",
+    "packed_recv_x",
+    "packed_recv_scales",
+    "packed_recv_src_info",
+    "packed_recv_layout_range",
+    "packed_recv_count",
+    "handle_epoch",
+    "expert_rows",
+    "expert_scale",
+    "topk_weights",
+    "out",
+)
+"""Names of the tensors of the native Call."""
+
+
+class Kernels:
+    """This rank's kernels. Made by all ranks together."""
+
+    def __init__(
+        self,
+        comm: Communicator,
+        layout: Layout,
+        shape: LaunchShape,
+        first_stage: int,
+        limits: Limits,
+        executor: dict[str, str],
+    ) -> None:
+        """first_stage: see Communicator.add_kernels(). limits: of launches that have none of their own. executor: an
+        option of the CPU backend. Raises BadInput on all ranks if one of them cannot run the kernels.
+        """
+        self._comm, self._limits = comm, limits
+        self._family = _find_family(comm)
+        self.native = self._make_native(layout, shape, first_stage, executor)
+        facts = _C.families["low_latency"]
+        self._launches = Launches(comm, facts.event_table(), facts.roles, shape.num_sms, shape.num_warps)
+        self._last_launch: tuple[int, Any, bool] | None = None
+        """Stream, event behind it, whether both are of a graph that was captured."""
+
+    def launch(
+        self,
+        dispatched: Dispatched,
+        stages: Sequence[str],
+        capture: Capture | None,
+        limits: Limits | None = None,
+        late_us: int = 0,
+    ) -> None:
+        """Launches stages of a call on the current stream; on the CPU runs them."""
+        call = self._make_call(dispatched)
+
+        def run(names: Sequence[str], descriptors: Sequence[int], stream: int) -> None:
+            self.native.run(list(names), call, dispatched.use_fp8, list(descriptors), stream)
+
+        self._launches.late_us = late_us
+        with self._limited(limits), self._in_order():
+            self._launches.start(stages, run, dispatched.epoch, capture)
+
+    def _make_native(self, layout: Layout, shape: LaunchShape, first_stage: int, executor: dict[str, str]) -> Any:
+        group = self._comm.group
+        problem, native = "", None
+        try:
+            with self._comm.device.active():
+                native = self._family.Buffer(
+                    self._comm.native,
+                    num_blocks=shape.num_sms,
+                    warps_per_block=shape.num_warps,
+                    num_warp_groups=shape.num_warp_groups,
+                    first_stage=first_stage,
+                    **layout.native(group.num_ranks),
+                    **executor,
+                )
+        except (ValueError, RuntimeError, MemoryError) as error:  # such as more blocks than the GPU holds at once
+            problem = f"rank {group.rank}: {error}"
+        group.refuse_together(problem)
+        return native
+
+    def _make_call(self, dispatched: Dispatched) -> Any:
+        tensors = dispatched.tensors
+        addresses = {name: 0 if (tensor := tensors.get(name)) is None else tensor.data_ptr() for name in _TENSORS}
+        topk_idx = tensors["topk_idx"]
+        return self._family.Call(
+            slot=dispatched.slot,
+            num_tokens=dispatched.num_tokens,
+            topk=dispatched.topk,
+            has_long_ids=topk_idx is not None and topk_idx.element_size() == 8,
+            **addresses,
+        )
+
+    @contextlib.contextmanager
+    def _limited(self, limits: Limits | None) -> Iterator[None]:
+        """Sets the time limit of the kernels that are launched inside."""
+        if limits is None or limits == self._limits:
+            yield
+            return
+        self._comm.set_timeout(*limits)
+        try:
+            yield
+        finally:
+            self._comm.set_timeout(*self._limits)
+
+    @contextlib.contextmanager
+    def _in_order(self) -> Iterator[None]:
+        """Lets what is launched inside begin after all that was launched before, whatever the stream.
+
+        Inside a graph only launches of the same capture are ordered: a replay is ordered by the stream it runs on.
+        """
+        if self._comm.device.backend == "cpu":
+            yield
+            return
+        import torch
+
+        stream, is_captured = torch.cuda.current_stream(), self._comm.device.streams.is_captured()
+        if self._last_launch is not None:
+            handle, event, was_captured = self._last_launch
+            if handle != stream.cuda_stream and was_captured == is_captured:
+                stream.wait_event(event)
+        yield
+        event = torch.cuda.Event()
+        event.record(stream)
+        self._last_launch = stream.cuda_stream, event, is_captured
+
+
+def _find_family(comm: Communicator) -> Any:
+    """Returns the native family of the communicator's backend."""
+    if comm.device.backend == "cuda":
+        from tracekern import _cuda
+
+        return _cuda.families["low_latency"]
+    return _C.families["low_latency"]
