@@ -1,0 +1,130 @@
+"""Functions that test_low_latency_gpu.py launches as resident ranks of one GPU. Each returns how much was wrong."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from tracekern.comm.group import Group
+from tracekern.errors import BadInput
+from tracekern.moe.experts import draw_experts
+from tracekern.moe.low_latency import Buffer
+from tracekern.moe.low_latency.reference import low_latency_reference
+from tracekern.moe.routing import Batch, draw_batch
+from tracekern.moe.shape import MoeShape
+
+TOKENS, HIDDEN, TOPK = 16, 1024, 4
+REPLAYS = 1000
+CALLS_OF_A_GRAPH = 3
+
+
+class Work:
+    """A buffer, batches and memory for one rank."""
+
+    def __init__(self, num_batches: int) -> None:
+        self.group = Group.discover()
+        ranks = self.group.num_ranks
+        self.shape = MoeShape(ranks, TOKENS, 8 * ranks, TOPK, HIDDEN, "bf16")
+        num_bytes = Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, ranks, 8 * ranks)
+        self.buffer = Buffer(self.group, num_rdma_bytes=num_bytes)
+        self.experts = draw_experts(self.shape)
+        self.batches = [
+            draw_batch(self.shape, seed=5, rank=self.group.rank, iteration=i, routing="uniform", uneven=True)
+            for i in range(num_batches)
+        ]
+        self.on_gpu = [batch.to("cuda") for batch in self.batches]
+        self.scale = self.experts.to("cuda")
+        size = (8, ranks * TOKENS, HIDDEN)
+        self.rows = [torch.empty(size, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
+
+    def call(self, batch: Batch, number: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        dispatched = self.buffer.low_latency_dispatch(batch.x, batch.topk_idx, TOKENS, self.shape.num_experts)
+        handle, rows = dispatched[2], self.rows[number % 2]
+        self.buffer.scale_experts(handle, self.scale, rows)
+        return self.buffer.low_latency_combine(rows, batch.topk_idx, batch.topk_weights, handle, out=out)[0]
+
+    def wanted(self, batch: Batch) -> torch.Tensor:
+        return low_latency_reference(batch, self.experts, use_fp8=True)
+
+
+def differs(out: torch.Tensor, wanted: torch.Tensor) -> int:
+    return int((out.cpu().view(torch.int16) != wanted.view(torch.int16)).any())
+
+
+def bad_choices() -> int:
+    """A token of rank 1 names one expert twice, another one that there is not: neither is followed."""
+    work = Work(1)
+    batch, is_bad = work.batches[0], work.group.rank == 1
+    if is_bad:
+        batch = draw_batch(work.shape, seed=5, rank=1, iteration=0, routing="uniform", uneven=False)
+        bad = Batch(batch.x, batch.topk_idx.clone(), batch.topk_weights)
+        bad.topk_idx[2, 3] = bad.topk_idx[2, 0]
+        bad.topk_idx[4, 1] = 8 * work.group.num_ranks
+        out = work.call(bad.to("cuda"), 0)
+        batch.topk_idx[2, 3] = batch.topk_idx[4, 1] = -1
+    else:
+        out = work.call(work.on_gpu[0], 0)
+    told = ""
+    try:
+        work.buffer.synchronize()
+    except BadInput as error:
+        told = str(error)
+    wanted = ("topk_idx[2, 3]", "topk_idx[4, 1]") if is_bad else ("",)
+    wrong = differs(out, work.wanted(batch)) + (not any(text in told for text in wanted)) + (bool(told) != is_bad)
+    sys.stdout.write(f"rank {work.group.rank}: {wrong} wrong; {told}\n")
+    work.group.barrier()
+    return int(wrong)
+
+
+def streams() -> int:
+    """Calls on two streams in turns are ordered by the buffer."""
+    work = Work(12)
+    other, first = torch.cuda.Stream(), torch.cuda.current_stream()
+    other.wait_stream(first)
+    outs = []
+    for number, batch in enumerate(work.on_gpu):
+        with torch.cuda.stream(other if number % 2 else first):
+            outs.append(work.call(batch, number))
+    torch.cuda.current_stream().wait_stream(other)
+    work.buffer.synchronize()
+    wrong = sum(differs(out, work.wanted(batch)) for out, batch in zip(outs, work.batches, strict=True))
+    sys.stdout.write(f"rank {work.group.rank}: {wrong} wrong\n")
+    work.group.barrier()
+    return wrong
+
+
+def graph() -> int:
+    """One rank replays a graph of an odd number of calls."""
+    work = Work(CALLS_OF_A_GRAPH)
+    outs = [torch.empty_like(batch.x) for batch in work.on_gpu]
+    captured, wrong = torch.cuda.CUDAGraph(), 0
+
+    def calls() -> None:
+        for number, (batch, out) in enumerate(zip(work.on_gpu, outs, strict=True)):
+            work.call(batch, number, out)
+
+    calls()
+    work.buffer.synchronize()
+    with torch.cuda.graph(captured):
+        calls()
+        try:
+            work.buffer.low_latency_dispatch(
+                work.on_gpu[0].x, work.on_gpu[0].topk_idx, TOKENS, work.shape.num_experts, use_fp8=False
+            )
+            wrong += 1
+        except BadInput as error:
+            wrong += "was never run; run it before" not in str(error)
+    wanted = [work.wanted(batch) for batch in work.batches]
+    for replay in range(REPLAYS):
+        captured.replay()
+        if replay % 50 == 0:
+            work.buffer.synchronize()
+            wrong += sum(map(differs, outs, wanted))
+            for out in outs:
+                out.fill_(torch.nan)
+    calls()  # eager calls go on where the replays left off
+    work.buffer.synchronize()
+    wrong += sum(map(differs, outs, wanted))
+    sys.stdout.write(f"rank {work.group.rank}: {wrong} wrong\n")
+    return wrong
