@@ -32,7 +32,7 @@ def test_nothing_is_wrong(function, ranks):
         env={"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         on_line=lambda rank, line: lines.append(line),
         timeout_s=120,
-        resident=True,
+        resident=ranks > 1,
     )
     assert [ended.returncode for ended in exits] == [0] * ranks, "\n".join(lines[-40:])
     assert sum(": 0 wrong" in line for line in lines) == ranks, "\n".join(lines)
