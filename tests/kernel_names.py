@@ -13,6 +13,7 @@ _ENTRY = re.compile(
     r"tracekern::Recorder<(?P<traced>true|false), \(tracekern::RecordFormat\)(?P<format>\d)> ?>"
 )
 _FORMATS = ("span", "ring", "cycles")
+_MESSAGES = {"true": "fp8", "false": "bf16"}
 _NUMBERS = {"float": "fp32", "tracekern::Half": "fp16", "tracekern::BFloat16": "bf16"}
 
 
@@ -27,7 +28,11 @@ def readable(symbol: str) -> str:
     family = next(name for name in _C.families if words.startswith(f"{name}_"))
     choices = {choice.strip() for choice in found["choices"].split(",")}
     variants = list(_C.families[family].variants)
+    stages = [int(choice.rpartition(")")[2]) for choice in choices if "Stage)" in choice]
+    if stages:  # one body for several kernels
+        words = f"{family}_{_C.families[family].stages[stages[0]]}"
     variant = [variants[int(choice.rpartition(")")[2])] for choice in choices if "Variant)" in choice]
     number = [_NUMBERS[choice] for choice in choices if choice in _NUMBERS]
+    number += [_MESSAGES[choice] for choice in choices if choice in _MESSAGES]
     recorder = _FORMATS[int(found["format"])] if found["traced"] == "true" else "off"
     return "_".join([words, *variant, *number, recorder])

@@ -22,8 +22,13 @@ TK_DEVICE uint32_t amax_bits(const Bf16Pack& pack) {
     return largest;
 }
 
-TK_DEVICE Vector8 scaled_to_fp8(const Bf16Pack& pack, float factor) {
-    Vector8 values{};
+// As many values of fp8.
+struct alignas(8) Fp8Pack {
+    uint32_t words[2];
+};
+
+TK_DEVICE Fp8Pack scaled_to_fp8(const Bf16Pack& pack, float factor) {
+    Fp8Pack values{};
     TK_UNROLL
     for (uint32_t k = 0; k < 8; k += 2) {
         const uint32_t both = fp8_from_floats(multiply_rn(pack[k], factor), multiply_rn(pack[k + 1], factor));
@@ -59,7 +64,7 @@ TK_DEVICE void cast_values(Warp& warp, char* message, const char* row, uint32_t 
                 if (place(lane) >= num_packs) return 0;
                 const float amax = bits_as<float>(largest[lane]);
                 const float a = amax < kMinAmax ? kMinAmax : amax;
-                reinterpret_cast<Vector8*>(values)[place(lane)] = scaled_to_fp8(own[lane], divide_rn(kFp8Max, a));
+                reinterpret_cast<Fp8Pack*>(values)[place(lane)] = scaled_to_fp8(own[lane], divide_rn(kFp8Max, a));
                 if (place(lane) % kSharers == 0) scales[place(lane) / kSharers] = divide_rn(a, kFp8Max);
                 return 0;
             });

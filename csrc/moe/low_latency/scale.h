@@ -10,7 +10,7 @@ namespace tracekern {
 template <bool kFp8>
 TK_DEVICE Bf16Pack dequantised(const char* row, uint32_t pack, float scale) {
     if constexpr (kFp8) {
-        const auto values = reinterpret_cast<const Vector8*>(row)[pack];
+        const auto values = reinterpret_cast<const Fp8Pack*>(row)[pack];
         float numbers[8];
         TK_UNROLL
         for (uint32_t k = 0; k < 8; ++k) {
