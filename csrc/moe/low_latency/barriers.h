@@ -6,12 +6,19 @@
 
 namespace tracekern {
 
-// The sub-warps of a warp group.
+// All sub-warps of the warp group have come as far as this.
 template <class Rec>
-TK_DEVICE void wait_group(LowLatencyContext<Rec>& context) {
-    const WarpGroup group{
-        context.warp, 1 + context.warp_group_id(), context.args.launch.num_warps_per_group, context.shared().arrivals};
-    TK_WAIT(context.recorder, LowLatencyEvent::wait_group);
+TK_DEVICE void wait_sub_warps(LowLatencyContext<Rec>& context) {
+    const WarpGroup group = context.warp_group();
+    TK_WAIT(context.recorder, LowLatencyEvent::wait_sub_warps);
+    TK_END_AFTER_BARRIER(group);
+}
+
+// The same, for the rows that one of them claims.
+template <class Rec>
+TK_DEVICE void wait_group(LowLatencyContext<Rec>& context, ExpertPair from) {
+    const WarpGroup group = context.warp_group();
+    TK_WAIT(context.recorder, LowLatencyEvent::wait_group, from.rank, from.local_expert);
     TK_END_AFTER_BARRIER(group);
 }
 

@@ -41,7 +41,7 @@ TK_DEVICE void combine_send(LowLatencyContext<Rec>& context) {
         const bool ok = wait_combine_ack(context, to) && !has_aborted(warp, context.comm);
         warp.leader([&] { context.group().ok = ok; });
     }
-    wait_group(context);
+    wait_sub_warps(context);
     if (!context.group().ok) return;
     const int64_t range = args.call.packed_recv_layout_range[to.local_expert * args.shape.num_ranks + to.rank];
     const uint32_t count = packed_count(range);
@@ -54,7 +54,7 @@ TK_DEVICE void combine_send(LowLatencyContext<Rec>& context) {
         copy_vectors(warp, args.result_row(to.rank, expert, token), args.call.expert_rows + row * row_bytes, row_bytes);
         TK_END(token);
     }
-    wait_group(context);
+    wait_sub_warps(context);
     if (context.sub_warp_id() != 0) return;
     TK_SIGNAL(context.recorder, LowLatencyEvent::signal_results, to.rank, to.local_expert);
     signal_peer<LowLatencyChannel::results>(context, to.rank, args.result_flag(to.rank, expert), count);

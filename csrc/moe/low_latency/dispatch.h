@@ -87,7 +87,7 @@ TK_DEVICE void send_tokens(LowLatencyContext<Rec>& context) {
     for (uint32_t token = warp.block; token < args.call.num_tokens; token += warp.num_blocks) {
         cast_token<kFp8>(context, token, share);
         {
-            TK_WAIT(context.recorder, LowLatencyEvent::wait_group);
+            TK_WAIT(context.recorder, LowLatencyEvent::wait_sub_warps);
             TK_END_AFTER_BARRIER(casters);
         }
         if (warp.warp < args.call.topk) send_message<kFp8>(context, token, warp.warp);
@@ -187,7 +187,7 @@ TK_DEVICE void claim_rows(LowLatencyContext<Rec>& context) {
         return WaitResult{seen.ok, seen.ok ? ~seen.value & kMaxFlagValue : 0};
     };
     const WaitResult count = record_wait<LowLatencyEvent::wait_count>(context, wait_now, from.rank, from.local_expert);
-    TK_RANGE(context.recorder, LowLatencyEvent::claim_rows, from.rank, from.local_expert);
+    TK_SIGNAL(context.recorder, LowLatencyEvent::claim_rows, from.rank, from.local_expert);
     const uint32_t begin =
         warp.once([&] { return add_relaxed_device(&args.call.packed_recv_count[from.local_expert], count.value); });
     warp.leader([&] {
@@ -209,8 +209,6 @@ TK_DEVICE void copy_token(LowLatencyContext<Rec>& context, ExpertPair from, uint
     const uint64_t row = args.packed_row(from.local_expert, context.group().begin + place);
     char* message = args.recv_message(context.comm.rank, from.local_expert, from.rank, place, layout.bytes);
     TK_RANGE(context.recorder, LowLatencyEvent::copy_token, from.rank, from.local_expert, place);
-    const uint32_t token = reinterpret_cast<const MessageHeader*>(message)->token;
-    if (warp.is_leader()) args.call.packed_recv_src_info[row] = token;
     const char* values = message + sizeof(MessageHeader);
     if constexpr (kFp8) {
         const auto* scales = reinterpret_cast<const float*>(values + layout.values_bytes);
@@ -218,6 +216,8 @@ TK_DEVICE void copy_token(LowLatencyContext<Rec>& context, ExpertPair from, uint
         warp.strided_rolled(layout.num_scales, [&](uint32_t i) { columns[i * args.rows_per_expert()] = scales[i]; });
     }
     copy_vectors(warp, args.call.packed_recv_x + row * layout.values_bytes, values, layout.values_bytes);
+    const uint32_t token = reinterpret_cast<const MessageHeader*>(message)->token;
+    if (warp.is_leader()) args.call.packed_recv_src_info[row] = token;
     warp.sync();
     poison(message, layout.bytes);
     TK_END(token);
@@ -229,13 +229,13 @@ TK_DEVICE void dispatch_recv(LowLatencyContext<Rec>& context) {
     const LowLatencyArgs& args = context.args;
     const ExpertPair from = context.pair();
     if (context.sub_warp_id() == 1) claim_rows(context);
-    wait_group(context);
+    wait_group(context, from);
     const uint32_t count = context.group().count;
     TK_NO_UNROLL
     for (uint32_t place = context.sub_warp_id(); place < count; place += args.launch.num_warps_per_group) {
         copy_token<kFp8>(context, from, place);
     }
-    wait_group(context);
+    wait_sub_warps(context);
     if (context.sub_warp_id() != 0 || !context.group().ok) return;
     // Released: all sub-warps have read what the source may now write again.
     TK_SIGNAL(context.recorder, LowLatencyEvent::signal_dispatch_ack, from.rank, from.local_expert);

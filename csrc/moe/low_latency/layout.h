@@ -240,6 +240,9 @@ struct LowLatencyContext : CommContext<Rec> {
         return ExpertPair::of(responsible_expert_idx(), args.shape.num_local_experts());
     }
     TK_DEVICE LowLatencyShared& shared() { return this->warp.template shared<LowLatencyShared>(); }
+    TK_DEVICE WarpGroup warp_group() {
+        return {this->warp, 1 + warp_group_id(), args.launch.num_warps_per_group, shared().arrivals};
+    }
     TK_DEVICE LowLatencyShared::Group& group() { return shared().groups[warp_group_id()]; }
     TK_DEVICE uint32_t own_expert(uint32_t local_expert) const {
         return this->comm.rank * args.shape.num_local_experts() + local_expert;
