@@ -242,25 +242,17 @@ wait_any(Warp& warp, const CommArgs& comm, uint32_t lanes, FlagOf flag_of, uint6
     return arrived;
 }
 
-// The epoch that a wait is for, or either of two: a flag may go on to the next while somebody still waits for this one.
-struct WantedEpochs {
-    uint64_t epoch;
-    uint64_t or_epoch;
-
-    TK_DEVICE WantedEpochs(uint64_t only) : WantedEpochs(only, only) {}  // NOLINT: most waits are for one
-    TK_DEVICE WantedEpochs(uint64_t one, uint64_t other) : epoch(one), or_epoch(other) {}
-};
-
-// Waits until each of `count` neighbouring flags carries a wanted epoch, a lane a flag, and calls take(i, value) for
-// each.
-template <auto kChannel, class Take>
+// Waits until each of `count` neighbouring flags carries `epoch`, or next_epoch where one is given: a flag may go on to
+// that while somebody still waits. A lane a flag; calls take(i, value) for each.
+template <auto kChannel, class Take, class... Epoch>
 TK_DEVICE bool wait_all(Warp& warp,
                         const CommArgs& comm,
                         const uint64_t* flags,
                         uint32_t count,
-                        WantedEpochs wanted,
+                        uint64_t epoch,
                         WaitFor wait_for,
-                        Take take) {
+                        Take take,
+                        Epoch... next_epoch) {
     perturb(warp);
     uint32_t failures = 0;
     warp.strided(count, [&](uint32_t i) {
@@ -269,11 +261,13 @@ TK_DEVICE bool wait_all(Warp& warp,
         waiting.slot = i;
         for (uint32_t spins = 0;;) {
             const uint64_t seen = look_at<kChannel>(flags + i);
-            const bool is_wanted = is_wanted_epoch(kChannel, flag_epoch(seen), wanted.epoch);
-            if (is_wanted || flag_epoch(seen) == wanted.or_epoch) return take(i, flag_value(seen));
+            const uint64_t seen_epoch = flag_epoch(seen);
+            if (is_wanted_epoch(kChannel, seen_epoch, epoch) || (... || (seen_epoch == next_epoch))) {
+                return take(i, flag_value(seen));
+            }
             warp.relax(spins);
             if (failures ||
-                should_give_up(warp, comm, channel_number(kChannel), waiting, spins, wanted.epoch, seen, started)) {
+                should_give_up(warp, comm, channel_number(kChannel), waiting, spins, epoch, seen, started)) {
                 failures = 1;
                 return;
             }

@@ -29,14 +29,15 @@ template <class Rec>
 TK_DEVICE bool wait_dispatch_acks(LowLatencyContext<Rec>& context) {
     const LowLatencyArgs& args = context.args;
     const uint32_t num_local = args.shape.num_local_experts();
-    const WantedEpochs wanted{args.state->slots[args.call.slot].dispatched.epoch, context.epoch};
+    const uint64_t last = args.state->slots[args.call.slot].dispatched.epoch;
     for_peers_of_warp(context, [&](uint32_t peer) {
         const auto wait_now = [&] {
             const uint64_t* acks = args.dispatch_ack(context.comm.rank, peer * num_local);
+            const WaitFor whom = wait_for(context, peer);
             const auto take = [](uint32_t, uint32_t) {};
-            return WaitResult{wait_all<LowLatencyChannel::dispatch_ack>(
-                                  context.warp, context.comm, acks, num_local, wanted, wait_for(context, peer), take),
-                              0};
+            const bool ok = wait_all<LowLatencyChannel::dispatch_ack>(
+                context.warp, context.comm, acks, num_local, last, whom, take, context.epoch);
+            return WaitResult{ok, 0};
         };
         if (!record_wait<LowLatencyEvent::wait_dispatch_acks>(context, wait_now, peer).ok) {
             context.warp.leader([&] { context.shared().failed = 1; });
