@@ -74,7 +74,7 @@ def receive_matrix(timeline: Timeline) -> ReceiveMatrix | None:
 
     Works on unaligned Timelines too: nothing is compared across ranks.
     """
-    events = [event for event in rows_by_event(timeline) if not event.about.is_headless]
+    events = rows_by_event(timeline)
     waits = [event for event in events if _waits_for_count(event)]
     if not waits:
         return None

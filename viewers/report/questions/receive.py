@@ -67,12 +67,12 @@ def describe_received(matrix: ReceiveMatrix) -> str:
 
 
 def _first_ranks(matrix: ReceiveMatrix) -> ReceiveMatrix:
-    """The pairs of as many ranks as can be drawn, one at least."""
+    """Returns the pairs of as many whole ranks as can be drawn, one at least."""
     rank, _ = matrix.rows
-    row_limit = _MAX_CELLS // max(len(matrix.sources), 1)
-    last = rank[min(len(rank), row_limit + 1) - 1]
-    chosen = matrix.rank < last if len(rank) > row_limit else matrix.rank <= last
-    return matrix.take(chosen | (matrix.rank == rank[0]))
+    row_limit = _MAX_CELLS // len(matrix.sources)
+    if len(rank) <= row_limit:
+        return matrix
+    return matrix.take((matrix.rank < rank[row_limit]) | (matrix.rank == rank[0]))
 
 
 def _picture(matrix: ReceiveMatrix, values: Int64, what: str, *, is_time: bool) -> Figure:
