@@ -53,18 +53,19 @@ def timeline(directory) -> Timeline:
 
 def test_its_commands_run_and_leave_what_they_name(directory):
     assert {path.name for path in directory.iterdir()} == {"ll-capture", "ll-report.html", "ll-late", "ll-late.html"}
-    group = get_command(app)
-    for line in COMMANDS:
-        command, *words = shlex.split(line)
-        options = {name for parameter in group.commands[command].params for name in parameter.opts}
-        assert {word for word in words if word.startswith("-")} <= options, line
+
+
+def test_its_other_commands_exist():
+    others = [shlex.split(line) for line in COMMANDS if line.startswith(NOT_RUN)]
+    assert others == [["open", "ll-capture"]]
+    assert set(NOT_RUN) <= set(get_command(app).commands)
 
 
 def test_its_python_runs(tmp_path):
     (source,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "decode.py").write_text(source)
     (call,) = re.findall(r"`(tracekern\.launch_ranks\([^`]*\))`", PAGE)
-    program = f"import tracekern\nprint([ended.status for ended in {call}])"
+    program = f"import tracekern\nprint([ended.returncode for ended in {call}])"
     ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert ran.stdout.splitlines()[-1:] == ["[0, 0, 0, 0]"], ran.stdout + ran.stderr
     assert len(tracekern.load(tmp_path / "decode-capture").ranks) == 4
