@@ -47,7 +47,7 @@ def _title(sides: tuple[Side, Side]) -> str:
 
 def _summary(sides: tuple[Side, Side], caveat: str) -> Part:
     ours, theirs = ({line.word: line.text for line in headlines(side.findings)} for side in sides)
-    # The lines that only one side may have, of a fault or a hang, come before those of every capture.
+    # The lines that only one side may have, such as that of a hang, come before those of every capture.
     words = [*(word for word in theirs if word not in ours), *ours]
     rows = [
         [

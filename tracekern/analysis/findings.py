@@ -16,6 +16,7 @@ from tracekern.analysis.doubt import Blame, Worst, blame_ranks, name_worst
 from tracekern.analysis.hang import Hang, find_hang
 from tracekern.analysis.imbalance import Imbalance, work_imbalance
 from tracekern.analysis.iterations import Iterations, find_iterations
+from tracekern.analysis.receive_matrix import ReceiveMatrix, receive_matrix
 from tracekern.analysis.summary import Summary, summarize
 from tracekern.analysis.time_shares import TimeShares, share_time
 from tracekern.analysis.waits.analyze import Waits, analyze_waits
@@ -65,6 +66,11 @@ class Findings:
     def imbalances(self) -> tuple[Imbalance, ...]:
         """How unevenly the work of each phase is spread over the ranks."""
         return work_imbalance(self.in_window)
+
+    @cached_property
+    def received(self) -> ReceiveMatrix | None:
+        """What each expert received from each rank; None where no event tells."""
+        return receive_matrix(self.in_window)
 
     @cached_property
     def iterations(self) -> Iterations:

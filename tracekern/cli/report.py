@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -59,7 +59,8 @@ def report(
     if output is not None:
         _write_page(findings, captures, output)
     if as_json:
-        print_json({"file": str(output) if output else None, **{line.word: line.text for line in lines}})
+        told = {line.word: line.text for line in lines}
+        print_json({"file": str(output) if output else None, **told, **_matrices(findings)})
         return
     out = console()
     width = max(len(line.word) for line in lines)
@@ -73,6 +74,24 @@ def report(
         note(f"the whole report: {suggest('report', *captures, *options_given, '-o', 'report.html')}")
     else:
         note(f"{output}: open it in a browser")
+
+
+def _matrices(findings: Findings) -> dict[str, Any]:
+    """What each rank received, [local expert][source] in lists; nothing where the capture does not say."""
+    if findings.received is None:
+        return {}
+    of_ranks = ((rank.rank, findings.received.of_rank(rank.rank)) for rank in findings.timeline.ranks)
+    return {
+        "receive_matrix": [
+            {
+                "rank": rank,
+                "local_experts": own.rows[1].tolist(),
+                "sources": own.sources.tolist(),
+                **{name: own.grid(getattr(own, name)).tolist() for name in ("tokens", "wait_ns", "copies", "copy_ns")},
+            }
+            for rank, own in of_ranks
+        ]
+    }
 
 
 def _write_page(findings: Findings, captures: list[Path], output: Path) -> None:

@@ -21,6 +21,9 @@ _MAX_LEGEND = 44
 """Characters of a name in a legend that has a line for each, as on a phone."""
 _MAX_HALF_LINE = 30
 """Length of names such that two fit in a line of a legend on a page wider than a phone."""
+MAX_FULL_ROWS = 24
+_MAX_FULL_COLUMNS = 12
+"""Rows and columns of a heatmap whose cells have room for numbers."""
 _MAX_NARROW_CELLS = 5
 """Cells in a row of a heatmap on a phone; the numbers of more would be too small to read and are in the hover texts."""
 
@@ -106,10 +109,11 @@ def heatmap(
     marked: Sequence[tuple[int, int, int, int]],
     says: str,
     *,
+    columns: Sequence[str] | None = None,
     axes: tuple[str, str] = ("waits (rank)", "is waited for (rank)"),
     say: Callable[[float], str] | None = None,
 ) -> Figure:
-    """A square of rows and columns with the same names; cells that are 0 stay empty.
+    """A matrix whose rows have these names; cells that are 0 stay empty. `columns`: by default the same, a square.
 
     Durations (ns) on a logarithmic colour scale; with `say`, which writes a number, others on a linear one. `marked`:
     frames from (row, column) to (row, column).
@@ -117,7 +121,9 @@ def heatmap(
     shade = (lambda value: value) if say else math.log10
     shades = [[shade(value) if value > 0 else None for value in row] for row in values]
     known = [value for row in shades for value in row if value is not None]
-    few = len(names) <= 12
+    is_square = columns is None
+    columns = names if columns is None else columns
+    few = len(names) <= MAX_FULL_ROWS and len(columns) <= _MAX_FULL_COLUMNS
     data: list[dict[str, Any]] = [
         {
             "type": "heatmap",
@@ -142,16 +148,16 @@ def heatmap(
         cells = [[(say or duration)(value) if value else "" for value in row] for row in values]
         data[0] |= {"text": cells, "texttemplate": "%{text}"}
     layout = {
-        "xaxis": {**_ticks(names), "title": {"text": axes[1]}, "side": "top", "constrain": "domain"},
+        "xaxis": {**_ticks(columns), "title": {"text": axes[1]}, "side": "top", "constrain": "domain"},
         "yaxis": {
             **_ticks(names),
             "title": {"text": axes[0]},
             "autorange": "reversed",
-            "scaleanchor": False if few else "x",
+            "scaleanchor": "x" if is_square and not few else False,
         },
         "shapes": [_frame(*place) for place in marked],
         "margin": {"t": 52},
-        "narrow": {"font": {"size": 10}, "bare": len(names) > _MAX_NARROW_CELLS, "square": not few},
+        "narrow": {"font": {"size": 10}, "bare": len(columns) > _MAX_NARROW_CELLS, "square": is_square and not few},
     }
     return Figure(data, layout, max(260, min(720, 44 * len(names) + 90)), says)
 

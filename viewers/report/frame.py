@@ -46,10 +46,17 @@ class Gantt:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """Figures to choose one from, each with its name."""
+
+    figures: Sequence[tuple[str, Figure]]
+
+
+@dataclass(frozen=True)
 class Answer:
     text: str
     """HTML; the first thing a reader sees."""
-    body: Sequence[str | Figure | Sequence[Gantt]] = ()
+    body: Sequence[str | Figure | Choice | Sequence[Gantt]] = ()
     """HTML, figures, and pictures to choose one from."""
     aside: str = ""
     """HTML; what limits the answer."""
@@ -121,11 +128,13 @@ def _section(part: Part, specs: _Specs) -> str:
     )
 
 
-def _block(block: str | Figure | Sequence[Gantt], specs: _Specs) -> str:
+def _block(block: str | Figure | Choice | Sequence[Gantt], specs: _Specs) -> str:
     if isinstance(block, str):
         return block
     if isinstance(block, Figure):
-        return specs.add("plot", block.height, block.says, data=block.data, layout=block.layout)
+        return _plot(block, specs)
+    if isinstance(block, Choice):
+        return _choice([name for name, _ in block.figures], [_plot(figure, specs) for _, figure in block.figures])
     choices = [
         specs.add(
             "gantt",
@@ -140,12 +149,21 @@ def _block(block: str | Figure | Sequence[Gantt], specs: _Specs) -> str:
         )
         for gantt in block
     ]
+    return _choice([gantt.name for gantt in block], choices) + _command(specs.open_command)
+
+
+def _plot(figure: Figure, specs: _Specs) -> str:
+    return specs.add("plot", figure.height, figure.says, data=figure.data, layout=figure.layout)
+
+
+def _choice(names: Sequence[str], panes: Sequence[str]) -> str:
+    """A button for each pane, of which the first is shown."""
     buttons = "".join(
-        f'<button type="button" aria-pressed="{"true" if place == 0 else "false"}">{escape(gantt.name)}</button>'
-        for place, gantt in enumerate(block)
+        f'<button type="button" aria-pressed="{"true" if place == 0 else "false"}">{escape(name)}</button>'
+        for place, name in enumerate(names)
     )
-    panes = "".join(f'<div class="pane"{" hidden" if place else ""}>{pane}</div>' for place, pane in enumerate(choices))
-    return f'<div class="choice"><div class="buttons">{buttons}</div>{panes}</div>{_command(specs.open_command)}'
+    shown = "".join(f'<div class="pane"{" hidden" if place else ""}>{pane}</div>' for place, pane in enumerate(panes))
+    return f'<div class="choice"><div class="buttons">{buttons}</div>{shown}</div>'
 
 
 def _command(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The first answer, in five lines, for the terminal and the top of the page."""
+"""The first answer, in five lines or a few more, for the terminal and the top of the page."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tracekern.formatting import count, duration, factor, percent, ranks
 from tracekern.timeline.model import ABSENT_KINDS
 from tracekern.viewers.report.questions.cause import describe_cost
 from tracekern.viewers.report.questions.path import describe_gain, describe_part
+from tracekern.viewers.report.questions.receive import describe_received
 
 _ALONE = "one rank: no other to wait for"
 _ROUNDING_NS = 2
@@ -31,7 +32,8 @@ class Line:
 def headlines(findings: Findings) -> list[Line]:
     """One line each: how much waiting and where, which rank, why, what bounds the time, and how far to trust it.
 
-    A wait that exceeded its time limit comes first, or else waits that never ended.
+    A wait that exceeded its time limit comes first, or else waits that never ended. What experts received is told of
+    captures that say so.
     """
     return [
         *(_fault(findings) or _hang(findings)),
@@ -39,6 +41,7 @@ def headlines(findings: Findings) -> list[Line]:
         Line("who", _who(findings)),
         Line("why", _why(findings)),
         Line("bound", _bound(findings)),
+        *([Line("receive", describe_received(findings.received))] if findings.received else []),
         Line("trust", trust(findings)),
     ]
 

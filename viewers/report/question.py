@@ -17,6 +17,7 @@ class Question:
     """The address of the part within the page."""
     title: str
     text: str
-    draw: Callable[[Findings], Answer]
+    draw: Callable[[Findings], Answer | None]
+    """Returns None of a capture that has nothing to do with the question: the page then lacks it."""
     order: int = 80
     """Place in the page, the lowest first, then by key; what has no order comes before Trust."""

@@ -31,7 +31,8 @@ def report_page(findings: Findings, name: str, capture: str, open_command: str) 
     `name`: the title. `capture`: where the numbers come from. `open_command`: what to type to see all spans. Raises
     BadInput where plotly is not installed.
     """
-    parts = [Part(entry.key, entry.title, entry.text, entry.draw(findings)) for entry in questions()]
+    answers = ((entry, entry.draw(findings)) for entry in questions())
+    parts = [Part(entry.key, entry.title, entry.text, answer) for entry, answer in answers if answer is not None]
     foot = f"{escape(capture)} · tracekern {__version__}"
     return render(name, _lead(findings, capture), parts, foot, open_command)
 
