@@ -83,7 +83,7 @@ struct LowLatencyLayout {
 };
 
 // A choice that no kernel followed: out of range, or an expert that the token names twice. The host reports the first.
-struct alignas(64) BadChoice {
+struct BadChoice {
     uint32_t claimed;
     uint32_t is_whole;  // stored last
     uint32_t token;
