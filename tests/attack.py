@@ -22,10 +22,19 @@ RACE_EXIT = 66
 
 RIGHT, WRONG_RESULT, USAGE, TIMED_OUT, BAD_RECORD = range(5)
 
+NOTICED = (RACE_EXIT, WRONG_RESULT)
+# Wrong counts and lapped flags end in a wait for what never comes.
+WITH_TIME_OUT = (*NOTICED, TIMED_OUT)
+MUTANT_TIMEOUT = "timeout_ms=4000"
+SEEDS = range(1, 9)
+"""Load hides a missing release from the race detector now and then; the first seed that shows it ends the test."""
+
+FLAGGED = ("release", "acquire", "epoch", "acknowledgement")
+
 
 @dataclass(frozen=True)
 class Shape:
-    """The numbers on the command line of p2p_stress, in their order."""
+    """The numbers on the command line of the programs, in their order."""
 
     ranks: int = 3
     blocks: int = 2
@@ -69,6 +78,34 @@ def stress(
 ) -> subprocess.CompletedProcess[str]:
     """p2p_stress of the given build."""
     return run_program(program("p2p_stress", *flags), variant, number, executor, *shape.arguments(), *options)
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One way to run a program so that a fault in `sites` shows."""
+
+    program: str
+    arguments: tuple[str, ...]
+    sites: tuple[str, ...]
+    flags: tuple[str, ...] = TSAN
+    noticed: tuple[int, ...] = NOTICED
+
+    def run(self, seed: int, *options: str) -> subprocess.CompletedProcess[str]:
+        arguments = (argument.replace("SEED", str(seed)) for argument in self.arguments)
+        return run_program(program(self.program, *self.flags), *arguments, *options)
+
+    def exits_until_noticed(self, site: str) -> list[int]:
+        """Of one seed after the other, until one of them notices that `site` is left out."""
+        exits: list[int] = []
+        for seed in SEEDS:
+            exits.append(self.run(seed, f"plant={site}", MUTANT_TIMEOUT).returncode)
+            if exits[-1] in self.noticed:
+                break
+        return exits
+
+
+def sites(channel: str, *mutations: str) -> tuple[str, ...]:
+    return tuple(f"{channel}:{mutation}" for mutation in mutations)
 
 
 def assert_right(done: subprocess.CompletedProcess[str]) -> None:

@@ -2,13 +2,11 @@
 // that have to come out.
 #pragma once
 
-#include <random>
-#include <type_traits>
-
 #include "moe/p2p/family.h"
 
 #define TK_OWN_CHANNEL_NAMES kP2PChannelNames
 #include "stress_common.hpp"
+#include "stress_numbers.hpp"
 
 namespace tracekern {
 
@@ -47,35 +45,6 @@ struct P2PStress {
         return scale;
     }
 };
-
-// Numbers on the host: a GPU's to_float() and from_float() are its kernels' alone.
-inline float host_float(float x) {
-    return x;
-}
-inline float host_float(Half x) {
-    return half_to_float(x);
-}
-inline float host_float(BFloat16 x) {
-    return bfloat16_to_float(x);
-}
-template <class T>
-T host_number(float x) {
-    if constexpr (std::is_same_v<T, Half>) {
-        return float_to_half(x);
-    } else if constexpr (std::is_same_v<T, BFloat16>) {
-        return float_to_bfloat16(x);
-    } else {
-        return x;
-    }
-}
-
-template <class T>
-std::vector<T> draw_rows(std::mt19937& random, size_t count) {
-    std::uniform_real_distribution<float> value(-2.0f, 2.0f);
-    std::vector<T> rows(count);
-    for (T& element : rows) element = host_number<T>(value(random));
-    return rows;
-}
 
 // What one rank feeds into one iteration: a function of (seed, rank, iteration).
 template <class T>

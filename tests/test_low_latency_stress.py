@@ -1,0 +1,214 @@
+"""Low latency calls back to back with no barrier in between: drawn orders of launches, slots, message types and inputs.
+
+Every result is checked bit by bit, with random delays, under the race detector, and with one thing at a time left out.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from attack import (
+    FLAGGED,
+    NOTICED,
+    PLANTED,
+    RIGHT,
+    SLOW,
+    TIMED_OUT,
+    TSAN,
+    USAGE,
+    WITH_TIME_OUT,
+    Attack,
+    Shape,
+    assert_right,
+    run_program,
+    sites,
+)
+from left_out import LEFT_OUT, LOW_LATENCY_FILES, barriers_in, numbered_program
+from toolchains import SAMPLE, program
+
+PATTERNS = ("fused", "split", "two_handles", "dropped", "overlapped")
+RACES = (*TSAN, *SAMPLE)
+MEMORY = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", *PLANTED, *SAMPLE)
+
+# An iteration is 1.6 calls on average. Blocks and warps are upper bounds. A hidden size that 128 divides has calls of
+# fp8 and of bf16, any other has none of fp8.
+DELAYED = {
+    "one_rank": Shape(ranks=1, blocks=2, warps=8, tokens=8, hidden=128, experts=4, topk=2, iterations=150),
+    "two_ranks": Shape(ranks=2, blocks=3, warps=6, tokens=6, hidden=256, experts=6, topk=3, iterations=225),
+    "four_ranks": Shape(ranks=4, blocks=4, warps=8, tokens=4, hidden=128, experts=8, topk=3, iterations=175),
+    "eight_ranks": Shape(ranks=8, blocks=2, warps=16, tokens=3, hidden=128, experts=16, topk=4, iterations=75),
+}
+
+
+def stress(flags: tuple[str, ...], executor: str, shape: Shape, *options: str) -> subprocess.CompletedProcess[str]:
+    """low_latency_stress of the given build."""
+    return run_program(program("low_latency_stress", *flags), executor, *shape.arguments(), *options)
+
+
+@pytest.mark.parametrize("name", DELAYED)
+def test_a_thousand_delayed_calls(name):
+    assert_right(stress(SLOW, "fibers", DELAYED[name]))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_ten_thousand_delayed_calls(pattern):
+    shape = replace(DELAYED["eight_ranks"], iterations=10_000, seed=2)
+    assert_right(stress(SLOW, "fibers", shape, f"pattern={pattern}"))
+
+
+LAYOUTS = {
+    "idle_group": Shape(ranks=1, blocks=2, warps=16, tokens=9, hidden=24, experts=5, topk=4),
+    "fourteen_groups": Shape(ranks=2, blocks=1, warps=28, tokens=5, hidden=8, experts=14, topk=16),
+    "more_blocks_than_tokens": Shape(ranks=3, blocks=12, warps=4, tokens=2, hidden=136, experts=12, topk=3),
+    "long_rows": Shape(ranks=2, blocks=2, warps=5, tokens=3, hidden=1408, experts=4, topk=1),
+    "no_tokens": Shape(ranks=4, blocks=4, warps=4, tokens=0, hidden=128, experts=8, topk=1, iterations=120),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_any_number_of_ranks_blocks_and_warps(name):
+    assert_right(stress(SLOW, "fibers", LAYOUTS[name]))
+    assert_right(stress(SLOW, "threads", replace(LAYOUTS[name], iterations=4), "trace=on"))
+
+
+def test_memory_is_used_as_it_should():
+    shape = Shape(ranks=3, blocks=3, warps=4, tokens=5, hidden=128, experts=6, topk=2, iterations=15)
+    assert_right(stress(MEMORY, "fibers", shape, "trace=on"))
+
+
+def test_more_choices_than_warps_that_send_are_refused():
+    done = stress(SLOW, "fibers", Shape(ranks=1, blocks=2, warps=4, experts=4, topk=4))
+    assert (done.returncode, done.stderr) == (
+        USAGE,
+        "low_latency_stress: a warp sends one choice: too few for top-k\n",
+    )
+
+
+def test_all_others_give_up_on_a_rank_that_never_comes():
+    shape = Shape(ranks=4, blocks=4, warps=8, tokens=4, hidden=8, experts=8, topk=3)
+    done = stress(SLOW, "fibers", shape, "absent=1", "pattern=fused", "timeout_ms=500")
+    assert done.returncode == TIMED_OUT, done.stderr
+    found = [dict(re.findall(r"(\w+)=(\S+)", line)) for line in done.stderr.splitlines()]
+    assert {(fault["stage"], fault["channel"], fault["peer"]) for fault in found} == {("dispatch", "count", "1")}
+    assert sorted(fault["rank"] for fault in found) == ["0", "2", "3"]
+
+
+# ---- the race detector: a thread a warp ----
+
+SMALL = Shape(ranks=3, blocks=3, warps=4, tokens=4, hidden=128, experts=6, topk=2, iterations=15)
+RACED = {
+    "one_rank": replace(SMALL, ranks=1),
+    "fp8_and_bf16": SMALL,
+    "wide_blocks": Shape(ranks=2, blocks=2, warps=8, tokens=12, hidden=8, experts=4, topk=3, iterations=12),
+    "many_experts": Shape(ranks=4, blocks=4, warps=8, tokens=4, hidden=8, experts=16, topk=2, iterations=5),
+}
+
+
+@pytest.mark.parametrize("name", RACED)
+def test_calls_have_no_race(name):
+    assert_right(stress(RACES, "threads", RACED[name]))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_message_types_that_change_in_a_slot_have_no_race(seed):
+    """A rank that is ahead writes where its own messages were copied, and nowhere else."""
+    assert_right(stress(RACES, "threads", replace(SMALL, iterations=40, seed=seed), "pattern=dropped"))
+
+
+def test_recording_has_no_race():
+    assert_right(stress(RACES, "threads", replace(SMALL, iterations=8), "trace=on"))
+
+
+# ---- one thing left out at a time ----
+
+
+def calls(shape: Shape, *options: str) -> tuple[str, ...]:
+    return ("threads", *shape.arguments()[:-1], "SEED", *options)
+
+
+# Of `sends` no epoch is compared: it is a counter, which goes back to zero in each call. Nor is one of `grid`.
+COUNTED = ("release", "acquire", "acknowledgement")
+BUSY = replace(SMALL, hidden=8, iterations=20)
+# At least as many ranks as a block has warps: its last warp then waits for an acknowledgement that all others need.
+MANY_RANKS = Shape(ranks=4, blocks=4, warps=4, tokens=6, hidden=8, experts=4, topk=2, iterations=20)
+
+ATTACKS = {
+    "calls": Attack(
+        "low_latency_stress",
+        calls(BUSY),
+        (
+            *sites("sends", *COUNTED),
+            *sites("count", *FLAGGED),
+            *sites("results", *FLAGGED),
+            *sites("grid", *COUNTED),
+        ),
+        RACES,
+        WITH_TIME_OUT,
+    ),
+    "dropped": Attack(
+        "low_latency_stress",
+        calls(MANY_RANKS, "pattern=dropped"),
+        sites("dispatch_ack", *FLAGGED),
+        RACES,
+        WITH_TIME_OUT,
+    ),
+    "overlapped": Attack(
+        "low_latency_stress",
+        calls(replace(BUSY, blocks=1, warps=6, experts=3), "pattern=overlapped"),
+        sites("combine_ack", *FLAGGED),
+        RACES,
+        WITH_TIME_OUT,
+    ),
+}
+MUTANTS = [(name, site) for name, attack in ATTACKS.items() for site in attack.sites]
+
+
+@pytest.mark.parametrize(("name", "site"), MUTANTS, ids=lambda value: value)
+def test_planted_fault_is_noticed(name, site):
+    exits = ATTACKS[name].exits_until_noticed(site)
+    assert exits[-1] in ATTACKS[name].noticed, f"{site} left out, and nothing noticed: exits {exits}"
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_without_a_fault_the_same_run_is_right(name):
+    assert_right(ATTACKS[name].run(1))
+
+
+# Two barriers guard nothing but what dispatch acknowledges: the second run is for them.
+BARRIER_RUNS = (
+    calls(Shape(ranks=2, blocks=2, warps=8, tokens=12, hidden=8, experts=4, topk=3, iterations=12)),
+    calls(MANY_RANKS, "pattern=dropped"),
+)
+
+
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory) -> Path:
+    return numbered_program(tmp_path_factory.mktemp("numbered"), "low_latency_stress", LOW_LATENCY_FILES)
+
+
+def barrier_exits(numbered: Path) -> list[int]:
+    """Of one run after the other, until one of them is not right."""
+    exits = []
+    for arguments in BARRIER_RUNS:
+        exits.append(run_program(numbered, *(word.replace("SEED", "1") for word in arguments)).returncode)
+        if exits[-1] != RIGHT:
+            break
+    return exits
+
+
+@pytest.mark.parametrize("site", range(len(barriers_in(LOW_LATENCY_FILES))), ids=barriers_in(LOW_LATENCY_FILES))
+def test_left_out_barrier_is_noticed(numbered, site, monkeypatch):
+    monkeypatch.setenv(LEFT_OUT, str(site))
+    exits = barrier_exits(numbered)
+    assert exits[-1] in NOTICED, f"barrier {site} left out, and nothing noticed: exits {exits}"
+
+
+@pytest.mark.soak
+def test_with_all_barriers_the_same_runs_are_right(numbered):
+    assert barrier_exits(numbered) == [RIGHT] * len(BARRIER_RUNS)
