@@ -37,17 +37,17 @@ struct Input {
         }
     }
 
+    static uint32_t draw_num_tokens(const LowLatencyStress& options, const CallPlan& plan, uint32_t rank) {
+        std::mt19937 random = options.random(plan.number, 1 + kMaxRanks + rank);
+        return random() % 3 == 0 ? 0 : random() % (options.config.shape.max_tokens + 1);
+    }
+
     bool chooses(uint32_t token, uint32_t topk, uint32_t expert) const {
         const auto first = topk_idx.begin() + size_t{token} * topk;
         return std::find(first, first + topk, int64_t{expert}) != first + topk;
     }
 
 private:
-    static uint32_t draw_num_tokens(const LowLatencyStress& options, const CallPlan& plan, uint32_t rank) {
-        std::mt19937 random = options.random(plan.number, 1 + kMaxRanks + rank);
-        return random() % 3 == 0 ? 0 : random() % (options.config.shape.max_tokens + 1);
-    }
-
     // common: a number that all ranks drew. In a quarter of the calls all tokens go to one expert, in another quarter
     // to one rank.
     void draw_choices(const MoeShape& shape, uint32_t common, std::mt19937& random) {

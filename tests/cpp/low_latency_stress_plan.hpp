@@ -82,6 +82,7 @@ struct Turn {
     std::vector<Step> steps;
 
     static constexpr uint32_t kMaxCalls = 2;
+    static constexpr uint32_t kMaxSteps = 10;  // of two_handles, split
 
     static Turn draw(const LowLatencyStress& options, uint32_t iteration) {
         std::mt19937 random = options.random(iteration);

@@ -19,7 +19,6 @@
 // ran out of time, 6 an error of CUDA.
 #include <algorithm>
 #include <chrono>
-#include <deque>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -29,6 +28,7 @@
 #include "moe/pipeline_cuda.hpp"
 #include "p2p_stress_common.hpp"
 #include "rival_collective.cuh"
+#include "stress_cuda.hpp"
 
 namespace tracekern {
 
@@ -134,34 +134,6 @@ private:
     const MappedMemory host_;
 };
 
-// Where the launches of a batch record, in host memory, so that what was written can be looked at without a copy.
-class BatchRegions {
-public:
-    BatchRegions(const Options& options, size_t num_launches)
-        : num_headers_(TraceRegion::num_headers(options.stress, num_tracks(options))),
-          num_records_(TraceRegion::num_records(options.stress, num_tracks(options))),
-          headers_(num_launches * num_headers_ * sizeof(TrackHeader) + 1),
-          records_(num_launches * num_records_ * sizeof(WideRecord) + 1) {
-        for (size_t launch = 0; launch < num_launches; ++launch) {
-            regions_.emplace_back(options.stress,
-                                  options.config.num_blocks,
-                                  options.config.warps_per_block,
-                                  headers_.as<TrackHeader>() + launch * num_headers_,
-                                  records_.as<WideRecord>() + launch * num_records_);
-        }
-    }
-    TraceRegion& operator[](size_t launch) { return regions_[launch]; }
-
-private:
-    static size_t num_tracks(const Options& options) {
-        return size_t{options.config.num_blocks} * options.config.warps_per_block;
-    }
-
-    const size_t num_headers_, num_records_;
-    const MappedMemory headers_, records_;
-    std::deque<TraceRegion> regions_;
-};
-
 // What one rank launches, where, and what comes of it.
 template <class T>
 class Rank {
@@ -178,7 +150,7 @@ public:
                 options.stress.timeout_ns,
                 /*by_descriptor=*/false),
           memory_(options.config.shape),
-          regions_(options, kBatch * stages_.size()) {
+          regions_(options.stress, options.config.num_blocks, options.config.warps_per_block, kBatch * stages_.size()) {
         copy_to_device(device_scale_.as<void>(), scale_.data(), scale_.size() * sizeof(float));
     }
 
