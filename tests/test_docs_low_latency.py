@@ -102,7 +102,9 @@ def test_spans_of_a_call_are_as_many_as_the_page_says(timeline):
         for one in re.findall(r"`(\w+)`", event):
             shown[kernel, one] = int(spans_told)
     recorded = {key: value for key, value in number.items() if key[0] in {name for name, _ in shown}}
-    unshown = {key for key in recorded if key[1] in ("wait_group", key[0])}  # told of in the text, and the kernel's own
+    unshown = {
+        key for key in recorded if key[1] in ("wait_sub_warps", key[0])
+    }  # told of in the text, and the kernel's own
     assert shown == {key: value for key, value in recorded.items() if key not in unshown}
 
 

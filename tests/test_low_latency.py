@@ -73,7 +73,7 @@ def test_a_block_has_no_room_for_more_groups(arguments, told):
 
 
 def test_groups_cover_every_pair_once():
-    """9 local experts on 32 ranks: 288 pairs, as the seed's table has them."""
+    """9 local experts on 32 ranks: 288 pairs, as in docs/low_latency.md."""
     shape = LaunchShape.of(288, 132, 32)
     responsible = {}
     for sm_id in range(shape.num_sms):
@@ -88,14 +88,14 @@ def test_groups_cover_every_pair_once():
 
 
 @pytest.mark.parametrize(("expert", "local"), [(111, 3), (118, 10), (149, 5), (156, 12)])
-def test_experts_of_the_seeds_log(expert, local):
+def test_experts_of_a_log(expert, local):
     """With 18 local experts `expert` of its [RECV] lines is a responsible_expert_idx."""
     assert FACTS.expert_pair(expert, 18) == ({111: 6, 118: 6, 149: 8, 156: 8}[expert], local)
 
 
 def test_message_and_heap_sizes():
     assert (FACTS.message_bytes(7168, True), FACTS.message_bytes(7168, False)) == (7408, 14352)
-    receive_bytes = 256 * 128 * 14352  # the seed's formula
+    receive_bytes = 256 * 128 * 14352  # as the page has it
     hint = Buffer.get_low_latency_rdma_size_hint(128, 7168, 8, 256)
     assert hint > 2 * (receive_bytes + 256 * 128 * 14336)
     assert hint < 2 * (receive_bytes + 256 * 128 * 14336) * 1.002
@@ -195,7 +195,7 @@ def test_32_tiny_ranks(pools):
         pool.close()
 
 
-# ---- the tables of the seed, in a trace ----
+# ---- the tables of docs/low_latency.md, in a trace ----
 
 SENT = {2: 8, 0: 5, 5: 3, 1: 4, 4: 30}
 """Rank -> tokens for the expert of rank 3, in the order in which they arrive."""

@@ -67,7 +67,8 @@ class EventRows:
     @property
     def takes(self) -> bool:
         """Moves a token that came from the peer."""
-        return self.is_work and self.has("peer") and self.about.name.startswith(_RECEIVES)
+        of_peer = self.has("peer") and self.about.name.startswith(_RECEIVES)
+        return self.is_work and (of_peer or self.has("src_rank"))
 
     @property
     def computes(self) -> bool:

@@ -55,6 +55,8 @@ class Option:
     """Describes the chosen value in the output of a run."""
     names: tuple[str, ...] = ()
     """Names of the values from 1 on, where users choose by name."""
+    default: int = 0
+    """What 0 stands for, where that is the same for every shape."""
 
     def parse(self, text: str) -> int:
         """Returns the value of a number or name that a user gave. Raises BadInput."""
@@ -67,7 +69,8 @@ class Option:
             raise BadInput(f"{self.name} is {text!r}; wanted {wanted}") from None
 
     def setting(self, value: int) -> int | str:
-        """Returns the value as a capture's settings keep it."""
+        """Returns the value as a capture's settings keep it; 0 if it follows from the others."""
+        value = value or self.default
         return self.names[value - 1] if self.names and value else value
 
 

@@ -129,9 +129,9 @@ class MoeRun:
         settings = {name: getattr(self, name) for name in names}
         if self.late_rank >= 0:
             settings |= {"late_rank": self.late_rank, "late_us": self.late_us}
-        chosen = {name: value for name, value in self.family_options.items() if value}
-        named = {option.name: option.setting(chosen[option.name]) for option in all_options() if option.name in chosen}
-        return settings | named
+        options = FAMILY_OF[self.variant].options_of(self.variant) if self.variant in FAMILY_OF else []
+        chosen = {option.name: option.setting(self.family_options.get(option.name, 0)) for option in options}
+        return settings | {name: value for name, value in chosen.items() if value}
 
 
 @dataclass(frozen=True)

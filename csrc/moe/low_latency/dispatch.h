@@ -144,7 +144,7 @@ TK_DEVICE void signal_count(LowLatencyContext<Rec>& context) {
     if (!record_wait<LowLatencyEvent::wait_sends>(context, wait_now, expert).ok) return;
     {
         TK_SIGNAL(context.recorder, LowLatencyEvent::signal_count, to.rank, to.local_expert);
-        // -n - 1, as the seed has it: 0 is no count. The epoch in front of it says of which call it is.
+        // -n - 1, as in DeepEP, where 0 is no count. The epoch in front of it says of which call it is.
         uint64_t* flag = args.count_flag(to.rank, to.local_expert, context.comm.rank);
         signal_peer<LowLatencyChannel::count>(context, to.rank, flag, ~num_sent);
         TK_END(num_sent);

@@ -16,7 +16,7 @@ constexpr uint32_t kMaxGroupsPerBlock = 14;
 // Of a group: the second polls while the first goes on.
 constexpr uint32_t kMinWarpsPerGroup = 2;
 
-// The seed's launch arithmetic. All blocks are on the device at once, one an SM.
+// DeepEP's launch arithmetic. All blocks are on the device at once, one an SM.
 struct LowLatencyLaunch {
     uint32_t num_warp_groups;      // of a block
     uint32_t num_warps_per_group;  // sub-warps

@@ -49,7 +49,7 @@ struct LowLatencyLayout {
     uint64_t rdma_recv_x;     // [slot][local expert][rank][token slot] message
     uint64_t combine_recv_x;  // [slot][expert][token] row of bf16
     uint64_t pair_bytes;      // of a pair in rdma_recv_x, whatever its messages carry: see recv_message()
-    uint64_t recv_bytes;      // of a slot of rdma_recv_x: the seed's formula, for messages of bf16
+    uint64_t recv_bytes;      // of a slot of rdma_recv_x: max_tokens messages of bf16 for each pair
     uint64_t results_bytes;   // of a slot of combine_recv_x
     uint64_t total_bytes;
 

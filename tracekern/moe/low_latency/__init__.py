@@ -34,6 +34,7 @@ FAMILY = Family(
             variants=("low_latency",),
             describe=lambda number: f"{DISPATCH_DTYPES[number - 1]} messages",
             names=DISPATCH_DTYPES,
+            default=1,
         ),
     ),
 )

@@ -27,7 +27,7 @@ NUM_SLOTS: int = FACTS.num_slots
 FAULT_SLOTS = {"sends": "expert", **dict.fromkeys(("count", "results", "dispatch_ack", "combine_ack"), "local expert")}
 """Channel -> what the slot of a fault record is."""
 WARPS = {"cuda": 32, "hip": 16, "cpu": 16}
-"""Warps of a block, the seed's kNumMaxWarpGroups."""
+"""Warps of a block, DeepEP's kNumMaxWarpGroups."""
 CPU_GROUPS_PER_BLOCK = 8
 ALIGNMENT = 16
 """Of the tensors' memory: kernels move 16 bytes at a time."""
