@@ -123,7 +123,8 @@ class Calls:
         self.buffer, self.batch, self.most, self.experts, self.rows = buffer, batch, most, experts, rows
         self.num_calls = options.calls
         self.num_experts = num_experts(options)
-        self.sleep_cycles = SLEEP_CYCLES * (options.ranks if options.resident else 1)
+        # One process queues the kernels of all resident ranks, each in three launches.
+        self.sleep_cycles = SLEEP_CYCLES * (6 * options.ranks if options.resident else 1)
         self.out = torch.empty_like(batch.x)
 
     def timed_us(self, session: Any) -> list[float]:
