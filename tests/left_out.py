@@ -16,7 +16,9 @@ LOW_LATENCY_FILES = tuple(f"moe/low_latency/{name}.h" for name in ("barriers", "
 
 _WARPS = r"((?:context\.)?warp|group|casters)"
 """Those that meet: all of a block, or a group of them."""
-_BARRIER = re.compile(rf"\b(?:{_WARPS}\.block_sync\(\)|TK_END_AFTER_BARRIER\({_WARPS}\)|wait_group\(context\));")
+_BARRIER = re.compile(
+    rf"\b(?:{_WARPS}\.block_sync\(\)|TK_END_AFTER_BARRIER\({_WARPS}\)|wait_(?:group|sub_warps)\(context\b[^)]*\));"
+)
 
 _CHOICE = f"""
 #include <cstdlib>
