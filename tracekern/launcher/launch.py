@@ -105,8 +105,7 @@ def launch_ranks(
         BadInput: The target cannot be started.
     """
     _check_target(num_ranks, target, resident)
-    num_processes = 1 if resident else num_ranks
-    num_residents = num_ranks if resident else 0
+    num_processes, num_residents = (1, num_ranks) if resident else (num_ranks, 0)
     watch = Watch(num_processes, limits or Limits(), limits is not None, num_residents)
     more = {**(env or {}), NUM_RESIDENTS: str(num_residents)}
     run = _Run(_environment(more, limits), run_id or new_run_id(), on_line or _print_line, on_start, watch)
