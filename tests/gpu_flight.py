@@ -160,14 +160,21 @@ def trap_while_closing() -> int:
 def trap_beside(is_noticed: bool) -> int:
     workload = Workload(timeout_s=5.0)
     rank, found = workload.group.rank, {"said": []}
+    beside, row = torch.cuda.Stream(), torch.zeros(1, dtype=torch.long, device="cuda")
+    outside = row + 9
+    torch.cuda.synchronize()
+    with torch.cuda.stream(beside):  # loads the kernels, which could later wait for the one that waits in vain
+        torch.cuda._sleep(1)
+        row[row]
+    beside.synchronize()
     with flight(device=workload.comm.device) as session:
         workload.call(0, session)
         workload.pipeline.synchronize()
         if rank == 0:
             workload.call(1, session)
-            with torch.cuda.stream(torch.cuda.Stream()):
+            with torch.cuda.stream(beside):
                 torch.cuda._sleep(10**9)  # cycles: half a second
-                torch.zeros(4, device="cuda")[torch.tensor([9], device="cuda")]
+                row[outside]
         elif not is_noticed:
             torch.cuda._sleep(5 * 10**9)  # longer than until the trap
         if rank == 0 and is_noticed:

@@ -11,6 +11,7 @@ import torch
 
 from tracekern.comm.group import Group
 from tracekern.comm.resident import rank_of_thread
+from tracekern.launcher.watch import RUN, enter
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.p2p.pipeline import P2PPipeline
 from tracekern.moe.reference import reference
@@ -58,6 +59,14 @@ def interrupted() -> int:
             group.barrier()
 
     return calls(talk_on)
+
+
+def stopped() -> int:
+    enter(RUN)
+    if rank_of_thread() == 2:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(60)
+    return 0
 
 
 def one_fails() -> int:

@@ -109,6 +109,29 @@ def test_each_rank_of_a_process_has_the_lock(tmp_path: Path, monkeypatch: pytest
         assert is_refused(tmp_path, "a-1")
 
 
+def test_a_thread_that_is_slow_to_write_the_file_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(directory_lock, "_TRIES_S", 0.0)
+    monkeypatch.setattr(directory_lock, "_MOST_POLL_S", 0.05)
+    first_lock, slow, locks = DirectoryLock._lock, threading.Event(), []
+
+    def lock_slowly(lock: DirectoryLock, kind: int) -> bool:
+        has_it = first_lock(lock, kind)
+        if has_it and kind == fcntl.F_WRLCK and not slow.is_set():
+            slow.set()
+            time.sleep(0.1)
+        return has_it
+
+    monkeypatch.setattr(DirectoryLock, "_lock", lock_slowly)
+    thread = threading.Thread(target=lambda: locks.append(DirectoryLock(tmp_path, "a-1")))
+    thread.start()
+    assert slow.wait(10)
+    locks.append(DirectoryLock(tmp_path, "a-1"))
+    thread.join()
+    for lock in locks:
+        lock.release()
+    assert len(locks) == 2
+
+
 def test_ranks_that_release_at_once_leave_no_file(tmp_path: Path):
     together = threading.Barrier(8)
 

@@ -160,7 +160,7 @@ def test_which_resident_rank_was_late():
     alike = [row["named"] for row in rows if row["late"] is None]
     assert None not in alike
     assert f"In {len(alike) // 2} captures of each without a late rank it named one, too" in told
-    assert f"one H200, {day('resident')}" in told
+    assert f"one H100, {day('resident')}" in told
 
 
 def test_the_report_on_resident_ranks_is_what_the_command_prints():

@@ -19,7 +19,9 @@ from tracekern.comm.resident import Residents, rank_of_thread
 from tracekern.errors import BadInput, PeerLost
 from tracekern.gate.run import read_run
 from tracekern.launcher.launch import RankExit, launch_ranks
+from tracekern.launcher.watch import Limits
 from tracekern.record.session import capture, open_capture
+from tracekern.timeline.decode.problems import _fault_text
 
 LIMIT_S = 30.0
 
@@ -203,7 +205,9 @@ def test_each_rank_has_an_open_capture_of_its_own(tmp_path):
     assert open_capture() is None
 
 
-def start_resident(directory: Path, name: str, num_ranks: int = 4) -> tuple[list[RankExit], list[str]]:
+def start_resident(
+    directory: Path, name: str, num_ranks: int = 4, limits: Limits | None = None
+) -> tuple[list[RankExit], list[str]]:
     lines: list[str] = []
     exits = launch_ranks(
         num_ranks,
@@ -211,6 +215,7 @@ def start_resident(directory: Path, name: str, num_ranks: int = 4) -> tuple[list
         env={"RESIDENT_DIR": str(directory), "PYTHONPATH": os.getcwd()},
         on_line=lambda _, line: lines.append(line),
         timeout_s=LIMIT_S,
+        limits=limits,
         resident=True,
     )
     return exits, lines
@@ -245,3 +250,24 @@ def test_an_interrupt_ends_all_ranks_and_their_captures_are_closed(tmp_path):
 def test_the_status_of_a_rank_is_that_of_the_process(tmp_path):
     exits, lines = start_resident(tmp_path, "one_fails")
     assert [end.returncode for end in exits] == [7] * 4, lines
+
+
+def test_of_residents_that_make_no_progress_their_process_is_named(tmp_path):
+    exits, lines = start_resident(tmp_path, "stopped", limits=Limits(run_s=1.0))
+    told = "the process of all 4 ranks made no progress for 1 s during run: it is stopped"
+    assert [(end.rank, end.late) for end in exits] == [(rank, told) for rank in range(4)], lines
+
+
+@pytest.mark.parametrize(
+    ("on_timeout", "num_residents", "backend", "is_told"),
+    [("trap", 8, "cuda", True), ("trap", 1, "cuda", False), ("trap", 8, "cpu", False), ("raise", 8, "cuda", False)],
+)
+def test_the_fault_says_that_a_trap_ended_all_resident_ranks(on_timeout, num_residents, backend, is_told):
+    metadata = {"fault_text": "rank 0 gave up", "fault": {"on_timeout": on_timeout}, "backend": backend}
+    ended = "; that ended all 8 ranks, which are resident on one GPU"
+    wanted = "rank 0 gave up" + (ended if is_told else "")
+    assert _fault_text({**metadata, "num_residents": num_residents}) == wanted
+
+
+def test_a_fault_of_a_capture_that_knows_no_residents_stands_alone():
+    assert _fault_text({"fault_text": "a wait timed out", "fault": None, "backend": "cuda"}) == "a wait timed out"

@@ -17,11 +17,12 @@ from types import SimpleNamespace
 import pytest
 
 from tests.test_cli import refused
-from tracekern.analysis.summary import EventSummary
-from tracekern.cli.run import _longest_wait, _plans_of_all
+from tracekern.analysis.summary import EventSummary, Summary
+from tracekern.cli.run import _longest_wait, _plans_of_all, _print, _Result
 from tracekern.dump.format import SEGMENT_MAGIC
 from tracekern.moe.families import PLAIN_VARIANTS, VARIANTS
 from tracekern.moe.routing import ROUTINGS
+from tracekern.moe.run import MoeRun, RunReport
 
 SMALL = ("--ranks", 4, "--tokens", 12, "--hidden", 96, "--experts", 8, "--topk", 3, "--iterations", 2)
 TOPK = 3
@@ -113,6 +114,22 @@ def test_partitions_of_all_variants_are_for_the_one_that_has_some():
     assert {plan.variant: plan.family_options for plan in _plans_of_all(given)} == wanted
     on_gpus = [plan.variant for plan in _plans_of_all({**given, "backend": "cuda"})]
     assert on_gpus == [name for name in VARIANTS if name not in PLAIN_VARIANTS]
+
+
+@pytest.mark.parametrize(
+    ("placement", "title"),
+    [
+        ("8 ranks resident on one GPU", "8 ranks resident on one GPU: they share its SMs"),
+        ("8 ranks resident on one GPU", ""),
+        ("they take turns: no room", "ranks share GPUs"),
+    ],
+)
+def test_how_ranks_share_a_gpu_is_told_once(capsys, placement, title):
+    summary = Summary(title, True, 0, 0, 0, (), {}) if title else None
+    _print(_Result(RunReport(MoeRun(), True, (), 1.0, placement=placement), summary=summary))
+    said = capsys.readouterr().out
+    assert said.count(placement) == 1
+    assert title in said
 
 
 def test_a_wait_that_never_ended_is_told_beside_the_longest():

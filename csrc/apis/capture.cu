@@ -13,14 +13,16 @@ using namespace tracekern;  // NOLINT: the module's own file
 namespace {
 
 void register_gpu_capture(py::module_& extension) {
+    // What can take long: other threads, ranks among them, go on meanwhile.
+    constexpr auto beside_others = py::call_guard<py::gil_scoped_release>();
     py::class_<GpuCapture>(extension, "GpuCapture")
-        .def(py::init<uint64_t, uint64_t>(), py::arg("arena"), py::arg("arena_bytes"))
+        .def(py::init<uint64_t, uint64_t>(), py::arg("arena"), py::arg("arena_bytes"), beside_others)
         .def("mirror", &GpuCapture::mirror)
-        .def("export_mirror", &GpuCapture::export_mirror)
-        .def("drop_mirror", &GpuCapture::drop_mirror)
+        .def("export_mirror", &GpuCapture::export_mirror, beside_others)
+        .def("drop_mirror", &GpuCapture::drop_mirror, beside_others)
         .def("collect", &GpuCapture::collect, py::arg("offset"), py::arg("num_bytes"))
-        .def("finish", &GpuCapture::finish)
-        .def("release", &GpuCapture::release);
+        .def("finish", &GpuCapture::finish, beside_others)
+        .def("release", &GpuCapture::release, beside_others);
     py::class_<KeptMirror>(extension, "KeptMirror")
         .def(
             py::init<const std::string&, int, uint64_t>(), py::arg("uuid"), py::arg("descriptor"), py::arg("num_bytes"))

@@ -31,10 +31,8 @@ public:
         for (uint64_t next = 1; next <= count; ++next) {
             const int64_t before = wall_clock_ns();
             __atomic_store_n(&mailbox->request, next, __ATOMIC_RELEASE);
-            uint64_t seen = 0;
             const uint64_t old = brackets.empty() ? 0 : static_cast<uint64_t>(brackets.back()[1]);
-            while ((seen = __atomic_load_n(&mailbox->stamp, __ATOMIC_ACQUIRE)) == old && wall_clock_ns() < deadline) {
-            }
+            const uint64_t seen = next_stamp(*mailbox, old, deadline);
             const int64_t after = wall_clock_ns();
             if (seen == old) break;
             if (next == 1) deadline = after + static_cast<int64_t>(timeout_ns);
@@ -73,6 +71,21 @@ private:
         uint32_t num_round_trips;
     };
 
+    // The stamp behind `old`; `old` itself if none comes until the deadline, or the kernel has ended. Throws if the
+    // device is lost: a trap of any kernel ends this one, too, which then never answers.
+    uint64_t next_stamp(const HostClockMailbox& mailbox, uint64_t old, int64_t deadline) const {
+        uint64_t seen = 0;
+        int64_t ask_at = wall_clock_ns() + kAskEveryNs;
+        while ((seen = __atomic_load_n(&mailbox.stamp, __ATOMIC_ACQUIRE)) == old) {
+            const int64_t now = wall_clock_ns();
+            if (now >= deadline) break;
+            if (now < ask_at) continue;
+            if (stream_.is_idle_within(0)) return __atomic_load_n(&mailbox.stamp, __ATOMIC_ACQUIRE);
+            ask_at = now + kAskEveryNs;
+        }
+        return seen;
+    }
+
     // For the kernel before, which may have been given up. Its own time is limited; until it starts the GPU may be full
     // of others for good.
     void wait() const {
@@ -82,6 +95,7 @@ private:
     }
 
     static constexpr int64_t kStartTimeoutNs = 30'000'000'000;
+    static constexpr int64_t kAskEveryNs = 10'000'000;  // in vain: an answer takes microseconds
 
     const SideStream stream_;
     const MappedMemory shared_;

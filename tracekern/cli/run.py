@@ -345,13 +345,14 @@ def _print(result: _Result) -> None:
         + ", ".join([f"{plan.routing} routing", *_chosen_options(report)]),
         soft_wrap=True,
     )
-    if report.placement:
+    title = result.summary.title if result.summary else ""
+    if report.placement and not title.startswith(report.placement):
         out.print(report.placement, soft_wrap=True)
     summaries = {rank.rank: rank for rank in result.summary.ranks} if result.summary else {}
     out.print(_table(plan.variant, [(rank, summaries.get(rank.rank)) for rank in report.ranks]))
     if result.summary:
-        if result.summary.title:
-            out.print(result.summary.title, soft_wrap=True)
+        if title:
+            out.print(title, soft_wrap=True)
         print_losses(out, result.summary, by_run_moe=True)
         if overwritten := result.summary.problems.get("overwritten_records"):
             out.print(

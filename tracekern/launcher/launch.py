@@ -105,9 +105,9 @@ def launch_ranks(
         BadInput: The target cannot be started.
     """
     _check_target(num_ranks, target, resident)
-    num_processes = 1 if resident else num_ranks
-    watch = Watch(num_processes, limits or Limits(), tells_phases=limits is not None)
-    more = {**(env or {}), NUM_RESIDENTS: str(num_ranks if resident else 0)}
+    num_processes, num_residents = (1, num_ranks) if resident else (num_ranks, 0)
+    watch = Watch(num_processes, limits or Limits(), limits is not None, num_residents)
+    more = {**(env or {}), NUM_RESIDENTS: str(num_residents)}
     run = _Run(_environment(more, limits), run_id or new_run_id(), on_line or _print_line, on_start, watch)
     try:
         with contextlib.ExitStack() as stack:
@@ -212,7 +212,8 @@ class _Run:
             self.late = {}  # those that run wait for the one that failed
         for rank in self.running():
             if is_stopped(self.processes[rank].pid):
-                self.late.setdefault(rank, f"rank {rank} did not follow within {kill_after_s:.0f} s: it is stopped")
+                why = f"{self.watch.name([rank])} did not follow within {kill_after_s:.0f} s: it is stopped"
+                self.late.setdefault(rank, why)
 
     def running(self) -> list[int]:
         return [rank for rank, process in enumerate(self.processes) if process.poll() is None]
@@ -255,7 +256,8 @@ class _Run:
         if self.running() and self.spawner:
             self.spawner.kill()
         for rank in self.running():
-            self.late.setdefault(rank, f"rank {rank} does not end, although it was killed: it waits in the kernel")
+            why = f"{self.watch.name([rank])} does not end, although it was killed: it waits in the kernel"
+            self.late.setdefault(rank, why)
             self.processes[rank].returncode = -signal.SIGKILL
 
     def ends(self, salvaged: Container[int], num_ranks: int) -> list[RankExit]:

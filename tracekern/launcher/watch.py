@@ -55,10 +55,14 @@ def is_launched() -> bool:
 class Watch:
     """The launcher's view of its ranks' progress."""
 
-    def __init__(self, num_ranks: int, limits: Limits, tells_phases: bool) -> None:
-        """tells_phases: the ranks call enter(). If not, the watch is over once they have started."""
+    def __init__(self, num_ranks: int, limits: Limits, tells_phases: bool, num_residents: int = 0) -> None:
+        """tells_phases: the ranks call enter(). If not, the watch is over once they have started.
+
+        num_residents: number of ranks if they are threads of one process, which is the only rank here.
+        """
         self._limits = limits
         self._tells_phases = tells_phases
+        self._num_residents = num_residents
         self._phases: list[str | None] = [START] * num_ranks
         self._progress_s = self._looked_s = time.monotonic()
         self._used_ticks = 0
@@ -66,6 +70,10 @@ class Watch:
     def phase(self, rank: int) -> str:
         """Returns the phase that a rank is in; "" if it has started and tells none."""
         return self._phases[rank] or ""
+
+    def name(self, ranks: list[int]) -> str:
+        """Returns what a user is told instead of the ranks' numbers."""
+        return f"the process of all {self._num_residents} ranks" if self._num_residents else name_ranks(ranks)
 
     def started(self, rank: int) -> None:
         """Notes that the process of a rank runs."""
@@ -118,7 +126,7 @@ class Watch:
             why = f"{they} {are} stopped"
         elif starter in map(running.get, late) and (forks := sorted(filter(is_stopped, children(starter)))):
             why = f"process {forks[0]} is stopped"
-        return dict.fromkeys(late, f"{name_ranks(late)} {missed}: {why}")
+        return dict.fromkeys(late, f"{self.name(late)} {missed}: {why}")
 
     def _is_busy(self, pids: set[int], elapsed_s: float) -> bool:
         """Returns whether processes have computed since the last look."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import logging
 import os
@@ -27,6 +28,8 @@ LOCK_NAME = ".tracekern-lock"
 _log = logging.getLogger(__name__)
 _TRIES_S = 1.0
 """Several processes that find a dead run's file at once may take turns at looking into it."""
+_LEAST_TRIES = 20
+"""Another thread of this process may keep the interpreter while the file has been made and not yet been written."""
 _MOST_POLL_S = 0.02
 _MAX_BYTES = 4096
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
@@ -44,8 +47,10 @@ class DirectoryLock:
         self._run = run_id.partition(".")[0]
         self._other = "another run"
         give_up = time.monotonic() + _TRIES_S
-        while not self._try_once():
-            if time.monotonic() > give_up:
+        for tries in itertools.count(1):
+            if self._try_once():
+                return
+            if tries >= _LEAST_TRIES and time.monotonic() > give_up:
                 raise BadInput(f"{directory}: {self._other} is writing its capture there; choose another directory")
             time.sleep(random.uniform(0, _MOST_POLL_S))
 
