@@ -41,7 +41,7 @@ NUM_PAIRS = 3
 OPTIONS = "TRACEKERN_RANDOM_LOW_LATENCY"
 """Environment variable: what the ranks are told."""
 ROOT = Path(__file__).resolve().parent.parent
-HIDDEN = {"cuda": (512, 640, 1024, 2048, 7168, 8192), "cpu": (512, 640, 1024)}
+HIDDEN = {"cuda": (512, 640, 1024, 2048, 7168, 8192), "cpu": (512, 640, 1024, 7168, 8192)}
 TOKENS = {"cuda": (1, 2, 7, 33, 128, 200), "cpu": (1, 2, 7, 16)}
 
 
