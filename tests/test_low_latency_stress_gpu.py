@@ -16,13 +16,14 @@ from pathlib import Path
 
 import pytest
 from attack import RIGHT, TIMED_OUT, USAGE, Shape, assert_right
-from test_low_latency_stress import MUTANTS, PATTERNS
+from test_low_latency_stress import MUTANTS
 from test_stress_gpu import ALL_FORMATS, ATTACKED, NOTICED, SEEDS
 from test_true_times_gpu import require_gpu
 from toolchains import ROOT, compile_cached, sanitizer
 
 pytestmark = pytest.mark.timeout(900)  # the compiler's minutes included
 
+PATTERNS = ("fused", "split", "two_handles", "dropped", "overlapped")
 SHARE = 0
 """As SMs: what the launch arithmetic gives a rank of the GPU, less 4."""
 # An iteration is 1.6 calls on average.
