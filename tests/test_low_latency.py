@@ -297,6 +297,43 @@ def two_of_three(group: Group) -> list[str]:
     return told
 
 
+def forgotten_hooks(group: Group) -> list[str]:
+    """A hook that nothing refers to any more still holds the slot; so does that of a combine, for the next combine."""
+    buffer = make_buffer(group, 8, 512, 4)
+    batch, told = draw(group.rank, 6, 512, 4, 2), []
+
+    def dispatch(with_hook: bool):
+        return buffer.low_latency_dispatch(batch.x, batch.topk_idx, 8, 4, use_fp8=False, return_recv_hook=with_hook)
+
+    def combine(call, with_hook: bool):
+        rows = expert_rows(call[0], 4, group)
+        return buffer.low_latency_combine(rows, batch.topk_idx, batch.topk_weights, call[2], return_recv_hook=with_hook)
+
+    hooks = [combine(dispatch(False), True)[2] for _ in range(2)]
+    again = dispatch(False)
+    with pytest.raises(BadInput) as refused:
+        combine(again, False)
+    told.append(str(refused.value))
+    for hook in hooks:
+        hook()
+    combine(again, False)
+    for _ in range(2):
+        dispatch(True)
+    with pytest.raises(BadInput) as refused:
+        dispatch(True)
+    told.append(str(refused.value))
+    buffer.clean_low_latency_buffer(8, 512, 4)
+    combine(dispatch(False), False)
+    buffer.destroy()
+    return told
+
+
+def test_a_forgotten_hook_holds_its_slot(pools):
+    for combined, dispatched in pools(2).call(forgotten_hooks):
+        assert combined == "the receive hook of the slot's combine before was not called; call it first"
+        assert "2 dispatches wait for their combine (2 receive hooks not called yet)" in dispatched
+
+
 def test_two_handles_live_and_a_third_is_refused(pools):
     for told in pools(2).call(two_of_three):
         third, again, cleaned = told
@@ -393,7 +430,7 @@ def test_bad_input_is_refused_before_a_launch(pools):
         "use_ue8m0": "use_ue8m0 is not supported yet; leave it out",
         "async_finish": "async_finish is not supported yet; leave it out",
         "not received": "the receive hook of this handle's dispatch was not called; call it before combine",
-        "in use": "destroy: 1 receive hook of a dispatch not called yet",
+        "in use": "destroy: 1 receive hook not called yet; call it first",
         "hook twice": "a receive hook is called once, and not after a reset",
         "rows": "x is torch.bfloat16 [1, 16, 512]; wanted torch.bfloat16 [2, 16, 512]",
         "tuple": "handle is tuple; wanted the one that low_latency_dispatch() returned",

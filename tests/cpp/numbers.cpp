@@ -1,5 +1,5 @@
-// The conversions of platform/number.h over a pipe: reads floats from stdin and writes, for each, its half, bfloat16 and
-// fp8 bits, 16 each; then the floats of all 65536 halves, of all 65536 bfloat16 patterns and of all 256 of fp8.
+// The conversions of platform/number.h over a pipe: reads floats from stdin and writes, for each, its half, bfloat16
+// and fp8 bits, 16 each; then the floats of all 65536 halves, of all 65536 bfloat16 patterns and of all 256 of fp8.
 #include <cstdio>
 #include <vector>
 

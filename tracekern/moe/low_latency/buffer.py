@@ -192,7 +192,7 @@ class Buffer:
         if out is None:
             out = torch.empty((num_tokens, layout.hidden), dtype=torch.bfloat16, device=x.device)
         dispatched.tensors |= {"expert_rows": x, "topk_idx": topk_idx, "topk_weights": topk_weights, "out": out}
-        dispatched.is_combined = True
+        self._slots.start_combine(dispatched)
         stages = ("combine_send", "combine_recv") if return_recv_hook else ("combine", "")
         hook = self._start(dispatched, stages, capture, timeout_s, on_timeout)
         return out, EventOverlap(), hook
@@ -233,10 +233,8 @@ class Buffer:
 
     def destroy(self) -> None:
         """Ends the use of the buffer. Raises BadInput while a receive hook has not been called."""
-        if pending := [one for one in self._slots.live() if not one.is_received]:
-            raise BadInput(
-                f"destroy: {count(len(pending), 'receive hook')} of a dispatch not called yet; call it first"
-            )
+        if pending := self._slots.num_hooks():
+            raise BadInput(f"destroy: {count(pending, 'receive hook')} not called yet; call it first")
         if not self._is_destroyed:
             self.comm.synchronize()
         self._is_destroyed = True
@@ -363,7 +361,7 @@ class Buffer:
         late_us = 0 if dispatched.is_combined else self.late_us
         self._kernels.launch(dispatched, stages[:1], capture, limits, late_us)
         if not stages[1]:
-            dispatched.is_received = True
+            self._slots.note_received(dispatched)
             return None
         is_called = False
 
@@ -372,7 +370,8 @@ class Buffer:
             self._require_usable()
             if is_called or dispatched.generation != self._generation:
                 raise BadInput("a receive hook is called once, and not after a reset")
-            is_called = dispatched.is_received = True
+            is_called = True
+            self._slots.note_received(dispatched)
             self._kernels.launch(dispatched, stages[1:], capture, limits)
 
         return hook

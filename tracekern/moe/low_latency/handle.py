@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracekern.errors import BadInput
+from tracekern.formatting import count
 from tracekern.moe.low_latency.settings import NUM_SLOTS, Layout
 
 if TYPE_CHECKING:
@@ -64,6 +65,10 @@ class Slots:
     def clear(self) -> None:
         """Forgets who holds them."""
         self._holders: list[Any] = [lambda: None] * NUM_SLOTS
+        self._not_received: list[Dispatched | None] = [None] * NUM_SLOTS
+        """Kept: a slot whose messages were not copied is not free, even if nothing else refers to its dispatch."""
+        self._not_added_up: list[Dispatched | None] = [None] * NUM_SLOTS
+        """Whose combine was sent, and its receive not launched yet."""
         self._last = NUM_SLOTS - 1
 
     def choose(self) -> int:
@@ -73,14 +78,35 @@ class Slots:
             holder = self._holders[slot]()
             if holder is None or holder.is_combined:
                 return slot
+        hooks = sum(dispatched is not None for dispatched in self._not_received)
+        pending = f" ({count(hooks, 'receive hook')} not called yet)" if hooks else ""
         raise BadInput(
-            f"a third live handle: {NUM_SLOTS} dispatches wait for their combine; combine one of them, or drop its "
-            "handle on all ranks"
+            f"a third live handle: {NUM_SLOTS} dispatches wait for their combine{pending}; combine one of them, or "
+            "drop its handle on all ranks"
         )
 
     def take(self, dispatched: Dispatched) -> None:
         self._holders[dispatched.slot] = weakref.ref(dispatched)
+        self._not_received[dispatched.slot] = dispatched
         self._last = dispatched.slot
+
+    def note_received(self, dispatched: Dispatched) -> None:
+        """Of dispatch, or of combine if that was sent."""
+        dispatched.is_received = True
+        waiting = self._not_added_up if dispatched.is_combined else self._not_received
+        if waiting[dispatched.slot] is dispatched:
+            waiting[dispatched.slot] = None
+
+    def start_combine(self, dispatched: Dispatched) -> None:
+        """Raises BadInput if the slot's combine before was not received: kernels would wait for that for good."""
+        if self._not_added_up[dispatched.slot] is not None:
+            raise BadInput("the receive hook of the slot's combine before was not called; call it first")
+        dispatched.is_combined = True
+        self._not_added_up[dispatched.slot] = dispatched
+
+    def num_hooks(self) -> int:
+        """Returns how many receive hooks, of dispatch or combine, were not called."""
+        return sum(dispatched is not None for dispatched in (*self._not_received, *self._not_added_up))
 
     def live(self) -> list[Dispatched]:
         holders = [holder() for holder in self._holders]
