@@ -63,7 +63,7 @@ def longest_wait(drawing: Drawing) -> int:
     """Index of the span that a reader should see first: the longest wait on a device track, -1 without any.
 
     Preferred is one that never ended, on a rank that lived to close its capture: what a kernel hung in. Then one that a
-    signal released: it has an arrow to follow.
+    signal released, first of all that of another rank: it has an arrow to follow.
     """
     timeline = drawing.timeline
     is_wait = timeline.events_of(EventClass.WAIT)
@@ -73,7 +73,10 @@ def longest_wait(drawing: Drawing) -> int:
     alive = {rank.rank for rank in timeline.ranks if rank.state != "salvaged"}
     is_alive = np.array([track.rank in alive for track in timeline.tracks] or [False])
     hung = chosen & (spans.end == OPEN_END)
-    choices = (hung & is_alive[spans.track], hung, chosen & (drawing.releaser >= 0), chosen)
+    rank = timeline.track_ranks()[spans.track]
+    is_released = chosen & (drawing.releaser >= 0)
+    from_afar = is_released & (rank[drawing.releaser] != rank)
+    choices = (hung & is_alive[spans.track], hung, from_afar, is_released, chosen)
     which = np.flatnonzero(next((choice for choice in choices if choice.any()), chosen))
     return int(which[(drawing.draw_end - spans.start)[which].argmax()]) if len(which) else -1
 
@@ -143,12 +146,17 @@ def keep_one_row_per_block(timeline: Timeline) -> tuple[Timeline, int]:
 
 
 def _of_longest_waits(timeline: Timeline, draw_end: Int64, drawable: Mask, max_flows: int | None) -> Mask:
-    """[num_flows] False for flows of the shorter waits, where more than `max_flows` can be drawn."""
+    """[num_flows] False for flows of the shorter waits, where more than `max_flows` can be drawn.
+
+    Waits for other ranks come before those within a rank, however long.
+    """
     kept = np.ones(len(drawable), bool)
     if max_flows is not None and int(drawable.sum()) > max_flows:
-        wait = timeline.flows.wait
+        signal, wait = timeline.flows.signal, timeline.flows.wait
         wait_ns = np.where(drawable, draw_end[wait] - timeline.spans.start[wait], -1)
-        kept[np.argsort(-wait_ns, kind="stable")[max_flows:]] = False
+        rank_of_track, track = timeline.track_ranks(), timeline.spans.track
+        is_local = rank_of_track[track[signal]] == rank_of_track[track[wait]]
+        kept[np.lexsort((-wait_ns, is_local | ~drawable))[max_flows:]] = False
     return kept
 
 
