@@ -1,13 +1,11 @@
-// Dispatch: each token goes, as one message, to each of its experts' ranks, and each expert's rank learns how many
-// came.
+// Dispatch: each token goes as one message to each of its experts, and each expert's rank learns how many came.
 //
 // send      Blocks share the tokens. All warps of a block but the last cast a token into rdma_x, then warp k copies the
 //           message of choice k to its place at the expert's rank. Meanwhile the last warp counts the tokens of those
 //           experts that the block's groups tell of it. Once all messages for an expert are out, its group tells the
 //           expert's rank their number, and nobody else.
-// receive   A warp group is responsible for one (local expert, source rank): it waits for the count, claims so many
-// rows
-//           of the expert and copies the messages there.
+// receive   A warp group is responsible for one (local expert, source rank): it waits for the count, claims as many
+//           rows of the expert, and copies the messages there.
 //
 // A count of epoch e is released after the messages of e: each was counted as out with a release, which the group's
 // acquire of the finish counter takes up. Messages and counts of e are written only after the receiver has acknowledged
@@ -132,8 +130,7 @@ TK_DEVICE WaitResult wait_finished(LowLatencyContext<Rec>& context, uint32_t exp
     return {warp.sum([&](int) { return ok ? 0u : 1u; }) == 0, 0};
 }
 
-// Tells the expert's rank how many tokens came from here, and takes both counters back to zero for the slot's next
-// call.
+// Tells the expert's rank how many tokens came from here. Both counters are zero again for the slot's next call.
 template <class Rec>
 TK_DEVICE void signal_count(LowLatencyContext<Rec>& context) {
     const LowLatencyArgs& args = context.args;
