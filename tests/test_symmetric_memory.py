@@ -344,3 +344,8 @@ def test_random_tensors_never_overlap():
     for number, tensor in enumerate(tensors):
         assert (tensor.local.view(-1).view(torch.uint8) == number).all()
     assert all(first.offset <= second.offset for first, second in itertools.pairwise(tensors))
+
+
+def test_ranks_without_a_process_group_are_told_at_once():
+    with pytest.raises(BadInput, match=r"2 ranks that torch.distributed does not connect; call .*init_process_group"):
+        Communicator(Group(0, 2), 1 << 16, timeout_s=1.0)

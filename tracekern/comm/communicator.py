@@ -68,6 +68,11 @@ class Communicator:
 
         _check_timeout(timeout_s, on_timeout)
         _check_reserved(reserved_bytes, num_bytes)
+        if not group.is_connected:
+            raise BadInput(
+                f"{group.num_ranks} ranks that torch.distributed does not connect; call "
+                "torch.distributed.init_process_group('gloo') before Group.discover()"
+            )
         if backend not in ("cpu", "cuda"):
             raise BadInput(f"backend is {backend!r}; wanted 'cpu' or 'cuda'")
         self.group = group
