@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(512) send_by_stores(SendArgs args) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
     for (uint32_t row = warp * gridDim.x + blockIdx.x; row < args.num_rows; row += num_warps * gridDim.x) {
         const auto* from = reinterpret_cast<const uint4*>(args.x + uint64_t{row} * kRowBytes);
-        copy_batched<uint4, 32>(reinterpret_cast<uint4*>(args.target(row)), from, kRowBytes / 16, lane);
+        copy_batched<uint4, 32, 4>(reinterpret_cast<uint4*>(args.target(row)), from, kRowBytes / 16, lane);
         __syncwarp();
         if (kFlags && lane == 0) store_release_system(args.flag(row), uint64_t{1});
     }

@@ -26,7 +26,7 @@ import tracekern
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput
 from tracekern.moe.experts import Experts, draw_experts
-from tracekern.moe.families import FAMILY_OF
+from tracekern.moe.families import FAMILIES, FAMILY_OF
 from tracekern.moe.pipeline import Pipeline
 from tracekern.moe.reference import sorted_all_to_all
 from tracekern.moe.routing import Batch, draw_batch
@@ -192,7 +192,7 @@ def plans(rank: Rank) -> list[Plan]:
     keys = rank.options
     grid = (keys["blocks"], keys["warps"])
     if not keys["sweep"]:
-        return [Plan(variant, variant, grid, {}) for variant in keys["variants"] or FAMILY_OF]
+        return [Plan(variant, variant, grid, {}) for variant in keys["variants"] or FAMILIES["p2p"].variants]
     grids = [(132, 16), (128, 16), (66, 16), (132, 8), (132, 12)] if rank.on_gpu else [(2, 2), (4, 4)]
     if keys["blocks"] or keys["warps"]:
         grids = [grid]
@@ -215,7 +215,7 @@ def wanted_bits(batch: Batch, experts: Experts, shape: MoeShape) -> Callable[[st
         family = FAMILY_OF[variant]
         name = family.reference_name(variant)
         if name not in known:
-            known[name] = family.expected(variant, batch, experts, shape)
+            known[name] = family.expected(variant, batch, experts, shape, {})
         return known[name]
 
     return wanted

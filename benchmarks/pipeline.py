@@ -11,6 +11,8 @@ GPU's time.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import statistics
 import tempfile
 from collections import defaultdict
@@ -18,7 +20,7 @@ from collections import defaultdict
 from harness import Table, write_results
 
 from tracekern.moe.families import VARIANTS
-from tracekern.moe.run import MoeRun, run
+from tracekern.moe.run import MoeRun, UnsuitableShape, run
 
 DEFAULTS = {"ranks": 8, "tokens": 64, "hidden": 2048, "experts": 64, "topk": 6, "iterations": 20, "rounds": 5}
 
@@ -40,13 +42,12 @@ def main() -> None:
 
 
 def measure(shape: dict[str, int | str], rounds: int) -> Samples:
-    """The first call of each run warms up and does not count."""
+    """Of the variants that take the shape. The first call of each run warms up and does not count."""
     samples: Samples = defaultdict(list)
     for round_idx in range(rounds):
-        for variant in VARIANTS:
-            for traced in (False, True):
-                with tempfile.TemporaryDirectory() as directory:
-                    report = run(MoeRun(**shape, variant=variant, trace=traced, seed=round_idx + 1), directory)
+        for variant, traced in itertools.product(VARIANTS, (False, True)):
+            with contextlib.suppress(UnsuitableShape), tempfile.TemporaryDirectory() as directory:
+                report = run(MoeRun(**shape, variant=variant, trace=traced, seed=round_idx + 1), directory)
                 report.raise_for_error()
                 calls = zip(*(rank.iteration_ms for rank in report.ranks), strict=True)
                 samples[variant, traced].append([max(times) for times in calls][1:])
@@ -57,7 +58,7 @@ def summarise(samples: Samples) -> list[dict[str, float | str]]:
     """One row a variant: medians, ratios of medians, and the range of the ratio over the rounds."""
     every = {key: sorted(time for times in rounds for time in times) for key, rounds in samples.items()}
     rows: list[dict[str, float | str]] = []
-    for variant in VARIANTS:
+    for variant in dict.fromkeys(variant for variant, _ in samples):
         row: dict[str, float | str] = {"variant": variant}
         for name, times in (("off", every[variant, False]), ("on", every[variant, True])):
             row[f"{name}_ms"] = statistics.median(times)

@@ -130,8 +130,16 @@ BAD_INPUTS = {
     "more choices than experts": ("run moe -o out --topk 9 --experts 8", "top-k 9 of 8 experts", "cannot choose more"),
     "experts that do not divide": ("run moe -o out --ranks 3", "64 experts do not divide over 3 ranks", "such as 66"),
     "room that is no number": ("run moe -o out --records-per-track all", "got 'all'", "wanted auto or a number"),
-    "an unknown option of variants": ("run moe -o out --option parts=4", "--option is 'parts'", "one of partitions"),
-    "one of no variant at all": ("run moe -o out --variant all --option parts=4", "'parts'", "one of partitions"),
+    "an unknown option of variants": (
+        "run moe -o out --option parts=4",
+        "--option is 'parts'",
+        "one of dispatch_dtype, partitions",
+    ),
+    "one of no variant at all": (
+        "run moe -o out --variant all --option parts=4",
+        "'parts'",
+        "one of dispatch_dtype, partitions",
+    ),
     "a trace and no place for it": ("run moe", "no place for the capture", "-o DIR"),
     "a profiler and no trace": ("run moe --no-trace --torch-profiler", "--torch-profiler", "leave one of them out"),
     "a file where a capture shall be": (

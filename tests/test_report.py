@@ -363,7 +363,7 @@ def test_json_has_the_same_lines(command_line, findings):
     ("arguments", "said"),
     [
         (["report", "missing"], "missing: no such file or directory"),
-        (["report", str(TRACES)], f"{TRACES / 'cpu_8_ranks'} is one, and 3 more beside it are"),
+        (["report", str(TRACES)], f"{TRACES / 'cpu_8_ranks'} is one, and 4 more beside it are"),
         (["report", str(TRACES / "h200x4" / "trace.pftrace.gz")], f"name its capture directory, {TRACES / 'h200x4'}"),
         (
             ["report", str(TRACES / "h200x4"), "--window", "9s:10s"],

@@ -12,10 +12,10 @@ gpu=$(nvidia-smi --id=0 --query-gpu=name --format=csv,noheader)
 driver=$(nvidia-smi --id=0 --query-gpu=driver_version --format=csv,noheader)
 versions=$($python -c 'import torch; print(f"CUDA {torch.version.cuda}, torch {torch.__version__}")')
 card=$(echo "$gpu" | sed -E 's/^NVIDIA ([A-Z0-9]+).*/\1/' | tr 'A-Z' 'a-z')
-late="--backend cuda --ranks 8 --late-rank 3 --late-us 300"
-balanced="run moe $late --variant balanced --tokens 32 --hidden 7168 --experts 64 --topk 4 --even --routing uniform \
---seed 7 --blocks 8 --warps 8 --iterations 4"
-low_latency="run moe $late --variant low_latency --tokens 8 --hidden 2048 --experts 32 --topk 6 --iterations 3"
+late="--late-rank 3 --late-us 300 --backend cuda"
+balanced="run moe --variant balanced --ranks 8 --tokens 32 --hidden 7168 --experts 64 --topk 4 --even --routing uniform \
+--seed 7 --blocks 8 --warps 8 --iterations 4 $late"
+low_latency="run moe --variant low_latency --ranks 8 --tokens 8 --hidden 2048 --experts 32 --topk 6 --iterations 3 $late"
 export CUDA_VISIBLE_DEVICES=0
 
 record() { # DIRECTORY COMMAND
