@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import browser as chromium
 import pytest
+from rank_pool import RankPool
 
 # Whoever started the tests in the background had Ctrl-C ignored, which every process that they start would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -33,6 +34,21 @@ def command_line() -> CommandLine:
         return ended
 
     return run
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[Callable[[int], RankPool]]:
+    """Number of ranks -> a pool of so many, started when it is first asked for."""
+    started: dict[int, RankPool] = {}
+
+    def pool(num_ranks: int) -> RankPool:
+        if num_ranks not in started:
+            started[num_ranks] = RankPool(num_ranks)
+        return started[num_ranks]
+
+    yield pool
+    for one in started.values():
+        one.close()
 
 
 @pytest.fixture(scope="session")

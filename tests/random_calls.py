@@ -11,22 +11,18 @@ cases are right; exits with 1 unless all are.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import random
 import sys
 import tempfile
-import time
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import random_ranks
 import torch
-import torch.distributed as dist
 
 from tracekern.comm.group import Group
-from tracekern.launcher.launch import launch_ranks
 from tracekern.moe.experts import Experts, draw_experts
 from tracekern.moe.p2p.pipeline import STAGES, P2PPipeline
 from tracekern.moe.p2p.reference import REDUCING, rank_reduced_reference
@@ -42,9 +38,6 @@ ARENA_BYTES = 1 << 27
 """Of a resident rank's records: all of it is pinned in every case."""
 WARPS_PER_SM = 16
 """Of any kernel: that of the pipelined variant then has all registers of an SM."""
-OPTIONS = "TRACEKERN_RANDOM_CALLS"
-"""Environment variable: what the ranks are told."""
-ROOT = Path(__file__).resolve().parent.parent
 SIZES: dict[str, dict[str, tuple[int, ...]]] = {
     "cuda": {
         "tokens": (1, 2, 7, 16, 33, 128, 300, 900, 2500),
@@ -202,8 +195,9 @@ class Work:
         return plain_reference(batch, self.experts)
 
 
-def run_case(case: Case, group: Group, options: argparse.Namespace) -> bool:
-    """Whether all calls of the case are right on all ranks. Collective."""
+def run_case(index: int, group: Group, options: argparse.Namespace) -> bool:
+    """Whether all calls of a case are right on all ranks. Collective."""
+    case = Case.draw(index, options.seed, options.ranks, options.backend, group.num_residents)
     work = Work(case, group, options.seed, options.backend)
     with tempfile.TemporaryDirectory() as directory:
         how = {"device": work.pipeline.comm.device, "clocks": False, **(case.tracing or {})}
@@ -221,51 +215,8 @@ def run_case(case: Case, group: Group, options: argparse.Namespace) -> bool:
 
 def run_rank() -> int:
     """One rank; started by main()."""
-    options = argparse.Namespace(**json.loads(os.environ[OPTIONS]))
-    if not options.resident:
-        dist.init_process_group("gloo")
-        if options.backend == "cuda":
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    group, started = Group.discover(), time.monotonic()
-    num_right = 0
-    for index in range(options.first, options.first + options.count):
-        case = Case.draw(index, options.seed, options.ranks, options.backend, group.num_residents)
-        num_right += run_case(case, group, options)
-    if group.rank == 0:
-        took_s = time.monotonic() - started
-        sys.stdout.write(f"{num_right} of {options.count} cases are right on {options.ranks} ranks; {took_s:.0f} s\n")
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    return 0 if num_right == options.count else 1
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("backend", choices=list(SIZES))
-    parser.add_argument("ranks", type=int)
-    parser.add_argument("count", type=int)
-    parser.add_argument("--resident", action="store_true")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--first", type=int, default=0)
-    options = parser.parse_args()
-
-    def on_line(_: int, line: str) -> None:
-        sys.stdout.write(f"{line}\n")  # at once: a thread a rank comes here
-        sys.stdout.flush()
-
-    exits = launch_ranks(
-        options.ranks,
-        "tests.random_calls:run_rank",
-        env={
-            OPTIONS: json.dumps(vars(options)),
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        },
-        on_line=on_line,
-        timeout_s=100 + 3 * options.count,
-        resident=options.resident,
-    )
-    return 1 if any(end.returncode for end in exits) else 0
+    return random_ranks.run_rank(run_case)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(random_ranks.main("random_calls", __doc__))

@@ -11,21 +11,16 @@ with 1 unless all are.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import random
 import sys
-import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
+import random_ranks
 import torch
-import torch.distributed as dist
 from low_latency_check import Received, find_faults, same_bits
 
 from tracekern.comm.group import Group
-from tracekern.launcher.launch import launch_ranks
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.low_latency import Buffer
 from tracekern.moe.low_latency.handle import Handle
@@ -38,9 +33,6 @@ MAX_HEAP_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}
 MAX_RESIDENT_EXPERTS = 200
 NUM_PAIRS = 3
 """Pairs of dispatches of a case."""
-OPTIONS = "TRACEKERN_RANDOM_LOW_LATENCY"
-"""Environment variable: what the ranks are told."""
-ROOT = Path(__file__).resolve().parent.parent
 HIDDEN = {"cuda": (512, 640, 1024, 2048, 7168, 8192), "cpu": (512, 640, 1024, 7168, 8192)}
 TOKENS = {"cuda": (1, 2, 7, 33, 128, 200), "cpu": (1, 2, 7, 16)}
 
@@ -185,8 +177,9 @@ class Work:
         return faults
 
 
-def run_case(case: Case, group: Group, options: argparse.Namespace) -> bool:
-    """Whether all calls of the case are right on all ranks. Collective."""
+def run_case(index: int, group: Group, options: argparse.Namespace) -> bool:
+    """Whether all calls of a case are right on all ranks. Collective."""
+    case = Case.draw(index, options.seed, options.ranks, options.backend, group.num_residents)
     work = Work(case, group, options.seed, options.backend)
     work.run()
     faults = work.faults()
@@ -198,51 +191,8 @@ def run_case(case: Case, group: Group, options: argparse.Namespace) -> bool:
 
 def run_rank() -> int:
     """One rank; started by main()."""
-    options = argparse.Namespace(**json.loads(os.environ[OPTIONS]))
-    if not options.resident:
-        dist.init_process_group("gloo")
-        if options.backend == "cuda":
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    group, started = Group.discover(), time.monotonic()
-    num_right = 0
-    for index in range(options.first, options.first + options.count):
-        case = Case.draw(index, options.seed, options.ranks, options.backend, group.num_residents)
-        num_right += run_case(case, group, options)
-    if group.rank == 0:
-        took_s = time.monotonic() - started
-        sys.stdout.write(f"{num_right} of {options.count} cases are right on {options.ranks} ranks; {took_s:.0f} s\n")
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    return 0 if num_right == options.count else 1
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("backend", choices=list(HIDDEN))
-    parser.add_argument("ranks", type=int)
-    parser.add_argument("count", type=int)
-    parser.add_argument("--resident", action="store_true")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--first", type=int, default=0)
-    options = parser.parse_args()
-
-    def on_line(_: int, line: str) -> None:
-        sys.stdout.write(f"{line}\n")  # at once: a thread a rank comes here
-        sys.stdout.flush()
-
-    exits = launch_ranks(
-        options.ranks,
-        "tests.random_low_latency:run_rank",
-        env={
-            OPTIONS: json.dumps(vars(options)),
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]),
-        },
-        on_line=on_line,
-        timeout_s=100 + 3 * options.count,
-        resident=options.resident,
-    )
-    return 1 if any(end.returncode for end in exits) else 0
+    return random_ranks.run_rank(run_case)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(random_ranks.main("random_low_latency", __doc__))

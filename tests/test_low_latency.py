@@ -22,21 +22,6 @@ from tracekern.moe.routing import Batch
 from tracekern.moe.shape import MoeShape
 from tracekern.timeline.model import Timeline, field_values
 
-
-@pytest.fixture(scope="module")
-def pools():
-    started: dict[int, RankPool] = {}
-
-    def pool(num_ranks: int) -> RankPool:
-        if num_ranks not in started:
-            started[num_ranks] = RankPool(num_ranks)
-        return started[num_ranks]
-
-    yield pool
-    for one in started.values():
-        one.close()
-
-
 # ---- launch arithmetic and layout ----
 
 

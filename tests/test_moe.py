@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rank_pool import RankPool
 
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput
@@ -18,20 +17,6 @@ from tracekern.moe.routing import ROUTINGS, Batch, draw_batch
 from tracekern.moe.shape import MoeShape
 
 POOL_SIZES = (1, 2, 3, 4, 8)
-
-
-@pytest.fixture(scope="module")
-def pools():
-    started: dict[int, RankPool] = {}
-
-    def pool(num_ranks: int) -> RankPool:
-        if num_ranks not in started:
-            started[num_ranks] = RankPool(num_ranks)
-        return started[num_ranks]
-
-    yield pool
-    for one in started.values():
-        one.close()
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 
 import pytest
+import random_ranks
 import torch
 
-PROGRAM = str(Path(__file__).with_name("random_low_latency.py"))
-
-
-def assert_right(backend: str, ranks: int, count: int, *options: object) -> None:
-    command = [sys.executable, PROGRAM, backend, str(ranks), str(count), *map(str, options)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    said = f"{count} of {count} cases are right on {ranks} ranks; "
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    assert done.stdout.splitlines()[-1].startswith(said), done.stdout[-4000:]
+assert_right = partial(random_ranks.assert_right, "random_low_latency")
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 8])

@@ -1,0 +1,84 @@
+"""Programs that run random cases on ranks: their command line, their ranks, and how tests call them.
+
+python tests/PROGRAM.py BACKEND RANKS COUNT [--resident] [--seed 1] [--first 0]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from tracekern.comm.group import Group
+from tracekern.launcher.launch import launch_ranks
+
+ROOT = Path(__file__).resolve().parent.parent
+OPTIONS = "TRACEKERN_RANDOM_CASES"
+"""Environment variable: what the ranks are told."""
+
+RunCase = Callable[[int, Group, argparse.Namespace], bool]
+"""Runs case `index` of options.seed; returns whether it is right on all ranks. Collective."""
+
+
+def run_rank(run_case: RunCase) -> int:
+    """One rank; started by main()."""
+    options = argparse.Namespace(**json.loads(os.environ[OPTIONS]))
+    if not options.resident:
+        dist.init_process_group("gloo")
+        if options.backend == "cuda":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    group, started = Group.discover(), time.monotonic()
+    num_right = sum(run_case(index, group, options) for index in range(options.first, options.first + options.count))
+    if group.rank == 0:
+        took_s = time.monotonic() - started
+        sys.stdout.write(f"{num_right} of {options.count} cases are right on {options.ranks} ranks; {took_s:.0f} s\n")
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return 0 if num_right == options.count else 1
+
+
+def main(program: str, about: str | None) -> int:
+    """Runs the ranks of tests/PROGRAM.py, whose run_rank() each of them calls. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("backend", choices=["cuda", "cpu"])
+    parser.add_argument("ranks", type=int)
+    parser.add_argument("count", type=int)
+    parser.add_argument("--resident", action="store_true")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0)
+    options = parser.parse_args()
+
+    def on_line(_: int, line: str) -> None:
+        sys.stdout.write(f"{line}\n")  # at once: a thread a rank comes here
+        sys.stdout.flush()
+
+    exits = launch_ranks(
+        options.ranks,
+        f"{program}:run_rank",
+        env={
+            OPTIONS: json.dumps(vars(options)),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]),
+        },
+        on_line=on_line,
+        timeout_s=100 + 3 * options.count,
+        resident=options.resident,
+    )
+    return 1 if any(end.returncode for end in exits) else 0
+
+
+def assert_right(program: str, backend: str, ranks: int, count: int, *options: object) -> None:
+    """Runs tests/PROGRAM.py as a process: all its cases have to be right."""
+    path = Path(__file__).with_name(f"{program}.py")
+    command = [sys.executable, str(path), backend, str(ranks), str(count), *map(str, options)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    said = f"{count} of {count} cases are right on {ranks} ranks; "
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert done.stdout.splitlines()[-1].startswith(said), done.stdout[-4000:]
