@@ -9,7 +9,7 @@ import subprocess
 from tracekern import _C
 
 _ENTRY = re.compile(
-    r"void tracekern::entry<tracekern::(?P<body>\w+)<(?P<choices>.*)>, "
+    r"void tracekern::entry<tracekern::(?P<body>\w+?)(?:<(?P<choices>.*)>)?, "
     r"tracekern::Recorder<(?P<traced>true|false), \(tracekern::RecordFormat\)(?P<format>\d)> ?>"
 )
 _FORMATS = ("span", "ring", "cycles")
@@ -26,12 +26,13 @@ def readable(symbol: str) -> str:
         return symbol
     words = re.sub(r"(?<=[a-z0-9P])(?=[A-Z][a-z])", "_", found["body"]).lower()
     family = next(name for name in _C.families if words.startswith(f"{name}_"))
-    choices = {choice.strip() for choice in found["choices"].split(",")}
-    variants = list(_C.families[family].variants)
+    choices = {choice.strip() for choice in (found["choices"] or "").split(",")}
+    variants = list(getattr(_C.families[family], "variants", ()))  # one without has ways of staging
+    variants += getattr(_C.families[family], "stagings", [])
     stages = [int(choice.rpartition(")")[2]) for choice in choices if "Stage)" in choice]
     if stages:  # one body for several kernels
         words = f"{family}_{_C.families[family].stages[stages[0]]}"
-    variant = [variants[int(choice.rpartition(")")[2])] for choice in choices if "Variant)" in choice]
+    variant = [variants[int(choice.rpartition(")")[2])] for choice in choices if "Variant)" in choice or "Staging)" in choice]
     number = [_NUMBERS[choice] for choice in choices if choice in _NUMBERS]
     number += [_MESSAGES[choice] for choice in choices if choice in _MESSAGES]
     recorder = _FORMATS[int(found["format"])] if found["traced"] == "true" else "off"

@@ -50,6 +50,7 @@ SIGNALS = {
     "low_latency_dispatch": True,
     "low_latency_scale_experts": False,
     "low_latency_combine": True,
+    "gemm": False,
 }
 WAITS = {
     "rank_barrier": True,
@@ -71,6 +72,7 @@ WAITS = {
     "low_latency_dispatch": True,
     "low_latency_scale_experts": False,
     "low_latency_combine": True,
+    "gemm": False,
 }
 
 
@@ -104,7 +106,7 @@ def by_recorder(kernels: dict[str, str]) -> dict[str, dict[str, str]]:
             grouped.setdefault(stem, {})[recorder] = text
     for stem, texts in grouped.items():
         wanted = {"off", "span"}
-        wanted |= set() if SAMPLE and stem.startswith(("p2p", "low_latency")) else {"ring"}
+        wanted |= set() if SAMPLE and stem.startswith(("p2p", "low_latency", "gemm")) else {"ring"}
         wanted |= {"cycles"} if stem == "probe_spans" else set()
         assert set(texts) == wanted, stem
     return grouped

@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -13,6 +14,7 @@
 #include "platform/branching_stores.h"
 #include "platform/number.h"
 #include "platform/simulated_clock.h"
+#include "platform/sparse_multiply.h"
 
 namespace tracekern {
 
@@ -54,6 +56,9 @@ inline uint64_t read_cycles_after(uint64_t) {
 }
 inline uint32_t first_bit(uint32_t bits) {
     return static_cast<uint32_t>(std::countr_zero(bits));
+}
+inline uint32_t count_bits(uint32_t bits) {
+    return static_cast<uint32_t>(std::popcount(bits));
 }
 inline uint32_t sm_id() {
     return 0;
@@ -121,6 +126,9 @@ inline float add_rn(float a, float b) {
 inline float divide_rn(float a, float b) {
     return a / b;
 }
+inline float multiply_add_rn(float a, float b, float c) {
+    return std::fma(a, b, c);
+}
 inline float to_float(float x) {
     return x;
 }
@@ -147,6 +155,10 @@ uint32_t from_floats(float low, float high) {
 
 inline uint32_t fp8_from_floats(float low, float high) {
     return float_to_fp8(low).bits | uint32_t{float_to_fp8(high).bits} << 8;
+}
+
+inline uint32_t nibbles_minus_8(uint32_t nibbles) {
+    return signed_nibbles_to_bfloat16(nibbles);
 }
 
 // What a block gives its warps; platform/cpu_executor.hpp implements it twice.
@@ -245,6 +257,33 @@ public:
     template <class T, uint32_t kBatch = 4>
     void copy_vectors(void* dst, const void* src, uint32_t n) {
         std::memcpy(dst, src, size_t{n} * sizeof(T));
+    }
+    template <class T, class F>
+    PerLane<T> gather(const PerLane<T>& x, F source) {
+        return lanes([&](int lane) { return x[source(lane)]; });
+    }
+    PerLane<DenseColumn> load_transposed(const void* rows) {
+        return lanes([&](int lane) {
+            DenseColumn column;
+            for (uint32_t word = 0; word < 4; ++word) {
+                const uint32_t row = 8 * word + 2 * lane_in_group(lane);
+                const auto* numbers = static_cast<const BFloat16*>(rows) + row * 8 + lane_group(lane);
+                column.words[word] = numbers[0].bits | uint32_t{numbers[8].bits} << 16;
+            }
+            return column;
+        });
+    }
+    template <uint32_t kSelector>
+    PerLane<ProductTile> multiply_sparse(const PerLane<SparseRows>& rows,
+                                         const PerLane<DenseColumn>& column,
+                                         const PerLane<uint32_t>& metadata) {
+        return lanes([&](int lane) {
+            return sparse_product_of_lane<kSelector>(
+                lane,
+                [&](uint32_t from, uint32_t word) { return rows.values[from].words[word]; },
+                [&](uint32_t from, uint32_t word) { return column.values[from].words[word]; },
+                [&](uint32_t from) { return metadata.values[from]; });
+        });
     }
     template <class T>
     T& shared() {

@@ -6,6 +6,7 @@
 
 #include "platform/copy.h"
 #include "platform/number.h"
+#include "platform/sparse_multiply.h"
 
 namespace tracekern {
 
@@ -303,6 +304,9 @@ TK_DEVICE float add_rn(float a, float b) {
 TK_DEVICE float divide_rn(float a, float b) {
     return __fdiv_rn(a, b);
 }
+TK_DEVICE float multiply_add_rn(float a, float b, float c) {
+    return __fmaf_rn(a, b, c);
+}
 TK_DEVICE float to_float(float x) {
     return x;
 }
@@ -342,6 +346,19 @@ TK_DEVICE uint32_t fp8_from_floats(float low, float high) {
 #else
     return float_to_fp8(low).bits | uint32_t{float_to_fp8(high).bits} << 8;
 #endif
+}
+
+TK_DEVICE uint32_t count_bits(uint32_t bits) {
+    return static_cast<uint32_t>(__popc(bits));
+}
+
+// A nibble in the low bits of the bf16 128 is 128 + nibble: one multiply-add, and no conversion, which runs on a slow
+// unit.
+TK_DEVICE uint32_t nibbles_minus_8(uint32_t nibbles) {
+    constexpr uint32_t k128 = 0x43004300u, kOne = 0x3f803f80u, kMinus136 = 0xc308c308u;
+    uint32_t numbers;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(numbers) : "r"(nibbles | k128), "r"(kOne), "r"(kMinus136));
+    return numbers;
 }
 
 class Warp {
@@ -430,6 +447,42 @@ public:
         } else {
             copy_one_by_one<T, kLanes>(static_cast<T*>(dst), static_cast<const T*>(src), n, lane_);
         }
+    }
+    template <class T, class F>
+    TK_DEVICE PerLane<T> gather(const PerLane<T>& x, F source) {
+        return {__shfl_sync(kAllLanes, x.value, source(static_cast<int>(lane_)))};
+    }
+    TK_DEVICE PerLane<DenseColumn> load_transposed(const void* rows) {
+        const auto row = static_cast<uint32_t>(__cvta_generic_to_shared(rows)) + lane_ * 16;
+        DenseColumn column;
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(column.words[0]), "=r"(column.words[1]), "=r"(column.words[2]), "=r"(column.words[3])
+                     : "r"(row)
+                     : "memory");
+        return {column};
+    }
+    template <uint32_t kSelector>
+    TK_DEVICE PerLane<ProductTile> multiply_sparse(const PerLane<SparseRows>& rows,
+                                                   const PerLane<DenseColumn>& column,
+                                                   const PerLane<uint32_t>& metadata) {
+        const uint32_t(&a)[4] = rows.value.words;
+        const uint32_t(&b)[4] = column.value.words;
+        ProductTile product;
+        asm("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32 "
+            "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9, %10, %11}, {%12, %12, %12, %12}, %13, %14;"
+            : "=f"(product.values[0]), "=f"(product.values[1]), "=f"(product.values[2]), "=f"(product.values[3])
+            : "r"(a[0]),
+              "r"(a[1]),
+              "r"(a[2]),
+              "r"(a[3]),
+              "r"(b[0]),
+              "r"(b[1]),
+              "r"(b[2]),
+              "r"(b[3]),
+              "f"(0.0f),
+              "r"(metadata.value),
+              "n"(kSelector));
+        return {product};
     }
     template <class T>
     TK_DEVICE T& shared() {

@@ -15,6 +15,7 @@
 //   store_if(enabled, place, count, record)        *place = record and ++count, without a branch where that is cheaper
 //   append_if(enabled, next, record)               *next++ = record; may count up the low word of `next` only
 //   first_bit(bits)                                place of the lowest bit that is set; bits is not 0
+//   count_bits(bits)                               bits that are set
 //   sm_id()                                        physical unit this block runs on
 //   load_acquire_system, load_relaxed_system       64- and 32-bit loads, ordered with every rank
 //   store_release_system, store_relaxed_system     64- and 32-bit stores
@@ -24,9 +25,15 @@
 //   add_relaxed_block                              the same on a word of the block's shared memory
 //   claim_system(word)                             0 -> 1 once, by one caller of all
 //   multiply_rn, add_rn, divide_rn                 fp32 with one rounding each, never fused
+//   multiply_add_rn(a, b, c)                       a * b + c with one rounding
 //   to_float(Half | BFloat16 | float), from_float<T>(x)   round to nearest even
 //   from_floats<T>(low, high)                      two of 16 bits in one word
 //   fp8_from_floats(low, high)                     two of 8 bits in the low half of a word
+//   nibbles_minus_8(word)                          bf16 of the low 4 bits of each half, less 8; other bits are 0
+//
+// Warp::gather(x, source) gives each lane the x of lane source(lane). Warp::load_transposed(rows) loads [32][8] numbers
+// of 16 bits from shared memory, 16 bytes a row, as the dense operand of Warp::multiply_sparse<kSelector>(rows, column,
+// metadata); see platform/sparse_multiply.h.
 //
 // Warp::group_sync(barrier, num_group_warps, arrivals) is a barrier of some warps of a block, of which all call it;
 // barrier: 0 to 14. Machines without such barriers count in arrivals[barrier], shared memory that begins with 0.

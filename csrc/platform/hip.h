@@ -12,6 +12,7 @@
 #include "platform/branching_stores.h"
 #include "platform/copy.h"
 #include "platform/number.h"
+#include "platform/sparse_multiply.h"
 
 namespace tracekern {
 
@@ -57,6 +58,9 @@ TK_DEVICE uint64_t read_cycles_after(uint64_t value) {
 }
 TK_DEVICE uint32_t first_bit(uint32_t bits) {
     return static_cast<uint32_t>(__builtin_ctz(bits));
+}
+TK_DEVICE uint32_t count_bits(uint32_t bits) {
+    return static_cast<uint32_t>(__builtin_popcount(bits));
 }
 TK_DEVICE uint32_t sm_id() {
     // Hardware register HW_ID (4), bits 8..14: compute unit, shader array and engine of gfx9.
@@ -129,6 +133,9 @@ TK_DEVICE float add_rn(float a, float b) {
 TK_DEVICE float divide_rn(float a, float b) {
     return a / b;
 }
+TK_DEVICE float multiply_add_rn(float a, float b, float c) {
+    return __builtin_fmaf(a, b, c);
+}
 TK_DEVICE float to_float(float x) {
     return x;
 }
@@ -156,6 +163,10 @@ TK_DEVICE uint32_t from_floats(float low, float high) {
 // gfx942 converts to a format of its own, with another largest number.
 TK_DEVICE uint32_t fp8_from_floats(float low, float high) {
     return float_to_fp8(low).bits | uint32_t{float_to_fp8(high).bits} << 8;
+}
+
+TK_DEVICE uint32_t nibbles_minus_8(uint32_t nibbles) {
+    return signed_nibbles_to_bfloat16(nibbles);
 }
 
 class Warp {
@@ -242,6 +253,33 @@ public:
         } else {
             copy_one_by_one<T, kLanes>(static_cast<T*>(dst), static_cast<const T*>(src), n, lane_);
         }
+    }
+    template <class T, class F>
+    TK_DEVICE PerLane<T> gather(const PerLane<T>& x, F source) {
+        return {broadcast(x.value, source(static_cast<int>(lane_)))};
+    }
+    TK_DEVICE PerLane<DenseColumn> load_transposed(const void* rows) {
+        const auto lane = static_cast<int>(lane_);
+        DenseColumn column;
+        TK_UNROLL
+        for (uint32_t word = 0; word < 4; ++word) {
+            const uint32_t row = 8 * word + 2 * lane_in_group(lane);
+            const auto* numbers = static_cast<const BFloat16*>(rows) + row * 8 + lane_group(lane);
+            column.words[word] = numbers[0].bits | uint32_t{numbers[8].bits} << 16;
+        }
+        return {column};
+    }
+    // Asks each lane for what it holds: the sparse instructions of gfx942 lay their operands out otherwise.
+    template <uint32_t kSelector>
+    TK_DEVICE PerLane<ProductTile> multiply_sparse(const PerLane<SparseRows>& rows,
+                                                   const PerLane<DenseColumn>& column,
+                                                   const PerLane<uint32_t>& metadata) {
+        const auto lane = static_cast<int>(lane_);
+        return {sparse_product_of_lane<kSelector>(
+            lane,
+            [&](uint32_t from, uint32_t word) { return broadcast(rows.value.words[word], static_cast<int>(from)); },
+            [&](uint32_t from, uint32_t word) { return broadcast(column.value.words[word], static_cast<int>(from)); },
+            [&](uint32_t from) { return broadcast(metadata.value, static_cast<int>(from)); })};
     }
     template <class T>
     TK_DEVICE T& shared() {

@@ -11,8 +11,8 @@ from tracekern.moe.family import Family, Option
 
 def _find_families() -> dict[str, Family]:
     names = sorted(found.name for found in pkgutil.iter_modules(moe.__path__) if found.ispkg)
-    families = [importlib.import_module(f"tracekern.moe.{name}").FAMILY for name in names]
-    return {family.name: family for family in families}
+    packages = [importlib.import_module(f"tracekern.moe.{name}") for name in names]
+    return {package.FAMILY.name: package.FAMILY for package in packages if hasattr(package, "FAMILY")}
 
 
 FAMILIES = _find_families()

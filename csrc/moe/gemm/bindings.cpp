@@ -1,0 +1,35 @@
+// tracekern._C.families["gemm"]
+#include <algorithm>
+
+#include "moe/gemm/bind.hpp"
+#include "platform/cpu_executor.hpp"
+
+namespace tracekern {
+
+namespace {
+
+// A few blocks share the tiles, so that tests see blocks with several tiles and with none.
+struct GemmOnCpu {
+    template <class Body>
+    static GemmGrid grid(const GemmConfig&, const GemmArgs&) {
+        return {Body::kIsOneBlock ? 1u : 3u, std::min(Body::kNumWarps, GemmTile::kWarps)};
+    }
+
+    template <class Body>
+    static void run(const GemmConfig&, const GemmArgs& args, GemmGrid grid, TraceChoice trace, uint64_t) {
+        const CpuLaunch launch{grid.num_blocks, grid.num_warps, Body::shared_bytes(args, grid.num_warps)};
+        with_recorder(trace, [&]<class Rec>(typename Rec::Args trace_args) {
+            launch_cpu(launch, [&](Warp& warp) { Body::template run<Rec>(warp, args, trace_args); });
+        });
+    }
+};
+
+}  // namespace
+
+void register_gemm(pybind11::module_& extension) {
+    auto family = family_module<Gemm>(extension);
+    bind_gemm_facts(family);
+    bind_gemm_kernels<GemmOnCpu>(family);
+}
+
+}  // namespace tracekern

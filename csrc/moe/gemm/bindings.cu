@@ -1,0 +1,45 @@
+// tracekern._cuda.families["gemm"]
+#include <algorithm>
+
+#include "moe/gemm/bind.hpp"
+#include "moe/pipeline_cuda.hpp"
+
+namespace tracekern {
+
+namespace {
+
+struct GemmOnGpu {
+    // Blocks that are resident together share the work: no kernel here waits for another block.
+    template <class Body>
+    static GemmGrid grid(const GemmConfig& config, const GemmArgs& args) {
+        const uint32_t num_warps = Body::kNumWarps;
+        if (Body::kIsOneBlock) return {1, num_warps};
+        const void* kernel = kernel_address<Gemm>(config, Body::kStage, false, RecordFormat::span);
+        return {std::max(1u, resident_blocks(kernel, options<Body>(args, {1, num_warps}, 0))), num_warps};
+    }
+
+    template <class Body>
+    static void run(const GemmConfig& config, GemmArgs args, GemmGrid grid, TraceChoice trace, uint64_t stream) {
+        LaunchSize size{grid.num_blocks, grid.num_warps};
+        const void* kernel = kernel_address<Gemm>(config, Body::kStage, trace.is_traced(), trace.format());
+        launch_kernel(kernel, options<Body>(args, grid, stream), {trace_argument(trace), &args, &size});
+    }
+
+private:
+    template <class Body>
+    static LaunchOptions options(const GemmArgs& args, GemmGrid grid, uint64_t stream) {
+        LaunchOptions options{grid.num_blocks, grid.num_warps * kLanes};
+        options.shared_bytes = Body::shared_bytes(args, grid.num_warps);
+        options.stream = stream;
+        return options;
+    }
+};
+
+}  // namespace
+
+void register_gemm(pybind11::module_& extension) {
+    auto family = family_module<Gemm>(extension);
+    bind_gemm_kernels<GemmOnGpu>(family);
+}
+
+}  // namespace tracekern

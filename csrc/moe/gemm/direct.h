@@ -1,0 +1,90 @@
+// Staging `direct`: each lane loads the words of its own two rows, some groups ahead, and decodes them when they are
+// due. No lane needs another's.
+#pragma once
+
+#include "moe/gemm/decode.h"
+
+namespace tracekern {
+
+// The words of a group of channels: rows g and g + 8 of each path.
+template <uint32_t kPaths>
+struct DirectGroup {
+    struct Words {
+        PackedPair top;
+        PackedPair bottom;
+    };
+    PerLane<Words> words[kPaths];
+    PerLane<uint32_t> e[kPaths];
+
+    TK_DEVICE void load(Warp& warp, const WeightRows<kPaths>& weights, uint32_t group) {
+        TK_UNROLL
+        for (uint32_t path = 0; path < kPaths; ++path) {
+            words[path] = warp.lanes([&](int lane) {
+                const PackedPair* top = weights.at(group, path, lane_group(lane));
+                return Words{load_once(top), load_once(top + 8)};
+            });
+        }
+    }
+
+    // Lanes 0 and 1 of a group of lanes make the metadata of half 0, lanes 2 and 3 that of half 1: a multiplication
+    // looks at those alone that its selector names, so that one register serves both.
+    TK_DEVICE void make_metadata(Warp& warp) {
+        TK_UNROLL
+        for (uint32_t path = 0; path < kPaths; ++path) {
+            e[path] = warp.lanes([&](int lane) {
+                const Words& own = words[path][lane];
+                const uint32_t t = lane_in_group(lane);
+                return decode_metadata(own.top.half(t / 2), own.bottom.half(t / 2), t % 2);
+            });
+        }
+    }
+
+    template <uint32_t kHalf>
+    TK_DEVICE PerLane<SparseRows> rows(Warp& warp, uint32_t path) const {
+        return warp.lanes([&](int lane) {
+            const Words& own = words[path][lane];
+            return decode_rows(own.top.halves[kHalf], own.bottom.halves[kHalf], lane_in_group(lane));
+        });
+    }
+    template <uint32_t kHalf>
+    TK_DEVICE const PerLane<uint32_t>& metadata(uint32_t path) const {
+        return e[path];
+    }
+    template <uint32_t kHalf>
+    TK_DEVICE PerLane<RowScales> scales(Warp& warp, uint32_t path) const {
+        return warp.lanes([&](int lane) {
+            const Words& own = words[path][lane];
+            return RowScales{scale_of(own.top.halves[kHalf]), scale_of(own.bottom.halves[kHalf])};
+        });
+    }
+};
+
+// sums[path] = the products with all groups of x.
+template <uint32_t kPaths>
+TK_DEVICE void sweep_direct(Warp& warp,
+                            const WeightRows<kPaths>& weights,
+                            const ChannelRow* x,
+                            PerLane<LaneSums> (&sums)[kPaths]) {
+    // Groups under way to a lane: more hide more of memory's latency and take more registers. Without the
+    // instruction the product takes them all.
+    constexpr uint32_t kAhead = kLanes == 32 ? 4 : 1;
+    DirectGroup<kPaths> ahead[kAhead];
+    TK_UNROLL
+    for (uint32_t i = 0; i < kAhead; ++i) {
+        if (i < weights.num_groups) ahead[i].load(warp, weights, i);
+    }
+    TK_NO_UNROLL
+    for (uint32_t first = 0; first < weights.num_groups; first += kAhead) {
+        TK_UNROLL
+        for (uint32_t i = 0; i < kAhead; ++i) {
+            const uint32_t group = first + i;
+            if (group >= weights.num_groups) break;
+            ahead[i].make_metadata(warp);
+            multiply_half<0>(warp, x + group * kChannelsPerGroup, ahead[i], sums);
+            multiply_half<1>(warp, x + group * kChannelsPerGroup, ahead[i], sums);
+            if (group + kAhead < weights.num_groups) ahead[i].load(warp, weights, group + kAhead);
+        }
+    }
+}
+
+}  // namespace tracekern

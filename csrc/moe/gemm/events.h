@@ -1,0 +1,32 @@
+// What the kernels of int4 experts record. A tile is a token tile, counted over all experts, and an output tile. All
+// its events are on the track of each of the block's warps.
+#pragma once
+
+#include "trace/events.h"
+
+// clang-format off
+#define TK_GEMM_EVENTS(EVENT)                                                                                \
+    EVENT(rank_choices,    work, issue,      "", "expert:13",                                  "rows:22")    \
+    EVENT(lay_out_tiles,   work, completion, "", "",                                           "")           \
+    EVENT(permute_token,   work, issue,      "", "token:18 row:22",                            "")           \
+    EVENT(preload,         work, completion, "", "expert:13 token_tile:20 output_tile:14",     "")           \
+    EVENT(sweep,           work, completion, "", "expert:13 token_tile:20 output_tile:14 phase:1", "")       \
+    EVENT(epilogue,        work, issue,      "", "expert:13 token_tile:20 output_tile:14 phase:1", "")       \
+    EVENT(unpermute_token, work, issue,      "", "token:18",                                   "")
+// clang-format on
+TK_DEFINE_EVENTS(GemmEvent, TK_GEMM_EVENTS)
+
+namespace tracekern {
+
+enum class GemmRole : uint32_t { layout, permute, k2, k4, unpermute };
+inline constexpr const char* kGemmRoleNames[] = {"layout", "permute", "k2", "k4", "unpermute"};
+
+// `layout` ranks the choices of tokens and lays out tiles; `tiles` does the latter alone, for rows that are there.
+enum class GemmStage : uint32_t { layout, tiles, permute, k2, k4, unpermute };
+inline constexpr const char* kGemmStageNames[] = {"layout", "tiles", "permute", "k2", "k4", "unpermute"};
+
+// How weights come from memory to the multiplication. The results are the same bits.
+enum class GemmStaging : uint32_t { direct, pinned };
+inline constexpr const char* kGemmStagingNames[] = {"direct", "pinned"};
+
+}  // namespace tracekern

@@ -1,0 +1,113 @@
+// How the weights of int4 experts are packed, how a call is cut into tiles, and what its kernels get. Host and device
+// agree on it here; docs/int4_sparse.md tells the whole contract.
+#pragma once
+
+#include "moe/context.h"
+#include "platform/device.h"
+
+namespace tracekern {
+
+// ---- weights ----
+
+// One of 8 chunks of 4 channels each: one number that is not 0, and the place of it.
+//
+//   bits 0-31   8 numbers of 4 bits: q4 - 8
+//   bits 32-47  8 places of 2 bits in the chunk
+//   bits 48-63  the scale of all 8, bf16
+constexpr uint32_t kChunksPerWord = 8;
+constexpr uint32_t kChannelsPerHalf = 4 * kChunksPerWord;
+constexpr uint32_t kChannelsPerGroup = 2 * kChannelsPerHalf;  // of a g2
+
+// w[expert][g2][row][half]: half h of group g2 has the channels from 64 * g2 + 32 * h on.
+struct alignas(16) PackedPair {
+    uint64_t halves[2];
+
+    // By value, and not by an index that is known at run time only: the words stay in registers.
+    TK_DEVICE uint64_t half(uint32_t which) const {
+        const uint64_t mask = uint64_t{0} - which;
+        return (halves[0] & ~mask) | (halves[1] & mask);
+    }
+};
+
+// ---- tiles ----
+
+// What a block computes at a time: some outputs of some tokens of one expert, in phases one after the other. A warp has
+// as many rows of a phase as its multiplication does.
+struct GemmTile {
+    static constexpr uint32_t kTokens = 8;
+    static constexpr uint32_t kWarps = 4;
+    static constexpr uint32_t kWarpOutputs = 16;
+    static constexpr uint32_t kPhaseOutputs = kWarps * kWarpOutputs;
+    static constexpr uint32_t kPhases = 2;
+    static constexpr uint32_t kOutputs = kPhases * kPhaseOutputs;
+};
+
+TK_HOST_DEVICE constexpr uint32_t num_token_tiles(uint32_t num_tokens) {
+    return (num_tokens + GemmTile::kTokens - 1) / GemmTile::kTokens;
+}
+
+// One channel of all tokens of a tile.
+struct alignas(16) ChannelRow {
+    BFloat16 tokens[GemmTile::kTokens];
+};
+
+// What a warp's lanes computed, turned so that a token's outputs stand together, in parts that a lane moves at once.
+struct alignas(16) OutputPart {
+    BFloat16 outputs[8];
+};
+struct OutputTile {
+    static constexpr uint32_t kParts = GemmTile::kWarpOutputs / 8;
+    OutputPart tokens[GemmTile::kTokens][kParts];
+
+    TK_DEVICE BFloat16& at(uint32_t token, uint32_t output) { return tokens[token][output / 8].outputs[output % 8]; }
+};
+
+// Shared memory of a block of K2 or K4: Xsh[channels] stands behind it.
+struct alignas(16) SweepShared {
+    OutputTile outputs[GemmTile::kWarps];
+    uint32_t has_aborted;
+
+    TK_HOST_DEVICE static constexpr uint64_t bytes(uint32_t channels) {
+        return sizeof(SweepShared) + uint64_t{channels} * sizeof(ChannelRow);
+    }
+    TK_DEVICE ChannelRow* x() { return reinterpret_cast<ChannelRow*>(this + 1); }
+};
+
+// ---- the call ----
+
+constexpr uint32_t kMaxGemmExperts = 4096;
+constexpr uint32_t kMaxGemmTopk = 16;
+
+// Row-major and contiguous. Rows of an expert stand together, those of the first expert first. M: their number, at most
+// num_tokens * topk.
+struct GemmArgs {
+    uint32_t num_tokens;
+    uint32_t topk;
+    uint32_t num_experts;
+    uint32_t num_listed;  // experts that this call computes
+    uint32_t hidden;
+    uint32_t intermediate;
+    const uint32_t* expert_ids;  // Eids [num_listed]; nullptr: all of them
+    const uint32_t* abort;       // not 0: K2 and K4 return at once; nullptr: there is none
+    const char* x;               // [num_tokens][hidden] bf16
+    const int32_t* topk_ids;     // [num_tokens][topk]
+    const float* topk_weights;   // [num_tokens][topk]
+    const PackedPair* w13;       // [num_experts][hidden / 64][2 * intermediate]: gate rows, then up rows
+    const PackedPair* w2;        // [num_experts][intermediate / 64][hidden]
+    uint32_t* expert_offset;     // OffE [num_experts + 1]: the first row of each expert
+    uint32_t* tile_end;          // TileEnd [num_listed + 1]: token tiles of the experts before this one
+    int32_t* inverse;            // Inv [num_tokens][topk]: the row, -1 for none
+    char* x_rows;                // X_perm [M][hidden] bf16
+    char* middle_rows;           // X2_perm [M][intermediate] bf16
+    char* result_rows;           // Y_perm [M][hidden] bf16
+    char* out;                   // [num_tokens][hidden] bf16
+
+    TK_DEVICE uint32_t listed_expert(uint32_t listed) const { return expert_ids ? expert_ids[listed] : listed; }
+    // 0 for an expert that there is not: on a GPU expert_ids is not checked before a call.
+    TK_DEVICE uint32_t num_rows_of(uint32_t expert) const {
+        return expert < num_experts ? expert_offset[expert + 1] - expert_offset[expert] : 0;
+    }
+    TK_DEVICE uint32_t num_choices() const { return num_tokens * topk; }
+};
+
+}  // namespace tracekern

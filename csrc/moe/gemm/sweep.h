@@ -1,0 +1,220 @@
+// K2 and K4: rows of each expert times its weights. K2 makes silu(gate) * up of a token's row, K4 its result.
+//
+// Blocks share the tiles. All warps of a block load x of the tile's tokens; then, phase by phase, each sweeps alone
+// over all channels with 16 outputs of its own.
+#pragma once
+
+#include "moe/gemm/direct.h"
+#include "moe/gemm/events.h"
+#include "moe/gemm/pinned.h"
+#include "moe/gemm/silu.h"
+#include "moe/rows.h"
+#include "trace/recorder.h"
+
+namespace tracekern {
+
+// ---- what differs between the kernels ----
+
+template <GemmStage kStage>
+struct SweepProduct;
+
+template <>
+struct SweepProduct<GemmStage::k2> {
+    static constexpr GemmRole kRole = GemmRole::k2;
+    static constexpr uint32_t kPaths = 2;
+
+    TK_HOST_DEVICE static uint32_t channels(const GemmArgs& args) { return args.hidden; }
+    TK_DEVICE static uint32_t outputs(const GemmArgs& args) { return args.intermediate; }
+    TK_DEVICE static const PackedPair* weights(const GemmArgs& args) { return args.w13; }
+    TK_DEVICE static const char* in(const GemmArgs& args) { return args.x_rows; }
+    TK_DEVICE static char* out(const GemmArgs& args) { return args.middle_rows; }
+    TK_DEVICE static float result(const PerLane<LaneSums> (&sums)[2], int lane, uint32_t i) {
+        return multiply_rn(silu(sums[0][lane].values[i]), sums[1][lane].values[i]);
+    }
+};
+
+template <>
+struct SweepProduct<GemmStage::k4> {
+    static constexpr GemmRole kRole = GemmRole::k4;
+    static constexpr uint32_t kPaths = 1;
+
+    TK_HOST_DEVICE static uint32_t channels(const GemmArgs& args) { return args.intermediate; }
+    TK_DEVICE static uint32_t outputs(const GemmArgs& args) { return args.hidden; }
+    TK_DEVICE static const PackedPair* weights(const GemmArgs& args) { return args.w2; }
+    TK_DEVICE static const char* in(const GemmArgs& args) { return args.middle_rows; }
+    TK_DEVICE static char* out(const GemmArgs& args) { return args.result_rows; }
+    TK_DEVICE static float result(const PerLane<LaneSums> (&sums)[1], int lane, uint32_t i) {
+        return sums[0][lane].values[i];
+    }
+};
+
+// ---- tiles ----
+
+struct TileWork {
+    uint32_t expert;
+    uint32_t token_tile;  // of all experts
+    uint32_t output_tile;
+    uint32_t first_row;
+    uint32_t num_rows;  // 1 to 8
+};
+
+// Tiles of the same tokens are neighbours: blocks that run side by side read the same x. The expert of a token tile is
+// the first whose tiles end behind it, which passes over experts without tokens.
+TK_DEVICE TileWork find_tile(Warp& warp, const GemmArgs& args, uint32_t tile, uint32_t num_output_tiles) {
+    TileWork work;
+    work.token_tile = tile / num_output_tiles;
+    work.output_tile = tile - work.token_tile * num_output_tiles;
+    const uint32_t listed = warp.sum_over(
+        args.num_listed, [&](uint32_t before) { return args.tile_end[before + 1] <= work.token_tile ? 1u : 0u; });
+    work.expert = args.listed_expert(listed);
+    const uint32_t first = (work.token_tile - args.tile_end[listed]) * GemmTile::kTokens;
+    const uint32_t left = args.num_rows_of(work.expert) - first;
+    work.first_row = args.expert_offset[work.expert] + first;
+    work.num_rows = left < GemmTile::kTokens ? left : GemmTile::kTokens;
+    return work;
+}
+
+// ---- roles in a tile ----
+
+// Xsh[channel][token] = x of the tile's rows; tokens that are missing are 0. A lane turns two channels of all tokens:
+// it reads 4 bytes of each row, and its stores of 16 bytes meet those of its neighbours in pairs only.
+template <class Product>
+TK_DEVICE void load_x(Warp& warp, const GemmArgs& args, const TileWork& work) {
+    const uint32_t num_pairs = Product::channels(args) / 2;
+    const auto* rows = reinterpret_cast<const uint32_t*>(Product::in(args)) + uint64_t{work.first_row} * num_pairs;
+    ChannelRow* x = warp.shared<SweepShared>().x();
+    warp.block_strided(num_pairs, [&](uint32_t i) {
+        struct {
+            uint32_t words[GemmTile::kTokens / 2];
+        } even, odd;
+        TK_UNROLL
+        for (uint32_t k = 0; k < GemmTile::kTokens / 2; ++k) {
+            const uint32_t first = 2 * k < work.num_rows ? rows[uint64_t{2 * k} * num_pairs + i] : 0;
+            const uint32_t second = 2 * k + 1 < work.num_rows ? rows[uint64_t{2 * k + 1} * num_pairs + i] : 0;
+            even.words[k] = (first & 0xffffu) | second << 16;
+            odd.words[k] = first >> 16 | (second & 0xffff0000u);
+        }
+        x[2 * i] = bits_as<ChannelRow>(even);
+        x[2 * i + 1] = bits_as<ChannelRow>(odd);
+    });
+}
+
+// Sums of the 16 outputs from first_output on.
+template <class Product, GemmStaging kStaging>
+TK_DEVICE void sweep(Warp& warp,
+                     const GemmArgs& args,
+                     uint32_t expert,
+                     uint32_t first_output,
+                     PerLane<LaneSums> (&sums)[Product::kPaths]) {
+    const uint32_t num_groups = Product::channels(args) / kChannelsPerGroup;
+    const uint32_t num_rows = Product::kPaths * Product::outputs(args);
+    const PackedPair* first = Product::weights(args) + uint64_t{expert} * num_groups * num_rows + first_output;
+    const WeightRows<Product::kPaths> weights{first, num_groups, num_rows, Product::outputs(args)};
+    TK_UNROLL
+    for (uint32_t path = 0; path < Product::kPaths; ++path) sums[path] = warp.lanes([](int) { return LaneSums{}; });
+    const ChannelRow* x = warp.shared<SweepShared>().x();
+    if constexpr (kStaging == GemmStaging::direct) {
+        sweep_direct(warp, weights, x, sums);
+    } else {
+        sweep_pinned(warp, weights, x, sums);
+    }
+}
+
+// Rounds the sums of a warp's 16 outputs and stores them, turned so that 16 outputs of a token leave together. Only
+// this warp's lanes meet: blocks have no barrier here.
+template <class Product>
+TK_DEVICE void store_outputs(Warp& warp,
+                             const GemmArgs& args,
+                             const TileWork& work,
+                             uint32_t first_output,
+                             const PerLane<LaneSums> (&sums)[Product::kPaths]) {
+    OutputTile& tile = warp.shared<SweepShared>().outputs[warp.warp];
+    warp.lanes([&](int lane) {
+        const uint32_t token = 2 * lane_in_group(lane);
+        TK_UNROLL
+        for (uint32_t half = 0; half < 2; ++half) {
+            const uint32_t both =
+                from_floats<BFloat16>(Product::result(sums, lane, 2 * half), Product::result(sums, lane, 2 * half + 1));
+            const uint32_t output = lane_group(lane) + 8 * half;
+            tile.at(token, output) = {static_cast<uint16_t>(both)};
+            tile.at(token + 1, output) = {static_cast<uint16_t>(both >> 16)};
+        }
+        return 0;
+    });
+    warp.sync();
+    warp.strided(GemmTile::kTokens * OutputTile::kParts, [&](uint32_t i) {
+        const uint32_t token = i / OutputTile::kParts, part = i % OutputTile::kParts;
+        if (token >= work.num_rows) return;
+        const uint64_t first = uint64_t{work.first_row + token} * Product::outputs(args) + first_output;
+        auto* out = reinterpret_cast<OutputPart*>(Product::out(args) + first * sizeof(BFloat16));
+        store_once(out + part, tile.tokens[token][part]);
+    });
+    warp.sync();
+}
+
+// ---- the kernel ----
+
+template <GemmStage kOwnStage, GemmStaging kStaging>
+struct GemmSweep {
+    using Product = SweepProduct<kOwnStage>;
+    using Args = GemmArgs;
+    static constexpr GemmStage kStage = kOwnStage;
+    static constexpr uint32_t kNumWarps = GemmTile::kWarps;
+    static constexpr uint32_t kMaxThreads = kNumWarps * static_cast<uint32_t>(kLanes);
+    static constexpr bool kIsOneBlock = false;
+
+    TK_HOST_DEVICE static uint64_t shared_bytes(const GemmArgs& args, uint32_t) {
+        return SweepShared::bytes(Product::channels(args));
+    }
+
+    template <class Rec>
+    TK_DEVICE static void run(Warp& warp, const GemmArgs& args, typename Rec::Args trace) {
+        Rec recorder(trace, warp, static_cast<uint32_t>(Product::kRole));
+        const uint32_t num_output_tiles = Product::outputs(args) / GemmTile::kOutputs;
+        const uint32_t num_tiles = args.tile_end[args.num_listed] * num_output_tiles;
+        TK_NO_UNROLL
+        for (uint32_t tile = warp.block; tile < num_tiles; tile += warp.num_blocks) {
+            const TileWork work = find_tile(warp, args, tile, num_output_tiles);
+            if (!preload(warp, recorder, args, work)) return;
+            TK_NO_UNROLL
+            for (uint32_t phase = 0; phase < GemmTile::kPhases; ++phase) {
+                run_phase(warp, recorder, args, work, phase);
+            }
+            warp.block_sync();  // before x is the next tile's
+        }
+    }
+
+private:
+    // Returns whether to go on, the same in all warps of the block.
+    template <class Rec>
+    TK_DEVICE static bool preload(Warp& warp, Rec& recorder, const GemmArgs& args, const TileWork& work) {
+        uint32_t& has_aborted = warp.shared<SweepShared>().has_aborted;
+        {
+            TK_RANGE(recorder, GemmEvent::preload, work.expert, work.token_tile, work.output_tile);
+            if (warp.warp == 0) {
+                warp.leader([&] { has_aborted = args.abort && load_relaxed_system(args.abort); });
+            }
+            load_x<Product>(warp, args, work);
+            TK_END_AFTER_BARRIER(warp);
+        }
+        return has_aborted == 0;
+    }
+
+    template <class Rec>
+    TK_DEVICE static void run_phase(
+        Warp& warp, Rec& recorder, const GemmArgs& args, const TileWork& work, uint32_t phase) {
+        const uint32_t first_output = work.output_tile * GemmTile::kOutputs + phase * GemmTile::kPhaseOutputs +
+                                      warp.warp * GemmTile::kWarpOutputs;
+        PerLane<LaneSums> sums[Product::kPaths];
+        {
+            TK_RANGE(recorder, GemmEvent::sweep, work.expert, work.token_tile, work.output_tile, phase);
+            sweep<Product, kStaging>(warp, args, work.expert, first_output, sums);
+        }
+        {
+            TK_RANGE(recorder, GemmEvent::epilogue, work.expert, work.token_tile, work.output_tile, phase);
+            store_outputs<Product>(warp, args, work, first_output, sums);
+        }
+    }
+};
+
+}  // namespace tracekern

@@ -1,0 +1,87 @@
+"""The whole layer as one call: permute, K2, K4, unpermute, with nothing looked at by the host in between."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracekern.moe.gemm import checks
+from tracekern.moe.gemm.kernels import Sizes, launch
+
+if TYPE_CHECKING:
+    import torch
+
+    from tracekern.record.session import Capture
+
+STAGES = ("layout", "permute", "k2", "k4", "unpermute")
+"""The kernels of one call, in order."""
+
+
+def fused_moe_apply(
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_ws: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    *,
+    eids: torch.Tensor | None = None,
+    staging: str = "direct",
+    capture: Capture | None = None,
+) -> torch.Tensor:
+    """Applies each token's experts and adds up their weighted results. Returns [num_tokens, hidden] bf16.
+
+    x: [num_tokens, hidden] bf16. topk_ids int32, topk_ws fp32: [num_tokens, topk], from router(); -1: no expert.
+    w13, w2: from pack_w13() and pack_w2(). eids: experts that this call computes, int32; choices of others count as
+    none. staging: how weights come to the multiplication, "direct" or "pinned"; the results are the same bits. On a GPU
+    the kernels are started on the current stream. Raises BadInput.
+    """
+    import torch
+
+    hidden, intermediate = _check(x, topk_ids, w13, w2, eids, staging)
+    num_tokens, topk = topk_ids.shape
+    checks.check("topk_ws", topk_ws, torch.float32, (num_tokens, topk), x)
+    out = torch.empty_like(x)
+    if num_tokens == 0:
+        return out
+    num_experts, num_rows = w13.shape[0], num_tokens * topk
+    num_listed = num_experts if eids is None else eids.numel()
+    tensors = {
+        "x": x,
+        "topk_ids": topk_ids,
+        "topk_weights": topk_ws,
+        "w13": w13,
+        "w2": w2,
+        "expert_ids": eids,
+        "expert_offset": topk_ids.new_empty(num_experts + 1),
+        "tile_end": topk_ids.new_empty(num_listed + 1),
+        "inverse": topk_ids.new_empty((num_tokens, topk)),
+        "x_rows": x.new_empty((num_rows, hidden)),
+        "middle_rows": x.new_empty((num_rows, intermediate)),
+        "result_rows": x.new_empty((num_rows, hidden)),
+        "out": out,
+    }
+    sizes = Sizes(num_experts, num_listed, hidden, intermediate, num_tokens, topk)
+    launch(STAGES, sizes, tensors, device=x.device, staging=staging, capture=capture)
+    return out
+
+
+def _check(
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    eids: torch.Tensor | None,
+    staging: str,
+) -> tuple[int, int]:
+    """Returns hidden and intermediate. Raises BadInput for tensors that the kernels cannot use."""
+    checks.check_staging(staging)
+    checks.check_rows("x", x)
+    hidden, intermediate = x.shape[1], w13.shape[2] // 2 if w13.ndim == 4 else 0
+    checks.check_size("intermediate", intermediate)
+    checks.check_device(x, intermediate)
+    checks.check_weights("w13", w13, hidden, 2 * intermediate, x)
+    checks.check_weights("w2", w2, intermediate, hidden, x)
+    if w2.shape[0] != w13.shape[0]:
+        raise checks.BadInput(f"w13 has {w13.shape[0]} experts, w2 {w2.shape[0]}; wanted the same")
+    checks.check_choices(topk_ids, x.shape[0], w13.shape[0], x)
+    checks.check_eids(eids, w13.shape[0], x)
+    return hidden, intermediate

@@ -1,0 +1,101 @@
+"""The native kernels of int4 experts: the tensors of a call by address, and each stage as a launch on record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tracekern import _C
+
+if TYPE_CHECKING:
+    import torch
+
+    from tracekern.record.session import Capture
+
+FACTS = _C.families["gemm"]
+STAGINGS: tuple[str, ...] = tuple(FACTS.stagings)
+"""How weights come to the multiplication; the results are the same bits."""
+
+_TENSORS = (
+    "expert_ids",
+    "abort",
+    "x",
+    "topk_ids",
+    "topk_weights",
+    "w13",
+    "w2",
+    "expert_offset",
+    "tile_end",
+    "inverse",
+    "x_rows",
+    "middle_rows",
+    "result_rows",
+    "out",
+)
+"""Names of the tensors of the native Call (GemmArgs in csrc/moe/gemm/layout.h)."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a call that its kernels get besides tensors; 0 where none of its stages reads it."""
+
+    num_experts: int
+    num_listed: int
+    hidden: int = 0
+    intermediate: int = 0
+    num_tokens: int = 0
+    topk: int = 0
+
+
+def launch(
+    stages: Sequence[str],
+    sizes: Sizes,
+    tensors: dict[str, torch.Tensor | None],
+    *,
+    device: torch.device,
+    staging: str = "direct",
+    capture: Capture | None = None,
+) -> None:
+    """Starts stages one after the other on the current stream of `device`; on the CPU runs them.
+
+    tensors: by name of _TENSORS, those that the stages use.
+    """
+    addresses = {name: 0 if (tensor := tensors.get(name)) is None else tensor.data_ptr() for name in _TENSORS}
+    if device.type == "cpu":
+        _launch(_C.families["gemm"], stages, {**vars(sizes), **addresses}, 0, staging, capture)
+        return
+    import torch
+
+    from tracekern import _cuda
+
+    with torch.cuda.device(device):
+        stream = torch.cuda.current_stream().cuda_stream
+        _launch(_cuda.families["gemm"], stages, {**vars(sizes), **addresses}, stream, staging, capture)
+
+
+def _launch(
+    native: Any, stages: Sequence[str], given: dict[str, int], stream: int, staging: str, capture: Capture | None
+) -> None:
+    call = native.Call(**given)
+    for stage in stages:
+        num_blocks, num_warps = native.grid(stage, staging, call)
+        descriptor = 0
+        if capture is not None:
+            descriptor = capture.launch(
+                stage,
+                grid=num_blocks,
+                warps=num_warps,
+                stream=stream,
+                events=FACTS.event_table(),
+                roles=tuple(FACTS.roles),
+            ).descriptor
+        native.run(
+            stage=stage,
+            staging=staging,
+            call=call,
+            num_blocks=num_blocks,
+            num_warps=num_warps,
+            descriptor=descriptor,
+            stream=stream,
+        )
