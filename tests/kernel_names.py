@@ -32,7 +32,9 @@ def readable(symbol: str) -> str:
     stages = [int(choice.rpartition(")")[2]) for choice in choices if "Stage)" in choice]
     if stages:  # one body for several kernels
         words = f"{family}_{_C.families[family].stages[stages[0]]}"
-    variant = [variants[int(choice.rpartition(")")[2])] for choice in choices if "Variant)" in choice or "Staging)" in choice]
+    variant = [
+        variants[int(choice.rpartition(")")[2])] for choice in choices if "Variant)" in choice or "Staging)" in choice
+    ]
     number = [_NUMBERS[choice] for choice in choices if choice in _NUMBERS]
     number += [_MESSAGES[choice] for choice in choices if choice in _MESSAGES]
     recorder = _FORMATS[int(found["format"])] if found["traced"] == "true" else "off"

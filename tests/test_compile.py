@@ -112,9 +112,8 @@ def by_recorder(kernels: dict[str, str]) -> dict[str, dict[str, str]]:
     return grouped
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=IDS)
-def test_sm_90_has_no_stack_and_no_spills(source):
-    log = compiler_output(compile_sm_90(source)[1]).read_text()
+def assert_no_stack_and_no_spills(cubin: Path) -> None:
+    log = compiler_output(cubin).read_text()
     frames = re.findall(
         r"properties for (\w+)\n\s*(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log
     )
@@ -122,6 +121,28 @@ def test_sm_90_has_no_stack_and_no_spills(source):
     assert kernels
     assert set(kernels) <= {name for name, *_ in frames}
     assert [frame for frame in frames if frame[1:] != ("0", "0", "0")] == []
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=IDS)
+def test_sm_90_has_no_stack_and_no_spills(source):
+    assert_no_stack_and_no_spills(compile_sm_90(source)[1])
+
+
+def test_int4_experts_have_no_spills_on_sm_80():
+    # The device that their contract was written for.
+    command = (*(word for word in NVCC if word != "-arch=sm_90"), "-arch=sm_80", "-cubin", "-Xptxas", "-v")
+    assert_no_stack_and_no_spills(compile_cached(command, CSRC / "moe" / "gemm" / "kernels.cu", ".sm_80.cubin"))
+
+
+def test_int4_experts_multiply_sparse_matrices_with_both_selectors():
+    # A step is half 0 and half 1, of gate and up in K2.
+    wanted = re.compile(r"mma\.sp::ordered_metadata\S+\s+.*, (\d);")
+    texts = ptx_kernels(CSRC / "moe" / "gemm" / "kernels.cu")
+    for name, paths in (("gemm_k2_direct_off", 2), ("gemm_k2_pinned_off", 2), ("gemm_k4_pinned_off", 1)):
+        selectors = wanted.findall(texts[name])
+        steps = 4 if "direct" in name else 1  # groups that are loaded ahead stand in the code one after the other
+        assert sorted(selectors) == ["0"] * (paths * steps) + ["1"] * (paths * steps)
+        assert texts[name].count("ldmatrix.sync.aligned.m8n8.x4.trans") == 2 * steps
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=IDS)

@@ -118,14 +118,15 @@ def _quantise(kept: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 def _choose_scale(kept: torch.Tensor) -> torch.Tensor:
     """Returns a scale in bf16 for each 8 numbers, [..., 1] fp32: one that makes all of them whole, if there is one.
 
-    The largest is then a whole multiple, 1 to 8, of the scale. Elsewhere it is made 7.
+    The largest is then a whole multiple of the scale, by 1 to 8. Elsewhere it is made 7. Of a negative scale 8 steps up
+    are there, and 7 down.
     """
     import torch
 
     largest = kept.abs().amax(-1, keepdim=True)
     chosen = (largest / 7).bfloat16().float()
     is_exact = (_quantise(kept, chosen) * chosen == kept).all(-1, keepdim=True)
-    for multiple in (8, 6, 5, 4, 3, 2, 1):
+    for multiple in (8, 6, 5, 4, 3, 2, 1, -8):
         scale = (largest / multiple).bfloat16().float()
         fits = (_quantise(kept, scale) * scale == kept).all(-1, keepdim=True)
         chosen = torch.where(fits & ~is_exact, scale, chosen)

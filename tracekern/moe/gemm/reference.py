@@ -10,8 +10,8 @@ at most 2 u for each of its terms; the scale is multiplied and added in one roun
     |silu(G') U' - silu(G) U| <= 1.1 |dG| |U| + |silu(G)| |dU| + 1.1 |dG dU| + 9 u |silu(G') U'| + 2^-120 |U'|
 
 because the slope of silu is below 1.1, and exponential, sum, quotient and product are off by 4, 1, 1 and 1 u; the last
-term stands for an exponential that overflows. Rounding to bf16 adds 2^-8 of the value, at least 2^-134. Two units in the
-last place, as one would like to have it, do not hold where a sum cancels.
+term stands for an exponential that overflows. Rounding to bf16 adds 2^-8 of the value, at least 2^-134. A bound of two
+units in the last place would not hold where a sum cancels.
 """
 
 from __future__ import annotations

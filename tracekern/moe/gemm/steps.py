@@ -56,7 +56,9 @@ def permute(
     num_tokens, topk = topk_ids.shape
     num_listed = num_experts if eids is None else eids.numel()
     permuted = Permuted(
-        x.new_empty((num_tokens * topk, x.shape[1])), topk_ids.new_empty(num_experts + 1), topk_ids.new_empty(topk_ids.shape)
+        x.new_empty((num_tokens * topk, x.shape[1])),
+        topk_ids.new_empty(num_experts + 1),
+        topk_ids.new_empty(topk_ids.shape),
     )
     tensors = {
         "x": x,
@@ -84,8 +86,8 @@ def k2(
 ) -> torch.Tensor:
     """Returns silu(gate) * up of rows [M, hidden] bf16, [M, intermediate] bf16; rows of no expert are not written.
 
-    off_e: [num_experts + 1] int32, looked at on the host. w13: see pack_w13(). eids: see permute(). abort: an int32 that
-    makes the kernel return at once while it is not 0. Raises BadInput.
+    off_e: [num_experts + 1] int32, looked at on the host. w13: see pack_w13(). eids: see permute(). abort: an int32
+    that makes the kernel return at once while it is not 0. Raises BadInput.
     """
     checks.check_rows("x_perm", x_perm)
     intermediate = w13.shape[2] // 2 if w13.ndim == 4 else 0

@@ -1,0 +1,81 @@
+"""Packed weights and rows for tests of int4 experts, and how many instructions the CPU backend emulates for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tracekern.moe.gemm.kernels import FACTS
+
+HIDDEN = 256
+"""And intermediate size, where a test needs no other."""
+MAX_INSTRUCTIONS = 20_000
+SCALES = {
+    "plain": (0.01, 0.03),
+    "negative": (-0.03, -0.01),
+    "zero": (0.0, 0.0),
+    "subnormal": (2.0**-133, 2.0**-127),
+}
+"""Kind -> smallest and largest scale."""
+
+
+def draw_words(experts: int, channels: int, rows: int, *, scale: str = "plain", seed: int = 0) -> torch.Tensor:
+    """Words with every number and every place."""
+    generator = torch.Generator().manual_seed(seed)
+    size = (experts, channels // 64, rows, 2)
+    low, high = SCALES[scale]
+    scales = torch.rand(size, generator=generator, dtype=torch.float64) * (high - low) + low
+    bits = scales.float().bfloat16().view(torch.int16).long()
+    return torch.randint(0, 1 << 48, size, generator=generator) | bits << 48
+
+
+def draw_rows(count: int, channels: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn((count, channels), generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def offsets_of(counts: list[int]) -> torch.Tensor:
+    return torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Experts of one size, a batch and its routing."""
+
+    x: torch.Tensor
+    topk_ids: torch.Tensor
+    topk_ws: torch.Tensor
+    w13: torch.Tensor
+    w2: torch.Tensor
+
+    @property
+    def experts(self) -> int:
+        return int(self.w13.shape[0])
+
+
+def draw_layer(tokens: int, topk: int, experts: int, *, size: int = HIDDEN, only_expert: int | None = None) -> Layer:
+    """A layer with hidden and intermediate `size`. only_expert: the first choice of all tokens."""
+    generator = torch.Generator().manual_seed(2)
+    ids = torch.rand((tokens, experts), generator=generator).argsort(dim=1)[:, :topk].int().contiguous()
+    if only_expert is not None:
+        ids[:, 0] = only_expert
+    layer = Layer(
+        draw_rows(tokens, size),
+        ids,
+        torch.rand((tokens, topk), generator=generator),
+        draw_words(experts, size, 2 * size, seed=3),
+        draw_words(experts, size, size, seed=4),
+    )
+    counts = torch.bincount(ids[ids >= 0].flatten(), minlength=experts).tolist()
+    assert instructions("k2", counts, size, size) + instructions("k4", counts, size, size) <= MAX_INSTRUCTIONS
+    return layer
+
+
+def num_tiles(counts: list[int]) -> int:
+    return sum(-(-count // FACTS.tile_tokens) for count in counts)
+
+
+def instructions(stage: str, counts: list[int], channels: int, outputs: int) -> int:
+    """Multiplications of a kernel: per tile 8 warps and phases, a step for 32 channels, two paths in K2."""
+    steps = channels // 32 * (2 if stage == "k2" else 1)
+    return num_tiles(counts) * (outputs // FACTS.tile_outputs) * 8 * steps
