@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +27,9 @@ from int4_experts import (
 import tracekern
 from tracekern.errors import BadInput
 from tracekern.moe.gemm import fused_moe_apply, k2, k4, pack_w2, pack_w13, permute, router, unpack, unpermute
-from tracekern.moe.gemm.kernels import STAGINGS, Sizes, launch
+from tracekern.moe.gemm.apply import STAGES
+from tracekern.moe.gemm.checks import MAX_SHARED_BYTES
+from tracekern.moe.gemm.kernels import FACTS, STAGINGS, Sizes, launch
 from tracekern.moe.gemm.reference import k2_reference, k4_reference
 from tracekern.moe.reference import weighted_sum
 from tracekern.moe.routing import Batch
@@ -245,7 +251,7 @@ def test_a_call_is_on_record_tile_by_tile(tmp_path: Path):
     with tracekern.capture(tmp_path, device="cpu") as capture:
         fused_moe_apply(layer.x, layer.topk_ids, layer.topk_ws, layer.w13, layer.w2, capture=capture)
     timeline = tracekern.load(tmp_path)
-    assert [launch.name for launch in timeline.launches] == ["layout", "permute", "k2", "k4", "unpermute"]
+    assert [launch.name for launch in timeline.launches] == list(STAGES)
     assert not timeline.problems
     tiles = 2 * num_tiles(torch.bincount(layer.topk_ids.flatten(), minlength=4).tolist())
     names = np.array([event.name for event in timeline.events])[timeline.spans.event]
@@ -295,7 +301,7 @@ def with_scale(words: torch.Tensor, scale: float) -> torch.Tensor:
 REFUSED = {
     "hidden": (lambda: refused(x=draw_rows(3, 192)), "channels of x is 192; wanted a multiple of 128"),
     "intermediate": (lambda: refused(w13=draw_words(4, 128, 320)), "intermediate is 160; wanted a multiple of 128"),
-    "shared memory": (lambda: refused(x=draw_rows(3, 14592)), "14592 channels need 234512 bytes of shared memory"),
+    "shared memory": (lambda: refused(x=draw_rows(3, 14592)), "14592 channels need 234496 bytes of shared memory"),
     "shape of w2": (lambda: refused(w2=draw_words(4, 256, 128)), "w2 is torch.int64"),
     "experts of w2": (lambda: refused(w2=draw_words(3, 128, 128)), "w13 has 4 experts, w2 3"),
     "dtype of x": (lambda: refused(x=torch.ones(3, 128)), "x is torch.float32"),
@@ -346,3 +352,23 @@ def test_the_package_is_no_family_of_variants():
     from tracekern.moe.families import FAMILIES
 
     assert sorted(FAMILIES) == ["low_latency", "p2p"]
+
+
+# ---- the page ----
+
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "int4_sparse.md").read_text()
+
+
+def test_the_python_of_the_page_runs(tmp_path: Path):
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120)
+    assert [launch.name for launch in tracekern.load(tmp_path / "int4-capture").launches] == list(STAGES)
+
+
+def test_the_page_names_the_events_and_limits_that_there_are():
+    table = json.loads(FACTS.event_table())
+    told = re.findall(r"^\| `(\w+)` \| (?:a|each) warp", PAGE, flags=re.MULTILINE)
+    assert told == [event["name"] for event in table["events"]]
+    (most,) = re.findall(r"\(([\d,]+) channels on an H100\)", PAGE)
+    channels = int(most.replace(",", ""))
+    assert FACTS.shared_bytes(channels) <= MAX_SHARED_BYTES < FACTS.shared_bytes(channels + 128)

@@ -65,13 +65,14 @@ struct OutputTile {
 // Shared memory of a block of K2 or K4: Xsh[channels] stands behind it.
 struct alignas(16) SweepShared {
     OutputTile outputs[GemmTile::kWarps];
-    uint32_t has_aborted;
 
     TK_HOST_DEVICE static constexpr uint64_t bytes(uint32_t channels) {
         return sizeof(SweepShared) + uint64_t{channels} * sizeof(ChannelRow);
     }
     TK_DEVICE ChannelRow* x() { return reinterpret_cast<ChannelRow*>(this + 1); }
 };
+// Of 7168 channels an H100 has room for two blocks on each SM, which takes 1 KiB for itself of each: not a byte more.
+static_assert(2 * (SweepShared::bytes(7168) + (1 << 10)) <= 228 << 10);
 
 // ---- the call ----
 

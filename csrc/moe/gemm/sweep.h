@@ -154,6 +154,17 @@ TK_DEVICE void store_outputs(Warp& warp,
 
 // ---- the kernel ----
 
+// The same in all warps of the block.
+TK_DEVICE bool block_has_aborted(Warp& warp, const GemmArgs& args) {
+    if (!args.abort) return false;
+    auto& seen = warp.shared<uint32_t>();
+    if (warp.warp == 0) warp.leader([&] { seen = load_relaxed_system(args.abort); });
+    warp.block_sync();
+    const bool result = seen != 0;
+    warp.block_sync();  // before its place is another's
+    return result;
+}
+
 template <GemmStage kOwnStage, GemmStaging kStaging>
 struct GemmSweep {
     using Product = SweepProduct<kOwnStage>;
@@ -170,12 +181,13 @@ struct GemmSweep {
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const GemmArgs& args, typename Rec::Args trace) {
         Rec recorder(trace, warp, static_cast<uint32_t>(Product::kRole));
+        if (block_has_aborted(warp, args)) return;
         const uint32_t num_output_tiles = Product::outputs(args) / GemmTile::kOutputs;
         const uint32_t num_tiles = args.tile_end[args.num_listed] * num_output_tiles;
         TK_NO_UNROLL
         for (uint32_t tile = warp.block; tile < num_tiles; tile += warp.num_blocks) {
             const TileWork work = find_tile(warp, args, tile, num_output_tiles);
-            if (!preload(warp, recorder, args, work)) return;
+            preload(warp, recorder, args, work);
             TK_NO_UNROLL
             for (uint32_t phase = 0; phase < GemmTile::kPhases; ++phase) {
                 run_phase(warp, recorder, args, work, phase);
@@ -185,19 +197,11 @@ struct GemmSweep {
     }
 
 private:
-    // Returns whether to go on, the same in all warps of the block.
     template <class Rec>
-    TK_DEVICE static bool preload(Warp& warp, Rec& recorder, const GemmArgs& args, const TileWork& work) {
-        uint32_t& has_aborted = warp.shared<SweepShared>().has_aborted;
-        {
-            TK_RANGE(recorder, GemmEvent::preload, work.expert, work.token_tile, work.output_tile);
-            if (warp.warp == 0) {
-                warp.leader([&] { has_aborted = args.abort && load_relaxed_system(args.abort); });
-            }
-            load_x<Product>(warp, args, work);
-            TK_END_AFTER_BARRIER(warp);
-        }
-        return has_aborted == 0;
+    TK_DEVICE static void preload(Warp& warp, Rec& recorder, const GemmArgs& args, const TileWork& work) {
+        TK_RANGE(recorder, GemmEvent::preload, work.expert, work.token_tile, work.output_tile);
+        load_x<Product>(warp, args, work);
+        TK_END_AFTER_BARRIER(warp);
     }
 
     template <class Rec>
