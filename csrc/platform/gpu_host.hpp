@@ -412,6 +412,17 @@ inline void load_kernel(const void* kernel) {
     TK_CUDA(cudaFuncGetAttributes(&attributes, kernel));
 }
 
+// What ptxas gave a kernel, of each thread.
+struct KernelResources {
+    uint32_t registers;
+    uint64_t local_bytes;  // stack and spills
+};
+inline KernelResources kernel_resources(const void* kernel) {
+    cudaFuncAttributes attributes;
+    TK_CUDA(cudaFuncGetAttributes(&attributes, kernel));
+    return {static_cast<uint32_t>(attributes.numRegs), attributes.localSizeBytes};
+}
+
 // How a kernel is launched. Options are added with the first kernel that needs them.
 struct LaunchOptions {
     uint32_t num_blocks;

@@ -40,6 +40,18 @@ private:
 void register_gemm(pybind11::module_& extension) {
     auto family = family_module<Gemm>(extension);
     bind_gemm_kernels<GemmOnGpu>(family);
+    // (registers, bytes of stack and spills) of a thread.
+    family.def(
+        "resources",
+        [](const std::string& stage, const std::string& staging, bool is_traced) {
+            const GemmConfig config{enum_named<GemmStaging>("staging", staging, kGemmStagingNames)};
+            const auto own = enum_named<GemmStage>("stage", stage, kGemmStageNames);
+            const auto found = kernel_resources(kernel_address<Gemm>(config, own, is_traced, RecordFormat::span));
+            return pybind11::make_tuple(found.registers, found.local_bytes);
+        },
+        pybind11::arg("stage"),
+        pybind11::arg("staging"),
+        pybind11::arg("is_traced") = false);
 }
 
 }  // namespace tracekern
