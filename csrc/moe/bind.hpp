@@ -168,8 +168,8 @@ void bind_pipeline(pybind11::module_& family) {
             pipeline.run(stage, trace, stream);
         }
     };
-    py::class_<Pipeline>(family, "Pipeline")
-        .def(py::init(make), py::keep_alive<1, 2>(), py::arg("comm"))
+    py::class_<Pipeline> bound(family, "Pipeline");
+    bound.def(py::init(make), py::keep_alive<1, 2>(), py::arg("comm"))
         .def("reset", &Pipeline::reset)
         .def("set_call",
              &set_call<Pipeline>,
@@ -184,6 +184,15 @@ void bind_pipeline(pybind11::module_& family) {
         // Several stages with one call: between two launches of a traced call the GPU is to wait no longer than between
         // those of an untraced one.
         .def("run_stages", run, py::arg("stages"), py::arg("descriptors"), py::arg("stream") = 0);
+    // Addresses of what dispatch leaves, for experts that are kernels of their own: the first row of each local expert,
+    // and the rows, which combine reads. 0 where there are no rows.
+    if constexpr (requires(Pipeline& pipeline) { pipeline.args().expert_rows; }) {
+        bound.def_property_readonly("expert_input", [](Pipeline& pipeline) {
+            const auto& args = pipeline.args();
+            return py::make_tuple(reinterpret_cast<uint64_t>(args.expert_offset),
+                                  reinterpret_cast<uint64_t>(args.expert_rows));
+        });
+    }
 }
 
 }  // namespace tracekern

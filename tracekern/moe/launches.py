@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tracekern.comm.communicator import Communicator
@@ -14,16 +15,30 @@ Run = Callable[[Sequence[str], Sequence[int], int], None]
 """Launches stages with their descriptors on a stream."""
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What a capture is told of a kernel."""
+
+    events: Any
+    roles: tuple[str, ...]
+    grid: int
+    warps: int
+
+
 class Launches:
-    """Starts kernels of one family on this rank, all with the same grid."""
+    """Starts kernels of one family on this rank, all with the same grid, and others between them."""
 
     def __init__(self, comm: Communicator, events: Any, roles: Sequence[str], grid: int, warps: int) -> None:
         """events, roles: of the family, for captures."""
         self._comm = comm
-        self._events, self._roles = events, tuple(roles)
-        self.grid, self.warps = grid, warps
+        self._own = Kind(events, tuple(roles), grid, warps)
+        self._others: dict[str, Kind] = {}
         self.late_us = 0
         """How much later than its host this rank's next calls begin, to see how the others wait."""
+
+    def add_stage(self, stage: str, events: Any, roles: Sequence[str], grid: int, warps: int) -> None:
+        """Tells of a kernel that is not the family's."""
+        self._others[stage] = Kind(events, tuple(roles), grid, warps)
 
     def start(
         self,
@@ -91,13 +106,14 @@ class Launches:
     def _descriptor(self, stage: str, epoch: int, capture: Capture | None, stream: int, ahead: bool) -> int:
         if capture is None:
             return 0
+        kind = self._others.get(stage, self._own)
         launch = capture.launch(
             stage,
-            grid=self.grid,
-            warps=self.warps,
+            grid=kind.grid,
+            warps=kind.warps,
             stream=stream,
-            events=self._events,
-            roles=self._roles,
+            events=kind.events,
+            roles=kind.roles,
             epoch=epoch,
             ahead=ahead,
         )

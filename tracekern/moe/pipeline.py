@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from tracekern.comm.group import Group
 from tracekern.errors import BadInput
 from tracekern.formatting import count
 from tracekern.moe.experts import Experts
+from tracekern.moe.gemm.experts import ExpertKernels, Int4Experts
 from tracekern.moe.launches import Launches
 from tracekern.moe.routing import torch_dtype
 from tracekern.moe.shape import MoeShape, check_range, check_tensor, describe_tensor
@@ -84,6 +86,7 @@ class Pipeline:
         on_cpu = {"executor": executor} if backend == "cpu" else {}
         self._native = _make_native(family, self.comm, backend, {**sizes, **kind, **grid, **on_cpu})
         self._launches = Launches(self.comm, facts.event_table(), facts.roles, num_blocks, warps_per_block)
+        self._expert_kernels: ExpertKernels | None = None
         self.comm.on_reset(self._native.reset)
         group.barrier()
 
@@ -139,11 +142,28 @@ class Pipeline:
             out=out.data_ptr(),
             num_tokens=x.shape[0],
         )
-        self._launches.start(self.stages, self._run, self.epoch, capture, after_stage)
+        self._launches.start(self._stages_with(experts), self._run, self.epoch, capture, after_stage)
         return out
 
+    def _stages_with(self, experts: Experts) -> tuple[str, ...]:
+        """Returns the kernels of a call with these experts, in order. Raises BadInput."""
+        if not isinstance(experts, Int4Experts):
+            return self.stages
+        stages = ExpertKernels.stages_within(self.stages)
+        if self._expert_kernels is None or self._expert_kernels.experts is not experts:
+            self._expert_kernels = ExpertKernels(self.comm, experts, self.shape, self._native.expert_input)
+            self._expert_kernels.add_to(self._launches)
+        return stages
+
     def _run(self, stages: Sequence[str], descriptors: Sequence[int], stream: int) -> None:
-        self._native.run_stages(list(stages), list(descriptors), stream=stream)
+        given = zip(stages, descriptors, strict=True)
+        for is_expert, some in itertools.groupby(given, lambda pair: pair[0] in ExpertKernels.STAGES):
+            names, numbers = map(list, zip(*some, strict=True))
+            if not is_expert:
+                self._native.run_stages(names, numbers, stream=stream)
+            elif self._expert_kernels is not None:
+                for name, number in zip(names, numbers, strict=True):
+                    self._expert_kernels.run(name, number, stream)
 
     def _check_tensors(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor) -> None:
         import torch

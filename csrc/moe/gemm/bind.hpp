@@ -60,7 +60,8 @@ inline void bind_gemm_facts(pybind11::module_& family) {
     family.def("shared_bytes", &SweepShared::bytes, pybind11::arg("channels"));
 }
 
-// Binds Call, the tensors of a call by address, grid() and run(). Backend: where kernels run.
+// Binds Call, the tensors of a call by address, grid() and run(). Backend: where kernels run. comm: whose rank they
+// belong to, or None.
 template <class Backend>
 void bind_gemm_kernels(pybind11::module_& family) {
     namespace py = pybind11;
@@ -85,10 +86,11 @@ void bind_gemm_kernels(pybind11::module_& family) {
                                  uint32_t num_blocks,
                                  uint32_t num_warps,
                                  uint64_t descriptor,
-                                 uint64_t stream) {
+                                 uint64_t stream,
+                                 const typename Backend::Communicator* comm) {
         with_body(stage, staging, [&]<class Body>(const GemmConfig& config) {
             py::gil_scoped_release release;
-            Backend::template run<Body>(config, args, GemmGrid{num_blocks, num_warps}, descriptor, stream);
+            Backend::template run<Body>(config, args, GemmGrid{num_blocks, num_warps}, descriptor, stream, comm);
         });
     };
     family.def("grid", grid, py::arg("stage"), py::arg("staging"), py::arg("call"));
@@ -101,7 +103,8 @@ void bind_gemm_kernels(pybind11::module_& family) {
                py::arg("num_blocks"),
                py::arg("num_warps"),
                py::arg("descriptor"),
-               py::arg("stream"));
+               py::arg("stream"),
+               py::arg("comm") = py::none());
 }
 
 }  // namespace tracekern

@@ -1,8 +1,8 @@
 // tracekern._C.families["gemm"]
 #include <algorithm>
 
+#include "comm/communicator_cpu.hpp"
 #include "moe/gemm/bind.hpp"
-#include "platform/cpu_executor.hpp"
 
 namespace tracekern {
 
@@ -10,16 +10,25 @@ namespace {
 
 // A few blocks share the tiles, so that tests see blocks with several tiles and with none.
 struct GemmOnCpu {
+    using Communicator = CpuCommunicator;
+
     template <class Body>
     static GemmGrid grid(const GemmConfig&, const GemmArgs&) {
         return {Body::kIsOneBlock ? 1u : 3u, std::min(Body::kNumWarps, GemmTile::kWarps)};
     }
 
+    // On the clock of the rank, where there is one.
     template <class Body>
-    static void run(const GemmConfig&, const GemmArgs& args, GemmGrid grid, TraceChoice trace, uint64_t) {
+    static void run(
+        const GemmConfig&, const GemmArgs& args, GemmGrid grid, TraceChoice trace, uint64_t, const Communicator* comm) {
         const CpuLaunch launch{grid.num_blocks, grid.num_warps, Body::shared_bytes(args, grid.num_warps)};
         with_recorder(trace, [&]<class Rec>(typename Rec::Args trace_args) {
-            launch_cpu(launch, [&](Warp& warp) { Body::template run<Rec>(warp, args, trace_args); });
+            const auto kernel = [&](Warp& warp) { Body::template run<Rec>(warp, args, trace_args); };
+            if (comm) {
+                comm->launch(launch, kernel);
+            } else {
+                launch_cpu(launch, kernel);
+            }
         });
     }
 };

@@ -9,6 +9,8 @@ namespace tracekern {
 namespace {
 
 struct GemmOnGpu {
+    using Communicator = CudaCommunicator;
+
     // Blocks that are resident together share the work: no kernel here waits for another block.
     template <class Body>
     static GemmGrid grid(const GemmConfig& config, const GemmArgs& args) {
@@ -19,7 +21,12 @@ struct GemmOnGpu {
     }
 
     template <class Body>
-    static void run(const GemmConfig& config, GemmArgs args, GemmGrid grid, TraceChoice trace, uint64_t stream) {
+    static void run(const GemmConfig& config,
+                    GemmArgs args,
+                    GemmGrid grid,
+                    TraceChoice trace,
+                    uint64_t stream,
+                    const Communicator*) {
         LaunchSize size{grid.num_blocks, grid.num_warps};
         const void* kernel = kernel_address<Gemm>(config, Body::kStage, trace.is_traced(), trace.format());
         launch_kernel(kernel, options<Body>(args, grid, stream), {trace_argument(trace), &args, &size});

@@ -61,23 +61,35 @@ def launch(
 
     tensors: by name of _TENSORS, those that the stages use.
     """
-    addresses = {name: 0 if (tensor := tensors.get(name)) is None else tensor.data_ptr() for name in _TENSORS}
+    native = native_of(device.type)
     if device.type == "cpu":
-        _launch(_C.families["gemm"], stages, {**vars(sizes), **addresses}, 0, staging, capture)
+        _launch(native, stages, make_call(native, sizes, tensors), 0, staging, capture)
         return
     import torch
 
-    from tracekern import _cuda
-
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream().cuda_stream
-        _launch(_cuda.families["gemm"], stages, {**vars(sizes), **addresses}, stream, staging, capture)
+        _launch(native, stages, make_call(native, sizes, tensors), stream, staging, capture)
 
 
-def _launch(
-    native: Any, stages: Sequence[str], given: dict[str, int], stream: int, staging: str, capture: Capture | None
-) -> None:
-    call = native.Call(**given)
+def native_of(backend: str) -> Any:
+    """Returns the native module of the kernels."""
+    if backend == "cpu":
+        return FACTS
+    from tracekern import _cuda
+
+    return _cuda.families["gemm"]
+
+
+def make_call(
+    native: Any, sizes: Sizes, tensors: dict[str, torch.Tensor | None], places: dict[str, int] | None = None
+) -> Any:
+    """Returns a native Call of these tensors, and of what lies at other addresses. Both by name of _TENSORS."""
+    known = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
+    return native.Call(**vars(sizes), **(dict.fromkeys(_TENSORS, 0) | known | (places or {})))
+
+
+def _launch(native: Any, stages: Sequence[str], call: Any, stream: int, staging: str, capture: Capture | None) -> None:
     for stage in stages:
         num_blocks, num_warps = native.grid(stage, staging, call)
         descriptor = 0

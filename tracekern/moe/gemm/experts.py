@@ -1,0 +1,129 @@
+"""int4 experts between dispatch and combine of a pipeline: K2 and K4 on the rows where dispatch left them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tracekern.errors import BadInput
+from tracekern.moe.experts import Experts
+from tracekern.moe.gemm import checks
+from tracekern.moe.gemm.kernels import FACTS, Sizes, make_call, native_of
+from tracekern.moe.gemm.steps import k2, k4
+
+if TYPE_CHECKING:
+    import torch
+
+    from tracekern.comm.communicator import Communicator
+    from tracekern.moe.launches import Launches
+    from tracekern.moe.shape import MoeShape
+
+
+@dataclass(frozen=True)
+class Int4Experts(Experts):
+    """The experts of all ranks, as pack_w13() and pack_w2() make them. Pipelines take them for bf16.
+
+    `scale` is 1 for each: what comes back from an expert is moved and weighted, and no longer scaled.
+    """
+
+    w13: torch.Tensor
+    w2: torch.Tensor
+
+    @classmethod
+    def of(cls, w13: torch.Tensor, w2: torch.Tensor) -> Int4Experts:
+        import torch
+
+        return cls(torch.ones(w13.shape[0], dtype=torch.float32, device=w13.device), w13, w2)
+
+    @property
+    def intermediate(self) -> int:
+        return int(self.w13.shape[2]) // 2
+
+    def to(self, device: str) -> Int4Experts:
+        return Int4Experts(self.scale.to(device), self.w13.to(device), self.w2.to(device))
+
+    def apply(self, rows: torch.Tensor, expert: torch.Tensor) -> torch.Tensor:
+        """Applies expert [n] to rows [n, hidden] bf16 on their device. Returns [n, hidden] bf16."""
+        import torch
+
+        order = torch.argsort(expert, stable=True)
+        counts = torch.bincount(expert, minlength=self.w13.shape[0])
+        off_e = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
+        result = torch.empty_like(rows)
+        result[order] = k4(k2(rows[order], off_e, self.w13), off_e, self.w2)
+        return result
+
+    def check(self, comm: Communicator, shape: MoeShape) -> None:
+        super().check(comm, shape)
+        if shape.dtype != "bf16":
+            raise BadInput(f"dtype is {shape.dtype}; int4 experts take bf16")
+        checks.check_size("hidden", shape.hidden)
+        checks.check_size("intermediate", self.intermediate)
+        checks.check_device(self.scale, max(shape.hidden, self.intermediate))
+        checks.check_weights("w13", self.w13, shape.hidden, 2 * self.intermediate, self.scale)
+        checks.check_weights("w2", self.w2, self.intermediate, shape.hidden, self.scale)
+
+
+class ExpertKernels:
+    """The kernels of this rank's experts, for the calls of one pipeline."""
+
+    STAGES = ("tiles", "k2", "k4")
+
+    def __init__(
+        self, comm: Communicator, experts: Int4Experts, shape: MoeShape, expert_input: tuple[int, int]
+    ) -> None:
+        """expert_input: addresses of the first row of each local expert, and of the rows, which results replace."""
+        import torch
+
+        self.experts = experts
+        self._comm = comm
+        self._native = native_of(comm.device.backend)
+        num_local = shape.num_local_experts
+        first = comm.group.rank * num_local
+        off_e, rows = expert_input
+        max_rows = shape.num_ranks * shape.max_tokens * shape.topk
+        self._tensors = {
+            "w13": experts.w13[first : first + num_local],
+            "w2": experts.w2[first : first + num_local],
+            "tile_end": experts.w13.new_empty(num_local + 1, dtype=torch.int32),
+            "middle_rows": experts.w13.new_empty((max_rows, experts.intermediate), dtype=torch.bfloat16),
+        }
+        places = {
+            "expert_offset": off_e,
+            "x_rows": rows,
+            "result_rows": rows,
+            "abort": comm.native.heap_addresses[comm.group.rank],  # HeapControl begins with it
+        }
+        sizes = Sizes(num_local, num_local, shape.hidden, experts.intermediate)
+        self._call = make_call(self._native, sizes, self._tensors, places)
+        with comm.device.active():
+            self._grids = {stage: self._native.grid(stage, "direct", self._call) for stage in self.STAGES}
+
+    def add_to(self, launches: Launches) -> None:
+        """Tells of the kernels that come between those of the pipeline's family."""
+        for stage, (num_blocks, num_warps) in self._grids.items():
+            launches.add_stage(stage, FACTS.event_table(), FACTS.roles, num_blocks, num_warps)
+
+    def run(self, stage: str, descriptor: int, stream: int) -> None:
+        """Launches a stage; on the CPU runs it."""
+        num_blocks, num_warps = self._grids[stage]
+        self._native.run(
+            stage=stage,
+            staging="direct",
+            call=self._call,
+            num_blocks=num_blocks,
+            num_warps=num_warps,
+            descriptor=descriptor,
+            stream=stream,
+            comm=self._comm.native,
+        )
+
+    @classmethod
+    def stages_within(cls, stages: Sequence[str]) -> tuple[str, ...]:
+        """Returns the kernels of a call with these experts in place of `scale_experts`. Raises BadInput."""
+        own = [stage for stage in stages if stage != "scale_experts"]
+        at = next((idx for idx, stage in enumerate(own) if stage.startswith("combine")), None)
+        if at is None:
+            raise BadInput("variant pipelined calls its experts inside its kernel, and takes no int4 experts")
+        return (*own[:at], *cls.STAGES, *own[at:])
