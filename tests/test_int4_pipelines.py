@@ -92,3 +92,46 @@ def test_what_takes_no_int4_experts_says_so():
     wide = MoeShape(1, TOKENS, EXPERTS, TOPK, SIZE, "fp32")
     with pytest.raises(BadInput, match="dtype is fp32; int4 experts take bf16"):
         P2PPipeline(Group(0, 1), wide, "fused")(batch.x.float(), batch.topk_idx, batch.topk_weights, experts)
+
+
+# ---- tracekern run moe ----
+
+RUN = ("run", "moe", "--expert", "int4_sparse", "--backend", "cpu", "--iterations", 1)
+SMALL = ("--ranks", 2, "--tokens", 4, "--hidden", SIZE, "--intermediate", SIZE, "--experts", EXPERTS, "--topk", TOPK)
+
+
+def test_a_run_with_int4_experts_checks_its_results(command_line, tmp_path: Path):
+    done = command_line(*RUN, *SMALL, "--variant", "dedup", "-o", tmp_path / "capture")
+    assert done.returncode == 0, done.stderr
+    assert "int4 experts of intermediate size 128" in done.stdout
+    assert "every result equals the reference, bit by bit" in done.stdout
+    timeline = tracekern.load(tmp_path / "capture")
+    settings = timeline.ranks[0].metadata["settings"]
+    assert (settings["expert"], settings["intermediate"]) == ("int4_sparse", SIZE)
+    assert {"k2", "k4"} <= {launch.name for launch in timeline.launches}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (("--variant", "pipelined"), "--expert is int4_sparse; variant pipelined takes scale alone"),
+        (("--variant", "low_latency"), "--expert is int4_sparse; variant low_latency takes scale alone"),
+        (("--variant", "flag", "--dtype", "fp16"), "--dtype is fp16; expert int4_sparse takes bf16"),
+        (("--variant", "flag", "--hidden", 192), "--hidden is 192; expert int4_sparse takes a multiple of 128"),
+        (("--variant", "flag", "--intermediate", 64), "--intermediate is 64; expert int4_sparse takes a multiple"),
+        (("--variant", "flag", "--hidden", 14592), "--hidden is 14592, intermediate 128; expert int4_sparse takes at"),
+    ],
+)
+def test_a_run_that_has_no_int4_experts_is_refused(command_line, changes, told):
+    done = command_line(*RUN, *SMALL, *changes, "--no-trace")
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_all_variants_leave_out_those_that_take_no_int4_experts(command_line):
+    done = command_line(*RUN, *SMALL, "--variant", "all", "--no-trace")
+    assert done.returncode == 0, done.stderr
+    left_out = [line.split()[0] for line in done.stderr.splitlines() if "is left out" in line]
+    assert left_out == ["reference", "sorted", "low_latency", "pipelined"]
+    assert done.stdout.count("bit by bit") == len(VARIANTS)

@@ -63,6 +63,9 @@ _Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="DIR", parser=options.output_path, help="Directory for capture and trace."),
 ]
+_TorchProfiler = Annotated[
+    bool, typer.Option("--torch-profiler", help="Add torch.profiler's lanes: threads and, on GPUs, streams.")
+]
 
 
 @app.callback()
@@ -117,6 +120,8 @@ def moe(
     experts: Annotated[int, typer.Option(help="Experts of all ranks together.")] = 64,
     topk: Annotated[int, typer.Option(help="Experts that each token goes to.")] = 6,
     dtype: Annotated[str, typer.Option(help="fp32, fp16 or bf16.")] = "bf16",
+    expert: Annotated[str, typer.Option(help="What experts do: scale rows, or int4_sparse, a network.")] = "scale",
+    intermediate: Annotated[int, typer.Option(help="Size between the two weights of an int4 expert.")] = 256,
     routing: Annotated[str, typer.Option(help="uniform, zipf or one-hot-rank.")] = "zipf",
     uneven: Annotated[bool, typer.Option("--uneven/--even", help="Let ranks differ in their number of tokens.")] = True,
     iterations: Annotated[int, typer.Option(help="Calls, back to back.")] = 3,
@@ -132,9 +137,7 @@ def moe(
     dispatch_dtype: Annotated[str, typer.Option(help="What low_latency sends in dispatch: fp8 or bf16.")] = "",
     late_rank: Annotated[int, typer.Option(help="A rank whose calls begin late; -1: none.")] = -1,
     late_us: Annotated[int, typer.Option(help="How much later they begin.")] = 300,
-    torch_profiler: Annotated[
-        bool, typer.Option("--torch-profiler", help="Add torch.profiler's lanes: threads and, on GPUs, streams.")
-    ] = False,
+    torch_profiler: _TorchProfiler = False,
     backend: Annotated[
         str, typer.Option(help="Where the kernels run: cpu, cuda, or auto: on GPUs if the ranks have room there.")
     ] = "auto",
@@ -342,7 +345,7 @@ def _print(result: _Result) -> None:
     out.print(
         f"{plan.variant}: {count(plan.iterations, 'call')} on {count(plan.ranks, 'rank')}, each with up to "
         f"{plan.tokens} tokens a rank of {plan.hidden} {plan.dtype}, top-{plan.topk} of {plan.experts} experts, "
-        + ", ".join([f"{plan.routing} routing", *_chosen_options(report)]),
+        + ", ".join([f"{plan.routing} routing", *_int4_experts(plan), *_chosen_options(report)]),
         soft_wrap=True,
     )
     title = result.summary.title if result.summary else ""
@@ -366,6 +369,10 @@ def _print(result: _Result) -> None:
             f"trace: {result.trace}   {show_it(result.trace.parent)}",
             soft_wrap=True,
         )
+
+
+def _int4_experts(plan: MoeRun) -> list[str]:
+    return [f"int4 experts of intermediate size {plan.intermediate}"] if plan.has_int4_experts else []
 
 
 def _chosen_options(report: RunReport) -> list[str]:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from tracekern.moe.experts import draw_experts
 from tracekern.moe.families import FAMILY_OF
 from tracekern.moe.reference import reference
 from tracekern.moe.routing import Batch, draw_batch
@@ -36,7 +35,9 @@ class Calls:
         self._options, self._rank, self._backend = options, rank, backend
         self._call, self._capture = call, capture
         self._num_counted = num_counted
-        self._experts = draw_experts(options.shape)
+        # The order of a sum in the matrix instruction is the device's own: int4 experts have the same bits there alone.
+        self._reference_device = backend if options.has_int4_experts else "cpu"
+        self._experts = options.draw_experts().to(self._reference_device)
         self._num_done, self._told_s = 0, time.monotonic()
         self.wrong_elements = self.num_tokens = 0
         self.times_ms: list[float] = []
@@ -97,10 +98,11 @@ class Calls:
 
     def _count_wrong(self, batch: Batch, out: torch.Tensor) -> int:
         variant, family = self._options.variant, FAMILY_OF.get(self._options.variant)
+        batch = batch.to(self._reference_device)
         if family:
             options = self._options
             wanted = family.expected(variant, batch, self._experts, options.shape, options.family_options)
         else:
             wanted = reference(batch, self._experts)
         bits = torch.int32 if out.dtype == torch.float32 else torch.int16
-        return int((wanted.view(bits) != out.cpu().view(bits)).sum())
+        return int((wanted.cpu().view(bits) != out.cpu().view(bits)).sum())

@@ -26,7 +26,7 @@ def reference(batch: Batch, experts: Experts) -> torch.Tensor:
     """
     import torch
 
-    total = torch.zeros(batch.x.shape, dtype=torch.float32)
+    total = torch.zeros(batch.x.shape, dtype=torch.float32, device=batch.x.device)
     for experts_of_choice, weights in zip(batch.topk_idx.T, batch.topk_weights.T, strict=True):
         chosen = experts_of_choice >= 0
         result = experts.apply(batch.x[chosen], experts_of_choice[chosen])

@@ -17,7 +17,10 @@ from tracekern.comm.group import MAX_HEAP_RANKS
 from tracekern.comm.host_memory import num_out_of_memory, too_few_files
 from tracekern.errors import BadInput, CommTimeout, TracekernError
 from tracekern.formatting import count, first_of_each
+from tracekern.moe.experts import Experts, draw_experts
 from tracekern.moe.families import FAMILY_OF, VARIANTS, all_options, takes_option
+from tracekern.moe.gemm.experts import EXPERTS, draw_int4_experts
+from tracekern.moe.gemm.experts import why_unsuitable as why_no_int4_experts
 from tracekern.moe.placement import Placement, place
 from tracekern.moe.routing import ROUTINGS
 from tracekern.moe.shape import MAX_EXPERTS, MAX_TOKENS, MoeShape, check_range
@@ -50,6 +53,10 @@ class MoeRun:
     experts: int = 64
     topk: int = 6
     dtype: str = "bf16"
+    expert: str = "scale"
+    """What an expert makes of a row: "scale" multiplies it by a number, "int4_sparse" is a network."""
+    intermediate: int = 256
+    """Size between the two weights of an int4 expert."""
     routing: str = "zipf"
     uneven: bool = True
     iterations: int = 3
@@ -80,6 +87,7 @@ class MoeRun:
         for name, value, wanted in (
             ("variant", self.variant, VARIANTS),
             ("routing", self.routing, ROUTINGS),
+            ("expert", self.expert, EXPERTS),
             ("backend", self.backend, ("auto", "cpu", "cuda")),
             ("keep", self.keep, ("first", "last")),
         ):
@@ -92,6 +100,7 @@ class MoeRun:
             ("tokens", self.tokens, 1, MAX_TOKENS),
             ("experts", self.experts, 1, MAX_EXPERTS),
             ("iterations", self.iterations, 1, 1_000_000),
+            ("intermediate", self.intermediate, 1, 1 << 20),
             ("seed", self.seed, 0, (1 << 63) - 1),
             ("timeout-ms", self.timeout_ms, 1, 3_600_000),
             ("every", self.every, 1, 1_000_000),
@@ -109,6 +118,8 @@ class MoeRun:
             why := FAMILY_OF[self.variant].why_unsuitable(self.shape, self.family_options)
         ):
             raise UnsuitableShape(why)
+        if self.has_int4_experts and (why := why_no_int4_experts(self.variant, self.shape, self.intermediate)):
+            raise UnsuitableShape(why)
         records = self.records_per_track
         if records != "auto" and (not isinstance(records, int) or not 1 <= records <= 1 << 24):
             raise BadInput(f"records-per-track is {records}; wanted auto or 1 to {1 << 24}")
@@ -119,6 +130,14 @@ class MoeRun:
         return MoeShape(self.ranks, self.tokens, self.experts, self.topk, self.hidden, self.dtype)
 
     @property
+    def has_int4_experts(self) -> bool:
+        return self.expert == "int4_sparse"
+
+    def draw_experts(self) -> Experts:
+        """Returns the experts of all ranks."""
+        return draw_int4_experts(self.shape, self.intermediate) if self.has_int4_experts else draw_experts(self.shape)
+
+    @property
     def workload(self) -> dict[str, Any]:
         """Returns the settings for the capture: the options that determine the work of a call.
 
@@ -127,6 +146,8 @@ class MoeRun:
         """
         names = ["variant", "tokens", "hidden", "experts", "topk", "dtype", "routing", "uneven", "seed"]
         settings = {name: getattr(self, name) for name in names}
+        if self.has_int4_experts:
+            settings |= {"expert": self.expert, "intermediate": self.intermediate}
         if self.late_rank >= 0:
             settings |= {"late_rank": self.late_rank, "late_us": self.late_us}
         options = FAMILY_OF[self.variant].options_of(self.variant) if self.variant in FAMILY_OF else []

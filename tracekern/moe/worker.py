@@ -28,8 +28,8 @@ from tracekern.errors import BadInput, CommTimeout, PeerLost, TracekernError
 from tracekern.launcher.rendezvous import join_ranks
 from tracekern.launcher.watch import CLOSE, RUN, SET_UP, enter, is_launched
 from tracekern.moe.calls import BATCHES_BYTES, Call, Calls
-from tracekern.moe.experts import draw_experts
 from tracekern.moe.families import FAMILY_OF
+from tracekern.moe.gemm.experts import tensor_bytes
 from tracekern.moe.reference import reference, sorted_all_to_all
 from tracekern.moe.routing import Batch
 from tracekern.moe.run import REPORT, MoeRun, RankReport, reference_name
@@ -136,6 +136,8 @@ def _why_no_room(options: MoeRun) -> str:
     """Returns what memory this host lacks for a run on the CPU backend; "" if there is room."""
     family = FAMILY_OF.get(options.variant)
     heap_bytes, own_bytes = family.memory(options.variant, options.shape) if family else (0, 0)
+    if options.has_int4_experts:  # the call and its reference draw them each
+        own_bytes += 2 * tensor_bytes(options.shape, options.intermediate)
     lacks = shortage(heap_bytes, own_bytes + BATCHES_BYTES, options.ranks)
     return lacks and f"run moe {lacks}"
 
@@ -174,7 +176,7 @@ def _choose_backend(options: MoeRun) -> str:
 
 def _prepare(options: MoeRun, group: Group, backend: str) -> tuple[Call, Communicator, dict[str, int]]:
     """Returns the variant as a call that waits for its work, the communicator, and the family's options by name."""
-    shape, experts, timeout_s = options.shape, draw_experts(options.shape).to(backend), options.timeout_ms / 1e3
+    shape, experts, timeout_s = options.shape, options.draw_experts().to(backend), options.timeout_ms / 1e3
     if options.variant in FAMILY_OF:
         family = FAMILY_OF[options.variant]
         pipeline = family.make_pipeline(

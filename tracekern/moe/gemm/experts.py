@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tracekern import _C
 from tracekern.errors import BadInput
 from tracekern.moe.experts import Experts
 from tracekern.moe.gemm import checks
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from tracekern.comm.communicator import Communicator
     from tracekern.moe.launches import Launches
     from tracekern.moe.shape import MoeShape
+
+EXPERTS = ("scale", "int4_sparse")
+"""Kinds of experts of `tracekern run moe`."""
+_P2P_VARIANTS: dict[str, tuple[str, ...]] = _C.families["p2p"].variants
 
 
 @dataclass(frozen=True)
@@ -127,3 +132,40 @@ class ExpertKernels:
         if at is None:
             raise BadInput("variant pipelined calls its experts inside its kernel, and takes no int4 experts")
         return (*own[:at], *cls.STAGES, *own[at:])
+
+
+def draw_int4_experts(shape: MoeShape, intermediate: int) -> Int4Experts:
+    """Returns the experts of a run, the same for every seed: all numbers and places, results about as large as x."""
+    import torch
+
+    generator = torch.Generator().manual_seed(shape.num_experts)
+
+    def draw(channels: int, rows: int) -> torch.Tensor:
+        size = (shape.num_experts, channels // 64, rows, 2)
+        # A number of four bits is 4.6 from zero on average, root mean square; one of four is there.
+        scale = torch.tensor(1 / (4.6 * (channels / 4) ** 0.5)).bfloat16().view(torch.int16)
+        return torch.randint(0, 1 << 48, size, generator=generator) | int(scale) << 48
+
+    return Int4Experts.of(draw(shape.hidden, 2 * intermediate), draw(intermediate, shape.hidden))
+
+
+def tensor_bytes(shape: MoeShape, intermediate: int) -> int:
+    """Returns the bytes of the experts' weights, and of the rows between K2 and K4 of a rank."""
+    words = shape.num_experts * 3 * (shape.hidden // 64) * intermediate * 2
+    return 8 * words + 2 * shape.num_ranks * shape.max_tokens * shape.topk * intermediate
+
+
+def why_unsuitable(variant: str, shape: MoeShape, intermediate: int) -> str:
+    """Returns why a run of the variant cannot have int4 experts; "" if it can."""
+    if variant not in _P2P_VARIANTS or variant == "pipelined":
+        takes = ", ".join(name for name in _P2P_VARIANTS if name != "pipelined")
+        return f"expert is int4_sparse; variant {variant} takes scale alone, int4_sparse goes with {takes}"
+    if shape.dtype != "bf16":
+        return f"dtype is {shape.dtype}; expert int4_sparse takes bf16"
+    for name, size in (("hidden", shape.hidden), ("intermediate", intermediate)):
+        if size == 0 or size % checks.DIVISOR:
+            return f"{name} is {size}; expert int4_sparse takes a multiple of {checks.DIVISOR}"
+    most = (checks.MAX_SHARED_BYTES - FACTS.shared_bytes(0)) // 16
+    if max(shape.hidden, intermediate) > most:
+        return f"hidden is {shape.hidden}, intermediate {intermediate}; expert int4_sparse takes at most {most}"
+    return ""
