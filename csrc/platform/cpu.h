@@ -160,6 +160,9 @@ inline uint32_t fp8_from_floats(float low, float high) {
 inline uint32_t nibbles_minus_8(uint32_t nibbles) {
     return signed_nibbles_to_bfloat16(nibbles);
 }
+inline uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
+    return select_bytes(low, high, selector);
+}
 
 // What a block gives its warps; platform/cpu_executor.hpp implements it twice.
 class BlockContext {

@@ -353,12 +353,16 @@ TK_DEVICE uint32_t count_bits(uint32_t bits) {
 }
 
 // A nibble in the low bits of the bf16 128 is 128 + nibble: one multiply-add, and no conversion, which runs on a slow
-// unit.
+// unit. One instruction masks and sets the bits of 128; of two constants the compiler would make two.
 TK_DEVICE uint32_t nibbles_minus_8(uint32_t nibbles) {
-    constexpr uint32_t k128 = 0x43004300u, kOne = 0x3f803f80u, kMinus136 = 0xc308c308u;
-    uint32_t numbers;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(numbers) : "r"(nibbles | k128), "r"(kOne), "r"(kMinus136));
+    constexpr uint32_t kNibbles = 0x000f000fu, k128 = 0x43004300u, kOne = 0x3f803f80u, kMinus136 = 0xc308c308u;
+    uint32_t biased, numbers;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(biased) : "r"(nibbles), "r"(kNibbles), "r"(k128));  // a & b | c
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(numbers) : "r"(biased), "r"(kOne), "r"(kMinus136));
     return numbers;
+}
+TK_DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
+    return __byte_perm(low, high, selector);
 }
 
 class Warp {

@@ -168,6 +168,9 @@ TK_DEVICE uint32_t fp8_from_floats(float low, float high) {
 TK_DEVICE uint32_t nibbles_minus_8(uint32_t nibbles) {
     return signed_nibbles_to_bfloat16(nibbles);
 }
+TK_DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
+    return select_bytes(low, high, selector);
+}
 
 class Warp {
 public:

@@ -48,6 +48,16 @@ TK_HOST_DEVICE uint32_t signed_nibbles_to_bfloat16(uint32_t nibbles) {
     return bits_as<uint32_t>(low) >> 16 | (bits_as<uint32_t>(high) & 0xffff0000u);
 }
 
+// Byte i is the one that 4 bits of `selector`, from bit 4 i on, name: 0-3 of `low`, 4-7 of `high`.
+TK_HOST_DEVICE uint32_t select_bytes(uint32_t low, uint32_t high, uint32_t selector) {
+    const uint64_t both = uint64_t{high} << 32 | low;
+    uint32_t result = 0;
+    for (uint32_t i = 0; i < 4; ++i) {
+        result |= (static_cast<uint32_t>(both >> (selector >> 4 * i & 7) * 8) & 0xffu) << 8 * i;
+    }
+    return result;
+}
+
 // What one lane gets of the product. rows(lane, word), column(lane, word), metadata(lane): what another lane holds; all
 // lanes ask at once. Products of two bf16 are exact in fp32; sums are rounded one by one, in the order of the columns.
 template <uint32_t kSelector, class Rows, class Column, class Metadata>

@@ -34,9 +34,12 @@ struct ChunkPair {
     uint32_t high;
 };
 TK_DEVICE ChunkPair decode_chunks(uint64_t word, uint32_t t) {
-    const uint32_t numbers = nibbles_minus_8(static_cast<uint32_t>(word) >> 4 * t & 0x000f000fu);
+    const uint32_t numbers = nibbles_minus_8(static_cast<uint32_t>(word) >> 4 * t);
     const uint32_t places = static_cast<uint32_t>(word >> 32) >> 2 * t;
-    return {(numbers & 0xffffu) << (places << 4 & 16), (numbers & 0xffff0000u) >> (16 - (places >> 4 & 16))};
+    // The number's bytes are 0 and 1, or 2 and 3, and byte 4 is 0: in front of it where the slot is 1, behind it else.
+    constexpr uint32_t kLow[] = {0x4410, 0x1044}, kHigh[] = {0x4432, 0x3244};
+    return {permute_bytes(numbers, 0, kLow[0] + (places & 1) * (kLow[1] - kLow[0])),
+            permute_bytes(numbers, 0, kHigh[0] + (places >> 8 & 1) * (kHigh[1] - kHigh[0]))};
 }
 
 TK_DEVICE SparseRows decode_rows(uint64_t top, uint64_t bottom, uint32_t t) {
@@ -48,10 +51,10 @@ TK_DEVICE SparseRows decode_rows(uint64_t top, uint64_t bottom, uint32_t t) {
 // Metadata of 4 chunks of both rows, from chunk 4 * part on: a chunk keeps the pair that the upper bit of its place
 // names.
 TK_DEVICE uint32_t decode_metadata(uint64_t top, uint64_t bottom, uint32_t part) {
-    const uint32_t low = static_cast<uint32_t>(top >> 32) >> 8 * part & 0xffu;
-    const uint32_t high = static_cast<uint32_t>(bottom >> 32) >> 8 * part & 0xffu;
+    const uint32_t places =
+        permute_bytes(static_cast<uint32_t>(top >> 32), static_cast<uint32_t>(bottom >> 32), 0x0400 + 0x0101 * part);
     // The upper bits of a row's 4 places, which stand 2 apart, move 4 apart.
-    uint32_t pairs = (low | high << 16) >> 1 & 0x00550055u;
+    uint32_t pairs = places >> 1 & 0x00550055u;
     pairs = (pairs | pairs << 4) & 0x05050505u;
     pairs = (pairs | pairs << 2) & 0x11111111u;
     return pairs * (kSecondPair - kFirstPair) + kFirstPair * 0x11111111u;
