@@ -118,4 +118,6 @@ def test_with_all_block_barriers_the_same_runs_are_right(numbered):
 
 def test_all_block_barriers_are_numbered():
     kernels = [str(path.relative_to(CSRC)) for part in ("comm", "moe") for path in (CSRC / part).rglob("*.h")]
-    assert sorted(name for name in kernels if barriers_in((name,))) == sorted(P2P_FILES + LOW_LATENCY_FILES)
+    # Those of moe/gemm guard shared memory alone, and no rank waits there: racecheck of compute-sanitizer is for them.
+    waiting = [name for name in kernels if not name.startswith("moe/gemm/")]
+    assert sorted(name for name in waiting if barriers_in((name,))) == sorted(P2P_FILES + LOW_LATENCY_FILES)
