@@ -242,8 +242,8 @@ wait_any(Warp& warp, const CommArgs& comm, uint32_t lanes, FlagOf flag_of, uint6
     return arrived;
 }
 
-// Waits until each of `count` neighbouring flags carries `epoch`, or next_epoch where one is given: a flag may go on to
-// that while somebody still waits. A lane a flag; calls take(i, value) for each.
+// Waits until each of `count` neighbouring flags carries `epoch`, or or_epoch where one is given: a flag may go on to
+// that one before all warps have looked. A lane a flag; calls take(i, value) for each.
 template <auto kChannel, class Take, class... Epoch>
 TK_DEVICE bool wait_all(Warp& warp,
                         const CommArgs& comm,
@@ -252,7 +252,7 @@ TK_DEVICE bool wait_all(Warp& warp,
                         uint64_t epoch,
                         WaitFor wait_for,
                         Take take,
-                        Epoch... next_epoch) {
+                        Epoch... or_epoch) {
     perturb(warp);
     uint32_t failures = 0;
     warp.strided(count, [&](uint32_t i) {
@@ -262,7 +262,7 @@ TK_DEVICE bool wait_all(Warp& warp,
         for (uint32_t spins = 0;;) {
             const uint64_t seen = look_at<kChannel>(flags + i);
             const uint64_t seen_epoch = flag_epoch(seen);
-            if (is_wanted_epoch(kChannel, seen_epoch, epoch) || (... || (seen_epoch == next_epoch))) {
+            if (is_wanted_epoch(kChannel, seen_epoch, epoch) || (... || (seen_epoch == or_epoch))) {
                 return take(i, flag_value(seen));
             }
             warp.relax(spins);

@@ -59,14 +59,12 @@ class Option:
     """What 0 stands for, where that is the same for every shape."""
 
     def parse(self, text: str) -> int:
-        """Returns the value of a number or name that a user gave. Raises BadInput."""
-        if text in self.names:
-            return self.names.index(text) + 1
-        try:
+        """Returns the value of a name or number that a user gave, where values have names. Raises BadInput."""
+        if text.isdecimal():
             return int(text)
-        except ValueError:
-            wanted = f"one of {', '.join(self.names)}" if self.names else f"a number from 0 to {self.high}"
-            raise BadInput(f"{self.name} is {text!r}; wanted {wanted}") from None
+        if text not in self.names:
+            raise BadInput(f"{self.name} is {text!r}; wanted one of {', '.join(self.names)}")
+        return self.names.index(text) + 1
 
     def setting(self, value: int) -> int | str:
         """Returns the value as a capture's settings keep it; 0 if it follows from the others."""

@@ -62,7 +62,7 @@ struct OutputTile {
     TK_DEVICE BFloat16& at(uint32_t token, uint32_t output) { return tokens[token][output / 8].outputs[output % 8]; }
 };
 
-// Shared memory of a block of K2 or K4: Xsh[channels] stands behind it.
+// Shared memory of a block of K2 or K4; Xsh[channels] follows it.
 struct alignas(16) SweepShared {
     OutputTile outputs[GemmTile::kWarps];
 

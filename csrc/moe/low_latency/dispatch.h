@@ -2,8 +2,8 @@
 //
 // send      Blocks share the tokens. All warps of a block but the last cast a token into rdma_x, then warp k copies the
 //           message of choice k to its place at the expert's rank. Meanwhile the last warp counts the tokens of those
-//           experts that the block's groups tell of it. Once all messages for an expert are out, its group tells the
-//           expert's rank their number, and nobody else.
+//           experts whose counts this block's groups send. Once all messages for an expert are out, its group sends
+//           their number to the expert's rank alone.
 // receive   A warp group is responsible for one (local expert, source rank): it waits for the count, claims as many
 //           rows of the expert, and copies the messages there.
 //
@@ -22,7 +22,7 @@ namespace tracekern {
 // ---- send ----
 
 // All that this slot's last dispatch sent was copied. All warps of a block share the peers; false: one gave up. A rank
-// may have acknowledged this call already: another block of this kernel looked before, and told it that nothing comes.
+// may have acknowledged this call already, if another block of this kernel has sent it a count of zero before.
 template <class Rec>
 TK_DEVICE bool wait_dispatch_acks(LowLatencyContext<Rec>& context) {
     const LowLatencyArgs& args = context.args;

@@ -51,8 +51,8 @@ struct LowLatencyLaunch {
     }
 };
 
-// What a responsible_expert_idx stands for. In dispatch's send: the expert of that number, which lives on `rank`. In
-// its receive: tokens from `rank` for this rank's `local_expert`. Likewise in combine, the other way round.
+// The pair that a responsible_expert_idx names. A dispatch that sends: the expert of that number, which is on `rank`. A
+// dispatch that receives: tokens from `rank` for this rank's `local_expert`. In combine it is the other way round.
 struct ExpertPair {
     uint32_t rank;
     uint32_t local_expert;
