@@ -16,15 +16,17 @@ from tracekern.moe.p2p.pipeline import STAGES
 from tracekern.moe.run import MoeRun
 
 
-def sanitize(tool: str, variant: str, directory: str) -> None:
+def sanitize(tool: str, variant: str, directory: str, expert: str = "scale") -> None:
     """One rank in one process, recording: what it sends goes to itself, through the same code."""
     options = MoeRun(
         ranks=1,
         variant=variant,
         tokens=4,
-        hidden=64,
+        hidden=128,
         experts=4,
         topk=2,
+        expert=expert,
+        intermediate=128,
         family_options={"partitions": 2} if variant == "pipelined" else {},
         iterations=2,
         backend="cuda",
@@ -48,3 +50,10 @@ def sanitize(tool: str, variant: str, directory: str) -> None:
 @pytest.mark.parametrize("variant", list(STAGES))
 def test_compute_sanitizer_finds_nothing(tmp_path, variant, tool):
     sanitize(tool, variant, str(tmp_path))
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+def test_compute_sanitizer_finds_nothing_in_int4_experts(tmp_path, tool):
+    sanitize(tool, "fused", str(tmp_path), "int4_sparse")

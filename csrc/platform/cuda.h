@@ -362,7 +362,10 @@ TK_DEVICE uint32_t nibbles_minus_8(uint32_t nibbles) {
     return numbers;
 }
 TK_DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
-    return __byte_perm(low, high, selector);
+    uint32_t bytes;
+    // Not __byte_perm(), which first takes from the selector what the instruction would read as a sign.
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(selector));
+    return bytes;
 }
 
 class Warp {

@@ -28,36 +28,48 @@ TK_DEVICE float scale_of(uint64_t word) {
     return bits_as<float>(static_cast<uint32_t>(word >> 32) & 0xffff0000u);
 }
 
-// Chunks t and t + 4 of a row as two bf16 each: 0, and the number at the slot that the lower bit of its place names.
-struct ChunkPair {
-    uint32_t low;
-    uint32_t high;
-};
-TK_DEVICE ChunkPair decode_chunks(uint64_t word, uint32_t t) {
-    const uint32_t numbers = nibbles_minus_8(static_cast<uint32_t>(word) >> 4 * t);
-    const uint32_t places = static_cast<uint32_t>(word >> 32) >> 2 * t;
-    // The number's bytes are 0 and 1, or 2 and 3, and byte 4 is 0: in front of it where the slot is 1, behind it else.
-    constexpr uint32_t kLow[] = {0x4410, 0x1044}, kHigh[] = {0x4432, 0x3244};
-    return {permute_bytes(numbers, 0, kLow[0] + (places & 1) * (kLow[1] - kLow[0])),
-            permute_bytes(numbers, 0, kHigh[0] + (places >> 8 & 1) * (kHigh[1] - kHigh[0]))};
+// Places of the chunks of both rows, those of the top one in the lower half.
+TK_DEVICE uint32_t places_of(uint64_t top, uint64_t bottom) {
+    return permute_bytes(static_cast<uint32_t>(top >> 32), static_cast<uint32_t>(bottom >> 32), 0x5410);
 }
 
+// Selectors of permute_bytes(numbers, 0, ...), whose bytes 4 to 7 are 0: a chunk is its number with a 0 behind it, or
+// in front of it where its slot is 1. `slots` has the slot of a row in bit 0, and that of another in bit 16. Products
+// make the selectors: they run beside the shifts and the bit operations, which take most of the loop.
+struct ChunkSelector {
+    uint32_t slot_0;
+    uint32_t slot_1;
+
+    TK_DEVICE constexpr uint32_t step() const { return (slot_1 - slot_0) & 0xffffu; }
+    TK_DEVICE uint32_t of_low(uint32_t slots) const { return slot_0 + slots * step(); }
+    TK_DEVICE uint32_t of_high(uint32_t slots) const {
+        return static_cast<uint32_t>((uint64_t{slots} * (step() << 16) + (uint64_t{slot_0} << 32)) >> 32);
+    }
+};
+
+// Chunks t and t + 4 of both rows as two bf16 each: 0, and the number at the slot that the lower bit of its place
+// names.
 TK_DEVICE SparseRows decode_rows(uint64_t top, uint64_t bottom, uint32_t t) {
-    const ChunkPair a = decode_chunks(top, t);
-    const ChunkPair b = decode_chunks(bottom, t);
-    return {{a.low, b.low, a.high, b.high}};
+    constexpr ChunkSelector kFirst{0x4410, 0x1044}, kSecond{0x4432, 0x3244};
+    const uint32_t places = places_of(top, bottom) >> 2 * t;
+    const uint32_t first = places & 0x00010001u, second = places >> 8 & 0x00010001u;
+    const uint32_t a = nibbles_minus_8(static_cast<uint32_t>(top) >> 4 * t);
+    const uint32_t b = nibbles_minus_8(static_cast<uint32_t>(bottom) >> 4 * t);
+    return {{permute_bytes(a, 0, kFirst.of_low(first)),
+             permute_bytes(b, 0, kFirst.of_high(first)),
+             permute_bytes(a, 0, kSecond.of_low(second)),
+             permute_bytes(b, 0, kSecond.of_high(second))}};
 }
 
 // Metadata of 4 chunks of both rows, from chunk 4 * part on: a chunk keeps the pair that the upper bit of its place
 // names.
-TK_DEVICE uint32_t decode_metadata(uint64_t top, uint64_t bottom, uint32_t part) {
-    const uint32_t places =
-        permute_bytes(static_cast<uint32_t>(top >> 32), static_cast<uint32_t>(bottom >> 32), 0x0400 + 0x0101 * part);
-    // The upper bits of a row's 4 places, which stand 2 apart, move 4 apart.
-    uint32_t pairs = places >> 1 & 0x00550055u;
-    pairs = (pairs | pairs << 4) & 0x05050505u;
-    pairs = (pairs | pairs << 2) & 0x11111111u;
-    return pairs * (kSecondPair - kFirstPair) + kFirstPair * 0x11111111u;
+TK_DEVICE uint32_t decode_metadata(uint32_t places, uint32_t part) {
+    // The upper bits of a row's 4 places, which stand 2 apart, move 4 apart. Sums do for ors: what they carry ends in
+    // bits that are dropped.
+    uint32_t pairs = permute_bytes(places, 0, 0x4240 + 0x0101 * part) & 0x00aa00aau;
+    pairs = pairs * 0x11 & 0x0a0a0a0au;
+    pairs = pairs * 0x05 & 0x22222222u;
+    return pairs * ((kSecondPair - kFirstPair) / 2) + kFirstPair * 0x11111111u;
 }
 
 // The rows of weights that a warp sweeps over. kPaths of them meet the same x: gate and up in K2, one in K4.
@@ -65,11 +77,12 @@ template <uint32_t kPaths>
 struct WeightRows {
     const PackedPair* first;  // the first of the warp's 16, of group 0
     uint32_t num_groups;
-    uint32_t group_stride;
+    uint32_t group_bytes;  // of all rows
     uint32_t path_stride;
 
     TK_DEVICE const PackedPair* at(uint32_t group, uint32_t path, uint32_t row) const {
-        return first + uint64_t{group} * group_stride + path * path_stride + row;
+        const auto* own = reinterpret_cast<const char*>(first + path * path_stride + row);
+        return reinterpret_cast<const PackedPair*>(own + uint64_t{group} * group_bytes);
     }
 };
 

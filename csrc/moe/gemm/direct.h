@@ -34,7 +34,9 @@ struct DirectGroup {
             e[path] = warp.lanes([&](int lane) {
                 const Words& own = words[path][lane];
                 const uint32_t t = lane_in_group(lane);
-                return decode_metadata(own.top.half(t / 2), own.bottom.half(t / 2), t % 2);
+                const uint32_t places_0 = places_of(own.top.halves[0], own.bottom.halves[0]);
+                const uint32_t places_1 = places_of(own.top.halves[1], own.bottom.halves[1]);
+                return decode_metadata(t < 2 ? places_0 : places_1, t % 2);
             });
         }
     }
@@ -59,32 +61,46 @@ struct DirectGroup {
     }
 };
 
+// The products with the groups from `first` on, kAhead of them or all that are left. Whole rounds have no branch, so
+// that a group is decoded while another is multiplied; behind the last group they load that one again.
+template <bool kIsWhole, uint32_t kPaths, uint32_t kAhead>
+TK_DEVICE void multiply_round(Warp& warp,
+                              const WeightRows<kPaths>& weights,
+                              const ChannelRow* x,
+                              uint32_t first,
+                              DirectGroup<kPaths> (&ahead)[kAhead],
+                              PerLane<LaneSums> (&sums)[kPaths]) {
+    TK_UNROLL
+    for (uint32_t i = 0; i < kAhead; ++i) {
+        const uint32_t group = first + i, next = group + kAhead;
+        if (!kIsWhole && group >= weights.num_groups) break;
+        ahead[i].make_metadata(warp);
+        multiply_half<0>(warp, x + group * kChannelsPerGroup, ahead[i], sums);
+        multiply_half<1>(warp, x + group * kChannelsPerGroup, ahead[i], sums);
+        if (kIsWhole) ahead[i].load(warp, weights, next < weights.num_groups ? next : weights.num_groups - 1);
+    }
+}
+
 // sums[path] = the products with all groups of x.
 template <uint32_t kPaths>
 TK_DEVICE void sweep_direct(Warp& warp,
                             const WeightRows<kPaths>& weights,
                             const ChannelRow* x,
                             PerLane<LaneSums> (&sums)[kPaths]) {
-    // Groups under way to a lane: more hide more of memory's latency and take more registers. Without the
-    // instruction the product takes them all.
-    constexpr uint32_t kAhead = kLanes == 32 ? 4 : 1;
+    // Groups under way to a lane: more hide more of memory's latency and take more registers, and K4 lives from many
+    // blocks on an SM. Without the instruction the product takes the registers.
+    constexpr uint32_t kAhead = kLanes == 32 ? kPaths + 1 : 1;
     DirectGroup<kPaths> ahead[kAhead];
     TK_UNROLL
     for (uint32_t i = 0; i < kAhead; ++i) {
         if (i < weights.num_groups) ahead[i].load(warp, weights, i);
     }
+    const uint32_t num_whole = weights.num_groups / kAhead * kAhead;
     TK_NO_UNROLL
-    for (uint32_t first = 0; first < weights.num_groups; first += kAhead) {
-        TK_UNROLL
-        for (uint32_t i = 0; i < kAhead; ++i) {
-            const uint32_t group = first + i;
-            if (group >= weights.num_groups) break;
-            ahead[i].make_metadata(warp);
-            multiply_half<0>(warp, x + group * kChannelsPerGroup, ahead[i], sums);
-            multiply_half<1>(warp, x + group * kChannelsPerGroup, ahead[i], sums);
-            if (group + kAhead < weights.num_groups) ahead[i].load(warp, weights, group + kAhead);
-        }
+    for (uint32_t first = 0; first < num_whole; first += kAhead) {
+        multiply_round<true>(warp, weights, x, first, ahead, sums);
     }
+    multiply_round<false>(warp, weights, x, num_whole, ahead, sums);
 }
 
 }  // namespace tracekern

@@ -21,12 +21,6 @@ constexpr uint32_t kChannelsPerGroup = 2 * kChannelsPerHalf;  // of a g2
 // w[expert][g2][row][half]: half h of group g2 has the channels from 64 * g2 + 32 * h on.
 struct alignas(16) PackedPair {
     uint64_t halves[2];
-
-    // By value, and not by an index that is known at run time only: the words stay in registers.
-    TK_DEVICE uint64_t half(uint32_t which) const {
-        const uint64_t mask = uint64_t{0} - which;
-        return (halves[0] & ~mask) | (halves[1] & mask);
-    }
 };
 
 // ---- tiles ----

@@ -109,7 +109,8 @@ TK_DEVICE void sweep(Warp& warp,
     const uint32_t num_groups = Product::channels(args) / kChannelsPerGroup;
     const uint32_t num_rows = Product::kPaths * Product::outputs(args);
     const PackedPair* first = Product::weights(args) + uint64_t{expert} * num_groups * num_rows + first_output;
-    const WeightRows<Product::kPaths> weights{first, num_groups, num_rows, Product::outputs(args)};
+    const auto group_bytes = num_rows * static_cast<uint32_t>(sizeof(PackedPair));
+    const WeightRows<Product::kPaths> weights{first, num_groups, group_bytes, Product::outputs(args)};
     TK_UNROLL
     for (uint32_t path = 0; path < Product::kPaths; ++path) sums[path] = warp.lanes([](int) { return LaneSums{}; });
     const ChannelRow* x = warp.shared<SweepShared>().x();

@@ -1,0 +1,39 @@
+"""int4 experts between dispatch and combine of eight resident ranks on one GPU, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import tracekern
+from tracekern.moe.p2p.pipeline import STAGES
+from tracekern.moe.run import MoeRun, run
+
+RANKS = 8
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("variant", [variant for variant in STAGES if variant != "pipelined"])
+def test_a_run_is_the_reference(tmp_path: Path, variant: str):
+    if not torch.cuda.is_available():
+        pytest.skip("needs 1 GPU, 0 are here")
+    options = MoeRun(
+        ranks=RANKS,
+        variant=variant,
+        backend="cuda",
+        tokens=33,
+        hidden=1024,
+        experts=64,
+        topk=4,
+        expert="int4_sparse",
+        intermediate=256,
+        iterations=4,
+        uneven=True,
+    )
+    report = run(options, tmp_path)
+    assert report.ok, report.errors
+    timeline = tracekern.load(tmp_path)
+    assert {"preload", "sweep", "epilogue"} <= {event.name for event in timeline.events}
+    assert {"tiles", "k2", "k4"} <= {launch.name for launch in timeline.launches}
