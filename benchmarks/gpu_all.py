@@ -80,6 +80,8 @@ STEPS = (
     Step("low latency", "benchmarks/low_latency.py --ranks {gpus}", 90),
     Step("low latency of resident", "benchmarks/low_latency.py --ranks 8 --resident", 120),
     Step("int4 sparse", "benchmarks/int4_sparse.py", 120),
+    Step("experts", "benchmarks/moe_experts.py --ranks {ranks}", 120),
+    Step("disturbed", "benchmarks/disturbed.py --ranks {gpus}", 60, 2),
     Step("overhead", OVERHEAD, 240),
     Step("overhead of resident", f"{RESIDENT_OVERHEAD} --tokens 1 16 64 256 --calls 40", 150),
     Step("overhead of pipelined", f"{OVERHEAD} --variant pipelined --tokens 1 16 64 256", 150, 2),

@@ -12,8 +12,6 @@ Exits with 1 where a traced launch ran unrecorded.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
 import sys
 from pathlib import Path
@@ -21,15 +19,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import Table, require_gpus, write_results
-from overhead_pipeline import SLEEP_CYCLES, directory_of_all, placement
+from overhead_pipeline import SLEEP_CYCLES
+from ranks import Row, directory_of_all, placement, print_row, run_ranks, this_rank
 
 HIDDEN, TOPK = 7168, 8
 KERNELS = ("dispatch", "combine")
 WARM_UP = 3
-OPTIONS = "TRACEKERN_LOW_LATENCY_OPTIONS"
-"""Environment variable: the options of main() for the ranks, which are started by a function."""
-
-Row = dict[str, Any]
 
 
 def main() -> int:
@@ -40,7 +35,8 @@ def main() -> int:
     parser.add_argument("--resident", action="store_true", help="all ranks in one process, side by side on one GPU")
     options = parser.parse_args()
     require_gpus(1 if options.resident else options.ranks)
-    rows = [summarise(of_all) for of_all in zip(*run_ranks(options), strict=True)]
+    samples = run_ranks(f"{Path(__file__).stem}:measure", options)
+    rows = [summarise(of_all) for of_all in zip(*samples, strict=True)]
     print_table(options, rows)
     about = {"hidden": HIDDEN, "topk": TOPK, "experts": num_experts(options), "ranks": options.ranks}
     name = f"low_latency_{options.ranks}" + ("_resident" if options.resident else "")
@@ -57,44 +53,21 @@ def num_experts(options: argparse.Namespace) -> int:
     return 64 if options.resident else 256
 
 
-def run_ranks(options: argparse.Namespace) -> list[list[Row]]:
-    """The rows of every rank. Raises RuntimeError with the ranks' lines where one failed."""
-    from tracekern.launcher.launch import launch_ranks
-
-    lines: list[str] = []
-    exits = launch_ranks(
-        options.ranks,
-        f"{Path(__file__).stem}:measure",
-        env={
-            OPTIONS: json.dumps(vars(options)),
-            "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]),
-        },
-        on_line=lambda _, line: lines.append(line),
-        timeout_s=300,
-        resident=options.resident,
-    )
-    if any(end.returncode for end in exits):
-        raise RuntimeError("\n".join(lines[-40:]))
-    rows = [json.loads(line) for line in lines if line.startswith("{")]
-    return [[row for row in rows if row["rank"] == rank] for rank in range(options.ranks)]
-
-
 def measure() -> None:
     """One rank: prints a row for each number of tokens and kernel."""
-    import torch
-    import torch.distributed as dist
+    with this_rank() as (options, group):
+        measure_rank(options, group)
 
-    from tracekern.comm.group import Group
+
+def measure_rank(options: argparse.Namespace, group: Any) -> None:
+    import torch
+
     from tracekern.moe.experts import draw_experts
     from tracekern.moe.low_latency import Buffer
     from tracekern.moe.routing import draw_batch
     from tracekern.moe.shape import MoeShape
 
-    options = argparse.Namespace(**json.loads(os.environ[OPTIONS]))
-    if options.ranks > 1 and not options.resident:
-        dist.init_process_group("gloo")
-    torch.cuda.set_device(0 if options.resident else int(os.environ["LOCAL_RANK"]))
-    group, experts, most = Group.discover(), num_experts(options), max(options.tokens)
+    experts, most = num_experts(options), max(options.tokens)
     num_bytes = Buffer.get_low_latency_rdma_size_hint(most, HIDDEN, options.ranks, experts)
     buffer = Buffer(group, num_rdma_bytes=num_bytes)
     size = (experts // options.ranks, options.ranks * most, HIDDEN)
@@ -104,12 +77,7 @@ def measure() -> None:
         drawn = draw_batch(shape, seed=1, rank=group.rank, iteration=0, routing="uniform", uneven=False)
         calls = Calls(buffer, drawn.to("cuda"), most, draw_experts(shape).to("cuda"), rows, options)
         for row in calls.measure():
-            # One write: resident ranks are threads.
-            sys.stdout.write(json.dumps({"rank": group.rank, "tokens": tokens, **row}) + "\n")
-            sys.stdout.flush()
-    group.barrier()
-    if dist.is_initialized():
-        dist.destroy_process_group()
+            print_row(group.rank, {"tokens": tokens, **row})
 
 
 class Calls:

@@ -15,19 +15,15 @@ unrecorded, or far too long.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
-import os
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import Table, counted_launches, require_gpus, write_results
+from ranks import Row, directory_of_all, placement, print_row, run_ranks, this_rank
 
 SHAPE = {"num_experts": 256, "topk": 8, "hidden": 7168, "dtype": "bf16"}
 MODES: dict[str, dict[str, Any]] = {
@@ -45,10 +41,6 @@ FAR_OFF = 1.2
 SLEEP_CYCLES = 2_000_000
 """About 1 ms: longer than the host takes to queue a call. Resident ranks, whose calls one process queues, sleep so long
 for each of them."""
-OPTIONS = "TRACEKERN_OVERHEAD_OPTIONS"
-"""Environment variable: the options of main() for resident ranks, which are started by a function."""
-
-Row = dict[str, Any]
 
 
 def main() -> int:
@@ -59,11 +51,8 @@ def main() -> int:
     parser.add_argument("--variant", default="balanced")
     parser.add_argument("--resident", action="store_true", help="all ranks in one process, side by side on one GPU")
     options = parser.parse_args()
-    if "RANK" in os.environ:
-        measure(options)
-        return 0
     require_gpus(1 if options.resident else options.ranks)
-    samples = run_ranks(options)
+    samples = run_ranks(f"{Path(__file__).stem}:measure", options)
     rows = [summarise(of_all) for of_all in zip(*samples, strict=True)]
     print_table(options, rows)
     about = {"shape": SHAPE, "ranks": options.ranks, "variant": options.variant, "calls": options.calls}
@@ -90,52 +79,18 @@ def complaints(rows: list[Row]) -> list[str]:
     return found
 
 
-def placement(options: argparse.Namespace) -> str:
-    return "resident on one GPU" if options.resident else "a GPU each"
-
-
-def run_ranks(options: argparse.Namespace) -> list[list[Row]]:
-    """The rows of every rank. Raises RuntimeError with the ranks' lines where one failed."""
-    from tracekern.launcher.launch import launch_ranks
-
-    lines: list[str] = []
-    function = f"{Path(__file__).stem}:measure_resident"
-    exits = launch_ranks(
-        options.ranks,
-        function if options.resident else [sys.executable, os.path.abspath(__file__), *sys.argv[1:]],
-        env={
-            OPTIONS: json.dumps(vars(options)),
-            "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]),
-        },
-        on_line=lambda _, line: lines.append(line),
-        timeout_s=400,
-        resident=options.resident,
-    )
-    if any(end.returncode for end in exits):
-        raise RuntimeError("\n".join(lines[-40:]))
-    rows = [json.loads(line) for line in lines if line.startswith("{")]
-    return [[row for row in rows if row["rank"] == rank] for rank in range(options.ranks)]
-
-
-def measure_resident() -> None:
-    measure(argparse.Namespace(**json.loads(os.environ[OPTIONS])))
-
-
-def measure(options: argparse.Namespace) -> None:
+def measure() -> None:
     """One rank: prints a row for each number of tokens and mode."""
-    import torch
-    import torch.distributed as dist
+    with this_rank() as (options, group):
+        measure_rank(options, group)
 
-    from tracekern.comm.group import Group
+
+def measure_rank(options: argparse.Namespace, group: Any) -> None:
     from tracekern.moe.experts import draw_experts
     from tracekern.moe.p2p.pipeline import P2PPipeline
     from tracekern.moe.routing import draw_batch
     from tracekern.moe.shape import MoeShape
 
-    if options.ranks > 1 and not options.resident:
-        dist.init_process_group("gloo")
-    torch.cuda.set_device(0 if options.resident else int(os.environ["LOCAL_RANK"]))
-    group = Group.discover()
     shape = MoeShape(num_ranks=options.ranks, max_tokens=max(options.tokens), **SHAPE)
     num_residents = options.ranks if options.resident else 1
     grid = {"num_blocks": 128 // num_residents, "warps_per_block": 16}
@@ -147,11 +102,7 @@ def measure(options: argparse.Namespace) -> None:
         tensors = (batch.x, batch.topk_idx, batch.topk_weights, experts)
         for mode, how in MODES.items():
             row = measure_mode(pipeline, tensors, how, options.calls, num_residents * SLEEP_CYCLES)
-            # One write: resident ranks are threads.
-            sys.stdout.write(json.dumps({"rank": group.rank, "tokens": tokens, "mode": mode, **row}) + "\n")
-            sys.stdout.flush()
-    if dist.is_initialized():
-        dist.destroy_process_group()
+            print_row(group.rank, {"tokens": tokens, "mode": mode, **row})
 
 
 def measure_mode(
@@ -203,14 +154,6 @@ def measure_mode(
         "launches_in_device_memory": mirrored / len(launches),
         "unrecorded": unrecorded,
     }
-
-
-@contextlib.contextmanager
-def directory_of_all(group: Any) -> Iterator[str]:
-    """A directory that all ranks share, which rank 0 makes and removes."""
-    with tempfile.TemporaryDirectory() as own:
-        yield group.all_gather(own)[0]
-        group.barrier()
 
 
 def records_per_call(segment: Any) -> int:

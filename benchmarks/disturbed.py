@@ -1,0 +1,137 @@
+"""Whom does the report name when a rank's host is late, or a link is busy with something else?
+
+    python benchmarks/disturbed.py [--ranks 2] [--calls 30]
+    python benchmarks/disturbed.py --ranks 8 --resident      # all of them side by side on one GPU: a rehearsal
+
+The balanced pipeline runs on all ranks, 1,024 tokens each, once for each disturbance: none; the host of the last rank
+sleeps 300 us before each call; rank 0 copies to the GPU of rank 1 without end in another stream. Prints the median time
+of a call on the device and what `tracekern report` says first of the capture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from harness import Table, require_gpus, write_results
+from ranks import Row, placement, print_row, run_ranks, this_rank
+
+SHAPE = {"max_tokens": 1024, "num_experts": 64, "topk": 8, "hidden": 7168, "dtype": "bf16"}
+DISTURBANCES = ("none", "late host", "busy link")
+LATE_S = 300e-6
+COPY_BYTES = 64 << 20
+"""Of one copy: some 0.2 ms over NVLink."""
+WARM_UP = 3
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--calls", type=int, default=30, help="recorded calls of each disturbance")
+    parser.add_argument("--resident", action="store_true", help="all ranks in one process, side by side on one GPU")
+    options = parser.parse_args()
+    require_gpus(1 if options.resident else options.ranks)
+    with tempfile.TemporaryDirectory(prefix="tracekern-disturbed-") as directory:
+        options.directory = directory
+        samples = run_ranks(f"{Path(__file__).stem}:measure", options)
+        rows = [
+            {"disturbance": disturbance, "us": of_all, "report": report(Path(directory, disturbance))}
+            for disturbance, of_all in zip(DISTURBANCES, medians(samples), strict=True)
+        ]
+    table = Table(f"{options.ranks} ranks, {placement(options)}", ["disturbance", "slowest rank us", "fastest rank us"])
+    for row in rows:
+        table.add(row["disturbance"], f"{max(row['us']):.1f}", f"{min(row['us']):.1f}")
+    table.print()
+    for row in rows:
+        print(f"{row['disturbance']}:", *row["report"], sep="\n    ")
+    about = {"ranks": options.ranks, "placement": placement(options), "shape": SHAPE, "rows": rows}
+    name = f"disturbed_{options.ranks}" + ("_resident" if options.resident else "")
+    write_results(name, about, 1 if options.resident else options.ranks)
+    return 0
+
+
+def medians(samples: list[list[Row]]) -> list[list[float]]:
+    """[disturbance][rank] us."""
+    return [[statistics.median(row["us"]) for row in of_all] for of_all in zip(*samples, strict=True)]
+
+
+def report(directory: Path) -> list[str]:
+    command = [sys.executable, "-m", "tracekern", "report", str(directory)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def measure() -> None:
+    """One rank: prints a row for each disturbance."""
+    with this_rank() as (options, group):
+        measure_rank(options, group)
+
+
+def measure_rank(options: argparse.Namespace, group: Any) -> None:
+    import torch
+
+    from tracekern.moe.experts import draw_experts
+    from tracekern.moe.p2p.pipeline import P2PPipeline
+    from tracekern.moe.routing import draw_batch
+    from tracekern.moe.shape import MoeShape
+    from tracekern.record.session import capture
+
+    shape = MoeShape(num_ranks=options.ranks, **SHAPE)
+    grid = {"num_blocks": 128 // (options.ranks if options.resident else 1), "warps_per_block": 16}
+    pipeline = P2PPipeline(group, shape, "balanced", backend="cuda", **grid)
+    batch = draw_batch(shape, seed=1, rank=group.rank, iteration=0, routing="uniform", uneven=False).to("cuda")
+    tensors = (batch.x, batch.topk_idx, batch.topk_weights, draw_experts(shape).to("cuda"))
+    out = torch.empty_like(batch.x)
+    busy = Copies(group.rank, torch.cuda.device_count())
+    for disturbance in DISTURBANCES:
+        path = Path(options.directory, disturbance)
+        times = []
+        with capture(path, device=pipeline.comm.device, sink="device", max_bytes=1 << 30) as session:
+            with session.counting():
+                pipeline(*tensors, out=out, capture=session)
+                pipeline.synchronize()
+            for _ in range(WARM_UP + options.calls):
+                before, behind = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                if disturbance == "late host" and group.rank == options.ranks - 1:
+                    time.sleep(LATE_S)
+                if disturbance == "busy link" and group.rank == 0:
+                    busy.queue()
+                before.record()
+                pipeline(*tensors, out=out, capture=session)
+                behind.record()
+                pipeline.synchronize()
+                times.append(before.elapsed_time(behind) * 1e3)
+        torch.cuda.synchronize()
+        group.barrier()
+        print_row(group.rank, {"us": times[WARM_UP:]})
+
+
+class Copies:
+    """Copies from this GPU to the next, in a stream of their own."""
+
+    def __init__(self, rank: int, num_gpus: int) -> None:
+        import torch
+
+        self.stream = torch.cuda.Stream()
+        self.there = self.here = torch.empty(0)
+        if rank == 0:
+            self.here = torch.zeros(COPY_BYTES, dtype=torch.uint8, device="cuda")
+            self.there = torch.empty_like(self.here, device=f"cuda:{1 % num_gpus}")
+
+    def queue(self) -> None:
+        """More than a call takes."""
+        import torch
+
+        with torch.cuda.stream(self.stream):
+            for _ in range(4):
+                self.there.copy_(self.here, non_blocking=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
