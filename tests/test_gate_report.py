@@ -115,7 +115,7 @@ def test_junit_is_read_back_by_its_package(tmp_path):
     assert results(check(LOSSY, BASE)) == {"check": [Error]}
     junit(check(SAME, BASE, [LOOSE]), tmp_path / "out.xml")
     classes = [case.classname for suite in JUnitXml.fromfile(str(tmp_path / "out.xml")) for case in suite]
-    assert classes == ["tracekern.budget"] + ["tracekern.compare"] * 6
+    assert classes == ["tracekern.budget"] + ["tracekern.compare"] * 7
     assert results(check([make_run(metrics={"a\x01b.w.p50": 2.0})], None, [Budget("w.p50", 1)])) == {
         r"a\x01b.w.p50": [Failure]
     }
