@@ -53,7 +53,7 @@ def test_the_exit_code(head, base, budgets, undecided_fails, outcome):
 def test_markdown_shows_what_a_reviewer_needs():
     text = markdown(check(SLOW, BASE, [TIGHT], head_name="new|code", base_name="0001"))
     assert text.startswith("### ❌ tracekern: dispatch.copy_token.p50 is over its budget")
-    assert "| `dispatch.copy_token.p50` | 3.00 us | 4.7" in text
+    assert "| `dispatch.copy_token.p50` | 3.00 us | 4.8" in text
     assert "**regressed**" in text
     assert "new\\|code" in text
     for line in text.splitlines():

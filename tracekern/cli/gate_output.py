@@ -52,7 +52,7 @@ class Outputs:
 
 
 def make_rules(
-    floor: str, min_runs: int, metrics: list[str] | None, across_hosts: bool, alternating: bool = False
+    floor: str, min_runs: int, metrics: list[str] | None, *, across_hosts: bool = False, alternating: bool = False
 ) -> Rules:
     from tracekern.gate.compare import Rules
 
