@@ -22,7 +22,10 @@ def slow_adjusted_p(base: np.ndarray, head: np.ndarray, grain: float) -> list[fl
     count, metrics = values.shape
 
     def t(chosen: tuple[int, ...], j: int) -> float:
-        return max(pooled_t(chosen, j, dropped) for dropped in (0, count // 8, count // 4))
+        return max(
+            pooled_t(chosen, j, dropped)
+            for dropped in (0, count // 8, min(5 * count // 16, len(base) - 2, len(head) - 2))
+        )
 
     def pooled_t(chosen: tuple[int, ...], j: int, dropped: int) -> float:
         left = sorted(range(count), key=lambda i: values[i, j])[: count - dropped]

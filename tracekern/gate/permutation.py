@@ -101,14 +101,14 @@ def labelings(num_base: int, num_head: int) -> Floats:
 def largest_t(values: Floats, heads: Floats, grain: Floats) -> Floats:
     """Returns the statistic, [labelings, m]. values: [num_runs, m]; heads: [labelings, num_runs], as of labelings().
 
-    Dropped are none, an eighth and a quarter of the runs, but two of either side are left. Runs that tie for being
-    dropped keep a common fraction of their weight: their order in `values` says which side they are on.
+    Dropped are none, an eighth and five sixteenths of the runs, but two of either side are left. Runs that tie for
+    being dropped keep a common fraction of their weight: their order in `values` says which side they are on.
     """
     total, num_head = len(values), int(heads[0].sum())
     in_order = np.sort(values, axis=0)
     most_dropped = min(num_head, total - num_head) - 2
     best = np.full((len(heads), values.shape[1]), -np.inf)
-    for num_dropped in sorted({min(part, most_dropped) for part in (0, total // 8, total // 4)}):
+    for num_dropped in sorted({min(part, most_dropped) for part in (0, total // 8, 5 * total // 16)}):
         cut = in_order[total - num_dropped - 1]
         is_below, is_tied = values < cut, values == cut
         weights = is_below + is_tied * ((total - num_dropped - is_below.sum(axis=0)) / is_tied.sum(axis=0))

@@ -17,6 +17,7 @@ from tracekern.gate.permutation import Floats
 
 ERROR = 0.005
 """Probability that, without a drift, the slope of any metric is called certain; the same again for all together."""
+_LIKELY = 0.1  # of either sign: 5 times in 100 of the sign that looks like the change
 _NUM_ORDERS = 2000
 _SEED = 20_041_117
 Places = npt.NDArray[np.int64]
@@ -30,13 +31,18 @@ class Trend:
     drift: Floats
     """[m] what that slope adds from the middle launch of base to the middle launch of head."""
     is_certain: npt.NDArray[np.bool_]
-    """[m] whether chance explains no such slope: Kendall's tau of both sides together, the largest of all metrics and
-    their sum, among other orders of the launches within the sides."""
+    """[m] whether chance explains no such slope in any metric: Kendall's tau of both sides together, the largest of all
+    metrics and their sum, among other orders of the launches within the sides."""
+
+    is_likely: npt.NDArray[np.bool_]
+    """[m] whether chance makes so large a tau of that metric 5 times in 100 at most."""
 
     def explains(self, change: Floats, floor: Floats, regressed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Returns for which metrics no verdict is possible, [m]: most of what regressed is drift, or a certain drift is
-        above the floor. change, floor: [m] logarithmic."""
-        return (regressed & (2 * self.drift > change)) | (self.is_certain & (np.abs(self.drift) > floor))
+        """Returns for which metrics no verdict is possible, [m]: most of what regressed is likely drift, or a certain
+        drift is above the floor. change, floor: [m] logarithmic."""
+        return (regressed & self.is_likely & (2 * self.drift > change)) | (
+            self.is_certain & (np.abs(self.drift) > floor)
+        )
 
 
 def find_trend(base: Floats, head: Floats, places: tuple[Places, Places]) -> Trend:
@@ -54,7 +60,8 @@ def find_trend(base: Floats, head: Floats, places: tuple[Places, Places]) -> Tre
     of_any, of_all = np.abs(score).max(axis=1, initial=0), np.abs(score.sum(axis=1))
     is_one = np.mean(of_any[:, None] >= np.abs(score[0]), axis=0) <= ERROR
     is_common = np.mean(of_all >= of_all[0]) <= ERROR
-    return Trend(slope, slope * (places[1].mean() - places[0].mean()), is_one | is_common)
+    is_likely = np.mean(np.abs(score) >= np.abs(score[0]), axis=0) <= _LIKELY
+    return Trend(slope, slope * (places[1].mean() - places[0].mean()), is_one | is_common, is_likely)
 
 
 @functools.lru_cache(maxsize=8)
