@@ -13,6 +13,7 @@ METRICS = {
     "dispatch.wait_token.p50": 2000.0,
     "dispatch.wait_token.p99": 9000.0,
     "dispatch.wait_token.wait_share": 0.3,
+    "dispatch.wait_token.wait_per_iteration": 1_500_000.0,
     "combine.reduce_token.p50": 6000.0,
     "end_to_end.p50": 90_000.0,
 }

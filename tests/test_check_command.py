@@ -75,10 +75,12 @@ def test_save_then_hold_against_the_latest(check, launches, tmp_path):
     saved = check(launches / "base", "--save")
     assert saved.returncode == 0, saved.stderr
     assert "saved 8 runs as" in saved.stderr
-    assert re.search(rf"\+\d+\.\d % +{re.escape(WAIT)}", saved.stderr), "the minimal detectable change is told"
+    told = re.search(rf"\+\d+\.\d % +(\d+) of 100 +{re.escape(WAIT)}", saved.stderr)
+    assert int(told[1]) >= 95, "the minimal detectable change is told, and the power"
     same = check(launches / "head", "--against", "latest")
     assert same.returncode == 0, same.stdout + same.stderr
     assert "nothing regressed" in same.stdout
+    assert "95 of 100 such checks find +15.0 % in " in same.stderr
     slow = check(launches / "slow", "--against", "1", "--save")
     assert slow.returncode == 1
     assert f"{WAIT} regressed by +" in slow.stdout

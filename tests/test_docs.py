@@ -377,6 +377,18 @@ def test_what_the_gate_was_seen_to_do():
         assert f"{found['alarms']} alarms in 1,000" in told
 
 
+def test_what_the_gate_catches_and_when_it_is_wrong():
+    def percent(share: float | None) -> str:
+        return "" if share is None else f"{100 * share:.1f}".removesuffix(".0")
+
+    told = (ROOT / "docs" / "gate.md").read_text()
+    for row in results("gate_power")["rows"]:
+        before, after = row["before"], row["after"]
+        cells = [each[field] for field in ("regressed", "passed") for each in (before, after)]
+        numbers = map(percent, [*cells, after["drift"], after["printed"]])
+        assert f"| {row['case']} | {row['checks']:,} | {' | '.join(numbers)} |\n" in told
+
+
 def test_reports_are_shown_as_they_are(command_line):
     told = command_line("report", ROOT / "traces" / "h200x4_late_host").stdout.splitlines()
     for document in (ROOT / "README.md", ROOT / "docs" / "walkthrough.md"):

@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 import pytest
-import scipy.stats
 from runs import METRICS, draw_runs, make_run
 
+from tracekern.formatting import is_share
 from tracekern.gate.budget import Budget
 from tracekern.gate.check import check
 from tracekern.gate.compare import (
@@ -23,6 +23,7 @@ from tracekern.gate.compare import (
     minimal_detectable_changes,
 )
 from tracekern.gate.report import Outcome
+from tracekern.gate.run import Run
 
 RULES = Rules()
 COPY = "dispatch.copy_token.p50"
@@ -80,9 +81,10 @@ def test_the_floor_follows_ticks_probes_clocks_and_shares():
         "a.probe.p50": 500.0,
         "a.nothing.p50": 0.0,
         "a.w.wait_share": 0.02,
+        "a.w.wait_per_iteration": 40_000.0,
         "end_to_end.p50": 9000.0,
     }
-    runs = [make_run(0, metrics)]
+    runs = [make_run(0, metrics, shape={"iterations": 11})]
     found = dict(zip(metrics, floors(runs, runs, list(metrics), RULES), strict=True))
     assert found == pytest.approx(
         {
@@ -91,6 +93,7 @@ def test_the_floor_follows_ticks_probes_clocks_and_shares():
             "a.probe.p50": 64 / 500,  # two ticks are more than the 56 ns of a probe
             "a.nothing.p50": 64 / 16,  # below half a tick nothing is believed
             "a.w.wait_share": 0.5,
+            "a.w.wait_per_iteration": 64 * 50 / 40_000,  # 500 spans in 10 iterations
             "end_to_end.p50": 900 / 9000,
         }
     )
@@ -210,45 +213,153 @@ def test_false_alarms_are_rarer_than_promised(spread):
     assert alarms <= 3
 
 
-@pytest.mark.parametrize("metric", [COPY, "dispatch.wait_token.p99", "end_to_end.p50"])
-def test_a_growth_of_15_percent_is_caught_where_runs_spread_by_3(metric):
-    pairs = [
-        (draw_runs(8, 2 * s, spread=0.03), draw_runs(8, 2 * s + 1, spread=0.03, factor={metric: 1.15}))
-        for s in range(100)
+def disturbed(runs: list[Run], seed: int) -> list[Run]:
+    """One launch in ten takes 1.3 to 4 times as long."""
+    rng = np.random.default_rng(seed)
+    result = []
+    for run in runs:
+        slow = rng.uniform(1.3, 4) if rng.random() < 0.1 else 1.0
+        metrics = {n: value if is_share(n) else value * slow for n, value in run.metrics.items()}
+        result.append(dataclasses.replace(run, metrics=metrics))
+    return result
+
+
+@pytest.mark.parametrize(("spread", "slow_launches"), [(0.03, False), (0.02, True)])
+def test_a_growth_of_15_percent_is_caught_where_runs_spread_by_3_and_one_in_ten_is_slow(spread, slow_launches):
+    caught = 0
+    for seed in range(0, 200, 2):
+        base, head = (draw_runs(8, seed + i, spread=spread, factor={COPY: 1 + 0.15 * i}) for i in (0, 1))
+        if slow_launches:
+            base, head = disturbed(base, seed), disturbed(head, seed + 1)
+        caught += COPY in {change.metric for change in compare(base, head, RULES).of(Verdict.REGRESSED)}
+    assert caught >= 95
+
+
+@pytest.mark.parametrize(("num_grown", "verdict"), [(2, Verdict.SAME), (4, Verdict.UNDECIDED), (8, Verdict.REGRESSED)])
+def test_a_growth_in_two_launches_of_eight_goes_unseen(num_grown, verdict):
+    """The price of leaving out slow launches: they may be slow for a reason."""
+    base, head = draw_runs(8, 1), [*draw_runs(num_grown, 2, factor={COPY: 1.3}), *draw_runs(8 - num_grown, 3)]
+    assert verdicts(base, head)[COPY] is verdict
+
+
+def drifting(count: int, seed: int, first: int, slope: float, factor: float = 1.0) -> list[Run]:
+    """Each launch is slower by `slope` than the one before, in all but its shares."""
+    runs = draw_runs(count, seed, spread=0.02, first=first)
+    return [
+        dataclasses.replace(
+            run,
+            created=f"2026-01-01T00:00:{first + i:02}+00:00",
+            metrics={
+                name: value * (1 if is_share(name) else factor * (1 + slope) ** (first + i))
+                for name, value in run.metrics.items()
+            },
+        )
+        for i, run in enumerate(runs)
     ]
-    assert sum(verdicts(base, head)[metric] is Verdict.REGRESSED for base, head in pairs) >= 95
+
+
+def test_a_drift_from_launch_to_launch_is_no_regression():
+    found = []
+    for seed in range(0, 40, 2):
+        base, head = drifting(8, seed, 0, 0.01), drifting(8, seed + 1, 8, 0.01)
+        report = check(list(reversed(head)), base)  # the order of the files says nothing
+        found.append(report.outcome)
+        assert report.headline.startswith("cannot say: drift: within the sides ")
+        assert "tracekern ab" in report.headline
+        assert check(head, base, undecided_fails=False).outcome is Outcome.CANNOT_SAY
+    assert set(found) == {Outcome.CANNOT_SAY}
+
+
+def test_a_drift_that_hides_a_growth_is_seen():
+    hidden = check(drifting(8, 2, 8, -0.01, 1.08), drifting(8, 1, 0, -0.01))
+    assert hidden.outcome is Outcome.CANNOT_SAY
+    assert hidden.headline.startswith("cannot say: drift: ")
+
+
+def test_a_drift_adds_nothing_to_launches_that_alternate():
+    """base, head, head, base, ... by the times in the captures, or because tracekern ab launched them."""
+    runs = drifting(16, 1, 0, 0.005)
+    base, head = ([runs[i] for i in range(16) if (i % 4 in (1, 2)) == is_head] for is_head in (False, True))
+    assert check(head, base).all_problems == ()
+    unknown = [[dataclasses.replace(run, created="") for run in side] for side in (runs[:8], runs[8:])]
+    assert check(unknown[1], unknown[0]).outcome is Outcome.CANNOT_SAY
+    assert check(unknown[1], unknown[0], rules=Rules(alternating=True)).all_problems == ()
+
+
+def test_without_a_drift_none_is_seen():
+    seen = 0
+    for seed in range(200):
+        base, head = draw_runs(8, 2 * seed, spread=0.03), draw_runs(8, 2 * seed + 1, spread=0.03)
+        seen += bool(compare(base, head, Rules(metrics=("*.p50",))).problems)
+    assert seen <= 6, "1 in 100; 7 of 200 come once in 200 times"
+
+
+SHARE, WAITING = "dispatch.wait_token.wait_share", "dispatch.wait_token.wait_per_iteration"
+FASTER = {COPY: 0.85, "combine.reduce_token.p50": 0.85, "end_to_end.p50": 0.863, SHARE: 1 / 0.863}
+
+
+def test_less_work_beside_equal_waits_is_no_regression():
+    report = check(draw_runs(8, 2, factor=FASTER), draw_runs(8, 1))
+    assert report.outcome is Outcome.GOOD
+    found = {change.metric: change.verdict for change in report.comparison.changes}
+    assert (found[SHARE], found[WAITING], found[COPY]) == (Verdict.NOT_JUDGED, Verdict.SAME, Verdict.BETTER)
+
+
+def test_a_share_regresses_where_the_waiting_does():
+    found = verdicts(draw_runs(8, 1), draw_runs(8, 2, factor={SHARE: 1.2, WAITING: 1.3}))
+    assert (found[SHARE], found[WAITING]) == (Verdict.REGRESSED, Verdict.REGRESSED)
+    asked = compare(draw_runs(8, 1), draw_runs(8, 2, factor={SHARE: 1.2, WAITING: 1.3}), Rules(metrics=(SHARE,)))
+    assert {change.metric for change in asked.of(Verdict.REGRESSED)} == {SHARE, WAITING}, "it needs the waiting"
+
+
+def test_a_baseline_without_the_waiting_is_read_and_says_what_it_lacks():
+    """One that was saved before runs had it."""
+    old = draw_runs(8, 1, metrics={name: value for name, value in METRICS.items() if name != WAITING})
+    comparison = compare(old, draw_runs(8, 2, factor={SHARE: 1.2, COPY: 1.2}), RULES)
+    assert comparison.notes == (
+        f"not gated, not in every run of base: {WAITING}",
+        f"not gated, base lacks wait_per_iteration (save a new baseline): {SHARE}",
+    )
+    assert [change.metric for change in comparison.of(Verdict.REGRESSED)] == [COPY]
+    assert compare(old, draw_runs(8, 2), Rules(metrics=(SHARE,))).problems
 
 
 @pytest.mark.parametrize("num_runs", [5, 8])
 def test_the_minimal_detectable_change_is_detected(num_runs):
     """New runs that grew by what was promised on save, each time from the runs saved then, show it in about 95 of 100
-    checks (92 and 97, of 400)."""
+    checks."""
     found = []
-    for seed in range(150):
+    for seed in range(60):
         base = draw_runs(num_runs, 2 * seed, spread=0.1)
-        growth = 1 + minimal_detectable_changes(base, RULES)[COPY]
+        growth = 1 + minimal_detectable_changes(base, RULES)[COPY].change
         head = draw_runs(num_runs, 2 * seed + 1, spread=0.1, factor={COPY: growth})
-        found.append(verdicts(base, head)[COPY] is Verdict.REGRESSED)
-    assert np.mean(found) >= 0.9
+        found.append(COPY in {change.metric for change in compare(base, head, RULES).of(Verdict.REGRESSED)})
+    assert np.mean(found) >= 0.85
 
 
-@pytest.mark.parametrize("num_runs", [5, 8, 20])
-@pytest.mark.parametrize("spread", [0.002, 0.05])
-def test_the_minimal_detectable_change_is_that_of_the_exact_distributions(num_runs, spread):
-    runs = draw_runs(num_runs, 1, spread=spread)
-    degrees = 2 * num_runs - 2
-    logs = [math.log(run.metrics[COPY]) for run in runs]
-    limit = math.sqrt((num_runs - 1) / scipy.stats.chi2.ppf(0.2, num_runs - 1))
-    error = np.std(logs, ddof=1) * limit * math.sqrt(2 / num_runs)
-    family, alone, power = scipy.stats.t.ppf([1 - FAMILY_ERROR / len(METRICS), 0.975, 0.95], degrees)
-    needed = max(math.log1p(RULES.floor) + alone * error, family * error) + power * error
-    found = minimal_detectable_changes(runs, RULES)[COPY]
-    assert math.log1p(found) == pytest.approx(needed, rel=0.015)
+@pytest.mark.parametrize(("num_runs", "spread", "growth"), [(5, 0.02, 1.15), (8, 0.05, 1.15), (8, 0.03, 1.15)])
+def test_the_power_that_is_told_is_the_power_that_there_is(num_runs, spread, growth):
+    found, told = [], []
+    for seed in range(100):
+        base = draw_runs(num_runs, 2 * seed, spread=spread)
+        head = draw_runs(num_runs, 2 * seed + 1, spread=spread, factor={COPY: growth})
+        (change,) = [change for change in compare(base, head, RULES).changes if change.metric == COPY]
+        found.append(change.verdict is Verdict.REGRESSED)
+        told.append(change.power)
+    assert np.mean(told) == pytest.approx(np.mean(found), abs=0.16)
 
 
 def test_the_minimal_detectable_change_shrinks_with_runs_and_grows_with_spread():
     few, many = (minimal_detectable_changes(draw_runs(n, 1, spread=0.02), RULES)[COPY] for n in (5, 24))
-    assert 0.05 < many < few
+    assert 0.05 < many.change < few.change
+    assert few.power < many.power
     noisy = minimal_detectable_changes(draw_runs(5, 1, spread=0.2), RULES)[COPY]
-    assert noisy > 3 * few
-    assert math.isfinite(noisy)
+    assert noisy.change > 3 * few.change
+    assert noisy.power < 0.1
+    assert math.isfinite(noisy.change)
+
+
+def test_runs_without_spread_show_all_that_is_above_the_floor():
+    found = minimal_detectable_changes([make_run(i) for i in range(8)], RULES)[COPY]
+    assert found.change == pytest.approx(RULES.floor, rel=1e-3)
+    assert found.power == 1

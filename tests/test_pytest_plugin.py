@@ -12,7 +12,9 @@ import pytest
 import runs
 
 from tracekern.errors import BadInput
+from tracekern.gate.compare import needed_for
 from tracekern.gate.pytest_runs import TestRuns, read
+from tracekern.gate.run import Run
 
 pytest_plugins = ["pytester"]
 
@@ -131,7 +133,7 @@ def test_five_captures_a_side_are_a_proof(inner):
         (["--tracekern-compare"], "no baseline in .tracekern/pytest"),
         (["--tracekern-compare=7"], "no baseline 7"),
         (["--tracekern-compare=nothing.json"], "nothing.json: cannot be read"),
-        (["--tracekern-compare-fail=p50"], "wanted p50|p99|wait_share:PERCENT"),
+        (["--tracekern-compare-fail=p50"], "wanted p50|p99|wait_share|wait_per_iteration:PERCENT"),
         (["--tracekern-save", "-n", "2"], "without pytest-xdist"),
     ],
 )
@@ -176,19 +178,26 @@ def test_a_suite_that_does_not_use_it_pays_nothing(pytester, monkeypatch):
 
 @pytest.mark.parametrize("num_runs", [1, 5])
 def test_what_grew_from_nothing_grew(num_runs):
-    name = "dispatch.wait_token.wait_share"
-    base, head = (
-        [runs.make_run(side + number, {name: share}, nodes=(node,)) for number in range(num_runs)]
-        for side, share, node in ((0, 0.0, "node-a"), (100, 0.4, "node-b"))
-    )
+    phase = "dispatch.wait_token"
+
+    def side(first: int, share: float, node: str) -> list[Run]:
+        metrics = {f"{phase}.wait_share": share, f"{phase}.wait_per_iteration": 1e7 * share}
+        return [runs.make_run(first + number, metrics, nodes=(node,)) for number in range(num_runs)]
+
+    base, head = side(0, 0.0, "node-a"), side(100, 0.4, "node-b")
     session = TestRuns(Path("storage"), False, Path("baseline"), {"t": base}, {"wait_share": 0.2}, {"t": head})
     session.finish(all_passed=True)
     (failure,) = session.failures
     assert "0 % -> 40 %" in failure
-    assert session.lines == ["compared with baseline"]
+    assert session.lines[0] == "compared with baseline"
     unchanged = TestRuns(Path("storage"), False, Path("baseline"), {"t": base}, {"wait_share": 0.2}, {"t": base})
     unchanged.finish(all_passed=True)
     assert unchanged.failures == []
+    old = [dataclasses.replace(run, metrics={f"{phase}.wait_share": 0.0}) for run in base]
+    session = TestRuns(Path("storage"), False, Path("baseline"), {"t": old}, {"wait_share": 0.2}, {"t": head})
+    session.finish(all_passed=True)
+    (failure,) = session.failures
+    assert f"cannot say: base lacks {phase}.wait_per_iteration" in failure
 
 
 @pytest.mark.parametrize("num_runs", [1, 5])
@@ -223,8 +232,9 @@ def test_a_metric_that_is_gone_is_not_left_unheld(num_runs):
 )
 def test_what_the_instrument_may_have_made_fails_nothing(num_runs, name, before, after, num_spans, fails):
     base, head = (
-        [runs.make_run(side + number, {name: value}) for number in range(num_runs)]
+        [runs.make_run(side + number, metrics) for number in range(num_runs)]
         for side, value in ((0, before), (100, after))
+        for metrics in [{needed: value if needed == name else 1e6 * value for needed in needed_for(name)}]
     )
     base = [dataclasses.replace(run, spans={"dispatch.wait_token": num_spans}) for run in base]
     limits = {name.rpartition(".")[2]: 0.15}

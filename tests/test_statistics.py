@@ -70,6 +70,7 @@ def test_phases_by_hand():
         "send.wait_token.p50": 60,
         "send.wait_token.p99": wait.p99_ns,
         "send.wait_token.wait_share": 0.15,
+        "send.wait_token.wait_per_iteration": 60,  # of two measured iterations, the second of which did not wait
         "end_to_end.p50": 200,
     }
     assert (statistics.num_iterations, statistics.num_measured, statistics.resolution_ns) == (3, 2, 32)

@@ -30,7 +30,8 @@ from tracekern.timeline.model import (
 )
 
 END_TO_END = "end_to_end"
-STATISTICS = ("p50", "p99", "wait_share")
+WAIT_PER_ITERATION = "wait_per_iteration"
+STATISTICS = ("p50", "p99", "wait_share", WAIT_PER_ITERATION)
 
 _LOSSES = {
     *LOSS_KINDS,
@@ -64,6 +65,9 @@ class PhaseStatistics:
     wait_share: float
     """Waits only, else nan: their part, nested ones counted once, of the stage's time, which is its launches' durations
     times their writers; nan where that is 0, or a flight recorder overwrote some of it."""
+    wait_per_iteration_ns: float
+    """How long all writers of all ranks together were in these waits in a measured iteration, on average; nan where
+    wait_share is."""
 
     @property
     def name(self) -> str:
@@ -98,6 +102,7 @@ class RunStatistics:
             values[f"{phase.name}.p99"] = phase.p99_ns
             if not math.isnan(phase.wait_share):
                 values[f"{phase.name}.wait_share"] = phase.wait_share
+                values[f"{phase.name}.{WAIT_PER_ITERATION}"] = phase.wait_per_iteration_ns
         if self.end_to_end_ns:
             values[f"{END_TO_END}.p50"] = float(np.median(self.end_to_end_ns))
         return values
@@ -133,6 +138,7 @@ def _phases(timeline: Timeline, iterations: LaunchIterations) -> Iterator[PhaseS
         durations = end - start
         p50, p99 = np.quantile(durations, (0.5, 0.99))
         has_share = event_class is EventClass.WAIT and stage_time[stage] > 0
+        waited_ns = _waited_ns(spans.track[rows], start, end) if has_share else float("nan")
         yield PhaseStatistics(
             stage=iterations.stages[stage],
             event=event if times_named[stage, event] == 1 else f"{event} ({event_class.value})",
@@ -141,8 +147,15 @@ def _phases(timeline: Timeline, iterations: LaunchIterations) -> Iterator[PhaseS
             total_ns=int(durations.sum(dtype=np.int64)),
             p50_ns=float(p50),
             p99_ns=float(p99),
-            wait_share=_waited_ns(spans.track[rows], start, end) / stage_time[stage] if has_share else float("nan"),
+            wait_share=waited_ns / stage_time[stage] if has_share else float("nan"),
+            wait_per_iteration_ns=waited_ns / _num_iterations(iterations, stage),
         )
+
+
+def _num_iterations(iterations: LaunchIterations, stage: int) -> int:
+    """How many measured iterations have a launch of the stage on record."""
+    is_of_stage = iterations.is_measured & (iterations.stage_of_launch == stage)
+    return len(np.unique(iterations.of_launch[is_of_stage]))
 
 
 def _waited_ns(track: Int32, start: Int64, end: Int64) -> int:

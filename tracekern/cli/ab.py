@@ -50,7 +50,7 @@ def ab(
     from tracekern.gate.check import check
     from tracekern.gate.report import Report
 
-    rules = gate_output.make_rules(floor, 5, metrics, across_hosts=False)
+    rules = gate_output.make_rules(floor, 5, metrics, alternating=True)
     limits = list(map(parse_budget, budgets or ()))
     options.check_files(junit, markdown)
     if runs < rules.min_runs or warm_ups < 0:

@@ -63,7 +63,7 @@ def check(
 
     if trend and not append:
         raise BadInput("--trend draws the history that --append names; give both")
-    rules = gate_output.make_rules(floor, min_runs, metrics, across_hosts)
+    rules = gate_output.make_rules(floor, min_runs, metrics, across_hosts=across_hosts)
     limits = _limits(config, budgets or [])
     options.check_files(append, trend, junit, markdown)
     if not (against or save or limits or append):
@@ -136,6 +136,7 @@ def _base(
 def _save(runs: list[Run], rules: Rules, storage: Path, refusal: str) -> None:
     from tracekern.gate.baseline import save
     from tracekern.gate.compare import minimal_detectable_changes, own_problems
+    from tracekern.gate.power import GROWTH
 
     problems = own_problems("these runs", runs, rules)
     if refusal:
@@ -145,10 +146,10 @@ def _save(runs: list[Run], rules: Rules, storage: Path, refusal: str) -> None:
         raise BadInput(f"not saved: {problems[0]}")
     path = save(runs, storage)
     note(f"saved {len(runs)} runs as {path}")
-    changes = sorted(minimal_detectable_changes(runs, rules).items(), key=lambda entry: entry[1])
-    note(f"with {len(runs)} runs again, a growth is noticed in 95 of 100 checks from:")
-    for name, change in changes:
-        note(f"  {growth(change):>9}  {name}")
+    changes = sorted(minimal_detectable_changes(runs, rules).items(), key=lambda entry: entry[1].change)
+    note(f"with {len(runs)} runs again, 95 of 100 checks find a growth from; and so many one of {100 * GROWTH:.0f} %:")
+    for name, found in changes:
+        note(f"  {growth(found.change):>9}  {100 * found.power:3.0f} of 100  {name}")
 
 
 def _append(path: Path, trend: Path | None, runs: list[Run], outcome: str, rules: Rules) -> None:

@@ -51,7 +51,9 @@ class Outputs:
     markdown: Path | None
 
 
-def make_rules(floor: str, min_runs: int, metrics: list[str] | None, across_hosts: bool) -> Rules:
+def make_rules(
+    floor: str, min_runs: int, metrics: list[str] | None, *, across_hosts: bool = False, alternating: bool = False
+) -> Rules:
     from tracekern.gate.compare import Rules
 
     text = floor.strip().removesuffix("%").strip()
@@ -63,7 +65,8 @@ def make_rules(floor: str, min_runs: int, metrics: list[str] | None, across_host
         raise BadInput(f"--floor: got {floor!r}, wanted a percentage, as in 5%")
     if min_runs < Rules.min_runs:
         raise BadInput(f"--min-runs: got {min_runs}, wanted at least {Rules.min_runs}: with fewer no test can tell")
-    return Rules(floor=value, min_runs=min_runs, metrics=tuple(metrics or ("*",)), across_hosts=across_hosts)
+    patterns = tuple(metrics or ("*",))
+    return Rules(value, min_runs, patterns, across_hosts, alternating)
 
 
 def finish(report: Report, outputs: Outputs) -> None:
@@ -83,11 +86,14 @@ def finish(report: Report, outputs: Outputs) -> None:
 
 
 def print_report(report: Report) -> None:
+    from tracekern.gate.report import what_is_found
+
     out = console()
     if report.budgets:
         out.print(_budget_table(report))
     if report.comparison and report.comparison.changes:
         out.print(_change_table(report))
+        note(what_is_found(report.comparison))
     for problem in report.all_problems[1:]:  # the headline says the first
         note(f"cannot say: {problem}")
     for text in report.comparison.notes if report.comparison else ():
@@ -104,10 +110,10 @@ def _budget_table(report: Report) -> object:
 
 
 def _change_table(report: Report) -> object:
-    from tracekern.gate.report import order, size
+    from tracekern.gate.report import POWER, order, size
 
     assert report.comparison is not None
-    grid = table(["base", "head", "change", "95 % interval", "floor", "p", "runs to tell"], ["", "metric"])
+    grid = table(["base", "head", "change", "90 % interval", "floor", "p", POWER, "runs to tell"], ["", "metric"])
     for change in order(report.comparison.changes):
         grid.add_row(
             metric_value(change.metric, change.base),
@@ -116,6 +122,7 @@ def _change_table(report: Report) -> object:
             f"{growth(change.low)} .. {growth(change.high)}",
             size(change.floor),
             f"{change.p:.2g}",
+            f"{100 * change.power:.0f} %",
             f"about {change.runs_to_decide}" if change.runs_to_decide else "",
             _verdict(change),
             change.metric,
@@ -124,5 +131,5 @@ def _change_table(report: Report) -> object:
 
 
 def _verdict(change: Change) -> Text:
-    colors = {"regressed": "bold red", "undecided": "yellow", "better": "green", "same": ""}
-    return Text(change.verdict.value, colors[change.verdict.value])
+    colors = {"regressed": "bold red", "undecided": "yellow", "better": "green"}
+    return Text(change.verdict.value, colors.get(change.verdict.value, ""))

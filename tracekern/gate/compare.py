@@ -3,6 +3,8 @@
 A metric regressed when two things hold: its adjusted p-value is at most the family error (some metric grew at all, and
 the p-value is adjusted for all others), and the interval of its own change lies above the floor (it grew by more than
 the growth that matters, the clock's step and the cost of a probe). It is the same if the interval ends below the floor.
+
+A share of waiting grows also where only the work became faster. It is judged where the waiting itself regressed.
 """
 
 from __future__ import annotations
@@ -12,14 +14,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from tracekern.formatting import is_share
-from tracekern.gate.permutation import CONFIDENCE, Floats, adjusted_p, shift_interval
+from tracekern.analysis.statistics import WAIT_PER_ITERATION
+from tracekern.formatting import growth, is_share
+from tracekern.gate import power
+from tracekern.gate.permutation import Floats, adjusted_p, shift_interval
 from tracekern.gate.run import Run, difference
+from tracekern.gate.trend import Places, Trend, find_trend
 
 FAMILY_ERROR = 0.005
 """Probability that, of two equal sides, any metric is reported as regressed."""
@@ -36,6 +41,8 @@ class Verdict(enum.Enum):
     BETTER = "better"
     REGRESSED = "regressed"
     UNDECIDED = "undecided"
+    NOT_JUDGED = "not judged"
+    """A share of waiting that did not fall, where the waiting itself did not regress."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,8 @@ class Rules:
     metrics: tuple[str, ...] = ("*",)
     """Patterns of the metrics to gate, as in `dispatch_*.p50`."""
     across_hosts: bool = False
+    alternating: bool = False
+    """Whether base and head were launched alternately: a drift then adds the same to both."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,10 @@ class Change:
     head_spread: float
     runs_to_decide: int
     """Approximate runs of a side that would decide it; 0 if it is decided, or no number would be enough."""
+    power: float
+    """Probability that a growth of power.GROWTH regresses, with as many runs that spread like these."""
+    detectable: float
+    """Growth that 95 of 100 such checks would find."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +88,7 @@ class Comparison:
     num_head: int
     changes: tuple[Change, ...]
     problems: tuple[str, ...]
-    """Why no verdict is possible; then `changes` is empty."""
+    """Why no verdict is possible; `changes` is empty then, unless it is a drift."""
     notes: tuple[str, ...]
     """Metrics left out of the family, and why."""
 
@@ -101,7 +114,10 @@ def compare(base: Sequence[Run], head: Sequence[Run], rules: Rules) -> Compariso
     idle = [pattern for pattern in rules.metrics if not any(fnmatchcase(name, pattern) for name in names)]
     if not problems and idle:
         problems.append(f"no metric to compare in all runs matches {', '.join(idle)}; correct it, or leave it out")
-    changes = _changes(base, head, names, rules) if not problems else []
+    changes: list[Change] = []
+    if not problems:
+        changes, drifts = _changes(base, head, names, rules)
+        problems += drifts
     return Comparison(len(base), len(head), tuple(changes), tuple(problems), tuple(notes))
 
 
@@ -119,17 +135,31 @@ def floors(base: Sequence[Run], head: Sequence[Run], names: Sequence[str], rules
     for name in names:
         value = float(np.median([run.metrics[name] for run in base]))
         of_ranks = bound if name.startswith("end_to_end.") else 0
-        least = SHARE_FLOOR if is_share(name) else max(2 * ticks, probe, of_ranks)
+        least = SHARE_FLOOR if is_share(name) else max(2 * ticks, probe, of_ranks) * _spans_in(name, base)
         result.append(max(rules.floor, least / max(value, _grain_of(name, base))))
     return np.array(result)
+
+
+def _spans_in(name: str, runs: Sequence[Run]) -> float:
+    """Returns how many spans a value of the metric is the sum of."""
+    phase, _, statistic = name.rpartition(".")
+    if statistic != WAIT_PER_ITERATION:
+        return 1
+    return max(run.spans.get(phase, 0) / run.num_measured for run in runs)
 
 
 def has_sign_of_growth(base: Sequence[Run], head: Sequence[Run], name: str, rules: Rules) -> bool:
     """Returns whether the metric's median grew by more than its floor, which is no proof with any number of runs."""
     if is_longest_span(name, (*base, *head)):
         return False
-    before, after = (float(np.median(logarithms(side, [name]))) for side in (base, head))
-    return after - before > math.log1p(floors(base, head, [name], rules)[0])
+    names = needed_for(name)
+    medians = [np.median(logarithms(side, names), axis=0) for side in (base, head)]
+    return bool((medians[1] - medians[0] > np.log1p(floors(base, head, names, rules))).all())
+
+
+def needed_for(name: str) -> list[str]:
+    """Returns the metrics that judging one takes: itself, and for a wait share the waiting that it is a share of."""
+    return [name, f"{name.rpartition('.')[0]}.{WAIT_PER_ITERATION}"] if is_share(name) else [name]
 
 
 def logarithms(runs: Sequence[Run], names: Sequence[str]) -> Floats:
@@ -141,23 +171,26 @@ def _grain_of(name: str, runs: Sequence[Run]) -> float:
     return _SHARE_GRAIN if is_share(name) else max(max(run.resolution_ns for run in runs) / 2, 0.5)
 
 
-def minimal_detectable_changes(runs: Sequence[Run], rules: Rules) -> dict[str, float]:
-    """Returns, by metric, the relative growth that as many runs again would show in about 95 of 100 checks.
+@dataclass(frozen=True)
+class Detectable:
+    change: float
+    """Relative growth that as many runs again would show in about 95 of 100 checks."""
+    power: float
+    """Probability that they would show a growth of power.GROWTH."""
 
-    Uses Student's t for both conditions of a regression: an approximation for planning, not for a verdict.
+
+def minimal_detectable_changes(runs: Sequence[Run], rules: Rules) -> dict[str, Detectable]:
+    """Returns, by metric, what a comparison of these runs with as many new ones can see.
+
+    Takes a spread that the true one is below with 80 % probability: few launches may underestimate it.
     """
     names, _ = _family(runs, runs, rules)
-    degrees, error = 2 * len(runs) - 2, math.sqrt(2 / len(runs))
-    family = _student(1 - FAMILY_ERROR / max(len(names), 1), degrees)
-    alone = _student((1 + CONFIDENCE) / 2, degrees)
-    power = _student(0.95, degrees)
-    result = {}
-    # Few launches may underestimate the spread; without the limit such a growth would be missed more often.
-    spreads = logarithms(runs, names).std(axis=0, ddof=1) * _spread_limit(len(runs) - 1)
-    for name, spread, floor in zip(names, spreads, floors(runs, runs, names, rules), strict=True):
-        needed = max(math.log1p(floor) + alone * spread * error, family * spread * error) + power * spread * error
-        result[name] = math.expm1(needed)
-    return result
+    able = power.power_of(len(runs), len(runs), len(names), FAMILY_ERROR)
+    logs, floor = logarithms(runs, names), np.log1p(floors(runs, runs, names, rules))
+    spread = able.spread(logs, holds=0.8)
+    changes = np.expm1(able.smallest(spread, floor))
+    caught = able.caught(math.log1p(power.GROWTH), able.spread(logs), floor)
+    return {name: Detectable(float(c), float(p)) for name, c, p in zip(names, changes, caught, strict=True)}
 
 
 def losses_of(runs: Sequence[Run]) -> tuple[str, ...]:
@@ -218,19 +251,24 @@ def _family(base: Sequence[Run], head: Sequence[Run], rules: Rules) -> tuple[lis
     """Returns the names of the metrics to gate, and notes on those that are not gated."""
     in_base, lost = in_all(base), gone_metrics(base, head)
     known = list(dict.fromkeys(name for run in (*base, *head) for name in run.metrics))
-    wanted = [name for name in known if any(fnmatchcase(name, pattern) for pattern in rules.metrics)]
-    names, notes, new, few = [], [], [], []
+    matched = [name for name in known if any(fnmatchcase(name, pattern) for pattern in rules.metrics)]
+    wanted = dict.fromkeys(needed for name in matched for needed in needed_for(name))
+    names, notes, new, few, alone = [], [], [], [], []
     for name in wanted:
         if name in lost:
             notes.append(gone(name))
         elif name not in in_base:
             new.append(name)
+        elif not in_base.issuperset(needed_for(name)):
+            alone.append(name)
         elif is_longest_span(name, (*base, *head)):
             few.append(name)
         else:
             names.append(name)
     if new:
         notes.append(f"not gated, not in every run of base: {', '.join(new)}")
+    if alone:
+        notes.append(f"not gated, base lacks {WAIT_PER_ITERATION} (save a new baseline): {', '.join(alone)}")
     if few:
         notes.append(f"not gated, fewer than {MIN_SPANS_OF_P99} spans in a run: {', '.join(few)}")
     return names, notes
@@ -255,38 +293,82 @@ def is_longest_span(name: str, runs: Sequence[Run]) -> bool:
     return name.endswith(".p99") and fewest < MIN_SPANS_OF_P99
 
 
-def _changes(base: Sequence[Run], head: Sequence[Run], names: Sequence[str], rules: Rules) -> list[Change]:
+def _changes(
+    base: Sequence[Run], head: Sequence[Run], names: Sequence[str], rules: Rules
+) -> tuple[list[Change], list[str]]:
+    """Returns the changes, and why they prove nothing where a metric drifts."""
     base_logs, head_logs = logarithms(base, names), logarithms(head, names)
-    medians = [float(np.median([run.metrics[name] for run in base])) for name in names]
-    grain = np.array(
-        [_grain_of(name, base) / max(m, _grain_of(name, base)) for name, m in zip(names, medians, strict=True)]
-    )
-    p = adjusted_p(base_logs, head_logs, grain)
+    medians = [[float(np.median([run.metrics[name] for run in side])) for name in names] for side in (base, head)]
+    grains = np.array([_grain_of(name, base) for name in names])
+    p = adjusted_p(base_logs, head_logs, grains / np.maximum(medians[0], grains))
     low, estimate, high = shift_interval(base_logs, head_logs)
     limits = floors(base, head, names, rules)
-    changes = []
-    for i, name in enumerate(names):
-        interval = (float(low[i]), float(estimate[i]), float(high[i]))
-        verdict = _verdict(interval, math.log1p(limits[i]), float(p[i]))
-        changes.append(
-            Change(
-                metric=name,
-                base=medians[i],
-                head=float(np.median([run.metrics[name] for run in head])),
-                low=math.expm1(interval[0]),
-                estimate=math.expm1(interval[1]),
-                high=math.expm1(interval[2]),
-                floor=float(limits[i]),
-                p=float(p[i]),
-                verdict=verdict,
-                base_spread=float(base_logs[:, i].std(ddof=1)),
-                head_spread=float(head_logs[:, i].std(ddof=1)),
-                runs_to_decide=_runs_to_decide(interval, math.log1p(limits[i]), min(len(base), len(head)))
-                if verdict is Verdict.UNDECIDED
-                else 0,
-            )
+    floor = np.log1p(limits)
+    able = power.power_of(len(base), len(head), len(names), FAMILY_ERROR)
+    spread = able.spread(base_logs, head_logs)
+    caught = able.caught(math.log1p(power.GROWTH), spread, floor)
+    detectable = np.expm1(able.smallest(spread, floor))
+
+    own = [(float(low[i]), float(estimate[i]), float(high[i])) for i in range(len(names))]
+    verdicts = [_verdict(own[i], float(floor[i]), float(p[i])) for i in range(len(names))]
+    trend = find_trend(base_logs, head_logs, _places(base, head))
+    regressed = np.array([verdict is Verdict.REGRESSED for verdict in verdicts], bool)
+    drifts = trend.explains(estimate, floor, regressed) & (not rules.alternating)
+    verdicts = [Verdict.UNDECIDED if drift else verdict for verdict, drift in zip(verdicts, drifts, strict=True)]
+    verdicts = _hold_shares(names, verdicts)
+    changes = [
+        Change(
+            metric=name,
+            base=medians[0][i],
+            head=medians[1][i],
+            low=math.expm1(low[i]),
+            estimate=math.expm1(estimate[i]),
+            high=math.expm1(high[i]),
+            floor=float(limits[i]),
+            p=float(p[i]),
+            verdict=verdicts[i],
+            base_spread=float(base_logs[:, i].std(ddof=1)),
+            head_spread=float(head_logs[:, i].std(ddof=1)),
+            runs_to_decide=_runs_to_decide(own[i], float(floor[i]), min(len(base), len(head)))
+            if verdicts[i] is Verdict.UNDECIDED and not drifts[i]
+            else 0,
+            power=float(caught[i]),
+            detectable=float(detectable[i]),
         )
-    return changes
+        for i, name in enumerate(names)
+    ]
+    return changes, _say_drift(names, trend, drifts)
+
+
+def _places(base: Sequence[Run], head: Sequence[Run]) -> tuple[Places, Places]:
+    """Returns the places of the runs in the order of all launches; within a second, the order that they were given."""
+    order = np.argsort(np.array([run.created for run in (*base, *head)]), kind="stable")
+    places = np.argsort(order)
+    return places[: len(base)], places[len(base) :]
+
+
+def _hold_shares(names: Sequence[str], verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Returns the verdicts, with no doubt and no regression of a share whose waiting did not regress."""
+    of_name = dict(zip(names, verdicts, strict=True))
+    harmless = (Verdict.SAME, Verdict.BETTER)
+    return [
+        verdict
+        if not is_share(name) or verdict in harmless or of_name[needed_for(name)[-1]] is Verdict.REGRESSED
+        else Verdict.NOT_JUDGED
+        for name, verdict in zip(names, verdicts, strict=True)
+    ]
+
+
+def _say_drift(names: Sequence[str], trend: Trend, drifts: npt.NDArray[np.bool_]) -> list[str]:
+    if not drifts.any():
+        return []
+    worst = int(np.argmax(np.where(drifts, np.abs(trend.drift), -1)))
+    slope, drift = (growth(math.expm1(values[worst])) for values in (trend.slope, trend.drift))
+    more = f", and {drifts.sum() - 1} more" if drifts.sum() > 1 else ""
+    return [
+        f"drift: within the sides {names[worst]}{more} changes by {slope} a launch, which alone makes {drift} from "
+        "base to head; launch both alternately with tracekern ab"
+    ]
 
 
 def _verdict(interval: tuple[float, float, float], floor: float, p: float) -> Verdict:
@@ -307,23 +389,3 @@ def _runs_to_decide(interval: tuple[float, float, float], floor: float, num_runs
     half = max(high - estimate, estimate - low)
     needed = math.ceil(num_runs * (half / distance) ** 2) if distance else _MAX_RUNS_SHOWN + 1
     return max(needed, num_runs + 1) if needed <= _MAX_RUNS_SHOWN else 0
-
-
-def _spread_limit(degrees: int) -> float:
-    """Returns an upper limit, which holds 8 times of 10, on the ratio of the true standard deviation to the measured.
-
-    Uses the chi-squared distribution (Wilson and Hilferty: good to 1 % from 4 degrees of freedom on).
-    """
-    part = 2 / (9 * degrees)
-    return float((1 - part + NormalDist().inv_cdf(0.2) * math.sqrt(part)) ** -1.5)
-
-
-def _student(probability: float, degrees: int) -> float:
-    """Quantile of Student's t (Abramowitz and Stegun, 26.7.5: good to 1 % from 8 degrees of freedom on)."""
-    z = NormalDist().inv_cdf(probability)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return float(z + sum(term / degrees**power for power, term in enumerate(terms, 1)))

@@ -16,7 +16,7 @@ import numpy as np
 from tracekern.errors import BadInput
 from tracekern.files import write_whole
 from tracekern.gate.baseline import commit_info, held, now
-from tracekern.gate.compare import Change, Rules, Verdict, compare, in_all
+from tracekern.gate.compare import Change, Rules, Verdict, compare, in_all, needed_for
 from tracekern.gate.run import Run, difference
 
 FORMAT = "tracekern-history"
@@ -88,7 +88,7 @@ def drift(entries: Sequence[Entry], rules: Rules) -> list[Drift] | None:
     metrics_of = [in_all(entry.runs) for entry in before]
     since: dict[int, list[str]] = {}
     for name in sorted(in_all(newest.runs)):
-        first = next((number for number, names in enumerate(metrics_of) if name in names), None)
+        first = next((number for number, names in enumerate(metrics_of) if names.issuperset(needed_for(name))), None)
         if first is not None and any(fnmatchcase(name, pattern) for pattern in rules.metrics):
             since.setdefault(first, []).append(name)
     every = dataclasses.replace(rules, metrics=("*",))
@@ -114,7 +114,8 @@ def series(entries: Sequence[Entry]) -> dict[str, list[tuple[str, float, float, 
 
 
 def _only(names: Sequence[str], entry: Entry) -> list[Run]:
-    return [dataclasses.replace(run, metrics={name: run.metrics[name] for name in names}) for run in entry.runs]
+    needed = dict.fromkeys(needed for name in names for needed in needed_for(name))
+    return [dataclasses.replace(run, metrics={name: run.metrics[name] for name in needed}) for run in entry.runs]
 
 
 def _differs(first: Run, second: Run) -> bool:

@@ -1,12 +1,17 @@
 """The two tests behind a verdict. Both hold for runs of any distribution and assume only exchangeable labels.
 
-`adjusted_p`: if head were base, any choice of which runs are called head would be as likely as the one observed. The
-statistic is Welch's t of each metric; its largest value over all metrics, over all choices, controls the family error
-(max-T: Westfall and Young, Resampling-Based Multiple Testing, 1993, algorithm 2.8, step-down).
+Disturbed launches are slow ones, and a few of them would hide a growth. So both tests drop the slowest runs.
 
-`shift_interval`: Hodges and Lehmann's interval for a shift: differences of all pairs of runs in order, cut where the
-exact distribution of Mann and Whitney's U says (Hollander and Wolfe, Nonparametric Statistical Methods, section 4.3).
-An outlier shifts the interval by one pair in num_base, not by its size.
+`adjusted_p`: if head were base, any choice of which runs are called head would be as likely as the one observed. The
+largest statistic over all metrics, over all choices, controls the family error (max-T: Westfall and Young,
+Resampling-Based Multiple Testing, 1993, algorithm 2.8, step-down). The statistic of a metric is Student's t with pooled
+variance after dropping the k slowest runs of both sides together, the largest over k. Which runs are dropped depends on
+no label, so all choices stay equally likely.
+
+`shift_interval`: Hodges and Lehmann's interval for a shift, after dropping the slowest runs of each side: the
+differences of all pairs of runs in order, cut where few enough choices of labels would leave so many pairs beyond. The
+number of pairs above zero depends on ranks alone, so its distribution is known (Hollander and Wolfe, Nonparametric
+Statistical Methods, section 4.3, has it without dropping runs).
 """
 
 from __future__ import annotations
@@ -20,8 +25,8 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-CONFIDENCE = 0.95
-"""Confidence of the interval for a shift."""
+CONFIDENCE = 0.9
+"""Confidence of the interval for a shift; either end by itself misses it with half the rest, 5 times in 100."""
 MAX_LABELINGS = 20_000
 _SEED = 20_040_917  # a fixed one: the same runs give the same verdict
 _TIE = 1e-9
@@ -31,17 +36,13 @@ def adjusted_p(base: Floats, head: Floats, grain: Floats) -> Floats:
     """Returns the family-wise adjusted p-value of each metric, [m].
 
     It is the probability that any metric grows as clearly as metric j if nothing has grown. base: [num_base, m], head:
-    [num_head, m], logarithms; at least two runs of each side. grain: [m] logarithmic step of the values; smaller
+    [num_head, m], logarithms; at least four runs of each side. grain: [m] logarithmic step of the values; smaller
     differences are ignored.
     """
-    values = np.concatenate([base, head])
-    heads = labelings(len(base), len(head))
-    step = grain * math.sqrt((1 / len(base) + 1 / len(head)) / 12)
-    observed = np.zeros((1, len(values)))
-    observed[0, len(base) :] = 1
-    t_observed = _welch(values, observed, step)[0]
+    t = largest_t(np.concatenate([base, head]), labelings(len(base), len(head)), grain)
+    t_observed = t[0].copy()
     order = np.argsort(t_observed)  # ascending: step-down takes running maxima from the least clear metric on
-    t_any = np.maximum.accumulate(_welch(values, heads, step)[:, order], axis=1)
+    t_any = np.maximum.accumulate(t[:, order], axis=1)
     p_sorted = np.mean(t_any >= t_observed[order] - _TIE, axis=0)
     p_monotone = np.maximum.accumulate(p_sorted[::-1])[::-1]
     result = np.empty(len(order))
@@ -52,23 +53,41 @@ def adjusted_p(base: Floats, head: Floats, grain: Floats) -> Floats:
 def shift_interval(base: Floats, head: Floats) -> tuple[Floats, Floats, Floats]:
     """Returns (low, estimate, high), each [m]: how far head lies above base, two-sided, for each metric by itself.
 
-    base: [num_base, m], head: [num_head, m].
+    base: [num_base, m], head: [num_head, m]. Estimate and upper end lack the slowest quarter of each side, the lower
+    end from 8 runs a side on the slowest three eighths: slow runs of base hide a growth, slow runs of head may be one.
     """
-    differences = np.sort((head[:, None, :] - base[None, :, :]).reshape(-1, base.shape[1]), axis=0)
-    cut = _rank_sum_cut(len(base), len(head), (1 - CONFIDENCE) / 2)
-    return differences[cut], np.median(differences, axis=0), differences[-1 - cut]
+    lower, upper = (_differences(base, head, eighths) for eighths in _eighths(len(base), len(head)))
+    below, above = _cuts(len(base), len(head))
+    return lower[below], np.median(upper, axis=0), upper[-1 - above]
+
+
+def num_fast(num_runs: int, eighths: int = 2) -> int:
+    """Returns how many runs of a side are left when `eighths` of 8 are dropped."""
+    return num_runs - num_runs * eighths // 8
+
+
+def _eighths(num_base: int, num_head: int) -> tuple[int, int]:
+    """Returns how many eighths of the runs to drop for the lower end of the interval, and for its upper end."""
+    return (3 if min(num_base, num_head) >= 8 else 2), 2
+
+
+def _differences(base: Floats, head: Floats, eighths: int) -> Floats:
+    """Returns the differences of all pairs of runs that are left, [pairs, m], in order."""
+    fast_base, fast_head = (np.sort(side, axis=0)[: num_fast(len(side), eighths)] for side in (base, head))
+    differences = (fast_head[:, None, :] - fast_base[None, :, :]).reshape(-1, base.shape[1])
+    return np.sort(differences, axis=0)
 
 
 @functools.lru_cache(maxsize=8)
 def labelings(num_base: int, num_head: int) -> Floats:
     """Returns labelings, [labelings, num_base + num_head], 1 for a run that is called head.
 
-    Returns all labelings, or a fixed sample of MAX_LABELINGS, which includes the observed one (the last num_head runs),
+    Returns all labelings, or a fixed sample of MAX_LABELINGS. The first is the observed one (the last num_head runs),
     so that a p-value is never 0.
     """
     total = num_base + num_head
     if math.comb(total, num_head) <= MAX_LABELINGS:
-        chosen = np.array(list(itertools.combinations(range(total), num_head)))
+        chosen = np.array(list(itertools.combinations(range(total), num_head)))[::-1]
     else:
         rng = np.random.default_rng(_SEED)
         chosen = rng.permuted(np.tile(np.arange(total), (MAX_LABELINGS, 1)), axis=1)[:, :num_head]
@@ -79,34 +98,53 @@ def labelings(num_base: int, num_head: int) -> Floats:
     return heads
 
 
-def _welch(values: Floats, heads: Floats, step: Floats) -> Floats:
-    """Returns Welch's t, [labelings, m]; `step` keeps it finite for metrics without variance."""
-    num_head = int(heads[0].sum())
-    num_base = len(values) - num_head
-    values = values - values.mean(axis=0)
-    of_head, squares_of_head = heads @ values, heads @ values**2
-    of_base, squares_of_base = values.sum(axis=0) - of_head, (values**2).sum(axis=0) - squares_of_head
-    variance = (squares_of_head - of_head**2 / num_head) / (num_head * (num_head - 1))
-    variance += (squares_of_base - of_base**2 / num_base) / (num_base * (num_base - 1))
-    scale = np.sqrt(np.maximum(variance, 0) + step**2 + _TIE**2)
-    t: Floats = (of_head / num_head - of_base / num_base) / scale
+def largest_t(values: Floats, heads: Floats, grain: Floats) -> Floats:
+    """Returns the statistic, [labelings, m]. values: [num_runs, m]; heads: [labelings, num_runs], as of labelings().
+
+    Dropped are none, an eighth and five sixteenths of the runs, but two of either side are left. Runs that tie for
+    being dropped keep a common fraction of their weight: their order in `values` says which side they are on.
+    """
+    total, num_head = len(values), int(heads[0].sum())
+    in_order = np.sort(values, axis=0)
+    most_dropped = min(num_head, total - num_head) - 2
+    best = np.full((len(heads), values.shape[1]), -np.inf)
+    for num_dropped in sorted({min(part, most_dropped) for part in (0, total // 8, 5 * total // 16)}):
+        cut = in_order[total - num_dropped - 1]
+        is_below, is_tied = values < cut, values == cut
+        weights = is_below + is_tied * ((total - num_dropped - is_below.sum(axis=0)) / is_tied.sum(axis=0))
+        np.maximum(best, _pooled_t(values, weights, heads, grain), out=best)
+    return best
+
+
+def _pooled_t(values: Floats, weights: Floats, heads: Floats, grain: Floats) -> Floats:
+    """Returns Student's t, [labelings, m]; `grain` keeps it finite for metrics without variance.
+
+    weights: [num_runs, m], 0 to 1, at least 1 in sum on either side of every labeling.
+    """
+    total = weights.sum(axis=0)
+    deviations = values - (weights * values).sum(axis=0) / total
+    squares = (weights * deviations**2).sum(axis=0)
+    of_head, num_head = heads @ (weights * deviations), heads @ weights  # the deviations of base are -of_head in sum
+    inverse = 1 / num_head + 1 / (total - num_head)
+    within = np.maximum(squares - of_head**2 * inverse, 0) / (total - 2)
+    t: Floats = of_head * np.sqrt(inverse / (within + grain**2 / 12 + _TIE**2))
     return t
 
 
 @functools.lru_cache(maxsize=64)
-def _rank_sum_cut(num_base: int, num_head: int, tail: float) -> int:
-    """Returns how many of the smallest pair differences to leave out of an interval that misses at most `tail` there.
+def _cuts(num_base: int, num_head: int) -> tuple[int, int]:
+    """Returns how many differences to leave out at the lower and at the upper end of the interval.
 
-    The number of labelings with U = u: count(i, j) = count(i - 1, j) moved by j, plus count(i, j - 1).
+    An end misses the shift when at most that many pairs lie beyond the shift: so many labelings of runs in order have
+    as few, (1 - CONFIDENCE) / 2 of all at most.
     """
-    num_pairs = num_base * num_head
-    row = [np.zeros(num_pairs + 1, np.float64) for _ in range(num_head + 1)]
-    for counts in row:
-        counts[0] = 1
-    for _ in range(num_base):
-        for j in range(1, num_head + 1):
-            moved = np.zeros_like(row[j])
-            moved[j:] = row[j][: num_pairs + 1 - j]
-            row[j] = moved + row[j - 1]
-    at_most = np.cumsum(row[num_head]) / math.comb(num_base + num_head, num_head)
-    return max(int(np.searchsorted(at_most, tail, side="right")) - 1, 0)
+    heads = labelings(num_base, num_head)
+    cuts = []
+    for eighths, is_lower in zip(_eighths(num_base, num_head), (True, False), strict=True):
+        is_head = heads * (np.cumsum(heads, axis=1) <= num_fast(num_head, eighths))
+        is_base = (1 - heads) * (np.cumsum(1 - heads, axis=1) <= num_fast(num_base, eighths))
+        slow, fast = (is_base, is_head) if is_lower else (is_head, is_base)
+        num_pairs = (slow * np.cumsum(fast, axis=1)).sum(axis=1).astype(np.int64)
+        at_most = np.cumsum(np.bincount(num_pairs)) / len(heads)
+        cuts.append(max(int(np.searchsorted(at_most, (1 - CONFIDENCE) / 2, side="right")) - 1, 0))
+    return cuts[0], cuts[1]

@@ -25,6 +25,7 @@ from tracekern.gate.compare import (
     gone_metrics,
     has_sign_of_growth,
     losses_of,
+    needed_for,
     sides_differ,
 )
 from tracekern.gate.run import Run
@@ -95,7 +96,12 @@ class TestRuns:
             grown = after / before - 1 if before else float("inf") if after else 0.0
             line = f"{test}: {name} {metric_value(name, before)} -> {metric_value(name, after)} ({growth(grown)})"
             limit = self.limits.get(statistic, float("inf"))
-            if grown > limit and (_is_proven if proven else _is_sign)(name, base, runs, limit):
+            missing = [needed for needed in needed_for(name) if any(needed not in run.metrics for run in base)]
+            if grown > limit and missing:
+                self.failures.append(
+                    f"{line}; cannot say: base lacks {missing[0]}, keep a new baseline with --tracekern-save"
+                )
+            elif grown > limit and (_is_proven if proven else _is_sign)(name, base, runs, limit):
                 self.failures.append(f"{line}, more than {100 * limit:g} %{'' if proven else UNPROVEN}")
             else:
                 self.lines.append(line)

@@ -13,6 +13,9 @@ from tracekern.files import write_whole
 from tracekern.formatting import growth, metric_value, printable
 from tracekern.gate.budget import BudgetResult
 from tracekern.gate.compare import Change, Comparison, Verdict
+from tracekern.gate.power import GROWTH
+
+POWER = f"finds {growth(GROWTH)}"
 
 
 class Outcome(enum.IntEnum):
@@ -84,8 +87,8 @@ class Report:
 
 
 def order(changes: Sequence[Change]) -> list[Change]:
-    """Sorts the changes by importance: regressed, undecided, improved, same."""
-    ranks = (Verdict.REGRESSED, Verdict.UNDECIDED, Verdict.BETTER, Verdict.SAME)
+    """Sorts the changes by importance: regressed, undecided, improved, not judged, same."""
+    ranks = (Verdict.REGRESSED, Verdict.UNDECIDED, Verdict.BETTER, Verdict.NOT_JUDGED, Verdict.SAME)
     return sorted(changes, key=lambda change: (ranks.index(change.verdict), -change.estimate))
 
 
@@ -112,20 +115,20 @@ def _markdown_changes(comparison: Comparison) -> list[str]:
     shown = [change for change in order(comparison.changes) if change.verdict is not Verdict.SAME]
     lines = [
         f"{comparison.num_head} runs against {comparison.num_base}; "
-        f"{len(comparison.of(Verdict.SAME))} metrics the same.",
+        f"{len(comparison.of(Verdict.SAME))} metrics the same; {what_is_found(comparison)}.",
         "",
     ]
     if shown:
         lines += [
-            "| metric | base | head | change | 95 % interval | floor | |",
-            "| --- | ---: | ---: | ---: | --- | ---: | --- |",
+            f"| metric | base | head | change | 90 % interval | floor | {POWER} | |",
+            "| --- | ---: | ---: | ---: | --- | ---: | ---: | --- |",
         ]
     for change in shown:
         base, head = metric_value(change.metric, change.base), metric_value(change.metric, change.head)
         word = f"**{change.verdict.value}**" if change.verdict is Verdict.REGRESSED else change.verdict.value
         lines.append(
             f"| `{_cell(change.metric)}` | {base} | {head} | {growth(change.estimate)} | {growth(change.low)} to "
-            f"{growth(change.high)} | {size(change.floor)} | {word} |"
+            f"{growth(change.high)} | {size(change.floor)} | {100 * change.power:.0f} % | {word} |"
         )
     return [*lines, ""]
 
@@ -156,10 +159,22 @@ def junit(report: Report, path: Path) -> None:
             case.result = [Failure(text, "regressed")]
         elif change.verdict is Verdict.UNDECIDED:
             case.result = [Error(text, "undecided")] if report.undecided_fails else [Skipped(f"undecided: {text}")]
+        elif change.verdict is Verdict.NOT_JUDGED:
+            case.result = [Skipped(f"not judged, the waiting did not regress: {text}")]
         suite.add_testcase(case)
     document = JUnitXml("tracekern")
     document.add_testsuite(suite)
     write_whole(path, document.tostring())  # type: ignore[no-untyped-call]
+
+
+def what_is_found(comparison: Comparison) -> str:
+    """Returns in words how good a comparison of so many runs is at finding a growth."""
+    least = min(comparison.changes, key=lambda change: change.power)
+    num_sure = sum(change.power >= 0.95 for change in comparison.changes)
+    return (
+        f"95 of 100 such checks find {growth(GROWTH)} in {num_sure} of {len(comparison.changes)} metrics, "
+        f"{100 * least.power:.0f} of 100 in {least.metric}"
+    )
 
 
 def size(value: float) -> str:

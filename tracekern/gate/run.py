@@ -64,6 +64,12 @@ class Run:
     aligned: bool
     losses: tuple[str, ...] = ()
 
+    @property
+    def num_measured(self) -> int:
+        """Iterations behind the numbers: all but the first, unless it is the only one."""
+        iterations = self.shape.get("iterations", 1)
+        return max(iterations - 1, 1) if isinstance(iterations, int) else 1
+
     def as_dict(self) -> dict[str, Any]:
         """Returns plain values for JSON; a bound that is not finite becomes None."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "source"}
