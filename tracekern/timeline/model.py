@@ -168,6 +168,8 @@ class ClockFit:
     """Proven bound of the map's slope, in ns per ns."""
     round_trip_ns: float | None = None
     """The bound from round trips alone, where flows tightened hard_ns; else None."""
+    wander_ns: float = 0.0
+    """Part of hard_ns: what rates may do between rounds and beyond them."""
     doubt_ns: float = 0.0
     """Part of hard_ns: what rounds or flows contradict of a steady clock and of ways that are equally fast in both
     directions. Likely errors are that much larger, too."""

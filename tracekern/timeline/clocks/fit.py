@@ -29,7 +29,7 @@ from tracekern.timeline.clocks.pairs import (
     LocalClock,
     find_bursts,
 )
-from tracekern.timeline.clocks.steadiness import Steadiness, judge_pieces
+from tracekern.timeline.clocks.steadiness import COVERED_SIGMAS, Steadiness, judge_pieces
 from tracekern.timeline.model import ClockFit, ClockStep, Int32, Int64, Rank, clocks_of_ranks
 
 SpansTicks = Mapping[int, tuple[int, int]]
@@ -247,6 +247,8 @@ class _Relation:
         first, last = (float(course.time[0]), float(course.time[-1])) if span is None else self.times(span)
         hard_ns = self.hard_ns(first, last)
         steady = dataclasses.replace(course, doubt_ns=0.0)
+        likely_ns = COVERED_SIGMAS * self.sigma_ns
+        likely = dataclasses.replace(steady, error=np.full(len(course.time), likely_ns))
         return ClockFit(
             "ping-pong",
             hard_ns,
@@ -254,6 +256,7 @@ class _Relation:
             tuple(ticks),
             tuple(ns),
             rate_error=course.rate_error_within(first, last),
+            wander_ns=likely.error_within(first, last) - likely_ns,
             doubt_ns=course.error_within(first, last) - steady.error_within(first, last),
             steps=tuple(self._steps(axis_base)),
             is_checked=self._hidden_ns(first, last) <= CHECKED_BOUNDS * hard_ns,

@@ -15,10 +15,11 @@ import numpy.typing as npt
 from tracekern.timeline.model import Float64
 
 COVERED_SIGMAS = 3.0
+"""A `sigma` is one standard deviation. In 100 captures on the CPU no error was above 2.8 of them and a tick."""
 NOMINAL_WANDER_PER_NS = 0.04e-6 / 1e9
 """The rate between two sound clocks changes by no more than 0.04 ppm in a second: three times what 8 H200 showed."""
 _BENT = 0.25
-"""Share of what a sound rate changes from piece to piece by which a piece may leave the middle of its neighbours."""
+"""Share of what a sound rate may change within a time by which it leaves a straight course during it."""
 _SHARP_SLOPE = 0.1e-6
 """Pieces over which the noise of two rounds gives no larger error of the slope are long enough to be compared."""
 
@@ -116,15 +117,14 @@ class _Slopes:
     def at_fault(self, wander: float, bends: bool) -> Bools:
         """[k - 1] pieces in which something happened, if rates wander by no more than that.
 
-        bends: a piece midway between both its neighbours is sound, as where a rate wanders steadily.
+        bends: a piece whose slope continues that of two others is sound, as where a rate wanders steadily.
         """
         last = len(self) - 1
         differs = [not self.agree(n, n + 1, wander) for n in range(last)]
         left, right = [False, *differs], [*differs, False]
-        inner = [0 < n < last for n in range(last + 1)]
         # A piece that differs from both its neighbours, which agree with each other, is alone at fault.
-        alone = [inner[n] and left[n] and right[n] and self.agree(n - 1, n + 1, wander) for n in range(last + 1)]
-        excused = [bends and inner[n] and self._is_midway(n, wander) for n in range(last + 1)]
+        alone = [left[n] and right[n] and self.agree(n - 1, n + 1, wander) for n in range(last + 1)]
+        excused = [bends and self._continues(n, wander) for n in range(last + 1)]
         fault = np.array(alone, np.bool_)
         for n in range(last + 1):
             from_left = n == 0 or (left[n] and not alone[n - 1])
@@ -135,9 +135,14 @@ class _Slopes:
                 fault[n], fault[n + 1] = not excused[n], not excused[n + 1]
         return fault
 
-    def _is_midway(self, n: int, wander: float) -> bool:
-        before, after = self.middle[n] - self.middle[n - 1], self.middle[n + 1] - self.middle[n]
-        share = after / (before + after)
-        between = share * self.slope[n - 1] + (1 - share) * self.slope[n + 1]
-        allowed = _BENT * wander * max(before, after) + self.noise(n, {n - 1: share, n + 1: 1 - share})
-        return bool(abs(self.slope[n] - between) <= allowed)
+    def _continues(self, n: int, wander: float) -> bool:
+        """Whether a slope lies on the line through those of both its neighbours, or of the next two at an end."""
+        last = len(self) - 1
+        if last < 2:
+            return False
+        one, other = (n - 1, n + 1) if 0 < n < last else (1, 2) if n == 0 else (last - 1, last - 2)
+        share = float((self.middle[other] - self.middle[n]) / (self.middle[other] - self.middle[one]))
+        expected = share * self.slope[one] + (1 - share) * self.slope[other]
+        farthest = max(abs(float(self.middle[of] - self.middle[n])) for of in (one, other))
+        allowed = _BENT * wander * farthest + self.noise(n, {one: share, other: 1 - share})
+        return bool(abs(self.slope[n] - expected) <= allowed)
