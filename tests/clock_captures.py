@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from captures import EPOCH, VALUE_BITS, CaptureSpec, launch_plan, metadata, reserve_launch
+from captures import VALUE_BITS, CaptureSpec, launch_plan, metadata, reserve_launch
 from clock_exchanges import SECOND, Clock, exchange
 
 from tracekern.dump import format as fmt
@@ -44,12 +44,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Truth:
-    """[n] events of each rank, all at the same true times; `reading_ns` is what each clock would read, in ns."""
+    """What happened to which rank when, and [n] events of each rank, all at the same true times, in ns."""
 
+    rank: int
+    event_at: float
+    first_ns: float
+    """The first event of the trace."""
     ticks: dict[int, np.ndarray]
     bases_ns: dict[int, int]
     reading_ns: dict[int, np.ndarray]
-    """Since its base."""
+    """What each clock would read, since its base."""
 
     def errors_ns(self, rank: int, reference: int, axis_ns: np.ndarray) -> np.ndarray:
         """[n] by how many ns events of a rank are off their true place on the axis of a reference."""
@@ -75,6 +79,9 @@ def write_case(directory: Path, case: Case, seed: int, num_rounds: int) -> Truth
     times = {number: np.concatenate([kernel[number][:, 2] for kernel in kernels]) for number in clocks}
     everywhere = np.unique(np.concatenate(list(times.values())))
     return Truth(
+        rank,
+        at,
+        everywhere[0],
         {number: clock.ticks(everywhere) for number, clock in clocks.items()},
         {number: clock.base_ns for number, clock in clocks.items()},
         {number: clock.ns(everywhere) for number, clock in clocks.items()},

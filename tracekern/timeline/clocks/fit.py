@@ -185,9 +185,7 @@ def _refuse_unrelated(ranks: Sequence[Rank], clock_of: Int32, rounds: Sequence[R
             )
 
 
-def _relate(
-    rounds: Sequence[RoundFit], bursts: Sequence[Burst], clock: LocalClock, reference: LocalClock
-) -> _Relation:
+def _relate(rounds: Sequence[RoundFit], bursts: Sequence[Burst], clock: LocalClock, reference: LocalClock) -> _Relation:
     seen = [(r.time, r.offsets[clock.rank], r.round_idx) for r in rounds if clock.rank in r.offsets]
     time, offset, error = np.array([(time, offset.value, offset.error) for time, offset, _ in seen]).T
     course = Course(time, offset, error, MAX_RATE, MAX_WANDER_PER_NS)

@@ -63,8 +63,9 @@ def tighten_clocks(timeline: Timeline) -> tuple[tuple[Rank, ...], tuple[Problem,
         at_most = _over(at_most, via)
         round_trip = np.diagonal(at_most, axis1=1, axis2=2).min(axis=0)
         if round_trip.min(initial=0.0) < -_ROUNDING_NS:
-            place = int(np.argmin(round_trip))
-            return _contradicted(timeline, graph, of_windows, (place, via), -float(round_trip.min()))
+            suspects = {via, *np.flatnonzero(round_trip < -_ROUNDING_NS).tolist()}
+            pair = (int(np.argmin(round_trip)), via)
+            return _contradicted(timeline, graph, of_windows, suspects, pair, -float(round_trip.min()))
     upper, lower = at_most[:, graph.reference, :], -at_most[:, :, graph.reference]
     place_of = _places(timeline)
     found = [_outside(timeline, graph, place, upper, lower) for place in range(graph.num_clocks)]
@@ -181,10 +182,9 @@ class _Graph:
         """
         rate = np.where(self.is_steady, self.rate, _CANNOT_CARRY)
         drift = self.center[:, None, None] * (rate[:, None] + rate[None, :])
-        return np.minimum(
-            np.minimum.accumulate(at_most - drift, axis=0) + drift,
-            np.minimum.accumulate((at_most + drift)[::-1], axis=0)[::-1] - drift,
-        )
+        before: Float64 = np.minimum.accumulate(at_most - drift, axis=0) + drift
+        after: Float64 = np.minimum.accumulate((at_most + drift)[::-1], axis=0)[::-1] - drift
+        return np.minimum(before, after)
 
     def with_round_trips(self, at_most: Float64) -> Float64:
         """[k, n, n] the same with what round trips prove."""
@@ -201,18 +201,23 @@ class _Graph:
         widest = np.where(self.occupied.T, widest, 0.0).max(axis=0)
         return np.asarray(widest <= CHECKED_BOUNDS * self.prior, np.bool_)
 
-    def grown(self, at_most: Float64) -> tuple[Float64, Int64]:
-        """([num_clocks] the least +-d of round trips that all flows of a window can be true with, [num_clocks] its
-        window).
+    def grown(self, at_most: Float64, suspects: set[int]) -> tuple[Float64, Int64]:
+        """([num_clocks] +-d within which the flows of each window can be true, [num_clocks] the window of the largest).
 
-        at_most: of at_most(). It reaches to the far end of what they leave; where they bound one side only, to the whole
-        width of the round trips beyond it. Flows of one window that contradict each other say nothing of clocks.
+        at_most: of at_most(). The bound of suspects is the far end of what flows of both directions leave. That of
+        other clocks grows where flows prove more than round trips allow: to the far end of what they leave, or where
+        they go one way only, by the whole width of the round trips. Flows of one window that contradict each other say
+        nothing of clocks.
         """
         closed = at_most
         for via in range(self.num_clocks):
             closed = _over(closed, via)
         closed[np.diagonal(closed, axis1=1, axis2=2).min(axis=1) < -_ROUNDING_NS] = np.inf
         prior, window = self.prior.copy(), np.zeros(self.num_clocks, np.int64)
+        for clock in suspects - {self.reference}:
+            far = np.maximum(closed[:, self.reference, clock], closed[:, clock, self.reference])
+            window[clock] = int(np.argmax(np.where(np.isfinite(far), far, 0.0)))
+            prior[clock] = max(prior[clock], float(np.where(np.isfinite(far), far, 0.0).max()))
         order = [self.reference, *np.delete(np.arange(self.num_clocks), self.reference).tolist()]
         for one, other in itertools.combinations(order, 2):
             upper, lower, room = closed[:, one, other], -closed[:, other, one], prior[one] + prior[other]
@@ -261,14 +266,19 @@ def _tightened(rank: Rank, hard_ns: float, is_outside: bool, is_checked: bool) -
 
 
 def _contradicted(
-    timeline: Timeline, graph: _Graph, alone: Float64, pair: tuple[int, int], excess_ns: float
+    timeline: Timeline,
+    graph: _Graph,
+    of_windows: Float64,
+    suspects: set[int],
+    pair: tuple[int, int],
+    excess_ns: float,
 ) -> tuple[tuple[Rank, ...], tuple[Problem, ...]]:
     """The ranks with bounds within which flows can be true, where those of a pair of clocks contradict theirs."""
-    prior, window = graph.grown(alone)
+    prior, window = graph.grown(of_windows, suspects)
     place_of, ranks, grew = _places(timeline), [], []
     for rank in timeline.ranks:
         place, clock = int(place_of[rank.rank]), rank.clock
-        if clock is None or place == graph.reference or (place not in pair and prior[place] == graph.prior[place]):
+        if clock is None or place == graph.reference or (place not in suspects and prior[place] == graph.prior[place]):
             ranks.append(rank)
             continue
         hard_ns = clock.hard_ns
@@ -297,7 +307,11 @@ def step_problems(timeline: Timeline) -> tuple[Problem, ...]:
     (reference,) = [rank.rank for rank in readers if rank.clock and rank.clock.method == "reference"] or [-1]
     problems = []
     for rank in readers:
-        who = f"the clock of rank {rank.rank}" if len(readers) > 2 else f"one of the clocks of ranks {reference} and {rank.rank}"
+        who = (
+            f"the clock of rank {rank.rank}"
+            if len(readers) > 2
+            else f"one of the clocks of ranks {reference} and {rank.rank}"
+        )
         for step in rank.clock.steps if rank.clock else ():
             begin, end = (f"{(at - timeline.origin_ns) / 1e9:.2f} s" for at in (step.begin_ns, step.end_ns))
             text = (

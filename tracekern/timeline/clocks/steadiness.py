@@ -50,21 +50,27 @@ def judge_pieces(time: Float64, offset: Float64, sigma: Float64, vague: Float64,
     """
     kept = _far_enough(time, sigma)
     if len(kept) < 3 or np.diff(time).min() <= 0:  # rounds out of order are refused elsewhere
-        none = np.zeros(len(time) - 1)
-        return Steadiness(none, none.astype(np.bool_), none + np.inf)
+        num_pieces = len(time) - 1
+        return Steadiness(np.zeros(num_pieces), np.zeros(num_pieces, np.bool_), np.full(num_pieces, np.inf))
     slopes = _Slopes.of(time[kept], offset[kept], sigma[kept], vague[kept])
-    is_contradicted = slopes.at_fault(max_wander, bends=False)
-    is_doubted = is_contradicted | slopes.at_fault(NOMINAL_WANDER_PER_NS, bends=True)
+    is_doubted = slopes.at_fault(NOMINAL_WANDER_PER_NS, bends=True)
+    # Beside a course of several pieces a jump shows that could be a rate that wanders beside a single one.
+    leaves = [len(slopes) > 2 and not slopes.continues(n, max_wander) for n in range(len(slopes))]
+    is_contradicted = slopes.at_fault(max_wander, bends=False) | (is_doubted & np.array(leaves, np.bool_))
+    is_doubted |= is_contradicted
     # Where one event is proven there may be two: the next piece may be wrong, too.
-    doubt = [slopes.spread(n, 2 if is_contradicted[n] else 1) if is_doubted[n] else 0.0 for n in range(len(slopes))]
+    spreads = [slopes.spread(n, 2 if is_contradicted[n] else 1) if is_doubted[n] else 0.0 for n in range(len(slopes))]
     hidden = [slopes.hidden(n) for n in range(len(slopes))]
     gap, pieces = np.diff(time[kept]), np.searchsorted(kept, np.arange(len(time) - 1), side="right") - 1
-    return Steadiness((doubt * gap)[pieces], is_contradicted[pieces], (hidden * gap)[pieces])
+    doubt_ns, hidden_ns = np.array(spreads) * gap, np.array(hidden) * gap
+    return Steadiness(doubt_ns[pieces], is_contradicted[pieces], hidden_ns[pieces])
 
 
 def _far_enough(time: Float64, sigma: Float64) -> npt.NDArray[np.int64]:
     """Rounds that are far enough from each other for a slope, the first and the last among them; all if too few are."""
-    shortest = min(COVERED_SIGMAS * np.sqrt(2) * float(np.median(sigma)) / _SHARP_SLOPE, np.diff(time).max(initial=0) / 2)
+    shortest = min(
+        COVERED_SIGMAS * np.sqrt(2) * float(np.median(sigma)) / _SHARP_SLOPE, np.diff(time).max(initial=0) / 2
+    )
     kept = [0]
     for index in range(1, len(time)):
         if time[index] - time[kept[-1]] >= shortest:
@@ -124,18 +130,18 @@ class _Slopes:
         left, right = [False, *differs], [*differs, False]
         # A piece that differs from both its neighbours, which agree with each other, is alone at fault.
         alone = [left[n] and right[n] and self.agree(n - 1, n + 1, wander) for n in range(last + 1)]
-        excused = [bends and self._continues(n, wander) for n in range(last + 1)]
+        excused = [bends and self.continues(n, wander) for n in range(last + 1)]
         fault = np.array(alone, np.bool_)
         for n in range(last + 1):
             from_left = n == 0 or (left[n] and not alone[n - 1])
             from_right = n == last or (right[n] and not alone[n + 1])
             fault[n] |= from_left and from_right and not excused[n]
-        for n in np.flatnonzero(differs):
+        for n in np.flatnonzero(differs).tolist():
             if not fault[n] and not fault[n + 1]:
                 fault[n], fault[n + 1] = not excused[n], not excused[n + 1]
         return fault
 
-    def _continues(self, n: int, wander: float) -> bool:
+    def continues(self, n: int, wander: float) -> bool:
         """Whether a slope lies on the line through those of both its neighbours, or of the next two at an end."""
         last = len(self) - 1
         if last < 2:
