@@ -36,8 +36,6 @@ SpansTicks = Mapping[int, tuple[int, int]]
 _SECOND = 10**9
 MAX_SAMPLED_S = 366 * 86_400
 """No capture lasts that long, and what clocks may have drifted meanwhile says nothing."""
-CHECKED_BOUNDS = 2.0
-"""A clock is checked where an error of so many hard_ns would be seen."""
 
 
 def fit_clocks(
@@ -257,7 +255,7 @@ class _Relation:
             wander_ns=likely.error_within(first, last) - likely_ns,
             doubt_ns=course.error_within(first, last) - steady.error_within(first, last),
             steps=tuple(self._steps(axis_base)),
-            is_checked=self._hidden_ns(first, last) <= CHECKED_BOUNDS * hard_ns,
+            is_checked=self._hidden_ns(first, last) <= hard_ns,
         )
 
     def _steps(self, axis_base: int) -> Iterator[ClockStep]:

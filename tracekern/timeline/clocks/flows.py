@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.formatting import duration
-from tracekern.timeline.clocks.fit import CHECKED_BOUNDS, lowest_readers
+from tracekern.timeline.clocks.fit import lowest_readers
 from tracekern.timeline.clocks.steadiness import COVERED_SIGMAS
 from tracekern.timeline.model import (
     OPEN_END,
@@ -37,6 +37,8 @@ Bools = npt.NDArray[np.bool_]
 _MAX_BOUNDS = 1 << 20
 """Windows times pairs of clocks; as float64, 8 MB."""
 _MIN_WINDOW_BITS = 15
+_CHECKED_BOUNDS = 2.0
+"""Flows check a clock where they would show an error of so many times its bound."""
 _CANNOT_CARRY = 1.0
 """Rate of a clock of which one window says nothing about another, ns per ns."""
 _ROUNDING_NS = 1.0
@@ -195,11 +197,11 @@ class _Graph:
         return at_most
 
     def are_checked(self, at_most: Float64) -> Bools:
-        """[num_clocks] whether flows alone would show an error of CHECKED_BOUNDS times the bound wherever a clock has
+        """[num_clocks] whether flows alone would show an error of _CHECKED_BOUNDS times the bound wherever a clock has
         events."""
         widest = np.maximum(at_most[:, self.reference, :], at_most[:, :, self.reference])
         widest = np.where(self.occupied.T, widest, 0.0).max(axis=0)
-        return np.asarray(widest <= CHECKED_BOUNDS * self.prior, np.bool_)
+        return np.asarray(widest <= _CHECKED_BOUNDS * self.prior, np.bool_)
 
     def grown(self, at_most: Float64, suspects: set[int]) -> tuple[Float64, Int64]:
         """([num_clocks] +-d within which the flows of each window can be true, [num_clocks] the window of the largest).

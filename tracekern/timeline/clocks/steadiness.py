@@ -18,8 +18,8 @@ COVERED_SIGMAS = 3.0
 """A `sigma` is one standard deviation. In 100 captures on the CPU no error was above 2.8 of them and a tick."""
 NOMINAL_WANDER_PER_NS = 0.04e-6 / 1e9
 """The rate between two sound clocks changes by no more than 0.04 ppm in a second: three times what 8 H200 showed."""
-_BENT = 0.25
-"""Share of what a sound rate may change within a time by which it leaves a straight course during it."""
+_NOMINAL_BEND, _MAX_BEND = 0.25, 0.5
+"""Shares of what a rate may change within a time by which it may leave a straight course during it."""
 _SHARP_SLOPE = 0.1e-6
 """Pieces over which the noise of two rounds gives no larger error of the slope are long enough to be compared."""
 
@@ -35,7 +35,7 @@ class Steadiness:
     is_contradicted: Bools
     """Slopes differ by more than any rate is assumed to wander: the clock jumped, or changed its rate at once."""
     hidden_ns: Float64
-    """A jump up to this size would not be seen; inf for a piece without a neighbour."""
+    """A jump up to this size may not be seen; inf for a piece without a neighbour."""
 
 
 def judge_pieces(time: Float64, offset: Float64, sigma: Float64, vague: Float64, max_wander: float) -> Steadiness:
@@ -55,7 +55,7 @@ def judge_pieces(time: Float64, offset: Float64, sigma: Float64, vague: Float64,
     slopes = _Slopes.of(time[kept], offset[kept], sigma[kept], vague[kept])
     is_doubted = slopes.at_fault(NOMINAL_WANDER_PER_NS, bends=True)
     # Beside a course of several pieces a jump shows that could be a rate that wanders beside a single one.
-    leaves = [len(slopes) > 2 and not slopes.continues(n, max_wander) for n in range(len(slopes))]
+    leaves = [len(slopes) > 2 and not slopes.continues(n, _MAX_BEND * max_wander) for n in range(len(slopes))]
     is_contradicted = slopes.at_fault(max_wander, bends=False) | (is_doubted & np.array(leaves, np.bool_))
     is_doubted |= is_contradicted
     # Where one event is proven there may be two: the next piece may be wrong, too.
@@ -130,7 +130,7 @@ class _Slopes:
         left, right = [False, *differs], [*differs, False]
         # A piece that differs from both its neighbours, which agree with each other, is alone at fault.
         alone = [left[n] and right[n] and self.agree(n - 1, n + 1, wander) for n in range(last + 1)]
-        excused = [bends and self.continues(n, wander) for n in range(last + 1)]
+        excused = [bends and self.continues(n, _NOMINAL_BEND * wander) for n in range(last + 1)]
         fault = np.array(alone, np.bool_)
         for n in range(last + 1):
             from_left = n == 0 or (left[n] and not alone[n - 1])
@@ -141,7 +141,7 @@ class _Slopes:
                 fault[n], fault[n + 1] = not excused[n], not excused[n + 1]
         return fault
 
-    def continues(self, n: int, wander: float) -> bool:
+    def continues(self, n: int, bend: float) -> bool:
         """Whether a slope lies on the line through those of both its neighbours, or of the next two at an end."""
         last = len(self) - 1
         if last < 2:
@@ -150,5 +150,5 @@ class _Slopes:
         share = float((self.middle[other] - self.middle[n]) / (self.middle[other] - self.middle[one]))
         expected = share * self.slope[one] + (1 - share) * self.slope[other]
         farthest = max(abs(float(self.middle[of] - self.middle[n])) for of in (one, other))
-        allowed = _BENT * wander * farthest + self.noise(n, {one: share, other: 1 - share})
+        allowed = bend * farthest + self.noise(n, {one: share, other: 1 - share})
         return bool(abs(self.slope[n] - expected) <= allowed)
