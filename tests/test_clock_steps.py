@@ -128,7 +128,7 @@ def said(timeline: Timeline) -> list[str]:
 @pytest.mark.parametrize("flows", [False, True])
 @pytest.mark.parametrize("num_rounds", [2, 3, 5])
 def test_sound_clocks_raise_no_alarm_and_keep_their_bound(tmp_path, flows, num_rounds):
-    for seed in range(900, 910):
+    for seed in range(900, 906):
         timeline, _, _ = capture(tmp_path / str(seed), Case(flows=flows), seed, num_rounds)
         assert said(timeline) == []
         assert max(rank.clock.hard_ns for rank in timeline.ranks) < 720
@@ -167,7 +167,7 @@ def test_rank_time_and_amount_of_a_jump_are_said(tmp_path, seed):
 
 
 def test_the_rank_that_jumps_is_not_the_axis(tmp_path):
-    seeds = [seed for seed in range(980, 1010) if write_case(tmp_path / str(seed), Case(3_000), seed, 4).rank == 0]
+    seeds = [seed for seed in range(980, 995) if write_case(tmp_path / str(seed), Case(3_000), seed, 4).rank == 0]
     assert seeds
     for seed in seeds:
         timeline = load(tmp_path / str(seed))

@@ -175,8 +175,8 @@ class ClockFit:
     directions. Likely errors are that much larger, too."""
     steps: tuple[ClockStep, ...] = ()
     is_checked: bool = True
-    """Later rounds would show a jump of hard_ns, or flows an error of twice that; without them the clock is assumed not to
-    jump, and its rate to change by at most MAX_WANDER_PER_NS."""
+    """Later rounds would show a jump of hard_ns, or flows an error of twice that. Without them the clock is assumed not
+    to jump, and its rate to change by at most MAX_WANDER_PER_NS."""
 
 
 @dataclass(frozen=True)
