@@ -1,7 +1,7 @@
 """Do the bounds of clocks hold where clocks jump, change their rate or are sampled over uneven paths?
 
-    python benchmarks/clock_jumps.py                       # 3,200 captures: some 10 minutes
-    python benchmarks/clock_jumps.py --runs 20 --nominal 20
+    python benchmarks/clock_jumps.py              # 3,200 captures: 10 minutes on an idle core
+    python benchmarks/clock_jumps.py --runs 40    # 1,880
 
 Simulated clocks of 4 ranks, real dumps, the real merge: each capture is merged by this version and by that of an
 earlier commit, and every event is held against the truth. Prints a table, writes benchmarks/results/clock_jumps.json,

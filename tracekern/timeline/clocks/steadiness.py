@@ -18,7 +18,7 @@ COVERED_SIGMAS = 3.0
 """A `sigma` is one standard deviation. In 100 captures on the CPU no error was above 2.8 of them and a tick."""
 NOMINAL_WANDER_PER_NS = 0.04e-6 / 1e9
 """The rate between two sound clocks changes by no more than 0.04 ppm in a second: three times what 8 H200 showed."""
-_NOMINAL_BEND, _MAX_BEND = 0.25, 0.5
+_NOMINAL_BEND, _MAX_BEND = 0.25, 0.35
 """Shares of what a rate may change within a time by which it may leave a straight course during it."""
 _SHARP_SLOPE = 0.1e-6
 """Pieces over which the noise of two rounds gives no larger error of the slope are long enough to be compared."""
