@@ -144,7 +144,7 @@ def fill_segment(spec: CaptureSpec, rank: int) -> SegmentWriter:
     """A segment as a rank leaves it. The caller unlinks it."""
     pattern = _group_records(spec, rank)
     needed = spec.groups * len(pattern)
-    plans = [_plan(spec, sequence, spec.records_per_track or needed) for sequence in range(spec.launches)]
+    plans = [launch_plan(spec, sequence, spec.records_per_track or needed) for sequence in range(spec.launches)]
     arena_bytes = sum(plan.region_bytes for plan in plans) + (1 << 16)
     segment = SegmentWriter.create(
         f"{spec.run_id}-{os.getpid()}", rank, metadata(spec, rank), arena_bytes, max(1, spec.host_spans)
@@ -202,7 +202,7 @@ def clock_samples(spec: CaptureSpec, rank: int) -> np.ndarray:
     return np.array(rows, fmt.CLOCK_SAMPLE)
 
 
-def _plan(spec: CaptureSpec, sequence: int, records_per_track: int) -> LaunchPlan:
+def launch_plan(spec: CaptureSpec, sequence: int, records_per_track: int) -> LaunchPlan:
     return LaunchPlan(
         name="demo_kernel",
         num_blocks=spec.num_blocks,

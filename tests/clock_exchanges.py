@@ -27,6 +27,10 @@ class Clock:
     phase: float
     ticks_per_second: int = SECOND
     resolution_ticks: int = 32
+    event_at: float = math.inf
+    """True time from which it is ahead by jump_ns, and faster by rate_step."""
+    jump_ns: float = 0.0
+    rate_step: float = 0.0
 
     @classmethod
     def draw(cls, rng, **changes):
@@ -38,7 +42,9 @@ class Clock:
     def ns(self, time):
         """[n] float64 ns since base_ns."""
         turn = math.pi / (20 * SECOND)
-        return time * (1 + self.rate) + self.wander / turn * (np.cos(self.phase) - np.cos(self.phase + turn * time))
+        steady = time * (1 + self.rate) + self.wander / turn * (np.cos(self.phase) - np.cos(self.phase + turn * time))
+        after = np.maximum(np.asarray(time) - self.event_at, 0.0)
+        return steady + np.where(time >= self.event_at, self.jump_ns, 0.0) + after * self.rate_step
 
     def ticks(self, time):
         """[n] int64, cut to the resolution."""

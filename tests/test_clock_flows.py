@@ -165,8 +165,9 @@ def test_truth_stays_within_a_bound_that_never_widens(
         assert (after.clock.round_trip_ns is None) == (after.clock.hard_ns == before.clock.hard_ns)
         # As tuples: a NaN equals itself there, and in dataclasses only before Python 3.13.
         assert dataclasses.astuple(
-            dataclasses.replace(after.clock, hard_ns=0, round_trip_ns=None)
-        ) == dataclasses.astuple(dataclasses.replace(before.clock, hard_ns=0))
+            dataclasses.replace(after.clock, hard_ns=0, round_trip_ns=None, doubt_ns=0, is_checked=True)
+        ) == dataclasses.astuple(dataclasses.replace(before.clock, hard_ns=0, is_checked=True))
+        assert after.clock.doubt_ns == (after.clock.hard_ns if after.rank in off else 0)
         if after.rank in off:
             assert error > 0
 
@@ -262,7 +263,10 @@ def test_a_reversed_flow_contradicts_and_tightens_nothing():
     run.flows(((2, 1),), np.array([1.001 * SECOND]), np.array([-900.0]))
     timeline = run.timeline()
     ranks, (problem,) = tighten_clocks(timeline)
-    assert ranks == timeline.ranks
+    hard_ns = [rank.clock.hard_ns for rank in timeline.ranks]
+    assert [rank.clock.hard_ns for rank in ranks] == hard_ns
+    assert [rank.clock.doubt_ns for rank in ranks] == hard_ns, "what contradicts is not likely right"
+    assert problem.text.endswith("; hard_ns is that of the round trips")
     assert (problem.severity, problem.kind, problem.rank) == ("error", "contradicting_flows", 1)
     assert "ranks 1 and 2 contradict" in problem.text
     # 900 ns back, and 100 ns that the fastest flow the other way takes; ticks may hide 3 of 32 ns.

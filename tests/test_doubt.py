@@ -17,7 +17,6 @@ from wait_oracle import any_runs
 import tracekern
 from tracekern.analysis.causes.analyze import analyze_causes
 from tracekern.analysis.doubt import (
-    COVERED_SIGMAS,
     Blame,
     Bound,
     Interval,
@@ -31,6 +30,7 @@ from tracekern.analysis.doubt import (
 )
 from tracekern.analysis.findings import analyze
 from tracekern.analysis.waits.analyze import analyze_waits
+from tracekern.timeline.clocks.steadiness import COVERED_SIGMAS
 from tracekern.timeline.flows import join_flows
 from tracekern.timeline.model import OPEN_END, ClockFit, Timeline
 from tracekern.viewers.report.headlines import headlines

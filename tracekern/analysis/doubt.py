@@ -15,10 +15,8 @@ import numpy as np
 
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.waits.analyze import WaitKind, Waits
+from tracekern.timeline.clocks.steadiness import COVERED_SIGMAS
 from tracekern.timeline.model import Int32, Int64, Mask, Timeline, clocks_of_ranks
-
-COVERED_SIGMAS = 3.0
-"""`sigma_ns` is one standard deviation. In 100 captures on the CPU no error was above 2.8 of them and a tick."""
 
 _UNKNOWN = 1 << 60
 """Doubt, in ns, about a clock that was not related to the others."""
@@ -30,7 +28,7 @@ class Bound(enum.Enum):
     PROVEN = "hard_ns"
     """What round trips prove."""
     LIKELY = "sigma_ns"
-    """COVERED_SIGMAS times the repeatability, nowhere more than what is proven."""
+    """COVERED_SIGMAS times the repeatability, and what contradicts the fit; nowhere more than what is proven."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,8 @@ def clock_doubt(timeline: Timeline, bound: Bound) -> Int64:
     for rank in timeline.ranks:
         hard = rank.clock.hard_ns if rank.clock else np.nan
         sigma = rank.clock.sigma_ns if rank.clock else np.nan
-        value = hard if bound is Bound.PROVEN else min(hard, COVERED_SIGMAS * sigma)
+        doubt_ns = rank.clock.doubt_ns if rank.clock else np.nan
+        value = hard if bound is Bound.PROVEN else min(hard, COVERED_SIGMAS * sigma + doubt_ns)
         known = timeline.aligned and np.isfinite(value)
         doubt[rank.rank] = min(_UNKNOWN, int(np.ceil(value))) if known else _UNKNOWN
     return doubt

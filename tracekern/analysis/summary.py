@@ -120,6 +120,10 @@ class RankSummary:
     """What round trips alone prove, where flows tightened it to clock_hard_ns; None where they did not."""
     clock_sigma_ns: float
     """At most clock_hard_ns: samples that repeat badly take nothing from what is proven."""
+    clock_doubt_ns: float
+    """Part of clock_hard_ns: what rounds of samples or flows contradict. Not covered by clock_sigma_ns."""
+    clock_is_checked: bool
+    """Whether a later round or flows would show that the clock jumped."""
     clock_of_rank: int
     """The lowest rank that reads the same clock; this rank itself if no other is known to."""
     events: tuple[EventSummary, ...]
@@ -202,6 +206,8 @@ def _rank(timeline: Timeline, rank: int, counts: SpanCounts) -> RankSummary:
         clock_hard_ns=about.clock.hard_ns if about.clock else float("nan"),
         clock_round_trip_ns=about.clock.round_trip_ns if about.clock else None,
         clock_sigma_ns=min(about.clock.sigma_ns, about.clock.hard_ns) if about.clock else float("nan"),
+        clock_doubt_ns=about.clock.doubt_ns if about.clock else float("nan"),
+        clock_is_checked=about.clock is not None and about.clock.is_checked,
         clock_of_rank=int(clocks_of_ranks(timeline.ranks)[rank]),
         events=_events(timeline, rank, counts),
     )

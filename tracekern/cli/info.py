@@ -155,12 +155,17 @@ def share(value: float) -> str:
 
 def clock(rank: RankSummary) -> str:
     """Returns how the rank's clock was related to the axis, with the error bounds."""
+    from tracekern.timeline.clocks.pairs import MAX_WANDER_PER_NS
+
     if rank.clock_of_rank != rank.rank:
         return f"one clock with rank {rank.clock_of_rank}"
     if rank.clock_method == "reference" or not math.isfinite(rank.clock_hard_ns):
         return rank.clock_method
     source = "" if rank.clock_round_trip_ns is None else f" by flows, ±{duration(rank.clock_round_trip_ns)} without"
-    return f"{rank.clock_method} ±{duration(rank.clock_hard_ns)}{source}, sigma {duration(rank.clock_sigma_ns)}"
+    doubt = f", {duration(rank.clock_doubt_ns)} of it contradicted" if rank.clock_doubt_ns > 0 else ""
+    assumed = "" if rank.clock_is_checked else f", assumes at most {MAX_WANDER_PER_NS * 1e15:g} ppm/s"
+    bound = f"{rank.clock_method} ±{duration(rank.clock_hard_ns)}{source}{doubt}"
+    return f"{bound}, sigma {duration(rank.clock_sigma_ns)}{assumed}"
 
 
 def _events_table(summary: Summary) -> object:

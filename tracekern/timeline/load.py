@@ -16,7 +16,7 @@ from tracekern.dump.reader import Dump, read_dump
 from tracekern.errors import BadInput
 from tracekern.formatting import number_ranges
 from tracekern.timeline.clocks.fit import apply_clock, fit_clocks, unaligned_clocks
-from tracekern.timeline.clocks.flows import tighten_clocks
+from tracekern.timeline.clocks.flows import step_problems, tighten_clocks
 from tracekern.timeline.clocks.host import relate_hosts
 from tracekern.timeline.concatenate import concatenate
 from tracekern.timeline.decode.decoder import decode
@@ -178,9 +178,9 @@ def _join_flows(timeline: Timeline) -> Timeline:
 
 
 def _tighten(timeline: Timeline) -> Timeline:
-    """Narrows the bounds of the clocks by the flows."""
+    """Narrows the bounds of the clocks by the flows, and reports what contradicts them."""
     ranks, problems = tighten_clocks(timeline)
-    return timeline.replace(ranks=ranks, problems=(*timeline.problems, *problems))
+    return timeline.replace(ranks=ranks, problems=(*timeline.problems, *step_problems(timeline), *problems))
 
 
 def _refuse_losses(timeline: Timeline) -> None:

@@ -135,6 +135,17 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class ClockStep:
+    """What a clock did between two rounds of samples, where it did not go on as before and after."""
+
+    begin_ns: int
+    end_ns: int
+    """Axis ns of the two rounds."""
+    jump_ns: float
+    """It jumped by up to so much, or its rate changed at once to the same effect."""
+
+
+@dataclass(frozen=True)
 class ClockFit:
     """How a rank's ticks are mapped to ns on the common axis, and how far that can be trusted."""
 
@@ -157,6 +168,15 @@ class ClockFit:
     """Proven bound of the map's slope, in ns per ns."""
     round_trip_ns: float | None = None
     """The bound from round trips alone, where flows tightened hard_ns; else None."""
+    wander_ns: float = 0.0
+    """Part of hard_ns: what rates may do between rounds and beyond them."""
+    doubt_ns: float = 0.0
+    """Part of hard_ns: what rounds or flows contradict of a steady clock and of ways that are equally fast in both
+    directions. Likely errors are that much larger, too."""
+    steps: tuple[ClockStep, ...] = ()
+    is_checked: bool = True
+    """Later rounds would show a jump of hard_ns, or flows an error of twice that. Without them the clock is assumed not
+    to jump, and its rate to change by at most MAX_WANDER_PER_NS."""
 
 
 @dataclass(frozen=True)

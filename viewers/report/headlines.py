@@ -8,7 +8,9 @@ from tracekern.analysis.causes.blame import Target
 from tracekern.analysis.doubt import Blame
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.hang import Holder, OpenWait
+from tracekern.analysis.summary import Summary
 from tracekern.formatting import count, duration, factor, percent, ranks
+from tracekern.timeline.clocks.pairs import MAX_WANDER_PER_NS
 from tracekern.timeline.model import ABSENT_KINDS
 from tracekern.viewers.report.questions.cause import describe_cost
 from tracekern.viewers.report.questions.path import describe_gain, describe_part
@@ -260,4 +262,17 @@ def clocks(findings: Findings) -> str:
     sigmas = [rank.clock_sigma_ns for rank in summary.ranks if rank.clock_sigma_ns == rank.clock_sigma_ns]
     if not bounds:
         return "clocks of unknown quality"
-    return f"clocks within ±{duration(max(bounds))} proven, ±{duration(max(sigmas, default=float('nan')))} repeatable"
+    text = f"clocks within ±{duration(max(bounds))} proven, ±{duration(max(sigmas, default=float('nan')))} repeatable"
+    return text + _clock_doubts(summary)
+
+
+def _clock_doubts(summary: Summary) -> str:
+    """What samples or messages contradict of the clocks, and what is assumed of those that neither checks."""
+    text = ""
+    if doubted := [rank for rank in summary.ranks if rank.clock_doubt_ns > 0]:
+        worst_ns = max(rank.clock_doubt_ns for rank in doubted)
+        named = ranks([rank.rank for rank in doubted])
+        text = f"; {named} likely off by up to {duration(worst_ns)}: samples or messages contradict the clock"
+    if not all(rank.clock_is_checked for rank in summary.ranks):
+        text += f"; assumed that no clock jumps or changes its rate by more than {MAX_WANDER_PER_NS * 1e15:g} ppm/s"
+    return text

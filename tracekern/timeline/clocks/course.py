@@ -43,6 +43,8 @@ class Course:
     """Assumed: that difference changes by no more, per ns, between two rounds."""
     min_baseline: float = 0.0
     """Rounds that are closer together give no slope to extrapolate."""
+    doubt_ns: Float64 | float = 0.0
+    """[k - 1] by how much the clock may have jumped inside each piece (steadiness.py)."""
 
     def outer_slope(self, first: bool) -> tuple[float, float]:
         """(slope, error) to go on with before the first or after the last round."""
@@ -54,6 +56,7 @@ class Course:
             distance = distances[far]
             slope = (self.offset[far] - self.offset[near]) / (self.time[far] - self.time[near])
             error = (self.error[far] + self.error[near]) / distance + self.max_wander * distance / 2
+            error += (self._doubts() / np.diff(self.time))[min(near, far) : max(near, far)].max()
             if abs(slope) <= self.max_rate:
                 return float(slope), float(min(error, self.max_rate + abs(slope)))
         return 0.0, self.max_rate
@@ -69,13 +72,15 @@ class Course:
         """Largest error of the piecewise linear map between two times.
 
         The errors at both ends of a piece bound it in between: their chord, and what a rate that wanders makes of it.
+        A jump by J moves what lies after it by J, and the line through both ends by its share of the piece before it.
         """
         begin, end, touched = self._pieces(first, last)
         from_, to = np.maximum(begin, first)[touched], np.minimum(end, last)[touched]
-        begin, end = begin[touched], end[touched]
+        begin, end, doubt = begin[touched], end[touched], self._doubts()[touched]
         chord = np.maximum(np.interp(from_, self.time, self.error), np.interp(to, self.time, self.error))
         widest = np.clip((begin + end) / 2, from_, to)
         pieces = chord + self.max_wander / 2 * (widest - begin) * (end - widest)
+        pieces += doubt * np.maximum(to - begin, end - from_) / (end - begin)
         inside = self.error[(self.time >= first) & (self.time <= last)]
         worst = max(float(pieces.max(initial=0.0)), float(inside.max(initial=0.0)))
         for distance, is_first in self._outside(first, last):
@@ -88,12 +93,15 @@ class Course:
         """Largest error of the slope of that map between two times."""
         begin, end, touched = self._pieces(first, last)
         gaps = end - begin
-        pieces = (self.error[:-1] + self.error[1:]) / gaps + self.max_wander * gaps / 2
+        pieces = (self.error[:-1] + self.error[1:] + self._doubts()) / gaps + self.max_wander * gaps / 2
         pieces = np.minimum(pieces, self.max_rate + np.abs(np.diff(self.offset) / gaps))[touched]
         worst = float(pieces.max(initial=0.0))
         for distance, is_first in self._outside(first, last):
             worst = max(worst, self.outer_slope(is_first)[1] + self.max_wander * distance)
         return worst
+
+    def _doubts(self) -> Float64:
+        return np.broadcast_to(np.asarray(self.doubt_ns, np.float64), len(self.time) - 1)
 
     def _pieces(self, first: float, last: float) -> tuple[Float64, Float64, npt.NDArray[np.bool_]]:
         """([k - 1] begin, end of the pieces between rounds, whether [first, last] touches them)"""

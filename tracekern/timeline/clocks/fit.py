@@ -9,7 +9,7 @@ clock_pairs.py states; `sigma_ns` is how well they repeat. docs/clocks.md explai
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -29,7 +29,8 @@ from tracekern.timeline.clocks.pairs import (
     LocalClock,
     find_bursts,
 )
-from tracekern.timeline.model import ClockFit, Int32, Int64, Rank, clocks_of_ranks
+from tracekern.timeline.clocks.steadiness import COVERED_SIGMAS, Steadiness, judge_pieces
+from tracekern.timeline.model import ClockFit, ClockStep, Int32, Int64, Rank, clocks_of_ranks
 
 SpansTicks = Mapping[int, tuple[int, int]]
 _SECOND = 10**9
@@ -55,16 +56,10 @@ def fit_clocks(
     spans, rows = _spans_of_clocks(events, ranks, clock_of), _rows_of_clocks(samples, ranks, clock_of)
     clocks = {rank.rank: _clock_of(rows, rank, spans) for rank in lowest_readers(ranks, clock_of)}
     bursts = find_bursts(rows, clocks)
-    reference = _choose_reference(bursts, clocks)
-    rounds = [
-        solve_round([b for b in bursts if b.round_idx == i], reference) for i in sorted({b.round_idx for b in bursts})
-    ]
-    _refuse_unrelated(ranks, clock_of, rounds, reference)
+    reference, relations = _relate_all(bursts, clocks, ranks, clock_of)
     of_clock, bracket_hard_ns = {reference: _fit_reference(clocks[reference])}, {reference: 0.0}
-    for clock in sorted(clocks.keys() - {reference}):
-        relation = _relate(rounds, clocks[clock], clocks[reference])
-        spread = [burst.spread for burst in bursts if clock in (burst.low, burst.high)]
-        of_clock[clock] = relation.fit(spans.get(clock), float(np.median(spread)))
+    for clock, relation in relations.items():
+        of_clock[clock] = relation.fit(spans.get(clock))
         brackets = bracket_rows(rows, clock)["t1"]
         if len(brackets):
             bracket_hard_ns[clock] = relation.hard_ns(*relation.times((int(brackets.min()), int(brackets.max()))))
@@ -147,10 +142,33 @@ def _clock_of(samples: npt.NDArray[Any], rank: Rank, spans: Mapping[int, tuple[i
     return LocalClock.of(rank, first)
 
 
-def _choose_reference(bursts: Sequence[Burst], clocks: Mapping[int, LocalClock]) -> int:
-    """The lowest clock, unless it was sampled less often than others: a rank that died early would be a poor axis."""
+def _relate_all(
+    bursts: Sequence[Burst], clocks: Mapping[int, LocalClock], ranks: Sequence[Rank], clock_of: Int32
+) -> tuple[int, dict[int, _Relation]]:
+    """The reference, and the relation of every other clock to it.
+
+    The reference is the lowest of the clocks that were sampled most often (a rank that died early would be a poor axis)
+    unless most others contradict it: then it is the one that jumped, and not they.
+    """
     num_rounds = {clock: len({b.round_idx for b in bursts if clock in (b.low, b.high)}) for clock in clocks}
-    return max(sorted(num_rounds), key=lambda clock: num_rounds[clock])
+    candidates = [clock for clock in sorted(clocks) if num_rounds[clock] == max(num_rounds.values())]
+    found = {}
+    for reference in candidates:
+        rounds = [solve_round([b for b in bursts if b.round_idx == i], reference) for i in _round_indices(bursts)]
+        _refuse_unrelated(ranks, clock_of, rounds, reference)
+        relations = {
+            clock: _relate(rounds, bursts, clocks[clock], clocks[reference])
+            for clock in sorted(clocks.keys() - {reference})
+        }
+        found[reference] = relations
+        if sum(relation.has_stepped for relation in relations.values()) * 2 <= len(relations):
+            break
+    reference = min(found, key=lambda one: sum(relation.has_stepped for relation in found[one].values()))
+    return reference, found[reference]
+
+
+def _round_indices(bursts: Sequence[Burst]) -> list[int]:
+    return sorted({burst.round_idx for burst in bursts})
 
 
 def _refuse_unrelated(ranks: Sequence[Rank], clock_of: Int32, rounds: Sequence[RoundFit], reference: int) -> None:
@@ -165,18 +183,18 @@ def _refuse_unrelated(ranks: Sequence[Rank], clock_of: Int32, rounds: Sequence[R
             )
 
 
-def _relate(rounds: Sequence[RoundFit], clock: LocalClock, reference: LocalClock) -> _Relation:
-    seen = [(r.time, r.offsets[clock.rank]) for r in rounds if clock.rank in r.offsets]
-    course = Course(
-        np.array([time for time, _ in seen]),
-        np.array([offset.value for _, offset in seen]),
-        np.array([offset.error for _, offset in seen]),
-        MAX_RATE,
-        MAX_WANDER_PER_NS,
-    )
+def _relate(rounds: Sequence[RoundFit], bursts: Sequence[Burst], clock: LocalClock, reference: LocalClock) -> _Relation:
+    seen = [(r.time, r.offsets[clock.rank], r.round_idx) for r in rounds if clock.rank in r.offsets]
+    time, offset, error = np.array([(time, offset.value, offset.error) for time, offset, _ in seen]).T
+    course = Course(time, offset, error, MAX_RATE, MAX_WANDER_PER_NS)
     _refuse_rounds_out_of_order(course, clock, reference)
-    closure = float(np.sqrt(np.mean([offset.closure**2 for _, offset in seen])))
-    return _Relation(course, closure, clock, reference)
+    own = [burst for burst in bursts if clock.rank in (burst.low, burst.high)]
+    spread = {index: float(np.median([b.spread for b in own if b.round_idx == index])) for _, _, index in seen}
+    sigma = np.array([spread[index] for _, _, index in seen])
+    steadiness = judge_pieces(time, offset, sigma, error - error.min(), MAX_WANDER_PER_NS)
+    closure = float(np.sqrt(np.mean([offset.closure**2 for _, offset, _ in seen])))
+    sigma_ns = float(np.hypot(np.median([burst.spread for burst in own]), closure))
+    return _Relation(dataclasses.replace(course, doubt_ns=steadiness.doubt_ns), steadiness, sigma_ns, clock, reference)
 
 
 def _refuse_rounds_out_of_order(course: Course, clock: LocalClock, reference: LocalClock) -> None:
@@ -194,10 +212,15 @@ class _Relation:
     """One clock, its course beside the reference's, and what that proves."""
 
     course: Course
-    closure: float
-    """What the pairs miss the least-squares solution by."""
+    steadiness: Steadiness
+    sigma_ns: float
+    """How well round trips repeat, and what the pairs miss the least-squares solution by."""
     clock: LocalClock
     reference: LocalClock
+
+    @property
+    def has_stepped(self) -> bool:
+        return bool(self.steadiness.is_contradicted.any())
 
     def times(self, ticks: tuple[int, int]) -> tuple[float, float]:
         """(first, last) tick of the clock as times of the course."""
@@ -208,7 +231,7 @@ class _Relation:
         """A tick means any moment up to the next one, on either clock; 1 ns for rounding anchors and results."""
         return self.course.error_within(first, last) + self.clock.resolution_ns + self.reference.resolution_ns + 1
 
-    def fit(self, span: tuple[int, int] | None, spread: float) -> ClockFit:
+    def fit(self, span: tuple[int, int] | None) -> ClockFit:
         course = self.course
         _, (axis_base, _) = _scale_anchors(self.reference)
         ticks, ns = [], []
@@ -218,14 +241,38 @@ class _Relation:
             ticks.append(self.clock.base_ticks + elapsed_ticks)
             ns.append(axis_base + round(elapsed_ticks * self.clock.ns_per_tick - offset))
         first, last = (float(course.time[0]), float(course.time[-1])) if span is None else self.times(span)
+        hard_ns = self.hard_ns(first, last)
+        steady = dataclasses.replace(course, doubt_ns=0.0)
+        likely_ns = COVERED_SIGMAS * self.sigma_ns
+        likely = dataclasses.replace(steady, error=np.full(len(course.time), likely_ns))
         return ClockFit(
             "ping-pong",
-            self.hard_ns(first, last),
-            float(np.hypot(spread, self.closure)),
+            hard_ns,
+            self.sigma_ns,
             tuple(ticks),
             tuple(ns),
             rate_error=course.rate_error_within(first, last),
+            wander_ns=likely.error_within(first, last) - likely_ns,
+            doubt_ns=course.error_within(first, last) - steady.error_within(first, last),
+            steps=tuple(self._steps(axis_base)),
+            is_checked=self._hidden_ns(first, last) <= hard_ns,
         )
+
+    def _steps(self, axis_base: int) -> Iterator[ClockStep]:
+        """One for each run of pieces that contradict the others."""
+        time, at_fault = self.course.time, self.steadiness.is_contradicted
+        edges = np.flatnonzero(np.diff(at_fault, prepend=False, append=False))
+        for begin, end in zip(edges[::2], edges[1::2], strict=True):
+            jump_ns = float(self.steadiness.doubt_ns[begin:end].max())
+            yield ClockStep(axis_base + round(time[begin]), axis_base + round(time[end]), jump_ns)
+
+    def _hidden_ns(self, first: float, last: float) -> float:
+        """The largest jump that the rounds would not show between two times; inf beyond them."""
+        time = self.course.time
+        if first < time[0] or last > time[-1]:
+            return np.inf
+        touched = (time[1:] >= first) & (time[:-1] <= last)
+        return float(self.steadiness.hidden_ns[touched].max(initial=0.0))
 
 
 def _fit_reference(clock: LocalClock) -> ClockFit:

@@ -1,6 +1,7 @@
 """Tightens what is known of the clocks by the flows between ranks: a wait never ends before its signal begins.
 
-A flow is a proof of order, not a sample: it moves no time stamp and narrows `hard_ns` only. Let d(r) be the place of
+A flow is a proof of order, not a sample: it moves no time stamp. It narrows `hard_ns`, and widens it only where it
+contradicts it. Let d(r) be the place of
 clock r on the axis minus its true place. A flow from s to r then proves d(r) - d(s) <= end of wait - start of signal,
 and one tick of r, for which the end stands. Flows of both directions, the round trips and the slowness of the drift are
 edges of one graph over clocks and time, and its shortest paths bound every d. Ranks that read the same clock are one
@@ -10,6 +11,7 @@ node of it, and flows between them prove nothing.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +19,7 @@ import numpy.typing as npt
 
 from tracekern.formatting import duration
 from tracekern.timeline.clocks.fit import lowest_readers
+from tracekern.timeline.clocks.steadiness import COVERED_SIGMAS
 from tracekern.timeline.model import (
     OPEN_END,
     ChannelKind,
@@ -34,16 +37,20 @@ Bools = npt.NDArray[np.bool_]
 _MAX_BOUNDS = 1 << 20
 """Windows times pairs of clocks; as float64, 8 MB."""
 _MIN_WINDOW_BITS = 15
-_LIKELY_SIGMAS = 3.0
+_CHECKED_BOUNDS = 2.0
+"""Flows check a clock where they would show an error of so many times its bound."""
+_CANNOT_CARRY = 1.0
+"""Rate of a clock of which one window says nothing about another, ns per ns."""
 _ROUNDING_NS = 1.0
 """Both ends of a flow are whole ns."""
 
 
 def tighten_clocks(timeline: Timeline) -> tuple[tuple[Rank, ...], tuple[Problem, ...]]:
-    """The ranks with `hard_ns` as flows and round trips together prove it, never wider, and what contradicts.
+    """The ranks with `hard_ns` as flows and round trips together prove it, and what contradicts.
 
     timeline: in ns, with its flows. A fit that lies outside what the flows prove is a warning, and the bound reaches to
-    the far end of what they leave. Flows that cannot all be true tighten nothing, and are an error.
+    the far end of what they leave. Flows that cannot all be true within the bounds of the clocks tighten nothing, and
+    are an error; bounds grow until the flows of every window are.
     """
     readers = _readers(timeline)
     reference = [place for place, rank in enumerate(readers) if rank.clock and rank.clock.method == "reference"]
@@ -51,19 +58,25 @@ def tighten_clocks(timeline: Timeline) -> tuple[tuple[Rank, ...], tuple[Problem,
     if not timeline.aligned or len(reference) != 1 or not len(flows.bound):
         return timeline.ranks, ()
     graph = _Graph.of(timeline, readers, reference[0])
-    at_most = graph.at_most(flows)
+    of_windows = graph.at_most(flows)
+    carried = graph.carried(of_windows)
+    at_most = graph.with_round_trips(carried)
     for via in (graph.reference, *np.delete(np.arange(graph.num_clocks), graph.reference).tolist()):
-        at_most = np.minimum(at_most, at_most[:, :, via, None] + at_most[:, None, via, :])
-        round_trip = np.diagonal(at_most, axis1=1, axis2=2)
+        at_most = _over(at_most, via)
+        round_trip = np.diagonal(at_most, axis1=1, axis2=2).min(axis=0)
         if round_trip.min(initial=0.0) < -_ROUNDING_NS:
-            place = int(np.argmin(round_trip.min(axis=0)))
-            excess_ns = -float(round_trip.min())
-            return timeline.ranks, (_contradiction(readers[place].rank, readers[via].rank, excess_ns),)
+            suspects = {via, *np.flatnonzero(round_trip < -_ROUNDING_NS).tolist()}
+            pair = (int(np.argmin(round_trip)), via)
+            return _contradicted(timeline, graph, of_windows, suspects, pair, -float(round_trip.min()))
     upper, lower = at_most[:, graph.reference, :], -at_most[:, :, graph.reference]
-    hard_ns = [graph.hard_ns(place, upper, lower) for place in range(graph.num_clocks)]
     place_of = _places(timeline)
-    ranks = [_tightened(rank, hard_ns[place_of[rank.rank]]) for rank in timeline.ranks]
     found = [_outside(timeline, graph, place, upper, lower) for place in range(graph.num_clocks)]
+    checked = graph.are_checked(carried)
+    ranks = []
+    for rank in timeline.ranks:
+        place = place_of[rank.rank]
+        bound = graph.hard_ns(place, upper, lower)
+        ranks.append(_tightened(rank, bound, is_outside=found[place] is not None, is_checked=bool(checked[place])))
     return tuple(ranks), tuple(problem for problem in found if problem)
 
 
@@ -110,6 +123,8 @@ class _Graph:
     """[num_clocks] what round trips prove of +-d."""
     rate: Float64
     """[num_clocks] d changes by no more, ns per ns."""
+    is_steady: Bools
+    """[num_clocks] False for a clock that may have jumped: what holds of it in one window says nothing of another."""
     tick: Float64
     window_bits: int
     """A window is this power of two, ns."""
@@ -141,6 +156,7 @@ class _Graph:
             reference=reference,
             prior=prior,
             rate=np.array([clock.rate_error for clock in clocks]),
+            is_steady=np.array([not clock.doubt_ns for clock in clocks]),
             tick=tick,
             window_bits=bits,
             occupied=occupied[:, seen],
@@ -149,7 +165,7 @@ class _Graph:
         )
 
     def at_most(self, flows: _Proofs) -> Float64:
-        """[k, n, n] edges of the graph: least upper bounds of d column minus d row at the middle of each window."""
+        """[k, n, n] what flows of a window prove: least upper bounds of d column minus d row at its middle."""
         at_most = np.full((len(self.center), self.num_clocks, self.num_clocks), np.inf)
         knot = self.knot[flows.ended >> self.window_bits]
         center = self.center[knot]
@@ -157,38 +173,155 @@ class _Graph:
         bound += self.rate[flows.source] * np.abs(flows.signalled - center)
         place = (knot * self.num_clocks + flows.source) * self.num_clocks + flows.destination
         np.minimum.at(at_most.reshape(-1), place, bound)
-        # What holds in one window holds in another, but for what the two clocks may have drifted in between. Where a
-        # rank has no events yet, or no more, keep d constant: no flow is there, and all edges hold for that d too.
-        drift = self.center[:, None, None] * (self.rate[:, None] + self.rate[None, :])
-        at_most = np.minimum(
-            np.minimum.accumulate(at_most - drift, axis=0) + drift,
-            np.minimum.accumulate((at_most + drift)[::-1], axis=0)[::-1] - drift,
-        )
+        at_most[:, range(self.num_clocks), range(self.num_clocks)] = 0.0
+        return at_most
+
+    def carried(self, at_most: Float64) -> Float64:
+        """[k, n, n] the same with what flows of all other windows prove.
+
+        What holds in one window holds in another, but for what the two clocks may have drifted in between. Where a rank
+        has no events yet, or no more, keep d constant: no flow is there, and all edges hold for that d too.
+        """
+        rate = np.where(self.is_steady, self.rate, _CANNOT_CARRY)
+        drift = self.center[:, None, None] * (rate[:, None] + rate[None, :])
+        before: Float64 = np.minimum.accumulate(at_most - drift, axis=0) + drift
+        after: Float64 = np.minimum.accumulate((at_most + drift)[::-1], axis=0)[::-1] - drift
+        return np.minimum(before, after)
+
+    def with_round_trips(self, at_most: Float64) -> Float64:
+        """[k, n, n] the same with what round trips prove."""
+        at_most = at_most.copy()
         at_most[:, self.reference, :] = np.minimum(at_most[:, self.reference, :], self.prior)
         at_most[:, :, self.reference] = np.minimum(at_most[:, :, self.reference], self.prior)
         at_most[:, range(self.num_clocks), range(self.num_clocks)] = 0.0
         return at_most
+
+    def are_checked(self, at_most: Float64) -> Bools:
+        """[num_clocks] whether flows alone would show an error of _CHECKED_BOUNDS times the bound wherever a clock has
+        events."""
+        widest = np.maximum(at_most[:, self.reference, :], at_most[:, :, self.reference])
+        widest = np.where(self.occupied.T, widest, 0.0).max(axis=0)
+        return np.asarray(widest <= _CHECKED_BOUNDS * self.prior, np.bool_)
+
+    def grown(self, at_most: Float64, suspects: set[int]) -> tuple[Float64, Int64]:
+        """([num_clocks] +-d within which the flows of each window can be true, [num_clocks] the window of the largest).
+
+        at_most: of at_most(). The bound of suspects is the far end of what flows of both directions leave. That of
+        other clocks grows where flows prove more than round trips allow: to the far end of what they leave, or where
+        they go one way only, by the whole width of the round trips. Flows of one window that contradict each other say
+        nothing of clocks.
+        """
+        closed = at_most
+        for via in range(self.num_clocks):
+            closed = _over(closed, via)
+        closed[np.diagonal(closed, axis1=1, axis2=2).min(axis=1) < -_ROUNDING_NS] = np.inf
+        prior, window = self.prior.copy(), np.zeros(self.num_clocks, np.int64)
+        for clock in suspects - {self.reference}:
+            far = np.maximum(closed[:, self.reference, clock], closed[:, clock, self.reference])
+            window[clock] = int(np.argmax(np.where(np.isfinite(far), far, 0.0)))
+            prior[clock] = max(prior[clock], float(np.where(np.isfinite(far), far, 0.0).max()))
+        order = [self.reference, *np.delete(np.arange(self.num_clocks), self.reference).tolist()]
+        for one, other in itertools.combinations(order, 2):
+            upper, lower, room = closed[:, one, other], -closed[:, other, one], prior[one] + prior[other]
+            above = np.where(np.isfinite(upper), upper, lower + 2 * room)
+            below = np.where(np.isfinite(lower), -lower, 2 * room - upper)
+            reach = np.maximum(np.where(lower > room, above, 0.0), np.where(upper < -room, below, 0.0))
+            worst = int(np.argmax(reach))
+            for clock in {one, other} - {self.reference} if reach[worst] > room else ():
+                prior[clock] += reach[worst] - room
+                window[clock] = worst
+        return prior, window
 
     def hard_ns(self, place: int, upper: Float64, lower: Float64) -> float:
         """The bound of a clock that holds in all windows in which its ranks have events; inf where flows say none."""
         seen = self.occupied[place]
         if place == self.reference or not seen.any():
             return float("inf")
-        widest = float(np.maximum(upper[seen, place], -lower[seen, place]).max())
+        return self.at_all_times(place, float(np.maximum(upper[seen, place], -lower[seen, place]).max()))
+
+    def at_all_times(self, place: int, widest: float) -> float:
+        """`hard_ns` of a clock whose d is bounded at the middle of windows."""
         ticks = self.tick[place] + self.tick[self.reference]
         return float(widest + self.rate[place] * self.half + ticks + _ROUNDING_NS)
 
 
-def _tightened(rank: Rank, hard_ns: float) -> Rank:
-    """The rank with that bound, if it is the narrower one."""
+def _over(at_most: Float64, via: int) -> Float64:
+    """[k, n, n] bounds, also over another clock (Floyd and Warshall)."""
+    return np.minimum(at_most, at_most[:, :, via, None] + at_most[:, None, via, :])
+
+
+def _tightened(rank: Rank, hard_ns: float, is_outside: bool, is_checked: bool) -> Rank:
+    """The rank with that bound, if it is the narrower one. A fit outside what flows prove may be off by all of it."""
     clock = rank.clock
-    if clock is None or hard_ns >= clock.hard_ns:
+    if clock is None:
         return rank
-    return dataclasses.replace(rank, clock=dataclasses.replace(clock, hard_ns=hard_ns, round_trip_ns=clock.hard_ns))
+    if hard_ns < clock.hard_ns:
+        doubt_ns = min(clock.doubt_ns, hard_ns)
+        clock = dataclasses.replace(
+            clock, hard_ns=hard_ns, round_trip_ns=clock.hard_ns, doubt_ns=doubt_ns, is_checked=True
+        )
+    if is_outside:
+        clock = dataclasses.replace(clock, doubt_ns=clock.hard_ns)
+    if is_checked:
+        clock = dataclasses.replace(clock, is_checked=True)
+    return dataclasses.replace(rank, clock=clock)
+
+
+def _contradicted(
+    timeline: Timeline,
+    graph: _Graph,
+    of_windows: Float64,
+    suspects: set[int],
+    pair: tuple[int, int],
+    excess_ns: float,
+) -> tuple[tuple[Rank, ...], tuple[Problem, ...]]:
+    """The ranks with bounds within which flows can be true, where those of a pair of clocks contradict theirs."""
+    prior, window = graph.grown(of_windows, suspects)
+    place_of, ranks, grew = _places(timeline), [], []
+    for rank in timeline.ranks:
+        place, clock = int(place_of[rank.rank]), rank.clock
+        if clock is None or place == graph.reference or (place not in suspects and prior[place] == graph.prior[place]):
+            ranks.append(rank)
+            continue
+        hard_ns = clock.hard_ns
+        if prior[place] > graph.prior[place]:
+            hard_ns = graph.at_all_times(place, float(prior[place]))
+            if rank.rank == graph.readers[place].rank:
+                at = duration(graph.center[window[place]])
+                grew.append(f"rank {rank.rank} from {duration(clock.hard_ns)} to {duration(hard_ns)} (at {at})")
+        ranks.append(dataclasses.replace(rank, clock=dataclasses.replace(clock, hard_ns=hard_ns, doubt_ns=hard_ns)))
+    one, other = sorted(graph.readers[place].rank for place in pair)
+    bounds = f"hard_ns grows: {', '.join(grew)}" if grew else "hard_ns is that of the round trips"
+    text = (
+        f"signals and waits of ranks {one} and {other} contradict what the clocks allow by {duration(excess_ns)}: a "
+        f"wait ended before its signal began, or a clock was set; {bounds}"
+    )
+    return tuple(ranks), (Problem("error", "contradicting_flows", one, -1, text),)
 
 
 def _readers(timeline: Timeline) -> list[Rank]:
     return lowest_readers(timeline.ranks, clocks_of_ranks(timeline.ranks))
+
+
+def step_problems(timeline: Timeline) -> tuple[Problem, ...]:
+    """A warning for every time in which rounds of samples show that a clock jumped. timeline: in ns."""
+    readers = _readers(timeline)
+    (reference,) = [rank.rank for rank in readers if rank.clock and rank.clock.method == "reference"] or [-1]
+    problems = []
+    for rank in readers:
+        who = (
+            f"the clock of rank {rank.rank}"
+            if len(readers) > 2
+            else f"one of the clocks of ranks {reference} and {rank.rank}"
+        )
+        for step in rank.clock.steps if rank.clock else ():
+            begin, end = (f"{(at - timeline.origin_ns) / 1e9:.2f} s" for at in (step.begin_ns, step.end_ns))
+            text = (
+                f"{who} jumped by up to {duration(step.jump_ns)}, or changed its rate at once, between {begin} and "
+                f"{end} of the trace: the rounds of samples around contradict each other; hard_ns covers it"
+            )
+            problems.append(Problem("warning", "clock_step", rank.rank, -1, text))
+    return tuple(problems)
 
 
 def _places(timeline: Timeline) -> Int64:
@@ -239,15 +372,6 @@ def _occupied(timeline: Timeline) -> tuple[int, Bools]:
     return bits, occupied
 
 
-def _contradiction(rank: int, via: int, excess_ns: float) -> Problem:
-    one, other = sorted((rank, via))
-    text = (
-        f"signals and waits of ranks {one} and {other} contradict what the clocks allow by {duration(excess_ns)}: a "
-        "wait ended before its signal began, or a clock was set; hard_ns is that of the round trips"
-    )
-    return Problem("error", "contradicting_flows", one, -1, text)
-
-
 def _outside(timeline: Timeline, graph: _Graph, place: int, upper: Float64, lower: Float64) -> Problem | None:
     """The fit of a clock where the flows prove that it is off."""
     seen = graph.occupied[place]
@@ -255,8 +379,9 @@ def _outside(timeline: Timeline, graph: _Graph, place: int, upper: Float64, lowe
     if rank.clock is None or not seen.any():
         return None
     beyond = np.maximum(lower[seen, place], -upper[seen, place]).max()
-    # Noise of the samples and drift over the events explain this much.
-    if beyond <= _LIKELY_SIGMAS * rank.clock.sigma_ns + graph.rate[place] * np.ptp(graph.center[seen]):
+    # Noise of the samples, a jump that rounds show, and drift over the events explain this much.
+    drift_ns = min(rank.clock.wander_ns, graph.rate[place] * np.ptp(graph.center[seen]))
+    if beyond <= COVERED_SIGMAS * rank.clock.sigma_ns + rank.clock.doubt_ns + drift_ns:
         return None
     hard_ns = rank.clock.hard_ns
     why = "clock samples travel faster one way than the other"

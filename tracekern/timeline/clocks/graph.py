@@ -27,6 +27,7 @@ class Offset:
 
 @dataclass(frozen=True)
 class RoundFit:
+    round_idx: int
     time: float
     """ns on the reference's clock to which the offsets apply."""
     offsets: dict[int, Offset]
@@ -41,7 +42,7 @@ def solve_round(bursts: Sequence[Burst], reference: int) -> RoundFit:
     coarse = _coarse_offsets(bursts, reference)
     joined = [burst for burst in bursts if burst.low in coarse]
     if not joined:
-        return RoundFit(0.0, {})
+        return RoundFit(-1, 0.0, {})
     # The bursts of a round are taken one after the other: carry them all to one moment.
     time = float(np.median([burst.at - coarse[burst.low] for burst in joined]))
     intervals = np.array([burst.interval_at(time + coarse[burst.low]) for burst in joined])
@@ -60,6 +61,7 @@ def solve_round(bursts: Sequence[Burst], reference: int) -> RoundFit:
     own = [(low == i) | (high == i) for i in range(len(ranks))]
     closure = [float(np.sqrt(np.average(residuals[pairs] ** 2, weights=weights[pairs] ** 2))) for pairs in own]
     return RoundFit(
+        joined[0].round_idx,
         time,
         {
             rank: Offset(float(offsets[i]), float(errors[i]), closure[i])

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from tracekern.dump.format import MAX_NS, SampleKind
 from tracekern.errors import BadInput
 from tracekern.formatting import duration
+from tracekern.timeline.clocks.steadiness import judge_pieces
 from tracekern.timeline.model import Float64, Rank
 
 MAX_RATE = 20e-6
@@ -175,10 +176,15 @@ def _prove(burst: Burst) -> Burst:
 def _with_slopes(bursts: list[Burst]) -> list[Burst]:
     """The rounds of one pair, each proven again with the slope to its neighbouring round, where that is sharper."""
     sharper = []
+    time, middle, spread, width = np.array([(b.at, b.middle, b.spread, b.width) for b in bursts]).T
+    # A slope across a jump says nothing of the clock on either side.
+    doubt_ns = judge_pieces(time, middle, spread, (width - width.min()) / 2, MAX_WANDER_PER_NS).doubt_ns
     for index, burst in enumerate(bursts):
         slope, error = burst.slope, burst.slope_error
-        for other in bursts[max(index - 1, 0) : index] + bursts[index + 1 : index + 2]:
-            found, found_error = slope_between(burst, other)
+        for piece, near in ((index - 1, index - 1), (index, index + 1)):
+            if not 0 <= near < len(bursts):
+                continue
+            found, found_error = slope_between(burst, bursts[near], float(doubt_ns[piece]))
             # The rate may also wander over the burst itself.
             found_error += MAX_WANDER_PER_NS * float(np.ptp(burst.upper.time))
             if found_error < error:
@@ -187,8 +193,10 @@ def _with_slopes(bursts: list[Burst]) -> list[Burst]:
     return sharper
 
 
-def slope_between(one: Burst, other: Burst) -> tuple[float, float]:
+def slope_between(one: Burst, other: Burst, doubt_ns: float = 0.0) -> tuple[float, float]:
     """(slope, error) of the difference at `one`, from the interval each of the two proves.
+
+    doubt_ns: a clock may have jumped by so much in between.
 
     Raises BadInput when no rate below MAX_RATE joins them.
     """
@@ -203,4 +211,4 @@ def slope_between(one: Burst, other: Burst) -> tuple[float, float]:
             f"{one.round_idx} and {other.round_idx}, wanted at most {MAX_RATE * 1e6:.0f}; a device clock was set, or "
             "ticks_per_second of one of them is wrong: record again, or merge with --unaligned"
         )
-    return slope, mean_error + MAX_WANDER_PER_NS * abs(distance) / 2
+    return slope, mean_error + doubt_ns / abs(distance) + MAX_WANDER_PER_NS * abs(distance) / 2
