@@ -69,7 +69,7 @@ TK_DEVICE TileWork find_tile(Warp& warp, const GemmArgs& args, uint32_t tile, ui
     work.expert = args.listed_expert(listed);
     const uint32_t first = (work.token_tile - args.tile_end[listed]) * GemmTile::kTokens;
     const uint32_t left = args.num_rows_of(work.expert) - first;
-    work.first_row = args.expert_offset[work.expert] + first;
+    work.first_row = args.first_row_of(work.expert) + first;
     work.num_rows = left < GemmTile::kTokens ? left : GemmTile::kTokens;
     return work;
 }
@@ -154,15 +154,17 @@ TK_DEVICE void store_outputs(Warp& warp,
 
 // ---- the kernel ----
 
-// The same in all warps of the block.
-TK_DEVICE bool block_has_aborted(Warp& warp, const GemmArgs& args) {
-    if (!args.abort) return false;
-    auto& seen = warp.shared<uint32_t>();
-    if (warp.warp == 0) warp.leader([&] { seen = load_relaxed_system(args.abort); });
+TK_DEVICE bool sees_abort(const GemmArgs& args) {
+    return args.abort && load_relaxed_system(args.abort) != 0;
+}
+
+// Returns in all warps of a block what the first one saw. They meet here, so that the last tile's x may be overwritten.
+// The word is in the first warp's outputs, which it writes behind the next preload's barrier only.
+TK_DEVICE bool block_saw(Warp& warp, bool abort) {
+    auto& word = warp.shared<uint32_t>();
+    if (warp.warp == 0) warp.leader([&] { word = abort; });
     warp.block_sync();
-    const bool result = seen != 0;
-    warp.block_sync();  // before its place is another's
-    return result;
+    return word != 0;
 }
 
 template <GemmStage kOwnStage, GemmStaging kStaging>
@@ -181,18 +183,19 @@ struct GemmSweep {
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const GemmArgs& args, typename Rec::Args trace) {
         Rec recorder(trace, warp, static_cast<uint32_t>(Product::kRole));
-        if (block_has_aborted(warp, args)) return;
+        if (block_saw(warp, sees_abort(args))) return;
         const uint32_t num_output_tiles = Product::outputs(args) / GemmTile::kOutputs;
         const uint32_t num_tiles = args.tile_end[args.num_listed] * num_output_tiles;
         TK_NO_UNROLL
         for (uint32_t tile = warp.block; tile < num_tiles; tile += warp.num_blocks) {
             const TileWork work = find_tile(warp, args, tile, num_output_tiles);
             preload(warp, recorder, args, work);
+            const bool abort = sees_abort(args);  // loaded while the tile is computed
             TK_NO_UNROLL
             for (uint32_t phase = 0; phase < GemmTile::kPhases; ++phase) {
                 run_phase(warp, recorder, args, work, phase);
             }
-            warp.block_sync();  // before x is the next tile's
+            if (block_saw(warp, abort)) return;
         }
     }
 

@@ -95,7 +95,7 @@ struct GemmPlaceRows {
     }
 };
 
-// The same where the rows are there, and expert_offset says whose they are.
+// The same where the rows are there, and expert_offset or expert_count says whose they are.
 struct GemmLayOutTiles {
     using Args = GemmArgs;
     static constexpr GemmStage kStage = GemmStage::tiles;
