@@ -52,8 +52,13 @@ enum class LowLatencyStage : uint32_t {
     combine_send,
     combine_recv,
 };
-inline constexpr const char* kLowLatencyStageNames[] = {
-    "dispatch",   "dispatch_send", "dispatch_recv", "scale_experts",
-    "dequantise", "combine",       "combine_send",  "combine_recv"};
+inline constexpr const char* kLowLatencyStageNames[] = {"dispatch",
+                                                        "dispatch_send",
+                                                        "dispatch_recv",
+                                                        "scale_experts",
+                                                        "dequantise",
+                                                        "combine",
+                                                        "combine_send",
+                                                        "combine_recv"};
 
 }  // namespace tracekern

@@ -1,5 +1,6 @@
-// What comes between dispatch and combine: each row is dequantised to bf16 and goes through the expert of moe/experts.h,
-// a stand-in, into memory that combine sends from. Experts that are kernels of their own have it dequantised alone.
+// A stand-in for experts between dispatch and combine: each row is dequantised to bf16 and goes through the expert of
+// moe/experts.h, into memory that combine sends from. For experts that are kernels of their own it is dequantised
+// alone.
 #pragma once
 
 #include "moe/low_latency/dispatch.h"

@@ -90,6 +90,7 @@ class ExpertKernels:
             "w13": experts.w13[first : first + num_local],
             "w2": experts.w2[first : first + num_local],
             "tile_end": experts.w13.new_empty(num_local + 1, dtype=torch.int32),
+            "expert_offset": experts.w13.new_empty((num_local, 2), dtype=torch.int32) if rows_per_expert else None,
             "middle_rows": experts.w13.new_empty((num_rows, experts.intermediate), dtype=torch.bfloat16),
         }
         self.use()
