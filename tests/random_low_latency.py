@@ -140,7 +140,7 @@ class Work:
         if call.hook:
             call.hook()
         assert call.handle is not None
-        self.buffer.scale_experts(call.handle, self.experts, call.rows)
+        self.buffer.apply_experts(call.handle, self.experts, call.rows)
         call.out, _, hook = self.buffer.low_latency_combine(
             call.rows, call.batch.topk_idx, call.batch.topk_weights, call.handle, return_recv_hook=with_hook
         )

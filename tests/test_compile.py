@@ -49,6 +49,7 @@ SIGNALS = {
     "p2p_combine": True,
     "low_latency_dispatch": True,
     "low_latency_scale_experts": False,
+    "low_latency_dequantise": False,
     "low_latency_combine": True,
     "gemm": False,
 }
@@ -71,6 +72,7 @@ WAITS = {
     "p2p_combine": True,
     "low_latency_dispatch": True,
     "low_latency_scale_experts": False,
+    "low_latency_dequantise": False,
     "low_latency_combine": True,
     "gemm": False,
 }

@@ -118,7 +118,8 @@ class MoeRun:
             why := FAMILY_OF[self.variant].why_unsuitable(self.shape, self.family_options)
         ):
             raise UnsuitableShape(why)
-        if self.has_int4_experts and (why := why_no_int4_experts(self.variant, self.shape, self.intermediate)):
+        kernels = {variant: family.variants[variant] for variant, family in FAMILY_OF.items()}
+        if self.has_int4_experts and (why := why_no_int4_experts(self.variant, kernels, self.shape, self.intermediate)):
             raise UnsuitableShape(why)
         records = self.records_per_track
         if records != "auto" and (not isinstance(records, int) or not 1 <= records <= 1 << 24):

@@ -29,6 +29,7 @@ inline GemmArgs make_gemm_args(pybind11::kwargs given) {
     args.num_listed = number("num_listed");
     args.hidden = number("hidden");
     args.intermediate = number("intermediate");
+    args.rows_per_expert = number("rows_per_expert");
     args.expert_ids = reinterpret_cast<const uint32_t*>(address("expert_ids"));
     args.abort = reinterpret_cast<const uint32_t*>(address("abort"));
     args.x = address("x");
@@ -37,6 +38,8 @@ inline GemmArgs make_gemm_args(pybind11::kwargs given) {
     args.w13 = reinterpret_cast<const PackedPair*>(address("w13"));
     args.w2 = reinterpret_cast<const PackedPair*>(address("w2"));
     args.expert_offset = reinterpret_cast<uint32_t*>(address("expert_offset"));
+    args.expert_count = reinterpret_cast<const uint32_t*>(address("expert_count"));
+    args.offset_stride = args.expert_count ? 2 : 1;
     args.tile_end = reinterpret_cast<uint32_t*>(address("tile_end"));
     args.inverse = reinterpret_cast<int32_t*>(address("inverse"));
     args.x_rows = address("x_rows");

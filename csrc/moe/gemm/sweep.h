@@ -68,8 +68,9 @@ TK_DEVICE TileWork find_tile(Warp& warp, const GemmArgs& args, uint32_t tile, ui
         args.num_listed, [&](uint32_t before) { return args.tile_end[before + 1] <= work.token_tile ? 1u : 0u; });
     work.expert = args.listed_expert(listed);
     const uint32_t first = (work.token_tile - args.tile_end[listed]) * GemmTile::kTokens;
-    const uint32_t left = args.num_rows_of(work.expert) - first;
-    work.first_row = args.expert_offset[work.expert] + first;
+    const uint32_t* rows = args.rows_of(work.expert);
+    work.first_row = rows[0] + first;
+    const uint32_t left = rows[1] - work.first_row;
     work.num_rows = left < GemmTile::kTokens ? left : GemmTile::kTokens;
     return work;
 }
@@ -155,15 +156,13 @@ TK_DEVICE void store_outputs(Warp& warp,
 
 // ---- the kernel ----
 
-// The same in all warps of the block.
+// The same in all warps of the block, which meet here: behind it x may be the next tile's. The word is in the outputs
+// of the first warp, which it writes behind the barrier of preload only.
 TK_DEVICE bool block_has_aborted(Warp& warp, const GemmArgs& args) {
-    if (!args.abort) return false;
     auto& seen = warp.shared<uint32_t>();
-    if (warp.warp == 0) warp.leader([&] { seen = load_relaxed_system(args.abort); });
+    if (warp.warp == 0) warp.leader([&] { seen = args.abort ? load_relaxed_system(args.abort) : 0; });
     warp.block_sync();
-    const bool result = seen != 0;
-    warp.block_sync();  // before its place is another's
-    return result;
+    return seen != 0;
 }
 
 template <GemmStage kOwnStage, GemmStaging kStaging>
@@ -182,18 +181,17 @@ struct GemmSweep {
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const GemmArgs& args, typename Rec::Args trace) {
         Rec recorder(trace, warp, static_cast<uint32_t>(Product::kRole));
-        if (block_has_aborted(warp, args)) return;
         const uint32_t num_output_tiles = Product::outputs(args) / GemmTile::kOutputs;
         const uint32_t num_tiles = args.tile_end[args.num_listed] * num_output_tiles;
         TK_NO_UNROLL
         for (uint32_t tile = warp.block; tile < num_tiles; tile += warp.num_blocks) {
+            if (block_has_aborted(warp, args)) return;
             const TileWork work = find_tile(warp, args, tile, num_output_tiles);
             preload(warp, recorder, args, work);
             TK_NO_UNROLL
             for (uint32_t phase = 0; phase < GemmTile::kPhases; ++phase) {
                 run_phase(warp, recorder, args, work, phase);
             }
-            warp.block_sync();  // before x is the next tile's
         }
     }
 

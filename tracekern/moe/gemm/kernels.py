@@ -26,6 +26,7 @@ _TENSORS = (
     "w13",
     "w2",
     "expert_offset",
+    "expert_count",
     "tile_end",
     "inverse",
     "x_rows",
@@ -46,6 +47,8 @@ class Sizes:
     intermediate: int = 0
     num_tokens: int = 0
     topk: int = 0
+    rows_per_expert: int = 0
+    """Of each expert's region, where rows are not packed; `expert_count` says how many there are."""
 
 
 def launch(
