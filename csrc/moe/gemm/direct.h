@@ -16,7 +16,9 @@ struct DirectGroup {
     PerLane<Words> words[kPaths];
     PerLane<uint32_t> e[kPaths];
 
-    TK_DEVICE void load(Warp& warp, const WeightRows<kPaths>& weights, uint32_t group) {
+    template <class Rec>
+    TK_DEVICE void load(Warp& warp, Rec& steps, const WeightRows<kPaths>& weights, uint32_t group) {
+        TK_RANGE(steps, GemmEvent::stage, group);
         TK_UNROLL
         for (uint32_t path = 0; path < kPaths; ++path) {
             words[path] = warp.lanes([&](int lane) {
@@ -27,8 +29,10 @@ struct DirectGroup {
     }
 
     // Lanes 0 and 1 of a group of lanes make the metadata of half 0, lanes 2 and 3 that of half 1: a multiplication
-    // looks at those alone that its selector names, so that one register serves both.
-    TK_DEVICE void make_metadata(Warp& warp) {
+    // looks at those alone that its selector names, so that one register serves both. On record as half 0.
+    template <class Rec>
+    TK_DEVICE void make_metadata(Warp& warp, Rec& steps, uint32_t group) {
+        TK_RANGE(steps, GemmEvent::park, group, 0u);
         TK_UNROLL
         for (uint32_t path = 0; path < kPaths; ++path) {
             e[path] = warp.lanes([&](int lane) {
@@ -37,6 +41,7 @@ struct DirectGroup {
                 return decode_metadata(own.top.half(t / 2), own.bottom.half(t / 2), t % 2);
             });
         }
+        TK_END_AFTER(uint64_t{e[0][0]} << 32 | e[kPaths - 1][0]);
     }
 
     template <uint32_t kHalf>
@@ -60,18 +65,16 @@ struct DirectGroup {
 };
 
 // sums[path] = the products with all groups of x.
-template <uint32_t kPaths>
-TK_DEVICE void sweep_direct(Warp& warp,
-                            const WeightRows<kPaths>& weights,
-                            const ChannelRow* x,
-                            PerLane<LaneSums> (&sums)[kPaths]) {
+template <uint32_t kPaths, class Rec>
+TK_DEVICE void sweep_direct(
+    Warp& warp, Rec& steps, const WeightRows<kPaths>& weights, const ChannelRow* x, PerLane<LaneSums> (&sums)[kPaths]) {
     // Groups under way to a lane: more hide more of memory's latency and take more registers. Without the
     // instruction the product takes them all.
     constexpr uint32_t kAhead = kLanes == 32 ? 4 : 1;
     DirectGroup<kPaths> ahead[kAhead];
     TK_UNROLL
     for (uint32_t i = 0; i < kAhead; ++i) {
-        if (i < weights.num_groups) ahead[i].load(warp, weights, i);
+        if (i < weights.num_groups) ahead[i].load(warp, steps, weights, i);
     }
     TK_NO_UNROLL
     for (uint32_t first = 0; first < weights.num_groups; first += kAhead) {
@@ -79,10 +82,10 @@ TK_DEVICE void sweep_direct(Warp& warp,
         for (uint32_t i = 0; i < kAhead; ++i) {
             const uint32_t group = first + i;
             if (group >= weights.num_groups) break;
-            ahead[i].make_metadata(warp);
-            multiply_half<0>(warp, x + group * kChannelsPerGroup, ahead[i], sums);
-            multiply_half<1>(warp, x + group * kChannelsPerGroup, ahead[i], sums);
-            if (group + kAhead < weights.num_groups) ahead[i].load(warp, weights, group + kAhead);
+            ahead[i].make_metadata(warp, steps, group);
+            multiply_half<0>(warp, steps, x + group * kChannelsPerGroup, ahead[i], group, sums);
+            multiply_half<1>(warp, steps, x + group * kChannelsPerGroup, ahead[i], group, sums);
+            if (group + kAhead < weights.num_groups) ahead[i].load(warp, steps, weights, group + kAhead);
         }
     }
 }
