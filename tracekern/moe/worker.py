@@ -190,6 +190,7 @@ def _prepare(options: MoeRun, group: Group, backend: str) -> tuple[Call, Communi
             **options.family_options,
         )
         pipeline.late_us = options.late_us if group.rank == options.late_rank else 0
+        pipeline.detail = options.detail
 
         def call(batch: Batch, capture: Capture | None) -> torch.Tensor:
             out = pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts, capture=capture)
@@ -211,6 +212,7 @@ def _capture(options: MoeRun, directory: str, comm: Communicator) -> Any:
         directory,
         records_per_track=options.records_per_track,
         keep=options.keep,
+        clock=options.clock,
         every=options.every,
         settings=options.workload,
         command=options.command,

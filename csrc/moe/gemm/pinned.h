@@ -15,6 +15,12 @@ struct StageOut {
     uint64_t sc_pack;
     // top | bottom << 4: which pair chunks t (lo) and t + 4 (hi) keep.
     uint16_t nib_h0_lo, nib_h0_hi, nib_h1_lo, nib_h1_hi;
+
+    // Something that is there when all of it is.
+    TK_DEVICE uint64_t all() const {
+        const uint32_t nibbles = uint32_t{nib_h0_lo} | nib_h0_hi | nib_h1_lo | nib_h1_hi;
+        return sc_pack | top_h0 | bot_h0 | top_h1 | bot_h1 | nibbles;
+    }
 };
 
 // Chunks t and t + 4 of a row as int8 x 4.
@@ -106,6 +112,7 @@ struct Slot {
         TK_RANGE(steps, GemmEvent::stage, group);
         TK_UNROLL
         for (uint32_t path = 0; path < kPaths; ++path) out[path] = stage(warp, weights, group, path);
+        TK_END_AFTER(out[0][0].all() | out[kPaths - 1][0].all());
     }
     template <uint32_t kHalf, class Rec>
     TK_DEVICE void park_half(Warp& warp, Rec& steps, uint32_t group) {

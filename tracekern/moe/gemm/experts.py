@@ -76,9 +76,12 @@ class ExpertKernels:
     STAGES = ("tiles", "k2", "k4")
 
     def __init__(
-        self, comm: Communicator, experts: Int4Experts, shape: MoeShape, expert_input: tuple[int, int]
+        self, comm: Communicator, experts: Int4Experts, shape: MoeShape, expert_input: tuple[int, int], detail: int
     ) -> None:
-        """expert_input: addresses of the first row of each local expert, and of the rows, which results replace."""
+        """expert_input: addresses of the first row of each local expert, and of the rows, which results replace.
+
+        detail: of every how many-th tile each step is on record; 0: of none.
+        """
         import torch
 
         self.experts = experts
@@ -100,7 +103,7 @@ class ExpertKernels:
             "result_rows": rows,
             "abort": comm.native.heap_addresses[comm.group.rank],  # HeapControl begins with it
         }
-        sizes = Sizes(num_local, num_local, shape.hidden, experts.intermediate)
+        sizes = Sizes(num_local, num_local, shape.hidden, experts.intermediate, detail=detail)
         self._call = make_call(self._native, sizes, self._tensors, places)
         with comm.device.active():
             self._grids = {stage: self._native.grid(stage, "direct", self._call) for stage in self.STAGES}
