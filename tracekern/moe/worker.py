@@ -211,6 +211,7 @@ def _capture(options: MoeRun, directory: str, comm: Communicator) -> Any:
         directory,
         records_per_track=options.records_per_track,
         keep=options.keep,
+        clock=options.clock,
         every=options.every,
         settings=options.workload,
         command=options.command,

@@ -46,8 +46,14 @@ inline GemmArgs make_gemm_args(pybind11::kwargs given) {
     args.middle_rows = address("middle_rows");
     args.result_rows = address("result_rows");
     args.out = address("out");
+    args.detail = number("detail");
     refuse_options_left(given);
     return args;
+}
+
+inline GemmConfig gemm_config(const std::string& staging, bool is_detailed) {
+    return {enum_named<GemmStaging>("staging", staging, kGemmStagingNames),
+            is_detailed ? GemmDetail::steps : GemmDetail::parts};
 }
 
 // Binds facts that Python and the kernels share.
@@ -69,8 +75,8 @@ template <class Backend>
 void bind_gemm_kernels(pybind11::module_& family) {
     namespace py = pybind11;
     py::class_<GemmArgs>(family, "Call", py::module_local()).def(py::init(&make_gemm_args));
-    const auto with_body = [](const std::string& stage, const std::string& staging, auto f) {
-        const GemmConfig config{enum_named<GemmStaging>("staging", staging, kGemmStagingNames)};
+    const auto with_body = [](const std::string& stage, const std::string& staging, const GemmArgs& args, auto f) {
+        const GemmConfig config = gemm_config(staging, args.detail != 0);
         Gemm::with_kernels(config, [&]<class Kernels>(Kernels) {
             Kernels::with(enum_named<GemmStage>("stage", stage, kGemmStageNames),
                           [&]<class Body>() { f.template operator()<Body>(config); });
@@ -78,7 +84,7 @@ void bind_gemm_kernels(pybind11::module_& family) {
     };
     const auto grid = [with_body](const std::string& stage, const std::string& staging, const GemmArgs& args) {
         GemmGrid grid{};
-        with_body(stage, staging, [&]<class Body>(const GemmConfig& config) {
+        with_body(stage, staging, args, [&]<class Body>(const GemmConfig& config) {
             grid = Backend::template grid<Body>(config, args);
         });
         return py::make_tuple(grid.num_blocks, grid.num_warps);
@@ -91,7 +97,7 @@ void bind_gemm_kernels(pybind11::module_& family) {
                                  uint64_t descriptor,
                                  uint64_t stream,
                                  const typename Backend::Communicator* comm) {
-        with_body(stage, staging, [&]<class Body>(const GemmConfig& config) {
+        with_body(stage, staging, args, [&]<class Body>(const GemmConfig& config) {
             py::gil_scoped_release release;
             Backend::template run<Body>(config, args, GemmGrid{num_blocks, num_warps}, descriptor, stream, comm);
         });

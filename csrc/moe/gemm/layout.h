@@ -99,6 +99,7 @@ struct GemmArgs {
     char* middle_rows;             // X2_perm [M][intermediate] bf16
     char* result_rows;             // Y_perm [M][hidden] bf16
     char* out;                     // [num_tokens][hidden] bf16
+    uint32_t detail;               // every how many-th tile is on record step by step; 0: none
 
     TK_DEVICE uint32_t listed_expert(uint32_t listed) const { return expert_ids ? expert_ids[listed] : listed; }
     // The first row of an expert and the one behind its last, which in OffE is the first of the next expert.

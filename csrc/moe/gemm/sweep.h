@@ -51,6 +51,7 @@ struct SweepProduct<GemmStage::k4> {
 // ---- tiles ----
 
 struct TileWork {
+    uint32_t tile;
     uint32_t expert;
     uint32_t token_tile;  // of all experts
     uint32_t output_tile;
@@ -62,6 +63,7 @@ struct TileWork {
 // the first whose tiles end behind it, which passes over experts without tokens.
 TK_DEVICE TileWork find_tile(Warp& warp, const GemmArgs& args, uint32_t tile, uint32_t num_output_tiles) {
     TileWork work;
+    work.tile = tile;
     work.token_tile = tile / num_output_tiles;
     work.output_tile = tile - work.token_tile * num_output_tiles;
     const uint32_t listed = warp.sum_over(
@@ -101,8 +103,9 @@ TK_DEVICE void load_x(Warp& warp, const GemmArgs& args, const TileWork& work) {
 }
 
 // Sums of the 16 outputs from first_output on.
-template <class Product, GemmStaging kStaging>
+template <class Product, GemmStaging kStaging, class Rec>
 TK_DEVICE void sweep(Warp& warp,
+                     Rec& steps,
                      const GemmArgs& args,
                      uint32_t expert,
                      uint32_t first_output,
@@ -116,9 +119,9 @@ TK_DEVICE void sweep(Warp& warp,
     for (uint32_t path = 0; path < Product::kPaths; ++path) sums[path] = warp.lanes([](int) { return LaneSums{}; });
     const ChannelRow* x = warp.shared<SweepShared>().x();
     if constexpr (kStaging == GemmStaging::direct) {
-        sweep_direct(warp, weights, x, sums);
+        sweep_direct(warp, steps, weights, x, sums);
     } else {
-        sweep_pinned(warp, weights, x, sums);
+        sweep_pinned(warp, steps, weights, x, sums);
     }
 }
 
@@ -165,10 +168,11 @@ TK_DEVICE bool block_has_aborted(Warp& warp, const GemmArgs& args) {
     return seen != 0;
 }
 
-template <GemmStage kOwnStage, GemmStaging kStaging>
+template <GemmStage kOwnStage, GemmStaging kStaging, GemmDetail kDetail>
 struct GemmSweep {
     using Product = SweepProduct<kOwnStage>;
     using Args = GemmArgs;
+    using Untraced = GemmSweep<kOwnStage, kStaging, GemmDetail::parts>;
     static constexpr GemmStage kStage = kOwnStage;
     static constexpr uint32_t kNumWarps = GemmTile::kWarps;
     static constexpr uint32_t kMaxThreads = kNumWarps * static_cast<uint32_t>(kLanes);
@@ -211,12 +215,29 @@ private:
         PerLane<LaneSums> sums[Product::kPaths];
         {
             TK_RANGE(recorder, GemmEvent::sweep, work.expert, work.token_tile, work.output_tile, phase);
-            sweep<Product, kStaging>(warp, args, work.expert, first_output, sums);
+            sweep_in_detail(warp, recorder, args, work, first_output, sums);
         }
         {
             TK_RANGE(recorder, GemmEvent::epilogue, work.expert, work.token_tile, work.output_tile, phase);
             store_outputs<Product>(warp, args, work, first_output, sums);
         }
+    }
+
+    // sweep(), with its steps on record where the call wants those of this tile.
+    template <class Rec>
+    TK_DEVICE static void sweep_in_detail(Warp& warp,
+                                          Rec& recorder,
+                                          const GemmArgs& args,
+                                          const TileWork& work,
+                                          uint32_t first_output,
+                                          PerLane<LaneSums> (&sums)[Product::kPaths]) {
+        if constexpr (kDetail == GemmDetail::steps) {
+            if (work.tile % args.detail == 0) {
+                return sweep<Product, kStaging>(warp, recorder, args, work.expert, first_output, sums);
+            }
+        }
+        Recorder<false> no_steps({}, warp);
+        sweep<Product, kStaging>(warp, no_steps, args, work.expert, first_output, sums);
     }
 };
 

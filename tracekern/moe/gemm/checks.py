@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracekern.errors import BadInput
-from tracekern.moe.gemm.kernels import FACTS, STAGINGS
+from tracekern.moe.gemm.kernels import FACTS, MAX_DETAIL, STAGINGS
 from tracekern.moe.gemm.packing import DIVISOR, check_scales
 from tracekern.moe.shape import MAX_TOKENS, check_range, describe_tensor
 
@@ -131,3 +131,7 @@ def check_offsets(off_e: torch.Tensor, num_experts: int, num_rows: int, like: to
 def check_staging(staging: str) -> None:
     if staging not in STAGINGS:
         raise BadInput(f"staging is {staging!r}; wanted one of {', '.join(STAGINGS)}")
+
+
+def check_detail(detail: int) -> None:
+    check_range("detail", detail, 0, MAX_DETAIL)

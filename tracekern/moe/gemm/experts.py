@@ -33,19 +33,21 @@ class Int4Experts(Experts):
 
     w13: torch.Tensor
     w2: torch.Tensor
+    detail: int = 0
+    """Of every how many-th tile a capture gets each step; 0: of none."""
 
     @classmethod
-    def of(cls, w13: torch.Tensor, w2: torch.Tensor) -> Int4Experts:
+    def of(cls, w13: torch.Tensor, w2: torch.Tensor, detail: int = 0) -> Int4Experts:
         import torch
 
-        return cls(torch.ones(w13.shape[0], dtype=torch.float32, device=w13.device), w13, w2)
+        return cls(torch.ones(w13.shape[0], dtype=torch.float32, device=w13.device), w13, w2, detail)
 
     @property
     def intermediate(self) -> int:
         return int(self.w13.shape[2]) // 2
 
     def to(self, device: str) -> Int4Experts:
-        return Int4Experts(self.scale.to(device), self.w13.to(device), self.w2.to(device))
+        return Int4Experts(self.scale.to(device), self.w13.to(device), self.w2.to(device), self.detail)
 
     def apply(self, rows: torch.Tensor, expert: torch.Tensor) -> torch.Tensor:
         """Applies expert [n] to rows [n, hidden] bf16 on their device. Returns [n, hidden] bf16."""
@@ -84,7 +86,12 @@ class ExpertKernels:
         num_local = experts.w13.shape[0] // comm.group.num_ranks
         first = comm.group.rank * num_local
         self._sizes = Sizes(
-            num_local, num_local, experts.w2.shape[2], experts.intermediate, rows_per_expert=rows_per_expert
+            num_local,
+            num_local,
+            experts.w2.shape[2],
+            experts.intermediate,
+            rows_per_expert=rows_per_expert,
+            detail=experts.detail,
         )
         self._tensors = {
             "w13": experts.w13[first : first + num_local],
@@ -146,7 +153,7 @@ def has_place_for_experts(stages: Sequence[str]) -> bool:
     return any(stage.startswith("combine") for stage in stages)
 
 
-def draw_int4_experts(shape: MoeShape, intermediate: int) -> Int4Experts:
+def draw_int4_experts(shape: MoeShape, intermediate: int, detail: int = 0) -> Int4Experts:
     """Returns the experts of a run, the same for every seed: all numbers and places, results about as large as x."""
     import torch
 
@@ -158,7 +165,7 @@ def draw_int4_experts(shape: MoeShape, intermediate: int) -> Int4Experts:
         scale = torch.tensor(1 / (4.6 * (channels / 4) ** 0.5)).bfloat16().view(torch.int16)
         return torch.randint(0, 1 << 48, size, generator=generator) | int(scale) << 48
 
-    return Int4Experts.of(draw(shape.hidden, 2 * intermediate), draw(intermediate, shape.hidden))
+    return Int4Experts.of(draw(shape.hidden, 2 * intermediate), draw(intermediate, shape.hidden), detail)
 
 
 def tensor_bytes(shape: MoeShape, intermediate: int, has_regions: bool) -> int:
