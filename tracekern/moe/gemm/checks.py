@@ -137,7 +137,7 @@ def check_abort(abort: torch.Tensor | None, like: torch.Tensor) -> None:
 
 
 def check_inverse(inv: torch.Tensor, num_rows: int, like: torch.Tensor) -> None:
-    """Raises BadInput for rows of choices, [num_tokens, topk] int32, that are not there. Values on a GPU are not looked at."""
+    """Raises BadInput unless `inv` is [num_tokens, topk] int32, of rows that are there. A GPU's are not looked at."""
     import torch
 
     num_tokens, topk = inv.shape if inv.ndim == 2 else (-1, -1)
