@@ -114,7 +114,7 @@ def test_its_kernels_are_on_record(pools, tmp_path: Path, dtype):
 
 
 def regions(group: Group, dtype: str) -> list[str]:
-    """Rows behind the last of each region are NaN as received, and 3 before results. What was read or written of them."""
+    """Rows behind the last of a region are NaN as received, and 3 before results. What is wrong with results."""
     experts, batch, faults = draw_experts(), draw(group.rank), []
     num_bytes = Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, group.num_ranks, EXPERTS)
     with poisoned_memory():
