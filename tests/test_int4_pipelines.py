@@ -33,15 +33,17 @@ def draw_experts() -> Int4Experts:
     return Int4Experts.of(draw_words(EXPERTS, SIZE, 2 * SIZE, seed=3), draw_words(EXPERTS, SIZE, SIZE, seed=4))
 
 
-def draw(num_ranks: int, rank: int) -> Batch:
-    return draw_batch(shape_of(num_ranks), seed=1, rank=rank, iteration=0, routing="uniform", uneven=False)
+def draw(num_ranks: int, rank: int, num_tokens: int = TOKENS - 2) -> Batch:
+    batch = draw_batch(shape_of(num_ranks), seed=1, rank=rank, iteration=0, routing="uniform", uneven=False)
+    return Batch(batch.x[:num_tokens], batch.topk_idx[:num_tokens], batch.topk_weights[:num_tokens])
 
 
 def run(group: Group, variant: str, directory: str = "") -> tuple[torch.Tensor, torch.Tensor]:
-    """Two calls; (the second result, what it is to be)."""
+    """Two calls, of which the first leaves NaN in all rows; (the second result, what it is to be)."""
     shape, experts, batch = shape_of(group.num_ranks), draw_experts(), draw(group.num_ranks, group.rank)
     pipeline = P2PPipeline(group, shape, variant, num_blocks=2, warps_per_block=2)
-    pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts)
+    longer = draw(group.num_ranks, group.rank, TOKENS)
+    pipeline(torch.full_like(longer.x, torch.nan), longer.topk_idx, longer.topk_weights, experts)
     if directory:
         with tracekern.capture(directory, device=pipeline.comm.device) as capture:
             out = pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts, capture=capture)

@@ -364,6 +364,18 @@ REFUSED = {
         lambda: k4(draw_rows(4, 128), offsets_of([5, 0, 0, 0]), small_layer().w2),
         "off_e does not rise",
     ),
+    "abort": (
+        lambda: k4(draw_rows(4, 128), offsets_of([4, 0, 0, 0]), small_layer().w2, abort=torch.zeros(1)),
+        r"abort is torch.float32 \[1\]; wanted torch.int32 \[1\]",
+    ),
+    "rows of choices": (
+        lambda: unpermute(draw_rows(4, 128), torch.full((2, 1), 4, dtype=torch.int32), torch.ones(2, 1)),
+        "inv has rows 4 to 4; wanted -1 .none. or 0 to 3",
+    ),
+    "shape of inv": (
+        lambda: unpermute(draw_rows(4, 128), torch.zeros(4, dtype=torch.int32), torch.ones(4)),
+        r"inv is torch.int32 \[4\]",
+    ),
     "not one of four": (lambda: pack_w2(torch.ones(1, 128, 128), exact=True), "expert 0, row 0, channel 1 does not"),
     "weights": (lambda: pack_w2(torch.full((1, 128, 128), float("inf"))), "weights with NaN or infinity"),
     "size": (lambda: pack_w13(torch.ones(1, 64, 128), torch.ones(1, 64, 128)), "wanted multiples of 128"),

@@ -38,8 +38,8 @@ inline GemmArgs make_gemm_args(pybind11::kwargs given) {
     args.w13 = reinterpret_cast<const PackedPair*>(address("w13"));
     args.w2 = reinterpret_cast<const PackedPair*>(address("w2"));
     args.expert_offset = reinterpret_cast<uint32_t*>(address("expert_offset"));
-    args.expert_count = reinterpret_cast<const uint32_t*>(address("expert_count"));
-    args.offset_stride = args.expert_count ? 2 : 1;
+    args.row_counts = reinterpret_cast<const uint32_t*>(address("row_counts"));
+    args.offset_stride = args.row_counts ? 2 : 1;
     args.tile_end = reinterpret_cast<uint32_t*>(address("tile_end"));
     args.inverse = reinterpret_cast<int32_t*>(address("inverse"));
     args.x_rows = address("x_rows");

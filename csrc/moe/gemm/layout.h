@@ -82,24 +82,24 @@ struct GemmArgs {
     uint32_t num_listed;  // experts that this call computes
     uint32_t hidden;
     uint32_t intermediate;
-    uint32_t rows_per_expert;      // of a region
-    uint32_t offset_stride;        // of expert_offset: 1 where rows are packed, 2 of regions
-    const uint32_t* expert_ids;    // Eids [num_listed]; nullptr: all of them
-    const uint32_t* abort;         // not 0: K2 and K4 return at once; nullptr: there is none
-    const char* x;                 // [num_tokens][hidden] bf16
-    const int32_t* topk_ids;       // [num_tokens][topk]
-    const float* topk_weights;     // [num_tokens][topk]
-    const PackedPair* w13;         // [num_experts][hidden / 64][2 * intermediate]: gate rows, then up rows
-    const PackedPair* w2;          // [num_experts][intermediate / 64][hidden]
-    uint32_t* expert_offset;       // OffE [num_experts + 1]: the first row of each expert; of regions [num_experts][2]
-    const uint32_t* expert_count;  // [num_experts]: the rows of each region, its first ones; nullptr: rows are packed
-    uint32_t* tile_end;            // TileEnd [num_listed + 1]: token tiles of the experts before this one
-    int32_t* inverse;              // Inv [num_tokens][topk]: the row, -1 for none
-    char* x_rows;                  // X_perm [M][hidden] bf16
-    char* middle_rows;             // X2_perm [M][intermediate] bf16
-    char* result_rows;             // Y_perm [M][hidden] bf16
-    char* out;                     // [num_tokens][hidden] bf16
-    uint32_t detail;               // every how many-th tile is on record step by step; 0: none
+    uint32_t rows_per_expert;    // of a region
+    uint32_t offset_stride;      // of expert_offset: 1 where rows are packed, 2 of regions
+    const uint32_t* expert_ids;  // Eids [num_listed]; nullptr: all of them
+    const uint32_t* abort;       // not 0: K2 and K4 return at once; nullptr: there is none
+    const char* x;               // [num_tokens][hidden] bf16
+    const int32_t* topk_ids;     // [num_tokens][topk]
+    const float* topk_weights;   // [num_tokens][topk]
+    const PackedPair* w13;       // [num_experts][hidden / 64][2 * intermediate]: gate rows, then up rows
+    const PackedPair* w2;        // [num_experts][intermediate / 64][hidden]
+    uint32_t* expert_offset;     // OffE [num_experts + 1]: the first row of each expert; of regions [num_experts][2]
+    const uint32_t* row_counts;  // [num_experts]: the rows of each region, its first ones; nullptr: rows are packed
+    uint32_t* tile_end;          // TileEnd [num_listed + 1]: token tiles of the experts before this one
+    int32_t* inverse;            // Inv [num_tokens][topk]: the row, -1 for none
+    char* x_rows;                // X_perm [M][hidden] bf16
+    char* middle_rows;           // X2_perm [M][intermediate] bf16
+    char* result_rows;           // Y_perm [M][hidden] bf16
+    char* out;                   // [num_tokens][hidden] bf16
+    uint32_t detail;             // every how many-th tile is on record step by step; 0: none
 
     TK_DEVICE uint32_t listed_expert(uint32_t listed) const { return expert_ids ? expert_ids[listed] : listed; }
     // The first row of an expert and the one behind its last, which in OffE is the first of the next expert.

@@ -44,7 +44,7 @@ class Int4Experts(Experts):
 
     @property
     def intermediate(self) -> int:
-        return int(self.w13.shape[2]) // 2
+        return int(self.w13.shape[2]) // 2 if self.w13.ndim == 4 else 0
 
     def to(self, device: str) -> Int4Experts:
         return Int4Experts(self.scale.to(device), self.w13.to(device), self.w2.to(device), self.detail)

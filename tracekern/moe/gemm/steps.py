@@ -135,10 +135,9 @@ def unpermute(
     import torch
 
     checks.check_rows("y_perm", y_perm)
+    checks.check_inverse(inv, y_perm.shape[0], y_perm)
     num_tokens, topk = inv.shape
-    checks.check("inv", inv, torch.int32, (num_tokens, topk), y_perm)
     checks.check("topk_ws", topk_ws, torch.float32, (num_tokens, topk), y_perm)
-    check_range("top-k", topk, 1, checks.MAX_TOPK)
     out = y_perm.new_empty((num_tokens, y_perm.shape[1]))
     tensors = {"inverse": inv, "topk_weights": topk_ws, "result_rows": y_perm, "out": out}
     sizes = Sizes(1, 1, hidden=y_perm.shape[1], num_tokens=num_tokens, topk=topk)
@@ -163,6 +162,7 @@ def _multiply(
     checks.check_detail(detail)
     checks.check_offsets(off_e, num_experts, rows.shape[0], rows)
     checks.check_eids(eids, num_experts, rows)
+    checks.check_abort(tensors["abort"], rows)
     num_listed = num_experts if eids is None else eids.numel()
     tensors |= {"expert_ids": eids, "expert_offset": off_e, "tile_end": off_e.new_empty(num_listed + 1)}
     sizes = Sizes(num_experts, num_listed, *hidden_and_intermediate, detail=detail)

@@ -112,7 +112,7 @@ class Kernels:
             self._expert_kernels.add_to(self._launches)
         tensors = dispatched.tensors
         self._expert_kernels.use(
-            expert_count=_address(tensors["packed_recv_count"]),
+            row_counts=_address(tensors["packed_recv_count"]),
             x_rows=_address(rows if dispatched.use_fp8 else tensors["packed_recv_x"]),  # results replace the former
             result_rows=_address(rows),
         )
