@@ -67,7 +67,8 @@ struct DirectGroup {
 };
 
 // The products with kAhead groups from `first` on, while those behind them are loaded; or with those that are left. A
-// round with groups behind it has no branch, so that a group is decoded while another is multiplied.
+// round before that has no branch, so that a group is decoded while another is multiplied: where no group is left it
+// loads the last one again, but not where steps are on record.
 template <bool kIsLast, uint32_t kPaths, uint32_t kAhead, class Rec>
 TK_DEVICE void multiply_round(Warp& warp,
                               Rec& steps,
@@ -83,7 +84,8 @@ TK_DEVICE void multiply_round(Warp& warp,
         ahead[i].make_metadata(warp, steps, group);
         multiply_half<0>(warp, steps, x + group * kChannelsPerGroup, ahead[i], group, sums);
         multiply_half<1>(warp, steps, x + group * kChannelsPerGroup, ahead[i], group, sums);
-        if (!kIsLast || next < weights.num_groups) ahead[i].load(warp, steps, weights, next);
+        if (kIsLast || (Rec::kTraced && next >= weights.num_groups)) continue;
+        ahead[i].load(warp, steps, weights, next < weights.num_groups ? next : weights.num_groups - 1);
     }
 }
 
@@ -99,15 +101,12 @@ TK_DEVICE void sweep_direct(
     for (uint32_t i = 0; i < kAhead; ++i) {
         if (i < weights.num_groups) ahead[i].load(warp, steps, weights, i);
     }
-    uint32_t first = 0;
+    const uint32_t num_whole = weights.num_groups / kAhead * kAhead;
     TK_NO_UNROLL
-    for (; first + 2 * kAhead <= weights.num_groups; first += kAhead) {
+    for (uint32_t first = 0; first < num_whole; first += kAhead) {
         multiply_round<false>(warp, steps, weights, x, first, ahead, sums);
     }
-    TK_NO_UNROLL
-    for (; first < weights.num_groups; first += kAhead) {
-        multiply_round<true>(warp, steps, weights, x, first, ahead, sums);
-    }
+    multiply_round<true>(warp, steps, weights, x, num_whole, ahead, sums);
 }
 
 }  // namespace tracekern
