@@ -67,6 +67,8 @@ def staging(timeline: Timeline) -> Staging | None:
     events = [event for event in rows_by_event(timeline) if event.is_work]
     sweeps = [event for event in events if event.about.name == _SWEEP and event.has("expert")]
     steps = [event for event in events if event.about.name in _STEPS and event.has("group")]
+    if not sweeps or not steps:
+        return None
     spans = timeline.spans
     row, name, number = join_columns((*_columns(timeline, sweeps, "expert"), *_columns(timeline, steps, "group")), 3)
     order = np.lexsort((name, spans.start[row], spans.track[row]))  # a sweep, then its steps, a `stage` first
@@ -74,7 +76,7 @@ def staging(timeline: Timeline) -> Staging | None:
     is_sweep = name == _NAMES.index(_SWEEP)
     sweep_row, expert = row[is_sweep], number[is_sweep]
     last = np.cumsum(is_sweep) - 1  # the sweep that began last, on whatever track
-    outer = sweep_row[last] if len(sweep_row) else row
+    outer = sweep_row[last]
     is_inside = ~is_sweep & (last >= 0) & (spans.track[row] == spans.track[outer])
     is_inside &= spans.end[row] <= spans.end[outer]
     if not is_inside.any():
