@@ -27,6 +27,9 @@ pytestmark = pytest.mark.compilers
 SOURCES = sorted(CSRC.rglob("kernels.cu"))
 IDS = [str(path.relative_to(CSRC)) for path in SOURCES]
 PROBE = CSRC / "trace" / "kernels.cu"
+# Blocks of 1,024 threads have 64 registers a thread: 10 to 16 numbers of these bodies are in memory. They are there for
+# looking at short spans, and no call is timed by them.
+SPILLING = {"low_latency_dispatch_bf16_cycles", "low_latency_dispatch_fp8_cycles"}
 
 # Kernel without variant, number type and recorder -> does it raise flags that guard a payload? Does it wait for flags?
 SIGNALS = {
@@ -120,7 +123,8 @@ def assert_no_stack_and_no_spills(cubin: Path) -> None:
     kernels = re.findall(r"Compiling entry function '(\w+)'", log)
     assert kernels
     assert set(kernels) <= {name for name, *_ in frames}
-    assert [frame for frame in frames if frame[1:] != ("0", "0", "0")] == []
+    spilling = {readable(name) for name, *numbers in frames if numbers != ["0", "0", "0"]}
+    assert spilling <= SPILLING
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=IDS)
@@ -253,8 +257,9 @@ def test_amd_touches_no_scratch_and_calls_nothing(source, target):
     assert re.findall(r"\b(?:scratch_(?:load|store)|buffer_(?:load|store)|s_swappc)\w*", text) == []
     spills = re.findall(r"\.symbol: +(\w+)\.kd\n(?:.+\n)*? +\.vgpr_spill_count: (\d+)", text)
     assert len(spills) == text.count(".vgpr_spill_count:")
-    # To other registers: K2 with its steps, whose product in plain arithmetic takes them all.
-    assert {readable(symbol) for symbol, count in spills if count != "0"} <= {"gemm_k2_pinned_steps_span"}
+    # To other registers: sweeps on record, whose product in plain arithmetic takes them all.
+    spilling = {readable(symbol) for symbol, count in spills if count != "0"}
+    assert [name for name in spilling if name.endswith("_off") or not name.startswith(("gemm_k2", "gemm_k4"))] == []
 
 
 # What a release and an acquire of a 64-bit flag look like, in this order with nothing but arithmetic in between: caches

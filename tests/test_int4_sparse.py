@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 import subprocess
 import sys
@@ -414,10 +413,7 @@ def test_the_python_of_the_page_runs(tmp_path: Path):
     assert [launch.name for launch in tracekern.load(tmp_path / "int4-capture").launches] == list(STAGES)
 
 
-def test_the_page_names_the_events_and_limits_that_there_are():
-    table = json.loads(FACTS.event_table())
-    told = re.findall(r"^\| `(\w+)` \| (?:a|each) warp", PAGE, flags=re.MULTILINE)
-    assert told == [event["name"] for event in table["events"]]
+def test_the_page_names_the_limit_that_there_is():
     (most,) = re.findall(r"\(([\d,]+) channels on an H100\)", PAGE)
     channels = int(most.replace(",", ""))
     assert FACTS.shared_bytes(channels) <= MAX_SHARED_BYTES < FACTS.shared_bytes(channels + 128)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +16,7 @@ from int4_experts import draw_layer, draw_rows, draw_words, offsets_of
 import tracekern
 from tracekern.errors import BadInput
 from tracekern.moe.gemm import fused_moe_apply, k2, k4
-from tracekern.moe.gemm.kernels import STAGINGS
+from tracekern.moe.gemm.kernels import FACTS, STAGINGS
 from tracekern.timeline.model import Timeline
 
 CHANNELS, OUTPUTS = 384, 256
@@ -164,3 +168,39 @@ def test_a_run_refuses_what_it_cannot_record(command_line, changes, told):
     assert done.returncode == 2
     assert told in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+# ---- the page ----
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGE, PICTURE = (DOCS / "int4_trace.md").read_text(), DOCS / "int4_steps.svg"
+
+
+def test_the_page_names_the_events_that_there_are():
+    told = re.findall(r"^\| `(\w+)` \| (?:a|each) warp", PAGE, flags=re.MULTILINE)
+    assert told == [event["name"] for event in json.loads(FACTS.event_table())["events"]]
+
+
+def test_the_python_of_the_page_records_steps_and_its_commands_show_them(tmp_path: Path):
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120)
+    timeline = tracekern.load(tmp_path / "k2-capture")
+    assert sum(len(timeline.rows_of(name)) for name in STEPS) == 8 * 13 * 1024 // 64
+    (report,) = re.findall(r"^ {4}tracekern (report .*)$", PAGE, flags=re.MULTILINE)
+    subprocess.run([sys.executable, "-m", "tracekern", *report.split()], cwd=tmp_path, check=True, timeout=120)
+    assert 'id="staging"' in (tmp_path / "k2.html").read_text()
+
+
+def test_the_page_says_how_many_steps_a_sweep_has():
+    (steps,) = re.findall(r"A sweep of K2 at the reference size has ([\d,]+) steps with `pinned`", PAGE)
+    assert int(steps.replace(",", "")) == len(pinned_cadence(2)) // GROUPS * 7168 // 64
+
+
+def test_the_picture_of_the_page_is_drawn_from_a_capture(tmp_path: Path):
+    (command,) = re.findall(r"^ {4}python (benchmarks/int4_timeline\.py .*)$", PAGE, flags=re.MULTILINE)
+    script, *words = command.split()
+    subprocess.run([sys.executable, DOCS.parent / script, *words], cwd=tmp_path, check=True, timeout=120)
+    drawn, kept = (re.findall(r">([\d.]+)</text>", path.read_text()) for path in (tmp_path / "int4_steps.svg", PICTURE))
+    # The contract's panel comes first, and has no times; elsewhere what is narrow has no label.
+    assert drawn[:21] == kept[:21]
+    assert {"0", "1", "2", "0.0", "0.1", "1.0", "1.1", "2.0", "2.1"} == set(drawn[:21])

@@ -140,9 +140,7 @@ def moe(
     late_rank: Annotated[int, typer.Option(help="A rank whose calls begin late; -1: none.")] = -1,
     late_us: Annotated[int, typer.Option(help="How much later they begin.")] = 300,
     torch_profiler: _TorchProfiler = False,
-    backend: Annotated[
-        str, typer.Option(help="Where the kernels run: cpu, cuda, or auto: on GPUs if the ranks have room there.")
-    ] = "auto",
+    backend: Annotated[str, typer.Option(help="cpu, cuda, or auto: on GPUs if the ranks have room there.")] = "auto",
     limit_s: Annotated[int, typer.Option(help="Seconds without progress in any phase that end the run.")] = 60,
     as_json: options.Json = False,
 ) -> None:

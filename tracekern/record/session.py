@@ -111,13 +111,10 @@ def capture(
 
     Args:
         path: The directory. Dumps of an earlier run in it are replaced.
-        records_per_track: Room of each track, in records: one a span, two in a flight recorder and with
-            clock="cycles". "auto" takes what `counting()` found and a quarter more, 1024 where nothing was counted, and
-            256 for a flight recorder.
-        keep: Which records of a full track stay: the "first", or the "last" for a flight recorder, which also gives
-            up its oldest launches when `max_bytes` is used up.
-        clock: Where records get their times: the "realtime" clock, which goes in steps of 32 ns on NVIDIA GPUs, or the
-            core's counter of "cycles", which tells spans of a few ns apart. docs/clocks.md says how right they are.
+        records_per_track: Room of each track: one record a span, two in a flight recorder or in cycles. "auto" takes
+            what `counting()` found and a quarter more, 1024 where nothing was counted, and 256 for a flight recorder.
+        keep: Which records of a full track stay; "last" is a flight recorder, which also gives up its oldest launches.
+        clock: "cycles" takes times from the core's counter, which tells spans of a few ns apart: see docs/clocks.md.
         blocks: Record only these blocks.
         roles: Record only warps of these roles. An empty list selects none.
         events: Record only these events. An empty list selects none.
