@@ -87,8 +87,6 @@ class Pipeline:
         self._native = _make_native(family, self.comm, backend, {**sizes, **kind, **grid, **on_cpu})
         self._launches = Launches(self.comm, facts.event_table(), facts.roles, num_blocks, warps_per_block)
         self._expert_kernels: ExpertKernels | None = None
-        self.detail = 0
-        """Of every how many-th tile of int4 experts each step is recorded; 0: none. Set before the first call."""
         self.comm.on_reset(self._native.reset)
         group.barrier()
 
@@ -153,8 +151,7 @@ class Pipeline:
             return self.stages
         stages = ExpertKernels.stages_within(self.stages)
         if self._expert_kernels is None or self._expert_kernels.experts is not experts:
-            place = self._native.expert_input
-            self._expert_kernels = ExpertKernels(self.comm, experts, self.shape, place, self.detail)
+            self._expert_kernels = ExpertKernels(self.comm, experts, self.shape, self._native.expert_input)
             self._expert_kernels.add_to(self._launches)
         return stages
 

@@ -146,7 +146,9 @@ class MoeRun:
 
     def draw_experts(self) -> Experts:
         """Returns the experts of all ranks."""
-        return draw_int4_experts(self.shape, self.intermediate) if self.has_int4_experts else draw_experts(self.shape)
+        if self.has_int4_experts:
+            return draw_int4_experts(self.shape, self.intermediate, self.detail)
+        return draw_experts(self.shape)
 
     @property
     def workload(self) -> dict[str, Any]:

@@ -190,7 +190,6 @@ def _prepare(options: MoeRun, group: Group, backend: str) -> tuple[Call, Communi
             **options.family_options,
         )
         pipeline.late_us = options.late_us if group.rank == options.late_rank else 0
-        pipeline.detail = options.detail
 
         def call(batch: Batch, capture: Capture | None) -> torch.Tensor:
             out = pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts, capture=capture)

@@ -34,19 +34,21 @@ class Int4Experts(Experts):
 
     w13: torch.Tensor
     w2: torch.Tensor
+    detail: int = 0
+    """A capture gets every how many-th tile of theirs step by step; 0: none."""
 
     @classmethod
-    def of(cls, w13: torch.Tensor, w2: torch.Tensor) -> Int4Experts:
+    def of(cls, w13: torch.Tensor, w2: torch.Tensor, detail: int = 0) -> Int4Experts:
         import torch
 
-        return cls(torch.ones(w13.shape[0], dtype=torch.float32, device=w13.device), w13, w2)
+        return cls(torch.ones(w13.shape[0], dtype=torch.float32, device=w13.device), w13, w2, detail)
 
     @property
     def intermediate(self) -> int:
         return int(self.w13.shape[2]) // 2
 
     def to(self, device: str) -> Int4Experts:
-        return Int4Experts(self.scale.to(device), self.w13.to(device), self.w2.to(device))
+        return Int4Experts(self.scale.to(device), self.w13.to(device), self.w2.to(device), self.detail)
 
     def apply(self, rows: torch.Tensor, expert: torch.Tensor) -> torch.Tensor:
         """Applies expert [n] to rows [n, hidden] bf16 on their device. Returns [n, hidden] bf16."""
@@ -63,6 +65,7 @@ class Int4Experts(Experts):
         super().check(comm, shape)
         if shape.dtype != "bf16":
             raise BadInput(f"dtype is {shape.dtype}; int4 experts take bf16")
+        checks.check_detail(self.detail)
         checks.check_size("hidden", shape.hidden)
         checks.check_size("intermediate", self.intermediate)
         checks.check_device(self.scale, max(shape.hidden, self.intermediate))
@@ -76,12 +79,9 @@ class ExpertKernels:
     STAGES = ("tiles", "k2", "k4")
 
     def __init__(
-        self, comm: Communicator, experts: Int4Experts, shape: MoeShape, expert_input: tuple[int, int], detail: int
+        self, comm: Communicator, experts: Int4Experts, shape: MoeShape, expert_input: tuple[int, int]
     ) -> None:
-        """expert_input: addresses of the first row of each local expert, and of the rows, which results replace.
-
-        detail: of every how many-th tile each step is on record; 0: of none.
-        """
+        """expert_input: addresses of the first row of each local expert, and of the rows, which results replace."""
         import torch
 
         self.experts = experts
@@ -103,7 +103,7 @@ class ExpertKernels:
             "result_rows": rows,
             "abort": comm.native.heap_addresses[comm.group.rank],  # HeapControl begins with it
         }
-        sizes = Sizes(num_local, num_local, shape.hidden, experts.intermediate, detail=detail)
+        sizes = Sizes(num_local, num_local, shape.hidden, experts.intermediate, detail=experts.detail)
         self._call = make_call(self._native, sizes, self._tensors, places)
         with comm.device.active():
             self._grids = {stage: self._native.grid(stage, "direct", self._call) for stage in self.STAGES}
@@ -137,7 +137,7 @@ class ExpertKernels:
         return (*own[:at], *cls.STAGES, *own[at:])
 
 
-def draw_int4_experts(shape: MoeShape, intermediate: int) -> Int4Experts:
+def draw_int4_experts(shape: MoeShape, intermediate: int, detail: int = 0) -> Int4Experts:
     """Returns the experts of a run, the same for every seed: all numbers and places, results about as large as x."""
     import torch
 
@@ -149,7 +149,7 @@ def draw_int4_experts(shape: MoeShape, intermediate: int) -> Int4Experts:
         scale = torch.tensor(1 / (4.6 * (channels / 4) ** 0.5)).bfloat16().view(torch.int16)
         return torch.randint(0, 1 << 48, size, generator=generator) | int(scale) << 48
 
-    return Int4Experts.of(draw(shape.hidden, 2 * intermediate), draw(intermediate, shape.hidden))
+    return Int4Experts.of(draw(shape.hidden, 2 * intermediate), draw(intermediate, shape.hidden), detail)
 
 
 def tensor_bytes(shape: MoeShape, intermediate: int) -> int:
