@@ -19,7 +19,7 @@ from tracekern.moe.gemm import fused_moe_apply, k2, k4
 from tracekern.moe.gemm.kernels import FACTS, STAGINGS
 from tracekern.timeline.model import Timeline
 
-CHANNELS, OUTPUTS = 384, 256
+CHANNELS, OUTPUTS = 512, 256
 GROUPS = CHANNELS // 64
 STEPS = ("stage", "park", "load_b", "decode", "multiply")
 KERNELS = {"k2": (k2, 2), "k4": (k4, 1)}
@@ -79,12 +79,13 @@ def pinned_cadence(paths: int) -> list[Step]:
 
 
 def direct_cadence(paths: int) -> list[Step]:
-    """Four groups ahead; a group's place is filled again as soon as it was multiplied."""
-    steps: list[Step] = [("stage", group, 0, 0) for group in range(4)]
+    """K2 three groups ahead, K4 two: a group's place is filled again as soon as it was multiplied."""
+    ahead = paths + 1
+    steps: list[Step] = [("stage", group, 0, 0) for group in range(ahead)]
     for group in range(GROUPS):
         steps.append(("park", group, 0, 0))
         steps += multiply_half(group, 0, paths) + multiply_half(group, 1, paths)
-        steps += [("stage", group + 4, 0, 0)] if group + 4 < GROUPS else []
+        steps += [("stage", group + ahead, 0, 0)] if group + ahead < GROUPS else []
     return steps
 
 
