@@ -1,9 +1,9 @@
 """Whom does the report name when a rank's host is late, or a link is busy with something else?
 
-    python benchmarks/disturbed.py [--ranks 2] [--calls 30]
+    python benchmarks/disturbed.py [--ranks 2] [--calls 12]
     python benchmarks/disturbed.py --ranks 8 --resident      # all of them side by side on one GPU: a rehearsal
 
-The balanced pipeline runs on all ranks, 1,024 tokens each, once for each disturbance: none; the host of the last rank
+The balanced pipeline runs on all ranks, 256 tokens each, once for each disturbance: none; the host of the last rank
 sleeps 300 us before each call; rank 0 copies to the GPU of rank 1 without end in another stream. Prints the median time
 of a call on the device and what `tracekern report` says first of the capture.
 """
@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import Table, require_gpus, write_results
 from ranks import Row, placement, print_row, run_ranks, this_rank
 
-SHAPE = {"max_tokens": 1024, "num_experts": 64, "topk": 8, "hidden": 7168, "dtype": "bf16"}
+SHAPE = {"max_tokens": 256, "num_experts": 64, "topk": 8, "hidden": 7168, "dtype": "bf16"}
 DISTURBANCES = ("none", "late host", "busy link")
 LATE_S = 300e-6
 COPY_BYTES = 64 << 20
@@ -34,7 +34,7 @@ WARM_UP = 3
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--calls", type=int, default=30, help="recorded calls of each disturbance")
+    parser.add_argument("--calls", type=int, default=12, help="recorded calls of each disturbance")
     parser.add_argument("--resident", action="store_true", help="all ranks in one process, side by side on one GPU")
     options = parser.parse_args()
     require_gpus(1 if options.resident else options.ranks)

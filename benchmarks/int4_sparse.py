@@ -16,6 +16,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ def main() -> int:
     parser.add_argument("--experts", type=int, nargs="+", default=[48, 128])
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64], help="of each expert")
     parser.add_argument("--calls", type=int, default=30, help="timed pairs")
+    parser.add_argument("--detail", type=int, default=0, help="traced: record the steps of every so many-th tile")
+    parser.add_argument("--clock", choices=("realtime", "cycles"), default="realtime", help="traced: of the records")
     options = parser.parse_args()
     require_gpus(1)
     rows = [row for experts in options.experts for row in measure(experts, options)]
@@ -75,7 +78,7 @@ def measure(experts: int, options: argparse.Namespace) -> Iterator[Row]:
             for staging in STAGINGS:
                 of_kernel = OneKernel(kernel, staging, weights, tokens)
                 about = {"kernel": kernel, "experts": experts, "tokens": tokens, "staging": staging}
-                yield {**about, "read_us": read_us, **of_kernel.measure(options.calls)}
+                yield {**about, "read_us": read_us, **of_kernel.measure(options)}
 
 
 def draw_weights(kernel: str, experts: int) -> Any:
@@ -130,16 +133,17 @@ class OneKernel:
         device = self.tensors["x_rows"].device
         launch((stage,), self.sizes, self.tensors, device=device, staging=self.staging, capture=session)
 
-    def measure(self, calls: int) -> Row:
+    def measure(self, options: argparse.Namespace) -> Row:
         """Pairs of untraced and traced launches under one capture."""
         from tracekern.record.session import capture
 
-        how = {"device": "cuda", "clocks": False, "sink": "device", "max_bytes": 1 << 30}
+        how = {"device": "cuda", "clocks": False, "clock": options.clock, "sink": "device", "max_bytes": 1 << 30}
+        self.sizes = replace(self.sizes, detail=options.detail)  # of launches that are on record
         with tempfile.TemporaryDirectory() as directory, capture(directory, **how) as session:
             with session.counting():
                 timed_us(lambda: self._launch(self.kernel, session))
             pairs = []
-            for _ in range(WARM_UP + calls):
+            for _ in range(WARM_UP + options.calls):
                 off_us = timed_us(lambda: self._launch(self.kernel, None))
                 pairs.append((off_us, timed_us(lambda: self._launch(self.kernel, session))))
             unrecorded = int(session.segment.header["launches_refused"])

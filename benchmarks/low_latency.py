@@ -107,7 +107,7 @@ class Calls:
         events[0].record()
         dispatched = buffer.low_latency_dispatch(batch.x, batch.topk_idx, self.most, self.num_experts, capture=session)
         events[1].record()
-        buffer.scale_experts(dispatched[2], self.experts, self.rows)
+        buffer.apply_experts(dispatched[2], self.experts, self.rows)
         events[2].record()
         buffer.low_latency_combine(
             self.rows, batch.topk_idx, batch.topk_weights, dispatched[2], out=self.out, capture=session

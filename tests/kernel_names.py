@@ -35,7 +35,13 @@ def readable(symbol: str) -> str:
     variant = [
         variants[int(choice.rpartition(")")[2])] for choice in choices if "Variant)" in choice or "Staging)" in choice
     ]
+    variant += ["steps"] if any(choice.endswith("Detail)1") for choice in choices) else []
     number = [_NUMBERS[choice] for choice in choices if choice in _NUMBERS]
     number += [_MESSAGES[choice] for choice in choices if choice in _MESSAGES]
     recorder = _FORMATS[int(found["format"])] if found["traced"] == "true" else "off"
     return "_".join([words, *variant, *number, recorder])
+
+
+def untraced(name: str) -> str:
+    """The kernel that runs where this one's records are not wanted; one of steps is there for them alone."""
+    return name.rsplit("_", 1)[0].removesuffix("_steps") + "_off"

@@ -41,7 +41,7 @@ class Work:
     def call(self, batch: Batch, number: int, out: torch.Tensor | None = None) -> torch.Tensor:
         dispatched = self.buffer.low_latency_dispatch(batch.x, batch.topk_idx, TOKENS, self.shape.num_experts)
         handle, rows = dispatched[2], self.rows[number % 2]
-        self.buffer.scale_experts(handle, self.scale, rows)
+        self.buffer.apply_experts(handle, self.scale, rows)
         return self.buffer.low_latency_combine(rows, batch.topk_idx, batch.topk_weights, handle, out=out)[0]
 
     def wanted(self, batch: Batch) -> torch.Tensor:

@@ -21,7 +21,8 @@ import torch
 from low_latency_check import Received, find_faults, same_bits
 
 from tracekern.comm.group import Group
-from tracekern.moe.experts import draw_experts
+from tracekern.moe.experts import Experts, draw_experts
+from tracekern.moe.gemm.experts import draw_int4_experts
 from tracekern.moe.low_latency import Buffer
 from tracekern.moe.low_latency.handle import Handle
 from tracekern.moe.low_latency.reference import low_latency_reference
@@ -34,6 +35,10 @@ MAX_RESIDENT_EXPERTS = 200
 NUM_PAIRS = 3
 """Pairs of dispatches of a case."""
 HIDDEN = {"cuda": (512, 640, 1024, 2048, 7168, 8192), "cpu": (512, 640, 1024, 7168, 8192)}
+INTERMEDIATE = 128
+"""Of int4 experts."""
+MAX_INT4_NUMBERS = {"cuda": 1 << 40, "cpu": 1 << 16}
+"""Of the rows that int4 experts see in a call: the CPU backend emulates each multiplication."""
 TOKENS = {"cuda": (1, 2, 7, 33, 128, 200), "cpu": (1, 2, 7, 16)}
 
 
@@ -49,6 +54,7 @@ class Case:
     grid: dict[str, int]
     orders: tuple[str, ...]
     """How each pair of dispatches is run."""
+    has_int4_experts: bool
 
     @classmethod
     def draw(cls, index: int, seed: int, ranks: int, backend: str, num_residents: int) -> Case:
@@ -69,7 +75,11 @@ class Case:
             draw.choice(["any expert", "any expert", "one rank", "few experts"]),
             {"num_max_warp_groups": draw.choice([0, 0, 20, 24])} if backend == "cuda" and experts < 64 else {},
             tuple(draw.choice(["fused", "hooks", "two", "two hooks", "swapped"]) for _ in range(NUM_PAIRS)),
+            hidden % 128 == 0 and ranks * tokens * topk * hidden <= MAX_INT4_NUMBERS[backend] and draw.random() < 0.5,
         )
+
+    def draw_experts(self) -> Experts:
+        return draw_int4_experts(self.shape, INTERMEDIATE) if self.has_int4_experts else draw_experts(self.shape)
 
 
 def draw_batch(case: Case, seed: int, rank: int, call: int) -> Batch:
@@ -114,7 +124,7 @@ class Work:
         self.layout = (shape.max_tokens, shape.hidden, shape.num_experts)
         num_bytes = Buffer.get_low_latency_rdma_size_hint(*self.layout[:2], shape.num_ranks, shape.num_experts)
         self.buffer = Buffer(group, num_rdma_bytes=num_bytes, backend=backend, timeout_s=20.0, **case.grid)
-        self.experts = draw_experts(shape).to(backend)
+        self.experts = case.draw_experts().to(backend)
         size = (shape.num_local_experts, shape.num_ranks * shape.max_tokens, shape.hidden)
         self.calls = [
             Call(
@@ -140,7 +150,7 @@ class Work:
         if call.hook:
             call.hook()
         assert call.handle is not None
-        self.buffer.scale_experts(call.handle, self.experts, call.rows)
+        self.buffer.apply_experts(call.handle, self.experts, call.rows)
         call.out, _, hook = self.buffer.low_latency_combine(
             call.rows, call.batch.topk_idx, call.batch.topk_weights, call.handle, return_recv_hook=with_hook
         )
@@ -169,9 +179,11 @@ class Work:
             assert call.out is not None
             received = Received.of(*call.recv, call.handle)
             found = find_faults(received, self.group.rank, batches, self.case.shape.num_experts)
-            own = batches[self.group.rank]
-            wanted = low_latency_reference(own, draw_experts(self.case.shape), self.case.use_fp8)
-            if not same_bits(call.out.cpu(), wanted):
+            # Of a sum in a matrix instruction the order is the device's own.
+            device = self.backend if self.case.has_int4_experts else "cpu"
+            own, experts = batches[self.group.rank].to(device), self.experts.to(device)
+            wanted = low_latency_reference(own, experts, self.case.use_fp8)
+            if not same_bits(call.out.cpu(), wanted.cpu()):
                 found.append(f"rank {self.group.rank}: another result")
             faults += [f"call {number}: {fault}" for fault in found]
         return faults

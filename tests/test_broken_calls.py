@@ -123,7 +123,7 @@ def run_with_strange_experts(group: Group, variant: str) -> bool:
 
 
 @pytest.mark.parametrize("variant", list(STAGES))
-def test_numbers_that_name_no_expert_count_as_none(pair, variant):
+def test_numbers_that_name_no_row_counts_as_none(pair, variant):
     assert pair.call(run_with_strange_experts, variant) == [True, True]
 
 

@@ -52,7 +52,8 @@ def timeline(directory) -> Timeline:
 
 
 def test_its_commands_run_and_leave_what_they_name(directory):
-    assert {path.name for path in directory.iterdir()} == {"ll-capture", "ll-report.html", "ll-late", "ll-late.html"}
+    named = {"ll-capture", "ll-report.html", "ll-late", "ll-late.html", "ll-int4"}
+    assert {path.name for path in directory.iterdir()} == named
 
 
 def test_its_other_commands_exist():

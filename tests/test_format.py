@@ -33,6 +33,7 @@ def test_records_are_the_compiled_ones():
     assert bits == (fmt.KIND_BITS, fmt.EVENT_BITS, fmt.PAYLOAD_LOW_BITS)
     started = (_C.layout["started_ring"], _C.layout["started_cycles"])
     assert (_C.layout["lap_shift"], *started) == (fmt.LAP_SHIFT, fmt.STARTED_RING, fmt.STARTED_CYCLES)
+    assert tuple(_C.layout["record_formats"]) == fmt.RECORD_FORMATS
     assert _C.layout["generation_shift"] == fmt.GENERATION_SHIFT
     assert _C.layout["address_bits"] == fmt.ADDRESS_BITS
     assert _C.layout["max_anchor_cycles"] == fmt.MAX_ANCHOR_CYCLES

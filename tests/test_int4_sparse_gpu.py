@@ -103,3 +103,71 @@ def test_a_call_is_on_record_tile_by_tile(tmp_path: Path):
     tiles = 4 * 2
     spans = {name: len(timeline.rows_of(name)) for name in ("preload", "sweep", "epilogue")}
     assert spans == {"preload": 4 * tiles, "sweep": 8 * tiles, "epilogue": 8 * tiles}
+
+
+# ---- steps ----
+
+STEPS = ("stage", "park", "load_b", "decode", "multiply")
+
+
+@pytest.mark.parametrize("clock", ["realtime", "cycles"])
+@pytest.mark.parametrize("staging", STAGINGS)
+@pytest.mark.parametrize("stage", KERNELS)
+def test_every_nth_tile_has_its_steps_and_results_are_the_same_bits(tmp_path: Path, stage, staging, clock):
+    kernel, _ = KERNELS[stage]
+    channels, outputs, paths = 1024, 512, 2 if stage == "k2" else 1
+    counts = [9, 0, 64, 3]
+    rows, off_e = draw_rows(sum(counts), channels).cuda(), offsets_of(counts).cuda()
+    words = words_of(stage, len(counts), channels, outputs)
+    untraced = kernel(rows, off_e, words, staging=staging)
+    with tracekern.capture(tmp_path, device="cuda", clock=clock, records_per_track=16_384) as capture:
+        traced = kernel(rows, off_e, words, staging=staging, detail=3, capture=capture)
+        torch.cuda.synchronize()
+    assert torch.equal(traced.view(torch.int16), untraced.view(torch.int16))
+    timeline = tracekern.load(tmp_path)
+    assert {problem.kind for problem in timeline.problems} <= {"cycle_clock", "dense_probes"}
+    tiles, groups = sum(-(-count // 8) for count in counts) * outputs // 128, channels // 64
+    sweeps = -(-tiles // 3) * 4 * 2
+    parks = 2 if staging == "pinned" else 1
+    found = {name: len(timeline.rows_of(name)) for name in STEPS}
+    wanted = dict(zip(STEPS, (1, parks, 2, 2 * paths, 2 * paths), strict=True))
+    assert found == {name: sweeps * groups * count for name, count in wanted.items()}
+
+
+def test_steps_in_cycles_are_as_short_as_their_instructions(tmp_path: Path):
+    """A step is some tens of ns, and on the realtime clock 0 or 32."""
+    rows, off_e, words = draw_rows(8, 1024).cuda(), offsets_of([8]).cuda(), words_of("k2", 1, 1024, 128)
+    with tracekern.capture(tmp_path, device="cuda", clock="cycles", records_per_track=16_384) as capture:
+        for _ in range(3):  # the first one loads its code
+            k2(rows, off_e, words, detail=1, capture=capture)
+        torch.cuda.synchronize()
+    timeline = tracekern.load(tmp_path)
+    spans = timeline.spans
+    for name in ("load_b", "multiply"):
+        lengths = (spans.end - spans.start)[timeline.rows_of(name)]
+        assert lengths.min() > 0, name
+        assert bool((lengths % 32 != 0).any()), name
+
+
+@pytest.mark.parametrize("is_detailed", [False, True])
+@pytest.mark.parametrize("record_format", ["", "span", "ring", "cycles"])
+@pytest.mark.parametrize("staging", STAGINGS)
+@pytest.mark.parametrize("stage", ["k2", "k4"])
+def test_no_body_spills(stage, staging, record_format, is_detailed):
+    from tracekern import _cuda
+
+    registers, local_bytes = _cuda.families["gemm"].resources(stage, staging, record_format, is_detailed)
+    assert 0 < registers <= 255
+    assert local_bytes == 0
+
+
+@pytest.mark.parametrize("clock", ["realtime", "cycles"])
+def test_a_run_of_ranks_records_steps(command_line, tmp_path: Path, clock):
+    size = ("--ranks", 2, "--tokens", 8, "--hidden", 512, "--intermediate", 256, "--experts", 8, "--topk", 2)
+    kind = ("--variant", "fused", "--expert", "int4_sparse", "--backend", "cuda", "--iterations", 2)
+    recorded = ("--detail", 4, "--clock", clock, "-o", tmp_path / "capture")
+    done = command_line("run", "moe", *size, *kind, *recorded)
+    assert done.returncode == 0, done.stderr
+    timeline = tracekern.load(tmp_path / "capture")
+    assert len(timeline.rows_of("multiply"))
+    assert {problem.kind for problem in timeline.problems} <= {"cycle_clock", "dense_probes"}

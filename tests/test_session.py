@@ -182,6 +182,8 @@ def test_a_second_capture_takes_the_place_of_the_first(tmp_path: Path):
         ({"every": 0}, "every=0"),
         ({"every": "2"}, "every='2'"),
         ({"keep": "latest"}, "keep='latest'"),
+        ({"clock": "tsc"}, "clock='tsc'"),
+        ({"clock": "cycles", "keep": "last"}, "clock='cycles' with keep='last'"),
         ({"sink": "disk"}, "sink='disk'"),
         ({"blocks": slice(-3, None)}, "start -3"),
         ({"blocks": 3}, "blocks=3"),

@@ -15,6 +15,8 @@ import tracekern
 TRACES = Path(__file__).resolve().parent.parent / "traces"
 _BY_TOKENS = ("signal_token", "wait_token", "wait_result")
 _BY_COUNTS = ("signal_count", "wait_count", "wait_results")
+_OF_CALLS = ("copy_token", "reduce_token")
+_OF_INT4_STEPS = ("stage", "park", "load_b", "decode", "multiply")
 CAPTURES = sorted(path.parent for path in TRACES.glob("*/capture.json"))
 
 
@@ -26,8 +28,9 @@ def test_a_kept_capture_gives_its_kept_trace(directory):
     counts = Counter(names[event] for event in timeline.spans.event.tolist())
     processor = TraceProcessor(directory / "trace.pftrace.gz")
     assert_no_loss(processor)
-    is_low_latency = timeline.ranks[0].metadata["settings"]["variant"] == "low_latency"
-    for name in ("copy_token", "reduce_token", *(_BY_COUNTS if is_low_latency else _BY_TOKENS)):
+    settings = timeline.ranks[0].metadata["settings"]
+    of_calls = (*_OF_CALLS, *(_BY_COUNTS if settings.get("variant") == "low_latency" else _BY_TOKENS))
+    for name in _OF_INT4_STEPS if "staging" in settings else of_calls:
         ((loaded,),) = processor.query(f"select count(*) from slice where name = '{name}'")
         assert loaded == counts[name] > 0, name
 
@@ -35,7 +38,7 @@ def test_a_kept_capture_gives_its_kept_trace(directory):
 @pytest.mark.parametrize("directory", CAPTURES, ids=lambda path: path.name)
 def test_a_kept_capture_says_how_it_was_made(directory):
     manifest = json.loads((directory / "capture.json").read_text())
-    assert manifest["command"].startswith("tracekern run moe ")
+    assert manifest["command"].startswith(("tracekern run moe ", "benchmarks/int4_timeline.py "))
     assert manifest["created"]
     assert manifest["command"].split(" -o ")[0] in (directory / "README.md").read_text()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from elf import functions, read_sections
-from kernel_names import readable
+from kernel_names import readable, untraced
 from strip_tracing import copy_stripped, stripped
 from toolchains import CSRC, GXX, ROOT, compile_cached, compile_sm_90, compiler_output, hip_command
 
@@ -27,7 +27,7 @@ def assert_same(ours: dict[str, object], never: dict[str, object]) -> None:
     assert [name for name in off if ours[name] != never[name]] == []
     traced = [name for name in ours if name.endswith(("_span", "_ring", "_cycles"))]
     assert traced
-    same = [name for name in traced if ours[name] == ours[name.rsplit("_", 1)[0] + "_off"]]
+    same = [name for name in traced if ours[name] == ours[untraced(name)]]
     assert same == [], "traced kernels that do not trace"
 
 

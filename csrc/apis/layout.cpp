@@ -1,6 +1,7 @@
 // The file format as the compiler sees it, for the test that compares it with tracekern/dump/format.py.
 #include <pybind11/pybind11.h>
 
+#include "apis/names.hpp"
 #include "apis/register.hpp"
 #include "comm/fault.h"
 #include "trace/record.h"
@@ -97,6 +98,7 @@ void register_layout(py::module_& module) {
     layout["lap_shift"] = kLapShift;
     layout["generation_shift"] = kGenerationShift;
     layout["address_bits"] = ReplayRegion::kAddressBits;
+    layout["record_formats"] = names_list(kRecordFormatNames);
     layout["started_ring"] = kStartedRing;
     layout["started_cycles"] = kStartedCycles;
     layout["max_anchor_cycles"] = kMaxAnchorCycles;

@@ -23,10 +23,12 @@ TK_DEVICE void run_rank_barrier(const CommArgs& comm, uint64_t epoch, LaunchSize
 using RecorderOff = Recorder<false>;
 using RecorderSpan = Recorder<true, RecordFormat::span>;
 using RecorderRing = Recorder<true, RecordFormat::ring>;
+using RecorderCycles = Recorder<true, RecordFormat::cycles>;
 
 TK_RANK_BARRIER(off, RecorderOff)
 TK_RANK_BARRIER(span, RecorderSpan)
 TK_RANK_BARRIER(ring, RecorderRing)
+TK_RANK_BARRIER(cycles, RecorderCycles)
 
 TK_KERNEL initiate_clock_ping_pong(const ClockPingPongArgs args, const LaunchSize size) {
     Warp warp(size);
@@ -61,8 +63,15 @@ TK_KERNEL delay_stream(uint64_t ticks) {
 
 const void* tracekern::rank_barrier_kernel(bool traced, RecordFormat format) {
     if (!traced) return reinterpret_cast<const void*>(rank_barrier_off);
-    return format == RecordFormat::ring ? reinterpret_cast<const void*>(rank_barrier_ring)
-                                        : reinterpret_cast<const void*>(rank_barrier_span);
+    switch (format) {
+        case RecordFormat::span:
+            return reinterpret_cast<const void*>(rank_barrier_span);
+        case RecordFormat::ring:
+            return reinterpret_cast<const void*>(rank_barrier_ring);
+        case RecordFormat::cycles:
+            return reinterpret_cast<const void*>(rank_barrier_cycles);
+    }
+    return nullptr;
 }
 
 const void* tracekern::ping_pong_kernel(bool initiates) {

@@ -20,6 +20,17 @@ entry(typename Rec::Args trace, TK_ARGUMENT typename Body::Args args, const Laun
     Body::template run<Rec>(warp, args, trace);
 }
 
+// What runs where a launch is not recorded: a body that is there for its records alone names another one as `Untraced`.
+template <class Body, class Rec>
+struct BodyWith {
+    using Type = Body;
+};
+template <class Body>
+    requires requires { typename Body::Untraced; }
+struct BodyWith<Body, Recorder<false>> {
+    using Type = typename Body::Untraced;
+};
+
 template <class Family>
 const void* kernel_address(const typename Family::Config& config,
                            typename Family::Stage stage,
@@ -28,8 +39,9 @@ const void* kernel_address(const typename Family::Config& config,
     const void* address = nullptr;
     Family::with_kernels(config, [&]<class Kernels>(Kernels) {
         Kernels::with(stage, [&]<class Body>() {
-            with_recorder_type(
-                is_traced, format, [&]<class Rec>() { address = reinterpret_cast<const void*>(&entry<Body, Rec>); });
+            with_recorder_type(is_traced, format, [&]<class Rec>() {
+                address = reinterpret_cast<const void*>(&entry<typename BodyWith<Body, Rec>::Type, Rec>);
+            });
         });
     });
     return address;

@@ -30,7 +30,7 @@
 //   from_floats<T>(low, high)                      two of 16 bits in one word
 //   fp8_from_floats(low, high)                     two of 8 bits in the low half of a word
 //   nibbles_minus_8(word)                          bf16 of the low 4 bits of each half, less 8
-//   permute_bytes(low, high, selector)            4 bytes of the 8, each named by 4 bits, 0 to 7, of `selector`'s low half
+//   permute_bytes(low, high, selector)            4 bytes of the 8, each named by 4 bits of `selector`: 0 to 7
 //
 // Warp::gather(x, source) gives each lane the x of lane source(lane). Warp::load_transposed(rows) loads [32][8] numbers
 // of 16 bits from shared memory, 16 bytes a row, as the dense operand of Warp::multiply_sparse<kSelector>(rows, column,

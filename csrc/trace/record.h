@@ -16,7 +16,7 @@ namespace tracekern {
 enum class RecordFormat : uint32_t {
     span = 0,    // SpanRecord: one a span; a track keeps its first
     ring = 1,    // WideRecord: two a span; a track keeps its last, and each record tells its lap, see below
-    cycles = 2,  // WideRecord in cycles of the core clock; for kernels of one's own, the bundled ones have no such body
+    cycles = 2,  // WideRecord in cycles of the core clock; a track keeps its first
 };
 inline constexpr const char* kRecordFormatNames[] = {"span", "ring", "cycles"};
 constexpr uint32_t records_per_span(RecordFormat format) {

@@ -9,21 +9,23 @@
 
 namespace tracekern {
 
-// What capture.launch() says of a launch, in one number: the address of its LaunchDescriptor, in the lowest bit whether
-// the last records are to be kept (a ring); 0: the launch is not recorded.
+// What capture.launch() says of a launch, in one number: the address of its LaunchDescriptor, in the lowest bits the
+// format of its records; 0: the launch is not recorded.
 class TraceChoice {
 public:
     TraceChoice(uint64_t descriptor = 0) : bits_(descriptor) {}  // NOLINT: the number is the choice
     TraceChoice(const LaunchDescriptor* descriptor, RecordFormat format)
-        : bits_(reinterpret_cast<uint64_t>(descriptor) | (format == RecordFormat::ring ? kRing : 0)) {}
+        : bits_(reinterpret_cast<uint64_t>(descriptor) | static_cast<uint64_t>(format)) {}
 
     bool is_traced() const { return bits_ != 0; }
-    RecordFormat format() const { return bits_ & kRing ? RecordFormat::ring : RecordFormat::span; }
-    const LaunchDescriptor& descriptor() const { return *reinterpret_cast<const LaunchDescriptor*>(bits_ & ~kRing); }
+    RecordFormat format() const { return static_cast<RecordFormat>(bits_ & kFormatBits); }
+    const LaunchDescriptor& descriptor() const {
+        return *reinterpret_cast<const LaunchDescriptor*>(bits_ & ~kFormatBits);
+    }
 
 private:
-    static constexpr uint64_t kRing = 1;
-    static_assert(alignof(LaunchDescriptor) > kRing);
+    static constexpr uint64_t kFormatBits = 3;
+    static_assert(alignof(LaunchDescriptor) > kFormatBits);
 
     uint64_t bits_;
 };
@@ -32,7 +34,7 @@ private:
 #ifdef TK_SAMPLE  // for tests that compile often
 inline constexpr RecordFormat kCaptureFormats[] = {RecordFormat::span};
 #else
-inline constexpr RecordFormat kCaptureFormats[] = {RecordFormat::span, RecordFormat::ring};
+inline constexpr RecordFormat kCaptureFormats[] = {RecordFormat::span, RecordFormat::ring, RecordFormat::cycles};
 #endif
 
 // Calls f.operator()<Rec>() with the recorder type of a body.
@@ -42,6 +44,7 @@ void with_recorder_type(bool is_traced, RecordFormat format, F f) {
     if (format == RecordFormat::span) return f.template operator()<Recorder<true, RecordFormat::span>>();
 #ifndef TK_SAMPLE
     if (format == RecordFormat::ring) return f.template operator()<Recorder<true, RecordFormat::ring>>();
+    if (format == RecordFormat::cycles) return f.template operator()<Recorder<true, RecordFormat::cycles>>();
 #endif
     throw std::invalid_argument("no capture asks for this record format");
 }

@@ -17,6 +17,7 @@ from tracekern.analysis.hang import Hang, find_hang
 from tracekern.analysis.imbalance import Imbalance, work_imbalance
 from tracekern.analysis.iterations import Iterations, find_iterations
 from tracekern.analysis.receive_matrix import ReceiveMatrix, receive_matrix
+from tracekern.analysis.staging import Staging, staging
 from tracekern.analysis.summary import Summary, summarize
 from tracekern.analysis.time_shares import TimeShares, share_time
 from tracekern.analysis.waits.analyze import Waits, analyze_waits
@@ -71,6 +72,11 @@ class Findings:
     def received(self) -> ReceiveMatrix | None:
         """What each expert received from each rank; None where no event tells."""
         return receive_matrix(self.in_window)
+
+    @cached_property
+    def staging(self) -> Staging | None:
+        """How much of staging hides under the multiplication; None where no sweep is on record step by step."""
+        return staging(self.in_window)
 
     @cached_property
     def iterations(self) -> Iterations:

@@ -130,6 +130,8 @@ def moe(
     timeout_ms: Annotated[int, typer.Option(help="Longest wait of a kernel for a peer.")] = 20_000,
     records_per_track: Annotated[str, typer.Option(help="Room of a track; auto counts first.")] = "auto",
     keep: Annotated[str, typer.Option(help="Which records of a full track stay: first or last.")] = "first",
+    clock: Annotated[str, typer.Option(help="Clock of records: realtime, or cycles for short spans.")] = "realtime",
+    detail: Annotated[int, typer.Option(help="Record each step of every Nth tile of int4 experts; 0: of none.")] = 0,
     every: Annotated[int, typer.Option(help="Record every Nth launch of a kernel.")] = 1,
     blocks: Annotated[int, typer.Option(help="Blocks of a kernel; 0: 4 on the CPU, on a GPU most of its SMs.")] = 0,
     warps: Annotated[int, typer.Option(help="Warps of a block; 0: 4 on the CPU, 16 on a GPU.")] = 0,
@@ -138,9 +140,7 @@ def moe(
     late_rank: Annotated[int, typer.Option(help="A rank whose calls begin late; -1: none.")] = -1,
     late_us: Annotated[int, typer.Option(help="How much later they begin.")] = 300,
     torch_profiler: _TorchProfiler = False,
-    backend: Annotated[
-        str, typer.Option(help="Where the kernels run: cpu, cuda, or auto: on GPUs if the ranks have room there.")
-    ] = "auto",
+    backend: Annotated[str, typer.Option(help="cpu, cuda, or auto: on GPUs if the ranks have room there.")] = "auto",
     limit_s: Annotated[int, typer.Option(help="Seconds without progress in any phase that end the run.")] = 60,
     as_json: options.Json = False,
 ) -> None:

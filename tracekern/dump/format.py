@@ -36,6 +36,8 @@ LAP_SHIFT = 48
 """First bit of the lap in the ticks of a ring's record."""
 STARTED, STARTED_RING, STARTED_CYCLES = 1, 2, 3
 """Values of TrackHeader.started: one record a span; two a span, of a ring; two a span, in cycles of the core."""
+RECORD_FORMATS = ("span", "ring", "cycles")
+"""Formats of a track's records by number."""
 GENERATION_SHIFT = 2
 """First bit of the launch's generation in TrackHeader.started; a dump has none."""
 ADDRESS_BITS = 48

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -151,19 +150,18 @@ class Pipeline:
             return self.stages
         stages = ExpertKernels.stages_within(self.stages)
         if self._expert_kernels is None or self._expert_kernels.experts is not experts:
-            self._expert_kernels = ExpertKernels(self.comm, experts, self.shape, self._native.expert_input)
+            num_rows = self.shape.num_ranks * self.shape.max_tokens * self.shape.topk
+            self._expert_kernels = ExpertKernels(self.comm, experts, num_rows)
+            off_e, rows = self._native.expert_input
+            self._expert_kernels.use(expert_offset=off_e, x_rows=rows, result_rows=rows)
             self._expert_kernels.add_to(self._launches)
         return stages
 
     def _run(self, stages: Sequence[str], descriptors: Sequence[int], stream: int) -> None:
-        given = zip(stages, descriptors, strict=True)
-        for is_expert, some in itertools.groupby(given, lambda pair: pair[0] in ExpertKernels.STAGES):
-            names, numbers = map(list, zip(*some, strict=True))
-            if not is_expert:
-                self._native.run_stages(names, numbers, stream=stream)
-            elif self._expert_kernels is not None:
-                for name, number in zip(names, numbers, strict=True):
-                    self._expert_kernels.run(name, number, stream)
+        if self._expert_kernels is None:
+            self._native.run_stages(stages, descriptors, stream)
+        else:
+            self._expert_kernels.run(stages, descriptors, stream, self._native.run_stages)
 
     def _check_tensors(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor) -> None:
         import torch

@@ -21,6 +21,7 @@ from tracekern.moe.experts import Experts, draw_experts
 from tracekern.moe.families import FAMILY_OF, VARIANTS, all_options, takes_option
 from tracekern.moe.gemm.experts import EXPERTS, draw_int4_experts
 from tracekern.moe.gemm.experts import why_unsuitable as why_no_int4_experts
+from tracekern.moe.gemm.kernels import MAX_DETAIL
 from tracekern.moe.placement import Placement, place
 from tracekern.moe.routing import ROUTINGS
 from tracekern.moe.shape import MAX_EXPERTS, MAX_TOKENS, MoeShape, check_range
@@ -66,6 +67,10 @@ class MoeRun:
     records_per_track: int | str = "auto"
     keep: str = "first"
     """"first" or "last" records of a full track stay."""
+    clock: str = "realtime"
+    """Where records get their times: "realtime" or "cycles"."""
+    detail: int = 0
+    """Of every how many-th tile of int4 experts each step is recorded; 0: of none."""
     every: int = 1
     blocks: int = 0
     """Blocks of a kernel; 0: 4 on the CPU, on a GPU all SMs but 4."""
@@ -90,6 +95,7 @@ class MoeRun:
             ("expert", self.expert, EXPERTS),
             ("backend", self.backend, ("auto", "cpu", "cuda")),
             ("keep", self.keep, ("first", "last")),
+            ("clock", self.clock, ("realtime", "cycles")),
         ):
             if value not in wanted:
                 raise BadInput(f"{name} is {value!r}; wanted one of {', '.join(wanted)}")
@@ -103,6 +109,7 @@ class MoeRun:
             ("intermediate", self.intermediate, 1, 1 << 20),
             ("seed", self.seed, 0, (1 << 63) - 1),
             ("timeout-ms", self.timeout_ms, 1, 3_600_000),
+            ("detail", self.detail, 0, MAX_DETAIL),
             ("every", self.every, 1, 1_000_000),
             ("blocks", self.blocks, 0, 1024),
             ("warps", self.warps, 0, 32),
@@ -118,7 +125,12 @@ class MoeRun:
             why := FAMILY_OF[self.variant].why_unsuitable(self.shape, self.family_options)
         ):
             raise UnsuitableShape(why)
-        if self.has_int4_experts and (why := why_no_int4_experts(self.variant, self.shape, self.intermediate)):
+        if self.detail and not self.has_int4_experts:
+            raise BadInput(f"detail is {self.detail}; expert {self.expert} has no steps, int4_sparse has")
+        if self.clock == "cycles" and self.keep == "last":
+            raise BadInput("clock is cycles; a flight recorder, keep last, has the realtime clock alone")
+        kernels = {variant: family.variants[variant] for variant, family in FAMILY_OF.items()}
+        if self.has_int4_experts and (why := why_no_int4_experts(self.variant, kernels, self.shape, self.intermediate)):
             raise UnsuitableShape(why)
         records = self.records_per_track
         if records != "auto" and (not isinstance(records, int) or not 1 <= records <= 1 << 24):
@@ -135,7 +147,9 @@ class MoeRun:
 
     def draw_experts(self) -> Experts:
         """Returns the experts of all ranks."""
-        return draw_int4_experts(self.shape, self.intermediate) if self.has_int4_experts else draw_experts(self.shape)
+        if self.has_int4_experts:
+            return draw_int4_experts(self.shape, self.intermediate, self.detail)
+        return draw_experts(self.shape)
 
     @property
     def workload(self) -> dict[str, Any]:

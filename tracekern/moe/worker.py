@@ -137,7 +137,7 @@ def _why_no_room(options: MoeRun) -> str:
     family = FAMILY_OF.get(options.variant)
     heap_bytes, own_bytes = family.memory(options.variant, options.shape) if family else (0, 0)
     if options.has_int4_experts:  # the call and its reference draw them each
-        own_bytes += 2 * tensor_bytes(options.shape, options.intermediate)
+        own_bytes += 2 * tensor_bytes(options.shape, options.intermediate, options.variant == "low_latency")
     lacks = shortage(heap_bytes, own_bytes + BATCHES_BYTES, options.ranks)
     return lacks and f"run moe {lacks}"
 
@@ -211,6 +211,7 @@ def _capture(options: MoeRun, directory: str, comm: Communicator) -> Any:
         directory,
         records_per_track=options.records_per_track,
         keep=options.keep,
+        clock=options.clock,
         every=options.every,
         settings=options.workload,
         command=options.command,

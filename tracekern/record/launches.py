@@ -143,6 +143,8 @@ class Launches:
             self._counted[name] = max(self._counted.get(name, 0), int(headers["attempted"].max(initial=0)))
             events = self._segment.events(entry)["events"]
             classes = {event["class"] for bit, event in enumerate(events) if int(entry["event_mask"]) >> bit & 1}
+            if self._selection.record_format == "cycles":
+                classes = set()  # counted are records, a store each
             self._sinks.count(name, headers, classes, ticks_per_second)
         # Reserved regions have the old size. A ring keeps its regions unless the sink changes: a region that is given
         # up is lost, and a full flight recorder has no others.

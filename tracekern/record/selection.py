@@ -29,10 +29,15 @@ class Selection:
     events: tuple[str, ...] | None = None
     every: int = 1
     keep: Literal["first", "last"] = "first"
+    clock: Literal["realtime", "cycles"] = "realtime"
 
     def __post_init__(self) -> None:
         if self.keep not in ("first", "last"):
             raise BadInput(f"keep={self.keep!r}: wanted 'first', or 'last' for a flight recorder")
+        if self.clock not in ("realtime", "cycles"):
+            raise BadInput(f"clock={self.clock!r}: wanted 'realtime', or 'cycles' for spans below a tick of it")
+        if self.clock == "cycles" and self.keep == "last":
+            raise BadInput("clock='cycles' with keep='last': a flight recorder has the realtime clock alone")
         records = self.records_per_track
         if records != "auto" and (not isinstance(records, int) or not 0 <= records < 1 << 31):
             raise BadInput(f"records_per_track={records!r}: wanted 'auto' or a count below 2^31")
@@ -46,6 +51,11 @@ class Selection:
         for name, value, low in (("start", blocks.start, 0), ("stop", blocks.stop, 0), ("step", blocks.step, 1)):
             if value is not None and (not isinstance(value, Integral) or value < low):
                 raise BadInput(f"blocks={self.blocks}: {name} {value!r}, wanted a whole number, {low} or more")
+
+    @property
+    def record_format(self) -> str:
+        """The format of all records, a key of fmt.RECORD_FORMATS."""
+        return "ring" if self.keep == "last" else "cycles" if self.clock == "cycles" else "span"
 
     def room(self, counted: int | None) -> int:
         """Returns the records of a track in a launch whose fullest track needed `counted`; None: never counted.

@@ -91,6 +91,7 @@ def capture(
     *,
     records_per_track: int | Literal["auto"] = "auto",
     keep: Literal["first", "last"] = "first",
+    clock: Literal["realtime", "cycles"] = "realtime",
     blocks: slice | None = None,
     roles: Sequence[str] | None = None,
     events: Sequence[str] | None = None,
@@ -110,10 +111,10 @@ def capture(
 
     Args:
         path: The directory. Dumps of an earlier run in it are replaced.
-        records_per_track: Room of each track, in records: one a span, two in a flight recorder. "auto" takes what
-            `counting()` found and a quarter more, 1024 where nothing was counted, and 256 for a flight recorder.
-        keep: Which records of a full track stay: the "first", or the "last" for a flight recorder, which also gives
-            up its oldest launches when `max_bytes` is used up.
+        records_per_track: Room of each track: one record a span, two in a flight recorder or in cycles. "auto" takes
+            what `counting()` found and a quarter more, 1024 where nothing was counted, and 256 for a flight recorder.
+        keep: Which records of a full track stay; "last" is a flight recorder, which also gives up its oldest launches.
+        clock: "cycles" takes times from the core's counter, which tells spans of a few ns apart: see docs/clocks.md.
         blocks: Record only these blocks.
         roles: Record only warps of these roles. An empty list selects none.
         events: Record only these events. An empty list selects none.
@@ -135,7 +136,7 @@ def capture(
         BadInput: An argument cannot be used, or another capture is open in this process.
     """
     selection = Selection(
-        records_per_track, blocks, list_of_names("roles", roles), list_of_names("events", events), every, keep
+        records_per_track, blocks, list_of_names("roles", roles), list_of_names("events", events), every, keep, clock
     )
     about: dict[str, Any] = {"keep": keep, "roles": selection.roles, "settings": settings or {}}
     about["command"] = shlex.join(sys.argv) if command is None else command
@@ -183,9 +184,7 @@ class Capture:
         """Opens this rank's part of the capture. `undo` gets the calls that close it again."""
         setup = self._setup
         self._sinks = SinkChoice(setup.sink, self.device.memory.mirror is not None, together=self._is_ring)
-        about = opening_metadata(
-            self.run_id, self.group, self.device, self.directory, "ring" if self._is_ring else "span"
-        )
+        about = opening_metadata(self.run_id, self.group, self.device, self.directory, self._selection.record_format)
         self.segment = SegmentWriter.create(
             self.run_id, self.group.rank, about | self._about, setup.max_bytes, setup.host_spans
         )
@@ -305,7 +304,7 @@ class Capture:
         return LaunchHandle(descriptor, grid, warps, stream)
 
     def _region_of(self, kernel: Kernel, epoch: int, ahead: bool) -> int:
-        """Returns LaunchHandle.descriptor: the descriptor's address, plus 1 if the body that keeps a ring is to run."""
+        """Returns LaunchHandle.descriptor: the descriptor's address, plus the number of its records' format."""
         if self._graphs and self._graphs[-1].is_capturing:
             address = self._graphs[-1].add_launch(self._launches.plan(kernel))
         elif self.device.streams.is_captured():
@@ -316,9 +315,14 @@ class Capture:
         else:
             self._clocks.before_launch()
             if self._is_counting:
-                return self._launches.count(kernel)  # a ring counts nothing
+                address = self._launches.count(kernel)
+                return address if self._is_ring else self._in_format(address)  # a ring counts nothing
             address = self._launches.take(kernel, epoch, ahead)
-        return address + 1 if address and self._is_ring else address
+        return self._in_format(address)
+
+    def _in_format(self, address: int) -> int:
+        """Returns what TraceChoice (csrc/trace/trace_choice.h) takes a descriptor's address with."""
+        return address and address + fmt.RECORD_FORMATS.index(self._selection.record_format)
 
     def graph(self, run: Callable[[], None], *, name: str = "graph", slots: int = 1024) -> TracedGraph:
         """Makes a CUDA graph of what `run` launches on torch's current stream, in two instances: traced and untraced.

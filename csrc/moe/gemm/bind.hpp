@@ -29,6 +29,7 @@ inline GemmArgs make_gemm_args(pybind11::kwargs given) {
     args.num_listed = number("num_listed");
     args.hidden = number("hidden");
     args.intermediate = number("intermediate");
+    args.rows_per_expert = number("rows_per_expert");
     args.expert_ids = reinterpret_cast<const uint32_t*>(address("expert_ids"));
     args.abort = reinterpret_cast<const uint32_t*>(address("abort"));
     args.x = address("x");
@@ -37,14 +38,22 @@ inline GemmArgs make_gemm_args(pybind11::kwargs given) {
     args.w13 = reinterpret_cast<const PackedPair*>(address("w13"));
     args.w2 = reinterpret_cast<const PackedPair*>(address("w2"));
     args.expert_offset = reinterpret_cast<uint32_t*>(address("expert_offset"));
+    args.row_counts = reinterpret_cast<const uint32_t*>(address("row_counts"));
+    args.offset_stride = args.row_counts ? 2 : 1;
     args.tile_end = reinterpret_cast<uint32_t*>(address("tile_end"));
     args.inverse = reinterpret_cast<int32_t*>(address("inverse"));
     args.x_rows = address("x_rows");
     args.middle_rows = address("middle_rows");
     args.result_rows = address("result_rows");
     args.out = address("out");
+    args.detail = number("detail");
     refuse_options_left(given);
     return args;
+}
+
+inline GemmConfig gemm_config(const std::string& staging, bool is_detailed) {
+    return {enum_named<GemmStaging>("staging", staging, kGemmStagingNames),
+            is_detailed ? GemmDetail::steps : GemmDetail::parts};
 }
 
 // Binds facts that Python and the kernels share.
@@ -66,8 +75,8 @@ template <class Backend>
 void bind_gemm_kernels(pybind11::module_& family) {
     namespace py = pybind11;
     py::class_<GemmArgs>(family, "Call", py::module_local()).def(py::init(&make_gemm_args));
-    const auto with_body = [](const std::string& stage, const std::string& staging, auto f) {
-        const GemmConfig config{enum_named<GemmStaging>("staging", staging, kGemmStagingNames)};
+    const auto with_body = [](const std::string& stage, const std::string& staging, const GemmArgs& args, auto f) {
+        const GemmConfig config = gemm_config(staging, args.detail != 0);
         Gemm::with_kernels(config, [&]<class Kernels>(Kernels) {
             Kernels::with(enum_named<GemmStage>("stage", stage, kGemmStageNames),
                           [&]<class Body>() { f.template operator()<Body>(config); });
@@ -75,7 +84,7 @@ void bind_gemm_kernels(pybind11::module_& family) {
     };
     const auto grid = [with_body](const std::string& stage, const std::string& staging, const GemmArgs& args) {
         GemmGrid grid{};
-        with_body(stage, staging, [&]<class Body>(const GemmConfig& config) {
+        with_body(stage, staging, args, [&]<class Body>(const GemmConfig& config) {
             grid = Backend::template grid<Body>(config, args);
         });
         return py::make_tuple(grid.num_blocks, grid.num_warps);
@@ -88,7 +97,7 @@ void bind_gemm_kernels(pybind11::module_& family) {
                                  uint64_t descriptor,
                                  uint64_t stream,
                                  const typename Backend::Communicator* comm) {
-        with_body(stage, staging, [&]<class Body>(const GemmConfig& config) {
+        with_body(stage, staging, args, [&]<class Body>(const GemmConfig& config) {
             py::gil_scoped_release release;
             Backend::template run<Body>(config, args, GemmGrid{num_blocks, num_warps}, descriptor, stream, comm);
         });

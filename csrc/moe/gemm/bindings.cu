@@ -47,18 +47,22 @@ private:
 void register_gemm(pybind11::module_& extension) {
     auto family = family_module<Gemm>(extension);
     bind_gemm_kernels<GemmOnGpu>(family);
-    // (registers, bytes of stack and spills) of a thread.
+    // (registers, bytes of stack and spills) of a thread. record_format: of the traced body; "" for the untraced one.
     family.def(
         "resources",
-        [](const std::string& stage, const std::string& staging, bool is_traced) {
-            const GemmConfig config{enum_named<GemmStaging>("staging", staging, kGemmStagingNames)};
+        [](const std::string& stage, const std::string& staging, const std::string& record_format, bool is_detailed) {
             const auto own = enum_named<GemmStage>("stage", stage, kGemmStageNames);
-            const auto found = kernel_resources(kernel_address<Gemm>(config, own, is_traced, RecordFormat::span));
+            const bool is_traced = !record_format.empty();
+            const auto format = is_traced ? enum_named<RecordFormat>("record_format", record_format, kRecordFormatNames)
+                                          : RecordFormat::span;
+            const auto found =
+                kernel_resources(kernel_address<Gemm>(gemm_config(staging, is_detailed), own, is_traced, format));
             return pybind11::make_tuple(found.registers, found.local_bytes);
         },
         pybind11::arg("stage"),
         pybind11::arg("staging"),
-        pybind11::arg("is_traced") = false);
+        pybind11::arg("record_format") = "",
+        pybind11::arg("is_detailed") = false);
 }
 
 }  // namespace tracekern

@@ -2,7 +2,9 @@
 // are multiplied: the scale is applied to the product.
 #pragma once
 
+#include "moe/gemm/events.h"
 #include "moe/gemm/layout.h"
+#include "trace/recorder.h"
 
 namespace tracekern {
 
@@ -86,24 +88,62 @@ struct WeightRows {
     }
 };
 
+// ---- the steps of a half of a group: `steps` is a recorder, Recorder<false> where they are not wanted ----
+
+// Something that is there when all four words are.
+TK_DEVICE uint64_t behind(const uint32_t (&words)[4]) {
+    return uint64_t{words[0] | words[1]} << 32 | words[2] | words[3];
+}
+
+template <uint32_t kHalf, class Rec>
+TK_DEVICE PerLane<DenseColumn> load_b(Warp& warp, Rec& steps, const ChannelRow* x, uint32_t group) {
+    TK_RANGE(steps, GemmEvent::load_b, group, kHalf);
+    const auto column = warp.load_transposed(x + kHalf * kChannelsPerHalf);
+    TK_END_AFTER(behind(column[0].words));
+    return column;
+}
+
+template <uint32_t kHalf, class Rec, class Operands>
+TK_DEVICE PerLane<SparseRows> decode(Warp& warp, Rec& steps, const Operands& operands, uint32_t group, uint32_t path) {
+    TK_RANGE(steps, GemmEvent::decode, group, kHalf, path);
+    const auto rows = operands.template rows<kHalf>(warp, path);
+    TK_END_AFTER(behind(rows[0].words));
+    return rows;
+}
+
+template <uint32_t kHalf, class Rec, class Operands>
+TK_DEVICE void multiply(Warp& warp,
+                        Rec& steps,
+                        const Operands& operands,
+                        const PerLane<SparseRows>& rows,
+                        const PerLane<DenseColumn>& column,
+                        uint32_t group,
+                        uint32_t path,
+                        PerLane<LaneSums>& sums) {
+    TK_RANGE(steps, GemmEvent::multiply, group, kHalf, path);
+    const auto product = warp.template multiply_sparse<kHalf>(rows, column, operands.template metadata<kHalf>(path));
+    const auto scales = operands.template scales<kHalf>(warp, path);
+    warp.lanes([&](int lane) {
+        sums[lane].add_scaled(product[lane], scales[lane]);
+        return 0;
+    });
+    TK_END_AFTER(behind(bits_as<SparseRows>(sums[0]).words));
+}
+
 // One multiplication for each path, all with the same x: the channels of a group. Operands has, for half kHalf of the
 // group, rows<kHalf>(warp, path), metadata<kHalf>(path) and scales<kHalf>(warp, path).
-template <uint32_t kHalf, uint32_t kPaths, class Operands>
+template <uint32_t kHalf, uint32_t kPaths, class Rec, class Operands>
 TK_DEVICE void multiply_half(Warp& warp,
+                             Rec& steps,
                              const ChannelRow* x,
                              const Operands& operands,
+                             uint32_t group,
                              PerLane<LaneSums> (&sums)[kPaths]) {
-    const auto column = warp.load_transposed(x + kHalf * kChannelsPerHalf);
+    const auto column = load_b<kHalf>(warp, steps, x, group);
     TK_UNROLL
     for (uint32_t path = 0; path < kPaths; ++path) {
-        const auto rows = operands.template rows<kHalf>(warp, path);
-        const auto product =
-            warp.template multiply_sparse<kHalf>(rows, column, operands.template metadata<kHalf>(path));
-        const auto scales = operands.template scales<kHalf>(warp, path);
-        warp.lanes([&](int lane) {
-            sums[path][lane].add_scaled(product[lane], scales[lane]);
-            return 0;
-        });
+        const auto rows = decode<kHalf>(warp, steps, operands, group, path);
+        multiply<kHalf>(warp, steps, operands, rows, column, group, path, sums[path]);
     }
 }
 

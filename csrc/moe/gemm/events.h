@@ -1,5 +1,6 @@
 // What the kernels of int4 experts record. A tile is a token tile, counted over all experts, and an output tile. All
-// its events are on the track of each of the block's warps.
+// its events are on the track of each of the block's warps. From `stage` on they are steps of a sweep, inside its span:
+// of the tiles alone that a call wants in detail.
 #pragma once
 
 #include "trace/events.h"
@@ -12,7 +13,12 @@
     EVENT(preload,         work, completion, "", "expert:13 token_tile:20 output_tile:14",     "")           \
     EVENT(sweep,           work, completion, "", "expert:13 token_tile:20 output_tile:14 phase:1", "")       \
     EVENT(epilogue,        work, issue,      "", "expert:13 token_tile:20 output_tile:14 phase:1", "")       \
-    EVENT(unpermute_token, work, issue,      "", "token:18",                                   "")
+    EVENT(unpermute_token, work, issue,      "", "token:18",                                   "")           \
+    EVENT(stage,           work, issue,      "", "group:10",                                   "")           \
+    EVENT(park,            work, completion, "", "group:10 half:1",                            "")           \
+    EVENT(load_b,          work, completion, "", "group:10 half:1",                            "")           \
+    EVENT(decode,          work, completion, "", "group:10 half:1 path:1",                     "")           \
+    EVENT(multiply,        work, completion, "", "group:10 half:1 path:1",                     "")
 // clang-format on
 TK_DEFINE_EVENTS(GemmEvent, TK_GEMM_EVENTS)
 
@@ -28,5 +34,8 @@ inline constexpr const char* kGemmStageNames[] = {"layout", "tiles", "permute", 
 // How weights come from memory to the multiplication. The results are the same bits.
 enum class GemmStaging : uint32_t { direct, pinned };
 inline constexpr const char* kGemmStagingNames[] = {"direct", "pinned"};
+
+// What a traced kernel records of a tile: its parts, or of some tiles each step too, which is a body of its own.
+enum class GemmDetail : uint32_t { parts, steps };
 
 }  // namespace tracekern

@@ -8,6 +8,7 @@ namespace tracekern {
 
 struct GemmConfig {
     GemmStaging staging;
+    GemmDetail detail;
 };
 
 struct Gemm {
@@ -22,10 +23,17 @@ struct Gemm {
 
     template <class F>
     static void with_kernels(const GemmConfig& config, F f) {
+        const auto with_staging = [&]<GemmStaging kStaging>() {
+            if (config.detail == GemmDetail::parts) {
+                f(GemmKernels<kStaging, GemmDetail::parts>{});
+            } else {
+                f(GemmKernels<kStaging, GemmDetail::steps>{});
+            }
+        };
         if (config.staging == GemmStaging::direct) {
-            f(GemmKernels<GemmStaging::direct>{});
+            with_staging.template operator()<GemmStaging::direct>();
         } else {
-            f(GemmKernels<GemmStaging::pinned>{});
+            with_staging.template operator()<GemmStaging::pinned>();
         }
     }
 };

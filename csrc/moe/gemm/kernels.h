@@ -9,12 +9,12 @@
 
 namespace tracekern {
 
-template <GemmStaging kStaging>
+template <GemmStaging kStaging, GemmDetail kDetail>
 using GemmKernels = KernelList<GemmPlaceRows,
                                GemmLayOutTiles,
                                GemmPermute,
-                               GemmSweep<GemmStage::k2, kStaging>,
-                               GemmSweep<GemmStage::k4, kStaging>,
+                               GemmSweep<GemmStage::k2, kStaging, kDetail>,
+                               GemmSweep<GemmStage::k4, kStaging, kDetail>,
                                GemmUnpermute>;
 
 }  // namespace tracekern

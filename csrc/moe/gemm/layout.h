@@ -73,8 +73,8 @@ static_assert(2 * (SweepShared::bytes(7168) + (1 << 10)) <= 228 << 10);
 constexpr uint32_t kMaxGemmExperts = 4096;
 constexpr uint32_t kMaxGemmTopk = 16;
 
-// Row-major and contiguous. Rows of an expert stand together, those of the first expert first. M: their number, at most
-// num_tokens * topk.
+// Row-major and contiguous. Rows of an expert stand together. They are packed, those of the first expert first, or each
+// expert has a region of its own. M: their number, at most num_tokens * topk, or the rows of all regions.
 struct GemmArgs {
     uint32_t num_tokens;
     uint32_t topk;
@@ -82,6 +82,8 @@ struct GemmArgs {
     uint32_t num_listed;  // experts that this call computes
     uint32_t hidden;
     uint32_t intermediate;
+    uint32_t rows_per_expert;    // of a region
+    uint32_t offset_stride;      // of expert_offset: 1 where rows are packed, 2 of regions
     const uint32_t* expert_ids;  // Eids [num_listed]; nullptr: all of them
     const uint32_t* abort;       // not 0: K2 and K4 return at once; nullptr: there is none
     const char* x;               // [num_tokens][hidden] bf16
@@ -89,18 +91,22 @@ struct GemmArgs {
     const float* topk_weights;   // [num_tokens][topk]
     const PackedPair* w13;       // [num_experts][hidden / 64][2 * intermediate]: gate rows, then up rows
     const PackedPair* w2;        // [num_experts][intermediate / 64][hidden]
-    uint32_t* expert_offset;     // OffE [num_experts + 1]: the first row of each expert
+    uint32_t* expert_offset;     // OffE [num_experts + 1]: the first row of each expert; of regions [num_experts][2]
+    const uint32_t* row_counts;  // [num_experts]: the rows of each region, its first ones; nullptr: rows are packed
     uint32_t* tile_end;          // TileEnd [num_listed + 1]: token tiles of the experts before this one
     int32_t* inverse;            // Inv [num_tokens][topk]: the row, -1 for none
     char* x_rows;                // X_perm [M][hidden] bf16
     char* middle_rows;           // X2_perm [M][intermediate] bf16
     char* result_rows;           // Y_perm [M][hidden] bf16
     char* out;                   // [num_tokens][hidden] bf16
+    uint32_t detail;             // every how many-th tile is on record step by step; 0: none
 
     TK_DEVICE uint32_t listed_expert(uint32_t listed) const { return expert_ids ? expert_ids[listed] : listed; }
+    // The first row of an expert and the one behind its last, which in OffE is the first of the next expert.
+    TK_DEVICE uint32_t* rows_of(uint32_t expert) const { return expert_offset + expert * offset_stride; }
     // 0 for an expert that there is not: on a GPU expert_ids is not checked before a call.
     TK_DEVICE uint32_t num_rows_of(uint32_t expert) const {
-        return expert < num_experts ? expert_offset[expert + 1] - expert_offset[expert] : 0;
+        return expert < num_experts ? rows_of(expert)[1] - rows_of(expert)[0] : 0;
     }
     TK_DEVICE uint32_t num_choices() const { return num_tokens * topk; }
 };

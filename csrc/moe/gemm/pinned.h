@@ -15,6 +15,12 @@ struct StageOut {
     uint64_t sc_pack;
     // top | bottom << 4: which pair chunks t (lo) and t + 4 (hi) keep.
     uint16_t nib_h0_lo, nib_h0_hi, nib_h1_lo, nib_h1_hi;
+
+    // Something that is there when all of it is.
+    TK_DEVICE uint64_t all() const {
+        const uint32_t nibbles = uint32_t{nib_h0_lo} | nib_h0_hi | nib_h1_lo | nib_h1_hi;
+        return sc_pack | top_h0 | bot_h0 | top_h1 | bot_h1 | nibbles;
+    }
 };
 
 // Chunks t and t + 4 of a row as int8 x 4.
@@ -101,14 +107,19 @@ struct Slot {
     PerLane<StageOut> out[kPaths];
     PerLane<uint32_t> e[kPaths][2];  // [path][half]
 
-    TK_DEVICE void stage_group(Warp& warp, const WeightRows<kPaths>& weights, uint32_t group) {
+    template <class Rec>
+    TK_DEVICE void stage_group(Warp& warp, Rec& steps, const WeightRows<kPaths>& weights, uint32_t group) {
+        TK_RANGE(steps, GemmEvent::stage, group);
         TK_UNROLL
         for (uint32_t path = 0; path < kPaths; ++path) out[path] = stage(warp, weights, group, path);
+        TK_END_AFTER(out[0][0].all() | out[kPaths - 1][0].all());
     }
-    template <uint32_t kHalf>
-    TK_DEVICE void park_half(Warp& warp) {
+    template <uint32_t kHalf, class Rec>
+    TK_DEVICE void park_half(Warp& warp, Rec& steps, uint32_t group) {
+        TK_RANGE(steps, GemmEvent::park, group, kHalf);
         TK_UNROLL
         for (uint32_t path = 0; path < kPaths; ++path) e[path][kHalf] = park<kHalf>(warp, out[path]);
+        TK_END_AFTER(uint64_t{e[0][kHalf][0]} << 32 | e[kPaths - 1][kHalf][0]);
     }
 
     template <uint32_t kHalf>
@@ -137,24 +148,22 @@ using SlotK2 = Slot<2>;  // gate, up
 using SlotK4 = Slot<1>;
 
 // sums[path] = the products with all groups of x.
-template <uint32_t kPaths>
-TK_DEVICE void sweep_pinned(Warp& warp,
-                            const WeightRows<kPaths>& weights,
-                            const ChannelRow* x,
-                            PerLane<LaneSums> (&sums)[kPaths]) {
+template <uint32_t kPaths, class Rec>
+TK_DEVICE void sweep_pinned(
+    Warp& warp, Rec& steps, const WeightRows<kPaths>& weights, const ChannelRow* x, PerLane<LaneSums> (&sums)[kPaths]) {
     Slot<kPaths> next;
-    next.stage_group(warp, weights, 0);
-    next.template park_half<0>(warp);
-    next.template park_half<1>(warp);
+    next.stage_group(warp, steps, weights, 0);
+    next.template park_half<0>(warp, steps, 0);
+    next.template park_half<1>(warp, steps, 0);
     TK_NO_UNROLL
     for (uint32_t group = 0; group < weights.num_groups; ++group, x += kChannelsPerGroup) {
         const Slot<kPaths> cur = next;
         const bool has_next = group + 1 < weights.num_groups;
-        if (has_next) next.stage_group(warp, weights, group + 1);
-        multiply_half<0>(warp, x, cur, sums);
-        if (has_next) next.template park_half<0>(warp);
-        multiply_half<1>(warp, x, cur, sums);
-        if (has_next) next.template park_half<1>(warp);
+        if (has_next) next.stage_group(warp, steps, weights, group + 1);
+        multiply_half<0>(warp, steps, x, cur, group, sums);
+        if (has_next) next.template park_half<0>(warp, steps, group + 1);
+        multiply_half<1>(warp, steps, x, cur, group, sums);
+        if (has_next) next.template park_half<1>(warp, steps, group + 1);
     }
 }
 

@@ -51,6 +51,7 @@ struct SweepProduct<GemmStage::k4> {
 // ---- tiles ----
 
 struct TileWork {
+    uint32_t tile;
     uint32_t expert;
     uint32_t token_tile;  // of all experts
     uint32_t output_tile;
@@ -62,14 +63,16 @@ struct TileWork {
 // the first whose tiles end behind it, which passes over experts without tokens.
 TK_DEVICE TileWork find_tile(Warp& warp, const GemmArgs& args, uint32_t tile, uint32_t num_output_tiles) {
     TileWork work;
+    work.tile = tile;
     work.token_tile = tile / num_output_tiles;
     work.output_tile = tile - work.token_tile * num_output_tiles;
     const uint32_t listed = warp.sum_over(
         args.num_listed, [&](uint32_t before) { return args.tile_end[before + 1] <= work.token_tile ? 1u : 0u; });
     work.expert = args.listed_expert(listed);
     const uint32_t first = (work.token_tile - args.tile_end[listed]) * GemmTile::kTokens;
-    const uint32_t left = args.num_rows_of(work.expert) - first;
-    work.first_row = args.expert_offset[work.expert] + first;
+    const uint32_t* rows = args.rows_of(work.expert);
+    work.first_row = rows[0] + first;
+    const uint32_t left = rows[1] - work.first_row;
     work.num_rows = left < GemmTile::kTokens ? left : GemmTile::kTokens;
     return work;
 }
@@ -100,8 +103,9 @@ TK_DEVICE void load_x(Warp& warp, const GemmArgs& args, const TileWork& work) {
 }
 
 // Sums of the 16 outputs from first_output on.
-template <class Product, GemmStaging kStaging>
+template <class Product, GemmStaging kStaging, class Rec>
 TK_DEVICE void sweep(Warp& warp,
+                     Rec& steps,
                      const GemmArgs& args,
                      uint32_t expert,
                      uint32_t first_output,
@@ -115,9 +119,9 @@ TK_DEVICE void sweep(Warp& warp,
     for (uint32_t path = 0; path < Product::kPaths; ++path) sums[path] = warp.lanes([](int) { return LaneSums{}; });
     const ChannelRow* x = warp.shared<SweepShared>().x();
     if constexpr (kStaging == GemmStaging::direct) {
-        sweep_direct(warp, weights, x, sums);
+        sweep_direct(warp, steps, weights, x, sums);
     } else {
-        sweep_pinned(warp, weights, x, sums);
+        sweep_pinned(warp, steps, weights, x, sums);
     }
 }
 
@@ -155,21 +159,20 @@ TK_DEVICE void store_outputs(Warp& warp,
 
 // ---- the kernel ----
 
-// The same in all warps of the block.
+// The same in all warps of the block, which meet here: behind it x may be the next tile's. The word is in the outputs
+// of the first warp, which it writes behind the barrier of preload only.
 TK_DEVICE bool block_has_aborted(Warp& warp, const GemmArgs& args) {
-    if (!args.abort) return false;
     auto& seen = warp.shared<uint32_t>();
-    if (warp.warp == 0) warp.leader([&] { seen = load_relaxed_system(args.abort); });
+    if (warp.warp == 0) warp.leader([&] { seen = args.abort ? load_relaxed_system(args.abort) : 0; });
     warp.block_sync();
-    const bool result = seen != 0;
-    warp.block_sync();  // before its place is another's
-    return result;
+    return seen != 0;
 }
 
-template <GemmStage kOwnStage, GemmStaging kStaging>
+template <GemmStage kOwnStage, GemmStaging kStaging, GemmDetail kDetail>
 struct GemmSweep {
     using Product = SweepProduct<kOwnStage>;
     using Args = GemmArgs;
+    using Untraced = GemmSweep<kOwnStage, kStaging, GemmDetail::parts>;
     static constexpr GemmStage kStage = kOwnStage;
     static constexpr uint32_t kNumWarps = GemmTile::kWarps;
     static constexpr uint32_t kMaxThreads = kNumWarps * static_cast<uint32_t>(kLanes);
@@ -182,18 +185,17 @@ struct GemmSweep {
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const GemmArgs& args, typename Rec::Args trace) {
         Rec recorder(trace, warp, static_cast<uint32_t>(Product::kRole));
-        if (block_has_aborted(warp, args)) return;
         const uint32_t num_output_tiles = Product::outputs(args) / GemmTile::kOutputs;
         const uint32_t num_tiles = args.tile_end[args.num_listed] * num_output_tiles;
         TK_NO_UNROLL
         for (uint32_t tile = warp.block; tile < num_tiles; tile += warp.num_blocks) {
+            if (block_has_aborted(warp, args)) return;
             const TileWork work = find_tile(warp, args, tile, num_output_tiles);
             preload(warp, recorder, args, work);
             TK_NO_UNROLL
             for (uint32_t phase = 0; phase < GemmTile::kPhases; ++phase) {
                 run_phase(warp, recorder, args, work, phase);
             }
-            warp.block_sync();  // before x is the next tile's
         }
     }
 
@@ -213,12 +215,29 @@ private:
         PerLane<LaneSums> sums[Product::kPaths];
         {
             TK_RANGE(recorder, GemmEvent::sweep, work.expert, work.token_tile, work.output_tile, phase);
-            sweep<Product, kStaging>(warp, args, work.expert, first_output, sums);
+            sweep_in_detail(warp, recorder, args, work, first_output, sums);
         }
         {
             TK_RANGE(recorder, GemmEvent::epilogue, work.expert, work.token_tile, work.output_tile, phase);
             store_outputs<Product>(warp, args, work, first_output, sums);
         }
+    }
+
+    // sweep(), with its steps on record where the call wants those of this tile.
+    template <class Rec>
+    TK_DEVICE static void sweep_in_detail(Warp& warp,
+                                          Rec& recorder,
+                                          const GemmArgs& args,
+                                          const TileWork& work,
+                                          uint32_t first_output,
+                                          PerLane<LaneSums> (&sums)[Product::kPaths]) {
+        if constexpr (kDetail == GemmDetail::steps) {
+            if (work.tile % args.detail == 0) {
+                return sweep<Product, kStaging>(warp, recorder, args, work.expert, first_output, sums);
+            }
+        }
+        Recorder<false> no_steps({}, warp);
+        sweep<Product, kStaging>(warp, no_steps, args, work.expert, first_output, sums);
     }
 };
 

@@ -95,7 +95,17 @@ struct GemmPlaceRows {
     }
 };
 
-// The same where the rows are there, and expert_offset says whose they are.
+// expert_offset of regions, of each of which the first rows are there.
+TK_DEVICE void place_regions(Warp& warp, const GemmArgs& args) {
+    warp.block_strided(args.num_experts, [&](uint32_t expert) {
+        const uint32_t first = expert * args.rows_per_expert;
+        args.rows_of(expert)[0] = first;
+        args.rows_of(expert)[1] = first + args.row_counts[expert];
+    });
+    warp.block_sync();
+}
+
+// The layout where the rows are there, and expert_offset or row_counts says whose they are.
 struct GemmLayOutTiles {
     using Args = GemmArgs;
     static constexpr GemmStage kStage = GemmStage::tiles;
@@ -108,6 +118,7 @@ struct GemmLayOutTiles {
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const GemmArgs& args, typename Rec::Args trace) {
         Rec recorder(trace, warp, static_cast<uint32_t>(GemmRole::layout));
+        if (args.row_counts) place_regions(warp, args);
         lay_out_tiles(warp, recorder, args);
     }
 };

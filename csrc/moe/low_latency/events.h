@@ -23,6 +23,7 @@
     EVENT(signal_dispatch_ack, signal, completion, "",                                "peer:10 local_expert:13",             "")          \
     EVENT(wait_dispatch_acks,  wait,   completion, "",                                "peer:10",                             "")          \
     EVENT(scale_token,         work,   issue,      "",                                "local_expert:13 row:22",              "")          \
+    EVENT(dequantise_token,    work,   issue,      "",                                "local_expert:13 row:22",              "")          \
     EVENT(send_result,         work,   issue,      "",                                "peer:10 local_expert:13",             "token:16")  \
     EVENT(signal_results,      signal, completion, "results data local_expert",       "peer:10 local_expert:13",             "tokens:16") \
     EVENT(wait_results,        wait,   completion, "results data local_expert",       "peer:10 local_expert:13",             "")          \
@@ -35,8 +36,8 @@ TK_DEFINE_EVENTS(LowLatencyEvent, TK_LOW_LATENCY_EVENTS)
 namespace tracekern {
 
 // The last warp of a block that sends counts tokens, the others cast and send them; those of dispatch then receive.
-enum class LowLatencyRole : uint32_t { count, dispatch, scale, combine };
-inline constexpr const char* kLowLatencyRoleNames[] = {"count", "dispatch", "scale", "combine"};
+enum class LowLatencyRole : uint32_t { count, dispatch, scale, dequantise, combine };
+inline constexpr const char* kLowLatencyRoleNames[] = {"count", "dispatch", "scale", "dequantise", "combine"};
 
 enum class LowLatencyChannel : uint32_t { sends = kFirstOwnChannel, count, results, dispatch_ack, combine_ack };
 inline constexpr const char* kLowLatencyChannelNames[] = {"sends", "count", "results", "dispatch_ack", "combine_ack"};
@@ -46,11 +47,18 @@ enum class LowLatencyStage : uint32_t {
     dispatch_send,
     dispatch_recv,
     scale_experts,
+    dequantise,
     combine,
     combine_send,
     combine_recv,
 };
-inline constexpr const char* kLowLatencyStageNames[] = {
-    "dispatch", "dispatch_send", "dispatch_recv", "scale_experts", "combine", "combine_send", "combine_recv"};
+inline constexpr const char* kLowLatencyStageNames[] = {"dispatch",
+                                                        "dispatch_send",
+                                                        "dispatch_recv",
+                                                        "scale_experts",
+                                                        "dequantise",
+                                                        "combine",
+                                                        "combine_send",
+                                                        "combine_recv"};
 
 }  // namespace tracekern

@@ -41,9 +41,9 @@ struct LowLatency {
     template <class F>
     static void with_kernels(const LowLatencyConfig& config, F f) {
         if (config.fp8) {
-            f(LowLatencyKernels<true>{});
+            f(LowLatencyFp8Kernels{});
         } else {
-            f(LowLatencyKernels<false>{});
+            f(LowLatencyBf16Kernels{});
         }
     }
 

@@ -8,13 +8,16 @@
 
 namespace tracekern {
 
-template <bool kFp8>
+template <bool kFp8, class... More>
 using LowLatencyKernels = KernelList<LowLatencyDispatch<LowLatencyStage::dispatch, kFp8>,
                                      LowLatencyDispatch<LowLatencyStage::dispatch_send, kFp8>,
                                      LowLatencyDispatch<LowLatencyStage::dispatch_recv, kFp8>,
-                                     LowLatencyScaleExperts<kFp8>,
+                                     LowLatencyExpertRows<LowLatencyStage::scale_experts, kFp8>,
                                      LowLatencyCombine<LowLatencyStage::combine>,
                                      LowLatencyCombine<LowLatencyStage::combine_send>,
-                                     LowLatencyCombine<LowLatencyStage::combine_recv>>;
+                                     LowLatencyCombine<LowLatencyStage::combine_recv>,
+                                     More...>;
+using LowLatencyBf16Kernels = LowLatencyKernels<false>;
+using LowLatencyFp8Kernels = LowLatencyKernels<true, LowLatencyExpertRows<LowLatencyStage::dequantise, true>>;
 
 }  // namespace tracekern

@@ -1,5 +1,6 @@
 // A stand-in for experts between dispatch and combine: each row is dequantised to bf16 and goes through the expert of
-// moe/experts.h, into memory that combine sends from.
+// moe/experts.h, into memory that combine sends from. For experts that are kernels of their own it is dequantised
+// alone.
 #pragma once
 
 #include "moe/low_latency/dispatch.h"
@@ -37,19 +38,22 @@ TK_DEVICE void scale_row(Warp& warp, const LowLatencyArgs& args, uint32_t local_
     });
 }
 
-template <bool kFp8>
-struct LowLatencyScaleExperts : LowLatencyKernel<LowLatencyStage::scale_experts> {
+template <LowLatencyStage kOwnStage, bool kFp8>
+struct LowLatencyExpertRows : LowLatencyKernel<kOwnStage> {
+    static constexpr bool kScales = kOwnStage == LowLatencyStage::scale_experts;
+    static constexpr auto kRole = kScales ? LowLatencyRole::scale : LowLatencyRole::dequantise;
+    static constexpr auto kEvent = kScales ? LowLatencyEvent::scale_token : LowLatencyEvent::dequantise_token;
+
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const LowLatencyArgs& args, typename Rec::Args trace) {
-        LowLatencyContext<Rec> context(
-            warp, args, trace, LowLatencyStage::scale_experts, LowLatencyRole::scale, *args.call.handle_epoch);
+        LowLatencyContext<Rec> context(warp, args, trace, kOwnStage, kRole, *args.call.handle_epoch);
         const Experts experts{args.call.expert_scale};
         const uint32_t first = warp.warp * warp.num_blocks + warp.block;
         const uint32_t stride = warp.num_blocks * warp.num_warps;
         for (uint32_t local_expert = 0; local_expert < args.shape.num_local_experts(); ++local_expert) {
-            const Expert expert = experts[context.own_expert(local_expert)];
+            const Expert expert = kScales ? experts[context.own_expert(local_expert)] : Expert{1.0f};
             for (uint32_t row = first; row < args.call.packed_recv_count[local_expert]; row += stride) {
-                TK_RANGE(context.recorder, LowLatencyEvent::scale_token, local_expert, row);
+                TK_RANGE(context.recorder, kEvent, local_expert, row);
                 scale_row<kFp8>(warp, args, local_expert, row, expert);
             }
         }

@@ -25,18 +25,21 @@ def fused_moe_apply(
     *,
     eids: torch.Tensor | None = None,
     staging: str = "direct",
+    detail: int = 0,
     capture: Capture | None = None,
 ) -> torch.Tensor:
     """Applies each token's experts and adds up their weighted results. Returns [num_tokens, hidden] bf16.
 
     x: [num_tokens, hidden] bf16. topk_ids int32, topk_ws fp32: [num_tokens, topk], from router(); -1: no expert.
     w13, w2: from pack_w13() and pack_w2(). eids: experts that this call computes, int32; choices of others count as
-    none. staging: how weights come to the multiplication, "direct" or "pinned"; the results are the same bits. On a GPU
-    the kernels are started on the current stream. Raises BadInput.
+    none. staging: how weights come to the multiplication, "direct" or "pinned"; the results are the same bits. detail:
+    the capture gets every detail-th tile of K2 and K4 step by step; 0: none. On a GPU the kernels are started on the
+    current stream. Raises BadInput.
     """
     import torch
 
     hidden, intermediate = _check(x, topk_ids, w13, w2, eids, staging)
+    checks.check_detail(detail)
     num_tokens, topk = topk_ids.shape
     checks.check("topk_ws", topk_ws, torch.float32, (num_tokens, topk), x)
     out = torch.empty_like(x)
@@ -59,7 +62,7 @@ def fused_moe_apply(
         "result_rows": x.new_empty((num_rows, hidden)),
         "out": out,
     }
-    sizes = Sizes(num_experts, num_listed, hidden, intermediate, num_tokens, topk)
+    sizes = Sizes(num_experts, num_listed, hidden, intermediate, num_tokens, topk, detail)
     launch(STAGES, sizes, tensors, device=x.device, staging=staging, capture=capture)
     return out
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracekern.errors import BadInput
-from tracekern.moe.gemm.kernels import FACTS, STAGINGS
+from tracekern.moe.gemm.kernels import FACTS, MAX_DETAIL, STAGINGS
 from tracekern.moe.gemm.packing import DIVISOR, check_scales
 from tracekern.moe.shape import MAX_TOKENS, check_range, describe_tensor
 
@@ -128,6 +128,29 @@ def check_offsets(off_e: torch.Tensor, num_experts: int, num_rows: int, like: to
         raise BadInput(f"off_e does not rise from 0 to at most {num_rows} rows")
 
 
+def check_abort(abort: torch.Tensor | None, like: torch.Tensor) -> None:
+    """Raises BadInput unless `abort` is one int32."""
+    import torch
+
+    if abort is not None:
+        check("abort", abort, torch.int32, (1,), like)
+
+
+def check_inverse(inv: torch.Tensor, num_rows: int, like: torch.Tensor) -> None:
+    """Raises BadInput unless `inv` is [num_tokens, topk] int32, of rows that are there. A GPU's are not looked at."""
+    import torch
+
+    num_tokens, topk = inv.shape if inv.ndim == 2 else (-1, -1)
+    check("inv", inv, torch.int32, (num_tokens, topk), like)
+    check_range("top-k", topk, 1, MAX_TOPK)
+    if inv.device.type == "cpu" and inv.numel() and not -1 <= int(inv.min()) <= int(inv.max()) < num_rows:
+        raise BadInput(f"inv has rows {int(inv.min())} to {int(inv.max())}; wanted -1 (none) or 0 to {num_rows - 1}")
+
+
 def check_staging(staging: str) -> None:
     if staging not in STAGINGS:
         raise BadInput(f"staging is {staging!r}; wanted one of {', '.join(STAGINGS)}")
+
+
+def check_detail(detail: int) -> None:
+    check_range("detail", detail, 0, MAX_DETAIL)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tracekern import _C
 from tracekern.errors import BadInput
 from tracekern.moe.experts import Experts
 from tracekern.moe.gemm import checks
@@ -17,12 +17,11 @@ if TYPE_CHECKING:
     import torch
 
     from tracekern.comm.communicator import Communicator
-    from tracekern.moe.launches import Launches
+    from tracekern.moe.launches import Launches, Run
     from tracekern.moe.shape import MoeShape
 
 EXPERTS = ("scale", "int4_sparse")
 """Kinds of experts of `tracekern run moe`."""
-_P2P_VARIANTS: dict[str, tuple[str, ...]] = _C.families["p2p"].variants
 
 
 @dataclass(frozen=True)
@@ -34,19 +33,21 @@ class Int4Experts(Experts):
 
     w13: torch.Tensor
     w2: torch.Tensor
+    detail: int = 0
+    """Of every how many-th tile a capture gets each step; 0: of none."""
 
     @classmethod
-    def of(cls, w13: torch.Tensor, w2: torch.Tensor) -> Int4Experts:
+    def of(cls, w13: torch.Tensor, w2: torch.Tensor, detail: int = 0) -> Int4Experts:
         import torch
 
-        return cls(torch.ones(w13.shape[0], dtype=torch.float32, device=w13.device), w13, w2)
+        return cls(torch.ones(w13.shape[0], dtype=torch.float32, device=w13.device), w13, w2, detail)
 
     @property
     def intermediate(self) -> int:
-        return int(self.w13.shape[2]) // 2
+        return int(self.w13.shape[2]) // 2 if self.w13.ndim == 4 else 0
 
     def to(self, device: str) -> Int4Experts:
-        return Int4Experts(self.scale.to(device), self.w13.to(device), self.w2.to(device))
+        return Int4Experts(self.scale.to(device), self.w13.to(device), self.w2.to(device), self.detail)
 
     def apply(self, rows: torch.Tensor, expert: torch.Tensor) -> torch.Tensor:
         """Applies expert [n] to rows [n, hidden] bf16 on their device. Returns [n, hidden] bf16."""
@@ -71,47 +72,60 @@ class Int4Experts(Experts):
 
 
 class ExpertKernels:
-    """The kernels of this rank's experts, for the calls of one pipeline."""
+    """The kernels of this rank's experts, between the kernels of one pipeline."""
 
     STAGES = ("tiles", "k2", "k4")
 
-    def __init__(
-        self, comm: Communicator, experts: Int4Experts, shape: MoeShape, expert_input: tuple[int, int]
-    ) -> None:
-        """expert_input: addresses of the first row of each local expert, and of the rows, which results replace."""
+    def __init__(self, comm: Communicator, experts: Int4Experts, num_rows: int, rows_per_expert: int = 0) -> None:
+        """num_rows: of this rank's experts at most. rows_per_expert: of the region of each; 0: rows are packed."""
         import torch
 
         self.experts = experts
         self._comm = comm
         self._native = native_of(comm.device.backend)
-        num_local = shape.num_local_experts
+        num_local = experts.w13.shape[0] // comm.group.num_ranks
         first = comm.group.rank * num_local
-        off_e, rows = expert_input
-        max_rows = shape.num_ranks * shape.max_tokens * shape.topk
+        self._sizes = Sizes(
+            num_local,
+            num_local,
+            experts.w2.shape[2],
+            experts.intermediate,
+            rows_per_expert=rows_per_expert,
+            detail=experts.detail,
+        )
         self._tensors = {
             "w13": experts.w13[first : first + num_local],
             "w2": experts.w2[first : first + num_local],
             "tile_end": experts.w13.new_empty(num_local + 1, dtype=torch.int32),
-            "middle_rows": experts.w13.new_empty((max_rows, experts.intermediate), dtype=torch.bfloat16),
+            "expert_offset": experts.w13.new_empty((num_local, 2), dtype=torch.int32) if rows_per_expert else None,
+            "middle_rows": experts.w13.new_empty((num_rows, experts.intermediate), dtype=torch.bfloat16),
         }
-        places = {
-            "expert_offset": off_e,
-            "x_rows": rows,
-            "result_rows": rows,
-            "abort": comm.native.heap_addresses[comm.group.rank],  # HeapControl begins with it
-        }
-        sizes = Sizes(num_local, num_local, shape.hidden, experts.intermediate)
-        self._call = make_call(self._native, sizes, self._tensors, places)
+        self.use()
         with comm.device.active():
             self._grids = {stage: self._native.grid(stage, "direct", self._call) for stage in self.STAGES}
+
+    def use(self, **places: int) -> None:
+        """Sets the addresses of what the next calls read and write besides weights, by name of _TENSORS."""
+        places["abort"] = self._comm.native.heap_addresses[self._comm.group.rank]  # HeapControl begins with it
+        self._call = make_call(self._native, self._sizes, self._tensors, places)
 
     def add_to(self, launches: Launches) -> None:
         """Tells of the kernels that come between those of the pipeline's family."""
         for stage, (num_blocks, num_warps) in self._grids.items():
             launches.add_stage(stage, FACTS.event_table(), FACTS.roles, num_blocks, num_warps)
 
-    def run(self, stage: str, descriptor: int, stream: int) -> None:
-        """Launches a stage; on the CPU runs it."""
+    def run(self, stages: Sequence[str], descriptors: Sequence[int], stream: int, run_others: Run) -> None:
+        """Launches stages in order, those of the pipeline's family by run_others; on the CPU runs them."""
+        given = zip(stages, descriptors, strict=True)
+        for is_own, some in itertools.groupby(given, lambda pair: pair[0] in self.STAGES):
+            names, numbers = map(list, zip(*some, strict=True))
+            if not is_own:
+                run_others(names, numbers, stream)
+                continue
+            for name, number in zip(names, numbers, strict=True):
+                self._run_stage(name, number, stream)
+
+    def _run_stage(self, stage: str, descriptor: int, stream: int) -> None:
         num_blocks, num_warps = self._grids[stage]
         self._native.run(
             stage=stage,
@@ -127,14 +141,19 @@ class ExpertKernels:
     @classmethod
     def stages_within(cls, stages: Sequence[str]) -> tuple[str, ...]:
         """Returns the kernels of a call with these experts in place of `scale_experts`. Raises BadInput."""
-        own = [stage for stage in stages if stage != "scale_experts"]
-        at = next((idx for idx, stage in enumerate(own) if stage.startswith("combine")), None)
-        if at is None:
+        if not has_place_for_experts(stages):
             raise BadInput("variant pipelined calls its experts inside its kernel, and takes no int4 experts")
+        own = [stage for stage in stages if stage != "scale_experts"]
+        at = next(idx for idx, stage in enumerate(own) if stage.startswith("combine"))
         return (*own[:at], *cls.STAGES, *own[at:])
 
 
-def draw_int4_experts(shape: MoeShape, intermediate: int) -> Int4Experts:
+def has_place_for_experts(stages: Sequence[str]) -> bool:
+    """Returns whether experts that are kernels of their own can run between these kernels of a variant."""
+    return any(stage.startswith("combine") for stage in stages)
+
+
+def draw_int4_experts(shape: MoeShape, intermediate: int, detail: int = 0) -> Int4Experts:
     """Returns the experts of a run, the same for every seed: all numbers and places, results about as large as x."""
     import torch
 
@@ -146,20 +165,24 @@ def draw_int4_experts(shape: MoeShape, intermediate: int) -> Int4Experts:
         scale = torch.tensor(1 / (4.6 * (channels / 4) ** 0.5)).bfloat16().view(torch.int16)
         return torch.randint(0, 1 << 48, size, generator=generator) | int(scale) << 48
 
-    return Int4Experts.of(draw(shape.hidden, 2 * intermediate), draw(intermediate, shape.hidden))
+    return Int4Experts.of(draw(shape.hidden, 2 * intermediate), draw(intermediate, shape.hidden), detail)
 
 
-def tensor_bytes(shape: MoeShape, intermediate: int) -> int:
-    """Returns the bytes of the experts' weights, and of the rows between K2 and K4 of a rank."""
+def tensor_bytes(shape: MoeShape, intermediate: int, has_regions: bool) -> int:
+    """Returns the bytes of the experts' weights, and of the rows between K2 and K4 of a rank.
+
+    has_regions: rows are not packed, but each expert has a region for all tokens.
+    """
     words = shape.num_experts * 3 * (shape.hidden // 64) * intermediate * 2
-    return 8 * words + 2 * shape.num_ranks * shape.max_tokens * shape.topk * intermediate
+    num_rows = shape.num_ranks * shape.max_tokens * (shape.num_local_experts if has_regions else shape.topk)
+    return 8 * words + 2 * num_rows * intermediate
 
 
-def why_unsuitable(variant: str, shape: MoeShape, intermediate: int) -> str:
-    """Returns why a run of the variant cannot have int4 experts; "" if it can."""
-    if variant not in _P2P_VARIANTS or variant == "pipelined":
-        takes = ", ".join(name for name in _P2P_VARIANTS if name != "pipelined")
-        return f"expert is int4_sparse; variant {variant} takes scale alone, int4_sparse goes with {takes}"
+def why_unsuitable(variant: str, stages: dict[str, tuple[str, ...]], shape: MoeShape, intermediate: int) -> str:
+    """Returns why a run of the variant cannot have int4 experts; "" if it can. stages: variant -> its kernels."""
+    takes = [name for name, kernels in stages.items() if has_place_for_experts(kernels)]
+    if variant not in takes:
+        return f"expert is int4_sparse; variant {variant} takes scale alone, int4_sparse goes with {', '.join(takes)}"
     if shape.dtype != "bf16":
         return f"dtype is {shape.dtype}; expert int4_sparse takes bf16"
     for name, size in (("hidden", shape.hidden), ("intermediate", intermediate)):

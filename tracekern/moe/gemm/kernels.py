@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 FACTS = _C.families["gemm"]
 STAGINGS: tuple[str, ...] = tuple(FACTS.stagings)
 """How weights come to the multiplication; the results are the same bits."""
+MAX_DETAIL = (1 << 31) - 1
+"""Largest number of tiles of which one is on record step by step."""
 
 _TENSORS = (
     "expert_ids",
@@ -26,6 +28,7 @@ _TENSORS = (
     "w13",
     "w2",
     "expert_offset",
+    "row_counts",
     "tile_end",
     "inverse",
     "x_rows",
@@ -38,7 +41,7 @@ _TENSORS = (
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a call that its kernels get besides tensors; 0 where none of its stages reads it."""
+    """Numbers of a call that its kernels get besides tensors; 0 where none of its stages reads it."""
 
     num_experts: int
     num_listed: int
@@ -46,6 +49,10 @@ class Sizes:
     intermediate: int = 0
     num_tokens: int = 0
     topk: int = 0
+    rows_per_expert: int = 0
+    """Of each expert's region, where rows are not packed; `row_counts` says how many there are."""
+    detail: int = 0
+    """Every how many-th tile of K2 and K4 a capture gets step by step; 0: none."""
 
 
 def launch(

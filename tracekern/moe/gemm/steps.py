@@ -82,12 +82,14 @@ def k2(
     eids: torch.Tensor | None = None,
     staging: str = "direct",
     abort: torch.Tensor | None = None,
+    detail: int = 0,
     capture: Capture | None = None,
 ) -> torch.Tensor:
     """Returns silu(gate) * up of rows [M, hidden] bf16, [M, intermediate] bf16; rows of no expert are not written.
 
     off_e: [num_experts + 1] int32, looked at on the host. w13: see pack_w13(). eids: see permute(). abort: an int32
-    that makes the kernel return at once while it is not 0. Raises BadInput.
+    that makes the kernel return at once while it is not 0. detail: the capture gets every detail-th tile step by step;
+    0: none. Raises BadInput.
     """
     checks.check_rows("x_perm", x_perm)
     intermediate = w13.shape[2] // 2 if w13.ndim == 4 else 0
@@ -95,7 +97,8 @@ def k2(
     checks.check_weights("w13", w13, x_perm.shape[1], 2 * intermediate, x_perm)
     out = x_perm.new_empty((x_perm.shape[0], intermediate))
     tensors = {"w13": w13, "x_rows": x_perm, "middle_rows": out, "abort": abort}
-    _multiply("k2", x_perm, off_e, w13, eids, tensors, (x_perm.shape[1], intermediate), staging, capture)
+    sizes = (x_perm.shape[1], intermediate)
+    _multiply("k2", x_perm, off_e, w13, eids, tensors, sizes, staging, detail, capture)
     return out
 
 
@@ -107,6 +110,7 @@ def k4(
     eids: torch.Tensor | None = None,
     staging: str = "direct",
     abort: torch.Tensor | None = None,
+    detail: int = 0,
     capture: Capture | None = None,
 ) -> torch.Tensor:
     """Returns w2 times rows [M, intermediate] bf16, [M, hidden] bf16. The rest: see k2()."""
@@ -116,7 +120,8 @@ def k4(
     checks.check_weights("w2", w2, x2_perm.shape[1], hidden, x2_perm)
     out = x2_perm.new_empty((x2_perm.shape[0], hidden))
     tensors = {"w2": w2, "middle_rows": x2_perm, "result_rows": out, "abort": abort}
-    _multiply("k4", x2_perm, off_e, w2, eids, tensors, (hidden, x2_perm.shape[1]), staging, capture)
+    sizes = (hidden, x2_perm.shape[1])
+    _multiply("k4", x2_perm, off_e, w2, eids, tensors, sizes, staging, detail, capture)
     return out
 
 
@@ -130,10 +135,9 @@ def unpermute(
     import torch
 
     checks.check_rows("y_perm", y_perm)
+    checks.check_inverse(inv, y_perm.shape[0], y_perm)
     num_tokens, topk = inv.shape
-    checks.check("inv", inv, torch.int32, (num_tokens, topk), y_perm)
     checks.check("topk_ws", topk_ws, torch.float32, (num_tokens, topk), y_perm)
-    check_range("top-k", topk, 1, checks.MAX_TOPK)
     out = y_perm.new_empty((num_tokens, y_perm.shape[1]))
     tensors = {"inverse": inv, "topk_weights": topk_ws, "result_rows": y_perm, "out": out}
     sizes = Sizes(1, 1, hidden=y_perm.shape[1], num_tokens=num_tokens, topk=topk)
@@ -150,13 +154,16 @@ def _multiply(
     tensors: dict[str, torch.Tensor | None],
     hidden_and_intermediate: tuple[int, int],
     staging: str,
+    detail: int,
     capture: Capture | None,
 ) -> None:
     num_experts = words.shape[0]
     checks.check_staging(staging)
+    checks.check_detail(detail)
     checks.check_offsets(off_e, num_experts, rows.shape[0], rows)
     checks.check_eids(eids, num_experts, rows)
+    checks.check_abort(tensors["abort"], rows)
     num_listed = num_experts if eids is None else eids.numel()
     tensors |= {"expert_ids": eids, "expert_offset": off_e, "tile_end": off_e.new_empty(num_listed + 1)}
-    sizes = Sizes(num_experts, num_listed, *hidden_and_intermediate)
+    sizes = Sizes(num_experts, num_listed, *hidden_and_intermediate, detail=detail)
     launch(("tiles", stage), sizes, tensors, device=rows.device, staging=staging, capture=capture)

@@ -22,6 +22,7 @@ from tracekern.moe.low_latency.settings import (
     bad_choice,
     check_combine,
     check_dispatch,
+    check_experts,
 )
 
 if TYPE_CHECKING:
@@ -197,14 +198,24 @@ class Buffer:
         hook = self._start(dispatched, stages, capture, timeout_s, on_timeout)
         return out, EventOverlap(), hook
 
-    def scale_experts(
-        self, handle: Handle, experts: Experts, rows: torch.Tensor, *, capture: Capture | None = None
+    def apply_experts(
+        self,
+        handle: Handle,
+        experts: Experts,
+        rows: torch.Tensor,
+        *,
+        capture: Capture | None = None,
+        after_stage: Callable[[str], None] | None = None,
     ) -> None:
-        """A stand-in for experts: writes what they make of recv_x to `rows`, bf16, shaped like recv_x."""
+        """Writes what experts make of recv_x to `rows`, bf16, shaped like recv_x.
+
+        experts: the stand-in, or Int4Experts. after_stage: called with the name of each kernel that was started.
+        Raises BadInput.
+        """
         self._require_usable()
         dispatched = self._check_handle(handle)
-        dispatched.tensors |= {"expert_rows": rows, "expert_scale": experts.scale}
-        self._kernels.launch(dispatched, ("scale_experts",), capture)
+        check_experts(self.comm, dispatched.layout, experts, rows)
+        self._kernels.apply_experts(dispatched, experts, rows, capture, after_stage)
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Sets flags and counters back and prepares for calls of such a layout. Handles of before cannot be used.

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tracekern import _C
 from tracekern.comm.communicator import Communicator
+from tracekern.moe.experts import Experts
+from tracekern.moe.gemm.experts import ExpertKernels, Int4Experts
 from tracekern.moe.launches import Launches
 from tracekern.moe.low_latency.handle import Dispatched
 from tracekern.moe.low_latency.settings import LaunchShape, Layout
 
 if TYPE_CHECKING:
+    import torch
+
     from tracekern.record.session import Capture
 
+AfterStage = Callable[[str], None]
 Limits = tuple[float, str]
 """timeout_s and on_timeout, see Communicator.set_timeout()."""
 
@@ -55,6 +60,7 @@ class Kernels:
         self.native = self._make_native(layout, shape, first_stage, executor)
         facts = _C.families["low_latency"]
         self._launches = Launches(comm, facts.event_table(), facts.roles, shape.num_sms, shape.num_warps)
+        self._expert_kernels: ExpertKernels | None = None
         self._last_launch: tuple[int, Any, bool] | None = None
         """Stream, event behind it, whether both are of a graph that was captured."""
 
@@ -65,16 +71,51 @@ class Kernels:
         capture: Capture | None,
         limits: Limits | None = None,
         late_us: int = 0,
+        after_stage: AfterStage | None = None,
     ) -> None:
         """Launches stages of a call on the current stream; on the CPU runs them."""
         call = self._make_call(dispatched)
 
-        def run(names: Sequence[str], descriptors: Sequence[int], stream: int) -> None:
+        def run_own(names: Sequence[str], descriptors: Sequence[int], stream: int) -> None:
             self.native.run(list(names), call, dispatched.use_fp8, list(descriptors), stream)
+
+        def run(names: Sequence[str], descriptors: Sequence[int], stream: int) -> None:
+            if self._expert_kernels is None:
+                run_own(names, descriptors, stream)
+            else:
+                self._expert_kernels.run(names, descriptors, stream, run_own)
 
         self._launches.late_us = late_us
         with self._limited(limits), self._in_order():
-            self._launches.start(stages, run, dispatched.epoch, capture)
+            self._launches.start(stages, run, dispatched.epoch, capture, after_stage)
+
+    def apply_experts(
+        self,
+        dispatched: Dispatched,
+        experts: Experts,
+        rows: torch.Tensor,
+        capture: Capture | None,
+        after_stage: AfterStage | None,
+    ) -> None:
+        """Launches what writes the results of experts to `rows`."""
+        dispatched.tensors |= {"expert_rows": rows, "expert_scale": experts.scale}
+        stages: tuple[str, ...] = ("scale_experts",)
+        if isinstance(experts, Int4Experts):
+            self._use_int4(dispatched, experts, rows)
+            stages = (*(["dequantise"] if dispatched.use_fp8 else []), *ExpertKernels.STAGES)
+        self.launch(dispatched, stages, capture, after_stage=after_stage)
+
+    def _use_int4(self, dispatched: Dispatched, experts: Int4Experts, rows: torch.Tensor) -> None:
+        if self._expert_kernels is None or self._expert_kernels.experts is not experts:
+            num_local, rows_per_expert, _ = rows.shape
+            self._expert_kernels = ExpertKernels(self._comm, experts, num_local * rows_per_expert, rows_per_expert)
+            self._expert_kernels.add_to(self._launches)
+        tensors = dispatched.tensors
+        self._expert_kernels.use(
+            row_counts=_address(tensors["packed_recv_count"]),
+            x_rows=_address(rows if dispatched.use_fp8 else tensors["packed_recv_x"]),  # results replace the former
+            result_rows=_address(rows),
+        )
 
     def _make_native(self, layout: Layout, shape: LaunchShape, first_stage: int, executor: dict[str, str]) -> Any:
         group = self._comm.group
@@ -97,7 +138,7 @@ class Kernels:
 
     def _make_call(self, dispatched: Dispatched) -> Any:
         tensors = dispatched.tensors
-        addresses = {name: 0 if (tensor := tensors.get(name)) is None else tensor.data_ptr() for name in _TENSORS}
+        addresses = {name: _address(tensors.get(name)) for name in _TENSORS}
         topk_idx = tensors["topk_idx"]
         return self._family.Call(
             slot=dispatched.slot,
@@ -139,6 +180,10 @@ class Kernels:
         event = torch.cuda.Event()
         event.record(stream)
         self._last_launch = stream.cuda_stream, event, is_captured
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else int(tensor.data_ptr())
 
 
 def _find_family(comm: Communicator) -> Any:

@@ -1,4 +1,4 @@
-"""Low latency dispatch, a stand-in for experts, and combine as one call: what `tracekern run moe` runs."""
+"""Low latency dispatch, experts and combine as one call: what `tracekern run moe` runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LowLatencyPipeline:
     """Dispatch -> experts -> combine through a Buffer of its own, with the interface of other families' pipelines."""
 
     stages = ("dispatch", "scale_experts", "combine")
-    """The kernels of one call, in order."""
+    """The kernels of one call, in order; int4 experts are several in place of `scale_experts`."""
 
     def __init__(
         self,
@@ -99,8 +99,7 @@ class LowLatencyPipeline:
         )
         tell("dispatch")
         rows = self._rows()
-        self.buffer.scale_experts(handle, experts, rows, capture=capture)
-        tell("scale_experts")
+        self.buffer.apply_experts(handle, experts, rows, capture=capture, after_stage=after_stage)
         combined, _, _ = self.buffer.low_latency_combine(rows, topk_idx, topk_weights, handle, out=out, capture=capture)
         tell("combine")
         return combined

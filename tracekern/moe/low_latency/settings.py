@@ -9,12 +9,13 @@ from tracekern import _C
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput
 from tracekern.moe.pipeline import MAX_CPU_WARPS, SPARE_SMS
-from tracekern.moe.shape import MAX_EXPERTS, check_range, check_tensor, describe_tensor
+from tracekern.moe.shape import MAX_EXPERTS, MoeShape, check_range, check_tensor, describe_tensor
 
 if TYPE_CHECKING:
     import torch
 
     from tracekern.comm.communicator import Communicator
+    from tracekern.moe.experts import Experts
 
 FACTS = _C.families["low_latency"]
 SCALE_GROUP: int = FACTS.scale_group
@@ -138,6 +139,13 @@ def check_dispatch(
         _check_ids(topk_idx, layout.num_experts)
 
 
+def check_experts(comm: Communicator, layout: Layout, experts: Experts, rows: torch.Tensor) -> None:
+    """Raises BadInput for experts that kernels cannot use between dispatch and combine, or for rows of results."""
+    num_ranks, most = comm.group.num_ranks, layout.num_max_dispatch_tokens_per_rank
+    experts.check(comm, MoeShape(num_ranks, most, layout.num_experts, 1, layout.hidden, "bf16"))
+    _check_expert_rows(comm, layout, "rows", rows)
+
+
 def check_combine(
     comm: Communicator,
     layout: Layout,
@@ -151,10 +159,7 @@ def check_combine(
     """Raises BadInput for tensors that combine cannot use. num_tokens, topk: of the dispatch that it belongs to."""
     import torch
 
-    num_local = layout.num_experts // comm.group.num_ranks
-    rows = (num_local, layout.num_rows(comm.group.num_ranks), layout.hidden)
-    check_tensor(comm, "x", x, torch.bfloat16, rows)
-    check_aligned("x", x)
+    _check_expert_rows(comm, layout, "x", x)
     if topk_idx.dtype not in (torch.int32, torch.int64):
         raise BadInput(f"topk_idx is {describe_tensor(topk_idx)}; wanted int64 or int32")
     check_tensor(comm, "topk_idx", topk_idx, topk_idx.dtype, (num_tokens, topk))
@@ -162,6 +167,14 @@ def check_combine(
     if out is not None:
         check_tensor(comm, "out", out, torch.bfloat16, (num_tokens, layout.hidden))
         check_aligned("out", out)
+
+
+def _check_expert_rows(comm: Communicator, layout: Layout, name: str, rows: torch.Tensor) -> None:
+    import torch
+
+    num_local = layout.num_experts // comm.group.num_ranks
+    check_tensor(comm, name, rows, torch.bfloat16, (num_local, layout.num_rows(comm.group.num_ranks), layout.hidden))
+    check_aligned(name, rows)
 
 
 def check_aligned(name: str, tensor: torch.Tensor) -> None:

@@ -1,0 +1,84 @@
+"""How much of staging hides under the multiplication? Of sweeps that are on record step by step."""
+
+from __future__ import annotations
+
+from tracekern.analysis.findings import Findings
+from tracekern.analysis.groups import group_rows
+from tracekern.analysis.staging import Staging
+from tracekern.formatting import count, duration, escape, percent, sentence
+from tracekern.viewers.report.charts import heatmap
+from tracekern.viewers.report.frame import Answer, Choice, Figure, table
+from tracekern.viewers.report.question import Question
+
+_MAX_ROWS = 1024
+_ASIDE = (
+    "Exposed is the time in which a warp stages, parks or decodes and multiplies nothing; hidden is multiplication "
+    "while a later group of channels was staged already. Each row is an expert of a rank, each column a warp of the "
+    "block; what is left of a sweep is the cost of the records. Of tiles alone that were recorded in detail."
+)
+
+
+def draw(findings: Findings) -> Answer | None:
+    staging = findings.staging
+    if staging is None:
+        return None
+    pictures = [(kernel, _picture(staging.of_kernel(kernel), kernel)) for kernel in staging.kernels]
+    return Answer(escape(sentence(describe_staging(staging))), (Choice(pictures), _table(staging)), _ASIDE)
+
+
+QUESTION = Question("staging", "Staging", "How much of staging hides under the multiplication?", draw, order=77)
+
+
+def describe_staging(staging: Staging) -> str:
+    """Says for each kernel which part of staging was hidden, and which part of its sweeps the rest took."""
+    parts = []
+    for kernel in staging.kernels:
+        own = staging.of_kernel(kernel)
+        hidden, exposed = int(own.hidden_ns.sum()), int(own.exposed_ns.sum())
+        sweeps, sweep_ns = count(int(own.sweeps.sum()), "sweep"), int(own.sweep_ns.sum())
+        share = percent(hidden, hidden + exposed)
+        parts.append(
+            f"in {sweeps} of {kernel} {share} of staging was hidden, the rest took {percent(exposed, sweep_ns)}"
+        )
+    return "; ".join(parts)
+
+
+def _picture(own: Staging, kernel: str) -> Figure:
+    """The share of a sweep that staging is exposed, by expert and warp."""
+    rows = group_rows(len(own), own.rank, own.expert)
+    names = [f"{rank} · {expert}" for rank, expert in zip(*(column.tolist() for column in rows.columns), strict=True)]
+    warps = sorted(set(own.warp.tolist()))
+    cells = [[0.0] * len(warps) for _ in names]
+    hover = [[""] * len(warps) for _ in names]
+    for place, row in enumerate(rows.group.tolist()):
+        column = warps.index(int(own.warp[place]))
+        hidden, exposed, sweep = int(own.hidden_ns[place]), int(own.exposed_ns[place]), int(own.sweep_ns[place])
+        cells[row][column] = 100 * exposed / max(sweep, 1)
+        hover[row][column] = (
+            f"rank {own.rank[place]}, expert {own.expert[place]}, warp {own.warp[place]}<br>"
+            f"{count(int(own.sweeps[place]), 'sweep')}, {duration(sweep)}<br>"
+            f"hidden {percent(hidden, hidden + exposed)} of staging, exposed {duration(exposed)}"
+        )
+    return heatmap(
+        names[:_MAX_ROWS],
+        cells[:_MAX_ROWS],
+        hover[:_MAX_ROWS],
+        [],
+        f"Exposed staging of {kernel}: rows are experts, columns are warps",
+        columns=[f"warp {warp}" for warp in warps],
+        axes=("rank · expert", f"share of a sweep of {kernel} in which staging is exposed"),
+        say="{:.3g} %".format,
+    )
+
+
+def _table(staging: Staging) -> str:
+    lines = []
+    for kernel in staging.kernels:
+        own = staging.of_kernel(kernel)
+        whole = int(own.sweep_ns.sum())
+        steps = [int(column.sum()) for column in (own.stage_ns, own.park_ns, own.decode_ns, own.multiply_ns)]
+        shares = [percent(ns, whole) for ns in (*steps, whole - sum(steps))]
+        hidden = int(own.hidden_ns.sum())
+        lines.append([escape(kernel), duration(whole), *shares, percent(hidden, hidden + sum(steps[:3]))])
+    columns = ["", "sweeps", "stage", "park", "decode", "load_b, multiply", "rest", "hidden of staging"]
+    return table(columns, lines, numbers=7)
