@@ -10,7 +10,7 @@ gpu=$(nvidia-smi --id=0 --query-gpu=name --format=csv,noheader)
 driver=$(nvidia-smi --id=0 --query-gpu=driver_version --format=csv,noheader)
 versions=$($python -c 'import torch; print(f"CUDA {torch.version.cuda}, torch {torch.__version__}")')
 card=$(echo "$gpu" | sed -E 's/^NVIDIA ([A-Z0-9]+).*/\1/' | tr 'A-Z' 'a-z')
-export CUDA_VISIBLE_DEVICES=0 PYTHONPATH="$PWD"
+export CUDA_VISIBLE_DEVICES=0 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
 pinned=traces/${card}_int4_pinned direct=traces/${card}_int4_direct
 rm -rf "$pinned" "$direct"
