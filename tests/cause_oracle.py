@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 from scenarios import SIGNAL_NS, Scenario
 
 from tracekern.analysis.causes.analyze import Target
@@ -112,11 +113,16 @@ def _launch_times(timeline: Timeline) -> tuple[list[int], list[int]]:
 def _categories(timeline: Timeline, edges: Iterable[_Edge]) -> list[list[Category]]:
     """By rank and ns: what the time was spent with."""
     spans, (start, end) = timeline.spans, _launch_times(timeline)
-    spent: list[list[Category]] = [["host"] * max(end) for _ in timeline.ranks]
+    spent: list[list[Category]] = [["gap"] * max(end) for _ in timeline.ranks]
     for number, launch in enumerate(timeline.launches):
-        spent[launch.rank][start[number] : end[number]] = [(launch.name, "(between spans)")] * (
-            end[number] - start[number]
-        )
+        of_run = [
+            int(spans.start[row])
+            for row in np.flatnonzero(spans.launch == number).tolist()
+            if timeline.tracks[spans.track[row]].kind is TrackKind.DEVICE
+        ]
+        first = min(of_run, default=start[number])
+        for name, begin, stop in (("not started", start[number], first), ("between spans", first, end[number])):
+            spent[launch.rank][begin:stop] = [(launch.name, f"({name})")] * (stop - begin)
     for row in range(len(spans)):
         track, first, stop = timeline.tracks[spans.track[row]], int(spans.start[row]), int(spans.end[row])
         if track.kind is TrackKind.DEVICE:

@@ -23,7 +23,7 @@ from tracekern.analysis.causes.shares import solve_costs, split_waits
 from tracekern.analysis.doubt import Worst, name_worst
 from tracekern.analysis.findings import analyze
 from tracekern.analysis.waits.analyze import Phase, WaitKind, analyze_waits
-from tracekern.analysis.waits.event_graph import BETWEEN_SPANS, build_graph
+from tracekern.analysis.waits.event_graph import NOT_STARTED, build_graph
 from tracekern.timeline.model import OPEN_END, Timeline
 from tracekern.timeline.select import select, take_spans
 from tracekern.viewers.report.headlines import headlines
@@ -65,10 +65,10 @@ def test_nothing_injected_nothing_charged_but_the_time_to_see_a_flag():
     [
         (pipeline(num_calls=CALLS, copy={1: DELAY_NS}), 1, Target.WORK, COPY),
         (pipeline(num_calls=CALLS, receive={3: DELAY_NS}), 3, Target.WORK, RECEIVE),
-        (pipeline(num_calls=CALLS, gap={2: DELAY_NS}), 2, Target.HOST, None),
+        (pipeline(num_calls=CALLS, gap={2: DELAY_NS}), 2, Target.GAP, None),
         (exchange(num_launches=CALLS, late={0: DELAY_NS}), 0, Target.WORK, Phase("dispatch", "copy_token")),
     ],
-    ids=["longer work", "more tokens", "host gap", "late sender"],
+    ids=["longer work", "more tokens", "gap before a kernel", "late sender"],
 )
 def test_the_cause_is_found(run: Scenario, rank: int, target: Target, phase: Phase | None):
     causes = causes_of(run)
@@ -233,7 +233,7 @@ def test_lost_records_are_never_charged_to_nothing(lost: str):
     causes = analyze_causes(timeline, analyze_waits(timeline))
     assert sum(cost.total_ns for cost in causes.costs) == pytest.approx(causes.charged_ns, rel=1e-9)
     if lost == "copy_token":  # the time is still there, without a name
-        assert charged(causes, 1, Target.WORK, Phase("dispatch_send", BETWEEN_SPANS)) >= 0.95 * 12 * DELAY_NS
+        assert charged(causes, 1, Target.WORK, Phase("dispatch_send", NOT_STARTED)) >= 0.95 * 12 * DELAY_NS
 
 
 @pytest.mark.parametrize("name", ["cpu_8_ranks", "h200x4"])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.causes.blame import Chain, Target, blame_causes, find_chains, targets_of_phases
+from tracekern.analysis.causes.blame import GAP_TARGETS, Chain, Target, blame_causes, find_chains, targets_of_phases
 from tracekern.analysis.causes.order import Edges, find_edges
 from tracekern.analysis.causes.shares import Shares, solve_costs, split_waits, spread
 from tracekern.analysis.doubt import Blame
@@ -107,7 +107,8 @@ def _why_nothing(waits: Waits, is_charged: Mask) -> str:
 
 def _direct_costs(timeline: Timeline, graph: EventGraph, edges: Edges, shares: Shares, costs: np.ndarray) -> list[Cost]:
     """Charges to phases of work, to the stores that signals waited for, and to hosts."""
-    targets, phases = [*targets_of_phases(timeline, graph), Target.HOST], [*graph.phases, _NO_PHASE]
+    targets = [*targets_of_phases(timeline, graph), *GAP_TARGETS]
+    phases = [*graph.phases, *[_NO_PHASE] * len(GAP_TARGETS)]
     source = edges.source[shares.edge[shares.direct_wait]]
     rank = graph.schedule.rank[graph.runs.launch[source]]
     groups = group_rows(len(rank), rank, shares.direct_category)

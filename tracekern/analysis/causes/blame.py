@@ -30,11 +30,17 @@ class Target(enum.Enum):
     WORK = "work"
     """A phase that took longer than at the rank that waited."""
     HOST = "host"
-    """A kernel that was started later."""
+    """A kernel that its host started later, by a host lane or the launch itself."""
+    GAP = "gap"
+    """A kernel that began later: its host or an unrecorded kernel."""
     LINK = "link"
     """Stores that drained and flags that travelled."""
     UNEXPLAINED = "unexplained"
     """Waits for a rank without records, records that were overwritten, or nothing took longer."""
+
+
+GAP_TARGETS = (Target.HOST, Target.GAP)
+"""Of the categories of Shares.direct_category that follow the phases."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +134,8 @@ class _Follower:
         if unexplained >= best:
             return rank, Target.UNEXPLAINED, Phase("", "")
         category = int(shares.direct_category[direct][shares.direct_share[direct].argmax()])
-        if category == len(graph.phases):
-            return rank, Target.HOST, Phase("", "")
+        if category >= len(graph.phases):
+            return rank, GAP_TARGETS[category - len(graph.phases)], Phase("", "")
         return rank, self._targets[category], graph.phases[category]
 
 
@@ -207,7 +213,7 @@ def _limits(timeline: Timeline, waits: Waits, split: Int64, bound: Bound) -> tup
 
 def _of_ranks(timeline: Timeline, graph: EventGraph, edges: Edges, shares: Shares, costs: Float64) -> Float64:
     """[columns of costs, largest rank + 1] ns charged to the work and the host of each rank."""
-    own = np.array([target is Target.WORK for target in targets_of_phases(timeline, graph)] + [True])
+    own = np.array([target is Target.WORK for target in targets_of_phases(timeline, graph)] + [True] * len(GAP_TARGETS))
     chosen = own[shares.direct_category]
     wait, share = shares.direct_wait[chosen], shares.direct_share[chosen]
     rank = graph.schedule.rank[graph.runs.launch[edges.source[shares.edge[wait]]]]

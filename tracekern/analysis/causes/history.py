@@ -18,7 +18,7 @@ import numpy as np
 from tracekern.analysis.waits.analyze import Waits
 from tracekern.analysis.waits.event_graph import EventGraph
 from tracekern.analysis.waits.pieces import WaitPieces
-from tracekern.timeline.model import Int64, Timeline
+from tracekern.timeline.model import Int64, Mask, Timeline
 
 _PIECES_AT_ONCE = 1 << 15
 
@@ -128,17 +128,19 @@ def bisect_right(values: Int64, first: Int64, stop: Int64, wanted: Int64) -> Int
 
 
 class History:
-    """Time spent by category: all phases of the graph, then `host`, `unknown`, `late` and `link`."""
+    """Time spent by category: all phases of the graph, then `gap`, `unknown`, `late` and `link`."""
 
     def __init__(self, timeline: Timeline, graph: EventGraph, waits: Waits) -> None:
         self.graph = graph
-        self.host = len(graph.phases)
-        self.unknown, self.late, self.link = self.host + 1, self.host + 2, self.host + 3
-        self.num_categories = self.host + 4
+        self.gap = len(graph.phases)
+        self.unknown, self.late, self.link = self.gap + 1, self.gap + 2, self.gap + 3
+        self.num_categories = self.gap + 4
         self._first_phase = np.searchsorted(graph.stage_of_phase, np.arange(len(graph.stages)))
         self._waits = WaitPieces.of(timeline, graph, waits)
-        self._overwritten_ns = _overwritten(timeline, graph)
+        self._headless_ns, self._is_cut = _before_first_record(timeline, graph)
         self._base = self._launch_bases()
+        schedule = graph.schedule
+        self._host_gaps = tuple(map(self._gaps_of_hosts, (schedule.host_gap_ns, schedule.host_gap_most_ns)))
 
     def of_runs(self, run: Int64, time: Int64) -> Moments:
         """[n] moments in the histories of runs; before the start of its launch, the run's is its stream's."""
@@ -178,8 +180,19 @@ class History:
         """[n, num_categories] ns by each moment, since a time that is the same for all moments of a stream."""
         spent = self._base[moments.launch]
         self._add_inside(spent, moments, slots)
-        spent[:, self.host] += moments.after_ns
+        spent[:, self.gap] += moments.after_ns
         return spent
+
+    def in_gaps(self, moments: Moments) -> tuple[Int64, Int64, Int64]:
+        """([n] ns that `spent` has for `gap`, [n] what of it was the host's at least, [n] at most)"""
+        schedule, launch, after = self.graph.schedule, moments.launch, moments.after_ns
+        passed = schedule.start[launch] - schedule.gap_start[launch] + after  # of the gap before the first launch
+        of_host = []
+        for before, following, base in self._host_gaps:
+            ahead = np.maximum(before[launch] - np.maximum(passed, 0), 0)
+            of_host.append(base[launch] + np.where(after < 0, -ahead, np.minimum(after, following[launch])))
+        least, most = of_host
+        return self._base[launch, self.gap] + after, least, most
 
     def _add_inside(self, spent: Int64, moments: Moments, slots: Int64) -> None:
         """Adds to `spent`, [n, num_categories], what passed since the start of the launch of each moment."""
@@ -187,13 +200,17 @@ class History:
         stage = graph.schedule.stage[moments.launch]
         by_place, row = spent.reshape(-1), np.arange(len(moments)) * self.num_categories
         *own, unknown, late, link = slots
-        unknown = unknown + np.minimum(self._overwritten_ns[moments.run], moments.in_launch_ns)
-        rest = moments.in_launch_ns - unknown - late - link
+        headless = np.minimum(self._headless_ns[moments.run], moments.in_launch_ns)
+        is_cut = self._is_cut[moments.run]
+        unknown = unknown + np.where(is_cut, headless, 0)
+        not_started = np.where(is_cut, 0, headless)
+        rest = moments.in_launch_ns - unknown - not_started - late - link
         first_phase, last_phase = self._first_phase[stage], len(graph.phases) - 1
         for slot, values in enumerate(own):
             # A stage with fewer phases has nothing in this slot: adding it to some phase changes nothing.
             by_place[row + np.minimum(first_phase + slot, last_phase)] += values
             rest -= values
+        by_place[row + graph.not_started[stage]] += not_started
         by_place[row + graph.between_spans[stage]] += np.maximum(rest, 0)
         spent[:, self.unknown] += unknown
         spent[:, self.late] += late
@@ -209,17 +226,29 @@ class History:
         moments = self._moments(before, schedule.last_run[before], until, np.zeros_like(until))
         between = np.zeros((len(later), self.num_categories), np.int64)
         self._add_inside(between, moments, self.slots(moments))
-        between[:, self.host] += schedule.gap_ns[later]
+        between[:, self.gap] += schedule.gap_ns[later]
         base = np.zeros((len(schedule.rank), self.num_categories), np.int64)
         for launch, earlier, ns in zip(later.tolist(), before.tolist(), between, strict=True):
             base[launch] = base[earlier] + ns
         return base
 
+    def _gaps_of_hosts(self, of_host: Int64) -> tuple[Int64, Int64, Int64]:
+        """([num_launches] the host's part of the gap before each launch, of the gap behind it, and of all before it)"""
+        schedule = self.graph.schedule
+        later = schedule.order[schedule.before[schedule.order] >= 0]
+        behind, base = np.zeros_like(of_host), np.zeros_like(of_host)
+        for launch, earlier, ns in zip(
+            later.tolist(), schedule.before[later].tolist(), of_host[later].tolist(), strict=True
+        ):
+            behind[earlier] = ns
+            base[launch] = base[earlier] + ns
+        return of_host, behind, base
 
-def _overwritten(timeline: Timeline, graph: EventGraph) -> Int64:
-    """[num_runs + 1] until the oldest record of each run where a flight recorder overwrote older ones of its launch:
-    what it did is unknown. The last is that of run -1, which is none."""
+
+def _before_first_record(timeline: Timeline, graph: EventGraph) -> tuple[Int64, Mask]:
+    """([num_runs + 1] ns from the start of its launch to the oldest record of each run, [num_runs + 1] whether a flight
+    recorder overwrote older ones of that launch, so that what it did is unknown). The last is that of run -1: none."""
     is_cut = np.zeros(len(graph.schedule.rank), bool)
     is_cut[: len(timeline.launches)] = [launch.records_overwritten > 0 for launch in timeline.launches]
     launch = graph.runs.launch
-    return np.append(np.where(is_cut[launch], graph.runs.start - graph.schedule.start[launch], 0), 0)
+    return np.append(graph.runs.start - graph.schedule.start[launch], 0), np.append(is_cut[launch], False)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracekern.analysis.causes.gaps import divide_gaps
 from tracekern.analysis.causes.history import History, Moments, bisect_right
 from tracekern.analysis.causes.order import Edges, is_sorted, last_ordered
 from tracekern.analysis.waits.analyze import Waits
@@ -104,7 +105,7 @@ class Shares:
     direct_wait: Int64
     """[m] the rest, one row a wait and category: index into `edge`, ..."""
     direct_category: Int64
-    """... category of the History (a phase or the host), ..."""
+    """... category: a phase, then the hosts' gaps, then other gaps, ..."""
     direct_share: Float64
     """... and share."""
     late_waits: WaitSequence
@@ -135,9 +136,10 @@ def split_waits(
         np.concatenate([asked.release, since, asked.begin, since]),
     )
     columns = _split(history, moments, late_ranges.total_ns, link_ranges.total_ns)
+    direct = divide_gaps(history, moments, *columns[3:])
     charged_ns = np.where(is_charged[asked.wait], late_waits.weight_ns, 0)
     ranges = (late_waits, link_waits, late_ranges, link_ranges)
-    return Shares(late_waits.edge, late_waits.weight_ns, charged_ns, *columns, *ranges)
+    return Shares(late_waits.edge, late_waits.weight_ns, charged_ns, *columns[:3], *direct, *ranges)
 
 
 def _split(

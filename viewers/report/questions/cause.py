@@ -11,11 +11,14 @@ from tracekern.viewers.report.charts import stacked_bars, time_scale
 from tracekern.viewers.report.frame import Answer, Figure, table
 from tracekern.viewers.report.question import Question
 
+HOST_OR_KERNEL = "host or an unrecorded kernel"
+"""What a gap before a kernel may be where nothing says that it was the host."""
 _MAX_COSTS = 10
 _MAX_CHAINS = 6
 _TARGET_WORDS = {
     Target.WORK: "work that took longer",
-    Target.HOST: "kernels that hosts started later",
+    Target.HOST: "kernels that hosts launched later",
+    Target.GAP: "kernels that began later, for their host or an unrecorded kernel",
     Target.LINK: "stores that drained and flags that travelled",
     Target.UNEXPLAINED: "nothing on record",
 }
@@ -62,6 +65,8 @@ def _place(rank: int, target: Target, phase: Phase, peer: int) -> str:
     owner = f"rank {rank}" if rank >= 0 else "an unknown rank"
     if target is Target.HOST:
         return f"the host of {owner}"
+    if target is Target.GAP:
+        return f"before kernels of {owner} ({HOST_OR_KERNEL})"
     if target is Target.LINK and peer >= 0:
         return f"the link {rank} → {peer}"
     if target is Target.LINK:
