@@ -19,7 +19,7 @@ from tracekern.analysis.groups import group_rows
 from tracekern.analysis.waits.analyze import Phase, WaitKind, Waits
 from tracekern.analysis.waits.event_graph import EventGraph, build_graph
 from tracekern.analysis.waits.pieces import is_message
-from tracekern.timeline.model import Int64, Mask, Timeline
+from tracekern.timeline.model import Float64, Int32, Int64, Mask, Timeline
 from tracekern.timeline.select import Window, reaches_into
 
 _NO_PHASE = Phase("", "")
@@ -48,6 +48,18 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class LaunchCosts:
+    """[n] columns: what the work of ranks and the gaps before their kernels cost, by the launch in which they lay."""
+
+    rank: Int32
+    target: tuple[Target, ...]
+    phase: tuple[Phase, ...]
+    launch: Int64
+    """Index into Timeline.launches, or beyond for spans that name no launch."""
+    total_ns: Float64
+
+
+@dataclass(frozen=True)
 class Causes:
     """`costs` sum to `charged_ns`, but for the rounding of floats (1e-9 of it)."""
 
@@ -64,6 +76,8 @@ class Causes:
     """Lateness of the waits that `chains` was made from."""
     note: str
     """Why there is nothing to charge; empty where there is."""
+    by_launch: LaunchCosts | None = None
+    """None where nothing is charged."""
 
 
 def analyze_causes(
@@ -94,7 +108,9 @@ def analyze_causes(
     rows = [cost for table in tables for cost in table if cost.total_ns > 0]
     rows.sort(key=lambda cost: -cost.total_ns)
     blames = blame_causes(timeline, graph, waits, edges, shares, costs, is_charged)
-    return Causes(tuple(rows), charged, blames, *find_chains(timeline, graph, waits, edges, shares), "")
+    chains = find_chains(timeline, graph, waits, edges, shares)
+    by_launch = _costs_by_launch(timeline, graph, edges, shares, costs)
+    return Causes(tuple(rows), charged, blames, *chains, "", by_launch)
 
 
 def _why_nothing(waits: Waits, is_charged: Mask) -> str:
@@ -105,10 +121,32 @@ def _why_nothing(waits: Waits, is_charged: Mask) -> str:
     return "no rank waited for anybody"
 
 
+def _categories(timeline: Timeline, graph: EventGraph) -> tuple[list[Target], list[Phase]]:
+    """Target and phase of each direct category."""
+    phases = [*graph.phases, *[_NO_PHASE] * len(GAP_TARGETS)]
+    return [*targets_of_phases(timeline, graph), *GAP_TARGETS], phases
+
+
+def _costs_by_launch(
+    timeline: Timeline, graph: EventGraph, edges: Edges, shares: Shares, costs: np.ndarray
+) -> LaunchCosts:
+    targets, phases = _categories(timeline, graph)
+    launch = graph.runs.launch[edges.source[shares.edge[shares.direct_wait]]]
+    total = costs[shares.direct_wait] * shares.direct_share
+    groups = group_rows(len(launch), launch, shares.direct_category)
+    launch, category = groups.columns
+    return LaunchCosts(
+        graph.schedule.rank[launch],
+        tuple(targets[idx] for idx in category.tolist()),
+        tuple(phases[idx] for idx in category.tolist()),
+        launch,
+        np.bincount(groups.group, total, len(groups)),
+    )
+
+
 def _direct_costs(timeline: Timeline, graph: EventGraph, edges: Edges, shares: Shares, costs: np.ndarray) -> list[Cost]:
     """Charges to phases of work, to the stores that signals waited for, and to hosts."""
-    targets = [*targets_of_phases(timeline, graph), *GAP_TARGETS]
-    phases = [*graph.phases, *[_NO_PHASE] * len(GAP_TARGETS)]
+    targets, phases = _categories(timeline, graph)
     source = edges.source[shares.edge[shares.direct_wait]]
     rank = graph.schedule.rank[graph.runs.launch[source]]
     groups = group_rows(len(rank), rank, shares.direct_category)

@@ -98,14 +98,14 @@ def find_abnormal(matrix: WaitMatrix) -> tuple[Abnormal, ...]:
         cells = (matrix.locality == locality) & (matrix.count > 0)
         # Below its doubt a value is as good as its doubt; a factor over nothing would mean nothing.
         at_least = np.maximum(matrix.sum_ns, np.maximum(matrix.doubt_ns, 1))
-        polish = polish_medians(np.where(cells, np.log(at_least), np.nan))
+        polish = polishmedian_of_rows(np.where(cells, np.log(at_least), np.nan))
         found += _lines(matrix, locality, cells, polish.row, axis=0)
         found += _lines(matrix, locality, cells, polish.column, axis=1)
         found += _points(matrix, locality, polish.rest)
     return tuple(sorted(found, key=lambda one: -one.excess_ns))
 
 
-def polish_medians(values: Float64) -> Polish:
+def polishmedian_of_rows(values: Float64) -> Polish:
     """Median polish of an [n, m] matrix with nan where nothing is known.
 
     Lines of fewer than MIN_CELLS values are left out: nan in `rest`, 0 in `row` and `column`.
@@ -113,9 +113,9 @@ def polish_medians(values: Float64) -> Polish:
     rest = np.where(_in_long_lines(np.isfinite(values)), values, np.nan)
     row, column = np.zeros(values.shape[0]), np.zeros(values.shape[1])
     for _ in range(_MAX_SWEEPS):
-        row_step = _medians(rest)
+        row_step = median_of_rows(rest)
         rest -= row_step[:, None]
-        column_step = _medians(rest.T)
+        column_step = median_of_rows(rest.T)
         rest -= column_step[None, :]
         row, column = row + row_step, column + column_step
         if not row_step.any() and not column_step.any():
@@ -138,7 +138,7 @@ def _in_long_lines(known: Mask) -> Mask:
         known = is_long
 
 
-def _medians(values: Float64) -> Float64:
+def median_of_rows(values: Float64) -> Float64:
     """[n] median of each row, 0 where nothing in it is known."""
     result = np.zeros(len(values))
     used = np.isfinite(values).any(axis=1)
