@@ -81,7 +81,8 @@ def three_percent(rng: np.random.Generator, shape: Shape) -> tuple[Case, Right]:
 
 
 def two_ranks(rng: np.random.Generator, shape: Shape) -> tuple[Case, Right]:
-    one, two = rng.choice(8, 2, replace=False).tolist()
+    one = int(rng.integers(8))
+    two = (one + int(rng.integers(2, 7))) % 8  # the next one in a ring would have to wait for neither
     return Case(shape, 8, 50, (SlowWork(5_000, rank=one), SlowWork(5_000, rank=two)), noise=0.03), ((one,), (two,))
 
 

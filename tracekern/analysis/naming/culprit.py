@@ -27,7 +27,7 @@ from tracekern.timeline.model import Float64
 
 ALIKE = 0.1
 """Members of a set have leads within this share of each other."""
-MIN_SHARE = 0.01
+MIN_SHARE = 0.005
 """Of the charged waiting: less is not named, however sure it is."""
 _SHOWN_PHASES = 0.9
 
@@ -76,6 +76,11 @@ class Suspect:
     peers: tuple[tuple[int, ...], ...]
     """Members whose times are within ALIKE, or that chance may have put behind it."""
 
+    @property
+    def named_cost_ns(self) -> float:
+        """What it would be named for."""
+        return self.event_cost_ns if self.event else self.cost_ns
+
 
 @dataclass(frozen=True)
 class Culprit:
@@ -120,7 +125,7 @@ def name_culprit(
         key=lambda suspect: -suspect.cost_ns,
     )
     suspects = tuple(found)
-    enough = [suspect for suspect in suspects if suspect.cost_ns >= MIN_SHARE * causes.charged_ns]
+    enough = [suspect for suspect in suspects if suspect.named_cost_ns >= MIN_SHARE * causes.charged_ns]
     standing = [suspect for suspect in enough if suspect.lead.stands_out or suspect.event]
     blames = {blame.rank: blame for blame in causes.blames}
     sure = [suspect for suspect in standing if _may_be_named(suspect, blames)]
@@ -128,7 +133,7 @@ def name_culprit(
         return _open(Why.CLOCKS if standing else _why_open(enough), suspects)
     first = sure[0]
     if first.event:
-        return _named(first, [first], first.event_cost_ns, first.iteration, blames, suspects)
+        return _named(first, [first], first.named_cost_ns, first.iteration, blames, suspects)
     alike = [one for one in sure if one.kind is first.kind and (one is first or one.member in first.peers)]
     return _named(first, alike, sum(one.cost_ns for one in alike), None, blames, suspects)
 
