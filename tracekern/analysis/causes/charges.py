@@ -1,0 +1,245 @@
+"""What each cause made the ranks wait: all that took longer somewhere, counted as often as waits came of it.
+
+What took longer at the source of a wait is charged, what took longer at the waiter shortened the wait and is taken off.
+Over many waits in a row both cancel where ranks take turns, as noise makes them do: so sums are taken first, with their
+signs. What is then less than nothing goes off the other charges of its kind, and only the rest of it off all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from tracekern.analysis.causes.blame import Target, targets_of_phases
+from tracekern.analysis.causes.order import Edges
+from tracekern.analysis.causes.shares import Excess, Ranges, Sequence, Shares, Side, solve_weights, spread
+from tracekern.analysis.groups import group_rows
+from tracekern.analysis.waits.analyze import Phase, Waits
+from tracekern.analysis.waits.event_graph import EventGraph
+from tracekern.timeline.model import EventClass, Float64, Int64, Mask, Timeline, field_values
+
+NO_PHASE = Phase("", "")
+_TARGETS = tuple(Target)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one cause made others wait."""
+
+    rank: int
+    """Where it lies; of the link: the rank that sent. -1 where that is not known."""
+    target: Target
+    phase: Phase
+    """Of target WORK: what took longer there. Of target LINK: the signals that took longer to send, or empty for the
+    waits that took longer to see them. Empty for all others."""
+    peer: int
+    """Of target LINK, where it is known: the rank that received. -1 for all others."""
+    direct_ns: float
+    """Of the waits for this rank itself."""
+    passed_on_ns: float
+    """Of waits for ranks that had to wait for this one, directly or through others."""
+
+    @property
+    def total_ns(self) -> float:
+        return self.direct_ns + self.passed_on_ns
+
+
+class _Part(NamedTuple):
+    """[m] rows of charges, of either sign."""
+
+    rank: Int64
+    target: Int64
+    """Index into _TARGETS."""
+    phase: Int64
+    """Index into the phases of the graph; one beyond for none."""
+    peer: Int64
+    direct_ns: Float64
+    total_ns: Float64
+
+
+@dataclass(frozen=True)
+class _Charger:
+    """Weighs what a wait is due to, once as the wait alone and once with all that came of it."""
+
+    timeline: Timeline
+    graph: EventGraph
+    waits: Waits
+    edges: Edges
+    shares: Shares
+    own: Float64
+    """[n] 1 for each late wait that is charged, else 0."""
+    weight: Float64
+    """[n] of solve_weights()."""
+
+    def ranks_of(self, run: Int64) -> Int64:
+        return self.graph.schedule.rank[self.graph.runs.launch[run]].astype(np.int64)
+
+    def run_of(self, side: Side) -> Int64:
+        """[n] the run of the source, or of the waiter, of each late wait."""
+        runs = self.edges.source if side is self.shares.source else self.edges.waiter
+        return runs[self.shares.edge]
+
+    def part(self, rank: Int64, target: Target, wait: Int64, ns: Int64 | Float64) -> _Part:
+        """Charges without phase or peer; ns: of each of the late waits `wait`."""
+        none = np.full(len(wait), len(self.graph.phases))
+        code = np.full(len(wait), _TARGETS.index(target))
+        return _Part(rank, code, none, np.full(len(wait), -1), self.own[wait] * ns, self.weight[wait] * ns)
+
+
+def charge_causes(
+    timeline: Timeline, graph: EventGraph, waits: Waits, edges: Edges, shares: Shares, link_ns: Int64, is_charged: Mask
+) -> list[Cost]:
+    """All causes, without those that cost nothing. link_ns, is_charged: [num_waits].
+
+    They sum to the lateness and the link of the waits that are charged.
+    """
+    own = is_charged[edges.wait[shares.edge]].astype(float)
+    charger = _Charger(timeline, graph, waits, edges, shares, own, solve_weights(shares, own))
+    parts = [_unexplained(charger)]
+    for side, excess, sign in ((shares.source, shares.longer, 1.0), (shares.waiter, shares.shorter, -1.0)):
+        parts += [*_excess(charger, side, excess, sign), _links(charger, side, sign)]
+    parts.append(_own_links(charger, link_ns * is_charged))
+    columns = _Part(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    lost = _without_records(waits, edges, is_charged)
+    charged = float((waits.late_ns + link_ns)[is_charged].sum()) - sum(lost.values())
+    return _costs(graph, columns, charged, lost)
+
+
+def _excess(charger: _Charger, side: Side, excess: Excess, sign: float) -> list[_Part]:
+    """Phases, hosts, and waits without a cause on record. Of phases of signals the peers are told apart."""
+    graph, run = charger.graph, charger.run_of(side)[excess.wait]
+    host = len(graph.phases)
+    targets = np.array([_TARGETS.index(target) for target in targets_of_phases(charger.timeline, graph)])
+    targets = np.append(targets, [_TARGETS.index(Target.HOST), _TARGETS.index(Target.UNEXPLAINED)])
+    part = charger.part(charger.ranks_of(run), Target.WORK, excess.wait, sign * excess.ns)
+    part = part._replace(target=targets[excess.category], phase=np.minimum(excess.category, host))
+    parts, is_rest = [], np.ones(len(run), bool)
+    for category in _signals(charger.timeline, graph):
+        mine = np.flatnonzero(excess.category == category)
+        piece, sequence, sent = _signals_before(charger, category, side, excess.wait[mine])
+        known = np.flatnonzero(sent.count)
+        mine, sent = mine[known], sent.take(known)
+        if len(mine):
+            is_rest[mine] = False
+            chosen = _Part(*(column[mine] for column in part))
+            parts.append(_by_peer(charger, piece, sequence, sent, chosen, excess.wait[mine], sign * excess.ns[mine]))
+    return [*parts, _Part(*(column[is_rest] for column in part))]
+
+
+def _signals(timeline: Timeline, graph: EventGraph) -> list[int]:
+    """The phases that are signals to a peer."""
+    names = {e.name for e in timeline.events if e.event_class is EventClass.SIGNAL and e.has("peer")}
+    return [number for number, phase in enumerate(graph.phases) if phase.event in names]
+
+
+def _signals_before(charger: _Charger, category: int, side: Side, wait: Int64) -> tuple[Int64, Sequence, Ranges]:
+    """([m] the signals of a phase as pieces of activity, their sequence, those that the side of each wait sent)."""
+    graph, shares = charger.graph, charger.shares
+    piece = np.flatnonzero(graph.phase == category)
+    run = np.searchsorted(graph.runs.first, piece, side="right") - 1
+    end = graph.activity.end[piece]
+    sequence = Sequence.of(graph, run, end, end - graph.activity.start[piece])
+    asked = charger.edges.take(shares.edge[wait])
+    until = asked.release - 1 if side is shares.source else asked.begin
+    return piece[sequence.item], sequence, sequence.ranges(graph, charger.run_of(side)[wait], shares.since[wait], until)
+
+
+def _by_peer(
+    charger: _Charger, piece: Int64, sequence: Sequence, sent: Ranges, part: _Part, wait: Int64, ns: Int64
+) -> _Part:
+    """The excess of a phase of signals by the peer of each: all are taken to be longer than usual but by the same
+    time, so that the longest stand out. part, wait, ns: [n] the charges, the late waits that they are of, the excess."""
+    sign = np.sign(ns)
+    usual = (sent.total_ns - np.abs(ns)) / sent.count
+    columns = [
+        sequence.weight_ns * spread(sequence, sent, sign * of[wait]) - spread(sequence, sent, sign * of[wait] * usual)
+        for of in (charger.own, charger.weight)
+    ]
+    timeline, graph = charger.timeline, charger.graph
+    span, peer = graph.activity.span[piece], np.full(len(piece), -1, np.int64)
+    for number, event in enumerate(timeline.events):
+        mine = np.flatnonzero(timeline.spans.event[span] == number)
+        named = field_values(event, "peer", timeline.spans, span[mine])
+        if named is not None:
+            peer[mine] = named
+    same = np.ones(len(piece), np.int64)
+    return _Part(charger.ranks_of(sequence.run), same * part.target[0], same * part.phase[0], peer, *columns)
+
+
+def _links(charger: _Charger, side: Side, sign: float) -> _Part:
+    """The link in the waits that the source, or the waiter, had before."""
+    shares, waits = charger.shares, charger.waits
+    share = sign * side.link_ns / np.maximum(side.link_ranges.total_ns, 1)
+    direct, total = (
+        shares.link_waits.weight_ns * spread(shares.link_waits, side.link_ranges, share * of)
+        for of in (charger.own, charger.weight)
+    )
+    return _of_pairs(charger, waits, charger.edges.wait[shares.link_waits.item], direct, total)
+
+
+def _own_links(charger: _Charger, link_ns: Int64) -> _Part:
+    """The link in each wait that is charged; link_ns: [num_waits]."""
+    some = np.flatnonzero(link_ns)
+    return _of_pairs(charger, charger.waits, some, link_ns[some].astype(float), link_ns[some].astype(float))
+
+
+def _of_pairs(charger: _Charger, waits: Waits, some: Int64, direct: Float64, total: Float64) -> _Part:
+    code, none = (np.full(len(some), value) for value in (_TARGETS.index(Target.LINK), len(charger.graph.phases)))
+    return _Part(waits.peer[some].astype(np.int64), code, none, waits.rank[some].astype(np.int64), direct, total)
+
+
+def _unexplained(charger: _Charger) -> _Part:
+    """What is left of each wait: of waits whose source, or waiter, waited for something that is not on record."""
+    shares = charger.shares
+    source, waiter = shares.source, shares.waiter
+    rest = shares.late_ns - (source.late_ns + source.link_ns) + (waiter.late_ns + waiter.link_ns)
+    for excess, sign in ((shares.longer, 1), (shares.shorter, -1)):
+        np.subtract.at(rest, excess.wait, sign * excess.ns)
+    some = np.flatnonzero(rest)
+    return charger.part(charger.ranks_of(charger.run_of(source)[some]), Target.UNEXPLAINED, some, rest[some])
+
+
+def _without_records(waits: Waits, edges: Edges, is_charged: Mask) -> dict[int, int]:
+    """Rank -> lateness of waits for it that left nothing on record."""
+    is_lost = is_charged & (waits.late_ns > 0)
+    is_lost[edges.wait] = False
+    lost = np.flatnonzero(is_lost)
+    groups = group_rows(len(lost), waits.peer[lost])
+    return dict(zip(groups.columns[0].tolist(), groups.sum(waits.late_ns[lost]).tolist(), strict=True))
+
+
+def _costs(graph: EventGraph, part: _Part, charged_ns: float, lost: dict[int, int]) -> list[Cost]:
+    groups = group_rows(len(part.rank), part.target, part.phase, part.rank, part.peer)
+    target, phase, rank, peer = groups.columns
+    direct, total = (np.bincount(groups.group, column, len(groups)) for column in (part.direct_ns, part.total_ns))
+    kept = _net(np.where(target == _TARGETS.index(Target.WORK), phase + len(_TARGETS), target), total, charged_ns)
+    direct = np.clip(direct * kept, 0, np.maximum(total * kept, 0))
+    phases = [*graph.phases, NO_PHASE]
+    costs = []
+    for row in np.flatnonzero(total * kept > 0).tolist():
+        ns, own = float(total[row] * kept[row]), float(direct[row])
+        where = int(rank[row]), _TARGETS[target[row]], phases[phase[row]], int(peer[row])
+        nowhere = lost.pop(where[0], 0) if where[1] is Target.UNEXPLAINED else 0
+        costs.append(Cost(*where, own + nowhere, ns - own))
+    return costs + [Cost(one, Target.UNEXPLAINED, NO_PHASE, -1, float(ns), 0.0) for one, ns in lost.items()]
+
+
+def _net(kind: Int64, total_ns: Float64, charged_ns: float) -> Float64:
+    """[n] what part of each charge is kept: 0 of those below zero, which go off the others of their kind; what is left
+    of them goes off all, so that `charged_ns` remains."""
+    kinds = group_rows(len(kind), kind)
+    above, sums = (np.bincount(kinds.group, column, len(kinds)) for column in (np.maximum(total_ns, 0), total_ns))
+    kept = (np.maximum(sums, 0) / np.where(above > 0, above, 1))[kinds.group] * (total_ns > 0)
+    remaining = float((kept * total_ns).sum())
+    return kept * (charged_ns / remaining) if remaining > 0 else kept
+
+
+def own_of_ranks(timeline: Timeline, costs: list[Cost]) -> Float64:
+    """[largest rank + 1] what the work and the host of each rank cost."""
+    caused = np.zeros(max(entry.rank for entry in timeline.ranks) + 1)
+    for cost in costs:
+        if cost.target in (Target.WORK, Target.HOST):
+            caused[cost.rank] += cost.total_ns
+    return caused
