@@ -16,7 +16,7 @@ from tracekern.analysis.causes.shares import Ranges, Sequence, Shares, solve_cos
 from tracekern.analysis.doubt import Blame, Bound, Interval, late_charges, late_limits, may_be_late
 from tracekern.analysis.waits.analyze import Phase, Waits
 from tracekern.analysis.waits.event_graph import EventGraph
-from tracekern.timeline.model import EventClass, Float64, Int64, Mask, Timeline
+from tracekern.timeline.model import ChannelKind, EventClass, Float64, Int64, Mask, Timeline
 
 _NUM_WAITS = 1000
 _NUM_CHAINS = 20
@@ -61,9 +61,13 @@ Root = tuple[tuple[tuple[int, Phase], ...], bool, int, Target, Phase]
 
 
 def targets_of_phases(timeline: Timeline, graph: EventGraph) -> list[Target]:
-    """A signal that takes longer waits for its stores: that is the link's."""
-    signals = {event.name for event in timeline.events if event.event_class is EventClass.SIGNAL}
-    return [Target.LINK if phase.event in signals else Target.WORK for phase in graph.phases]
+    """A signal that takes longer waits for its stores: that is the link's, as is a barrier of ranks once all came."""
+    of_link = {
+        event.name
+        for event in timeline.events
+        if event.event_class is EventClass.SIGNAL or (event.channel and event.channel.kind is ChannelKind.BARRIER)
+    }
+    return [Target.LINK if phase.event in of_link else Target.WORK for phase in graph.phases]
 
 
 def find_chains(

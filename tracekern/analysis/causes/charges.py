@@ -142,7 +142,7 @@ def _signals_before(charger: _Charger, category: int, side: Side, wait: Int64) -
     end = graph.activity.end[piece]
     sequence = Sequence.of(graph, run, end, end - graph.activity.start[piece])
     asked = charger.edges.take(shares.edge[wait])
-    until = asked.release - 1 if side is shares.source else asked.begin
+    until = asked.release if side is shares.source else asked.begin
     return piece[sequence.item], sequence, sequence.ranges(graph, charger.run_of(side)[wait], shares.since[wait], until)
 
 

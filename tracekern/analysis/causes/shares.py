@@ -160,8 +160,8 @@ def split_waits(
     since = last_ordered(timeline, graph, waits, edges, late_waits.item)
     ranges = [
         sequence.ranges(graph, run, since, until)
-        for run, until in ((asked.source, asked.release - 1), (asked.waiter, asked.begin))
-        for sequence in (late_waits, link_waits)
+        for run, end in ((asked.source, asked.release), (asked.waiter, asked.begin))
+        for sequence, until in ((late_waits, np.minimum(end, asked.release - 1)), (link_waits, end))
     ]
     history = History(timeline, graph, waits)
     moments = history.of_runs(
