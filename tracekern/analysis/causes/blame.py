@@ -163,16 +163,16 @@ def blame_causes(
     near = np.flatnonzero(may_be_late(timeline, waits) & is_charged)
     charged = np.flatnonzero(is_charged[edges.wait[shares.edge]])
     maybe_late, split = waits.take(near), np.searchsorted(near, edges.wait[shares.edge[charged]])
-    limits, lows, beside = np.zeros((len(shares.edge), 4)), [], []
+    limits, low_columns, beside = np.zeros((len(shares.edge), 4)), [], []
     for place, bound in enumerate((Bound.LIKELY, Bound.PROVEN)):
         limits[charged, 2 * place], limits[charged, 2 * place + 1], on_top = _limits(timeline, maybe_late, split, bound)
         beside.append(on_top)
         lowest = late_limits(timeline, waits, bound)[0][edges.wait[shares.edge]].astype(float)
         lowest[charged] = limits[charged, 2 * place]
-        lows.append(solve_costs(_passing_less(shares, lowest), limits[:, [2 * place]]))
+        low_columns.append(solve_costs(_passing_less(shares, lowest), limits[:, [2 * place]]))
     asis_and_highs = solve_costs(shares, np.column_stack([shares.charged_ns, limits[:, 1::2]]))
     asis, *highs = _of_ranks(timeline, graph, edges, shares, asis_and_highs)
-    lows = _of_ranks(timeline, graph, edges, shares, np.column_stack(lows))
+    lows = _of_ranks(timeline, graph, edges, shares, np.column_stack(low_columns))
     bounds = [
         (np.maximum(caused_ns - np.maximum(asis - low, 0), 0), caused_ns + np.maximum(high - asis, 0) + on_top)
         for low, high, on_top in zip(lows, highs, beside, strict=True)

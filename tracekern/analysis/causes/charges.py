@@ -21,7 +21,8 @@ from tracekern.analysis.waits.event_graph import EventGraph
 from tracekern.timeline.model import EventClass, Float64, Int64, Mask, Timeline, field_values
 
 NO_PHASE = Phase("", "")
-_TARGETS = tuple(Target)
+_UNKNOWN, _LINK = 1, 2
+"""Categories behind the host's: without a cause on record, and the link in waits."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,11 @@ class Cost:
 
 
 class _Part(NamedTuple):
-    """[m] rows of charges, of either sign."""
+    """[m] charges, of either sign."""
 
     rank: Int64
-    target: Int64
-    """Index into _TARGETS."""
-    phase: Int64
-    """Index into the phases of the graph; one beyond for none."""
+    category: Int64
+    """A phase, the host, or one of those behind it."""
     peer: Int64
     direct_ns: Float64
     total_ns: Float64
@@ -73,19 +72,35 @@ class _Charger:
     weight: Float64
     """[n] of solve_weights()."""
 
-    def ranks_of(self, run: Int64) -> Int64:
-        return self.graph.schedule.rank[self.graph.runs.launch[run]].astype(np.int64)
+    @property
+    def host(self) -> int:
+        """Its category: the one behind all phases."""
+        return len(self.graph.phases)
 
-    def run_of(self, side: Side) -> Int64:
-        """[n] the run of the source, or of the waiter, of each late wait."""
+    def run_of(self, side: Side, wait: Int64) -> Int64:
+        """[n] the run of the source, or of the waiter, of late waits."""
         runs = self.edges.source if side is self.shares.source else self.edges.waiter
-        return runs[self.shares.edge]
+        return runs[self.shares.edge[wait]]
 
-    def part(self, rank: Int64, target: Target, wait: Int64, ns: Int64 | Float64) -> _Part:
-        """Charges without phase or peer; ns: of each of the late waits `wait`."""
-        none = np.full(len(wait), len(self.graph.phases))
-        code = np.full(len(wait), _TARGETS.index(target))
-        return _Part(rank, code, none, np.full(len(wait), -1), self.own[wait] * ns, self.weight[wait] * ns)
+    def by_rank(self, run: Int64, category: Int64 | int, wait: Int64, ns: Float64) -> _Part:
+        """Charges by rank and category; ns: [n] of each of the late waits `wait`, for what `run` did."""
+        rank = self.graph.schedule.rank[self.graph.runs.launch[run]].astype(np.int64)
+        sums = self._sums(rank, category + 0 * rank, self.own[wait] * ns, self.weight[wait] * ns)
+        return _Part(sums[0], sums[1], np.full(len(sums[0]), -1), *sums[2:])
+
+    def by_peer(self, rank: Int64, peer: Int64, category: int, direct: Float64, total: Float64) -> _Part:
+        """Charges of one category by rank and peer, which may be -1."""
+        ranks, peers, *sums = self._sums(rank, peer + 1, direct, total)
+        return _Part(ranks, np.full(len(ranks), category), peers - 1, *sums)
+
+    def _sums(
+        self, rank: Int64, other: Int64, direct: Float64, total: Float64
+    ) -> tuple[Int64, Int64, Float64, Float64]:
+        """Distinct (rank, other), neither below zero, and the sums of both columns."""
+        base = int(other.max(initial=0)) + 1
+        code = rank * base + other
+        found = np.flatnonzero(np.bincount(code))
+        return found // base, found % base, np.bincount(code, direct)[found], np.bincount(code, total)[found]
 
 
 def charge_causes(
@@ -97,35 +112,35 @@ def charge_causes(
     """
     own = is_charged[edges.wait[shares.edge]].astype(float)
     charger = _Charger(timeline, graph, waits, edges, shares, own, solve_weights(shares, own))
-    parts = [_unexplained(charger)]
+    parts = [_unexplained(charger), _own_links(charger, link_ns * is_charged)]
     for side, excess, sign in ((shares.source, shares.longer, 1.0), (shares.waiter, shares.shorter, -1.0)):
         parts += [*_excess(charger, side, excess, sign), _links(charger, side, sign)]
-    parts.append(_own_links(charger, link_ns * is_charged))
     columns = _Part(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     lost = _without_records(waits, edges, is_charged)
     charged = float((waits.late_ns + link_ns)[is_charged].sum()) - sum(lost.values())
-    return _costs(graph, columns, charged, lost)
+    return _costs(timeline, graph, columns, charged, lost)
 
 
 def _excess(charger: _Charger, side: Side, excess: Excess, sign: float) -> list[_Part]:
     """Phases, hosts, and waits without a cause on record. Of phases of signals the peers are told apart."""
-    graph, run = charger.graph, charger.run_of(side)[excess.wait]
-    host = len(graph.phases)
-    targets = np.array([_TARGETS.index(target) for target in targets_of_phases(charger.timeline, graph)])
-    targets = np.append(targets, [_TARGETS.index(Target.HOST), _TARGETS.index(Target.UNEXPLAINED)])
-    part = charger.part(charger.ranks_of(run), Target.WORK, excess.wait, sign * excess.ns)
-    part = part._replace(target=targets[excess.category], phase=np.minimum(excess.category, host))
-    parts, is_rest = [], np.ones(len(run), bool)
-    for category in _signals(charger.timeline, graph):
+    parts, is_rest = [], np.ones(len(excess.wait), bool)
+    for category in _signals(charger.timeline, charger.graph):
         mine = np.flatnonzero(excess.category == category)
         piece, sequence, sent = _signals_before(charger, category, side, excess.wait[mine])
         known = np.flatnonzero(sent.count)
         mine, sent = mine[known], sent.take(known)
         if len(mine):
             is_rest[mine] = False
-            chosen = _Part(*(column[mine] for column in part))
-            parts.append(_by_peer(charger, piece, sequence, sent, chosen, excess.wait[mine], sign * excess.ns[mine]))
-    return [*parts, _Part(*(column[is_rest] for column in part))]
+            usual = (sent.total_ns - excess.ns[mine]) / sent.count
+            columns = [
+                sign * (sequence.weight_ns * spread(sequence, sent, of) - spread(sequence, sent, of * usual))
+                for of in (charger.own[excess.wait[mine]], charger.weight[excess.wait[mine]])
+            ]
+            rank, peer = _ends_of_signals(charger, piece)
+            parts.append(charger.by_peer(rank, peer, category, *columns))
+    wait = excess.wait[is_rest]
+    rest = charger.by_rank(charger.run_of(side, wait), excess.category[is_rest], wait, sign * excess.ns[is_rest])
+    return [*parts, rest]
 
 
 def _signals(timeline: Timeline, graph: EventGraph) -> list[int]:
@@ -135,7 +150,10 @@ def _signals(timeline: Timeline, graph: EventGraph) -> list[int]:
 
 
 def _signals_before(charger: _Charger, category: int, side: Side, wait: Int64) -> tuple[Int64, Sequence, Ranges]:
-    """([m] the signals of a phase as pieces of activity, their sequence, those that the side of each wait sent)."""
+    """([m] the signals of a phase as pieces of activity, their sequence, those that the side of each wait sent).
+
+    Of several signals all are taken to be longer than usual but by the same time, so that the longest stand out.
+    """
     graph, shares = charger.graph, charger.shares
     piece = np.flatnonzero(graph.phase == category)
     run = np.searchsorted(graph.runs.first, piece, side="right") - 1
@@ -143,20 +161,12 @@ def _signals_before(charger: _Charger, category: int, side: Side, wait: Int64) -
     sequence = Sequence.of(graph, run, end, end - graph.activity.start[piece])
     asked = charger.edges.take(shares.edge[wait])
     until = asked.release if side is shares.source else asked.begin
-    return piece[sequence.item], sequence, sequence.ranges(graph, charger.run_of(side)[wait], shares.since[wait], until)
+    sent = sequence.ranges(graph, charger.run_of(side, wait), shares.since[wait], until)
+    return piece[sequence.item], sequence, sent
 
 
-def _by_peer(
-    charger: _Charger, piece: Int64, sequence: Sequence, sent: Ranges, part: _Part, wait: Int64, ns: Int64
-) -> _Part:
-    """The excess of a phase of signals by the peer of each: all are taken to be longer than usual but by the same
-    time, so that the longest stand out. part, wait, ns: [n] the charges, the late waits that they are of, the excess."""
-    sign = np.sign(ns)
-    usual = (sent.total_ns - np.abs(ns)) / sent.count
-    columns = [
-        sequence.weight_ns * spread(sequence, sent, sign * of[wait]) - spread(sequence, sent, sign * of[wait] * usual)
-        for of in (charger.own, charger.weight)
-    ]
+def _ends_of_signals(charger: _Charger, piece: Int64) -> tuple[Int64, Int64]:
+    """([m] rank, [m] peer) of signals that are pieces of activity; peer -1 where it is not on record."""
     timeline, graph = charger.timeline, charger.graph
     span, peer = graph.activity.span[piece], np.full(len(piece), -1, np.int64)
     for number, event in enumerate(timeline.events):
@@ -164,30 +174,29 @@ def _by_peer(
         named = field_values(event, "peer", timeline.spans, span[mine])
         if named is not None:
             peer[mine] = named
-    same = np.ones(len(piece), np.int64)
-    return _Part(charger.ranks_of(sequence.run), same * part.target[0], same * part.phase[0], peer, *columns)
+    return timeline.track_ranks()[timeline.spans.track[span]].astype(np.int64), peer
 
 
 def _links(charger: _Charger, side: Side, sign: float) -> _Part:
     """The link in the waits that the source, or the waiter, had before."""
-    shares, waits = charger.shares, charger.waits
+    shares = charger.shares
     share = sign * side.link_ns / np.maximum(side.link_ranges.total_ns, 1)
     direct, total = (
         shares.link_waits.weight_ns * spread(shares.link_waits, side.link_ranges, share * of)
         for of in (charger.own, charger.weight)
     )
-    return _of_pairs(charger, waits, charger.edges.wait[shares.link_waits.item], direct, total)
+    return _of_pairs(charger, charger.edges.wait[shares.link_waits.item], direct, total)
 
 
 def _own_links(charger: _Charger, link_ns: Int64) -> _Part:
     """The link in each wait that is charged; link_ns: [num_waits]."""
     some = np.flatnonzero(link_ns)
-    return _of_pairs(charger, charger.waits, some, link_ns[some].astype(float), link_ns[some].astype(float))
+    return _of_pairs(charger, some, link_ns[some], link_ns[some])
 
 
-def _of_pairs(charger: _Charger, waits: Waits, some: Int64, direct: Float64, total: Float64) -> _Part:
-    code, none = (np.full(len(some), value) for value in (_TARGETS.index(Target.LINK), len(charger.graph.phases)))
-    return _Part(waits.peer[some].astype(np.int64), code, none, waits.rank[some].astype(np.int64), direct, total)
+def _of_pairs(charger: _Charger, some: Int64, direct: Float64, total: Float64) -> _Part:
+    peer, rank = charger.waits.peer[some].astype(np.int64), charger.waits.rank[some].astype(np.int64)
+    return charger.by_peer(peer, rank, charger.host + _LINK, direct, total)
 
 
 def _unexplained(charger: _Charger) -> _Part:
@@ -198,7 +207,7 @@ def _unexplained(charger: _Charger) -> _Part:
     for excess, sign in ((shares.longer, 1), (shares.shorter, -1)):
         np.subtract.at(rest, excess.wait, sign * excess.ns)
     some = np.flatnonzero(rest)
-    return charger.part(charger.ranks_of(charger.run_of(source)[some]), Target.UNEXPLAINED, some, rest[some])
+    return charger.by_rank(charger.run_of(source, some), charger.host + _UNKNOWN, some, rest[some])
 
 
 def _without_records(waits: Waits, edges: Edges, is_charged: Mask) -> dict[int, int]:
@@ -210,23 +219,25 @@ def _without_records(waits: Waits, edges: Edges, is_charged: Mask) -> dict[int, 
     return dict(zip(groups.columns[0].tolist(), groups.sum(waits.late_ns[lost]).tolist(), strict=True))
 
 
-def _costs(graph: EventGraph, part: _Part, charged_ns: float, lost: dict[int, int]) -> list[Cost]:
-    groups = group_rows(len(part.rank), part.target, part.phase, part.rank, part.peer)
-    target, phase, rank, peer = groups.columns
+def _costs(timeline: Timeline, graph: EventGraph, part: _Part, charged_ns: float, lost: dict[int, int]) -> list[Cost]:
+    groups = group_rows(len(part.rank), part.category, part.rank, part.peer)
+    category, rank, peer = groups.columns
     direct, total = (np.bincount(groups.group, column, len(groups)) for column in (part.direct_ns, part.total_ns))
-    kept = _net(np.where(target == _TARGETS.index(Target.WORK), phase + len(_TARGETS), target), total, charged_ns)
+    targets = [*targets_of_phases(timeline, graph), Target.HOST, Target.UNEXPLAINED, Target.LINK]
+    of_link = np.array([target is Target.LINK for target in targets])[category]
+    kept = _net(np.where(of_link, -1, category), total, charged_ns)
     direct = np.clip(direct * kept, 0, np.maximum(total * kept, 0))
-    phases = [*graph.phases, NO_PHASE]
+    phases = [*graph.phases, NO_PHASE, NO_PHASE, NO_PHASE]
     costs = []
     for row in np.flatnonzero(total * kept > 0).tolist():
         ns, own = float(total[row] * kept[row]), float(direct[row])
-        where = int(rank[row]), _TARGETS[target[row]], phases[phase[row]], int(peer[row])
+        where = int(rank[row]), targets[category[row]], phases[category[row]], int(peer[row])
         nowhere = lost.pop(where[0], 0) if where[1] is Target.UNEXPLAINED else 0
         costs.append(Cost(*where, own + nowhere, ns - own))
     return costs + [Cost(one, Target.UNEXPLAINED, NO_PHASE, -1, float(ns), 0.0) for one, ns in lost.items()]
 
 
-def _net(kind: Int64, total_ns: Float64, charged_ns: float) -> Float64:
+def _net(kind: Int64 | np.ndarray, total_ns: Float64, charged_ns: float) -> Float64:
     """[n] what part of each charge is kept: 0 of those below zero, which go off the others of their kind; what is left
     of them goes off all, so that `charged_ns` remains."""
     kinds = group_rows(len(kind), kind)

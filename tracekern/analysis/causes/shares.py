@@ -168,16 +168,18 @@ def split_waits(
         np.concatenate([asked.source, asked.source, asked.waiter, asked.waiter]),
         np.concatenate([asked.release, since, asked.begin, since]),
     )
-    spent, longer, shorter = _compare(history, moments, np.stack([of.total_ns > 0 for of in ranges], axis=1))
-    source, waiter = Side(*spent[:2], *ranges[:2]), Side(*spent[2:], *ranges[2:])
+    (late, link, waiter_late, waiter_link), longer, shorter = _compare(
+        history, moments, np.stack([of.total_ns > 0 for of in ranges], axis=1)
+    )
+    source, waiter = Side(late, link, *ranges[:2]), Side(waiter_late, waiter_link, *ranges[2:])
     charged_ns = np.where(is_charged[asked.wait], late_waits.weight_ns, 0)
     shares = _shares(history, source, waiter, longer)
     columns = (late_waits.item, since, late_waits.weight_ns, charged_ns)
     return Shares(*columns, *shares, longer, shorter, late_waits, link_waits, source, waiter)
 
 
-def _compare(history: History, moments: Moments, has_waits: Mask) -> tuple[tuple[Int64, ...], Excess, Excess]:
-    """([n] lateness and link of the source, of the waiter; what took longer at the source, and at the waiter).
+def _compare(history: History, moments: Moments, has_waits: Mask) -> tuple[Int64, Excess, Excess]:
+    """([4, n] lateness and link of the source, of the waiter; what took longer at the source, and at the waiter).
 
     moments: of all waits the source's release, its `since`, the waiter's begin, its `since`. has_waits: [n, 4] False
     where no wait on record can take the lateness, or the link.
@@ -206,8 +208,8 @@ def _compare(history: History, moments: Moments, has_waits: Mask) -> tuple[tuple
             categories.append(category)
             values.append(sign * more[row, category])
     empty = np.empty(0, np.int64)
-    excesses = (Excess(*(np.concatenate([empty, *column]) for column in columns)) for columns in found)
-    return tuple(waited), *excesses
+    longer, shorter = (Excess(*(np.concatenate([empty, *column]) for column in columns)) for columns in found)
+    return waited, longer, shorter
 
 
 def _shares(history: History, source: Side, waiter: Side, longer: Excess) -> tuple[Float64, Float64, Float64, Float64]:
