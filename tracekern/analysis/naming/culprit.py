@@ -212,22 +212,21 @@ def _suspect_rank(
     total, event_cost, number = sum(cost.total_ns for cost in costs), 0.0, -1
     if event:
         number = int(own.iterations[event.iteration]) if len(own.iterations) > 1 else event.iteration
-        targets = {cost.target for cost in costs}
-        event_cost = _cost_in(causes, own.ranks[place], targets, iterations, event.iteration) or total
+        in_iteration = _cost_in(causes, own.ranks[place], kind is not Kind.WORK, iterations, event.iteration)
+        event_cost = min(in_iteration or total, total)
     peers = tuple((own.ranks[idx],) for idx in alike)
     phase = costs[0].phase if kind is Kind.WORK else _NO_PHASE
     return Suspect(kind, (own.ranks[place],), total, phase, lead, event, number, event_cost, peers)
 
 
-def _cost_in(causes: Causes, rank: int, targets: set[Target], iterations: Iterations, place: int) -> float:
+def _cost_in(causes: Causes, rank: int, is_gap: bool, iterations: Iterations, place: int) -> float:
     """What the rank cost in one of several iterations; 0 where there are no several."""
     table = causes.by_launch
     if table is None or len(iterations) < 2:
         return 0.0
     of_launch = np.append(iterations.of_launch, -1)[np.minimum(table.launch, len(iterations.of_launch))]
-    mine = (table.rank == rank) & (of_launch == iterations.number[place])
-    mine &= np.array([target in targets for target in table.target], bool)
-    return float(table.total_ns[mine].sum())
+    mine = (table.rank == rank) & (table.is_gap == is_gap) & (of_launch == iterations.number[place])
+    return max(float(table.total_ns[mine].sum()), 0.0)
 
 
 def _of_links(causes: Causes, links: Sequence[LinkTimes], floor_ns: float) -> list[Suspect]:
