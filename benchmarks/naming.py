@@ -3,7 +3,7 @@
     python benchmarks/naming.py [--seeds 100] [--cases WORD ...]
 
 Counts, for each case, how many runs name what was injected, name nothing, and name something else. Runs of
-tests/simulator: ranks, links, hosts and clocks whose true times are known. A host lane is on record in every second run.
+tests/simulator: ranks, links, hosts and clocks whose true times are known.
 """
 
 from __future__ import annotations

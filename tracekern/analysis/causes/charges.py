@@ -172,11 +172,11 @@ def _by_launch(charger: _Charger) -> LaunchCosts:
     groups = group_rows(sum(map(len, launch)), np.concatenate(launch), np.concatenate(is_gap).astype(np.int64))
     of_launch, of_gap = groups.columns
     sums = np.bincount(groups.group, np.concatenate(total), len(groups))
-    return LaunchCosts(graph.schedule.rank[of_launch].astype(np.int64), of_gap > 0, of_launch, sums)
+    return LaunchCosts(graph.schedule.rank[of_launch].astype(np.int64), of_gap > 0, of_launch, sums.astype(float))
 
 
 def _excess(charger: _Charger, side: Side, excess: Excess, sign: float) -> list[_Part]:
-    """Phases, gaps before kernels, and waits without a cause on record. Of phases of signals the peers are told apart."""
+    """Phases, gaps before kernels, waits without a cause on record. Of phases of signals the peers are told apart."""
     parts, is_rest = [], np.ones(len(excess.wait), bool)
     for category in _signals(charger.timeline, charger.graph):
         mine = np.flatnonzero(excess.category == category)

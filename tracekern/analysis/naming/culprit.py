@@ -30,9 +30,13 @@ ALIKE = 0.1
 MIN_SHARE = 0.005
 """Of the charged waiting: less is not named, however sure it is."""
 _SHOWN_PHASES = 0.9
+_OPEN_LEAD, _OPEN_SHARE = 0.5, 0.25
+"""Nothing is named for less than this share of what a suspect cost whose lead is more than half of what it takes."""
 
 
 class Kind(enum.Enum):
+    """What a suspect is suspected of."""
+
     WORK = "work"
     """Work of ranks."""
     HOST = "host"
@@ -51,7 +55,7 @@ class Why(enum.Enum):
     """Nothing is charged; Causes.note says why."""
     ONE_ITERATION = "one iteration"
     ALIKE = "alike"
-    """Nothing stands out."""
+    """Nothing stands out, or too little of what was waited for."""
     CLOCKS = "clocks"
     """What stands out may have cost nothing, for all that the clocks say."""
 
@@ -130,20 +134,23 @@ def name_culprit(
     blames = {blame.rank: blame for blame in causes.blames}
     sure = [suspect for suspect in standing if _may_be_named(suspect, blames)]
     if not sure:
-        return _open(Why.CLOCKS if standing else _why_open(enough), suspects)
+        return open_verdict(Why.CLOCKS if standing else _why_open(enough), suspects)
     first = sure[0]
+    may_be_worse = [
+        suspect.cost_ns
+        for suspect in enough
+        if suspect not in standing and suspect.lead.lead_ns > _OPEN_LEAD * suspect.lead.noise_ns
+    ]
+    if first.named_cost_ns < _OPEN_SHARE * max(may_be_worse, default=0.0):
+        return open_verdict(Why.ALIKE, suspects)
     if first.event:
         return _named(first, [first], first.named_cost_ns, first.iteration, blames, suspects)
     alike = [one for one in sure if one.kind is first.kind and (one is first or one.member in first.peers)]
     return _named(first, alike, sum(one.cost_ns for one in alike), None, blames, suspects)
 
 
-def nothing_named(why: Why) -> Culprit:
-    """Where there is nothing to judge."""
-    return _open(why, ())
-
-
-def _open(why: Why, suspects: tuple[Suspect, ...]) -> Culprit:
+def open_verdict(why: Why, suspects: tuple[Suspect, ...]) -> Culprit:
+    """Nothing is named."""
     return Culprit(None, (), _NO_PHASE, 0.0, None, None, False, why, suspects)
 
 
@@ -236,19 +243,19 @@ def _of_links(causes: Causes, links: Sequence[LinkTimes], floor_ns: float) -> li
             cost_of[cost.rank, cost.peer] = cost_of.get((cost.rank, cost.peer), 0.0) + cost.total_ns
     best: dict[tuple[int, ...], Suspect] = {}
     for kind in links:
+        floors: list[tuple[Float64, Float64 | float]]
+        floors = [(kind.drain, floor_ns), (kind.seen, floor_ns + kind.doubt_ns.astype(float))]
         for place, link in enumerate(kind.links):
             if not cost_of.get(link):
                 continue
-            for times, floors in ((kind.drain, floor_ns), (kind.seen, floor_ns + kind.doubt_ns)):
-                suspect = _suspect_link(kind, times, place, floors, cost_of[link])
+            for times, floor in floors:
+                suspect = _suspect_link(kind, times, place, floor, cost_of[link])
                 if link not in best or _excess(suspect) > _excess(best[link]):
                     best[link] = suspect
     return list(best.values())
 
 
-def _suspect_link(
-    kind: LinkTimes, times: Float64, place: int, floor_ns: Float64 | float, cost_ns: float
-) -> Suspect:
+def _suspect_link(kind: LinkTimes, times: Float64, place: int, floor_ns: Float64 | float, cost_ns: float) -> Suspect:
     lead, event, alike = _judge(times, place, floor_ns)
     part = event.excess_ns / max(float(np.nansum(times[place])), 1.0) if event else 0.0
     peers = tuple(kind.links[idx] for idx in alike)

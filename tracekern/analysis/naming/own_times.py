@@ -18,7 +18,6 @@ from tracekern.analysis.waits.event_graph import EventGraph
 from tracekern.analysis.waits.pieces import is_message
 from tracekern.timeline.model import EventClass, Float64, Int64, Timeline
 
-
 _SHORTEST, _FOUND_RAISED = 0.05, 3
 """Waits that take no longer than so many times the quantile of the shortest ones found their flag raised."""
 
@@ -59,7 +58,7 @@ def own_times(timeline: Timeline, graph: EventGraph, iterations: Iterations) -> 
     length = graph.activity.end - graph.activity.start
     kept = np.flatnonzero((column[runs.launch[run_of_piece]] >= 0) & counted[graph.phase])
     code = row[runs.launch[run_of_piece[kept]]] * shape[2] + graph.phase[kept]
-    work = np.bincount(code, length[kept], shape[0] * shape[1] * shape[2])
+    work: Float64 = np.bincount(code, length[kept], shape[0] * shape[1] * shape[2]).astype(float)
     of_run = np.flatnonzero(column[runs.launch] >= 0)
     covered = np.bincount(run_of_piece, length, len(runs))[of_run]
     launch = runs.launch[of_run]
@@ -70,7 +69,7 @@ def own_times(timeline: Timeline, graph: EventGraph, iterations: Iterations) -> 
         work += np.bincount(row[launch] * shape[2] + phase[schedule.stage[launch]], ns, len(work))
     shown = np.flatnonzero((column >= 0) & (schedule.stream >= 0))
     gap = schedule.start[shown] - schedule.gap_start[shown]
-    gaps = np.bincount(row[shown], gap, shape[0] * shape[1]).reshape(shape[:2])
+    gaps: Float64 = np.bincount(row[shown], gap, shape[0] * shape[1]).reshape(shape[:2]).astype(float)
     repeats = _repeats(graph, place, run_of_piece, kept) if shape[1] == 1 else {}
     return OwnTimes(ranks, iterations.number, work.reshape(shape), gaps, repeats)
 
@@ -87,7 +86,7 @@ class LinkTimes:
     drain: Float64
     """[num_links, n] mean ns in which stores drained, by the sender's clock; nan where there was no message."""
     seen: Float64
-    """[num_links, n] mean ns from the flag's store until a warp that it held up had seen it; nan where there was none."""
+    """[num_links, n] mean ns from the flag's store until a warp that it held up had seen it; nan where none was."""
     doubt_ns: Int64
     """[num_links] by how much all of `seen` is likely to be wrong: it is between two clocks."""
 
@@ -115,7 +114,7 @@ def _link_times(timeline: Timeline, waits: Waits, message: Int64, iterations: It
     # A wait that found its flag raised says nothing of the flag's way: it takes as long as the shortest ones.
     took = spans.end[row] - spans.start[row]
     held_up = (spans.start[row] <= sent) | (took > _FOUND_RAISED * np.quantile(took, _SHORTEST))
-    means = []
+    means: list[Float64] = []
     for rows, ns in (
         (np.flatnonzero(kept), sent - spans.start[signal]),
         (np.flatnonzero(kept & held_up), spans.end[row] - sent),
@@ -124,11 +123,12 @@ def _link_times(timeline: Timeline, waits: Waits, message: Int64, iterations: It
         count = np.bincount(code, minlength=len(groups) * number)
         sums = np.bincount(code, ns[rows], len(count))
         means.append(np.where(count > 0, sums / np.maximum(count, 1), np.nan).reshape(len(groups), number))
-    links = tuple(zip(*(values.tolist() for values in groups.columns), strict=True))
+    links = tuple((int(one), int(two)) for one, two in zip(*groups.columns, strict=True))
     numbers = iterations.number if len(iterations) > 1 else np.arange(number)
     source, destination = (values.astype(np.int32) for values in groups.columns)
     doubt = pair_doubt(timeline, source, destination, Bound.LIKELY)
-    return LinkTimes(waits.phases[waits.phase[message[0]]], links, numbers, *means, doubt)
+    drain, seen = means
+    return LinkTimes(waits.phases[waits.phase[message[0]]], links, numbers, drain, seen, doubt)
 
 
 def _column_of_launch(graph: EventGraph, iterations: Iterations) -> Int64:
@@ -167,4 +167,3 @@ def _repeats(graph: EventGraph, place: Int64, run_of_piece: Int64, kept: Int64) 
         np.add.at(times, rank, length)
         found[phase] = times
     return found
-

@@ -66,7 +66,7 @@ def describe_gain(gain: Gain) -> str:
     if part.kind == PathKind.HOST:
         return f"the host of rank {part.rank}"
     if part.kind == PathKind.GAP:
-        return f"what comes before kernels of rank {part.rank}"
+        return f"what comes before kernels of rank {part.rank} ({HOST_OR_KERNEL})"
     return f"the link {part.rank} → {part.peer}" if part.kind == PathKind.LINK else f"{part.phase} of rank {part.rank}"
 
 
