@@ -23,7 +23,7 @@ class Line:
 
 
 def headlines(findings: Findings) -> list[Line]:
-    """One line each: the verdict and why, how much waiting and where, its sum, what bounds the time, how far to trust it.
+    """One line each: verdict, why, how much waiting and where, its sum, what bounds the time, how far to trust it.
 
     A wait that exceeded its time limit comes first, or else waits that never ended. What experts received is told of
     captures that say so.

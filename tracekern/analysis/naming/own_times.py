@@ -40,7 +40,8 @@ class OwnTimes:
         """[num_ranks, n or m] of the phases; of repetitions those of the first phase that has some."""
         if len(self.iterations) > 1:
             return self.work[:, :, phases].sum(axis=2)
-        return next((self.repeats[phase] for phase in phases if phase in self.repeats), self.work[:, :, phases].sum(2))
+        repeated = [self.repeats[phase] for phase in phases if phase in self.repeats]
+        return repeated[0] if repeated else summed
 
 
 def own_times(timeline: Timeline, graph: EventGraph, iterations: Iterations) -> OwnTimes:
