@@ -18,7 +18,7 @@ import numpy as np
 from tracekern.analysis.waits.analyze import Waits
 from tracekern.analysis.waits.event_graph import EventGraph
 from tracekern.analysis.waits.pieces import WaitPieces
-from tracekern.timeline.model import Float64, Int32, Int64, Timeline
+from tracekern.timeline.model import Float64, Int64, Timeline
 
 _PIECES_AT_ONCE = 1 << 15
 
@@ -31,7 +31,7 @@ def slots_of_phases(graph: EventGraph) -> Int64:
 
 def time_by_slot(
     graph: EventGraph, waits: WaitPieces, run: Int64, piece: Int64, in_piece_ns: Int64
-) -> tuple[Int64, Int32]:
+) -> tuple[Int64, Float64]:
     """([num_slots, n] ns that each run spent in each slot until `in_piece_ns` after the start of its `piece`,
     [num_slots - 3, n] in how many pieces, by the slots of phases).
 
@@ -39,7 +39,7 @@ def time_by_slot(
     """
     num_slots = int(slots_of_phases(graph).max(initial=-1)) + 4
     spent = np.zeros((num_slots, len(run)), np.int64)
-    begun = np.zeros((num_slots - 3, len(run)), np.int32)
+    begun = np.zeros((num_slots - 3, len(run)))
     runs = graph.runs
     cuts = np.unique(np.searchsorted(runs.first, np.arange(0, len(graph.activity), _PIECES_AT_ONCE)))
     cuts = np.append(cuts[cuts < len(runs)], len(runs))
@@ -62,9 +62,9 @@ def time_by_slot(
 
 def _spent(
     graph: EventGraph, waits: WaitPieces, pieces: slice, first: Int64, last: Int64, in_last_ns: Int64
-) -> list[Int64]:
+) -> list[Int64 | Float64]:
     """By slot: [n] ns in the pieces first..last, of the last one the first `in_last_ns`. Both count in `pieces`. Then
-    by slot of a phase: [n] how many of them lasted."""
+    by slot of a phase: [n] how many of them, the last one in part."""
     own = graph.activity.end[pieces] - graph.activity.start[pieces]
     here = slice(*np.searchsorted(waits.piece, (pieces.start, pieces.stop)))
     late, link = np.zeros_like(own), np.zeros_like(own)
@@ -85,12 +85,14 @@ def _spent(
     in_late = np.minimum(in_last_ns, late[last])
     in_link = np.minimum(in_last_ns - in_late, link[last])
     in_own = in_last_ns - in_late - in_link
-    rows, counts = [], []
+    rows: list[Int64 | Float64] = []
+    counts: list[Int64 | Float64] = []
+    part_of_last = in_own / np.maximum(own[last], 1)
     for number in range(unknown + 1):
         mine = slot == number
         rows.append(before_last(np.where(mine, own, 0)) + np.where(mine[last], in_own, 0))
         if number < unknown:
-            counts.append(before_last(mine & (own > 0)) + (mine[last] & (in_own > 0)))
+            counts.append(before_last(mine & (own > 0)) + np.where(mine[last], part_of_last, 0))
     return [*rows, before_last(late) + in_late, before_last(link) + in_link, *counts]
 
 
@@ -177,8 +179,8 @@ class History:
         in_piece = np.where(run < 0, 0, in_piece)
         return Moments(launch, run, piece, in_piece, time - graph.schedule.start[launch], after)
 
-    def slots(self, moments: Moments) -> tuple[Int64, Int32]:
-        """What `spent` and `begun` need of each moment: the time inside the launch by slot, and the pieces of phases."""
+    def slots(self, moments: Moments) -> tuple[Int64, Float64]:
+        """What `spent` and `begun` need of each moment: time inside the launch by slot, and pieces of phases."""
         return time_by_slot(self.graph, self._waits, moments.run, moments.piece, moments.in_piece_ns)
 
     def spent(self, moments: Moments, slots: Int64) -> Int64:
@@ -188,7 +190,7 @@ class History:
         spent[:, self.host] += moments.after_ns
         return spent
 
-    def begun(self, moments: Moments, slots: Int32) -> Int64:
+    def begun(self, moments: Moments, slots: Float64) -> Float64:
         """[n, num_phases] how many pieces of each phase by each moment, since that same time."""
         begun = self._base_begun[moments.launch]
         self._add_begun(begun, moments, slots)
@@ -230,13 +232,13 @@ class History:
         spent[:, self.late] += late
         spent[:, self.link] += link
 
-    def _add_begun(self, begun: Int64, moments: Moments, slots: Int32) -> None:
+    def _add_begun(self, begun: Float64, moments: Moments, slots: Float64) -> None:
         first_phase, last_phase = self._first_phase[self.graph.schedule.stage[moments.launch]], begun.shape[1] - 1
         by_place, row = begun.reshape(-1), np.arange(len(moments)) * begun.shape[1]
         for slot, values in enumerate(slots):
             by_place[row + np.minimum(first_phase + slot, last_phase)] += values
 
-    def _launch_bases(self) -> tuple[Int64, Int64]:
+    def _launch_bases(self) -> tuple[Int64, Float64]:
         """([num_launches, num_categories] ns, [num_launches, num_phases] pieces) on the stream of each launch by its
         start."""
         schedule = self.graph.schedule
@@ -246,12 +248,12 @@ class History:
         until = np.minimum(schedule.start[later], schedule.end[before])
         moments = self._moments(before, schedule.last_run[before], until, np.zeros_like(until))
         between = np.zeros((len(later), self.num_categories), np.int64)
-        begun = np.zeros((len(later), len(self.graph.phases)), np.int64)
+        begun = np.zeros((len(later), len(self.graph.phases)))
         spent_slots, begun_slots = self.slots(moments)
         self._add_inside(between, moments, spent_slots)
         self._add_begun(begun, moments, begun_slots)
         between[:, self.host] += schedule.gap_ns[later]
-        base, base_begun = (np.zeros((len(schedule.rank), of.shape[1]), np.int64) for of in (between, begun))
+        base, base_begun = (np.zeros((len(schedule.rank), of.shape[1]), of.dtype) for of in (between, begun))
         for launch, earlier, ns, pieces in zip(later.tolist(), before.tolist(), between, begun, strict=True):
             base[launch] = base[earlier] + ns
             base_begun[launch] = base_begun[earlier] + pieces
