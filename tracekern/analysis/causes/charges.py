@@ -14,7 +14,7 @@ import numpy as np
 
 from tracekern.analysis.causes.blame import Target, targets_of_phases
 from tracekern.analysis.causes.order import Edges
-from tracekern.analysis.causes.shares import Excess, Ranges, Sequence, Shares, Side, solve_weights, spread
+from tracekern.analysis.causes.shares import Ranges, Sequence, Shares, Side, solve_weights, spread
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.waits.analyze import Phase, Waits
 from tracekern.analysis.waits.event_graph import EventGraph
@@ -125,8 +125,8 @@ def charge_causes(
     own = is_charged[edges.wait[shares.edge]].astype(float)
     charger = _Charger(timeline, graph, waits, edges, shares, own, solve_weights(shares, own))
     parts = [_unexplained(charger), _own_links(charger, link_ns * is_charged)]
-    for side, excess, sign in ((shares.source, shares.longer, 1.0), (shares.waiter, shares.shorter, -1.0)):
-        parts += [*_excess(charger, side, excess, sign), _links(charger, side, sign)]
+    for side, sign in ((shares.source, 1.0), (shares.waiter, -1.0)):
+        parts += [*_excess(charger, side, sign), _links(charger, side, sign)]
     columns = _Part(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     lost = _without_records(waits, edges, is_charged)
     charged = float((waits.late_ns + link_ns)[is_charged].sum()) - sum(lost.values())
@@ -163,7 +163,8 @@ def _by_launch(charger: _Charger) -> LaunchCosts:
     is_work = np.array([target is Target.WORK for target in targets_of_phases(charger.timeline, graph)])
     kept = np.append(is_work, [True, False])
     launch, is_gap, total = [], [], []
-    for side, excess, sign in ((shares.source, shares.longer, 1.0), (shares.waiter, shares.shorter, -1.0)):
+    for side, sign in ((shares.source, 1.0), (shares.waiter, -1.0)):
+        excess = side.excess
         row = np.flatnonzero(kept[excess.category])
         wait = excess.wait[row]
         launch.append(graph.runs.launch[charger.run_of(side, wait)].astype(np.int64))
@@ -175,8 +176,9 @@ def _by_launch(charger: _Charger) -> LaunchCosts:
     return LaunchCosts(graph.schedule.rank[of_launch].astype(np.int64), of_gap > 0, of_launch, sums.astype(float))
 
 
-def _excess(charger: _Charger, side: Side, excess: Excess, sign: float) -> list[_Part]:
+def _excess(charger: _Charger, side: Side, sign: float) -> list[_Part]:
     """Phases, gaps before kernels, waits without a cause on record. Of phases of signals the peers are told apart."""
+    excess = side.excess
     parts, is_rest = [], np.ones(len(excess.wait), bool)
     for category in _signals(charger.timeline, charger.graph):
         mine = np.flatnonzero(excess.category == category)
@@ -258,7 +260,7 @@ def _unexplained(charger: _Charger) -> _Part:
     shares = charger.shares
     source, waiter = shares.source, shares.waiter
     rest = shares.late_ns - (source.late_ns + source.link_ns) + (waiter.late_ns + waiter.link_ns)
-    for excess, sign in ((shares.longer, 1), (shares.shorter, -1)):
+    for excess, sign in ((source.excess, 1), (waiter.excess, -1)):
         np.subtract.at(rest, excess.wait, sign * excess.ns)
     some = np.flatnonzero(rest)
     return charger.by_rank(charger.run_of(source, some), charger.gap + _UNKNOWN, some, rest[some])

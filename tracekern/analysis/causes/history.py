@@ -18,7 +18,7 @@ import numpy as np
 from tracekern.analysis.waits.analyze import Waits
 from tracekern.analysis.waits.event_graph import EventGraph
 from tracekern.analysis.waits.pieces import WaitPieces
-from tracekern.timeline.model import Int64, Mask, Timeline
+from tracekern.timeline.model import Float64, Int64, Mask, Timeline
 
 _PIECES_AT_ONCE = 1 << 15
 
@@ -29,13 +29,17 @@ def slots_of_phases(graph: EventGraph) -> Int64:
     return np.arange(len(graph.phases)) - first_phase[graph.stage_of_phase]
 
 
-def time_by_slot(graph: EventGraph, waits: WaitPieces, run: Int64, piece: Int64, in_piece_ns: Int64) -> Int64:
-    """[num_slots, n] ns that each run spent in each slot until `in_piece_ns` after the start of its `piece`.
+def time_by_slot(
+    graph: EventGraph, waits: WaitPieces, run: Int64, piece: Int64, in_piece_ns: Int64
+) -> tuple[Int64, Float64]:
+    """([num_slots, n] ns that each run spent in each slot until `in_piece_ns` after the start of its `piece`,
+    [num_slots - 3, n] in how many pieces, by the slots of phases).
 
     A piece that is a wait counts with what is neither lateness nor link. 0 where the run is -1.
     """
     num_slots = int(slots_of_phases(graph).max(initial=-1)) + 4
     spent = np.zeros((num_slots, len(run)), np.int64)
+    begun = np.zeros((num_slots - 3, len(run)))
     runs = graph.runs
     cuts = np.unique(np.searchsorted(runs.first, np.arange(0, len(graph.activity), _PIECES_AT_ONCE)))
     cuts = np.append(cuts[cuts < len(runs)], len(runs))
@@ -51,15 +55,16 @@ def time_by_slot(graph: EventGraph, waits: WaitPieces, run: Int64, piece: Int64,
             pieces = slice(int(runs.first[cuts[number]]), int(runs.stop[cuts[number + 1] - 1]))
             first = runs.first[run[asked]] - pieces.start
             found = _spent(graph, waits, pieces, first, piece[asked] - pieces.start, in_piece_ns[asked])
-            for slot, values in zip(spent, found, strict=True):
+            for slot, values in zip((*spent, *begun), found, strict=True):
                 slot[asked] = values
-    return spent
+    return spent, begun
 
 
 def _spent(
     graph: EventGraph, waits: WaitPieces, pieces: slice, first: Int64, last: Int64, in_last_ns: Int64
-) -> list[Int64]:
-    """By slot: [n] ns in the pieces first..last, of the last one the first `in_last_ns`. Both count in `pieces`."""
+) -> list[Int64 | Float64]:
+    """By slot: [n] ns in the pieces first..last, of the last one the first `in_last_ns`. Both count in `pieces`. Then
+    by slot of a phase: [n] how many of them, the last one in part."""
     own = graph.activity.end[pieces] - graph.activity.start[pieces]
     here = slice(*np.searchsorted(waits.piece, (pieces.start, pieces.stop)))
     late, link = np.zeros_like(own), np.zeros_like(own)
@@ -80,11 +85,15 @@ def _spent(
     in_late = np.minimum(in_last_ns, late[last])
     in_link = np.minimum(in_last_ns - in_late, link[last])
     in_own = in_last_ns - in_late - in_link
-    rows = [
-        before_last(np.where(slot == number, own, 0)) + np.where(slot[last] == number, in_own, 0)
-        for number in range(unknown + 1)
-    ]
-    return [*rows, before_last(late) + in_late, before_last(link) + in_link]
+    rows: list[Int64 | Float64] = []
+    counts: list[Int64 | Float64] = []
+    part_of_last = in_own / np.maximum(own[last], 1)
+    for number in range(unknown + 1):
+        mine = slot == number
+        rows.append(before_last(np.where(mine, own, 0)) + np.where(mine[last], in_own, 0))
+        if number < unknown:
+            counts.append(before_last(mine & (own > 0)) + np.where(mine[last], part_of_last, 0))
+    return [*rows, before_last(late) + in_late, before_last(link) + in_link, *counts]
 
 
 _BLOCK = 1 << 14
@@ -138,7 +147,7 @@ class History:
         self._first_phase = np.searchsorted(graph.stage_of_phase, np.arange(len(graph.stages)))
         self._waits = WaitPieces.of(timeline, graph, waits)
         self._headless_ns, self._is_cut = _before_first_record(timeline, graph)
-        self._base = self._launch_bases()
+        self._base, self._base_begun = self._launch_bases()
         schedule = graph.schedule
         self._host_gaps = tuple(map(self._gaps_of_hosts, (schedule.host_gap_ns, schedule.host_gap_most_ns)))
 
@@ -172,8 +181,8 @@ class History:
         in_piece = np.where(run < 0, 0, in_piece)
         return Moments(launch, run, piece, in_piece, time - graph.schedule.start[launch], after)
 
-    def slots(self, moments: Moments) -> Int64:
-        """[num_slots, n] what `spent` needs of each moment: the time inside the launch by slot."""
+    def slots(self, moments: Moments) -> tuple[Int64, Float64]:
+        """What `spent` and `begun` need of each moment: time inside the launch by slot, and pieces of phases."""
         return time_by_slot(self.graph, self._waits, moments.run, moments.piece, moments.in_piece_ns)
 
     def spent(self, moments: Moments, slots: Int64) -> Int64:
@@ -193,6 +202,30 @@ class History:
             of_host.append(base[launch] + np.where(after < 0, -ahead, np.minimum(after, following[launch])))
         least, most = of_host
         return self._base[launch, self.gap] + after, least, most
+
+    def begun(self, moments: Moments, slots: Float64) -> Float64:
+        """[n, num_phases] how many pieces of each phase by each moment, since that same time."""
+        begun = self._base_begun[moments.launch]
+        self._add_begun(begun, moments, slots)
+        return begun
+
+    def typical_ns(self) -> Float64:
+        """[num_phases] how long a piece of each phase takes: the median over the means of ranks, of two the lower. 0 of
+        time outside of all spans."""
+        graph, waits = self.graph, self._waits
+        own = graph.activity.end - graph.activity.start
+        own[waits.piece] -= waits.late_ns + waits.link_ns
+        own[waits.unknown] = 0
+        num_phases = len(graph.phases)
+        rank = np.repeat(graph.schedule.rank[graph.runs.launch], graph.runs.stop - graph.runs.first)
+        code = rank * np.int32(num_phases) + graph.phase
+        size = num_phases * (int(graph.schedule.rank.max(initial=0)) + 1)
+        total, count = np.bincount(code, own, size), np.bincount(code, own > 0, size)
+        with np.errstate(invalid="ignore"):
+            means = np.sort((total / count).reshape(-1, num_phases), axis=0)  # nan, of ranks without, goes last
+        known = np.isfinite(means).sum(axis=0)
+        typical: Float64 = np.nan_to_num(means[np.maximum(known - 1, 0) // 2, np.arange(num_phases)])
+        return typical
 
     def _add_inside(self, spent: Int64, moments: Moments, slots: Int64) -> None:
         """Adds to `spent`, [n, num_categories], what passed since the start of the launch of each moment."""
@@ -216,8 +249,15 @@ class History:
         spent[:, self.late] += late
         spent[:, self.link] += link
 
-    def _launch_bases(self) -> Int64:
-        """[num_launches, num_categories] ns spent on the stream of each launch by its start."""
+    def _add_begun(self, begun: Float64, moments: Moments, slots: Float64) -> None:
+        first_phase, last_phase = self._first_phase[self.graph.schedule.stage[moments.launch]], begun.shape[1] - 1
+        by_place, row = begun.reshape(-1), np.arange(len(moments)) * begun.shape[1]
+        for slot, values in enumerate(slots):
+            by_place[row + np.minimum(first_phase + slot, last_phase)] += values
+
+    def _launch_bases(self) -> tuple[Int64, Float64]:
+        """([num_launches, num_categories] ns, [num_launches, num_phases] pieces) on the stream of each launch by its
+        start."""
         schedule = self.graph.schedule
         later = schedule.order[schedule.before[schedule.order] >= 0]
         before = schedule.before[later]
@@ -225,12 +265,16 @@ class History:
         until = np.minimum(schedule.start[later], schedule.end[before])
         moments = self._moments(before, schedule.last_run[before], until, np.zeros_like(until))
         between = np.zeros((len(later), self.num_categories), np.int64)
-        self._add_inside(between, moments, self.slots(moments))
+        begun = np.zeros((len(later), len(self.graph.phases)))
+        spent_slots, begun_slots = self.slots(moments)
+        self._add_inside(between, moments, spent_slots)
+        self._add_begun(begun, moments, begun_slots)
         between[:, self.gap] += schedule.gap_ns[later]
-        base = np.zeros((len(schedule.rank), self.num_categories), np.int64)
-        for launch, earlier, ns in zip(later.tolist(), before.tolist(), between, strict=True):
+        base, base_begun = (np.zeros((len(schedule.rank), of.shape[1]), of.dtype) for of in (between, begun))
+        for launch, earlier, ns, pieces in zip(later.tolist(), before.tolist(), between, begun, strict=True):
             base[launch] = base[earlier] + ns
-        return base
+            base_begun[launch] = base_begun[earlier] + pieces
+        return base, base_begun
 
     def _gaps_of_hosts(self, of_host: Int64) -> tuple[Int64, Int64, Int64]:
         """([num_launches] the host's part of the gap before each launch, of the gap behind it, and of all before it)"""

@@ -96,7 +96,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Excess:
-    """[m] rows: what one side of a wait spent more time with than the other. A wait has a row for each category."""
+    """[m] rows by wait: what took longer, or shorter, by category."""
 
     wait: Int64
     """Index into Shares.edge."""
@@ -125,9 +125,7 @@ class Shares:
     direct_share: Float64
     """[m] share of each row of `longer`; 0 for those without a cause on record."""
     longer: Excess
-    """Of the source, by wait."""
-    shorter: Excess
-    """Of the waiter."""
+    """What took longer at the source than at the waiter."""
     of_host_ns: Int64
     """[m] of each row of `longer` that is a gap before a kernel, what surely was the host's."""
     late_waits: Sequence
@@ -138,12 +136,15 @@ class Shares:
 
 @dataclass(frozen=True)
 class Side:
-    """[n] what the source, or the waiter, of each wait had of waiting since the two were ordered."""
+    """[n] what the source, or the waiter, of each wait did since the two were ordered."""
 
     late_ns: Int64
     link_ns: Int64
     late_ranges: Ranges
     link_ranges: Ranges
+    excess: Excess
+    """By how much phases took longer than as many pieces of each as both did usually take; of other categories, than
+    the shorter of the two."""
 
 
 def _stretch_of(values: Int64, wanted: Int64, count: int) -> tuple[Int64, Int64]:
@@ -171,49 +172,62 @@ def split_waits(
         np.concatenate([asked.source, asked.source, asked.waiter, asked.waiter]),
         np.concatenate([asked.release, since, asked.begin, since]),
     )
-    (late, link, waiter_late, waiter_link), longer, shorter = _compare(
-        history, moments, np.stack([of.total_ns > 0 for of in ranges], axis=1)
-    )
-    source, waiter = Side(late, link, *ranges[:2]), Side(waiter_late, waiter_link, *ranges[2:])
+    has_waits = np.stack([of.total_ns > 0 for of in ranges], axis=1)
+    (late, link, waiter_late, waiter_link), excesses = _compare(history, moments, has_waits)
+    longer, of_source, of_waiter = excesses
+    source = Side(late, link, ranges[0], ranges[1], of_source)
+    waiter = Side(waiter_late, waiter_link, ranges[2], ranges[3], of_waiter)
     charged_ns = np.where(is_charged[asked.wait], late_waits.weight_ns, 0)
     shares = _shares(history, source, waiter, longer)
     columns = (late_waits.item, since, late_waits.weight_ns, charged_ns)
     of_host_ns = host_part(history, moments, longer.wait, longer.category, longer.ns)
-    return Shares(*columns, *shares, longer, shorter, of_host_ns, late_waits, link_waits, source, waiter)
+    return Shares(*columns, *shares, longer, of_host_ns, late_waits, link_waits, source, waiter)
 
 
-def _compare(history: History, moments: Moments, has_waits: Mask) -> tuple[Int64, Excess, Excess]:
-    """([4, n] lateness and link of the source, of the waiter; what took longer at the source, and at the waiter).
+def _compare(history: History, moments: Moments, has_waits: Mask) -> tuple[Int64, tuple[Excess, Excess, Excess]]:
+    """([4, n] lateness and link of the source, of the waiter; what took longer at the source than at the waiter, what
+    at either took longer than usual).
 
     moments: of all waits the source's release, its `since`, the waiter's begin, its `since`. has_waits: [n, 4] False
     where no wait on record can take the lateness, or the link.
     """
-    count = len(has_waits)
-    slots = history.slots(moments)
+    count, typical_ns = len(has_waits), history.typical_ns()
+    spent_slots, begun_slots = history.slots(moments)
     waited = np.zeros((4, count), np.int64)
-    found: list[tuple[list[Int64], list[Int64], list[Int64]]] = [([], [], []), ([], [], [])]
+    found = _Rows(), _Rows(), _Rows()
     for first in range(0, count, _CHUNK):
-        part = slice(first, first + _CHUNK)
-        source, source_since, waiter, waiter_since = (
-            history.spent(moments.take(which), slots[:, which])
-            for which in (
-                slice(quarter + first, quarter + min(first + _CHUNK, count)) for quarter in np.arange(4) * count
-            )
-        )
-        at_source, at_waiter = np.maximum(source - source_since, 0), np.maximum(waiter - waiter_since, 0)
+        part, quarters = slice(first, first + _CHUNK), np.arange(4) * count
+        whichs = [slice(quarter + first, quarter + min(first + _CHUNK, count)) for quarter in quarters]
+        spent = [history.spent(moments.take(which), spent_slots[:, which]) for which in whichs]
+        begun = [history.begun(moments.take(which), begun_slots[:, which]) for which in whichs]
+        source, waiter = (np.maximum(spent[place] - spent[place + 1], 0) for place in (0, 2))
         for place, (at, column) in enumerate(
-            (at, column) for at in (at_source, at_waiter) for column in (history.late, history.link)
+            (at, column) for at in (source, waiter) for column in (history.late, history.link)
         ):
             waited[place, part] = np.where(has_waits[part, place], at[:, column], 0)
-        more = (at_source - at_waiter)[:, : history.late]
-        for (waits, categories, values), sign in zip(found, (1, -1), strict=True):
-            row, category = np.nonzero(sign * more > 0)
-            waits.append(row + first)
-            categories.append(category)
-            values.append(sign * more[row, category])
-    empty = np.empty(0, np.int64)
-    longer, shorter = (Excess(*(np.concatenate([empty, *column]) for column in columns)) for columns in found)
-    return waited, longer, shorter
+        source, waiter = source[:, : history.late], waiter[:, : history.late]
+        pieces = np.minimum(*(np.maximum(begun[place] - begun[place + 1], 0) for place in (0, 2)))
+        usual = np.minimum(source, waiter)
+        usual[:, : history.gap][:, typical_ns > 0] = np.rint(pieces * typical_ns).astype(np.int64)[:, typical_ns > 0]
+        for rows, more in zip(found, (np.maximum(source - waiter, 0), source - usual, waiter - usual), strict=True):
+            rows.add(more, first)
+    longer, of_source, of_waiter = (rows.join() for rows in found)
+    return waited, (longer, of_source, of_waiter)
+
+
+class _Rows:
+    """Collects the rows of an Excess."""
+
+    def __init__(self) -> None:
+        self._parts = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))]
+
+    def add(self, ns: Int64, first: int) -> None:
+        """ns: [m, num_categories] of the waits from `first` on."""
+        row, category = np.nonzero(ns)
+        self._parts.append((row + first, category, ns[row, category]))
+
+    def join(self) -> Excess:
+        return Excess(*(np.concatenate(column) for column in zip(*self._parts, strict=True)))
 
 
 def _shares(history: History, source: Side, waiter: Side, longer: Excess) -> tuple[Float64, Float64, Float64, Float64]:

@@ -38,8 +38,7 @@ class OwnTimes:
 
     def of_phases(self, phases: list[int]) -> Float64:
         """[num_ranks, n or m] of the phases; of repetitions those of the first phase that has some."""
-        if len(self.iterations) > 1:
-            return self.work[:, :, phases].sum(axis=2)
+        summed: Float64 = self.work[:, :, phases].sum(axis=2)
         repeated = [self.repeats[phase] for phase in phases if phase in self.repeats]
         return repeated[0] if repeated else summed
 
