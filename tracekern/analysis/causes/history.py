@@ -197,8 +197,8 @@ class History:
         return begun
 
     def typical_ns(self) -> Float64:
-        """[num_phases] how long a piece of each phase takes: the median over the means of ranks, of two the lower. 0 of
-        time outside of all spans."""
+        """[largest rank + 1, num_phases] how long a piece of each phase usually takes: the median over the means of
+        ranks, of two the lower; the rank's own mean, where that is less. 0 of time outside of all spans."""
         graph, waits = self.graph, self._waits
         own = graph.activity.end - graph.activity.start
         own[waits.piece] -= waits.late_ns + waits.link_ns
@@ -209,10 +209,11 @@ class History:
         size = num_phases * (int(graph.schedule.rank.max(initial=0)) + 1)
         total, count = np.bincount(code, own, size), np.bincount(code, own > 0, size)
         with np.errstate(invalid="ignore"):
-            means = np.sort((total / count).reshape(-1, num_phases), axis=0)  # nan, of ranks without, goes last
+            means = (total / count).reshape(-1, num_phases)
+        in_order = np.sort(means, axis=0)  # nan, of ranks without, goes last
         known = np.isfinite(means).sum(axis=0)
-        typical: Float64 = np.nan_to_num(means[np.maximum(known - 1, 0) // 2, np.arange(num_phases)])
-        return typical
+        median = in_order[np.maximum(known - 1, 0) // 2, np.arange(num_phases)]
+        return np.nan_to_num(np.fmin(median, means))
 
     def _add_inside(self, spent: Int64, moments: Moments, slots: Int64) -> None:
         """Adds to `spent`, [n, num_categories], what passed since the start of the launch of each moment."""
