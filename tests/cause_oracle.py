@@ -95,8 +95,9 @@ def oracle(timeline: Timeline, waits: Waits) -> dict[Key, tuple[float, float]]:
                 weight[other] += sign * weight[edge] * waited / sum(e.late_ns for e in of_rank)
             rest -= sign * waited if of_rank else 0
         for charges in (_excess(run, edge, since), _links(run, edge, since)):
-            for key, ns in charges:
-                sums[key][0] += ns
+            for side, key, ns in charges:
+                is_passed = side == edge.waiter or (key[1] is Target.LINK and key[2] == _NO_PHASE)
+                sums[key][0] += 0 if is_passed else ns
                 sums[key][1] += weight[edge] * ns
                 rest -= ns
         sums[edge.source, Target.UNEXPLAINED, _NO_PHASE, -1][0] += rest
@@ -107,7 +108,7 @@ def oracle(timeline: Timeline, waits: Waits) -> dict[Key, tuple[float, float]]:
     return _net(sums, sum(edge.late_ns + edge.link_ns for edge in edges))
 
 
-def _excess(run: _Program, edge: _Edge, since: int) -> Iterator[tuple[Key, float]]:
+def _excess(run: _Program, edge: _Edge, since: int) -> Iterator[tuple[int, Key, float]]:
     """What took longer than usual at the source, and what did at the waiter, below zero."""
     sides = [(edge.source, edge.release, 1), (edge.waiter, edge.begin, -1)]
     spent = [Counter(run.spent[rank][since:until]) for rank, until, _ in sides]
@@ -121,10 +122,10 @@ def _excess(run: _Program, edge: _Edge, since: int) -> Iterator[tuple[Key, float
             sent = [p for p in run.pieces[rank] if p.phase == category and p.peer >= 0 and since < p.stop <= until]
             for piece in sent:
                 share = (sum(p.stop - p.first for p in sent) - ns) / len(sent)
-                yield (rank, Target.LINK, category, piece.peer), sign * (piece.stop - piece.first - share)  # type: ignore[misc]
+                yield rank, (rank, Target.LINK, category, piece.peer), sign * (piece.stop - piece.first - share)
             if ns and not sent:
                 phase = _NO_PHASE if isinstance(category, str) else category
-                yield (rank, _target(category), phase, -1), sign * ns
+                yield rank, (rank, _target(category), phase, -1), sign * ns
 
 
 def _count(pieces: list[_Piece], phase: Category, since: int, until: int) -> float:
@@ -133,14 +134,14 @@ def _count(pieces: list[_Piece], phase: Category, since: int, until: int) -> flo
     return sum(max(inside, 0) / whole for inside, whole in parts)
 
 
-def _links(run: _Program, edge: _Edge, since: int) -> Iterator[tuple[Key, float]]:
+def _links(run: _Program, edge: _Edge, since: int) -> Iterator[tuple[int, Key, float]]:
     """The link in the waits of the source, and in those of the waiter, below zero."""
     for rank, until, sign in ((edge.source, edge.release, 1), (edge.waiter, edge.begin, -1)):
         of_rank = [e for e in run.edges if e.waiter == rank and e.link_ns and since < e.end <= until]
         waited = run.spent[rank][since:until].count("link")
         for other in of_rank:
             share = other.link_ns / sum(e.link_ns for e in of_rank)
-            yield (other.source, Target.LINK, _NO_PHASE, other.waiter), sign * waited * share
+            yield rank, (other.source, Target.LINK, _NO_PHASE, other.waiter), sign * waited * share
 
 
 def _net(sums: dict[Key, list[float]], charged: int) -> dict[Key, tuple[float, float]]:
@@ -156,7 +157,7 @@ def _net(sums: dict[Key, list[float]], charged: int) -> dict[Key, tuple[float, f
     found = {}
     for key, part in kept.items():
         direct, total = (ns * part * scale for ns in sums[key])
-        if total > 0:
+        if total > 1e-6:
             direct = min(max(direct, 0), total)
             found[key] = direct, total - direct
     return found

@@ -213,7 +213,8 @@ class History:
         in_order = np.sort(means, axis=0)  # nan, of ranks without, goes last
         known = np.isfinite(means).sum(axis=0)
         median = in_order[np.maximum(known - 1, 0) // 2, np.arange(num_phases)]
-        return np.nan_to_num(np.fmin(median, means))
+        typical: Float64 = np.nan_to_num(np.fmin(median, means))
+        return typical
 
     def _add_inside(self, spent: Int64, moments: Moments, slots: Int64) -> None:
         """Adds to `spent`, [n, num_categories], what passed since the start of the launch of each moment."""
@@ -254,7 +255,8 @@ class History:
         self._add_inside(between, moments, spent_slots)
         self._add_begun(begun, moments, begun_slots)
         between[:, self.host] += schedule.gap_ns[later]
-        base, base_begun = (np.zeros((len(schedule.rank), of.shape[1]), of.dtype) for of in (between, begun))
+        base = np.zeros((len(schedule.rank), between.shape[1]), np.int64)
+        base_begun = np.zeros((len(schedule.rank), begun.shape[1]))
         for launch, earlier, ns, pieces in zip(later.tolist(), before.tolist(), between, begun, strict=True):
             base[launch] = base[earlier] + ns
             base_begun[launch] = base_begun[earlier] + pieces
