@@ -45,7 +45,7 @@ class Signal:
 
 @dataclass(frozen=True)
 class Wait:
-    """For the signal of `peer`: of this slot, on `room` of at least this value; at a `meeting` (peer -1) of all ranks."""
+    """For the signal of `peer`: of this slot, on `room` of at least that value; at a `meeting` (peer -1) of all."""
 
     channel: str
     peer: int

@@ -177,8 +177,9 @@ def blame_causes(
     asis_and_highs = solve_costs(shares, np.column_stack([shares.charged_ns, limits[:, 1::2]]))
     asis, *highs = _of_ranks(timeline, graph, edges, shares, asis_and_highs)
     lows = _of_ranks(timeline, graph, edges, shares, np.column_stack(low_columns))
+    ratio = caused_ns / np.maximum(asis, 1)
     bounds = [
-        (np.maximum(caused_ns - np.maximum(asis - low, 0), 0), caused_ns + np.maximum(high - asis, 0) + on_top)
+        (np.minimum(low * ratio, caused_ns), caused_ns + np.maximum(high - asis, 0) * np.maximum(ratio, 1) + on_top)
         for low, high, on_top in zip(lows, highs, beside, strict=True)
     ]
     blames = [

@@ -8,7 +8,7 @@ signs. What is then less than nothing goes off the other charges of its kind, an
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -82,10 +82,15 @@ class _Charger:
         runs = self.edges.source if side is self.shares.source else self.edges.waiter
         return runs[self.shares.edge[wait]]
 
-    def by_rank(self, run: Int64, category: Int64 | int, wait: Int64, ns: Float64) -> _Part:
-        """Charges by rank and category; ns: [n] of each of the late waits `wait`, for what `run` did."""
-        rank = self.graph.schedule.rank[self.graph.runs.launch[run]].astype(np.int64)
-        sums = self._sums(rank, category + 0 * rank, self.own[wait] * ns, self.weight[wait] * ns)
+    def weights(self, side: Side, wait: Int64 | slice = slice(None)) -> tuple[Float64, Float64]:
+        """([n] of the waits alone: only the source makes wait for itself, [n] with all that came of them)."""
+        sign = 1.0 if side is self.shares.source else -1.0
+        return max(sign, 0.0) * self.own[wait], sign * self.weight[wait]
+
+    def by_rank(self, side: Side, category: Int64 | int, wait: Int64, ns: Int64) -> _Part:
+        """Charges by rank and category; ns: [n] of each of the late waits `wait`, for what one side of them did."""
+        rank = self.graph.schedule.rank[self.graph.runs.launch[self.run_of(side, wait)]].astype(np.int64)
+        sums = self._sums(rank, category + 0 * rank, *(weight * ns for weight in self.weights(side, wait)))
         return _Part(sums[0], sums[1], np.full(len(sums[0]), -1), *sums[2:])
 
     def by_peer(self, rank: Int64, peer: Int64, category: int, direct: Float64, total: Float64) -> _Part:
@@ -93,9 +98,8 @@ class _Charger:
         ranks, peers, *sums = self._sums(rank, peer + 1, direct, total)
         return _Part(ranks, np.full(len(ranks), category), peers - 1, *sums)
 
-    def _sums(
-        self, rank: Int64, other: Int64, direct: Float64, total: Float64
-    ) -> tuple[Int64, Int64, Float64, Float64]:
+    @staticmethod
+    def _sums(rank: Int64, other: Int64, direct: Float64, total: Float64) -> tuple[Any, Any, Any, Any]:
         """Distinct (rank, other), neither below zero, and the sums of both columns."""
         base = int(other.max(initial=0)) + 1
         code = rank * base + other
@@ -125,8 +129,8 @@ def charge_causes(
     own = is_charged[edges.wait[shares.edge]].astype(float)
     charger = _Charger(timeline, graph, waits, edges, shares, own, solve_weights(shares, own))
     parts = [_unexplained(charger), _own_links(charger, link_ns * is_charged)]
-    for side, sign in ((shares.source, 1.0), (shares.waiter, -1.0)):
-        parts += [*_excess(charger, side, sign), _links(charger, side, sign)]
+    for side in (shares.source, shares.waiter):
+        parts += [*_excess(charger, side), _links(charger, side)]
     columns = _Part(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     lost = _without_records(waits, edges, is_charged)
     charged = float((waits.late_ns + link_ns)[is_charged].sum()) - sum(lost.values())
@@ -176,7 +180,7 @@ def _by_launch(charger: _Charger) -> LaunchCosts:
     return LaunchCosts(graph.schedule.rank[of_launch].astype(np.int64), of_gap > 0, of_launch, sums.astype(float))
 
 
-def _excess(charger: _Charger, side: Side, sign: float) -> list[_Part]:
+def _excess(charger: _Charger, side: Side) -> list[_Part]:
     """Phases, gaps before kernels, waits without a cause on record. Of phases of signals the peers are told apart."""
     excess = side.excess
     parts, is_rest = [], np.ones(len(excess.wait), bool)
@@ -189,13 +193,12 @@ def _excess(charger: _Charger, side: Side, sign: float) -> list[_Part]:
             is_rest[mine] = False
             usual = (sent.total_ns - excess.ns[mine]) / sent.count
             columns = [
-                sign * (sequence.weight_ns * spread(sequence, sent, of) - spread(sequence, sent, of * usual))
-                for of in (charger.own[excess.wait[mine]], charger.weight[excess.wait[mine]])
+                sequence.weight_ns * spread(sequence, sent, of) - spread(sequence, sent, of * usual)
+                for of in charger.weights(side, excess.wait[mine])
             ]
             rank, peer = _ends_of_signals(charger, piece)
             parts.append(charger.by_peer(rank, peer, category, *columns))
-    wait = excess.wait[is_rest]
-    rest = charger.by_rank(charger.run_of(side, wait), excess.category[is_rest], wait, sign * excess.ns[is_rest])
+    rest = charger.by_rank(side, excess.category[is_rest], excess.wait[is_rest], excess.ns[is_rest])
     return [*parts, rest]
 
 
@@ -233,21 +236,19 @@ def _ends_of_signals(charger: _Charger, piece: Int64) -> tuple[Int64, Int64]:
     return timeline.track_ranks()[timeline.spans.track[span]].astype(np.int64), peer
 
 
-def _links(charger: _Charger, side: Side, sign: float) -> _Part:
+def _links(charger: _Charger, side: Side) -> _Part:
     """The link in the waits that the source, or the waiter, had before."""
     shares = charger.shares
-    share = sign * side.link_ns / np.maximum(side.link_ranges.total_ns, 1)
-    direct, total = (
-        shares.link_waits.weight_ns * spread(shares.link_waits, side.link_ranges, share * of)
-        for of in (charger.own, charger.weight)
-    )
-    return _of_pairs(charger, charger.edges.wait[shares.link_waits.item], direct, total)
+    rate = side.link_ns / np.maximum(side.link_ranges.total_ns, 1) * charger.weights(side)[1]
+    passed_on = shares.link_waits.weight_ns * spread(shares.link_waits, side.link_ranges, rate)
+    return _of_pairs(charger, charger.edges.wait[shares.link_waits.item], np.zeros(len(passed_on)), passed_on)
 
 
 def _own_links(charger: _Charger, link_ns: Int64) -> _Part:
     """The link in each wait that is charged; link_ns: [num_waits]."""
     some = np.flatnonzero(link_ns)
-    return _of_pairs(charger, some, link_ns[some], link_ns[some])
+    ns = link_ns[some].astype(np.float64)
+    return _of_pairs(charger, some, ns, ns)
 
 
 def _of_pairs(charger: _Charger, some: Int64, direct: Float64, total: Float64) -> _Part:
@@ -263,7 +264,7 @@ def _unexplained(charger: _Charger) -> _Part:
     for excess, sign in ((source.excess, 1), (waiter.excess, -1)):
         np.subtract.at(rest, excess.wait, sign * excess.ns)
     some = np.flatnonzero(rest)
-    return charger.by_rank(charger.run_of(source, some), charger.gap + _UNKNOWN, some, rest[some])
+    return charger.by_rank(source, charger.gap + _UNKNOWN, some, rest[some])
 
 
 def _without_records(waits: Waits, edges: Edges, is_charged: Mask) -> dict[int, int]:
@@ -293,14 +294,14 @@ def _costs(timeline: Timeline, graph: EventGraph, part: _Part, charged_ns: float
     return costs + [Cost(one, Target.UNEXPLAINED, NO_PHASE, -1, float(ns), 0.0) for one, ns in lost.items()]
 
 
-def _net(kind: Int64 | np.ndarray, total_ns: Float64, charged_ns: float) -> Float64:
+def _net(kind: Int64, total_ns: Any, charged_ns: float) -> Float64:
     """[n] what part of each charge is kept: 0 of those below zero, which go off the others of their kind; what is left
     of them goes off all, so that `charged_ns` remains."""
     kinds = group_rows(len(kind), kind)
     above, sums = (np.bincount(kinds.group, column, len(kinds)) for column in (np.maximum(total_ns, 0), total_ns))
     kept = (np.maximum(sums, 0) / np.where(above > 0, above, 1))[kinds.group] * (total_ns > 0)
     remaining = float((kept * total_ns).sum())
-    return kept * (charged_ns / remaining) if remaining > 0 else kept
+    return np.asarray(kept * (charged_ns / remaining) if remaining > 0 else kept, np.float64)
 
 
 def own_of_ranks(timeline: Timeline, costs: list[Cost]) -> Float64:

@@ -210,8 +210,8 @@ class History:
         return begun
 
     def typical_ns(self) -> Float64:
-        """[num_phases] how long a piece of each phase takes: the median over the means of ranks, of two the lower. 0 of
-        time outside of all spans."""
+        """[largest rank + 1, num_phases] how long a piece of each phase usually takes: the median over the means of
+        ranks, of two the lower; the rank's own mean, where that is less. 0 of time outside of all spans."""
         graph, waits = self.graph, self._waits
         own = graph.activity.end - graph.activity.start
         own[waits.piece] -= waits.late_ns + waits.link_ns
@@ -222,9 +222,11 @@ class History:
         size = num_phases * (int(graph.schedule.rank.max(initial=0)) + 1)
         total, count = np.bincount(code, own, size), np.bincount(code, own > 0, size)
         with np.errstate(invalid="ignore"):
-            means = np.sort((total / count).reshape(-1, num_phases), axis=0)  # nan, of ranks without, goes last
+            means = (total / count).reshape(-1, num_phases)
+        in_order = np.sort(means, axis=0)  # nan, of ranks without, goes last
         known = np.isfinite(means).sum(axis=0)
-        typical: Float64 = np.nan_to_num(means[np.maximum(known - 1, 0) // 2, np.arange(num_phases)])
+        median = in_order[np.maximum(known - 1, 0) // 2, np.arange(num_phases)]
+        typical: Float64 = np.nan_to_num(np.fmin(median, means))
         return typical
 
     def _add_inside(self, spent: Int64, moments: Moments, slots: Int64) -> None:
@@ -270,7 +272,8 @@ class History:
         self._add_inside(between, moments, spent_slots)
         self._add_begun(begun, moments, begun_slots)
         between[:, self.gap] += schedule.gap_ns[later]
-        base, base_begun = (np.zeros((len(schedule.rank), of.shape[1]), of.dtype) for of in (between, begun))
+        base = np.zeros((len(schedule.rank), between.shape[1]), np.int64)
+        base_begun = np.zeros((len(schedule.rank), begun.shape[1]))
         for launch, earlier, ns, pieces in zip(later.tolist(), before.tolist(), between, begun, strict=True):
             base[launch] = base[earlier] + ns
             base_begun[launch] = base_begun[earlier] + pieces

@@ -15,6 +15,7 @@ import numpy as np
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.waits.analyze import WaitKind, Waits
 from tracekern.analysis.waits.event_graph import EventGraph
+from tracekern.timeline.intervals import one_line
 from tracekern.timeline.model import Int64, Mask, Timeline, field_values
 
 _NEVER = np.iinfo(np.int64).min
@@ -123,8 +124,11 @@ def _by_earlier_launches(graph: EventGraph, edges: Edges, blocked: Mask) -> Int6
     pair = np.minimum(*streams) << 32 | np.maximum(*streams)
     both_began = np.minimum(schedule.start[waiter], schedule.start[source])
     late = np.flatnonzero(released > _NEVER)
+    late = late[np.lexsort((last_end[late], pair[late]))]
+    to_line = one_line(pair[late], released[late], released[late])
+    last_release = np.maximum.accumulate(released[late] + to_line) - to_line
     met = latest_before(pair[late], last_end[late], pair, both_began)
-    ordered = np.where(met >= 0, released[late[met]] if len(late) else _NEVER, _NEVER)
+    ordered = np.where(met >= 0, last_release[met] if len(late) else _NEVER, _NEVER)
     # A stream has heard from a launch when one of its earlier launches has.
     for listener, speaker, heard_by in ((waiter, source, waiter), (source, waiter, source)):
         told = latest_before(

@@ -22,7 +22,7 @@ from tracekern.analysis.causes.history import History, Moments, bisect_right
 from tracekern.analysis.causes.order import Edges, is_sorted, last_ordered
 from tracekern.analysis.waits.analyze import Waits
 from tracekern.analysis.waits.event_graph import EventGraph
-from tracekern.timeline.model import Float64, Int64, Mask, Timeline
+from tracekern.timeline.model import Float64, Int32, Int64, Mask, Timeline
 
 _CHUNK = 1 << 13
 
@@ -143,8 +143,8 @@ class Side:
     late_ranges: Ranges
     link_ranges: Ranges
     excess: Excess
-    """By how much phases took longer than as many pieces of each as both did usually take; of other categories, than
-    the shorter of the two."""
+    """By how much phases took longer than usual for as many pieces as both did; of other categories, than the shorter
+    of the two."""
 
 
 def _stretch_of(values: Int64, wanted: Int64, count: int) -> tuple[Int64, Int64]:
@@ -173,7 +173,9 @@ def split_waits(
         np.concatenate([asked.release, since, asked.begin, since]),
     )
     has_waits = np.stack([of.total_ns > 0 for of in ranges], axis=1)
-    (late, link, waiter_late, waiter_link), excesses = _compare(history, moments, has_waits)
+    (late, link, waiter_late, waiter_link), excesses = _compare(
+        history, moments, has_waits, graph.schedule.rank[graph.runs.launch[asked.waiter]]
+    )
     longer, of_source, of_waiter = excesses
     source = Side(late, link, ranges[0], ranges[1], of_source)
     waiter = Side(waiter_late, waiter_link, ranges[2], ranges[3], of_waiter)
@@ -184,12 +186,14 @@ def split_waits(
     return Shares(*columns, *shares, longer, of_host_ns, late_waits, link_waits, source, waiter)
 
 
-def _compare(history: History, moments: Moments, has_waits: Mask) -> tuple[Int64, tuple[Excess, Excess, Excess]]:
+def _compare(
+    history: History, moments: Moments, has_waits: Mask, waiter_rank: Int32
+) -> tuple[Int64, tuple[Excess, Excess, Excess]]:
     """([4, n] lateness and link of the source, of the waiter; what took longer at the source than at the waiter, what
     at either took longer than usual).
 
     moments: of all waits the source's release, its `since`, the waiter's begin, its `since`. has_waits: [n, 4] False
-    where no wait on record can take the lateness, or the link.
+    where no wait on record can take the lateness, or the link. waiter_rank: [n].
     """
     count, typical_ns = len(has_waits), history.typical_ns()
     spent_slots, begun_slots = history.slots(moments)
@@ -208,7 +212,9 @@ def _compare(history: History, moments: Moments, has_waits: Mask) -> tuple[Int64
         source, waiter = source[:, : history.late], waiter[:, : history.late]
         pieces = np.minimum(*(np.maximum(begun[place] - begun[place + 1], 0) for place in (0, 2)))
         usual = np.minimum(source, waiter)
-        usual[:, : history.gap][:, typical_ns > 0] = np.rint(pieces * typical_ns).astype(np.int64)[:, typical_ns > 0]
+        typical = typical_ns[waiter_rank[part]]
+        in_pieces = np.rint(pieces * typical).astype(np.int64)
+        np.copyto(usual[:, : history.gap], in_pieces, where=typical > 0)
         for rows, more in zip(found, (np.maximum(source - waiter, 0), source - usual, waiter - usual), strict=True):
             rows.add(more, first)
     longer, of_source, of_waiter = (rows.join() for rows in found)

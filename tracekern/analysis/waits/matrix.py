@@ -98,14 +98,14 @@ def find_abnormal(matrix: WaitMatrix) -> tuple[Abnormal, ...]:
         cells = (matrix.locality == locality) & (matrix.count > 0)
         # Below its doubt a value is as good as its doubt; a factor over nothing would mean nothing.
         at_least = np.maximum(matrix.sum_ns, np.maximum(matrix.doubt_ns, 1))
-        polish = polishmedian_of_rows(np.where(cells, np.log(at_least), np.nan))
+        polish = polish_medians(np.where(cells, np.log(at_least), np.nan))
         found += _lines(matrix, locality, cells, polish.row, axis=0)
         found += _lines(matrix, locality, cells, polish.column, axis=1)
         found += _points(matrix, locality, polish.rest)
     return tuple(sorted(found, key=lambda one: -one.excess_ns))
 
 
-def polishmedian_of_rows(values: Float64) -> Polish:
+def polish_medians(values: Float64) -> Polish:
     """Median polish of an [n, m] matrix with nan where nothing is known.
 
     Lines of fewer than MIN_CELLS values are left out: nan in `rest`, 0 in `row` and `column`.
