@@ -81,8 +81,7 @@ def three_percent(rng: np.random.Generator, shape: Shape) -> tuple[Case, Right]:
 
 
 def two_ranks(rng: np.random.Generator, shape: Shape) -> tuple[Case, Right]:
-    one = int(rng.integers(8))
-    two = (one + int(rng.integers(2, 7))) % 8  # the next one in a ring would have to wait for neither
+    one, two = rng.choice(8, 2, replace=False).tolist()
     return Case(shape, 8, 50, (SlowWork(5_000, rank=one), SlowWork(5_000, rank=two)), noise=0.03), ((one,), (two,))
 
 
@@ -95,7 +94,8 @@ def slow_link(rng: np.random.Generator, shape: Shape) -> tuple[Case, Right]:
 
 def late_host(rng: np.random.Generator, shape: Shape) -> tuple[Case, Right]:
     size, has_lane = _size(rng, shape), bool(rng.random() < 0.5)
-    rank = _rank(rng, shape, size["num_ranks"])
+    # In a chain only the first one's host is not hidden: the others' kernels wait for the rank before them.
+    rank = 0 if shape is Shape.CHAIN else _rank(rng, shape, size["num_ranks"])
     return Case(shape, injections=(LateHost(5_000, rank=rank),), noise=0.05, has_host_lane=has_lane, **size), ((rank,),)
 
 

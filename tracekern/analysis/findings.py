@@ -129,7 +129,7 @@ class Findings:
         timeline, iterations = self.timeline, self.iterations
         if not self.causes.costs:
             return open_verdict(Why.NO_WAITS, ())
-        own = own_times(timeline, self.graph, iterations)
+        own = own_times(timeline, self.graph, self.every_wait, iterations)
         links = link_times(timeline, self.every_wait, iterations)
         floor_ns = max((rank.resolution_ns for rank in timeline.ranks), default=0.0)
         found = name_culprit(self.causes, self.graph, own, links, iterations, floor_ns)

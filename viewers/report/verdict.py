@@ -61,8 +61,7 @@ def evidence(findings: Findings) -> str:
     culprit = findings.culprit
     if culprit.kind is None:
         return _figures(findings) or findings.causes.note or "no cause on record"
-    wanted = culprit.kind, culprit.members[0]
-    first = next(one for one in culprit.suspects if (one.kind, one.member) == wanted)
+    first = next(one for one in culprit.suspects if one.kind is culprit.kind and one.member in culprit.members)
     if culprit.event is not None and first.event is not None:
         text = f"{_owns(first)} took {duration(first.event.excess_ns)} longer then than at any other time"
     else:

@@ -144,9 +144,15 @@ def name_culprit(
     if first.named_cost_ns < _OPEN_SHARE * max(may_be_worse, default=0.0):
         return open_verdict(Why.ALIKE, suspects)
     if first.event:
-        return _named(first, [first], first.named_cost_ns, first.iteration, blames, suspects)
-    alike = [one for one in sure if one.kind is first.kind and (one is first or one.member in first.peers)]
-    return _named(first, alike, sum(one.cost_ns for one in alike), None, blames, suspects)
+        return _named(first, [first.member], first.named_cost_ns, first.iteration, blames, suspects)
+    alike = {first.member: first.cost_ns}
+    cost_of = {one.member: one.cost_ns for one in suspects if one.kind in _same(first.kind)}
+    for member in first.peers:
+        # Ranks that are as slow hide each other: all waiting may be charged to one of them.
+        if member in cost_of or (first.kind is not Kind.LINK and member[0] in own.waited_for):
+            alike[member] = cost_of.get(member, 0.0)
+    members = sorted(alike, key=lambda member: -alike[member])
+    return _named(first, members, sum(alike.values()), None, blames, suspects)
 
 
 def open_verdict(why: Why, suspects: tuple[Suspect, ...]) -> Culprit:
@@ -161,15 +167,19 @@ def _why_open(suspects: Sequence[Suspect]) -> Why:
 
 def _named(
     first: Suspect,
-    alike: Sequence[Suspect],
+    members: Sequence[tuple[int, ...]],
     cost_ns: float,
     event: int | None,
     blames: dict[int, Blame],
     suspects: tuple[Suspect, ...],
 ) -> Culprit:
-    members = tuple(one.member for one in alike)
-    is_proven = first.kind is Kind.LINK or all(blames[rank].proven.lo_ns > 0 for (rank,) in members)
-    return Culprit(first.kind, members, first.phase, cost_ns, first.lead, event, is_proven, None, suspects)
+    is_proven = first.kind is Kind.LINK or blames[first.member[0]].proven.lo_ns > 0
+    return Culprit(first.kind, tuple(members), first.phase, cost_ns, first.lead, event, is_proven, None, suspects)
+
+
+def _same(kind: Kind) -> tuple[Kind, ...]:
+    """Kinds that are judged by the same times."""
+    return (Kind.HOST, Kind.GAP) if kind in (Kind.HOST, Kind.GAP) else (kind,)
 
 
 def _may_be_named(suspect: Suspect, blames: dict[int, Blame]) -> bool:

@@ -35,6 +35,8 @@ class OwnTimes:
     """[num_ranks, n] before kernels."""
     repeats: dict[int, Float64]
     """Phase -> [num_ranks, m], where n is 1 and every warp went through the phase m times."""
+    waited_for: frozenset[int]
+    """Ranks that another one waited for, whether or not they were late."""
 
     def of_phases(self, phases: list[int]) -> Float64:
         """[num_ranks, n or m] of the phases; of repetitions those of the first phase that has some."""
@@ -43,7 +45,7 @@ class OwnTimes:
         return repeated[0] if repeated else summed
 
 
-def own_times(timeline: Timeline, graph: EventGraph, iterations: Iterations) -> OwnTimes:
+def own_times(timeline: Timeline, graph: EventGraph, waits: Waits, iterations: Iterations) -> OwnTimes:
     """Of the iterations that are given."""
     ranks = tuple(rank.rank for rank in timeline.ranks)
     place = np.full(max(ranks, default=-1) + 2, -1)
@@ -71,7 +73,9 @@ def own_times(timeline: Timeline, graph: EventGraph, iterations: Iterations) -> 
     gap = schedule.start[shown] - schedule.gap_start[shown]
     gaps: Float64 = np.bincount(row[shown], gap, shape[0] * shape[1]).reshape(shape[:2]).astype(float)
     repeats = _repeats(graph, place, run_of_piece, kept) if shape[1] == 1 else {}
-    return OwnTimes(ranks, iterations.number, work.reshape(shape), gaps, repeats)
+    arrived = timeline.track_ranks()[timeline.spans.track[waits.arrivals.signal]]
+    waited_for = frozenset(np.concatenate([waits.peer[waits.peer != waits.rank], arrived]).tolist()) - {-1}
+    return OwnTimes(ranks, iterations.number, work.reshape(shape), gaps, repeats, waited_for)
 
 
 @dataclass(frozen=True)
