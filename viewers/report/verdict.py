@@ -24,6 +24,9 @@ def verdict(findings: Findings) -> str:
     culprit = findings.culprit
     if culprit.why is Why.NO_WAITS or not findings.causes.costs:
         return _nothing(findings)
+    unexplained_ns = sum(cost.total_ns for cost in findings.causes.costs if cost.target is Target.UNEXPLAINED)
+    if culprit.kind is None and 2 * unexplained_ns > findings.causes.charged_ns:
+        return _nothing(findings)
     if culprit.kind is None:
         return f"{_why_open(findings)} {_largest(findings)}"
     waited_ns = int(findings.waits.wait_ns.sum())
@@ -60,13 +63,14 @@ def evidence(findings: Findings) -> str:
     """What makes it stand out, and whether the clocks are exact enough; or the figures of the largest causes."""
     culprit = findings.culprit
     if culprit.kind is None:
-        return _figures(findings) or findings.causes.note or "no cause on record"
+        told = _figures(findings) or findings.causes.note or "no cause on record"
+        return "; ".join([told, *([_and(findings.absent)] if findings.absent else [])])
     first = next(one for one in culprit.suspects if one.kind is culprit.kind and one.member in culprit.members)
     if culprit.event is not None and first.event is not None:
         text = f"{_owns(first)} took {duration(first.event.excess_ns)} longer then than at any other time"
     else:
         text = f"{_owns(first)} {_lead(first)}"
-    return "; ".join([text, _certainty(findings), *findings.absent])
+    return "; ".join([text, _certainty(findings), *([_and(findings.absent)] if findings.absent else [])])
 
 
 def sums(findings: Findings) -> str:
