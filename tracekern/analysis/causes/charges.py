@@ -227,7 +227,9 @@ def _costs(timeline: Timeline, graph: EventGraph, part: _Part, charged_ns: float
     direct, total = (np.bincount(groups.group, column, len(groups)) for column in (part.direct_ns, part.total_ns))
     targets = [*targets_of_phases(timeline, graph), Target.HOST, Target.UNEXPLAINED, Target.LINK]
     of_link = np.array([target is Target.LINK for target in targets])[category]
-    kept = _net(np.where(of_link, -1, category), total, charged_ns)
+    # Links into one rank run side by side: what is below zero of one goes off the others first.
+    base = len(targets)
+    kept = _net([np.where(of_link, base + 1 + peer, category), np.where(of_link, -1, category)], total, charged_ns)
     direct = np.clip(direct * kept, 0, np.maximum(total * kept, 0))
     phases = [*graph.phases, NO_PHASE, NO_PHASE, NO_PHASE]
     costs = []
@@ -239,14 +241,23 @@ def _costs(timeline: Timeline, graph: EventGraph, part: _Part, charged_ns: float
     return costs + [Cost(one, Target.UNEXPLAINED, NO_PHASE, -1, float(ns), 0.0) for one, ns in lost.items()]
 
 
-def _net(kind: Int64, total_ns: Any, charged_ns: float) -> Float64:
-    """[n] what part of each charge is kept: 0 of those below zero, which go off the others of their kind; what is left
-    of them goes off all, so that `charged_ns` remains."""
-    kinds = group_rows(len(kind), kind)
-    above, sums = (np.bincount(kinds.group, column, len(kinds)) for column in (np.maximum(total_ns, 0), total_ns))
-    kept = (np.maximum(sums, 0) / np.where(above > 0, above, 1))[kinds.group] * (total_ns > 0)
-    remaining = float((kept * total_ns).sum())
-    return np.asarray(kept * (charged_ns / remaining) if remaining > 0 else kept, np.float64)
+def _net(kinds: list[Any], total_ns: Any, charged_ns: float) -> Float64:
+    """[n] what part of each charge is kept: 0 of those below zero, which go off the others of their kind, by the first
+    of `kinds` ([n] each), then by the next; what is left of them goes off all, so that `charged_ns` remains."""
+    left = total_ns.copy()
+    for kind in kinds:
+        groups = group_rows(len(kind), kind)
+        above, sums = (np.bincount(groups.group, column, len(groups)) for column in (np.maximum(left, 0), left))
+        positive = np.maximum(sums, 0) / np.where(above > 0, above, 1)
+        below = above - sums
+        negative = np.maximum(-sums, 0) / np.where(below > 0, below, 1)
+        left *= np.where(left > 0, positive[groups.group], negative[groups.group])
+    left = np.maximum(left, 0)
+    if (remaining := float(left.sum())) > 0:
+        left *= charged_ns / remaining
+    kept = np.zeros(len(left))
+    np.divide(left, total_ns, out=kept, where=total_ns > 0)
+    return kept
 
 
 def own_of_ranks(timeline: Timeline, costs: list[Cost]) -> Float64:
