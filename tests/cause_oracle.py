@@ -145,14 +145,18 @@ def _links(run: _Program, edge: _Edge, since: int) -> Iterator[tuple[int, Key, f
 
 
 def _net(sums: dict[Key, list[float]], charged: int) -> dict[Key, tuple[float, float]]:
-    """Charges below zero go off the others of their kind, then off all."""
-    kinds: dict[object, list[Key]] = defaultdict(list)
-    for key in sums:
-        kinds[Target.LINK if key[1] is Target.LINK else key[1:3]].append(key)
-    kept = {}
-    for keys in kinds.values():
-        above, total = sum(max(sums[key][1], 0) for key in keys), sum(sums[key][1] for key in keys)
-        kept.update({key: max(total, 0) / above for key in keys if sums[key][1] > 0})
+    """Charges below zero go off the others of their kind, links first off those into the same rank, then off all."""
+    left = {key: total for key, (_, total) in sums.items()}
+    for of_link in (lambda key: (Target.LINK, key[3]), lambda key: Target.LINK):
+        kinds: dict[object, list[Key]] = defaultdict(list)
+        for key in sums:
+            kinds[of_link(key) if key[1] is Target.LINK else key[1:3]].append(key)
+        for keys in kinds.values():
+            above, below = (sum(max(sign * left[key], 0) for key in keys) for sign in (1, -1))
+            for key in keys:
+                side = above if left[key] > 0 else below
+                left[key] *= max(side - (above + below - side), 0) / max(side, 1e-9)
+    kept = {key: left[key] / total for key, (_, total) in sums.items() if total > 0}
     scale = charged / max(sum(sums[key][1] * part for key, part in kept.items()), 1e-9)
     found = {}
     for key, part in kept.items():

@@ -440,3 +440,20 @@ def test_reliability_says_what_the_attacks_found():
     assert day("reliability") in text_of("reliability.md")
     for outcome in ("read", "refused"):
         assert f"{found['damage'][outcome]:,} {outcome}" in text_of("reliability.md")
+
+
+def test_scores_of_causes():
+    rows = {}
+    for name in ("causes_before", "causes"):
+        for row in results(name)["cases"]:
+            rows.setdefault((row["case"], str(row["ranks"]), str(row["iterations"])), {}).setdefault(name, []).append(
+                row
+            )
+    found = list(table("analysis.md", "score before"))
+    assert len(found) == len(rows)
+    for case, ranks, iterations, noise, *figures in found:
+        of_case = rows[case, ranks, iterations]
+        assert noise == ", ".join(f"{row['noise']:.0%}".replace("%", " %") for row in of_case["causes"])
+        keys = (("causes_before", "score"), *(("causes", key) for key in ("score", "ratio", "elsewhere")))
+        assert figures == [", ".join(f"{row[key]:.2f}" for row in of_case[name]) for name, key in keys]
+    assert min(row["score"] for row in results("causes")["cases"]) >= 0.95

@@ -7,6 +7,7 @@ signs. What is then less than nothing goes off the other charges of its kind, an
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -129,8 +130,9 @@ def charge_causes(
     own = is_charged[edges.wait[shares.edge]].astype(float)
     charger = _Charger(timeline, graph, waits, edges, shares, own, solve_weights(shares, own))
     parts = [_unexplained(charger), _own_links(charger, link_ns * is_charged)]
+    signals = _Signals.of_all(timeline, graph)
     for side in (shares.source, shares.waiter):
-        parts += [*_excess(charger, side), _links(charger, side)]
+        parts += [*_excess(charger, side, signals), _links(charger, side)]
     columns = _Part(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     lost = _without_records(waits, edges, is_charged)
     charged = float((waits.late_ns + link_ns)[is_charged].sum()) - sum(lost.values())
@@ -180,60 +182,74 @@ def _by_launch(charger: _Charger) -> LaunchCosts:
     return LaunchCosts(graph.schedule.rank[of_launch].astype(np.int64), of_gap > 0, of_launch, sums.astype(float))
 
 
-def _excess(charger: _Charger, side: Side) -> list[_Part]:
+@dataclass(frozen=True)
+class _Signals:
+    """A phase of signals to peers."""
+
+    category: int
+    sequence: Sequence
+    """Its items are pieces of activity."""
+
+    @classmethod
+    def of_all(cls, timeline: Timeline, graph: EventGraph) -> list[_Signals]:
+        names = {e.name for e in timeline.events if e.event_class is EventClass.SIGNAL and e.has("peer")}
+        return [cls._of(graph, number) for number, phase in enumerate(graph.phases) if phase.event in names]
+
+    @classmethod
+    def _of(cls, graph: EventGraph, category: int) -> _Signals:
+        piece = np.flatnonzero(graph.phase == category)
+        run = np.searchsorted(graph.runs.first, piece, side="right") - 1
+        end = graph.activity.end[piece]
+        sequence = Sequence.of(graph, run, end, end - graph.activity.start[piece])
+        return cls(category, dataclasses.replace(sequence, item=piece[sequence.item]))
+
+    def before(self, charger: _Charger, side: Side, wait: Int64) -> Ranges:
+        """Those that one side of each of the late waits `wait` sent since the two were ordered."""
+        shares = charger.shares
+        asked = charger.edges.take(shares.edge[wait])
+        until = asked.release if side is shares.source else asked.begin
+        return self.sequence.ranges(charger.graph, charger.run_of(side, wait), shares.since[wait], until)
+
+    def peers(self, charger: _Charger, which: Int64) -> Int64:
+        """[n] the peer of some of the signals; -1 where it is not on record."""
+        timeline = charger.timeline
+        span, peer = charger.graph.activity.span[self.sequence.item[which]], np.full(len(which), -1, np.int64)
+        event = timeline.spans.event[span]
+        for number in np.flatnonzero(np.bincount(event)).tolist():
+            mine = np.flatnonzero(event == number)
+            named = field_values(timeline.events[number], "peer", timeline.spans, span[mine])
+            if named is not None:
+                peer[mine] = named
+        return peer
+
+
+def _excess(charger: _Charger, side: Side, signals: list[_Signals]) -> list[_Part]:
     """Phases, gaps before kernels, waits without a cause on record. Of phases of signals the peers are told apart."""
     excess = side.excess
     parts, is_rest = [], np.ones(len(excess.wait), bool)
-    for category in _signals(charger.timeline, charger.graph):
-        mine = np.flatnonzero(excess.category == category)
-        piece, sequence, sent = _signals_before(charger, category, side, excess.wait[mine])
+    for phase in signals:
+        mine = np.flatnonzero(excess.category == phase.category)
+        sent = phase.before(charger, side, excess.wait[mine])
         known = np.flatnonzero(sent.count)
-        mine, sent = mine[known], sent.take(known)
-        if len(mine):
-            is_rest[mine] = False
-            usual = (sent.total_ns - excess.ns[mine]) / sent.count
-            columns = [
-                sequence.weight_ns * spread(sequence, sent, of) - spread(sequence, sent, of * usual)
-                for of in charger.weights(side, excess.wait[mine])
-            ]
-            rank, peer = _ends_of_signals(charger, piece)
-            parts.append(charger.by_peer(rank, peer, category, *columns))
+        if len(known):
+            is_rest[mine[known]] = False
+            parts.append(_by_peer(charger, side, phase, sent.take(known), mine[known]))
     rest = charger.by_rank(side, excess.category[is_rest], excess.wait[is_rest], excess.ns[is_rest])
     return [*parts, rest]
 
 
-def _signals(timeline: Timeline, graph: EventGraph) -> list[int]:
-    """The phases that are signals to a peer."""
-    names = {e.name for e in timeline.events if e.event_class is EventClass.SIGNAL and e.has("peer")}
-    return [number for number, phase in enumerate(graph.phases) if phase.event in names]
-
-
-def _signals_before(charger: _Charger, category: int, side: Side, wait: Int64) -> tuple[Int64, Sequence, Ranges]:
-    """([m] the signals of a phase as pieces of activity, their sequence, those that the side of each wait sent).
-
-    Of several signals all are taken to be longer than usual but by the same time, so that the longest stand out.
-    """
-    graph, shares = charger.graph, charger.shares
-    piece = np.flatnonzero(graph.phase == category)
-    run = np.searchsorted(graph.runs.first, piece, side="right") - 1
-    end = graph.activity.end[piece]
-    sequence = Sequence.of(graph, run, end, end - graph.activity.start[piece])
-    asked = charger.edges.take(shares.edge[wait])
-    until = asked.release if side is shares.source else asked.begin
-    sent = sequence.ranges(graph, charger.run_of(side, wait), shares.since[wait], until)
-    return piece[sequence.item], sequence, sent
-
-
-def _ends_of_signals(charger: _Charger, piece: Int64) -> tuple[Int64, Int64]:
-    """([m] rank, [m] peer) of signals that are pieces of activity; peer -1 where it is not on record."""
-    timeline, graph = charger.timeline, charger.graph
-    span, peer = graph.activity.span[piece], np.full(len(piece), -1, np.int64)
-    for number, event in enumerate(timeline.events):
-        mine = np.flatnonzero(timeline.spans.event[span] == number)
-        named = field_values(event, "peer", timeline.spans, span[mine])
-        if named is not None:
-            peer[mine] = named
-    return timeline.track_ranks()[timeline.spans.track[span]].astype(np.int64), peer
+def _by_peer(charger: _Charger, side: Side, phase: _Signals, sent: Ranges, row: Int64) -> _Part:
+    """The excess of some rows of a side. Of several signals all are taken to be longer than usual but by the same time,
+    so that the longest stand out."""
+    sequence, wait = phase.sequence, side.excess.wait[row]
+    usual = (sent.total_ns - side.excess.ns[row]) / sent.count
+    direct, total = (
+        sequence.weight_ns * spread(sequence, sent, of) - spread(sequence, sent, of * usual)
+        for of in charger.weights(side, wait)
+    )
+    some = np.flatnonzero((direct != 0) | (total != 0))
+    rank = charger.graph.schedule.rank[charger.graph.runs.launch[sequence.run[some]]].astype(np.int64)
+    return charger.by_peer(rank, phase.peers(charger, some), phase.category, direct[some], total[some])
 
 
 def _links(charger: _Charger, side: Side) -> _Part:
@@ -282,7 +298,9 @@ def _costs(timeline: Timeline, graph: EventGraph, part: _Part, charged_ns: float
     direct, total = (np.bincount(groups.group, column, len(groups)) for column in (part.direct_ns, part.total_ns))
     targets = [*targets_of_phases(timeline, graph), Target.GAP, Target.UNEXPLAINED, Target.LINK]
     of_link = np.array([target is Target.LINK for target in targets])[category]
-    kept = _net(np.where(of_link, -1, category), total, charged_ns)
+    # Links into one rank run side by side: what is below zero of one goes off the others first.
+    base = len(targets)
+    kept = _net([np.where(of_link, base + 1 + peer, category), np.where(of_link, -1, category)], total, charged_ns)
     direct = np.clip(direct * kept, 0, np.maximum(total * kept, 0))
     phases = [*graph.phases, NO_PHASE, NO_PHASE, NO_PHASE]
     costs = []
@@ -294,14 +312,23 @@ def _costs(timeline: Timeline, graph: EventGraph, part: _Part, charged_ns: float
     return costs + [Cost(one, Target.UNEXPLAINED, NO_PHASE, -1, float(ns), 0.0) for one, ns in lost.items()]
 
 
-def _net(kind: Int64, total_ns: Any, charged_ns: float) -> Float64:
-    """[n] what part of each charge is kept: 0 of those below zero, which go off the others of their kind; what is left
-    of them goes off all, so that `charged_ns` remains."""
-    kinds = group_rows(len(kind), kind)
-    above, sums = (np.bincount(kinds.group, column, len(kinds)) for column in (np.maximum(total_ns, 0), total_ns))
-    kept = (np.maximum(sums, 0) / np.where(above > 0, above, 1))[kinds.group] * (total_ns > 0)
-    remaining = float((kept * total_ns).sum())
-    return np.asarray(kept * (charged_ns / remaining) if remaining > 0 else kept, np.float64)
+def _net(kinds: list[Any], total_ns: Any, charged_ns: float) -> Float64:
+    """[n] what part of each charge is kept: 0 of those below zero, which go off the others of their kind, by the first
+    of `kinds` ([n] each), then by the next; what is left of them goes off all, so that `charged_ns` remains."""
+    left = total_ns.copy()
+    for kind in kinds:
+        groups = group_rows(len(kind), kind)
+        above, sums = (np.bincount(groups.group, column, len(groups)) for column in (np.maximum(left, 0), left))
+        positive = np.maximum(sums, 0) / np.where(above > 0, above, 1)
+        below = above - sums
+        negative = np.maximum(-sums, 0) / np.where(below > 0, below, 1)
+        left *= np.where(left > 0, positive[groups.group], negative[groups.group])
+    left = np.maximum(left, 0)
+    if (remaining := float(left.sum())) > 0:
+        left *= charged_ns / remaining
+    kept = np.zeros(len(left))
+    np.divide(left, total_ns, out=kept, where=total_ns > 0)
+    return kept
 
 
 def own_of_ranks(timeline: Timeline, costs: list[Cost]) -> Float64:
