@@ -2,8 +2,8 @@
 
 Ordered are, from docs/analysis.md: two runs when one of them was released from a wait for the other; the streams of two
 ranks when one was released from a wait for the other in launches that were over before the present ones began, or both
-from a barrier of ranks; a run and the launches of a peer that it, or a launch before it on its stream, has already heard
-from; the warps of a block or grid at each of their barriers.
+from a barrier of ranks; a run and the launches of a peer that it, or a launch before it on its stream, has heard
+from already; the warps of a block or grid at each of their barriers.
 """
 
 from __future__ import annotations
