@@ -24,12 +24,11 @@ def verdict(findings: Findings) -> str:
     culprit = findings.culprit
     if culprit.why is Why.NO_WAITS or not findings.causes.costs:
         return _nothing(findings)
-    unexplained_ns = sum(cost.total_ns for cost in findings.causes.costs if cost.target is Target.UNEXPLAINED)
-    if culprit.kind is None and 2 * unexplained_ns > findings.causes.charged_ns:
+    waited_ns = int(findings.waits.wait_ns.sum())
+    if culprit.kind is None and 2 * sum(_not_on_record(findings)) > waited_ns:
         return _nothing(findings)
     if culprit.kind is None:
         return f"{_why_open(findings)} {_largest(findings)}"
-    waited_ns = int(findings.waits.wait_ns.sum())
     return f"{_accuse(culprit)} That costs {part_of(culprit.cost_ns, waited_ns)} of waiting."
 
 
@@ -166,8 +165,15 @@ def _largest(findings: Findings) -> str:
     return f"The largest cause, {_owns(first)}, costs {part_of(first.cost_ns, waited_ns)} of waiting."
 
 
+def _not_on_record(findings: Findings) -> tuple[float, int]:
+    """(ns charged to nothing that was recorded, ns of waits whose signals were not recorded)"""
+    unexplained_ns = sum(cost.total_ns for cost in findings.causes.costs if cost.target is Target.UNEXPLAINED)
+    return unexplained_ns, int(findings.waits.unmatched.sum())
+
+
 def _nothing(findings: Findings) -> str:
-    if any(cost.target is Target.UNEXPLAINED for cost in findings.causes.costs):
+    unexplained_ns, unmatched_ns = _not_on_record(findings)
+    if unexplained_ns > unmatched_ns:
         return "No rank can be named: what the ranks waited for is not on record."
     text = why_no_rank(findings) or "no rank made another one wait"
     return _capital("; ".join([text, *findings.absent])) + "."
