@@ -173,7 +173,7 @@ def _not_on_record(findings: Findings) -> tuple[float, int]:
 
 def _nothing(findings: Findings) -> str:
     unexplained_ns, unmatched_ns = _not_on_record(findings)
-    if unexplained_ns > unmatched_ns:
+    if 2 * unexplained_ns > unmatched_ns:
         return "No rank can be named: what the ranks waited for is not on record."
     text = why_no_rank(findings) or "no rank made another one wait"
     return _capital("; ".join([text, *findings.absent])) + "."
