@@ -377,6 +377,15 @@ def test_what_the_gate_was_seen_to_do():
         assert f"{found['alarms']} alarms in 1,000" in told
 
 
+def test_who_is_named():
+    before, now = ({row["case"]: row for row in results(name)["rows"]} for name in ("naming_before", "naming"))
+    shown = list(table("analysis.md", "| case |"))
+    assert [cells[0] for cells in shown] == list(now)
+    for case, *cells in shown:
+        wanted = [str(rows[case][word]) for rows in (before, now) for word in ("right", "nothing", "wrong")]
+        assert cells == wanted, case
+
+
 def test_reports_are_shown_as_they_are(command_line):
     told = command_line("report", ROOT / "traces" / "h200x4_late_host").stdout.splitlines()
     for document in (ROOT / "README.md", ROOT / "docs" / "walkthrough.md"):
