@@ -127,7 +127,7 @@ class LateHost(Injection):
         return self.ns if rank == self.rank and self.applies(iteration) else 0.0
 
     def is_cause(self, cost: Cost) -> bool:
-        return cost.target is Target.HOST and cost.rank == self.rank
+        return cost.target in (Target.HOST, Target.GAP) and cost.rank == self.rank  # HOST where a lane shows it
 
 
 @dataclass(frozen=True)
