@@ -260,7 +260,7 @@ def _costs(timeline: Timeline, graph: EventGraph, part: _Part, charged_ns: float
 def _net(kinds: list[Any], total_ns: Any, charged_ns: float) -> Float64:
     """[n] what part of each charge is kept: 0 of those below zero, which go off the others of their kind, by the first
     of `kinds` ([n] each), then by the next; what is left of them goes off all, so that `charged_ns` remains."""
-    left = total_ns.copy()
+    left = np.asarray(total_ns, np.float64).copy()  # sums of no charges are integers
     for kind in kinds:
         groups = group_rows(len(kind), kind)
         above, sums = (np.bincount(groups.group, column, len(groups)) for column in (np.maximum(left, 0), left))
