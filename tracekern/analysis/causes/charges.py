@@ -22,6 +22,8 @@ from tracekern.analysis.waits.event_graph import EventGraph
 from tracekern.timeline.model import EventClass, Float64, Int64, Mask, Timeline, field_values
 
 NO_PHASE = Phase("", "")
+_DUST_NS = 1e-6
+"""What floats leave of sums that are nothing."""
 _UNKNOWN, _LINK = 1, 2
 """Categories behind the host's: without a cause on record, and the link in waits."""
 
@@ -249,7 +251,7 @@ def _costs(timeline: Timeline, graph: EventGraph, part: _Part, charged_ns: float
     direct = np.clip(direct * kept, 0, np.maximum(total * kept, 0))
     phases = [*graph.phases, NO_PHASE, NO_PHASE, NO_PHASE]
     costs = []
-    for row in np.flatnonzero(total * kept > 0).tolist():
+    for row in np.flatnonzero(total * kept > _DUST_NS).tolist():
         ns, own = float(total[row] * kept[row]), float(direct[row])
         where = int(rank[row]), targets[category[row]], phases[category[row]], int(peer[row])
         nowhere = lost.pop(where[0], 0) if where[1] is Target.UNEXPLAINED else 0
