@@ -5,6 +5,7 @@ And any programs to try it on: ranks of one warp each that work, send, wait, mak
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -116,14 +117,16 @@ def _excess(run: _Program, edge: _Edge, since: int) -> Iterator[tuple[int, Key, 
         usual = min(spent[0][category], spent[1][category])
         if typical := run.typical.get((edge.waiter, category)):
             counts = [_count(run.pieces[rank], category, since, until) for rank, until, _ in sides]
-            usual = round(min(counts) * typical)
+            usual = math.floor(min(counts) * typical + 0.5 + 1e-6)
         for (rank, until, sign), of in zip(sides, spent, strict=True):
             ns = of[category] - usual
+            if not ns:
+                continue
             sent = [p for p in run.pieces[rank] if p.phase == category and p.peer >= 0 and since < p.stop <= until]
             for piece in sent:
                 share = (sum(p.stop - p.first for p in sent) - ns) / len(sent)
                 yield rank, (rank, Target.LINK, category, piece.peer), sign * (piece.stop - piece.first - share)
-            if ns and not sent:
+            if not sent:
                 phase = _NO_PHASE if isinstance(category, str) else category
                 yield rank, (rank, _target(category), phase, -1), sign * ns
 

@@ -22,6 +22,8 @@ from tracekern.analysis.waits.event_graph import EventGraph
 from tracekern.timeline.model import EventClass, Float64, Int64, Mask, Timeline, field_values
 
 NO_PHASE = Phase("", "")
+_DUST_NS = 1e-6
+"""What floats leave of sums that are nothing."""
 _UNKNOWN, _LINK = 1, 2
 """Categories behind the gaps before kernels: without a cause on record, and the link in waits."""
 
@@ -304,7 +306,7 @@ def _costs(timeline: Timeline, graph: EventGraph, part: _Part, charged_ns: float
     direct = np.clip(direct * kept, 0, np.maximum(total * kept, 0))
     phases = [*graph.phases, NO_PHASE, NO_PHASE, NO_PHASE]
     costs = []
-    for row in np.flatnonzero(total * kept > 0).tolist():
+    for row in np.flatnonzero(total * kept > _DUST_NS).tolist():
         ns, own = float(total[row] * kept[row]), float(direct[row])
         where = int(rank[row]), targets[category[row]], phases[category[row]], int(peer[row])
         nowhere = lost.pop(where[0], 0) if where[1] is Target.UNEXPLAINED else 0
@@ -315,7 +317,7 @@ def _costs(timeline: Timeline, graph: EventGraph, part: _Part, charged_ns: float
 def _net(kinds: list[Any], total_ns: Any, charged_ns: float) -> Float64:
     """[n] what part of each charge is kept: 0 of those below zero, which go off the others of their kind, by the first
     of `kinds` ([n] each), then by the next; what is left of them goes off all, so that `charged_ns` remains."""
-    left = total_ns.copy()
+    left = np.asarray(total_ns, np.float64).copy()  # sums of no charges are integers
     for kind in kinds:
         groups = group_rows(len(kind), kind)
         above, sums = (np.bincount(groups.group, column, len(groups)) for column in (np.maximum(left, 0), left))

@@ -25,6 +25,8 @@ from tracekern.analysis.waits.event_graph import EventGraph
 from tracekern.timeline.model import Float64, Int32, Int64, Mask, Timeline
 
 _CHUNK = 1 << 13
+_ROUND_UP = 0.5 + 1e-6
+"""Halves go up, whatever floats make of them."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,7 @@ def _compare(
         pieces = np.minimum(*(np.maximum(begun[place] - begun[place + 1], 0) for place in (0, 2)))
         usual = np.minimum(source, waiter)
         typical = typical_ns[waiter_rank[part]]
-        in_pieces = np.rint(pieces * typical).astype(np.int64)
+        in_pieces = np.floor(pieces * typical + _ROUND_UP).astype(np.int64)
         np.copyto(usual[:, : history.gap], in_pieces, where=typical > 0)
         for rows, more in zip(found, (np.maximum(source - waiter, 0), source - usual, waiter - usual), strict=True):
             rows.add(more, first)
