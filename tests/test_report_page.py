@@ -105,7 +105,7 @@ def test_what_the_path_has_in_small_parts_keeps_its_kind(tmp_path):
     figure = next(figure for figure in figures_of(page) if figure["says"] == "Parts of the critical path")
     assert figure["layout"]["yaxis"]["ticktext"][-1].endswith("smaller parts")
     parts = findings.critical_path.whole.parts
-    kinds = {"in a kernel": PathKind.PHASE, "on a link": PathKind.LINK, "before a kernel was started": PathKind.HOST}
+    kinds = {"in a kernel": PathKind.PHASE, "on a link": PathKind.LINK, "before a kernel": PathKind.GAP}
     for name, kind in kinds.items():
         drawn = next(bars["x"] for bars in figure["data"] if bars["name"] == name)
         assert sum(drawn) == pytest.approx(sum(part.time_ns for part in parts if part.kind is kind) / 1e6)
