@@ -186,7 +186,7 @@ class Scenario:
 
     def _rank(self, rank: int, hard_ns: float, sigma_ns: float) -> Rank:
         clock = ClockFit("ping-pong", hard_ns, sigma_ns) if rank else ClockFit("reference", 0.0, 0.0)
-        return Rank(rank, self.nodes[rank], "synthetic", "cpu", "closed", 1e9, 1, clock)
+        return Rank(rank, self.nodes[rank], "synthetic", "cuda", "closed", 1e9, 1, clock)
 
     def _tracks(self) -> tuple[Track, ...]:
         device = [

@@ -23,7 +23,7 @@ from tracekern.analysis.causes.shares import solve_costs, split_waits
 from tracekern.analysis.doubt import Worst, name_worst
 from tracekern.analysis.findings import analyze
 from tracekern.analysis.waits.analyze import Phase, WaitKind, analyze_waits
-from tracekern.analysis.waits.event_graph import BETWEEN_SPANS, build_graph
+from tracekern.analysis.waits.event_graph import NOT_STARTED, build_graph
 from tracekern.timeline.model import OPEN_END, Timeline
 from tracekern.timeline.select import select, take_spans
 from tracekern.viewers.report.headlines import headlines
@@ -65,10 +65,10 @@ def test_nothing_injected_nothing_charged_but_the_time_to_see_a_flag():
     [
         (pipeline(num_calls=CALLS, copy={1: DELAY_NS}), 1, Target.WORK, COPY),
         (pipeline(num_calls=CALLS, receive={3: DELAY_NS}), 3, Target.WORK, RECEIVE),
-        (pipeline(num_calls=CALLS, gap={2: DELAY_NS}), 2, Target.HOST, None),
+        (pipeline(num_calls=CALLS, gap={2: DELAY_NS}), 2, Target.GAP, None),
         (exchange(num_launches=CALLS, late={0: DELAY_NS}), 0, Target.WORK, Phase("dispatch", "copy_token")),
     ],
-    ids=["longer work", "more tokens", "host gap", "late sender"],
+    ids=["longer work", "more tokens", "gap before a kernel", "late sender"],
 )
 def test_the_cause_is_found(run: Scenario, rank: int, target: Target, phase: Phase | None):
     causes = causes_of(run)
@@ -86,9 +86,9 @@ def test_a_slow_link():
     # Rank 2 waited for the link; then two ranks waited for rank 2, which had waited for the link.
     assert sum(cost.direct_ns for cost in on_link) >= 0.95 * CALLS * DELAY_NS
     assert sum(cost.passed_on_ns for cost in on_link) >= 0.95 * 2 * CALLS * DELAY_NS
-    # They also waited for rank 1, whose kernel could not end before its stores had drained.
-    assert charged(causes, 1, Target.LINK) >= 0.95 * 5 * CALLS * DELAY_NS
-    assert charged(causes, 1, Target.LINK) >= 0.95 * causes.charged_ns
+    # They also waited for rank 1, whose kernel could not end before its stores had drained: that link's as well.
+    assert sum(cost.total_ns for cost in on_link) >= 0.95 * 5 * CALLS * DELAY_NS
+    assert sum(cost.total_ns for cost in on_link) >= 0.95 * causes.charged_ns
 
 
 def test_in_a_chain_the_first_is_charged_and_not_the_one_between():
@@ -99,8 +99,8 @@ def test_in_a_chain_the_first_is_charged_and_not_the_one_between():
     assert root.total_ns >= 0.95 * injected
     assert root.direct_ns == pytest.approx(CALLS * DELAY_NS, rel=0.1)
     assert root.passed_on_ns == pytest.approx(CALLS * DELAY_NS, rel=0.2)
-    # What each works after its own wait makes the next one wait: not part of what was injected, and its own.
-    assert charged(causes, 1, Target.WORK) == pytest.approx(CALLS * COPY_NS, rel=0.2)
+    # What each works after its own wait makes the next one wait, and rank 0 at the barrier: not injected, and its own.
+    assert charged(causes, 1, Target.WORK) == pytest.approx(2 * CALLS * COPY_NS, rel=0.2)
     longest = causes.chains[0]
     assert longest.waiters == ((2, Phase("dispatch", "wait_token")), (1, Phase("dispatch", "wait_token")))
     assert (longest.rank, longest.target, longest.phase) == (0, Target.WORK, phase)
@@ -204,8 +204,8 @@ def test_what_a_flight_recorder_overwrote_is_nobodys_work():
 
 
 def test_nobody_is_named_for_what_is_not_on_record():
-    who = next(line.text for line in headlines(analyze(relay(in_two_kernels=False))) if line.word == "who")
-    assert who == "no rank can be named: what the ranks waited for is not on record"
+    said = headlines(analyze(relay(in_two_kernels=False)))[0].text
+    assert said == "No rank can be named: what the ranks waited for is not on record."
 
 
 def test_of_a_capture_of_several_ranks_one_alone_is_not_to_blame_for_its_waits():
@@ -233,7 +233,7 @@ def test_lost_records_are_never_charged_to_nothing(lost: str):
     causes = analyze_causes(timeline, analyze_waits(timeline))
     assert sum(cost.total_ns for cost in causes.costs) == pytest.approx(causes.charged_ns, rel=1e-9)
     if lost == "copy_token":  # the time is still there, without a name
-        assert charged(causes, 1, Target.WORK, Phase("dispatch_send", BETWEEN_SPANS)) >= 0.95 * 12 * DELAY_NS
+        assert charged(causes, 1, Target.WORK, Phase("dispatch_send", NOT_STARTED)) >= 0.95 * 12 * DELAY_NS
 
 
 @pytest.mark.parametrize("name", ["cpu_8_ranks", "h200x4"])
@@ -278,7 +278,7 @@ def test_the_triangular_system_is_the_obvious_recursion():
     edges = find_edges(timeline, graph, waits)
     link_ns = (waits.wait_ns - waits.late_ns)[edges.wait]
     shares = split_waits(timeline, graph, waits, edges, link_ns, np.ones(len(waits), bool))
-    late, ranges, sequence = shares.late_ns, shares.late_ranges, shares.late_waits
+    late, ranges, sequence = shares.late_ns, shares.source.late_ranges, shares.late_waits
     passes = np.zeros((len(late), len(late)))
     for wait in range(len(late)):
         held = [*range(ranges.own_first[wait], ranges.own_stop[wait])]
@@ -305,9 +305,9 @@ def test_history_against_a_walk_over_the_spans(pieces_at_once: int, monkeypatch:
     stream = int(graph.schedule.stream[graph.schedule.rank == 1][0])
     times = np.arange(first, int(spans.end.max()), 37)
     moments = history.of_streams(np.full(len(times), stream), times)
-    spent = history.spent(moments, history.slots(moments))
+    spent = history.spent(moments, history.slots(moments)[0])
     start = history.of_streams(np.array([stream]), np.array([first]))
-    spent -= history.spent(start, history.slots(start))
+    spent -= history.spent(start, history.slots(start)[0])
     for time, row in zip(times.tolist(), spent, strict=True):
         overlap = np.clip(np.minimum(spans.end, time) - spans.start, 0, None)
         assert row.sum() == time - first
@@ -364,8 +364,8 @@ def test_since_when_two_runs_are_compared():
     edges = find_edges(timeline, graph, waits)
     tokens = np.flatnonzero(waits.kind[edges.wait] == WaitKind.DATA)
     ordered = last_ordered(timeline, graph, waits, edges, tokens)
-    met = waits.row[waits.kind == WaitKind.BARRIER]
-    assert ordered.tolist() == [timeline.spans.end[met].max(), edges.end[tokens[0]]]
+    met = edges.release[waits.kind[edges.wait] == WaitKind.BARRIER]
+    assert ordered.tolist() == [met.max(), edges.release[tokens[0]]]
 
 
 def test_clear_answers_where_there_is_nothing_to_say():

@@ -16,7 +16,7 @@ import tracekern
 from tracekern.analysis.critical_path.analyze import CriticalPath, IterationPath, critical_path
 from tracekern.analysis.critical_path.path import PathKind
 from tracekern.analysis.waits.analyze import Phase, analyze_waits
-from tracekern.analysis.waits.event_graph import BETWEEN_SPANS
+from tracekern.analysis.waits.event_graph import NOT_STARTED
 from tracekern.formatting import duration
 from tracekern.timeline.model import Flows, Timeline
 
@@ -82,14 +82,14 @@ def test_before_the_first_span_of_a_rank_nothing_of_another_is_on_its_path():
     path = path_of(run.timeline()).whole
     assert [(part.rank, part.phase.event, part.time_ns) for part in path.parts] == [
         (1, "copy_token", 5_000),
-        (1, BETWEEN_SPANS, 500),
+        (1, NOT_STARTED, 500),
     ]
 
 
-def test_a_gap_of_the_host_is_on_the_path():
+def test_a_gap_before_a_kernel_is_on_the_path():
     whole = path_of(pipeline(gap={2: DELAY_NS}).timeline()).whole
     # Before the first kernel of all there is no gap: the path begins with the first event.
-    assert time_in(whole, 2, PathKind.HOST) == CALLS * (DELAY_NS + 4 * GAP_NS) - GAP_NS
+    assert time_in(whole, 2, PathKind.GAP) == CALLS * (DELAY_NS + 4 * GAP_NS) - GAP_NS
     assert sum(part.time_ns for part in whole.parts if part.rank == 2) >= 0.99 * whole.makespan_ns
 
 
@@ -132,10 +132,10 @@ def test_iterations_are_those_of_the_gate():
     [
         (pipeline(copy={1: DELAY_NS}), 1, PathKind.PHASE, Phase("dispatch_send", "copy_token")),
         (pipeline(receive={3: DELAY_NS}), 3, PathKind.PHASE, Phase("dispatch_recv", "receive_token")),
-        (pipeline(gap={2: DELAY_NS}), 2, PathKind.HOST, Phase("", "")),
+        (pipeline(gap={2: DELAY_NS}), 2, PathKind.GAP, Phase("", "")),
         (chain(DELAY_NS, CALLS), 0, PathKind.PHASE, Phase("dispatch", "copy_token")),
     ],
-    ids=["longer work", "more tokens", "host gap", "chain"],
+    ids=["longer work", "more tokens", "gap before a kernel", "chain"],
 )
 def test_without_what_was_injected_the_replay_is_faster_by_it(run: Scenario, rank: int, kind: PathKind, phase: Phase):
     found = path_of(run.timeline())

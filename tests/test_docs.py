@@ -389,6 +389,15 @@ def test_what_the_gate_catches_and_when_it_is_wrong():
         assert f"| {row['case']} | {row['checks']:,} | {' | '.join(numbers)} |\n" in told
 
 
+def test_who_is_named():
+    before, now = ({row["case"]: row for row in results(name)["rows"]} for name in ("naming_before", "naming"))
+    shown = list(table("analysis.md", "| case |"))
+    assert [cells[0] for cells in shown] == list(now)
+    for case, *cells in shown:
+        wanted = [str(rows[case][word]) for rows in (before, now) for word in ("right", "nothing", "wrong")]
+        assert cells == wanted, case
+
+
 def test_reports_are_shown_as_they_are(command_line):
     told = command_line("report", ROOT / "traces" / "h200x4_late_host").stdout.splitlines()
     for document in (ROOT / "README.md", ROOT / "docs" / "walkthrough.md"):
@@ -452,3 +461,20 @@ def test_reliability_says_what_the_attacks_found():
     assert day("reliability") in text_of("reliability.md")
     for outcome in ("read", "refused"):
         assert f"{found['damage'][outcome]:,} {outcome}" in text_of("reliability.md")
+
+
+def test_scores_of_causes():
+    rows = {}
+    for name in ("causes_before", "causes"):
+        for row in results(name)["cases"]:
+            rows.setdefault((row["case"], str(row["ranks"]), str(row["iterations"])), {}).setdefault(name, []).append(
+                row
+            )
+    found = list(table("analysis.md", "score before"))
+    assert len(found) == len(rows)
+    for case, ranks, iterations, noise, *figures in found:
+        of_case = rows[case, ranks, iterations]
+        assert noise == ", ".join(f"{row['noise']:.0%}".replace("%", " %") for row in of_case["causes"])
+        keys = (("causes_before", "score"), *(("causes", key) for key in ("score", "ratio", "elsewhere")))
+        assert figures == [", ".join(f"{row[key]:.2f}" for row in of_case[name]) for name, key in keys]
+    assert min(row["score"] for row in results("causes")["cases"]) >= 0.95

@@ -1,4 +1,4 @@
-"""`tracekern report`: prints the five most important lines, and writes the whole report as a page."""
+"""`tracekern report`: prints the most important lines, and writes the whole report as a page."""
 
 from __future__ import annotations
 

@@ -152,7 +152,8 @@ LAUNCH_ENTRY = np.dtype(
         ("roles_bytes", "<u4"),
         ("generation", "<u4"),  # the descriptor's
         ("order", "<u4"),  # launches that started before it; of a graph's region, before it was reserved
-        ("reserved", "V48"),
+        ("host_ns", "<u8"),  # CLOCK_REALTIME when the host asked for it, before the kernel's launch; 0 in a graph
+        ("reserved", "V40"),
     ]
 )
 """Facts of a launch that the host knows before it starts; `events` and `roles` are JSON in the arena."""

@@ -14,6 +14,8 @@ from tracekern.errors import BadInput
 
 LANE_PREFIX = "torch "
 """Prefix of the names of a profile's lanes."""
+STREAM_PREFIX = f"{LANE_PREFIX}stream "
+"""Prefix of those that show what ran on a stream of a GPU."""
 
 _GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
 """Categories of torch.profiler's events whose thread number is a stream's."""

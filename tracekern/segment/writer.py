@@ -11,6 +11,7 @@ import errno
 import json
 import mmap
 import os
+import time
 from typing import Any
 
 import numpy as np
@@ -60,8 +61,8 @@ def _word_of(dtype: Any, field: str) -> int:
 _DESCRIPTOR_WARPS_GENERATION = _word_of(fmt.LAUNCH_DESCRIPTOR, "warps_per_block")
 _DESCRIPTOR_REPLAY = _word_of(fmt.LAUNCH_DESCRIPTOR, "replay")
 _ENTRY_WORDS = fmt.LAUNCH_ENTRY.itemsize // 4
-_FLAGS, _GENERATION, _ORDER, _SEQUENCE, _EPOCH = (
-    _word_of(fmt.LAUNCH_ENTRY, field) for field in ("flags", "generation", "order", "sequence", "epoch")
+_FLAGS, _GENERATION, _ORDER, _SEQUENCE, _EPOCH, _HOST_NS = (
+    _word_of(fmt.LAUNCH_ENTRY, field) for field in ("flags", "generation", "order", "sequence", "epoch", "host_ns")
 )
 _CARRY_BYTES = 1 << 32
 """Regions do not cross multiples of this: kernels count up only the low word of an address (csrc/platform/device.h)."""
@@ -205,6 +206,8 @@ class SegmentWriter(SegmentView):
         self._num_started += 1
         words[entry + _SEQUENCE] = sequence & 0xFFFFFFFF
         words[entry + _EPOCH] = epoch & 0xFFFFFFFF
+        host_ns = time.time_ns()
+        words[entry + _HOST_NS], words[entry + _HOST_NS + 1] = host_ns & 0xFFFFFFFF, host_ns >> 32
         words[entry + _FLAGS] = flags ^ fmt.ENTRY_RESERVED
 
     def renew_region(self, region: Region) -> int:

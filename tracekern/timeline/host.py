@@ -10,7 +10,7 @@ import numpy as np
 
 from tracekern.dump.format import torch_profile_file_name
 from tracekern.dump.reader import Dump
-from tracekern.dump.torch_profile import LANE_PREFIX, read_profile
+from tracekern.dump.torch_profile import LANE_PREFIX, STREAM_PREFIX, read_profile
 from tracekern.errors import BadInput
 from tracekern.timeline.clocks.host import apply_host
 from tracekern.timeline.columns import join_rows
@@ -76,6 +76,11 @@ def torch_lanes(path: Path) -> list[HostLane]:
 def is_torch_lane(track: Track) -> bool:
     """Whether the track is a lane of torch.profiler's trace."""
     return track.kind is TrackKind.HOST and track.name.startswith(LANE_PREFIX)
+
+
+def is_stream_lane(track: Track) -> bool:
+    """Whether the track is what CUPTI saw on a stream of the GPU, by torch.profiler's trace."""
+    return track.kind is TrackKind.HOST and track.name.startswith(STREAM_PREFIX)
 
 
 def _lane(name: str, start: Int64, end: Int64, labels: list[str]) -> HostLane:

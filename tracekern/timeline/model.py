@@ -129,6 +129,8 @@ class Launch:
     """Number of blocks that ran where it was more than num_blocks, else 0."""
     records_overwritten: int = 0
     """Older records that a flight recorder overwrote."""
+    host_ns: int = 0
+    """CLOCK_REALTIME of its host when it asked for the launch, before the kernel was launched; 0: not known."""
     stamp_error_ns: float = 0.0
     """How far times from the cycle counter may be off the rank's clock, if the core clock kept its rate during each
     track; inf where a track never ended. 0 for times of the realtime clock."""

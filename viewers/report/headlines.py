@@ -1,25 +1,18 @@
-"""The first answer, in five lines or a few more, for the terminal and the top of the page."""
+"""The first answer, in six lines or a few more, for the terminal and the top of the page."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tracekern.analysis.causes.blame import Target
-from tracekern.analysis.doubt import Blame
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.hang import Holder, OpenWait
 from tracekern.analysis.summary import Summary
 from tracekern.formatting import count, duration, factor, percent, ranks
 from tracekern.timeline.clocks.pairs import MAX_WANDER_PER_NS
 from tracekern.timeline.model import ABSENT_KINDS
-from tracekern.viewers.report.questions.cause import describe_cost
 from tracekern.viewers.report.questions.path import describe_gain, describe_part
 from tracekern.viewers.report.questions.receive import describe_received
-
-_ALONE = "one rank: no other to wait for"
-_ROUNDING_NS = 2
-"""A blame and both of its limits are whole ns."""
-
+from tracekern.viewers.report.verdict import evidence, sums, verdict
 
 _TOLD_APART = (*ABSENT_KINDS, "lost_records", "open_span", "open_work", "salvaged", "fault")
 """Kinds of errors that the lines count, or describe themselves."""
@@ -32,16 +25,17 @@ class Line:
 
 
 def headlines(findings: Findings) -> list[Line]:
-    """One line each: how much waiting and where, which rank, why, what bounds the time, and how far to trust it.
+    """One line each: verdict, why, how much waiting and where, its sum, what bounds the time, how far to trust it.
 
     A wait that exceeded its time limit comes first, or else waits that never ended. What experts received is told of
     captures that say so.
     """
     return [
         *(_fault(findings) or _hang(findings)),
+        Line("verdict", verdict(findings)),
+        Line("why", evidence(findings)),
         Line("waiting", _waiting(findings)),
-        Line("who", _who(findings)),
-        Line("why", _why(findings)),
+        Line("sum", sums(findings)),
         Line("bound", _bound(findings)),
         *([Line("receive", describe_received(findings.received))] if findings.received else []),
         Line("trust", trust(findings)),
@@ -111,67 +105,6 @@ def _waiting(findings: Findings) -> str:
     )
 
 
-def _who(findings: Findings) -> str:
-    if len(findings.summary.ranks) < 2:
-        return f"no rank can be named: {_and(findings.absent)}" if findings.absent else _ALONE
-    if not findings.summary.aligned:
-        return "the clocks were not aligned: no rank can be named"
-    verdict, blames = findings.culprit, findings.causes.blames
-    if not blames or not verdict.candidates:
-        if any(cost.target is Target.UNEXPLAINED for cost in findings.causes.costs):
-            return "no rank can be named: what the ranks waited for is not on record"
-        return "; ".join([why_no_rank(findings) or "no rank made another one wait", *findings.absent])
-    if verdict.rank is None:
-        open_text = f"one of {ranks(verdict.candidates)}: the clocks are not exact enough to say which"
-        return "; ".join([open_text, *findings.absent])
-    named = next(blame for blame in blames if blame.rank == verdict.rank)
-    certainty = "proven by the clock bounds" if verdict.is_proven else "likely, not proven, by the clock bounds"
-    if findings.is_contradicted:
-        certainty = "not proven: waits ended before their signals began, so events or clocks are wrong"
-    if findings.absent:
-        certainty = f"not proven: {_and(findings.absent)}, and it may have waited for what is not here"
-    return f"rank {verdict.rank} caused {charged(named)} of it by its own work and its host; {certainty}"
-
-
-def why_no_rank(findings: Findings) -> str:
-    """Says that signals which ended waits were not recorded; "" where all were."""
-    unmatched_ns = int(findings.waits.unmatched.sum())
-    if not unmatched_ns:
-        return ""
-    share = percent(unmatched_ns, int(findings.waits.wait_ns.sum()))
-    signals = f"the signals that ended {share} of the waits, {duration(unmatched_ns)}"
-    return f"no rank can be named: {signals}, are not on record"
-
-
-def _and(texts: list[str]) -> str:
-    return " and ".join(texts)
-
-
-def charged(blame: Blame) -> str:
-    """A blame with its uncertainty from the clocks, which is often smaller on one side: no wait is below 0."""
-    low_ns, high_ns = blame.late_ns - blame.likely.lo_ns, blame.likely.hi_ns - blame.late_ns
-    low, high, largest = duration(low_ns), duration(high_ns), max(low_ns, high_ns)
-    if low != high and abs(high_ns - low_ns) > _ROUNDING_NS:
-        return f"{duration(blame.late_ns)} (-{low} to +{high})"
-    return duration(blame.late_ns) + (f" ±{duration(largest)}" if largest > _ROUNDING_NS else "")
-
-
-def _why(findings: Findings) -> str:
-    causes = findings.causes
-    if not causes.costs:
-        return causes.note or "no cause on record"
-    first, *others = causes.costs
-    share, whole = percent(first.total_ns, causes.charged_ns), duration(causes.charged_ns)
-    how = f"{duration(first.direct_ns)} directly, {duration(first.passed_on_ns)} through other waits"
-    text = f"{describe_cost(first)} caused {share} of the {whole} whose cause is known ({how})"
-    if others and others[0].total_ns * 4 > first.total_ns:
-        text += f"; {describe_cost(others[0])} caused {percent(others[0].total_ns, causes.charged_ns)}"
-    unmatched_ns = int(findings.waits.unmatched.sum())
-    if unmatched_ns * 10 > causes.charged_ns:
-        text += f"; the signals that ended {duration(unmatched_ns)} more are not on record"
-    return text
-
-
 def _bound(findings: Findings) -> str:
     whole = findings.critical_path.whole
     if whole is None or not whole.parts:
@@ -184,7 +117,7 @@ def _bound(findings: Findings) -> str:
     gains = findings.critical_path.replay.gains if findings.critical_path.replay else ()
     if gains and gains[0].saved_ns > 0:
         saved = duration(gains[0].saved_ns)
-        text += f"; the run would be {saved} shorter if {describe_gain(gains[0])} were as fast as its peers"
+        text += f"; the run would be {saved} shorter if {describe_gain(gains[0])} took as long as at its peers"
     return text + _warm_up(findings)
 
 

@@ -11,40 +11,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.causes.blame import Chain, Target, blame_causes, find_chains, targets_of_phases
-from tracekern.analysis.causes.order import Edges, find_edges
-from tracekern.analysis.causes.shares import Shares, solve_costs, split_waits, spread
+from tracekern.analysis.causes.blame import Chain, blame_causes, find_chains
+from tracekern.analysis.causes.charges import Cost as Cost
+from tracekern.analysis.causes.charges import LaunchCosts, charge_causes, own_of_ranks
+from tracekern.analysis.causes.order import find_edges
+from tracekern.analysis.causes.shares import split_waits
 from tracekern.analysis.doubt import Blame
-from tracekern.analysis.groups import group_rows
-from tracekern.analysis.waits.analyze import Phase, WaitKind, Waits
+from tracekern.analysis.waits.analyze import WaitKind, Waits
 from tracekern.analysis.waits.event_graph import EventGraph, build_graph
 from tracekern.analysis.waits.pieces import is_message
-from tracekern.timeline.model import Int64, Mask, Timeline
+from tracekern.timeline.model import Mask, Timeline
 from tracekern.timeline.select import Window, reaches_into
-
-_NO_PHASE = Phase("", "")
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What one cause made others wait."""
-
-    rank: int
-    """Where it lies; of the link: the rank that sent. -1 where that is not known."""
-    target: Target
-    phase: Phase
-    """Of target WORK: what took longer there. Of target LINK: the signals that took longer to send, or empty for the
-    waits that took longer to see them. Empty for all others."""
-    peer: int
-    """Of target LINK, where it is known: the rank that received. -1 for all others."""
-    direct_ns: float
-    """Of the waits for this rank itself."""
-    passed_on_ns: float
-    """Of waits for ranks that had to wait for this one, directly or through others."""
-
-    @property
-    def total_ns(self) -> float:
-        return self.direct_ns + self.passed_on_ns
 
 
 @dataclass(frozen=True)
@@ -64,6 +41,8 @@ class Causes:
     """Lateness of the waits that `chains` was made from."""
     note: str
     """Why there is nothing to charge; empty where there is."""
+    by_launch: LaunchCosts | None = None
+    """None where nothing is charged."""
 
 
 def analyze_causes(
@@ -85,16 +64,11 @@ def analyze_causes(
     graph = graph or build_graph(timeline)
     edges = find_edges(timeline, graph, waits)
     shares = split_waits(timeline, graph, waits, edges, link_ns[edges.wait], is_charged)
-    costs = solve_costs(shares, shares.charged_ns[:, None].astype(float))[:, 0]
-    tables = [
-        _direct_costs(timeline, graph, edges, shares, costs),
-        _link_costs(waits, edges, shares, costs, link_ns, is_charged),
-        _unexplained(graph, waits, edges, shares, costs, is_charged),
-    ]
-    rows = [cost for table in tables for cost in table if cost.total_ns > 0]
+    rows, by_launch = charge_causes(timeline, graph, waits, edges, shares, link_ns, is_charged)
     rows.sort(key=lambda cost: -cost.total_ns)
-    blames = blame_causes(timeline, graph, waits, edges, shares, costs, is_charged)
-    return Causes(tuple(rows), charged, blames, *find_chains(timeline, graph, waits, edges, shares), "")
+    blames = blame_causes(timeline, graph, waits, edges, shares, own_of_ranks(timeline, rows), is_charged)
+    chains = find_chains(timeline, graph, waits, edges, shares)
+    return Causes(tuple(rows), charged, blames, *chains, "", by_launch)
 
 
 def _why_nothing(waits: Waits, is_charged: Mask) -> str:
@@ -103,51 +77,3 @@ def _why_nothing(waits: Waits, is_charged: Mask) -> str:
     if (waits.kind[is_charged] == WaitKind.UNMATCHED).any():
         return "the signals that ended the waits are not on record"
     return "no rank waited for anybody"
-
-
-def _direct_costs(timeline: Timeline, graph: EventGraph, edges: Edges, shares: Shares, costs: np.ndarray) -> list[Cost]:
-    """Charges to phases of work, to the stores that signals waited for, and to hosts."""
-    targets, phases = [*targets_of_phases(timeline, graph), Target.HOST], [*graph.phases, _NO_PHASE]
-    source = edges.source[shares.edge[shares.direct_wait]]
-    rank = graph.schedule.rank[graph.runs.launch[source]]
-    groups = group_rows(len(rank), rank, shares.direct_category)
-    late = shares.charged_ns[shares.direct_wait] * shares.direct_share
-    total = costs[shares.direct_wait] * shares.direct_share
-    sums = (np.bincount(groups.group, weights, len(groups)) for weights in (late, total - late))
-    table = zip(*(column.tolist() for column in (*groups.columns, *sums)), strict=True)
-    return [
-        Cost(rank, targets[category], phases[category], -1, direct, passed) for rank, category, direct, passed in table
-    ]
-
-
-def _link_costs(
-    waits: Waits, edges: Edges, shares: Shares, costs: np.ndarray, link_ns: Int64, is_charged: Mask
-) -> list[Cost]:
-    """Charges to the links: of each wait itself, and of waits whose sources had waited for a link."""
-    passed = np.zeros(len(waits))
-    received = spread(shares.link_waits, shares.link_ranges, costs * shares.link)
-    passed[edges.wait[shares.link_waits.edge]] = received
-    some = np.flatnonzero(link_ns > 0)
-    groups = group_rows(len(some), waits.peer[some], waits.rank[some])
-    sums = (np.bincount(groups.group, values[some], len(groups)) for values in (link_ns * is_charged, passed))
-    table = zip(*(column.tolist() for column in (*groups.columns, *sums)), strict=True)
-    return [Cost(peer, Target.LINK, _NO_PHASE, rank, direct, passed) for peer, rank, direct, passed in table]
-
-
-def _unexplained(
-    graph: EventGraph, waits: Waits, edges: Edges, shares: Shares, costs: np.ndarray, is_charged: Mask
-) -> list[Cost]:
-    """Lateness of sources that waited for a rank without records, did nothing longer than the waiter, or
-    left nothing on record."""
-    rank = graph.schedule.rank[graph.runs.launch[edges.source[shares.edge]]]
-    is_lost = is_charged & (waits.late_ns > 0)
-    is_lost[edges.wait] = False
-    lost = np.flatnonzero(is_lost)
-    rows = []
-    for entry in np.unique(np.append(rank, waits.peer[lost])).tolist():
-        mine = rank == entry
-        nowhere = int(waits.late_ns[lost[waits.peer[lost] == entry]].sum())
-        direct = float((shares.charged_ns * shares.unexplained)[mine].sum()) + nowhere
-        total = float((costs * shares.unexplained)[mine].sum()) + nowhere
-        rows.append(Cost(entry, Target.UNEXPLAINED, _NO_PHASE, -1, direct, total - direct))
-    return rows

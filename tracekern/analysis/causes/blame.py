@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekern.analysis.causes.order import Edges
-from tracekern.analysis.causes.shares import Ranges, Shares, WaitSequence, solve_costs
+from tracekern.analysis.causes.shares import Ranges, Sequence, Shares, solve_costs
 from tracekern.analysis.doubt import Blame, Bound, Interval, late_charges, late_limits, may_be_late
 from tracekern.analysis.waits.analyze import Phase, Waits
 from tracekern.analysis.waits.event_graph import EventGraph
-from tracekern.timeline.model import EventClass, Float64, Int64, Mask, Timeline
+from tracekern.timeline.model import ChannelKind, EventClass, Float64, Int64, Mask, Timeline
 
 _NUM_WAITS = 1000
 _NUM_CHAINS = 20
@@ -30,7 +30,9 @@ class Target(enum.Enum):
     WORK = "work"
     """A phase that took longer than at the rank that waited."""
     HOST = "host"
-    """A kernel that was started later."""
+    """A kernel that its host launched later, by a host lane or the launch itself."""
+    GAP = "gap"
+    """A kernel that began later: its host or an unrecorded kernel."""
     LINK = "link"
     """Stores that drained and flags that travelled."""
     UNEXPLAINED = "unexplained"
@@ -61,9 +63,13 @@ Root = tuple[tuple[tuple[int, Phase], ...], bool, int, Target, Phase]
 
 
 def targets_of_phases(timeline: Timeline, graph: EventGraph) -> list[Target]:
-    """A signal that takes longer waits for its stores: that is the link's."""
-    signals = {event.name for event in timeline.events if event.event_class is EventClass.SIGNAL}
-    return [Target.LINK if phase.event in signals else Target.WORK for phase in graph.phases]
+    """A signal that takes longer waits for its stores: that is the link's, as is a barrier of ranks once all came."""
+    of_link = {
+        event.name
+        for event in timeline.events
+        if event.event_class is EventClass.SIGNAL or (event.channel and event.channel.kind is ChannelKind.BARRIER)
+    }
+    return [Target.LINK if phase.event in of_link else Target.WORK for phase in graph.phases]
 
 
 def find_chains(
@@ -87,7 +93,7 @@ def find_chains(
 class _Follower:
     def __init__(self, graph: EventGraph, waits: Waits, edges: Edges, shares: Shares, targets: list[Target]) -> None:
         self._graph, self._waits, self._edges, self._shares, self._targets = graph, waits, edges, shares, targets
-        self._first_direct = np.searchsorted(shares.direct_wait, np.arange(len(shares.edge) + 1))
+        self._first_direct = np.searchsorted(shares.longer.wait, np.arange(len(shares.edge) + 1))
         self._next: dict[int, int] = {}
         self._end: dict[int, End] = {}
         """Both of waits that were looked at: chains run together, and none is followed twice."""
@@ -121,19 +127,21 @@ class _Follower:
         best = max(shares.direct_share[direct], default=0.0)
         unexplained = shares.unexplained[wait]
         if shares.waiting[wait] > max(best, shares.link[wait], unexplained):
-            return _longest(shares.late_waits, shares.late_ranges, wait)
+            return _longest(shares.late_waits, shares.source.late_ranges, wait)
         if shares.link[wait] > max(best, unexplained):
-            slow = shares.link_waits.edge[_longest(shares.link_waits, shares.link_ranges, wait)]
+            slow = shares.link_waits.item[_longest(shares.link_waits, shares.source.link_ranges, wait)]
             return int(waits.peer[edges.wait[slow]]), Target.LINK, Phase("", "")
         if unexplained >= best:
             return rank, Target.UNEXPLAINED, Phase("", "")
-        category = int(shares.direct_category[direct][shares.direct_share[direct].argmax()])
+        row = direct.start + int(shares.direct_share[direct].argmax())
+        category = int(shares.longer.category[row])
         if category == len(graph.phases):
-            return rank, Target.HOST, Phase("", "")
+            is_host = 2 * shares.of_host_ns[row] >= shares.longer.ns[row]
+            return rank, Target.HOST if is_host else Target.GAP, Phase("", "")
         return rank, self._targets[category], graph.phases[category]
 
 
-def _longest(sequence: WaitSequence, ranges: Ranges, wait: int) -> int:
+def _longest(sequence: Sequence, ranges: Ranges, wait: int) -> int:
     """The wait of most weight among those that the source of `wait` had."""
     own = np.arange(ranges.own_first[wait], ranges.own_stop[wait])
     past = sequence.by_stream[ranges.past_first[wait] : ranges.past_stop[wait]]
@@ -147,35 +155,38 @@ def blame_causes(
     waits: Waits,
     edges: Edges,
     shares: Shares,
-    costs: Float64,
+    caused_ns: Float64,
     is_charged: Mask,
 ) -> tuple[Blame, ...]:
-    """One for each rank, most first; costs: [num_late_waits] of the time stamps as they are. is_charged: [num_waits].
+    """One for each rank, most first. caused_ns: [largest rank + 1] what is charged to its own work and its host.
 
-    The limits are those of the lateness, passed on by the shares as they are; to the lower one a wait passes on no more
-    than it was late at least. Where more waits may have been late, or a barrier may have waited for another rank, that
-    adds to the upper limit of the rank waited for.
+    How far that may be off is how far the lateness may be, passed on by the shares as they are; to the lower limit a
+    wait passes on no more than it was late at least. Where more waits may have been late, or a barrier may have waited
+    for another rank, that adds to the upper limit of the rank waited for. is_charged: [num_waits].
     """
     near = np.flatnonzero(may_be_late(timeline, waits) & is_charged)
     charged = np.flatnonzero(is_charged[edges.wait[shares.edge]])
     maybe_late, split = waits.take(near), np.searchsorted(near, edges.wait[shares.edge[charged]])
-    limits, lows, direct = np.zeros((len(shares.edge), 4)), [], []
+    limits, low_columns, beside = np.zeros((len(shares.edge), 4)), [], []
     for place, bound in enumerate((Bound.LIKELY, Bound.PROVEN)):
-        limits[charged, 2 * place], limits[charged, 2 * place + 1], beside = _limits(timeline, maybe_late, split, bound)
-        direct.append(beside)
+        limits[charged, 2 * place], limits[charged, 2 * place + 1], on_top = _limits(timeline, maybe_late, split, bound)
+        beside.append(on_top)
         lowest = late_limits(timeline, waits, bound)[0][edges.wait[shares.edge]].astype(float)
         lowest[charged] = limits[charged, 2 * place]
-        lows.append(solve_costs(_passing_less(shares, lowest), limits[:, [2 * place]]))
-    highs = solve_costs(shares, limits[:, 1::2])
-    columns = np.column_stack([costs, lows[0], highs[:, 0], lows[1], highs[:, 1]])
-    late, *others = _of_ranks(timeline, graph, edges, shares, columns)
-    likely_lo, likely_hi, proven_lo, proven_hi = others
+        low_columns.append(solve_costs(_passing_less(shares, lowest), limits[:, [2 * place]]))
+    asis_and_highs = solve_costs(shares, np.column_stack([shares.charged_ns, limits[:, 1::2]]))
+    asis, *highs = _of_ranks(timeline, graph, edges, shares, asis_and_highs)
+    lows = _of_ranks(timeline, graph, edges, shares, np.column_stack(low_columns))
+    ratio = caused_ns / np.maximum(asis, 1)
+    bounds = [
+        (np.minimum(low * ratio, caused_ns), caused_ns + np.maximum(high - asis, 0) * np.maximum(ratio, 1) + on_top)
+        for low, high, on_top in zip(lows, highs, beside, strict=True)
+    ]
     blames = [
         Blame(
             entry.rank,
-            int(late[entry.rank]),
-            Interval(int(likely_lo[entry.rank]), int(np.ceil(likely_hi[entry.rank] + direct[0][entry.rank]))),
-            Interval(int(proven_lo[entry.rank]), int(np.ceil(proven_hi[entry.rank] + direct[1][entry.rank]))),
+            int(caused_ns[entry.rank]),
+            *(Interval(int(low[entry.rank]), int(np.ceil(high[entry.rank]))) for low, high in bounds),
         )
         for entry in timeline.ranks
     ]
@@ -207,9 +218,9 @@ def _limits(timeline: Timeline, waits: Waits, split: Int64, bound: Bound) -> tup
 
 def _of_ranks(timeline: Timeline, graph: EventGraph, edges: Edges, shares: Shares, costs: Float64) -> Float64:
     """[columns of costs, largest rank + 1] ns charged to the work and the host of each rank."""
-    own = np.array([target is Target.WORK for target in targets_of_phases(timeline, graph)] + [True])
-    chosen = own[shares.direct_category]
-    wait, share = shares.direct_wait[chosen], shares.direct_share[chosen]
+    own = np.array([target is Target.WORK for target in targets_of_phases(timeline, graph)] + [True, False])
+    chosen = own[shares.longer.category]
+    wait, share = shares.longer.wait[chosen], shares.direct_share[chosen]
     rank = graph.schedule.rank[graph.runs.launch[edges.source[shares.edge[wait]]]]
     num_ranks = max(entry.rank for entry in timeline.ranks) + 1
     return np.stack([np.bincount(rank, column[wait] * share, num_ranks) for column in costs.T])

@@ -1,8 +1,9 @@
 """Since when two runs can be compared: the last event before a wait that ordered the waiter and the one it waited for.
 
-Ordered are, from docs/analysis.md: two runs when one of them waited for the other; the streams of two ranks when one
-waited for the other in launches that were over before the present ones began; a run and the launches of a peer that it,
-or a launch before it on its stream, has already heard from; the warps of a block or grid at each of their barriers.
+Ordered are, from docs/analysis.md: two runs when one of them was released from a wait for the other; the streams of two
+ranks when one was released from a wait for the other in launches that were over before the present ones began, or both
+from a barrier of ranks; a run and the launches of a peer that it, or a launch before it on its stream, has heard
+from already; the warps of a block or grid at each of their barriers.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekern.analysis.groups import group_rows
-from tracekern.analysis.waits.analyze import Waits
+from tracekern.analysis.waits.analyze import WaitKind, Waits
 from tracekern.analysis.waits.event_graph import EventGraph
-from tracekern.timeline.model import Int64, Mask, Timeline
+from tracekern.timeline.intervals import one_line
+from tracekern.timeline.model import Int64, Mask, Timeline, field_values
 
 _NEVER = np.iinfo(np.int64).min
 _LATE = np.iinfo(np.int64).max
@@ -75,7 +77,8 @@ def last_ordered(timeline: Timeline, graph: EventGraph, waits: Waits, edges: Edg
     waiter_launch = runs.launch[asked.waiter].astype(np.int64)
     source_launch = runs.launch[asked.source].astype(np.int64)
     ordered = np.maximum(
-        _by_earlier_launches(graph, edges)[which], _by_runs(edges, asked, waits.late_ns[edges.wait] > 0)
+        _by_earlier_launches(graph, edges, waits.late_ns[edges.wait] > 0)[which],
+        _by_runs(edges, asked, waits.late_ns[edges.wait] > 0),
     )
     heard = _first_heard(edges, runs.launch[edges.source].astype(np.int64), len(schedule.rank))
     waiter_heard = heard(asked.waiter, source_launch) <= asked.begin
@@ -83,6 +86,7 @@ def last_ordered(timeline: Timeline, graph: EventGraph, waits: Waits, edges: Edg
     ordered = np.maximum(ordered, np.where(waiter_heard, schedule.start[source_launch], _NEVER))
     ordered = np.maximum(ordered, np.where(source_heard, schedule.start[waiter_launch], _NEVER))
     ordered = np.maximum(ordered, _by_barriers(timeline, waits)[asked.wait])
+    ordered = np.maximum(ordered, _by_meetings(timeline, graph, waits, edges, asked))
     return np.clip(ordered, schedule.start[schedule.order].min(), asked.begin)
 
 
@@ -107,20 +111,25 @@ def latest_before(group: Int64, time: Int64, asked_group: Int64, asked_time: Int
     return found
 
 
-def _by_earlier_launches(graph: EventGraph, edges: Edges) -> Int64:
+def _by_earlier_launches(graph: EventGraph, edges: Edges, blocked: Mask) -> Int64:
     """[num_edges] by what is known of pairs of launches: when their streams last met, or that one has heard."""
     schedule, runs = graph.schedule, graph.runs
     meetings = group_rows(len(edges), runs.launch[edges.waiter], runs.launch[edges.source])
     waiter, source = meetings.columns
-    first_end, last_end = np.full(len(waiter), _LATE), np.full(len(waiter), _NEVER)
+    first_end, last_end, released = np.full(len(waiter), _LATE), *np.full((2, len(waiter)), _NEVER)
     np.minimum.at(first_end, meetings.group, edges.end)
     np.maximum.at(last_end, meetings.group, edges.end)
+    np.maximum.at(released, meetings.group[blocked], edges.release[blocked])
 
     streams = schedule.stream[waiter].astype(np.int64), schedule.stream[source].astype(np.int64)
     pair = np.minimum(*streams) << 32 | np.maximum(*streams)
     both_began = np.minimum(schedule.start[waiter], schedule.start[source])
-    met = latest_before(pair, last_end, pair, both_began)
-    ordered = np.where(met >= 0, last_end[met], _NEVER)
+    late = np.flatnonzero(released > _NEVER)
+    late = late[np.lexsort((last_end[late], pair[late]))]
+    to_line = one_line(pair[late], released[late], released[late])
+    last_release = np.maximum.accumulate(released[late] + to_line) - to_line
+    met = latest_before(pair[late], last_end[late], pair, both_began)
+    ordered = np.where(met >= 0, last_release[met] if len(late) else _NEVER, _NEVER)
     # A stream has heard from a launch when one of its earlier launches has.
     for listener, speaker, heard_by in ((waiter, source, waiter), (source, waiter, source)):
         told = latest_before(
@@ -137,15 +146,15 @@ def _by_earlier_launches(graph: EventGraph, edges: Edges) -> Int64:
 
 
 def _by_runs(edges: Edges, asked: Edges, blocked: np.ndarray) -> Int64:
-    """[n] end of the last wait of these two runs for one another, in either direction."""
+    """[n] release of the last late wait of these two runs for one another, in either direction."""
     lasting = edges.take(np.flatnonzero(blocked))
     num_runs = max(int(edges.waiter.max()), int(edges.source.max())) + 1
 
     def pair(some: Edges) -> Int64:
         return np.minimum(some.waiter, some.source) * num_runs + np.maximum(some.waiter, some.source)
 
-    met = latest_before(pair(lasting), lasting.end, pair(asked), asked.begin)
-    return np.where(met >= 0, lasting.end[met], _NEVER) if len(lasting) else np.full(len(asked), _NEVER)
+    met = latest_before(pair(lasting), lasting.release, pair(asked), asked.begin)
+    return np.where(met >= 0, lasting.release[met], _NEVER) if len(lasting) else np.full(len(asked), _NEVER)
 
 
 def _first_heard(edges: Edges, source_launch: Int64, num_launches: int) -> Callable[[Int64, Int64], Int64]:
@@ -163,7 +172,7 @@ def _first_heard(edges: Edges, source_launch: Int64, num_launches: int) -> Calla
 
 
 def _by_barriers(timeline: Timeline, waits: Waits) -> Int64:
-    """[num_waits] at a block or grid barrier: when the run passed the same kind of barrier before."""
+    """[num_waits] at a block or grid barrier: when the last warp came to the same kind of barrier before."""
     spans = timeline.spans
     ordered = np.full(len(waits), _NEVER)
     local = np.flatnonzero(waits.last_arrival >= 0)
@@ -171,5 +180,46 @@ def _by_barriers(timeline: Timeline, waits: Waits) -> Int64:
     keys = (spans.track[row], spans.launch[row], spans.event[row])
     order = np.lexsort((spans.start[row], *keys))
     again = np.logical_and.reduce([key[order][1:] == key[order][:-1] for key in keys])
-    ordered[local[order[1:][again]]] = spans.end[row[order[:-1][again]]]
+    ordered[local[order[1:][again]]] = spans.start[waits.last_arrival[local[order[:-1][again]]]]
     return ordered
+
+
+def _by_meetings(timeline: Timeline, graph: EventGraph, waits: Waits, edges: Edges, asked: Edges) -> Int64:
+    """[n] when the later of the two was released from the last barrier of ranks that the waiter had passed before."""
+    met = np.flatnonzero((waits.kind[edges.wait] == WaitKind.BARRIER) & (waits.signal[edges.wait] >= 0))
+    ordered = np.full(len(asked), _NEVER)
+    if not len(met):
+        return ordered
+    meeting = _number_meetings(timeline, waits, edges.wait[met])
+    stream_of_run = graph.schedule.stream[graph.runs.launch].astype(np.int64)
+    stream, release = stream_of_run[edges.waiter[met]], edges.release[met]
+    waiter, source = stream_of_run[asked.waiter], stream_of_run[asked.source]
+    last = latest_before(stream, edges.end[met], waiter, asked.begin)
+    some = np.flatnonzero(last >= 0)
+    both = latest_before(
+        stream << 32 | meeting, release, source[some] << 32 | meeting[last[some]], asked.release[some] - 1
+    )
+    some, both = some[both >= 0], both[both >= 0]
+    ordered[some] = np.maximum(release[last[some]], release[both])
+    return np.where(ordered <= asked.begin, ordered, _NEVER)
+
+
+def _number_meetings(timeline: Timeline, waits: Waits, wait: Int64) -> Int64:
+    """[n] a number for each barrier of ranks that the waits were at, the same for all ranks."""
+    spans, row = timeline.spans, waits.row[wait]
+    launch, event = spans.launch[row], spans.event[row]
+    epochs = np.array([entry.epoch for entry in timeline.launches] + [0], np.int64)[launch]
+    if not epochs.any():
+        epochs = np.array([entry.sequence for entry in timeline.launches] + [0], np.int64)[launch]
+    channels = list(dict.fromkeys(entry.channel for entry in timeline.events))
+    channel = np.array([channels.index(entry.channel) for entry in timeline.events], np.int64)[event]
+    number = group_rows(len(row), channel, epochs).group
+    for name in sorted({key for entry in channels if entry for key in entry.key if key != "peer"}):
+        value = np.zeros(len(row), np.int64)
+        for place, entry in enumerate(timeline.events):
+            mine = np.flatnonzero(event == place)
+            known = field_values(entry, name, spans, row[mine])
+            if known is not None:
+                value[mine] = known
+        number = group_rows(len(row), number, value).group
+    return number

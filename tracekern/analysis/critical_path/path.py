@@ -223,7 +223,9 @@ class PathKind(enum.IntEnum):
     LINK = 1
     """From the signal's begin until the wait had seen it."""
     HOST = 2
-    """Between a kernel's start and the end of the one before it on its stream."""
+    """Between a kernel's start and the end of the one before it on its stream, while its host had not launched it."""
+    GAP = 3
+    """The rest of that time: the host or an unrecorded kernel."""
 
 
 @dataclass(frozen=True)
@@ -261,15 +263,17 @@ class PartFinder:
         that are links."""
         host, link, device = (np.flatnonzero(hops.kind == kind) for kind in (HopKind.HOST, HopKind.LINK, HopKind.RUN))
         sent = self._whole(hops, link, PathKind.LINK)
-        parts = [
-            self._whole(hops, host, PathKind.HOST),
-            dataclasses.replace(sent, rank=link_source, peer=link_destination),
-        ]
+        parts = [*self._gaps(hops, host), dataclasses.replace(sent, rank=link_source, peer=link_destination)]
         inside, covered = self._inside_runs(hops, device)
         parts += inside
         bare = self._whole(hops, device, PathKind.PHASE)
         stage = self._graph.schedule.stage[hops.launch[device]]
-        parts.append(Pieces(bare.kind, bare.rank, self._graph.between_spans[stage], bare.peer, bare.time_ns - covered))
+        ahead_ns = self._before_first_record(hops, device)
+        for phase, ns in (
+            (self._graph.not_started, ahead_ns),
+            (self._graph.between_spans, bare.time_ns - covered - ahead_ns),
+        ):
+            parts.append(dataclasses.replace(bare, phase=phase[stage], time_ns=ns))
         columns = [
             np.concatenate([getattr(part, name) for part in parts]) for name in ("kind", "rank", "phase", "peer")
         ]
@@ -284,6 +288,22 @@ class PartFinder:
         rank = self._graph.schedule.rank[hops.launch[which]]
         none = np.full(len(which), -1, np.int32)
         return Pieces(np.full(len(which), int(kind)), rank, none, none, (hops.end - hops.start)[which])
+
+    def _gaps(self, hops: Hops, which: Int64) -> list[Pieces]:
+        """The gaps before kernels: what was their host's, and the rest."""
+        schedule, launch = self._graph.schedule, hops.launch[which]
+        gaps = self._whole(hops, which, PathKind.HOST)
+        launched = schedule.gap_start[launch] + schedule.host_gap_ns[launch]
+        host_ns = np.clip(launched - hops.start[which], 0, gaps.time_ns)
+        rest = dataclasses.replace(gaps, kind=np.full(len(which), int(PathKind.GAP)), time_ns=gaps.time_ns - host_ns)
+        return [dataclasses.replace(gaps, time_ns=host_ns), rest]
+
+    def _before_first_record(self, hops: Hops, device: Int64) -> Int64:
+        """[len(device)] ns of each hop before the first record of its run; 0 of a launch without any."""
+        run, start, end = hops.run[device], hops.start[device], hops.end[device]
+        if not len(self._graph.runs):
+            return np.zeros(len(device), np.int64)
+        return np.where(run >= 0, np.clip(self._graph.runs.start[run] - start, 0, end - start), 0)
 
     def _inside_runs(self, hops: Hops, device: Int64) -> tuple[list[Pieces], Int64]:
         """(what the hops `device` found in spans, [len(device)] ns of each hop that this covers)"""

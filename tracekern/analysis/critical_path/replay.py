@@ -114,8 +114,8 @@ class _Changes:
         """With `part` as long as at its peers, where those are faster; None where it has no peers, or is a wait."""
         if part.kind is PathKind.LINK:
             return self._link(part)
-        if part.kind is PathKind.HOST:
-            return self._host(part)
+        if part.kind in (PathKind.HOST, PathKind.GAP):
+            return self._gap(part)
         return self._phase(part)
 
     def _phase(self, part: PathPart) -> _Change | None:
@@ -123,6 +123,8 @@ class _Changes:
         if part.phase.event in self._wait_names:
             return None
         phase = graph.phases.index(part.phase)
+        if phase in graph.not_started:
+            return self._not_started(part, graph.stage_of_phase[phase])
         between_spans = phase in graph.between_spans
         phases = np.arange(len(graph.phases))
         counted = graph.stage_of_phase == graph.stage_of_phase[phase] if between_spans else phases == phase
@@ -131,7 +133,7 @@ class _Changes:
         of_run = np.zeros(len(runs), np.int64)
         np.add.at(of_run, self._run_of_piece, length)
         if between_spans:
-            whole = (graph.schedule.end - graph.schedule.start)[runs.launch]
+            whole = graph.schedule.end[runs.launch] - runs.start
             of_run = np.where(graph.schedule.stage[runs.launch] == graph.stage_of_phase[phase], whole - of_run, 0)
         of_launch = np.zeros(len(graph.schedule.rank), np.int64)
         np.add.at(of_launch, runs.launch, of_run)
@@ -145,8 +147,20 @@ class _Changes:
         by_node = sums[place] - sums[first] + np.where(counted[graph.phase[piece]], self._in_piece, 0)
         if between_spans:
             in_stage = graph.schedule.stage[runs.launch[run]] == graph.stage_of_phase[phase]
-            by_node = np.where(in_stage, self._nodes.begin - graph.schedule.start[runs.launch[run]] - by_node, 0)
+            by_node = np.where(in_stage, self._nodes.begin - runs.start[run] - by_node, 0)
         return _Change(by_node * share_of_run[run], of_run * share_of_run, self.nothing.link, self.nothing.gap)
+
+    def _not_started(self, part: PathPart, stage: int) -> _Change | None:
+        graph, runs = self._graph, self._graph.runs
+        in_stage = graph.schedule.stage[runs.launch] == stage
+        of_run = np.where(in_stage, runs.start - graph.schedule.start[runs.launch], 0)
+        of_launch = np.zeros(len(graph.schedule.rank), np.int64)
+        np.add.at(of_launch, runs.launch, of_run)
+        saved_share = self._excess_share(of_launch, part.rank)
+        if saved_share is None:
+            return None
+        saved = of_run * saved_share[runs.launch]
+        return _Change(saved[self._nodes.run], saved, self.nothing.link, self.nothing.gap)
 
     def _excess_share(self, of_launch: Int64, rank: int) -> Float64 | None:
         """[num_launches] what part of `of_launch` rank has more than the median of its peers in the same launch."""
@@ -163,16 +177,20 @@ class _Changes:
         share[mine] = np.maximum(0.0, 1 - median[compared] / of_launch[mine])
         return share
 
-    def _host(self, part: PathPart) -> _Change | None:
+    def _gap(self, part: PathPart) -> _Change | None:
+        """Of what the gaps are longer than at peers: the part that was surely the host's, or the rest."""
         schedule = self._graph.schedule
-        first = schedule.before < 0
         since = int(schedule.start[self._launches].min())
-        gap = np.where(first, schedule.start - since, schedule.gap_ns)
-        gap = np.where(schedule.stream >= 0, gap, 0)
-        share = self._excess_share(gap, part.rank)
+        gap_start = np.maximum(schedule.gap_start, since)
+        host = np.clip(schedule.gap_start + schedule.host_gap_ns - gap_start, 0, None)
+        whole = np.where(schedule.stream >= 0, schedule.start - gap_start, 0)
+        share = self._excess_share(whole, part.rank)
         if share is None:
             return None
-        return _Change(self.nothing.before_node, self.nothing.in_run, self.nothing.link, gap * share)
+        excess = whole * share
+        of_host = np.clip(host - (whole - excess), 0, excess)
+        saved = of_host if part.kind is PathKind.HOST else excess - of_host
+        return _Change(self.nothing.before_node, self.nothing.in_run, self.nothing.link, saved)
 
     def _link(self, part: PathPart) -> _Change | None:
         nodes, waits = self._nodes, self._waits

@@ -12,11 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekern.analysis.event_activity import Activity, flatten
+from tracekern.analysis.host_gaps import host_gaps
 from tracekern.analysis.waits.analyze import Phase
 from tracekern.timeline.model import OPEN_END, Int32, Int64, Timeline, TrackKind
 
 BETWEEN_SPANS = "(between spans)"
-"""Event name of the phase that holds what a run did outside of all spans."""
+"""Event name of the phase that holds what a run did between its spans, and after the last."""
+NOT_STARTED = "(not started)"
+"""Event name of the phase that holds the time of a launch before a run's first record."""
 
 _LATE = np.iinfo(np.int64).max
 _EARLY = np.iinfo(np.int64).min
@@ -59,6 +62,12 @@ class Schedule:
     """The launch of its stream that ended last before it: -1 for the first."""
     gap_ns: Int64
     """From there to its start; 0 where launches overlap, and for the first."""
+    gap_start: Int64
+    """When the launch before it had ended; for the first of a stream: when the first launch of all began."""
+    host_gap_ns: Int64
+    """Of [gap_start, start) the time in which its host had not launched it yet, by host_gaps: at least."""
+    host_gap_most_ns: Int64
+    """At most."""
     order: Int64
     """[num_shown] launches that left something, by (stream, start)."""
     first_of_stream: Int64
@@ -74,10 +83,12 @@ class EventGraph:
     schedule: Schedule
     stages: tuple[str, ...]
     phases: tuple[Phase, ...]
-    """Of all pieces, and one BETWEEN_SPANS for each stage."""
+    """Of all pieces, and one BETWEEN_SPANS and one NOT_STARTED for each stage."""
     stage_of_phase: Int32
     between_spans: Int32
     """[num_stages] the BETWEEN_SPANS phase of each stage."""
+    not_started: Int32
+    """[num_stages] the NOT_STARTED phase of each stage."""
 
     run_of_span: Int32
     """[num_spans] of those that are pieces of activity; -1 for all others."""
@@ -117,10 +128,15 @@ def build_graph(timeline: Timeline) -> EventGraph:
     del launch  # as large as the activity
     schedule = _schedule(timeline, runs, stages)
     phase, phases, stage_of_phase = _number_phases(timeline, activity, runs, schedule.stage[runs.launch], stages)
-    between_spans = np.array([phases.index(Phase(stage, BETWEEN_SPANS)) for stage in stages], np.int32)
+    between_spans, not_started = (
+        np.array([phases.index(Phase(stage, name)) for stage in stages], np.int32)
+        for name in (BETWEEN_SPANS, NOT_STARTED)
+    )
     run_of_span = np.full(len(timeline.spans), -1, np.int32)
     run_of_span[activity.span] = np.repeat(_first_of_kind(runs), runs.stop - runs.first)
-    return EventGraph(activity, phase, runs, schedule, stages, phases, stage_of_phase, between_spans, run_of_span)
+    return EventGraph(
+        activity, phase, runs, schedule, stages, phases, stage_of_phase, between_spans, not_started, run_of_span
+    )
 
 
 def _launch_of_pieces(timeline: Timeline, activity: Activity) -> Int32:
@@ -157,9 +173,9 @@ def _schedule(timeline: Timeline, runs: ActivityRuns, stages: tuple[str, ...]) -
     number = {name: idx for idx, name in enumerate(stages)}
     stage = np.array([*(number[launch.name] for launch in launches), *[number[""]] * len(timeline.ranks)], np.int32)
     sequence = np.array([*(launch.sequence for launch in launches), *[0] * len(timeline.ranks)], np.int64)
-    named = [(launch.rank, launch.stream) for launch in launches] + [(entry.rank, -1) for entry in timeline.ranks]
-    keys = {key: idx for idx, key in enumerate(sorted(set(named)))}
-    stream = np.array([keys[key] for key in named], np.int32)
+    owners = [(launch.rank, launch.stream) for launch in launches] + [(entry.rank, -1) for entry in timeline.ranks]
+    keys = {key: idx for idx, key in enumerate(sorted(set(owners)))}
+    stream = np.array([keys[key] for key in owners], np.int32)
     shown = np.flatnonzero(start != _LATE)
     order = shown[np.lexsort((start[shown], stream[shown]))]
     stream[start == _LATE] = -1
@@ -168,7 +184,13 @@ def _schedule(timeline: Timeline, runs: ActivityRuns, stages: tuple[str, ...]) -
     last_run[runs.launch[by_end]] = by_end  # the last one written stays
     before, gap_ns = _predecessors(order, stream, start, end)
     first_of_stream = np.searchsorted(stream[order], np.arange(len(keys) + 1))
-    return Schedule(rank, stage, sequence, stream, start, end, last_run, before, gap_ns, order, first_of_stream)
+    gap_start = np.where(before >= 0, start - gap_ns, start[order].min(initial=_LATE))
+    gap_start[start == _LATE] = _LATE
+    named = slice(len(launches))
+    least, most = np.zeros(count, np.int64), np.maximum(start - gap_start, 0)
+    least[named], most[named] = host_gaps(timeline, gap_start[named], start[named])
+    gaps = (gap_ns, gap_start, least, most)
+    return Schedule(rank, stage, sequence, stream, start, end, last_run, before, *gaps, order, first_of_stream)
 
 
 def _launch_times(timeline: Timeline, runs: ActivityRuns, count: int) -> tuple[Int64, Int64]:
@@ -203,12 +225,13 @@ def _number_phases(
     timeline: Timeline, activity: Activity, runs: ActivityRuns, stage_of_run: Int32, stages: tuple[str, ...]
 ) -> tuple[Int32, tuple[Phase, ...], Int32]:
     """([num_pieces] phase, the phases by stage, [num_phases] stage)"""
-    names = tuple(dict.fromkeys([*(event.name for event in timeline.events), BETWEEN_SPANS]))
+    names = tuple(dict.fromkeys([*(event.name for event in timeline.events), BETWEEN_SPANS, NOT_STARTED]))
     name_of_event = np.array([names.index(event.name) for event in timeline.events] or [0], np.int32)
     code = name_of_event[timeline.spans.event[activity.span]]
     code += np.repeat(stage_of_run * np.int32(len(names)), runs.stop - runs.first)
     present = np.bincount(code, minlength=len(stages) * len(names)) > 0
-    present[np.arange(len(stages)) * len(names) + names.index(BETWEEN_SPANS)] = True
+    for name in (BETWEEN_SPANS, NOT_STARTED):
+        present[np.arange(len(stages)) * len(names) + names.index(name)] = True
     codes = np.flatnonzero(present)
     number = (np.cumsum(present) - 1).astype(np.int32)
     phases = tuple(Phase(stages[c // len(names)], names[c % len(names)]) for c in codes.tolist())

@@ -113,9 +113,9 @@ def polish_medians(values: Float64) -> Polish:
     rest = np.where(_in_long_lines(np.isfinite(values)), values, np.nan)
     row, column = np.zeros(values.shape[0]), np.zeros(values.shape[1])
     for _ in range(_MAX_SWEEPS):
-        row_step = _medians(rest)
+        row_step = median_of_rows(rest)
         rest -= row_step[:, None]
-        column_step = _medians(rest.T)
+        column_step = median_of_rows(rest.T)
         rest -= column_step[None, :]
         row, column = row + row_step, column + column_step
         if not row_step.any() and not column_step.any():
@@ -138,7 +138,7 @@ def _in_long_lines(known: Mask) -> Mask:
         known = is_long
 
 
-def _medians(values: Float64) -> Float64:
+def median_of_rows(values: Float64) -> Float64:
     """[n] median of each row, 0 where nothing in it is known."""
     result = np.zeros(len(values))
     used = np.isfinite(values).any(axis=1)

@@ -119,6 +119,7 @@ def _launches(dump: Dump, runs: WriterRuns) -> tuple[Launch, ...]:
                 shared_tracks=entry.shared_tracks,
                 records_overwritten=int(overwritten[rows].sum()),
                 stamp_error_ns=float(stamp_error_ns[rows].max(initial=0.0)),
+                host_ns=entry.host_ns,
             )
         )
     return tuple(launches)

@@ -11,11 +11,14 @@ from tracekern.viewers.report.charts import stacked_bars, time_scale
 from tracekern.viewers.report.frame import Answer, Figure, table
 from tracekern.viewers.report.question import Question
 
+HOST_OR_KERNEL = "host or an unrecorded kernel"
+"""What a gap before a kernel may be where nothing says that it was the host."""
 _MAX_COSTS = 10
 _MAX_CHAINS = 6
 _TARGET_WORDS = {
     Target.WORK: "work that took longer",
-    Target.HOST: "kernels that hosts started later",
+    Target.HOST: "kernels that hosts launched later",
+    Target.GAP: "kernels that began later, for their host or an unrecorded kernel",
     Target.LINK: "stores that drained and flags that travelled",
     Target.UNEXPLAINED: "nothing on record",
 }
@@ -36,7 +39,7 @@ def draw(findings: Findings) -> Answer:
     answer = (
         f"<b>{escape(describe_cost(first))}</b> caused <b>{percent(first.total_ns, whole)}</b> of {duration(whole)}: "
         f"{duration(first.direct_ns)} in waits for that rank itself, {duration(first.passed_on_ns)} in waits for ranks "
-        f"and warps that it had delayed. By kind: {said}."
+        f"and warps that it had delayed. By kind: {said}. {_without_cause(findings)}"
     )
     body: list[str | Figure] = [_cost_bars(findings)]
     if causes.chains:
@@ -53,6 +56,13 @@ def draw(findings: Findings) -> Answer:
 QUESTION = Question("cause", "Cause", "Why did they wait?", draw, order=40)
 
 
+def uncaused_ns(findings: Findings) -> float:
+    """Waiting without a cause on record: what is not charged, and what is charged to nothing that was recorded."""
+    causes = findings.causes
+    unexplained = sum(cost.total_ns for cost in causes.costs if cost.target is Target.UNEXPLAINED)
+    return int(findings.waits.wait_ns.sum()) - causes.charged_ns + unexplained
+
+
 def describe_cost(cost: Cost) -> str:
     """ "the host of rank 0", "rank 3: combine_send.send_result", "the link 0 → 3"."""
     return _place(cost.rank, cost.target, cost.phase, cost.peer)
@@ -62,6 +72,8 @@ def _place(rank: int, target: Target, phase: Phase, peer: int) -> str:
     owner = f"rank {rank}" if rank >= 0 else "an unknown rank"
     if target is Target.HOST:
         return f"the host of {owner}"
+    if target is Target.GAP:
+        return f"before kernels of {owner} ({HOST_OR_KERNEL})"
     if target is Target.LINK and peer >= 0:
         return f"the link {rank} → {peer}"
     if target is Target.LINK:
@@ -69,6 +81,22 @@ def _place(rank: int, target: Target, phase: Phase, peer: int) -> str:
     if target is Target.WORK:
         return f"{owner}: {phase}"
     return f"{owner}: unexplained"
+
+
+def _without_cause(findings: Findings) -> str:
+    """How much of the waiting is charged, and what the rest is."""
+    waits, causes = findings.waits, findings.causes
+    waited, not_charged = int(waits.wait_ns.sum()), int(waits.wait_ns.sum()) - causes.charged_ns
+    if not not_charged:
+        return "All waiting is charged."
+    parts = {
+        "in barriers after the last one had come, or for nothing that names a channel": int(waits.completion.sum()),
+        "for signals that are not on record": int(waits.unmatched.sum()),
+    }
+    rest = not_charged - sum(parts.values())
+    parts["in other waits"] = max(rest, 0)
+    said = ", ".join(f"{duration(ns)} {what}" for what, ns in parts.items() if ns)
+    return f"{percent(not_charged, waited)} of the {duration(waited)} of waiting is not charged: {said}."
 
 
 def _cost_bars(findings: Findings) -> Figure:

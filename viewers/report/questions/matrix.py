@@ -7,8 +7,8 @@ from tracekern.analysis.waits.matrix import Abnormal, WaitMatrix, find_abnormal
 from tracekern.formatting import count, duration, escape, ranks, sentence
 from tracekern.viewers.report.charts import heatmap
 from tracekern.viewers.report.frame import Answer, Figure, table
-from tracekern.viewers.report.headlines import charged, why_no_rank
 from tracekern.viewers.report.question import Question
+from tracekern.viewers.report.verdict import charged, why_no_rank
 
 _ALONE = "There is one rank: it can wait only for itself."
 _MAX_NAMED = 8

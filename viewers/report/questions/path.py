@@ -12,6 +12,7 @@ from tracekern.formatting import count, duration, escape, percent, sentence
 from tracekern.viewers.report.charts import stacked_bars, time_scale
 from tracekern.viewers.report.frame import Answer, Figure, table
 from tracekern.viewers.report.question import Question
+from tracekern.viewers.report.questions.cause import HOST_OR_KERNEL
 
 _MAX_PARTS = 10
 _MAX_GAINS = 5
@@ -19,7 +20,8 @@ _MAX_SEGMENTS = 4000
 _LOOKS = {
     PathKind.PHASE: ("in a kernel", "--work", ""),
     PathKind.LINK: ("on a link", "--link", "."),
-    PathKind.HOST: ("before a kernel was started", "--host", "/"),
+    PathKind.HOST: ("before a kernel was launched", "--host", "/"),
+    PathKind.GAP: ("before a kernel", "--gap", "-"),
 }
 
 
@@ -51,6 +53,8 @@ def describe_part(part: PathPart) -> str:
     """ "combine_recv.reduce_token of rank 3", "the link 0 → 3", "waiting for launches by rank 0's host"."""
     if part.kind == PathKind.HOST:
         return f"waiting for launches by rank {part.rank}'s host"
+    if part.kind == PathKind.GAP:
+        return f"before kernels of rank {part.rank} ({HOST_OR_KERNEL})"
     if part.kind == PathKind.LINK:
         return f"the link {part.rank} → {part.peer}"
     return f"{part.phase} of rank {part.rank}"
@@ -61,6 +65,8 @@ def describe_gain(gain: Gain) -> str:
     part = gain.part
     if part.kind == PathKind.HOST:
         return f"the host of rank {part.rank}"
+    if part.kind == PathKind.GAP:
+        return f"what comes before kernels of rank {part.rank} ({HOST_OR_KERNEL})"
     return f"the link {part.rank} → {part.peer}" if part.kind == PathKind.LINK else f"{part.phase} of rank {part.rank}"
 
 

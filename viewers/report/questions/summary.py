@@ -1,4 +1,4 @@
-"""What dominates, who is it, and how sure is that? The lines of the terminal."""
+"""Who is to blame, what does it cost, and how sure is that? The lines of the terminal."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from tracekern.viewers.report.question import Question
 
 def draw(findings: Findings) -> Answer:
     lines = headlines(findings)
-    items = "".join(f"<li><span class='word'>{line.word}</span><span>{escape(line.text)}</span></li>" for line in lines)
-    return Answer("", [f"<ul class='lines'>{items}</ul>"])
+    items = "".join(
+        f"<li><span class='word'>{line.word}</span><span>{escape(line.text)}</span></li>"
+        for line in lines
+        if line.word != "verdict"
+    )
+    said = next(line.text for line in lines if line.word == "verdict")
+    return Answer(f"<b>{escape(said)}</b>", [f"<ul class='lines'>{items}</ul>"])
 
 
-QUESTION = Question("summary", "Summary", "What dominates, who is it, and how sure is that?", draw, order=10)
+QUESTION = Question("summary", "Summary", "Who is to blame, what does it cost, and how sure is that?", draw, order=10)

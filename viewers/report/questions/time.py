@@ -53,8 +53,9 @@ def draw(findings: Findings) -> Answer:
             _phase_table(findings),
         ]
     aside = (
-        "A warp's time runs from its first record in a launch to its last. Host time between launches is not part of "
-        "it."
+        "A warp's time runs from its first record in a launch to its last. Neither the time between launches is part "
+        "of it, nor that of a launch before a warp's first record: warps had not started for another "
+        f"{duration(int(time.not_started.sum()))}."
     )
     return Answer(answer, body, aside)
 

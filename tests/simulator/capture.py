@@ -1,0 +1,177 @@
+"""Writes what happened as a capture: real dumps, by clocks that each have an offset and a rate of their own."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from clock_exchanges import SECOND, WALL_NS, Clock, exchange
+
+from simulator.cases import Case
+from simulator.engine import Kernel, Record, Run
+from tracekern.dump import format as fmt
+from tracekern.segment.launch_plan import LaunchPlan
+from tracekern.segment.pack import write_dump
+from tracekern.segment.writer import SegmentWriter
+
+START_NS = 0.5 * SECOND
+"""When the first kernel can begin; clocks are sampled before, from 0 on."""
+_KEYS = ("name", "class", "ends_at", "channel", "begin_fields", "end_fields")
+_ROWS = (
+    ("compute", "work", "completion", "", "", ""),
+    ("copy_token", "work", "completion", "", "", ""),
+    ("signal_token", "signal", "completion", "token data slot", "peer:10 slot:22", ""),
+    ("wait_token", "wait", "completion", "token data slot", "peer:10 slot:22", ""),
+    ("signal_room", "signal", "completion", "room credit", "peer:10 value:32", ""),
+    ("wait_room", "wait", "completion", "room credit", "peer:10 wanted:32", ""),
+    ("signal_meeting", "signal", "completion", "meeting barrier round", "peer:10 round:16", ""),
+    ("wait_meeting", "wait", "completion", "meeting barrier round", "round:16", ""),
+    ("wait_block", "wait", "completion", "", "", ""),
+)
+_EVENTS = json.dumps({"name": "SimulatedEvent", "events": [dict(zip(_KEYS, row, strict=True)) for row in _ROWS]})
+_NUMBER = {row[0]: idx for idx, row in enumerate(_ROWS)}
+_FIELDS = {row[0]: [entry.split(":") for entry in row[4].split()] for row in _ROWS}
+_MAX_PAIRWISE = 8
+"""Of more ranks a ring and a star are sampled."""
+
+
+def write_capture(case: Case, run: Run, seed: int, directory: Path) -> None:
+    """A dump for each rank."""
+    rng = np.random.default_rng([seed, 1 << 30])
+    clocks = {rank: Clock.draw(rng) for rank in range(case.num_ranks)}
+    last = max(kernel.end_ns for kernels in run.kernels.values() for kernel in kernels)
+    samples = _sample_clocks(rng, clocks, (0.0, last + 0.1 * SECOND))
+    records: dict[tuple[int, int, int], list[Record]] = defaultdict(list)
+    for record in run.records:
+        records[record.warp[0], record.kernel, record.warp[1]].append(record)
+    num_warps = 1 + max(record.warp[1] for record in run.records)
+    for rank, clock in clocks.items():
+        mine = samples[samples["initiator"] == rank]
+        segment = _fill_segment(case, rank, clock, run.kernels[rank], records, num_warps, mine)
+        try:
+            write_dump(directory / fmt.dump_file_name(rank), segment)
+        finally:
+            segment.unlink()
+            segment.close()
+
+
+def _sample_clocks(rng: np.random.Generator, clocks: dict[int, Clock], times: tuple[float, ...]) -> np.ndarray:
+    """Rounds of ping-pongs, each with brackets of the host's clock."""
+    num_ranks, rows = len(clocks), []
+    pairs = list(itertools.combinations(range(num_ranks), 2))
+    if num_ranks > _MAX_PAIRWISE:
+        pairs = sorted(
+            {(0, rank) for rank in range(1, num_ranks)} | {(rank, rank + 1) for rank in range(num_ranks - 1)}
+        )
+    for round_idx, start in enumerate(times):
+        for step, (one, other) in enumerate(pairs):
+            at = start + step * 2e6
+            rows.append(exchange(rng, clocks, one, other, round_idx, at, count=100, path_ns=700.0, quiet=1.0))
+        for rank, clock in clocks.items():
+            bracket = np.zeros(4, fmt.CLOCK_SAMPLE)
+            read = start + 1e6 * np.arange(4) + rng.uniform(0, 1000, 4)
+            bracket["kind"], bracket["round_idx"] = fmt.SampleKind.HOST_BRACKET, round_idx
+            bracket["initiator"] = bracket["responder"] = rank
+            bracket["t0"], bracket["t3"] = WALL_NS + read, WALL_NS + read + 800
+            bracket["t1"] = bracket["t2"] = clock.ticks(read + 400)
+            rows.append(bracket)
+    return np.concatenate(rows)
+
+
+def _metadata(case: Case, rank: int) -> dict[str, Any]:
+    return {
+        "run_id": "simulated",
+        "rank": rank,
+        "num_ranks": case.num_ranks,
+        "node": "simulated",
+        "pid": 1000 + rank,
+        "created": "2026-01-01T00:00:00+00:00",
+        "tracekern": "0.1.0",
+        "backend": case.backend,
+        "device": "simulated",
+        "command": "tests/simulator",
+        "note": "simulated",
+        "clock": {"name": "globaltimer", "ticks_per_second": SECOND, "resolution_ticks": 32, "shift": 0}
+        | {"id": f"clock {rank}"},
+        "directory": "",
+        "settings": {},
+    }
+
+
+def _fill_segment(
+    case: Case,
+    rank: int,
+    clock: Clock,
+    kernels: list[Kernel],
+    records: Mapping[tuple[int, int, int], list[Record]],
+    num_warps: int,
+    samples: np.ndarray,
+) -> SegmentWriter:
+    """A segment as the rank leaves it. The caller unlinks it."""
+    sequences: dict[str, int] = defaultdict(int)
+    plans = []
+    for number, kernel in enumerate(kernels):
+        most = max(len(records.get((rank, number, warp), ())) for warp in range(num_warps))
+        plans.append(
+            LaunchPlan(
+                name=kernel.name,
+                num_blocks=1,
+                warps_per_block=num_warps,
+                records_per_track=most,
+                sequence=sequences[kernel.name],
+                epoch=1,
+                blocks=range(1),
+                events=_EVENTS.encode(),
+                roles=b'["worker"]',
+            )
+        )
+        sequences[kernel.name] += 1
+    arena_bytes = sum(plan.region_bytes for plan in plans) + (1 << 16)
+    segment = SegmentWriter.create(
+        f"simulated-{os.getpid()}", rank, _metadata(case, rank), arena_bytes, max(1, len(kernels))
+    )
+    for number, (plan, kernel) in enumerate(zip(plans, kernels, strict=True)):
+        region = segment.reserve_regions(plan, 1)[0]
+        segment.start_launch(region, plan.sequence, plan.epoch)
+        entry = segment.launches()[number]
+        for warp in range(num_warps):
+            _write_track(segment, entry, warp, clock, kernel, records.get((rank, number, warp), []))
+        if case.has_host_lane:
+            launched = WALL_NS + int(kernel.enqueued_ns), WALL_NS + int(kernel.start_ns)
+            segment.append_host_span(f"launch {kernel.name}", 1, *launched)
+    segment.append_clock_samples(samples)
+    segment.header["state"] = fmt.SegmentState.CLOSED
+    return segment
+
+
+def _write_track(
+    segment: SegmentWriter, entry: Any, warp: int, clock: Clock, kernel: Kernel, records: list[Record]
+) -> None:
+    rows = np.zeros(len(records), fmt.SPAN_RECORD)
+    payload = np.array([_payload(record) for record in records], np.uint64)
+    event = np.array([_NUMBER[record.event] for record in records], np.uint64)
+    word = np.uint64(fmt.RecordKind.SPAN) | event << np.uint64(fmt.EVENT_SHIFT)
+    word = word | (payload & np.uint64((1 << fmt.PAYLOAD_LOW_BITS) - 1)) << np.uint64(fmt.PAYLOAD_SHIFT)
+    rows["word"], rows["payload_high"] = word, payload >> np.uint64(fmt.PAYLOAD_LOW_BITS)
+    for name, times in (("begin", [r.begin_ns for r in records]), ("end", [r.end_ns for r in records])):
+        rows[name] = clock.ticks(np.array(times)) & 0xFFFFFFFF
+    segment.records(entry).view(fmt.SPAN_RECORD)[warp, : len(rows)] = rows
+    header = segment.track_headers(entry)[warp : warp + 1]
+    through = max([kernel.start_ns, *(record.end_ns for record in records)])
+    header["start_ticks"], header["end_ticks"] = clock.ticks(kernel.start_ns), clock.ticks(through)
+    header["started"], header["epoch"] = fmt.STARTED, entry["epoch"]
+    header["written"] = header["attempted"] = len(rows)
+
+
+def _payload(record: Record) -> int:
+    payload, shift = 0, 0
+    for name, bits in _FIELDS[record.event]:
+        payload |= record.fields[name] << shift
+        shift += int(bits)
+    return payload

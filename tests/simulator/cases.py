@@ -1,0 +1,158 @@
+"""What is simulated: the shape of the program, its size, its noise, and what is injected."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+
+from tracekern.analysis.causes.analyze import Cost
+from tracekern.analysis.causes.blame import Target
+
+
+class Shape(enum.Enum):
+    """Who waits for whom."""
+
+    CHAIN = "chain"
+    """Each rank waits for the one before it, works, and signals the next; an iteration ends where all ranks meet."""
+    STREAM = "stream"
+    """A chain whose iterations follow each other without a barrier."""
+    RING = "ring"
+    """All ranks work, signal the next rank and wait for the one before it."""
+    CREDITS = "credits"
+    """A stream whose ranks may be at most `window` messages ahead of the next one."""
+    EXCHANGE = "exchange"
+    """Dispatch and combine: a warp for each peer sends and then receives, in kernels of their own."""
+    BARRIER = "barrier"
+    """All ranks work and meet."""
+
+
+@dataclass(frozen=True)
+class Injection:
+    """Something that takes longer."""
+
+    ns: int
+    iterations: tuple[int, ...] = ()
+    """In which it does; empty for all."""
+
+    def applies(self, iteration: int) -> bool:
+        return not self.iterations or iteration in self.iterations
+
+    def work_ns(self, rank: int, iteration: int, base_ns: float) -> float:
+        """What is added to work that would take `base_ns`."""
+        return 0.0
+
+    def latency_ns(self, source: int, destination: int, iteration: int) -> float:
+        """What is added to a flag's way after its store."""
+        return 0.0
+
+    def drain_ns(self, source: int, destination: int, iteration: int) -> float:
+        """What is added to the time in which stores drain, while the signal is open."""
+        return 0.0
+
+    def host_ns(self, rank: int, iteration: int) -> float:
+        """What is added to the gap before the first kernel of an iteration."""
+        return 0.0
+
+    def is_cause(self, cost: Cost) -> bool:
+        """Whether this is what `cost` is charged to: the right rank, or link, and the right kind."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class SlowWork(Injection):
+    """A rank works longer."""
+
+    ns: int = 0
+    rank: int = 0
+    share: float = 0.0
+    """Of the work, on top of `ns`."""
+
+    def work_ns(self, rank: int, iteration: int, base_ns: float) -> float:
+        return self.ns + self.share * base_ns if rank == self.rank and self.applies(iteration) else 0.0
+
+    def is_cause(self, cost: Cost) -> bool:
+        return cost.target is Target.WORK and cost.rank == self.rank
+
+
+@dataclass(frozen=True)
+class MovingWork(Injection):
+    """In iteration i rank `i % num_ranks` works longer."""
+
+    num_ranks: int = 1
+
+    def work_ns(self, rank: int, iteration: int, base_ns: float) -> float:
+        return self.ns if rank == iteration % self.num_ranks and self.applies(iteration) else 0.0
+
+    def is_cause(self, cost: Cost) -> bool:
+        return cost.target is Target.WORK
+
+
+@dataclass(frozen=True)
+class _OfLink(Injection):
+    source: int = 0
+    destination: int = 1
+
+    def _of(self, source: int, destination: int, iteration: int) -> float:
+        mine = (source, destination) == (self.source, self.destination) and self.applies(iteration)
+        return self.ns if mine else 0.0
+
+    def is_cause(self, cost: Cost) -> bool:
+        return cost.target is Target.LINK and (cost.rank, cost.peer) == (self.source, self.destination)
+
+
+@dataclass(frozen=True)
+class Latency(_OfLink):
+    """Flags take longer from one rank to another."""
+
+    def latency_ns(self, source: int, destination: int, iteration: int) -> float:
+        return self._of(source, destination, iteration)
+
+
+@dataclass(frozen=True)
+class Drain(_OfLink):
+    """Stores take longer to drain from one rank to another: the sender's signal is open as long."""
+
+    def drain_ns(self, source: int, destination: int, iteration: int) -> float:
+        return self._of(source, destination, iteration)
+
+
+@dataclass(frozen=True)
+class LateHost(Injection):
+    """A rank's host launches the first kernel of an iteration later."""
+
+    rank: int = 0
+
+    def host_ns(self, rank: int, iteration: int) -> float:
+        return self.ns if rank == self.rank and self.applies(iteration) else 0.0
+
+    def is_cause(self, cost: Cost) -> bool:
+        return cost.target in (Target.HOST, Target.GAP) and cost.rank == self.rank  # HOST where a lane shows it
+
+
+@dataclass(frozen=True)
+class Case:
+    """One simulated run. All times in true ns."""
+
+    shape: Shape
+    num_ranks: int = 4
+    iterations: int = 10
+    injections: tuple[Injection, ...] = ()
+    noise: float = 0.0
+    """Standard deviation of the work, of what flags and stores take and of the host's gaps, as a share of each."""
+    is_persistent: bool = False
+    """One kernel for all iterations, instead of one or several an iteration."""
+    has_host_lane: bool = False
+    """The host's launches are on record as ranges."""
+    work_ns: int = 20_000
+    window: int = 2
+    latency_ns: int = 600
+    drain_ns: int = 400
+    see_ns: int = 100
+    """From a flag's arrival until a warp that polls it has seen it."""
+    gap_ns: int = 2_000
+    """Between two kernels of a stream."""
+    backend: str = "cuda"
+
+    def without_injections(self) -> Case:
+        return dataclasses.replace(self, injections=())

@@ -1,0 +1,286 @@
+"""Discrete events: warps that work, signal and wait in true time, and what each would have recorded."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from simulator.cases import Case
+
+Warp = tuple[int, int]
+"""Rank, and warp in its block."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The next kernel of the rank: it begins when all warps of the one before are through and the host is there."""
+
+    name: str
+    iteration: int
+    is_first: bool = True
+    """Of its iteration: injections of hosts apply here."""
+
+
+@dataclass(frozen=True)
+class Work:
+    event: str
+    iteration: int
+    base_ns: float
+
+
+@dataclass(frozen=True)
+class Signal:
+    """To the peer, on a channel `token` (slot: key), `room` (slot: value) or `meeting` (slot: round)."""
+
+    channel: str
+    peer: int
+    slot: int
+    iteration: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    """For the signal of `peer`: of this slot, on `room` of at least that value; at a `meeting` (peer -1) of all."""
+
+    channel: str
+    peer: int
+    slot: int
+    iteration: int
+
+
+@dataclass(frozen=True)
+class Meet:
+    """All warps of the rank."""
+
+    number: int
+    iteration: int
+
+
+Op = Launch | Work | Signal | Wait | Meet
+Program = Iterator[Op]
+
+
+@dataclass
+class Kernel:
+    name: str
+    start_ns: float
+    iteration: int
+    enqueued_ns: float
+    """When its host began to launch it."""
+    end_ns: float = 0.0
+
+
+@dataclass(frozen=True)
+class Record:
+    """A span of a warp. begin and end are true times."""
+
+    warp: Warp
+    kernel: int
+    """Number among the kernels of the rank."""
+    event: str
+    begin_ns: float
+    end_ns: float
+    fields: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class TrueWait:
+    """A wait for another rank, or for another warp of the same one."""
+
+    rank: int
+    peer: int
+    """The rank waited for: at a barrier the one that came last."""
+    iteration: int
+    channel: str
+    begin_ns: float
+    end_ns: float
+    late_until_ns: float
+    """When the signal began; at a barrier, when the last one came."""
+
+    @property
+    def charged_ns(self) -> float:
+        """The part that the analysis charges to a cause: at a barrier the lateness alone."""
+        late = max(self.late_until_ns - self.begin_ns, 0.0)
+        return late if self.channel in ("meeting", "block") else self.end_ns - self.begin_ns
+
+
+@dataclass
+class _Posted:
+    source: int
+    begin_ns: float
+    arrives_ns: float
+
+
+@dataclass
+class Run:
+    """What happened."""
+
+    kernels: dict[int, list[Kernel]]
+    """By rank."""
+    records: list[Record]
+    waits: list[TrueWait]
+
+
+@dataclass
+class _Process:
+    warp: Warp
+    program: Program
+    rng: np.random.Generator
+    kernel: int = -1
+
+
+@dataclass
+class _Gathering:
+    """Warps of a rank that have come to a point where all meet."""
+
+    arrived: list[tuple[float, _Process]] = field(default_factory=list)
+
+
+class Engine:
+    """Runs programs to their end; `seed` decides all noise."""
+
+    def __init__(self, case: Case, seed: int, start_ns: float) -> None:
+        self.case = case
+        self.run_log = Run(defaultdict(list), [], [])
+        self._seed, self._start_ns = seed, start_ns
+        self._queue: list[tuple[float, int, _Process, Op | None]] = []
+        self._order = itertools.count()
+        self._posted: dict[Hashable, list[_Posted]] = defaultdict(list)
+        self._levels: dict[Hashable, list[tuple[int, _Posted]]] = defaultdict(list)
+        self._parked: dict[Hashable, list[tuple[float, _Process, Wait]]] = defaultdict(list)
+        self._gathered: dict[Hashable, _Gathering] = defaultdict(_Gathering)
+        self._host_rng: dict[int, np.random.Generator] = {}
+        self._num_warps = 0
+
+    def run(self, programs: Mapping[Warp, Program]) -> Run:
+        self._num_warps = 1 + max(warp for _, warp in programs)
+        for (rank, warp), program in programs.items():
+            rng = np.random.default_rng([self._seed, rank, warp])
+            self._host_rng[rank] = np.random.default_rng([self._seed, rank, 1 << 20])
+            self._resume(self._start_ns, _Process((rank, warp), program, rng))
+        while self._queue:
+            now, _, process, _ = heapq.heappop(self._queue)
+            op = next(process.program, None)
+            if op is not None:
+                self._execute(now, process, op)
+            else:
+                self._close_kernel(process, now)
+        waiting = [key for key, parked in self._parked.items() if parked]
+        assert not waiting, f"these signals never came: {waiting}"
+        return self.run_log
+
+    def _resume(self, time: float, process: _Process) -> None:
+        heapq.heappush(self._queue, (time, next(self._order), process, None))
+
+    def _vary(self, rng: np.random.Generator, ns: float) -> float:
+        """`ns` with noise; one number is drawn whatever the noise is."""
+        return ns * max(1 + self.case.noise * float(rng.standard_normal()), 0.1)
+
+    def _execute(self, now: float, process: _Process, op: Op) -> None:
+        if isinstance(op, Launch):
+            self._launch(now, process, op)
+        elif isinstance(op, Work):
+            rank = process.warp[0]
+            more = sum(entry.work_ns(rank, op.iteration, op.base_ns) for entry in self.case.injections)
+            end = now + self._vary(process.rng, op.base_ns) + more
+            self._record(process, op.event, now, end, {})
+            self._resume(end, process)
+        elif isinstance(op, Signal):
+            self._signal(now, process, op)
+        elif isinstance(op, Wait):
+            self._wait(now, process, op)
+        else:
+            self._meet(now, process, op)
+
+    def _record(self, process: _Process, event: str, begin: float, end: float, fields: Mapping[str, int]) -> None:
+        self.run_log.records.append(Record(process.warp, process.kernel, event, begin, end, fields))
+
+    def _close_kernel(self, process: _Process, now: float) -> None:
+        if process.kernel >= 0:
+            kernel = self.run_log.kernels[process.warp[0]][process.kernel]
+            kernel.end_ns = max(kernel.end_ns, now)
+
+    def _launch(self, now: float, process: _Process, op: Launch) -> None:
+        self._close_kernel(process, now)
+        rank, kernels = process.warp[0], self.run_log.kernels[process.warp[0]]
+        gathering = self._gathered["launch", rank, process.kernel + 1]
+        gathering.arrived.append((now, process))
+        if len(gathering.arrived) == self._num_warps:
+            through = max(time for time, _ in gathering.arrived)
+            more = sum(entry.host_ns(rank, op.iteration) for entry in self.case.injections) if op.is_first else 0
+            gap = self._vary(self._host_rng[rank], self.case.gap_ns)
+            start = through + gap + more
+            kernels.append(Kernel(op.name, start, op.iteration, start - 0.5 * gap))
+            for _, other in gathering.arrived:
+                other.kernel += 1
+                self._resume(start, other)
+
+    def _meet(self, now: float, process: _Process, op: Meet) -> None:
+        rank = process.warp[0]
+        gathering = self._gathered["meet", rank, process.kernel, op.number]
+        gathering.arrived.append((now, process))
+        if len(gathering.arrived) == self._num_warps:
+            last = max(time for time, _ in gathering.arrived)
+            end = last + self.case.see_ns
+            for time, other in gathering.arrived:
+                self._record(other, "wait_block", time, end, {})
+                self.run_log.waits.append(TrueWait(rank, rank, op.iteration, "block", time, end, last))
+                self._resume(end, other)
+
+    def _signal(self, now: float, process: _Process, op: Signal) -> None:
+        case, rank = self.case, process.warp[0]
+        drain, latency = self._vary(process.rng, case.drain_ns), self._vary(process.rng, case.latency_ns)
+        if op.peer == rank:  # its own arrival at a barrier
+            drain = latency = 0.0
+        drain += sum(entry.drain_ns(rank, op.peer, op.iteration) for entry in case.injections)
+        latency += sum(entry.latency_ns(rank, op.peer, op.iteration) for entry in case.injections)
+        end = now + drain
+        posted = _Posted(rank, now, end + latency)
+        slot = "value" if op.channel == "room" else "round" if op.channel == "meeting" else "slot"
+        self._record(process, f"signal_{op.channel}", now, end, {"peer": op.peer, slot: op.slot})
+        key = _key(op.channel, rank, op.peer, op.slot)
+        if op.channel == "room":
+            self._levels[key].append((op.slot, posted))
+        else:
+            self._posted[key].append(posted)
+        parked, self._parked[key] = self._parked[key], []
+        for begin, other, wait in parked:
+            self._try_wait(key, begin, other, wait)
+        self._resume(end, process)
+
+    def _wait(self, now: float, process: _Process, op: Wait) -> None:
+        self._try_wait(_key(op.channel, op.peer, process.warp[0], op.slot), now, process, op)
+
+    def _try_wait(self, key: Hashable, begin: float, process: _Process, op: Wait) -> None:
+        """Ends the wait if all signals that it needs were sent; else parks it."""
+        if op.channel == "room":
+            needed = [posted for level, posted in self._levels[key] if level >= op.slot][:1]
+        else:
+            needed = self._posted[key]
+        if len(needed) < (self.case.num_ranks if op.channel == "meeting" else 1):
+            self._parked[key].append((begin, process, op))
+            return
+        case, rank = self.case, process.warp[0]
+        end = max(begin, *(posted.arrives_ns for posted in needed)) + self._vary(process.rng, case.see_ns)
+        last = max(needed, key=lambda posted: posted.begin_ns)
+        self.run_log.waits.append(
+            TrueWait(rank, last.source, op.iteration, op.channel, begin, end, min(max(last.begin_ns, begin), end))
+        )
+        slot = {"room": "wanted", "meeting": "round"}.get(op.channel, "slot")
+        peer = {} if op.channel == "meeting" else {"peer": op.peer}
+        self._record(process, f"wait_{op.channel}", begin, end, {**peer, slot: op.slot})
+        self._resume(end, process)
+
+
+def _key(channel: str, source: int, destination: int, slot: int) -> Hashable:
+    """Of the signals that one wait looks at: of a credit channel all of a pair, of a barrier those of all ranks."""
+    if channel == "room":
+        return channel, source, destination
+    if channel == "meeting":
+        return channel, destination, slot
+    return channel, source, destination, slot
