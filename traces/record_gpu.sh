@@ -62,6 +62,6 @@ Rank $((ranks - 1)) begins each call 300 us later than the others. Ask who was l
 END
 }
 pipelined() { late_rank pipelined --tokens 32 --hidden 7168 --experts 64 --topk 4 --blocks 16 --warps 8 --iterations 3; }
-low_latency() { late_rank low_latency --tokens 8 --hidden 7168 --experts 64 --topk 8 --blocks 16 --warps 8 --iterations 3; }
+low_latency() { late_rank low_latency --tokens 8 --hidden 7168 --experts 64 --topk 8 --blocks 16 --iterations 3; }
 
 for which in ${*:-plain late_host pipelined low_latency}; do $which; done

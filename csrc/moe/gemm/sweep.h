@@ -192,10 +192,7 @@ struct GemmSweep {
             if (block_has_aborted(warp, args)) return;
             const TileWork work = find_tile(warp, args, tile, num_output_tiles);
             preload(warp, recorder, args, work);
-            TK_NO_UNROLL
-            for (uint32_t phase = 0; phase < GemmTile::kPhases; ++phase) {
-                run_phase(warp, recorder, args, work, phase);
-            }
+            run_phases(warp, recorder, args, work);
         }
     }
 
@@ -208,17 +205,16 @@ private:
     }
 
     template <class Rec>
-    TK_DEVICE static void run_phase(
-        Warp& warp, Rec& recorder, const GemmArgs& args, const TileWork& work, uint32_t phase) {
-        const uint32_t first_output = work.output_tile * GemmTile::kOutputs + phase * GemmTile::kPhaseOutputs +
-                                      warp.warp * GemmTile::kWarpOutputs;
-        PerLane<LaneSums> sums[Product::kPaths];
-        {
-            TK_RANGE(recorder, GemmEvent::sweep, work.expert, work.token_tile, work.output_tile, phase);
+    TK_DEVICE static void run_phases(Warp& warp, Rec& recorder, const GemmArgs& args, const TileWork& work) {
+        TK_SEQUENCE(recorder);
+        TK_NO_UNROLL
+        for (uint32_t phase = 0; phase < GemmTile::kPhases; ++phase) {
+            const uint32_t first_output = work.output_tile * GemmTile::kOutputs + phase * GemmTile::kPhaseOutputs +
+                                          warp.warp * GemmTile::kWarpOutputs;
+            PerLane<LaneSums> sums[Product::kPaths];
+            TK_NEXT(GemmEvent::sweep, work.expert, work.token_tile, work.output_tile, phase);
             sweep_in_detail(warp, recorder, args, work, first_output, sums);
-        }
-        {
-            TK_RANGE(recorder, GemmEvent::epilogue, work.expert, work.token_tile, work.output_tile, phase);
+            TK_NEXT(GemmEvent::epilogue, work.expert, work.token_tile, work.output_tile, phase);
             store_outputs<Product>(warp, args, work, first_output, sums);
         }
     }

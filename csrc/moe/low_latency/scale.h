@@ -48,14 +48,18 @@ struct LowLatencyExpertRows : LowLatencyKernel<kOwnStage> {
     TK_DEVICE static void run(Warp& warp, const LowLatencyArgs& args, typename Rec::Args trace) {
         LowLatencyContext<Rec> context(warp, args, trace, kOwnStage, kRole, *args.call.handle_epoch);
         const Experts experts{args.call.expert_scale};
-        const uint32_t first = warp.warp * warp.num_blocks + warp.block;
+        // The warps take turns at the rows of all experts, one expert after the other: `next` is this warp's next one,
+        // counted from the first of an expert.
         const uint32_t stride = warp.num_blocks * warp.num_warps;
+        uint32_t next = warp.warp * warp.num_blocks + warp.block;
         for (uint32_t local_expert = 0; local_expert < args.shape.num_local_experts(); ++local_expert) {
             const Expert expert = kScales ? experts[context.own_expert(local_expert)] : Expert{1.0f};
-            for (uint32_t row = first; row < args.call.packed_recv_count[local_expert]; row += stride) {
-                TK_RANGE(context.recorder, kEvent, local_expert, row);
-                scale_row<kFp8>(warp, args, local_expert, row, expert);
+            const uint32_t count = args.call.packed_recv_count[local_expert];
+            for (; next < count; next += stride) {
+                TK_RANGE(context.recorder, kEvent, local_expert, next);
+                scale_row<kFp8>(warp, args, local_expert, next, expert);
             }
+            next -= count;
         }
     }
 };
