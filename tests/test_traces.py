@@ -13,9 +13,11 @@ from trace_processor import TraceProcessor, assert_no_loss
 import tracekern
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
-_BY_TOKENS = ("signal_token", "wait_token", "wait_result")
-_BY_COUNTS = ("signal_count", "wait_count", "wait_results")
-_OF_CALLS = ("copy_token", "reduce_token")
+_OF_TOKENS = ("copy_token", "reduce_token", "signal_token", "wait_token", "wait_result")
+_OF_VARIANT = {
+    "low_latency": ("copy_token", "reduce_token", "signal_count", "wait_count", "wait_results"),
+    "pipelined": ("copy_row", "reduce_token", "signal_row", "wait_row", "wait_partial"),
+}
 _OF_INT4_STEPS = ("stage", "park", "load_b", "decode", "multiply")
 CAPTURES = sorted(path.parent for path in TRACES.glob("*/capture.json"))
 
@@ -29,7 +31,7 @@ def test_a_kept_capture_gives_its_kept_trace(directory):
     processor = TraceProcessor(directory / "trace.pftrace.gz")
     assert_no_loss(processor)
     settings = timeline.ranks[0].metadata["settings"]
-    of_calls = (*_OF_CALLS, *(_BY_COUNTS if settings.get("variant") == "low_latency" else _BY_TOKENS))
+    of_calls = _OF_VARIANT.get(settings.get("variant"), _OF_TOKENS)
     for name in _OF_INT4_STEPS if "staging" in settings else of_calls:
         ((loaded,),) = processor.query(f"select count(*) from slice where name = '{name}'")
         assert loaded == counts[name] > 0, name
