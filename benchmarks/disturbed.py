@@ -36,10 +36,11 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--calls", type=int, default=12, help="recorded calls of each disturbance")
     parser.add_argument("--resident", action="store_true", help="all ranks in one process, side by side on one GPU")
+    parser.add_argument("--keep", metavar="DIRECTORY", help="where the captures stay; nowhere if left out")
     options = parser.parse_args()
     require_gpus(1 if options.resident else options.ranks)
-    with tempfile.TemporaryDirectory(prefix="tracekern-disturbed-") as directory:
-        options.directory = directory
+    with tempfile.TemporaryDirectory(prefix="tracekern-disturbed-") as temporary:
+        directory = options.directory = options.keep or temporary
         samples = run_ranks(f"{Path(__file__).stem}:measure", options)
         rows = [
             {"disturbance": disturbance, "us": of_all, "report": report(Path(directory, disturbance))}
