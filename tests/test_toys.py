@@ -53,6 +53,7 @@ class Tree:
         return done.stdout
 
 
+@pytest.mark.soak  # builds the whole extension, which takes minutes
 def test_a_kernel_family_is_two_new_folders(tmp_path: Path):
     tree = Tree("family", tmp_path / "tree")
     (tree.root / "tracekern" / Path(_C.__file__).name).unlink()

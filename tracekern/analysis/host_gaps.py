@@ -20,6 +20,8 @@ from tracekern.timeline.model import Int64, Mask, Timeline, TrackKind
 
 MAX_LAUNCH_NS = 10_000
 """No gap ends before its kernel was launched and began, which takes some us: a rest below that is the launch itself."""
+MAX_DOUBT_NS = 1e9
+"""A host clock that may be off by more proves nothing of a gap."""
 _NEVER = np.iinfo(np.int64).min
 
 
@@ -33,7 +35,7 @@ def host_gaps(timeline: Timeline, gap_start: Int64, start: Int64) -> tuple[Int64
     rank_of_launch = np.array([launch.rank for launch in timeline.launches], np.int64)
     for entry in timeline.ranks:
         clock = entry.clock
-        if clock is None or not clock.host_anchor_ns or not np.isfinite(clock.host_hard_ns):
+        if clock is None or not clock.host_anchor_ns or not clock.host_hard_ns <= MAX_DOUBT_NS:
             continue
         mine = np.flatnonzero((rank_of_launch == entry.rank) & (start > gap_start))
         doubt = int(np.ceil(clock.host_hard_ns))
