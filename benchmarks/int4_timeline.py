@@ -150,7 +150,7 @@ def draw(timelines: dict[str, Timeline]) -> str:
     for staging, timeline in timelines.items():
         steps, device = steps_of(timeline), timeline.ranks[0].device
         where = "CPU backend, durations mean nothing" if timeline.ranks[0].backend == "cpu" else device
-        panels.append((f"{staging}, the begin of a sweep ({where})", part(steps, START_GROUPS), "ns"))
+        panels.append((f"{staging}, the beginning of a sweep ({where})", part(steps, START_GROUPS), "ns"))
         middle = f"{staging}, groups {MIDDLE_GROUPS.start} and {MIDDLE_GROUPS.stop - 1}"
         panels.append((middle, part(steps, MIDDLE_GROUPS), "ns"))
     height = TITLE + len(LANES) * LANE + AXIS

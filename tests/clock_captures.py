@@ -96,7 +96,7 @@ def _round(
     for step, (one, other) in enumerate(itertools.combinations(clocks, 2)):
         pair = (one, other) if (one + other) % 2 else (other, one)
         rows = exchange(rng, clocks, *pair, index, start + step * 1e6, count=100, path_ns=PATH_NS, quiet=1.0)
-        # Whoever sends: what `slow` sends takes longer.
+        # From every rank: what `slow` sends takes longer.
         for column in ("t1", "t2") if pair[0] == slow else ():
             rows[column] += int(slower_ns)
         rows["t3"] += int(slower_ns) if slow in pair else 0
