@@ -42,7 +42,7 @@ class Naming:
 
 Right = tuple[tuple[int, ...], ...]
 _WITH_LINKS = tuple(shape for shape in Shape if shape is not Shape.BARRIER)
-"""Nobody waits for a single message at a barrier."""
+"""No wait at a barrier is for a single message."""
 _ORDERED = (Shape.CHAIN, Shape.STREAM, Shape.CREDITS)
 
 
