@@ -35,7 +35,7 @@ class Work:
         self.batches = [self.draw(number) for number in range(NUM_CALLS)]
 
     def draw(self, number: int) -> Batch:
-        """Now and then no tokens. Many choose expert 5, none expert 2, and some choices are of nobody."""
+        """Now and then no tokens. Many choose expert 5, none expert 2, and some choices are of no expert."""
         generator = torch.Generator().manual_seed(100 * number + self.group.rank)
         num_tokens = (TOKENS, 0, 1, 17)[(number + self.group.rank) % 4]
         liking = torch.rand((num_tokens, self.shape.num_experts), generator=generator)
