@@ -306,7 +306,7 @@ def _costs(timeline: Timeline, graph: EventGraph, part: _Part, charged_ns: float
     direct = np.clip(direct * kept, 0, np.maximum(total * kept, 0))
     phases = [*graph.phases, NO_PHASE, NO_PHASE, NO_PHASE]
     costs = []
-    for row in np.flatnonzero(total * kept > _DUST_NS).tolist():
+    for row in np.flatnonzero(total * kept > 0).tolist():
         ns, own = float(total[row] * kept[row]), float(direct[row])
         where = int(rank[row]), targets[category[row]], phases[category[row]], int(peer[row])
         nowhere = lost.pop(where[0], 0) if where[1] is Target.UNEXPLAINED else 0
@@ -325,7 +325,7 @@ def _net(kinds: list[Any], total_ns: Any, charged_ns: float) -> Float64:
         below = above - sums
         negative = np.maximum(-sums, 0) / np.where(below > 0, below, 1)
         left *= np.where(left > 0, positive[groups.group], negative[groups.group])
-    left = np.maximum(left, 0)
+    left = np.where(left > _DUST_NS, left, 0)
     if (remaining := float(left.sum())) > 0:
         left *= charged_ns / remaining
     kept = np.zeros(len(left))
