@@ -27,7 +27,7 @@ demo: .venv/extension
 	@$(BIN)/tracekern $(DEMO)
 
 test: .venv/extension lint
-	$(BIN)/python -m pytest -n 3 --dist worksteal -rs
+	$(BIN)/python -m pytest -n 3 --dist worksteal -rs --hypothesis-profile ci
 
 soak: .venv/test .venv/extension
 	TRACEKERN_ALL_KERNELS=1 $(BIN)/python -m pytest -m "soak or compilers" --timeout 3600
