@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tracekern.gate import permutation
+from tracekern.gate.compare import FAMILY_ERROR
 from tracekern.gate.permutation import adjusted_p, labelings, shift_interval
 
-FAMILY_ERROR = 0.005
 GRAIN = 1e-6
 
 
@@ -109,11 +109,11 @@ def with_slow_runs(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarr
 
 @pytest.mark.parametrize("draw", [normal, heavy_tailed, with_slow_runs])
 def test_the_family_error_holds_whatever_the_runs_look_like(draw):
-    """5 against 5, 20 metrics, 2,000 times: with an error of 0.005 more than 22 alarms come once in 1,000 times."""
+    """5 against 5, 20 metrics, 2,000 times: with an error of 0.008 more than 30 alarms come once in 1,000 times."""
     rng = np.random.default_rng(11)
     grain = np.full(20, GRAIN)
     alarms = sum(adjusted_p(draw(rng, (5, 20)), draw(rng, (5, 20)), grain).min() <= FAMILY_ERROR for _ in range(2000))
-    assert alarms <= 22
+    assert alarms <= 30
 
 
 def test_growth_of_one_metric_among_many_is_named():
@@ -140,14 +140,23 @@ def test_each_end_of_the_interval_misses_the_true_change_as_seldom_as_it_says(co
     assert np.median(estimate) == pytest.approx(0.1, abs=4e-3)  # a quarter of 5 is 1, of 8 it is 2
 
 
-def test_the_interval_is_cut_where_the_count_of_all_labelings_says():
-    """Of 5 and 5 runs the slowest of each is dropped: how many of 16 pairs are the wrong way round, in loops."""
-    wrong = []
+def test_the_interval_is_cut_where_the_counts_of_all_labelings_say():
+    """Of 5 and 5 runs: how many pairs are the wrong way round, of all and without the slowest of each, in loops."""
+    wrong = {0: [], 2: []}
     for chosen in itertools.combinations(range(10), 5):
-        head, base = list(chosen)[:4], [i for i in range(10) if i not in chosen][:4]
-        wrong.append(sum(h < b for h in head for b in base))
-    cut = max(number for number in range(16) if np.mean(np.array(wrong) <= number) <= 0.05)
-    assert permutation._cuts(5, 5) == (cut, cut)
+        rest = [i for i in range(10) if i not in chosen]
+        for eighths, dropped in ((0, 0), (2, 1)):
+            head, base = list(chosen)[: 5 - dropped], rest[: 5 - dropped]
+            wrong[eighths].append(sum(h < b for h in head for b in base))
+    counts = {eighths: np.array(numbers) for eighths, numbers in wrong.items()}
+    below, above = permutation._cuts(5, 5)
+    assert above == max(number for number in range(16) if np.mean(counts[2] <= number) <= 0.05)
+
+    def missed(cuts: dict[int, int]) -> float:
+        return np.mean(np.any([counts[eighths] <= cut for eighths, cut in cuts.items()], axis=0))
+
+    cuts = dict(below)
+    assert missed(cuts) <= 0.05 < missed({eighths: cut + 1 for eighths, cut in cuts.items()})
 
 
 @pytest.mark.parametrize(("side", "num_slow"), [("base", 3), ("head", 2)])
@@ -159,5 +168,7 @@ def test_runs_that_went_astray_do_not_move_their_end_of_the_interval(side, num_s
     clean = shift_interval(sides["base"], sides["head"])
     np.put_along_axis(sides[side], slowest, 5.0, axis=0)
     astray = shift_interval(sides["base"], sides["head"])
-    end = 0 if side == "base" else 2
-    assert astray[end] == clean[end]
+    if side == "head":
+        assert astray[2] == clean[2]
+    else:  # one of the lower ends drops them
+        assert astray[0] == pytest.approx(clean[0], abs=0.02)

@@ -26,7 +26,7 @@ from tracekern.gate.permutation import Floats, adjusted_p, shift_interval
 from tracekern.gate.run import Run, difference
 from tracekern.gate.trend import Places, Trend, find_trend
 
-FAMILY_ERROR = 0.005
+FAMILY_ERROR = 0.008
 """Probability that, of two equal sides, any metric is reported as regressed."""
 MIN_SPANS_OF_P99 = 100
 """With fewer spans a p99 is hardly more than the longest span; it is shown but not gated."""

@@ -11,7 +11,8 @@ no label, so all choices stay equally likely.
 `shift_interval`: Hodges and Lehmann's interval for a shift, after dropping the slowest runs of each side: the
 differences of all pairs of runs in order, cut where few enough choices of labels would leave so many pairs beyond. The
 number of pairs above zero depends on ranks alone, so its distribution is known (Hollander and Wolfe, Nonparametric
-Statistical Methods, section 4.3, has it without dropping runs).
+Statistical Methods, section 4.3, has it without dropping runs). The lower end is the highest of those with none, few
+and many runs dropped; their cuts are such that one of them misses as seldom as a single one would.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ Floats = npt.NDArray[np.float64]
 
 CONFIDENCE = 0.9
 """Confidence of the interval for a shift; either end by itself misses it with half the rest, 5 times in 100."""
+_DROPPED = 2
+"""Eighths of the runs of a side that are dropped as slow."""
 MAX_LABELINGS = 20_000
 _SEED = 20_040_917  # a fixed one: the same runs give the same verdict
 _TIE = 1e-9
@@ -53,22 +56,18 @@ def adjusted_p(base: Floats, head: Floats, grain: Floats) -> Floats:
 def shift_interval(base: Floats, head: Floats) -> tuple[Floats, Floats, Floats]:
     """Returns (low, estimate, high), each [m]: how far head lies above base, two-sided, for each metric by itself.
 
-    base: [num_base, m], head: [num_head, m]. Estimate and upper end lack the slowest quarter of each side, the lower
-    end from 8 runs a side on the slowest three eighths: slow runs of base hide a growth, slow runs of head may be one.
+    base: [num_base, m], head: [num_head, m]. Estimate and upper end lack the slowest quarter of each side: slow runs of
+    base hide a growth, slow runs of head may be one.
     """
-    lower, upper = (_differences(base, head, eighths) for eighths in _eighths(len(base), len(head)))
     below, above = _cuts(len(base), len(head))
-    return lower[below], np.median(upper, axis=0), upper[-1 - above]
+    upper = _differences(base, head, _DROPPED)
+    low = np.max([_differences(base, head, eighths)[cut] for eighths, cut in below], axis=0)
+    return low, np.median(upper, axis=0), upper[-1 - above]
 
 
-def num_fast(num_runs: int, eighths: int = 2) -> int:
+def num_fast(num_runs: int, eighths: int = _DROPPED) -> int:
     """Returns how many runs of a side are left when `eighths` of 8 are dropped."""
     return num_runs - num_runs * eighths // 8
-
-
-def _eighths(num_base: int, num_head: int) -> tuple[int, int]:
-    """Returns how many eighths of the runs to drop for the lower end of the interval, and for its upper end."""
-    return (3 if min(num_base, num_head) >= 8 else 2), 2
 
 
 def _differences(base: Floats, head: Floats, eighths: int) -> Floats:
@@ -132,19 +131,34 @@ def _pooled_t(values: Floats, weights: Floats, heads: Floats, grain: Floats) -> 
 
 
 @functools.lru_cache(maxsize=64)
-def _cuts(num_base: int, num_head: int) -> tuple[int, int]:
-    """Returns how many differences to leave out at the lower and at the upper end of the interval.
+def _cuts(num_base: int, num_head: int) -> tuple[tuple[tuple[int, int], ...], int]:
+    """Returns how many differences to leave out at the lower end, (eighths of the runs dropped, differences) each, and
+    at the upper end of the interval.
 
     An end misses the shift when at most that many pairs lie beyond the shift: so many labelings of runs in order have
-    as few, (1 - CONFIDENCE) / 2 of all at most.
+    as few, (1 - CONFIDENCE) / 2 of all at most; of the lower end any of its cuts.
     """
+    miss = (1 - CONFIDENCE) / 2
+    parts = (0, 2, 3) if min(num_base, num_head) >= 8 else (0, 2)
+    chances = [_chances(num_base, num_head, eighths, of_lower=True) for eighths in parts]
+    smallest = np.min([chance[num_pairs] for num_pairs, chance in chances], axis=0)
+    level = np.sort(smallest)[max(int(miss * len(smallest)) - 1, 0)]
+    if np.mean(smallest <= level + _TIE) > miss:
+        level = max(smallest[smallest < level - _TIE], default=0.0)
+    below = tuple((eighths, _last(chance, level)) for eighths, (_, chance) in zip(parts, chances, strict=True))
+    return below, _last(_chances(num_base, num_head, _DROPPED, of_lower=False)[1], miss)
+
+
+def _chances(num_base: int, num_head: int, eighths: int, of_lower: bool) -> tuple[npt.NDArray[np.int64], Floats]:
+    """Returns ([labelings] the number of pairs beyond the end, [pairs + 1] how many of all labelings have at most so
+    many)."""
     heads = labelings(num_base, num_head)
-    cuts = []
-    for eighths, is_lower in zip(_eighths(num_base, num_head), (True, False), strict=True):
-        is_head = heads * (np.cumsum(heads, axis=1) <= num_fast(num_head, eighths))
-        is_base = (1 - heads) * (np.cumsum(1 - heads, axis=1) <= num_fast(num_base, eighths))
-        slow, fast = (is_base, is_head) if is_lower else (is_head, is_base)
-        num_pairs = (slow * np.cumsum(fast, axis=1)).sum(axis=1).astype(np.int64)
-        at_most = np.cumsum(np.bincount(num_pairs)) / len(heads)
-        cuts.append(max(int(np.searchsorted(at_most, (1 - CONFIDENCE) / 2, side="right")) - 1, 0))
-    return cuts[0], cuts[1]
+    is_head = heads * (np.cumsum(heads, axis=1) <= num_fast(num_head, eighths))
+    is_base = (1 - heads) * (np.cumsum(1 - heads, axis=1) <= num_fast(num_base, eighths))
+    slow, fast = (is_base, is_head) if of_lower else (is_head, is_base)
+    num_pairs = (slow * np.cumsum(fast, axis=1)).sum(axis=1).astype(np.int64)
+    return num_pairs, np.cumsum(np.bincount(num_pairs)) / len(heads)
+
+
+def _last(chance: Floats, level: float) -> int:
+    return max(int(np.searchsorted(chance, level + _TIE, side="right")) - 1, 0)
