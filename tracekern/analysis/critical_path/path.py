@@ -49,6 +49,11 @@ class Nodes:
     def __len__(self) -> int:
         return len(self.run)
 
+    @property
+    def latency(self) -> Int64:
+        """[n] ns of those that hear: from the last one's telling to the end of the wait."""
+        return self.end - self.latest[self.meeting]
+
 
 @dataclass(frozen=True)
 class _Pairs:
@@ -78,7 +83,7 @@ def find_nodes(timeline: Timeline, graph: EventGraph, waits: Waits, replayed: Ma
         return np.where(of_run[run], run, -1) if len(of_run) else run  # -1 stays, whatever is read for it
 
     of_launch = np.append(replayed[: len(timeline.launches)], True)  # the last for spans that name no launch
-    pairs = _pairs(waits, of_launch[waits.launch])
+    pairs = _pairs(timeline, waits, of_launch[waits.launch])
     hearer = run_of(waits.row[pairs.wait])
     kept = hearer >= 0
     pairs = _Pairs(pairs.wait[kept], pairs.span[kept], pairs.meeting[kept])
@@ -104,12 +109,17 @@ def find_nodes(timeline: Timeline, graph: EventGraph, waits: Waits, replayed: Ma
     return Nodes(run[order], begin[order], end[order], meeting[order], hears[order], wait[order], told_before, latest)
 
 
-def _pairs(waits: Waits, chosen: Mask) -> _Pairs:
-    """Numbers of meetings: the signal's span, the last arrival's, or for a barrier of ranks the wait's."""
+def _pairs(timeline: Timeline, waits: Waits, chosen: Mask) -> _Pairs:
+    """Numbers of meetings: the signal's span, the last arrival's, or for a barrier of ranks the wait's.
+
+    A warp's own arrival at such a barrier lies before its wait anyway, and its flag has no way to go.
+    """
     by_signal = np.flatnonzero(chosen & (waits.signal >= 0) & (waits.kind != WaitKind.BARRIER))
     local = np.flatnonzero(chosen & (waits.last_arrival >= 0))
     arrived = np.searchsorted(waits.row, waits.arrivals.wait)
-    arrival = np.flatnonzero(chosen[arrived])
+    track = timeline.spans.track
+    is_own = track[waits.arrivals.signal] == track[waits.arrivals.wait]
+    arrival = np.flatnonzero(chosen[arrived] & ~is_own)
     # Each warp of a block tells the others; for the replay it is enough that all meet.
     return _Pairs(
         np.concatenate([by_signal, arrived[arrival], local]),

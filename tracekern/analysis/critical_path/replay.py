@@ -1,8 +1,6 @@
 """Would it be faster without? The run replayed with one part of the critical path as long as it is elsewhere.
 
-A discrete event replay: what a run did between two dependencies takes as long as it took, gaps of the host too; when
-waits end and kernels begin is worked out anew from the signals. Before anything is said of a change, the unchanged
-replay has to give the makespan that was measured.
+Before anything is said of a change, the unchanged replay has to give the makespan that was measured.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekern.analysis.causes.history import bisect_right
+from tracekern.analysis.critical_path.event_replay import Change, EventReplay
 from tracekern.analysis.critical_path.path import Nodes, PathKind, PathPart, find_nodes
 from tracekern.analysis.groups import group_rows, median_of_groups
 from tracekern.analysis.waits.analyze import Waits
@@ -65,8 +64,8 @@ def replay_without(
     nodes = dataclasses.replace(nodes, run=np.searchsorted(here, nodes.run))
     changes = _Changes(timeline, graph, waits, nodes, shown)
     changed = [(part, change) for part in parts if (change := changes.of(part)) is not None]
-    replay = _EventReplay(graph, waits, nodes, shown, changes, [change for _, change in changed])
-    ends = replay.makespans() - start
+    replay = EventReplay(timeline, graph, waits, nodes, shown, [change for _, change in changed])
+    ends = np.max(list(replay.run().end_of.values()), axis=0) - start
     replayed_ns = round(float(ends[0]))
     if abs(replayed_ns - (end - start)) > MAX_ERROR * (end - start):
         times = f"{duration(replayed_ns)}, not {duration(end - start)}"
@@ -74,20 +73,6 @@ def replay_without(
         return Replay(start, end, replayed_ns, (), note)
     gains = [Gain(part, round(float(ends[0] - without))) for (part, _), without in zip(changed, ends[1:], strict=True)]
     return Replay(start, end, replayed_ns, tuple(sorted(gains, key=lambda gain: -gain.saved_ns)), "")
-
-
-@dataclass(frozen=True)
-class _Change:
-    """What is shorter in one replay."""
-
-    before_node: Float64
-    """[num_nodes] ns saved by each node of what its run did in this launch."""
-    in_run: Float64
-    """[num_runs] ns saved in the whole run."""
-    link: Float64
-    """[num_nodes] factor on the link's time of a wait."""
-    gap: Float64
-    """[num_launches] ns that the gap before a launch is shorter."""
 
 
 class _Changes:
@@ -104,13 +89,9 @@ class _Changes:
         self._piece = np.maximum(piece, runs.first[nodes.run])
         inside = np.minimum(nodes.begin, activity.end[self._piece]) - activity.start[self._piece]
         self._in_piece = np.maximum(inside, 0)
-        self.nothing = _Change(
-            np.zeros(len(nodes)), np.zeros(len(runs)), np.ones(len(nodes)), np.zeros(len(graph.schedule.rank))
-        )
-        self.latency = nodes.end - nodes.latest[nodes.meeting]
-        """[num_nodes] of those that hear: from the last one's telling to the end of the wait."""
+        self._nothing = Change.none(graph, nodes)
 
-    def of(self, part: PathPart) -> _Change | None:
+    def of(self, part: PathPart) -> Change | None:
         """With `part` as long as at its peers, where those are faster; None where it has no peers, or is a wait."""
         if part.kind is PathKind.LINK:
             return self._link(part)
@@ -118,7 +99,7 @@ class _Changes:
             return self._gap(part)
         return self._phase(part)
 
-    def _phase(self, part: PathPart) -> _Change | None:
+    def _phase(self, part: PathPart) -> Change | None:
         graph, runs = self._graph, self._graph.runs
         if part.phase.event in self._wait_names:
             return None
@@ -148,9 +129,9 @@ class _Changes:
         if between_spans:
             in_stage = graph.schedule.stage[runs.launch[run]] == graph.stage_of_phase[phase]
             by_node = np.where(in_stage, self._nodes.begin - runs.start[run] - by_node, 0)
-        return _Change(by_node * share_of_run[run], of_run * share_of_run, self.nothing.link, self.nothing.gap)
+        return Change(by_node * share_of_run[run], of_run * share_of_run, self._nothing.link, self._nothing.gap)
 
-    def _not_started(self, part: PathPart, stage: int) -> _Change | None:
+    def _not_started(self, part: PathPart, stage: int) -> Change | None:
         graph, runs = self._graph, self._graph.runs
         in_stage = graph.schedule.stage[runs.launch] == stage
         of_run = np.where(in_stage, runs.start - graph.schedule.start[runs.launch], 0)
@@ -160,7 +141,7 @@ class _Changes:
         if saved_share is None:
             return None
         saved = of_run * saved_share[runs.launch]
-        return _Change(saved[self._nodes.run], saved, self.nothing.link, self.nothing.gap)
+        return Change(saved[self._nodes.run], saved, self._nothing.link, self._nothing.gap)
 
     def _excess_share(self, of_launch: Int64, rank: int) -> Float64 | None:
         """[num_launches] what part of `of_launch` rank has more than the median of its peers in the same launch."""
@@ -177,7 +158,7 @@ class _Changes:
         share[mine] = np.maximum(0.0, 1 - median[compared] / of_launch[mine])
         return share
 
-    def _gap(self, part: PathPart) -> _Change | None:
+    def _gap(self, part: PathPart) -> Change | None:
         """Of what the gaps are longer than at peers: the part that was surely the host's, or the rest."""
         schedule = self._graph.schedule
         since = int(schedule.start[self._launches].min())
@@ -190,9 +171,9 @@ class _Changes:
         excess = whole * share
         of_host = np.clip(host - (whole - excess), 0, excess)
         saved = of_host if part.kind is PathKind.HOST else excess - of_host
-        return _Change(self.nothing.before_node, self.nothing.in_run, self.nothing.link, saved)
+        return Change(self._nothing.before_node, self._nothing.in_run, self._nothing.link, saved)
 
-    def _link(self, part: PathPart) -> _Change | None:
+    def _link(self, part: PathPart) -> Change | None:
         nodes, waits = self._nodes, self._waits
         message = nodes.hears & is_message(waits, nodes.wait)
         source, destination = waits.peer[nodes.wait], waits.rank[nodes.wait]
@@ -202,95 +183,7 @@ class _Changes:
             return None
         pair = source[others].astype(np.int64) << 32 | destination[others]
         pairs, number = np.unique(pair, return_inverse=True)
-        means = np.bincount(number, self.latency[others], len(pairs)) / np.bincount(number)
-        own = float(self.latency[mine].mean())
+        means = np.bincount(number, self._nodes.latency[others], len(pairs)) / np.bincount(number)
+        own = float(self._nodes.latency[mine].mean())
         factor = min(1.0, max(0.0, float(np.median(means))) / own) if own > 0 else 1.0
-        return _Change(self.nothing.before_node, self.nothing.in_run, np.where(mine, factor, 1.0), self.nothing.gap)
-
-
-class _EventReplay:
-    """All replays at once: every time is a row of one number for each, the unchanged one first."""
-
-    def __init__(
-        self, graph: EventGraph, waits: Waits, nodes: Nodes, launches: Int64, changes: _Changes, some: list[_Change]
-    ) -> None:
-        self._graph, self._nodes, self._launches = graph, nodes, launches
-        every = [changes.nothing, *some]
-        runs, schedule = graph.runs, graph.schedule
-        saved = np.stack([change.before_node for change in every], axis=1)
-        saved_in_run = np.stack([change.in_run for change in every], axis=1)
-        self._gap = schedule.gap_ns[:, None] - np.stack([change.gap for change in every], axis=1)
-        order = np.argsort(nodes.run, kind="stable")
-        run, follows = nodes.run[order], np.append(False, nodes.run[order][1:] == nodes.run[order][:-1])
-        since = np.where(follows, np.append(0, nodes.end[order][:-1]), schedule.start[runs.launch[run]])
-        saved_since = np.where(follows[:, None], np.roll(saved[order], 1, axis=0), 0)
-        self._work = np.empty_like(saved)
-        self._work[order] = np.maximum((nodes.begin[order] - since)[:, None] - (saved[order] - saved_since), 0)
-        # From the last node of a run to its end.
-        last_node_end, last_saved = schedule.start[runs.launch].copy(), np.zeros_like(saved_in_run)
-        last_node_end[run], last_saved[run] = nodes.end[order], saved[order]
-        self._tail = np.maximum((runs.end - last_node_end)[:, None] - (saved_in_run - last_saved), 0)
-        late = changes.latency[:, None] * np.stack([change.link for change in every], axis=1)
-        # A wait that had nothing to wait for takes as long as it took, and its signal had time to spare.
-        spare = nodes.hears & (nodes.latest[nodes.meeting] < nodes.begin) & _arrived_early(waits, nodes)
-        self._latency = np.where(spare[:, None], 0, late)
-        self._least = np.where(spare, nodes.end - nodes.begin, 0)
-        self._num_replays = len(every)
-        self._replayed = frozenset(launches.tolist())
-        self._begun: dict[int, Float64] = {}
-        self._now = np.zeros((len(runs), len(every)))
-        last_end = np.full(len(schedule.rank), np.iinfo(np.int64).min)
-        np.maximum.at(last_end, runs.launch, runs.end)
-        self._after_runs = np.where(schedule.last_run >= 0, schedule.end - last_end, 0)
-        self._runs_of_launch = np.split(
-            np.argsort(runs.launch, kind="stable"), np.cumsum(np.bincount(runs.launch, minlength=len(schedule.rank)))
-        )
-
-    def makespans(self) -> Float64:
-        """[num_replays] time at which the last launch ended."""
-        nodes = self._nodes
-        told = np.repeat(nodes.told_before.astype(float)[:, None], self._num_replays, axis=1)
-        launch_of_node = self._graph.runs.launch[nodes.run].tolist()
-        table = zip(nodes.run.tolist(), nodes.meeting.tolist(), nodes.hears.tolist(), launch_of_node, strict=True)
-        for node, (run, meeting, hears, launch) in enumerate(table):
-            if launch not in self._begun:
-                self._start(launch)
-            time = self._now[run]
-            time += self._work[node]
-            if hears:
-                time += self._least[node]
-                np.maximum(time, told[meeting] + self._latency[node], out=time)
-            else:
-                np.maximum(told[meeting], time, out=told[meeting])
-        for launch in self._launches.tolist():
-            self._start(launch)
-        makespans: Float64 = np.max([self._end(launch) for launch in self._launches.tolist()], axis=0)
-        return makespans
-
-    def _start(self, launch: int) -> None:
-        """Starts the launch, and those before it on its stream that no node has started."""
-        schedule, waiting = self._graph.schedule, []
-        while launch in self._replayed and launch not in self._begun:
-            waiting.append(launch)
-            launch = int(schedule.before[launch])
-        for following in reversed(waiting):
-            before = int(schedule.before[following])
-            if before in self._begun:
-                time = self._end(before) + self._gap[following]
-            else:
-                time = schedule.start[following] + self._gap[following] - schedule.gap_ns[following]
-            self._begun[following] = time
-            self._now[self._runs_of_launch[following]] = time
-
-    def _end(self, launch: int) -> Float64:
-        """Of a launch that was started, when all its nodes are through."""
-        schedule, mine = self._graph.schedule, self._runs_of_launch[launch]
-        if not len(mine):
-            return self._begun[launch] + float(schedule.end[launch] - schedule.start[launch])
-        last: Float64 = (self._now[mine] + self._tail[mine]).max(axis=0)
-        return last + float(self._after_runs[launch])
-
-
-def _arrived_early(waits: Waits, nodes: Nodes) -> Mask:
-    """[num_nodes] whether the wait found that all it waited for had come."""
-    return np.asarray(((waits.late_ns + waits.drain_ns) == 0)[nodes.wait], bool)
+        return Change(self._nothing.before_node, self._nothing.in_run, np.where(mine, factor, 1.0), self._nothing.gap)
