@@ -20,6 +20,7 @@ from tracekern.analysis.causes.blame import Target
 from tracekern.analysis.causes.history import History, bisect_right
 from tracekern.analysis.causes.order import find_edges, last_ordered, latest_before
 from tracekern.analysis.causes.shares import solve_costs, split_waits
+from tracekern.analysis.causes.weights import Run, charge_by_weights
 from tracekern.analysis.doubt import Worst, name_worst
 from tracekern.analysis.findings import analyze
 from tracekern.analysis.waits.analyze import Phase, WaitKind, analyze_waits
@@ -266,7 +267,8 @@ def test_any_timeline_is_charged_in_full(timeline: Timeline):
 def test_costs_are_those_of_plain_loops(seed: int):
     timeline = any_program(seed).timeline()
     waits = analyze_waits(timeline)
-    costs = analyze_causes(timeline, waits).costs
+    run = Run(timeline, build_graph(timeline), waits, np.ones(len(waits), bool))
+    costs = charge_by_weights(run).costs if run.charged_ns else []
     found = {(c.rank, c.target, c.phase, c.peer): pytest.approx((c.direct_ns, c.passed_on_ns), abs=1e-6) for c in costs}
     assert oracle(timeline, waits) == found
 

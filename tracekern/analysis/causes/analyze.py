@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from tracekern.analysis.causes.blame import Chain, blame_causes, find_chains
 from tracekern.analysis.causes.charges import Cost as Cost
-from tracekern.analysis.causes.charges import LaunchCosts, charge_causes, own_of_ranks
-from tracekern.analysis.causes.order import find_edges
-from tracekern.analysis.causes.shares import split_waits
+from tracekern.analysis.causes.charges import LaunchCosts, own_of_ranks
+from tracekern.analysis.causes.take_out import take_out
+from tracekern.analysis.causes.weights import Run, charge_by_weights
 from tracekern.analysis.doubt import Blame
 from tracekern.analysis.waits.analyze import WaitKind, Waits
 from tracekern.analysis.waits.event_graph import EventGraph, build_graph
-from tracekern.analysis.waits.pieces import is_message
 from tracekern.timeline.model import Mask, Timeline
 from tracekern.timeline.select import Window, reaches_into
 
@@ -56,19 +53,17 @@ def analyze_causes(
     """
     if not timeline.has_one_axis:
         return Causes((), 0, (), (), 0, "the ranks' clocks are not aligned: which rank was late is unknown")
-    link_ns = np.where(is_message(waits), waits.wait_ns - waits.late_ns, 0)
     is_charged = reaches_into(window, timeline.spans.start[waits.row], timeline.spans.end[waits.row])
-    charged = int((waits.late_ns + link_ns)[is_charged].sum())
-    if not charged:
+    run = Run(timeline, graph or build_graph(timeline), waits, is_charged)
+    if not run.charged_ns:
         return Causes((), 0, (), (), 0, _why_nothing(waits, is_charged))
-    graph = graph or build_graph(timeline)
-    edges = find_edges(timeline, graph, waits)
-    shares = split_waits(timeline, graph, waits, edges, link_ns[edges.wait], is_charged)
-    rows, by_launch = charge_causes(timeline, graph, waits, edges, shares, link_ns, is_charged)
-    rows.sort(key=lambda cost: -cost.total_ns)
+    graph = run.graph
+    weighed = charge_by_weights(run)
+    edges, shares = weighed.edges, weighed.shares
+    rows = sorted(take_out(run, weighed.costs), key=lambda cost: -cost.total_ns)
     blames = blame_causes(timeline, graph, waits, edges, shares, own_of_ranks(timeline, rows), is_charged)
     chains = find_chains(timeline, graph, waits, edges, shares)
-    return Causes(tuple(rows), charged, blames, *chains, "", by_launch)
+    return Causes(tuple(rows), run.charged_ns, blames, *chains, "", weighed.by_launch)
 
 
 def _why_nothing(waits: Waits, is_charged: Mask) -> str:
