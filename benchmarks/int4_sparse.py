@@ -115,7 +115,7 @@ class OneKernel:
         offsets = torch.arange(0, experts * tokens + 1, tokens, dtype=torch.int32, device="cuda")
         make = {"dtype": torch.bfloat16, "device": "cuda"}
         self.kernel, self.staging = kernel, staging
-        self.sizes = Sizes(experts, experts, HIDDEN, INTERMEDIATE)
+        self.sizes = Sizes(num_experts=experts, num_listed=experts, hidden=HIDDEN, intermediate=INTERMEDIATE)
         self.tensors = {
             "w13": weights,
             "w2": weights,

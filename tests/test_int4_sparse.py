@@ -165,7 +165,12 @@ def test_listed_experts_alone_are_computed(stage):
     out = torch.full_like(whole, 3.0)
     eids = torch.tensor([3, 1], dtype=torch.int32)
     tensors |= {"middle_rows" if stage == "k2" else "result_rows": out, "expert_ids": eids}
-    launch(("tiles", stage), Sizes(4, 2, 128, 128), tensors | {"tile_end": off_e.clone()}, device=rows.device)
+    launch(
+        ("tiles", stage),
+        Sizes(num_experts=4, num_listed=2, hidden=128, intermediate=128),
+        tensors | {"tile_end": off_e.clone()},
+        device=rows.device,
+    )
     listed = torch.tensor([False] * 2 + [True] * 4 + [False] * 5 + [True])
     assert torch.equal(out[listed], whole[listed])
     assert bool((out[~listed] == 3.0).all())
@@ -179,7 +184,9 @@ def test_kernels_return_at_once_after_an_abort(stage, abort):
     tensors = {"w13": words, "w2": words, "expert_offset": off_e, "x_rows": rows, "middle_rows": rows}
     tensors |= {"middle_rows" if stage == "k2" else "result_rows": out, "tile_end": off_e.clone()}
     tensors["abort"] = torch.tensor([abort], dtype=torch.int32)
-    launch(("tiles", stage), Sizes(1, 1, 128, 128), tensors, device=rows.device)
+    launch(
+        ("tiles", stage), Sizes(num_experts=1, num_listed=1, hidden=128, intermediate=128), tensors, device=rows.device
+    )
     assert bool((out == 3.0).all()) == bool(abort)
 
 
@@ -191,7 +198,9 @@ def test_kernels_look_for_an_abort_after_each_tile(stage):
     out = torch.zeros((8 * num_tiles, 128)).bfloat16()
     tensors = {"w13": words, "w2": words, "expert_offset": off_e, "x_rows": rows, "middle_rows": rows, "abort": out}
     tensors |= {"middle_rows" if stage == "k2" else "result_rows": out, "tile_end": off_e.clone()}
-    launch(("tiles", stage), Sizes(1, 1, 128, 128), tensors, device=rows.device)
+    launch(
+        ("tiles", stage), Sizes(num_experts=1, num_listed=1, hidden=128, intermediate=128), tensors, device=rows.device
+    )
     written = (out.view(num_tiles, -1) != 0).any(1)
     assert bool(written[0])
     assert int(written.sum()) <= 3 * num_blocks

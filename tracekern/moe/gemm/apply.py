@@ -62,7 +62,15 @@ def fused_moe_apply(
         "result_rows": x.new_empty((num_rows, hidden)),
         "out": out,
     }
-    sizes = Sizes(num_experts, num_listed, hidden, intermediate, num_tokens, topk, detail=detail)
+    sizes = Sizes(
+        num_experts=num_experts,
+        num_listed=num_listed,
+        hidden=hidden,
+        intermediate=intermediate,
+        num_tokens=num_tokens,
+        topk=topk,
+        detail=detail,
+    )
     launch(STAGES, sizes, tensors, device=x.device, staging=staging, capture=capture)
     return out
 

@@ -86,10 +86,10 @@ class ExpertKernels:
         num_local = experts.w13.shape[0] // comm.group.num_ranks
         first = comm.group.rank * num_local
         self._sizes = Sizes(
-            num_local,
-            num_local,
-            experts.w2.shape[2],
-            experts.intermediate,
+            num_experts=num_local,
+            num_listed=num_local,
+            hidden=experts.w2.shape[2],
+            intermediate=experts.intermediate,
             rows_per_expert=rows_per_expert,
             detail=experts.detail,
         )

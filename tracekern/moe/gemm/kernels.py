@@ -39,7 +39,7 @@ _TENSORS = (
 """Names of the tensors of the native Call (GemmArgs in csrc/moe/gemm/layout.h)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sizes:
     """Numbers of a call that its kernels get besides tensors; 0 where none of its stages reads it."""
 

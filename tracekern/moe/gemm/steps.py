@@ -69,7 +69,7 @@ def permute(
         "inverse": permuted.inv,
         "tile_end": topk_ids.new_empty(num_listed + 1),
     }
-    sizes = Sizes(num_experts, num_listed, hidden=x.shape[1], num_tokens=num_tokens, topk=topk)
+    sizes = Sizes(num_experts=num_experts, num_listed=num_listed, hidden=x.shape[1], num_tokens=num_tokens, topk=topk)
     launch(("layout", "permute"), sizes, tensors, device=x.device, capture=capture)
     return permuted
 
@@ -140,7 +140,7 @@ def unpermute(
     checks.check("topk_ws", topk_ws, torch.float32, (num_tokens, topk), y_perm)
     out = y_perm.new_empty((num_tokens, y_perm.shape[1]))
     tensors = {"inverse": inv, "topk_weights": topk_ws, "result_rows": y_perm, "out": out}
-    sizes = Sizes(1, 1, hidden=y_perm.shape[1], num_tokens=num_tokens, topk=topk)
+    sizes = Sizes(num_experts=1, num_listed=1, hidden=y_perm.shape[1], num_tokens=num_tokens, topk=topk)
     launch(("unpermute",), sizes, tensors, device=y_perm.device, capture=capture)
     return out
 
@@ -165,5 +165,8 @@ def _multiply(
     checks.check_abort(tensors["abort"], rows)
     num_listed = num_experts if eids is None else eids.numel()
     tensors |= {"expert_ids": eids, "expert_offset": off_e, "tile_end": off_e.new_empty(num_listed + 1)}
-    sizes = Sizes(num_experts, num_listed, *hidden_and_intermediate, detail=detail)
+    hidden, intermediate = hidden_and_intermediate
+    sizes = Sizes(
+        num_experts=num_experts, num_listed=num_listed, hidden=hidden, intermediate=intermediate, detail=detail
+    )
     launch(("tiles", stage), sizes, tensors, device=rows.device, staging=staging, capture=capture)
