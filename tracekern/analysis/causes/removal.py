@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -126,7 +127,7 @@ class Peers:
     def _work(self, rank: int, phases: list[int]) -> Removal | None:
         """The pieces of some phases as long as at the other ranks: in the same launch the same one of the same warp."""
         graph, runs = self._graph, self._graph.runs
-        rank_of_run, warp = graph.schedule.rank[runs.launch], self._warp_of_runs()
+        rank_of_run, warp = graph.schedule.rank[runs.launch], self._warp_of_runs
         run_of_piece = np.repeat(np.arange(len(runs)), runs.stop - runs.first)
         some = np.flatnonzero(np.isin(graph.phase, phases))
         run, phase = run_of_piece[some], graph.phase[some].astype(np.int64)
@@ -148,6 +149,7 @@ class Peers:
         of_piece[some], ahead[of_stage] = np.split(of_each, [len(some)])
         return self._removal(np.minimum(of_piece, self._length), ahead=np.minimum(ahead, before))
 
+    @cached_property
     def _warp_of_runs(self) -> Int64:
         """[num_runs] a number for each warp of each launch, the same on all ranks."""
         runs, schedule = self._graph.runs, self._graph.schedule

@@ -21,6 +21,8 @@ from tracekern.analysis.critical_path.event_replay import MAX_REPLAYED_NODES, Ev
 from tracekern.analysis.critical_path.path import Nodes, count_nodes, find_nodes
 from tracekern.analysis.waits.analyze import analyze_waits
 
+_MAX_PIECES = 500_000
+"""Of activity: all of them are analyzed anew after each replay."""
 _MAX_REPLAYS = 4
 _MAX_CANDIDATES = 16
 _LEAST_SHARE = 0.02
@@ -31,8 +33,8 @@ _MAX_ERROR = 0.02
 
 def take_out(run: Run, costs: Sequence[Cost]) -> list[Cost]:
     """costs: by weights. Those that are returned sum to `run.charged_ns` as well. With more than MAX_REPLAYED_NODES
-    signals and waits they stay as they are."""
-    if count_nodes(run.timeline, run.waits).sum() > MAX_REPLAYED_NODES:
+    signals and waits, or _MAX_PIECES, they stay as they are."""
+    if len(run.graph.activity) > _MAX_PIECES or count_nodes(run.timeline, run.waits).sum() > MAX_REPLAYED_NODES:
         return list(costs)
     found: list[Cost] = []
     tried: set[Subject] = set()

@@ -69,7 +69,8 @@ def count_nodes(timeline: Timeline, waits: Waits) -> Int64:
     """[num_launches + 1] about how many nodes each launch would have; the last entry is for spans of no launch."""
     rows = len(timeline.launches) + 1
     hearing = waits.launch[(waits.signal >= 0) | (waits.last_arrival >= 0)]
-    telling = timeline.spans.launch[waits.signal[waits.signal >= 0]]
+    of_messages = waits.signal[(waits.signal >= 0) & (waits.kind != WaitKind.BARRIER)]
+    telling = timeline.spans.launch[np.concatenate([of_messages, waits.arrivals.signal])]
     return np.bincount(hearing % rows, minlength=rows) + np.bincount(telling % rows, minlength=rows)
 
 
