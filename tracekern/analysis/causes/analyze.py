@@ -39,7 +39,9 @@ class Causes:
     note: str
     """Why there is nothing to charge; empty where there is."""
     by_launch: LaunchCosts | None = None
-    """None where nothing is charged."""
+    """By weights. None where nothing is charged."""
+    num_taken_out: int = 0
+    """Of the largest causes, those that cost what a replay without them saved; all others are charged by weights."""
 
 
 def analyze_causes(
@@ -60,10 +62,11 @@ def analyze_causes(
     graph = run.graph
     weighed = charge_by_weights(run)
     edges, shares = weighed.edges, weighed.shares
-    rows = sorted(take_out(run, weighed.costs), key=lambda cost: -cost.total_ns)
+    rows, num_taken_out = take_out(run, weighed.costs)
+    rows.sort(key=lambda cost: -cost.total_ns)
     blames = blame_causes(timeline, graph, waits, edges, shares, own_of_ranks(timeline, rows), is_charged)
     chains = find_chains(timeline, graph, waits, edges, shares)
-    return Causes(tuple(rows), run.charged_ns, blames, *chains, "", weighed.by_launch)
+    return Causes(tuple(rows), run.charged_ns, blames, *chains, "", weighed.by_launch, num_taken_out)
 
 
 def _why_nothing(waits: Waits, is_charged: Mask) -> str:

@@ -31,13 +31,16 @@ _MAX_ERROR = 0.02
 """Of all times: by how much an unchanged replay may miss the ends of the kernels."""
 
 
-def take_out(run: Run, costs: Sequence[Cost]) -> list[Cost]:
-    """costs: by weights. Those that are returned sum to `run.charged_ns` as well. With more than MAX_REPLAYED_NODES
+def take_out(run: Run, costs: Sequence[Cost]) -> tuple[list[Cost], int]:
+    """(what all causes cost, how many were taken out)
+
+    costs: by weights. Those that are returned sum to `run.charged_ns` as well. With more than MAX_REPLAYED_NODES
     signals and waits, or _MAX_PIECES, they stay as they are."""
     if len(run.graph.activity) > _MAX_PIECES or count_nodes(run.timeline, run.waits).sum() > MAX_REPLAYED_NODES:
-        return list(costs)
+        return list(costs), 0
     found: list[Cost] = []
     tried: set[Subject] = set()
+    num_taken = 0
     while len(tried) < _MAX_REPLAYS and (step := _without_largest(run, costs, tried)):
         subject, without = step
         tried.add(subject)
@@ -46,8 +49,9 @@ def take_out(run: Run, costs: Sequence[Cost]) -> list[Cost]:
         mine = [cost for cost in costs if Subject.of(cost) == subject]
         scale = (run.charged_ns - without.charged_ns) / sum(cost.total_ns for cost in mine)
         found += [_scaled(cost, scale) for cost in mine]
+        num_taken += 1
         run, costs = without, charge_by_weights(without).costs if without.charged_ns else []
-    return _joined([*found, *costs])
+    return _joined([*found, *costs]), num_taken
 
 
 def _without_largest(run: Run, costs: Sequence[Cost], tried: set[Subject]) -> tuple[Subject, Run | None] | None:

@@ -47,7 +47,7 @@ def draw(findings: Findings) -> Answer:
     aside = (
         "A wait is charged to what its source spent more time on than the waiter since they last synchronized. Where "
         "the source had to wait itself, that part is passed on to the causes of those waits. All charges add up to the "
-        "waits. Chains follow the largest share at each step. "
+        f"waits. {_taken_out(causes.num_taken_out)}Chains follow the largest share at each step. "
         f"They were built from {duration(causes.chained_ns)} of lateness."
     )
     return Answer(answer, body, aside)
@@ -81,6 +81,12 @@ def _place(rank: int, target: Target, phase: Phase, peer: int) -> str:
     if target is Target.WORK:
         return f"{owner}: {phase}"
     return f"{owner}: unexplained"
+
+
+def _taken_out(number: int) -> str:
+    if not number:
+        return ""
+    return f"{count(number, 'cause')} that took longer than at the peers cost what a replay of the run without saved. "
 
 
 def _without_cause(findings: Findings) -> str:
