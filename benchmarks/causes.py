@@ -37,6 +37,7 @@ class _Row:
 
 def _cases() -> list[_Row]:
     late = SlowWork(DELAY_NS, rank=1)
+    asleep = LateHost(20 * DELAY_NS, rank=1)
     moving = MovingWork(DELAY_NS, num_ranks=8)
     slow_link, slow_drain = (
         kind(DELAY_NS, source=1, destination=3)  # type: ignore[operator]
@@ -60,6 +61,7 @@ def _cases() -> list[_Row]:
             _row("moving imbalance", Shape.BARRIER, moving, 8, noise, 50),
             _row("late host, barrier", Shape.BARRIER, LateHost(DELAY_NS, rank=1), 8, noise),
             _row("late host, exchange", Shape.EXCHANGE, LateHost(DELAY_NS, rank=1), 4, noise),
+            _row("late host, 40 us a launch", Shape.EXCHANGE, asleep, 4, noise, work_ns=20_000, launch_ns=40_000),
             _row("exchange", Shape.EXCHANGE, late, 8, noise),
             _row("persistent exchange", Shape.EXCHANGE, late, 4, noise, is_persistent=True),
             _row("slow flags, exchange", Shape.EXCHANGE, slow_link, 4, noise),
@@ -84,8 +86,9 @@ def _row(
     iterations: int = 10,
     is_persistent: bool = False,
     work_ns: int = 5_000,
+    launch_ns: int = 0,
 ) -> _Row:
-    case = Case(shape, num_ranks, iterations, (injection,), noise, is_persistent, work_ns=work_ns)
+    case = Case(shape, num_ranks, iterations, (injection,), noise, is_persistent, work_ns=work_ns, launch_ns=launch_ns)
     return _Row(name, case)
 
 

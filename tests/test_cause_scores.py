@@ -29,6 +29,7 @@ LATE = (SlowWork(DELAY_NS, rank=1),)
         Case(Shape.BARRIER, 4, 8, (LateHost(DELAY_NS, rank=3),), noise=0.03, work_ns=4_000),
         Case(Shape.EXCHANGE, 5, 4, LATE, noise=0.04, work_ns=8_000),
         Case(Shape.EXCHANGE, 4, 6, (LateHost(2 * DELAY_NS, rank=2),), noise=0.03, work_ns=4_000),
+        Case(Shape.EXCHANGE, 4, 8, (LateHost(20 * DELAY_NS, rank=1),), noise=0.04, launch_ns=40_000),
         Case(Shape.EXCHANGE, 3, 8, (Latency(DELAY_NS, source=2, destination=0),), noise=0.02, work_ns=4_000),
     ],
     ids=lambda case: f"{case.shape.value}-{case.num_ranks}-{type(case.injections[0]).__name__}",

@@ -152,6 +152,9 @@ class Case:
     """From a flag's arrival until a warp that polls it has seen it."""
     gap_ns: int = 2_000
     """Between two kernels of a stream."""
+    launch_ns: int = 0
+    """How long a host takes to launch a kernel, one after the other, once the iteration before is over; 0: hosts are
+    always ahead."""
     backend: str = "cuda"
 
     def without_injections(self) -> Case:

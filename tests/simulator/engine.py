@@ -155,6 +155,8 @@ class Engine:
         self._parked: dict[Hashable, list[tuple[float, _Process, Wait]]] = defaultdict(list)
         self._gathered: dict[Hashable, _Gathering] = defaultdict(_Gathering)
         self._host_rng: dict[int, np.random.Generator] = {}
+        self._host_free: dict[int, float] = defaultdict(float)
+        """When the host of a rank has launched all kernels so far."""
         self._num_warps = 0
 
     def run(self, programs: Mapping[Warp, Program]) -> Run:
@@ -215,7 +217,12 @@ class Engine:
             more = sum(entry.host_ns(rank, op.iteration) for entry in self.case.injections) if op.is_first else 0
             gap = self._vary(self._host_rng[rank], self.case.gap_ns)
             start = through + gap + more
-            kernels.append(Kernel(op.name, start, op.iteration, start - 0.5 * gap))
+            asked = start - 0.5 * gap
+            if self.case.launch_ns:
+                asked = max(self._host_free[rank], through if op.is_first else 0.0) + more
+                self._host_free[rank] = asked + self._vary(self._host_rng[rank], self.case.launch_ns)
+                start = max(through + gap, self._host_free[rank])
+            kernels.append(Kernel(op.name, start, op.iteration, asked))
             for _, other in gathering.arrived:
                 other.kernel += 1
                 self._resume(start, other)
