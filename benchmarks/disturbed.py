@@ -106,9 +106,9 @@ def measure_rank(options: argparse.Namespace, group: Any) -> None:
                 before.record()
                 pipeline(*tensors, out=out, capture=session)
                 behind.record()
-                pipeline.synchronize()
+                behind.synchronize()  # and not for the copies: then their rank's host would be late
                 times.append(before.elapsed_time(behind) * 1e3)
-        torch.cuda.synchronize()
+            pipeline.synchronize()
         group.barrier()
         print_row(group.rank, {"us": times[WARM_UP:]})
 
@@ -126,7 +126,7 @@ class Copies:
             self.there = torch.empty_like(self.here, device=f"cuda:{1 % num_gpus}")
 
     def queue(self) -> None:
-        """More than a call takes."""
+        """More than a call takes: the link is busy until the last one is over."""
         import torch
 
         with torch.cuda.stream(self.stream):
