@@ -79,9 +79,9 @@ def test_costs_of_two_halves_are_those_of_the_whole():
 
     halves, whole = costs((0, cut), (cut + 1, last)), costs((0, last))
     assert sum(halves.values()) == pytest.approx(sum(whole.values()), rel=1e-6)
-    # Of each window what is below zero is no cause: that is not the same for its halves.
+    # Of each window what is below zero is no cause, and its largest causes are taken out: not those of its halves.
     for cause in halves | whole:
-        assert halves[cause] == pytest.approx(whole[cause], abs=0.002 * sum(whole.values()))
+        assert halves[cause] == pytest.approx(whole[cause], abs=0.01 * sum(whole.values()))
 
 
 def test_a_cause_before_the_window_is_charged():
