@@ -196,7 +196,7 @@ class Peers:
         is_mine = (waits.peer[wait] == source) & (waits.rank[wait] == destination)
         is_far = self._is_far(waits.peer[wait], waits.rank[wait])
         kind = group_rows(len(node), self._timeline.spans.event[waits.row[wait]], is_far)
-        of_others = ~is_mine & (waits.late_ns[wait] > 0)
+        of_others = ~is_mine & (latency > 0)
         usual = median_of_groups(kind.group[of_others], latency[of_others], len(kind))[kind.group]
         compared = np.flatnonzero(of_others | (is_mine & np.isfinite(usual) & (latency > 0)))
         taken = self._excess((latency - usual)[compared], kind.group[compared], is_mine[compared])
