@@ -256,8 +256,12 @@ def test_a_spawner_that_was_killed_between_runs_is_told_by_the_next(function: Pr
     with Spawner(target, {**os.environ, **function.env}) as spawner:
         assert [end.returncode for end in launch_ranks(2, spawner, on_line=lambda _, line: said.append(line))] == [0, 0]
         os.kill(int(said[0]), signal.SIGKILL)
-        exits = launch_ranks(2, spawner)
+        os.waitid(os.P_PID, int(said[0]), os.WEXITED | os.WNOWAIT)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(spawner._process, "poll", lambda: None)  # as if it died a moment later
+            exits = launch_ranks(2, spawner)
         assert [end.signal_name for end in exits] == ["SIGKILL", "SIGKILL"]
+        assert [end.returncode for end in launch_ranks(2, spawner)] == [0, 0]  # a new one was started
         with pytest.raises(BadInput, match="300 ranks of program:main: wanted at most 250"):
             launch_ranks(300, spawner)
 
