@@ -91,7 +91,7 @@ def test_what_is_too_much_to_replay_is_charged_by_weights(tmp_path: Path, monkey
     run = run_of(tracekern.load(simulate(case, 1, tmp_path).directory))
     costs = charge_by_weights(run).costs
     assert take_out(run, costs)[1] == 1
-    monkeypatch.setattr("tracekern.analysis.causes.take_out.MAX_REPLAYED_NODES", 10)
+    monkeypatch.setattr("tracekern.analysis.causes.take_out.MAX_NODES", 10)
     assert take_out(run, costs) == (costs, 0)
 
 

@@ -17,10 +17,12 @@ from tracekern.analysis.causes.charges import Cost
 from tracekern.analysis.causes.counterfactual import graph_of, timeline_of
 from tracekern.analysis.causes.removal import Peers, Removal, Subject
 from tracekern.analysis.causes.weights import Run, charge_by_weights
-from tracekern.analysis.critical_path.event_replay import MAX_REPLAYED_NODES, EventReplay
+from tracekern.analysis.critical_path.event_replay import EventReplay
 from tracekern.analysis.critical_path.path import Nodes, count_nodes, find_nodes
 from tracekern.analysis.waits.analyze import analyze_waits
 
+MAX_NODES = 100_000
+"""Signals and waits: more would take seconds."""
 _MAX_PIECES = 500_000
 """Of activity: all of them are analyzed anew after each replay."""
 _MAX_REPLAYS = 4
@@ -34,9 +36,9 @@ _MAX_ERROR = 0.02
 def take_out(run: Run, costs: Sequence[Cost]) -> tuple[list[Cost], int]:
     """(what all causes cost, how many were taken out)
 
-    costs: by weights. Those that are returned sum to `run.charged_ns` as well. With more than MAX_REPLAYED_NODES
+    costs: by weights. Those that are returned sum to `run.charged_ns` as well. With more than MAX_NODES
     signals and waits, or _MAX_PIECES, they stay as they are."""
-    if len(run.graph.activity) > _MAX_PIECES or count_nodes(run.timeline, run.waits).sum() > MAX_REPLAYED_NODES:
+    if len(run.graph.activity) > _MAX_PIECES or count_nodes(run.timeline, run.waits).sum() > MAX_NODES:
         return list(costs), 0
     found: list[Cost] = []
     tried: set[Subject] = set()

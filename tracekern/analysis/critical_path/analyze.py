@@ -13,7 +13,6 @@ from functools import cached_property, partial
 import numpy as np
 
 from tracekern.analysis.causes.order import find_edges
-from tracekern.analysis.critical_path.event_replay import MAX_REPLAYED_NODES
 from tracekern.analysis.critical_path.path import PartFinder, PathPart, Walker, count_nodes
 from tracekern.analysis.critical_path.replay import Replay, replay_without
 from tracekern.analysis.iterations import LaunchIterations
@@ -23,6 +22,7 @@ from tracekern.analysis.waits.pieces import is_message
 from tracekern.timeline.model import Int32, Int64, Timeline
 from tracekern.timeline.select import Window, reaches_into
 
+MAX_REPLAYED_NODES = 50_000
 _MAX_GAINS = 8
 _LATE = np.iinfo(np.int64).max
 

@@ -17,8 +17,6 @@ from tracekern.analysis.waits.event_graph import EventGraph
 from tracekern.analysis.waits.pieces import is_message
 from tracekern.timeline.model import Float64, Int64, Timeline
 
-MAX_REPLAYED_NODES = 100_000
-"""Signals and waits: more would take seconds."""
 _HELD_UP = 0.5
 """Share of a flag's time on its way: a wait for more of it was held up by that flag."""
 _ON_ITS_WAY = 1.5
