@@ -68,6 +68,7 @@ class Removal:
         return saved
 
     def change(self, graph: EventGraph, nodes: Nodes) -> Change:
+        """Returns it as a replay takes it."""
         every = np.arange(len(graph.runs))
         in_run = self.until(graph, every, graph.runs.end)
         return Change(self.until(graph, nodes.run, nodes.begin), in_run, self.link, self.gap)

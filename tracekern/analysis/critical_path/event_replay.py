@@ -94,6 +94,7 @@ class EventReplay:
         )
 
     def run(self) -> Replayed:
+        """Goes through all nodes in their order. Once for each object: launches and runs keep their times."""
         nodes = self._nodes
         told = np.repeat(nodes.told_before.astype(float)[:, None], self._num_replays, axis=1)
         begin, end = np.empty((2, len(nodes), self._num_replays))
