@@ -37,6 +37,8 @@ _POLL_S = 0.02
 _TERM_GRACE_S = 5.0
 _KILL_GRACE_S = 10.0
 _WAKE_GRACE_S = 1.0
+_SET_UP_GRACE_S = 3.0
+"""Time to fail for the same reason. Ranks that wait for a failed one to join have no records to write yet."""
 _GROUP_GRACE_S = 30.0
 """How much longer than the launcher ranks wait for each other's messages: the launcher can tell who is late and why."""
 
@@ -93,7 +95,7 @@ def launch_ranks(
         on_line: Called with (rank, line) for each line that a rank prints. None: lines are printed with the rank in
             front. An exception that it raises ends the run and is raised here.
         on_start: Called with (rank, pid) when a rank has started.
-        kill_after_s: How long the others may run after one has failed.
+        kill_after_s: How long the others may run after one has failed; at most 3 s while all tell that they set up.
         limits: The longest times without progress, if the target tells its phases. None: a function has 60 s to start.
         run_id: Name of the run; made up where empty.
         resident: The ranks of a function are threads of one process (tracekern.comm.resident), and lines rank 0's.
@@ -192,7 +194,8 @@ class _Run:
 
     def wait(self, timeout_s: float | None, kill_after_s: float) -> None:
         """Returns when all ranks have ended, or when the time of the remaining ranks is up."""
-        deadline = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
+        end = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
+        failed_at, deadline, grace_s = float("inf"), end, kill_after_s
         interrupts: list[int] = []
         with _on_signal(signal.SIGINT, lambda number, frame: interrupts.append(number)):
             self._start_readers()  # here: Ctrl-C may follow the first line of a rank
@@ -204,15 +207,17 @@ class _Run:
                 if interrupts:
                     interrupts.clear()
                     self._signal(signal.SIGINT)
-                    deadline = min(deadline, time.monotonic() + kill_after_s)
+                    failed_at = min(failed_at, time.monotonic())
                 if any(process.returncode for process in self.processes):
-                    deadline = min(deadline, time.monotonic() + kill_after_s)
+                    failed_at = min(failed_at, time.monotonic())
+                grace_s = min(kill_after_s, _SET_UP_GRACE_S) if self.watch.is_setting_up() else kill_after_s
+                deadline = min(end, failed_at + grace_s)
         self._tell_started()
         if any(process.returncode for process in self.processes):
             self.late = {}  # those that run wait for the one that failed
         for rank in self.running():
             if is_stopped(self.processes[rank].pid):
-                why = f"{self.watch.name([rank])} did not follow within {kill_after_s:.0f} s: it is stopped"
+                why = f"{self.watch.name([rank])} did not follow within {grace_s:.0f} s: it is stopped"
                 self.late.setdefault(rank, why)
 
     def running(self) -> list[int]:

@@ -71,6 +71,10 @@ class Watch:
         """Returns the phase that a rank is in; "" if it has started and tells none."""
         return self._phases[rank] or ""
 
+    def is_setting_up(self) -> bool:
+        """Returns whether the ranks tell phases, and none has got beyond the set-up."""
+        return self._tells_phases and all(phase in (START, SET_UP) for phase in self._phases)
+
     def name(self, ranks: list[int]) -> str:
         """Returns what a user is told instead of the ranks' numbers."""
         return f"the process of all {self._num_residents} ranks" if self._num_residents else name_ranks(ranks)
