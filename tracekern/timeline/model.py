@@ -354,6 +354,14 @@ class Timeline:
         """[num_tracks] rank of each track."""
         return np.array([track.rank for track in self.tracks], np.int32)
 
+    def on_same_node(self, one: Int32, other: Int32) -> Mask:
+        """[n] True where two ranks share a node."""
+        names = {rank.rank: rank.node for rank in self.ranks}
+        number = np.zeros(max(names, default=-1) + 1, np.int64)
+        number[list(names)] = np.unique(list(names.values()), return_inverse=True)[1]
+        same: Mask = number[one] == number[other]
+        return same
+
     def tracks_of(self, kind: TrackKind) -> Mask:
         """[num_tracks] True for tracks of that kind."""
         return np.array([track.kind is kind for track in self.tracks], bool)

@@ -17,7 +17,7 @@ from tracekern.analysis.groups import Groups, group_rows, median_of_groups
 from tracekern.analysis.waits.analyze import Waits
 from tracekern.analysis.waits.event_graph import EventGraph
 from tracekern.analysis.waits.pieces import is_message
-from tracekern.timeline.model import Float64, Int32, Int64, Mask, Timeline
+from tracekern.timeline.model import Float64, Int64, Mask, Timeline
 
 _STANDARD_ERRORS = 4
 """By so many something has to take longer than at its peers: what chance made longer is no cause to take out."""
@@ -195,8 +195,8 @@ class Peers:
         node = np.flatnonzero(nodes.hears & is_message(waits, nodes.wait) & (waits.rank != waits.peer)[nodes.wait])
         wait, latency = nodes.wait[node], link_times(self._timeline, waits, nodes)[0][node]
         is_mine = (waits.peer[wait] == source) & (waits.rank[wait] == destination)
-        is_far = self._is_far(waits.peer[wait], waits.rank[wait])
-        kind = group_rows(len(node), self._timeline.spans.event[waits.row[wait]], is_far)
+        is_near = self._timeline.on_same_node(waits.peer[wait], waits.rank[wait])
+        kind = group_rows(len(node), self._timeline.spans.event[waits.row[wait]], is_near)
         of_others = ~is_mine & (latency > 0)
         usual = median_of_groups(kind.group[of_others], latency[of_others], len(kind))[kind.group]
         compared = np.flatnonzero(of_others | (is_mine & np.isfinite(usual) & (latency > 0)))
@@ -208,13 +208,6 @@ class Peers:
         factor[node[mine]] = np.maximum(0, 1 - taken / latency[mine])
 
         return self._removal(self._drained(waits.signal[wait], is_mine), link=factor)
-
-    def _is_far(self, one: Int32, other: Int32) -> Int64:
-        """[n] 1 for two ranks on different nodes."""
-        names = [entry.node for entry in self._timeline.ranks]
-        number = np.zeros(1 + max(entry.rank for entry in self._timeline.ranks), np.int64)
-        number[[entry.rank for entry in self._timeline.ranks]] = [names.index(name) for name in names]
-        return np.where(number[one] != number[other], 1, 0)
 
     def _drained(self, signal: Int64, is_mine: Mask) -> Float64:
         """[num_pieces] by how much those of the signals that are mine took longer than others of their phase."""

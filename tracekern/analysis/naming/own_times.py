@@ -100,10 +100,7 @@ def link_times(timeline: Timeline, waits: Waits, iterations: Iterations) -> tupl
     message = np.flatnonzero(is_message(waits) & (waits.peer >= 0) & (waits.peer != waits.rank))
     if not len(message):
         return ()
-    names = {rank.rank: rank.node for rank in timeline.ranks}
-    node = np.zeros(max(names) + 1, np.int64)
-    node[list(names)] = np.unique(list(names.values()), return_inverse=True)[1]
-    is_near = node[waits.peer[message]] == node[waits.rank[message]]
+    is_near = timeline.on_same_node(waits.peer[message], waits.rank[message])
     kinds = group_rows(len(message), waits.phase[message], is_near)
     return tuple(_link_times(timeline, waits, message[kinds.group == kind], iterations) for kind in range(len(kinds)))
 
