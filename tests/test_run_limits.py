@@ -140,10 +140,15 @@ def test_a_process_that_is_stopped_before_it_starts_the_ranks_is_named(tmp_path)
     )
 
 
-def test_a_child_that_is_stopped_before_it_is_a_program_is_ended(monkeypatch):
+@pytest.mark.parametrize("after_s", [0, 1], ids=["at once", "later than a limit"])
+def test_a_child_that_is_stopped_before_it_is_a_program_is_ended(monkeypatch, after_s: int):
+    def stop() -> None:
+        time.sleep(after_s)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
     monkeypatch.setattr(start, "_LIMIT_S", 0.3)
     with pytest.raises(BadInput, match=r"process \d+ did not start within 0 s: it was stopped"):
-        start.start_process(["true"], os.environ, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+        start.start_process(["true"], os.environ, stop)
 
 
 def test_ranks_whose_starter_is_stopped_end_in_time(tmp_path):

@@ -56,17 +56,19 @@ def _ending_the_stopped() -> Iterator[list[int]]:
     """
     thread, ended = threading.get_native_id(), list[int]()
     before = children(os.getpid(), thread)
+    is_over = threading.Event()
 
-    def end() -> None:
-        for pid in children(os.getpid(), thread) - before:
-            if is_stopped(pid):
-                ended.append(pid)
-                os.kill(pid, signal.SIGKILL)
+    def watch() -> None:
+        while not is_over.wait(_LIMIT_S):
+            for pid in children(os.getpid(), thread) - before:
+                if is_stopped(pid):
+                    ended.append(pid)
+                    os.kill(pid, signal.SIGKILL)
 
-    timer = threading.Timer(_LIMIT_S, end)
-    timer.start()
+    watching = threading.Thread(target=watch)
+    watching.start()
     try:
         yield ended
     finally:
-        timer.cancel()
-        timer.join()
+        is_over.set()
+        watching.join()
