@@ -12,6 +12,8 @@ import pytest
 
 _QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
 
+_LIMIT_MS = 120_000
+
 
 @dataclass
 class Tab:
@@ -31,6 +33,7 @@ class Browser:
     def tab(self, width: int = 1280, height: int = 900, color_scheme: str = "light") -> Iterator[Tab]:
         """A page that shares nothing with other tabs."""
         context = self._chromium.new_context(viewport={"width": width, "height": height}, color_scheme=color_scheme)
+        context.set_default_timeout(_LIMIT_MS)
         page = context.new_page()
         tab = Tab(page)
         page.on("request", lambda request: tab.requested.append(request.url))

@@ -209,7 +209,7 @@ LOADED = "() => window.app && window.app.trace && window.app.trace.traceInfo"
 
 
 def wait_until_loaded(page) -> None:
-    page.wait_for_function(LOADED, timeout=120_000)
+    page.wait_for_function(LOADED)
 
 
 def check_view(page, capture: Path) -> None:
@@ -219,14 +219,14 @@ def check_view(page, capture: Path) -> None:
     waits = analyze_waits(timeline)
     at = int((waits.wait_ns * (waits.signal >= 0)).argmax())
     longest, signal = waits.row[at], waits.signal[at]
-    page.wait_for_function("() => window.app.trace.selection.selection.kind === 'track_event'", timeout=60_000)
+    page.wait_for_function("() => window.app.trace.selection.selection.kind === 'track_event'")
     selected = page.evaluate(
         "() => { const s = window.app.trace.selection.selection; return [Number(s.ts), Number(s.dur), s.name]; }"
     )
     spans = timeline.spans
     name = timeline.events[spans.event[longest]].name
     assert selected == [int(spans.start[longest]), int(spans.end[longest] - spans.start[longest]), name]
-    page.wait_for_function(SETTLED, timeout=60_000)
+    page.wait_for_function(SETTLED)
     waiter, releaser = (timeline.tracks[spans.track[span]] for span in (longest, signal))
     pinned = page.evaluate("() => window.app.trace.workspace.pinnedTracks.map((track) => track.name)")
     assert pinned == [
@@ -328,7 +328,7 @@ def test_offline_shows_a_trace_of_another_program(trace, tmp_path, browser):
         )
         assert page.evaluate(count) == 2 * SLICES_PER_RANK
         # The start-up command has opened the ranks: the names of the threads in them are on the page.
-        page.get_by_text("Thread 100").first.wait_for(timeout=30_000)
+        page.get_by_text("Thread 100").first.wait_for()
         picture = page.screenshot(path=tmp_path / "ui.png")
         assert len(picture) > 20_000
         own = (f"http://127.0.0.1:{port}/", "blob:", "data:")
