@@ -148,7 +148,7 @@ def median_of_rows(values: Float64) -> Float64:
 
 
 def _localities(timeline: Timeline) -> npt.NDArray[np.int8]:
-    ranks = np.array([entry.rank for entry in timeline.ranks])
+    ranks = np.array([entry.rank for entry in timeline.ranks], np.int32)
     is_near = timeline.on_same_node(ranks[:, None], ranks[None, :])
     locality = np.where(is_near, Locality.SAME_NODE, Locality.OTHER_NODE).astype(np.int8)
     np.fill_diagonal(locality, Locality.SELF)
