@@ -118,10 +118,14 @@ def _judge(row: _Row, seeds: list[int]) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as directory:
             scores.append(score(row.case, seed, Path(directory)))
     means = {key: _mean(scores, key) for key in ("caused_ns", "score", "ratio", "elsewhere")}
-    in_bounds = RATIO[0] <= means["ratio"] <= RATIO[1] and means["elsewhere"] <= MAX_ELSEWHERE
     case = row.case
     about = {"case": row.name, "ranks": case.num_ranks, "iterations": case.iterations, "noise": case.noise}
-    return {**about, **means, "met": means["score"] >= MIN_SCORE and in_bounds}
+    return {**about, **means, "met": is_in_bounds(means["score"], means["ratio"], means["elsewhere"])}
+
+
+def is_in_bounds(score: float, ratio: float, elsewhere: float) -> bool:
+    """Returns whether a case is charged as the analysis promises."""
+    return score >= MIN_SCORE and RATIO[0] <= ratio <= RATIO[1] and elsewhere <= MAX_ELSEWHERE
 
 
 def _mean(scores: list[Score], key: str) -> float:

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from causes import MAX_ELSEWHERE, MIN_SCORE, RATIO
+from causes import is_in_bounds
 from harness import Table, write_results
 from simulator import Case, Drain, Injection, LateHost, Latency, MovingWork, Shape, SlowWork, score
 
@@ -101,8 +101,7 @@ def _judge(case: Case, seed: int) -> dict[str, Any]:
     }
     if not is_waited_for:
         return row
-    bounded = RATIO[0] <= scored.ratio <= RATIO[1] and scored.elsewhere <= MAX_ELSEWHERE
-    met = scored.score >= MIN_SCORE and bounded
+    met = is_in_bounds(scored.score, scored.ratio, scored.elsewhere)
     return {**row, "score": scored.score, "ratio": scored.ratio, "elsewhere": scored.elsewhere, "met": met}
 
 

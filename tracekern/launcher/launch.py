@@ -95,7 +95,7 @@ def launch_ranks(
         on_line: Called with (rank, line) for each line that a rank prints. None: lines are printed with the rank in
             front. An exception that it raises ends the run and is raised here.
         on_start: Called with (rank, pid) when a rank has started.
-        kill_after_s: How long the others may run after one has failed; at most 3 s while all tell that they set up.
+        kill_after_s: How long the others may run after one has failed; at most 3 s until one has told that it runs.
         limits: The longest times without progress, if the target tells its phases. None: a function has 60 s to start.
         run_id: Name of the run; made up where empty.
         resident: The ranks of a function are threads of one process (tracekern.comm.resident), and lines rank 0's.
