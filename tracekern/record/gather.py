@@ -46,6 +46,9 @@ def leave_dump(
         _send(group, segment, directory)
     if problem:
         raise BadInput(problem)
+    if is_gone and not one_host:
+        told = "capture %s: its process group was destroyed in the block: this rank's dump stays on this node, %s"
+        _log.warning(told, directory, segment.metadata["node"])
     if is_gone or (group.is_connected and group.rank == 0):
         write_manifest(directory, str(segment.metadata["run_id"]))
 
