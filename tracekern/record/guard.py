@@ -18,8 +18,8 @@ _log = logging.getLogger("tracekern")
 class Guard:
     """Wraps what can fail in one capture: `with guard:`.
 
-    With on_error="warn" an error ends there: the first is logged, and from then on the capture is off. Errors of the
-    user's own functions, KeyboardInterrupt and SystemExit always pass.
+    With on_error="warn" an error ends there: the first is logged, and from then on the capture is off. What of_user()
+    marks, KeyboardInterrupt and SystemExit always pass.
     """
 
     def __init__(
@@ -66,8 +66,10 @@ class Guard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        is_users, self._users_error = error is self._users_error, None
-        if not self._warns or not isinstance(error, Exception) or is_users:
+        if not self._warns or not isinstance(error, Exception):
+            return False
+        if error is self._users_error:
+            self._users_error = None
             return False
         with self._lock:  # the text alone: the error would keep alive what it passed, such as connections to peers
             is_first, self._problem = not self._problem, self._problem or one_line(error)

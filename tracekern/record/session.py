@@ -132,8 +132,7 @@ def capture(
             process, so that it survives a trap and the end of this rank.
         preload: Functions that load the kernels' bodies, called when the capture opens. A body that is first loaded at
             its launch may have to wait for a kernel that spins.
-        on_error: "warn" logs the first failure of the capture, at its opening, in it or at its end, and lets the run
-            go on untraced. For jobs that matter more than their trace.
+        on_error: With "warn" a failure of the capture is a warning, and the run goes on untraced: docs/reliability.md.
 
     Raises:
         BadInput: An argument cannot be used, or another capture is open in this process.
