@@ -17,7 +17,9 @@ import pytest
 
 from tests.kernels import TrackWriter
 from tests.on_error_ranks import LIMIT_S, OWN_EXIT
+from tests.test_resident import on_ranks
 from tests.test_session import TABLE, launch
+from tracekern.comm.resident import rank_of_thread
 from tracekern.errors import BadInput
 from tracekern.launcher.launch import launch_ranks
 from tracekern.launcher.spawner import Spawner
@@ -351,6 +353,15 @@ def test_where_one_rank_cannot_open_all_run_untraced(ranks, tmp_path, run_id, ca
         (told,) = [line for line in lines if not line.startswith("traced ")]
         assert re.match(f"capture {tmp_path}/new: {why}", told), told
     assert not list_segments(run_id)
+
+
+def test_so_do_all_resident_ranks(tmp_path: Path):
+    def is_traced() -> bool:
+        wrong = {"preload": [lambda: 1 // 0]} if rank_of_thread() == 1 else {}
+        with capture(tmp_path / "new", device="cpu", on_error="warn", **wrong) as session:
+            return launch(session).traced
+
+    assert on_ranks(2, is_traced) == [False, False]
 
 
 def test_a_rank_whose_peer_opens_nothing_runs_untraced_and_the_job_can_go_on(ranks, tmp_path, run_id):
