@@ -49,8 +49,18 @@ def leave_dump(
     if is_gone and not one_host:
         told = "capture %s: its process group was destroyed in the block: this rank's dump stays on this node, %s"
         _log.warning(told, directory, segment.metadata["node"])
-    if is_gone or (group.is_connected and group.rank == 0):
+    if is_gone:
+        _list_together(directory, str(segment.metadata["run_id"]))
+    elif group.is_connected and group.rank == 0:
         write_manifest(directory, str(segment.metadata["run_id"]))
+
+
+def _list_together(directory: Path, run_id: str) -> None:
+    """Writes the manifest, as all ranks do, each behind its dump. Who writes it last finds all dumps."""
+    listed: list[Path] = []
+    while listed != (found := sorted(directory.glob("rank_*.tkdump"))):
+        write_manifest(directory, run_id)
+        listed = found
 
 
 def how_to_save(run_id: str) -> str:
