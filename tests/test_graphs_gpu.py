@@ -83,6 +83,41 @@ def test_replays_of_two_ranks(tmp_path):
 
 
 @pytest.mark.gpu
+def test_a_graph_of_a_capture_that_is_off_replays_untraced(tmp_path):
+    require_gpus(1)
+    (tmp_path / "file").write_text("")
+    total = torch.zeros(1, device="cuda")
+
+    def run() -> None:
+        assert not session.launch("add", grid=1, warps=1, events={"name": "none", "events": []}).traced
+        total.add_(1)
+
+    with capture(tmp_path / "file", device="cuda", on_error="warn") as session:
+        run()
+        graph = session.graph(run)
+        graph.replay()
+        graph.replay(traced=False)
+    graph.replay()
+    assert (total.item(), graph.lost_replays, graph.lost_records) == (4, 0, 0)
+
+
+@pytest.mark.gpu
+def test_an_error_of_the_functions_own_leaves_the_capture_on(tmp_path, caplog):
+    require_gpus(1)
+
+    def fail() -> None:
+        raise ArithmeticError
+
+    pipeline, tensors = one_rank()
+    with capture(tmp_path, device=pipeline.comm.device, on_error="warn") as session:
+        with pytest.raises(ArithmeticError):
+            session.graph(fail)
+        pipeline(*tensors, capture=session)
+    assert caplog.messages == []
+    assert read_dump(tmp_path / "rank_00000.tkdump").launches
+
+
+@pytest.mark.gpu
 def test_resident_ranks_capture_no_graph(tmp_path):
     require_gpus(1)
     with Residents(1).as_rank(0):

@@ -22,6 +22,12 @@ class NotBuilt(BadInput, ImportError):
     """A part that has to be compiled is missing."""
 
 
+def one_line(error: BaseException) -> str:
+    """Returns the first line of an error's text, with the error's type where it is none of ours."""
+    text = str(error).strip().partition("\n")[0]
+    return text if isinstance(error, TracekernError) else f"{type(error).__name__}: {text}".removesuffix(": ")
+
+
 def missing_package(what: str, package: str) -> BadInput:
     """The error for something that needs a package which is not installed."""
     return BadInput(f"{what} needs {package}, which is not installed here; run `pip install {package}`")

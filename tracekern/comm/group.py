@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.comm import messages
-from tracekern.errors import BadInput, PeerLost, TracekernError
+from tracekern.comm.meeting import meet
+from tracekern.errors import BadInput, PeerLost, one_line
 
 TIMEOUT_S = float(os.environ.get("TRACEKERN_GROUP_TIMEOUT_S", "60"))
 """How long a rank waits for the messages of the others. The launcher, which can tell why one is late, sets more than it
@@ -61,6 +62,7 @@ class Group:
             process_group = None
             if num_ranks > 1:
                 with losing_peers(rank):
+                    meet(rank, num_ranks, TIMEOUT_S)
                     process_group = dist.new_group(timeout=timedelta(seconds=TIMEOUT_S), backend="gloo")
             return cls(rank, num_ranks, process_group)
         text = (os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1"))
@@ -126,11 +128,23 @@ class Group:
 
     def close(self) -> None:
         """Closes the threads and sockets of the group."""
-        if self.process_group is not None:
+        if self.process_group is not None and not self.forget_if_gone():
             import torch.distributed as dist
 
             dist.destroy_process_group(self.process_group)
             self.process_group = None
+
+    def forget_if_gone(self) -> bool:
+        """Lets go of the process group if the program has destroyed it, with all others. Returns whether it has."""
+        if self.process_group is None:
+            return False
+        import torch.distributed as dist
+
+        try:
+            dist.get_process_group_ranks(self.process_group)
+        except (KeyError, ValueError):
+            self.process_group = None
+        return self.process_group is None
 
     def refuse_together(self, problem: str) -> None:
         """Raises BadInput on all ranks with the first rank's problem; "" means none. Collective."""
@@ -147,8 +161,8 @@ class Group:
         try:
             yield
         except Exception as error:
-            kind = "" if isinstance(error, TracekernError) else f"{type(error).__name__}: "
-            self.all_gather(f"rank {self.rank}: {kind}{error}")
+            with contextlib.suppress(PeerLost):
+                self.all_gather(f"rank {self.rank}: {one_line(error)}")
             raise
         self.refuse_together("")
 
@@ -190,6 +204,8 @@ def losing_peers(rank: int) -> Iterator[None]:
     """
     try:
         yield
+    except PeerLost:
+        raise
     except Exception as error:  # noqa: BLE001 - of any kind, see above
         # Without the place in gloo's sources and without its advice.
         why = re.sub(r"^\[[^]]*\] ", "", str(error).strip().partition("\n")[0]).partition(". ")[0][:200]

@@ -15,22 +15,19 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tracekern.comm.device import CaptureDevice, DeviceClock, HeapPeers
+from tracekern.comm.group import TIMEOUT_S, Group
 from tracekern.dump import format as fmt
 from tracekern.dump.format import CLOCK_SAMPLE, SampleKind
-from tracekern.errors import PeerLost, TracekernError
+from tracekern.errors import PeerLost, one_line
 from tracekern.record.sampling_schedule import SamplingSchedule
 from tracekern.segment.view import SegmentView
 from tracekern.segment.writer import SegmentWriter
-
-if TYPE_CHECKING:
-    from tracekern.comm.group import Group
-
 
 ALL_PAIRS_UP_TO = 8
 MAX_ROUND_TRIPS = 1_000
@@ -78,7 +75,7 @@ class ClockSampler:
         append: Append,
         group: Group,
         peers: HeapPeers | None = None,
-        timeout_s: float = 60.0,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._clock = clock
         self._append = append
@@ -101,7 +98,7 @@ class ClockSampler:
             self._sample_pairs(self._link, round_idx)
             # No rank resumes work, which may spin, before the last pair has finished.
             self._link.barrier()
-        except RuntimeError as error:
+        except Exception as error:  # noqa: BLE001 - also of a group that the program has destroyed
             reason = str(error).strip().split("\n")[0]
             raise PeerLost(f"clock samples: rank {rank} lost the others in round {round_idx} ({reason})") from None
 
@@ -237,18 +234,21 @@ class CaptureClocks:
     def open(self, device: CaptureDevice, segment: SegmentWriter, group: Group, run_id: str, one_host: bool) -> None:
         """Takes the first samples. one_host: all ranks see each other's segments."""
         if one_host:
-            names = [fmt.segment_name(run_id, rank) for rank in range(group.num_ranks)]
-            segments: list[SegmentView] = [
-                segment if name == segment.name else SegmentView.attach(name) for name in names
-            ]
-            for peer in segments:
-                if peer is not segment:
-                    peer.close()  # stays mapped; an open descriptor would keep a removed file alive
-            self._schedule = SamplingSchedule(group.rank, segments)
-            self._schedule.postpone(SAMPLE_EVERY_S)  # before others come to their first launch
+            with group.in_step():
+                self._schedule = self._schedule_of(segment, run_id, group)
+                self._schedule.postpone(SAMPLE_EVERY_S)  # before others come to their first launch
         # All ranks meet here, so that none removes its segment before the others have it.
         self._sampler = ClockSampler(device.clock, segment.append_clock_samples, group, device.peers)
         self.sample()
+
+    @staticmethod
+    def _schedule_of(segment: SegmentWriter, run_id: str, group: Group) -> SamplingSchedule:
+        names = [fmt.segment_name(run_id, rank) for rank in range(group.num_ranks)]
+        segments: list[SegmentView] = [segment if name == segment.name else SegmentView.attach(name) for name in names]
+        for peer in segments:
+            if peer is not segment:
+                peer.close()  # stays mapped; an open descriptor would keep a removed file alive
+        return SamplingSchedule(group.rank, segments)
 
     def sample(self) -> None:
         """Takes one round of samples now."""
@@ -260,21 +260,21 @@ class CaptureClocks:
     def before_launch(self) -> None:
         """Takes samples if they are due and all ranks agree on this launch."""
         if self._sampler is not None and self._schedule is not None and self._schedule.before_launch():
-            self._sample_or_tell()
+            self._sample_or_tell(logging.WARNING)
 
     def close(self, in_order: bool) -> bool:
         """Takes the last samples if all ranks close their capture in order. Returns whether they do."""
         if self._schedule is not None:
             in_order = self._schedule.leave(in_order)
             self._schedule = None
-        if in_order:
-            self._sample_or_tell()
-        return in_order
+        return in_order and self._sample_or_tell(logging.INFO)  # a peer that is lost is told of when the dumps are
 
-    def _sample_or_tell(self) -> None:
+    def _sample_or_tell(self, level: int) -> bool:
         """Takes samples, or logs why not: the workload reports a dead peer; the capture goes on with what it has."""
         try:
             self.sample()
-        except TracekernError as error:
-            _log.warning("capture %s: no more clock samples: %s", self._where, error)
+        except Exception as error:  # noqa: BLE001 - also of a clock that cannot be read
+            _log.log(level, "capture %s: no more clock samples: %s", self._where, one_line(error))
             self._sampler = None
+            return False
+        return True

@@ -23,8 +23,12 @@ _DISORDER_TIMEOUT_S = 5.0
 _log = logging.getLogger("tracekern")
 
 
-def leave_dump(group: Group, segment: SegmentView, directory: Path, one_host: bool, in_order: bool) -> None:
+def leave_dump(
+    group: Group, segment: SegmentView, directory: Path, one_host: bool, in_order: bool, is_gone: bool
+) -> None:
     """Write or send this rank's dump; rank 0 writes the manifest last.
+
+    is_gone: the program has destroyed the process group, so that no rank knows which of them is the last.
 
     The dump is saved before this rank waits for a peer. Ranks known from the environment alone cannot exchange
     messages: only their launcher can write the manifest.
@@ -42,8 +46,21 @@ def leave_dump(group: Group, segment: SegmentView, directory: Path, one_host: bo
         _send(group, segment, directory)
     if problem:
         raise BadInput(problem)
-    if group.is_connected and group.rank == 0:
+    if is_gone and not one_host:
+        told = "capture %s: its process group was destroyed in the block: this rank's dump stays on this node, %s"
+        _log.warning(told, directory, segment.metadata["node"])
+    if is_gone:
+        _list_together(directory, str(segment.metadata["run_id"]))
+    elif group.is_connected and group.rank == 0:
         write_manifest(directory, str(segment.metadata["run_id"]))
+
+
+def _list_together(directory: Path, run_id: str) -> None:
+    """Writes the manifest, as all ranks do, each behind its dump. Who writes it last finds all dumps."""
+    listed: list[Path] = []
+    while listed != (found := sorted(directory.glob("rank_*.tkdump"))):
+        write_manifest(directory, run_id)
+        listed = found
 
 
 def how_to_save(run_id: str) -> str:

@@ -189,6 +189,18 @@ class TracedGraph:
             self._ring.end_capture(stream)
 
 
+class UntracedGraph(TracedGraph):
+    """A CUDA graph of a capture that is off: the untraced instance alone."""
+
+    lost_replays = 0
+    lost_records = 0
+
+    def __init__(self, name: str, run: Callable[[], None]) -> None:
+        self.name = name
+        self._is_open = False
+        self._untraced = self._capture_instance("untraced", run)
+
+
 @contextlib.contextmanager
 def _without_collector() -> Iterator[None]:
     """Disables the garbage collector: freeing device memory, as of another graph, would invalidate a stream capture."""

@@ -1,7 +1,6 @@
 """A capture: `with tracekern.capture(path) as capture:` around a workload, `capture.launch(...)` for each kernel.
 
-Nothing here raises in the middle of a run because of the capture itself: what cannot be recorded is counted and
-reported later.
+What finds no room is counted and reported later. What fails goes through the capture's `Guard`.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ import logging
 import os
 import re
 import secrets
-import shlex
-import sys
 import threading
 import time
 from collections import Counter
@@ -25,16 +22,19 @@ from tracekern.comm.device import CaptureDevice, open_device
 from tracekern.comm.group import Group, host_identity
 from tracekern.comm.resident import this_resident
 from tracekern.dump import format as fmt
-from tracekern.errors import BadInput
+from tracekern.errors import BadInput, one_line
 from tracekern.formatting import count
 from tracekern.record.clock_samples import CaptureClocks
 from tracekern.record.gather import how_to_save, leave_dump, save_torch_profile
+from tracekern.record.guard import Guard, OnError
 from tracekern.record.launches import Kernel, Launches, check_epoch
 from tracekern.record.selection import Selection
 from tracekern.record.setup import (
     Setup,
-    check_about,
+    about_run,
+    check_built,
     check_run_id,
+    directory_of,
     is_text,
     list_of_names,
     opening_metadata,
@@ -104,6 +104,7 @@ def capture(
     device: CaptureDevice | Literal["cpu", "cuda"] | None = None,
     sink: Sink = "auto",
     preload: Sequence[Callable[[], None]] = (),
+    on_error: OnError = "raise",
 ) -> Capture:
     """Records what happens inside its `with` block into a directory: `with tracekern.capture(...) as capture:`.
 
@@ -131,38 +132,53 @@ def capture(
             process, so that it survives a trap and the end of this rank.
         preload: Functions that load the kernels' bodies, called when the capture opens. A body that is first loaded at
             its launch may have to wait for a kernel that spins.
+        on_error: With "warn" a failure of the capture is a warning, and the run goes on untraced: docs/reliability.md.
 
     Raises:
         BadInput: An argument cannot be used, or another capture is open in this process.
     """
-    selection = Selection(
-        records_per_track, blocks, list_of_names("roles", roles), list_of_names("events", events), every, keep, clock
-    )
-    about: dict[str, Any] = {"keep": keep, "roles": selection.roles, "settings": settings or {}}
-    about["command"] = shlex.join(sys.argv) if command is None else command
-    check_about(settings, command)
-    if "\0" in str(path):
-        raise BadInput(f"{str(path)!r}: has a zero byte; choose another directory")
-    setup = Setup(device or used_device(), sink, max_bytes, host_spans, clocks, preload)
-    return Capture(Path(path).absolute(), selection, about, setup)
+    guard = Guard(str(path), on_error)
+    with guard:
+        check_built()
+        names = list_of_names("roles", roles), list_of_names("events", events)
+        selection = Selection(records_per_track, blocks, *names, every, keep, clock)
+        setup = Setup(device or used_device(), sink, max_bytes, host_spans, clocks, preload)
+        return Capture(directory_of(path), selection, about_run(selection, settings, command), setup, guard)
+    return Capture(Path(str(path)), Selection(), {}, Setup("cpu", "host", 1, 0, False, ()), guard)  # it never opens
 
 
 class Capture:
     """An open capture of this rank. Made by `tracekern.capture()`."""
 
-    def __init__(self, directory: Path, selection: Selection, about: dict[str, Any], setup: Setup) -> None:
+    def __init__(
+        self, directory: Path, selection: Selection, about: dict[str, Any], setup: Setup, guard: Guard
+    ) -> None:
         self.directory = directory
+        self.group = Group(0, 1)
+        self._guard = guard
         self._selection = selection
         self._about = about
         self._setup = setup
         self._clocks = CaptureClocks(str(directory))
         self._is_counting = False
+        self._is_used = False
+        self._depth = 0
         self._pid = 0
         self._is_fork_told = False
         self._graphs: list[TracedGraph] = []
         self._lock = threading.Lock()
 
     def __enter__(self) -> Capture:
+        with self._guard:
+            if self._is_used:
+                raise BadInput(f"{self.directory}: a capture is entered once; call tracekern.capture() for another one")
+            self._enter()
+        self._is_used = True
+        self._depth += 1
+        return self
+
+    def _enter(self) -> None:
+        """Opens the capture on all ranks, or on none."""
         if (other := open_capture()) is not None:
             what_to_do = (
                 "close it first" if other._pid == os.getpid() else "this is a fork of its rank: fork before it opens"
@@ -171,6 +187,8 @@ class Capture:
         self.group = Group.discover()
         with contextlib.ExitStack() as undo:
             undo.callback(self.group.close)
+            with self.group.in_step():
+                self._guard.raise_again()  # what capture() found on this rank
             self.run_id, self._one_host = self._meet()
             self.device = open_device(self._setup.device, self.group)
             with self.group.in_step():  # afterwards all segments exist
@@ -178,7 +196,6 @@ class Capture:
             if self._setup.clocks and self.group.is_connected:
                 self._clocks.open(self.device, self.segment, self.group, self.run_id, self._one_host)
             undo.pop_all()
-        return self
 
     def _open(self, undo: contextlib.ExitStack) -> None:
         """Opens this rank's part of the capture. `undo` gets the calls that close it again."""
@@ -193,6 +210,7 @@ class Capture:
         undo.callback(self.segment.unlink)
         self._launches = Launches(self.segment, self.device, self._selection, self._sinks)
         self._pid = os.getpid()
+        undo.callback(setattr, self, "_pid", 0)
         self._rank_of_process = this_resident()
         _active[self._rank_of_process] = self
         undo.callback(_active.pop, self._rank_of_process)
@@ -206,35 +224,49 @@ class Capture:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if os.getpid() != self._pid:
-            return  # a fork of the rank leaves the block; the capture belongs to the rank
+        with self._guard.closing(error):
+            if self._depth < 1:
+                raise BadInput(f"{self.directory}: the capture's `with` block is left twice, or was never entered")
+            self._depth -= 1
+            # A fork may leave the block of its rank, to which the capture belongs.
+            if self._depth == 0 and self._is_open and os.getpid() == self._pid:
+                self._close(kind is None)
+
+    def _close(self, in_order: bool) -> None:
+        """Saves what was recorded and gives everything back. in_order: no error is on its way out of the block."""
         is_saved = False
+        is_gone = self.group.forget_if_gone()
         try:
-            in_order = self._stop(kind is None)
+            in_order = self._stop(in_order and not is_gone)
             with self._lock:  # another thread may be leaving a range
                 self.segment.header["state"] = fmt.SegmentState.CLOSED
-            leave_dump(self.group, self.segment, self.directory, self._one_host, in_order)
+            leave_dump(self.group, self.segment, self.directory, self._one_host, in_order, is_gone)
             self.segment.header["saved"] = 1
             is_saved = True
-        except BadInput as problem:  # the last message that the user sees
-            raise BadInput(f"{problem}; {how_to_save(self.run_id)}") from problem
+        except Exception as problem:  # the last message that the user sees
+            raise BadInput(f"{one_line(problem)}; {how_to_save(self.run_id)}") from problem
         except BaseException:
             _log.warning("capture %s: %s", self.directory, how_to_save(self.run_id))
             raise
         finally:
-            with self._lock:  # another thread may be in a launch
-                _active.pop(self._rank_of_process)
-            if is_saved and (self.group.is_connected or os.environ.get("TRACEKERN_KEEP_SEGMENT") != "1"):
-                self.segment.unlink()  # else the launcher, which writes the manifest, finds the capture by it
-            self._directory_lock.release()
-            self.device.memory.detach()
-            if self._launches.is_any_running():
-                _still_written.append(self.segment)
-            self.segment.close()
-            self.group.close()
+            self._give_back(is_saved)
         if why := why_refused(self.segment.header, self._selection.keep):
             _log.warning("capture %s: %s", self.directory, why)
         _log.info("capture %s: rank %d held %d bytes", self.directory, self.group.rank, self.footprint_bytes)
+
+    def _give_back(self, is_saved: bool) -> None:
+        with contextlib.ExitStack() as rest:  # all of it, whatever fails
+            with self._lock:  # another thread may be in a launch
+                _active.pop(self._rank_of_process)
+            rest.callback(self.group.close)
+            rest.callback(self.segment.close)
+            if self._launches.is_any_running():
+                _still_written.append(self.segment)
+            rest.callback(self.device.memory.detach)
+            rest.callback(self._directory_lock.release)
+            # Else the launcher, which writes the manifest, finds the capture by it.
+            if is_saved and (self.group.is_connected or os.environ.get("TRACEKERN_KEEP_SEGMENT") != "1"):
+                rest.callback(self.segment.unlink)
 
     def _stop(self, in_order: bool) -> bool:
         """Collects the records and takes the last clock samples. Returns whether all ranks close in order."""
@@ -255,13 +287,17 @@ class Capture:
         return self in _active.values()
 
     @property
+    def _is_recording(self) -> bool:
+        return not self._guard.is_off and self in _active.values()
+
+    @property
     def _is_ring(self) -> bool:
         return self._selection.keep == "last"
 
     @property
     def footprint_bytes(self) -> int:
         """Bytes of memory that this rank's records take now."""
-        return self.segment.footprint_bytes
+        return self.segment.footprint_bytes if self._pid else 0
 
     def launch(
         self,
@@ -295,12 +331,13 @@ class Capture:
         Raises:
             BadInput: Called outside the capture's `with` block, or with an argument that cannot be used.
         """
-        check_epoch(name, epoch)
-        if (not self._is_open or os.getpid() != self._pid) and not self._is_ours(f"launch({name!r})"):
-            return LaunchHandle(0, grid, warps, stream)
-        kernel = Kernel(name, grid, warps, stream, events, roles)
-        with self._lock:
-            descriptor = self._region_of(kernel, epoch, ahead) if self._is_open else 0  # may be closed by now
+        descriptor = 0
+        with self._guard:
+            check_epoch(name, epoch)
+            if (self._is_recording and os.getpid() == self._pid) or self._is_ours(f"launch({name!r})"):
+                kernel = Kernel(name, grid, warps, stream, events, roles)
+                with self._lock:  # it may be closed by now
+                    descriptor = self._region_of(kernel, epoch, ahead) if self._is_recording else 0
         return LaunchHandle(descriptor, grid, warps, stream)
 
     def _region_of(self, kernel: Kernel, epoch: int, ahead: bool) -> int:
@@ -337,12 +374,19 @@ class Capture:
         Raises:
             BadInput: There is no GPU, or run() launches nothing through `launch()`.
         """
+        from tracekern.record.graphs import UntracedGraph
+
+        with self._guard:
+            if self._is_ours(f"graph({name!r})"):
+                return self._traced_graph(self._guard.of_user(run), name, slots)
+            if not self._guard.is_off:
+                why = "in a fork of the rank, which cannot use a GPU"
+                raise BadInput(f"capture.graph({name!r}): {why}; call it in the rank itself")
+        return UntracedGraph(name, run)
+
+    def _traced_graph(self, run: Callable[[], None], name: str, slots: int) -> TracedGraph:
         from tracekern.record.graphs import TracedGraph
 
-        if not self._is_ours(f"graph({name!r})"):
-            raise BadInput(
-                f"capture.graph({name!r}): in a fork of the rank, which cannot use a GPU; call it in the rank itself"
-            )
         if self.device.backend != "cuda":
             raise BadInput(f"capture.graph({name!r}): the {self.device.backend} backend has no graphs; it needs a GPU")
         if this_resident() is not None:
@@ -364,9 +408,11 @@ class Capture:
 
     def _before_replay(self, lay_ready: Callable[[], bool]) -> bool:
         """Samples the clocks if due, as between launches, then reserves the replay's regions with `lay_ready`."""
-        with self._lock:
-            self._clocks.before_launch()
-            return lay_ready()
+        with self._guard, self._lock:
+            if self._is_recording:
+                self._clocks.before_launch()
+                return lay_ready()
+        return False
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
@@ -375,15 +421,21 @@ class Capture:
         Afterwards `records_per_track="auto"` gives the launches of each name room for what their fullest track needed.
         Synchronize the device before the block ends: kernels have to be finished by then.
         """
-        if not self._is_ours("counting()"):
-            yield
-            return
-        first = int(self.segment.header["num_launches"])
-        was_counting, self._is_counting = self._is_counting, True
+        first = -1
+        with self._guard:
+            if self._is_ours("counting()"):
+                first = int(self.segment.header["num_launches"])
+        was_counting, self._is_counting = self._is_counting, first >= 0
         try:
             yield
         finally:
             self._is_counting = was_counting
+        with self._guard:
+            if first >= 0 and self._is_recording:
+                self._use_counts(first)
+
+    def _use_counts(self, first: int) -> None:
+        """Makes room for what was counted from launch `first` on."""
         needed_mirror = self._sinks.needs_mirror()
         _log.info("capture %s: records per track: %s", self.directory, self._launches.read_counts(first))
         if self._sinks.needs_mirror() and not needed_mirror:
@@ -394,17 +446,18 @@ class Capture:
     @contextlib.contextmanager
     def range(self, name: str) -> Iterator[None]:
         """Records a span of this host thread, drawn beside the kernels. Long names are cut."""
-        if not is_text(name):
-            raise BadInput(f"range({name!r}): wanted a name")
-        if not self._is_ours(f"range({name!r})"):
-            yield
-            return
+        is_recorded = False
+        with self._guard:
+            if not is_text(name):
+                raise BadInput(f"range({name!r}): wanted a name")
+            is_recorded = self._is_ours(f"range({name!r})")
         start_ns = time.time_ns()
         try:
             yield
         finally:
-            with self._lock:
-                if self.segment.header["state"] == fmt.SegmentState.OPEN:  # else the capture is packed already
+            with self._guard, self._lock:
+                # A capture that is packed already takes no more.
+                if is_recorded and self.segment.header["state"] == fmt.SegmentState.OPEN:
                     self.segment.append_host_span(name, threading.get_native_id(), start_ns, time.time_ns())
 
     def add_torch_profile(self, profile: Any) -> Path:
@@ -419,21 +472,28 @@ class Capture:
         Raises:
             BadInput: There is no trace.
         """
-        return save_torch_profile(profile, self.directory / fmt.torch_profile_file_name(self.group.rank))
+        path = self.directory / fmt.torch_profile_file_name(self.group.rank)
+        with self._guard:
+            if not self._guard.is_off:
+                save_torch_profile(profile, path)
+        return path
 
     def sample_clocks(self) -> None:
         """Samples the ranks' clocks now. Called by all ranks together.
 
         A capture samples them itself when it opens, when it closes, and every few seconds between launches.
         """
-        if self._is_ours("sample_clocks()"):
-            self._clocks.sample()
+        with self._guard:
+            if self._is_ours("sample_clocks()"):
+                self._clocks.sample()
 
     def _is_ours(self, call: str) -> bool:
-        """Returns whether this process is the rank. A fork would overwrite the rank's records, so it records nothing.
+        """Returns whether this process is the rank, and its capture not off.
 
-        Raises BadInput outside the `with` block.
+        A fork would overwrite the rank's records, so it records nothing. Raises BadInput outside the `with` block.
         """
+        if self._guard.is_off:
+            return False
         if not self._is_open:
             raise BadInput(f"{self.directory}: {call} outside the capture's `with` block")
         if os.getpid() == self._pid:

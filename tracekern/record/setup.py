@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from tracekern.record.sinks import Sink
 if TYPE_CHECKING:
     from tracekern.comm.device import CaptureDevice
     from tracekern.comm.group import Group
+    from tracekern.record.selection import Selection
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
@@ -108,8 +110,23 @@ def check_run_id(told: object) -> str:
     raise BadInput(f"rank 0 names the run {str(told)[:100]!r}; wanted letters, digits, '-', '_' and '.'")
 
 
-def check_about(settings: dict[str, Any] | None, command: str | None) -> None:
-    """Raises BadInput for settings or a command that a dump cannot hold."""
+def check_built() -> None:
+    """Raises NotBuilt, which says what to do, without the compiled part."""
+    from tracekern import _C  # noqa: F401
+
+
+def directory_of(path: str | Path) -> Path:
+    """Returns the absolute path of a capture's directory. Raises BadInput for one that no directory can have."""
+    if "\0" in str(path):
+        raise BadInput(f"{str(path)!r}: has a zero byte; choose another directory")
+    return Path(path).absolute()
+
+
+def about_run(selection: Selection, settings: dict[str, Any] | None, command: str | None) -> dict[str, Any]:
+    """Returns the metadata of a capture that its arguments give.
+
+    Raises BadInput for settings or a command that a dump cannot hold.
+    """
     if not isinstance(command, str | None):
         raise BadInput(f"command={command!r}: wanted text")
     if not isinstance(settings, dict | None):
@@ -118,3 +135,5 @@ def check_about(settings: dict[str, Any] | None, command: str | None) -> None:
         json.dumps(settings)
     except (TypeError, ValueError) as error:
         raise BadInput(f"settings={settings!r}: {error}; wanted a dict of what JSON holds") from None
+    command = shlex.join(sys.argv) if command is None else command
+    return {"keep": selection.keep, "roles": selection.roles, "settings": settings or {}, "command": command}

@@ -15,7 +15,6 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from tracekern import _C
 from tracekern.dump import format as fmt
 from tracekern.dump.fault import describe_fault, parse_fault
 from tracekern.dump.reader import LaunchSection, Part
@@ -129,6 +128,8 @@ class _Packed:
 
     def records(self, segment: SegmentView) -> Iterator[npt.NDArray[Any]]:
         """Yields the written records, track after track, some tracks at a time to bound memory."""
+        from tracekern import _C
+
         records = segment.records(self.entry)
         for rows in _chunks(records):
             yield _C.copy_records(_bytes_of(self.headers[rows]), _bytes_of(records[rows]))
@@ -204,6 +205,8 @@ def _sinks(launches: list[_Packed]) -> dict[str, list[str]]:
 
 
 def _write(segment: SegmentView, file: BinaryIO) -> int:
+    from tracekern import _C
+
     launches, num_lost = [], 0
     for entry in segment.recorded_launches():
         if int(entry["flags"]) & fmt.ENTRY_MIRRORED and not segment.header["collected"]:

@@ -1,0 +1,39 @@
+"""Brings the ranks of torch.distributed together before they make a process group.
+
+A rank that calls new_group() alone, because only it opens a capture, has counted one group more than the others, and
+the program's own next group fails on all of them. So the ranks meet in the store first, where one word decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from datetime import timedelta
+
+from tracekern.errors import PeerLost
+from tracekern.formatting import ranks as name_ranks
+
+_numbers = itertools.count()
+_GO, _STOP = "go", "stop"
+
+
+def meet(rank: int, num_ranks: int, timeout_s: float) -> None:
+    """Returns when all ranks have called it as often. Raises PeerLost, on all alike, if one does not come in time."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store, limit = _get_default_store(), timedelta(seconds=timeout_s)
+    place = f"tracekern-meeting-{next(_numbers)}/"
+    decision = f"{place}decision"
+    store.set(f"{place}{rank}", "")
+    is_last = store.add(f"{place}arrived", 1) == num_ranks
+    if not is_last:
+        with contextlib.suppress(RuntimeError):  # somebody is late
+            store.wait([decision], limit)
+    # The first who adds decides, also for those that come later.
+    if (is_last or not store.check([decision])) and store.add(f"{place}deciders", 1) == 1:
+        store.set(decision, _GO if is_last else _STOP)
+    store.wait([decision], limit)
+    if store.get(decision) != _GO.encode():
+        late = [peer for peer in range(num_ranks) if not store.check([f"{place}{peer}"])]
+        who = f"{name_ranks(late)} did not come" if late else "one came too late"
+        raise PeerLost(f"rank {rank}: not all ranks open what this one opens: {who} within {timeout_s:g} s")
