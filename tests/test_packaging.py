@@ -10,6 +10,7 @@ import glob
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -96,6 +97,14 @@ def test_the_wheel_holds_what_an_installation_needs(installed, tmp_path):
     code = "import tracekern, tracekern._C, tracekern.viewers; print(tracekern.include_path())"
     told = build("-c", code, cwd=tmp_path, PYTHONPATH=str(installed))
     assert told.stdout.strip() == str(installed / "tracekern" / "include"), told.stderr
+
+
+def test_all_packages_that_are_asked_for_are_imported(installed):
+    (about,) = installed.glob("*.dist-info/METADATA")
+    packages = re.findall(r"^Requires-Dist: (\w+)", about.read_text(), re.MULTILINE)
+    assert "numpy" in packages
+    sources = "\n".join(path.read_text() for path in (installed / "tracekern").rglob("*.py"))
+    assert [name for name in packages if not re.search(rf"^ *(import|from) {name}\b", sources, re.MULTILINE)] == []
 
 
 def test_kernels_are_compiled_with_the_headers_of_an_installation(installed):
