@@ -26,10 +26,6 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CCompilerError, CompileError
 
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-JOBS = int(os.environ.get("TRACEKERN_BUILD_JOBS") or CORES)
-ParallelCompile(default=JOBS).install()
-
 HEADERS = [path for pattern in ("csrc/**/*.h", "csrc/**/*.hpp") for path in glob.glob(pattern, recursive=True)]
 FOLDERS = ("apis", "encode", "moe/*")
 SOURCES = ["csrc/python_api.cpp", *(path for folder in FOLDERS for path in sorted(glob.glob(f"csrc/{folder}/*.cpp")))]
@@ -42,6 +38,15 @@ NVCC_DEFINES = ["-DTK_KERNEL_TABLE", f"-DTK_FAMILIES={FAMILIES}"]
 NVCC_FLAGS = ["-std=c++20", "-O3", "-Xcompiler", "-fPIC", "-Icsrc", *NVCC_DEFINES]
 # A warning of a compiler that we have not seen is no reason not to build; .ci/run sets this.
 STRICT = ["-Werror"] if os.environ.get("TRACEKERN_WERROR") == "1" else []
+
+
+def count_jobs() -> int:
+    """Returns how many compilers may run at a time."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("TRACEKERN_BUILD_JOBS") or str(cores)
+    if not asked.isdecimal() or int(asked) == 0:
+        raise SystemExit(f"TRACEKERN_BUILD_JOBS is {asked!r}; wanted how many compilers may run at a time, such as 4")
+    return int(asked)
 
 
 def architectures_here() -> list[str]:
@@ -69,6 +74,8 @@ def find_nvcc() -> str | None:
     return nvcc if is_wanted else None
 
 
+JOBS = count_jobs()
+ParallelCompile(default=JOBS).install()
 NVCC = find_nvcc()
 # Whoever builds for GPUs, or names the command build_ext, wants more than to read captures.
 IS_REQUIRED = os.environ.get("TRACEKERN_EXTENSION") == "1" or NVCC is not None or "build_ext" in sys.argv

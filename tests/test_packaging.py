@@ -129,6 +129,8 @@ COMMANDS = (
     ("export {capture} -o a.json.gz", 0, "a.json.gz: "),
     ("export {capture} -o a.parquet", 0, "a.parquet: "),
     ("export {capture} -o a.pftrace", 2, "; or write .json, which needs none of it"),
+    ("info unfinished", 2, "unfinished: "),
+    ("report unfinished", 2, "unfinished: "),
     ("run moe", 2, MISSING),
     ("snapshot", 2, MISSING),
     ("salvage", 2, MISSING),
@@ -137,12 +139,15 @@ COMMANDS = (
 
 def test_without_a_compiler_all_that_reads_works_and_the_rest_says_what_to_do(bare, tmp_path):
     capture = ROOT / "traces" / "h200x4_late_host"
+    (tmp_path / "unfinished").mkdir()
+    shutil.copy(capture / "capture.json", tmp_path / "unfinished")
     lines = [line.format(capture=capture) for line, _, _ in COMMANDS]
     done = build(ROOT / "tests" / "elsewhere.py", *lines, cwd=tmp_path, PYTHONPATH=str(bare), COLUMNS="200")
     assert done.returncode == 0, done.stderr
     for (line, *expected), (code, said) in zip(COMMANDS, json.loads(done.stdout), strict=True):
         assert [code, line, expected[1] in said] == [expected[0], line, True], said
-    assert {path.name for path in tmp_path.iterdir()} == {"report.html", "both.json", "a.json.gz", "a.parquet"}
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"unfinished", "report.html", "both.json", "a.json.gz", "a.parquet"}
 
 
 @pytest.mark.parametrize(
@@ -152,6 +157,7 @@ def test_without_a_compiler_all_that_reads_works_and_the_rest_says_what_to_do(ba
         ("build_ext", {}, "tracekern._C cannot be compiled; it needs g++ with C++20: "),
         ("build", {"TRACEKERN_CUDA": "1"}, "TRACEKERN_CUDA=1, but there is no nvcc on the PATH"),
         ("build", {"TRACEKERN_CUDA": "yes"}, "TRACEKERN_CUDA is 'yes'; wanted 1 "),
+        ("build", {"TRACEKERN_BUILD_JOBS": "0"}, "TRACEKERN_BUILD_JOBS is '0'; wanted how many compilers "),
     ],
 )
 def test_who_asks_for_a_part_that_cannot_be_compiled_is_refused(checkout, tmp_path, command, variables, told):
