@@ -1,74 +1,139 @@
-"""Builds tracekern._C with g++ and pybind11, and its twin for GPUs, tracekern._cuda, where nvcc is."""
+"""Builds tracekern._C with g++ and pybind11, and its twin for GPUs, tracekern._cuda, with nvcc.
+
+Environment variables, of which the README explains the first two:
+    TRACEKERN_CUDA=0 or 1        leaves _cuda out, or insists on it; else it is built where nvcc and a GPU are
+    TRACEKERN_EXTENSION=1        insists on _C; else an installation where it cannot be compiled reads captures
+    TRACEKERN_CUDA_ARCH=sm_90    the architecture to compile for; else that of the first GPU here
+    TRACEKERN_BUILD_JOBS=4       how many compilers run at a time; else one for each core
+    TRACEKERN_WERROR=1, TRACEKERN_NVCC_FLAGS    for development
+"""
 
 from __future__ import annotations
 
 import glob
+import logging
 import os
 import shutil
 import subprocess
+import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pybind11
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
-
-ParallelCompile("TRACEKERN_BUILD_JOBS", default=os.cpu_count() or 1).install()
+from setuptools.errors import BaseError, CCompilerError, CompileError
 
 HEADERS = [path for pattern in ("csrc/**/*.h", "csrc/**/*.hpp") for path in glob.glob(pattern, recursive=True)]
 FOLDERS = ("apis", "encode", "moe/*")
 SOURCES = ["csrc/python_api.cpp", *(path for folder in FOLDERS for path in sorted(glob.glob(f"csrc/{folder}/*.cpp")))]
 KERNELS = sorted(glob.glob("csrc/**/kernels.cu", recursive=True))
 BINDINGS = sorted(glob.glob("csrc/apis/*.cu") + glob.glob("csrc/moe/*/bindings.cu"))
-CUDA_SOURCES = ["csrc/python_api_cuda.cu", *BINDINGS, *KERNELS]
+CUDA_SOURCES = [*KERNELS, *BINDINGS, "csrc/python_api_cuda.cu"]  # those that take longest first
 # A folder is a family of kernels; csrc/apis/register.hpp registers them all.
 FAMILIES = " ".join(f"FAMILY({Path(path).parent.name})" for path in sorted(glob.glob("csrc/moe/*/bindings.cpp")))
-NVCC = None if os.environ.get("TRACEKERN_CUDA") == "0" else shutil.which("nvcc")  # 0: leave the GPU twin out
 NVCC_DEFINES = ["-DTK_KERNEL_TABLE", f"-DTK_FAMILIES={FAMILIES}"]
-NVCC_FLAGS = ["-std=c++20", "-O3", "-Xcompiler", "-fPIC", "-Icsrc", *NVCC_DEFINES, "--split-compile=0"]
-
-
+NVCC_FLAGS = ["-std=c++20", "-O3", "-Xcompiler", "-fPIC", "-Icsrc", *NVCC_DEFINES]
 # A warning of a compiler that we have not seen is no reason not to build; .ci/run sets this.
 STRICT = ["-Werror"] if os.environ.get("TRACEKERN_WERROR") == "1" else []
 
 
-def architecture_here() -> str:
-    """Of the first GPU of this machine; of an H100 where there is none."""
+def count_jobs() -> int:
+    """Returns how many compilers may run at a time."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("TRACEKERN_BUILD_JOBS") or str(cores)
+    if not asked.isdecimal() or int(asked) == 0:
+        raise SystemExit(f"TRACEKERN_BUILD_JOBS is {asked!r}; wanted how many compilers may run at a time, such as 4")
+    return int(asked)
+
+
+def architectures_here() -> list[str]:
+    """Of this machine's GPUs, as nvidia-smi names them: sm_90."""
     try:
         query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
         found = subprocess.run(query, capture_output=True, text=True, timeout=60).stdout.split()
     except (OSError, subprocess.TimeoutExpired):
-        found = []
-    return f"sm_{found[0].replace('.', '')}" if found and found[0].replace(".", "").isdigit() else "sm_90"
+        return []
+    return [f"sm_{number}" for number in (text.replace(".", "") for text in found) if number.isdigit()]
+
+
+def find_nvcc() -> str | None:
+    """Returns the nvcc that is to build _cuda; None if it is left out."""
+    asked = os.environ.get("TRACEKERN_CUDA", "")
+    if asked not in ("", "0", "1"):
+        raise SystemExit(f"TRACEKERN_CUDA is {asked!r}; wanted 1 to build the kernels for GPUs, 0 to leave them out")
+    nvcc = shutil.which("nvcc")
+    if asked == "1" and not nvcc:
+        raise SystemExit("TRACEKERN_CUDA=1, but there is no nvcc on the PATH; add it (PATH=/usr/local/cuda/bin:$PATH)")
+    if asked == "0" or not nvcc:
+        return None
+    # Not every container with a GPU has nvidia-smi, and WSL has no such file.
+    is_wanted = asked == "1" or glob.glob("/dev/nvidia[0-9]*") or architectures_here()
+    return nvcc if is_wanted else None
+
+
+JOBS = count_jobs()
+ParallelCompile(default=JOBS).install()
+NVCC = find_nvcc()
+# Whoever builds for GPUs, or names the command build_ext, wants more than to read captures.
+IS_REQUIRED = os.environ.get("TRACEKERN_EXTENSION") == "1" or NVCC is not None or "build_ext" in sys.argv
 
 
 class BuildExtensions(build_ext):
-    """build_ext that hands .cu files to nvcc."""
+    """build_ext that hands .cu files to nvcc, and goes on where _C cannot be compiled and is not required."""
+
+    def run(self) -> None:
+        if not NVCC and not os.environ.get("TRACEKERN_CUDA") and shutil.which("nvcc"):
+            left_out = "tracekern._cuda is left out: nvcc is here, but no GPU; TRACEKERN_CUDA=1 builds it"
+            self.announce(left_out, level=logging.WARNING)
+        super().run()
 
     def build_extension(self, extension: Extension) -> None:
-        if extension.name != "tracekern._cuda":
-            super().build_extension(extension)
+        if extension.name == "tracekern._cuda":
+            self.build_cuda(extension)
             return
+        try:
+            super().build_extension(extension)
+        except (BaseError, CCompilerError, OSError) as error:
+            if IS_REQUIRED:
+                raise CompileError(f"tracekern._C cannot be compiled; it needs g++ with C++20: {error}") from error
+            self.announce(
+                f"tracekern._C is left out, as it cannot be compiled here ({error}): what is installed reads "
+                "captures, but cannot record or write Perfetto traces; TRACEKERN_EXTENSION=1 makes this an error",
+                level=logging.WARNING,
+            )
+
+    def build_cuda(self, extension: Extension) -> None:
         target = Path(self.get_ext_fullpath(extension.name))
         newest = max(os.path.getmtime(path) for path in [*extension.sources, *extension.depends])
         if not self.force and target.exists() and target.stat().st_mtime > newest:
             return
-        includes = [f"-I{pybind11.get_include()}", f"-I{sysconfig.get_paths()['include']}"]
-        architecture = os.environ.get("TRACEKERN_CUDA_ARCH") or architecture_here()
-        objects, compilers = [], []
-        for source in extension.sources:
+        architecture = os.environ.get("TRACEKERN_CUDA_ARCH") or next(iter(architectures_here()), "sm_90")
+        num_files = len(extension.sources)
+        command = [
+            *(NVCC, f"-arch={architecture}", *NVCC_FLAGS, f"--split-compile={max(1, JOBS // num_files)}"),
+            *os.environ.get("TRACEKERN_NVCC_FLAGS", "").split(),
+            *(f"-I{pybind11.get_include()}", f"-I{sysconfig.get_paths()['include']}"),
+        ]
+
+        def compile_file(number: int, source: str) -> str:
             out = Path(self.build_temp, source).with_suffix(".cu.o")
             out.parent.mkdir(parents=True, exist_ok=True)
-            extra = os.environ.get("TRACEKERN_NVCC_FLAGS", "").split()
-            command = [NVCC, f"-arch={architecture}", *NVCC_FLAGS, *extra, *includes, "-c", source, "-o", str(out)]
-            self.announce(f"nvcc {architecture}: {source}", level=2)
-            compilers.append(subprocess.Popen(command))
-            objects.append(str(out))
-        if any(compiler.wait() for compiler in compilers):
-            raise RuntimeError("nvcc failed; see its lines above")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run([NVCC, "-shared", "-o", str(target), *objects], check=True)
+            self.announce(f"[{number}/{num_files}] nvcc {architecture} {source}", level=logging.INFO)
+            subprocess.run([*command, "-c", source, "-o", str(out)], check=True)
+            return str(out)
+
+        try:
+            with ThreadPoolExecutor(JOBS) as pool:
+                objects = list(pool.map(compile_file, range(1, num_files + 1), extension.sources))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            subprocess.run([NVCC, "-shared", "-o", str(target), *objects], check=True)
+        except subprocess.CalledProcessError as error:
+            raise CompileError(
+                f"nvcc ended with {error.returncode}, see its lines above; TRACEKERN_CUDA=0 leaves the GPU part out"
+            ) from None
 
 
 extensions = [
@@ -82,6 +147,7 @@ extensions = [
         # Kernels promise bit-equal results on every backend: a*b+c must stay two roundings.
         extra_compile_args=["-O2", "-g0", "-Wall", "-Wextra", *STRICT, "-ffp-contract=off", "-pthread"],
         extra_link_args=["-pthread", "-lrt"],
+        optional=not IS_REQUIRED,  # an editable installation does not look for what was left out
     )
 ]
 if NVCC:

@@ -24,7 +24,7 @@ ALLOWED_IMPORTS = {
     "tracekern": tuple(
         f"tracekern.{name}" for name in ("record", "comm", "launcher", "timeline", "export", "analysis")
     ),
-    "tracekern._C": (),  # what is imported where there is no extension of that name
+    **dict.fromkeys(_COMPILED, ()),  # what is imported where there is no extension of that name
     "tracekern.__main__": ("tracekern.cli.main",),
     **dict.fromkeys(FREE, ()),
     "tracekern.dump": ("tracekern.dump",),

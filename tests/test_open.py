@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import gzip
 import json
 import re
 import shutil
@@ -23,6 +24,7 @@ from timelines import WAIT, make_timeline
 from trace_processor import TraceProcessor
 from typer.testing import CliRunner
 
+import tracekern
 from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.cli import open_trace
 from tracekern.cli.app import app
@@ -114,6 +116,24 @@ def test_a_capture_is_opened_as_the_trace_that_is_written_into_it(tmp_path):
         assert process.wait(timeout=30) == 0
     with opened(capture):
         assert trace.stat().st_mtime_ns == written, "it is there already"
+
+
+def test_without_the_extension_a_capture_is_opened_as_json(tmp_path, monkeypatch):
+    package = Path(tracekern.__file__).parent
+    shutil.copytree(package, tmp_path / "tracekern", ignore=shutil.ignore_patterns("*.so", "__pycache__", "include"))
+    capture = write_capture(tmp_path / "capture", CaptureSpec(num_ranks=2))
+    files = sorted(capture.iterdir())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with opened("capture") as (process, url):
+        said = process.stderr.readline()
+        assert said.startswith("shown as .json, with no wait selected: a Perfetto trace cannot be written: tracekern ")
+        wanted = path_of_trace(url)
+        assert wanted.endswith("/capture.json.gz")
+        shown = json.loads(gzip.decompress(ask("GET", wanted)[1]))["traceEvents"]
+        assert sum(event["ph"] == "X" for event in shown) >= len(load(capture).spans)
+        assert process.wait(timeout=30) == 0
+    assert sorted(capture.iterdir()) == files
 
 
 def test_of_a_capture_with_too_many_arrows_a_smaller_view_is_opened(tmp_path, monkeypatch):

@@ -6,8 +6,11 @@ And that make takes the interpreter that it is told.
 from __future__ import annotations
 
 import ast
+import glob
+import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +18,7 @@ import sysconfig
 import zipfile
 from pathlib import Path
 
+import pybind11
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,31 +40,52 @@ def checkout(tmp_path_factory) -> Path:
     return copy
 
 
-def pip(*arguments: object, cwd: Path) -> None:
-    """Without the GPU twin: its kernels take minutes to compile."""
-    environment = {**os.environ, "TRACEKERN_CUDA": "0"}
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *map(str, arguments)]
-    subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True, env=environment)
+def build(*command: object, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs python. Without the GPU twin, unless a variable says so: its kernels take minutes to compile."""
+    dropped = ("PYTHONPATH", "CC", "CXX", "TRACEKERN_EXTENSION")
+    environment = {key: value for key, value in os.environ.items() if key not in dropped}
+    environment |= {"TRACEKERN_CUDA": "0", **variables}
+    command = (sys.executable, *map(str, command))
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment)
 
 
-def run_python(interpreter: Path, code: str, cwd: Path) -> str:
-    """What `code` prints, in an interpreter that sees the packages of this one, but not this checkout."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    result = subprocess.run([interpreter, "-c", code], cwd=cwd, capture_output=True, text=True, env=environment)
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
+def make_wheel(source: Path, folder: Path, **variables: str) -> Path:
+    """The directory where what `pip wheel` made is unpacked."""
+    options = ("--disable-pip-version-check", "--no-build-isolation", "--no-deps", "--wheel-dir", folder)
+    made = build("-m", "pip", "wheel", *options, source, cwd=folder, **variables)
+    assert made.returncode == 0, made.stdout + made.stderr
+    (wheel,) = folder.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(folder / "unpacked")
+    return folder / "unpacked"
 
 
-def test_the_wheel_holds_what_an_installation_needs(checkout, tmp_path):
-    # The extension that `make` has built of the same sources is taken as it is: it compiles for a minute or two.
+@pytest.fixture(scope="module")
+def installed(checkout, tmp_path_factory) -> Path:
+    """What a wheel installs. The extension that `make` has built of the same sources is taken as it is."""
     from tracekern import _C
 
     built = checkout / "build" / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}" / "tracekern"
     built.mkdir(parents=True)
     shutil.copy2(_C.__file__, built)
-    pip("wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", tmp_path, checkout, cwd=tmp_path)
-    (wheel,) = tmp_path.glob("*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
+    return make_wheel(checkout, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def bare(checkout, tmp_path_factory) -> Path:
+    """What is installed from the source distribution where there is no compiler."""
+    folder = tmp_path_factory.mktemp("bare")
+    made = build("setup.py", "-q", "sdist", "--dist-dir", folder, cwd=checkout)
+    assert made.returncode == 0, made.stderr
+    (archive,) = folder.glob("*.tar.gz")
+    return make_wheel(archive, folder, PATH=str(folder))
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_wheel_holds_what_an_installation_needs(installed, tmp_path):
+    names = names_in(installed)
     assert any(name.startswith("tracekern/_C.") and name.endswith(".so") for name in names)
     viewers = [path for path in (ROOT / "viewers").rglob("*") if path.suffix in {".py", ".css", ".js", ".sql"}]
     for path in [*(ROOT / "tracekern").rglob("*.py"), *viewers]:
@@ -69,13 +94,106 @@ def test_the_wheel_holds_what_an_installation_needs(checkout, tmp_path):
     headers = [path for part in ("trace", "platform") for path in (ROOT / "csrc" / part).glob("*.h*")]
     for path in [ROOT / "csrc" / "tracekern.h", *headers]:
         assert f"tracekern/include/{path.relative_to(ROOT / 'csrc').as_posix()}" in names
-    unpacked = tmp_path / "unpacked"
-    zipfile.ZipFile(wheel).extractall(unpacked)
-    code = (
-        f"import sys; sys.path.insert(0, {str(unpacked)!r}); import tracekern, tracekern._C, tracekern.viewers, os\n"
-        "print(os.path.exists(tracekern.include_path() + '/tracekern.h'), tracekern.__file__)"
-    )
-    assert run_python(Path(sys.executable), code, tmp_path) == f"True {unpacked / 'tracekern' / '__init__.py'}"
+    code = "import tracekern, tracekern._C, tracekern.viewers; print(tracekern.include_path())"
+    told = build("-c", code, cwd=tmp_path, PYTHONPATH=str(installed))
+    assert told.stdout.strip() == str(installed / "tracekern" / "include"), told.stderr
+
+
+def test_all_packages_that_are_asked_for_are_imported(installed):
+    (about,) = installed.glob("*.dist-info/METADATA")
+    packages = re.findall(r"^Requires-Dist: (\w+)", about.read_text(), re.MULTILINE)
+    assert "numpy" in packages
+    sources = "\n".join(path.read_text() for path in (installed / "tracekern").rglob("*.py"))
+    assert [name for name in packages if not re.search(rf"^ *(import|from) {name}\b", sources, re.MULTILINE)] == []
+
+
+def test_kernels_are_compiled_with_the_headers_of_an_installation(installed):
+    folders = [installed / "tracekern" / "include", pybind11.get_include(), sysconfig.get_paths()["include"]]
+    command = ["g++", "-std=c++20", "-fsyntax-only", *(f"-I{folder}" for folder in folders)]
+    done = subprocess.run([*command, ROOT / "examples" / "signals" / "signals.cpp"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_a_compiler_the_same_is_installed_except_for_the_extension(installed, bare):
+    missing = {name.partition(".cpython")[0] for name in names_in(installed) - names_in(bare)}
+    assert missing == {"tracekern/_C"}
+    assert names_in(bare) <= names_in(installed)
+
+
+MISSING = "tracekern was installed without its compiled extension, which "
+COMMANDS = (
+    ("info {capture}", 0, "4 ranks, "),
+    ("report {capture} -o report.html", 0, "Rank 0's host launches late."),
+    ("check {capture} --max wait_token.p99=20us", 0, "within budget"),
+    ("diff {capture} {capture} -o both.json", 0, "+0.0 %"),
+    ("export {capture} -o a.json.gz", 0, "a.json.gz: "),
+    ("export {capture} -o a.parquet", 0, "a.parquet: "),
+    ("export {capture} -o a.pftrace", 2, "; or write .json, which needs none of it"),
+    ("info unfinished", 2, "unfinished: "),
+    ("report unfinished", 2, "unfinished: "),
+    ("run moe", 2, MISSING),
+    ("snapshot", 2, MISSING),
+    ("salvage", 2, MISSING),
+)
+
+
+def test_without_a_compiler_all_that_reads_works_and_the_rest_says_what_to_do(bare, tmp_path):
+    capture = ROOT / "traces" / "h200x4_late_host"
+    (tmp_path / "unfinished").mkdir()
+    shutil.copy(capture / "capture.json", tmp_path / "unfinished")
+    lines = [line.format(capture=capture) for line, _, _ in COMMANDS]
+    done = build(ROOT / "tests" / "elsewhere.py", *lines, cwd=tmp_path, PYTHONPATH=str(bare), COLUMNS="200")
+    assert done.returncode == 0, done.stderr
+    for (line, *expected), (code, said) in zip(COMMANDS, json.loads(done.stdout), strict=True):
+        assert [code, line, expected[1] in said] == [expected[0], line, True], said
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"unfinished", "report.html", "both.json", "a.json.gz", "a.parquet"}
+
+
+@pytest.mark.parametrize(
+    ("command", "variables", "told"),
+    [
+        ("build", {"TRACEKERN_EXTENSION": "1"}, "tracekern._C cannot be compiled; it needs g++ with C++20: "),
+        ("build_ext", {}, "tracekern._C cannot be compiled; it needs g++ with C++20: "),
+        ("build", {"TRACEKERN_CUDA": "1"}, "TRACEKERN_CUDA=1, but there is no nvcc on the PATH"),
+        ("build", {"TRACEKERN_CUDA": "yes"}, "TRACEKERN_CUDA is 'yes'; wanted 1 "),
+        ("build", {"TRACEKERN_BUILD_JOBS": "0"}, "TRACEKERN_BUILD_JOBS is '0'; wanted how many compilers "),
+    ],
+)
+def test_who_asks_for_a_part_that_cannot_be_compiled_is_refused(checkout, tmp_path, command, variables, told):
+    folders = ("--build-temp", tmp_path, "--build-lib", tmp_path)
+    done = build("setup.py", "-q", command, *folders, cwd=checkout, PATH=str(tmp_path), **variables)
+    assert done.returncode == 1
+    assert told in done.stderr
+
+
+NVCC = """#!/bin/sh
+mkdir "$COUNTED/$$"
+ls "$COUNTED" | wc -l >> "$COUNTED.most"
+for word in "$@"; do out=$word; [ "$before" = -o ] && echo "$@" > "$word"; before=$word; done
+sleep 0.1
+rmdir "$COUNTED/$$"
+"""
+"""A stand-in that counts how many of it run at a time; the real one would take minutes."""
+
+
+def test_kernels_for_gpus_are_compiled_on_request_by_as_many_compilers_as_asked_for(checkout, installed, tmp_path):
+    (tmp_path / "counted").mkdir()
+    (tmp_path / "nvcc").write_text(NVCC)
+    (tmp_path / "nvcc").chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+    about = {"PATH": path, "COUNTED": str(tmp_path / "counted"), "TRACEKERN_BUILD_JOBS": "2"}
+    command = ("setup.py", "build", "--build-temp", tmp_path / "temp")
+    has_gpu = bool(glob.glob("/dev/nvidia[0-9]*"))
+    done = build(*command, cwd=checkout, TRACEKERN_CUDA="", **about)
+    assert ("tracekern._cuda is left out: nvcc is here, but no GPU" in done.stdout + done.stderr) is not has_gpu
+    done = build(*command, cwd=checkout, TRACEKERN_CUDA="1", TRACEKERN_CUDA_ARCH="sm_90", **about)
+    assert done.returncode == 0, done.stderr
+    files = list((ROOT / "csrc").rglob("*.cu"))
+    for number in range(1, len(files) + 1):
+        assert f"[{number}/{len(files)}] nvcc sm_90 csrc/" in done.stdout + done.stderr
+    most = max(map(int, (tmp_path / "counted.most").read_text().split()))
+    assert most == 2
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")

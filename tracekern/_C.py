@@ -3,5 +3,7 @@
 from tracekern.errors import NotBuilt
 
 raise NotBuilt(
-    "the compiled part of tracekern (tracekern._C) is not built here; run `pip install .` in its source, where g++ is"
+    "tracekern was installed without its compiled extension, which recording, `run`, `overhead`, `salvage`, `snapshot` "
+    "and Perfetto traces need; on Linux install g++ (C++20), and in tracekern's source run `TRACEKERN_EXTENSION=1 pip "
+    "install --force-reinstall --no-deps .`"
 )

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
+
+_RESOURCES = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN)
+_PHRASES = ("t allocate memory", "new thread", "Too many open files", "Cannot allocate memory", "No space left")
+"""Texts of torch's and Python's errors for the same, which have no number."""
 
 
 class TracekernError(Exception):
@@ -59,3 +64,12 @@ class DeviceLost(TracekernError):
     """This process cannot use its device any more: a kernel trapped or accessed invalid memory."""
 
     exit_code = 3
+
+
+def what_is_lacking(error: BaseException) -> str:
+    """Returns one line for an error that says that memory, disk, threads or open files have run out; else ""."""
+    text = str(error).strip().partition("\n")[0][:200] or "out of memory"
+    is_resource = isinstance(error, OSError) and error.errno in _RESOURCES
+    if not is_resource and not isinstance(error, MemoryError) and not any(phrase in text for phrase in _PHRASES):
+        return ""
+    return f"{text}; raise the limit (`ulimit -a`), or ask for less"

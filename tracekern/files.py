@@ -140,7 +140,7 @@ def _remove_stale(directory: Path) -> None:
 
 def _is_of_dead_process(made_by: re.Match[str]) -> bool:
     """made_by: host and process of a name."""
-    if made_by[1] != _host():
+    if made_by[1] != _host() or os.name == "nt":  # Windows takes the signal 0 for Ctrl-C
         return False
     try:
         os.kill(int(made_by[2]), 0)
@@ -154,6 +154,7 @@ def _is_of_dead_process(made_by: re.Match[str]) -> bool:
 @functools.cache
 def _host() -> str:
     """Returns a name for the processes whose ids this process can tell apart: of one boot and one container."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    parts = (platform.node(), boot.read_text() if boot.exists() else "", os.stat("/proc/self/ns/pid").st_ino)
+    boot, container = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")  # on Linux
+    read = boot.read_text() if boot.exists() else "", container.stat().st_ino if container.exists() else 0
+    parts = (platform.node(), *read)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]

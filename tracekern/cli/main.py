@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from tracekern.errors import TracekernError, missing_package
+from tracekern.errors import TracekernError, missing_package, what_is_lacking
 from tracekern.formatting import printable
 
 _OF_THE_MACHINE = frozenset(
@@ -35,7 +35,7 @@ _OF_THE_MACHINE = frozenset(
 
 _INTERRUPTED = 130
 
-_OPTIONAL = frozenset({"torch", "typer", "rich", "scipy", "polars", "pyarrow", "plotly", "junitparser"})
+_OPTIONAL = frozenset({"torch", "typer", "rich", "scipy", "pyarrow", "plotly", "junitparser"})
 """Packages that only some commands need."""
 
 
@@ -145,8 +145,6 @@ def _fail_without_package(error: ModuleNotFoundError, what: str) -> None:
 
 def _crash(error: Exception) -> None:
     """Prints the whole traceback, unless the machine and not tracekern is at fault, and exits."""
-    from tracekern.comm.host_memory import what_is_lacking
-
     if lacks := what_is_lacking(error):
         _fail(f"{' '.join(sys.argv[1:2])}: {lacks}")
     traceback.print_exc()

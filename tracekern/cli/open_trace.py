@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import typer
 
 from tracekern.cli.output import note, progress, warnings_as_notes, working
-from tracekern.errors import BadInput
+from tracekern.errors import BadInput, NotBuilt
 
 if TYPE_CHECKING:
     from tracekern.timeline.model import Timeline
@@ -36,7 +36,7 @@ def open_trace(
     from tracekern.files import scratch_directory
 
     with scratch_directory() as folder:
-        file = _trace_of(what, folder) if what.is_dir() else what
+        file = _file_of(what, folder) if what.is_dir() else what
         _check(file)
         _show(file, offline, no_browser)
 
@@ -62,6 +62,19 @@ def _show(file: Path, offline: bool, no_browser: bool) -> None:
     else:
         serve.serve_once(file, show)
         note(f"{file} was read")
+
+
+def _file_of(capture: Path, folder: Path) -> Path:
+    """Returns the trace in a capture or, where the extension that writes it is missing, JSON in `folder`."""
+    from tracekern.export.write import save
+
+    try:
+        return _trace_of(capture, folder)
+    except NotBuilt as error:
+        note(f"shown as .json, with no wait selected: {error}")
+    file = folder / f"{capture.resolve().name}.json.gz"
+    _write(save, _load(capture), file)
+    return file
 
 
 def _trace_of(capture: Path, folder: Path) -> Path:

@@ -27,9 +27,7 @@ def open_cuda(group: Group, num_bytes: int, timeout_s: float) -> tuple[Any, Cuda
     try:
         from tracekern import _cuda
     except ImportError as error:
-        raise BadInput(
-            f"no kernels for GPUs: {error}; build tracekern where nvcc is, or take the CPU backend"
-        ) from None
+        raise BadInput(f"{error}; or take the CPU backend") from None
 
     import torch
 

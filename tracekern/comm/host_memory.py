@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
 from collections.abc import Iterator
@@ -13,9 +12,6 @@ from tracekern.segment.names import SHM_DIR
 
 _FILES, _FILES_PER_RANK = 32, 8
 """Open files of a rank by itself and for each rank: 22 and 7 were needed."""
-_RESOURCES = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN)
-_PHRASES = ("t allocate memory", "new thread", "Too many open files", "Cannot allocate memory", "No space left")
-"""Texts of torch's and Python's errors for the same, which have no number."""
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -88,15 +84,6 @@ def _free_address_space() -> int:
     if limit == resource.RLIM_INFINITY:
         return 1 << 62
     return limit - int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def what_is_lacking(error: BaseException) -> str:
-    """Returns one line for an error that says that memory, disk, threads or open files have run out; else ""."""
-    text = str(error).strip().partition("\n")[0][:200] or "out of memory"
-    is_resource = isinstance(error, OSError) and error.errno in _RESOURCES
-    if not is_resource and not isinstance(error, MemoryError) and not any(phrase in text for phrase in _PHRASES):
-        return ""
-    return f"{text}; raise the limit (`ulimit -a`), or ask for less"
 
 
 def num_out_of_memory() -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
 import json
 import os
 import platform
@@ -41,7 +40,9 @@ def save(runs: Sequence[Run], storage: Path = STORAGE) -> Path:
 def held(directory: Path) -> Iterator[None]:
     """Locks the folder against other checks until the block ends. Does nothing if it cannot be locked."""
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ImportError):
+            import fcntl  # which Windows has not
+
             descriptor = os.open(directory, os.O_RDONLY)
             stack.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX)

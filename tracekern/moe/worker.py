@@ -21,10 +21,10 @@ import torch.distributed as dist
 from tracekern import _C
 from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group
-from tracekern.comm.host_memory import shortage, what_is_lacking
+from tracekern.comm.host_memory import shortage
 from tracekern.comm.preflight import why_no_gpu
 from tracekern.comm.resident import rank_of_thread, this_resident
-from tracekern.errors import BadInput, CommTimeout, PeerLost, TracekernError
+from tracekern.errors import BadInput, CommTimeout, PeerLost, TracekernError, what_is_lacking
 from tracekern.launcher.rendezvous import join_ranks
 from tracekern.launcher.watch import CLOSE, RUN, SET_UP, enter, is_launched
 from tracekern.moe.calls import BATCHES_BYTES, Call, Calls

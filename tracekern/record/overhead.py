@@ -56,7 +56,7 @@ def measure_span(
         try:
             from tracekern import _cuda
         except ImportError as error:
-            raise BadInput(f"no GPU to measure on: {error}; build tracekern where nvcc is") from None
+            raise BadInput(f"no GPU to measure on: {error}") from None
         off_ms, on_ms = _cuda.probe_times(
             warps_per_sm=warps_per_sm, record_format=record_format, in_host_memory=sink == "host", **about
         )

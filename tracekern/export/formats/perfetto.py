@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.errors import BadInput
+from tracekern.errors import NotBuilt
 from tracekern.export import labels
 from tracekern.export.drawing import Drawing, argument_names, keep_one_row_per_block, longest_wait, prepare
 from tracekern.export.files import Bytes, open_output
@@ -128,10 +128,7 @@ def _make_encoder(drawing: Drawing, rows: Rows, interner: Interner, time_shift: 
     try:
         from tracekern._C import PerfettoEncoder
     except ImportError as error:
-        raise BadInput(
-            f"writing a Perfetto trace needs the compiled part of tracekern ({error}); "
-            "run `pip install .` where g++ is, or export to .json"
-        ) from error
+        raise NotBuilt(f"a Perfetto trace cannot be written: {error}; or write .json, which needs none of it") from None
     timeline = drawing.timeline
     host_iid = _intern_host_names(timeline, rows, interner)
     tables = {
