@@ -417,9 +417,9 @@ class Capture:
             The file in the capture directory.
 
         Raises:
-            BadInput: There is no trace.
+            BadInput: There is no trace, or it is of another rank.
         """
-        return save_torch_profile(profile, self.directory / fmt.torch_profile_file_name(self.group.rank))
+        return save_torch_profile(profile, self.directory / fmt.torch_profile_file_name(self.group.rank), self.group)
 
     def sample_clocks(self) -> None:
         """Samples the ranks' clocks now. Called by all ranks together.

@@ -52,11 +52,11 @@ def load(
     """
     dumps = _read([paths] if isinstance(paths, str | Path) else list(paths))
     missing = _check_run(dumps, partial)
-    lanes = read_lanes(dumps, host)
+    lanes, outside = read_lanes(dumps, host)
     samples = np.concatenate([np.empty(0, CLOCK_SAMPLE), *(dump.clock_samples() for dump in dumps)])
     pieces = _decode(dumps)
     pieces = _fit_clocks(pieces, samples, unaligned)
-    timeline = _join_lanes(pieces, lanes, missing)
+    timeline = _join_lanes(pieces, lanes, [*missing, *outside])
     timeline = _join_flows(timeline)
     timeline = _tighten(timeline)
     if strict:

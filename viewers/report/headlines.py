@@ -14,7 +14,7 @@ from tracekern.viewers.report.questions.path import describe_gain, describe_part
 from tracekern.viewers.report.questions.receive import describe_received
 from tracekern.viewers.report.verdict import evidence, sums, verdict
 
-_TOLD_APART = (*ABSENT_KINDS, "lost_records", "open_span", "open_work", "salvaged", "fault")
+_TOLD_APART = (*ABSENT_KINDS, "lost_records", "open_span", "open_work", "salvaged", "fault", "left_out_profile_event")
 """Kinds of errors that the lines count, or describe themselves."""
 
 
@@ -156,6 +156,7 @@ def trust(findings: Findings) -> str:
     parts = [
         *findings.absent,
         *errors,
+        *(problem.text for problem in findings.timeline.problems if problem.kind == "left_out_profile_event"),
         clocks(findings),
         *([f"{count(lost, 'record')} lost"] if lost else nothing_lost),
     ]
