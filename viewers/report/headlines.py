@@ -61,14 +61,19 @@ def _hang(findings: Findings) -> list[Line]:
     ]
     if hang.num_waits > 1:
         parts.append(f"{hang.num_waits:,} waits of {ranks(hang.ranks)} have not ended")
-    if not hang.holders:  # ranks that wait for each other: what they want does not fit together
+    if not hang.holders or hang.longest.sent_ns is not None:  # else the holders say more
         parts += [f"rank {wait.rank} waits {_waits_for(wait)}" for wait in hang.others[:3]]
-    return [Line("hang", "; ".join(parts + [_what_holds(holder, within) for holder in hang.holders[:3]]))]
+    told = {wait.rank for wait in (hang.longest, *hang.others[:3]) if wait.sent_ns is not None}
+    holders = [holder for holder in hang.holders if holder.rank not in told]
+    return [Line("hang", "; ".join(parts + [_what_holds(holder, within) for holder in holders[:3]]))]
 
 
 def _waits_for(wait: OpenWait) -> str:
     whom = "another warp of its own" if wait.peer == wait.rank else f"rank {wait.peer}"
-    return f"for {whom} ({' '.join(filter(None, (wait.phase, wait.fields)))})"
+    text = f"for {whom} ({' '.join(filter(None, (wait.phase, wait.fields)))})"
+    if wait.sent_ns is None:
+        return text
+    return f"{text}, sent {duration(wait.sent_ns)} ago; the waiter has not seen it (stopped, or it does not run)"
 
 
 def _what_holds(holder: Holder, within: bool) -> str:
