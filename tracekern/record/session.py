@@ -26,7 +26,7 @@ from tracekern.comm.group import Group, host_identity
 from tracekern.comm.resident import this_resident
 from tracekern.dump import format as fmt
 from tracekern.errors import BadInput
-from tracekern.formatting import count
+from tracekern.formatting import count, without_nan
 from tracekern.record.clock_samples import CaptureClocks
 from tracekern.record.gather import how_to_save, leave_dump, save_torch_profile
 from tracekern.record.launches import Kernel, Launches, check_epoch
@@ -120,7 +120,8 @@ def capture(
         events: Record only these events. An empty list selects none.
         every: Record every Nth launch of each name.
         max_bytes: Limit of this rank's memory for records.
-        settings: Facts about the workload, stored with the capture. Anything that JSON can hold.
+        settings: Facts about the workload, stored with the capture. Anything that JSON can hold; NaN and infinite
+            numbers are stored as text.
         command: The command line, stored with the capture. That of this process where None.
         clocks: Sample the ranks' clocks, so that they can be put on one time axis.
         host_spans: Room for this number of `range()` spans; a flight recorder keeps the last ones.
@@ -138,9 +139,9 @@ def capture(
     selection = Selection(
         records_per_track, blocks, list_of_names("roles", roles), list_of_names("events", events), every, keep, clock
     )
-    about: dict[str, Any] = {"keep": keep, "roles": selection.roles, "settings": settings or {}}
-    about["command"] = shlex.join(sys.argv) if command is None else command
     check_about(settings, command)
+    about: dict[str, Any] = {"keep": keep, "roles": selection.roles, "settings": without_nan(settings or {})}
+    about["command"] = shlex.join(sys.argv) if command is None else command
     if "\0" in str(path):
         raise BadInput(f"{str(path)!r}: has a zero byte; choose another directory")
     setup = Setup(device or used_device(), sink, max_bytes, host_spans, clocks, preload)
