@@ -42,6 +42,7 @@ def diff(
     """Show two captures side by side: phases, waits, time of an iteration. For proof, use tracekern ab."""
     from tracekern.analysis.difference import CAVEAT, differences
     from tracekern.analysis.statistics import phase_statistics
+    from tracekern.timeline.damage import damage_of
     from tracekern.timeline.load import load
 
     where = _parse_at(at)
@@ -51,6 +52,9 @@ def diff(
         raise BadInput("--at places the two sides of a trace; name the trace, as in -o both.pftrace.gz")
     with working("reading and aligning the captures"):
         timelines = [load(path, unaligned=unaligned, partial=partial) for path in (first, second)]
+        for path, timeline in zip((first, second), timelines, strict=True):
+            if damage := damage_of(timeline):
+                raise BadInput(f"{path}: {damage}")
         sides = [phase_statistics(timeline) for timeline in timelines]
     warnings = _warnings(timelines, sides)
     if output and output.suffix == ".html":

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -105,10 +105,16 @@ def wall_times(dump: Dump) -> tuple[int, int]:
     for rows, names in ((brackets, ("t0", "t3")), (ranges, ("start_ns", "end_ns"))):
         for name in names if len(rows) else ():
             known += [int(rows[name].min()), int(rows[name].max())]
-    first = min(known)
-    with contextlib.suppress(ValueError, OverflowError):  # of a damaged text
-        first = min(first, int(datetime.datetime.fromisoformat(dump.metadata["created"]).timestamp()) * 10**9)
-    return first, max(known)
+    opened = opened_ns(dump.metadata)
+    return min(known if opened is None else [opened, *known]), max(known)
+
+
+def opened_ns(metadata: Mapping[str, Any]) -> int | None:
+    """CLOCK_REALTIME ns of the second in which a capture opened; None where the dump does not say."""
+    try:
+        return int(datetime.datetime.fromisoformat(str(metadata.get("created"))).timestamp()) * 10**9
+    except (ValueError, OverflowError):
+        return None
 
 
 def _left_out(name: str, rank: int, rows: Sequence[Row], num_kept: int, capture: _Times) -> Problem:

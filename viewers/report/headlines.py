@@ -28,8 +28,10 @@ def headlines(findings: Findings) -> list[Line]:
     """One line each: verdict, why, how much waiting and where, its sum, what bounds the time, how far to trust it.
 
     A wait that exceeded its time limit comes first, or else waits that never ended. What experts received is told of
-    captures that say so.
+    captures that say so. Where the times are damaged that is all, with what ended a wait.
     """
+    if findings.damage:
+        return [*_fault(findings), Line("verdict", f"No figure is given: {findings.damage}")]
     return [
         *(_fault(findings) or _hang(findings)),
         Line("verdict", verdict(findings)),
