@@ -42,7 +42,6 @@ def diff(
     """Show two captures side by side: phases, waits, time of an iteration. For proof, use tracekern ab."""
     from tracekern.analysis.difference import CAVEAT, differences
     from tracekern.analysis.statistics import phase_statistics
-    from tracekern.timeline.damage import damage_of
     from tracekern.timeline.load import load
 
     where = _parse_at(at)
@@ -52,9 +51,7 @@ def diff(
         raise BadInput("--at places the two sides of a trace; name the trace, as in -o both.pftrace.gz")
     with working("reading and aligning the captures"):
         timelines = [load(path, unaligned=unaligned, partial=partial) for path in (first, second)]
-        for path, timeline in zip((first, second), timelines, strict=True):
-            if damage := damage_of(timeline):
-                raise BadInput(f"{path}: {damage}")
+        _refuse_damaged((first, second), timelines)
         sides = [phase_statistics(timeline) for timeline in timelines]
     warnings = _warnings(timelines, sides)
     if output and output.suffix == ".html":
@@ -134,6 +131,14 @@ def _write_page(
         for name, timeline, statistics in zip(names, timelines, sides, strict=True)
     )
     write_whole(output, diff_page((first, second), differences(*sides), warnings, CAVEAT))
+
+
+def _refuse_damaged(paths: tuple[Path, Path], timelines: list[Timeline]) -> None:
+    from tracekern.timeline.damage import damage_of
+
+    for path, timeline in zip(paths, timelines, strict=True):
+        if damage := damage_of(timeline):
+            raise BadInput(f"{path}: {damage}")
 
 
 def _warnings(timelines: list[Timeline], sides: list[RunStatistics]) -> list[str]:

@@ -11,7 +11,7 @@ import typer
 from tracekern.cli import options
 from tracekern.cli.output import console, print_json, table, working
 from tracekern.errors import BadInput
-from tracekern.formatting import count, duration
+from tracekern.formatting import count, duration, ranks
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -103,29 +103,37 @@ def _is_by_run_moe(rank: Rank) -> bool:
 
 
 def _print_problems(out: Console, timeline: Timeline, counts: dict[str, int]) -> None:
-    """Prints the count and the first case of each kind of problem, or all cases of kinds in _TOLD_IN_FULL."""
+    """Prints the count and the first case of each kind of problem, or all cases of kinds in _TOLD_IN_FULL.
+
+    Cases that differ in numbers alone count as one there.
+    """
+    from tracekern.timeline.model import told_once
+
     kinds: dict[str, list[Problem]] = {}
     for problem in timeline.problems:
         kinds.setdefault(problem.kind, []).append(problem)
     for kind, met in kinds.items():
-        shown = met if kind in _TOLD_IN_FULL else met[:1]
-        for problem in shown:
-            first = "" if len(met) == len(shown) else f" {counts[kind]:,}, the first:"
+        is_in_full = kind in _TOLD_IN_FULL
+        for problem in told_once(met) if is_in_full else met[:1]:
+            first = "" if is_in_full or len(met) == 1 else f" {counts[kind]:,}, the first:"
             out.print(f"{problem.severity} {kind}:{first} {problem.text}", soft_wrap=True)
 
 
 def print_losses(out: Console, summary: Summary, by_run_moe: bool) -> None:
-    """Prints a line for each rank that lost records, with the size that would have been enough.
+    """Prints how many records the ranks lost, with the size that would have been enough, on one line.
 
     by_run_moe: names the option of `run moe` for it, too.
     """
-    for rank in summary.ranks:
-        if rank.records_lost:
-            option = f" (--records-per-track {rank.records_needed})" if by_run_moe else ""
-            out.print(
-                f"rank {rank.rank} lost {count(rank.records_lost, 'record')}: a track had room for "
-                f"{rank.records_per_track}; records_per_track={rank.records_needed}{option} would have been enough"
-            )
+    lossy = [rank for rank in summary.ranks if rank.records_lost]
+    if lossy:
+        lost, needed = sum(rank.records_lost for rank in lossy), max(rank.records_needed for rank in lossy)
+        room = min(rank.records_per_track for rank in lossy)
+        option = f" (--records-per-track {needed})" if by_run_moe else ""
+        out.print(
+            f"{ranks([rank.rank for rank in lossy])} lost {count(lost, 'record')}: a track had room for {room}; "
+            f"records_per_track={needed}{option} would have been enough",
+            soft_wrap=True,
+        )
 
 
 def _ranks_table(summary: Summary) -> object:

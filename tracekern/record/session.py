@@ -120,8 +120,7 @@ def capture(
         events: Record only these events. An empty list selects none.
         every: Record every Nth launch of each name.
         max_bytes: Limit of this rank's memory for records.
-        settings: Facts about the workload, stored with the capture. Anything that JSON can hold; NaN and infinite
-            numbers are stored as text.
+        settings: Facts about the workload, stored with the capture. Anything that JSON can hold; NaN as text.
         command: The command line, stored with the capture. That of this process where None.
         clocks: Sample the ranks' clocks, so that they can be put on one time axis.
         host_spans: Room for this number of `range()` spans; a flight recorder keeps the last ones.

@@ -9,7 +9,7 @@ from tracekern.analysis.hang import Holder, OpenWait
 from tracekern.analysis.summary import Summary
 from tracekern.formatting import count, duration, factor, percent, ranks
 from tracekern.timeline.clocks.pairs import MAX_WANDER_PER_NS
-from tracekern.timeline.model import ABSENT_KINDS
+from tracekern.timeline.model import ABSENT_KINDS, told_once
 from tracekern.viewers.report.questions.path import describe_gain, describe_part
 from tracekern.viewers.report.questions.receive import describe_received
 from tracekern.viewers.report.verdict import evidence, sums, verdict
@@ -163,7 +163,11 @@ def trust(findings: Findings) -> str:
     parts = [
         *findings.absent,
         *errors,
-        *(problem.text for problem in findings.timeline.problems if problem.kind == "left_out_profile_event"),
+        *(
+            problem.text
+            for problem in told_once(findings.timeline.problems)
+            if problem.kind == "left_out_profile_event"
+        ),
         clocks(findings),
         *([f"{count(lost, 'record')} lost"] if lost else nothing_lost),
     ]
@@ -185,7 +189,7 @@ def _other_errors(findings: Findings) -> list[str]:
     """The first error that trust() does not describe itself, and how many more there are."""
     errors = [
         problem.text
-        for problem in findings.timeline.problems
+        for problem in told_once(findings.timeline.problems)
         if problem.severity == "error" and problem.kind not in _TOLD_APART
     ]
     if not errors:
