@@ -17,8 +17,10 @@ from tests.captures import CaptureSpec, write_capture
 from tests.conftest import CommandLine
 from tests.damage import IN_DEPTH, SECTIONS, Parts, build
 from tracekern.analysis.findings import analyze
+from tracekern.cli.info import info
 from tracekern.dump import format as fmt
 from tracekern.errors import BadInput
+from tracekern.formatting import count
 from tracekern.gate.run import read_run
 from tracekern.timeline.damage import damage_of, damaged_times
 from tracekern.timeline.load import load
@@ -135,7 +137,9 @@ def test_events_farther_apart_than_any_time_are_refused(tmp_path: Path):
         load(tmp_path, unaligned=True)
 
 
-def test_no_figure_is_built_on_times_that_cannot_be(tmp_path: Path, command_line: CommandLine):
+def test_no_figure_is_built_on_times_that_cannot_be(
+    tmp_path: Path, command_line: CommandLine, capsys: pytest.CaptureFixture[str]
+):
     """They gave "waiting 1569966309445 % of the warps' time", after 28 s."""
     for name in ("sound", "damaged"):
         write_capture(tmp_path / name, SPEC)
@@ -153,6 +157,11 @@ def test_no_figure_is_built_on_times_that_cannot_be(tmp_path: Path, command_line
     assert page.count(f"{text[0].upper()}{text[1:]}.") == 1
     assert "How far can this be trusted?" in page
     assert "Who waits for whom?" not in page
+    info([tmp_path / "damaged"])
+    told = capsys.readouterr().out
+    assert f"error damaged_times: {text}\n" in told
+    assert told.splitlines()[1] == f"2 ranks, {len(timeline.spans)} spans, {count(len(timeline.flows), 'arrow')}"
+    assert "longest was" not in told
     assert read_run(tmp_path / "damaged").losses[0] == text
     with pytest.raises(BadInput, match="the times are damaged"):
         load(tmp_path / "damaged", strict=True)

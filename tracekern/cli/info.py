@@ -29,6 +29,7 @@ def info(
 ) -> None:
     """Print ranks, tracks, events, losses and clock bounds of a capture."""
     from tracekern.analysis.summary import summarize
+    from tracekern.timeline.damage import damage_of
 
     with working("reading and aligning the captures"):
         timeline, refusal = _load(captures, unaligned)
@@ -36,7 +37,8 @@ def info(
     if as_json:
         print_json({**summary.as_dict(), "recorder": [_recorder(rank) for rank in timeline.ranks]})
     else:
-        print_summary(summary, by_run_moe=any(map(_is_by_run_moe, timeline.ranks)))
+        by_run_moe = any(map(_is_by_run_moe, timeline.ranks))
+        print_summary(summary, by_run_moe, has_times=not damage_of(timeline))
         _print_problems(console(), timeline, summary.problems)
         if not timeline.launches and not timeline.problems:
             console().print("no launch is on record: capture.launch() was not called")
@@ -84,15 +86,15 @@ def _print_recorder(out: Console, timeline: Timeline) -> None:
         out.print(f"a span costs {costs}" if costs else "what a span costs was not measured")
 
 
-def print_summary(summary: Summary, by_run_moe: bool = False) -> None:
-    """Prints the tables of `info`."""
+def print_summary(summary: Summary, by_run_moe: bool = False, has_times: bool = True) -> None:
+    """Prints the tables of `info`. has_times: False where these are damaged, so that no figure may be built on them."""
     out = console()
     if summary.title:
         out.print(summary.title)
     counts = (count(len(summary.ranks), "rank"), count(summary.num_spans, "span"), count(summary.num_flows, "arrow"))
-    out.print(f"{', '.join(counts)}, {duration(summary.duration_ns)}")
-    out.print(_ranks_table(summary))
-    if summary.num_spans:
+    out.print(", ".join([*counts, *([duration(summary.duration_ns)] if has_times else [])]))
+    out.print(_ranks_table(summary, has_times))
+    if summary.num_spans and has_times:
         out.print(_events_table(summary))
     print_losses(out, summary, by_run_moe)
 
@@ -136,7 +138,7 @@ def print_losses(out: Console, summary: Summary, by_run_moe: bool) -> None:
         )
 
 
-def _ranks_table(summary: Summary) -> object:
+def _ranks_table(summary: Summary, has_times: bool) -> object:
     numbers = ["rank", "tracks", "spans", "marks", "open", "lost", "waiting"]
     grid = table(numbers, ["state", "node", "device", "clock"])
     for rank in summary.ranks:
@@ -147,7 +149,7 @@ def _ranks_table(summary: Summary) -> object:
             f"{rank.num_marks:,}",
             f"{rank.num_open_spans:,}",
             f"{rank.records_lost:,}",
-            share(rank.wait_share),
+            share(rank.wait_share) if has_times else "-",
             rank.state,
             rank.node,
             rank.device,
