@@ -102,7 +102,7 @@ def metadata(spec: CaptureSpec, rank: int) -> dict[str, Any]:
         "num_ranks": spec.num_ranks,
         "node": "testhost",
         "pid": 1000 + rank,
-        "created": "2026-01-01T00:00:00+00:00",
+        "created": "1970-01-12T13:46:39+00:00",
         "tracekern": "0.1.0",
         "backend": "cpu",
         "device": "synthetic",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.captures import CaptureSpec, write_capture
+from tests.captures import ROLES, CaptureSpec, write_capture
 from tests.timelines import make_timeline
 from tracekern.analysis.summary import EventSummary, summarize
 from tracekern.cli.info import print_summary, where_records_went
@@ -212,21 +212,27 @@ def test_info_json_is_one_object_and_nothing_else(command_line, capture):
 
 
 def test_info_tells_losses_and_the_size_that_would_have_been_enough(command_line, lossy):
-    result = command_line("info", lossy)
-    summary = json.loads(command_line("info", lossy, "--json").stdout)
-    for rank in summary["ranks"]:
-        assert rank["records_lost"] > 0
-        assert rank["records_per_track"] == 32
-        line = f"rank {rank['rank']} lost {rank['records_lost']} records: a track had room for 32; records_per_track"
-        assert f"{line}={rank['records_needed']} would have been enough" in result.stdout
-
-
-def test_info_says_each_problem_once(command_line, lossy):
+    """On one line for all ranks; each problem once."""
     told = command_line("info", lossy).stdout
     summary = json.loads(command_line("info", lossy, "--json").stdout)
+    assert all(rank["records_lost"] > 0 for rank in summary["ranks"])
+    assert all(rank["records_per_track"] == 32 for rank in summary["ranks"])
+    needed = max(rank["records_needed"] for rank in summary["ranks"])
     lost = sum(rank["records_lost"] for rank in summary["ranks"])
+    line = f"ranks 0 and 1 lost {lost} records: a track had room for 32; records_per_track={needed} would have been"
+    assert told.count(line) == told.count(" would have been enough\n") - 1 == 1
     assert summary["problems"]["lost_records"] == lost
     assert re.search(rf"error lost_records: {lost:,}, the first: rank \d launch ", told)
+
+
+def test_merge_tells_what_all_ranks_lost_on_a_line(command_line, lossy, tmp_path):
+    """It said so for each launch and track of each rank."""
+    told = command_line("merge", lossy, "-o", tmp_path / "trace.json").stderr
+    of_launches, *of_tracks = (line for line in told.splitlines() if "would have been enough" in line)
+    assert of_launches.startswith("error: rank 0 launch demo_kernel #0: 72 records found no room")
+    assert of_launches.endswith("would have been enough (and 1 more like this, of rank 1)")
+    assert len(of_tracks) == len(ROLES)
+    assert of_tracks[0].endswith("(and 3 more like this, of rank 1)")
 
 
 def test_a_narrow_terminal_takes_nothing_out_of_a_table(capture):

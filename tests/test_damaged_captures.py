@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -13,10 +14,19 @@ import numpy as np
 import pytest
 
 from tests.captures import CaptureSpec, write_capture
+from tests.conftest import CommandLine
 from tests.damage import IN_DEPTH, SECTIONS, Parts, build
+from tracekern.analysis.findings import analyze
+from tracekern.cli.info import info
 from tracekern.dump import format as fmt
 from tracekern.errors import BadInput
+from tracekern.formatting import count
+from tracekern.gate.run import read_run
+from tracekern.timeline.damage import damage_of, damaged_times
 from tracekern.timeline.load import load
+from tracekern.timeline.select import select
+from tracekern.viewers.report.headlines import headlines
+from tracekern.viewers.report.report_page import report_page
 
 ROOT = Path(__file__).resolve().parent.parent
 ENTRY_POINTS = {"torch profile", "manifest", "all times of all ranks", *SECTIONS}
@@ -125,3 +135,76 @@ def test_events_farther_apart_than_any_time_are_refused(tmp_path: Path):
     path.write_bytes(build(json.dumps(metadata).encode(), payload))
     with pytest.raises(BadInput, match=r"rank 1: an event at \d+ ns, and one of rank \d.*wanted less than 2\^62 ns"):
         load(tmp_path, unaligned=True)
+
+
+def test_no_figure_is_built_on_times_that_cannot_be(
+    tmp_path: Path, command_line: CommandLine, capsys: pytest.CaptureFixture[str]
+):
+    """They gave "waiting 1569966309445 % of the warps' time", after 28 s."""
+    for name in ("sound", "damaged"):
+        write_capture(tmp_path / name, SPEC)
+    damaged(tmp_path / "damaged", "headers", "start_ticks", 1 << 50, 3)
+    text = (
+        "the times are damaged: events of rank 1 lie 125,900 s apart, the capture lasted 1.00 s; "
+        "record again, or leave rank 1 out"
+    )
+    timeline = load(tmp_path / "damaged")
+    assert [(p.severity, p.text) for p in timeline.problems if p.kind == "damaged_times"] == [("error", text)]
+    assert [(line.word, line.text) for line in headlines(analyze(timeline))] == [
+        ("verdict", f"No figure is given: {text}")
+    ]
+    page = report_page(analyze(timeline), "damaged", "damaged", "open damaged").replace("\u00a0", " ")
+    assert page.count(f"{text[0].upper()}{text[1:]}.") == 1
+    assert "How far can this be trusted?" in page
+    assert "Who waits for whom?" not in page
+    info([tmp_path / "damaged"])
+    told = capsys.readouterr().out
+    assert f"error damaged_times: {text}\n" in told
+    assert told.splitlines()[1] == f"2 ranks, {len(timeline.spans)} spans, {count(len(timeline.flows), 'arrow')}"
+    assert "longest was" not in told
+    assert read_run(tmp_path / "damaged").losses[0] == text
+    with pytest.raises(BadInput, match="the times are damaged"):
+        load(tmp_path / "damaged", strict=True)
+    refused = command_line("diff", tmp_path / "sound", tmp_path / "damaged")
+    assert (refused.returncode, refused.stderr) == (2, f"tracekern: {tmp_path / 'damaged'}: {text}\n")
+    assert [damage_of(select(timeline, ranks=[rank])) for rank in range(2)] == ["", text]
+
+
+@pytest.mark.parametrize("key", ["headers", "host_spans"])
+def test_times_that_cannot_be_are_found_in_every_lane(tmp_path: Path, key: str):
+    field, value = ("end_ticks", 1 << 60) if key == "headers" else ("end_ns", 1 << 60)
+    damaged(tmp_path, key, field, value)
+    assert damage_of(load(tmp_path)).startswith("the times are damaged: events of rank 1 lie ")
+
+
+def test_a_clock_that_is_known_to_less_than_all_events_take_proves_nothing(tmp_path: Path):
+    timeline = load(write_capture(tmp_path, SPEC))
+    for hard_ns, is_damaged in ((0.99e8, False), (1.01e8, True)):
+        one, other = timeline.ranks
+        assert other.clock is not None
+        vague = dataclasses.replace(other, clock=dataclasses.replace(other.clock, hard_ns=hard_ns))
+        found = damaged_times(timeline.replace(ranks=(one, vague)))
+        assert [problem.text.partition(": ")[2] for problem in found] == [
+            "the clock of rank 1 is known to ±101 ms, and all events lie within 8.00 us; "
+            "record again, or leave rank 1 out"
+        ] * is_damaged
+        assert damaged_times(timeline.replace(ranks=(one, vague), aligned=False)) == ()
+
+
+def test_ranks_that_are_farther_apart_than_the_capture_lasted(tmp_path: Path):
+    path = write_capture(tmp_path, SPEC) / fmt.dump_file_name(1)
+    parts, step = Parts.of(path), 1 << 45
+    for name in ("t1", "t2"):  # of the ping-pongs with rank 0, and its own reading beside the host's
+        parts.clock_samples[name] -= step
+    metadata, payload = parts.layout()
+    path.write_bytes(build(json.dumps(metadata).encode(), payload))
+    timeline = load(tmp_path)
+    assert damage_of(select(timeline, ranks=[0])) == ""
+    text = damage_of(timeline)
+    assert text.startswith("the times are damaged: events lie 35,184 s apart, the capture lasted 1.00 s; ")
+    assert text.endswith("leave ranks 0 and 1 out")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "traces").glob("*/capture.json")), ids=lambda path: path.parent.name)
+def test_the_times_of_kept_captures_can_be(path: Path):
+    assert damage_of(load(path.parent)) == ""

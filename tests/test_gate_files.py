@@ -6,24 +6,29 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import json
+import math
 import multiprocessing
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
+from captures import CaptureSpec, write_capture
+from damage import Parts, build
 from hypothesis import given
 from hypothesis import strategies as st
 from runs import METRICS, draw_runs, make_run
 from timelines import make_launch, make_timeline
 
 from tracekern.analysis.statistics import phase_statistics
+from tracekern.dump import format as fmt
 from tracekern.errors import BadInput
 from tracekern.files import write_whole
+from tracekern.formatting import without_nan
 from tracekern.gate import baseline, history
 from tracekern.gate.budget import Budget, check_budgets, parse_budget, read_budgets
 from tracekern.gate.compare import Rules, compare
-from tracekern.gate.run import Run, difference
+from tracekern.gate.run import Run, difference, read_run
 from tracekern.gate.run import make_run as run_of
 from tracekern.moe.run import MoeRun
 
@@ -374,3 +379,21 @@ def test_a_device_is_not_replaced_and_a_link_stays_one(tmp_path):
     write_whole(link, "text")
     assert link.is_symlink()
     assert (tmp_path / "report.md").read_text() == "text"
+
+
+@pytest.mark.parametrize("one", [math.nan, [1, math.inf, {"deep": math.nan}]])
+def test_settings_that_are_no_numbers_are_equal_to_themselves(tmp_path: Path, one: object):
+    """Captures and baselines of before hold NaN; since then a capture keeps it as text."""
+    for name in "ab":
+        path = write_capture(tmp_path / name, CaptureSpec(num_ranks=1)) / fmt.dump_file_name(0)
+        parts = Parts.of(path)
+        parts.metadata["settings"] = {"x": one}
+        metadata, payload = parts.layout()
+        path.write_bytes(build(json.dumps(metadata).encode(), payload))
+    old, again = (read_run(tmp_path / name) for name in "ab")
+    assert difference(old, again) == ""
+    assert difference(Run.from_dict("baseline", json.loads(json.dumps(old.as_dict()))), again) == ""
+    other = dataclasses.replace(again, shape={**again.shape, "settings": {"x": 3.5}})
+    assert difference(old, other).startswith("settings.x is 3.5 in ")
+    since = dataclasses.replace(again, shape={**again.shape, "settings": {"x": without_nan(one)}})
+    assert difference(old, since) == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import subprocess
 import sys
 import textwrap
@@ -16,7 +17,8 @@ import pytest
 from tests.captures import EVENT_TABLE, ROLES
 from tests.kernels import TrackWriter, run_kernel
 from tracekern.comm.group import Group
-from tracekern.dump.reader import read_dump
+from tracekern.dump import format as fmt
+from tracekern.dump.reader import peek_metadata, read_dump
 from tracekern.errors import BadInput
 from tracekern.record.selection import DEFAULT_RECORDS_PER_TRACK
 from tracekern.record.session import Capture, capture
@@ -33,6 +35,15 @@ def launch(session, name: str = "demo", grid: int = 2, warps: int = 2, spans: in
     if launched.traced:
         run_kernel(launched.descriptor, grid, warps, spans)
     return launched
+
+
+def test_numbers_that_json_lacks_are_kept_as_text(tmp_path):
+    """NaN differs from itself: no two runs with such a setting could be compared. Nor does it end the job."""
+    rates = {"warm": math.nan, "cold": [1.5, -math.inf, {"top": np.float64("inf")}], "n": (1, 2)}
+    with capture(tmp_path, settings=rates):
+        pass
+    stored = peek_metadata(tmp_path / fmt.dump_file_name(0))["settings"]
+    assert stored == {"warm": "nan", "cold": [1.5, "-inf", {"top": "inf"}], "n": [1, 2]}
 
 
 def test_a_capture_of_one_rank_reads_back(tmp_path: Path):

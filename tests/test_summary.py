@@ -12,6 +12,7 @@ from captures import CaptureSpec, write_capture
 from tracekern.analysis.findings import analyze
 from tracekern.analysis.summary import summarize
 from tracekern.cli.info import clock as clock_text
+from tracekern.formatting import count
 from tracekern.timeline.load import load
 from tracekern.timeline.model import (
     OPEN_END,
@@ -28,6 +29,7 @@ from tracekern.timeline.model import (
     Timeline,
     Track,
     TrackKind,
+    told_once,
 )
 from tracekern.viewers.report import headlines
 from tracekern.viewers.report.questions import trust
@@ -167,3 +169,31 @@ def test_ranks_of_one_clock_are_said_to_have_one(tmp_path):
     assert "<td>one clock with rank 1</td>" in page
     twins = timeline.replace(ranks=tuple(dataclasses.replace(rank, clock_id="a") for rank in timeline.ranks))
     assert headlines.clocks(analyze(twins)) == "one clock"
+
+
+def test_problems_that_differ_in_rank_and_number_are_told_once():
+    def of_rank(rank: int, text: str, kind: str = "lost_host_spans", number: int = 1) -> Problem:
+        return Problem("error", kind, rank, -1, f"rank {rank}: {text}", number)
+
+    room = "found no room; raise host_spans"
+    problems = [of_rank(rank, f"{count(1 + 1200 * rank, 'host range')} {room}", number=rank) for rank in (0, 1, 2, 5)]
+    problems[2:2] = [
+        of_rank(0, "waited 33.6 us", "x"),
+        of_rank(3, "waited 1.20 ms", "x"),
+        of_rank(3, "gave up on rank 1", "fault"),
+    ]
+    problems += [
+        of_rank(4, "gave up on rank 0", "fault"),
+        of_rank(0, f"2 tracks {room}"),
+        of_rank(0, f"9 tracks {room}"),
+    ]
+    told = told_once(problems)
+    assert [problem.text for problem in told] == [
+        f"rank 0: 1 host range {room} (and 3 more like this, of ranks 1-2, 5)",
+        "rank 0: waited 33.6 us (and 1 more like this, of rank 3)",
+        "rank 3: gave up on rank 1",
+        "rank 4: gave up on rank 0",
+        f"rank 0: 2 tracks {room} (and 1 more like this)",
+    ]
+    assert told[0].count == 8
+    assert told_once([]) == []

@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 _UNITS = (("s", 1e9), ("ms", 1e6), ("us", 1e3), ("ns", 1.0))
 _STEERING = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -121,6 +122,15 @@ def first_of_each(texts: Iterable[str]) -> list[str]:
     for text in texts:
         alike.setdefault(re.sub(r"\d+", "", text), []).append(text)
     return [f"{first} (and {len(more)} more like this)" if more else first for first, *more in alike.values()]
+
+
+def without_nan(value: Any) -> Any:
+    """A JSON value with "nan", "inf" and "-inf" for these numbers. JSON lacks them, and nan differs from itself."""
+    if isinstance(value, dict):
+        return {key: without_nan(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(entry) for entry in value]
+    return str(float(value)) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def argument(path: Path) -> str:

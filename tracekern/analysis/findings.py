@@ -26,6 +26,7 @@ from tracekern.analysis.waits.analyze import Waits, analyze_waits
 from tracekern.analysis.waits.event_graph import EventGraph, build_graph
 from tracekern.analysis.waits.matrix import WaitMatrix, wait_matrix
 from tracekern.analysis.waits.statistics import WaitStatistic, wait_statistics
+from tracekern.timeline.damage import damage_of
 from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Timeline
 from tracekern.timeline.select import Window, reaches_into, select
 
@@ -154,6 +155,11 @@ class Findings:
         return find_hang(self.timeline)
 
     @property
+    def damage(self) -> str:
+        """Why no figure can be built on the times of this timeline; "" where they can be."""
+        return damage_of(self.timeline)
+
+    @property
     def absent(self) -> list[str]:
         """Lines about ranks of the run without a dump, and about ranks that were not selected."""
         return [problem.text for problem in self.timeline.problems if problem.kind in ABSENT_KINDS]
@@ -188,9 +194,11 @@ def analyze(timeline: Timeline, link_limit: LinkLimit | None = None, window: Win
         window: Begin and end of the part to judge, in ns from the timeline's origin.
 
     Returns:
-        The findings, with the slow ones computed already, on two cores.
+        The findings, with the slow ones computed already, on two cores; none where the times are damaged.
     """
     findings = Findings(timeline, link_limit, window)
+    if findings.damage:
+        return findings
     with ThreadPoolExecutor(max_workers=1) as beside:
         without_waits = beside.submit(_work_out, findings, _WITHOUT_WAITS)
         _work_out(findings, _OF_WAITS)  # shares no answer with the others: none is worked out twice

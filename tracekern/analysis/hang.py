@@ -1,4 +1,7 @@
-"""Which rank the others wait for, where a capture ends inside waits: the job hung, died, or still runs."""
+"""Which rank the others wait for, where a capture ends inside waits: the job hung, died, or still runs.
+
+A wait whose signal was sent all the same is held by its own rank, which was stopped or does not run.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekern.analysis.waits.analyze import named_peers
+from tracekern.timeline.flows import sent_signals
 from tracekern.timeline.model import OPEN_END, EventClass, Int64, Timeline, TrackKind, unpack_field
+
+_UNSEEN_NS = 10**6
+"""A rank that runs sees a signal within this, and clocks err by less."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A rank that others wait for while it waits for no other rank, or whose own warps wait for each other."""
+    """A rank that others wait for while it waits for no other rank, or for what was sent to it, or whose own warps wait
+    for each other."""
 
     rank: int
     is_known: bool
@@ -42,6 +50,9 @@ class OpenWait:
     """The fields of its begin except `peer`, as in "slot=1 call=3"."""
     lasts_ns: int
     """Until the last recorded time of any rank, or of its own rank where the clocks were not aligned."""
+    sent_ns: int | None
+    """How long before that, or the sender's last time, its signal was sent, which it has not seen; None where no
+    signal for it is on record."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,7 @@ class Hang:
     """Ranks that the others wait for. Empty where the ranks wait for each other."""
     num_waits: int
     longest: OpenWait
+    """Of the waits whose signal was sent the one for which it was longest ago; without any the longest."""
     others: tuple[OpenWait, ...]
     """The longest wait of each other rank, by rank."""
     at_least: bool
@@ -81,15 +93,19 @@ def find_hang(timeline: Timeline) -> Hang | None:
         peer, open_rows = rank, open_rows[~is_wait]
     end_ns = timeline.last_times()
     lasts_ns = end_ns[spans.track[row]] - spans.start[row]
-    waiting = set(rank.tolist())
-    holders = sorted(set(peer.tolist()) - waiting if between.any() else waiting)
-    longest_of = {int(rank[at]): at for at in lasts_ns.argsort(kind="stable").tolist()}
-    oldest = int(lasts_ns.argmax())
+    sent_ns = _sent_ns(timeline, row, end_ns)
+    waiting, not_seeing = set(rank.tolist()), set(rank[sent_ns >= 0].tolist())
+    held_by = set(peer[sent_ns < 0].tolist()) - waiting if between.any() else waiting
+    holders = sorted(held_by | not_seeing)
+    in_order = np.lexsort((lasts_ns, sent_ns)).tolist()
+    longest_of = {int(rank[at]): at for at in in_order}
+    oldest = in_order[-1]
     del longest_of[int(rank[oldest])]
 
     def held(at: int) -> OpenWait:
         phase, fields = _phase(timeline, int(row[at])), _fields(timeline, int(row[at]))
-        return OpenWait(int(rank[at]), int(peer[at]), phase, fields, int(lasts_ns[at]))
+        sent = int(sent_ns[at]) if sent_ns[at] >= 0 else None
+        return OpenWait(int(rank[at]), int(peer[at]), phase, fields, int(lasts_ns[at]), sent)
 
     return Hang(
         ranks=tuple(sorted(waiting)),
@@ -99,6 +115,20 @@ def find_hang(timeline: Timeline) -> Hang | None:
         others=tuple(held(longest_of[other]) for other in sorted(longest_of)),
         at_least=any(known.state == "salvaged" for known in timeline.ranks),
     )
+
+
+def _sent_ns(timeline: Timeline, row: Int64, end_ns: Int64) -> Int64:
+    """[n] how long ago each open wait was sent what it waits for; -1 where it was not, or a moment ago.
+
+    Also -1 where that was after a snapshot had begun to copy the waiter's rank, which is the last time of that rank.
+    end_ns: [num_tracks] the last recorded time.
+    """
+    spans, signal = timeline.spans, sent_signals(timeline, row)
+    ago_ns = end_ns[spans.track[signal]] - spans.end[signal]
+    runs = np.isin(timeline.track_ranks()[spans.track[row]], [r.rank for r in timeline.ranks if r.state == "running"])
+    copied_ns = timeline.replace(aligned=False).last_times()[spans.track[row]]
+    is_later = runs & timeline.has_one_axis & (spans.end[signal] > copied_ns)
+    return np.where((signal >= 0) & (ago_ns >= _UNSEEN_NS) & ~is_later, ago_ns, -1)
 
 
 def _fields(timeline: Timeline, row: int) -> str:

@@ -76,6 +76,8 @@ def _problems(timeline: Any) -> list[dict[str, Any]]:
 
 
 def _print(result: dict[str, Any], timeline: Any) -> None:
+    from tracekern.timeline.model import told_once
+
     out = console()
     size = f"{result['bytes'] / 1e6:.1f} MB" if result["bytes"] >= 1e5 else f"{result['bytes']:,} bytes"
     counts = f"{count(result['spans'], 'span')}, {count(result['flows'], 'arrow')}"
@@ -86,7 +88,8 @@ def _print(result: dict[str, Any], timeline: Any) -> None:
         out.print(f"left out: {spans}, {arrows}")
     elif result["flows_left_out"]:
         out.print(f"left out: {arrows} that would point backwards in time")
-    for problem in timeline.problems[:10]:
+    problems = told_once(timeline.problems)
+    for problem in problems[:10]:
         note(f"{problem.severity}: {problem.text}")
-    if len(timeline.problems) > 10:
-        note(f"and {len(timeline.problems) - 10} more; {suggest('info')} counts them by kind")
+    if len(problems) > 10:
+        note(f"and {len(problems) - 10} more; {suggest('info')} counts them by kind")

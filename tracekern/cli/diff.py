@@ -51,6 +51,7 @@ def diff(
         raise BadInput("--at places the two sides of a trace; name the trace, as in -o both.pftrace.gz")
     with working("reading and aligning the captures"):
         timelines = [load(path, unaligned=unaligned, partial=partial) for path in (first, second)]
+        _refuse_damaged((first, second), timelines)
         sides = [phase_statistics(timeline) for timeline in timelines]
     warnings = _warnings(timelines, sides)
     if output and output.suffix == ".html":
@@ -130,6 +131,14 @@ def _write_page(
         for name, timeline, statistics in zip(names, timelines, sides, strict=True)
     )
     write_whole(output, diff_page((first, second), differences(*sides), warnings, CAVEAT))
+
+
+def _refuse_damaged(paths: tuple[Path, Path], timelines: list[Timeline]) -> None:
+    from tracekern.timeline.damage import damage_of
+
+    for path, timeline in zip(paths, timelines, strict=True):
+        if damage := damage_of(timeline):
+            raise BadInput(f"{path}: {damage}")
 
 
 def _warnings(timelines: list[Timeline], sides: list[RunStatistics]) -> list[str]:

@@ -11,7 +11,7 @@ import typer
 from tracekern.cli import options
 from tracekern.cli.output import console, print_json, table, working
 from tracekern.errors import BadInput
-from tracekern.formatting import count, duration
+from tracekern.formatting import count, duration, ranks
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,6 +29,7 @@ def info(
 ) -> None:
     """Print ranks, tracks, events, losses and clock bounds of a capture."""
     from tracekern.analysis.summary import summarize
+    from tracekern.timeline.damage import damage_of
 
     with working("reading and aligning the captures"):
         timeline, refusal = _load(captures, unaligned)
@@ -36,7 +37,8 @@ def info(
     if as_json:
         print_json({**summary.as_dict(), "recorder": [_recorder(rank) for rank in timeline.ranks]})
     else:
-        print_summary(summary, by_run_moe=any(map(_is_by_run_moe, timeline.ranks)))
+        by_run_moe = any(map(_is_by_run_moe, timeline.ranks))
+        print_summary(summary, by_run_moe, has_times=not damage_of(timeline))
         _print_problems(console(), timeline, summary.problems)
         if not timeline.launches and not timeline.problems:
             console().print("no launch is on record: capture.launch() was not called")
@@ -84,15 +86,15 @@ def _print_recorder(out: Console, timeline: Timeline) -> None:
         out.print(f"a span costs {costs}" if costs else "what a span costs was not measured")
 
 
-def print_summary(summary: Summary, by_run_moe: bool = False) -> None:
-    """Prints the tables of `info`."""
+def print_summary(summary: Summary, by_run_moe: bool = False, has_times: bool = True) -> None:
+    """Prints the tables of `info`. has_times: False where these are damaged, so that no figure may be built on them."""
     out = console()
     if summary.title:
         out.print(summary.title)
     counts = (count(len(summary.ranks), "rank"), count(summary.num_spans, "span"), count(summary.num_flows, "arrow"))
-    out.print(f"{', '.join(counts)}, {duration(summary.duration_ns)}")
-    out.print(_ranks_table(summary))
-    if summary.num_spans:
+    out.print(", ".join([*counts, *([duration(summary.duration_ns)] if has_times else [])]))
+    out.print(_ranks_table(summary, has_times))
+    if summary.num_spans and has_times:
         out.print(_events_table(summary))
     print_losses(out, summary, by_run_moe)
 
@@ -103,32 +105,40 @@ def _is_by_run_moe(rank: Rank) -> bool:
 
 
 def _print_problems(out: Console, timeline: Timeline, counts: dict[str, int]) -> None:
-    """Prints the count and the first case of each kind of problem, or all cases of kinds in _TOLD_IN_FULL."""
+    """Prints the count and the first case of each kind of problem, or all cases of kinds in _TOLD_IN_FULL.
+
+    Cases that differ in numbers alone count as one there.
+    """
+    from tracekern.timeline.model import told_once
+
     kinds: dict[str, list[Problem]] = {}
     for problem in timeline.problems:
         kinds.setdefault(problem.kind, []).append(problem)
     for kind, met in kinds.items():
-        shown = met if kind in _TOLD_IN_FULL else met[:1]
-        for problem in shown:
-            first = "" if len(met) == len(shown) else f" {counts[kind]:,}, the first:"
+        is_in_full = kind in _TOLD_IN_FULL
+        for problem in told_once(met) if is_in_full else met[:1]:
+            first = "" if is_in_full or len(met) == 1 else f" {counts[kind]:,}, the first:"
             out.print(f"{problem.severity} {kind}:{first} {problem.text}", soft_wrap=True)
 
 
 def print_losses(out: Console, summary: Summary, by_run_moe: bool) -> None:
-    """Prints a line for each rank that lost records, with the size that would have been enough.
+    """Prints how many records the ranks lost, with the size that would have been enough, on one line.
 
     by_run_moe: names the option of `run moe` for it, too.
     """
-    for rank in summary.ranks:
-        if rank.records_lost:
-            option = f" (--records-per-track {rank.records_needed})" if by_run_moe else ""
-            out.print(
-                f"rank {rank.rank} lost {count(rank.records_lost, 'record')}: a track had room for "
-                f"{rank.records_per_track}; records_per_track={rank.records_needed}{option} would have been enough"
-            )
+    lossy = [rank for rank in summary.ranks if rank.records_lost]
+    if lossy:
+        lost, needed = sum(rank.records_lost for rank in lossy), max(rank.records_needed for rank in lossy)
+        room = min(rank.records_per_track for rank in lossy)
+        option = f" (--records-per-track {needed})" if by_run_moe else ""
+        out.print(
+            f"{ranks([rank.rank for rank in lossy])} lost {count(lost, 'record')}: a track had room for {room}; "
+            f"records_per_track={needed}{option} would have been enough",
+            soft_wrap=True,
+        )
 
 
-def _ranks_table(summary: Summary) -> object:
+def _ranks_table(summary: Summary, has_times: bool) -> object:
     numbers = ["rank", "tracks", "spans", "marks", "open", "lost", "waiting"]
     grid = table(numbers, ["state", "node", "device", "clock"])
     for rank in summary.ranks:
@@ -139,7 +149,7 @@ def _ranks_table(summary: Summary) -> object:
             f"{rank.num_marks:,}",
             f"{rank.num_open_spans:,}",
             f"{rank.records_lost:,}",
-            share(rank.wait_share),
+            share(rank.wait_share) if has_times else "-",
             rank.state,
             rank.node,
             rank.device,

@@ -78,7 +78,7 @@ def report(
 
 def _matrices(findings: Findings) -> dict[str, Any]:
     """What each rank received, [local expert][source] in lists; nothing where the capture does not say."""
-    if findings.received is None:
+    if findings.damage or findings.received is None:
         return {}
     of_ranks = ((rank.rank, findings.received.of_rank(rank.rank)) for rank in findings.timeline.ranks)
     return {

@@ -17,17 +17,21 @@ LANE_PREFIX = "torch "
 STREAM_PREFIX = f"{LANE_PREFIX}stream "
 """Prefix of those that show what ran on a stream of a GPU."""
 
+Row = tuple[int, int, str]
+"""A span of a profile: begin and end in CLOCK_REALTIME ns, either of which may be impossible, and its name."""
+
 _GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
 """Categories of torch.profiler's events whose thread number is a stream's."""
 
 
-def read_profile(path: Path) -> dict[tuple[str, str], list[tuple[int, int, str]]]:
+def read_profile(path: Path, rank: int, num_ranks: int) -> dict[tuple[str, str], list[Row]]:
     """Reads a .json or .json.gz. Returns the spans by (process, lane), with one lane for each thread or stream.
 
-    A span is (begin, end, name), in CLOCK_REALTIME ns. Raises BadInput if it is not a trace of torch.profiler.
+    Raises BadInput if it is not a trace of torch.profiler, or not of `rank` of `num_ranks`.
     """
-    events, base_ns = _read_chrome(path)
-    lanes: dict[tuple[str, str], list[tuple[int, int, str]]] = {}
+    events, base_ns, about_ranks = _read_chrome(path)
+    _check_rank(path, about_ranks, rank, num_ranks)
+    lanes: dict[tuple[str, str], list[Row]] = {}
     for event in events:
         if not isinstance(event, dict) or event.get("ph") != "X" or event.get("cat") == "Trace":
             continue
@@ -36,12 +40,18 @@ def read_profile(path: Path) -> dict[tuple[str, str], list[tuple[int, int, str]]
             end = start + _ns(event.get("dur", 0))
         except (KeyError, TypeError, ValueError, ArithmeticError):
             raise BadInput(f"{path}: event {str(event)[:60]} has no time; damaged, export it again") from None
-        if not -MAX_NS < start <= end < MAX_NS:
-            raise BadInput(f"{path}: event {str(event)[:60]} has an impossible time; damaged, export it again")
         process, number, name = (_text(event.get(key)) for key in ("pid", "tid", "name"))
         kind = "stream" if event.get("cat") in _GPU_CATEGORIES else "thread"
         lanes.setdefault((process, f"{LANE_PREFIX}{kind} {number}"), []).append((start, end, name))
     return lanes
+
+
+def _check_rank(path: Path, about: Any, rank: int, num_ranks: int) -> None:
+    """Raises BadInput if the profile names another rank. Ranks of a job of another size are numbered otherwise."""
+    theirs = about.get("rank") if isinstance(about, dict) else None
+    if isinstance(theirs, int) and theirs != rank and about.get("world_size", num_ranks) == num_ranks:
+        said = "its distributedInfo says so"
+        raise BadInput(f"{path}: is of rank {theirs} ({said}), given for rank {rank}; give it for rank {theirs}")
 
 
 def _ns(microseconds: Any) -> int:
@@ -50,10 +60,14 @@ def _ns(microseconds: Any) -> int:
     return round(max(min(Decimal(microseconds) * 1000, limit), -limit))
 
 
-def _read_chrome(path: Path) -> tuple[list[Any], int]:
+def _read_chrome(path: Path) -> tuple[list[Any], int, Any]:
+    """Returns the events, the ns since 1970 that their times count from, and what is said of ranks."""
     try:
         data = path.read_bytes()
-        trace = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data, parse_float=Decimal)
+        data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+        # Names are whatever the program gave them: bytes that are no UTF-8, and characters that JSON does not allow.
+        text = data.decode(json.detect_encoding(data), errors="replace")
+        trace = json.loads(text, parse_float=Decimal, strict=False)
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file; wanted a Chrome trace of torch.profiler") from None
     except (OSError, EOFError, ValueError, ArithmeticError, RecursionError, zlib.error) as error:
@@ -70,7 +84,7 @@ def _read_chrome(path: Path) -> tuple[list[Any], int]:
     base_ns = trace.get("baseTimeNanoseconds", 0)
     if not isinstance(base_ns, int) or not 0 <= base_ns < MAX_NS:
         raise BadInput(f"{path}: baseTimeNanoseconds is {str(base_ns)[:40]}, wanted ns since 1970; damaged")
-    return trace["traceEvents"], base_ns
+    return trace["traceEvents"], base_ns, trace.get("distributedInfo")
 
 
 def _text(value: Any) -> str:

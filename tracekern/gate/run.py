@@ -12,6 +12,7 @@ from typing import Any
 import tracekern
 from tracekern.analysis.statistics import RunStatistics, phase_statistics
 from tracekern.errors import BadInput
+from tracekern.formatting import without_nan
 
 
 def _is_text(value: Any) -> bool:
@@ -165,7 +166,7 @@ def _first_difference(
         if isinstance(a, Mapping) and isinstance(b, Mapping):
             if inner := _first_difference(a, b, f"{prefix}{key}."):
                 return inner
-        elif a != b:
+        elif without_nan(a) != without_nan(b):
             return f"{prefix}{key}", a, b
     return None
 

@@ -97,10 +97,10 @@ def _meet(group: Group, segment: SegmentView, problem: str, in_order: bool) -> N
                 _log.warning("rank %d could not write its dump: %s; %s", rank, text, how)
 
 
-def save_torch_profile(profile: Any, path: Path) -> Path:
+def save_torch_profile(profile: Any, path: Path, group: Group) -> Path:
     """Write the Chrome trace of a torch.profiler run, or of the file it was exported to, gzipped, to `path`.
 
-    Raises BadInput if it is not a Chrome trace: every reader would reject the whole capture.
+    Raises BadInput if it is not a Chrome trace, or of another rank: every reader would reject the whole capture.
     """
     with scratch_directory() as scratch:
         source = scratch / "torch.json"
@@ -108,7 +108,7 @@ def save_torch_profile(profile: Any, path: Path) -> Path:
             source = Path(profile)
         else:
             profile.export_chrome_trace(str(source))
-        read_profile(source)
+        read_profile(source, group.rank, group.num_ranks)
         data = source.read_bytes()
     with file_of_capture(path) as file:
         file.write(data if data[:2] == b"\x1f\x8b" else gzip.compress(data, 3))

@@ -121,7 +121,7 @@ def capture(
         events: Record only these events. An empty list selects none.
         every: Record every Nth launch of each name.
         max_bytes: Limit of this rank's memory for records.
-        settings: Facts about the workload, stored with the capture. Anything that JSON can hold.
+        settings: Facts about the workload, stored with the capture. Anything that JSON can hold; NaN as text.
         command: The command line, stored with the capture. That of this process where None.
         clocks: Sample the ranks' clocks, so that they can be put on one time axis.
         host_spans: Room for this number of `range()` spans; a flight recorder keeps the last ones.
@@ -470,12 +470,12 @@ class Capture:
             The file in the capture directory.
 
         Raises:
-            BadInput: There is no trace.
+            BadInput: There is no trace, or it is of another rank.
         """
         path = self.directory / fmt.torch_profile_file_name(self.group.rank)
         with self._guard:
             if not self._guard.is_off:
-                save_torch_profile(profile, path)
+                save_torch_profile(profile, path, self.group)
         return path
 
     def sample_clocks(self) -> None:

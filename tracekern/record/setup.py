@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tracekern.errors import BadInput
+from tracekern.formatting import without_nan
 from tracekern.record.overhead import overhead_ns
 from tracekern.record.sinks import Sink
 
@@ -136,4 +137,5 @@ def about_run(selection: Selection, settings: dict[str, Any] | None, command: st
     except (TypeError, ValueError) as error:
         raise BadInput(f"settings={settings!r}: {error}; wanted a dict of what JSON holds") from None
     command = shlex.join(sys.argv) if command is None else command
-    return {"keep": selection.keep, "roles": selection.roles, "settings": settings or {}, "command": command}
+    settings = without_nan(settings or {})
+    return {"keep": selection.keep, "roles": selection.roles, "settings": settings, "command": command}

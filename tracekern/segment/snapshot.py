@@ -51,9 +51,10 @@ def snapshot_run(run_id: str, directory: Path) -> list[int]:
 def copy_as_it_stands(segment: SegmentView) -> SegmentWriter:
     """Returns a private copy of a segment, with all launches that hold a region now.
 
-    The rank runs on meanwhile; a host span marks the time of the copy. A region that the rank gives to a later launch
+    The rank runs on meanwhile; a host span marks when the copy began. A region that the rank gives to a later launch
     while it is copied is copied again; after a few tries that launch is left out.
     """
+    began_ns = time.time_ns()
     runs = _runs(segment)
     reads_device = False
     if not runs:
@@ -75,8 +76,7 @@ def copy_as_it_stands(segment: SegmentView) -> SegmentWriter:
     if runs and header["state"] == fmt.SegmentState.OPEN:
         header["state"] = fmt.SegmentState.RUNNING
         header["collected"] = reads_device
-        now_ns = time.time_ns()
-        copy.append_host_span("snapshot", threading.get_native_id(), now_ns, now_ns)
+        copy.append_host_span("snapshot", threading.get_native_id(), began_ns, began_ns)
     return copy
 
 

@@ -60,6 +60,20 @@ def join_flows(timeline: Timeline, every_barrier_signal: bool = False) -> tuple[
     return Flows(signal[order], wait[order]), tuple(problems)
 
 
+def sent_signals(timeline: Timeline, waits: Int64) -> Int64:
+    """[n] the closed signal on record that each of these open waits is for; -1 where none is, or none for sure.
+
+    A barrier's is the last of as many as other waits on its channel took.
+    """
+    found = np.full(len(timeline.spans), -1, np.int64)
+    channels = {timeline.events[idx].channel for idx in np.unique(timeline.spans.event[waits]).tolist()}
+    for channel in channels - {None}:
+        assert channel is not None
+        signal, wait = _Ends.of(timeline, channel).join_open(timeline)
+        found[wait] = signal
+    return found[waits]
+
+
 @dataclass(frozen=True)
 class _Side:
     """[n] spans that signal or wait on a channel, by start within a key."""
@@ -97,8 +111,7 @@ class _Ends:
 
     def join(self, every_barrier_signal: bool) -> tuple[Int64, Int64]:
         """(signal, wait) rows of all edges."""
-        first = np.searchsorted(self.signal_key, self.wait_key, "left")
-        count = np.searchsorted(self.signal_key, self.wait_key, "right") - first
+        first, count = self._candidates()
         if self.channel.kind is ChannelKind.DATA:
             pick = self._pick_data(count)
         elif self.channel.kind is ChannelKind.CREDIT:
@@ -112,6 +125,29 @@ class _Ends:
             pick = count - 1
         matched = (pick >= 0) & (pick < count) & self.waits.closed
         return self.signals.row[(first + pick)[matched]], self.waits.row[matched]
+
+    def join_open(self, timeline: Timeline) -> tuple[Int64, Int64]:
+        """(signal, wait) rows of waits that never closed, and of the signals that were sent to them all the same."""
+        first, count = self._candidates()
+        closed = self.waits.closed
+        if self.channel.kind is ChannelKind.CREDIT:
+            pick = self._pick_credit(first)
+        elif self.channel.kind is ChannelKind.BARRIER:
+            pick = np.where((count > 0) & (count >= count[closed].max(initial=1)), count - 1, -1)
+        else:
+            # What the same track has taken already is not the signal of its next wait.
+            of_track = _append_digit(self.wait_key, timeline.spans.track[self.waits.row].astype(np.int64))
+            is_taken = np.isin(of_track, of_track[closed]) & (count == 1)
+            pick = np.where(is_taken, -1, self._pick_data(count))
+        known = (pick >= 0) & (pick < count) & ~closed
+        signal, wait = (first + pick)[known], self.waits.row[known]
+        is_sent = self.signals.closed[signal]
+        return self.signals.row[signal[is_sent]], wait[is_sent]
+
+    def _candidates(self) -> tuple[Int64, Int64]:
+        """([n] the first signal of each wait's key, [n] how many there are)"""
+        first = np.searchsorted(self.signal_key, self.wait_key, "left")
+        return first, np.searchsorted(self.signal_key, self.wait_key, "right") - first
 
     def _pick_data(self, count: Int64) -> Int64:
         """One signal serves all waits of its key; several are served in turn, where the numbers tell how."""

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import datetime
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from tracekern.dump.format import torch_profile_file_name
+from tracekern.dump.format import MAX_NS, torch_profile_file_name
 from tracekern.dump.reader import Dump
-from tracekern.dump.torch_profile import LANE_PREFIX, STREAM_PREFIX, read_profile
+from tracekern.dump.torch_profile import LANE_PREFIX, STREAM_PREFIX, Row, read_profile
 from tracekern.errors import BadInput
-from tracekern.timeline.clocks.host import apply_host
+from tracekern.formatting import count
+from tracekern.timeline.clocks.host import apply_host, bracket_rows
 from tracekern.timeline.columns import join_rows
-from tracekern.timeline.model import EventClass, EventType, Int64, Spans, Timeline, Track, TrackKind
+from tracekern.timeline.model import EventClass, EventType, Int64, Problem, Spans, Timeline, Track, TrackKind
 
+_SLACK_NS = 10**9
+"""How far outside the capture an event may lie: profilers turn their own clock into wall time, some ms off."""
+_Times = tuple[int, int]
 _HOST_EVENT = EventType("host", EventClass.HOST, "completion")
 
 
@@ -29,12 +35,19 @@ class HostLane:
     labels: tuple[str, ...]
 
 
-def read_lanes(dumps: Sequence[Dump], host: Iterable[tuple[int, str | Path]]) -> dict[int, list[HostLane]]:
-    """Rank -> its lanes: of the capture, of the profiles beside its dumps, and of those in `host`."""
+def read_lanes(
+    dumps: Sequence[Dump], host: Iterable[tuple[int, str | Path]]
+) -> tuple[dict[int, list[HostLane]], list[Problem]]:
+    """Rank -> its lanes: of the capture, of the profiles beside its dumps, and of those in `host`.
+
+    Events of a profile outside the rank's capture are left out; the problems say how many.
+    """
     profiles = [(dump.rank, dump.path.parent / torch_profile_file_name(dump.rank)) for dump in dumps]
     profiles = [(rank, path) for rank, path in profiles if path.exists()] + [(rank, Path(path)) for rank, path in host]
     lanes = {dump.rank: host_lanes(dump) for dump in dumps}
+    dump_of = {dump.rank: dump for dump in dumps}
     rank_of_file: dict[Path, int] = {}
+    problems = []
     for rank, path in profiles:
         if rank not in lanes:
             raise BadInput(f"{path}: is for rank {rank}, which this capture does not have; ranks are {sorted(lanes)}")
@@ -44,8 +57,10 @@ def read_lanes(dumps: Sequence[Dump], host: Iterable[tuple[int, str | Path]]) ->
                 f"{path}: is there for rank {rank_of_file[file]} already; name a profile once, and none of a capture"
             )
         rank_of_file[file] = rank
-        lanes[rank] += torch_lanes(path)
-    return lanes
+        kept, outside = torch_lanes(path, rank, dump_of[rank].metadata["num_ranks"], wall_times(dump_of[rank]))
+        lanes[rank] += kept
+        problems += outside
+    return lanes, problems
 
 
 def host_lanes(dump: Dump) -> list[HostLane]:
@@ -61,16 +76,67 @@ def host_lanes(dump: Dump) -> list[HostLane]:
     return lanes
 
 
-def torch_lanes(path: Path) -> list[HostLane]:
+def torch_lanes(path: Path, rank: int, num_ranks: int, capture: _Times) -> tuple[list[HostLane], list[Problem]]:
     """The lanes of a Chrome trace of torch.profiler (.json or .json.gz), one a thread and one a stream of a GPU.
 
-    Raises BadInput when it is not one.
+    Without events outside the capture, of which a problem tells: they would stretch the axis to years. Raises BadInput
+    when it is not such a trace, or not of this rank.
     """
-    result = []
-    for (_, lane), rows in read_profile(path).items():
-        times = np.array([row[:2] for row in rows], np.int64)
-        result.append(_lane(lane, times[:, 0], times[:, 1], [row[2] for row in rows]))
-    return result
+    first, last = capture
+    result: list[HostLane] = []
+    outside: list[Row] = []
+    num_kept = 0
+    for (_, lane), rows in read_profile(path, rank, num_ranks).items():
+        kept: list[Row] = []
+        for row in rows:
+            is_within = first - _SLACK_NS <= row[0] <= row[1] <= last + _SLACK_NS
+            (kept if is_within else outside).append(row)
+        num_kept += len(kept)
+        if kept:
+            times = np.array([row[:2] for row in kept], np.int64)
+            result.append(_lane(lane, times[:, 0], times[:, 1], [row[2] for row in kept]))
+    return result, [_left_out(path.name, rank, outside, num_kept, capture)] if outside else []
+
+
+def wall_times(dump: Dump) -> tuple[int, int]:
+    """CLOCK_REALTIME ns between which a rank captured: the earliest and the latest that its dump names."""
+    brackets, ranges = bracket_rows(dump.clock_samples(), dump.rank), dump.host_spans()
+    known = [int(dump.metadata["packed_ns"])]
+    for rows, names in ((brackets, ("t0", "t3")), (ranges, ("start_ns", "end_ns"))):
+        for name in names if len(rows) else ():
+            known += [int(rows[name].min()), int(rows[name].max())]
+    opened = opened_ns(dump.metadata)
+    return min(known if opened is None else [opened, *known]), max(known)
+
+
+def opened_ns(metadata: Mapping[str, Any]) -> int | None:
+    """CLOCK_REALTIME ns of the second in which a capture opened; None where the dump does not say."""
+    try:
+        return int(datetime.datetime.fromisoformat(str(metadata.get("created"))).timestamp()) * 10**9
+    except (ValueError, OverflowError):
+        return None
+
+
+def _left_out(name: str, rank: int, rows: Sequence[Row], num_kept: int, capture: _Times) -> Problem:
+    """The problem of events of a profile that lie outside the capture."""
+    number = len(rows)
+    events = (min(row[0] for row in rows), max(row[1] for row in rows))
+    times = f"they are of {_dates(events)}, the capture of {_dates(capture)} UTC"
+    if backwards := sum(end < start for start, end, _ in rows):
+        times += f"; {backwards:,} end before they begin"
+    if num_kept:
+        whole = count(num_kept + number, "event")
+        text = f"{number:,} of {whole} of {name} lie outside the capture and are left out: {times}"
+    else:
+        why = "exported by another run, or without its base time?"
+        text = f"no event of {name} lies within the capture, all {number:,} are left out: {times}; {why}"
+    severity = "warning" if num_kept else "error"
+    return Problem(severity, "left_out_profile_event", rank, -1, f"rank {rank}: {text}", number)
+
+
+def _dates(times: _Times) -> str:
+    seconds = [min(max(time, 0), MAX_NS) // 10**9 for time in times]
+    return " to ".join(str(datetime.datetime.fromtimestamp(at, datetime.timezone.utc))[:19] for at in seconds)
 
 
 def is_torch_lane(track: Track) -> bool:

@@ -19,6 +19,7 @@ from tracekern.timeline.clocks.fit import apply_clock, fit_clocks, unaligned_clo
 from tracekern.timeline.clocks.flows import step_problems, tighten_clocks
 from tracekern.timeline.clocks.host import relate_hosts
 from tracekern.timeline.concatenate import concatenate
+from tracekern.timeline.damage import damaged_times
 from tracekern.timeline.decode.decoder import decode
 from tracekern.timeline.flows import join_flows
 from tracekern.timeline.host import HostLane, add_lanes, read_lanes
@@ -52,13 +53,14 @@ def load(
     """
     dumps = _read([paths] if isinstance(paths, str | Path) else list(paths))
     missing = _check_run(dumps, partial)
-    lanes = read_lanes(dumps, host)
+    lanes, outside = read_lanes(dumps, host)
     samples = np.concatenate([np.empty(0, CLOCK_SAMPLE), *(dump.clock_samples() for dump in dumps)])
     pieces = _decode(dumps)
     pieces = _fit_clocks(pieces, samples, unaligned)
-    timeline = _join_lanes(pieces, lanes, missing)
+    timeline = _join_lanes(pieces, lanes, [*missing, *outside])
     timeline = _join_flows(timeline)
     timeline = _tighten(timeline)
+    timeline = timeline.replace(problems=(*damaged_times(timeline), *timeline.problems))
     if strict:
         _refuse_losses(timeline)
     return timeline

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from tracekern.formatting import number_ranges
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
@@ -230,6 +233,7 @@ CONTRADICTION_KINDS = ("backwards_flow", "contradicting_flows")
 LOSS_KINDS = (
     *("lost_records", "torn_track", "orphan_end", "surplus_warps", "surplus_blocks", "shared_tracks"),
     *("launch_not_recorded", "launch_lost", "lost_host_spans", "lost_clock_samples", "missing_rank"),
+    "damaged_times",
 )
 """Problems of data that should be there and is not. Not "salvaged", "running" or "open_span": what a rank had recorded
 when it died or was looked at is there, and what never arrived is a torn track or a lost launch."""
@@ -257,6 +261,31 @@ def count_problems(problems: Iterable[Problem]) -> dict[str, int]:
     if of_tracks:
         counts["lost_records"] = max(of_tracks, counts["lost_records"] - of_tracks)
     return counts
+
+
+def told_once(problems: Iterable[Problem]) -> list[Problem]:
+    """Problems that differ in numbers alone, as those of many ranks do, as the first of them, which names the others.
+
+    Faults stay apart: who gave up on whom is in the numbers.
+    """
+    alike: dict[tuple[str, str, str], list[Problem]] = {}
+    for problem in problems:
+        text = problem.text if problem.kind == "fault" else _without_numbers(problem.text)
+        alike.setdefault((problem.severity, problem.kind, text), []).append(problem)
+    return [_first_of(same) if len(same) > 1 else same[0] for same in alike.values()]
+
+
+def _without_numbers(text: str) -> str:
+    """The text without numbers and their units, and without the endings of many."""
+    return re.sub(r"\d[\d,.]*(?: [num]?s\b)?|(?<=ch)es\b|s\b", "", text)
+
+
+def _first_of(alike: list[Problem]) -> Problem:
+    first = alike[0]
+    others = sorted({problem.rank for problem in alike} - {first.rank})
+    where = f", of {'rank' if len(others) == 1 else 'ranks'} {number_ranges(others)}" if others else ""
+    text = f"{first.text} (and {len(alike) - 1:,} more like this{where})"
+    return dataclasses.replace(first, text=text, count=sum(problem.count for problem in alike))
 
 
 def _empty(dtype: Any) -> Any:

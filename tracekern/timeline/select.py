@@ -10,6 +10,7 @@ import numpy as np
 
 from tracekern.errors import BadInput
 from tracekern.formatting import number_ranges
+from tracekern.timeline.damage import damage_of, damaged_times
 from tracekern.timeline.model import ABSENT_KINDS, OPEN_END, Flows, Int32, Int64, Mask, Problem, Timeline
 
 Window = tuple[int, int]
@@ -75,16 +76,16 @@ def _select_ranks(timeline: Timeline, ranks: Sequence[int]) -> Timeline:
     reduced = take_tracks(timeline, np.isin(timeline.track_ranks(), list(wanted)))
     kept_launches = np.array([launch.rank in wanted for launch in timeline.launches], bool)
     new_launch = np.append(_renumber(kept_launches), np.int32(-1))  # index -1: no launch
-    return reduced.replace(
+    chosen = reduced.replace(
         ranks=tuple(rank for rank in timeline.ranks if rank.rank in wanted),
         launches=tuple(launch for launch in timeline.launches if launch.rank in wanted),
         spans=_with(reduced.spans, launch=new_launch[reduced.spans.launch]),
         marks=_with(reduced.marks, launch=new_launch[reduced.marks.launch]),
-        problems=(
-            *(p for p in reduced.problems if p.rank < 0 or p.rank in wanted or p.kind in ABSENT_KINDS),
-            *_left_out(sorted(known - wanted), len(known)),
-        ),
     )
+    stay = (p for p in reduced.problems if p.rank < 0 or p.rank in wanted or p.kind in ABSENT_KINDS)
+    problems = [*(p for p in stay if p.kind != "damaged_times"), *_left_out(sorted(known - wanted), len(known))]
+    still_damaged = damaged_times(chosen) if damage_of(timeline) else ()
+    return chosen.replace(problems=(*still_damaged, *problems))
 
 
 def _left_out(ranks: list[int], num_known: int) -> list[Problem]:

@@ -9,12 +9,12 @@ from tracekern.analysis.hang import Holder, OpenWait
 from tracekern.analysis.summary import Summary
 from tracekern.formatting import count, duration, factor, percent, ranks
 from tracekern.timeline.clocks.pairs import MAX_WANDER_PER_NS
-from tracekern.timeline.model import ABSENT_KINDS
+from tracekern.timeline.model import ABSENT_KINDS, told_once
 from tracekern.viewers.report.questions.path import describe_gain, describe_part
 from tracekern.viewers.report.questions.receive import describe_received
 from tracekern.viewers.report.verdict import evidence, sums, verdict
 
-_TOLD_APART = (*ABSENT_KINDS, "lost_records", "open_span", "open_work", "salvaged", "fault")
+_TOLD_APART = (*ABSENT_KINDS, "lost_records", "open_span", "open_work", "salvaged", "fault", "left_out_profile_event")
 """Kinds of errors that the lines count, or describe themselves."""
 
 
@@ -28,8 +28,10 @@ def headlines(findings: Findings) -> list[Line]:
     """One line each: verdict, why, how much waiting and where, its sum, what bounds the time, how far to trust it.
 
     A wait that exceeded its time limit comes first, or else waits that never ended. What experts received is told of
-    captures that say so.
+    captures that say so. Where the times are damaged that is all, with what ended a wait.
     """
+    if findings.damage:
+        return [*_fault(findings), Line("verdict", f"No figure is given: {findings.damage}")]
     return [
         *(_fault(findings) or _hang(findings)),
         Line("verdict", verdict(findings)),
@@ -61,14 +63,19 @@ def _hang(findings: Findings) -> list[Line]:
     ]
     if hang.num_waits > 1:
         parts.append(f"{hang.num_waits:,} waits of {ranks(hang.ranks)} have not ended")
-    if not hang.holders:  # ranks that wait for each other: what they want does not fit together
+    if not hang.holders or hang.longest.sent_ns is not None:  # else the holders say more
         parts += [f"rank {wait.rank} waits {_waits_for(wait)}" for wait in hang.others[:3]]
-    return [Line("hang", "; ".join(parts + [_what_holds(holder, within) for holder in hang.holders[:3]]))]
+    told = {wait.rank for wait in (hang.longest, *hang.others[:3]) if wait.sent_ns is not None}
+    holders = [holder for holder in hang.holders if holder.rank not in told]
+    return [Line("hang", "; ".join(parts + [_what_holds(holder, within) for holder in holders[:3]]))]
 
 
 def _waits_for(wait: OpenWait) -> str:
     whom = "another warp of its own" if wait.peer == wait.rank else f"rank {wait.peer}"
-    return f"for {whom} ({' '.join(filter(None, (wait.phase, wait.fields)))})"
+    text = f"for {whom} ({' '.join(filter(None, (wait.phase, wait.fields)))})"
+    if wait.sent_ns is None:
+        return text
+    return f"{text}, sent {duration(wait.sent_ns)} ago; the waiter has not seen it (stopped, or it does not run)"
 
 
 def _what_holds(holder: Holder, within: bool) -> str:
@@ -156,6 +163,11 @@ def trust(findings: Findings) -> str:
     parts = [
         *findings.absent,
         *errors,
+        *(
+            problem.text
+            for problem in told_once(findings.timeline.problems)
+            if problem.kind == "left_out_profile_event"
+        ),
         clocks(findings),
         *([f"{count(lost, 'record')} lost"] if lost else nothing_lost),
     ]
@@ -177,7 +189,7 @@ def _other_errors(findings: Findings) -> list[str]:
     """The first error that trust() does not describe itself, and how many more there are."""
     errors = [
         problem.text
-        for problem in findings.timeline.problems
+        for problem in told_once(findings.timeline.problems)
         if problem.severity == "error" and problem.kind not in _TOLD_APART
     ]
     if not errors:

@@ -11,8 +11,8 @@ from typing import Any
 import tracekern.viewers.report.questions as package
 from tracekern import __version__
 from tracekern.analysis.findings import Findings
-from tracekern.formatting import count, duration, escape
-from tracekern.viewers.report.frame import Part, render
+from tracekern.formatting import count, duration, escape, sentence
+from tracekern.viewers.report.frame import Answer, Part, render
 from tracekern.viewers.report.question import Question
 
 
@@ -31,7 +31,9 @@ def report_page(findings: Findings, name: str, capture: str, open_command: str) 
     `name`: the title. `capture`: where the numbers come from. `open_command`: what to type to see all spans. Raises
     BadInput where plotly is not installed.
     """
-    answers = ((entry, entry.draw(findings)) for entry in questions())
+    damaged = Answer(escape(sentence(findings.damage))) if findings.damage else None
+    entries = [entry for entry in questions() if not damaged or entry.key == "trust"]
+    answers = ((entry, damaged or entry.draw(findings)) for entry in entries)
     parts = [Part(entry.key, entry.title, entry.text, answer) for entry, answer in answers if answer is not None]
     foot = f"{escape(capture)} · tracekern {__version__}"
     return render(name, _lead(findings, capture), parts, foot, open_command)
@@ -48,7 +50,7 @@ def _lead(findings: Findings, capture: str) -> str:
         ", ".join(devices),
         *(_made_at(rank.metadata) for rank in findings.timeline.ranks[:1]),
         count(summary.num_spans, "span"),
-        duration(summary.duration_ns),
+        *([] if findings.damage else [duration(summary.duration_ns)]),
     ]
     warning = "" if summary.aligned else "<p class='warn'>UNALIGNED: times of different ranks cannot be compared.</p>"
     return f"<p>{escape(' · '.join(fact for fact in facts if fact))}</p>{warning}"

@@ -8,6 +8,7 @@ from tracekern.analysis.findings import Findings
 from tracekern.analysis.statistics import probe_cost_ns
 from tracekern.analysis.summary import RankSummary
 from tracekern.formatting import count, duration, escape, percent, sentence
+from tracekern.timeline.model import told_once
 from tracekern.viewers.report.frame import Answer, table
 from tracekern.viewers.report.headlines import trust
 from tracekern.viewers.report.question import Question
@@ -105,9 +106,9 @@ def _overhead(findings: Findings) -> str:
 
 def _problems(findings: Findings) -> str:
     # What a launch lost is shown once, not again for each of its tracks; what ended a wait comes first.
-    problems = [
+    problems = told_once(
         problem for problem in findings.timeline.problems if problem.kind != "lost_records" or problem.track < 0
-    ]
+    )
     problems.sort(key=lambda problem: (problem.kind != "fault", _SEVERITIES.index(problem.severity)))
     if not problems:
         return "<p>The reader met no problem in the capture.</p>"
