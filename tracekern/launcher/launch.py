@@ -86,9 +86,9 @@ def launch_ranks(
 
     Args:
         num_ranks: Number of processes.
-        target: The words of a command, or "module:function". The module of a function is imported once, in a process
-            that all ranks are forked from, with OMP_NUM_THREADS=1 unless that is set; a module that starts threads is
-            imported by each rank. An int that the function returns is the exit status. A Spawner serves several runs.
+        target: The words of a command, or "module:function", from where this process or PYTHONPATH of `env` imports.
+            Ranks are forked from a process that imports it once, with OMP_NUM_THREADS=1 unless that is set; each rank
+            imports a module that starts threads. An int that is returned is the exit status. A Spawner serves several.
         env: Environment variables of the ranks, in addition to those of this process.
         capture_dir: Where salvaged dumps go. None: into the directory of the capture.
         timeout_s: Time limit of the whole run in seconds.
