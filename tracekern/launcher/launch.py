@@ -28,7 +28,7 @@ from tracekern.launcher.rendezvous import environment, give_socket, store_socket
 from tracekern.launcher.spawner import NUM_RESIDENTS, SpawnedRank, Spawner
 from tracekern.launcher.start import start_process
 from tracekern.launcher.watch import PHASES, Limits, Watch, is_stopped
-from tracekern.segment.salvage import salvage_run
+from tracekern.segment.salvage import salvage_run, stamp_deaths
 
 OnLine = Callable[[int, str], None]
 OnStart = Callable[[int, int], None]
@@ -164,6 +164,8 @@ class _Run:
     """Why the launcher ended the run, by rank that was late."""
     problem: Exception | None = None
     """First exception that on_line raised."""
+    ended_ns: dict[int, int] = field(default_factory=dict)
+    """CLOCK_REALTIME when a process was first seen to have ended, by its number."""
 
     def start(self, num_ranks: int, target: Sequence[str] | Spawner) -> None:
         shared = {
@@ -221,7 +223,10 @@ class _Run:
                 self.late.setdefault(rank, why)
 
     def running(self) -> list[int]:
-        return [rank for rank, process in enumerate(self.processes) if process.poll() is None]
+        running = [rank for rank, process in enumerate(self.processes) if process.poll() is None]
+        for ended in set(range(len(self.processes))).difference(running, self.ended_ns):
+            self.ended_ns[ended] = time.time_ns()
+        return running
 
     def stop(self) -> None:
         """Ends the remaining ranks, with SIGTERM first. A second Ctrl-C must not leave ranks behind."""
@@ -233,6 +238,7 @@ class _Run:
             self._signal(signal.SIGKILL)
             self._await_ends(_KILL_GRACE_S)
             self._give_up()
+            self._stamp_deaths()
             deadline = time.monotonic() + _TERM_GRACE_S
             for reader in self.readers:
                 reader.join(max(0.0, deadline - time.monotonic()))
@@ -264,6 +270,12 @@ class _Run:
             why = f"{self.watch.name([rank])} does not end, although it was killed: it waits in the kernel"
             self.late.setdefault(rank, why)
             self.processes[rank].returncode = -signal.SIGKILL
+
+    def _stamp_deaths(self) -> None:
+        """Notes in the segments when their ranks ended: resident ranks, with their one process."""
+        self.running()
+        num_residents = int(self.env[NUM_RESIDENTS])
+        stamp_deaths(self.run_id, dict.fromkeys(range(num_residents), self.ended_ns.get(0, 0)) or self.ended_ns)
 
     def ends(self, salvaged: Container[int], num_ranks: int) -> list[RankExit]:
         """Returns how each rank ended, [num_ranks]. salvaged: the ranks whose captures were saved for them.

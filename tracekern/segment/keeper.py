@@ -25,6 +25,7 @@ import select
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -168,9 +169,11 @@ def keep(segment: SegmentWriter, link: socket.socket, mirror: Any) -> None:
             collect()
             segment.header["collected"] = 1
             link.sendall(b"done\n")
-    if int(segment.header["state"]) != fmt.SegmentState.CLOSED and not int(segment.header["collected"]):
-        collect()
-        segment.header["collected"] = 1
+    if int(segment.header["state"]) != fmt.SegmentState.CLOSED:
+        segment.header["died_ns"] = time.time_ns()
+        if not int(segment.header["collected"]):
+            collect()
+            segment.header["collected"] = 1
 
 
 def _read(link: socket.socket, rank: int, door: socket.socket, collect: Callable[[], None]) -> bytes:

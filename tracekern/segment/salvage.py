@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from tracekern.segment.manifest import write_manifest
 from tracekern.segment.names import await_segment, has_owner, list_segments, remove_segment
 from tracekern.segment.pack import write_dump
 from tracekern.segment.view import SegmentView
+from tracekern.segment.writer import SegmentWriter
 
 _log = logging.getLogger("tracekern")
 _DAMAGED = (BadInput, KeyError, TypeError, ValueError)
@@ -96,6 +97,17 @@ def salvage_run(run_id: str, directory: Path | None = None) -> set[int]:
         with _writing(place, directory, name) as target:
             write_manifest(target, name)
     return unclosed
+
+
+def stamp_deaths(run_id: str, died_ns: Mapping[int, int]) -> None:
+    """Notes in the segments of ranks that never closed when they died. died_ns: rank -> CLOCK_REALTIME."""
+    for name in list_segments(run_id):
+        with suppress(*_DAMAGED):
+            segment = SegmentWriter.attach(name)
+            if int(segment.header["state"]) == fmt.SegmentState.OPEN:
+                rank = int(segment.metadata["rank"])
+                segment.header["died_ns"] = died_ns.get(rank, int(segment.header["died_ns"]))  # a keeper's stamp stays
+            segment.close()
 
 
 def discard_run(run_id: str) -> None:
