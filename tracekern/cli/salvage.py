@@ -95,19 +95,29 @@ def _save(run_id: str, leftovers: list[Leftover], dead: list[int], directory: Pa
     if not leftovers:
         _tell(run_id, f"{ranks(dead)} ended before recording anything; removed", [], [], as_json)
         return
-    targets = sorted({directory or leftover.directory for leftover in leftovers})
+    targets = sorted({_place(leftover, directory) for leftover in leftovers})
     saved = sorted({leftover.rank for leftover in leftovers})
-    _tell(run_id, f"saved {ranks(saved)} of {leftovers[0].num_ranks}", saved, targets, as_json)
+    _tell(run_id, f"saved {ranks(saved)} of {leftovers[0].num_ranks}", saved, targets, as_json, leftovers[0].num_ranks)
 
 
-def _tell(run_id: str, what: str, saved: list[int], targets: list[Path], as_json: bool) -> None:
+def _place(saved: Leftover, directory: Path | None) -> Path:
+    """Returns where a rank's dump is: in its own directory also if the rank had written it there before it died."""
+    from tracekern.dump.format import dump_file_name
+    from tracekern.dump.reader import run_in
+
+    is_there = directory and run_in(directory / dump_file_name(saved.rank)) == saved.run_id
+    return directory if directory and is_there else saved.directory
+
+
+def _tell(run_id: str, what: str, saved: list[int], targets: list[Path], as_json: bool, num_ranks: int = 0) -> None:
     if as_json:
         print_json({"run_id": run_id, "ranks": saved, "captures": list(map(str, targets))})
         return
     console().print(f"run {run_id}: {what}")
     note_only_counted(targets)
     for target in targets:
-        note(f"who waited for whom: {suggest('report', target)}")
+        is_part = len(list(target.glob("rank_*.tkdump"))) < num_ranks
+        note(f"who waited for whom: {suggest('report', target, *['--partial'] * is_part)}")
 
 
 def note_only_counted(directories: list[Path]) -> None:
