@@ -21,6 +21,7 @@ import pytest
 
 from tests.captures import EVENT_TABLE, CaptureSpec, fill_segment, metadata
 from tests.kernels import run_kernel
+from tracekern.cli.output import suggest
 from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
 from tracekern.record.session import capture
@@ -117,6 +118,41 @@ def test_a_snapshot_is_completed_by_what_came_behind_it(rank, tmp_path):
     process.wait()
     assert command(run_id, "-o", str(tmp_path / "now")).returncode == 0
     assert read_dump(tmp_path / "now" / "rank_00000.tkdump").metadata["state"] == "salvaged"
+
+
+@pytest.mark.parametrize("name", ["info", "report"])
+def test_who_reads_an_unfinished_capture_is_told_where_the_rest_is(rank, tmp_path, name):
+    process, run_id = rank
+    run = [sys.executable, "-m", "tracekern", name, str(tmp_path / "capture")]
+
+    def told() -> str:
+        done = subprocess.run(run, capture_output=True, text=True, timeout=120, cwd=ROOT)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+        return done.stderr
+
+    rest = f"records of rank 0 of run {run_id} are in shared memory, not here; "
+    assert told().endswith(f"{rest}see what there is by now: {suggest('snapshot', run_id)}\n")
+    process.kill()
+    process.wait()
+    assert told().endswith(f"{rest}save them: {suggest('salvage', run_id)}\n")
+
+
+def test_beside_what_is_there_the_rest_is_a_note(rank, tmp_path):
+    process, run_id = rank
+    process.kill()
+    process.wait()
+    closed = fill_segment(CaptureSpec(num_ranks=2, run_id=run_id), 1)
+    write_dump(tmp_path / "capture" / "rank_00001.tkdump", closed)
+    closed.unlink()
+    closed.close()
+    info = [sys.executable, "-m", "tracekern", "info"]
+    for path in (tmp_path / "capture", tmp_path / "capture" / "rank_00001.tkdump"):
+        done = subprocess.run([*info, str(path)], capture_output=True, text=True, timeout=120, cwd=ROOT)
+        assert done.returncode == 0
+        assert f"in shared memory, not here; save them: {suggest('salvage', run_id)}\n" in done.stderr
+    assert command(run_id).returncode == 0
+    done = subprocess.run([*info, str(tmp_path / "capture")], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert "in shared memory" not in done.stderr
 
 
 def test_what_is_left_may_be_removed_unsaved(rank, tmp_path):

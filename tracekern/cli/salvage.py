@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,6 +55,39 @@ def salvage(
         _tell(run_id, f"removed what {ranks(dead)} left", [], [], as_json)
     else:
         _save(run_id, leftovers, dead, directory, as_json)
+
+
+@contextlib.contextmanager
+def naming_the_rest(captures: list[Path]) -> Iterator[None]:
+    """Names what captures that the block reads lack and shared memory has: in a note, or in the block's BadInput."""
+    try:
+        yield
+    except BadInput as error:
+        raise BadInput("; ".join([str(error), *_rest_of(captures)])) from None
+    for line in _rest_of(captures):
+        note(line)
+
+
+def _rest_of(captures: list[Path]) -> list[str]:
+    """Returns a line a run whose ranks left records for these directories, or still record for them."""
+    from tracekern.dump.format import dump_file_name
+    from tracekern.dump.reader import is_whole, run_in
+    from tracekern.segment.salvage import find_leftovers
+
+    directories = {(path if path.is_dir() else path.parent).resolve() for path in captures}
+    found: dict[str, list[Leftover]] = {}
+    for leftover in find_leftovers():
+        dump = leftover.directory / dump_file_name(leftover.rank)
+        if leftover.directory.resolve() in directories and not (run_in(dump) == leftover.run_id and is_whole(dump)):
+            found.setdefault(leftover.run_id, []).append(leftover)
+    lines = []
+    for run_id, of_run in found.items():
+        get = f"save them: {suggest('salvage', run_id)}"
+        if any(leftover.is_running for leftover in of_run):
+            get = f"see what there is by now: {suggest('snapshot', run_id)}"
+        whose = ranks([leftover.rank for leftover in of_run])
+        lines.append(f"records of {whose} of run {run_id} are in shared memory, not here; {get}")
+    return lines
 
 
 def note_dead_runs() -> None:
