@@ -20,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.comm import messages
+from tracekern.environment import positive_number
 from tracekern.errors import BadInput, PeerLost, TracekernError
 
-TIMEOUT_S = float(os.environ.get("TRACEKERN_GROUP_TIMEOUT_S", "60"))
+TIMEOUT_S = positive_number("TRACEKERN_GROUP_TIMEOUT_S", 60.0)
 """How long a rank waits for the messages of the others. The launcher, which can tell why one is late, sets more than it
 waits itself."""
 MAX_HEAP_RANKS = 64

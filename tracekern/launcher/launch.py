@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tracekern.environment import positive_number, warn_of_unread
 from tracekern.errors import BadInput
 from tracekern.launcher.rendezvous import environment, give_socket, store_socket
 from tracekern.launcher.spawner import NUM_RESIDENTS, SpawnedRank, Spawner
@@ -39,6 +40,7 @@ _KILL_GRACE_S = 10.0
 _WAKE_GRACE_S = 1.0
 _SET_UP_GRACE_S = 3.0
 """Time to fail for the same reason. Ranks that wait for a failed one to join have no records to write yet."""
+_GROUP_TIMEOUT = "TRACEKERN_GROUP_TIMEOUT_S"
 _GROUP_GRACE_S = 30.0
 """How much longer than the launcher ranks wait for each other's messages: the launcher can tell who is late and why."""
 
@@ -62,8 +64,11 @@ class RankExit:
 
     @property
     def signal_name(self) -> str:
-        """The signal that ended the rank, "" for none."""
-        return signal.Signals(-self.returncode).name if self.returncode < 0 else ""
+        """The signal that ended the rank, "" for none; "signal 40" for one without a name."""
+        try:
+            return signal.Signals(-self.returncode).name if self.returncode < 0 else ""
+        except ValueError:  # most of the real-time signals
+            return f"signal {-self.returncode}"
 
 
 def launch_ranks(
@@ -142,9 +147,11 @@ def new_run_id() -> str:
 
 
 def _environment(more: Mapping[str, str], limits: Limits | None) -> dict[str, str]:
+    warn_of_unread()
     env = {**os.environ, **more}
     if limits is not None:
-        env.setdefault("TRACEKERN_GROUP_TIMEOUT_S", str(max(map(limits.of, PHASES)) + _GROUP_GRACE_S))
+        env.setdefault(_GROUP_TIMEOUT, str(max(map(limits.of, PHASES)) + _GROUP_GRACE_S))
+    positive_number(_GROUP_TIMEOUT, 60.0, env)  # here, where one line says it
     return env
 
 
