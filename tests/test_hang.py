@@ -137,6 +137,9 @@ def test_a_rank_whose_time_of_death_is_known_has_waited_until_then():
     moved = find_hang(timeline.replace(ranks=(dead[0], make_rank(1), dead[1]), origin_ns=20_000))
     assert moved is not None
     assert moved.longest.lasts_ns == 26_000
+    damaged = [dataclasses.replace(rank, died_ns=(-1) ** rank.rank * (1 << 63)) for rank in dead]
+    for origin_ns in (-1 << 62, 1 << 62):
+        assert find_hang(timeline.replace(ranks=(damaged[0], make_rank(1), damaged[1]), origin_ns=origin_ns))
 
 
 def test_a_wait_whose_begin_was_overwritten_names_no_fields():

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tracekern.dump.format import MAX_NS
+
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
 UInt64 = npt.NDArray[np.uint64]
@@ -406,7 +408,8 @@ class Timeline:
         inside = set(ranks[self.spans.track[self.spans.is_open]].tolist())
         died = {rank.rank: rank.died_ns for rank in self.ranks if rank.died_ns is not None and rank.rank in inside}
         for rank, died_ns in died.items():
-            np.maximum(last, died_ns - self.origin_ns, out=last, where=ranks == rank)
+            since_origin = max(0, min(died_ns - self.origin_ns, MAX_NS))  # as far as times of sound records go
+            np.maximum(last, since_origin, out=last, where=ranks == rank)
         clocks = np.zeros_like(ranks) if self.aligned and self.unit == "ns" else ranks
         groups = [clocks == clock for clock in np.unique(clocks)] + [ranks == rank for rank in died]
         latest = [last[group].max() for group in groups]
