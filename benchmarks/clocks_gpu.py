@@ -189,7 +189,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         command = [sys.executable, __file__, "--rank-directory", name, "--seconds", str(options.seconds)]
-        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         exits = launch_ranks(options.ranks, command, env={"PYTHONPATH": path})
         if any(ended.returncode for ended in exits):
             return 1

@@ -98,7 +98,7 @@ class Running:
         print(f"\n== {step.name}: {shlex.join(command[1:])}", flush=True)
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "PYTHONUNBUFFERED": "1",
             "TRACEKERN_CUDA": "1",  # a build without its GPU half would be no check
         }

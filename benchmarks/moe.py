@@ -118,7 +118,9 @@ def launch(options: argparse.Namespace, what: str, directory: Path, limit_s: flo
             print(f"[rank {rank}] {line}", file=sys.stderr, flush=True)
 
     environment = {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT), str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ),
         "TRACEKERN_BENCHMARK": json.dumps({**vars(options), "loads": loads(options), "directory": str(directory)}),
         # NVLink multicast stays off; there may be no network to look for.
         "NCCL_NVLS_ENABLE": "0",

@@ -37,7 +37,7 @@ def run_ranks(function: str, options: argparse.Namespace) -> list[list[Row]]:
         function,
         env={
             OPTIONS: json.dumps(vars(options)),
-            "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])]),
         },
         on_line=lambda _, line: lines.append(line),
         timeout_s=400,

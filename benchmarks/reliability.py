@@ -48,7 +48,7 @@ FIRST = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SI
 """What ends most programs: each target gets these first."""
 STOPS = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 TARGETS = ("rank", "spawner", "launcher")
-STRANGERS = ("strangers", "open_strangers", "symmetric_heap", "files")
+STRANGERS = ("strangers", "working_directory", "open_strangers", "symmetric_heap", "files")
 """Tests with another user of the machine, or with what one could plant."""
 SECTIONS = ("damage", "kills", "limits", "strangers")
 

@@ -60,7 +60,7 @@ def measure_variant(options: argparse.Namespace, variant: str, directory: Path) 
         f"{Path(__file__).stem}:record",
         env={
             OPTIONS: json.dumps(plan),
-            "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])]),
         },
         on_line=lambda _, line: lines.append(line),
         timeout_s=300,

@@ -38,7 +38,7 @@ sys.modules["tracekern._cuda"].KeptMirror = KeptMirror
 
 
 def leave_stand_in(directory: Path) -> Path:
-    """A folder for sys.path: the keeper's process inherits that, and runs what stands there first of all."""
+    """A folder for PYTHONPATH: the keeper's process inherits that, and runs what stands there first of all."""
     directory.mkdir()
     (directory / "sitecustomize.py").write_text(STAND_IN)
     return directory

@@ -17,7 +17,9 @@ MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 
 # Module -> our modules that it may import, its own folder included; the longest prefix counts.
-FREE = ("tracekern.errors", "tracekern.files", "tracekern.formatting", "tracekern.__version__")
+FREE = tuple(
+    f"tracekern.{name}" for name in ("errors", "files", "formatting", "environment", "interpreter", "__version__")
+)
 """Free to all. They import only each other."""
 _COMPILED = ("tracekern._C", "tracekern._cuda")
 ALLOWED_IMPORTS = {

@@ -156,7 +156,8 @@ def test_a_late_host_loses_counted_records_and_stops_nobody(tmp_path):
     assert report["lost_records"] == 16 * report["counted"][-1]
     assert dump.metadata["launches_refused"] == 16 * len(STAGES)
     assert dump.metadata["refused_text"].endswith(
-        "max_bytes was not used up: /dev/shm was full, or a graph had too few slots"
+        "max_bytes was not used up: /dev/shm was full (make a container's larger: docker run --shm-size=1g), or "
+        "a graph had too few slots"
     )
 
 

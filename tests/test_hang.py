@@ -339,6 +339,22 @@ def test_a_rank_that_died_has_waited_at_least_so_long():
     assert "has waited at least 5.00 us for" in str(line_of(dead))
 
 
+def test_a_rank_whose_time_of_death_is_known_has_waited_until_then():
+    """Rank 2 died long after all that was recorded, and rank 0 before: what rank 2 waited is not its."""
+    timeline = timeline_of([(0, WAIT, 1, 4_000), (2, WAIT, 1, 4_000)], num_ranks=3)
+    dead = [make_rank(rank, state="salvaged", died_ns=at) for rank, at in ((0, 9_500), (2, 50_000))]
+    hang = find_hang(timeline.replace(ranks=(dead[0], make_rank(1), dead[1]), origin_ns=0))
+    assert hang is not None
+    assert not hang.at_least
+    assert [(wait.rank, wait.lasts_ns) for wait in (hang.longest, *hang.others)] == [(2, 46_000), (0, 5_500)]
+    moved = find_hang(timeline.replace(ranks=(dead[0], make_rank(1), dead[1]), origin_ns=20_000))
+    assert moved is not None
+    assert moved.longest.lasts_ns == 26_000
+    damaged = [dataclasses.replace(rank, died_ns=(-1) ** rank.rank * (1 << 63)) for rank in dead]
+    for origin_ns in (-1 << 62, 1 << 62):
+        assert find_hang(timeline.replace(ranks=(damaged[0], make_rank(1), damaged[1]), origin_ns=origin_ns))
+
+
 def test_a_wait_whose_begin_was_overwritten_names_no_fields():
     timeline = timeline_of([(0, WAIT, 0, 4_000)], num_ranks=2)
     (row,) = np.flatnonzero(timeline.spans.end == OPEN_END).tolist()

@@ -28,7 +28,7 @@ FLIGHT: dict[str, Any] = {"keep": "last", "sink": "device", "max_bytes": 1 << 20
 
 @pytest.fixture(autouse=True)
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(leave_stand_in(tmp_path / "stand_in")))
+    monkeypatch.setenv("PYTHONPATH", str(leave_stand_in(tmp_path / "stand_in")))
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests.captures import EVENT_TABLE
 from tests.kernels import TrackWriter
 from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
-from tracekern.launcher.launch import launch_ranks
+from tracekern.launcher.launch import RankExit, launch_ranks
 from tracekern.launcher.spawner import Spawner
 from tracekern.record.session import capture
 from tracekern.segment.names import SHM_DIR
@@ -379,6 +379,15 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_every_signal_that_ends_a_rank_has_a_name():
+    names = [RankExit(0, 1, -number, False, False).signal_name for number in range(1, 65)]
+    assert (names[8], names[31], names[33], names[39], names[63]) == (
+        *("SIGKILL", "signal 32", "SIGRTMIN", "signal 40", "SIGRTMAX"),
+    )
+    (end,) = launch_ranks(1, [sys.executable, "-c", "import os; os.kill(os.getpid(), 40)"])
+    assert end.signal_name == "signal 40"
 
 
 def test_every_record_before_a_sigkill_is_salvaged(program: Program, tmp_path: Path):

@@ -6,10 +6,12 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -17,12 +19,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.captures import EVENT_TABLE, CaptureSpec, metadata
+from tests.captures import EVENT_TABLE, CaptureSpec, fill_segment, metadata
 from tests.kernels import run_kernel
+from tracekern.cli.output import suggest
 from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
 from tracekern.record.session import capture
 from tracekern.segment.names import SHM_DIR, list_segments, remove_segment
+from tracekern.segment.pack import write_dump
 from tracekern.segment.salvage import salvage_run
 from tracekern.segment.snapshot import snapshot_run
 from tracekern.segment.writer import SegmentWriter
@@ -114,6 +118,41 @@ def test_a_snapshot_is_completed_by_what_came_behind_it(rank, tmp_path):
     process.wait()
     assert command(run_id, "-o", str(tmp_path / "now")).returncode == 0
     assert read_dump(tmp_path / "now" / "rank_00000.tkdump").metadata["state"] == "salvaged"
+
+
+@pytest.mark.parametrize("name", ["info", "report"])
+def test_who_reads_an_unfinished_capture_is_told_where_the_rest_is(rank, tmp_path, name):
+    process, run_id = rank
+    run = [sys.executable, "-m", "tracekern", name, str(tmp_path / "capture")]
+
+    def told() -> str:
+        done = subprocess.run(run, capture_output=True, text=True, timeout=120, cwd=ROOT)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+        return done.stderr
+
+    rest = f"records of rank 0 of run {run_id} are in shared memory, not here; "
+    assert told().endswith(f"{rest}see what there is by now: {suggest('snapshot', run_id)}\n")
+    process.kill()
+    process.wait()
+    assert told().endswith(f"{rest}save them: {suggest('salvage', run_id)}\n")
+
+
+def test_beside_what_is_there_the_rest_is_a_note(rank, tmp_path):
+    process, run_id = rank
+    process.kill()
+    process.wait()
+    closed = fill_segment(CaptureSpec(num_ranks=2, run_id=run_id), 1)
+    write_dump(tmp_path / "capture" / "rank_00001.tkdump", closed)
+    closed.unlink()
+    closed.close()
+    info = [sys.executable, "-m", "tracekern", "info"]
+    for path in (tmp_path / "capture", tmp_path / "capture" / "rank_00001.tkdump"):
+        done = subprocess.run([*info, str(path)], capture_output=True, text=True, timeout=120, cwd=ROOT)
+        assert done.returncode == 0
+        assert f"in shared memory, not here; save them: {suggest('salvage', run_id)}\n" in done.stderr
+    assert command(run_id).returncode == 0
+    done = subprocess.run([*info, str(tmp_path / "capture")], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert "in shared memory" not in done.stderr
 
 
 def test_what_is_left_may_be_removed_unsaved(rank, tmp_path):
@@ -268,6 +307,75 @@ def test_a_damaged_segment_keeps_no_other_rank_from_being_saved(tmp_path, monkey
     assert (damaged.exists(), sound.exists()) == (True, False)
     assert list_segments(run) == [damaged.name]
     damaged.unlink()
+
+
+def leave_segment(spec: CaptureSpec, rank: int) -> None:
+    segment = fill_segment(spec, rank)
+    (SHM_DIR / segment.name).rename(SHM_DIR / f"tracekern-{spec.run_id}-{rank}")
+    segment.close()
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_a_rank_that_had_closed_comes_along(tmp_path, num_ranks):
+    """Rank 1 was killed; of rank 2 nothing is left."""
+    run, own = f"along-{uuid.uuid4().hex}", tmp_path / "capture"
+    spec = CaptureSpec(num_ranks=num_ranks, run_id=run, directory=str(own), killed_rank=1)
+    closed = fill_segment(spec, 0)
+    write_dump(own / "rank_00000.tkdump", closed)
+    (own / "rank_00000.torch.json.gz").write_bytes(b"profile")
+    closed.unlink()
+    closed.close()
+    leave_segment(spec, 1)
+    saved = command(run, "-o", str(tmp_path / "other"))
+    assert saved.returncode == 0, saved.stderr
+    assert [path.name for path in sorted((tmp_path / "other").glob("rank_*"))] == [
+        "rank_00000.tkdump",
+        "rank_00000.torch.json.gz",
+        "rank_00001.tkdump",
+    ]
+    (tmp_path / "other" / "rank_00000.torch.json.gz").unlink()
+    named = re.search(r"who waited for whom: (.*)", saved.stderr)
+    assert named is not None
+    report = subprocess.run(shlex.split(named[1]), capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert report.returncode == 0, report.stderr
+
+
+def test_what_another_run_has_there_stays(tmp_path):
+    run, own, other = f"along-{uuid.uuid4().hex}", tmp_path / "capture", tmp_path / "other"
+    spec = CaptureSpec(num_ranks=2, run_id=run, directory=str(own), killed_rank=1)
+    for directory, run_id in ((own, run), (other, "another")):
+        closed = fill_segment(CaptureSpec(num_ranks=2, run_id=run_id), 0)
+        write_dump(directory / "rank_00000.tkdump", closed)
+        closed.unlink()
+        closed.close()
+    leave_segment(spec, 1)
+    assert salvage_run(run, other) == {1}
+    assert run_in(other) == "another"
+
+
+def test_where_nothing_was_missing_the_capture_itself_is_named(tmp_path):
+    """Its launcher was killed once the ranks had closed."""
+    run, own = f"whole-{uuid.uuid4().hex}", tmp_path / "capture"
+    spec = CaptureSpec(num_ranks=1, run_id=run, directory=str(own))
+    leave_segment(spec, 0)
+    assert salvage_run(run) == set()
+    leave_segment(spec, 0)
+    told = json.loads(command(run, "-o", str(tmp_path / "other"), "--json").stdout)
+    assert told == {"run_id": run, "ranks": [0], "captures": [str(own)]}
+
+
+def test_two_at_once_say_nothing_of_what_the_other_has_saved(tmp_path, caplog):
+    run = f"twice-{uuid.uuid4().hex}"
+    for rank in range(30):
+        leave_segment(CaptureSpec(num_ranks=30, run_id=run, directory=str(tmp_path), groups=1), rank)
+    threads = [threading.Thread(target=salvage_run, args=(run,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert caplog.text == ""
+    assert list_segments(run) == []
+    assert len(list(tmp_path.glob("*.tkdump"))) == 30
 
 
 def test_a_fork_that_leaves_the_block_leaves_the_capture_to_the_rank(tmp_path):

@@ -343,7 +343,8 @@ except BadInput as refused:
     print(refused)
 """
     text = run_in_small_shared_memory(65536, program)
-    assert "no room in /dev/shm (No space left on device)" in text
+    assert "no room in /dev/shm (No space left on device); lower max_bytes or records_per_track, or make it" in text
+    assert "docker run --shm-size=" in text
 
 
 def test_a_full_shared_memory_loses_what_comes_and_counts_it():

@@ -63,8 +63,7 @@ def main() -> int:
     parser.add_argument("--hang", action="store_true", help="rank 1 leaves out the last call")
     options = parser.parse_args()
     build()
-    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
-    env = {"PYTHONPATH": path, "SIGNALS_HANG": str(int(options.hang))}
+    env = {"SIGNALS_HANG": str(int(options.hang))}
     exits = tracekern.launch_ranks(NUM_RANKS, "trace_it:main_of_rank", env=env)
     print("the calls are in signals-capture/   who waited for whom: tracekern report signals-capture")
     return max(abs(ended.returncode) for ended in exits)

@@ -180,7 +180,7 @@ def main() -> int:
         2,
         "run_it:main_of_rank",
         env={
-            "PYTHONPATH": os.pathsep.join([str(HERE), str(module_dir.resolve()), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": str(module_dir.resolve()),
             "TWO_HANDLES_BACKEND": options.backend,
             "TWO_HANDLES_TAGGED": str(int(options.tagged)),
             "TWO_HANDLES_CAPTURE": str(options.output.resolve()),

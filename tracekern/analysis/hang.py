@@ -69,7 +69,7 @@ class Hang:
     others: tuple[OpenWait, ...]
     """The longest wait of each other rank, by rank."""
     at_least: bool
-    """A rank died, so that its waits may have lasted longer than was recorded."""
+    """A rank died nobody knows when, so that its waits may have lasted longer than was recorded."""
 
 
 def find_hang(timeline: Timeline) -> Hang | None:
@@ -113,7 +113,7 @@ def find_hang(timeline: Timeline) -> Hang | None:
         num_waits=len(row),
         longest=held(oldest),
         others=tuple(held(longest_of[other]) for other in sorted(longest_of)),
-        at_least=any(known.state == "salvaged" for known in timeline.ranks),
+        at_least=any(known.state == "salvaged" and known.died_ns is None for known in timeline.ranks),
     )
 
 

@@ -10,6 +10,7 @@ import typer
 
 from tracekern.cli import options
 from tracekern.cli.output import console, print_json, table, working
+from tracekern.cli.salvage import naming_the_rest
 from tracekern.errors import BadInput
 from tracekern.formatting import count, duration, ranks
 
@@ -31,7 +32,7 @@ def info(
     from tracekern.analysis.summary import summarize
     from tracekern.timeline.damage import damage_of
 
-    with working("reading and aligning the captures"):
+    with working("reading and aligning the captures"), naming_the_rest(captures):
         timeline, refusal = _load(captures, unaligned)
         summary = summarize(timeline)
     if as_json:

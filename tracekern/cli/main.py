@@ -53,6 +53,9 @@ def main() -> None:
 
 
 def _run_command() -> None:
+    from tracekern.environment import warn_of_unread
+
+    warn_of_unread()
     try:
         import typer
 

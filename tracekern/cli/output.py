@@ -95,9 +95,11 @@ def _with_suffixes(text: str) -> str:
 
 def program() -> str:
     """Returns how tracekern was called, for a command to copy; a path if the shell would not find the name."""
-    called = sys.argv[0]
+    called, script = sys.argv[0], Path(sys.executable).with_name("tracekern")
     if Path(called).name != "tracekern":
-        return f"{Path(sys.executable).name} -m tracekern"
+        if not script.exists():
+            return f"{Path(sys.executable).name} -m tracekern"
+        called = str(script)  # safer than `python -m tracekern`, which imports from the working directory
     found = shutil.which("tracekern")
     if found and os.path.samefile(found, called):
         return "tracekern"

@@ -9,6 +9,7 @@ import typer
 
 from tracekern.cli import options
 from tracekern.cli.output import console, note, print_json, suggest, working
+from tracekern.cli.salvage import naming_the_rest
 from tracekern.errors import BadInput
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def report(
     if link_limit is not None and not 0 < link_limit < float("inf"):
         raise BadInput(f"--link-limit: got {link_limit:g}, wanted GB/s above 0")
     chosen_window, chosen_ranks = options.parse_window(window), options.parse_ranks(ranks)
-    with working("reading and analysing the captures"):
+    with working("reading and analysing the captures"), naming_the_rest(captures):
         timeline = load(captures, unaligned=unaligned, strict=strict, partial=partial)
         timeline = select(timeline, ranks=chosen_ranks)
         options.check_window(timeline, chosen_window, of_kernels=True)

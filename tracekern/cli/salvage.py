@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +12,7 @@ import typer
 
 from tracekern.cli import options
 from tracekern.cli.output import console, note, print_json, suggest, working
-from tracekern.errors import BadInput
+from tracekern.errors import BadInput, NotBuilt
 from tracekern.formatting import ago, count, ranks
 
 if TYPE_CHECKING:
@@ -55,6 +57,42 @@ def salvage(
         _save(run_id, leftovers, dead, directory, as_json)
 
 
+@contextlib.contextmanager
+def naming_the_rest(captures: list[Path]) -> Iterator[None]:
+    """Names what captures that the block reads lack and shared memory has: in a note, or in the block's BadInput."""
+    try:
+        yield
+    except BadInput as error:
+        raise BadInput("; ".join([str(error), *_rest_of(captures)])) from None
+    for line in _rest_of(captures):
+        note(line)
+
+
+def _rest_of(captures: list[Path]) -> list[str]:
+    """Returns a line a run whose ranks left records for these directories, or still record for them."""
+    from tracekern.dump.format import dump_file_name
+    from tracekern.dump.reader import is_whole, run_in
+
+    try:
+        from tracekern.segment.salvage import find_leftovers
+    except NotBuilt:  # nor did any rank record here
+        return []
+    directories = {(path if path.is_dir() else path.parent).resolve() for path in captures}
+    found: dict[str, list[Leftover]] = {}
+    for leftover in find_leftovers():
+        dump = leftover.directory / dump_file_name(leftover.rank)
+        if leftover.directory.resolve() in directories and not (run_in(dump) == leftover.run_id and is_whole(dump)):
+            found.setdefault(leftover.run_id, []).append(leftover)
+    lines = []
+    for run_id, of_run in found.items():
+        get = f"save them: {suggest('salvage', run_id)}"
+        if any(leftover.is_running for leftover in of_run):
+            get = f"see what there is by now: {suggest('snapshot', run_id)}"
+        whose = ranks([leftover.rank for leftover in of_run])
+        lines.append(f"records of {whose} of run {run_id} are in shared memory, not here; {get}")
+    return lines
+
+
 def note_dead_runs() -> None:
     """Names the runs that left something in shared memory, and what saves it."""
     from tracekern.segment.names import find_dead
@@ -95,19 +133,29 @@ def _save(run_id: str, leftovers: list[Leftover], dead: list[int], directory: Pa
     if not leftovers:
         _tell(run_id, f"{ranks(dead)} ended before recording anything; removed", [], [], as_json)
         return
-    targets = sorted({directory or leftover.directory for leftover in leftovers})
+    targets = sorted({_place(leftover, directory) for leftover in leftovers})
     saved = sorted({leftover.rank for leftover in leftovers})
-    _tell(run_id, f"saved {ranks(saved)} of {leftovers[0].num_ranks}", saved, targets, as_json)
+    _tell(run_id, f"saved {ranks(saved)} of {leftovers[0].num_ranks}", saved, targets, as_json, leftovers[0].num_ranks)
 
 
-def _tell(run_id: str, what: str, saved: list[int], targets: list[Path], as_json: bool) -> None:
+def _place(saved: Leftover, directory: Path | None) -> Path:
+    """Returns where a rank's dump is: in its own directory also if the rank had written it there before it died."""
+    from tracekern.dump.format import dump_file_name
+    from tracekern.dump.reader import run_in
+
+    is_there = directory and run_in(directory / dump_file_name(saved.rank)) == saved.run_id
+    return directory if directory and is_there else saved.directory
+
+
+def _tell(run_id: str, what: str, saved: list[int], targets: list[Path], as_json: bool, num_ranks: int = 0) -> None:
     if as_json:
         print_json({"run_id": run_id, "ranks": saved, "captures": list(map(str, targets))})
         return
     console().print(f"run {run_id}: {what}")
     note_only_counted(targets)
     for target in targets:
-        note(f"who waited for whom: {suggest('report', target)}")
+        is_part = len(list(target.glob("rank_*.tkdump"))) < num_ranks
+        note(f"who waited for whom: {suggest('report', target, *['--partial'] * is_part)}")
 
 
 def note_only_counted(directories: list[Path]) -> None:

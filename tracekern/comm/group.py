@@ -21,14 +21,20 @@ import numpy.typing as npt
 
 from tracekern.comm import messages
 from tracekern.comm.meeting import meet
+from tracekern.environment import positive_number
 from tracekern.errors import BadInput, PeerLost, one_line
 
-TIMEOUT_S = float(os.environ.get("TRACEKERN_GROUP_TIMEOUT_S", "60"))
-"""How long a rank waits for the messages of the others. The launcher, which can tell why one is late, sets more than it
-waits itself."""
 MAX_HEAP_RANKS = 64
 """Most ranks that share a symmetric heap: kMaxRanks of csrc/comm/heap.h."""
 _CHUNK_BYTES = 16 << 20
+
+
+def message_timeout_s() -> float:
+    """Returns how long a rank waits for the messages of the others. Raises BadInput where the variable is no number.
+
+    The launcher, which can tell why one is late, sets more than it waits itself.
+    """
+    return positive_number("TRACEKERN_GROUP_TIMEOUT_S", 60.0)
 
 
 class Group:
@@ -61,9 +67,10 @@ class Group:
             rank, num_ranks = dist.get_rank(), dist.get_world_size()
             process_group = None
             if num_ranks > 1:
+                timeout_s = message_timeout_s()
                 with losing_peers(rank):
-                    meet(rank, num_ranks, TIMEOUT_S)
-                    process_group = dist.new_group(timeout=timedelta(seconds=TIMEOUT_S), backend="gloo")
+                    meet(rank, num_ranks, timeout_s)
+                    process_group = dist.new_group(timeout=timedelta(seconds=timeout_s), backend="gloo")
             return cls(rank, num_ranks, process_group)
         text = (os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1"))
         if not all(value.isdecimal() for value in text) or not int(text[0]) < int(text[1]):
@@ -100,17 +107,17 @@ class Group:
             parts = [theirs.numpy()[:size].tobytes() for theirs, size in zip(received, sizes, strict=True)]
             return [messages.decode(part) for part in parts]
 
-    def barrier(self, timeout_s: float = TIMEOUT_S) -> None:
+    def barrier(self, timeout_s: float | None = None) -> None:
         """Waits until all ranks have called it.
 
         Raises:
-            PeerLost: A peer has ended, or is later than `timeout_s`.
+            PeerLost: A peer has ended, or is later than `timeout_s`, by default message_timeout_s().
         """
         if self.process_group is not None:
             import torch.distributed as dist
 
             with losing_peers(self.rank):
-                dist.monitored_barrier(self.process_group, timeout=timedelta(seconds=timeout_s))
+                dist.monitored_barrier(self.process_group, timeout=timedelta(seconds=timeout_s or message_timeout_s()))
 
     def launch(self, stream: int, num_kernels: int, run: Callable[[int, int], None], timeout_s: float) -> None:
         """Launches kernels that wait for those of the other ranks.

@@ -66,5 +66,5 @@ def _allocate(num_bytes: int) -> tuple[int, str]:
         os.posix_fallocate(descriptor, 0, num_bytes)
     except OSError as error:
         what = f"{num_bytes} bytes of shared memory: {error.strerror}"
-        return descriptor, f"{what}; make {SHM_DIR} larger or the shape smaller"
+        return descriptor, f"{what}; make {SHM_DIR} larger (docker run --shm-size=1g) or the shape smaller"
     return descriptor, ""

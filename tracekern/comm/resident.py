@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tracekern.comm import messages
-from tracekern.comm.group import TIMEOUT_S, Group
+from tracekern.comm.group import Group, message_timeout_s
 from tracekern.errors import PeerLost
 from tracekern.formatting import ranks as name_ranks
 
@@ -230,10 +230,10 @@ class ResidentGroup(Group):
 
     def share(self, value: Any) -> list[Any]:
         """Returns the objects of all ranks themselves, [num_ranks]. Collective."""
-        return self._residents.exchange(self._meeting, self.rank, value, TIMEOUT_S)
+        return self._residents.exchange(self._meeting, self.rank, value, message_timeout_s())
 
-    def barrier(self, timeout_s: float = TIMEOUT_S) -> None:
-        self._residents.exchange(self._meeting, self.rank, None, timeout_s)
+    def barrier(self, timeout_s: float | None = None) -> None:
+        self._residents.exchange(self._meeting, self.rank, None, timeout_s or message_timeout_s())
 
     def launch(self, stream: int, num_kernels: int, run: Callable[[int, int], None], timeout_s: float) -> None:
         self._residents.launch(self.rank, _Call(stream, num_kernels, run), min(LATE_S, timeout_s))

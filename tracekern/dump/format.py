@@ -204,7 +204,8 @@ SEGMENT_HEADER = np.dtype(
         ("leaving", "<u8"),  # 1: this rank closes its capture, 2: with an error, or without its device
         ("collected", "<u8"),  # 1: the arena holds what was recorded in device memory
         ("saved", "<u8"),  # 1: its dump was written when it closed; a later capture may have replaced it
-        ("reserved", "V32"),
+        ("died_ns", "<u8"),  # CLOCK_REALTIME when its process was seen to end before it closed; 0: not known
+        ("reserved", "V24"),
     ]
 )
 

@@ -283,6 +283,7 @@ def _check_metadata(where: str, metadata: Any, payload_bytes: int) -> tuple[Laun
     checker.integer(clock, "resolution_ticks", 1, per_second + 1)
     checker.integer(clock, "shift", 0, 32)
     checker.integer(metadata, "packed_ns", 0, fmt.MAX_NS + 1)
+    checker.integer({"died_ns": 0} | metadata, "died_ns", 0, fmt.MAX_NS + 1)  # older dumps have none
     _check_overhead(checker, metadata)
     _check_sinks(checker, metadata)
     _check_tables(checker, metadata)

@@ -107,7 +107,7 @@ def prepare(timeline: Timeline, max_flows: int | None = None) -> Drawing:
         timeline=timeline,
         draw_end=draw_end,
         first_ns=first_ns,
-        last_ns=last_ns,
+        last_ns=max(last_ns, int(draw_end.max(initial=last_ns))),
         flow_drawable=drawable,
         flow_drawn=drawable & _of_longest_waits(timeline, draw_end, drawable, max_flows),
         flow_early=early,

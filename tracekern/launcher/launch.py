@@ -23,12 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tracekern.environment import positive_number, warn_of_unread
 from tracekern.errors import BadInput
 from tracekern.launcher.rendezvous import environment, give_socket, store_socket
 from tracekern.launcher.spawner import NUM_RESIDENTS, SpawnedRank, Spawner
 from tracekern.launcher.start import start_process
 from tracekern.launcher.watch import PHASES, Limits, Watch, is_stopped
-from tracekern.segment.salvage import salvage_run
+from tracekern.segment.salvage import salvage_run, stamp_deaths
 
 OnLine = Callable[[int, str], None]
 OnStart = Callable[[int, int], None]
@@ -39,6 +40,7 @@ _KILL_GRACE_S = 10.0
 _WAKE_GRACE_S = 1.0
 _SET_UP_GRACE_S = 3.0
 """Time to fail for the same reason. Ranks that wait for a failed one to join have no records to write yet."""
+_GROUP_TIMEOUT = "TRACEKERN_GROUP_TIMEOUT_S"
 _GROUP_GRACE_S = 30.0
 """How much longer than the launcher ranks wait for each other's messages: the launcher can tell who is late and why."""
 
@@ -62,8 +64,11 @@ class RankExit:
 
     @property
     def signal_name(self) -> str:
-        """The signal that ended the rank, "" for none."""
-        return signal.Signals(-self.returncode).name if self.returncode < 0 else ""
+        """The signal that ended the rank, "" for none; "signal 40" for one without a name."""
+        try:
+            return signal.Signals(-self.returncode).name if self.returncode < 0 else ""
+        except ValueError:  # most of the real-time signals
+            return f"signal {-self.returncode}"
 
 
 def launch_ranks(
@@ -86,9 +91,9 @@ def launch_ranks(
 
     Args:
         num_ranks: Number of processes.
-        target: The words of a command, or "module:function". The module of a function is imported once, in a process
-            that all ranks are forked from, with OMP_NUM_THREADS=1 unless that is set; a module that starts threads is
-            imported by each rank. An int that the function returns is the exit status. A Spawner serves several runs.
+        target: The words of a command, or "module:function", from where this process or PYTHONPATH of `env` imports.
+            Ranks are forked from a process that imports it once, with OMP_NUM_THREADS=1 unless that is set; each rank
+            imports a module that starts threads. An int that is returned is the exit status. A Spawner serves several.
         env: Environment variables of the ranks, in addition to those of this process.
         capture_dir: Where salvaged dumps go. None: into the directory of the capture.
         timeout_s: Time limit of the whole run in seconds.
@@ -142,9 +147,11 @@ def new_run_id() -> str:
 
 
 def _environment(more: Mapping[str, str], limits: Limits | None) -> dict[str, str]:
+    warn_of_unread()
     env = {**os.environ, **more}
     if limits is not None:
-        env.setdefault("TRACEKERN_GROUP_TIMEOUT_S", str(max(map(limits.of, PHASES)) + _GROUP_GRACE_S))
+        env.setdefault(_GROUP_TIMEOUT, str(max(map(limits.of, PHASES)) + _GROUP_GRACE_S))
+    positive_number(_GROUP_TIMEOUT, 60.0, env)  # here, where one line says it
     return env
 
 
@@ -164,6 +171,8 @@ class _Run:
     """Why the launcher ended the run, by rank that was late."""
     problem: Exception | None = None
     """First exception that on_line raised."""
+    ended_ns: dict[int, int] = field(default_factory=dict)
+    """CLOCK_REALTIME when a process was first seen to have ended, by its number."""
 
     def start(self, num_ranks: int, target: Sequence[str] | Spawner) -> None:
         shared = {
@@ -221,7 +230,10 @@ class _Run:
                 self.late.setdefault(rank, why)
 
     def running(self) -> list[int]:
-        return [rank for rank, process in enumerate(self.processes) if process.poll() is None]
+        running = [rank for rank, process in enumerate(self.processes) if process.poll() is None]
+        for ended in set(range(len(self.processes))).difference(running, self.ended_ns):
+            self.ended_ns[ended] = time.time_ns()
+        return running
 
     def stop(self) -> None:
         """Ends the remaining ranks, with SIGTERM first. A second Ctrl-C must not leave ranks behind."""
@@ -233,6 +245,7 @@ class _Run:
             self._signal(signal.SIGKILL)
             self._await_ends(_KILL_GRACE_S)
             self._give_up()
+            self._stamp_deaths()
             deadline = time.monotonic() + _TERM_GRACE_S
             for reader in self.readers:
                 reader.join(max(0.0, deadline - time.monotonic()))
@@ -264,6 +277,12 @@ class _Run:
             why = f"{self.watch.name([rank])} does not end, although it was killed: it waits in the kernel"
             self.late.setdefault(rank, why)
             self.processes[rank].returncode = -signal.SIGKILL
+
+    def _stamp_deaths(self) -> None:
+        """Notes in the segments when their ranks ended: resident ranks, with their one process."""
+        self.running()
+        num_residents = int(self.env[NUM_RESIDENTS])
+        stamp_deaths(self.run_id, dict.fromkeys(range(num_residents), self.ended_ns.get(0, 0)) or self.ended_ns)
 
     def ends(self, salvaged: Container[int], num_ranks: int) -> list[RankExit]:
         """Returns how each rank ended, [num_ranks]. salvaged: the ranks whose captures were saved for them.

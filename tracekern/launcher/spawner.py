@@ -1,9 +1,8 @@
 """Starts ranks as forks of one warm process, which imports the target's module, and torch with it, only once.
 
-Eight interpreters that each import torch would take eight times the CPU time. `Spawner` is the launcher's end;
-`python -m tracekern.launcher.spawner` is the warm process. For each run, one after the other, it receives the pipes and
-the environment of the ranks over its standard input, a socket. Over the first pipe it reports what happens, in lines of
-JSON.
+Eight interpreters that each import torch would take eight times the CPU time. `Spawner` is the launcher's end; main()
+is the warm process. For each run, one after the other, it receives the pipes and the environment of the ranks over its
+standard input, a socket. Over the first pipe it reports what happens, in lines of JSON.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from tracekern.errors import BadInput
+from tracekern.interpreter import python_call
 from tracekern.launcher.rendezvous import give_socket
 from tracekern.launcher.start import die_with, start_process
 from tracekern.launcher.status import exit_status
@@ -67,8 +67,8 @@ class Spawner:
             self._requests, requests = socket.socketpair()
             self._requests.settimeout(_SEND_S)
             with requests:
-                command = [sys.executable, "-m", "tracekern.launcher.spawner", self.target]
-                self._process = start_process(command, self._env, _block_interrupts, stdin=requests.fileno())
+                command, env = python_call(main, self.target, env=self._env, target=self.target.partition(":")[0])
+                self._process = start_process(command, env, _block_interrupts, stdin=requests.fileno())
         except OSError as error:
             raise BadInput(f"the ranks cannot be started ({error.strerror}); {_MORE_FILES}") from None
 
@@ -199,14 +199,14 @@ def _end_by_interrupts() -> None:
 def run_target(target: str) -> NoReturn:
     """Runs module:function as this process's program. An int that it returns is the exit status."""
     _end_by_interrupts()
+    sys.argv = [target]
     module, function = target.split(":")
     _run_and_exit(getattr(importlib.import_module(module), function))
 
 
-def main() -> None:
-    """Runs the warm process. Argument: module:function."""
+def main(target: str) -> None:
+    """Runs the warm process. target: module:function."""
     _end_by_interrupts()
-    target = sys.argv[1]
     requests = socket.socket(fileno=0)
     lines = requests.makefile("rb")
     function: Callable[[], Any] | None = None
@@ -268,9 +268,9 @@ def _fork_ranks(target: str, function: Callable[[], Any], store: int, reports: i
             if is_warm:
                 sys.argv = [target]
                 _run_and_exit(function)
-            program = f"from tracekern.launcher.spawner import run_target; run_target({target!r})"
+            words, env = python_call(run_target, target, env=os.environ, target=target.partition(":")[0])
             _block_interrupts()
-            os.execv(sys.executable, [sys.executable, "-c", program])
+            os.execve(words[0], words, env)
     return pids
 
 
@@ -344,7 +344,3 @@ def _connect(path: Path, *descriptors: int) -> None:
     for descriptor in descriptors:
         os.dup2(source, descriptor)
     os.close(source)
-
-
-if __name__ == "__main__":
-    main()

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.comm.device import CaptureDevice, DeviceClock, HeapPeers
-from tracekern.comm.group import TIMEOUT_S, Group
+from tracekern.comm.group import Group, message_timeout_s
 from tracekern.dump import format as fmt
 from tracekern.dump.format import CLOCK_SAMPLE, SampleKind
 from tracekern.errors import PeerLost, one_line
@@ -75,14 +75,15 @@ class ClockSampler:
         append: Append,
         group: Group,
         peers: HeapPeers | None = None,
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> None:
         self._clock = clock
         self._append = append
         self._peers = peers
         self._rank = group.rank
         self._pairs = choose_pairs(group.all_gather(clock.id))
-        self._link = _Link(group.process_group, timedelta(seconds=timeout_s)) if self._pairs else None
+        limit = timedelta(seconds=timeout_s or message_timeout_s())
+        self._link = _Link(group.process_group, limit) if self._pairs else None
         self._next_round = 0
 
     def sample(self) -> None:

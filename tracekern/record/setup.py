@@ -15,6 +15,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tracekern.environment import warn_of_unread
 from tracekern.errors import BadInput
 from tracekern.formatting import without_nan
 from tracekern.record.overhead import overhead_ns
@@ -78,6 +79,7 @@ def opening_metadata(
     """
     from tracekern import __version__
 
+    warn_of_unread()
     with device.active():
         cost_ns = overhead_ns(device.backend, device.name, record_format)
     return {

@@ -25,12 +25,13 @@ import select
 import signal
 import socket
 import subprocess
-import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 from tracekern.dump import format as fmt
 from tracekern.errors import BadInput
+from tracekern.interpreter import python_call
 from tracekern.segment.names import hold_segment
 from tracekern.segment.peers import is_own
 from tracekern.segment.writer import SegmentWriter
@@ -84,11 +85,12 @@ class Keeper:
         self._link, theirs = socket.socketpair()
         arguments = (segment.name, device, str(num_bytes), str(theirs.fileno()), str(descriptor))
         try:
+            command, environment = python_call(main, *arguments, env=_keeper_environment())
             # A separate session, because a signal that ends the rank's process group must not end the keeper. No pipe
             # of the rank, because its reader would wait for the keeper to end.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, *arguments],
-                env=_keeper_environment(),
+                command,
+                env=environment,
                 pass_fds=(theirs.fileno(), descriptor),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -145,7 +147,7 @@ def _keeper_environment() -> dict[str, str]:
 
     CUDA_VISIBLE_DEVICES is removed, because it may have been changed since CUDA started here.
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment = dict(os.environ)
     if "MIG-" not in environment.get("CUDA_VISIBLE_DEVICES", ""):  # a MIG slice is visible only by name
         environment.pop("CUDA_VISIBLE_DEVICES", None)
     return environment
@@ -167,9 +169,11 @@ def keep(segment: SegmentWriter, link: socket.socket, mirror: Any) -> None:
             collect()
             segment.header["collected"] = 1
             link.sendall(b"done\n")
-    if int(segment.header["state"]) != fmt.SegmentState.CLOSED and not int(segment.header["collected"]):
-        collect()
-        segment.header["collected"] = 1
+    if int(segment.header["state"]) != fmt.SegmentState.CLOSED:
+        segment.header["died_ns"] = time.time_ns()
+        if not int(segment.header["collected"]):
+            collect()
+            segment.header["collected"] = 1
 
 
 def _read(link: socket.socket, rank: int, door: socket.socket, collect: Callable[[], None]) -> bytes:
@@ -210,8 +214,8 @@ def _door_of(segment_name: str) -> bytes:
     return b"\0tracekern-keeper-" + hashlib.sha256(segment_name.encode()).hexdigest().encode()
 
 
-def main() -> int:
-    name, device, num_bytes, link_fd, descriptor = sys.argv[1:]
+def main(name: str, device: str, num_bytes: str, link_fd: str, descriptor: str) -> int:
+    """Runs the keeper's process. link_fd, descriptor: the inherited descriptors of the link and of the mirror."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the keeper must outlive the rank; it ends by itself
     with socket.socket(fileno=int(link_fd)) as link:
@@ -228,7 +232,3 @@ def main() -> int:
                 link.sendall(f"{type(error).__name__}: {error}\n".encode())
             return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

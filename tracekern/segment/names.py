@@ -16,6 +16,11 @@ from tracekern.segment.file_lock import FileLock, is_held
 
 SHM_DIR = Path("/dev/shm")
 _POLL_S = 0.01
+MAKE_ROOM = (
+    "lower max_bytes or records_per_track, or make it larger (a container's: docker run --shm-size=1g); "
+    "`tracekern salvage` lists what dead ranks left there"
+)
+"""What to do where SHM_DIR has no room for a segment."""
 
 
 def open_segment(name: str, flags: int = os.O_RDONLY) -> int:

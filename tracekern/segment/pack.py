@@ -175,6 +175,7 @@ def _metadata(
     only_live = ("directory", "fault_names")
     metadata = {key: value for key, value in segment.metadata.items() if key not in only_live} | {
         "packed_ns": time.time_ns(),
+        "died_ns": int(segment.header["died_ns"]),
         "state": fmt.STATE_NAMES[fmt.SegmentState(int(segment.header["state"]))],
         "fault": fault,
         "fault_text": describe_fault(fault) if fault else "",

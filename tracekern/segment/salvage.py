@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import datetime
 import logging
+import shutil
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tracekern.dump import format as fmt
-from tracekern.dump.reader import is_whole, run_in
+from tracekern.dump.reader import is_whole, peek_metadata, run_in
 from tracekern.errors import BadInput
 from tracekern.files import pinned
 from tracekern.formatting import first_of_each
 from tracekern.segment.directory_lock import locked
 from tracekern.segment.keeper import COLLECT_TIMEOUT_S
 from tracekern.segment.manifest import write_manifest
-from tracekern.segment.names import await_segment, has_owner, list_segments, remove_segment
-from tracekern.segment.pack import write_dump
+from tracekern.segment.names import SHM_DIR, await_segment, has_owner, list_segments, remove_segment
+from tracekern.segment.pack import file_of_capture, write_dump
 from tracekern.segment.view import SegmentView
+from tracekern.segment.writer import SegmentWriter
 
 _log = logging.getLogger("tracekern")
 _DAMAGED = (BadInput, KeyError, TypeError, ValueError)
@@ -63,20 +65,22 @@ def find_leftovers(run_id: str = "") -> list[Leftover]:
 def salvage_run(run_id: str, directory: Path | None = None) -> set[int]:
     """Write the missing dumps of a run's captures and their manifests, and remove the run's segments.
 
-    Call it when no rank runs any more. directory: where to write, instead of the directory of each capture.
+    Call it when no rank runs any more. directory: where to write, instead of the directory of each capture; the dumps
+    of ranks that closed are copied from there.
     Returns the ranks that never closed and were saved. A segment whose dump cannot be written, or would replace that of
     another capture, is reported and kept.
     """
     unclosed = set()
     failures = []
     deadline = time.monotonic() + COLLECT_TIMEOUT_S  # the keepers of all dead ranks work at once
-    captures: set[tuple[Path, str]] = set()
+    captures: dict[tuple[Path, str], set[Path]] = {}
     for name in list_segments(run_id):
         try:
             segment = SegmentView.attach(name)
         except BadInput as error:
-            failures.append(f"nothing to save: {error}")
-            remove_segment(name)
+            if (SHM_DIR / name).exists():  # else another process has saved it
+                failures.append(f"nothing to save: {error}")
+                remove_segment(name)
             continue
         try:
             place = _save(segment, directory, deadline)
@@ -87,15 +91,29 @@ def salvage_run(run_id: str, directory: Path | None = None) -> set[int]:
         if int(segment.header["state"]) != fmt.SegmentState.CLOSED:
             unclosed.add(int(segment.metadata["rank"]))
         if place is not None:
-            captures.add((place, str(segment.metadata["run_id"])))
+            origins = captures.setdefault((place, str(segment.metadata["run_id"])), set())
+            origins.add(Path(segment.metadata["directory"]))
         segment.unlink()
         segment.close()
     for failure in first_of_each(failures):
         _log.warning("%s", failure)
-    for place, name in captures:
+    for (place, name), origins in captures.items():
         with _writing(place, directory, name) as target:
+            for origin in origins:
+                _bring_closed(origin, target, name)
             write_manifest(target, name)
     return unclosed
+
+
+def stamp_deaths(run_id: str, died_ns: Mapping[int, int]) -> None:
+    """Notes in the segments of ranks that never closed when they died. died_ns: rank -> CLOCK_REALTIME."""
+    for name in list_segments(run_id):
+        with suppress(*_DAMAGED):
+            segment = SegmentWriter.attach(name)
+            if int(segment.header["state"]) == fmt.SegmentState.OPEN:
+                rank = int(segment.metadata["rank"])
+                segment.header["died_ns"] = died_ns.get(rank, int(segment.header["died_ns"]))  # a keeper's stamp stays
+            segment.close()
 
 
 def discard_run(run_id: str) -> None:
@@ -127,6 +145,24 @@ def _save(segment: SegmentView, directory: Path | None, deadline: float) -> Path
             raise BadInput(f"{target / file_name}: holds run {other}, captured there since; choose another directory")
         write_dump(target / file_name, segment)
     return place
+
+
+def _bring_closed(origin: Path, target: Path, run_id: str) -> None:
+    """Copies what ranks that closed wrote into their capture's directory, unless it is there or replaces another's."""
+    with ExitStack() as stack:
+        try:
+            source = stack.enter_context(pinned(origin))
+        except BadInput:  # a link, which only its user may follow
+            return
+        for path in sorted(source.glob("rank_*.tkdump")):
+            copy = target / path.name
+            if run_in(path) != run_id or (copy.exists() and (run_in(copy) != run_id or is_whole(copy))):
+                continue
+            profile = fmt.torch_profile_file_name(peek_metadata(path)["rank"])
+            for name in (path.name, profile):
+                if (source / name).is_file():
+                    with open(source / name, "rb") as original, file_of_capture(target / name) as file:
+                        shutil.copyfileobj(original, file)
 
 
 def _holds(place: Path, of_user: Path | None, file_name: str, run_id: str) -> bool:

@@ -33,7 +33,10 @@ def why_refused(header: Any, keep: str) -> str:
     elif wanted > int(header["arena_bytes"]):
         lacked = f"max_bytes={wanted + wanted // _MARGIN_SHARE} would have been enough"
     else:
-        lacked = "max_bytes was not used up: /dev/shm was full, or a graph had too few slots"
+        lacked = (
+            "max_bytes was not used up: /dev/shm was full (make a container's larger: docker run --shm-size=1g), or "
+            "a graph had too few slots"
+        )
     return f"{count(refused, 'launch')} ran unrecorded; {lacked}"
 
 

@@ -22,7 +22,7 @@ from tracekern.dump.fault import FAULT_RECORD
 from tracekern.errors import BadInput
 from tracekern.segment.file_lock import FileLock
 from tracekern.segment.launch_plan import LaunchPlan, Region
-from tracekern.segment.names import SHM_DIR, own_segment
+from tracekern.segment.names import MAKE_ROOM, SHM_DIR, own_segment
 from tracekern.segment.view import SegmentView
 
 MAX_LAUNCHES = 1 << 16
@@ -110,8 +110,7 @@ class SegmentWriter(SegmentView):
         except OSError as error:
             os.close(fd)
             os.unlink(SHM_DIR / name)
-            what = f"no room in {SHM_DIR} ({error.strerror})"
-            raise BadInput(f"segment {name}: {what}; `tracekern salvage` lists what dead ranks left there") from None
+            raise BadInput(f"segment {name}: no room in {SHM_DIR} ({error.strerror}); {MAKE_ROOM}") from None
         offset = layout["metadata_offset"]
         segment._bytes[offset : offset + len(text)] = np.frombuffer(text, np.uint8)
         for key, value in layout.items():
@@ -144,8 +143,7 @@ class SegmentWriter(SegmentView):
         """Reserves pages for the whole arena. Returns its address and bytes. Raises BadInput without room."""
         offset, num_bytes = int(self.header["arena_offset"]), int(self.header["arena_bytes"])
         if not self._back(offset, num_bytes):
-            what = f"{num_bytes} bytes do not fit {SHM_DIR}; lower max_bytes"
-            raise BadInput(f"segment {self.name}: {what}; `tracekern salvage` lists what dead ranks left there")
+            raise BadInput(f"segment {self.name}: {num_bytes} bytes do not fit {SHM_DIR}; {MAKE_ROOM}")
         self._is_arena_backed = True
         return self.address + offset, num_bytes
 

@@ -17,7 +17,7 @@ from tracekern.errors import BadInput
 from tracekern.formatting import number_ranges
 from tracekern.timeline.clocks.fit import apply_clock, fit_clocks, unaligned_clocks
 from tracekern.timeline.clocks.flows import step_problems, tighten_clocks
-from tracekern.timeline.clocks.host import relate_hosts
+from tracekern.timeline.clocks.host import relate_hosts, time_of_death
 from tracekern.timeline.concatenate import concatenate
 from tracekern.timeline.damage import damaged_times
 from tracekern.timeline.decode.decoder import decode
@@ -158,7 +158,7 @@ def _to_ns(piece: Timeline, fit: ClockFit, aligned: bool) -> Timeline:
     return piece.replace(
         unit="ns",
         aligned=aligned,
-        ranks=(dataclasses.replace(piece.ranks[0], clock=fit),),
+        ranks=(dataclasses.replace(piece.ranks[0], clock=fit, died_ns=time_of_death(piece.ranks[0], fit)),),
         spans=dataclasses.replace(spans, start=apply_clock(fit, spans.start), end=end),
         marks=dataclasses.replace(piece.marks, time=apply_clock(fit, piece.marks.time)),
     )

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tracekern.dump.format import MAX_NS
 from tracekern.formatting import number_ranges
 
 Int64 = npt.NDArray[np.int64]
@@ -200,6 +201,8 @@ class Rank:
     """All metadata of the dump."""
     label: str = ""
     """Name in pictures; empty for "rank N"."""
+    died_ns: int | None = None
+    """Axis ns when it died; None if it closed its capture, or the time is not known."""
     clock_id: str = ""
     """Equal for ranks that read the same physical clock, such as that of a GPU which they share; "" if not known."""
 
@@ -425,13 +428,21 @@ class Timeline:
         """[num_tracks] the last recorded time, in `unit`, on the clock of each track.
 
         Of all ranks, or of the track's own rank where clocks are not aligned; the lowest int64 where nothing was
-        recorded."""
+        recorded. A rank that died inside a span has recorded until then, and no other rank's time counts for it.
+        """
         last, ranks = np.full(len(self.tracks), np.iinfo(np.int64).min), self.track_ranks()
         np.maximum.at(last, self.spans.track, np.maximum(self.spans.start, self.spans.end))
         np.maximum.at(last, self.marks.track, self.marks.time)
+        inside = set(ranks[self.spans.track[self.spans.is_open]].tolist())
+        died = {rank.rank: rank.died_ns for rank in self.ranks if rank.died_ns is not None and rank.rank in inside}
+        for rank, died_ns in died.items():
+            since_origin = max(0, min(died_ns - self.origin_ns, MAX_NS))  # as far as times of sound records go
+            np.maximum(last, since_origin, out=last, where=ranks == rank)
         clocks = np.zeros_like(ranks) if self.aligned and self.unit == "ns" else ranks
-        for clock in np.unique(clocks).tolist():
-            last[clocks == clock] = last[clocks == clock].max()
+        groups = [clocks == clock for clock in np.unique(clocks)] + [ranks == rank for rank in died]
+        latest = [last[group].max() for group in groups]
+        for group, time in zip(groups, latest, strict=True):
+            last[group] = time
         return last
 
     def headless_spans(self) -> Mask:

@@ -89,6 +89,7 @@ def _relabelled(timeline: Timeline, name: str, offset: int) -> Timeline:
             rank,
             rank=rank.rank + offset,
             label=f"{name} rank {rank.rank}",
+            died_ns=None,  # on the axis before the shift
             clock_id=rank.clock_id and f"{name} {rank.clock_id}",  # shifted, it is another clock
         )
         for rank in timeline.ranks

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.dump.format import SampleKind
+from tracekern.dump.format import STATE_NAMES, SampleKind, SegmentState
 from tracekern.timeline.clocks.course import Course, through_anchors
 from tracekern.timeline.model import ClockFit, Int64, Rank
 
@@ -33,6 +33,14 @@ def apply_host(fit: ClockFit, wall_ns: Int64) -> Int64:
     if not fit.host_anchor_ns:
         return wall_ns
     return through_anchors(fit.host_anchor_ns, fit.host_axis_ns, wall_ns)
+
+
+def time_of_death(rank: Rank, fit: ClockFit) -> int | None:
+    """Returns the axis ns when a rank died; None if that is not known."""
+    died_ns = rank.metadata.get("died_ns", 0)
+    if rank.state != STATE_NAMES[SegmentState.OPEN] or not died_ns or not fit.host_anchor_ns:
+        return None
+    return int(apply_host(fit, np.array([died_ns]))[0])
 
 
 def relate_hosts(
