@@ -15,7 +15,7 @@ _PREFIX = "TRACEKERN_"
 NAMES = (
     *("GROUP_TIMEOUT_S", "KEEP_SEGMENT", "MOE_CAPTURE", "MOE_RUN", "NUM_RESIDENTS", "OUT", "RUN_ID"),
     *("SIMULATED_CLOCK", "STORE", "STORE_SOCKET"),
-    *("BUILD_JOBS", "CUDA", "CUDA_ARCH", "NVCC_FLAGS", "WERROR"),
+    *("BUILD_JOBS", "CUDA", "CUDA_ARCH", "EXTENSION", "NVCC_FLAGS", "WERROR"),
     *("ALL_KERNELS", "ATTACKED", "BENCHMARK", "BENCHMARK_OPTIONS", "PLANTED_TREE", "RANDOM_CASES", "RESIDENT_OPTIONS"),
 )
 """All that tracekern, its build, tests and benchmarks read, without TRACEKERN_; tests/test_environment.py checks it."""
