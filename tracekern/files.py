@@ -80,7 +80,7 @@ def scratch_directory() -> Iterator[Path]:
             made_by = _SCRATCH.match(entry.name)
             if made_by and _is_of_dead_process(made_by) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
                 shutil.rmtree(entry.path, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f"tracekern-{_host()}-{os.getpid()}-") as directory:
+    with tempfile.TemporaryDirectory(prefix=f"tracekern-{host_of_processes()}-{os.getpid()}-") as directory:
         yield Path(directory)
 
 
@@ -122,7 +122,7 @@ def _open_without_links(directory: Path) -> int:
 
 def _create(target: Path) -> BinaryIO:
     own_name = os.fsdecode(os.fsencode(target.name)[:_LONGEST_NAME])
-    name = f".{own_name}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    name = f".{own_name}.{host_of_processes()}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
     # "x" is O_EXCL, which follows no link.
     return open(target.parent / name, "xb")
 
@@ -140,7 +140,7 @@ def _remove_stale(directory: Path) -> None:
 
 def _is_of_dead_process(made_by: re.Match[str]) -> bool:
     """made_by: host and process of a name."""
-    if made_by[1] != _host():
+    if made_by[1] != host_of_processes():
         return False
     try:
         os.kill(int(made_by[2]), 0)
@@ -152,7 +152,7 @@ def _is_of_dead_process(made_by: re.Match[str]) -> bool:
 
 
 @functools.cache
-def _host() -> str:
+def host_of_processes() -> str:
     """Returns a name for the processes whose ids this process can tell apart: of one boot and one container."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     parts = (platform.node(), boot.read_text() if boot.exists() else "", os.stat("/proc/self/ns/pid").st_ino)

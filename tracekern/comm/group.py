@@ -1,7 +1,7 @@
 """The thin control plane of a capture: who the ranks are, and small messages between them.
 
-Ranks come from torch.distributed if the process uses it, else from RANK and WORLD_SIZE, else there is one. Messages go
-over a separate gloo group with its own time limit: a dead peer must not keep the survivors from their dumps.
+Ranks come from torch.distributed if the process uses it, else from what the launcher set, else there is one. Messages
+go over a separate gloo group with its own time limit: a dead peer must not keep the survivors from their dumps.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.comm import messages
+from tracekern.comm.launcher_environment import rank_and_size
 from tracekern.errors import BadInput, PeerLost, TracekernError
 
 TIMEOUT_S = float(os.environ.get("TRACEKERN_GROUP_TIMEOUT_S", "60"))
@@ -44,10 +45,10 @@ class Group:
     @classmethod
     def discover(cls) -> Group:
         """Finds the ranks of this process's run: those that are resident in it, else from torch.distributed where it is
-        initialized, else from RANK and WORLD_SIZE. All ranks call it together.
+        initialized, else from RANK and WORLD_SIZE or what mpirun and srun set. All ranks call it together.
 
         Raises:
-            BadInput: RANK and WORLD_SIZE do not fit together.
+            BadInput: What the launcher set does not fit together.
             PeerLost: A peer has ended or is late.
         """
         from tracekern.comm.resident import this_resident
@@ -63,10 +64,7 @@ class Group:
                 with losing_peers(rank):
                     process_group = dist.new_group(timeout=timedelta(seconds=TIMEOUT_S), backend="gloo")
             return cls(rank, num_ranks, process_group)
-        text = (os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1"))
-        if not all(value.isdecimal() for value in text) or not int(text[0]) < int(text[1]):
-            raise BadInput(f"RANK={text[0]} WORLD_SIZE={text[1]}: wanted a rank below a size; set both or neither")
-        return cls(int(text[0]), int(text[1]))
+        return cls(*rank_and_size())
 
     @property
     def is_connected(self) -> bool:

@@ -27,6 +27,7 @@ from tracekern.comm.resident import this_resident
 from tracekern.dump import format as fmt
 from tracekern.errors import BadInput
 from tracekern.formatting import count
+from tracekern.record import claims
 from tracekern.record.clock_samples import CaptureClocks
 from tracekern.record.gather import how_to_save, leave_dump, save_torch_profile
 from tracekern.record.launches import Kernel, Launches, check_epoch
@@ -448,8 +449,10 @@ class Capture:
 
         It runs after all other checks, so that a mistake in the arguments costs no earlier capture.
         """
-        self._directory_lock = DirectoryLock(self.directory, self.run_id)
+        own = [claims.ADVICE] if self.group.num_ranks == 1 else []  # they may be ranks that do not know of each other
+        self._directory_lock = DirectoryLock(self.directory, self.run_id, *own)
         undo.callback(self._directory_lock.release)
+        claims.refuse_second_claim(self.directory / fmt.dump_file_name(self.group.rank))
         try:
             forget_old_capture(self.directory, self.group.rank, self.group.num_ranks)
         except OSError as error:
@@ -465,7 +468,8 @@ class Capture:
         if not base and not self.group.is_connected:
             raise BadInput(
                 f"rank {self.group.rank} of {self.group.num_ranks} by environment alone: initialise torch.distributed "
-                "before the capture, or start the ranks with tracekern's launcher"
+                "before the capture, or start the ranks with tracekern's launcher; RANK=0 WORLD_SIZE=1 captures this "
+                "process alone"
             )
         run_id = base + (f".{ordinal}" if ordinal else "") if base else f"{int(time.time()):x}-{secrets.token_hex(4)}"
         met = self.group.all_gather((run_id, host_identity()))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tracekern.errors import BadInput
+from tracekern.record.claims import process_facts
 from tracekern.record.overhead import overhead_ns
 from tracekern.record.sinks import Sink
 
@@ -84,6 +85,7 @@ def opening_metadata(
         "num_residents": group.num_residents,
         "node": platform.node(),
         "pid": os.getpid(),
+        "process": process_facts(),
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "tracekern": __version__,
         "backend": device.backend,
