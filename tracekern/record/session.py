@@ -25,6 +25,7 @@ from tracekern.comm.device import CaptureDevice, open_device
 from tracekern.comm.group import Group, host_identity
 from tracekern.comm.resident import this_resident
 from tracekern.dump import format as fmt
+from tracekern.dump.attempts import choose_attempt, place_of
 from tracekern.errors import BadInput
 from tracekern.formatting import count
 from tracekern.record import claims
@@ -39,6 +40,7 @@ from tracekern.record.setup import (
     is_text,
     list_of_names,
     opening_metadata,
+    restarts,
     used_device,
 )
 from tracekern.record.sinks import Sink, SinkChoice
@@ -111,7 +113,8 @@ def capture(
     All ranks of a run open it together, with the same path. The directory gets one dump for each rank.
 
     Args:
-        path: The directory. Dumps of an earlier run in it are replaced.
+        path: The directory. Dumps of an earlier run in it are replaced. If they hold a fault, or if torchrun has
+            started the job again, the capture goes to `attempt-1` in it, or the next one. Capture.directory says where.
         records_per_track: Room of each track: one record a span, two in a flight recorder or in cycles. "auto" takes
             what `counting()` found and a quarter more, 1024 where nothing was counted, and 256 for a flight recorder.
         keep: Which records of a full track stay; "last" is a flight recorder, which also gives up its oldest launches.
@@ -472,8 +475,12 @@ class Capture:
                 "process alone"
             )
         run_id = base + (f".{ordinal}" if ordinal else "") if base else f"{int(time.time()):x}-{secrets.token_hex(4)}"
-        met = self.group.all_gather((run_id, host_identity()))
-        return check_run_id(met[0][0]), len({host for _, host in met}) == 1
+        attempt, why = choose_attempt(self.directory, restarts(), run_id)
+        met = self.group.all_gather((run_id, host_identity(), attempt))
+        self.directory = place_of(self.directory, int(met[0][2]))
+        if why and self.group.rank == 0:
+            _log.warning("%s", why)
+        return check_run_id(met[0][0]), len({host for _, host, _ in met}) == 1
 
     def _open_mirror(self) -> None:
         """Allocates device memory for records; for a flight recorder, memory that outlives this process."""

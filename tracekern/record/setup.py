@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import os
 import platform
 import re
@@ -14,6 +15,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tracekern.dump.attempts import choose_attempt, place_of
 from tracekern.errors import BadInput
 from tracekern.record.claims import process_facts
 from tracekern.record.overhead import overhead_ns
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from tracekern.comm.device import CaptureDevice
     from tracekern.comm.group import Group
 
+_log = logging.getLogger("tracekern")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
@@ -86,7 +89,7 @@ def opening_metadata(
         "node": platform.node(),
         "pid": os.getpid(),
         "process": process_facts(),
-        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"),
         "tracekern": __version__,
         "backend": device.backend,
         "device": device.name,
@@ -96,6 +99,20 @@ def opening_metadata(
         "directory": os.path.realpath(directory),
         "fault_names": device.fault_names,
     }
+
+
+def next_attempt(directory: Path) -> Path:
+    """Returns the directory in which a capture into `directory` replaces no evidence. Tells where it is another."""
+    attempt, why = choose_attempt(directory, restarts())
+    if why:
+        _log.warning("%s", why)
+    return place_of(directory, attempt)
+
+
+def restarts() -> int:
+    """Returns how often torchrun has started this job again. Ranks of tracekern's launcher are none of its job."""
+    text = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return int(text) if text.isdecimal() and os.environ.get("TRACEKERN_KEEP_SEGMENT") != "1" else 0
 
 
 def is_text(name: object) -> bool:
