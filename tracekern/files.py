@@ -70,6 +70,21 @@ def write_whole(path: str | os.PathLike[str], text: str | bytes) -> None:
 
 
 @contextlib.contextmanager
+def mark_file(directory: Path) -> Iterator[str]:
+    """Yields the name of a new, empty file in `directory`, by which other processes can tell that they see the same.
+
+    Raises OSError where none can be made.
+    """
+    _remove_stale(directory)
+    path = _temporary(directory / "mark")
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    try:
+        yield path.name
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
 def scratch_directory() -> Iterator[Path]:
     """Yields a new directory that only this user can enter, and removes it with all that is in it.
 
@@ -121,10 +136,13 @@ def _open_without_links(directory: Path) -> int:
 
 
 def _create(target: Path) -> BinaryIO:
-    own_name = os.fsdecode(os.fsencode(target.name)[:_LONGEST_NAME])
-    name = f".{own_name}.{host_of_processes()}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
     # "x" is O_EXCL, which follows no link.
-    return open(target.parent / name, "xb")
+    return open(_temporary(target), "xb")
+
+
+def _temporary(target: Path) -> Path:
+    own_name = os.fsdecode(os.fsencode(target.name)[:_LONGEST_NAME])
+    return target.parent / f".{own_name}.{host_of_processes()}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
 
 
 @functools.cache

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import re
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -193,9 +191,3 @@ def losing_peers(rank: int) -> Iterator[None]:
         why = re.sub(r"^\[[^]]*\] ", "", str(error).strip().partition("\n")[0]).partition(". ")[0][:200]
         why = why or type(error).__name__
         raise PeerLost(f"rank {rank}: the other ranks do not answer ({why}); one has ended or is late") from None
-
-
-def host_identity() -> str:
-    """Returns a text that is equal for processes with the same /dev/shm and disk: the node's name and its boot."""
-    boot_id = Path("/proc/sys/kernel/random/boot_id")
-    return f"{platform.node()} {boot_id.read_text().strip() if boot_id.exists() else ''}"

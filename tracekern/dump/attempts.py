@@ -6,6 +6,7 @@ then to `attempt-2`; so does what a launcher starts again.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def _opened(directory: Path) -> str:
 
 def _metadata_of(directory: Path) -> list[dict[str, object]]:
     found = []
-    for dump in sorted(directory.glob(_DUMPS)):
+    for dump in sorted(directory.glob(_DUMPS)) if os.path.isdir(directory) else ():
         try:
             found.append(peek_metadata(dump))
         except BadInput:  # of another version, or damaged

@@ -23,7 +23,7 @@ _DISORDER_TIMEOUT_S = 5.0
 _log = logging.getLogger("tracekern")
 
 
-def leave_dump(group: Group, segment: SegmentView, directory: Path, one_host: bool, in_order: bool) -> None:
+def leave_dump(group: Group, segment: SegmentView, directory: Path, one_disk: bool, in_order: bool) -> None:
     """Write or send this rank's dump; rank 0 writes the manifest last.
 
     The dump is saved before this rank waits for a peer. Ranks known from the environment alone cannot exchange
@@ -31,9 +31,9 @@ def leave_dump(group: Group, segment: SegmentView, directory: Path, one_host: bo
     Raises BadInput if the directory cannot hold the dump, after reporting it to the peers, which would wait otherwise.
     """
     problem = ""
-    if one_host or not group.is_connected or group.rank == 0:
+    if one_disk or not group.is_connected or group.rank == 0:
         problem = _write(directory, segment)
-    if one_host and group.is_connected:
+    if one_disk and group.is_connected:
         _meet(group, segment, problem, in_order)
     elif group.is_connected and group.rank == 0:
         for rank in range(1, group.num_ranks):
