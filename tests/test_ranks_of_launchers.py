@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -108,6 +109,18 @@ def test_ranks_of_mpirun_that_cannot_meet_are_refused_and_told_what_to_set(tmp_p
     monkeypatch.setenv("WORLD_SIZE", "1")
     with capture(tmp_path, device="cpu"):
         pass
+
+
+def test_ranks_of_mpirun_meet_where_mpirun_says_who_they_are():
+    program = "from tracekern.launcher.rendezvous import join_ranks; join_ranks(30.0)\n"
+    program += "from tracekern.comm.group import Group; group = Group.discover(); print(group.rank, group.num_ranks)"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    mpirun = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    words = [sys.executable, "-c", program]
+    ended = subprocess.run(words, env=os.environ | mpirun, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout) == (0, "0 1\n"), ended.stderr
 
 
 CLAIMS = """

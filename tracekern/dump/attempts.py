@@ -50,6 +50,14 @@ def later_attempts(directory: Path) -> list[Path]:
     return [place for number in numbers if number > first and _opened(place := place_of(base, number)) >= since != ""]
 
 
+def describe_later(directory: Path) -> str:
+    """Returns one line that names the newest of later_attempts(); "" if there are none."""
+    if not (later := later_attempts(directory)):
+        return ""
+    are = "attempt is" if len(later) == 1 else "attempts are"
+    return f"{len(later)} later {are} beside this one; the newest: {later[-1]}"
+
+
 def _run_with_fault(directory: Path) -> str:
     """Returns the run of the first dump with a fault; "" if there is none."""
     for metadata in _metadata_of(directory):

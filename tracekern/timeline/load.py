@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.dump.attempts import later_attempts
+from tracekern.dump.attempts import describe_later
 from tracekern.dump.format import CLOCK_SAMPLE
 from tracekern.dump.reader import Dump, read_dump
 from tracekern.errors import BadInput
@@ -122,11 +122,8 @@ def _check_run(dumps: Sequence[Dump], partial: bool) -> list[Problem]:
 
 def _attempts(dumps: Sequence[Dump]) -> list[Problem]:
     """Names captures of the same job that came later: a launcher started it again, or it was run again."""
-    if not (later := later_attempts(dumps[0].path.parent)):
-        return []
-    are = "attempt is" if len(later) == 1 else "attempts are"
-    text = f"{len(later)} later {are} beside this one; the newest: {later[-1]}"
-    return [Problem("note", "attempts", dumps[0].rank, -1, text, len(later))]
+    text = describe_later(dumps[0].path.parent)
+    return [Problem("note", "attempts", dumps[0].rank, -1, text)] if text else []
 
 
 def _decode(dumps: list[Dump]) -> list[Timeline]:
