@@ -276,10 +276,17 @@ def host_brackets(rng, clock, rank, round_idx, start, wall_offset_ns, count=20):
     return rows
 
 
-def test_host_clocks_are_related_node_by_node():
+@pytest.mark.parametrize(
+    ("nodes", "machines"),
+    [("aab", ""), ("bab", "xxy")],
+    ids=["by name, in older dumps", "whatever containers are called"],
+)
+def test_host_clocks_are_related_machine_by_machine(nodes: str, machines: str):
     rng = np.random.default_rng(13)
     clocks = {rank: Clock.draw(rng) for rank in range(3)}
-    ranks = [rank_of(rank, clock, node="aab"[rank]) for rank, clock in clocks.items()]
+    ranks = [rank_of(rank, clock, node=nodes[rank]) for rank, clock in clocks.items()]
+    for rank, machine in zip(ranks, machines, strict=False):
+        rank.metadata["machine"] = machine
     wall_offsets = {0: 23_000, 1: 23_000, 2: -40 * SECOND}
     rounds = (0, 3 * SECOND)
     rows = [sample(rng, clocks, rounds)]

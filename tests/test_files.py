@@ -32,7 +32,7 @@ def test_a_planted_temporary_file_is_not_opened(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(files.secrets, "token_hex", lambda _: "0" * 8)  # even if somebody could foresee the name
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    (tmp_path / f".out.{files._host()}-{os.getpid()}-{'0' * 8}.tmp").symlink_to(victim)
+    (tmp_path / f".out.{files.host_of_processes()}-{os.getpid()}-{'0' * 8}.tmp").symlink_to(victim)
     with pytest.raises(BadInput, match="cannot write .*out: File exists"):
         write_whole(tmp_path / "out", "text")
     assert victim.read_text() == "precious"
@@ -56,8 +56,8 @@ def test_what_dead_processes_left_is_removed_and_nothing_else(tmp_path: Path):
     dead = subprocess.Popen(["true"])
     dead.wait()
     names = {
-        "dead": f".out.{files._host()}-{dead.pid}-00000000.tmp",
-        "alive": f".out.{files._host()}-{os.getppid()}-00000000.tmp",
+        "dead": f".out.{files.host_of_processes()}-{dead.pid}-00000000.tmp",
+        "alive": f".out.{files.host_of_processes()}-{os.getppid()}-00000000.tmp",
         "another host": f".out.ffffffff-{dead.pid}-00000000.tmp",
         "another program": f".out.{dead.pid}.tmp",
     }
@@ -100,7 +100,7 @@ def test_a_scratch_directory_is_private_and_goes_with_those_of_dead_processes(tm
     monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path))
     dead = subprocess.Popen(["true"])
     dead.wait()
-    ours = f"tracekern-{files._host()}"
+    ours = f"tracekern-{files.host_of_processes()}"
     for name in (f"{ours}-{dead.pid}-a", f"{ours}-{os.getppid()}-b", "tracekern-c"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text("")

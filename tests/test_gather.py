@@ -39,12 +39,12 @@ def test_a_rank_that_cannot_write_its_dump_tells_the_others(tmp_path: Path, rank
 
 
 def test_a_dump_that_rank_0_has_no_room_for_stays_on_its_node(tmp_path: Path):
-    """Each rank believes to be on a host of its own and is given a directory of its own."""
-    alone = "session.host_identity = lambda: os.environ['RANK']"
-    program = rank_program(tmp_path / "capture", before=alone, body=FULL_DISK.format(rank=0))
+    """Each rank is given a directory of its own, as on disks that are not shared."""
+    program = rank_program(tmp_path / "capture", body=FULL_DISK.format(rank=0))
     place = repr(str(tmp_path / "capture"))
     program[-1] = program[-1].replace(f"capture({place}", f"capture({place} + os.environ['RANK']")
     codes, lines = run_two(program)
     assert [code != 0 for code in codes] == [True, False], "\n".join(lines)
     assert [line for line in lines if line.startswith("1 rank 0 could not write it; this rank's dump is ")]
     assert read_dump(tmp_path / "capture1" / "rank_00001.tkdump").rank == 1
+    assert [one.rank for one in load([tmp_path / "capture0", tmp_path / "capture1"]).ranks] == [0, 1], "as merge does"

@@ -8,12 +8,13 @@ import pytest
 
 from tests.toolchains import CSRC
 from tracekern.comm.group import MAX_HEAP_RANKS
-from tracekern.comm.heap import refusal
+from tracekern.comm.heap import Offer, refusal
 from tracekern.comm.preflight import GpuFacts, find_profiler, judge
 
 GIB = 1 << 30
 SOUND = GpuFacts(
     node="host",
+    reach="host",
     heap_bytes=4 * GIB,
     driver_version=13000,
     runtime_version=13000,
@@ -55,8 +56,13 @@ def test_sound_gpus_pass_without_a_word():
         ),
         ({"error": "cudaGetDevice: out of order"}, "rank 1: cudaGetDevice: out of order"),
         (
-            {"node": "other"},
+            {"node": "other", "reach": "other"},
             "symmetric heap: rank 0 is on host, rank 1 on other; these kernels reach the ranks of one node only",
+        ),
+        (
+            {"reach": "other"},
+            "symmetric heap: rank 0 is on host, rank 1 on another machine or in a container with a network of its own; "
+            "these kernels reach the ranks of one node only",
         ),
         (
             {"heap_bytes": 8 * GIB},
@@ -101,7 +107,7 @@ def test_more_ranks_than_the_kernels_have_room_for_are_refused():
     assert judge(ranks(MAX_HEAP_RANKS)).refusal == ""
     told = f"symmetric heap: {MAX_HEAP_RANKS + 1} ranks, wanted at most {MAX_HEAP_RANKS}; start fewer"
     assert judge(ranks(MAX_HEAP_RANKS + 1)).refusal == told
-    assert refusal([("host", 1)] * (MAX_HEAP_RANKS + 1)) == told
+    assert refusal([Offer("host", "host", 1)] * (MAX_HEAP_RANKS + 1)) == told
 
 
 def test_an_older_driver_of_the_same_major_version_serves():

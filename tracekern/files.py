@@ -70,6 +70,21 @@ def write_whole(path: str | os.PathLike[str], text: str | bytes) -> None:
 
 
 @contextlib.contextmanager
+def mark_file(directory: Path) -> Iterator[str]:
+    """Yields the name of a new, empty file in `directory`, by which other processes can tell that they see the same.
+
+    Raises OSError where none can be made.
+    """
+    _remove_stale(directory)
+    path = _temporary(directory / "mark")
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    try:
+        yield path.name
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
 def scratch_directory() -> Iterator[Path]:
     """Yields a new directory that only this user can enter, and removes it with all that is in it.
 
@@ -80,7 +95,7 @@ def scratch_directory() -> Iterator[Path]:
             made_by = _SCRATCH.match(entry.name)
             if made_by and _is_of_dead_process(made_by) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
                 shutil.rmtree(entry.path, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f"tracekern-{_host()}-{os.getpid()}-") as directory:
+    with tempfile.TemporaryDirectory(prefix=f"tracekern-{host_of_processes()}-{os.getpid()}-") as directory:
         yield Path(directory)
 
 
@@ -121,10 +136,13 @@ def _open_without_links(directory: Path) -> int:
 
 
 def _create(target: Path) -> BinaryIO:
-    own_name = os.fsdecode(os.fsencode(target.name)[:_LONGEST_NAME])
-    name = f".{own_name}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
     # "x" is O_EXCL, which follows no link.
-    return open(target.parent / name, "xb")
+    return open(_temporary(target), "xb")
+
+
+def _temporary(target: Path) -> Path:
+    own_name = os.fsdecode(os.fsencode(target.name)[:_LONGEST_NAME])
+    return target.parent / f".{own_name}.{host_of_processes()}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
 
 
 @functools.cache
@@ -140,7 +158,7 @@ def _remove_stale(directory: Path) -> None:
 
 def _is_of_dead_process(made_by: re.Match[str]) -> bool:
     """made_by: host and process of a name."""
-    if made_by[1] != _host() or os.name == "nt":  # Windows takes the signal 0 for Ctrl-C
+    if made_by[1] != host_of_processes() or os.name == "nt":  # Windows takes the signal 0 for Ctrl-C
         return False
     try:
         os.kill(int(made_by[2]), 0)
@@ -152,7 +170,7 @@ def _is_of_dead_process(made_by: re.Match[str]) -> bool:
 
 
 @functools.cache
-def _host() -> str:
+def host_of_processes() -> str:
     """Returns a name for the processes whose ids this process can tell apart: of one boot and one container."""
     boot, container = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")  # on Linux
     read = boot.read_text() if boot.exists() else "", container.stat().st_ino if container.exists() else 0

@@ -82,11 +82,14 @@ def _trace_of(capture: Path, folder: Path) -> Path:
 
     If it has more arrows than the UI can handle, writes another one to `folder`, with those of the longest waits.
     """
+    from tracekern.dump.attempts import describe_later
     from tracekern.dump.format import TRACE_NAME
     from tracekern.export.formats.perfetto import write_perfetto
     from tracekern.export.write import save_in_capture
     from tracekern.viewers.perfetto_ui import MAX_FLOWS, count_flows
 
+    if later := describe_later(capture):
+        note(later)
     trace = capture / TRACE_NAME
     dumps = list(capture.glob("*.tkdump"))
     timeline = None

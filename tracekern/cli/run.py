@@ -292,8 +292,9 @@ def _run(plan: MoeRun, directory: Path | None, spawner: Spawner, terminated: lis
             lambda done, total: bar.update(task, completed=done, total=total),
             spawner=spawner,
         )
-    if not plan.trace or directory is None:
+    if not plan.trace:
         return _Result(report)
+    directory = Path(report.capture_dir)
     # The directory may also hold dumps of another run: of an earlier one, or of one that goes on.
     dumps = [path for path in sorted(directory.glob("rank_*.tkdump")) if run_in(path) == report.run_id]
     if not report.ok and not dumps:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import platform
 from typing import Any
 
 from tracekern.comm.cuda_device import CudaDevice
 from tracekern.comm.descriptors import exchange_descriptors
-from tracekern.comm.group import Group, host_identity
+from tracekern.comm.group import Group
+from tracekern.comm.node import descriptor_reach
 from tracekern.comm.preflight import GpuFacts, find_profiler, judge, out_of_memory, why_only_compiled
 from tracekern.comm.resident import ResidentGroup
 from tracekern.errors import BadInput
@@ -85,7 +87,8 @@ def collect_facts(num_bytes: int) -> GpuFacts:
 
     driver, runtime = _cuda.driver_versions()
     known = {
-        "node": host_identity(),
+        "node": platform.node(),
+        "reach": descriptor_reach(),
         "heap_bytes": num_bytes,
         "driver_version": driver,
         "runtime_version": runtime,

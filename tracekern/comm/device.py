@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tracekern.comm.node import machine_id
 from tracekern.errors import BadInput
 
 if TYPE_CHECKING:
@@ -158,12 +159,9 @@ class CaptureDevice(Protocol):
 
 def host_clock_id() -> str:
     """Returns a text that is equal for processes that read the same CLOCK_MONOTONIC; "" if that is not known."""
-    boot_id, time_namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/time")
-    try:
-        offset = time_namespace.stat().st_ino if time_namespace.exists() else 0
-        return f"host {boot_id.read_text().strip()} {offset}"
-    except OSError:
-        return ""
+    time_namespace, machine = Path("/proc/self/ns/time"), machine_id()
+    offset = time_namespace.stat().st_ino if time_namespace.exists() else 0
+    return f"host {machine} {offset}" if machine else ""
 
 
 class HostClock:

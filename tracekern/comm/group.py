@@ -1,25 +1,23 @@
 """The thin control plane of a capture: who the ranks are, and small messages between them.
 
-Ranks come from torch.distributed if the process uses it, else from RANK and WORLD_SIZE, else there is one. Messages go
-over a separate gloo group with its own time limit: a dead peer must not keep the survivors from their dumps.
+Ranks come from torch.distributed if the process uses it, else from what the launcher set, else there is one. Messages
+go over a separate gloo group with its own time limit: a dead peer must not keep the survivors from their dumps.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import platform
 import re
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tracekern.comm import messages
+from tracekern.comm.launcher_environment import rank_and_size
 from tracekern.comm.meeting import meet
 from tracekern.environment import positive_number
 from tracekern.errors import BadInput, PeerLost, one_line
@@ -51,10 +49,10 @@ class Group:
     @classmethod
     def discover(cls) -> Group:
         """Finds the ranks of this process's run: those that are resident in it, else from torch.distributed where it is
-        initialized, else from RANK and WORLD_SIZE. All ranks call it together.
+        initialized, else from RANK and WORLD_SIZE or what mpirun and srun set. All ranks call it together.
 
         Raises:
-            BadInput: RANK and WORLD_SIZE do not fit together.
+            BadInput: What the launcher set does not fit together.
             PeerLost: A peer has ended or is late.
         """
         from tracekern.comm.resident import this_resident
@@ -72,10 +70,7 @@ class Group:
                     meet(rank, num_ranks, timeout_s)
                     process_group = dist.new_group(timeout=timedelta(seconds=timeout_s), backend="gloo")
             return cls(rank, num_ranks, process_group)
-        text = (os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1"))
-        if not all(value.isdecimal() for value in text) or not int(text[0]) < int(text[1]):
-            raise BadInput(f"RANK={text[0]} WORLD_SIZE={text[1]}: wanted a rank below a size; set both or neither")
-        return cls(int(text[0]), int(text[1]))
+        return cls(*rank_and_size())
 
     @property
     def is_connected(self) -> bool:
@@ -218,9 +213,3 @@ def losing_peers(rank: int) -> Iterator[None]:
         why = re.sub(r"^\[[^]]*\] ", "", str(error).strip().partition("\n")[0]).partition(". ")[0][:200]
         why = why or type(error).__name__
         raise PeerLost(f"rank {rank}: the other ranks do not answer ({why}); one has ended or is late") from None
-
-
-def host_identity() -> str:
-    """Returns a text that is equal for processes with the same /dev/shm and disk: the node's name and its boot."""
-    boot_id = Path("/proc/sys/kernel/random/boot_id")
-    return f"{platform.node()} {boot_id.read_text().strip() if boot_id.exists() else ''}"

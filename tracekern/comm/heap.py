@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import mmap
 import os
+import platform
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from tracekern.comm.descriptors import exchange_descriptors
-from tracekern.comm.group import MAX_HEAP_RANKS, Group, host_identity
+from tracekern.comm.group import MAX_HEAP_RANKS, Group
+from tracekern.comm.node import descriptor_reach
 from tracekern.errors import BadInput
 from tracekern.segment.names import SHM_DIR
 
@@ -23,7 +26,8 @@ class SymmetricHeap:
     def __init__(self, group: Group, num_bytes: int) -> None:
         """num_bytes: size of one rank's part, the same on every rank. Raises BadInput naming two ranks that differ."""
         self.num_bytes = num_bytes
-        if refused := refusal(group.all_gather((host_identity(), num_bytes))):
+        offer = Offer(platform.node(), descriptor_reach(), num_bytes)
+        if refused := refusal([Offer(*offered) for offered in group.all_gather(offer)]):
             raise BadInput(refused)
         own, problem = _allocate(num_bytes)
         parts = {group.rank: own}
@@ -37,22 +41,32 @@ class SymmetricHeap:
         self.addresses = [int(part.ctypes.data) for part in self._maps]
 
 
-def refusal(offers: Sequence[tuple[str, int]]) -> str:
-    """Returns why ranks cannot share a heap; "" if they can. offers: (node, bytes asked for) of each rank."""
+class Offer(NamedTuple):
+    """A rank's part of a heap."""
+
+    node: str
+    """Name of its host."""
+    reach: str
+    """Equal for ranks that can hand each other memory."""
+    num_bytes: int
+
+
+def refusal(offers: Sequence[Offer]) -> str:
+    """Returns why ranks cannot share a heap; "" if they can. offers: of all ranks, by rank."""
     if len(offers) > MAX_HEAP_RANKS:
         return f"symmetric heap: {len(offers)} ranks, wanted at most {MAX_HEAP_RANKS}; start fewer"
-    first_node, first_bytes = offers[0]
-    for rank, (node, num_bytes) in enumerate(offers):
-        if num_bytes != first_bytes:
+    first = offers[0]
+    for rank, own in enumerate(offers):
+        if own.num_bytes != first.num_bytes:
             return (
-                f"symmetric heap: rank 0 asks for {first_bytes} bytes, rank {rank} for {num_bytes}; "
+                f"symmetric heap: rank 0 asks for {first.num_bytes} bytes, rank {rank} for {own.num_bytes}; "
                 "every rank must use the same shape"
             )
-        if node != first_node:
-            return (
-                f"symmetric heap: rank 0 is on {first_node}, rank {rank} on {node}; "
-                "these kernels reach the ranks of one node only"
-            )
+        if own.reach != first.reach:
+            where = f"rank {rank} on {own.node}"
+            if own.node == first.node:
+                where = f"rank {rank} on another machine or in a container with a network of its own"
+            return f"symmetric heap: rank 0 is on {first.node}, {where}; these kernels reach the ranks of one node only"
     return ""
 
 

@@ -18,6 +18,9 @@ class GpuFacts:
     """Facts of one rank's GPU. Versions are CUDA's numbers: 1000 * major + 10 * minor."""
 
     node: str
+    """Name of its host."""
+    reach: str
+    """Equal for ranks that can hand each other memory."""
     heap_bytes: int
     """Size of this rank's part of the symmetric heap."""
     driver_version: int
@@ -85,7 +88,7 @@ def judge(facts: Sequence[GpuFacts]) -> Preflight:
     refusals = (
         _old_driver(facts),
         *(f"rank {rank}: {own.error}" for rank, own in enumerate(facts) if own.error),
-        symmetric_heap.refusal([(own.node, own.heap_bytes) for own in facts]),
+        symmetric_heap.refusal([symmetric_heap.Offer(own.node, own.reach, own.heap_bytes) for own in facts]),
         _different(facts),
         _cannot_share(facts),
         _out_of_memory(facts),

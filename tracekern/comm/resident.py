@@ -9,7 +9,6 @@ launched first would always wait for the others.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 
 from tracekern.comm import messages
 from tracekern.comm.group import Group, message_timeout_s
+from tracekern.comm.launcher_environment import rank_and_size
 from tracekern.errors import PeerLost
 from tracekern.formatting import ranks as name_ranks
 
@@ -243,9 +243,9 @@ class ResidentGroup(Group):
 
 
 def rank_of_thread() -> int:
-    """Returns the rank of this thread if it is a resident one, else that of the process, by RANK."""
+    """Returns the rank of this thread if it is a resident one, else that of the process, by its launcher."""
     own = this_resident()
-    return own[1] if own is not None else int(os.environ.get("RANK", "0"))
+    return own[1] if own is not None else rank_and_size()[0]
 
 
 def this_resident() -> tuple[Residents, int] | None:

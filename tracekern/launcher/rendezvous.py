@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
+from tracekern.comm.launcher_environment import rank_and_size
 from tracekern.errors import PeerLost
 
 _STORE, _SOCKET = "TRACEKERN_STORE", "TRACEKERN_STORE_SOCKET"
@@ -48,7 +49,7 @@ def join_ranks(timeout_s: float = 60.0) -> None:
     """
     import torch.distributed as dist
 
-    timeout, rank = timedelta(seconds=timeout_s), int(os.environ.get("RANK", "0"))
+    timeout, (rank, num_ranks) = timedelta(seconds=timeout_s), rank_and_size()
     store, address, began = None, os.environ.get(_STORE), time.monotonic()
     try:
         if address:
@@ -62,10 +63,9 @@ def join_ranks(timeout_s: float = 60.0) -> None:
                 wait_for_workers=False,
                 master_listen_fd=descriptor,
             )
-            num_ranks = int(os.environ["WORLD_SIZE"])
             dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timeout)
         else:
-            dist.init_process_group("gloo", timeout=timeout)
+            dist.init_process_group("gloo", rank=rank, world_size=num_ranks, timeout=timeout)
     except Exception as error:  # noqa: BLE001 - who connects to the store can write what gloo fails to read
         why = str(error).strip().partition("\n")[0].partition(". ")[0][:200] or type(error).__name__
         if time.monotonic() - began >= timeout_s:

@@ -25,6 +25,7 @@ from tracekern.moe.gemm.kernels import MAX_DETAIL
 from tracekern.moe.placement import Placement, place
 from tracekern.moe.routing import ROUTINGS
 from tracekern.moe.shape import MAX_EXPERTS, MAX_TOKENS, MoeShape, check_range
+from tracekern.record.setup import next_attempt
 
 if TYPE_CHECKING:
     from tracekern.launcher.launch import RankExit
@@ -260,6 +261,7 @@ def run(
         raise BadInput(f"run moe {problem}")
     capture_dir = Path(directory) if options.trace else None
     if capture_dir is not None:
+        capture_dir = next_attempt(capture_dir)
         _make_directory(capture_dir)
     started, placement = time.monotonic(), place(options)
     report = _run_once(options, capture_dir, on_progress, on_start, spawner, placement.is_resident)

@@ -22,6 +22,7 @@ from tracekern import _C
 from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group
 from tracekern.comm.host_memory import shortage
+from tracekern.comm.launcher_environment import local_rank
 from tracekern.comm.preflight import why_no_gpu
 from tracekern.comm.resident import rank_of_thread, this_resident
 from tracekern.errors import BadInput, CommTimeout, PeerLost, TracekernError, what_is_lacking
@@ -165,7 +166,7 @@ def _choose_backend(options: MoeRun) -> str:
         return "cpu"
     if num_gpus == 0:
         raise BadInput(f"{missing}; take the backend cpu")
-    gpu = int(os.environ.get("LOCAL_RANK", "0")) % num_gpus
+    gpu = local_rank() % num_gpus
     try:
         torch.cuda.set_device(gpu)
     except RuntimeError as error:  # such as a driver that is too old for torch

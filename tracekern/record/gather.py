@@ -24,7 +24,7 @@ _log = logging.getLogger("tracekern")
 
 
 def leave_dump(
-    group: Group, segment: SegmentView, directory: Path, one_host: bool, in_order: bool, is_gone: bool
+    group: Group, segment: SegmentView, directory: Path, one_disk: bool, in_order: bool, is_gone: bool
 ) -> None:
     """Write or send this rank's dump; rank 0 writes the manifest last.
 
@@ -35,9 +35,9 @@ def leave_dump(
     Raises BadInput if the directory cannot hold the dump, after reporting it to the peers, which would wait otherwise.
     """
     problem = ""
-    if one_host or not group.is_connected or group.rank == 0:
+    if one_disk or not group.is_connected or group.rank == 0:
         problem = _write(directory, segment)
-    if one_host and group.is_connected:
+    if one_disk and group.is_connected:
         _meet(group, segment, problem, in_order)
     elif group.is_connected and group.rank == 0:
         for rank in range(1, group.num_ranks):
@@ -46,7 +46,7 @@ def leave_dump(
         _send(group, segment, directory)
     if problem:
         raise BadInput(problem)
-    if is_gone and not one_host:
+    if is_gone and not one_disk:
         told = "capture %s: its process group was destroyed in the block: this rank's dump stays on this node, %s"
         _log.warning(told, directory, segment.metadata["node"])
     if is_gone:

@@ -19,11 +19,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tracekern.comm.device import CaptureDevice, open_device
-from tracekern.comm.group import Group, host_identity
+from tracekern.comm.group import Group
+from tracekern.comm.node import directory_id, share_segments
 from tracekern.comm.resident import this_resident
 from tracekern.dump import format as fmt
+from tracekern.dump.attempts import choose_attempt, place_of
 from tracekern.errors import BadInput, one_line
 from tracekern.formatting import count
+from tracekern.record import claims
 from tracekern.record.clock_samples import CaptureClocks
 from tracekern.record.gather import how_to_save, leave_dump, save_torch_profile
 from tracekern.record.guard import Guard, OnError
@@ -34,10 +37,12 @@ from tracekern.record.setup import (
     about_run,
     check_built,
     check_run_id,
+    differing_directories,
     directory_of,
     is_text,
     list_of_names,
     opening_metadata,
+    restarts,
     used_device,
 )
 from tracekern.record.sinks import Sink, SinkChoice
@@ -111,7 +116,7 @@ def capture(
     All ranks of a run open it together, with the same path. The directory gets one dump for each rank.
 
     Args:
-        path: The directory. Dumps of an earlier run in it are replaced.
+        path: The directory. Dumps of an earlier run in it are replaced, but faults are not (docs/reliability.md).
         records_per_track: Room of each track: one record a span, two in a flight recorder or in cycles. "auto" takes
             what `counting()` found and a quarter more, 1024 where nothing was counted, and 256 for a flight recorder.
         keep: Which records of a full track stay; "last" is a flight recorder, which also gives up its oldest launches.
@@ -189,12 +194,12 @@ class Capture:
             undo.callback(self.group.close)
             with self.group.in_step():
                 self._guard.raise_again()  # what capture() found on this rank
-            self.run_id, self._one_host = self._meet()
+            self.run_id, self._one_disk = self._meet()
             self.device = open_device(self._setup.device, self.group)
             with self.group.in_step():  # afterwards all segments exist
                 self._open(undo)
             if self._setup.clocks and self.group.is_connected:
-                self._clocks.open(self.device, self.segment, self.group, self.run_id, self._one_host)
+                self._clocks.open(self.device, self.segment, self.group, self.run_id, share_segments(self.group))
             undo.pop_all()
 
     def _open(self, undo: contextlib.ExitStack) -> None:
@@ -240,7 +245,7 @@ class Capture:
             in_order = self._stop(in_order and not is_gone)
             with self._lock:  # another thread may be leaving a range
                 self.segment.header["state"] = fmt.SegmentState.CLOSED
-            leave_dump(self.group, self.segment, self.directory, self._one_host, in_order, is_gone)
+            leave_dump(self.group, self.segment, self.directory, self._one_disk, in_order, is_gone)
             self.segment.header["saved"] = 1
             is_saved = True
         except Exception as problem:  # the last message that the user sees
@@ -508,28 +513,37 @@ class Capture:
 
         It runs after all other checks, so that a mistake in the arguments costs no earlier capture.
         """
-        self._directory_lock = DirectoryLock(self.directory, self.run_id)
+        own = [claims.ADVICE] if self.group.num_ranks == 1 else []  # they may be ranks that do not know of each other
+        self._directory_lock = DirectoryLock(self.directory, self.run_id, *own)
         undo.callback(self._directory_lock.release)
+        claims.refuse_second_claim(self.directory / fmt.dump_file_name(self.group.rank))
         try:
-            forget_old_capture(self.directory, self.group.rank, self.group.num_ranks)
+            forget_old_capture(self.directory, self.group.rank, self.group.num_ranks if self._one_disk else 1)
         except OSError as error:
             raise BadInput(
                 f"{self.directory}: cannot be written ({error.strerror}); choose another directory"
             ) from None
 
     def _meet(self) -> tuple[str, bool]:
-        """Returns the run's name, the same on all ranks, and whether all ranks are on one host. Collective."""
+        """Returns the run's name, the same on all ranks, and whether all write to one directory. Collective."""
         ordinal = _num_opened[this_resident()]
         _num_opened[this_resident()] += 1
         base = re.sub(r"[^A-Za-z0-9_-]", "_", os.environ.get("TRACEKERN_RUN_ID", ""))
         if not base and not self.group.is_connected:
             raise BadInput(
                 f"rank {self.group.rank} of {self.group.num_ranks} by environment alone: initialise torch.distributed "
-                "before the capture, or start the ranks with tracekern's launcher"
+                "before the capture, or start the ranks with tracekern's launcher; RANK=0 WORLD_SIZE=1 captures this "
+                "process alone"
             )
         run_id = base + (f".{ordinal}" if ordinal else "") if base else f"{int(time.time()):x}-{secrets.token_hex(4)}"
-        met = self.group.all_gather((run_id, host_identity()))
-        return check_run_id(met[0][0]), len({host for _, host in met}) == 1
+        attempt, why = choose_attempt(self.directory, restarts(), run_id)
+        names, attempts, places, ids = zip(
+            *self.group.all_gather((run_id, attempt, str(self.directory), directory_id(self.directory))), strict=True
+        )
+        self.directory = place_of(self.directory, int(attempts[0]))
+        for told in filter(None, (why, differing_directories(places))) if self.group.rank == 0 else ():
+            _log.warning("%s", told)
+        return check_run_id(names[0]), len(set(ids)) == 1
 
     def _open_mirror(self) -> None:
         """Allocates device memory for records; for a flight recorder, memory that outlives this process."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import os
 import platform
 import re
@@ -15,9 +16,12 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tracekern.comm.node import machine_id
+from tracekern.dump.attempts import choose_attempt, place_of
 from tracekern.environment import warn_of_unread
 from tracekern.errors import BadInput
-from tracekern.formatting import without_nan
+from tracekern.formatting import count, without_nan
+from tracekern.record.claims import process_facts
 from tracekern.record.overhead import overhead_ns
 from tracekern.record.sinks import Sink
 
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
     from tracekern.comm.group import Group
     from tracekern.record.selection import Selection
 
+_log = logging.getLogger("tracekern")
+_MOST_NAMED = 4
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
@@ -88,8 +94,10 @@ def opening_metadata(
         "num_ranks": group.num_ranks,
         "num_residents": group.num_residents,
         "node": platform.node(),
+        "machine": machine_id(),
         "pid": os.getpid(),
-        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "process": process_facts(),
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"),
         "tracekern": __version__,
         "backend": device.backend,
         "device": device.name,
@@ -99,6 +107,31 @@ def opening_metadata(
         "directory": os.path.realpath(directory),
         "fault_names": device.fault_names,
     }
+
+
+def differing_directories(directories: Sequence[str]) -> str:
+    """Returns one line that names the directories of a run's ranks where they differ; else ""."""
+    if len(set(directories)) == 1:
+        return ""
+    ranks = {directory: directories.index(directory) for directory in directories}
+    named = [f"{directory} (rank {rank})" for directory, rank in list(ranks.items())[:_MOST_NAMED]]
+    more = f" and {count(len(ranks) - _MOST_NAMED, 'other')}" if len(ranks) > _MOST_NAMED else ""
+    where = f"all dumps go to that of rank 0, {directories[0]}"
+    return f"the ranks of this run gave different directories: {', '.join(named)}{more}; {where}"
+
+
+def next_attempt(directory: Path) -> Path:
+    """Returns the directory in which a capture into `directory` replaces no evidence. Tells where it is another."""
+    attempt, why = choose_attempt(directory, restarts())
+    if why:
+        _log.warning("%s", why)
+    return place_of(directory, attempt)
+
+
+def restarts() -> int:
+    """Returns how often torchrun has started this job again. Ranks of tracekern's launcher are none of its job."""
+    text = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return int(text) if text.isdecimal() and os.environ.get("TRACEKERN_KEEP_SEGMENT") != "1" else 0
 
 
 def is_text(name: object) -> bool:

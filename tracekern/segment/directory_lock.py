@@ -38,7 +38,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 class DirectoryLock:
     """The lock of one rank; ranks that share a process have one each. Forks of the process do not hold it."""
 
-    def __init__(self, directory: Path, run_id: str) -> None:
+    def __init__(self, directory: Path, run_id: str, advice: str = "choose another directory") -> None:
         """Makes the directory and takes its lock. run_id: of the capture; RUN and RUN.1, of one launch, share it.
 
         Raises BadInput, with the other run's name, if another run has it, and if nothing can be written there.
@@ -51,7 +51,7 @@ class DirectoryLock:
             if self._try_once():
                 return
             if tries >= _LEAST_TRIES and time.monotonic() > give_up:
-                raise BadInput(f"{directory}: {self._other} is writing its capture there; choose another directory")
+                raise BadInput(f"{directory}: {self._other} is writing its capture there; {advice}")
             time.sleep(random.uniform(0, _MOST_POLL_S))
 
     def release(self) -> None:

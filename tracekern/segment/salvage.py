@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tracekern.dump import format as fmt
+from tracekern.dump.attempts import is_attempt_of
 from tracekern.dump.reader import is_whole, peek_metadata, run_in
 from tracekern.errors import BadInput
 from tracekern.files import pinned
@@ -130,6 +131,8 @@ def _save(segment: SegmentView, directory: Path | None, deadline: float) -> Path
     """
     metadata = segment.metadata
     file_name, own = fmt.dump_file_name(metadata["rank"]), Path(metadata["directory"])
+    if directory is not None and is_attempt_of(directory, own):
+        directory = None
     for place in (own, directory or own):
         if _holds(place, directory, file_name, metadata["run_id"]):
             return place

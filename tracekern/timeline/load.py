@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tracekern.dump.attempts import describe_later
 from tracekern.dump.format import CLOCK_SAMPLE
 from tracekern.dump.reader import Dump, read_dump
 from tracekern.errors import BadInput
@@ -52,12 +53,12 @@ def load(
         BadInput: Something cannot be used: one line that says what, and what to do.
     """
     dumps = _read([paths] if isinstance(paths, str | Path) else list(paths))
-    missing = _check_run(dumps, partial)
+    beside = [*_check_run(dumps, partial), *_attempts(dumps)]
     lanes, outside = read_lanes(dumps, host)
     samples = np.concatenate([np.empty(0, CLOCK_SAMPLE), *(dump.clock_samples() for dump in dumps)])
     pieces = _decode(dumps)
     pieces = _fit_clocks(pieces, samples, unaligned)
-    timeline = _join_lanes(pieces, lanes, [*missing, *outside])
+    timeline = _join_lanes(pieces, lanes, [*beside, *outside])
     timeline = _join_flows(timeline)
     timeline = _tighten(timeline)
     timeline = timeline.replace(problems=(*damaged_times(timeline), *timeline.problems))
@@ -119,6 +120,12 @@ def _check_run(dumps: Sequence[Dump], partial: bool) -> list[Problem]:
             f"{first.path.parent}: {text}; name the directories of all nodes, or go on without them with --partial"
         )
     return [Problem("error", "missing_rank", missing[0], -1, text, len(missing))]
+
+
+def _attempts(dumps: Sequence[Dump]) -> list[Problem]:
+    """Names captures of the same job that came later: a launcher started it again, or it was run again."""
+    text = describe_later(dumps[0].path.parent)
+    return [Problem("note", "attempts", dumps[0].rank, -1, text)] if text else []
 
 
 def _decode(dumps: list[Dump]) -> list[Timeline]:

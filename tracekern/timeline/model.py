@@ -207,6 +207,11 @@ class Rank:
     """Equal for ranks that read the same physical clock, such as that of a GPU which they share; "" if not known."""
 
     @property
+    def machine(self) -> str:
+        """Equal for ranks of one machine, which share its wall clock, whatever their containers call it."""
+        return str(self.metadata.get("machine") or self.node)
+
+    @property
     def resolution_ns(self) -> float:
         """Length of a tick of its clock."""
         return self.resolution_ticks * 1e9 / self.ticks_per_second
@@ -388,7 +393,7 @@ class Timeline:
 
     def on_same_node(self, one: Int32, other: Int32) -> Mask:
         """[n] True where two ranks share a node."""
-        names = {rank.rank: rank.node for rank in self.ranks}
+        names = {rank.rank: rank.machine for rank in self.ranks}
         number = np.zeros(max(names, default=-1) + 1, np.int64)
         number[list(names)] = np.unique(list(names.values()), return_inverse=True)[1]
         same: Mask = number[one] == number[other]

@@ -180,6 +180,7 @@ def trust(findings: Findings) -> str:
     others = sum(rank.num_open_spans for rank in summary.ranks) - findings.waits.num_open
     if others > 0:
         parts.append(f"{count(others, 'other span' if findings.waits.num_open else 'span')} never ended")
+    parts += [problem.text for problem in findings.timeline.problems if problem.kind == "attempts"]
     if any(rank.backend == "cpu" for rank in summary.ranks):
         parts.append("made on the CPU backend: order and coverage, never GPU durations")
     return "; ".join(parts)

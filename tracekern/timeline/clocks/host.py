@@ -50,16 +50,16 @@ def relate_hosts(
     hard_ns: Mapping[int, float],
     events: _Times,
 ) -> dict[int, ClockFit]:
-    """The fits with the map from the wall clock to the axis filled in; ranks of one node share it.
+    """The fits with the map from the wall clock to the axis filled in; ranks of one machine share it.
 
     hard_ns: rank -> bound of its fit where the brackets were taken, which is not where its events are. events: rank ->
     (first, last) axis ns for which host_hard_ns has to hold; without any, the time between the first and the last
-    round. A node without host brackets keeps host_hard_ns = nan; so does one whose wall clock was set while it was
+    round. A machine without host brackets keeps host_hard_ns = nan; so does one whose wall clock was set while it was
     sampled, and its map is about that.
     """
     related = dict(fits)
-    for node in sorted({rank.node for rank in ranks}):
-        members = [rank for rank in ranks if rank.node == node]
+    for machine in sorted({rank.machine for rank in ranks}):
+        members = [rank for rank in ranks if rank.machine == machine]
         brackets = [_bracket(samples, rank, fits[rank.rank], hard_ns.get(rank.rank, 0.0)) for rank in members]
         round_idx, host, at_least, at_most = (np.concatenate(column) for column in zip(*brackets, strict=True))
         if not len(host):

@@ -1,0 +1,140 @@
+"""A capture with a fault outlives what is captured after it: the next attempts of a job go beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.test_session import launch
+from tracekern.dump.reader import peek_metadata
+from tracekern.launcher.launch import launch_ranks
+from tracekern.record.session import capture
+from tracekern.timeline.load import load
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKER = """
+import os, signal, sys
+sys.path.insert(0, {root!r})
+import torch.distributed as dist
+from tests.test_flight import make_pair
+from tracekern.comm.group import Group
+from tracekern.errors import CommTimeout
+from tracekern.record.session import capture
+
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+if attempt == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to rank 0 as soon as rank 1 is dead
+dist.init_process_group("gloo")
+pipeline, call = make_pair(Group.discover(), timeout_s=0.5 if attempt == 0 else 30.0)
+with capture({directory!r}, device=pipeline.comm.device, keep="last", records_per_track=64) as session:
+    assert call(0, session)
+    if attempt == 0 and dist.get_rank() == 1:
+        print("lost run", session.run_id, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        assert call(1, session)
+    except CommTimeout as error:
+        raise SystemExit(error.exit_code)
+"""
+
+
+def test_what_torchrun_starts_again_leaves_the_attempt_before_alone(tmp_path: Path, command_line):
+    directory = tmp_path / "capture"
+    worker = tmp_path / "worker.py"
+    worker.write_text(textwrap.dedent(WORKER).format(root=str(ROOT), directory=str(directory)))
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1", str(worker)]
+    # Else the ranks of the second attempt read the addresses of the first from the store of torchrun.
+    environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    ended = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert f"{directory}: attempt 1 of this job is captured into {directory / 'attempt-1'}" in ended.stderr
+
+    lost = re.search(r"lost run (\S+)", ended.stdout)[1]
+    assert peek_metadata(directory / "rank_00000.tkdump")["fault"]["cause"] == "timeout"
+    saved = command_line("salvage", lost)
+    assert saved.returncode == 0, saved.stderr
+    states = [rank.state for rank in load(directory).ranks]
+    assert states == ["closed", "salvaged"], "both ranks of the first attempt"
+    assert [rank.state for rank in load(directory / "attempt-1").ranks] == ["closed", "closed"]
+
+    told = f"1 later attempt is beside this one; the newest: {directory / 'attempt-1'}"
+    report = command_line("report", directory)
+    assert report.returncode == 0, report.stderr
+    assert report.stdout.startswith("  fault  rank 0 ")
+    assert told in report.stdout
+    assert told in command_line("info", directory).stdout
+    assert "later attempt" not in command_line("report", directory / "attempt-1").stdout
+
+
+def leave(directory: Path, fault: bool) -> str:
+    """Captures a rank, whose kernel gave up where there is a fault. Returns the run's name."""
+    with capture(directory, device="cpu", max_bytes=1 << 20) as session:
+        launch(session)
+        if fault:
+            session.segment.fault_record["claimed"], session.segment.fault_record["cause"] = 1, 1
+    return session.run_id
+
+
+def runs_in(directory: Path) -> dict[str, str]:
+    dumps = directory.rglob("*.tkdump")
+    return {str(dump.parent.relative_to(directory)): peek_metadata(dump)["run_id"] for dump in dumps}
+
+
+def test_a_fault_is_replaced_by_no_later_run(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    leave(tmp_path, fault=False)
+    first = leave(tmp_path, fault=True)  # replaces the one before
+    assert not caplog.text
+    second = leave(tmp_path, fault=True)
+    last = leave(tmp_path, fault=False)
+    assert (
+        f"{tmp_path / 'attempt-1'}: keeps the fault of run {second}: this capture goes to {tmp_path / 'attempt-2'}"
+    ) in caplog.text
+    assert runs_in(tmp_path) == {".": first, "attempt-1": second, "attempt-2": last}
+    again = leave(tmp_path, fault=False)
+    assert runs_in(tmp_path) == {".": first, "attempt-1": second, "attempt-2": again}
+    for directory, number in ((tmp_path, 2), (tmp_path / "attempt-1", 1), (tmp_path / "attempt-2", 0)):
+        told = [problem.text for problem in load(directory).problems if problem.kind == "attempts"]
+        assert len(told) == (number > 0)
+        assert all(f"{number} later attempt" in text and str(tmp_path / "attempt-2") in text for text in told)
+
+
+def test_an_older_attempt_is_not_called_newer(tmp_path: Path):
+    leave(tmp_path / "attempt-1", fault=False)
+    dump = tmp_path / "attempt-1" / "rank_00000.tkdump"
+    os.utime(dump, (1, 1))
+    leave(tmp_path, fault=False)
+    assert not [problem for problem in load(tmp_path).problems if problem.kind == "attempts"]
+
+
+DIES = """
+import os, signal
+from tracekern.record.session import capture
+capture({directory!r}, device="cpu", max_bytes=1 << 20).__enter__()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_launcher_saves_a_dead_rank_into_its_attempt(tmp_path: Path):
+    first = leave(tmp_path, fault=True)
+    program = [sys.executable, "-c", DIES.format(directory=str(tmp_path))]
+    exits = launch_ranks(1, program, capture_dir=tmp_path, timeout_s=60, run_id="dies")
+    assert exits[0].salvaged
+    assert runs_in(tmp_path) == {".": first, "attempt-1": "dies"}
+
+
+def test_run_moe_names_the_directory_of_its_attempt(tmp_path: Path, command_line):
+    first = leave(tmp_path, fault=True)
+    shape = ["--ranks", 1, "--tokens", 8, "--hidden", 64, "--experts", 4, "--topk", 2, "--iterations", 1]
+    ended = command_line("run", "moe", "-o", tmp_path, *shape, "--backend", "cpu", "--json")
+    assert ended.returncode == 0, ended.stderr
+    place = tmp_path / "attempt-1"
+    assert f"{tmp_path}: keeps the fault of run {first}: this capture goes to {place}" in ended.stderr
+    assert json.loads(ended.stdout)["runs"][0]["trace"].startswith(str(place))
+    assert runs_in(tmp_path)["."] == first

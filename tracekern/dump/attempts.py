@@ -1,0 +1,81 @@
+"""Attempts at a capture: where one goes whose directory holds evidence, and which ones came later.
+
+The dumps of a run with a fault stay where they are. What is captured afterwards goes to `attempt-1` in that directory,
+then to `attempt-2`; so does what a launcher starts again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from tracekern.dump.reader import peek_metadata
+from tracekern.errors import BadInput
+
+_NAME = re.compile(r"attempt-([1-9]\d{0,8})")
+_DUMPS = "rank_*.tkdump"
+
+
+def place_of(directory: Path, attempt: int) -> Path:
+    """Returns where an attempt is captured; 0 is the first."""
+    return directory / f"attempt-{attempt}" if attempt else directory
+
+
+def choose_attempt(directory: Path, restarts: int, run_id: str = "") -> tuple[int, str]:
+    """Returns the next attempt that would replace no fault of another run, and why it is not the first.
+
+    restarts: how often the launcher has started the job again.
+    """
+    attempt, why = restarts, ""
+    if restarts:
+        why = f"{directory}: attempt {restarts} of this job is captured into {place_of(directory, restarts)}"
+    while (faulty := _run_with_fault(place_of(directory, attempt))) not in ("", run_id):
+        before, attempt = place_of(directory, attempt), attempt + 1
+        why = f"{before}: keeps the fault of run {faulty}: this capture goes to {place_of(directory, attempt)}"
+    return attempt, why
+
+
+def is_attempt_of(directory: Path, place: Path) -> bool:
+    """Returns whether a capture in `place`, without links in its path, was meant for `directory`."""
+    return place.parent == directory.resolve() and _NAME.fullmatch(place.name) is not None
+
+
+def later_attempts(directory: Path) -> list[Path]:
+    """Returns the attempts after the one in `directory`, the newest last. What an earlier job left is none of them."""
+    own = _NAME.fullmatch(directory.name)
+    first, base = (int(own[1]), directory.parent) if own else (0, directory)
+    numbers = sorted(int(found[1]) for place in base.glob("attempt-*") if (found := _NAME.fullmatch(place.name)))
+    since = _opened(directory)
+    return [place for number in numbers if number > first and _opened(place := place_of(base, number)) >= since != ""]
+
+
+def describe_later(directory: Path) -> str:
+    """Returns one line that names the newest of later_attempts(); "" if there are none."""
+    if not (later := later_attempts(directory)):
+        return ""
+    are = "attempt is" if len(later) == 1 else "attempts are"
+    return f"{len(later)} later {are} beside this one; the newest: {later[-1]}"
+
+
+def _run_with_fault(directory: Path) -> str:
+    """Returns the run of the first dump with a fault; "" if there is none."""
+    for metadata in _metadata_of(directory):
+        if metadata.get("fault") or metadata.get("fault_text"):
+            return str(metadata["run_id"])
+    return ""
+
+
+def _opened(directory: Path) -> str:
+    """Returns when the capture in a directory was opened, in ISO 8601; "" if there is none."""
+    return max((str(metadata["created"]) for metadata in _metadata_of(directory)), default="")
+
+
+def _metadata_of(directory: Path) -> list[dict[str, object]]:
+    found = []
+    for dump in sorted(directory.glob(_DUMPS)) if os.path.isdir(directory) else ():
+        try:
+            found.append(peek_metadata(dump))
+        except BadInput:  # of another version, or damaged
+            continue
+    return found

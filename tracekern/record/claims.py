@@ -1,0 +1,66 @@
+"""Tells two processes that claim one rank of a directory from a program that is run again, which may replace its dump.
+
+Ranks of one run exist at the same time. A program that is run again starts after the dump was written.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from tracekern.dump import format as fmt
+from tracekern.dump.reader import peek_metadata
+from tracekern.errors import BadInput
+from tracekern.files import host_of_processes
+
+ADVICE = "choose another directory, or set RANK and WORLD_SIZE where both are ranks of one run"
+_OVERLAP_NS = 100_000_000
+"""The kernel tells the start of a process in ticks of 10 ms, and wall clocks are steered."""
+_PARENT, _STARTED = 1, 19
+
+
+def process_facts() -> dict[str, Any]:
+    """Returns what tells this process's relatives, for the metadata of its dump."""
+    ancestors, pid = [], os.getpid()
+    while pid:
+        ancestors.append(pid)
+        try:
+            pid = int(_stat_of(pid)[_PARENT])
+        except OSError:  # another user's processes may be hidden
+            break
+    return {"host": host_of_processes(), "session": os.getsid(0), "ancestors": ancestors}
+
+
+def refuse_second_claim(dump: Path) -> None:
+    """Raises BadInput if a process that was started beside this one has left this rank's dump already.
+
+    Its children and its parents may replace each other's dumps: they are not ranks of one launcher.
+    """
+    try:
+        metadata = peek_metadata(dump)
+    except BadInput:  # there is none, or it cannot be read
+        return
+    theirs, ours = metadata.get("process"), process_facts()
+    if metadata["state"] != fmt.STATE_NAMES[fmt.SegmentState.CLOSED] or not isinstance(theirs, dict):
+        return
+    ancestors = theirs.get("ancestors")
+    is_related = not isinstance(ancestors, list) or os.getpid() in ancestors or metadata.get("pid") in ours["ancestors"]
+    is_beside = all(theirs.get(key) == ours[key] for key in ("host", "session"))
+    if is_beside and not is_related and metadata["packed_ns"] > _started_ns() + _OVERLAP_NS:
+        raise BadInput(
+            f"{dump.parent}: process {metadata.get('pid')} left rank {metadata['rank']} of {metadata['num_ranks']} "
+            f"there while this one ran; {ADVICE}"
+        )
+
+
+def _started_ns() -> int:
+    """Returns when this process started, in ns of CLOCK_REALTIME."""
+    since_boot = int(_stat_of(os.getpid())[_STARTED]) * 10**9 // os.sysconf("SC_CLK_TCK")
+    return time.time_ns() - (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - since_boot)
+
+
+def _stat_of(pid: int) -> list[str]:
+    """Returns the fields of /proc/PID/stat behind the program's name, which may hold anything."""
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
