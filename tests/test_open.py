@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
+import os
 import re
 import shutil
 import signal
@@ -114,6 +115,25 @@ def test_a_capture_is_opened_as_the_trace_that_is_written_into_it(tmp_path):
         assert process.wait(timeout=30) == 0
     with opened(capture):
         assert trace.stat().st_mtime_ns == written, "it is there already"
+
+
+def test_a_capture_that_cannot_be_written_is_opened_from_a_temporary_folder(tmp_path):
+    capture = write_capture(tmp_path / "capture", CaptureSpec(num_ranks=2))
+    before = sorted(capture.iterdir())
+    capture.chmod(0o555)
+    # Modes bind root, too, once it has lost the right to ignore them.
+    bound = [] if os.geteuid() else ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+    with opened(capture, through=bound) as (process, url):
+        told = process.stderr.readline()
+        found = re.fullmatch(r"(.*) cannot be written \(Permission denied\): until this .* the trace is (.*)\n", told)
+        assert found, told
+        assert found[1] == str(capture)
+        trace = Path(found[2])
+        assert trace.parent.stat().st_mode & 0o777 == 0o700
+        assert ask("GET", path_of_trace(url))[1] == trace.read_bytes()
+        assert process.wait(timeout=30) == 0
+    assert not trace.parent.exists()
+    assert sorted(capture.iterdir()) == before
 
 
 def test_of_a_capture_with_too_many_arrows_a_smaller_view_is_opened(tmp_path, monkeypatch):
