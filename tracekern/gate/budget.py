@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ import numpy as np
 
 from tracekern.analysis.statistics import STATISTICS
 from tracekern.errors import BadInput, missing_package
-from tracekern.formatting import is_share
+from tracekern.formatting import is_share, similar
 from tracekern.gate.run import Run
 
 _UNITS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9, "%": 0.01}
@@ -86,7 +85,8 @@ def check_budgets(budgets: Iterable[Budget], runs: Sequence[Run]) -> list[Budget
     for budget in budgets:
         meant = [name for name in known if name == budget.name or name.endswith(f".{budget.name}")]
         if not meant:
-            raise BadInput(f"budget {budget.name}: no such metric; {_near(budget.name, known)}")
+            without_stage = [".".join(name.split(".")[-2:]) for name in known]
+            raise BadInput(f"budget {budget.name}: no such metric; {similar(budget.name, [*known, *without_stage])}")
         for name in meant:
             value = float(np.median([run.metrics[name] for run in runs if name in run.metrics]))
             results.append(BudgetResult(name, budget, value))
@@ -101,9 +101,3 @@ def _budget(name: str, limit: Any) -> Budget:
         wanted = "a share of 100% at most, as in 30%" if is_share(name) else "a time with its unit, as in 20us"
         raise BadInput(f"budget {name}: limit is {limit!r}, wanted {wanted}")
     return Budget(name, float(match[1]) * _UNITS[match[2]])
-
-
-def _near(name: str, known: Sequence[str]) -> str:
-    without_stage = [".".join(full.split(".")[-2:]) for full in known]
-    near = difflib.get_close_matches(name, dict.fromkeys([*known, *without_stage]), n=3, cutoff=0.5)
-    return f"similar are {', '.join(near)}" if near else f"there are {', '.join(list(known)[:6]) or 'none'}"
