@@ -128,6 +128,12 @@ def first_of_each(texts: Iterable[str]) -> list[str]:
     return [f"{first} (and {len(more)} more like this)" if more else first for first, *more in alike.values()]
 
 
+def whole_number(text: str) -> int | None:
+    """The number that a text of up to 18 digits spells; None for any other. Unlike str.isdigit() it takes what int()
+    takes, and no more digits than an int64 holds: int() refuses thousands of them."""
+    return int(text) if text.isdecimal() and len(text) <= 18 else None
+
+
 def similar(name: str, known: Iterable[str]) -> str:
     """What a misspelt name may have meant: "similar are wait_token, wait_block", or else "there are ..."."""
     names = list(dict.fromkeys(known))

@@ -60,7 +60,7 @@ def _run_command() -> None:
     except ModuleNotFoundError as error:
         _fail_without_package(error, "the command line")
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(prog_name="tracekern", standalone_mode=False))
     except typer.TyperException as error:
         _refuse_arguments(error)
     except TracekernError as error:
