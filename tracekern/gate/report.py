@@ -36,6 +36,8 @@ class Report:
     problems: tuple[str, ...]
     """Why no verdict is possible, besides the comparison's problems."""
     undecided_fails: bool = True
+    look_at: tuple[str, ...] = ()
+    """Captures that show what regressed: one of base, if it has captures, and one of head."""
 
     @property
     def all_problems(self) -> tuple[str, ...]:
@@ -83,6 +85,7 @@ class Report:
                 {"metric": b.metric, "limit": b.budget.limit, "value": b.value, "ok": b.ok} for b in self.budgets
             ],
             "comparison": self.comparison.as_dict() if self.comparison else None,
+            "look_at": list(self.look_at),
         }
 
 
