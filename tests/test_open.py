@@ -384,6 +384,31 @@ def test_a_wait_is_found_however_long_its_text(tmp_path):
     assert {ord("t"), 128} <= lengths
 
 
+ODD_NAMES = [
+    "send(fp8)",
+    'say "quiet"',
+    "; released by rank 9 (a)",
+    "back\\slash",
+    "\u00fcber\u2192\u0436",
+    "tab\there",
+    "a)",
+    "(",
+]
+
+
+@pytest.mark.parametrize("suffix", [".pftrace", ".json"])
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_the_ranks_of_the_longest_wait_are_found_whatever_roles_are_called(tmp_path, name, suffix):
+    timeline, path = make_timeline(2), tmp_path / f"trace{suffix}"
+    drawing = prepare(timeline.replace(tracks=tuple(dataclasses.replace(t, role=name) for t in timeline.tracks)))
+    save(drawing.timeline, path)
+    text = labels.describe_longest_wait(drawing, longest_wait(drawing), 0)
+    found = perfetto_ui.find_longest_wait(path)
+    assert f"ts {found.ts} dur {found.dur} ({found.text})" == text
+    assert (found.rank, found.releaser) == ("rank 0", "rank 1")
+    assert perfetto_ui.count_flows(path) == len(timeline.flows)
+
+
 def test_of_two_captures_the_rank_of_its_side_is_named(tmp_path):
     both, path = side_by_side(make_timeline(1), make_timeline(2)), tmp_path / "trace.pftrace"
     spans = both.spans
