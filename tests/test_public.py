@@ -147,3 +147,67 @@ def test_a_misspelt_name_is_an_error_that_names_what_is_near():
     assert set(timeline.track_ranks()[timeline.spans.track[rows]]) == {1}
     with pytest.raises(tracekern.BadInput, match="event copy_token has no field 'slott'; similar are slot"):
         timeline.field(rows, "slott")
+
+
+WITHOUT = """
+import sys, importlib.abc
+class Hidden(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name in {names}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Hidden())
+import tracekern
+def said(call):
+    try:
+        call()
+    except tracekern.BadInput as error:
+        print(error)
+    else:
+        print("done")
+"""
+
+
+def without(names: tuple[str, ...], calls: dict[str, str]) -> dict[str, str]:
+    """What each call of the API says in a process that lacks some packages; "done" where it needs none of them."""
+    program = WITHOUT.format(names=names) + "".join(f"said(lambda: {call})\n" for call in calls.values())
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert ended.returncode == 0, ended.stderr
+    return dict(zip(calls, ended.stdout.splitlines(), strict=True))
+
+
+def test_calls_name_the_extra_of_a_package_that_is_missing(tmp_path):
+    timeline = "tracekern.load('traces/h200x4_late_host')"
+    page = tmp_path / "spans.parquet"
+    said = without(
+        ("scipy", "pyarrow", "plotly", "junitparser", "typer", "rich", "polars"),
+        {
+            "analyze": f"tracekern.analyze({timeline})",
+            "one answer": f"__import__('tracekern.analysis.findings').analysis.findings.Findings({timeline}).culprit",
+            "parquet": f"tracekern.save({timeline}, {str(page)!r})",
+            "json": f"tracekern.save({timeline}, {str(page.with_suffix('.json'))!r})",
+        },
+    )
+    lacks = "needs {}, which is not installed here; install tracekern[read], or `pip install {}`"
+    scipy, pyarrow = (lacks.format(name, name) for name in ("scipy", "pyarrow"))
+    assert said == {
+        "analyze": f"saying why ranks waited {scipy}",
+        "one answer": f"saying why ranks waited {scipy}",
+        "parquet": f"writing Parquet {pyarrow}",
+        "json": "done",
+    }
+    said = without(
+        ("torch",),
+        {
+            "load": f"len({timeline}.spans)",
+            "capture": f"tracekern.capture({str(tmp_path / 'capture')!r}).__enter__().__exit__(None, None, None)",
+            "gpu": "tracekern.Communicator(tracekern.Group(0, 1), 1 << 12, 1.0, backend='cuda')",
+            "ranks": "__import__('tracekern.launcher.rendezvous').launcher.rendezvous.join_ranks()",
+        },
+    )
+    lacks = "needs torch, which is not installed here; install tracekern[run], or `pip install torch`"
+    assert said == {
+        "load": "done",
+        "capture": "done",
+        "gpu": f"looking for GPUs {lacks}",
+        "ranks": f"connecting ranks {lacks}",
+    }

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tracekern.analysis.statistics import STATISTICS
-from tracekern.errors import BadInput, missing_package
+from tracekern.errors import BadInput, packages_for
 from tracekern.formatting import is_share, similar
 from tracekern.gate.run import Run
 
@@ -60,10 +60,8 @@ def read_budgets(pyproject: Path) -> list[Budget]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
-        try:
+        with packages_for(f"{pyproject}: reading it on Python 3.10"):
             import tomli as tomllib
-        except ImportError:
-            raise missing_package(f"{pyproject}: reading it on Python 3.10", "tomli") from None
     try:
         document: Any = tomllib.loads(pyproject.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
