@@ -2,14 +2,14 @@
 
 [tool.tracekern.budgets]
 "wait_token.p99" = "20us"
-"dispatch_recv.wait_token.wait_share" = "30%"
+dispatch_recv.wait_token.wait_share = "30%"   # the name needs quotes only where it has spaces or brackets
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,15 +65,31 @@ def read_budgets(pyproject: Path) -> list[Budget]:
     try:
         document: Any = tomllib.loads(pyproject.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BadInput(f"{pyproject}: cannot be read ({error}); fix it, or choose another with --config") from None
+        as_in = 'a budget is a line such as "wait_token.p99" = "20us"'
+        raise BadInput(
+            f"{pyproject}: cannot be read ({error}); fix it, or choose another with --config; {as_in}"
+        ) from None
     for key in ("tool", "tracekern", "budgets"):
         document = document.get(key, {})
         if not isinstance(document, Mapping):
             raise BadInput(f"{pyproject}: {key} is no table; wanted [tool.tracekern.budgets] with lines NAME = LIMIT")
     try:
-        return [_budget(name, limit) for name, limit in document.items()]
+        limits = list(_flat(document))
+        budgets = {name: _budget(name, limit) for name, limit in limits}
     except BadInput as error:
         raise BadInput(f"{pyproject}: {error}") from None
+    if twice := [name for at, (name, _) in enumerate(limits) if name in dict(limits[:at])]:
+        raise BadInput(f"{pyproject}: budget {twice[0]} is there twice, with quotes and without; keep one")
+    return list(budgets.values())
+
+
+def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields names and limits. The dots of a key without quotes make tables of it: wait_token.p99 = "20us"."""
+    for key, value in table.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
 
 
 def check_budgets(budgets: Iterable[Budget], runs: Sequence[Run]) -> list[BudgetResult]:
