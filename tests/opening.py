@@ -7,7 +7,7 @@ import http.client
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from urllib.parse import parse_qs, urlsplit
 
 from tracekern.viewers import perfetto_ui
@@ -16,9 +16,9 @@ PORT = perfetto_ui.ONLINE_PORT
 
 
 @contextlib.contextmanager
-def opened(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The running command and the URL it printed."""
-    command = [sys.executable, "-m", "tracekern", "open", "--no-browser", *map(str, arguments)]
+def opened(*arguments: object, through: Sequence[str] = ()) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The running command and the URL it printed. through: a program that starts it."""
+    command = [*through, sys.executable, "-m", "tracekern", "open", "--no-browser", *map(str, arguments)]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment

@@ -22,6 +22,11 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = f"{shlex.quote(sys.executable)} {shlex.quote(str(ROOT / 'tests' / 'launched.py'))}"
 RUNS = 8
 WAIT = "dispatch.wait_token.p50"
+WITH_PYTHON = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def last_line(ended: subprocess.CompletedProcess[str]) -> str:
+    return ended.stdout.splitlines()[-1]
 
 
 @pytest.fixture(scope="session")
@@ -84,6 +89,8 @@ def test_save_then_hold_against_the_latest(check, launches, tmp_path):
     slow = check(launches / "slow", "--against", "1", "--save")
     assert slow.returncode == 1
     assert f"{WAIT} regressed by +" in slow.stdout
+    shown = re.fullmatch(r"next: python -m tracekern report (.*/slow/slow_\d\d)", last_line(slow))
+    assert shown, "a baseline that was saved has no captures"
     assert "combine.wait_token.p50 regressed" not in slow.stdout
     assert len(kept(tmp_path)) == 1, "what regressed does not become the next baseline"
 
@@ -96,6 +103,12 @@ def test_captures_against_captures(check, launches):
     (change,) = [change for change in report["comparison"]["changes"] if change["metric"] == WAIT]
     assert change["verdict"] == "regressed"
     assert change["low"] < 0.3 < change["high"] + 0.02
+    assert [Path(place).parent.name for place in report["look_at"]] == ["base", "slow"]
+    told = last_line(check(launches / "slow", "--against", launches / "base"))
+    step = re.fullmatch(r"next: (python -m tracekern diff \S+/base/\S+ \S+/slow/\S+)   and why: (.*)", told)
+    for command in step.groups():
+        shown = subprocess.run(command, shell=True, executable="/bin/bash", env=WITH_PYTHON, capture_output=True)
+        assert shown.returncode == 0, shown.stderr
     single = check(*sorted((launches / "head").iterdir()), "--against", launches / "base")
     assert single.returncode == 0, single.stdout + single.stderr
 
@@ -139,6 +152,7 @@ def test_budgets_need_no_baseline_and_one_run(check, launches, tmp_path):
     over = check(run, "--max", "wait_token.p50=1us")
     assert over.returncode == 1
     assert over.stdout.count("over its budget") == 2, "both stages have that event"
+    assert last_line(over) == f"next: python -m tracekern report {run}"
     (tmp_path / "pyproject.toml").write_text('[tool.tracekern.budgets]\n"wait_token.p50" = "1us"\n')
     assert check(run).returncode == 1
     assert check(run, "--max", "wait_token.p50=1ms").returncode == 0, "the command line comes last"
@@ -324,7 +338,7 @@ def test_a_gpu_node_needs_none_of_the_readers_packages(launches, tmp_path):
     for more, code in (([], 0), (["--junit", "out.xml"], 2)):
         result = subprocess.run([*command, *more], capture_output=True, text=True, env=environment, cwd=tmp_path)
         assert result.returncode == code, result.stderr
-    assert "run `pip install junitparser`" in result.stderr
+    assert "install tracekern[read], or `pip install junitparser`" in result.stderr
 
 
 def ab(command_line, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -342,6 +356,14 @@ def test_ab_launches_by_turns_and_names_what_is_slower(command_line, tmp_path):
     created = sorted((tmp_path / "ab").iterdir(), key=lambda path: (path / "capture.json").stat().st_mtime_ns)
     turns = [path.name.partition("_")[0] for path in created]
     assert turns == ["base", "head", "head", "base", "base", "head", "head", "base", "base", "head"]
+    assert [Path(place).name.partition("_")[0] for place in report["look_at"]] == ["base", "head"]
+
+
+def test_ab_that_keeps_no_captures_says_how_to(command_line, launches):
+    copies = (f"cp {launches}/{side}/{side}_${{TRACEKERN_OUT##*_}}/* {{out}}" for side in ("base", "slow"))
+    result = ab(command_line, "--base", next(copies), "--head", next(copies))
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert last_line(result).startswith("next: keep the captures with -o DIR; then tracekern diff DIR/base_00 ")
 
 
 @pytest.mark.parametrize(

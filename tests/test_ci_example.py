@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -24,35 +25,45 @@ def workflow() -> dict[Any, Any]:
     return yaml.safe_load(WORKFLOW.read_text())
 
 
-@pytest.fixture
-def runner(tmp_path) -> Path:
-    """A working directory as the checkout and install steps leave it, with `tracekern` on the path."""
-    shim = tmp_path / "bin" / "tracekern"
-    shim.parent.mkdir()
-    shim.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m tracekern "$@"\n')
-    shim.chmod(0o755)
-    for side in ("base", "head"):
-        activate = tmp_path / side / ".venv" / "bin" / "activate"
-        activate.parent.mkdir(parents=True)
-        activate.write_text("")
-    return tmp_path
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """A wheel of the name that the workflow installs. Its command is that of this checkout."""
+    about, place = "tracekern-0.1.0.dist-info", tmp_path_factory.mktemp("wheel") / "tracekern-0.1.0-py3-none-any.whl"
+    files = {
+        f"{about}/METADATA": "Metadata-Version: 2.1\nName: tracekern\nVersion: 0.1.0\nProvides-Extra: read\n"
+        "Provides-Extra: run\n",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "tracekern-0.1.0.data/scripts/tracekern": f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m tracekern "$@"\n',
+    }
+    with zipfile.ZipFile(place, "w") as packed:
+        for name, text in {**files, f"{about}/RECORD": "".join(f"{name},,\n" for name in files)}.items():
+            packed.writestr(name, text)
+    return place
 
 
-def run_steps(job: dict[str, Any], directory: Path, program: str) -> tuple[list[int], str]:
-    """Exit codes and output of the job's commands, as the runner's bash would run them; installing is left out."""
+def run_steps(job: dict[str, Any], directory: Path, wheel: Path, program: str) -> tuple[list[int], str]:
+    """Exit codes and output of the job's commands, as the runner's bash would run them."""
+    paths = directory / "paths"
+    paths.touch()
     environment = {
-        **os.environ,
-        "PATH": f"{directory / 'bin'}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
+        **{name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"},
+        "TRACEKERN": f"tracekern[run,read] @ {wheel.as_uri()}",
+        "BUILD": 'test -n "$VIRTUAL_ENV" && pwd >> "$BUILT"',
+        "BUILT": str(directory / "built"),
         "PROGRAM": program,
+        "GITHUB_PATH": str(paths),
         "GITHUB_STEP_SUMMARY": str(directory / "summary.md"),
     }
     codes, output = [], ""
     for step in job["steps"]:
-        if "run" in step and step["name"] != "Install" and (not any(codes) or step.get("if") == "always()"):
+        if step.get("name") == "Install" and paths.read_text():
+            continue  # an earlier run of the job did
+        if "run" in step and (not any(codes) or step.get("if") == "always()"):
+            path = os.pathsep.join([*paths.read_text().splitlines(), str(Path(sys.executable).parent), os.defpath])
+            of_step = {"PATH": path} if step["name"] == "Install" else {"PATH": path, "PYTHONPATH": str(ROOT)}
             command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
             result = subprocess.run(
-                command, cwd=directory, env=environment, capture_output=True, text=True, timeout=280
+                command, cwd=directory, env=environment | of_step, capture_output=True, text=True, timeout=280
             )
             codes.append(result.returncode)
             output += result.stdout + result.stderr
@@ -70,26 +81,28 @@ def test_it_is_a_workflow(workflow):
     assert "$TRACEKERN_OUT" in workflow["env"]["PROGRAM"]
 
 
-def test_a_pull_request_that_makes_it_slower(workflow, runner):
-    # The two checkouts hold different programs: the head's waits are longer.
-    (runner / "base" / "options").write_text("")
-    (runner / "head" / "options").write_text("--slow-wait 1.5")
+def test_a_pull_request_that_makes_it_slower(workflow, wheel, tmp_path):
+    """In a repository that holds nothing of tracekern. The two checkouts hold different programs."""
+    for side, options in {"base": "", "head": "--slow-wait 1.5"}.items():
+        (tmp_path / side).mkdir()
+        (tmp_path / side / "options").write_text(options)
     program = f'{LAUNCHED} "$TRACEKERN_OUT" $(cat options)'
-    codes, output = run_steps(workflow["jobs"]["pull-request"], runner, program)
-    assert codes == [1, 0], output
-    assert "dispatch.wait_token.p50 regressed" in (runner / "summary.md").read_text()
-    assert (runner / "tracekern.xml").read_text().count("<failure") >= 1
-    assert len(list((runner / "captures").iterdir())) == 2 * (8 + 1), "the warm-ups are kept too"
+    codes, output = run_steps(workflow["jobs"]["pull-request"], tmp_path, wheel, program)
+    assert codes == [0, 1, 0], output
+    assert (tmp_path / "built").read_text().splitlines() == [f"{tmp_path}/base", f"{tmp_path}/head"]
+    assert "dispatch.wait_token.p50 regressed" in (tmp_path / "summary.md").read_text()
+    assert (tmp_path / "tracekern.xml").read_text().count("<failure") >= 1
+    assert len(list((tmp_path / "captures").iterdir())) == 2 * (8 + 1), "the warm-ups are kept too"
 
 
-def test_two_nights(workflow, runner):
+def test_two_nights(workflow, wheel, tmp_path):
     program = f'{LAUNCHED} "$TRACEKERN_OUT"'
     for night in (1, 2):
-        codes, output = run_steps(workflow["jobs"]["nightly"], runner, program)
-        assert codes == [0, 0, 0], output
-        assert len(list((runner / ".tracekern" / "cpu").iterdir())) == night
-        assert len((runner / "history.jsonl").read_text().splitlines()) == night
-    assert (runner / "trend.html").stat().st_size > 10_000
+        codes, output = run_steps(workflow["jobs"]["nightly"], tmp_path, wheel, program)
+        assert codes == [0, 0, 0, 0][night - 1 :], output
+        assert len(list((tmp_path / ".tracekern" / "cpu").iterdir())) == night
+        assert len((tmp_path / "history.jsonl").read_text().splitlines()) == night
+    assert (tmp_path / "trend.html").stat().st_size > 10_000
 
 
 def test_a_night_that_regressed_is_kept_too(workflow):

@@ -171,6 +171,8 @@ def test_version_and_help(command_line):
         ("torch", ("overhead",)),
         ("scipy", ("report", "CAPTURE")),
         ("pyarrow", ("export", "CAPTURE", "-o", "out.parquet")),
+        ("plotly", ("report", "CAPTURE", "-o", "out.html")),
+        ("junitparser", ("check", "CAPTURE", "--max", "wait_token.p99=1s", "--junit", "out.xml")),
     ],
 )
 def test_where_a_package_is_missing_it_says_what_to_install(capture, tmp_path, missing, arguments):
@@ -186,7 +188,8 @@ def test_where_a_package_is_missing_it_says_what_to_install(capture, tmp_path, m
     words = [str(capture) if word == "CAPTURE" else word for word in arguments]
     command = [sys.executable, "-m", "tracekern", *words]
     result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
-    refused(result, f"needs {missing}", f"pip install {missing}")
+    extra = "tracekern[run]" if missing == "torch" else "tracekern[read]"
+    refused(result, f"needs {missing}", f"{extra}, or `pip install {missing}`")
     assert [path.name for path in tmp_path.iterdir() if path.name not in ("sitecustomize.py", "__pycache__")] == []
 
 

@@ -387,7 +387,7 @@ def test_ranks_of_one_clock_have_one_map_whoever_was_sampled(pairs):
     fits = fit_clocks(rows, ranks, spans)
     assert [fit.method for fit in fits.values()] == ["reference", "ping-pong"] * 2
     for rank in (0, 1):
-        assert repr(fits[rank]) == repr(fits[rank + 2])  # nan equals itself there
+        assert repr(vars(fits[rank])) == repr(vars(fits[rank + 2]))  # nan equals itself there
     assert fits[0].hard_ns == 0
     assert np.abs(errors_ns(fits, clocks, 0, 3, times)).max() <= fits[3].hard_ns < 2_000
 
@@ -398,13 +398,14 @@ def test_ping_pong_within_a_clock_is_ignored():
     rows = sample(rng, clocks, [0, 3 * SECOND], pairs=[(0, 1)])
     nonsense = sample(rng, clocks, [0, SECOND, 3 * SECOND], pairs=[(0, 2), (3, 1)])
     nonsense["t3"] = nonsense["t0"] - 1_000_000
-    assert repr(fit_clocks(np.concatenate([rows, nonsense]), ranks)) == repr(fit_clocks(rows, ranks))
+    misled, fits = fit_clocks(np.concatenate([rows, nonsense]), ranks), fit_clocks(rows, ranks)
+    assert [repr(vars(misled[rank])) for rank in fits] == [repr(vars(fit)) for fit in fits.values()]
 
 
 def test_one_clock_for_all_needs_no_samples():
     clock = Clock.draw(np.random.default_rng(22))
     fits = fit_clocks(np.zeros(0, ROW), [rank_of(rank, clock, clock_id="a") for rank in (3, 4)], {4: (7, 9)})
-    assert repr(fits[3]) == repr(fits[4])
+    assert repr(vars(fits[3])) == repr(vars(fits[4]))
     assert (fits[4].method, fits[4].hard_ns) == ("reference", 0.0)
 
 

@@ -109,3 +109,9 @@ def test_a_scratch_directory_is_private_and_goes_with_those_of_dead_processes(tm
         assert len(list(tmp_path.iterdir())) == 3
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == sorted([f"{ours}-{os.getppid()}-b", "tracekern-c"])
+
+
+def test_no_place_for_temporary_files_is_one_line(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(BadInput, match="temporary directory: No such file or directory; set TMPDIR to"):
+        files.scratch_directory().__enter__()

@@ -130,6 +130,12 @@ BAD_INPUTS = {
     "more choices than experts": ("run moe -o out --topk 9 --experts 8", "top-k 9 of 8 experts", "cannot choose more"),
     "experts that do not divide": ("run moe -o out --ranks 3", "64 experts do not divide over 3 ranks", "such as 66"),
     "room that is no number": ("run moe -o out --records-per-track all", "got 'all'", "wanted auto or a number"),
+    "room beyond all numbers": (
+        f"run moe -o out --records-per-track {'9' * 5000}",
+        "got '999",
+        "wanted auto or a number",
+    ),
+    "a type beyond all numbers": (f"run moe -o out --option dispatch_dtype={'9' * 5000}", "'999", "wanted one of"),
     "an unknown option of variants": (
         "run moe -o out --option parts=4",
         "--option is 'parts'",
@@ -176,6 +182,18 @@ BAD_INPUTS = {
     "a window without an end": ("report CAPTURE --window 5us -o r.html", "--window: got '5us'", "wanted START:END"),
     "a window of nothing": ("export CAPTURE -o t.json --window 1s:2s", "from 1.00 s to 2.00 s", "the records lie"),
     "a rank that is not there": ("report CAPTURE --ranks 9 -o r.html", "rank 9 is not in", "has ranks 0-3"),
+    "a window beyond all numbers": (
+        f"report CAPTURE --window 0:{'9' * 400}s -o r.html",
+        "is no time",
+        "as in 1.5ms:2ms",
+    ),
+    "a rank that is no number": (
+        "export CAPTURE -o t.json --host \u00b2=bad.json",
+        "got '\u00b2=bad.json'",
+        "wanted RANK=FILE",
+    ),
+    "a rank beyond all numbers": (f"export CAPTURE -o t.json --ranks {'9' * 5000}", "is no rank", "example 0,2-4"),
+    "a launch beyond all numbers": (f"diff CAPTURE CAPTURE --at moe#{'9' * 5000} -o d.json", "--at: got", "LAUNCH#N"),
     "ranks from high to low": ("export CAPTURE -o t.parquet --ranks 3-1", "'3-1'", "wanted for example 0,2-4"),
     "a link that reaches nothing": ("report CAPTURE --link-limit -1", "--link-limit: got -1", "GB/s above 0"),
     # What to write.
@@ -249,7 +267,7 @@ def test_a_bad_input_is_one_line_that_says_what_to_do(answer, place, name):
     assert everything_in(place) == before
 
 
-@pytest.mark.parametrize("name", ["an unknown command", "a trace and no place for it"])
+@pytest.mark.parametrize("name", ["an unknown command", "an unknown option", "a trace and no place for it"])
 def test_so_it_is_in_a_process_of_its_own(command_line, name):
     line, wrong, wanted = BAD_INPUTS[name]
     result = command_line(*words_of(line))

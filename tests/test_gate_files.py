@@ -278,10 +278,20 @@ def test_budgets_of_pyproject(tmp_path):
     assert read_budgets(path) == []
     path.write_text('[tool.tracekern.budgets]\n"wait_token.p99" = "20us"\n')
     assert read_budgets(path) == [Budget("wait_token.p99", 20_000)]
+    unquoted = 'wait_token.p99 = "20us"\nwait_token.p50 = "2us"\nrecv.wait_token.wait_share = "30%"\n'
+    path.write_text(f"[tool.tracekern.budgets]\n{unquoted}")
+    expected = {"wait_token.p99": 20_000, "wait_token.p50": 2_000, "recv.wait_token.wait_share": 0.3}
+    assert {budget.name: budget.limit for budget in read_budgets(path)} == expected
     for text, said in (
         ("[tool.tracekern.budgets\n", "cannot be read"),
         ("[tool.tracekern]\nbudgets = 3\n", "budgets is no table"),
         ('[tool.tracekern.budgets]\n"wait_token.p99" = 20\n', "wanted a time with its unit"),
+        ("[tool.tracekern.budgets]\nwait_token.p99 = 20\n", "budget wait_token.p99: limit is 20, wanted a time"),
+        (
+            '[tool.tracekern.budgets]\nstep (wait).p99 = "20us"\n',
+            'a budget is a line such as "wait_token.p99" = "20us"',
+        ),
+        ('[tool.tracekern.budgets]\na.p99 = "1us"\n"a.p99" = "2us"\n', "a.p99 is there twice, with quotes and"),
     ):
         path.write_text(text)
         with pytest.raises(BadInput, match=said) as error:

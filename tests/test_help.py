@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import typer
@@ -46,3 +51,15 @@ def test_help_shows_the_names_of_options_whole(columns, monkeypatch):
         names = [name for option in command.params for name in (*option.opts, *option.secondary_opts)]
         for name in filter(lambda name: name.startswith("-"), names):
             assert re.search(rf"(?<![\w-]){name}(?![\w…-])", shown), (words, name)
+
+
+def test_the_example_of_check_works_from_nothing(tmp_path):
+    """It makes its own capture, of the name that the examples of other commands read."""
+    commands = dict(single_commands(typer.main.get_command(app)))
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+    for name in ("check", "report"):
+        example = commands[name,].epilog.removeprefix("Example: ")
+        line = re.sub(r"\btracekern ", f"{shlex.quote(sys.executable)} -m tracekern ", example)
+        ended = subprocess.run(line, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert ended.returncode == 0, (example, ended.stderr)
+    assert {path.name for path in tmp_path.iterdir()} == {"my-capture", "report.html"}

@@ -6,6 +6,7 @@ import dataclasses
 import fcntl
 import gzip
 import json
+import os
 import re
 import shutil
 import signal
@@ -134,6 +135,25 @@ def test_without_the_extension_a_capture_is_opened_as_json(tmp_path, monkeypatch
         assert sum(event["ph"] == "X" for event in shown) >= len(load(capture).spans)
         assert process.wait(timeout=30) == 0
     assert sorted(capture.iterdir()) == files
+
+
+def test_a_capture_that_cannot_be_written_is_opened_from_a_temporary_folder(tmp_path):
+    capture = write_capture(tmp_path / "capture", CaptureSpec(num_ranks=2))
+    before = sorted(capture.iterdir())
+    capture.chmod(0o555)
+    # Modes bind root, too, once it has lost the right to ignore them.
+    bound = [] if os.geteuid() else ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+    with opened(capture, through=bound) as (process, url):
+        told = process.stderr.readline()
+        found = re.fullmatch(r"(.*) cannot be written \(Permission denied\): until this .* the trace is (.*)\n", told)
+        assert found, told
+        assert found[1] == str(capture)
+        trace = Path(found[2])
+        assert trace.parent.stat().st_mode & 0o777 == 0o700
+        assert ask("GET", path_of_trace(url))[1] == trace.read_bytes()
+        assert process.wait(timeout=30) == 0
+    assert not trace.parent.exists()
+    assert sorted(capture.iterdir()) == before
 
 
 def test_of_a_capture_with_too_many_arrows_a_smaller_view_is_opened(tmp_path, monkeypatch):
@@ -382,6 +402,31 @@ def test_a_wait_is_found_however_long_its_text(tmp_path):
         save(drawing.timeline, path)
         assert perfetto_ui.find_longest_wait(path) is not None, size
     assert {ord("t"), 128} <= lengths
+
+
+ODD_NAMES = [
+    "send(fp8)",
+    'say "quiet"',
+    "; released by rank 9 (a)",
+    "back\\slash",
+    "\u00fcber\u2192\u0436",
+    "tab\there",
+    "a)",
+    "(",
+]
+
+
+@pytest.mark.parametrize("suffix", [".pftrace", ".json"])
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_the_ranks_of_the_longest_wait_are_found_whatever_roles_are_called(tmp_path, name, suffix):
+    timeline, path = make_timeline(2), tmp_path / f"trace{suffix}"
+    drawing = prepare(timeline.replace(tracks=tuple(dataclasses.replace(t, role=name) for t in timeline.tracks)))
+    save(drawing.timeline, path)
+    text = labels.describe_longest_wait(drawing, longest_wait(drawing), 0)
+    found = perfetto_ui.find_longest_wait(path)
+    assert f"ts {found.ts} dur {found.dur} ({found.text})" == text
+    assert (found.rank, found.releaser) == ("rank 0", "rank 1")
+    assert perfetto_ui.count_flows(path) == len(timeline.flows)
 
 
 def test_of_two_captures_the_rank_of_its_side_is_named(tmp_path):

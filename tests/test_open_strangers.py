@@ -64,10 +64,11 @@ def serving(trace, monkeypatch):
     """Serves the trace once, in this process, on a port that no other test has."""
 
     @contextlib.contextmanager
-    def start() -> Iterator[Served]:
+    def start(again_s: float = 0.05) -> Iterator[Served]:
         with socket.create_server(("127.0.0.1", 0)) as unused:
             port = unused.getsockname()[1]
         monkeypatch.setattr(perfetto_ui, "ONLINE_PORT", port)
+        monkeypatch.setattr(serve, "AGAIN_SECONDS", again_s)
         ready, addresses = threading.Event(), []
         thread = threading.Thread(
             target=serve.serve_once, args=(trace, lambda given: (addresses.append(given), ready.set())), daemon=True
@@ -194,6 +195,27 @@ def test_a_reader_who_knows_the_token_is_not_ended_for_others(trace, serving, mo
         while received := reader.recv(1 << 20):
             size += len(received)
         assert size > LARGE - 100
+        served.thread.join(10)
+        assert not served.thread.is_alive()
+
+
+def test_a_load_that_is_aborted_leaves_even_a_small_trace_to_the_next(trace, serving):
+    """All of it fits into the buffers of the sockets: it was sent, and nobody has read it."""
+    with serving() as served:
+        for _ in range(3):
+            served.begin_to_read().close()
+            time.sleep(0.1)
+            assert served.thread.is_alive()
+        served.is_read_by(path_of_trace(served.addresses.printed))
+
+
+def test_a_trace_that_was_read_can_be_read_again_at_once(trace, serving):
+    """Chromium takes half a megabyte for a page that has aborted the load, and then ends the connection as if it had
+    shown it."""
+    with serving(again_s=2.0) as served:
+        for _ in range(2):
+            status, body, _ = served.ask(path_of_trace(served.addresses.printed))
+            assert (status, body) == (200, trace.read_bytes())
         served.thread.join(10)
         assert not served.thread.is_alive()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+from collections.abc import Iterator
 from typing import Any
 
 _RESOURCES = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN)
@@ -33,9 +35,30 @@ def one_line(error: BaseException) -> str:
     return text if isinstance(error, TracekernError) else f"{type(error).__name__}: {text}".removesuffix(": ")
 
 
+_EXTRAS = {
+    "torch": "tracekern[run]",
+    **dict.fromkeys(("typer", "rich"), "tracekern[run] or tracekern[read]"),
+    **dict.fromkeys(("scipy", "pyarrow", "plotly", "junitparser", "tomli"), "tracekern[read]"),
+}
+"""The packages that only some parts need, and what installs them."""
+
+
 def missing_package(what: str, package: str) -> BadInput:
     """The error for something that needs a package which is not installed."""
-    return BadInput(f"{what} needs {package}, which is not installed here; run `pip install {package}`")
+    extra = _EXTRAS[package]
+    return BadInput(f"{what} needs {package}, which is not installed here; install {extra}, or `pip install {package}`")
+
+
+@contextlib.contextmanager
+def packages_for(what: str) -> Iterator[None]:
+    """Raises missing_package() where the block imports a package that only some parts need, and that is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        raise missing_package(what, package) from None
 
 
 class CommTimeout(TracekernError, TimeoutError):

@@ -88,14 +88,21 @@ def mark_file(directory: Path) -> Iterator[str]:
 def scratch_directory() -> Iterator[Path]:
     """Yields a new directory that only this user can enter, and removes it with all that is in it.
 
-    Those that dead processes of this user left are removed first.
+    Those that dead processes of this user left are removed first. Raises BadInput where none can be made.
     """
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             made_by = _SCRATCH.match(entry.name)
             if made_by and _is_of_dead_process(made_by) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
                 shutil.rmtree(entry.path, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f"tracekern-{host_of_processes()}-{os.getpid()}-") as directory:
+    try:
+        made = tempfile.TemporaryDirectory(prefix=f"tracekern-{host_of_processes()}-{os.getpid()}-")
+    except OSError as error:
+        why = error.strerror or error
+        raise BadInput(
+            f"cannot make a temporary directory: {why}; set TMPDIR to a directory that can be written"
+        ) from None
+    with made as directory:
         yield Path(directory)
 
 

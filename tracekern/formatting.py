@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import html
 import math
 import re
@@ -11,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 _UNITS = (("s", 1e9), ("ms", 1e6), ("us", 1e3), ("ns", 1.0))
+_BRIEF = 80
+"""Characters of an item that brief() shows whole."""
 _STEERING = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode's controls, marks that turn the direction of writing, half characters and ends of lines."""
 
@@ -133,6 +137,19 @@ def without_nan(value: Any) -> Any:
     return str(float(value)) if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def whole_number(text: str) -> int | None:
+    """The number that a text of up to 18 digits spells; None for any other. Unlike str.isdigit() it takes what int()
+    takes, and no more digits than an int64 holds: int() refuses thousands of them."""
+    return int(text) if text.isdecimal() and len(text) <= 18 else None
+
+
+def similar(name: str, known: Iterable[str]) -> str:
+    """What a misspelt name may have meant: "similar are wait_token, wait_block", or else "there are ..."."""
+    names = list(dict.fromkeys(known))
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    return f"similar are {', '.join(near)}" if near else f"there are {', '.join(names[:6]) or 'none'}"
+
+
 def argument(path: Path) -> str:
     """A path as an argument of a command, not quoted: ./-x for -x, which the command would take for an option."""
     text = str(path)
@@ -152,3 +169,18 @@ def printable(text: str) -> str:
 def escape(text: object) -> str:
     """Text from a capture, safe in HTML and in the little HTML that Plotly reads."""
     return html.escape(printable(str(text)), quote=True)
+
+
+def brief(value: Any) -> str:
+    """Returns one short line, for the `__repr__` of a dataclass that holds columns, tables or many items."""
+    fields = [(entry.name, getattr(value, entry.name)) for entry in dataclasses.fields(value) if entry.repr]
+    return f"{type(value).__name__}({', '.join(f'{name}={_brief(item)}' for name, item in fields)})"
+
+
+def _brief(item: Any) -> str:
+    if hasattr(item, "dtype") and hasattr(item, "shape"):
+        return f"<{item.dtype}[{', '.join(map(str, item.shape))}]>"
+    if isinstance(item, tuple | list | dict) and len(item) > 3:
+        return f"<{type(item).__name__} of {len(item):,}>"
+    text = repr(item)
+    return text if len(text) <= _BRIEF else f"<{type(item).__name__}>"

@@ -28,6 +28,9 @@ HEAD_SECONDS = 10.0
 STALL_SECONDS = 60.0
 """How long a reader may take nothing. The Perfetto UI stops reading while it parses what it has."""
 
+LEAVE_SECONDS = 3.0
+"""How long a reader may keep the connection once all was sent, before it counts as one that has read it."""
+
 TURN_SECONDS = 0.2
 """How long a connection may be silent, at least, before another one can take its place. A browser sends its request in
 the moment in which it connects."""
@@ -127,6 +130,20 @@ class LocalHandler(BaseHTTPRequestHandler):
     def trust(self) -> None:
         """Keeps the connection from being ended for another one: it comes from this user, as its request shows."""
         self._state.is_trusted = True
+
+    def is_taken(self) -> bool:
+        """Ends the answer, and returns whether the other side has taken all of it. Sent bytes may still lie in buffers:
+        who leaves them there ends the connection by a reset, who has read them by an end, or keeps it."""
+        try:
+            self.connection.shutdown(socket.SHUT_WR)
+            self.connection.settimeout(LEAVE_SECONDS)
+            while self.connection.recv(1 << 16):  # more than a request: not for us
+                pass
+        except TimeoutError:
+            return True
+        except OSError:
+            return False
+        return True
 
     def log_message(self, *args: object) -> None:
         """The user sees the picture, not the requests."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import importlib.util
 import json
@@ -23,16 +24,18 @@ TRACE_FOLDER = "/trace/"
 """Where `open --offline` serves the trace, next to the UI's own files."""
 
 _HEAD_BYTES = 32 << 20
-_LONGEST_WAIT = re.compile(rb"longest_wait.{1,8}?ts (\d+) dur (\d+) \(([^\0-\x1f\")]{1,400})\)", re.DOTALL)
-"""As tracekern.export.labels writes it, in protobuf and in JSON alike. Between name and text are any bytes: in protobuf
-one is the length of the text."""
-_NUM_FLOWS = re.compile(rb"num_flows.{1,8}?(\d+) of \d+", re.DOTALL)
+_FACT_BYTES = 1 << 16
+_LONGEST_WAIT = re.compile(r"ts (\d+) dur (\d+) \((.*)\)", re.DOTALL)
+"""As tracekern.export.labels writes it. Names of roles and events in it may hold anything, brackets and quotes too."""
+_NUM_FLOWS = re.compile(r"(\d+) of \d+")
+_STRING = 6 << 3 | 2
+"""The tag of a string value in an annotation of a protobuf trace."""
 
 MAX_FLOWS = 20_000
 """How many arrows `open` draws. The UI draws all those of a selected area in every frame; 36,000 take it a second."""
 
 _RANK = re.compile(r"(?:.*? )??rank \d+")
-_RELEASED_BY = "; released by "
+_RELEASED_BY = re.compile(r".*; released by (?=(?:\w+ )?rank \d+ block )", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -51,18 +54,19 @@ class Wait:
     @property
     def releaser(self) -> str:
         """The name of the rank whose signal ended the wait, "" where the trace has no such signal."""
-        return _rank_in(self.text.partition(_RELEASED_BY)[2])
+        found = _RELEASED_BY.match(self.text)
+        return _rank_in(self.text[found.end() :]) if found else ""
 
 
 def find_longest_wait(trace: Path) -> Wait | None:
     """The wait that a trace of tracekern names in its first part; None for any other trace."""
-    found = _LONGEST_WAIT.search(_head(trace))
-    return Wait(int(found[1]), int(found[2]), found[3].decode("utf-8", "replace")) if found else None
+    found = _LONGEST_WAIT.fullmatch(_fact(_head(trace), "longest_wait"))
+    return Wait(int(found[1]), int(found[2]), found[3]) if found else None
 
 
 def count_flows(trace: Path) -> int:
     """The number of arrows in a trace of tracekern; 0 for any other trace."""
-    found = _NUM_FLOWS.search(_head(trace))
+    found = _NUM_FLOWS.fullmatch(_fact(_head(trace), "num_flows"))
     return int(found[1]) if found else 0
 
 
@@ -73,6 +77,23 @@ def _head(trace: Path) -> bytes:
             return file.read(_HEAD_BYTES)
     except (OSError, EOFError, zlib.error):  # a damaged file: the UI says what is wrong with it
         return b""
+
+
+def _fact(head: bytes, name: str) -> str:
+    """The text that tracekern wrote into the trace under this name, "" where it wrote none."""
+    _, quoted, json_text = head.partition(f'"{name}":'.encode())
+    if quoted:
+        with contextlib.suppress(ValueError):
+            value, _ = json.JSONDecoder().raw_decode(json_text[:_FACT_BYTES].decode("utf-8", "replace").lstrip())
+            return value if isinstance(value, str) else ""
+    _, tag, value = head.partition(name.encode() + bytes([_STRING]))
+    size = shift = 0
+    for at, byte in enumerate(value[:4] if tag else b""):  # a varint: seven bits a byte, the lowest first
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return value[at + 1 : at + 1 + size].decode("utf-8", "replace")
+    return ""
 
 
 def _rank_in(text: str) -> str:

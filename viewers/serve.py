@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from tracekern.errors import BadInput
@@ -29,6 +28,9 @@ from tracekern.viewers.local_server import HOST, LocalHandler, LocalServer
 
 _SHORT = "/open/"
 _TOKEN_BYTES = 16
+AGAIN_SECONDS = 2.0
+"""How long a trace that was read can be read again. A browser takes a small one whole even for a page that has given
+the load up, and the page may come back."""
 
 # The UI asks the network for a list of Google's own users and port 9001 for a running trace processor. Neither has a
 # place in an offline view: the browser itself refuses every address but the page's own.
@@ -50,7 +52,8 @@ class Addresses:
 
 
 def serve_once(path: Path, on_ready: Callable[[Addresses], None]) -> None:
-    """Serves `path` on 127.0.0.1:9001 to ui.perfetto.dev until it was read once, whole, by one who knows its address.
+    """Serves `path` on 127.0.0.1:9001 to ui.perfetto.dev until one who knows its address has read it, whole, and nobody
+    again for AGAIN_SECONDS.
 
     on_ready: called, when the port listens, with the URLs to open.
     Raises BadInput when the port is taken.
@@ -68,7 +71,7 @@ def serve_once(path: Path, on_ready: Callable[[Addresses], None]) -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             on_ready(server.addresses())
-            server.done.wait()
+            server.wait_until_read()
         finally:
             server.shutdown()
 
@@ -163,14 +166,18 @@ class _TraceHandler(LocalHandler):
 class _OneFileServer(_TraceServer):
     def __init__(self, path: Path) -> None:
         self.claim = threading.Lock()
-        self.delivered_to: Any = None
-        self.done = threading.Event()
+        """Held during a read: there is one at a time."""
+        self.was_read = threading.Event()
         super().__init__(path, perfetto_ui.ONLINE_PORT, _OneFileHandler)
 
-    def shutdown_request(self, request: Any) -> None:
-        super().shutdown_request(request)
-        if request is self.delivered_to:
-            self.done.set()
+    def wait_until_read(self) -> None:
+        """Waits for a whole read, and for each that comes soon after one."""
+        self.was_read.wait()
+        while self.was_read.is_set():
+            self.was_read.clear()
+            self.was_read.wait(AGAIN_SECONDS)
+            with self.claim:
+                pass
 
 
 class _OneFileHandler(_TraceHandler):
@@ -188,10 +195,10 @@ class _OneFileHandler(_TraceHandler):
             return
         try:
             self._send_trace()
-            server.delivered_to = self.request
+            if self.is_taken():
+                server.was_read.set()
         finally:
-            if server.delivered_to is None:  # the reader left early, or stopped: the next one may try
-                server.claim.release()
+            server.claim.release()
 
     def do_OPTIONS(self) -> None:
         """A browser may ask first whether a public page may read from this machine."""

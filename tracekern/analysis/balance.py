@@ -15,6 +15,7 @@ import numpy as np
 
 from tracekern.analysis.event_activity import flatten
 from tracekern.analysis.groups import group_rows
+from tracekern.formatting import brief
 from tracekern.timeline.intervals import union_ns
 from tracekern.timeline.model import (
     OPEN_END,
@@ -189,6 +190,8 @@ class Balance:
     links: tuple[Link, ...]
     """Between different ranks, busiest first."""
     overlaps: tuple[Overlap, ...]
+
+    __repr__ = brief
 
 
 def load_imbalance(loads: tuple[WorkLoad, ...]) -> float:

@@ -26,6 +26,7 @@ from tracekern.analysis.waits.analyze import Waits, analyze_waits
 from tracekern.analysis.waits.event_graph import EventGraph, build_graph
 from tracekern.analysis.waits.matrix import WaitMatrix, wait_matrix
 from tracekern.analysis.waits.statistics import WaitStatistic, wait_statistics
+from tracekern.formatting import duration, percent
 from tracekern.timeline.damage import damage_of
 from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Timeline
 from tracekern.timeline.select import Window, reaches_into, select
@@ -45,6 +46,13 @@ class Findings:
     """GB/s that a link was measured to reach."""
     window: Window | None = None
     """Begin and end of the part that is judged, in ns from the origin. None: all of it."""
+
+    def __repr__(self) -> str:
+        window = "" if self.window is None else f" from {duration(self.window[0])} to {duration(self.window[1])}"
+        if time := vars(self).get("time"):  # worked out already
+            window += f": {percent(time.wait.sum(), time.total.sum())} of the warps' time are waits"
+        names = [name for name, value in vars(Findings).items() if isinstance(value, cached_property)]
+        return f"Findings{window}\n  answers: {', '.join(names)}\n{self.timeline!r}"
 
     @cached_property
     def in_window(self) -> Timeline:

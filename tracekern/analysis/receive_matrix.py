@@ -15,6 +15,7 @@ import numpy as np
 
 from tracekern.analysis.balance import EventRows, join_columns, rows_by_event
 from tracekern.analysis.groups import group_rows
+from tracekern.formatting import brief
 from tracekern.timeline.model import Int64, Mask, Timeline, unpack_field
 
 
@@ -35,6 +36,8 @@ class ReceiveMatrix:
     """Tokens that were copied; fewer than `tokens` where spans were not recorded."""
     copy_ns: Int64
     """Time in copies, summed over warps."""
+
+    __repr__ = brief
 
     def __len__(self) -> int:
         return len(self.rank)

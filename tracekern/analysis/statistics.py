@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from tracekern.analysis.iterations import LaunchIterations
 from tracekern.errors import BadInput
+from tracekern.formatting import brief
 from tracekern.timeline.intervals import unions
 from tracekern.timeline.model import (
     CONTRADICTION_KINDS,
@@ -93,6 +94,8 @@ class RunStatistics:
     losses: tuple[str, ...]
     """What is missing from the capture, has no known duration or cannot have been so, a line each; its numbers then
     prove nothing."""
+
+    __repr__ = brief
 
     def metrics(self) -> dict[str, float]:
         """Name -> value, `dispatch_recv.wait_token.p50` -> ns. A wait_share lies in 0..1."""

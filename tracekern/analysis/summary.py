@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tracekern.analysis.groups import group_rows
+from tracekern.formatting import brief
 from tracekern.timeline.columns import parts_by_track
 from tracekern.timeline.intervals import exposed
 from tracekern.timeline.model import (
@@ -128,6 +129,8 @@ class RankSummary:
     """The lowest rank that reads the same clock; this rank itself if no other is known to."""
     events: tuple[EventSummary, ...]
 
+    __repr__ = brief
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -139,6 +142,8 @@ class Summary:
     ranks: tuple[RankSummary, ...]
     problems: dict[str, int]
     """How often each kind of problem was met."""
+
+    __repr__ = brief
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain values; nan becomes None, which JSON knows."""

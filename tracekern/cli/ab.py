@@ -74,7 +74,8 @@ def ab(
             base_name=base,
             undecided_fails=on_undecided is gate_output.OnUndecided.fail,
         )
-    gate_output.finish(report, gate_output.Outputs(as_json, junit, markdown))
+    keep_them = "keep the captures with -o DIR; then tracekern diff DIR/base_00 DIR/head_00 shows two of them"
+    gate_output.finish(report, gate_output.Outputs(as_json, junit, markdown), keep_them)
 
 
 def _launch(todo: list[Turn], commands: dict[str, str], rules: Rules, timeout: float | None, unaligned: bool) -> Sides:

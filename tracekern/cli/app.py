@@ -18,6 +18,8 @@ class _RunFirst(typer.core.TyperGroup):
         return sorted(super().list_commands(context), key=lambda name: name != "run")
 
 
+_MAKE_AND_CHECK = "tracekern run moe --ranks 2 -o my-capture && tracekern check my-capture --max wait_token.p99=1s"
+
 app = typer.Typer(
     name="tracekern",
     cls=_RunFirst,
@@ -44,7 +46,7 @@ _COMMANDS: dict[str, list[tuple[str, Callable[..., None], str]]] = {
         ("diff", diff.diff, "tracekern diff before/ after/ -o diff.html"),
     ],
     "Hold": [
-        ("check", check.check, "tracekern check my-capture --against baseline"),
+        ("check", check.check, _MAKE_AND_CHECK),
         ("ab", ab.ab, "tracekern ab --base './old.sh {out}' --head './new.sh {out}'"),
     ],
 }

@@ -11,7 +11,7 @@ import typer
 from tracekern.cli import options
 from tracekern.cli.output import BROWSER_SUFFIXES, console, note, print_json, progress, show_it, table, working
 from tracekern.errors import BadInput
-from tracekern.formatting import duration, growth
+from tracekern.formatting import duration, growth, whole_number
 
 if TYPE_CHECKING:
     from tracekern.analysis.statistics import PhaseStatistics, RunStatistics
@@ -87,10 +87,11 @@ def _next_step(output: Path) -> str:
 def _parse_at(text: str | None) -> tuple[str, int] | None:
     if text is None:
         return None
-    name, hash_sign, number = text.rpartition("#")
-    if not hash_sign or not name or not number.isdecimal():
+    name, _, digits = text.rpartition("#")
+    number = whole_number(digits)
+    if not name or number is None:
         raise BadInput(f"--at: got {text!r}, wanted LAUNCH#N, as in dispatch_send#2")
-    return name, int(number)
+    return name, number
 
 
 def _check_output(output: Path) -> None:

@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from tracekern.cli import options
-from tracekern.cli.output import console, note, print_json, table
+from tracekern.cli.output import console, note, print_json, suggest, table
 from tracekern.errors import BadInput
 from tracekern.formatting import growth, metric_value
 
@@ -69,8 +69,11 @@ def make_rules(
     return Rules(value, min_runs, patterns, across_hosts, alternating)
 
 
-def finish(report: Report, outputs: Outputs) -> None:
-    """Writes and prints the report, and exits with its code."""
+def finish(report: Report, outputs: Outputs, without_captures: str = "") -> None:
+    """Writes and prints the report, and exits with its code.
+
+    without_captures: what to do where something regressed and no capture is left that shows it.
+    """
     from tracekern.files import write_whole
     from tracekern.gate.report import junit, markdown
 
@@ -82,7 +85,23 @@ def finish(report: Report, outputs: Outputs) -> None:
         print_json(report.as_dict())
     else:
         print_report(report)
+        if step := _next_step(report, without_captures):
+            console().print(f"next: {step}", soft_wrap=True)
     raise typer.Exit(int(report.outcome))
+
+
+def _next_step(report: Report, without_captures: str) -> str:
+    """Returns the command that shows what regressed, or how many launches would decide; "" where neither is asked."""
+    from tracekern.gate.compare import Verdict
+    from tracekern.gate.report import Outcome
+
+    if report.outcome is Outcome.REGRESSED:
+        captures = [Path(source) for source in report.look_at]
+        compared = f"{suggest('diff', *captures)}   and why: " if len(captures) == 2 else ""
+        return f"{compared}{suggest('report', captures[-1])}" if captures else without_captures
+    undecided = report.comparison.of(Verdict.UNDECIDED) if report.comparison and not report.all_problems else ()
+    needed = max((change.runs_to_decide for change in undecided), default=0)
+    return f"about {needed} launches a side would decide" if needed and report.outcome is Outcome.CANNOT_SAY else ""
 
 
 def print_report(report: Report) -> None:

@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from tracekern.errors import TracekernError, missing_package, what_is_lacking
+from tracekern.errors import BadInput, TracekernError, packages_for, what_is_lacking
 from tracekern.formatting import printable
 
 _OF_THE_MACHINE = frozenset(
@@ -35,9 +35,6 @@ _OF_THE_MACHINE = frozenset(
 
 _INTERRUPTED = 130
 
-_OPTIONAL = frozenset({"torch", "typer", "rich", "scipy", "pyarrow", "plotly", "junitparser"})
-"""Packages that only some commands need."""
-
 
 def main() -> None:
     """Runs the command in sys.argv and exits."""
@@ -57,13 +54,17 @@ def _run_command() -> None:
 
     warn_of_unread()
     try:
-        import typer
+        with packages_for("the command line"):
+            import typer
 
-        from tracekern.cli.app import app
+            from tracekern.cli.app import app
+    except BadInput as error:
+        _fail(str(error), error.exit_code)
     except ModuleNotFoundError as error:
-        _fail_without_package(error, "the command line")
+        _crash(error)
     try:
-        sys.exit(app(standalone_mode=False))
+        with packages_for(f"tracekern {' '.join(sys.argv[1:2])}"):
+            sys.exit(app(prog_name="tracekern", standalone_mode=False))
     except typer.TyperException as error:
         _refuse_arguments(error)
     except TracekernError as error:
@@ -74,8 +75,6 @@ def _run_command() -> None:
         if error.errno not in _OF_THE_MACHINE:
             _crash(error)
         _fail(f"{error.filename or 'output'}: {error.strerror}; name another place, or make room or rights there")
-    except ModuleNotFoundError as error:
-        _fail_without_package(error, f"tracekern {' '.join(sys.argv[1:2])}")
     except Exception as error:  # noqa: BLE001 - the outermost frame
         _crash(error)
 
@@ -137,13 +136,6 @@ def _is_working_directory_gone() -> bool:
     except FileNotFoundError:
         return True
     return False
-
-
-def _fail_without_package(error: ModuleNotFoundError, what: str) -> None:
-    package = (error.name or "").partition(".")[0]
-    if package not in _OPTIONAL:
-        _crash(error)
-    _fail(str(missing_package(what, package)))
 
 
 def _crash(error: Exception) -> None:

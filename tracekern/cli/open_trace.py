@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import webbrowser
 from collections.abc import Callable
 from functools import partial
@@ -30,13 +31,14 @@ def open_trace(
 ) -> None:
     """Show a trace in ui.perfetto.dev, selected at its longest wait.
 
-    If a capture has no trace yet, writes it into the capture. If a capture has very many arrows, draws those of the
-    longest waits. Only this machine's browser reads the file, once; it is not uploaded.
+    If a capture has no trace yet, writes it into the capture, or, if that is read-only, into a temporary folder. If a
+    capture has very many arrows, draws those of the longest waits. Only this machine's browser reads the file, once;
+    it is not uploaded.
     """
     from tracekern.files import scratch_directory
 
-    with scratch_directory() as folder:
-        file = _file_of(what, folder) if what.is_dir() else what
+    with contextlib.ExitStack() as stack:
+        file = _file_of(what, lambda: stack.enter_context(scratch_directory())) if what.is_dir() else what
         _check(file)
         _show(file, offline, no_browser)
 
@@ -64,23 +66,24 @@ def _show(file: Path, offline: bool, no_browser: bool) -> None:
         note(f"{file} was read")
 
 
-def _file_of(capture: Path, folder: Path) -> Path:
-    """Returns the trace in a capture or, where the extension that writes it is missing, JSON in `folder`."""
+def _file_of(capture: Path, make_folder: Callable[[], Path]) -> Path:
+    """Returns the trace in a capture or, where the extension that writes it is missing, JSON in a temporary folder."""
     from tracekern.export.write import save
 
     try:
-        return _trace_of(capture, folder)
+        return _trace_of(capture, make_folder)
     except NotBuilt as error:
         note(f"shown as .json, with no wait selected: {error}")
-    file = folder / f"{capture.resolve().name}.json.gz"
+    file = make_folder() / f"{capture.resolve().name}.json.gz"
     _write(save, _load(capture), file)
     return file
 
 
-def _trace_of(capture: Path, folder: Path) -> Path:
+def _trace_of(capture: Path, make_folder: Callable[[], Path]) -> Path:
     """Returns the trace in a capture directory; writes it if it is missing or older than a dump.
 
-    If it has more arrows than the UI can handle, writes another one to `folder`, with those of the longest waits.
+    If it has more arrows than the UI can handle, writes another one with those of the longest waits.
+    make_folder: returns a temporary folder for what cannot, or should not, be in the capture.
     """
     from tracekern.dump.attempts import describe_later
     from tracekern.dump.format import TRACE_NAME
@@ -95,12 +98,20 @@ def _trace_of(capture: Path, folder: Path) -> Path:
     timeline = None
     if not trace.exists() or any(dump.stat().st_mtime > trace.stat().st_mtime for dump in dumps):
         timeline = _load(capture)
-        _write(save_in_capture, timeline, trace)
-        note(f"wrote {trace}")
+        try:
+            _write(save_in_capture, timeline, trace)
+            note(f"wrote {trace}")
+        except BadInput as error:
+            if not isinstance(error.__cause__, OSError):
+                raise
+            trace = make_folder() / f"{capture.resolve().name}-{TRACE_NAME}"
+            _write(write_perfetto, timeline, trace)
+            why = error.__cause__.strerror or error.__cause__
+            note(f"{capture} cannot be written ({why}): until this command ends the trace is {trace}")
     num_flows = count_flows(trace)
     if num_flows <= MAX_FLOWS:
         return trace
-    view = folder / f"{capture.resolve().name}-longest-waits.pftrace.gz"
+    view = make_folder() / f"{capture.resolve().name}-longest-waits.pftrace.gz"
     _write(partial(write_perfetto, max_flows=MAX_FLOWS), timeline or _load(capture), view)
     note(
         f"{num_flows - MAX_FLOWS:,} of {num_flows:,} arrows left out, those of the shorter waits, and with them their "

@@ -12,6 +12,7 @@ import typer
 
 from tracekern.cli.output import SUFFIXES, quoted
 from tracekern.errors import BadInput
+from tracekern.formatting import whole_number
 
 if TYPE_CHECKING:
     from tracekern.timeline.model import Timeline
@@ -58,8 +59,8 @@ Host = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 _NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
-_TIME = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s)?")
-_RANKS = re.compile(r"(\d+)(?:-(\d+))?")
+_TIME = re.compile(r"(\d{1,18}(?:\.\d+)?)(ns|us|ms|s)?")
+_RANKS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _MAX_RANKS = 65_536
 
 
@@ -145,16 +146,18 @@ def check_files(*outputs: Path | None) -> None:
 
 def parse_host(text: str) -> tuple[int, str]:
     """Parses "3=profile.json" as (3, "profile.json")."""
-    rank, equals, path = text.partition("=")
-    if not equals or not rank.isdigit() or not path:
+    number, equals, path = text.partition("=")
+    rank = whole_number(number)
+    if not equals or rank is None or not path:
         raise BadInput(f"--host: got {text!r}, wanted RANK=FILE, for example 0=profile.json")
-    return int(rank), path
+    return rank, path
 
 
 def parse_records(text: str) -> int | str:
     """Parses "auto" or a number of records."""
     if text == "auto":
         return text
-    if not text.isdecimal() or int(text) == 0:
+    number = whole_number(text)
+    if not number:
         raise BadInput(f"--records-per-track: got {text!r}, wanted auto or a number from 1 on")
-    return int(text)
+    return number

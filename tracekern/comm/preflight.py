@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tracekern.comm import heap as symmetric_heap
+from tracekern.errors import packages_for
 from tracekern.formatting import size
 
 
@@ -70,14 +71,16 @@ def find_profiler(environment: Mapping[str, str] = os.environ) -> str:
 
 def why_no_gpu() -> str:
     """Returns one line with the reason; "" if torch sees GPUs that can run the kernels."""
-    import torch
+    with packages_for("looking for GPUs"):
+        import torch
 
     return why_only_compiled() or ("" if torch.cuda.device_count() else "torch finds no GPU here")
 
 
 def why_only_compiled() -> str:
     """Returns one line if torch is built for AMD GPUs, which it presents under the names of CUDA; else ""."""
-    import torch
+    with packages_for("looking for GPUs"):
+        import torch
 
     is_rocm = torch.version.hip is not None
     return "this torch is for AMD GPUs, for which kernels are only compiled so far" if is_rocm else ""

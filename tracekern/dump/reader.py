@@ -19,6 +19,7 @@ from tracekern.dump import format as fmt
 from tracekern.dump import ranges
 from tracekern.dump.event_table import EVENT_KEYS
 from tracekern.errors import BadInput
+from tracekern.formatting import brief
 
 _INT_LIMIT = 1 << 63
 _OLDER = {2: " (2 has two records a span)"}
@@ -94,6 +95,8 @@ class Dump:
     metadata: dict[str, Any]
     launches: tuple[LaunchSection, ...]
     payload: npt.NDArray[np.uint8]
+
+    __repr__ = brief
 
     @property
     def rank(self) -> int:

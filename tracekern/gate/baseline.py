@@ -16,6 +16,7 @@ from typing import Any
 import tracekern
 from tracekern.errors import BadInput
 from tracekern.files import write_whole
+from tracekern.formatting import whole_number
 from tracekern.gate.run import Run, difference, find_captures, read_run
 
 FORMAT = "tracekern-baseline"
@@ -107,16 +108,17 @@ def find(text: str, like: Run, storage: Path = STORAGE) -> Path:
     latest: the newest of the same shape and device, preferably of the same hosts. like: a run that will be compared
     with it. Raises NoBaseline if nothing was saved, BadInput naming what was saved if `text` does not match.
     """
-    if text != "latest" and not text.isdecimal():
+    wanted = whole_number(text)
+    if text != "latest" and wanted is None:
         return Path(text)
     directory = storage / slug(like.device)
     kept = numbered(directory)
     if not kept:
         raise NoBaseline(f"no baseline in {directory}; keep one with tracekern check --save RUN...")
-    if text.isdecimal():
-        chosen = [path for number, path in kept if number == int(text)]
+    if wanted is not None:
+        chosen = [path for number, path in kept if number == wanted]
         if not chosen:
-            raise BadInput(f"no baseline {int(text):04} in {directory}; it has {kept[0][0]:04} to {kept[-1][0]:04}")
+            raise BadInput(f"no baseline {wanted:04} in {directory}; it has {kept[0][0]:04} to {kept[-1][0]:04}")
         return chosen[-1]
     reasons, elsewhere = [], []
     for _, path in reversed(kept):

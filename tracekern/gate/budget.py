@@ -2,15 +2,14 @@
 
 [tool.tracekern.budgets]
 "wait_token.p99" = "20us"
-"dispatch_recv.wait_token.wait_share" = "30%"
+dispatch_recv.wait_token.wait_share = "30%"   # the name needs quotes only where it has spaces or brackets
 """
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from tracekern.analysis.statistics import STATISTICS
-from tracekern.errors import BadInput, missing_package
-from tracekern.formatting import is_share
+from tracekern.errors import BadInput, packages_for
+from tracekern.formatting import is_share, similar
 from tracekern.gate.run import Run
 
 _UNITS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9, "%": 0.01}
@@ -61,22 +60,36 @@ def read_budgets(pyproject: Path) -> list[Budget]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
-        try:
+        with packages_for(f"{pyproject}: reading it on Python 3.10"):
             import tomli as tomllib
-        except ImportError:
-            raise missing_package(f"{pyproject}: reading it on Python 3.10", "tomli") from None
     try:
         document: Any = tomllib.loads(pyproject.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BadInput(f"{pyproject}: cannot be read ({error}); fix it, or choose another with --config") from None
+        as_in = 'a budget is a line such as "wait_token.p99" = "20us"'
+        raise BadInput(
+            f"{pyproject}: cannot be read ({error}); fix it, or choose another with --config; {as_in}"
+        ) from None
     for key in ("tool", "tracekern", "budgets"):
         document = document.get(key, {})
         if not isinstance(document, Mapping):
             raise BadInput(f"{pyproject}: {key} is no table; wanted [tool.tracekern.budgets] with lines NAME = LIMIT")
     try:
-        return [_budget(name, limit) for name, limit in document.items()]
+        limits = list(_flat(document))
+        budgets = {name: _budget(name, limit) for name, limit in limits}
     except BadInput as error:
         raise BadInput(f"{pyproject}: {error}") from None
+    if twice := [name for at, (name, _) in enumerate(limits) if name in dict(limits[:at])]:
+        raise BadInput(f"{pyproject}: budget {twice[0]} is there twice, with quotes and without; keep one")
+    return list(budgets.values())
+
+
+def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields names and limits. The dots of a key without quotes make tables of it: wait_token.p99 = "20us"."""
+    for key, value in table.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
 
 
 def check_budgets(budgets: Iterable[Budget], runs: Sequence[Run]) -> list[BudgetResult]:
@@ -86,7 +99,8 @@ def check_budgets(budgets: Iterable[Budget], runs: Sequence[Run]) -> list[Budget
     for budget in budgets:
         meant = [name for name in known if name == budget.name or name.endswith(f".{budget.name}")]
         if not meant:
-            raise BadInput(f"budget {budget.name}: no such metric; {_near(budget.name, known)}")
+            without_stage = [".".join(name.split(".")[-2:]) for name in known]
+            raise BadInput(f"budget {budget.name}: no such metric; {similar(budget.name, [*known, *without_stage])}")
         for name in meant:
             value = float(np.median([run.metrics[name] for run in runs if name in run.metrics]))
             results.append(BudgetResult(name, budget, value))
@@ -101,9 +115,3 @@ def _budget(name: str, limit: Any) -> Budget:
         wanted = "a share of 100% at most, as in 30%" if is_share(name) else "a time with its unit, as in 20us"
         raise BadInput(f"budget {name}: limit is {limit!r}, wanted {wanted}")
     return Budget(name, float(match[1]) * _UNITS[match[2]])
-
-
-def _near(name: str, known: Sequence[str]) -> str:
-    without_stage = [".".join(full.split(".")[-2:]) for full in known]
-    near = difflib.get_close_matches(name, dict.fromkeys([*known, *without_stage]), n=3, cutoff=0.5)
-    return f"similar are {', '.join(near)}" if near else f"there are {', '.join(list(known)[:6]) or 'none'}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from tracekern.gate.budget import Budget, check_budgets
-from tracekern.gate.compare import Rules, compare, losses_of
-from tracekern.gate.report import Report
+from tracekern.gate.compare import Rules, Verdict, compare, losses_of
+from tracekern.gate.report import Outcome, Report, order
 from tracekern.gate.run import Run, difference
 
 
@@ -26,7 +28,7 @@ def check(
     """
     budgets = tuple(budgets)
     problems = losses_of(head) or (_other_shapes(head) if budgets or base is None else ())
-    return Report(
+    report = Report(
         head=head_name,
         base=base_name,
         comparison=None if base is None else compare(base, head, rules or Rules()),
@@ -34,6 +36,19 @@ def check(
         problems=problems,
         undecided_fails=undecided_fails,
     )
+    return dataclasses.replace(report, look_at=_look_at(report, base or (), head))
+
+
+def _look_at(report: Report, *sides: Sequence[Run]) -> tuple[str, ...]:
+    """Returns for each side the capture that is typical of what regressed most; none for a side without captures."""
+    failed = [result.metric for result in report.budgets if not result.ok]
+    if report.comparison:
+        failed += [change.metric for change in order(report.comparison.of(Verdict.REGRESSED))]
+    if report.outcome is not Outcome.REGRESSED:
+        return ()
+    captured = [[run for run in runs if failed[0] in run.metrics and Path(run.source).is_dir()] for runs in sides]
+    by_value = [sorted(runs, key=lambda run: run.metrics[failed[0]]) for runs in captured if runs]
+    return tuple(runs[len(runs) // 2].source for runs in by_value)
 
 
 def _other_shapes(runs: Sequence[Run]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import numpy as np
 from tracekern.analysis.statistics import STATISTICS
 from tracekern.errors import BadInput
 from tracekern.files import write_whole
-from tracekern.formatting import count, growth, metric_value
+from tracekern.formatting import count, growth, metric_value, whole_number
 from tracekern.gate.baseline import commit_info, machine_info, next_path, now, numbered
 from tracekern.gate.compare import (
     Rules,
@@ -130,10 +130,11 @@ def parse_limit(text: str) -> tuple[str, float]:
 
 def find(storage: Path, text: str) -> Path:
     """Returns the baseline that `text` names. Raises BadInput if there is none."""
-    if text != "latest" and not text.isdecimal():
+    wanted = whole_number(text)
+    if text != "latest" and wanted is None:
         return Path(text)
     kept = numbered(storage / FOLDER)
-    chosen = [path for number, path in kept if text == "latest" or number == int(text)]
+    chosen = [path for number, path in kept if wanted in (None, number)]
     if not chosen:
         which = "" if text == "latest" else f" {text}"
         raise BadInput(f"no baseline{which} in {storage / FOLDER}; keep one with --tracekern-save")

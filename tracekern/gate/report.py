@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tracekern.errors import missing_package
+from tracekern.errors import packages_for
 from tracekern.files import write_whole
 from tracekern.formatting import growth, metric_value, printable
 from tracekern.gate.budget import BudgetResult
@@ -36,6 +36,8 @@ class Report:
     problems: tuple[str, ...]
     """Why no verdict is possible, besides the comparison's problems."""
     undecided_fails: bool = True
+    look_at: tuple[str, ...] = ()
+    """Captures that show what regressed: one of base, if it has captures, and one of head."""
 
     @property
     def all_problems(self) -> tuple[str, ...]:
@@ -83,6 +85,7 @@ class Report:
                 {"metric": b.metric, "limit": b.budget.limit, "value": b.value, "ok": b.ok} for b in self.budgets
             ],
             "comparison": self.comparison.as_dict() if self.comparison else None,
+            "look_at": list(self.look_at),
         }
 
 
@@ -135,10 +138,8 @@ def _markdown_changes(comparison: Comparison) -> list[str]:
 
 def junit(report: Report, path: Path) -> None:
     """Writes JUnit XML with a test case for each budget and each metric. Raises BadInput if junitparser is missing."""
-    try:
+    with packages_for("--junit"):
         from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
-    except ImportError:
-        raise missing_package("--junit", "junitparser") from None
 
     suite = TestSuite("tracekern")
     for problem in report.all_problems:

@@ -12,7 +12,7 @@ from typing import Any
 import tracekern
 from tracekern.analysis.statistics import RunStatistics, phase_statistics
 from tracekern.errors import BadInput
-from tracekern.formatting import without_nan
+from tracekern.formatting import brief, without_nan
 
 
 def _is_text(value: Any) -> bool:
@@ -64,6 +64,8 @@ class Run:
     clock_hard_ns: float
     aligned: bool
     losses: tuple[str, ...] = ()
+
+    __repr__ = brief
 
     @property
     def num_measured(self) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
 from tracekern.comm.launcher_environment import rank_and_size
-from tracekern.errors import PeerLost
+from tracekern.errors import PeerLost, packages_for
 
 _STORE, _SOCKET = "TRACEKERN_STORE", "TRACEKERN_STORE_SOCKET"
 _HOST = "127.0.0.1"
@@ -47,7 +47,8 @@ def join_ranks(timeout_s: float = 60.0) -> None:
     Under tracekern's launcher it uses the launcher's store, under any other launcher that launcher's. Raises PeerLost
     if another rank does not come, or if somebody else has written into the store.
     """
-    import torch.distributed as dist
+    with packages_for("connecting ranks"):
+        import torch.distributed as dist
 
     timeout, (rank, num_ranks) = timedelta(seconds=timeout_s), rank_and_size()
     store, address, began = None, os.environ.get(_STORE), time.monotonic()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tracekern import _C
 from tracekern.errors import BadInput
+from tracekern.formatting import whole_number
 
 if TYPE_CHECKING:
     import torch
@@ -60,8 +61,8 @@ class Option:
 
     def parse(self, text: str) -> int:
         """Returns the value of a name or number that a user gave, where values have names. Raises BadInput."""
-        if text.isdecimal():
-            return int(text)
+        if (number := whole_number(text)) is not None:
+            return number
         if text not in self.names:
             raise BadInput(f"{self.name} is {text!r}; wanted one of {', '.join(self.names)}")
         return self.names.index(text) + 1

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.dump.format import MAX_NS
-from tracekern.formatting import number_ranges
+from tracekern.errors import BadInput
+from tracekern.formatting import brief, count, duration, number_ranges, printable, ranks, similar
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
@@ -184,6 +185,8 @@ class ClockFit:
     """Later rounds would show a jump of hard_ns, or flows an error of twice that. Without them the clock is assumed not
     to jump, and its rate to change by at most MAX_WANDER_PER_NS."""
 
+    __repr__ = brief
+
 
 @dataclass(frozen=True)
 class Rank:
@@ -197,7 +200,7 @@ class Rank:
     ticks_per_second: float
     resolution_ticks: int
     clock: ClockFit | None = None
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict, repr=False)
     """All metadata of the dump."""
     label: str = ""
     """Name in pictures; empty for "rank N"."""
@@ -315,6 +318,8 @@ class Spans:
     begin_payload: UInt64 = field(default_factory=lambda: _empty(np.uint64))
     end_payload: UInt64 = field(default_factory=lambda: _empty(np.uint64))
 
+    __repr__ = brief
+
     def __len__(self) -> int:
         return len(self.start)
 
@@ -339,6 +344,8 @@ class Marks:
     time: Int64 = field(default_factory=lambda: _empty(np.int64))
     payload: UInt64 = field(default_factory=lambda: _empty(np.uint64))
 
+    __repr__ = brief
+
     def __len__(self) -> int:
         return len(self.time)
 
@@ -353,6 +360,8 @@ class Flows:
 
     signal: Int64 = field(default_factory=lambda: _empty(np.int64))
     wait: Int64 = field(default_factory=lambda: _empty(np.int64))
+
+    __repr__ = brief
 
     def __len__(self) -> int:
         return len(self.signal)
@@ -377,6 +386,38 @@ class Timeline:
     """Axis ns of time 0: `start`, `end` and `time` count from here (unit "ns")."""
     title: str = ""
     aligned: bool = True
+
+    def __repr__(self) -> str:
+        kinds = sorted({(rank.device, rank.backend) for rank in self.ranks})
+        devices = [printable(f"{device} ({backend})") for device, backend in kinds[:3]]
+        names = [printable(self.events[idx].name) for idx in np.unique(self.spans.event).tolist()]
+        more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+        problems = ", ".join(f"{kind} {number:,}" for kind, number in count_problems(self.problems).items())
+        lines = [
+            ", ".join([f"Timeline: {count(len(self.ranks), 'rank')}", *devices, self._length()]),
+            *([printable(self.title)] if self.title else ()),
+            f"{count(len(self.spans), 'span')}, {count(len(self.marks), 'mark')} and {count(len(self.flows), 'flow')} "
+            f"in {count(len(self.launches), 'launch')}, on {count(len(self.tracks), 'track')}",
+            *([f"events: {', '.join(names[:12])}{more}"] if names else ()),
+            self._clocks(),
+            *([f"problems: {problems}"] if problems else ()),
+        ]
+        return "\n  ".join(lines)
+
+    def _length(self) -> str:
+        spans, times = self.spans, self.marks.time
+        if not (len(spans) or len(times)):
+            return "nothing recorded"
+        starts, ends = np.concatenate([spans.start, times]), np.concatenate([spans.end, spans.start, times])
+        length = int(ends.max()) - int(starts.min())
+        return duration(length) if self.unit == "ns" else f"{length:,} ticks"
+
+    def _clocks(self) -> str:
+        clocks = [rank.clock for rank in self.ranks if rank.clock]
+        if self.unit != "ns" or not self.has_one_axis or not clocks:
+            return "every rank on its own clock: times of different ranks cannot be compared"
+        hard, sigma = (max(getattr(clock, name) for clock in clocks) for name in ("hard_ns", "sigma_ns"))
+        return f"clocks within ±{duration(hard)} proven, ±{duration(sigma)} repeatable"
 
     def replace(self, **changes: Any) -> Timeline:
         """Returns a copy with some attributes changed."""
@@ -408,7 +449,15 @@ class Timeline:
         return np.array([event.event_class is event_class for event in self.events], bool)
 
     def rows_of(self, event: str, rank: int | None = None) -> Int64:
-        """[n] indices of the spans of an event, on all ranks or one."""
+        """[n] indices of the spans of an event, on all ranks or one.
+
+        Raises:
+            BadInput: No kernel has such an event, or the timeline no such rank.
+        """
+        if not any(entry.name == event for entry in self.events):
+            raise BadInput(f"event {event!r} is not in this timeline; {similar(event, [e.name for e in self.events])}")
+        if rank is not None and rank not in (numbers := [entry.rank for entry in self.ranks]):
+            raise BadInput(f"rank {rank} is not in this timeline, which has {ranks(sorted(numbers))}")
         of_event = np.array([entry.name == event for entry in self.events], bool)[self.spans.event]
         return np.flatnonzero(of_event if rank is None else of_event & (self.track_ranks()[self.spans.track] == rank))
 
@@ -418,7 +467,7 @@ class Timeline:
         -1 for a field that is set at the end, where a span never closed.
 
         Raises:
-            KeyError: The event has no such field.
+            BadInput: The event has no such field.
         """
         rows = np.atleast_1d(rows)
         if len(rows) == 0:
@@ -426,7 +475,8 @@ class Timeline:
         event = self.events[self.spans.event[rows[0]]]
         values = field_values(event, name, self.spans, rows)
         if values is None:
-            raise KeyError(f"event {event.name} has no field {name!r}")
+            names = [entry.name for entry in (*event.begin_fields, *event.end_fields)]
+            raise BadInput(f"event {event.name} has no field {name!r}; {similar(name, names)}")
         return values
 
     def last_times(self) -> Int64:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tracekern.errors import BadInput
+from tracekern.errors import packages_for
 from tracekern.formatting import escape
 
 _UNIT_SPACE = re.compile(r"(?<=\d) (?=(?:ns|us|ms|s|x)\b|%)")
@@ -176,10 +176,6 @@ def _asset(name: str) -> str:
 
 
 def _plotly() -> str:
-    try:
+    with packages_for("the page"):
         from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise BadInput(
-            "the PyPI package plotly, which draws the page, is not installed here; pip install plotly"
-        ) from None
     return str(get_plotlyjs())

@@ -17,6 +17,7 @@ from tracekern.analysis.causes.weights import Run, charge_by_weights
 from tracekern.analysis.doubt import Blame
 from tracekern.analysis.waits.analyze import WaitKind, Waits
 from tracekern.analysis.waits.event_graph import EventGraph, build_graph
+from tracekern.formatting import brief
 from tracekern.timeline.model import Mask, Timeline
 from tracekern.timeline.select import Window, reaches_into
 
@@ -42,6 +43,8 @@ class Causes:
     """By weights. None where nothing is charged."""
     num_taken_out: int = 0
     """Of the largest causes, those that cost what a replay without them saved; all others are charged by weights."""
+
+    __repr__ = brief
 
 
 def analyze_causes(

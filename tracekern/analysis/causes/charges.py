@@ -19,6 +19,7 @@ from tracekern.analysis.causes.shares import Ranges, Sequence, Shares, Side, sol
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.waits.analyze import Phase, Waits
 from tracekern.analysis.waits.event_graph import EventGraph
+from tracekern.formatting import brief
 from tracekern.timeline.model import EventClass, Float64, Int64, Mask, Timeline, field_values
 
 NO_PHASE = Phase("", "")
@@ -120,6 +121,8 @@ class LaunchCosts:
     launch: Int64
     """Index into Timeline.launches, or beyond for spans that name no launch."""
     total_ns: Float64
+
+    __repr__ = brief
 
 
 def charge_causes(

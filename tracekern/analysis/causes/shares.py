@@ -22,6 +22,7 @@ from tracekern.analysis.causes.history import History, Moments, bisect_right
 from tracekern.analysis.causes.order import Edges, is_sorted, last_ordered
 from tracekern.analysis.waits.analyze import Waits
 from tracekern.analysis.waits.event_graph import EventGraph
+from tracekern.errors import packages_for
 from tracekern.timeline.model import Float64, Int32, Int64, Mask, Timeline
 
 _CHUNK = 1 << 13
@@ -280,8 +281,9 @@ def _solve(sequence: Sequence, terms: list[tuple[Ranges, Float64]], amount: Floa
 
     x = amount + factor * received. terms: ranges of each wait k, and its rates. amount: [n, m], factor: [n].
     """
-    from scipy.sparse import coo_array
-    from scipy.sparse.linalg import spsolve_triangular
+    with packages_for("saying why ranks waited"):
+        from scipy.sparse import coo_array
+        from scipy.sparse.linalg import spsolve_triangular
 
     count, num_past = len(factor), len(sequence.by_stream)
     if not count:

@@ -19,6 +19,7 @@ from tracekern.analysis.iterations import LaunchIterations
 from tracekern.analysis.waits.analyze import Waits
 from tracekern.analysis.waits.event_graph import EventGraph, build_graph
 from tracekern.analysis.waits.pieces import is_message
+from tracekern.formatting import brief
 from tracekern.timeline.model import Int32, Int64, Timeline
 from tracekern.timeline.select import Window, reaches_into
 
@@ -36,6 +37,8 @@ class Segments:
     """Index into Timeline.tracks; -1 for the host."""
     start: Int64
     end: Int64
+
+    __repr__ = brief
 
     def __len__(self) -> int:
         return len(self.start)
@@ -96,6 +99,8 @@ class CriticalPath:
     """What it would gain to have the largest parts of the path as short as elsewhere; of as many iterations from the
     first on as have at most MAX_REPLAYED_NODES signals and waits."""
     note: str
+
+    __repr__ = brief
 
 
 def critical_path(

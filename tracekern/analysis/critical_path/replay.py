@@ -17,7 +17,7 @@ from tracekern.analysis.groups import group_rows, median_of_groups
 from tracekern.analysis.waits.analyze import Waits
 from tracekern.analysis.waits.event_graph import EventGraph
 from tracekern.analysis.waits.pieces import is_message
-from tracekern.formatting import duration
+from tracekern.formatting import brief, duration
 from tracekern.timeline.columns import rows_of_ranges
 from tracekern.timeline.model import EventClass, Float64, Int64, Mask, Timeline
 
@@ -45,6 +45,8 @@ class Replay:
     """Largest first; parts that have no peers, and waits, are left out."""
     note: str
     """Why there are no gains; empty where there are."""
+
+    __repr__ = brief
 
 
 def replay_without(

@@ -23,6 +23,7 @@ from tracekern.analysis.naming.exchangeable import Event, Lead, indistinct, lead
 from tracekern.analysis.naming.own_times import LinkTimes, OwnTimes
 from tracekern.analysis.waits.analyze import Phase
 from tracekern.analysis.waits.event_graph import EventGraph
+from tracekern.formatting import brief
 from tracekern.timeline.model import Float64
 
 ALIKE = 0.1
@@ -102,6 +103,8 @@ class Culprit:
     why: Why | None
     suspects: tuple[Suspect, ...]
     """All ranks' work and gaps and all links that cost anything, largest first."""
+
+    __repr__ = brief
 
     @property
     def rank(self) -> int | None:

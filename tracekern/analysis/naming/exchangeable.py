@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekern.analysis.waits.matrix import median_of_rows
+from tracekern.errors import packages_for
 from tracekern.timeline.model import Float64, Int64
 
 CHANCE = 0.005
@@ -78,7 +79,8 @@ def indistinct(times: Float64, member: int, floor_ns: float) -> Int64:
 def single_event(times: Float64, member: int, floor_ns: float) -> Event | None:
     """The one time of `member` that chance does not explain; None where there is no such time, or where any other time
     of any member has half of its excess or more."""
-    from scipy.stats import norm
+    with packages_for("saying why ranks waited"):
+        from scipy.stats import norm
 
     known = np.isfinite(times)
     if min(known.any(axis=1).sum(), known.any(axis=0).sum() - 1) < 2:
@@ -98,7 +100,8 @@ def single_event(times: Float64, member: int, floor_ns: float) -> Event | None:
 def _limit(num_members: int, degrees: int) -> float:
     """How many standard deviations of its mean the largest of exchangeable members leads by, in all but CHANCE of
     cases; nan where too few times say how large these are."""
-    from scipy.stats import t
+    with packages_for("saying why ranks waited"):
+        from scipy.stats import t
 
     return float(t.isf(CHANCE / num_members, degrees)) if degrees >= _MIN_DEGREES else float("nan")
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.waits import edges as wait_edges
 from tracekern.errors import BadInput
+from tracekern.formatting import brief
 from tracekern.timeline.intervals import one_line
 from tracekern.timeline.model import (
     OPEN_END,
@@ -133,6 +134,8 @@ class Waits:
     """For waits at barriers of ranks: every arrival, not just the last."""
     num_open: int
     """Waits that never ended: their kernel hung or was killed. They have no row."""
+
+    __repr__ = brief
 
     def __len__(self) -> int:
         return len(self.row)

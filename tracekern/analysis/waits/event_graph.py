@@ -14,6 +14,7 @@ import numpy as np
 from tracekern.analysis.event_activity import Activity, flatten
 from tracekern.analysis.host_gaps import host_gaps
 from tracekern.analysis.waits.analyze import Phase
+from tracekern.formatting import brief
 from tracekern.timeline.model import OPEN_END, Int32, Int64, Timeline, TrackKind
 
 BETWEEN_SPANS = "(between spans)"
@@ -73,6 +74,8 @@ class Schedule:
     first_of_stream: Int64
     """[num_streams + 1] where each stream starts in `order`."""
 
+    __repr__ = brief
+
 
 @dataclass(frozen=True)
 class EventGraph:
@@ -92,6 +95,8 @@ class EventGraph:
 
     run_of_span: Int32
     """[num_spans] of those that are pieces of activity; -1 for all others."""
+
+    __repr__ = brief
 
     def run_of_spans(self, timeline: Timeline, span: Int64) -> Int64:
         """[n] the run that each span is in; -1 where its track left nothing of any length in that launch."""

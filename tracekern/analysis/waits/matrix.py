@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.waits.analyze import Waits
+from tracekern.formatting import brief
 from tracekern.timeline.model import Float64, Int64, Mask, Timeline
 
 LINE_FACTOR = 1.25
@@ -47,6 +48,8 @@ class WaitMatrix:
     """By how much a sum may be wrong: two ticks a wait. How long a wait took is a matter of one clock."""
     locality: npt.NDArray[np.int8]
     """Locality of each pair."""
+
+    __repr__ = brief
 
 
 @dataclass(frozen=True)

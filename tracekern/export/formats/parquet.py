@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tracekern.errors import missing_package
+from tracekern.errors import packages_for
 from tracekern.export import labels
 from tracekern.export.drawing import argument_names, prepare
 from tracekern.export.format import ExportStats, Format, Progress, TrackDetail
@@ -55,10 +55,8 @@ def write_parquet(
     Raises:
         BadInput: the timeline is in ticks, pyarrow is missing, or the file cannot be written.
     """
-    try:
+    with packages_for("writing Parquet"):
         import pyarrow.parquet
-    except ImportError as error:
-        raise missing_package("writing Parquet", "pyarrow") from error
     # `tracks` thins out what an eye has to take in. A table is asked: all its rows are there, and a query picks some.
     timeline = prepare(timeline).timeline
     tables = _TableMaker(timeline)
