@@ -126,6 +126,9 @@ inline float multiply_rn(float a, float b) {
 inline float add_rn(float a, float b) {
     return a + b;
 }
+inline float larger_number(float a, float b) {
+    return a != a || b > a ? b : a;
+}
 inline float divide_rn(float a, float b) {
     return a / b;
 }

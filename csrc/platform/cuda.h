@@ -306,6 +306,9 @@ TK_DEVICE float multiply_rn(float a, float b) {
 TK_DEVICE float add_rn(float a, float b) {
     return __fadd_rn(a, b);
 }
+TK_DEVICE float larger_number(float a, float b) {
+    return fmaxf(a, b);
+}
 TK_DEVICE float divide_rn(float a, float b) {
     return __fdiv_rn(a, b);
 }

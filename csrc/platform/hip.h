@@ -133,6 +133,9 @@ TK_DEVICE float multiply_rn(float a, float b) {
 TK_DEVICE float add_rn(float a, float b) {
     return a + b;
 }
+TK_DEVICE float larger_number(float a, float b) {
+    return __builtin_fmaxf(a, b);
+}
 TK_DEVICE float divide_rn(float a, float b) {
     return a / b;
 }

@@ -12,13 +12,12 @@ using Bf16Pack = Pack<BFloat16, 8>;
 constexpr float kMinAmax = 1e-4f;
 
 // Of 8 values the largest magnitude, as bits: of numbers without a sign these are ordered as the numbers are. A NaN is
-// left out, as in DeepEP, whose fmaxf() ignores it: it becomes the NaN of fp8, and its neighbours stay what they are.
+// left out, as in DeepEP: it becomes the NaN of fp8, and its neighbours stay what they are.
 TK_DEVICE uint32_t amax_bits(const Bf16Pack& pack) {
     float largest = 0;
     TK_UNROLL
     for (uint32_t k = 0; k < 8; ++k) {
-        const float magnitude = bits_as<float>(bits_as<uint32_t>(pack[k]) & 0x7fffffffu);
-        largest = magnitude > largest ? magnitude : largest;  // a NaN is not larger
+        largest = larger_number(largest, bits_as<float>(bits_as<uint32_t>(pack[k]) & 0x7fffffffu));
     }
     return bits_as<uint32_t>(largest);
 }
