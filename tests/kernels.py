@@ -49,6 +49,8 @@ class TrackWriter:
             self.capacity = 0  # as csrc/trace/span_recorder.h does in a region that was used before
         self.event_mask = int(launch["event_mask"])
         self.header["role"] = self.role
+        self.generation, self.found = int(launch["generation"]), int(self.header["warp"][0])  # TrackHeader::starts
+        self.header["warp"] = self.generation | 1 if self.is_ring else self.found + 1
         self.header["start_ticks"] = time.monotonic_ns()
         self.header["started"] = (fmt.STARTED_RING if self.is_ring else fmt.STARTED) | int(launch["generation"])
 
@@ -78,8 +80,11 @@ class TrackWriter:
 
     def finish(self) -> None:
         self.header["end_ticks"] = time.monotonic_ns()
-        written = self.attempted if self.is_ring else min(self.attempted, self.capacity)
+        written = self.generation if self.is_ring else min(self.attempted, self.capacity)
         self.header["written"], self.header["attempted"] = written, self.attempted
+        again = self.generation | fmt.STARTED_AGAIN
+        if self.is_ring and self.found and self.found | fmt.STARTED_AGAIN == again:
+            self.header["warp"] = again
 
     def _store(self, kind: fmt.RecordKind, event: int, payload: int, begin: int, end: int) -> int:
         self.attempted += 1

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 
+import numpy as np
 import pytest
 from attack import SLOW, TIMED_OUT, Shape, assert_right, run_program, stress
 from toolchains import program
+
+from tracekern import _C
 
 NEVER = 0xFFFFFFEF
 FIRST_EPOCH = 0xFFFFFFF0
@@ -50,6 +53,21 @@ def test_a_rank_that_never_comes_is_named_by_all_others(executor):
         assert (fault["peer"], fault["channel"]) == ("2", "barrier")
         assert (fault["wanted"], fault["seen"]) == (str(FIRST_EPOCH), str(NEVER))
     assert "1" in {fault["cause"] for fault in found}, "somebody's time ran out"
+
+
+def test_a_rank_that_gives_up_tells_itself_and_all_others_whatever_a_dead_one_began():
+    """Rank 1 said that it gives up, and ended before it stored what all ranks look at."""
+    size = _C.heap_control_bytes
+    memory = np.zeros(3 * size, np.uint8)
+    skipped = -memory.ctypes.data % size
+    heaps = [memory[skipped + rank * size :][:size].view(np.uint32) for rank in range(2)]
+    waiting = _C.CpuCommunicator(0, [heap.ctypes.data for heap in heaps], timeout_ns=50_000_000)
+    abort, aborted_by = 0, 1  # their places in HeapControl
+    for heap in heaps:
+        heap[aborted_by] = 2
+    waiting.barrier()
+    assert waiting.fault() is not None
+    assert [(heap[abort], heap[aborted_by]) for heap in heaps] == [(1, 2), (1, 2)]
 
 
 @pytest.mark.parametrize("variant", ["flag", "balanced"])

@@ -79,8 +79,12 @@ def test_tracks_may_stand_anywhere_and_records_are_aligned():
 def test_a_rank_is_one_of_those_that_share_the_heap():
     heap = np.zeros(2 * _C.heap_control_bytes, np.uint8)
     start = -(-heap.ctypes.data // _C.heap_control_bytes) * _C.heap_control_bytes
-    for rank, heaps in ((1, [start]), (0, []), (0, [start] * 65)):
-        with pytest.raises(ValueError, match="share the heap|shared by 1 to 64"):
+    for rank, heaps, why in (
+        (1, [start], "rank 1, wanted one of the 1 that share it"),
+        (0, [], "0 ranks, wanted 1 to 64"),
+        (0, [start] * 65, "65 ranks, wanted 1 to 64"),
+    ):
+        with pytest.raises(ValueError, match=f"^symmetric heap: {why}$"):
             _C.CpuCommunicator(rank, heaps, 1)
 
 

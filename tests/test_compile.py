@@ -230,6 +230,13 @@ def test_sm_90_reads_the_clock_after_the_value_it_stamps(source, kernel):
     )
 
 
+@pytest.mark.parametrize("kernel", ["initiate_clock_ping_pong", "answer_clock_ping_pong", "answer_host_clock"])
+def test_sm_90_measures_clocks_with_one_lane(kernel):
+    """The others would poll the same word and store stamps of their own."""
+    before = ptx_kernels(CSRC / "comm" / "kernels.cu")[kernel].partition("ld.acquire.sys")[0]
+    assert re.search(r"%tid\.x;(.|\n)*setp\.ne\.\w+\s+(%p\d+), %r\d+, 0;\n\s*@\2 bra", before)
+
+
 def test_sm_90_counts_cycles_inside_and_reads_the_clock_at_the_ends():
     texts = by_recorder(ptx_kernels(PROBE))["probe_spans"]
     clocks = {name: re.findall(r"mov\.u64 \S+, %(globaltimer|clock64);", text) for name, text in texts.items()}

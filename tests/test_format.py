@@ -35,6 +35,7 @@ def test_records_are_the_compiled_ones():
     assert (_C.layout["lap_shift"], *started) == (fmt.LAP_SHIFT, fmt.STARTED_RING, fmt.STARTED_CYCLES)
     assert tuple(_C.layout["record_formats"]) == fmt.RECORD_FORMATS
     assert _C.layout["generation_shift"] == fmt.GENERATION_SHIFT
+    assert _C.layout["started_again"] == fmt.STARTED_AGAIN
     assert _C.layout["address_bits"] == fmt.ADDRESS_BITS
     assert _C.layout["max_anchor_cycles"] == fmt.MAX_ANCHOR_CYCLES
 

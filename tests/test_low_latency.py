@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from pathlib import Path
@@ -16,8 +17,9 @@ from tracekern.comm.group import Group
 from tracekern.errors import BadInput, CommTimeout
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.low_latency import Buffer
+from tracekern.moe.low_latency.pipeline import LowLatencyPipeline
 from tracekern.moe.low_latency.reference import cast_to_fp8, dequantise, low_latency_reference
-from tracekern.moe.low_latency.settings import FACTS, LaunchShape
+from tracekern.moe.low_latency.settings import FACTS, MAX_TOPK, LaunchShape
 from tracekern.moe.routing import Batch
 from tracekern.moe.shape import MoeShape
 from tracekern.timeline.model import Timeline, field_values
@@ -100,6 +102,22 @@ def test_the_oracle_of_fp8_is_what_the_issue_says():
     assert (dequantise(values, scales)[0].float() - x[0].float()).abs().max() <= x[0].float().abs().max() / 14
 
 
+def test_a_nan_leaves_its_neighbours_alone_and_an_infinity_does_not():
+    x = torch.randn(1, 384).to(torch.bfloat16)
+    clean = x.clone()
+    clean[0, [3, 200]] = 0
+    x[0, 3], x[0, 200], x[0, 300] = math.nan, -math.nan, -math.inf
+    values, scales = cast_to_fp8(x)
+    wanted, wanted_scales = cast_to_fp8(clean)
+    bits, wanted_bits = values.view(torch.uint8)[0], wanted.view(torch.uint8)[0]
+    assert bits[[3, 200, 300]].tolist() == [0x7F] * 3
+    bits[[3, 200]] = 0
+    assert torch.equal(bits[:256], wanted_bits[:256])
+    assert torch.equal(scales[0, :2], wanted_scales[0, :2])
+    assert scales[0, 2] == math.inf
+    assert sorted(set((bits[256:] & 0x7F).tolist())) == [0, 0x7F]
+
+
 # ---- calls ----
 
 
@@ -121,6 +139,25 @@ def expert_rows(recv_x, experts: int, group: Group) -> torch.Tensor:
     num_local = experts // group.num_ranks
     scale = (1.0 + torch.arange(experts) / experts)[group.rank * num_local :][:num_local, None, None]
     return (rows.float() * scale).to(torch.bfloat16)
+
+
+def call_of_most_choices(group: Group) -> bool:
+    shape = shape_of(group, 4, 20, MAX_TOPK, 128)
+    batch, experts = draw(0, 4, 128, 20, MAX_TOPK), draw_experts(shape)
+    out = LowLatencyPipeline(group, shape)(batch.x, batch.topk_idx, batch.topk_weights, experts)
+    return same_bits(out, low_latency_reference(batch, experts, use_fp8=True))
+
+
+def dispatch_what_is_no_number(group: Group) -> list[str]:
+    """NaNs of both signs alone in a group of 128, beside each other, as all of a group, and infinities."""
+    batch = draw(0, 4, 1024, 8, 3)
+    for place, number in ((5, math.nan), (140, -math.nan), (141, math.nan), (260, math.inf), (400, -math.inf)):
+        batch.x[0, place] = number
+    batch.x[1, 128:256] = math.nan
+    batch.x[2, 0], batch.x[2, 1] = math.nan, math.inf
+    buffer = make_buffer(group, 4, 1024, 8)
+    recv_x, count, handle, _, _ = buffer.low_latency_dispatch(batch.x, batch.topk_idx, 4, 8, use_fp8=True)
+    return find_faults(Received.of(recv_x, count, handle), 0, [batch], 8)
 
 
 def shape_of(group: Group, tokens: int, experts: int, topk: int, hidden: int) -> MoeShape:
@@ -156,6 +193,14 @@ def test_a_call_is_the_reference(pools, use_fp8, with_hooks):
     batches = [draw(rank, 5 * rank, 512, 12, 4) for rank in range(4)]
     batches[2].topk_idx[3] = -1
     assert pools(4).call(one_call, batches, 12, use_fp8, with_hooks) == [[]] * 4
+
+
+def test_a_call_of_the_most_choices_is_the_reference(pools):
+    assert pools(1).call(call_of_most_choices) == [True]
+
+
+def test_what_is_no_number_is_cast_as_the_reference_does(pools):
+    assert pools(1).call(dispatch_what_is_no_number) == [[]]
 
 
 def test_all_tokens_to_one_expert(pools):
@@ -443,7 +488,18 @@ def few_warps(group: Group) -> str:
 
 
 def test_topk_is_below_a_blocks_warps(pools):
-    assert pools(1).call(few_warps) == ["top-k is 4; a block's 4 warps send at most 3 choices"]
+    assert pools(1).call(few_warps) == [
+        "top-k is 4; a block's 4 warps send at most 3 choices; take a larger num_max_warp_groups, of `run moe` --warps"
+    ]
+
+
+@pytest.mark.parametrize("num_experts", [16, 20, 60, 289])
+def test_a_call_has_the_warps_that_its_topk_needs(num_experts):
+    for topk in range(1, MAX_TOPK + 1):
+        usual = LaunchShape.choose(Group(0, 1), num_experts, 0, 0, "cpu")
+        chosen = LaunchShape.choose(Group(0, 1), num_experts, 0, 0, "cpu", topk)
+        assert (chosen == usual) if topk < usual.num_warps else (topk < chosen.num_warps <= 32)
+        assert LaunchShape.choose(Group(0, 1), num_experts, 0, usual.num_warps, "cpu", topk) == usual
 
 
 # ---- a silent peer ----

@@ -25,8 +25,8 @@ py::dict track_header_offsets() {
     offsets["missing"] = offsetof(TrackHeader, missing);
     offsets["block"] = offsetof(TrackHeader, block);
     offsets["launch_idx"] = offsetof(TrackHeader, launch_idx);
-    offsets["warp"] = offsetof(TrackHeader, warp);
-    offsets["finished"] = offsetof(TrackHeader, finished);
+    offsets["warp"] = offsetof(TrackHeader, starts);  // its halves, in a dump
+    offsets["finished"] = offsetof(TrackHeader, starts) + sizeof(uint16_t);
     offsets["warps_run"] = offsetof(TrackHeader, warps_run);
     return offsets;
 }
@@ -101,6 +101,7 @@ void register_layout(py::module_& module) {
     layout["record_formats"] = names_list(kRecordFormatNames);
     layout["started_ring"] = kStartedRing;
     layout["started_cycles"] = kStartedCycles;
+    layout["started_again"] = kStartedAgain;
     layout["max_anchor_cycles"] = kMaxAnchorCycles;
     module.attr("layout") = layout;
 }

@@ -36,8 +36,15 @@ TK_DEVICE bool grid_barrier(Warp& warp, const CommArgs& comm, uint64_t* count, u
         ok = warp.sum([&](int) { return ok ? 0u : 1u; }) == 0;
     }
     warp.block_sync();
+    if (!ok) return false;
     // Warps that did not wait learn of a failure from the abort word, which the fault set before it ended the wait.
-    return ok && !has_aborted(warp, comm);
+    if (!has_aborted(warp, comm)) return true;
+    // The kernel leaves out what is behind this barrier, perhaps without having waited in vain for anything: without a
+    // fault the host would take what is there for a result.
+    const WaitFor blocks{stage, comm.rank, 0};
+    const uint32_t channel = channel_number(CommChannel::grid);
+    leave_fault(warp, comm, {FaultCause::peer_aborted, channel, blocks, 0, 0, 0, warp.block, warp.warp});
+    return false;
 }
 
 }  // namespace tracekern

@@ -25,7 +25,8 @@ public:
         wait();
         HostClockMailbox* mailbox = &shared_.as<Shared>()->mailbox;
         *mailbox = {};
-        launch_kernel(host_clock_kernel(), {1, 32, 0, stream_.handle()}, {&mailbox, &count, &timeout_ns});
+        LaunchSize size{1, 1};
+        launch_kernel(host_clock_kernel(), {1, 32, 0, stream_.handle()}, {&mailbox, &count, &timeout_ns, &size});
         std::vector<Bracket> brackets;
         int64_t deadline = wall_clock_ns() + kStartTimeoutNs;
         for (uint64_t next = 1; next <= count; ++next) {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstring>
-#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -19,11 +18,7 @@ class CpuCommunicator {
 public:
     // heaps: where each rank's part is mapped here; part `rank` is this rank's own.
     CpuCommunicator(uint32_t rank, const std::vector<uint64_t>& heaps, uint64_t timeout_ns, const SimulatedClock& clock)
-        : clock_(clock) {
-        if (heaps.empty() || heaps.size() > kMaxRanks) throw std::invalid_argument("a heap is shared by 1 to 64 ranks");
-        if (rank >= heaps.size()) throw std::invalid_argument("rank: not one of those that share the heap");
-        args_.rank = rank;
-        args_.num_ranks = static_cast<uint32_t>(heaps.size());
+        : args_(args_of_rank(rank, heaps.size())), clock_(clock) {
         args_.fault = &fault_;
         set_timeout(timeout_ns, OnTimeout::raise);
         for (size_t peer = 0; peer < heaps.size(); ++peer) args_.heap[peer] = reinterpret_cast<char*>(heaps[peer]);
@@ -85,7 +80,7 @@ public:
     uint32_t barrier_epoch() const { return epoch_on_record(barrier_epoch_); }
 
 private:
-    CommArgs args_{};
+    CommArgs args_;
     FaultRecord fault_{};
     SimulatedClock clock_;
     mutable bool trapped_ = false;

@@ -36,11 +36,10 @@ public:
     // ranks, which share this process and its GPU, need neither: attach_peer().
     CudaCommunicator(uint32_t rank, uint32_t num_ranks, uint64_t heap_bytes, uint64_t timeout_ns, bool by_descriptor)
         : heap_bytes_(heap_bytes),
+          args_(args_of_rank(rank, num_ranks)),
           own_(std::make_shared<const HeapPart>(by_descriptor ? HeapPart(ShareableMemory::allocate(heap_bytes))
                                                               : HeapPart(IpcMemory::allocate(heap_bytes)))),
           fault_(sizeof(FaultRecord)) {
-        args_.rank = rank;
-        args_.num_ranks = num_ranks;
         args_.timeout_ticks = timeout_ns;  // %globaltimer counts ns
         args_.fault = fault_.as<FaultRecord>();
         args_.on_timeout = OnTimeout::raise;
@@ -101,12 +100,13 @@ public:
 
 private:
     void add_peer(uint32_t peer, std::shared_ptr<const HeapPart> part) {
+        args_of_rank(peer, args_.num_ranks);
         args_.heap[peer] = heap_start(*part);
         peers_.push_back(std::move(part));
     }
 
     const uint64_t heap_bytes_;
-    CommArgs args_{};
+    CommArgs args_;
     const std::shared_ptr<const HeapPart> own_;
     std::vector<std::shared_ptr<const HeapPart>> peers_;
     uint32_t num_residents_ = 1;

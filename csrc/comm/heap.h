@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <stdexcept>
+#include <string>
 
 #include "comm/fault.h"
 #include "platform/device.h"
@@ -35,5 +37,21 @@ struct CommArgs {
     }
     TK_DEVICE HeapControl& control(uint32_t peer) const { return *at<HeapControl>(peer, 0); }
 };
+
+// What a communicator of any backend begins with, before it writes to the table of heaps.
+inline CommArgs args_of_rank(uint64_t rank, uint64_t num_ranks) {
+    if (num_ranks == 0 || num_ranks > kMaxRanks) {
+        throw std::invalid_argument("symmetric heap: " + std::to_string(num_ranks) + " ranks, wanted 1 to " +
+                                    std::to_string(kMaxRanks));
+    }
+    if (rank >= num_ranks) {
+        throw std::invalid_argument("symmetric heap: rank " + std::to_string(rank) + ", wanted one of the " +
+                                    std::to_string(num_ranks) + " that share it");
+    }
+    CommArgs args{};
+    args.rank = static_cast<uint32_t>(rank);
+    args.num_ranks = static_cast<uint32_t>(num_ranks);
+    return args;
+}
 
 }  // namespace tracekern

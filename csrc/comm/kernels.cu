@@ -40,16 +40,19 @@ TK_KERNEL answer_clock_ping_pong(const ClockPingPongArgs args, const LaunchSize 
 }
 
 // Answers the host, `count` times in all or until the limit. The host reads its own clock before it asks and after it
-// sees the stamp.
-TK_KERNEL answer_host_clock(HostClockMailbox* mailbox, uint32_t count, uint64_t timeout_ticks) {
-    const uint64_t started = read_clock();
-    for (uint64_t next = 1; next <= count; ++next) {
-        uint64_t seen;
-        while ((seen = load_acquire_system(&mailbox->request)) != next) {
-            if (read_clock() - started > timeout_ticks) return;
+// sees the stamp. One lane: every other one would ask and stamp again, on the way that is measured.
+TK_KERNEL answer_host_clock(HostClockMailbox* mailbox, uint32_t count, uint64_t timeout_ticks, const LaunchSize size) {
+    Warp warp(size);
+    warp.leader([&] {
+        const uint64_t started = read_clock();
+        for (uint64_t next = 1; next <= count; ++next) {
+            uint64_t seen;
+            while ((seen = load_acquire_system(&mailbox->request)) != next) {
+                if (read_clock() - started > timeout_ticks) return;
+            }
+            store_release_system(&mailbox->stamp, read_clock_after(seen));
         }
-        store_release_system(&mailbox->stamp, read_clock_after(seen));
-    }
+    });
 }
 
 // Takes its time: the kernels behind it in its stream come so much later.

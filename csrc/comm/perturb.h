@@ -1,5 +1,6 @@
-// For the tests that attack the protocol: random delays at every signal and wait (-DTK_RANDOM_DELAYS), and buffers
-// turned to NaN as soon as they were read (-DTK_POISON_CONSUMED). Elsewhere both are nothing.
+// For the tests that attack the protocol: random delays at every signal and wait (-DTK_RANDOM_DELAYS), buffers turned
+// to NaN as soon as they were read (-DTK_POISON_CONSUMED), and a rank that gives up at a chosen moment
+// (-DTK_PLANTED_FAULTS). Elsewhere all are nothing.
 #pragma once
 
 #include "platform/device.h"
@@ -43,6 +44,19 @@ inline void poison(void* consumed, uint64_t bytes) {
 }
 #else
 TK_DEVICE void poison(void*, uint64_t) {}
+#endif
+
+// Whether another rank gives up just before this look at the abort word, counted over all ranks of the process.
+#if defined(TK_PLANTED_FAULTS) && !TK_GPU
+inline std::atomic<int64_t> looks_until_abort = -1;
+inline bool aborts_at_this_look() {
+    if (looks_until_abort.load(std::memory_order_relaxed) < 0) return false;
+    return looks_until_abort.fetch_sub(1, std::memory_order_relaxed) == 0;
+}
+#else
+TK_DEVICE constexpr bool aborts_at_this_look() {
+    return false;
+}
 #endif
 
 }  // namespace tracekern

@@ -104,12 +104,15 @@ struct GivenUp {
 // Writes the fault record if there is none yet, and makes every rank give up. Every lane that gives up calls it, since
 // others of its warp may have seen what they waited for; `claimed` lets one lane write, which learns that it did. A
 // function of its own: it would be a quarter of the code of a kernel that waits in many places.
+//
+// The own abort word comes before all else, whoever claimed the record and whatever aborted_by says: the next to look
+// on this rank must not miss it, and the peer that stored aborted_by may have ended before it stored the other word.
+// But behind the claim: a warp that sees the word must not take the record from the one that knows the cause. Relaxed
+// is enough for aborted_by: it only tells who, and a reader that misses it names itself.
 TK_DEVICE_CALL bool raise_fault(const CommArgs& comm, const GivenUp given_up) {
-    if (load_relaxed_system(&comm.fault->claimed) || !claim_system(&comm.fault->claimed)) {
-        // The next reader must not miss it, even if the winner is still writing.
-        store_release_system(&comm.control(comm.rank).abort, 1u);
-        return false;
-    }
+    const bool claims = !load_relaxed_system(&comm.fault->claimed) && claim_system(&comm.fault->claimed);
+    store_release_system(&comm.control(comm.rank).abort, 1u);
+    if (!claims) return false;
     FaultRecord& fault = *comm.fault;
     fault.stage = comm.first_stage + given_up.wait_for.stage;
     fault.channel = given_up.channel;
@@ -128,21 +131,30 @@ TK_DEVICE_CALL bool raise_fault(const CommArgs& comm, const GivenUp given_up) {
     store_release_system(&fault.cause, static_cast<uint32_t>(given_up.cause));
     for (uint32_t peer = 0; peer < comm.num_ranks; ++peer) {
         HeapControl& control = comm.control(peer);
-        if (load_relaxed_system(&control.aborted_by)) continue;
-        store_relaxed_system(&control.aborted_by, comm.rank + 1);
+        if (!load_relaxed_system(&control.aborted_by)) store_relaxed_system(&control.aborted_by, comm.rank + 1);
         store_release_system(&control.abort, 1u);
     }
     return true;
 }
 
+// The same, and ends the device where the communicator asks for that.
+TK_DEVICE void leave_fault(const Warp& warp, const CommArgs& comm, const GivenUp& given_up) {
+    if (raise_fault(comm, given_up) && comm.on_timeout == OnTimeout::trap) warp.trap();
+}
+
 // Whether some rank gave up, as this lane sees it.
 TK_DEVICE bool lane_sees_abort(const CommArgs& comm) {
+    if (aborts_at_this_look()) store_relaxed_system(&comm.control(comm.rank).abort, 1u);
     return load_relaxed_system(&comm.control(comm.rank).abort) != 0;
 }
 
-// The same, seen by one lane for its whole warp: lanes that looked for themselves could part ways. A kernel asks before
-// it passes on what one before it was to receive: that may never have come, and its signal would make it look like a
-// right result.
+// The same, seen by one lane for its whole warp: lanes that looked for themselves could part ways. So could the warps
+// of a block: whether one comes to a barrier of its block or its grid must never depend on a look of its own. Either
+// all of them come, whatever each saw, or one looks for all and tells them through memory of the block, behind a block
+// barrier.
+//
+// A kernel asks before it passes on what one before it was to receive: that may never have come, and its signal would
+// make it look like a right result.
 TK_DEVICE bool has_aborted(Warp& warp, const CommArgs& comm) {
     return warp.once([&] { return uint32_t{lane_sees_abort(comm)}; }) != 0;
 }
@@ -170,9 +182,7 @@ TK_DEVICE bool should_give_up(const Warp& warp,
         return false;
     }
     const FaultCause cause = aborted ? FaultCause::peer_aborted : FaultCause::timeout;
-    const bool wrote =
-        raise_fault(comm, {cause, channel, wait_for, wanted_epoch, seen, now - started, warp.block, warp.warp});
-    if (wrote && comm.on_timeout == OnTimeout::trap) warp.trap();
+    leave_fault(warp, comm, {cause, channel, wait_for, wanted_epoch, seen, now - started, warp.block, warp.warp});
     return true;
 }
 

@@ -106,6 +106,9 @@ template <class T>
 T add_acq_rel_device(T* word, T value) {
     return std::atomic_ref<T>(*word).fetch_add(value, std::memory_order_acq_rel);
 }
+inline uint32_t exchange_relaxed_device(uint32_t* word, uint32_t value) {
+    return std::atomic_ref<uint32_t>(*word).exchange(value, std::memory_order_relaxed);
+}
 template <class T>
 T add_relaxed_block(T* shared_word, T value) {
     return add_relaxed_device(shared_word, value);
@@ -122,6 +125,9 @@ inline float multiply_rn(float a, float b) {
 }
 inline float add_rn(float a, float b) {
     return a + b;
+}
+inline float larger_number(float a, float b) {
+    return a != a || b > a ? b : a;
 }
 inline float divide_rn(float a, float b) {
     return a / b;

@@ -286,6 +286,11 @@ TK_DEVICE uint64_t add_acq_rel_device(uint64_t* word, uint64_t value) {
     asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(word), "l"(value) : "memory");
     return old;
 }
+TK_DEVICE uint32_t exchange_relaxed_device(uint32_t* word, uint32_t value) {
+    uint32_t old;
+    asm volatile("atom.relaxed.gpu.global.exch.b32 %0, [%1], %2;" : "=r"(old) : "l"(word), "r"(value) : "memory");
+    return old;
+}
 TK_DEVICE uint32_t add_relaxed_block(uint32_t* shared_word, uint32_t value) {
     return atomicAdd(shared_word, value);
 }
@@ -300,6 +305,9 @@ TK_DEVICE float multiply_rn(float a, float b) {
 }
 TK_DEVICE float add_rn(float a, float b) {
     return __fadd_rn(a, b);
+}
+TK_DEVICE float larger_number(float a, float b) {
+    return fmaxf(a, b);
 }
 TK_DEVICE float divide_rn(float a, float b) {
     return __fdiv_rn(a, b);

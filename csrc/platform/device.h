@@ -22,9 +22,11 @@
 //   load_acquire_device, store_release_device      64 bits, ordered with this device
 //   load_once(place), store_once(place, value)     2 to 16 bytes of global memory, of a row that passes through
 //   add_relaxed_device, add_acq_rel_device         fetch-and-add, ordered with this device
+//   exchange_relaxed_device                        the same of 32 bits, which are replaced
 //   add_relaxed_block                              the same on a word of the block's shared memory
 //   claim_system(word)                             0 -> 1 once, by one caller of all
 //   multiply_rn, add_rn, divide_rn                 fp32 with one rounding each, never fused
+//   larger_number(a, b)                            of a number and a NaN the number
 //   multiply_add_rn(a, b, c)                       a * b + c with one rounding
 //   to_float(Half | BFloat16 | float), from_float<T>(x)   round to nearest even
 //   from_floats<T>(low, high)                      two of 16 bits in one word

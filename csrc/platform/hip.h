@@ -113,6 +113,9 @@ template <class T>
 TK_DEVICE T add_acq_rel_device(T* word, T value) {
     return __hip_atomic_fetch_add(word, value, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
 }
+TK_DEVICE uint32_t exchange_relaxed_device(uint32_t* word, uint32_t value) {
+    return __hip_atomic_exchange(word, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
 template <class T>
 TK_DEVICE T add_relaxed_block(T* shared_word, T value) {
     return __hip_atomic_fetch_add(shared_word, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
@@ -129,6 +132,9 @@ TK_DEVICE float multiply_rn(float a, float b) {
 }
 TK_DEVICE float add_rn(float a, float b) {
     return a + b;
+}
+TK_DEVICE float larger_number(float a, float b) {
+    return __builtin_fmaxf(a, b);
 }
 TK_DEVICE float divide_rn(float a, float b) {
     return a / b;

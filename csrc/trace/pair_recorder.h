@@ -73,7 +73,9 @@ public:
             ticks = read_clock();
         }
         if constexpr (kIsRing) {
-            detail::store_quarter(header_, 1, true, ticks, written_, written_);
+            detail::store_quarter(header_, 1, true, ticks, state_, written_);
+            const bool is_same_launch = found_ != 0 && (found_ | kStartedAgain) == (state_ | kStartedAgain);
+            if (is_same_launch) store_relaxed_system(&header_->starts, state_ | kStartedAgain);
         } else {
             detail::store_quarter(header_, 1, true, ticks, num_appended(first_, next_), attempted_);
         }
@@ -159,10 +161,13 @@ private:
         next_ = track.records;
         event_mask_ = is_writer ? track.event_mask : 0;
         if constexpr (kIsRing) {
+            state_ |= is_writer ? track.generation : 0;
+            if (is_writer) found_ = exchange_relaxed_device(&header_->starts, kStartedOnce | track.generation);
             if (track.num_records == 0) event_mask_ = 0;
             ring_bits_ = 31 - static_cast<uint32_t>(__builtin_clz(track.num_records | 1));
             ring_mask_ = (1u << ring_bits_) - 1;
         } else {
+            detail::count_start(header_, is_writer);
             first_ = next_;
             free_ = append_room(next_, track.num_records);
         }
@@ -195,7 +200,7 @@ private:
     const uint32_t epoch_;  // on record at the end: it often comes from memory, and no track waits for it at its start
     [[no_unique_address]] std::conditional_t<kIsCycles, detail::Anchor, std::true_type> start_;
     // All that follows is the leader's; of the other lanes mask and state are 0.
-    uint32_t state_ = 0;  // of detail::Track
+    uint32_t state_ = 0;  // of detail::Track; of a ring with its generation
     TrackHeader* header_ = nullptr;
     WideRecord* next_ = nullptr;  // of a ring: its first slot
     uint64_t event_mask_ = 0;
@@ -204,6 +209,7 @@ private:
     uint32_t free_ = 0;  // records that are neither written nor reserved
     uint32_t attempted_ = 0;
     // Of a ring.
+    uint32_t found_ = 0;  // in TrackHeader::starts
     uint32_t written_ = 0;
     uint32_t ring_bits_ = 0;  // it has 2^ring_bits_ slots
     uint32_t ring_mask_ = 0;

@@ -74,16 +74,16 @@ static_assert(sizeof(WideRecord) == 16 && offsetof(WideRecord, word) == 12, "Wid
 constexpr uint32_t kLapShift = 48;
 
 // Identity and loss of one track. The kernel stores 16 bytes when the track starts and 16 when it finishes, each as one
-// message over the bus; what the host knows by the place of the header alone, a dump adds.
+// message over the bus, and counts the start; what the host knows by the place of the header alone, a dump adds.
 struct alignas(64) TrackHeader {
     uint64_t start_ticks;
     uint32_t sm;       // physical unit the block ran on
     uint16_t started;  // kStarted: spans; kStartedRing where the records are those of a ring, kStartedCycles of cycles
     uint16_t role;
     uint64_t end_ticks;  // 0: the track hung, was killed, or never ran (`started` is 0 too)
-    // Records stored, and records that the kernel made; the difference was lost. A ring stores how many it made in
-    // both; in a dump its `written` are those that are left, and the difference was overwritten. A track of spans stops
-    // counting in front of a multiple of 4 GiB, after 2^28 spans at most.
+    // Records stored, and records that the kernel made; the difference was lost. A ring stores the launch's generation
+    // in `written`, above kGenerationShift bits; in a dump these are the records that are left, and the difference was
+    // overwritten. A track of spans stops counting in front of a multiple of 4 GiB, after 2^28 spans at most.
     uint32_t written;
     uint32_t attempted;
     // Stored at the end by tracks of cycles, and in graphs.
@@ -96,8 +96,13 @@ struct alignas(64) TrackHeader {
     // first block beyond those stated to capture.launch(); 0: none.
     uint32_t block;
     uint32_t launch_idx;
-    uint16_t warp;
-    uint16_t finished;
+    // Which recorders started the track, by one relaxed atomic each at the scope of the device: all starts of a word
+    // are in one order, whether launches follow each other or run at the same time, and nothing is ordered by them. In
+    // a track that keeps its first records: how many did, counted, since nothing has to come back for that. In a ring,
+    // whose region is used again without being cleared: the generation of the last, with kStartedOnce. Each takes out
+    // what was there, and looks at it when it ends, because until then it would wait for memory; if that was of its
+    // own generation, it leaves kStartedAgain. In a dump: `warp`, and above 16 bits `finished`.
+    uint32_t starts;
     // Stored in a block's first track by warps beyond those stated to capture.launch(), which record nothing: how many
     // warps the block has, in a region with the generation above 16 bits. 0: as stated.
     uint32_t warps_run;
@@ -107,6 +112,9 @@ constexpr uint32_t kStartedRing = 2;
 constexpr uint32_t kStartedCycles = 3;
 // Above it is, in a region, the generation of the launch; in a dump nothing.
 constexpr uint32_t kGenerationShift = 2;
+// Below the generation in `starts` of a ring.
+constexpr uint32_t kStartedOnce = 1;
+constexpr uint32_t kStartedAgain = 3;
 // At both ends of a track of cycles its two clocks are read together: the counter, the realtime clock, and the counter
 // again, this many cycles later at most. What comes between the readings is tried again, kAnchorTries times in all.
 constexpr uint32_t kMaxAnchorCycles = 256;

@@ -11,8 +11,9 @@
 //   }
 //
 // One writer owns a track: no atomic, no fence, no warp synchronisation on the write path, so recording is legal in
-// divergent code of the leader lane. What begins can end; what finds no room is counted. All lanes run the same
-// instructions, only the leader's stores are enabled: a branch would cost more than they do.
+// divergent code of the leader lane. Whether there was but one, TrackHeader::starts tells: the constructor's one
+// atomic. What begins can end; what finds no room is counted. All lanes run the same instructions, only the leader's
+// stores are enabled: a branch would cost more than they do.
 #pragma once
 
 #include "trace/pair_recorder.h"

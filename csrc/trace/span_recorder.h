@@ -139,6 +139,7 @@ private:
         const bool is_writer = track.state && warp.is_leader();
         header_ = track.header;
         detail::store_quarter(header_, 0, is_writer, read_clock(), sm, kStarted | role << 16 | track.generation);
+        detail::count_start(header_, is_writer);
         state_ = is_writer ? track.state : 0;
         event_mask_ = is_writer ? track.event_mask : 0;
         next_ = reinterpret_cast<SpanRecord*>(track.records);

@@ -16,6 +16,7 @@ struct Track {
 };
 constexpr uint16_t kIsRecorded = 1;
 constexpr uint16_t kTellsEpoch = 2;  // elsewhere the host knows it
+static_assert((kIsRecorded | kTellsEpoch) < 1 << kGenerationShift, "a ring keeps state and generation in one word");
 
 TK_DEVICE bool is_selected(const LaunchDescriptor& launch, uint32_t block, uint32_t role) {
     return (block - launch.block_first < launch.block_stop - launch.block_first) &

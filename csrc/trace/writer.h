@@ -54,5 +54,10 @@ TK_DEVICE void store_quarter(
     put_if(enabled, reinterpret_cast<Vector16*>(header) + quarter, value);
 }
 
+// Counts the start of a track that keeps its first records.
+TK_DEVICE void count_start(TrackHeader* header, bool is_writer) {
+    if (is_writer) add_relaxed_device(&header->starts, 1u);
+}
+
 }  // namespace detail
 }  // namespace tracekern

@@ -129,7 +129,7 @@ int main(int argc, char** argv) {
     options.launch.num_blocks = number(4);
     options.launch.warps_per_block = number(5);
     options.rounds = number(6);
-    options.stress = StressOptions::parse(argc - 7, argv + 7);
+    options.stress = StressOptions::parse(argc - 7, argv + 7, cpu_setters());
     const int code = run(options);
     if (code == 0) std::puts("ok");
     return code;

@@ -110,7 +110,7 @@ void expect_region(const Arena& region, uint32_t replay, uint32_t num_records) {
     for (const TrackHeader& header : region.headers) {
         require((header.end_ticks != 0) == (replay != 0),
                 "a track of a taken region did not finish, or one of a free one ran");
-        require(header.written == num_records, "a track holds the records of another replay");
+        require(header.attempted == num_records, "a track holds the records of another replay");
     }
 }
 

@@ -142,7 +142,7 @@ int main(int argc, char** argv) {
         static_cast<CpuExecutor>(choose(arguments[0], std::initializer_list<const char*>{"fibers", "threads"}));
     arguments.erase(arguments.begin());  // the GPU's program has none
     try {
-        static_cast<LowLatencyStress&>(options) = LowLatencyStress::parse(arguments);
+        static_cast<LowLatencyStress&>(options) = LowLatencyStress::parse(arguments, cpu_setters());
     } catch (const std::invalid_argument& error) {
         std::fprintf(stderr, "low_latency_stress: %s\n", error.what());
         return 2;

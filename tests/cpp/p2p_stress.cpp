@@ -108,7 +108,7 @@ int main(int argc, char** argv) {
     options.executor =
         static_cast<CpuExecutor>(choose(arguments[kExecutor], std::initializer_list<const char*>{"fibers", "threads"}));
     arguments.erase(arguments.begin() + kExecutor);
-    static_cast<P2PStress&>(options) = P2PStress::parse(arguments);
+    static_cast<P2PStress&>(options) = P2PStress::parse(arguments, cpu_setters());
     const int code = run(options);
     if (code == 0) std::puts("ok");
     return code;

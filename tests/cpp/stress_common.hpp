@@ -136,14 +136,14 @@ public:
         return {&descriptor_, format_};
     }
 
-    // Every track ran to its end, wrote no more than fits, and nothing stands behind the region.
+    // Every track was started once and ran to its end, wrote no more than fits, and nothing stands behind the region.
     bool is_whole() const {
         if (!trace_) return true;
         for (uint32_t track = 0; track < num_tracks_; ++track) {
             const TrackHeader& header = descriptor_.region.headers[track];
-            if (!header.started || !header.end_ticks) return false;
-            if (header.written > header.attempted) return false;
-            if (format_ == RecordFormat::span && header.written > descriptor_.records_per_track) return false;
+            if (!header.started || !header.end_ticks || header.starts != 1) return false;  // once, in either format
+            if (format_ == RecordFormat::ring) continue;
+            if (header.written > header.attempted || header.written > descriptor_.records_per_track) return false;
         }
         char guard[sizeof(TrackHeader)];
         memset(guard, 0xa5, sizeof(guard));

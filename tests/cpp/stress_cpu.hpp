@@ -12,6 +12,16 @@ inline void plant(PlantedFault fault) {
 }
 #endif
 
+// Options that the programs of this backend have besides:
+//   abort_at=N  another rank gives up just before look N at an abort word, counted from 0 over all ranks
+inline OptionSetters cpu_setters() {
+    OptionSetters setters;
+#ifdef TK_PLANTED_FAULTS
+    setters["abort_at"] = [](const std::string& value) { looks_until_abort = std::stoll(value); };
+#endif
+    return setters;
+}
+
 // The symmetric heap of all ranks in one process.
 struct StressHeaps {
     StressHeaps(uint32_t num_ranks, uint64_t bytes) : memory(num_ranks) {

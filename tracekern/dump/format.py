@@ -40,6 +40,9 @@ RECORD_FORMATS = ("span", "ring", "cycles")
 """Formats of a track's records by number."""
 GENERATION_SHIFT = 2
 """First bit of the launch's generation in TrackHeader.started; a dump has none."""
+STARTED_AGAIN = 3
+"""Below the generation in TrackHeader.starts of a ring: several recorders started it. A dump has `warp` and `finished`
+there."""
 ADDRESS_BITS = 48
 """Bits of the headers' address in a REGION of a graph's replay; the generation is in the bits above."""
 

@@ -101,16 +101,18 @@ def _warps_run(entry: Any, headers: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.where(told >> 16 == entry["generation"], told & 0xFFFF, 0)
 
 
-def _count_shared(entry: Any, headers: npt.NDArray[Any], records: npt.NDArray[Any]) -> int:
-    """Returns the number of tracks that hold more than their recorder wrote.
+def _count_shared(entry: Any, headers: npt.NDArray[Any]) -> int:
+    """Returns the number of tracks that several recorders started, by headers as kernels leave them.
 
-    The region was zero before the launch, so a second recorder wrote the rest.
+    A ring's second recorder says so when it ends. Until then an end before its start is that of another one.
     """
-    if entry["generation"]:
-        return 0  # the rest may be an earlier launch's
-    ends_here = (headers["end_ticks"] != 0) & (headers["started"] != fmt.STARTED_RING)
-    rows = np.flatnonzero(ends_here & (headers["written"] < records.shape[1]))
-    return int((records["word"][rows, headers["written"][rows]] & fmt.KIND_MASK != 0).sum())
+    generation, shift = int(entry["generation"]), fmt.GENERATION_SHIFT
+    starts = headers["finished"].astype(np.uint32) << 16 | headers["warp"]
+    is_cut = (headers["end_ticks"] != 0) & (headers["end_ticks"] < headers["start_ticks"])
+    was_ended = is_cut & (headers["written"] >> shift << shift == generation)
+    is_ring = headers["started"] & ((1 << shift) - 1) == fmt.STARTED_RING
+    again_in_ring = is_of_launch(entry, headers) & ((starts == generation | fmt.STARTED_AGAIN) | was_ended)
+    return int(np.where(is_ring, again_in_ring, (starts > 1) & (generation == 0)).sum())
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class _Packed:
     blocks_run: int
     """Number of blocks that ran, if more than the host expected; else 0."""
     shared_tracks: int
-    """Number of tracks that several recorders wrote to."""
+    """Number of tracks that several recorders started."""
 
     @property
     def num_records(self) -> int:
@@ -214,11 +216,11 @@ def _write(segment: SegmentView, file: BinaryIO) -> int:
             num_lost += 1
             continue
         headers = segment.track_headers(entry).copy()
-        blocks_run = _blocks_run(entry, headers)
+        blocks_run, shared_tracks = _blocks_run(entry, headers), _count_shared(entry, headers)
         _complete(entry, headers)
         records = segment.records(entry)
         _C.find_records(_bytes_of(headers), _bytes_of(records), bool(entry["generation"]))
-        launches.append(_Packed(entry, headers, blocks_run, _count_shared(entry, headers, records)))
+        launches.append(_Packed(entry, headers, blocks_run, shared_tracks))
     # Read once, because another thread may append to them meanwhile.
     rows = {"clock_samples": segment.clock_samples(), "host_spans": segment.host_spans()}
     metadata, payload_bytes = _metadata(segment, rows, launches, num_lost)

@@ -11,15 +11,15 @@ using Bf16Pack = Pack<BFloat16, 8>;
 // Smallest magnitude that a scale is made of: a group of zeros has one, too.
 constexpr float kMinAmax = 1e-4f;
 
-// Of 8 values the largest magnitude, as bits: of numbers without a sign these are ordered as the numbers are.
+// Of 8 values the largest magnitude, as bits: of numbers without a sign these are ordered as the numbers are. A NaN is
+// left out, as in DeepEP: it becomes the NaN of fp8, and its neighbours stay what they are.
 TK_DEVICE uint32_t amax_bits(const Bf16Pack& pack) {
-    uint32_t largest = 0;
+    float largest = 0;
     TK_UNROLL
     for (uint32_t k = 0; k < 8; ++k) {
-        const uint32_t magnitude = bits_as<uint32_t>(pack[k]) & 0x7fffffffu;
-        largest = magnitude > largest ? magnitude : largest;
+        largest = larger_number(largest, bits_as<float>(bits_as<uint32_t>(pack[k]) & 0x7fffffffu));
     }
-    return largest;
+    return bits_as<uint32_t>(largest);
 }
 
 // As many values of fp8.

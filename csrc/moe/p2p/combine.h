@@ -80,8 +80,11 @@ struct P2PCombineSend : P2PKernel<P2PStage::combine_send> {
         const auto send_row = [&](uint32_t local, uint32_t i) {
             send_result<T, kVariant>(context, args.expert_offset[local] + i);
         };
-        if (warp.shuffle(aborted, 0)) return;
-        for_rows<kTraitsOf<kVariant>.balanced>(warp, args.shape.num_local_experts(), rows_of, send_row);
+        // An abort may come between the looks of two warps, so all of them go to the barrier. Its release and acquire
+        // make a look before it happen before the one behind it: where one warp left its rows out, no flag is raised.
+        if (!warp.shuffle(aborted, 0)) {
+            for_rows<kTraitsOf<kVariant>.balanced>(warp, args.shape.num_local_experts(), rows_of, send_row);
+        }
         if constexpr (!kTraitsOf<kVariant>.token_flags) send_results_flags(context);
     }
 };

@@ -9,7 +9,7 @@ from tracekern.comm.group import Group
 from tracekern.errors import BadInput
 from tracekern.moe.experts import Experts
 from tracekern.moe.low_latency.buffer import Buffer
-from tracekern.moe.low_latency.settings import MAX_TOKENS, SCALE_GROUP
+from tracekern.moe.low_latency.settings import MAX_TOKENS, SCALE_GROUP, LaunchShape
 from tracekern.moe.shape import MoeShape, check_range
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class LowLatencyPipeline:
         num_bytes = Buffer.get_low_latency_rdma_size_hint(
             shape.max_tokens, shape.hidden, group.num_ranks, shape.num_experts
         )
+        warps = LaunchShape.choose(group, shape.num_experts, num_blocks, warps_per_block, backend, shape.topk).num_warps
         self.buffer = Buffer(
             group,
             num_rdma_bytes=num_bytes,
@@ -63,7 +64,7 @@ class LowLatencyPipeline:
             timeout_s=timeout_s,
             on_timeout=on_timeout,
             num_sms=num_blocks,
-            num_max_warp_groups=warps_per_block,
+            num_max_warp_groups=warps,
             executor=executor,
         )
         self.buffer.clean_low_latency_buffer(*layout)

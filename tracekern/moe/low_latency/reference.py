@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 from tracekern.moe.experts import Experts
@@ -20,14 +21,16 @@ MIN_AMAX = 1e-4
 def cast_to_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Casts bf16 rows as dispatch does. Returns [n, hidden] float8_e4m3fn and scales [n, hidden / 128] fp32.
 
-    Of each 128 values: a = max(amax, 1e-4), the scale is a / 448, the values are x * (448 / a).
+    Of each 128 values: a = max(amax, 1e-4), the scale is a / 448, the values are x * (448 / a). amax leaves out
+    NaNs, as in DeepEP, and each becomes 0x7f. So does an infinity, beside which all others are 0.
     """
     import torch
 
     groups = x.float().reshape(x.shape[0], x.shape[1] // SCALE_GROUP, SCALE_GROUP)
-    amax = groups.abs().amax(dim=2, keepdim=True).clamp(min=MIN_AMAX)
+    amax = groups.abs().nan_to_num(nan=0.0, posinf=math.inf).amax(dim=2, keepdim=True).clamp(min=MIN_AMAX)
     limit = torch.tensor(FP8_MAX, device=x.device)
-    values = (groups * (limit / amax)).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+    scaled = groups * (limit / amax)
+    values = torch.where(scaled.isnan(), math.nan, scaled.clamp(-FP8_MAX, FP8_MAX)).to(torch.float8_e4m3fn)
     return values.reshape(x.shape), (amax / limit).squeeze(2)
 
 

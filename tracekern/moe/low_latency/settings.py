@@ -91,10 +91,11 @@ class LaunchShape:
 
     @classmethod
     def choose(
-        cls, group: Group, num_experts: int, num_sms: int, num_max_warp_groups: int, backend: str
+        cls, group: Group, num_experts: int, num_sms: int, num_max_warp_groups: int, backend: str, topk: int = 0
     ) -> LaunchShape:
         """Returns the shape for this machine. 0 stands for what suits the backend: on a GPU all SMs but SPARE_SMS, of
-        which resident ranks get an equal part each, and 32 warps; on the CPU 8 groups of 2 warps a block.
+        which resident ranks get an equal part each, and 32 warps; on the CPU 8 groups of 2 warps a block, or of as many
+        as send `topk` choices.
         """
         check_range("num_sms", num_sms, 0, 4096)
         check_range("num_max_warp_groups", num_max_warp_groups, 0, 32)
@@ -108,6 +109,8 @@ class LaunchShape:
             present = torch.cuda.get_device_properties().multi_processor_count if has_gpu else 132
             num_sms = max(1, (present - SPARE_SMS) // group.num_residents)
         shape = cls.of(num_experts, num_sms, num_max_warp_groups or WARPS[backend])
+        if not num_max_warp_groups and topk >= shape.num_warps:  # a warp sends one choice, and another one counts
+            shape = cls.of(num_experts, num_sms, shape.num_warp_groups * (topk // shape.num_warp_groups + 1))
         if backend == "cpu":
             check_range("warps of all blocks", shape.num_sms * shape.num_warps, 1, MAX_CPU_WARPS)
         return shape
@@ -192,7 +195,10 @@ def _check_topk_idx(comm: Communicator, shape: LaunchShape, topk_idx: torch.Tens
     check_tensor(comm, "topk_idx", topk_idx, topk_idx.dtype, (num_tokens, topk))
     check_range("top-k", topk, 1, MAX_TOPK)
     if topk >= shape.num_warps:
-        raise BadInput(f"top-k is {topk}; a block's {shape.num_warps} warps send at most {shape.num_warps - 1} choices")
+        raise BadInput(
+            f"top-k is {topk}; a block's {shape.num_warps} warps send at most {shape.num_warps - 1} choices; "
+            "take a larger num_max_warp_groups, of `run moe` --warps"
+        )
 
 
 def _check_ids(topk_idx: torch.Tensor, num_experts: int) -> None:
