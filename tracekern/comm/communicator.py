@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import numbers
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tracekern.comm.agreement import MAX_TEXT, Check, Said
+from tracekern.comm.board import Board, PassedBy
 from tracekern.comm.cpu import CpuDevice, clock_from_environment
 from tracekern.comm.device import CaptureDevice
 from tracekern.comm.group import Group
@@ -66,15 +69,15 @@ class Communicator:
     ) -> None:
         from tracekern import _C
 
-        _check_timeout(timeout_s, on_timeout)
-        _check_reserved(reserved_bytes, num_bytes)
+        if not isinstance(group, Group):
+            raise BadInput(f"group is {type(group).__name__}; wanted tracekern.Group.discover()")
         if not group.is_connected:
             raise BadInput(
                 f"{group.num_ranks} ranks that torch.distributed does not connect; call "
                 "torch.distributed.init_process_group('gloo') before Group.discover()"
             )
-        if backend not in ("cpu", "cuda"):
-            raise BadInput(f"backend is {backend!r}; wanted 'cpu' or 'cuda'")
+        making = (num_bytes, timeout_s, backend, on_timeout, reserved_bytes)
+        group.agree("Communicator()", lambda: _check_making(*making))
         self.group = group
         self.native: Any
         self.device: CaptureDevice
@@ -104,6 +107,8 @@ class Communicator:
         )
         self._symmetric = SymmetricAllocator(group, heap, max(reserved_bytes, _C.heap_control_bytes))
         self._barrier_events = _C.barrier_event_table()
+        self.board = Board(group)
+        self._in_call = threading.Lock()
         group.barrier()
 
     def _open_cpu(self, num_bytes: int, timeout_s: float) -> None:
@@ -173,25 +178,26 @@ class Communicator:
         Raises:
             BadInput: A value cannot be used.
         """
-        _check_timeout(timeout_s, on_timeout)
+        check_timeout(timeout_s, on_timeout)
         self._timeout_s = timeout_s
         self.native.set_timeout(int(timeout_s * 1e9), on_timeout)
 
     def barrier(self, capture: LaunchRecorder | None = None) -> None:
         """Waits until all ranks have arrived. A kernel of one warp, recorded where `capture` is given."""
         descriptor = 0
-        with self.guarded():
-            stream = self.device.streams.current()
-            if capture is not None:
-                launch = capture.launch(
-                    "rank_barrier",
-                    grid=1,
-                    warps=1,
-                    stream=stream,
-                    events=self._barrier_events,
-                    epoch=self.native.barrier_epoch,
-                )
-                descriptor = launch.descriptor
+        self.require_usable()
+        stream = self.device.streams.current()
+        if capture is not None:
+            launch = capture.launch(
+                "rank_barrier",
+                grid=1,
+                warps=1,
+                stream=stream,
+                events=self._barrier_events,
+                epoch=self.native.barrier_epoch,
+            )
+            descriptor = launch.descriptor
+        with self.one_call(), self.guarded():
             self.launch(1, lambda first, last: self.native.barrier(descriptor=descriptor, stream=stream))
         self.synchronize()
 
@@ -218,6 +224,11 @@ class Communicator:
         with self.guarded():
             self.device.streams.synchronize()
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether no failure is known, not even one that no call has raised yet."""
+        return self._failure is None and self.native.fault() is None
+
     def require_usable(self) -> None:
         """Raises the first failure again: CommTimeout, CallBroken or DeviceLost.
 
@@ -238,12 +249,11 @@ class Communicator:
         If a kernel of the call is missing, the next call would mistake what the others left for its own data.
         """
         self.require_usable()
+        self.board.clear_note()
         try:
             yield
         except BaseException as error:
-            if self._failure is None:
-                what = f"{type(error).__name__}: {error}".removesuffix(": ")
-                self._failure = CallBroken(f"rank {self.group.rank}: a call ended between its kernels ({what})")
+            self._break_off("a call ended between its kernels", error)
             raise
 
     @contextlib.contextmanager
@@ -258,8 +268,9 @@ class Communicator:
             problem = self.device.error()
             if not problem:
                 raise
-            self._failure = DeviceLost(f"rank {self.group.rank}: {problem} ({str(error).splitlines()[0]})")
-            raise self._failure from error
+            lost = DeviceLost(f"rank {self.group.rank}: {problem} ({str(error).splitlines()[0]})")
+            self._fail(lost)
+            raise lost from error
         self.check()
 
     def check(self) -> None:
@@ -267,8 +278,69 @@ class Communicator:
         raw = self.native.fault()
         if raw is not None:
             fault = parse_fault(raw, self._fault_names) or {}
-            self._failure = CommTimeout(describe_fault(fault), fault)
-            raise self._failure
+            late = CommTimeout(describe_fault(fault) + self.board.why_late(), fault)
+            self._fail(late)
+            raise late
+
+    def _fail(self, error: CommTimeout | CallBroken | DeviceLost) -> None:
+        """Puts the communicator out of use, and tells the others."""
+        self._failure = error
+        text = f"is out of use: {error}"
+        self.board.note(text[:MAX_TEXT], is_over=True, is_late=isinstance(error, CommTimeout))
+
+    def _break_off(self, what: str, error: BaseException) -> None:
+        if self._failure is None:
+            why = f"{type(error).__name__}: {error}".removesuffix(": ")
+            self._fail(CallBroken(f"rank {self.group.rank}: {what} ({why})"))
+
+    # ---- calls of all ranks ----
+
+    @contextlib.contextmanager
+    def one_thread(self, what: str) -> Iterator[None]:
+        """Wraps the call `what` of a user. Raises BadInput if another thread is in one."""
+        if not self._in_call.acquire(blocking=False):
+            raise BadInput(f"{what}: another thread is in a call of this communicator; call from one thread at a time")
+        try:
+            yield
+        finally:
+            self._in_call.release()
+
+    @contextlib.contextmanager
+    def one_user_call(self, what: str) -> Iterator[None]:
+        """Wraps the call `what` of a user, whose BadInput is told to ranks that wait for this one.
+
+        Raises BadInput if another thread is in a call, and what require_usable() raises.
+        """
+        with self.one_thread(what):
+            self.require_usable()
+            try:
+                yield
+            except BadInput as error:
+                self.board.note(f"refused {what}: {error}"[:MAX_TEXT])
+                raise
+
+    def agree(self, what: str, check: Check, timeout_s: float, call: str = "") -> None:
+        """Raises the same BadInput on all ranks if check() raises it on one, or returns other settings. Collective.
+
+        what: what all ranks are in. call: the same with its settings, in words. Raises CommTimeout if a rank does not
+        come within `timeout_s`, and BadInput on this rank alone if one has begun another call (Board.begin_call()).
+        """
+        said = Said(check)
+        try:
+            heard = self.board.meet(what, said.message(), timeout_s)
+        except PassedBy as passed:
+            said.settle([said.message()])
+            theirs, own = f"rank {passed.rank} runs {passed.call}", f"rank {self.group.rank} asks for {call or what}"
+            raise BadInput(f"{theirs}, {own}; all ranks make the same calls") from None
+        except CommTimeout as error:
+            self._fail(error)
+            raise
+        except BadInput:
+            raise
+        except BaseException as error:
+            self._break_off(f"{what} ended before all ranks had come", error)
+            raise
+        said.settle(heard)
 
     def on_reset(self, call: Callable[[], None]) -> None:
         """Makes reset() run `call` on every rank while no kernel runs, to clear flags that live in the heap."""
@@ -282,7 +354,7 @@ class Communicator:
         """
         if not self.device.error():
             self.device.streams.synchronize()
-        for rank, problem in enumerate(self.group.all_gather(self.device.error())):
+        for rank, problem in enumerate(self.group.all_gather(self.device.error(), "reset()")):
             if problem:
                 raise DeviceLost(f"reset: rank {rank}: {problem}; restart all ranks")
         self.group.align_launches()
@@ -291,16 +363,25 @@ class Communicator:
             for call in self._on_reset:
                 call()
         self._failure = None
+        self.board.clear()
         self.group.barrier()
 
 
-def _check_timeout(timeout_s: float, on_timeout: str) -> None:
-    if not isinstance(timeout_s, numbers.Real) or not 0 < timeout_s < 1e6:
+def check_timeout(timeout_s: float, on_timeout: str) -> None:
+    """Raises BadInput for values that set_timeout() cannot use."""
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, numbers.Real) or not 0 < timeout_s < 1e6:
         raise BadInput(f"timeout_s is {timeout_s!r}; wanted more than 0 and less than 1e6 seconds")
     if on_timeout not in ("raise", "trap"):
         raise BadInput(f"on_timeout is {on_timeout!r}; wanted 'raise' or 'trap'")
 
 
-def _check_reserved(reserved_bytes: int, num_bytes: int) -> None:
-    if reserved_bytes not in range(num_bytes + 1):
+def _check_making(num_bytes: Any, timeout_s: Any, backend: Any, on_timeout: Any, reserved_bytes: Any) -> dict[str, Any]:
+    """Raises BadInput for arguments that no Communicator is made with. Returns what ranks may not differ in."""
+    check_timeout(timeout_s, on_timeout)
+    if isinstance(num_bytes, bool) or not isinstance(num_bytes, numbers.Integral) or not 0 < int(num_bytes) < 1 << 63:
+        raise BadInput(f"num_bytes is {num_bytes!r}; wanted a whole number of bytes for each rank's part of the heap")
+    if reserved_bytes not in range(int(num_bytes) + 1):
         raise BadInput(f"reserved_bytes is {reserved_bytes!r}; wanted 0 to num_bytes, which is {num_bytes}")
+    if backend not in ("cpu", "cuda"):
+        raise BadInput(f"backend is {backend!r}; wanted 'cpu' or 'cuda'")
+    return {"backend": backend}

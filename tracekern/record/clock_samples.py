@@ -84,7 +84,7 @@ class ClockSampler:
         self._append = append
         self._peers = peers
         self._rank = group.rank
-        self._pairs = choose_pairs(group.all_gather(clock.id))
+        self._pairs = choose_pairs(group.all_gather(clock.id, "clock samples"))
         self._link = _Link(group.process_group, timedelta(seconds=timeout_s)) if self._pairs else None
         self._next_round = 0
 

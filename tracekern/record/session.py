@@ -468,7 +468,7 @@ class Capture:
                 "before the capture, or start the ranks with tracekern's launcher"
             )
         run_id = base + (f".{ordinal}" if ordinal else "") if base else f"{int(time.time()):x}-{secrets.token_hex(4)}"
-        met = self.group.all_gather((run_id, host_identity()))
+        met = self.group.all_gather((run_id, host_identity()), "the opening of a capture")
         return check_run_id(met[0][0]), len({host for _, host in met}) == 1
 
     def _open_mirror(self) -> None:
