@@ -372,6 +372,37 @@ def test_a_second_thread_is_refused(pools):
     assert told[2] == "True"
 
 
+def use_a_pipeline_wrong(group: Group) -> tuple[list[str], bool]:
+    """Makings and a call of another family that are wrong on rank 1, which then repeats the call."""
+    shape = MoeShape(2, TOKENS, EXPERTS, TOPK, 24, "fp32")
+    wrongs: list[dict[str, Any]] = [{"variant": "none"}, {"num_blocks": "4"}, {"partitions": 1.5}, {"timeout_s": 0}]
+    wrongs.append({"shape": MoeShape(2, TOKENS, EXPERTS, 1, 24, "fp32")})
+    right = {"shape": shape, "variant": "balanced", "timeout_s": LONG_S}
+    told = [error_of(P2PPipeline, group, **{**right, **(wrong if group.rank else {})}) for wrong in wrongs]
+    pipeline = P2PPipeline(group, **right)
+    batch = draw(group.rank, 6, 24, EXPERTS, TOPK)
+    if group.rank == 1:
+        told.append(error_of(pipeline, [1.0], batch.topk_idx, batch.topk_weights, draw_experts(shape)))
+    return told, run_pipeline(pipeline, group)
+
+
+def test_a_pipeline_that_one_rank_uses_wrong(pools):
+    (first, right), (second, other) = pools(2).call(use_a_pipeline_wrong)
+    wanted = (
+        "rank 1: variant is 'none'",
+        "rank 1: num_blocks is '4'",
+        "rank 1: partitions is 1.5",
+        "rank 1: timeout_s is 0",
+        "topk is 2 on rank 0 and 1 on rank 1",
+    )
+    assert first == second[:-1]
+    for text, told in zip(wanted, first, strict=True):
+        assert told.startswith(f"BadInput: {text}")
+    assert second[-1] == "BadInput: x is list; wanted a torch.Tensor"
+    assert right
+    assert other
+
+
 # ---- ranks that end, Ctrl-C ----
 
 

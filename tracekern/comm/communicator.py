@@ -12,11 +12,12 @@ from tracekern.comm.agreement import MAX_TEXT, Check, Said
 from tracekern.comm.board import Board, PassedBy
 from tracekern.comm.cpu import CpuDevice, clock_from_environment
 from tracekern.comm.device import CaptureDevice
-from tracekern.comm.group import Group
+from tracekern.comm.group import Group, require_group
 from tracekern.comm.heap import SymmetricHeap
 from tracekern.comm.symmetric_memory import MappedHeap, SymmetricAllocator, SymmetricTensor
 from tracekern.dump.fault import describe_fault, parse_fault
 from tracekern.errors import BadInput, CallBroken, CommTimeout, DeviceLost
+from tracekern.formatting import shown
 
 if TYPE_CHECKING:
     import torch
@@ -69,8 +70,7 @@ class Communicator:
     ) -> None:
         from tracekern import _C
 
-        if not isinstance(group, Group):
-            raise BadInput(f"group is {type(group).__name__}; wanted tracekern.Group.discover()")
+        require_group(group)
         if not group.is_connected:
             raise BadInput(
                 f"{group.num_ranks} ranks that torch.distributed does not connect; call "
@@ -325,8 +325,8 @@ class Communicator:
         what: what all ranks are in. call: the same with its settings, in words. Raises CommTimeout if a rank does not
         come within `timeout_s`, and BadInput on this rank alone if one has begun another call (Board.begin_call()).
         """
-        said = Said(check)
         try:
+            said = Said(check)
             heard = self.board.meet(what, said.message(), timeout_s)
         except PassedBy as passed:
             said.settle([said.message()])
@@ -370,18 +370,20 @@ class Communicator:
 def check_timeout(timeout_s: float, on_timeout: str) -> None:
     """Raises BadInput for values that set_timeout() cannot use."""
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, numbers.Real) or not 0 < timeout_s < 1e6:
-        raise BadInput(f"timeout_s is {timeout_s!r}; wanted more than 0 and less than 1e6 seconds")
+        raise BadInput(f"timeout_s is {shown(timeout_s)}; wanted more than 0 and less than 1e6 seconds")
     if on_timeout not in ("raise", "trap"):
-        raise BadInput(f"on_timeout is {on_timeout!r}; wanted 'raise' or 'trap'")
+        raise BadInput(f"on_timeout is {shown(on_timeout)}; wanted 'raise' or 'trap'")
 
 
 def _check_making(num_bytes: Any, timeout_s: Any, backend: Any, on_timeout: Any, reserved_bytes: Any) -> dict[str, Any]:
     """Raises BadInput for arguments that no Communicator is made with. Returns what ranks may not differ in."""
     check_timeout(timeout_s, on_timeout)
     if isinstance(num_bytes, bool) or not isinstance(num_bytes, numbers.Integral) or not 0 < int(num_bytes) < 1 << 63:
-        raise BadInput(f"num_bytes is {num_bytes!r}; wanted a whole number of bytes for each rank's part of the heap")
+        raise BadInput(
+            f"num_bytes is {shown(num_bytes)}; wanted a whole number of bytes for each rank's part of the heap"
+        )
     if reserved_bytes not in range(int(num_bytes) + 1):
-        raise BadInput(f"reserved_bytes is {reserved_bytes!r}; wanted 0 to num_bytes, which is {num_bytes}")
+        raise BadInput(f"reserved_bytes is {shown(reserved_bytes)}; wanted 0 to num_bytes, which is {num_bytes}")
     if backend not in ("cpu", "cuda"):
-        raise BadInput(f"backend is {backend!r}; wanted 'cpu' or 'cuda'")
+        raise BadInput(f"backend is {shown(backend)}; wanted 'cpu' or 'cuda'")
     return {"backend": backend}

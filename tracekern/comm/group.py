@@ -199,6 +199,12 @@ class Group:
         return received
 
 
+def require_group(group: Any) -> None:
+    """Raises BadInput for what is no Group."""
+    if not isinstance(group, Group):
+        raise BadInput(f"group is {type(group).__name__}; wanted tracekern.Group.discover()")
+
+
 def name_and_value(message: bytes) -> tuple[str, Any]:
     """Decodes a message of all_gather()."""
     name, value = messages.decode(message)

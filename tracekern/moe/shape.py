@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracekern.comm.group import MAX_HEAP_RANKS
 from tracekern.errors import BadInput
+from tracekern.formatting import shown
 
 if TYPE_CHECKING:
     import torch
@@ -25,9 +26,9 @@ MAX_EXPERTS = 4096
 def check_range(name: str, value: Any, low: int, high: int) -> None:
     """Raises BadInput unless `value` is a whole number from `low` to `high`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise BadInput(f"{name} is {value!r}; wanted a whole number from {low} to {high}")
+        raise BadInput(f"{name} is {shown(value)}; wanted a whole number from {low} to {high}")
     if not low <= value <= high:
-        raise BadInput(f"{name} is {value}; wanted {low} to {high}")
+        raise BadInput(f"{name} is {shown(value)}; wanted {low} to {high}")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tracekern.comm.communicator import Communicator, check_timeout
-from tracekern.comm.group import TIMEOUT_S, Group
+from tracekern.comm.group import TIMEOUT_S, Group, require_group
 from tracekern.errors import BadInput
 from tracekern.formatting import count
 from tracekern.moe.experts import Experts
@@ -79,9 +79,16 @@ class Buffer:
         num_max_warp_groups: warps of a block at most; 0: see LaunchShape.choose(). Collective. Raises BadInput.
         """
         self.group = Group.discover() if group is None else group
+        require_group(self.group)
         self.rank, self.group_size = self.group.rank, self.group.num_ranks
-        making = (num_nvl_bytes, num_rdma_bytes, low_latency_mode, num_sms, num_max_warp_groups, executor)
-        self.group.agree("Buffer()", lambda: check_making(*making))
+        sizes = {
+            "num_nvl_bytes": num_nvl_bytes,
+            "num_rdma_bytes": num_rdma_bytes,
+            "num_qps_per_rank": num_qps_per_rank,
+            "num_sms": num_sms,
+            "num_max_warp_groups": num_max_warp_groups,
+        }
+        self.group.agree("Buffer()", lambda: check_making(sizes, low_latency_mode, executor))
         self.num_rdma_bytes, self.num_qps_per_rank = num_rdma_bytes, num_qps_per_rank
         self.comm = Communicator(
             self.group, num_rdma_bytes, timeout_s, backend, on_timeout, reserved_bytes=num_rdma_bytes
@@ -350,12 +357,12 @@ class Buffer:
     def _open(self, what: str, layout: Layout) -> None:
         """Makes the native buffer. Collective, behind an agreement on the layout, with the kernels of all finished."""
         self._layout = None
+        self._forget_calls()
         self.launch_shape = self._check_new(layout)
 
         def make() -> dict[str, Any]:
             shape, executor = self.launch_shape, self._executor
             self._kernels = Kernels(self.comm, layout, shape, self._first_stage, self._limits, executor)
-            self._forget_calls()
             return {}
 
         self.comm.agree(f"the set-up of {what}", make, TIMEOUT_S)  # all ranks have come: none is far behind

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tracekern import _C
 from tracekern.comm.group import MAX_HEAP_RANKS, Group
 from tracekern.errors import BadInput
+from tracekern.formatting import shown
 from tracekern.moe.experts import Experts
 from tracekern.moe.pipeline import MAX_CPU_WARPS, SPARE_SMS
 from tracekern.moe.shape import MAX_EXPERTS, MoeShape, check_range, check_tensor, describe_tensor, require_tensor
@@ -120,25 +121,17 @@ class LaunchShape:
         return self.num_warp_groups * self.num_warps_per_group
 
 
-def check_making(
-    num_nvl_bytes: Any,
-    num_rdma_bytes: Any,
-    low_latency_mode: Any,
-    num_sms: Any,
-    num_max_warp_groups: Any,
-    executor: Any,
-) -> dict[str, Any]:
+def check_making(sizes: dict[str, Any], low_latency_mode: Any, executor: Any) -> dict[str, Any]:
     """Raises BadInput for arguments that no Buffer is made with. Returns those in which ranks may not differ."""
-    check_range("num_nvl_bytes", num_nvl_bytes, 0, 1 << 62)
-    check_range("num_rdma_bytes", num_rdma_bytes, 1, 1 << 62)
+    most = {"num_sms": 4096, "num_max_warp_groups": 32}
+    for name, value in sizes.items():
+        check_range(name, value, 0, most.get(name, 1 << 62))
     check_flag("low_latency_mode", low_latency_mode)
-    if num_nvl_bytes or not low_latency_mode:
+    if sizes["num_nvl_bytes"] or not low_latency_mode:
         raise BadInput("num_nvl_bytes and low_latency_mode=False are for DeepEP's normal mode, which is not here yet")
-    check_range("num_sms", num_sms, 0, 4096)
-    check_range("num_max_warp_groups", num_max_warp_groups, 0, 32)
     if executor not in ("fibers", "threads"):
-        raise BadInput(f"executor is {executor!r}; wanted 'fibers' or 'threads'")
-    return {"num_rdma_bytes": int(num_rdma_bytes)}
+        raise BadInput(f"executor is {shown(executor)}; wanted 'fibers' or 'threads'")
+    return {"num_rdma_bytes": int(sizes["num_rdma_bytes"])}
 
 
 def check_dispatch(
@@ -208,7 +201,7 @@ def _check_expert_rows(comm: Communicator, layout: Layout, name: str, rows: torc
 def check_flag(name: str, value: Any) -> None:
     """Raises BadInput unless `value` is True or False."""
     if not isinstance(value, bool):
-        raise BadInput(f"{name} is {value!r}; wanted True or False")
+        raise BadInput(f"{name} is {shown(value)}; wanted True or False")
 
 
 def check_aligned(name: str, tensor: torch.Tensor) -> None:
