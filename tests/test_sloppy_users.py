@@ -297,6 +297,7 @@ def refuse_much(group: Group) -> list[str]:
     for _ in range(3):
         refuse("limit", "timeout_s is 0", user.dispatch, timeout_s=0)
     refuse("on_timeout", "on_timeout is ''", user.dispatch, on_timeout="")
+    refuse("on_timeouts", "on_timeout is array([0., 0.])", user.dispatch, on_timeout=np.zeros(2))
     if group.rank == 1:
         refuse("x", "x is torch.float32", user.dispatch, x=user.batch.x.float())
         refuse("strided", "not contiguous", user.dispatch, x=user.batch.x.repeat(1, 2)[:, ::2])

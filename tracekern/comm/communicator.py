@@ -371,8 +371,13 @@ def check_timeout(timeout_s: float, on_timeout: str) -> None:
     """Raises BadInput for values that set_timeout() cannot use."""
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, numbers.Real) or not 0 < timeout_s < 1e6:
         raise BadInput(f"timeout_s is {shown(timeout_s)}; wanted more than 0 and less than 1e6 seconds")
-    if on_timeout not in ("raise", "trap"):
-        raise BadInput(f"on_timeout is {shown(on_timeout)}; wanted 'raise' or 'trap'")
+    check_choice("on_timeout", on_timeout, ("raise", "trap"))
+
+
+def check_choice(name: str, value: Any, choices: tuple[str, str]) -> None:
+    """Raises BadInput unless `value` is one of two texts."""
+    if not isinstance(value, str) or value not in choices:
+        raise BadInput(f"{name} is {shown(value)}; wanted {choices[0]!r} or {choices[1]!r}")
 
 
 def _check_making(num_bytes: Any, timeout_s: Any, backend: Any, on_timeout: Any, reserved_bytes: Any) -> dict[str, Any]:
@@ -384,6 +389,5 @@ def _check_making(num_bytes: Any, timeout_s: Any, backend: Any, on_timeout: Any,
         )
     if reserved_bytes not in range(int(num_bytes) + 1):
         raise BadInput(f"reserved_bytes is {shown(reserved_bytes)}; wanted 0 to num_bytes, which is {num_bytes}")
-    if backend not in ("cpu", "cuda"):
-        raise BadInput(f"backend is {shown(backend)}; wanted 'cpu' or 'cuda'")
+    check_choice("backend", backend, ("cpu", "cuda"))
     return {"backend": backend}

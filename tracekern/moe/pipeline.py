@@ -242,7 +242,7 @@ def _make_native(family: str, comm: Communicator, backend: str, options: dict[st
 
 def _check_making(variants: Any, group: Group, shape: MoeShape, variant: str) -> None:
     """Raises BadInput for a variant or a shape that kernels of this group cannot have."""
-    if variant not in variants:
+    if not isinstance(variant, str) or variant not in variants:
         raise BadInput(f"variant is {variant!r}; wanted one of {', '.join(variants)}")
     if not isinstance(shape, MoeShape):
         raise BadInput(f"shape is {type(shape).__name__}; wanted a MoeShape")

@@ -279,6 +279,7 @@ class Buffer:
             if self.comm.is_usable and not self._is_destroyed:
                 if pending := self._slots.num_hooks():
                     raise BadInput(f"destroy: {count(pending, 'receive hook')} not called yet; call it first")
+                self._is_destroyed = True
                 self.comm.synchronize()
             self._is_destroyed = True
 

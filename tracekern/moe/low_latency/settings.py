@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tracekern import _C
+from tracekern.comm.communicator import check_choice
 from tracekern.comm.group import MAX_HEAP_RANKS, Group
 from tracekern.errors import BadInput
 from tracekern.formatting import shown
@@ -129,8 +130,7 @@ def check_making(sizes: dict[str, Any], low_latency_mode: Any, executor: Any) ->
     check_flag("low_latency_mode", low_latency_mode)
     if sizes["num_nvl_bytes"] or not low_latency_mode:
         raise BadInput("num_nvl_bytes and low_latency_mode=False are for DeepEP's normal mode, which is not here yet")
-    if executor not in ("fibers", "threads"):
-        raise BadInput(f"executor is {shown(executor)}; wanted 'fibers' or 'threads'")
+    check_choice("executor", executor, ("fibers", "threads"))
     return {"num_rdma_bytes": int(sizes["num_rdma_bytes"])}
 
 
