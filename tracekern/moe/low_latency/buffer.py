@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tracekern.comm.communicator import Communicator, check_timeout
@@ -285,12 +285,10 @@ class Buffer:
 
     # ---- layout and settings ----
 
-    @contextlib.contextmanager
-    def _one_call(self, what: str) -> Iterator[None]:
+    def _one_call(self, what: str) -> contextlib.AbstractContextManager[None]:
         if self._is_destroyed:
             raise BadInput("the buffer was destroyed; make another one")
-        with self.comm.one_user_call(what):
-            yield
+        return self.comm.one_user_call(what)
 
     def _check_start(self, with_hook: Any, capture: Any, timeout_s: Any, on_timeout: Any) -> Limits:
         """Checks what both calls take. Returns the limits of the call."""
