@@ -96,7 +96,7 @@ def run_all_kernels_after_an_abort(group: Group, variant: str) -> str:
     pipeline._native.set_call(**addresses, **experts.addresses, num_tokens=batch.num_tokens)
     for stage in STAGES[variant]:
         if group.rank == 0 and stage in SENDS_BACK:
-            np.asarray(pipeline.comm._heap._maps[0])[:4].view(np.uint32)[0] = 1  # HeapControl.abort
+            np.asarray(pipeline.comm._heap.maps[0])[:4].view(np.uint32)[0] = 1  # HeapControl.abort
         pipeline._native.run_stages([stage], [0])
     try:
         pipeline.comm.check()

@@ -116,7 +116,7 @@ def test_the_lowest_rank_plays_for_all_of_its_clock(tmp_path):
 class Threads(Group):
     """Ranks that are threads of one process: without torch.distributed."""
 
-    def all_gather(self, value):
+    def all_gather(self, value, what):
         return [value] * self.num_ranks
 
 
@@ -133,7 +133,7 @@ def test_sampling_is_not_due_at_the_first_launch_of_a_rank_that_opens_sooner():
     segment = SegmentWriter.create("clock-samples-test", 0, metadata(CaptureSpec(num_ranks=1), 0), 1 << 16)
 
     class Meeting(Group):
-        def all_gather(self, value):
+        def all_gather(self, value, what):
             assert int(segment.header["due_ns"]) > time.monotonic_ns()
             return [value]
 

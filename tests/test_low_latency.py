@@ -292,7 +292,7 @@ def test_sub_warps_share_a_pairs_tokens(received_in_order):
 
 
 def two_of_three(group: Group) -> list[str]:
-    """Dispatches two, combines the second, dispatches again; a third live one is refused."""
+    """Dispatches two: the next is refused until the first is combined, whose slot it takes."""
     buffer = make_buffer(group, 8, 512, 4)
     batch = draw(group.rank, 6, 512, 4, 2)
 
@@ -309,8 +309,12 @@ def two_of_three(group: Group) -> list[str]:
         dispatch()
     told.append(str(refused.value))
     outs = [combine(second)]
+    with pytest.raises(BadInput) as refused:
+        dispatch()
+    assert str(refused.value) == told[0]
+    outs.append(combine(first))
     third = dispatch()
-    outs += [combine(first), combine(third)]
+    outs.append(combine(third))
     with pytest.raises(BadInput) as refused:
         combine(first)
     told.append(str(refused.value))
@@ -361,13 +365,13 @@ def forgotten_hooks(group: Group) -> list[str]:
 def test_a_forgotten_hook_holds_its_slot(pools):
     for combined, dispatched in pools(2).call(forgotten_hooks):
         assert combined == "the receive hook of the slot's combine before was not called; call it first"
-        assert "2 dispatches wait for their combine (2 receive hooks not called yet)" in dispatched
+        assert "slot 1 is still held by the handle of dispatch 3, which was not combined and whose" in dispatched
 
 
 def test_two_handles_live_and_a_third_is_refused(pools):
     for told in pools(2).call(two_of_three):
         third, again, cleaned = told
-        assert "a third live handle: 2 dispatches wait for their combine" in third
+        assert "slot 0 is still held by the handle of dispatch 0, which was not combined; dispatches take" in third
         assert "a stale handle: it was combined already" in again
         assert "a stale handle: it is of another buffer, or of before a reset" in cleaned
 
@@ -442,7 +446,7 @@ def refusals(group: Group) -> dict[str, str]:
     refuse("bf16 hidden", third.low_latency_dispatch, torch.zeros((6, 516), dtype=torch.bfloat16), ids, 8, 4)
     refuse("heap", third.clean_low_latency_buffer, 64, 512, 4)
     refuse("differ", third.low_latency_dispatch, batch.x, ids, 8 - group.rank, 4)
-    refuse("dtype differs", third.clean_low_latency_buffer, 8, 512 + 8 * group.rank, 4)
+    refuse("dtype differs", third.clean_low_latency_buffer, 8, 512 - 8 * group.rank, 4)
     buffer.destroy()
     refuse("destroyed", dispatch, batch.x, ids, 8, 4)
     return told

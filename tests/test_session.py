@@ -313,7 +313,7 @@ def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path):
 
 @pytest.mark.parametrize("told", ["../../etc/x", "a/b", "..", ".hidden", "", "a\n", "a b", "x" * 300, 7, None])
 def test_a_run_id_of_a_peer_that_could_lead_elsewhere_is_refused(tmp_path: Path, monkeypatch, told: object):
-    monkeypatch.setattr(Group, "all_gather", lambda self, value: [[told, *value[1:]]] if value else [value])
+    monkeypatch.setattr(Group, "all_gather", lambda self, value, what: [[told, *value[1:]]] if value else [value])
     with (
         pytest.raises(BadInput, match=r"^rank 0 names the run '.*'; wanted letters, digits"),
         capture(tmp_path / "new"),

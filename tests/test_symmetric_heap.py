@@ -90,7 +90,7 @@ def exchange_with_a_rank_that_dies(group: Group) -> str:
     """What rank 0 is told of a rank 1 that died as soon as it had said where it listens."""
     before = len(os.listdir("/proc/self/fd"))
     if group.rank == 1:
-        group.all_gather(["\0tracekern-nobody-listens-here", b""])
+        group.all_gather(["\0tracekern-nobody-listens-here", b""], descriptors._WHAT)
         return ""
     return exchange(group, 0.1) + f", {len(os.listdir('/proc/self/fd')) - before} more files"
 
@@ -126,7 +126,7 @@ def exchange_beside_a_stranger(group: Group, what: str) -> str:
         group.barrier()
         return told
     ours = descriptors._Exchange(1, 2, 16)
-    (address, token), _ = group.all_gather(ours.door)
+    (address, token), _ = group.all_gather(ours.door, descriptors._WHAT)
     links = [strange_link(address, what, token) for _ in range(40)]
     if what != "silence":
         assert descriptors._hand_over(1, address, token, file_of_16_bytes)

@@ -27,6 +27,12 @@ def duration(value_ns: float) -> str:
     return f"{value_ns:,.0f} ns" if unit == "ns" else f"{three_digits(value_ns / size)} {unit}"
 
 
+def shown(value: object) -> str:
+    """Returns the repr of what a user has passed, on one line and short."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def size(num_bytes: float) -> str:
     """Bytes in units of 1024: "1.5 GiB"."""
     units = ("B", "KiB", "MiB", "GiB", "TiB")

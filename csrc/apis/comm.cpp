@@ -10,6 +10,16 @@
 namespace py = pybind11;
 
 namespace tracekern {
+namespace {
+
+// What a signal's handler has raised since this was last asked, such as KeyboardInterrupt; nullptr for nothing.
+std::exception_ptr find_signal() {
+    const py::gil_scoped_acquire hold;
+    return PyErr_CheckSignals() ? std::make_exception_ptr(py::error_already_set()) : nullptr;
+}
+
+}  // namespace
+
 void register_comm(py::module_& module) {
     module.attr("heap_control_bytes") = sizeof(HeapControl);
     module.attr("simulated_ticks_per_second") = SimulatedClock::kTicksPerSecond;
@@ -24,7 +34,9 @@ void register_comm(py::module_& module) {
                          uint64_t clock_seed,
                          int64_t clock_t0_ns) {
                  const auto clock = SimulatedClock::draw(clock_seed, static_cast<int>(rank), clock_t0_ns);
-                 return std::make_unique<CpuCommunicator>(rank, heaps, timeout_ns, clock);
+                 auto comm = std::make_unique<CpuCommunicator>(rank, heaps, timeout_ns, clock);
+                 comm->on_wait(&find_signal);
+                 return comm;
              }),
              py::arg("rank"),
              py::arg("heaps"),

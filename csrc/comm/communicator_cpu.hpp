@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstring>
+#include <exception>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -56,12 +58,24 @@ public:
     void launch(CpuLaunch launch, const CpuKernel& kernel) const {
         if (trapped_) throw DeviceTrapped();
         launch.clock = &clock_;
+        std::exception_ptr interruption;
+        if (find_interruption_) {
+            launch.while_waiting = [&] {
+                if (!interruption) interruption = find_interruption_();
+                if (interruption) give_up();
+            };
+        }
         try {
             launch_cpu(launch, kernel);
         } catch (const DeviceTrapped&) {
             trapped_ = true;
             throw;
         }
+        if (interruption) std::rethrow_exception(interruption);
+    }
+    // What a launch asks now and then while its warps wait: returns the exception that ends it, such as for Ctrl-C.
+    void on_wait(std::function<std::exception_ptr()> find_interruption) {
+        find_interruption_ = std::move(find_interruption);
     }
     // Like a device after a trap: nothing more can be launched.
     bool trapped() const { return trapped_; }
@@ -80,11 +94,19 @@ public:
     uint32_t barrier_epoch() const { return epoch_on_record(barrier_epoch_); }
 
 private:
+    // All waits of this rank end, and by their fault record those of its peers.
+    void give_up() const {
+        HeapControl& control = args_.control(args_.rank);
+        if (!load_relaxed_system(&control.aborted_by)) store_relaxed_system(&control.aborted_by, args_.rank + 1);
+        store_release_system(&control.abort, 1u);
+    }
+
     CommArgs args_;
     FaultRecord fault_{};
     SimulatedClock clock_;
     mutable bool trapped_ = false;
     uint64_t barrier_epoch_ = kFirstEpoch;
+    std::function<std::exception_ptr()> find_interruption_;
 };
 
 }  // namespace tracekern

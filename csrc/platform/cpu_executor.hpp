@@ -15,6 +15,7 @@
 
 #include <atomic>
 #include <barrier>
+#include <chrono>
 #include <cstddef>
 #include <cstdlib>
 #include <functional>
@@ -40,6 +41,8 @@ struct CpuLaunch {
     size_t shared_bytes = 0;
     CpuExecutor executor = CpuExecutor::fibers;
     const SimulatedClock* clock = &kHostClock;
+    // Called by the launching thread every 0.1 s or so while warps wait; must not throw. It can make them give up.
+    std::function<void()> while_waiting = nullptr;
 };
 
 // A kernel as the executor sees it; a template parameter would compile threads and fibers again for each.
@@ -141,15 +144,18 @@ private:
 inline void launch_threads(const CpuLaunch& launch, const CpuKernel& kernel) {
     std::vector<std::unique_ptr<ThreadBlock>> blocks;
     StartGate gate;
+    std::atomic<uint32_t> left = launch.num_blocks * launch.warps_per_block;
+    uint32_t turns = 0;
     std::vector<std::jthread> threads;
     const auto start_threads = [&](uint32_t block) {
         blocks.push_back(std::make_unique<ThreadBlock>(launch.warps_per_block, launch.shared_bytes));
         for (uint32_t warp = 0; warp < launch.warps_per_block; ++warp) {
-            threads.emplace_back([&launch, &kernel, &gate, block, warp, context = blocks.back().get()] {
+            threads.emplace_back([&launch, &kernel, &gate, &left, block, warp, context = blocks.back().get()] {
                 if (!gate.opens()) return;
                 ClockScope clock(launch.clock);
                 Warp self(*context, block, launch.num_blocks, warp, launch.warps_per_block);
                 kernel(self);
+                --left;
             });
         }
     };
@@ -160,6 +166,10 @@ inline void launch_threads(const CpuLaunch& launch, const CpuKernel& kernel) {
         throw;
     }
     gate.set(StartGate::State::open);
+    while (launch.while_waiting && left.load() != 0) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        if (++turns % 100 == 0) launch.while_waiting();
+    }
 }
 
 inline void launch_fibers(const CpuLaunch& launch, const CpuKernel& kernel) {
@@ -175,7 +185,11 @@ inline void launch_fibers(const CpuLaunch& launch, const CpuKernel& kernel) {
             });
         }
     }
-    if (!scheduler.run(relax_thread)) throw DeviceTrapped();
+    const auto relax = [&launch](uint32_t& spins) {
+        relax_thread(spins);
+        if (spins % 2048 == 0 && launch.while_waiting) launch.while_waiting();
+    };
+    if (!scheduler.run(relax)) throw DeviceTrapped();
 }
 
 }  // namespace detail

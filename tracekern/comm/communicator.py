@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import numbers
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tracekern.comm.agreement import MAX_TEXT, Check, Said
+from tracekern.comm.board import Board, PassedBy
 from tracekern.comm.cpu import CpuDevice, clock_from_environment
 from tracekern.comm.device import CaptureDevice
-from tracekern.comm.group import Group
+from tracekern.comm.group import Group, require_group
 from tracekern.comm.heap import SymmetricHeap
 from tracekern.comm.symmetric_memory import MappedHeap, SymmetricAllocator, SymmetricTensor
 from tracekern.dump.fault import describe_fault, parse_fault
 from tracekern.errors import BadInput, CallBroken, CommTimeout, DeviceLost
+from tracekern.formatting import shown
 
 if TYPE_CHECKING:
     import torch
@@ -66,15 +70,14 @@ class Communicator:
     ) -> None:
         from tracekern import _C
 
-        _check_timeout(timeout_s, on_timeout)
-        _check_reserved(reserved_bytes, num_bytes)
+        require_group(group)
         if not group.is_connected:
             raise BadInput(
                 f"{group.num_ranks} ranks that torch.distributed does not connect; call "
                 "torch.distributed.init_process_group('gloo') before Group.discover()"
             )
-        if backend not in ("cpu", "cuda"):
-            raise BadInput(f"backend is {backend!r}; wanted 'cpu' or 'cuda'")
+        making = (num_bytes, timeout_s, backend, on_timeout, reserved_bytes)
+        group.agree("Communicator()", lambda: _check_making(*making))
         self.group = group
         self.native: Any
         self.device: CaptureDevice
@@ -104,6 +107,8 @@ class Communicator:
         )
         self._symmetric = SymmetricAllocator(group, heap, max(reserved_bytes, _C.heap_control_bytes))
         self._barrier_events = _C.barrier_event_table()
+        self.board = Board(group)
+        self._in_call = threading.Lock()
         group.barrier()
 
     def _open_cpu(self, num_bytes: int, timeout_s: float) -> None:
@@ -173,25 +178,26 @@ class Communicator:
         Raises:
             BadInput: A value cannot be used.
         """
-        _check_timeout(timeout_s, on_timeout)
+        check_timeout(timeout_s, on_timeout)
         self._timeout_s = timeout_s
         self.native.set_timeout(int(timeout_s * 1e9), on_timeout)
 
     def barrier(self, capture: LaunchRecorder | None = None) -> None:
         """Waits until all ranks have arrived. A kernel of one warp, recorded where `capture` is given."""
         descriptor = 0
-        with self.guarded():
-            stream = self.device.streams.current()
-            if capture is not None:
-                launch = capture.launch(
-                    "rank_barrier",
-                    grid=1,
-                    warps=1,
-                    stream=stream,
-                    events=self._barrier_events,
-                    epoch=self.native.barrier_epoch,
-                )
-                descriptor = launch.descriptor
+        self.require_usable()
+        stream = self.device.streams.current()
+        if capture is not None:
+            launch = capture.launch(
+                "rank_barrier",
+                grid=1,
+                warps=1,
+                stream=stream,
+                events=self._barrier_events,
+                epoch=self.native.barrier_epoch,
+            )
+            descriptor = launch.descriptor
+        with self.one_call(), self.guarded():
             self.launch(1, lambda first, last: self.native.barrier(descriptor=descriptor, stream=stream))
         self.synchronize()
 
@@ -218,6 +224,11 @@ class Communicator:
         with self.guarded():
             self.device.streams.synchronize()
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether no failure is known, not even one that no call has raised yet."""
+        return self._failure is None and self.native.fault() is None
+
     def require_usable(self) -> None:
         """Raises the first failure again: CommTimeout, CallBroken or DeviceLost.
 
@@ -238,12 +249,11 @@ class Communicator:
         If a kernel of the call is missing, the next call would mistake what the others left for its own data.
         """
         self.require_usable()
+        self.board.clear_note()
         try:
             yield
         except BaseException as error:
-            if self._failure is None:
-                what = f"{type(error).__name__}: {error}".removesuffix(": ")
-                self._failure = CallBroken(f"rank {self.group.rank}: a call ended between its kernels ({what})")
+            self._break_off("a call ended between its kernels", error)
             raise
 
     @contextlib.contextmanager
@@ -258,8 +268,9 @@ class Communicator:
             problem = self.device.error()
             if not problem:
                 raise
-            self._failure = DeviceLost(f"rank {self.group.rank}: {problem} ({str(error).splitlines()[0]})")
-            raise self._failure from error
+            lost = DeviceLost(f"rank {self.group.rank}: {problem} ({str(error).splitlines()[0]})")
+            self._fail(lost)
+            raise lost from error
         self.check()
 
     def check(self) -> None:
@@ -267,8 +278,68 @@ class Communicator:
         raw = self.native.fault()
         if raw is not None:
             fault = parse_fault(raw, self._fault_names) or {}
-            self._failure = CommTimeout(describe_fault(fault), fault)
-            raise self._failure
+            late = CommTimeout(describe_fault(fault) + self.board.why_late(), fault)
+            self._fail(late)
+            raise late
+
+    def _fail(self, error: CommTimeout | CallBroken | DeviceLost) -> None:
+        """Puts the communicator out of use, and tells the others."""
+        self._failure = error
+        text = f"is out of use: {error}"
+        self.board.note(text[:MAX_TEXT], is_over=True, is_late=isinstance(error, CommTimeout))
+
+    def _break_off(self, what: str, error: BaseException) -> None:
+        if self._failure is None:
+            why = f"{type(error).__name__}: {error}".removesuffix(": ")
+            self._fail(CallBroken(f"rank {self.group.rank}: {what} ({why})"))
+
+    # ---- calls of all ranks ----
+
+    @contextlib.contextmanager
+    def one_thread(self, what: str) -> Iterator[None]:
+        """Wraps the call `what` of a user. Raises BadInput if another thread is in one."""
+        self.enter_call(what)
+        try:
+            yield
+        finally:
+            self.leave_call()
+
+    def enter_call(self, what: str) -> None:
+        if not self._in_call.acquire(blocking=False):
+            raise BadInput(f"{what}: another thread is in a call of this communicator; call from one thread at a time")
+
+    def leave_call(self) -> None:
+        self._in_call.release()
+
+    def one_user_call(self, what: str) -> _UserCall:
+        """Wraps the call `what` of a user, whose BadInput is told to ranks that wait for this one.
+
+        Raises BadInput if another thread is in a call, and what require_usable() raises.
+        """
+        return _UserCall(self, what)
+
+    def agree(self, what: str, check: Check, timeout_s: float, call: str = "") -> None:
+        """Raises the same BadInput on all ranks if check() raises it on one, or returns other settings. Collective.
+
+        what: what all ranks are in. call: the same with its settings, in words. Raises CommTimeout if a rank does not
+        come within `timeout_s`, and BadInput on this rank alone if one has begun another call (Board.begin_call()).
+        """
+        try:
+            said = Said(check)
+            heard = self.board.meet(what, said.message(), timeout_s)
+        except PassedBy as passed:
+            said.settle([said.message()])
+            theirs, own = f"rank {passed.rank} runs {passed.call}", f"rank {self.group.rank} asks for {call or what}"
+            raise BadInput(f"{theirs}, {own}; all ranks make the same calls") from None
+        except CommTimeout as error:
+            self._fail(error)
+            raise
+        except BadInput:
+            raise
+        except BaseException as error:
+            self._break_off(f"{what} ended before all ranks had come", error)
+            raise
+        said.settle(heard)
 
     def on_reset(self, call: Callable[[], None]) -> None:
         """Makes reset() run `call` on every rank while no kernel runs, to clear flags that live in the heap."""
@@ -282,7 +353,7 @@ class Communicator:
         """
         if not self.device.error():
             self.device.streams.synchronize()
-        for rank, problem in enumerate(self.group.all_gather(self.device.error())):
+        for rank, problem in enumerate(self.group.all_gather(self.device.error(), "reset()")):
             if problem:
                 raise DeviceLost(f"reset: rank {rank}: {problem}; restart all ranks")
         self.group.align_launches()
@@ -291,16 +362,51 @@ class Communicator:
             for call in self._on_reset:
                 call()
         self._failure = None
+        self.board.clear()
         self.group.barrier()
 
 
-def _check_timeout(timeout_s: float, on_timeout: str) -> None:
-    if not isinstance(timeout_s, numbers.Real) or not 0 < timeout_s < 1e6:
-        raise BadInput(f"timeout_s is {timeout_s!r}; wanted more than 0 and less than 1e6 seconds")
-    if on_timeout not in ("raise", "trap"):
-        raise BadInput(f"on_timeout is {on_timeout!r}; wanted 'raise' or 'trap'")
+class _UserCall:
+    """See Communicator.one_user_call(). A class: three generators in each other took 11 us a call."""
+
+    def __init__(self, comm: Communicator, what: str) -> None:
+        self._comm, self._what = comm, what
+
+    def __enter__(self) -> None:
+        self._comm.enter_call(self._what)
+        try:
+            self._comm.require_usable()
+        except BaseException:
+            self._comm.leave_call()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
+        if isinstance(error, BadInput):
+            self._comm.board.note(f"refused {self._what}: {error}"[:MAX_TEXT])
+        self._comm.leave_call()
 
 
-def _check_reserved(reserved_bytes: int, num_bytes: int) -> None:
-    if reserved_bytes not in range(num_bytes + 1):
-        raise BadInput(f"reserved_bytes is {reserved_bytes!r}; wanted 0 to num_bytes, which is {num_bytes}")
+def check_timeout(timeout_s: float, on_timeout: str) -> None:
+    """Raises BadInput for values that set_timeout() cannot use."""
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, numbers.Real) or not 0 < timeout_s < 1e6:
+        raise BadInput(f"timeout_s is {shown(timeout_s)}; wanted more than 0 and less than 1e6 seconds")
+    check_choice("on_timeout", on_timeout, ("raise", "trap"))
+
+
+def check_choice(name: str, value: Any, choices: tuple[str, str]) -> None:
+    """Raises BadInput unless `value` is one of two texts."""
+    if not isinstance(value, str) or value not in choices:
+        raise BadInput(f"{name} is {shown(value)}; wanted {choices[0]!r} or {choices[1]!r}")
+
+
+def _check_making(num_bytes: Any, timeout_s: Any, backend: Any, on_timeout: Any, reserved_bytes: Any) -> dict[str, Any]:
+    """Raises BadInput for arguments that no Communicator is made with. Returns what ranks may not differ in."""
+    check_timeout(timeout_s, on_timeout)
+    if isinstance(num_bytes, bool) or not isinstance(num_bytes, numbers.Integral) or not 0 < int(num_bytes) < 1 << 63:
+        raise BadInput(
+            f"num_bytes is {shown(num_bytes)}; wanted a whole number of bytes for each rank's part of the heap"
+        )
+    if reserved_bytes not in range(int(num_bytes) + 1):
+        raise BadInput(f"reserved_bytes is {shown(reserved_bytes)}; wanted 0 to num_bytes, which is {num_bytes}")
+    check_choice("backend", backend, ("cpu", "cuda"))
+    return {"backend": backend}

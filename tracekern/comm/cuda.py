@@ -35,7 +35,7 @@ def open_cuda(group: Group, num_bytes: int, timeout_s: float) -> tuple[Any, Cuda
 
     is_resident = isinstance(group, ResidentGroup)
     own_facts = dataclasses.replace(collect_facts(num_bytes), is_resident=is_resident)
-    facts = [GpuFacts(**theirs) for theirs in group.all_gather(dataclasses.asdict(own_facts))]
+    facts = [GpuFacts(**theirs) for theirs in group.all_gather(dataclasses.asdict(own_facts), "the opening of GPUs")]
     verdict = judge(facts)
     if verdict.refusal:
         raise BadInput(verdict.refusal)
@@ -67,7 +67,7 @@ def _map_peers(group: Group, native: Any, by_descriptor: bool) -> str:
     if by_descriptor:
         parts, add = exchange_descriptors(group, native.export_heap), native.import_peer
     else:
-        handles = group.all_gather(native.heap_handle())
+        handles = group.all_gather(native.heap_handle(), "the mapping of heaps")
         parts, add = {peer: handles[peer] for peer in range(group.num_ranks) if peer != group.rank}, native.open_peer
     problem = ""
     for peer, part in parts.items():

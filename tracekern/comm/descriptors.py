@@ -21,6 +21,8 @@ from tracekern.segment.peers import is_own
 
 CONNECT_TIMEOUT_S = 60.0
 _RETRY_S = 0.02
+_WHAT = "the exchange of memory"
+"""What ranks gather their doors for."""
 _TOKEN_BYTES = 16
 _RANK_BYTES = 4
 
@@ -33,7 +35,7 @@ def exchange_descriptors(group: Group, export: Callable[[], int], num_bytes: int
     Raises PeerLost if a rank is gone, is late or hands over memory of another size.
     """
     with closing(_Exchange(group.rank, group.num_ranks, num_bytes)) as exchange:
-        doors = [(str(address), bytes(token)) for address, token in group.all_gather(exchange.door)]
+        doors = [(str(address), bytes(token)) for address, token in group.all_gather(exchange.door, _WHAT)]
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
         try:
             unsent = {peer: door for peer, door in enumerate(doors) if peer != group.rank}

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.comm import messages
+from tracekern.comm.agreement import Check, Said, refuse_different_calls
 from tracekern.comm.launcher_environment import rank_and_size
 from tracekern.comm.meeting import meet
 from tracekern.environment import positive_number
@@ -77,18 +78,25 @@ class Group:
         """Whether the ranks can exchange messages."""
         return self.num_ranks == 1 or self.process_group is not None
 
-    def all_gather(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any, what: str = "a gather") -> list[Any]:
         """Returns the values of all ranks, [num_ranks]. Called by all ranks together.
 
         Args:
             value: What JSON holds, bytes or an array of numbers, in lists and dicts. A tuple comes back as a list.
+            what: What the values are gathered for, the same on all ranks.
 
         Raises:
+            BadInput: Ranks gather for different things.
             PeerLost: A peer has ended or is late.
         """
-        message = messages.encode(value)
+        heard = self._exchange(messages.encode([what, value]))
+        refuse_different_calls([name for name, _ in heard])
+        return [their_value for _, their_value in heard]
+
+    def _exchange(self, message: bytes) -> list[tuple[str, Any]]:
+        """Returns what each rank gathers for, and its value, [num_ranks]."""
         if self.process_group is None:
-            return [messages.decode(message)]
+            return [name_and_value(message)]
         import torch
         import torch.distributed as dist
 
@@ -100,7 +108,7 @@ class Group:
             received = [torch.empty_like(padded) for _ in range(self.num_ranks)]
             dist.all_gather(received, padded, group=self.process_group)
             parts = [theirs.numpy()[:size].tobytes() for theirs, size in zip(received, sizes, strict=True)]
-            return [messages.decode(part) for part in parts]
+            return [name_and_value(part) for part in parts]
 
     def barrier(self, timeout_s: float | None = None) -> None:
         """Waits until all ranks have called it.
@@ -148,9 +156,19 @@ class Group:
             self.process_group = None
         return self.process_group is None
 
+    def agree(self, what: str, check: Check) -> dict[str, Any]:
+        """Returns the settings that check() returns, the same on all ranks. Collective.
+
+        If check() raises BadInput on a rank, or the settings differ, all ranks raise the same BadInput. what: the call
+        that the check is of.
+        """
+        said = Said(check)
+        said.settle(self.all_gather(said.message(), what))
+        return said.settings
+
     def refuse_together(self, problem: str) -> None:
         """Raises BadInput on all ranks with the first rank's problem; "" means none. Collective."""
-        first = next((text for text in self.all_gather(problem) if text), "")
+        first = next((text for text in self.all_gather(problem, "a check of all ranks") if text), "")
         if first:
             raise BadInput(first)
 
@@ -164,7 +182,7 @@ class Group:
             yield
         except Exception as error:
             with contextlib.suppress(PeerLost):
-                self.all_gather(f"rank {self.rank}: {one_line(error)}")
+                self.all_gather(f"rank {self.rank}: {one_line(error)}", "a check of all ranks")
             raise
         self.refuse_together("")
 
@@ -195,6 +213,18 @@ class Group:
         with losing_peers(self.rank):
             dist.recv(torch.from_numpy(received), sender, group=self.process_group)
         return received
+
+
+def require_group(group: Any) -> None:
+    """Raises BadInput for what is no Group."""
+    if not isinstance(group, Group):
+        raise BadInput(f"group is {type(group).__name__}; wanted tracekern.Group.discover()")
+
+
+def name_and_value(message: bytes) -> tuple[str, Any]:
+    """Decodes a message of all_gather()."""
+    name, value = messages.decode(message)
+    return str(name), value
 
 
 @contextlib.contextmanager

@@ -21,24 +21,25 @@ from tracekern.segment.names import SHM_DIR
 
 
 class SymmetricHeap:
-    """Shared memory of all ranks. `addresses[peer]` is where that rank's part begins in this process. Collective."""
+    """Shared memory of all ranks. Rank r's part is `maps[r]`, bytes that begin at `addresses[r]` here. Collective."""
 
     def __init__(self, group: Group, num_bytes: int) -> None:
         """num_bytes: size of one rank's part, the same on every rank. Raises BadInput naming two ranks that differ."""
         self.num_bytes = num_bytes
         offer = Offer(platform.node(), descriptor_reach(), num_bytes)
-        if refused := refusal([Offer(*offered) for offered in group.all_gather(offer)]):
+        offers = group.all_gather(offer, "the making of a heap")
+        if refused := refusal([Offer(*offered) for offered in offers]):
             raise BadInput(refused)
         own, problem = _allocate(num_bytes)
         parts = {group.rank: own}
         try:
             group.refuse_together(problem and f"symmetric heap of rank {group.rank}: {problem}")
             parts |= exchange_descriptors(group, lambda: os.dup(own), num_bytes)
-            self._maps = [np.frombuffer(mmap.mmap(parts[rank], num_bytes), np.uint8) for rank in sorted(parts)]
+            self.maps = [np.frombuffer(mmap.mmap(parts[rank], num_bytes), np.uint8) for rank in sorted(parts)]
         finally:
             for descriptor in parts.values():
                 os.close(descriptor)
-        self.addresses = [int(part.ctypes.data) for part in self._maps]
+        self.addresses = [int(part.ctypes.data) for part in self.maps]
 
 
 class Offer(NamedTuple):

@@ -44,12 +44,13 @@ def share_segments(group: Group) -> bool:
     """Returns whether all ranks see one /dev/shm, by a file that rank 0 makes there. Collective."""
     if group.num_ranks == 1:
         return True
+    what = "a look at /dev/shm"
     with contextlib.ExitStack() as undo:
         name = ""
         if group.rank == 0:
             with contextlib.suppress(OSError):  # its segment cannot be made there, either, which tells more
                 name = undo.enter_context(mark_file(SHM_DIR))
-        return all(group.all_gather(sees(str(group.all_gather(name)[0]))))
+        return all(group.all_gather(sees(str(group.all_gather(name, what)[0])), what))
 
 
 def sees(name: str) -> bool:

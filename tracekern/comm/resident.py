@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tracekern.comm import messages
-from tracekern.comm.group import Group, message_timeout_s
+from tracekern.comm.group import Group, message_timeout_s, name_and_value
 from tracekern.comm.launcher_environment import rank_and_size
 from tracekern.errors import PeerLost
 from tracekern.formatting import ranks as name_ranks
@@ -224,9 +223,8 @@ class ResidentGroup(Group):
     def is_connected(self) -> bool:
         return True
 
-    def all_gather(self, value: Any) -> list[Any]:
-        heard = self.share(messages.encode(value))
-        return [messages.decode(message) for message in heard]
+    def _exchange(self, message: bytes) -> list[tuple[str, Any]]:
+        return [name_and_value(theirs) for theirs in self.share(message)]
 
     def share(self, value: Any) -> list[Any]:
         """Returns the objects of all ranks themselves, [num_ranks]. Collective."""

@@ -86,7 +86,7 @@ class SymmetricAllocator:
         """See Communicator.malloc_symmetric()."""
         sizes, problem = _check_shape(shape)
         problem = problem or _check_dtype(dtype)
-        asked = self._group.all_gather([problem, list(sizes), str(dtype), self._first_free])
+        asked = self._group.all_gather([problem, list(sizes), str(dtype), self._first_free], "malloc_symmetric()")
         for rank, (problem, *_) in enumerate(asked):
             if problem:
                 raise BadInput(f"malloc_symmetric on rank {rank}: {problem}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tracekern.comm.communicator import Communicator
+from tracekern.errors import BadInput
 
 if TYPE_CHECKING:
     from tracekern.record.session import Capture
@@ -23,6 +24,12 @@ class Kind:
     roles: tuple[str, ...]
     grid: int
     warps: int
+
+
+def check_capture(capture: Any) -> None:
+    """Raises BadInput for what is no capture, where it is not None."""
+    if capture is not None and not callable(getattr(capture, "launch", None)):
+        raise BadInput(f"capture is {type(capture).__name__}; wanted that of `with tracekern.capture(...) as capture`")
 
 
 class Launches:
@@ -57,8 +64,7 @@ class Launches:
             with self._comm.device.active():
                 self._start_on_gpu(stages, run, epoch, capture, after_stage)
         else:
-            with self._comm.one_call():
-                self._run_on_cpu(stages, run, epoch, capture, after_stage)
+            self._run_on_cpu(stages, run, epoch, capture, after_stage)
 
     def _run_on_cpu(
         self,
@@ -68,13 +74,16 @@ class Launches:
         capture: Capture | None,
         after_stage: Callable[[str], None] | None,
     ) -> None:
-        self._comm.device.streams.delay(0, self.late_us * 1000)
-        for stage in stages:
-            descriptor = self._descriptor(stage, epoch, capture, 0, ahead=False)
-            with self._comm.guarded():
-                run([stage], [descriptor], 0)
-            if after_stage is not None:
-                after_stage(stage)
+        descriptor = self._descriptor(stages[0], epoch, capture, 0, ahead=False)
+        with self._comm.one_call():  # entered late, as below
+            self._comm.device.streams.delay(0, self.late_us * 1000)
+            for idx, stage in enumerate(stages):
+                if idx > 0:
+                    descriptor = self._descriptor(stage, epoch, capture, 0, ahead=False)
+                with self._comm.guarded():
+                    run([stage], [descriptor], 0)
+                if after_stage is not None:
+                    after_stage(stage)
 
     def _start_on_gpu(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,9 @@ from tracekern.errors import BadInput
 from tracekern.formatting import count
 from tracekern.moe.experts import Experts
 from tracekern.moe.gemm.experts import ExpertKernels, Int4Experts
-from tracekern.moe.launches import Launches
+from tracekern.moe.launches import Launches, check_capture
 from tracekern.moe.routing import torch_dtype
-from tracekern.moe.shape import MoeShape, check_range, check_tensor, describe_tensor
+from tracekern.moe.shape import MoeShape, check_range, check_tensor, require_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -59,12 +60,14 @@ class Pipeline:
         all. num_sms: how many SMs of a GPU the kernels fill, where num_blocks does not say it. 0: see choose_grid().
         timeout_s, on_timeout: see Communicator.set_timeout(). backend: "cpu" or "cuda". Raises BadInput.
         """
-        num_blocks, warps_per_block = choose_grid(group, num_blocks, warps_per_block, num_sms, backend)
         facts = _C.families[family]
-        if variant not in facts.variants:
-            raise BadInput(f"variant is {variant!r}; wanted one of {', '.join(facts.variants)}")
-        if shape.num_ranks != group.num_ranks:
-            raise BadInput(f"the shape is for {count(shape.num_ranks, 'rank')}, the group has {group.num_ranks}")
+
+        def settings() -> dict[str, Any]:
+            _check_making(facts.variants, group, shape, variant)
+            grid = choose_grid(group, num_blocks, warps_per_block, num_sms, backend)
+            return {**dataclasses.asdict(shape), "variant": variant, **options, "grid": list(grid)}
+
+        num_blocks, warps_per_block = group.agree(f"the making of a {family} pipeline", settings)["grid"]
         self.shape, self.variant, self.options = shape, variant, options
         self.stages: tuple[str, ...] = facts.variants[variant]
         """The kernels of one call, in order."""
@@ -77,7 +80,6 @@ class Pipeline:
             "dtype": shape.dtype,
         }
         kind = {"variant": variant, **options}
-        _check_same_everywhere(group, {**sizes, **kind, "grid": [num_blocks, warps_per_block]})
         heap_bytes = facts.heap_bytes(num_ranks=shape.num_ranks, **sizes, **kind)
         self.comm = Communicator(group, heap_bytes, timeout_s, backend, on_timeout, reserved_bytes=heap_bytes)
         first_stage = self.comm.add_kernels(facts.stages, facts.channels)
@@ -125,23 +127,24 @@ class Pipeline:
         """
         import torch
 
-        self.comm.require_usable()
-        self._check_tensors(x, topk_idx, topk_weights)
-        experts.check(self.comm, self.shape)
-        if out is None:
-            out = torch.empty_like(x)
-        elif out.shape != x.shape or out.dtype != x.dtype or out.device != x.device or not out.is_contiguous():
-            wanted = f"{describe_tensor(x)}, contiguous, on {x.device}"
-            raise BadInput(f"out is {describe_tensor(out)} on {out.device}; wanted {wanted}")
-        self._native.set_call(
-            x=x.data_ptr(),
-            topk_idx=topk_idx.data_ptr(),
-            topk_weights=topk_weights.data_ptr(),
-            **experts.addresses,
-            out=out.data_ptr(),
-            num_tokens=x.shape[0],
-        )
-        self._launches.start(self._stages_with(experts), self._run, self.epoch, capture, after_stage)
+        with self.comm.one_user_call(f"a call of {self.variant}"):
+            self._check_tensors(x, topk_idx, topk_weights)
+            check_capture(capture)
+            if not isinstance(experts, Experts):
+                raise BadInput(f"experts is {type(experts).__name__}; wanted Experts, or Int4Experts")
+            experts.check(self.comm, self.shape)
+            if out is None:
+                out = torch.empty_like(x)
+            check_tensor(self.comm, "out", out, x.dtype, tuple(x.shape))
+            self._native.set_call(
+                x=x.data_ptr(),
+                topk_idx=topk_idx.data_ptr(),
+                topk_weights=topk_weights.data_ptr(),
+                **experts.addresses,
+                out=out.data_ptr(),
+                num_tokens=x.shape[0],
+            )
+            self._launches.start(self._stages_with(experts), self._run, self.epoch, capture, after_stage)
         return out
 
     def _stages_with(self, experts: Experts) -> tuple[str, ...]:
@@ -167,6 +170,7 @@ class Pipeline:
         import torch
 
         shape = self.shape
+        require_tensor("x", x)
         num_tokens = int(x.shape[0]) if x.ndim == 2 else -1
         check_tensor(self.comm, "x", x, torch_dtype(shape), (num_tokens, shape.hidden))
         check_tensor(self.comm, "topk_idx", topk_idx, torch.int32, (num_tokens, shape.topk))
@@ -236,8 +240,11 @@ def _make_native(family: str, comm: Communicator, backend: str, options: dict[st
     return native
 
 
-def _check_same_everywhere(group: Group, settings: dict[str, Any]) -> None:
-    for rank, theirs in enumerate(group.all_gather(settings)):
-        for name, value in theirs.items():
-            if value != settings[name]:
-                raise BadInput(f"{name} is {settings[name]} on rank {group.rank} and {value} on rank {rank}")
+def _check_making(variants: Any, group: Group, shape: MoeShape, variant: str) -> None:
+    """Raises BadInput for a variant or a shape that kernels of this group cannot have."""
+    if not isinstance(variant, str) or variant not in variants:
+        raise BadInput(f"variant is {variant!r}; wanted one of {', '.join(variants)}")
+    if not isinstance(shape, MoeShape):
+        raise BadInput(f"shape is {type(shape).__name__}; wanted a MoeShape")
+    if shape.num_ranks != group.num_ranks:
+        raise BadInput(f"the shape is for {count(shape.num_ranks, 'rank')}, the group has {group.num_ranks}")

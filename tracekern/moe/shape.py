@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracekern.comm.group import MAX_HEAP_RANKS
 from tracekern.errors import BadInput
+from tracekern.formatting import shown
 
 if TYPE_CHECKING:
     import torch
@@ -24,10 +25,10 @@ MAX_EXPERTS = 4096
 
 def check_range(name: str, value: Any, low: int, high: int) -> None:
     """Raises BadInput unless `value` is a whole number from `low` to `high`."""
-    if not isinstance(value, numbers.Integral):
-        raise BadInput(f"{name} is {value!r}; wanted a whole number from {low} to {high}")
+    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
+        raise BadInput(f"{name} is {shown(value)}; wanted a whole number from {low} to {high}")
     if not low <= value <= high:
-        raise BadInput(f"{name} is {value}; wanted {low} to {high}")
+        raise BadInput(f"{name} is {shown(value)}; wanted {low} to {high}")
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,22 @@ def check_tensor(
     comm: Communicator, name: str, tensor: torch.Tensor, dtype: torch.dtype, size: tuple[int, ...]
 ) -> None:
     """Raises BadInput for a tensor of another dtype, size, layout or device than kernels of this rank take."""
+    require_tensor(name, tensor)
     if tuple(tensor.shape) != size or tensor.dtype != dtype:
         raise BadInput(f"{name} is {describe_tensor(tensor)}; wanted {dtype} {list(size)}")
     if not tensor.is_contiguous() or str(tensor.device) != comm.device.torch_device:
         where = "on" if tensor.is_contiguous() else "not contiguous, on"
         raise BadInput(f"{name} is {where} {tensor.device}; wanted contiguous, on {comm.device.torch_device}")
+
+
+def require_tensor(name: str, value: Any) -> None:
+    """Raises BadInput for what is no dense tensor of torch."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        raise BadInput(f"{name} is {type(value).__name__}; wanted a torch.Tensor")
+    if value.layout != torch.strided:
+        raise BadInput(f"{name} is {value.layout}; wanted a dense tensor, such as of to_dense()")
 
 
 def describe_tensor(tensor: torch.Tensor) -> str:

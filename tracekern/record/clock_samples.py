@@ -81,7 +81,7 @@ class ClockSampler:
         self._append = append
         self._peers = peers
         self._rank = group.rank
-        self._pairs = choose_pairs(group.all_gather(clock.id))
+        self._pairs = choose_pairs(group.all_gather(clock.id, "clock samples"))
         limit = timedelta(seconds=timeout_s or message_timeout_s())
         self._link = _Link(group.process_group, limit) if self._pairs else None
         self._next_round = 0

@@ -82,7 +82,7 @@ def _meet(group: Group, segment: SegmentView, problem: str, in_order: bool) -> N
     is_launched = os.environ.get("TRACEKERN_KEEP_SEGMENT") == "1"  # tracekern's launcher says who died or failed
     try:
         group.barrier() if in_order else group.barrier(_DISORDER_TIMEOUT_S)
-        problems = group.all_gather(problem)
+        problems = group.all_gather(problem, "the end of a capture")
         # A rank that leaves closes its connections; another rank may still be reading from them.
         group.barrier(_DISORDER_TIMEOUT_S)
     except PeerLost as error:

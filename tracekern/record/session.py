@@ -537,9 +537,8 @@ class Capture:
             )
         run_id = base + (f".{ordinal}" if ordinal else "") if base else f"{int(time.time()):x}-{secrets.token_hex(4)}"
         attempt, why = choose_attempt(self.directory, restarts(), run_id)
-        names, attempts, places, ids = zip(
-            *self.group.all_gather((run_id, attempt, str(self.directory), directory_id(self.directory))), strict=True
-        )
+        own = run_id, attempt, str(self.directory), directory_id(self.directory)
+        names, attempts, places, ids = zip(*self.group.all_gather(own, "the opening of a capture"), strict=True)
         self.directory = place_of(self.directory, int(attempts[0]))
         for told in filter(None, (why, differing_directories(places))) if self.group.rank == 0 else ():
             _log.warning("%s", told)

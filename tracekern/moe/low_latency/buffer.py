@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tracekern.comm.communicator import Communicator
-from tracekern.comm.group import Group
+from tracekern.comm.communicator import Communicator, check_timeout
+from tracekern.comm.group import TIMEOUT_S, Group, require_group
 from tracekern.errors import BadInput
 from tracekern.formatting import count
 from tracekern.moe.experts import Experts
+from tracekern.moe.launches import check_capture
 from tracekern.moe.low_latency.handle import Dispatched, Handle, Slots
-from tracekern.moe.low_latency.kernels import Kernels
+from tracekern.moe.low_latency.kernels import Kernels, Limits
 from tracekern.moe.low_latency.settings import (
     FACTS,
     FAULT_SLOTS,
+    NUM_SLOTS,
     SCALE_GROUP,
     LaunchShape,
     Layout,
@@ -23,7 +26,10 @@ from tracekern.moe.low_latency.settings import (
     check_combine,
     check_dispatch,
     check_experts,
+    check_flag,
+    check_making,
 )
+from tracekern.moe.shape import require_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -42,8 +48,13 @@ class EventOverlap:
 class Buffer:
     """Low latency dispatch and combine (csrc/moe/low_latency), by stores into the memory of the experts' ranks.
 
-    All ranks make it, call it and drop handles in the same order. Usable from one thread at a time. Two dispatches may
-    wait for their combine at a time. Kernels of a buffer run one after the other, whatever stream they are started on.
+    All ranks make it and call it in the same order. Usable from one thread at a time. Dispatches take its two slots in
+    turns, so two may wait for their combine. Kernels of a buffer run one after the other, whatever stream they are
+    started on.
+
+    What is wrong on one rank in the first call of a layout, a message type and a top-k raises the same BadInput on all
+    ranks. Later calls are refused on that rank alone, which may repeat them: the others wait for it, and their
+    CommTimeout says what it refused.
     """
 
     def __init__(
@@ -67,12 +78,17 @@ class Buffer:
         timeout_s, on_timeout: see Communicator.set_timeout(). backend: "cpu" or "cuda". num_sms: SMs that kernels fill,
         num_max_warp_groups: warps of a block at most; 0: see LaunchShape.choose(). Collective. Raises BadInput.
         """
-        if num_nvl_bytes or not low_latency_mode:
-            raise BadInput(
-                "num_nvl_bytes and low_latency_mode=False are for DeepEP's normal mode, which is not here yet"
-            )
-        self.group = group or Group.discover()
+        self.group = Group.discover() if group is None else group
+        require_group(self.group)
         self.rank, self.group_size = self.group.rank, self.group.num_ranks
+        sizes = {
+            "num_nvl_bytes": num_nvl_bytes,
+            "num_rdma_bytes": num_rdma_bytes,
+            "num_qps_per_rank": num_qps_per_rank,
+            "num_sms": num_sms,
+            "num_max_warp_groups": num_max_warp_groups,
+        }
+        self.group.agree("Buffer()", lambda: check_making(sizes, low_latency_mode, executor))
         self.num_rdma_bytes, self.num_qps_per_rank = num_rdma_bytes, num_qps_per_rank
         self.comm = Communicator(
             self.group, num_rdma_bytes, timeout_s, backend, on_timeout, reserved_bytes=num_rdma_bytes
@@ -82,13 +98,14 @@ class Buffer:
         self._grid = num_sms, num_max_warp_groups
         self._executor = {"executor": executor} if backend == "cpu" else {}
         self._layout: Layout | None = None
-        self._known_calls: set[tuple[object, ...]] = set()
+        self._known_calls: set[tuple[bool, int]] = set()
+        """use_fp8 and top-k of calls on which all ranks have agreed."""
         self._slots = Slots()
         self._generation = 0
         self._is_destroyed = False
         self.late_us = 0
         """How much later than its host this rank's next dispatches begin, to see how the others wait."""
-        self.comm.on_reset(self._set_back)
+        self.comm.on_reset(self._forget_calls)
 
     @staticmethod
     def get_low_latency_rdma_size_hint(
@@ -99,9 +116,7 @@ class Buffer:
         Most are rdma_recv_x and as much for results, num_experts * num_max_dispatch_tokens_per_rank messages of bf16
         each (16 bytes more for the header of a message), once for each of two slots.
         """
-        layout = Layout(num_max_dispatch_tokens_per_rank, hidden, num_experts)
-        layout.check(num_ranks)
-        return layout.heap_bytes(num_ranks)
+        return Layout.of(num_max_dispatch_tokens_per_rank, hidden, num_experts, num_ranks).heap_bytes(num_ranks)
 
     def low_latency_dispatch(
         self,
@@ -131,29 +146,34 @@ class Buffer:
         return_recv_hook: only sends; hook() receives. timeout_s, on_timeout: of this call. Raises BadInput, and
         CommTimeout if a peer does not arrive.
         """
-        _refuse_later(
-            cumulative_local_expert_recv_stats=cumulative_local_expert_recv_stats,
-            dispatch_wait_recv_cost_stats=dispatch_wait_recv_cost_stats,
-            round_scale=round_scale,
-            use_ue8m0=use_ue8m0,
-            async_finish=async_finish,
-        )
-        self._require_usable()
-        layout = Layout(num_max_dispatch_tokens_per_rank, int(x.shape[-1]) if x.ndim else 0, num_experts)
-        self._use_layout(layout)
-        check_dispatch(self.comm, layout, self.launch_shape, x, topk_idx, use_fp8)
-        self._agree("low_latency_dispatch", use_fp8=use_fp8, topk=int(topk_idx.shape[1]))
-        dispatched = self._take_slot(layout, x, topk_idx, use_fp8)
-        recv_x = dispatched.tensors["packed_recv_x"]
-        recv_count = dispatched.tensors["packed_recv_count"]
-        handle = Handle.of(
-            dispatched, dispatched.tensors["packed_recv_src_info"], dispatched.tensors["packed_recv_layout_range"]
-        )
-        stages = ("dispatch_send", "dispatch_recv") if return_recv_hook else ("dispatch", "")
-        hook = self._start(dispatched, stages, capture, timeout_s, on_timeout)
-        scales = dispatched.tensors["packed_recv_scales"]
+
+        def check() -> Layout:
+            _refuse_later(
+                cumulative_local_expert_recv_stats=cumulative_local_expert_recv_stats,
+                dispatch_wait_recv_cost_stats=dispatch_wait_recv_cost_stats,
+                round_scale=round_scale,
+                use_ue8m0=use_ue8m0,
+                async_finish=async_finish,
+            )
+            check_flag("use_fp8", use_fp8)
+            self._check_start(return_recv_hook, capture, timeout_s, on_timeout)
+            require_tensor("x", x)
+            hidden = int(x.shape[-1]) if x.ndim else 0
+            layout = Layout.of(num_max_dispatch_tokens_per_rank, hidden, num_experts, self.group_size)
+            check_dispatch(self.comm, layout, self._shape_for(layout), x, topk_idx, use_fp8)
+            self._slots.require_free(self.comm.board.num_calls)
+            return layout
+
+        with self._one_call("low_latency_dispatch"):
+            layout = self._check_on_all("low_latency_dispatch", use_fp8, topk_idx, check, timeout_s)
+            dispatched = self._make_dispatched(layout, x, topk_idx, use_fp8)
+            limits = self._check_start(return_recv_hook, capture, timeout_s, on_timeout)
+            hook = self._start_dispatch(dispatched, return_recv_hook, capture, limits)
+        tensors = dispatched.tensors
+        recv_x, scales = tensors["packed_recv_x"], tensors["packed_recv_scales"]
         received = recv_x if scales is None else (recv_x, scales.transpose(1, 2))
-        return received, recv_count, handle, EventOverlap(), hook
+        handle = Handle.of(dispatched, tensors["packed_recv_src_info"], tensors["packed_recv_layout_range"])
+        return received, tensors["packed_recv_count"], handle, EventOverlap(), hook
 
     def low_latency_combine(
         self,
@@ -180,22 +200,22 @@ class Buffer:
         """
         import torch
 
-        _refuse_later(
-            use_logfmt=use_logfmt,
-            zero_copy=zero_copy,
-            async_finish=async_finish,
-            combine_wait_recv_cost_stats=combine_wait_recv_cost_stats,
-        )
-        self._require_usable()
-        dispatched = self._check_handle(handle)
-        layout, num_tokens = dispatched.layout, dispatched.num_tokens
-        check_combine(self.comm, layout, num_tokens, dispatched.topk, x, topk_idx, topk_weights, out)
-        if out is None:
-            out = torch.empty((num_tokens, layout.hidden), dtype=torch.bfloat16, device=x.device)
-        dispatched.tensors |= {"expert_rows": x, "topk_idx": topk_idx, "topk_weights": topk_weights, "out": out}
-        self._slots.start_combine(dispatched)
-        stages = ("combine_send", "combine_recv") if return_recv_hook else ("combine", "")
-        hook = self._start(dispatched, stages, capture, timeout_s, on_timeout)
+        with self._one_call("low_latency_combine"):
+            _refuse_later(
+                use_logfmt=use_logfmt,
+                zero_copy=zero_copy,
+                async_finish=async_finish,
+                combine_wait_recv_cost_stats=combine_wait_recv_cost_stats,
+            )
+            limits = self._check_start(return_recv_hook, capture, timeout_s, on_timeout)
+            dispatched = self._check_handle(handle)
+            check_combine(self.comm, dispatched, x, topk_idx, topk_weights, out)
+            self._slots.require_added_up(dispatched)
+            if out is None:
+                size = (dispatched.num_tokens, dispatched.layout.hidden)
+                out = torch.empty(size, dtype=torch.bfloat16, device=x.device)
+            dispatched.tensors |= {"expert_rows": x, "topk_idx": topk_idx, "topk_weights": topk_weights, "out": out}
+            hook = self._start("combine", dispatched, return_recv_hook, capture, limits, self._slots.note_combine)
         return out, EventOverlap(), hook
 
     def apply_experts(
@@ -212,20 +232,28 @@ class Buffer:
         experts: the stand-in, or Int4Experts. after_stage: called with the name of each kernel that was started.
         Raises BadInput.
         """
-        self._require_usable()
-        dispatched = self._check_handle(handle)
-        check_experts(self.comm, dispatched.layout, experts, rows)
-        self._kernels.apply_experts(dispatched, experts, rows, capture, after_stage)
+        with self._one_call("apply_experts"):
+            check_capture(capture)
+            dispatched = self._check_handle(handle)
+            check_experts(self.comm, dispatched.layout, experts, rows)
+            self._kernels.apply_experts(dispatched, experts, rows, capture, after_stage)
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Sets flags and counters back and prepares for calls of such a layout. Handles of before cannot be used.
 
-        Collective. Needed before calls whose layout is another than that of the calls before.
+        Collective. Needed before calls whose layout is another than that of the calls before. Raises BadInput, the same
+        on all ranks.
         """
-        self._require_usable()
-        layout = Layout(num_max_dispatch_tokens_per_rank, hidden, num_experts)
-        layout.check(self.group_size)
-        self._open(layout)
+        what = "clean_low_latency_buffer"
+
+        def settings() -> dict[str, Any]:
+            layout = Layout.of(num_max_dispatch_tokens_per_rank, hidden, num_experts, self.group_size)
+            self._check_new(layout)
+            return dataclasses.asdict(layout)
+
+        with self._one_call(what):
+            self.comm.agree(what, settings, self._limits[0])
+            self._open(what, Layout(int(num_max_dispatch_tokens_per_rank), int(hidden), int(num_experts)))
 
     def synchronize(self) -> None:
         """Waits until this rank's kernels have finished.
@@ -243,91 +271,125 @@ class Buffer:
         self.comm.reset()
 
     def destroy(self) -> None:
-        """Ends the use of the buffer. Raises BadInput while a receive hook has not been called."""
-        if pending := self._slots.num_hooks():
-            raise BadInput(f"destroy: {count(pending, 'receive hook')} not called yet; call it first")
-        if not self._is_destroyed:
-            self.comm.synchronize()
-        self._is_destroyed = True
+        """Ends the use of the buffer, whatever state its communicator is in.
+
+        Raises BadInput while a receive hook has not been called, unless the communicator is out of use anyway.
+        """
+        with self.comm.one_thread("destroy"):
+            if self.comm.is_usable and not self._is_destroyed:
+                if pending := self._slots.num_hooks():
+                    raise BadInput(f"destroy: {count(pending, 'receive hook')} not called yet; call it first")
+                self._is_destroyed = True
+                self.comm.synchronize()
+            self._is_destroyed = True
 
     # ---- layout and settings ----
 
-    def _require_usable(self) -> None:
+    def _one_call(self, what: str) -> contextlib.AbstractContextManager[None]:
         if self._is_destroyed:
             raise BadInput("the buffer was destroyed; make another one")
-        self.comm.require_usable()
+        return self.comm.one_user_call(what)
 
-    def _use_layout(self, layout: Layout) -> None:
-        if layout == self._layout:
-            return
-        layout.check(self.group_size)
-        if self._layout is not None:
-            raise BadInput(
-                f"calls so far had {self._layout}, this one has {layout}; call clean_low_latency_buffer() in between"
-            )
-        self._open(layout)
+    def _check_start(self, with_hook: Any, capture: Any, timeout_s: Any, on_timeout: Any) -> Limits:
+        """Checks what both calls take. Returns the limits of the call."""
+        check_flag("return_recv_hook", with_hook)
+        check_capture(capture)
+        limits = (
+            self._limits[0] if timeout_s is None else timeout_s,
+            self._limits[1] if on_timeout is None else on_timeout,
+        )
+        check_timeout(*limits)
+        return limits
 
-    def _open(self, layout: Layout) -> None:
-        """Makes the native buffer. Collective, with all kernels finished."""
+    def _check_on_all(
+        self, what: str, use_fp8: Any, topk_idx: Any, check: Callable[[], Layout], timeout_s: Any
+    ) -> Layout:
+        """Checks a call: on this rank alone if all ranks have agreed on such calls, else on all together."""
+        key = (use_fp8, _topk_of(topk_idx))
+        if isinstance(use_fp8, bool) and key in self._known_calls:
+            return check()
+        found: list[Layout] = []
+        call = f"{what} with use_fp8={use_fp8}, topk={key[1]}"
+
+        def settings() -> dict[str, Any]:
+            found.append(check())
+            self._refuse_graph(f"{call} was")
+            calls_so_far = str(self._layout or "none")
+            return {**dataclasses.asdict(found[0]), "use_fp8": use_fp8, "topk": key[1], "layout so far": calls_so_far}
+
+        try:
+            limit_s = self._check_start(False, None, timeout_s, None)[0]
+        except BadInput:  # which check() raises
+            limit_s = self._limits[0]
+        self.comm.agree(what, settings, limit_s, call)
+        if self._layout is None:
+            self._open(what, found[0])
+        self._known_calls.add(key)
+        return found[0]
+
+    def _refuse_graph(self, what: str) -> None:
         if self.comm.device.streams.is_captured():
-            raise BadInput("a graph is being captured, and calls of this layout were never run; run one before")
-        self._agree_on(dataclasses.asdict(layout))
+            raise BadInput(f"a graph is being captured, and {what} never run; run it before")
+
+    def _shape_for(self, layout: Layout) -> LaunchShape:
+        """Returns the launch shape of calls with this layout. Raises BadInput if the buffer is open for another."""
+        if layout == self._layout:
+            return self.launch_shape
+        if self._layout is None:
+            return self._check_new(layout)
+        raise BadInput(
+            f"calls so far had {self._layout}, this one has {layout}; call clean_low_latency_buffer() in between"
+        )
+
+    def _check_new(self, layout: Layout) -> LaunchShape:
+        """Checks that the buffer can be opened for the layout, and waits for this rank's kernels."""
+        self._refuse_graph("calls of this layout were")
         heap_bytes = layout.heap_bytes(self.group_size)
         if heap_bytes > self.num_rdma_bytes:
             raise BadInput(
                 f"num_rdma_bytes is {self.num_rdma_bytes}; {layout} needs {heap_bytes}, see "
                 "get_low_latency_rdma_size_hint()"
             )
-        backend = self.comm.device.backend
-        self.launch_shape = shape = LaunchShape.choose(self.group, layout.num_experts, *self._grid, backend)
         self.comm.synchronize()
-        self.group.barrier()
-        self._kernels = Kernels(self.comm, layout, shape, self._first_stage, self._limits, self._executor)
-        self._layout = layout
-        self._known_calls.clear()
-        self._set_back()
-        self.group.barrier()
+        return LaunchShape.choose(self.group, layout.num_experts, *self._grid, self.comm.device.backend)
 
-    def _set_back(self) -> None:
+    def _open(self, what: str, layout: Layout) -> None:
+        """Makes the native buffer. Collective, behind an agreement on the layout, with the kernels of all finished."""
+        self._layout = None
+        self._forget_calls()
+        self.launch_shape = self._check_new(layout)
+
+        def make() -> dict[str, Any]:
+            shape, executor = self.launch_shape, self._executor
+            self._kernels = Kernels(self.comm, layout, shape, self._first_stage, self._limits, executor)
+            return {}
+
+        self.comm.agree(f"the set-up of {what}", make, TIMEOUT_S)  # all ranks have come: none is far behind
+        self._layout = layout
+
+    def _forget_calls(self) -> None:
         """The state before the first call. With all kernels finished."""
         if self._layout is not None:
             self._kernels.native.reset()
+        self._known_calls.clear()
         self._slots.clear()
         self._generation += 1
 
-    def _agree(self, name: str, **settings: Any) -> None:
-        """Raises BadInput if ranks differ in settings of a call. Looked at once for each combination."""
-        key = (name, *settings.values())
-        if key in self._known_calls:
-            return
-        if self.comm.device.streams.is_captured():
-            told = ", ".join(f"{key}={value}" for key, value in settings.items())
-            raise BadInput(f"a graph is being captured, and {name} with {told} was never run; run it before")
-        self._agree_on(settings)
-        self._known_calls.add(key)
-
-    def _agree_on(self, settings: dict[str, Any]) -> None:
-        for rank, theirs in enumerate(self.group.all_gather(settings)):
-            for name, value in settings.items():
-                if theirs.get(name) != value:
-                    raise BadInput(f"{name} is {value} on rank {self.rank} and {theirs.get(name)} on rank {rank}")
-
     # ---- calls ----
 
-    def _take_slot(self, layout: Layout, x: torch.Tensor, topk_idx: torch.Tensor, use_fp8: bool) -> Dispatched:
-        slot = self._slots.choose()
-        dispatched = Dispatched(
-            slot=slot,
-            epoch=self._kernels.native.epoch(slot),
+    def _make_dispatched(self, layout: Layout, x: torch.Tensor, topk_idx: torch.Tensor, use_fp8: bool) -> Dispatched:
+        number = self.comm.board.num_calls
+        return Dispatched(
+            number=number,
+            epoch=self._kernels.native.epoch(number % NUM_SLOTS),
             layout=layout,
             num_tokens=int(x.shape[0]),
             topk=int(topk_idx.shape[1]),
             use_fp8=use_fp8,
             generation=self._generation,
             tensors={"x": x, "topk_idx": topk_idx, **self._allocate(layout, x, use_fp8)},
+            sent_ids=topk_idx.clone() if self.comm.device.backend == "cpu" else None,
         )
-        self._slots.take(dispatched)
-        return dispatched
 
     def _allocate(self, layout: Layout, x: torch.Tensor, use_fp8: bool) -> dict[str, torch.Tensor | None]:
         import torch
@@ -359,33 +421,56 @@ class Buffer:
             raise BadInput("the receive hook of this handle's dispatch was not called; call it before combine")
         return dispatched
 
+    def _start_dispatch(
+        self, dispatched: Dispatched, with_hook: bool, capture: Capture | None, limits: Limits
+    ) -> Hook | None:
+        board, number = self.comm.board, dispatched.number
+        told = f"low_latency_dispatch with use_fp8={dispatched.use_fp8}, topk={dispatched.topk}"
+        board.begin_call(number, told)
+        try:
+            return self._start("dispatch", dispatched, with_hook, capture, limits, self._slots.take, self.late_us)
+        except BaseException:
+            if self.comm.is_usable:  # nothing was launched
+                board.take_back_call(number)
+            raise
+
     def _start(
         self,
+        stage: str,
         dispatched: Dispatched,
-        stages: tuple[str, str],
+        with_hook: bool,
         capture: Capture | None,
-        timeout_s: float | None,
-        on_timeout: str | None,
+        limits: Limits,
+        note: Callable[[Dispatched], None],
+        late_us: int = 0,
     ) -> Hook | None:
-        """Starts the first stage. Returns what starts the second; None if there is none."""
-        limits = (self._limits[0] if timeout_s is None else timeout_s, on_timeout or self._limits[1])
-        late_us = 0 if dispatched.is_combined else self.late_us
-        self._kernels.launch(dispatched, stages[:1], capture, limits, late_us)
-        if not stages[1]:
+        """Starts "dispatch" or "combine". Returns what receives, if that is a launch of its own.
+
+        note: takes down what was started; not called if it was refused.
+        """
+        self._kernels.launch(dispatched, [f"{stage}_send" if with_hook else stage], capture, limits, late_us)
+        note(dispatched)
+        if not with_hook:
             self._slots.note_received(dispatched)
             return None
-        is_called = False
+        pending: Dispatched | None = dispatched  # a hook that was called holds no slot
 
         def hook() -> None:
-            nonlocal is_called
-            self._require_usable()
-            if is_called or dispatched.generation != self._generation:
-                raise BadInput("a receive hook is called once, and not after a reset")
-            is_called = True
-            self._slots.note_received(dispatched)
-            self._kernels.launch(dispatched, stages[1:], capture, limits)
+            nonlocal pending
+            with self._one_call(f"the receive hook of low_latency_{stage}"):
+                if pending is None or pending.generation != self._generation:
+                    raise BadInput("a receive hook is called once, and not after a reset")
+                self._kernels.launch(pending, [f"{stage}_recv"], capture, limits)
+                self._slots.note_received(pending)
+                pending = None
 
         return hook
+
+
+def _topk_of(topk_idx: Any) -> int:
+    """Returns the top-k; -1 for what is no tensor of choices."""
+    shape = getattr(topk_idx, "shape", ())
+    return int(shape[1]) if len(shape) == 2 else -1
 
 
 def _refuse_later(**arguments: object) -> None:

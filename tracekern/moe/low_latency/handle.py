@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracekern.errors import BadInput
-from tracekern.formatting import count
 from tracekern.moe.low_latency.settings import NUM_SLOTS, Layout
 
 if TYPE_CHECKING:
@@ -18,7 +17,8 @@ if TYPE_CHECKING:
 class Dispatched:
     """A dispatch that was started. Its slot is free again once its combine was started, or nothing refers to it."""
 
-    slot: int
+    number: int
+    """Of the call: how many dispatches there were before, the same on all ranks."""
     epoch: int
     """As records keep it."""
     layout: Layout
@@ -29,8 +29,15 @@ class Dispatched:
     """Of the buffer: how often it was set back before."""
     tensors: dict[str, torch.Tensor | None] = field(default_factory=dict)
     """By the names of the native Call; held until the kernels that use them were started."""
+    sent_ids: torch.Tensor | None = None
+    """A copy of topk_idx, on the CPU backend only."""
     is_received: bool = False
     is_combined: bool = False
+
+    @property
+    def slot(self) -> int:
+        """Returns which half of the buffer it holds: dispatches take them in turns."""
+        return self.number % NUM_SLOTS
 
 
 class _Parts(NamedTuple):
@@ -57,7 +64,7 @@ class Handle(_Parts):
 
 
 class Slots:
-    """Which dispatch holds each slot. The same on all ranks if they make and drop handles in the same order."""
+    """Which dispatch holds each slot."""
 
     def __init__(self) -> None:
         self.clear()
@@ -69,26 +76,22 @@ class Slots:
         """Kept: a slot whose messages were not copied is not free, even if nothing else refers to its dispatch."""
         self._not_added_up: list[Dispatched | None] = [None] * NUM_SLOTS
         """Whose combine was sent, and its receive not launched yet."""
-        self._last = NUM_SLOTS - 1
 
-    def choose(self) -> int:
-        """Returns a free slot, in turns while both are free. Raises BadInput if none is."""
-        for i in range(1, NUM_SLOTS + 1):
-            slot = (self._last + i) % NUM_SLOTS
-            holder = self._holders[slot]()
-            if holder is None or holder.is_combined:
-                return slot
-        hooks = sum(dispatched is not None for dispatched in self._not_received)
-        pending = f" ({count(hooks, 'receive hook')} not called yet)" if hooks else ""
+    def require_free(self, number: int) -> None:
+        """Raises BadInput if the slot of that call is not free. Another one would not do: peers take the same."""
+        holder = self._holders[number % NUM_SLOTS]()
+        if holder is None or holder.is_combined:
+            return
+        hook = "" if holder.is_received else " and whose receive hook was not called"
         raise BadInput(
-            f"a third live handle: {NUM_SLOTS} dispatches wait for their combine{pending}; combine one of them, or "
-            "drop its handle on all ranks"
+            f"slot {number % NUM_SLOTS} is still held by the handle of dispatch {holder.number}, which was not "
+            f"combined{hook}; dispatches take {NUM_SLOTS} slots in turns, and this is dispatch {number}: combine that "
+            "handle, or drop it on all ranks"
         )
 
     def take(self, dispatched: Dispatched) -> None:
         self._holders[dispatched.slot] = weakref.ref(dispatched)
         self._not_received[dispatched.slot] = dispatched
-        self._last = dispatched.slot
 
     def note_received(self, dispatched: Dispatched) -> None:
         """Of dispatch, or of combine if that was sent."""
@@ -97,10 +100,13 @@ class Slots:
         if waiting[dispatched.slot] is dispatched:
             waiting[dispatched.slot] = None
 
-    def start_combine(self, dispatched: Dispatched) -> None:
+    def require_added_up(self, dispatched: Dispatched) -> None:
         """Raises BadInput if the slot's combine before was not received: kernels would wait for that for good."""
         if self._not_added_up[dispatched.slot] is not None:
             raise BadInput("the receive hook of the slot's combine before was not called; call it first")
+
+    def note_combine(self, dispatched: Dispatched) -> None:
+        """A combine was sent."""
         dispatched.is_combined = True
         self._not_added_up[dispatched.slot] = dispatched
 

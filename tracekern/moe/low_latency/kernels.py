@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracekern import _C
 from tracekern.comm.communicator import Communicator
+from tracekern.errors import BadInput
 from tracekern.moe.experts import Experts
 from tracekern.moe.gemm.experts import ExpertKernels, Int4Experts
 from tracekern.moe.launches import Launches
@@ -53,7 +54,7 @@ class Kernels:
         executor: dict[str, str],
     ) -> None:
         """first_stage: see Communicator.add_kernels(). limits: of launches that have none of their own. executor: an
-        option of the CPU backend. Raises BadInput on all ranks if one of them cannot run the kernels.
+        option of the CPU backend. Raises BadInput if this rank cannot run the kernels.
         """
         self._comm, self._limits = comm, limits
         self._family = _find_family(comm)
@@ -118,23 +119,19 @@ class Kernels:
         )
 
     def _make_native(self, layout: Layout, shape: LaunchShape, first_stage: int, executor: dict[str, str]) -> Any:
-        group = self._comm.group
-        problem, native = "", None
         try:
             with self._comm.device.active():
-                native = self._family.Buffer(
+                return self._family.Buffer(
                     self._comm.native,
                     num_blocks=shape.num_sms,
                     warps_per_block=shape.num_warps,
                     num_warp_groups=shape.num_warp_groups,
                     first_stage=first_stage,
-                    **layout.native(group.num_ranks),
+                    **layout.native(self._comm.group.num_ranks),
                     **executor,
                 )
         except (ValueError, RuntimeError, MemoryError) as error:  # such as more blocks than the GPU holds at once
-            problem = f"rank {group.rank}: {error}"
-        group.refuse_together(problem)
-        return native
+            raise BadInput(str(error)) from None
 
     def _make_call(self, dispatched: Dispatched) -> Any:
         tensors = dispatched.tensors

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput
@@ -44,11 +45,16 @@ class LowLatencyPipeline:
 
         0: see LaunchShape.choose(), and fp8. Collective. Raises BadInput.
         """
-        if variant != "low_latency":
-            raise BadInput(f"variant is {variant!r}; wanted low_latency")
-        check_range("dispatch_dtype", dispatch_dtype, 0, len(DISPATCH_DTYPES))
-        if why := why_unsuitable(shape, {"dispatch_dtype": dispatch_dtype}):
-            raise BadInput(why)
+
+        def check() -> dict[str, Any]:
+            if variant != "low_latency":
+                raise BadInput(f"variant is {variant!r}; wanted low_latency")
+            check_range("dispatch_dtype", dispatch_dtype, 0, len(DISPATCH_DTYPES))
+            if why := why_unsuitable(shape, {"dispatch_dtype": dispatch_dtype}):
+                raise BadInput(why)
+            return {**dataclasses.asdict(shape), "dispatch_dtype": dispatch_dtype}
+
+        group.agree("the making of a LowLatencyPipeline", check)
         self.shape, self.variant = shape, variant
         self.options = {"dispatch_dtype": dispatch_dtype or 1}
         self._use_fp8 = DISPATCH_DTYPES[self.options["dispatch_dtype"] - 1] == "fp8"
@@ -93,7 +99,8 @@ class LowLatencyPipeline:
         after_stage: Callable[[str], None] | None = None,
     ) -> torch.Tensor:
         """Returns [num_tokens, hidden] bf16; `out` if given. Arguments as those of tracekern.moe.pipeline.Pipeline."""
-        experts.check(self.comm, self.shape)
+        with self.comm.one_user_call("a call of low_latency"):
+            experts.check(self.comm, self.shape)
         tell = after_stage or (lambda stage: None)
         _, _, handle, _, _ = self.buffer.low_latency_dispatch(
             x, topk_idx, self.shape.max_tokens, self.shape.num_experts, use_fp8=self._use_fp8, capture=capture

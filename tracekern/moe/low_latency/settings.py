@@ -6,16 +6,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tracekern import _C
-from tracekern.comm.group import Group
+from tracekern.comm.communicator import check_choice
+from tracekern.comm.group import MAX_HEAP_RANKS, Group
 from tracekern.errors import BadInput
+from tracekern.formatting import shown
+from tracekern.moe.experts import Experts
 from tracekern.moe.pipeline import MAX_CPU_WARPS, SPARE_SMS
-from tracekern.moe.shape import MAX_EXPERTS, MoeShape, check_range, check_tensor, describe_tensor
+from tracekern.moe.shape import MAX_EXPERTS, MoeShape, check_range, check_tensor, describe_tensor, require_tensor
 
 if TYPE_CHECKING:
     import torch
 
     from tracekern.comm.communicator import Communicator
-    from tracekern.moe.experts import Experts
+    from tracekern.moe.low_latency.handle import Dispatched
 
 FACTS = _C.families["low_latency"]
 SCALE_GROUP: int = FACTS.scale_group
@@ -42,15 +45,18 @@ class Layout:
     hidden: int
     num_experts: int
 
-    def check(self, num_ranks: int) -> None:
-        """Raises BadInput for numbers that no kernel runs with."""
-        check_range("num_max_dispatch_tokens_per_rank", self.num_max_dispatch_tokens_per_rank, 1, MAX_TOKENS)
-        check_range("num_experts", self.num_experts, 1, MAX_EXPERTS)
-        check_range("hidden", self.hidden, 8, 1 << 20)
-        if self.num_experts % num_ranks:
-            raise BadInput(f"{self.num_experts} experts do not divide over {num_ranks} ranks")
-        if self.hidden % 8:
-            raise BadInput(f"hidden is {self.hidden}; wanted a multiple of 8, which are 16 bytes of bf16")
+    @classmethod
+    def of(cls, num_max_dispatch_tokens_per_rank: Any, hidden: Any, num_experts: Any, num_ranks: Any) -> Layout:
+        """Raises BadInput for what are no whole numbers, and for numbers that no kernel runs with."""
+        check_range("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 1, MAX_TOKENS)
+        check_range("num_experts", num_experts, 1, MAX_EXPERTS)
+        check_range("hidden", hidden, 8, 1 << 20)
+        check_range("num_ranks", num_ranks, 1, MAX_HEAP_RANKS)
+        if num_experts % num_ranks:
+            raise BadInput(f"{num_experts} experts do not divide over {num_ranks} ranks")
+        if hidden % 8:
+            raise BadInput(f"hidden is {hidden}; wanted a multiple of 8, which are 16 bytes of bf16")
+        return cls(int(num_max_dispatch_tokens_per_rank), int(hidden), int(num_experts))
 
     def native(self, num_ranks: int) -> dict[str, Any]:
         """Returns the options of the native functions."""
@@ -97,8 +103,6 @@ class LaunchShape:
         which resident ranks get an equal part each, and 32 warps; on the CPU 8 groups of 2 warps a block, or of as many
         as send `topk` choices.
         """
-        check_range("num_sms", num_sms, 0, 4096)
-        check_range("num_max_warp_groups", num_max_warp_groups, 0, 32)
         if backend == "cpu":
             num_sms = num_sms or -(-num_experts // CPU_GROUPS_PER_BLOCK)
         elif not num_sms:
@@ -119,6 +123,18 @@ class LaunchShape:
     def num_warps(self) -> int:
         """Warps of a block."""
         return self.num_warp_groups * self.num_warps_per_group
+
+
+def check_making(sizes: dict[str, Any], low_latency_mode: Any, executor: Any) -> dict[str, Any]:
+    """Raises BadInput for arguments that no Buffer is made with. Returns those in which ranks may not differ."""
+    most = {"num_sms": 4096, "num_max_warp_groups": 32}
+    for name, value in sizes.items():
+        check_range(name, value, 0, most.get(name, 1 << 62))
+    check_flag("low_latency_mode", low_latency_mode)
+    if sizes["num_nvl_bytes"] or not low_latency_mode:
+        raise BadInput("num_nvl_bytes and low_latency_mode=False are for DeepEP's normal mode, which is not here yet")
+    check_choice("executor", executor, ("fibers", "threads"))
+    return {"num_rdma_bytes": int(sizes["num_rdma_bytes"])}
 
 
 def check_dispatch(
@@ -145,24 +161,26 @@ def check_dispatch(
 def check_experts(comm: Communicator, layout: Layout, experts: Experts, rows: torch.Tensor) -> None:
     """Raises BadInput for experts that kernels cannot use between dispatch and combine, or for rows of results."""
     num_ranks, most = comm.group.num_ranks, layout.num_max_dispatch_tokens_per_rank
+    if not isinstance(experts, Experts):
+        raise BadInput(f"experts is {type(experts).__name__}; wanted Experts, or Int4Experts")
     experts.check(comm, MoeShape(num_ranks, most, layout.num_experts, 1, layout.hidden, "bf16"))
     _check_expert_rows(comm, layout, "rows", rows)
 
 
 def check_combine(
     comm: Communicator,
-    layout: Layout,
-    num_tokens: int,
-    topk: int,
+    dispatched: Dispatched,
     x: torch.Tensor,
     topk_idx: torch.Tensor,
     topk_weights: torch.Tensor,
     out: torch.Tensor | None,
 ) -> None:
-    """Raises BadInput for tensors that combine cannot use. num_tokens, topk: of the dispatch that it belongs to."""
+    """Raises BadInput for tensors that combine cannot use. dispatched: what it belongs to."""
     import torch
 
+    layout, num_tokens, topk = dispatched.layout, dispatched.num_tokens, dispatched.topk
     _check_expert_rows(comm, layout, "x", x)
+    require_tensor("topk_idx", topk_idx)
     if topk_idx.dtype not in (torch.int32, torch.int64):
         raise BadInput(f"topk_idx is {describe_tensor(topk_idx)}; wanted int64 or int32")
     check_tensor(comm, "topk_idx", topk_idx, topk_idx.dtype, (num_tokens, topk))
@@ -170,6 +188,9 @@ def check_combine(
     if out is not None:
         check_tensor(comm, "out", out, torch.bfloat16, (num_tokens, layout.hidden))
         check_aligned("out", out)
+    if dispatched.sent_ids is not None:
+        _check_ids(topk_idx, layout.num_experts)
+        _check_sent(topk_idx, dispatched.sent_ids)
 
 
 def _check_expert_rows(comm: Communicator, layout: Layout, name: str, rows: torch.Tensor) -> None:
@@ -178,6 +199,12 @@ def _check_expert_rows(comm: Communicator, layout: Layout, name: str, rows: torc
     num_local = layout.num_experts // comm.group.num_ranks
     check_tensor(comm, name, rows, torch.bfloat16, (num_local, layout.num_rows(comm.group.num_ranks), layout.hidden))
     check_aligned(name, rows)
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raises BadInput unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise BadInput(f"{name} is {shown(value)}; wanted True or False")
 
 
 def check_aligned(name: str, tensor: torch.Tensor) -> None:
@@ -189,6 +216,7 @@ def check_aligned(name: str, tensor: torch.Tensor) -> None:
 def _check_topk_idx(comm: Communicator, shape: LaunchShape, topk_idx: torch.Tensor, num_tokens: int) -> None:
     import torch
 
+    require_tensor("topk_idx", topk_idx)
     if topk_idx.ndim != 2 or topk_idx.dtype not in (torch.int32, torch.int64):
         raise BadInput(f"topk_idx is {describe_tensor(topk_idx)}; wanted int64 or int32 [{num_tokens}, topk]")
     topk = int(topk_idx.shape[1])
@@ -213,6 +241,18 @@ def _check_ids(topk_idx: torch.Tensor, num_experts: int) -> None:
         expert = int(ordered[token, place])
         choice = (topk_idx[token] == expert).nonzero()[1].item()
         raise BadInput(bad_choice(token, int(choice), expert, num_experts))
+
+
+def _check_sent(topk_idx: torch.Tensor, sent_ids: torch.Tensor) -> None:
+    """Raises BadInput for a choice whose expert the dispatch has sent nothing to: there is no result to add."""
+    strange = (topk_idx >= 0) & (topk_idx.unsqueeze(2) != sent_ids.unsqueeze(1)).all(dim=2)
+    if strange.any():
+        token, choice = strange.nonzero()[0].tolist()
+        expert = int(topk_idx[token, choice])
+        raise BadInput(
+            f"topk_idx[{token}, {choice}] is expert {expert}, to which the dispatch has not sent the token; wanted the "
+            "topk_idx of the dispatch, or -1"
+        )
 
 
 def bad_choice(token: int, choice: int, expert: int, num_experts: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -40,18 +41,23 @@ class P2PPipeline(Pipeline):
         partitions: most partitions of a rank's tokens in the pipelined variant; two are in flight at a time. 0: as many
         as suit the shape and the grid. The rest: see Pipeline. Raises BadInput.
         """
-        num_blocks, warps_per_block = choose_grid(group, num_blocks, warps_per_block, num_sms, backend)
-        partitions = partitions or num_partitions(shape, max(1, num_blocks - 1) * max(1, warps_per_block // 2))
-        check_range("partitions", partitions, 1, MAX_PARTITIONS)
+
+        def choose() -> dict[str, Any]:
+            blocks, warps = choose_grid(group, num_blocks, warps_per_block, num_sms, backend)
+            check_range("partitions", partitions, 0, MAX_PARTITIONS)
+            chosen = partitions or num_partitions(shape, max(1, blocks - 1) * max(1, warps // 2))
+            return {**dataclasses.asdict(shape), "num_blocks": blocks, "warps_per_block": warps, "partitions": chosen}
+
+        settings = group.agree("the making of a P2PPipeline", choose)
         super().__init__(
             "p2p",
             group,
             shape,
             variant,
-            num_blocks=num_blocks,
-            warps_per_block=warps_per_block,
             backend=backend,
-            partitions=partitions,
+            num_blocks=settings["num_blocks"],
+            warps_per_block=settings["warps_per_block"],
+            partitions=settings["partitions"],
             **how,
         )
 

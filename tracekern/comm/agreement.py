@@ -1,0 +1,65 @@
+"""What ranks tell each other before they begin together: the settings of each, or its problem.
+
+All ranks hear the same, and so all raise the same error: none waits for one that has refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tracekern.errors import BadInput, one_line
+
+MAX_TEXT = 600
+"""Most characters of a problem that other ranks are told."""
+
+Check = Callable[[], dict[str, Any]]
+"""Returns the settings in which ranks may not differ, as JSON holds them. Raises BadInput for what cannot be."""
+
+
+class Said:
+    """What one rank says: the outcome of its check."""
+
+    def __init__(self, check: Check) -> None:
+        self.error: Exception | None = None
+        self.settings: dict[str, Any] = {}
+        try:
+            self.settings = check()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
+            self.error = error
+
+    @property
+    def problem(self) -> str:
+        """Returns one line; "" for none."""
+        if self.error is None:
+            return ""
+        return one_line(self.error)[:MAX_TEXT]
+
+    def message(self) -> list[Any]:
+        return [self.problem, self.settings]
+
+    def settle(self, heard: Sequence[list[Any]]) -> None:
+        """Raises what is wrong: the same BadInput on all ranks, but an own error of another kind as it is.
+
+        heard: message() of each rank, [num_ranks].
+        """
+        if self.error is not None and not isinstance(self.error, BadInput):
+            raise self.error
+        problems = [problem for problem, _ in heard]
+        for rank, problem in enumerate(problems):
+            if problem:
+                raise BadInput(problem if problems.count(problem) == len(problems) else f"rank {rank}: {problem}")
+        first = heard[0][1]
+        for rank, (_, theirs) in enumerate(heard):
+            for name in first:
+                if theirs.get(name) != first[name]:
+                    raise BadInput(f"{name} is {first[name]} on rank 0 and {theirs.get(name)} on rank {rank}")
+
+
+def refuse_different_calls(names: Sequence[str]) -> None:
+    """Raises BadInput unless all ranks are in the same call. names: of the call of each rank."""
+    for rank, name in enumerate(names):
+        if name != names[0]:
+            raise BadInput(
+                f"rank 0 is in {names[0]}, rank {rank} in {name}: all ranks make the same calls in the same order"
+            )
