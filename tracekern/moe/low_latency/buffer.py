@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tracekern.comm.communicator import Communicator, check_timeout
-from tracekern.comm.group import TIMEOUT_S, Group, require_group
+from tracekern.comm.group import Group, message_timeout_s, require_group
 from tracekern.errors import BadInput
 from tracekern.formatting import count
 from tracekern.moe.experts import Experts
@@ -364,7 +364,7 @@ class Buffer:
             self._kernels = Kernels(self.comm, layout, shape, self._first_stage, self._limits, executor)
             return {}
 
-        self.comm.agree(f"the set-up of {what}", make, TIMEOUT_S)  # all ranks have come: none is far behind
+        self.comm.agree(f"the set-up of {what}", make, message_timeout_s())  # all ranks have come: none is far behind
         self._layout = layout
 
     def _forget_calls(self) -> None:
