@@ -66,10 +66,10 @@ class Guard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        if not self._warns or not isinstance(error, Exception):
+        if error is not None and error is self._users_error:
+            self._users_error = None  # its frames hold device memory, which a later graph's capture must not give back
             return False
-        if error is self._users_error:
-            self._users_error = None
+        if not self._warns or not isinstance(error, Exception):
             return False
         with self._lock:  # the text alone: the error would keep alive what it passed, such as connections to peers
             is_first, self._problem = not self._problem, self._problem or one_line(error)
