@@ -11,13 +11,26 @@ The simulation is one of discrete events (`engine`): every warp is a program of 
 written through the real segment and packer, with clocks of an offset and a rate of their own and ping-pong samples
 (`capture`), so that `load` reads what a GPU would have left: the dumps say backend cuda.
 
-Injections, one class each (`cases`): SlowWork (a rank works longer, by ns or by a share), MovingWork (another rank in
-every iteration), Latency and Drain (a link), LateHost (a gap before a rank's kernels). Every one can be confined to
+Injections, one class each (`cases`): SlowWork (a rank works longer, by ns or by a share), SlowWarp (one of its warps),
+SlowPause (outside spans), MoreWork (more tokens), MovingWork (another rank in every iteration), Latency and Drain (a link), LateHost (a gap before a rank's kernels). Every one can be confined to
 some iterations. Noise is drawn by rank, warp and place in the program, so the same seed gives the same noise with and
 without an injection.
 """
 
-from simulator.cases import Case, Drain, Injection, LateHost, Latency, MovingWork, Shape, SlowWork
+from simulator.cases import (
+    Case,
+    Drain,
+    Injection,
+    LateHost,
+    Latency,
+    MoreWork,
+    MovingWork,
+    Noise,
+    Shape,
+    SlowPause,
+    SlowWarp,
+    SlowWork,
+)
 from simulator.run import Score, Truth, score, simulate
 
 __all__ = [
@@ -26,9 +39,13 @@ __all__ = [
     "Injection",
     "LateHost",
     "Latency",
+    "MoreWork",
     "MovingWork",
+    "Noise",
     "Score",
     "Shape",
+    "SlowPause",
+    "SlowWarp",
     "SlowWork",
     "Truth",
     "score",

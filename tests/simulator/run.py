@@ -29,6 +29,12 @@ class Truth:
     """By rank, in their order."""
 
     @property
+    def makespan_ns(self) -> float:
+        """From the start of the first kernel to the end of the last."""
+        kernels = [kernel for of_rank in self.kernels.values() for kernel in of_rank]
+        return max(kernel.end_ns for kernel in kernels) - min(kernel.start_ns for kernel in kernels)
+
+    @property
     def charged_ns(self) -> float:
         """Waiting that the analysis charges to causes."""
         return sum(wait.charged_ns for wait in self.waits)

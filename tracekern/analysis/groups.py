@@ -71,6 +71,16 @@ def median_of_groups(group: Int64, values: npt.NDArray[Any], num_groups: int) ->
     return median
 
 
+def quantile_of_groups(group: Int64, values: npt.NDArray[Any], num_groups: int, share: float) -> Float64:
+    """[num_groups] the value that `share` of each group's values lie below; nan of none."""
+    order = np.lexsort((values, group))
+    count = np.bincount(group, minlength=num_groups)
+    first, known = np.cumsum(count) - count, count > 0
+    quantile = np.full(num_groups, np.nan)
+    quantile[known] = values[order[(first + (share * (count - 1)).astype(np.int64))[known]]]
+    return quantile
+
+
 def _group(columns: Sequence[npt.NDArray[Any]]) -> tuple[Int64, tuple[Int64, ...]]:
     """The two fields of Groups; `columns`: one or more."""
     lows = [int(column.min(initial=0)) for column in columns]

@@ -88,7 +88,7 @@ def cost_causes(timeline: Timeline, graph: EventGraph, waits: Waits, iterations:
         costs += replays.of_ranks(CauseKind.PACE, table.pace, table.own_ns)
         costs += replays.of_ranks(CauseKind.AMOUNT, table.amount, table.own_ns)
         costs += replays.of_ranks(CauseKind.HOST, table.gaps, table.gaps_ns)
-        links = Links(timeline, waits, run_graph, iterations)
+        links = Links(timeline, waits, run_graph)
         for source, destination in links.longest_of(replays.on_path)[:MAX_CANDIDATES]:
             costs.append(replays.cost(CauseKind.LINK, source, destination, [links.as_others(source, destination)]))
     costs.sort(key=lambda cost: -cost.saved_ns)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.groups import group_rows, median_of_groups
+from tracekern.analysis.groups import group_rows, median_of_groups, quantile_of_groups
 from tracekern.analysis.waits.analyze import WaitKind, Waits
 from tracekern.analysis.waits.event_graph import EventGraph, Schedule
 from tracekern.timeline.model import Float64, Int32, Int64, Mask, Timeline
@@ -21,6 +21,10 @@ from tracekern.timeline.model import Float64, Int32, Int64, Mask, Timeline
 _NEVER = np.iinfo(np.int64).min
 _HELD_UP = 0.5
 """A wait that lasts this part of a flag's way was held up by the flag."""
+_POLLS = 3
+"""So was one that lasts as many times as long as a poll,"""
+_ON_ITS_WAY = 16
+"""unless the flag would have taken as many times as long as usual."""
 
 
 class EdgeKind(enum.IntEnum):
@@ -238,16 +242,17 @@ def _time_waits(timeline: Timeline, waits: Waits, latest: Int64) -> _WaitTimes:
     message = _is_message(waits)
     drain = np.where(message, np.maximum(spans.end[waits.signal] - spans.start[waits.signal], 0), 0)
     flag = np.maximum(passed - drain, 0)
-    was_late = (latest >= spans.start[waits.row]) | (waits.late_ns + waits.drain_ns > 0)
-    held_up = known & (was_late | (waits.wait_ns >= _HELD_UP * np.maximum(flag, 1)))
     by_pair = group_rows(len(waits), waits.phase, waits.peer, waits.rank)
     by_phase = group_rows(len(waits), waits.phase)
-    usual = np.zeros(len(waits))
-    for groups in (by_phase, by_pair):  # the pair's, where it has any
-        median = median_of_groups(groups.group[held_up], flag[held_up], len(groups))[groups.group]
-        usual = np.where(np.isfinite(median), median, usual)
-    unheld = known & ~held_up
-    polled = median_of_groups(by_phase.group[unheld], waits.wait_ns[unheld], len(by_phase))[by_phase.group]
+    was_late = (latest >= spans.start[waits.row]) | (waits.late_ns + waits.drain_ns > 0)
+    held_up = known & (was_late | (waits.wait_ns >= _HELD_UP * np.maximum(flag, 1)))
+    usual = median_of_groups(by_phase.group[held_up], flag[held_up], len(by_phase))[by_phase.group]
+    # Of those that found their signal there most only polled once.
+    there = known & ~held_up
+    polled = quantile_of_groups(by_phase.group[there], waits.wait_ns[there], len(by_phase), 0.25)[by_phase.group]
+    held_up |= known & (waits.wait_ns > _POLLS * polled) & (flag <= _ON_ITS_WAY * usual)
+    of_pair = median_of_groups(by_pair.group[held_up], flag[held_up], len(by_pair))[by_pair.group]
+    usual = np.nan_to_num(np.where(np.isfinite(of_pair), of_pair, usual))
     return _WaitTimes(
         latency=np.where(held_up, passed, np.minimum(drain + usual, passed)).astype(float),
         least=np.where(held_up, np.minimum(np.nan_to_num(polled), waits.wait_ns), waits.wait_ns).astype(float),
