@@ -22,6 +22,8 @@ class Links:
         self._near = timeline.on_same_node(self._source, self._destination).astype(np.int64)
         kinds = group_rows(len(wait), waits.phase[wait], self._near)
         self._kind, self._num_kinds, self._near_of_kind = kinds.group, len(kinds), kinds.columns[1]
+        links = group_rows(len(wait), self._source, self._destination)
+        self.num_links = int((links.columns[0] != links.columns[1]).sum())
         self._latency = run_graph.weight[self._edge]
         signal = waits.signal[wait]
         passed = spans.end[waits.row[wait]] - spans.start[signal]

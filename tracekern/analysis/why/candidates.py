@@ -1,0 +1,80 @@
+"""What could be to blame for the length of a run, and what would change without it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracekern.analysis.waits.analyze import Waits
+from tracekern.analysis.waits.event_graph import EventGraph
+from tracekern.analysis.why.graph import RunGraph
+from tracekern.analysis.why.links import Links
+from tracekern.analysis.why.peers import PeerTable
+from tracekern.timeline.model import Float64, Int64, Timeline
+
+MAX_OF_KIND = 8
+"""Ranks, or links, of each kind that are looked at: those that have most on the critical path."""
+_MAX_PEERS = 3
+
+
+class CauseKind(enum.Enum):
+    PACE = "pace"
+    """Each piece of a rank's work takes longer than at its peers."""
+    AMOUNT = "amount"
+    """A rank has more pieces of work."""
+    HOST = "host"
+    """More time passes before a rank's kernels."""
+    LINK = "link"
+    """Messages of a link take longer than those of other links."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    kind: CauseKind
+    rank: int
+    """Of a link: its source."""
+    peer: int = -1
+    """Of a link: its destination; else -1."""
+
+
+class Candidates:
+    """Makes the changes of the run graph's edges, [num_edges] ns, that take a candidate out."""
+
+    def __init__(self, timeline: Timeline, graph: EventGraph, waits: Waits, run_graph: RunGraph) -> None:
+        self.table = PeerTable(timeline, graph, waits, run_graph)
+        self.links = Links(timeline, waits, run_graph)
+
+    def changes(self, candidate: Candidate, most: int = _MAX_PEERS) -> list[Float64]:
+        """One for each of up to `most` peers, those whose sums are nearest to the median first. Empty where nothing
+        differs."""
+        if candidate.kind is CauseKind.LINK:
+            return [self.links.as_others(candidate.rank, candidate.peer)]
+        change, totals = self._of_kind(candidate.kind)
+        column = self.table.ranks.index(candidate.rank)
+        found = (change(column, peer) for peer in _peers_of(totals, column)[:most])
+        return [one for one in found if one is not None]
+
+    def on_path(self, kind: CauseKind, path: Int64) -> list[tuple[float, Candidate]]:
+        """(how much shorter the path would be without it, candidate), largest first, at most MAX_OF_KIND."""
+        if kind is CauseKind.LINK:
+            every = [Candidate(kind, *link) for link in self.links.longest_of(path)[:MAX_OF_KIND]]
+        else:
+            every = [Candidate(kind, rank) for rank in self.table.ranks] if len(self.table.ranks) > 1 else []
+        gains = [(-float(found[0][path].sum()), one) for one in every if (found := self.changes(one, most=1))]
+        return sorted(gains, key=lambda gain: -gain[0])[:MAX_OF_KIND]
+
+    def _of_kind(self, kind: CauseKind) -> tuple[Callable[[int, int], Float64 | None], Float64]:
+        table = self.table
+        if kind is CauseKind.HOST:
+            return table.gaps, table.gaps_ns
+        return (table.pace if kind is CauseKind.PACE else table.amount), table.own_ns
+
+
+def _peers_of(totals: Float64, rank: int) -> list[int]:
+    """The other ranks, those whose total is nearest to the median of the others first."""
+    others = [peer for peer in range(len(totals)) if peer != rank]
+    median = float(np.median(totals[others]))
+    return sorted(others, key=lambda peer: abs(totals[peer] - median))
