@@ -26,6 +26,7 @@ from tracekern.analysis.waits.analyze import Waits, analyze_waits
 from tracekern.analysis.waits.event_graph import EventGraph, build_graph
 from tracekern.analysis.waits.matrix import WaitMatrix, wait_matrix
 from tracekern.analysis.waits.statistics import WaitStatistic, wait_statistics
+from tracekern.analysis.why.answer import Answer, explain
 from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Timeline
 from tracekern.timeline.select import Window, reaches_into, select
 
@@ -142,6 +143,11 @@ class Findings:
         if any(rank.backend == "cpu" for rank in timeline.ranks):
             return open_verdict(Why.CPU, found.suspects)
         return replace(found, is_proven=False) if self.absent or self.is_contradicted else found
+
+    @cached_property
+    def answer(self) -> Answer:
+        """What costs the run time, by replays of it."""
+        return explain(self.timeline, self.graph, self.every_wait, find_iterations(self.timeline), self.window)
 
     @cached_property
     def critical_path(self) -> CriticalPath:

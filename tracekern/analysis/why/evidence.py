@@ -6,11 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.naming.exchangeable import Event, Lead, leads, single_event
+from tracekern.analysis.naming.exchangeable import Event, Lead, leads
+from tracekern.analysis.waits.matrix import median_of_rows
 from tracekern.timeline.model import Float64
 
 _MIN_ITERATIONS = 4
 """Of fewer it cannot be said how they follow each other."""
+_CAUTION = 1.2
+"""What is weighed was picked as the largest of several kinds, and leads() knows of one."""
+_FAR = 4
+_MOST_CORRELATED = 0.95
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ def weigh(savings: Float64, member: int, floor_ns: float) -> Evidence:
     savings: [num_members, num_iterations] ns. floor_ns: less is never a lead, whatever the noise.
     """
     lead = _lead(savings, member, floor_ns)
-    event = single_event(savings, member, floor_ns)
+    event = _single_event(savings, member, floor_ns)
     if event is not None:
         rest = _lead(np.delete(savings, event.iteration, axis=1), member, floor_ns)
         if rest.stands_out:  # not once, but each time
@@ -43,7 +48,19 @@ def weigh(savings: Float64, member: int, floor_ns: float) -> Evidence:
 
 def _lead(savings: Float64, member: int, floor_ns: float) -> Lead:
     lead = leads(savings, floor_ns)[member]
-    return Lead(lead.lead_ns, lead.noise_ns * _persistence(savings), lead.num_iterations)
+    return Lead(lead.lead_ns, lead.noise_ns * _CAUTION * _persistence(savings), lead.num_iterations)
+
+
+def _single_event(savings: Float64, member: int, floor_ns: float) -> Event | None:
+    """Returns the one saving of `member` that is _FAR times as large as any other of any member, or None."""
+    if savings.shape[1] < _MIN_ITERATIONS:
+        return None
+    excess = savings - median_of_rows(savings)[:, None]
+    excess = excess - median_of_rows(excess.T)[None, :]
+    iteration = int(excess[member].argmax())
+    largest = float(excess[member, iteration])
+    excess[member, iteration] = 0.0
+    return Event(iteration, largest) if largest > max(_FAR * float(np.abs(excess).max()), floor_ns) else None
 
 
 def _persistence(savings: Float64) -> float:
@@ -61,5 +78,5 @@ def _persistence(savings: Float64) -> float:
     if power <= 0:
         return 1.0
     correlation = float((rest[:, 1:] * rest[:, :-1]).sum()) / power
-    correlation = min(correlation + (1 + 3 * correlation) / count, 0.95)
-    return max(1.0, ((1 + correlation) / (1 - correlation)) ** 0.5)
+    correlation = min(max(correlation + (1 + 3 * correlation) / count, 0.0), _MOST_CORRELATED)
+    return float(((1 + correlation) / (1 - correlation)) ** 0.5)
