@@ -1,4 +1,4 @@
-"""Is a cause's cost the time that the run would save, and is the right cause named? Simulated runs, whose truth is known.
+"""Is a cause's cost what the run would save, and is the right cause named? Simulated runs, whose truth is known.
 
     python benchmarks/costs.py                      # all of it: half an hour on two cores
     python benchmarks/costs.py --only ring --seeds 7 8 9
@@ -94,8 +94,14 @@ def cost_cases() -> list[Row]:
         Row("real: once", replace(real, injections=(once,))),
         Row("two late hosts", Case(Shape.EXCHANGE, 4, 10, (late, LateHost(14 * DELAY_NS, rank=2)))),
         Row("two slow ranks", Case(Shape.BARRIER, 8, 20, (slow, SlowWork(DELAY_NS, rank=5)))),
-        Row("slow rank hides a late host", Case(Shape.RING, 8, 20, (SlowWork(4 * DELAY_NS, rank=1), LateHost(2 * DELAY_NS, rank=5)))),
-        Row("slow link hides a slow rank", Case(Shape.EXCHANGE, 4, 20, (Drain(2 * DELAY_NS, source=1, destination=3), SlowWork(DELAY_NS, rank=0)))),
+        Row(
+            "slow rank hides a late host",
+            Case(Shape.RING, 8, 20, (SlowWork(4 * DELAY_NS, rank=1), LateHost(2 * DELAY_NS, rank=5))),
+        ),
+        Row(
+            "slow link hides a slow rank",
+            Case(Shape.EXCHANGE, 4, 20, (Drain(2 * DELAY_NS, source=1, destination=3), SlowWork(DELAY_NS, rank=0))),
+        ),
     ]
     return [Row(row.name, replace(row.case, noise=noise)) for noise in (0.0, 0.05) for row in rows]
 
@@ -154,8 +160,13 @@ def draw_noise(seed: int) -> Case:
     persistent = bool(rng.random() < 0.2)
     noise = float(rng.choice([0.01, 0.03, 0.06, 0.15]))
     return Case(
-        shape, noise=noise, noise_kind=kind, launch_ns=launch_ns, is_persistent=persistent,
-        is_uneven=bool(rng.random() < 0.5), **size,
+        shape,
+        noise=noise,
+        noise_kind=kind,
+        launch_ns=launch_ns,
+        is_persistent=persistent,
+        is_uneven=bool(rng.random() < 0.5),
+        **size,
     )
 
 
@@ -172,7 +183,11 @@ def named_by_chance(case: Case, seed: int) -> str:
 
 def _count_named(what: str, cases: list[Case], seeds: list[int], pool: ProcessPoolExecutor) -> dict[str, Any]:
     found = list(pool.map(named_by_chance, cases, seeds, chunksize=4))
-    named = [{"case": str(case), "seed": seed, "named": text} for case, seed, text in zip(cases, seeds, found, strict=True) if text]
+    named = [
+        {"case": str(case), "seed": seed, "named": text}
+        for case, seed, text in zip(cases, seeds, found, strict=True)
+        if text
+    ]
     return {"what": what, "runs": len(cases), "named": len(named), "which": named}
 
 
@@ -184,17 +199,34 @@ def main() -> None:
     parser.add_argument("--name", default="costs", help="of the file in benchmarks/results")
     arguments = parser.parse_args()
     with ProcessPoolExecutor(2) as pool:
-        rows = list(pool.map(judge, *zip(*((row, arguments.seeds) for row in cost_cases() if arguments.only in row.name), strict=True)))
+        rows = list(
+            pool.map(
+                judge,
+                *zip(*((row, arguments.seeds) for row in cost_cases() if arguments.only in row.name), strict=True),
+            )
+        )
         seeds = list(range(arguments.chance))
         chance = [
             _count_named("noise alone", [draw_noise(seed) for seed in seeds], seeds, pool),
-            _count_named("a clock jumps", [draw_jump(seed) for seed in seeds[: len(seeds) // 5]], seeds[: len(seeds) // 5], pool),
+            _count_named(
+                "a clock jumps", [draw_jump(seed) for seed in seeds[: len(seeds) // 5]], seeds[: len(seeds) // 5], pool
+            ),
         ]
-    table = Table("cost of what was injected", ["case", "ranks", "iterations", "noise", "truth, us", "cost / truth", "named", "wrong", "met"])
+    table = Table(
+        "cost of what was injected",
+        ["case", "ranks", "iterations", "noise", "truth, us", "cost / truth", "named", "wrong", "met"],
+    )
     for row in rows:
         about = row["case"], str(row["ranks"]), str(row["iterations"]), f"{row['noise']:.0%}"
         named = f"{row['right']} of {row['runs']}"
-        table.add(*about, f"{row['truth_ns'] / 1000:.1f}", f"{row['ratio']:.3f}", named, str(row["wrong"]), "yes" if row["met"] else "NO")
+        table.add(
+            *about,
+            f"{row['truth_ns'] / 1000:.1f}",
+            f"{row['ratio']:.3f}",
+            named,
+            str(row["wrong"]),
+            "yes" if row["met"] else "NO",
+        )
     table.print()
     by_chance = Table("named by chance", ["what", "runs", "named"])
     for entry in chance:

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from simulator import Case, Drain, LateHost, MovingWork, Shape, SlowWork, simulate
+from tracekern.analysis.naming.culprit import Culprit, Kind, Why
+from tracekern.analysis.naming.exchangeable import leads, single_event
 
 import tracekern
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.naming.culprit import Culprit, Kind, Why
-from tracekern.analysis.naming.exchangeable import leads, single_event
 from tracekern.viewers.report.headlines import headlines
 from tracekern.viewers.report.verdict import part_of
 

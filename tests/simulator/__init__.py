@@ -12,7 +12,8 @@ written through the real segment and packer, with clocks of an offset and a rate
 (`capture`), so that `load` reads what a GPU would have left: the dumps say backend cuda.
 
 Injections, one class each (`cases`): SlowWork (a rank works longer, by ns or by a share), SlowWarp (one of its warps),
-SlowPause (outside spans), MoreWork (more tokens), MovingWork (another rank in every iteration), Latency and Drain (a link), LateHost (a gap before a rank's kernels). Every one can be confined to
+SlowPause (outside spans), MoreWork (more tokens), MovingWork (another rank in every iteration),
+Latency and Drain (a link), LateHost (a gap before a rank's kernels). Every one can be confined to
 some iterations. Noise is drawn by rank, warp and place in the program, so the same seed gives the same noise with and
 without an injection.
 """

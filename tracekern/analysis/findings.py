@@ -16,8 +16,6 @@ from tracekern.analysis.doubt import Blame, Worst, blame_ranks, name_worst
 from tracekern.analysis.hang import Hang, find_hang
 from tracekern.analysis.imbalance import Imbalance, work_imbalance
 from tracekern.analysis.iterations import Iterations, find_iterations
-from tracekern.analysis.naming.culprit import Culprit, Why, name_culprit, open_verdict
-from tracekern.analysis.naming.own_times import link_times, own_times
 from tracekern.analysis.receive_matrix import ReceiveMatrix, receive_matrix
 from tracekern.analysis.staging import Staging, staging
 from tracekern.analysis.summary import Summary, summarize
@@ -131,20 +129,6 @@ class Findings:
         return analyze_causes(self.timeline, self.every_wait, self.graph, self.window)
 
     @cached_property
-    def culprit(self) -> Culprit:
-        """The ranks, or links, that are to blame for most of the waiting, where the evidence names some."""
-        timeline, iterations = self.timeline, self.iterations
-        if not self.causes.costs:
-            return open_verdict(Why.NO_WAITS, ())
-        own = own_times(timeline, self.graph, self.every_wait, iterations)
-        links = link_times(timeline, self.every_wait, iterations)
-        floor_ns = max((rank.resolution_ns for rank in timeline.ranks), default=0.0)
-        found = name_culprit(self.causes, self.graph, own, links, iterations, floor_ns)
-        if any(rank.backend == "cpu" for rank in timeline.ranks):
-            return open_verdict(Why.CPU, found.suspects)
-        return replace(found, is_proven=False) if self.absent or self.is_contradicted else found
-
-    @cached_property
     def answer(self) -> Answer:
         """What costs the run time, by replays of it."""
         return explain(self.timeline, self.graph, self.every_wait, find_iterations(self.timeline), self.window)
@@ -182,7 +166,7 @@ class Findings:
 
 
 _WITHOUT_WAITS = ("balance", "summary", "time", "imbalances")
-_OF_WAITS = ("causes", "critical_path")
+_OF_WAITS = ("causes", "critical_path", "answer")
 
 
 def analyze(timeline: Timeline, link_limit: LinkLimit | None = None, window: Window | None = None) -> Findings:

@@ -14,8 +14,8 @@ import numpy as np
 
 from tracekern.analysis.iterations import Iterations
 from tracekern.analysis.waits.analyze import Waits
-from tracekern.analysis.waits.event_graph import EventGraph
-from tracekern.analysis.why.candidates import Candidate, Candidates, CauseKind
+from tracekern.analysis.waits.event_graph import EventGraph, Schedule
+from tracekern.analysis.why.candidates import Candidate, Candidates, CauseKind, Excess
 from tracekern.analysis.why.evidence import Evidence, weigh
 from tracekern.analysis.why.graph import build_run_graph
 from tracekern.analysis.why.longest_path import order_graph
@@ -63,6 +63,9 @@ class Cause:
     """Without it alone."""
     together_ns: float
     """Of the whole run, without it and all causes that are named before it."""
+    excess: Excess
+    is_host: bool
+    """Of kind HOST: whether it is on record that it was mostly the host, and no kernel that was not recorded."""
     evidence: Evidence
     """Of what it saves in each iteration when the other causes are taken out."""
 
@@ -74,6 +77,7 @@ class Answer:
     makespan_ns: float
     causes: tuple[Cause, ...]
     """Largest first."""
+    num_iterations: int
     costs: tuple[Cost, ...]
     """Of all candidates that were looked at, largest first, named or not."""
     even_hosts_ns: float
@@ -92,15 +96,15 @@ def explain(
     graph: build_graph(timeline). waits: all of analyze_waits(timeline). iterations: find_iterations(timeline).
     """
     if note := _why_no_cost(timeline, graph, window):
-        return Answer(0.0, (), (), 0.0, Silence.NO_COST, note)
+        return Answer(0.0, (), 0, (), 0.0, Silence.NO_COST, note)
     run_graph = build_run_graph(timeline, graph, waits)
     path = order_graph(run_graph.num_nodes, run_graph.source, run_graph.target)
     if path.is_cyclic:
         note = "by the ranks' clocks, signals were waited for before they were sent"
-        return Answer(0.0, (), (), 0.0, Silence.NO_COST, note)
+        return Answer(0.0, (), 0, (), 0.0, Silence.NO_COST, note)
     replays = Replays(run_graph, path, graph.schedule.order, iterations)
     candidates = Candidates(timeline, graph, waits, run_graph)
-    return _Inquiry(timeline, replays, candidates, len(run_graph.weight)).answer()
+    return _Inquiry(timeline, graph.schedule, replays, candidates, len(run_graph.weight)).answer()
 
 
 def _why_no_cost(timeline: Timeline, graph: EventGraph, window: Window | None) -> str:
@@ -118,8 +122,10 @@ def _why_no_cost(timeline: Timeline, graph: EventGraph, window: Window | None) -
 
 
 class _Inquiry:
-    def __init__(self, timeline: Timeline, replays: Replays, candidates: Candidates, num_edges: int) -> None:
-        self._timeline, self._replays, self._candidates = timeline, replays, candidates
+    def __init__(
+        self, timeline: Timeline, schedule: Schedule, replays: Replays, candidates: Candidates, num_edges: int
+    ) -> None:
+        self._timeline, self._schedule, self._replays, self._candidates = timeline, schedule, replays, candidates
         self._unchanged = np.zeros(num_edges)
         self._tick_ns = max(rank.resolution_ns for rank in timeline.ranks)
         self._alone: dict[Candidate, Saving] = {}
@@ -133,7 +139,15 @@ class _Inquiry:
         even_hosts_ns = self._replays.saved(self._candidates.table.even_gaps()).whole_ns
         causes = () if self._is_cpu else self._name()
         silence = None if causes else self._silence()
-        return Answer(self._replays.makespan_ns, causes, tuple(costs), even_hosts_ns, silence, "")
+        return Answer(
+            self._replays.makespan_ns,
+            causes,
+            self._replays.num_iterations,
+            tuple(costs),
+            even_hosts_ns,
+            silence,
+            "",
+        )
 
     @property
     def _is_cpu(self) -> bool:
@@ -173,7 +187,9 @@ class _Inquiry:
         saved_ns = 0.0
         for _ in range(_MOST_NAMED):
             path = self._replays.critical_path(total)
-            gains = [gain for kind in CauseKind for gain in self._candidates.on_path(kind, path) if gain[1] not in chosen]
+            gains = [
+                gain for kind in CauseKind for gain in self._candidates.on_path(kind, path) if gain[1] not in chosen
+            ]
             gains = sorted(gains, key=lambda gain: -gain[0])[:_TRIED_AT_ONCE]
             for gain_ns, candidate in gains:
                 if gain_ns < _WORTH_TRYING * makespan_ns:
@@ -192,7 +208,10 @@ class _Inquiry:
         kept = dict(chosen)
         for candidate in reversed(chosen):
             rest = {one: change for one, change in kept.items() if one != candidate}
-            if kept and self._together(kept).whole_ns - self._together(rest).whole_ns < _LOSS * self._replays.makespan_ns:
+            if (
+                kept
+                and self._together(kept).whole_ns - self._together(rest).whole_ns < _LOSS * self._replays.makespan_ns
+            ):
                 kept = rest
         return kept
 
@@ -230,6 +249,15 @@ class _Inquiry:
         ordered = sorted(weighed, key=lambda entry: -alone[entry[0]].whole_ns)
         causes, taken = list[Cause](), dict[Candidate, Float64]()
         for candidate, _, evidence in ordered:
+            path = self._replays.critical_path(sum(taken.values(), self._unchanged))
+            excess = self._candidates.describe(candidate, path, self._replays.num_iterations)
             taken[candidate] = chosen[candidate]
-            causes.append(Cause(candidate, alone[candidate], self._together(taken).whole_ns, evidence))
+            together_ns = self._together(taken).whole_ns
+            cause = Cause(candidate, alone[candidate], together_ns, excess, self._is_host(candidate), evidence)
+            causes.append(cause)
         return tuple(causes)
+
+    def _is_host(self, candidate: Candidate) -> bool:
+        mine = (self._schedule.rank == candidate.rank) & (self._schedule.before >= 0)
+        by_host_ns, gap_ns = self._schedule.host_gap_ns[mine].sum(), self._schedule.gap_ns[mine].sum()
+        return candidate.kind is CauseKind.HOST and bool(2 * by_host_ns >= gap_ns)

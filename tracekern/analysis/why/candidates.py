@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.waits.analyze import Waits
+from tracekern.analysis.waits.analyze import Phase, Waits
 from tracekern.analysis.waits.event_graph import EventGraph
 from tracekern.analysis.why.graph import RunGraph
 from tracekern.analysis.why.links import Links
@@ -40,12 +40,25 @@ class Candidate:
     """Of a link: its destination; else -1."""
 
 
+@dataclass(frozen=True)
+class Excess:
+    """By how much a cause exceeds its peers."""
+
+    ns: float
+    """Of a host: later in an iteration. Of a link: longer for a message."""
+    factor: float
+    """Of work: times as long for each piece, or as many pieces, ..."""
+    phase: Phase | None
+    """... in the phase that has most to gain; None where there is none."""
+
+
 class Candidates:
     """Makes the changes of the run graph's edges, [num_edges] ns, that take a candidate out."""
 
     def __init__(self, timeline: Timeline, graph: EventGraph, waits: Waits, run_graph: RunGraph) -> None:
         self.table = PeerTable(timeline, graph, waits, run_graph)
         self.links = Links(timeline, waits, run_graph)
+        self._phases = graph.phases
 
     def changes(self, candidate: Candidate, most: int = _MAX_PEERS) -> list[Float64]:
         """One for each of up to `most` peers, those whose sums are nearest to the median first. Empty where nothing
@@ -65,6 +78,17 @@ class Candidates:
             every = [Candidate(kind, rank) for rank in self.table.ranks] if len(self.table.ranks) > 1 else []
         gains = [(-float(found[0][path].sum()), one) for one in every if (found := self.changes(one, most=1))]
         return sorted(gains, key=lambda gain: -gain[0])[:MAX_OF_KIND]
+
+    def describe(self, candidate: Candidate, path: Int64, num_iterations: int) -> Excess:
+        """Says by how much a candidate exceeds its peers. path: edges of the critical path."""
+        if candidate.kind is CauseKind.LINK:
+            return Excess(self.links.longer_ns(candidate.rank, candidate.peer), 1.0, None)
+        column = self.table.ranks.index(candidate.rank)
+        if candidate.kind is CauseKind.HOST:
+            return Excess(self.table.longer_gaps_ns(column) / max(num_iterations, 1), 1.0, None)
+        nearest = _peers_of(self.table.own_ns, column)[0]
+        phase, factor = self.table.costliest_phase(column, nearest, path, candidate.kind is CauseKind.AMOUNT)
+        return Excess(0.0, factor, self._phases[phase] if phase >= 0 else None)
 
     def _of_kind(self, kind: CauseKind) -> tuple[Callable[[int, int], Float64 | None], Float64]:
         table = self.table

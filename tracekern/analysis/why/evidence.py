@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.naming.exchangeable import Event, Lead, leads
 from tracekern.analysis.waits.matrix import median_of_rows
+from tracekern.analysis.why.exchangeable import Event, Lead, leads
 from tracekern.timeline.model import Float64
 
 _MIN_ITERATIONS = 4

@@ -15,7 +15,7 @@ import numpy as np
 
 from tracekern.analysis.groups import group_rows, median_of_groups, quantile_of_groups
 from tracekern.analysis.waits.analyze import WaitKind, Waits
-from tracekern.analysis.waits.event_graph import EventGraph, Schedule
+from tracekern.analysis.waits.event_graph import EventGraph
 from tracekern.timeline.model import Float64, Int32, Int64, Mask, Timeline
 
 _NEVER = np.iinfo(np.int64).min
@@ -148,10 +148,10 @@ class _Edges:
     """Collects edges, kind by kind."""
 
     def __init__(self) -> None:
-        self._columns: list[tuple[Int64, Int64, Float64, Int64]] = []
+        self._columns: list[tuple[Int64, Int64, Float64 | Int64, Int64]] = []
         self._count = 0
 
-    def add(self, kind: EdgeKind, source: Int64, target: Int64, weight: Float64) -> Int64:
+    def add(self, kind: EdgeKind, source: Int64, target: Int64, weight: Float64 | Int64) -> Int64:
         """Returns the numbers of the edges."""
         self._columns.append((source, target, weight, np.full(len(source), int(kind))))
         first, self._count = self._count, self._count + len(source)
@@ -284,7 +284,7 @@ def _add_runs(
     last_end, last_node = schedule.start[runs.launch].copy(), 1 + runs.launch.astype(np.int64)
     last_end[run], last_node[run] = end, node  # the last one written stays
     over = np.maximum(runs.end, last_end)
-    launch_end = 1 + len(schedule.rank) + runs.launch
+    launch_end = 1 + len(schedule.rank) + runs.launch.astype(np.int64)
     after = schedule.end[runs.launch] - _ends_of_runs(graph)[runs.launch]
     to_end = edges.add(EdgeKind.OWN, last_node, launch_end, over - last_end + after)
     return Segments(
@@ -302,9 +302,7 @@ def _ends_of_runs(graph: EventGraph) -> Int64:
     return ends
 
 
-def _add_messages(
-    edges: _Edges, timeline: Timeline, waits: Waits, points: _Points, times: _WaitTimes
-) -> Messages:
+def _add_messages(edges: _Edges, timeline: Timeline, waits: Waits, points: _Points, times: _WaitTimes) -> Messages:
     wait = np.flatnonzero(_is_message(waits))
     source = points.node_of_told(len(timeline.spans))[waits.signal[wait]]
     target = points.node_of_heard(len(waits))[wait]

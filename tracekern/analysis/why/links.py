@@ -60,6 +60,14 @@ class Links:
         change[self._sending[drained]] -= drain[drained]
         return change
 
+    def longer_ns(self, source: int, destination: int) -> float:
+        """How much longer its messages take than those of other links, by the mean of its awaited ones."""
+        mine = (self._source == source) & (self._destination == destination)
+        others = (self._source != self._destination) & ~mine
+        longer = self._usual_drain(mine) - self._usual_drain(others) + self._usual_flag(mine) - self._usual_flag(others)
+        messages = np.flatnonzero(mine & self._was_awaited)
+        return float(np.nan_to_num(longer)[self._kind[messages]].mean()) if len(messages) else 0.0
+
     def _usual_drain(self, chosen: Mask) -> Float64:
         """[num_kinds] the median; nan of none."""
         return quantile_of_groups(self._kind[chosen], self._drain[chosen], self._num_kinds, 0.5)

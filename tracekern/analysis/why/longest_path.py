@@ -1,7 +1,7 @@
 """The longest path to each node of a directed graph, once for each set of weights.
 
-Node 0 happens at time 0. Every other node happens when the last edge that leads to it is through: an edge is through its
-weight after its source has happened. Nodes that no path from node 0 leads to never happen (-inf).
+Node 0 happens at time 0. Every other node happens when the last edge that leads to it is through; an edge is through
+its weight after its source has happened. Nodes that no path from node 0 leads to never happen (-inf).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What each piece of a rank's time takes at the other ranks: the one table that says "longer than at its peers".
 
 A *piece* is a span of work, a wait that nothing on record ended, or the time between two nodes that no span covers. A
-*cell* is one place in the program: stage, call, block, warp, phase, and the how-manieth of its kind. Pieces of different
-ranks in one cell are the same work; each row of the table is a cell, each column a rank.
+*cell* is one place in the program: stage, call, block, warp, phase, and ordinal within these. Pieces of different ranks
+in one cell are the same work; each row of the table is a cell, each column a rank.
 
 Two changes come from it: a rank that takes as long *per piece* as a peer, and a rank that has *as many pieces*. Pieces
 without a partner in their cell take as much longer as those with one. Phases that a peer never has are not compared.
@@ -64,7 +64,7 @@ class PeerTable:
         self._gap_in_call = np.full((len(calls), num_ranks), np.nan)
         self._gap_in_call[self._gap_call, self._gap_rank] = run_graph.weight[gaps.edge]
 
-        self.own_ns = np.bincount(self._rank, self._ns, num_ranks)
+        self.own_ns: Float64 = np.bincount(self._rank, self._ns, num_ranks)
         """[num_ranks] what each rank did by itself."""
         self.gaps_ns = np.nansum(self._gap_in_call, axis=0)
         """[num_ranks] before each rank's kernels."""
@@ -82,13 +82,39 @@ class PeerTable:
     def amount(self, rank: int, peer: int) -> Float64 | None:
         """[num_edges] `rank` has as many pieces of each phase in each call as `peer`. None where it has."""
         differs = (self._count[:, rank] != self._count[:, peer]) & (self._count[:, rank] > 0)
-        mine = np.flatnonzero(
-            (self._rank == rank) & differs[self._launch_phase] & self._has_phase[self._phase, peer]
-        )
+        mine = np.flatnonzero((self._rank == rank) & differs[self._launch_phase] & self._has_phase[self._phase, peer])
         if not len(mine):
             return None
         factor = self._count[self._launch_phase[mine], peer] / self._count[self._launch_phase[mine], rank]
         return self._of_edges(mine, self._ns[mine] * (factor - 1))
+
+    def costliest_phase(self, rank: int, peer: int, edges: Int64, of_amount: bool) -> tuple[int, float]:
+        """(index into EventGraph.phases, times as long per piece, or as many pieces, as at `peer`) of the phase that
+        has most to gain on these edges; (-1, 1) where nothing has."""
+        is_here = np.zeros(len(self._run_graph.weight), bool)
+        is_here[edges] = True
+        mine = np.flatnonzero((self._rank == rank) & is_here[self._edge])
+        theirs = self._in_cell[self._cell[mine], peer]
+        group = self._launch_phase[mine]
+        fewer = 1 - self._count[group, peer] / self._count[group, rank]
+        gain = self._ns[mine] * fewer if of_amount else np.nan_to_num(self._ns[mine] - theirs)
+        by_phase = np.bincount(self._phase[mine], gain, len(self._has_phase))
+        phase = int(by_phase.argmax())
+        if by_phase[phase] <= 0:
+            return -1, 1.0
+        same = np.flatnonzero((self._rank == rank) & (self._phase == phase))
+        if of_amount:
+            num_theirs = int(((self._rank == peer) & (self._phase == phase)).sum())
+            return phase, len(same) / max(num_theirs, 1)
+        both = np.isfinite(self._in_cell[self._cell[same], peer])
+        of_peer = float(self._in_cell[self._cell[same[both]], peer].sum())
+        return phase, float(self._ns[same[both]].sum()) / of_peer if of_peer else 1.0
+
+    def longer_gaps_ns(self, rank: int) -> float:
+        """How much longer the gaps before kernels of `rank` are, in sum, than the median of its peers."""
+        own, others = self._gap_in_call[:, rank], np.delete(self._gap_in_call, rank, axis=1)
+        compared = np.isfinite(own) & np.isfinite(others).any(axis=1)
+        return float((own[compared] - _median_of_rows(others[compared])).sum())
 
     def gaps(self, rank: int, peer: int) -> Float64:
         """[num_edges] The gaps before kernels of `rank` are as long as those of `peer`."""
@@ -113,11 +139,12 @@ class PeerTable:
         return self._of_edges(np.arange(len(self._ns)), median[self._cell] - self._ns)
 
     def _of_edges(self, piece: Int64, change: Float64) -> Float64:
-        return np.bincount(self._edge[piece], change, len(self._run_graph.weight))
+        sums: Float64 = np.bincount(self._edge[piece], change, len(self._run_graph.weight))
+        return sums
 
 
 def _table(row: Int64, column: Int64, value: npt.ArrayLike, shape: tuple[int, int]) -> Float64:
-    sums = np.bincount(row * shape[1] + column, np.asarray(value, float), shape[0] * shape[1])
+    sums: Float64 = np.bincount(row * shape[1] + column, np.asarray(value, float), shape[0] * shape[1])
     return sums.reshape(shape)
 
 

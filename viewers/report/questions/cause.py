@@ -10,9 +10,8 @@ from tracekern.formatting import count, duration, escape, percent, sentence
 from tracekern.viewers.report.charts import stacked_bars, time_scale
 from tracekern.viewers.report.frame import Answer, Figure, table
 from tracekern.viewers.report.question import Question
+from tracekern.viewers.report.verdict import HOST_OR_KERNEL
 
-HOST_OR_KERNEL = "host or an unrecorded kernel"
-"""What a gap before a kernel may be where nothing says that it was the host."""
 _MAX_COSTS = 10
 _MAX_CHAINS = 6
 _TARGET_WORDS = {
