@@ -64,7 +64,7 @@ class PeerTable:
         self._gap_in_call = np.full((len(calls), num_ranks), np.nan)
         self._gap_in_call[self._gap_call, self._gap_rank] = run_graph.weight[gaps.edge]
 
-        self.own_ns: Float64 = np.bincount(self._rank, self._ns, num_ranks)
+        self.own_ns = np.bincount(self._rank, self._ns, num_ranks).astype(float)
         """[num_ranks] what each rank did by itself."""
         self.gaps_ns = np.nansum(self._gap_in_call, axis=0)
         """[num_ranks] before each rank's kernels."""
@@ -139,12 +139,12 @@ class PeerTable:
         return self._of_edges(np.arange(len(self._ns)), median[self._cell] - self._ns)
 
     def _of_edges(self, piece: Int64, change: Float64) -> Float64:
-        sums: Float64 = np.bincount(self._edge[piece], change, len(self._run_graph.weight))
+        sums: Float64 = np.bincount(self._edge[piece], change, len(self._run_graph.weight)).astype(float, copy=False)
         return sums
 
 
 def _table(row: Int64, column: Int64, value: npt.ArrayLike, shape: tuple[int, int]) -> Float64:
-    sums: Float64 = np.bincount(row * shape[1] + column, np.asarray(value, float), shape[0] * shape[1])
+    sums = np.bincount(row * shape[1] + column, np.asarray(value, float), shape[0] * shape[1]).astype(float, copy=False)
     return sums.reshape(shape)
 
 
