@@ -8,9 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.causes.analyze import Cost
-from tracekern.analysis.causes.blame import Target
-
 
 class Shape(enum.Enum):
     """Who waits for whom."""
@@ -77,10 +74,6 @@ class Injection:
         """What is added to the gap before the first kernel of an iteration."""
         return 0.0
 
-    def is_cause(self, cost: Cost) -> bool:
-        """Whether this is what `cost` is charged to: the right rank, or link, and the right kind."""
-        raise NotImplementedError
-
 
 @dataclass(frozen=True)
 class SlowWork(Injection):
@@ -93,9 +86,6 @@ class SlowWork(Injection):
 
     def work_ns(self, rank: int, iteration: int, base_ns: float, warp: int = 0) -> float:
         return self.ns + self.share * base_ns if rank == self.rank and self.applies(iteration) else 0.0
-
-    def is_cause(self, cost: Cost) -> bool:
-        return cost.target is Target.WORK and cost.rank == self.rank
 
 
 @dataclass(frozen=True)
@@ -139,9 +129,6 @@ class MovingWork(Injection):
     def work_ns(self, rank: int, iteration: int, base_ns: float, warp: int = 0) -> float:
         return self.ns if rank == iteration % self.num_ranks and self.applies(iteration) else 0.0
 
-    def is_cause(self, cost: Cost) -> bool:
-        return cost.target is Target.WORK
-
 
 @dataclass(frozen=True)
 class _OfLink(Injection):
@@ -151,9 +138,6 @@ class _OfLink(Injection):
     def _of(self, source: int, destination: int, iteration: int) -> float:
         mine = (source, destination) == (self.source, self.destination) and self.applies(iteration)
         return self.ns if mine else 0.0
-
-    def is_cause(self, cost: Cost) -> bool:
-        return cost.target is Target.LINK and (cost.rank, cost.peer) == (self.source, self.destination)
 
 
 @dataclass(frozen=True)
@@ -180,9 +164,6 @@ class LateHost(Injection):
 
     def host_ns(self, rank: int, iteration: int) -> float:
         return self.ns if rank == self.rank and self.applies(iteration) else 0.0
-
-    def is_cause(self, cost: Cost) -> bool:
-        return cost.target in (Target.HOST, Target.GAP) and cost.rank == self.rank  # HOST where a lane shows it
 
 
 @dataclass(frozen=True)

@@ -112,12 +112,6 @@ class TrueWait:
     late_until_ns: float
     """When the signal began; at a barrier, when the last one came."""
 
-    @property
-    def charged_ns(self) -> float:
-        """The part that the analysis charges to a cause: at a barrier the lateness alone."""
-        late = max(self.late_until_ns - self.begin_ns, 0.0)
-        return late if self.channel in ("meeting", "block") else self.end_ns - self.begin_ns
-
 
 @dataclass
 class _Posted:

@@ -10,7 +10,6 @@ from functools import cached_property
 import numpy as np
 
 from tracekern.analysis.balance import Balance, LinkLimit, analyze_balance
-from tracekern.analysis.causes.analyze import Causes, analyze_causes
 from tracekern.analysis.critical_path.analyze import CriticalPath, critical_path
 from tracekern.analysis.doubt import Blame, Worst, blame_ranks, name_worst
 from tracekern.analysis.hang import Hang, find_hang
@@ -120,13 +119,8 @@ class Findings:
 
     @cached_property
     def graph(self) -> EventGraph:
-        """What had to happen before what: the edges that causes and the critical path follow."""
+        """What had to happen before what: the edges that the replays and the critical path follow."""
         return build_graph(self.timeline)
-
-    @cached_property
-    def causes(self) -> Causes:
-        """The root causes of the waits, followed back through waits that caused waits."""
-        return analyze_causes(self.timeline, self.every_wait, self.graph, self.window)
 
     @cached_property
     def answer(self) -> Answer:
@@ -166,7 +160,7 @@ class Findings:
 
 
 _WITHOUT_WAITS = ("balance", "summary", "time", "imbalances")
-_OF_WAITS = ("causes", "critical_path", "answer")
+_OF_WAITS = ("critical_path", "answer")
 
 
 def analyze(timeline: Timeline, link_limit: LinkLimit | None = None, window: Window | None = None) -> Findings:

@@ -31,11 +31,11 @@ def headlines(findings: Findings) -> list[Line]:
     A wait that exceeded its time limit comes first, or else waits that never ended. What experts received is told of
     captures that say so.
     """
-    next_cost = following(findings)
+    why, next_cost = evidence(findings), following(findings)
     return [
         *(_fault(findings) or _hang(findings)),
         Line("verdict", verdict(findings)),
-        Line("why", evidence(findings)),
+        *([Line("why", why)] if why else []),
         *([Line("next", next_cost)] if next_cost else []),
         Line("waiting", _waiting(findings)),
         Line("bound", _bound(findings)),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tracekern.analysis.doubt import Blame
 from tracekern.analysis.findings import Findings
+from tracekern.analysis.waits.analyze import Phase
+from tracekern.analysis.waits.event_graph import BETWEEN_SPANS, NOT_STARTED
 from tracekern.analysis.why.answer import Answer, Cause, Silence
 from tracekern.analysis.why.candidates import Candidate, CauseKind
 from tracekern.formatting import count, duration, factor, percent
@@ -11,6 +13,7 @@ from tracekern.formatting import count, duration, factor, percent
 HOST_OR_KERNEL = "host or an unrecorded kernel"
 """What a gap before a kernel may be where nothing says that it was the host."""
 _ALONE = "One rank: no other to compare it with."
+_CONTRADICTED = "; doubtful, as waits ended before their signals began, and of links nothing is said"
 _ROUNDING_NS = 2
 """A blame and both of its limits are whole ns."""
 
@@ -18,7 +21,7 @@ _ROUNDING_NS = 2
 def verdict(findings: Findings) -> str:
     """What costs most, and how much of the run; or why nothing is named."""
     answer = findings.answer
-    if len(findings.timeline.ranks) < 2 and not findings.absent:
+    if len(findings.timeline.ranks) == 1 and not findings.absent:
         return _ALONE
     if not answer.causes:
         return f"No cause is named: {_why_none(answer)}."
@@ -28,7 +31,7 @@ def verdict(findings: Findings) -> str:
 
 
 def evidence(findings: Findings) -> str:
-    """What makes the first cause stand out; or the largest cost, where none does."""
+    """What makes the first cause stand out; or the largest cost, where none does; "" where no cost is known."""
     answer = findings.answer
     if not answer.causes:
         return _largest(answer)
@@ -38,10 +41,11 @@ def evidence(findings: Findings) -> str:
             f"it happened once, in iteration {first.evidence.event.iteration}: "
             f"{duration(first.evidence.event.excess_ns)} more than any other iteration shows"
         )
-    each = first.saving.by_iteration
-    error_ns = float(each.std(ddof=1)) / len(each) ** 0.5
-    text = f"{duration(float(each.mean()))} ± {duration(error_ns)} an iteration, over {count(len(each), 'iteration')}"
-    return f"{text}; by chance, equal ranks would differ by up to {duration(first.evidence.chance_ns)}"
+    each = f"{duration(first.saving.mean_ns)} ± {duration(first.saving.error_ns)} an iteration"
+    over = count(answer.num_iterations, "iteration")
+    things = "links" if first.candidate.kind is CauseKind.LINK else "ranks"
+    alike = f"{things} that are alike would differ by less than {duration(first.evidence.chance_ns)}"
+    return f"{each}, over {over}; {alike}{_CONTRADICTED if findings.is_contradicted else ''}"
 
 
 def following(findings: Findings) -> str:
@@ -89,10 +93,20 @@ def _accuse(cause: Cause) -> str:
             return f"Rank {rank}'s host {'launched' if once else 'launches'} {when}."
         return f"Kernels of rank {rank} {'began' if once else 'begin'} {when} ({HOST_OR_KERNEL})."
     if excess.phase is None or once:
-        return f"Rank {rank} {'was slow once' if once else 'is slow'}{f': {excess.phase}' if excess.phase else ''}."
+        what = f": {describe_phase(excess.phase)}" if excess.phase else ""
+        return f"Rank {rank} {'was slow once' if once else 'is slow'}{what}."
+    if excess.phase.event in (BETWEEN_SPANS, NOT_STARTED):
+        what = describe_phase(excess.phase)
+        return f"Rank {rank} is slow: what it does {what} takes {factor(excess.factor)} as long as at a peer."
     if cause.candidate.kind is CauseKind.AMOUNT:
         return f"Rank {rank} has more work: {factor(excess.factor)} as many {excess.phase} as a peer."
     return f"Rank {rank} is slow: each {excess.phase} takes {factor(excess.factor)} as long as at a peer."
+
+
+def describe_phase(phase: Phase) -> str:
+    """ "dispatch.copy_token", "between the spans of dispatch"."""
+    outside = {BETWEEN_SPANS: "between the spans of", NOT_STARTED: "before the first span of"}
+    return f"{outside[phase.event]} {phase.stage or 'no kernel'}" if phase.event in outside else str(phase)
 
 
 def _name(cause: Cause) -> str:
@@ -101,7 +115,7 @@ def _name(cause: Cause) -> str:
 
 
 def name_candidate(candidate: Candidate, is_host: bool = False) -> str:
-    """ "rank 3's work", "what comes before rank 0's kernels", "the link 0 → 3"."""
+    """ "rank 3's slower work", "rank 0's gaps before kernels", "the link 0 → 3"."""
     if candidate.kind is CauseKind.LINK:
         return f"the link {candidate.rank} → {candidate.peer}"
     things = {CauseKind.PACE: "slower work", CauseKind.AMOUNT: "additional work", CauseKind.HOST: "gaps before kernels"}
@@ -120,6 +134,8 @@ def _why_none(answer: Answer) -> str:
 
 
 def _largest(answer: Answer) -> str:
+    if answer.note:
+        return ""
     if not answer.costs or answer.costs[0].saving.whole_ns <= 0:
         return "no single rank or link would shorten the run by working like its peers"
     first = answer.costs[0]

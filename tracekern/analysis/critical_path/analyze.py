@@ -12,8 +12,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from tracekern.analysis.causes.order import find_edges
-from tracekern.analysis.critical_path.path import PartFinder, PathPart, Walker
+from tracekern.analysis.critical_path.path import PartFinder, PathPart, Walker, find_edges
 from tracekern.analysis.iterations import LaunchIterations
 from tracekern.analysis.waits.analyze import Waits
 from tracekern.analysis.waits.event_graph import EventGraph, build_graph

@@ -20,7 +20,8 @@ from tracekern.analysis.why.evidence import Evidence, weigh
 from tracekern.analysis.why.graph import build_run_graph
 from tracekern.analysis.why.longest_path import order_graph
 from tracekern.analysis.why.replays import Replays, Saving
-from tracekern.timeline.model import ABSENT_KINDS, Float64, Timeline
+from tracekern.formatting import percent
+from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Float64, Timeline
 from tracekern.timeline.select import Window
 
 MIN_SHARE = 0.01
@@ -32,6 +33,8 @@ _WORTH_TRYING = 0.005
 _LOSS = 0.002
 """Of the run: less is no difference."""
 _MIN_ITERATIONS = 3
+_MOST_UNMATCHED = 0.1
+"""Of all waiting: with more that nothing on record ended, a replay would miss what held the run up."""
 
 
 class Silence(enum.Enum):
@@ -48,10 +51,12 @@ class Silence(enum.Enum):
 
 @dataclass(frozen=True)
 class Cost:
-    """What the run would save without one candidate."""
+    """What the run would save without one candidate, and nothing else."""
 
     candidate: Candidate
     saving: Saving
+    evidence: Evidence
+    """Of what it saves in each iteration."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ def explain(
 
     graph: build_graph(timeline). waits: all of analyze_waits(timeline). iterations: find_iterations(timeline).
     """
-    if note := _why_no_cost(timeline, graph, window):
+    if note := _why_no_cost(timeline, graph, waits, window):
         return Answer(0.0, (), 0, (), 0.0, Silence.NO_COST, note)
     run_graph = build_run_graph(timeline, graph, waits)
     path = order_graph(run_graph.num_nodes, run_graph.source, run_graph.target)
@@ -107,17 +112,20 @@ def explain(
     return _Inquiry(timeline, graph.schedule, replays, candidates, len(run_graph.weight)).answer()
 
 
-def _why_no_cost(timeline: Timeline, graph: EventGraph, window: Window | None) -> str:
+def _why_no_cost(timeline: Timeline, graph: EventGraph, waits: Waits, window: Window | None) -> str:
     if not timeline.has_one_axis:
         return "the ranks' clocks are not aligned"
     if not len(graph.schedule.order):
         return "no kernel is on record"
+    if absent := [problem.text for problem in timeline.problems if problem.kind in ABSENT_KINDS]:
+        return f"{' and '.join(absent)}, and what is not here may have been waited for"
     if len(timeline.ranks) < 2:
         return "one rank is on record: there is no peer to compare it with"
-    if any(problem.kind in ABSENT_KINDS for problem in timeline.problems):
-        return "not all ranks are here, and what is not here may have been waited for"
     if any(launch.records_lost or launch.records_overwritten for launch in timeline.launches):
         return "records are missing, so that not all waits lead to what they were for"
+    unmatched_ns, waited_ns = int(waits.unmatched.sum()), int(waits.wait_ns.sum())
+    if unmatched_ns > _MOST_UNMATCHED * waited_ns:
+        return f"the signals that ended {percent(unmatched_ns, waited_ns)} of the waits are not on record"
     return "" if window is None else "what a cause costs is said of the whole run, not of a window"
 
 
@@ -127,27 +135,29 @@ class _Inquiry:
     ) -> None:
         self._timeline, self._schedule, self._replays, self._candidates = timeline, schedule, replays, candidates
         self._unchanged = np.zeros(num_edges)
+        # Where clocks contradict the messages, how long these took is not on record.
+        is_contradicted = any(problem.kind in CONTRADICTION_KINDS for problem in timeline.problems)
+        self._kinds = [kind for kind in CauseKind if not (kind is CauseKind.LINK and is_contradicted)]
         self._tick_ns = max(rank.resolution_ns for rank in timeline.ranks)
         self._alone: dict[Candidate, Saving] = {}
 
     def answer(self) -> Answer:
         path = self._replays.critical_path(self._unchanged)
-        for kind in CauseKind:
+        for kind in self._kinds:
             for _, candidate in self._candidates.on_path(kind, path):
                 self._alone[candidate] = self._mean_saving(candidate)
-        costs = sorted((Cost(*entry) for entry in self._alone.items()), key=lambda cost: -cost.saving.whole_ns)
         even_hosts_ns = self._replays.saved(self._candidates.table.even_gaps()).whole_ns
         causes = () if self._is_cpu else self._name()
         silence = None if causes else self._silence()
-        return Answer(
-            self._replays.makespan_ns,
-            causes,
-            self._replays.num_iterations,
-            tuple(costs),
-            even_hosts_ns,
-            silence,
-            "",
-        )
+        num_iterations = self._replays.num_iterations
+        return Answer(self._replays.makespan_ns, causes, num_iterations, self._costs(), even_hosts_ns, silence, "")
+
+    def _costs(self) -> tuple[Cost, ...]:
+        costs = list[Cost]()
+        for kind in self._kinds:
+            savings = {one: saving for one, saving in self._alone.items() if one.kind is kind}
+            costs += [Cost(one, saving, self._stands_out(one, savings)) for one, saving in savings.items()]
+        return tuple(sorted(costs, key=lambda cost: -cost.saving.whole_ns))
 
     @property
     def _is_cpu(self) -> bool:
@@ -188,7 +198,7 @@ class _Inquiry:
         for _ in range(_MOST_NAMED):
             path = self._replays.critical_path(total)
             gains = [
-                gain for kind in CauseKind for gain in self._candidates.on_path(kind, path) if gain[1] not in chosen
+                gain for kind in self._kinds for gain in self._candidates.on_path(kind, path) if gain[1] not in chosen
             ]
             gains = sorted(gains, key=lambda gain: -gain[0])[:_TRIED_AT_ONCE]
             for gain_ns, candidate in gains:
@@ -233,31 +243,35 @@ class _Inquiry:
             }
         else:
             savings = {one: self._alone.get(one) or self._mean_saving(one) for one in members}
-        # Those that are not on the path save nothing.
-        table = np.zeros((max(self._num_members(candidate.kind), len(savings)), self._replays.num_iterations))
-        table[: len(savings)] = [saving.by_iteration for saving in savings.values()]
-        place = list(savings).index(candidate)
-        return savings[candidate], weigh(table, place, self._tick_ns)
+        return savings[candidate], self._stands_out(candidate, savings)
 
-    def _num_members(self, kind: CauseKind) -> int:
-        return self._candidates.links.num_links if kind is CauseKind.LINK else len(self._timeline.ranks)
+    def _stands_out(self, candidate: Candidate, savings: dict[Candidate, Saving]) -> Evidence:
+        """savings: of candidates of its kind. Those that are not among them save nothing."""
+        is_link = candidate.kind is CauseKind.LINK
+        num_members = self._candidates.links.num_links if is_link else len(self._timeline.ranks)
+        table = np.zeros((max(num_members, len(savings)), self._replays.num_iterations))
+        table[: len(savings)] = [saving.by_iteration for saving in savings.values()]
+        return weigh(table, list(savings).index(candidate), self._tick_ns)
 
     def _causes(
         self, weighed: list[tuple[Candidate, Saving, Evidence]], chosen: dict[Candidate, Float64]
     ) -> tuple[Cause, ...]:
-        alone = {one: self._alone.get(one) or self._mean_saving(one) for one, _, _ in weighed}
-        ordered = sorted(weighed, key=lambda entry: -alone[entry[0]].whole_ns)
+        for one in chosen:
+            self._alone.setdefault(one, self._mean_saving(one))
+        ordered = sorted(weighed, key=lambda entry: -self._alone[entry[0]].whole_ns)
         causes, taken = list[Cause](), dict[Candidate, Float64]()
         for candidate, _, evidence in ordered:
             path = self._replays.critical_path(sum(taken.values(), self._unchanged))
             excess = self._candidates.describe(candidate, path, self._replays.num_iterations)
             taken[candidate] = chosen[candidate]
             together_ns = self._together(taken).whole_ns
-            cause = Cause(candidate, alone[candidate], together_ns, excess, self._is_host(candidate), evidence)
-            causes.append(cause)
+            is_host = candidate.kind is CauseKind.HOST and self._is_host(chosen[candidate])
+            causes.append(Cause(candidate, self._alone[candidate], together_ns, excess, is_host, evidence))
         return tuple(causes)
 
-    def _is_host(self, candidate: Candidate) -> bool:
-        mine = (self._schedule.rank == candidate.rank) & (self._schedule.before >= 0)
-        by_host_ns, gap_ns = self._schedule.host_gap_ns[mine].sum(), self._schedule.gap_ns[mine].sum()
-        return candidate.kind is CauseKind.HOST and bool(2 * by_host_ns >= gap_ns)
+    def _is_host(self, change: Float64) -> bool:
+        """Whether more than half of what the change takes from gaps is time in which the host had not launched."""
+        gaps = self._replays.run_graph.gaps
+        shorter_ns = np.maximum(-change[gaps.edge], 0)
+        by_host_ns = np.minimum(self._schedule.host_gap_ns[gaps.launch], shorter_ns)
+        return bool(2 * by_host_ns.sum() > shorter_ns.sum())

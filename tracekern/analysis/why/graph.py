@@ -271,7 +271,7 @@ def _add_runs(
     begin, end = spans.start[row], np.where(hears, spans.end[row], spans.start[row])
     least = np.zeros(len(run))
     least[hears] = times.least[points.heard]
-    order = np.lexsort((hears, begin, run))
+    order = np.lexsort((hears, begin, end, run))  # a warp arrives at a barrier before it hears
     run, begin, end, least = run[order], begin[order], end[order], least[order]
     node = points.first + order
     follows = np.append(False, run[1:] == run[:-1])[: len(run)]
@@ -279,7 +279,7 @@ def _add_runs(
     since = np.where(follows, np.roll(end, 1), schedule.start[launch])
     before = np.where(follows, np.roll(node, 1), 1 + launch)
     until = np.maximum(begin, since)
-    between = edges.add(EdgeKind.OWN, before, node, until - since + least)
+    between = edges.add(EdgeKind.OWN, before, node, until - since + np.minimum(least, end - until))
 
     last_end, last_node = schedule.start[runs.launch].copy(), 1 + runs.launch.astype(np.int64)
     last_end[run], last_node[run] = end, node  # the last one written stays

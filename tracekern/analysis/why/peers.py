@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.analysis.causes.history import bisect_right
 from tracekern.analysis.groups import Groups, group_rows
 from tracekern.analysis.waits.analyze import WaitKind, Waits
 from tracekern.analysis.waits.event_graph import EventGraph
 from tracekern.analysis.why.graph import RunGraph
+from tracekern.timeline.intervals import bisect_right
 from tracekern.timeline.model import OPEN_END, EventClass, Float64, Int64, Mask, Timeline
 
 
@@ -132,11 +132,6 @@ class PeerTable:
         edge = self._run_graph.gaps.edge
         change[edge] = median[self._gap_call] - self._run_graph.weight[edge]
         return change
-
-    def even_work(self) -> Float64:
-        """[num_edges] Each piece of all ranks takes as long as the median of the ranks that have it."""
-        median = _median_of_rows(self._in_cell)
-        return self._of_edges(np.arange(len(self._ns)), median[self._cell] - self._ns)
 
     def _of_edges(self, piece: Int64, change: Float64) -> Float64:
         sums: Float64 = np.bincount(self._edge[piece], change, len(self._run_graph.weight)).astype(float, copy=False)

@@ -20,6 +20,17 @@ class Saving:
     by_iteration: Float64
     """[num_iterations]"""
 
+    @property
+    def mean_ns(self) -> float:
+        """Of an iteration; nan of none."""
+        return float(self.by_iteration.mean()) if len(self.by_iteration) else float("nan")
+
+    @property
+    def error_ns(self) -> float:
+        """Standard error of the mean; nan of fewer than two iterations."""
+        count = len(self.by_iteration)
+        return float(self.by_iteration.std(ddof=1)) / count**0.5 if count > 1 else float("nan")
+
     def __sub__(self, other: Saving) -> Saving:
         return Saving(self.whole_ns - other.whole_ns, self.by_iteration - other.by_iteration)
 
@@ -29,7 +40,7 @@ class Replays:
 
     def __init__(self, run_graph: RunGraph, path: LongestPath, shown: Int64, iterations: Iterations) -> None:
         """shown: the launches that left something. iterations: find_iterations(timeline)."""
-        self._run_graph, self._path = run_graph, path
+        self.run_graph, self._path = run_graph, path
         times, _ = path.run(run_graph.weight)
         self._ends = run_graph.end_of_launch[shown]
         self.makespan_ns = float(times[self._ends].max())
@@ -52,8 +63,8 @@ class Replays:
     def critical_path(self, change: Float64) -> Int64:
         """Returns the edges of the critical path with the change, last first."""
         times, deciding = self._path.run(self._weight(change))
-        return walk_back(self._run_graph.source, deciding, int(self._ends[times[self._ends].argmax()]))
+        return walk_back(self.run_graph.source, deciding, int(self._ends[times[self._ends].argmax()]))
 
     def _weight(self, change: Float64) -> Float64:
-        weight = self._run_graph.weight
+        weight = self.run_graph.weight
         return np.maximum(weight + change, np.minimum(weight, 0))

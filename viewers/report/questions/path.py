@@ -9,12 +9,11 @@ from tracekern.analysis.critical_path.path import PathKind, PathPart
 from tracekern.analysis.findings import Findings
 from tracekern.formatting import count, duration, escape, percent, sentence
 from tracekern.viewers.report.charts import stacked_bars, time_scale
-from tracekern.viewers.report.frame import Answer, Figure, table
+from tracekern.viewers.report.frame import Answer, Figure
 from tracekern.viewers.report.question import Question
-from tracekern.viewers.report.verdict import HOST_OR_KERNEL, name_candidate
+from tracekern.viewers.report.verdict import HOST_OR_KERNEL, describe_phase
 
 _MAX_PARTS = 10
-_MAX_COSTS = 5
 _MAX_SEGMENTS = 4000
 _LOOKS = {
     PathKind.PHASE: ("in a kernel", "--work", ""),
@@ -34,7 +33,7 @@ def draw(findings: Findings) -> Answer:
         f"<b>{percent(first.time_ns, whole.makespan_ns)}</b> of the {duration(whole.makespan_ns)} on the critical path "
         f"is {escape(describe_part(first))}."
     )
-    body: list[str | Figure] = [_part_bars(whole), *_costs(findings)]
+    body: list[str | Figure] = [_part_bars(whole)]
     if len(findings.timeline.ranks) > 1:
         body += ["<h3>Where the path runs</h3>", _route(findings, whole)]
     aside = (
@@ -56,30 +55,7 @@ def describe_part(part: PathPart) -> str:
         return f"before kernels of rank {part.rank} ({HOST_OR_KERNEL})"
     if part.kind == PathKind.LINK:
         return f"the link {part.rank} → {part.peer}"
-    return f"{part.phase} of rank {part.rank}"
-
-
-def _costs(findings: Findings) -> list[str | Figure]:
-    """What the replays of the run say, or why they say nothing."""
-    answer = findings.answer
-    title = "<h3>How much earlier the run would end if a rank or link were like its peers</h3>"
-    costs = [cost for cost in answer.costs if cost.saving.whole_ns > 0][:_MAX_COSTS]
-    if not costs:
-        why = f"Nothing can be said: {answer.note}" if answer.note else "No part alone: another chain is as long"
-        return [title, f"<p>{escape(why)}.</p>"]
-    rows = [
-        [
-            escape(name_candidate(cost.candidate)),
-            duration(cost.saving.whole_ns),
-            percent(cost.saving.whole_ns, answer.makespan_ns),
-        ]
-        for cost in costs
-    ]
-    aside = (
-        "<p class='aside'>The run was replayed with the times of one rank, or link, swapped for those of up to three "
-        "peers, and all that waited for them was worked out anew.</p>"
-    )
-    return [title, table(["without", "saved", "of the run"], rows, numbers=2), aside]
+    return f"{describe_phase(part.phase)} of rank {part.rank}"
 
 
 def _part_bars(path: IterationPath) -> Figure:

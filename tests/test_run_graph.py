@@ -1,0 +1,103 @@
+"""The graph of a run: replayed as it is, it takes as long as it took, in the extension and in Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scenarios import exchange
+from simulator import Case, Shape, SlowWork, simulate
+from timelines import timelines
+
+import tracekern
+from tracekern.analysis.findings import analyze
+from tracekern.analysis.waits.analyze import analyze_waits
+from tracekern.analysis.waits.event_graph import EventGraph, build_graph
+from tracekern.analysis.why import longest_path
+from tracekern.analysis.why.graph import RunGraph, build_run_graph
+from tracekern.analysis.why.longest_path import InterpretedPath, order_graph
+from tracekern.timeline.model import Timeline
+
+TRACES = Path(__file__).resolve().parent.parent / "traces"
+
+
+def graphs_of(timeline: Timeline) -> tuple[EventGraph, RunGraph]:
+    graph = build_graph(timeline)
+    return graph, build_run_graph(timeline, graph, analyze_waits(timeline))
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in TRACES.glob("*/capture.json")))
+def test_all_kernels_of_a_kept_capture_end_in_a_replay_when_they_ended(name: str):
+    graph, run_graph = graphs_of(tracekern.load(TRACES / name))
+    path = order_graph(run_graph.num_nodes, run_graph.source, run_graph.target)
+    times, _ = path.run(run_graph.weight)
+    shown = graph.schedule.order
+    ends = times[run_graph.end_of_launch[shown]] + run_graph.start_ns
+    np.testing.assert_array_equal(ends, graph.schedule.end[shown])
+
+
+@settings(max_examples=100, deadline=None)
+@given(timelines())
+def test_any_timeline_gets_a_graph_or_a_reason(timeline: Timeline):
+    answer = analyze(timeline).answer
+    assert not (answer.note and answer.costs)
+    assert all(cost.saving.whole_ns <= answer.makespan_ns for cost in answer.costs)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(Shape.EXCHANGE, 4, 5, (SlowWork(5_000, rank=1),), 0.05),
+        Case(Shape.PIPELINE, 4, 3, noise=0.05, num_warps=16, is_uneven=True),
+        Case(Shape.CREDITS, 4, 10, noise=0.05, is_persistent=True),
+    ],
+    ids=lambda case: case.shape.value,
+)
+def test_python_answers_what_the_extension_answers(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    timeline = tracekern.load(simulate(case, 5, tmp_path).directory)
+    compiled = analyze(timeline).answer
+    asked = []
+
+    def interpreted(*graph) -> InterpretedPath:
+        asked.append(graph)
+        return InterpretedPath(*graph)
+
+    monkeypatch.setattr("tracekern.analysis.why.answer.order_graph", interpreted)
+    answer = analyze(timeline).answer
+    assert asked
+    assert [cost.candidate for cost in answer.costs] == [cost.candidate for cost in compiled.costs]
+    for ours, theirs in zip(answer.costs, compiled.costs, strict=True):
+        np.testing.assert_array_equal(ours.saving.by_iteration, theirs.saving.by_iteration)
+    assert answer.makespan_ns == compiled.makespan_ns
+    assert answer.even_hosts_ns == compiled.even_hosts_ns
+
+
+@given(st.data())
+def test_both_find_the_longest_paths_of_any_graph(data: st.DataObject):
+    num_nodes = data.draw(st.integers(1, 12))
+    node = st.integers(0, num_nodes - 1)
+    edges = data.draw(st.lists(st.tuples(node, node, st.integers(-5, 20)), max_size=30))
+    source, target = (np.array([edge[place] for edge in edges], np.int32) for place in (0, 1))
+    weight = np.array([edge[2] for edge in edges], float)
+    both = order_graph(num_nodes, source, target), InterpretedPath(num_nodes, source, target)
+    assert type(both[0]) is not longest_path.InterpretedPath
+    assert both[0].is_cyclic == both[1].is_cyclic
+    if not both[1].is_cyclic:
+        for ours, theirs in zip(*(path.run(weight) for path in both), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_graph_that_waits_for_itself_says_so():
+    for path in (order_graph, InterpretedPath):
+        assert path(3, np.array([0, 1, 2], np.int32), np.array([1, 2, 1], np.int32)).is_cyclic
+
+
+def test_a_replay_needs_no_call_to_begin_together():
+    """Each rank begins when its clock says; the replay begins with the first."""
+    timeline = exchange(3, num_launches=4, late={1: 10_000}).timeline()
+    answer = analyze(timeline).answer
+    schedule = build_graph(timeline).schedule
+    assert answer.makespan_ns == schedule.end[schedule.order].max() - schedule.start[schedule.order].min()
