@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenarios import exchange
+from scenarios import Scenario
+from scenarios_causes import CallScenario
 from simulator import Case, Shape, SlowWork, simulate
 from timelines import timelines
 
@@ -17,6 +18,7 @@ from tracekern.analysis.findings import analyze
 from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.analysis.waits.event_graph import EventGraph, build_graph
 from tracekern.analysis.why import longest_path
+from tracekern.analysis.why.candidates import Candidate, CauseKind
 from tracekern.analysis.why.graph import RunGraph, build_run_graph
 from tracekern.analysis.why.longest_path import InterpretedPath, order_graph
 from tracekern.timeline.model import Timeline
@@ -29,14 +31,18 @@ def graphs_of(timeline: Timeline) -> tuple[EventGraph, RunGraph]:
     return graph, build_run_graph(timeline, graph, analyze_waits(timeline))
 
 
-@pytest.mark.parametrize("name", sorted(path.parent.name for path in TRACES.glob("*/capture.json")))
-def test_all_kernels_of_a_kept_capture_end_in_a_replay_when_they_ended(name: str):
-    graph, run_graph = graphs_of(tracekern.load(TRACES / name))
+def assert_replayed(timeline: Timeline) -> None:
+    graph, run_graph = graphs_of(timeline)
     path = order_graph(run_graph.num_nodes, run_graph.source, run_graph.target)
     times, _ = path.run(run_graph.weight)
     shown = graph.schedule.order
     ends = times[run_graph.end_of_launch[shown]] + run_graph.start_ns
     np.testing.assert_array_equal(ends, graph.schedule.end[shown])
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in TRACES.glob("*/capture.json")))
+def test_all_kernels_of_a_kept_capture_end_in_a_replay_when_they_ended(name: str):
+    assert_replayed(tracekern.load(TRACES / name))
 
 
 @settings(max_examples=100, deadline=None)
@@ -95,9 +101,39 @@ def test_a_graph_that_waits_for_itself_says_so():
         assert path(3, np.array([0, 1, 2], np.int32), np.array([1, 2, 1], np.int32)).is_cyclic
 
 
-def test_a_replay_needs_no_call_to_begin_together():
-    """Each rank begins when its clock says; the replay begins with the first."""
-    timeline = exchange(3, num_launches=4, late={1: 10_000}).timeline()
-    answer = analyze(timeline).answer
-    schedule = build_graph(timeline).schedule
-    assert answer.makespan_ns == schedule.end[schedule.order].max() - schedule.start[schedule.order].min()
+def every_kind_of_wait() -> Scenario:
+    run = CallScenario(3, num_warps=2)
+    for call in range(3):
+        run.call = call
+        run.launch("dispatch")
+        for rank in run.ranks:
+            run.work(rank, 300 * (rank + call) + 100)
+            run.pause(rank, 70, warp=1)
+            run.grant(rank, (rank + 1) % 3, value=call + 1, warp=1)
+        for rank in run.ranks:
+            run.wait_room(rank, (rank - 1) % 3, wanted=call + 1)
+            run.signal(rank, (rank + 1) % 3, ns=900)
+        for rank in run.ranks:
+            run.wait(rank, (rank - 1) % 3, warp=1)
+            run.wait_other(rank, 250, warp=1)
+            run.meet_block(rank)
+            run.work(rank, 120 + 50 * rank)
+        run.meet()
+    return run
+
+
+@pytest.mark.parametrize("wrong_ns", [0, -400, 300])
+def test_every_kind_of_wait_is_replayed_as_it_was(wrong_ns: int):
+    """Also with clocks by which waits end before their signals begin."""
+    assert_replayed(every_kind_of_wait().timeline(clock_error={1: wrong_ns}))
+
+
+def test_a_change_helps_only_until_the_next_one_is_the_longest():
+    run = Scenario(3)
+    run.launch("dispatch")
+    for rank, ns in enumerate((90_000, 60_000, 10_000)):
+        run.work(rank, ns)
+    run.meet()
+    first = analyze(run.timeline()).answer.costs[0]
+    # Its peers took 60 and 10 us: with either's time the run waits for rank 1, which still takes 60.
+    assert (first.candidate, first.saving.whole_ns) == (Candidate(CauseKind.PACE, 0), pytest.approx(30_000, abs=100))
