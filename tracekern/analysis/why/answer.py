@@ -19,6 +19,7 @@ from tracekern.analysis.why.candidates import Candidate, Candidates, CauseKind, 
 from tracekern.analysis.why.evidence import Evidence, weigh
 from tracekern.analysis.why.graph import build_run_graph
 from tracekern.analysis.why.longest_path import order_graph
+from tracekern.analysis.why.repetitions import ends_of_iterations
 from tracekern.analysis.why.replays import Replays, Saving
 from tracekern.formatting import percent
 from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Float64, Timeline
@@ -107,7 +108,7 @@ def explain(
     if path.is_cyclic:
         note = "by the ranks' clocks, signals were waited for before they were sent"
         return Answer(0.0, (), 0, (), 0.0, Silence.NO_COST, note)
-    replays = Replays(run_graph, path, graph.schedule.order, iterations)
+    replays = Replays(run_graph, path, graph.schedule.order, ends_of_iterations(timeline, graph, iterations))
     candidates = Candidates(timeline, graph, waits, run_graph)
     return _Inquiry(timeline, graph.schedule, replays, candidates, len(run_graph.weight)).answer()
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.iterations import Iterations
 from tracekern.analysis.why.graph import RunGraph
 from tracekern.analysis.why.longest_path import LongestPath, walk_back
 from tracekern.timeline.model import Float64, Int64
@@ -38,17 +37,17 @@ class Saving:
 class Replays:
     """Takes changes: [num_edges] ns that each edge of the run graph takes longer."""
 
-    def __init__(self, run_graph: RunGraph, path: LongestPath, shown: Int64, iterations: Iterations) -> None:
-        """shown: the launches that left something. iterations: find_iterations(timeline)."""
+    def __init__(self, run_graph: RunGraph, path: LongestPath, shown: Int64, ends: Int64) -> None:
+        """shown: the launches that left something. ends: [num_iterations] of ends_of_iterations()."""
         self.run_graph, self._path = run_graph, path
         times, _ = path.run(run_graph.weight)
         self._ends = run_graph.end_of_launch[shown]
         self.makespan_ns = float(times[self._ends].max())
         """From the start of the first kernel to the end of the last."""
-        self.num_iterations = len(iterations)
+        self.num_iterations = len(ends)
         happened = np.flatnonzero(np.isfinite(times))
         self._by_time = happened[np.argsort(times[happened], kind="stable")]
-        ends = np.maximum.accumulate(iterations.end - run_graph.start_ns)
+        ends = np.maximum.accumulate(ends - run_graph.start_ns)
         self._num_by_end = np.searchsorted(times[self._by_time], ends, side="right")
         self._iteration_ends = times[self._by_time][self._num_by_end - 1]
 
