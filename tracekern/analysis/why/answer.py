@@ -14,7 +14,7 @@ import numpy as np
 
 from tracekern.analysis.iterations import Iterations
 from tracekern.analysis.waits.analyze import Waits
-from tracekern.analysis.waits.event_graph import EventGraph, Schedule
+from tracekern.analysis.waits.event_graph import EventGraph
 from tracekern.analysis.why.candidates import Candidate, Candidates, CauseKind, Excess
 from tracekern.analysis.why.evidence import Evidence, weigh
 from tracekern.analysis.why.graph import build_run_graph
@@ -110,7 +110,7 @@ def explain(
         return Answer(0.0, (), 0, (), 0.0, Silence.NO_COST, note)
     replays = Replays(run_graph, path, graph.schedule.order, ends_of_iterations(timeline, graph, iterations))
     candidates = Candidates(timeline, graph, waits, run_graph)
-    return _Inquiry(timeline, graph.schedule, replays, candidates, len(run_graph.weight)).answer()
+    return _Inquiry(timeline, replays, candidates, len(run_graph.weight)).answer()
 
 
 def _why_no_cost(timeline: Timeline, graph: EventGraph, waits: Waits, window: Window | None) -> str:
@@ -131,10 +131,8 @@ def _why_no_cost(timeline: Timeline, graph: EventGraph, waits: Waits, window: Wi
 
 
 class _Inquiry:
-    def __init__(
-        self, timeline: Timeline, schedule: Schedule, replays: Replays, candidates: Candidates, num_edges: int
-    ) -> None:
-        self._timeline, self._schedule, self._replays, self._candidates = timeline, schedule, replays, candidates
+    def __init__(self, timeline: Timeline, replays: Replays, candidates: Candidates, num_edges: int) -> None:
+        self._timeline, self._replays, self._candidates = timeline, replays, candidates
         self._unchanged = np.zeros(num_edges)
         # Where clocks contradict the messages, how long these took is not on record.
         is_contradicted = any(problem.kind in CONTRADICTION_KINDS for problem in timeline.problems)
@@ -266,13 +264,6 @@ class _Inquiry:
             excess = self._candidates.describe(candidate, path, self._replays.num_iterations)
             taken[candidate] = chosen[candidate]
             together_ns = self._together(taken).whole_ns
-            is_host = candidate.kind is CauseKind.HOST and self._is_host(chosen[candidate])
+            is_host = candidate.kind is CauseKind.HOST and self._candidates.is_host(candidate.rank)
             causes.append(Cause(candidate, self._alone[candidate], together_ns, excess, is_host, evidence))
         return tuple(causes)
-
-    def _is_host(self, change: Float64) -> bool:
-        """Whether more than half of what the change takes from gaps is time in which the host had not launched."""
-        gaps = self._replays.run_graph.gaps
-        shorter_ns = np.maximum(-change[gaps.edge], 0)
-        by_host_ns = np.minimum(self._schedule.host_gap_ns[gaps.launch], shorter_ns)
-        return bool(2 * by_host_ns.sum() > shorter_ns.sum())

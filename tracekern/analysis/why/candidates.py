@@ -90,6 +90,13 @@ class Candidates:
         phase, factor = self.table.costliest_phase(column, nearest, path, candidate.kind is CauseKind.AMOUNT)
         return Excess(0.0, factor, self._phases[phase] if phase >= 0 else None)
 
+    def is_host(self, rank: int) -> bool:
+        """Whether it was mostly the host that made gaps before kernels of the rank longer than those of its peers."""
+        column = self.table.ranks.index(rank)
+        peers = _peers_of(self.table.gaps_ns, column)[:_MAX_PEERS]
+        longer_ns, by_host_ns = np.sum([self.table.longer_by_host_ns(column, peer) for peer in peers], axis=0)
+        return bool(2 * by_host_ns > longer_ns)
+
     def _of_kind(self, kind: CauseKind) -> tuple[Callable[[int, int], Float64 | None], Float64]:
         table = self.table
         if kind is CauseKind.HOST:

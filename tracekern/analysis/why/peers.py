@@ -63,6 +63,8 @@ class PeerTable:
         self._gap_call, self._gap_rank = calls.group, column[schedule.rank[gaps.launch]]
         self._gap_in_call = np.full((len(calls), num_ranks), np.nan)
         self._gap_in_call[self._gap_call, self._gap_rank] = run_graph.weight[gaps.edge]
+        self._by_host_in_call = np.full((len(calls), num_ranks), np.nan)
+        self._by_host_in_call[self._gap_call, self._gap_rank] = schedule.host_gap_ns[gaps.launch]
 
         self.own_ns = np.bincount(self._rank, self._ns, num_ranks).astype(float)
         """[num_ranks] what each rank did by itself."""
@@ -115,6 +117,15 @@ class PeerTable:
         own, others = self._gap_in_call[:, rank], np.delete(self._gap_in_call, rank, axis=1)
         compared = np.isfinite(own) & np.isfinite(others).any(axis=1)
         return float((own[compared] - _median_of_rows(others[compared])).sum())
+
+    def longer_by_host_ns(self, rank: int, peer: int) -> tuple[float, float]:
+        """(how much longer the gaps before kernels of `rank` are that are longer than those of `peer`, and how much of
+        that is its host's: of a gap of the peer nothing may say what its host took, and then all of it was)"""
+        gap, by_host = self._gap_in_call, self._by_host_in_call
+        longer_ns = np.nan_to_num(gap[:, rank] - gap[:, peer])
+        of_peer = np.where(by_host[:, peer] > 0, by_host[:, peer], gap[:, peer])
+        by_host_ns = np.minimum(np.nan_to_num(by_host[:, rank] - of_peer), longer_ns)
+        return float(longer_ns[longer_ns > 0].sum()), float(by_host_ns[longer_ns > 0].sum())
 
     def gaps(self, rank: int, peer: int) -> Float64:
         """[num_edges] The gaps before kernels of `rank` are as long as those of `peer`."""

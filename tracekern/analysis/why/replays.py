@@ -39,7 +39,7 @@ class Replays:
 
     def __init__(self, run_graph: RunGraph, path: LongestPath, shown: Int64, ends: Int64) -> None:
         """shown: the launches that left something. ends: [num_iterations] of ends_of_iterations()."""
-        self.run_graph, self._path = run_graph, path
+        self._run_graph, self._path = run_graph, path
         times, _ = path.run(run_graph.weight)
         self._ends = run_graph.end_of_launch[shown]
         self.makespan_ns = float(times[self._ends].max())
@@ -62,8 +62,8 @@ class Replays:
     def critical_path(self, change: Float64) -> Int64:
         """Returns the edges of the critical path with the change, last first."""
         times, deciding = self._path.run(self._weight(change))
-        return walk_back(self.run_graph.source, deciding, int(self._ends[times[self._ends].argmax()]))
+        return walk_back(self._run_graph.source, deciding, int(self._ends[times[self._ends].argmax()]))
 
     def _weight(self, change: Float64) -> Float64:
-        weight = self.run_graph.weight
+        weight = self._run_graph.weight
         return np.maximum(weight + change, np.minimum(weight, 0))
