@@ -72,12 +72,13 @@ def median_of_groups(group: Int64, values: npt.NDArray[Any], num_groups: int) ->
 
 
 def quantile_of_groups(group: Int64, values: npt.NDArray[Any], num_groups: int, share: float) -> Float64:
-    """[num_groups] the value that `share` of each group's values lie below; nan of none."""
-    order = np.lexsort((values, group))
-    count = np.bincount(group, minlength=num_groups)
-    first, known = np.cumsum(count) - count, count > 0
+    """[num_groups] the value that `share` of each group's values lie below; nan of none. For few groups."""
     quantile = np.full(num_groups, np.nan)
-    quantile[known] = values[order[(first + (share * (count - 1)).astype(np.int64))[known]]]
+    for number in range(num_groups):
+        own = values[group == number]
+        if len(own):
+            place = int(share * (len(own) - 1))
+            quantile[number] = np.partition(own, place)[place]
     return quantile
 
 

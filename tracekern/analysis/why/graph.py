@@ -214,12 +214,20 @@ def _find_points(timeline: Timeline, graph: EventGraph, waits: Waits, first: int
         run = graph.run_of_spans(timeline, span)
         return row[run >= 0], run[run >= 0]
 
-    heard = np.unique(np.concatenate([by_message, local, at_barrier]))
-    told = np.unique(np.concatenate([waits.signal[by_message], arrival]))
+    heard = _distinct(len(waits), by_message, local, at_barrier)
+    told = _distinct(len(timeline.spans), waits.signal[by_message], arrival)
     heard, heard_run = in_runs(heard, waits.row[heard])
     told, told_run = in_runs(told, told)
     arrived, arrived_run = in_runs(local, waits.row[local])
     return _Points(told, told_run, arrived, arrived_run, heard, heard_run, first)
+
+
+def _distinct(count: int, *numbers: Int64) -> Int64:
+    """Those of 0..count that are among the numbers."""
+    is_there = np.zeros(count, bool)
+    for some in numbers:
+        is_there[some] = True
+    return np.flatnonzero(is_there)
 
 
 def _latest(timeline: Timeline, waits: Waits) -> Int64:

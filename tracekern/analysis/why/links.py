@@ -31,6 +31,7 @@ class Links:
         self._flag = np.maximum(passed - self._drain, 0)
         """At most: only an awaited flag had just arrived when it was seen."""
         self._sending = _edge_after(run_graph)[run_graph.source[self._edge]]
+        self._found: dict[tuple[int, int], tuple[Float64, Float64]] = {}
 
     def longest_of(self, edges: Int64) -> list[tuple[int, int]]:
         """The links that most of the time of these edges is of, the first ones first: on their way, or in stores that
@@ -49,10 +50,8 @@ class Links:
 
         That of a signal which takes long to drain also holds up its sender.
         """
-        mine = (self._source == source) & (self._destination == destination)
-        others = (self._source != self._destination) & ~mine
-        drain = np.nan_to_num(self._usual_drain(mine) - self._usual_drain(others))[self._kind]
-        flag = np.nan_to_num(self._usual_flag(mine) - self._usual_flag(others))[self._kind]
+        mine, longer_drain, longer_flag = self._longer(source, destination)
+        drain, flag = np.nan_to_num(longer_drain)[self._kind], np.nan_to_num(longer_flag)[self._kind]
         change = np.zeros(len(self._run_graph.weight))
         change[self._edge[mine]] = -(drain + flag)[mine]
         drained = np.flatnonzero(mine & (self._sending >= 0))
@@ -62,11 +61,21 @@ class Links:
 
     def longer_ns(self, source: int, destination: int) -> float:
         """How much longer its messages take than those of other links, by the mean of its awaited ones."""
-        mine = (self._source == source) & (self._destination == destination)
-        others = (self._source != self._destination) & ~mine
-        longer = self._usual_drain(mine) - self._usual_drain(others) + self._usual_flag(mine) - self._usual_flag(others)
+        mine, longer_drain, longer_flag = self._longer(source, destination)
+        longer = np.nan_to_num(longer_drain + longer_flag)
         messages = np.flatnonzero(mine & self._was_awaited)
-        return float(np.nan_to_num(longer)[self._kind[messages]].mean()) if len(messages) else 0.0
+        return float(longer[self._kind[messages]].mean()) if len(messages) else 0.0
+
+    def _longer(self, source: int, destination: int) -> tuple[Mask, Float64, Float64]:
+        """(the link's messages, [num_kinds] how much longer their drain usually is than that of other links', and their
+        flags)"""
+        mine = (self._source == source) & (self._destination == destination)
+        link = source, destination
+        if link not in self._found:
+            others = (self._source != self._destination) & ~mine
+            drain = self._usual_drain(mine) - self._usual_drain(others)
+            self._found[link] = drain, self._usual_flag(mine) - self._usual_flag(others)
+        return mine, *self._found[link]
 
     def _usual_drain(self, chosen: Mask) -> Float64:
         """[num_kinds] the median; nan of none."""

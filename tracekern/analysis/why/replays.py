@@ -40,6 +40,7 @@ class Replays:
     def __init__(self, run_graph: RunGraph, path: LongestPath, shown: Int64, ends: Int64) -> None:
         """shown: the launches that left something. ends: [num_iterations] of ends_of_iterations()."""
         self._run_graph, self._path = run_graph, path
+        self._least = np.minimum(run_graph.weight, 0)
         times, _ = path.run(run_graph.weight)
         self._ends = run_graph.end_of_launch[shown]
         self.makespan_ns = float(times[self._ends].max())
@@ -65,5 +66,5 @@ class Replays:
         return walk_back(self._run_graph.source, deciding, int(self._ends[times[self._ends].argmax()]))
 
     def _weight(self, change: Float64) -> Float64:
-        weight = self._run_graph.weight
-        return np.maximum(weight + change, np.minimum(weight, 0))
+        weight = self._run_graph.weight + change
+        return np.maximum(weight, self._least, out=weight)
