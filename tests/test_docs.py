@@ -485,12 +485,12 @@ def test_the_wait_that_is_followed_through_all_stages():
     assert "{:.1f} us are `late_sender`, {:.1f} us `drain`".format(*parts) in told
     launches = findings.timeline.launches
     gap = {
-        launches[row].rank: (int(schedule.start[row]) - first_ns) / 1e3
+        launches[row].rank: int(schedule.start[row] - schedule.end[schedule.before[row]]) / 1e3
         for row in schedule.order.tolist()
         if (launches[row].name, launches[row].sequence) == ("dispatch_send", 0)
     }
     assert f"gap before rank 0's kernel takes {gap[0]:,.2f} us" in told
-    assert f"Rank 3's own gap, {gap[3]:,.2f} us" in told
+    assert f"gap of rank 3 itself, {gap[3]:,.2f} us" in told
     assert f"same kernel of rank 1 is {gap[1]:,.1f} us" in told
     assert f"rank 0 would send {gap[0] - gap[1]:.1f} us earlier" in told
     (cause,) = findings.answer.causes
