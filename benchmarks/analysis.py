@@ -67,28 +67,30 @@ def measure(num_spans: int, rounds: int) -> Measured:
     from analysis_timeline import make_timeline
 
     from tracekern.analysis.balance import analyze_balance
-    from tracekern.analysis.causes.analyze import analyze_causes
     from tracekern.analysis.critical_path.analyze import critical_path
     from tracekern.analysis.doubt import blame_ranks
     from tracekern.analysis.findings import analyze
     from tracekern.analysis.imbalance import work_imbalance
+    from tracekern.analysis.iterations import find_iterations
     from tracekern.analysis.summary import summarize
     from tracekern.analysis.time_shares import share_time
     from tracekern.analysis.waits.analyze import analyze_waits
     from tracekern.analysis.waits.event_graph import build_graph
     from tracekern.analysis.waits.matrix import find_abnormal, wait_matrix
     from tracekern.analysis.waits.statistics import wait_statistics
+    from tracekern.analysis.why.answer import explain
     from tracekern.viewers.report.report_page import report_page
 
     timeline = make_timeline(num_spans)
     waits, graph = analyze_waits(timeline), build_graph(timeline)
-    analyze_causes(make_timeline(1), analyze_waits(make_timeline(1)))  # imports scipy
+    iterations = find_iterations(timeline)
+    analyze(make_timeline(1))  # imports scipy
     questions: dict[str, Callable[[], Any]] = {
         "waits": lambda: analyze_waits(timeline),
         "statistics": lambda: wait_statistics(waits),
         "matrix": lambda: find_abnormal(wait_matrix(timeline, waits)),
         "event graph": lambda: build_graph(timeline),
-        "causes": lambda: analyze_causes(timeline, waits, graph),
+        "causes": lambda: explain(timeline, graph, waits, iterations),
         "critical path": lambda: critical_path(timeline, waits, graph),
         "balance": lambda: analyze_balance(timeline),
         "blame": lambda: blame_ranks(timeline, waits),

@@ -10,6 +10,7 @@ PYBIND11_MODULE(_C, module) {
     tracekern::register_dlpack(module);
     tracekern::register_encode(module);
     tracekern::register_layout(module);
+    tracekern::register_longest_path(module);
     tracekern::register_probe(module);
     tracekern::register_tracks(module);
     tracekern::register_families(module);

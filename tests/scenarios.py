@@ -15,6 +15,7 @@ wait that it releases. Times are true ns; `clock_error` is added to the stamps o
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping
 
@@ -22,6 +23,7 @@ import numpy as np
 
 from tracekern.timeline.flows import join_flows
 from tracekern.timeline.model import (
+    OPEN_END,
     Channel,
     ChannelKind,
     ClockFit,
@@ -261,3 +263,17 @@ def exchange(
 def rows_of(timeline: Timeline, event: str) -> Int64:
     """The spans of an event."""
     return np.flatnonzero(timeline.spans.event == NUMBER[event])
+
+
+def with_clocks(timeline: Timeline, hard_ns: float, sigma_ns: float, error_ns: dict[int, int]) -> Timeline:
+    """The same run seen through clocks that are wrong."""
+    ranks = tuple(
+        dataclasses.replace(
+            rank, clock=ClockFit("ping-pong", hard_ns, sigma_ns) if rank.rank else ClockFit("reference", 0.0, 0.0)
+        )
+        for rank in timeline.ranks
+    )
+    spans = timeline.spans
+    wrong = np.array([error_ns.get(track.rank, 0) for track in timeline.tracks], np.int64)[spans.track]
+    end = np.where(spans.end == OPEN_END, OPEN_END, spans.end + wrong)
+    return timeline.replace(ranks=ranks, spans=dataclasses.replace(spans, start=spans.start + wrong, end=end))

@@ -39,6 +39,7 @@ ALLOWED_IMPORTS = {
     "tracekern.timeline": ("tracekern.timeline", "tracekern.dump"),
     "tracekern.export": ("tracekern.export", "tracekern.timeline", "tracekern._C"),
     "tracekern.analysis": ("tracekern.analysis", "tracekern.timeline"),
+    "tracekern.analysis.why.longest_path": ("tracekern.analysis", "tracekern.timeline", "tracekern._C"),
     "tracekern.viewers": ("tracekern.viewers", "tracekern.timeline", "tracekern.analysis"),
     "tracekern.gate": ("tracekern.gate", "tracekern.analysis"),
     "tracekern.gate.pytest_plugin": ("tracekern.gate", "tracekern.analysis", "tracekern.record"),

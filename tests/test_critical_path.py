@@ -17,7 +17,6 @@ from tracekern.analysis.critical_path.analyze import CriticalPath, IterationPath
 from tracekern.analysis.critical_path.path import PathKind
 from tracekern.analysis.waits.analyze import Phase, analyze_waits
 from tracekern.analysis.waits.event_graph import NOT_STARTED
-from tracekern.formatting import duration
 from tracekern.timeline.model import Flows, Timeline
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
@@ -127,98 +126,6 @@ def test_iterations_are_those_of_the_gate():
     assert found.iterations[-1].end_ns == found.whole.end_ns
 
 
-@pytest.mark.parametrize(
-    ("run", "rank", "kind", "phase"),
-    [
-        (pipeline(copy={1: DELAY_NS}), 1, PathKind.PHASE, Phase("dispatch_send", "copy_token")),
-        (pipeline(receive={3: DELAY_NS}), 3, PathKind.PHASE, Phase("dispatch_recv", "receive_token")),
-        (pipeline(gap={2: DELAY_NS}), 2, PathKind.GAP, Phase("", "")),
-        (chain(DELAY_NS, CALLS), 0, PathKind.PHASE, Phase("dispatch", "copy_token")),
-    ],
-    ids=["longer work", "more tokens", "gap before a kernel", "chain"],
-)
-def test_without_what_was_injected_the_replay_is_faster_by_it(run: Scenario, rank: int, kind: PathKind, phase: Phase):
-    found = path_of(run.timeline())
-    assert found.replay.replayed_ns == found.whole.makespan_ns
-    gain = found.replay.gains[0]
-    assert (gain.part.rank, gain.part.kind, gain.part.phase) == (rank, kind, phase)
-    assert gain.saved_ns == pytest.approx(CALLS * DELAY_NS, rel=0.01)
-    assert all(other.saved_ns == 0 for other in found.replay.gains[1:])
-
-
-def test_work_between_two_signals_makes_the_second_one_earlier():
-    run = CallScenario(3)
-    run.launch("dispatch")
-    for slot in range(2):
-        for rank in run.ranks:
-            run.work(rank, 1_000 + (DELAY_NS if (rank, slot) == (1, 1) else 0))
-            run.signal(rank, (rank + 1) % 3, slot)
-    for rank in run.ranks:
-        for slot in range(2):
-            run.wait(rank, (rank - 1) % 3, slot)
-    gain = path_of(run.timeline()).replay.gains[0]
-    assert (gain.part.rank, gain.part.phase) == (1, Phase("dispatch", "copy_token"))
-    assert gain.saved_ns == pytest.approx(DELAY_NS, rel=0.01)
-
-
-def test_a_change_helps_only_until_the_next_one_is_the_longest():
-    run = CallScenario(3)
-    run.launch("dispatch")
-    for rank, ns in enumerate((90_000, 60_000, 10_000)):
-        run.work(rank, ns)
-    run.meet()
-    gain = path_of(run.timeline()).replay.gains[0]
-    # The median of the peers is 35 us, but rank 1 still takes 60 us.
-    assert gain.part.rank == 0
-    assert gain.saved_ns == pytest.approx(30_000, abs=100)
-
-
-def test_a_slow_link_replayed_as_fast_as_the_others():
-    run = CallScenario(3)
-    run.launch("dispatch")
-    for rank in run.ranks:
-        run.work(rank, 1100 if rank == 1 else 1000)  # so that rank 2 waits for it
-        run.signal(rank, (rank + 1) % 3)
-    for rank in run.ranks:
-        run.wait(rank, (rank - 1) % 3, see_ns=DELAY_NS if rank == 2 else 20)
-        run.work(rank, 500, event="receive_token")
-    replay = path_of(run.timeline()).replay
-    gain = next(gain for gain in replay.gains if gain.part.kind is PathKind.LINK)
-    assert (gain.part.rank, gain.part.peer) == (1, 2)
-    assert gain.saved_ns == pytest.approx(DELAY_NS, rel=0.01)
-
-
-def test_every_kind_of_wait_is_replayed_as_it_was():
-    run = CallScenario(3, num_warps=2)
-    for call in range(3):
-        run.call = call
-        run.launch("dispatch")
-        for rank in run.ranks:
-            run.work(rank, 300 * (rank + call) + 100)
-            run.pause(rank, 70, warp=1)
-            run.grant(rank, (rank + 1) % 3, value=call + 1, warp=1)
-        for rank in run.ranks:
-            run.wait_room(rank, (rank - 1) % 3, wanted=call + 1)
-            run.signal(rank, (rank + 1) % 3, ns=900)
-        for rank in run.ranks:
-            run.wait(rank, (rank - 1) % 3, warp=1)
-            run.wait_other(rank, 250, warp=1)
-            run.meet_block(rank)
-            run.work(rank, 120 + 50 * rank)
-        run.meet()
-    found = path_of(run.timeline())
-    assert found.replay.replayed_ns == found.whole.makespan_ns
-    assert not found.replay.note
-
-
-@pytest.mark.parametrize("wrong_ns", [-400, 30_000])
-def test_a_replay_with_clocks_that_are_wrong(wrong_ns: int):
-    """Waits may end before their signals begin; the replay still finds an order, or says that there is none."""
-    found = path_of(pipeline(copy={1: DELAY_NS}).timeline(clock_error={1: wrong_ns}))
-    replay = found.replay
-    assert replay.note or replay.replayed_ns == pytest.approx(found.whole.makespan_ns, rel=0.02)
-
-
 def test_a_wait_that_ended_when_its_signal_began_leads_nowhere():
     """Of two ranks whose clocks are wrong each waits, at its end, for what the other one sends then: no way round."""
     run = CallScenario(2)
@@ -246,35 +153,12 @@ def test_a_wait_that_ended_when_its_signal_began_leads_nowhere():
     }
 
 
-def test_a_replay_that_misses_what_was_measured_says_both_times(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tracekern.analysis.critical_path.replay.MAX_ERROR", -1)
-    found = path_of(pipeline().timeline())
-    took = duration(found.whole.makespan_ns)
-    assert found.replay.note.startswith(f"an unchanged replay takes {took}, not {took}: ")
-
-
-def test_too_much_for_a_replay(monkeypatch: pytest.MonkeyPatch):
-    timeline = pipeline(num_calls=CALLS).timeline()
-    waits = analyze_waits(timeline)
-    per_call = 2 * len(waits) // CALLS
-    monkeypatch.setattr("tracekern.analysis.critical_path.analyze.MAX_REPLAYED_NODES", 2 * per_call)
-    part = critical_path(timeline, waits)
-    assert part.replay.end_ns == part.iterations[1].end_ns
-    assert part.replay.replayed_ns == part.replay.end_ns - part.replay.start_ns
-    monkeypatch.setattr("tracekern.analysis.critical_path.analyze.MAX_REPLAYED_NODES", per_call - 1)
-    nothing = critical_path(timeline, waits)
-    assert "are replayed at most" in nothing.replay.note
-    assert nothing.replay.gains == ()
-
-
 @pytest.mark.parametrize("name", ["cpu_8_ranks", "h200x4"])
 def test_kept_captures(name: str):
     timeline = tracekern.load(TRACES / name)
     found = path_of(timeline)
     assert len(found.iterations) == 3
     assert not found.note
-    assert found.replay.replayed_ns == pytest.approx(found.whole.makespan_ns, rel=1e-3)
-    assert found.replay.gains
     tracks = found.whole.segments.track
     on_device = tracks >= 0
     ranks = timeline.track_ranks()
@@ -289,10 +173,10 @@ def test_parts_of_any_timeline_sum_to_the_makespan(timeline: Timeline):
 
 
 @pytest.mark.parametrize("before", [1_500_000_000, (1 << 32) - 10])
-def test_a_replay_after_billions_of_launches(before: int):
+def test_after_billions_of_launches(before: int):
     timeline = pipeline(copy={1: DELAY_NS}).timeline()
     later = [dataclasses.replace(launch, sequence=launch.sequence + before) for launch in timeline.launches]
-    assert path_of(timeline.replace(launches=tuple(later))).replay == path_of(timeline).replay
+    assert path_of(timeline.replace(launches=tuple(later))).whole.parts == path_of(timeline).whole.parts
 
 
 def test_segments_name_the_track_and_none_of_the_host():
@@ -328,4 +212,4 @@ def test_clear_answers_where_there_is_nothing_to_say():
     ):
         found = path_of(timeline)
         assert words in found.note
-        assert (found.whole, found.iterations, found.replay) == (None, (), None)
+        assert (found.whole, found.iterations) == (None, ())

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenarios import SIGNAL_NS, Scenario, exchange
+from scenarios import SIGNAL_NS, Scenario, exchange, with_clocks
 from wait_oracle import any_runs
 
 import tracekern
-from tracekern.analysis.causes.analyze import analyze_causes
 from tracekern.analysis.doubt import (
     Blame,
     Bound,
@@ -28,12 +27,9 @@ from tracekern.analysis.doubt import (
     name_worst,
     pair_doubt,
 )
-from tracekern.analysis.findings import analyze
 from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.timeline.clocks.steadiness import COVERED_SIGMAS
-from tracekern.timeline.flows import join_flows
-from tracekern.timeline.model import OPEN_END, ClockFit, Timeline
-from tracekern.viewers.report.headlines import headlines
+from tracekern.timeline.model import Timeline
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
 
@@ -41,20 +37,6 @@ TRACES = Path(__file__).resolve().parent.parent / "traces"
 def judge(timeline: Timeline) -> tuple[dict[int, Blame], Worst]:
     blames = blame_ranks(timeline, analyze_waits(timeline))
     return {blame.rank: blame for blame in blames}, name_worst(blames)
-
-
-def with_clocks(timeline: Timeline, hard_ns: float, sigma_ns: float, error_ns: dict[int, int]) -> Timeline:
-    """The same run seen through clocks that are wrong."""
-    ranks = tuple(
-        dataclasses.replace(
-            rank, clock=ClockFit("ping-pong", hard_ns, sigma_ns) if rank.rank else ClockFit("reference", 0.0, 0.0)
-        )
-        for rank in timeline.ranks
-    )
-    spans = timeline.spans
-    wrong = np.array([error_ns.get(track.rank, 0) for track in timeline.tracks], np.int64)[spans.track]
-    end = np.where(spans.end == OPEN_END, OPEN_END, spans.end + wrong)
-    return timeline.replace(ranks=ranks, spans=dataclasses.replace(spans, start=spans.start + wrong, end=end))
 
 
 def test_the_late_rank_is_named():
@@ -194,7 +176,6 @@ def test_a_rank_that_comes_to_a_barrier_with_several_warps_is_charged_once(num_t
     assert verdict == Worst(1, True, (1,))
     likely = Interval(late_ns - 30, min(late_ns + 30, wait_ns))
     assert blames[1] == Blame(1, late_ns, likely, Interval(late_ns - 100, min(late_ns + 100, wait_ns)))
-    assert [blame.late_ns for blame in analyze_causes(timeline, waits).blames] == pytest.approx([late_ns, 0], abs=1)
 
 
 @pytest.mark.parametrize("name", ["cpu_8_ranks", "h200x4"])
@@ -279,51 +260,13 @@ def test_limits_at_a_barrier_are_reached_by_some_clocks(work_ns: tuple[int, int,
         ),
     ],
 )
-def test_nothing_is_proven_of_a_rank_that_may_have_waited_for_one_that_is_not_there(command_line, files, chosen, said):
+def test_nobody_is_named_where_one_that_was_waited_for_may_be_absent(command_line, files, chosen, said):
     """Rank 0 is the culprit of the whole capture."""
     dumps = sorted((Path(__file__).parent.parent / "traces" / "h200x4_late_host").glob(files))
     lines = json.loads(command_line("report", *dumps, *chosen, "--json").stdout)
-    assert said in f"{lines['verdict']} {lines['why']}"
-    assert "proven by the clock bounds" not in lines["why"]
+    assert lines["verdict"].startswith(f"No cause is named: {said}, and what is not here may have been waited for.")
+    assert lines["answer"]["causes"] == []
     assert lines["trust"].startswith(said.replace(" and ", "; "))
-
-
-def test_nothing_is_proven_by_waits_that_ended_before_their_signals():
-    """Rank 1's clock is off by far more than its bound allows, or its kernels signal for another call."""
-    run = exchange(late={2: 50_000})
-    seen = with_clocks(run.timeline(hard_ns=600), 600, 100, {1: -40_000})
-    for problems in (join_flows(seen)[1], ()):
-        findings = analyze(seen.replace(problems=problems))
-        lines = {line.word: line.text for line in headlines(findings)}
-        assert lines["verdict"].startswith("Rank 2 is slow: dispatch.copy_token. That costs ")
-        assert findings.is_contradicted == bool(problems) != findings.culprit.is_proven
-        assert ("proven by the clock bounds" in lines["why"]) == (not problems)
-        assert ("not proven: waits ended before their signals began" in lines["why"]) == bool(problems)
-        assert lines["trust"].startswith("channel ") == bool(problems)
-
-
-def test_what_passes_through_a_wait_that_may_not_have_been_late_is_not_proven():
-    """Rank 3 is slow, and its clock is hardly known: every wait for it may be a link's. That ranks 1 and 2 wait for
-    those that waited for it proves nothing of rank 3."""
-    run = Scenario(4)
-    for call in range(1, 6):
-        run.launch("dispatch")
-        for rank in run.ranks:
-            run.work(rank, 10_000 if rank == 3 else 1_000)
-            run.grant(rank, (rank + 1) % 4, call)
-        for rank in run.ranks:
-            run.wait_room(rank, (rank - 1) % 4, call)
-    for hard_ns, is_proven in ((400.0, True), (5e6, False)):
-        timeline = run.timeline(hard_ns=400.0)
-        clocks = [dataclasses.replace(rank.clock, hard_ns=hard_ns) for rank in timeline.ranks]
-        ranks = (*timeline.ranks[:3], dataclasses.replace(timeline.ranks[3], clock=clocks[3]))
-        timeline = timeline.replace(ranks=ranks)
-        causes = analyze_causes(timeline, analyze_waits(timeline))
-        worst = name_worst(causes.blames)
-        assert (worst.rank, worst.is_proven) == (3, is_proven)
-        blame = next(blame for blame in causes.blames if blame.rank == 3)
-        assert (blame.proven.lo_ns > 0.8 * blame.late_ns) == is_proven
-        assert blame.likely.lo_ns == pytest.approx(blame.late_ns)
 
 
 def test_where_nobody_waited_before_a_rank_caused_what_it_was_late():
@@ -336,16 +279,10 @@ def test_where_nobody_waited_before_a_rank_caused_what_it_was_late():
     for rank in run.ranks:
         run.wait(rank, (rank - 1) % 3, see_ns=20_000)
     timeline = run.timeline(hard_ns=900, sigma_ns=100)
-    waits = analyze_waits(timeline)
-    blames = analyze_causes(timeline, waits).blames
-    plain = blame_ranks(timeline, waits)
-    assert [blame.rank for blame in blames] == [blame.rank for blame in plain]
-    assert plain[0].late_ns <= blames[0].late_ns <= plain[0].late_ns + SIGNAL_NS  # which rank 1 spent with its signal
-    for found, known in ((blames[0].likely, plain[0].likely), (blames[0].proven, plain[0].proven)):
-        assert (found.lo_ns, found.hi_ns) == pytest.approx((known.lo_ns, known.hi_ns), abs=2 * SIGNAL_NS)
+    blames = blame_ranks(timeline, analyze_waits(timeline))
     late_ns = 6_000 - 1_000 - SIGNAL_NS
     likely, proven = Interval(late_ns - 300, late_ns + 300), Interval(late_ns - 900, late_ns + 900)
-    assert plain[0] == Blame(0, late_ns, likely, proven)
+    assert blames[0] == Blame(0, late_ns, likely, proven)
     assert Blame(2, 0, Interval(0, 0), Interval(0, 900 - 500 - SIGNAL_NS)) in blames
 
 

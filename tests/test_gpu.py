@@ -140,7 +140,7 @@ def test_the_report_names_the_resident_rank_that_is_late(tmp_path, spawner, vari
     asked = options(8, variant=variant, routing="uniform", uneven=False, late_rank=5, late_us=500)
     require_too_few_gpus()
     run(asked, tmp_path, spawner=spawner).raise_for_error()
-    assert analyze(tracekern.load(tmp_path)).culprit.rank == 5
+    assert analyze(tracekern.load(tmp_path)).answer.costs[0].candidate.rank == 5
 
 
 @pytest.mark.gpu

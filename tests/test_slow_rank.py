@@ -11,10 +11,10 @@ import pytest
 from rank_pool import RankPool
 
 import tracekern
-from tracekern.analysis.causes.analyze import analyze_causes
-from tracekern.analysis.causes.blame import Target
 from tracekern.analysis.doubt import blame_ranks, name_worst
+from tracekern.analysis.findings import analyze
 from tracekern.analysis.waits.analyze import analyze_waits
+from tracekern.analysis.why.candidates import CauseKind
 from tracekern.comm.group import Group
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.p2p.pipeline import P2PPipeline
@@ -55,11 +55,9 @@ def check_that_it_is_named(pool: RankPool, directory: Path, slow_rank: int) -> N
     assert name_worst(blames).rank == slow_rank, blames
     # A busy machine holds up those that wait as well, and then they wait less.
     assert blames[0].likely.lo_ns >= HELD_UP_S * 1e9 * NUM_CALLS * (NUM_RANKS - 1) / 2
-    # Over all stages, what came after passed on to where it began: its host, which slept.
-    causes = analyze_causes(timeline, waits)
-    assert name_worst(causes.blames).rank == slow_rank, causes.blames
-    hosts = [cost.rank for cost in causes.costs if cost.target is Target.HOST]
-    assert hosts[0] == slow_rank
+    # Over all stages, what came after leads back to where it began: its host, which slept.
+    first = analyze(timeline).answer.costs[0].candidate
+    assert (first.rank, first.kind) == (slow_rank, CauseKind.HOST)
 
 
 # Other work on this machine can hold a rank up for longer than that, and is then rightly named.

@@ -103,4 +103,4 @@ def test_a_question_is_two_new_files(tmp_path: Path):
     assert "<h2>Who waits without a word?</h2>" in part
     waits = findings.waits.wait_ns
     cells = [html.unescape(cell) for cell in re.findall("<td[^>]*>([^<]*)</td>", part)]
-    assert cells == [str(number) for number in (len(waits), waits.max(), len(findings.causes.costs))]
+    assert cells == [str(number) for number in (len(waits), waits.max(), len(findings.answer.costs))]

@@ -13,10 +13,8 @@ from wait_oracle import any_runs
 
 from tracekern.analysis.waits.analyze import WaitKind, analyze_waits
 from tracekern.analysis.waits.event_graph import build_graph
-from tracekern.analysis.waits.pieces import WaitPieces, parts_of_pieces
+from tracekern.analysis.waits.pieces import parts_of_pieces
 from tracekern.timeline.model import OPEN_END, Flows, Timeline
-
-NAMES_ANOTHER = ("wait_token", "wait_room", "wait_meeting")
 
 
 def assert_divided(timeline: Timeline, every: int = 1) -> None:
@@ -25,29 +23,18 @@ def assert_divided(timeline: Timeline, every: int = 1) -> None:
     waits = analyze_waits(timeline)
     waits = waits.take(np.arange(0, len(waits), every))
     place = {row: number for number, row in enumerate(waits.row.tolist())}
-    late, link, unknown = [], [], []
+    wanted = np.zeros((2, len(graph.activity)), np.int64)
     columns = (graph.activity.span, graph.activity.start, graph.activity.end)
     for piece, (span, start, end) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
         wait = place.get(span)
-        given_up = timeline.spans.end[span] == OPEN_END
-        if given_up and timeline.events[timeline.spans.event[span]].name in NAMES_ANOTHER:
-            unknown.append(piece)
         if wait is None:
             continue
-        if waits.kind[wait] == WaitKind.UNMATCHED:
-            unknown.append(piece)
         there = int(timeline.spans.start[span] + waits.late_ns[wait])
-        late.append(sum(time < there for time in range(start, end)))
+        late = sum(time < there for time in range(start, end))
         is_message = waits.kind[wait] in (WaitKind.DATA, WaitKind.CREDIT)
-        link.append(end - start - late[-1] if is_message else 0)
-    found = WaitPieces.of(timeline, graph, waits)
-    assert found.piece.tolist() == [piece for piece, span in enumerate(graph.activity.span.tolist()) if span in place]
-    assert (found.late_ns.tolist(), found.link_ns.tolist()) == (late, link)
-    assert found.unknown.tolist() == unknown
-    every_piece = np.zeros((2, len(graph.activity)), np.int64)
-    every_piece[:, found.piece] = late, link
+        wanted[:, piece] = late, end - start - late if is_message else 0
     asked = np.arange(len(graph.activity))[::-1]
-    np.testing.assert_array_equal(parts_of_pieces(timeline, graph, waits, asked), every_piece[:, ::-1])
+    np.testing.assert_array_equal(parts_of_pieces(timeline, graph, waits, asked), wanted[:, ::-1])
 
 
 @settings(max_examples=100, deadline=None)

@@ -15,8 +15,8 @@ from tracekern.formatting import count, duration, escape, growth, metric_value, 
 from tracekern.viewers.report.charts import grouped_bars, stacked_bars, time_scale
 from tracekern.viewers.report.frame import Answer, Part, render, table
 from tracekern.viewers.report.headlines import headlines
-from tracekern.viewers.report.questions.cause import describe_cost
 from tracekern.viewers.report.questions.time import TIME_PARTS
+from tracekern.viewers.report.verdict import name_candidate
 
 _MAX_PHASES = 14
 _MAX_COSTS = 8
@@ -136,18 +136,17 @@ def _longer(ours: Mapping[str, PhaseStatistics], theirs: Mapping[str, PhaseStati
 
 
 def _causes(sides: tuple[Side, Side]) -> Part:
-    by_name: list[dict[str, float]] = []
-    for side in sides:
-        totals: dict[str, float] = {}
-        for cost in side.findings.causes.costs:
-            totals[describe_cost(cost)] = totals.get(describe_cost(cost), 0.0) + cost.total_ns
-        by_name.append(totals)
-    ours, theirs = by_name
+    ours, theirs = (
+        {name_candidate(cost.candidate): max(cost.saving.whole_ns, 0.0) for cost in side.findings.answer.costs}
+        for side in sides
+    )
     names = sorted({*ours, *theirs}, key=lambda name: -max(ours.get(name, 0), theirs.get(name, 0)))[:_MAX_COSTS]
-    question = "Why do they wait?"
+    question = "What costs the run time?"
     if not names:
-        return Part("cause", "Cause", question, Answer("No wait is charged to a cause on either side."))
-    unit, size = time_scale([of.get(name, 0) for name in names for of in by_name])
+        notes = {side.findings.answer.note for side in sides if side.findings.answer.note}
+        why = f": {escape('; '.join(sorted(notes)))}" if notes else ""
+        return Part("cause", "Cause", question, Answer(f"What a cause costs cannot be said on either side{why}."))
+    unit, size = time_scale([of.get(name, 0) for name in names for of in (ours, theirs)])
     bars = [
         (
             side,
@@ -156,10 +155,11 @@ def _causes(sides: tuple[Side, Side]) -> Part:
             [of.get(name, 0) / size for name in names],
             [duration(of.get(name, 0)) for name in names],
         )
-        for side, color, pattern, of in zip("AB", ("--work", "--wait"), ("", "/"), by_name, strict=True)
+        for side, color, pattern, of in zip("AB", ("--work", "--wait"), ("", "/"), (ours, theirs), strict=True)
     ]
-    figure = grouped_bars(names, bars, axis=f"{unit} of waiting, over all warps", says="Waiting by root cause, A and B")
-    answer = f"The largest cause goes from {duration(ours.get(names[0], 0))} to {duration(theirs.get(names[0], 0))}: "
+    axis = f"{unit} that the run would be shorter without"
+    figure = grouped_bars(names, bars, axis=axis, says="What the run would save without each cause, A and B")
+    answer = f"The largest cost goes from {duration(ours.get(names[0], 0))} to {duration(theirs.get(names[0], 0))}: "
     return Part("cause", "Cause", question, Answer(f"{answer}<b>{escape(names[0])}</b>.", [figure]))
 
 

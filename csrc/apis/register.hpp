@@ -11,6 +11,7 @@ void register_comm(pybind11::module_& module);
 void register_dlpack(pybind11::module_& module);
 void register_encode(pybind11::module_& module);
 void register_layout(pybind11::module_& module);
+void register_longest_path(pybind11::module_& module);
 void register_probe(pybind11::module_& module);
 void register_tracks(pybind11::module_& module);
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -33,6 +34,8 @@ _ROWS = (
     ("signal_meeting", "signal", "completion", "meeting barrier round", "peer:10 round:16", ""),
     ("wait_meeting", "wait", "completion", "meeting barrier round", "round:16", ""),
     ("wait_block", "wait", "completion", "", "", ""),
+    ("signal_count", "signal", "completion", "count data slot", "peer:10 slot:22", ""),
+    ("wait_count", "wait", "completion", "count data slot", "peer:10 slot:22", ""),
 )
 _EVENTS = json.dumps({"name": "SimulatedEvent", "events": [dict(zip(_KEYS, row, strict=True)) for row in _ROWS]})
 _NUMBER = {row[0]: idx for idx, row in enumerate(_ROWS)}
@@ -46,6 +49,9 @@ def write_capture(case: Case, run: Run, seed: int, directory: Path) -> None:
     rng = np.random.default_rng([seed, 1 << 30])
     clocks = {rank: Clock.draw(rng) for rank in range(case.num_ranks)}
     last = max(kernel.end_ns for kernels in run.kernels.values() for kernel in kernels)
+    if case.jump_ns:
+        middle, rank = (START_NS + last) / 2, case.num_ranks - 1
+        clocks[rank] = dataclasses.replace(clocks[rank], event_at=middle, jump_ns=case.jump_ns)
     samples = _sample_clocks(rng, clocks, (0.0, last + 0.1 * SECOND))
     records: dict[tuple[int, int, int], list[Record]] = defaultdict(list)
     for record in run.records:

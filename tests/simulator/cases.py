@@ -6,8 +6,7 @@ import dataclasses
 import enum
 from dataclasses import dataclass
 
-from tracekern.analysis.causes.analyze import Cost
-from tracekern.analysis.causes.blame import Target
+import numpy as np
 
 
 class Shape(enum.Enum):
@@ -25,22 +24,43 @@ class Shape(enum.Enum):
     """Dispatch and combine: a warp for each peer sends and then receives, in kernels of their own."""
     BARRIER = "barrier"
     """All ranks work and meet."""
+    PIPELINE = "pipeline"
+    """Dispatch and combine as the bundled kernels do it: four kernels of many warps, one of which waits for the counts
+    of all ranks while the others wait for it at the block's barrier."""
+
+
+class Noise(enum.Enum):
+    """How times vary around their mean."""
+
+    NORMAL = "normal"
+    HEAVY = "heavy-tailed"
+    """Student's t of 3 degrees of freedom, of the same standard deviation."""
+    AUTOCORRELATED = "autocorrelated"
+    """Each time is correlated with the one before it of the same warp, by .7."""
 
 
 @dataclass(frozen=True)
 class Injection:
     """Something that takes longer."""
 
-    ns: int
+    ns: int = 0
     iterations: tuple[int, ...] = ()
     """In which it does; empty for all."""
 
     def applies(self, iteration: int) -> bool:
         return not self.iterations or iteration in self.iterations
 
-    def work_ns(self, rank: int, iteration: int, base_ns: float) -> float:
+    def work_ns(self, rank: int, iteration: int, base_ns: float, warp: int = 0) -> float:
         """What is added to work that would take `base_ns`."""
         return 0.0
+
+    def pause_ns(self, rank: int, iteration: int) -> float:
+        """What is added to time outside spans."""
+        return 0.0
+
+    def more_pieces(self, rank: int, iteration: int) -> int:
+        """How many tokens are added to those of each warp."""
+        return 0
 
     def latency_ns(self, source: int, destination: int, iteration: int) -> float:
         """What is added to a flag's way after its store."""
@@ -54,10 +74,6 @@ class Injection:
         """What is added to the gap before the first kernel of an iteration."""
         return 0.0
 
-    def is_cause(self, cost: Cost) -> bool:
-        """Whether this is what `cost` is charged to: the right rank, or link, and the right kind."""
-        raise NotImplementedError
-
 
 @dataclass(frozen=True)
 class SlowWork(Injection):
@@ -68,11 +84,40 @@ class SlowWork(Injection):
     share: float = 0.0
     """Of the work, on top of `ns`."""
 
-    def work_ns(self, rank: int, iteration: int, base_ns: float) -> float:
+    def work_ns(self, rank: int, iteration: int, base_ns: float, warp: int = 0) -> float:
         return self.ns + self.share * base_ns if rank == self.rank and self.applies(iteration) else 0.0
 
-    def is_cause(self, cost: Cost) -> bool:
-        return cost.target is Target.WORK and cost.rank == self.rank
+
+@dataclass(frozen=True)
+class SlowWarp(SlowWork):
+    """A single warp of a rank works longer."""
+
+    warp: int = 0
+
+    def work_ns(self, rank: int, iteration: int, base_ns: float, warp: int = 0) -> float:
+        return super().work_ns(rank, iteration, base_ns) if warp == self.warp else 0.0
+
+
+@dataclass(frozen=True)
+class SlowPause(SlowWork):
+    """A rank takes longer between its spans."""
+
+    def work_ns(self, rank: int, iteration: int, base_ns: float, warp: int = 0) -> float:
+        return 0.0
+
+    def pause_ns(self, rank: int, iteration: int) -> float:
+        return super().work_ns(rank, iteration, 0.0)
+
+
+@dataclass(frozen=True)
+class MoreWork(Injection):
+    """Each warp of a rank gets more tokens."""
+
+    rank: int = 0
+    pieces: int = 1
+
+    def more_pieces(self, rank: int, iteration: int) -> int:
+        return self.pieces if rank == self.rank and self.applies(iteration) else 0
 
 
 @dataclass(frozen=True)
@@ -81,11 +126,8 @@ class MovingWork(Injection):
 
     num_ranks: int = 1
 
-    def work_ns(self, rank: int, iteration: int, base_ns: float) -> float:
+    def work_ns(self, rank: int, iteration: int, base_ns: float, warp: int = 0) -> float:
         return self.ns if rank == iteration % self.num_ranks and self.applies(iteration) else 0.0
-
-    def is_cause(self, cost: Cost) -> bool:
-        return cost.target is Target.WORK
 
 
 @dataclass(frozen=True)
@@ -96,9 +138,6 @@ class _OfLink(Injection):
     def _of(self, source: int, destination: int, iteration: int) -> float:
         mine = (source, destination) == (self.source, self.destination) and self.applies(iteration)
         return self.ns if mine else 0.0
-
-    def is_cause(self, cost: Cost) -> bool:
-        return cost.target is Target.LINK and (cost.rank, cost.peer) == (self.source, self.destination)
 
 
 @dataclass(frozen=True)
@@ -126,9 +165,6 @@ class LateHost(Injection):
     def host_ns(self, rank: int, iteration: int) -> float:
         return self.ns if rank == self.rank and self.applies(iteration) else 0.0
 
-    def is_cause(self, cost: Cost) -> bool:
-        return cost.target in (Target.HOST, Target.GAP) and cost.rank == self.rank  # HOST where a lane shows it
-
 
 @dataclass(frozen=True)
 class Case:
@@ -140,6 +176,7 @@ class Case:
     injections: tuple[Injection, ...] = ()
     noise: float = 0.0
     """Standard deviation of the work, of what flags and stores take and of the host's gaps, as a share of each."""
+    noise_kind: Noise = Noise.NORMAL
     is_persistent: bool = False
     """One kernel for all iterations, instead of one or several an iteration."""
     has_host_lane: bool = False
@@ -156,6 +193,19 @@ class Case:
     """How long a host takes to launch a kernel, one after the other, once the iteration before is over; 0: hosts are
     always ahead."""
     backend: str = "cuda"
+    num_warps: int = 0
+    """Warps of a kernel; 0: as many as the shape needs."""
+    pause_ns: int = 0
+    """Time outside spans, before each work."""
+    is_uneven: bool = False
+    """Each warp of a pipeline has 1 to 3 tokens an iteration, drawn by chance, and not 2."""
+    jump_ns: int = 0
+    """By how much the clock of the last rank jumps in the middle of the run."""
+
+    def tokens(self, rank: int, warp: int, iteration: int) -> int:
+        """How many tokens a warp of a pipeline has to copy."""
+        drawn = int(np.random.default_rng([rank, warp, iteration]).integers(1, 4)) if self.is_uneven else 2
+        return drawn + sum(entry.more_pieces(rank, iteration) for entry in self.injections)
 
     def without_injections(self) -> Case:
         return dataclasses.replace(self, injections=())

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from simulator.cases import Case
+from simulator.cases import Case, Noise
 
+_TAIL_DEGREES = 3
+_CORRELATION = 0.7
 Warp = tuple[int, int]
 """Rank, and warp in its block."""
 
@@ -34,8 +36,16 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Pause:
+    """Time that no span covers."""
+
+    iteration: int
+    base_ns: float
+
+
+@dataclass(frozen=True)
 class Signal:
-    """To the peer, on a channel `token` (slot: key), `room` (slot: value) or `meeting` (slot: round)."""
+    """To the peer, on a channel `token` or `count` (slot: key), `room` (slot: value) or `meeting` (slot: round)."""
 
     channel: str
     peer: int
@@ -61,7 +71,7 @@ class Meet:
     iteration: int
 
 
-Op = Launch | Work | Signal | Wait | Meet
+Op = Launch | Work | Pause | Signal | Wait | Meet
 Program = Iterator[Op]
 
 
@@ -101,12 +111,6 @@ class TrueWait:
     end_ns: float
     late_until_ns: float
     """When the signal began; at a barrier, when the last one came."""
-
-    @property
-    def charged_ns(self) -> float:
-        """The part that the analysis charges to a cause: at a barrier the lateness alone."""
-        late = max(self.late_until_ns - self.begin_ns, 0.0)
-        return late if self.channel in ("meeting", "block") else self.end_ns - self.begin_ns
 
 
 @dataclass
@@ -158,6 +162,8 @@ class Engine:
         self._host_free: dict[int, float] = defaultdict(float)
         """When the host of a rank has launched all kernels so far."""
         self._num_warps = 0
+        self._deviation: dict[int, float] = defaultdict(float)
+        """The last deviation from the mean that each generator gave."""
 
     def run(self, programs: Mapping[Warp, Program]) -> Run:
         self._num_warps = 1 + max(warp for _, warp in programs)
@@ -181,17 +187,28 @@ class Engine:
 
     def _vary(self, rng: np.random.Generator, ns: float) -> float:
         """`ns` with noise; one number is drawn whatever the noise is."""
-        return ns * max(1 + self.case.noise * float(rng.standard_normal()), 0.1)
+        if self.case.noise_kind is Noise.HEAVY:
+            deviation = float(rng.standard_t(_TAIL_DEGREES)) * (1 - 2 / _TAIL_DEGREES) ** 0.5
+        else:
+            deviation = float(rng.standard_normal())
+        if self.case.noise_kind is Noise.AUTOCORRELATED:
+            kept = _CORRELATION * self._deviation[id(rng)]
+            deviation = kept + deviation * (1 - _CORRELATION**2) ** 0.5
+            self._deviation[id(rng)] = deviation
+        return ns * max(1 + self.case.noise * deviation, 0.1)
 
     def _execute(self, now: float, process: _Process, op: Op) -> None:
         if isinstance(op, Launch):
             self._launch(now, process, op)
         elif isinstance(op, Work):
-            rank = process.warp[0]
-            more = sum(entry.work_ns(rank, op.iteration, op.base_ns) for entry in self.case.injections)
+            rank, warp = process.warp
+            more = sum(entry.work_ns(rank, op.iteration, op.base_ns, warp) for entry in self.case.injections)
             end = now + self._vary(process.rng, op.base_ns) + more
             self._record(process, op.event, now, end, {})
             self._resume(end, process)
+        elif isinstance(op, Pause):
+            more = sum(entry.pause_ns(process.warp[0], op.iteration) for entry in self.case.injections)
+            self._resume(now + self._vary(process.rng, op.base_ns) + more, process)
         elif isinstance(op, Signal):
             self._signal(now, process, op)
         elif isinstance(op, Wait):

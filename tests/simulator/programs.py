@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simulator.cases import Case, Shape
-from simulator.engine import Launch, Meet, Program, Signal, Wait, Warp, Work
+from simulator.engine import Launch, Meet, Pause, Program, Signal, Wait, Warp, Work
 
 
 def programs_of(case: Case) -> dict[Warp, Program]:
     """One program for each warp."""
-    num_warps = case.num_ranks - 1 if case.shape is Shape.EXCHANGE else 1
+    num_warps = case.num_warps or (case.num_ranks - 1 if case.shape is Shape.EXCHANGE else 1)
     write = _SHAPES[case.shape]
     return {(rank, warp): write(case, rank, warp) for rank in range(case.num_ranks) for warp in range(num_warps)}
 
@@ -94,8 +94,46 @@ def _exchange(case: Case, rank: int, warp: int) -> Program:
 def _barrier(case: Case, rank: int, warp: int) -> Program:
     for iteration in range(case.iterations):
         yield from _launch(case, "step", iteration)
+        if case.pause_ns:
+            yield Pause(iteration, case.pause_ns)
         yield Work("compute", iteration, case.work_ns)
         yield from _meeting(case, iteration)
+
+
+def _pipeline(case: Case, rank: int, warp: int) -> Program:
+    """Warp w of a rank sends to rank + 1 + w, and receives from the rank that sends to it."""
+    num_ranks, num_warps = case.num_ranks, case.num_warps
+    peer, source = (rank + 1 + warp) % num_ranks, (rank - 1 - warp) % num_ranks
+    others = [other for other in range(num_ranks) if other != rank]
+    for iteration in range(case.iterations):
+        slot = 2 * iteration * num_warps + warp
+        tokens = case.tokens(rank, warp, iteration)
+        yield from _launch(case, "dispatch_send", iteration)
+        yield from _tokens(case, "copy_token", iteration, tokens)
+        if warp == 0:
+            for other in others:
+                yield Signal("count", other, iteration, iteration)
+        yield Signal("token", peer, slot, iteration)
+        yield from _launch(case, "dispatch_recv", iteration, is_first=False)
+        if warp == 0:
+            for other in others:
+                yield Wait("count", other, iteration, iteration)
+        yield Meet(iteration, iteration)
+        yield Wait("token", source, slot, iteration)
+        yield from _tokens(case, "compute", iteration, tokens)
+        yield from _launch(case, "combine_send", iteration, is_first=False)
+        yield from _tokens(case, "copy_token", iteration, tokens)
+        yield Signal("token", source, slot + num_warps, iteration)
+        yield from _launch(case, "combine_recv", iteration, is_first=False)
+        yield Wait("token", peer, slot + num_warps, iteration)
+        yield from _tokens(case, "compute", iteration, tokens)
+
+
+def _tokens(case: Case, event: str, iteration: int, count: int) -> Program:
+    for _ in range(count):
+        if case.pause_ns:
+            yield Pause(iteration, case.pause_ns / 8)
+        yield Work(event, iteration, case.work_ns / 8)
 
 
 _SHAPES: dict[Shape, Callable[[Case, int, int], Program]] = {
@@ -105,4 +143,5 @@ _SHAPES: dict[Shape, Callable[[Case, int, int], Program]] = {
     Shape.CREDITS: _credits,
     Shape.EXCHANGE: _exchange,
     Shape.BARRIER: _barrier,
+    Shape.PIPELINE: _pipeline,
 }

@@ -10,14 +10,11 @@ from functools import cached_property
 import numpy as np
 
 from tracekern.analysis.balance import Balance, LinkLimit, analyze_balance
-from tracekern.analysis.causes.analyze import Causes, analyze_causes
 from tracekern.analysis.critical_path.analyze import CriticalPath, critical_path
 from tracekern.analysis.doubt import Blame, Worst, blame_ranks, name_worst
 from tracekern.analysis.hang import Hang, find_hang
 from tracekern.analysis.imbalance import Imbalance, work_imbalance
 from tracekern.analysis.iterations import Iterations, find_iterations
-from tracekern.analysis.naming.culprit import Culprit, Why, name_culprit, open_verdict
-from tracekern.analysis.naming.own_times import link_times, own_times
 from tracekern.analysis.receive_matrix import ReceiveMatrix, receive_matrix
 from tracekern.analysis.staging import Staging, staging
 from tracekern.analysis.summary import Summary, summarize
@@ -26,6 +23,7 @@ from tracekern.analysis.waits.analyze import Waits, analyze_waits
 from tracekern.analysis.waits.event_graph import EventGraph, build_graph
 from tracekern.analysis.waits.matrix import WaitMatrix, wait_matrix
 from tracekern.analysis.waits.statistics import WaitStatistic, wait_statistics
+from tracekern.analysis.why.answer import Answer, explain
 from tracekern.formatting import duration, percent
 from tracekern.timeline.damage import damage_of
 from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Timeline
@@ -130,27 +128,13 @@ class Findings:
 
     @cached_property
     def graph(self) -> EventGraph:
-        """What had to happen before what: the edges that causes and the critical path follow."""
+        """What had to happen before what: the edges that the replays and the critical path follow."""
         return build_graph(self.timeline)
 
     @cached_property
-    def causes(self) -> Causes:
-        """The root causes of the waits, followed back through waits that caused waits."""
-        return analyze_causes(self.timeline, self.every_wait, self.graph, self.window)
-
-    @cached_property
-    def culprit(self) -> Culprit:
-        """The ranks, or links, that are to blame for most of the waiting, where the evidence names some."""
-        timeline, iterations = self.timeline, self.iterations
-        if not self.causes.costs:
-            return open_verdict(Why.NO_WAITS, ())
-        own = own_times(timeline, self.graph, self.every_wait, iterations)
-        links = link_times(timeline, self.every_wait, iterations)
-        floor_ns = max((rank.resolution_ns for rank in timeline.ranks), default=0.0)
-        found = name_culprit(self.causes, self.graph, own, links, iterations, floor_ns)
-        if any(rank.backend == "cpu" for rank in timeline.ranks):
-            return open_verdict(Why.CPU, found.suspects)
-        return replace(found, is_proven=False) if self.absent or self.is_contradicted else found
+    def answer(self) -> Answer:
+        """What costs the run time, by replays of it."""
+        return explain(self.timeline, self.graph, self.every_wait, find_iterations(self.timeline), self.window)
 
     @cached_property
     def critical_path(self) -> CriticalPath:
@@ -190,7 +174,7 @@ class Findings:
 
 
 _WITHOUT_WAITS = ("balance", "summary", "time", "imbalances")
-_OF_WAITS = ("causes", "critical_path")
+_OF_WAITS = ("critical_path", "answer")
 
 
 def analyze(timeline: Timeline, link_limit: LinkLimit | None = None, window: Window | None = None) -> Findings:

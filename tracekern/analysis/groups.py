@@ -71,6 +71,17 @@ def median_of_groups(group: Int64, values: npt.NDArray[Any], num_groups: int) ->
     return median
 
 
+def quantile_of_groups(group: Int64, values: npt.NDArray[Any], num_groups: int, share: float) -> Float64:
+    """[num_groups] the value that `share` of each group's values lie below; nan of none. For few groups."""
+    quantile = np.full(num_groups, np.nan)
+    for number in range(num_groups):
+        own = values[group == number]
+        if len(own):
+            place = int(share * (len(own) - 1))
+            quantile[number] = np.partition(own, place)[place]
+    return quantile
+
+
 def _group(columns: Sequence[npt.NDArray[Any]]) -> tuple[Int64, tuple[Int64, ...]]:
     """The two fields of Groups; `columns`: one or more."""
     lows = [int(column.min(initial=0)) for column in columns]

@@ -25,11 +25,11 @@ MAX_DOUBT_NS = 1e9
 _NEVER = np.iinfo(np.int64).min
 
 
-def host_gaps(timeline: Timeline, gap_start: Int64, start: Int64) -> tuple[Int64, Int64]:
-    """([num_launches] at least, [num_launches] at most) ns of each gap [gap_start, start) before a launch in which its
-    host had not launched it yet.
+def host_gaps(timeline: Timeline, gap_start: Int64, start: Int64) -> Int64:
+    """[num_launches] ns, at least, of each gap [gap_start, start) before a launch in which its host had not launched it
+    yet.
 
-    0 and the whole gap where nothing says more: host clocks that are not related to the axis prove nothing.
+    0 where nothing says more: host clocks that are not related to the axis prove nothing.
     """
     least, most = np.zeros(len(timeline.launches), np.int64), np.maximum(start - gap_start, 0)
     rank_of_launch = np.array([launch.rank for launch in timeline.launches], np.int64)
@@ -48,7 +48,7 @@ def host_gaps(timeline: Timeline, gap_start: Int64, start: Int64) -> tuple[Int64
         most[mine] -= busy
         of_host = np.maximum(by_calls, np.where(seen, most[mine], 0))
         least[mine] = np.where((of_host > 0) & (of_host >= most[mine] - MAX_LAUNCH_NS), most[mine], of_host)
-    return least, most
+    return least
 
 
 def _asked(timeline: Timeline, launches: Int64) -> Int64:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from tracekern.errors import BadInput
 
 if TYPE_CHECKING:
     from tracekern.analysis.findings import Findings
+    from tracekern.analysis.why.answer import Answer, Cause, Cost
 
 
 def report(
@@ -60,8 +62,8 @@ def report(
     if output is not None:
         _write_page(findings, captures, output)
     if as_json:
-        told = {line.word: line.text for line in lines}
-        print_json({"file": str(output) if output else None, **told, **_matrices(findings)})
+        told = {"file": str(output) if output else None, **{line.word: line.text for line in lines}}
+        print_json({**told, "answer": _answer(findings.answer), **_matrices(findings)})
         return
     out = console()
     width = max(len(line.word) for line in lines)
@@ -75,6 +77,50 @@ def report(
         note(f"the whole report: {suggest('report', *captures, *options_given, '-o', 'report.html')}")
     else:
         note(f"{output}: open it in a browser")
+
+
+def _answer(answer: Answer) -> dict[str, Any]:
+    """What the lines say of costs, as data: ns, ranks and names; None for what is not known."""
+    causes = [
+        {
+            **_cost(cause),
+            "together_ns": cause.together_ns,
+            "is_host": cause.is_host,
+            "excess_ns": cause.excess.ns,
+            "factor": cause.excess.factor,
+            "phase": str(cause.excess.phase) if cause.excess.phase else None,
+        }
+        for cause in answer.causes
+    ]
+    return {
+        "makespan_ns": answer.makespan_ns,
+        "num_iterations": answer.num_iterations,
+        "causes": causes,
+        "costs": [_cost(cost) for cost in answer.costs],
+        "even_hosts_ns": answer.even_hosts_ns,
+        "silence": answer.silence.value if answer.silence else None,
+        "note": answer.note,
+    }
+
+
+def _cost(cost: Cause | Cost) -> dict[str, Any]:
+    candidate, evidence = cost.candidate, cost.evidence
+    event = evidence.event and {"iteration": evidence.event.iteration, "excess_ns": evidence.event.excess_ns}
+    of_iteration = {"mean_ns": _known(cost.saving.mean_ns), "error_ns": _known(cost.saving.error_ns)}
+    return {
+        "kind": candidate.kind.value,
+        "rank": candidate.rank,
+        "peer": candidate.peer if candidate.peer >= 0 else None,
+        "saved_ns": cost.saving.whole_ns,
+        "by_iteration": of_iteration,
+        "lead_ns": _known(evidence.lead_ns),
+        "chance_ns": _known(evidence.chance_ns),
+        "event": event,
+    }
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _matrices(findings: Findings) -> dict[str, Any]:

@@ -6,6 +6,9 @@ import numpy as np
 
 from tracekern.timeline.model import Int32, Int64, Mask, Spans
 
+_BLOCK = 1 << 14
+"""So many are sought at a time: what is worked with stays in the cache."""
+
 
 def exposed(spans: Spans, chosen: Mask) -> Int64:
     """[num_spans] ns of each span of the mask `chosen` in which no chosen span of its track is open that opened
@@ -66,3 +69,17 @@ def one_line(group: Int32 | Int64, low: Int64, high: Int64) -> Int64:
     base = np.minimum.reduceat(low, first)
     room = np.maximum.reduceat(np.maximum(low, high), first) - base + 1
     return np.repeat(np.cumsum(room) - room - base, np.diff(first, append=len(group)))
+
+
+def bisect_right(values: Int64, first: Int64, stop: Int64, wanted: Int64) -> Int64:
+    """[n] where `wanted` would go behind its equals in values[first:stop], which is sorted."""
+    found: Int64 = first.copy()
+    for start in range(0, len(found), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        low, end, sought = found[part], stop[part], wanted[part]
+        for bit in reversed(range(int((end - low).max(initial=0)).bit_length())):
+            beyond = low + (1 << bit)
+            right = values.take(beyond - 1, mode="clip") <= sought
+            right &= beyond <= end
+            low += right.astype(np.int64) << bit
+    return found

@@ -10,9 +10,9 @@ from tracekern.analysis.summary import Summary
 from tracekern.formatting import count, duration, factor, percent, ranks
 from tracekern.timeline.clocks.pairs import MAX_WANDER_PER_NS
 from tracekern.timeline.model import ABSENT_KINDS, told_once
-from tracekern.viewers.report.questions.path import describe_gain, describe_part
+from tracekern.viewers.report.questions.path import describe_part
 from tracekern.viewers.report.questions.receive import describe_received
-from tracekern.viewers.report.verdict import evidence, sums, verdict
+from tracekern.viewers.report.verdict import evidence, following, verdict
 
 _TOLD_APART = (*ABSENT_KINDS, "lost_records", "open_span", "open_work", "salvaged", "fault", "left_out_profile_event")
 """Kinds of errors that the lines count, or describe themselves."""
@@ -25,19 +25,21 @@ class Line:
 
 
 def headlines(findings: Findings) -> list[Line]:
-    """One line each: verdict, why, how much waiting and where, its sum, what bounds the time, how far to trust it.
+    """One line each: what costs most, why that is said, what is next, where warps wait, what bounds the time, how far
+    to trust it.
 
     A wait that exceeded its time limit comes first, or else waits that never ended. What experts received is told of
     captures that say so. Where the times are damaged that is all, with what ended a wait.
     """
     if findings.damage:
         return [*_fault(findings), Line("verdict", f"No figure is given: {findings.damage}")]
+    why, next_cost = evidence(findings), following(findings)
     return [
         *(_fault(findings) or _hang(findings)),
         Line("verdict", verdict(findings)),
-        Line("why", evidence(findings)),
+        *([Line("why", why)] if why else []),
+        *([Line("next", next_cost)] if next_cost else []),
         Line("waiting", _waiting(findings)),
-        Line("sum", sums(findings)),
         Line("bound", _bound(findings)),
         *([Line("receive", describe_received(findings.received))] if findings.received else []),
         Line("trust", trust(findings)),
@@ -121,10 +123,6 @@ def _bound(findings: Findings) -> str:
         f"{percent(first.time_ns, whole.makespan_ns)} of the critical path, "
         f"which is {duration(whole.makespan_ns)} long, is {describe_part(first)}"
     )
-    gains = findings.critical_path.replay.gains if findings.critical_path.replay else ()
-    if gains and gains[0].saved_ns > 0:
-        saved = duration(gains[0].saved_ns)
-        text += f"; the run would be {saved} shorter if {describe_gain(gains[0])} took as long as at its peers"
     return text + _warm_up(findings)
 
 

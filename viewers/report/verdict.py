@@ -1,42 +1,64 @@
-"""The first two sentences of a report: who, or what, is to blame for the waiting, and what that costs. And the sums."""
+"""The first lines of a report: what costs the run most, how sure that is, and what is next."""
 
 from __future__ import annotations
 
-from tracekern.analysis.causes.blame import Target
 from tracekern.analysis.doubt import Blame
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.naming.culprit import Culprit, Kind, Suspect, Why
-from tracekern.formatting import count, duration, percent, ranks, unit_for
-from tracekern.viewers.report.questions.cause import HOST_OR_KERNEL, uncaused_ns
+from tracekern.analysis.waits.analyze import Phase
+from tracekern.analysis.waits.event_graph import BETWEEN_SPANS, NOT_STARTED
+from tracekern.analysis.why.answer import Answer, Cause, Silence
+from tracekern.analysis.why.candidates import Candidate, CauseKind
+from tracekern.formatting import count, duration, factor, percent
 
-_ALONE = "One rank: no other to wait for."
+HOST_OR_KERNEL = "host or an unrecorded kernel"
+"""What a gap before a kernel may be where nothing says that it was the host."""
+_ALONE = "One rank: no other to compare it with."
+_CONTRADICTED = "; doubtful, as waits ended before their signals began, and of links nothing is said"
 _ROUNDING_NS = 2
 """A blame and both of its limits are whole ns."""
-_MAX_SUSPECTS = 3
 
 
 def verdict(findings: Findings) -> str:
-    """Two sentences; one where there is nothing to say about costs."""
-    if len(findings.summary.ranks) < 2:
-        return f"No rank can be named: {_and(findings.absent)}." if findings.absent else _ALONE
-    if not findings.summary.aligned:
-        return "No rank can be named: the clocks were not aligned."
-    culprit = findings.culprit
-    if culprit.why is Why.NO_WAITS or not findings.causes.costs:
-        return _nothing(findings)
-    waited_ns = int(findings.waits.wait_ns.sum())
-    if culprit.kind is None and 2 * sum(_not_on_record(findings)) > waited_ns:
-        return _nothing(findings)
-    if culprit.kind is None:
-        return f"{_why_open(findings)} {_largest(findings)}"
-    return f"{_accuse(culprit)} That costs {part_of(culprit.cost_ns, waited_ns)} of waiting."
+    """What costs most, and how much of the run; or why nothing is named."""
+    answer = findings.answer
+    if len(findings.timeline.ranks) == 1 and not findings.absent:
+        return _ALONE
+    if not answer.causes:
+        return f"No cause is named: {_why_none(answer)}."
+    first = answer.causes[0]
+    saved = f"{duration(first.saving.whole_ns)} ({percent(first.saving.whole_ns, answer.makespan_ns)})"
+    return f"{_accuse(first)} The run would be {saved} shorter without."
 
 
-def part_of(part_ns: float, whole_ns: float) -> str:
-    """ "8.58 of 25.6 ms", or "620 us of 25.6 ms"."""
-    part, whole = duration(part_ns), duration(whole_ns)
-    same = unit_for(part_ns)[0] == unit_for(whole_ns)[0]
-    return f"{part.rsplit(' ', 1)[0] if same else part} of {whole}"
+def evidence(findings: Findings) -> str:
+    """What makes the first cause stand out; or the largest cost, where none does; "" where no cost is known."""
+    answer = findings.answer
+    if not answer.causes:
+        return _largest(answer)
+    first = answer.causes[0]
+    if first.evidence.event is not None:
+        return (
+            f"it happened once, in iteration {first.evidence.event.iteration}: "
+            f"{duration(first.evidence.event.excess_ns)} more than any other iteration shows"
+        )
+    each = f"{duration(first.saving.mean_ns)} ± {duration(first.saving.error_ns)} an iteration"
+    over = count(answer.num_iterations, "iteration")
+    things = "links" if first.candidate.kind is CauseKind.LINK else "ranks"
+    alike = f"{things} that are alike would differ by less than {duration(first.evidence.chance_ns)}"
+    return f"{each}, over {over}; {alike}{_CONTRADICTED if findings.is_contradicted else ''}"
+
+
+def following(findings: Findings) -> str:
+    """What costs most when the first cause is gone, and what all hosts alike would save; "" where there is neither."""
+    answer = findings.answer
+    parts = [
+        f"{_name(cause)}: together {duration(cause.together_ns)} ({percent(cause.together_ns, answer.makespan_ns)})"
+        for cause in answer.causes[1:]
+    ]
+    if answer.causes and answer.even_hosts_ns > answer.causes[-1].together_ns:
+        shorter = duration(answer.even_hosts_ns)
+        parts.append(f"by an estimate, {shorter} shorter if all hosts took as long as the median one")
+    return "; ".join(parts)
 
 
 def why_no_rank(findings: Findings) -> str:
@@ -58,169 +80,67 @@ def charged(blame: Blame) -> str:
     return duration(blame.late_ns) + (f" ±{duration(largest)}" if largest > _ROUNDING_NS else "")
 
 
-def evidence(findings: Findings) -> str:
-    """What makes it stand out, and whether the clocks are exact enough; or the figures of the largest causes."""
-    culprit = findings.culprit
-    if culprit.kind is None:
-        told = _figures(findings) or findings.causes.note or "no cause on record"
-        return "; ".join([told, *([_and(findings.absent)] if findings.absent else [])])
-    first = next(one for one in culprit.suspects if one.kind is culprit.kind and one.member in culprit.members)
-    if culprit.event is not None and first.event is not None:
-        text = f"{_owns(first)} took {duration(first.event.excess_ns)} longer then than at any other time"
-    else:
-        text = f"{_owns(first)} {_lead(first)}"
-    return "; ".join([text, _certainty(findings), *([_and(findings.absent)] if findings.absent else [])])
+def _accuse(cause: Cause) -> str:
+    """What the cause does, as a sentence."""
+    rank, excess = cause.candidate.rank, cause.excess
+    once = cause.evidence.event is not None
+    if cause.candidate.kind is CauseKind.LINK:
+        link = f"link {rank} → {cause.candidate.peer}"
+        return f"Messages on the {link} take {duration(excess.ns)} longer than on other links."
+    if cause.candidate.kind is CauseKind.HOST:
+        when = "once late" if once else f"{duration(excess.ns)} after its peers"
+        if cause.is_host:
+            return f"Rank {rank}'s host {'launched' if once else 'launches'} {when}."
+        return f"Kernels of rank {rank} {'began' if once else 'begin'} {when} ({HOST_OR_KERNEL})."
+    if excess.phase is None or once:
+        what = f": {describe_phase(excess.phase)}" if excess.phase else ""
+        return f"Rank {rank} {'was slow once' if once else 'is slow'}{what}."
+    if excess.phase.event in (BETWEEN_SPANS, NOT_STARTED):
+        what = describe_phase(excess.phase)
+        return f"Rank {rank} is slow: what it does {what} takes {factor(excess.factor)} as long as at a peer."
+    if cause.candidate.kind is CauseKind.AMOUNT:
+        return f"Rank {rank} has more work: {factor(excess.factor)} as many {excess.phase} as a peer."
+    return f"Rank {rank} is slow: each {excess.phase} takes {factor(excess.factor)} as long as at a peer."
 
 
-def sums(findings: Findings) -> str:
-    """All waiting as the sum of what it is charged to, and of what has no cause on record."""
-    waited_ns, causes, culprit = int(findings.waits.wait_ns.sum()), findings.causes, findings.culprit
-    if not waited_ns:
-        return "no waits on record"
-    parts: list[tuple[str, float]] = []
-    if culprit.kind is not None and culprit.event is None:
-        parts.append((_what(culprit), culprit.cost_ns))
-    for name, targets in (
-        ("gaps before kernels", (Target.HOST, Target.GAP)),
-        ("work", (Target.WORK,)),
-        ("links", (Target.LINK,)),
-    ):
-        ns = sum(cost.total_ns for cost in causes.costs if cost.target in targets)
-        is_named = bool(parts) and culprit.kind in _KINDS_OF[targets[0]]
-        ns -= culprit.cost_ns if is_named else 0.0
-        if ns >= 0.5:
-            parts.append((f"other {name}" if is_named else name, ns))
-    no_cause_ns = uncaused_ns(findings)
-    if no_cause_ns >= 0.5 or not parts:
-        parts.append((f"without a cause on record ({percent(no_cause_ns, waited_ns)})", no_cause_ns))
-    return f"{duration(waited_ns)} = " + " + ".join(f"{duration(ns)} {name}" for name, ns in parts)
+def describe_phase(phase: Phase) -> str:
+    """ "dispatch.copy_token", "between the spans of dispatch"."""
+    outside = {BETWEEN_SPANS: "between the spans of", NOT_STARTED: "before the first span of"}
+    return f"{outside[phase.event]} {phase.stage or 'no kernel'}" if phase.event in outside else str(phase)
 
 
-_KINDS_OF = {
-    Target.HOST: (Kind.HOST, Kind.GAP),
-    Target.WORK: (Kind.WORK,),
-    Target.LINK: (Kind.LINK,),
-}
+def _name(cause: Cause) -> str:
+    """ "then rank 0's host"."""
+    return f"then {name_candidate(cause.candidate, cause.is_host)}"
 
 
-def _accuse(culprit: Culprit) -> str:
-    """The first sentence: who does what."""
-    once = "" if culprit.event is None else f" once, in iteration {culprit.event}"
-    several = len(culprit.members) > 1
-    if culprit.kind is Kind.LINK:
-        be = ("were" if several else "was") if once else ("are" if several else "is")
-        return f"The {_links(culprit.members)} {be} slow{once}."
-    who = ranks(tuple(member[0] for member in culprit.members))
-    if culprit.kind is Kind.HOST:
-        subject = f"The hosts of {who}" if several else f"{_capital(who)}'s host"
-        return f"{subject} {'launched' if once else 'launch' if several else 'launches'} late{once}."
-    if culprit.kind is Kind.GAP:
-        return f"Kernels of {who} {'began' if once else 'begin'} late{once} ({HOST_OR_KERNEL})."
-    be = ("were" if several else "was") if once else ("are" if several else "is")
-    return f"{_capital(who)} {be} slow{once}: {culprit.phase}."
+def name_candidate(candidate: Candidate, is_host: bool = False) -> str:
+    """ "rank 3's slower work", "rank 0's gaps before kernels", "the link 0 → 3"."""
+    if candidate.kind is CauseKind.LINK:
+        return f"the link {candidate.rank} → {candidate.peer}"
+    things = {CauseKind.PACE: "slower work", CauseKind.AMOUNT: "additional work", CauseKind.HOST: "gaps before kernels"}
+    return f"rank {candidate.rank}'s {'host' if is_host else things[candidate.kind]}"
 
 
-def _what(culprit: Culprit) -> str:
-    """The same as a part of a sum."""
-    if culprit.kind is Kind.LINK:
-        return f"the {_links(culprit.members)}"
-    who = ranks(tuple(member[0] for member in culprit.members))
-    thing = {Kind.HOST: "host", Kind.GAP: "gaps before kernels", Kind.WORK: "work"}[culprit.kind or Kind.WORK]
-    return f"{who}'s {thing}" if len(culprit.members) == 1 else f"{thing} of {who}"
+def _why_none(answer: Answer) -> str:
+    number = count(answer.num_iterations, "iteration")
+    if answer.silence is Silence.NO_COST:
+        return answer.note
+    if answer.silence is Silence.CPU:
+        return "the CPU backend shows order and coverage, never durations of a GPU"
+    if answer.silence is Silence.FEW_ITERATIONS:
+        return f"{number} on record can be described, not judged"
+    return f"over {number}, no rank and no link costs more than chance explains"
 
 
-def _links(members: tuple[tuple[int, ...], ...]) -> str:
-    names = [f"{source} → {destination}" for source, destination in members[:4]]
-    more = f" and {len(members) - 4} more" if len(members) > 4 else ""
-    if len(names) == 1:
-        return f"link {names[0]}"
-    return f"links {', '.join(names[:-1])}{',' if more else ' and'} {names[-1]}{more}"
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
-
-
-def _why_open(findings: Findings) -> str:
-    culprit, number = findings.culprit, len(findings.iterations)
-    if culprit.why is Why.CPU:
-        return "No culprit is named: the CPU backend shows order and coverage, never durations of a GPU."
-    if culprit.why is Why.CLOCKS:
-        late = [one.member[0] for one in culprit.suspects if one.lead.stands_out and one.kind is not Kind.LINK]
-        whom = ranks(tuple(dict.fromkeys(late)))
-        return f"No culprit is named: the clocks are not exact enough to say whether any rank waited for {whom}."
-    if culprit.why is Why.ONE_ITERATION:
-        what = f"{count(number, 'iteration')} {'is' if number == 1 else 'are'} on record" if number else "no iteration"
-        return f"No culprit is named: {what}, which can be described, not judged."
-    times = max((one.lead.num_iterations for one in culprit.suspects), default=number)
-    return f"No culprit is named: over {count(times, 'iteration')} no rank and no link stands out by more than chance."
-
-
-def _largest(findings: Findings) -> str:
-    """The second sentence of an open verdict."""
-    waited_ns, suspects = int(findings.waits.wait_ns.sum()), findings.culprit.suspects
-    if not suspects:
-        return f"{duration(waited_ns)} of waiting have no cause that could be one's."
-    first = suspects[0]
-    return f"The largest cause, {_owns(first)}, costs {part_of(first.cost_ns, waited_ns)} of waiting."
-
-
-def _not_on_record(findings: Findings) -> tuple[float, int]:
-    """(ns charged to nothing that was recorded, ns of waits whose signals were not recorded)"""
-    unexplained_ns = sum(cost.total_ns for cost in findings.causes.costs if cost.target is Target.UNEXPLAINED)
-    return unexplained_ns, int(findings.waits.unmatched.sum())
-
-
-def _nothing(findings: Findings) -> str:
-    unexplained_ns, unmatched_ns = _not_on_record(findings)
-    if 2 * unexplained_ns > unmatched_ns:
-        return "No rank can be named: what the ranks waited for is not on record."
-    text = why_no_rank(findings) or "no rank made another one wait"
-    return _capital("; ".join([text, *findings.absent])) + "."
-
-
-def _owns(suspect: Suspect) -> str:
-    """ "rank 0's gaps before kernels", "rank 3's copy_token", "the link 1 → 6"."""
-    if suspect.kind is Kind.LINK:
-        return f"the {_links((suspect.member,))}"
-    thing = str(suspect.phase) if suspect.kind is Kind.WORK else "gaps before kernels"
-    return f"rank {suspect.member[0]}'s {thing}"
-
-
-def _lead(suspect: Suspect) -> str:
-    """How much longer than its peers it takes, and what chance explains."""
-    lead = suspect.lead
-    if lead.noise_ns != lead.noise_ns:
-        return f"{count(lead.num_iterations, 'iteration')} cannot show whether it is unusual"
-    verb = "are" if suspect.kind in (Kind.HOST, Kind.GAP) else "is"
-    where = "a message than on the other links" if suspect.kind is Kind.LINK else "an iteration than at the other ranks"
-    longer = f"{duration(abs(lead.lead_ns))} {'longer' if lead.lead_ns >= 0 else 'shorter'} {where}"
-    return f"{verb} {longer} (by chance up to {duration(lead.noise_ns)}, {count(lead.num_iterations, 'iteration')})"
-
-
-def _figures(findings: Findings) -> str:
-    culprit = findings.culprit
-    parts = []
-    for one in culprit.suspects[:_MAX_SUSPECTS]:
-        judged = "" if culprit.why is Why.CPU else f", {_lead(one)}"
-        parts.append(f"{_owns(one)}: {duration(one.cost_ns)}{judged}")
-    return "; ".join(parts)
-
-
-def _certainty(findings: Findings) -> str:
-    """What the clocks leave of it."""
-    culprit = findings.culprit
-    if culprit.kind is Kind.LINK:
-        return "clocks: within what they leave open" if culprit.is_proven else "not proven"
-    named = [blame for blame in findings.causes.blames if (blame.rank,) in culprit.members][:_MAX_SUSPECTS]
-    said = " and ".join(f"work and gaps of rank {blame.rank} cost {charged(blame)}" for blame in named)
-    if findings.is_contradicted:
-        return f"{said}; not proven: waits ended before their signals began, so events or clocks are wrong"
-    if findings.absent:
-        return f"{said}; not proven: it may have waited for what is not here"
-    certainty = "proven by the clock bounds" if culprit.is_proven else "likely, not proven, by the clock bounds"
-    return f"{said}, {certainty}"
-
-
-def _and(texts: list[str]) -> str:
-    return " and ".join(texts)
+def _largest(answer: Answer) -> str:
+    if answer.note:
+        return ""
+    if not answer.costs or answer.costs[0].saving.whole_ns <= 0:
+        return "no single rank or link would shorten the run by working like its peers"
+    first = answer.costs[0]
+    saved_ns = first.saving.whole_ns
+    return (
+        f"the largest cost is {name_candidate(first.candidate)}: "
+        f"{duration(saved_ns)}, {percent(saved_ns, answer.makespan_ns)} of the run"
+    )

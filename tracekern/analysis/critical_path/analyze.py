@@ -12,9 +12,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from tracekern.analysis.causes.order import find_edges
-from tracekern.analysis.critical_path.path import PartFinder, PathPart, Walker, count_nodes
-from tracekern.analysis.critical_path.replay import Replay, replay_without
+from tracekern.analysis.critical_path.path import PartFinder, PathPart, Walker, find_edges
 from tracekern.analysis.iterations import LaunchIterations
 from tracekern.analysis.waits.analyze import Waits
 from tracekern.analysis.waits.event_graph import EventGraph, build_graph
@@ -23,8 +21,6 @@ from tracekern.formatting import brief
 from tracekern.timeline.model import Int32, Int64, Timeline
 from tracekern.timeline.select import Window, reaches_into
 
-MAX_REPLAYED_NODES = 50_000
-_MAX_GAINS = 8
 _LATE = np.iinfo(np.int64).max
 
 
@@ -95,9 +91,6 @@ class CriticalPath:
     iterations: tuple[IterationPath, ...]
     """From the end of the iteration before to its own end; the first from the first event. Empty where the capture has
     no launches that repeat."""
-    replay: Replay | None
-    """What it would gain to have the largest parts of the path as short as elsewhere; of as many iterations from the
-    first on as have at most MAX_REPLAYED_NODES signals and waits."""
     note: str
 
     __repr__ = brief
@@ -111,49 +104,24 @@ def critical_path(
     `graph`: build_graph(timeline). window: of the launches that reach into it, as one whole, and of the iterations.
     """
     if not timeline.has_one_axis:
-        return CriticalPath(None, (), None, "the ranks' clocks are not aligned: no path leads from one to another")
+        return CriticalPath(None, (), "the ranks' clocks are not aligned: no path leads from one to another")
     graph = graph or build_graph(timeline)
     schedule = graph.schedule
     shown = schedule.order[reaches_into(window, schedule.start[schedule.order], schedule.end[schedule.order])]
     if not len(shown):
-        return CriticalPath(None, (), None, "no kernel is on record")
+        return CriticalPath(None, (), "no kernel is on record")
     paths = _Paths(timeline, graph, waits)
     last = int(shown[schedule.end[shown].argmax()])
     whole = paths.find(-1, last, int(schedule.start[shown].min()))
     iterations = []
-    iteration_ends = _iteration_ends(timeline, graph)
     floor = int(schedule.start[schedule.order].min())
-    for iteration, launch in iteration_ends:
+    for iteration, launch in _iteration_ends(timeline, graph):
         end = int(schedule.end[launch])
         if end > floor:
             if reaches_into(window, np.array([floor]), np.array([end])).all():
                 iterations.append(paths.find(iteration, launch, floor))
             floor = end
-    ends = np.array([launch for _, launch in reversed(iteration_ends)], np.int64)
-    candidates = np.append(last, ends[np.isin(ends, shown)])
-    replay = _replay(timeline, graph, waits, paths, floor=whole.start_ns, shown=shown, launches=candidates)
-    return CriticalPath(whole, tuple(iterations), replay, "")
-
-
-def _replay(
-    timeline: Timeline, graph: EventGraph, waits: Waits, paths: _Paths, floor: int, shown: Int64, launches: Int64
-) -> Replay:
-    """Of those of `shown` that end by the first of `launches` by which there is not too much to replay."""
-    end = graph.schedule.end
-    nodes_of_launch = np.zeros(len(end), np.int64)  # the host's ranges have none
-    counted = count_nodes(timeline, waits)[:-1]
-    nodes_of_launch[: len(counted)] = counted
-    by_end = shown[np.argsort(end[shown], kind="stable")]
-    num_nodes = np.append(0, np.cumsum(nodes_of_launch[by_end]))
-    num_nodes = num_nodes[np.searchsorted(end[by_end], end[launches], side="right")]
-    fitting = np.flatnonzero(num_nodes <= MAX_REPLAYED_NODES)
-    if not len(fitting):
-        note = f"one iteration has {num_nodes[-1]} signals and waits; {MAX_REPLAYED_NODES} are replayed at most"
-        return Replay(floor, floor, 0, (), note)
-    launch = int(launches[fitting[0]])
-    replayed = np.zeros(len(end), bool)
-    replayed[shown] = end[shown] <= end[launch]
-    return replay_without(timeline, graph, waits, replayed, paths.find(-1, launch, floor).parts[:_MAX_GAINS])
+    return CriticalPath(whole, tuple(iterations), "")
 
 
 class _Paths:

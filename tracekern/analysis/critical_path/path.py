@@ -1,9 +1,7 @@
-"""The critical path: points at which runs depend on each other, the walk back over them, and what the path consists of.
+"""The critical path: the walk back over the waits that decided when a run went on, and what the path consists of.
 
-The points have an order in which a replay can go through them, and are of two kinds: a run *tells* (it begins to send a
-signal, or arrives at a barrier), and a run *hears* (a wait that ends when all that it waits for have told). What a wait
-waits for is its *meeting*: one signal, all arrivals at a barrier of ranks, or all warps at one of a block or grid. The
-walk goes hop by hop to what each moment had to wait for; the hops are divided into phases, links and gaps of the host.
+The walk goes hop by hop to what each moment had to wait for; the hops are divided into phases, links and gaps before
+kernels.
 """
 
 from __future__ import annotations
@@ -14,144 +12,49 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.causes.history import bisect_right
-from tracekern.analysis.causes.order import Edges, is_sorted
 from tracekern.analysis.groups import group_rows
-from tracekern.analysis.waits.analyze import Phase, WaitKind, Waits
+from tracekern.analysis.waits.analyze import Phase, Waits
 from tracekern.analysis.waits.event_graph import EventGraph
 from tracekern.analysis.waits.pieces import parts_of_pieces
 from tracekern.timeline.columns import rows_of_ranges
-from tracekern.timeline.intervals import one_line
+from tracekern.timeline.intervals import bisect_right
 from tracekern.timeline.model import Int32, Int64, Mask, Timeline
 
-_LATE = np.iinfo(np.int64).max
-_MAX_SWEEPS = 8
-
 
 @dataclass(frozen=True)
-class Nodes:
-    """[n] in the order of a replay: every node behind those that it depends on."""
+class Edges:
+    """[n] waits of which both ends are known, in the order of Waits."""
 
-    run: Int64
-    begin: Int64
-    """When the run told, or began to wait."""
-    end: Int64
-    """When it went on: `begin` for one that tells."""
-    meeting: Int64
-    hears: Mask
     wait: Int64
-    """Index into Waits of one that hears; -1."""
-    told_before: Int64
-    """[num_meetings] when the last one told whose launch is not replayed."""
-    latest: Int64
-    """[num_meetings] when the last of all told."""
+    """Index into Waits."""
+    waiter: Int64
+    """Run that waited."""
+    source: Int64
+    """Run that it waited for."""
+    release: Int64
+    """When the lateness was over."""
+    end: Int64
 
     def __len__(self) -> int:
-        return len(self.run)
+        return len(self.wait)
 
-    @property
-    def latency(self) -> Int64:
-        """[n] ns of those that hear: from the last one's telling to the end of the wait."""
-        return self.end - self.latest[self.meeting]
-
-
-@dataclass(frozen=True)
-class _Pairs:
-    """[n] who tells whom."""
-
-    wait: Int64
-    span: Int64
-    """The span whose begin tells."""
-    meeting: Int64
+    def take(self, which: Int64 | slice) -> Edges:
+        columns = (self.wait, self.waiter, self.source, self.release, self.end)
+        return Edges(*(column[which] for column in columns))
 
 
-def count_nodes(timeline: Timeline, waits: Waits) -> Int64:
-    """[num_launches + 1] about how many nodes each launch would have; the last entry is for spans of no launch."""
-    rows = len(timeline.launches) + 1
-    hearing = waits.launch[(waits.signal >= 0) | (waits.last_arrival >= 0)]
-    of_messages = waits.signal[(waits.signal >= 0) & (waits.kind != WaitKind.BARRIER)]
-    telling = timeline.spans.launch[np.concatenate([of_messages, waits.arrivals.signal])]
-    return np.bincount(hearing % rows, minlength=rows) + np.bincount(telling % rows, minlength=rows)
-
-
-def find_nodes(timeline: Timeline, graph: EventGraph, waits: Waits, replayed: Mask) -> Nodes | None:
-    """replayed: [num_launches of the Schedule]. None where the clocks contradict each other too much for an order."""
-    spans = timeline.spans
-    of_run = replayed[graph.runs.launch]
-
-    def run_of(span: Int64) -> Int64:
-        run = graph.run_of_spans(timeline, span)
-        return np.where(of_run[run], run, -1) if len(of_run) else run  # -1 stays, whatever is read for it
-
-    of_launch = np.append(replayed[: len(timeline.launches)], True)  # the last for spans that name no launch
-    pairs = _pairs(timeline, waits, of_launch[waits.launch])
-    hearer = run_of(waits.row[pairs.wait])
-    kept = hearer >= 0
-    pairs = _Pairs(pairs.wait[kept], pairs.span[kept], pairs.meeting[kept])
-    meetings, meeting = np.unique(pairs.meeting, return_inverse=True)
-    told = spans.start[pairs.span]
-    teller = run_of(pairs.span)
-    latest, told_before = np.full(len(meetings), -_LATE), np.full(len(meetings), -_LATE)
-    np.maximum.at(latest, meeting, told)
-    np.maximum.at(told_before, meeting[teller < 0], told[teller < 0])
-
-    wait, first = np.unique(pairs.wait, return_index=True)
-    tells = np.flatnonzero(teller >= 0)
-    tells = tells[np.unique(np.stack([pairs.span[tells], meeting[tells]]), axis=1, return_index=True)[1]]
-    run = np.concatenate([run_of(waits.row[wait]), teller[tells]])
-    begin = np.concatenate([spans.start[waits.row[wait]], told[tells]])
-    end = np.concatenate([spans.end[waits.row[wait]], told[tells]])
-    hears = np.arange(len(run)) < len(wait)
-    meeting = np.concatenate([meeting[first], meeting[tells]])
-    order = _order(graph, run, end, meeting, hears)
-    if order is None:
-        return None
-    wait = np.concatenate([wait, np.full(len(tells), -1)])
-    return Nodes(run[order], begin[order], end[order], meeting[order], hears[order], wait[order], told_before, latest)
-
-
-def _pairs(timeline: Timeline, waits: Waits, chosen: Mask) -> _Pairs:
-    """Numbers of meetings: the signal's span, the last arrival's, or for a barrier of ranks the wait's.
-
-    A warp's own arrival at such a barrier lies before its wait anyway, and its flag has no way to go.
-    """
-    by_signal = np.flatnonzero(chosen & (waits.signal >= 0) & (waits.kind != WaitKind.BARRIER))
-    local = np.flatnonzero(chosen & (waits.last_arrival >= 0))
-    arrived = np.searchsorted(waits.row, waits.arrivals.wait)
-    track = timeline.spans.track
-    is_own = track[waits.arrivals.signal] == track[waits.arrivals.wait]
-    arrival = np.flatnonzero(chosen[arrived] & ~is_own)
-    # Each warp of a block tells the others; for the replay it is enough that all meet.
-    return _Pairs(
-        np.concatenate([by_signal, arrived[arrival], local]),
-        np.concatenate([waits.signal[by_signal], waits.arrivals.signal[arrival], waits.row[local]]),
-        np.concatenate([waits.signal[by_signal], waits.arrivals.wait[arrival], waits.last_arrival[local]]),
-    )
-
-
-def _order(graph: EventGraph, run: Int64, end: Int64, meeting: Int64, hears: Mask) -> Int64 | None:
-    """By time; where clocks contradict a signal, what follows it is moved behind it. None where that does not end."""
-    # Doubled, so that at one time a wait ends before its run tells, and hears after another one told.
-    key = 2 * end + ~hears
-    in_run = np.lexsort((key, run))
-    launch = graph.runs.launch[run]
-    before = graph.schedule.before[launch]
-    for _ in range(_MAX_SWEEPS):
-        old = key.copy()
-        told = np.full(int(meeting.max(initial=-1)) + 1, -_LATE)
-        np.maximum.at(told, meeting[~hears], key[~hears] + 1)
-        key[hears] = np.maximum(key[hears], told[meeting[hears]])
-        over = np.full(len(graph.schedule.rank) + 1, -_LATE)
-        np.maximum.at(over, launch, key)
-        key = np.maximum(key, over[before])  # launch -1 is the last entry, which stays early
-        of_run = key[in_run]
-        shift = one_line(run[in_run], of_run, of_run)
-        key[in_run] = np.maximum.accumulate(of_run + shift) - shift
-        if (key == old).all():
-            place = np.empty(len(run), np.int64)
-            place[in_run] = np.arange(len(run))
-            return np.lexsort((place, key))
-    return None
+def find_edges(timeline: Timeline, graph: EventGraph, waits: Waits, chosen: Mask) -> Edges:
+    """The waits (of the mask `chosen`, [num_waits]) whose releaser is on record, on another track."""
+    releaser = np.where(waits.signal >= 0, waits.signal, waits.last_arrival)
+    wait = np.flatnonzero((releaser >= 0) & chosen)
+    waiter = graph.run_of_spans(timeline, waits.row[wait])
+    source = graph.run_of_spans(timeline, releaser[wait])
+    known = (waiter >= 0) & (source >= 0) & (waiter != source)
+    if not known.all():
+        wait, waiter, source = wait[known], waiter[known], source[known]
+    row = waits.row[wait]
+    release = timeline.spans.start[row] + waits.late_ns[wait]
+    return Edges(wait, waiter, source, release, timeline.spans.end[row])
 
 
 class HopKind(enum.IntEnum):
@@ -181,7 +84,7 @@ class Walker:
 
     def __init__(self, graph: EventGraph, edges: Edges, is_message: Mask) -> None:
         """edges: waits whose end was decided by the other side; is_message: [num_edges] by a signal."""
-        order = slice(None) if is_sorted(edges.waiter, edges.end) else np.lexsort((edges.end, edges.waiter))
+        order = np.lexsort((edges.end, edges.waiter))
         self.edges = edges.take(order)
         self._is_message = is_message[order]
         self._launch_of_run = graph.runs.launch

@@ -61,18 +61,12 @@ class Schedule:
     """The run that ended last; -1 where the launch left no span."""
     before: Int64
     """The launch of its stream that ended last before it: -1 for the first."""
-    gap_ns: Int64
-    """From there to its start; 0 where launches overlap, and for the first."""
     gap_start: Int64
     """When the launch before it had ended; for the first of a stream: when the first launch of all began."""
     host_gap_ns: Int64
     """Of [gap_start, start) the time in which its host had not launched it yet, by host_gaps: at least."""
-    host_gap_most_ns: Int64
-    """At most."""
     order: Int64
     """[num_shown] launches that left something, by (stream, start)."""
-    first_of_stream: Int64
-    """[num_streams + 1] where each stream starts in `order`."""
 
     __repr__ = brief
 
@@ -87,7 +81,6 @@ class EventGraph:
     stages: tuple[str, ...]
     phases: tuple[Phase, ...]
     """Of all pieces, and one BETWEEN_SPANS and one NOT_STARTED for each stage."""
-    stage_of_phase: Int32
     between_spans: Int32
     """[num_stages] the BETWEEN_SPANS phase of each stage."""
     not_started: Int32
@@ -132,16 +125,14 @@ def build_graph(timeline: Timeline) -> EventGraph:
     runs = _find_runs(activity, launch)
     del launch  # as large as the activity
     schedule = _schedule(timeline, runs, stages)
-    phase, phases, stage_of_phase = _number_phases(timeline, activity, runs, schedule.stage[runs.launch], stages)
+    phase, phases = _number_phases(timeline, activity, runs, schedule.stage[runs.launch], stages)
     between_spans, not_started = (
         np.array([phases.index(Phase(stage, name)) for stage in stages], np.int32)
         for name in (BETWEEN_SPANS, NOT_STARTED)
     )
     run_of_span = np.full(len(timeline.spans), -1, np.int32)
     run_of_span[activity.span] = np.repeat(_first_of_kind(runs), runs.stop - runs.first)
-    return EventGraph(
-        activity, phase, runs, schedule, stages, phases, stage_of_phase, between_spans, not_started, run_of_span
-    )
+    return EventGraph(activity, phase, runs, schedule, stages, phases, between_spans, not_started, run_of_span)
 
 
 def _launch_of_pieces(timeline: Timeline, activity: Activity) -> Int32:
@@ -188,14 +179,12 @@ def _schedule(timeline: Timeline, runs: ActivityRuns, stages: tuple[str, ...]) -
     by_end = np.argsort(runs.end, kind="stable")
     last_run[runs.launch[by_end]] = by_end  # the last one written stays
     before, gap_ns = _predecessors(order, stream, start, end)
-    first_of_stream = np.searchsorted(stream[order], np.arange(len(keys) + 1))
     gap_start = np.where(before >= 0, start - gap_ns, start[order].min(initial=_LATE))
     gap_start[start == _LATE] = _LATE
     named = slice(len(launches))
-    least, most = np.zeros(count, np.int64), np.maximum(start - gap_start, 0)
-    least[named], most[named] = host_gaps(timeline, gap_start[named], start[named])
-    gaps = (gap_ns, gap_start, least, most)
-    return Schedule(rank, stage, sequence, stream, start, end, last_run, before, *gaps, order, first_of_stream)
+    host_gap_ns = np.zeros(count, np.int64)
+    host_gap_ns[named] = host_gaps(timeline, gap_start[named], start[named])
+    return Schedule(rank, stage, sequence, stream, start, end, last_run, before, gap_start, host_gap_ns, order)
 
 
 def _launch_times(timeline: Timeline, runs: ActivityRuns, count: int) -> tuple[Int64, Int64]:
@@ -228,8 +217,8 @@ def _predecessors(order: Int64, stream: Int32, start: Int64, end: Int64) -> tupl
 
 def _number_phases(
     timeline: Timeline, activity: Activity, runs: ActivityRuns, stage_of_run: Int32, stages: tuple[str, ...]
-) -> tuple[Int32, tuple[Phase, ...], Int32]:
-    """([num_pieces] phase, the phases by stage, [num_phases] stage)"""
+) -> tuple[Int32, tuple[Phase, ...]]:
+    """([num_pieces] phase, the phases by stage)"""
     names = tuple(dict.fromkeys([*(event.name for event in timeline.events), BETWEEN_SPANS, NOT_STARTED]))
     name_of_event = np.array([names.index(event.name) for event in timeline.events] or [0], np.int32)
     code = name_of_event[timeline.spans.event[activity.span]]
@@ -240,4 +229,4 @@ def _number_phases(
     codes = np.flatnonzero(present)
     number = (np.cumsum(present) - 1).astype(np.int32)
     phases = tuple(Phase(stages[c // len(names)], names[c % len(names)]) for c in codes.tolist())
-    return number[code], phases, (codes // len(names)).astype(np.int32)
+    return number[code], phases

@@ -1,136 +1,73 @@
-"""Why did they wait? Root causes: what took longer, at which rank, host or link, and whom it held up."""
+"""What costs the run time? How much shorter it would be without each rank's or link's excess, and who is named."""
 
 from __future__ import annotations
 
-from tracekern.analysis.causes.analyze import Cost
-from tracekern.analysis.causes.blame import Chain, Target
-from tracekern.analysis.findings import Findings
-from tracekern.analysis.waits.analyze import Phase
-from tracekern.formatting import count, duration, escape, percent, sentence
-from tracekern.viewers.report.charts import stacked_bars, time_scale
-from tracekern.viewers.report.frame import Answer, Figure, table
-from tracekern.viewers.report.question import Question
+import math
 
-HOST_OR_KERNEL = "host or an unrecorded kernel"
-"""What a gap before a kernel may be where nothing says that it was the host."""
-_MAX_COSTS = 10
-_MAX_CHAINS = 6
-_TARGET_WORDS = {
-    Target.WORK: "work that took longer",
-    Target.HOST: "kernels that hosts launched later",
-    Target.GAP: "kernels that began later, for their host or an unrecorded kernel",
-    Target.LINK: "stores that drained and flags that travelled",
-    Target.UNEXPLAINED: "nothing on record",
-}
+from tracekern.analysis.findings import Findings
+from tracekern.analysis.why.answer import Answer as Costs
+from tracekern.analysis.why.answer import Cause, Cost
+from tracekern.analysis.why.replays import Saving
+from tracekern.formatting import duration, escape, percent, sentence
+from tracekern.viewers.report.frame import Answer, table
+from tracekern.viewers.report.question import Question
+from tracekern.viewers.report.verdict import evidence, following, name_candidate, verdict
+
+_MAX_COSTS = 12
+_COLUMNS = ("without", "", "saved alone", "of the run", "an iteration", "beyond its peers", "chance explains")
+_ASIDE = (
+    "The run was replayed with the times of one rank, or link, swapped for those of up to three peers, and all that "
+    "waited for them was worked out anew. A cost is named where, in the mean of all iterations, it exceeds that of the "
+    "peers by more than chance explains, and is 1 % of the run or more. Causes can hide each other: "
+    "<i>together</i> is what the run would save without this one and all that stand above it. How long warps waited is "
+    "a picture of where they stand, never a price: one warp that waits can hold up a whole kernel, and a thousand that "
+    "wait may hold up nothing."
+)
 
 
 def draw(findings: Findings) -> Answer:
-    causes = findings.causes
-    if not causes.costs:
-        return Answer(escape(sentence(causes.note or "no cause on record")))
-    whole = float(causes.charged_ns)
-    by_target = {target: sum(cost.total_ns for cost in causes.costs if cost.target is target) for target in Target}
-    said = "; ".join(
-        f"{percent(ns, whole)} {_TARGET_WORDS[target]}"
-        for target, ns in sorted(by_target.items(), key=lambda entry: -entry[1])
-        if ns
-    )
-    first = causes.costs[0]
-    answer = (
-        f"<b>{escape(describe_cost(first))}</b> caused <b>{percent(first.total_ns, whole)}</b> of {duration(whole)}: "
-        f"{duration(first.direct_ns)} in waits for that rank itself, {duration(first.passed_on_ns)} in waits for ranks "
-        f"and warps that it had delayed. By kind: {said}. {_without_cause(findings)}"
-    )
-    body: list[str | Figure] = [_cost_bars(findings)]
-    if causes.chains:
-        body += ["<h3>The longest chains</h3>", _chain_table(findings)]
-    aside = (
-        "A wait is charged to what its source spent more time on than the waiter since they last synchronized. Where "
-        "the source had to wait itself, that part is passed on to the causes of those waits. All charges add up to the "
-        f"waits. {_taken_out(causes.num_taken_out)}Chains follow the largest share at each step. "
-        f"They were built from {duration(causes.chained_ns)} of lateness."
-    )
-    return Answer(answer, body, aside)
+    answer = findings.answer
+    if answer.note:
+        return Answer(escape(verdict(findings)))
+    more = [sentence(said) for said in (evidence(findings), following(findings)) if said]
+    text = f"<b>{escape(verdict(findings))}</b> {escape(' '.join(more))}"
+    rows = [_row(answer, cost) for cost in _in_order(answer)[:_MAX_COSTS]]
+    return Answer(text, [table(_COLUMNS, rows, numbers=5)] if rows else [], _ASIDE)
 
 
-QUESTION = Question("cause", "Cause", "Why did they wait?", draw, order=40)
+QUESTION = Question("cause", "Cause", "What costs the run time?", draw, order=40)
 
 
-def uncaused_ns(findings: Findings) -> float:
-    """Waiting without a cause on record: what is not charged, and what is charged to nothing that was recorded."""
-    causes = findings.causes
-    unexplained = sum(cost.total_ns for cost in causes.costs if cost.target is Target.UNEXPLAINED)
-    return int(findings.waits.wait_ns.sum()) - causes.charged_ns + unexplained
+def _in_order(answer: Costs) -> list[Cause | Cost]:
+    """What is named first, then what else the run would be shorter without."""
+    named = {cause.candidate for cause in answer.causes}
+    others = (cost for cost in answer.costs if cost.candidate not in named and cost.saving.whole_ns > 0)
+    return [*answer.causes, *others]
 
 
-def describe_cost(cost: Cost) -> str:
-    """ "the host of rank 0", "rank 3: combine_send.send_result", "the link 0 → 3"."""
-    return _place(cost.rank, cost.target, cost.phase, cost.peer)
-
-
-def _place(rank: int, target: Target, phase: Phase, peer: int) -> str:
-    owner = f"rank {rank}" if rank >= 0 else "an unknown rank"
-    if target is Target.HOST:
-        return f"the host of {owner}"
-    if target is Target.GAP:
-        return f"before kernels of {owner} ({HOST_OR_KERNEL})"
-    if target is Target.LINK and peer >= 0:
-        return f"the link {rank} → {peer}"
-    if target is Target.LINK:
-        return f"{owner}: stores of {phase}" if phase.event else f"{owner}: its link"
-    if target is Target.WORK:
-        return f"{owner}: {phase}"
-    return f"{owner}: unexplained"
-
-
-def _taken_out(number: int) -> str:
-    if not number:
-        return ""
-    return f"{count(number, 'cause')} that took longer than at the peers cost what a replay of the run without saved. "
-
-
-def _without_cause(findings: Findings) -> str:
-    """How much of the waiting is charged, and what the rest is."""
-    waits, causes = findings.waits, findings.causes
-    waited, not_charged = int(waits.wait_ns.sum()), int(waits.wait_ns.sum()) - causes.charged_ns
-    if not not_charged:
-        return "All waiting is charged."
-    parts = {
-        "in barriers after the last one had come, or for nothing that names a channel": int(waits.completion.sum()),
-        "for signals that are not on record": int(waits.unmatched.sum()),
-    }
-    rest = not_charged - sum(parts.values())
-    parts["in other waits"] = max(rest, 0)
-    said = ", ".join(f"{duration(ns)} {what}" for what, ns in parts.items() if ns)
-    return f"{percent(not_charged, waited)} of the {duration(waited)} of waiting is not charged: {said}."
-
-
-def _cost_bars(findings: Findings) -> Figure:
-    costs = findings.causes.costs[:_MAX_COSTS]
-    unit, size = time_scale([cost.total_ns for cost in costs])
-    parts = [
-        ("direct", "--direct", "", [cost.direct_ns / size for cost in costs]),
-        ("passed on", "--passed", "/", [cost.passed_on_ns / size for cost in costs]),
+def _row(answer: Costs, cost: Cause | Cost) -> list[str]:
+    name, said = escape(name_candidate(cost.candidate)), ""
+    if isinstance(cost, Cause):
+        name = f"<b>{escape(name_candidate(cost.candidate, cost.is_host))}</b>"
+        is_first = cost is answer.causes[0]
+        said = "named" if is_first else f"named; together {_share(answer, cost.together_ns)}"
+    saved_ns, found = cost.saving.whole_ns, cost.evidence
+    return [
+        name,
+        said,
+        duration(saved_ns),
+        percent(saved_ns, answer.makespan_ns),
+        _each(cost.saving),
+        duration(found.lead_ns),
+        "-" if math.isnan(found.chance_ns) else duration(found.chance_ns),
     ]
-    hover = [
-        [f"{escape(describe_cost(cost))}<br>direct: {duration(cost.direct_ns)}" for cost in costs],
-        [f"{escape(describe_cost(cost))}<br>passed on: {duration(cost.passed_on_ns)}" for cost in costs],
-    ]
-    rows = [describe_cost(cost) for cost in costs]
-    return stacked_bars(
-        rows, parts, axis=f"{unit} of waiting, over all warps", says="Waiting by root cause", hover=hover
-    )
 
 
-def _chain_table(findings: Findings) -> str:
-    chains = findings.causes.chains[:_MAX_CHAINS]
-    rows = [[duration(chain.late_ns), f"{chain.num_waits:,}", _chain(chain)] for chain in chains]
-    rest = len(findings.causes.chains) - len(chains)
-    more = f"<p class='aside'>and {count(rest, 'more chain')}</p>" if rest else ""
-    return table(["lateness", "waits", "who waited, for whom, and what lay at the end"], rows) + more
+def _share(answer: Costs, ns: float) -> str:
+    return f"{duration(ns)} ({percent(ns, answer.makespan_ns)})"
 
 
-def _chain(chain: Chain) -> str:
-    steps = [f"<code>rank {rank} {escape(phase)}</code>" for rank, phase in chain.waiters]
-    steps += ["…"] * chain.is_cut
-    return " ← ".join([*steps, f"<b>{escape(_place(chain.rank, chain.target, chain.phase, -1))}</b>"])
+def _each(saving: Saving) -> str:
+    if math.isnan(saving.error_ns):
+        return "-"
+    return f"{duration(saving.mean_ns)} ± {duration(saving.error_ns)}"

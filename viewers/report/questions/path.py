@@ -6,16 +6,14 @@ from typing import Any
 
 from tracekern.analysis.critical_path.analyze import IterationPath
 from tracekern.analysis.critical_path.path import PathKind, PathPart
-from tracekern.analysis.critical_path.replay import Gain
 from tracekern.analysis.findings import Findings
 from tracekern.formatting import count, duration, escape, percent, sentence
 from tracekern.viewers.report.charts import stacked_bars, time_scale
-from tracekern.viewers.report.frame import Answer, Figure, table
+from tracekern.viewers.report.frame import Answer, Figure
 from tracekern.viewers.report.question import Question
-from tracekern.viewers.report.questions.cause import HOST_OR_KERNEL
+from tracekern.viewers.report.verdict import HOST_OR_KERNEL, describe_phase
 
 _MAX_PARTS = 10
-_MAX_GAINS = 5
 _MAX_SEGMENTS = 4000
 _LOOKS = {
     PathKind.PHASE: ("in a kernel", "--work", ""),
@@ -35,7 +33,7 @@ def draw(findings: Findings) -> Answer:
         f"<b>{percent(first.time_ns, whole.makespan_ns)}</b> of the {duration(whole.makespan_ns)} on the critical path "
         f"is {escape(describe_part(first))}."
     )
-    body: list[str | Figure] = [_part_bars(whole), *_gains(findings)]
+    body: list[str | Figure] = [_part_bars(whole)]
     if len(findings.timeline.ranks) > 1:
         body += ["<h3>Where the path runs</h3>", _route(findings, whole)]
     aside = (
@@ -57,37 +55,7 @@ def describe_part(part: PathPart) -> str:
         return f"before kernels of rank {part.rank} ({HOST_OR_KERNEL})"
     if part.kind == PathKind.LINK:
         return f"the link {part.rank} → {part.peer}"
-    return f"{part.phase} of rank {part.rank}"
-
-
-def describe_gain(gain: Gain) -> str:
-    """ "the host of rank 3", "combine_recv.reduce_token of rank 3", "the link 0 → 3"."""
-    part = gain.part
-    if part.kind == PathKind.HOST:
-        return f"the host of rank {part.rank}"
-    if part.kind == PathKind.GAP:
-        return f"what comes before kernels of rank {part.rank} ({HOST_OR_KERNEL})"
-    return f"the link {part.rank} → {part.peer}" if part.kind == PathKind.LINK else f"{part.phase} of rank {part.rank}"
-
-
-def _gains(findings: Findings) -> list[str | Figure]:
-    """What a replay says, or why it says nothing."""
-    replay = findings.critical_path.replay
-    if replay is None:
-        return []
-    title = "<h3>How much earlier the run would end if a part were as fast as its peers</h3>"
-    makespan = replay.end_ns - replay.start_ns
-    gains = [gain for gain in replay.gains if gain.saved_ns > 0][:_MAX_GAINS]
-    if not gains:
-        why = f"Nothing can be said: {replay.note}" if replay.note else "No part alone: another chain is as long"
-        return [title, f"<p>{escape(why)}.</p>"]
-    rows = [[escape(describe_gain(gain)), duration(gain.saved_ns), percent(gain.saved_ns, makespan)] for gain in gains]
-    error = abs(replay.replayed_ns - makespan)
-    aside = (
-        "<p class='aside'>The run was replayed with one part at the median of its peers. Unchanged, the replay gives "
-        f"{duration(replay.replayed_ns)} for {duration(makespan)}, an error of {percent(error, makespan)}.</p>"
-    )
-    return [title, table(["part", "saved", "of the path"], rows, numbers=2), aside]
+    return f"{describe_phase(part.phase)} of rank {part.rank}"
 
 
 def _part_bars(path: IterationPath) -> Figure:

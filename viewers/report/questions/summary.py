@@ -1,4 +1,4 @@
-"""Who is to blame, what does it cost, and how sure is that? The lines of the terminal."""
+"""What costs time, how much, and how sure is that? The lines of the terminal."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ def draw(findings: Findings) -> Answer:
     return Answer(f"<b>{escape(said)}</b>", [f"<ul class='lines'>{items}</ul>"])
 
 
-QUESTION = Question("summary", "Summary", "Who is to blame, what does it cost, and how sure is that?", draw, order=10)
+QUESTION = Question("summary", "Summary", "What costs time, how much, and how sure is that?", draw, order=10)

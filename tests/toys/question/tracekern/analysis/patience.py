@@ -16,4 +16,4 @@ class Patience:
 
 def find_patience(findings: Findings) -> Patience:
     waits = findings.waits
-    return Patience(len(waits), int(waits.wait_ns.max()), len(findings.causes.costs))
+    return Patience(len(waits), int(waits.wait_ns.max()), len(findings.answer.costs))

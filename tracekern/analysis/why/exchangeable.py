@@ -11,16 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.waits.matrix import median_of_rows
 from tracekern.errors import packages_for
-from tracekern.timeline.model import Float64, Int64
+from tracekern.timeline.model import Float64
 
 CHANCE = 0.005
-"""That the largest of exchangeable members leads by more than `noise_ns`, and that any of their single times stands
-out."""
+"""That the largest of exchangeable members leads by more than `noise_ns`."""
 _MIN_DEGREES = 2
-_NORMAL_MAD = 1.4826
-"""Standard deviation of a normal distribution by its median absolute deviation."""
 
 
 @dataclass(frozen=True)
@@ -64,37 +60,6 @@ def leads(times: Float64, floor_ns: Float64 | float) -> tuple[Lead, ...]:
     noise = np.maximum(limit * error, floor_ns) if np.isfinite(limit) else np.full(len(times), np.nan)
     noise = np.where(known & (known.sum() > 1), noise, np.nan)
     return tuple(map(Lead, (mean - others).tolist(), noise.tolist(), count.tolist()))
-
-
-def indistinct(times: Float64, member: int, floor_ns: float) -> Int64:
-    """The other members whose mean cannot be told from that of `member`: the difference of two is within two of its
-    standard deviations."""
-    count, mean = np.isfinite(times).sum(axis=1), _means(times)
-    share = 1 / np.maximum(count, 1)
-    apart = np.abs(mean - mean[member]) > np.maximum(2 * _sigma(times)[0] * np.sqrt(share + share[member]), floor_ns)
-    apart[member] = True
-    return np.flatnonzero(~apart & (count > 0))
-
-
-def single_event(times: Float64, member: int, floor_ns: float) -> Event | None:
-    """The one time of `member` that chance does not explain; None where there is no such time, or where any other time
-    of any member has half of its excess or more."""
-    with packages_for("saying why ranks waited"):
-        from scipy.stats import norm
-
-    known = np.isfinite(times)
-    if min(known.any(axis=1).sum(), known.any(axis=0).sum() - 1) < 2:
-        return None
-    excess = times - median_of_rows(times)[:, None]
-    excess = excess - median_of_rows(excess.T)[None, :]
-    spread = _NORMAL_MAD * float(np.median(np.abs(excess[known])))
-    excess = np.where(known, excess, -np.inf)
-    first, second = (np.unravel_index(place, times.shape) for place in np.argsort(excess, axis=None)[:-3:-1])
-    limit = max(float(norm.isf(CHANCE / known.sum())) * 1.25 * spread, floor_ns)
-    largest = float(excess[first])
-    if first[0] != member or largest <= limit or largest < 2 * float(excess[second]):
-        return None
-    return Event(int(first[1]), largest)
 
 
 def _limit(num_members: int, degrees: int) -> float:

@@ -1,0 +1,357 @@
+"""The graph of a run: what had to happen before what, and how long each step took.
+
+Nodes are the start and end of each launch, the moment at which a run *tells* (begins to send a signal, or arrives at a
+barrier of its block) and the moment at which it *hears* (a wait ends). Edges are what a run did by itself between two
+nodes, messages, meetings of warps, and the gaps before kernels. The longest path to a node is the time at which it
+happened; docs/analysis.md walks through an example.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracekern.analysis.groups import group_rows, median_of_groups, quantile_of_groups
+from tracekern.analysis.waits.analyze import WaitKind, Waits
+from tracekern.analysis.waits.event_graph import EventGraph
+from tracekern.timeline.model import Float64, Int32, Int64, Mask, Timeline
+
+_NEVER = np.iinfo(np.int64).min
+_HELD_UP = 0.5
+"""A wait that lasts this part of a flag's way was held up by the flag."""
+_POLLS = 3
+"""So was one that lasts as many times as long as a poll,"""
+_ON_ITS_WAY = 16
+"""unless the flag would have taken as many times as long as usual."""
+
+
+class EdgeKind(enum.IntEnum):
+    OWN = 0
+    """What a run does between two nodes."""
+    MESSAGE = 1
+    MEETING = 2
+    """At a barrier of a block, a grid, or all ranks."""
+    GAP = 3
+    """Before a kernel: from the end of the one before it on its stream, or from the start of the run."""
+
+
+@dataclass(frozen=True)
+class Segments:
+    """[n] what a run did by itself between two nodes. Each is an edge."""
+
+    run: Int64
+    start: Int64
+    """ns from the timeline's origin, like all times here."""
+    end: Int64
+    edge: Int64
+
+    def __len__(self) -> int:
+        return len(self.run)
+
+
+@dataclass(frozen=True)
+class Messages:
+    """[n] signals that released a wait. Each is an edge, from the signal's begin to the wait's end."""
+
+    wait: Int64
+    """Index into Waits."""
+    edge: Int64
+    was_awaited: Mask
+    """Whether the wait was held up by it. Of the others it is not on record how long they took."""
+
+    def __len__(self) -> int:
+        return len(self.wait)
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """[n] what comes before a launch. Each is an edge."""
+
+    launch: Int64
+    edge: Int64
+
+
+@dataclass(frozen=True)
+class RunGraph:
+    """Nodes are numbered: 0 is the start of the run, then the starts of all launches, their ends, and the others."""
+
+    num_nodes: int
+    source: Int32
+    """[num_edges] node"""
+    target: Int32
+    kind: Int32
+    """[num_edges] EdgeKind"""
+    weight: Float64
+    """[num_edges] ns as recorded"""
+    segments: Segments
+    messages: Messages
+    gaps: Gaps
+    heard: Int64
+    """Waits whose ends are nodes: index into Waits."""
+    end_of_launch: Int64
+    """[num_launches of the Schedule] node"""
+    start_ns: int
+    """When the first launch began."""
+
+
+@dataclass(frozen=True)
+class _WaitTimes:
+    """[num_waits] what each wait took, apart from being late."""
+
+    latency: Float64
+    """From the last signal's begin, or the last arrival, to the end of the wait."""
+    least: Float64
+    """What it takes where nothing holds it up."""
+    was_held_up: Mask
+
+
+@dataclass(frozen=True)
+class _Points:
+    """Nodes inside runs, and which of them wait for which."""
+
+    told: Int64
+    """[num_told] signal spans."""
+    told_run: Int64
+    arrived: Int64
+    """[num_arrived] waits at barriers of a block or grid, which tell when they begin."""
+    arrived_run: Int64
+    heard: Int64
+    """[num_heard] waits that something on record ended."""
+    heard_run: Int64
+    first: int
+    """Number of the first of these nodes: told, arrived, heard, and then one for each meeting."""
+
+    @property
+    def first_heard(self) -> int:
+        return self.first + len(self.told) + len(self.arrived)
+
+    @property
+    def first_meeting(self) -> int:
+        return self.first_heard + len(self.heard)
+
+    def node_of_told(self, num_spans: int) -> Int64:
+        """[num_spans] node of a signal's span; -1 for one that told nobody."""
+        node = np.full(num_spans, -1, np.int64)
+        node[self.told] = self.first + np.arange(len(self.told))
+        return node
+
+    def node_of_heard(self, num_waits: int) -> Int64:
+        """[num_waits] node of a wait's end; -1 for one that nothing on record ended."""
+        node = np.full(num_waits, -1, np.int64)
+        node[self.heard] = self.first_heard + np.arange(len(self.heard))
+        return node
+
+
+class _Edges:
+    """Collects edges, kind by kind."""
+
+    def __init__(self) -> None:
+        self._columns: list[tuple[Int64, Int64, Float64 | Int64, Int64]] = []
+        self._count = 0
+
+    def add(self, kind: EdgeKind, source: Int64, target: Int64, weight: Float64 | Int64) -> Int64:
+        """Returns the numbers of the edges."""
+        self._columns.append((source, target, weight, np.full(len(source), int(kind))))
+        first, self._count = self._count, self._count + len(source)
+        return np.arange(first, self._count)
+
+    def join(self) -> tuple[Int32, Int32, Float64, Int32]:
+        source, target, weight, kind = (np.concatenate(column) for column in zip(*self._columns, strict=True))
+        return source.astype(np.int32), target.astype(np.int32), weight.astype(float), kind.astype(np.int32)
+
+
+def build_run_graph(timeline: Timeline, graph: EventGraph, waits: Waits) -> RunGraph:
+    """Builds the graph of all launches that left something. The timeline's clocks must be on one axis.
+
+    graph: build_graph(timeline). waits: all of analyze_waits(timeline).
+    """
+    schedule = graph.schedule
+    num_launches = len(schedule.rank)
+    points = _find_points(timeline, graph, waits, first=1 + 2 * num_launches)
+    latest = _latest(timeline, waits)
+    times = _time_waits(timeline, waits, latest)
+    edges = _Edges()
+    meetings, meeting = np.unique(waits.last_arrival[points.arrived], return_inverse=True)
+    segments = _add_runs(edges, timeline, graph, waits, points, times)
+    messages = _add_messages(edges, timeline, waits, points, times)
+    _add_meetings(edges, timeline, waits, points, times, meeting)
+    gaps, start_ns = _add_launches(edges, graph)
+    source, target, weight, kind = edges.join()
+    return RunGraph(
+        num_nodes=points.first_meeting + len(meetings),
+        source=source,
+        target=target,
+        kind=kind,
+        weight=weight,
+        segments=segments,
+        messages=messages,
+        gaps=gaps,
+        heard=points.heard,
+        end_of_launch=1 + num_launches + np.arange(num_launches),
+        start_ns=start_ns,
+    )
+
+
+def _is_message(waits: Waits) -> Mask:
+    return np.asarray((waits.signal >= 0) & (waits.kind != WaitKind.BARRIER), bool)
+
+
+def _arrivals(timeline: Timeline, waits: Waits) -> tuple[Int64, Int64]:
+    """([n] wait, [n] signal span) of arrivals at barriers of ranks, without a warp's own: it lies before its wait."""
+    track, arrivals = timeline.spans.track, waits.arrivals
+    others = track[arrivals.signal] != track[arrivals.wait]
+    return np.searchsorted(waits.row, arrivals.wait[others]), arrivals.signal[others]
+
+
+def _find_points(timeline: Timeline, graph: EventGraph, waits: Waits, first: int) -> _Points:
+    at_barrier, arrival = _arrivals(timeline, waits)
+    by_message = np.flatnonzero(_is_message(waits))
+    local = np.flatnonzero(waits.last_arrival >= 0)
+
+    def in_runs(row: Int64, span: Int64) -> tuple[Int64, Int64]:
+        run = graph.run_of_spans(timeline, span)
+        return row[run >= 0], run[run >= 0]
+
+    heard = _distinct(len(waits), by_message, local, at_barrier)
+    told = _distinct(len(timeline.spans), waits.signal[by_message], arrival)
+    heard, heard_run = in_runs(heard, waits.row[heard])
+    told, told_run = in_runs(told, told)
+    arrived, arrived_run = in_runs(local, waits.row[local])
+    return _Points(told, told_run, arrived, arrived_run, heard, heard_run, first)
+
+
+def _distinct(count: int, *numbers: Int64) -> Int64:
+    """Those of 0..count that are among the numbers."""
+    is_there = np.zeros(count, bool)
+    for some in numbers:
+        is_there[some] = True
+    return np.flatnonzero(is_there)
+
+
+def _latest(timeline: Timeline, waits: Waits) -> Int64:
+    """[num_waits] when the last of all that each wait was for told, or _NEVER."""
+    start = timeline.spans.start
+    latest = np.full(len(waits), _NEVER)
+    by_message, local = np.flatnonzero(_is_message(waits)), np.flatnonzero(waits.last_arrival >= 0)
+    latest[by_message] = start[waits.signal[by_message]]
+    latest[local] = start[waits.last_arrival[local]]
+    at_barrier, arrival = _arrivals(timeline, waits)
+    np.maximum.at(latest, at_barrier, start[arrival])
+    return latest
+
+
+def _time_waits(timeline: Timeline, waits: Waits, latest: Int64) -> _WaitTimes:
+    """How long a message took that nothing waited for is not on record: its drain, and what flags usually take."""
+    spans = timeline.spans
+    known = latest > _NEVER
+    passed = np.where(known, spans.end[waits.row] - np.where(known, latest, 0), 0)
+    message = _is_message(waits)
+    drain = np.where(message, np.maximum(spans.end[waits.signal] - spans.start[waits.signal], 0), 0)
+    flag = np.maximum(passed - drain, 0)
+    by_pair = group_rows(len(waits), waits.phase, waits.peer, waits.rank)
+    by_phase = group_rows(len(waits), waits.phase)
+    was_late = (latest >= spans.start[waits.row]) | (waits.late_ns + waits.drain_ns > 0)
+    held_up = known & (was_late | (waits.wait_ns >= _HELD_UP * np.maximum(flag, 1)))
+    usual = median_of_groups(by_phase.group[held_up], flag[held_up], len(by_phase))[by_phase.group]
+    # Of those that found their signal there most only polled once.
+    there = known & ~held_up
+    polled = quantile_of_groups(by_phase.group[there], waits.wait_ns[there], len(by_phase), 0.25)[by_phase.group]
+    held_up |= known & (waits.wait_ns > _POLLS * polled) & (flag <= _ON_ITS_WAY * usual)
+    of_pair = median_of_groups(by_pair.group[held_up], flag[held_up], len(by_pair))[by_pair.group]
+    usual = np.nan_to_num(np.where(np.isfinite(of_pair), of_pair, usual))
+    return _WaitTimes(
+        latency=np.where(held_up, passed, np.minimum(drain + usual, passed)).astype(float),
+        least=np.where(held_up, np.minimum(np.nan_to_num(polled), waits.wait_ns), waits.wait_ns).astype(float),
+        was_held_up=held_up,
+    )
+
+
+def _add_runs(
+    edges: _Edges, timeline: Timeline, graph: EventGraph, waits: Waits, points: _Points, times: _WaitTimes
+) -> Segments:
+    """Each run from its launch's start through its nodes to its launch's end."""
+    spans, runs, schedule = timeline.spans, graph.runs, graph.schedule
+    run = np.concatenate([points.told_run, points.arrived_run, points.heard_run])
+    row = np.concatenate([points.told, waits.row[points.arrived], waits.row[points.heard]])
+    hears = np.arange(len(run)) >= len(run) - len(points.heard)
+    begin, end = spans.start[row], np.where(hears, spans.end[row], spans.start[row])
+    least = np.zeros(len(run))
+    least[hears] = times.least[points.heard]
+    order = np.lexsort((hears, begin, end, run))  # a warp arrives at a barrier before it hears
+    run, begin, end, least = run[order], begin[order], end[order], least[order]
+    node = points.first + order
+    follows = np.append(False, run[1:] == run[:-1])[: len(run)]
+    launch = runs.launch[run]
+    since = np.where(follows, np.roll(end, 1), schedule.start[launch])
+    before = np.where(follows, np.roll(node, 1), 1 + launch)
+    until = np.maximum(begin, since)
+    between = edges.add(EdgeKind.OWN, before, node, until - since + np.minimum(least, end - until))
+
+    last_end, last_node = schedule.start[runs.launch].copy(), 1 + runs.launch.astype(np.int64)
+    last_end[run], last_node[run] = end, node  # the last one written stays
+    over = np.maximum(runs.end, last_end)
+    launch_end = 1 + len(schedule.rank) + runs.launch.astype(np.int64)
+    after = schedule.end[runs.launch] - _ends_of_runs(graph)[runs.launch]
+    to_end = edges.add(EdgeKind.OWN, last_node, launch_end, over - last_end + after)
+    return Segments(
+        np.concatenate([run, np.arange(len(runs))]),
+        np.concatenate([since, last_end]),
+        np.concatenate([until, over]),
+        np.concatenate([between, to_end]),
+    )
+
+
+def _ends_of_runs(graph: EventGraph) -> Int64:
+    """[num_launches] when the last run of each ended; _NEVER where it has none."""
+    ends = np.full(len(graph.schedule.rank), _NEVER)
+    np.maximum.at(ends, graph.runs.launch, graph.runs.end)
+    return ends
+
+
+def _add_messages(edges: _Edges, timeline: Timeline, waits: Waits, points: _Points, times: _WaitTimes) -> Messages:
+    wait = np.flatnonzero(_is_message(waits))
+    source = points.node_of_told(len(timeline.spans))[waits.signal[wait]]
+    target = points.node_of_heard(len(waits))[wait]
+    kept = (source >= 0) & (target >= 0)
+    wait = wait[kept]
+    edge = edges.add(EdgeKind.MESSAGE, source[kept], target[kept], times.latency[wait])
+    return Messages(wait, edge, times.was_held_up[wait])
+
+
+def _add_meetings(
+    edges: _Edges, timeline: Timeline, waits: Waits, points: _Points, times: _WaitTimes, meeting: Int64
+) -> None:
+    """Barriers of a block or grid have a node where all meet; of barriers of ranks each arrival is an edge.
+
+    meeting: [num_arrived] number of the meeting that each local arrival is at.
+    """
+    heard = points.node_of_heard(len(waits))
+    arrived = points.first + len(points.told) + np.arange(len(points.arrived))
+    met = points.first_meeting + meeting
+    edges.add(EdgeKind.MEETING, arrived, met, np.zeros(len(met)))
+    edges.add(EdgeKind.MEETING, met, heard[points.arrived], times.latency[points.arrived])
+    wait, signal = _arrivals(timeline, waits)
+    source, target = points.node_of_told(len(timeline.spans))[signal], heard[wait]
+    kept = (source >= 0) & (target >= 0)
+    edges.add(EdgeKind.MEETING, source[kept], target[kept], times.latency[wait[kept]])
+
+
+def _add_launches(edges: _Edges, graph: EventGraph) -> tuple[Gaps, int]:
+    """The gaps before launches, and launches without any run. Returns the gaps and when the first launch began."""
+    schedule = graph.schedule
+    shown, count = schedule.order, len(schedule.rank)
+    ends = _ends_of_runs(graph)
+    bare = shown[ends[shown] == _NEVER]
+    edges.add(EdgeKind.OWN, 1 + bare, 1 + count + bare, schedule.end[bare] - schedule.start[bare])
+    following = shown[schedule.before[shown] >= 0]
+    before = schedule.before[following]
+    overlaps = schedule.start[following] < schedule.end[before]
+    since = np.where(overlaps, schedule.start[before], schedule.end[before])
+    node = np.where(overlaps, 1 + before, 1 + count + before)
+    gap = edges.add(EdgeKind.GAP, node, 1 + following, schedule.start[following] - since)
+    first = shown[schedule.before[shown] < 0]
+    start_ns = int(schedule.start[shown].min())
+    begun = edges.add(EdgeKind.GAP, np.zeros(len(first), np.int64), 1 + first, schedule.start[first] - start_ns)
+    return Gaps(np.concatenate([following, first]), np.concatenate([gap, begun])), start_ns
