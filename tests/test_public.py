@@ -112,7 +112,7 @@ def test_whatever_a_session_prints_is_a_few_lines(capture):
     findings = tracekern.analyze(tracekern.load(place))
     met = reachable([findings, read_dump(place / "rank_00000.tkdump"), phase_statistics(findings.timeline)], {})
     met |= reachable(read_run(place), {})
-    assert {"Findings", "Timeline", "Spans", "Rank", "Causes", "Waits", "Dump", "Run"} <= {
+    assert {"Findings", "Timeline", "Spans", "Rank", "Answer", "Waits", "Dump", "Run"} <= {
         type(value).__name__ for value in met.values()
     }
     assert {type(value).__name__: len(repr(value)) for value in met.values() if len(repr(value)) > 1000} == {}
@@ -182,7 +182,7 @@ def test_calls_name_the_extra_of_a_package_that_is_missing(tmp_path):
         ("scipy", "pyarrow", "plotly", "junitparser", "typer", "rich", "polars"),
         {
             "analyze": f"tracekern.analyze({timeline})",
-            "one answer": f"__import__('tracekern.analysis.findings').analysis.findings.Findings({timeline}).culprit",
+            "one answer": f"__import__('tracekern.analysis.findings').analysis.findings.Findings({timeline}).answer",
             "parquet": f"tracekern.save({timeline}, {str(page)!r})",
             "json": f"tracekern.save({timeline}, {str(page.with_suffix('.json'))!r})",
         },

@@ -22,6 +22,7 @@ from tracekern.analysis.why.longest_path import order_graph
 from tracekern.analysis.why.repetitions import ends_of_iterations
 from tracekern.analysis.why.replays import Replays, Saving
 from tracekern.formatting import percent
+from tracekern.formatting import brief
 from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Float64, Timeline
 from tracekern.timeline.select import Window
 
@@ -92,6 +93,8 @@ class Answer:
     """Why there are no causes; None where there are."""
     note: str
     """Why there is no cost; "" where there is."""
+
+    __repr__ = brief
 
 
 def explain(
