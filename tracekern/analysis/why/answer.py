@@ -21,8 +21,7 @@ from tracekern.analysis.why.graph import build_run_graph
 from tracekern.analysis.why.longest_path import order_graph
 from tracekern.analysis.why.repetitions import ends_of_iterations
 from tracekern.analysis.why.replays import Replays, Saving
-from tracekern.formatting import percent
-from tracekern.formatting import brief
+from tracekern.formatting import brief, percent
 from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Float64, Timeline
 from tracekern.timeline.select import Window
 
