@@ -32,7 +32,7 @@ Measured = dict[str, Any]
 
 REPORT = "all of a report"
 """Every question in one go and the page, as `tracekern report` makes it: two threads."""
-MAX_SECONDS = 10.0
+MAX_SECONDS = 25.0
 """All questions together, at the largest size."""
 MAX_GROWTH = 1.5
 """Seconds a span at the largest size, in those of the smallest."""

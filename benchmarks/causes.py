@@ -1,6 +1,6 @@
 """Is a cause's cost what the run would save, and is the right cause named? Simulated runs, whose truth is known.
 
-    python benchmarks/causes.py                      # all of it: half an hour on two cores
+    python benchmarks/causes.py                      # all of it: some five minutes on two cores
     python benchmarks/causes.py --only ring --seeds 7 8 9
     python benchmarks/causes.py --chance 100         # fewer runs with noise alone
 

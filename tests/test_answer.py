@@ -60,6 +60,11 @@ def of_rank(rank: int, kind: CauseKind = CauseKind.PACE) -> Candidate:
     [
         (Case(Shape.CHAIN, 8, 10, (SLOW,), 0.02), of_rank(2), "Rank 2 is slow: each stage.compute takes 1."),
         (
+            Case(Shape.RING, 8, 50, (SLOW,), 0.02, is_persistent=True),
+            of_rank(2),
+            "Rank 2 is slow: each persistent.compute ",
+        ),
+        (
             Case(Shape.BARRIER, 4, 10, (SlowPause(DELAY_NS, rank=2),), pause_ns=3_000),
             of_rank(2),
             "Rank 2 is slow: what it does ",

@@ -34,8 +34,8 @@ from tracekern.timeline.select import Window, reaches_into, select
 class Findings:
     """Answers about a timeline, each computed when it is first used. Made by `tracekern.analyze()`.
 
-    With a `window`, spans, iterations and waits that reach into it count. Waits, causes and hangs are computed on the
-    whole timeline first: what released a wait may be outside the window.
+    With a `window`, spans, iterations and waits that reach into it count. Waits, paths and hangs are computed on the
+    whole timeline first: what released a wait may be outside the window. What causes cost is said of the whole alone.
     """
 
     timeline: Timeline

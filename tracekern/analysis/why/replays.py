@@ -8,7 +8,7 @@ import numpy as np
 
 from tracekern.analysis.why.graph import RunGraph
 from tracekern.analysis.why.longest_path import LongestPath, walk_back
-from tracekern.timeline.model import Float64, Int64
+from tracekern.timeline.model import Float64, Int64, Mask
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Replays:
         self.makespan_ns = float(times[self._ends].max())
         """From the start of the first kernel to the end of the last."""
         self.num_iterations = len(ends)
-        happened = np.flatnonzero(np.isfinite(times))
-        self._by_time = happened[np.argsort(times[happened], kind="stable")]
         ends = np.maximum.accumulate(ends - run_graph.start_ns)
+        happened = np.flatnonzero(_last_in_iteration(run_graph, times, ends) & np.isfinite(times))
+        self._by_time = happened[np.argsort(times[happened], kind="stable")]
         self._num_by_end = np.searchsorted(times[self._by_time], ends, side="right")
         self._iteration_ends = times[self._by_time][self._num_by_end - 1]
 
@@ -68,3 +68,14 @@ class Replays:
     def _weight(self, change: Float64) -> Float64:
         weight = self._run_graph.weight + change
         return np.maximum(weight, self._least, out=weight)
+
+
+def _last_in_iteration(run_graph: RunGraph, times: Float64, ends: Int64) -> Mask:
+    """[num_nodes] False where a later node of the same run is in the same iteration: it happens later in any replay."""
+    segments = run_graph.segments
+    node = run_graph.target[segments.edge]
+    iteration = np.searchsorted(ends, times[node])
+    is_last = np.append((np.diff(segments.run) != 0) | (np.diff(iteration) != 0), True)[: len(node)]
+    kept = np.ones(run_graph.num_nodes, bool)
+    kept[node[~is_last]] = False
+    return kept
