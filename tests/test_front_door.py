@@ -92,7 +92,8 @@ def test_help_has_a_sentence_an_example_and_a_text_for_each_option(answer, name,
     assert description in shown
 
     example = plain(command.epilog)
-    assert example.startswith(f"Example: tracekern {name}")
+    assert example.startswith("Example: tracekern ")
+    assert f"tracekern {name}" in example
     assert shown.endswith(example)
 
     for parameter in command.params:

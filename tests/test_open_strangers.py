@@ -212,11 +212,11 @@ def test_a_load_that_is_aborted_leaves_even_a_small_trace_to_the_next(trace, ser
 def test_a_trace_that_was_read_can_be_read_again_at_once(trace, serving):
     """Chromium takes half a megabyte for a page that has aborted the load, and then ends the connection as if it had
     shown it."""
-    with serving(again_s=2.0) as served:
+    with serving(again_s=5.0) as served:
         for _ in range(2):
             status, body, _ = served.ask(path_of_trace(served.addresses.printed))
             assert (status, body) == (200, trace.read_bytes())
-        served.thread.join(10)
+        served.thread.join(60)
         assert not served.thread.is_alive()
 
 

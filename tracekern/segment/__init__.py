@@ -1,3 +1,6 @@
 """The live buffer of a rank, which outlives its process."""
 
-from tracekern import _C  # noqa: F401 - says in one line that it was not built, before a module only Linux has is missing
+import importlib.util
+
+if importlib.util.find_spec("fcntl") is None:  # not on Linux: nothing was built, which says more than a missing module
+    from tracekern import _C  # noqa: F401
