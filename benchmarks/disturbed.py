@@ -2,15 +2,20 @@
 
     python benchmarks/disturbed.py [--ranks 2] [--calls 12]
     python benchmarks/disturbed.py --ranks 8 --resident      # all of them side by side on one GPU: a rehearsal
+    python benchmarks/disturbed.py --ranks 4 --pairs 10      # is a late host's cost what runs without it take less?
 
 The balanced pipeline runs on all ranks, 256 tokens each, once for each disturbance: none; the host of the last rank
 sleeps 300 us before each call; rank 0 copies to the GPU of rank 1 without end in another stream. Prints the median time
 of a call on the device and what `tracekern report` says first of the capture.
+
+With --pairs, runs without and with the late host alternate, and nothing else is run. Prints by how much each was longer
+than the one before it, and what the analysis says that it would save without that host.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import subprocess
 import sys
@@ -36,12 +41,15 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--calls", type=int, default=12, help="recorded calls of each disturbance")
     parser.add_argument("--resident", action="store_true", help="all ranks in one process, side by side on one GPU")
+    parser.add_argument("--pairs", type=int, default=0, help="runs without and with the late host")
     parser.add_argument("--keep", metavar="DIRECTORY", help="where the captures stay; nowhere if left out")
     options = parser.parse_args()
     require_gpus(1 if options.resident else options.ranks)
     with tempfile.TemporaryDirectory(prefix="tracekern-disturbed-") as temporary:
         directory = options.directory = options.keep or temporary
         samples = run_ranks(f"{Path(__file__).stem}:measure", options)
+        if options.pairs:
+            return compare_pairs(options, Path(directory))
         rows = [
             {"disturbance": disturbance, "us": of_all, "report": report(Path(directory, disturbance))}
             for disturbance, of_all in zip(DISTURBANCES, medians(samples), strict=True)
@@ -56,6 +64,48 @@ def main() -> int:
     name = f"disturbed_{options.ranks}" + ("_resident" if options.resident else "")
     write_results(name, about, 1 if options.resident else options.ranks)
     return 0
+
+
+def compare_pairs(options: argparse.Namespace, directory: Path) -> int:
+    """Prints measured and predicted savings of each pair, and whether the mean lies in the measured 95 % interval."""
+    from scipy.stats import t
+
+    import tracekern
+
+    columns = ["pair", "longer us", "would save us", "named"]
+    table = Table(f"late host, {options.ranks} ranks, {placement(options)}", columns)
+    rows = []
+    for pair in range(options.pairs):
+        without, late = (
+            tracekern.analyze(tracekern.load(directory / path_of(disturbance, pair))).answer
+            for disturbance in ("none", "late host")
+        )
+        saved = [cost.saving.whole_ns for cost in late.costs if is_of_late_host(cost.candidate, options.ranks)]
+        named = bool(late.causes) and is_of_late_host(late.causes[0].candidate, options.ranks)
+        longer_us = (late.makespan_ns - without.makespan_ns) / 1e3
+        rows.append({"longer_us": longer_us, "saved_us": saved[0] / 1e3 if saved else 0.0, "named": named})
+        table.add(str(pair), f"{longer_us:.0f}", f"{rows[-1]['saved_us']:.0f}", "yes" if named else "no")
+    table.print()
+    longer, saves = ([row[key] for row in rows] for key in ("longer_us", "saved_us"))
+    mean, saved_us = statistics.mean(longer), statistics.mean(saves)
+    half = float(t.isf(0.025, len(rows) - 1)) * statistics.stdev(longer) / len(rows) ** 0.5
+    is_inside = abs(saved_us - mean) <= half
+    where = "inside" if is_inside else "OUTSIDE"
+    print(f"longer by {mean:.0f} ± {half:.0f} us (95 %); would save {saved_us:.0f} us: {where}")
+    about = {"ranks": options.ranks, "placement": placement(options), "shape": SHAPE, "calls": options.calls}
+    figures = {"mean_longer_us": mean, "half_width_us": half, "mean_saved_us": saved_us, "is_inside": is_inside}
+    name = f"late_host_{options.ranks}" + ("_resident" if options.resident else "")
+    results = {**about, "late_us": LATE_S * 1e6, "rows": rows, **figures}
+    write_results(name, results, 1 if options.resident else options.ranks)
+    return 0
+
+
+def is_of_late_host(candidate: Any, num_ranks: int) -> bool:
+    return candidate.kind.value == "host" and candidate.rank == num_ranks - 1
+
+
+def path_of(disturbance: str, pair: int) -> str:
+    return f"{disturbance} {pair}"
 
 
 def medians(samples: list[list[Row]]) -> list[list[float]]:
@@ -90,8 +140,15 @@ def measure_rank(options: argparse.Namespace, group: Any) -> None:
     tensors = (batch.x, batch.topk_idx, batch.topk_weights, draw_experts(shape).to("cuda"))
     out = torch.empty_like(batch.x)
     busy = Copies(group.rank, torch.cuda.device_count())
-    for disturbance in DISTURBANCES:
-        path = Path(options.directory, disturbance)
+    for _ in range(WARM_UP):
+        pipeline(*tensors, out=out)
+    pipeline.synchronize()
+    runs = [(disturbance, disturbance) for disturbance in DISTURBANCES]
+    if options.pairs:
+        pairs = itertools.product(range(options.pairs), ("none", "late host"))
+        runs = [(path_of(disturbance, pair), disturbance) for pair, disturbance in pairs]
+    for name, disturbance in runs:
+        path = Path(options.directory, name)
         times = []
         with capture(path, device=pipeline.comm.device, sink="device", max_bytes=1 << 30) as session:
             with session.counting():
@@ -124,6 +181,7 @@ class Copies:
         if rank == 0:
             self.here = torch.zeros(COPY_BYTES, dtype=torch.uint8, device="cuda")
             self.there = torch.empty_like(self.here, device=f"cuda:{1 % num_gpus}")
+            self.there.copy_(self.here)  # the first one maps memory of the peer, which takes 0.4 s
 
     def queue(self) -> None:
         """More than a call takes: the link is busy until the last one is over."""
