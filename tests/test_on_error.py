@@ -197,6 +197,10 @@ def test_after_a_failure_inside_nothing_more_is_recorded(tmp_path: Path, caplog:
     assert timeline.host_names == ("before",)
     assert {entry.name for entry in timeline.launches} <= {"demo", "slow"}
     assert len([entry for entry in timeline.launches if entry.name == "demo"]) == 1
+    (lost,) = [problem.text for problem in timeline.problems if problem.kind == "launch_not_recorded"]
+    assert re.search(r"\d launches ran unrecorded; recording had failed: that run's warning says why", lost)
+    with pytest.raises(BadInput, match="ran unrecorded"):
+        load(tmp_path, strict=True)
 
 
 @pytest.mark.parametrize("on_error", ["raise", "warn"])

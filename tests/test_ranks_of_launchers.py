@@ -157,10 +157,12 @@ class Process:
         self.popen.communicate()
 
 
-def test_two_processes_that_claim_one_rank_are_told_what_to_set(tmp_path: Path):
+@pytest.mark.parametrize("wrapper", [("sh", "-c", '"$@"; exit', "sh"), ("setsid",)], ids=["sh", "setsid"])
+def test_two_processes_that_claim_one_rank_are_told_what_to_set(tmp_path: Path, wrapper: tuple[str, ...]):
+    """Started by one shell, or in sessions of their own, as by ssh."""
     advice = "choose another directory, or set RANK and WORLD_SIZE where both are ranks of one run"
     directory, dump = tmp_path / "capture", tmp_path / "capture" / "rank_00000.tkdump"
-    first, second = Process(directory), Process(directory, "sh", "-c", '"$@"; exit', "sh")
+    first, second = Process(directory), Process(directory, *wrapper)
     assert first.tell("stay") == "open"
     assert second.tell("capture").endswith(f"is writing its capture there; {advice}"), "at the same time"
     assert first.tell("") == "captured"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenarios import Scenario
+from scenarios import SEE_NS, SIGNAL_NS, Scenario
 from scenarios_causes import CallScenario
 from simulator import Case, Shape, SlowWork, simulate
 from timelines import timelines
@@ -137,3 +137,23 @@ def test_a_change_helps_only_until_the_next_one_is_the_longest():
     first = analyze(run.timeline()).answer.costs[0]
     # Its peers took 60 and 10 us: with either's time the run waits for rank 1, which still takes 60.
     assert (first.candidate, first.saving.whole_ns) == (Candidate(CauseKind.PACE, 0), pytest.approx(30_000, abs=100))
+
+
+def test_a_signal_inside_the_span_of_a_wait_was_sent_after_what_it_waited_for():
+    """As kernels do that acknowledge a message before they close its wait: they would seem to be busy until then."""
+    run = Scenario(2)
+    run.launch("prepare")
+    for rank in run.ranks:
+        run.work(rank, 1_000)
+    run.launch("dispatch", late={1: 50_000})
+    run.signal(1, 0)
+    run.wait(0, 1, see_ns=SEE_NS + SIGNAL_NS + 30)
+    end = run.now[0, 0]
+    run.now[0, 0] = end - SIGNAL_NS - 30
+    run.grant(0, 1, value=1)
+    run.now[0, 0] = end
+    run.wait_room(1, 0, wanted=1)
+    timeline = run.timeline()
+    assert_replayed(timeline)
+    first = analyze(timeline).answer.costs[0]
+    assert (first.candidate, first.saving.whole_ns) == (Candidate(CauseKind.HOST, 1), pytest.approx(50_000, abs=100))

@@ -115,6 +115,7 @@ def test_the_size_that_is_named_is_enough_for_regions_that_are_reserved_ahead(tm
     ("changed", "said"),
     [
         ({}, "3 launches ran unrecorded; max_bytes=1184269 would have been enough"),
+        ({"failed": 1}, "recording had failed: that run's warning says why"),
         ({"num_launches": 8}, "a capture holds 8 at most: record some with every="),
         ({"arena_bytes": 1 << 24}, "max_bytes was not used up: /dev/shm was full"),
     ],
@@ -122,6 +123,7 @@ def test_the_size_that_is_named_is_enough_for_regions_that_are_reserved_ahead(tm
 def test_why_launches_ran_unrecorded(changed: dict, said: str):
     header = {
         "launches_refused": 3,
+        "failed": 0,
         "launches_capacity": 8,
         "num_launches": 7,
         "refused_bytes": 8,

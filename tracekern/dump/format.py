@@ -208,7 +208,8 @@ SEGMENT_HEADER = np.dtype(
         ("collected", "<u8"),  # 1: the arena holds what was recorded in device memory
         ("saved", "<u8"),  # 1: its dump was written when it closed; a later capture may have replaced it
         ("died_ns", "<u8"),  # CLOCK_REALTIME when its process was seen to end before it closed; 0: not known
-        ("reserved", "V24"),
+        ("failed", "<u8"),  # 1: recording failed and was given up: launches_refused counts those after that, too
+        ("reserved", "V16"),
     ]
 )
 

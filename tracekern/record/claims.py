@@ -30,7 +30,7 @@ def process_facts() -> dict[str, Any]:
             pid = int(_stat_of(pid)[_PARENT])
         except OSError:  # another user's processes may be hidden
             break
-    return {"host": host_of_processes(), "session": os.getsid(0), "ancestors": ancestors}
+    return {"host": host_of_processes(), "ancestors": ancestors}
 
 
 def refuse_second_claim(dump: Path) -> None:
@@ -46,9 +46,12 @@ def refuse_second_claim(dump: Path) -> None:
     if metadata["state"] != fmt.STATE_NAMES[fmt.SegmentState.CLOSED] or not isinstance(theirs, dict):
         return
     ancestors = theirs.get("ancestors")
-    is_related = not isinstance(ancestors, list) or os.getpid() in ancestors or metadata.get("pid") in ours["ancestors"]
-    is_beside = all(theirs.get(key) == ours[key] for key in ("host", "session"))
-    if is_beside and not is_related and metadata["packed_ns"] > _started_ns() + _OVERLAP_NS:
+    if not isinstance(ancestors, list):
+        return
+    is_related = os.getpid() in ancestors or metadata.get("pid") in ours["ancestors"]
+    if theirs.get("host") == ours["host"] and is_related:
+        return
+    if metadata["packed_ns"] > _started_ns() + _OVERLAP_NS:
         raise BadInput(
             f"{dump.parent}: process {metadata.get('pid')} left rank {metadata['rank']} of {metadata['num_ranks']} "
             f"there while this one ran; {ADVICE}"

@@ -166,6 +166,7 @@ class Capture:
         self._setup = setup
         self._clocks = CaptureClocks(str(directory))
         self._is_counting = False
+        self._num_given_up = 0
         self._is_used = False
         self._depth = 0
         self._pid = 0
@@ -244,6 +245,9 @@ class Capture:
         try:
             in_order = self._stop(in_order and not is_gone)
             with self._lock:  # another thread may be leaving a range
+                if self._num_given_up:
+                    self.segment.header["failed"] = 1
+                    self.segment.header["launches_refused"] += self._num_given_up
                 self.segment.header["state"] = fmt.SegmentState.CLOSED
             leave_dump(self.group, self.segment, self.directory, self._one_disk, in_order, is_gone)
             self.segment.header["saved"] = 1
@@ -255,7 +259,7 @@ class Capture:
             raise
         finally:
             self._give_back(is_saved)
-        if why := why_refused(self.segment.header, self._selection.keep):
+        if not self._num_given_up and (why := why_refused(self.segment.header, self._selection.keep)):
             _log.warning("capture %s: %s", self.directory, why)
         _log.info("capture %s: rank %d held %d bytes", self.directory, self.group.rank, self.footprint_bytes)
 
@@ -343,6 +347,8 @@ class Capture:
                 kernel = Kernel(name, grid, warps, stream, events, roles)
                 with self._lock:  # it may be closed by now
                     descriptor = self._region_of(kernel, epoch, ahead) if self._is_recording else 0
+        if self._guard.is_off:
+            self._num_given_up += 1
         return LaunchHandle(descriptor, grid, warps, stream)
 
     def _region_of(self, kernel: Kernel, epoch: int, ahead: bool) -> int:

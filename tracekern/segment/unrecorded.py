@@ -21,6 +21,8 @@ def why_refused(header: Any, keep: str) -> str:
     refused, capacity = int(header["launches_refused"]), int(header["launches_capacity"])
     if not refused:
         return ""
+    if int(header["failed"]):
+        return f"{count(refused, 'launch')} ran unrecorded; recording had failed: that run's warning says why"
     wanted = int(header["arena_cursor"]) + int(header["refused_bytes"]) + _MARGIN_BYTES
     if int(header["num_launches"]) >= capacity:
         lacked = f"a capture holds {capacity} at most: record some with every=, or keep='last'"

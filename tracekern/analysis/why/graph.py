@@ -16,7 +16,8 @@ import numpy as np
 from tracekern.analysis.groups import group_rows, median_of_groups, quantile_of_groups
 from tracekern.analysis.waits.analyze import WaitKind, Waits
 from tracekern.analysis.waits.event_graph import EventGraph
-from tracekern.timeline.model import Float64, Int32, Int64, Mask, Timeline
+from tracekern.timeline.intervals import bisect_right
+from tracekern.timeline.model import OPEN_END, Float64, Int32, Int64, Mask, Timeline
 
 _NEVER = np.iinfo(np.int64).min
 _HELD_UP = 0.5
@@ -58,6 +59,8 @@ class Messages:
     wait: Int64
     """Index into Waits."""
     edge: Int64
+    passed_ns: Int64
+    """From the signal's begin to the end of the wait: no more than this the message took."""
     was_awaited: Mask
     """Whether the wait was held up by it. Of the others it is not on record how long they took."""
 
@@ -104,6 +107,10 @@ class _WaitTimes:
     """From the last signal's begin, or the last arrival, to the end of the wait."""
     least: Float64
     """What it takes where nothing holds it up."""
+    passed: Int64
+    """The same, as recorded."""
+    over: Int64
+    """When it was over, in ns from the timeline's origin."""
     was_held_up: Mask
 
 
@@ -171,7 +178,8 @@ def build_run_graph(timeline: Timeline, graph: EventGraph, waits: Waits) -> RunG
     num_launches = len(schedule.rank)
     points = _find_points(timeline, graph, waits, first=1 + 2 * num_launches)
     latest = _latest(timeline, waits)
-    times = _time_waits(timeline, waits, latest)
+    over = _ends_of_waits(timeline, waits, points, latest)
+    times = _time_waits(timeline, waits, latest, over)
     edges = _Edges()
     meetings, meeting = np.unique(waits.last_arrival[points.arrived], return_inverse=True)
     segments = _add_runs(edges, timeline, graph, waits, points, times)
@@ -242,28 +250,50 @@ def _latest(timeline: Timeline, waits: Waits) -> Int64:
     return latest
 
 
-def _time_waits(timeline: Timeline, waits: Waits, latest: Int64) -> _WaitTimes:
+def _ends_of_waits(timeline: Timeline, waits: Waits, points: _Points, latest: Int64) -> Int64:
+    """[num_waits] when each was over: at its end, or where its warp sent a signal before that, once all had arrived.
+
+    A warp that acknowledges what it waited for, inside the span of the wait, has waited no longer.
+    """
+    spans, over = timeline.spans, timeline.spans.end[waits.row]
+    order = np.lexsort((spans.start[points.told], points.told_run))
+    told_run, told = points.told_run[order], spans.start[points.told[order]]
+    heard, run = points.heard, points.heard_run
+    signal = waits.signal[heard]
+    drained = np.where((signal >= 0) & (spans.end[signal] != OPEN_END), spans.end[signal], _NEVER)
+    there = np.maximum(np.maximum(spans.start[waits.row[heard]], latest[heard]), drained)
+    first, stop = (np.searchsorted(told_run, run, side) for side in ("left", "right"))
+    place = bisect_right(told, first, stop, there)
+    sent = np.append(told, 0)[place]
+    inside = (place < stop) & (sent < over[heard])
+    over[heard[inside]] = sent[inside]
+    return over
+
+
+def _time_waits(timeline: Timeline, waits: Waits, latest: Int64, over: Int64) -> _WaitTimes:
     """How long a message took that nothing waited for is not on record: its drain, and what flags usually take."""
     spans = timeline.spans
-    known = latest > _NEVER
-    passed = np.where(known, spans.end[waits.row] - np.where(known, latest, 0), 0)
+    known, lasted = latest > _NEVER, over - timeline.spans.start[waits.row]
+    passed = np.where(known, over - np.where(known, latest, 0), 0)
     message = _is_message(waits)
     drain = np.where(message, np.maximum(spans.end[waits.signal] - spans.start[waits.signal], 0), 0)
     flag = np.maximum(passed - drain, 0)
     by_pair = group_rows(len(waits), waits.phase, waits.peer, waits.rank)
     by_phase = group_rows(len(waits), waits.phase)
     was_late = (latest >= spans.start[waits.row]) | (waits.late_ns + waits.drain_ns > 0)
-    held_up = known & (was_late | (waits.wait_ns >= _HELD_UP * np.maximum(flag, 1)))
+    held_up = known & (was_late | (lasted >= _HELD_UP * np.maximum(flag, 1)))
     usual = median_of_groups(by_phase.group[held_up], flag[held_up], len(by_phase))[by_phase.group]
     # Of those that found their signal there most only polled once.
     there = known & ~held_up
-    polled = quantile_of_groups(by_phase.group[there], waits.wait_ns[there], len(by_phase), 0.25)[by_phase.group]
-    held_up |= known & (waits.wait_ns > _POLLS * polled) & (flag <= _ON_ITS_WAY * usual)
+    polled = quantile_of_groups(by_phase.group[there], lasted[there], len(by_phase), 0.25)[by_phase.group]
+    held_up |= known & (lasted > _POLLS * polled) & (flag <= _ON_ITS_WAY * usual)
     of_pair = median_of_groups(by_pair.group[held_up], flag[held_up], len(by_pair))[by_pair.group]
     usual = np.nan_to_num(np.where(np.isfinite(of_pair), of_pair, usual))
     return _WaitTimes(
         latency=np.where(held_up, passed, np.minimum(drain + usual, passed)).astype(float),
-        least=np.where(held_up, np.minimum(np.nan_to_num(polled), waits.wait_ns), waits.wait_ns).astype(float),
+        least=np.where(held_up, np.minimum(np.nan_to_num(polled), lasted), lasted).astype(float),
+        passed=passed,
+        over=over,
         was_held_up=held_up,
     )
 
@@ -276,10 +306,13 @@ def _add_runs(
     run = np.concatenate([points.told_run, points.arrived_run, points.heard_run])
     row = np.concatenate([points.told, waits.row[points.arrived], waits.row[points.heard]])
     hears = np.arange(len(run)) >= len(run) - len(points.heard)
-    begin, end = spans.start[row], np.where(hears, spans.end[row], spans.start[row])
+    begin, end = spans.start[row], spans.start[row].copy()
+    end[hears] = times.over[points.heard]
     least = np.zeros(len(run))
     least[hears] = times.least[points.heard]
-    order = np.lexsort((hears, begin, end, run))  # a warp arrives at a barrier before it hears
+    # A warp arrives at a barrier before it hears, and hears before it sends at that time.
+    kind = np.repeat([2, 0, 1], [len(points.told), len(points.arrived), len(points.heard)])
+    order = np.lexsort((kind, begin, end, run))
     run, begin, end, least = run[order], begin[order], end[order], least[order]
     node = points.first + order
     follows = np.append(False, run[1:] == run[:-1])[: len(run)]
@@ -317,7 +350,7 @@ def _add_messages(edges: _Edges, timeline: Timeline, waits: Waits, points: _Poin
     kept = (source >= 0) & (target >= 0)
     wait = wait[kept]
     edge = edges.add(EdgeKind.MESSAGE, source[kept], target[kept], times.latency[wait])
-    return Messages(wait, edge, times.was_held_up[wait])
+    return Messages(wait, edge, times.passed[wait], times.was_held_up[wait])
 
 
 def _add_meetings(

@@ -26,9 +26,8 @@ class Links:
         self.num_links = int((links.columns[0] != links.columns[1]).sum())
         self._latency = run_graph.weight[self._edge]
         signal = waits.signal[wait]
-        passed = spans.end[waits.row[wait]] - spans.start[signal]
         self._drain = np.maximum(spans.end[signal] - spans.start[signal], 0).astype(float)
-        self._flag = np.maximum(passed - self._drain, 0)
+        self._flag = np.maximum(messages.passed_ns - self._drain, 0)
         """At most: only an awaited flag had just arrived when it was seen."""
         self._sending = _edge_after(run_graph)[run_graph.source[self._edge]]
         self._found: dict[tuple[int, int], tuple[Float64, Float64]] = {}
