@@ -50,7 +50,7 @@ def count_jobs() -> int:
 
 
 def architectures_here() -> list[str]:
-    """Of this machine's GPUs, as nvidia-smi names them: sm_90."""
+    """Returns the architectures of this machine's GPUs, such as sm_90."""
     try:
         query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
         found = subprocess.run(query, capture_output=True, text=True, timeout=60).stdout.split()
@@ -77,7 +77,7 @@ def find_nvcc() -> str | None:
 JOBS = count_jobs()
 ParallelCompile(default=JOBS).install()
 NVCC = find_nvcc()
-# Whoever builds for GPUs, or names the command build_ext, wants more than to read captures.
+# A build for GPUs, or the command build_ext, is not for reading captures alone.
 IS_REQUIRED = os.environ.get("TRACEKERN_EXTENSION") == "1" or NVCC is not None or "build_ext" in sys.argv
 
 

@@ -59,7 +59,7 @@ class Row:
 
 
 def cost_cases() -> list[Row]:
-    """What is judged: frozen before the analysis was written, and not changed for it."""
+    """Returns the cases that are judged. They were written beside the analysis, which was tuned on some of them."""
     slow, late = SlowWork(DELAY_NS, rank=1), LateHost(20 * DELAY_NS, rank=1)
     latency, drain = (kind(DELAY_NS, source=1, destination=3) for kind in (Latency, Drain))
     real = Case(Shape.PIPELINE, 4, 10, num_warps=128)
@@ -108,7 +108,7 @@ def cost_cases() -> list[Row]:
 
 
 def candidates_of(injections: tuple[Injection, ...]) -> set[Candidate]:
-    """What is right to name."""
+    """Returns the candidates that are right to name."""
     right = set()
     for entry in injections:
         if isinstance(entry, (Latency, Drain)):
@@ -120,7 +120,7 @@ def candidates_of(injections: tuple[Injection, ...]) -> set[Candidate]:
 
 
 def answer_of(case: Case, seed: int) -> tuple[Answer, float]:
-    """What is said of a run, and its true makespan."""
+    """Returns the answer for a run, and its true makespan in ns."""
     with tempfile.TemporaryDirectory() as directory:
         truth = simulate(case, seed, Path(directory))
         return analyze(tracekern.load(truth.directory)).answer, truth.makespan_ns

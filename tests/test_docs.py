@@ -473,7 +473,7 @@ def test_how_right_costs_are():
 
 
 def test_the_wait_that_is_followed_through_all_stages():
-    """Of the longest wait: its parts, the gap that it leads back to, that of a peer, and what the run saves."""
+    """The parts of the longest wait, the gap that it leads back to, a peer's gap, and what the run saves."""
     findings = Findings(tracekern.load(ROOT / "traces" / "h200x4_late_host"))
     waits, spans, schedule = findings.waits, findings.timeline.spans, findings.graph.schedule
     longest = int(waits.wait_ns.argmax())
