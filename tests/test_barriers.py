@@ -14,6 +14,7 @@ from tracekern import _C
 
 NEVER = 0xFFFFFFEF
 FIRST_EPOCH = 0xFFFFFFF0
+TIMEOUT = "1"  # FaultCause: its own time ran out
 
 
 def faults(done: subprocess.CompletedProcess[str]) -> list[dict[str, str]]:
@@ -41,18 +42,18 @@ def test_rank_barrier_crosses_the_wrap(ranks, rounds):
 def test_a_block_that_never_comes_is_named(executor):
     (fault,) = faults(barriers("grid", executor, 1, 5, 3, 10, "absent=2", "timeout_ms=300"))
     assert fault["channel"] == "grid"
-    assert fault["cause"] == "1"
+    assert fault["cause"] == TIMEOUT
     assert (fault["wanted"], fault["seen"]) == ("5", "4")
 
 
 @pytest.mark.parametrize("executor", ["fibers", "threads"])
 def test_a_rank_that_never_comes_is_named_by_all_others(executor):
-    found = faults(barriers("rank", executor, 4, 1, 1, 10, "absent=2", "timeout_ms=300"))
+    found = faults(barriers("rank", executor, 4, 1, 1, 10, "absent=2", "timeout_ms=1000"))
     assert sorted(fault["rank"] for fault in found) == ["0", "1", "3"]
     for fault in found:
         assert (fault["peer"], fault["channel"]) == ("2", "barrier")
         assert (fault["wanted"], fault["seen"]) == (str(FIRST_EPOCH), str(NEVER))
-    assert "1" in {fault["cause"] for fault in found}, "somebody's time ran out"
+    assert TIMEOUT in {fault["cause"] for fault in found}, "somebody's time ran out"
 
 
 def test_a_rank_that_gives_up_tells_itself_and_all_others_whatever_a_dead_one_began():
@@ -75,9 +76,10 @@ def test_a_rank_that_gives_up_tells_itself_and_all_others_whatever_a_dead_one_be
 def test_the_pipeline_gives_up_on_a_rank_that_never_comes(variant, executor):
     # Every warp still reaches its block barriers: were one left behind, this would hang and not exit with 3.
     shape = Shape(ranks=4, blocks=3, warps=3, experts=8, iterations=3)
-    found = faults(stress(SLOW, variant, "bf16", executor, shape, "absent=1", "timeout_ms=500"))
+    found = faults(stress(SLOW, variant, "bf16", executor, shape, "absent=1", "timeout_ms=2000"))
     assert sorted(fault["rank"] for fault in found) == ["0", "2", "3"]
+    # A rank that hears of it from another may still have waited for one whose threads had no core yet.
+    assert {fault["peer"] for fault in found if fault["cause"] == TIMEOUT} == {"1"}
     for fault in found:
-        assert fault["peer"] == "1"
         assert (fault["stage"], fault["channel"]) == ("dispatch_send", "counts")
         assert (fault["wanted"], fault["seen"]) == (str(FIRST_EPOCH), str(NEVER))
