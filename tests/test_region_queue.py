@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,8 @@ from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
 from tracekern.record.session import Capture, capture
 from tracekern.segment import writer
+from tracekern.timeline.decode.problems import held_up
+from tracekern.timeline.load import load
 
 TABLE = json.dumps(EVENT_TABLE)
 
@@ -136,9 +140,48 @@ def test_what_was_counted_finds_its_regions_ready(tmp_path: Path):
     assert launches_of(tmp_path) == [("long", n, 12) for n in range(0, 10, 2)] + [("long", 10, 4)]
 
 
-def test_however_many_were_counted_no_more_are_reserved_than_a_device_asks_for(tmp_path: Path):
+def test_all_launches_that_were_counted_have_their_regions_before_the_first(tmp_path: Path):
     with capture(tmp_path, device=AheadDevice()) as session:
-        with session.counting():
-            for _ in range(40):
+        with session.counting(repeats=3):
+            for _ in range(20):
                 launch(session)
-        assert num_reserved(session) == 40 + REGIONS_AHEAD
+        assert num_reserved(session) == 20 + 3 * 20
+        for _ in range(61):
+            launch(session)
+    waited = [entry.waited_ns for entry in read_dump(tmp_path / "rank_00000.tkdump").launches]
+    assert not any(waited[:60])
+    assert waited[60], "nobody had counted this one"
+
+
+def test_without_room_for_all_that_was_counted_each_kernel_gets_its_part(tmp_path: Path):
+    with capture(tmp_path, device=AheadDevice(), max_bytes=1 << 20, records_per_track=400) as session:
+        with session.counting(repeats=100):
+            launch(session, "first")
+            launch(session, "second")
+        taken = [launch(session, name) for _ in range(10) for name in ("first", "second")]
+    assert sum(taken[::2]) - sum(taken[1::2]) in (0, 1)
+    assert sum(taken) > 10
+
+
+@pytest.mark.parametrize("repeats", [0, "2"])
+def test_repeats_that_are_no_number_of_times_are_refused(tmp_path: Path, repeats):
+    with capture(tmp_path) as session, pytest.raises(BadInput, match="wanted 1 or more"), session.counting(repeats):
+        pass
+
+
+def test_launches_that_the_recorder_held_up_are_told_of(tmp_path: Path, monkeypatch):
+    reserve = writer.SegmentWriter.reserve_regions
+
+    def slowly(*arguments):
+        time.sleep(0.001)
+        return reserve(*arguments)
+
+    monkeypatch.setattr(writer.SegmentWriter, "reserve_regions", slowly)
+    with capture(tmp_path, device=AheadDevice()) as session:
+        for _ in range(7):
+            launch(session)
+    timeline = load(tmp_path)
+    assert held_up(timeline) == [], "kernels of the CPU backend run on the host anyway"
+    (told,) = held_up(replace(timeline, ranks=(replace(timeline.ranks[0], backend="cuda"),)))
+    assert (told.severity, told.count) == ("note", 3)  # batches of 1, 2 and 4
+    assert "the recorder held up 3 launches by 1." in told.text

@@ -156,7 +156,8 @@ LAUNCH_ENTRY = np.dtype(
         ("generation", "<u4"),  # the descriptor's
         ("order", "<u4"),  # launches that started before it; of a graph's region, before it was reserved
         ("host_ns", "<u8"),  # CLOCK_REALTIME when the host asked for it, before the kernel's launch; 0 in a graph
-        ("reserved", "V40"),
+        ("waited_ns", "<u4"),  # how long the host waited for its region to be reserved
+        ("reserved", "V36"),
     ]
 )
 """Facts of a launch that the host knows before it starts; `events` and `roles` are JSON in the arena."""

@@ -74,6 +74,8 @@ class LaunchSection:
     """Number of tracks that more than one recorder wrote to."""
     host_ns: int = 0
     """CLOCK_REALTIME when the host asked for the launch, before its kernel was launched; 0: not known."""
+    waited_ns: int = 0
+    """How long the host waited for the launch's region to be reserved."""
 
     @staticmethod
     def entry_keys() -> list[str]:
@@ -356,7 +358,7 @@ def _check_names(checker: _Checker, roles: Any) -> None:
 
 def _launch(checker: _Checker, metadata: dict[str, Any], entry: Any) -> LaunchSection:
     values: dict[str, Any] = {"name": checker.get(entry, "name", str)}
-    entry = {"blocks_run": 0, "shared_tracks": 0, "host_ns": 0} | entry
+    entry = {"blocks_run": 0, "shared_tracks": 0, "host_ns": 0, "waited_ns": 0} | entry
     for key in _LAUNCH_INTEGERS:
         value = entry.get(key)
         if type(value) is not int or not 0 <= value < _INT_LIMIT:  # inline, as there may be thousands of launches

@@ -17,6 +17,7 @@ from tracekern.record.selection import KernelTable, Selection
 from tracekern.record.setup import is_text
 from tracekern.record.sinks import SinkChoice
 from tracekern.segment.launch_plan import LaunchPlan
+from tracekern.segment.writer import MAX_LAUNCHES
 
 if TYPE_CHECKING:
     from tracekern.comm.device import CaptureDevice
@@ -65,10 +66,19 @@ class Launches:
         self._to_come[kernel.as_key()] += 1
         return RegionQueue(self._segment, self._device, plan).take(0, plan.epoch)
 
-    def reserve_counted(self) -> None:
-        """Reserves regions for what was counted since the last call, so that the same launches find theirs ready."""
-        for kernel, count in self._to_come.items():
-            self._queue(kernel).reserve(-(-count // self._selection.every))
+    def reserve_counted(self, repeats: int) -> None:
+        """Reserves regions for `repeats` times what was counted since the last call, all of them before it returns.
+
+        Without room for all, each kernel gets the same part. A flight recorder, which uses regions again, gets a batch.
+        """
+        most = self._device.streams.max_regions_ahead if self._selection.keep == "last" else MAX_LAUNCHES
+        wanted = {
+            kernel: min(most, -(-count * repeats // self._selection.every)) for kernel, count in self._to_come.items()
+        }
+        num_bytes = sum(count * self.plan(kernel).region_bytes for kernel, count in wanted.items())
+        part = min(1.0, self._segment.arena_room / max(num_bytes, 1))
+        for kernel, count in wanted.items():
+            self._queue(kernel).reserve(max(1, int(count * part)))
         self._to_come.clear()
 
     def take(self, kernel: Kernel, epoch: int, ahead: bool) -> int:

@@ -7,6 +7,7 @@ record its time, and readers skip what does not belong to the region's current l
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -121,8 +122,11 @@ class RegionQueue:
 
     def take(self, sequence: int, epoch: int) -> int:
         """Returns the address of the descriptor for the next launch; without room counts the launch and returns 0."""
-        if not self._ready:
-            self.reserve(self._next_batch)
+        waited_ns = 0
+        if not self._ready and self._next_batch:
+            asked_ns = time.monotonic_ns()
+            self._reserve_batch()
+            waited_ns = time.monotonic_ns() - asked_ns
         if not self._ready:
             self._reuse()
         if not self._ready:
@@ -131,7 +135,7 @@ class RegionQueue:
         region = self._ready.popleft()
         if self._used is not None:
             self._used.append(region)
-        self._segment.start_launch(region, sequence, epoch)
+        self._segment.start_launch(region, sequence, epoch, waited_ns)
         return self._segment.address + region.offset
 
     def _reuse(self) -> None:
@@ -140,15 +144,24 @@ class RegionQueue:
             self._ready.append(oldest)
 
     def reserve(self, wanted: int) -> None:
-        """Reserves up to `wanted` more regions, limited by how many may be reserved ahead."""
-        if not self._next_batch:
-            return
-        count = batch_size(min(wanted, self._device.streams.max_regions_ahead), self._segment, [self._plan])
+        """Reserves regions until `wanted` are ready, or no room is left."""
+        while (missing := wanted - len(self._ready)) > 0 and self._reserve(missing):
+            pass
+
+    def _reserve_batch(self) -> None:
+        """Reserves the next batch, without which the launch that asks for a region would have to wait each time."""
+        max_ahead = self._device.streams.max_regions_ahead
+        self._reserve(batch_size(self._next_batch, self._segment, [self._plan]))
+        # Room never comes back, so a failed reservation is not tried again.
+        self._next_batch = min(2 * self._next_batch, max_ahead) if self._ready else 0
+
+    def _reserve(self, count: int) -> int:
+        """Reserves up to `count` more regions. Returns how many."""
         mirror = self._device.memory.mirror if self._plan.flags & fmt.ENTRY_MIRRORED else None
         mirror_offset = mirror.offset() if mirror is not None else 0
-        self._ready.extend(self._segment.reserve_regions(self._plan, count, mirror_offset))
-        # Room never comes back, so a failed reservation is not tried again.
-        self._next_batch = min(2 * self._next_batch, self._device.streams.max_regions_ahead) if self._ready else 0
+        regions = self._segment.reserve_regions(self._plan, count, mirror_offset)
+        self._ready.extend(regions)
+        return len(regions)
 
 
 class Ring(Protocol):

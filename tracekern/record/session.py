@@ -426,14 +426,19 @@ class Capture:
         return False
 
     @contextlib.contextmanager
-    def counting(self) -> Iterator[None]:
+    def counting(self, repeats: int = 1) -> Iterator[None]:
         """Counts the records of launches inside the block instead of keeping them.
 
-        Afterwards `records_per_track="auto"` gives the launches of each name room for what their fullest track needed.
+        Afterwards `records_per_track="auto"` gives the launches of each name room for what their fullest track needed,
+        and room for as many launches as were counted is reserved, so that none of them waits for the recorder.
         Synchronize the device before the block ends: kernels have to be finished by then.
+
+        repeats: How often the launches of the block come again: 100 where one step is counted and 100 are recorded.
         """
         first = -1
         with self._guard:
+            if not isinstance(repeats, int) or repeats < 1:
+                raise BadInput(f"counting(repeats={repeats!r}): wanted 1 or more")
             if self._is_ours("counting()"):
                 first = int(self.segment.header["num_launches"])
         was_counting, self._is_counting = self._is_counting, first >= 0
@@ -443,16 +448,16 @@ class Capture:
             self._is_counting = was_counting
         with self._guard:
             if first >= 0 and self._is_recording:
-                self._use_counts(first)
+                self._use_counts(first, repeats)
 
-    def _use_counts(self, first: int) -> None:
-        """Makes room for what was counted from launch `first` on."""
+    def _use_counts(self, first: int, repeats: int) -> None:
+        """Makes room for `repeats` times what was counted from launch `first` on."""
         needed_mirror = self._sinks.needs_mirror()
         _log.info("capture %s: records per track: %s", self.directory, self._launches.read_counts(first))
         if self._sinks.needs_mirror() and not needed_mirror:
             self._open_mirror()
         with self._lock:
-            self._launches.reserve_counted()
+            self._launches.reserve_counted(repeats)
 
     @contextlib.contextmanager
     def range(self, name: str) -> Iterator[None]:

@@ -61,8 +61,9 @@ def _word_of(dtype: Any, field: str) -> int:
 _DESCRIPTOR_WARPS_GENERATION = _word_of(fmt.LAUNCH_DESCRIPTOR, "warps_per_block")
 _DESCRIPTOR_REPLAY = _word_of(fmt.LAUNCH_DESCRIPTOR, "replay")
 _ENTRY_WORDS = fmt.LAUNCH_ENTRY.itemsize // 4
-_FLAGS, _GENERATION, _ORDER, _SEQUENCE, _EPOCH, _HOST_NS = (
-    _word_of(fmt.LAUNCH_ENTRY, field) for field in ("flags", "generation", "order", "sequence", "epoch", "host_ns")
+_FLAGS, _GENERATION, _ORDER, _SEQUENCE, _EPOCH, _HOST_NS, _WAITED_NS = (
+    _word_of(fmt.LAUNCH_ENTRY, field)
+    for field in ("flags", "generation", "order", "sequence", "epoch", "host_ns", "waited_ns")
 )
 _CARRY_BYTES = 1 << 32
 """Regions do not cross multiples of this: kernels count up only the low word of an address (csrc/platform/device.h)."""
@@ -189,8 +190,11 @@ class SegmentWriter(SegmentView):
         places = offsets, descriptors["headers"], descriptors["records"]
         return list(map(Region, range(first_idx, first_idx + count), *(place.tolist() for place in places)))
 
-    def start_launch(self, region: Region, sequence: int, epoch: int) -> None:
-        """Gives the region to a launch of its plan: the first one, or the next one of a flight recorder."""
+    def start_launch(self, region: Region, sequence: int, epoch: int, waited_ns: int = 0) -> None:
+        """Gives the region to a launch of its plan: the first one, or the next one of a flight recorder.
+
+        waited_ns: how long the launch waited for the region.
+        """
         words, entry = self.words, self._entries_word + region.launch_idx * _ENTRY_WORDS
         flags = words[entry + _FLAGS]
         if not flags & fmt.ENTRY_RESERVED:
@@ -204,6 +208,7 @@ class SegmentWriter(SegmentView):
         self._num_started += 1
         words[entry + _SEQUENCE] = sequence & 0xFFFFFFFF
         words[entry + _EPOCH] = epoch & 0xFFFFFFFF
+        words[entry + _WAITED_NS] = min(waited_ns, 0xFFFFFFFF)
         host_ns = time.time_ns()
         words[entry + _HOST_NS], words[entry + _HOST_NS + 1] = host_ns & 0xFFFFFFFF, host_ns >> 32
         words[entry + _FLAGS] = flags ^ fmt.ENTRY_RESERVED

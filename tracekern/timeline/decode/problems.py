@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 
 from tracekern.dump.reader import Dump
-from tracekern.formatting import count
+from tracekern.formatting import count, duration
 from tracekern.timeline.decode.record_columns import WriterRuns
 from tracekern.timeline.decode.track_merge import TrackMerge
 from tracekern.timeline.model import OPEN_END, Int32, Launch, Problem, Timeline
+
+HELD_UP_NS = 50_000
+"""From so long on a wait for the recorder is told of; what one usually takes is in benchmarks/results/launch.json."""
 
 _ERRORS = ("surplus_warps", "surplus_blocks", "shared_tracks", "keeps_first", "keeps_last")
 
@@ -134,6 +137,7 @@ def find_problems(timeline: Timeline, dump: Dump, seen: Seen) -> tuple[Problem, 
     problems = _whole_rank(dump)
     problems += _losses(timeline, seen)
     problems += _overwritten(dump, seen.runs)
+    problems += held_up(timeline)
     problems += _open_spans(timeline, seen)
     problems += _open_work(dump.rank, seen.runs)
     problems += wrong_launches(timeline.launches, seen.runs, dump.metadata)
@@ -232,6 +236,20 @@ def _losses(timeline: Timeline, seen: Seen) -> list[Problem]:
         text = f"{_where(timeline, track)}: never finished and its region is full: later records are missing"
         problems.append(Problem("error", "torn_track", rank, track, text, number))
     return problems
+
+
+def held_up(timeline: Timeline) -> list[Problem]:
+    """One note for a rank on a GPU whose launches waited for the recorder long enough to make other ranks wait."""
+    waited_ns = sorted(launch.waited_ns for launch in timeline.launches if launch.waited_ns >= HELD_UP_NS)
+    rank = timeline.ranks[0]
+    if not waited_ns or rank.backend == "cpu":  # whose kernels run on the host
+        return []
+    typical, longest = duration(waited_ns[len(waited_ns) // 2]), duration(waited_ns[-1])
+    text = (
+        f"rank {rank.rank}: the recorder held up {count(len(waited_ns), 'launch')} by {typical}, at most {longest}; "
+        "run the same launches inside capture.counting() first"
+    )
+    return [Problem("note", "held_up_launch", rank.rank, -1, text, len(waited_ns))]
 
 
 def _overwritten(dump: Dump, runs: WriterRuns) -> list[Problem]:
