@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 from fluid import Part, Walk
-from moe import count_rows
+
+from tracekern.moe.wire import count_rows
 
 VARIANTS = ("flag", "token", "fused", "balanced", "dedup", "reduce", "pipelined")
 

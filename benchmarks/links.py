@@ -20,18 +20,19 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import Table, build, require_gpus, write_results
-from moe import LINK_BYTES_PER_NS
+
+from tracekern.moe.wire import WIRE_BYTES_PER_NS
 
 
 def print_tables(rows: list[dict[str, Any]]) -> None:
     for senders in dict.fromkeys(row["senders"] for row in rows):
         title = "one GPU sends to all others" if senders == 1 else f"{senders} GPUs send to all others at once"
-        columns = ["", "grid", "GB/s", "p10", "p90", f"of {LINK_BYTES_PER_NS:.0f}"]
+        columns = ["", "grid", "GB/s", "p10", "p90", f"of {WIRE_BYTES_PER_NS:.0f}"]
         table = Table(f"{title}, GB/s of the slowest", columns)
         for row in rows:
             if row["senders"] == senders:
                 rates = [row["gb_per_s"], row["p10"], row["p90"]]
-                share = f"{row['gb_per_s'] / LINK_BYTES_PER_NS:.0%}"
+                share = f"{row['gb_per_s'] / WIRE_BYTES_PER_NS:.0%}"
                 table.add(row["kind"], f"{row['blocks']}x{row['warps']}", *(f"{rate:.0f}" for rate in rates), share)
         table.print()
 
@@ -52,7 +53,7 @@ def main() -> int:
     if rows:
         print_tables(rows)
         num_gpus = rows[0]["senders"]
-        about = {"row_bytes": 14336, "limit_gb_per_s": LINK_BYTES_PER_NS, "rows": rows}
+        about = {"row_bytes": 14336, "limit_gb_per_s": WIRE_BYTES_PER_NS, "rows": rows}
         write_results(f"links_{num_gpus}", about, num_gpus)
     return done.returncode
 

@@ -45,8 +45,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import Table, require_gpus, write_results
 
+from tracekern.moe.wire import WIRE_BYTES_PER_NS, busiest_bytes, count_rows
+
 ROOT = Path(__file__).resolve().parents[1]
-LINK_BYTES_PER_NS = 371.0
 SEED = 2026
 PEER_LIMIT_S = 60.0
 
@@ -80,29 +81,16 @@ def loads(options: argparse.Namespace) -> dict[str, list[int]]:
     return {f"1..{options.tokens} drawn": drawn, **many}
 
 
-def count_rows(topk_idx: list[np.ndarray], num_ranks: int, num_experts: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows from each rank to each, [source, rank], its own included: a token once, and once for each choice."""
-    once = np.zeros((num_ranks, num_ranks), np.int64)
-    each = np.zeros_like(once)
-    for source, chosen in enumerate(topk_idx):
-        ranks = np.where(chosen >= 0, chosen // (num_experts // num_ranks), -1)
-        for peer in range(num_ranks):
-            each[source, peer] = (ranks == peer).sum()
-            once[source, peer] = (ranks == peer).any(axis=1).sum()
-    return once, each
-
-
 def traffic(topk_idx: list[np.ndarray], num_ranks: int, num_experts: int, row_bytes: int) -> dict[str, float]:
     """Bytes of the busiest rank in its busier direction, one leg, and the least time of a call."""
     once, each = count_rows(topk_idx, num_ranks, num_experts)
     result = {}
     for name, rows in (("once", once), ("each", each)):
         np.fill_diagonal(rows, 0)
-        busiest = max(rows.sum(0).max(), rows.sum(1).max())
-        result[f"{name}_bytes"] = float(busiest * row_bytes)
-    result["limit_us"] = 2 * result["once_bytes"] / LINK_BYTES_PER_NS / 1e3
+        result[f"{name}_bytes"] = float(busiest_bytes(rows, row_bytes))
+    result["limit_us"] = 2 * result["once_bytes"] / WIRE_BYTES_PER_NS / 1e3
     both_ways = max((once.sum(0) + once.sum(1)).max(), 0) * row_bytes
-    result["overlapped_limit_us"] = both_ways / LINK_BYTES_PER_NS / 1e3
+    result["overlapped_limit_us"] = both_ways / WIRE_BYTES_PER_NS / 1e3
     return result
 
 
@@ -173,14 +161,14 @@ def add_rates(row: dict[str, Any], bytes_of: dict[str, float]) -> None:
     for leg, figures in row.items():
         num_bytes = bytes_of["once_bytes"] * (2 if leg == "call" else 1)
         figures["gb_per_s"] = num_bytes / figures["median_us"] / 1e3
-        figures["share_of_limit"] = figures["gb_per_s"] / LINK_BYTES_PER_NS
+        figures["share_of_limit"] = figures["gb_per_s"] / WIRE_BYTES_PER_NS
 
 
 def print_load(load: str, bytes_of: dict[str, float], rows: dict[str, dict[str, Any]]) -> None:
     once, limit = bytes_of["once_bytes"], bytes_of["limit_us"]
     table = Table(
         f"\n{load}: {once / 1e6:.2f} MB a leg once, {bytes_of['each_bytes'] / 1e6:.2f} MB each; out and back at "
-        f"{LINK_BYTES_PER_NS:.0f} GB/s {limit:.1f} us, both at once {bytes_of['overlapped_limit_us']:.1f} us",
+        f"{WIRE_BYTES_PER_NS:.0f} GB/s {limit:.1f} us, both at once {bytes_of['overlapped_limit_us']:.1f} us",
         ["", "us", "p10", "p90", "x limit", "GB/s once", "dispatch us", "combine us", "GB/s", "GB/s", "vs sorted"],
     )
     base = rows.get("sorted (NCCL)", rows.get("sorted (gloo)"))

@@ -12,8 +12,8 @@ from tests.test_snapshot import start  # noqa: F401, a fixture
 from tracekern.analysis.findings import analyze
 from tracekern.comm.device import HostDevice
 from tracekern.dump.reader import peek_metadata
+from tracekern.moe.calls import num_counted
 from tracekern.moe.run import MoeRun, run
-from tracekern.moe.worker import _num_counted
 from tracekern.record.session import capture
 from tracekern.segment.unrecorded import why_refused
 from tracekern.timeline.load import load
@@ -71,7 +71,7 @@ def test_a_flight_recorder_of_run_moe_records_from_its_first_call_on(tmp_path: P
         launches[keep] = peek_metadata(tmp_path / keep / "rank_00000.tkdump")["launches_counted"]
     assert launches == {"first": 2 * 4, "last": 0}, "two calls of four kernels"
     assert len(load(tmp_path / "last").launches) == 2 * 4 + 1, "and the barrier of the communicator"
-    assert [_num_counted(MoeRun(keep=keep, iterations=5), "cuda") for keep in ("first", "last")] == [5, 1]
+    assert [num_counted(MoeRun(keep=keep, iterations=5), "cuda") for keep in ("first", "last")] == [5, 1]
 
 
 def test_the_size_that_is_named_is_enough(tmp_path: Path, command_line, caplog: pytest.LogCaptureFixture):

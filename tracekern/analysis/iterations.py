@@ -4,7 +4,7 @@ A stage is a launch name. The number of iterations is the commonest number of la
 times as often belongs to each k times, and a stage launched any other number of times is set-up and belongs to none. Of
 equally common numbers it is the largest, or one above 1 that this is a multiple of. Launches that a flight recorder or
 a capture of each N-th launch did not keep are counted, and where the run did not come to its end, a stage may lack what
-it had still to do.
+it had still to do. A launch named `align` belongs to none.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ class LaunchIterations:
         of_stage: dict[str, list[int]] = {}
         for launch in timeline.launches:
             of_stage.setdefault(launch.name, []).append(launch.sequence)
+        aligns = {launch.name for launch in timeline.launches if launch.is_align}
         self.stages = tuple(of_stage)
         is_cut = any(problem.kind in _CUT_SHORT for problem in timeline.problems)
-        lengths = {name: max(found) // step + 1 for name, found in of_stage.items()}
-        times = _times_an_iteration(lengths, step, is_cut)
+        lengths = {name: max(found) // step + 1 for name, found in of_stage.items() if name not in aligns}
+        times = dict.fromkeys(aligns, 0) | _times_an_iteration(lengths, step, is_cut)
         self.set_up_stages = tuple(name for name in self.stages if not times[name])
         iteration = [
             launch.sequence // times[launch.name] if times[launch.name] else -1 for launch in timeline.launches

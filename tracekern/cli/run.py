@@ -8,7 +8,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -65,6 +65,16 @@ _Output = Annotated[
 ]
 _TorchProfiler = Annotated[
     bool, typer.Option("--torch-profiler", help="Add torch.profiler's lanes: threads and, on GPUs, streams.")
+]
+
+
+_HostDriven = Annotated[
+    bool | None,
+    typer.Option(
+        "--host-driven/--device-driven",
+        help="Start each call after the last one has ended, as a host does that looks at results; or all back to back, "
+        "each behind a barrier on the device. Without either: --device-driven on GPUs.",
+    ),
 ]
 
 
@@ -140,6 +150,7 @@ def moe(
     late_rank: Annotated[int, typer.Option(help="A rank whose calls begin late; -1: none.")] = -1,
     late_us: Annotated[int, typer.Option(help="How much later they begin.")] = 300,
     torch_profiler: _TorchProfiler = False,
+    host_driven: _HostDriven = None,
     backend: Annotated[str, typer.Option(help="cpu, cuda, or auto: on GPUs if the ranks have room there.")] = "auto",
     limit_s: Annotated[int, typer.Option(help="Seconds without progress in any phase that end the run.")] = 60,
     as_json: options.Json = False,
@@ -363,6 +374,8 @@ def _print(result: _Result) -> None:
                 f"{overwritten:,} older records were overwritten, as --keep last asks: "
                 "sent, received, spans and waiting are of what is left"
             )
+    if told := _device_time(report):
+        out.print(told, soft_wrap=True)
     if report.ok:
         out.print(f"every result equals the {reference_name(plan.variant).replace('_', ' ')}, bit by bit")
     if result.trace:
@@ -370,6 +383,26 @@ def _print(result: _Result) -> None:
             f"trace: {result.trace}   {show_it(result.trace.parent)}",
             soft_wrap=True,
         )
+
+
+def _device_time(report: RunReport) -> str:
+    """Returns what a call takes on the ranks' devices, and how much of that is the wire's; "" if hosts drove it."""
+    times_ms = [rank.iteration_ms for rank in report.ranks]
+    if any(rank.is_host_driven for rank in report.ranks) or not all(times_ms):
+        return ""
+    slowest_ms = [max(of_call) for of_call in zip(*times_ms, strict=True)]
+    median, p90 = (_quantile(slowest_ms, part) * 1e6 for part in (0.5, 0.9))
+    medians = [_quantile(of_rank, 0.5) for of_rank in times_ms]
+    told = f"a call: {duration(median)} of device time (median of {len(slowest_ms)}; 9 of 10 within {duration(p90)})"
+    if len(medians) > 1:
+        told += f", on rank {medians.index(max(medians))} longest"
+    if least_us := report.ranks[0].least_call_us:
+        told += f"; the wires need {duration(least_us * 1e3)} at least, so it is {median / least_us / 1e3:.1f}x that"
+    return told
+
+
+def _quantile(values: Sequence[float], part: float) -> float:
+    return sorted(values)[min(int(part * len(values)), len(values) - 1)]
 
 
 def _int4_experts(plan: MoeRun) -> list[str]:
@@ -394,11 +427,14 @@ def _table(variant: str, ranks: list[tuple[RankReport, RankSummary | None]]) -> 
     traced = any(summary for _, summary in ranks)
     spans_of_run = {event.event for _, summary in ranks if summary for event in summary.events}
     left = ["result", "longest wait", "clock"] if traced else ["result"]
-    grid = table(["rank", "tokens", "ms/call", *(["sent", "received", "spans", "waiting"] if traced else [])], left)
+    of_device = not any(report.is_host_driven for report, _ in ranks)
+    unit, number = ("us", 1e3) if of_device else ("ms", 1.0)
+    recorded = ["sent", "received", "spans", "waiting"] if traced else []
+    grid = table(["rank", "tokens", f"{unit}/call", *recorded], left)
     for report, summary in ranks:
         row = [str(report.rank), "-", "-"]
         if report.iteration_ms:
-            row[1:] = [f"{report.tokens:,}", f"{sum(report.iteration_ms) / len(report.iteration_ms):.1f}"]
+            row[1:] = [f"{report.tokens:,}", f"{number * sum(report.iteration_ms) / len(report.iteration_ms):.1f}"]
         if traced and summary:
             counts = {event.event: event.count for event in summary.events}
             moved = [

@@ -16,11 +16,15 @@ from tracekern.comm.group import Group, require_group
 from tracekern.comm.heap import SymmetricHeap
 from tracekern.comm.symmetric_memory import MappedHeap, SymmetricAllocator, SymmetricTensor
 from tracekern.dump.fault import describe_fault, parse_fault
+from tracekern.dump.format import ALIGN
 from tracekern.errors import BadInput, CallBroken, CommTimeout, DeviceLost
 from tracekern.formatting import shown
 
 if TYPE_CHECKING:
     import torch
+
+
+_NO_EVENTS = '{"name":"Align","events":[]}'
 
 
 class RecordedLaunch(Protocol):
@@ -184,22 +188,27 @@ class Communicator:
 
     def barrier(self, capture: LaunchRecorder | None = None) -> None:
         """Waits until all ranks have arrived. A kernel of one warp, recorded where `capture` is given."""
+        self._start_barrier("rank_barrier", self._barrier_events, capture)
+        self.synchronize()
+
+    def align(self, capture: LaunchRecorder | None = None) -> None:
+        """Starts a barrier of all ranks on the current stream: what is launched behind it begins together on all ranks.
+
+        Where `capture` is given, it is recorded as a launch `align`, without its waits. The analysis leaves out what
+        lies between the end of the launch before it and its own end.
+        """
+        self._start_barrier(ALIGN, _NO_EVENTS, capture)
+
+    def _start_barrier(self, name: str, events: str, capture: LaunchRecorder | None) -> None:
         descriptor = 0
         self.require_usable()
         stream = self.device.streams.current()
         if capture is not None:
-            launch = capture.launch(
-                "rank_barrier",
-                grid=1,
-                warps=1,
-                stream=stream,
-                events=self._barrier_events,
-                epoch=self.native.barrier_epoch,
-            )
+            epoch = self.native.barrier_epoch
+            launch = capture.launch(name, grid=1, warps=1, stream=stream, events=events, epoch=epoch)
             descriptor = launch.descriptor
         with self.one_call(), self.guarded():
             self.launch(1, lambda first, last: self.native.barrier(descriptor=descriptor, stream=stream))
-        self.synchronize()
 
     def launch(self, num_kernels: int, run: Callable[[int, int], None]) -> None:
         """Launches kernels that wait for those of the other ranks. Resident ranks launch theirs together.

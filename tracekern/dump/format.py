@@ -75,6 +75,9 @@ class SampleKind(enum.IntEnum):
 
 NAME_BYTES = 95
 """Longest name of a launch or a host span."""
+ALIGN = "align"
+"""Name of launches that hold back every rank until all are there. No cost counts what lies before their end."""
+
 ENTRY_COUNTED_ONLY = 1
 """Bit of LaunchEntry.flags: a launch inside `capture.counting()`; it is left out of the dump."""
 ENTRY_RESERVED = 2

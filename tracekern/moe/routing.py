@@ -69,13 +69,20 @@ def draw_topk(shape: MoeShape, num_tokens: int, rng: np.random.Generator, routin
     return np.argsort(-(np.log(weights) + noise), axis=1, kind="stable")[:, : shape.topk].astype(np.int32)
 
 
+def draw_choices(
+    shape: MoeShape, *, seed: int, rank: int, iteration: int, routing: str, uneven: bool
+) -> tuple[np.ndarray, np.random.Generator]:
+    """Draws the first part of a batch. Returns its topk_idx, and what the rest is drawn with."""
+    rng = np.random.default_rng([seed, rank, iteration])
+    return draw_topk(shape, draw_num_tokens(shape, rng, uneven=uneven), rng, routing), rng
+
+
 def draw_batch(shape: MoeShape, *, seed: int, rank: int, iteration: int, routing: str, uneven: bool) -> Batch:
     """Draws the batch of one rank in one iteration."""
     import torch
 
-    rng = np.random.default_rng([seed, rank, iteration])
-    num_tokens = draw_num_tokens(shape, rng, uneven=uneven)
-    topk_idx = draw_topk(shape, num_tokens, rng, routing)
+    topk_idx, rng = draw_choices(shape, seed=seed, rank=rank, iteration=iteration, routing=routing, uneven=uneven)
+    num_tokens = len(topk_idx)
     weights = rng.random((num_tokens, shape.topk), np.float32)
     x = rng.standard_normal((num_tokens, shape.hidden), np.float32)
     return Batch(

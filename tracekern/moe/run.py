@@ -83,6 +83,9 @@ class MoeRun:
     """A rank whose calls begin `late_us` later than its host starts them, to see how the others wait; -1: none."""
     late_us: int = 300
     torch_profiler: bool = False
+    host_driven: bool | None = None
+    """Whether the host starts each call after the one before has ended. Else all calls are back to back on the device,
+    behind a barrier of the ranks each. None: on the CPU backend, whose kernels run on the host."""
     backend: str = "auto"
     limit_s: int = 60
     """Longest time without progress in a phase (tracekern/launcher/watch.py), in addition to what kernels may wait."""
@@ -119,6 +122,8 @@ class MoeRun:
             ("late-us", self.late_us, 0, 1_000_000),
         ):
             check_range(name, value, low, high)
+        if self.host_driven is False and self.variant not in FAMILY_OF:
+            raise BadInput(f"device-driven: variant {self.variant} has no kernels to queue; leave it out")
         if self.late_rank >= 0 and self.variant not in FAMILY_OF:
             raise BadInput(f"late-rank is {self.late_rank}; variant {self.variant} has no kernels that could be late")
         check_family_options(self.variant, self.family_options)
@@ -191,7 +196,10 @@ class RankReport:
     family_options: dict[str, int] = field(default_factory=dict)
     """Options that the variant takes, with the values that were used."""
     iteration_ms: tuple[float, ...] = ()
-    """Host time of each call."""
+    """Time of each call: of the host, or with calls back to back of the device, from the barrier in front of it."""
+    is_host_driven: bool = True
+    least_call_us: float = 0.0
+    """How long the wires between the GPUs take at least for a call (tracekern/moe/wire.py); 0: there are none."""
     footprint_bytes: int = 0
     """Bytes of the rank's profile buffers."""
     has_no_room: bool = False

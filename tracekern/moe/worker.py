@@ -28,7 +28,8 @@ from tracekern.comm.resident import rank_of_thread, this_resident
 from tracekern.errors import BadInput, CommTimeout, PeerLost, TracekernError, what_is_lacking
 from tracekern.launcher.rendezvous import join_ranks
 from tracekern.launcher.watch import CLOSE, RUN, SET_UP, enter, is_launched
-from tracekern.moe.calls import BATCHES_BYTES, Call, Calls
+from tracekern.moe.calls import BATCHES_BYTES, Calls, Variant
+from tracekern.moe.calls_back_to_back import CallsBackToBack, least_us
 from tracekern.moe.families import FAMILY_OF
 from tracekern.moe.gemm.experts import tensor_bytes
 from tracekern.moe.reference import reference, sorted_all_to_all
@@ -100,19 +101,17 @@ def _run_rank(options: MoeRun) -> RankReport:
         # Not on the CPU: Python runs no handler while a kernel runs on this thread, which may take its time limit.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        call, comm, family_options = _prepare(options, group, backend)
+        variant = _prepare(options, group, backend)
     except BadInput as error:
         raise _NoRoom(str(error)) if is_resident else error from None
     directory = os.environ.get("TRACEKERN_MOE_CAPTURE", "")
-    with _capture(options, directory, comm) as capture:
+    is_host_driven = backend == "cpu" if options.host_driven is None else options.host_driven
+    make_calls = Calls if is_host_driven else CallsBackToBack
+    with _capture(options, directory, variant.comm) as capture:
         enter(RUN)
-        num_counted = _num_counted(options, backend) if capture is not None else 0
-        calls = Calls(options, group.rank, backend, call, capture, num_counted)
-        if capture is not None and num_counted:
-            with capture.counting():
-                calls.count()
+        calls = make_calls(options, group.rank, backend, variant, capture)
+        calls.prepare()
         with _torch_profile(options, capture, backend, calls.warm_up):
-            comm.barrier(capture)
             calls.run()
         enter(CLOSE)
         footprint = capture.footprint_bytes if capture is not None else 0
@@ -127,8 +126,10 @@ def _run_rank(options: MoeRun) -> RankReport:
         exit_code=1 if wrong else 0,
         wrong_elements=wrong,
         tokens=calls.num_tokens,
-        family_options=family_options,
+        family_options=variant.options,
         iteration_ms=tuple(calls.times_ms),
+        is_host_driven=is_host_driven,
+        least_call_us=0.0 if backend == "cpu" or is_resident else least_us(options),
         footprint_bytes=footprint,
     )
 
@@ -141,19 +142,6 @@ def _why_no_room(options: MoeRun) -> str:
         own_bytes += 2 * tensor_bytes(options.shape, options.intermediate, options.variant == "low_latency")
     lacks = shortage(heap_bytes, own_bytes + BATCHES_BYTES, options.ranks)
     return lacks and f"run moe {lacks}"
-
-
-def _num_counted(options: MoeRun, backend: str) -> int:
-    """Returns how many calls to run inside counting(), where nothing is recorded, whatever happens.
-
-    Tracks that keep their first records are large enough only if the largest call was counted. A flight recorder's
-    tracks have a fixed size; there counting() only decides the sink, which matters on GPUs only, and any call will do.
-    """
-    if options.records_per_track != "auto":
-        return 0
-    if options.keep == "first":
-        return options.iterations
-    return 0 if backend == "cpu" else 1
 
 
 def _choose_backend(options: MoeRun) -> str:
@@ -175,8 +163,7 @@ def _choose_backend(options: MoeRun) -> str:
     return "cuda"
 
 
-def _prepare(options: MoeRun, group: Group, backend: str) -> tuple[Call, Communicator, dict[str, int]]:
-    """Returns the variant as a call that waits for its work, the communicator, and the family's options by name."""
+def _prepare(options: MoeRun, group: Group, backend: str) -> Variant:
     shape, experts, timeout_s = options.shape, options.draw_experts().to(backend), options.timeout_ms / 1e3
     if options.variant in FAMILY_OF:
         family = FAMILY_OF[options.variant]
@@ -192,17 +179,15 @@ def _prepare(options: MoeRun, group: Group, backend: str) -> tuple[Call, Communi
         )
         pipeline.late_us = options.late_us if group.rank == options.late_rank else 0
 
-        def call(batch: Batch, capture: Capture | None) -> torch.Tensor:
-            out = pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts, capture=capture)
-            pipeline.synchronize()
-            return out
+        def start(batch: Batch, capture: Capture | None, out: torch.Tensor | None = None) -> torch.Tensor:
+            return pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts, out=out, capture=capture)
 
         chosen = {option.name: pipeline.options[option.name] for option in family.options_of(options.variant)}
-        return call, pipeline.comm, chosen
+        return Variant(start, pipeline.synchronize, pipeline.comm, chosen)
     comm = Communicator(group, _C.heap_control_bytes, timeout_s, backend)
     if options.variant == "sorted":
-        return lambda batch, _: sorted_all_to_all(batch, experts, shape), comm, {}
-    return lambda batch, _: reference(batch, experts), comm, {}
+        return Variant(lambda batch, _, out=None: sorted_all_to_all(batch, experts, shape), comm.synchronize, comm, {})
+    return Variant(lambda batch, _, out=None: reference(batch, experts), comm.synchronize, comm, {})
 
 
 def _capture(options: MoeRun, directory: str, comm: Communicator) -> Any:

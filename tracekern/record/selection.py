@@ -78,6 +78,8 @@ class Selection:
         return range(first, stop, min(step, num_blocks)) or range(0)
 
     def event_mask(self, table: KernelTable) -> int:
+        if not table.event_names:
+            return 0
         return _mask(self.events, table.event_names, fmt.MAX_EVENTS)
 
     def role_mask(self, table: KernelTable) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.dump.format import MAX_NS
+from tracekern.dump.format import ALIGN, MAX_NS
 from tracekern.errors import BadInput
 from tracekern.formatting import brief, count, duration, number_ranges, printable, ranks, similar
 
@@ -141,6 +141,11 @@ class Launch:
     stamp_error_ns: float = 0.0
     """How far times from the cycle counter may be off the rank's clock, if the core clock kept its rate during each
     track; inf where a track never ended. 0 for times of the realtime clock."""
+
+    @property
+    def is_align(self) -> bool:
+        """Whether ranks wait for each other in it by intention. What lies before its end counts for nothing."""
+        return self.name == ALIGN
 
 
 @dataclass(frozen=True)

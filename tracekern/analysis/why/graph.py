@@ -185,10 +185,13 @@ def build_run_graph(timeline: Timeline, graph: EventGraph, waits: Waits) -> RunG
     segments = _add_runs(edges, timeline, graph, waits, points, times)
     messages = _add_messages(edges, timeline, waits, points, times)
     _add_meetings(edges, timeline, waits, points, times, meeting)
-    gaps, start_ns = _add_launches(edges, graph)
+    is_align = np.array([*(launch.is_align for launch in timeline.launches), *[False] * len(timeline.ranks)])
+    gaps, start_ns = _add_launches(edges, graph, is_align)
+    num_nodes = points.first_meeting + len(meetings)
+    num_nodes += _add_alignments(edges, graph, is_align, num_nodes)
     source, target, weight, kind = edges.join()
     return RunGraph(
-        num_nodes=points.first_meeting + len(meetings),
+        num_nodes=num_nodes,
         source=source,
         target=target,
         kind=kind,
@@ -371,20 +374,38 @@ def _add_meetings(
     edges.add(EdgeKind.MEETING, source[kept], target[kept], times.latency[wait[kept]])
 
 
-def _add_launches(edges: _Edges, graph: EventGraph) -> tuple[Gaps, int]:
+def _add_launches(edges: _Edges, graph: EventGraph, is_align: Mask) -> tuple[Gaps, int]:
     """The gaps before launches, and launches without any run. Returns the gaps and when the first launch began."""
     schedule = graph.schedule
     shown, count = schedule.order, len(schedule.rank)
     ends = _ends_of_runs(graph)
-    bare = shown[ends[shown] == _NEVER]
+    bare = shown[(ends[shown] == _NEVER) & ~is_align[shown]]
     edges.add(EdgeKind.OWN, 1 + bare, 1 + count + bare, schedule.end[bare] - schedule.start[bare])
     following = shown[schedule.before[shown] >= 0]
     before = schedule.before[following]
     overlaps = schedule.start[following] < schedule.end[before]
     since = np.where(overlaps, schedule.start[before], schedule.end[before])
     node = np.where(overlaps, 1 + before, 1 + count + before)
-    gap = edges.add(EdgeKind.GAP, node, 1 + following, schedule.start[following] - since)
+    lasted = np.where(is_align[following], 0, schedule.start[following] - since)
+    gap = edges.add(EdgeKind.GAP, node, 1 + following, lasted)
     first = shown[schedule.before[shown] < 0]
     start_ns = int(schedule.start[shown].min())
-    begun = edges.add(EdgeKind.GAP, np.zeros(len(first), np.int64), 1 + first, schedule.start[first] - start_ns)
-    return Gaps(np.concatenate([following, first]), np.concatenate([gap, begun])), start_ns
+    lasted = np.where(is_align[first], 0, schedule.start[first] - start_ns)
+    begun = edges.add(EdgeKind.GAP, np.zeros(len(first), np.int64), 1 + first, lasted)
+    launch, edge = np.concatenate([following, first]), np.concatenate([gap, begun])
+    compared = ~is_align[launch]
+    return Gaps(launch[compared], edge[compared]), start_ns
+
+
+def _add_alignments(edges: _Edges, graph: EventGraph, is_align: Mask, first_node: int) -> int:
+    """A node for each, where all ranks meet at no cost; from there each needs what it took to see that. Returns how
+    many."""
+    schedule, count = graph.schedule, len(graph.schedule.rank)
+    launch = schedule.order[is_align[schedule.order]]
+    number, meeting = np.unique(schedule.sequence[launch], return_inverse=True)
+    latest = np.full(len(number), _NEVER)
+    np.maximum.at(latest, meeting, schedule.start[launch])
+    edges.add(EdgeKind.MEETING, 1 + launch, first_node + meeting, np.zeros(len(launch)))
+    seen = np.maximum(schedule.end[launch] - latest[meeting], 0)
+    edges.add(EdgeKind.MEETING, first_node + meeting, 1 + count + launch, seen)
+    return len(number)

@@ -1,0 +1,122 @@
+"""The calls of one rank queued on its device, each behind a barrier of all ranks there: kernels without their hosts.
+
+Inputs are drawn, memory is allocated and kernels are loaded before the first call that counts, results are checked
+behind the last one. While calls run, the host only queues the next ones, and the device starts when they are queued.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from tracekern.moe.calls import Calls
+from tracekern.moe.routing import draw_choices
+from tracekern.moe.run import MoeRun
+from tracekern.moe.wire import least_call_us
+from tracekern.record.session import Capture
+
+NUM_WARM_UP = 3
+CALLS_AT_ONCE = 64
+"""Calls that are queued before the host waits for them. A stream takes some 1,000 launches, then it blocks the host."""
+_SLACK = 1.5
+"""How much longer than the host needs to queue calls the device is held back."""
+_SLACK_NS = 200_000
+
+ElapsedMs = Callable[[], float]
+"""Milliseconds between the two moments of a call, once it has ended."""
+
+
+class CallsBackToBack(Calls):
+    """As many inputs and results as may be held serve in turn. The results that are left at the end are checked."""
+
+    def prepare(self) -> None:
+        """Draws all inputs, warms up, and runs calls for a capture that has to count: the ranks' barrier included."""
+        options = self._options
+        self._batches = [self._draw(number) for number in range(min(self._num_at_once, options.iterations))]
+        self._inputs = [batch.to(self._backend) for batch in self._batches]
+        self._outputs = [torch.empty_like(batch.x) for batch in self._inputs]
+        self._num_counted = 1 if self._capture is not None else 0
+        if self._capture is not None and options.keep == "first" and options.records_per_track == "auto":
+            self._num_counted = len(self._batches)  # each may need most room
+        host_s = [self._call_alone(number % len(self._inputs)) for number in range(NUM_WARM_UP)]
+        if self._capture is not None:
+            with self._capture.counting(repeats=-(-options.iterations // self._num_counted)):
+                host_s = [self._call_alone(number, counts=True) for number in range(self._num_counted)]
+        self._host_s = statistics.median(host_s[1:] or host_s)
+
+    def warm_up(self) -> None:
+        """Runs one untraced call."""
+        self._call_alone(0)
+
+    def run(self) -> None:
+        """Runs all calls back to back, and checks the results that are left."""
+        num_calls, num_kept = self._options.iterations, len(self._inputs)
+        self._variant.comm.barrier()
+        with _no_garbage_collection():
+            for first in range(0, num_calls, CALLS_AT_ONCE):
+                self._run_some(range(first, min(first + CALLS_AT_ONCE, num_calls)))
+        self.num_tokens = sum(self._batches[number % num_kept].num_tokens for number in range(num_calls))
+        self.wrong_elements = sum(map(self._count_wrong, self._batches, self._outputs))
+
+    def _run_some(self, numbers: range) -> None:
+        streams = self._variant.comm.device.streams
+        if self._backend != "cpu":
+            streams.delay(streams.current(), int(_SLACK_NS + _SLACK * 1e9 * self._host_s * len(numbers)))
+        elapsed_ms = [self._start(number % len(self._inputs), self._capture) for number in numbers]
+        self._variant.finish()
+        self.times_ms += [elapsed() for elapsed in elapsed_ms]
+        self._tell(len(numbers))
+
+    def _start(self, idx: int, capture: Capture | None) -> ElapsedMs:
+        """Queues a call of the inputs with this number behind a barrier."""
+        variant = self._variant
+        variant.comm.align(capture)
+        begun = self._moment()
+        name = f"{self._options.variant} call"
+        with capture.range(name) if capture is not None else contextlib.nullcontext():
+            variant.start(self._inputs[idx], capture, self._outputs[idx])
+        ended = self._moment()
+        if self._backend == "cpu":
+            return lambda: (ended - begun) * 1e3
+        return lambda: float(begun.elapsed_time(ended))
+
+    def _moment(self) -> Any:
+        if self._backend == "cpu":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _call_alone(self, idx: int, counts: bool = False) -> float:
+        """Runs a call by itself. Returns the seconds that its host needed to queue it."""
+        started = time.perf_counter()
+        self._start(idx, self._capture if counts else None)
+        host_s = time.perf_counter() - started
+        self._variant.finish()
+        if counts:
+            self._tell()
+        return host_s
+
+
+def least_us(options: MoeRun) -> float:
+    """Returns how long the wires take at least for the first call's rows (tracekern/moe/wire.py)."""
+    shape, about = options.shape, {"seed": options.seed, "routing": options.routing, "uneven": options.uneven}
+    chosen = [draw_choices(shape, rank=rank, iteration=0, **about)[0] for rank in range(shape.num_ranks)]
+    return least_call_us(chosen, shape.num_experts, shape.row_bytes)
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Keeps Python from pausing between two launches to collect. This process has nothing to do but the run."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
