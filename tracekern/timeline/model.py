@@ -53,11 +53,28 @@ class TrackKind(enum.IntEnum):
 
 
 class ChannelKind(enum.Enum):
-    """How signals join waits: DATA one to one, CREDIT at least so many, BARRIER N to one."""
+    """How signals join waits: DATA one to one, CREDIT and COUNT at least so many, BARRIER N to one.
+
+    COUNT is of what a sender has sent, CREDIT of the room that a receiver has made. At a GROUP or a GRID, warps of a
+    block or of a launch meet, without a signal.
+    """
 
     DATA = "data"
     CREDIT = "credit"
+    COUNT = "count"
     BARRIER = "barrier"
+    GROUP = "group"
+    GRID = "grid"
+
+    @property
+    def has_levels(self) -> bool:
+        """Whether signals have a value, and waits want one of at least so much."""
+        return self in (ChannelKind.CREDIT, ChannelKind.COUNT)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether warps of one launch meet there, and nobody signals."""
+        return self in (ChannelKind.GROUP, ChannelKind.GRID)
 
 
 @dataclass(frozen=True)
@@ -77,6 +94,8 @@ class Channel:
     kind: ChannelKind
     key: tuple[str, ...]
     """Fields that identify a message, together with the two ranks and the epoch."""
+    initial: int = 0
+    """Of kinds with levels: what is there before any signal. A wait that wants no more than that waits for nobody."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from tracekern.analysis.groups import group_rows
 from tracekern.analysis.waits import edges as wait_edges
 from tracekern.errors import BadInput
 from tracekern.formatting import brief
+from tracekern.timeline.flows import waits_for_nobody
 from tracekern.timeline.intervals import one_line
 from tracekern.timeline.model import (
     OPEN_END,
@@ -81,9 +82,9 @@ class WaitKind(enum.IntEnum):
     DATA = 0
     CREDIT = 1
     BARRIER = 2
-    """A barrier of ranks, or of the warps of a block or grid."""
+    """A barrier of ranks, or of warps of a block or grid."""
     OPAQUE = 3
-    """No channel: nothing on record says what it was for."""
+    """No channel, so that nothing on record says what it was for, or one that held what it wanted before any signal."""
     UNMATCHED = 4
     """It has a channel, but no signal was recorded, or its own begin was not."""
 
@@ -283,7 +284,13 @@ def _releases(timeline: Timeline, arrivals: Flows, row: Int64) -> tuple[Int64, I
 
 
 def _kinds(timeline: Timeline, row: Int64, signal: Int64, last_arrival: Int64) -> Int8:
-    of_channel = {ChannelKind.DATA: WaitKind.DATA, ChannelKind.CREDIT: WaitKind.CREDIT}
+    of_channel = {
+        ChannelKind.DATA: WaitKind.DATA,
+        ChannelKind.COUNT: WaitKind.DATA,
+        ChannelKind.CREDIT: WaitKind.CREDIT,
+        ChannelKind.GROUP: WaitKind.OPAQUE,  # until it is known who came last
+        ChannelKind.GRID: WaitKind.OPAQUE,
+    }
     of_name = {event.name: event.channel for event in timeline.events if event.channel}
 
     def of(event: EventType) -> WaitKind:
@@ -292,6 +299,7 @@ def _kinds(timeline: Timeline, row: Int64, signal: Int64, last_arrival: Int64) -
 
     of_event = np.array([*map(of, timeline.events), WaitKind.OPAQUE], np.int8)
     kind = of_event[timeline.spans.event[row]]
+    kind[waits_for_nobody(timeline)[row]] = WaitKind.OPAQUE
     kind[(kind == WaitKind.OPAQUE) & (last_arrival >= 0)] = WaitKind.BARRIER
     kind[(kind != WaitKind.OPAQUE) & (signal < 0) & (last_arrival < 0)] = WaitKind.UNMATCHED
     return kind
