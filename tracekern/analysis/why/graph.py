@@ -93,6 +93,8 @@ class RunGraph:
     gaps: Gaps
     heard: Int64
     """Waits whose ends are nodes: index into Waits."""
+    first_heard: int
+    """Node of the first of these, which the others follow."""
     end_of_launch: Int64
     """[num_launches of the Schedule] node"""
     start_ns: int
@@ -197,6 +199,7 @@ def build_run_graph(timeline: Timeline, graph: EventGraph, waits: Waits) -> RunG
         messages=messages,
         gaps=gaps,
         heard=points.heard,
+        first_heard=points.first_heard,
         end_of_launch=1 + num_launches + np.arange(num_launches),
         start_ns=start_ns,
     )
