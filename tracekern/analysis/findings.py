@@ -23,7 +23,8 @@ from tracekern.analysis.waits.event_graph import EventGraph, build_graph
 from tracekern.analysis.waits.matrix import WaitMatrix, wait_matrix
 from tracekern.analysis.waits.statistics import WaitStatistic, wait_statistics
 from tracekern.analysis.why.answer import Answer, explain
-from tracekern.analysis.why.critical_path import CriticalPath, critical_path
+from tracekern.analysis.why.chain import Chain, find_chain, longest_of_phases
+from tracekern.analysis.why.critical_path import CriticalPath, PathWalker, critical_path
 from tracekern.analysis.why.moments import Moments, find_moments
 from tracekern.formatting import duration, percent
 from tracekern.timeline.damage import damage_of
@@ -147,6 +148,18 @@ class Findings:
     def critical_path(self) -> CriticalPath:
         """The critical path."""
         return critical_path(self.timeline, self.graph, self.every_wait, self.moments, self.window)
+
+    @cached_property
+    def longest_waits(self) -> tuple[Chain, ...]:
+        """The longest wait of each phase and why it lasted; none where no critical path is known."""
+        return self.chains(self.waits.row[longest_of_phases(self.waits)].tolist())
+
+    def chains(self, rows: Sequence[int]) -> tuple[Chain, ...]:
+        """Why each of these waits lasted, which are rows of timeline.spans."""
+        if isinstance(self.moments, str):
+            return ()
+        walker = PathWalker(self.timeline, self.graph, self.every_wait, self.moments)
+        return tuple(find_chain(self.timeline, self.every_wait, self.moments, walker, row) for row in rows)
 
     @cached_property
     def hang(self) -> Hang | None:

@@ -37,8 +37,9 @@ def draw(findings: Findings) -> Answer:
     if len(findings.timeline.ranks) > 1:
         body += ["<h3>Where the path runs</h3>", _route(findings, whole)]
     aside = (
-        "The critical path leads back from the last event: within a warp, from a wait that ended late to the signal "
-        "that released it, and from a kernel to the one before it. Its parts add up to the duration of the capture. "
+        "The critical path is the longest path through the graph of the run. It leads back from the end of the last "
+        "kernel: at each moment to what came last of all that had to happen before, be it work of the same warp, a "
+        "message, another warp at a barrier, or the kernel before. Its parts add up to the duration of the capture. "
         "Shortening anything that is not on it does not make the run end earlier."
     )
     return Answer(answer, body, aside)
@@ -54,7 +55,8 @@ def describe_part(part: PathPart) -> str:
     if part.kind == PathKind.GAP:
         return f"before kernels of rank {part.rank} ({HOST_OR_KERNEL})"
     if part.kind == PathKind.LINK:
-        return f"the link {part.rank} → {part.peer}"
+        is_within = part.rank == part.peer
+        return f"messages within rank {part.rank}" if is_within else f"the link {part.rank} → {part.peer}"
     return f"{describe_phase(part.phase)} of rank {part.rank}"
 
 
