@@ -128,7 +128,7 @@ def _paths(findings: Findings) -> dict[str, Any]:
     """The parts of the critical path, and why the longest wait of each phase lasted."""
     whole = None if findings.damage else findings.critical_path.whole
     if whole is None:
-        return {}
+        return {"critical_path": None, "longest_waits": []}
     chains = [
         {
             "rank": chain.rank,
