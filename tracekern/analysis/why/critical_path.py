@@ -188,8 +188,8 @@ class PathWalker:
         edge, start, end = edge[lasts], bound[1:][lasts], bound[:-1][lasts]
         kind, target = run_graph.kind[edge], run_graph.target[edge].astype(np.int64)
         run = np.full(len(edge), -1)
-        own = np.flatnonzero(np.isin(edge, run_graph.segments.edge))
-        run[own] = run_graph.segments.run[np.searchsorted(run_graph.segments.edge, edge[own])]
+        own = np.flatnonzero(edge < len(run_graph.segments))
+        run[own] = run_graph.segments.run[edge[own]]
         heard = np.flatnonzero((kind == EdgeKind.MESSAGE) | (kind == EdgeKind.MEETING))
         wait = run_graph.heard[target[heard] - run_graph.first_heard]
         run[heard] = graph.run_of_spans(self._timeline, self._waits.row[wait])

@@ -40,7 +40,7 @@ class EdgeKind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Segments:
-    """[n] what a run did by itself between two nodes. Each is an edge."""
+    """[n] what a run did by itself between two nodes. Each is an edge: the first n, in this order."""
 
     run: Int64
     start: Int64
