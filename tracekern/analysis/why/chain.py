@@ -11,6 +11,7 @@ from tracekern.analysis.waits.analyze import Phase, Waits
 from tracekern.analysis.why.critical_path import PathPart, PathWalker, Stretches
 from tracekern.analysis.why.graph import EdgeKind
 from tracekern.analysis.why.moments import Moments
+from tracekern.formatting import brief
 from tracekern.timeline.model import Int64, Timeline
 
 
@@ -25,6 +26,8 @@ class Chain:
     links: tuple[PathPart, ...]
     """Messages, kernels and gaps, the last one first; a kernel has the phase that took most of its time. They sum to
     the wait, less what its warp did in it once it was over. Empty where nothing on record ended it."""
+
+    __repr__ = brief
 
 
 def longest_of_phases(waits: Waits) -> Int64:

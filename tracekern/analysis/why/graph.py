@@ -16,6 +16,7 @@ import numpy as np
 from tracekern.analysis.groups import group_rows, median_of_groups, quantile_of_groups
 from tracekern.analysis.waits.analyze import WaitKind, Waits
 from tracekern.analysis.waits.event_graph import EventGraph
+from tracekern.formatting import brief
 from tracekern.timeline.intervals import bisect_right
 from tracekern.timeline.model import OPEN_END, Float64, Int32, Int64, Mask, Timeline
 
@@ -48,6 +49,8 @@ class Segments:
     end: Int64
     edge: Int64
 
+    __repr__ = brief
+
     def __len__(self) -> int:
         return len(self.run)
 
@@ -64,6 +67,8 @@ class Messages:
     was_awaited: Mask
     """Whether the wait was held up by it. Of the others it is not on record how long they took."""
 
+    __repr__ = brief
+
     def __len__(self) -> int:
         return len(self.wait)
 
@@ -74,6 +79,8 @@ class Gaps:
 
     launch: Int64
     edge: Int64
+
+    __repr__ = brief
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,8 @@ class RunGraph:
     """[num_launches of the Schedule] node"""
     start_ns: int
     """When the first launch began."""
+
+    __repr__ = brief
 
 
 @dataclass(frozen=True)
