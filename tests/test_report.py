@@ -376,7 +376,8 @@ def test_the_whole_report_is_of_the_same_part(command_line, tmp_path):
 def test_json_has_the_same_lines_and_the_answer_as_data(command_line, findings):
     told = json.loads(command_line("report", TRACES / "h200x4_late_host", "--json").stdout)
     found = analyze(load(TRACES / "h200x4_late_host"))
-    answer = told.pop("answer")
+    answer, path, _ = told.pop("answer"), told.pop("critical_path"), told.pop("longest_waits")
+    assert [part["time_ns"] for part in path["parts"]] == [part.time_ns for part in found.critical_path.whole.parts]
     assert told == {"file": None, **{line.word: line.text for line in headlines(found)}}
     (cause,) = answer["causes"]
     assert (cause["kind"], cause["rank"], cause["peer"], cause["is_host"]) == ("host", 0, None, True)

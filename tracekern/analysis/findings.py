@@ -10,7 +10,6 @@ from functools import cached_property
 import numpy as np
 
 from tracekern.analysis.balance import Balance, LinkLimit, analyze_balance
-from tracekern.analysis.critical_path.analyze import CriticalPath, critical_path
 from tracekern.analysis.doubt import Blame, Worst, blame_ranks, name_worst
 from tracekern.analysis.hang import Hang, find_hang
 from tracekern.analysis.imbalance import Imbalance, work_imbalance
@@ -24,6 +23,9 @@ from tracekern.analysis.waits.event_graph import EventGraph, build_graph
 from tracekern.analysis.waits.matrix import WaitMatrix, wait_matrix
 from tracekern.analysis.waits.statistics import WaitStatistic, wait_statistics
 from tracekern.analysis.why.answer import Answer, explain
+from tracekern.analysis.why.chain import Chain, find_chain, longest_of_phases
+from tracekern.analysis.why.critical_path import CriticalPath, PathWalker, critical_path
+from tracekern.analysis.why.moments import Moments, find_moments
 from tracekern.formatting import duration, percent
 from tracekern.timeline.damage import damage_of
 from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Timeline
@@ -128,18 +130,36 @@ class Findings:
 
     @cached_property
     def graph(self) -> EventGraph:
-        """What had to happen before what: the edges that the replays and the critical path follow."""
+        """What each warp did in each launch, and the launches of each stream in their order."""
         return build_graph(self.timeline)
+
+    @cached_property
+    def moments(self) -> Moments | str:
+        """What had to happen before what, and when it came; or why that is not known."""
+        return find_moments(self.timeline, self.graph, self.every_wait)
 
     @cached_property
     def answer(self) -> Answer:
         """What costs the run time, by replays of it."""
-        return explain(self.timeline, self.graph, self.every_wait, find_iterations(self.timeline), self.window)
+        every_iteration = find_iterations(self.timeline)
+        return explain(self.timeline, self.graph, self.every_wait, self.moments, every_iteration, self.window)
 
     @cached_property
     def critical_path(self) -> CriticalPath:
         """The critical path."""
-        return critical_path(self.timeline, self.every_wait, self.graph, self.window)
+        return critical_path(self.timeline, self.graph, self.every_wait, self.moments, self.window)
+
+    @cached_property
+    def longest_waits(self) -> tuple[Chain, ...]:
+        """The longest wait of each phase and why it lasted; none where no critical path is known."""
+        return self.chains(self.waits.row[longest_of_phases(self.waits)].tolist())
+
+    def chains(self, rows: Sequence[int]) -> tuple[Chain, ...]:
+        """Why each of these waits lasted, which are rows of timeline.spans."""
+        if isinstance(self.moments, str):
+            return ()
+        walker = PathWalker(self.timeline, self.graph, self.every_wait, self.moments)
+        return tuple(find_chain(self.timeline, self.every_wait, self.moments, walker, row) for row in rows)
 
     @cached_property
     def hang(self) -> Hang | None:

@@ -16,6 +16,7 @@ from tracekern.errors import BadInput
 if TYPE_CHECKING:
     from tracekern.analysis.findings import Findings
     from tracekern.analysis.why.answer import Answer, Cause, Cost
+    from tracekern.analysis.why.critical_path import PathPart
 
 
 def report(
@@ -63,7 +64,7 @@ def report(
         _write_page(findings, captures, output)
     if as_json:
         told = {"file": str(output) if output else None, **{line.word: line.text for line in lines}}
-        print_json({**told, "answer": _answer(findings.answer), **_matrices(findings)})
+        print_json({**told, "answer": _answer(findings.answer), **_paths(findings), **_matrices(findings)})
         return
     out = console()
     width = max(len(line.word) for line in lines)
@@ -121,6 +122,36 @@ def _cost(cost: Cause | Cost) -> dict[str, Any]:
 
 def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def _paths(findings: Findings) -> dict[str, Any]:
+    """The parts of the critical path, and why the longest wait of each phase lasted."""
+    whole = None if findings.damage else findings.critical_path.whole
+    if whole is None:
+        return {"critical_path": None, "longest_waits": []}
+    chains = [
+        {
+            "rank": chain.rank,
+            "phase": str(chain.phase),
+            "start_ns": chain.start_ns,
+            "wait_ns": chain.wait_ns,
+            "chain": [_part(link) for link in chain.links],
+        }
+        for chain in findings.longest_waits
+    ]
+    parts = [_part(part) for part in whole.parts]
+    path = {"start_ns": whole.start_ns, "end_ns": whole.end_ns, "parts": parts}
+    return {"critical_path": path, "longest_waits": chains}
+
+
+def _part(part: PathPart) -> dict[str, Any]:
+    return {
+        "kind": part.kind.name.lower(),
+        "rank": part.rank,
+        "peer": part.peer if part.peer >= 0 else None,
+        "phase": str(part.phase) or None,
+        "time_ns": part.time_ns,
+    }
 
 
 def _matrices(findings: Findings) -> dict[str, Any]:

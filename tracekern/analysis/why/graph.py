@@ -16,6 +16,7 @@ import numpy as np
 from tracekern.analysis.groups import group_rows, median_of_groups, quantile_of_groups
 from tracekern.analysis.waits.analyze import WaitKind, Waits
 from tracekern.analysis.waits.event_graph import EventGraph
+from tracekern.formatting import brief
 from tracekern.timeline.intervals import bisect_right
 from tracekern.timeline.model import OPEN_END, Float64, Int32, Int64, Mask, Timeline
 
@@ -40,13 +41,15 @@ class EdgeKind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Segments:
-    """[n] what a run did by itself between two nodes. Each is an edge."""
+    """[n] what a run did by itself between two nodes. Each is an edge: the first n, in this order."""
 
     run: Int64
     start: Int64
     """ns from the timeline's origin, like all times here."""
     end: Int64
     edge: Int64
+
+    __repr__ = brief
 
     def __len__(self) -> int:
         return len(self.run)
@@ -64,6 +67,8 @@ class Messages:
     was_awaited: Mask
     """Whether the wait was held up by it. Of the others it is not on record how long they took."""
 
+    __repr__ = brief
+
     def __len__(self) -> int:
         return len(self.wait)
 
@@ -74,6 +79,8 @@ class Gaps:
 
     launch: Int64
     edge: Int64
+
+    __repr__ = brief
 
 
 @dataclass(frozen=True)
@@ -93,10 +100,14 @@ class RunGraph:
     gaps: Gaps
     heard: Int64
     """Waits whose ends are nodes: index into Waits."""
+    first_heard: int
+    """Node of the first of these, which the others follow."""
     end_of_launch: Int64
     """[num_launches of the Schedule] node"""
     start_ns: int
     """When the first launch began."""
+
+    __repr__ = brief
 
 
 @dataclass(frozen=True)
@@ -200,6 +211,7 @@ def build_run_graph(timeline: Timeline, graph: EventGraph, waits: Waits) -> RunG
         messages=messages,
         gaps=gaps,
         heard=points.heard,
+        first_heard=points.first_heard,
         end_of_launch=1 + num_launches + np.arange(num_launches),
         start_ns=start_ns,
     )

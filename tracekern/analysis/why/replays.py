@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekern.analysis.why.graph import RunGraph
-from tracekern.analysis.why.longest_path import LongestPath, walk_back
+from tracekern.analysis.why.longest_path import walk_back
+from tracekern.analysis.why.moments import Moments
 from tracekern.timeline.model import Float64, Int64, Mask
 
 
@@ -37,11 +38,11 @@ class Saving:
 class Replays:
     """Takes changes: [num_edges] ns that each edge of the run graph takes longer."""
 
-    def __init__(self, run_graph: RunGraph, path: LongestPath, shown: Int64, ends: Int64) -> None:
+    def __init__(self, moments: Moments, shown: Int64, ends: Int64) -> None:
         """shown: the launches that left something. ends: [num_iterations] of ends_of_iterations()."""
-        self._run_graph, self._path = run_graph, path
+        run_graph, times = moments.run_graph, moments.times
+        self._run_graph, self._path = run_graph, moments.path
         self._least = np.minimum(run_graph.weight, 0)
-        times, _ = path.run(run_graph.weight)
         self._ends = run_graph.end_of_launch[shown]
         self.makespan_ns = float(times[self._ends].max())
         """From the start of the first kernel to the end of the last."""
@@ -63,7 +64,7 @@ class Replays:
     def critical_path(self, change: Float64) -> Int64:
         """Returns the edges of the critical path with the change, last first."""
         times, deciding = self._path.run(self._weight(change))
-        return walk_back(self._run_graph.source, deciding, int(self._ends[times[self._ends].argmax()]))
+        return walk_back(self._run_graph.source, deciding, int(self._ends[times[self._ends].argmax()]), times)
 
     def _weight(self, change: Float64) -> Float64:
         weight = self._run_graph.weight + change
