@@ -42,6 +42,8 @@ def oracle(timeline: Timeline) -> list[Wait]:
             wait = _for_signal(timeline, row, signals[row], event.channel.kind)
         else:
             wait = _unmatched(timeline, row)
+            if event.channel.kind.has_levels and _wanted(timeline, row) <= event.channel.initial:
+                wait["completion"] = wait.pop("unmatched")
         found.append({**dict.fromkeys((*CLASSES, "slack_ns"), 0), **wait, "row": row})
     _add_wrong_order(timeline, found)
     return found
@@ -49,6 +51,12 @@ def oracle(timeline: Timeline) -> list[Wait]:
 
 def _rank(timeline: Timeline, row: int) -> int:
     return timeline.tracks[timeline.spans.track[row]].rank
+
+
+def _wanted(timeline: Timeline, row: int) -> int:
+    spans = timeline.spans
+    fields = timeline.events[spans.event[row]].begin_fields
+    return int(unpack_field(fields, "wanted", spans.begin_payload[row : row + 1])[0])
 
 
 def _unmatched(timeline: Timeline, row: int) -> Wait:

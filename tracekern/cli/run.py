@@ -388,7 +388,7 @@ def _print(result: _Result) -> None:
 def _device_time(report: RunReport) -> str:
     """Returns what a call takes on the ranks' devices, and how much of that is the wire's; "" if hosts drove it."""
     times_ms = [rank.iteration_ms for rank in report.ranks]
-    if any(rank.is_host_driven for rank in report.ranks) or not all(times_ms):
+    if any(rank.is_host_driven for rank in report.ranks) or not times_ms or not all(times_ms):
         return ""
     slowest_ms = [max(of_call) for of_call in zip(*times_ms, strict=True)]
     median, p90 = (_quantile(slowest_ms, part) * 1e6 for part in (0.5, 0.9))
