@@ -11,6 +11,7 @@ import typer
 from tracekern.cli import options
 from tracekern.cli.output import console, note, print_json, suggest, working
 from tracekern.cli.salvage import naming_the_rest
+from tracekern.cli.stage_table import print_stages
 from tracekern.errors import BadInput
 
 if TYPE_CHECKING:
@@ -63,13 +64,15 @@ def report(
         _write_page(findings, captures, output)
     if as_json:
         told = {"file": str(output) if output else None, **{line.word: line.text for line in lines}}
-        print_json({**told, "answer": _answer(findings.answer), **_matrices(findings)})
+        print_json({**told, "answer": _answer(findings.answer), **_tables(findings)})
         return
     out = console()
     width = max(len(line.word) for line in lines)
     for line in lines:
         out.print(f"{line.word:>{width}}  ", style="bold", end="")
         out.print(line.text, soft_wrap=True)
+    if not findings.damage:
+        print_stages(out, findings.stages, chosen_window is not None)
     if output is None:
         options_given = ["--unaligned"] * unaligned + ["--partial"] * partial
         for name, value in (("window", window), ("ranks", ranks), ("link-limit", link_limit)):
@@ -123,12 +126,17 @@ def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _matrices(findings: Findings) -> dict[str, Any]:
-    """What each rank received, [local expert][source] in lists; nothing where the capture does not say."""
-    if findings.damage or findings.received is None:
+def _tables(findings: Findings) -> dict[str, Any]:
+    """Device times by stage and rank, and what each rank received, [local expert][source] in lists, where the capture
+    says so."""
+    if findings.damage:
         return {}
+    stages = {"stages": findings.stages.as_dict()}
+    if findings.received is None:
+        return stages
     of_ranks = ((rank.rank, findings.received.of_rank(rank.rank)) for rank in findings.timeline.ranks)
     return {
+        **stages,
         "receive_matrix": [
             {
                 "rank": rank,
@@ -137,7 +145,7 @@ def _matrices(findings: Findings) -> dict[str, Any]:
                 **{name: own.grid(getattr(own, name)).tolist() for name in ("tokens", "wait_ns", "copies", "copy_ns")},
             }
             for rank, own in of_ranks
-        ]
+        ],
     }
 
 
