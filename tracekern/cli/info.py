@@ -45,7 +45,7 @@ def info(
         by_run_moe = any(map(_is_by_run_moe, timeline.ranks))
         print_summary(summary, by_run_moe, has_times=stages is not None)
         if stages:
-            print_stages(console(), stages)
+            print_stages(stages)
             console().print()
         _print_problems(console(), timeline, summary.problems)
         if not timeline.launches and not timeline.problems:

@@ -17,6 +17,7 @@ from tracekern.errors import BadInput
 if TYPE_CHECKING:
     from tracekern.analysis.findings import Findings
     from tracekern.analysis.why.answer import Answer, Cause, Cost
+    from tracekern.viewers.report.headlines import Line
 
 
 def report(
@@ -66,13 +67,9 @@ def report(
         told = {"file": str(output) if output else None, **{line.word: line.text for line in lines}}
         print_json({**told, "answer": _answer(findings.answer), **_tables(findings)})
         return
-    out = console()
-    width = max(len(line.word) for line in lines)
-    for line in lines:
-        out.print(f"{line.word:>{width}}  ", style="bold", end="")
-        out.print(line.text, soft_wrap=True)
+    _print_lines(lines)
     if not findings.damage:
-        print_stages(out, findings.stages, chosen_window is not None)
+        print_stages(findings.stages, chosen_window is not None)
     if output is None:
         options_given = ["--unaligned"] * unaligned + ["--partial"] * partial
         for name, value in (("window", window), ("ranks", ranks), ("link-limit", link_limit)):
@@ -80,6 +77,14 @@ def report(
         note(f"the whole report: {suggest('report', *captures, *options_given, '-o', 'report.html')}")
     else:
         note(f"{output}: open it in a browser")
+
+
+def _print_lines(lines: list[Line]) -> None:
+    out = console()
+    width = max(len(line.word) for line in lines)
+    for line in lines:
+        out.print(f"{line.word:>{width}}  ", style="bold", end="")
+        out.print(line.text, soft_wrap=True)
 
 
 def _answer(answer: Answer) -> dict[str, Any]:
