@@ -107,7 +107,7 @@ def test_medians_leave_out_the_first_iteration_and_the_sum_evens_out():
     assert found.kernel_ns[0] == 9000 + 60 + 7000 + 153
 
 
-def test_launches_that_did_not_end_or_lost_records_are_in_no_median_and_told():
+def test_launches_that_did_not_end_are_left_out_and_of_those_that_lack_records_no_idle_time_is_told():
     lossy = (
         dataclasses.replace(LAUNCHES[1], records_lost=3),
         dataclasses.replace(LAUNCHES[2], records_overwritten=8),
@@ -115,11 +115,22 @@ def test_launches_that_did_not_end_or_lost_records_are_in_no_median_and_told():
     rows = lanes(send=[[10, 99, 99, 20], [10, 60, 70, 80]], receive=[[10, 50, 51, 52], [10, 10, 10, 10]])
     rows = [(*row[:4], OPEN_END) if row[2] == 15 else row for row in rows]
     found = times_of(*rows, launches=(LAUNCHES[0], *lossy, *LAUNCHES[3:]))
-    assert [row.num_calls for row in found.stages] == [(1, 3), (3, 2)]
-    assert found.stages[0].median_ns == (20, 70)
-    assert found.together is None  # no iteration has all of its launches
-    assert "without those of the first iteration and 3 launches that did not end or lost records" in about_times(found)
-    assert [cells[0] for cells, _ in stage_grid(found).rows] == ["1-3", "2-3"]
+    assert [row.num_calls for row in found.stages] == [(3, 3), (3, 2)]
+    assert found.stages[0].median_ns == (99, 70)
+    assert found.together.num_calls == (2, 2)  # the last iteration lacks a launch
+    assert about_times(found).endswith(", without those of the first iteration and 1 launch that did not end")
+    assert [cells[0] for cells, _ in stage_grid(found).rows] == ["3", "2-3", "2"]
+    assert found.kernel_ns[0] == 10 + 20 + 10 + 153
+    assert describe_idle(found).endswith("; not known of 2 launches that lack records")
+
+
+def test_where_all_launches_lack_records_device_times_are_told_alone():
+    launches = tuple(dataclasses.replace(launch, records_overwritten=1) for launch in LAUNCHES)
+    found = times_of(*lanes(send=[[10] * 4, [20] * 4], receive=[[30] * 4, [40] * 4]), launches=launches)
+    assert found.together.median_ns == (40, 60)
+    assert found.as_dict()["together"]["idle_ns"] == [None, None]
+    assert stage_grid(found, idle=True).rows == ()
+    assert describe_idle(found).endswith(": -; not known of 16 launches that lack records")
 
 
 def test_a_rank_without_a_stage_has_no_time_there():
@@ -186,7 +197,7 @@ def test_the_page_says_where_ranks_differ_most_and_for_how_much_nobody_works():
     found = analyze(load(TRACES / "h200x4_late_host"))
     page = report_page(found, "late", "late", "open").replace("\u00a0", " ")
     part = page[page.index('id="stages"') :].partition("</section>")[0]
-    assert "The ranks differ most in <b>rank_barrier</b>: the slowest takes <b>1.58 x</b> the mean of 74.6 us" in part
+    assert "The slowest rank exceeds the mean most in <b>dispatch_send</b>: <b>1.46 x</b> 147 us." in part
     assert "no warp works in this share of the kernels&#x27; time: 62 % on rank 0 (292 us)" in part.replace("No", "no")
     cells = "".join(f'<td class="number">{duration(ns)}</td>' for ns in found.stages.stages[1].idle_ns)
     assert f'<td>dispatch_send</td><td>rank 3</td><td class="number">5</td>{cells}' in part

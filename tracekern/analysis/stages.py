@@ -15,7 +15,8 @@ import numpy as np
 from tracekern.analysis.groups import median_of_groups
 from tracekern.analysis.idle import idle_of_launches
 from tracekern.analysis.iterations import LaunchIterations
-from tracekern.timeline.model import OPEN_END, Int64, Timeline, TrackKind
+from tracekern.formatting import brief
+from tracekern.timeline.model import OPEN_END, Float64, Int64, Timeline, TrackKind
 from tracekern.timeline.select import Window, reaches_into
 
 
@@ -28,7 +29,7 @@ class StageTime:
     num_calls: tuple[int, ...]
     median_ns: tuple[float, ...]
     idle_ns: tuple[float, ...]
-    """For how long no warp works."""
+    """For how long no warp works, of calls that lack no record; nan for a rank without one."""
 
     @property
     def mean_ns(self) -> float:
@@ -43,7 +44,7 @@ class StageTime:
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Of the launches that are on record from begin to end and lost no record."""
+    """Of the launches that ended."""
 
     ranks: tuple[int, ...]
     stages: tuple[StageTime, ...]
@@ -53,18 +54,23 @@ class StageTimes:
     is_first_left_out: bool
     """Whether the calls of the first iteration, which warm up, are left out of all medians."""
     kernel_ns: tuple[int, ...]
-    """By rank: the sum over all calls, those of the first iteration included."""
+    """By rank: the sum over all calls that lack no record, those of the first iteration included."""
     idle_ns: tuple[int, ...]
     """By rank: for how much of kernel_ns no warp works."""
-    num_unknown: int
-    """Launches that are left out, since they did not end or lost records."""
+    num_open: int
+    """Launches that did not end, and are left out."""
+    num_cut: int
+    """Launches that lost records, or of which a flight recorder overwrote some: their idle time is not known."""
+
+    __repr__ = brief
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain values, None for nan."""
         return {
             "ranks": list(self.ranks),
             "is_first_left_out": self.is_first_left_out,
-            "num_unknown": self.num_unknown,
+            "num_open": self.num_open,
+            "num_cut": self.num_cut,
             "kernel_ns": list(self.kernel_ns),
             "idle_ns": list(self.idle_ns),
             "stages": [_plain(row) for row in self.stages],
@@ -84,16 +90,21 @@ def _plain(row: StageTime) -> dict[str, Any]:
 def stage_times(timeline: Timeline, window: Window | None = None) -> StageTimes:
     """The times of a Timeline in ns; with a window, of the launches that reach into it."""
     iterations = LaunchIterations(timeline)
-    (launch, start, end), num_unknown = _whole_launches(timeline, window)
+    (launch, start, end), num_open = _ended_launches(timeline, window)
     ranks = tuple(rank.rank for rank in timeline.ranks)
     rank = np.array([ranks.index(timeline.launches[idx].rank) for idx in launch.tolist()], np.int64)
-    length, idle = end - start, idle_of_launches(timeline, launch, start, end)
+    records = [(timeline.launches[idx].records_lost, timeline.launches[idx].records_overwritten) for idx in launch]
+    is_cut = np.array([any(missing) for missing in records], bool)
+    length = end - start
+    idle = np.full(len(launch), np.nan)
+    idle[~is_cut] = idle_of_launches(timeline, launch[~is_cut], start[~is_cut], end[~is_cut])
     measured = iterations.is_measured | (iterations.of_launch < 0)
     is_counted = measured[launch] if measured[launch].any() else np.ones(len(launch), bool)
     kernel_ns, idle_ns = (
-        tuple(int(values[rank == place].sum()) for place in range(len(ranks))) for values in (length, idle)
+        tuple(int(values[~is_cut & (rank == place)].sum()) for place in range(len(ranks))) for values in (length, idle)
     )
-    launch, rank, length, idle = (column[is_counted] for column in (launch, rank, length, idle))
+    launch, rank, length = (column[is_counted] for column in (launch, rank, length))
+    idle = idle[is_counted]
     stage = iterations.stage_of_launch[launch]
     rows = [
         _medians(
@@ -108,29 +119,30 @@ def stage_times(timeline: Timeline, window: Window | None = None) -> StageTimes:
         is_first_left_out=not is_counted.all(),
         kernel_ns=kernel_ns,
         idle_ns=idle_ns,
-        num_unknown=num_unknown,
+        num_open=num_open,
+        num_cut=int(is_cut.sum()),
     )
 
 
-def _whole_launches(timeline: Timeline, window: Window | None) -> tuple[tuple[Int64, Int64, Int64], int]:
-    """(launch, start, end) of those that ended and lack no record, by their launches; and how many others there are."""
+def _ended_launches(timeline: Timeline, window: Window | None) -> tuple[tuple[Int64, Int64, Int64], int]:
+    """(launch, start, end) of those that ended, by their launches; and how many others there are."""
     spans = timeline.spans
     lanes = np.flatnonzero(timeline.tracks_of(TrackKind.LAUNCH)[spans.track] & (spans.launch >= 0))
     lanes = lanes[reaches_into(window, spans.start[lanes], spans.end[lanes])]
     lanes = lanes[np.argsort(spans.launch[lanes], kind="stable")]
-    lacks = np.array([launch.records_lost + launch.records_overwritten > 0 for launch in timeline.launches], bool)
-    whole = lanes[(spans.end[lanes] != OPEN_END) & ~lacks[spans.launch[lanes]]]
-    return (spans.launch[whole].astype(np.int64), spans.start[whole], spans.end[whole]), len(lanes) - len(whole)
+    ended = lanes[spans.end[lanes] != OPEN_END]
+    return (spans.launch[ended].astype(np.int64), spans.start[ended], spans.end[ended]), len(lanes) - len(ended)
 
 
-def _medians(stage: str, rank: Int64, length: Int64, idle: Int64, ranks: tuple[int, ...]) -> StageTime:
-    count = np.bincount(rank, minlength=len(ranks))
-    median, of_idle = (median_of_groups(rank, values, len(ranks)) for values in (length, idle))
+def _medians(stage: str, rank: Int64, length: Int64 | Float64, idle: Float64, ranks: tuple[int, ...]) -> StageTime:
+    count, known = np.bincount(rank, minlength=len(ranks)), np.isfinite(idle)
+    median = median_of_groups(rank, length, len(ranks))
+    of_idle = median_of_groups(rank[known], idle[known], len(ranks))
     return StageTime(stage, tuple(count.tolist()), tuple(median.tolist()), tuple(of_idle.tolist()))
 
 
 def _together(
-    iterations: LaunchIterations, launch: Int64, rank: Int64, length: Int64, idle: Int64, ranks: tuple[int, ...]
+    iterations: LaunchIterations, launch: Int64, rank: Int64, length: Int64, idle: Float64, ranks: tuple[int, ...]
 ) -> StageTime | None:
     """Of iterations that lack no launch: sums of all stages, so that a rank that is slow in one and fast in another is
     not taken for slow."""
@@ -143,7 +155,7 @@ def _together(
     if len(np.unique(iterations.stage_of_launch[launch[chosen]])) < 2:
         return None
     cell, row = np.unique(of_launch[chosen] * np.int64(len(ranks)) + rank[chosen], return_inverse=True)
-    sums = np.zeros((2, len(cell)), np.int64)
+    sums = np.zeros((2, len(cell)))
     for total, values in zip(sums, (length, idle), strict=True):
         np.add.at(total, row, values[chosen])
     return _medians("", cell % len(ranks), sums[0], sums[1], ranks)

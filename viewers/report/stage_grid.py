@@ -30,6 +30,7 @@ def stage_grid(times: StageTimes, idle: bool = False) -> StageGrid:
     """How long a call takes, or with `idle` for how much of it no warp works."""
     every = [*times.stages, *([times.together] if times.together else [])]
     rows = [(row, row.idle_ns if idle else row.median_ns) for row in every]
+    rows = [(row, values) for row, values in rows if not np.isnan(values).all()]
     numbers: tuple[str, ...] = ("calls", "shortest", "median", "longest")
     words: tuple[str, ...] = ("stage", "shortest on", "longest on")
     if len(times.ranks) > _MAX_RANKS:
@@ -51,14 +52,15 @@ def about_times(times: StageTimes, of_window: bool = False) -> str:
     """Of what the numbers of the grid are."""
     calls = "its calls that reach into the window" if of_window else "its calls"
     left_out = ["those of the first iteration"] if times.is_first_left_out else []
-    if times.num_unknown:
-        left_out.append(f"{count(times.num_unknown, 'launch')} that did not end or lost records")
+    if times.num_open:
+        left_out.append(f"{count(times.num_open, 'launch')} that did not end")
     without = f", without {' and '.join(left_out)}" if left_out else ""
     return f"device time of a kernel, from its first warp to its last: median of {calls}{without}"
 
 
 def describe_idle(times: StageTimes) -> str:
     """For how long no warp of a kernel works, by rank, over all calls."""
+    unknown = f"; not known of {count(times.num_cut, 'launch')} that lack records" if times.num_cut else ""
     entries = [entry for entry in zip(times.idle_ns, times.kernel_ns, times.ranks, strict=True) if entry[1]]
     places = [""] * len(entries)
     if len(entries) > _MAX_RANKS:
@@ -69,7 +71,7 @@ def describe_idle(times: StageTimes) -> str:
         f"{percent(idle, whole)} on rank {rank} ({duration(idle)}{place})"
         for (idle, whole, rank), place in zip(entries, places, strict=True)
     ]
-    return f"no warp works in this share of the kernels' time: {', '.join(said)}"
+    return f"no warp works in this share of the kernels' time: {', '.join(said) or '-'}{unknown}"
 
 
 def _each(times: StageTimes, row: StageTime, values: Sequence[float]) -> tuple[tuple[str, ...], tuple[str, ...]]:

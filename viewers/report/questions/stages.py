@@ -9,9 +9,9 @@ from tracekern.viewers.report.question import Question
 from tracekern.viewers.report.stage_grid import StageGrid, about_times, describe_idle, stage_grid
 
 _ASIDE = (
-    "A kernel that waits for a late rank takes long and is not slow: the second table says for how much of the time all "
-    "of its warps waited, had not begun or had ended. Warps that record nothing do not count as working. "
-    "<i>An iteration</i> is the sum of its kernels."
+    "A kernel that waits for a late rank takes long and is not slow: the second table says for how much of its time all"
+    " warps waited, had not begun, or had ended. A warp that records nothing does not count as working. <i>All of an "
+    "iteration</i> is the sum of its kernels."
 )
 
 
@@ -21,17 +21,17 @@ def draw(findings: Findings) -> Answer:
         return Answer("No kernel is on record from begin to end.")
     text = escape(sentence(describe_idle(times)))
     if len(times.ranks) > 1:
-        worst = max(times.stages, key=lambda row: row.imbalance)
+        worst = max(times.stages, key=lambda row: (row.imbalance - 1) * row.mean_ns)
         text = (
-            f"The ranks differ most in <b>{escape(worst.stage)}</b>: the slowest takes <b>{factor(worst.imbalance)}</b> "
-            f"the mean of {duration(worst.mean_ns)}. {text}"
+            f"The slowest rank exceeds the mean most in <b>{escape(worst.stage)}</b>: "
+            f"<b>{factor(worst.imbalance)}</b> {duration(worst.mean_ns)}. {text}"
         )
     body = [
         f"<p class='aside'>{escape(sentence(about_times(times, findings.window is not None)))}</p>",
         _table(stage_grid(times)),
-        "<h3>For how much of that no warp works</h3>",
-        _table(stage_grid(times, idle=True)),
     ]
+    if (idle := stage_grid(times, idle=True)).rows:
+        body += ["<h3>For how much of that no warp works</h3>", _table(idle)]
     return Answer(text, body, _ASIDE)
 
 
