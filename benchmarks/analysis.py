@@ -71,6 +71,7 @@ def measure(num_spans: int, rounds: int) -> Measured:
     from tracekern.analysis.findings import analyze
     from tracekern.analysis.imbalance import work_imbalance
     from tracekern.analysis.iterations import find_iterations
+    from tracekern.analysis.stages import stage_times
     from tracekern.analysis.summary import summarize
     from tracekern.analysis.time_shares import share_time
     from tracekern.analysis.waits.analyze import analyze_waits
@@ -97,6 +98,7 @@ def measure(num_spans: int, rounds: int) -> Measured:
         "balance": lambda: analyze_balance(timeline),
         "blame": lambda: blame_ranks(timeline, waits),
         "time shares": lambda: share_time(timeline),
+        "stages": lambda: stage_times(timeline),
         "imbalance": lambda: work_imbalance(timeline),
         "summary": lambda: summarize(timeline),
         REPORT: lambda: report_page(analyze(timeline), "benchmark", "synthetic", ""),

@@ -15,6 +15,7 @@ from tracekern.analysis.hang import Hang, find_hang
 from tracekern.analysis.imbalance import Imbalance, work_imbalance
 from tracekern.analysis.iterations import Iterations, find_iterations
 from tracekern.analysis.receive_matrix import ReceiveMatrix, receive_matrix
+from tracekern.analysis.stages import StageTimes, stage_times
 from tracekern.analysis.staging import Staging, staging
 from tracekern.analysis.summary import Summary, summarize
 from tracekern.analysis.time_shares import TimeShares, share_time
@@ -78,6 +79,11 @@ class Findings:
     def imbalances(self) -> tuple[Imbalance, ...]:
         """How unevenly the work of each phase is spread over the ranks."""
         return work_imbalance(self.in_window)
+
+    @cached_property
+    def stages(self) -> StageTimes:
+        """How long the kernels of each stage take on each rank, and for how much of that no warp works."""
+        return stage_times(self.timeline, self.window)
 
     @cached_property
     def received(self) -> ReceiveMatrix | None:
@@ -193,7 +199,7 @@ class Findings:
         return replace(verdict, is_proven=False) if self.absent or self.is_contradicted else verdict
 
 
-_WITHOUT_WAITS = ("balance", "summary", "time", "imbalances")
+_WITHOUT_WAITS = ("balance", "summary", "time", "stages", "imbalances")
 _OF_WAITS = ("critical_path", "answer")
 
 

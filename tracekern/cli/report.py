@@ -11,12 +11,14 @@ import typer
 from tracekern.cli import options
 from tracekern.cli.output import console, note, print_json, suggest, working
 from tracekern.cli.salvage import naming_the_rest
+from tracekern.cli.stage_table import print_stages
 from tracekern.errors import BadInput
 
 if TYPE_CHECKING:
     from tracekern.analysis.findings import Findings
     from tracekern.analysis.why.answer import Answer, Cause, Cost
     from tracekern.analysis.why.critical_path import PathPart
+    from tracekern.viewers.report.headlines import Line
 
 
 def report(
@@ -64,13 +66,11 @@ def report(
         _write_page(findings, captures, output)
     if as_json:
         told = {"file": str(output) if output else None, **{line.word: line.text for line in lines}}
-        print_json({**told, "answer": _answer(findings.answer), **_paths(findings), **_matrices(findings)})
+        print_json({**told, "answer": _answer(findings.answer), **_paths(findings), **_tables(findings)})
         return
-    out = console()
-    width = max(len(line.word) for line in lines)
-    for line in lines:
-        out.print(f"{line.word:>{width}}  ", style="bold", end="")
-        out.print(line.text, soft_wrap=True)
+    _print_lines(lines)
+    if not findings.damage:
+        print_stages(findings.stages, chosen_window is not None)
     if output is None:
         options_given = ["--unaligned"] * unaligned + ["--partial"] * partial
         for name, value in (("window", window), ("ranks", ranks), ("link-limit", link_limit)):
@@ -78,6 +78,14 @@ def report(
         note(f"the whole report: {suggest('report', *captures, *options_given, '-o', 'report.html')}")
     else:
         note(f"{output}: open it in a browser")
+
+
+def _print_lines(lines: list[Line]) -> None:
+    out = console()
+    width = max(len(line.word) for line in lines)
+    for line in lines:
+        out.print(f"{line.word:>{width}}  ", style="bold", end="")
+        out.print(line.text, soft_wrap=True)
 
 
 def _answer(answer: Answer) -> dict[str, Any]:
@@ -154,12 +162,17 @@ def _part(part: PathPart) -> dict[str, Any]:
     }
 
 
-def _matrices(findings: Findings) -> dict[str, Any]:
-    """What each rank received, [local expert][source] in lists; nothing where the capture does not say."""
-    if findings.damage or findings.received is None:
+def _tables(findings: Findings) -> dict[str, Any]:
+    """Device times by stage and rank, and what each rank received, [local expert][source] in lists, where the capture
+    says so."""
+    if findings.damage:
         return {}
+    stages = {"stages": findings.stages.as_dict()}
+    if findings.received is None:
+        return stages
     of_ranks = ((rank.rank, findings.received.of_rank(rank.rank)) for rank in findings.timeline.ranks)
     return {
+        **stages,
         "receive_matrix": [
             {
                 "rank": rank,
@@ -168,7 +181,7 @@ def _matrices(findings: Findings) -> dict[str, Any]:
                 **{name: own.grid(getattr(own, name)).tolist() for name in ("tokens", "wait_ns", "copies", "copy_ns")},
             }
             for rank, own in of_ranks
-        ]
+        ],
     }
 
 

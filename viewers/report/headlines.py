@@ -12,6 +12,7 @@ from tracekern.timeline.clocks.pairs import MAX_WANDER_PER_NS
 from tracekern.timeline.model import ABSENT_KINDS, told_once
 from tracekern.viewers.report.questions.path import describe_part
 from tracekern.viewers.report.questions.receive import describe_received
+from tracekern.viewers.report.stage_grid import describe_idle
 from tracekern.viewers.report.verdict import evidence, following, verdict
 
 _TOLD_APART = (*ABSENT_KINDS, "lost_records", "open_span", "open_work", "salvaged", "fault", "left_out_profile_event")
@@ -25,8 +26,8 @@ class Line:
 
 
 def headlines(findings: Findings) -> list[Line]:
-    """One line each: what costs most, why that is said, what is next, where warps wait, what bounds the time, how far
-    to trust it.
+    """One line each: what costs most, why that is said, what is next, where warps wait and kernels stand, what bounds
+    the time, how far to trust it.
 
     A wait that exceeded its time limit comes first, or else waits that never ended. What experts received is told of
     captures that say so. Where the times are damaged that is all, with what ended a wait.
@@ -40,6 +41,7 @@ def headlines(findings: Findings) -> list[Line]:
         *([Line("why", why)] if why else []),
         *([Line("next", next_cost)] if next_cost else []),
         Line("waiting", _waiting(findings)),
+        *([Line("idle", describe_idle(findings.stages))] if findings.stages.stages else []),
         Line("bound", _bound(findings)),
         *([Line("receive", describe_received(findings.received))] if findings.received else []),
         Line("trust", trust(findings)),
