@@ -128,6 +128,8 @@ def _ended_launches(timeline: Timeline, window: Window | None) -> tuple[tuple[In
     """(launch, start, end) of those that ended, by their launches; and how many others there are."""
     spans = timeline.spans
     lanes = np.flatnonzero(timeline.tracks_of(TrackKind.LAUNCH)[spans.track] & (spans.launch >= 0))
+    is_align = np.array([launch.is_align for launch in timeline.launches], bool)
+    lanes = lanes[~is_align[spans.launch[lanes]]]
     lanes = lanes[reaches_into(window, spans.start[lanes], spans.end[lanes])]
     lanes = lanes[np.argsort(spans.launch[lanes], kind="stable")]
     ended = lanes[spans.end[lanes] != OPEN_END]

@@ -31,10 +31,12 @@ from tracekern.cli.output import (
     warnings_as_notes,
 )
 from tracekern.cli.salvage import note_dead_runs
+from tracekern.cli.stage_table import print_stages
 from tracekern.errors import BadInput, TracekernError, missing_package
 from tracekern.formatting import count, duration
 
 if TYPE_CHECKING:
+    from tracekern.analysis.stages import StageTimes
     from tracekern.analysis.summary import RankSummary, Summary
     from tracekern.launcher.spawner import Spawner
     from tracekern.moe.run import MoeRun, RankReport, RunReport
@@ -253,6 +255,8 @@ class _Result:
     report: RunReport
     trace: Path | None = None
     summary: Summary | None = None
+    stages: StageTimes | None = None
+    """Device time of each kernel, where the device drove the calls."""
     trace_error: str = ""
     """Why there is a capture but no trace; "" if there is a trace."""
 
@@ -326,6 +330,7 @@ def _run(plan: MoeRun, directory: Path | None, spawner: Spawner, terminated: lis
 
 def _write_trace(report: RunReport, directory: Path, dumps: list[Path]) -> _Result:
     """Writes the trace. For a failed run it shows what is left, even if ranks left no dump or no clock samples."""
+    from tracekern.analysis.stages import stage_times
     from tracekern.analysis.summary import summarize
     from tracekern.dump.format import TRACE_NAME
     from tracekern.export.write import save_in_capture
@@ -342,11 +347,12 @@ def _write_trace(report: RunReport, directory: Path, dumps: list[Path]) -> _Resu
         if not report.ok and not len(timeline.spans):
             raise BadInput("no kernel left a record; with --records-per-track 256 the first call leaves some")
         path, summary = directory / TRACE_NAME, summarize(timeline)
+        stages = stage_times(timeline) if _is_device_driven(report) else None
         try:
             save_in_capture(timeline, path, progress=lambda done, total: bar.update(task, completed=done, total=total))
         except TracekernError as error:
-            return _Result(report, summary=summary, trace_error=str(error))
-    return _Result(report, path, summary)
+            return _Result(report, summary=summary, stages=stages, trace_error=str(error))
+    return _Result(report, path, summary, stages)
 
 
 def _print(result: _Result) -> None:
@@ -376,6 +382,8 @@ def _print(result: _Result) -> None:
             )
     if told := _device_time(report):
         out.print(told, soft_wrap=True)
+    if result.stages:
+        print_stages(result.stages)
     if report.ok:
         out.print(f"every result equals the {reference_name(plan.variant).replace('_', ' ')}, bit by bit")
     if result.trace:
@@ -388,7 +396,7 @@ def _print(result: _Result) -> None:
 def _device_time(report: RunReport) -> str:
     """Returns what a call takes on the ranks' devices, and how much of that is the wire's; "" if hosts drove it."""
     times_ms = [rank.iteration_ms for rank in report.ranks]
-    if any(rank.is_host_driven for rank in report.ranks) or not times_ms or not all(times_ms):
+    if not _is_device_driven(report) or not all(times_ms):
         return ""
     slowest_ms = [max(of_call) for of_call in zip(*times_ms, strict=True)]
     median, p90 = (_quantile(slowest_ms, part) * 1e6 for part in (0.5, 0.9))
@@ -399,6 +407,10 @@ def _device_time(report: RunReport) -> str:
     if least_us := report.ranks[0].least_call_us:
         told += f"; the wires need {duration(least_us * 1e3)} at least, so it is {median / least_us / 1e3:.1f}x that"
     return told
+
+
+def _is_device_driven(report: RunReport) -> bool:
+    return bool(report.ranks) and not any(rank.is_host_driven for rank in report.ranks)
 
 
 def _quantile(values: Sequence[float], part: float) -> float:

@@ -55,7 +55,8 @@ class PathPart:
 
 @dataclass(frozen=True)
 class Stretches:
-    """[n] stretches of a path, earliest first, each beginning where the one before ends."""
+    """[n] stretches of a path, earliest first, each beginning where the one before ends, or behind what counts for
+    nothing."""
 
     kind: Int32
     """An EdgeKind: one edge of the run graph."""
@@ -96,7 +97,7 @@ class Stretches:
 
 @dataclass(frozen=True)
 class IterationPath:
-    """`parts`, and the lengths of `stretches`, sum to end_ns - start_ns to the tick."""
+    """`parts` sum to the lengths of `stretches`, and these to end_ns - start_ns less what counts for nothing."""
 
     iteration: int
     """Its number (analysis/iterations.py); -1 for the whole capture, or window of it."""
@@ -120,7 +121,7 @@ class IterationPath:
 
     @property
     def makespan_ns(self) -> int:
-        return self.end_ns - self.start_ns
+        return int((self.stretches.end - self.stretches.start).sum())
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def critical_path(
     floor = run_graph.start_ns
     for iteration, launch in _iteration_ends(timeline, graph):
         path = path_of(iteration, launch, floor)
-        if path.makespan_ns and reaches_into(window, np.array([floor]), np.array([path.end_ns])).all():
+        if path.end_ns > floor and reaches_into(window, np.array([floor]), np.array([path.end_ns])).all():
             iterations.append(path)
         floor = path.end_ns
     return CriticalPath(whole, tuple(iterations), "")
@@ -185,12 +186,14 @@ class PathWalker:
         # By clocks that contradict the messages, an edge may lead from later to earlier.
         bound = np.maximum(np.minimum.accumulate(came), floor).astype(np.int64)
         lasts = np.flatnonzero(bound[:-1] > bound[1:])[::-1]
+        lasts = lasts[~np.isin(edge[lasts], run_graph.uncounted)]
         edge, start, end = edge[lasts], bound[1:][lasts], bound[:-1][lasts]
         kind, target = run_graph.kind[edge], run_graph.target[edge].astype(np.int64)
         run = np.full(len(edge), -1)
         own = np.flatnonzero(edge < len(run_graph.segments))
         run[own] = run_graph.segments.run[edge[own]]
-        heard = np.flatnonzero((kind == EdgeKind.MESSAGE) | (kind == EdgeKind.MEETING))
+        is_wait = (target >= run_graph.first_heard) & (target < run_graph.first_heard + len(run_graph.heard))
+        heard = np.flatnonzero(((kind == EdgeKind.MESSAGE) | (kind == EdgeKind.MEETING)) & is_wait)
         wait = run_graph.heard[target[heard] - run_graph.first_heard]
         run[heard] = graph.run_of_spans(self._timeline, self._waits.row[wait])
         sender = np.where(kind == EdgeKind.MESSAGE, 0, -1).astype(np.int32)

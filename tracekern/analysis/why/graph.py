@@ -80,6 +80,9 @@ class Gaps:
     launch: Int64
     edge: Int64
 
+    def take(self, which: Mask) -> Gaps:
+        return Gaps(self.launch[which], self.edge[which])
+
     __repr__ = brief
 
 
@@ -98,6 +101,8 @@ class RunGraph:
     segments: Segments
     messages: Messages
     gaps: Gaps
+    uncounted: Int64
+    """Edges that lead to where all ranks are aligned. Their time counts for nothing."""
     heard: Int64
     """Waits whose ends are nodes: index into Waits."""
     first_heard: int
@@ -106,6 +111,13 @@ class RunGraph:
     """[num_launches of the Schedule] node"""
     start_ns: int
     """When the first launch began."""
+
+    @property
+    def counted(self) -> Float64:
+        """[num_edges] ns as recorded, 0 of edges whose time counts for nothing."""
+        counted: Float64 = self.weight.copy()
+        counted[self.uncounted] = 0
+        return counted
 
     __repr__ = brief
 
@@ -197,9 +209,10 @@ def build_run_graph(timeline: Timeline, graph: EventGraph, waits: Waits) -> RunG
     messages = _add_messages(edges, timeline, waits, points, times)
     _add_meetings(edges, timeline, waits, points, times, meeting)
     is_align = np.array([*(launch.is_align for launch in timeline.launches), *[False] * len(timeline.ranks)])
-    gaps, start_ns = _add_launches(edges, graph, is_align)
+    every_gap, start_ns = _add_launches(edges, graph, is_align)
     num_nodes = points.first_meeting + len(meetings)
-    num_nodes += _add_alignments(edges, graph, is_align, num_nodes)
+    met, num_meetings = _add_alignments(edges, graph, is_align, num_nodes)
+    num_nodes += num_meetings
     source, target, weight, kind = edges.join()
     return RunGraph(
         num_nodes=num_nodes,
@@ -209,7 +222,8 @@ def build_run_graph(timeline: Timeline, graph: EventGraph, waits: Waits) -> RunG
         weight=weight,
         segments=segments,
         messages=messages,
-        gaps=gaps,
+        gaps=every_gap.take(~is_align[every_gap.launch]),
+        uncounted=np.append(met, every_gap.edge[is_align[every_gap.launch]]),
         heard=points.heard,
         first_heard=points.first_heard,
         end_of_launch=1 + num_launches + np.arange(num_launches),
@@ -398,26 +412,24 @@ def _add_launches(edges: _Edges, graph: EventGraph, is_align: Mask) -> tuple[Gap
     overlaps = schedule.start[following] < schedule.end[before]
     since = np.where(overlaps, schedule.start[before], schedule.end[before])
     node = np.where(overlaps, 1 + before, 1 + count + before)
-    lasted = np.where(is_align[following], 0, schedule.start[following] - since)
-    gap = edges.add(EdgeKind.GAP, node, 1 + following, lasted)
+    gap = edges.add(EdgeKind.GAP, node, 1 + following, schedule.start[following] - since)
     first = shown[schedule.before[shown] < 0]
     start_ns = int(schedule.start[shown].min())
-    lasted = np.where(is_align[first], 0, schedule.start[first] - start_ns)
-    begun = edges.add(EdgeKind.GAP, np.zeros(len(first), np.int64), 1 + first, lasted)
-    launch, edge = np.concatenate([following, first]), np.concatenate([gap, begun])
-    compared = ~is_align[launch]
-    return Gaps(launch[compared], edge[compared]), start_ns
+    begun = edges.add(EdgeKind.GAP, np.zeros(len(first), np.int64), 1 + first, schedule.start[first] - start_ns)
+    return Gaps(np.concatenate([following, first]), np.concatenate([gap, begun])), start_ns
 
 
-def _add_alignments(edges: _Edges, graph: EventGraph, is_align: Mask, first_node: int) -> int:
-    """A node for each, where all ranks meet at no cost; from there each needs what it took to see that. Returns how
-    many."""
+def _add_alignments(edges: _Edges, graph: EventGraph, is_align: Mask, first_node: int) -> tuple[Int64, int]:
+    """A node for each, where all ranks meet; from there each needs what it took to see that.
+
+    Returns the edges that lead to these nodes, and how many nodes there are.
+    """
     schedule, count = graph.schedule, len(graph.schedule.rank)
     launch = schedule.order[is_align[schedule.order]]
     number, meeting = np.unique(schedule.sequence[launch], return_inverse=True)
     latest = np.full(len(number), _NEVER)
     np.maximum.at(latest, meeting, schedule.start[launch])
-    edges.add(EdgeKind.MEETING, 1 + launch, first_node + meeting, np.zeros(len(launch)))
+    met = edges.add(EdgeKind.MEETING, 1 + launch, first_node + meeting, np.zeros(len(launch)))
     seen = np.maximum(schedule.end[launch] - latest[meeting], 0)
     edges.add(EdgeKind.MEETING, first_node + meeting, 1 + count + launch, seen)
-    return len(number)
+    return met, len(number)

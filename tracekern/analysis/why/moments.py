@@ -19,7 +19,7 @@ class Moments:
     times: Float64
     """[num_nodes] ns from run_graph.start_ns; -inf for a moment that never came."""
     deciding: Int32
-    """[num_nodes] the edge that decided each time; -1 for none."""
+    """[num_nodes] the edge that decided each time, by what counts; -1 for none."""
 
     __repr__ = brief
 
@@ -37,4 +37,7 @@ def find_moments(timeline: Timeline, graph: EventGraph, waits: Waits) -> Moments
     path = order_graph(run_graph.num_nodes, run_graph.source, run_graph.target)
     if path.is_cyclic:
         return "by the ranks' clocks, signals were waited for before they were sent"
-    return Moments(run_graph, path, *path.run(run_graph.weight))
+    times, deciding = path.run(run_graph.weight)
+    if len(run_graph.uncounted):
+        _, deciding = path.run(run_graph.counted)
+    return Moments(run_graph, path, times, deciding)

@@ -41,17 +41,18 @@ class Replays:
     def __init__(self, moments: Moments, shown: Int64, ends: Int64) -> None:
         """shown: the launches that left something. ends: [num_iterations] of ends_of_iterations()."""
         run_graph, times = moments.run_graph, moments.times
-        self._run_graph, self._path = run_graph, moments.path
-        self._least = np.minimum(run_graph.weight, 0)
+        self._run_graph, self._path, self._counted = run_graph, moments.path, run_graph.counted
+        self._least = np.minimum(self._counted, 0)
         self._ends = run_graph.end_of_launch[shown]
-        self.makespan_ns = float(times[self._ends].max())
-        """From the start of the first kernel to the end of the last."""
+        counted = moments.path.run(self._counted)[0] if len(run_graph.uncounted) else times
+        self.makespan_ns = float(counted[self._ends].max())
+        """From the start of the first kernel to the end of the last, without what counts for nothing."""
         self.num_iterations = len(ends)
         ends = np.maximum.accumulate(ends - run_graph.start_ns)
         happened = np.flatnonzero(_last_in_iteration(run_graph, times, ends) & np.isfinite(times))
         self._by_time = happened[np.argsort(times[happened], kind="stable")]
         self._num_by_end = np.searchsorted(times[self._by_time], ends, side="right")
-        self._iteration_ends = times[self._by_time][self._num_by_end - 1]
+        self._iteration_ends = np.maximum.accumulate(counted[self._by_time])[self._num_by_end - 1]
 
     def saved(self, change: Float64) -> Saving:
         """Returns how much earlier all ends with the change. No edge becomes shorter than nothing."""
@@ -67,7 +68,7 @@ class Replays:
         return walk_back(self._run_graph.source, deciding, int(self._ends[times[self._ends].argmax()]), times)
 
     def _weight(self, change: Float64) -> Float64:
-        weight = self._run_graph.weight + change
+        weight = self._counted + change
         return np.maximum(weight, self._least, out=weight)
 
 
