@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -63,7 +64,7 @@ def report(
         _write_page(findings, captures, output)
     if as_json:
         told = {"file": str(output) if output else None, **{line.word: line.text for line in lines}}
-        print_json({**told, "answer": _answer(findings.answer), **_matrices(findings)})
+        print_json({**told, **_held_up(findings), "answer": _answer(findings.answer), **_matrices(findings)})
         return
     out = console()
     width = max(len(line.word) for line in lines)
@@ -77,6 +78,11 @@ def report(
         note(f"the whole report: {suggest('report', *captures, *options_given, '-o', 'report.html')}")
     else:
         note(f"{output}: open it in a browser")
+
+
+def _held_up(findings: Findings) -> dict[str, Any]:
+    """Who did not come, and what each rank waited for; nothing of a run that ended."""
+    return {"held_up": dataclasses.asdict(findings.held_up)} if findings.held_up else {}
 
 
 def _answer(answer: Answer) -> dict[str, Any]:

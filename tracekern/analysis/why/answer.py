@@ -96,6 +96,11 @@ class Answer:
     __repr__ = brief
 
 
+def no_cost(note: str) -> Answer:
+    """An answer that names nothing. note: why."""
+    return Answer(0.0, (), 0, (), 0.0, Silence.NO_COST, note)
+
+
 def explain(
     timeline: Timeline, graph: EventGraph, waits: Waits, iterations: Iterations, window: Window | None = None
 ) -> Answer:
@@ -104,12 +109,11 @@ def explain(
     graph: build_graph(timeline). waits: all of analyze_waits(timeline). iterations: find_iterations(timeline).
     """
     if note := _why_no_cost(timeline, graph, waits, window):
-        return Answer(0.0, (), 0, (), 0.0, Silence.NO_COST, note)
+        return no_cost(note)
     run_graph = build_run_graph(timeline, graph, waits)
     path = order_graph(run_graph.num_nodes, run_graph.source, run_graph.target)
     if path.is_cyclic:
-        note = "by the ranks' clocks, signals were waited for before they were sent"
-        return Answer(0.0, (), 0, (), 0.0, Silence.NO_COST, note)
+        return no_cost("by the ranks' clocks, signals were waited for before they were sent")
     replays = Replays(run_graph, path, graph.schedule.order, ends_of_iterations(timeline, graph, iterations))
     candidates = Candidates(timeline, graph, waits, run_graph)
     return _Inquiry(timeline, replays, candidates, len(run_graph.weight)).answer()
