@@ -156,7 +156,7 @@ def _ranks_table(summary: Summary, has_times: bool) -> object:
             f"{rank.num_spans:,}",
             f"{rank.num_marks:,}",
             f"{rank.num_open_spans:,}",
-            f"{rank.records_lost:,}",
+            _lost(rank),
             share(rank.wait_share) if has_times else "-",
             rank.state,
             rank.node,
@@ -164,6 +164,13 @@ def _ranks_table(summary: Summary, has_times: bool) -> object:
             clock(rank),
         )
     return grid
+
+
+def _lost(rank: RankSummary) -> str:
+    """Returns how many records a rank lost, as far as they could be counted."""
+    if not rank.has_lost_more:
+        return f"{rank.records_lost:,}"
+    return f">{rank.records_lost:,}" if rank.records_lost else "some"
 
 
 def share(value: float) -> str:

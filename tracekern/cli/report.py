@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -66,7 +67,8 @@ def report(
         _write_page(findings, captures, output)
     if as_json:
         told = {"file": str(output) if output else None, **{line.word: line.text for line in lines}}
-        print_json({**told, "answer": _answer(findings.answer), **_paths(findings), **_tables(findings)})
+        tables = {**_paths(findings), **_tables(findings)}
+        print_json({**told, **_held_up(findings), "answer": _answer(findings.answer), **tables})
         return
     _print_lines(lines)
     if not findings.damage:
@@ -86,6 +88,11 @@ def _print_lines(lines: list[Line]) -> None:
     for line in lines:
         out.print(f"{line.word:>{width}}  ", style="bold", end="")
         out.print(line.text, soft_wrap=True)
+
+
+def _held_up(findings: Findings) -> dict[str, Any]:
+    """Who did not come, and what each rank waited for; nothing of a run that ended."""
+    return {"held_up": dataclasses.asdict(findings.held_up)} if findings.held_up else {}
 
 
 def _answer(answer: Answer) -> dict[str, Any]:

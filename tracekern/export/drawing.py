@@ -21,6 +21,7 @@ from tracekern.timeline.model import (
     Timeline,
     TrackKind,
 )
+from tracekern.timeline.open_spans import known_ends
 from tracekern.timeline.select import take_tracks
 
 Permutation = npt.NDArray[np.intp]
@@ -91,7 +92,7 @@ def prepare(timeline: Timeline, max_flows: int | None = None) -> Drawing:
             f"the timeline is in {timeline.unit}, each rank on its own clock; align it to ns before exporting"
         )
     _check_host_names(timeline)
-    draw_end = _draw_end(timeline)
+    draw_end = np.maximum(known_ends(timeline), timeline.spans.start)
     order = _drawing_order(timeline.spans, draw_end)
     if order is not None:
         new_index = np.empty(len(order), np.int64)
@@ -185,22 +186,6 @@ def _extent(timeline: Timeline) -> tuple[int, int]:
     first = min(int(column.min()) for column in times)
     last = max(int(column.max()) for column in [*times, *([timeline.spans.end] if len(timeline.spans) else [])])
     return first, last
-
-
-def _draw_end(timeline: Timeline) -> Int64:
-    spans = timeline.spans
-    is_open = spans.end == OPEN_END
-    draw_end = np.maximum(spans.end, spans.start)
-    if not is_open.any():
-        return draw_end
-    draw_end[is_open] = timeline.last_times()[spans.track[is_open]]
-    # A launch whose ends were lost must not swallow the launches after it on the same track.
-    changes = np.flatnonzero((np.diff(spans.track) != 0) | (np.diff(spans.launch) != 0)) + 1
-    run_of = np.searchsorted(changes, np.flatnonzero(is_open), side="right")
-    for span_idx, run in zip(np.flatnonzero(is_open), run_of, strict=True):
-        if run < len(changes) and spans.track[changes[run]] == spans.track[span_idx]:
-            draw_end[span_idx] = max(spans.start[span_idx], spans.start[changes[run]])
-    return draw_end
 
 
 def _drawing_order(spans: Spans, draw_end: Int64) -> Permutation | None:

@@ -276,6 +276,13 @@ LOSS_KINDS = (
 when it died or was looked at is there, and what never arrived is a torn track or a lost launch."""
 
 
+UNCOUNTED_LOSS_KINDS = (
+    *("torn_track", "orphan_end", "surplus_warps", "surplus_blocks", "shared_tracks", "launch_not_recorded"),
+    "launch_lost",
+)
+"""Those of them after which nobody knows how many records of a rank are missing, or wrong."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """Something that a reader of the timeline should know: a loss, a torn track, an unpaired record."""

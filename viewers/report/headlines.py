@@ -9,7 +9,9 @@ from tracekern.analysis.hang import Holder, OpenWait
 from tracekern.analysis.summary import Summary
 from tracekern.formatting import count, duration, factor, percent, ranks
 from tracekern.timeline.clocks.pairs import MAX_WANDER_PER_NS
+from tracekern.timeline.fault import fault_of
 from tracekern.timeline.model import ABSENT_KINDS, told_once
+from tracekern.viewers.report.held_up import describe_waits
 from tracekern.viewers.report.questions.path import describe_part
 from tracekern.viewers.report.questions.receive import describe_received
 from tracekern.viewers.report.stage_grid import describe_idle
@@ -49,11 +51,12 @@ def headlines(findings: Findings) -> list[Line]:
 
 
 def _fault(findings: Findings) -> list[Line]:
-    """The wait that exceeded its limit first; those of other ranks were ended by it."""
-    faulty = [rank.metadata for rank in findings.timeline.ranks if rank.metadata.get("fault_text")]
-    faulty.sort(key=lambda metadata: (metadata.get("fault") or {}).get("cause") != "timeout")
-    more = f"; {count(len(faulty) - 1, 'more rank')} stopped" if len(faulty) > 1 else ""
-    return [Line("fault", f"{faulty[0]['fault_text']}{more}")] if faulty else []
+    """The wait that exceeded its limit first, then what the other ranks waited for: those waits were ended by it."""
+    faulty = [rank for rank in findings.timeline.ranks if rank.metadata.get("fault_text")]
+    if not faulty or not findings.held_up:
+        return []
+    first = min(faulty, key=lambda rank: not ((fault := fault_of(rank)) and fault.is_timeout))
+    return [Line("fault", "; ".join([first.metadata["fault_text"], *describe_waits(findings.held_up, first.rank)]))]
 
 
 def _hang(findings: Findings) -> list[Line]:
@@ -105,15 +108,23 @@ def _waiting(findings: Findings) -> str:
         counted = [problem.text for problem in findings.timeline.problems if problem.kind == "counted_only"]
         return "; ".join(["no kernel left a span: there is nothing to say about time", *counted[:1]])
     if not findings.phases:
-        none = "no wait on record has ended" if findings.hang else "no waits on record"
-        return f"{none}; the warps' {duration(total)} went into other spans"
+        return f"no waits on record; the warps' {duration(total)} went into other spans"
     worst = findings.phases[0]
     all_waits = sum(phase.sum_ns for phase in findings.phases)
     kept = " that the flight recorder kept" if findings.records_overwritten else ""
     return (
         f"{percent(wait, total)} of the warps' time{kept}, {duration(wait)} of {duration(total)}; "
         f"most in {worst.phase}: {duration(worst.sum_ns)}, {percent(worst.sum_ns, all_waits)} of all waits"
+        + _endless(findings)
     )
+
+
+def _endless(findings: Findings) -> str:
+    """How much of the waiting is in waits that never ended; "" where all did."""
+    waited_ns = findings.waits.wait_ns[findings.waits.endless]
+    if not len(waited_ns):
+        return ""
+    return f"; {duration(int(waited_ns.sum()))} in {count(len(waited_ns), 'wait')} that never ended"
 
 
 def _bound(findings: Findings) -> str:
@@ -121,8 +132,9 @@ def _bound(findings: Findings) -> str:
     if whole is None or not whole.parts:
         return findings.critical_path.note or "there is no path"
     first = whole.parts[0]
+    of_what_ended = "of what ended, " if findings.held_up else ""
     text = (
-        f"{percent(first.time_ns, whole.makespan_ns)} of the critical path, "
+        f"{of_what_ended}{percent(first.time_ns, whole.makespan_ns)} of the critical path, "
         f"which is {duration(whole.makespan_ns)} long, is {describe_part(first)}"
     )
     return text + _warm_up(findings)

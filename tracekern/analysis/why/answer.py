@@ -95,6 +95,11 @@ class Answer:
     __repr__ = brief
 
 
+def no_cost(note: str) -> Answer:
+    """An answer that names nothing. note: why."""
+    return Answer(0.0, (), 0, (), 0.0, Silence.NO_COST, note)
+
+
 def explain(
     timeline: Timeline,
     graph: EventGraph,
@@ -110,7 +115,7 @@ def explain(
     """
     note = _why_no_cost(timeline, waits, window)
     if isinstance(moments, str) or note:
-        return Answer(0.0, (), 0, (), 0.0, Silence.NO_COST, moments if isinstance(moments, str) else note)
+        return no_cost(moments if isinstance(moments, str) else note)
     replays = Replays(moments, graph.schedule.order, ends_of_iterations(timeline, graph, iterations))
     candidates = Candidates(timeline, graph, waits, moments.run_graph)
     return _Inquiry(timeline, replays, candidates, len(moments.run_graph.weight)).answer()

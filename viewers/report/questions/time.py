@@ -140,6 +140,11 @@ def _phase_table(findings: Findings) -> str:
             "senders, another message for the same warp had already arrived. Taking messages in their order of arrival "
             f"would have given it work for {duration(wrong_order_ns)}.</p>"
         )
+    if endless := sum(phase.num_endless for phase in findings.phases):
+        more += (
+            f"<p class='aside'>{count(endless, 'wait')} never ended. They count until their kernel ended, or else "
+            "until their rank was last heard of.</p>"
+        )
     if headless := sum(phase.num_headless for phase in findings.phases):
         more += (
             f"<p class='aside'>The flight recorder overwrote the begin of {count(headless, 'wait')}. Sums count them "
