@@ -108,9 +108,10 @@ def _waiting(findings: Findings) -> str:
     worst = findings.phases[0]
     all_waits = sum(phase.sum_ns for phase in findings.phases)
     kept = " that the flight recorder kept" if findings.records_overwritten else ""
+    left_out = f"; left out: {', '.join(findings.left_out)} of warps with nothing to do" if findings.left_out else ""
     return (
         f"{percent(wait, total)} of the warps' time{kept}, {duration(wait)} of {duration(total)}; "
-        f"most in {worst.phase}: {duration(worst.sum_ns)}, {percent(worst.sum_ns, all_waits)} of all waits"
+        f"most in {worst.phase}: {duration(worst.sum_ns)}, {percent(worst.sum_ns, all_waits)} of all waits{left_out}"
     )
 
 
