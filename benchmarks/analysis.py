@@ -71,7 +71,6 @@ def measure(num_spans: int, rounds: int) -> Measured:
     from tracekern.analysis.doubt import blame_ranks
     from tracekern.analysis.findings import analyze
     from tracekern.analysis.imbalance import work_imbalance
-    from tracekern.analysis.iterations import find_iterations
     from tracekern.analysis.summary import summarize
     from tracekern.analysis.time_shares import share_time
     from tracekern.analysis.waits.analyze import analyze_waits
@@ -79,6 +78,7 @@ def measure(num_spans: int, rounds: int) -> Measured:
     from tracekern.analysis.waits.matrix import find_abnormal, wait_matrix
     from tracekern.analysis.waits.statistics import wait_statistics
     from tracekern.analysis.why.answer import explain
+    from tracekern.timeline.iterations import find_iterations
     from tracekern.viewers.report.report_page import report_page
 
     timeline = make_timeline(num_spans)

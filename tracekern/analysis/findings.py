@@ -14,7 +14,6 @@ from tracekern.analysis.critical_path.analyze import CriticalPath, critical_path
 from tracekern.analysis.doubt import Blame, Worst, blame_ranks, name_worst
 from tracekern.analysis.hang import Hang, find_hang
 from tracekern.analysis.imbalance import Imbalance, work_imbalance
-from tracekern.analysis.iterations import Iterations, find_iterations
 from tracekern.analysis.receive_matrix import ReceiveMatrix, receive_matrix
 from tracekern.analysis.staging import Staging, staging
 from tracekern.analysis.summary import Summary, summarize
@@ -26,6 +25,7 @@ from tracekern.analysis.waits.statistics import WaitStatistic, wait_statistics
 from tracekern.analysis.why.answer import Answer, explain
 from tracekern.formatting import duration, percent
 from tracekern.timeline.damage import damage_of
+from tracekern.timeline.iterations import Iterations, find_iterations
 from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Timeline
 from tracekern.timeline.select import Window, reaches_into, select
 

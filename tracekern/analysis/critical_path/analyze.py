@@ -13,11 +13,11 @@ from functools import cached_property, partial
 import numpy as np
 
 from tracekern.analysis.critical_path.path import PartFinder, PathPart, Walker, find_edges
-from tracekern.analysis.iterations import LaunchIterations
 from tracekern.analysis.waits.analyze import Waits
 from tracekern.analysis.waits.event_graph import EventGraph, build_graph
 from tracekern.analysis.waits.pieces import is_message
 from tracekern.formatting import brief
+from tracekern.timeline.iterations import LaunchIterations
 from tracekern.timeline.model import Int32, Int64, Timeline
 from tracekern.timeline.select import Window, reaches_into
 
@@ -60,7 +60,7 @@ class IterationPath:
     """`parts`, and the lengths of `segments`, sum to end_ns - start_ns to the tick."""
 
     iteration: int
-    """Its number (analysis/iterations.py); -1 for the whole capture, or window of it."""
+    """Its number (timeline/iterations.py); -1 for the whole capture, or window of it."""
     start_ns: int
     end_ns: int
     _walk: Callable[[], tuple[tuple[PathPart, ...], Segments]] = dataclasses.field(repr=False, compare=False)
