@@ -12,8 +12,10 @@ from toolchains import ROOT
 
 import tracekern
 from tracekern.analysis.findings import analyze
+from tracekern.analysis.statistics import phase_statistics
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput
+from tracekern.gate.run import difference, make_run
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.low_latency.kernels import LEFT_OUT
 from tracekern.moe.low_latency.pipeline import LowLatencyPipeline
@@ -155,6 +157,15 @@ def test_the_report_says_what_was_left_out(recorded):
     told = {detail: {line.word: line.text for line in headlines(analyze(one))} for detail, one in recorded.items()}
     assert told["work"]["waiting"].endswith(f"; left out: {', '.join(LEFT_OUT)} of warps with nothing to do")
     assert "left out" not in told["all"]["waiting"]
+
+
+def test_the_gate_does_not_compare_it_with_all_detail(recorded):
+    every, work, again = (
+        make_run(detail, phase_statistics(recorded[detail]), recorded[detail], recorded[detail].ranks[0].metadata)
+        for detail in ("all", "work", "work")
+    )
+    assert difference(every, work) == f"left_out is {', '.join(LEFT_OUT)} in work, missing in all"
+    assert difference(work, again) == ""
 
 
 @pytest.mark.parametrize(("capture", "sub_warps"), [("h100_low_latency", 16), ("h100x2_low_latency", 8)])

@@ -157,17 +157,6 @@ class Findings:
         return [problem.text for problem in self.timeline.problems if problem.kind in ABSENT_KINDS]
 
     @property
-    def left_out(self) -> list[str]:
-        """Waits of which a warp that had nothing to do recorded none."""
-        tables = [
-            table
-            for rank in self.timeline.ranks
-            if rank.metadata.get("detail") == "work"
-            for table in rank.metadata["event_tables"]
-        ]
-        return list(dict.fromkeys(name for table in tables for name in table.get("left_out", [])))
-
-    @property
     def is_contradicted(self) -> bool:
         """Whether waits ended before what they waited for. Then nothing that follows from them is proven."""
         return any(problem.kind in CONTRADICTION_KINDS for problem in self.timeline.problems)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.hang import Holder, OpenWait
+from tracekern.analysis.left_out import left_out
 from tracekern.analysis.summary import Summary
 from tracekern.formatting import count, duration, factor, percent, ranks
 from tracekern.timeline.clocks.pairs import MAX_WANDER_PER_NS
@@ -108,10 +109,11 @@ def _waiting(findings: Findings) -> str:
     worst = findings.phases[0]
     all_waits = sum(phase.sum_ns for phase in findings.phases)
     kept = " that the flight recorder kept" if findings.records_overwritten else ""
-    left_out = f"; left out: {', '.join(findings.left_out)} of warps with nothing to do" if findings.left_out else ""
+    names = ", ".join(left_out(findings.timeline))
+    idle = f"; left out: {names} of warps with nothing to do" if names else ""
     return (
         f"{percent(wait, total)} of the warps' time{kept}, {duration(wait)} of {duration(total)}; "
-        f"most in {worst.phase}: {duration(worst.sum_ns)}, {percent(worst.sum_ns, all_waits)} of all waits{left_out}"
+        f"most in {worst.phase}: {duration(worst.sum_ns)}, {percent(worst.sum_ns, all_waits)} of all waits{idle}"
     )
 
 
