@@ -70,7 +70,6 @@ def measure(num_spans: int, rounds: int) -> Measured:
     from tracekern.analysis.doubt import blame_ranks
     from tracekern.analysis.findings import analyze
     from tracekern.analysis.imbalance import work_imbalance
-    from tracekern.analysis.iterations import find_iterations
     from tracekern.analysis.stages import stage_times
     from tracekern.analysis.summary import summarize
     from tracekern.analysis.time_shares import share_time
@@ -81,6 +80,7 @@ def measure(num_spans: int, rounds: int) -> Measured:
     from tracekern.analysis.why.answer import explain
     from tracekern.analysis.why.critical_path import critical_path
     from tracekern.analysis.why.moments import find_moments
+    from tracekern.timeline.iterations import find_iterations
     from tracekern.viewers.report.report_page import report_page
 
     timeline = make_timeline(num_spans)

@@ -18,7 +18,6 @@ import torch
 from tests.rank_pool import RankPool
 from tracekern import _C
 from tracekern.analysis.findings import analyze
-from tracekern.analysis.iterations import LaunchIterations
 from tracekern.comm.group import Group
 from tracekern.dump import format as fmt
 from tracekern.dump.fault import FAULT_RECORD, FLAG_VALUE_BITS, INTERRUPTED
@@ -30,6 +29,7 @@ from tracekern.moe.routing import draw_batch
 from tracekern.moe.run import MoeRun, run
 from tracekern.moe.shape import MoeShape
 from tracekern.record.session import Capture, capture
+from tracekern.timeline.iterations import LaunchIterations
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, EventClass, Timeline, unpack_field
 from tracekern.viewers.report.headlines import headlines

@@ -20,6 +20,7 @@ from tracekern.analysis.findings import Findings, analyze
 from tracekern.analysis.gantt import choose_iterations
 from tracekern.analysis.waits.analyze import WaitKind
 from tracekern.formatting import duration, percent
+from tracekern.timeline.iterations import find_iterations
 from tracekern.timeline.load import load
 from tracekern.timeline.model import ClockFit, Flows, Problem, Spans, Timeline, TrackKind
 from tracekern.timeline.select import take_spans
@@ -339,6 +340,29 @@ def test_a_first_iteration_that_hides_the_others_says_how_to_see_them(findings, 
     others = command_line("report", TRACES / "h200x4", "--window", window, "--json")
     assert "which is 783 us long, is before kernels of rank 0" in json.loads(others.stdout)["bound"]
     assert not any("--window" in line.text for line in headlines(analyze(load(TRACES / "h200x4_late_host"))))
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_any_iteration_that_hides_the_others_says_how_to_see_them(number):
+    timeline = load(TRACES / "h200x4_late_host")
+    iterations = find_iterations(timeline)
+    is_later = np.append(iterations.of_launch, -1)[timeline.spans.launch] >= number
+    spans = timeline.spans
+    late = dataclasses.replace(
+        spans,
+        start=np.where(is_later, spans.start + 20_000_000, spans.start),
+        end=np.where(is_later, spans.end + 20_000_000, spans.end),
+    )
+    timeline = timeline.replace(spans=late)
+    (bound,) = [line.text for line in headlines(analyze(timeline)) if line.word == "bound"]
+    share, first, last = re.search(
+        rf"iteration {number} is (\d+) % of it: --window (\d+)us:(\d+)us leaves", bound
+    ).groups()
+    assert int(share) > 50
+    others = analyze(timeline, window=(int(first) * 1000, int(last) * 1000))
+    kept = {1: [2, 3, 4, 5], 3: [0, 1, 2]}[number]
+    assert [one.iteration for one in others.critical_path.iterations] == kept
+    assert not any(f"iteration {number}" in line.text for line in headlines(others))
 
 
 def test_a_large_capture_stays_a_small_page(tmp_path):

@@ -30,6 +30,12 @@ TK_DEVICE constexpr void check_end_fields() {
                   "TK_END and TK_END_IF take one value for each field at the event's end");
 }
 
+template <auto kEvent, class Rec, class... Values>
+TK_DEVICE typename Rec::Open begin_if(Rec& recorder, bool wanted, Values... values) {
+    if (!wanted) return recorder.unrecorded();
+    return recorder.template begin<kEvent>(values...);
+}
+
 // kEvent, checked to be of that class as a part of a declaration.
 template <auto kEvent, EventClass kClass>
 struct EventOf {
@@ -54,6 +60,9 @@ public:
     TK_DEVICE Open begin(Values...) {
         return {};
     }
+    TK_DEVICE Open unrecorded() { return {}; }
+    template <auto kEvent>
+    TK_DEVICE void take_back_if(bool) {}
     template <auto kEvent, class... Values>
     TK_DEVICE void mark(Values...) {}
     template <auto kEvent, class... Values>
@@ -172,6 +181,17 @@ private:
         recorder, TK_IF_TRACED_(recorder, (recorder).template begin<event>(__VA_ARGS__)))
 #define TK_WAIT(recorder, event, ...) \
     TK_RANGE(recorder, (::tracekern::detail::EventOf<event, ::tracekern::EventClass::wait>::kChecked), __VA_ARGS__)
+// The same if `wanted`: for a wait at a barrier of a warp that may have nothing to do. docs/instrumenting.md says when.
+#define TK_WAIT_IF(recorder, wanted, event, ...)                                                                     \
+    [[maybe_unused]] ::tracekern::Span<std::remove_reference_t<decltype(recorder)>,                                  \
+                                       ::tracekern::detail::EventOf<event, ::tracekern::EventClass::wait>::kChecked> \
+    tk_span(                                                                                                         \
+        recorder,                                                                                                    \
+        TK_IF_TRACED_(recorder, ::tracekern::detail::begin_if<event>(recorder, wanted __VA_OPT__(, ) __VA_ARGS__)))
+// Takes the span of that event, the last that this warp recorded, off the record again: the warp had nothing to do.
+// A flight recorder keeps it.
+#define TK_TAKE_BACK_IF(recorder, unwanted, event) \
+    TK_IF_TRACED_(recorder, (recorder).template take_back_if<event>(unwanted))
 // Opens before the release fence (where stores drain) and closes after the flag's store.
 #define TK_SIGNAL(recorder, event, ...) \
     TK_RANGE(recorder, (::tracekern::detail::EventOf<event, ::tracekern::EventClass::signal>::kChecked), __VA_ARGS__)

@@ -81,6 +81,20 @@ public:
         if constexpr (!is_stored_first<kEvent>) store(open, open.begin - 1);
     }
 
+    // A span that goes on no record, and is not counted.
+    TK_DEVICE Open unrecorded() const {
+        Open open;
+        open.stop = next_;  // as of a span on record: it takes no register
+        return open;
+    }
+    // The span of kEvent that was recorded last gives its place back: it is as if it had not been recorded.
+    template <auto kEvent>
+    TK_DEVICE void take_back_if(bool unwanted) {
+        const uint32_t step = unwanted & event_mask_ >> static_cast<uint32_t>(kEvent) ? sizeof(SpanRecord) : 0;
+        const auto at = reinterpret_cast<uintptr_t>(next_);
+        next_ = reinterpret_cast<SpanRecord*>(at - static_cast<uint32_t>(at) + (static_cast<uint32_t>(at) - step));
+    }
+
     template <auto kEvent, class... Values>
     TK_DEVICE void mark(Values... values) {
         Open open = take<kEvent>(RecordKind::mark, detail::pack_fields<kEvent, false>(values...));

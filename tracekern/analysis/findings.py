@@ -14,7 +14,6 @@ from tracekern.analysis.doubt import Blame, Worst, blame_ranks, name_worst
 from tracekern.analysis.hang import Hang, find_hang
 from tracekern.analysis.held_up import HeldUp, find_held_up
 from tracekern.analysis.imbalance import Imbalance, work_imbalance
-from tracekern.analysis.iterations import Iterations, find_iterations
 from tracekern.analysis.receive_matrix import ReceiveMatrix, receive_matrix
 from tracekern.analysis.stages import StageTimes, stage_times
 from tracekern.analysis.staging import Staging, staging
@@ -30,6 +29,7 @@ from tracekern.analysis.why.critical_path import CriticalPath, PathWalker, criti
 from tracekern.analysis.why.moments import Moments, find_moments
 from tracekern.formatting import duration, percent
 from tracekern.timeline.damage import damage_of
+from tracekern.timeline.iterations import Iterations, find_iterations
 from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Timeline
 from tracekern.timeline.select import Window, reaches_into, select
 

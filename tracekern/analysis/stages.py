@@ -14,8 +14,8 @@ import numpy as np
 
 from tracekern.analysis.groups import median_of_groups
 from tracekern.analysis.idle import idle_of_launches
-from tracekern.analysis.iterations import LaunchIterations
 from tracekern.formatting import brief
+from tracekern.timeline.iterations import LaunchIterations
 from tracekern.timeline.model import OPEN_END, Float64, Int64, Timeline, TrackKind
 from tracekern.timeline.select import Window, reaches_into
 

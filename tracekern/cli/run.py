@@ -65,6 +65,14 @@ _Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="DIR", parser=options.output_path, help="Directory for capture and trace."),
 ]
+_Detail = Annotated[
+    str,
+    typer.Option(
+        metavar="N|all",
+        help="Record each step of every Nth tile of int4 experts; 0: of none. "
+        "all: of every one, and how warps with nothing to do wait for the others.",
+    ),
+]
 _TorchProfiler = Annotated[
     bool, typer.Option("--torch-profiler", help="Add torch.profiler's lanes: threads and, on GPUs, streams.")
 ]
@@ -143,7 +151,7 @@ def moe(
     records_per_track: Annotated[str, typer.Option(help="Room of a track; auto counts first.")] = "auto",
     keep: Annotated[str, typer.Option(help="Which records of a full track stay: first or last.")] = "first",
     clock: Annotated[str, typer.Option(help="Clock of records: realtime, or cycles for short spans.")] = "realtime",
-    detail: Annotated[int, typer.Option(help="Record each step of every Nth tile of int4 experts; 0: of none.")] = 0,
+    detail: _Detail = "0",
     every: Annotated[int, typer.Option(help="Record every Nth launch of a kernel.")] = 1,
     blocks: Annotated[int, typer.Option(help="Blocks of a kernel; 0: 4 on the CPU, on a GPU most of its SMs.")] = 0,
     warps: Annotated[int, typer.Option(help="Warps of a block; 0: 4 on the CPU, 16 on a GPU.")] = 0,
@@ -167,6 +175,7 @@ def moe(
     names = {field.name for field in dataclasses.fields(MoeRun)} & context.params.keys()
     given: dict[str, Any] = {name: context.params[name] for name in names}
     given["records_per_track"] = options.parse_records(records_per_track)
+    given["detail"] = options.parse_detail(detail)
     given["command"] = shlex.join(["tracekern", *sys.argv[1:]])
     with _naming_options(context):
         given["family_options"] = _parse_options(option or [], dispatch_dtype=dispatch_dtype)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.hang import Holder, OpenWait
+from tracekern.analysis.left_out import left_out
 from tracekern.analysis.summary import Summary
 from tracekern.formatting import count, duration, factor, percent, ranks
 from tracekern.timeline.clocks.pairs import MAX_WANDER_PER_NS
@@ -112,10 +113,13 @@ def _waiting(findings: Findings) -> str:
     worst = findings.phases[0]
     all_waits = sum(phase.sum_ns for phase in findings.phases)
     kept = " that the flight recorder kept" if findings.records_overwritten else ""
+    names = ", ".join(left_out(findings.timeline))
+    idle = f"; left out: {names} of warps with nothing to do" if names else ""
     return (
         f"{percent(wait, total)} of the warps' time{kept}, {duration(wait)} of {duration(total)}; "
         f"most in {worst.phase}: {duration(worst.sum_ns)}, {percent(worst.sum_ns, all_waits)} of all waits"
         + _endless(findings)
+        + idle
     )
 
 
@@ -137,19 +141,26 @@ def _bound(findings: Findings) -> str:
         f"{of_what_ended}{percent(first.time_ns, whole.makespan_ns)} of the critical path, "
         f"which is {duration(whole.makespan_ns)} long, is {describe_part(first)}"
     )
-    return text + _warm_up(findings)
+    return text + _one_iteration(findings)
 
 
-def _warm_up(findings: Findings) -> str:
-    """How to leave out a first iteration that is most of the capture, and so of every number."""
+def _one_iteration(findings: Findings) -> str:
+    """How to leave out an iteration that is more than half of the capture, and so of every number."""
     whole, iterations = findings.critical_path.whole, findings.critical_path.iterations
-    if whole is None or len(iterations) < 2 or iterations[0].makespan_ns * 2 <= whole.makespan_ns:
+    if whole is None or len(iterations) < 2:
         return ""
-    if iterations[0].start_ns != whole.start_ns:
+    place, longest = max(enumerate(iterations), key=lambda found: found[1].end_ns - found[1].start_ns)
+    if longest.makespan_ns * 2 <= whole.makespan_ns:
+        return ""
+    if longest.start_ns < whole.start_ns or longest.end_ns > whole.end_ns:
         return ""  # of a window that cuts it
-    first_us, last_us = iterations[1].start_ns // 1000 + 1, whole.end_ns // 1000 + 1
-    share = percent(iterations[0].makespan_ns, whole.makespan_ns)
-    return f"; the first iteration is {share} of it: --window {first_us}us:{last_us}us leaves it out"
+    name = f"iteration {longest.iteration}" if longest.iteration else "the first iteration"
+    if place < len(iterations) / 2:
+        first_us, last_us = longest.end_ns // 1000 + 1, whole.end_ns // 1000 + 1
+    else:
+        first_us, last_us = max(0, whole.start_ns // 1000), (longest.start_ns - 1) // 1000
+    share = percent(longest.makespan_ns, whole.makespan_ns)
+    return f"; {name} is {share} of it: --window {first_us}us:{last_us}us leaves it out"
 
 
 def steadiness(findings: Findings) -> str:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.iterations import Iterations
 from tracekern.analysis.waits.analyze import Waits
 from tracekern.analysis.waits.event_graph import EventGraph
 from tracekern.analysis.why.candidates import Candidate, Candidates, CauseKind, Excess
@@ -21,6 +20,7 @@ from tracekern.analysis.why.moments import Moments
 from tracekern.analysis.why.repetitions import ends_of_iterations
 from tracekern.analysis.why.replays import Replays, Saving
 from tracekern.formatting import brief, percent
+from tracekern.timeline.iterations import Iterations
 from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Float64, Timeline
 from tracekern.timeline.select import Window
 

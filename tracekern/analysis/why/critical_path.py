@@ -14,7 +14,6 @@ from functools import cached_property, partial
 import numpy as np
 
 from tracekern.analysis.groups import group_rows
-from tracekern.analysis.iterations import LaunchIterations
 from tracekern.analysis.waits.analyze import Phase, Waits
 from tracekern.analysis.waits.event_graph import EventGraph
 from tracekern.analysis.why.graph import EdgeKind
@@ -23,6 +22,7 @@ from tracekern.analysis.why.moments import Moments
 from tracekern.formatting import brief
 from tracekern.timeline.columns import rows_of_ranges
 from tracekern.timeline.intervals import bisect_right
+from tracekern.timeline.iterations import LaunchIterations
 from tracekern.timeline.model import Int32, Int64, Timeline
 from tracekern.timeline.select import Window, reaches_into
 
@@ -100,7 +100,7 @@ class IterationPath:
     """`parts` sum to the lengths of `stretches`, and these to end_ns - start_ns less what counts for nothing."""
 
     iteration: int
-    """Its number (analysis/iterations.py); -1 for the whole capture, or window of it."""
+    """Its number (timeline/iterations.py); -1 for the whole capture, or window of it."""
     start_ns: int
     end_ns: int
     _walk: Callable[[], tuple[tuple[PathPart, ...], Stretches]] = dataclasses.field(repr=False, compare=False)
