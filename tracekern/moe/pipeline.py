@@ -13,7 +13,7 @@ from tracekern.errors import BadInput
 from tracekern.formatting import count
 from tracekern.moe.experts import Experts
 from tracekern.moe.gemm.experts import ExpertKernels, Int4Experts
-from tracekern.moe.launches import Launches, check_capture
+from tracekern.moe.launches import Launches, check_capture, describe
 from tracekern.moe.routing import torch_dtype
 from tracekern.moe.shape import MoeShape, check_range, check_tensor, require_tensor
 
@@ -52,22 +52,25 @@ class Pipeline:
         num_sms: int = 0,
         executor: str = "fibers",
         backend: str = "cpu",
+        settings: dict[str, int] | None = None,
+        bytes_of: dict[str, int | tuple[int, str]] | None = None,
         **options: int,
     ) -> None:
         """family: a key of _C.families. variant: one of the family's. options: for the family's kernels.
 
         num_blocks x warps_per_block: the grid of every kernel; on a GPU at most 16 warps, on the CPU MAX_CPU_WARPS in
         all. num_sms: how many SMs of a GPU the kernels fill, where num_blocks does not say it. 0: see choose_grid().
-        timeout_s, on_timeout: see Communicator.set_timeout(). backend: "cpu" or "cuda". Raises BadInput.
+        timeout_s, on_timeout: see Communicator.set_timeout(). backend: "cpu" or "cuda". settings: what a capture is
+        told of the workload besides the shape. bytes_of: see launches.describe(). Raises BadInput.
         """
         facts = _C.families[family]
 
-        def settings() -> dict[str, Any]:
+        def choose() -> dict[str, Any]:
             _check_making(facts.variants, group, shape, variant)
             grid = choose_grid(group, num_blocks, warps_per_block, num_sms, backend)
             return {**dataclasses.asdict(shape), "variant": variant, **options, "grid": list(grid)}
 
-        num_blocks, warps_per_block = group.agree(f"the making of a {family} pipeline", settings)["grid"]
+        num_blocks, warps_per_block = group.agree(f"the making of a {family} pipeline", choose)["grid"]
         self.shape, self.variant, self.options = shape, variant, options
         self.stages: tuple[str, ...] = facts.variants[variant]
         """The kernels of one call, in order."""
@@ -86,7 +89,8 @@ class Pipeline:
         grid = {"num_blocks": num_blocks, "warps_per_block": warps_per_block, "first_stage": first_stage}
         on_cpu = {"executor": executor} if backend == "cpu" else {}
         self._native = _make_native(family, self.comm, backend, {**sizes, **kind, **grid, **on_cpu})
-        self._launches = Launches(self.comm, facts.event_table(), facts.roles, num_blocks, warps_per_block)
+        events = describe(facts.event_table(), workload(shape, variant) | (settings or {}), bytes_of)
+        self._launches = Launches(self.comm, events, facts.roles, num_blocks, warps_per_block)
         self._expert_kernels: ExpertKernels | None = None
         self.comm.on_reset(self._native.reset)
         group.barrier()
@@ -190,6 +194,18 @@ class Pipeline:
     def reset(self) -> None:
         """Collective: makes the communicator usable again after a CommTimeout."""
         self.comm.reset()
+
+
+def workload(shape: MoeShape, variant: str) -> dict[str, Any]:
+    """Returns what a capture keeps of a workload, under the names that `run moe` has for it."""
+    return {
+        "variant": variant,
+        "tokens": shape.max_tokens,
+        "hidden": shape.hidden,
+        "experts": shape.num_experts,
+        "topk": shape.topk,
+        "dtype": shape.dtype,
+    }
 
 
 def choose_grid(group: Group, num_blocks: int, warps_per_block: int, num_sms: int, backend: str) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.dump.event_table import EventRow, parse_event
+from tracekern.dump.event_table import EventRow, parse_event, parse_groups
 from tracekern.dump.format import MAX_EVENTS, PAYLOAD_BITS
 from tracekern.dump.reader import Dump
 from tracekern.timeline.model import Channel, ChannelKind, EventClass, EventType, Field, Int32, Problem, UInt64
@@ -47,6 +47,22 @@ def _doubts(event: EventType) -> list[str]:
         level = _LEVEL_OF_CREDIT[event.event_class]
         doubts += [f"credit channel {channel.name} without a field {level}, taken as 0"] if level not in names else []
     return list(dict.fromkeys(doubts))
+
+
+def groups_of_launches(dump: Dump) -> list[tuple[int, str]]:
+    """The warp groups of a block of each launch, and what their number in the grid is called; (0, "") for none.
+
+    Raises BadInput for a bad table.
+    """
+    of_table = [
+        parse_groups(f"{dump.path}: event table {table['name'][:60]!r}", table)
+        for table in dump.metadata["event_tables"]
+    ]
+    found = [of_table[launch.event_table] for launch in dump.launches]
+    return [
+        groups if groups[0] and launch.warps_per_block % groups[0] == 0 else (0, "")
+        for groups, launch in zip(found, dump.launches, strict=True)
+    ]
 
 
 class EventNumbers:
@@ -123,4 +139,13 @@ def _event_type(row: EventRow) -> EventType:
         name, kind, key = row.channel
         channel = Channel(name, ChannelKind(kind), key)
     begin_fields, end_fields = (tuple(Field(*field) for field in side) for side in (row.begin_fields, row.end_fields))
-    return EventType(row.name, EventClass(row.event_class), row.ends_at, channel, begin_fields, end_fields)
+    return EventType(
+        row.name,
+        EventClass(row.event_class),
+        row.ends_at,
+        channel,
+        begin_fields,
+        end_fields,
+        bytes_each=row.bytes_each,
+        bytes_of=row.bytes_of,
+    )
