@@ -63,6 +63,13 @@ _Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="DIR", parser=options.output_path, help="Directory for capture and trace."),
 ]
+_Blocks = Annotated[
+    str,
+    typer.Option(
+        metavar="N[,KERNEL=N]",
+        help="Blocks of all kernels, or of some, as combine=304; 0: 4 on the CPU, on a GPU most of its SMs.",
+    ),
+]
 _TorchProfiler = Annotated[
     bool, typer.Option("--torch-profiler", help="Add torch.profiler's lanes: threads and, on GPUs, streams.")
 ]
@@ -133,7 +140,7 @@ def moe(
     clock: Annotated[str, typer.Option(help="Clock of records: realtime, or cycles for short spans.")] = "realtime",
     detail: Annotated[int, typer.Option(help="Record each step of every Nth tile of int4 experts; 0: of none.")] = 0,
     every: Annotated[int, typer.Option(help="Record every Nth launch of a kernel.")] = 1,
-    blocks: Annotated[int, typer.Option(help="Blocks of a kernel; 0: 4 on the CPU, on a GPU most of its SMs.")] = 0,
+    blocks: _Blocks = "0",
     warps: Annotated[int, typer.Option(help="Warps of a block; 0: 4 on the CPU, 16 on a GPU.")] = 0,
     option: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Options of some variants.")] = None,
     dispatch_dtype: Annotated[str, typer.Option(help="What low_latency sends in dispatch: fp8 or bf16.")] = "",
@@ -154,6 +161,7 @@ def moe(
     names = {field.name for field in dataclasses.fields(MoeRun)} & context.params.keys()
     given: dict[str, Any] = {name: context.params[name] for name in names}
     given["records_per_track"] = options.parse_records(records_per_track)
+    given["blocks"], given["stage_blocks"] = options.parse_blocks(blocks)
     given["command"] = shlex.join(["tracekern", *sys.argv[1:]])
     with _naming_options(context):
         given["family_options"] = _parse_options(option or [], dispatch_dtype=dispatch_dtype)

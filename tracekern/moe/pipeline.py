@@ -12,6 +12,7 @@ from tracekern.comm.group import Group
 from tracekern.errors import BadInput
 from tracekern.formatting import count
 from tracekern.moe.experts import Experts
+from tracekern.moe.family import blocks_by_stage
 from tracekern.moe.gemm.experts import ExpertKernels, Int4Experts
 from tracekern.moe.launches import Launches, check_capture, describe
 from tracekern.moe.routing import torch_dtype
@@ -50,6 +51,7 @@ class Pipeline:
         num_blocks: int = 0,
         warps_per_block: int = 0,
         num_sms: int = 0,
+        stage_blocks: dict[str, int] | None = None,
         executor: str = "fibers",
         backend: str = "cpu",
         settings: dict[str, int] | None = None,
@@ -60,6 +62,7 @@ class Pipeline:
 
         num_blocks x warps_per_block: the grid of every kernel; on a GPU at most 16 warps, on the CPU MAX_CPU_WARPS in
         all. num_sms: how many SMs of a GPU the kernels fill, where num_blocks does not say it. 0: see choose_grid().
+        stage_blocks: of kernels with another number of blocks, see blocks_by_stage().
         timeout_s, on_timeout: see Communicator.set_timeout(). backend: "cpu" or "cuda". settings: what a capture is
         told of the workload besides the shape. bytes_of: see launches.describe(). Raises BadInput.
         """
@@ -68,29 +71,30 @@ class Pipeline:
         def choose() -> dict[str, Any]:
             _check_making(facts.variants, group, shape, variant)
             grid = choose_grid(group, num_blocks, warps_per_block, num_sms, backend)
-            return {**dataclasses.asdict(shape), "variant": variant, **options, "grid": list(grid)}
+            others = blocks_by_stage(facts.variants[variant], stage_blocks or {})
+            choose_grid(group, max([1, *others.values()]), grid[1], 0, backend)  # which checks it
+            return dataclasses.asdict(shape) | {"variant": variant, **options, "grid": list(grid), "blocks": others}
 
-        num_blocks, warps_per_block = group.agree(f"the making of a {family} pipeline", choose)["grid"]
+        chosen = group.agree(f"the making of a {family} pipeline", choose)
+        (num_blocks, warps_per_block), others = chosen["grid"], chosen["blocks"]
         self.shape, self.variant, self.options = shape, variant, options
         self.stages: tuple[str, ...] = facts.variants[variant]
         """The kernels of one call, in order."""
         self.grid, self.warps = num_blocks, warps_per_block
-        sizes = {
-            "max_tokens": shape.max_tokens,
-            "num_experts": shape.num_experts,
-            "topk": shape.topk,
-            "hidden": shape.hidden,
-            "dtype": shape.dtype,
-        }
+        sizes = {name: getattr(shape, name) for name in ("max_tokens", "num_experts", "topk", "hidden", "dtype")}
         kind = {"variant": variant, **options}
         heap_bytes = facts.heap_bytes(num_ranks=shape.num_ranks, **sizes, **kind)
         self.comm = Communicator(group, heap_bytes, timeout_s, backend, on_timeout, reserved_bytes=heap_bytes)
         first_stage = self.comm.add_kernels(facts.stages, facts.channels)
-        grid = {"num_blocks": num_blocks, "warps_per_block": warps_per_block, "first_stage": first_stage}
+        grid = {"num_blocks": num_blocks, "warps_per_block": warps_per_block, "stage_blocks": others}
         on_cpu = {"executor": executor} if backend == "cpu" else {}
-        self._native = _make_native(family, self.comm, backend, {**sizes, **kind, **grid, **on_cpu})
+        self._native = _make_native(
+            family, self.comm, backend, {**sizes, **kind, **grid, **on_cpu, "first_stage": first_stage}
+        )
         events = describe(facts.event_table(), workload(shape, variant) | (settings or {}), bytes_of)
         self._launches = Launches(self.comm, events, facts.roles, num_blocks, warps_per_block)
+        for stage, blocks in others.items():
+            self._launches.add_stage(stage, events, facts.roles, blocks, warps_per_block)
         self._expert_kernels: ExpertKernels | None = None
         self.comm.on_reset(self._native.reset)
         group.barrier()

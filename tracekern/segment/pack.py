@@ -169,12 +169,10 @@ def _metadata(
             "records_count": count,
         }
         optional = {"blocks_run": packed.blocks_run, "shared_tracks": packed.shared_tracks}
-        section |= {key: value for key, value in optional.items() if value}
-        sections.append(section)
+        sections.append(section | {key: value for key, value in optional.items() if value})
     fault = parse_fault(segment.fault_record.tobytes(), segment.metadata.get("fault_names", {}))
     counted = int((segment.launches()["flags"] & fmt.ENTRY_COUNTED_ONLY != 0).sum())
     only_counted = counted and not (launches or num_lost or segment.header["launches_refused"])
-    settings = _settings_of_launches(tables["event"]) | segment.metadata.get("settings", {})
     only_live = ("directory", "fault_names")
     metadata = {key: value for key, value in segment.metadata.items() if key not in only_live} | {
         "packed_ns": time.time_ns(),
@@ -182,7 +180,7 @@ def _metadata(
         "state": fmt.STATE_NAMES[fmt.SegmentState(int(segment.header["state"]))],
         "fault": fault,
         "fault_text": describe_fault(fault) if fault else "",
-        "settings": settings,
+        "settings": _settings_of_launches(tables["event"]) | segment.metadata.get("settings", {}),
         "event_tables": tables["event"],
         "role_tables": tables["role"],
         "launches": sections,
