@@ -145,7 +145,7 @@ private:
                 column<uint64_t>(spans, "begin_payload", count).data(),
                 column<uint64_t>(spans, "end_payload", count).data(),
                 column<uint32_t>(spans, "releaser_iid", count).data(),
-                column<int32_t>(spans, "group", count).data(),
+                column<int64_t>(spans, "group", count).data(),
                 column<int64_t>(spans, "bytes", count).data(),
                 static_cast<size_t>(count)};
     }

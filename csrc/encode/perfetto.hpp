@@ -24,7 +24,7 @@ struct SpanColumns {
     const uint64_t* begin_payload;
     const uint64_t* end_payload;
     const uint32_t* releaser_iid;  // of the text that says what released a wait; 0: none
-    const int32_t* group;          // number of the warp group, under the name that its launch gives; -1: none
+    const int64_t* group;          // number of the warp group, under the name that its launch gives; -1: none
     const int64_t* bytes;          // that it moved or announced; -1: not known
     size_t count;
 };

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracekern.timeline.model import EventClass, EventType, Int32, Int64, Timeline, field_values
+from tracekern.timeline.model import EventClass, EventType, Int64, Timeline, field_values
 
 
 def bytes_of_spans(timeline: Timeline) -> Int64:
@@ -26,17 +26,17 @@ def has_rate(event: EventType) -> bool:
     return event.event_class is EventClass.WORK and not event.is_headless
 
 
-def groups_of_spans(timeline: Timeline) -> Int32:
+def groups_of_spans(timeline: Timeline) -> Int64:
     """[num_spans] number in the grid of the warp group that a span is of; -1 where its launch has no name for it."""
     launches, tracks = timeline.launches, timeline.tracks
     # Launch -1 is no launch: the last entry.
-    groups = np.array([*(launch.groups if launch.group_field else 0 for launch in launches), 0], np.int32)
-    warps = np.array([*(launch.warps_per_block // max(1, launch.groups) for launch in launches), 1], np.int32)
-    block, warp = (np.array([getattr(track, name) for track in tracks], np.int32) for name in ("block", "warp"))
+    groups = np.array([*(launch.groups if launch.group_field else 0 for launch in launches), 0], np.int64)
+    warps = np.array([*(launch.warps_per_block // max(1, launch.groups) for launch in launches), 1], np.int64)
+    block, warp = (np.array([getattr(track, name) for track in tracks], np.int64) for name in ("block", "warp"))
     spans = timeline.spans
     is_grouped = groups[spans.launch] > 0
     is_grouped[is_grouped] = block[spans.track[is_grouped]] >= 0
     launch, track = spans.launch[is_grouped], spans.track[is_grouped]
-    result = np.full(len(spans), -1, np.int32)
+    result = np.full(len(spans), -1, np.int64)
     result[is_grouped] = block[track] * groups[launch] + warp[track] // warps[launch]
     return result

@@ -192,7 +192,7 @@ class _FieldSource:
 def _derived_columns(timeline: Timeline) -> dict[str, Int64]:
     """Bytes of each span, and the number of its warp group under the name that its launch has for it; -1 for none."""
     columns = {"bytes": bytes_of_spans(timeline)} if any(event.bytes_each for event in timeline.events) else {}
-    group = groups_of_spans(timeline).astype(np.int64)
+    group = groups_of_spans(timeline)
     fields = np.array([*(launch.group_field for launch in timeline.launches), ""])
     own = fields[timeline.spans.launch]
     return columns | {str(name): np.where(own == name, group, -1) for name in np.unique(fields) if name}
