@@ -61,6 +61,9 @@ def begin_arguments(timeline: Timeline, event: int, launch: int, payload: int) -
     if launch >= 0 and kind.event_class is not EventClass.LAUNCH:
         arguments["launch"] = f"{timeline.launches[launch].name} #{timeline.launches[launch].sequence}"
         arguments["epoch"] = timeline.launches[launch].epoch
+    elif launch >= 0:
+        shape = timeline.launches[launch]
+        arguments |= {"blocks": shape.blocks_run or shape.num_blocks, "warps": shape.warps_per_block}
     return arguments
 
 

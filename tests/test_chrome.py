@@ -95,8 +95,8 @@ def check_picture(timeline: Timeline, path: Path) -> TraceProcessor:
     assert Counter(loaded_slices(processor, shift).values()) == wanted
     flows: Counter = Counter()
     for out_pid, out_thread, out_time, in_pid, in_thread, in_time in processor.query(FLOWS_SQL):
-        source = (out_pid - 1, out_thread.split(" (lane")[0], out_time - shift)
-        flows[source, (in_pid - 1, in_thread.split(" (lane")[0], in_time - shift)] += 1
+        source = (out_pid, out_thread.split(" (lane")[0], out_time - shift)
+        flows[source, (in_pid, in_thread.split(" (lane")[0], in_time - shift)] += 1
     assert flows == expected_flow_ends(timeline)
     return processor
 
@@ -120,7 +120,7 @@ def test_every_span_lies_on_its_thread(tmp_path: Path, name: str):
         track = timeline.tracks[track_idx]
         thread = thread_name(timeline, track_idx)
         process = labels.rank_label(timeline.ranks[track.rank], 1)
-        wanted.setdefault((track.rank + 1, process, thread), []).append(expected.span_slice(timeline, index))
+        wanted.setdefault((track.rank, process, thread), []).append(expected.span_slice(timeline, index))
     assert by_thread == wanted
 
 
@@ -137,8 +137,27 @@ def test_thread_numbers_mean_nothing_to_a_viewer(tmp_path: Path):
     pids = {event["pid"] for event in events}
     owners = Counter(event["tid"] for event in events if event.get("name") == "thread_name")
     assert not pids & owners.keys()
-    assert 0 not in pids | owners.keys()
+    assert 0 not in owners
     assert set(owners.values()) == {1}
+
+
+def test_a_script_finds_ranks_blocks_and_warps_by_number(tmp_path: Path):
+    timeline = make_timeline(num_ranks=3)
+    write_chrome(timeline, tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    threads = {event["tid"]: event["args"] for event in events if event["name"] == "thread_name"}
+    found = Counter(
+        (event["pid"], threads[event["tid"]]["block"], threads[event["tid"]]["warp"], event["name"])
+        for event in events
+        if event["ph"] == "X" and event["cat"] in ("work", "wait", "signal", "sync")
+    )
+    tracks, spans = timeline.tracks, timeline.spans
+    wanted = Counter(
+        (tracks[track].rank, tracks[track].block, tracks[track].warp, timeline.events[event].name)
+        for track, event in zip(spans.track.tolist(), spans.event.tolist(), strict=True)
+        if tracks[track].kind is TrackKind.DEVICE
+    )
+    assert found == wanted
 
 
 def test_overlaps_go_to_threads_of_their_own(tmp_path: Path):
@@ -184,7 +203,7 @@ def test_counters_belong_to_their_rank(tmp_path: Path):
         "join process p using (upid)"
     )
     wanted = [
-        (counter.rank + 1, f"{counter.name} {counter.unit}", time, value)
+        (counter.rank, f"{counter.name} {counter.unit}", time, value)
         for counter in count_events(timeline)
         for time, value in zip(counter.time.tolist(), counter.value.tolist(), strict=True)
     ]

@@ -6,6 +6,7 @@ import functools
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,6 +34,7 @@ from tracekern.moe.gemm.kernels import FACTS, STAGINGS, Sizes, launch
 from tracekern.moe.gemm.reference import k2_reference, k4_reference
 from tracekern.moe.reference import weighted_sum
 from tracekern.moe.routing import Batch
+from tracekern.timeline.model import Timeline
 
 KERNELS = {"k2": (k2, k2_reference), "k4": (k4, k4_reference)}
 
@@ -297,8 +299,23 @@ def test_a_call_is_on_record_tile_by_tile(tmp_path: Path):
     for stage in ("k2", "k4"):
         counts = {name: int(((names == name) & (stages == stage)).sum()) for name in ("preload", "sweep", "epilogue")}
         assert counts == {"preload": 4 * tiles, "sweep": 8 * tiles, "epilogue": 8 * tiles}
+    check_preloads(timeline, layer.topk_ids)
     assert int((names == "permute_token").sum()) == 18
     assert int((names == "rank_choices").sum()) == 4
+
+
+def check_preloads(timeline: Timeline, topk_ids: torch.Tensor) -> None:
+    """Each warp says the first row of a tile and how many of its 8 are there, for both outputs of both kernels."""
+    counts = torch.bincount(topk_ids.flatten(), minlength=4).tolist()
+    wanted, begin = Counter(), 0
+    for expert, count in enumerate(counts):
+        for first in range(0, count, 8):
+            for output_tile in range(2):
+                wanted[expert, begin + first, output_tile, min(8, count - first)] = 8
+        begin += count
+    rows = timeline.rows_of("preload")
+    fields = (timeline.field(rows, name).tolist() for name in ("expert", "first_row", "output_tile", "rows"))
+    assert Counter(zip(*fields, strict=True)) == wanted
 
 
 def test_a_preload_ends_behind_the_last_warp_of_its_block(tmp_path: Path):

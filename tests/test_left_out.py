@@ -178,7 +178,7 @@ def test_a_report_of_gpus_says_the_same_without_it(capture, sub_warps):
     told, told_without = ({line.word: line.text for line in headlines(one)} for one in (found, without))
     figures = dict.fromkeys(("waiting", "idle"), "")
     assert {**told_without, **figures} == {**told, **figures}
-    assert without.stages.idle_ns == pytest.approx(found.stages.idle_ns, rel=0.01)
+    assert without.stages.idle_ns == pytest.approx(found.stages.idle_ns, rel=0.01, abs=1000)
     paths = [each.critical_path.whole for each in (found, without)]
     assert paths[0].parts[:2] == paths[1].parts[:2]
     assert paths[0].makespan_ns == paths[1].makespan_ns

@@ -75,16 +75,22 @@ encode::TraceTables trace_tables(const py::dict& tables) {
                                  event[1].cast<uint32_t>(),
                                  static_cast<encode::NameSource>(source),
                                  field_encodings(event[3]),
-                                 field_encodings(event[4])});
+                                 field_encodings(event[4]),
+                                 event[5].cast<bool>()});
     }
     for (const py::handle entry : tables["launches"]) {
         const auto launch = entry.cast<py::tuple>();
-        result.launches.push_back({launch[0].cast<uint32_t>(), launch[1].cast<std::string>()});
+        result.launches.push_back({launch[0].cast<uint32_t>(),
+                                   launch[1].cast<std::string>(),
+                                   launch[2].cast<std::string>(),
+                                   launch[3].cast<uint32_t>()});
     }
     result.lane_stride = tables["lane_stride"].cast<uint64_t>();
     result.time_shift = tables["time_shift"].cast<int64_t>();
     result.open_iid = tables["open_iid"].cast<uint32_t>();
     result.released_by_iid = tables["released_by_iid"].cast<uint32_t>();
+    result.bytes_iid = tables["bytes_iid"].cast<uint32_t>();
+    result.rate_iid = tables["rate_iid"].cast<uint32_t>();
     result.sent_iid = tables["sent_iid"].cast<uint32_t>();
     result.released_iid = tables["released_iid"].cast<uint32_t>();
     result.flow_category_iid = tables["flow_category_iid"].cast<uint32_t>();
@@ -139,6 +145,8 @@ private:
                 column<uint64_t>(spans, "begin_payload", count).data(),
                 column<uint64_t>(spans, "end_payload", count).data(),
                 column<uint32_t>(spans, "releaser_iid", count).data(),
+                column<int64_t>(spans, "group", count).data(),
+                column<int64_t>(spans, "bytes", count).data(),
                 static_cast<size_t>(count)};
     }
 

@@ -3,6 +3,8 @@
 #include "encode/perfetto.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <utility>
 
 namespace tracekern::encode {
@@ -22,14 +24,16 @@ constexpr uint8_t kDebugAnnotations = 0x22;            // TrackEvent.debug_annot
 constexpr uint8_t kAnnotationNameIid = 0x08;           // DebugAnnotation.name_iid
 constexpr uint32_t kAnnotationBool = 2 << 3;           // DebugAnnotation.bool_value
 constexpr uint32_t kAnnotationInt = 4 << 3;            // DebugAnnotation.int_value
+constexpr uint8_t kAnnotationDouble = 5 << 3 | 1;      // DebugAnnotation.double_value
 constexpr uint32_t kAnnotationTextIid = 17 << 3;       // DebugAnnotation.string_value_iid
 constexpr uint32_t kFlowIds = 47 << 3 | 1;             // TrackEvent.flow_ids
 constexpr uint32_t kTerminatingFlowIds = 48 << 3 | 1;  // TrackEvent.terminating_flow_ids
 
 enum EventType : uint8_t { kSliceBegin = 1, kSliceEnd = 2, kInstant = 3 };
 
-constexpr size_t kFixedPacketBytes = 112;  // tags, lengths, time, uuid, name, category, sequence, `open`, `released_by`
 constexpr size_t kMaxAnnotationBytes = 24;
+// Tags, lengths, time, uuid, name, category, sequence, `open` and `released_by`; the group; bytes and their rate.
+constexpr size_t kFixedPacketBytes = 112 + 2 * kMaxAnnotationBytes;
 constexpr size_t kFlowIdBytes = 10;
 
 // A packet with one track event; the body goes between construction and finish().
@@ -67,6 +71,15 @@ public:
         writer_.varint(name_iid);
         writer_.varint(value_tag);
         writer_.varint(value);
+        writer_.close_message(length);
+    }
+
+    void real_annotation(uint32_t name_iid, double value) {
+        MessageByte* length = writer_.open_message(kDebugAnnotations);
+        writer_.byte(kAnnotationNameIid);
+        writer_.varint(name_iid);
+        writer_.byte(kAnnotationDouble);
+        writer_.fixed64(std::bit_cast<uint64_t>(value));
         writer_.close_message(length);
     }
 
@@ -124,7 +137,7 @@ PerfettoEncoder::PerfettoEncoder(TraceTables tables,
     }
     size_t most_annotation_bytes = 0;
     for (const LaunchEncoding& launch : tables_.launches) {
-        most_annotation_bytes = std::max(most_annotation_bytes, launch.annotations.size());
+        most_annotation_bytes = std::max({most_annotation_bytes, launch.annotations.size(), launch.shape.size()});
     }
     const size_t most_flows =
         max_flows_of_a_span(flows_.signals) + max_flows_of_a_span(flows_.early) + max_flows_of_a_span(flows_.waits);
@@ -172,9 +185,13 @@ void PerfettoEncoder::begin_span(ProtoWriter& writer) {
     Packet packet(writer, time, kSliceBegin, uuid);
     packet.name(name_of(event, spans_.launch[i], spans_.begin_payload[i]), event.category_iid);
     packet.fields(event.begin_fields, spans_.begin_payload[i]);
-    // A launch's own span names its launch and has the epoch among its fields.
-    if (spans_.launch[i] >= 0 && event.name_source != NameSource::launch) {
-        packet.encoded(tables_.launches[spans_.launch[i]].annotations);
+    if (spans_.launch[i] >= 0) {
+        const LaunchEncoding& launch = tables_.launches[spans_.launch[i]];
+        // A launch's own span names its launch and has the epoch among its fields.
+        packet.encoded(event.name_source == NameSource::launch ? launch.shape : launch.annotations);
+        if (spans_.group[i] >= 0) {
+            packet.annotation(launch.group_iid, kAnnotationInt, static_cast<uint64_t>(spans_.group[i]));
+        }
     }
     if (spans_.end[i] == kOpenEnd) packet.annotation(tables_.open_iid, kAnnotationBool, 1);
     const size_t first_signal = next_signal_;
@@ -197,8 +214,15 @@ void PerfettoEncoder::end_span(ProtoWriter& writer, const OpenSpan& open) const 
         flow_instant(writer, time, open.uuid, tables_.released_iid, flows_.waits, open.first_flow, open.num_flows);
     }
     Packet packet(writer, time, kSliceEnd, open.uuid);
-    if (spans_.end[open.span_idx] != kOpenEnd) {
-        packet.fields(tables_.events[spans_.event[open.span_idx]].end_fields, spans_.end_payload[open.span_idx]);
+    const EventEncoding& event = tables_.events[spans_.event[open.span_idx]];
+    if (spans_.end[open.span_idx] != kOpenEnd) packet.fields(event.end_fields, spans_.end_payload[open.span_idx]);
+    if (const int64_t bytes = spans_.bytes[open.span_idx]; bytes >= 0) {
+        packet.annotation(tables_.bytes_iid, kAnnotationInt, static_cast<uint64_t>(bytes));
+        const int64_t length = open.end - spans_.start[open.span_idx];
+        if (event.has_rate && length > 0) {
+            const double rate = static_cast<double>(bytes) / static_cast<double>(length);
+            packet.real_annotation(tables_.rate_iid, std::nearbyint(rate * 100) / 100);
+        }
     }
     if (const uint32_t releaser_iid = spans_.releaser_iid[open.span_idx]) {
         packet.annotation(tables_.released_by_iid, kAnnotationTextIid, releaser_iid);

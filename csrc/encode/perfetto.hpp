@@ -24,6 +24,8 @@ struct SpanColumns {
     const uint64_t* begin_payload;
     const uint64_t* end_payload;
     const uint32_t* releaser_iid;  // of the text that says what released a wait; 0: none
+    const int64_t* group;          // number of the warp group, under the name that its launch gives; -1: none
+    const int64_t* bytes;          // that it moved or announced; -1: not known
     size_t count;
 };
 
@@ -64,11 +66,14 @@ struct EventEncoding {
     NameSource name_source;
     std::vector<FieldEncoding> begin_fields;
     std::vector<FieldEncoding> end_fields;
+    bool has_rate;  // its spans last as long as their bytes move
 };
 
 struct LaunchEncoding {
     uint32_t name_iid;
     std::string annotations;  // encoded, the same for each span of the launch
+    std::string shape;        // encoded, of the launch's own span
+    uint32_t group_iid;
 };
 
 struct TrackEncoding {
@@ -84,6 +89,8 @@ struct TraceTables {
     int64_t time_shift;    // added to every time: Perfetto's are unsigned
     uint32_t open_iid;     // annotation `open: true` of a span that never closed
     uint32_t released_by_iid;
+    uint32_t bytes_iid;
+    uint32_t rate_iid;  // bytes a ns, which are GB/s
     uint32_t sent_iid;  // names of the instants that flows start from and end at
     uint32_t released_iid;
     uint32_t flow_category_iid;

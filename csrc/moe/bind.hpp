@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include <iterator>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -147,11 +148,16 @@ void set_call(Pipeline& pipeline,
 template <class Family, class Pipeline, auto kTakeBackend, class Communicator>
 void bind_pipeline(pybind11::module_& family) {
     namespace py = pybind11;
+    static_assert(std::size(Family::kStageNames) <= kMaxStages);
     const auto make = [](Communicator& comm, py::kwargs options) {
         options["num_ranks"] = comm.args().num_ranks;
         auto config = take_config<Family>(options);
         config.num_blocks = take_option<uint32_t>(options, "num_blocks");
         config.warps_per_block = take_option<uint32_t>(options, "warps_per_block");
+        for (const auto& [name, blocks] : take_option<std::map<std::string, uint32_t>>(options, "stage_blocks")) {
+            const auto stage = enum_named<typename Family::Stage>("stage", name, Family::kStageNames);
+            config.stage_blocks[static_cast<uint32_t>(stage)] = blocks;
+        }
         const auto first_stage = take_option<uint32_t>(options, "first_stage");
         auto backend = kTakeBackend(options);
         refuse_options_left(options);

@@ -46,6 +46,8 @@ void with_number_type(NumberType number, F f) {
 #endif
 }
 
+constexpr uint32_t kMaxStages = 16;  // of a family
+
 template <class Variant>
 struct PipelineConfig {
     MoeShape shape;
@@ -53,6 +55,13 @@ struct PipelineConfig {
     NumberType number;
     uint32_t num_blocks = 4;
     uint32_t warps_per_block = 4;
+    uint32_t stage_blocks[kMaxStages] = {};  // of a kernel with another number of blocks; else 0
+
+    template <class Stage>
+    uint32_t blocks_of(Stage stage) const {
+        const uint32_t own = stage_blocks[static_cast<uint32_t>(stage)];
+        return own ? own : num_blocks;
+    }
 };
 
 }  // namespace tracekern

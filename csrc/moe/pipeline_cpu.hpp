@@ -34,7 +34,7 @@ public:
                 const typename Family::Config& config,
                 const typename Family::Args& args,
                 TraceChoice trace) {
-        CpuLaunch launch{config.num_blocks, config.warps_per_block, 0, executor_};
+        CpuLaunch launch{config.blocks_of(Body::kStage), config.warps_per_block, 0, executor_};
         launch.shared_bytes = Body::shared_bytes(args, config.warps_per_block);
         with_recorder(trace, [&]<class Rec>(typename Rec::Args trace_args) {
             comm.launch(launch, [&](Warp& warp) { Body::template run<Rec>(warp, args, trace_args); });

@@ -28,7 +28,7 @@ void plant_in_kernels(PlantedFault fault);
 
 template <class Body, class Config, class Args>
 LaunchOptions launch_options(const Config& config, const Args& args, uint64_t stream = 0) {
-    LaunchOptions options{config.num_blocks, config.warps_per_block * 32};
+    LaunchOptions options{config.blocks_of(Body::kStage), config.warps_per_block * 32};
     options.shared_bytes = Body::shared_bytes(args, config.warps_per_block);
     options.stream = stream;
     options.is_cooperative = true;
@@ -69,27 +69,31 @@ public:
     // an SM: what has room beside itself as often has it beside the others.
     template <class Family>
     void prepare(const Communicator& comm, const typename Family::Config& config, const typename Family::Args& args) {
-        const uint64_t wanted = uint64_t{config.num_blocks} * comm.num_residents();
         for_each_room<Family>(config, args, [&](typename Family::Stage stage, uint32_t room) {
-            if (room < wanted) refuse(Family::kStageNames[static_cast<uint32_t>(stage)], comm, config, room);
+            const uint64_t wanted = uint64_t{config.blocks_of(stage)} * comm.num_residents();
+            if (room < wanted) refuse<Family>(stage, comm, config, room);
         });
     }
 
     template <class Family, class Body>
     void launch(Communicator&, const typename Family::Config& config, typename Family::Args& args, TraceChoice trace) {
-        LaunchSize size{config.num_blocks, config.warps_per_block};
+        LaunchSize size{config.blocks_of(Body::kStage), config.warps_per_block};
         const void* kernel = kernel_address<Family>(config, Body::kStage, trace.is_traced(), trace.format());
         launch_kernel(kernel, launch_options<Body>(config, args, stream_), {trace_argument(trace), &args, &size});
     }
 
 private:
-    template <class Config>
-    [[noreturn]] static void refuse(const char* stage, const Communicator& comm, const Config& config, uint32_t room) {
+    template <class Family>
+    [[noreturn]] static void refuse(typename Family::Stage stage,
+                                    const Communicator& comm,
+                                    const typename Family::Config& config,
+                                    uint32_t room) {
         const uint32_t residents = comm.num_residents();
-        throw std::invalid_argument(
-            std::string(stage) + ": " + (residents > 1 ? std::to_string(residents) + " ranks of " : "") +
-            std::to_string(config.num_blocks) + " blocks of " + std::to_string(config.warps_per_block) +
-            " warps; the device holds " + std::to_string(room) + " at once; take fewer");
+        throw std::invalid_argument(std::string(Family::kStageNames[static_cast<uint32_t>(stage)]) + ": " +
+                                    (residents > 1 ? std::to_string(residents) + " ranks of " : "") +
+                                    std::to_string(config.blocks_of(stage)) + " blocks of " +
+                                    std::to_string(config.warps_per_block) + " warps; the device holds " +
+                                    std::to_string(room) + " at once; take fewer");
     }
 
     std::deque<DeviceMemory> memory_;

@@ -163,6 +163,23 @@ def parse_detail(text: str) -> int | str:
         raise BadInput(f"--detail: got {text!r}, wanted all or a number from 0 on") from None
 
 
+def parse_blocks(text: str) -> tuple[int, dict[str, int]]:
+    """Parses the blocks of all kernels, of some by name, or both: "128,combine=304"."""
+    common, by_name = 0, {}
+    for part in text.split(","):
+        name, equals, number = part.rpartition("=")
+        value = whole_number(number)
+        if value is None or bool(name) != bool(equals):
+            raise BadInput(
+                f"--blocks: got {text!r}, wanted a number, KERNEL=NUMBER, or several with commas between them"
+            )
+        if name:
+            by_name[name.strip()] = value
+        else:
+            common = value
+    return common, by_name
+
+
 def parse_records(text: str) -> int | str:
     """Parses "auto" or a number of records."""
     if text == "auto":

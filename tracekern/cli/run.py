@@ -73,6 +73,13 @@ _Detail = Annotated[
         "all: of every one, and how warps with nothing to do wait for the others.",
     ),
 ]
+_Blocks = Annotated[
+    str,
+    typer.Option(
+        metavar="N[,KERNEL=N]",
+        help="Blocks of all kernels, or of some, as combine=304; 0: 4 on the CPU, on a GPU most of its SMs.",
+    ),
+]
 _TorchProfiler = Annotated[
     bool, typer.Option("--torch-profiler", help="Add torch.profiler's lanes: threads and, on GPUs, streams.")
 ]
@@ -153,7 +160,7 @@ def moe(
     clock: Annotated[str, typer.Option(help="Clock of records: realtime, or cycles for short spans.")] = "realtime",
     detail: _Detail = "0",
     every: Annotated[int, typer.Option(help="Record every Nth launch of a kernel.")] = 1,
-    blocks: Annotated[int, typer.Option(help="Blocks of a kernel; 0: 4 on the CPU, on a GPU most of its SMs.")] = 0,
+    blocks: _Blocks = "0",
     warps: Annotated[int, typer.Option(help="Warps of a block; 0: 4 on the CPU, 16 on a GPU.")] = 0,
     option: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Options of some variants.")] = None,
     dispatch_dtype: Annotated[str, typer.Option(help="What low_latency sends in dispatch: fp8 or bf16.")] = "",
@@ -176,6 +183,7 @@ def moe(
     given: dict[str, Any] = {name: context.params[name] for name in names}
     given["records_per_track"] = options.parse_records(records_per_track)
     given["detail"] = options.parse_detail(detail)
+    given["blocks"], given["stage_blocks"] = options.parse_blocks(blocks)
     given["command"] = shlex.join(["tracekern", *sys.argv[1:]])
     with _naming_options(context):
         given["family_options"] = _parse_options(option or [], dispatch_dtype=dispatch_dtype)

@@ -1,8 +1,15 @@
-"""Parses event tables (JSON of csrc/trace/events.h), both from a kernel and from a dump."""
+"""Parses event tables (JSON of csrc/trace/events.h), both from a kernel and from a dump.
+
+What the table of a kernel cannot know is optional, and told by whoever launches it:
+
+    of an event    bytes: how many a span moves or announces; bytes_of: the field that says how many times as many
+    of the table   groups: warp groups of a block; group_field: what the number of a group in the grid is called
+                   settings: facts about the workload, as those of a capture
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tracekern.dump.format import PAYLOAD_BITS, PAYLOAD_LOW_BITS
 from tracekern.errors import BadInput
@@ -29,9 +36,13 @@ class EventRow(NamedTuple):
     """(name, bits) of each field known when the span opens."""
     end_fields: tuple[tuple[str, int], ...]
     """The same of each field known when it closes."""
+    bytes_each: int = 0
+    """Bytes that a span moves or announces; 0: the table does not say it."""
+    bytes_of: str = ""
+    """Field that says how many times as many; "" for once."""
 
 
-def parse_event(where: str, event: dict[str, str]) -> EventRow:
+def parse_event(where: str, event: dict[str, Any]) -> EventRow:
     """Parses an event whose entries are all present and text. Raises BadInput naming `where` and the event."""
     where = f"{where}: event {event['name'][:60]!r}"
     if event["class"] not in CLASSES:
@@ -42,9 +53,29 @@ def parse_event(where: str, event: dict[str, str]) -> EventRow:
     end_fields = _parse_fields(where, event["end_fields"])
     names = [name for name, _ in begin_fields + end_fields]
     channel = _parse_channel(where, event["channel"], names) if event["channel"] else None
-    row = EventRow(event["name"], event["class"], event["ends_at"], channel, begin_fields, end_fields)
+    bytes_each, bytes_of = event.get("bytes", 0), event.get("bytes_of", "")
+    row = EventRow(
+        event["name"], event["class"], event["ends_at"], channel, begin_fields, end_fields, bytes_each, bytes_of
+    )
     _check_bits(where, event, row)
+    if type(bytes_each) is not int or not 0 <= bytes_each < 1 << 40 or bytes_of not in ("", *names):
+        told = f"bytes {str(bytes_each)[:40]!r} of {str(bytes_of)[:40]!r}"
+        raise BadInput(f"{where}: {told}, wanted a whole number, and a field or nothing; fix the table")
+    if bytes_each and "bytes" in names:
+        raise BadInput(f"{where}: has a field bytes, and bytes {bytes_each} beside its fields; fix the table")
     return row
+
+
+def parse_groups(where: str, table: dict[str, Any]) -> tuple[int, str]:
+    """Returns the warp groups of a block and what their number in the grid is called; (0, "") for none.
+
+    Raises BadInput naming `where`.
+    """
+    groups, field = table.get("groups", 0), table.get("group_field", "")
+    if type(groups) is not int or not 0 <= groups < 1 << 16 or not isinstance(field, str):
+        told = f"groups {str(groups)[:40]!r} called {str(field)[:40]!r}"
+        raise BadInput(f"{where}: {told}, wanted a whole number below 2^16 and a name; fix the table")
+    return groups, field
 
 
 def _parse_fields(where: str, text: str) -> tuple[tuple[str, int], ...]:
@@ -59,7 +90,7 @@ def _parse_fields(where: str, text: str) -> tuple[tuple[str, int], ...]:
     return tuple(fields)
 
 
-def _check_bits(where: str, event: dict[str, str], row: EventRow) -> None:
+def _check_bits(where: str, event: dict[str, Any], row: EventRow) -> None:
     begin, end = event["begin_fields"][:60], event["end_fields"][:60]
     end_bits = sum(bits for _, bits in row.end_fields)
     if sum(bits for _, bits in row.begin_fields) + end_bits > PAYLOAD_BITS:

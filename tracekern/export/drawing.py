@@ -17,6 +17,7 @@ from tracekern.timeline.model import (
     EventType,
     Flows,
     Int64,
+    Launch,
     Mask,
     Problem,
     Spans,
@@ -180,6 +181,12 @@ def argument_names(event: EventType, reserved: frozenset[str] = RESERVED_ARGUMEN
             taken.add(name)
             result.append(name)
     return names
+
+
+def launch_shape(launch: Launch) -> dict[str, int]:
+    """Arguments of a launch's own span: its blocks, the warps of a block, and their groups where there are any."""
+    shape = {"blocks": launch.blocks_run or launch.num_blocks, "warps": launch.warps_per_block, "groups": launch.groups}
+    return {name: value for name, value in shape.items() if value}
 
 
 def keep_one_row_per_block(timeline: Timeline) -> tuple[Timeline, int]:

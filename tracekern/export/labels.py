@@ -159,7 +159,8 @@ def block_label(track: Track, num_streams: int) -> str:
 
 
 def warp_label(track: Track) -> str:
-    return f"warp {track.warp:02} {track.role}".rstrip()
+    group = f"group {track.group} sub {track.sub_warp} " if track.group >= 0 else ""
+    return f"warp {track.warp:02} {group}{track.role}".rstrip()
 
 
 def flat_label(track: Track, num_streams: int) -> str:

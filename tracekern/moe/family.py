@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tracekern import _C
 from tracekern.errors import BadInput
 from tracekern.formatting import whole_number
+from tracekern.moe.shape import check_range
 
 if TYPE_CHECKING:
     import torch
@@ -73,6 +74,21 @@ class Option:
         return self.names[value - 1] if self.names and value else value
 
 
+def blocks_by_stage(stages: Sequence[str], asked: Mapping[str, int]) -> dict[str, int]:
+    """Returns kernel -> blocks. A name stands for one of the kernels `stages`, or for all that begin with it and `_`.
+
+    Raises BadInput for a name that stands for none, and for numbers that no grid has.
+    """
+    found: dict[str, int] = {}
+    for name, blocks in asked.items():
+        named = [stage for stage in stages if stage == name or stage.startswith(f"{name}_")]
+        if not named:
+            raise BadInput(f"blocks of {name!r}: no such kernel; the variant has {', '.join(stages)}")
+        check_range(f"blocks of {name}", blocks, 1, 4096)
+        found |= dict.fromkeys(named, blocks)
+    return found
+
+
 @dataclass(frozen=True)
 class Family:
     """A folder of tracekern.moe, `FAMILY` in it, and the folder of csrc/moe with the same name."""
@@ -92,6 +108,8 @@ class Family:
     """Returns why the family's kernels do not take a shape with these options; "" if they do."""
     tensor_bytes: Callable[[MoeShape], int] = lambda shape: 0
     """Returns the bytes of the tensors that a call allocates on a rank, besides its result."""
+    takes_stage_blocks: bool = False
+    """Whether kernels of a call may have different numbers of blocks."""
     stages: dict[str, tuple[str, ...]] | None = None
     """Variant -> the kernels of one call of make_pipeline(), where these are not all that the variant has."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,24 @@ class Kind:
     warps: int
 
 
+def describe(
+    events: str,
+    settings: Mapping[str, Any],
+    bytes_of: Mapping[str, int | tuple[int, str]] | None = None,
+    **told: Any,
+) -> str:
+    """Returns the event table of kernels with what it cannot know itself: see tracekern/dump/event_table.py.
+
+    bytes_of: event -> the bytes that a span moves or announces, or as many for each that a field counts. told:
+    more of the table: `left_out`, `groups`, `group_field`.
+    """
+    table = json.loads(events) | {"settings": dict(settings)} | told
+    for event in table["events"]:
+        num_bytes = (bytes_of or {}).get(event["name"], 0)
+        event["bytes"], event["bytes_of"] = num_bytes if isinstance(num_bytes, tuple) else (num_bytes, "")
+    return json.dumps(table)
+
+
 def check_capture(capture: Any) -> None:
     """Raises BadInput for what is no capture, where it is not None."""
     if capture is not None and not callable(getattr(capture, "launch", None)):
@@ -42,6 +62,10 @@ class Launches:
         self._others: dict[str, Kind] = {}
         self.late_us = 0
         """How much later than its host this rank's next calls begin, to see how the others wait."""
+
+    def describe_as(self, events: Any) -> None:
+        """Sets the table of the family's kernels in the next calls."""
+        self._own = dataclasses.replace(self._own, events=events)
 
     def add_stage(self, stage: str, events: Any, roles: Sequence[str], grid: int, warps: int) -> None:
         """Tells of a kernel that is not the family's."""

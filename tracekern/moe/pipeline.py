@@ -12,8 +12,9 @@ from tracekern.comm.group import Group
 from tracekern.errors import BadInput
 from tracekern.formatting import count
 from tracekern.moe.experts import Experts
+from tracekern.moe.family import blocks_by_stage
 from tracekern.moe.gemm.experts import ExpertKernels, Int4Experts
-from tracekern.moe.launches import Launches, check_capture
+from tracekern.moe.launches import Launches, check_capture, describe
 from tracekern.moe.routing import torch_dtype
 from tracekern.moe.shape import MoeShape, check_range, check_tensor, require_tensor
 
@@ -50,47 +51,54 @@ class Pipeline:
         num_blocks: int = 0,
         warps_per_block: int = 0,
         num_sms: int = 0,
+        stage_blocks: dict[str, int] | None = None,
         executor: str = "fibers",
         backend: str = "cpu",
         fault_values: Mapping[str, str] | None = None,
+        settings: dict[str, int] | None = None,
+        bytes_of: dict[str, int | tuple[int, str]] | None = None,
         **options: int,
     ) -> None:
         """family: a key of _C.families. variant: one of the family's. options: for the family's kernels.
 
         num_blocks x warps_per_block: the grid of every kernel; on a GPU at most 16 warps, on the CPU MAX_CPU_WARPS in
         all. num_sms: how many SMs of a GPU the kernels fill, where num_blocks does not say it. 0: see choose_grid().
+        stage_blocks: of kernels with another number of blocks, see blocks_by_stage().
         timeout_s, on_timeout: see Communicator.set_timeout(). backend: "cpu" or "cuda". fault_values: `values` of
-        Communicator.add_kernels(). Raises BadInput.
+        Communicator.add_kernels(). settings: what a capture is told of the workload besides the shape. bytes_of: see
+        launches.describe(). Raises BadInput.
         """
         facts = _C.families[family]
 
-        def settings() -> dict[str, Any]:
+        def choose() -> dict[str, Any]:
             _check_making(facts.variants, group, shape, variant)
             grid = choose_grid(group, num_blocks, warps_per_block, num_sms, backend)
-            return {**dataclasses.asdict(shape), "variant": variant, **options, "grid": list(grid)}
+            others = blocks_by_stage(facts.variants[variant], stage_blocks or {})
+            choose_grid(group, max([1, *others.values()]), grid[1], 0, backend)  # which checks it
+            return dataclasses.asdict(shape) | {"variant": variant, **options, "grid": list(grid), "blocks": others}
 
-        num_blocks, warps_per_block = group.agree(f"the making of a {family} pipeline", settings)["grid"]
+        chosen = group.agree(f"the making of a {family} pipeline", choose)
+        (num_blocks, warps_per_block), others = chosen["grid"], chosen["blocks"]
         self.shape, self.variant, self.options = shape, variant, options
         self.stages: tuple[str, ...] = facts.variants[variant]
         """The kernels of one call, in order."""
         self.grid, self.warps = num_blocks, warps_per_block
-        sizes = {
-            "max_tokens": shape.max_tokens,
-            "num_experts": shape.num_experts,
-            "topk": shape.topk,
-            "hidden": shape.hidden,
-            "dtype": shape.dtype,
-        }
+        sizes = {name: getattr(shape, name) for name in ("max_tokens", "num_experts", "topk", "hidden", "dtype")}
         kind = {"variant": variant, **options}
         heap_bytes = facts.heap_bytes(num_ranks=shape.num_ranks, **sizes, **kind)
         self.comm = Communicator(group, heap_bytes, timeout_s, backend, on_timeout, reserved_bytes=heap_bytes)
         first_stage = self.comm.add_kernels(
             facts.stages, facts.channels, values=fault_values, first_epoch=_C.first_epoch
         )
-        grid = {"num_blocks": num_blocks, "warps_per_block": warps_per_block, "first_stage": first_stage}
+        grid = {"num_blocks": num_blocks, "warps_per_block": warps_per_block, "stage_blocks": others}
         on_cpu = {"executor": executor} if backend == "cpu" else {}
-        self._native = _make_native(family, self.comm, backend, {**sizes, **kind, **grid, **on_cpu})
-        self._launches = Launches(self.comm, facts.event_table(), facts.roles, num_blocks, warps_per_block)
+        self._native = _make_native(
+            family, self.comm, backend, {**sizes, **kind, **grid, **on_cpu, "first_stage": first_stage}
+        )
+        events = describe(facts.event_table(), workload(shape, variant) | (settings or {}), bytes_of)
+        self._launches = Launches(self.comm, events, facts.roles, num_blocks, warps_per_block)
+        for stage, blocks in others.items():
+            self._launches.add_stage(stage, events, facts.roles, blocks, warps_per_block)
         self._expert_kernels: ExpertKernels | None = None
         self.comm.on_reset(self._native.reset)
         group.barrier()
@@ -194,6 +202,18 @@ class Pipeline:
     def reset(self) -> None:
         """Collective: makes the communicator usable again after a CommTimeout."""
         self.comm.reset()
+
+
+def workload(shape: MoeShape, variant: str) -> dict[str, Any]:
+    """Returns what a capture keeps of a workload, under the names that `run moe` has for it."""
+    return {
+        "variant": variant,
+        "tokens": shape.max_tokens,
+        "hidden": shape.hidden,
+        "experts": shape.num_experts,
+        "topk": shape.topk,
+        "dtype": shape.dtype,
+    }
 
 
 def choose_grid(group: Group, num_blocks: int, warps_per_block: int, num_sms: int, backend: str) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from tracekern.errors import BadInput, CommTimeout, TracekernError
 from tracekern.formatting import count, first_of_each
 from tracekern.moe.experts import Experts, draw_experts
 from tracekern.moe.families import FAMILY_OF, VARIANTS, all_options, takes_option
+from tracekern.moe.family import blocks_by_stage
 from tracekern.moe.gemm.experts import EXPERTS, draw_int4_experts
 from tracekern.moe.gemm.experts import why_unsuitable as why_no_int4_experts
 from tracekern.moe.gemm.kernels import MAX_DETAIL
@@ -76,6 +77,8 @@ class MoeRun:
     every: int = 1
     blocks: int = 0
     """Blocks of a kernel; 0: 4 on the CPU, on a GPU all SMs but 4."""
+    stage_blocks: dict[str, int] = field(default_factory=dict)
+    """Blocks of kernels that have another number of them, by the names of blocks_by_stage()."""
     warps: int = 0
     """Warps of a block; 0: 4 on the CPU, 16 on a GPU."""
     family_options: dict[str, int] = field(default_factory=dict)
@@ -132,6 +135,7 @@ class MoeRun:
             why := FAMILY_OF[self.variant].why_unsuitable(self.shape, self.family_options)
         ):
             raise UnsuitableShape(why)
+        self._check_stage_blocks()
         if self.detail not in (0, "all") and not self.has_int4_experts:
             raise BadInput(f"detail is {self.detail}; expert {self.expert} has no steps, int4_sparse has")
         if self.clock == "cycles" and self.keep == "last":
@@ -143,6 +147,21 @@ class MoeRun:
         if records != "auto" and (not isinstance(records, int) or not 1 <= records <= 1 << 24):
             raise BadInput(f"records-per-track is {records}; wanted auto or 1 to {1 << 24}")
         _ = self.shape
+
+    def _check_stage_blocks(self) -> None:
+        if not self.stage_blocks:
+            return
+        for name, blocks in self.stage_blocks.items():
+            check_range(f"blocks of {name}", blocks, 1, 1024)
+        family = FAMILY_OF.get(self.variant)
+        if family is None or not family.takes_stage_blocks:
+            raise UnsuitableShape(
+                f"blocks of {next(iter(self.stage_blocks))}: variant {self.variant} has no such choice"
+            )
+        try:
+            blocks_by_stage(family.variants[self.variant], self.stage_blocks)
+        except BadInput as error:
+            raise UnsuitableShape(str(error)) from None
 
     @property
     def shape(self) -> MoeShape:

@@ -175,6 +175,7 @@ def _prepare(options: MoeRun, group: Group, backend: str) -> Variant:
             num_blocks=options.blocks,
             warps_per_block=options.warps,
             backend=backend,
+            **({"stage_blocks": options.stage_blocks} if options.stage_blocks else {}),
             **options.family_options,
         )
         pipeline.late_us = options.late_us if group.rank == options.late_rank else 0

@@ -10,7 +10,7 @@ from numbers import Integral
 from typing import Any, Literal
 
 from tracekern.dump import format as fmt
-from tracekern.dump.event_table import EVENT_KEYS, parse_event
+from tracekern.dump.event_table import EVENT_KEYS, parse_event, parse_groups
 from tracekern.errors import BadInput
 
 DEFAULT_RECORDS_PER_TRACK = 1024
@@ -114,7 +114,11 @@ class KernelTable:
             texts = [None]
         if not all(isinstance(text, str) for text in texts):
             raise BadInput(f"events={str(events)[:60]!r}: wanted what the kernel's describe_events() returns")
-        names = tuple(parse_event(f"event table {table['name'][:60]!r}", event).name for event in table["events"])
+        where = f"event table {table['name'][:60]!r}"
+        if not isinstance(table.get("settings", {}), dict):
+            raise BadInput(f"{where}: settings {str(table['settings'])[:60]!r}, wanted a dict; fix the table")
+        parse_groups(where, table)
+        names = tuple(parse_event(where, event).name for event in table["events"])
         if len(names) > fmt.MAX_EVENTS or len(roles) > fmt.MAX_ROLES:
             raise BadInput(
                 f"event table with {len(names)} events and {len(roles)} roles: "

@@ -169,8 +169,7 @@ def _metadata(
             "records_count": count,
         }
         optional = {"blocks_run": packed.blocks_run, "shared_tracks": packed.shared_tracks}
-        section |= {key: value for key, value in optional.items() if value}
-        sections.append(section)
+        sections.append(section | {key: value for key, value in optional.items() if value})
     fault = parse_fault(segment.fault_record.tobytes(), segment.metadata.get("fault_names", {}))
     counted = int((segment.launches()["flags"] & fmt.ENTRY_COUNTED_ONLY != 0).sum())
     only_counted = counted and not (launches or num_lost or segment.header["launches_refused"])
@@ -181,6 +180,7 @@ def _metadata(
         "state": fmt.STATE_NAMES[fmt.SegmentState(int(segment.header["state"]))],
         "fault": fault,
         "fault_text": describe_fault(fault) if fault else "",
+        "settings": _settings_of_launches(tables["event"]) | segment.metadata.get("settings", {}),
         "event_tables": tables["event"],
         "role_tables": tables["role"],
         "launches": sections,
@@ -196,6 +196,16 @@ def _metadata(
         **{key: part.as_json() for key, part in parts.items()},
     }
     return metadata, cursor
+
+
+def _settings_of_launches(event_tables: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the settings that tables tell of their launches; a list of values where they differ."""
+    found: dict[str, list[Any]] = {}
+    for table in event_tables:
+        for name, value in table.get("settings", {}).items():
+            if value not in found.setdefault(name, []):
+                found[name].append(value)
+    return {name: values[0] if len(values) == 1 else values for name, values in found.items()}
 
 
 def _sinks(launches: list[_Packed]) -> dict[str, list[str]]:

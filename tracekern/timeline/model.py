@@ -110,6 +110,10 @@ class EventType:
     end_fields: tuple[Field, ...] = ()
     is_headless: bool = False
     """Whether a flight recorder overwrote the begin of these spans. They start at the oldest record of their track."""
+    bytes_each: int = 0
+    """Bytes that a span moves or announces; 0: not known."""
+    bytes_of: str = ""
+    """Field that says how many times as many; "" for once."""
 
     def has(self, field_name: str) -> bool:
         """Whether it has a begin field of that name."""
@@ -128,6 +132,10 @@ class Track:
     warp: int = -1
     sm: int = -1
     role: str = ""
+    group: int = -1
+    """The warp's group in its block; -1 where warps do not work in groups."""
+    sub_warp: int = -1
+    """The warp within its group."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +168,10 @@ class Launch:
     stamp_error_ns: float = 0.0
     """How far times from the cycle counter may be off the rank's clock, if the core clock kept its rate during each
     track; inf where a track never ended. 0 for times of the realtime clock."""
+    groups: int = 0
+    """Warp groups of a block; 0 where warps do not work in groups."""
+    group_field: str = ""
+    """What the number of a group in the grid is called."""
 
     @property
     def is_align(self) -> bool:

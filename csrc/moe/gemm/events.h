@@ -1,5 +1,6 @@
-// What the kernels of int4 experts record. A tile is a token tile, counted over all experts, and an output tile. All
-// its events are on the track of each of the block's warps. From `stage` on they are steps of a sweep, inside its span:
+// What the kernels of int4 experts record. A tile is a token tile, counted over all experts, and an output tile. Its
+// preload has the tile's first row instead, of all experts', and how many of its 8 tokens are not padding. All events
+// of a tile are on the track of each of the block's warps. From `stage` on they are steps of a sweep, inside its span:
 // of the tiles alone that a call wants in detail.
 #pragma once
 
@@ -10,7 +11,7 @@
     EVENT(rank_choices,    work, issue,      "", "expert:13",                                  "rows:22")    \
     EVENT(lay_out_tiles,   work, completion, "", "",                                           "")           \
     EVENT(permute_token,   work, issue,      "", "token:18 row:22",                            "")           \
-    EVENT(preload,         work, completion, "", "expert:13 token_tile:20 output_tile:14",     "")           \
+    EVENT(preload,         work, completion, "", "expert:13 first_row:24 output_tile:14 rows:4", "")         \
     EVENT(sweep,           work, completion, "", "expert:13 token_tile:20 output_tile:14 phase:1", "")       \
     EVENT(epilogue,        work, issue,      "", "expert:13 token_tile:20 output_tile:14 phase:1", "")       \
     EVENT(unpermute_token, work, issue,      "", "token:18",                                   "")           \

@@ -199,7 +199,7 @@ struct GemmSweep {
 private:
     template <class Rec>
     TK_DEVICE static void preload(Warp& warp, Rec& recorder, const GemmArgs& args, const TileWork& work) {
-        TK_RANGE(recorder, GemmEvent::preload, work.expert, work.token_tile, work.output_tile);
+        TK_RANGE(recorder, GemmEvent::preload, work.expert, work.first_row, work.output_tile, work.num_rows);
         load_x<Product>(warp, args, work);
         TK_END_AFTER_BARRIER(warp);
     }

@@ -61,7 +61,7 @@ TK_DEVICE void send_result(P2PContext<Rec>& context, uint32_t row) {
 // All results of this rank are on their way: one flag for each peer. All warps of all blocks.
 template <class Rec>
 TK_DEVICE void send_results_flags(P2PContext<Rec>& context) {
-    if (!wait_grid(context) || context.warp.block != 0) return;
+    if (!wait_grid(context, context.args.state->combine_arrivals) || context.warp.block != 0) return;
     for_peers_of_warp(context, [&](uint32_t peer) {
         TK_SIGNAL(context.recorder, P2PEvent::signal_results, peer);
         uint64_t* flag = context.args.results_flag(peer, context.comm.rank);

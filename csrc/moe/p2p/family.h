@@ -62,7 +62,7 @@ struct P2P {
 
     template <class Memory>
     static void reset(const P2PArgs& args, Memory& memory) {
-        const P2PState state{{kFirstEpoch, {}}, {}, {}, {make_flag(kNeverEpoch, 0), {}}};
+        const P2PState state{{kFirstEpoch, {}}, {}, {}, {}, {make_flag(kNeverEpoch, 0), {}}};
         memory.clear(args.state, sizeof(P2PState) + counter_bytes(args));
         memory.copy_to(args.state, &state, sizeof(state));
         const size_t count = (args.layout.flags_end - args.layout.count_flags) / sizeof(uint64_t);

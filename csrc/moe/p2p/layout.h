@@ -125,10 +125,11 @@ struct P2PLayout {
 
 // Memory of one rank that no peer touches. It lives from call to call: nothing in it is allocated or cleared by a call.
 struct P2PState {
-    LineWord epoch;          // of the call under way
-    LineWord blocks_done;    // of the last kernel; the last one prepares the next call
-    LineWord grid_arrivals;  // for grid_barrier
-    LineWord layout_flag;    // deduplicated variants: it is known which rows come, and the experts' rows are laid out
+    LineWord epoch;             // of the call under way
+    LineWord blocks_done;       // of the last kernel; the last one prepares the next call
+    LineWord grid_arrivals;     // for grid_barrier: of dispatch_send
+    LineWord combine_arrivals;  // and of combine_send, which may have another grid
+    LineWord layout_flag;  // deduplicated variants: it is known which rows come, and the experts' rows are laid out
 };
 
 struct P2PArgs : MoeCall {

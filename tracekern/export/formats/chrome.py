@@ -1,7 +1,10 @@
 """Timeline -> Chrome JSON (.json, .json.gz), for tools that read nothing else; slower and larger than a Perfetto trace.
 
-Thread numbers are unique over the whole file and never a process number: viewers give such a thread a meaning of its
-own. A flow runs from an instant `sent` at the end of its signal (at its start, where the waiter saw the flag before the
+A process is a rank and has its number; one more holds what the trace says about itself. Thread numbers are unique over
+the whole file and never a process number: viewers give such a thread a meaning of its own. The metadata of a warp's
+thread says its block and warp.
+
+A flow runs from an instant `sent` at the end of its signal (at its start, where the waiter saw the flag before the
 signal's span closed) to an instant `released` at the end of its wait, each on the thread of its span: an arrow that was
 bound to the wait itself would end at the wait's start.
 """
@@ -10,19 +13,30 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from tracekern.export import labels
-from tracekern.export.drawing import Drawing, argument_names, keep_one_row_per_block, prepare
+from tracekern.export.drawing import (
+    Drawing,
+    argument_names,
+    keep_one_row_per_block,
+    launch_shape,
+    prepare,
+)
 from tracekern.export.files import open_output
 from tracekern.export.format import ExportStats, Format, Progress, TrackDetail
 from tracekern.export.rows import sort_key
 from tracekern.timeline.counters import Counter, count_events
 from tracekern.timeline.model import OPEN_END, EventClass, EventType, Field, Int64, Launch, Timeline, TrackKind
+from tracekern.timeline.span_facts import bytes_of_spans, groups_of_spans, has_rate
 
+_PLACE = ("block", "warp", "sm", "role", "group", "sub_warp")
+"""What the metadata of a warp's thread says beside its name, for programs."""
 _SPANS_AT_A_TIME = 1 << 16
 _ROWS_PER_TRACK = 1 << 8  # in the sort order; lanes come after their track
 
@@ -80,7 +94,7 @@ class _Writer:
         self._time_shift = max(0, -drawing.first_ns)
         self._lines: list[str] = []
         ranks = [rank.rank for rank in self._timeline.ranks]
-        self._banner_pid = max(ranks, default=0) + 2
+        self._banner_pid = max(ranks, default=-1) + 1
         self._next_tid = self._banner_pid + 1
         self._num_streams = {
             rank: len({t.stream for t in self._timeline.tracks if t.rank == rank and t.kind == TrackKind.DEVICE})
@@ -93,6 +107,7 @@ class _Writer:
         self._begin_arguments = [_argument_formatter(event.begin_fields, event, 0) for event in self._timeline.events]
         self._end_arguments = [_argument_formatter(event.end_fields, event, 1) for event in self._timeline.events]
         self._launch_arguments = [_launch_arguments(launch) for launch in self._timeline.launches]
+        self._bytes, self._groups = bytes_of_spans(self._timeline).tolist(), groups_of_spans(self._timeline).tolist()
         texts, self._releaser = labels.describe_releasers(drawing)
         self._released_by = [f'"released_by":{_json(text)}' for text in texts]
 
@@ -127,7 +142,7 @@ class _Writer:
         num_nodes = len({rank.node for rank in timeline.ranks})
         self._name_process(self._banner_pid, labels.title(timeline), 0)
         for rank in timeline.ranks:
-            self._name_process(rank.rank + 1, labels.rank_label(rank, num_nodes), rank.rank + 1)
+            self._name_process(rank.rank, labels.rank_label(rank, num_nodes), rank.rank + 1)
         banner = labels.banner(timeline, spans_left_out)
         prefix = self._new_thread(self._banner_pid, "about this trace", 0)
         start, end = self._drawing.first_ns, self._drawing.last_ns
@@ -142,7 +157,7 @@ class _Writer:
             name = _json(f"{counter.name} (peaks)" if counter.is_thinned else counter.name)
             for time, value in zip(counter.time.tolist(), counter.value.tolist(), strict=True):
                 self._lines.append(
-                    f'{{"ph":"C","name":{name},"pid":{counter.rank + 1},'
+                    f'{{"ph":"C","name":{name},"pid":{counter.rank},'
                     f'"ts":{_microseconds(time + self._time_shift)},"args":{{"{counter.unit}":{value}}}}},\n'
                 )
 
@@ -167,8 +182,11 @@ class _Writer:
         kind = self._timeline.events[event]
         parts = [self._begin_arguments[event](begin)]
         # A launch's own span names its launch and has the epoch among its fields.
-        if launch >= 0 and kind.event_class is not EventClass.LAUNCH:
+        if launch >= 0 and kind.event_class is EventClass.LAUNCH:
+            parts.append(_json(launch_shape(self._timeline.launches[launch]))[1:-1])
+        elif launch >= 0:
             parts.append(self._launch_arguments[launch])
+        parts += self._derived_arguments(index, launch, kind, end - start)
         parts.append('"open":true' if end == OPEN_END else self._end_arguments[event](ended))
         if (releaser := self._releaser[index]) >= 0:
             parts.append(self._released_by[releaser])
@@ -182,6 +200,16 @@ class _Writer:
             self._flow_end("s", "sent", start if early else draw_end, row.prefix, f',"id":{flow_id}')
         for flow_id in self._targets.get(index, ()):
             self._flow_end("f", "released", draw_end, row.prefix, f',"bp":"e","id":{flow_id}')
+
+    def _derived_arguments(self, index: int, launch: int, kind: EventType, length: int) -> list[str]:
+        parts = []
+        if (group := self._groups[index]) >= 0:
+            parts.append(f"{_json(self._timeline.launches[launch].group_field)}:{group}")
+        if (num_bytes := self._bytes[index]) >= 0:
+            parts.append(f'"bytes":{num_bytes}')
+            if has_rate(kind) and length > 0:
+                parts.append(f'"gb_per_s":{num_bytes / length:.2f}')
+        return parts
 
     def _flow_end(self, phase: str, name: str, time: int, prefix: str, extra: str) -> None:
         """An instant, and right after it the end of an arrow, which a viewer binds to the instant."""
@@ -208,7 +236,9 @@ class _Writer:
         track = self._timeline.tracks[track_idx]
         name = labels.flat_label(track, self._num_streams.get(track.rank, 1)) + (f" (lane {lane + 1})" if lane else "")
         order = self._order[track_idx] * _ROWS_PER_TRACK + min(lane, _ROWS_PER_TRACK - 1)
-        return _Row(self._new_thread(track.rank + 1, name, order))
+        is_device = track.kind == TrackKind.DEVICE
+        place = {key: getattr(track, key) for key in _PLACE} if is_device else {}
+        return _Row(self._new_thread(track.rank, name, order, place))
 
     def _write_marks(self) -> None:
         marks = self._timeline.marks
@@ -226,14 +256,14 @@ class _Writer:
             if problem.track >= 0:
                 prefix = self._rows_of(problem.track)[0].prefix
             else:
-                pid = problem.rank + 1 if problem.rank >= 0 else self._banner_pid
+                pid = problem.rank if problem.rank >= 0 else self._banner_pid
                 prefix = self._new_thread(pid, "problems", -1)
             self._event("i", time, prefix, _json(problem.text), "problem", ',"s":"t"', "{}")
 
-    def _new_thread(self, pid: int, name: str, order: int) -> str:
+    def _new_thread(self, pid: int, name: str, order: int, place: Mapping[str, Any] = MappingProxyType({})) -> str:
         tid, self._next_tid = self._next_tid, self._next_tid + 1
         prefix = f'"pid":{pid},"tid":{tid}'
-        for key, value in (("thread_name", {"name": name}), ("thread_sort_index", {"sort_index": order})):
+        for key, value in (("thread_name", {"name": name, **place}), ("thread_sort_index", {"sort_index": order})):
             self._lines.append(f'{{"ph":"M","name":"{key}",{prefix},"args":{_json(value)}}},\n')
         return prefix
 

@@ -3,7 +3,8 @@
 Columns: span (its number, which flows refer to; null for a mark), rank, node, track, kind, block, warp, role, sm,
 event, name (not the event's for host ranges and launches), class, ends_at, launch, sequence, epoch, start_ns, end_ns,
 duration_ns, open, flow_sources (spans of the signals that ended this wait), flow_targets (spans of the waits that this
-signal ended), and one for each field that any event has. What a row does not have is null; an open span has no end.
+signal ended), bytes (that the span moved or announced), the number of the warp group under the kernel's name for it,
+and one for each field that any event has. What a row does not have is null; an open span has no end.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from tracekern.timeline.model import (
     UInt64,
     unpack_field,
 )
+from tracekern.timeline.span_facts import bytes_of_spans, groups_of_spans
 
 _ROWS_AT_A_TIME = 1 << 20
 _COLUMNS = frozenset(
@@ -85,6 +87,7 @@ class _TableMaker:
         self._timeline = timeline
         self._fields = _field_sources(timeline)
         flows = timeline.flows
+        self._derived = _derived_columns(timeline)
         self._flow_sources = _Neighbours(flows.wait, flows.signal)
         self._flow_targets = _Neighbours(flows.signal, flows.wait)
 
@@ -101,7 +104,9 @@ class _TableMaker:
                 "open": is_open,
                 "flow_sources": self._flow_sources.lists(first, last),
                 "flow_targets": self._flow_targets.lists(first, last),
-                **self._field_columns(spans.event, spans.begin_payload, spans.end_payload, ~is_open),
+                **self._field_columns(
+                    spans.event, spans.begin_payload, spans.end_payload, ~is_open, slice(first, last)
+                ),
             }
         )
 
@@ -119,7 +124,7 @@ class _TableMaker:
                 "open": none,
                 "flow_sources": no_flows,
                 "flow_targets": no_flows,
-                **self._field_columns(marks.event, marks.payload, marks.payload, none),
+                **self._field_columns(marks.event, marks.payload, marks.payload, none, None),
             }
         )
 
@@ -155,12 +160,17 @@ class _TableMaker:
         index[is_host] = len(events) + len(launches) + payload[is_host].astype(np.int64)
         return _texts(names, index)
 
-    def _field_columns(self, event: Int32, begin: UInt64, end: UInt64, has_end: Mask) -> dict[str, Any]:
+    def _field_columns(
+        self, event: Int32, begin: UInt64, end: UInt64, has_end: Mask, which: slice | None
+    ) -> dict[str, Any]:
+        """which: of all spans, the rows; None for marks, which have nothing but fields."""
         columns = {}
-        for name, sources in self._fields.items():
-            values = np.zeros(len(event), np.int64)
-            missing = np.ones(len(event), bool)
-            for source in sources:
+        for name in [*self._fields, *(self._derived.keys() - self._fields.keys())]:
+            values = np.full(len(event), -1, np.int64)
+            if which is not None and name in self._derived:
+                values = self._derived[name][which].copy()
+            missing = values < 0
+            for source in self._fields.get(name, []):
                 rows = np.flatnonzero((event == source.event) & has_end if source.at_end else event == source.event)
                 payload = end if source.at_end else begin
                 values[rows] = unpack_field(source.fields, source.name, payload[rows])
@@ -177,6 +187,15 @@ class _FieldSource:
     at_end: bool
     fields: tuple[Field, ...]
     name: str
+
+
+def _derived_columns(timeline: Timeline) -> dict[str, Int64]:
+    """Bytes of each span, and the number of its warp group under the name that its launch has for it; -1 for none."""
+    columns = {"bytes": bytes_of_spans(timeline)} if any(event.bytes_each for event in timeline.events) else {}
+    group = groups_of_spans(timeline)
+    fields = np.array([*(launch.group_field for launch in timeline.launches), ""])
+    own = fields[timeline.spans.launch]
+    return columns | {str(name): np.where(own == name, group, -1) for name in np.unique(fields) if name}
 
 
 def _field_sources(timeline: Timeline) -> dict[str, list[_FieldSource]]:

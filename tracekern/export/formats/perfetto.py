@@ -17,7 +17,13 @@ import numpy.typing as npt
 
 from tracekern.errors import NotBuilt
 from tracekern.export import labels
-from tracekern.export.drawing import Drawing, argument_names, keep_one_row_per_block, prepare
+from tracekern.export.drawing import (
+    Drawing,
+    argument_names,
+    keep_one_row_per_block,
+    launch_shape,
+    prepare,
+)
 from tracekern.export.files import Bytes, open_output
 from tracekern.export.format import ExportStats, Format, Progress, TrackDetail
 from tracekern.export.protobuf import (
@@ -34,6 +40,7 @@ from tracekern.export.protobuf import (
 from tracekern.export.rows import ROOT_UUID, SHARED_SEQUENCE, Row, Rows, lay_out
 from tracekern.timeline.counters import Counter, count_events
 from tracekern.timeline.model import EventClass, EventType, Field, Flows, Int64, Launch, Timeline
+from tracekern.timeline.span_facts import bytes_of_spans, groups_of_spans, has_rate
 
 FLOWS_SQL = """
 select signal.id as signal_id, wait.id as wait_id
@@ -141,6 +148,8 @@ def _make_encoder(drawing: Drawing, rows: Rows, interner: Interner, time_shift: 
         "lane_stride": rows.lane_stride,
         "time_shift": time_shift,
         "open_iid": interner.iid(Interned.ANNOTATION_NAME, "open"),
+        "bytes_iid": interner.iid(Interned.ANNOTATION_NAME, "bytes"),
+        "rate_iid": interner.iid(Interned.ANNOTATION_NAME, "gb_per_s"),
         "released_by_iid": interner.iid(Interned.ANNOTATION_NAME, "released_by"),
         "sent_iid": interner.iid(Interned.EVENT_NAME, "sent"),
         "released_iid": interner.iid(Interned.EVENT_NAME, "released"),
@@ -149,6 +158,8 @@ def _make_encoder(drawing: Drawing, rows: Rows, interner: Interner, time_shift: 
     spans = _columns(timeline.spans, ("track", "event", "launch", "start", "end", "begin_payload", "end_payload"))
     spans["draw_end"] = np.ascontiguousarray(drawing.draw_end)
     spans["releaser_iid"] = _intern_releasers(drawing, rows, interner)
+    spans["group"] = groups_of_spans(timeline)
+    spans["bytes"] = bytes_of_spans(timeline)
     marks = _columns(timeline.marks, ("track", "event", "launch", "time", "payload"))
     return PerfettoEncoder(tables, spans, marks, _flow_ends(drawing))
 
@@ -194,6 +205,7 @@ def _event_table_entry(event: EventType, interner: Interner, host_iid: int) -> t
         _NAME_SOURCES.get(event.event_class, 0),
         _field_table(event.begin_fields, begin_names, interner),
         _field_table(event.end_fields, end_names, interner),
+        has_rate(event),
     )
 
 
@@ -205,11 +217,16 @@ def _field_table(fields: tuple[Field, ...], names: list[str], interner: Interner
     return table
 
 
-def _launch_table_entry(launch: Launch, interner: Interner, sequence: int) -> tuple[int, bytes]:
+def _launch_table_entry(launch: Launch, interner: Interner, sequence: int) -> tuple[int, bytes, bytes, int]:
+    def number(name: str, value: int) -> bytes:
+        return interned_annotation(interner.iid(Interned.ANNOTATION_NAME, name), value=value)
+
     text_iid = interner.iid(Interned.ANNOTATION_STRING, f"{launch.name} #{launch.sequence}", sequence)
     which = interned_annotation(interner.iid(Interned.ANNOTATION_NAME, "launch"), text_iid=text_iid)
-    epoch = interned_annotation(interner.iid(Interned.ANNOTATION_NAME, "epoch"), value=launch.epoch)
-    return interner.iid(Interned.EVENT_NAME, launch.name, sequence), which + epoch
+    shape = b"".join(number(name, value) for name, value in launch_shape(launch).items())
+    group_iid = interner.iid(Interned.ANNOTATION_NAME, launch.group_field) if launch.group_field else 0
+    name_iid = interner.iid(Interned.EVENT_NAME, launch.name, sequence)
+    return name_iid, which + number("epoch", launch.epoch), shape, group_iid
 
 
 def _flow_ends(drawing: Drawing) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tracekern.errors import BadInput
 from tracekern.moe.experts import Experts
 from tracekern.moe.gemm import checks
-from tracekern.moe.gemm.kernels import FACTS, Sizes, make_call, native_of
+from tracekern.moe.gemm.kernels import FACTS, Sizes, event_table, make_call, native_of
 from tracekern.moe.gemm.steps import k2, k4
 
 if TYPE_CHECKING:
@@ -111,8 +111,9 @@ class ExpertKernels:
 
     def add_to(self, launches: Launches) -> None:
         """Tells of the kernels that come between those of the pipeline's family."""
+        events = event_table(self._sizes.hidden, self._sizes.intermediate)
         for stage, (num_blocks, num_warps) in self._grids.items():
-            launches.add_stage(stage, FACTS.event_table(), FACTS.roles, num_blocks, num_warps)
+            launches.add_stage(stage, events, FACTS.roles, num_blocks, num_warps)
 
     def run(self, stages: Sequence[str], descriptors: Sequence[int], stream: int, run_others: Run) -> None:
         """Launches stages in order, those of the pipeline's family by run_others; on the CPU runs them."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tracekern import _C
+from tracekern.moe.launches import describe
 
 if TYPE_CHECKING:
     import torch
@@ -70,13 +72,13 @@ def launch(
     """
     native = native_of(device.type)
     if device.type == "cpu":
-        _launch(native, stages, make_call(native, sizes, tensors), 0, staging, capture)
+        _launch(native, stages, make_call(native, sizes, tensors), sizes, 0, staging, capture)
         return
     import torch
 
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream().cuda_stream
-        _launch(native, stages, make_call(native, sizes, tensors), stream, staging, capture)
+        _launch(native, stages, make_call(native, sizes, tensors), sizes, stream, staging, capture)
 
 
 def native_of(backend: str) -> Any:
@@ -96,7 +98,16 @@ def make_call(
     return native.Call(**vars(sizes), **(dict.fromkeys(_TENSORS, 0) | known | (places or {})))
 
 
-def _launch(native: Any, stages: Sequence[str], call: Any, stream: int, staging: str, capture: Capture | None) -> None:
+@functools.cache
+def event_table(hidden: int, intermediate: int) -> str:
+    """Returns the kernels' event table for captures. Settings have the names of `run moe`; a size of 0 is left out."""
+    sizes = {name: size for name, size in (("hidden", hidden), ("intermediate", intermediate)) if size}
+    return describe(FACTS.event_table(), {"expert": "int4_sparse", "dtype": "bf16"} | sizes)
+
+
+def _launch(
+    native: Any, stages: Sequence[str], call: Any, sizes: Sizes, stream: int, staging: str, capture: Capture | None
+) -> None:
     for stage in stages:
         num_blocks, num_warps = native.grid(stage, staging, call)
         descriptor = 0
@@ -106,7 +117,7 @@ def _launch(native: Any, stages: Sequence[str], call: Any, stream: int, staging:
                 grid=num_blocks,
                 warps=num_warps,
                 stream=stream,
-                events=FACTS.event_table(),
+                events=event_table(sizes.hidden, sizes.intermediate),
                 roles=tuple(FACTS.roles),
             ).descriptor
         native.run(

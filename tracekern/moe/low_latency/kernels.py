@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +11,9 @@ from tracekern.comm.communicator import Communicator
 from tracekern.errors import BadInput
 from tracekern.moe.experts import Experts
 from tracekern.moe.gemm.experts import ExpertKernels, Int4Experts
-from tracekern.moe.launches import Launches
+from tracekern.moe.launches import Launches, describe
 from tracekern.moe.low_latency.handle import Dispatched
-from tracekern.moe.low_latency.settings import LaunchShape, Layout
+from tracekern.moe.low_latency.settings import FACTS, LaunchShape, Layout
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +26,8 @@ Limits = tuple[float, str]
 
 LEFT_OUT = ["wait_sends", "wait_group", "wait_sub_warps", "wait_grid"]
 """Events that a warp with nothing to do before or behind them records only where a capture wants all detail."""
+_WITHOUT_GROUPS = ("scale_experts", "dequantise")
+"""Kernels whose warps take turns at all rows."""
 
 _TENSORS = (
     "x",
@@ -63,9 +64,10 @@ class Kernels:
         self._comm, self._limits = comm, limits
         self._family = _find_family(comm)
         self.native = self._make_native(layout, shape, first_stage, executor)
-        facts = _C.families["low_latency"]
-        events = {**json.loads(facts.event_table()), "left_out": LEFT_OUT}
-        self._launches = Launches(comm, events, facts.roles, shape.num_sms, shape.num_warps)
+        self._layout, self._shape = layout, shape
+        self._described: tuple[bool, int] | None = None
+        """use_fp8 and top-k of the calls that launches are described as."""
+        self._launches = Launches(comm, FACTS.event_table(), FACTS.roles, shape.num_sms, shape.num_warps)
         self._expert_kernels: ExpertKernels | None = None
         self._last_launch: tuple[int, Any, bool] | None = None
         """Stream, event behind it, whether both are of a graph that was captured."""
@@ -92,8 +94,20 @@ class Kernels:
                 self._expert_kernels.run(names, descriptors, stream, run_own)
 
         self._launches.late_us = late_us
+        if capture is not None:
+            self._describe(dispatched.use_fp8, dispatched.topk)
         with self._limited(limits), self._in_order():
             self._launches.start(stages, run, dispatched.epoch, capture, after_stage)
+
+    def _describe(self, use_fp8: bool, topk: int) -> None:
+        """Says of the next launches of which calls they are."""
+        if self._described == (use_fp8, topk):
+            return
+        events, without_groups = _event_tables(self._layout, self._shape, use_fp8, topk)
+        self._launches.describe_as(events)
+        for stage in _WITHOUT_GROUPS:
+            self._launches.add_stage(stage, without_groups, FACTS.roles, self._shape.num_sms, self._shape.num_warps)
+        self._described = use_fp8, topk
 
     def apply_experts(
         self,
@@ -183,6 +197,20 @@ class Kernels:
         event = torch.cuda.Event()
         event.record(stream)
         self._last_launch = stream.cuda_stream, event, is_captured
+
+
+def _event_tables(layout: Layout, shape: LaunchShape, use_fp8: bool, topk: int) -> tuple[str, str]:
+    """Returns the event table of such calls for captures, and that of kernels whose warps do not work in groups."""
+    message, row = FACTS.message_bytes(layout.hidden, use_fp8), 2 * layout.hidden
+    bytes_of = {
+        **dict.fromkeys(("cast_token", "send_message", "copy_token"), message),
+        "signal_count": (message, "tokens"),
+        "send_result": row,
+        "signal_results": (row, "tokens"),
+    }
+    told = FACTS.event_table(), layout.workload(use_fp8, topk), bytes_of
+    grouped = describe(*told, left_out=LEFT_OUT, groups=shape.num_warp_groups, group_field="responsible_expert_idx")
+    return grouped, describe(*told, left_out=LEFT_OUT)
 
 
 def _address(tensor: torch.Tensor | None) -> int:

@@ -73,6 +73,18 @@ class Layout:
             "fp8": 0,
         }
 
+    def workload(self, use_fp8: bool, topk: int) -> dict[str, Any]:
+        """Returns what a capture keeps of calls, under the names that `run moe` has for it."""
+        return {
+            "variant": "low_latency",
+            "tokens": self.num_max_dispatch_tokens_per_rank,
+            "hidden": self.hidden,
+            "experts": self.num_experts,
+            "topk": topk,
+            "dtype": "bf16",
+            "dispatch_dtype": "fp8" if use_fp8 else "bf16",
+        }
+
     def heap_bytes(self, num_ranks: int) -> int:
         return int(FACTS.heap_bytes(**self.native(num_ranks)))
 

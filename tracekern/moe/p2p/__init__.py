@@ -9,6 +9,7 @@ from tracekern.moe.p2p.reference import REDUCING, expected
 
 FAMILY = Family(
     name="p2p",
+    takes_stage_blocks=True,
     make_pipeline=P2PPipeline,
     expected=lambda variant, batch, experts, shape, _: expected(variant, batch, experts, shape),
     reference_name=lambda variant: "rank_reduced_reference" if variant in REDUCING else "reference",

@@ -16,6 +16,10 @@ STAGES: dict[str, tuple[str, ...]] = _C.families["p2p"].variants
 
 FAULT_VALUES = {"counts": "token", "rank": "token"}
 """Channel -> what the values of its flags count."""
+_ROWS = ("copy_token", "signal_token", "receive_token", "copy_row", "signal_row", "send_result", "signal_result")
+_ROWS += ("send_partial", "signal_partial")
+"""Events whose spans are of a row each."""
+
 MAX_PARTITIONS = 64
 PARTITION_BYTES = 9_000_000
 """Bytes of a partition's rows for other ranks. For 16 to 8,192 tokens the resulting number of partitions is close to
@@ -61,6 +65,9 @@ class P2PPipeline(Pipeline):
             warps_per_block=settings["warps_per_block"],
             partitions=settings["partitions"],
             fault_values=FAULT_VALUES,
+            settings={"partitions": partitions} if partitions else {},
+            bytes_of={**dict.fromkeys(_ROWS, shape.row_bytes), "expand_row": (shape.row_bytes, "experts")}
+            | {"signal_rank": (shape.row_bytes, "tokens")},
             **how,
         )
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tracekern.dump.reader import Dump
 from tracekern.timeline.columns import join_rows, rows_of_ranges
 from tracekern.timeline.decode.dense_probes import dense_probes
-from tracekern.timeline.decode.event_tables import EventNumbers, doubtful_events
+from tracekern.timeline.decode.event_tables import EventNumbers, doubtful_events, groups_of_launches
 from tracekern.timeline.decode.launch_lanes import add_launch_lanes
 from tracekern.timeline.decode.pair_records import decode_pairs
 from tracekern.timeline.decode.problems import Seen, find_problems
@@ -98,7 +98,7 @@ def _launches(dump: Dump, runs: WriterRuns) -> tuple[Launch, ...]:
     needed = np.maximum(runs.attempted, runs.written)
     stops = np.cumsum([entry.num_tracks for entry in dump.launches], dtype=np.int64).tolist()
     launches = []
-    for entry, stop in zip(dump.launches, stops, strict=True):
+    for entry, stop, groups in zip(dump.launches, stops, groups_of_launches(dump), strict=True):
         rows = slice(stop - entry.num_tracks, stop)
         told = runs.epoch[rows][runs.epoch[rows] != 0]
         launches.append(
@@ -121,6 +121,8 @@ def _launches(dump: Dump, runs: WriterRuns) -> tuple[Launch, ...]:
                 stamp_error_ns=float(stamp_error_ns[rows].max(initial=0.0)),
                 host_ns=entry.host_ns,
                 waited_ns=entry.waited_ns,
+                groups=groups[0],
+                group_field=groups[1],
             )
         )
     return tuple(launches)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.dump.event_table import EventRow, parse_event
+from tracekern.dump.event_table import EventRow, parse_event, parse_groups
 from tracekern.dump.format import MAX_EVENTS, PAYLOAD_BITS
 from tracekern.dump.reader import Dump
 from tracekern.timeline.model import Channel, ChannelKind, EventClass, EventType, Field, Int32, Problem, UInt64
@@ -48,6 +48,22 @@ def _doubts(event: EventType) -> list[str]:
     elif channel and channel.kind.has_levels and (level := _LEVEL[event.event_class]) not in names:
         doubts.append(f"{channel.kind.value} channel {channel.name} without a field {level}, taken as 0")
     return list(dict.fromkeys(doubts))
+
+
+def groups_of_launches(dump: Dump) -> list[tuple[int, str]]:
+    """The warp groups of a block of each launch, and what their number in the grid is called; (0, "") for none.
+
+    Raises BadInput for a bad table.
+    """
+    of_table = [
+        parse_groups(f"{dump.path}: event table {table['name'][:60]!r}", table)
+        for table in dump.metadata["event_tables"]
+    ]
+    found = [of_table[launch.event_table] for launch in dump.launches]
+    return [
+        groups if groups[0] and launch.warps_per_block % groups[0] == 0 else (0, "")
+        for groups, launch in zip(found, dump.launches, strict=True)
+    ]
 
 
 class EventNumbers:
@@ -124,4 +140,13 @@ def _event_type(row: EventRow) -> EventType:
         name, kind, key, initial = row.channel
         channel = Channel(name, ChannelKind(kind), key, initial)
     begin_fields, end_fields = (tuple(Field(*field) for field in side) for side in (row.begin_fields, row.end_fields))
-    return EventType(row.name, EventClass(row.event_class), row.ends_at, channel, begin_fields, end_fields)
+    return EventType(
+        row.name,
+        EventClass(row.event_class),
+        row.ends_at,
+        channel,
+        begin_fields,
+        end_fields,
+        bytes_each=row.bytes_each,
+        bytes_of=row.bytes_of,
+    )

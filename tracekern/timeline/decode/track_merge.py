@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekern.dump.reader import Dump
+from tracekern.timeline.decode.event_tables import groups_of_launches
 from tracekern.timeline.decode.record_columns import WriterRuns
 from tracekern.timeline.model import Int32, Int64, Track, TrackKind
 
@@ -42,15 +43,16 @@ def merge_tracks(dump: Dump, runs: WriterRuns) -> TrackMerge:
     track[order] = number
     firsts = np.flatnonzero(is_first)
     roles = _role_names(dump, runs, order, number)
+    group_warps = _group_warps(dump, runs, order, number)
     tracks = []
     for idx, row in enumerate(firsts.tolist()):
         run = int(order[row])
         block, warp, suffix = int(runs.block[run]), int(runs.warp[run]), f" lane {lane[row] + 1}" if lane[row] else ""
         name = f"block {block} warp {warp}{suffix}"
+        own_group, sub_warp = divmod(warp, group_warps[idx]) if idx in group_warps else (-1, -1)
+        place = int(streams[run]), block, warp, int(runs.sm[run])
         tracks.append(
-            Track(
-                dump.rank, TrackKind.DEVICE, name, int(streams[run]), block, warp, int(runs.sm[run]), roles.get(idx, "")
-            )
+            Track(dump.rank, TrackKind.DEVICE, name, *place, roles.get(idx, ""), group=own_group, sub_warp=sub_warp)
         )
     return TrackMerge(tuple(tracks), track, order, number[firsts[lane[firsts] > 0]])
 
@@ -81,3 +83,16 @@ def _role_names(dump: Dump, runs: WriterRuns, order: Int64, number: Int32) -> di
         if role < len(tables[table]) and tables[table][role] not in names.setdefault(track, []):
             names[track].append(tables[table][role])
     return {track: "/".join(parts) for track, parts in names.items()}
+
+
+def _group_warps(dump: Dump, runs: WriterRuns, order: Int64, number: Int32) -> dict[int, int]:
+    """Track -> warps of a group, of tracks whose launches with groups agree on it."""
+    of_launch = [
+        launch.warps_per_block // groups if groups else 0
+        for launch, (groups, _) in zip(dump.launches, groups_of_launches(dump), strict=True)
+    ]
+    pairs = np.stack([number, np.array(of_launch, np.int64)[runs.launch[order]]], axis=1)
+    pairs = np.unique(pairs[pairs[:, 1] > 0], axis=0)
+    tracks, count = np.unique(pairs[:, 0], return_counts=True)
+    agree = np.isin(pairs[:, 0], tracks[count == 1])
+    return dict(pairs[agree].tolist())

@@ -1,0 +1,90 @@
+"""Kernels of one call with different numbers of blocks: results, what is on record, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from rank_pool import RankPool
+
+import tracekern
+from tracekern.cli.options import parse_blocks
+from tracekern.comm.group import Group
+from tracekern.errors import BadInput
+from tracekern.moe.experts import draw_experts
+from tracekern.moe.family import blocks_by_stage
+from tracekern.moe.p2p.pipeline import P2PPipeline
+from tracekern.moe.p2p.reference import expected
+from tracekern.moe.routing import draw_batch
+from tracekern.moe.run import MoeRun
+from tracekern.moe.shape import MoeShape
+
+RANKS = 2
+SHAPE = MoeShape(RANKS, 9, 8, 3, 64, "bf16")
+STAGES = ("dispatch_send", "dispatch_recv", "scale_experts", "combine_send", "combine_recv")
+
+
+def calls(group: Group, variant: str, directory: str) -> list[bool]:
+    """Whether three calls in a row, of which the last is on record, have the bits of the reference."""
+    blocks = {"combine": 5, "dispatch_recv": 1}
+    pipeline = P2PPipeline(group, SHAPE, variant, num_blocks=3, warps_per_block=2, stage_blocks=blocks)
+    experts, found = draw_experts(SHAPE), []
+    for iteration in range(3):
+        batch = draw_batch(SHAPE, seed=1, rank=group.rank, iteration=iteration, routing="uniform", uneven=False)
+        call = batch.x, batch.topk_idx, batch.topk_weights, experts
+        if iteration == 2:
+            with tracekern.capture(directory, device=pipeline.comm.device) as capture:
+                out = pipeline(*call, capture=capture)
+        else:
+            out = pipeline(*call)
+        pipeline.synchronize()
+        found.append(torch.equal(out, expected(variant, batch, experts, SHAPE)))
+    return found
+
+
+@pytest.mark.parametrize("variant", ["flag", "balanced"])
+def test_kernels_have_grids_of_their_own_and_the_same_result(pools, tmp_path: Path, variant: str):
+    pool: RankPool = pools(RANKS)
+    assert pool.call(calls, variant, str(tmp_path)) == [[True] * 3] * RANKS
+    timeline = tracekern.load(tmp_path)
+    assert not timeline.problems
+    blocks = {launch.name: launch.num_blocks for launch in timeline.launches if launch.name in STAGES}
+    wanted = {"dispatch_send": 3, "dispatch_recv": 1, "scale_experts": 3, "combine_send": 5, "combine_recv": 5}
+    assert blocks == {name: number for name, number in wanted.items() if name in blocks}
+    assert {"dispatch_send", "dispatch_recv", "combine_send", "combine_recv"} <= blocks.keys()
+
+
+def test_a_name_stands_for_a_kernel_or_for_those_that_begin_with_it():
+    assert blocks_by_stage(STAGES, {"combine": 4, "combine_recv": 7}) == {"combine_send": 4, "combine_recv": 7}
+    with pytest.raises(BadInput, match=re.escape("blocks of 'comb': no such kernel; the variant has dispatch_send, ")):
+        blocks_by_stage(STAGES, {"comb": 4})
+    with pytest.raises(BadInput, match=re.escape("blocks of combine is 0; wanted 1 to 4096")):
+        blocks_by_stage(STAGES, {"combine": 0})
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("0", (0, {})),
+        ("128", (128, {})),
+        ("combine=304", (0, {"combine": 304})),
+        ("64,combine=304,dispatch_recv=8", (64, {"combine": 304, "dispatch_recv": 8})),
+    ],
+)
+def test_blocks_as_they_are_typed(text, wanted):
+    assert parse_blocks(text) == wanted
+
+
+@pytest.mark.parametrize("text", ["", "x", "combine=", "=4", "combine=4,", "combine=x"])
+def test_what_is_no_number_of_blocks_is_refused(text):
+    with pytest.raises(BadInput, match=f"^--blocks: got {text!r}, wanted a number, KERNEL=NUMBER, or several"):
+        parse_blocks(text)
+
+
+def test_a_run_refuses_blocks_of_kernels_that_its_variant_does_not_have():
+    with pytest.raises(BadInput, match="^blocks of combine: variant low_latency has no such choice"):
+        MoeRun(2, "low_latency", stage_blocks={"combine": 4})
+    with pytest.raises(BadInput, match="^blocks of 'combine': no such kernel; the variant has dispatch_combine"):
+        MoeRun(2, "pipelined", stage_blocks={"combine": 4})
