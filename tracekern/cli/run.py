@@ -188,13 +188,17 @@ def moe(
     with _naming_options(context):
         given["family_options"] = _parse_options(option or [], dispatch_dtype=dispatch_dtype)
         plans = _plans_of_all(given) if variant == "all" else [MoeRun(**given)]
+    _check_capture(trace, output, torch_profiler)
+    note_dead_runs()
+    with _sigterm_as_interrupt() as terminated:
+        _tell(_run_all(plans, output, as_json, terminated), as_json)
+
+
+def _check_capture(trace: bool, output: Path | None, torch_profiler: bool) -> None:
     if trace and output is None:
         raise BadInput("run moe: no place for the capture; give one with -o DIR, or run with --no-trace")
     if torch_profiler and not trace:
         raise BadInput("--torch-profiler adds to a capture, and with --no-trace there is none; leave one of them out")
-    note_dead_runs()
-    with _sigterm_as_interrupt() as terminated:
-        _tell(_run_all(plans, output, as_json, terminated), as_json)
 
 
 def _tell(results: list[_Result], as_json: bool) -> None:

@@ -87,14 +87,16 @@ class Pipeline:
         kind = {"variant": variant, **options}
         heap_bytes = facts.heap_bytes(num_ranks=shape.num_ranks, **sizes, **kind)
         self.comm = Communicator(group, heap_bytes, timeout_s, backend, on_timeout, reserved_bytes=heap_bytes)
-        first_stage = self.comm.add_kernels(
-            facts.stages, facts.channels, values=fault_values, first_epoch=_C.first_epoch
-        )
-        grid = {"num_blocks": num_blocks, "warps_per_block": warps_per_block, "stage_blocks": others}
+        about_faults = {"values": fault_values, "first_epoch": _C.first_epoch}
+        first_stage = self.comm.add_kernels(facts.stages, facts.channels, **about_faults)
+        grid = {
+            "first_stage": first_stage,
+            "num_blocks": num_blocks,
+            "warps_per_block": warps_per_block,
+            "stage_blocks": others,
+        }
         on_cpu = {"executor": executor} if backend == "cpu" else {}
-        self._native = _make_native(
-            family, self.comm, backend, {**sizes, **kind, **grid, **on_cpu, "first_stage": first_stage}
-        )
+        self._native = _make_native(family, self.comm, backend, {**sizes, **kind, **grid, **on_cpu})
         events = describe(facts.event_table(), workload(shape, variant) | (settings or {}), bytes_of)
         self._launches = Launches(self.comm, events, facts.roles, num_blocks, warps_per_block)
         for stage, blocks in others.items():
