@@ -64,6 +64,12 @@ def of_rank(rank: int, kind: CauseKind = CauseKind.PACE) -> Candidate:
             of_rank(2),
             "Rank 2 is slow: each persistent.compute ",
         ),
+        (Case(Shape.RING, 8, 10, (SLOW,), 0.02), of_rank(2), "Rank 2 is slow: each step.compute takes 1."),
+        (
+            Case(Shape.RING, 8, 50, (SlowWork(200_000, rank=2, iterations=(4,)),), 0.05, is_persistent=True),
+            of_rank(2),
+            "Rank 2 was slow once: ",
+        ),
         (
             Case(Shape.BARRIER, 4, 10, (SlowPause(DELAY_NS, rank=2),), pause_ns=3_000),
             of_rank(2),

@@ -110,7 +110,7 @@ def explain(
     if path.is_cyclic:
         note = "by the ranks' clocks, signals were waited for before they were sent"
         return Answer(0.0, (), 0, (), 0.0, Silence.NO_COST, note)
-    replays = Replays(run_graph, path, graph.schedule.order, ends_of_iterations(timeline, graph, iterations))
+    replays = Replays(run_graph, path, graph.schedule.order, ends_of_iterations(timeline, graph, run_graph, iterations))
     candidates = Candidates(timeline, graph, waits, run_graph)
     return _Inquiry(timeline, replays, candidates, len(run_graph.weight)).answer()
 
@@ -148,8 +148,9 @@ class _Inquiry:
             for _, candidate in self._candidates.on_path(kind, path):
                 self._alone[candidate] = self._mean_saving(candidate)
         even_hosts_ns = self._replays.saved(self._candidates.table.even_gaps()).whole_ns
-        causes = () if self._is_cpu else self._name()
-        silence = None if causes else self._silence()
+        silence = self._why_nobody()
+        causes = () if silence else self._name()
+        silence = silence or (None if causes else Silence.ALIKE)
         num_iterations = self._replays.num_iterations
         return Answer(self._replays.makespan_ns, causes, num_iterations, self._costs(), even_hosts_ns, silence, "")
 
@@ -160,14 +161,11 @@ class _Inquiry:
             costs += [Cost(one, saving, self._stands_out(one, savings)) for one, saving in savings.items()]
         return tuple(sorted(costs, key=lambda cost: -cost.saving.whole_ns))
 
-    @property
-    def _is_cpu(self) -> bool:
-        return any(rank.backend == "cpu" for rank in self._timeline.ranks)
-
-    def _silence(self) -> Silence:
-        if self._is_cpu:
+    def _why_nobody(self) -> Silence | None:
+        """Why nobody may be named, whatever it costs."""
+        if any(rank.backend == "cpu" for rank in self._timeline.ranks):
             return Silence.CPU
-        return Silence.FEW_ITERATIONS if self._replays.num_iterations < _MIN_ITERATIONS else Silence.ALIKE
+        return Silence.FEW_ITERATIONS if self._replays.num_iterations < _MIN_ITERATIONS else None
 
     def _mean_saving(self, candidate: Candidate) -> Saving:
         """Alone, the mean over its peers: each has noise of its own."""

@@ -8,7 +8,8 @@ import numpy as np
 
 from tracekern.analysis.why.graph import RunGraph
 from tracekern.analysis.why.longest_path import LongestPath, walk_back
-from tracekern.timeline.model import Float64, Int64, Mask
+from tracekern.analysis.why.repetitions import IterationEnds
+from tracekern.timeline.model import Float64, Int64
 
 
 @dataclass(frozen=True)
@@ -37,27 +38,21 @@ class Saving:
 class Replays:
     """Takes changes: [num_edges] ns that each edge of the run graph takes longer."""
 
-    def __init__(self, run_graph: RunGraph, path: LongestPath, shown: Int64, ends: Int64) -> None:
-        """shown: the launches that left something. ends: [num_iterations] of ends_of_iterations()."""
-        self._run_graph, self._path = run_graph, path
+    def __init__(self, run_graph: RunGraph, path: LongestPath, shown: Int64, ends: IterationEnds) -> None:
+        """shown: the launches that left something."""
+        self._run_graph, self._path, self._iterations = run_graph, path, ends
         self._least = np.minimum(run_graph.weight, 0)
         times, _ = path.run(run_graph.weight)
         self._ends = run_graph.end_of_launch[shown]
         self.makespan_ns = float(times[self._ends].max())
         """From the start of the first kernel to the end of the last."""
         self.num_iterations = len(ends)
-        ends = np.maximum.accumulate(ends - run_graph.start_ns)
-        happened = np.flatnonzero(_last_in_iteration(run_graph, times, ends) & np.isfinite(times))
-        self._by_time = happened[np.argsort(times[happened], kind="stable")]
-        self._num_by_end = np.searchsorted(times[self._by_time], ends, side="right")
-        self._iteration_ends = times[self._by_time][self._num_by_end - 1]
+        self._iteration_ends = ends.when(times)
 
     def saved(self, change: Float64) -> Saving:
         """Returns how much earlier all ends with the change. No edge becomes shorter than nothing."""
         times, _ = self._path.run(self._weight(change))
-        # An iteration has ended when all is over that was over at its end.
-        over = np.maximum.accumulate(times[self._by_time])
-        earlier = self._iteration_ends - over[self._num_by_end - 1]
+        earlier = self._iteration_ends - self._iterations.when(times)
         return Saving(self.makespan_ns - float(times[self._ends].max()), np.diff(earlier, prepend=0.0))
 
     def critical_path(self, change: Float64) -> Int64:
@@ -68,14 +63,3 @@ class Replays:
     def _weight(self, change: Float64) -> Float64:
         weight = self._run_graph.weight + change
         return np.maximum(weight, self._least, out=weight)
-
-
-def _last_in_iteration(run_graph: RunGraph, times: Float64, ends: Int64) -> Mask:
-    """[num_nodes] False where a later node of the same run is in the same iteration: it happens later in any replay."""
-    segments = run_graph.segments
-    node = run_graph.target[segments.edge]
-    iteration = np.searchsorted(ends, times[node])
-    is_last = np.append((np.diff(segments.run) != 0) | (np.diff(iteration) != 0), True)[: len(node)]
-    kept = np.ones(run_graph.num_nodes, bool)
-    kept[node[~is_last]] = False
-    return kept
