@@ -15,7 +15,7 @@ import numpy as np
 from tracekern.analysis.iterations import Iterations
 from tracekern.analysis.waits.analyze import Waits
 from tracekern.analysis.waits.event_graph import EventGraph
-from tracekern.analysis.why.candidates import Candidate, Candidates, CauseKind, Excess
+from tracekern.analysis.why.candidates import MAX_PEERS, Candidate, Candidates, CauseKind, Excess
 from tracekern.analysis.why.evidence import Evidence, weigh
 from tracekern.analysis.why.graph import build_run_graph
 from tracekern.analysis.why.longest_path import order_graph
@@ -66,9 +66,12 @@ class Cause:
 
     candidate: Candidate
     saving: Saving
-    """Without it alone."""
+    """Without it alone, at most: if hosts ask for a kernel as long as they did after the one before it ended."""
+    at_least_ns: float | None
+    """Of the whole run, if hosts that ran ahead ask when they did; None where it is not on record when they did."""
     together_ns: float
-    """Of the whole run, without it and all causes that are named before it."""
+    """Of the whole run, without it and all causes that are named before it, at most."""
+    together_at_least_ns: float | None
     excess: Excess
     is_host: bool
     """Of kind HOST: whether it is on record that it was mostly the host, and no kernel that was not recorded."""
@@ -110,9 +113,13 @@ def explain(
     if path.is_cyclic:
         note = "by the ranks' clocks, signals were waited for before they were sent"
         return Answer(0.0, (), 0, (), 0.0, Silence.NO_COST, note)
-    replays = Replays(run_graph, path, graph.schedule.order, ends_of_iterations(timeline, graph, run_graph, iterations))
-    candidates = Candidates(timeline, graph, waits, run_graph)
-    return _Inquiry(timeline, replays, candidates, len(run_graph.weight)).answer()
+    ends, asks = ends_of_iterations(timeline, graph, run_graph, iterations), run_graph.asks
+    replays, own_hosts = (
+        Replays(run_graph, path, graph.schedule.order, ends, weight)
+        for weight in (run_graph.weight, asks.weight(run_graph.weight))
+    )
+    candidates = Candidates(timeline, graph, waits, run_graph, iterations.of_launch)
+    return _Inquiry(timeline, replays, own_hosts if asks.is_complete else None, candidates).answer()
 
 
 def _why_no_cost(timeline: Timeline, graph: EventGraph, waits: Waits, window: Window | None) -> str:
@@ -133,9 +140,10 @@ def _why_no_cost(timeline: Timeline, graph: EventGraph, waits: Waits, window: Wi
 
 
 class _Inquiry:
-    def __init__(self, timeline: Timeline, replays: Replays, candidates: Candidates, num_edges: int) -> None:
-        self._timeline, self._replays, self._candidates = timeline, replays, candidates
-        self._unchanged = np.zeros(num_edges)
+    def __init__(self, timeline: Timeline, replays: Replays, own_hosts: Replays | None, candidates: Candidates) -> None:
+        """own_hosts: the same run with times of their own for hosts that run ahead, where these are on record."""
+        self._timeline, self._replays, self._candidates, self._own_hosts = timeline, replays, candidates, own_hosts
+        self._unchanged = np.zeros(replays.num_edges)
         # Where clocks contradict the messages, how long these took is not on record.
         is_contradicted = any(problem.kind in CONTRADICTION_KINDS for problem in timeline.problems)
         self._kinds = [kind for kind in CauseKind if not (kind is CauseKind.LINK and is_contradicted)]
@@ -261,9 +269,26 @@ class _Inquiry:
         causes, taken = list[Cause](), dict[Candidate, Float64]()
         for candidate, _, evidence in ordered:
             path = self._replays.critical_path(sum(taken.values(), self._unchanged))
-            excess = self._candidates.describe(candidate, path, self._replays.num_iterations)
             taken[candidate] = chosen[candidate]
-            together_ns = self._together(taken).whole_ns
-            is_host = candidate.kind is CauseKind.HOST and self._candidates.is_host(candidate.rank)
-            causes.append(Cause(candidate, self._alone[candidate], together_ns, excess, is_host, evidence))
+            saving, together_ns = self._alone[candidate], self._together(taken).whole_ns
+            causes.append(
+                Cause(
+                    candidate,
+                    saving,
+                    self._at_least([candidate], saving.whole_ns, MAX_PEERS),
+                    together_ns,
+                    self._at_least(list(taken), together_ns, most_peers=1),
+                    self._candidates.describe(candidate, path, evidence.event.iteration if evidence.event else None),
+                    candidate.kind is CauseKind.HOST and self._candidates.is_host(candidate.rank),
+                    evidence,
+                )
+            )
         return tuple(causes)
+
+    def _at_least(self, taken: list[Candidate], most_ns: float, most_peers: int) -> float | None:
+        """What the run would save without these, if hosts that ran ahead asked when they did."""
+        if self._own_hosts is None:
+            return None
+        by_peer = zip(*(self._candidates.changes(one, most_peers, own_hosts=True) for one in taken), strict=False)
+        saved = [self._own_hosts.saved(sum(changes, self._unchanged)).whole_ns for changes in by_peer]
+        return min(max(float(np.mean(saved)), 0.0), most_ns)

@@ -15,7 +15,8 @@ import numpy as np
 
 from tracekern.analysis.groups import group_rows, median_of_groups, quantile_of_groups
 from tracekern.analysis.waits.analyze import WaitKind, Waits
-from tracekern.analysis.waits.event_graph import EventGraph
+from tracekern.analysis.waits.event_graph import EventGraph, Schedule
+from tracekern.analysis.why.hosts import RUN_STARTS, Asks, find_asked
 from tracekern.timeline.intervals import bisect_right
 from tracekern.timeline.model import OPEN_END, Float64, Int32, Int64, Mask, Timeline
 
@@ -36,6 +37,8 @@ class EdgeKind(enum.IntEnum):
     """At a barrier of a block, a grid, or all ranks."""
     GAP = 3
     """Before a kernel: from the end of the one before it on its stream, or from the start of the run."""
+    HOST = 4
+    """To the moment at which a host asked for a kernel, or from there to the kernel's start."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,10 @@ class Gaps:
 
     launch: Int64
     edge: Int64
+    source: Int64
+    """[n] node that each begins at, ..."""
+    since: Int64
+    """... and when that was."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +94,11 @@ class RunGraph:
     kind: Int32
     """[num_edges] EdgeKind"""
     weight: Float64
-    """[num_edges] ns as recorded"""
+    """[num_edges] ns as recorded; -inf for edges of hosts, which only Asks.weight() puts in"""
     segments: Segments
     messages: Messages
     gaps: Gaps
+    asks: Asks
     heard: Int64
     """Waits whose ends are nodes: index into Waits."""
     end_of_launch: Int64
@@ -186,9 +194,11 @@ def build_run_graph(timeline: Timeline, graph: EventGraph, waits: Waits) -> RunG
     messages = _add_messages(edges, timeline, waits, points, times)
     _add_meetings(edges, timeline, waits, points, times, meeting)
     gaps, start_ns = _add_launches(edges, graph)
+    first_ask = points.first_meeting + len(meetings)
+    asks = _add_asks(edges, schedule, gaps, first_ask, start_ns)
     source, target, weight, kind = edges.join()
     return RunGraph(
-        num_nodes=points.first_meeting + len(meetings),
+        num_nodes=first_ask + len(asks.launch),
         source=source,
         target=target,
         kind=kind,
@@ -196,6 +206,7 @@ def build_run_graph(timeline: Timeline, graph: EventGraph, waits: Waits) -> RunG
         segments=segments,
         messages=messages,
         gaps=gaps,
+        asks=asks,
         heard=points.heard,
         end_of_launch=1 + num_launches + np.arange(num_launches),
         start_ns=start_ns,
@@ -387,4 +398,33 @@ def _add_launches(edges: _Edges, graph: EventGraph) -> tuple[Gaps, int]:
     first = shown[schedule.before[shown] < 0]
     start_ns = int(schedule.start[shown].min())
     begun = edges.add(EdgeKind.GAP, np.zeros(len(first), np.int64), 1 + first, schedule.start[first] - start_ns)
-    return Gaps(np.concatenate([following, first]), np.concatenate([gap, begun])), start_ns
+    at_start = np.zeros(len(first), np.int64)
+    return Gaps(
+        np.concatenate([following, first]),
+        np.concatenate([gap, begun]),
+        np.concatenate([node, at_start]),
+        np.concatenate([since, at_start + start_ns]),
+    ), start_ns
+
+
+def _add_asks(edges: _Edges, schedule: Schedule, gaps: Gaps, first: int, start_ns: int) -> Asks:
+    """first: number of the first of these nodes."""
+    asked = find_asked(schedule, gaps.launch, gaps.since, start_ns)
+    order = np.argsort(gaps.launch)
+    gap = order[np.searchsorted(gaps.launch[order], asked.launch)]
+    node, never = first + np.arange(len(gap)), np.full(len(gap), -np.inf)
+    source = np.where(asked.previous >= 0, first + asked.previous, gaps.source[gap])
+    source[asked.previous == RUN_STARTS] = 0
+    before = edges.add(EdgeKind.HOST, source, node, never)
+    after = edges.add(EdgeKind.HOST, node, 1 + asked.launch, never)
+    follows = gaps.launch[schedule.before[gaps.launch] >= 0]
+    return Asks(
+        launch=asked.launch,
+        before=before,
+        before_ns=asked.before_ns.astype(float),
+        after=after,
+        after_ns=asked.after_ns,
+        gap=gaps.edge[gap],
+        gap_ns=asked.gap_ns,
+        is_complete=bool(np.isin(follows, asked.launch).all()),
+    )

@@ -31,6 +31,13 @@ class Saving:
         count = len(self.by_iteration)
         return float(self.by_iteration.std(ddof=1)) / count**0.5 if count > 1 else float("nan")
 
+    @property
+    def largest(self) -> int | None:
+        """The iteration that more than half of it is of; None where none is, or where there is only one."""
+        if len(self.by_iteration) < 2 or 2 * self.by_iteration.max() <= self.whole_ns:
+            return None
+        return int(self.by_iteration.argmax()) if self.whole_ns > 0 else None
+
     def __sub__(self, other: Saving) -> Saving:
         return Saving(self.whole_ns - other.whole_ns, self.by_iteration - other.by_iteration)
 
@@ -38,15 +45,17 @@ class Saving:
 class Replays:
     """Takes changes: [num_edges] ns that each edge of the run graph takes longer."""
 
-    def __init__(self, run_graph: RunGraph, path: LongestPath, shown: Int64, ends: IterationEnds) -> None:
-        """shown: the launches that left something."""
+    def __init__(
+        self, run_graph: RunGraph, path: LongestPath, shown: Int64, ends: IterationEnds, weight: Float64
+    ) -> None:
+        """shown: the launches that left something. weight: [num_edges] ns of edges where nothing changes."""
         self._run_graph, self._path, self._iterations = run_graph, path, ends
-        self._least = np.minimum(run_graph.weight, 0)
-        times, _ = path.run(run_graph.weight)
+        self._unchanged, self._least = weight, np.minimum(weight, 0)
+        times, _ = path.run(weight)
         self._ends = run_graph.end_of_launch[shown]
         self.makespan_ns = float(times[self._ends].max())
         """From the start of the first kernel to the end of the last."""
-        self.num_iterations = len(ends)
+        self.num_edges, self.num_iterations = len(weight), len(ends)
         self._iteration_ends = ends.when(times)
 
     def saved(self, change: Float64) -> Saving:
@@ -61,5 +70,5 @@ class Replays:
         return walk_back(self._run_graph.source, deciding, int(self._ends[times[self._ends].argmax()]))
 
     def _weight(self, change: Float64) -> Float64:
-        weight = self._run_graph.weight + change
+        weight = self._unchanged + change
         return np.maximum(weight, self._least, out=weight)
