@@ -6,7 +6,9 @@
 
 Costs: each case runs with and without what is injected, of the same seed. Truth: by how much its makespan is longer.
 Cost: what the analysis says that the run would save without it. Both are summed over the seeds; "named" counts the runs
-that name what was injected and nothing else. Chance: how many runs with noise alone, of all shapes, name anything.
+that name what was injected and nothing else. Where hosts run ahead, truth has to lie between the two costs that are
+said; where one rank has less than all others, or nothing is injected, nobody may be named. Chance: how many runs with
+noise alone, of all shapes, name anything.
 Writes benchmarks/results/causes.json; exits with 1 where a figure is out of its bounds.
 """
 
@@ -56,6 +58,7 @@ _JUMPS_NS = (300, 3_000, 20_000)
 class Row:
     name: str
     case: Case
+    names_nobody: bool = False
 
 
 def cost_cases() -> list[Row]:
@@ -64,6 +67,7 @@ def cost_cases() -> list[Row]:
     latency, drain = (kind(DELAY_NS, source=1, destination=3) for kind in (Latency, Drain))
     real = Case(Shape.PIPELINE, 4, 10, num_warps=128)
     once = SlowWork(40 * DELAY_NS, rank=1, iterations=(4,))
+    all_but_one = tuple(SlowWork(2 * DELAY_NS, rank=rank) for rank in range(8) if rank != 4)
     rows = [
         *(Row(f"chain of {n}", Case(Shape.CHAIN, n, 10, (SlowWork(DELAY_NS, rank=0),))) for n in (2, 8, 16, 32)),
         *(Row(f"stream of {n}", Case(Shape.STREAM, n, 20, (SlowWork(DELAY_NS, rank=0),))) for n in (2, 8, 32)),
@@ -93,6 +97,11 @@ def cost_cases() -> list[Row]:
         Row("real: uneven tokens, late host", replace(real, injections=(late,), is_uneven=True)),
         Row("real: slow stores", replace(real, injections=(drain,))),
         Row("real: once", replace(real, injections=(once,))),
+        Row("real: uneven tokens, nothing slow", replace(real, is_uneven=True), names_nobody=True),
+        Row("real: uneven tokens, one has more", replace(real, injections=(MoreWork(rank=1),), is_uneven=True)),
+        Row("all slow but rank 4, barrier", Case(Shape.BARRIER, 8, 20, all_but_one), names_nobody=True),
+        Row("all slow but rank 4, exchange", Case(Shape.EXCHANGE, 8, 20, all_but_one), names_nobody=True),
+        *_ahead(real),
         Row("two late hosts", Case(Shape.EXCHANGE, 4, 10, (late, LateHost(14 * DELAY_NS, rank=2)))),
         Row("two slow ranks", Case(Shape.BARRIER, 8, 20, (slow, SlowWork(DELAY_NS, rank=5)))),
         Row(
@@ -104,7 +113,25 @@ def cost_cases() -> list[Row]:
             Case(Shape.EXCHANGE, 4, 20, (Drain(2 * DELAY_NS, source=1, destination=3), SlowWork(DELAY_NS, rank=0))),
         ),
     ]
-    return [Row(row.name, replace(row.case, noise=noise)) for noise in (0.0, 0.05) for row in rows]
+    return [replace(row, case=replace(row.case, noise=noise)) for noise in (0.0, 0.05) for row in rows]
+
+
+def _ahead(real: Case) -> list[Row]:
+    """Hosts that wait for nothing. The first and the last two launch more slowly than the device works."""
+    ahead = {"hosts_run_ahead": True, "has_host_lane": True}
+    slower, later = SlowWork(2 * DELAY_NS, rank=1), LateHost(4 * DELAY_NS, rank=1)
+    late = LateHost(20 * DELAY_NS, rank=1)
+    return [
+        Row("hosts ahead, slow rank", Case(Shape.BARRIER, 4, 20, (slower,), launch_ns=28_000, **ahead)),
+        Row("hosts ahead, late host", Case(Shape.BARRIER, 4, 20, (later,), launch_ns=28_000, **ahead)),
+        Row("hosts ahead in time, slow rank", Case(Shape.EXCHANGE, 4, 20, (slower,), launch_ns=3_000, **ahead)),
+        Row("hosts ahead in time, late host", Case(Shape.EXCHANGE, 4, 20, (later,), launch_ns=7_000, **ahead)),
+        Row(
+            "real: hosts ahead, slow rank",
+            replace(real, injections=(SlowWork(3_000, rank=1),), launch_ns=12_000, **ahead),
+        ),
+        Row("real: hosts ahead, late host", replace(real, injections=(late,), launch_ns=12_000, **ahead)),
+    ]
 
 
 def candidates_of(injections: tuple[Injection, ...]) -> set[Candidate]:
@@ -127,9 +154,9 @@ def answer_of(case: Case, seed: int) -> tuple[Answer, float]:
 
 
 def judge(row: Row, seeds: list[int]) -> dict[str, Any]:
-    truth_ns = cost_ns = 0.0
+    truth_ns = cost_ns = least_ns = 0.0
     num_right = num_wrong = 0
-    right = candidates_of(row.case.injections)
+    right = set() if row.names_nobody else candidates_of(row.case.injections)
     for seed in seeds:
         answer, makespan_ns = answer_of(row.case, seed)
         with tempfile.TemporaryDirectory() as directory:
@@ -139,14 +166,21 @@ def judge(row: Row, seeds: list[int]) -> dict[str, Any]:
         num_wrong += bool(named - right)
         if len(right) == 1:
             cost_ns += sum(cost.saving.whole_ns for cost in answer.costs if cost.candidate in right)
+            least_ns += sum(cause.at_least_ns or 0.0 for cause in answer.causes if cause.candidate in right)
         elif answer.causes:
             cost_ns += answer.causes[-1].together_ns
-    ratio = cost_ns / truth_ns
     case = row.case
     about = {"case": row.name, "ranks": case.num_ranks, "iterations": case.iterations, "noise": case.noise}
-    figures = {"truth_ns": truth_ns / len(seeds), "ratio": ratio, "right": num_right, "wrong": num_wrong}
-    met = RATIO[0] <= ratio <= RATIO[1] and num_right == len(seeds)
-    return {**about, **figures, "runs": len(seeds), "met": bool(met)}
+    figures = {"right": num_right, "wrong": num_wrong, "runs": len(seeds)}
+    met = num_right == len(seeds)
+    if right:
+        ratio = cost_ns / truth_ns
+        figures = {"truth_ns": truth_ns / len(seeds), "ratio": ratio, **figures}
+        least = ratio
+        if case.hosts_run_ahead:
+            least = figures["least_ratio"] = least_ns / truth_ns
+        met = met and ratio >= RATIO[0] and least <= RATIO[1]
+    return {**about, **figures, "met": bool(met)}
 
 
 def draw_noise(seed: int) -> Case:
@@ -218,15 +252,26 @@ def main() -> None:
         ]
     table = Table(
         "cost of what was injected",
-        ["case", "ranks", "iterations", "noise", "truth, us", "cost / truth", "named", "wrong", "met"],
+        [
+            "case",
+            "ranks",
+            "iterations",
+            "noise",
+            "truth, us",
+            "at least / truth",
+            "cost / truth",
+            "named",
+            "wrong",
+            "met",
+        ],
     )
     for row in rows:
         about = row["case"], str(row["ranks"]), str(row["iterations"]), f"{row['noise']:.0%}"
         named = f"{row['right']} of {row['runs']}"
         table.add(
             *about,
-            f"{row['truth_ns'] / 1000:.1f}",
-            f"{row['ratio']:.3f}",
+            f"{row['truth_ns'] / 1000:.1f}" if "ratio" in row else "-",
+            *(f"{row[key]:.3f}" if key in row else "-" for key in ("least_ratio", "ratio")),
             named,
             str(row["wrong"]),
             "yes" if row["met"] else "NO",

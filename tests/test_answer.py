@@ -28,8 +28,9 @@ import tracekern
 from tracekern.analysis.findings import Findings, analyze
 from tracekern.analysis.why.answer import Answer, Silence
 from tracekern.analysis.why.candidates import Candidate, CauseKind
+from tracekern.formatting import duration
 from tracekern.timeline.flows import join_flows
-from tracekern.timeline.model import Flows, Problem, Timeline
+from tracekern.timeline.model import Flows, Problem, Timeline, TrackKind
 from tracekern.timeline.select import select
 from tracekern.viewers.report.headlines import headlines
 
@@ -63,6 +64,12 @@ def of_rank(rank: int, kind: CauseKind = CauseKind.PACE) -> Candidate:
             Case(Shape.RING, 8, 50, (SLOW,), 0.02, is_persistent=True),
             of_rank(2),
             "Rank 2 is slow: each persistent.compute ",
+        ),
+        (Case(Shape.RING, 8, 10, (SLOW,), 0.02), of_rank(2), "Rank 2 is slow: each step.compute takes 1."),
+        (
+            Case(Shape.RING, 8, 50, (SlowWork(200_000, rank=2, iterations=(4,)),), 0.05, is_persistent=True),
+            of_rank(2),
+            "Rank 2 was slow once: ",
         ),
         (
             Case(Shape.BARRIER, 4, 10, (SlowPause(DELAY_NS, rank=2),), pause_ns=3_000),
@@ -138,6 +145,82 @@ def test_causes_that_hide_each_other_are_both_named(case: Case, wanted: set[Cand
     assert ": together " in next(line.text for line in headlines(findings) if line.word == "next")
 
 
+@pytest.mark.parametrize(
+    ("case", "wanted"),
+    [
+        (Case(Shape.BARRIER, 4, 20, (SlowWork(10_000, rank=2),), 0.02, launch_ns=28_000), of_rank(2)),
+        (Case(Shape.BARRIER, 4, 20, (LateHost(20_000, rank=2),), 0.02, launch_ns=28_000), of_rank(2, CauseKind.HOST)),
+    ],
+)
+def test_where_hosts_run_ahead_what_is_saved_lies_between_two_numbers(case: Case, wanted: Candidate, tmp_path: Path):
+    """Without what is injected the hosts, which wait for nothing, would launch no faster: the device would idle."""
+    case = dataclasses.replace(case, hosts_run_ahead=True, has_host_lane=True)
+    truth = simulate(case, 78, tmp_path / "with")
+    cost_ns = truth.makespan_ns - simulate(case.without_injections(), 78, tmp_path / "without").makespan_ns
+    findings = Findings(tracekern.load(truth.directory))
+    assert named(findings.answer) == [wanted]
+    (cause,) = findings.answer.causes
+    assert cause.saving.whole_ns > 1.1 * cost_ns
+    assert cause.at_least_ns == pytest.approx(cost_ns, rel=0.06)
+    low, high = duration(cause.at_least_ns), duration(cause.saving.whole_ns)
+    assert f"The run would be {low} to {high} (" in headlines(findings)[0].text
+
+    unknown = findings_of(dataclasses.replace(case, has_host_lane=False), 78, tmp_path / "unknown")
+    assert [cause.at_least_ns for cause in unknown.answer.causes] == [None]
+    assert "The run would be up to " in headlines(unknown)[0].text
+
+
+def test_clocks_of_hosts_that_are_wrong_leave_an_answer(tmp_path: Path):
+    """They may say that a kernel was asked for after it began, or long before the one before it."""
+    case = Case(Shape.EXCHANGE, 4, 10, (LateHost(40_000, rank=1),), 0.03, has_host_lane=True, launch_ns=7_000)
+    timeline = tracekern.load(simulate(case, 83, tmp_path).directory)
+    right = analyze(timeline).answer
+    is_host = timeline.tracks_of(TrackKind.HOST) & np.array([track.rank % 2 == 1 for track in timeline.tracks])
+    spans, moved = timeline.spans, is_host[timeline.spans.track]
+    clocks = [dataclasses.replace(rank.clock, host_hard_ns=300_000.0) for rank in timeline.ranks]
+    ranks = [dataclasses.replace(rank, clock=clock) for rank, clock in zip(timeline.ranks, clocks, strict=True)]
+    for wrong_ns in (-200_000, 30_000, 200_000):
+        shifted = dataclasses.replace(spans, start=spans.start + wrong_ns * moved, end=spans.end + wrong_ns * moved)
+        found = analyze(timeline.replace(spans=shifted, ranks=tuple(ranks))).answer
+        assert (found.note, named(found)) == ("", named(right))
+        assert found.causes[0].saving.whole_ns == right.causes[0].saving.whole_ns >= found.causes[0].at_least_ns
+
+
+def test_hosts_that_wait_for_the_device_save_one_number(tmp_path: Path):
+    case = Case(Shape.EXCHANGE, 4, 10, (LateHost(100_000, rank=1),), 0.03, has_host_lane=True, launch_ns=7_000)
+    found = findings_of(case, 79, tmp_path)
+    (cause,) = found.answer.causes
+    assert cause.at_least_ns == pytest.approx(cause.saving.whole_ns, rel=0.01)
+    assert " to " not in headlines(found)[0].text
+
+
+def test_a_delay_is_that_of_the_median_iteration_and_one_that_holds_most_is_told(tmp_path: Path):
+    once, each = LateHost(900_000, rank=1, iterations=(2,)), LateHost(40_000, rank=1)
+    found = findings_of(Case(Shape.EXCHANGE, 4, 11, (once, each), 0.02, has_host_lane=True), 80, tmp_path / "both")
+    (cause,) = found.answer.causes
+    assert cause.excess.ns == pytest.approx(40_000, rel=0.02)
+    assert headlines(found)[0].text.endswith(" shorter without, most of it in iteration 2.")
+    found = findings_of(Case(Shape.EXCHANGE, 4, 11, (once,), 0.02, has_host_lane=True), 80, tmp_path / "once")
+    assert found.answer.causes[0].excess.ns == pytest.approx(900_000, rel=0.01)
+    assert headlines(found)[0].text.startswith("Rank 1's host launched 900 us after its peers, once. The run would be ")
+    assert headlines(found)[0].text.endswith(" shorter without, most of it in iteration 2.")
+
+
+def test_one_rank_that_is_faster_than_all_others_names_nobody(tmp_path: Path):
+    slower = tuple(SlowWork(10_000, rank=rank) for rank in range(8) if rank != 4)
+    for shape in (Shape.BARRIER, Shape.EXCHANGE):
+        found = findings_of(Case(shape, 8, 10, slower, 0.02), 81, tmp_path / shape.value)
+        assert found.answer.silence is Silence.ALIKE
+
+
+def test_uneven_tokens_name_nobody_and_one_rank_that_has_more_is_told_so(tmp_path: Path):
+    uneven = dataclasses.replace(REAL, is_uneven=True)
+    assert findings_of(uneven, 82, tmp_path / "uneven").answer.silence is Silence.ALIKE
+    more = findings_of(dataclasses.replace(uneven, injections=(MoreWork(rank=1),)), 82, tmp_path / "more")
+    assert named(more.answer) == [of_rank(1, CauseKind.AMOUNT)]
+    assert headlines(more)[0].text.startswith("Rank 1 has more work: 1.4")
+
+
 @pytest.mark.parametrize("noise", list(Noise))
 @pytest.mark.parametrize("shape", list(Shape))
 def test_noise_alone_names_nobody(shape: Shape, noise: Noise, tmp_path: Path):
@@ -211,8 +294,11 @@ def test_where_the_record_does_not_say_what_a_cause_costs_the_reason_is_given(sp
 def test_a_window_has_no_cost():
     timeline = tracekern.load(TRACES / "h200x4_late_host")
     last = int(timeline.spans.end.max())
-    answer = analyze(timeline, window=(last // 2, last)).answer
-    assert "not of a window" in answer.note
+    found = analyze(timeline, window=(last // 2, last))
+    assert "not of a window" in found.answer.note
+    lines = {line.word: line.text for line in headlines(found)}
+    assert lines["part"] == f"all numbers are of the window from {duration(last // 2)} to {duration(last)}"
+    assert "part" not in lines_of(timeline)
 
 
 def test_ranks_that_waited_for_each_other_before_either_sent_have_no_cost():

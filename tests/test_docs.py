@@ -460,12 +460,21 @@ def test_reliability_says_what_the_attacks_found():
 def test_how_right_costs_are():
     found, told = results("causes"), text_of("analysis.md")
     rows = found["cases"]
-    single = [row for row in rows if "hides" not in row["case"] and not row["case"].startswith("two ")]
+    between = [row for row in rows if "least_ratio" in row]
+    single = [
+        row
+        for row in rows
+        if "ratio" in row and row not in between and "hides" not in row["case"] and not row["case"].startswith("two ")
+    ]
     ratios = [row["ratio"] for row in single]
     assert f"Of {len(rows)} cases" in told
     assert (
         f"of the {len(single)} with one cause cost / truth lies between {min(ratios):.2f} and {max(ratios):.2f}" in told
     )
+    least = [row["least_ratio"] for row in between]
+    assert f"of {len(between)} in which hosts run ahead" in told
+    assert f"at least / truth lies between {min(least):.2f} and {max(least):.2f}" in told
+    assert all(row["ratio"] > 0.95 for row in between)
     named = [sum(row[key] for row in rows) for key in ("right", "runs", "wrong")]
     assert "named right in {:,} of {:,} runs, something else as well in {}".format(*named) in told
     for entry, what in zip(found["chance"], ("with noise alone", "in which a clock jumps"), strict=True):

@@ -40,7 +40,7 @@ def run() -> Timeline:
 
 def gaps_of(timeline: Timeline) -> list[int]:
     schedule = build_graph(timeline).schedule
-    return host_gaps(timeline, schedule.gap_start[:2], schedule.start[:2]).tolist()
+    return host_gaps(timeline, schedule.gap_start[:2], schedule.start[:2], schedule.asked[:2]).tolist()
 
 
 def with_lanes(timeline: Timeline, *lanes: tuple[str, list[tuple[int, int]]]) -> Timeline:

@@ -192,6 +192,8 @@ class Case:
     launch_ns: int = 0
     """How long a host takes to launch a kernel, one after the other, once the iteration before is over; 0: hosts are
     always ahead."""
+    hosts_run_ahead: bool = False
+    """Hosts with a `launch_ns` wait for no iteration: they launch one kernel after the other, at times of their own."""
     backend: str = "cuda"
     num_warps: int = 0
     """Warps of a kernel; 0: as many as the shape needs."""

@@ -236,7 +236,8 @@ class Engine:
             start = through + gap + more
             asked = start - 0.5 * gap
             if self.case.launch_ns:
-                asked = max(self._host_free[rank], through if op.is_first else 0.0) + more
+                waits = op.is_first and not self.case.hosts_run_ahead
+                asked = max(self._host_free[rank], through if waits else self._start_ns) + more
                 self._host_free[rank] = asked + self._vary(self._host_rng[rank], self.case.launch_ns)
                 start = max(through + gap, self._host_free[rank])
             kernels.append(Kernel(op.name, start, op.iteration, asked))

@@ -11,44 +11,65 @@ ran there. Three things prove the host's part:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from tracekern.timeline.clocks.host import apply_host
 from tracekern.timeline.host import is_stream_lane, is_torch_lane
 from tracekern.timeline.intervals import unions
-from tracekern.timeline.model import Int64, Mask, Timeline, TrackKind
+from tracekern.timeline.model import ClockFit, Int64, Mask, Timeline, TrackKind
 
 MAX_LAUNCH_NS = 10_000
 """No gap ends before its kernel was launched and began, which takes some us: a rest below that is the launch itself."""
 MAX_DOUBT_NS = 1e9
 """A host clock that may be off by more proves nothing of a gap."""
-_NEVER = np.iinfo(np.int64).min
+NEVER = np.iinfo(np.int64).min
+"""In the place of a time that is not on record."""
+_LATE = np.iinfo(np.int64).max
 
 
-def host_gaps(timeline: Timeline, gap_start: Int64, start: Int64) -> Int64:
+def asked_times(timeline: Timeline, start: Int64) -> Int64:
+    """[num_launches] when its host asked for each launch, or entered the range in which it made it, in ns from the
+    origin; NEVER where no clock or lane of the host says so.
+
+    start: [num_launches] when each began.
+    """
+    found = np.full(len(timeline.launches), NEVER)
+    for rank, clock, mine in _known_hosts(timeline, start):
+        doubt = int(np.ceil(clock.host_hard_ns))
+        asked = _asked(timeline, mine)
+        begun = np.where(asked > 0, apply_host(clock, asked) - timeline.origin_ns, NEVER)
+        begun = np.where(begun <= start[mine] + doubt, begun, NEVER)  # of another clock
+        found[mine] = np.maximum(begun, _ranges_begun(timeline, rank, mine, start[mine] + doubt))
+    return found
+
+
+def host_gaps(timeline: Timeline, gap_start: Int64, start: Int64, asked: Int64) -> Int64:
     """[num_launches] ns, at least, of each gap [gap_start, start) before a launch in which its host had not launched it
     yet.
 
-    0 where nothing says more: host clocks that are not related to the axis prove nothing.
+    asked: asked_times(). 0 where nothing says more: host clocks that are not related to the axis prove nothing.
     """
     least, most = np.zeros(len(timeline.launches), np.int64), np.maximum(start - gap_start, 0)
-    rank_of_launch = np.array([launch.rank for launch in timeline.launches], np.int64)
-    for entry in timeline.ranks:
-        clock = entry.clock
-        if clock is None or not clock.host_anchor_ns or not clock.host_hard_ns <= MAX_DOUBT_NS:
-            continue
-        mine = np.flatnonzero((rank_of_launch == entry.rank) & (start > gap_start))
+    for rank, clock, known in _known_hosts(timeline, start):
+        mine = known[start[known] > gap_start[known]]
         doubt = int(np.ceil(clock.host_hard_ns))
-        asked = _asked(timeline, mine)
-        begun = np.where(asked > 0, apply_host(clock, asked) - timeline.origin_ns, _NEVER)
-        begun = np.where(begun <= start[mine] + doubt, begun, _NEVER)  # of another clock
-        begun = np.maximum(begun, _ranges_begun(timeline, entry.rank, mine, start[mine] + doubt))
-        by_calls = np.maximum(begun, gap_start[mine] + doubt) - doubt - gap_start[mine]
-        busy, seen = _busy_ns(timeline, entry.rank, gap_start[mine], start[mine])
+        by_calls = np.maximum(asked[mine], gap_start[mine] + doubt) - doubt - gap_start[mine]
+        busy, seen = _busy_ns(timeline, rank, gap_start[mine], start[mine])
         most[mine] -= busy
         of_host = np.maximum(by_calls, np.where(seen, most[mine], 0))
         least[mine] = np.where((of_host > 0) & (of_host >= most[mine] - MAX_LAUNCH_NS), most[mine], of_host)
     return least
+
+
+def _known_hosts(timeline: Timeline, start: Int64) -> Iterator[tuple[int, ClockFit, Int64]]:
+    """(rank, its clock, its launches that began) of ranks whose host's clock is related to the axis."""
+    rank_of_launch = np.array([launch.rank for launch in timeline.launches], np.int64)
+    for entry in timeline.ranks:
+        clock = entry.clock
+        if clock is not None and clock.host_anchor_ns and clock.host_hard_ns <= MAX_DOUBT_NS:
+            yield entry.rank, clock, np.flatnonzero((rank_of_launch == entry.rank) & (start < _LATE))
 
 
 def _asked(timeline: Timeline, launches: Int64) -> Int64:
@@ -56,11 +77,11 @@ def _asked(timeline: Timeline, launches: Int64) -> Int64:
 
 
 def _ranges_begun(timeline: Timeline, rank: int, launches: Int64, latest: Int64) -> Int64:
-    """[n] when the host entered the range in which it made each launch; _NEVER where no lane has a range for each.
+    """[n] when the host entered the range in which it made each launch; NEVER where no lane has a range for each.
 
     latest: [n] when it had at the latest. Of several lanes or names, the first to begin.
     """
-    spans, begun = timeline.spans, np.full(len(launches), _NEVER)
+    spans, begun = timeline.spans, np.full(len(launches), NEVER)
     series = []
     for track, about in enumerate(timeline.tracks):
         if about.rank != rank or about.kind is not TrackKind.HOST or is_torch_lane(about):

@@ -100,7 +100,9 @@ def _answer(answer: Answer) -> dict[str, Any]:
     causes = [
         {
             **_cost(cause),
+            "saved_at_least_ns": cause.at_least_ns,
             "together_ns": cause.together_ns,
+            "together_at_least_ns": cause.together_at_least_ns,
             "is_host": cause.is_host,
             "excess_ns": cause.excess.ns,
             "factor": cause.excess.factor,
@@ -123,6 +125,7 @@ def _cost(cost: Cause | Cost) -> dict[str, Any]:
     candidate, evidence = cost.candidate, cost.evidence
     event = evidence.event and {"iteration": evidence.event.iteration, "excess_ns": evidence.event.excess_ns}
     of_iteration = {"mean_ns": _known(cost.saving.mean_ns), "error_ns": _known(cost.saving.error_ns)}
+    of_iteration["most_in"] = cost.saving.largest
     return {
         "kind": candidate.kind.value,
         "rank": candidate.rank,

@@ -16,7 +16,7 @@ from tracekern.viewers.report.held_up import describe_waits
 from tracekern.viewers.report.questions.path import describe_part
 from tracekern.viewers.report.questions.receive import describe_received
 from tracekern.viewers.report.stage_grid import describe_idle
-from tracekern.viewers.report.verdict import evidence, following, verdict
+from tracekern.viewers.report.verdict import evidence, following, part_of, verdict
 
 _TOLD_APART = (*ABSENT_KINDS, "lost_records", "open_span", "open_work", "salvaged", "fault", "left_out_profile_event")
 """Kinds of errors that the lines count, or describe themselves."""
@@ -29,20 +29,21 @@ class Line:
 
 
 def headlines(findings: Findings) -> list[Line]:
-    """One line each: what costs most, why that is said, what is next, where warps wait and kernels stand, what bounds
-    the time, how far to trust it.
+    """One line each: what costs most, why that is said, what is next, of which part all that is, where warps wait and
+    kernels stand, what bounds the time, how far to trust it.
 
     A wait that exceeded its time limit comes first, or else waits that never ended. What experts received is told of
     captures that say so. Where the times are damaged that is all, with what ended a wait.
     """
     if findings.damage:
         return [*_fault(findings), Line("verdict", f"No figure is given: {findings.damage}")]
-    why, next_cost = evidence(findings), following(findings)
+    why, next_cost, part = evidence(findings), following(findings), part_of(findings)
     return [
         *(_fault(findings) or _hang(findings)),
         Line("verdict", verdict(findings)),
         *([Line("why", why)] if why else []),
         *([Line("next", next_cost)] if next_cost else []),
+        *([Line("part", part)] if part else []),
         Line("waiting", _waiting(findings)),
         *([Line("idle", describe_idle(findings.stages))] if findings.stages.stages else []),
         Line("bound", _bound(findings)),
@@ -112,11 +113,10 @@ def _waiting(findings: Findings) -> str:
         return f"no waits on record; the warps' {duration(total)} went into other spans"
     worst = findings.phases[0]
     all_waits = sum(phase.sum_ns for phase in findings.phases)
-    kept = " that the flight recorder kept" if findings.records_overwritten else ""
     names = ", ".join(left_out(findings.timeline))
     idle = f"; left out: {names} of warps with nothing to do" if names else ""
     return (
-        f"{percent(wait, total)} of the warps' time{kept}, {duration(wait)} of {duration(total)}; "
+        f"{percent(wait, total)} of the warps' time, {duration(wait)} of {duration(total)}; "
         f"most in {worst.phase}: {duration(worst.sum_ns)}, {percent(worst.sum_ns, all_waits)} of all waits"
         + _endless(findings)
         + idle

@@ -14,6 +14,7 @@ from tracekern.analysis.findings import Findings
 from tracekern.formatting import count, duration, escape, sentence
 from tracekern.viewers.report.frame import Answer, Part, render
 from tracekern.viewers.report.question import Question
+from tracekern.viewers.report.verdict import part_of
 
 
 @cache
@@ -50,7 +51,7 @@ def _lead(findings: Findings, capture: str) -> str:
         ", ".join(devices),
         *(_made_at(rank.metadata) for rank in findings.timeline.ranks[:1]),
         count(summary.num_spans, "span"),
-        *([] if findings.damage else [duration(summary.duration_ns)]),
+        *([] if findings.damage else [duration(summary.duration_ns), part_of(findings)]),
     ]
     warning = "" if summary.aligned else "<p class='warn'>UNALIGNED: times of different ranks cannot be compared.</p>"
     return f"<p>{escape(' · '.join(fact for fact in facts if fact))}</p>{warning}"

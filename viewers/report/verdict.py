@@ -6,8 +6,9 @@ from tracekern.analysis.doubt import Blame
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.waits.analyze import Phase
 from tracekern.analysis.waits.event_graph import BETWEEN_SPANS, NOT_STARTED
-from tracekern.analysis.why.answer import Answer, Cause, Silence
+from tracekern.analysis.why.answer import MIN_SHARE, Answer, Cause, Silence
 from tracekern.analysis.why.candidates import Candidate, CauseKind
+from tracekern.analysis.why.replays import Saving
 from tracekern.formatting import count, duration, factor, percent
 from tracekern.viewers.report.held_up import describe_held_up
 
@@ -29,8 +30,36 @@ def verdict(findings: Findings) -> str:
     if not answer.causes:
         return f"No cause is named: {_why_none(answer)}."
     first = answer.causes[0]
-    saved = f"{duration(first.saving.whole_ns)} ({percent(first.saving.whole_ns, answer.makespan_ns)})"
-    return f"{_accuse(first)} The run would be {saved} shorter without."
+    saved = saved_of(answer, first.at_least_ns, first.saving.whole_ns)
+    return f"{_accuse(first)} The run would be {saved} shorter without{_mostly_in(first.saving)}."
+
+
+def part_of(findings: Findings) -> str:
+    """Says that all numbers are of a part of the run; "" where they are of all of it."""
+    parts = []
+    if findings.window is not None:
+        parts.append("the window from {} to {}".format(*map(duration, findings.window)))
+    if findings.records_overwritten:
+        parts.append("what the flight recorder kept")
+    return f"all numbers are of {' and of '.join(parts)}" if parts else ""
+
+
+def saved_of(answer: Answer, at_least_ns: float | None, most_ns: float) -> str:
+    """ "2.6 ms (32 %)"; "1.9 ms to 2.6 ms (23 % to 32 %)" where hosts ran ahead; "up to 2.6 ms (32 %)" where the record
+    does not say what is saved at least."""
+    most, share = duration(most_ns), percent(most_ns, answer.makespan_ns)
+    least_worth = MIN_SHARE * answer.makespan_ns
+    if at_least_ns is not None and most_ns - at_least_ns < least_worth:
+        return f"{most} ({share})"
+    if at_least_ns is None or at_least_ns < least_worth:
+        return f"up to {most} ({share})"
+    return f"{duration(at_least_ns)} to {most} ({percent(at_least_ns, answer.makespan_ns)} to {share})"
+
+
+def _mostly_in(saving: Saving) -> str:
+    """Names the iteration that more than half of it is of; "" where none is."""
+    largest = saving.largest
+    return f", most of it in iteration {largest}" if largest is not None else ""
 
 
 def evidence(findings: Findings) -> str:
@@ -55,7 +84,7 @@ def following(findings: Findings) -> str:
     """What costs most when the first cause is gone, and what all hosts alike would save; "" where there is neither."""
     answer = findings.answer
     parts = [
-        f"{_name(cause)}: together {duration(cause.together_ns)} ({percent(cause.together_ns, answer.makespan_ns)})"
+        f"{_name(cause)}: together {saved_of(answer, cause.together_at_least_ns, cause.together_ns)}"
         for cause in answer.causes[1:]
     ]
     if answer.causes and answer.even_hosts_ns > answer.causes[-1].together_ns:
@@ -91,7 +120,7 @@ def _accuse(cause: Cause) -> str:
         link = f"link {rank} → {cause.candidate.peer}"
         return f"Messages on the {link} take {duration(excess.ns)} longer than on other links."
     if cause.candidate.kind is CauseKind.HOST:
-        when = "once late" if once else f"{duration(excess.ns)} after its peers"
+        when = f"{duration(excess.ns)} after its peers{', once' if once else ''}"
         if cause.is_host:
             return f"Rank {rank}'s host {'launched' if once else 'launches'} {when}."
         return f"Kernels of rank {rank} {'began' if once else 'begin'} {when} ({HOST_OR_KERNEL})."
@@ -145,5 +174,5 @@ def _largest(answer: Answer) -> str:
     saved_ns = first.saving.whole_ns
     return (
         f"the largest cost is {name_candidate(first.candidate)}: "
-        f"{duration(saved_ns)}, {percent(saved_ns, answer.makespan_ns)} of the run"
+        f"{duration(saved_ns)}, {percent(saved_ns, answer.makespan_ns)} of the run{_mostly_in(first.saving)}"
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekern.analysis.event_activity import Activity, flatten
-from tracekern.analysis.host_gaps import host_gaps
+from tracekern.analysis.host_gaps import NEVER, asked_times, host_gaps
 from tracekern.analysis.waits.analyze import Phase
 from tracekern.formatting import brief
 from tracekern.timeline.model import OPEN_END, Int32, Int64, Timeline, TrackKind
@@ -61,6 +61,8 @@ class Schedule:
     """The launch of its stream that ended last before it: -1 for the first."""
     gap_start: Int64
     """When the launch before it had ended; for the first of a stream: when the first launch of all began."""
+    asked: Int64
+    """When its host asked for it, by asked_times; NEVER where that is not on record."""
     host_gap_ns: Int64
     """Of [gap_start, start) the time in which its host had not launched it yet, by host_gaps: at least."""
     order: Int64
@@ -177,9 +179,10 @@ def _schedule(timeline: Timeline, runs: ActivityRuns, stages: tuple[str, ...]) -
     gap_start = np.where(before >= 0, start - gap_ns, start[order].min(initial=_LATE))
     gap_start[start == _LATE] = _LATE
     named = slice(len(launches))
-    host_gap_ns = np.zeros(count, np.int64)
-    host_gap_ns[named] = host_gaps(timeline, gap_start[named], start[named])
-    return Schedule(rank, stage, sequence, stream, start, end, before, gap_start, host_gap_ns, order)
+    asked, host_gap_ns = np.full(count, NEVER), np.zeros(count, np.int64)
+    asked[named] = asked_times(timeline, start[named])
+    host_gap_ns[named] = host_gaps(timeline, gap_start[named], start[named], asked[named])
+    return Schedule(rank, stage, sequence, stream, start, end, before, gap_start, asked, host_gap_ns, order)
 
 
 def _launch_times(timeline: Timeline, runs: ActivityRuns, count: int) -> tuple[Int64, Int64]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tracekern.analysis.waits.analyze import Waits
 from tracekern.analysis.waits.event_graph import EventGraph
-from tracekern.analysis.why.candidates import Candidate, Candidates, CauseKind, Excess
+from tracekern.analysis.why.candidates import MAX_PEERS, Candidate, Candidates, CauseKind, Excess
 from tracekern.analysis.why.evidence import Evidence, weigh
 from tracekern.analysis.why.moments import Moments
 from tracekern.analysis.why.repetitions import ends_of_iterations
@@ -65,9 +65,12 @@ class Cause:
 
     candidate: Candidate
     saving: Saving
-    """Without it alone."""
+    """Without it alone, at most: if hosts ask for a kernel as long as they did after the one before it ended."""
+    at_least_ns: float | None
+    """Of the whole run, if hosts that ran ahead ask when they did; None where it is not on record when they did."""
     together_ns: float
-    """Of the whole run, without it and all causes that are named before it."""
+    """Of the whole run, without it and all causes that are named before it, at most."""
+    together_at_least_ns: float | None
     excess: Excess
     is_host: bool
     """Of kind HOST: whether it is on record that it was mostly the host, and no kernel that was not recorded."""
@@ -116,9 +119,14 @@ def explain(
     note = _why_no_cost(timeline, waits, window)
     if isinstance(moments, str) or note:
         return no_cost(moments if isinstance(moments, str) else note)
-    replays = Replays(moments, graph.schedule.order, ends_of_iterations(timeline, graph, iterations))
-    candidates = Candidates(timeline, graph, waits, moments.run_graph)
-    return _Inquiry(timeline, replays, candidates, len(moments.run_graph.weight)).answer()
+    run_graph = moments.run_graph
+    ends = ends_of_iterations(timeline, graph, run_graph, iterations)
+    replays, own_hosts = (
+        Replays(moments, graph.schedule.order, ends, weight)
+        for weight in (run_graph.counted, run_graph.asks.weight(run_graph.counted))
+    )
+    candidates = Candidates(timeline, graph, waits, run_graph, iterations.of_launch)
+    return _Inquiry(timeline, replays, own_hosts if run_graph.asks.is_complete else None, candidates).answer()
 
 
 def _why_no_cost(timeline: Timeline, waits: Waits, window: Window | None) -> str:
@@ -135,9 +143,10 @@ def _why_no_cost(timeline: Timeline, waits: Waits, window: Window | None) -> str
 
 
 class _Inquiry:
-    def __init__(self, timeline: Timeline, replays: Replays, candidates: Candidates, num_edges: int) -> None:
-        self._timeline, self._replays, self._candidates = timeline, replays, candidates
-        self._unchanged = np.zeros(num_edges)
+    def __init__(self, timeline: Timeline, replays: Replays, own_hosts: Replays | None, candidates: Candidates) -> None:
+        """own_hosts: the same run with times of their own for hosts that run ahead, where these are on record."""
+        self._timeline, self._replays, self._candidates, self._own_hosts = timeline, replays, candidates, own_hosts
+        self._unchanged = np.zeros(replays.num_edges)
         # Where clocks contradict the messages, how long these took is not on record.
         is_contradicted = any(problem.kind in CONTRADICTION_KINDS for problem in timeline.problems)
         self._kinds = [kind for kind in CauseKind if not (kind is CauseKind.LINK and is_contradicted)]
@@ -150,8 +159,9 @@ class _Inquiry:
             for _, candidate in self._candidates.on_path(kind, path):
                 self._alone[candidate] = self._mean_saving(candidate)
         even_hosts_ns = self._replays.saved(self._candidates.table.even_gaps()).whole_ns
-        causes = () if self._is_cpu else self._name()
-        silence = None if causes else self._silence()
+        silence = self._why_nobody()
+        causes = () if silence else self._name()
+        silence = silence or (None if causes else Silence.ALIKE)
         num_iterations = self._replays.num_iterations
         return Answer(self._replays.makespan_ns, causes, num_iterations, self._costs(), even_hosts_ns, silence, "")
 
@@ -162,14 +172,11 @@ class _Inquiry:
             costs += [Cost(one, saving, self._stands_out(one, savings)) for one, saving in savings.items()]
         return tuple(sorted(costs, key=lambda cost: -cost.saving.whole_ns))
 
-    @property
-    def _is_cpu(self) -> bool:
-        return any(rank.backend == "cpu" for rank in self._timeline.ranks)
-
-    def _silence(self) -> Silence:
-        if self._is_cpu:
+    def _why_nobody(self) -> Silence | None:
+        """Why nobody may be named, whatever it costs."""
+        if any(rank.backend == "cpu" for rank in self._timeline.ranks):
             return Silence.CPU
-        return Silence.FEW_ITERATIONS if self._replays.num_iterations < _MIN_ITERATIONS else Silence.ALIKE
+        return Silence.FEW_ITERATIONS if self._replays.num_iterations < _MIN_ITERATIONS else None
 
     def _mean_saving(self, candidate: Candidate) -> Saving:
         """Alone, the mean over its peers: each has noise of its own."""
@@ -265,9 +272,26 @@ class _Inquiry:
         causes, taken = list[Cause](), dict[Candidate, Float64]()
         for candidate, _, evidence in ordered:
             path = self._replays.critical_path(sum(taken.values(), self._unchanged))
-            excess = self._candidates.describe(candidate, path, self._replays.num_iterations)
             taken[candidate] = chosen[candidate]
-            together_ns = self._together(taken).whole_ns
-            is_host = candidate.kind is CauseKind.HOST and self._candidates.is_host(candidate.rank)
-            causes.append(Cause(candidate, self._alone[candidate], together_ns, excess, is_host, evidence))
+            saving, together_ns = self._alone[candidate], self._together(taken).whole_ns
+            causes.append(
+                Cause(
+                    candidate,
+                    saving,
+                    self._at_least([candidate], saving.whole_ns, MAX_PEERS),
+                    together_ns,
+                    self._at_least(list(taken), together_ns, most_peers=1),
+                    self._candidates.describe(candidate, path, evidence.event.iteration if evidence.event else None),
+                    candidate.kind is CauseKind.HOST and self._candidates.is_host(candidate.rank),
+                    evidence,
+                )
+            )
         return tuple(causes)
+
+    def _at_least(self, taken: list[Candidate], most_ns: float, most_peers: int) -> float | None:
+        """What the run would save without these, if hosts that ran ahead asked when they did."""
+        if self._own_hosts is None:
+            return None
+        by_peer = zip(*(self._candidates.changes(one, most_peers, own_hosts=True) for one in taken), strict=False)
+        saved = [self._own_hosts.saved(sum(changes, self._unchanged)).whole_ns for changes in by_peer]
+        return min(max(float(np.mean(saved)), 0.0), most_ns)

@@ -13,11 +13,11 @@ from tracekern.analysis.waits.event_graph import EventGraph
 from tracekern.analysis.why.graph import RunGraph
 from tracekern.analysis.why.links import Links
 from tracekern.analysis.why.peers import PeerTable
-from tracekern.timeline.model import Float64, Int64, Timeline
+from tracekern.timeline.model import Float64, Int32, Int64, Timeline
 
 MAX_OF_KIND = 8
 """Ranks, or links, of each kind that are looked at: those that have most on the critical path."""
-_MAX_PEERS = 3
+MAX_PEERS = 3
 
 
 class CauseKind(enum.Enum):
@@ -45,7 +45,7 @@ class Excess:
     """By how much a cause exceeds its peers."""
 
     ns: float
-    """Of a host: later in an iteration. Of a link: longer for a message."""
+    """Of a host: later in the median iteration, or in the only one in which it is. Of a link: longer for a message."""
     factor: float
     """Of work: times as long for each piece, or as many pieces, ..."""
     phase: Phase | None
@@ -55,17 +55,22 @@ class Excess:
 class Candidates:
     """Makes the changes of the run graph's edges, [num_edges] ns, that take a candidate out."""
 
-    def __init__(self, timeline: Timeline, graph: EventGraph, waits: Waits, run_graph: RunGraph) -> None:
-        self.table = PeerTable(timeline, graph, waits, run_graph)
+    def __init__(
+        self, timeline: Timeline, graph: EventGraph, waits: Waits, run_graph: RunGraph, of_launch: Int32
+    ) -> None:
+        """of_launch: [num_launches] iteration of each; -1 for none."""
+        self.table = PeerTable(timeline, graph, waits, run_graph, of_launch)
         self.links = Links(timeline, waits, run_graph)
         self._phases = graph.phases
 
-    def changes(self, candidate: Candidate, most: int = _MAX_PEERS) -> list[Float64]:
+    def changes(self, candidate: Candidate, most: int = MAX_PEERS, own_hosts: bool = False) -> list[Float64]:
         """One for each of up to `most` peers, those whose sums are nearest to the median first. Empty where nothing
-        differs."""
+        differs. own_hosts: of Asks.weight()."""
         if candidate.kind is CauseKind.LINK:
             return [self.links.as_others(candidate.rank, candidate.peer)]
         change, totals = self._of_kind(candidate.kind)
+        if own_hosts and candidate.kind is CauseKind.HOST:
+            change = self.table.asks
         column = self.table.ranks.index(candidate.rank)
         found = (change(column, peer) for peer in _peers_of(totals, column)[:most])
         return [one for one in found if one is not None]
@@ -79,13 +84,15 @@ class Candidates:
         gains = [(-float(found[0][path].sum()), one) for one in every if (found := self.changes(one, most=1))]
         return sorted(gains, key=lambda gain: -gain[0])[:MAX_OF_KIND]
 
-    def describe(self, candidate: Candidate, path: Int64, num_iterations: int) -> Excess:
-        """Says by how much a candidate exceeds its peers. path: edges of the critical path."""
+    def describe(self, candidate: Candidate, path: Int64, iteration: int | None) -> Excess:
+        """Says by how much a candidate exceeds its peers. path: edges of the critical path. iteration: the only one in
+        which it does."""
         if candidate.kind is CauseKind.LINK:
             return Excess(self.links.longer_ns(candidate.rank, candidate.peer), 1.0, None)
         column = self.table.ranks.index(candidate.rank)
         if candidate.kind is CauseKind.HOST:
-            return Excess(self.table.longer_gaps_ns(column) / max(num_iterations, 1), 1.0, None)
+            longer_ns = self.table.longer_gaps_ns(column)
+            return Excess(float(np.median(longer_ns) if iteration is None else longer_ns[iteration]), 1.0, None)
         nearest = _peers_of(self.table.own_ns, column)[0]
         phase, factor = self.table.costliest_phase(column, nearest, path, candidate.kind is CauseKind.AMOUNT)
         return Excess(0.0, factor, self._phases[phase] if phase >= 0 else None)
@@ -93,7 +100,7 @@ class Candidates:
     def is_host(self, rank: int) -> bool:
         """Whether it was mostly the host that made gaps before kernels of the rank longer than those of its peers."""
         column = self.table.ranks.index(rank)
-        peers = _peers_of(self.table.gaps_ns, column)[:_MAX_PEERS]
+        peers = _peers_of(self.table.gaps_ns, column)[:MAX_PEERS]
         longer_ns, by_host_ns = np.sum([self.table.longer_by_host_ns(column, peer) for peer in peers], axis=0)
         return bool(2 * by_host_ns > longer_ns)
 

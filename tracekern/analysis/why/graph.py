@@ -15,7 +15,8 @@ import numpy as np
 
 from tracekern.analysis.groups import group_rows, median_of_groups, quantile_of_groups
 from tracekern.analysis.waits.analyze import WaitKind, Waits
-from tracekern.analysis.waits.event_graph import EventGraph
+from tracekern.analysis.waits.event_graph import EventGraph, Schedule
+from tracekern.analysis.why.hosts import RUN_STARTS, Asks, find_asked
 from tracekern.formatting import brief
 from tracekern.timeline.intervals import bisect_right
 from tracekern.timeline.model import OPEN_END, Float64, Int32, Int64, Mask, Timeline
@@ -37,6 +38,8 @@ class EdgeKind(enum.IntEnum):
     """At a barrier of a block, a grid, or all ranks."""
     GAP = 3
     """Before a kernel: from the end of the one before it on its stream, or from the start of the run."""
+    HOST = 4
+    """To the moment at which a host asked for a kernel, or from there to the kernel's start."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +82,13 @@ class Gaps:
 
     launch: Int64
     edge: Int64
+    source: Int64
+    """[n] node that each begins at, ..."""
+    since: Int64
+    """... and when that was."""
 
     def take(self, which: Mask) -> Gaps:
-        return Gaps(self.launch[which], self.edge[which])
+        return Gaps(self.launch[which], self.edge[which], self.source[which], self.since[which])
 
     __repr__ = brief
 
@@ -97,12 +104,13 @@ class RunGraph:
     kind: Int32
     """[num_edges] EdgeKind"""
     weight: Float64
-    """[num_edges] ns as recorded"""
+    """[num_edges] ns as recorded; -inf for edges of hosts, which only Asks.weight() puts in"""
     segments: Segments
     messages: Messages
     gaps: Gaps
     uncounted: Int64
     """Edges that lead to where all ranks are aligned. Their time counts for nothing."""
+    asks: Asks
     heard: Int64
     """Waits whose ends are nodes: index into Waits."""
     first_heard: int
@@ -210,20 +218,25 @@ def build_run_graph(timeline: Timeline, graph: EventGraph, waits: Waits) -> RunG
     _add_meetings(edges, timeline, waits, points, times, meeting)
     is_align = np.array([*(launch.is_align for launch in timeline.launches), *[False] * len(timeline.ranks)])
     every_gap, start_ns = _add_launches(edges, graph, is_align)
-    num_nodes = points.first_meeting + len(meetings)
-    met, num_meetings = _add_alignments(edges, graph, is_align, num_nodes)
-    num_nodes += num_meetings
+    gaps = every_gap.take(~is_align[every_gap.launch])
+    first_align = points.first_meeting + len(meetings)
+    met, num_aligns = _add_alignments(edges, graph, is_align, first_align)
+    # Where ranks are aligned, hosts ask for all calls ahead.
+    asked_for = gaps.take(np.full(len(gaps.launch), not is_align.any()))
+    first_ask = first_align + num_aligns
+    asks = _add_asks(edges, schedule, asked_for, first_ask, start_ns)
     source, target, weight, kind = edges.join()
     return RunGraph(
-        num_nodes=num_nodes,
+        num_nodes=first_ask + len(asks.launch),
         source=source,
         target=target,
         kind=kind,
         weight=weight,
         segments=segments,
         messages=messages,
-        gaps=every_gap.take(~is_align[every_gap.launch]),
+        gaps=gaps,
         uncounted=np.append(met, every_gap.edge[is_align[every_gap.launch]]),
+        asks=asks,
         heard=points.heard,
         first_heard=points.first_heard,
         end_of_launch=1 + num_launches + np.arange(num_launches),
@@ -416,7 +429,13 @@ def _add_launches(edges: _Edges, graph: EventGraph, is_align: Mask) -> tuple[Gap
     first = shown[schedule.before[shown] < 0]
     start_ns = int(schedule.start[shown].min())
     begun = edges.add(EdgeKind.GAP, np.zeros(len(first), np.int64), 1 + first, schedule.start[first] - start_ns)
-    return Gaps(np.concatenate([following, first]), np.concatenate([gap, begun])), start_ns
+    at_start = np.zeros(len(first), np.int64)
+    return Gaps(
+        np.concatenate([following, first]),
+        np.concatenate([gap, begun]),
+        np.concatenate([node, at_start]),
+        np.concatenate([since, at_start + start_ns]),
+    ), start_ns
 
 
 def _add_alignments(edges: _Edges, graph: EventGraph, is_align: Mask, first_node: int) -> tuple[Int64, int]:
@@ -433,3 +452,26 @@ def _add_alignments(edges: _Edges, graph: EventGraph, is_align: Mask, first_node
     seen = np.maximum(schedule.end[launch] - latest[meeting], 0)
     edges.add(EdgeKind.MEETING, first_node + meeting, 1 + count + launch, seen)
     return met, len(number)
+
+
+def _add_asks(edges: _Edges, schedule: Schedule, gaps: Gaps, first: int, start_ns: int) -> Asks:
+    """first: number of the first of these nodes."""
+    asked = find_asked(schedule, gaps.launch, gaps.since, start_ns)
+    order = np.argsort(gaps.launch)
+    gap = order[np.searchsorted(gaps.launch[order], asked.launch)]
+    node, never = first + np.arange(len(gap)), np.full(len(gap), -np.inf)
+    source = np.where(asked.previous >= 0, first + asked.previous, gaps.source[gap])
+    source[asked.previous == RUN_STARTS] = 0
+    before = edges.add(EdgeKind.HOST, source, node, never)
+    after = edges.add(EdgeKind.HOST, node, 1 + asked.launch, never)
+    follows = gaps.launch[schedule.before[gaps.launch] >= 0]
+    return Asks(
+        launch=asked.launch,
+        before=before,
+        before_ns=asked.before_ns.astype(float),
+        after=after,
+        after_ns=asked.after_ns,
+        gap=gaps.edge[gap],
+        gap_ns=asked.gap_ns,
+        is_complete=bool(np.isin(follows, asked.launch).all()),
+    )

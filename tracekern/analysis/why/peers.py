@@ -20,7 +20,7 @@ from tracekern.analysis.waits.analyze import WaitKind, Waits
 from tracekern.analysis.waits.event_graph import EventGraph
 from tracekern.analysis.why.graph import RunGraph
 from tracekern.timeline.intervals import bisect_right
-from tracekern.timeline.model import OPEN_END, EventClass, Float64, Int64, Mask, Timeline
+from tracekern.timeline.model import OPEN_END, EventClass, Float64, Int32, Int64, Mask, Timeline
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,38 @@ class Pieces:
     ns: Float64
 
 
+class _ByCall:
+    """Times of which each launch has one, an edge each, beside those of the same launch on other ranks."""
+
+    def __init__(self, call: Int64, rank: Int64, edge: Int64, ns: Float64 | Int64, shape: tuple[int, int]) -> None:
+        """call, rank: [n] row and column of each; of `shape`."""
+        self._call, self._rank, self._edge = call, rank, edge
+        self.in_call = np.full(shape, np.nan)
+        """[num_calls, num_ranks]"""
+        self.in_call[call, rank] = ns
+
+    def swap(self, change: Float64, rank: int, peer: int) -> Float64:
+        """Adds to a change what makes those of `rank` as long as those of `peer`, where it has them."""
+        mine = np.flatnonzero((self._rank == rank) & np.isfinite(self.in_call[self._call, peer]))
+        call = self._call[mine]
+        change[self._edge[mine]] += self.in_call[call, peer] - self.in_call[call, rank]
+        return change
+
+    def even(self, change: Float64) -> Float64:
+        """Adds what makes all of them as long as their median."""
+        median = _median_of_rows(self.in_call)
+        change[self._edge] += median[self._call] - self.in_call[self._call, self._rank]
+        return change
+
+
 class PeerTable:
     """Changes of the run graph's edges, in ns, that make one rank like another. Ranks are columns: indices of
     `ranks`."""
 
-    def __init__(self, timeline: Timeline, graph: EventGraph, waits: Waits, run_graph: RunGraph) -> None:
+    def __init__(
+        self, timeline: Timeline, graph: EventGraph, waits: Waits, run_graph: RunGraph, of_launch: Int32
+    ) -> None:
+        """of_launch: [num_launches] iteration of each; -1 for none."""
         schedule, runs = graph.schedule, graph.runs
         self.ranks = [rank.rank for rank in timeline.ranks]
         self._run_graph = run_graph
@@ -58,17 +85,26 @@ class PeerTable:
         self._count = _table(phases.group, self._rank, np.ones(len(self._ns)), (len(phases), num_ranks))
         self._has_phase = _table(self._phase, self._rank, self._ns >= 0, (len(graph.phases), num_ranks)) > 0
 
-        gaps = run_graph.gaps
+        gaps, asks = run_graph.gaps, run_graph.asks
         calls = group_rows(len(gaps.launch), schedule.stage[gaps.launch], schedule.sequence[gaps.launch])
-        self._gap_call, self._gap_rank = calls.group, column[schedule.rank[gaps.launch]]
-        self._gap_in_call = np.full((len(calls), num_ranks), np.nan)
-        self._gap_in_call[self._gap_call, self._gap_rank] = run_graph.weight[gaps.edge]
-        self._by_host_in_call = np.full((len(calls), num_ranks), np.nan)
-        self._by_host_in_call[self._gap_call, self._gap_rank] = schedule.host_gap_ns[gaps.launch]
+        call = np.full(len(schedule.rank), -1)
+        call[gaps.launch] = calls.group
+
+        def by_call(launch: Int64, edge: Int64, ns: Float64 | Int64) -> _ByCall:
+            return _ByCall(call[launch], column[schedule.rank[launch]], edge, ns, (len(calls), num_ranks))
+
+        self._gaps = by_call(gaps.launch, gaps.edge, run_graph.weight[gaps.edge])
+        self._asks = [
+            by_call(asks.launch, *column_of)
+            for column_of in ((asks.before, asks.before_ns), (asks.after, asks.after_ns), (asks.gap, asks.gap_ns))
+        ]
+        self._by_host_in_call = by_call(gaps.launch, gaps.edge, schedule.host_gap_ns[gaps.launch]).in_call
+        self._iteration_of_call = np.zeros(len(calls), np.int64)
+        self._iteration_of_call[call[gaps.launch]] = np.append(of_launch, [-1] * num_ranks)[gaps.launch]
 
         self.own_ns = np.bincount(self._rank, self._ns, num_ranks).astype(float)
         """[num_ranks] what each rank did by itself."""
-        self.gaps_ns = np.nansum(self._gap_in_call, axis=0)
+        self.gaps_ns = np.nansum(self._gaps.in_call, axis=0)
         """[num_ranks] before each rank's kernels."""
 
     def pace(self, rank: int, peer: int) -> Float64:
@@ -112,16 +148,19 @@ class PeerTable:
         of_peer = float(self._in_cell[self._cell[same[both]], peer].sum())
         return phase, float(self._ns[same[both]].sum()) / of_peer if of_peer else 1.0
 
-    def longer_gaps_ns(self, rank: int) -> float:
-        """How much longer the gaps before kernels of `rank` are, in sum, than the median of its peers."""
-        own, others = self._gap_in_call[:, rank], np.delete(self._gap_in_call, rank, axis=1)
-        compared = np.isfinite(own) & np.isfinite(others).any(axis=1)
-        return float((own[compared] - _median_of_rows(others[compared])).sum())
+    def longer_gaps_ns(self, rank: int) -> Float64:
+        """[num_iterations] How much longer the gaps before kernels of `rank` are than the median of its peers, added up
+        over the kernels of each iteration."""
+        own, others = self._gaps.in_call[:, rank], np.delete(self._gaps.in_call, rank, axis=1)
+        compared = np.isfinite(own) & np.isfinite(others).any(axis=1) & (self._iteration_of_call >= 0)
+        numbers, iteration = np.unique(self._iteration_of_call[compared], return_inverse=True)
+        longer_ns = own[compared] - _median_of_rows(others[compared])
+        return np.bincount(iteration, longer_ns, len(numbers)).astype(float, copy=False)
 
     def longer_by_host_ns(self, rank: int, peer: int) -> tuple[float, float]:
         """(how much longer the gaps before kernels of `rank` are that are longer than those of `peer`, and how much of
         that is its host's: of a gap of the peer nothing may say what its host took, and then all of it was)"""
-        gap, by_host = self._gap_in_call, self._by_host_in_call
+        gap, by_host = self._gaps.in_call, self._by_host_in_call
         longer_ns = np.nan_to_num(gap[:, rank] - gap[:, peer])
         of_peer = np.where(by_host[:, peer] > 0, by_host[:, peer], gap[:, peer])
         by_host_ns = np.minimum(np.nan_to_num(by_host[:, rank] - of_peer), longer_ns)
@@ -129,20 +168,18 @@ class PeerTable:
 
     def gaps(self, rank: int, peer: int) -> Float64:
         """[num_edges] The gaps before kernels of `rank` are as long as those of `peer`."""
-        theirs = self._gap_in_call[self._gap_call, peer]
-        mine = np.flatnonzero((self._gap_rank == rank) & np.isfinite(theirs))
-        edge = self._run_graph.gaps.edge[mine]
+        return self._gaps.swap(np.zeros(len(self._run_graph.weight)), rank, peer)
+
+    def asks(self, rank: int, peer: int) -> Float64:
+        """[num_edges] The host of `rank` asks for its kernels as that of `peer` does: of Asks.weight()."""
         change = np.zeros(len(self._run_graph.weight))
-        change[edge] = theirs[mine] - self._run_graph.weight[edge]
+        for times in self._asks:
+            times.swap(change, rank, peer)
         return change
 
     def even_gaps(self) -> Float64:
         """[num_edges] The gaps before kernels of all ranks are as long as the median of the ranks."""
-        median = _median_of_rows(self._gap_in_call)
-        change = np.zeros(len(self._run_graph.weight))
-        edge = self._run_graph.gaps.edge
-        change[edge] = median[self._gap_call] - self._run_graph.weight[edge]
-        return change
+        return self._gaps.even(np.zeros(len(self._run_graph.weight)))
 
     def _of_edges(self, piece: Int64, change: Float64) -> Float64:
         sums: Float64 = np.bincount(self._edge[piece], change, len(self._run_graph.weight)).astype(float, copy=False)

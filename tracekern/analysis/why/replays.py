@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.why.graph import RunGraph
 from tracekern.analysis.why.longest_path import walk_back
 from tracekern.analysis.why.moments import Moments
-from tracekern.timeline.model import Float64, Int64, Mask
+from tracekern.analysis.why.repetitions import IterationEnds
+from tracekern.timeline.model import Float64, Int64
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,13 @@ class Saving:
         count = len(self.by_iteration)
         return float(self.by_iteration.std(ddof=1)) / count**0.5 if count > 1 else float("nan")
 
+    @property
+    def largest(self) -> int | None:
+        """The iteration that more than half of it is of; None where none is, or where there is only one."""
+        if len(self.by_iteration) < 2 or 2 * self.by_iteration.max() <= self.whole_ns:
+            return None
+        return int(self.by_iteration.argmax()) if self.whole_ns > 0 else None
+
     def __sub__(self, other: Saving) -> Saving:
         return Saving(self.whole_ns - other.whole_ns, self.by_iteration - other.by_iteration)
 
@@ -38,28 +45,21 @@ class Saving:
 class Replays:
     """Takes changes: [num_edges] ns that each edge of the run graph takes longer."""
 
-    def __init__(self, moments: Moments, shown: Int64, ends: Int64) -> None:
-        """shown: the launches that left something. ends: [num_iterations] of ends_of_iterations()."""
-        run_graph, times = moments.run_graph, moments.times
-        self._run_graph, self._path, self._counted = run_graph, moments.path, run_graph.counted
-        self._least = np.minimum(self._counted, 0)
-        self._ends = run_graph.end_of_launch[shown]
-        counted = moments.path.run(self._counted)[0] if len(run_graph.uncounted) else times
-        self.makespan_ns = float(counted[self._ends].max())
+    def __init__(self, moments: Moments, shown: Int64, ends: IterationEnds, weight: Float64) -> None:
+        """shown: the launches that left something. weight: [num_edges] ns of edges where nothing changes."""
+        self._run_graph, self._path, self._iterations = moments.run_graph, moments.path, ends
+        self._unchanged, self._least = weight, np.minimum(weight, 0)
+        times, _ = self._path.run(weight)
+        self._ends = self._run_graph.end_of_launch[shown]
+        self.makespan_ns = float(times[self._ends].max())
         """From the start of the first kernel to the end of the last, without what counts for nothing."""
-        self.num_iterations = len(ends)
-        ends = np.maximum.accumulate(ends - run_graph.start_ns)
-        happened = np.flatnonzero(_last_in_iteration(run_graph, times, ends) & np.isfinite(times))
-        self._by_time = happened[np.argsort(times[happened], kind="stable")]
-        self._num_by_end = np.searchsorted(times[self._by_time], ends, side="right")
-        self._iteration_ends = np.maximum.accumulate(counted[self._by_time])[self._num_by_end - 1]
+        self.num_edges, self.num_iterations = len(weight), len(ends)
+        self._iteration_ends = ends.when(times)
 
     def saved(self, change: Float64) -> Saving:
         """Returns how much earlier all ends with the change. No edge becomes shorter than nothing."""
         times, _ = self._path.run(self._weight(change))
-        # An iteration has ended when all is over that was over at its end.
-        over = np.maximum.accumulate(times[self._by_time])
-        earlier = self._iteration_ends - over[self._num_by_end - 1]
+        earlier = self._iteration_ends - self._iterations.when(times)
         return Saving(self.makespan_ns - float(times[self._ends].max()), np.diff(earlier, prepend=0.0))
 
     def critical_path(self, change: Float64) -> Int64:
@@ -68,16 +68,5 @@ class Replays:
         return walk_back(self._run_graph.source, deciding, int(self._ends[times[self._ends].argmax()]), times)
 
     def _weight(self, change: Float64) -> Float64:
-        weight = self._counted + change
+        weight = self._unchanged + change
         return np.maximum(weight, self._least, out=weight)
-
-
-def _last_in_iteration(run_graph: RunGraph, times: Float64, ends: Int64) -> Mask:
-    """[num_nodes] False where a later node of the same run is in the same iteration: it happens later in any replay."""
-    segments = run_graph.segments
-    node = run_graph.target[segments.edge]
-    iteration = np.searchsorted(ends, times[node])
-    is_last = np.append((np.diff(segments.run) != 0) | (np.diff(iteration) != 0), True)[: len(node)]
-    kept = np.ones(run_graph.num_nodes, bool)
-    kept[node[~is_last]] = False
-    return kept

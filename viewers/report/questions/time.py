@@ -46,8 +46,7 @@ def draw(findings: Findings) -> Answer:
     if not whole:
         return Answer("No span of a kernel has ended here, so there is no time to share out.")
     said = ", ".join(f"{percent(ns, whole)} {name.replace('_', ' ')}" for name, ns in totals.items() if ns)
-    kept = ", as far as the flight recorder kept it" if findings.records_overwritten else ""
-    answer = f"The warps spent <b>{percent(totals['wait'], whole)}</b> of their time waiting{kept}: {said}."
+    answer = f"The warps spent <b>{percent(totals['wait'], whole)}</b> of their time waiting: {said}."
     body: list[str | Figure] = [_share_bars(findings)]
     if findings.phases:
         body += [
