@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-MACRO = re.compile(r"\bTK_(?:RANGE|WAIT|SIGNAL|END|END_IF|END_AFTER|MARK|NEXT|SEQUENCE)\(")
+MACRO = re.compile(r"\bTK_(?:RANGE|WAIT|WAIT_IF|SIGNAL|END|END_IF|END_AFTER|MARK|NEXT|SEQUENCE)\(")
 BARRIER = re.compile(r"\bTK_END_AFTER_BARRIER\(([\w.]+)\);")
 
 

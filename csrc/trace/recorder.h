@@ -27,7 +27,7 @@ namespace detail {
 template <auto kEvent, class... Values>
 TK_DEVICE constexpr void check_end_fields() {
     static_assert(sizeof...(Values) == count_fields(event_info<kEvent>.end_fields),
-                  "TK_END and TK_END_IF take one value for each field at the event's end");
+                  "TK_END, TK_END_IF and TK_END_AFTER take one value for each field at the event's end");
 }
 
 // kEvent, checked to be of that class as a part of a declaration.
@@ -52,23 +52,33 @@ public:
     Recorder(const Recorder&) = delete;
     template <auto kEvent, class... Values>
     TK_DEVICE Open begin(Values...) {
+        detail::check_begin_fields<kEvent, Values...>();
         return {};
     }
     template <auto kEvent, class... Values>
-    TK_DEVICE void mark(Values...) {}
-    template <auto kEvent, class... Values>
-    TK_DEVICE Open next(Open, Values...) {
-        return {};
+    TK_DEVICE void mark(Values...) {
+        detail::check_begin_fields<kEvent, Values...>();
     }
-    TK_DEVICE void end_sequence(Open) {}
+};
+
+// A span that was begun, or none.
+template <class Open>
+struct MaybeOpen {
+    Open open{};
+    bool is_open = false;
+
+    TK_DEVICE MaybeOpen() {}
+    TK_DEVICE explicit MaybeOpen(const Open& begun) : open(begun), is_open(true) {}
 };
 
 // An open span; closes at the end of its scope unless it was closed before.
-template <class Rec, auto kEvent>
+template <class Rec, auto kEvent, bool kIsTraced = Rec::kTraced>
 class Span {
 public:
     static constexpr bool kTraced = true;
-    TK_DEVICE Span(Rec& recorder, const typename Rec::Open& open) : recorder_(recorder), open_(open) {}
+    TK_DEVICE Span(Rec& recorder, const typename Rec::Open& open) : recorder_(recorder), open_(open), closed_(false) {}
+    TK_DEVICE Span(Rec& recorder, const MaybeOpen<typename Rec::Open>& maybe)
+        : recorder_(recorder), open_(maybe.open), closed_(!maybe.is_open) {}
     Span(const Span&) = delete;
     TK_DEVICE ~Span() { close_with(); }
 
@@ -90,10 +100,11 @@ public:
         if (!closed_) recorder_.template leave_open<kEvent>(open_);
         closed_ = true;
     }
-    // Closes the span without end fields, not before `value` is there.
-    template <class Value>
-    TK_DEVICE void close_after(Value value) {
-        if (!closed_) recorder_.template end_after<kEvent>(open_, static_cast<uint64_t>(value));
+    // Closes the span, not before `value` is there.
+    template <class Value, class... Values>
+    TK_DEVICE void close_after(Value value, Values... values) {
+        detail::check_end_fields<kEvent, Values...>();
+        if (!closed_) recorder_.template end_after<kEvent>(open_, static_cast<uint64_t>(value), values...);
         closed_ = true;
     }
     // All warps of the block call it: a block barrier, and the span ends when the last warp has arrived.
@@ -111,15 +122,16 @@ private:
 
     Rec& recorder_;
     const typename Rec::Open open_;
-    bool closed_ = false;  // the compiler knows it wherever a span is closed on every way
+    bool closed_;  // the compiler knows it wherever a span is closed on every way
 };
 
 // Untraced: nothing, not even a branch that the compiler would have to fold.
-template <auto kEvent>
-class Span<Recorder<false>, kEvent> {
+template <class Rec, auto kEvent>
+class Span<Rec, kEvent, false> {
 public:
     static constexpr bool kTraced = false;
-    TK_DEVICE Span(Recorder<false>&, Recorder<false>::Open) {}
+    template <class Open>
+    TK_DEVICE Span(Rec&, Open) {}
     Span(const Span&) = delete;
     template <class... Values>
     TK_DEVICE void close(Values...) {
@@ -129,31 +141,88 @@ public:
     TK_DEVICE void close_if(bool, Values...) {
         detail::check_end_fields<kEvent, Values...>();
     }
-    TK_DEVICE void close_after(uint64_t) {}
+    template <class Value, class... Values>
+    TK_DEVICE void close_after(Value, Values...) {
+        detail::check_end_fields<kEvent, Values...>();
+    }
     template <class AnyWarp>
     TK_DEVICE void close_after_barrier(AnyWarp&& warp) {
         warp.block_sync();
     }
 };
 
-// Spans one after the other on one track: one clock read ends one and begins the next. Closes the last one with its
-// scope.
+// Spans one after the other on one track: one clock read ends one and begins the next. TK_NEXT begins a span that ends
+// where the next one begins, the last one with the scope of the sequence. The Span of a scope takes the sequence in
+// place of a recorder: it ends with fields, after a value or a barrier, and the next one begins at that tick.
 template <class Rec>
 class Sequence {
 public:
-    static constexpr bool kTraced = Rec::kTraced;
+    static constexpr bool kTraced = true;
+    using Open = typename Rec::Open;
     TK_DEVICE explicit Sequence(Rec& recorder) : recorder_(recorder) {}
     Sequence(const Sequence&) = delete;
-    TK_DEVICE ~Sequence() { recorder_.end_sequence(open_); }
+    TK_DEVICE ~Sequence() {
+        if (!has_ended_) recorder_.end_at(last_, recorder_.now());
+    }
 
     template <auto kEvent, class... Values>
     TK_DEVICE void next(Values... values) {
-        open_ = recorder_.template next<kEvent>(open_, values...);
+        last_ = begin<kEvent>(values...);
+    }
+
+    template <auto kEvent, class... Values>
+    TK_DEVICE Open begin(Values... values) {
+        const uint64_t ticks = has_ended_ ? ended_ticks_ : recorder_.now();
+        if (!has_ended_) recorder_.end_at(last_, ticks);
+        has_ended_ = false;
+        last_ = {};
+        return recorder_.template begin_at<kEvent>(ticks, values...);
+    }
+    template <auto kEvent, class... Values>
+    TK_DEVICE void end(const Open& open, Values... values) {
+        note_end(recorder_.template end<kEvent>(open, values...));
+    }
+    template <auto kEvent, class... Values>
+    TK_DEVICE void end_after(const Open& open, uint64_t value, Values... values) {
+        note_end(recorder_.template end_after<kEvent>(open, value, values...));
+    }
+    template <auto kEvent>
+    TK_DEVICE void leave_open(const Open& open) {
+        recorder_.template leave_open<kEvent>(open);
+    }
+    template <class AnyWarp>
+    TK_DEVICE uint32_t block_sync(AnyWarp& warp) {
+        return recorder_.block_sync(warp);
     }
 
 private:
+    TK_DEVICE void note_end(uint64_t ticks) {
+        ended_ticks_ = ticks;
+        has_ended_ = true;
+    }
+
     Rec& recorder_;
-    typename Rec::Open open_;
+    Open last_{};  // of TK_NEXT; what was never begun has no room
+    bool has_ended_ = false;
+    uint64_t ended_ticks_ = 0;
+};
+
+template <>
+class Sequence<Recorder<false>> {
+public:
+    static constexpr bool kTraced = false;
+    using Open = Recorder<false>::Open;
+    TK_DEVICE explicit Sequence(Recorder<false>&) {}
+    Sequence(const Sequence&) = delete;
+    template <auto kEvent, class... Values>
+    TK_DEVICE void next(Values...) {
+        detail::check_begin_fields<kEvent, Values...>();
+    }
+    template <auto kEvent, class... Values>
+    TK_DEVICE Open begin(Values...) {
+        detail::check_begin_fields<kEvent, Values...>();
+        return {};
+    }
 };
 
 }  // namespace tracekern
@@ -165,25 +234,38 @@ private:
         trace, ::tracekern::current_warp() __VA_OPT__(, ) __VA_ARGS__)
 
 // One-line spellings. A scope holds one span; nest scopes for nested spans. Untraced, no value is evaluated.
-#define TK_IF_TRACED_(what, ...) \
-    (std::remove_reference_t<decltype(what)>::kTraced ? __VA_ARGS__ : decltype(__VA_ARGS__)())
-#define TK_RANGE(recorder, event, ...)                                                              \
-    [[maybe_unused]] ::tracekern::Span<std::remove_reference_t<decltype(recorder)>, event> tk_span( \
-        recorder, TK_IF_TRACED_(recorder, (recorder).template begin<event>(__VA_ARGS__)))
-#define TK_WAIT(recorder, event, ...) \
-    TK_RANGE(recorder, (::tracekern::detail::EventOf<event, ::tracekern::EventClass::wait>::kChecked), __VA_ARGS__)
+#define TK_IF_(condition, ...)      ((condition) ? __VA_ARGS__ : decltype(__VA_ARGS__)())
+#define TK_IF_TRACED_(what, ...)    TK_IF_(std::remove_reference_t<decltype(what)>::kTraced, __VA_ARGS__)
+#define TK_JOIN_NOW_(first, second) first##second
+#define TK_JOIN_(first, second)     TK_JOIN_NOW_(first, second)
+// Two declarations of which the second needs the first: behind an `if` without braces, where the span would be over at
+// once, or always there, neither is a mistake of its own.
+#define TK_SPAN_AS_(Type, recorder, event, ...)                                         \
+    using Type = ::tracekern::Span<std::remove_reference_t<decltype(recorder)>, event>; \
+    [[maybe_unused]] Type tk_span(recorder, TK_IF_(Type::kTraced, __VA_ARGS__))
+#define TK_SPAN_(...)                  TK_SPAN_AS_(TK_JOIN_(tk_span_needs_braces_in_line_, __LINE__), __VA_ARGS__)
+#define TK_RANGE(recorder, event, ...) TK_SPAN_(recorder, event, (recorder).template begin<event>(__VA_ARGS__))
+#define TK_EVENT_OF_(event, event_class) \
+    (::tracekern::detail::EventOf<event, ::tracekern::EventClass::event_class>::kChecked)
+#define TK_WAIT(recorder, event, ...) TK_RANGE(recorder, TK_EVENT_OF_(event, wait), __VA_ARGS__)
+// The same if `needed`; else there is no span in this scope, and its TK_END ends none.
+#define TK_WAIT_IF(needed, recorder, event, ...) \
+    TK_SPAN_(recorder,                           \
+             TK_EVENT_OF_(event, wait),          \
+             TK_IF_(needed, ::tracekern::MaybeOpen((recorder).template begin<event>(__VA_ARGS__))))
 // Opens before the release fence (where stores drain) and closes after the flag's store.
-#define TK_SIGNAL(recorder, event, ...) \
-    TK_RANGE(recorder, (::tracekern::detail::EventOf<event, ::tracekern::EventClass::signal>::kChecked), __VA_ARGS__)
+#define TK_SIGNAL(recorder, event, ...) TK_RANGE(recorder, TK_EVENT_OF_(event, signal), __VA_ARGS__)
 // Closes the scope's span now, with its end fields; TK_END_IF(false) leaves it open for good.
 #define TK_END(...)    TK_IF_TRACED_(tk_span, tk_span.close(__VA_ARGS__))
 #define TK_END_IF(...) TK_IF_TRACED_(tk_span, tk_span.close_if(__VA_ARGS__))
-// Closes it without end fields, but not before `value` is there: a clock read waits for nothing it does not depend on.
-#define TK_END_AFTER(value) TK_IF_TRACED_(tk_span, tk_span.close_after(value))
+// TK_END_AFTER(value, end fields...) closes it not before `value` is there: a clock read waits for nothing it does not
+// depend on.
+#define TK_END_AFTER(...) TK_IF_TRACED_(tk_span, tk_span.close_after(__VA_ARGS__))
 // A block barrier that ends the scope's span. Behind a plain warp.block_sync() the span would end when this warp
 // arrives.
 #define TK_END_AFTER_BARRIER(warp) tk_span.close_after_barrier(warp)
 // TK_SEQUENCE opens a chain in this scope, each TK_NEXT ends its last span and begins one with the same clock read.
+// Spans with an end of their own begin with TK_WAIT(tk_sequence, ...), in braces.
 #define TK_SEQUENCE(recorder)         ::tracekern::Sequence<std::remove_reference_t<decltype(recorder)>> tk_sequence(recorder)
 #define TK_NEXT(event, ...)           TK_IF_TRACED_(tk_sequence, tk_sequence.template next<event>(__VA_ARGS__))
 #define TK_MARK(recorder, event, ...) TK_IF_TRACED_(recorder, (recorder).template mark<event>(__VA_ARGS__))
