@@ -94,7 +94,7 @@ def test_an_end_without_its_fields_does_not_compile(tmp_path: Path, recorder: st
 
 
 ONE_EACH = "one value for each field at the event's begin"
-IF_WITHIN = "TK_WAIT(recorder, MyEvent::wait_row, 1, 2);\n{ if (x) TK_WAIT_IF(x, recorder, MyEvent::wait_row, 1, 2); }"
+IF_WITHIN = "TK_WAIT(recorder, MyEvent::wait_row, 1, 2);\n{ if (x) TK_WAIT_IF(recorder, x, MyEvent::wait_row, 1, 2); }"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ IF_WITHIN = "TK_WAIT(recorder, MyEvent::wait_row, 1, 2);\n{ if (x) TK_WAIT_IF(x,
     [
         ("Recorder<true>", "TK_WAIT(recorder, MyEvent::wait_row); TK_END(1);", ONE_EACH),
         ("Recorder<false>", "TK_WAIT(recorder, MyEvent::wait_row); TK_END(1);", ONE_EACH),
-        ("Recorder<false>", "TK_WAIT_IF(x, recorder, MyEvent::wait_row, 1); TK_END(1);", ONE_EACH),
+        ("Recorder<false>", "TK_WAIT_IF(recorder, x, MyEvent::wait_row, 1); TK_END(1);", ONE_EACH),
         ("Recorder<false>", "TK_SEQUENCE(recorder); TK_NEXT(MyEvent::wait_row);", ONE_EACH),
         ("Recorder<true>", "if (x) TK_WAIT(recorder, MyEvent::wait_row, 1, 2);", "tk_span_needs_braces"),
         ("Recorder<false>", IF_WITHIN, "tk_span_needs_braces"),

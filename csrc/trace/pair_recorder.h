@@ -43,10 +43,12 @@ struct OpenPair {
     bool is_stored = false;
 };
 
-template <RecordFormat kFormat>
-class Recorder<true, kFormat> {
+template <RecordFormat kPairFormat, uint32_t kMostLevel>
+class Recorder<true, kPairFormat, kMostLevel> {
 public:
     static constexpr bool kTraced = true;
+    static constexpr RecordFormat kFormat = kPairFormat;
+    static constexpr uint32_t kLevel = kMostLevel;
     using Open = OpenPair;
     static constexpr bool kIsRing = kFormat == RecordFormat::ring;
     static constexpr bool kIsCycles = kFormat == RecordFormat::cycles;
@@ -115,6 +117,9 @@ public:
         --attempted_;
         ++free_;
     }
+
+    // As the recorder of spans.
+    TK_DEVICE Open unrecorded() const { return {}; }
 
     template <auto kEvent, class... Values>
     TK_DEVICE void mark(Values... values) {

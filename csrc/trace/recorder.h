@@ -21,13 +21,31 @@
 
 namespace tracekern {
 
+template <class Rec>
+class Sequence;
+
 namespace detail {
+
+// Whether this recorder records the event.
+template <class Rec, auto kEvent>
+inline constexpr bool is_recorded = Rec::kTraced && event_info<kEvent>.level <= Rec::kLevel;
+
+template <class Rec>
+inline constexpr bool is_sequence = false;
+template <class Rec>
+inline constexpr bool is_sequence<Sequence<Rec>> = Rec::kTraced;
 
 // A span that is closed by hand says all that the table promises of its end.
 template <auto kEvent, class... Values>
 TK_DEVICE constexpr void check_end_fields() {
     static_assert(sizeof...(Values) == count_fields(event_info<kEvent>.end_fields),
                   "TK_END, TK_END_IF and TK_END_AFTER take one value for each field at the event's end");
+}
+
+template <auto kEvent, class Rec, class... Values>
+TK_DEVICE typename Rec::Open begin_if(Rec& recorder, bool wanted, Values... values) {
+    if (!wanted) return recorder.unrecorded();
+    return recorder.template begin<kEvent>(values...);
 }
 
 // kEvent, checked to be of that class as a part of a declaration.
@@ -44,6 +62,7 @@ template <>
 class Recorder<false> {
 public:
     static constexpr bool kTraced = false;
+    static constexpr uint32_t kLevel = 0;
     struct Open {};
     struct Args {
         using Rec = Recorder;
@@ -55,30 +74,19 @@ public:
         detail::check_begin_fields<kEvent, Values...>();
         return {};
     }
+    TK_DEVICE Open unrecorded() { return {}; }
     template <auto kEvent, class... Values>
     TK_DEVICE void mark(Values...) {
         detail::check_begin_fields<kEvent, Values...>();
     }
 };
 
-// A span that was begun, or none.
-template <class Open>
-struct MaybeOpen {
-    Open open{};
-    bool is_open = false;
-
-    TK_DEVICE MaybeOpen() {}
-    TK_DEVICE explicit MaybeOpen(const Open& begun) : open(begun), is_open(true) {}
-};
-
 // An open span; closes at the end of its scope unless it was closed before.
-template <class Rec, auto kEvent, bool kIsTraced = Rec::kTraced>
+template <class Rec, auto kEvent, bool kIsRecorded = detail::is_recorded<Rec, kEvent>>
 class Span {
 public:
     static constexpr bool kTraced = true;
-    TK_DEVICE Span(Rec& recorder, const typename Rec::Open& open) : recorder_(recorder), open_(open), closed_(false) {}
-    TK_DEVICE Span(Rec& recorder, const MaybeOpen<typename Rec::Open>& maybe)
-        : recorder_(recorder), open_(maybe.open), closed_(!maybe.is_open) {}
+    TK_DEVICE Span(Rec& recorder, const typename Rec::Open& open) : recorder_(recorder), open_(open) {}
     Span(const Span&) = delete;
     TK_DEVICE ~Span() { close_with(); }
 
@@ -122,7 +130,7 @@ private:
 
     Rec& recorder_;
     const typename Rec::Open open_;
-    bool closed_;  // the compiler knows it wherever a span is closed on every way
+    bool closed_ = false;  // the compiler knows it wherever a span is closed on every way
 };
 
 // Untraced: nothing, not even a branch that the compiler would have to fold.
@@ -130,8 +138,9 @@ template <class Rec, auto kEvent>
 class Span<Rec, kEvent, false> {
 public:
     static constexpr bool kTraced = false;
-    template <class Open>
-    TK_DEVICE Span(Rec&, Open) {}
+    TK_DEVICE Span([[maybe_unused]] Rec& recorder, typename Rec::Open) {
+        if constexpr (detail::is_sequence<Rec>) recorder.unrecorded();
+    }
     Span(const Span&) = delete;
     template <class... Values>
     TK_DEVICE void close(Values...) {
@@ -158,6 +167,7 @@ template <class Rec>
 class Sequence {
 public:
     static constexpr bool kTraced = true;
+    static constexpr uint32_t kLevel = Rec::kLevel;
     using Open = typename Rec::Open;
     TK_DEVICE explicit Sequence(Rec& recorder) : recorder_(recorder) {}
     Sequence(const Sequence&) = delete;
@@ -167,16 +177,23 @@ public:
 
     template <auto kEvent, class... Values>
     TK_DEVICE void next(Values... values) {
-        last_ = begin<kEvent>(values...);
+        if constexpr (detail::is_recorded<Rec, kEvent>) {
+            last_ = begin<kEvent>(values...);
+        } else {
+            end_last();
+            has_ended_ = false;  // the next one begins where this one ends
+        }
     }
 
     template <auto kEvent, class... Values>
     TK_DEVICE Open begin(Values... values) {
-        const uint64_t ticks = has_ended_ ? ended_ticks_ : recorder_.now();
-        if (!has_ended_) recorder_.end_at(last_, ticks);
+        const uint64_t ticks = end_last();
         has_ended_ = false;
-        last_ = {};
         return recorder_.template begin_at<kEvent>(ticks, values...);
+    }
+    TK_DEVICE Open unrecorded() {
+        end_last();
+        return recorder_.unrecorded();
     }
     template <auto kEvent, class... Values>
     TK_DEVICE void end(const Open& open, Values... values) {
@@ -196,6 +213,16 @@ public:
     }
 
 private:
+    // Where the next span begins.
+    TK_DEVICE uint64_t end_last() {
+        if (!has_ended_) {
+            const uint64_t ticks = recorder_.now();
+            recorder_.end_at(last_, ticks);
+            last_ = {};
+            note_end(ticks);
+        }
+        return ended_ticks_;
+    }
     TK_DEVICE void note_end(uint64_t ticks) {
         ended_ticks_ = ticks;
         has_ended_ = true;
@@ -211,6 +238,7 @@ template <>
 class Sequence<Recorder<false>> {
 public:
     static constexpr bool kTraced = false;
+    static constexpr uint32_t kLevel = 0;
     using Open = Recorder<false>::Open;
     TK_DEVICE explicit Sequence(Recorder<false>&) {}
     Sequence(const Sequence&) = delete;
@@ -223,14 +251,15 @@ public:
         detail::check_begin_fields<kEvent, Values...>();
         return {};
     }
+    TK_DEVICE Open unrecorded() { return {}; }
 };
 
 }  // namespace tracekern
 
 // Declares `recorder` for the warp that runs this, in a plain CUDA kernel that got `trace`, a Rec::Args. What may
 // follow: the warp's role and the call's epoch, as Recorder takes them.
-#define TK_RECORDER(trace, ...)                                  \
-    typename std::remove_cvref_t<decltype(trace)>::Rec recorder( \
+#define TK_RECORDER(trace, ...)                                                           \
+    typename std::remove_const_t<std::remove_reference_t<decltype(trace)>>::Rec recorder( \
         trace, ::tracekern::current_warp() __VA_OPT__(, ) __VA_ARGS__)
 
 // One-line spellings. A scope holds one span; nest scopes for nested spans. Untraced, no value is evaluated.
@@ -248,11 +277,11 @@ public:
 #define TK_EVENT_OF_(event, event_class) \
     (::tracekern::detail::EventOf<event, ::tracekern::EventClass::event_class>::kChecked)
 #define TK_WAIT(recorder, event, ...) TK_RANGE(recorder, TK_EVENT_OF_(event, wait), __VA_ARGS__)
-// The same if `needed`; else there is no span in this scope, and its TK_END ends none.
-#define TK_WAIT_IF(needed, recorder, event, ...) \
+// The same if `wanted`; else there is no span in this scope, and its TK_END ends none.
+#define TK_WAIT_IF(recorder, wanted, event, ...) \
     TK_SPAN_(recorder,                           \
              TK_EVENT_OF_(event, wait),          \
-             TK_IF_(needed, ::tracekern::MaybeOpen((recorder).template begin<event>(__VA_ARGS__))))
+             ::tracekern::detail::begin_if<event>(recorder, static_cast<bool>(wanted) __VA_OPT__(, ) __VA_ARGS__))
 // Opens before the release fence (where stores drain) and closes after the flag's store.
 #define TK_SIGNAL(recorder, event, ...) TK_RANGE(recorder, TK_EVENT_OF_(event, signal), __VA_ARGS__)
 // Closes the scope's span now, with its end fields; TK_END_IF(false) leaves it open for good.
@@ -266,6 +295,8 @@ public:
 #define TK_END_AFTER_BARRIER(warp) tk_span.close_after_barrier(warp)
 // TK_SEQUENCE opens a chain in this scope, each TK_NEXT ends its last span and begins one with the same clock read.
 // Spans with an end of their own begin with TK_WAIT(tk_sequence, ...), in braces.
-#define TK_SEQUENCE(recorder)         ::tracekern::Sequence<std::remove_reference_t<decltype(recorder)>> tk_sequence(recorder)
-#define TK_NEXT(event, ...)           TK_IF_TRACED_(tk_sequence, tk_sequence.template next<event>(__VA_ARGS__))
-#define TK_MARK(recorder, event, ...) TK_IF_TRACED_(recorder, (recorder).template mark<event>(__VA_ARGS__))
+#define TK_SEQUENCE(recorder) ::tracekern::Sequence<std::remove_reference_t<decltype(recorder)>> tk_sequence(recorder)
+#define TK_NEXT(event, ...)   TK_IF_TRACED_(tk_sequence, tk_sequence.template next<event>(__VA_ARGS__))
+#define TK_MARK(recorder, event, ...)                                                              \
+    TK_IF_((::tracekern::detail::is_recorded<std::remove_reference_t<decltype(recorder)>, event>), \
+           (recorder).template mark<event>(__VA_ARGS__))

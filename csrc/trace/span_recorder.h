@@ -18,10 +18,12 @@ struct OpenSpan {
     bool has_room = false;
 };
 
-template <>
-class Recorder<true, RecordFormat::span> {
+template <uint32_t kMostLevel>
+class Recorder<true, RecordFormat::span, kMostLevel> {
 public:
     static constexpr bool kTraced = true;
+    static constexpr RecordFormat kFormat = RecordFormat::span;
+    static constexpr uint32_t kLevel = kMostLevel;
     using Open = OpenSpan;
     struct Args {
         using Rec = Recorder;
@@ -72,6 +74,13 @@ public:
     template <auto kEvent>
     TK_DEVICE void leave_open(const Open& open) {
         if constexpr (!is_stored_first<kEvent>) store(open, open.begin - 1);
+    }
+
+    // A span that goes on no record, and is not counted.
+    TK_DEVICE Open unrecorded() const {
+        Open open;
+        open.stop = next_;  // as of a span on record: it takes no register
+        return open;
     }
 
     template <auto kEvent, class... Values>

@@ -8,7 +8,8 @@
 
 namespace tracekern {
 
-template <bool kTrace, RecordFormat kFormat = RecordFormat::span>
+// kLevel: of the events that it records, those of higher levels are not there.
+template <bool kTrace, RecordFormat kFormat = RecordFormat::span, uint32_t kLevel = kMaxLevel>
 class Recorder;
 
 namespace detail {

@@ -159,10 +159,10 @@ template <class Rec>
 void record_what_is_needed(Rec& recorder, Warp& warp) {
     uint32_t asked = 0;
     for (uint32_t i = 0; i < 4; ++i) {
-        TK_WAIT_IF(++asked % 2 == 0, recorder, TestEvent::wait_full, i);
+        TK_WAIT_IF(recorder, ++asked % 2 == 0, TestEvent::wait_full, i);
         TK_END_IF(i != 3, i);
     }
-    TK_WAIT_IF(warp.warp == 0, recorder, TestEvent::wait_block);
+    TK_WAIT_IF(recorder, warp.warp == 0, TestEvent::wait_block);
     TK_END_AFTER_BARRIER(warp);
     TK_MARK(recorder, TestEvent::note, asked);
 }

@@ -9,6 +9,7 @@ from tracekern.errors import BadInput
 
 EVENT_KEYS = ("name", "class", "ends_at", "channel", "begin_fields", "end_fields")
 CLASSES = ("work", "wait", "signal", "sync")
+LEVELS = ("1", "2", "3")
 CHANNEL_KINDS = ("data", "credit", "barrier")
 _END_BITS = PAYLOAD_BITS - PAYLOAD_LOW_BITS
 """Most bits that the end fields of a wait, signal or sync may have: it is stored when it opens."""
@@ -26,6 +27,8 @@ class EventRow(NamedTuple):
     """(name, bits) of each field known when the span opens."""
     end_fields: tuple[tuple[str, int], ...]
     """The same of each field known when it closes."""
+    level: int = 1
+    """Bodies of the kernel with a lower level of detail are compiled without the event."""
 
 
 def parse_event(where: str, event: dict[str, str]) -> EventRow:
@@ -35,11 +38,13 @@ def parse_event(where: str, event: dict[str, str]) -> EventRow:
         raise BadInput(f"{where}: class {event['class'][:40]!r}, wanted one of {', '.join(CLASSES)}; fix the table")
     if event["ends_at"] not in ("issue", "completion"):
         raise BadInput(f"{where}: ends at {event['ends_at'][:40]!r}, wanted issue or completion; fix the table")
+    if (level := event.get("level", "1")) not in LEVELS:
+        raise BadInput(f"{where}: level {str(level)[:40]!r}, wanted one of {', '.join(LEVELS)}; fix the table")
     begin_fields = _parse_fields(where, event["begin_fields"])
     end_fields = _parse_fields(where, event["end_fields"])
     names = [name for name, _ in begin_fields + end_fields]
     channel = _parse_channel(where, event["channel"], names) if event["channel"] else None
-    row = EventRow(event["name"], event["class"], event["ends_at"], channel, begin_fields, end_fields)
+    row = EventRow(event["name"], event["class"], event["ends_at"], channel, begin_fields, end_fields, int(level))
     _check_bits(where, event, row)
     return row
 
