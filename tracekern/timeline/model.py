@@ -109,6 +109,9 @@ class Track:
     warp: int = -1
     sm: int = -1
     role: str = ""
+    """Where launches gave the warp several roles, all of them: "send/receive"."""
+    kernel_roles: tuple[tuple[str, str], ...] = ()
+    """(kernel, role) where kernels gave it different roles or none, see `roles_of()`; else empty."""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from tracekern.timeline.model import (
     Timeline,
     field_values,
 )
+from tracekern.timeline.roles import roles_of
 
 
 def overtaken(group: Int64, begin: Int64, late_until: Int64, arrived: Int64) -> Int64:
@@ -215,8 +216,7 @@ def analyze_waits(timeline: Timeline) -> Waits:
     done = wait_edges.signal_ends(timeline, signal)
     late, drain, slack = _divide(timeline, kind, begin, end, signal, last_arrival, done)
     track = spans.track[row]
-    roles = tuple(sorted({entry.role for entry in timeline.tracks}))
-    role_of_track = np.array([roles.index(entry.role) for entry in timeline.tracks] or [0], np.int32)
+    role_of_span, roles = roles_of(timeline, spans)
     phase, phases = number_phases(timeline, row)
     return Waits(
         row=row,
@@ -226,7 +226,7 @@ def analyze_waits(timeline: Timeline) -> Waits:
         rank=_rank_of(timeline, row),
         peer=_peers(timeline, row, signal, last_arrival),
         track=track,
-        role=role_of_track[track],
+        role=role_of_span[row],
         phase=phase,
         launch=spans.launch[row],
         wait_ns=end - begin,

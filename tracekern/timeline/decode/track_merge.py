@@ -49,7 +49,14 @@ def merge_tracks(dump: Dump, runs: WriterRuns) -> TrackMerge:
         name = f"block {block} warp {warp}{suffix}"
         tracks.append(
             Track(
-                dump.rank, TrackKind.DEVICE, name, int(streams[run]), block, warp, int(runs.sm[run]), roles.get(idx, "")
+                dump.rank,
+                TrackKind.DEVICE,
+                name,
+                int(streams[run]),
+                block,
+                warp,
+                int(runs.sm[run]),
+                *roles.get(idx, ("", ())),
             )
         )
     return TrackMerge(tuple(tracks), track, order, number[firsts[lane[firsts] > 0]])
@@ -71,13 +78,23 @@ def assign_lanes(group: Int64, start: Int64, last: Int64) -> Int64:
     return lane
 
 
-def _role_names(dump: Dump, runs: WriterRuns, order: Int64, number: Int32) -> dict[int, str]:
-    """Track -> role; where launches gave it several roles, all of them."""
+def _role_names(
+    dump: Dump, runs: WriterRuns, order: Int64, number: Int32
+) -> dict[int, tuple[str, tuple[tuple[str, str], ...]]]:
+    """Track -> Track.role and Track.kernel_roles."""
     tables = dump.metadata["role_tables"]
-    table_of_launch = np.array([launch.role_table for launch in dump.launches], np.int64)
-    triples = np.stack([number, table_of_launch[runs.launch[order]], runs.role[order]], axis=1)
-    names: dict[int, list[str]] = {}
-    for track, table, role in np.unique(triples, axis=0).tolist():
-        if role < len(tables[table]) and tables[table][role] not in names.setdefault(track, []):
-            names[track].append(tables[table][role])
-    return {track: "/".join(parts) for track, parts in names.items()}
+    kernels = sorted({launch.name for launch in dump.launches})
+    of_launch = np.array([(kernels.index(launch.name), launch.role_table) for launch in dump.launches], np.int64)
+    launch = runs.launch[order]
+    rows = np.column_stack([number, *of_launch.reshape(-1, 2)[launch].T, runs.role[order]])
+    found: dict[int, dict[str, list[str]]] = {}
+    for track, kernel, table, role in np.unique(rows, axis=0).tolist():
+        names = found.setdefault(track, {}).setdefault(kernels[kernel], [])
+        if role < len(tables[table]) and tables[table][role] not in names:
+            names.append(tables[table][role])
+    result = {}
+    for track, by_kernel in found.items():
+        every = "/".join(dict.fromkeys(name for names in by_kernel.values() for name in names))
+        own = tuple((kernel, "/".join(names)) for kernel, names in by_kernel.items())
+        result[track] = every, own if any(role != every for _, role in own) else ()
+    return result
