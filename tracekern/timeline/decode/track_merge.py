@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,17 +85,25 @@ def _role_names(
     """Track -> Track.role and Track.kernel_roles."""
     tables = dump.metadata["role_tables"]
     kernels = sorted({launch.name for launch in dump.launches})
-    of_launch = np.array([(kernels.index(launch.name), launch.role_table) for launch in dump.launches], np.int64)
-    launch = runs.launch[order]
-    rows = np.column_stack([number, *of_launch.reshape(-1, 2)[launch].T, runs.role[order]])
-    found: dict[int, dict[str, list[str]]] = {}
-    for track, kernel, table, role in np.unique(rows, axis=0).tolist():
-        names = found.setdefault(track, {}).setdefault(kernels[kernel], [])
-        if role < len(tables[table]) and tables[table][role] not in names:
-            names.append(tables[table][role])
+    number_of = {name: idx for idx, name in enumerate(kernels)}
+    of_launch = [number_of[launch.name] * len(tables) + launch.role_table for launch in dump.launches]
+    place = number.astype(np.int64) * len(kernels) * len(tables) + np.array(of_launch, np.int64)[runs.launch[order]]
+    found: dict[int, list[tuple[int, int, int]]] = {}  # (role table, role, kernel)
+    for code in np.unique(place << 16 | runs.role[order]).tolist():
+        rest, role = divmod(code, 1 << 16)
+        rest, table = divmod(rest, len(tables))
+        track, kernel = divmod(rest, len(kernels))
+        found.setdefault(track, []).append((table, role, kernel))
     result = {}
-    for track, by_kernel in found.items():
-        every = "/".join(dict.fromkeys(name for names in by_kernel.values() for name in names))
-        own = tuple((kernel, "/".join(names)) for kernel, names in by_kernel.items())
-        result[track] = every, own if any(role != every for _, role in own) else ()
+    for track, rows in found.items():
+        own: dict[int, list[str]] = {kernel: [] for _, _, kernel in rows}
+        for table, role, kernel in sorted(rows):
+            own[kernel] += tables[table][role : role + 1]
+        every = _joined(name for table, role, _ in sorted(rows) for name in tables[table][role : role + 1])
+        kernel_roles = tuple((kernels[kernel], _joined(names)) for kernel, names in own.items())
+        result[track] = every, kernel_roles if any(role != every for _, role in kernel_roles) else ()
     return result
+
+
+def _joined(names: Iterable[str]) -> str:
+    return "/".join(dict.fromkeys(names))
