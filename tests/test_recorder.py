@@ -306,4 +306,5 @@ def test_the_table_describes_itself():
         "channel": "data data a",
         "begin_fields": "a:23",
         "end_fields": "c:32",
+        "level": "1",
     }
