@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from toolchains import CSRC, NVCC, compile_cached, program
+from toolchains import CSRC, NVCC, ROOT, compile_cached, program
 
 import tracekern
 from tracekern.errors import BadInput
@@ -57,6 +57,18 @@ __global__ void wait_rows(const uint64_t* flag, uint64_t wanted, uint32_t barrie
     while (!done);
     TK_END_AFTER(done);
 }
+#define RING_EVENTS(EVENT)                                                                 \\
+    EVENT(wait_slot, wait, completion, "slot credit", "peer:10 wanted:13", "seen:32") \\
+    EVENT(copy_row, work, issue, "", "row:32", "")
+TK_DEFINE_EVENTS(RingEvent, RING_EVENTS)
+template <class Trace>
+__global__ void ring(const uint32_t* head, uint32_t peer, uint32_t num_rows, Trace trace) {
+    TK_RECORDER(trace);
+    const auto load_free = [&] { return tracekern::load_relaxed_system(head) + 8; };
+    const auto copy_row = [](uint32_t) { __syncwarp(); };
+    RING_OF_THE_GUIDE
+}
+template __global__ void ring(const uint32_t*, uint32_t, uint32_t, Recorder<true>::Args);
 template __global__ void wait_rows(const uint64_t*, uint64_t, uint32_t, Recorder<true>::Args);
 using Coarse = Recorder<true, RecordFormat::span, 1>;
 void launch(uint64_t descriptor, float* rows) {
@@ -111,10 +123,12 @@ def test_a_level_that_there_is_not_is_refused(tmp_path: Path):
 def ptx_kernels(tmp_path_factory) -> dict[str, list[str]]:
     """The PTX of KERNEL's bodies, by kernel. What CUDA needs is no more than C++17."""
     source = tmp_path_factory.mktemp("levels") / "kernel.cu"
-    source.write_text(KERNEL)
+    guide = (ROOT / "docs" / "instrumenting.md").read_text()
+    ring = next(block.split("```")[0] for block in guide.split("```cuda")[1:] if "TK_SEQUENCE" in block)
+    source.write_text(KERNEL.replace("RING_OF_THE_GUIDE", ring))
     command = tuple(word.replace("c++20", "c++17") for word in NVCC if word != "-DTK_SAMPLE")
     bodies = re.split(r"\.entry ", compile_cached((*command, "-ptx"), source, ".ptx", CSRC).read_text())[1:]
-    return {name: [body for body in bodies if name in body.partition("(")[0]] for name in ("copy", "wait_rows")}
+    return {name: [body for body in bodies if name in body.partition("(")[0]] for name in ("copy", "wait_rows", "ring")}
 
 
 @pytest.mark.compilers
@@ -129,3 +143,9 @@ def test_waits_of_ones_own_end_when_their_value_is_there(ptx_kernels):
     (body,) = ptx_kernels["wait_rows"]
     words = re.findall(r"ld\.acquire|mbarrier\.try_wait|@!%p bra UNREAD", body)
     assert words == ["ld.acquire", "@!%p bra UNREAD", "mbarrier.try_wait", "@!%p bra UNREAD"]
+
+
+@pytest.mark.compilers
+def test_the_ring_of_the_guide_compiles_and_its_wait_ends_with_its_value(ptx_kernels):
+    (body,) = ptx_kernels["ring"]
+    assert body.count("@!%p bra UNREAD") == 1
