@@ -6,11 +6,11 @@
 Synthetic Timelines (analysis_timeline.py) of 1, 2, 5 and 10 M spans: 27 % of the spans are waits for messages, 3 % for
 a block. Every size runs in a process of its own. Each question alone runs on one thread: judged are CPU seconds of the
 fastest round, one question after the other, because other work on the machine touches wall seconds far more; both are
-written. Waits and event graph are questions of their own; the others are given them. Memory is the peak of the process
-while a question is answered, less what it held right before; what earlier questions left with the allocator is used
-again and does not show, so the largest round counts, which is the first. Apart from that stands what the process held
-before all questions: itself, the Timeline, its waits and its event graph. The last line is everything at once, by the
-clock. Exits with 1 when a bound is missed.
+written. Waits, event graph and run graph are questions of their own; the others are given them. Memory is the peak of
+the process while a question is answered, less what it held right before; what earlier questions left with the allocator
+is used again and does not show, so the largest round counts, which is the first. Apart from that stands what the
+process held before all questions: itself, the Timeline, its waits and both graphs. The last line is everything at
+once, by the clock. Exits with 1 when a bound is missed.
 """
 
 from __future__ import annotations
@@ -67,11 +67,10 @@ def measure(num_spans: int, rounds: int) -> Measured:
     from analysis_timeline import make_timeline
 
     from tracekern.analysis.balance import analyze_balance
-    from tracekern.analysis.critical_path.analyze import critical_path
     from tracekern.analysis.doubt import blame_ranks
     from tracekern.analysis.findings import analyze
     from tracekern.analysis.imbalance import work_imbalance
-    from tracekern.analysis.iterations import find_iterations
+    from tracekern.analysis.stages import stage_times
     from tracekern.analysis.summary import summarize
     from tracekern.analysis.time_shares import share_time
     from tracekern.analysis.waits.analyze import analyze_waits
@@ -79,22 +78,27 @@ def measure(num_spans: int, rounds: int) -> Measured:
     from tracekern.analysis.waits.matrix import find_abnormal, wait_matrix
     from tracekern.analysis.waits.statistics import wait_statistics
     from tracekern.analysis.why.answer import explain
+    from tracekern.analysis.why.critical_path import critical_path
+    from tracekern.analysis.why.moments import find_moments
+    from tracekern.timeline.iterations import find_iterations
     from tracekern.viewers.report.report_page import report_page
 
     timeline = make_timeline(num_spans)
     waits, graph = analyze_waits(timeline), build_graph(timeline)
-    iterations = find_iterations(timeline)
+    moments, iterations = find_moments(timeline, graph, waits), find_iterations(timeline)
     analyze(make_timeline(1))  # imports scipy
     questions: dict[str, Callable[[], Any]] = {
         "waits": lambda: analyze_waits(timeline),
         "statistics": lambda: wait_statistics(waits),
         "matrix": lambda: find_abnormal(wait_matrix(timeline, waits)),
         "event graph": lambda: build_graph(timeline),
-        "causes": lambda: explain(timeline, graph, waits, iterations),
-        "critical path": lambda: critical_path(timeline, waits, graph),
+        "run graph": lambda: find_moments(timeline, graph, waits),
+        "causes": lambda: explain(timeline, graph, waits, moments, iterations),
+        "critical path": lambda: critical_path(timeline, graph, waits, moments),
         "balance": lambda: analyze_balance(timeline),
         "blame": lambda: blame_ranks(timeline, waits),
         "time shares": lambda: share_time(timeline),
+        "stages": lambda: stage_times(timeline),
         "imbalance": lambda: work_imbalance(timeline),
         "summary": lambda: summarize(timeline),
         REPORT: lambda: report_page(analyze(timeline), "benchmark", "synthetic", ""),

@@ -63,7 +63,7 @@ def measure(variant: str, options: argparse.Namespace) -> list[Row]:
 
 def kernel_times(timeline: Timeline) -> list[Row]:
     """Kernels in the order of their launches: {"kernel", "us": median of each rank}."""
-    from tracekern.analysis.iterations import LaunchIterations
+    from tracekern.timeline.iterations import LaunchIterations
     from tracekern.timeline.model import TrackKind
 
     is_measured, spans = LaunchIterations(timeline).is_measured, timeline.spans

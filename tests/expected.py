@@ -12,8 +12,8 @@ Slice = tuple[str, int, int, tuple[tuple[str, Any], ...]]
 
 
 def draw_end(timeline: Timeline, index: int) -> int:
-    """Where a span's picture ends: an open one reaches to the next launch of its track or to the end of everything on
-    its clock."""
+    """Where a span's picture ends: an open one reaches to the next launch of its track, to the end of its own launch,
+    or to the end of everything on its clock."""
     spans = timeline.spans
     if spans.end[index] != OPEN_END:
         return int(spans.end[index])
@@ -25,12 +25,20 @@ def draw_end(timeline: Timeline, index: int) -> int:
     ]
     own = rank_of[spans.track[index]]
     end = max(time for rank, time in times if timeline.aligned or rank == own)
+    launch_ends = [
+        int(spans.end[other])
+        for other in range(len(spans))
+        if timeline.tracks[spans.track[other]].kind is TrackKind.LAUNCH
+        and spans.launch[other] == spans.launch[index] >= 0
+    ]
+    if timeline.tracks[spans.track[index]].kind is TrackKind.DEVICE and launch_ends:
+        end = launch_ends[-1] if launch_ends[-1] >= spans.start[index] else end
     later = [
         int(spans.start[other])
         for other in range(index + 1, len(spans))
         if spans.track[other] == spans.track[index] and spans.launch[other] != spans.launch[index]
     ]
-    return max(int(spans.start[index]), min(later, default=end))
+    return max(int(spans.start[index]), min([*later, end]))
 
 
 def unpack(fields: tuple[Field, ...], payload: int) -> list[int]:

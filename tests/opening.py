@@ -10,9 +10,25 @@ import sys
 from collections.abc import Iterator, Sequence
 from urllib.parse import parse_qs, urlsplit
 
+import numpy as np
+
+from tracekern.analysis.waits.analyze import analyze_waits
+from tracekern.timeline.iterations import find_iterations
+from tracekern.timeline.model import Timeline
 from tracekern.viewers import perfetto_ui
 
 PORT = perfetto_ui.ONLINE_PORT
+
+
+def longest_waits(timeline: Timeline) -> list[tuple[int, int]]:
+    """The longest wait that a signal ended, as (wait, signal), indices of spans: of the iteration of median length, and
+    of all."""
+    waits, iterations = analyze_waits(timeline), find_iterations(timeline)
+    order = np.argsort(iterations.duration_ns, kind="stable")
+    median = iterations.number[order[(len(order) - 1) // 2]]
+    is_typical = np.append(iterations.of_launch, -1)[timeline.spans.launch[waits.row]] == median
+    wait_ns = waits.wait_ns * (waits.signal >= 0)
+    return [(int(waits.row[at]), int(waits.signal[at])) for at in ((wait_ns * is_typical).argmax(), wait_ns.argmax())]
 
 
 @contextlib.contextmanager

@@ -69,3 +69,24 @@ def pipeline(
                 run.wait(rank, peer, slot, warp)
                 run.work(rank, RECEIVE_NS + receive_of.get(rank, 0), warp, "receive_token")
     return run
+
+
+def every_kind_of_wait() -> Scenario:
+    run = CallScenario(3, num_warps=2)
+    for call in range(3):
+        run.call = call
+        run.launch("dispatch")
+        for rank in run.ranks:
+            run.work(rank, 300 * (rank + call) + 100)
+            run.pause(rank, 70, warp=1)
+            run.grant(rank, (rank + 1) % 3, value=call + 1, warp=1)
+        for rank in run.ranks:
+            run.wait_room(rank, (rank - 1) % 3, wanted=call + 1)
+            run.signal(rank, (rank + 1) % 3, ns=900)
+        for rank in run.ranks:
+            run.wait(rank, (rank - 1) % 3, warp=1)
+            run.wait_other(rank, 250, warp=1)
+            run.meet_block(rank)
+            run.work(rank, 120 + 50 * rank)
+        run.meet()
+    return run

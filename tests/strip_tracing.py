@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-MACRO = re.compile(r"\bTK_(?:RANGE|WAIT|WAIT_IF|SIGNAL|END|END_IF|END_AFTER|MARK|NEXT|SEQUENCE)\(")
+MACRO = re.compile(r"\bTK_(?:RANGE|WAIT|WAIT_IF|SIGNAL|END|END_IF|END_AFTER|TAKE_BACK_IF|MARK|NEXT|SEQUENCE)\(")
 BARRIER = re.compile(r"\bTK_END_AFTER_BARRIER\(([\w.]+)\);")
 
 
@@ -29,7 +29,7 @@ def copy_stripped(csrc: Path, copy: Path) -> Path:
     for part in ("comm", "moe"):
         for path in (copy / part).rglob("*.*"):
             text = stripped(path.read_text())
-            left = re.search(r"\bTK_(?:END|MARK|NEXT|RANGE|SEQUENCE|SIGNAL|WAIT)", text)
+            left = re.search(r"\bTK_(?:END|MARK|NEXT|RANGE|SEQUENCE|SIGNAL|TAKE_BACK|WAIT)", text)
             assert left is None, f"{path.name}: {text[max(0, left.start() - 80) : left.end() + 40]}"
             path.write_text(text)
     return copy

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.test_session import launch
+from tracekern.comm.group import Group
 from tracekern.dump.reader import peek_metadata
 from tracekern.launcher.launch import launch_ranks
 from tracekern.record.session import capture
@@ -105,6 +106,29 @@ def test_a_fault_is_replaced_by_no_later_run(tmp_path: Path, caplog: pytest.LogC
         assert all(f"{number} later attempt" in text and str(tmp_path / "attempt-2") in text for text in told)
 
 
+def capture_together(group: Group, directory: str) -> str:
+    with capture(directory, device="cpu", max_bytes=1 << 20) as session:
+        launch(session)
+    return session.run_id
+
+
+def test_what_a_run_left_that_did_not_end_whole_is_replaced_by_no_later_run(
+    pools, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """One rank of two was killed and not salvaged: its dump is missing, and that of the other one holds no fault."""
+    pool = pools(2)
+    pool.call(capture_together, str(tmp_path))
+    first = pool.call(capture_together, str(tmp_path))[0]
+    assert runs_in(tmp_path) == {".": first}, "what ended whole is replaced"
+    (tmp_path / "rank_00001.tkdump").unlink()
+    second = leave(tmp_path, fault=False)
+    told = f"{tmp_path}: keeps what is left of run {first}, which rank 1 did not end: this capture goes to "
+    assert f"{told}{tmp_path / 'attempt-1'}" in caplog.text
+    assert runs_in(tmp_path) == {".": first, "attempt-1": second}
+    last = leave(tmp_path, fault=False)
+    assert runs_in(tmp_path) == {".": first, "attempt-1": last}
+
+
 def test_an_older_attempt_is_not_called_newer(tmp_path: Path):
     leave(tmp_path / "attempt-1", fault=False)
     dump = tmp_path / "attempt-1" / "rank_00000.tkdump"
@@ -127,6 +151,10 @@ def test_the_launcher_saves_a_dead_rank_into_its_attempt(tmp_path: Path):
     exits = launch_ranks(1, program, capture_dir=tmp_path, timeout_s=60, run_id="dies")
     assert exits[0].salvaged
     assert runs_in(tmp_path) == {".": first, "attempt-1": "dies"}
+    last = leave(tmp_path, fault=False)
+    assert runs_in(tmp_path) == {".": first, "attempt-1": "dies", "attempt-2": last}, (
+        "a killed rank did not end its run"
+    )
 
 
 def test_run_moe_names_the_directory_of_its_attempt(tmp_path: Path, command_line):

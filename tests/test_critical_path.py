@@ -9,22 +9,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from scenarios import Scenario, rows_of
-from scenarios_causes import COPY_NS, GAP_NS, CallScenario, chain, pipeline
+from scenarios_causes import COPY_NS, GAP_NS, CallScenario, chain, every_kind_of_wait, pipeline
 from timelines import COPY, make_launch, make_spans, make_timeline, timelines
 
 import tracekern
-from tracekern.analysis.critical_path.analyze import CriticalPath, IterationPath, critical_path
-from tracekern.analysis.critical_path.path import PathKind
-from tracekern.analysis.waits.analyze import Phase, analyze_waits
+from tracekern.analysis.findings import Findings
+from tracekern.analysis.waits.analyze import Phase
 from tracekern.analysis.waits.event_graph import NOT_STARTED
-from tracekern.timeline.model import Flows, Timeline
+from tracekern.analysis.why.critical_path import CriticalPath, IterationPath, PathKind
+from tracekern.timeline.model import Flows, Timeline, TrackKind
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
 DELAY_NS, CALLS = 50_000, 4
 
 
 def path_of(timeline: Timeline) -> CriticalPath:
-    found = critical_path(timeline, analyze_waits(timeline))
+    found = Findings(timeline).critical_path
     for path in (found.whole, *found.iterations):
         if path:
             assert_sums(path)
@@ -33,12 +33,12 @@ def path_of(timeline: Timeline) -> CriticalPath:
 
 def assert_sums(path: IterationPath) -> None:
     assert sum(part.time_ns for part in path.parts) == path.makespan_ns
-    assert (path.segments.end - path.segments.start).sum() == path.makespan_ns
+    assert (path.stretches.end - path.stretches.start).sum() == path.makespan_ns
     if path.makespan_ns:
-        assert path.segments.start[0] == path.start_ns
-        assert path.segments.end[-1] == path.end_ns
-    assert (path.segments.start[1:] == path.segments.end[:-1]).all()
-    assert (path.segments.start < path.segments.end).all()
+        assert path.stretches.start[0] == path.start_ns
+        assert path.stretches.end[-1] == path.end_ns
+    assert (path.stretches.start[1:] == path.stretches.end[:-1]).all()
+    assert (path.stretches.start < path.stretches.end).all()
 
 
 def time_in(path: IterationPath, rank: int, kind: PathKind, phase: Phase | None = None) -> int:
@@ -126,8 +126,8 @@ def test_iterations_are_those_of_the_gate():
     assert found.iterations[-1].end_ns == found.whole.end_ns
 
 
-def test_a_wait_that_ended_when_its_signal_began_leads_nowhere():
-    """Of two ranks whose clocks are wrong each waits, at its end, for what the other one sends then: no way round."""
+def test_of_waits_that_ended_when_their_signals_began_there_is_no_path():
+    """Of two ranks whose clocks are wrong each waits, at its end, for what the other one sends then: no order."""
     run = CallScenario(2)
     run.launch("dispatch")
     for rank in run.ranks:
@@ -146,23 +146,35 @@ def test_a_wait_that_ended_when_its_signal_began_leads_nowhere():
     moved = dataclasses.replace(spans, start=start, end=end).take(order)
     place = np.argsort(order)
     flows = Flows(place[timeline.flows.signal], place[timeline.flows.wait])
-    whole = path_of(timeline.replace(spans=moved, flows=flows)).whole
-    assert {(part.kind, part.phase.event): part.time_ns for part in whole.parts} == {
-        (PathKind.PHASE, "copy_token"): 1000,
-        (PathKind.PHASE, "wait_token"): 60,
-    }
+    found = path_of(timeline.replace(spans=moved, flows=flows))
+    assert (found.whole, found.note) == (
+        None,
+        "by the ranks' clocks, signals were waited for before they were sent",
+    )
 
 
-@pytest.mark.parametrize("name", ["cpu_8_ranks", "h200x4"])
-def test_kept_captures(name: str):
+@pytest.mark.parametrize("wrong_ns", [-400, 300])
+def test_by_clocks_that_contradict_the_messages_it_still_is_as_long_as_the_run(wrong_ns: int):
+    timeline = every_kind_of_wait().timeline(clock_error={1: wrong_ns})
+    findings = Findings(timeline)
+    whole = path_of(timeline).whole
+    assert whole.makespan_ns == findings.answer.makespan_ns
+    assert whole.end_ns == timeline.spans.end[timeline.tracks_of(TrackKind.DEVICE)[timeline.spans.track]].max()
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in TRACES.glob("*/capture.json")))
+def test_of_a_kept_capture_it_is_as_long_as_the_run(name: str):
     timeline = tracekern.load(TRACES / name)
-    found = path_of(timeline)
-    assert len(found.iterations) == 3
+    findings, found = Findings(timeline), path_of(timeline)
+    numbers = findings.iterations.number.tolist()
+    assert [path.iteration for path in found.iterations] == (numbers if len(numbers) > 1 else [])
     assert not found.note
-    tracks = found.whole.segments.track
-    on_device = tracks >= 0
-    ranks = timeline.track_ranks()
-    assert (ranks[tracks[on_device]] == found.whole.segments.rank[on_device]).all()
+    schedule = findings.graph.schedule
+    first, last = schedule.start[schedule.order].min(), schedule.end[schedule.order].max()
+    assert (found.whole.start_ns, found.whole.end_ns) == (first, last)
+    stretches = found.whole.stretches
+    on_device = stretches.track >= 0
+    assert (timeline.track_ranks()[stretches.track[on_device]] == stretches.rank[on_device]).all()
 
 
 @settings(max_examples=150, deadline=None)
@@ -184,14 +196,14 @@ def test_segments_name_the_track_and_none_of_the_host():
     for name, begin in (("dispatch", 1_000), ("combine", 5_000)):
         run.launch(name, at=begin)
         run.work(0, 1_000)
-    found = path_of(run.timeline()).whole.segments
+    found = path_of(run.timeline()).whole.stretches
     assert list(zip(found.track.tolist(), found.start.tolist(), strict=True)) == [(0, 1_000), (-1, 2_000), (0, 5_000)]
 
 
 def test_a_kernel_that_took_no_time():
     spans = make_spans([(2, COPY, 0, 100, 100, 0, 0)])
     whole = path_of(make_timeline(1, launches=(make_launch(0),), spans=spans, flows=Flows())).whole
-    assert (whole.start_ns, whole.makespan_ns, whole.parts, len(whole.segments)) == (100, 0, (), 0)
+    assert (whole.start_ns, whole.makespan_ns, whole.parts, len(whole.stretches)) == (100, 0, (), 0)
 
 
 def test_iterations_that_left_nothing():

@@ -191,6 +191,7 @@ def test_text_that_is_no_text_gets_a_mark_in_its_place(sound: bytes, scratch: Pa
         (("state",), "gone", "metadata field state is 'gone', wanted one of"),
         (("roles",), "sender", "roles are not a list of names"),
         (("role_tables", 0), [1], "roles are not a list of names"),
+        (("event_tables", 0, "left_out"), "wait_grid", "left_out are not a list of names"),
         (("clock", "id"), 7, "metadata field id is 7, wanted str"),
         (("clock", "ticks_per_second"), 0, "metadata field ticks_per_second is 0, wanted 1000.."),
         (("overhead_ns",), {"4": -1}, "metadata field overhead_ns is {'4': -1}, wanted ns by warps per SM"),

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from timelines import COPY, LAUNCH, WAIT, make_launch, make_spans, make_timeline, make_tracks, timelines
 
-from tracekern.analysis.critical_path.analyze import critical_path
-from tracekern.analysis.waits.analyze import analyze_waits
+from tracekern.analysis.findings import Findings
 from tracekern.analysis.waits.event_graph import EventGraph, build_graph, nameless_launches
 from tracekern.timeline.model import OPEN_END, Flows, Timeline, TrackKind
 
@@ -60,7 +59,7 @@ def test_a_last_span_of_no_length_ends_its_launch_though_others_are_nested():
     pieces = zip(graph.activity.start.tolist(), graph.activity.end.tolist(), strict=True)
     assert list(pieces) == [(0, 5), (5, 10), (10, 20), (30, 30)]
     assert graph.schedule.end[0] == 30
-    assert critical_path(timeline, analyze_waits(timeline), graph).whole.end_ns == 30
+    assert Findings(timeline).critical_path.whole.end_ns == 30
 
 
 def test_a_launch_that_comes_back_on_its_track():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,10 +17,10 @@ import torch
 
 from tests.rank_pool import RankPool
 from tracekern import _C
-from tracekern.analysis.iterations import LaunchIterations
+from tracekern.analysis.findings import analyze
 from tracekern.comm.group import Group
 from tracekern.dump import format as fmt
-from tracekern.dump.fault import FAULT_RECORD
+from tracekern.dump.fault import FAULT_RECORD, FLAG_VALUE_BITS, INTERRUPTED
 from tracekern.errors import BadInput, CommTimeout, DeviceLost
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.p2p.pipeline import P2PPipeline
@@ -27,8 +29,10 @@ from tracekern.moe.routing import draw_batch
 from tracekern.moe.run import MoeRun, run
 from tracekern.moe.shape import MoeShape
 from tracekern.record.session import Capture, capture
+from tracekern.timeline.iterations import LaunchIterations
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, EventClass, Timeline, unpack_field
+from tracekern.viewers.report.headlines import headlines
 
 SHAPE = MoeShape(num_ranks=1, max_tokens=24, num_experts=4, topk=2, hidden=16, dtype="fp32")
 
@@ -255,6 +259,38 @@ def test_a_time_out_says_all_and_reset_repairs(pair, tmp_path):
     assert open_waits(timeline) == {0}
 
 
+def interrupt_the_other(group: Group, directory: str) -> str:
+    """Rank 0 gets Ctrl-C while it waits for rank 1, which comes afterwards. Returns what each raises."""
+    pipeline, call = make_pair(group, timeout_s=30.0)
+    pids = group.all_gather(os.getpid(), "the pids")
+    raised: BaseException | None = None
+    with capture(directory, device=pipeline.comm.device, records_per_track=64) as session:
+        assert call(0, session)
+        if group.rank == 1:
+            time.sleep(1.0)  # rank 0 is in its kernel by now
+            os.kill(pids[0], signal.SIGINT)
+            group.barrier()
+        try:
+            call(1, session)
+        except (KeyboardInterrupt, CommTimeout) as error:
+            raised = error
+        if group.rank == 0:
+            group.barrier()
+    pipeline.reset()
+    return f"{type(raised).__name__}: {raised}"
+
+
+def test_who_was_interrupted_is_told_by_all(pair, tmp_path):
+    first, second = pair.call(interrupt_the_other, str(tmp_path))
+    assert first == "KeyboardInterrupt: "
+    assert re.search(
+        r"^CommTimeout: rank 1 \w+ block 0 warp \d stopped .*: rank 0 was interrupted \(Ctrl-C\)", second
+    ), second
+    assert "waiting for rank 1" not in second
+    verdict = next(line.text for line in headlines(analyze(load(tmp_path))) if line.word == "verdict")
+    assert verdict == "Rank 0 was interrupted (Ctrl-C), and that ended the run."
+
+
 def trap(group: Group, directory: str) -> dict[str, Any]:
     """Rank 1 stays away and rank 0 traps: its device is gone, its capture is not."""
     pipeline, call = make_pair(group, timeout_s=0.2, on_timeout="trap")
@@ -303,3 +339,4 @@ def test_the_fault_record_is_the_compiled_one():
     offsets = {name: offset for name, (_, offset) in FAULT_RECORD.fields.items()}
     assert offsets == {name: _C.layout["fault_record"][name] for name in offsets}
     assert FAULT_RECORD.itemsize == _C.layout["fault_record_bytes"]
+    assert (_C.flag_value_bits, _C.fault_interrupted) == (FLAG_VALUE_BITS, INTERRUPTED)

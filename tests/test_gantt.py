@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tracekern.analysis.gantt import choose_spans
-from tracekern.analysis.iterations import find_iterations
+from tracekern.timeline.iterations import find_iterations
 from tracekern.timeline.load import load
 from tracekern.timeline.model import EventClass, Timeline, TrackKind
 

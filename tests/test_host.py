@@ -273,6 +273,19 @@ def test_damaged_traces_are_one_line(tmp_path: Path, content: bytes, message: st
     assert load(tmp_path / "capture").problems == ()
 
 
+class BadProfiler:
+    """Exports an event without a time, as a profiler may."""
+
+    def export_chrome_trace(self, path: str) -> None:
+        Path(path).write_text('{"traceEvents": [{"ph": "X", "ts": NaN}]}')
+
+
+def test_no_error_names_a_file_that_the_user_never_saw(tmp_path: Path):
+    with capture(tmp_path / "capture") as session, pytest.raises(BadInput, match="has no time") as refused:
+        session.add_torch_profile(BadProfiler())
+    assert str(refused.value).startswith("add_torch_profile(): what the profiler exported: event ")
+
+
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_a_damaged_gzip_never_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject):

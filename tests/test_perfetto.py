@@ -14,10 +14,10 @@ import expected
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from opening import longest_waits
 from timelines import COPY, HOST, LAUNCH, WAIT, make_launch, make_rank, make_spans, make_timeline, timelines
 from trace_processor import TraceProcessor, assert_no_loss
 
-from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.errors import BadInput
 from tracekern.export import labels
 from tracekern.export.formats.perfetto import FLOWS_SQL, write_perfetto
@@ -211,11 +211,11 @@ def test_counters_stand_below_their_rank(tmp_path: Path):
 
 def test_the_rows_of_the_longest_wait_and_of_its_signal_are_marked(tmp_path: Path):
     timeline = load_capture(TRACES / "h200x4")
-    waits, spans = analyze_waits(timeline), timeline.spans
-    at = int((waits.wait_ns * (waits.signal >= 0)).argmax())
+    typical, longest = longest_waits(timeline)
+    assert typical != longest
     wanted = []
-    for words, span in (("longest wait", waits.row[at]), ("released it", waits.signal[at])):
-        track = timeline.tracks[spans.track[span]]
+    for words, span in zip(("longest wait", "released it"), typical, strict=True):
+        track = timeline.tracks[timeline.spans.track[span]]
         wanted.append(f"{words}: rank {track.rank} · {labels.warp_label(track)}")
     processor = load(timeline, tmp_path / "trace.pftrace")
     assert [

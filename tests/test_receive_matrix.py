@@ -199,7 +199,8 @@ def test_the_line_names_the_largest_expert_and_the_latest_source(timeline):
 
 
 def test_the_command_prints_the_line_and_tells_the_matrices_as_json(command_line, capture, timeline):
-    lines = dict(line.split(maxsplit=1) for line in command_line("report", capture).stdout.splitlines())
+    printed = command_line("report", capture).stdout.partition("\n\n")[0]
+    lines = dict(line.split(maxsplit=1) for line in printed.splitlines())
     told = json.loads(command_line("report", capture, "--json").stdout)
     assert told["receive"] == lines["receive"]
     found: Sums = {}

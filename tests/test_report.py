@@ -20,6 +20,7 @@ from tracekern.analysis.findings import Findings, analyze
 from tracekern.analysis.gantt import choose_iterations
 from tracekern.analysis.waits.analyze import WaitKind
 from tracekern.formatting import duration, percent
+from tracekern.timeline.iterations import find_iterations
 from tracekern.timeline.load import load
 from tracekern.timeline.model import ClockFit, Flows, Problem, Spans, Timeline, TrackKind
 from tracekern.timeline.select import take_spans
@@ -247,7 +248,7 @@ POOR = {
 @pytest.mark.parametrize("name", POOR)
 def test_poor_captures_get_a_clear_answer(name):
     lines = headlines(analyze(POOR[name]))
-    assert [line.word for line in lines if line.word != "why"] == ["verdict", "waiting", "bound", "trust"]
+    assert [line.word for line in lines if line.word not in ("why", "idle")] == ["verdict", "waiting", "bound", "trust"]
     assert all(line.text for line in lines)
 
 
@@ -290,7 +291,7 @@ def test_an_iteration_or_a_rank_without_spans_is_no_trouble(findings):
     for is_gone in (sequence == 1, ~is_lane & (sequence == 1), ~is_lane & (of_rank == 0), ~is_lane, is_lane):
         poor = analyze(take_spans(timeline, ~is_gone))
         assert all(line.text for line in headlines(poor))
-        assert report_page(poor, "poor", "poor", "open").count("<section") == 8
+        assert report_page(poor, "poor", "poor", "open").count("<section") == 9
 
 
 def test_trust_says_where_bounds_come_from_and_what_recording_costs(findings, tmp_path):
@@ -341,6 +342,29 @@ def test_a_first_iteration_that_hides_the_others_says_how_to_see_them(findings, 
     assert not any("--window" in line.text for line in headlines(analyze(load(TRACES / "h200x4_late_host"))))
 
 
+@pytest.mark.parametrize("number", [1, 3])
+def test_any_iteration_that_hides_the_others_says_how_to_see_them(number):
+    timeline = load(TRACES / "h200x4_late_host")
+    iterations = find_iterations(timeline)
+    is_later = np.append(iterations.of_launch, -1)[timeline.spans.launch] >= number
+    spans = timeline.spans
+    late = dataclasses.replace(
+        spans,
+        start=np.where(is_later, spans.start + 20_000_000, spans.start),
+        end=np.where(is_later, spans.end + 20_000_000, spans.end),
+    )
+    timeline = timeline.replace(spans=late)
+    (bound,) = [line.text for line in headlines(analyze(timeline)) if line.word == "bound"]
+    share, first, last = re.search(
+        rf"iteration {number} is (\d+) % of it: --window (\d+)us:(\d+)us leaves", bound
+    ).groups()
+    assert int(share) > 50
+    others = analyze(timeline, window=(int(first) * 1000, int(last) * 1000))
+    kept = {1: [2, 3, 4, 5], 3: [0, 1, 2]}[number]
+    assert [one.iteration for one in others.critical_path.iterations] == kept
+    assert not any(f"iteration {number}" in line.text for line in headlines(others))
+
+
 def test_a_large_capture_stays_a_small_page(tmp_path):
     """A million spans: aggregates and at most 20,000 rectangles."""
     directory = write_capture(tmp_path / "large", CaptureSpec(num_ranks=4, num_blocks=8, groups=600, launches=5))
@@ -354,7 +378,7 @@ def test_a_large_capture_stays_a_small_page(tmp_path):
 def test_command_prints_the_lines_and_writes_the_page(command_line, tmp_path, findings):
     result = command_line("report", TRACES / "h200x4", "-o", tmp_path / "report.html")
     assert result.returncode == 0, result.stderr
-    lines = [line.split(maxsplit=1) for line in result.stdout.splitlines()]
+    lines = [line.split(maxsplit=1) for line in result.stdout.partition("\n\n")[0].splitlines()]
     assert lines == [[line.word, line.text] for line in headlines(findings)]
     assert "report.html" in result.stderr
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
@@ -376,7 +400,9 @@ def test_the_whole_report_is_of_the_same_part(command_line, tmp_path):
 def test_json_has_the_same_lines_and_the_answer_as_data(command_line, findings):
     told = json.loads(command_line("report", TRACES / "h200x4_late_host", "--json").stdout)
     found = analyze(load(TRACES / "h200x4_late_host"))
-    answer = told.pop("answer")
+    answer, path = told.pop("answer"), told.pop("critical_path")
+    del told["longest_waits"], told["stages"]
+    assert [part["time_ns"] for part in path["parts"]] == [part.time_ns for part in found.critical_path.whole.parts]
     assert told == {"file": None, **{line.word: line.text for line in headlines(found)}}
     (cause,) = answer["causes"]
     assert (cause["kind"], cause["rank"], cause["peer"], cause["is_host"]) == ("host", 0, None, True)

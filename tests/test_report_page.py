@@ -12,9 +12,9 @@ from scenarios import Scenario, exchange
 from test_report import figures_of, look_at
 from timelines import COPY, EVENTS, LAUNCH, make_launch, make_timeline
 
-from tracekern.analysis.critical_path.path import PathKind
 from tracekern.analysis.findings import Findings, analyze
 from tracekern.analysis.waits.distribution import distribute
+from tracekern.analysis.why.critical_path import PathKind
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, Flows, Problem, Spans, Track, TrackKind
 from tracekern.timeline.select import select
@@ -150,7 +150,7 @@ def test_a_path_of_many_short_stretches_is_drawn_from_its_begin_to_its_end(tmp_p
     makespan = findings.critical_path.whole.makespan_ns
     figures = figures_of(page_of(findings, tmp_path / "report.html"))
     route = next(figure for figure in figures if figure["says"] == "Ranks that the critical path runs through")
-    assert len(findings.critical_path.whole.segments) > 4_000
+    assert len(findings.critical_path.whole.stretches) > 4_000
     for lines in route["data"]:
         assert lines["line"]["simplify"] is False  # or the browser leaves them out
         starts, ends = np.array(lines["x"][::3]), np.array(lines["x"][1::3])

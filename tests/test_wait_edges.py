@@ -17,7 +17,7 @@ from tracekern.dump import format as fmt
 from tracekern.dump.reader import Dump, read_dump
 from tracekern.timeline.decode.decoder import decode
 from tracekern.timeline.flows import join_flows
-from tracekern.timeline.model import Timeline
+from tracekern.timeline.model import Channel, ChannelKind, EventClass, EventType, Field, Timeline
 from tracekern.timeline.select import select, take_spans
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
@@ -138,3 +138,56 @@ def test_nobody_was_last_at_a_barrier_of_ranks_that_are_not_in_the_capture():
     assert name_worst(blame_ranks(seen, waits)).rank is None
     everybody = select(timeline.replace(ranks=ranks), ranks=[0, 1, 2, 3])
     assert (analyze_waits(everybody).kind == WaitKind.BARRIER).all()
+
+
+def meeting_in_pairs(kind: ChannelKind, fields: tuple[Field, ...]) -> Timeline:
+    """Four warps of a block, of which 0 and 1 meet at barrier 1, 2 and 3 at barrier 2; each comes 1 us after the last.
+
+    fields: of the wait, "barrier" and maybe "warps".
+    """
+    run = Scenario(1, num_warps=4)
+    run.launch("combine")
+    for warp in run.warps:
+        run.work(0, 1000 * (1 + warp), warp)
+    run.meet_block(0)
+    timeline = run.timeline()
+    meets = timeline.spans.event == NUMBER["wait_block"]
+    warp = np.array([track.warp for track in timeline.tracks])[timeline.spans.track]
+    values = {"barrier": 1 + warp // 2, "warps": np.full(len(warp), 2)}
+    payload = sum(values[field.name] << shift for field, shift in zip(fields, (0, 4), strict=False))
+    event = EventType(
+        "wait_pair", EventClass.WAIT, "completion", Channel("pair", kind, ("barrier",)), begin_fields=fields
+    )
+    events = [event if idx == NUMBER["wait_block"] else one for idx, one in enumerate(timeline.events)]
+    begin = np.where(meets, payload, 0).astype(np.uint64)
+    end = np.where(meets & (warp < 2), timeline.spans.end - 1500, timeline.spans.end)  # they wait for nobody else
+    return timeline.replace(
+        events=tuple(events), spans=dataclasses.replace(timeline.spans, begin_payload=begin, end=end)
+    )
+
+
+@pytest.mark.parametrize("kind", [ChannelKind.GROUP, ChannelKind.GRID])
+def test_warps_that_meet_at_a_named_barrier_wait_for_the_last_of_them(kind: ChannelKind):
+    timeline = meeting_in_pairs(kind, (Field("barrier", 4),))
+    warp = [timeline.tracks[track].warp for track in timeline.spans.track.tolist()]
+    found = local_barriers(timeline)
+    assert {warp[wait]: warp[last] for wait, last in zip(found.wait, found.last, strict=True)} == {
+        0: 1,
+        1: 1,
+        2: 3,
+        3: 3,
+    }
+    assert join_flows(timeline)[1] == (), "nobody signals there"
+    waits = analyze_waits(timeline)
+    assert (waits.kind == WaitKind.BARRIER).all()
+    assert waits.late_ns.tolist() == [1000, 0, 1000, 0]
+
+
+def test_how_many_meet_at_a_named_barrier_says_whether_one_is_missing():
+    barrier, warps = Field("barrier", 4), Field("warps", 6)
+    for fields, num_known in (((barrier,), 0), ((barrier, warps), 2)):
+        timeline = meeting_in_pairs(ChannelKind.GROUP, fields)
+        launches = tuple(dataclasses.replace(launch, records_lost=1) for launch in timeline.launches)
+        is_lost = np.array([track.warp for track in timeline.tracks])[timeline.spans.track] == 1
+        seen = take_spans(timeline.replace(launches=launches), ~is_lost)
+        assert len(local_barriers(seen).wait) == num_known

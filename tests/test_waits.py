@@ -19,6 +19,7 @@ from tracekern.analysis.waits.analyze import CLASSES, Phase, WaitKind, Waits, an
 from tracekern.analysis.waits.edges import NEVER
 from tracekern.errors import BadInput
 from tracekern.timeline.model import OPEN_END, EventClass, Flows, Timeline
+from tracekern.timeline.open_spans import known_ends
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
 
@@ -259,7 +260,7 @@ def check_invariants(timeline: Timeline, waits: Waits) -> None:
     assert all((values >= 0).all() for values in by_class.values())
     assert np.array_equal(sum(by_class.values()), waits.wait_ns)
     assert sum(waits.totals().values()) == int(waits.wait_ns.sum())
-    assert np.array_equal(waits.wait_ns, (timeline.spans.end - timeline.spans.start)[waits.row])
+    assert np.array_equal(waits.wait_ns, (known_ends(timeline) - timeline.spans.start)[waits.row])
     assert (waits.slack_ns >= 0).all()
     assert (waits.wrong_order_ns >= 0).all()
     assert (waits.wrong_order_ns <= waits.late_sender).all()
@@ -311,7 +312,7 @@ def test_launches_in_which_nothing_happens_change_nothing():
     assert analyze_waits(empty.timeline()).totals() == analyze_waits(busy.timeline()).totals()
 
 
-def test_open_waits_are_counted_and_have_no_row():
+def test_an_endless_wait_has_a_row_with_its_peer_late_all_along():
     timeline = exchange(num_launches=1, num_ranks=3).timeline()
     end = timeline.spans.end.copy()
     end[rows_of(timeline, "wait_token")[0]] = OPEN_END
@@ -325,7 +326,10 @@ def test_open_waits_are_counted_and_have_no_row():
         timeline.spans.end_payload,
     )
     waits = analyze_waits(timeline.replace(spans=spans))
-    assert (len(waits), waits.num_open) == (5, 1)
+    assert (len(waits), waits.num_open) == (6, 1)
+    assert waits.endless.tolist().count(True) == 1
+    assert (waits.late_sender == waits.wait_ns)[waits.endless].all()
+    assert (waits.wait_ns > 0)[waits.endless].all()
 
 
 def test_ticks_are_refused():

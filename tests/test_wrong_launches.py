@@ -11,6 +11,8 @@ from tests.captures import EVENT_TABLE
 from tests.kernels import TrackWriter, descriptor_of, memory, run_kernel
 from tracekern.analysis.findings import analyze
 from tracekern.analysis.statistics import phase_statistics
+from tracekern.analysis.summary import summarize
+from tracekern.cli.info import print_summary
 from tracekern.dump import format as fmt
 from tracekern.errors import BadInput
 from tracekern.record.session import capture
@@ -129,7 +131,7 @@ def test_a_capture_whose_body_is_a_ring_says_so(tmp_path: Path):
 
 
 @pytest.mark.parametrize("selection", [{}, {"sink": "host", "records_per_track": 8}])
-def test_a_second_launch_with_a_descriptor_is_told(tmp_path: Path, selection: dict):
+def test_a_second_launch_with_a_descriptor_is_told(tmp_path: Path, selection: dict, capsys: pytest.CaptureFixture[str]):
     with capture(tmp_path, **selection) as session:
         launched = session.launch("demo", grid=4, warps=2, events=json.dumps(EVENT_TABLE))
         run_kernel(launched.descriptor, 4, 2, 3)
@@ -139,6 +141,11 @@ def test_a_second_launch_with_a_descriptor_is_told(tmp_path: Path, selection: di
     assert "had several writers of 4 tracks" in problem.text
     with pytest.raises(BadInput, match="several writers"):
         load(tmp_path, strict=True)
+    summary = summarize(load(tmp_path))
+    assert (summary.ranks[0].records_lost, summary.ranks[0].has_lost_more) == (0, True)
+    print_summary(summary)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[lines.index(next(line for line in lines if "lost" in line)) + 1][5] == "some"
 
 
 def test_a_region_used_again_has_records_of_its_launch_before(tmp_path: Path):

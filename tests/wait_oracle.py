@@ -15,6 +15,7 @@ from timelines import make_launch, make_rank, make_spans
 from tracekern.analysis.waits.analyze import CLASSES
 from tracekern.timeline.flows import join_flows
 from tracekern.timeline.model import OPEN_END, ChannelKind, EventClass, Timeline, Track, TrackKind, unpack_field
+from tracekern.timeline.open_spans import endless_waits, known_ends
 
 NEVER = 1 << 61
 Wait = dict[str, int]
@@ -27,11 +28,14 @@ def oracle(timeline: Timeline) -> list[Wait]:
     for signal, wait in zip(timeline.flows.signal.tolist(), timeline.flows.wait.tolist(), strict=True):
         signals[wait].append(signal)
     last_warps, meetings = _last_warps(timeline), _meetings(timeline)
+    ends, is_endless = known_ends(timeline), endless_waits(timeline)
     for row in range(len(spans)):
         event = timeline.events[spans.event[row]]
-        if event.event_class is not EventClass.WAIT or spans.end[row] == OPEN_END:
+        if event.event_class is not EventClass.WAIT or (spans.end[row] == OPEN_END and not is_endless[row]):
             continue
-        if event.channel is None:
+        if is_endless[row]:
+            wait = _endless(timeline, row, int(ends[row]))
+        elif event.channel is None:
             wait = _at_barrier(timeline, row, last_warps.get(row, row)) | {"peer": -1}
             if row in last_warps:
                 wait["peer"] = _rank(timeline, row)
@@ -42,6 +46,8 @@ def oracle(timeline: Timeline) -> list[Wait]:
             wait = _for_signal(timeline, row, signals[row], event.channel.kind)
         else:
             wait = _unmatched(timeline, row)
+            if event.channel.kind.has_levels and _wanted(timeline, row) <= event.channel.initial:
+                wait["completion"] = wait.pop("unmatched")
         found.append({**dict.fromkeys((*CLASSES, "slack_ns"), 0), **wait, "row": row})
     _add_wrong_order(timeline, found)
     return found
@@ -49,6 +55,12 @@ def oracle(timeline: Timeline) -> list[Wait]:
 
 def _rank(timeline: Timeline, row: int) -> int:
     return timeline.tracks[timeline.spans.track[row]].rank
+
+
+def _wanted(timeline: Timeline, row: int) -> int:
+    spans = timeline.spans
+    fields = timeline.events[spans.event[row]].begin_fields
+    return int(unpack_field(fields, "wanted", spans.begin_payload[row : row + 1])[0])
 
 
 def _unmatched(timeline: Timeline, row: int) -> Wait:
@@ -60,6 +72,17 @@ def _unmatched(timeline: Timeline, row: int) -> Wait:
     known = peer in {rank.rank for rank in timeline.ranks}
     ns = int(timeline.spans.end[row] - timeline.spans.start[row])
     return {"unmatched": ns, "peer": peer if known else -1}
+
+
+def _endless(timeline: Timeline, row: int, end: int) -> Wait:
+    event, ns = timeline.events[timeline.spans.event[row]], end - int(timeline.spans.start[row])
+    kind = event.channel.kind if event.channel else None
+    late = {ChannelKind.DATA: "late_sender", ChannelKind.CREDIT: "late_receiver", ChannelKind.BARRIER: "barrier_late"}
+    peer = -1
+    if any(field.name == "peer" for field in event.begin_fields):
+        peer = int(unpack_field(event.begin_fields, "peer", timeline.spans.begin_payload[row : row + 1])[0])
+    is_known = peer in {rank.rank for rank in timeline.ranks}
+    return {"peer": peer if is_known else -1, late[kind] if kind else "completion": ns, "endless": 1}
 
 
 def _for_signal(timeline: Timeline, row: int, signals: list[int], kind: ChannelKind) -> Wait:
@@ -130,7 +153,9 @@ def _add_wrong_order(timeline: Timeline, found: list[Wait]) -> None:
         row = wait["row"]
         loop = int(spans.track[row]), int(spans.launch[row]), int(spans.event[row])
         late_until = int(spans.start[row]) + wait["late_sender"]
-        wait["wrong_order_ns"] = max(0, late_until - max(int(spans.start[row]), arrived.get(loop, late_until)))
+        wait["wrong_order_ns"] = (
+            0 if "endless" in wait else max(0, late_until - max(int(spans.start[row]), arrived.get(loop, late_until)))
+        )
         if "done" in wait:
             arrived[loop] = min(wait["done"], arrived.get(loop, wait["done"]))
 

@@ -14,6 +14,9 @@ families: dict[str, Any]  # by name; csrc/moe/bind.hpp says what each has
 heap_control_bytes: int
 layout: dict[str, Any]
 rank_barrier_stage: int
+first_epoch: int
+flag_value_bits: int
+fault_interrupted: int
 simulated_resolution_ticks: int
 clock_shift: int
 simulated_ticks_per_second: int

@@ -25,7 +25,7 @@ TRACE_FOLDER = "/trace/"
 
 _HEAD_BYTES = 32 << 20
 _FACT_BYTES = 1 << 16
-_LONGEST_WAIT = re.compile(r"ts (\d+) dur (\d+) \((.*)\)", re.DOTALL)
+_WAIT = re.compile(r"ts (\d+) dur (\d+) \((.*)\)", re.DOTALL)
 """As tracekern.export.labels writes it. Names of roles and events in it may hold anything, brackets and quotes too."""
 _NUM_FLOWS = re.compile(r"(\d+) of \d+")
 _STRING = 6 << 3 | 2
@@ -60,7 +60,16 @@ class Wait:
 
 def find_longest_wait(trace: Path) -> Wait | None:
     """The wait that a trace of tracekern names in its first part; None for any other trace."""
-    found = _LONGEST_WAIT.fullmatch(_fact(_head(trace), "longest_wait"))
+    return _find_wait(trace, "longest_wait")
+
+
+def find_outlier(trace: Path) -> Wait | None:
+    """The wait that is much longer than the longest of a typical iteration; None where the trace names none."""
+    return _find_wait(trace, "outlier_wait")
+
+
+def _find_wait(trace: Path, name: str) -> Wait | None:
+    found = _WAIT.fullmatch(_fact(_head(trace), name))
     return Wait(int(found[1]), int(found[2]), found[3]) if found else None
 
 
@@ -101,16 +110,19 @@ def _rank_in(text: str) -> str:
     return found[0] if found else ""
 
 
-def online_url(trace: Path, token: str) -> str:
-    """URL of ui.perfetto.dev that loads `trace` from 127.0.0.1:9001, where it lies below `token`."""
+def online_url(trace: Path, token: str, of_outlier: bool = False) -> str:
+    """URL of ui.perfetto.dev that loads `trace` from 127.0.0.1:9001, where it lies below `token`.
+
+    of_outlier: to show the outlier, in place of the longest wait of a typical iteration.
+    """
     trace_url = f"http://127.0.0.1:{ONLINE_PORT}/{token}/{quote(served_name(trace))}"
-    return f"{ONLINE_UI}/{_fragment(trace_url, trace)}&referrer=tracekern"
+    return f"{ONLINE_UI}/{_fragment(trace_url, trace, of_outlier)}&referrer=tracekern"
 
 
-def offline_url(port: int, trace: Path, token: str) -> str:
+def offline_url(port: int, trace: Path, token: str, of_outlier: bool = False) -> str:
     """URL of the UI on `port` of this machine that loads `trace` from the same port, where it lies below `token`."""
     base = f"http://127.0.0.1:{port}"
-    return f"{base}/{_fragment(f'{base}{TRACE_FOLDER}{token}/{quote(served_name(trace))}', trace)}"
+    return f"{base}/{_fragment(f'{base}{TRACE_FOLDER}{token}/{quote(served_name(trace))}', trace, of_outlier)}"
 
 
 def served_name(trace: Path) -> str:
@@ -132,26 +144,26 @@ def bundled_ui() -> Path:
     )
 
 
-def _fragment(trace_url: str, trace: Path) -> str:
+def _fragment(trace_url: str, trace: Path, of_outlier: bool) -> str:
     """The route of the UI: `ts` and `dur` select a slice, startupCommands are run in their order.
 
     Both are documented: perfetto.dev/docs/visualization/deep-linking-to-perfetto-ui, commands-automation-reference.
     """
-    wait = find_longest_wait(trace)
-    commands = json.dumps(_startup_commands(wait), separators=(",", ":"))
+    wait = find_outlier(trace) if of_outlier else find_longest_wait(trace)
+    commands = json.dumps(_startup_commands(wait, of_outlier), separators=(",", ":"))
     route = f"#!/?url={quote(trace_url, safe=':/')}&startupCommands={quote(commands)}"
     return f"{route}&ts={wait.ts}&dur={wait.dur}" if wait else route
 
 
-def _startup_commands(wait: Wait | None) -> list[dict[str, Any]]:
+def _startup_commands(wait: Wait | None, of_outlier: bool) -> list[dict[str, Any]]:
     if not wait:
         return [_command("ExpandTracksByRegex", r"^rank \d+")]
     longest = queries.query("tk_longest_waits")
     ranks = "|".join(sorted({re.escape(rank) for rank in (wait.rank, wait.releaser) if rank}))
+    # The names that tracekern.export.labels gives to these two rows and to no other.
+    pinned = [_command("PinTracksByRegex", f"^{words}: ") for words in ("longest wait", "released it")]
     return [
-        # The names that tracekern.export.labels gives to these two rows and to no other.
-        _command("PinTracksByRegex", "^longest wait: "),
-        _command("PinTracksByRegex", "^released it: "),
+        *([] if of_outlier else pinned),
         _command("ExpandTracksByRegex", f"^({ranks})( |$)"),
         _command("RunQuery", queries.definitions()),
         _command("RunQueryAndShowTab", longest),

@@ -49,6 +49,8 @@ class Addresses:
     """Leads there as often as it is asked for."""
     once: str
     """Leads there once, so that others may see it afterwards: in the arguments of a browser's process, they do."""
+    outlier: str
+    """Leads to the view of the trace's outlier, as often as it is asked for."""
 
 
 def serve_once(path: Path, on_ready: Callable[[Addresses], None]) -> None:
@@ -97,24 +99,27 @@ class _TraceServer(LocalServer):
 
     def __init__(self, path: Path, port: int, handler: Callable[..., BaseHTTPRequestHandler]) -> None:
         self.path = path
-        self.token, self._printed, self._once = (secrets.token_urlsafe(_TOKEN_BYTES) for _ in range(3))
+        self.token, self._printed, self._once, self._outlier = (secrets.token_urlsafe(_TOKEN_BYTES) for _ in range(4))
         self._unused = threading.Lock()  # held once the address that leads there once has done so
         super().__init__(port, handler)
 
     def addresses(self) -> Addresses:
         """The short URLs."""
         start = f"http://{HOST}:{self.server_port}{_SHORT}"
-        return Addresses(start + self._printed, start + self._once)
+        return Addresses(start + self._printed, start + self._once, start + self._outlier)
 
     def answer_short(self, path: str) -> HTTPStatus | None:
         """How to answer a request for a short URL's path; None for any other path."""
         if not path.startswith(_SHORT):
             return None
-        if _same(path, _SHORT + self._printed):
+        if _same(path, _SHORT + self._printed) or self.is_of_outlier(path):
             return HTTPStatus.FOUND
         if not _same(path, _SHORT + self._once):
             return HTTPStatus.NOT_FOUND
         return HTTPStatus.FOUND if self._unused.acquire(blocking=False) else HTTPStatus.GONE
+
+    def is_of_outlier(self, path: str) -> bool:
+        return _same(path, _SHORT + self._outlier)
 
 
 def _same(path: str, wanted: str) -> bool:
@@ -184,7 +189,8 @@ class _OneFileHandler(_TraceHandler):
     server: _OneFileServer
 
     def _view(self) -> str:
-        return perfetto_ui.online_url(self.server.path, self.server.token)
+        of_outlier = self.server.is_of_outlier(self._asked())
+        return perfetto_ui.online_url(self.server.path, self.server.token, of_outlier)
 
     def do_GET(self) -> None:
         server = self.server
@@ -228,7 +234,8 @@ class _OfflineHandler(_TraceHandler, SimpleHTTPRequestHandler):
     }
 
     def _view(self) -> str:
-        return perfetto_ui.offline_url(self.server.server_port, self.server.path, self.server.token)
+        of_outlier = self.server.is_of_outlier(self._asked())
+        return perfetto_ui.offline_url(self.server.server_port, self.server.path, self.server.token, of_outlier)
 
     def do_GET(self) -> None:
         if self._answer_short():

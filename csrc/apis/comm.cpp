@@ -27,6 +27,9 @@ void register_comm(py::module_& module) {
     module.attr("simulated_resolution_ticks") = SimulatedClock::kResolutionTicks;
     module.attr("channels") = names_list(kCommChannelNames);
     module.attr("rank_barrier_stage") = kRankBarrierStage;
+    module.attr("first_epoch") = epoch_on_record(kFirstEpoch);
+    module.attr("flag_value_bits") = kFlagValueBits;
+    module.attr("fault_interrupted") = kInterrupted;
     register_communicator<CpuCommunicator>(module, "CpuCommunicator")
         .def(py::init([](uint32_t rank,
                          const std::vector<uint64_t>& heaps,

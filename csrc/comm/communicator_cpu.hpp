@@ -94,11 +94,14 @@ public:
     uint32_t barrier_epoch() const { return epoch_on_record(barrier_epoch_); }
 
 private:
-    // All waits of this rank end, and by their fault record those of its peers.
+    // All waits end, on all ranks: what this rank waits for may come before it looks, and nobody would tell its peers.
     void give_up() const {
-        HeapControl& control = args_.control(args_.rank);
-        if (!load_relaxed_system(&control.aborted_by)) store_relaxed_system(&control.aborted_by, args_.rank + 1);
-        store_release_system(&control.abort, 1u);
+        const uint32_t self = (args_.rank + 1) | kInterrupted;
+        for (uint32_t rank = 0; rank < args_.num_ranks; ++rank) {
+            HeapControl& control = args_.control(rank);
+            if (!load_relaxed_system(&control.aborted_by)) store_relaxed_system(&control.aborted_by, self);
+            store_release_system(&control.abort, 1u);
+        }
     }
 
     CommArgs args_;

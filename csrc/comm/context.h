@@ -43,10 +43,11 @@ TK_DEVICE void signal_peer(Context& context, uint32_t peer, uint64_t* flag, uint
 }
 
 // Runs wait(), which returns a WaitResult, as a span of kEvent with these begin fields. It ends with the result's value
-// where the event has an end field, and stays open where the wait gave up.
+// where the event has an end field, and stays open where the wait gave up. Not `wanted`: it is not recorded.
 template <auto kEvent, class Context, class Wait, class... Fields>
-TK_DEVICE WaitResult record_wait(Context& context, Wait wait, [[maybe_unused]] Fields... fields) {
-    TK_WAIT(context.recorder, kEvent, fields...);
+TK_DEVICE WaitResult
+record_wait_if([[maybe_unused]] bool wanted, Context& context, Wait wait, [[maybe_unused]] Fields... fields) {
+    TK_WAIT_IF(context.recorder, wanted, kEvent, fields...);
     const WaitResult result = wait();
     if constexpr (has_end_fields<kEvent>) {
         TK_END_IF(result.ok, result.value);
@@ -54,6 +55,10 @@ TK_DEVICE WaitResult record_wait(Context& context, Wait wait, [[maybe_unused]] F
         TK_END_IF(result.ok);
     }
     return result;
+}
+template <auto kEvent, class Context, class Wait, class... Fields>
+TK_DEVICE WaitResult record_wait(Context& context, Wait wait, Fields... fields) {
+    return record_wait_if<kEvent>(true, context, wait, fields...);
 }
 
 // Whom a wait of these begin fields is for: the peer, which comes first, and its slot, which comes second; this rank

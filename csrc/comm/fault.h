@@ -13,6 +13,9 @@ enum class FaultCause : uint32_t { none = 0, timeout = 1, peer_aborted = 2 };
 enum class OnTimeout : uint32_t { raise = 0, trap = 1 };
 inline constexpr const char* kOnTimeoutNames[] = {"raise", "trap"};
 
+// Beside the rank in aborted_by: it gave up because its process was interrupted, not because of a wait.
+inline constexpr uint32_t kInterrupted = 1u << 31;
+
 struct alignas(64) FaultRecord {
     uint32_t claimed;  // set once by the warp that writes the record
     uint32_t cause;    // FaultCause, stored last: the record is whole
@@ -27,7 +30,7 @@ struct alignas(64) FaultRecord {
     uint32_t seen_epoch;
     uint32_t seen_value;
     uint64_t waited_ticks;
-    uint32_t aborted_by;  // rank + 1 of the first that gave up, as far as this rank knows
+    uint32_t aborted_by;  // rank + 1 of the first that gave up, as far as this rank knows; perhaps with kInterrupted
     uint32_t on_timeout;  // OnTimeout
 };
 static_assert(sizeof(FaultRecord) == 64, "FaultRecord is read by the host");

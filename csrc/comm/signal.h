@@ -126,12 +126,13 @@ TK_DEVICE_CALL bool raise_fault(const CommArgs& comm, const GivenUp given_up) {
     fault.seen_value = flag_value(given_up.seen);
     fault.waited_ticks = given_up.waited_ticks;
     fault.on_timeout = static_cast<uint32_t>(comm.on_timeout);
-    const uint32_t aborted_by = load_relaxed_system(&comm.control(comm.rank).aborted_by);
-    fault.aborted_by = aborted_by ? aborted_by : comm.rank + 1;
+    const uint32_t known = load_relaxed_system(&comm.control(comm.rank).aborted_by);
+    const uint32_t aborted_by = known ? known : comm.rank + 1;
+    fault.aborted_by = aborted_by;
     store_release_system(&fault.cause, static_cast<uint32_t>(given_up.cause));
     for (uint32_t peer = 0; peer < comm.num_ranks; ++peer) {
         HeapControl& control = comm.control(peer);
-        if (!load_relaxed_system(&control.aborted_by)) store_relaxed_system(&control.aborted_by, comm.rank + 1);
+        if (!load_relaxed_system(&control.aborted_by)) store_relaxed_system(&control.aborted_by, aborted_by);
         store_release_system(&control.abort, 1u);
     }
     return true;

@@ -107,13 +107,22 @@ constexpr bool has_field(std::string_view fields, std::string_view name) {
     return false;
 }
 
+// Whether `word` is "initial=" and a number.
+constexpr bool is_initial(std::string_view word) {
+    constexpr std::string_view kName = "initial=";
+    if (word.substr(0, kName.size()) != kName || word.size() == kName.size()) return false;
+    return word.find_first_not_of("0123456789", kName.size()) == std::string_view::npos;
+}
+
 // Whether `channel` is "", or "name kind key-fields" with a kind that there is and keys out of the fields.
 constexpr bool is_channel(std::string_view channel, std::string_view begin_fields, std::string_view end_fields) {
     if (channel.empty()) return true;
     take_word(channel);
     const std::string_view kind = take_word(channel);
-    if (kind != "data" && kind != "credit" && kind != "barrier") return false;
+    const bool has_levels = kind == "credit" || kind == "count";
+    if (!has_levels && kind != "data" && kind != "barrier" && kind != "group" && kind != "grid") return false;
     for (std::string_view key = take_word(channel); !key.empty(); key = take_word(channel)) {
+        if (has_levels && is_initial(key)) continue;
         if (!has_field(begin_fields, key) && !has_field(end_fields, key)) return false;
     }
     return true;

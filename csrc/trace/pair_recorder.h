@@ -120,6 +120,18 @@ public:
 
     // As the recorder of spans.
     TK_DEVICE Open unrecorded() const { return {}; }
+    // A ring keeps the span, since it has overwritten what was in its place; so does a full
+    // track, in which the last span may have found no room.
+    template <auto kEvent>
+    TK_DEVICE void take_back_if(bool unwanted) {
+        if constexpr (!kIsRing) {
+            const bool is_on_record = event_mask_ >> static_cast<uint32_t>(kEvent) & 1;
+            if (!unwanted || !is_on_record || attempted_ != num_appended(first_, next_)) return;
+            next_ -= kSpanRoom;
+            attempted_ -= kSpanRoom;
+            free_ += kSpanRoom;
+        }
+    }
 
     template <auto kEvent, class... Values>
     TK_DEVICE void mark(Values... values) {

@@ -75,6 +75,8 @@ public:
         return {};
     }
     TK_DEVICE Open unrecorded() { return {}; }
+    template <auto kEvent>
+    TK_DEVICE void take_back_if(bool) {}
     template <auto kEvent, class... Values>
     TK_DEVICE void mark(Values...) {
         detail::check_begin_fields<kEvent, Values...>();
@@ -277,11 +279,17 @@ public:
 #define TK_EVENT_OF_(event, event_class) \
     (::tracekern::detail::EventOf<event, ::tracekern::EventClass::event_class>::kChecked)
 #define TK_WAIT(recorder, event, ...) TK_RANGE(recorder, TK_EVENT_OF_(event, wait), __VA_ARGS__)
-// The same if `wanted`; else there is no span in this scope, and its TK_END ends none.
+// The same if `wanted`; else there is no span in this scope, and its TK_END ends none. docs/instrumenting.md says where
+// a warp that has nothing to do may leave out its wait at a barrier.
 #define TK_WAIT_IF(recorder, wanted, event, ...) \
     TK_SPAN_(recorder,                           \
              TK_EVENT_OF_(event, wait),          \
              ::tracekern::detail::begin_if<event>(recorder, static_cast<bool>(wanted) __VA_OPT__(, ) __VA_ARGS__))
+// Takes the span of that event, the last that this warp recorded, off the record again: the warp had nothing to do.
+// A flight recorder keeps it.
+#define TK_TAKE_BACK_IF(recorder, unwanted, event)                                                 \
+    TK_IF_((::tracekern::detail::is_recorded<std::remove_reference_t<decltype(recorder)>, event>), \
+           (recorder).template take_back_if<event>(unwanted))
 // Opens before the release fence (where stores drain) and closes after the flag's store.
 #define TK_SIGNAL(recorder, event, ...) TK_RANGE(recorder, TK_EVENT_OF_(event, signal), __VA_ARGS__)
 // Closes the scope's span now, with its end fields; TK_END_IF(false) leaves it open for good.

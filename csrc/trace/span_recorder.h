@@ -82,6 +82,13 @@ public:
         open.stop = next_;  // as of a span on record: it takes no register
         return open;
     }
+    // The span of kEvent that was recorded last gives its place back: it is as if it had not been recorded.
+    template <auto kEvent>
+    TK_DEVICE void take_back_if(bool unwanted) {
+        const uint32_t step = unwanted & event_mask_ >> static_cast<uint32_t>(kEvent) ? sizeof(SpanRecord) : 0;
+        const auto at = reinterpret_cast<uintptr_t>(next_);
+        next_ = reinterpret_cast<SpanRecord*>(at - static_cast<uint32_t>(at) + (static_cast<uint32_t>(at) - step));
+    }
 
     template <auto kEvent, class... Values>
     TK_DEVICE void mark(Values... values) {

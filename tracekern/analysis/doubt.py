@@ -111,8 +111,11 @@ def late_limits(timeline: Timeline, waits: Waits, bound: Bound) -> tuple[Int64, 
     behind = there - spans.start[waits.row]
     doubt = pair_doubt(timeline, waits.rank, waits.peer, bound)
     released = (waits.signal >= 0) | (waits.last_arrival >= 0)
-    lo = np.where(released, np.clip(behind - doubt, 0, waits.wait_ns), 0)
-    hi = np.where(released, np.clip(behind + doubt, 0, waits.wait_ns), 0)
+    # Until when an endless wait lasted may be known by the clock of any rank.
+    doubts = clock_doubt(timeline, bound)
+    endless_doubt = np.where(waits.endless, np.minimum(doubts[waits.rank] + doubts.max(), _UNKNOWN), 0)
+    lo = np.where(released, np.clip(behind - doubt, 0, waits.wait_ns), np.maximum(waits.late_ns - endless_doubt, 0))
+    hi = np.where(released, np.clip(behind + doubt, 0, waits.wait_ns), waits.late_ns + endless_doubt)
     arrivals = _Arrivals.of(timeline, waits, bound)
     for limit, behind in ((lo, arrivals.behind_ns - arrivals.doubt_ns), (hi, arrivals.behind_ns + arrivals.doubt_ns)):
         np.maximum.at(limit, arrivals.wait, np.clip(behind, 0, waits.wait_ns[arrivals.wait]))

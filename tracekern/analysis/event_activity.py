@@ -8,6 +8,7 @@ import numpy as np
 
 from tracekern.timeline.intervals import one_line
 from tracekern.timeline.model import OPEN_END, Int32, Int64, Mask, Timeline, TrackKind
+from tracekern.timeline.open_spans import ends_by_launch
 
 _MAX_DEPTH = 64
 
@@ -28,22 +29,12 @@ class Activity:
         return len(self.span)
 
 
-def _ends(timeline: Timeline) -> Int64:
-    """[num_spans] `end`; of a span that never closed that of its launch, OPEN_END where that did not end either."""
-    spans = timeline.spans
-    lanes = np.flatnonzero(timeline.tracks_of(TrackKind.LAUNCH)[spans.track] & (spans.launch >= 0))
-    of_launch = np.full(len(timeline.launches) + 1, OPEN_END)  # the last is that of launch -1, which is none
-    of_launch[spans.launch[lanes]] = spans.end[lanes]
-    ended = of_launch[spans.launch]
-    return np.where((spans.end == OPEN_END) & (ended >= spans.start), ended, spans.end)
-
-
 def flatten(timeline: Timeline) -> Activity:
     """The spans of all device tracks that ended, or whose launch did: a wait that was given up is in time of its own.
 
     Each that lies in no other one is a piece, of no length too.
     """
-    spans, ends = timeline.spans, _ends(timeline)
+    spans, ends = timeline.spans, ends_by_launch(timeline)
     span = np.flatnonzero(timeline.tracks_of(TrackKind.DEVICE)[spans.track] & (ends != OPEN_END))
     track, start, end = spans.track[span], spans.start[span], ends[span]
     overlaps = (start[1:] < end[:-1]) & (track[1:] == track[:-1])

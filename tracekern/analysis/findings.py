@@ -10,12 +10,12 @@ from functools import cached_property
 import numpy as np
 
 from tracekern.analysis.balance import Balance, LinkLimit, analyze_balance
-from tracekern.analysis.critical_path.analyze import CriticalPath, critical_path
 from tracekern.analysis.doubt import Blame, Worst, blame_ranks, name_worst
 from tracekern.analysis.hang import Hang, find_hang
+from tracekern.analysis.held_up import HeldUp, find_held_up
 from tracekern.analysis.imbalance import Imbalance, work_imbalance
-from tracekern.analysis.iterations import Iterations, find_iterations
 from tracekern.analysis.receive_matrix import ReceiveMatrix, receive_matrix
+from tracekern.analysis.stages import StageTimes, stage_times
 from tracekern.analysis.staging import Staging, staging
 from tracekern.analysis.summary import Summary, summarize
 from tracekern.analysis.time_shares import TimeShares, share_time
@@ -23,9 +23,13 @@ from tracekern.analysis.waits.analyze import Waits, analyze_waits
 from tracekern.analysis.waits.event_graph import EventGraph, build_graph
 from tracekern.analysis.waits.matrix import WaitMatrix, wait_matrix
 from tracekern.analysis.waits.statistics import WaitStatistic, wait_statistics
-from tracekern.analysis.why.answer import Answer, explain
+from tracekern.analysis.why.answer import Answer, explain, no_cost
+from tracekern.analysis.why.chain import Chain, find_chain, longest_of_phases
+from tracekern.analysis.why.critical_path import CriticalPath, PathWalker, critical_path
+from tracekern.analysis.why.moments import Moments, find_moments
 from tracekern.formatting import duration, percent
 from tracekern.timeline.damage import damage_of
+from tracekern.timeline.iterations import Iterations, find_iterations
 from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Timeline
 from tracekern.timeline.select import Window, reaches_into, select
 
@@ -78,6 +82,11 @@ class Findings:
         return work_imbalance(self.in_window)
 
     @cached_property
+    def stages(self) -> StageTimes:
+        """How long the kernels of each stage take on each rank, and for how much of that no warp works."""
+        return stage_times(self.timeline, self.window)
+
+    @cached_property
     def received(self) -> ReceiveMatrix | None:
         """What each expert received from each rank; None where no event tells."""
         return receive_matrix(self.in_window)
@@ -95,16 +104,22 @@ class Findings:
 
     @cached_property
     def every_wait(self) -> Waits:
-        """All waits, also those outside the window."""
+        """All waits, also those outside the window, and those that never ended."""
         return analyze_waits(self.timeline)
 
     @cached_property
     def waits(self) -> Waits:
         """The waits that reach into the window, each with its parts: late, drain and rest."""
-        every, spans = self.every_wait, self.timeline.spans
+        every, start = self.every_wait, self.timeline.spans.start
         if self.window is None:
             return every
-        return every.take(np.flatnonzero(reaches_into(self.window, spans.start[every.row], spans.end[every.row])))
+        begin = start[every.row]
+        return every.take(np.flatnonzero(reaches_into(self.window, begin, begin + every.wait_ns)))
+
+    @cached_property
+    def _ended_waits(self) -> Waits:
+        """What replays and paths follow."""
+        return self.every_wait.take(np.flatnonzero(~self.every_wait.endless))
 
     @cached_property
     def phases(self) -> tuple[WaitStatistic, ...]:
@@ -128,23 +143,49 @@ class Findings:
 
     @cached_property
     def graph(self) -> EventGraph:
-        """What had to happen before what: the edges that the replays and the critical path follow."""
+        """What each warp did in each launch, and the launches of each stream in their order."""
         return build_graph(self.timeline)
+
+    @cached_property
+    def moments(self) -> Moments | str:
+        """What had to happen before what, and when it came; or why that is not known."""
+        return find_moments(self.timeline, self.graph, self._ended_waits)
 
     @cached_property
     def answer(self) -> Answer:
         """What costs the run time, by replays of it."""
-        return explain(self.timeline, self.graph, self.every_wait, find_iterations(self.timeline), self.window)
+        if self.held_up:
+            return no_cost("the run did not end, and what a cause costs is said of runs that do")
+        every_iteration = find_iterations(self.timeline)
+        return explain(self.timeline, self.graph, self._ended_waits, self.moments, every_iteration, self.window)
 
     @cached_property
     def critical_path(self) -> CriticalPath:
         """The critical path."""
-        return critical_path(self.timeline, self.every_wait, self.graph, self.window)
+        return critical_path(self.timeline, self.graph, self._ended_waits, self.moments, self.window)
+
+    @cached_property
+    def longest_waits(self) -> tuple[Chain, ...]:
+        """The longest wait of each phase and why it lasted; none where no critical path is known."""
+        ended = self.waits.take(np.flatnonzero(~self.waits.endless))
+        return self.chains(ended.row[longest_of_phases(ended)].tolist())
+
+    def chains(self, rows: Sequence[int]) -> tuple[Chain, ...]:
+        """Why each of these waits lasted, which are rows of timeline.spans."""
+        if isinstance(self.moments, str):
+            return ()
+        walker = PathWalker(self.timeline, self.graph, self._ended_waits, self.moments)
+        return tuple(find_chain(self.timeline, self._ended_waits, self.moments, walker, row) for row in rows)
 
     @cached_property
     def hang(self) -> Hang | None:
         """The waits for other ranks that never ended; None where there are none."""
         return find_hang(self.timeline)
+
+    @cached_property
+    def held_up(self) -> HeldUp | None:
+        """Why the run did not end; None where it did, or still runs."""
+        return find_held_up(self.timeline, None if self.damage else self.hang)
 
     @property
     def damage(self) -> str:
@@ -173,7 +214,7 @@ class Findings:
         return replace(verdict, is_proven=False) if self.absent or self.is_contradicted else verdict
 
 
-_WITHOUT_WAITS = ("balance", "summary", "time", "imbalances")
+_WITHOUT_WAITS = ("balance", "summary", "time", "stages", "imbalances")
 _OF_WAITS = ("critical_path", "answer")
 
 

@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 import numpy as np
 
-from tracekern.analysis.iterations import Iterations
+from tracekern.timeline.iterations import Iterations
 from tracekern.timeline.model import OPEN_END, EventClass, Int64, Timeline, TrackKind
 
 MAX_SPANS = 20_000

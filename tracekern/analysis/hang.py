@@ -12,7 +12,8 @@ import numpy as np
 
 from tracekern.analysis.waits.analyze import named_peers
 from tracekern.timeline.flows import sent_signals
-from tracekern.timeline.model import OPEN_END, EventClass, Int64, Timeline, TrackKind, unpack_field
+from tracekern.timeline.model import OPEN_END, Int64, Timeline, TrackKind, unpack_field
+from tracekern.timeline.open_spans import endless_waits, known_ends
 
 _UNSEEN_NS = 10**6
 """A rank that runs sees a signal within this, and clocks err by less."""
@@ -49,7 +50,7 @@ class OpenWait:
     fields: str
     """The fields of its begin except `peer`, as in "slot=1 call=3"."""
     lasts_ns: int
-    """Until the last recorded time of any rank, or of its own rank where the clocks were not aligned."""
+    """As far as is known: timeline/open_spans.py."""
     sent_ns: int | None
     """How long before that, or the sender's last time, its signal was sent, which it has not seen; None where no
     signal for it is on record."""
@@ -78,22 +79,22 @@ def find_hang(timeline: Timeline) -> Hang | None:
     Waits whose end was lost for lack of room do not count.
     """
     spans = timeline.spans
-    is_device = timeline.tracks_of(TrackKind.DEVICE)
-    lost = np.array([launch.records_lost > 0 for launch in timeline.launches] or [False])
-    open_rows = np.flatnonzero((spans.end == OPEN_END) & is_device[spans.track] & ~lost[spans.launch])
-    is_wait = timeline.events_of(EventClass.WAIT)[spans.event[open_rows]]
-    row = open_rows[is_wait]
+    row = np.flatnonzero(endless_waits(timeline))
     if not len(row):
         return None
+    lost = np.array([*(launch.records_lost > 0 for launch in timeline.launches), False])
+    is_device = timeline.tracks_of(TrackKind.DEVICE)
+    open_rows = np.flatnonzero(spans.is_open & is_device[spans.track] & ~lost[spans.launch])
     rank, peer = timeline.track_ranks()[spans.track[row]], named_peers(timeline, row)
     between = (peer >= 0) & (peer != rank)
     if between.any():
         row, rank, peer = row[between], rank[between], peer[between]
     else:
-        peer, open_rows = rank, open_rows[~is_wait]
+        peer, open_rows = rank, np.setdiff1d(open_rows, row)
     end_ns = timeline.last_times()
-    lasts_ns = end_ns[spans.track[row]] - spans.start[row]
-    sent_ns = _sent_ns(timeline, row, end_ns)
+    until_ns = known_ends(timeline)[row]
+    lasts_ns = until_ns - spans.start[row]
+    sent_ns = _sent_ns(timeline, row, until_ns, end_ns)
     waiting, not_seeing = set(rank.tolist()), set(rank[sent_ns >= 0].tolist())
     held_by = set(peer[sent_ns < 0].tolist()) - waiting if between.any() else waiting
     holders = sorted(held_by | not_seeing)
@@ -117,17 +118,18 @@ def find_hang(timeline: Timeline) -> Hang | None:
     )
 
 
-def _sent_ns(timeline: Timeline, row: Int64, end_ns: Int64) -> Int64:
+def _sent_ns(timeline: Timeline, row: Int64, until_ns: Int64, end_ns: Int64) -> Int64:
     """[n] how long ago each open wait was sent what it waits for; -1 where it was not, or a moment ago.
 
-    Also -1 where that was after a snapshot had begun to copy the waiter's rank, which is the last time of that rank.
-    end_ns: [num_tracks] the last recorded time.
+    Also -1 where that was after the wait had been given up, or after a snapshot had begun to copy the waiter's rank,
+    which is the last time of that rank. until_ns: [n] when the waits were given up, or known to last. end_ns:
+    [num_tracks] the last recorded time.
     """
     spans, signal = timeline.spans, sent_signals(timeline, row)
     ago_ns = end_ns[spans.track[signal]] - spans.end[signal]
     runs = np.isin(timeline.track_ranks()[spans.track[row]], [r.rank for r in timeline.ranks if r.state == "running"])
     copied_ns = timeline.replace(aligned=False).last_times()[spans.track[row]]
-    is_later = runs & timeline.has_one_axis & (spans.end[signal] > copied_ns)
+    is_later = timeline.has_one_axis & (spans.end[signal] > np.where(runs, copied_ns, until_ns))
     return np.where((signal >= 0) & (ago_ns >= _UNSEEN_NS) & ~is_later, ago_ns, -1)
 
 

@@ -1,7 +1,7 @@
 """The numbers of one run that a gate can hold: durations of phases, shares of waiting, time of an iteration.
 
 A phase is an event in a stage, a stage is a launch name: `dispatch_recv.wait_token`. Measured are the iterations of the
-run (analysis/iterations.py) but the first, which warms up, unless it is the only one.
+run (timeline/iterations.py) but the first, which warms up, unless it is the only one.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.analysis.iterations import LaunchIterations
 from tracekern.errors import BadInput
 from tracekern.formatting import brief
 from tracekern.timeline.intervals import unions
+from tracekern.timeline.iterations import LaunchIterations
 from tracekern.timeline.model import (
     CONTRADICTION_KINDS,
     LOSS_KINDS,

@@ -14,6 +14,7 @@ from tracekern.timeline.columns import parts_by_track
 from tracekern.timeline.intervals import exposed
 from tracekern.timeline.model import (
     OPEN_END,
+    UNCOUNTED_LOSS_KINDS,
     EventClass,
     Spans,
     Timeline,
@@ -22,11 +23,12 @@ from tracekern.timeline.model import (
     count_problems,
     field_values,
 )
+from tracekern.timeline.open_spans import end_waits
 
 
 @dataclass
 class EventCount:
-    """Spans of one event on the device tracks of one rank; one that never closed lasts 0 ns."""
+    """Spans of one event on the device tracks of one rank; one that never closed lasts 0 ns, but for waits."""
 
     count: int
     total_ns: int
@@ -41,24 +43,23 @@ class SpanCounts:
     def __init__(self, timeline: Timeline) -> None:
         num_tracks = len(timeline.tracks)
         self.spans = np.diff(np.searchsorted(timeline.spans.track, np.arange(num_tracks + 1, dtype=np.int32)))
-        self.open_spans = np.zeros(num_tracks, np.int64)
+        self.open_spans = np.bincount(timeline.spans.track[timeline.spans.is_open], minlength=num_tracks)
         self.busy_ns = np.zeros(num_tracks, np.int64)
-        """In closed spans: time in several at once counts once."""
+        """In closed spans and endless waits: time in several at once counts once."""
         self.wait_ns = np.zeros(num_tracks, np.int64)
-        """In closed waits, likewise."""
+        """In waits, likewise."""
         self.events: dict[tuple[int, int], EventCount] = {}
         """(rank, number of the event) -> its spans."""
         self._rank_of_track = timeline.track_ranks()
         self._is_device = timeline.tracks_of(TrackKind.DEVICE)
         self._is_wait = timeline.events_of(EventClass.WAIT)
-        for start, spans in parts_by_track(timeline.spans):
+        for start, spans in parts_by_track(end_waits(timeline).spans):
             self._add_tracks(spans)
             self._add_events(start, spans)
 
     def _add_tracks(self, spans: Spans) -> None:
         first = np.flatnonzero(np.append(True, spans.track[1:] != spans.track[:-1]))
         track, closed = spans.track[first], spans.end != OPEN_END
-        self.open_spans[track] = np.add.reduceat(~closed, first, dtype=np.int64)
         closed &= self._is_device[spans.track]
         self.busy_ns[track] = np.add.reduceat(exposed(spans, closed), first)
         self.wait_ns[track] = np.add.reduceat(exposed(spans, closed & self._is_wait[spans.event]), first)
@@ -85,7 +86,8 @@ class SpanCounts:
 
 @dataclass(frozen=True)
 class EventSummary:
-    """The spans of one event on the device tracks of one rank. Spans that never closed count, but have no duration."""
+    """The spans of one event on the device tracks of one rank. Spans that never closed count, but only waits have a
+    duration then."""
 
     event: str
     event_class: str
@@ -110,6 +112,8 @@ class RankSummary:
     num_marks: int
     num_open_spans: int
     records_lost: int
+    has_lost_more: bool
+    """Whether records are missing that nobody could count."""
     records_per_track: int
     records_needed: int
     """records_per_track that would have lost nothing; 0 when nothing was lost."""
@@ -204,6 +208,7 @@ def _rank(timeline: Timeline, rank: int, counts: SpanCounts) -> RankSummary:
         num_marks=int(of_rank[timeline.marks.track].sum()),
         num_open_spans=int(counts.open_spans[of_rank].sum()),
         records_lost=sum(launch.records_lost for launch in lossy),
+        has_lost_more=any(p.rank == rank and p.kind in UNCOUNTED_LOSS_KINDS for p in timeline.problems),
         records_per_track=min((launch.records_per_track for launch in lossy or launches), default=0),
         records_needed=max((launch.records_needed for launch in launches), default=0) if lossy else 0,
         wait_share=int(counts.wait_ns[of_rank].sum()) / busy if busy else float("nan"),

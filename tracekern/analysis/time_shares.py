@@ -10,6 +10,7 @@ import numpy.typing as npt
 from tracekern.timeline.columns import parts_by_track
 from tracekern.timeline.intervals import exposed
 from tracekern.timeline.model import OPEN_END, EventClass, Int64, Mask, Spans, Timeline, TrackKind
+from tracekern.timeline.open_spans import end_waits
 
 Int8 = npt.NDArray[np.int8]
 
@@ -40,7 +41,8 @@ _STALLS = (EventClass.WAIT, EventClass.SIGNAL, EventClass.SYNC)
 
 
 def share_time(timeline: Timeline) -> TimeShares:
-    """The warp time of every rank, split by what the warp did. Spans that never closed do not count."""
+    """The warp time of every rank, split by what the warp did. Of spans that never closed only waits count."""
+    timeline = end_waits(timeline)
     is_device = timeline.tracks_of(TrackKind.DEVICE)
     class_idx = [_STALLS.index(event.event_class) if event.event_class in _STALLS else -1 for event in timeline.events]
     stall_of_event = np.array(class_idx, np.int8)

@@ -11,6 +11,7 @@ import typer
 from tracekern.cli import options
 from tracekern.cli.output import console, print_json, table, working
 from tracekern.cli.salvage import naming_the_rest
+from tracekern.cli.stage_table import print_stages
 from tracekern.errors import BadInput
 from tracekern.formatting import count, duration, ranks
 
@@ -29,17 +30,23 @@ def info(
     as_json: options.Json = False,
 ) -> None:
     """Print ranks, tracks, events, losses and clock bounds of a capture."""
+    from tracekern.analysis.stages import stage_times
     from tracekern.analysis.summary import summarize
     from tracekern.timeline.damage import damage_of
 
     with working("reading and aligning the captures"), naming_the_rest(captures):
         timeline, refusal = _load(captures, unaligned)
         summary = summarize(timeline)
+        stages = None if damage_of(timeline) else stage_times(timeline)
     if as_json:
-        print_json({**summary.as_dict(), "recorder": [_recorder(rank) for rank in timeline.ranks]})
+        recorder = [_recorder(rank) for rank in timeline.ranks]
+        print_json({**summary.as_dict(), "recorder": recorder, "stages": stages.as_dict() if stages else None})
     else:
         by_run_moe = any(map(_is_by_run_moe, timeline.ranks))
-        print_summary(summary, by_run_moe, has_times=not damage_of(timeline))
+        print_summary(summary, by_run_moe, has_times=stages is not None)
+        if stages:
+            print_stages(stages)
+            console().print()
         _print_problems(console(), timeline, summary.problems)
         if not timeline.launches and not timeline.problems:
             console().print("no launch is on record: capture.launch() was not called")
@@ -149,7 +156,7 @@ def _ranks_table(summary: Summary, has_times: bool) -> object:
             f"{rank.num_spans:,}",
             f"{rank.num_marks:,}",
             f"{rank.num_open_spans:,}",
-            f"{rank.records_lost:,}",
+            _lost(rank),
             share(rank.wait_share) if has_times else "-",
             rank.state,
             rank.node,
@@ -157,6 +164,13 @@ def _ranks_table(summary: Summary, has_times: bool) -> object:
             clock(rank),
         )
     return grid
+
+
+def _lost(rank: RankSummary) -> str:
+    """Returns how many records a rank lost, as far as they could be counted."""
+    if not rank.has_lost_more:
+        return f"{rank.records_lost:,}"
+    return f">{rank.records_lost:,}" if rank.records_lost else "some"
 
 
 def share(value: float) -> str:

@@ -29,7 +29,7 @@ def open_trace(
     ] = False,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the URL and wait; start no browser.")] = False,
 ) -> None:
-    """Show a trace in ui.perfetto.dev, selected at its longest wait.
+    """Show a trace in ui.perfetto.dev, selected at its longest wait. Of many iterations it is that of a typical one.
 
     If a capture has no trace yet, writes it into the capture, or, if that is read-only, into a temporary folder. If a
     capture has very many arrows, draws those of the longest waits. Only this machine's browser reads the file, once;
@@ -52,8 +52,12 @@ def _show(file: Path, offline: bool, no_browser: bool) -> None:
         note(f"selected: the longest wait, {wait.text}")
         note(f"SQL in the UI: type :select * from {queries.names()[-1]}; all queries are in {queries.FOLDER}")
 
+    outlier = perfetto_ui.find_outlier(file)
+
     def show(addresses: serve.Addresses) -> None:
         typer.echo(addresses.printed)
+        if outlier:
+            note(f"an outlier, {outlier.text}: {addresses.outlier}")
         if no_browser or not webbrowser.open(addresses.once):
             port = urlsplit(addresses.printed).port
             note(f"open it in a browser; from another machine after: ssh -L {port}:127.0.0.1:{port} {gethostname()}")

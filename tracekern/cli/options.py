@@ -153,6 +153,16 @@ def parse_host(text: str) -> tuple[int, str]:
     return rank, path
 
 
+def parse_detail(text: str) -> int | str:
+    """Parses "all" or a number of tiles."""
+    if text == "all":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise BadInput(f"--detail: got {text!r}, wanted all or a number from 0 on") from None
+
+
 def parse_records(text: str) -> int | str:
     """Parses "auto" or a number of records."""
     if text == "auto":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,11 +12,14 @@ import typer
 from tracekern.cli import options
 from tracekern.cli.output import console, note, print_json, suggest, working
 from tracekern.cli.salvage import naming_the_rest
+from tracekern.cli.stage_table import print_stages
 from tracekern.errors import BadInput
 
 if TYPE_CHECKING:
     from tracekern.analysis.findings import Findings
     from tracekern.analysis.why.answer import Answer, Cause, Cost
+    from tracekern.analysis.why.critical_path import PathPart
+    from tracekern.viewers.report.headlines import Line
 
 
 def report(
@@ -63,13 +67,12 @@ def report(
         _write_page(findings, captures, output)
     if as_json:
         told = {"file": str(output) if output else None, **{line.word: line.text for line in lines}}
-        print_json({**told, "answer": _answer(findings.answer), **_matrices(findings)})
+        tables = {**_paths(findings), **_tables(findings)}
+        print_json({**told, **_held_up(findings), "answer": _answer(findings.answer), **tables})
         return
-    out = console()
-    width = max(len(line.word) for line in lines)
-    for line in lines:
-        out.print(f"{line.word:>{width}}  ", style="bold", end="")
-        out.print(line.text, soft_wrap=True)
+    _print_lines(lines)
+    if not findings.damage:
+        print_stages(findings.stages, chosen_window is not None)
     if output is None:
         options_given = ["--unaligned"] * unaligned + ["--partial"] * partial
         for name, value in (("window", window), ("ranks", ranks), ("link-limit", link_limit)):
@@ -77,6 +80,19 @@ def report(
         note(f"the whole report: {suggest('report', *captures, *options_given, '-o', 'report.html')}")
     else:
         note(f"{output}: open it in a browser")
+
+
+def _print_lines(lines: list[Line]) -> None:
+    out = console()
+    width = max(len(line.word) for line in lines)
+    for line in lines:
+        out.print(f"{line.word:>{width}}  ", style="bold", end="")
+        out.print(line.text, soft_wrap=True)
+
+
+def _held_up(findings: Findings) -> dict[str, Any]:
+    """Who did not come, and what each rank waited for; nothing of a run that ended."""
+    return {"held_up": dataclasses.asdict(findings.held_up)} if findings.held_up else {}
 
 
 def _answer(answer: Answer) -> dict[str, Any]:
@@ -123,12 +139,47 @@ def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _matrices(findings: Findings) -> dict[str, Any]:
-    """What each rank received, [local expert][source] in lists; nothing where the capture does not say."""
-    if findings.damage or findings.received is None:
+def _paths(findings: Findings) -> dict[str, Any]:
+    """The parts of the critical path, and why the longest wait of each phase lasted."""
+    whole = None if findings.damage else findings.critical_path.whole
+    if whole is None:
+        return {"critical_path": None, "longest_waits": []}
+    chains = [
+        {
+            "rank": chain.rank,
+            "phase": str(chain.phase),
+            "start_ns": chain.start_ns,
+            "wait_ns": chain.wait_ns,
+            "chain": [_part(link) for link in chain.links],
+        }
+        for chain in findings.longest_waits
+    ]
+    parts = [_part(part) for part in whole.parts]
+    path = {"start_ns": whole.start_ns, "end_ns": whole.end_ns, "parts": parts}
+    return {"critical_path": path, "longest_waits": chains}
+
+
+def _part(part: PathPart) -> dict[str, Any]:
+    return {
+        "kind": part.kind.name.lower(),
+        "rank": part.rank,
+        "peer": part.peer if part.peer >= 0 else None,
+        "phase": str(part.phase) or None,
+        "time_ns": part.time_ns,
+    }
+
+
+def _tables(findings: Findings) -> dict[str, Any]:
+    """Device times by stage and rank, and what each rank received, [local expert][source] in lists, where the capture
+    says so."""
+    if findings.damage:
         return {}
+    stages = {"stages": findings.stages.as_dict()}
+    if findings.received is None:
+        return stages
     of_ranks = ((rank.rank, findings.received.of_rank(rank.rank)) for rank in findings.timeline.ranks)
     return {
+        **stages,
         "receive_matrix": [
             {
                 "rank": rank,
@@ -137,7 +188,7 @@ def _matrices(findings: Findings) -> dict[str, Any]:
                 **{name: own.grid(getattr(own, name)).tolist() for name in ("tokens", "wait_ns", "copies", "copy_ns")},
             }
             for rank, own in of_ranks
-        ]
+        ],
     }
 
 

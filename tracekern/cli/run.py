@@ -31,10 +31,12 @@ from tracekern.cli.output import (
     warnings_as_notes,
 )
 from tracekern.cli.salvage import note_dead_runs
+from tracekern.cli.stage_table import print_stages
 from tracekern.errors import BadInput, TracekernError, missing_package
 from tracekern.formatting import count, duration
 
 if TYPE_CHECKING:
+    from tracekern.analysis.stages import StageTimes
     from tracekern.analysis.summary import RankSummary, Summary
     from tracekern.launcher.spawner import Spawner
     from tracekern.moe.run import MoeRun, RankReport, RunReport
@@ -62,6 +64,14 @@ app = typer.Typer(
 _Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="DIR", parser=options.output_path, help="Directory for capture and trace."),
+]
+_Detail = Annotated[
+    str,
+    typer.Option(
+        metavar="N|all",
+        help="Record each step of every Nth tile of int4 experts; 0: of none. "
+        "all: of every one, and how warps with nothing to do wait for the others.",
+    ),
 ]
 _TorchProfiler = Annotated[
     bool, typer.Option("--torch-profiler", help="Add torch.profiler's lanes: threads and, on GPUs, streams.")
@@ -141,7 +151,7 @@ def moe(
     records_per_track: Annotated[str, typer.Option(help="Room of a track; auto counts first.")] = "auto",
     keep: Annotated[str, typer.Option(help="Which records of a full track stay: first or last.")] = "first",
     clock: Annotated[str, typer.Option(help="Clock of records: realtime, or cycles for short spans.")] = "realtime",
-    detail: Annotated[int, typer.Option(help="Record each step of every Nth tile of int4 experts; 0: of none.")] = 0,
+    detail: _Detail = "0",
     every: Annotated[int, typer.Option(help="Record every Nth launch of a kernel.")] = 1,
     blocks: Annotated[int, typer.Option(help="Blocks of a kernel; 0: 4 on the CPU, on a GPU most of its SMs.")] = 0,
     warps: Annotated[int, typer.Option(help="Warps of a block; 0: 4 on the CPU, 16 on a GPU.")] = 0,
@@ -165,6 +175,7 @@ def moe(
     names = {field.name for field in dataclasses.fields(MoeRun)} & context.params.keys()
     given: dict[str, Any] = {name: context.params[name] for name in names}
     given["records_per_track"] = options.parse_records(records_per_track)
+    given["detail"] = options.parse_detail(detail)
     given["command"] = shlex.join(["tracekern", *sys.argv[1:]])
     with _naming_options(context):
         given["family_options"] = _parse_options(option or [], dispatch_dtype=dispatch_dtype)
@@ -253,6 +264,8 @@ class _Result:
     report: RunReport
     trace: Path | None = None
     summary: Summary | None = None
+    stages: StageTimes | None = None
+    """Device time of each kernel, where the device drove the calls."""
     trace_error: str = ""
     """Why there is a capture but no trace; "" if there is a trace."""
 
@@ -326,6 +339,7 @@ def _run(plan: MoeRun, directory: Path | None, spawner: Spawner, terminated: lis
 
 def _write_trace(report: RunReport, directory: Path, dumps: list[Path]) -> _Result:
     """Writes the trace. For a failed run it shows what is left, even if ranks left no dump or no clock samples."""
+    from tracekern.analysis.stages import stage_times
     from tracekern.analysis.summary import summarize
     from tracekern.dump.format import TRACE_NAME
     from tracekern.export.write import save_in_capture
@@ -342,11 +356,12 @@ def _write_trace(report: RunReport, directory: Path, dumps: list[Path]) -> _Resu
         if not report.ok and not len(timeline.spans):
             raise BadInput("no kernel left a record; with --records-per-track 256 the first call leaves some")
         path, summary = directory / TRACE_NAME, summarize(timeline)
+        stages = stage_times(timeline) if _is_device_driven(report) else None
         try:
             save_in_capture(timeline, path, progress=lambda done, total: bar.update(task, completed=done, total=total))
         except TracekernError as error:
-            return _Result(report, summary=summary, trace_error=str(error))
-    return _Result(report, path, summary)
+            return _Result(report, summary=summary, stages=stages, trace_error=str(error))
+    return _Result(report, path, summary, stages)
 
 
 def _print(result: _Result) -> None:
@@ -376,6 +391,8 @@ def _print(result: _Result) -> None:
             )
     if told := _device_time(report):
         out.print(told, soft_wrap=True)
+    if result.stages:
+        print_stages(result.stages)
     if report.ok:
         out.print(f"every result equals the {reference_name(plan.variant).replace('_', ' ')}, bit by bit")
     if result.trace:
@@ -388,7 +405,7 @@ def _print(result: _Result) -> None:
 def _device_time(report: RunReport) -> str:
     """Returns what a call takes on the ranks' devices, and how much of that is the wire's; "" if hosts drove it."""
     times_ms = [rank.iteration_ms for rank in report.ranks]
-    if any(rank.is_host_driven for rank in report.ranks) or not all(times_ms):
+    if not _is_device_driven(report) or not all(times_ms):
         return ""
     slowest_ms = [max(of_call) for of_call in zip(*times_ms, strict=True)]
     median, p90 = (_quantile(slowest_ms, part) * 1e6 for part in (0.5, 0.9))
@@ -399,6 +416,10 @@ def _device_time(report: RunReport) -> str:
     if least_us := report.ranks[0].least_call_us:
         told += f"; the wires need {duration(least_us * 1e3)} at least, so it is {median / least_us / 1e3:.1f}x that"
     return told
+
+
+def _is_device_driven(report: RunReport) -> bool:
+    return bool(report.ranks) and not any(rank.is_host_driven for rank in report.ranks)
 
 
 def _quantile(values: Sequence[float], part: float) -> float:

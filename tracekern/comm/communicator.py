@@ -90,6 +90,7 @@ class Communicator:
         self._fault_names = {
             "rank_barrier": _C.rank_barrier_stage,
             "channels": list(_C.channels),
+            "first_epoch": _C.first_epoch,
             "kernels": self._users,
         }
         self._failure: CommTimeout | CallBroken | DeviceLost | None = None
@@ -130,7 +131,13 @@ class Communicator:
         self.device = CpuDevice(self.native, self._heap, seed)
 
     def add_kernels(
-        self, stages: Sequence[str], channels: Sequence[str] = (), slots: Mapping[str, str] | None = None
+        self,
+        stages: Sequence[str],
+        channels: Sequence[str] = (),
+        slots: Mapping[str, str] | None = None,
+        *,
+        values: Mapping[str, str] | None = None,
+        first_epoch: int | None = None,
     ) -> int:
         """Names kernels that use this communicator and the channels that they wait on, for the text of a CommTimeout.
 
@@ -138,13 +145,20 @@ class Communicator:
             stages: The kernels.
             channels: Numbered from kFirstOwnChannel on.
             slots: Channel -> what its slots are, where "slot" does not say it.
+            values: Channel -> what the values of its flags count, such as "token"; "~token" where they are stored as
+                their complement.
+            first_epoch: The epoch of the first call, if each call has the epoch after that of the call before. The text
+                then says "call 3" and not the epoch.
 
         Returns:
             The number of the first stage, which is CommArgs::first_stage of these kernels.
         """
         entry: dict[str, Any] = {"stages": list(stages), "channels": list(channels)}
-        if slots:
-            entry["slots"] = dict(slots)
+        for key, given in (("slots", slots), ("values", values)):
+            if given:
+                entry[key] = dict(given)
+        if first_epoch is not None:
+            entry["first_epoch"] = first_epoch
         for known in self._users:
             if {**known, **entry} == known:
                 return int(known["first_stage"])

@@ -1,7 +1,7 @@
 """Attempts at a capture: where one goes whose directory holds evidence, and which ones came later.
 
-The dumps of a run with a fault stay where they are. What is captured afterwards goes to `attempt-1` in that directory,
-then to `attempt-2`; so does what a launcher starts again.
+The dumps of a run with a fault stay where they are, and so do those of a run that did not end whole. What is captured
+afterwards goes to `attempt-1` in that directory, then to `attempt-2`; so does what a launcher starts again.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from tracekern.dump.reader import peek_metadata
 from tracekern.errors import BadInput
+from tracekern.formatting import ranks
 
 _NAME = re.compile(r"attempt-([1-9]\d{0,8})")
 _DUMPS = "rank_*.tkdump"
@@ -23,16 +25,16 @@ def place_of(directory: Path, attempt: int) -> Path:
 
 
 def choose_attempt(directory: Path, restarts: int, run_id: str = "") -> tuple[int, str]:
-    """Returns the next attempt that would replace no fault of another run, and why it is not the first.
+    """Returns the next attempt that would replace no evidence of another run, and why it is not the first.
 
     restarts: how often the launcher has started the job again.
     """
     attempt, why = restarts, ""
     if restarts:
         why = f"{directory}: attempt {restarts} of this job is captured into {place_of(directory, restarts)}"
-    while (faulty := _run_with_fault(place_of(directory, attempt))) not in ("", run_id):
-        before, attempt = place_of(directory, attempt), attempt + 1
-        why = f"{before}: keeps the fault of run {faulty}: this capture goes to {place_of(directory, attempt)}"
+    while kept := _evidence(before := place_of(directory, attempt), run_id):
+        attempt += 1
+        why = f"{before}: keeps {kept}: this capture goes to {place_of(directory, attempt)}"
     return attempt, why
 
 
@@ -58,11 +60,19 @@ def describe_later(directory: Path) -> str:
     return f"{len(later)} later {are} beside this one; the newest: {later[-1]}"
 
 
-def _run_with_fault(directory: Path) -> str:
-    """Returns the run of the first dump with a fault; "" if there is none."""
+def _evidence(directory: Path, run_id: str) -> str:
+    """Returns what must not be replaced of runs other than `run_id`: a fault, or what some ranks left; "" for none."""
+    runs: dict[str, list[dict[str, Any]]] = {}
     for metadata in _metadata_of(directory):
-        if metadata.get("fault") or metadata.get("fault_text"):
-            return str(metadata["run_id"])
+        if metadata["run_id"] != run_id:
+            runs.setdefault(str(metadata["run_id"]), []).append(metadata)
+    for run, dumps in runs.items():
+        if any(metadata.get("fault") or metadata.get("fault_text") for metadata in dumps):
+            return f"the fault of run {run}"
+    for run, dumps in runs.items():
+        closed = {metadata["rank"] for metadata in dumps if metadata["state"] == "closed"}
+        if open_ranks := sorted(set(range(dumps[0]["num_ranks"])) - closed):
+            return f"what is left of run {run}, which {ranks(open_ranks)} did not end"
     return ""
 
 
@@ -71,7 +81,7 @@ def _opened(directory: Path) -> str:
     return max((str(metadata["created"]) for metadata in _metadata_of(directory)), default="")
 
 
-def _metadata_of(directory: Path) -> list[dict[str, object]]:
+def _metadata_of(directory: Path) -> list[dict[str, Any]]:
     found = []
     for dump in sorted(directory.glob(_DUMPS)) if os.path.isdir(directory) else ():
         try:

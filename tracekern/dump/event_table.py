@@ -6,11 +6,14 @@ from typing import NamedTuple
 
 from tracekern.dump.format import PAYLOAD_BITS, PAYLOAD_LOW_BITS
 from tracekern.errors import BadInput
+from tracekern.formatting import whole_number
 
 EVENT_KEYS = ("name", "class", "ends_at", "channel", "begin_fields", "end_fields")
 CLASSES = ("work", "wait", "signal", "sync")
 LEVELS = ("1", "2", "3")
-CHANNEL_KINDS = ("data", "credit", "barrier")
+CHANNEL_KINDS = ("data", "credit", "count", "barrier", "group", "grid")
+_INITIAL = "initial="
+"""Comes before the number of what a channel of kind credit or count holds before any signal."""
 _END_BITS = PAYLOAD_BITS - PAYLOAD_LOW_BITS
 """Most bits that the end fields of a wait, signal or sync may have: it is stored when it opens."""
 
@@ -21,8 +24,8 @@ class EventRow(NamedTuple):
     name: str
     event_class: str
     ends_at: str
-    channel: tuple[str, str, tuple[str, ...]] | None
-    """Name, kind and key fields."""
+    channel: tuple[str, str, tuple[str, ...], int] | None
+    """Name, kind, key fields, and what is there before any signal."""
     begin_fields: tuple[tuple[str, int], ...]
     """(name, bits) of each field known when the span opens."""
     end_fields: tuple[tuple[str, int], ...]
@@ -72,12 +75,19 @@ def _check_bits(where: str, event: dict[str, str], row: EventRow) -> None:
         raise BadInput(f"{where}: end fields {end!r} {need}; fix the table")
 
 
-def _parse_channel(where: str, text: str, fields: list[str]) -> tuple[str, str, tuple[str, ...]]:
+def _parse_channel(where: str, text: str, fields: list[str]) -> tuple[str, str, tuple[str, ...], int]:
     name, *rest = text.split() or [""]
     kind, key = (rest[0], tuple(rest[1:])) if rest else ("", ())
     if kind not in CHANNEL_KINDS:
-        raise BadInput(f"{where}: channel {text[:60]!r}, wanted 'name data|credit|barrier key-fields'; fix the table")
+        wanted = f"'name {'|'.join(CHANNEL_KINDS)} key-fields'"
+        raise BadInput(f"{where}: channel {text[:60]!r}, wanted {wanted}; fix the table")
+    initial = 0
+    if kind in ("credit", "count") and key and key[0].startswith(_INITIAL):
+        number, key = whole_number(key[0].removeprefix(_INITIAL)), key[1:]
+        if number is None or number < 0:
+            raise BadInput(f"{where}: channel {text[:60]!r}, wanted initial=NUMBER; fix the table")
+        initial = number
     missing = [field for field in key if field not in fields]
     if missing:
         raise BadInput(f"{where}: channel key {missing[0][:40]!r} is no field; fix the table")
-    return name, kind, key
+    return name, kind, key, initial

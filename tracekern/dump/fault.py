@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tracekern.formatting import duration
+from tracekern.formatting import count, duration
 
 FAULT_RECORD = np.dtype(
     [
@@ -30,17 +30,23 @@ FAULT_RECORD = np.dtype(
 )
 """Layout of a fault record. waited_ns holds clock ticks, which are ns on both backends."""
 
+INTERRUPTED = 1 << 31
+"""Beside the rank in aborted_by: it was interrupted, such as by Ctrl-C."""
+FLAG_VALUE_BITS = 24
 _CAUSES = ("", "timeout", "peer_aborted")
 _ON_TIMEOUT = ("raise", "trap")
 _COUNTS = ("rank", "peer", "block", "warp", "slot", "wanted_epoch", "seen_epoch", "seen_value", "waited_ns")
+_GRID = "grid"
+"""The communicator's channel for the blocks of a kernel: its slot says how many have not come."""
 
 
 def parse_fault(raw: bytes, names: dict[str, Any]) -> dict[str, Any] | None:
     """Parses the record in 64 bytes and names its numbers. Returns None if there is no fault.
 
-    names: "rank_barrier" is the stage of the communicator's own kernel, "channels" are its channels. "kernels" has one
-    entry for each user of the communicator: "first_stage"; "stages", the user's kernels; "channels", which are numbered
-    after the communicator's; and it may have "slots", what a channel's slot is.
+    names: "rank_barrier" is the stage of the communicator's own kernel, "channels" are its channels and "first_epoch"
+    is the epoch of its first barrier. "kernels" has one entry for each user of the communicator: "first_stage";
+    "stages", the user's kernels; "channels", which are numbered after the communicator's; and it may have "slots",
+    "values" and "first_epoch" (Communicator.add_kernels()).
     """
     record = np.frombuffer(raw, FAULT_RECORD)[0]
     cause = int(record["cause"])
@@ -51,37 +57,78 @@ def parse_fault(raw: bytes, names: dict[str, Any]) -> dict[str, Any] | None:
         if entry["first_stage"] <= stage < entry["first_stage"] + len(entry["stages"]):
             user = entry
     if stage == names.get("rank_barrier"):
-        kernel = "rank_barrier"
+        kernel, user = "rank_barrier", {"first_epoch": names.get("first_epoch")}
     else:
         kernel = str(user["stages"][stage - user["first_stage"]]) if user else f"kernel {stage}"
     channels = [*names.get("channels", ()), *user.get("channels", ())]
     channel = _name_of(channels, int(record["channel"]))
     slot_name = user.get("slots", {}).get(channel)
+    aborted_by = int(record["aborted_by"])
     return {
         "cause": _CAUSES[cause],
         "kernel": kernel,
         "channel": channel,
         **({"slot_name": slot_name} if slot_name else {}),
         **{key: int(record[key]) for key in _COUNTS},
-        "aborted_by": int(record["aborted_by"]) - 1,
+        **_decode_flags(record, channel, user),
+        "aborted_by": (aborted_by & ~INTERRUPTED) - 1,
+        "was_interrupted": bool(aborted_by & INTERRUPTED),
         "on_timeout": _name_of(_ON_TIMEOUT, int(record["on_timeout"])),
     }
+
+
+def _decode_flags(record: Any, channel: str, user: dict[str, Any]) -> dict[str, Any]:
+    """What the flag that was wanted and the one that was there mean to the kernel's user.
+
+    wanted_call, seen_call: calls count from 1, and 0 is a flag that nobody has raised yet. value, value_name: what
+    the flag said of the call that was seen, such as 3 of "token".
+    """
+    if channel == _GRID:
+        return {}
+    first_epoch, decoded = user.get("first_epoch"), dict[str, Any]()
+    if first_epoch is not None:
+        for key in ("wanted", "seen"):
+            decoded[f"{key}_call"] = (int(record[f"{key}_epoch"]) - first_epoch + 1) % (1 << 32)
+    if name := user.get("values", {}).get(channel):
+        value = int(record["seen_value"])
+        decoded["value_name"] = name.removeprefix("~")
+        decoded["value"] = ~value % (1 << FLAG_VALUE_BITS) if name.startswith("~") else value
+    return decoded
 
 
 def describe_fault(fault: dict[str, Any]) -> str:
     """Returns one line: who waited for whom, in which kernel, for what, and what was there instead."""
     who = f"rank {fault['rank']} {fault['kernel']} block {fault['block']} warp {fault['warp']}"
-    slot = f"{fault.get('slot_name', 'slot')} {fault['slot']}"
-    what = (
-        f"channel {fault['channel']} {slot}: wanted epoch {fault['wanted_epoch']}, "
-        f"saw epoch {fault['seen_epoch']} value {fault['seen_value']}"
-    )
-    waited = f"after {duration(fault['waited_ns'])}"
+    peer = f"rank {fault['peer']}"
+    waited, what = f"after {duration(fault['waited_ns'])}", describe_wanted(fault)
     trapped = "; the kernel trapped: this process can no longer use its device" if fault["on_timeout"] == "trap" else ""
-    if fault["cause"] == "peer_aborted":
-        who = f"{who} stopped waiting for rank {fault['peer']} {waited}: rank {fault['aborted_by']} gave up"
-        return f"{who}; {what}{trapped}"
-    return f"{who} gave up on rank {fault['peer']} {waited}; {what}; see what rank {fault['peer']} was doing{trapped}"
+    if fault["cause"] != "peer_aborted":
+        return f"{who} gave up on {peer} {waited}; {what}; see what {peer} was doing{trapped}"
+    why = "was interrupted (Ctrl-C)" if fault.get("was_interrupted") else "gave up"
+    if has_not_waited(fault):
+        return f"{who} stopped before it waited for anything: rank {fault['aborted_by']} {why} before{trapped}"
+    whom = "blocks of its own" if fault["channel"] == _GRID else peer
+    return f"{who} stopped waiting for {whom} {waited}: rank {fault['aborted_by']} {why}; {what}{trapped}"
+
+
+def has_not_waited(fault: dict[str, Any]) -> bool:
+    """Returns whether another rank had given up before this one came to wait. Kernels drop the lowest bit of a time."""
+    return bool(fault["cause"] == "peer_aborted" and fault["waited_ns"] <= 1)
+
+
+def describe_wanted(fault: dict[str, Any]) -> str:
+    """Returns what was waited for and what was there: "channel counts slot 0: wanted call 3, nothing has come"."""
+    if fault["channel"] == _GRID:
+        return f"{count(fault['slot'], 'block')} of the kernel had not come"
+    place = f"channel {fault['channel']} {fault.get('slot_name', 'slot')} {fault['slot']}"
+    unit = "call" if "wanted_call" in fault else "epoch"
+    seen, value = fault[f"seen_{unit}"], fault["seen_value"]
+    if "value_name" in fault:
+        what = count(fault["value"], fault["value_name"])
+    else:
+        what = "that" if unit == "call" or not value else f"value {value}"
+    has = f"has {what} of {unit} {seen}" if seen or (unit == "epoch" and value) else "nothing has come"
+    return f"{place}: wanted {unit} {fault[f'wanted_{unit}']}, {has}"
 
 
 def _name_of(names: Sequence[Any], number: int) -> str:

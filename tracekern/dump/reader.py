@@ -347,13 +347,14 @@ def _check_tables(checker: _Checker, metadata: dict[str, Any]) -> None:
         for event in events:
             for key in EVENT_KEYS:
                 checker.get(event, key, str)
+        _check_names(checker, table.get("left_out", []), "left_out")
     for table in checker.get(metadata, "role_tables", list):
         _check_names(checker, table)
 
 
-def _check_names(checker: _Checker, roles: Any) -> None:
-    if not isinstance(roles, list) or not all(isinstance(name, str) for name in roles):
-        raise checker.fail("roles are not a list of names")
+def _check_names(checker: _Checker, names: Any, what: str = "roles") -> None:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise checker.fail(f"{what} are not a list of names")
 
 
 def _launch(checker: _Checker, metadata: dict[str, Any], entry: Any) -> LaunchSection:

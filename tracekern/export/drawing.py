@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from tracekern.errors import BadInput
+from tracekern.timeline.iterations import find_iterations
 from tracekern.timeline.model import (
     OPEN_END,
     EventClass,
@@ -21,11 +23,16 @@ from tracekern.timeline.model import (
     Timeline,
     TrackKind,
 )
+from tracekern.timeline.open_spans import known_ends
 from tracekern.timeline.select import take_tracks
 
 Permutation = npt.NDArray[np.intp]
 RESERVED_ARGUMENTS = frozenset({"launch", "epoch", "open", "released_by"})
 """Arguments that every span of a kernel has beside its fields. The span of a launch has fields that say the same."""
+
+MANY_ITERATIONS = 3
+"""From so many on one of them is typical: that of median length."""
+OUTLIER = 2
 
 
 @dataclass(frozen=True)
@@ -59,8 +66,50 @@ class Drawing:
         ]
 
 
-def longest_wait(drawing: Drawing) -> int:
-    """Index of the span that a reader should see first: the longest wait on a device track, -1 without any.
+@dataclass(frozen=True)
+class FirstWaits:
+    """The waits that a reader should see first: indices of spans, -1 for none."""
+
+    longest: int
+    """Of the typical iteration, that of median length; of all where there are fewer than MANY_ITERATIONS."""
+    outlier: int
+    """The longest of all, where it is of another iteration and OUTLIER times as long."""
+    when: str = ""
+    """Which iteration the longest is of, in words; "" where there are few."""
+    outlier_when: str = ""
+
+
+def first_waits(drawing: Drawing) -> FirstWaits:
+    """A wait that never ended comes first, in whatever iteration."""
+    choices, spans = _choices(drawing), drawing.timeline.spans
+    longest = _longest(drawing, choices)
+    iterations = find_iterations(drawing.timeline)
+    if longest < 0 or spans.end[longest] == OPEN_END or len(iterations) < MANY_ITERATIONS:
+        return FirstWaits(longest, -1)
+    of_launch = np.append(iterations.of_launch, -1)[spans.launch]
+    number = int(iterations.number[iterations.best_median_worst()[1]])
+    is_typical = of_launch == number
+    typical = _longest(drawing, [choice & is_typical for choice in choices])
+    if typical < 0:
+        return FirstWaits(longest, -1)
+    wait_ns = drawing.draw_end - spans.start
+    is_outlier = not is_typical[longest] and wait_ns[longest] > OUTLIER * wait_ns[typical]
+    return FirstWaits(
+        longest=typical,
+        outlier=longest if is_outlier else -1,
+        when=f"in iteration {number}, of median length among {len(iterations)}",
+        outlier_when=f"in iteration {of_launch[longest]}" if of_launch[longest] >= 0 else "outside the iterations",
+    )
+
+
+def _longest(drawing: Drawing, choices: Sequence[Mask]) -> int:
+    """The longest span of the first choice that has any; -1 without."""
+    which = np.flatnonzero(next((choice for choice in choices if choice.any()), choices[-1]))
+    return int(which[(drawing.draw_end - drawing.timeline.spans.start)[which].argmax()]) if len(which) else -1
+
+
+def _choices(drawing: Drawing) -> list[Mask]:
+    """Waits on device tracks, [num_spans] masks, the preferred ones first.
 
     Preferred is one that never ended, on a rank that lived to close its capture: what a kernel hung in. Then one that a
     signal released, first of all that of another rank: it has an arrow to follow.
@@ -76,9 +125,7 @@ def longest_wait(drawing: Drawing) -> int:
     rank = timeline.track_ranks()[spans.track]
     is_released = chosen & (drawing.releaser >= 0)
     from_afar = is_released & (rank[drawing.releaser] != rank)
-    choices = (hung & is_alive[spans.track], hung, from_afar, is_released, chosen)
-    which = np.flatnonzero(next((choice for choice in choices if choice.any()), chosen))
-    return int(which[(drawing.draw_end - spans.start)[which].argmax()]) if len(which) else -1
+    return [hung & is_alive[spans.track], hung, from_afar, is_released, chosen]
 
 
 def prepare(timeline: Timeline, max_flows: int | None = None) -> Drawing:
@@ -91,7 +138,7 @@ def prepare(timeline: Timeline, max_flows: int | None = None) -> Drawing:
             f"the timeline is in {timeline.unit}, each rank on its own clock; align it to ns before exporting"
         )
     _check_host_names(timeline)
-    draw_end = _draw_end(timeline)
+    draw_end = np.maximum(known_ends(timeline), timeline.spans.start)
     order = _drawing_order(timeline.spans, draw_end)
     if order is not None:
         new_index = np.empty(len(order), np.int64)
@@ -103,16 +150,19 @@ def prepare(timeline: Timeline, max_flows: int | None = None) -> Drawing:
     drawable = draw_end[wait] > timeline.spans.start[signal]
     early = draw_end[signal] >= draw_end[wait]
     first_ns, last_ns = _extent(timeline)
-    return Drawing(
+    drawing = Drawing(
         timeline=timeline,
         draw_end=draw_end,
         first_ns=first_ns,
         last_ns=max(last_ns, int(draw_end.max(initial=last_ns))),
         flow_drawable=drawable,
-        flow_drawn=drawable & _of_longest_waits(timeline, draw_end, drawable, max_flows),
+        flow_drawn=drawable,
         flow_early=early,
         releaser=_releasers(timeline, draw_end, drawable, early),
     )
+    if max_flows is None or int(drawable.sum()) <= max_flows:
+        return drawing
+    return replace(drawing, flow_drawn=drawable & _of_longest_waits(drawing, max_flows))
 
 
 def argument_names(event: EventType, reserved: frozenset[str] = RESERVED_ARGUMENTS) -> tuple[list[str], list[str]]:
@@ -145,18 +195,20 @@ def keep_one_row_per_block(timeline: Timeline) -> tuple[Timeline, int]:
     return reduced, len(timeline.spans) - len(reduced.spans)
 
 
-def _of_longest_waits(timeline: Timeline, draw_end: Int64, drawable: Mask, max_flows: int | None) -> Mask:
-    """[num_flows] False for flows of the shorter waits, where more than `max_flows` can be drawn.
+def _of_longest_waits(drawing: Drawing, max_flows: int) -> Mask:
+    """[num_flows] False for flows of the shorter waits, beyond `max_flows`.
 
-    Waits for other ranks come before those within a rank, however long.
+    Those that a reader sees first come first. Waits for other ranks come before those within a rank, however long.
     """
+    timeline, drawable = drawing.timeline, drawing.flow_drawable
+    signal, wait = timeline.flows.signal, timeline.flows.wait
+    wait_ns = np.where(drawable, drawing.draw_end[wait] - timeline.spans.start[wait], -1)
+    rank_of_track, track = timeline.track_ranks(), timeline.spans.track
+    is_local = rank_of_track[track[signal]] == rank_of_track[track[wait]]
+    first = first_waits(drawing)
+    is_first = np.isin(wait, (first.longest, first.outlier))
     kept = np.ones(len(drawable), bool)
-    if max_flows is not None and int(drawable.sum()) > max_flows:
-        signal, wait = timeline.flows.signal, timeline.flows.wait
-        wait_ns = np.where(drawable, draw_end[wait] - timeline.spans.start[wait], -1)
-        rank_of_track, track = timeline.track_ranks(), timeline.spans.track
-        is_local = rank_of_track[track[signal]] == rank_of_track[track[wait]]
-        kept[np.lexsort((-wait_ns, is_local | ~drawable))[max_flows:]] = False
+    kept[np.lexsort((-wait_ns, is_local | ~drawable, ~is_first))[max_flows:]] = False
     return kept
 
 
@@ -185,22 +237,6 @@ def _extent(timeline: Timeline) -> tuple[int, int]:
     first = min(int(column.min()) for column in times)
     last = max(int(column.max()) for column in [*times, *([timeline.spans.end] if len(timeline.spans) else [])])
     return first, last
-
-
-def _draw_end(timeline: Timeline) -> Int64:
-    spans = timeline.spans
-    is_open = spans.end == OPEN_END
-    draw_end = np.maximum(spans.end, spans.start)
-    if not is_open.any():
-        return draw_end
-    draw_end[is_open] = timeline.last_times()[spans.track[is_open]]
-    # A launch whose ends were lost must not swallow the launches after it on the same track.
-    changes = np.flatnonzero((np.diff(spans.track) != 0) | (np.diff(spans.launch) != 0)) + 1
-    run_of = np.searchsorted(changes, np.flatnonzero(is_open), side="right")
-    for span_idx, run in zip(np.flatnonzero(is_open), run_of, strict=True):
-        if run < len(changes) and spans.track[changes[run]] == spans.track[span_idx]:
-            draw_end[span_idx] = max(spans.start[span_idx], spans.start[changes[run]])
-    return draw_end
 
 
 def _drawing_order(spans: Spans, draw_end: Int64) -> Permutation | None:

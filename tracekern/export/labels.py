@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from tracekern import __version__
-from tracekern.export.drawing import Drawing, longest_wait
+from tracekern.export.drawing import Drawing, first_waits
 from tracekern.formatting import count, duration
 from tracekern.timeline.model import OPEN_END, Int64, Problem, Rank, Timeline, Track, TrackKind, count_problems
 
@@ -72,14 +72,26 @@ def about(timeline: Timeline) -> dict[str, str]:
     return facts
 
 
-def describe_longest_wait(drawing: Drawing, span_idx: int, time_shift: int) -> str:
-    """Where the longest wait is and what released it, as `tracekern open` reads it (viewers/perfetto_ui.py)."""
+def describe_first_waits(drawing: Drawing, time_shift: int) -> dict[str, str]:
+    """The waits that `tracekern open` leads to, by the names under which it looks for them (viewers/perfetto_ui.py)."""
+    first = first_waits(drawing)
+    described = {}
+    if first.longest >= 0:
+        described["longest_wait"] = _describe_wait(drawing, first.longest, time_shift, first.when)
+    if first.outlier >= 0:
+        described["outlier_wait"] = _describe_wait(drawing, first.outlier, time_shift, first.outlier_when)
+    return described
+
+
+def _describe_wait(drawing: Drawing, span_idx: int, time_shift: int, when: str) -> str:
+    """Where the wait is and what released it."""
     spans, releaser = drawing.timeline.spans, int(drawing.releaser[span_idx])
     start, length = int(spans.start[span_idx]), int(drawing.draw_end[span_idx] - spans.start[span_idx])
     end = ", never ended" if spans.end[span_idx] == OPEN_END else ""
     by = f"; released by {describe_span(drawing.timeline, releaser)}" if releaser >= 0 else ""
     place = describe_span(drawing.timeline, span_idx)
-    return f"ts {start + time_shift} dur {length} ({place}, {duration(length)}{end}{by})"
+    lasts = f"{duration(length)} {when}".strip()
+    return f"ts {start + time_shift} dur {length} ({place}, {lasts}{end}{by})"
 
 
 def marks_of_longest_wait(drawing: Drawing) -> dict[int, str]:
@@ -87,7 +99,7 @@ def marks_of_longest_wait(drawing: Drawing) -> dict[int, str]:
 
     `tracekern open` pins rows by these words (viewers/perfetto_ui.py); SQL leaves them out (viewers/sql/tk_wait.sql).
     """
-    wait = longest_wait(drawing)
+    wait = first_waits(drawing).longest
     releaser = int(drawing.releaser[wait]) if wait >= 0 else -1
     marks: dict[int, str] = {}
     for span_idx, words in ((releaser, "released it"), (wait, "longest wait")):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import tracekern
+from tracekern.analysis.left_out import left_out
 from tracekern.analysis.statistics import RunStatistics, phase_statistics
 from tracekern.errors import BadInput
 from tracekern.formatting import brief, without_nan
@@ -129,6 +130,7 @@ def make_run(source: str, statistics: RunStatistics, timeline: Any, about: Mappi
                 name: " ".join(f"{blocks}x{warps}" for blocks, warps in sorted(found)) for name, found in grids.items()
             },
             "settings": dict(settings) if isinstance(settings, Mapping) else {},
+            **({"left_out": ", ".join(names)} if (names := left_out(timeline)) else {}),
         },
         metrics=statistics.metrics(),
         spans={phase.name: phase.num_spans for phase in statistics.phases},

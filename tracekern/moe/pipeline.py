@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tracekern import _C
@@ -52,13 +52,15 @@ class Pipeline:
         num_sms: int = 0,
         executor: str = "fibers",
         backend: str = "cpu",
+        fault_values: Mapping[str, str] | None = None,
         **options: int,
     ) -> None:
         """family: a key of _C.families. variant: one of the family's. options: for the family's kernels.
 
         num_blocks x warps_per_block: the grid of every kernel; on a GPU at most 16 warps, on the CPU MAX_CPU_WARPS in
         all. num_sms: how many SMs of a GPU the kernels fill, where num_blocks does not say it. 0: see choose_grid().
-        timeout_s, on_timeout: see Communicator.set_timeout(). backend: "cpu" or "cuda". Raises BadInput.
+        timeout_s, on_timeout: see Communicator.set_timeout(). backend: "cpu" or "cuda". fault_values: `values` of
+        Communicator.add_kernels(). Raises BadInput.
         """
         facts = _C.families[family]
 
@@ -82,7 +84,9 @@ class Pipeline:
         kind = {"variant": variant, **options}
         heap_bytes = facts.heap_bytes(num_ranks=shape.num_ranks, **sizes, **kind)
         self.comm = Communicator(group, heap_bytes, timeout_s, backend, on_timeout, reserved_bytes=heap_bytes)
-        first_stage = self.comm.add_kernels(facts.stages, facts.channels)
+        first_stage = self.comm.add_kernels(
+            facts.stages, facts.channels, values=fault_values, first_epoch=_C.first_epoch
+        )
         grid = {"num_blocks": num_blocks, "warps_per_block": warps_per_block, "first_stage": first_stage}
         on_cpu = {"executor": executor} if backend == "cpu" else {}
         self._native = _make_native(family, self.comm, backend, {**sizes, **kind, **grid, **on_cpu})

@@ -70,8 +70,9 @@ class MoeRun:
     """"first" or "last" records of a full track stay."""
     clock: str = "realtime"
     """Where records get their times: "realtime" or "cycles"."""
-    detail: int = 0
-    """Of every how many-th tile of int4 experts each step is recorded; 0: of none."""
+    detail: int | str = 0
+    """Of every how many-th tile of int4 experts each step is recorded; 0: of none. "all": of every one, and how warps
+    wait that have nothing to do."""
     every: int = 1
     blocks: int = 0
     """Blocks of a kernel; 0: 4 on the CPU, on a GPU all SMs but 4."""
@@ -113,7 +114,7 @@ class MoeRun:
             ("intermediate", self.intermediate, 1, 1 << 20),
             ("seed", self.seed, 0, (1 << 63) - 1),
             ("timeout-ms", self.timeout_ms, 1, 3_600_000),
-            ("detail", self.detail, 0, MAX_DETAIL),
+            ("detail", self.tile_detail, 0, MAX_DETAIL),
             ("every", self.every, 1, 1_000_000),
             ("blocks", self.blocks, 0, 1024),
             ("warps", self.warps, 0, 32),
@@ -131,7 +132,7 @@ class MoeRun:
             why := FAMILY_OF[self.variant].why_unsuitable(self.shape, self.family_options)
         ):
             raise UnsuitableShape(why)
-        if self.detail and not self.has_int4_experts:
+        if self.detail not in (0, "all") and not self.has_int4_experts:
             raise BadInput(f"detail is {self.detail}; expert {self.expert} has no steps, int4_sparse has")
         if self.clock == "cycles" and self.keep == "last":
             raise BadInput("clock is cycles; a flight recorder, keep last, has the realtime clock alone")
@@ -151,10 +152,14 @@ class MoeRun:
     def has_int4_experts(self) -> bool:
         return self.expert == "int4_sparse"
 
+    @property
+    def tile_detail(self) -> int:
+        return 1 if self.detail == "all" else int(self.detail)
+
     def draw_experts(self) -> Experts:
         """Returns the experts of all ranks."""
         if self.has_int4_experts:
-            return draw_int4_experts(self.shape, self.intermediate, self.detail)
+            return draw_int4_experts(self.shape, self.intermediate, self.tile_detail)
         return draw_experts(self.shape)
 
     @property

@@ -198,6 +198,7 @@ def _capture(options: MoeRun, directory: str, comm: Communicator) -> Any:
         records_per_track=options.records_per_track,
         keep=options.keep,
         clock=options.clock,
+        detail="all" if options.detail == "all" else "work",
         every=options.every,
         settings=options.workload,
         command=options.command,

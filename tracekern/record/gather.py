@@ -108,7 +108,8 @@ def save_torch_profile(profile: Any, path: Path, group: Group) -> Path:
             source = Path(profile)
         else:
             profile.export_chrome_trace(str(source))
-        read_profile(source, group.rank, group.num_ranks)
+        told = source if isinstance(profile, str | Path) else "add_torch_profile(): what the profiler exported"
+        read_profile(source, group.rank, group.num_ranks, told)
         data = source.read_bytes()
     with file_of_capture(path) as file:
         file.write(data if data[:2] == b"\x1f\x8b" else gzip.compress(data, 3))

@@ -30,12 +30,15 @@ class Selection:
     every: int = 1
     keep: Literal["first", "last"] = "first"
     clock: Literal["realtime", "cycles"] = "realtime"
+    detail: Literal["work", "all"] = "work"
 
     def __post_init__(self) -> None:
         if self.keep not in ("first", "last"):
             raise BadInput(f"keep={self.keep!r}: wanted 'first', or 'last' for a flight recorder")
         if self.clock not in ("realtime", "cycles"):
             raise BadInput(f"clock={self.clock!r}: wanted 'realtime', or 'cycles' for spans below a tick of it")
+        if self.detail not in ("work", "all"):
+            raise BadInput(f"detail={self.detail!r}: wanted 'work', or 'all' to see how warps with nothing to do wait")
         if self.clock == "cycles" and self.keep == "last":
             raise BadInput("clock='cycles' with keep='last': a flight recorder has the realtime clock alone")
         records = self.records_per_track
@@ -113,7 +116,9 @@ class KernelTable:
         try:
             table = json.loads(events) if isinstance(events, str) else events
             texts = [table["name"], *(event[key] for event in table["events"] for key in EVENT_KEYS)]
-        except (ValueError, KeyError, TypeError, RecursionError):
+            left_out = table.get("left_out", [])
+            texts += left_out if isinstance(left_out, list) else [None]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             texts = [None]
         if not all(isinstance(text, str) for text in texts):
             raise BadInput(f"events={str(events)[:60]!r}: wanted what the kernel's describe_events() returns")

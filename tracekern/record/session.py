@@ -97,6 +97,7 @@ def capture(
     records_per_track: int | Literal["auto"] = "auto",
     keep: Literal["first", "last"] = "first",
     clock: Literal["realtime", "cycles"] = "realtime",
+    detail: Literal["work", "all"] = "work",
     blocks: slice | None = None,
     roles: Sequence[str] | None = None,
     events: Sequence[str] | None = None,
@@ -121,6 +122,7 @@ def capture(
             what `counting()` found and a quarter more, 1024 where nothing was counted, and 256 for a flight recorder.
         keep: Which records of a full track stay; "last" is a flight recorder, which also gives up its oldest launches.
         clock: "cycles" takes times from the core's counter, which tells spans of a few ns apart: see docs/clocks.md.
+        detail: "all" also records how warps with nothing to do wait for the others, which low_latency leaves out.
         blocks: Record only these blocks.
         roles: Record only warps of these roles. An empty list selects none.
         events: Record only these events. An empty list selects none.
@@ -133,10 +135,8 @@ def capture(
         device: Where the kernels run: the `device` of a Communicator, "cuda" for torch's current GPU, or "cpu".
             None: "cuda" if this process has used torch.cuda, "cpu" otherwise.
         sink: Where records go: "host" or "device" memory. "auto" takes device memory for kernels that `counting()`
-            found to record faster than the bus can carry. Device memory of a flight recorder is kept by a second
-            process, so that it survives a trap and the end of this rank.
-        preload: Functions that load the kernels' bodies, called when the capture opens. A body that is first loaded at
-            its launch may have to wait for a kernel that spins.
+            found to record faster than the bus can carry. That of a flight recorder survives a trap and the rank.
+        preload: Functions that load kernels' bodies, called at the opening. A later load may wait for one that spins.
         on_error: With "warn" a failure of the capture is a warning, and the run goes on untraced: docs/reliability.md.
 
     Raises:
@@ -146,7 +146,7 @@ def capture(
     with guard:
         check_built()
         names = list_of_names("roles", roles), list_of_names("events", events)
-        selection = Selection(records_per_track, blocks, *names, every, keep, clock)
+        selection = Selection(records_per_track, blocks, *names, every, keep, clock, detail)
         setup = Setup(device or used_device(), sink, max_bytes, host_spans, clocks, preload)
         return Capture(directory_of(path), selection, about_run(selection, settings, command), setup, guard)
     return Capture(Path(str(path)), Selection(), {}, Setup("cpu", "host", 1, 0, False, ()), guard)  # it never opens
@@ -173,6 +173,11 @@ class Capture:
         self._is_fork_told = False
         self._graphs: list[TracedGraph] = []
         self._lock = threading.Lock()
+
+    @property
+    def detail(self) -> Literal["work", "all"]:
+        """As given to `tracekern.capture()`."""
+        return self._selection.detail
 
     def __enter__(self) -> Capture:
         with self._guard:

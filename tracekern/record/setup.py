@@ -173,4 +173,5 @@ def about_run(selection: Selection, settings: dict[str, Any] | None, command: st
         raise BadInput(f"settings={settings!r}: {error}; wanted a dict of what JSON holds") from None
     command = shlex.join(sys.argv) if command is None else command
     settings = without_nan(settings or {})
-    return {"keep": selection.keep, "roles": selection.roles, "settings": settings, "command": command}
+    chosen = {"keep": selection.keep, "detail": selection.detail, "roles": selection.roles}
+    return chosen | {"settings": settings, "command": command}

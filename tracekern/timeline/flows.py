@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.formatting import count, duration
+from tracekern.formatting import count as how_many
+from tracekern.formatting import duration
 from tracekern.timeline.model import (
     OPEN_END,
     Channel,
@@ -39,19 +40,21 @@ _ASTRAY = (
 def join_flows(timeline: Timeline, every_barrier_signal: bool = False) -> tuple[Flows, tuple[Problem, ...]]:
     """Edges of all channels, sorted by wait, and what did not fit.
 
-    `data`: the one signal of the key. `credit`: the earliest signal whose `value` reaches the wait's `wanted`.
-    `barrier`: the last signal of the key to arrive, or all of them. Waits that never closed have no edge.
+    `data`: the one signal of the key, the first where it was sent again. `credit`, `count`: the earliest signal whose
+    `value` reaches the wait's `wanted`; none where the channel's initial value does. `barrier`: the last signal of the
+    key to arrive, or all of them. Waits that never closed have no edge, nor have those of warps for each other.
     """
-    channels = {event.channel for event in timeline.events if event.channel}
+    channels = {event.channel for event in timeline.events if event.channel and not event.channel.kind.is_local}
     found: list[tuple[Int64, Int64]] = []
     problems: list[Problem] = []
     for channel in sorted(channels, key=lambda one: (one.name, one.kind.value, one.key)):
         ends = _Ends.of(timeline, channel)
-        signal, wait = ends.join(every_barrier_signal)
-        if channel.kind is ChannelKind.CREDIT:
+        signal, wait = ends.join(timeline, every_barrier_signal)
+        if channel.kind.has_levels:
             signal, wait = _possible(timeline, signal, wait)
         found.append((signal, wait))
         problems += _unmatched(timeline, ends, wait)
+        problems += ends.duplicates(timeline)
         problems += _backwards(timeline, channel.name, signal, wait)
     if not found:
         return Flows(), ()
@@ -67,11 +70,22 @@ def sent_signals(timeline: Timeline, waits: Int64) -> Int64:
     """
     found = np.full(len(timeline.spans), -1, np.int64)
     channels = {timeline.events[idx].channel for idx in np.unique(timeline.spans.event[waits]).tolist()}
-    for channel in channels - {None}:
-        assert channel is not None
+    for channel in channels:
+        if channel is None or channel.kind.is_local:
+            continue
         signal, wait = _Ends.of(timeline, channel).join_open(timeline)
         found[wait] = signal
     return found[waits]
+
+
+def waits_for_nobody(timeline: Timeline) -> npt.NDArray[np.bool_]:
+    """[num_spans] waits that want no more than their channel holds before any signal."""
+    found = np.zeros(len(timeline.spans), bool)
+    for idx, event in enumerate(timeline.events):
+        if event.channel and event.channel.kind.has_levels and event.event_class is EventClass.WAIT:
+            row = np.flatnonzero(timeline.spans.event == idx)
+            found[row] = _field(timeline, [(idx, event)], row, _WANTED) <= event.channel.initial
+    return found
 
 
 @dataclass(frozen=True)
@@ -81,8 +95,13 @@ class _Side:
     row: Int64
     """Index into Timeline.spans."""
     level: Int64
-    """Credit channels: the value written or wanted."""
+    """Channels of kind credit or count: the value written or wanted."""
     closed: npt.NDArray[np.bool_]
+
+    def beyond(self, level: int) -> _Side:
+        """Those whose level is above this one."""
+        above = self.level > level
+        return _Side(self.row[above], self.level[above], self.closed[above])
 
 
 @dataclass(frozen=True)
@@ -102,6 +121,8 @@ class _Ends:
             for kind in (EventClass.SIGNAL, EventClass.WAIT)
         }
         sides = {kind: _collect(timeline, kind, types[kind]) for kind in types}
+        if channel.kind.has_levels:
+            sides[EventClass.WAIT] = sides[EventClass.WAIT].beyond(channel.initial)
         keys = _number_keys(timeline, channel, types, sides, of_any_epoch)
         for kind, side in sides.items():
             order = np.lexsort((timeline.spans.start[side.row], keys[kind]))
@@ -109,13 +130,13 @@ class _Ends:
         signals, waits = sides[EventClass.SIGNAL], sides[EventClass.WAIT]
         return cls(channel, signals, waits, keys[EventClass.SIGNAL], keys[EventClass.WAIT])
 
-    def join(self, every_barrier_signal: bool) -> tuple[Int64, Int64]:
+    def join(self, timeline: Timeline, every_barrier_signal: bool) -> tuple[Int64, Int64]:
         """(signal, wait) rows of all edges."""
         first, count = self._candidates()
         if self.channel.kind is ChannelKind.DATA:
-            pick = self._pick_data(count)
-        elif self.channel.kind is ChannelKind.CREDIT:
-            pick = self._pick_credit(first)
+            pick = self._pick_data(timeline, count)
+        elif self.channel.kind.has_levels:
+            pick = self._pick_level(first)
         elif every_barrier_signal:
             count[~self.waits.closed] = 0
             waits = np.repeat(np.arange(len(count)), count)
@@ -130,15 +151,16 @@ class _Ends:
         """(signal, wait) rows of waits that never closed, and of the signals that were sent to them all the same."""
         first, count = self._candidates()
         closed = self.waits.closed
-        if self.channel.kind is ChannelKind.CREDIT:
-            pick = self._pick_credit(first)
+        if self.channel.kind.has_levels:
+            pick = self._pick_level(first)
         elif self.channel.kind is ChannelKind.BARRIER:
             pick = np.where((count > 0) & (count >= count[closed].max(initial=1)), count - 1, -1)
         else:
             # What the same track has taken already is not the signal of its next wait.
-            of_track = _append_digit(self.wait_key, timeline.spans.track[self.waits.row].astype(np.int64))
+            of_track = self._keys_of_tracks(timeline)
             is_taken = np.isin(of_track, of_track[closed]) & (count == 1)
-            pick = np.where(is_taken, -1, self._pick_data(count))
+            is_sure = (count == 1) | self._takes_in_turn(of_track, count)[0]
+            pick = np.where(is_sure & ~is_taken, self._pick_data(timeline, count), -1)
         known = (pick >= 0) & (pick < count) & ~closed
         signal, wait = (first + pick)[known], self.waits.row[known]
         is_sent = self.signals.closed[signal]
@@ -149,17 +171,50 @@ class _Ends:
         first = np.searchsorted(self.signal_key, self.wait_key, "left")
         return first, np.searchsorted(self.signal_key, self.wait_key, "right") - first
 
-    def _pick_data(self, count: Int64) -> Int64:
-        """One signal serves all waits of its key; several are served in turn, where the numbers tell how."""
-        of_key = np.searchsorted(self.wait_key, self.wait_key, "left")
-        num_waits = np.searchsorted(self.wait_key, self.wait_key, "right") - of_key
-        ordinal = np.arange(len(self.wait_key)) - of_key
-        in_turn = (count > 0) & (num_waits % np.maximum(count, 1) == 0)
-        return np.where(
-            in_turn, ordinal // np.maximum(num_waits // np.maximum(count, 1), 1), np.where(count == 1, 0, -1)
+    def duplicates(self, timeline: Timeline) -> list[Problem]:
+        """One warning where keys of `data` were sent again, for which no track waited as often."""
+        _, count = self._candidates()
+        if self.channel.kind is not ChannelKind.DATA or not (count > 1).any():
+            return []
+        in_turn, _ = self._takes_in_turn(self._keys_of_tracks(timeline), count)
+        again = np.unique(self.wait_key[(count > 1) & ~in_turn])
+        if not len(again) or _is_lossy(timeline).any():
+            return []
+        row = self.signals.row[np.searchsorted(self.signal_key, again[:1])]
+        event = timeline.events[int(timeline.spans.event[row[0]])]
+        key = [(name, field_values(event, name, timeline.spans, row)) for name in self.channel.key]
+        named = " ".join(f"{name} {values[0]}" for name, values in key if values is not None) or "the only one"
+        track = int(timeline.spans.track[row[0]])
+        rank = timeline.tracks[track].rank
+        text = (
+            f"channel {self.channel.name}: {how_many(len(again), 'key')} signalled more than once, such as {named} by "
+            f"rank {rank}; waits are joined to the first signal"
         )
+        return [Problem("warning", "duplicate_signal", rank, track, text, len(again))]
 
-    def _pick_credit(self, first: Int64) -> Int64:
+    def _keys_of_tracks(self, timeline: Timeline) -> Int64:
+        """[num_waits] numbers that are equal for waits of one track for one key"""
+        return _append_digit(self.wait_key, timeline.spans.track[self.waits.row].astype(np.int64))
+
+    def _takes_in_turn(self, of_track: Int64, count: Int64) -> tuple[npt.NDArray[np.bool_], Int64]:
+        """([num_waits] whether its track waits for the key as often as that was sent, [num_waits] ordinal there)"""
+        _, group, number = np.unique(of_track, return_inverse=True, return_counts=True)
+        order = np.argsort(group, kind="stable")
+        ordinal = np.empty(len(group), np.int64)
+        ordinal[order] = np.arange(len(group)) - np.repeat(np.cumsum(number) - number, number)
+        return number[group] == count, ordinal
+
+    def _pick_data(self, timeline: Timeline, count: Int64) -> Int64:
+        """The first signal of the key serves all its waits. A track that waits for it as often as it was sent takes the
+        signals in turn. Where signals are missing, the first of several may not be the first.
+        """
+        if not (count > 1).any():
+            return count - 1
+        in_turn, ordinal = self._takes_in_turn(self._keys_of_tracks(timeline), count)
+        is_unsure = (count > 1) & _is_lossy(timeline).any()
+        return np.where(in_turn, ordinal, np.where((count == 0) | is_unsure, -1, 0))
+
+    def _pick_level(self, first: Int64) -> Int64:
         """Values only grow; the first that reaches what was wanted did it."""
         levels = np.concatenate([self.signals.level, self.waits.level])
         place = np.unique(levels, return_inverse=True)[1]  # a value may have 55 bits, its place has 32
@@ -269,7 +324,7 @@ def _unmatched(timeline: Timeline, ends: _Ends, matched: Int64) -> list[Problem]
             "unmatched_wait",
             rank,
             -1,
-            f"rank {rank}: no signal on record of {count(number, 'wait')} on channel {ends.channel.name}"
+            f"rank {rank}: no signal on record of {how_many(number, 'wait')} on channel {ends.channel.name}"
             + (_ASTRAY.format(f"{other:,}") if other else ""),
             number,
         )
@@ -277,10 +332,15 @@ def _unmatched(timeline: Timeline, ends: _Ends, matched: Int64) -> list[Problem]
     ]
 
 
+def _is_lossy(timeline: Timeline) -> npt.NDArray[np.bool_]:
+    """[num_launches] whether records of it are missing"""
+    return np.array([launch.records_lost + launch.records_overwritten > 0 for launch in timeline.launches], bool)
+
+
 def _has_signal_of_other_epoch(timeline: Timeline, ends: _Ends, rows: Int64) -> npt.NDArray[np.bool_]:
     """[n] whether a wait without a signal would have one, did the launches' epochs not differ. Not asked where records
     are gone: any signal of an earlier call would do."""
-    if not len(rows) or any(launch.records_lost + launch.records_overwritten for launch in timeline.launches):
+    if not len(rows) or _is_lossy(timeline).any():
         return np.zeros(len(rows), np.bool_)
     of_any = _Ends.of(timeline, ends.channel, of_any_epoch=True)
     has_own = ends.waits.row[np.isin(ends.wait_key, ends.signal_key)]
@@ -290,7 +350,7 @@ def _has_signal_of_other_epoch(timeline: Timeline, ends: _Ends, rows: Int64) -> 
 def _possible(timeline: Timeline, signal: Int64, wait: Int64) -> tuple[Int64, Int64]:
     """The edges without those to a wait that was over before: there the signal that came was lost, of those on record
     a later one was the first that reached what was wanted."""
-    is_lossy = np.array([launch.records_lost + launch.records_overwritten > 0 for launch in timeline.launches], bool)
+    is_lossy = _is_lossy(timeline)
     early, slack = _lead(timeline, signal, wait)
     kept = (early <= slack) | ~is_lossy[timeline.spans.launch[signal]]
     return signal[kept], wait[kept]
@@ -325,7 +385,7 @@ def _backwards(timeline: Timeline, channel: str, signal: Int64, wait: Int64) -> 
     track = int(timeline.spans.track[wait[worst]])
     source, destination = (timeline.tracks[idx].rank for idx in (timeline.spans.track[signal[worst]], track))
     text = (
-        f"channel {channel}: {count(len(wrong), 'wait')} over before the signal began; worst by "
+        f"channel {channel}: {how_many(len(wrong), 'wait')} over before the signal began; worst by "
         f"{duration(int(early[worst]))}, from rank {source} to {destination}, clocks allow {duration(slack[worst])}"
     )
     return [Problem("error", "backwards_flow", destination, track, text, len(wrong))]

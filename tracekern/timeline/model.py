@@ -53,11 +53,28 @@ class TrackKind(enum.IntEnum):
 
 
 class ChannelKind(enum.Enum):
-    """How signals join waits: DATA one to one, CREDIT at least so many, BARRIER N to one."""
+    """How signals join waits: DATA one to one, CREDIT and COUNT at least so many, BARRIER N to one.
+
+    COUNT is of what a sender has sent, CREDIT of the room that a receiver has made. At a GROUP or a GRID, warps of a
+    block or of a launch meet, without a signal.
+    """
 
     DATA = "data"
     CREDIT = "credit"
+    COUNT = "count"
     BARRIER = "barrier"
+    GROUP = "group"
+    GRID = "grid"
+
+    @property
+    def has_levels(self) -> bool:
+        """Whether signals have a value, and waits want one of at least so much."""
+        return self in (ChannelKind.CREDIT, ChannelKind.COUNT)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether warps of one launch meet there, and nobody signals."""
+        return self in (ChannelKind.GROUP, ChannelKind.GRID)
 
 
 @dataclass(frozen=True)
@@ -77,6 +94,8 @@ class Channel:
     kind: ChannelKind
     key: tuple[str, ...]
     """Fields that identify a message, together with the two ranks and the epoch."""
+    initial: int = 0
+    """Of kinds with levels: what is there before any signal. A wait that wants no more than that waits for nobody."""
 
 
 @dataclass(frozen=True)
@@ -258,6 +277,13 @@ LOSS_KINDS = (
 )
 """Problems of data that should be there and is not. Not "salvaged", "running" or "open_span": what a rank had recorded
 when it died or was looked at is there, and what never arrived is a torn track or a lost launch."""
+
+
+UNCOUNTED_LOSS_KINDS = (
+    *("torn_track", "orphan_end", "surplus_warps", "surplus_blocks", "shared_tracks", "launch_not_recorded"),
+    "launch_lost",
+)
+"""Those of them after which nobody knows how many records of a rank are missing, or wrong."""
 
 
 @dataclass(frozen=True)

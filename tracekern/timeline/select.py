@@ -12,6 +12,7 @@ from tracekern.errors import BadInput
 from tracekern.formatting import number_ranges
 from tracekern.timeline.damage import damage_of, damaged_times
 from tracekern.timeline.model import ABSENT_KINDS, OPEN_END, Flows, Int32, Int64, Mask, Problem, Timeline
+from tracekern.timeline.open_spans import known_ends
 
 Window = tuple[int, int]
 """Two times in the timeline's unit, counted from its origin, both included."""
@@ -102,7 +103,9 @@ def _select_window(timeline: Timeline, window: Window) -> Timeline:
         raise BadInput(f"the window {first} ns to {last} ns is empty; its end must be after its start")
     spans, marks = timeline.spans, timeline.marks
     inside = (marks.time >= first) & (marks.time <= last)
-    return take_spans(timeline, reaches_into(window, spans.start, spans.end)).replace(marks=marks.take(inside))
+    return take_spans(timeline, reaches_into(window, spans.start, known_ends(timeline))).replace(
+        marks=marks.take(inside)
+    )
 
 
 def _renumber(kept: Mask) -> Int32:

@@ -6,12 +6,16 @@ from dataclasses import dataclass
 
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.hang import Holder, OpenWait
+from tracekern.analysis.left_out import left_out
 from tracekern.analysis.summary import Summary
 from tracekern.formatting import count, duration, factor, percent, ranks
 from tracekern.timeline.clocks.pairs import MAX_WANDER_PER_NS
+from tracekern.timeline.fault import fault_of
 from tracekern.timeline.model import ABSENT_KINDS, told_once
+from tracekern.viewers.report.held_up import describe_waits
 from tracekern.viewers.report.questions.path import describe_part
 from tracekern.viewers.report.questions.receive import describe_received
+from tracekern.viewers.report.stage_grid import describe_idle
 from tracekern.viewers.report.verdict import evidence, following, verdict
 
 _TOLD_APART = (*ABSENT_KINDS, "lost_records", "open_span", "open_work", "salvaged", "fault", "left_out_profile_event")
@@ -25,8 +29,8 @@ class Line:
 
 
 def headlines(findings: Findings) -> list[Line]:
-    """One line each: what costs most, why that is said, what is next, where warps wait, what bounds the time, how far
-    to trust it.
+    """One line each: what costs most, why that is said, what is next, where warps wait and kernels stand, what bounds
+    the time, how far to trust it.
 
     A wait that exceeded its time limit comes first, or else waits that never ended. What experts received is told of
     captures that say so. Where the times are damaged that is all, with what ended a wait.
@@ -40,6 +44,7 @@ def headlines(findings: Findings) -> list[Line]:
         *([Line("why", why)] if why else []),
         *([Line("next", next_cost)] if next_cost else []),
         Line("waiting", _waiting(findings)),
+        *([Line("idle", describe_idle(findings.stages))] if findings.stages.stages else []),
         Line("bound", _bound(findings)),
         *([Line("receive", describe_received(findings.received))] if findings.received else []),
         Line("trust", trust(findings)),
@@ -47,11 +52,12 @@ def headlines(findings: Findings) -> list[Line]:
 
 
 def _fault(findings: Findings) -> list[Line]:
-    """The wait that exceeded its limit first; those of other ranks were ended by it."""
-    faulty = [rank.metadata for rank in findings.timeline.ranks if rank.metadata.get("fault_text")]
-    faulty.sort(key=lambda metadata: (metadata.get("fault") or {}).get("cause") != "timeout")
-    more = f"; {count(len(faulty) - 1, 'more rank')} stopped" if len(faulty) > 1 else ""
-    return [Line("fault", f"{faulty[0]['fault_text']}{more}")] if faulty else []
+    """The wait that exceeded its limit first, then what the other ranks waited for: those waits were ended by it."""
+    faulty = [rank for rank in findings.timeline.ranks if rank.metadata.get("fault_text")]
+    if not faulty or not findings.held_up:
+        return []
+    first = min(faulty, key=lambda rank: not ((fault := fault_of(rank)) and fault.is_timeout))
+    return [Line("fault", "; ".join([first.metadata["fault_text"], *describe_waits(findings.held_up, first.rank)]))]
 
 
 def _hang(findings: Findings) -> list[Line]:
@@ -103,15 +109,26 @@ def _waiting(findings: Findings) -> str:
         counted = [problem.text for problem in findings.timeline.problems if problem.kind == "counted_only"]
         return "; ".join(["no kernel left a span: there is nothing to say about time", *counted[:1]])
     if not findings.phases:
-        none = "no wait on record has ended" if findings.hang else "no waits on record"
-        return f"{none}; the warps' {duration(total)} went into other spans"
+        return f"no waits on record; the warps' {duration(total)} went into other spans"
     worst = findings.phases[0]
     all_waits = sum(phase.sum_ns for phase in findings.phases)
     kept = " that the flight recorder kept" if findings.records_overwritten else ""
+    names = ", ".join(left_out(findings.timeline))
+    idle = f"; left out: {names} of warps with nothing to do" if names else ""
     return (
         f"{percent(wait, total)} of the warps' time{kept}, {duration(wait)} of {duration(total)}; "
         f"most in {worst.phase}: {duration(worst.sum_ns)}, {percent(worst.sum_ns, all_waits)} of all waits"
+        + _endless(findings)
+        + idle
     )
+
+
+def _endless(findings: Findings) -> str:
+    """How much of the waiting is in waits that never ended; "" where all did."""
+    waited_ns = findings.waits.wait_ns[findings.waits.endless]
+    if not len(waited_ns):
+        return ""
+    return f"; {duration(int(waited_ns.sum()))} in {count(len(waited_ns), 'wait')} that never ended"
 
 
 def _bound(findings: Findings) -> str:
@@ -119,23 +136,31 @@ def _bound(findings: Findings) -> str:
     if whole is None or not whole.parts:
         return findings.critical_path.note or "there is no path"
     first = whole.parts[0]
+    of_what_ended = "of what ended, " if findings.held_up else ""
     text = (
-        f"{percent(first.time_ns, whole.makespan_ns)} of the critical path, "
+        f"{of_what_ended}{percent(first.time_ns, whole.makespan_ns)} of the critical path, "
         f"which is {duration(whole.makespan_ns)} long, is {describe_part(first)}"
     )
-    return text + _warm_up(findings)
+    return text + _one_iteration(findings)
 
 
-def _warm_up(findings: Findings) -> str:
-    """How to leave out a first iteration that is most of the capture, and so of every number."""
+def _one_iteration(findings: Findings) -> str:
+    """How to leave out an iteration that is more than half of the capture, and so of every number."""
     whole, iterations = findings.critical_path.whole, findings.critical_path.iterations
-    if whole is None or len(iterations) < 2 or iterations[0].makespan_ns * 2 <= whole.makespan_ns:
+    if whole is None or len(iterations) < 2:
         return ""
-    if iterations[0].start_ns != whole.start_ns:
+    place, longest = max(enumerate(iterations), key=lambda found: found[1].end_ns - found[1].start_ns)
+    if longest.makespan_ns * 2 <= whole.makespan_ns:
+        return ""
+    if longest.start_ns < whole.start_ns or longest.end_ns > whole.end_ns:
         return ""  # of a window that cuts it
-    first_us, last_us = iterations[1].start_ns // 1000 + 1, whole.end_ns // 1000 + 1
-    share = percent(iterations[0].makespan_ns, whole.makespan_ns)
-    return f"; the first iteration is {share} of it: --window {first_us}us:{last_us}us leaves it out"
+    name = f"iteration {longest.iteration}" if longest.iteration else "the first iteration"
+    if place < len(iterations) / 2:
+        first_us, last_us = longest.end_ns // 1000 + 1, whole.end_ns // 1000 + 1
+    else:
+        first_us, last_us = max(0, whole.start_ns // 1000), (longest.start_ns - 1) // 1000
+    share = percent(longest.makespan_ns, whole.makespan_ns)
+    return f"; {name} is {share} of it: --window {first_us}us:{last_us}us leaves it out"
 
 
 def steadiness(findings: Findings) -> str:

@@ -9,6 +9,7 @@ from tracekern.analysis.waits.event_graph import BETWEEN_SPANS, NOT_STARTED
 from tracekern.analysis.why.answer import Answer, Cause, Silence
 from tracekern.analysis.why.candidates import Candidate, CauseKind
 from tracekern.formatting import count, duration, factor, percent
+from tracekern.viewers.report.held_up import describe_held_up
 
 HOST_OR_KERNEL = "host or an unrecorded kernel"
 """What a gap before a kernel may be where nothing says that it was the host."""
@@ -19,8 +20,10 @@ _ROUNDING_NS = 2
 
 
 def verdict(findings: Findings) -> str:
-    """What costs most, and how much of the run; or why nothing is named."""
+    """What costs most, and how much of the run; who did not come, if the run did not end; or why nothing is named."""
     answer = findings.answer
+    if findings.held_up:
+        return describe_held_up(findings.held_up)
     if len(findings.timeline.ranks) == 1 and not findings.absent:
         return _ALONE
     if not answer.causes:

@@ -1,4 +1,7 @@
 // Where the warps of a kernel of this family meet: a warp group, a block, the grid.
+//
+// A warp that has nothing to do between two barriers arrives at once, holds up nobody, and records no wait: with few
+// tokens nearly all warps are such. What a warp does record has the wait in front of it, and that behind it, on record.
 #pragma once
 
 #include "comm/barrier.h"
@@ -6,11 +9,12 @@
 
 namespace tracekern {
 
-// All sub-warps of the warp group have come as far as this.
+// All sub-warps of the warp group have come as far as this. num_shared: of what they share one by one, in turns.
 template <class Rec>
-TK_DEVICE void wait_sub_warps(LowLatencyContext<Rec>& context) {
+TK_DEVICE void wait_sub_warps(LowLatencyContext<Rec>& context, [[maybe_unused]] uint32_t num_shared) {
     const WarpGroup group = context.warp_group();
-    TK_WAIT(context.recorder, LowLatencyEvent::wait_sub_warps);
+    TK_WAIT_IF(
+        context.recorder, context.is_recorded(context.sub_warp_id() < num_shared), LowLatencyEvent::wait_sub_warps);
     TK_END_AFTER_BARRIER(group);
 }
 
@@ -24,13 +28,13 @@ TK_DEVICE void wait_group(LowLatencyContext<Rec>& context, ExpertPair from) {
 
 // All warps of all blocks; false when it gave up, the same in all warps of a block, which have barriers to come.
 template <class Rec>
-TK_DEVICE bool wait_grid(LowLatencyContext<Rec>& context) {
+TK_DEVICE bool wait_grid(LowLatencyContext<Rec>& context, [[maybe_unused]] bool has_part) {
     Warp& warp = context.warp;
     const auto wait_now = [&] {
         uint64_t* arrivals = &context.args.state->grid_arrivals;
         return WaitResult{grid_barrier(warp, context.comm, arrivals, context.stage), 0};
     };
-    const bool ok = record_wait<LowLatencyEvent::wait_grid>(context, wait_now).ok;
+    const bool ok = record_wait_if<LowLatencyEvent::wait_grid>(context.is_recorded(has_part), context, wait_now).ok;
     if (warp.warp == 0) warp.leader([&] { context.shared().failed = !ok; });
     warp.block_sync();
     return context.shared().failed == 0;

@@ -49,6 +49,7 @@ inline LowLatencyCall make_low_latency_call(pybind11::kwargs given) {
     if (call.slot >= kNumSlots) throw std::invalid_argument("slot: wanted 0 or 1");
     call.num_tokens = take_option<uint32_t>(given, "num_tokens");
     call.topk = take_option<uint32_t>(given, "topk");
+    call.records_idle = take_option<bool>(given, "records_idle");
     call.has_long_ids = take_option<bool>(given, "has_long_ids");
     call.topk_idx = address("topk_idx");
     call.x = address("x");

@@ -37,14 +37,14 @@ TK_DEVICE void combine_send(LowLatencyContext<Rec>& context) {
     const LowLatencyArgs& args = context.args;
     const ExpertPair to = context.pair();
     const uint32_t expert = context.own_expert(to.local_expert);
+    const int64_t range = args.call.packed_recv_layout_range[to.local_expert * args.shape.num_ranks + to.rank];
+    const uint32_t count = packed_count(range);
     if (context.sub_warp_id() == 0) {
         const bool ok = wait_combine_ack(context, to) && !has_aborted(warp, context.comm);
         warp.leader([&] { context.group().ok = ok; });
     }
-    wait_sub_warps(context);
+    wait_sub_warps(context, count);
     if (!context.group().ok) return;
-    const int64_t range = args.call.packed_recv_layout_range[to.local_expert * args.shape.num_ranks + to.rank];
-    const uint32_t count = packed_count(range);
     TK_NO_UNROLL
     for (uint32_t i = context.sub_warp_id(); i < count; i += args.launch.num_warps_per_group) {
         const uint64_t row = args.packed_row(to.local_expert, packed_begin(range) + i);
@@ -54,7 +54,7 @@ TK_DEVICE void combine_send(LowLatencyContext<Rec>& context) {
         copy_vectors(warp, args.result_row(to.rank, expert, token), args.call.expert_rows + row * row_bytes, row_bytes);
         TK_END(token);
     }
-    wait_sub_warps(context);
+    wait_sub_warps(context, count);
     if (context.sub_warp_id() != 0) return;
     TK_SIGNAL(context.recorder, LowLatencyEvent::signal_results, to.rank, to.local_expert);
     signal_peer<LowLatencyChannel::results>(context, to.rank, args.result_flag(to.rank, expert), count);
@@ -135,7 +135,7 @@ TK_DEVICE bool combine_recv(LowLatencyContext<Rec>& context) {
         const uint64_t* flag = args.result_flag(context.comm.rank, context.responsible_expert_idx());
         traced_wait<LowLatencyChannel::results, LowLatencyEvent::wait_results>(context, flag, of.rank, of.local_expert);
     }
-    if (!wait_grid(context)) return false;
+    if (!wait_grid(context, true)) return false;
     TK_NO_UNROLL
     for (uint32_t token = warp.block; token < args.call.num_tokens; token += warp.num_blocks) {
         TK_RANGE(context.recorder, LowLatencyEvent::reduce_token, token);
@@ -160,7 +160,14 @@ struct LowLatencyCombine : LowLatencyKernel<kOwnStage> {
         if constexpr (kSends) combine_send(context);
         bool all_came = true;
         if constexpr (kReceives) all_came = combine_recv(context);
-        if (!is_last_block(context)) return;
+        const bool is_last = is_last_block(context);
+        if constexpr (kReceives) {
+            // Only now it is known whether the warp has something to acknowledge.
+            const bool has_polled = !context.is_idle() && context.sub_warp_id() == 0;
+            const bool has_part = has_polled || context.has_tokens() || is_last || !all_came;
+            TK_TAKE_BACK_IF(context.recorder, !context.is_recorded(has_part), LowLatencyEvent::wait_grid);
+        }
+        if (!is_last) return;
         if constexpr (kSends) {
             LowLatencySlot& slot = args.state->slots[args.call.slot];
             if (warp.warp == 0) warp.leader([&] { slot.combined.epoch = epoch; });

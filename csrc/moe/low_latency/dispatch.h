@@ -138,7 +138,10 @@ TK_DEVICE void signal_count(LowLatencyContext<Rec>& context) {
     const ExpertPair to = context.pair();
     const uint32_t num_sent = context.group().num_sent;
     const auto wait_now = [&] { return wait_finished(context, expert, num_sent); };
-    if (!record_wait<LowLatencyEvent::wait_sends>(context, wait_now, expert).ok) return;
+    if (!record_wait_if<LowLatencyEvent::wait_sends>(context.is_recorded(num_sent != 0), context, wait_now, expert)
+             .ok) {
+        return;
+    }
     {
         TK_SIGNAL(context.recorder, LowLatencyEvent::signal_count, to.rank, to.local_expert);
         // -n - 1, as in DeepEP, where 0 is no count. The epoch in front of it says of which call it is.
@@ -229,11 +232,15 @@ TK_DEVICE void dispatch_recv(LowLatencyContext<Rec>& context) {
     if (context.sub_warp_id() == 1) claim_rows(context);
     wait_group(context, from);
     const uint32_t count = context.group().count;
+    // Only now it is known which sub-warps have a message to copy. The first one acknowledges.
+    const uint32_t num_busy = count == 0 ? 1 : count;
+    TK_TAKE_BACK_IF(
+        context.recorder, !context.is_recorded(context.sub_warp_id() < num_busy), LowLatencyEvent::wait_group);
     TK_NO_UNROLL
     for (uint32_t place = context.sub_warp_id(); place < count; place += args.launch.num_warps_per_group) {
         copy_token<kFp8>(context, from, place);
     }
-    wait_sub_warps(context);
+    wait_sub_warps(context, count);
     if (context.sub_warp_id() != 0 || !context.group().ok) return;
     // Released: all sub-warps have read what the source may now write again.
     TK_SIGNAL(context.recorder, LowLatencyEvent::signal_dispatch_ack, from.rank, from.local_expert);
@@ -267,7 +274,8 @@ struct LowLatencyDispatch : LowLatencyKernel<kOwnStage> {
         clear_shared(context);
         if constexpr (kSends) dispatch_send<kFp8>(context);
         // For packed_recv_count, which the first block of this launch set to zero.
-        const bool ok = !kSends || !kReceives || wait_grid(context);
+        const bool polls_or_tells = !context.is_idle() && context.sub_warp_id() < 2;
+        const bool ok = !kSends || !kReceives || wait_grid(context, polls_or_tells || context.has_tokens());
         if constexpr (kReceives) {
             if (ok) dispatch_recv<kFp8>(context);
         }

@@ -113,6 +113,7 @@ struct LowLatencyCall {
     uint32_t num_tokens;
     uint32_t topk;
     uint32_t has_long_ids;              // topk_idx is of int64, else of int32
+    uint32_t records_idle;              // warps with nothing to do record how they wait for the others
     const void* topk_idx;               // [token][topk], -1: no expert
     const char* x;                      // [token][hidden] bf16
     char* packed_recv_x;                // [local expert][row][hidden] fp8 or bf16
@@ -235,6 +236,10 @@ struct LowLatencyContext : CommContext<Rec> {
     TK_DEVICE uint32_t responsible_expert_idx() const {
         return args.launch.responsible_expert_idx(this->warp.block, this->warp.warp);
     }
+    // Whether this block has a token of its own, which all its warps share.
+    TK_DEVICE bool has_tokens() const { return this->warp.block < args.call.num_tokens; }
+    // Whether a wait is on record that only a warp with something to do before or behind it has a reason to record.
+    TK_DEVICE bool is_recorded(bool has_part) const { return has_part || args.call.records_idle; }
     TK_DEVICE bool is_idle() const { return responsible_expert_idx() >= args.shape.num_experts; }
     TK_DEVICE ExpertPair pair() const {
         return ExpertPair::of(responsible_expert_idx(), args.shape.num_local_experts());

@@ -18,19 +18,21 @@ from tracekern.analysis.groups import group_rows
 from tracekern.analysis.waits import edges as wait_edges
 from tracekern.errors import BadInput
 from tracekern.formatting import brief
+from tracekern.timeline.flows import waits_for_nobody
 from tracekern.timeline.intervals import one_line
 from tracekern.timeline.model import (
-    OPEN_END,
     ChannelKind,
     EventClass,
     EventType,
     Flows,
     Int32,
     Int64,
+    Mask,
     Spans,
     Timeline,
     field_values,
 )
+from tracekern.timeline.open_spans import endless_waits, known_ends
 from tracekern.timeline.roles import roles_of
 
 
@@ -82,9 +84,9 @@ class WaitKind(enum.IntEnum):
     DATA = 0
     CREDIT = 1
     BARRIER = 2
-    """A barrier of ranks, or of the warps of a block or grid."""
+    """A barrier of ranks, or of warps of a block or grid."""
     OPAQUE = 3
-    """No channel: nothing on record says what it was for."""
+    """No channel, so that nothing on record says what it was for, or one that held what it wanted before any signal."""
     UNMATCHED = 4
     """It has a channel, but no signal was recorded, or its own begin was not."""
 
@@ -95,7 +97,7 @@ CLASSES = ("late_sender", "drain", "visibility", "late_receiver", "barrier_late"
 
 @dataclass(frozen=True)
 class Waits:
-    """[n] columns, one row for each closed span of class WAIT, in the order of Timeline.spans.
+    """[n] columns, one row for each span of class WAIT that ended or is endless, in the order of Timeline.spans.
 
     Stored are three times that add up to `wait_ns`; what they are called depends on `kind`, and the properties named in
     CLASSES sort them out.
@@ -120,6 +122,8 @@ class Waits:
     launch: Int32
     """Index into Timeline.launches; -1."""
     wait_ns: Int64
+    endless: npt.NDArray[np.bool_]
+    """It never ended: wait_ns is how long it lasted at least (timeline/open_spans.py), with the peer late all along."""
     headless: npt.NDArray[np.bool_]
     """A flight recorder overwrote its begin: it took longer than wait_ns."""
     late_ns: Int64
@@ -134,7 +138,7 @@ class Waits:
     arrivals: Flows
     """For waits at barriers of ranks: every arrival, not just the last."""
     num_open: int
-    """Waits that never ended: their kernel hung or was killed. They have no row."""
+    """Waits whose end is not on record: endless ones, and those whose end found no room, which have no row."""
 
     __repr__ = brief
 
@@ -208,13 +212,16 @@ def analyze_waits(timeline: Timeline) -> Waits:
         raise BadInput(f"waits between ranks need one time axis in ns, got {timeline.unit}; use tracekern.load()")
     spans = timeline.spans
     is_wait = timeline.events_of(EventClass.WAIT)[spans.event]
-    row = np.flatnonzero(is_wait & (spans.end != OPEN_END))
+    is_endless = endless_waits(timeline)
+    row = np.flatnonzero(is_wait & (~spans.is_open | is_endless))
+    endless = is_endless[row]
     arrivals = wait_edges.barrier_arrivals(timeline)
     signal, last_arrival = _releases(timeline, arrivals, row)
-    kind = _kinds(timeline, row, signal, last_arrival)
-    begin, end = spans.start[row], spans.end[row]
+    kind = _kinds(timeline, row, signal, last_arrival, endless)
+    begin, end = spans.start[row], known_ends(timeline)[row]
     done = wait_edges.signal_ends(timeline, signal)
     late, drain, slack = _divide(timeline, kind, begin, end, signal, last_arrival, done)
+    late = np.where(endless & (kind != WaitKind.OPAQUE), end - begin, late)
     track = spans.track[row]
     role_of_span, roles = roles_of(timeline, spans)
     phase, phases = number_phases(timeline, row)
@@ -230,15 +237,16 @@ def analyze_waits(timeline: Timeline) -> Waits:
         phase=phase,
         launch=spans.launch[row],
         wait_ns=end - begin,
+        endless=endless,
         headless=timeline.headless_spans()[row],
         late_ns=late,
         drain_ns=drain,
         slack_ns=slack,
-        wrong_order_ns=_wrong_order(timeline, row, kind, begin + late, done),
+        wrong_order_ns=_wrong_order(timeline, row, (kind == WaitKind.DATA) & ~endless, begin + late, done),
         phases=phases,
         roles=roles,
         arrivals=arrivals,
-        num_open=int(np.count_nonzero(is_wait)) - len(row),
+        num_open=int(np.count_nonzero(is_wait & spans.is_open)),
     )
 
 
@@ -282,8 +290,14 @@ def _releases(timeline: Timeline, arrivals: Flows, row: Int64) -> tuple[Int64, I
     return signal[row], last_arrival[row]
 
 
-def _kinds(timeline: Timeline, row: Int64, signal: Int64, last_arrival: Int64) -> Int8:
-    of_channel = {ChannelKind.DATA: WaitKind.DATA, ChannelKind.CREDIT: WaitKind.CREDIT}
+def _kinds(timeline: Timeline, row: Int64, signal: Int64, last_arrival: Int64, endless: Mask) -> Int8:
+    of_channel = {
+        ChannelKind.DATA: WaitKind.DATA,
+        ChannelKind.COUNT: WaitKind.DATA,
+        ChannelKind.CREDIT: WaitKind.CREDIT,
+        ChannelKind.GROUP: WaitKind.OPAQUE,  # until it is known who came last
+        ChannelKind.GRID: WaitKind.OPAQUE,
+    }
     of_name = {event.name: event.channel for event in timeline.events if event.channel}
 
     def of(event: EventType) -> WaitKind:
@@ -292,8 +306,9 @@ def _kinds(timeline: Timeline, row: Int64, signal: Int64, last_arrival: Int64) -
 
     of_event = np.array([*map(of, timeline.events), WaitKind.OPAQUE], np.int8)
     kind = of_event[timeline.spans.event[row]]
+    kind[waits_for_nobody(timeline)[row]] = WaitKind.OPAQUE
     kind[(kind == WaitKind.OPAQUE) & (last_arrival >= 0)] = WaitKind.BARRIER
-    kind[(kind != WaitKind.OPAQUE) & (signal < 0) & (last_arrival < 0)] = WaitKind.UNMATCHED
+    kind[(kind != WaitKind.OPAQUE) & (signal < 0) & (last_arrival < 0) & ~endless] = WaitKind.UNMATCHED
     return kind
 
 
@@ -311,9 +326,9 @@ def _divide(
     return late, drain, slack
 
 
-def _wrong_order(timeline: Timeline, row: Int64, kind: Int8, late_until: Int64, done: Int64) -> Int64:
+def _wrong_order(timeline: Timeline, row: Int64, is_data: Mask, late_until: Int64, done: Int64) -> Int64:
     spans, result = timeline.spans, np.zeros(len(row), np.int64)
-    data = np.flatnonzero(kind == WaitKind.DATA)
+    data = np.flatnonzero(is_data)
     row = row[data]
     group = group_rows(len(row), spans.track[row], spans.launch[row], spans.event[row]).group
     result[data] = overtaken(group, spans.start[row], late_until[data], done[data])

@@ -10,6 +10,7 @@ from tracekern.analysis.groups import group_rows
 from tracekern.timeline.flows import join_flows
 from tracekern.timeline.model import (
     OPEN_END,
+    Channel,
     ChannelKind,
     EventClass,
     EventType,
@@ -18,14 +19,20 @@ from tracekern.timeline.model import (
     Mask,
     Timeline,
     TrackKind,
+    field_values,
 )
 from tracekern.timeline.select import take_spans
 
 NEVER = np.int64(1 << 61)
 """The time at which a signal that never closed has arrived. Small enough to be added to."""
 
-BLOCK_BARRIER, GRID_BARRIER = "wait_block", "wait_grid"
-"""Waits without a channel whose names say who meets there: all warps of the block, or of the launch."""
+_BY_NAME = {
+    "wait_block": Channel("wait_block", ChannelKind.GROUP, ()),
+    "wait_grid": Channel("wait_grid", ChannelKind.GRID, ()),
+}
+"""Of waits without a channel whose names say who meets there: all warps of the block, or of the launch."""
+_NUM_WARPS = "warps"
+"""Field that says how many warps meet."""
 
 
 def of_events(timeline: Timeline, chosen: list[bool]) -> Mask:
@@ -104,42 +111,60 @@ class LocalBarriers:
     """The wait span, at the same barrier, of the warp that came last."""
 
 
-def is_local_barrier(event: EventType) -> bool:
-    """Does this wait end when all warps of the block or grid are there?"""
-    is_wait = event.event_class is EventClass.WAIT and event.channel is None
-    return is_wait and event.name in (BLOCK_BARRIER, GRID_BARRIER)
+def local_channel(event: EventType) -> Channel | None:
+    """Returns the channel of a wait in which warps of a block or grid wait for each other; None of other events."""
+    if event.event_class is not EventClass.WAIT:
+        return None
+    channel = event.channel or _BY_NAME.get(event.name)
+    return channel if channel and channel.kind.is_local else None
 
 
 def local_barriers(timeline: Timeline) -> LocalBarriers:
-    """Who came last at block and grid barriers.
+    """Who came last at barriers of warps.
 
     Every warp passes them equally often, so the k-th wait of each warp belongs to the k-th barrier of its launch; where
     a flight recorder overwrote the first ones, the k-th from the end. No warp counts as last where a warp
     left before another one came (records are missing), where the wait of a warp was overwritten, and where the warp
     that seems to have come last came earlier by an unknown time: the begin of its wait was overwritten.
     """
-    block_of_track = np.array([track.block for track in timeline.tracks], np.int64)
-    parts = []
-    for name, place_of_track in ((BLOCK_BARRIER, block_of_track), (GRID_BARRIER, np.zeros_like(block_of_track))):
-        chosen = [is_local_barrier(event) and event.name == name for event in timeline.events]
-        parts.append(_meetings(timeline, np.flatnonzero(of_events(timeline, chosen)), place_of_track))
+    channels = [local_channel(event) for event in timeline.events]
+    parts = [(np.empty(0, np.int64),) * 2]
+    for channel in sorted(set(channels) - {None}, key=str):
+        assert channel is not None
+        rows = np.flatnonzero(of_events(timeline, [of_event == channel for of_event in channels]))
+        parts.append(_meetings(timeline, channel, rows[timeline.spans.launch[rows] >= 0]))
     return LocalBarriers(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _meetings(timeline: Timeline, rows: Int64, place_of_track: Int64) -> tuple[Int64, Int64]:
-    """(waits, last arrivals) among the waits `rows` at barriers of one kind, sorted by (track, start)."""
+def _values(timeline: Timeline, rows: Int64, field: str) -> Int64:
+    """[n] values of a field, 0 where an event has none of that name."""
+    values = np.zeros(len(rows), np.int64)
+    event = timeline.spans.event[rows]
+    for idx in np.unique(event).tolist():
+        mine = np.flatnonzero(event == idx)
+        known = field_values(timeline.events[idx], field, timeline.spans, rows[mine])
+        if known is not None:
+            values[mine] = known
+    return values
+
+
+def _meetings(timeline: Timeline, channel: Channel, rows: Int64) -> tuple[Int64, Int64]:
+    """(waits, last arrivals) among the waits `rows` at barriers of one channel, sorted by (track, start)."""
     spans = timeline.spans
-    rows = rows[spans.launch[rows] >= 0]
     if not len(rows):
         return rows, rows
     lacks_first = np.array([launch.records_overwritten > 0 for launch in timeline.launches], bool)[spans.launch]
     rows = rows[~lacks_first[rows] | (spans.end[rows] != OPEN_END)]
-    passes = group_rows(len(rows), spans.launch[rows], spans.track[rows]).group
+    keys = [_values(timeline, rows, name) for name in channel.key]
+    passes = group_rows(len(rows), spans.launch[rows], spans.track[rows], *keys).group
     order = np.argsort(passes, kind="stable")
-    rows, passes = rows[order], passes[order]
+    rows, passes, keys = rows[order], passes[order], [key[order] for key in keys]
     counted_from = np.where(lacks_first[rows], *(np.searchsorted(passes, passes, side) for side in ("right", "left")))
     ordinal = np.arange(len(rows)) - counted_from
-    meeting = group_rows(len(rows), spans.launch[rows], place_of_track[spans.track[rows]], ordinal)
+    place_of_track = np.array([track.block for track in timeline.tracks], np.int64)
+    if channel.kind is ChannelKind.GRID:
+        place_of_track[:] = 0
+    meeting = group_rows(len(rows), spans.launch[rows], place_of_track[spans.track[rows]], ordinal, *keys)
     start, end = spans.start[rows], spans.end[rows]
     closed, headless = end != OPEN_END, timeline.headless_spans()[rows]
     arrival = 2 * start + ~headless  # of two at one time the one that is known to have come then
@@ -147,16 +172,26 @@ def _meetings(timeline: Timeline, rows: Int64, place_of_track: Int64) -> tuple[I
     last = np.empty(len(meeting), np.int64)
     last[meeting.group[came_last]] = came_last
     left_early = closed & (end < start[last[meeting.group]])
-    launch, place, _ = meeting.columns
-    sound = ~headless[last] & (meeting.count() >= _num_warps(timeline, launch, place, place_of_track))
+    launch, place, *_ = meeting.columns
+    wanted = np.maximum(
+        _values(timeline, rows[last], _NUM_WARPS), _num_warps(timeline, launch, place, place_of_track) * (not keys)
+    )
+    sound = ~headless[last] & (meeting.count() >= wanted)
+    if keys:  # who belongs there is not on record where records are missing
+        sound &= (wanted > 0) | ~_is_lossy(timeline)[launch]
     sound[meeting.group[left_early]] = False
     kept = closed & sound[meeting.group]
     return rows[kept], rows[last[meeting.group[kept]]]
 
 
+def _is_lossy(timeline: Timeline) -> Mask:
+    """[num_launches] whether records of it are missing"""
+    return np.array([entry.records_lost + entry.records_overwritten > 0 for entry in timeline.launches], bool)
+
+
 def _num_warps(timeline: Timeline, launch: Int64, place: Int64, place_of_track: Int64) -> Int64:
     """[n] how many warps recorded something in that place of that launch; 0 for a launch that lost no record."""
-    is_lossy = np.array([entry.records_lost + entry.records_overwritten > 0 for entry in timeline.launches], bool)
+    is_lossy = _is_lossy(timeline)
     if not is_lossy.any():
         return np.zeros(len(launch), np.int64)
     is_device = timeline.tracks_of(TrackKind.DEVICE)

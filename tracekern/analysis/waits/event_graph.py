@@ -57,8 +57,6 @@ class Schedule:
     """Number of its (rank, stream); -1 for a launch that left nothing."""
     start: Int64
     end: Int64
-    last_run: Int64
-    """The run that ended last; -1 where the launch left no span."""
     before: Int64
     """The launch of its stream that ended last before it: -1 for the first."""
     gap_start: Int64
@@ -175,16 +173,13 @@ def _schedule(timeline: Timeline, runs: ActivityRuns, stages: tuple[str, ...]) -
     shown = np.flatnonzero(start != _LATE)
     order = shown[np.lexsort((start[shown], stream[shown]))]
     stream[start == _LATE] = -1
-    last_run = np.full(count, -1, np.int64)
-    by_end = np.argsort(runs.end, kind="stable")
-    last_run[runs.launch[by_end]] = by_end  # the last one written stays
     before, gap_ns = _predecessors(order, stream, start, end)
     gap_start = np.where(before >= 0, start - gap_ns, start[order].min(initial=_LATE))
     gap_start[start == _LATE] = _LATE
     named = slice(len(launches))
     host_gap_ns = np.zeros(count, np.int64)
     host_gap_ns[named] = host_gaps(timeline, gap_start[named], start[named])
-    return Schedule(rank, stage, sequence, stream, start, end, last_run, before, gap_start, host_gap_ns, order)
+    return Schedule(rank, stage, sequence, stream, start, end, before, gap_start, host_gap_ns, order)
 
 
 def _launch_times(timeline: Timeline, runs: ActivityRuns, count: int) -> tuple[Int64, Int64]:

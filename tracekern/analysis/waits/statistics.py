@@ -26,6 +26,8 @@ class WaitStatistic:
     count: int
     num_headless: int
     """Of them took longer than is on record: a flight recorder overwrote their begin."""
+    num_endless: int
+    """Of them never ended, and count as long as is known."""
     sum_ns: int
     max_warp_ns: int
     """The largest sum of a single warp."""
@@ -50,6 +52,7 @@ def wait_statistics(waits: Waits, by: Sequence[str] = KEYS) -> tuple[WaitStatist
         return ()
     keys = dict(zip(by, groups.columns, strict=True))
     sums, counts, headless = groups.sum(waits.wait_ns), groups.count(), groups.sum(waits.headless)
+    endless = groups.sum(waits.endless)
     warps = group_rows(len(waits), groups.group, waits.track)
     of_warp = np.full(len(groups), 0, np.int64)
     np.maximum.at(of_warp, warps.columns[0], warps.sum(waits.wait_ns))
@@ -65,6 +68,7 @@ def wait_statistics(waits: Waits, by: Sequence[str] = KEYS) -> tuple[WaitStatist
             peer=int(keys["peer"][i]) if "peer" in keys else None,
             count=int(counts[i]),
             num_headless=int(headless[i]),
+            num_endless=int(endless[i]),
             sum_ns=int(sums[i]),
             max_warp_ns=int(of_warp[i]),
             p50_ns=float(p50[i]),

@@ -12,16 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.iterations import Iterations
 from tracekern.analysis.waits.analyze import Waits
 from tracekern.analysis.waits.event_graph import EventGraph
 from tracekern.analysis.why.candidates import Candidate, Candidates, CauseKind, Excess
 from tracekern.analysis.why.evidence import Evidence, weigh
-from tracekern.analysis.why.graph import build_run_graph
-from tracekern.analysis.why.longest_path import order_graph
+from tracekern.analysis.why.moments import Moments
 from tracekern.analysis.why.repetitions import ends_of_iterations
 from tracekern.analysis.why.replays import Replays, Saving
 from tracekern.formatting import brief, percent
+from tracekern.timeline.iterations import Iterations
 from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Float64, Timeline
 from tracekern.timeline.select import Window
 
@@ -96,30 +95,33 @@ class Answer:
     __repr__ = brief
 
 
+def no_cost(note: str) -> Answer:
+    """An answer that names nothing. note: why."""
+    return Answer(0.0, (), 0, (), 0.0, Silence.NO_COST, note)
+
+
 def explain(
-    timeline: Timeline, graph: EventGraph, waits: Waits, iterations: Iterations, window: Window | None = None
+    timeline: Timeline,
+    graph: EventGraph,
+    waits: Waits,
+    moments: Moments | str,
+    iterations: Iterations,
+    window: Window | None = None,
 ) -> Answer:
     """Replays the run without its causes.
 
-    graph: build_graph(timeline). waits: all of analyze_waits(timeline). iterations: find_iterations(timeline).
+    graph: build_graph(timeline). waits: all of analyze_waits(timeline). moments: find_moments() of these. iterations:
+    find_iterations(timeline).
     """
-    if note := _why_no_cost(timeline, graph, waits, window):
-        return Answer(0.0, (), 0, (), 0.0, Silence.NO_COST, note)
-    run_graph = build_run_graph(timeline, graph, waits)
-    path = order_graph(run_graph.num_nodes, run_graph.source, run_graph.target)
-    if path.is_cyclic:
-        note = "by the ranks' clocks, signals were waited for before they were sent"
-        return Answer(0.0, (), 0, (), 0.0, Silence.NO_COST, note)
-    replays = Replays(run_graph, path, graph.schedule.order, ends_of_iterations(timeline, graph, iterations))
-    candidates = Candidates(timeline, graph, waits, run_graph)
-    return _Inquiry(timeline, replays, candidates, len(run_graph.weight)).answer()
+    note = _why_no_cost(timeline, waits, window)
+    if isinstance(moments, str) or note:
+        return no_cost(moments if isinstance(moments, str) else note)
+    replays = Replays(moments, graph.schedule.order, ends_of_iterations(timeline, graph, iterations))
+    candidates = Candidates(timeline, graph, waits, moments.run_graph)
+    return _Inquiry(timeline, replays, candidates, len(moments.run_graph.weight)).answer()
 
 
-def _why_no_cost(timeline: Timeline, graph: EventGraph, waits: Waits, window: Window | None) -> str:
-    if not timeline.has_one_axis:
-        return "the ranks' clocks are not aligned"
-    if not len(graph.schedule.order):
-        return "no kernel is on record"
+def _why_no_cost(timeline: Timeline, waits: Waits, window: Window | None) -> str:
     if absent := [problem.text for problem in timeline.problems if problem.kind in ABSENT_KINDS]:
         return f"{' and '.join(absent)}, and what is not here may have been waited for"
     if len(timeline.ranks) < 2:

@@ -16,6 +16,7 @@ import numpy as np
 from tracekern.analysis.groups import group_rows, median_of_groups, quantile_of_groups
 from tracekern.analysis.waits.analyze import WaitKind, Waits
 from tracekern.analysis.waits.event_graph import EventGraph
+from tracekern.formatting import brief
 from tracekern.timeline.intervals import bisect_right
 from tracekern.timeline.model import OPEN_END, Float64, Int32, Int64, Mask, Timeline
 
@@ -40,13 +41,15 @@ class EdgeKind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Segments:
-    """[n] what a run did by itself between two nodes. Each is an edge."""
+    """[n] what a run did by itself between two nodes. Each is an edge: the first n, in this order."""
 
     run: Int64
     start: Int64
     """ns from the timeline's origin, like all times here."""
     end: Int64
     edge: Int64
+
+    __repr__ = brief
 
     def __len__(self) -> int:
         return len(self.run)
@@ -64,6 +67,8 @@ class Messages:
     was_awaited: Mask
     """Whether the wait was held up by it. Of the others it is not on record how long they took."""
 
+    __repr__ = brief
+
     def __len__(self) -> int:
         return len(self.wait)
 
@@ -74,6 +79,11 @@ class Gaps:
 
     launch: Int64
     edge: Int64
+
+    def take(self, which: Mask) -> Gaps:
+        return Gaps(self.launch[which], self.edge[which])
+
+    __repr__ = brief
 
 
 @dataclass(frozen=True)
@@ -91,12 +101,25 @@ class RunGraph:
     segments: Segments
     messages: Messages
     gaps: Gaps
+    uncounted: Int64
+    """Edges that lead to where all ranks are aligned. Their time counts for nothing."""
     heard: Int64
     """Waits whose ends are nodes: index into Waits."""
+    first_heard: int
+    """Node of the first of these, which the others follow."""
     end_of_launch: Int64
     """[num_launches of the Schedule] node"""
     start_ns: int
     """When the first launch began."""
+
+    @property
+    def counted(self) -> Float64:
+        """[num_edges] ns as recorded, 0 of edges whose time counts for nothing."""
+        counted: Float64 = self.weight.copy()
+        counted[self.uncounted] = 0
+        return counted
+
+    __repr__ = brief
 
 
 @dataclass(frozen=True)
@@ -186,9 +209,10 @@ def build_run_graph(timeline: Timeline, graph: EventGraph, waits: Waits) -> RunG
     messages = _add_messages(edges, timeline, waits, points, times)
     _add_meetings(edges, timeline, waits, points, times, meeting)
     is_align = np.array([*(launch.is_align for launch in timeline.launches), *[False] * len(timeline.ranks)])
-    gaps, start_ns = _add_launches(edges, graph, is_align)
+    every_gap, start_ns = _add_launches(edges, graph, is_align)
     num_nodes = points.first_meeting + len(meetings)
-    num_nodes += _add_alignments(edges, graph, is_align, num_nodes)
+    met, num_meetings = _add_alignments(edges, graph, is_align, num_nodes)
+    num_nodes += num_meetings
     source, target, weight, kind = edges.join()
     return RunGraph(
         num_nodes=num_nodes,
@@ -198,8 +222,10 @@ def build_run_graph(timeline: Timeline, graph: EventGraph, waits: Waits) -> RunG
         weight=weight,
         segments=segments,
         messages=messages,
-        gaps=gaps,
+        gaps=every_gap.take(~is_align[every_gap.launch]),
+        uncounted=np.append(met, every_gap.edge[is_align[every_gap.launch]]),
         heard=points.heard,
+        first_heard=points.first_heard,
         end_of_launch=1 + num_launches + np.arange(num_launches),
         start_ns=start_ns,
     )
@@ -386,26 +412,24 @@ def _add_launches(edges: _Edges, graph: EventGraph, is_align: Mask) -> tuple[Gap
     overlaps = schedule.start[following] < schedule.end[before]
     since = np.where(overlaps, schedule.start[before], schedule.end[before])
     node = np.where(overlaps, 1 + before, 1 + count + before)
-    lasted = np.where(is_align[following], 0, schedule.start[following] - since)
-    gap = edges.add(EdgeKind.GAP, node, 1 + following, lasted)
+    gap = edges.add(EdgeKind.GAP, node, 1 + following, schedule.start[following] - since)
     first = shown[schedule.before[shown] < 0]
     start_ns = int(schedule.start[shown].min())
-    lasted = np.where(is_align[first], 0, schedule.start[first] - start_ns)
-    begun = edges.add(EdgeKind.GAP, np.zeros(len(first), np.int64), 1 + first, lasted)
-    launch, edge = np.concatenate([following, first]), np.concatenate([gap, begun])
-    compared = ~is_align[launch]
-    return Gaps(launch[compared], edge[compared]), start_ns
+    begun = edges.add(EdgeKind.GAP, np.zeros(len(first), np.int64), 1 + first, schedule.start[first] - start_ns)
+    return Gaps(np.concatenate([following, first]), np.concatenate([gap, begun])), start_ns
 
 
-def _add_alignments(edges: _Edges, graph: EventGraph, is_align: Mask, first_node: int) -> int:
-    """A node for each, where all ranks meet at no cost; from there each needs what it took to see that. Returns how
-    many."""
+def _add_alignments(edges: _Edges, graph: EventGraph, is_align: Mask, first_node: int) -> tuple[Int64, int]:
+    """A node for each, where all ranks meet; from there each needs what it took to see that.
+
+    Returns the edges that lead to these nodes, and how many nodes there are.
+    """
     schedule, count = graph.schedule, len(graph.schedule.rank)
     launch = schedule.order[is_align[schedule.order]]
     number, meeting = np.unique(schedule.sequence[launch], return_inverse=True)
     latest = np.full(len(number), _NEVER)
     np.maximum.at(latest, meeting, schedule.start[launch])
-    edges.add(EdgeKind.MEETING, 1 + launch, first_node + meeting, np.zeros(len(launch)))
+    met = edges.add(EdgeKind.MEETING, 1 + launch, first_node + meeting, np.zeros(len(launch)))
     seen = np.maximum(schedule.end[launch] - latest[meeting], 0)
     edges.add(EdgeKind.MEETING, first_node + meeting, 1 + count + launch, seen)
-    return len(number)
+    return met, len(number)

@@ -73,10 +73,10 @@ class InterpretedPath:
         return np.array(times), np.array(deciding, np.int32)
 
 
-def walk_back(source: Int32, deciding: Int32, node: int) -> Int64:
-    """Returns the edges of the longest path to `node`, last first."""
+def walk_back(source: Int32, deciding: Int32, node: int, times: Float64, floor: float = -np.inf) -> Int64:
+    """Returns the edges of the longest path to `node`, last first, back to the one that began at `floor` or before."""
     path = []
-    while (edge := int(deciding[node])) >= 0:
+    while times[node] > floor and (edge := int(deciding[node])) >= 0:
         path.append(edge)
         node = int(source[edge])
     return np.array(path, np.int64)

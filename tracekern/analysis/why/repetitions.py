@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tracekern.analysis.groups import group_rows
-from tracekern.analysis.iterations import Iterations
 from tracekern.analysis.waits.event_graph import EventGraph
+from tracekern.timeline.iterations import Iterations
 from tracekern.timeline.model import Int64, Timeline
 
 MIN_REPETITIONS = 3

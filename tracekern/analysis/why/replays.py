@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekern.analysis.why.graph import RunGraph
-from tracekern.analysis.why.longest_path import LongestPath, walk_back
+from tracekern.analysis.why.longest_path import walk_back
+from tracekern.analysis.why.moments import Moments
 from tracekern.timeline.model import Float64, Int64, Mask
 
 
@@ -37,20 +38,21 @@ class Saving:
 class Replays:
     """Takes changes: [num_edges] ns that each edge of the run graph takes longer."""
 
-    def __init__(self, run_graph: RunGraph, path: LongestPath, shown: Int64, ends: Int64) -> None:
+    def __init__(self, moments: Moments, shown: Int64, ends: Int64) -> None:
         """shown: the launches that left something. ends: [num_iterations] of ends_of_iterations()."""
-        self._run_graph, self._path = run_graph, path
-        self._least = np.minimum(run_graph.weight, 0)
-        times, _ = path.run(run_graph.weight)
+        run_graph, times = moments.run_graph, moments.times
+        self._run_graph, self._path, self._counted = run_graph, moments.path, run_graph.counted
+        self._least = np.minimum(self._counted, 0)
         self._ends = run_graph.end_of_launch[shown]
-        self.makespan_ns = float(times[self._ends].max())
-        """From the start of the first kernel to the end of the last."""
+        counted = moments.path.run(self._counted)[0] if len(run_graph.uncounted) else times
+        self.makespan_ns = float(counted[self._ends].max())
+        """From the start of the first kernel to the end of the last, without what counts for nothing."""
         self.num_iterations = len(ends)
         ends = np.maximum.accumulate(ends - run_graph.start_ns)
         happened = np.flatnonzero(_last_in_iteration(run_graph, times, ends) & np.isfinite(times))
         self._by_time = happened[np.argsort(times[happened], kind="stable")]
         self._num_by_end = np.searchsorted(times[self._by_time], ends, side="right")
-        self._iteration_ends = times[self._by_time][self._num_by_end - 1]
+        self._iteration_ends = np.maximum.accumulate(counted[self._by_time])[self._num_by_end - 1]
 
     def saved(self, change: Float64) -> Saving:
         """Returns how much earlier all ends with the change. No edge becomes shorter than nothing."""
@@ -63,10 +65,10 @@ class Replays:
     def critical_path(self, change: Float64) -> Int64:
         """Returns the edges of the critical path with the change, last first."""
         times, deciding = self._path.run(self._weight(change))
-        return walk_back(self._run_graph.source, deciding, int(self._ends[times[self._ends].argmax()]))
+        return walk_back(self._run_graph.source, deciding, int(self._ends[times[self._ends].argmax()]), times)
 
     def _weight(self, change: Float64) -> Float64:
-        weight = self._run_graph.weight + change
+        weight = self._counted + change
         return np.maximum(weight, self._least, out=weight)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tracekern.export import labels
-from tracekern.export.drawing import Drawing, argument_names, keep_one_row_per_block, longest_wait, prepare
+from tracekern.export.drawing import Drawing, argument_names, keep_one_row_per_block, prepare
 from tracekern.export.files import open_output
 from tracekern.export.format import ExportStats, Format, Progress, TrackDetail
 from tracekern.export.rows import sort_key
@@ -132,8 +132,7 @@ class _Writer:
         prefix = self._new_thread(self._banner_pid, "about this trace", 0)
         start, end = self._drawing.first_ns, self._drawing.last_ns
         facts = labels.about(timeline)
-        if (wait := longest_wait(self._drawing)) >= 0:
-            facts["longest_wait"] = labels.describe_longest_wait(self._drawing, wait, self._time_shift)
+        facts |= labels.describe_first_waits(self._drawing, self._time_shift)
         facts["num_flows"] = labels.describe_flows(self._drawing)
         arguments = _json(facts)
         self._event("X", start, prefix, _json(banner), "about", f',"dur":{_microseconds(end - start)}', arguments)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tracekern.errors import NotBuilt
 from tracekern.export import labels
-from tracekern.export.drawing import Drawing, argument_names, keep_one_row_per_block, longest_wait, prepare
+from tracekern.export.drawing import Drawing, argument_names, keep_one_row_per_block, prepare
 from tracekern.export.files import Bytes, open_output
 from tracekern.export.format import ExportStats, Format, Progress, TrackDetail
 from tracekern.export.protobuf import (
@@ -237,8 +237,7 @@ def _prologue(drawing: Drawing, rows: Rows, interner: Interner, time_shift: int,
     flows_left_out = int((drawing.flow_drawable & ~drawing.flow_drawn).sum())
     banner, facts = labels.banner(timeline, spans_left_out, flows_left_out), labels.about(timeline)
     start, end = drawing.first_ns + time_shift, drawing.last_ns + time_shift
-    if (wait := longest_wait(drawing)) >= 0:
-        facts["longest_wait"] = labels.describe_longest_wait(drawing, wait, time_shift)
+    facts |= labels.describe_first_waits(drawing, time_shift)
     facts["num_flows"] = labels.describe_flows(drawing)
     # What `tracekern open` looks for comes first: rows and names of many ranks are larger than what it reads.
     parts = [_descriptor(rows.rows[0]), slice_packets(ROOT_UUID, start, end, banner, facts, SHARED_SEQUENCE)]

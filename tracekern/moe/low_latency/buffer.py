@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tracekern import _C
 from tracekern.comm.communicator import Communicator, check_timeout
 from tracekern.comm.group import Group, message_timeout_s, require_group
 from tracekern.errors import BadInput
@@ -18,6 +19,7 @@ from tracekern.moe.low_latency.kernels import Kernels, Limits
 from tracekern.moe.low_latency.settings import (
     FACTS,
     FAULT_SLOTS,
+    FAULT_VALUES,
     NUM_SLOTS,
     SCALE_GROUP,
     LaunchShape,
@@ -94,7 +96,9 @@ class Buffer:
             self.group, num_rdma_bytes, timeout_s, backend, on_timeout, reserved_bytes=num_rdma_bytes
         )
         self._limits = timeout_s, on_timeout
-        self._first_stage = self.comm.add_kernels(FACTS.stages, FACTS.channels, FAULT_SLOTS)
+        self._first_stage = self.comm.add_kernels(
+            FACTS.stages, FACTS.channels, FAULT_SLOTS, values=FAULT_VALUES, first_epoch=_C.first_epoch
+        )
         self._grid = num_sms, num_max_warp_groups
         self._executor = {"executor": executor} if backend == "cpu" else {}
         self._layout: Layout | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 AfterStage = Callable[[str], None]
 Limits = tuple[float, str]
 """timeout_s and on_timeout, see Communicator.set_timeout()."""
+
+LEFT_OUT = ["wait_sends", "wait_group", "wait_sub_warps", "wait_grid"]
+"""Events that a warp with nothing to do before or behind them records only where a capture wants all detail."""
 
 _TENSORS = (
     "x",
@@ -60,7 +64,8 @@ class Kernels:
         self._family = _find_family(comm)
         self.native = self._make_native(layout, shape, first_stage, executor)
         facts = _C.families["low_latency"]
-        self._launches = Launches(comm, facts.event_table(), facts.roles, shape.num_sms, shape.num_warps)
+        events = {**json.loads(facts.event_table()), "left_out": LEFT_OUT}
+        self._launches = Launches(comm, events, facts.roles, shape.num_sms, shape.num_warps)
         self._expert_kernels: ExpertKernels | None = None
         self._last_launch: tuple[int, Any, bool] | None = None
         """Stream, event behind it, whether both are of a graph that was captured."""
@@ -75,7 +80,7 @@ class Kernels:
         after_stage: AfterStage | None = None,
     ) -> None:
         """Launches stages of a call on the current stream; on the CPU runs them."""
-        call = self._make_call(dispatched)
+        call = self._make_call(dispatched, records_idle=capture is not None and capture.detail == "all")
 
         def run_own(names: Sequence[str], descriptors: Sequence[int], stream: int) -> None:
             self.native.run(list(names), call, dispatched.use_fp8, list(descriptors), stream)
@@ -133,7 +138,7 @@ class Kernels:
         except (ValueError, RuntimeError, MemoryError) as error:  # such as more blocks than the GPU holds at once
             raise BadInput(str(error)) from None
 
-    def _make_call(self, dispatched: Dispatched) -> Any:
+    def _make_call(self, dispatched: Dispatched, records_idle: bool) -> Any:
         tensors = dispatched.tensors
         addresses = {name: _address(tensors.get(name)) for name in _TENSORS}
         topk_idx = tensors["topk_idx"]
@@ -142,6 +147,7 @@ class Kernels:
             num_tokens=dispatched.num_tokens,
             topk=dispatched.topk,
             has_long_ids=topk_idx is not None and topk_idx.element_size() == 8,
+            records_idle=records_idle,
             **addresses,
         )
 

@@ -30,6 +30,8 @@ NUM_SLOTS: int = FACTS.num_slots
 
 FAULT_SLOTS = {"sends": "expert", **dict.fromkeys(("count", "results", "dispatch_ack", "combine_ack"), "local expert")}
 """Channel -> what the slot of a fault record is."""
+FAULT_VALUES = {"count": "~token", "results": "token"}
+"""Channel -> what the values of its flags count."""
 WARPS = {"cuda": 32, "hip": 16, "cpu": 16}
 """Warps of a block, DeepEP's kNumMaxWarpGroups."""
 CPU_GROUPS_PER_BLOCK = 8

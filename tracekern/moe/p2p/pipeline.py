@@ -14,6 +14,8 @@ from tracekern.moe.shape import MoeShape, check_range
 STAGES: dict[str, tuple[str, ...]] = _C.families["p2p"].variants
 """Variant -> the kernels of one call, in order."""
 
+FAULT_VALUES = {"counts": "token", "rank": "token"}
+"""Channel -> what the values of its flags count."""
 MAX_PARTITIONS = 64
 PARTITION_BYTES = 9_000_000
 """Bytes of a partition's rows for other ranks. For 16 to 8,192 tokens the resulting number of partitions is close to
@@ -58,6 +60,7 @@ class P2PPipeline(Pipeline):
             num_blocks=settings["num_blocks"],
             warps_per_block=settings["warps_per_block"],
             partitions=settings["partitions"],
+            fault_values=FAULT_VALUES,
             **how,
         )
 

@@ -14,7 +14,7 @@ from tracekern.dump.format import MAX_EVENTS, PAYLOAD_BITS
 from tracekern.dump.reader import Dump
 from tracekern.timeline.model import Channel, ChannelKind, EventClass, EventType, Field, Int32, Problem, UInt64
 
-_LEVEL_OF_CREDIT = {EventClass.SIGNAL: "value", EventClass.WAIT: "wanted"}
+_LEVEL = {EventClass.SIGNAL: "value", EventClass.WAIT: "wanted"}
 
 
 def parse_event_table(where: str, table: dict[str, Any]) -> tuple[EventType, ...]:
@@ -41,11 +41,12 @@ def _doubts(event: EventType) -> list[str]:
         if side.count(name) > 1
     ]
     channel = event.channel
-    if channel and event.event_class not in _LEVEL_OF_CREDIT:
+    if channel and event.event_class not in _LEVEL:
         doubts.append(f"channel {channel.name} joins signals and waits, this is class {event.event_class.value}")
-    elif channel and channel.kind is ChannelKind.CREDIT:
-        level = _LEVEL_OF_CREDIT[event.event_class]
-        doubts += [f"credit channel {channel.name} without a field {level}, taken as 0"] if level not in names else []
+    elif channel and channel.kind.is_local and event.event_class is EventClass.SIGNAL:
+        doubts.append(f"at channel {channel.name} warps wait for each other, nobody signals")
+    elif channel and channel.kind.has_levels and (level := _LEVEL[event.event_class]) not in names:
+        doubts.append(f"{channel.kind.value} channel {channel.name} without a field {level}, taken as 0")
     return list(dict.fromkeys(doubts))
 
 
@@ -120,7 +121,7 @@ def _bits(fields: tuple[Field, ...]) -> int:
 def _event_type(row: EventRow) -> EventType:
     channel = None
     if row.channel:
-        name, kind, key = row.channel
-        channel = Channel(name, ChannelKind(kind), key)
+        name, kind, key, initial = row.channel
+        channel = Channel(name, ChannelKind(kind), key, initial)
     begin_fields, end_fields = (tuple(Field(*field) for field in side) for side in (row.begin_fields, row.end_fields))
     return EventType(row.name, EventClass(row.event_class), row.ends_at, channel, begin_fields, end_fields)

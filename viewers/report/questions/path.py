@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracekern.analysis.critical_path.analyze import IterationPath
-from tracekern.analysis.critical_path.path import PathKind, PathPart
 from tracekern.analysis.findings import Findings
+from tracekern.analysis.why.critical_path import IterationPath, PathKind, PathPart
+from tracekern.analysis.why.graph import EdgeKind
 from tracekern.formatting import count, duration, escape, percent, sentence
 from tracekern.viewers.report.charts import stacked_bars, time_scale
 from tracekern.viewers.report.frame import Answer, Figure
@@ -14,7 +14,7 @@ from tracekern.viewers.report.question import Question
 from tracekern.viewers.report.verdict import HOST_OR_KERNEL, describe_phase
 
 _MAX_PARTS = 10
-_MAX_SEGMENTS = 4000
+_MAX_STRETCHES = 4000
 _LOOKS = {
     PathKind.PHASE: ("in a kernel", "--work", ""),
     PathKind.LINK: ("on a link", "--link", "."),
@@ -37,8 +37,9 @@ def draw(findings: Findings) -> Answer:
     if len(findings.timeline.ranks) > 1:
         body += ["<h3>Where the path runs</h3>", _route(findings, whole)]
     aside = (
-        "The critical path leads back from the last event: within a warp, from a wait that ended late to the signal "
-        "that released it, and from a kernel to the one before it. Its parts add up to the duration of the capture. "
+        "The critical path is the longest path through the graph of the run. It leads back from the end of the last "
+        "kernel: at each moment to what came last of all that had to happen before, be it work of the same warp, a "
+        "message, another warp at a barrier, or the kernel before. Its parts add up to the duration of the capture. "
         "Shortening anything that is not on it does not make the run end earlier."
     )
     return Answer(answer, body, aside)
@@ -54,7 +55,8 @@ def describe_part(part: PathPart) -> str:
     if part.kind == PathKind.GAP:
         return f"before kernels of rank {part.rank} ({HOST_OR_KERNEL})"
     if part.kind == PathKind.LINK:
-        return f"the link {part.rank} → {part.peer}"
+        is_within = part.rank == part.peer
+        return f"messages within rank {part.rank}" if is_within else f"the link {part.rank} → {part.peer}"
     return f"{describe_phase(part.phase)} of rank {part.rank}"
 
 
@@ -85,7 +87,7 @@ def _part_bars(path: IterationPath) -> Figure:
 
 def _route(findings: Findings, path: IterationPath) -> Figure:
     """A line at the height of the rank that the path runs through; where there are many, neighbours as one."""
-    segments = path.segments.at_most(_MAX_SEGMENTS)
+    stretches = path.stretches.at_most(_MAX_STRETCHES)
     unit, size = time_scale([path.makespan_ns])
     ranks = [rank.rank for rank in findings.timeline.ranks]
     row = {rank: place for place, rank in enumerate(ranks)}
@@ -93,17 +95,17 @@ def _route(findings: Findings, path: IterationPath) -> Figure:
     for name, color, dash, on_host in (("in a kernel", "--work", "solid", False), ("host", "--host", "solid", True)):
         own = [
             idx
-            for idx in range(len(segments))
-            if (int(segments.track[idx]) < 0) == on_host and int(segments.rank[idx]) in row
+            for idx in range(len(stretches))
+            if (int(stretches.kind[idx]) == EdgeKind.GAP) == on_host and int(stretches.rank[idx]) in row
         ]
         x: list[float | None] = []
         y: list[int | None] = []
         text: list[str] = []
         for idx in own:
-            begin, end, rank = int(segments.start[idx]), int(segments.end[idx]), int(segments.rank[idx])
+            begin, end, rank = int(stretches.start[idx]), int(stretches.end[idx]), int(stretches.rank[idx])
             x += [(begin - path.start_ns) / size, (end - path.start_ns) / size, None]
             y += [row[rank], row[rank], None]
-            length = f": {duration(end - begin)}" if segments is path.segments else ""
+            length = f": {duration(end - begin)}" if stretches is path.stretches else ""
             text += [f"rank {rank}, {name}{length}"] * 2 + [""]
         # Simplified, lines of less than a pixel vanish, and with many of them the whole path.
         line = {"color": color, "width": 9 if on_host else 15, "dash": dash, "simplify": False}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from tracekern.analysis.findings import Findings
+from tracekern.analysis.why.chain import Chain
 from tracekern.formatting import count, duration, escape, percent
 from tracekern.viewers.report.charts import stacked_bars, time_scale
 from tracekern.viewers.report.frame import Answer, Figure, table
 from tracekern.viewers.report.question import Question
+from tracekern.viewers.report.questions.path import describe_part
 
 _CLASS_WORDS = {
     "late_sender": "the sender came late",
@@ -34,6 +36,7 @@ _CLASS_LOOKS = {
     "unmatched": ("--gap", "-"),
 }
 _MAX_PHASES = 10
+_MAX_LINKS = 8
 
 
 def draw(findings: Findings) -> Answer:
@@ -52,6 +55,8 @@ def draw(findings: Findings) -> Answer:
             _phase_bars(findings),
             _phase_table(findings),
         ]
+    if chains := findings.longest_waits:
+        body += ["<h3>The longest waits by phase, and why they lasted</h3>", _chain_table(chains)]
     aside = (
         "A warp's time runs from its first record in a launch to its last. Neither the time between launches is part "
         "of it, nor that of a launch before a warp's first record: warps had not started for another "
@@ -135,9 +140,31 @@ def _phase_table(findings: Findings) -> str:
             "senders, another message for the same warp had already arrived. Taking messages in their order of arrival "
             f"would have given it work for {duration(wrong_order_ns)}.</p>"
         )
+    if endless := sum(phase.num_endless for phase in findings.phases):
+        more += (
+            f"<p class='aside'>{count(endless, 'wait')} never ended. They count until their kernel ended, or else "
+            "until their rank was last heard of.</p>"
+        )
     if headless := sum(phase.num_headless for phase in findings.phases):
         more += (
             f"<p class='aside'>The flight recorder overwrote the begin of {count(headless, 'wait')}. Sums count them "
             "from the oldest record of their warp; quantiles leave them out.</p>"
         )
     return table(["phase", "waits", "sum", "longest warp", "p50", "p99"], rows, numbers=5) + more
+
+
+def _chain_table(chains: tuple[Chain, ...]) -> str:
+    rows = [
+        [f"<code>{escape(chain.phase)}</code> of rank {chain.rank}", duration(chain.wait_ns), _chain(chain)]
+        for chain in chains[:_MAX_PHASES]
+    ]
+    return table(["wait", "lasted", "why, from its end back to its begin"], rows)
+
+
+def _chain(chain: Chain) -> str:
+    links = [f"{escape(describe_part(link))} <b>{duration(link.time_ns)}</b>" for link in chain.links]
+    if len(links) > _MAX_LINKS:
+        hidden = slice(_MAX_LINKS - 2, -1)
+        hidden_ns = sum(link.time_ns for link in chain.links[hidden])
+        links[hidden] = [f"{len(links[hidden])} more <b>{duration(hidden_ns)}</b>"]
+    return " ← ".join(links) or "nothing on record ended it"

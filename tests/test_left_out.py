@@ -1,0 +1,205 @@
+"""What a low latency call leaves out of the record: waits of warps with nothing to do, nothing that is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toolchains import ROOT
+
+import tracekern
+from tracekern.analysis.findings import analyze
+from tracekern.analysis.statistics import phase_statistics
+from tracekern.comm.group import Group
+from tracekern.errors import BadInput
+from tracekern.gate.run import difference, make_run
+from tracekern.moe.experts import draw_experts
+from tracekern.moe.low_latency.kernels import LEFT_OUT
+from tracekern.moe.low_latency.pipeline import LowLatencyPipeline
+from tracekern.moe.routing import draw_batch
+from tracekern.moe.shape import MoeShape
+from tracekern.timeline.flows import join_flows
+from tracekern.timeline.model import Timeline, field_values
+from tracekern.timeline.select import take_spans
+from tracekern.viewers.report.headlines import headlines
+
+SHAPE = MoeShape(num_ranks=4, max_tokens=1, num_experts=256, topk=8, hidden=128, dtype="bf16")
+GPU = {"num_blocks": 128, "warps_per_block": 32}
+"""The grid of an H100 or H200: two groups of 16 sub-warps a block."""
+MOST_SPANS = 4_000
+"""Of a rank and call of SHAPE."""
+
+
+def one_call(group: Group, directory: str, keep: str = "first", clock: str = "realtime") -> None:
+    """One call in each detail: all warps' waits, and what is recorded by default."""
+    pipeline = LowLatencyPipeline(group, SHAPE, **GPU)
+    batch = draw_batch(SHAPE, seed=7, rank=group.rank, iteration=0, routing="zipf", uneven=False)
+    for detail in ("all", "work"):
+        how = {"keep": keep, "clock": clock, "detail": detail, "device": pipeline.comm.device}
+        with tracekern.capture(Path(directory) / detail, records_per_track=32, **how) as capture:
+            pipeline(batch.x, batch.topk_idx, batch.topk_weights, draw_experts(SHAPE), capture=capture)
+            pipeline.synchronize()
+
+
+@pytest.fixture(scope="module")
+def recorded(pools, tmp_path_factory) -> dict[str, Timeline]:
+    directory = tmp_path_factory.mktemp("left_out")
+    pools(4).call(one_call, str(directory))
+    return {detail: tracekern.load(directory / detail) for detail in ("all", "work")}
+
+
+def number_of(timeline: Timeline) -> Counter[tuple[int, str, str]]:
+    """Spans by rank, kernel and event."""
+    spans, found = timeline.spans, Counter[tuple[int, str, str]]()
+    for event, launch in zip(spans.event.tolist(), spans.launch.tolist(), strict=True):
+        entry = timeline.launches[launch]
+        found[entry.rank, entry.name, timeline.events[event].name] += 1
+    return found
+
+
+def thinned(timeline: Timeline, sub_warps: int) -> Timeline:
+    """The timeline of a capture with all detail, without what a low latency kernel leaves out by default.
+
+    sub_warps: of a group.
+    """
+    spans = timeline.spans
+    name = np.array([*(event.name for event in timeline.events), ""])[spans.event]
+    kernel = np.array([*(launch.name for launch in timeline.launches), ""])[spans.launch]
+    run = spans.launch.astype(np.int64) * len(timeline.tracks) + spans.track
+    sub_warp = np.array([track.warp for track in timeline.tracks])[spans.track] % sub_warps
+
+    def in_runs_with(*events: str) -> np.ndarray:
+        return np.isin(run, run[np.isin(name, events)])
+
+    block = spans.launch.astype(np.int64) * 1024 + np.array([track.block for track in timeline.tracks])[spans.track]
+    has_tokens = np.isin(block, block[np.isin(name, ("cast_token", "reduce_token"))])
+    polls_or_tells = in_runs_with("wait_count", "signal_count", "wait_results", "signal_combine_ack")
+    copies, sends = in_runs_with("copy_token"), in_runs_with("send_result")
+    is_told = np.isin(name, ("wait_sends", "wait_grid"))
+    met = np.full(run.max() + 1, np.iinfo(np.int64).max)
+    met[run[is_told]] = spans.start[is_told]
+    casts = (kernel == "dispatch") & (spans.start < met[run])
+    kept = np.ones(len(spans), bool)
+    for event, wanted in (
+        ("wait_grid", has_tokens | polls_or_tells),
+        ("wait_group", (sub_warp == 0) | copies),
+        ("wait_sub_warps", np.where(kernel == "dispatch", casts | copies, sends)),
+    ):
+        kept[name == event] = wanted[name == event]
+    kept[(name == "wait_sends") & ~_has_messages(timeline, name)] = False
+    left = take_spans(timeline, kept)
+    return dataclasses.replace(left, flows=join_flows(left)[0])
+
+
+def _has_messages(timeline: Timeline, name: np.ndarray) -> np.ndarray:
+    """[num_spans] of wait_sends: whether the launch sent a message to that expert."""
+    spans, result = timeline.spans, np.zeros(len(timeline.spans), bool)
+    by_name = {event.name: event for event in timeline.events}
+    sent = {
+        (int(spans.launch[row]), int(field_values(by_name["send_message"], "expert", spans, [row])[0]))
+        for row in np.flatnonzero(name == "send_message")
+    }
+    rows = np.flatnonzero(name == "wait_sends")
+    experts = field_values(by_name["wait_sends"], "expert", spans, rows).tolist()
+    result[rows] = [pair in sent for pair in zip(spans.launch[rows].tolist(), experts, strict=True)]
+    return result
+
+
+def test_a_call_of_one_token_has_at_most_4000_spans_a_rank(recorded):
+    for rank in range(4):
+        total = {
+            detail: sum(n for key, n in number_of(timeline).items() if key[0] == rank)
+            for detail, timeline in recorded.items()
+        }
+        assert total["all"] > 27_000
+        assert total["work"] <= MOST_SPANS
+
+
+def test_what_is_left_out_are_waits_of_warps_with_nothing_to_do(recorded):
+    every, work = number_of(recorded["all"]), number_of(recorded["work"])
+    assert work == number_of(thinned(recorded["all"], sub_warps=16))
+    fewer = {event for _, _, event in every if event in LEFT_OUT}
+    assert fewer == set(LEFT_OUT)
+    assert {key[2] for key in every if every[key] != work[key]} == fewer
+    assert not any(launch.records_lost for launch in recorded["work"].launches)
+
+
+def test_each_message_is_on_record_with_all_that_a_log_of_receives_says(recorded):
+    """rank, expert, src_rank, slot and token_idx of the [RECV] line."""
+    timeline = recorded["work"]
+    (event,) = (event for event in timeline.events if event.name == "copy_token")
+    rows = np.flatnonzero(timeline.spans.event == timeline.events.index(event))
+    names = ("src_rank", "local_expert", "slot", "token")
+    columns = [field_values(event, name, timeline.spans, rows).tolist() for name in names]
+    rank = [timeline.tracks[track].rank for track in timeline.spans.track[rows].tolist()]
+    seen = {(at, local, source, slot, token) for at, source, local, slot, token in zip(rank, *columns, strict=True)}
+    sent = set()
+    for source in range(4):
+        batch = draw_batch(SHAPE, seed=7, rank=source, iteration=0, routing="zipf", uneven=False)
+        for token, experts in enumerate(batch.topk_idx.tolist()):
+            sent |= {(expert // 64, expert % 64, source, 0, token) for expert in experts if expert >= 0}
+    assert len(sent) > 16
+    assert seen == sent
+
+
+def test_who_came_last_to_a_barrier_of_the_grid_is_known_of_all_that_are_on_record(recorded):
+    waits = analyze(recorded["work"]).waits
+    spans, events = recorded["work"].spans, recorded["work"].events
+    at_grid = np.array([event.name == "wait_grid" for event in events])[spans.event[waits.row]]
+    assert at_grid.sum() > 1_000
+    assert np.all(waits.last_arrival[at_grid] >= 0)
+
+
+def test_the_report_says_what_was_left_out(recorded):
+    told = {detail: {line.word: line.text for line in headlines(analyze(one))} for detail, one in recorded.items()}
+    assert told["work"]["waiting"].endswith(f"; left out: {', '.join(LEFT_OUT)} of warps with nothing to do")
+    assert "left out" not in told["all"]["waiting"]
+
+
+def test_the_gate_does_not_compare_it_with_all_detail(recorded):
+    every, work, again = (
+        make_run(detail, phase_statistics(recorded[detail]), recorded[detail], recorded[detail].ranks[0].metadata)
+        for detail in ("all", "work", "work")
+    )
+    assert difference(every, work) == f"left_out is {', '.join(LEFT_OUT)} in work, missing in all"
+    assert difference(work, again) == ""
+
+
+@pytest.mark.parametrize(("capture", "sub_warps"), [("h100_low_latency", 16), ("h100x2_low_latency", 8)])
+def test_a_report_of_gpus_says_the_same_without_it(capture, sub_warps):
+    """Captures with all detail, and the same as they would be recorded by default."""
+    timeline = tracekern.load(ROOT / "traces" / capture)
+    thin = thinned(timeline, sub_warps)
+    assert len(thin.spans) < len(timeline.spans) / 2
+    found, without = analyze(timeline), analyze(thin)
+    told, told_without = ({line.word: line.text for line in headlines(one)} for one in (found, without))
+    figures = dict.fromkeys(("waiting", "idle"), "")
+    assert {**told_without, **figures} == {**told, **figures}
+    assert without.stages.idle_ns == pytest.approx(found.stages.idle_ns, rel=0.01)
+    paths = [each.critical_path.whole for each in (found, without)]
+    assert paths[0].parts[:2] == paths[1].parts[:2]
+    assert paths[0].makespan_ns == paths[1].makespan_ns
+    costs = [{one.candidate: one.saving.whole_ns for one in each.answer.costs[:1]} for each in (found, without)]
+    assert costs[0] == costs[1]
+
+
+@pytest.mark.parametrize(("keep", "clock"), [("last", "realtime"), ("first", "cycles")], ids=["ring", "cycles"])
+def test_other_formats_leave_it_out_too(pools, tmp_path, keep, clock):
+    pools(4).call(one_call, str(tmp_path), keep, clock)
+    every, work = (number_of(tracekern.load(tmp_path / detail)) for detail in ("all", "work"))
+    taken_back = {"wait_group", "wait_grid"} if keep == "last" else set()  # a ring has overwritten what was there
+    for key in every:
+        if key[2] not in LEFT_OUT:
+            assert work[key] == every[key]
+        elif key[2] not in taken_back:
+            assert work[key] < every[key]
+    if not taken_back:
+        assert sum(work.values()) <= 4 * MOST_SPANS
+
+
+def test_a_detail_that_is_none_is_refused(tmp_path):
+    with pytest.raises(BadInput, match="detail='most': wanted 'work', or 'all'"):
+        tracekern.capture(tmp_path / "capture", detail="most")
